@@ -1,0 +1,165 @@
+"""Add two arrays, element by element. One rung for each idea, slowest first.
+
+Shapes  vector_add: a, b, out (n,).  volume_add: a, b, out (nz, ny, nx).  float32, C-contiguous
+Work    n additions; 12*n bytes: read a, read b, write out. So memory is what it waits for
+Source  CUDA C++ Programming Guide, "Thread Hierarchy"
+
+Indices are uint32. Numba's default, int64, may be negative, and Numba then adds a wraparound test to each access.
+"""
+
+import numpy as np
+from numba import uint32
+
+from labkit import cuda
+from labkit.kernels.launching import blocks_for, check_array, check_block
+from labkit.op import Op, relative_to, rung, uniform
+
+BLOCK = 256
+
+
+def vector_add_reference(a, b):
+    return a.astype(np.float64) + b.astype(np.float64)
+
+
+@cuda.jit
+def vector_add_per_thread_kernel(a, b, out):
+    i = uint32(cuda.grid(1))
+    if i < out.size:  # the last block hangs over the end
+        out[i] = a[i] + b[i]
+
+
+@rung(kernel=vector_add_per_thread_kernel, idea="one thread for each element")
+def vector_add_per_thread(a, b, out, stream=0, block=BLOCK):
+    """One thread adds one element, so the grid grows with the vector."""
+    _check_vectors(a, b, out)
+    vector_add_per_thread_kernel[blocks_for((out.size,), (block,)), block, stream](a, b, out)
+
+
+@cuda.jit
+def vector_add_grid_stride_kernel(a, b, out):
+    i = uint32(cuda.grid(1))
+    stride = uint32(cuda.gridsize(1))
+    n = uint32(out.size)
+    while i < n:  # while, not range: Numba's range counts its steps with a 64-bit division first
+        out[i] = a[i] + b[i]
+        i += stride
+
+
+@rung(kernel=vector_add_grid_stride_kernel, idea="a fixed grid walks the vector")
+def vector_add_grid_stride(a, b, out, stream=0, block=BLOCK, max_blocks=1024):
+    """As per_thread, but the grid stops growing at `max_blocks`: each thread goes on, one grid further each step."""
+    _check_vectors(a, b, out)
+    (blocks,) = blocks_for((out.size,), (block,))
+    vector_add_grid_stride_kernel[min(blocks, max_blocks), block, stream](a, b, out)
+
+
+@cuda.jit
+def vector_add_four_loads_kernel(a, b, out):
+    width = uint32(cuda.blockDim.x)
+    i = uint32(cuda.blockIdx.x) * width * uint32(4) + uint32(cuda.threadIdx.x)
+    n = uint32(out.size)
+    last = i + uint32(3) * width
+    if last < n:
+        # All eight loads stand before the first store: out might alias a or b, so the compiler may not move them.
+        first = a[i] + b[i]
+        second = a[i + width] + b[i + width]
+        third = a[i + uint32(2) * width] + b[i + uint32(2) * width]
+        fourth = a[last] + b[last]
+        out[i] = first
+        out[i + width] = second
+        out[i + uint32(2) * width] = third
+        out[last] = fourth
+    else:
+        while i < n:
+            out[i] = a[i] + b[i]
+            i += width
+
+
+@rung(kernel=vector_add_four_loads_kernel, idea="four elements a thread, loads first")
+def vector_add_four_loads(a, b, out, stream=0, block=BLOCK):
+    """As per_thread, but each thread asks for four elements before it waits for any: more bytes are in flight."""
+    _check_vectors(a, b, out)
+    vector_add_four_loads_kernel[blocks_for((out.size,), (4 * block,)), block, stream](a, b, out)
+
+
+def _check_vectors(a, b, out):
+    check_array("a", a, ndim=1)
+    check_array("b", b, shape=a.shape)
+    check_array("out", out, shape=a.shape)
+
+
+VECTOR_ADD = Op(
+    "vector_add",
+    title="Vector addition",
+    formula="out[i] = a[i] + b[i]",
+    reference=vector_add_reference,
+    rungs=(vector_add_per_thread, vector_add_grid_stride, vector_add_four_loads),
+    inputs=lambda rng, n: (uniform(rng, n), uniform(rng, n)),
+    shape=lambda n: (n,),
+    # 1,024 blocks of 256 threads are 262,144: the last size is larger than the grid-stride rung's grid.
+    awkward=tuple({"n": n} for n in (1, 31, 255, 256, 257, 1_000, 4_099, 263_000)),
+    timed_gpu={"n": 2**28},
+    timed_cpu={"n": 2**22},
+    flops=lambda n: n,
+    bytes=lambda n: 12 * n,
+    tolerance=relative_to(lambda a, b: np.abs(a) + np.abs(b), roundings=1),
+    by_row=(0, 1),
+    rival=lambda xp, a, b, out: xp.add(a, b, out=out),
+)
+
+
+# --- The same addition over a volume: what a thread's three coordinates have to do with memory ---------------------
+
+
+@rung(kernel=vector_add_per_thread_kernel, idea="flat: 1,024 threads in a row")
+def volume_add_1d(a, b, out, stream=0, block=1024):
+    """The volume is one long vector: x runs fastest in memory, and the threads of a block follow it."""
+    _check_volumes(a, b, out)
+    grid = blocks_for((out.size,), (block,))
+    vector_add_per_thread_kernel[grid, block, stream](a.reshape(a.size), b.reshape(b.size), out.reshape(out.size))
+
+
+@cuda.jit
+def volume_add_3d_kernel(a, b, out, nx, ny, nz):
+    x, y, z = cuda.grid(3)
+    x, y, z = uint32(x), uint32(y), uint32(z)
+    if x < nx and y < ny and z < nz:  # a block can hang over on each of the three sides
+        i = x + y * nx + z * nx * ny
+        out[i] = a[i] + b[i]
+
+
+@rung(kernel=volume_add_3d_kernel, idea="three coordinates: 16 x 8 x 8 threads")
+def volume_add_3d(a, b, out, stream=0, block=(16, 8, 8)):
+    """As 1d, but a thread is named by (x, y, z), and a block of 1,024 threads covers a box of the volume."""
+    _check_volumes(a, b, out)
+    check_block("block", block)
+    nz, ny, nx = out.shape
+    grid = blocks_for((nx, ny, nz), block)
+    flat = (array.reshape(array.size) for array in (a, b, out))
+    volume_add_3d_kernel[grid, block, stream](*flat, np.uint32(nx), np.uint32(ny), np.uint32(nz))
+
+
+def _check_volumes(a, b, out):
+    check_array("a", a, ndim=3)
+    check_array("b", b, shape=a.shape)
+    check_array("out", out, shape=a.shape)
+
+
+VOLUME_ADD = Op(
+    "volume_add",
+    title="Addition of two volumes",
+    formula="out[z, y, x] = a[z, y, x] + b[z, y, x]",
+    reference=vector_add_reference,
+    rungs=(volume_add_3d, volume_add_1d),
+    inputs=lambda rng, nx, ny, nz: (uniform(rng, nz, ny, nx), uniform(rng, nz, ny, nx)),
+    shape=lambda nx, ny, nz: (nz, ny, nx),
+    awkward=tuple({"nx": nx, "ny": ny, "nz": nz} for nx, ny, nz in
+                  ((1, 1, 1), (16, 8, 8), (17, 9, 11), (33, 1, 5), (1, 37, 3), (5, 7, 131))),
+    timed_gpu={"nx": 512, "ny": 512, "nz": 512},
+    timed_cpu={"nx": 128, "ny": 128, "nz": 128},
+    flops=lambda nx, ny, nz: nx * ny * nz,
+    bytes=lambda nx, ny, nz: 12 * nx * ny * nz,
+    tolerance=relative_to(lambda a, b: np.abs(a) + np.abs(b), roundings=1),
+    by_row=(0, 1),
+    rival=lambda xp, a, b, out: xp.add(a, b, out=out),
+)

@@ -1,0 +1,45 @@
+"""What every launcher does before it launches: check its arguments, count its blocks."""
+
+import numpy as np
+
+MAX_GRID_YZ = 65_535  # CUDA's limit on the second and third axis of a grid; the first allows 2**31 - 1
+MAX_ELEMENTS = 2**31  # the kernels index with uint32, and a loop's last step must not wrap around
+
+
+def check_array(name: str, array, *, shape: tuple | None = None, ndim: int | None = None, dtype=np.float32) -> None:
+    """Raise an error that names the argument unless `array` is a C-contiguous device array of this shape and dtype."""
+    if isinstance(array, np.ndarray):
+        raise TypeError(f"{name} is a NumPy array on the host; pass a device array: cuda.to_device({name})")
+    if not hasattr(array, "is_c_contiguous"):
+        raise TypeError(f"{name} is a {type(array).__name__}; pass a device array, made by cuda.to_device, "
+                        f"cuda.device_array or cuda.as_cuda_array")
+    if np.dtype(array.dtype) != np.dtype(dtype):
+        raise TypeError(f"{name} has dtype {array.dtype}; only {np.dtype(dtype).name} is allowed")
+    if ndim is not None and len(array.shape) != ndim:
+        raise ValueError(f"{name} has {len(array.shape)} dimensions (shape {tuple(array.shape)}); it must have {ndim}")
+    if shape is not None and tuple(array.shape) != tuple(shape):
+        raise ValueError(f"{name} has shape {tuple(array.shape)}; it must be {tuple(shape)}")
+    if not array.is_c_contiguous():
+        raise ValueError(f"{name} is not C-contiguous; copy it, or pass the array it is a view of")
+    if array.size == 0:
+        raise ValueError(f"{name} has shape {tuple(array.shape)}, which holds no elements; every axis must be at least 1")
+    if array.size > MAX_ELEMENTS:
+        raise ValueError(f"{name} has {array.size:,} elements; at most {MAX_ELEMENTS:,} are allowed")
+
+
+def check_block(name: str, block: tuple) -> None:
+    """A block holds at most 1,024 threads, at most 64 of them along its third axis."""
+    threads = int(np.prod(block))
+    if min(block) < 1 or threads > 1024 or (len(block) == 3 and block[2] > 64):
+        raise ValueError(f"{name} is {tuple(block)}, {threads} threads; a block has 1 to 1024 threads, "
+                         f"at most 64 along the third axis")
+
+
+def blocks_for(extent: tuple, block: tuple) -> tuple:
+    """Blocks along each axis so that threads cover `extent`: the last block may hang over the edge."""
+    grid = tuple(-(-e // b) for e, b in zip(extent, block, strict=True))
+    for axis, count in zip("yz", grid[1:], strict=False):
+        if count > MAX_GRID_YZ:
+            raise ValueError(f"the grid would need {count:,} blocks along {axis}; CUDA allows {MAX_GRID_YZ:,}. "
+                             f"Put the longest axis along x, or use a larger block")
+    return grid

@@ -1,0 +1,99 @@
+"""One table, four forms: a terminal (rich), plain text, HTML for notebooks, Markdown for the README."""
+
+from __future__ import annotations
+
+import html
+import io
+
+MIMETYPE = "application/vnd.labkit.result+json"
+
+
+def size_text(size: dict) -> str:
+    """{"M": 37, "N": 23} -> "M=37, N=23"; a power of two from 2**16 on is written as such."""
+    return ", ".join(f"{name}={_count(value)}" for name, value in size.items())
+
+
+def _count(value: int) -> str:
+    if value >= 2**16 and value & (value - 1) == 0:
+        return f"2^{value.bit_length() - 1}"
+    return f"{value:,}"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Three significant digits without an exponent; a dash for what was not measured."""
+    if value is None:
+        return "-"
+    if value == 0:
+        return "0"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}" if abs(value) >= 1e-4 else f"{value:.1e}"
+
+
+def rich_table(spec: dict):
+    from rich.table import Table
+
+    table = Table(title=spec["title"], title_justify="left", caption="\n".join(spec["notes"]) or None,
+                  caption_justify="left", title_style="bold", caption_style="")
+    for position, column in enumerate(spec["columns"]):
+        table.add_column(column, justify="left" if _is_text(spec, position) else "right")
+    for row in spec["rows"]:
+        table.add_row(*row)
+    return table
+
+
+def text(spec: dict, width: int = 120) -> str:
+    from rich.console import Console
+
+    buffer = io.StringIO()
+    Console(file=buffer, width=width, color_system=None, highlight=False).print(rich_table(spec), markup=False)
+    return buffer.getvalue().rstrip()
+
+
+def to_html(spec: dict) -> str:
+    escape = html.escape
+    align = ["left" if _is_text(spec, position) else "right" for position in range(len(spec["columns"]))]
+    head = "".join(f'<th style="text-align:{a}">{escape(c)}</th>' for a, c in zip(align, spec["columns"], strict=True))
+    body = "".join(
+        "<tr>" + "".join(f'<td style="text-align:{a}">{escape(cell)}</td>' for a, cell in zip(align, row, strict=True))
+        + "</tr>" for row in spec["rows"])
+    notes = "".join(f"<div><small>{escape(note)}</small></div>" for note in spec["notes"])
+    return (f'<div class="labkit-table"><div><strong>{escape(spec["title"])}</strong></div>'
+            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}</div>")
+
+
+def to_markdown(spec: dict) -> str:
+    def line(cells):
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    rule = [":--" if _is_text(spec, position) else "--:" for position in range(len(spec["columns"]))]
+    return "\n".join([line(spec["columns"]), line(rule), *(line(row) for row in spec["rows"])])
+
+
+def _is_text(spec: dict, position: int) -> bool:
+    """A column is text unless each of its cells begins like a number."""
+    cells = [row[position] for row in spec["rows"]]
+    return not all(cell[:1].isdigit() or cell in ("-", "") or cell.startswith(("inf", "nan")) for cell in cells)
+
+
+class ResultTable:
+    """A result that prints as a table everywhere. Subclasses give table() and result()."""
+
+    def table(self) -> dict:
+        raise NotImplementedError
+
+    def result(self) -> dict:
+        """What `labkit run` reads from the notebook's output."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return text(self.table())
+
+    __repr__ = __str__
+
+    def __rich__(self):
+        return rich_table(self.table())
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        spec = self.table()
+        return {"text/plain": text(spec), "text/html": to_html(spec), MIMETYPE: self.result()}
