@@ -233,8 +233,12 @@ class Agreement(ResultTable):
 
     def result(self) -> dict:
         return {"kind": "agreement", "op": self.op, "kernels": [name for row in self.rows for name in row.kernels],
-                "max_error": self.max_error, "tolerance": max(row.tolerance for row in self.rows),
-                "units": max(row.units for row in self.rows), "passed": self.passed, "where": self.where}
+                "max_error": _finite(self.max_error), "tolerance": max(row.tolerance for row in self.rows),
+                "units": _finite(max(row.units for row in self.rows)), "passed": self.passed, "where": self.where}
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None  # JSON has no infinity
 
 
 def kernel_names(launcher: Callable) -> tuple[str, ...]:

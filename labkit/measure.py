@@ -1,0 +1,484 @@
+"""Timing: how long a launch takes, on what, and against whom.
+
+    ladder(MATMUL)                     every rung and its rivals, checked and timed
+    time_kernel(lambda: launch(...))   p5, p50, p95 in milliseconds, and where they were taken
+    time_copy(nbytes)                  host to device and back
+
+On a GPU a kernel is timed by one pair of CUDA events for each run. Before each run a buffer much larger than the L2
+cache is written. That has two effects: no input is left in the cache, and the GPU is busy while Python enqueues the
+events and the launch, so the events bracket the kernel and not Python (which takes about 50 us for a launch). Compile
+time is left out. On the CPU device the time is the wall clock around launch and synchronise, and every result says so.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import importlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+
+from labkit import cuda, device
+from labkit.op import Op, check_sample, kernel_names
+from labkit.tables import ResultTable, number, size_text
+
+CPU_DEVICE = "CPU device: shows work, not GPU speed"
+RECORDED = Path(__file__).resolve().parents[1] / "data" / "measurements"
+FLUSH_BYTES = 512 * 2**20  # ten times the L2 of an H200; written in about 0.15 ms there
+GRAPH_LAUNCHES = 20
+SMALL_MS = 0.2  # a kernel below this is timed in a graph, too
+
+
+def where() -> str:
+    """Where a time taken now is taken: the GPU's name, or that it is no GPU."""
+    return device.name() if device.on_gpu() else CPU_DEVICE
+
+
+# --- Timings -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Percentiles over `runs` runs, in milliseconds."""
+
+    p5: float
+    p50: float
+    p95: float
+    runs: int
+    where: str
+
+    @classmethod
+    def of(cls, times_ms, where: str) -> Timing:
+        p5, p50, p95 = (float(p) for p in np.percentile(times_ms, (5, 50, 95)))
+        return cls(p5, p50, p95, len(times_ms), where)
+
+    def __str__(self) -> str:
+        return (f"{number(self.p50)} ms (p5 {number(self.p5)}, p95 {number(self.p95)}; {self.runs} runs; "
+                f"{self.where})")
+
+
+def time_kernel(launch: Callable[[], None], *, budget_s: float = 0.6, min_runs: int = 5, max_runs: int = 100,
+                flush: bool = True) -> Timing:
+    """Times `launch()`, which enqueues work on the default stream. Runs until `budget_s` is spent, at least min_runs."""
+    if not device.on_gpu():
+        return time_host(launch, where=CPU_DEVICE, after=cuda.synchronize, budget_s=budget_s, min_runs=min_runs,
+                         max_runs=max_runs)
+    launch()  # compiles
+    cuda.synchronize()
+    begin = time.perf_counter()
+    launch()
+    cuda.synchronize()
+    once = time.perf_counter() - begin
+    runs = int(np.clip(budget_s / once, min_runs, max_runs))
+    pairs = [(cuda.event(), cuda.event()) for _ in range(runs)]
+    for start, stop in pairs:
+        if flush:
+            flush_cache()
+        start.record()
+        launch()
+        stop.record()
+    cuda.synchronize()
+    return Timing.of([cuda.event_elapsed_time(start, stop) for start, stop in pairs], device.name())
+
+
+def time_host(call: Callable[[], object], *, where: str = "host CPU", after: Callable[[], object] | None = None,
+              budget_s: float = 0.6, min_runs: int = 5, max_runs: int = 100) -> Timing:
+    """Wall clock around `call()` and, if given, `after()`. One run before the clock starts."""
+    def once() -> float:
+        begin = time.perf_counter()
+        call()
+        if after is not None:
+            after()
+        return time.perf_counter() - begin
+
+    once()
+    times = []
+    while len(times) < min_runs or (sum(times) < budget_s and len(times) < max_runs):
+        times.append(once())
+    return Timing.of([1000 * t for t in times], where)
+
+
+@cuda.jit
+def fill_kernel(buffer, value):
+    i = cuda.grid(1)
+    if i < buffer.size:
+        buffer[i] = value
+
+
+@functools.cache
+def _flush_buffer():
+    return cuda.device_array(FLUSH_BYTES // 4, np.float32)
+
+
+def flush_cache() -> None:
+    """Pushes everything else out of the GPU's L2 cache by writing FLUSH_BYTES. Returns while the GPU still writes."""
+    buffer = _flush_buffer()
+    fill_kernel[-(-buffer.size // 256), 256](buffer, np.float32(1.0))
+
+
+def time_graph(launch: Callable, *, launches: int = GRAPH_LAUNCHES, runs: int = 20) -> Timing | None:
+    """Time of one launch inside a CUDA graph of `launches`, where Python takes no part. The inputs stay in the cache.
+
+    `launch(stream)` must launch on that stream and have been called before. None where PyTorch, which captures the
+    graph, or a GPU is missing: then it was not measured.
+    """
+    if not device.on_gpu():
+        return None
+    torch = import_rival("torch")
+    if torch is None:
+        return None
+    stream = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    cuda.synchronize()
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
+        captured = cuda.external_stream(stream.cuda_stream)
+        for _ in range(launches):
+            launch(captured)
+    times = []
+    for _ in range(runs + 2):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        stop.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(stop) / launches)
+    return Timing.of(times[2:], f"{device.name()}, in a CUDA graph")
+
+
+def time_launch(launch: Callable[[], None], *, launches: int = 200) -> Timing:
+    """What the caller pays for one launch: wall clock of many launches in a row, over their number."""
+    launch()
+    cuda.synchronize()
+    times = []
+    for _ in range(10):
+        begin = time.perf_counter()
+        for _ in range(launches):
+            launch()
+        cuda.synchronize()
+        times.append(1000 * (time.perf_counter() - begin) / launches)
+    return Timing.of(times, where())
+
+
+def time_copy(nbytes: int = 2**28) -> dict[str, dict]:
+    """Copies between host and device: {"h2d_pageable": {"p50": ms, ..., "gbs": GB/s}, "h2d_pinned", "d2h_...", ...}.
+
+    Pageable is memory as NumPy allocates it; pinned memory stays where it is, so the GPU can read it by itself.
+    """
+    count = nbytes // 4
+    on_device = cuda.device_array(count, np.float32)
+    pageable = np.ones(count, np.float32)
+    pinned = cuda.pinned_array(count, np.float32)
+    pinned[:] = 1.0
+    found = {}
+    for kind, host in (("pageable", pageable), ("pinned", pinned)):
+        for direction, copy in (("h2d", lambda host=host: on_device.copy_to_device(host)),
+                                ("d2h", lambda host=host: on_device.copy_to_host(host))):
+            timing = time_host(copy, where=where(), after=cuda.synchronize, budget_s=0.3, max_runs=20)
+            found[f"{direction}_{kind}"] = {**asdict(timing), "gbs": 4 * count / timing.p50 / 1e6}
+    return found
+
+
+# --- The machine ---------------------------------------------------------------------------------------------------
+
+
+def machine() -> dict:
+    """What a measurement depends on: GPU, driver, versions, date."""
+    facts = {"device": device.name(), "kind": device.kind(), "date": datetime.date.today().isoformat(),
+             "python": platform.python_version(), "host": f"{platform.machine()}, {os.cpu_count()} cores"}
+    for package in ("labkit", "numba", "numba-cuda", "numpy", "torch", "cupy"):
+        facts[package] = _version(package)
+    if device.on_gpu():
+        gpu = cuda.get_current_device()
+        facts["gpu"] = device.name()
+        facts["compute_capability"] = ".".join(str(part) for part in gpu.compute_capability)
+        facts["sms"] = gpu.MULTIPROCESSOR_COUNT
+        facts["l2_mb"] = round(gpu.L2_CACHE_SIZE / 2**20)
+        facts["cuda_driver"] = _dotted(cuda.cudadrv.driver.driver.get_version)
+        facts["cuda_runtime"] = _dotted(cuda.runtime.get_version)
+        facts["driver"] = _nvidia_smi("driver_version")
+    return facts
+
+
+def _version(package: str) -> str | None:
+    names = [package, "cupy-cuda13x", "cupy-cuda12x"] if package == "cupy" else [package]
+    for name in names:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    module = sys.modules.get(package)
+    return getattr(module, "__version__", None)
+
+
+def _dotted(get_version: Callable) -> str | None:
+    try:
+        return ".".join(str(part) for part in get_version())
+    except Exception:  # a library that is not there: the fact is unknown, the measurement stands
+        return None
+
+
+def _nvidia_smi(query: str) -> str | None:
+    try:
+        run = subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True,
+                             text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return run.stdout.splitlines()[0].strip() if run.stdout.strip() else None
+
+
+def slug(name: str) -> str:
+    """"NVIDIA H200" -> "nvidia-h200": a file's name."""
+    return "-".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
+
+
+@functools.cache
+def import_rival(name: str):
+    """numpy, cupy or torch; None where it is not installed, or sees no GPU."""
+    try:
+        module = importlib.import_module(name)
+        if name == "torch":
+            if not module.cuda.is_available():
+                return None
+            module.backends.cuda.matmul.allow_tf32 = False  # float32 means float32 for everyone
+        return module
+    except Exception:  # a broken install of a rival must not stop the measurement
+        return None
+
+
+# --- Recorded measurements -----------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=8)
+def _read(path: Path, modified: float) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def recorded(gpu: str | None = None) -> dict | None:
+    """The measurements recorded on a GPU, as bench wrote them; None if there are none.
+
+    Of several files: the one named, else the present GPU's, else the H200's, else the newest.
+    """
+    files = {path.stem: path for path in sorted(RECORDED.glob("*.json"))}
+    if not files:
+        return None
+    if gpu is not None:
+        if slug(gpu) not in files:
+            raise ValueError(f"no measurements of {gpu!r} are recorded; there are {', '.join(files)}")
+        path = files[slug(gpu)]
+    else:
+        wanted = [slug(device.name()), "nvidia-h200"]
+        path = next((files[w] for w in wanted if w in files), None)
+        path = path or max(files.values(), key=lambda p: p.stat().st_mtime)
+    return _read(path, path.stat().st_mtime)
+
+
+def recorded_ladder(op: Op | str, gpu: str | None = None) -> Ladder | None:
+    """The ladder of an operation as recorded on a GPU, or None."""
+    data = recorded(gpu)
+    name = op if isinstance(op, str) else op.name
+    if data is None or name not in data.get("ops", {}):
+        return None
+    return Ladder.from_json(data["ops"][name])
+
+
+# --- Ladders -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LadderRow:
+    """One rung or rival. Rates and the fraction of the limit are None where they would not be a GPU's."""
+
+    name: str
+    idea: str
+    kind: str  # "rung", "rival" (a library on the GPU) or "host" (NumPy)
+    timing: Timing
+    graph: Timing | None = None
+    gbs: float | None = None
+    tflops: float | None = None
+    fraction: float | None = None
+    error: float = 0.0
+    error_units: float = 0.0  # in tolerances
+    failed: str = ""
+    kernels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, repr=False)
+class Ladder(ResultTable):
+    """Every rung and rival of an operation, timed at one size on one machine."""
+
+    op: str
+    title: str
+    size: dict
+    unit: str
+    where: str
+    flops: int
+    bytes: int
+    bound_ms: float
+    binds: str  # "bytes" or "flops"
+    limit: float  # in `unit`: what the hardware would reach at the bound
+    limit_label: str
+    rows: tuple[LadderRow, ...]
+    machine: dict = field(default_factory=dict)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.where != CPU_DEVICE
+
+    @property
+    def rungs(self) -> tuple[LadderRow, ...]:
+        return tuple(row for row in self.rows if row.kind == "rung")
+
+    @property
+    def rivals(self) -> tuple[LadderRow, ...]:
+        return tuple(row for row in self.rows if row.kind != "rung")
+
+    def row(self, name: str) -> LadderRow:
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise ValueError(f"the ladder has no row {name!r}; it has {', '.join(row.name for row in self.rows)}")
+
+    def rate(self, row: LadderRow) -> float | None:
+        """GB/s or TFLOP/s, whichever this operation is measured in."""
+        return row.gbs if self.unit == "GB/s" else row.tflops
+
+    def table(self) -> dict:
+        first = self.rungs[0].timing.p50 if self.rungs else None
+        notes = [f"p50 of the runs, in ms. {_place(self.where)}"]
+        rows = []
+        if self.on_gpu:
+            columns = ["", "ms", "p5 to p95", "in a graph", self.unit, "of the limit", "speed-up", "error"]
+            notes.append(f"Limit: {number(self.limit)} {self.unit} ({self.limit_label}).")
+            if any(row.graph for row in self.rows):
+                notes.append("In a graph no launch waits for Python, and the inputs stay in the cache.")
+        else:
+            columns = ["", "ms", "p5 to p95", "speed-up", "error"]
+        notes.append("Speed-up is over the first rung. Error is the largest, in units of the allowed one.")
+        for row in self.rows:
+            t = row.timing
+            cells = [row.name, number(t.p50), f"{number(t.p5)} to {number(t.p95)}"]
+            if self.on_gpu:
+                cells += [number(row.graph.p50 if row.graph else None), number(self.rate(row)),
+                          "-" if row.fraction is None else f"{row.fraction:.0%}"]
+            cells += ["-" if first is None else number(first / t.p50), f"{row.error_units:.2f}"]
+            rows.append(cells)
+            if row.failed:
+                notes.append(f"{row.name} failed: {row.failed}")
+        return {"title": f"{self.title}, {size_text(self.size)}", "columns": columns, "rows": rows, "notes": notes}
+
+    def result(self) -> dict:
+        return {"kind": "ladder", "op": self.op, "kernels": [name for row in self.rungs for name in row.kernels],
+                "size": self.size, "where": self.where, "passed": True,
+                "rows": [{"name": row.name, "p50_ms": row.timing.p50, "fraction": row.fraction} for row in self.rows]}
+
+    def to_json(self) -> dict:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict) -> Ladder:
+        def timing(value):
+            return None if value is None else Timing(**value)
+
+        rows = tuple(LadderRow(**{**row, "timing": timing(row["timing"]), "graph": timing(row["graph"]),
+                                  "kernels": tuple(row["kernels"])}) for row in data["rows"])
+        return cls(**{**data, "rows": rows})
+
+
+def _place(where: str) -> str:
+    return f"{where}." if where == CPU_DEVICE else f"Measured on {where}."
+
+
+def steps(label: str, items: list) -> Iterator:
+    """Goes through `items` and says on the terminal which one is running. Silent in a pipe or a notebook."""
+    show = sys.stderr.isatty()
+    for position, item in enumerate(items, 1):
+        if show:
+            name = item if isinstance(item, str) else getattr(item, "__name__", "")
+            print(f"\r\033[K{label} {position}/{len(items)} {name}", end="", file=sys.stderr, flush=True)
+        yield item
+    if show:
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def ladder(op: Op, size: dict | None = None, *, rivals: bool = True, rungs=None, seed: int = 0,
+           budget_s: float = 0.6, limits=None) -> Ladder:
+    """Times every rung of `op` and its rivals at one size, and checks each result at that size.
+
+    size: axis lengths such as {"n": 10_000_000}; the op's own for the present device if left out.
+    A rung whose result is wrong raises AssertionError: the time of a wrong answer means nothing.
+    """
+    from labkit import roofline  # roofline times with this module
+
+    size = dict(op.timed if size is None else size)
+    launchers = [op.rung(r) if isinstance(r, str) else r for r in (op.rungs if rungs is None else rungs)]
+    bound = roofline.bound(op, size, limits)
+    inputs = op.inputs(np.random.default_rng(seed), **size)
+    on_device = tuple(cuda.to_device(array) for array in inputs)
+    out = cuda.device_array(op.shape(**size), op.dtype)
+    poison = np.full(op.shape(**size), np.nan, op.dtype)
+
+    def checked(name: str, run: Callable[[], object], fetch: Callable[[], np.ndarray]):
+        out.copy_to_device(poison)
+        run()
+        cuda.synchronize()
+        verdict = check_sample(op, inputs, fetch(), seed=seed)
+        if verdict.problem:
+            raise AssertionError(f"{name} at {size_text(size)}: {verdict.problem}")
+        return verdict
+
+    def row(name, idea, kind, timing, verdict, **more) -> LadderRow:
+        gbs = op.bytes(**size) / timing.p50 / 1e6
+        tflops = op.flops(**size) / timing.p50 / 1e9
+        is_gpu = device.on_gpu() and kind != "host"
+        return LadderRow(name, idea, kind, timing, gbs=gbs if device.on_gpu() else None,
+                         tflops=tflops if device.on_gpu() else None,
+                         fraction=bound.time_ms / timing.p50 if is_gpu else None,
+                         error=verdict.error, error_units=verdict.units, **more)
+
+    rows = []
+    for launcher in steps(f"{op.name}: rung", launchers):
+        def run(stream=0, launcher=launcher):
+            launcher(*on_device, out, stream=stream)
+
+        verdict = checked(launcher.__name__, run, out.copy_to_host)
+        timing = time_kernel(run, budget_s=budget_s)
+        graph = time_graph(run) if timing.p50 < SMALL_MS else None
+        rows.append(row(launcher.__name__, launcher.idea, "rung", timing, verdict, graph=graph,
+                        failed=launcher.failed, kernels=kernel_names(launcher)))
+    for library in steps(f"{op.name}: rival", _rivals(op) if rivals else []):
+        name = {"numpy": "NumPy", "cupy": "CuPy", "torch": "PyTorch"}[library]
+        xp = import_rival(library)
+        if library == "numpy":
+            host_out = poison.copy()
+            call = functools.partial(op.rival, xp, *inputs, host_out)
+            call()
+            verdict = check_sample(op, inputs, host_out, seed=seed)
+            rows.append(row(f"{name}, on the host", "", "host", time_host(call, budget_s=budget_s), verdict))
+        else:
+            def convert(array, xp=xp, library=library):
+                return xp.as_tensor(array, device="cuda") if library == "torch" else xp.asarray(array)
+
+            call = functools.partial(op.rival, xp, *(convert(a) for a in on_device), convert(out))
+            verdict = checked(name, call, out.copy_to_host)
+            note = f" ({op.rival_note})" if op.rival_note else ""
+            rows.append(row(f"{name}{note}", "", "rival", time_kernel(call, budget_s=budget_s), verdict))
+
+    return Ladder(op.name, op.title, size, op.unit, where(), op.flops(**size), op.bytes(**size), bound.time_ms,
+                  bound.binds, bound.rate(op.unit), bound.label, tuple(rows), machine())
+
+
+def _rivals(op: Op) -> list[str]:
+    if op.rival is None:
+        return []
+    libraries = ["numpy", *(("cupy", "torch") if device.on_gpu() else ())]
+    return [library for library in libraries if import_rival(library) is not None]
