@@ -152,7 +152,11 @@ def to_notebook(chapter: Chapter):
     import jupytext
 
     text = chapter.source_text()
-    notebook = jupytext.reads(text, fmt="py:percent")
+    try:
+        notebook = jupytext.reads(text, fmt="py:percent")
+    except Exception as error:  # jupytext and nbformat raise what they like
+        reason = str(error).splitlines()[0]
+        raise CourseError(f"notebooks/{chapter.name}.py cannot be read as a py:percent lesson: {reason}") from None
     seen: dict[str, int] = {}
     for cell in notebook.cells:
         # Made from the content, so that a cell inserted above changes no other cell's id.

@@ -70,12 +70,13 @@ def _kernel_manager(folder: str):
     class ThisInterpreter(KernelSpecManager):
         def get_kernel_spec(self, kernel_name):
             argv = [sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-            return KernelSpec(argv=argv, display_name="Python 3", language="python")
+            return KernelSpec(argv=[*argv, "--log-level=ERROR"], display_name="Python 3", language="python")
 
     return AsyncKernelManager(
         kernel_name="python3",
         kernel_spec_manager=ThisInterpreter(),
         connection_file=os.path.join(folder, "kernel.json"),
+        transport="tcp" if sys.platform == "win32" else "ipc",
     )
 
 

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from labkit import execute
 from labkit._version import __version__
-from labkit.course import Chapter, Course, read_notebook, sha256, to_notebook, write_notebook
+from labkit.course import Chapter, Course, CourseError, read_notebook, sha256, to_notebook, write_notebook
 from labkit.execute import Problem
 
 
@@ -72,18 +72,24 @@ def run_lesson(
     """Execute one lesson from its source and keep it. A failing lesson is kept too: its page shows the error."""
     from labkit import device as chosen
 
-    notebook = to_notebook(chapter)
+    about = {
+        "name": chapter.name,
+        "device": chosen.name(),
+        "device_kind": chosen.kind(),
+        "date": datetime.now().isoformat(sep=" ", timespec="minutes"),
+        "versions": versions(),
+    }
+    try:
+        notebook = to_notebook(chapter)
+    except CourseError as error:  # one lesson that cannot be read does not stop the others
+        return LessonResult(**about, **summarise([], str(error)), seconds=0.0, source_sha256="")
     outcome = execute.run(notebook, chapter, device=device, on_cell=on_cell)
     problem = in_words(outcome.problem, chapter) if outcome.problem else ""
     result = LessonResult(
-        name=chapter.name,
+        **about,
         **summarise(execute.results(notebook), problem),
         seconds=outcome.seconds,
-        device=chosen.name(),
-        device_kind=chosen.kind(),
-        date=datetime.now().isoformat(sep=" ", timespec="minutes"),
-        source_sha256=sha256(chapter.source_text()),
-        versions=versions(),
+        source_sha256=notebook.metadata["labkit"]["source_sha256"],
     )
     notebook.metadata["labkit_result"] = asdict(result)
     write_notebook(notebook, kept_path(course, chapter))

@@ -215,7 +215,7 @@ class _Markdown:
                 return super().link(text, url, title)
 
             def table(self, text: str) -> str:
-                return f'<div class="scroll">{super().table(text)}</div>'
+                return f'<div class="scroll"><table>{text}</table></div>'
 
             def inline_math(self, body: str) -> str:
                 return _mathml(body, "inline")

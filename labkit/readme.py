@@ -1,0 +1,67 @@
+"""README's generated parts: the chapter map from course.toml, the measured table from data/measurements/*.json.
+
+Each stands between `<!-- NAME: made by labkit build -->` and `<!-- end of NAME -->`.
+"""
+
+import re
+from pathlib import Path
+
+from labkit.course import Course, CourseError, write_text
+
+
+def chapters(course: Course) -> str:
+    rows = [
+        f"| {c.number} | [{c.title}](notebooks/{c.name}.ipynb) | {c.summary} |" for c in course.chapters
+    ]
+    return "\n".join(["| | Lesson | What happens in it |", "|---|---|---|", *rows])
+
+
+def measured(course: Course) -> str:
+    """One table for each recorded GPU: every operation's rungs, slowest first, beside the libraries."""
+    files = sorted((course.root / "data" / "measurements").glob("*.json"))
+    tables = [_table(path) for path in files]
+    return "\n\n".join(table for table in tables if table) or "No GPU measurements are recorded yet."
+
+
+def _table(path: Path) -> str:
+    raise NotImplementedError
+
+
+PARTS = {"chapters": chapters, "measured": measured}
+
+
+def generate(course: Course) -> str:
+    """README.md with its generated parts as they should be."""
+    path = course.root / "README.md"
+    if not path.is_file():
+        raise CourseError("README.md is missing")
+    text = path.read_text(encoding="utf-8")
+    for name, make in PARTS.items():
+        marked = re.compile(rf"(<!-- {name}: made by labkit build -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+        if not marked.search(text):
+            raise CourseError(f"README.md lacks the markers of {name!r}: <!-- {name}: made by labkit build --> and "
+                              f"<!-- end of {name} -->")
+        body = make(course)
+        text = marked.sub(lambda match, body=body: f"{match[1]}\n{body}\n\n{match[2]}", text)
+    return text
+
+
+def write(course: Course) -> bool:
+    """Bring README.md up to date. True when something changed."""
+    text = generate(course)
+    path = course.root / "README.md"
+    if path.read_text(encoding="utf-8") == text:
+        return False
+    write_text(path, text)
+    return True
+
+
+def stale(course: Course) -> list[str]:
+    """What is wrong with README's generated parts, for `labkit build --check`."""
+    try:
+        text = generate(course)
+    except CourseError as error:
+        return [str(error)]
+    if (course.root / "README.md").read_text(encoding="utf-8") != text:
+        return ["README.md is stale: its generated parts have changed; run labkit build --readme"]
+    return []
