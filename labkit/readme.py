@@ -10,9 +10,7 @@ from labkit.course import Course, CourseError, write_text
 
 
 def chapters(course: Course) -> str:
-    rows = [
-        f"| {c.number} | [{c.title}](notebooks/{c.name}.ipynb) | {c.summary} |" for c in course.chapters
-    ]
+    rows = [f"| {c.number} | [{c.title}](notebooks/{c.name}.ipynb) | {c.summary} |" for c in course.chapters]
     return "\n".join(["| | Lesson | What happens in it |", "|---|---|---|", *rows])
 
 
@@ -39,8 +37,10 @@ def generate(course: Course) -> str:
     for name, make in PARTS.items():
         marked = re.compile(rf"(<!-- {name}: made by labkit build -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
         if not marked.search(text):
-            raise CourseError(f"README.md lacks the markers of {name!r}: <!-- {name}: made by labkit build --> and "
-                              f"<!-- end of {name} -->")
+            raise CourseError(
+                f"README.md lacks the markers of {name!r}: <!-- {name}: made by labkit build --> and "
+                f"<!-- end of {name} -->"
+            )
         body = make(course)
         text = marked.sub(lambda match, body=body: f"{match[1]}\n{body}\n\n{match[2]}", text)
     return text
