@@ -167,11 +167,12 @@ def _output(output: dict, page: Page) -> str:
     data = output.get("data", {})
     for mime, extension in (("image/png", "png"), ("image/jpeg", "jpg")):
         if mime in data and "text/html" not in data:
-            return _image(base64.b64decode(data[mime]), extension, page, output.get("metadata", {}).get(mime, {}))
+            size = output.get("metadata", {}).get(mime, {})
+            return _image(base64.b64decode(data[mime]), extension, page, size, data.get("text/plain", ""))
     if "text/html" in data:
         return f'<div class="rich">{data["text/html"]}</div>'
     if "image/svg+xml" in data:
-        return _image(data["image/svg+xml"].encode(), "svg", page, {})
+        return _image(data["image/svg+xml"].encode(), "svg", page, {}, data.get("text/plain", ""))
     if "text/markdown" in data:
         return f'<div class="prose">{_Markdown(page, set()).html(data["text/markdown"])}</div>'
     if "text/plain" in data:
@@ -179,13 +180,14 @@ def _output(output: dict, page: Page) -> str:
     return ""
 
 
-def _image(content: bytes, extension: str, page: Page, size: dict) -> str:
+def _image(content: bytes, extension: str, page: Page, size: dict, text: str) -> str:
     number = len(page.images) + 1
     name = f"{page.chapter.name}-{number}.{extension}"
     page.images[name] = content
     page.thumbnail = page.thumbnail or name
     width = f' width="{int(size["width"])}"' if "width" in size else ""
-    alt = escape(f"Plot {number} of {page.chapter.title}")
+    described = text if text and not text.startswith("<") else f"Plot {number} of {page.chapter.title}"
+    alt = escape(" ".join(described.split()))
     return f'<figure><img src="images/{name}" alt="{alt}"{width} loading="lazy"></figure>'
 
 

@@ -1,0 +1,85 @@
+"""Shared by all tests: the `gpu` marker, and a small course in a temporary directory."""
+
+import sys
+import textwrap
+import types
+from types import SimpleNamespace
+
+import pytest
+
+
+def pytest_collection_modifyitems(items):
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    from labkit import device
+
+    if not device.on_gpu():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+AGREEMENT = """\
+class Agreement:
+    def __init__(self, passed=True, max_error=2.5e-7):
+        self.result = {"kind": "agreement", "op": "add", "kernels": ["add_naive", "add_tiled"],
+                       "max_error": max_error, "tolerance": 1e-6, "passed": passed}
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        return {"text/plain": "agrees", "text/html": "<table><tr><td>agrees</td></tr></table>",
+                "application/vnd.labkit.result+json": self.result}
+"""
+
+
+def lesson(title: str, *cells: str) -> str:
+    """A lesson's source: a title, the stand-in for an agreement, then these code cells."""
+    parts = [f"# %% [markdown]\n# # {title}\n#\n# ## The problem", f"# %%\n{AGREEMENT}"]
+    parts += [f"# %%\n{textwrap.dedent(cell).strip()}" for cell in cells]
+    return "\n\n".join(parts) + "\n"
+
+
+@pytest.fixture
+def course_dir(tmp_path):
+    """A checkout with two lessons, nothing built."""
+    root = tmp_path / "checkout"
+    (root / "notebooks").mkdir(parents=True)
+    (root / "course.toml").write_text(
+        textwrap.dedent("""\
+        [course]
+        title = "small"
+        tagline = "Two lessons."
+
+        [[chapter]]
+        name = "00_first"
+        title = "First"
+        summary = "The first one."
+
+        [[chapter]]
+        name = "01_second"
+        title = "Second"
+        summary = "The second one."
+        """)
+    )
+    (root / "notebooks" / "00_first.py").write_text(lesson("First", "print('hello')", "Agreement()"))
+    (root / "notebooks" / "01_second.py").write_text(lesson("Second", "Agreement(max_error=0.0)"))
+    (root / "README.md").write_text(
+        "# small\n\n<!-- chapters: made by labkit build -->\n<!-- end of chapters -->\n\n"
+        "<!-- measured: made by labkit build -->\n<!-- end of measured -->\n"
+    )
+    return root
+
+
+@pytest.fixture
+def cpu_device(monkeypatch):
+    """labkit.device as it is on a machine without a GPU, without importing Numba."""
+    fake = types.ModuleType("labkit.device")
+    fake.kind = lambda: "cpu"
+    fake.on_gpu = lambda: False
+    fake.name = lambda: "labkit CPU device"
+    fake.choice = lambda: SimpleNamespace(kind="cpu", requested="auto", reason="No NVIDIA driver was found.")
+    import labkit
+
+    monkeypatch.setitem(sys.modules, "labkit.device", fake)
+    monkeypatch.setitem(labkit.__dict__, "device", fake)
+    monkeypatch.delenv("LABKIT_DEVICE", raising=False)
+    return fake
