@@ -69,7 +69,7 @@ class Timing:
 
 def time_kernel(launch: Callable[[], None], *, budget_s: float = 0.6, min_runs: int = 5, max_runs: int = 100,
                 flush: bool = True) -> Timing:
-    """Times `launch()`, which enqueues work on the default stream. Runs until `budget_s` is spent, at least min_runs."""
+    """Times `launch()`, which enqueues work on the default stream: for about `budget_s`, at least `min_runs` times."""
     if not device.on_gpu():
         return time_host(launch, where=CPU_DEVICE, after=cuda.synchronize, budget_s=budget_s, min_runs=min_runs,
                          max_runs=max_runs)
@@ -282,13 +282,20 @@ def recorded(gpu: str | None = None) -> dict | None:
     return _read(path, path.stat().st_mtime)
 
 
-def recorded_ladder(op: Op | str, gpu: str | None = None) -> Ladder | None:
-    """The ladder of an operation as recorded on a GPU, or None."""
+def recorded_ladder(op: Op | str, size: dict | None = None, gpu: str | None = None) -> Ladder | None:
+    """The ladder of an operation as recorded on a GPU, at `size` or else at the op's own; None if there is none."""
     data = recorded(gpu)
     name = op if isinstance(op, str) else op.name
-    if data is None or name not in data.get("ops", {}):
-        return None
-    return Ladder.from_json(data["ops"][name])
+    found = [] if data is None else data.get("ops", {}).get(name, [])
+    if size is not None:
+        found = [entry for entry in found if entry["size"] == size]
+    return Ladder.from_json(found[0]) if found else None
+
+
+def recorded_series(name: str, gpu: str | None = None) -> dict | None:
+    """A series that bench recorded on a GPU, such as "vector_add_sizes"; None if there is none."""
+    data = recorded(gpu)
+    return None if data is None else data.get("series", {}).get(name)
 
 
 # --- Ladders -------------------------------------------------------------------------------------------------------
@@ -328,6 +335,7 @@ class Ladder(ResultTable):
     limit: float  # in `unit`: what the hardware would reach at the bound
     limit_label: str
     rows: tuple[LadderRow, ...]
+    limits: dict = field(default_factory=dict)  # roofline.Limits
     machine: dict = field(default_factory=dict)
 
     @property
@@ -474,7 +482,8 @@ def ladder(op: Op, size: dict | None = None, *, rivals: bool = True, rungs=None,
             rows.append(row(f"{name}{note}", "", "rival", time_kernel(call, budget_s=budget_s), verdict))
 
     return Ladder(op.name, op.title, size, op.unit, where(), op.flops(**size), op.bytes(**size), bound.time_ms,
-                  bound.binds, bound.rate(op.unit), bound.label, tuple(rows), machine())
+                  bound.binds, bound.rate(op.unit), bound.label, tuple(rows),
+                  asdict(bound.limits), machine())
 
 
 def _rivals(op: Op) -> list[str]:
