@@ -24,7 +24,7 @@ TWO_PI_FLOAT32 = np.float32(2 * math.pi)
 TWO_PI_FLOAT64 = np.float64(2 * math.pi)
 
 
-# On two numbers: called by the host and by the device functions below -----------------------------------------------
+# On two numbers: called by the host and by the device functions below -------------------------------------------------
 
 
 @njit(cache=True)
@@ -72,7 +72,7 @@ def init_xoroshiro128p_states_cpu(states, seed, subsequence_start):
         s0, s1 = _jump(s0, s1)
 
 
-# On the host --------------------------------------------------------------------------------------------------------
+# On the host ----------------------------------------------------------------------------------------------------------
 
 
 def init_xoroshiro128p_states(states: DeviceNDArray, seed, subsequence_start=0, stream=0) -> None:
@@ -89,7 +89,7 @@ def create_xoroshiro128p_states(n, seed, subsequence_start=0, stream=0) -> Devic
     return states
 
 
-# In kernels ---------------------------------------------------------------------------------------------------------
+# In kernels -----------------------------------------------------------------------------------------------------------
 
 
 @jit(device=True)

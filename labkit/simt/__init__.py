@@ -1,0 +1,15 @@
+"""The CPU device: runs `@cuda.jit` kernels on a machine with no GPU, compiled, with CUDA's semantics and CUDA's limits.
+
+A library of its own: it imports NumPy and Numba, and nothing of labkit. Read it in this order:
+
+rewrite.py    a kernel's source -> a normal form: names resolved, device functions with barriers inlined
+compiled.py   the normal form -> loops over the threads of a block, compiled by Numba for the CPU
+lowlevel.py   the checked loads, stores, atomics and bit operations that the generated code calls
+launch.py     kernel[grid, block](...): limits, arguments, blocks over cores, faults, Ctrl-C
+namespace.py  the names of numba.cuda
+arrays.py     device arrays, streams, events
+"""
+
+from labkit.simt.launch import show
+
+__all__ = ["show"]

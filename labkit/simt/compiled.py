@@ -1,0 +1,1219 @@
+"""The normal form -> loops over the threads of a block, compiled by Numba for the CPU.
+
+The code between two barriers is a region. A region runs for one thread of the block after the other, in a loop; then
+comes the next region. What a thread carries from one region to the next is kept in an array with an entry for each
+thread. Control flow that contains a barrier runs for the whole block at once, under a mask that says which threads
+take part: so a barrier knows who is missing.
+
+    total = float32(0)                     for thread in block:
+    for k in range(n):                         total[thread] = 0
+        tile[t] = a[...]                   for k in range(n):
+        cuda.syncthreads()         ->          for thread in block: tile[t] = a[...]
+        total += tile[...]                     for thread in block: total[thread] += tile[...]
+        cuda.syncthreads()
+"""
+
+import ast
+import copy
+import textwrap
+from dataclasses import dataclass, field
+
+from numba.core import compiler, registry, types
+from numba.core.compiler_machinery import FunctionPass, PassManager, register_pass
+from numba.core.errors import NumbaError
+from numba.core.typed_passes import NopythonTypeInference
+from numba.np import numpy_support
+
+from labkit.simt.errors import KernelTypeError, UnsupportedError
+from labkit.simt.rewrite import ID_NAMES, Exit, Inline, Sync, contains, type_code
+
+SHUFFLES = {"shfl_sync", "shfl_up_sync", "shfl_down_sync", "shfl_xor_sync"}
+VOTES = {"all_sync", "any_sync", "eq_sync", "ballot_sync"}
+HELPERS = (
+    "load store axis fail poll carve row poison atomic_add atomic_sub atomic_max atomic_min atomic_nanmax atomic_nanmin "
+    "atomic_and_ atomic_or_ atomic_xor atomic_exch atomic_inc atomic_dec atomic_cas popc clz ffs brev fma cbrt rsqrt "
+    "selp barrier lanes check_mask shuffle match_any match_all fill copy clear_padding any_set count_set value_bits"
+).split()
+HIDDEN_IDS = ("_E", "_t", "_b", *ID_NAMES)  # what a device function is handed beside its own arguments
+_PURE_CALLS = {"len", "min", "max", "int", "abs", "float", "bool"}
+_ALIGN = 64
+
+
+class Read(ast.stmt):
+    """The second half of a collective: each thread reads what the others left."""
+
+    _fields = ()
+
+
+@dataclass
+class Region:
+    """Statements without a barrier: one thread after the other."""
+
+    statements: list = field(default_factory=list)
+
+
+@dataclass
+class Branch:
+    test: ast.expr
+    body: list
+    orelse: list
+    line: int
+
+
+@dataclass
+class Loop:
+    """While a thread's test holds (or, for a range, while its counter runs)."""
+
+    node: ast.stmt
+    body: list
+    names: dict
+    uniform: bool = False
+
+
+@dataclass
+class Call:
+    """An inlined device function that some threads may leave before others."""
+
+    label: str
+    name: str
+    body: list
+
+
+@dataclass
+class Wait:
+    """A barrier or a collective, between its two halves. `args` are the names of the values that threads contribute."""
+
+    sync: Sync
+    args: list
+
+
+@dataclass
+class Generated:
+    """What the launcher needs to know of a compiled kernel."""
+
+    source: str
+    shared_bytes: int
+    fixed_bytes: int
+    thread_bytes: int
+
+
+def _reads(node):
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+def _writes(node):
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
+def _own(statements, kind):
+    """True if a break or continue (kind) among the statements belongs to the loop around them."""
+    for s in statements:
+        if isinstance(s, kind):
+            return True
+        if isinstance(s, (ast.If, Inline)):
+            if _own(s.body, kind) or _own(getattr(s, "orelse", []), kind):
+                return True
+    return False
+
+
+class _Flow:
+    """What a region reads before it writes it, what it writes, and what it surely writes."""
+
+    def __init__(self, statements):
+        self.exposed, self.assigned, self.leaves = set(), set(), False
+        defined = self._block(statements, set())
+        self.surely = self.assigned if defined is None else defined
+
+    def _read(self, node, defined):
+        self.exposed |= _reads(node) - defined
+
+    def _write(self, names, defined):
+        self.assigned |= names
+        defined |= names
+
+    def _block(self, statements, defined):
+        """The names that are set after the statements; None if the end is never reached."""
+        for s in statements:
+            if isinstance(s, (Exit, ast.Break, ast.Continue)):
+                self.leaves |= not (isinstance(s, Exit) and s.label == "kernel")
+                return None
+            if isinstance(s, Read):
+                self._write({s.target} if s.target else set(), defined)
+            elif isinstance(s, ast.Assign):
+                self._read(s.value, defined)
+                for target in s.targets:
+                    self._read(target, defined)
+                    self._write(_writes(target), defined)
+            elif isinstance(s, ast.AugAssign):
+                self._read(s.value, defined)
+                self._read(s.target, defined)
+                if isinstance(s.target, ast.Name):
+                    self.exposed |= {s.target.id} - defined
+                    self._write({s.target.id}, defined)
+            elif isinstance(s, ast.If):
+                self._read(s.test, defined)
+                self._write(_writes(s.test), defined)
+                yes, no = self._block(s.body, set(defined)), self._block(s.orelse, set(defined))
+                if yes is None and no is None:
+                    return None
+                defined = no if yes is None else yes if no is None else yes & no
+            elif isinstance(s, ast.While):
+                self._read(s.test, defined)
+                self._block(s.body, set(defined))
+            elif isinstance(s, ast.For):
+                self._read(s.iter, defined)
+                inner = set(defined)
+                self._write(_writes(s.target), inner)
+                self._block(s.body, inner)
+            else:
+                self._read(s, defined)
+                self._write(_writes(s), defined)
+        return defined
+
+
+class Generator:
+    """Writes the Python source of a kernel for one set of argument types."""
+
+    def __init__(self, program, argument_types, checked=True, pretty=False):
+        self.program = program
+        self.types = argument_types  # one for each constant and each parameter
+        self.checked, self.pretty = checked, pretty
+        self.lines, self.indent = [], 0
+        self.sites, self.site_index = [], {}
+        self.count = 0
+        self.masks = []
+        self.body = self._prepare(program.body)
+        self.has_waits = contains(self.body, Sync, Inline)
+        self.has_exit = any(isinstance(n, Exit) and n.label == "kernel" for s in self.body for n in ast.walk(s))
+        self.tree = self._build(self.body)
+        self._classify()
+
+    # ------------------------------------------------ analysis
+
+    def _prepare(self, body):
+        """Parameters that the kernel assigns become locals."""
+        body = copy.deepcopy(body)
+        written = {name for s in body for n in ast.walk(s) for name in _writes(n)}
+        self.renamed_params = [p for p in self.program.params if p in written]
+        first = []
+        for p in self.renamed_params:
+            node = ast.Assign([ast.Name(p, ast.Store())], ast.Name(f"{p}_given", ast.Load()))
+            node.lineno = self.program.line
+            first.append(node)
+        return first + body
+
+    @property
+    def param_names(self):
+        return [f"{p}_given" if p in self.renamed_params else p for p in self.program.params]
+
+    def _fresh(self, stem):
+        self.count += 1
+        return f"_{stem}{self.count}"
+
+    def _build(self, statements):
+        items = []
+
+        def region():
+            if not items or not isinstance(items[-1], Region):
+                items.append(Region())
+            return items[-1].statements
+
+        for s in statements:
+            if isinstance(s, Sync):
+                args = []
+                for argument in s.args:
+                    name = self._fresh("a")
+                    target = ast.Assign([ast.Name(name, ast.Store())], argument)
+                    target.lineno = s.lineno
+                    region().append(target)
+                    args.append(name)
+                s.names = args
+                items.append(Wait(s, args))
+                if s.op not in ("syncthreads", "grid_sync"):
+                    read = Read()
+                    read.sync, read.lineno, read.target = s, s.lineno, s.target.id if s.target else None
+                    items.append(Region([read]))
+            elif not contains(s, Sync, Inline):
+                region().append(s)
+            elif isinstance(s, ast.If):
+                items.append(Branch(s.test, self._build(s.body), self._build(s.orelse), s.lineno))
+            elif isinstance(s, ast.While):
+                items.append(Loop(s, self._build(s.body), {}))
+            elif isinstance(s, ast.For):
+                names = {k: self._fresh(k) for k in ("next", "stop", "step")}
+                items.append(Loop(s, self._build(s.body), names))
+            elif isinstance(s, Inline):
+                items.append(Call(s.label, s.function, self._build(s.body)))
+        return items
+
+    def _regions(self, items):
+        for item in items:
+            if isinstance(item, Region):
+                yield item.statements
+            elif isinstance(item, Branch):
+                yield [ast.Expr(item.test)]
+                yield from self._regions(item.body)
+                yield from self._regions(item.orelse)
+            elif isinstance(item, Loop):
+                if isinstance(item.node, ast.While):
+                    yield [ast.Expr(item.node.test)]
+                elif not item.uniform:
+                    yield [ast.Expr(item.node.iter)]
+                yield from self._regions(item.body)
+            elif isinstance(item, Call):
+                yield from self._regions(item.body)
+
+    def _classify(self):
+        """Which variables are kept for each thread, which are computed anew in each region, which once for a block."""
+        self.uniform, self.rematerialised, self.kept = {}, {}, {}
+        self.shared_names = set(self.program.shared)
+        self.variables = {name for s in self.body for name in _writes(s)}
+        if not self.has_waits:
+            self.local_per_thread = set()
+            return
+        self._find_pure()
+        waits = [w for w in self._waits(self.tree)]
+        exposed = {name for wait in waits for name in wait.args}
+        used_in = {}
+        for k, statements in enumerate(self._regions(self.tree)):
+            flow = _Flow(statements)
+            exposed |= flow.exposed & self.variables
+            for name in {n for s in statements for n in _reads(s)} & set(self.program.local):
+                used_in.setdefault(name, set()).add(k)
+        self.local_per_thread = {name for name, regions in used_in.items() if len(regions) > 1}
+        for loop in self._loops(self.tree):
+            if isinstance(loop.node, ast.For) and not loop.uniform:
+                exposed |= {loop.node.target.id} if isinstance(loop.node.target, ast.Name) else set()
+        exposed -= set(self.uniform) | set(self.rematerialised)
+        uniform_loop_targets = {x.node.target.id for x in self._loops(self.tree) if x.uniform}
+        exposed -= uniform_loop_targets
+        names_of_loops = [n for x in self._loops(self.tree) if not x.uniform for n in x.names.values()]
+        if exposed or names_of_loops:
+            found = infer_types(self)
+            for name in sorted(exposed):
+                self._keep(name, found)
+            for loop in self._loops(self.tree):
+                if not loop.uniform and isinstance(loop.node, ast.For):
+                    for name in loop.names.values():
+                        self.kept[name] = [(f"_v{name}", types.int64)]
+
+    def _keep(self, name, found):
+        ty = found.get(name)
+        if ty is None:
+            return  # read, never written: Numba will say so
+        line = next((s.lineno for s in self._assignments(name)), self.program.line)
+        if isinstance(ty, types.Array):
+            self._keep_view(name, line)
+            return
+        parts = list(ty.types) if isinstance(ty, types.BaseTuple) else [ty]
+        if not all(isinstance(p, (types.Number, types.Boolean)) for p in parts):
+            raise UnsupportedError(
+                f"{self.program.name}, line {line}: {name} ({ty}) is kept across a barrier; the CPU device can keep "
+                f"numbers and tuples of numbers ({self.program.filename})"
+            )
+        if isinstance(ty, types.BaseTuple):
+            self.kept[name] = [(f"_v{name}_{k}", p) for k, p in enumerate(parts)]
+        else:
+            self.kept[name] = [(f"_v{name}", ty)]
+
+    def _keep_view(self, name, line):
+        """A view of an array cannot be stored for each thread, but it can be made again."""
+        assignments = self._assignments(name)
+        if len(assignments) == 1 and isinstance(assignments[0], ast.Assign):
+            value = assignments[0].value
+            if isinstance(value, ast.Subscript):
+                atoms = self._atoms(value.value), self._atoms(value.slice)
+                if None not in atoms:
+                    self.rematerialised[name] = assignments[0]
+                    return
+        raise UnsupportedError(
+            f"{self.program.name}, line {line}: {name} is a view of an array that changes between barriers; "
+            f"index the array itself instead ({self.program.filename})"
+        )
+
+    def _waits(self, items):
+        for item in items:
+            if isinstance(item, Wait):
+                yield item
+            for part in ("body", "orelse"):
+                yield from self._waits(getattr(item, part, []))
+
+    def _loops(self, items):
+        for item in items:
+            if isinstance(item, Loop):
+                yield item
+            for part in ("body", "orelse"):
+                yield from self._loops(getattr(item, part, []))
+
+    def _assignments(self, name):
+        return [
+            n for s in self.body for n in ast.walk(s)
+            if isinstance(n, (ast.Assign, ast.AugAssign, ast.For, ast.NamedExpr, Sync)) and name in _targets(n)
+        ]  # fmt: skip
+
+    def _find_pure(self):
+        """Variables set once, from indices, sizes and constants alone: cheaper to compute again than to keep."""
+        counts, candidates = {}, []
+        for s in self.body:
+            for n in ast.walk(s):
+                if isinstance(n, (ast.Assign, ast.AugAssign, ast.For, ast.NamedExpr, Sync)):
+                    for name in _targets(n):
+                        counts[name] = counts.get(name, 0) + 1
+                        if isinstance(n, ast.Assign) and len(n.targets) == 1 and isinstance(n.targets[0], ast.Name):
+                            candidates.append((name, n))
+        self.pure = {}  # name -> atoms
+        for name, node in candidates:
+            if counts[name] == 1:
+                atoms = self._atoms(node.value)
+                if atoms is not None:
+                    self.pure[name] = atoms
+                    (self.rematerialised if self._is_thread(atoms) else self.uniform)[name] = node
+        if not self.program.cooperative:
+            self._find_uniform_loops(self.tree, counts)
+        else:  # the block index differs within a region
+            self.rematerialised = {**self.uniform, **self.rematerialised}
+            order = [name for name, _ in candidates if name in self.rematerialised]
+            self.rematerialised = {name: self.rematerialised[name] for name in order}
+            self.uniform = {}
+
+    @staticmethod
+    def _is_thread(atoms):
+        return bool(atoms & {"_tx", "_ty", "_tz", "_t"})
+
+    def _find_uniform_loops(self, items, counts):
+        """A range over block-wide values that contains a barrier is a loop of the block, not of each thread."""
+        for loop in self._loops(items):
+            node = loop.node
+            if not isinstance(node, ast.For) or not isinstance(node.target, ast.Name) or counts[node.target.id] != 1:
+                continue
+            if isinstance(node.iter, ast.Call) and isinstance(node.iter.func, ast.Name) and node.iter.func.id == "range":
+                atoms = [self._atoms(a) for a in node.iter.args]
+                loop.uniform = all(a is not None and not self._is_thread(a) for a in atoms)
+
+    def _atoms(self, node):
+        """The indices and parameters that an expression is made of, through variables; None if it is not pure."""
+        if isinstance(node, ast.Constant):
+            return set()
+        if isinstance(node, ast.Name):
+            if node.id in self.pure:
+                return self.pure[node.id]
+            if node.id in self.variables:
+                return None
+            return {node.id}
+        if isinstance(node, ast.Attribute):
+            if isinstance(node.value, ast.Name) and node.value.id in ("_np", "_math"):
+                return set()
+            if node.attr not in ("shape", "size", "ndim"):
+                return None
+            return self._atoms(node.value)
+        if isinstance(node, ast.Subscript):
+            if isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
+                return self._union([node.value, node.slice])
+            return None
+        if isinstance(node, ast.Call):
+            func = node.func
+            is_cast = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == "_np"
+            if not is_cast and not (isinstance(func, ast.Name) and func.id in _PURE_CALLS):
+                return None
+            return self._union(node.args)
+        if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Tuple, ast.Slice)):
+            return self._union([child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)])
+        return None
+
+    def _union(self, nodes):
+        parts = [self._atoms(node) for node in nodes]
+        return None if None in parts else set().union(*parts)
+
+    # ------------------------------------------------ writing
+
+    def line(self, text, where=None):
+        comment = f"  # {where}" if where is not None and not text.endswith(":") else ""
+        for part in text.split("\n"):
+            self.lines.append("    " * self.indent + part + comment)
+            comment = ""
+
+    def site(self, line, text=""):
+        key = (self.program.name, self.filename, line, text)
+        if key not in self.site_index:
+            self.site_index[key] = len(self.sites)
+            self.sites.append(key)
+        return self.site_index[key]
+
+    def generate(self):
+        """The module's source and the sizes of its scratch memory, as Generated."""
+        p = self.program
+        self.filename = p.filename
+        self._plan_memory()
+        consts = list(p.constants)
+        arguments = ["_first", "_last", "_grid", "_block", "_dynamic", "_scratch", "_E", *consts, *self.param_names]
+        for device in p.devices.values():
+            self._device(device)
+        self._decorator()
+        self.line(f"def {p.name}({', '.join(arguments)}):")
+        self.indent += 1
+        self.line("_gdx, _gdy, _gdz = _grid")
+        self.line("_bdx, _bdy, _bdz = _block")
+        self.line("_T = _bdx * _bdy * _bdz")
+        self.line("_P = (_T + 31) // 32 * 32")
+        self.line("_B = _last - _first" if p.cooperative else "_B = 1")
+        self._carve_memory()
+        body_start = len(self.lines)
+        if p.cooperative:
+            self.line("_b = 0")
+            self._begin_block()
+            self._block(self.tree, "_m0" if self.has_exit else None, [("kernel", ["_m0"])])
+        else:
+            self.line("for _b in range(_first, _last):")
+            self.indent += 1
+            self._block_index()
+            self._begin_block()
+            self._block(self.tree, "_m0" if self.has_exit and self.has_waits else None, [("kernel", ["_m0"])])
+            if not self.pretty:
+                self.line(f"_E[{_slot('DONE')}] += 1")
+            self.indent -= 1
+        self.indent -= 1
+        masks = []
+        for mask in self.masks:
+            masks.append(f"    {mask} = _carve(_scratch, _base + {self.thread_bytes} * _P * _B, (_P * _B,), _np.uint8)")
+            self.thread_bytes += 1
+        self.lines[body_start:body_start] = masks
+        header = [
+            f'"""{p.name} ({p.filename}:{p.line}), as the CPU device runs it. Written by labkit.simt."""',
+            "import math as _math",
+            "import operator as _operator",
+            "import numpy as _np",
+            "from numba import njit as _njit",
+            *(f"from labkit.simt.lowlevel import {h} as _{h}" for h in HELPERS),
+        ]
+        tail = [f"SITES = {self.sites!r}", f"SIZES = {(self.shared_bytes, self.fixed_bytes, self.thread_bytes)!r}"]
+        if self.pretty:
+            header, tail = header[:1], []
+        source = "\n".join([*header, "", *self.lines, "", *tail, ""])
+        return Generated(source, self.shared_bytes, self.fixed_bytes, self.thread_bytes)
+
+    def _decorator(self):
+        if not self.pretty:
+            self.line('@_njit(nogil=True, error_model="numpy", cache=True)')
+
+    def _device(self, source):
+        hidden = [] if self.pretty else list(HIDDEN_IDS)
+        self._decorator()
+        self.filename = source.filename
+        self.line(f"def {source.name}({', '.join([*source.params, *hidden])}):")
+        self.indent += 1
+        for array in source.local:
+            self.line(f"{array.name} = _np.empty({_shape(array.shape)}, {type_code(array.dtype)})")
+        for s in source.body or [ast.Pass()]:
+            self._plain(copy.deepcopy(s))
+        self.indent -= 1
+        self.line("")
+        self.filename = self.program.filename
+
+    def _plain(self, s):
+        """A statement of a device function, or below a region's loops: no exits to care for."""
+        if isinstance(s, ast.If):
+            self.line(f"if {self._expression(s.test)}:")
+            self._plain_block(s.body)
+            if s.orelse:
+                self.line("else:")
+                self._plain_block(s.orelse)
+        elif isinstance(s, (ast.For, ast.While)):
+            self._loop_head(s)
+            self._plain_block(s.body, poll=s)
+        elif isinstance(s, ast.Return):
+            self.line("return" if s.value is None else f"return {self._expression(s.value)}", s.lineno)
+        elif isinstance(s, ast.Pass):
+            self.line("pass")
+        elif isinstance(s, (ast.Break, ast.Continue)):
+            self.line("break" if isinstance(s, ast.Break) else "continue", s.lineno)
+        else:
+            self._simple(s)
+
+    def _plain_block(self, statements, poll=None):
+        self.indent += 1
+        if poll is not None:
+            self._poll(poll.lineno)
+        for s in statements:
+            self._plain(s)
+        self.indent -= 1
+
+    def _loop_head(self, s):
+        if isinstance(s, ast.While):
+            self.line(f"while {self._expression(s.test)}:")
+        else:
+            self.line(f"for {ast.unparse(s.target)} in {self._expression(s.iter)}:")
+
+    def _poll(self, line):
+        if not self.pretty:
+            self.line(f"_poll(_E, _t, _b, {self.site(line, 'loop')})")
+
+    def _simple(self, s):
+        for part in _Checker(self, s.lineno).statement(s):
+            self.line(ast.unparse(part), s.lineno)
+
+    def _expression(self, node):
+        checker = _Checker(self, getattr(node, "lineno", 0))
+        return ast.unparse(checker.visit(copy.deepcopy(node)))
+
+    # ---------------- memory
+
+    def _plan_memory(self):
+        """Shared arrays one after the other; then arrays of one thread at a time; then what is kept for each thread."""
+        self.shared_bytes, self.offsets = 0, {}
+        for array in self.program.shared.values():
+            self.offsets[array.name] = self.shared_bytes
+            if array.shape != (0,):
+                self.shared_bytes += _round_up(_count(array.shape) * _itemsize(array.dtype), 16)
+        self.fixed_bytes = 0
+        for array in self.program.local.values():
+            if array.name not in self.local_per_thread:
+                self.offsets[array.name] = self.fixed_bytes
+                self.fixed_bytes += _round_up(_count(array.shape) * _itemsize(array.dtype), _ALIGN)
+        self.shared_bytes = _round_up(self.shared_bytes, _ALIGN)
+        self.thread_bytes = 0
+
+    def _carve_memory(self):
+        p, shared = self.program, self.shared_bytes
+        if self.has_waits or p.shared or p.local:
+            self.line(f"_fixed = ({shared} + (_dynamic + {_ALIGN - 1}) // {_ALIGN} * {_ALIGN}) * _B")
+            self.line(f"_base = _fixed + {self.fixed_bytes}")
+        for array in p.shared.values():
+            offset = shared if array.shape == (0,) else self.offsets[array.name]
+            shape = f"(_dynamic // {_itemsize(array.dtype)},)" if array.shape == (0,) else _shape(array.shape)
+            name = array.name
+            if p.cooperative:
+                shape, name = f"(_B, {shape[1:]}", f"_all_{name}"
+            self.line(f"{name} = _carve(_scratch, {offset} * _B, {shape}, {type_code(array.dtype)})", array.line)
+        for array in p.local.values():
+            code = type_code(array.dtype)
+            if array.name in self.local_per_thread:
+                offset = f"_base + {self.thread_bytes} * _P * _B"
+                shape = f"(_P * _B, {_shape(array.shape)[1:]}"
+                self.thread_bytes += _round_up(_count(array.shape) * _itemsize(array.dtype), 16)
+                self.line(f"_all_{array.name} = _carve(_scratch, {offset}, {shape}, {code})", array.line)
+            else:
+                offset = f"_fixed + {self.offsets[array.name]}"
+                self.line(f"{array.name} = _carve(_scratch, {offset}, {_shape(array.shape)}, {code})", array.line)
+        for arrays in self.kept.values():
+            for name, ty in arrays:
+                self.line(f"{name} = _carve(_scratch, _base + {self.thread_bytes} * _P * _B, (_P * _B,), {type_code(ty)})")
+                self.thread_bytes += _round_up(_itemsize(ty), 8) if _itemsize(ty) > 8 else 8
+        if self.has_waits:
+            for name in ("_active", "_alive", "_bits"):
+                self.line(f"{name} = _carve(_scratch, _base + {self.thread_bytes} * _P * _B, (_P * _B // 32,), _np.uint32)")
+                self.thread_bytes += 1
+            self.masks.append("_m0")
+
+    def _begin_block(self):
+        if self.program.shared and not self.pretty:
+            self.line("_poison(_scratch[:_fixed])")
+        if self.has_waits:
+            self.line("_fill(_m0, 1)")
+            if not self.pretty:
+                self.line("_clear_padding(_m0, _T, _P, _B)")
+        for name, node in self.uniform.items():
+            self.line(f"{name} = {ast.unparse(node.value)}", node.lineno)
+
+    def _block_index(self):
+        self.line("_bx = _b % _gdx")
+        self.line("_by = _b // _gdx % _gdy")
+        self.line("_bz = _b // (_gdx * _gdy)")
+        if not self.pretty:
+            self.line(f"_poll(_E, 0, _b, {self.site(self.program.line)})")
+
+    # ---------------- the tree
+
+    def _mask(self):
+        name = f"_m{len(self.masks)}"
+        self.masks.append(name)
+        return name
+
+    def _block(self, items, mask, frames):
+        if not items:
+            self.line("pass")
+        for item in items:
+            if isinstance(item, Region):
+                self._region(item.statements, mask, frames)
+            elif isinstance(item, Wait):
+                self._wait(item.sync, mask)
+            elif isinstance(item, Branch):
+                self._branch(item, mask, frames)
+            elif isinstance(item, Loop):
+                self._loop(item, mask, frames)
+            elif isinstance(item, Call):
+                inner = self._mask()
+                self.line(f"_copy({inner}, {mask or '_m0'})  # {item.name}()")
+                self._block(item.body, inner, [*frames, (item.label, [inner])])
+
+    def _open_threads(self, mask, statements):
+        """The loops over the threads of a block, up to the region's own code. Returns the depth to close."""
+        depth = self.indent
+        if self.program.cooperative:
+            self.line("for _k in range(_B):")
+            self.indent += 1
+            self.line("_b = _first + _k")
+            self.line("_bx = _b % _gdx")
+            self.line("_by = _b // _gdx % _gdy")
+            self.line("_bz = _b // (_gdx * _gdy)")
+            for name in sorted(self.shared_names & {n for s in statements for n in _reads(s)}):
+                self.line(f"{name} = _row(_all_{name}, _k)")
+        for axis in "zyx":
+            self.line(f"for _t{axis} in range(_bd{axis}):")
+            self.indent += 1
+        base = "_k * _P + " if self.program.cooperative else ""
+        self.line(f"_t = {base}(_tz * _bdy + _ty) * _bdx + _tx")
+        if mask:
+            self.line(f"if not {mask}[_t]:")
+            self.line("    continue")
+        return depth
+
+    def _region(self, statements, mask, frames):
+        flow = _Flow(statements)
+        names = {n for s in statements for n in _reads(s)}
+        read_names = names | {s.target for s in statements if isinstance(s, Read)}
+        depth = self._open_threads(mask, statements)
+        loads = flow.exposed | (flow.assigned if flow.leaves else flow.assigned - flow.surely)
+        self._prelude(read_names | flow.assigned)
+        self._load(loads)
+        self.stores = sorted(flow.assigned & set(self.kept))
+        self.frames = frames
+        if any(contains(s.body, Exit) for t in statements for s in ast.walk(t) if isinstance(s, (ast.For, ast.While))):
+            self.line("_left = False")
+        for s in statements:
+            self._statement(s, 0)
+        self._store()
+        if self.lines[-1].endswith("+ _tx") or self.lines[-1].endswith("continue"):
+            self.line("pass")
+        self.indent = depth
+
+    def _prelude(self, names):
+        """Make again what is cheaper to compute than to keep, in the order of the source."""
+        needed, todo = set(), [n for n in names if n in self.rematerialised]
+        while todo:
+            name = todo.pop()
+            if name not in needed:
+                needed.add(name)
+                todo += [n for n in _reads(self.rematerialised[name].value) if n in self.rematerialised]
+        for name, node in self.rematerialised.items():
+            if name in needed:
+                self.line(f"{name} = {self._expression(node.value)}", node.lineno)
+        for name in sorted(self.local_per_thread & set(names)):
+            self.line(f"{name} = _row(_all_{name}, _t)")
+
+    def _load(self, names):
+        for name in sorted(set(names) & set(self.kept)):
+            parts = [f"{array}[_t]" for array, _ in self.kept[name]]
+            is_tuple = self.kept[name][0][0] != f"_v{name}"
+            self.line(f"{name} = ({', '.join(parts)},)" if is_tuple else f"{name} = {parts[0]}")
+
+    def _store(self):
+        for name in self.stores:
+            arrays = self.kept[name]
+            if arrays[0][0] == f"_v{name}":
+                self.line(f"_v{name}[_t] = {name}")
+            else:
+                for k, (array, _) in enumerate(arrays):
+                    self.line(f"{array}[_t] = {name}[{k}]")
+
+    def _statement(self, s, depth):
+        """A statement of a region, below `depth` loops of its own."""
+        if isinstance(s, Read):
+            self._read(s)
+        elif isinstance(s, Exit) or (depth == 0 and isinstance(s, (ast.Break, ast.Continue))):
+            self._leave(s, depth)
+        elif isinstance(s, ast.Assign) and self._is_elsewhere(s):
+            self.line("pass") if self.lines[-1].endswith(":") else None
+        elif isinstance(s, ast.If):
+            self.line(f"if {self._expression(s.test)}:")
+            self._statements(s.body, depth)
+            if s.orelse:
+                self.line("else:")
+                self._statements(s.orelse, depth)
+        elif isinstance(s, (ast.For, ast.While)):
+            self._loop_head(s)
+            self.indent += 1
+            self._poll(s.lineno)
+            self.indent -= 1
+            self._statements(s.body, depth + 1)
+            if contains(s.body, Exit):
+                self.line("if _left:")
+                self.line("    break" if depth else "    continue")
+        else:
+            self._plain(s)
+
+    def _statements(self, statements, depth):
+        self.indent += 1
+        start = len(self.lines)
+        for s in statements:
+            self._statement(s, depth)
+        if len(self.lines) == start:
+            self.line("pass")
+        self.indent -= 1
+
+    def _is_elsewhere(self, s):
+        name = s.targets[0].id if isinstance(s.targets[0], ast.Name) else None
+        return self.uniform.get(name) is s or self.rematerialised.get(name) is s
+
+    def _leave(self, s, depth):
+        """return, break or continue: this thread takes no further part, up to where it goes."""
+        label = s.label if isinstance(s, Exit) else "loop"
+        for name, masks in reversed(self.frames):
+            cleared = masks[:1] if name == "loop" and isinstance(s, ast.Continue) else masks
+            if self.has_waits:
+                for mask in cleared:
+                    self.line(f"{mask}[_t] = 0", s.lineno)
+            if name == label:
+                break
+        if label != "kernel":
+            self._store()
+        if depth:
+            self.line("_left = True")
+            self.line("break", s.lineno)
+        else:
+            self.line("continue", s.lineno)
+
+    def _branch(self, item, mask, frames):
+        yes = self._mask()
+        no = self._mask() if item.orelse else None
+        for m in filter(None, (yes, no)):
+            self.line(f"_fill({m}, 0)")
+        self.line("_some = False")
+        test = ast.Expr(item.test)
+        test.lineno = item.line
+        depth = self._open_threads(mask, [test])
+        self._prelude(_reads(item.test))
+        self._load(_reads(item.test))
+        self.line(f"if {self._expression(item.test)}:")
+        self.line(f"    {yes}[_t] = 1", item.line)
+        self.line("    _some = True")
+        if no:
+            self.line("else:")
+            self.line(f"    {no}[_t] = 1")
+        self.indent = depth
+        self.line("if _some:")
+        self.indent += 1
+        self._block(item.body, yes, [*frames, ("if", [yes])])
+        self.indent -= 1
+        if no:
+            self.line(f"if _any_set({no}):")
+            self.indent += 1
+            self._block(item.orelse, no, [*frames, ("if", [no])])
+            self.indent -= 1
+
+    def _loop(self, item, mask, frames):
+        s = item.node
+        jumps = _own(s.body, ast.Break) or _own(s.body, ast.Continue) or contains(s.body, Exit)
+        if item.uniform and not jumps:
+            self.line(f"for {s.target.id} in {self._expression(s.iter)}:", s.lineno)
+            self.indent += 1
+            self._poll_block(s.lineno)
+            self._block(item.body, mask, frames)
+            self.indent -= 1
+            return
+        looping = self._mask()
+        self.line(f"_copy({looping}, {mask or '_m0'})")
+        if item.uniform:
+            self.line(f"for {s.target.id} in {self._expression(s.iter)}:", s.lineno)
+            self.indent += 1
+            self.line(f"if not _any_set({looping}):")
+            self.line("    break")
+        else:
+            self._start_counter(item, mask)
+            self.line("while True:")
+            self.indent += 1
+            self._step(item, looping)
+        self._poll_block(s.lineno)
+        masks = [looping]
+        if _own(s.body, ast.Continue):
+            masks.insert(0, self._mask())
+            self.line(f"_copy({masks[0]}, {looping})")
+        self._block(item.body, masks[0], [*frames, ("loop", masks)])
+        self.indent -= 1
+
+    def _poll_block(self, line):
+        if not self.pretty:
+            self.line(f"_poll(_E, 0, _b, {self.site(line, 'loop')})")
+
+    def _start_counter(self, item, mask):
+        s = item.node
+        if not isinstance(s, ast.For):
+            return
+        iterable = s.iter
+        is_range = isinstance(iterable, ast.Call) and isinstance(iterable.func, ast.Name) and iterable.func.id == "range"
+        if not is_range or not isinstance(s.target, ast.Name):
+            raise UnsupportedError(
+                f"{self.program.name}, line {s.lineno}: a for loop that contains a barrier must run over a range "
+                f"({self.program.filename})"
+            )
+        parts = [ast.Constant(0), *iterable.args, ast.Constant(1)] if len(iterable.args) == 1 else list(iterable.args)
+        parts = parts if len(parts) == 3 else [*parts, ast.Constant(1)]
+        depth = self._open_threads(mask, [iterable])
+        self._prelude(_reads(iterable))
+        self._load(_reads(iterable))
+        for key, value in zip(("next", "stop", "step"), parts, strict=True):
+            self.line(f"_v{item.names[key]}[_t] = {self._expression(value)}", s.lineno)
+        self.indent = depth
+
+    def _step(self, item, looping):
+        """Evaluate the loop's test for each thread; leave when no thread goes on."""
+        s = item.node
+        if isinstance(s, ast.While) and isinstance(s.test, ast.Constant) and s.test.value:
+            self.line(f"if not _any_set({looping}):")
+            self.line("    break")
+            return
+        self.line("_some = False")
+        depth = self._open_threads(looping, [ast.Expr(s.test if isinstance(s, ast.While) else s.iter)])
+        if isinstance(s, ast.While):
+            self._prelude(_reads(s.test))
+            self._load(_reads(s.test))
+            self.line(f"if {self._expression(s.test)}:")
+            self.line("    _some = True")
+        else:
+            counter, stop, step = (f"_v{item.names[k]}[_t]" for k in ("next", "stop", "step"))
+            self.line(f"if ({step} > 0 and {counter} < {stop}) or ({step} < 0 and {counter} > {stop}):")
+            self.line("    _some = True")
+            if s.target.id in self.kept:
+                self.line(f"    _v{s.target.id}[_t] = {counter}", s.lineno)
+            self.line(f"    {counter} += {step}")
+        self.line("else:")
+        self.line(f"    {looping}[_t] = 0")
+        self.indent = depth
+        self.line("if not _some:")
+        self.line("    break")
+
+    # ---------------- barriers and collectives
+
+    def _wait(self, sync, mask):
+        op, here = sync.op, mask or "_m0"
+        site = self.site(sync.lineno, op)
+        if sync.kind in ("block", "grid"):
+            if mask:
+                self.line(f"_barrier({here}, _m0, _T, _P, _B, {'_first' if self.program.cooperative else '_b'}, _E, {site})")
+            self.line(f"# ---- cuda.{op if sync.kind == 'block' else 'cg.this_grid().sync'}(), line {sync.lineno}")
+            if op.startswith("syncthreads_") and not self.program.cooperative:
+                self.line(f"_count = _count_set(_v{sync.names[0]}, {here}, 0, _T)")
+            return
+        self.line(f"# ---- cuda.{op}(), line {sync.lineno}")
+        self.line(f"_lanes({here}, _active)")
+        self.line("_lanes(_m0, _alive)")
+        if op in VOTES:
+            self.line(f"_value_bits(_v{sync.names[1]}, {here}, _bits)")
+        sync.mask = here
+
+    def _read(self, s):
+        sync, op = s.sync, s.sync.op
+        args = [f"_v{name}" for name in sync.names]
+        site = self.site(sync.lineno, op)
+        where = f"_E, _t, _b, {site}"
+        if op.startswith("syncthreads_"):
+            count = "_count"
+            if self.program.cooperative:
+                count = f"_count_set({args[0]}, {args[0]}, _k * _P, _T)"
+            value = {"count": count, "and": f"{count} == _T", "or": f"{count} > 0"}[op.split("_")[1]]
+            if s.target:
+                self.line(f"{s.target} = _np.int32({value})", s.lineno)
+            return
+        if op == "activemask":
+            self.line(f"{s.target or '_'} = _active[_t >> 5]", s.lineno)
+            return
+        member = f"{args[0]}[_t]" if args else "4294967295"
+        self.line(f"_lanes_here = _check_mask({member}, _t, _active, _alive, {where})")
+        if not s.target:
+            return
+        bits = "_bits[_t >> 5] & _lanes_here"
+        if op in SHUFFLES:
+            lane, delta = "(_t & 31)", f"_np.int64({args[2]}[_t])"
+            source = {"shfl_sync": f"{delta} & 31", "shfl_up_sync": f"{lane} - {delta}",
+                      "shfl_down_sync": f"{lane} + {delta}", "shfl_xor_sync": f"{lane} ^ {delta}"}[op]  # fmt: skip
+            value = f"_shuffle({args[1]}, {source}, _t, _lanes_here, {where})"
+        elif op == "match_any_sync":
+            value = f"_match_any({args[1]}, _t, _lanes_here)"
+        elif op == "match_all_sync":
+            value = f"_match_all({args[1]}, _t, _lanes_here)"
+        else:
+            value = {
+                "all_sync": f"({bits}) == _lanes_here",
+                "any_sync": f"({bits}) != 0",
+                "eq_sync": f"({bits}) == 0 or ({bits}) == _lanes_here",
+                "ballot_sync": f"_np.int32({bits})",
+            }[op]
+        self.line(f"{s.target} = {value}", s.lineno)
+
+    # ---------------- a plain function with the same types, for Numba to infer them
+
+    def typing_source(self):
+        """(name, source, argument names): control flow and collectives simplified, types as in the kernel."""
+        p = self.program
+        arrays = [*p.shared.values(), *p.local.values()]
+        arguments = ["_go", "_T", "_P", *HIDDEN_IDS, *(a.name for a in arrays), *p.constants, *self.param_names]
+        lines = []
+
+        def block(statements, depth):
+            pad = "    " * depth
+            start = len(lines)
+            for s in statements:
+                if isinstance(s, Sync):
+                    for name, argument in zip(s.names, s.args, strict=True):
+                        lines.append(f"{pad}{name} = {ast.unparse(argument)}")
+                    if s.target is not None:
+                        lines.append(f"{pad}{s.target.id} = {_collective_type(s)}")
+                elif isinstance(s, Inline):
+                    block(s.body, depth)
+                elif isinstance(s, (Exit, ast.Pass, Read)):
+                    lines.append(f"{pad}pass")
+                elif isinstance(s, ast.If):
+                    lines.append(f"{pad}if {_typed(s.test)}:")
+                    block(s.body, depth + 1)
+                    if s.orelse:
+                        lines.append(f"{pad}else:")
+                        block(s.orelse, depth + 1)
+                elif isinstance(s, ast.While):
+                    lines.append(f"{pad}while _go and {_typed(s.test)}:")
+                    block(s.body, depth + 1)
+                elif isinstance(s, ast.For):
+                    lines.append(f"{pad}for {ast.unparse(s.target)} in {_typed(s.iter)}:")
+                    block(s.body, depth + 1)
+                elif isinstance(s, (ast.Break, ast.Continue)):
+                    lines.append(f"{pad}if _go:")
+                    lines.append(f"{pad}    {'break' if isinstance(s, ast.Break) else 'continue'}")
+                else:
+                    lines.extend(pad + part for part in _typed(s).split("\n"))
+            if len(lines) == start:
+                lines.append(f"{pad}pass")
+
+        block(self.body, 1)
+        return p.name, "\n".join([f"def {p.name}({', '.join(arguments)}):", *lines, ""]), arrays
+
+
+def _targets(node):
+    """Names that a statement assigns by itself, not in what it contains."""
+    if isinstance(node, ast.Assign):
+        return {n for t in node.targets for n in _writes(t)}
+    if isinstance(node, Sync):
+        return {node.target.id} if node.target is not None else set()
+    return _writes(node.target)
+
+
+def _collective_type(sync):
+    op, names = sync.op, sync.names
+    if op in SHUFFLES:
+        return names[1]
+    if op in ("all_sync", "any_sync", "eq_sync"):
+        return "True"
+    if op == "match_all_sync":
+        return "(_np.int32(0), True)"
+    return "_np.uint32(0)" if op == "activemask" else "_np.int32(0)"
+
+
+class _TypedCalls(ast.NodeTransformer):
+    """Atomics and device functions with their hidden arguments, as in the code that will run."""
+
+    def visit_Call(self, node):
+        self.generic_visit(node)
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name.startswith("_atomic"):
+            node.args += [ast.Name(n, ast.Load()) for n in ("_E", "_t", "_b", "_b")]
+        elif getattr(node, "device", False):
+            node.args += [ast.Name(n, ast.Load()) for n in HIDDEN_IDS]
+        elif name in ("_poison", "_assertion"):
+            return ast.Constant(None)
+        return node
+
+
+def _typed(node):
+    return ast.unparse(_TypedCalls().visit(copy.deepcopy(node)))
+
+
+class _Checker(ast.NodeTransformer):
+    """Plain indexing -> checked loads and stores, atomics and device functions with their hidden arguments."""
+
+    def __init__(self, generator, line):
+        self.generator, self.at = generator, line
+        self.before = []
+
+    def statement(self, s):
+        """The statements that stand for a simple statement (no control flow)."""
+        s = copy.deepcopy(s)
+        if self.generator.pretty:
+            return [s]
+        if isinstance(s, ast.Assign) and self.generator.checked:
+            target = s.targets[0]
+            if isinstance(target, ast.Subscript) and self._is_checked(target):
+                return [*self._emit_store(target, self.visit(s.value))]
+            if isinstance(target, ast.Tuple) and any(isinstance(t, ast.Subscript) for t in target.elts):
+                raise UnsupportedError(
+                    f"{self.generator.program.name}, line {s.lineno}: unpacking into array elements is not supported; "
+                    f"unpack into names first ({self.generator.filename})"
+                )
+        if isinstance(s, ast.AugAssign) and isinstance(s.target, ast.Subscript) and self.generator.checked:
+            if self._is_checked(s.target):
+                loaded = ast.Subscript(copy.deepcopy(s.target.value), copy.deepcopy(s.target.slice), ast.Load())
+                value = ast.BinOp(self.visit(loaded), s.op, self.visit(s.value))
+                return [*self._emit_store(s.target, value)]
+        return [self.visit(s)]
+
+    def _is_checked(self, node):
+        if isinstance(node.value, ast.Attribute) and node.value.attr in ("shape", "strides"):
+            return False
+        if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+            return False
+        return not any(isinstance(n, ast.Slice) for n in ast.walk(node.slice))
+
+    def _names(self, *names):
+        return [ast.Name(n, ast.Load()) for n in names]
+
+    def _site(self, node):
+        return ast.Constant(self.generator.site(self.at, ast.unparse(node)))
+
+    def _emit_store(self, target, value):
+        site = self._site(target.value)
+        arguments = [self.visit(target.value), self.visit(target.slice), value, *self._names("_E", "_t", "_b"), site]
+        return [ast.Expr(ast.Call(ast.Name("_store", ast.Load()), arguments, []))]
+
+    def visit_Subscript(self, node):
+        if self.generator.pretty or not self.generator.checked or not isinstance(node.ctx, ast.Load):
+            return self.generic_visit(node)
+        if not self._is_checked(node):
+            if isinstance(node.slice, ast.Tuple):
+                return self._check_axes(node)
+            return self.generic_visit(node)
+        site = self._site(node.value)
+        arguments = [self.visit(node.value), self.visit(node.slice), *self._names("_E", "_t", "_b"), site]
+        return ast.Call(ast.Name("_load", ast.Load()), arguments, [])
+
+    def _check_axes(self, node):
+        site = self._site(node.value)
+        array = self.visit(node.value)
+        parts = []
+        for k, part in enumerate(node.slice.elts):
+            if isinstance(part, ast.Slice):
+                parts.append(self.generic_visit(part))
+            else:
+                arguments = [array, ast.Constant(k), self.visit(part), *self._names("_E", "_t", "_b"), site]
+                parts.append(ast.Call(ast.Name("_axis", ast.Load()), arguments, []))
+        return ast.Subscript(array, ast.Tuple(parts, ast.Load()), node.ctx)
+
+    def visit_Call(self, node):
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if self.generator.pretty:
+            return self.generic_visit(node)
+        if name == "_assertion":
+            numbers = [ast.Constant(0)] * 3
+            where = [*self._names("_E", "_t", "_b"), ast.Constant(self.generator.site(self.at, "assert"))]
+            return ast.Call(ast.Name("_fail", ast.Load()), [ast.Constant(_slot("ASSERTION")), *where, *numbers], [])
+        site = self._site(node.args[0]) if name.startswith("_atomic") else None
+        device = getattr(node, "device", False)
+        self.generic_visit(node)
+        if site is not None:
+            node.args += [*self._names("_E", "_t", "_b"), site]
+        if device:
+            node.args += self._names(*HIDDEN_IDS)
+        return node
+
+
+def _slot(name):
+    from labkit.simt import lowlevel
+
+    return getattr(lowlevel, name)
+
+
+def _round_up(n, unit):
+    return -(-n // unit) * unit
+
+
+def _count(shape):
+    total = 1
+    for n in shape:
+        total *= n
+    return total
+
+
+def _itemsize(ty):
+    return numpy_support.as_dtype(ty).itemsize
+
+
+def _shape(shape):
+    return f"({', '.join(map(str, shape))},)"
+
+
+# ---------------------------------------------------------------- types
+
+
+class _Inferred(Exception):
+    def __init__(self, typemap):
+        super().__init__()
+        self.typemap = typemap
+
+
+@register_pass(mutates_CFG=False, analysis_only=True)
+class _StopAfterInference(FunctionPass):
+    _name = "labkit_stop_after_inference"
+
+    def __init__(self):
+        FunctionPass.__init__(self)
+
+    def run_pass(self, state):
+        raise _Inferred(dict(state.typemap))
+
+
+class _InferenceOnly(compiler.CompilerBase):
+    """Numba's pipeline up to type inference: no code is made."""
+
+    def define_pipelines(self):
+        passes = PassManager("labkit_types")
+        untyped = compiler.DefaultPassBuilder.define_untyped_pipeline(self.state)
+        passes.passes.extend(untyped.passes)
+        passes.add_pass(NopythonTypeInference, "type inference")
+        passes.add_pass(_StopAfterInference, "stop")
+        passes.finalize()
+        return [passes]
+
+
+def infer_types(generator):
+    """The Numba type of every variable of a kernel, by name. Raises KernelTypeError as a GPU compile would."""
+    from numba import njit
+
+    p = generator.program
+    name, source, arrays = generator.typing_source()
+    devices = copy.copy(generator)
+    devices.lines, devices.indent, devices.sites, devices.site_index = [], 0, [], {}
+    devices.filename = p.filename
+    for device in p.devices.values():
+        devices._device(device)
+    namespace = {}
+    prologue = ["import math as _math", "import operator as _operator", "import numpy as _np",
+                "from numba import njit as _njit", *(f"from labkit.simt.lowlevel import {h} as _{h}" for h in HELPERS)]  # fmt: skip
+    text = "\n".join([*prologue, *devices.lines]).replace(", cache=True", "")
+    exec(compile(text, f"<device functions of {name}>", "exec"), namespace)
+    exec(compile(source, f"<types of {name}>", "exec"), namespace)
+    ids = [types.int64] * len(HIDDEN_IDS[1:])
+    record = types.Array(types.int64, 1, "C")
+    array_types = [types.Array(a.dtype, len(a.shape), "C") for a in arrays]
+    arguments = (types.boolean, types.int64, types.int64, record, *ids, *array_types, *generator.types)
+    try:
+        njit(pipeline_class=_InferenceOnly)(namespace[name]).compile(arguments)
+    except _Inferred as result:
+        typemap = result.typemap
+    except NumbaError as error:
+        raise type_error(p, error) from error
+    found = {}
+    for variable, ty in typemap.items():
+        found.setdefault(variable.split(".")[0], []).append(types.unliteral(ty))
+    context = registry.cpu_target.typing_context
+    merged = {}
+    for variable, versions in found.items():
+        merged[variable] = context.unify_types(*versions) if len(set(versions)) > 1 else versions[0]
+    return merged
+
+
+def type_error(program, error):
+    """Numba's report of a typing failure, cut down to what it says about the kernel."""
+    text = [part.strip() for part in str(error).split("\n") if part.strip()]
+    noise = ("Failed in nopython mode", "During:", "- Resolution", "There are", "For more information", "Enable logging",
+             "File ", "<source", "^", "In definition", "Overload", "With argument", "raised from", "Rejected", "Of which",
+             "Known signatures", "No match", "Match:")  # fmt: skip
+    kept = [t for t in text if not t.startswith(noise)]
+    told = textwrap.shorten(" ".join(kept[:6]), 400, placeholder=" ...")
+    return KernelTypeError(
+        f"{program.name} does not compile for these argument types: {told} ({program.filename}:{program.line})"
+    )

@@ -1,0 +1,56 @@
+"""What can go wrong with a kernel, in CUDA's words. Every message names the kernel and, where there is one, the line."""
+
+
+class KernelError(Exception):
+    """Base of every error that a kernel raises on the CPU device."""
+
+
+class UnsupportedError(KernelError, TypeError):
+    """The kernel's source uses something that a GPU, or this device, does not have."""
+
+
+class KernelTypeError(KernelError, TypeError):
+    """The kernel does not compile for the types of its arguments."""
+
+
+class ArgumentError(KernelError, TypeError):
+    """A launch passed the wrong number of arguments, or one that a kernel cannot take."""
+
+
+class LaunchError(KernelError, ValueError):
+    """The launch configuration breaks a limit of the device: grid, block or shared memory."""
+
+
+class DeviceFault(KernelError):
+    """A running kernel was stopped. Says where: kernel, line, block and thread.
+
+    Attributes: kernel (name), filename, line, block and thread ((x, y, z) each).
+    """
+
+    def __init__(self, message, *, kernel, filename, line, block, thread):
+        super().__init__(message)
+        self.kernel, self.filename, self.line, self.block, self.thread = kernel, filename, line, block, thread
+
+
+class OutOfBoundsError(DeviceFault, IndexError):
+    """A thread touched an element that its array does not have. Adds: array (its name), index, shape."""
+
+    array: str
+    index: tuple
+    shape: tuple
+
+
+class BarrierError(DeviceFault):
+    """A barrier was reached by some threads of a block and not by others."""
+
+
+class WarpError(DeviceFault):
+    """A warp collective was called where not all the lanes that its mask names take part."""
+
+
+class KernelAssertionError(DeviceFault, AssertionError):
+    """An assert in a kernel was false, or the kernel raised."""
+
+
+class KernelTimeout(DeviceFault, TimeoutError):
+    """A block ran for longer than the time limit: an endless loop, most likely."""

@@ -1,0 +1,620 @@
+"""kernel[grid, block, stream, shared_bytes](...): limits, arguments, blocks over cores, faults, Ctrl-C.
+
+A launch is synchronous. Blocks are handed out to a few threads (compiled code holds no interpreter lock) while the
+main thread waits, so that Ctrl-C and the time limit reach a running kernel. Kernels with atomics, and kernels that
+synchronise the grid, run on one thread, so that their results repeat.
+"""
+
+import ast
+import hashlib
+import importlib.util
+import os
+import queue
+import sys
+import tempfile
+import threading
+import time
+from functools import cached_property
+from pathlib import Path
+
+import numba
+import numpy as np
+from numba.core import sigutils, types
+from numba.core.errors import NumbaError
+
+from labkit.simt import lowlevel, rewrite
+from labkit.simt.arrays import LIMITS, ArgHint, DeviceNDArray
+from labkit.simt.compiled import Generator, type_error
+from labkit.simt.errors import (
+    ArgumentError,
+    BarrierError,
+    KernelAssertionError,
+    KernelTimeout,
+    KernelTypeError,
+    LaunchError,
+    OutOfBoundsError,
+    WarpError,
+)
+
+JIT_OPTIONS = {"device", "inline", "forceinline", "link", "debug", "opt", "lineinfo", "cache", "launch_bounds", "lto",
+               "shared_memory_carveout", "fastmath", "max_registers", "extensions", "nopython", "argtypes", "restype",
+               "bind", "boundscheck", "abi", "abi_info", "target"}  # fmt: skip
+
+
+def cache_directory():
+    """Where compiled kernels are kept: $LABKIT_CACHE_DIR, or labkit-simt in the user's cache directory."""
+    if given := os.environ.get("LABKIT_CACHE_DIR"):
+        return Path(given)
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return base / "labkit-simt"
+
+
+def time_limit_s():
+    """Seconds that one block may run before the launch is stopped: $LABKIT_TIME_LIMIT, 60 unless set; 0 is no limit."""
+    return float(os.environ.get("LABKIT_TIME_LIMIT", "60"))
+
+
+def is_checked():
+    """False where $LABKIT_BOUNDS_CHECK is 0: array indices are then not checked, as on a GPU."""
+    return os.environ.get("LABKIT_BOUNDS_CHECK", "1") != "0"
+
+
+def _own_version():
+    digest = hashlib.sha256(f"{numba.__version__} {np.__version__}".encode())
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+_VERSION = None
+
+
+def _version():
+    global _VERSION
+    if _VERSION is None:
+        _VERSION = _own_version()
+    return _VERSION
+
+
+# ---------------------------------------------------------------- compiling
+
+
+class Compiled:
+    """A kernel compiled for one set of argument types."""
+
+    def __init__(self, program, argument_types):
+        constants = [_constant_copy(a) for a in program.constants.values()]
+        constant_types = [numba.typeof(a) for a in constants]
+        self.program, self.constants = program, constants
+        all_types = (*constant_types, *argument_types)
+        fingerprint = "\n".join([_version(), str(all_types), str(is_checked()), fingerprint_of(program)])
+        key = hashlib.sha256(fingerprint.encode()).hexdigest()[:20]
+        module = _load_module(program, key, lambda: Generator(program, all_types, is_checked()).generate().source)
+        self.function = getattr(module, program.name)
+        self.sites = module.SITES
+        self.shared_bytes, self.fixed_bytes, self.thread_bytes = module.SIZES
+        int64, triple = types.int64, types.UniTuple(types.int64, 3)
+        signature = (int64, int64, triple, triple, int64, types.Array(types.uint8, 1, "C"),
+                     types.Array(int64, 1, "C"), *all_types)  # fmt: skip
+        try:
+            self.function.compile(signature)
+        except NumbaError as error:
+            raise type_error(program, error) from error
+        self.entry = self.function.overloads[signature].entry_point
+        self.function.disable_compile()
+
+    def scratch_bytes(self, threads, blocks, dynamic):
+        padded = -(-threads // 32) * 32
+        shared = (self.shared_bytes + -(-dynamic // 64) * 64) * blocks
+        return shared + self.fixed_bytes + self.thread_bytes * padded * blocks + 64
+
+
+def fingerprint_of(program):
+    """Everything that the generated source depends on, as text."""
+    body = [ast.dump(node, include_attributes=False) for node in program.body]
+    lines = [str(getattr(n, "lineno", "")) for s in program.body for n in ast.walk(s) if isinstance(n, ast.stmt)]
+    special = [
+        f"{type(n).__name__} {getattr(n, 'op', '') if isinstance(n, rewrite.Sync) else getattr(n, 'label', '')}"
+        for s in program.body
+        for n in ast.walk(s)
+        if isinstance(n, (rewrite.Sync, rewrite.Exit, rewrite.Inline))
+    ]
+    devices = [
+        f"{d.name} {d.params} {d.local} {d.filename} {[ast.dump(s, include_attributes=True) for s in d.body]}"
+        for d in program.devices.values()
+    ]
+    header = [program.name, program.filename, program.params, program.shared, program.local, list(program.constants),
+              program.cooperative, program.has_atomics]  # fmt: skip
+    return "\n".join(map(str, [*header, *body, *lines, *special, *devices]))
+
+
+def _constant_copy(array):
+    frozen = np.array(array, order="C")
+    frozen.flags.writeable = False
+    return frozen
+
+
+def _load_module(program, key, make_source):
+    """Import the generated module from the cache directory, writing it first if it is not there."""
+    name = f"{program.name}_{key}"
+    directory = cache_directory()
+    path = directory / f"{name}.py"
+    if not path.exists():
+        source = make_source()
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=directory, suffix=".tmp", delete=False, encoding="utf-8") as f:
+                f.write(source)
+            os.replace(f.name, path)
+        except OSError:  # no place to cache: compile from a directory that ends with the process
+            directory = Path(tempfile.mkdtemp(prefix="labkit-simt-"))
+            path = directory / f"{name}.py"
+            path.write_text(source, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(f"labkit_simt_cache.{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---------------------------------------------------------------- kernels
+
+
+class DeviceFunction:
+    """What `@cuda.jit(device=True)` makes on the CPU device: kernels call it, the host cannot."""
+
+    _labkit_device_function = True
+
+    def __init__(self, function):
+        rewrite.read_source(function)
+        self.py_func = function
+        self.__name__, self.__doc__, self.__module__ = function.__name__, function.__doc__, function.__module__
+        self.__wrapped__ = function
+
+    def __call__(self, *args, **kwargs):
+        raise TypeError(f"{self.__name__} is a device function: only kernels and device functions can call it")
+
+    def __repr__(self):
+        return f"<device function {self.__name__}>"
+
+
+class Kernel:
+    """What `@cuda.jit` makes on the CPU device. Launched as `kernel[grid, block, stream, shared_bytes](...)`."""
+
+    # numba.cuda lets a jitted function without device=True be called from a kernel as well
+    _labkit_device_function = True
+
+    def __init__(self, function, signatures=(), options=None):
+        self.py_func = function
+        self.options = options or {}
+        self.__name__, self.__doc__, self.__module__ = function.__name__, function.__doc__, function.__module__
+        self.__qualname__ = function.__qualname__
+        self.__wrapped__ = function
+        rewrite.read_source(function)
+        self.overloads = {}
+        self.signatures = [tuple(s) for s in signatures]
+        for signature in self.signatures:
+            self._compile(signature)
+
+    def __repr__(self):
+        return f"<kernel {self.__name__}>"
+
+    @cached_property
+    def params(self):
+        code = self.py_func.__code__
+        return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+    def __call__(self, *args, **kwargs):
+        raise LaunchError(
+            f"{self.__name__} is a kernel: launch it with a grid and a block, {self.__name__}[grid, block](...)"
+        )
+
+    def __getitem__(self, configuration):
+        if not isinstance(configuration, tuple) or not 2 <= len(configuration) <= 4:
+            raise LaunchError(
+                f"{self.__name__}[...] takes [grid, block], [grid, block, stream] or [grid, block, stream, shared_bytes]"
+            )
+        return self.configure(*configuration)
+
+    def configure(self, griddim, blockdim, stream=0, sharedmem=0):
+        """The kernel bound to a launch configuration. grid and block are ints or tuples of up to three ints."""
+        return Launch(self, _dimensions(self, "grid", griddim), _dimensions(self, "block", blockdim), stream, sharedmem)
+
+    def forall(self, ntasks, tpb=0, stream=0, sharedmem=0):
+        """A launch over ntasks threads in one dimension."""
+        if ntasks < 0:
+            raise LaunchError(f"{self.__name__}.forall: ntasks is {ntasks}, must not be negative")
+        block = tpb or min(256, LIMITS.max_threads_per_block)
+        return _ForAll(self, -(-ntasks // block), block, stream, sharedmem)
+
+    def specialize(self, *args):
+        """A copy of the kernel for the types of these arguments alone."""
+        return Kernel(self.py_func, [tuple(numba.typeof(_host_view(a)) for a in args)], self.options)
+
+    def compile(self, signature):
+        """Compile for a signature, ahead of the first launch."""
+        argument_types, _ = sigutils.normalize_signature(signature)
+        return self._compile(argument_types)
+
+    def _compile(self, argument_types):
+        key = (argument_types, is_checked())
+        compiled = self.overloads.get(key)
+        if compiled is None:
+            if len(argument_types) != len(self.params):
+                raise KernelTypeError(
+                    f"{self.__name__} has {len(self.params)} parameters and its signature {len(argument_types)}"
+                )
+            with _COMPILE_LOCK:
+                compiled = Compiled(rewrite.rewrite(self.py_func), argument_types)
+                self.overloads[key] = compiled
+        return compiled
+
+    def compiled_for(self, args):
+        """The compiled kernel for these (host view) arguments, and the arguments as it takes them."""
+        if not self.signatures:
+            return self._compile(tuple(self._typeof(k, a) for k, a in enumerate(args))), args
+        fitting = [s for s in self.signatures if all(_fits(a, ty) for a, ty in zip(args, s, strict=True))]
+        if not fitting:
+            given = ", ".join(str(self._typeof(k, a)) for k, a in enumerate(args))
+            wanted = " or ".join(f"({', '.join(map(str, s))})" for s in self.signatures)
+            raise ArgumentError(f"{self.__name__} is compiled for {wanted}, and was launched with ({given})")
+        return self._compile(fitting[0]), [_as_scalar(a, ty) for a, ty in zip(args, fitting[0], strict=True)]
+
+    def _typeof(self, position, value):
+        try:
+            return numba.typeof(value)
+        except (ValueError, TypeError, NumbaError) as error:
+            raise ArgumentError(
+                f"{self.__name__}: argument {self.params[position]!r} has the type {type(value).__name__}, which a kernel "
+                f"cannot take ({error})"
+            ) from None
+
+
+class _ForAll:
+    def __init__(self, kernel, grid, block, stream, sharedmem):
+        self.kernel, self.arguments = kernel, (grid, block, stream, sharedmem)
+
+    def __call__(self, *args):
+        if self.arguments[0]:
+            self.kernel.configure(*self.arguments)(*args)
+
+
+def _dimensions(kernel, name, value):
+    """(x, y, z) from an int or a tuple of up to three, checked."""
+    parts = value if isinstance(value, (tuple, list)) else (value,)
+    good = 1 <= len(parts) <= 3 and all(isinstance(p, (int, np.integer)) and not isinstance(p, bool) for p in parts)
+    if not good:
+        raise LaunchError(f"{kernel.__name__}: {name} must be an int or a tuple of up to three ints, not {value!r}")
+    parts = tuple(int(p) for p in parts)
+    if min(parts) < 1:
+        raise LaunchError(f"{kernel.__name__}: {name} is {value!r}; every dimension must be at least 1")
+    full = (*parts, 1, 1)[:3]
+    limits = LIMITS.max_grid_dim if name == "grid" else LIMITS.max_block_dim
+    for size, limit, axis in zip(full, limits, "xyz", strict=True):
+        if size > limit:
+            raise LaunchError(f"{kernel.__name__}: {name} is {value!r}; {name}Dim.{axis} may be at most {limit:,}")
+    threads = full[0] * full[1] * full[2]
+    if name == "block" and threads > LIMITS.max_threads_per_block:
+        raise LaunchError(
+            f"{kernel.__name__}: a block of {value!r} has {threads:,} threads; a block may have at most "
+            f"{LIMITS.max_threads_per_block:,}"
+        )
+    return full
+
+
+def _host_view(value):
+    """What compiled code works on: the NumPy array behind a device array, other values as they are."""
+    return value._array if isinstance(value, DeviceNDArray) else value
+
+
+def _fits(value, ty):
+    if isinstance(ty, types.Array):
+        if not isinstance(value, np.ndarray) or value.ndim != ty.ndim:
+            return False
+        given = numba.typeof(value)
+        return given.dtype == ty.dtype and (ty.layout in ("A", given.layout) or value.size == 1) and (
+            given.mutable or not ty.mutable
+        )  # fmt: skip
+    return not isinstance(value, np.ndarray)
+
+
+def _as_scalar(value, ty):
+    if isinstance(ty, (types.Integer, types.Float, types.Complex, types.Boolean)):
+        return numba.np.numpy_support.as_dtype(ty).type(value)
+    return value
+
+
+class Launch:
+    """A kernel with its launch configuration: call it with the kernel's arguments."""
+
+    def __init__(self, kernel, grid, block, stream, sharedmem):
+        self.kernel, self.grid, self.block, self.stream = kernel, grid, block, stream
+        if not isinstance(sharedmem, (int, np.integer)) or sharedmem < 0:
+            raise LaunchError(f"{kernel.__name__}: shared_bytes must be an int of at least 0, not {sharedmem!r}")
+        self.sharedmem = int(sharedmem)
+
+    def __repr__(self):
+        return f"<kernel {self.kernel.__name__}[{self.grid}, {self.block}]>"
+
+    def __call__(self, *args):
+        kernel = self.kernel
+        if len(args) != len(kernel.params):
+            raise ArgumentError(
+                f"{kernel.__name__} takes {len(kernel.params)} arguments ({', '.join(kernel.params)}), {len(args)} given"
+            )
+        afterwards = []  # copies back to the host, for cuda.Out and cuda.InOut
+        args = [a.to_device(afterwards, self.stream) if isinstance(a, ArgHint) else a for a in args]
+        values = [self._argument(kernel.params[k], a) for k, a in enumerate(args)]
+        compiled, values = kernel.compiled_for(values)
+        self._check_shared(compiled)
+        _run(kernel, compiled, self.grid, self.block, self.sharedmem, values)
+        for copy_back in afterwards:
+            copy_back()
+
+    def _argument(self, name, value):
+        who = f"{self.kernel.__name__}: argument {name!r}"
+        value = _host_view(value)
+        if isinstance(value, np.ndarray):
+            if value.dtype.hasobject or value.dtype.kind in "SUOmM":
+                raise ArgumentError(f"{who} is an array of {value.dtype}; a kernel takes numbers")
+            return value
+        if isinstance(value, (bool, int, float, complex, np.generic, tuple)):
+            if isinstance(value, int) and not -(2**63) <= value < 2**64:
+                raise ArgumentError(f"{who} is {value}, which does not fit in 64 bits")
+            return value
+        if isinstance(value, (list, str, dict, set)) or value is None or callable(value):
+            raise ArgumentError(
+                f"{who} is a host object ({type(value).__name__}); a kernel takes numbers, tuples of numbers and arrays"
+            )
+        if hasattr(value, "__array__"):  # a torch tensor on the CPU, say
+            return np.asarray(value)
+        raise ArgumentError(f"{who} has the type {type(value).__name__}; a kernel takes numbers, tuples and arrays")
+
+    def _check_shared(self, compiled):
+        static, limit = sum_shared(compiled.program), LIMITS.shared_per_block
+        if static + self.sharedmem > limit:
+            dynamic = f" and {self.sharedmem:,} at launch" if self.sharedmem else ""
+            raise LaunchError(
+                f"{self.kernel.__name__} uses too much shared memory: {static:,} bytes in shared.array{dynamic}; a block "
+                f"has {limit:,}"
+            )
+
+
+def sum_shared(program):
+    """Bytes of static shared memory that a kernel declares."""
+    sizes = [numba.np.numpy_support.as_dtype(a.dtype).itemsize * int(np.prod(a.shape)) for a in program.shared.values()]
+    return sum(sizes)
+
+
+# ---------------------------------------------------------------- running
+
+_COMPILE_LOCK = threading.RLock()
+_LAUNCH_LOCK = threading.RLock()
+
+
+class _Workers:
+    """A few threads that run compiled code. Started at the first launch; they end with the process."""
+
+    def __init__(self):
+        self.count = max(1, int(os.environ.get("LABKIT_WORKERS", 0)) or len(_cores()))
+        self.queue = queue.SimpleQueue()
+        self.pid = os.getpid()
+        self.scratch = threading.local()
+        for k in range(self.count):
+            threading.Thread(target=self._work, name=f"labkit-simt-{k}", daemon=True).start()
+
+    def _work(self):
+        while True:
+            self.queue.get()()
+
+    def memory(self, size):
+        """This thread's scratch memory, 64-byte aligned, grown when needed."""
+        held = getattr(self.scratch, "array", None)
+        if held is None or held.size < size:
+            raw = np.empty(max(size, 1 << 16) + 64, np.uint8)
+            start = -raw.ctypes.data % 64
+            held = self.scratch.array = raw[start : start + max(size, 1 << 16)]
+        return held
+
+
+def _cores():
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+
+
+_WORKERS = None
+
+
+def _workers():
+    global _WORKERS
+    if _WORKERS is None or _WORKERS.pid != os.getpid():
+        _WORKERS = _Workers()
+    return _WORKERS
+
+
+class _Run:
+    """One launch under way: hands out ranges of blocks, collects the first fault."""
+
+    def __init__(self, compiled, grid, block, dynamic, arguments):
+        self.compiled, self.grid, self.block, self.dynamic = compiled, grid, block, dynamic
+        self.arguments = (*compiled.constants, *arguments)
+        self.blocks = grid[0] * grid[1] * grid[2]
+        self.threads = block[0] * block[1] * block[2]
+        self.whole = compiled.program.cooperative
+        workers = _workers()
+        serial = self.whole or compiled.program.has_atomics
+        self.shares = 1 if serial else min(workers.count, self.blocks)
+        self.chunk = self.blocks if self.whole else max(1, min(self.blocks // (self.shares * 8), 1 << 14))
+        self.records = np.zeros((self.shares, lowlevel.RECORD_SIZE), np.int64)
+        self.lock = threading.Lock()
+        self.next, self.running, self.fault = 0, self.shares, None
+        self.finished = threading.Event()
+        scratch = compiled.scratch_bytes(self.threads, self.blocks if self.whole else 1, dynamic)
+        for k in range(self.shares):
+            workers.queue.put(lambda k=k: self._share(workers, scratch, self.records[k]))
+
+    def _share(self, workers, scratch, record):
+        try:
+            memory = workers.memory(scratch)
+            while self.fault is None:
+                with self.lock:
+                    first = self.next
+                    self.next = last = min(first + self.chunk, self.blocks)
+                if first >= last:
+                    break
+                self.compiled.entry(first, last, self.grid, self.block, self.dynamic, memory, record, *self.arguments)
+        except BaseException as error:  # reported by the thread that waits
+            with self.lock:
+                if self.fault is None or isinstance(self.fault[0], lowlevel.Stop) and record[lowlevel.CODE] == 0:
+                    self.fault = (error, record.copy())
+            self.stop()
+        finally:
+            with self.lock:
+                self.running -= 1
+                if not self.running:
+                    self.finished.set()
+
+    def stop(self):
+        self.records[:, lowlevel.ABORT] = 1
+
+    def progress(self):
+        return int(self.records[:, lowlevel.DONE].sum()), self.next
+
+    def wait(self):
+        """Until the last block is done; a limit on the time without any block done. Returns the limit if it was hit."""
+        if self.finished.wait(0.05):
+            return None
+        limit = time_limit_s()
+        seen, since = self.progress(), time.monotonic()
+        while not self.finished.wait(0.05):
+            now = self.progress()
+            if now != seen:
+                seen, since = now, time.monotonic()
+            elif limit and time.monotonic() - since > limit:
+                self.stop()
+                self.finished.wait()
+                return limit
+        return None
+
+
+def _run(kernel, compiled, grid, block, dynamic, arguments):
+    with _LAUNCH_LOCK:
+        run = _Run(compiled, grid, block, dynamic, arguments)
+        try:
+            limit = run.wait()
+        except BaseException:  # Ctrl-C: the kernel stops at its next loop or block, then the exception goes on
+            run.stop()
+            run.finished.wait()
+            raise
+    if run.fault is not None:
+        error, record = run.fault
+        if isinstance(error, lowlevel.Stop):
+            raise _describe(kernel, compiled, run, record, limit) from None
+        raise error
+
+
+def _coordinates(linear, shape):
+    x, y, _ = shape
+    return (int(linear % x), int(linear // x % y), int(linear // (x * y)))
+
+
+def _describe(kernel, compiled, run, record, limit):
+    """The error for a fault record."""
+    _, filename, line, text = compiled.sites[int(record[lowlevel.SITE])]
+    padded = -(-run.threads // 32) * 32
+    thread = _coordinates(int(record[lowlevel.THREAD]) % padded, run.block)
+    block = _coordinates(int(record[lowlevel.BLOCK]), run.grid)
+    name = kernel.__name__
+    where = {"kernel": name, "filename": filename, "line": line, "block": block, "thread": thread}
+    place = f"block {_short(block, run.grid)}, thread {_short(thread, run.block)}"
+    at = f"{name}, line {line}"
+    tail = f" ({filename})"
+    code = int(record[lowlevel.CODE])
+    n0, n1, n2 = (int(record[k]) for k in (lowlevel.COUNT, lowlevel.INDEX, lowlevel.INDEX + 1))
+    if code == lowlevel.OUT_OF_BOUNDS:
+        dims, axes = divmod(n0, 16)
+        index = tuple(int(v) for v in record[lowlevel.INDEX : lowlevel.INDEX + axes])
+        shape = tuple(int(v) for v in record[lowlevel.SHAPE : lowlevel.SHAPE + dims])
+        shown = index[0] if len(index) == 1 else index
+        error = OutOfBoundsError(f"{at}: {place} uses {text}[{_plain(shown)}], outside its shape {shape}{tail}", **where)
+        error.array, error.index, error.shape = text, index, shape
+        return error
+    if code == lowlevel.BARRIER:
+        why = "is elsewhere in the kernel" if n2 else "has returned"
+        return BarrierError(
+            f"{at}: cuda.{text}() was reached by {n0} of the {n1} threads of block {_short(block, run.grid)}; "
+            f"thread {_short(thread, run.block)} {why}. Every thread of a block must reach a barrier{tail}",
+            **where,
+        )
+    if code == lowlevel.WARP_MASK:
+        absent = [lane for lane in range(32) if n2 >> lane & 1]
+        return WarpError(
+            f"{at}: cuda.{text} under divergence: {place} calls it with the mask {n0 & 0xFFFFFFFF:#010x}, and "
+            f"{_lanes(absent)} of its warp, named by the mask, {'is' if len(absent) == 1 else 'are'} not there{tail}",
+            **where,
+        )
+    if code == lowlevel.WARP_SELF:
+        lane = int(record[lowlevel.THREAD]) & 31
+        return WarpError(
+            f"{at}: {place} calls cuda.{text} with the mask {n0 & 0xFFFFFFFF:#010x}, which leaves out its own lane, "
+            f"{lane}{tail}",
+            **where,
+        )
+    if code == lowlevel.WARP_SOURCE:
+        return WarpError(
+            f"{at}: {place} reads lane {n0} with cuda.{text}, and that lane takes no part in it: it has returned, does "
+            f"not exist, or is not in the mask{tail}",
+            **where,
+        )
+    if code == lowlevel.ASSERTION:
+        return KernelAssertionError(f"{at}: an assertion failed in {place}{tail}", **where)
+    seconds = f"{limit:g} s" if limit else "the time limit"
+    return KernelTimeout(
+        f"{at}: stopped after {seconds} in which no block ended: a loop that never ends? It was {place} "
+        f"that ran. LABKIT_TIME_LIMIT sets the limit in seconds{tail}",
+        **where,
+    )
+
+
+def _lanes(lanes):
+    if len(lanes) == 1:
+        return f"lane {lanes[0]}"
+    if lanes == list(range(lanes[0], lanes[-1] + 1)):
+        return f"lanes {lanes[0]} to {lanes[-1]}"
+    return f"lanes {', '.join(map(str, lanes))}"
+
+
+def _plain(index):
+    return ", ".join(map(str, index)) if isinstance(index, tuple) else str(index)
+
+
+def _short(position, shape):
+    """x alone for a one-dimensional block or grid, else the tuple."""
+    if shape[1] == shape[2] == 1:
+        return str(position[0])
+    return str(position[:2] if shape[2] == 1 else position)
+
+
+def show(kernel, *args):
+    """The source that the CPU device runs for a kernel, without its bounds checks, as text.
+
+    Takes a kernel and the arguments of a launch (their types decide what is kept for each thread).
+    """
+    if not isinstance(kernel, Kernel):
+        raise TypeError(f"show takes a kernel of the CPU device, not {kernel!r}")
+    program = rewrite.rewrite(kernel.py_func)
+    if kernel.signatures and not args:
+        argument_types = kernel.signatures[0]
+    elif len(args) != len(kernel.params):
+        raise ArgumentError(f"show({kernel.__name__}, ...) needs the arguments of a launch: {', '.join(kernel.params)}")
+    else:
+        argument_types = tuple(numba.typeof(_host_view(a)) for a in args)
+    constants = [numba.typeof(_constant_copy(a)) for a in program.constants.values()]
+    return Generator(program, (*constants, *argument_types), pretty=True).generate().source
+
+
+

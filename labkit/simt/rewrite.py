@@ -1,0 +1,904 @@
+"""A kernel's source -> a normal form that the compiled and the observed run share.
+
+In the normal form
+- every name that is not a local of the kernel is resolved: constants are literals, special registers are `_tx`, `_bx`,
+  `_bdx`, `_gdx` (threadIdx.x, blockIdx.x, blockDim.x, gridDim.x) and so on, global arrays are hidden arguments;
+- shared and local arrays are declarations, apart from the code;
+- a barrier or warp collective stands alone, as a `Sync` statement, never inside an expression;
+- a device function that contains one (or a shared array) is inlined: an `Inline` statement that `Exit` leaves;
+- other device functions stay functions.
+What a GPU does not have is refused here, with the line.
+"""
+
+import ast
+import builtins
+import copy
+import enum
+import inspect
+import itertools
+import linecache
+import math
+import operator
+import textwrap
+import types as python_types
+from dataclasses import dataclass, field
+
+import numba
+import numpy as np
+from numba.core import types
+from numba.core.dispatcher import Dispatcher
+
+from labkit.simt import stubs
+from labkit.simt.errors import UnsupportedError
+
+BUILTINS = {"range", "len", "min", "max", "abs", "int", "float", "bool", "round", "pow", "divmod", "complex", "print",
+            "enumerate", "zip", "slice", "sum", "tuple", "reversed"}  # fmt: skip
+ID_NAMES = tuple(f"_{prefix}{axis}" for prefix in ("t", "b", "bd", "gd") for axis in "xyz")
+_ATTRIBUTES_OF_ARRAYS = {"shape", "size", "ndim", "strides", "itemsize", "nbytes"}
+
+
+class Sync(ast.stmt):
+    """target = op(*args), where threads wait for one another. target may be None. `kind`: "block", "warp" or "grid"."""
+
+    _fields = ("target", "args")
+
+
+class Inline(ast.stmt):
+    """The body of an inlined device function; `Exit(label)` leaves it."""
+
+    _fields = ("body",)
+
+
+class Exit(ast.stmt):
+    """Return from the kernel (label "kernel") or from the Inline with this label."""
+
+    _fields = ()
+
+
+@dataclass
+class ArrayDeclaration:
+    """A shared or local array. shape is a tuple of ints; (0,) is dynamic shared memory."""
+
+    name: str
+    space: str
+    shape: tuple
+    dtype: types.Type
+    line: int
+
+
+@dataclass
+class DeviceSource:
+    """A device function that stays a function."""
+
+    name: str
+    params: list
+    body: list
+    local: list
+    filename: str
+
+
+@dataclass
+class Program:
+    """A kernel in normal form."""
+
+    name: str
+    filename: str
+    line: int
+    params: list
+    body: list = field(default_factory=list)
+    shared: dict = field(default_factory=dict)
+    local: dict = field(default_factory=dict)
+    constants: dict = field(default_factory=dict)
+    devices: dict = field(default_factory=dict)
+    cooperative: bool = False
+    has_atomics: bool = False
+
+
+def sync_kind(op):
+    if op == "grid_sync":
+        return "grid"
+    return "block" if op.startswith("syncthreads") else "warp"
+
+
+def contains(nodes, *kinds):
+    """True if any of these statements is, or holds, a node of one of these kinds."""
+    nodes = nodes if isinstance(nodes, list) else [nodes]
+    return any(isinstance(node, kinds) for top in nodes for node in ast.walk(top))
+
+
+def rewrite(function):
+    """The normal form of a kernel, as a Program.
+
+    Takes the Python function. Raises UnsupportedError, naming the line, for what a kernel may not contain.
+    """
+    return _Rewriter(function).program()
+
+
+def read_source(function):
+    """(FunctionDef with the line numbers of the file, filename) of a Python function."""
+    if not isinstance(function, python_types.FunctionType):
+        raise UnsupportedError(f"a kernel must be a Python function, not {type(function).__name__} {function!r}")
+    if function.__name__ == "<lambda>":
+        raise UnsupportedError("a lambda cannot be a kernel: write it with def")
+    filename = function.__code__.co_filename
+    linecache.checkcache(filename)
+    try:
+        lines, first = inspect.getsourcelines(function)
+    except (OSError, TypeError):
+        raise UnsupportedError(
+            f"the source of {function.__name__} cannot be read ({filename}): define it in a file or a notebook cell"
+        ) from None
+    tree = ast.parse(textwrap.dedent("".join(lines)))
+    ast.increment_lineno(tree, first - 1)
+    definition = tree.body[0]
+    if not isinstance(definition, ast.FunctionDef):
+        raise UnsupportedError(f"{function.__name__}: expected a def statement at {filename}:{first}")
+    return definition, filename
+
+
+class _Scope:
+    """The names of one function: what is local, what the rest means."""
+
+    def __init__(self, function):
+        self.function = function
+        self.definition, self.filename = read_source(function)
+        arguments = self.definition.args
+        if arguments.vararg or arguments.kwarg:
+            raise UnsupportedError(f"{function.__name__}: *args and **kwargs are not supported in device code")
+        self.params = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+        self.environment = dict(function.__globals__)
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in cells:
+            try:
+                self.environment[name] = cell.cell_contents
+            except ValueError:
+                self.environment.pop(name, None)
+        stores = [n for n in ast.walk(self.definition) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+        self.locals = set(self.params) | {n.id for n in stores}
+        self.assigned = {}
+        for name in stores:
+            self.assigned[name.id] = self.assigned.get(name.id, 0) + 1
+        self.local_constants = self._local_constants()
+
+    def _local_constants(self):
+        """Locals that are set once, to an integer literal: they may be array shapes."""
+        found = {}
+        for node in ast.walk(self.definition):
+            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+                name = node.targets[0].id
+                is_int = isinstance(node.value, ast.Constant) and type(node.value.value) is int
+                if is_int and self.assigned[name] == 1 and name not in self.params:
+                    found[name] = node.value.value
+        return found
+
+    def refuse(self, node, what, instead=None):
+        advice = f"; {instead}" if instead else ""
+        raise UnsupportedError(f"{self.function.__name__}, line {node.lineno}: {what}{advice} ({self.filename})")
+
+    def static(self, node):
+        """(True, object) if the expression is a constant of the kernel's surroundings."""
+        if isinstance(node, ast.Name):
+            if node.id in self.locals:
+                return False, None
+            if node.id in self.environment:
+                return True, self.environment[node.id]
+            if hasattr(builtins, node.id):
+                return True, getattr(builtins, node.id)
+            self.refuse(node, f"the name {node.id!r} is not defined")
+        if isinstance(node, ast.Attribute):
+            known, base = self.static(node.value)
+            if not known:
+                return False, None
+            if isinstance(base, np.ndarray) and node.attr not in _ATTRIBUTES_OF_ARRAYS:
+                return False, None
+            if isinstance(base, np.generic) and node.attr in ("real", "imag"):
+                return True, getattr(base, node.attr)
+            if not hasattr(base, node.attr):
+                name = ast.unparse(node.value)
+                self.refuse(node, f"{name}.{node.attr} does not exist on the CPU device")
+            return True, getattr(base, node.attr)
+        if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Slice):
+            known, base = self.static(node.value)
+            if known and isinstance(base, tuple):
+                index_known, index = self.constant(node.slice)
+                if index_known:
+                    return True, base[index]
+        return False, None
+
+    def constant(self, node):
+        """(True, value) for literals and static objects."""
+        if isinstance(node, ast.Constant):
+            return True, node.value
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+            return True, -node.operand.value
+        if isinstance(node, ast.Name) and node.id in self.local_constants:
+            return True, self.local_constants[node.id]
+        if isinstance(node, ast.Tuple):
+            parts = [self.constant(part) for part in node.elts]
+            return all(known for known, _ in parts), tuple(value for _, value in parts)
+        return self.static(node)
+
+
+def _is_device_function(obj):
+    return isinstance(obj, Dispatcher) or getattr(obj, "_labkit_device_function", False)
+
+
+def _as_type(obj):
+    """The Numba type of a dtype-like object, or None."""
+    if isinstance(obj, types.Type):
+        return obj
+    if isinstance(obj, str) or obj in (int, float, bool, complex) or isinstance(obj, (np.dtype, type)):
+        try:
+            return numba.from_dtype(np.dtype(obj))
+        except (TypeError, numba.core.errors.NumbaError):
+            return None
+    return None
+
+
+def type_code(ty):
+    """Python source for a scalar Numba type."""
+    if isinstance(ty, types.Record):
+        raise UnsupportedError("shared and local arrays of records are not supported on the CPU device")
+    return "_np.bool_" if ty == types.boolean else f"_np.{ty.name}"
+
+
+class _Rewriter:
+    def __init__(self, function):
+        self.function = function
+        self.counter = itertools.count(1)
+        self.needs_inline_cache = {}
+        self.shared_keys = {}
+        self.device_names = {}
+        self.inlining = []
+
+    def program(self):
+        scope = _Scope(self.function)
+        arguments = scope.definition.args
+        if arguments.defaults or any(arguments.kw_defaults):
+            scope.refuse(scope.definition, "default values of a kernel's parameters are not supported")
+        self.result = Program(self.function.__name__, scope.filename, scope.definition.lineno, scope.params)
+        names = {name: name if not name.startswith("_") else f"u{name}" for name in scope.locals}
+        self.result.params = [names[p] for p in scope.params]
+        body = self._resolve(scope, names)
+        self.result.body = self._finish_returns(self._flatten(body, scope), "kernel", None, scope)
+        return self.result
+
+    # ------------------------------------------------ names
+
+    def _resolve(self, scope, names, device=None):
+        resolver = _Resolver(self, scope, names, device)
+        body = [statement for node in scope.definition.body for statement in resolver.statement(node)]
+        return body
+
+    def fresh(self, stem):
+        return f"_{stem}{next(self.counter)}"
+
+    def needs_inline(self, function):
+        """True for device functions that hold a barrier, a collective or a shared array, also through others."""
+        key = function.__code__
+        if key in self.needs_inline_cache:
+            return self.needs_inline_cache[key]
+        self.needs_inline_cache[key] = False  # a recursive call does not make it so
+        scope = _Scope(function)
+        found = False
+        for node in ast.walk(scope.definition):
+            if not isinstance(node, ast.Call):
+                continue
+            known, target = scope.static(node.func) if isinstance(node.func, (ast.Name, ast.Attribute)) else (False, None)
+            if not known:
+                found |= isinstance(node.func, ast.Attribute) and node.func.attr == "sync"
+            elif isinstance(target, stubs.Function):
+                found |= target.name in stubs.SYNC or target.name == "shared.array"
+            elif _is_device_function(target):
+                found |= self.needs_inline(target.py_func)
+        self.needs_inline_cache[key] = found
+        return found
+
+    def device_function(self, function):
+        """Register a device function that stays a function; returns its name in the generated module."""
+        key = (function.__code__, tuple(id(c.cell_contents) for c in function.__closure__ or ()))
+        if key in self.device_names:
+            return self.device_names[key]
+        name = f"{function.__name__}_d{next(self.counter)}"
+        self.device_names[key] = name
+        scope = _Scope(function)
+        names = {n: n if not n.startswith("_") else f"u{n}" for n in scope.locals}
+        source = DeviceSource(name, [names[p] for p in scope.params], [], [], scope.filename)
+        self.result.devices[name] = source
+        source.body = self._resolve(scope, names, device=source)
+        return name
+
+    # ------------------------------------------------ barriers out of expressions, device functions inlined
+
+    def _is_sync(self, node):
+        return isinstance(node, ast.Call) and (getattr(node, "sync_op", None) or getattr(node, "inline", None))
+
+    def _has_sync(self, node):
+        return node is not None and any(self._is_sync(n) for n in ast.walk(node))
+
+    def _flatten(self, statements, scope):
+        return [flat for statement in statements for flat in self._flatten_one(statement, scope)]
+
+    def _flatten_one(self, s, scope):
+        if not self._has_sync(s):
+            return [s]
+        if isinstance(s, ast.If):
+            before, s.test = self._hoist(s.test, scope)
+            s.body, s.orelse = self._flatten(s.body, scope), self._flatten(s.orelse, scope)
+            return [*before, s]
+        if isinstance(s, ast.While):
+            if self._has_sync(s.test):
+                before, test = self._hoist(s.test, scope)
+                leave = ast.If(ast.UnaryOp(ast.Not(), test), [_at(ast.Break(), s)], [])
+                s.body = [*before, _at(leave, s), *self._flatten(s.body, scope)]
+                s.test = _at(ast.Constant(True), s)
+            else:
+                s.body = self._flatten(s.body, scope)
+            return [s]
+        if isinstance(s, ast.For):
+            before, s.iter = self._hoist(s.iter, scope)
+            s.body = self._flatten(s.body, scope)
+            return [*before, s]
+        if isinstance(s, ast.Expr) and self._is_sync(s.value):
+            before = self._hoist_children(s.value, scope)
+            return [*before, *self._place(s.value, None, scope)]
+        if isinstance(s, ast.Assign) and self._is_sync(s.value) and len(s.targets) == 1:
+            target = s.targets[0]
+            if isinstance(target, ast.Name):
+                before = self._hoist_children(s.value, scope)
+                return [*before, *self._place(s.value, target, scope)]
+        before = self._hoist_children(s, scope)
+        return [*before, s]
+
+    def _hoist(self, node, scope):
+        """(statements, expression): the expression without barriers, after the statements."""
+        if not self._has_sync(node):
+            return [], node
+        if self._is_sync(node):
+            before = self._hoist_children(node, scope)
+            target = _at(ast.Name(self.fresh("c"), ast.Store()), node)
+            return [*before, *self._place(node, target, scope)], _at(ast.Name(target.id, ast.Load()), node)
+        if isinstance(node, ast.BoolOp) and any(self._has_sync(v) for v in node.values[1:]):
+            name = self.fresh("c")
+            before, first = self._hoist(node.values[0], scope)
+            statements = [*before, _assign(name, first, node)]
+            for value in node.values[1:]:
+                inner, last = self._hoist(value, scope)
+                test = ast.Name(name, ast.Load())
+                if isinstance(node.op, ast.Or):
+                    test = ast.UnaryOp(ast.Not(), test)
+                statements.append(_at(ast.If(test, [*inner, _assign(name, last, node)], []), node))
+            return statements, _at(ast.Name(name, ast.Load()), node)
+        if isinstance(node, ast.IfExp) and (self._has_sync(node.body) or self._has_sync(node.orelse)):
+            name = self.fresh("c")
+            before, test = self._hoist(node.test, scope)
+            yes_before, yes = self._hoist(node.body, scope)
+            no_before, no = self._hoist(node.orelse, scope)
+            branch = ast.If(test, [*yes_before, _assign(name, yes, node)], [*no_before, _assign(name, no, node)])
+            return [*before, _at(branch, node)], _at(ast.Name(name, ast.Load()), node)
+        return self._hoist_children(node, scope), node
+
+    def _hoist_children(self, node, scope):
+        """Hoist from the expressions below node, left to right; what is evaluated before a barrier is kept in a name."""
+        slots = []
+        for name, value in ast.iter_fields(node):
+            if isinstance(value, ast.expr):
+                slots.append((node, name, None, value))
+            elif isinstance(value, list):
+                slots += [(value, None, k, item) for k, item in enumerate(value) if isinstance(item, (ast.expr, ast.keyword))]
+        last = max((k for k, slot in enumerate(slots) if self._has_sync(slot[3])), default=-1)
+        statements = []
+        for k, (holder, name, position, value) in enumerate(slots[: last + 1]):
+            if isinstance(getattr(value, "ctx", None), ast.Store):
+                statements += self._hoist_children(value, scope)
+                continue
+            before, new = self._hoist(value, scope)
+            statements += before
+            if k < last and _reads_memory(new):
+                kept = self.fresh("c")
+                statements.append(_assign(kept, new, value))
+                new = _at(ast.Name(kept, ast.Load()), value)
+            if name is not None:
+                setattr(holder, name, new)
+            else:
+                holder[position] = new
+        return statements
+
+    def _place(self, call, target, scope):
+        """The statements for a barrier, a collective, or an inlined device function whose arguments are plain."""
+        op = getattr(call, "sync_op", None)
+        if op:
+            sync = _at(Sync(target=target, args=call.args), call)
+            sync.op, sync.kind = op, sync_kind(op)
+            return [sync]
+        return self._inline(call, target)
+
+    def _inline(self, call, target):
+        function = call.inline
+        if function.__code__ in self.inlining:
+            raise UnsupportedError(f"device function {function.__name__} calls itself and contains a barrier")
+        scope = _Scope(function)
+        stem = f"_{function.__name__}{next(self.counter)}"
+        names = {name: f"{stem}_{name}" for name in scope.locals}
+        statements = []
+        for param, argument in zip(scope.params, call.args, strict=True):
+            # the callee cannot assign the caller's names, so a plain argument may stand for the parameter
+            if isinstance(argument, (ast.Name, ast.Constant)) and param not in scope.assigned:
+                names[param] = argument
+            else:
+                statements.append(_assign(names[param], argument, call))
+        self.inlining.append(function.__code__)
+        body = self._flatten(self._resolve(scope, names), scope)
+        self.inlining.pop()
+        label = self.fresh("inline")
+        result = f"{stem}_result"
+        body = self._finish_returns(body, label, result, scope)
+        if contains(body, Exit):
+            inline = _at(Inline(body=body), call)
+            inline.label = label
+            inline.function = function.__name__
+            statements.append(inline)
+        else:
+            statements += body
+        if target is not None:
+            statements.append(_at(ast.Assign([target], ast.Name(result, ast.Load())), call))
+        return statements
+
+    def _finish_returns(self, body, label, result, scope):
+        """Return -> Exit, dropped where it is the last thing that happens."""
+
+        def replace(statements, tail):
+            out = []
+            for k, s in enumerate(statements):
+                is_tail = tail and k == len(statements) - 1
+                if isinstance(s, ast.Return):
+                    if s.value is not None and result is None and not _is_none(s.value):
+                        scope.refuse(s, "a kernel cannot return a value", "write it into an array")
+                    if result is not None and s.value is not None:
+                        out.append(_assign(result, s.value, s))
+                    if not is_tail:
+                        leave = _at(Exit(), s)
+                        leave.label = label
+                        out.append(leave)
+                    return out  # what follows a return in one block never runs
+                if isinstance(s, ast.If):
+                    s.body, s.orelse = replace(s.body, is_tail), replace(s.orelse, is_tail)
+                    s.body = s.body or [_at(ast.Pass(), s)]
+                elif isinstance(s, (ast.For, ast.While)):
+                    s.body = replace(s.body, False) or [_at(ast.Pass(), s)]
+                out.append(s)
+            return out
+
+        return replace(body, True)
+
+
+def _at(node, where):
+    """Give a new node, and the new nodes below it, the line of `where`."""
+    for child in ast.walk(node):
+        if "lineno" in child._attributes and not hasattr(child, "lineno"):
+            ast.copy_location(child, where)
+        elif isinstance(child, (Sync, Inline, Exit)) and not hasattr(child, "lineno"):
+            child.lineno = where.lineno
+    return node
+
+
+def _assign(name, value, where):
+    return _at(ast.Assign([ast.Name(name, ast.Store())], value), where)
+
+
+def _is_none(node):
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _reads_memory(node):
+    """True if evaluating it later could give something else: it loads, calls, or names a variable."""
+    if isinstance(node, ast.Constant):
+        return False
+    return not (isinstance(node, ast.Name) and node.id in ID_NAMES)
+
+
+_REFUSED_EXPRESSIONS = {
+    ast.List: "a list", ast.Dict: "a dictionary", ast.Set: "a set", ast.ListComp: "a list comprehension",
+    ast.DictComp: "a dict comprehension", ast.SetComp: "a set comprehension", ast.GeneratorExp: "a generator",
+    ast.Lambda: "a lambda", ast.JoinedStr: "an f-string", ast.Await: "await", ast.Yield: "yield",
+    ast.YieldFrom: "yield", ast.Starred: "a starred expression",
+}  # fmt: skip
+_REFUSED_STATEMENTS = {
+    ast.With: "a with statement", ast.Try: "a try statement", ast.FunctionDef: "a function inside a kernel",
+    ast.ClassDef: "a class", ast.Import: "an import", ast.ImportFrom: "an import", ast.Global: "global",
+    ast.Nonlocal: "nonlocal", ast.Delete: "del", ast.Match: "match", ast.AsyncFunctionDef: "async",
+}  # fmt: skip
+
+
+class _Resolver:
+    """Resolves the names of one function and checks that it stays within device code."""
+
+    def __init__(self, rewriter, scope, names, device):
+        self.rewriter, self.scope, self.names, self.device = rewriter, scope, names, device
+        self.program = rewriter.result
+        self.pending = []
+        self.grid_groups = set()
+
+    # ---------------- statements
+
+    def statement(self, s):
+        """The resolved statements for one statement of the source."""
+        for kind, what in _REFUSED_STATEMENTS.items():
+            if isinstance(s, kind):
+                self.scope.refuse(s, f"{what} cannot be used in device code")
+        method = getattr(self, f"_{type(s).__name__.lower()}", None)
+        if method is None:
+            self.scope.refuse(s, f"{type(s).__name__} cannot be used in device code")
+        result = method(s)
+        result = result if isinstance(result, list) else [result]
+        before, self.pending = self.pending, []
+        return before + result
+
+    def block(self, statements):
+        outer, self.pending = self.pending, []
+        body = [r for s in statements for r in self.statement(s)]
+        self.pending = outer
+        return body
+
+    def _pass(self, s):
+        return []
+
+    def _break(self, s):
+        return s
+
+    _continue = _break
+
+    def _expr(self, s):
+        if isinstance(s.value, ast.Constant):
+            return []  # a docstring
+        value = self.expression(s.value)
+        return _at(ast.Expr(value), s) if value is not None else []
+
+    def _return(self, s):
+        return _at(ast.Return(None if s.value is None else self.expression(s.value)), s)
+
+    def _assign(self, s):
+        group = self._grid_group(s.value)
+        if group and len(s.targets) == 1 and isinstance(s.targets[0], ast.Name):
+            self.grid_groups.add(s.targets[0].id)
+            return []
+        declared = self._declaration(s.value)
+        if declared and len(s.targets) == 1 and isinstance(s.targets[0], ast.Name):
+            name = s.targets[0].id
+            once = self.scope.assigned[name] == 1 and name not in self.scope.params
+            return self._declare(*declared, s, self.names[name] if once else None, s.targets[0])
+        value = self.expression(s.value)
+        targets = [self.expression(t) for t in s.targets]
+        if len(targets) == 1 and isinstance(targets[0], ast.Tuple) and isinstance(value, ast.Tuple):
+            return self._split_tuple(targets[0], value, s)
+        if len(targets) > 1:
+            name = self.rewriter.fresh("c")
+            return [_assign(name, value, s)] + [
+                _at(ast.Assign([t], ast.Name(name, ast.Load())), s) for t in targets
+            ]
+        return _at(ast.Assign(targets, value), s)
+
+    def _split_tuple(self, target, value, s):
+        """col, row = x, y -> two assignments, where no value depends on a target."""
+        if len(target.elts) != len(value.elts):
+            self.scope.refuse(s, f"{len(value.elts)} values for {len(target.elts)} names")
+        written = {n.id for t in target.elts for n in ast.walk(t) if isinstance(n, ast.Name)}
+        read = {n.id for v in value.elts for n in ast.walk(v) if isinstance(n, ast.Name)}
+        if all(isinstance(t, ast.Name) for t in target.elts) and not written & read:
+            return [_at(ast.Assign([t], v), s) for t, v in zip(target.elts, value.elts, strict=True)]
+        kept = [self.rewriter.fresh("c") for _ in value.elts]
+        return [_assign(k, v, s) for k, v in zip(kept, value.elts, strict=True)] + [
+            _at(ast.Assign([t], ast.Name(k, ast.Load())), s) for t, k in zip(target.elts, kept, strict=True)
+        ]
+
+    def _annassign(self, s):
+        if s.value is None:
+            return []
+        return self._assign(_at(ast.Assign([s.target], s.value), s))
+
+    def _augassign(self, s):
+        return _at(ast.AugAssign(self.expression(s.target), s.op, self.expression(s.value)), s)
+
+    def _if(self, s):
+        test = self.expression(s.test)
+        return _at(ast.If(test, self.block(s.body) or [_at(ast.Pass(), s)], self.block(s.orelse)), s)
+
+    def _while(self, s):
+        if s.orelse:
+            self.scope.refuse(s, "else after a loop cannot be used in device code")
+        test = self.expression(s.test)
+        return _at(ast.While(test, self.block(s.body) or [_at(ast.Pass(), s)], []), s)
+
+    def _for(self, s):
+        if s.orelse:
+            self.scope.refuse(s, "else after a loop cannot be used in device code")
+        iterable = self.expression(s.iter)
+        target = self.expression(s.target)
+        return _at(ast.For(target, iterable, self.block(s.body) or [_at(ast.Pass(), s)], [], None), s)
+
+    def _assert(self, s):
+        test = self.expression(s.test)
+        call = ast.Expr(ast.Call(ast.Name("_assertion", ast.Load()), [], []))
+        return _at(ast.If(ast.UnaryOp(ast.Not(), test), [call], []), s)
+
+    def _raise(self, s):
+        return _at(ast.Expr(ast.Call(ast.Name("_assertion", ast.Load()), [], [])), s)
+
+    # ---------------- shared, local and constant arrays
+
+    def _declaration(self, node):
+        """("shared" | "local", shape, dtype) if the expression allocates an array of the device."""
+        if not isinstance(node, ast.Call):
+            return None
+        known, target = self.scope.static(node.func) if isinstance(node.func, (ast.Name, ast.Attribute)) else (False, 0)
+        if not known or not isinstance(target, stubs.Function) or target.name not in ("shared.array", "local.array"):
+            return None
+        shape_node, dtype_node = self._bind(target, node)
+        known, shape = self.scope.constant(shape_node)
+        whole = (int, np.integer)
+        parts = shape if isinstance(shape, tuple) else (shape,)
+        if not known or not all(isinstance(p, whole) and not isinstance(p, bool) for p in parts):
+            text = ast.unparse(shape_node)
+            self.scope.refuse(
+                node, f"the shape of cuda.{target.name} must be constant, and {text} is computed",
+                "bind the value to a name outside the kernel, and use that name",
+            )  # fmt: skip
+        known, dtype = self.scope.constant(dtype_node)
+        dtype = _as_type(dtype) if known else None
+        if dtype is None:
+            self.scope.refuse(node, f"{ast.unparse(dtype_node)} is not a dtype for cuda.{target.name}")
+        parts = tuple(int(p) for p in parts)
+        space = target.name.split(".")[0]
+        if any(p < 0 for p in parts) or (0 in parts and (space == "local" or parts != (0,))):
+            self.scope.refuse(node, f"the shape {parts} of cuda.{target.name} must be positive")
+        return space, parts, dtype
+
+    def _declare(self, space, shape, dtype, where, name=None, target=None):
+        """Register the array; the statements that stand for its allocation."""
+        if space == "shared":
+            if self.device is not None:
+                raise AssertionError("a device function with shared memory is inlined")
+            key = (self.scope.function.__code__, where.lineno, where.col_offset)
+            known = self.rewriter.shared_keys.get(key)
+            if known is None:
+                known = name or self.rewriter.fresh("shared")
+                self.rewriter.shared_keys[key] = known
+                self.program.shared[known] = ArrayDeclaration(known, space, shape, dtype, where.lineno)
+            if known == name or target is None:
+                return []
+            return [_assign(self.names[target.id], ast.Name(known, ast.Load()), where)]
+        known = name or self.rewriter.fresh("local")
+        declaration = ArrayDeclaration(known, space, shape, dtype, where.lineno)
+        if self.device is not None:
+            self.device.local.append(declaration)
+        else:
+            self.program.local[known] = declaration
+        fresh = _at(ast.Expr(ast.Call(ast.Name("_poison", ast.Load()), [ast.Name(known, ast.Load())], [])), where)
+        if known == name or target is None:
+            return [fresh]
+        return [fresh, _assign(self.names[target.id], ast.Name(known, ast.Load()), where)]
+
+    def _hidden(self, array):
+        """The name of a hidden argument that carries a constant array."""
+        for name, known in self.program.constants.items():
+            if known is array:
+                return name
+        name = f"_g{len(self.program.constants)}"
+        self.program.constants[name] = array
+        return name
+
+    def _grid_group(self, node):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, (ast.Name, ast.Attribute)):
+            return False
+        known, target = self.scope.static(node.func)
+        return known and target is stubs.this_grid
+
+    # ---------------- expressions
+
+    def expression(self, node):
+        for kind, what in _REFUSED_EXPRESSIONS.items():
+            if isinstance(node, kind):
+                self.scope.refuse(node, f"{what} cannot be used in device code")
+        if isinstance(node, ast.Name):
+            return self._name(node)
+        if isinstance(node, (ast.Attribute, ast.Subscript)):
+            known, obj = self.scope.static(node)
+            if known:
+                return self.embed(obj, node)
+        if isinstance(node, ast.Call):
+            return self._call(node)
+        new = copy.copy(node)
+        for name, value in ast.iter_fields(node):
+            if isinstance(value, ast.expr):
+                setattr(new, name, self.expression(value))
+            elif isinstance(value, list):
+                setattr(new, name, [self.expression(v) if isinstance(v, ast.expr) else v for v in value])
+        return new
+
+    def _name(self, node):
+        if node.id in self.names:
+            replacement = self.names[node.id]
+            if isinstance(replacement, ast.AST):
+                return _at(copy.deepcopy(replacement), node)
+            return ast.copy_location(ast.Name(replacement, node.ctx), node)
+        known, obj = self.scope.static(node)
+        return self.embed(obj, node)
+
+    def embed(self, obj, node):
+        """An expression for a Python object of the kernel's surroundings."""
+        source = ast.unparse(node)
+        if isinstance(obj, enum.Enum):
+            obj = obj.value
+        if isinstance(obj, stubs.Value):
+            return self._code(obj.code, node)
+        if isinstance(obj, (bool, int, np.bool_)) or obj is None:
+            return _at(ast.Constant(bool(obj) if isinstance(obj, np.bool_) else obj), node)
+        if isinstance(obj, np.generic) and obj.dtype.kind in "iufc":
+            return self._code(f"_np.{obj.dtype.name}({_number(obj.item())})", node)
+        if isinstance(obj, (float, complex)):
+            return self._code(_number(obj), node)
+        if isinstance(obj, tuple):
+            return _at(ast.Tuple([self.embed(item, node) for item in obj], ast.Load()), node)
+        if isinstance(obj, np.ndarray):
+            return self._code(self._hidden(obj), node)
+        if isinstance(obj, types.Type) or (isinstance(obj, type) and issubclass(obj, np.generic)):
+            ty = _as_type(obj)
+            if isinstance(ty, (types.Number, types.Boolean)):
+                return self._code(type_code(ty), node)
+        if isinstance(obj, (stubs.Dim3, stubs.Module)):
+            self.scope.refuse(node, f"{source} cannot be used whole", f"use one of its parts, such as {source}.x")
+        if isinstance(obj, (stubs.Function, python_types.FunctionType, python_types.BuiltinFunctionType)):
+            self.scope.refuse(node, f"the function {source} can be called here, but not passed around")
+        self.scope.refuse(
+            node, f"{source} is a host object ({type(obj).__name__}); device code takes numbers, tuples and arrays"
+        )
+
+    def _code(self, text, node):
+        return _at(_strip(ast.parse(text, mode="eval").body), node)
+
+    def _bind(self, stub, node):
+        """The arguments of a call of a stub, in the order of its parameters."""
+        given = dict(zip(stub.params, node.args, strict=False))
+        extra = node.args[len(stub.params) :]
+        for keyword in node.keywords:
+            if keyword.arg not in stub.params or keyword.arg in given:
+                self.scope.refuse(node, f"cuda.{stub.name} has no argument {keyword.arg!r}")
+            given[keyword.arg] = keyword.value
+        missing = [p for p in stub.params if p not in given and p not in stub.optional]
+        if missing or extra:
+            self.scope.refuse(node, f"cuda.{stub.name} takes ({', '.join(stub.params)}), {len(node.args)} given")
+        return [given[p] for p in stub.params if p in given]
+
+    def _call(self, node):
+        func = node.func
+        if isinstance(func, ast.Attribute) and func.attr == "sync" and not self.scope.static(func)[0]:
+            is_group = self._grid_group(func.value) or (
+                isinstance(func.value, ast.Name) and func.value.id in self.grid_groups
+            )
+            if is_group:
+                self.program.cooperative = True
+                return self._sync("grid_sync", [], node)
+        known, target = self.scope.static(func) if isinstance(func, (ast.Name, ast.Attribute)) else (False, None)
+        if not known:
+            if isinstance(func, ast.Attribute) and func.attr in ("conjugate", "conj") and not node.args:
+                return _at(ast.Call(self.expression(func), [], []), node)
+            if isinstance(func, ast.Attribute):
+                self.scope.refuse(node, f"the method .{func.attr}() cannot be used in device code")
+            self.scope.refuse(node, f"{ast.unparse(func)} cannot be called in device code")
+        if isinstance(target, stubs.Function):
+            return self._call_stub(target, node)
+        if _is_device_function(target):
+            return self._call_device(target.py_func, node)
+        arguments = [self.expression(a) for a in node.args]
+        ty = _as_type(target) if isinstance(target, (types.Type, np.dtype)) or _is_scalar_class(target) else None
+        if isinstance(ty, (types.Number, types.Boolean)):
+            return self._plain_call(type_code(ty), arguments, node)
+        if target in (bool, int, float, complex) or getattr(builtins, getattr(target, "__name__", ""), 0) is target:
+            if target.__name__ in BUILTINS:
+                return self._plain_call(target.__name__, arguments, node)
+            self.scope.refuse(node, f"{target.__name__}() cannot be used in device code")
+        if isinstance(target, np.ufunc):
+            return self._plain_call(f"_np.{target.__name__}", arguments, node)
+        if getattr(math, getattr(target, "__name__", ""), None) is target:
+            if target.__name__ == "cbrt":
+                return self._plain_call("_cbrt", arguments, node)
+            return self._plain_call(f"_math.{target.__name__}", arguments, node)
+        if getattr(operator, getattr(target, "__name__", ""), None) is target:
+            return self._plain_call(f"_operator.{target.__name__}", arguments, node)
+        name = ast.unparse(func)
+        if isinstance(target, python_types.FunctionType):
+            self.scope.refuse(node, f"{name} is a host function", "decorate it with @cuda.jit(device=True)")
+        self.scope.refuse(node, f"{name} cannot be called in device code")
+
+    def _plain_call(self, name, arguments, node):
+        if node.keywords:
+            self.scope.refuse(node, f"keyword arguments of {ast.unparse(node.func)} are not supported in device code")
+        return _at(ast.Call(_strip(ast.parse(name, mode="eval").body), arguments, []), node)
+
+    def _sync(self, op, arguments, node):
+        call = _at(ast.Call(ast.Name(f"_{op}", ast.Load()), arguments, []), node)
+        call.sync_op = op
+        return call
+
+    def _call_stub(self, stub, node):
+        if stub.name in ("shared.array", "local.array"):
+            space, shape, dtype = self._declaration(node)
+            name = self.rewriter.fresh(space)
+            self.pending += self._declare(space, shape, dtype, node, name)
+            return self._code(self.rewriter.shared_keys.get(
+                (self.scope.function.__code__, node.lineno, node.col_offset), name), node)  # fmt: skip
+        bound = self._bind(stub, node)
+        if stub.name == "const.array_like":
+            known, array = self.scope.static(bound[0])
+            if not known or not isinstance(array, np.ndarray):
+                self.scope.refuse(node, "cuda.const.array_like takes a NumPy array that is a global of the kernel")
+            return self._code(self._hidden(array), node)
+        if stub.name in ("grid", "gridsize"):
+            known, ndim = self.scope.constant(bound[0])
+            if not known or ndim not in (1, 2, 3):
+                self.scope.refuse(node, f"cuda.{stub.name} takes 1, 2 or 3, not {ast.unparse(bound[0])}")
+            form = "_b{0} * _bd{0} + _t{0}" if stub.name == "grid" else "_bd{0} * _gd{0}"
+            parts = [form.format(axis) for axis in "xyz"[:ndim]]
+            return self._code(parts[0] if ndim == 1 else f"({', '.join(parts)})", node)
+        if stub is stubs.this_grid:
+            self.scope.refuse(node, "cg.this_grid() has one use here: cg.this_grid().sync()")
+        arguments = [self.expression(a) for a in bound]
+        if stub.name in stubs.SYNC:
+            return self._sync(stub.name, arguments, node)
+        if stub.name.startswith("threadfence") or stub.name == "nanosleep":
+            return self._code("None", node)  # the CPU device runs one thread of a block at a time: always in order
+        if stub.name == "lanemask_lt":
+            return self._code("_np.uint32((1 << (_t & 31)) - 1)", node)
+        if stub.name == "atomic.compare_and_swap":
+            arguments.insert(1, ast.Constant(0))
+            self.program.has_atomics = True
+            return self._plain_bound("_atomic_cas", arguments, node)
+        if stub.name.startswith("atomic."):
+            self.program.has_atomics = True
+            return self._plain_bound(f"_atomic_{stub.name[7:]}", arguments, node)
+        return self._plain_bound(f"_{stub.name}", arguments, node)
+
+    def _plain_bound(self, name, arguments, node):
+        return _at(ast.Call(ast.Name(name, ast.Load()), arguments, []), node)
+
+    def _call_device(self, function, node):
+        try:
+            bound = inspect.signature(function).bind(*node.args, **{k.arg: k.value for k in node.keywords})
+        except TypeError as error:
+            self.scope.refuse(node, f"call of device function {function.__name__}: {error}")
+        arguments = []
+        for name, parameter in inspect.signature(function).parameters.items():
+            given = bound.arguments.get(name)
+            arguments.append(self.expression(given) if given is not None else self.embed(parameter.default, node))
+        if self.rewriter.needs_inline(function):
+            call = _at(ast.Call(ast.Name(f"_{function.__name__}", ast.Load()), arguments, []), node)
+            call.inline = function
+            return call
+        call = self._plain_bound(self.rewriter.device_function(function), arguments, node)
+        call.device = True
+        return call
+
+
+def _is_scalar_class(obj):
+    return isinstance(obj, type) and issubclass(obj, np.generic)
+
+
+def _strip(node):
+    """Forget the positions of parsed helper code, so that `_at` gives it the kernel's."""
+    for child in ast.walk(node):
+        for attribute in ("lineno", "col_offset", "end_lineno", "end_col_offset"):
+            if hasattr(child, attribute):
+                delattr(child, attribute)
+    return node
+
+
+def _number(value):
+    """Source of a number that evaluates to it exactly."""
+    if isinstance(value, complex):
+        return f"complex({_number(value.real)}, {_number(value.imag)})"
+    if isinstance(value, float):
+        if math.isnan(value):
+            return "_np.nan"
+        if math.isinf(value):
+            return "_np.inf" if value > 0 else "(-_np.inf)"
+    return repr(value)
