@@ -88,7 +88,7 @@ def find_root() -> Path:
     """The checkout: where the package lies, or a directory above the current one."""
     candidates = [Path(__file__).resolve().parent.parent, Path.cwd(), *Path.cwd().parents]
     for directory in candidates:
-        if (directory / "course.toml").is_file() and (directory / "notebooks").is_dir():
+        if (directory / "course.toml").is_file():
             return directory
     raise CourseError(
         "the lessons were not found. labkit is installed apart from its repository; "

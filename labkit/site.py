@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass, field
 from datetime import datetime
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 
 import jinja2
@@ -235,7 +235,7 @@ def _mathml(latex: str, display: str) -> str:
 
 
 def _anchor(heading: str, taken: set[str]) -> str:
-    words = re.sub(r"<[^>]+>", "", heading).lower()
+    words = unescape(re.sub(r"<[^>]+>", "", heading)).lower()
     stem = re.sub(r"[^a-z0-9]+", "-", words).strip("-") or "section"
     anchor, number = stem, 1
     while anchor in taken:

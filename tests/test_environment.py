@@ -1,0 +1,60 @@
+"""environment.yml and pyproject.toml ask for the same packages, and README, CI and package agree on the commands."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import yaml
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+ENVIRONMENT = yaml.safe_load((ROOT / "environment.yml").read_text())
+
+
+def wanted() -> dict[str, str]:
+    project = PYPROJECT["project"]
+    found = [Requirement(text) for text in project["dependencies"] + project["optional-dependencies"]["test"]]
+    return {r.name: str(r.specifier) for r in found}
+
+
+def offered() -> dict[str, str]:
+    conda = [entry for entry in ENVIRONMENT["dependencies"] if isinstance(entry, str)]
+    (pip,) = (entry["pip"] for entry in ENVIRONMENT["dependencies"] if isinstance(entry, dict))
+    found = [Requirement(text) for text in conda + [line for line in pip if line != "-e ."]]
+    assert "-e ." in pip
+    return {r.name: str(r.specifier) for r in found}
+
+
+def test_the_conda_environment_has_the_same_dependencies():
+    environment = offered()
+    assert environment.pop("pip") == ""
+    assert environment.pop("python") == PYPROJECT["project"]["requires-python"]
+    assert environment == wanted()
+
+
+def test_numba_cuda_is_pinned_in_every_extra_and_left_out_on_a_mac():
+    project = PYPROJECT["project"]
+    lines = [*project["dependencies"], *project["optional-dependencies"]["cu12"]]
+    lines += project["optional-dependencies"]["cu13"]
+    requirements = [Requirement(line) for line in lines if line.startswith("numba-cuda")]
+    assert len(requirements) == 3
+    for requirement in requirements:
+        assert str(requirement.specifier) == "==0.30.*"
+        assert not requirement.marker.evaluate({"sys_platform": "darwin"})
+        assert requirement.marker.evaluate({"sys_platform": "linux"})
+
+
+def test_readme_begins_with_the_two_commands_and_ci_reads_the_second():
+    readme = (ROOT / "README.md").read_text()
+    block = re.search(r"^```\w*\n(.*?)^```", readme, re.DOTALL | re.MULTILINE).group(1)
+    assert block.splitlines() == ["pip install -e . && labkit run", "pip install -e '.[test]' && pytest"]
+    script = (ROOT / ".ci" / "run").read_text()
+    assert "README.md | sed -n 2p" in script
+    assert "pytest" not in re.sub(r"^ *#.*|.*&& pytest\".*", "", script, flags=re.MULTILINE)
+
+
+def test_every_extra_that_readme_names_exists():
+    readme = (ROOT / "README.md").read_text()
+    named = set(re.findall(r"\.\[(\w+)\]", readme))
+    assert named <= PYPROJECT["project"]["optional-dependencies"].keys()
