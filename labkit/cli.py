@@ -313,9 +313,11 @@ def doctor(
 @app.command()
 @friendly
 def bench(
-    op: Annotated[str | None, typer.Argument(help="An operation such as matmul, or simt. All when left out.")] = None,
+    op: Annotated[
+        str | None, typer.Argument(help="An operation such as matmul, or simt for the CPU device. All when left out.")
+    ] = None,
     device: Device = None,
-    out: Annotated[str | None, typer.Option(help="Write the measurements as JSON to this file.")] = None,
+    out: Annotated[str | None, typer.Option(help="Write there: a directory, or a file ending in .json.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes, few runs: shows that it works.")] = False,
 ):
     """Time every rung of every operation, beside NumPy and the libraries that are installed."""
@@ -326,7 +328,15 @@ def bench(
 
         raise typer.Exit(measure_simt.main(console) or 0)
     from labkit import bench as measure
+    from labkit.errors import UserError
+    from labkit.kernels import HOMES
 
+    if op not in (None, "all", *HOMES):
+        raise UserError(f"there is no operation {op!r}; there are {', '.join(HOMES)}, all and simt")
+    try:
+        measure.targets(out)
+    except ValueError as error:
+        raise UserError(str(error)) from None
     raise typer.Exit(measure.main(console, op=op, out=out, quick=quick) or 0)
 
 

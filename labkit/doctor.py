@@ -151,8 +151,8 @@ def _python_faults(facts: Facts):
         yield Finding(
             "warning",
             f"The cache directory {facts.cache_dir} cannot be written.",
-            "Every kernel is then compiled again in each process.",
-            _export(facts, "NUMBA_CACHE_DIR", "%TEMP%\\numba-cache" if facts.platform == "Windows" else "/tmp/numba"),
+            "Every kernel for the CPU device is then compiled again in each process.",
+            _export(facts, "LABKIT_CACHE_DIR", "%TEMP%\\labkit" if facts.platform == "Windows" else "/tmp/labkit"),
         )
 
 
@@ -394,7 +394,7 @@ def collect() -> Facts:
         numpy_allowed=_numpy_allowed(),
         cudasim=os.environ.get("NUMBA_ENABLE_CUDASIM", ""),
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        requested=os.environ.get("LABKIT_DEVICE") or "auto",
+        requested=os.environ.get("LABKIT_DEVICE", "").strip().lower() or "auto",
     )
     for look in (_look_at_numba, _look_at_cache, _look_at_hardware, _look_at_driver, _look_at_toolkit, _look_at_choice):
         with contextlib.suppress(Exception):
@@ -427,8 +427,9 @@ def _look_at_numba(facts: Facts) -> None:
 
 
 def _look_at_cache(facts: Facts) -> None:
-    # numba caches beside the source unless told otherwise.
-    folder = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(__file__).parent / "__pycache__")
+    from labkit.simt.launch import cache_directory
+
+    folder = cache_directory()
     facts.cache_dir = str(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,6 @@ Each stands between `<!-- NAME: made by labkit build -->` and `<!-- end of NAME 
 
 import json
 import re
-from pathlib import Path
 
 from labkit.course import Course, CourseError, write_text
 
@@ -16,47 +15,16 @@ def chapters(course: Course) -> str:
 
 
 def measured(course: Course) -> str:
-    """For each recorded GPU a table: every operation's first rung, its fastest, and the libraries, as measured."""
-    files = sorted((course.root / "data" / "measurements").glob("*.json"))
-    tables = [_table(path) for path in files]
-    return "\n\n".join(table for table in tables if table) or "No GPU measurements are recorded yet."
+    """The table of each GPU that `labkit bench` has recorded, as labkit.bench words it."""
+    tables = []
+    for path in sorted((course.root / "data" / "measurements").glob("*.json")):
+        from labkit.bench import readme_table  # imports Numba, so only where there is something to show
 
-
-def _table(path: Path) -> str:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        ladders = [recorded[0] for recorded in data["ops"].values() if recorded]
-        if not ladders:
-            return ""
-        rows = [line for ladder in ladders for line in _lines(ladder)]
-        machine = ladders[0]["machine"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CourseError(f"data/measurements/{path.name} is not what labkit bench writes: {error!r}") from None
-    named = ("driver", "driver"), ("CUDA", "cuda_driver"), ("numba-cuda", "numba-cuda"), ("PyTorch", "torch")
-    versions = [f"{label} {machine[key]}" for label, key in named if machine.get(key)]
-    heading = f"**{machine['device']}**, {', '.join([machine['date'], *versions])}. Times are medians."
-    head = ["| Operation | Kernel | ms | Rate | Of the hardware's limit |", "|:--|:--|--:|--:|--:|"]
-    source = f"All rungs, with their spread: [{path.name}](data/measurements/{path.name})."
-    return "\n".join([heading, "", *head, *rows, "", source])
-
-
-def _lines(ladder: dict) -> list[str]:
-    """The rows of one operation. A library is there only where it ran on the GPU."""
-    rungs = [row for row in ladder["rows"] if row["kind"] == "rung"]
-    fastest = min(rungs, key=lambda row: row["timing"]["p50"])
-    rivals = [row for row in ladder["rows"] if row["kind"] == "rival"]
-    shown = [rungs[0], *([fastest] if fastest is not rungs[0] else []), *rivals]
-    lines = []
-    for position, row in enumerate(shown):
-        size = ", ".join(f"{axis}={length:,}" for axis, length in ladder["size"].items())
-        operation = f"{ladder['title']}, {size}" if position == 0 else ""
-        rate = row["gbs"] if ladder["unit"] == "GB/s" else row["tflops"]
-        lines.append(
-            f"| {operation} | {row['name']} | {row['timing']['p50']:.3g} "
-            f"| {'–' if rate is None else f'{rate:,.3g}' if rate < 1000 else f'{rate:,.0f}'} {ladder['unit']} "
-            f"| {'–' if row['fraction'] is None else format(row['fraction'], '.0%')} |"
-        )
-    return lines
+        try:
+            tables.append(readme_table(json.loads(path.read_text(encoding="utf-8"))))
+        except (ValueError, KeyError, TypeError) as error:
+            raise CourseError(f"data/measurements/{path.name} is not what labkit bench writes: {error!r}") from None
+    return "\n\n".join(tables) or "No GPU measurements are recorded yet."
 
 
 PARTS = {"chapters": chapters, "measured": measured}

@@ -32,7 +32,9 @@ def test_help_is_quick_and_lists_every_command():
     best = float("inf")
     for _ in range(3):  # the machine may be busy
         start = time.perf_counter()
-        done = subprocess.run([sys.executable, "-m", "labkit.cli", "--help"], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "labkit.cli", "--help"], capture_output=True, text=True, check=True
+        )
         best = min(best, time.perf_counter() - start)
     assert best < 0.5
     for command in ("run", "build", "learn", "doctor", "bench"):

@@ -1,7 +1,8 @@
 """The registry, building, staleness and backups. The lessons here are small ones in a temporary directory."""
 
-import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -168,9 +169,7 @@ def fresh(course_dir):
 def test_check_names_a_stale_notebook(fresh):
     chapter = fresh.chapters[1]
     chapter.source.write_text(chapter.source.read_text() + "\n# one more line\n")
-    assert courses.check(fresh) == [
-        "notebooks/01_second.ipynb is stale: its source has changed; run labkit build 01"
-    ]
+    assert courses.check(fresh) == ["notebooks/01_second.ipynb is stale: its source has changed; run labkit build 01"]
 
 
 def test_check_names_missing_and_unlisted_files(fresh):
@@ -207,29 +206,18 @@ def test_check_names_a_stale_readme(fresh):
     assert "lacks the markers of 'chapters'" in problem
 
 
-def recorded(**changes):
-    """The part of a recorded ladder that README reads."""
-
-    def row(name, kind, ms, gbs, fraction):
-        return {"name": name, "kind": kind, "timing": {"p50": ms}, "gbs": gbs, "tflops": 0.1, "fraction": fraction}
-
-    rows = [row("add_slow", "rung", 2.0, 500.0, 0.125), row("add_fast", "rung", 0.5, 2000.0, 0.5)]
-    rows += [row("torch", "rival", 0.4, 2500.0, 0.625), row("numpy", "host", 90.0, None, None)]
-    machine = {"device": "GPU X", "date": "2026-11-01", "driver": "580.1", "torch": "2.11"}
-    return {"title": "Addition", "unit": "GB/s", "size": {"n": 1024}, "machine": machine, "rows": rows} | changes
-
-
-def test_readme_shows_what_was_measured_on_a_gpu(fresh):
+def test_readme_shows_what_was_measured_on_a_gpu(fresh, monkeypatch):
     folder = fresh.root / "data" / "measurements"
     folder.mkdir(parents=True)
-    (folder / "gpu-x.json").write_text(json.dumps({"ops": {"add": [recorded()]}}))
-    table = readme.measured(fresh)
-    assert "**GPU X**, 2026-11-01, driver 580.1, PyTorch 2.11" in table
-    assert "| Addition, n=1,024 | add_slow | 2 | 500 GB/s | 12% |" in table
-    assert "|  | add_fast | 0.5 | 2,000 GB/s | 50% |" in table
-    assert "torch" in table and "numpy |" not in table
-    (folder / "gpu-x.json").write_text("{}")
-    with pytest.raises(courses.CourseError, match="gpu-x.json is not what labkit bench writes"):
+    (folder / "gpu-b.json").write_text('{"machine": "b"}')
+    (folder / "gpu-a.json").write_text('{"machine": "a"}')
+    fake = SimpleNamespace(readme_table=lambda data: f"table of {data['machine']}")
+    monkeypatch.setitem(sys.modules, "labkit.bench", fake)
+    assert readme.measured(fresh) == "table of a\n\ntable of b"
+    (problem,) = courses.check(fresh)
+    assert "README.md is stale" in problem
+    (folder / "gpu-b.json").write_text("{}")
+    with pytest.raises(courses.CourseError, match="gpu-b.json is not what labkit bench writes: KeyError"):
         readme.measured(fresh)
 
 

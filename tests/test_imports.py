@@ -61,7 +61,9 @@ def test_the_reader_of_imports_sees_each_form():
 
 def test_simt_imports_nothing_of_labkit_but_itself():
     assert files("simt"), "labkit/simt has no files"
-    assert offenders(files("simt"), lambda n: under(n, "labkit") and n != "labkit" and not under(n, "labkit.simt")) == []
+    assert (
+        offenders(files("simt"), lambda n: under(n, "labkit") and n != "labkit" and not under(n, "labkit.simt")) == []
+    )
 
 
 def test_kernels_and_measuring_know_nothing_of_the_command_and_the_course():
