@@ -15,6 +15,7 @@ take part: so a barrier knows who is missing.
 
 import ast
 import copy
+import re
 import textwrap
 from dataclasses import dataclass, field
 
@@ -954,7 +955,7 @@ class Generator:
             for s in statements:
                 if isinstance(s, Sync):
                     for name, argument in zip(s.names, s.args, strict=True):
-                        lines.append(f"{pad}{name} = {ast.unparse(argument)}")
+                        lines.append(f"{pad}{name} = {_typed(argument)}  # {s.lineno}")
                     if s.target is not None:
                         lines.append(f"{pad}{s.target.id} = {_collective_type(s)}")
                 elif isinstance(s, Inline):
@@ -977,7 +978,7 @@ class Generator:
                     lines.append(f"{pad}if _go:")
                     lines.append(f"{pad}    {'break' if isinstance(s, ast.Break) else 'continue'}")
                 else:
-                    lines.extend(pad + part for part in _typed(s).split("\n"))
+                    lines.append(f"{pad}{_typed(s)}  # {s.lineno}")
             if len(lines) == start:
                 lines.append(f"{pad}pass")
 
@@ -1195,7 +1196,7 @@ def infer_types(generator):
     except _Inferred as result:
         typemap = result.typemap
     except NumbaError as error:
-        raise type_error(p, error) from error
+        raise type_error(p, error, source) from error
     found = {}
     for variable, ty in typemap.items():
         found.setdefault(variable.split(".")[0], []).append(types.unliteral(ty))
@@ -1206,14 +1207,45 @@ def infer_types(generator):
     return merged
 
 
-def type_error(program, error):
-    """Numba's report of a typing failure, cut down to what it says about the kernel."""
-    text = [part.strip() for part in str(error).split("\n") if part.strip()]
-    noise = ("Failed in nopython mode", "During:", "- Resolution", "There are", "For more information", "Enable logging",
-             "File ", "<source", "^", "In definition", "Overload", "With argument", "raised from", "Rejected", "Of which",
-             "Known signatures", "No match", "Match:")  # fmt: skip
-    kept = [t for t in text if not t.startswith(noise)]
-    told = textwrap.shorten(" ".join(kept[:6]), 400, placeholder=" ...")
+_REPORT = (  # how Numba says it -> how we do; the last match in its report is the most specific
+    (r"NumbaTypeError: (.+)", "{0}"),
+    (r"Cannot unify (.+?) and (.+?) for '(\w+?)(?:\.\d+)?'", "{2} is {0} on one path and {1} on another"),
+    (r"(?:NameError: name|Undefined variable|Variable) '(\w+?)(?:\.\d+)?'", "{0} is read before it is set"),
+    (r"No implementation of function Function\((.+?)\) found for signature:\s+>>> \w+\((.+?)\)\n",
+     "{0} does not take the types ({1})"),
+    (r"Unknown attribute '(\w+)' of type (.+)", "{1} has no attribute {0}"),
+    (r"Invalid use of (.+)", "invalid use of {0}"),
+)  # fmt: skip
+
+
+def type_error(program, error, source):
+    """Numba's report of a typing failure, cut down to what it says about the kernel, with the kernel's line."""
+    report = str(error)
+    told = None
+    for pattern, form in _REPORT:
+        matches = re.findall(pattern, report)
+        if matches:
+            last = matches[-1]
+            told = form.format(*(last if isinstance(last, tuple) else (last,)))
+            break
+    if told is None:
+        lines = [part.strip() for part in report.split("\n") if part.strip()]
+        told = next((t for t in lines if not t.startswith("Failed in nopython")), "unknown reason")
+    told = re.sub(r"<built-in function (\w+)>", r"\1", told)
+    told = re.sub(r"array\((\w+), (\d)d, \w\)", r"array of \1 (\2D)", told)
+    told = re.sub(r"Literal\[\w+\]\((.+?)\)", r"\1", told)
     return KernelTypeError(
-        f"{program.name} does not compile for these argument types: {told} ({program.filename}:{program.line})"
+        f"{program.name}{_kernel_line(report, source)}: does not compile for these argument types: "
+        f"{textwrap.shorten(told, 300, placeholder=' ...')} ({program.filename}:{program.line})"
     )
+
+
+def _kernel_line(report, source):
+    """The kernel's line that Numba's report points to, through the comments of the generated source."""
+    lines = source.split("\n")
+    for number in re.findall(r"(?:line |\()(\d+)\)?", report)[::-1]:
+        if 1 <= int(number) <= len(lines):
+            found = re.search(r"# (\d+)$", lines[int(number) - 1])
+            if found:
+                return f", line {found[1]}"
+    return ""

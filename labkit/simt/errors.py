@@ -52,5 +52,5 @@ class KernelAssertionError(DeviceFault, AssertionError):
     """An assert in a kernel was false, or the kernel raised."""
 
 
-class KernelTimeout(DeviceFault, TimeoutError):
+class KernelTimeout(DeviceFault):
     """A block ran for longer than the time limit: an endless loop, most likely."""

@@ -22,7 +22,7 @@ import numpy as np
 from numba.core import sigutils, types
 from numba.core.errors import NumbaError
 
-from labkit.simt import lowlevel, rewrite
+from labkit.simt import half, lowlevel, rewrite  # noqa: F401 (half registers float16)
 from labkit.simt.arrays import LIMITS, ArgHint, DeviceNDArray
 from labkit.simt.compiled import Generator, type_error
 from labkit.simt.errors import (
@@ -88,7 +88,7 @@ class Compiled:
     """A kernel compiled for one set of argument types."""
 
     def __init__(self, program, argument_types):
-        constants = [_constant_copy(a) for a in program.constants.values()]
+        constants = [_constant(a) for a in program.constants.values()]
         constant_types = [numba.typeof(a) for a in constants]
         self.program, self.constants = program, constants
         all_types = (*constant_types, *argument_types)
@@ -104,7 +104,7 @@ class Compiled:
         try:
             self.function.compile(signature)
         except NumbaError as error:
-            raise type_error(program, error) from error
+            raise type_error(program, error, Path(module.__file__).read_text(encoding="utf-8")) from error
         self.entry = self.function.overloads[signature].entry_point
         self.function.disable_compile()
 
@@ -133,7 +133,10 @@ def fingerprint_of(program):
     return "\n".join(map(str, [*header, *body, *lines, *special, *devices]))
 
 
-def _constant_copy(array):
+def _constant(array):
+    """A global array as a kernel sees it: host arrays as they were at compile time, device arrays themselves."""
+    if isinstance(array, DeviceNDArray):
+        return array._array
     frozen = np.array(array, order="C")
     frozen.flags.writeable = False
     return frozen
@@ -363,6 +366,8 @@ class Launch:
             if value.dtype.hasobject or value.dtype.kind in "SUOmM":
                 raise ArgumentError(f"{who} is an array of {value.dtype}; a kernel takes numbers")
             return value
+        if isinstance(value, np.float16):
+            return np.float32(value)
         if isinstance(value, (bool, int, float, complex, np.generic, tuple)):
             if isinstance(value, int) and not -(2**63) <= value < 2**64:
                 raise ArgumentError(f"{who} is {value}, which does not fit in 64 bits")
@@ -613,7 +618,7 @@ def show(kernel, *args):
         raise ArgumentError(f"show({kernel.__name__}, ...) needs the arguments of a launch: {', '.join(kernel.params)}")
     else:
         argument_types = tuple(numba.typeof(_host_view(a)) for a in args)
-    constants = [numba.typeof(_constant_copy(a)) for a in program.constants.values()]
+    constants = [numba.typeof(_constant(a)) for a in program.constants.values()]
     return Generator(program, (*constants, *argument_types), pretty=True).generate().source
 
 

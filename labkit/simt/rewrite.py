@@ -29,6 +29,7 @@ from numba.core import types
 from numba.core.dispatcher import Dispatcher
 
 from labkit.simt import stubs
+from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.errors import UnsupportedError
 
 BUILTINS = {"range", "len", "min", "max", "abs", "int", "float", "bool", "round", "pow", "divmod", "complex", "print",
@@ -189,7 +190,7 @@ class _Scope:
             known, base = self.static(node.value)
             if not known:
                 return False, None
-            if isinstance(base, np.ndarray) and node.attr not in _ATTRIBUTES_OF_ARRAYS:
+            if isinstance(base, (np.ndarray, DeviceNDArray)) and node.attr not in _ATTRIBUTES_OF_ARRAYS:
                 return False, None
             if isinstance(base, np.generic) and node.attr in ("real", "imag"):
                 return True, getattr(base, node.attr)
@@ -739,7 +740,7 @@ class _Resolver:
             return self._code(_number(obj), node)
         if isinstance(obj, tuple):
             return _at(ast.Tuple([self.embed(item, node) for item in obj], ast.Load()), node)
-        if isinstance(obj, np.ndarray):
+        if isinstance(obj, (np.ndarray, DeviceNDArray)):
             return self._code(self._hidden(obj), node)
         if isinstance(obj, types.Type) or (isinstance(obj, type) and issubclass(obj, np.generic)):
             ty = _as_type(obj)
