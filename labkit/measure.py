@@ -390,7 +390,7 @@ class Ladder(ResultTable):
                 "rows": [{"name": row.name, "p50_ms": row.timing.p50, "fraction": row.fraction} for row in self.rows]}
 
     def to_json(self) -> dict:
-        return asdict(self)
+        return json.loads(json.dumps(asdict(self)))  # tuples become lists now, not in the file
 
     @classmethod
     def from_json(cls, data: dict) -> Ladder:

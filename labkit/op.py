@@ -76,7 +76,7 @@ class Op:
 
 
 def rung(*, kernel, idea: str, failed: str = ""):
-    """Marks a launcher as a rung: the kernel it starts, its idea in a line, and, if it failed, why, with a measurement."""
+    """Marks a launcher as a rung: its kernel, its idea in a line and, if it failed, why, with a measurement."""
 
     def mark(launcher):
         launcher.kernel = kernel

@@ -86,7 +86,7 @@ class Prediction(ResultTable):
     def table(self) -> dict:
         b = self.bound
         limits = b.limits
-        binding = "bytes: the kernel waits for memory" if b.binds == "bytes" else "flops: the kernel waits for arithmetic"
+        binding = f"{b.binds}: the kernel waits for {'memory' if b.binds == 'bytes' else 'arithmetic'}"
         return {
             "title": f"{self.op} at {size_text(self.size)}: what the hardware allows",
             "columns": ["", "amount", "unit"],
@@ -100,8 +100,8 @@ class Prediction(ResultTable):
                 ["bound: the larger of the two", number(b.time_ms), "ms"],
             ],
             "notes": [f"Set by the {binding}.",
-                      f"For {limits.gpu}: {limits.bandwidth_gbs:,.0f} GB/s, {limits.fp32_tflops:.1f} TFLOP/s in float32 "
-                      f"({limits.source})."],
+                      f"For {limits.gpu}: {limits.bandwidth_gbs:,.0f} GB/s, {limits.fp32_tflops:.1f} TFLOP/s in "
+                      f"float32 ({limits.source})."],
         }
 
     def result(self) -> dict:

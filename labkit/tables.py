@@ -31,23 +31,25 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def rich_table(spec: dict):
+    """The table and, below it, its notes, which are not wrapped to the table's width."""
+    from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=spec["title"], title_justify="left", caption="\n".join(spec["notes"]) or None,
-                  caption_justify="left", title_style="bold", caption_style="")
+    table = Table(title=spec["title"], title_justify="left", title_style="bold")
     for position, column in enumerate(spec["columns"]):
         table.add_column(column, justify="left" if _is_text(spec, position) else "right")
     for row in spec["rows"]:
         table.add_row(*row)
-    return table
+    return Group(table, *(Text(note) for note in spec["notes"]))
 
 
 def text(spec: dict, width: int = 120) -> str:
     from rich.console import Console
 
     buffer = io.StringIO()
-    Console(file=buffer, width=width, color_system=None, highlight=False).print(rich_table(spec), markup=False)
-    return buffer.getvalue().rstrip()
+    Console(file=buffer, width=width, color_system=None, highlight=False).print(rich_table(spec))
+    return "\n".join(line.rstrip() for line in buffer.getvalue().rstrip().split("\n"))
 
 
 def to_html(spec: dict) -> str:

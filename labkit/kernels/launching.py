@@ -22,7 +22,7 @@ def check_array(name: str, array, *, shape: tuple | None = None, ndim: int | Non
     if not array.is_c_contiguous():
         raise ValueError(f"{name} is not C-contiguous; copy it, or pass the array it is a view of")
     if array.size == 0:
-        raise ValueError(f"{name} has shape {tuple(array.shape)}, which holds no elements; every axis must be at least 1")
+        raise ValueError(f"{name} has shape {tuple(array.shape)}, no elements; every axis must be at least 1")
     if array.size > MAX_ELEMENTS:
         raise ValueError(f"{name} has {array.size:,} elements; at most {MAX_ELEMENTS:,} are allowed")
 

@@ -108,7 +108,7 @@ def matmul_tiled(a, b, out, stream=0):
 
 @rung(kernel=matmul_tiled_32_kernel, idea="32 x 32 tiles in shared memory")
 def matmul_tiled_32(a, b, out, stream=0):
-    """As tiled, but 32 x 32: a value is fetched once for 32 uses, by a block of 1,024 threads, the most there may be."""
+    """As tiled, but 32 x 32: a value is fetched once for 32 uses, by a block of 1,024 threads, the limit."""
     rows, cols = _check(a, b, out)
     matmul_tiled_32_kernel[blocks_for((cols, rows), (32, 32)), (32, 32), stream](a, b, out)
 

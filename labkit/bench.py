@@ -1,0 +1,291 @@
+"""`labkit bench`: times every rung of every operation and its rivals, prints the ladders, writes what it found.
+
+    labkit bench matmul
+    python3 -m labkit.bench all --out DIR        the same without an install, from the repository's root
+
+On a GPU the measurements are merged into data/measurements/<gpu>.json, which README, lessons and plots quote. Without
+one they go to build/bench/<device>.json and never into data/measurements: a CPU device's time is not a GPU's. The plots
+go to build/bench/. With --out everything goes there: a directory, or a file that ends in .json (then no plots).
+data/measurements/README.md describes the JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from labkit import cuda, device, measure, roofline
+from labkit.kernels import HOMES, op
+from labkit.measure import Ladder, time_graph, time_host, time_kernel, time_launch
+from labkit.tables import number, size_text, to_markdown
+
+SCHEMA = 1
+BUILD = Path(__file__).resolve().parents[1] / "build" / "bench"
+LESSON_SIZES = {"vector_add": ({"n": 10_000_000},)}  # ladders recorded beside the op's own size
+BLOCK_SHAPES = ((1024, 1, 1), (256, 4, 1), (128, 8, 1), (64, 16, 1), (32, 32, 1), (32, 8, 4), (16, 8, 8), (8, 8, 16),
+                (4, 16, 16), (2, 16, 32), (1, 16, 64), (1, 1024, 1), (256, 1, 1), (64, 4, 1), (32, 8, 1), (8, 8, 4),
+                (4, 4, 4))
+
+
+# --- Series: one quantity over a range, for the lessons --------------------------------------------------------------
+
+
+def _stamp(series: dict) -> dict:
+    return {**series, "where": measure.where(), "date": measure.machine()["date"]}
+
+
+def vector_add_sizes(exponents=None, budget_s: float = 0.08) -> dict:
+    """Vector addition over n = 2^10 ... : the kernel alone, called from Python, with its three copies, and NumPy.
+
+    kernel_ms: CUDA events (the CPU device: wall clock). call_ms: wall clock of launch and synchronise. with_copies_ms:
+    a and b to the device, the kernel, the result back, pageable memory, buffers allocated before.
+    """
+    from labkit.kernels.elementwise import vector_add_per_thread
+
+    exponents = exponents or device.pick(gpu=range(10, 29), cpu=range(10, 21, 2))
+    series = {"n": [], "kernel_ms": [], "call_ms": [], "with_copies_ms": [], "numpy_ms": []}
+    rng = np.random.default_rng(0)
+    limits = {"budget_s": budget_s, "min_runs": 3, "max_runs": 50}
+    for n in measure.steps("vector_add over sizes", [2**e for e in exponents]):
+        a, b = rng.random(n, dtype=np.float32), rng.random(n, dtype=np.float32)
+        out = np.empty_like(a)
+        d_a, d_b, d_out = cuda.to_device(a), cuda.to_device(b), cuda.device_array(n, np.float32)
+
+        def call(d_a=d_a, d_b=d_b, d_out=d_out):
+            vector_add_per_thread(d_a, d_b, d_out)
+
+        def with_copies(a=a, b=b, out=out, d_a=d_a, d_b=d_b, d_out=d_out, call=call):
+            d_a.copy_to_device(a)
+            d_b.copy_to_device(b)
+            call()
+            d_out.copy_to_host(out)
+
+        series["n"].append(n)
+        series["kernel_ms"].append(time_kernel(call, **limits).p50)
+        series["call_ms"].append(time_host(call, after=cuda.synchronize, **limits).p50)
+        series["with_copies_ms"].append(time_host(with_copies, after=cuda.synchronize, **limits).p50)
+        series["numpy_ms"].append(time_host(lambda a=a, b=b, out=out: np.add(a, b, out=out), **limits).p50)
+    return _stamp(series)
+
+
+def volume_add_block_shapes(size: dict | None = None, shapes=BLOCK_SHAPES, budget_s: float = 0.1) -> dict:
+    """The 3D volume addition over shapes of its block."""
+    volume_add = op("volume_add")
+    launcher = volume_add.rung("volume_add_3d")
+    size = size or device.pick(gpu=volume_add.timed_gpu, cpu={"nx": 64, "ny": 64, "nz": 64})
+    arrays = [cuda.to_device(array) for array in volume_add.inputs(np.random.default_rng(0), **size)]
+    out = cuda.device_array(volume_add.shape(**size), np.float32)
+    times = []
+    for block in measure.steps("volume_add over block shapes", list(shapes)):
+        timing = time_kernel(lambda block=block: launcher(*arrays, out, block=block), budget_s=budget_s, max_runs=50)
+        times.append(timing.p50)
+    return _stamp({
+        "blocks": [list(block) for block in shapes], "ms": times, "size": size,
+        "gbs": [volume_add.bytes(**size) / ms / 1e6 for ms in times] if device.on_gpu() else None,
+        "limit": roofline.limits().bandwidth_gbs,
+    })
+
+
+def matmul_sizes(sizes=None, budget_s: float = 0.12) -> dict:
+    """Every rung of the matrix product and its rivals over square sizes. Each result is checked."""
+    matmul = op("matmul")
+    sizes = sizes or device.pick(gpu=(256, 512, 1024, 2048, 4096), cpu=(32, 64, 96, 128))
+    ladders = [measure.ladder(matmul, {"M": s, "N": s, "K": s}, budget_s=budget_s) for s in sizes]
+    lines = [{"name": row.name, "kind": row.kind, "ms": [one.row(row.name).timing.p50 for one in ladders],
+              "rate": [one.row(row.name).tflops for one in ladders]} for row in ladders[0].rows]
+    return _stamp({"op": "matmul", "title": matmul.title, "x": list(sizes), "x_label": "M = N = K", "lines": lines,
+                   "unit": "TFLOP/s", "limit": roofline.limits().fp32_tflops, "limit_name": "float32 peak"})
+
+
+def launch_overhead(n: int = 1024) -> dict:
+    """What one launch of a tiny kernel costs: through the launcher, bound once, in a graph; and torch.add."""
+    from labkit.kernels.elementwise import vector_add_per_thread, vector_add_per_thread_kernel
+
+    a, b, out = (cuda.to_device(np.ones(n, np.float32)) for _ in range(3))
+    bound = vector_add_per_thread_kernel[-(-n // 256), 256]
+    series = {
+        "n": n,
+        "launcher_us": 1000 * time_launch(lambda: vector_add_per_thread(a, b, out)).p50,
+        "bound_us": 1000 * time_launch(lambda: bound(a, b, out)).p50,
+        "graph_us": None,
+        "torch_us": None,
+    }
+    graph = time_graph(lambda stream: vector_add_per_thread(a, b, out, stream=stream), launches=100)
+    if graph is not None:
+        series["graph_us"] = 1000 * graph.p50
+    torch = measure.import_rival("torch") if device.on_gpu() else None
+    if torch is not None:
+        x, y, z = (torch.ones(n, device="cuda") for _ in range(3))
+
+        def add():
+            torch.add(x, y, out=z)
+
+        add()
+        torch.cuda.synchronize()
+        times = []
+        for _ in range(10):
+            begin = time.perf_counter()
+            for _ in range(200):
+                add()
+            torch.cuda.synchronize()
+            times.append(1e6 * (time.perf_counter() - begin) / 200)
+        series["torch_us"] = float(np.median(times))
+    return _stamp(series)
+
+
+def copies() -> dict:
+    """Copies between host and device, pageable and pinned."""
+    return _stamp(measure.time_copy(device.pick(gpu=2**28, cpu=2**24)))
+
+
+# Series -> the operation it belongs to, and the function that takes it.
+SERIES: dict[str, tuple[str, Callable[[], dict]]] = {
+    "vector_add_sizes": ("vector_add", vector_add_sizes),
+    "launch_overhead": ("vector_add", launch_overhead),
+    "copies": ("vector_add", copies),
+    "volume_add_block_shapes": ("volume_add", volume_add_block_shapes),
+    "matmul_sizes": ("matmul", matmul_sizes),
+}
+QUICK = {
+    "vector_add_sizes": lambda: vector_add_sizes(exponents=(10, 14), budget_s=0.01),
+    "volume_add_block_shapes": lambda: volume_add_block_shapes({"nx": 16, "ny": 16, "nz": 16}, ((16, 8, 8), (4, 4, 4)),
+                                                               budget_s=0.01),
+    "matmul_sizes": lambda: matmul_sizes((16, 32), budget_s=0.01),
+}
+
+
+# --- Running ---------------------------------------------------------------------------------------------------------
+
+
+def run(name: str = "all", *, quick: bool = False, show: Callable[[object], None] = print) -> dict:
+    """Measures one operation, or all, and returns the measurements. `show` is given each ladder as it is done."""
+    if name != "all" and name not in HOMES:
+        raise ValueError(f"no operation is called {name!r}; there are all, {', '.join(HOMES)}")
+    names = list(HOMES) if name == "all" else [name]
+    limits = roofline.limits()
+    data = {"schema": SCHEMA, "machine": measure.machine(), "limits": asdict(limits), "ops": {}, "series": {}}
+    for each in names:
+        one = op(each)
+        sizes = [one.awkward[-1]] if quick else [None, *(LESSON_SIZES.get(each, ()) if device.on_gpu() else ())]
+        budget_s = 0.02 if quick else 0.4
+        ladders = [measure.ladder(one, size, budget_s=budget_s) for size in sizes]
+        data["ops"][each] = [found.to_json() for found in ladders]
+        for found in ladders:
+            show(found)
+    for key, (owner, take) in SERIES.items():
+        if owner in names and not (quick and key not in QUICK):
+            data["series"][key] = QUICK[key]() if quick else take()
+    return data
+
+
+def merge(path: Path, data: dict) -> dict:
+    """Puts `data` into the file at `path`, operation by operation, and replaces the file in one step."""
+    path = Path(path)
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if known.get("schema", SCHEMA) != SCHEMA:
+        known = {}  # another layout: nothing in it can be kept
+    merged = {**data, "ops": {**known.get("ops", {}), **data["ops"]},
+              "series": {**known.get("series", {}), **data["series"]}}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(merged, file, indent=1, allow_nan=False)
+            file.write("\n")
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return merged
+
+
+def draw(data: dict, folder: Path) -> list[Path]:
+    """A PNG for each ladder at its op's own size and for each series that has a plot."""
+    from labkit import plots
+
+    drawn = []
+    for name, entries in data["ops"].items():
+        if entries:
+            drawn.append(plots.ladder(Ladder.from_json(entries[0])).save(folder / f"{name}.png"))
+    for key, plot in (("vector_add_sizes", plots.crossover), ("volume_add_block_shapes", plots.block_shapes),
+                      ("matmul_sizes", plots.sizes)):
+        if key in data["series"]:
+            drawn.append(plot(data["series"][key]).save(folder / f"{key}.png"))
+    return drawn
+
+
+def targets(out: str | Path | None) -> tuple[Path, Path | None]:
+    """Where the JSON and the plots go. Only a GPU's measurements reach data/measurements."""
+    name = measure.slug(device.name()) + ".json"
+    if out is None:
+        return (measure.RECORDED if device.on_gpu() else BUILD) / name, BUILD
+    out = Path(out)
+    if measure.RECORDED in (out.resolve(), out.resolve().parent) and not device.on_gpu():
+        raise ValueError("out lies in data/measurements, which holds GPU measurements only; this is the CPU device")
+    return (out, None) if out.suffix == ".json" else (out / name, out)
+
+
+def main(console=None, op: str | None = None, out: str | None = None, quick: bool = False) -> int:
+    """Runs, prints, writes. `console` is rich's; without one it is made here."""
+    if console is None:
+        from rich.console import Console
+
+        console = Console()
+    path, folder = targets(out)
+    begin = time.perf_counter()
+    console.print(f"Timing on {measure.where()}", highlight=False)
+    data = run(op or "all", quick=quick, show=console.print)
+    if quick and out is None:
+        console.print("A quick run shows that it works; nothing was written.", highlight=False)
+        return 0
+    merged = merge(path, data)
+    written = [path, *(draw(data, folder) if folder else [])]
+    assert merged["ops"].keys() >= data["ops"].keys()
+    console.print(f"{time.perf_counter() - begin:.0f} s. Wrote " + ", ".join(str(p) for p in written), highlight=False,
+                  soft_wrap=True)
+    return 0
+
+
+# --- The README's table ----------------------------------------------------------------------------------------------
+
+
+def readme_table(measurements: dict) -> str:
+    """Markdown: every operation's rungs, slowest idea first, beside the libraries, with the date and the versions."""
+    rows = []
+    for entries in measurements["ops"].values():
+        for entry in entries[:1]:
+            found = Ladder.from_json(entry)
+            for row in found.rows:
+                first = row is found.rows[0]
+                rate = found.rate(row)
+                rows.append([f"**{found.title}**, {size_text(found.size)}" if first else "",
+                             f"`{row.name}`" if row.kind == "rung" else row.name,
+                             number(row.timing.p50), "-" if rate is None else f"{number(rate)} {found.unit}",
+                             "-" if row.fraction is None else f"{row.fraction:.0%}"])
+    table = to_markdown({"columns": ["Operation", "Kernel", "ms", "rate", "of the limit"], "rows": rows})
+    m, limits = measurements["machine"], measurements["limits"]
+    versions = ", ".join(f"{label} {m[key]}" for label, key in (("driver", "driver"), ("CUDA", "cuda_runtime"),
+                         ("numba-cuda", "numba-cuda"), ("NumPy", "numpy"), ("PyTorch", "torch"), ("CuPy", "cupy"))
+                         if m.get(key))
+    return (f"Measured on {m['device']}, {m['date']} ({versions}). CUDA events, cold caches, p50. Limits: "
+            f"{limits['bandwidth_gbs']:,.0f} GB/s (a copy, read and write), {limits['fp32_tflops']:.1f} TFLOP/s "
+            f"(float32 multiply-adds in registers).\n\n{table}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python3 -m labkit.bench", description=__doc__.splitlines()[0])
+    parser.add_argument("op", nargs="?", default="all", help="an operation such as matmul, or all")
+    parser.add_argument("--out", help="a directory for JSON and plots, or a file ending in .json")
+    parser.add_argument("--quick", action="store_true", help="small sizes, few runs: shows that it works")
+    options = parser.parse_args()
+    sys.exit(main(op=options.op, out=options.out, quick=options.quick))

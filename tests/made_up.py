@@ -1,0 +1,65 @@
+"""Measurements that nobody took, for tests of plots and tables. Never shown to a reader."""
+
+from labkit.measure import CPU_DEVICE, Ladder, LadderRow, Timing
+
+GPU = "NVIDIA Imaginary"
+MACHINE = {"device": GPU, "kind": "gpu", "date": "2026-01-02", "gpu": GPU, "driver": "1.2", "cuda_runtime": "13.0",
+           "numba-cuda": "0.30.4", "numpy": "2.4.6", "torch": None, "cupy": None}
+LIMITS = {"gpu": GPU, "bandwidth_gbs": 1000.0, "fp32_tflops": 10.0, "source": "measured"}
+
+
+def timing(ms, where=GPU):
+    return Timing(0.98 * ms, ms, 1.05 * ms, 20, where)
+
+
+def ladder(op="vector_add", unit="GB/s", on_gpu=True, flops=10**9, nbytes=12 * 10**9):
+    """Two rungs and a rival at 40 %, 80 % and 90 % of the limit, and NumPy."""
+    bytes_ms, flops_ms = nbytes / 1e9, flops / 1e10
+    bound = max(bytes_ms, flops_ms)
+    where = GPU if on_gpu else CPU_DEVICE
+    rows = []
+    shares = ((f"{op}_slow", "rung", 0.4), (f"{op}_fast", "rung", 0.8), ("NumPy, on the host", "host", 0.01),
+              ("PyTorch", "rival", 0.9))
+    for name, kind, share in shares:
+        if kind == "rival" and not on_gpu:
+            continue
+        ms = bound / share
+        rows.append(LadderRow(
+            name, "an idea", kind, timing(ms, where if kind != "host" else "host CPU"),
+            gbs=nbytes / ms / 1e6 if on_gpu else None, tflops=flops / ms / 1e9 if on_gpu else None,
+            fraction=share if on_gpu and kind != "host" else None, error=1e-7, error_units=0.3,
+            kernels=(f"{name}_kernel",) if kind == "rung" else ()))
+    limit = nbytes / bound / 1e6 if unit == "GB/s" else flops / bound / 1e9
+    return Ladder(op, "Vector addition" if op == "vector_add" else "Matrix multiplication", {"n": 10**9}, unit, where,
+                  flops, nbytes, bound, "bytes" if bytes_ms >= flops_ms else "flops", limit, "copy bandwidth",
+                  tuple(rows), LIMITS, MACHINE)
+
+
+def crossover(on_gpu=True):
+    ns = [2**e for e in range(10, 21, 2)]
+    return {"n": ns, "kernel_ms": [0.002 + n / 1e8 for n in ns], "call_ms": [0.05 + n / 1e8 for n in ns],
+            "with_copies_ms": [0.2 + n / 1e6 for n in ns], "numpy_ms": [0.0005 + n / 2e6 for n in ns],
+            "where": GPU if on_gpu else CPU_DEVICE, "date": "2026-01-02"}
+
+
+def block_shapes(on_gpu=True):
+    return {"blocks": [[16, 8, 8], [4, 4, 4], [256, 1, 1]], "ms": [2.0, 4.0, 1.0],
+            "gbs": [500.0, 250.0, 900.0] if on_gpu else None, "limit": 1000.0, "size": {"nx": 8, "ny": 8, "nz": 8},
+            "where": GPU if on_gpu else CPU_DEVICE, "date": "2026-01-02"}
+
+
+def matmul_sizes(on_gpu=True):
+    lines = [{"name": "matmul_naive", "kind": "rung", "ms": [4.0, 9.0], "rate": [1.0, 2.0]},
+             {"name": "NumPy, on the host", "kind": "host", "ms": [1.0, 2.0], "rate": [0.1, 0.2]},
+             {"name": "PyTorch (cuBLAS)", "kind": "rival", "ms": [0.5, 1.0], "rate": [6.0, 8.0]}]
+    return {"op": "matmul", "title": "Matrix multiplication", "x": [256, 512], "x_label": "M = N = K", "lines": lines,
+            "unit": "TFLOP/s", "limit": 10.0, "limit_name": "float32 peak", "where": GPU if on_gpu else CPU_DEVICE,
+            "date": "2026-01-02"}
+
+
+def measurements():
+    return {"schema": 1, "machine": MACHINE, "limits": LIMITS,
+            "ops": {"vector_add": [ladder().to_json()],
+                    "matmul": [ladder("matmul", "TFLOP/s", flops=10**12, nbytes=10**7).to_json()]},
+            "series": {"vector_add_sizes": crossover(), "volume_add_block_shapes": block_shapes(),
+                       "matmul_sizes": matmul_sizes()}}

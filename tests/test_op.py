@@ -1,0 +1,277 @@
+"""agree() accepts right rungs and rejects wrong ones, for the right reason."""
+
+import numpy as np
+import pytest
+from numba import float32
+
+from labkit import cuda, device
+from labkit.kernels.elementwise import VECTOR_ADD, vector_add_per_thread
+from labkit.kernels.matmul import MATMUL
+from labkit.op import Op, agree, check_sample, compare, dot_products, rung, uniform
+from labkit.tables import MIMETYPE, size_text, to_markdown
+
+ADD_SIZES = ({"n": 1}, {"n": 31}, {"n": 256}, {"n": 257})
+MATMUL_SIZES = ({"M": 1, "N": 1, "K": 1}, {"M": 5, "N": 9, "K": 7}, {"M": 37, "N": 23, "K": 19})
+
+
+# --- Wrong kernels. Each has one mistake that a weaker comparison lets pass. -----------------------------------------
+
+
+@cuda.jit
+def no_guard_kernel(a, b, out):
+    i = cuda.grid(1)
+    out[i] = a[i] + b[i]
+
+
+@cuda.jit
+def zeros_kernel(a, b, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = float32(0.0)
+
+
+@cuda.jit
+def nothing_kernel(a, b, out):
+    i = cuda.grid(1)
+    if i > 1_000_000:
+        out[0] = a[0]
+
+
+@cuda.jit
+def last_missing_kernel(a, b, out):
+    i = cuda.grid(1)
+    if i < out.size - 1:
+        out[i] = a[i] + b[i]
+
+
+@cuda.jit
+def neighbour_kernel(a, b, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = a[i] + b[max(i - 1, 0)]
+
+
+@cuda.jit
+def writes_input_kernel(a, b, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        a[i] += b[i]
+        out[i] = a[i]
+
+
+@cuda.jit
+def nearly_kernel(a, b, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = (a[i] + b[i]) * float32(1.000001)
+
+
+@cuda.jit
+def whole_blocks_kernel(a, b, out):
+    i = cuda.grid(1)
+    if cuda.blockIdx.x * cuda.blockDim.x + cuda.blockDim.x <= out.size:
+        out[i] = a[i] + b[i]
+
+
+WRONG = {
+    no_guard_kernel: "n=1",
+    zeros_kernel: "expected",
+    nothing_kernel: "never written",
+    last_missing_kernel: "never written",
+    neighbour_kernel: "expected",
+    writes_input_kernel: "changed its input number 0",
+    nearly_kernel: "allowed error",
+    whole_blocks_kernel: "never written",
+}
+
+
+def launcher_of(kernel, name="mine"):
+    def launch(a, b, out, stream=0):
+        kernel[-(-out.size // 256), 256, stream](a, b, out)
+
+    launch.__name__ = name
+    return rung(kernel=kernel, idea="wrong")(launch)
+
+
+@pytest.mark.parametrize("kernel", WRONG, ids=lambda kernel: kernel.__name__)
+def test_wrong_addition_is_rejected(kernel):
+    with pytest.raises(AssertionError, match="mine at n=") as caught:
+        agree(VECTOR_ADD, [launcher_of(kernel)], sizes=ADD_SIZES)
+    assert WRONG[kernel] in str(caught.value)
+
+
+@cuda.jit
+def last_product_missing_kernel(a, b, out):
+    col, row = cuda.grid(2)
+    if row < out.shape[0] and col < out.shape[1]:
+        total = float32(0.0)
+        for k in range(a.shape[1] - 1):
+            total += a[row, k] * b[k, col]
+        out[row, col] = total
+
+
+@cuda.jit
+def transposed_kernel(a, b, out):
+    col, row = cuda.grid(2)
+    if row < out.shape[0] and col < out.shape[1]:
+        total = float32(0.0)
+        for k in range(a.shape[1]):
+            total += a[row, k] * b[k, col]
+        flat = col * out.shape[0] + row
+        out[flat // out.shape[1], flat % out.shape[1]] = total
+
+
+@cuda.jit
+def coarse_kernel(a, b, out):
+    """Rounds each product to about 10 bits, as TF32 would."""
+    col, row = cuda.grid(2)
+    if row < out.shape[0] and col < out.shape[1]:
+        total = float32(0.0)
+        for k in range(a.shape[1]):
+            product = a[row, k] * b[k, col]
+            big = product * float32(8193.0)
+            total += big - (big - product)
+        out[row, col] = total
+
+
+@pytest.mark.parametrize("kernel", [last_product_missing_kernel, transposed_kernel, coarse_kernel],
+                         ids=lambda kernel: kernel.__name__)
+def test_wrong_product_is_rejected(kernel):
+    @rung(kernel=kernel, idea="wrong")
+    def mine(a, b, out, stream=0):
+        kernel[(-(-out.shape[1] // 16), -(-out.shape[0] // 16)), (16, 16), stream](a, b, out)
+
+    with pytest.raises(AssertionError, match="mine at M="):
+        agree(MATMUL, [mine], sizes=MATMUL_SIZES[1:])
+
+
+def test_message_names_rung_size_index_and_values():
+    with pytest.raises(AssertionError) as caught:
+        agree(VECTOR_ADD, [launcher_of(last_missing_kernel, "add_all_but_one")], sizes=({"n": 257},))
+    message = str(caught.value)
+    assert "add_all_but_one at n=257" in message
+    assert "1 of 257 elements are wrong, the first at index 256: expected" in message
+    assert "got nan (never written)" in message
+
+
+def test_check_false_returns_the_table():
+    agreement = agree(VECTOR_ADD, [vector_add_per_thread, launcher_of(zeros_kernel, "zeros")], sizes=ADD_SIZES,
+                      check=False)
+    assert not agreement.passed
+    assert [row.name for row in agreement.rows] == ["vector_add_per_thread", "zeros"]
+    assert not agreement.rows[0].problem
+    with pytest.raises(AssertionError, match="zeros at n=1"):
+        agreement.check()
+
+
+def test_agreement_shows_itself_everywhere():
+    agreement = VECTOR_ADD.agree(sizes=ADD_SIZES, rungs=["vector_add_per_thread"])
+    bundle = agreement._repr_mimebundle_()
+    assert "vector_add_per_thread" in bundle["text/plain"]
+    assert "<table>" in bundle["text/html"]
+    result = bundle[MIMETYPE]
+    assert result["kind"] == "agreement"
+    assert result["op"] == "vector_add"
+    assert result["kernels"] == ["vector_add_per_thread_kernel"]
+    assert result["passed"] is True
+    assert 0 <= result["max_error"] <= result["tolerance"]
+    assert device.name() in repr(agreement)
+
+
+def test_a_failed_agreement_is_valid_json():
+    import json
+
+    agreement = agree(VECTOR_ADD, [launcher_of(nothing_kernel)], sizes=({"n": 5},), check=False)
+    result = agreement.result()
+    assert result["max_error"] is None
+    json.dumps(result, allow_nan=False)
+
+
+# --- Tolerances ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, 2, 19, 256, 4096])
+def test_dot_tolerance_admits_float32_sums_in_sequence(length):
+    rng = np.random.default_rng(length)
+    a, b = uniform(rng, 8, length), uniform(rng, length, 8)
+    total = np.zeros((8, 8), np.float32)
+    for k in range(length):
+        total += a[:, k, None] * b[None, k, :]
+    verdict = compare(total, MATMUL.reference(a, b), MATMUL.tolerance(a.astype(np.float64), b.astype(np.float64)))
+    assert not verdict.problem
+    assert verdict.units < 1
+
+
+@pytest.mark.parametrize("length", [1, 19, 256, 4096])
+def test_dot_tolerance_rejects_zeros_and_a_missing_product(length):
+    rng = np.random.default_rng(length)
+    a, b = uniform(rng, 32, length), uniform(rng, length, 32)
+    allowed = MATMUL.tolerance(a.astype(np.float64), b.astype(np.float64))
+    expected = MATMUL.reference(a, b)
+    assert compare(np.zeros((32, 32), np.float32), expected, allowed).problem
+    short = (a[:, :-1].astype(np.float64) @ b[:-1].astype(np.float64)).astype(np.float32)
+    assert compare(short, expected, allowed).problem
+
+
+def test_tolerance_knows_dtype():
+    single = dot_products(lambda a, b: np.abs(a) @ np.abs(b), length=lambda a, b: a.shape[1])
+    half = dot_products(lambda a, b: np.abs(a) @ np.abs(b), length=lambda a, b: a.shape[1], dtype=np.float16)
+    ones = np.ones((2, 2))
+    assert np.all(half(ones, ones) == 2**13 * single(ones, ones))
+
+
+def test_uniform_fills_the_mantissa():
+    values = uniform(np.random.default_rng(0), 10_000)
+    assert values.dtype == np.float32
+    assert -1.5 <= values.min() < -1.4
+    assert 1.4 < values.max() < 1.5
+    # A multiple of 2**-22 would add without rounding.
+    assert np.any(values * 2.0**22 % 1 != 0)
+
+
+# --- Samples of large results ----------------------------------------------------------------------------------------
+
+
+def test_sample_finds_an_unwritten_element_anywhere():
+    rng = np.random.default_rng(0)
+    inputs = VECTOR_ADD.inputs(rng, n=100_000)
+    out = (inputs[0] + inputs[1]).astype(np.float32)
+    assert not check_sample(VECTOR_ADD, inputs, out, budget=1000).problem
+    out[54_321] = np.nan
+    assert "1 elements were never written" in check_sample(VECTOR_ADD, inputs, out, budget=1000).problem
+
+
+def test_sample_includes_first_and_last_row():
+    inputs = MATMUL.inputs(np.random.default_rng(0), M=500, N=20, K=3)
+    right = MATMUL.reference(*inputs).astype(np.float32)
+    for row in (0, 499):
+        out = right.copy()
+        out[row, 7] += 1
+        assert "expected" in check_sample(MATMUL, inputs, out, budget=200).problem
+
+
+# --- Op and rung -----------------------------------------------------------------------------------------------------
+
+
+def test_an_op_rejects_a_launcher_without_a_kernel():
+    def bare(a, b, out, stream=0):
+        pass
+
+    with pytest.raises(ValueError, match="bare names no kernel"):
+        VECTOR_ADD.with_rungs(bare)
+
+
+def test_unknown_rung_and_unit_are_named():
+    with pytest.raises(ValueError, match="no rung 'fast'.*vector_add_per_thread"):
+        VECTOR_ADD.rung("fast")
+    fields = {**VECTOR_ADD.__dict__, "unit": "MB/s"}
+    with pytest.raises(ValueError, match="MB/s"):
+        Op(**fields)
+    with pytest.raises(ValueError, match="rungs is empty"):
+        agree(VECTOR_ADD, [])
+
+
+def test_size_text_and_markdown():
+    assert size_text({"n": 2**28}) == "n=2^28"
+    assert size_text({"M": 4096, "N": 23}) == "M=4,096, N=23"
+    assert to_markdown({"columns": ["a", "ms"], "rows": [["x", "1"]]}) == "| a | ms |\n| :-- | --: |\n| x | 1 |"

@@ -1,0 +1,122 @@
+"""Figures are made, carry the labels a reader needs, and say where their times were taken."""
+
+import numpy as np
+import pytest
+from matplotlib.text import Text
+
+from labkit import measure, plots
+from tests import made_up
+
+
+def texts(figure) -> str:
+    return " | ".join(item.get_text() for item in figure.findobj(Text) if item.get_text())
+
+
+@pytest.fixture(autouse=True)
+def nothing_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "RECORDED", tmp_path)
+
+
+def test_ladder_on_a_gpu():
+    shown = texts(plots.ladder(made_up.ladder()))
+    for part in ("vector_add_slow", "vector_add_fast", "PyTorch", "NumPy, on the host", "(80%)", "GB/s",
+                 "limit: copy bandwidth, 1,000", "Measured on NVIDIA Imaginary, 2026-01-02"):
+        assert part in shown
+
+
+def test_ladder_on_the_cpu_device_shows_times_only():
+    figure = plots.ladder(made_up.ladder(on_gpu=False))
+    shown = texts(figure)
+    assert len(figure.axes) == 1
+    assert "Here, on the CPU device: shows work, not GPU speed" in shown
+    assert "milliseconds" in shown
+    assert "GB/s" not in shown
+    assert "limit" not in shown
+
+
+def test_ladder_on_the_cpu_device_stands_beside_the_recorded_gpu():
+    figure = plots.ladder(made_up.ladder(on_gpu=False), recorded=made_up.ladder())
+    shown = texts(figure)
+    assert len(figure.axes) == 2
+    assert "shows work, not GPU speed" in shown
+    assert "Measured on NVIDIA Imaginary" in shown
+
+
+def test_recorded_ladder_is_found_by_itself(tmp_path):
+    import json
+
+    (tmp_path / "nvidia-imaginary.json").write_text(json.dumps(made_up.measurements()))
+    assert len(plots.ladder(made_up.ladder(on_gpu=False)).axes) == 2
+    assert len(plots.ladder(made_up.ladder(on_gpu=False), recorded=None).axes) == 1
+    assert len(plots.ladder(made_up.ladder()).axes) == 1, "on a GPU the present ladder is enough"
+    assert len(plots.crossover(made_up.crossover(on_gpu=False)).axes) == 2
+    assert len(plots.sizes(made_up.matmul_sizes(on_gpu=False)).axes) == 2
+    assert len(plots.block_shapes(made_up.block_shapes(on_gpu=False)).axes) == 2
+
+
+def test_crossover_marks_where_the_gpu_wins():
+    shown = texts(plots.crossover(made_up.crossover()))
+    for part in ("kernel alone", "copies and kernel", "call from Python", "NumPy, on the host", "Circled"):
+        assert part in shown
+
+
+def test_crossing_is_interpolated():
+    n, ms = plots.crossing([1, 10, 100], [4.0, 4.0, 4.0], [1.0, 2.0, 8.0])
+    assert 10 < n < 100
+    assert ms == pytest.approx(4.0)
+    assert plots.crossing([1, 10], [5.0, 5.0], [1.0, 2.0]) == (None, None), "never faster"
+    assert plots.crossing([1, 10], [1.0, 1.0], [2.0, 2.0]) == (None, None), "always faster"
+    assert plots.crossing([1, 10], None, [2.0, 2.0]) == (None, None)
+
+
+def test_sizes():
+    shown = texts(plots.sizes(made_up.matmul_sizes()))
+    for part in ("matmul_naive", "PyTorch (cuBLAS)", "limit: float32 peak, 10 TFLOP/s", "M = N = K", "512"):
+        assert part in shown
+    assert "NumPy" not in shown, "NumPy on the host has no place among a GPU's rates"
+    assert "NumPy, on the host" in texts(plots.sizes(made_up.matmul_sizes(on_gpu=False)))
+
+
+def test_block_shapes():
+    shown = texts(plots.block_shapes(made_up.block_shapes()))
+    for part in ("16 × 8 × 8", "4 × 4 × 4", "GB/s", "limit: copy bandwidth", "32-byte sector"):
+        assert part in shown
+    here = texts(plots.block_shapes(made_up.block_shapes(on_gpu=False)))
+    assert "sector" not in here, "the CPU device's time knows no sectors"
+    assert "milliseconds" in here
+
+
+def test_roofline():
+    add = made_up.ladder()
+    product = made_up.ladder("matmul", "TFLOP/s", flops=10**12, nbytes=10**7)
+    shown = texts(plots.roofline([add, product]))
+    for part in ("10 TFLOP/s, float32 peak", "1,000 GB/s, copy bandwidth", "matmul_fast", "vector_add_slow"):
+        assert part in shown
+
+
+def test_roofline_refuses_cpu_times():
+    with pytest.raises(ValueError, match="vector_add was timed on the CPU device"):
+        plots.roofline(made_up.ladder(on_gpu=False))
+    with pytest.raises(ValueError, match="measured is empty"):
+        plots.roofline([])
+
+
+def test_a_figure_shows_itself_700_pixels_wide(tmp_path):
+    figure = plots.ladder(made_up.ladder())
+    data, metadata = figure._repr_mimebundle_()
+    assert set(data) == {"image/png", "text/plain"}
+    assert metadata["image/png"]["width"] == 700
+    assert "Measured on NVIDIA Imaginary" in data["text/plain"]
+    path = figure.save(tmp_path / "deep" / "ladder.png")
+    content = path.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    assert int.from_bytes(content[16:20], "big") == 1400, "twice 700, for sharp screens"
+    assert content == figure.png(), "the same figure gives the same bytes"
+
+
+def test_labels_are_spread_within_the_axes():
+    heights = plots._spread([0.5, 0.5, 0.51, 0.99], 0.075)
+    assert np.all(np.diff(heights) > 0.074)
+    assert max(heights) <= 1.0
+    low = plots._spread([0.0, 0.01, 0.02], 0.075)
+    assert min(low) >= 0.029
