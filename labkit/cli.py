@@ -259,16 +259,18 @@ def build_notebooks(console, course, chapters, device: str | None) -> bool:
     return failed
 
 
-@app.command()
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 @friendly
 def learn(
+    context: typer.Context,
     lesson: Annotated[str | None, typer.Argument(metavar="[NN]", help="The lesson to open.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="Show which lessons are finished, and leave.")] = False,
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
 ):
     """Open JupyterLab at the first lesson that you have not finished.
 
-    A lesson is finished once you have run all of its cells without an error and saved it.
+    A lesson is finished once you have run all of its cells without an error and saved it. Options that are not listed
+    here go to JupyterLab, such as --port 9000.
     """
     from labkit import course as courses
     from labkit import progress
@@ -292,10 +294,12 @@ def learn(
         f"Lesson {chapter.number}, {chapter.title}. {len(done)} of {len(course.chapters)} finished. "
         "Ctrl-C here ends JupyterLab."
     )
-    command = [sys.executable, "-m", "jupyterlab", str(chapter.built), f"--ServerApp.root_dir={course.root}"]
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={course.root}"]
+    # Not a file name: that one JupyterLab opens in a browser only, and leaves out of the address that it prints.
+    command.append(f"--LabApp.default_url=/lab/tree/notebooks/{chapter.built.name}")
     if not browser:
         command.append("--no-browser")
-    raise typer.Exit(subprocess.call(command))
+    raise typer.Exit(subprocess.call([*command, *context.args]))
 
 
 @app.command()
