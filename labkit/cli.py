@@ -75,7 +75,7 @@ def choose_device(device: str | None):
     try:
         chosen.kind()
     except Exception as error:
-        raise UserError(f"{error}\nlabkit doctor says what is missing.") from None
+        raise UserError(str(error)) from None
     return chosen
 
 
@@ -116,7 +116,7 @@ def run(
                 result = run_lesson(
                     course,
                     chapter,
-                    device=used.kind(),
+                    device=device,
                     on_cell=lambda done, total, task=task: bar.update(task, completed=done, total=total),
                 )
                 bar.remove_task(task)
@@ -236,7 +236,7 @@ def build_notebooks(console, course, chapters, device: str | None) -> bool:
     from labkit import progress
     from labkit.run import in_words, show_time
 
-    used = choose_device(device)
+    choose_device(device)
     progress.finished(course)  # remember what the learner has run before notebooks are made anew
     failed = False
     with progress_bar(console) as bar:
@@ -245,7 +245,7 @@ def build_notebooks(console, course, chapters, device: str | None) -> bool:
             outcome, backup = courses.build_chapter(
                 course,
                 chapter,
-                device=used.kind(),
+                device=device,
                 on_cell=lambda done, total, task=task: bar.update(task, completed=done, total=total),
             )
             bar.remove_task(task)

@@ -81,5 +81,5 @@ def cpu_device(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "labkit.device", fake)
     monkeypatch.setitem(labkit.__dict__, "device", fake)
-    monkeypatch.delenv("LABKIT_DEVICE", raising=False)
+    monkeypatch.setenv("LABKIT_DEVICE", "auto")  # --device sets it; this puts it back after the test
     return fake

@@ -54,7 +54,7 @@ def test_version(labkit):
 def test_run_shows_what_passed_and_writes_the_site(labkit, course_dir):
     source = course_dir / "notebooks" / "01_second.py"
     source.write_text(source.read_text() + "\n# %%\nimport os\nassert os.environ['LABKIT_DEVICE'] == 'cpu'\n1 / 0\n")
-    done = labkit("run")
+    done = labkit("run", "--device", "cpu")
     assert done.exit_code == 1, done.output
     assert "passed  00 First" in done.output
     assert "FAILED  01 Second" in done.output
@@ -94,12 +94,12 @@ def test_wrong_use_is_a_sentence_and_code_2(labkit, arguments, said):
 
 def test_a_device_that_cannot_be_had_is_a_sentence(labkit, cpu_device):
     def refuse():
-        raise RuntimeError("LABKIT_DEVICE=gpu, but there is no GPU")
+        raise RuntimeError("LABKIT_DEVICE=gpu, but there is no GPU. Run `labkit doctor`.")
 
     cpu_device.kind = refuse
     done = labkit("run", "--device", "gpu")
     assert done.exit_code == 2
-    assert "LABKIT_DEVICE=gpu, but there is no GPU" in done.output and "labkit doctor" in done.output
+    assert "labkit: LABKIT_DEVICE=gpu, but there is no GPU. Run `labkit doctor`." in done.output
 
 
 def test_build_then_check_then_stale(labkit, course_dir):
