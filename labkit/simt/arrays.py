@@ -18,6 +18,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+# The names of numba.cuda
+__all__ = [
+    "DeviceNDArray", "DeviceRecord", "MappedNDArray", "ManagedNDArray", "to_device", "device_array",
+    "device_array_like", "pinned_array", "pinned_array_like", "mapped_array", "mapped_array_like", "managed_array",
+    "pinned", "mapped", "defer_cleanup", "is_cuda_array", "as_cuda_array", "from_cuda_array_interface",
+    "is_float16_supported", "is_bfloat16_supported", "is_fp8_supported", "In", "Out", "InOut", "ArgHint", "Stream",
+    "Event", "stream", "default_stream", "legacy_default_stream", "per_thread_default_stream", "external_stream",
+    "event", "event_elapsed_time", "synchronize", "profile_start", "profile_stop", "profiling", "MemoryInfo",
+    "Device", "Context", "gpus", "list_devices", "select_device", "get_current_device", "current_context",
+    "require_context", "close", "is_available", "is_supported_version", "cuda_error", "detect", "runtime",
+]  # fmt: skip
+
 POISON = 0xFF  # byte value of fresh memory: NaN as a float, -1 as an integer
 ALIGNMENT = 256  # bytes; what cudaMalloc promises, and what coalescing is counted from
 CHECK_ABOVE = 1 << 26  # bytes; smaller requests are not worth asking the system how much memory is free
