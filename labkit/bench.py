@@ -100,8 +100,9 @@ def matmul_sizes(sizes=None, budget_s: float = 0.12) -> dict:
     matmul = op("matmul")
     sizes = sizes or device.pick(gpu=(256, 512, 1024, 2048, 4096), cpu=(32, 64, 96, 128))
     ladders = [measure.ladder(matmul, {"M": s, "N": s, "K": s}, budget_s=budget_s) for s in sizes]
+    everywhere = set.intersection(*({row.name for row in one.rows} for one in ladders))
     lines = [{"name": row.name, "kind": row.kind, "ms": [one.row(row.name).timing.p50 for one in ladders],
-              "rate": [one.row(row.name).tflops for one in ladders]} for row in ladders[0].rows]
+              "rate": [one.row(row.name).tflops for one in ladders]} for row in ladders[0].rows if row.name in everywhere]
     return _stamp({"op": "matmul", "title": matmul.title, "x": list(sizes), "x_label": "M = N = K", "lines": lines,
                    "unit": "TFLOP/s", "limit": roofline.limits().fp32_tflops, "limit_name": "float32 peak"})
 
@@ -240,7 +241,7 @@ def main(console=None, op: str | None = None, out: str | None = None, quick: boo
     if console is None:
         from rich.console import Console
 
-        console = Console()
+        console = Console(width=None if sys.stdout.isatty() else 140)  # a log has room for the whole table
     path, folder = targets(out)
     begin = time.perf_counter()
     console.print(f"Timing on {measure.where()}", highlight=False)

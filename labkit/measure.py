@@ -129,21 +129,23 @@ def flush_cache() -> None:
 def time_graph(launch: Callable, *, launches: int = GRAPH_LAUNCHES, runs: int = 20) -> Timing | None:
     """Time of one launch inside a CUDA graph of `launches`, where Python takes no part. The inputs stay in the cache.
 
-    `launch(stream)` must launch on that stream and have been called before. None where PyTorch, which captures the
-    graph, or a GPU is missing: then it was not measured.
+    `launch(stream)` must launch on that stream and have been called before. None where a GPU or PyTorch, which captures
+    the graph, is missing, or where the launch cannot be captured: then it was not measured.
     """
-    if not device.on_gpu():
-        return None
-    torch = import_rival("torch")
+    torch = import_rival("torch") if device.on_gpu() else None
     if torch is None:
         return None
     stream = torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
     cuda.synchronize()
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
-        captured = cuda.external_stream(stream.cuda_stream)
-        for _ in range(launches):
-            launch(captured)
+    try:
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
+            captured = cuda.external_stream(stream.cuda_stream)
+            for _ in range(launches):
+                launch(captured)
+    except Exception as error:  # one rung that cannot be captured must not end the measurement of the others
+        print(f"not measured in a graph: {type(error).__name__}: {error}", file=sys.stderr)
+        return None
     times = []
     for _ in range(runs + 2):
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -202,7 +204,7 @@ def machine() -> dict:
         facts["gpu"] = device.name()
         facts["compute_capability"] = ".".join(str(part) for part in gpu.compute_capability)
         facts["sms"] = gpu.MULTIPROCESSOR_COUNT
-        facts["l2_mb"] = round(gpu.L2_CACHE_SIZE / 2**20)
+        facts["l2_mb"] = round(getattr(gpu, "L2_CACHE_SIZE", 0) / 2**20)
         facts["cuda_driver"] = _dotted(cuda.cudadrv.driver.driver.get_version)
         facts["cuda_runtime"] = _dotted(cuda.runtime.get_version)
         facts["driver"] = _nvidia_smi("driver_version")
@@ -476,10 +478,13 @@ def ladder(op: Op, size: dict | None = None, *, rivals: bool = True, rungs=None,
             def convert(array, xp=xp, library=library):
                 return xp.as_tensor(array, device="cuda") if library == "torch" else xp.asarray(array)
 
-            call = functools.partial(op.rival, xp, *(convert(a) for a in on_device), convert(out))
-            verdict = checked(name, call, out.copy_to_host)
             note = f" ({op.rival_note})" if op.rival_note else ""
-            rows.append(row(f"{name}{note}", "", "rival", time_kernel(call, budget_s=budget_s), verdict))
+            try:
+                call = functools.partial(op.rival, xp, *(convert(a) for a in on_device), convert(out))
+                verdict = checked(name, call, out.copy_to_host)
+                rows.append(row(f"{name}{note}", "", "rival", time_kernel(call, budget_s=budget_s), verdict))
+            except Exception as error:  # a rival that fails is left out, and named
+                print(f"{name} was not measured: {type(error).__name__}: {error}", file=sys.stderr)
 
     return Ladder(op.name, op.title, size, op.unit, where(), op.flops(**size), op.bytes(**size), bound.time_ms,
                   bound.binds, bound.rate(op.unit), bound.label, tuple(rows),

@@ -145,7 +145,7 @@ def copy_bandwidth_gbs(nbytes: int = 2**30) -> float:
 
 
 CHAINS = 8  # independent sums a thread keeps: enough for the latency of a multiply-add to be hidden
-FMA_STEPS = 4096
+FMA_STEPS = 16_384
 
 
 @cuda.jit
