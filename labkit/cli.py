@@ -95,7 +95,8 @@ def run(
 ):
     """Execute the lessons on this machine and write the site build/site.
 
-    A failing lesson does not stop the others. The table at the end says what passed.
+    The lessons are those of notebooks/*.py; what you changed in a notebook is yours and is not run. A failing lesson
+    does not stop the others. The table at the end says what passed.
     """
     from rich.markup import escape
 
