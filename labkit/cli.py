@@ -326,12 +326,11 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes, few runs: shows that it works.")] = False,
 ):
     """Time every rung of every operation, beside NumPy and the libraries that are installed."""
-    console, _ = consoles()
     choose_device(device)
     if op == "simt":
         from labkit.simt import bench as measure_simt
 
-        raise typer.Exit(measure_simt.main(console) or 0)
+        raise typer.Exit(measure_simt.main(consoles()[0]) or 0)
     from labkit import bench as measure
     from labkit.errors import UserError
     from labkit.kernels import HOMES
@@ -342,7 +341,7 @@ def bench(
         measure.targets(out)
     except ValueError as error:
         raise UserError(str(error)) from None
-    raise typer.Exit(measure.main(console, op=op, out=out, quick=quick) or 0)
+    raise typer.Exit(measure.main(op=op, out=out, quick=quick) or 0)
 
 
 def main() -> None:
