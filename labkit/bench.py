@@ -102,7 +102,8 @@ def matmul_sizes(sizes=None, budget_s: float = 0.12) -> dict:
     ladders = [measure.ladder(matmul, {"M": s, "N": s, "K": s}, budget_s=budget_s) for s in sizes]
     everywhere = set.intersection(*({row.name for row in one.rows} for one in ladders))
     lines = [{"name": row.name, "kind": row.kind, "ms": [one.row(row.name).timing.p50 for one in ladders],
-              "rate": [one.row(row.name).tflops for one in ladders]} for row in ladders[0].rows if row.name in everywhere]
+              "rate": [one.row(row.name).tflops for one in ladders]}
+             for row in ladders[0].rows if row.name in everywhere]
     return _stamp({"op": "matmul", "title": matmul.title, "x": list(sizes), "x_label": "M = N = K", "lines": lines,
                    "unit": "TFLOP/s", "limit": roofline.limits().fp32_tflops, "limit_name": "float32 peak"})
 

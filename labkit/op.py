@@ -20,9 +20,9 @@ GUARD = 4096  # elements on either side of an output that no kernel may touch; 1
 SENTINEL = -1.5e30
 
 
-@dataclass(frozen=True)
-class Op:
-    """A reference and its rungs, slowest first.
+@dataclass(frozen=True, repr=False)
+class Op(ResultTable):
+    """A reference and its rungs, slowest first. Prints as a table of its rungs' ideas.
 
     inputs(rng, **size) makes host arrays; shape(**size) is the shape of the output; reference(*inputs) the truth.
     tolerance(*inputs) gives the largest error allowed for each element, from inputs in float64.
@@ -69,6 +69,16 @@ class Op:
 
     def agree(self, **options) -> Agreement:
         return agree(self, **options)
+
+    def table(self) -> dict:
+        return {
+            "title": self.title, "columns": ["rung", "idea"],
+            "rows": [[r.__name__, r.idea + (" (failed)" if r.failed else "")] for r in self.rungs],
+            "notes": [self.formula, *(f"{r.__name__} failed: {r.failed}" for r in self.rungs if r.failed)],
+        }
+
+    def result(self) -> dict:
+        return {"kind": "op", "op": self.name, "kernels": [name for r in self.rungs for name in kernel_names(r)]}
 
     def with_rungs(self, *rungs: Callable) -> Op:
         """The same operation with other rungs: your own kernel beside the ones here."""
@@ -192,10 +202,10 @@ class RungAgreement:
     name: str
     kernels: tuple[str, ...]
     sizes: int
-    error: float
-    units: float
+    error: float  # the largest, absolute, over all sizes
+    units: float  # the largest in units of the allowed one
     tolerance: float
-    size: dict  # where the largest error, or the failure, was
+    size: dict  # where `units` was reached, or where the rung failed
     problem: str = ""
 
 
@@ -224,7 +234,7 @@ class Agreement(ResultTable):
     def table(self) -> dict:
         return {
             "title": f"{self.op}: every rung against NumPy in float64",
-            "columns": ["rung", "sizes", "largest error", "of the allowed error", "at", "agrees"],
+            "columns": ["rung", "sizes", "largest error", "of the allowed", "closest at", "agrees"],
             "rows": [[row.name, str(row.sizes), f"{row.error:.1e}", f"{row.units:.2f}", size_text(row.size),
                       "no" if row.problem else "yes"] for row in self.rows],
             "notes": [f"Outputs were filled with NaN first and inputs compared afterwards. Ran on {self.where}.",
@@ -266,15 +276,16 @@ def agree(op: Op, rungs=None, *, sizes: tuple[dict, ...] | None = None, seed: in
 
     rows = []
     for launcher in launchers:
-        worst, at = None, cases[0][0]
-        for size, inputs, expected, allowed in cases:
-            verdict = try_rung(op, launcher, inputs, expected, allowed)
-            if worst is None or verdict.problem or verdict.units > worst.units:
-                worst, at = verdict, size
-            if verdict.problem:
+        verdicts = []
+        for _, inputs, expected, allowed in cases:
+            verdicts.append(try_rung(op, launcher, inputs, expected, allowed))
+            if verdicts[-1].problem:
                 break
-        rows.append(RungAgreement(launcher.__name__, kernel_names(launcher), len(cases), worst.error, worst.units,
-                                  worst.tolerance, at, worst.problem))
+        at = len(verdicts) - 1 if verdicts[-1].problem else int(np.argmax([v.units for v in verdicts]))
+        rows.append(RungAgreement(
+            launcher.__name__, kernel_names(launcher), len(cases), error=max(v.error for v in verdicts),
+            units=max(v.units for v in verdicts), tolerance=max(v.tolerance for v in verdicts), size=cases[at][0],
+            problem=verdicts[at].problem))
     agreement = Agreement(op.name, device.name(), tuple(rows))
     return agreement.check() if check else agreement
 

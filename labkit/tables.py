@@ -54,13 +54,15 @@ def text(spec: dict, width: int = 120) -> str:
 
 def to_html(spec: dict) -> str:
     escape = html.escape
-    align = ["left" if _is_text(spec, position) else "right" for position in range(len(spec["columns"]))]
-    head = "".join(f'<th style="text-align:{a}">{escape(c)}</th>' for a, c in zip(align, spec["columns"], strict=True))
+    pad = "padding:.2em .7em .2em 0;"
+    align = [f"{pad}text-align:left" if _is_text(spec, position) else f"{pad}text-align:right"
+             for position in range(len(spec["columns"]))]
+    head = "".join(f'<th style="{a}">{escape(c)}</th>' for a, c in zip(align, spec["columns"], strict=True))
     body = "".join(
-        "<tr>" + "".join(f'<td style="text-align:{a}">{escape(cell)}</td>' for a, cell in zip(align, row, strict=True))
+        "<tr>" + "".join(f'<td style="{a}">{escape(cell)}</td>' for a, cell in zip(align, row, strict=True))
         + "</tr>" for row in spec["rows"])
     notes = "".join(f"<div><small>{escape(note)}</small></div>" for note in spec["notes"])
-    return (f'<div class="labkit-table"><div><strong>{escape(spec["title"])}</strong></div>'
+    return (f'<div class="labkit-table" style="margin-bottom:1em"><div><strong>{escape(spec["title"])}</strong></div>'
             f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}</div>")
 
 

@@ -275,3 +275,18 @@ def test_size_text_and_markdown():
     assert size_text({"n": 2**28}) == "n=2^28"
     assert size_text({"M": 4096, "N": 23}) == "M=4,096, N=23"
     assert to_markdown({"columns": ["a", "ms"], "rows": [["x", "1"]]}) == "| a | ms |\n| :-- | --: |\n| x | 1 |"
+
+
+def test_an_op_shows_its_rungs_ideas():
+    shown = str(MATMUL)
+    assert "matmul_tiled" in shown
+    assert "16 x 16 tiles in shared memory" in shown
+    assert MATMUL._repr_mimebundle_()[MIMETYPE]["kind"] == "op"
+
+
+def test_the_largest_error_is_over_all_sizes():
+    sizes = ({"M": 5, "N": 9, "K": 7}, {"M": 20, "N": 30, "K": 400})
+    each = [agree(MATMUL, ["matmul_naive"], sizes=(size,)).rows[0] for size in sizes]
+    both = agree(MATMUL, ["matmul_naive"], sizes=sizes).rows[0]
+    assert both.error > each[0].error
+    assert both.tolerance >= each[1].tolerance > each[0].tolerance
