@@ -4,8 +4,8 @@ Shapes  a (M, K), b (K, N), out (M, N); float32, C-contiguous; any sizes
 Work    2*M*N*K flop; at least 4*(M*K + K*N + M*N) bytes, each matrix moved once
 Source  CUDA C++ Programming Guide, "Shared Memory"
 
-The loops over K are `while` loops over uint32: in the PTX of the inner loop they cost 22 instructions for four
-multiply-adds, where `range(K)` costs 88.
+The loops over K are `while` loops over uint32: in the PTX they cost 21 instructions for four multiply-adds, where
+`range` over uint32 costs 67 and `range` with Numba's default int64 indices 87.
 """
 
 import numpy as np
