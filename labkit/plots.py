@@ -131,7 +131,8 @@ def _ladder_panel(ax, panel: Ladder) -> None:
         if show_rate and row.fraction is not None:
             text += f"  ({row.fraction:.0%})"
         inside = value > 0.45 * longest
-        ax.annotate(text, (value, y), xytext=(-7 if inside else 5, 0), textcoords="offset points", va="center",
+        end = min(value, panel.limit) if show_rate and inside else value  # clear of the limit's line
+        ax.annotate(text, (end, y), xytext=(-7 if inside else 5, 0), textcoords="offset points", va="center",
                     ha="right" if inside else "left", fontsize=9,
                     color="white" if inside and row.kind == "rung" else INK)
         ax.annotate(row.name, (0, y), xytext=(-8, 0), textcoords="offset points", ha="right", va="center", fontsize=9,
