@@ -31,10 +31,20 @@ from labkit.simt.rewrite import ID_NAMES, Exit, Inline, Sync, contains, type_cod
 SHUFFLES = {"shfl_sync", "shfl_up_sync", "shfl_down_sync", "shfl_xor_sync"}
 VOTES = {"all_sync", "any_sync", "eq_sync", "ballot_sync"}
 HELPERS = (
-    "load store axis fail poll carve row poison atomic_add atomic_sub atomic_max atomic_min atomic_nanmax atomic_nanmin "
-    "atomic_and_ atomic_or_ atomic_xor atomic_exch atomic_inc atomic_dec atomic_cas popc clz ffs brev fma cbrt rsqrt "
-    "selp barrier lanes check_mask shuffle match_any match_all fill copy clear_padding any_set count_set value_bits"
-).split()
+    "load", "store", "axis", "fail", "poll", "carve", "row", "poison",
+    "atomic_add", "atomic_sub", "atomic_max", "atomic_min", "atomic_nanmax", "atomic_nanmin", "atomic_and_",
+    "atomic_or_", "atomic_xor", "atomic_exch", "atomic_inc", "atomic_dec", "atomic_cas",
+    "popc", "clz", "ffs", "brev", "fma", "cbrt", "rsqrt", "remainder", "modf", "selp",
+    "barrier", "lanes", "check_mask", "shuffle", "match_any", "match_all", "fill", "copy", "clear_padding", "any_set",
+    "count_set", "value_bits",
+)  # fmt: skip
+IMPORTS = (
+    "import math as _math",
+    "import operator as _operator",
+    "import numpy as _np",
+    "from numba import njit as _njit",
+    *(f"from labkit.simt.lowlevel import {helper} as _{helper}" for helper in HELPERS),
+)
 HIDDEN_IDS = ("_E", "_t", "_b", *ID_NAMES)  # what a device function is handed beside its own arguments
 _PURE_CALLS = {"len", "min", "max", "int", "abs", "float", "bool"}
 _ALIGN = 64
@@ -106,14 +116,17 @@ def _writes(node):
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
+def _is_range(node):
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range"
+
+
 def _own(statements, kind):
     """True if a break or continue (kind) among the statements belongs to the loop around them."""
     for s in statements:
         if isinstance(s, kind):
             return True
-        if isinstance(s, (ast.If, Inline)):
-            if _own(s.body, kind) or _own(getattr(s, "orelse", []), kind):
-                return True
+        if isinstance(s, (ast.If, Inline)) and (_own(s.body, kind) or _own(getattr(s, "orelse", []), kind)):
+            return True
     return False
 
 
@@ -273,8 +286,7 @@ class Generator:
             self.local_per_thread = set()
             return
         self._find_pure()
-        waits = [w for w in self._waits(self.tree)]
-        exposed = {name for wait in waits for name in wait.args}
+        exposed = {name for wait in self._waits(self.tree) for name in wait.args}
         used_in = {}
         for k, statements in enumerate(self._regions(self.tree)):
             flow = _Flow(statements)
@@ -387,7 +399,7 @@ class Generator:
             node = loop.node
             if not isinstance(node, ast.For) or not isinstance(node.target, ast.Name) or counts[node.target.id] != 1:
                 continue
-            if isinstance(node.iter, ast.Call) and isinstance(node.iter.func, ast.Name) and node.iter.func.id == "range":
+            if _is_range(node.iter):
                 atoms = [self._atoms(a) for a in node.iter.args]
                 loop.uniform = all(a is not None and not self._is_thread(a) for a in atoms)
 
@@ -480,11 +492,7 @@ class Generator:
         self.lines[body_start:body_start] = masks
         header = [
             f'"""{p.name} ({p.filename}:{p.line}), as the CPU device runs it. Written by labkit.simt."""',
-            "import math as _math",
-            "import operator as _operator",
-            "import numpy as _np",
-            "from numba import njit as _njit",
-            *(f"from labkit.simt.lowlevel import {h} as _{h}" for h in HELPERS),
+            *IMPORTS,
         ]
         tail = [f"SITES = {self.sites!r}", f"SIZES = {(self.shared_bytes, self.fixed_bytes, self.thread_bytes)!r}"]
         if self.pretty:
@@ -597,11 +605,13 @@ class Generator:
                 self.line(f"{array.name} = _carve(_scratch, {offset}, {_shape(array.shape)}, {code})", array.line)
         for arrays in self.kept.values():
             for name, ty in arrays:
-                self.line(f"{name} = _carve(_scratch, _base + {self.thread_bytes} * _P * _B, (_P * _B,), {type_code(ty)})")
+                offset = f"_base + {self.thread_bytes} * _P * _B"
+                self.line(f"{name} = _carve(_scratch, {offset}, (_P * _B,), {type_code(ty)})")
                 self.thread_bytes += _round_up(_itemsize(ty), 8) if _itemsize(ty) > 8 else 8
         if self.has_waits:
             for name in ("_active", "_alive", "_bits"):
-                self.line(f"{name} = _carve(_scratch, _base + {self.thread_bytes} * _P * _B, (_P * _B // 32,), _np.uint32)")
+                offset = f"_base + {self.thread_bytes} * _P * _B"
+                self.line(f"{name} = _carve(_scratch, {offset}, (_P * _B // 32,), _np.uint32)")
                 self.thread_bytes += 1
             self.masks.append("_m0")
 
@@ -840,8 +850,7 @@ class Generator:
         if not isinstance(s, ast.For):
             return
         iterable = s.iter
-        is_range = isinstance(iterable, ast.Call) and isinstance(iterable.func, ast.Name) and iterable.func.id == "range"
-        if not is_range or not isinstance(s.target, ast.Name):
+        if not _is_range(iterable) or not isinstance(s.target, ast.Name):
             raise UnsupportedError(
                 f"{self.program.name}, line {s.lineno}: a for loop that contains a barrier must run over a range "
                 f"({self.program.filename})"
@@ -889,7 +898,8 @@ class Generator:
         site = self.site(sync.lineno, op)
         if sync.kind in ("block", "grid"):
             if mask:
-                self.line(f"_barrier({here}, _m0, _T, _P, _B, {'_first' if self.program.cooperative else '_b'}, _E, {site})")
+                first = "_first" if self.program.cooperative else "_b"
+                self.line(f"_barrier({here}, _m0, _T, _P, _B, {first}, _E, {site})")
             self.line(f"# ---- cuda.{op if sync.kind == 'block' else 'cg.this_grid().sync'}(), line {sync.lineno}")
             if op.startswith("syncthreads_") and not self.program.cooperative:
                 self.line(f"_count = _count_set(_v{sync.names[0]}, {here}, 0, _T)")
@@ -1040,17 +1050,16 @@ class _Checker(ast.NodeTransformer):
         if isinstance(s, ast.Assign) and self.generator.checked:
             target = s.targets[0]
             if isinstance(target, ast.Subscript) and self._is_checked(target):
-                return [*self._emit_store(target, self.visit(s.value))]
+                return self._emit_store(target, self.visit(s.value))
             if isinstance(target, ast.Tuple) and any(isinstance(t, ast.Subscript) for t in target.elts):
                 raise UnsupportedError(
                     f"{self.generator.program.name}, line {s.lineno}: unpacking into array elements is not supported; "
                     f"unpack into names first ({self.generator.filename})"
                 )
-        if isinstance(s, ast.AugAssign) and isinstance(s.target, ast.Subscript) and self.generator.checked:
-            if self._is_checked(s.target):
-                loaded = ast.Subscript(copy.deepcopy(s.target.value), copy.deepcopy(s.target.slice), ast.Load())
-                value = ast.BinOp(self.visit(loaded), s.op, self.visit(s.value))
-                return [*self._emit_store(s.target, value)]
+        is_update = isinstance(s, ast.AugAssign) and isinstance(s.target, ast.Subscript)
+        if is_update and self.generator.checked and self._is_checked(s.target):
+            loaded = ast.Subscript(copy.deepcopy(s.target.value), copy.deepcopy(s.target.slice), ast.Load())
+            return self._emit_store(s.target, ast.BinOp(self.visit(loaded), s.op, self.visit(s.value)))
         return [self.visit(s)]
 
     def _is_checked(self, node):
@@ -1182,9 +1191,7 @@ def infer_types(generator):
     for device in p.devices.values():
         devices._device(device)
     namespace = {}
-    prologue = ["import math as _math", "import operator as _operator", "import numpy as _np",
-                "from numba import njit as _njit", *(f"from labkit.simt.lowlevel import {h} as _{h}" for h in HELPERS)]  # fmt: skip
-    text = "\n".join([*prologue, *devices.lines]).replace(", cache=True", "")
+    text = "\n".join([*IMPORTS, *devices.lines]).replace(", cache=True", "")
     exec(compile(text, f"<device functions of {name}>", "exec"), namespace)
     exec(compile(source, f"<types of {name}>", "exec"), namespace)
     ids = [types.int64] * len(HIDDEN_IDS[1:])

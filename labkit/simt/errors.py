@@ -1,4 +1,4 @@
-"""What can go wrong with a kernel, in CUDA's words. Every message names the kernel and, where there is one, the line."""
+"""What can go wrong with a kernel, in CUDA's words. Messages name the kernel and, where there is one, the line."""
 
 
 class KernelError(Exception):

@@ -220,7 +220,8 @@ class Kernel:
     def __getitem__(self, configuration):
         if not isinstance(configuration, tuple) or not 2 <= len(configuration) <= 4:
             raise LaunchError(
-                f"{self.__name__}[...] takes [grid, block], [grid, block, stream] or [grid, block, stream, shared_bytes]"
+                f"{self.__name__}[...] takes [grid, block], or [grid, block, stream], or "
+                "[grid, block, stream, shared_bytes]"
             )
         return self.configure(*configuration)
 
@@ -273,8 +274,8 @@ class Kernel:
             return numba.typeof(value)
         except (ValueError, TypeError, NumbaError) as error:
             raise ArgumentError(
-                f"{self.__name__}: argument {self.params[position]!r} has the type {type(value).__name__}, which a kernel "
-                f"cannot take ({error})"
+                f"{self.__name__}: argument {self.params[position]!r} has the type {type(value).__name__}, which a "
+                f"kernel cannot take ({error})"
             ) from None
 
 
@@ -312,6 +313,8 @@ def _dimensions(kernel, name, value):
 
 def _host_view(value):
     """What compiled code works on: the NumPy array behind a device array, other values as they are."""
+    if type(value) is tuple:
+        return tuple(_host_view(v) for v in value)
     return value._array if isinstance(value, DeviceNDArray) else value
 
 
@@ -348,7 +351,8 @@ class Launch:
         kernel = self.kernel
         if len(args) != len(kernel.params):
             raise ArgumentError(
-                f"{kernel.__name__} takes {len(kernel.params)} arguments ({', '.join(kernel.params)}), {len(args)} given"
+                f"{kernel.__name__} takes {len(kernel.params)} arguments ({', '.join(kernel.params)}), "
+                f"{len(args)} given"
             )
         afterwards = []  # copies back to the host, for cuda.Out and cuda.InOut
         args = [a.to_device(afterwards, self.stream) if isinstance(a, ArgHint) else a for a in args]
@@ -385,8 +389,8 @@ class Launch:
         if static + self.sharedmem > limit:
             dynamic = f" and {self.sharedmem:,} at launch" if self.sharedmem else ""
             raise LaunchError(
-                f"{self.kernel.__name__} uses too much shared memory: {static:,} bytes in shared.array{dynamic}; a block "
-                f"has {limit:,}"
+                f"{self.kernel.__name__} uses too much shared memory: {static:,} bytes in shared.array{dynamic}; "
+                f"a block has {limit:,}"
             )
 
 
@@ -545,7 +549,8 @@ def _describe(kernel, compiled, run, record, limit):
         index = tuple(int(v) for v in record[lowlevel.INDEX : lowlevel.INDEX + axes])
         shape = tuple(int(v) for v in record[lowlevel.SHAPE : lowlevel.SHAPE + dims])
         shown = index[0] if len(index) == 1 else index
-        error = OutOfBoundsError(f"{at}: {place} uses {text}[{_plain(shown)}], outside its shape {shape}{tail}", **where)
+        told = f"{at}: {place} uses {text}[{_plain(shown)}], outside its shape {shape}{tail}"
+        error = OutOfBoundsError(told, **where)
         error.array, error.index, error.shape = text, index, shape
         return error
     if code == lowlevel.BARRIER:

@@ -492,14 +492,37 @@ def type_one(typing_context, x):
 
 
 @register_jitable
+def remainder(x, y):
+    """x - n*y for the integer n nearest to x/y, ties to even: math.remainder, which Numba's CPU target lacks."""
+    divisor = abs(y)
+    rest = abs(np.fmod(x, divisor + divisor))  # exact, and keeps the parity of n
+    if rest + rest > divisor:
+        rest -= divisor
+        if rest + rest >= divisor:
+            rest -= divisor
+    return -rest if x < 0 else rest
+
+
+@register_jitable
+def modf(x):
+    """(fraction, whole part) of x, both with its sign."""
+    whole = np.trunc(x)
+    fraction = x - whole
+    if np.isinf(x):
+        fraction = type_one(x) - type_one(x)
+    return np.copysign(fraction, x), whole
+
+
+@register_jitable
 def selp(test, a, b):
     return a if test else b
 
 
 # ---------------------------------------------------------------- barriers and warp collectives
 #
-# live[t], mask[t]: 1 for the threads that have not returned; that are executing this. Threads of a block are padded to
-# whole warps: thread t of block b stands at b * padded + t. active[w], alive[w]: the same, a bit for each lane of warp w.
+# live[t], mask[t]: 1 for the threads that have not returned; that are executing this. Threads of a block are padded
+# to whole warps: thread t of block b stands at b * padded + t. alive[w], active[w]: the same, a bit for each lane of
+# warp w.
 
 
 @register_jitable
@@ -529,7 +552,7 @@ def lanes(mask, active):
 
 @register_jitable
 def check_mask(member, t, active, alive, err, tb, b, site):
-    """The lanes that a collective acts on. Fault if the mask leaves out the caller or names a lane that is elsewhere."""
+    """The lanes that a collective acts on. Fault if the mask leaves out the caller or names an absent lane."""
     bits = np.uint32(member)
     w = t >> 5
     if (bits >> np.uint32(t & 31)) & np.uint32(1) == 0:

@@ -7,7 +7,7 @@ from numba.core import sigutils, types
 
 from labkit.simt import errors
 from labkit.simt.arrays import *  # noqa: F403
-from labkit.simt.arrays import default_stream, legacy_default_stream, per_thread_default_stream  # noqa: F401
+from labkit.simt.arrays import default_stream, legacy_default_stream, per_thread_default_stream
 from labkit.simt.launch import JIT_OPTIONS, DeviceFunction, Kernel
 from labkit.simt.reduction import Reduce
 from labkit.simt.stubs import (
@@ -75,7 +75,7 @@ def jit(func_or_sig=None, device=False, **options):
         raise errors.UnsupportedError("cuda.jit(link=...) links GPU code: it needs a GPU")
     if callable(func_or_sig) and not isinstance(func_or_sig, types.Type):
         return DeviceFunction(func_or_sig) if device else Kernel(func_or_sig, options=options)
-    signatures = _signatures(func_or_sig)
+    signatures = [] if device else _signatures(func_or_sig)  # a device function is compiled with each caller
 
     def decorate(function):
         return DeviceFunction(function) if device else Kernel(function, signatures, options)

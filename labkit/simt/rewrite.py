@@ -34,6 +34,8 @@ from labkit.simt.errors import UnsupportedError
 
 BUILTINS = {"range", "len", "min", "max", "abs", "int", "float", "bool", "round", "pow", "divmod", "complex", "print",
             "enumerate", "zip", "slice", "sum", "tuple", "reversed"}  # fmt: skip
+_MATH_ELSEWHERE = {"cbrt": "_cbrt", "fmod": "_np.fmod", "exp2": "_np.exp2",
+                   "remainder": "_remainder", "modf": "_modf"}  # what Numba's CPU target lacks
 ID_NAMES = tuple(f"_{prefix}{axis}" for prefix in ("t", "b", "bd", "gd") for axis in "xyz")
 _ATTRIBUTES_OF_ARRAYS = {"shape", "size", "ndim", "strides", "itemsize", "nbytes"}
 
@@ -285,7 +287,7 @@ class _Rewriter:
         for node in ast.walk(scope.definition):
             if not isinstance(node, ast.Call):
                 continue
-            known, target = scope.static(node.func) if isinstance(node.func, (ast.Name, ast.Attribute)) else (False, None)
+            known, target = scope.static(node.func)
             if not known:
                 found |= isinstance(node.func, ast.Attribute) and node.func.attr == "sync"
             elif isinstance(target, stubs.Function):
@@ -339,6 +341,14 @@ class _Rewriter:
         if isinstance(s, ast.For):
             before, s.iter = self._hoist(s.iter, scope)
             s.body = self._flatten(s.body, scope)
+            if isinstance(s.iter, (ast.Tuple, ast.Name)):  # of a tuple or an array: by position
+                position = self.fresh("c")
+                item = ast.Subscript(s.iter, ast.Name(position, ast.Load()), ast.Load())
+                s.body.insert(0, _at(ast.Assign([s.target], item), s))
+                length = ast.Call(ast.Name("len", ast.Load()), [copy.deepcopy(s.iter)], [])
+                s.target = ast.Name(position, ast.Store())
+                s.iter = _at(ast.Call(ast.Name("range", ast.Load()), [length], []), s)
+                _at(s, s)
             return [*before, s]
         if isinstance(s, ast.Expr) and self._is_sync(s.value):
             before = self._hoist_children(s.value, scope)
@@ -380,13 +390,14 @@ class _Rewriter:
         return self._hoist_children(node, scope), node
 
     def _hoist_children(self, node, scope):
-        """Hoist from the expressions below node, left to right; what is evaluated before a barrier is kept in a name."""
+        """Hoist from the expressions below node, left to right; what comes before a barrier is kept in a name."""
         slots = []
         for name, value in ast.iter_fields(node):
             if isinstance(value, ast.expr):
                 slots.append((node, name, None, value))
             elif isinstance(value, list):
-                slots += [(value, None, k, item) for k, item in enumerate(value) if isinstance(item, (ast.expr, ast.keyword))]
+                items = ((k, item) for k, item in enumerate(value) if isinstance(item, (ast.expr, ast.keyword)))
+                slots += [(value, None, k, item) for k, item in items]
         last = max((k for k, slot in enumerate(slots) if self._has_sync(slot[3])), default=-1)
         statements = []
         for k, (holder, name, position, value) in enumerate(slots[: last + 1]):
@@ -485,6 +496,17 @@ def _at(node, where):
 
 def _assign(name, value, where):
     return _at(ast.Assign([ast.Name(name, ast.Store())], value), where)
+
+
+def _mark_breaks(statements, name):
+    """Before each break of the loop around these statements, set `name` to False."""
+    for k in reversed(range(len(statements))):
+        s = statements[k]
+        if isinstance(s, ast.Break):
+            statements.insert(k, _assign(name, ast.Constant(False), s))
+        elif isinstance(s, ast.If):
+            _mark_breaks(s.body, name)
+            _mark_breaks(s.orelse, name)
 
 
 def _is_none(node):
@@ -605,17 +627,25 @@ class _Resolver:
         return _at(ast.If(test, self.block(s.body) or [_at(ast.Pass(), s)], self.block(s.orelse)), s)
 
     def _while(self, s):
-        if s.orelse:
-            self.scope.refuse(s, "else after a loop cannot be used in device code")
         test = self.expression(s.test)
-        return _at(ast.While(test, self.block(s.body) or [_at(ast.Pass(), s)], []), s)
+        body, after = self._loop_body(s)
+        return [*after[:1], _at(ast.While(test, body, []), s), *after[1:]]
 
     def _for(self, s):
-        if s.orelse:
-            self.scope.refuse(s, "else after a loop cannot be used in device code")
         iterable = self.expression(s.iter)
         target = self.expression(s.target)
-        return _at(ast.For(target, iterable, self.block(s.body) or [_at(ast.Pass(), s)], [], None), s)
+        body, after = self._loop_body(s)
+        return [*after[:1], _at(ast.For(target, iterable, body, [], None), s), *after[1:]]
+
+    def _loop_body(self, s):
+        """(body, []), or for a loop with an else, (body, [before the loop, after it])."""
+        body = self.block(s.body) or [_at(ast.Pass(), s)]
+        if not s.orelse:
+            return body, []
+        finished = self.rewriter.fresh("c")
+        _mark_breaks(body, finished)
+        test = ast.Name(finished, ast.Load())
+        return body, [_assign(finished, ast.Constant(True), s), _at(ast.If(test, self.block(s.orelse), []), s)]
 
     def _assert(self, s):
         test = self.expression(s.test)
@@ -631,10 +661,10 @@ class _Resolver:
         """("shared" | "local", shape, dtype) if the expression allocates an array of the device."""
         if not isinstance(node, ast.Call):
             return None
-        known, target = self.scope.static(node.func) if isinstance(node.func, (ast.Name, ast.Attribute)) else (False, 0)
+        known, target = self.scope.static(node.func)
         if not known or not isinstance(target, stubs.Function) or target.name not in ("shared.array", "local.array"):
             return None
-        shape_node, dtype_node = self._bind(target, node)
+        shape_node, dtype_node, *_ = self._bind(target, node)  # alignment is of no account here
         known, shape = self.scope.constant(shape_node)
         whole = (int, np.integer)
         parts = shape if isinstance(shape, tuple) else (shape,)
@@ -779,7 +809,7 @@ class _Resolver:
             if is_group:
                 self.program.cooperative = True
                 return self._sync("grid_sync", [], node)
-        known, target = self.scope.static(func) if isinstance(func, (ast.Name, ast.Attribute)) else (False, None)
+        known, target = self.scope.static(func)
         if not known:
             if isinstance(func, ast.Attribute) and func.attr in ("conjugate", "conj") and not node.args:
                 return _at(ast.Call(self.expression(func), [], []), node)
@@ -801,8 +831,8 @@ class _Resolver:
         if isinstance(target, np.ufunc):
             return self._plain_call(f"_np.{target.__name__}", arguments, node)
         if getattr(math, getattr(target, "__name__", ""), None) is target:
-            if target.__name__ == "cbrt":
-                return self._plain_call("_cbrt", arguments, node)
+            if target.__name__ in _MATH_ELSEWHERE:
+                return self._plain_call(_MATH_ELSEWHERE[target.__name__], arguments, node)
             return self._plain_call(f"_math.{target.__name__}", arguments, node)
         if getattr(operator, getattr(target, "__name__", ""), None) is target:
             return self._plain_call(f"_operator.{target.__name__}", arguments, node)

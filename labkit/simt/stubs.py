@@ -66,8 +66,9 @@ laneid, warpsize = Value("laneid", "(_t & 31)"), Value("warpsize", "32")
 grid = Function("grid", "ndim", "Position of this thread in the whole grid: an int, or a tuple of ndim ints.")
 gridsize = Function("gridsize", "ndim", "Number of threads in the whole grid, along each of ndim axes.")
 
-shared = Module("shared", array=Function("shared.array", "shape dtype", "An array that the threads of a block share."))
-local = Module("local", array=Function("local.array", "shape dtype", "An array of one thread."))
+_ARRAY = {"params": "shape dtype alignment", "optional": ("alignment",)}
+shared = Module("shared", array=Function("shared.array", doc="An array that the threads of a block share.", **_ARRAY))
+local = Module("local", array=Function("local.array", doc="An array of one thread.", **_ARRAY))
 const = Module("const", array_like=Function("const.array_like", "array", "A read-only copy of a host array."))
 
 syncthreads = Function("syncthreads", "", "Barrier: waits until every thread of the block is here.")
@@ -102,7 +103,7 @@ _ATOMICS = {
 }  # fmt: skip
 atomic = Module(
     "atomic",
-    **{name: Function(f"atomic.{name}", "ary idx val", f"{doc}; returns the old value.") for name, doc in _ATOMICS.items()},
+    **{op: Function(f"atomic.{op}", "ary idx val", f"{doc}; returns the old value.") for op, doc in _ATOMICS.items()},
     cas=Function("atomic.cas", "ary idx old val", "ary[idx] = val if ary[idx] == old; returns the old value."),
     compare_and_swap=Function("atomic.compare_and_swap", "ary old val", "cas on ary[0]."),
 )
