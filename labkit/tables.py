@@ -48,7 +48,9 @@ def text(spec: dict, width: int = 120) -> str:
     from rich.console import Console
 
     buffer = io.StringIO()
-    Console(file=buffer, width=width, color_system=None, highlight=False).print(rich_table(spec))
+    # In a notebook rich would display the table beside writing it.
+    console = Console(file=buffer, width=width, color_system=None, highlight=False, force_jupyter=False)
+    console.print(rich_table(spec))
     return "\n".join(line.rstrip() for line in buffer.getvalue().rstrip().split("\n"))
 
 
