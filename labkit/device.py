@@ -30,9 +30,29 @@ def numba_cuda():
     if not hasattr(np, "row_stack"):  # removed in NumPy 2.5; numba-cuda 0.30.4 names it at the first launch
         np.row_stack = np.vstack
     os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")  # the course launches small grids on purpose
+    import numba.cuda.random  # noqa: F401  (cuda.random is there only once it is imported)
     from numba import cuda
 
+    if not hasattr(cuda, "rsqrt"):
+        _add_rsqrt(cuda)
     return cuda
+
+
+def _add_rsqrt(cuda):
+    """cuda.rsqrt, which numba.cuda has in libdevice only, with one name for each type."""
+    from numba.cuda import libdevice
+    from numba.cuda.extending import overload
+
+    def rsqrt(x):
+        """1 / sqrt(x) inside a kernel, in the type of x."""
+        raise TypeError("cuda.rsqrt() can be called only inside a kernel or a device function")
+
+    @overload(rsqrt, target="cuda")
+    def _(x):
+        single = "float32" in str(x)
+        return (lambda x: libdevice.rsqrtf(x)) if single else (lambda x: libdevice.rsqrt(x))
+
+    cuda.rsqrt = rsqrt
 
 
 def _gpu_problem():

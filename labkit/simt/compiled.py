@@ -15,18 +15,15 @@ take part: so a barrier knows who is missing.
 
 import ast
 import copy
-import re
-import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from numba.core import compiler, registry, types
-from numba.core.compiler_machinery import FunctionPass, PassManager, register_pass
+from numba.core import types
 from numba.core.errors import NumbaError
-from numba.core.typed_passes import NopythonTypeInference
 from numba.np import numpy_support
 
 from labkit.simt.errors import KernelTypeError, UnsupportedError
-from labkit.simt.rewrite import ID_NAMES, Exit, Inline, Sync, contains, type_code
+from labkit.simt.inference import infer_types, type_error
+from labkit.simt.rewrite import ID_NAMES, DtypeOf, Exit, Inline, Sync, contains, type_code
 
 SHUFFLES = {"shfl_sync", "shfl_up_sync", "shfl_down_sync", "shfl_xor_sync"}
 VOTES = {"all_sync", "any_sync", "eq_sync", "ballot_sync"}
@@ -43,6 +40,7 @@ IMPORTS = (
     "import operator as _operator",
     "import numpy as _np",
     "from numba import njit as _njit",
+    "from labkit.simt.inference import KernelCompiler as _KernelCompiler",
     *(f"from labkit.simt.lowlevel import {helper} as _{helper}" for helper in HELPERS),
 )
 HIDDEN_IDS = ("_E", "_t", "_b", *ID_NAMES)  # what a device function is handed beside its own arguments
@@ -98,14 +96,21 @@ class Wait:
     args: list
 
 
-@dataclass
-class Generated:
-    """What the launcher needs to know of a compiled kernel."""
+def _is_integer(ty):
+    return isinstance(ty, types.Integer)
 
-    source: str
-    shared_bytes: int
-    fixed_bytes: int
-    thread_bytes: int
+
+_MASK = ("mask", _is_integer, "an integer is needed")
+_SHUFFLED = ("value", lambda ty: ty in (types.int32, types.int64, types.float32, types.float64),
+             "int32, int64, float32 and float64 are allowed")  # fmt: skip
+_COUNTED = ("predicate", _is_integer, "an integer is needed: wrap the condition, int32(...)")
+_VOTED = ("predicate", lambda ty: isinstance(ty, (types.Integer, types.Boolean)), "an integer or a bool is needed")
+_COLLECTIVE_TYPES = {
+    **{f"syncthreads_{name}": (_COUNTED,) for name in ("count", "and", "or")},
+    **dict.fromkeys(SHUFFLES, (_MASK, _SHUFFLED, ("lane", _is_integer, "an integer is needed"))),
+    **dict.fromkeys(VOTES, (_MASK, _VOTED)),
+    "syncwarp": (_MASK,),
+}
 
 
 def _reads(node):
@@ -189,7 +194,7 @@ class Generator:
     """Writes the Python source of a kernel for one set of argument types."""
 
     def __init__(self, program, argument_types, checked=True, pretty=False):
-        self.program = program
+        self.program = program = self._with_dtypes(program, argument_types)
         self.types = argument_types  # one for each constant and each parameter
         self.checked, self.pretty = checked, pretty
         self.lines, self.indent = [], 0
@@ -201,6 +206,23 @@ class Generator:
         self.has_exit = any(isinstance(n, Exit) and n.label == "kernel" for s in self.body for n in ast.walk(s))
         self.tree = self._build(self.body)
         self._classify()
+
+    @staticmethod
+    def _with_dtypes(program, argument_types):
+        """The program, with the dtype of each array that takes it from an argument."""
+
+        def known(array):
+            if not isinstance(array.dtype, DtypeOf):
+                return array
+            ty = argument_types[len(program.constants) + program.params.index(array.dtype.param)]
+            if isinstance(ty, types.Array):
+                return replace(array, dtype=ty.dtype)
+            raise UnsupportedError(
+                f"{program.name}, line {array.line}: {array.dtype.param} is {ty}, and has no dtype ({program.filename})"
+            )
+
+        shared = {name: known(array) for name, array in program.shared.items()}
+        return replace(program, shared=shared, local={name: known(array) for name, array in program.local.items()})
 
     # ------------------------------------------------ analysis
 
@@ -302,13 +324,27 @@ class Generator:
         exposed -= uniform_loop_targets
         names_of_loops = [n for x in self._loops(self.tree) if not x.uniform for n in x.names.values()]
         if exposed or names_of_loops:
-            found = infer_types(self)
+            found = self._infer()
+            self._check_collectives(found)
             for name in sorted(exposed):
                 self._keep(name, found)
             for loop in self._loops(self.tree):
                 if not loop.uniform and isinstance(loop.node, ast.For):
                     for name in loop.names.values():
                         self.kept[name] = [(f"_v{name}", types.int64)]
+
+    def _check_collectives(self, found):
+        """The types that numba.cuda's collectives take: no more than on a GPU, lest a kernel runs only here."""
+        for wait in self._waits(self.tree):
+            sync = wait.sync
+            allowed = _COLLECTIVE_TYPES.get(sync.op.rstrip("_"), ())
+            for name, (what, fits, advice) in zip(wait.args, allowed, strict=False):
+                ty = found.get(name)
+                if ty is not None and not fits(ty):
+                    raise KernelTypeError(
+                        f"{self.program.name}, line {sync.lineno}: the {what} of cuda.{sync.op} is {ty}; {advice} "
+                        f"({self.program.filename})"
+                    )
 
     def _keep(self, name, found):
         ty = found.get(name)
@@ -453,7 +489,7 @@ class Generator:
         return self.site_index[key]
 
     def generate(self):
-        """The module's source and the sizes of its scratch memory, as Generated."""
+        """The module's source. It ends with SITES, where faults can happen, and SIZES, the bytes of memory it needs."""
         p = self.program
         self.filename = p.filename
         self._plan_memory()
@@ -494,15 +530,17 @@ class Generator:
             f'"""{p.name} ({p.filename}:{p.line}), as the CPU device runs it. Written by labkit.simt."""',
             *IMPORTS,
         ]
-        tail = [f"SITES = {self.sites!r}", f"SIZES = {(self.shared_bytes, self.fixed_bytes, self.thread_bytes)!r}"]
+        static = sum(_count(a.shape) * _itemsize(a.dtype) for a in p.shared.values())
+        sizes = static, self.shared_bytes, self.fixed_bytes, self.thread_bytes
+        tail = [f"SITES = {self.sites!r}", f"SIZES = {sizes!r}"]
         if self.pretty:
             header, tail = header[:1], []
         source = "\n".join([*header, "", *self.lines, "", *tail, ""])
-        return Generated(source, self.shared_bytes, self.fixed_bytes, self.thread_bytes)
+        return source
 
     def _decorator(self):
         if not self.pretty:
-            self.line('@_njit(nogil=True, error_model="numpy", cache=True)')
+            self.line('@_njit(nogil=True, error_model="numpy", pipeline_class=_KernelCompiler, cache=True)')
 
     def _device(self, source):
         hidden = [] if self.pretty else list(HIDDEN_IDS)
@@ -950,6 +988,25 @@ class Generator:
             }[op]
         self.line(f"{s.target} = {value}", s.lineno)
 
+    def _infer(self):
+        """The types of the kernel's variables. Raises KernelTypeError as a GPU compile would."""
+        name, source, arrays = self.typing_source()
+        namespace, devices = {}, copy.copy(self)
+        devices.lines, devices.indent, devices.sites, devices.site_index = [], 0, [], {}
+        for device in self.program.devices.values():
+            devices._device(device)
+        text = "\n".join([*IMPORTS, *devices.lines]).replace(", cache=True", "")
+        exec(compile(text, f"<device functions of {name}>", "exec"), namespace)
+        exec(compile(source, f"<types of {name}>", "exec"), namespace)
+        record = types.Array(types.int64, 1, "C")
+        array_types = [types.Array(a.dtype, len(a.shape), "C") for a in arrays]
+        ids = [types.int64] * len(HIDDEN_IDS[1:])
+        arguments = (types.boolean, types.int64, types.int64, record, *ids, *array_types, *self.types)
+        try:
+            return infer_types(namespace[name], arguments)
+        except NumbaError as error:
+            raise type_error(self.program, error, source) from error
+
     # ---------------- a plain function with the same types, for Numba to infer them
 
     def typing_source(self):
@@ -1144,115 +1201,3 @@ def _itemsize(ty):
 
 def _shape(shape):
     return f"({', '.join(map(str, shape))},)"
-
-
-# ---------------------------------------------------------------- types
-
-
-class _Inferred(Exception):
-    def __init__(self, typemap):
-        super().__init__()
-        self.typemap = typemap
-
-
-@register_pass(mutates_CFG=False, analysis_only=True)
-class _StopAfterInference(FunctionPass):
-    _name = "labkit_stop_after_inference"
-
-    def __init__(self):
-        FunctionPass.__init__(self)
-
-    def run_pass(self, state):
-        raise _Inferred(dict(state.typemap))
-
-
-class _InferenceOnly(compiler.CompilerBase):
-    """Numba's pipeline up to type inference: no code is made."""
-
-    def define_pipelines(self):
-        passes = PassManager("labkit_types")
-        untyped = compiler.DefaultPassBuilder.define_untyped_pipeline(self.state)
-        passes.passes.extend(untyped.passes)
-        passes.add_pass(NopythonTypeInference, "type inference")
-        passes.add_pass(_StopAfterInference, "stop")
-        passes.finalize()
-        return [passes]
-
-
-def infer_types(generator):
-    """The Numba type of every variable of a kernel, by name. Raises KernelTypeError as a GPU compile would."""
-    from numba import njit
-
-    p = generator.program
-    name, source, arrays = generator.typing_source()
-    devices = copy.copy(generator)
-    devices.lines, devices.indent, devices.sites, devices.site_index = [], 0, [], {}
-    devices.filename = p.filename
-    for device in p.devices.values():
-        devices._device(device)
-    namespace = {}
-    text = "\n".join([*IMPORTS, *devices.lines]).replace(", cache=True", "")
-    exec(compile(text, f"<device functions of {name}>", "exec"), namespace)
-    exec(compile(source, f"<types of {name}>", "exec"), namespace)
-    ids = [types.int64] * len(HIDDEN_IDS[1:])
-    record = types.Array(types.int64, 1, "C")
-    array_types = [types.Array(a.dtype, len(a.shape), "C") for a in arrays]
-    arguments = (types.boolean, types.int64, types.int64, record, *ids, *array_types, *generator.types)
-    try:
-        njit(pipeline_class=_InferenceOnly)(namespace[name]).compile(arguments)
-    except _Inferred as result:
-        typemap = result.typemap
-    except NumbaError as error:
-        raise type_error(p, error, source) from error
-    found = {}
-    for variable, ty in typemap.items():
-        found.setdefault(variable.split(".")[0], []).append(types.unliteral(ty))
-    context = registry.cpu_target.typing_context
-    merged = {}
-    for variable, versions in found.items():
-        merged[variable] = context.unify_types(*versions) if len(set(versions)) > 1 else versions[0]
-    return merged
-
-
-_REPORT = (  # how Numba says it -> how we do; the last match in its report is the most specific
-    (r"NumbaTypeError: (.+)", "{0}"),
-    (r"Cannot unify (.+?) and (.+?) for '(\w+?)(?:\.\d+)?'", "{2} is {0} on one path and {1} on another"),
-    (r"(?:NameError: name|Undefined variable|Variable) '(\w+?)(?:\.\d+)?'", "{0} is read before it is set"),
-    (r"No implementation of function Function\((.+?)\) found for signature:\s+>>> \w+\((.+?)\)\n",
-     "{0} does not take the types ({1})"),
-    (r"Unknown attribute '(\w+)' of type (.+)", "{1} has no attribute {0}"),
-    (r"Invalid use of (.+)", "invalid use of {0}"),
-)  # fmt: skip
-
-
-def type_error(program, error, source):
-    """Numba's report of a typing failure, cut down to what it says about the kernel, with the kernel's line."""
-    report = str(error)
-    told = None
-    for pattern, form in _REPORT:
-        matches = re.findall(pattern, report)
-        if matches:
-            last = matches[-1]
-            told = form.format(*(last if isinstance(last, tuple) else (last,)))
-            break
-    if told is None:
-        lines = [part.strip() for part in report.split("\n") if part.strip()]
-        told = next((t for t in lines if not t.startswith("Failed in nopython")), "unknown reason")
-    told = re.sub(r"<built-in function (\w+)>", r"\1", told)
-    told = re.sub(r"array\((\w+), (\d)d, \w\)", r"array of \1 (\2D)", told)
-    told = re.sub(r"Literal\[\w+\]\((.+?)\)", r"\1", told)
-    return KernelTypeError(
-        f"{program.name}{_kernel_line(report, source)}: does not compile for these argument types: "
-        f"{textwrap.shorten(told, 300, placeholder=' ...')} ({program.filename}:{program.line})"
-    )
-
-
-def _kernel_line(report, source):
-    """The kernel's line that Numba's report points to, through the comments of the generated source."""
-    lines = source.split("\n")
-    for number in re.findall(r"(?:line |\()(\d+)\)?", report)[::-1]:
-        if 1 <= int(number) <= len(lines):
-            found = re.search(r"# (\d+)$", lines[int(number) - 1])
-            if found:
-                return f", line {found[1]}"
-    return ""

@@ -23,8 +23,8 @@ from numba.core import sigutils, types
 from numba.core.errors import NumbaError
 
 from labkit.simt import half, lowlevel, rewrite  # noqa: F401 (half registers float16)
-from labkit.simt.arrays import LIMITS, ArgHint, DeviceNDArray
-from labkit.simt.compiled import Generator, type_error
+from labkit.simt.arrays import LIMITS, ArgHint, DeviceNDArray, DeviceRecord
+from labkit.simt.compiled import Generator
 from labkit.simt.errors import (
     ArgumentError,
     BarrierError,
@@ -35,10 +35,14 @@ from labkit.simt.errors import (
     OutOfBoundsError,
     WarpError,
 )
+from labkit.simt.inference import type_error
 
 JIT_OPTIONS = {"device", "inline", "forceinline", "link", "debug", "opt", "lineinfo", "cache", "launch_bounds", "lto",
                "shared_memory_carveout", "fastmath", "max_registers", "extensions", "nopython", "argtypes", "restype",
                "bind", "boundscheck", "abi", "abi_info", "target"}  # fmt: skip
+
+
+MAX_COOPERATIVE_THREADS = 1 << 18  # a large GPU holds about as many at once
 
 
 def cache_directory():
@@ -94,10 +98,10 @@ class Compiled:
         all_types = (*constant_types, *argument_types)
         fingerprint = "\n".join([_version(), str(all_types), str(is_checked()), fingerprint_of(program)])
         key = hashlib.sha256(fingerprint.encode()).hexdigest()[:20]
-        module = _load_module(program, key, lambda: Generator(program, all_types, is_checked()).generate().source)
+        module = _load_module(program, key, lambda: Generator(program, all_types, is_checked()).generate())
         self.function = getattr(module, program.name)
         self.sites = module.SITES
-        self.shared_bytes, self.fixed_bytes, self.thread_bytes = module.SIZES
+        self.static_bytes, self.shared_bytes, self.fixed_bytes, self.thread_bytes = module.SIZES
         int64, triple = types.int64, types.UniTuple(types.int64, 3)
         signature = (int64, int64, triple, triple, int64, types.Array(types.uint8, 1, "C"),
                      types.Array(int64, 1, "C"), *all_types)  # fmt: skip
@@ -107,6 +111,11 @@ class Compiled:
             raise type_error(program, error, Path(module.__file__).read_text(encoding="utf-8")) from error
         self.entry = self.function.overloads[signature].entry_point
         self.function.disable_compile()
+
+    def max_cooperative_grid_blocks(self, blockdim, dynsmemsize=0):
+        """The largest grid that cg.this_grid().sync() can hold together, in blocks."""
+        threads = int(np.prod(blockdim))
+        return max(1, MAX_COOPERATIVE_THREADS // threads)
 
     def scratch_bytes(self, threads, blocks, dynamic):
         padded = -(-threads // 32) * 32
@@ -168,6 +177,11 @@ def _load_module(program, key, make_source):
 # ---------------------------------------------------------------- kernels
 
 
+_OF_GPU_CODE = {"get_regs_per_thread", "get_local_mem_per_thread", "get_const_mem_size", "get_max_threads_per_block",
+                "get_shared_mem_per_block", "inspect_asm", "inspect_llvm", "inspect_sass", "inspect_types",
+                "inspect_lto_ptx", "extensions"}  # fmt: skip
+
+
 class DeviceFunction:
     """What `@cuda.jit(device=True)` makes on the CPU device: kernels call it, the host cannot."""
 
@@ -199,13 +213,28 @@ class Kernel:
         self.__qualname__ = function.__qualname__
         self.__wrapped__ = function
         rewrite.read_source(function)
-        self.overloads = {}
-        self.signatures = [tuple(s) for s in signatures]
-        for signature in self.signatures:
+        self._compiled = {}
+        self._given = [tuple(s) for s in signatures]
+        for signature in self._given:
             self._compile(signature)
 
     def __repr__(self):
         return f"<kernel {self.__name__}>"
+
+    @property
+    def overloads(self):
+        """The compiled kernels, by argument types."""
+        return {types_: compiled for (types_, _), compiled in self._compiled.items()}
+
+    @property
+    def signatures(self):
+        """The argument types that the kernel is compiled for."""
+        return list(self.overloads)
+
+    def __getattr__(self, name):
+        if name in _OF_GPU_CODE:
+            raise AttributeError(f"{self.__name__}.{name} tells of GPU code: it needs a GPU")
+        raise AttributeError(f"a kernel has no attribute {name!r}")
 
     @cached_property
     def params(self):
@@ -247,7 +276,7 @@ class Kernel:
 
     def _compile(self, argument_types):
         key = (argument_types, is_checked())
-        compiled = self.overloads.get(key)
+        compiled = self._compiled.get(key)
         if compiled is None:
             if len(argument_types) != len(self.params):
                 raise KernelTypeError(
@@ -255,17 +284,17 @@ class Kernel:
                 )
             with _COMPILE_LOCK:
                 compiled = Compiled(rewrite.rewrite(self.py_func), argument_types)
-                self.overloads[key] = compiled
+                self._compiled[key] = compiled
         return compiled
 
     def compiled_for(self, args):
         """The compiled kernel for these (host view) arguments, and the arguments as it takes them."""
-        if not self.signatures:
+        if not self._given:
             return self._compile(tuple(self._typeof(k, a) for k, a in enumerate(args))), args
-        fitting = [s for s in self.signatures if all(_fits(a, ty) for a, ty in zip(args, s, strict=True))]
+        fitting = [s for s in self._given if all(_fits(a, ty) for a, ty in zip(args, s, strict=True))]
         if not fitting:
             given = ", ".join(str(self._typeof(k, a)) for k, a in enumerate(args))
-            wanted = " or ".join(f"({', '.join(map(str, s))})" for s in self.signatures)
+            wanted = " or ".join(f"({', '.join(map(str, s))})" for s in self._given)
             raise ArgumentError(f"{self.__name__} is compiled for {wanted}, and was launched with ({given})")
         return self._compile(fitting[0]), [_as_scalar(a, ty) for a, ty in zip(args, fitting[0], strict=True)]
 
@@ -313,6 +342,8 @@ def _dimensions(kernel, name, value):
 
 def _host_view(value):
     """What compiled code works on: the NumPy array behind a device array, other values as they are."""
+    if isinstance(value, DeviceRecord):
+        return value._array[()]
     if type(value) is tuple:
         return tuple(_host_view(v) for v in value)
     return value._array if isinstance(value, DeviceNDArray) else value
@@ -359,6 +390,7 @@ class Launch:
         values = [self._argument(kernel.params[k], a) for k, a in enumerate(args)]
         compiled, values = kernel.compiled_for(values)
         self._check_shared(compiled)
+        self._check_cooperative(compiled)
         _run(kernel, compiled, self.grid, self.block, self.sharedmem, values)
         for copy_back in afterwards:
             copy_back()
@@ -385,7 +417,7 @@ class Launch:
         raise ArgumentError(f"{who} has the type {type(value).__name__}; a kernel takes numbers, tuples and arrays")
 
     def _check_shared(self, compiled):
-        static, limit = sum_shared(compiled.program), LIMITS.shared_per_block
+        static, limit = compiled.static_bytes, LIMITS.shared_per_block
         if static + self.sharedmem > limit:
             dynamic = f" and {self.sharedmem:,} at launch" if self.sharedmem else ""
             raise LaunchError(
@@ -394,10 +426,13 @@ class Launch:
             )
 
 
-def sum_shared(program):
-    """Bytes of static shared memory that a kernel declares."""
-    sizes = [numba.np.numpy_support.as_dtype(a.dtype).itemsize * int(np.prod(a.shape)) for a in program.shared.values()]
-    return sum(sizes)
+    def _check_cooperative(self, compiled):
+        blocks, most = int(np.prod(self.grid)), compiled.max_cooperative_grid_blocks(self.block)
+        if compiled.program.cooperative and blocks > most:
+            raise LaunchError(
+                f"{self.kernel.__name__} synchronises the grid, and a grid of {blocks:,} blocks of {self.block} is too "
+                f"large for that: at most {most:,}"
+            )
 
 
 # ---------------------------------------------------------------- running
@@ -617,14 +652,14 @@ def show(kernel, *args):
     if not isinstance(kernel, Kernel):
         raise TypeError(f"show takes a kernel of the CPU device, not {kernel!r}")
     program = rewrite.rewrite(kernel.py_func)
-    if kernel.signatures and not args:
-        argument_types = kernel.signatures[0]
+    if kernel._given and not args:
+        argument_types = kernel._given[0]
     elif len(args) != len(kernel.params):
         raise ArgumentError(f"show({kernel.__name__}, ...) needs the arguments of a launch: {', '.join(kernel.params)}")
     else:
         argument_types = tuple(numba.typeof(_host_view(a)) for a in args)
     constants = [numba.typeof(_constant(a)) for a in program.constants.values()]
-    return Generator(program, (*constants, *argument_types), pretty=True).generate().source
+    return Generator(program, (*constants, *argument_types), pretty=True).generate()
 
 
 

@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.errors import NumbaTypeError
-from numba.extending import intrinsic, register_jitable
+from numba.extending import intrinsic, overload, register_jitable
 from numba.np.arrayobj import load_item, populate_array, store_item
 
 ABORT, CODE, SITE, THREAD, BLOCK, COUNT, INDEX, SHAPE, DONE = 0, 1, 2, 3, 4, 5, 6, 10, 14
@@ -107,6 +107,12 @@ def _element_pointer(context, builder, array_type, array, index_type, index, err
     return cgutils.get_item_pointer2(context, builder, array.data, dims, strides, array_type.layout, values)
 
 
+def _check_index(index_type):
+    for part in _parts(index_type):
+        if not isinstance(part, (types.Integer, types.SliceType, types.EllipsisType, types.NoneType)):
+            raise NumbaTypeError(f"an index must be an integer or a slice, not {part}")
+
+
 def _is_element(array_type, index_type):
     parts = _parts(index_type)
     return _are_integers(parts) and len(parts) == array_type.ndim and not isinstance(array_type.dtype, types.Record)
@@ -124,6 +130,9 @@ def load(typing_context, array, index, err, t, b, site):
             return load_item(context, builder, array, pointer)
 
         return array.dtype(array, index, err, t, b, site), element
+
+    if isinstance(array, types.Array):
+        _check_index(index)
 
     if isinstance(array, types.BaseTuple) and isinstance(index, types.IntegerLiteral):
         position = index.literal_value
@@ -162,6 +171,7 @@ def store(typing_context, array, index, value, err, t, b, site):
         raise NumbaTypeError(f"cannot assign to an element of {array}")
     if not array.mutable:
         raise NumbaTypeError("cannot store into a read-only array")
+    _check_index(index)
     value = types.unliteral(value)
     if _is_element(array, index):
         if typing_context.can_convert(value, array.dtype) is None:
@@ -513,9 +523,15 @@ def modf(x):
     return np.copysign(fraction, x), whole
 
 
-@register_jitable
 def selp(test, a, b):
-    return a if test else b
+    """a if test else b; a and b of one type, as on a GPU."""
+
+
+@overload(selp)
+def _selp(test, a, b):
+    if types.unliteral(a) != types.unliteral(b):
+        raise NumbaTypeError(f"cuda.selp needs two values of one type, not {a} and {b}")
+    return lambda test, a, b: a if test else b
 
 
 # ---------------------------------------------------------------- barriers and warp collectives

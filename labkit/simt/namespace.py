@@ -56,6 +56,11 @@ from labkit.simt.stubs import (
 )
 
 reduce = Reduce
+# numba.cuda carries the types as attributes: cuda.float32
+boolean, int8, int16, int32, int64 = types.boolean, types.int8, types.int16, types.int32, types.int64
+uint8, uint16, uint32, uint64 = types.uint8, types.uint16, types.uint32, types.uint64
+float32, float64, complex64, complex128 = types.float32, types.float64, types.complex64, types.complex128
+void = types.void
 KernelRuntimeError = errors.KernelError
 is_simulator = False
 

@@ -34,8 +34,23 @@ from labkit.simt.errors import UnsupportedError
 
 BUILTINS = {"range", "len", "min", "max", "abs", "int", "float", "bool", "round", "pow", "divmod", "complex", "print",
             "enumerate", "zip", "slice", "sum", "tuple", "reversed"}  # fmt: skip
-_MATH_ELSEWHERE = {"cbrt": "_cbrt", "fmod": "_np.fmod", "exp2": "_np.exp2",
-                   "remainder": "_remainder", "modf": "_modf"}  # what Numba's CPU target lacks
+# numba.cuda's functions of math and NumPy. Those with another home lack one on Numba's CPU target, or differ there.
+MATH = {
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "copysign", "cos", "cosh", "degrees", "erf",
+    "erfc", "exp", "exp2", "expm1", "fabs", "floor", "fmod", "frexp", "gamma", "hypot", "isfinite", "isinf", "isnan",
+    "ldexp", "lgamma", "log", "log10", "log1p", "log2", "modf", "nextafter", "pow", "radians", "remainder", "sin",
+    "sinh", "sqrt", "tan", "tanh", "trunc",
+}  # fmt: skip
+_MATH_ELSEWHERE = {"fmod": "_np.fmod", "exp2": "_np.exp2", "remainder": "_remainder", "modf": "_modf",
+                   "floor": "_np.floor", "ceil": "_np.ceil", "trunc": "_np.trunc"}  # fmt: skip
+UFUNCS = {
+    "sin", "cos", "tan", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh",
+    "arctan2", "hypot", "log", "log2", "log10", "deg2rad", "rad2deg", "degrees", "radians", "maximum", "minimum",
+    "fmax", "fmin", "greater", "greater_equal", "less", "less_equal", "equal", "not_equal", "logical_and",
+    "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift",
+    "right_shift", "isnan", "conjugate", "divide",
+}  # fmt: skip
+METHODS = {"conjugate", "conj", "reshape", "view", "fill", "sum"}
 ID_NAMES = tuple(f"_{prefix}{axis}" for prefix in ("t", "b", "bd", "gd") for axis in "xyz")
 _ATTRIBUTES_OF_ARRAYS = {"shape", "size", "ndim", "strides", "itemsize", "nbytes"}
 
@@ -58,9 +73,16 @@ class Exit(ast.stmt):
     _fields = ()
 
 
+@dataclass(frozen=True)
+class DtypeOf:
+    """The dtype of a parameter, known when the kernel is compiled for its arguments."""
+
+    param: str
+
+
 @dataclass
 class ArrayDeclaration:
-    """A shared or local array. shape is a tuple of ints; (0,) is dynamic shared memory."""
+    """A shared or local array. shape is a tuple of ints, (0,) is dynamic shared memory; dtype a type, or a DtypeOf."""
 
     name: str
     space: str
@@ -161,18 +183,22 @@ class _Scope:
         self.assigned = {}
         for name in stores:
             self.assigned[name.id] = self.assigned.get(name.id, 0) + 1
-        self.local_constants = self._local_constants()
+        self.local_constants, self.aliases = {}, {}
+        self._find_constant_locals()
 
-    def _local_constants(self):
-        """Locals that are set once, to an integer literal: they may be array shapes."""
-        found = {}
+    def _find_constant_locals(self):
+        """Locals set once: to an integer literal (they may be array shapes), or to cuda.threadIdx and its kind."""
         for node in ast.walk(self.definition):
             if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 name = node.targets[0].id
-                is_int = isinstance(node.value, ast.Constant) and type(node.value.value) is int
-                if is_int and self.assigned[name] == 1 and name not in self.params:
-                    found[name] = node.value.value
-        return found
+                if self.assigned[name] != 1 or name in self.params:
+                    continue
+                if isinstance(node.value, ast.Constant) and type(node.value.value) is int:
+                    self.local_constants[name] = node.value.value
+                elif isinstance(node.value, (ast.Name, ast.Attribute)):
+                    known, obj = self.static(node.value)
+                    if known and isinstance(obj, (stubs.Dim3, stubs.Module)):
+                        self.aliases[name] = obj
 
     def refuse(self, node, what, instead=None):
         advice = f"; {instead}" if instead else ""
@@ -181,6 +207,8 @@ class _Scope:
     def static(self, node):
         """(True, object) if the expression is a constant of the kernel's surroundings."""
         if isinstance(node, ast.Name):
+            if node.id in self.aliases:
+                return True, self.aliases[node.id]
             if node.id in self.locals:
                 return False, None
             if node.id in self.environment:
@@ -196,8 +224,11 @@ class _Scope:
                 return False, None
             if isinstance(base, np.generic) and node.attr in ("real", "imag"):
                 return True, getattr(base, node.attr)
+            name = ast.unparse(node.value)
+            if not _may_hold_constants(base):
+                self.refuse(node, f"{name} is a host object ({type(base).__name__})",
+                            f"bind {name}.{node.attr} to a name outside the kernel, and use that")  # fmt: skip
             if not hasattr(base, node.attr):
-                name = ast.unparse(node.value)
                 self.refuse(node, f"{name}.{node.attr} does not exist on the CPU device")
             return True, getattr(base, node.attr)
         if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Slice):
@@ -214,12 +245,24 @@ class _Scope:
             return True, node.value
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
             return True, -node.operand.value
+        if isinstance(node, ast.BinOp) and all(isinstance(n, _LITERAL_NODES) for n in ast.walk(node)):
+            return True, eval(compile(ast.Expression(node), "<literal>", "eval"))  # Python folds 4 * 8 as well
         if isinstance(node, ast.Name) and node.id in self.local_constants:
             return True, self.local_constants[node.id]
         if isinstance(node, ast.Tuple):
             parts = [self.constant(part) for part in node.elts]
             return all(known for known, _ in parts), tuple(value for _, value in parts)
         return self.static(node)
+
+
+_LITERAL_NODES = (ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)
+
+
+def _may_hold_constants(obj):
+    """Modules, classes, arrays and numbers: what device code may take an attribute of."""
+    kinds = (python_types.ModuleType, type, np.ndarray, np.generic, np.dtype, DeviceNDArray, tuple, enum.Enum,
+             types.Type, stubs.Module, stubs.Dim3, stubs.Function, stubs.Value, int, float, complex)  # fmt: skip
+    return isinstance(obj, kinds)
 
 
 def _is_device_function(obj):
@@ -581,6 +624,8 @@ class _Resolver:
         return _at(ast.Return(None if s.value is None else self.expression(s.value)), s)
 
     def _assign(self, s):
+        if len(s.targets) == 1 and isinstance(s.targets[0], ast.Name) and s.targets[0].id in self.scope.aliases:
+            return []
         group = self._grid_group(s.value)
         if group and len(s.targets) == 1 and isinstance(s.targets[0], ast.Name):
             self.grid_groups.add(s.targets[0].id)
@@ -675,7 +720,11 @@ class _Resolver:
                 "bind the value to a name outside the kernel, and use that name",
             )  # fmt: skip
         known, dtype = self.scope.constant(dtype_node)
-        dtype = _as_type(dtype) if known else None
+        dtype = _as_type(dtype) if known and dtype not in (int, float, bool, complex) else None
+        if not known and isinstance(dtype_node, ast.Attribute) and dtype_node.attr == "dtype":
+            array = self.expression(dtype_node.value)
+            if isinstance(array, ast.Name) and array.id in self.program.params:
+                dtype = DtypeOf(array.id)
         if dtype is None:
             self.scope.refuse(node, f"{ast.unparse(dtype_node)} is not a dtype for cuda.{target.name}")
         parts = tuple(int(p) for p in parts)
@@ -790,6 +839,8 @@ class _Resolver:
     def _bind(self, stub, node):
         """The arguments of a call of a stub, in the order of its parameters."""
         given = dict(zip(stub.params, node.args, strict=False))
+        if node.keywords and (stub.name.startswith("atomic.") or stub.name == "syncwarp"):
+            self.scope.refuse(node, f"cuda.{stub.name} takes no keyword arguments")
         extra = node.args[len(stub.params) :]
         for keyword in node.keywords:
             if keyword.arg not in stub.params or keyword.arg in given:
@@ -811,8 +862,9 @@ class _Resolver:
                 return self._sync("grid_sync", [], node)
         known, target = self.scope.static(func)
         if not known:
-            if isinstance(func, ast.Attribute) and func.attr in ("conjugate", "conj") and not node.args:
-                return _at(ast.Call(self.expression(func), [], []), node)
+            if isinstance(func, ast.Attribute) and func.attr in METHODS and not node.keywords:
+                method = ast.Attribute(self.expression(func.value), func.attr, ast.Load())
+                return _at(ast.Call(method, [self.expression(a) for a in node.args], []), node)
             if isinstance(func, ast.Attribute):
                 self.scope.refuse(node, f"the method .{func.attr}() cannot be used in device code")
             self.scope.refuse(node, f"{ast.unparse(func)} cannot be called in device code")
@@ -829,8 +881,14 @@ class _Resolver:
                 return self._plain_call(target.__name__, arguments, node)
             self.scope.refuse(node, f"{target.__name__}() cannot be used in device code")
         if isinstance(target, np.ufunc):
+            if target.__name__ not in UFUNCS:
+                better = f"use math.{target.__name__}" if target.__name__ in MATH else None
+                self.scope.refuse(node, f"numba.cuda has no np.{target.__name__}", better)
             return self._plain_call(f"_np.{target.__name__}", arguments, node)
         if getattr(math, getattr(target, "__name__", ""), None) is target:
+            if target.__name__ not in MATH:
+                better = "use cuda.cbrt" if target.__name__ == "cbrt" else None
+                self.scope.refuse(node, f"numba.cuda has no math.{target.__name__}", better)
             if target.__name__ in _MATH_ELSEWHERE:
                 return self._plain_call(_MATH_ELSEWHERE[target.__name__], arguments, node)
             return self._plain_call(f"_math.{target.__name__}", arguments, node)

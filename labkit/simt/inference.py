@@ -1,0 +1,140 @@
+"""Numba's type inference, put to our use: types of variables, what a kernel may not do, clear reports."""
+
+import re
+import textwrap
+
+from numba import njit
+from numba.core import compiler, ir, registry, types
+from numba.core.compiler_machinery import FunctionPass, PassManager, register_pass
+from numba.core.errors import NumbaTypeError
+from numba.core.typed_passes import NopythonTypeInference
+
+from labkit.simt.errors import KernelTypeError
+
+
+@register_pass(mutates_CFG=False, analysis_only=True)
+class _RefuseWholeArrays(FunctionPass):
+    """Arithmetic on whole arrays allocates, and a kernel cannot: numba.cuda refuses it, so the CPU device does."""
+
+    _name = "labkit_refuse_whole_arrays"
+
+    def __init__(self):
+        FunctionPass.__init__(self)
+
+    def run_pass(self, state):
+        for block in state.func_ir.blocks.values():
+            for statement in block.body:
+                if isinstance(statement, ir.Assign):
+                    op = getattr(statement.value, "op", "")
+                    if op in ("binop", "inplace_binop", "unary", "arrayexpr"):
+                        self._check(state, statement.target, statement.loc)
+                elif isinstance(statement, (ir.SetItem, ir.StaticSetItem)):
+                    self._check(state, statement.value, statement.loc)
+        return False
+
+    @staticmethod
+    def _check(state, variable, loc):
+        if isinstance(state.typemap[variable.name], types.Array):
+            raise NumbaTypeError(
+                "whole arrays cannot be computed with or copied in device code: write it for one element", loc
+            )
+
+
+class KernelCompiler(compiler.CompilerBase):
+    """Numba's usual pipeline, with the refusal after type inference."""
+
+    def define_pipelines(self):
+        passes = compiler.DefaultPassBuilder.define_nopython_pipeline(self.state)
+        passes.add_pass_after(_RefuseWholeArrays, NopythonTypeInference)
+        passes.finalize()
+        return [passes]
+
+
+class _Inferred(Exception):
+    def __init__(self, typemap):
+        super().__init__()
+        self.typemap = typemap
+
+
+@register_pass(mutates_CFG=False, analysis_only=True)
+class _StopAfterInference(FunctionPass):
+    _name = "labkit_stop_after_inference"
+
+    def __init__(self):
+        FunctionPass.__init__(self)
+
+    def run_pass(self, state):
+        raise _Inferred(dict(state.typemap))
+
+
+class _InferenceOnly(compiler.CompilerBase):
+    """Numba's pipeline up to type inference: no code is made."""
+
+    def define_pipelines(self):
+        passes = PassManager("labkit_types")
+        untyped = compiler.DefaultPassBuilder.define_untyped_pipeline(self.state)
+        passes.passes.extend(untyped.passes)
+        passes.add_pass(NopythonTypeInference, "type inference")
+        passes.add_pass(_StopAfterInference, "stop")
+        passes.finalize()
+        return [passes]
+
+
+def infer_types(function, arguments):
+    """{variable: Numba type} of a Python function for these argument types. Raises NumbaError where they do not fit.
+
+    A variable that Numba splits into versions gets the type that holds them all, None if there is none.
+    """
+    try:
+        njit(pipeline_class=_InferenceOnly)(function).compile(arguments)
+    except _Inferred as result:
+        typemap = result.typemap
+    found = {}
+    for variable, ty in typemap.items():
+        found.setdefault(variable.split(".")[0], []).append(types.unliteral(ty))
+    unify = registry.cpu_target.typing_context.unify_types
+    return {name: unify(*versions) if len(set(versions)) > 1 else versions[0] for name, versions in found.items()}
+
+
+_REPORT = (  # how Numba says it -> how we do; the last match in its report is the most specific
+    (r"NumbaTypeError: (.+)", "{0}"),
+    (r"Cannot unify (.+?) and (.+?) for '(\w+?)(?:\.\d+)?'", "{2} is {0} on one path and {1} on another"),
+    (r"(?:NameError: name|Undefined variable|Variable) '(\w+?)(?:\.\d+)?'", "{0} is read before it is set"),
+    (r"No implementation of function Function\((.+?)\) found for signature:\s+>>> \w+\((.+?)\)\n",
+     "{0} does not take the types ({1})"),
+    (r"Unknown attribute '(\w+)' of type (.+)", "{1} has no attribute {0}"),
+    (r"Invalid use of (.+)", "invalid use of {0}"),
+)  # fmt: skip
+
+
+def type_error(program, error, source):
+    """Numba's report of a typing failure, cut down to what it says about the kernel, with the kernel's line."""
+    report = str(error)
+    told = None
+    for pattern, form in _REPORT:
+        matches = re.findall(pattern, report)
+        if matches:
+            last = matches[-1]
+            told = form.format(*(last if isinstance(last, tuple) else (last,)))
+            break
+    if told is None:
+        lines = [part.strip() for part in report.split("\n") if part.strip()]
+        told = next((t for t in lines if not t.startswith("Failed in nopython")), "unknown reason")
+    told = re.sub(r"<built-in function (\w+)>", r"\1", told)
+    told = re.sub(r"array\((\w+), (\d)d, \w\)", r"array of \1 (\2D)", told)
+    told = re.sub(r"Literal\[\w+\]\((.+?)\)", r"\1", told)
+    return KernelTypeError(
+        f"{program.name}{_kernel_line(report, source)}: does not compile for these argument types: "
+        f"{textwrap.shorten(told, 300, placeholder=' ...')} ({program.filename}:{program.line})"
+    )
+
+
+def _kernel_line(report, source):
+    """The kernel's line that Numba's report points to, through the comments of the generated source."""
+    lines = source.split("\n")
+    for number in re.findall(r"(?:line |\()(\d+)\)?", report)[::-1]:
+        if 1 <= int(number) <= len(lines):
+            found = re.search(r"# (\d+)$", lines[int(number) - 1])
+            if found:
+                return f", line {found[1]}"
+    return ""
