@@ -68,8 +68,8 @@ def _gpu_problem():
         reason = cuda.cuda_error()
     except Exception as error:  # a broken driver or toolkit raises many kinds; the course goes on without a GPU
         reason = f"{type(error).__name__}: {error}"
-    first_line = str(reason or "no CUDA driver or no GPU was found").strip().split("\n")[0]
-    return f"numba.cuda found no usable GPU ({first_line})"
+    lines = [line.strip(" .:") for line in str(reason or "no CUDA driver or no GPU was found").splitlines()]
+    return f"no usable GPU was found: {next(line for line in lines if line)}"
 
 
 @functools.cache
