@@ -5,6 +5,9 @@
     block_shapes(series)           one kernel, many shapes of a block
     sizes(series)                  every rung over sizes
     roofline([measured, ...])      what the hardware allows, and where the rungs stand
+    owners(), round_trip(trip)     which thread adds which element; what a trip to the device is made of
+    broadcast_reads(), tile_walk()    which elements a broadcast sum reads; which tiles a block of a product reads
+    warp_addresses(touched)        the memory that one warp touches: sectors, and how much of each is used
 
 Every figure says where its times were taken. Without a GPU a figure has two panels: the times taken here, on the CPU
 device, and the recorded ones of a GPU.
@@ -19,6 +22,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from labkit import measure
@@ -69,10 +73,10 @@ class CourseFigure(Figure):
         return self.summary
 
 
-def _figure(heights: list[float], title: str, summary: str):
+def _figure(heights: list[float], title: str, summary: str, gap: float = 0.98, bottom: float = 0.60):
     """A figure with one axes for each height in inches, one below the other, under a title."""
     with rc_context(STYLE):
-        top, gap, bottom = 0.66, 0.98, 0.60
+        top = 0.66
         total = top + sum(heights) + gap * (len(heights) - 1) + bottom
         figure = CourseFigure(figsize=(WIDTH, total))
         figure.summary = summary
@@ -274,11 +278,14 @@ def crossover(series: dict, recorded: dict | None | str = "auto") -> CourseFigur
 
 
 def crossing(ns: list, ours: list | None, theirs: list) -> tuple[float | None, float | None]:
-    """Where `ours` falls below `theirs` for good, interpolated on log axes; (None, None) if it does not happen."""
+    """Where `ours` falls below `theirs` for good, interpolated on log axes; (None, None) if it does not happen.
+
+    Within 5 % at the largest size is a tie, not a win.
+    """
     if not ours:
         return None, None
     gap = np.log(ours) - np.log(theirs)
-    if gap[-1] >= 0 or gap[0] <= 0:
+    if gap[-1] >= np.log(0.95) or gap[0] <= 0:
         return None, None
     last = int(np.flatnonzero(gap > 0)[-1])
     share = gap[last] / (gap[last] - gap[last + 1])
@@ -451,3 +458,312 @@ def _label_points(ax, x: float, points: list[tuple[float, str, str]], gap: float
     for height, name, colour in spots:
         ax.annotate(name, (x, height), xycoords=("data", "axes fraction"), xytext=(9, 0), textcoords="offset points",
                     va="center", fontsize=8.5, color=colour)
+
+
+# --- Vector addition: who adds what, and what the trip costs ---------------------------------------------------------
+
+
+def owners(n: int = 29, block: int = 4, rungs: tuple[str, ...] = ("per_thread",), grid: int = 2) -> CourseFigure:
+    """Which thread adds which element of a vector, for rungs of vector_add: per_thread, grid_stride, four_loads.
+
+    A box is an element, the number in it its thread, counted over the whole grid. Thread 0's elements are filled.
+    `grid` is the number of blocks that grid_stride gets.
+    """
+    tile = {"per_thread": block, "grid_stride": grid * block, "four_loads": 4 * block}
+    unknown = [name for name in rungs if name not in tile]
+    if unknown:
+        raise ValueError(f"rungs holds {unknown[0]!r}; allowed are {', '.join(tile)}")
+    figure, axes = _figure([0.62] * len(rungs), "Which thread adds which element",
+                           f"Which thread adds which of {n} elements, in blocks of {block}: {', '.join(rungs)}.",
+                           gap=0.62)
+    with rc_context(STYLE):
+        for ax, name in zip(axes, rungs, strict=True):
+            box = ax.get_position()
+            ax.set_position((0.02, box.y0, 0.96, box.height))
+            reach = -(-n // tile[name]) * tile[name]
+            for i in range(reach):
+                if name == "per_thread":
+                    thread = i
+                elif name == "grid_stride":
+                    thread = i % (grid * block)
+                else:
+                    thread = i // (4 * block) * block + i % block
+                mine, inside = thread == 0, i < n
+                shade = BLUE if mine else ("#DCE9F2", "#F6E7C8")[thread // block % 2]
+                ax.add_patch(Rectangle((i + 0.05, 0.05), 0.9, 0.9, facecolor=shade if inside else "none", linewidth=0.9,
+                                       edgecolor=shade if inside else GREY, linestyle="-" if inside else (0, (2, 2))))
+                ax.text(i + 0.5, 0.5, thread, ha="center", va="center", fontsize=7.5,
+                        color="white" if mine else INK if inside else FAINT)
+            ax.set_xlim(0, max(reach, n))
+            ax.set_ylim(0, 1)
+            ax.set_yticks([])
+            ticks = [i for i in range(reach) if i % block == 0 or i == n - 1]
+            ax.set_xticks([i + 0.5 for i in ticks], [str(i) for i in ticks])
+            ax.set_xlabel("element" if ax is axes[-1] else "")
+            for side in ax.spines.values():
+                side.set_visible(False)
+            ax.tick_params(length=0)
+            blocks = grid if name == "grid_stride" else reach // tile[name]
+            count = f"{blocks} blocks of {block} threads"
+            idle = f"; {_many(reach - n, 'thread')} beyond the end" if name == "per_thread" and reach > n else ""
+            _panel_title(ax, f"{name}: {count}{idle}")
+    return figure
+
+
+def round_trip(here: dict, recorded: dict | None = None) -> CourseFigure:
+    """The steps of one trip to the device, each bar beginning where the last ended, and NumPy beside it, in grey.
+
+    A trip is {"steps": {name: milliseconds, ...}, "numpy_ms": ..., "title": where and how it was taken}.
+    """
+    trips = _panels(here, recorded)
+    figure, axes = _figure([0.34 * (len(trip["steps"]) + 1) for trip in trips], "There, add, and back",
+                           "; ".join(f"{name} {number(ms)} ms" for name, ms in here["steps"].items())
+                           + f"; NumPy {number(here['numpy_ms'])} ms. {here['title']}.")
+    with rc_context(STYLE):
+        for ax, trip in zip(axes, trips, strict=True):
+            box = ax.get_position()
+            ax.set_position((0.22, box.y0, 0.75, box.height))
+            longest = max(sum(trip["steps"].values()), trip["numpy_ms"])
+            start = 0.0
+            for y, (name, ms) in enumerate([*trip["steps"].items(), ("NumPy, on the host", trip["numpy_ms"])]):
+                numpy = y == len(trip["steps"])
+                start = 0.0 if numpy else start
+                colour = GREY if numpy else BLUE if name == "kernel" else VERMILLION
+                ax.barh(y, max(ms, 0.002 * longest), left=start, height=0.62, color=colour)
+                left = start + ms > 0.85 * longest and not numpy
+                ax.annotate(f"{number(ms)} ms", (start if left else start + ms, y), xytext=(-5 if left else 5, 0),
+                            textcoords="offset points", va="center", ha="right" if left else "left", fontsize=9)
+                ax.annotate(name, (0, y), xytext=(-8, 0), textcoords="offset points", ha="right", va="center",
+                            fontsize=9, color=FAINT if numpy else INK, annotation_clip=False)
+                start += ms
+            ax.set_ylim(len(trip["steps"]) + 0.55, -0.55)
+            ax.set_yticks([])
+            ax.set_xlim(0, 1.12 * longest)
+            ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+            ax.set_xlabel("milliseconds since the trip began")
+            _quiet(ax, "x")
+            _panel_title(ax, trip["title"])
+    return figure
+
+
+SECTOR_BYTES = 32  # the least that a GPU moves between its caches and its memory
+
+
+def sectors(indices, itemsize: int = 4) -> int:
+    """How many 32-byte sectors hold these elements."""
+    return len(np.unique(np.asarray(indices, np.int64) * itemsize // SECTOR_BYTES))
+
+
+def warp_addresses(touched: dict[str, np.ndarray], title: str = "What one warp asks memory for", *,
+                   itemsize: int = 4, columns: int = 3) -> CourseFigure:
+    """The memory that the 32 lanes of one warp touch in one instruction: a row for each sector of 32 bytes, a cell for
+    each element, with the lanes that want it. Grey cells travel too and nobody wants them.
+
+    touched: a name -> the index of the element that each lane touches, lane 0 first. `columns` of them stand in a
+    line.
+    """
+    if not touched:
+        raise ValueError("touched is empty; pass at least one name with the element index of each lane")
+    if not 1 <= columns <= 3:
+        raise ValueError(f"columns is {columns}; 1 to 3 fit")
+    per_sector = SECTOR_BYTES // itemsize
+    panels = []
+    for name, indices in touched.items():
+        lanes: dict[int, list[int]] = {}
+        for lane, index in enumerate(np.asarray(indices).reshape(-1).tolist()):
+            lanes.setdefault(index, []).append(lane)
+        panels.append((name, lanes, sorted({index // per_sector for index in lanes})))
+    lines = [panels[i : i + columns] for i in range(0, len(panels), columns)]
+
+    step = (WIDTH - 0.2) / 3
+    cell = 0.19 * 8 / per_sector
+    gap = 0.05  # between sectors that are no neighbours in memory
+    head, foot = 0.52, 0.22
+
+    def depth(found):
+        return len(found) * cell + gap * sum(b - a > 1 for a, b in zip(found, found[1:], strict=False))
+
+    heights = [head + max(depth(found) for _, _, found in line) + foot for line in lines]
+    summary = f"{title}: " + "; ".join(f"{name}: {_many(len(found), 'sector')}" for name, _, found in panels) + "."
+    figure, ax = _canvas(0.5 + sum(heights) + 0.28, title, summary)
+    top = 0.5
+    with rc_context(STYLE):
+        for line, height in zip(lines, heights, strict=True):
+            for column, (name, lanes, found) in enumerate(line):
+                left = 0.14 + column * step
+                ax.text(left, top + 0.12, name, fontsize=8.5, fontweight="bold", va="center")
+                used = len(lanes) / (len(found) * per_sector)
+                ax.text(left, top + 0.31, f"{_many(len(found), 'sector')}, {used:.0%} of the bytes used", fontsize=8,
+                        color=FAINT, va="center")
+                y, before = top + head - 0.05, None
+                for sector in found:
+                    y += gap if before is not None and sector - before > 1 else 0
+                    ax.text(left + 0.50, y + cell / 2, f"{sector * SECTOR_BYTES:,}", ha="right", va="center_baseline",
+                            fontsize=6.0, color=FAINT)
+                    for i in range(per_sector):
+                        wanted = lanes.get(sector * per_sector + i, [])
+                        _box(ax, left + 0.55 + i * cell, y, cell, cell, _lane_text(wanted), ink="white",
+                             fill=BLUE if wanted else PALE[GREY], size=6.2 if len(wanted) < 2 else 4.2)
+                    y, before = y + cell, sector
+            top += height
+        ax.text(0.14, top + 0.08, "Blue: wanted, with the lanes' numbers. Grey: travels along. On the left: the byte "
+                f"at which a sector of {SECTOR_BYTES} begins.", fontsize=8, color=FAINT, va="center")
+    return figure
+
+
+def _lane_text(lanes: list[int]) -> str:
+    """"5"; "0, 16" and "0 to 15" on two lines, to fit into a box; "8x" for any other eight."""
+    if len(lanes) < 2:
+        return "".join(map(str, lanes))
+    run = len(lanes) > 2 and lanes == list(range(lanes[0], lanes[-1] + 1))
+    return f"{lanes[0]}{'\u2013' if run else ','}\n{lanes[-1]}" if run or len(lanes) == 2 else f"{len(lanes)}\u00d7"
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+# --- Pictures of an idea -------------------------------------------------------------------------------------------
+
+PALE = {BLUE: "#D6E6F1", ORANGE: "#FAEBCB", GREEN: "#CFEAE1", PURPLE: "#F4E3ED", GREY: "#E9ECEF"}
+
+
+def _canvas(height: float, title: str, summary: str):
+    """A figure with one axes over all of it, in inches, y down from the top: for drawing cells."""
+    with rc_context(STYLE):
+        figure = CourseFigure(figsize=(WIDTH, height))
+        figure.summary = summary
+        ax = figure.add_axes((0, 0, 1, 1))
+        ax.set_xlim(0, WIDTH)
+        ax.set_ylim(height, 0)
+        ax.axis("off")
+        figure.text(0.02, 1 - 0.24 / height, title, fontsize=12.5, fontweight="bold", va="center")
+    return figure, ax
+
+
+def _box(ax, x: float, y: float, width: float, height: float, text="", *, fill="none", edge="white", ink=INK,
+         size: float = 7.5, **style) -> None:
+    ax.add_patch(Rectangle((x, y), width, height, facecolor=fill, edgecolor=edge, **{"linewidth": 0.8, **style}))
+    if text != "":
+        ax.text(x + width / 2, y + height / 2, text, ha="center", fontsize=size, color=ink, linespacing=1.0,
+                va="center" if "\n" in str(text) else "center_baseline")
+
+
+def broadcast_reads(shape: tuple[int, int, int] = (2, 3, 4), mark: tuple[int, int, int] = (1, 2, 3)) -> CourseFigure:
+    """out = a + b[:, :, None] + c[:, None, None], element by element. The number in a box is the flat index of the
+    element that is read there; a pale box reads again what the solid box of its row or slab has read. Framed: `mark`.
+    """
+    nx, ny, nz = shape
+    if not all(0 <= m < extent for m, extent in zip(mark, shape, strict=True)):
+        raise ValueError(f"mark is {mark}, which lies outside of shape {shape}")
+    panels = (
+        ("out", f"{shape}", GREY, lambda x, y, z: (x * ny + y) * nz + z, lambda x, y, z: False,
+         f"x\u00b7{ny * nz} + y\u00b7{nz} + z"),
+        ("a", f"{shape}", BLUE, lambda x, y, z: (x * ny + y) * nz + z, lambda x, y, z: True,
+         f"x\u00b7{ny * nz} + y\u00b7{nz} + z"),
+        ("b[:, :, None]", f"{(nx, ny, 1)}", ORANGE, lambda x, y, z: x * ny + y, lambda x, y, z: z == 0,
+         f"x\u00b7{ny} + y + z\u00b70"),
+        ("c[:, None, None]", f"{(nx, 1, 1)}", GREEN, lambda x, y, z: x, lambda x, y, z: y == z == 0,
+         "x + y\u00b70 + z\u00b70"),
+    )
+    left, between = 0.52, 0.30
+    cell = min(0.36, (WIDTH - left - 0.14 - 3 * between) / (4 * nz))
+    tall, top, slab_gap = 0.27, 1.02, 0.16
+    depth = nx * ny * tall + (nx - 1) * slab_gap
+    figure, ax = _canvas(top + depth + 0.74, "Which element each element of the sum reads",
+                         f"For a shape of {shape}: the flat indices of a, b and c that each element of out reads. "
+                         + "; ".join(f"{name}: {formula}" for name, _, _, _, _, formula in panels) + ".")
+    with rc_context(STYLE):
+        for number_, (name, size, colour, index, solid, formula) in enumerate(panels):
+            x0 = left + number_ * (nz * cell + between)
+            ax.text(x0, top - 0.44, name, fontsize=9.5, fontweight="bold", va="center")
+            ax.text(x0, top - 0.25, size, fontsize=8, color=FAINT, va="center")
+            if number_:
+                ax.text(x0 - between / 2, top + depth / 2, "=++"[number_ - 1], fontsize=13, ha="center", va="center")
+            for x in range(nx):
+                for y in range(ny):
+                    row = top + (x * ny + y) * tall + x * slab_gap
+                    if number_ == 0:
+                        ax.text(left - 0.08, row + tall / 2, f"y={y}", fontsize=7, color=FAINT, ha="right", va="center")
+                        if y == 0:
+                            ax.text(0.14, row + ny * tall / 2, f"x={x}", fontsize=8, rotation=90, ha="center",
+                                    va="center")
+                    for z in range(nz):
+                        full = solid(x, y, z)
+                        ink = "white" if full and colour != ORANGE else INK if full or number_ == 0 else FAINT
+                        _box(ax, x0 + z * cell, row, cell, tall, index(x, y, z), ink=ink,
+                             fill=colour if full else PALE[colour])
+            x, y, z = mark
+            _box(ax, x0 + z * cell, top + (x * ny + y) * tall + x * slab_gap, cell, tall, edge=VERMILLION,
+                 linewidth=2.0, zorder=3)
+            ax.text(x0, top + depth + 0.18, formula, fontsize=8.5, va="center", color=TEXT[colour])
+        ax.text(left, top - 0.09, "z \u2192", fontsize=7, color=FAINT, va="center")
+        ax.text(0.14, top + depth + 0.50, f"Framed: out[{', '.join(map(str, mark))}] and the three elements it reads. "
+                "Solid: an element of memory. Pale: the same element, read again.", fontsize=8, color=FAINT,
+                va="center")
+    return figure
+
+
+def tile_walk(M: int = 7, N: int = 11, K: int = 10, tile: int = 4, block: tuple[int, int] = (2, 1)) -> CourseFigure:
+    """The tiles of a and b that one block of a tiled product walks over, step by step: out = a @ b.
+
+    block is (blockIdx.x, blockIdx.y). A zero stands where a tile reaches beyond its matrix. Framed: what one thread
+    of the block needs, a row of a and a column of b.
+    """
+    col0, row0 = block[0] * tile, block[1] * tile
+    if not (0 <= col0 < N and 0 <= row0 < M):
+        raise ValueError(f"block is {block}, but {tile} x {tile} tiles over {M} x {N} make only "
+                         f"{-(-N // tile)} x {-(-M // tile)} blocks")
+    steps = -(-K // tile)
+    colours = [(BLUE, ORANGE, GREEN, PURPLE)[i % 4] for i in range(steps)]
+    reach_k, reach_m, reach_n = steps * tile, max(M, row0 + tile), max(N, col0 + tile)
+    gap = 0.62
+    cell = min(0.27, (WIDTH - 0.75 - gap) / (reach_k + reach_n))
+    x_b = 0.45 + reach_k * cell + gap  # b and out begin here, a at 0.45
+    y_a = 0.80 + reach_k * cell + gap  # a and out begin here, b at 0.80
+    figure, ax = _canvas(y_a + reach_m * cell + 0.52, "What one block reads, tile by tile",
+                         f"Block {block} of out = a @ b, M={M}, N={N}, K={K}, walks over {steps} tiles of {tile} x "
+                         f"{tile} of a, to the right, and of b, downwards.")
+
+    def matrix(x0, y0, rows, cols, reach_rows, reach_cols, step_of):
+        for r in range(reach_rows):
+            for c in range(reach_cols):
+                step, inside = step_of(r, c), r < rows and c < cols
+                x, y = x0 + c * cell, y0 + r * cell
+                if inside:
+                    fill = PALE[GREY] if step is None else step if isinstance(step, str) else colours[step]
+                    _box(ax, x, y, cell, cell, fill=fill)
+                elif step is not None:
+                    zero = "" if isinstance(step, str) else "0"
+                    _box(ax, x + 0.015, y + 0.015, cell - 0.03, cell - 0.03, zero, edge=GREY, size=7, ink=FAINT,
+                         linestyle=(0, (2, 2)), linewidth=0.7)
+
+    in_rows, in_cols = range(row0, row0 + tile), range(col0, col0 + tile)
+    mine = (min(row0 + 1, M - 1), min(col0 + 1, N - 1))
+    with rc_context(STYLE):
+        matrix(0.45, y_a, M, K, reach_m, reach_k, lambda r, c: c // tile if r in in_rows else None)
+        matrix(x_b, 0.80, K, N, reach_k, reach_n, lambda r, c: r // tile if c in in_cols else None)
+        matrix(x_b, y_a, M, N, reach_m, reach_n, lambda r, c: "#59636E" if r in in_rows and c in in_cols else None)
+        for step, colour in enumerate(colours):
+            middle = (step + 0.5) * tile * cell
+            ax.text(0.45 + middle, y_a + (row0 + tile) * cell + 0.13, f"step {step + 1}", fontsize=8.5, ha="center",
+                    va="center", color=TEXT[colour], fontweight="bold")
+            ax.text(x_b + (col0 + tile) * cell + 0.07, 0.80 + middle, f"step {step + 1}", fontsize=8.5, va="center",
+                    color=TEXT[colour], fontweight="bold", rotation=270)
+        frame = {"edge": VERMILLION, "linewidth": 2.0, "zorder": 3}
+        _box(ax, 0.45, y_a + mine[0] * cell, K * cell, cell, **frame)
+        _box(ax, x_b + mine[1] * cell, 0.80, cell, K * cell, **frame)
+        _box(ax, x_b + mine[1] * cell, y_a + mine[0] * cell, cell, cell, **frame)
+        for x, y, name, size in ((0.45, y_a, "a", f"{M} \u00d7 {K}"), (x_b, 0.80, "b", f"{K} \u00d7 {N}"),
+                                 (x_b, y_a, "out", f"{M} \u00d7 {N}")):
+            ax.text(x, y - 0.14, name, fontsize=9.5, fontweight="bold", va="center")
+            ax.text(x + 0.11 + 0.08 * len(name), y - 0.14, size, fontsize=8, color=FAINT, va="center")
+        lines = (f"In each step the {tile * tile} threads", "1  load one element of each tile,",
+                 "2  wait until both tiles are there,", f"3  do {tile} multiply-adds from the tiles,",
+                 "4  wait until nobody reads them.")
+        for number_, text in enumerate(lines):
+            ax.text(0.45, 1.05 + 0.25 * number_, text, fontsize=9.5, va="center",
+                    fontweight="normal" if number_ else "bold")
+        ax.text(0.14, y_a + reach_m * cell + 0.36, "Dark: the block's part of out. Framed: one thread's element, and "
+                "the row and the column it needs.", fontsize=8, color=FAINT, va="center")
+    return figure

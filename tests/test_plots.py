@@ -120,3 +120,26 @@ def test_labels_are_spread_within_the_axes():
     assert max(heights) <= 1.0
     low = plots._spread([0.0, 0.01, 0.02], 0.075)
     assert min(low) >= 0.029
+
+
+def test_broadcast_reads_shows_the_index_of_each_element():
+    figure = plots.broadcast_reads((2, 3, 4), (1, 2, 3))
+    shown = texts(figure)
+    for part in ("b[:, :, None]", "(2, 1, 1)", "x\u00b712 + y\u00b74 + z", "x\u00b73 + y + z\u00b70", "out[1, 2, 3]"):
+        assert part in shown
+    numbers = [item.get_text() for item in figure.findobj(Text) if item.get_text().isdigit()]
+    assert numbers.count("23") == 2, "the last element of out and of a"
+    assert numbers.count("5") == 2 + 4, "b[1, 2] once for each z"
+    with pytest.raises(ValueError, match="mark is"):
+        plots.broadcast_reads((2, 3, 4), (2, 0, 0))
+
+
+def test_tile_walk_fills_the_tails_with_zeros():
+    figure = plots.tile_walk(M=7, N=11, K=10, tile=4, block=(2, 1))
+    zeros = [item for item in figure.findobj(Text) if item.get_text() == "0"]
+    assert len(zeros) == (4 * 12 - 3 * 10) + (12 * 4 - 10 * 3)
+    assert "step 3" in texts(figure)
+    assert "step 4" not in texts(figure)
+    assert not [item for item in plots.tile_walk(8, 8, 8, 4, (0, 0)).findobj(Text) if item.get_text() == "0"]
+    with pytest.raises(ValueError, match="only 3 x 2 blocks"):
+        plots.tile_walk(7, 11, 10, 4, (3, 0))
