@@ -615,8 +615,9 @@ def _lane_text(lanes: list[int]) -> str:
     """"5"; "0, 16" and "0 to 15" on two lines, to fit into a box; "8x" for any other eight."""
     if len(lanes) < 2:
         return "".join(map(str, lanes))
-    run = len(lanes) > 2 and lanes == list(range(lanes[0], lanes[-1] + 1))
-    return f"{lanes[0]}{'\u2013' if run else ','}\n{lanes[-1]}" if run or len(lanes) == 2 else f"{len(lanes)}\u00d7"
+    if lanes == list(range(lanes[0], lanes[-1] + 1)) and len(lanes) > 2:
+        return f"{lanes[0]}\u2013\n{lanes[-1]}"
+    return f"{lanes[0]},\n{lanes[1]}" if len(lanes) == 2 else f"{len(lanes)}\u00d7"
 
 
 def _many(count: int, noun: str) -> str:
