@@ -646,11 +646,12 @@ class Generator:
                 offset = f"_base + {self.thread_bytes} * _P * _B"
                 self.line(f"{name} = _carve(_scratch, {offset}, (_P * _B,), {type_code(ty)})")
                 self.thread_bytes += _round_up(_itemsize(ty), 8) if _itemsize(ty) > 8 else 8
-        if self.has_waits:
+        if any(wait.sync.kind == "warp" for wait in self._waits(self.tree)):
             for name in ("_active", "_alive", "_bits"):
                 offset = f"_base + {self.thread_bytes} * _P * _B"
                 self.line(f"{name} = _carve(_scratch, {offset}, (_P * _B // 32,), _np.uint32)")
                 self.thread_bytes += 1
+        if self.has_waits:
             self.masks.append("_m0")
 
     def _begin_block(self):

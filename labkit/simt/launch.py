@@ -427,8 +427,10 @@ class Launch:
 
 
     def _check_cooperative(self, compiled):
+        if not compiled.program.cooperative:
+            return
         blocks, most = int(np.prod(self.grid)), compiled.max_cooperative_grid_blocks(self.block)
-        if compiled.program.cooperative and blocks > most:
+        if blocks > most:
             raise LaunchError(
                 f"{self.kernel.__name__} synchronises the grid, and a grid of {blocks:,} blocks of {self.block} is too "
                 f"large for that: at most {most:,}"
