@@ -22,6 +22,7 @@ from labkit._version import __version__
 from labkit.errors import UserError
 
 NAME = re.compile(r"\d\d_[a-z0-9]+(_[a-z0-9]+)*")
+EXERCISE_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 NOTEBOOK_METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
@@ -60,11 +61,39 @@ class Chapter:
 
 
 @dataclass(frozen=True)
+class Entry:
+    """What course.toml says of an exercise. What check does with it is in labkit.exercises."""
+
+    name: str  # "scale_vector"
+    chapter: Chapter
+    title: str
+    points: int
+    needs: tuple[str, ...]  # exercises to do first
+    hints: tuple[str, str, str]  # each tells more than the one before; the third almost gives it away
+
+
+@dataclass(frozen=True)
 class Course:
     root: Path
     title: str
     tagline: str
     chapters: tuple[Chapter, ...]
+    exercises: tuple[Entry, ...] = ()
+
+    def exercise(self, name: str) -> Entry:
+        """The exercise of this name."""
+        for entry in self.exercises:
+            if entry.name == name:
+                return entry
+        import difflib
+
+        names = [entry.name for entry in self.exercises]
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        told = f"did you mean {' or '.join(near)}?" if near else f"the exercises are {', '.join(names) or 'none yet'}"
+        raise CourseError(f"there is no exercise {name!r}; {told}")
+
+    def exercises_of(self, chapter: Chapter) -> tuple[Entry, ...]:
+        return tuple(entry for entry in self.exercises if entry.chapter == chapter)
 
     def pick(self, numbers: Iterable[str]) -> tuple[Chapter, ...]:
         """The chapters asked for, in the course's order. "1", "01" and "01_vector_add" are the same; none means all."""
@@ -114,7 +143,8 @@ def load(root: Path | None = None) -> Course:
         raise CourseError("course.toml lists no [[chapter]]")
     chapters = tuple(_chapter(entry, position, root) for position, entry in enumerate(data["chapter"]))
     about = data.get("course", {})
-    return Course(root, about.get("title", "labkit"), about.get("tagline", ""), chapters)
+    exercises = _exercises(data.get("exercise", []), chapters)
+    return Course(root, about.get("title", "labkit"), about.get("tagline", ""), chapters, exercises)
 
 
 def _chapter(entry: dict, position: int, root: Path) -> Chapter:
@@ -132,6 +162,48 @@ def _chapter(entry: dict, position: int, root: Path) -> Chapter:
     if int(name[:2]) != position:
         raise CourseError(f"{where}: name {name!r} must begin with {position:02d}; chapters are listed in order")
     return Chapter(name, entry["title"], entry["summary"], root)
+
+
+def _exercises(entries: list[dict], chapters: tuple[Chapter, ...]) -> tuple[Entry, ...]:
+    """The [[exercise]] tables in the order of their chapters; within a chapter as they are listed."""
+    by_name = {chapter.name: chapter for chapter in chapters}
+    found = [_exercise(entry, position, by_name) for position, entry in enumerate(entries)]
+    found.sort(key=lambda entry: entry.chapter.number)
+    known: set[str] = set()
+    for entry in found:
+        where = f"course.toml, exercise {entry.name!r}"
+        if entry.name in known:
+            raise CourseError(f"{where} is listed twice")
+        for need in entry.needs:
+            if need not in known:
+                raise CourseError(f"{where} needs {need!r}, which is not the name of an exercise before it")
+        known.add(entry.name)
+    return tuple(found)
+
+
+def _exercise(entry: dict, position: int, chapters: dict[str, Chapter]) -> Entry:
+    name = entry.get("name")
+    where = f"course.toml, exercise {name!r}" if isinstance(name, str) else f"course.toml, exercise {position + 1}"
+    fields = ("name", "chapter", "title", "points", "needs", "hints")
+    for key in ("name", "chapter", "title"):
+        if not isinstance(entry.get(key), str) or not entry[key].strip():
+            raise CourseError(f"{where}: {key!r} must be a text that is not empty")
+    unknown = entry.keys() - set(fields)
+    if unknown:
+        raise CourseError(f"{where}: unknown key {sorted(unknown)[0]!r}; allowed are {', '.join(fields)}")
+    if not EXERCISE_NAME.fullmatch(name):
+        raise CourseError(f"{where}: the name must look like scale_vector")
+    if entry["chapter"] not in chapters:
+        raise CourseError(f"{where}: chapter {entry['chapter']!r} is not listed; listed are {', '.join(chapters)}")
+    points = entry.get("points")
+    if not isinstance(points, int) or isinstance(points, bool) or points < 1:
+        raise CourseError(f"{where}: 'points' must be a whole number, 1 or more, not {points!r}")
+    needs, hints = entry.get("needs", []), entry.get("hints")
+    if not isinstance(needs, list) or not all(isinstance(need, str) for need in needs):
+        raise CourseError(f"{where}: 'needs' must be a list of names of exercises")
+    if not isinstance(hints, list) or len(hints) != 3 or not all(isinstance(h, str) and h.strip() for h in hints):
+        raise CourseError(f"{where}: 'hints' must be a list of three texts, none empty, each telling more")
+    return Entry(name, chapters[entry["chapter"]], entry["title"], points, tuple(needs), tuple(hints))
 
 
 # ---------------------------------------------------------------------------------------------------------------
