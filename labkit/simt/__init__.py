@@ -3,13 +3,15 @@
 A library of its own: it imports NumPy and Numba, and nothing of labkit. Read it in this order:
 
 rewrite.py    a kernel's source -> a normal form: names resolved, device functions with barriers inlined
+webs.py       splits variables that are several at once
 compiled.py   the normal form -> loops over the threads of a block, compiled by Numba for the CPU
+inference.py  Numba's type inference: what threads keep across a barrier, clear errors
 lowlevel.py   the checked loads, stores, atomics and bit operations that the generated code calls
 launch.py     kernel[grid, block](...): limits, arguments, blocks over cores, faults, Ctrl-C
 namespace.py  the names of numba.cuda
 arrays.py     device arrays, streams, events
 """
 
-from labkit.simt.launch import show
+from labkit.simt.launch import show, thread_order, time_limit
 
-__all__ = ["show"]
+__all__ = ["show", "thread_order", "time_limit"]

@@ -23,17 +23,18 @@ from numba.np import numpy_support
 
 from labkit.simt.errors import KernelTypeError, UnsupportedError
 from labkit.simt.inference import infer_types, type_error
-from labkit.simt.rewrite import ID_NAMES, DtypeOf, Exit, Inline, Sync, contains, type_code
+from labkit.simt.nodes import Exit, Inline, Sync
+from labkit.simt.rewrite import ID_NAMES, DtypeOf, contains, type_code
 
 SHUFFLES = {"shfl_sync", "shfl_up_sync", "shfl_down_sync", "shfl_xor_sync"}
 VOTES = {"all_sync", "any_sync", "eq_sync", "ballot_sync"}
 HELPERS = (
-    "load", "store", "axis", "fail", "poll", "carve", "row", "poison",
+    "load", "store", "view", "axis", "fail", "poll", "carve", "row", "poison",
     "atomic_add", "atomic_sub", "atomic_max", "atomic_min", "atomic_nanmax", "atomic_nanmin", "atomic_and_",
     "atomic_or_", "atomic_xor", "atomic_exch", "atomic_inc", "atomic_dec", "atomic_cas",
     "popc", "clz", "ffs", "brev", "fma", "cbrt", "rsqrt", "remainder", "modf", "selp",
     "barrier", "lanes", "check_mask", "shuffle", "match_any", "match_all", "fill", "copy", "clear_padding", "any_set",
-    "count_set", "value_bits",
+    "count_set", "value_bits", "coprime",
 )  # fmt: skip
 IMPORTS = (
     "import math as _math",
@@ -193,10 +194,10 @@ class _Flow:
 class Generator:
     """Writes the Python source of a kernel for one set of argument types."""
 
-    def __init__(self, program, argument_types, checked=True, pretty=False):
+    def __init__(self, program, argument_types, checked=True, pretty=False, order="forward"):
         self.program = program = self._with_dtypes(program, argument_types)
         self.types = argument_types  # one for each constant and each parameter
-        self.checked, self.pretty = checked, pretty
+        self.checked, self.pretty, self.order = checked, pretty, order
         self.lines, self.indent = [], 0
         self.sites, self.site_index = [], {}
         self.count = 0
@@ -233,14 +234,14 @@ class Generator:
         self.renamed_params = [p for p in self.program.params if p in written]
         first = []
         for p in self.renamed_params:
-            node = ast.Assign([ast.Name(p, ast.Store())], ast.Name(f"{p}_given", ast.Load()))
+            node = ast.Assign([ast.Name(p, ast.Store())], ast.Name(f"_given_{p}", ast.Load()))
             node.lineno = self.program.line
             first.append(node)
         return first + body
 
     @property
     def param_names(self):
-        return [f"{p}_given" if p in self.renamed_params else p for p in self.program.params]
+        return [f"_given_{p}" if p in self.renamed_params else p for p in self.program.params]
 
     def _fresh(self, stem):
         self.count += 1
@@ -301,7 +302,7 @@ class Generator:
 
     def _classify(self):
         """Which variables are kept for each thread, which are computed anew in each region, which once for a block."""
-        self.uniform, self.rematerialised, self.kept = {}, {}, {}
+        self.uniform, self.rematerialised, self.views, self.kept = {}, {}, {}, {}
         self.shared_names = set(self.program.shared)
         self.variables = {name for s in self.body for name in _writes(s)}
         if not self.has_waits:
@@ -313,7 +314,7 @@ class Generator:
         for k, statements in enumerate(self._regions(self.tree)):
             flow = _Flow(statements)
             exposed |= flow.exposed & self.variables
-            for name in {n for s in statements for n in _reads(s)} & set(self.program.local):
+            for name in self._with_sources({n for s in statements for n in _reads(s)}) & set(self.program.local):
                 used_in.setdefault(name, set()).add(k)
         self.local_per_thread = {name for name, regions in used_in.items() if len(regions) > 1}
         for loop in self._loops(self.tree):
@@ -373,7 +374,7 @@ class Generator:
             if isinstance(value, ast.Subscript):
                 atoms = self._atoms(value.value), self._atoms(value.slice)
                 if None not in atoms:
-                    self.rematerialised[name] = assignments[0]
+                    self.views[name] = assignments[0]
                     return
         raise UnsupportedError(
             f"{self.program.name}, line {line}: {name} is a view of an array that changes between barriers; "
@@ -437,7 +438,20 @@ class Generator:
                 continue
             if _is_range(node.iter):
                 atoms = [self._atoms(a) for a in node.iter.args]
-                loop.uniform = all(a is not None and not self._is_thread(a) for a in atoms)
+                loop.uniform = all(a is not None and not self._is_thread(a) for a in atoms) and (
+                    not self._jumps(node) or not self._is_read_outside(node)
+                )
+
+    @staticmethod
+    def _jumps(loop):
+        return _own(loop.body, ast.Break) or _own(loop.body, ast.Continue) or contains(loop.body, Exit)
+
+    def _is_read_outside(self, loop):
+        """True if the loop's variable is used after it, where threads that left early have another value."""
+        name = loop.target.id
+        inside = sum(1 for s in loop.body for n in ast.walk(s) if isinstance(n, ast.Name) and n.id == name)
+        everywhere = sum(1 for s in self.body for n in ast.walk(s) if isinstance(n, ast.Name) and n.id == name)
+        return everywhere > inside + 1
 
     def _atoms(self, node):
         """The indices and parameters that an expression is made of, through variables; None if it is not pure."""
@@ -448,6 +462,8 @@ class Generator:
                 return self.pure[node.id]
             if node.id in self.variables:
                 return None
+            if node.id in self.program.local:
+                return {"_t"}  # an array of each thread's own
             return {node.id}
         if isinstance(node, ast.Attribute):
             if isinstance(node.value, ast.Name) and node.value.id in ("_np", "_math"):
@@ -504,6 +520,8 @@ class Generator:
         self.line("_bdx, _bdy, _bdz = _block")
         self.line("_T = _bdx * _bdy * _bdz")
         self.line("_P = (_T + 31) // 32 * 32")
+        if self.order == "scattered":
+            self.line("_stride = _coprime(_T)")
         self.line("_B = _last - _first" if p.cooperative else "_B = 1")
         self._carve_memory()
         body_start = len(self.lines)
@@ -512,7 +530,8 @@ class Generator:
             self._begin_block()
             self._block(self.tree, "_m0" if self.has_exit else None, [("kernel", ["_m0"])])
         else:
-            self.line("for _b in range(_first, _last):")
+            self.line("for _b in range(_first, _last):" if self.order == "forward" else
+                      "for _b in range(_last - 1, _first - 1, -1):")  # fmt: skip
             self.indent += 1
             self._block_index()
             self._begin_block()
@@ -586,7 +605,9 @@ class Generator:
 
     def _loop_head(self, s):
         if isinstance(s, ast.While):
-            self.line(f"while {self._expression(s.test)}:")
+            always = isinstance(s.test, ast.Constant) and s.test.value and not self.pretty
+            # Numba cannot compile a loop that it can prove endless; a block has threads, always
+            self.line("while _bdx > 0:" if always else f"while {self._expression(s.test)}:")
         else:
             self.line(f"for {ast.unparse(s.target)} in {self._expression(s.iter)}:")
 
@@ -705,13 +726,23 @@ class Generator:
             self.line("_bx = _b % _gdx")
             self.line("_by = _b // _gdx % _gdy")
             self.line("_bz = _b // (_gdx * _gdy)")
-            for name in sorted(self.shared_names & {n for s in statements for n in _reads(s)}):
+            for name in sorted(self.shared_names & self._with_sources({n for s in statements for n in _reads(s)})):
                 self.line(f"{name} = _row(_all_{name}, _k)")
-        for axis in "zyx":
-            self.line(f"for _t{axis} in range(_bd{axis}):")
-            self.indent += 1
         base = "_k * _P + " if self.program.cooperative else ""
-        self.line(f"_t = {base}(_tz * _bdy + _ty) * _bdx + _tx")
+        if self.order == "scattered":
+            self.line("for _n in range(_T):")
+            self.indent += 1
+            self.line("_linear = _n * _stride % _T")
+            self.line("_tx = _linear % _bdx")
+            self.line("_ty = _linear // _bdx % _bdy")
+            self.line("_tz = _linear // (_bdx * _bdy)")
+            self.line(f"_t = {base}_linear")
+        else:
+            for axis in "zyx":
+                bounds = f"_bd{axis}" if self.order == "forward" else f"_bd{axis} - 1, -1, -1"
+                self.line(f"for _t{axis} in range({bounds}):")
+                self.indent += 1
+            self.line(f"_t = {base}(_tz * _bdy + _ty) * _bdx + _tx")
         if mask:
             self.line(f"if not {mask}[_t]:")
             self.line("    continue")
@@ -723,7 +754,7 @@ class Generator:
         read_names = names | {s.target for s in statements if isinstance(s, Read)}
         depth = self._open_threads(mask, statements)
         loads = flow.exposed | (flow.assigned if flow.leaves else flow.assigned - flow.surely)
-        self._prelude(read_names | flow.assigned)
+        self._prelude(read_names | flow.assigned, flow.exposed)
         self._load(loads)
         self.stores = sorted(flow.assigned & set(self.kept))
         self.frames = frames
@@ -732,23 +763,39 @@ class Generator:
         for s in statements:
             self._statement(s, 0)
         self._store()
-        if self.lines[-1].endswith("+ _tx") or self.lines[-1].endswith("continue"):
+        if self.lines[-1].lstrip().startswith("_t = ") or self.lines[-1].endswith("continue"):
             self.line("pass")
         self.indent = depth
 
-    def _prelude(self, names):
-        """Make again what is cheaper to compute than to keep, in the order of the source."""
-        needed, todo = set(), [n for n in names if n in self.rematerialised]
+    def _with_sources(self, names):
+        """The names, and those that the rematerialised ones among them are made from."""
+        found, todo = set(), list(names)
         while todo:
             name = todo.pop()
-            if name not in needed:
-                needed.add(name)
-                todo += [n for n in _reads(self.rematerialised[name].value) if n in self.rematerialised]
+            if name not in found:
+                found.add(name)
+                node = self.rematerialised.get(name) or self.views.get(name)
+                todo += _reads(node.value) if node is not None else ()
+        return found
+
+    def _prelude(self, names, exposed):
+        """Make again what is cheaper to compute than to keep, in the source's order; views only if `exposed`."""
+        needed = self._with_sources(set(names) - set(self.views) | set(exposed))
+        for name in sorted(self.local_per_thread & needed):
+            self.line(f"{name} = _row(_all_{name}, _t)")
         for name, node in self.rematerialised.items():
             if name in needed:
                 self.line(f"{name} = {self._expression(node.value)}", node.lineno)
-        for name in sorted(self.local_per_thread & set(names)):
-            self.line(f"{name} = _row(_all_{name}, _t)")
+        for name, node in self.views.items():
+            if name in needed:
+                self.line(f"{name} = {self._view(node.value)}", node.lineno)
+
+    def _view(self, node):
+        """A view made again; unchecked, since this thread may be one that never made it."""
+        if self.pretty:
+            return ast.unparse(node)
+        call = ast.Call(ast.Name("_view", ast.Load()), [node.value, _as_index(node.slice)], [])
+        return ast.unparse(call)
 
     def _load(self, names):
         for name in sorted(set(names) & set(self.kept)):
@@ -831,7 +878,7 @@ class Generator:
         test = ast.Expr(item.test)
         test.lineno = item.line
         depth = self._open_threads(mask, [test])
-        self._prelude(_reads(item.test))
+        self._prelude(_reads(item.test), _reads(item.test))
         self._load(_reads(item.test))
         self.line(f"if {self._expression(item.test)}:")
         self.line(f"    {yes}[_t] = 1", item.line)
@@ -852,8 +899,7 @@ class Generator:
 
     def _loop(self, item, mask, frames):
         s = item.node
-        jumps = _own(s.body, ast.Break) or _own(s.body, ast.Continue) or contains(s.body, Exit)
-        if item.uniform and not jumps:
+        if item.uniform and not self._jumps(s):
             self.line(f"for {s.target.id} in {self._expression(s.iter)}:", s.lineno)
             self.indent += 1
             self._poll_block(s.lineno)
@@ -897,7 +943,7 @@ class Generator:
         parts = [ast.Constant(0), *iterable.args, ast.Constant(1)] if len(iterable.args) == 1 else list(iterable.args)
         parts = parts if len(parts) == 3 else [*parts, ast.Constant(1)]
         depth = self._open_threads(mask, [iterable])
-        self._prelude(_reads(iterable))
+        self._prelude(_reads(iterable), _reads(iterable))
         self._load(_reads(iterable))
         for key, value in zip(("next", "stop", "step"), parts, strict=True):
             self.line(f"_v{item.names[key]}[_t] = {self._expression(value)}", s.lineno)
@@ -913,7 +959,7 @@ class Generator:
         self.line("_some = False")
         depth = self._open_threads(looping, [ast.Expr(s.test if isinstance(s, ast.While) else s.iter)])
         if isinstance(s, ast.While):
-            self._prelude(_reads(s.test))
+            self._prelude(_reads(s.test), _reads(s.test))
             self._load(_reads(s.test))
             self.line(f"if {self._expression(s.test)}:")
             self.line("    _some = True")
@@ -1054,6 +1100,16 @@ class Generator:
         return p.name, "\n".join([f"def {p.name}({', '.join(arguments)}):", *lines, ""]), arrays
 
 
+def _as_index(node):
+    """A subscript's index as an expression: slices become slice(...)."""
+    if isinstance(node, ast.Tuple):
+        return ast.Tuple([_as_index(part) for part in node.elts], ast.Load())
+    if isinstance(node, ast.Slice):
+        parts = [part or ast.Constant(None) for part in (node.lower, node.upper)] + ([node.step] if node.step else [])
+        return ast.Call(ast.Name("slice", ast.Load()), parts, [])
+    return node
+
+
 def _targets(node):
     """Names that a statement assigns by itself, not in what it contains."""
     if isinstance(node, ast.Assign):
@@ -1068,9 +1124,9 @@ def _collective_type(sync):
     if op in SHUFFLES:
         return names[1]
     if op in ("all_sync", "any_sync", "eq_sync"):
-        return "True"
+        return "_go"  # a bool that Numba cannot prove: it would leave a branch without types
     if op == "match_all_sync":
-        return "(_np.int32(0), True)"
+        return "(_np.int32(0), _go)"
     return "_np.uint32(0)" if op == "activemask" else "_np.int32(0)"
 
 

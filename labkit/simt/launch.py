@@ -6,6 +6,8 @@ synchronise the grid, run on one thread, so that their results repeat.
 """
 
 import ast
+import contextlib
+import contextvars
 import hashlib
 import importlib.util
 import os
@@ -22,7 +24,7 @@ import numpy as np
 from numba.core import sigutils, types
 from numba.core.errors import NumbaError
 
-from labkit.simt import half, lowlevel, rewrite  # noqa: F401 (half registers float16)
+from labkit.simt import half, lowlevel, nodes, rewrite  # noqa: F401 (half registers float16)
 from labkit.simt.arrays import LIMITS, ArgHint, DeviceNDArray, DeviceRecord
 from labkit.simt.compiled import Generator
 from labkit.simt.errors import (
@@ -58,9 +60,40 @@ def cache_directory():
     return base / "labkit-simt"
 
 
+ORDERS = ("forward", "reverse", "scattered")
+_ORDER = contextvars.ContextVar("labkit_simt_order", default="forward")
+_TIME_LIMIT = contextvars.ContextVar("labkit_simt_time_limit", default=None)
+
+
+@contextlib.contextmanager
+def thread_order(order):
+    """Launches below this run the threads of a block, and the blocks, in another order: one of ORDERS.
+
+    A kernel whose result depends on it has a race.
+    """
+    if order not in ORDERS:
+        raise ValueError(f"order is {order!r}; it must be one of {', '.join(ORDERS)}")
+    token = _ORDER.set(order)
+    try:
+        yield
+    finally:
+        _ORDER.reset(token)
+
+
+@contextlib.contextmanager
+def time_limit(seconds):
+    """Launches below this are stopped after this many seconds in which no block ended; 0 is no limit."""
+    token = _TIME_LIMIT.set(float(seconds))
+    try:
+        yield
+    finally:
+        _TIME_LIMIT.reset(token)
+
+
 def time_limit_s():
     """Seconds that one block may run before the launch is stopped: $LABKIT_TIME_LIMIT, 60 unless set; 0 is no limit."""
-    return float(os.environ.get("LABKIT_TIME_LIMIT", "60"))
+    given = _TIME_LIMIT.get()
+    return float(os.environ.get("LABKIT_TIME_LIMIT", "60")) if given is None else given
 
 
 def is_checked():
@@ -91,14 +124,15 @@ def _version():
 class Compiled:
     """A kernel compiled for one set of argument types."""
 
-    def __init__(self, program, argument_types):
+    def __init__(self, program, argument_types, order):
         constants = [_constant(a) for a in program.constants.values()]
         constant_types = [numba.typeof(a) for a in constants]
-        self.program, self.constants = program, constants
+        self.program, self.constants, self.order = program, constants, order
         all_types = (*constant_types, *argument_types)
-        fingerprint = "\n".join([_version(), str(all_types), str(is_checked()), fingerprint_of(program)])
+        fingerprint = "\n".join([_version(), str(all_types), str(is_checked()), order, fingerprint_of(program)])
         key = hashlib.sha256(fingerprint.encode()).hexdigest()[:20]
-        module = _load_module(program, key, lambda: Generator(program, all_types, is_checked()).generate())
+        generator = lambda: Generator(program, all_types, is_checked(), order=order).generate()  # noqa: E731
+        module = _load_module(program, key, generator)
         self.function = getattr(module, program.name)
         self.sites = module.SITES
         self.static_bytes, self.shared_bytes, self.fixed_bytes, self.thread_bytes = module.SIZES
@@ -128,10 +162,10 @@ def fingerprint_of(program):
     body = [ast.dump(node, include_attributes=False) for node in program.body]
     lines = [str(getattr(n, "lineno", "")) for s in program.body for n in ast.walk(s) if isinstance(n, ast.stmt)]
     special = [
-        f"{type(n).__name__} {getattr(n, 'op', '') if isinstance(n, rewrite.Sync) else getattr(n, 'label', '')}"
+        f"{type(n).__name__} {getattr(n, 'op', '') if isinstance(n, nodes.Sync) else getattr(n, 'label', '')}"
         for s in program.body
         for n in ast.walk(s)
-        if isinstance(n, (rewrite.Sync, rewrite.Exit, rewrite.Inline))
+        if isinstance(n, (nodes.Sync, nodes.Exit, nodes.Inline))
     ]
     devices = [
         f"{d.name} {d.params} {d.local} {d.filename} {[ast.dump(s, include_attributes=True) for s in d.body]}"
@@ -224,7 +258,7 @@ class Kernel:
     @property
     def overloads(self):
         """The compiled kernels, by argument types."""
-        return {types_: compiled for (types_, _), compiled in self._compiled.items()}
+        return {types_: compiled for (types_, *_), compiled in self._compiled.items()}
 
     @property
     def signatures(self):
@@ -275,7 +309,8 @@ class Kernel:
         return self._compile(argument_types)
 
     def _compile(self, argument_types):
-        key = (argument_types, is_checked())
+        order = _ORDER.get()
+        key = (argument_types, is_checked(), order)
         compiled = self._compiled.get(key)
         if compiled is None:
             if len(argument_types) != len(self.params):
@@ -283,7 +318,7 @@ class Kernel:
                     f"{self.__name__} has {len(self.params)} parameters and its signature {len(argument_types)}"
                 )
             with _COMPILE_LOCK:
-                compiled = Compiled(rewrite.rewrite(self.py_func), argument_types)
+                compiled = Compiled(rewrite.rewrite(self.py_func), argument_types, order)
                 self._compiled[key] = compiled
         return compiled
 
@@ -492,9 +527,10 @@ class _Run:
         self.threads = block[0] * block[1] * block[2]
         self.whole = compiled.program.cooperative
         workers = _workers()
-        serial = self.whole or compiled.program.has_atomics
+        ordered = compiled.order != "forward"
+        serial = self.whole or ordered or compiled.program.has_atomics
         self.shares = 1 if serial else min(workers.count, self.blocks)
-        self.chunk = self.blocks if self.whole else max(1, min(self.blocks // (self.shares * 8), 1 << 14))
+        self.chunk = self.blocks if self.whole or ordered else max(1, min(self.blocks // (self.shares * 8), 1 << 14))
         self.records = np.zeros((self.shares, lowlevel.RECORD_SIZE), np.int64)
         self.lock = threading.Lock()
         self.next, self.running, self.fault = 0, self.shares, None

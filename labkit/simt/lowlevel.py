@@ -165,6 +165,36 @@ def load(typing_context, array, index, err, t, b, site):
 
 
 @intrinsic(prefer_literal=True)
+def view(typing_context, array, index):
+    """array[index] as a view, with integers that lie outside replaced by 0: for threads that will not use it."""
+    _check_index(index)
+    function = typing_context.resolve_value_type(operator.getitem)
+    resolved = function.get_call_type(typing_context, (array, types.unliteral(index)), {})
+    parts = _parts(index)
+
+    def codegen(context, builder, signature, arguments):
+        struct = context.make_array(array)(context, builder, arguments[0])
+        dims = cgutils.unpack_tuple(builder, struct.shape, array.ndim)
+        values = []
+        for part, value, dim in zip(parts, _unpack_index(builder, index, arguments[1]), dims, strict=False):
+            if isinstance(part, types.Integer):
+                wide = context.cast(builder, value, part, types.int64)
+                wrapped = builder.select(
+                    builder.icmp_signed("<", wide, ir.Constant(_I64, 0)), builder.add(wide, dim), wide
+                )
+                inside = builder.icmp_unsigned("<", wrapped, dim)
+                wide = builder.select(inside, wrapped, ir.Constant(_I64, 0))
+                value = context.cast(builder, wide, types.int64, types.unliteral(part))
+            values.append(value)
+        whole = cgutils.make_anonymous_struct(builder, values) if isinstance(index, types.BaseTuple) else values[0]
+        if isinstance(resolved.args[1], types.UniTuple):
+            whole = cgutils.pack_array(builder, values)
+        return context.get_function(function, resolved)(builder, (arguments[0], whole))
+
+    return resolved.return_type(array, index), codegen
+
+
+@intrinsic(prefer_literal=True)
 def store(typing_context, array, index, value, err, t, b, site):
     """array[index] = value, checked; the value is cast to the array's dtype."""
     if not isinstance(array, types.Array):
@@ -656,3 +686,16 @@ def value_bits(values, mask, bits):
             if mask[t] and values[t]:
                 word |= np.uint32(1) << np.uint32(lane)
         bits[w] = word
+
+
+@register_jitable
+def coprime(n):
+    """A step that visits 0 to n - 1 in a scattered order: no common divisor with n, near n times the golden ratio."""
+    step = max(1, int(n * 0.618))
+    while True:
+        a, b = step, n
+        while b:
+            a, b = b, a % b
+        if a == 1:
+            return step
+        step += 1

@@ -12,6 +12,7 @@ What a GPU does not have is refused here, with the line.
 
 import ast
 import builtins
+import contextlib
 import copy
 import enum
 import inspect
@@ -28,9 +29,10 @@ import numpy as np
 from numba.core import types
 from numba.core.dispatcher import Dispatcher
 
-from labkit.simt import stubs
+from labkit.simt import stubs, webs
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.errors import UnsupportedError
+from labkit.simt.nodes import Exit, Inline, Sync
 
 BUILTINS = {"range", "len", "min", "max", "abs", "int", "float", "bool", "round", "pow", "divmod", "complex", "print",
             "enumerate", "zip", "slice", "sum", "tuple", "reversed"}  # fmt: skip
@@ -53,24 +55,6 @@ UFUNCS = {
 METHODS = {"conjugate", "conj", "reshape", "view", "fill", "sum"}
 ID_NAMES = tuple(f"_{prefix}{axis}" for prefix in ("t", "b", "bd", "gd") for axis in "xyz")
 _ATTRIBUTES_OF_ARRAYS = {"shape", "size", "ndim", "strides", "itemsize", "nbytes"}
-
-
-class Sync(ast.stmt):
-    """target = op(*args), where threads wait for one another. target may be None. `kind`: "block", "warp" or "grid"."""
-
-    _fields = ("target", "args")
-
-
-class Inline(ast.stmt):
-    """The body of an inlined device function; `Exit(label)` leaves it."""
-
-    _fields = ("body",)
-
-
-class Exit(ast.stmt):
-    """Return from the kernel (label "kernel") or from the Inline with this label."""
-
-    _fields = ()
 
 
 @dataclass(frozen=True)
@@ -161,6 +145,15 @@ def read_source(function):
     return definition, filename
 
 
+def _cells(function):
+    """What a function closes over; cells that are still empty are left out."""
+    found = []
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):
+            found.append(cell.cell_contents)
+    return found
+
+
 class _Scope:
     """The names of one function: what is local, what the rest means."""
 
@@ -170,6 +163,8 @@ class _Scope:
         arguments = self.definition.args
         if arguments.vararg or arguments.kwarg:
             raise UnsupportedError(f"{function.__name__}: *args and **kwargs are not supported in device code")
+        # functions from one factory share their code and differ in what they close over
+        self.key = function.__code__, tuple(map(id, _cells(function)))
         self.params = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
         self.environment = dict(function.__globals__)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -288,6 +283,17 @@ def type_code(ty):
     return "_np.bool_" if ty == types.boolean else f"_np.{ty.name}"
 
 
+def _own_names(scope):
+    """Each local's name in the normal form: names with a leading underscore are the generated code's."""
+    names = {}
+    for name in sorted(scope.locals):
+        new = name
+        while new.startswith("_") or (new != name and new in scope.locals):
+            new = f"u{new}"
+        names[name] = new
+    return names
+
+
 class _Rewriter:
     def __init__(self, function):
         self.function = function
@@ -303,10 +309,12 @@ class _Rewriter:
         if arguments.defaults or any(arguments.kw_defaults):
             scope.refuse(scope.definition, "default values of a kernel's parameters are not supported")
         self.result = Program(self.function.__name__, scope.filename, scope.definition.lineno, scope.params)
-        names = {name: name if not name.startswith("_") else f"u{name}" for name in scope.locals}
+        names = _own_names(scope)
         self.result.params = [names[p] for p in scope.params]
         body = self._resolve(scope, names)
         self.result.body = self._finish_returns(self._flatten(body, scope), "kernel", None, scope)
+        names_in_use = {n.id for s in self.result.body for n in ast.walk(s) if isinstance(n, ast.Name)}
+        webs.split(self.result.body, self.result.params, names_in_use)
         return self.result
 
     # ------------------------------------------------ names
@@ -321,11 +329,11 @@ class _Rewriter:
 
     def needs_inline(self, function):
         """True for device functions that hold a barrier, a collective or a shared array, also through others."""
-        key = function.__code__
+        scope = _Scope(function)
+        key = scope.key
         if key in self.needs_inline_cache:
             return self.needs_inline_cache[key]
         self.needs_inline_cache[key] = False  # a recursive call does not make it so
-        scope = _Scope(function)
         found = False
         for node in ast.walk(scope.definition):
             if not isinstance(node, ast.Call):
@@ -342,13 +350,12 @@ class _Rewriter:
 
     def device_function(self, function):
         """Register a device function that stays a function; returns its name in the generated module."""
-        key = (function.__code__, tuple(id(c.cell_contents) for c in function.__closure__ or ()))
-        if key in self.device_names:
-            return self.device_names[key]
-        name = f"{function.__name__}_d{next(self.counter)}"
-        self.device_names[key] = name
         scope = _Scope(function)
-        names = {n: n if not n.startswith("_") else f"u{n}" for n in scope.locals}
+        if scope.key in self.device_names:
+            return self.device_names[scope.key]
+        name = f"{function.__name__}_d{next(self.counter)}"
+        self.device_names[scope.key] = name
+        names = _own_names(scope)
         source = DeviceSource(name, [names[p] for p in scope.params], [], [], scope.filename)
         self.result.devices[name] = source
         source.body = self._resolve(scope, names, device=source)
@@ -401,8 +408,21 @@ class _Rewriter:
             if isinstance(target, ast.Name):
                 before = self._hoist_children(s.value, scope)
                 return [*before, *self._place(s.value, target, scope)]
+        if isinstance(s, ast.AugAssign) and isinstance(s.target, ast.Subscript) and self._has_sync(s.value):
+            return self._flatten_update(s, scope)
         before = self._hoist_children(s, scope)
         return [*before, s]
+
+    def _flatten_update(self, s, scope):
+        """a[i] += f(), where f waits: a[i] is read before."""
+        before, index = self._hoist(s.target.slice, scope)
+        position, old = self.fresh("c"), self.fresh("c")
+        place = _at(ast.Subscript(s.target.value, ast.Name(position, ast.Load()), ast.Store()), s)
+        read = _at(ast.Subscript(copy.deepcopy(s.target.value), ast.Name(position, ast.Load()), ast.Load()), s)
+        inner, value = self._hoist(s.value, scope)
+        result = _at(ast.BinOp(ast.Name(old, ast.Load()), s.op, value), s)
+        update = _at(ast.Assign([place], result), s)
+        return [*before, _assign(position, index, s), _assign(old, read, s), *inner, update]
 
     def _hoist(self, node, scope):
         """(statements, expression): the expression without barriers, after the statements."""
@@ -423,6 +443,8 @@ class _Rewriter:
                     test = ast.UnaryOp(ast.Not(), test)
                 statements.append(_at(ast.If(test, [*inner, _assign(name, last, node)], []), node))
             return statements, _at(ast.Name(name, ast.Load()), node)
+        if isinstance(node, ast.Compare) and len(node.ops) > 1 and any(self._has_sync(c) for c in node.comparators[1:]):
+            return self._hoist_chain(node, scope)
         if isinstance(node, ast.IfExp) and (self._has_sync(node.body) or self._has_sync(node.orelse)):
             name = self.fresh("c")
             before, test = self._hoist(node.test, scope)
@@ -432,10 +454,31 @@ class _Rewriter:
             return [*before, _at(branch, node)], _at(ast.Name(name, ast.Load()), node)
         return self._hoist_children(node, scope), node
 
+    def _hoist_chain(self, node, scope):
+        """a < b < f(), where f waits: b is evaluated once, f only where a < b."""
+        result, kept = self.fresh("c"), self.fresh("c")
+        statements, left = self._hoist(node.left, scope)
+        for k, (op, right) in enumerate(zip(node.ops, node.comparators, strict=True)):
+            step, right = self._hoist(right, scope)
+            next_kept = self.fresh("c")
+            step = [_assign(kept, left, node)] * (k == 0) + [
+                *step,
+                _assign(next_kept, right, node),
+                _assign(result, ast.Compare(ast.Name(kept, ast.Load()), [op], [ast.Name(next_kept, ast.Load())]), node),
+            ]
+            kept = next_kept
+            statements += step if k == 0 else [_at(ast.If(ast.Name(result, ast.Load()), step, []), node)]
+        return statements, _at(ast.Name(result, ast.Load()), node)
+
     def _hoist_children(self, node, scope):
         """Hoist from the expressions below node, left to right; what comes before a barrier is kept in a name."""
         slots = []
-        for name, value in ast.iter_fields(node):
+        fields = list(ast.iter_fields(node))
+        if isinstance(node, ast.Assign):  # the value is evaluated before the targets
+            fields.sort(key=lambda item: item[0] != "value")
+        for name, value in fields:
+            if isinstance(node, ast.Call) and name == "func":
+                continue
             if isinstance(value, ast.expr):
                 slots.append((node, name, None, value))
             elif isinstance(value, list):
@@ -470,9 +513,9 @@ class _Rewriter:
 
     def _inline(self, call, target):
         function = call.inline
-        if function.__code__ in self.inlining:
-            raise UnsupportedError(f"device function {function.__name__} calls itself and contains a barrier")
         scope = _Scope(function)
+        if scope.key in self.inlining:
+            raise UnsupportedError(f"device function {function.__name__} calls itself and contains a barrier")
         stem = f"_{function.__name__}{next(self.counter)}"
         names = {name: f"{stem}_{name}" for name in scope.locals}
         statements = []
@@ -482,7 +525,7 @@ class _Rewriter:
                 names[param] = argument
             else:
                 statements.append(_assign(names[param], argument, call))
-        self.inlining.append(function.__code__)
+        self.inlining.append(scope.key)
         body = self._flatten(self._resolve(scope, names), scope)
         self.inlining.pop()
         label = self.fresh("inline")
@@ -567,7 +610,7 @@ _REFUSED_EXPRESSIONS = {
     ast.List: "a list", ast.Dict: "a dictionary", ast.Set: "a set", ast.ListComp: "a list comprehension",
     ast.DictComp: "a dict comprehension", ast.SetComp: "a set comprehension", ast.GeneratorExp: "a generator",
     ast.Lambda: "a lambda", ast.JoinedStr: "an f-string", ast.Await: "await", ast.Yield: "yield",
-    ast.YieldFrom: "yield", ast.Starred: "a starred expression",
+    ast.YieldFrom: "yield", ast.Starred: "a starred expression", ast.NamedExpr: "an assignment expression (:=)",
 }  # fmt: skip
 _REFUSED_STATEMENTS = {
     ast.With: "a with statement", ast.Try: "a try statement", ast.FunctionDef: "a function inside a kernel",
@@ -669,6 +712,8 @@ class _Resolver:
 
     def _if(self, s):
         test = self.expression(s.test)
+        if isinstance(test, ast.Constant):  # a setting of the surroundings: Numba leaves out the other branch as well
+            return self.block(s.body if test.value else s.orelse)
         return _at(ast.If(test, self.block(s.body) or [_at(ast.Pass(), s)], self.block(s.orelse)), s)
 
     def _while(self, s):
@@ -738,7 +783,7 @@ class _Resolver:
         if space == "shared":
             if self.device is not None:
                 raise AssertionError("a device function with shared memory is inlined")
-            key = (self.scope.function.__code__, where.lineno, where.col_offset)
+            key = (self.scope.key, where.lineno, where.col_offset)
             known = self.rewriter.shared_keys.get(key)
             if known is None:
                 known = name or self.rewriter.fresh("shared")
@@ -915,7 +960,7 @@ class _Resolver:
             name = self.rewriter.fresh(space)
             self.pending += self._declare(space, shape, dtype, node, name)
             return self._code(self.rewriter.shared_keys.get(
-                (self.scope.function.__code__, node.lineno, node.col_offset), name), node)  # fmt: skip
+                (self.scope.key, node.lineno, node.col_offset), name), node)  # fmt: skip
         bound = self._bind(stub, node)
         if stub.name == "const.array_like":
             known, array = self.scope.static(bound[0])
