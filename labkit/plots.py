@@ -347,28 +347,38 @@ def sizes(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
 
 
 def block_shapes(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
-    """One kernel over shapes of its block, sorted by the extent along x, the axis that runs fastest in memory."""
+    """One kernel over shapes of its block: largest blocks first, then by the extent along x, which runs fastest."""
     if recorded == "auto":
         recorded = None if series["where"] != CPU_DEVICE else measure.recorded_series("volume_add_block_shapes")
     panels = _panels(series, recorded)
-    figure, axes = _figure([0.235 * len(panel["blocks"]) for panel in panels], "The shape of a block",
+    groups = [sorted({int(np.prod(block)) for block in panel["blocks"]}, reverse=True) for panel in panels]
+    figure, axes = _figure([0.235 * (len(panel["blocks"]) + len(counts)) for panel, counts in
+                            zip(panels, groups, strict=True)], "The shape of a block",
                            "Shapes of a block, " + _place(series["where"], series.get("date")))
     with rc_context(STYLE):
-        for ax, panel in zip(axes, panels, strict=True):
+        for ax, panel, counts in zip(axes, panels, groups, strict=True):
             box = ax.get_position()
             ax.set_position((0.155, box.y0, 0.80, box.height))
             on_gpu = panel["where"] != CPU_DEVICE
             values = panel["gbs"] if on_gpu else panel["ms"]
-            order = sorted(range(len(values)), key=lambda i: (-panel["blocks"][i][0], np.prod(panel["blocks"][i])))
-            for y, i in enumerate(order):
-                block = panel["blocks"][i]
-                full_sectors = block[0] >= 8
-                ax.barh(y, values[i], height=0.7, color=BLUE if full_sectors or not on_gpu else ORANGE)
-                ax.annotate(number(values[i]), (values[i], y), xytext=(4, 0), textcoords="offset points", va="center",
-                            fontsize=8.5)
-                ax.annotate(" \u00d7 ".join(str(b) for b in block), (0, y), xytext=(-6, 0), textcoords="offset points",
-                            ha="right", va="center", fontsize=8.5, annotation_clip=False)
-            ax.set_ylim(len(order) - 0.4, -1.2 if on_gpu else -0.6)
+            y, short = 0, []
+            for count in counts:
+                ax.annotate(f"{count:,} threads", (0, y), xytext=(4, 0), textcoords="offset points", va="center",
+                            fontsize=8.5, color=FAINT)
+                chosen = [(block, value) for block, value in zip(panel["blocks"], values, strict=True)
+                          if np.prod(block) == count]
+                for block, value in sorted(chosen, reverse=True):
+                    y += 1
+                    full_sectors = block[0] >= 8
+                    ax.barh(y, value, height=0.7, color=BLUE if full_sectors or not on_gpu else ORANGE)
+                    ax.annotate(number(value), (value, y), xytext=(4, 0), textcoords="offset points", va="center",
+                                fontsize=8.5)
+                    ax.annotate(" \u00d7 ".join(str(b) for b in block), (0, y), xytext=(-6, 0), va="center", ha="right",
+                                textcoords="offset points", fontsize=8.5, annotation_clip=False)
+                    if not full_sectors:
+                        short.append((value, y))
+                y += 1
+            ax.set_ylim(y - 0.4, -0.6)
             ax.set_yticks([])
             ax.set_xlim(0, 1.10 * max([*values, panel["limit"]] if on_gpu else values))
             ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
@@ -381,10 +391,9 @@ def block_shapes(series: dict, recorded: dict | None | str = "auto") -> CourseFi
             _quiet(ax, "x")
             _panel_title(ax, f"{_place(panel['where'], panel.get('date'))}; {size_text(panel['size'])}. "
                              f"Block: x \u00d7 y \u00d7 z threads")
-            short = [y for y, i in enumerate(order) if panel["blocks"][i][0] < 8]
             if on_gpu and short:
-                y = min(short, key=lambda y: values[order[y]])
-                ax.annotate("x shorter than 8: a warp uses only part of each 32-byte sector", (values[order[y]], y),
+                value, y = min(short)
+                ax.annotate("x shorter than 8: a warp uses only part of each 32-byte sector", (value, y),
                             xytext=(40, 0), textcoords="offset points", va="center", fontsize=8.5, color=TEXT[ORANGE])
     return figure
 

@@ -143,3 +143,51 @@ def test_tile_walk_fills_the_tails_with_zeros():
     assert not [item for item in plots.tile_walk(8, 8, 8, 4, (0, 0)).findobj(Text) if item.get_text() == "0"]
     with pytest.raises(ValueError, match="only 3 x 2 blocks"):
         plots.tile_walk(7, 11, 10, 4, (3, 0))
+
+
+def test_warp_addresses_name_the_lanes_that_share_an_element():
+    lane = np.arange(32)
+    touched = {"row": lane, "pairs": lane // 2, "halves": 4096 * (lane // 16), "one": 0 * lane}
+    shown = texts(plots.warp_addresses(touched, "A warp"))
+    for part in ("4 sectors, 100% of the bytes used", "2 sectors, 12% of the bytes used", "1 sector, 12% of the bytes used",
+                 "16,384", "30,\n31", "0\u2013\n15", "0\u2013\n31"):
+        assert part in shown
+    assert [plots.sectors(indices) for indices in touched.values()] == [4, 2, 2, 1]
+    with pytest.raises(ValueError, match="touched is empty"):
+        plots.warp_addresses({})
+
+
+def test_a_tie_is_no_crossing():
+    assert plots.crossing([1, 10, 100], [4.0, 10.0, 99.0], [1.0, 10.1, 100.0]) == (None, None)
+
+
+def test_block_shapes_stand_together_by_their_threads():
+    figure = plots.block_shapes(made_up.block_shapes())
+    labels = [item.get_text() for item in figure.findobj(Text)]
+    for heading in ("1,024 threads", "256 threads", "64 threads"):
+        assert labels.count(heading) == 1
+    order = ["1,024 threads", "16 \u00d7 8 \u00d7 8", "256 threads", "256 \u00d7 1 \u00d7 1", "64 threads",
+             "4 \u00d7 4 \u00d7 4"]
+    assert [label for label in labels if label in order] == order
+
+
+def test_owners_give_every_element_one_thread():
+    figure = plots.owners(n=29, block=4, rungs=("per_thread", "grid_stride", "four_loads"), grid=2)
+    threads = [[int(item.get_text()) for item in ax.texts] for ax in figure.axes]
+    assert threads[0] == list(range(32))
+    assert threads[1] == [i % 8 for i in range(32)]
+    assert [i for i, thread in enumerate(threads[2]) if thread == 0] == [0, 4, 8, 12]
+    assert "3 threads beyond the end" in texts(figure)
+    with pytest.raises(ValueError, match="rungs holds 'naive'"):
+        plots.owners(rungs=("naive",))
+
+
+def test_round_trip_lays_the_steps_end_to_end():
+    trip = {"steps": {"a to the device": 4.0, "kernel": 0.5, "sum to the host": 2.0}, "numpy_ms": 9.0,
+            "title": "made up"}
+    figure = plots.round_trip(trip)
+    starts = [bar.get_x() for bar in figure.axes[0].patches]
+    assert starts == [0.0, 4.0, 4.5, 0.0]
+    for part in ("made up", "kernel", "0.5 ms", "NumPy, on the host"):
+        assert part in texts(figure)
+    assert len(plots.round_trip(trip, trip).axes) == 2

@@ -60,7 +60,8 @@ def vector_add_four_loads_kernel(a, b, out):
     n = uint32(out.size)
     last = i + uint32(3) * width
     if last < n:
-        # All eight loads stand before the first store: out might alias a or b, so the compiler may not move them.
+        # All eight loads stand before the first store. The compiler may not move them there:
+        # for all it knows, out is a or b.
         first = a[i] + b[i]
         second = a[i + width] + b[i + width]
         third = a[i + uint32(2) * width] + b[i + uint32(2) * width]
@@ -113,10 +114,11 @@ VECTOR_ADD = Op(
 
 @rung(kernel=vector_add_per_thread_kernel, idea="flat: 1,024 threads in a row")
 def volume_add_1d(a, b, out, stream=0, block=1024):
-    """The volume is one long vector: x runs fastest in memory, and the threads of a block follow it."""
+    """As 3d, but the volume is one long vector. The threads of a block follow x, which runs fastest."""
     _check_volumes(a, b, out)
     grid = blocks_for((out.size,), (block,))
-    vector_add_per_thread_kernel[grid, block, stream](a.reshape(a.size), b.reshape(b.size), out.reshape(out.size))
+    flat = (array.reshape(array.size) for array in (a, b, out))
+    vector_add_per_thread_kernel[grid, block, stream](*flat)
 
 
 @cuda.jit
@@ -130,7 +132,7 @@ def volume_add_3d_kernel(a, b, out, nx, ny, nz):
 
 @rung(kernel=volume_add_3d_kernel, idea="three coordinates: 16 x 8 x 8 threads")
 def volume_add_3d(a, b, out, stream=0, block=(16, 8, 8)):
-    """As 1d, but a thread is named by (x, y, z), and a block of 1,024 threads covers a box of the volume."""
+    """A thread is named by (x, y, z), and a block of 1,024 threads covers a box of the volume."""
     _check_volumes(a, b, out)
     check_block("block", block)
     nz, ny, nx = out.shape
