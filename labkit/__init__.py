@@ -18,6 +18,8 @@ _HOMES = {
     "roofline": "labkit.roofline",
     "Op": "labkit.op",
     "agree": "labkit.op",
+    "check": "labkit.checking",
+    "hint": "labkit.checking",
     "ladder": "labkit.measure",
     "show_source": "labkit.show",
 }

@@ -61,7 +61,7 @@ class Exercise:
 
         demand(self.kind in KINDS, f"kind is {self.kind!r}; allowed are {', '.join(KINDS)}")
         needed = {"kernel": ("reference", "inputs", "shape", "sizes", "launch"),
-                  "function": ("reference", "inputs", "sizes"), "predict": ("truth",)}[self.kind]  # fmt: skip
+                  "function": ("reference", "inputs", "sizes"), "predict": ("truth",)}[self.kind]
         for field_name in needed:
             demand(getattr(self, field_name), f"{field_name} is missing; kind={self.kind!r} needs it")
         demand(len(self.wrong) >= 2, "`wrong` needs two known wrong answers at least, so that check can be tested")

@@ -1,0 +1,64 @@
+"""Two exercises for tests: one kernel to write, one prediction; and a host function. Never shown to a reader."""
+
+import numpy as np
+
+from labkit import cuda
+from labkit.exercises import Exercise
+from labkit.op import relative_to, uniform
+
+
+@cuda.jit
+def no_guard(a, s, out):
+    i = cuda.grid(1)
+    out[i] = a[i] * s
+
+
+@cuda.jit
+def one_too_far(a, s, out):
+    i = cuda.grid(1)
+    if i <= out.size:
+        out[i] = a[i] * s
+
+
+@cuda.jit
+def one_short(a, s, out):
+    i = cuda.grid(1)
+    if i < out.size - 1:
+        out[i] = a[i] * s
+
+
+@cuda.jit
+def adds(a, s, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = a[i] + s
+
+
+EXERCISES = (
+    Exercise(
+        name="scale_vector",
+        reference=lambda a, s: a.astype(np.float64) * s,
+        inputs=lambda rng, n: (uniform(rng, n), np.float32(1.7)),
+        shape=lambda n: (n,),
+        sizes=({"n": 1}, {"n": 33}, {"n": 257}, {"n": 1000}),
+        launch=lambda n: ((n + 127) // 128, 128),
+        tolerance=relative_to(lambda a, s: np.abs(a) * s, roundings=1),
+        wrong={"no guard at the tail": no_guard, "`<=` in place of `<` in the guard": one_too_far,
+               "the last element left out": one_short, "`+` in place of `*`": adds},
+    ),
+    Exercise(
+        name="count_blocks",
+        kind="function",
+        reference=lambda n, threads: -(-n // threads),
+        inputs=lambda rng, n: (n, 128),
+        sizes=({"n": 1}, {"n": 127}, {"n": 128}, {"n": 129}, {"n": 1000}),
+        wrong={"rounds down": lambda n, threads: n // threads, "always one more": lambda n, threads: n // threads + 1},
+    ),
+    Exercise(
+        name="idle_threads",
+        kind="predict",
+        truth=lambda: {"idle": 24, "blocks": 8},
+        how={"idle": "Take the elements from the number of threads that are started."},
+        wrong={"counts the last block's busy threads": {"idle": 104}, "rounds down": {"blocks": 7}},
+    ),
+)
