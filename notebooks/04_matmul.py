@@ -169,13 +169,27 @@ right = np.isclose(d_out.copy_to_host(), a @ b, rtol=1e-4).sum()
 print(f"{right} of 256 elements are right ({device.name()})")
 
 # %% [markdown]
-# On the CPU device it is one. The last thread to run is the only one that finds both tiles complete. On a GPU the warps
-# of a block run side by side in no fixed order, and the count depends on who was faster. It can be 256. A mistake of
-# this kind is called a *race*, and that is the unpleasant thing about it: it may pass every test you have.
+# On the CPU device it is one. Only the last thread finds its row of `a_tile` and its column of `b_tile` complete. Who
+# is last can be changed there.
+
+# %%
+if not device.on_gpu():
+    from labkit import simt
+
+    for order in ("forward", "reverse", "scattered"):
+        with simt.thread_order(order):
+            no_barrier_kernel[1, (16, 16)](d_a, d_b, d_out)
+        right = np.argwhere(np.isclose(d_out.copy_to_host(), a @ b, rtol=1e-4))
+        print(f"{order:9}   {len(right)} right, the first is out[{right[0, 0]}, {right[0, 1]}]")
+
+# %% [markdown]
+# A result that depends on the order of the threads is called a *race*. On a GPU the warps of a block run side by side,
+# in no order that you could choose, and the count may be anything up to 256. That is the unpleasant thing about a race:
+# it can pass every test you have.
 #
 # The second barrier is the worse one to forget, because its absence shows even less. I took it out of the tiled kernel,
-# and on the CPU device the product stayed right: that device takes all threads of a block through a loop together, one
-# round at a time. Right numbers do not prove that the barriers are right.
+# and on the CPU device the product stayed right in all three orders: that device takes all threads of a block through a
+# loop together, one round at a time. Right numbers do not prove that the barriers are right.
 #
 # ## A barrier that not all threads reach
 #
@@ -345,7 +359,6 @@ plots.roofline(shown)
 
 # %%
 if not device.on_gpu():
-    from labkit import simt
     from labkit.kernels.matmul import matmul_tiled_kernel
 
     lines = simt.show(matmul_tiled_kernel, d_a, d_b, d_out).splitlines()
