@@ -49,8 +49,9 @@ roofline.predict(VECTOR_ADD, n=n)
 # %% [markdown]
 # A *flop* is one floating-point operation. Each addition is one, and for it two numbers are read and one is written:
 # twelve bytes. The table compares the time that the bytes need with the time that the flops need. The larger of the two
-# is the *bound*, and no kernel can be faster. This way of looking at a kernel is called the *roofline*. Vector addition
-# stands at the far low end of it, where arithmetic is free and everything we pay for is memory.
+# is the *bound*, and no kernel should be faster. (One will be, by a little. Look out for it.) This way of looking at a
+# kernel is called the *roofline*. Vector addition stands at the far low end of it, where arithmetic is free and
+# everything we pay for is memory.
 #
 # ## One thread, one element
 
@@ -114,8 +115,8 @@ for step in first:
     print(f"{step:18}{first[step]:10.2f}{second[step]:9.2f} ms")
 
 # %% [markdown]
-# The `synchronize` in `timed` is not decoration. A launch only puts the kernel into a queue and returns. A stopwatch
-# without it times the queueing.
+# The `synchronize` in `timed` is not decoration. On a GPU a launch only puts the kernel into a queue and returns. A
+# stopwatch without it times the queueing.
 #
 # The first trip is the slow one, for reasons that have nothing to do with adding.
 #
@@ -203,8 +204,8 @@ except IndexError as error:
 # ## Agreement
 #
 # One size proves little. `agree` runs every kernel of the operation at sizes chosen to hurt: a single element, one less
-# and one more than a block, more than the largest grid. It fills the output with NaN before and looks for stray writes
-# after.
+# and one more than a block, a few more than a whole grid. It fills the output with NaN before, and looks for stray
+# writes after.
 
 # %%
 agree(VECTOR_ADD)
@@ -350,8 +351,8 @@ for row in (*h200.rungs, h200.row("PyTorch")):
 print(f"\n1,024 elements take {1000 * start_ms:.1f} us, ten million {1000 * kernel:.0f} us")
 
 # %% [markdown]
-# The grid-stride loop gains nothing at ten million and little at 2^28. I had expected more of the loop that every
-# tutorial recommends. It spares the GPU the starting of blocks, and that was not what we waited for. It keeps its place
+# The grid-stride loop gains nothing at ten million and little at 2^28. I had expected more of a loop that so many
+# tutorials recommend. It spares the GPU the starting of blocks, and that was not what we waited for. It keeps its place
 # for another reason: it is right with any grid, so the grid can be chosen to fit the machine.
 #
 # Four loads at once is the real step, and it puts us beside PyTorch. The arithmetic is the same and not a byte less is
@@ -396,10 +397,10 @@ print(f"    and from pinned memory as          {numpy_ms / pinned_ms:7.1f} trips
 print(f"    a copy of 4 KB takes               {small_us:7.0f} us")
 
 # %% [markdown]
-# With the copies there is no crossover. The last two lines of the plot run into each other and stay together. I think
-# they are made of the same stuff: in both, a single core of the host moves twelve bytes for each addition through its
-# memory, in one case to add, in the other to feed the bus. Pinned memory would win the trip. The better answer is
-# not to make it. Bring the data once, and do everything to it before it goes home.
+# With the copies there is no crossover. The trip's line and NumPy's run into each other and stay together. I think they
+# are made of the same stuff: in both, a single core of the host moves twelve bytes for each addition through its
+# memory, in one case to add, in the other to feed the bus. Pinned memory would win the trip. The better answer is not
+# to make it. Bring the data once, and do everything to it before it goes home.
 #
 # And the twelve bytes of active tokens? They cost what any small copy costs, and that is more than the call of a
 # kernel. An engine that sends five small arrays for each token pays five times that before it has computed anything.

@@ -107,7 +107,7 @@ for kernel in (visit_kernel, visit_guarded_kernel):
     kernel[grid, block](visits, nx, ny, nz)
     print(kernel.__name__)
     for times, elements in zip(*np.unique(visits.copy_to_host(), return_counts=True), strict=True):
-        print(f"    {elements:5,} elements visited {times} times")
+        print(f"    {elements:5,} elements with {times} visits")
 
 # %% [markdown]
 # A thread one step beyond the end of its row does not stand outside the volume. It stands at the beginning of the next
@@ -182,11 +182,12 @@ plots.warp_addresses({title(block): first_warp(block) for block in [(1024, 1, 1)
 # there is none.
 #
 # The 4 × 4 × 64 block is another matter. Its rows are four threads long, four floats are half a sector, and the other
-# half travels along unused. It takes eight sectors to bring what fits into four.
+# half travels along unused. It takes eight sectors to bring what fits into four. In a volume of this size all other
+# warps of these blocks do the same, at other addresses.
 #
 # ## The sweep
 #
-# Now many shapes. The same kernel and the same volume under 17 different blocks, here and on the H200.
+# Now many shapes. One kernel and one volume under 17 different blocks, here and on the H200.
 
 # %%
 sweep = measure.recorded_series("volume_add_block_shapes", gpu="NVIDIA H200")
@@ -199,13 +200,13 @@ plots.block_shapes(bench.volume_add_block_shapes(), recorded=sweep)
 # blocks of 1,024 threads: sectors and lines of the first warp, and how many threads are started for each element.
 
 # %%
-print("block         sectors  lines  threads started    GB/s on the H200")
+print("block         sectors  lines  started  H200 GB/s")
 for block, rate in zip(sweep["blocks"], sweep["gbs"], strict=True):
     if np.prod(block) == 1024:
         touched = first_warp(tuple(block))
         sectors, lines = (len(np.unique(touched * 4 // size)) for size in (32, 128))
         started = np.prod([-(-512 // width) * width / 512 for width in block])
-        print(f"{title(block):13} {sectors:7} {lines:6} {started:16.0f} {rate:19,.0f}")
+        print(f"{title(block):13} {sectors:7} {lines:6} {started:8.0f} {rate:10,.0f}")
 
 # %% [markdown]
 # The table has three stories in it.
@@ -225,10 +226,11 @@ for block, rate in zip(sweep["blocks"], sweep["gbs"], strict=True):
 #
 # A multiprocessor of the H200 has places for 2,048 threads, and 65,536 registers to share out among them. *Occupancy*
 # is the share of the places that are taken. It matters because a warp that waits for memory must be covered by others
-# that run. Our kernel needs 12 registers a thread, says NVIDIA's assembler, so registers stop nobody. Two blocks of
-# 1,024 threads fill all places, and so do eight of 256, or 32 of 64, which is the most blocks there may be. So every
-# shape in the sweep allows full occupancy, and whatever makes them differ, it is not that. I note this because "the
-# shape of a block affects occupancy" is the first thing one reads about shapes. It can. Here it does not.
+# that run. Our kernel needs 12 registers a thread, says NVIDIA's assembler (on a GPU, its `get_regs_per_thread()`
+# tells you yours), so registers stop nobody. Two blocks of 1,024 threads fill all places, and so do eight of 256, or
+# 32 of 64, which is the most blocks there may be. So every shape in the sweep allows full occupancy, and whatever
+# makes them differ, it is not that. I note this because "the shape of a block affects occupancy" is the first thing
+# one reads about shapes. It can. Here it does not.
 #
 # ## Why the flat kernel wins
 #
@@ -287,8 +289,7 @@ print(f"    256 × 1 × 1                {gbs[256, 1, 1]:6,.0f} GB/s")
 # - Draw `first_warp((16, 8, 8), nx=500)`. A row of 500 floats is no whole number of sectors. Predict how many the warp
 #   touches now, then look.
 # - In `touched_kernel`, write `z, y, x = cuda.grid(3)` and draw the three blocks again. One line, and how many sectors?
-# - In `visit_kernel`, leave out the block's overhang on one axis only: set `nx = 16`. Which counts are left? Predict
-#   them.
+# - Count the visits with `nx = 16`, so that nothing hangs over along $x$. Which counts are left? Predict them first.
 #
 # Next: **03 · Broadcasting**, where three arrays of different shapes are added and most of the reads are of something
 # that was read before.
