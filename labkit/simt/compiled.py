@@ -24,7 +24,7 @@ from numba.np import numpy_support
 from labkit.simt.errors import KernelTypeError, UnsupportedError
 from labkit.simt.inference import infer_types, type_error
 from labkit.simt.nodes import Exit, Inline, Sync
-from labkit.simt.rewrite import ID_NAMES, DtypeOf, contains, type_code
+from labkit.simt.rewrite import BUILTINS, ID_NAMES, DtypeOf, contains, type_code
 
 SHUFFLES = {"shfl_sync", "shfl_up_sync", "shfl_down_sync", "shfl_xor_sync"}
 VOTES = {"all_sync", "any_sync", "eq_sync", "ballot_sync"}
@@ -238,6 +238,10 @@ class Generator:
             node.lineno = self.program.line
             first.append(node)
         return first + body
+
+    @property
+    def code_name(self):
+        return code_name(self.program)
 
     @property
     def param_names(self):
@@ -514,7 +518,7 @@ class Generator:
         for device in p.devices.values():
             self._device(device)
         self._decorator()
-        self.line(f"def {p.name}({', '.join(arguments)}):")
+        self.line(f"def {self.code_name}({', '.join(arguments)}):")
         self.indent += 1
         self.line("_gdx, _gdy, _gdz = _grid")
         self.line("_bdx, _bdy, _bdz = _block")
@@ -1097,7 +1101,12 @@ class Generator:
                 lines.append(f"{pad}pass")
 
         block(self.body, 1)
-        return p.name, "\n".join([f"def {p.name}({', '.join(arguments)}):", *lines, ""]), arrays
+        return self.code_name, "\n".join([f"def {self.code_name}({', '.join(arguments)}):", *lines, ""]), arrays
+
+
+def code_name(program):
+    """The name of the generated function: the kernel's, unless the generated code needs that for something else."""
+    return f"kernel_{program.name}" if program.name.startswith("_") or program.name in BUILTINS else program.name
 
 
 def _as_index(node):
@@ -1187,7 +1196,11 @@ class _Checker(ast.NodeTransformer):
         return [ast.Name(n, ast.Load()) for n in names]
 
     def _site(self, node):
-        return ast.Constant(self.generator.site(self.at, ast.unparse(node)))
+        named = copy.deepcopy(node)
+        for name in ast.walk(named):
+            if isinstance(name, ast.Name):
+                name.id = getattr(name, "shown", name.id)
+        return ast.Constant(self.generator.site(getattr(node, "lineno", self.at), ast.unparse(named)))
 
     def _emit_store(self, target, value):
         site = self._site(target.value)
@@ -1195,11 +1208,11 @@ class _Checker(ast.NodeTransformer):
         return [ast.Expr(ast.Call(ast.Name("_store", ast.Load()), arguments, []))]
 
     def visit_Subscript(self, node):
-        if self.generator.pretty or not self.generator.checked or not isinstance(node.ctx, ast.Load):
+        if self.generator.pretty or not self.generator.checked:
             return self.generic_visit(node)
-        if not self._is_checked(node):
-            if isinstance(node.slice, ast.Tuple):
-                return self._check_axes(node)
+        if not self._is_checked(node) and isinstance(node.slice, ast.Tuple):
+            return self._check_axes(node)
+        if not self._is_checked(node) or not isinstance(node.ctx, ast.Load):
             return self.generic_visit(node)
         site = self._site(node.value)
         arguments = [self.visit(node.value), self.visit(node.slice), *self._names("_E", "_t", "_b"), site]

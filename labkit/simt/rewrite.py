@@ -20,7 +20,6 @@ import itertools
 import linecache
 import math
 import operator
-import textwrap
 import types as python_types
 from dataclasses import dataclass, field
 
@@ -54,6 +53,7 @@ UFUNCS = {
 }  # fmt: skip
 METHODS = {"conjugate", "conj", "reshape", "view", "fill", "sum"}
 ID_NAMES = tuple(f"_{prefix}{axis}" for prefix in ("t", "b", "bd", "gd") for axis in "xyz")
+_UNCHECKED_ATTRIBUTES = {"flat", "ctypes", "data", "base", "flags"}
 _ATTRIBUTES_OF_ARRAYS = {"shape", "size", "ndim", "strides", "itemsize", "nbytes"}
 
 
@@ -137,9 +137,12 @@ def read_source(function):
         raise UnsupportedError(
             f"the source of {function.__name__} cannot be read ({filename}): define it in a file or a notebook cell"
         ) from None
-    tree = ast.parse(textwrap.dedent("".join(lines)))
-    ast.increment_lineno(tree, first - 1)
-    definition = tree.body[0]
+    if lines[0][:1].isspace():  # a nested function; its text may also have lines at the margin
+        definition = ast.parse("if True:\n" + "".join(lines)).body[0].body[0]
+        ast.increment_lineno(definition, first - 2)
+    else:
+        definition = ast.parse("".join(lines)).body[0]
+        ast.increment_lineno(definition, first - 1)
     if not isinstance(definition, ast.FunctionDef):
         raise UnsupportedError(f"{function.__name__}: expected a def statement at {filename}:{first}")
     return definition, filename
@@ -284,11 +287,11 @@ def type_code(ty):
 
 
 def _own_names(scope):
-    """Each local's name in the normal form: names with a leading underscore are the generated code's."""
+    """Each local's name in the normal form: range and its kind, and names that begin with _, are taken."""
     names = {}
     for name in sorted(scope.locals):
         new = name
-        while new.startswith("_") or (new != name and new in scope.locals):
+        while new.startswith("_") or new in BUILTINS or (new != name and new in scope.locals):
             new = f"u{new}"
         names[name] = new
     return names
@@ -351,6 +354,8 @@ class _Rewriter:
     def device_function(self, function):
         """Register a device function that stays a function; returns its name in the generated module."""
         scope = _Scope(function)
+        if scope.key in self.inlining:
+            raise UnsupportedError(f"device function {function.__name__} calls itself: recursion is not supported")
         if scope.key in self.device_names:
             return self.device_names[scope.key]
         name = f"{function.__name__}_d{next(self.counter)}"
@@ -358,7 +363,9 @@ class _Rewriter:
         names = _own_names(scope)
         source = DeviceSource(name, [names[p] for p in scope.params], [], [], scope.filename)
         self.result.devices[name] = source
+        self.inlining.append(scope.key)
         source.body = self._resolve(scope, names, device=source)
+        self.inlining.pop()
         return name
 
     # ------------------------------------------------ barriers out of expressions, device functions inlined
@@ -515,7 +522,7 @@ class _Rewriter:
         function = call.inline
         scope = _Scope(function)
         if scope.key in self.inlining:
-            raise UnsupportedError(f"device function {function.__name__} calls itself and contains a barrier")
+            raise UnsupportedError(f"device function {function.__name__} calls itself: recursion is not supported")
         stem = f"_{function.__name__}{next(self.counter)}"
         names = {name: f"{stem}_{name}" for name in scope.locals}
         statements = []
@@ -832,6 +839,8 @@ class _Resolver:
                 return self.embed(obj, node)
         if isinstance(node, ast.Call):
             return self._call(node)
+        if isinstance(node, ast.Attribute) and node.attr in _UNCHECKED_ATTRIBUTES:
+            self.scope.refuse(node, f".{node.attr} cannot be used in device code")
         new = copy.copy(node)
         for name, value in ast.iter_fields(node):
             if isinstance(value, ast.expr):
@@ -844,8 +853,10 @@ class _Resolver:
         if node.id in self.names:
             replacement = self.names[node.id]
             if isinstance(replacement, ast.AST):
-                return _at(copy.deepcopy(replacement), node)
-            return ast.copy_location(ast.Name(replacement, node.ctx), node)
+                return _at(_strip(copy.deepcopy(replacement)), node)
+            new = ast.copy_location(ast.Name(replacement, node.ctx), node)
+            new.shown = node.id  # what an error calls it
+            return new
         known, obj = self.scope.static(node)
         return self.embed(obj, node)
 

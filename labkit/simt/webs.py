@@ -147,4 +147,5 @@ def split(body, params, taken):
                 new += "_"
             taken.add(new)
             for node in groups[root]:
+                node.shown = getattr(node, "shown", node.id)  # what an error calls it
                 node.id = new
