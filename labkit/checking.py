@@ -94,7 +94,9 @@ def examine(exercise: Exercise, answer, *, seed: int | None = None, numbers: dic
         if case is None:
             told["seed"] = None  # nothing was drawn
         return Verdict(**told, passed=False, kind=outcome.kind, headline=outcome.headline, details=outcome.details,
-                       table=outcome.table, mistake=mistake, size=case.size if case else None,
+                       table=outcome.table, mistake=mistake,
+                       size={k: int(v) if isinstance(v, np.integer) else v for k, v in case.size.items()} if case
+                       else None,
                        seconds=time.perf_counter() - begin)
     headline = f"Right at {len(cases)} sizes, from {size_text(cases[0].size)} to {size_text(cases[-1].size)}."
     time_ms, ratio, note = _timed(exercise, answer, seed)

@@ -54,6 +54,16 @@ class Chapter:
         """notebooks/01_vector_add.ipynb, made by `labkit build`."""
         return self.root / "notebooks" / f"{self.name}.ipynb"
 
+    @property
+    def solutions(self) -> Path:
+        """solutions/01_vector_add.py, the exercises with their answers, written by people."""
+        return self.root / "solutions" / f"{self.name}.py"
+
+    @property
+    def workbook(self) -> Path:
+        """exercises/01_vector_add.ipynb, the same without the answers, made by `labkit build`."""
+        return self.root / "exercises" / f"{self.name}.ipynb"
+
     def source_text(self) -> str:
         if not self.source.is_file():
             raise CourseError(f"notebooks/{self.name}.py is missing: course.toml lists the chapter {self.name!r}")
@@ -114,7 +124,9 @@ class Course:
 
 
 def find_root() -> Path:
-    """The checkout: where the package lies, or a directory above the current one."""
+    """The checkout: what LABKIT_COURSE names, else where the package lies, or a directory above the current one."""
+    if given := os.environ.get("LABKIT_COURSE"):
+        return Path(given).resolve()
     candidates = [Path(__file__).resolve().parent.parent, Path.cwd(), *Path.cwd().parents]
     for directory in candidates:
         if (directory / "course.toml").is_file():
@@ -221,32 +233,47 @@ def cells_sha256(notebook) -> str:
 
 def to_notebook(chapter: Chapter):
     """The chapter's source as a notebook without outputs, with stable cell ids and its hashes in the metadata."""
+    text = chapter.source_text()
+    notebook = parse(text, f"notebooks/{chapter.name}.py")
+    label(notebook, f"notebooks/{chapter.name}.py", sha256(text))
+    return notebook
+
+
+def parse(text: str, name: str):
+    """A py:percent source as a notebook, with stable cell ids and no metadata of its own."""
     import jupytext
 
-    text = chapter.source_text()
     try:
         notebook = jupytext.reads(text, fmt="py:percent")
     except Exception as error:  # jupytext and nbformat raise what they like
         reason = str(error).splitlines()[0]
-        raise CourseError(f"notebooks/{chapter.name}.py cannot be read as a py:percent lesson: {reason}") from None
+        raise CourseError(f"{name} cannot be read as a py:percent source: {reason}") from None
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    name_cells(notebook)
+    return notebook
+
+
+def name_cells(notebook) -> None:
+    """Ids made from the cells' content, so that a cell inserted above changes no other cell's id."""
     seen: dict[str, int] = {}
     for cell in notebook.cells:
-        # Made from the content, so that a cell inserted above changes no other cell's id.
         digest = sha256(f"{cell.cell_type}\0{cell.source}")[:12]
         seen[digest] = seen.get(digest, 0) + 1
         cell["id"] = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
-    notebook.nbformat, notebook.nbformat_minor = 4, 5
+
+
+def label(notebook, source: str, digest: str) -> None:
+    """Write into the metadata what the notebook was built from."""
     notebook.metadata.clear()
     notebook.metadata.update(
         NOTEBOOK_METADATA,
         labkit={
-            "source": f"notebooks/{chapter.name}.py",
-            "source_sha256": sha256(text),
+            "source": source,
+            "source_sha256": digest,
             "cells_sha256": cells_sha256(notebook),
             "labkit_version": __version__,
         },
     )
-    return notebook
 
 
 def cell_lines(source_text: str) -> list[int]:
@@ -318,25 +345,27 @@ def scrub(notebook, root: Path) -> None:
                     output["data"][mime] = clean(value)
 
 
-def edited(chapter: Chapter) -> bool:
+def edited(path: Path) -> bool:
     """Whether the notebook's cells are not the ones `labkit build` wrote: a learner has worked in it."""
-    notebook = read_notebook(chapter.built)
+    notebook = read_notebook(path)
     if notebook is None:
-        return chapter.built.is_file()  # there, but unreadable: keep it
+        return path.is_file()  # there, but unreadable: keep it
     return notebook.metadata.get("labkit", {}).get("cells_sha256") != cells_sha256(notebook)
 
 
-def back_up(course: Course, chapter: Chapter) -> Path:
+def back_up(course: Course, path: Path) -> Path:
     """Copy the notebook to .labkit/backups, under a name that no earlier copy has."""
     folder = course.state_dir / "backups"
+    if path.parent.name != "notebooks":
+        folder /= path.parent.name
     folder.mkdir(parents=True, exist_ok=True)
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    path, number = folder / f"{chapter.name}-{stamp}.ipynb", 1
-    while path.exists():
+    copy, number = folder / f"{path.stem}-{stamp}.ipynb", 1
+    while copy.exists():
         number += 1
-        path = folder / f"{chapter.name}-{stamp}-{number}.ipynb"
-    shutil.copy2(chapter.built, path)
-    return path
+        copy = folder / f"{path.stem}-{stamp}-{number}.ipynb"
+    shutil.copy2(path, copy)
+    return copy
 
 
 def build_chapter(course: Course, chapter: Chapter, device: str | None = None, on_cell: Callable | None = None):
@@ -351,7 +380,7 @@ def build_chapter(course: Course, chapter: Chapter, device: str | None = None, o
     if outcome.problem:
         return outcome, None
     scrub(notebook, course.root)
-    backup = back_up(course, chapter) if chapter.built.exists() and edited(chapter) else None
+    backup = back_up(course, chapter.built) if chapter.built.exists() and edited(chapter.built) else None
     write_notebook(notebook, chapter.built)
     return outcome, backup
 
@@ -388,7 +417,8 @@ def check(course: Course) -> list[str]:
     for path in sorted((course.root / "notebooks").glob("*")):
         if path.suffix in {".py", ".ipynb"} and path.stem not in listed:
             problems.append(f"notebooks/{path.name} is not listed in course.toml")
-    from labkit import readme
+    from labkit import readme, workbook
 
+    problems += workbook.stale(course)
     problems += readme.stale(course)
     return problems

@@ -37,10 +37,18 @@ class Verdict:
     ratio: float | None = None  # time over the rival's
 
     def result(self) -> dict:
-        return {"kind": "check", "exercise": self.exercise, "passed": self.passed, "verdict": self.kind,
-                "headline": self.headline, "details": list(self.details), "mistake": self.mistake, "where": self.where,
-                "size": self.size, "seed": self.seed, "seconds": round(self.seconds, 3), "time_ms": self.time_ms,
-                "ratio": self.ratio}
+        """For tools, as JSON."""
+        return {"kind": "check", "exercise": self.exercise, "title": self.title, "passed": self.passed,
+                "verdict": self.kind, "headline": self.headline, "details": list(self.details), "table": self.table,
+                "mistake": self.mistake, "where": self.where, "size": self.size, "seed": self.seed,
+                "seconds": round(self.seconds, 3), "time_ms": self.time_ms, "ratio": self.ratio}
+
+    @classmethod
+    def from_result(cls, result: dict) -> Verdict:
+        """The verdict whose result() this is."""
+        values = {**result, "kind": result["verdict"], "details": tuple(result["details"])}
+        del values["verdict"]
+        return cls(**values)
 
     @property
     def footer(self) -> str:

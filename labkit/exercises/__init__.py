@@ -67,10 +67,10 @@ class Exercise:
         demand(len(self.wrong) >= 2, "`wrong` needs two known wrong answers at least, so that check can be tested")
 
 
-def load() -> dict[str, Exercise]:
-    """Every exercise by name, in the order of the chapters."""
+def load(own: bool = True) -> dict[str, Exercise]:
+    """Every exercise by name, in the order of the chapters. own=False: only those that LABKIT_EXERCISES names."""
     found: dict[str, Exercise] = {}
-    for exercise in _all():
+    for exercise in _all(own):
         if exercise.name in found:
             raise ValueError(f"two exercises are named {exercise.name!r}")
         found[exercise.name] = exercise
@@ -91,9 +91,9 @@ def find(name: str) -> Exercise:
     raise KeyError(f"there is no exercise {name!r}; {told}")
 
 
-def _all() -> Iterator[Exercise]:
+def _all(own: bool = True) -> Iterator[Exercise]:
     """One by one, so that a fault in a later chapter does not stop an earlier one's exercises."""
-    for path in sorted(Path(__file__).parent.glob("ch[0-9][0-9].py")):
+    for path in sorted(Path(__file__).parent.glob("ch[0-9][0-9].py")) if own else ():
         yield from importlib.import_module(f"{__name__}.{path.stem}").EXERCISES
     for folder in filter(None, os.environ.get("LABKIT_EXERCISES", "").split(os.pathsep)):
         for path in sorted(Path(folder).glob("ch[0-9][0-9].py")):
