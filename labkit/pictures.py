@@ -34,7 +34,8 @@ def launch_map(n: int, threads_per_block: int) -> CourseFigure:
             middle = (block + 0.5) * threads_per_block - 0.5
             ax.text(middle, 1.35, f"block {block}", ha="center", fontsize=9, color=TEXT[LINES[block % len(LINES)]])
         if idle:
-            ax.text(n + (idle - 1) / 2, 0.55, "no element:\nthe guard", ha="center", va="center", fontsize=8, color=FAINT)
+            middle = n + (idle - 1) / 2
+            ax.text(middle, 0.55, "no element:\nthe guard", ha="center", va="center", fontsize=8, color=FAINT)
         ax.text(-0.75, 1, "thread", ha="right", va="center", fontsize=9, color=FAINT)
         ax.text(-0.75, 0.07, "element", ha="right", va="center", fontsize=9, color=FAINT)
         ax.set_xlim(-0.6, max(threads, 8) - 0.4)

@@ -26,11 +26,11 @@ print(device.name())
 print(device.choice().reason)
 
 # %% [markdown]
-# On a machine with an NVIDIA GPU, `cuda` is `numba.cuda`, and kernels are compiled for that GPU. On any other machine it
-# is labkit's *CPU device*, which compiles the very same kernels for the processor you have. It gives the GPU's answers
-# and enforces the GPU's limits, and it is the better place to make mistakes, because it can say what went wrong. What
-# it cannot give is the GPU's speed. A time taken on the CPU device says how much work a kernel does here, and nothing
-# about a GPU. Every time in this notebook says where it was taken.
+# On a machine with an NVIDIA GPU, `cuda` is `numba.cuda`, and kernels are compiled for that GPU. On any other machine
+# it is labkit's *CPU device*, which compiles the very same kernels for the processor you have. It gives the GPU's
+# answers and enforces the GPU's limits, and it is the better place to make mistakes, because it can say what went
+# wrong. What it cannot give is the GPU's speed. A time taken on the CPU device says how much work a kernel does here,
+# and nothing about a GPU. Every time in this notebook says where it was taken.
 #
 # These are the facts a launch depends on.
 

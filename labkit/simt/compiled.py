@@ -21,7 +21,7 @@ from numba.core import types
 from numba.core.errors import NumbaError
 from numba.np import numpy_support
 
-from labkit.simt.errors import KernelTypeError, UnsupportedError
+from labkit.simt.errors import KernelTypeError, UnsupportedError, place
 from labkit.simt.inference import infer_types, type_error
 from labkit.simt.nodes import Exit, Inline, Sync
 from labkit.simt.rewrite import BUILTINS, ID_NAMES, DtypeOf, contains, type_code
@@ -219,7 +219,8 @@ class Generator:
             if isinstance(ty, types.Array):
                 return replace(array, dtype=ty.dtype)
             raise UnsupportedError(
-                f"{program.name}, line {array.line}: {array.dtype.param} is {ty}, and has no dtype ({program.filename})"
+                f"{program.name}, line {array.line}: {array.dtype.param} is {ty}, and has no dtype "
+                f"({place(program.filename)})"
             )
 
         shared = {name: known(array) for name, array in program.shared.items()}
@@ -348,7 +349,7 @@ class Generator:
                 if ty is not None and not fits(ty):
                     raise KernelTypeError(
                         f"{self.program.name}, line {sync.lineno}: the {what} of cuda.{sync.op} is {ty}; {advice} "
-                        f"({self.program.filename})"
+                        f"({place(self.program.filename)})"
                     )
 
     def _keep(self, name, found):
@@ -363,7 +364,7 @@ class Generator:
         if not all(isinstance(p, (types.Number, types.Boolean)) for p in parts):
             raise UnsupportedError(
                 f"{self.program.name}, line {line}: {name} ({ty}) is kept across a barrier; the CPU device can keep "
-                f"numbers and tuples of numbers ({self.program.filename})"
+                f"numbers and tuples of numbers ({place(self.program.filename)})"
             )
         if isinstance(ty, types.BaseTuple):
             self.kept[name] = [(f"_v{name}_{k}", p) for k, p in enumerate(parts)]
@@ -382,7 +383,7 @@ class Generator:
                     return
         raise UnsupportedError(
             f"{self.program.name}, line {line}: {name} is a view of an array that changes between barriers; "
-            f"index the array itself instead ({self.program.filename})"
+            f"index the array itself instead ({place(self.program.filename)})"
         )
 
     def _waits(self, items):
@@ -550,7 +551,7 @@ class Generator:
             self.thread_bytes += 1
         self.lines[body_start:body_start] = masks
         header = [
-            f'"""{p.name} ({p.filename}:{p.line}), as the CPU device runs it. Written by labkit.simt."""',
+            f'"""{p.name} ({place(p.filename)}:{p.line}), as the CPU device runs it. Written by labkit.simt."""',
             *IMPORTS,
         ]
         static = sum(_count(a.shape) * _itemsize(a.dtype) for a in p.shared.values())
@@ -942,7 +943,7 @@ class Generator:
         if not _is_range(iterable) or not isinstance(s.target, ast.Name):
             raise UnsupportedError(
                 f"{self.program.name}, line {s.lineno}: a for loop that contains a barrier must run over a range "
-                f"({self.program.filename})"
+                f"({place(self.program.filename)})"
             )
         parts = [ast.Constant(0), *iterable.args, ast.Constant(1)] if len(iterable.args) == 1 else list(iterable.args)
         parts = parts if len(parts) == 3 else [*parts, ast.Constant(1)]
@@ -1177,7 +1178,7 @@ class _Checker(ast.NodeTransformer):
             if isinstance(target, ast.Tuple) and any(isinstance(t, ast.Subscript) for t in target.elts):
                 raise UnsupportedError(
                     f"{self.generator.program.name}, line {s.lineno}: unpacking into array elements is not supported; "
-                    f"unpack into names first ({self.generator.filename})"
+                    f"unpack into names first ({place(self.generator.filename)})"
                 )
         is_update = isinstance(s, ast.AugAssign) and isinstance(s.target, ast.Subscript)
         if is_update and self.generator.checked and self._is_checked(s.target):

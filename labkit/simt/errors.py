@@ -1,5 +1,15 @@
 """What can go wrong with a kernel, in CUDA's words. Messages name the kernel and, where there is one, the line."""
 
+import os
+
+
+def place(filename):
+    """A file as a message names it: relative where that is shorter; a notebook's cells have no file worth showing."""
+    if "ipykernel_" in filename or filename.startswith("<ipython"):
+        return "this notebook"
+    relative = os.path.relpath(filename) if os.path.isabs(filename) else filename
+    return relative if not relative.startswith("..") else filename
+
 
 class KernelError(Exception):
     """Base of every error that a kernel raises on the CPU device."""

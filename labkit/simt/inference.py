@@ -9,7 +9,7 @@ from numba.core.compiler_machinery import FunctionPass, PassManager, register_pa
 from numba.core.errors import NumbaTypeError
 from numba.core.typed_passes import NopythonTypeInference
 
-from labkit.simt.errors import KernelTypeError
+from labkit.simt.errors import KernelTypeError, place
 
 
 @register_pass(mutates_CFG=False, analysis_only=True)
@@ -125,7 +125,7 @@ def type_error(program, error, source):
     told = re.sub(r"Literal\[\w+\]\((.+?)\)", r"\1", told)
     return KernelTypeError(
         f"{program.name}{_kernel_line(report, source)}: does not compile for these argument types: "
-        f"{textwrap.shorten(told, 300, placeholder=' ...')} ({program.filename}:{program.line})"
+        f"{textwrap.shorten(told, 300, placeholder=' ...')} ({place(program.filename)}:{program.line})"
     )
 
 

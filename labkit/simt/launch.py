@@ -36,6 +36,7 @@ from labkit.simt.errors import (
     LaunchError,
     OutOfBoundsError,
     WarpError,
+    place,
 )
 from labkit.simt.inference import type_error
 
@@ -633,9 +634,9 @@ def _describe(kernel, compiled, run, record, limit):
     block = _coordinates(int(record[lowlevel.BLOCK]), run.grid)
     name = kernel.__name__
     where = {"kernel": name, "filename": filename, "line": line, "block": block, "thread": thread}
-    place = f"block {_short(block, run.grid)}, thread {_short(thread, run.block)}"
+    spot = f"block {_short(block, run.grid)}, thread {_short(thread, run.block)}"
     at = f"{name}, line {line}"
-    tail = f" ({filename})"
+    tail = f" ({place(filename)})"
     code = int(record[lowlevel.CODE])
     n0, n1, n2 = (int(record[k]) for k in (lowlevel.COUNT, lowlevel.INDEX, lowlevel.INDEX + 1))
     if code == lowlevel.OUT_OF_BOUNDS:
@@ -643,7 +644,7 @@ def _describe(kernel, compiled, run, record, limit):
         index = tuple(int(v) for v in record[lowlevel.INDEX : lowlevel.INDEX + axes])
         shape = tuple(int(v) for v in record[lowlevel.SHAPE : lowlevel.SHAPE + dims])
         shown = index[0] if len(index) == 1 else index
-        told = f"{at}: {place} uses {text}[{_plain(shown)}], outside its shape {shape}{tail}"
+        told = f"{at}: {spot} uses {text}[{_plain(shown)}], outside its shape {shape}{tail}"
         error = OutOfBoundsError(told, **where)
         error.array, error.index, error.shape = text, index, shape
         return error
@@ -657,28 +658,28 @@ def _describe(kernel, compiled, run, record, limit):
     if code == lowlevel.WARP_MASK:
         absent = [lane for lane in range(32) if n2 >> lane & 1]
         return WarpError(
-            f"{at}: cuda.{text} under divergence: {place} calls it with the mask {n0 & 0xFFFFFFFF:#010x}, and "
+            f"{at}: cuda.{text} under divergence: {spot} calls it with the mask {n0 & 0xFFFFFFFF:#010x}, and "
             f"{_lanes(absent)} of its warp, named by the mask, {'is' if len(absent) == 1 else 'are'} not there{tail}",
             **where,
         )
     if code == lowlevel.WARP_SELF:
         lane = int(record[lowlevel.THREAD]) & 31
         return WarpError(
-            f"{at}: {place} calls cuda.{text} with the mask {n0 & 0xFFFFFFFF:#010x}, which leaves out its own lane, "
+            f"{at}: {spot} calls cuda.{text} with the mask {n0 & 0xFFFFFFFF:#010x}, which leaves out its own lane, "
             f"{lane}{tail}",
             **where,
         )
     if code == lowlevel.WARP_SOURCE:
         return WarpError(
-            f"{at}: {place} reads lane {n0} with cuda.{text}, and that lane takes no part in it: it has returned, does "
+            f"{at}: {spot} reads lane {n0} with cuda.{text}, and that lane takes no part in it: it has returned, does "
             f"not exist, or is not in the mask{tail}",
             **where,
         )
     if code == lowlevel.ASSERTION:
-        return KernelAssertionError(f"{at}: an assertion failed in {place}{tail}", **where)
+        return KernelAssertionError(f"{at}: an assertion failed in {spot}{tail}", **where)
     seconds = f"{limit:g} s" if limit else "the time limit"
     return KernelTimeout(
-        f"{at}: stopped after {seconds} in which no block ended: a loop that never ends? It was {place} "
+        f"{at}: stopped after {seconds} in which no block ended: a loop that never ends? It was {spot} "
         f"that ran. LABKIT_TIME_LIMIT sets the limit in seconds{tail}",
         **where,
     )

@@ -30,7 +30,7 @@ from numba.core.dispatcher import Dispatcher
 
 from labkit.simt import stubs, webs
 from labkit.simt.arrays import DeviceNDArray
-from labkit.simt.errors import UnsupportedError
+from labkit.simt.errors import UnsupportedError, place
 from labkit.simt.nodes import Exit, Inline, Sync
 
 BUILTINS = {"range", "len", "min", "max", "abs", "int", "float", "bool", "round", "pow", "divmod", "complex", "print",
@@ -200,7 +200,7 @@ class _Scope:
 
     def refuse(self, node, what, instead=None):
         advice = f"; {instead}" if instead else ""
-        raise UnsupportedError(f"{self.function.__name__}, line {node.lineno}: {what}{advice} ({self.filename})")
+        raise UnsupportedError(f"{self.function.__name__}, line {node.lineno}: {what}{advice} ({place(self.filename)})")
 
     def static(self, node):
         """(True, object) if the expression is a constant of the kernel's surroundings."""
