@@ -1,0 +1,217 @@
+"""Compiled kernels are kept on disk. What happens to files may not break a launch or bring back an old kernel."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from labkit.simt.errors import OutOfBoundsError
+
+PROGRAM = """\
+import numpy as np
+from numba import int64
+from labkit import cuda
+import sys
+
+FACTOR = int(sys.argv[1])
+TABLE = np.arange(4) * FACTOR
+
+def make(k):
+    @cuda.jit
+    def add(out):
+        s = cuda.shared.array(32, int64)
+        t = cuda.threadIdx.x
+        s[t] = t * FACTOR + k + TABLE[t % 4]
+        cuda.syncthreads()
+        out[t] = s[31 - t]
+    return add
+
+for k in range(int(sys.argv[2])):
+    out = np.zeros(32, np.int64)
+    t = np.arange(32)[::-1]
+    make(k)[1, 32](out)
+    assert (out == t * FACTOR + k + t % 4 * FACTOR).all(), (k, out)
+print("right")
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    cache = tmp_path / "cache"
+
+    def start(factor=1, kernels=1, directory=cache, **settings):
+        environment = {**os.environ, "LABKIT_DEVICE": "cpu", "LABKIT_CACHE_DIR": str(directory), **settings}
+        environment = {name: value for name, value in environment.items() if value is not None}
+        return subprocess.Popen(
+            [sys.executable, tmp_path / "program.py", str(factor), str(kernels)], env=environment,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def run(*args, **settings):
+        return finish(start(*args, **settings))
+
+    run.start, run.cache = start, cache
+    return run
+
+
+def finish(process):
+    text = process.communicate(timeout=120)[0]
+    assert process.returncode == 0 and text.strip() == "right", text
+
+
+def test_two_processes_at_once(program):
+    for process in [program.start(), program.start()]:
+        finish(process)
+    program()
+    assert not list(program.cache.glob("*.tmp"))
+
+
+DAMAGES = {
+    ".py": [b"", b"garbage(", b"import numpy as _np\n"],
+    ".nbi": [b"", b"garbage", None],
+    ".nbc": [b"", b"garbage", None],
+}
+
+
+def test_damaged_files(program):
+    """A process killed while it wrote, a full disk, a cleaner: each kernel has another file damaged."""
+    wanted = [(ending, damage) for ending, damages in DAMAGES.items() for damage in [*damages, "half"]]
+    program(1, len(wanted))
+    kernels = sorted(program.cache.glob("add_*.py"))
+    assert len(kernels) == len(wanted)
+    for kernel, (ending, damage) in zip(kernels, wanted, strict=True):
+        files = [f for f in program.cache.rglob(f"*{kernel.stem}*") if f.suffix == ending]
+        assert files
+        for file in files:
+            if damage is None:
+                file.unlink()
+            else:
+                file.write_bytes(file.read_bytes()[: file.stat().st_size // 2] if damage == "half" else damage)
+    program(1, len(wanted))
+    program(1, len(wanted))
+
+
+def test_places_that_cannot_be_written(program, tmp_path):
+    occupied = tmp_path / "file"
+    occupied.write_text("not a directory")
+    program(directory=occupied)
+    blocked = tmp_path / "blocked"
+    blocked.mkdir()
+    (blocked / "__pycache__").write_text("not a directory")
+    program(directory=blocked, NUMBA_CACHE_DIR=None)
+    started = program.start(LABKIT_CACHE_DIR=None, HOME="/dev/null", XDG_CACHE_HOME=None)
+    finish(started)
+
+
+def test_values_from_outside_are_part_of_the_key(program):
+    program(1)
+    program(5)
+    program(1)
+
+
+# Within one process ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh(tmp_path, monkeypatch):
+    monkeypatch.setenv("LABKIT_CACHE_DIR", str(tmp_path / "cache"))
+
+    def load(source, name="kernel.py", **names):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(textwrap.dedent(source))
+        os.utime(path, (fresh_time[0], fresh_time[0]))
+        fresh_time[0] += 10
+        exec(compile(path.read_text(), str(path), "exec"), names)
+        return names
+
+    return load
+
+
+fresh_time = [1_700_000_000]
+
+SMALL = """\
+from labkit import cuda
+
+@cuda.jit
+def kernel(out):
+    out[cuda.grid(1)] = {0}
+"""
+
+
+def value(kernel, size=4):
+    out = np.zeros(size)
+    kernel[1, 4](out)
+    return out[0]
+
+
+def test_same_name_and_line_in_different_files(fresh):
+    first, second = fresh(SMALL.format(1), "one.py"), fresh(SMALL.format(2), "two.py")
+    third = fresh(SMALL.format(1), "three.py")
+    assert [value(x["kernel"]) for x in (first, second, third, first)] == [1, 2, 1, 1]
+    with pytest.raises(OutOfBoundsError) as caught:
+        value(third["kernel"], 3)
+    assert caught.value.filename.endswith("three.py")
+
+
+def test_redefined_in_a_notebook(fresh):
+    assert value(fresh(SMALL.format("5"))["kernel"]) == 5
+    assert value(fresh(SMALL.format("6"))["kernel"]) == 6
+    shifted = fresh("# one more line\n" + SMALL.format("6"))["kernel"]
+    assert value(shifted) == 6
+    with pytest.raises(OutOfBoundsError) as caught:
+        value(shifted, 3)
+    assert caught.value.line == 6
+
+
+def test_a_file_edited_after_its_import(fresh, tmp_path):
+    """The kernel is what Python imported, not what the file says at its first launch."""
+    kernel = fresh(SMALL.format(7))["kernel"]
+    (tmp_path / "kernel.py").write_text("# added\n# added\n" + SMALL.format(8) + "\n# added\n")
+    assert value(kernel) == 7
+
+
+def test_globals_and_closures(fresh):
+    names = fresh(
+        """
+        import numpy as np
+        from labkit import cuda
+        SCALE, TABLE = 2, np.arange(4)
+
+        def make(k, dtype):
+            @cuda.jit
+            def kernel(out):
+                out[cuda.grid(1)] = dtype(SCALE * 1000 + k) + TABLE[3] * 100
+            return kernel
+        """
+    )
+    make = names["make"]
+    first, second, rounded = make(1, np.float64), make(2.5, np.float64), make(2.5, np.int64)
+    assert [value(first), value(second), value(rounded)] == [2301, 2302.5, 2302]
+    names["SCALE"] = 3
+    names["TABLE"] = np.arange(4) * 2
+    later = make(1, np.float64)
+    assert value(later) == 3601
+    assert value(first) == 2301  # compiled for these types before: as in Numba, globals are constants
+
+
+def test_device_functions_are_part_of_the_key(fresh):
+    helper = """
+        from labkit import cuda
+        @cuda.jit(device=True)
+        def helper(v):
+            return v + {0}
+        """
+    kernel = """
+        from labkit import cuda
+        @cuda.jit
+        def kernel(out):
+            out[cuda.grid(1)] = helper(1)
+        """
+    for k in (1, 2):
+        helpers = fresh(helper.format(k), "helper.py")
+        assert value(fresh(kernel, helper=helpers["helper"])["kernel"]) == 1 + k

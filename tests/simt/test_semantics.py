@@ -1,0 +1,1488 @@
+"""Kernels made to break the compiler of the CPU device, each compared with a plain interpreter of the same source.
+
+Written ones first, by theme; then programs drawn at random.
+"""
+
+import importlib.util
+import math
+import random
+
+import numpy as np
+import pytest
+from numba import float32, float64, int32, int64, uint32
+
+from labkit import cuda
+from tests.simt.reference import agree, floats, ints
+
+FULL = 0xFFFFFFFF
+SIZE = 4
+CASES = []
+
+
+def case(grid, block, *args, **options):
+    def register(function):
+        CASES.append(pytest.param(cuda.jit(function), grid, block, args, options, id=function.__name__))
+        return function
+
+    return register
+
+
+def out(*shape):
+    return np.full(shape, -1, np.int64)
+
+
+@pytest.mark.parametrize("kernel, grid, block, args, options", CASES)
+def test_kernel(kernel, grid, block, args, options):
+    agree(kernel, grid, block, *args, **options)
+
+
+# Variables carried across barriers ------------------------------------------------------------------------------------
+
+
+@case(2, 40, ints(80), out(80))
+def carried_under_if_else(a, out):
+    s = cuda.shared.array(64, int64)
+    t = cuda.threadIdx.x
+    i = cuda.grid(1)
+    x = a[i]
+    if x % 3 == 0:
+        y = x + 1
+    elif x % 3 == 1:
+        y = x * 2
+    else:
+        y = -x
+        x = 7
+    s[t] = y
+    cuda.syncthreads()
+    if t % 2 == 0:
+        x += s[(t + 1) % 40]
+    else:
+        y -= s[(t + 39) % 40]
+    cuda.syncthreads()
+    s[t] = x
+    cuda.syncthreads()
+    out[i] = x * 1000 + y + s[39 - t]
+
+
+@case(3, 33, ints(99), out(99))
+def assigned_in_one_branch_only(a, out):
+    t = cuda.threadIdx.x
+    i = cuda.grid(1)
+    best = 5
+    if a[i] > 50:
+        best = a[i]
+        extra = a[i] * 2
+    cuda.syncthreads()
+    if a[i] > 50:
+        out[i] = best + extra
+    else:
+        out[i] = best
+    if t == 3:
+        best = 0
+    cuda.syncthreads()
+    out[i] += best
+
+
+@case(2, 32, out(64), 5, 2)
+def parameters_reassigned(out, n, step):
+    i = cuda.grid(1)
+    total = 0
+    while n > 0:
+        n -= step
+        step = step if n > 2 else 1
+        cuda.syncthreads()
+        total = total * 10 + n
+    if i % 2:
+        step += 100
+    cuda.syncthreads()
+    out[i] = total + step * 7 + n
+
+
+@case(2, (8, 2, 3), out(96), ints(4))
+def block_of_three_axes(out, a):
+    s = cuda.shared.array((3, 2, 8), int64)
+    x, y, z = cuda.threadIdx.x, cuda.threadIdx.y, cuda.threadIdx.z
+    t = (z * 2 + y) * 8 + x
+    s[z, y, x] = t * t + a[z]
+    cuda.syncthreads()
+    v = s[2 - z, 1 - y, 7 - x]
+    w = cuda.shfl_xor_sync(FULL if t < 32 else 0xFFFF, v, 1)
+    cuda.syncthreads()
+    s[z, y, x] = v - w
+    cuda.syncthreads()
+    out[cuda.blockIdx.x * 48 + t] = s[z, y, (x + 1) % 8] * 1000 + w
+
+
+@case(1, 64, floats(64), ints(64), np.zeros(64, np.float32), out(64))
+def int_then_float(f, a, fout, out):
+    s = cuda.shared.array(64, float32)
+    k = cuda.shared.array(64, int64)
+    t = cuda.threadIdx.x
+    x = a[t] % 64
+    k[t] = x
+    cuda.syncthreads()
+    out[t] = k[x]  # x is an index here
+    cuda.syncthreads()
+    x = f[t] * float32(0.5)
+    s[t] = x
+    cuda.syncthreads()
+    fout[t] = x + s[63 - t]
+
+
+@case(1, 32, np.array([2**60 + 1, 2**61 + 3], np.int64), np.zeros(32, np.float64), out(32))
+def large_int_then_float(a, fout, out):
+    t = cuda.threadIdx.x
+    x = a[t % 2]
+    cuda.syncthreads()
+    out[t] = x
+    x = 0.5 + t
+    cuda.syncthreads()
+    fout[t] = x
+
+
+@case(2, 32, ints(64), out(64))
+def tuples_and_swaps(a, out):
+    t = cuda.threadIdx.x
+    i = cuda.grid(1)
+    pair = (a[i], a[i] + 1)
+    x, y = pair
+    cuda.syncthreads()
+    x, y = y, x
+    cuda.syncthreads()
+    if t % 3:
+        x, y = y, x + y
+    pair = (x, pair[0])
+    cuda.syncthreads()
+    x, y, z = y, pair[1], x
+    p, q = divmod(x, 7)
+    cuda.syncthreads()
+    x = y = z + p
+    cuda.syncthreads()
+    out[i] = x + 10 * y + 100 * z + 1000 * pair[0] + q
+
+
+@case(2, 32, out(64), ints(64), 3)
+def names_that_shadow(out, a, n):
+    u_v = 3
+    _v = a[cuda.grid(1)]
+    min = 4
+    sum = 0
+    cuda.syncthreads()
+    for k in range(n):
+        cuda.syncthreads()
+        sum += _v * min + k
+    u_v += 1
+    n += 1
+    n_given = 5  # a name that a compiler might have made for a parameter
+    cuda.syncthreads()
+    out[cuda.grid(1)] = u_v * 1000 + sum + n_given * n
+
+
+# Loops ----------------------------------------------------------------------------------------------------------------
+
+
+@case(3, 32, ints(96), out(96))
+def loops_at_each_depth(a, out):
+    s = cuda.shared.array(32, int64)
+    t = cuda.threadIdx.x
+    i = cuda.grid(1)
+    total = a[i]
+    for outer in range(4):
+        s[t] = total
+        cuda.syncthreads()
+        if outer == 1:
+            cuda.syncthreads()
+            continue
+        inner = 0
+        while True:
+            inner += 1
+            cuda.syncthreads()
+            if inner == 2:
+                continue
+            total += s[(t + inner) % 32]
+            for k in range(3):
+                if k == 1 and total % 2 == 0:
+                    continue
+                total = (total * 3 + k) % 1009
+                if total % 5 == 0:
+                    break
+            if inner > outer:
+                break
+        cuda.syncthreads()
+        if outer == 2 and cuda.blockIdx.x == 1:
+            out[i] = total
+            return
+    out[i] = total * 10 + outer
+
+
+@case((2, 2), 64, ints(64), out(4, 64))
+def trip_counts_by_warp_and_block(a, out):
+    t = cuda.threadIdx.x
+    block = cuda.blockIdx.y * 2 + cuda.blockIdx.x
+    v = a[t]
+    for k in range(t // 32 + 1 + block):
+        v += cuda.shfl_down_sync(FULL, v, 1) + k
+    while cuda.any_sync(FULL, v % 7 != 0):
+        v += 1 if v % 7 else 0
+    for _ in range(block):
+        cuda.syncthreads()
+        v = (v * 5) % 1009
+    out[block, t] = v
+
+
+@case(2, 64, ints(128), out(128))
+def loop_variable_after_warps_left_early(a, out):
+    t = cuda.threadIdx.x
+    i = cuda.grid(1)
+    for k in range(10):
+        v = cuda.shfl_sync(FULL, a[i], k)
+        if k > t // 32 * 3 + 1:
+            break
+    for j in range(6):
+        if cuda.all_sync(FULL, j > t // 32 + 1):
+            break
+        if t // 32 == 1 and j == 0:
+            continue
+        v += j
+    out[i] = k * 1000 + v + 100000 * j
+
+
+@case(1, 64, out(64), 0, 3)
+def trips_of_zero_and_negative_steps(out, none, n):
+    t = cuda.threadIdx.x
+    k = 77
+    total = 0
+    for k in range(none):  # noqa: B007
+        cuda.syncthreads()
+        total += 1000
+    for j in range(n, -n, -2):
+        cuda.syncthreads()
+        total = total * 3 + j
+    for _j2 in range(5, 5):
+        cuda.syncthreads()
+        total += 10000
+    for w in range(t // 32 * 4, -1, -1 - t // 32):
+        total += cuda.popc(cuda.ballot_sync(FULL, total % 2)) + w
+    while none > 0:
+        cuda.syncthreads()
+    out[t] = total + 100000 * k + j
+
+
+@case(1, 32, out(32), ints(32), 4)
+def loop_variables_changed(out, a, n):
+    t = cuda.threadIdx.x
+    total = 0
+    for k in range(n):
+        cuda.syncthreads()
+        k = k * 2 + a[t]  # does not change the next trip
+        total += k
+    m = n
+    for j in range(m):
+        m = 1  # the range was made before
+        cuda.syncthreads()
+        total = total * 2 + j
+    for q in range(3):
+        for q in range(2):
+            cuda.syncthreads()
+            total += q
+        total += 10 * q
+    out[t] = total * 10 + k + j + m
+
+
+@case(2, 32, out(64), ints(64))
+def loop_else(out, a):
+    i = cuda.grid(1)
+    total = 0
+    for k in range(4):
+        cuda.syncthreads()
+        if k == 2 and cuda.blockIdx.x == 1:
+            break
+    else:
+        total += 100
+        cuda.syncthreads()
+    for j in range(5):
+        if a[i] % 5 == j + 2:
+            break
+    else:
+        total += 1000
+    n = 0
+    while n < 3:
+        n += 1
+        if cuda.any_sync(FULL, a[i] + n == 55):
+            break
+    else:
+        total += 10000
+    out[i] = total + j + k * 7
+
+
+@case(2, 48, ints(96), out(96))
+def partial_warps(a, out):
+    t = cuda.threadIdx.x
+    i = cuda.grid(1)
+    v = a[i]
+    mask = FULL if t < 32 else 0xFFFF
+    for d in (1, 2, 4, 8):
+        v += cuda.shfl_xor_sync(mask, v, d)
+    v += cuda.popc(cuda.ballot_sync(FULL, v % 2 == 0))
+    cuda.syncwarp()
+    if t % 32 < 16:
+        v += cuda.shfl_up_sync(0xFFFF, v, 3)
+    cuda.syncthreads()
+    if t >= 32:
+        v += cuda.shfl_sync(mask, v, t % 16)
+        cuda.syncwarp(mask)
+        v *= 2
+    else:
+        cuda.syncwarp()
+        v -= 1
+    out[i] = v
+
+
+@case(2, 64, out(128), ints(128), np.arange(5))
+def loops_over_other_things(out, a, steps):
+    t = cuda.threadIdx.x
+    i = cuda.grid(1)
+    total = a[i]
+    for d in (16, 8, 4):
+        total += cuda.shfl_down_sync(FULL, total, d)
+    for step in steps:
+        cuda.syncthreads()
+        total = total * 2 + step
+    for k, step in enumerate(steps):
+        total += k * step
+    for x, y in zip(steps, steps):  # noqa: B905
+        total += x * y
+    offset = 32
+    while offset:
+        cuda.syncthreads()
+        total += offset
+        offset >>= 1
+    out[i] = total + offset + t
+
+
+# Barriers in branches, early returns ----------------------------------------------------------------------------------
+
+
+@case(4, 64, ints(64), out(4, 64), 2)
+def barriers_in_both_arms(a, out, n):
+    s = cuda.shared.array(64, int64)
+    t, b = cuda.threadIdx.x, cuda.blockIdx.x
+    s[t] = a[t]
+    if b >= n:
+        if b == 3:
+            cuda.syncthreads()
+            s[63 - t] += 100
+            cuda.syncthreads()
+            v = s[t]
+        else:
+            v = 1
+    else:
+        cuda.syncthreads()
+        v = s[(t + b) % 64]
+        cuda.syncthreads()
+        if b == 0:
+            out[b, t] = v
+            return
+        s[t] = v * 2
+        cuda.syncthreads()
+        v += s[63 - t]
+    cuda.syncthreads()
+    out[b, t] = v
+
+
+@case(3, 64, ints(192), out(192))
+def warps_apart(a, out):
+    s = cuda.shared.array(64, int64)
+    t = cuda.threadIdx.x
+    i = cuda.grid(1)
+    lane, warp = t % 32, t // 32
+    v = a[i]
+    if warp == 0:
+        for d in (16, 8, 4, 2, 1):
+            v += cuda.shfl_down_sync(FULL, v, d)
+        if lane == 0:
+            s[0] = v
+            v = -5
+    elif lane < 8:
+        v = cuda.match_any_sync(0xFF, v % 3)
+    else:
+        v = cuda.shfl_xor_sync(0xFFFF0000, v, 8) if lane >= 16 else cuda.shfl_sync(0xFF00, v, 9)
+    cuda.syncthreads()
+    v += s[0]
+    same, agreed = cuda.match_all_sync(FULL, warp)
+    if cuda.syncthreads_or(int32(v == 12345)):
+        v = 0
+    v += cuda.syncthreads_count(v % 2) * 10000 + cuda.syncthreads_and(v + 10**9)
+    if warp == 1:
+        return
+    out[i] = v + (same if agreed else 0)
+
+
+@case(2, 64, ints(128), out(128))
+def returns_after_the_last_barrier(a, out):
+    i = cuda.grid(1)
+    t = cuda.threadIdx.x
+    v = cuda.shfl_sync(FULL, a[i], 3)
+    cuda.syncthreads()
+    if t % 4 == 1:
+        return
+    out[i] = v
+    for k in range(10):
+        for j in range(k):
+            if (a[i] + j) % 7 == 3:
+                out[i] += 100 * j + k
+                return
+            if j == 5:
+                break
+        else:
+            out[i] += 1
+            continue
+        out[i] += 10**6
+    while True:
+        v += 1
+        if v % 11 == 0:
+            return
+        out[i] += 10**7
+
+
+@case(2, 32, ints(64), out(64))
+def return_within_loops_without_barriers(a, out):
+    i = cuda.grid(1)
+    for k in range(10):
+        j = 0
+        while j < k:
+            if a[i] % 10 == j:
+                if k == 5:
+                    out[i] = k * 10 + j
+                    return
+                elif k == 6:
+                    break
+            j += 1
+        if j == 7:
+            out[i] = -7
+            return
+    out[i] = -2
+
+
+# Collectives and device functions within expressions ------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def warp_sum(v, mask):
+    for d in (16, 8, 4, 2, 1):
+        v += cuda.shfl_xor_sync(mask, v, d)
+    return v
+
+
+@cuda.jit(device=True)
+def block_sum(v, s, t):
+    s[t] = v
+    cuda.syncthreads()
+    total = 0
+    for k in range(cuda.blockDim.x):
+        total += s[k]
+    cuda.syncthreads()
+    return total
+
+
+@cuda.jit(device=True)
+def find(v, limit):
+    """Returns from several places, within loops with collectives."""
+    if limit < 0:
+        return -1
+    for k in range(limit):
+        if cuda.any_sync(FULL, v == k):
+            return k
+        while True:
+            v += 1
+            if cuda.all_sync(FULL, v > 40 + k):
+                if k > 3:
+                    return v
+                break
+    return 1000 + v
+
+
+@cuda.jit(device=True)
+def double(v):
+    return v * 2
+
+
+@cuda.jit(device=True)
+def bump(s, t):
+    """Counts its calls; holds a barrier."""
+    s[t] += 1
+    cuda.syncthreads()
+    return s[t]
+
+
+@case(2, 64, ints(128), out(128))
+def collectives_in_expressions(a, out):
+    i = cuda.grid(1)
+    v = a[i]
+    x = v + cuda.shfl_xor_sync(FULL, v, 1) * 2 - cuda.shfl_down_sync(FULL, v + 1, 2)
+    x += cuda.shfl_sync(FULL, x, 0) if cuda.any_sync(FULL, x > 300) else cuda.shfl_sync(FULL, v, 1)
+    if cuda.all_sync(FULL, v < 100) and cuda.shfl_sync(FULL, v, 5) > 3 or cuda.shfl_sync(FULL, v, 6) == 4:
+        x += 1000
+    elif cuda.popc(cuda.ballot_sync(FULL, v > 50)) > 15:
+        x += 2000
+    out[i] = x
+
+
+@case(2, 64, ints(128), out(128))
+def collectives_within_conditions(a, out):
+    i = cuda.grid(1)
+    v = a[i]
+    while cuda.shfl_sync(FULL, v, 7) < 120 and not cuda.all_sync(FULL, v > 200):
+        v += 13
+    most = max(cuda.shfl_up_sync(FULL, v, 1), v, cuda.shfl_up_sync(FULL, v, 2))
+    out[i] = most * 10000 + (cuda.shfl_sync(FULL, v, 3), 5)[0]
+    out[i] += cuda.shfl_xor_sync(FULL, v, 4)
+    y = 0 < cuda.shfl_sync(FULL, v, 9) < 150
+    out[cuda.grid(1)] -= -(not y) * int64(cuda.shfl_sync(FULL, v, 8)) ** 2
+
+
+USE_WARPS, MODE = False, 2
+
+
+@case(1, 32, ints(32), out(32))
+def constant_conditions(a, out):
+    """What is never taken may hold collectives, and need not even compile."""
+    t = cuda.threadIdx.x
+    v = a[t]
+    if USE_WARPS:
+        w = cuda.shfl_xor_sync(FULL, v, 1)
+        cuda.syncwarp()
+        v += w
+    if MODE == 2 and not USE_WARPS:
+        v += cuda.shfl_xor_sync(FULL, v, 1)
+    else:
+        w = cuda.shfl_xor_sync(FULL, v, 1)
+        cuda.syncwarp()
+        v += w
+    if a.ndim == 2:
+        x = a[t, 0]
+        cuda.syncthreads()
+        out[t] = x
+    else:
+        x = a[t]
+        cuda.syncthreads()
+        out[t] = x + v
+
+
+@case(2, 64, ints(128), out(128))
+def device_functions_in_expressions(a, out):
+    s = cuda.shared.array(64, int64)
+    t = cuda.threadIdx.x
+    i = cuda.grid(1)
+    v = a[i]
+    if block_sum(v, s, t) > 3200 and block_sum(v % 5, s, t) > 10 or i < 64:
+        v += double(double(block_sum(v * 2, s, t))) // 2
+    w = warp_sum(v % 9, FULL) if v > 2015 else double(v)
+    v = block_sum(warp_sum(w, FULL), s, t)
+    while block_sum(v % 3, s, t) > 20:
+        v = v // 2
+    out[i] = v + w * 100000
+
+
+@case(1, 64, ints(64), out(64))
+def returns_from_several_places(a, out):
+    t = cuda.threadIdx.x
+    assert find(a[t], -t // 64 - 1) == -1
+    v = 0
+    for k in range(3):
+        v = v * 100 + find(a[t] % 32 + k * 2, t // 32 * 5 - k % 2)
+    out[t] = v
+
+
+@case(1, 64, ints(64), out(64), out(64), out(64))
+def order_of_evaluation(a, out, first, second):
+    s = cuda.shared.array(64, int64)
+    t = cuda.threadIdx.x
+    s[t] = 10
+    x = 5
+    first[t] = s[t] + bump(s, t) * s[t] + bump(s, t)  # 10 + 11*11 + 12
+    s[t] += bump(s, t)  # 12 + 13
+    second[t] = s[t]
+    x += bump(s, t) * 3
+    s[t] = 0
+    out[t * bump(s, t) // 2] = 100 * bump(s, t) + x  # the value comes first
+    if s[t] == bump(s, t) - 1 < bump(s, t):
+        second[t] += 1000
+    if 100 < s[t] < bump(s, t):  # the second is not called
+        second[t] += 5000
+    second[t] += 10000 * s[t]
+
+
+@cuda.jit(device=True)
+def pair_of(v, s, t):
+    s[t] = v
+    cuda.syncthreads()
+    low = s[t // 2 * 2]
+    high = s[t // 2 * 2 + 1]
+    cuda.syncthreads()
+    if cuda.blockIdx.x == 1:
+        return high, low
+    return low, high
+
+
+@cuda.jit(device=True)
+def scratch_sum(v):
+    """Has a shared array and a local array of its own, both used across barriers."""
+    mine = cuda.shared.array(64, int64)
+    kept = cuda.local.array(2, int64)
+    t = cuda.threadIdx.x
+    mine[t] = v
+    kept[0] = v
+    cuda.syncthreads()
+    kept[1] = mine[(t + 1) % 64]
+    cuda.syncthreads()
+    mine[t] = kept[0] * kept[1]
+    cuda.syncthreads()
+    result = mine[(t + 2) % 64] + kept[0]
+    cuda.syncthreads()
+    return result
+
+
+@cuda.jit(device=True)
+def store_twice(target, t, v):
+    """No return value; assigns its parameters."""
+    target[t] = v
+    cuda.syncthreads()
+    t = 63 - t
+    v = v * 2
+    cuda.syncthreads()
+    if v < 0:
+        return
+    target[t] += v
+    cuda.syncthreads()
+
+
+@case(2, 64, ints(128), out(128))
+def device_functions_with_memory(a, out):
+    s = cuda.shared.array(64, int64)
+    t = cuda.threadIdx.x
+    i = cuda.grid(1)
+    low, high = pair_of(a[i], s, t)
+    v = scratch_sum(low) + scratch_sum(high % 3)
+    v = pair_of(v, s, t)[1] + low * 3 - high
+    store_twice(s, t, v % 50)
+    x = v
+    for k in range(2):
+        v = scratch_sum(v % 11 + k)
+        store_twice(s, t, v + k)
+    out[i] = v + s[t] + x
+
+
+@cuda.jit(device=True)
+def depth_three(v):
+    cuda.syncwarp()
+    if v % 2:
+        return v + 1
+    return cuda.shfl_xor_sync(FULL, v, 2)
+
+
+@cuda.jit(device=True)
+def depth_two(v, n):
+    for k in range(n):
+        v = depth_two_step(v, k)
+        if cuda.all_sync(FULL, v > 300):
+            return v
+    return -v
+
+
+@cuda.jit(device=True)
+def depth_two_step(v, k):
+    if k == 1:
+        return double(v)
+    w = cuda.shfl_down_sync(FULL, v, k + 1)
+    return w + depth_three_even(v)
+
+
+@cuda.jit(device=True)
+def depth_three_even(v):
+    cuda.syncwarp()
+    return cuda.shfl_xor_sync(FULL, v, 2) if cuda.any_sync(FULL, v > 5) else depth_three(v * 2)
+
+
+@case(1, 64, ints(64), out(64))
+def nested_device_functions(a, out):
+    t = cuda.threadIdx.x
+    v = 0
+    for n in range(0, 5, 2):
+        v = depth_two(a[t] - v, n)
+    if t < 32:
+        v += depth_three(v * 2)
+    out[t] = v
+
+
+@cuda.jit(device=True)
+def collatz(n, most):
+    steps = 0
+    while n != 1:
+        if steps == most:
+            return -steps
+        n = n // 2 if n % 2 == 0 else 3 * n + 1
+        steps += 1
+    for k in range(3):
+        for j in range(3):
+            if k * j == steps:
+                return 500 + k
+    return steps
+
+
+@cuda.jit(device=True)
+def with_local(v, n=4, *, scale=2):
+    work = cuda.local.array(4, int64)
+    for k in range(n):
+        work[k] = v + k * scale
+    work[0] += work[n - 1]
+    return work[0], work[1]
+
+
+@case(2, 32, ints(64, high=30), out(64))
+def plain_device_functions(a, out):
+    i = cuda.grid(1)
+    v = collatz(a[i] + 1, 20)
+    x, y = with_local(v)
+    cuda.syncthreads()
+    z = with_local(x, scale=y, n=3)[1]
+    if collatz(3, 100) == 7 and collatz(i + 1, 5) < 0 or double(i) > 100:
+        z += 1
+    out[i] = v + x * 100 + y + z * 1000
+
+
+def make_pair(op, dtype, size):
+    @cuda.jit(device=True)
+    def reduce(v, t):
+        s = cuda.shared.array(size, dtype)
+        s[t % size] = v
+        cuda.syncthreads()
+        r = op(s[(t + 1) % size], s[t % size])
+        cuda.syncthreads()
+        return r
+
+    return reduce
+
+
+@cuda.jit(device=True)
+def plus(a, b):
+    return a + b
+
+
+@cuda.jit(device=True)
+def plus_swapped(a, b):
+    cuda.syncwarp()
+    return cuda.shfl_xor_sync(FULL, a, 1) + b
+
+
+reduce_float = make_pair(plus, float32, 32)
+reduce_int = make_pair(plus_swapped, int64, 32)
+
+
+def compose(f):
+    @cuda.jit(device=True)
+    def composed(v, t):
+        return f(v, t) + 1
+
+    return composed
+
+
+composed_once = compose(reduce_int)
+composed_twice = compose(composed_once)
+
+
+@case(1, 32, floats(32), ints(32), np.zeros(32, np.float32), out(32))
+def closures_of_one_source(f, a, fout, out):
+    t = cuda.threadIdx.x
+    fout[t] = reduce_float(f[t], t) + reduce_float(float32(t) * float32(0.25), t)
+    out[t] = reduce_int(a[t], t)
+
+
+@case(1, 32, ints(32), out(32))
+def closures_that_call_each_other(a, out):
+    t = cuda.threadIdx.x
+    out[t] = composed_twice(a[t], t)
+
+
+@case(1, 32, ints(32), out(32))
+def closure_plain_then_with_a_barrier(a, out):
+    t = cuda.threadIdx.x
+    v = compose_plain(a[t], t)
+    out[t] = compose_barrier(v, t)
+
+
+compose_plain, compose_barrier = compose(plus), compose(plus_swapped)
+
+# Memory ---------------------------------------------------------------------------------------------------------------
+
+
+@case(2, 32, ints(64), out(64))
+def local_arrays(a, out):
+    t = cuda.threadIdx.x
+    i = cuda.grid(1)
+    acc = cuda.local.array((2, SIZE), int64)
+    one_region = cuda.local.array(3, int32)
+    for k in range(SIZE):
+        acc[0, k] = a[i] + k
+        acc[1, k] = k
+    cuda.syncthreads()
+    for k in range(SIZE):
+        acc[1, k] += cuda.shfl_xor_sync(FULL, acc[0, k], 1)
+        cuda.syncthreads()
+        acc[0, (k + 1) % SIZE] += 1
+    one_region[0] = 3
+    one_region[1] = t
+    one_region[2] = one_region[0] * one_region[1]
+    v = one_region[2]
+    cuda.syncthreads()
+    row = acc[1]
+    total = 0
+    for k in range(SIZE):
+        total = total * 3 + row[k] + acc[0, k]
+    out[i] = total + v
+
+
+@cuda.jit(device=True)
+def rotate(values, n):
+    first = values[0]
+    for k in range(n - 1):
+        values[k] = values[k + 1]
+        cuda.syncwarp()
+    values[n - 1] = first
+    return values[0]
+
+
+@cuda.jit(device=True)
+def rotate_alias(given, n):
+    values = given
+    cuda.syncwarp()
+    return rotate(values, n) + values[1]
+
+
+@case(1, 32, ints(32), out(32))
+def local_arrays_by_other_names(a, out):
+    t = cuda.threadIdx.x
+    mine = cuda.local.array(4, int64)
+    for k in range(4):
+        mine[k] = a[t] * (k + 1)
+    same = mine
+    x = same[cuda.shfl_sync(FULL, t, 3) % 4]
+    cuda.syncthreads()
+    x += rotate(mine, 4)
+    x = x * 10 + rotate_alias(same, 4)
+    cuda.syncthreads()
+    out[t] = x + mine[0] + same[3] * 1000
+
+
+@case(1, 64, floats(64), ints(64), np.zeros(64, np.float32), out(64))
+def several_shared_arrays(f, a, fout, out):
+    s, k = cuda.shared.array(64, float32), cuda.shared.array((4, 16), int32)
+    flags = cuda.shared.array(64, np.bool_)
+    tiny = cuda.shared.array(3, "int8")
+    wide = cuda.shared.array(64, dtype=float64)
+    t = cuda.threadIdx.x
+    s[t] = f[t]
+    k[t // 16, t % 16] = a[t]
+    flags[t] = a[t] > 50
+    wide[t] = f[t] * 2.0
+    if t < 3:
+        tiny[t] = t * 50 - 60
+    alias = s
+    cuda.syncthreads()
+    alias2 = alias
+    total = s[63 - t] + alias[(t + 1) % 64]
+    cuda.syncthreads()
+    s[t] = total
+    cuda.syncthreads()
+    fout[t] = alias2[(t + 3) % 64] + wide[63 - t]
+    out[t] = k[t % 4, t // 4] + (1000 if flags[63 - t] else 0) + tiny[t % 3] * 10000
+
+
+@case(2, 32, floats(64), np.zeros(64, np.float32), out(64), shared_bytes=32 * 4 + 32 * 8)
+def dynamic_shared_memory(f, fout, out):
+    whole = cuda.shared.array(0, float32)
+    numbers = cuda.shared.array(0, int64)[16:]
+    fixed = cuda.shared.array(32, int64)
+    head = whole[:32]
+    t = cuda.threadIdx.x
+    i = cuda.grid(1)
+    head[t] = f[i]
+    numbers[t] = t * 3
+    fixed[t] = -t
+    cuda.syncthreads()
+    fout[i] = whole[31 - t] + head[(t + 1) % 32]
+    cuda.syncthreads()
+    numbers[31 - t] += fixed[t]
+    cuda.syncthreads()
+    out[i] = numbers[(t + 1) % 32] + numbers.shape[0] * 1000
+
+
+@case(2, 32, ints(64, 4), out(64), ints(6, 32), 50)
+def views_across_barriers(a, out, g, n):
+    s = cuda.shared.array((2, 32), int64)
+    t = cuda.threadIdx.x
+    i = cuda.grid(1)
+    row = a[i]
+    part = a[i, 1:3]
+    column = g[:, t]
+    front = s[0]
+    back = s[1, :16]
+    front[t] = row[0]
+    if t < 16:
+        back[t] = row[3]
+    cuda.syncthreads()
+    total = front[31 - t] + part[1] * 10 + back[t // 2]
+    cuda.syncthreads()
+    total += row[1] + column[2] + len(part)
+    front[t] = total
+    cuda.syncthreads()
+    out[i] = total + front[(t + 1) % 32] * 100 + row.shape[0] * n
+
+
+@case(2, 32, ints(50, 4), out(64), 50)
+def views_of_some_threads(a, out, n):
+    i = cuda.grid(1)
+    v = 0
+    if i < n:
+        row = a[i]
+        v = row[0]
+    cuda.syncthreads()
+    if i < n:
+        v += row[1] * 10
+    out[i] = v
+
+
+@case(2, 32, ints(3, 64), out(64))
+def views_that_change(a, out):
+    s = cuda.shared.array((2, 32), int64)
+    t = cuda.threadIdx.x
+    i = cuda.grid(1)
+    total = 0
+    for k in range(3):
+        s[k % 2, t] = a[k, i]
+        cuda.syncthreads()
+        now = s[k % 2]
+        total += now[31 - t]
+        before = s[(k + 1) % 2]
+        if k > 0:
+            total += before[t]
+    out[i] = total
+
+
+@case(1, 64, out(64), np.zeros(4, np.int64), np.zeros((2, 2), np.float32))
+def atomics_across_barriers(out, counts, sums):
+    hist = cuda.shared.array(4, int64)
+    t = cuda.threadIdx.x
+    if t < 4:
+        hist[t] = 0
+    cuda.syncthreads()
+    cuda.atomic.add(hist, t % 4, t)
+    cuda.syncthreads()
+    most = cuda.atomic.max(counts, t % 3, hist[t % 4]) * 0
+    cuda.atomic.add(sums, (t % 2, t // 32), 0.5)
+    cuda.syncthreads()
+    out[t] = hist[t % 4] + counts[t % 3] + most
+
+
+@case(3, 32, ints(96), out(96), out(3), cooperative=True)
+def cooperative_grid(a, out, parts):
+    s = cuda.shared.array(32, int64)
+    both = cuda.shared.array((2, 32), int64)
+    mine = cuda.local.array(2, int64)
+    row = both[1]
+    t, b = cuda.threadIdx.x, cuda.blockIdx.x
+    i = cuda.grid(1)
+    grid = cuda.cg.this_grid()
+    s[t] = a[i]
+    mine[0] = a[i] * 2
+    row[t] = t + b
+    cuda.syncthreads()
+    if t == 0:
+        total = 0
+        for k in range(32):
+            total += s[k]
+        parts[b] = total
+    grid.sync()
+    everything = 0
+    for k in range(cuda.gridDim.x):
+        everything += parts[k]
+    mine[1] = everything
+    for k in range(b + 1):
+        cuda.syncthreads()
+        everything += k
+    grid.sync()
+    if t == 0:
+        parts[b] = -everything
+    cuda.cg.this_grid().sync()
+    out[i] = mine[0] + mine[1] + s[31 - t] + parts[2 - b] * 1000 + row[31 - t]
+
+
+@cuda.jit(device=True)
+def grid_turn(parts, v):
+    cuda.cg.this_grid().sync()
+    if cuda.threadIdx.x == 0:
+        parts[cuda.blockIdx.x] += v
+    cuda.cg.this_grid().sync()
+    return parts[(cuda.blockIdx.x + 1) % 3]
+
+
+@case(3, 32, ints(96), out(96), np.zeros(3, np.int64), cooperative=True)
+def cooperative_device_functions(a, out, parts):
+    t, b = cuda.threadIdx.x, cuda.blockIdx.x
+    v = grid_turn(parts, b + 1)
+    w = grid_turn(parts, v)
+    v = cuda.shfl_xor_sync(FULL, v + t, 1)
+    v += cooperative_scratch(v) + cooperative_scratch(w)
+    out[cuda.grid(1)] = v * 1000 + w + cuda.syncthreads_count(max(b - t, 0))
+
+
+@cuda.jit(device=True)
+def cooperative_scratch(v):
+    mine = cuda.shared.array(32, int64)
+    t = cuda.threadIdx.x
+    mine[t] = v
+    cuda.syncthreads()
+    result = mine[31 - t] * 2
+    cuda.syncthreads()
+    return result
+
+
+# Numbers --------------------------------------------------------------------------------------------------------------
+
+
+@case(1, 64, floats(64), np.zeros((6, 64), np.float32), out(4, 64))
+def types_that_are_kept(f, fout, out):
+    t = cuda.threadIdx.x
+    single, wide, flag, whole, small = f[t], float64(f[t]), f[t] > 0, uint32(t * 1000000), int32(-t)
+    state = (flag, single, t)
+    cuda.syncthreads()
+    single = cuda.shfl_xor_sync(FULL, single, 1) + single
+    wide += 1.0
+    flag = not flag
+    whole += uint32(7)
+    cuda.syncthreads()
+    small = int32(small - 5)
+    flag = cuda.any_sync(FULL, flag) and t > 40 or flag and wide > 0
+    fout[0, t], fout[1, t] = single, wide
+    fout[2, t] = math.sqrt(abs(single)) if flag else -1.0
+    cuda.syncthreads()
+    fout[3, t] = state[1]
+    out[0, t] = whole
+    out[1, t] = small
+    out[2, t] = flag + 2 * state[0]
+    out[3, t] = state[2]
+
+
+@case(2, 64, floats(128), np.zeros(128, np.float32), 3)
+def accumulators(f, fout, n):
+    s = cuda.shared.array(64, float32)
+    t = cuda.threadIdx.x
+    i = cuda.grid(1)
+    total = 0
+    best = -math.inf
+    low = float32(0)
+    for k in range(n):
+        s[t] = f[(i + k) % 128]
+        cuda.syncthreads()
+        for j in range(t % 5):
+            total += s[(t + j) % 64]
+            best = max(best, s[j])
+        low = min(low, s[63 - t])
+        cuda.syncthreads()
+    fout[i] = total + low + (best if best > -100 else 0)
+
+
+# Programs drawn at random ---------------------------------------------------------------------------------------------
+
+
+class Program:
+    """A random kernel, free of races and divergence by construction.
+
+    A statement is written at one of three levels: "block" (every thread of the block is here), "warp" (every thread of
+    its warp) or "thread". Barriers stand at block level, collectives at warp level or above. Integer variables u are
+    the same in a block, w in a warp, v differ; f are floats; z hold now an integer, now a float. A shared array is written,
+    own element only, between two barriers, and read, any element, between the next two.
+    """
+
+    HEADER = """
+from numba import float32, int64
+from labkit import cuda
+
+FULL = 0xFFFFFFFF
+"""
+
+    def __init__(self, seed, size):
+        self.random, self.size = random.Random(seed), size
+        self.lines, self.depth, self.names = [], 1, 0
+        self.level, self.loops, self.inside = "block", [], 0
+        self.u, self.w, self.v, self.f = ["n", "bx"], ["warp"], ["t", "lane"], []
+        self.fixed = {"n", "bx", "warp", "t", "lane"}
+        self.writable, self.readable, self.busy = [], [], set()
+        self.functions = []
+        self.in_function = False
+        self.source = self._source()
+
+    # ---------------- text
+
+    def line(self, text):
+        self.lines.append("    " * self.depth + text)
+
+    def name(self, stem):
+        self.names += 1
+        return f"{stem}{self.names}"
+
+    def chance(self, p):
+        return self.random.random() < p
+
+    def pick(self, *choices):
+        return self.random.choice(choices)
+
+    # ---------------- expressions
+
+    def pool(self, level):
+        return {"block": self.u, "warp": self.u + self.w, "thread": self.u + self.w + self.v}[level]
+
+    def whole(self, level=None, deep=2):
+        """An integer expression of small size, the same for all the threads of the level."""
+        level = level or "thread"
+        kind = self.random.randrange(10)
+        if deep == 0 or kind < 3:
+            return self.pick(*self.pool(level), str(self.random.randrange(10)))
+        a, b = self.whole(level, deep - 1), self.whole(level, deep - 1)
+        if kind < 6:
+            return f"({a} {self.pick('+', '-', '*')} {b}) % {self.pick(7, 64, 101)}"
+        if kind == 6:
+            test = self.test(level, deep - 1)
+            self.inside += level == "thread"  # threads part: nothing to wait for beyond
+            a, b = self.whole(level, deep - 1), self.whole(level, deep - 1)
+            self.inside -= level == "thread"
+            return f"({a} if {test} else {b})"
+        if kind == 7:
+            return self.pick(f"min({a}, {b})", f"max({a}, {b})", f"abs({a} - {b})", f"({a} // {self.pick(2, 3, 5)})")
+        if kind == 8:
+            return self.memory(level)
+        return self.collective(level, deep - 1)
+
+    def memory(self, level):
+        if self.in_function:
+            return self.whole(level, 0)
+        if level == "thread":
+            options = [f"a[({self.whole(level, 0)} + {self.random.randrange(50)}) % 64]", "row[lane % 4]"]
+            options += [f"{s}[(t + {self.whole('thread', 0)}) % T]" for s in self.readable]
+            options += [f"{s}[t]" for s in self.writable]
+            options += [f"mine[{self.whole(level, 0)} % 4]"]
+        else:
+            options = [f"a[{self.whole(level, 0)} % 64]"]
+            options += [f"{s}[{self.whole(level, 0)} % T]" for s in self.readable]
+        return f"({self.pick(*options)} % 100)"
+
+    def collective(self, level, deep):
+        """Something that threads wait at, where they may; its value is the same for the level."""
+        if self.level == "thread" or self.inside:
+            return self.whole(level, 0)
+        self.inside += 1
+        value, test = self.whole("thread", deep), self.test("thread", deep)
+        self.inside -= 1
+        each = [f"cuda.shfl_xor_sync(FULL, int64({value}), {self.pick(1, 2, 7)})",
+                f"cuda.shfl_down_sync(FULL, int64({value}), {self.pick(1, 5)})",
+                f"cuda.shfl_sync(FULL, int64({value}), lane // 2)"]  # fmt: skip
+        warp = [f"cuda.shfl_sync(FULL, int64({value}), {self.whole('warp', 0)} % 32)",
+                f"cuda.popc(cuda.ballot_sync(FULL, {test}))", f"(5 if cuda.any_sync(FULL, {test}) else 2)",
+                f"int64(cuda.all_sync(FULL, {test}))"]  # fmt: skip
+        block = [f"cuda.syncthreads_count(int64({test}))", f"cuda.syncthreads_or(int64({test}))"]
+        if level == "block":
+            return self.pick(*block) if self.level == "block" else self.whole(level, 0)
+        options = warp if level == "warp" else warp + each
+        if level == "thread":
+            options = options + [f"{name}({value}, {self.whole('warp', 0)})" for name in self.functions]
+        return self.pick(*options)
+
+    def test(self, level, deep=1):
+        a, b = self.whole(level, deep), self.whole(level, 0)
+        kind = self.random.randrange(6)
+        if kind == 0 and deep:
+            first = self.test(level, deep - 1)
+            return f"({first} {self.pick('and', 'or')} {self.parted(level)})"
+        if kind == 1:
+            return f"(not {a} > {b})"
+        if kind == 2:
+            return f"{a} % {self.pick(2, 3)} == {self.pick(0, 1)}"
+        return f"{a} {self.pick('<', '>', '>=', '!=')} {b}"
+
+    def parted(self, level):
+        """A test that only some of the threads of the level evaluate."""
+        self.inside += level == "thread"
+        test = self.test(level)
+        self.inside -= level == "thread"
+        return test
+
+    def real(self):
+        a = self.pick(*self.f)
+        options = [f"{a} * float32(0.5)", f"{a} + float32({self.whole('thread', 0)})",
+                   f"max({a}, {self.pick(*self.f)})", f"{a} - {self.pick(*self.f)} * float32(0.25)"]  # fmt: skip
+        if not self.in_function:
+            options.append(f"x[{self.whole('thread', 0)} % 64]")
+        if self.level != "thread":
+            options.append(f"cuda.shfl_xor_sync(FULL, {a}, {self.pick(1, 4)})")
+        return f"({self.pick(*options)}) * float32(0.5)"
+
+    # ---------------- statements
+
+    def block(self, count, least=1):
+        before = [list(p) for p in (self.u, self.w, self.v, self.f)]
+        for _ in range(self.random.randint(least, count)):
+            self.statement()
+        self.u, self.w, self.v, self.f = before
+
+    def at(self, level, count=2):
+        """Statements below, at this level or a narrower one."""
+        order = ["block", "warp", "thread"]
+        outer, self.level = self.level, max(self.level, level, key=order.index)
+        self.depth += 1
+        self.block(count)
+        self.depth -= 1
+        self.level = outer
+
+    def statement(self):
+        kind = self.random.random()
+        if self.depth > 2 + self.size // 4 or kind < 0.35:
+            self.assign()
+        elif kind < 0.58:
+            self.branch()
+        elif kind < 0.74:
+            self.loop()
+        elif kind < 0.8 and self.loops:
+            self.jump()
+        elif kind < 0.86 and self.level == "warp":
+            self.some_lanes()
+        elif self.level == "block" and kind < 0.97:
+            self.exchange()
+        else:
+            self.assign()
+
+    def targets(self, names):
+        return [n for n in names if n not in self.fixed]
+
+    def assign(self):
+        order = ["block", "warp", "thread"]
+        levels = [k for k in order if order.index(k) >= order.index(self.level)]
+        level = self.pick(*levels)
+        kind = self.random.randrange(12)
+        own = self.targets({"block": self.u, "warp": self.w, "thread": self.v}[level])
+        if kind == 0:
+            return self.line(f"{self.pick(*self.f)} = {self.real()}")
+        if kind == 1 and len(own) > 1:
+            a, b = self.random.sample(own, 2)
+            return self.line(self.pick(f"{a}, {b} = {b}, {a}", f"{a} = {b} = {self.whole(level)} % 90"))
+        if kind == 2 and self.writable:
+            return self.line(f"{self.pick(*self.writable)}[t] {self.pick('=', '+=')} {self.whole()} % 90")
+        if kind == 3 and not self.in_function:
+            return self.line(f"mine[{self.whole('thread', 0)} % 4] = {self.whole()} % 90")
+        if kind == 4:
+            self.line(f"z = {self.pick(self.whole(), self.real())}")
+            return self.line(f"{self.pick(*self.f)} += float32(z) * float32(0.125)")
+        if kind == 5 and own:
+            return self.line(f"{self.pick(*own)} += {self.whole(level, 1)} % 50")
+        if kind == 6:
+            new = self.name({"block": "u", "warp": "w", "thread": "v"}[level])
+            self.line(f"{new} = {self.whole(level)}")
+            return {"block": self.u, "warp": self.w, "thread": self.v}[level].append(new)
+        if own:
+            self.line(f"{self.pick(*own)} = {self.whole(level)} % 1009")
+        else:
+            self.line(f"{self.pick(*self.targets(self.v))} = {self.whole()} % 1009")
+
+    def branch(self):
+        level = self.pick("block", "warp", "thread")
+        self.line(f"if {self.test(level)}:")
+        self.at(level)
+        if self.chance(0.3):
+            self.line(f"elif {self.parted(level)}:")
+            self.at(level)
+        if self.chance(0.5):
+            self.line("else:")
+            self.at(level)
+
+    def loop(self):
+        level = self.pick("block", "warp", "thread")
+        effective = max(self.level, level, key=["block", "warp", "thread"].index)
+        counter = self.name("k")
+        jumps = self.chance(0.6)
+        if self.chance(0.6):
+            trips = f"{self.whole(level, 1)} % {self.pick(3, 4)}"
+            bounds = self.pick(trips, trips, f"1, 2 + {trips}", f"{trips}, -2, -1", "3")
+            after = self.chance(0.5)
+            if after:
+                self.line(f"{counter} = {self.random.randrange(9)}")
+            self.line(f"for {counter} in range({bounds}):")
+            {"block": self.u, "warp": self.w, "thread": self.v}[effective].append(counter)
+            self.fixed.add(counter)
+            self.loops.append((effective, None) if jumps else None)
+            self.at(level)
+            self.loops.pop()
+            {"block": self.u, "warp": self.w, "thread": self.v}[effective].remove(counter)
+            if after:
+                self.line(f"{self.pick(*self.targets(self.v))} += {counter}")
+        else:
+            self.line(f"{counter} = 0")
+            self.line(f"while {counter} < {self.pick(2, 3)} and {self.parted(level)}:" if self.chance(0.7)
+                      else "while True:")  # fmt: skip
+            self.line(f"    {counter} += 1")
+            if self.lines[-2].endswith("while True:"):
+                self.line(f"    if {counter} > {self.whole(level, 0)} % 3:")
+                self.line("        break")
+            self.loops.append((effective, None) if jumps else None)
+            self.at(level)
+            self.loops.pop()
+
+    def jump(self):
+        """break or continue, where all the threads that the loop needs together do the same."""
+        if self.loops[-1] is None:
+            return self.assign()
+        level = self.loops[-1][0]
+        order = ["block", "warp", "thread"]
+        if order.index(self.level) > order.index(level):
+            return self.assign()
+        self.line(f"if {self.test(level)}:")
+        self.line(f"    {self.pick('break', 'continue')}")
+
+    def some_lanes(self):
+        count = self.pick(4, 8, 16)
+        outer, self.level = self.level, "thread"
+        self.line(f"if lane < {count}:")
+        self.line(f"    {self.pick(*self.targets(self.v))} = cuda.shfl_xor_sync({(1 << count) - 1:#x}, "
+                  f"int64({self.whole()}), {self.pick(1, 2, 3)})")  # fmt: skip
+        self.level = outer
+
+    def exchange(self):
+        """Write own elements | barrier | read others' | barrier."""
+        free = [s for s in ("s0", "s1") if s not in self.busy]
+        if not free:
+            return self.line("cuda.syncthreads()")
+        s = self.pick(*free)
+        self.busy.add(s)
+        self.line(f"{s}[t] = {self.whole()} % 90")
+        self.writable.append(s)
+        self.spread()
+        self.writable.remove(s)
+        self.line("cuda.syncthreads()")
+        self.readable.append(s)
+        self.line(f"{self.pick(*self.targets(self.v))} = {s}[(t + {self.whole('thread', 0)}) % T]")
+        self.spread()
+        self.readable.remove(s)
+        self.line("cuda.syncthreads()")
+        self.busy.remove(s)
+
+    def spread(self):
+        loops, self.loops = self.loops, []  # a jump must not leave between the barriers
+        for _ in range(self.random.randint(0, 2)):
+            self.statement()
+        self.loops = loops
+
+    # ---------------- the whole
+
+    def function(self):
+        """A device function for warps: collectives, loops, returns from several places."""
+        saved = (self.lines, self.u, self.w, self.v, self.f, self.level)
+        name = self.name("helper")
+        self.lines, self.level, self.in_function = [], "warp", True
+        self.u, self.w, self.v, self.f = [], ["w0"], ["v0", "lane"], ["f0"]
+        self.fixed = {"lane"}
+        self.lines += ["@cuda.jit(device=True)", f"def {name}(v0, w0):"]
+        for text in ("lane = cuda.laneid", "f0 = float32(v0 % 8)"):
+            self.line(text)
+        for _ in range(3):
+            self.function_statement()
+        self.line(f"return {self.whole()}")
+        made, (self.lines, self.u, self.w, self.v, self.f, self.level) = self.lines, saved
+        self.in_function = False
+        self.functions.append(name)
+        return made
+
+    def function_statement(self):
+        if self.chance(0.4):
+            self.line(f"for k9 in range({self.whole('warp', 0)} % 3):")
+            self.line(f"    if {self.test('warp')}:")
+            self.line(f"        return {self.whole()}")
+            self.line(f"    v0 = {self.whole()} % 1009")
+        else:
+            self.statement()
+
+    def _source(self):
+        text = []
+        for _ in range(self.random.randrange(self.size // 3 + 1)):
+            text += self.function()
+        self.fixed = {"n", "bx", "warp", "t", "lane"}
+        return "\n".join([self.HEADER, *text, *self._kernel(), ""])
+
+    def _kernel(self):
+        self.lines = ["", "@cuda.jit", "def kernel(a, x, g, n, out, fout):"]
+        start = ("s0 = cuda.shared.array(96, int64)", "s1 = cuda.shared.array((96,), int64)",
+                 "mine = cuda.local.array(4, int64)", "t, bx, T = cuda.threadIdx.x, cuda.blockIdx.x, cuda.blockDim.x",
+                 "i = cuda.grid(1)", "lane, warp = t % 32, t // 32", "row = g[i % 5]", "u1, u2 = n + 1, bx",
+                 "w1 = warp * 3", "w2 = (warp + bx) % 4", "v1, v2 = a[i % 64], t * 2", "v3 = 0", "f1 = x[i % 64]",
+                 "f2 = float32(0.0)")  # fmt: skip
+        for text in start:
+            self.line(text)
+        for k in range(4):
+            self.line(f"mine[{k}] = v1 + {k}")
+        self.u += ["u1", "u2"]
+        self.w += ["w1", "w2"]
+        self.v += ["v1", "v2", "v3"]
+        self.f += ["f1", "f2"]
+        for _ in range(self.random.randint(self.size // 2, self.size)):
+            self.statement()
+            if self.chance(0.08):
+                self.line(f"if {self.test('block')}:")
+                self.line("    out[i, 0] = -5")
+                self.line("    return")
+        values = ["v1", "v2", "v3", "u1", "u2", "w1", "w2", "mine[0]", "mine[3]"]
+        for k, value in enumerate(values):
+            self.line(f"out[i, {k}] = {value}")
+        self.line("fout[i, 0], fout[i, 1] = f1, f2")
+        self.level = "warp"
+        self.line(f"if {self.test('warp')}:")
+        self.line("    return")
+        self.at_tail()
+        return self.lines
+
+    def at_tail(self):
+        """After the last barrier warps, then threads, may leave."""
+        self.statement()
+        self.level = "thread"
+        self.line(f"for k0 in range({self.whole()} % 5):")
+        self.line(f"    if {self.test('thread')}:")
+        self.line("        return")
+        self.depth += 1
+        self.statement()
+        self.depth -= 1
+        self.line("out[i, 9] = v1 + v2 + w1 + mine[1] % 7")
+
+
+def check_program(seed, folder, size):
+    program = Program(seed, size)
+    path = folder / f"random_{seed}.py"
+    path.write_text(program.source)
+    spec = importlib.util.spec_from_file_location(f"random_{seed}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    threads, blocks, n = 64 if seed % 3 else 96, 1 + seed % 3, seed % 4
+    total = threads * blocks
+    try:
+        agree(module.kernel, blocks, threads, ints(64, seed=seed), floats(64, seed=seed), ints(5, 4, seed=seed + 1), n,
+              out(total, 10), np.zeros((total, 2), np.float32), rtol=1e-4)  # fmt: skip
+    except BaseException:
+        print(program.source)
+        raise
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_program(seed, tmp_path):
+    check_program(seed, tmp_path, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 1500, 10))
+def test_many_random_programs(first, tmp_path):
+    for seed in range(first, first + 10):
+        check_program(seed, tmp_path, 8)
