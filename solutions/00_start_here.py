@@ -1,0 +1,181 @@
+# %% [markdown]
+# # 00 · Start here: exercises
+#
+# Six exercises about one question: which thread does which part of the work? Each asks for something that stands right
+# beside what the lesson showed.
+#
+# Write your answer, run its cell, then run the cell with `check` under it. It takes fresh inputs each time, under
+# blocks of many sizes, and when something is wrong it says what. A wrong answer costs nothing and is the quickest way
+# to learn what a launch does. If you are stuck, `hint("count_down")` gives a first hint, and more when you ask again.
+
+# %%
+import numpy as np
+
+from labkit import check, cuda, hint, pictures
+from labkit.kernels.positions import positions
+
+# %% [markdown]
+# ## 1 · Counted from the end
+#
+# The index formula counts elements from the front. Let each thread write its element's number *counted from the end*:
+# the last element is number 0, the one before it number 1, the first number `out.size - 1`. For five elements that is
+# 4, 3, 2, 1, 0.
+#
+# The index and the guard are there. One line is missing.
+
+# %%
+@cuda.jit
+def count_down(out):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i < out.size:
+        ### BEGIN SOLUTION
+        out[i] = out.size - 1 - i
+        ### END SOLUTION
+
+
+# %%
+check("count_down", count_down)
+
+# %% [markdown]
+# ## 2 · How many blocks?
+#
+# In the lesson every thread had one element. A thread may just as well have several: in lesson 01 one has four, and is
+# the faster for it. So: how many blocks of `threads` threads are needed for `n` elements when each thread handles up to
+# `each` of them? No block should be started that has nothing to do.
+#
+# This is a plain function of the host. No kernel is needed.
+
+# %%
+def blocks_needed(n, each, threads):
+    ### BEGIN SOLUTION
+    in_a_block = each * threads
+    return -(-n // in_a_block)
+    ### END SOLUTION
+
+
+# %%
+check("blocks_needed", blocks_needed)
+
+# %% [markdown]
+# ## 3 · Predict: the last block
+#
+# A thousand elements, blocks of 96 threads, one thread an element. Do not run anything yet. How many blocks are
+# started? How many threads find no element? And which thread has the last element, number 999: the number of its block,
+# and its own number in that block?
+
+# %%
+blocks = None  # how many blocks are started
+idle = None  # how many threads have no element
+last_block = None  # the number of the block that has element 999
+last_thread = None  # the number, in its block, of the thread that has element 999
+### BEGIN SOLUTION
+blocks = 11  # ten cover 960 elements
+idle = 11 * 96 - 1000  # 56
+last_block = 10  # the eleventh
+last_thread = 999 - 10 * 96  # 39
+### END SOLUTION
+
+# %%
+check("predict_last_block", blocks=blocks, idle=idle, last_block=last_block, last_thread=last_thread)
+
+# %% [markdown]
+# Now observe. The kernel of the lesson writes down who was where; look at its last element. The picture shows the same
+# at a size that fits on a page: where are the idle threads, and could they ever be in another block than the last?
+
+# %%
+block, thread = (cuda.to_device(np.full(1000, -1, dtype=np.int32)) for _ in range(2))
+positions(block, thread, 96)
+print(f"element 999: block {block.copy_to_host()[-1]}, thread {thread.copy_to_host()[-1]}")
+
+pictures.launch_map(21, 6)
+
+# %% [markdown]
+# ## 4 · Find the bug: a guard that guards nothing
+#
+# A warp is 32 threads, and a thread's number within its warp is its *lane*. Threads are counted into warps from the
+# beginning of their block. Each thread shall write its lane: 0 to 31, then 0 to 31 again, and a fresh start with each
+# block.
+#
+# The kernel below has a guard, and passes for small vectors. Run the check, read what it says, and mend one line.
+
+# %%
+@cuda.jit
+def lane_numbers(out):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if cuda.threadIdx.x < out.size:
+        out[i] = cuda.threadIdx.x % 32
+
+
+### BEGIN SOLUTION
+@cuda.jit
+def lane_numbers(out):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i < out.size:  # the guard belongs on what is used as an index
+        out[i] = cuda.threadIdx.x % 32
+
+
+### END SOLUTION
+
+# %%
+check("lane_numbers", lane_numbers)
+
+# %% [markdown]
+# ## 5 · From a blank page: stripes
+#
+# Now a whole kernel. It paints `out`, an array of int32, in stripes as wide as a block: the elements of blocks 0, 2, 4,
+# ... become 0, those of blocks 1, 3, 5, ... become 1. With blocks of three threads and eight elements that is
+# 0 0 0 1 1 1 0 0.
+#
+# You need the decorator, the index, the guard and one store. Its only parameter is `out`.
+
+# %%
+stripes = None  # write the kernel here: @cuda.jit, then def stripes(out)
+### BEGIN SOLUTION
+@cuda.jit
+def stripes(out):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i < out.size:
+        out[i] = cuda.blockIdx.x % 2
+
+
+### END SOLUTION
+
+# %%
+check("stripes", stripes)
+
+# %% [markdown]
+# ## 6 · There and back, with something done in between
+#
+# The lesson sent a list of tokens to the device and fetched it unchanged. This time a kernel stands between. A language
+# model keeps eight numbers for each token in one long table, so those of token 5 begin at place 40: the kernel turns
+# each token into the place where its numbers begin.
+#
+# Write the host's part. `tokens` is a Python list of whole numbers, of any length from one upwards. Make an int32 array
+# of it, send it to the device, make room for the result there, launch the kernel in blocks of 64 threads, and return
+# the result as a NumPy array.
+
+# %%
+@cuda.jit
+def row_starts_kernel(tokens, out):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i < out.size:
+        out[i] = tokens[i] * 8
+
+
+# %%
+def row_starts(tokens):
+    ### BEGIN SOLUTION
+    on_device = cuda.to_device(np.array(tokens, dtype=np.int32))
+    out = cuda.device_array(len(tokens), dtype=np.int32)
+    row_starts_kernel[-(-len(tokens) // 64), 64](on_device, out)
+    return out.copy_to_host()
+    ### END SOLUTION
+
+
+# %%
+check("row_starts", row_starts)
+
+# %% [markdown]
+# Why does nothing in this function wait for the kernel? Because `copy_to_host` does.
+#
+# `labkit progress` in a terminal shows how far you are. Next: the exercises of **01 · Vector addition**.
