@@ -9,7 +9,18 @@ import contextlib
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
+
+
+def in_a_line(error: BaseException) -> str:
+    """ "NameError: name 'x' is not defined, line 3": of the cell, where it is known."""
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg}, line {error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename.startswith("<ipython-input")]
+    said = f"{type(error).__name__}: {error}".split("\n")[0].rstrip(": ")
+    return f"{said}, line {lines[-1]}" if lines else said
 
 
 def main(job: str) -> None:
@@ -33,7 +44,7 @@ def main(job: str) -> None:
             done = shell.run_cell(source, store_history=False)
         error = done.error_before_exec or done.error_in_exec
         verdict = done.result.result() if isinstance(done.result, Verdict) else None
-        told = f"{type(error).__name__}: {error}".split("\n")[0] if error else ""
+        told = in_a_line(error) if error else ""
         print(json.dumps({"cell": number, "verdict": verdict, "error": told}), file=report, flush=True)
 
 

@@ -187,24 +187,21 @@ def pattern(expected, got, wrong, unwritten, inputs: tuple = (), threads: int = 
     if count == 1:
         place = "first" if flat[0] == 0 else "last" if flat[0] == total - 1 else ""
         return f"Only the {place} element {verb.replace('are', 'is').replace('were', 'was')}." if place else ""
+    if wrong.ndim == 2 and (told := _lines(wrong, verb)):
+        return told
     first, last = int(flat[0]), int(flat[-1])
     if count == last - first + 1:  # one run without a gap
         if last == total - 1 and threads and first == total // threads * threads:
             return f"They are all of the last block: elements {first} to {last} {verb}."
         if last == total - 1 and threads and first == threads:
             return f"Only the first {threads:,} elements, as many as a block has threads, are right."
-        if wrong.ndim == 2 and (told := _lines(wrong, verb)):
-            return told
         return f"They follow one another: elements {first} to {last} (in memory order) {verb}."
     steps = np.unique(np.diff(flat))
     if steps.size == 1 and count >= 3:
         ordinal = {2: "second", 3: "third", 4: "fourth"}.get(int(steps[0]), f"{steps[0]}th")
         return f"Every {ordinal} element, from {first} on: they {verb}."
-    if wrong.ndim == 2:
-        if told := _lines(wrong, verb):
-            return told
-        if told := _whole(expected.astype(np.float64), got.astype(np.float64), ()):
-            return told
+    if wrong.ndim == 2 and (told := _whole(expected.astype(np.float64), got.astype(np.float64), ())):
+        return told
     if told := _shifted(expected.reshape(-1).astype(np.float64), got.reshape(-1).astype(np.float64)):
         return told
     return ""
@@ -279,11 +276,15 @@ def place(filename: str, line: int) -> str:
     return f"Line {line}: `{code}`" if code else f"Line {line}."
 
 
-def without_file(message: str, filename: str = "") -> str:
-    """The message without the file that a notebook cell pretends to lie in."""
-    if filename:
-        message = message.replace(f" ({filename})", "").replace(filename, "your code")
-    return re.sub(r" ?\(?(/[^\s'\"()]*)?/ipykernel_\d+/\d+\.py\)?", "", message)
+def without_file(message: str) -> str:
+    """The message without the file at its end: there is only one, the learner's."""
+    return re.sub(r" \((this notebook|<[^()\n]*>|[^()\n]*\.py)(:\d+)?\)$", "", message.rstrip())
+
+
+def split_line(message: str) -> tuple[str, int]:
+    """("it says", 3) of "kernel, line 3: it says"; the line is 0 where none is named."""
+    found = re.match(r"\w+, line (\d+): (.*)", message, re.DOTALL)
+    return (found.group(2), int(found.group(1))) if found else (message, 0)
 
 
 def coordinates(position: tuple) -> str:

@@ -168,7 +168,7 @@ def _mark(cell, exercise: str, role: str, *, grade: bool = False, solution: bool
         **({"points": points} if grade else {}),
     }
     if grade:
-        cell["metadata"].update(deletable=False, editable=False)
+        cell["metadata"]["deletable"] = False
 
 
 def build(course: Course, chapter: Chapter) -> Path | None:

@@ -1,4 +1,6 @@
-"""Two exercises for tests: one kernel to write, one prediction; and a host function. Never shown to a reader."""
+"""Four exercises for tests: a kernel, a host function, a prediction, a bug to find. Never shown to a reader."""
+
+from dataclasses import replace
 
 import numpy as np
 
@@ -34,18 +36,21 @@ def adds(a, s, out):
         out[i] = a[i] + s
 
 
+SCALE = Exercise(
+    name="scale_vector",
+    reference=lambda a, s: a.astype(np.float64) * s,
+    inputs=lambda rng, n: (uniform(rng, n), np.float32(1.7)),
+    shape=lambda n: (n,),
+    sizes=({"n": 1}, {"n": 33}, {"n": 257}, {"n": 1000}),
+    launch=lambda n: ((n + 127) // 128, 128),
+    tolerance=relative_to(lambda a, s: np.abs(a) * s, roundings=1),
+    wrong={"no guard at the tail": no_guard, "`<=` in place of `<` in the guard": one_too_far,
+           "the last element left out": one_short, "`+` in place of `*`": adds},
+)
+
 EXERCISES = (
-    Exercise(
-        name="scale_vector",
-        reference=lambda a, s: a.astype(np.float64) * s,
-        inputs=lambda rng, n: (uniform(rng, n), np.float32(1.7)),
-        shape=lambda n: (n,),
-        sizes=({"n": 1}, {"n": 33}, {"n": 257}, {"n": 1000}),
-        launch=lambda n: ((n + 127) // 128, 128),
-        tolerance=relative_to(lambda a, s: np.abs(a) * s, roundings=1),
-        wrong={"no guard at the tail": no_guard, "`<=` in place of `<` in the guard": one_too_far,
-               "the last element left out": one_short, "`+` in place of `*`": adds},
-    ),
+    SCALE,
+    replace(SCALE, name="scale_again"),
     Exercise(
         name="count_blocks",
         kind="function",
