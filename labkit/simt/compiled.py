@@ -136,6 +136,37 @@ def _own(statements, kind):
     return False
 
 
+_FOLDABLE = (ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.cmpop, ast.boolop, ast.unaryop,
+             ast.operator)  # fmt: skip
+
+
+class _Folder(ast.NodeTransformer):
+    """Leaves out branches that the kernel's settings and the number of its arrays' axes decide, as Numba does."""
+
+    def __init__(self, ndims):
+        self.ndims = ndims
+
+    def block(self, statements):
+        return [new for s in statements for new in self._statements(self.visit(s))]
+
+    @staticmethod
+    def _statements(result):
+        return result if isinstance(result, list) else [result]
+
+    def visit_Attribute(self, node):
+        if node.attr == "ndim" and isinstance(node.value, ast.Name) and node.value.id in self.ndims:
+            return ast.copy_location(ast.Constant(self.ndims[node.value.id]), node)
+        return self.generic_visit(node)
+
+    def visit_If(self, node):
+        node.test = self.visit(node.test)
+        if all(isinstance(n, _FOLDABLE) for n in ast.walk(node.test)):
+            chosen = node.body if eval(compile(ast.Expression(node.test), "<setting>", "eval")) else node.orelse
+            return self.block(chosen) or [ast.copy_location(ast.Pass(), node)]
+        node.body, node.orelse = self.block(node.body), self.block(node.orelse)
+        return node
+
+
 class _Flow:
     """What a region reads before it writes it, what it writes, and what it surely writes."""
 
@@ -230,7 +261,9 @@ class Generator:
 
     def _prepare(self, body):
         """Parameters that the kernel assigns become locals."""
-        body = copy.deepcopy(body)
+        arrays = zip(self.program.params, self.types[len(self.program.constants) :], strict=True)
+        ndims = {name: ty.ndim for name, ty in arrays if isinstance(ty, types.Array)}
+        body = _Folder(ndims).block(copy.deepcopy(body))
         written = {name for s in body for n in ast.walk(s) for name in _writes(n)}
         self.renamed_params = [p for p in self.program.params if p in written]
         first = []

@@ -31,6 +31,7 @@ from labkit.simt.errors import (
     ArgumentError,
     BarrierError,
     KernelAssertionError,
+    KernelError,
     KernelTimeout,
     KernelTypeError,
     LaunchError,
@@ -131,9 +132,22 @@ class Compiled:
         self.program, self.constants, self.order = program, constants, order
         all_types = (*constant_types, *argument_types)
         fingerprint = "\n".join([_version(), str(all_types), str(is_checked()), order, fingerprint_of(program)])
-        key = hashlib.sha256(fingerprint.encode()).hexdigest()[:20]
-        generator = lambda: Generator(program, all_types, is_checked(), order=order).generate()  # noqa: E731
-        module = _load_module(program, key, generator)
+        name = f"{program.name}_{hashlib.sha256(fingerprint.encode()).hexdigest()[:20]}"
+
+        def source():
+            return Generator(program, all_types, is_checked(), order=order).generate()
+
+        try:
+            self._load(_load_module(name, source), all_types)
+        except (KernelError, NumbaError):
+            raise
+        except Exception:  # a file of the cache is damaged: unpickling, parsing and importing raise what they like
+            _forget(name)
+            self._load(_load_module(name, source), all_types)
+
+    def _load(self, module, all_types):
+        """Compile the generated module for its one signature, or take what the cache has."""
+        program = self.program
         self.function = getattr(module, code_name(program))
         self.sites = module.SITES
         self.static_bytes, self.shared_bytes, self.fixed_bytes, self.thread_bytes = module.SIZES
@@ -198,9 +212,16 @@ def _constant(array):
     return frozen
 
 
-def _load_module(program, key, make_source):
+def _forget(name):
+    """Delete what the cache holds of a generated module."""
+    for file in [*cache_directory().glob(f"{name}.*"), *cache_directory().glob(f"__pycache__/{name}.*")]:
+        with contextlib.suppress(OSError):
+            file.unlink()
+    importlib.invalidate_caches()
+
+
+def _load_module(name, make_source):
     """Import the generated module from the cache directory, writing it first if it is not there."""
-    name = f"{program.name}_{key}"
     directory = cache_directory()
     path = directory / f"{name}.py"
     if not path.exists():

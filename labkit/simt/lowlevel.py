@@ -564,16 +564,28 @@ def _selp(test, a, b):
     return lambda test, a, b: a if test else b
 
 
+@intrinsic
+def never_inline(typing_context):
+    """Keeps LLVM from copying the function that calls this into its callers."""
+
+    def codegen(context, builder, signature, arguments):
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
 # ---------------------------------------------------------------- barriers and warp collectives
 #
 # live[t], mask[t]: 1 for the threads that have not returned; that are executing this. Threads of a block are padded
 # to whole warps: thread t of block b stands at b * padded + t. alive[w], active[w]: the same, a bit for each lane of
-# warp w.
+# warp w. None is inlined: a kernel with many collectives would take LLVM a minute.
 
 
 @register_jitable
 def barrier(mask, live, threads, padded, blocks, b, err, site):
     """Fault unless all the threads of each block are here, or none."""
+    never_inline()
     for k in range(blocks):
         start = k * padded
         here = 0
@@ -589,6 +601,7 @@ def barrier(mask, live, threads, padded, blocks, b, err, site):
 @register_jitable
 def lanes(mask, active):
     """active[w] = a bit for each lane of warp w whose mask is set."""
+    never_inline()
     for w in range(active.size):
         bits = np.uint32(0)
         for lane in range(32):
@@ -599,6 +612,7 @@ def lanes(mask, active):
 @register_jitable
 def check_mask(member, t, active, alive, err, tb, b, site):
     """The lanes that a collective acts on. Fault if the mask leaves out the caller or names an absent lane."""
+    never_inline()
     bits = np.uint32(member)
     w = t >> 5
     if (bits >> np.uint32(t & 31)) & np.uint32(1) == 0:
@@ -612,6 +626,7 @@ def check_mask(member, t, active, alive, err, tb, b, site):
 @register_jitable
 def shuffle(values, source, t, present, err, tb, b, site):
     """The value of lane `source` of this warp; the thread's own where source is outside the warp."""
+    never_inline()
     lane = t & 31
     if source < 0 or source > 31:
         return values[t]
@@ -622,6 +637,7 @@ def shuffle(values, source, t, present, err, tb, b, site):
 
 @register_jitable
 def match_any(values, t, present):
+    never_inline()
     bits = np.uint32(0)
     start = t - (t & 31)
     for lane in range(32):
@@ -633,6 +649,7 @@ def match_any(values, t, present):
 
 @register_jitable
 def match_all(values, t, present):
+    never_inline()
     if np.uint32(match_any(values, t, present)) == present:
         return np.int32(present), True
     return np.int32(0), False
@@ -640,12 +657,14 @@ def match_all(values, t, present):
 
 @register_jitable
 def fill(array, value):
+    never_inline()
     for k in range(array.size):
         array[k] = value
 
 
 @register_jitable
 def copy(target, source):
+    never_inline()
     for k in range(target.size):
         target[k] = source[k]
 
@@ -653,6 +672,7 @@ def copy(target, source):
 @register_jitable
 def clear_padding(mask, threads, padded, blocks):
     """Masks have an entry for each lane of whole warps; the lanes that do not exist stay 0."""
+    never_inline()
     for k in range(blocks):
         for t in range(threads, padded):
             mask[k * padded + t] = 0
@@ -660,6 +680,7 @@ def clear_padding(mask, threads, padded, blocks):
 
 @register_jitable
 def any_set(mask):
+    never_inline()
     for k in range(mask.size):  # noqa: SIM110 (compiled)
         if mask[k]:
             return True
@@ -669,6 +690,7 @@ def any_set(mask):
 @register_jitable
 def count_set(values, mask, start, threads):
     """How many of a block's threads that are here have a value that is not 0."""
+    never_inline()
     count = 0
     for t in range(start, start + threads):
         if mask[t] and values[t]:
@@ -679,6 +701,7 @@ def count_set(values, mask, start, threads):
 @register_jitable
 def value_bits(values, mask, bits):
     """bits[w] = a bit for each lane of warp w that is here and whose value is not 0."""
+    never_inline()
     for w in range(bits.size):
         word = np.uint32(0)
         for lane in range(32):
@@ -691,6 +714,7 @@ def value_bits(values, mask, bits):
 @register_jitable
 def coprime(n):
     """A step that visits 0 to n - 1 in a scattered order: no common divisor with n, near n times the golden ratio."""
+    never_inline()
     step = max(1, int(n * 0.618))
     while True:
         a, b = step, n

@@ -21,6 +21,7 @@ import linecache
 import math
 import operator
 import types as python_types
+import weakref
 from dataclasses import dataclass, field
 
 import numba
@@ -123,8 +124,21 @@ def rewrite(function):
     return _Rewriter(function).program()
 
 
+_SOURCES = weakref.WeakKeyDictionary()
+
+
 def read_source(function):
-    """(FunctionDef with the line numbers of the file, filename) of a Python function."""
+    """(FunctionDef with the line numbers of the file, filename) of a Python function.
+
+    Read once, when the function is decorated: the file may be edited before the first launch.
+    """
+    known = _SOURCES.get(function) if isinstance(function, python_types.FunctionType) else None
+    if known is None:
+        known = _SOURCES[function] = _read_source(function)
+    return copy.deepcopy(known[0]), known[1]
+
+
+def _read_source(function):
     if not isinstance(function, python_types.FunctionType):
         raise UnsupportedError(f"a kernel must be a Python function, not {type(function).__name__} {function!r}")
     if function.__name__ == "<lambda>":
