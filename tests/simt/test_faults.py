@@ -239,6 +239,28 @@ def test_arrays_of_size_zero_and_other_layouts():
     assert fault(OutOfBoundsError, kernel[1, 1], np.zeros(4), np.uint64(2**63 + 1)).shape == (4,)
 
 
+TABLE = np.arange(5)
+
+
+def test_fault_in_a_device_function_of_another_file(tmp_path):
+    """Also: a global array is known by its name."""
+    path = tmp_path / "elsewhere.py"
+    path.write_text("@cuda.jit(device=True)\ndef late(a, k):\n    cuda.syncwarp()\n    return a[k]\n")
+    names = {"cuda": cuda}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    late = names["late"]
+
+    @cuda.jit
+    def kernel(a, k):
+        a[0] = TABLE[k]  # (global)
+        a[1] = late(a, 9)
+
+    error = fault(OutOfBoundsError, kernel[1, 1], np.zeros(4), 0)
+    assert (error.filename, error.line, error.kernel) == (str(path), 4, "kernel")
+    error = fault(OutOfBoundsError, kernel[1, 1], np.zeros(4), 5)
+    assert (error.filename, error.line, error.array) == (__file__, line_of(kernel, "global"), "TABLE")
+
+
 def test_an_exception_leaves_device_arrays_usable():
     a, b, c, out = (cuda.to_device(x) for x in bounds_arrays())
     fault(OutOfBoundsError, bounds[1, 16], a, b, c, out, 0, 0)
@@ -325,6 +347,39 @@ def test_divergent_barrier(which, mark, reached):
     assert (error.kernel, error.line) == ("barriers", line_of(owner, mark))
     assert f"{reached} of the 64 threads" in str(error)
     assert "returned" in str(error) if mark == "return" else "elsewhere" in str(error)
+
+
+@cuda.jit
+def grid_barriers(out, which):
+    t, b = cuda.threadIdx.x, cuda.blockIdx.x
+    grid = cuda.cg.this_grid()
+    grid.sync()
+    if which == 0 and b == 1 and t + 5 * cuda.threadIdx.y > 4:
+        return
+    if which == 1 and b == 2:
+        return
+    if which == 2 and b == 1 and t == 3:
+        cuda.syncthreads()  # (block)
+    if which == 3:
+        out[b, t] = 1  # (row)
+    grid.sync()  # (grid)
+    out[b, t] = 2
+
+
+def test_divergent_grid_barrier():
+    """A grid's barrier is for every thread of every block."""
+    for which, block, thread in ((0, 1, 5), (1, 2, 0)):
+        error = fault(BarrierError, grid_barriers[4, (5, 2)], np.zeros((4, 5)), which)
+        assert (error.line, error.block) == (line_of(grid_barriers, "grid"), (block, 0, 0))
+        assert error.thread == (thread % 5, thread // 5, 0)
+    error = fault(BarrierError, grid_barriers[4, 5], np.zeros((4, 5)), 2)
+    assert (error.line, error.block) == (line_of(grid_barriers, "block"), (1, 0, 0))
+    error = fault(OutOfBoundsError, grid_barriers[4, (5, 2)], np.zeros((3, 5)), 3)
+    assert (error.line, error.block, error.index) == (line_of(grid_barriers, "row"), (3, 0, 0), (3, 0))
+    out = np.zeros((4, 5))
+    grid_barriers[4, 5](out, 9)
+    assert (out == 2).all()
+    fault(LaunchError, grid_barriers[100_000, 1024], out, 9)  # more than a GPU holds at once
 
 
 def test_whole_blocks_may_return_early():
@@ -475,7 +530,8 @@ UNSUPPORTED = {  # what stands in the kernel: what the error says
     "out[0] = (*out,)[0]": "starred", "out['x'] = 1": "", "out[0] = n.nothing": "nothing", "out[0, 0] = 1": "",
     "out[0.5] = 1": "float", "s = cuda.shared.array(-1, int64)\nout[0] = s[0]": "positive",
     "cuda.syncthreads(1)": "syncthreads",
-    "out[0] = cuda.threadIdx": "threadIdx", "out[0] = cuda.atomic.add(n, 0, 1)": "atomic", "n()": "", "out[0] = out": "",
+    "out[0] = cuda.threadIdx": "threadIdx", "out[0] = cuda.atomic.add(n, 0, 1)": "atomic", "n()": "",
+    "out[0] = out": "",
     "match n:\n    case 1: pass": "match", "out[0] = x = 'abc'": "", "cuda.shfl_sync(1, 2)": "shfl_sync",
     "out[0] = (k := 3)": ":=",
 }  # fmt: skip
@@ -526,7 +582,7 @@ def {0}(out, n):
             cuda.syncthreads()
         out[t] += cuda.shfl_xor_sync(0xFFFFFFFF, t, 1)
 """
-    for name in ("_load", "_store", "_copy", "_row", "_E", "range", "_math"):
+    for name in ("_load", "_copy", "_E"):
         path = tmp_path / "kernel.py"
         path.write_text(source.format(name))
         names = {}

@@ -559,6 +559,8 @@ def constant_conditions(a, out):
         w = cuda.shfl_xor_sync(FULL, v, 1)
         cuda.syncwarp()
         v += w
+    if 5 % MODE == 0 and cuda.any_sync(FULL, v):
+        v += cuda.shfl_xor_sync(FULL, v, 2)
     if a.ndim == 2:
         x = a[t, 0]
         cuda.syncthreads()
@@ -1047,6 +1049,52 @@ def cooperative_scratch(v):
     return result
 
 
+@case(3, 5, out(3, 5), shared_bytes=20, cooperative=True)
+def cooperative_dynamic_memory(out):
+    """20 bytes: five int32, or two int64 over the first four of them."""
+    narrow, wide = cuda.shared.array(0, int32), cuda.shared.array(0, int64)
+    t, b = cuda.threadIdx.x, cuda.blockIdx.x
+    narrow[t] = t
+    cuda.cg.this_grid().sync()
+    if t == 0:
+        wide[1] = b + (b << 33)
+    cuda.cg.this_grid().sync()
+    out[b, t] = narrow[t]
+
+
+@case(2, 32, ints(64), out(64))
+def ping_pong(a, out):
+    """A running sum in two shared arrays that change roles."""
+    read = cuda.shared.array(32, int64)
+    write = cuda.shared.array(32, int64)
+    t = cuda.threadIdx.x
+    write[t] = a[cuda.grid(1)]
+    cuda.syncthreads()
+    step = 1
+    while step < 32:
+        read, write = write, read
+        write[t] = read[t] + (read[t - step] if t >= step else 0)
+        cuda.syncthreads()
+        step *= 2
+    out[cuda.grid(1)] = write[t]
+
+
+@case(2, 32, ints(5, 64), out(64))
+def view_of_a_stage(a, out):
+    stages = cuda.shared.array((2, 32), int64)
+    t = cuda.threadIdx.x
+    i = cuda.grid(1)
+    total = 0
+    stages[0, t] = a[0, i]
+    for k in range(4):
+        now, after = stages[k % 2], stages[(k + 1) % 2]
+        after[t] = a[k + 1, i]
+        cuda.syncthreads()
+        total = total * 3 + now[31 - t]
+        cuda.syncthreads()
+    out[i] = total
+
+
 # Numbers --------------------------------------------------------------------------------------------------------------
 
 
@@ -1100,8 +1148,8 @@ class Program:
 
     A statement is written at one of three levels: "block" (every thread of the block is here), "warp" (every thread of
     its warp) or "thread". Barriers stand at block level, collectives at warp level or above. Integer variables u are
-    the same in a block, w in a warp, v differ; f are floats; z hold now an integer, now a float. A shared array is written,
-    own element only, between two barriers, and read, any element, between the next two.
+    the same in a block, w in a warp, v differ; f are floats; z is now an integer, now a float. A shared array is
+    written, own element only, between two barriers, and read, any element, between the next two.
     """
 
     HEADER = """
