@@ -120,8 +120,8 @@ PREDICT_LAST_BLOCK = Exercise(
     how={
         "blocks": "how many blocks of 96 does it take until 1,000 elements are covered? Whole blocks only.",
         "idle": "multiply blocks by threads in a block; what is left over when each element has its thread?",
-        "last_block": "element 999 is the last one. Skip whole blocks of 96 until it lies in the block at hand; the first "
-                      "block has the number 0.",
+        "last_block": "element 999 is the last one. Skip whole blocks of 96 until it lies in the block at hand; the "
+                      "first block has the number 0.",
         "last_thread": "take from 999 the elements of all blocks before. The first thread of a block has the number 0.",
     },
     wrong={

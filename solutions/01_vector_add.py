@@ -1,0 +1,201 @@
+# %% [markdown]
+# # 01 · Vector addition: exercises
+#
+# Five kernels and one calculation, all of them neighbours of an addition: the same index, the same guard, the same
+# loop, each with something that the lesson did not have. Write your answer, run its cell, then run the `check` under
+# it. `hint("saxpy")` gives a hint, and more when you ask again.
+
+# %%
+import numpy as np
+
+from labkit import check, cuda, hint, plots
+
+# %% [markdown]
+# ## 1 · Scale and add, in place
+#
+# $$y_i \leftarrow s\,x_i + y_i$$
+#
+# This is `saxpy`, the best known line of linear algebra: *single precision, a times x plus y*. Its result goes where y
+# was, so there is no third array. `s` is a number, `x` and `y` are vectors of float32.
+#
+# Guard and store are yours. Does a thread have to worry that another one changes the y it still has to read?
+
+# %%
+@cuda.jit
+def saxpy(s, x, y):
+    i = cuda.grid(1)
+    ### BEGIN SOLUTION
+    if i < y.size:
+        y[i] = s * x[i] + y[i]
+    ### END SOLUTION
+
+
+# %%
+check("saxpy", saxpy)
+
+# %% [markdown]
+# It does not: each element has one owner, and nobody else reads it.
+#
+# ## 2 · Every second element
+#
+# $$\text{out}_i = x_{2i}$$
+#
+# In NumPy, `x[::2]`. The two arrays have different lengths now, and `x` may be odd: out has `(n + 1) // 2` elements,
+# and one thread is started for each of them, rounded up to whole blocks. Which of the two lengths belongs in the guard?
+
+# %%
+@cuda.jit
+def every_second(x, out):
+    i = cuda.grid(1)
+    ### BEGIN SOLUTION
+    if i < out.size:
+        out[i] = x[2 * i]
+    ### END SOLUTION
+
+
+# %%
+check("every_second", every_second)
+
+# %% [markdown]
+# ## 3 · Predict: what every second element costs
+#
+# The kernel above, for an `x` of a million floats: 500,000 threads have an element, in blocks of 256. The 32 threads of
+# a warp load together, and memory delivers pieces of 32 bytes, eight floats each. Both arrays begin where a piece
+# begins.
+#
+# Predict four numbers. An addition of vectors reads and writes exactly what it needs. Does this kernel?
+
+# %%
+idle = None  # threads without an element
+deliveries = None  # pieces of 32 bytes that the load of the first warp needs; 32 floats in a row need 4
+bytes_used = None  # bytes that the kernel reads from x and writes to out
+bytes_moved = None  # bytes that travel in whole pieces, from x and to out
+### BEGIN SOLUTION
+idle = 1954 * 256 - 500_000  # 224
+deliveries = 64 * 4 // 32  # the warp's elements span 64 floats: 8 pieces
+bytes_used = 4 * 500_000 + 4 * 500_000  # 4 MB
+bytes_moved = 4 * 1_000_000 + 4 * 500_000  # all of x travels: 6 MB
+### END SOLUTION
+
+# %%
+check("predict_every_second", idle=idle, deliveries=deliveries, bytes_used=bytes_used, bytes_moved=bytes_moved)
+
+# %% [markdown]
+# Now observe. The first warp's threads write down which element of `x` they load, once with a step of one and once with
+# a step of two.
+
+# %%
+@cuda.jit
+def touched_kernel(touched, step):
+    i = cuda.grid(1)
+    if i < touched.size:
+        touched[i] = step * i
+
+
+def first_warp(step):
+    touched = cuda.to_device(np.zeros(32, np.int64))
+    touched_kernel[1, 32](touched, step)
+    return touched.copy_to_host()
+
+
+plots.warp_addresses({"x[i]": first_warp(1), "x[2 * i]": first_warp(2)})
+
+# %% [markdown]
+# Half as many results as an ordinary copy of `x` would give, and every byte of `x` has travelled all the same. On a
+# kernel that waits for memory, leaving out every second element saves no reading at all.
+#
+# ## 4 · Find the bug: one round short
+#
+# A grid-stride loop that scales a vector: 3 blocks of 32 threads, however long `x` is. For a vector of 1,000 elements
+# some of the output is never written, and for a single element all of it.
+#
+# Before you run the check: which elements are missing? Whose are they? Then mend the loop.
+
+# %%
+@cuda.jit
+def scale_grid_stride(s, x, out):
+    i = cuda.grid(1)
+    stride = cuda.gridsize(1)
+    while i + stride < out.size:
+        out[i] = s * x[i]
+        i += stride
+
+
+### BEGIN SOLUTION
+@cuda.jit
+def scale_grid_stride(s, x, out):
+    i = cuda.grid(1)
+    stride = cuda.gridsize(1)
+    while i < out.size:  # asks for the element at hand, not for the one after it
+        out[i] = s * x[i]
+        i += stride
+
+
+### END SOLUTION
+
+# %%
+check("scale_grid_stride", scale_grid_stride)
+
+# %% [markdown]
+# ## 5 · A sum for each thread
+#
+# A grid-stride loop need not write an element at each step. Here each thread of the grid adds up the elements that it
+# meets, in a variable of its own, and writes one number at the end:
+#
+# $$\text{out}_t = x_t + x_{t+T} + x_{t+2T} + \dots$$
+#
+# $T$ is the number of threads in the whole grid, `cuda.gridsize(1)`, and `out` has one element for each of them. So no
+# thread is without a place to write to. Some may be without an element of `x`; their sum is 0. This is the first half
+# of a sum of millions of numbers; a later lesson writes the second.
+#
+# `np.float32(0)` starts the total as float32. A plain `0.0` would be a float64, and slow on many GPUs.
+
+# %%
+@cuda.jit
+def partial_sums(x, out):
+    me = cuda.grid(1)
+    total = np.float32(0)
+    ### BEGIN SOLUTION
+    i = me
+    while i < x.size:
+        total += x[i]
+        i += cuda.gridsize(1)
+    out[me] = total
+    ### END SOLUTION
+
+
+# %%
+check("partial_sums", partial_sums)
+
+# %% [markdown]
+# ## 6 · From a blank page: reversed, in place
+#
+# Turn a vector round, so that its first element becomes its last, without a second vector. The only parameter is `x`.
+# One thread is started for each element, in blocks of 128, with the usual few too many.
+#
+# In the lesson every element had one owner. Here two elements have to change places, and whoever moves one of them
+# touches the other. Decide first which threads do the work, and what each of them owns.
+
+# %%
+reverse_in_place = None  # write the kernel here: def reverse_in_place(x)
+### BEGIN SOLUTION
+@cuda.jit
+def reverse_in_place(x):
+    i = cuda.grid(1)
+    if i < x.size // 2:  # one thread for each pair; a middle element stays where it is
+        partner = x.size - 1 - i
+        mine = x[i]
+        x[i] = x[partner]
+        x[partner] = mine
+
+
+### END SOLUTION
+
+# %%
+check("reverse_in_place", reverse_in_place)
+
+# %% [markdown]
+# If yours was wrong in one order of the threads and right in another, you have met a *race*. Two threads that swap the
+# same pair undo each other's work, or half of it, and which half is up to the hardware.
+#
+# Next: the exercises of **02 · Indexing in three dimensions**.
