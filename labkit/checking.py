@@ -22,6 +22,7 @@ import sys
 import textwrap
 import threading
 import time
+import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -63,7 +64,9 @@ def check(name: str, answer=None, /, *, seed: int | None = None, **numbers) -> V
         exercise = exercises.find(name)
     except KeyError as error:
         raise ValueError(error.args[0]) from None
-    verdict = examine(exercise, answer, seed=seed, numbers=numbers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nbgrader gives no points to a cell that wrote to stderr
+        verdict = examine(exercise, answer, seed=seed, numbers=numbers)
     if verdict.passed:
         _record(name)
     if os.environ.get("NBGRADER_EXECUTION") and not verdict.passed:
@@ -285,8 +288,9 @@ def _compared(exercise: Exercise | None, case: Case, got: np.ndarray, unwritten:
     details = [f"The smallest case that fails: {size_text(case.size)}." + (f" {seen}" if seen else "")]
     if exercise is None:
         details.append(f"It was called with {_called(case)}.")
-    relative = np.nanmax(np.where(np.abs(expected) > 0, miss / np.maximum(np.abs(expected), 1e-300), np.nan), initial=0)
-    if wrong.any() and not unwritten.any() and 0 < relative < 1e-3 and np.isfinite(got).all():
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        relative = np.max(np.where(wrong, miss / np.abs(expected.astype(np.float64)), 0), initial=0)
+    if 0 < relative < 1e-3 and np.isfinite(got).all():
         details.append(f"It is close: at most {relative:.1e} of the value. The allowed error is that of float32 used "
                        "with care; is something summed in another type, or is a small term missing?")
     return Outcome("wrong_result", head, tuple(details), table_of(expected, got, wrong, unwritten), got=got,

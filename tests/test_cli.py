@@ -1,5 +1,6 @@
 """The command, as a user meets it: quick help, plain sentences, exit codes that scripts can use."""
 
+import json
 import os
 import signal
 import subprocess
@@ -37,7 +38,7 @@ def test_help_is_quick_and_lists_every_command():
         )
         best = min(best, time.perf_counter() - start)
     assert best < 0.5
-    for command in ("run", "build", "learn", "doctor", "bench"):
+    for command in ("run", "build", "learn", "check", "watch", "hint", "reset", "progress", "solution", "doctor"):
         assert command in done.stdout
 
 
@@ -212,3 +213,158 @@ def test_ctrl_c_stops_cleanly(course_dir):
         os.kill(kernel, 0)
     names = sorted(path.name for path in (course_dir / "build").rglob("*"))
     assert names == ["00_first.ipynb", "lessons"]
+
+
+# --- Exercises -----------------------------------------------------------------------------------------------------
+
+MADE_UP = Path(__file__).parent / "made_up_exercises"
+RIGHT = {
+    "scale_vector": "@cuda.jit\ndef scale_vector(a, s, out):\n    i = cuda.grid(1)\n    if i < out.size:\n"
+                    "        out[i] = a[i] * s\n",
+    "count_blocks": "def count_blocks(n, threads):\n    return -(-n // threads)\n",
+    "idle_threads": "idle, blocks = 24, 8",
+}
+
+
+@pytest.fixture
+def exercised(tmp_path, monkeypatch):
+    """The command on a course with exercises, built: exercised("check"), exercised.write(count_blocks="...")."""
+    root = tmp_path / "small"
+    (root / "solutions").mkdir(parents=True)
+    (root / "course.toml").write_text((MADE_UP / "course.toml").read_text())
+    (root / "solutions" / "00_first.py").write_text((MADE_UP / "solutions_00.py").read_text())
+    for name in ("00_first", "01_second"):
+        (root / "notebooks").mkdir(exist_ok=True)
+        (root / "notebooks" / f"{name}.py").write_text("# %%\n1\n")
+    (root / "README.md").write_text(
+        "<!-- chapters: made by labkit build -->\n<!-- end of chapters -->\n\n"
+        "<!-- measured: made by labkit build -->\n<!-- end of measured -->\n"
+    )
+    monkeypatch.setenv("LABKIT_EXERCISES", str(MADE_UP))
+    monkeypatch.setenv("LABKIT_COURSE", str(root))
+    monkeypatch.setenv("COLUMNS", "200")
+    runner = CliRunner()
+
+    def command(*arguments):
+        return runner.invoke(cli.app, list(arguments))
+
+    def write(**answers):
+        path = root / "exercises" / "00_first.ipynb"
+        notebook = nbformat.read(path, as_version=4)
+        for cell in notebook.cells:
+            about = cell.metadata.get("labkit", {})
+            if about.get("role") == "answer" and about["exercise"] in answers:
+                cell.source = answers[about["exercise"]]
+        nbformat.write(notebook, path)
+
+    command.write, command.root = write, root
+    done = command("build", "--exercises")
+    assert done.exit_code == 0 and "wrote   exercises/00_first.ipynb" in done.output
+    return command
+
+
+def test_a_learner_checks_makes_progress_and_resets(exercised):
+    done = exercised("check")
+    assert done.exit_code == 1 and "0 of 4 passed." in done.output
+    assert "`scale_vector` is still as it was given" in done.output
+    assert "0 of 4" in exercised("progress").output
+
+    exercised.write(**RIGHT)
+    done = exercised("check", "count_blocks")
+    assert done.exit_code == 0 and "Passed  Count the blocks" in done.output and "Scale" not in done.output
+    done = exercised("check", "00", "--json")
+    assert done.exit_code == 1
+    verdicts = {verdict["exercise"]: verdict for verdict in json.loads(done.output)}
+    assert [verdict["passed"] for verdict in verdicts.values()] == [True, True, True, False]
+    assert verdicts["scale_again"]["mistake"] == "no guard at the tail"
+
+    done = exercised("progress")
+    assert "3 of 4" in done.output and "4 of 7" in done.output
+    assert "Next: Find the bug, scale_again in exercises/00_first.ipynb" in done.output
+    rows = json.loads(exercised("progress", "--json").output)
+    assert rows[0]["open"] == ["scale_again"] and rows[0]["points"] == 4 and rows[1]["of_points"] == 0
+
+    done = exercised("reset", "--all")
+    assert done.exit_code == 0 and "what was there is kept as .labkit/backups/exercises/00_first-" in done.output
+    assert "3 of 4" in exercised("progress").output  # what was passed stays passed
+    assert exercised("check", "count_blocks").exit_code == 1
+
+
+def test_hints_tell_more_each_time(exercised):
+    first = exercised("hint", "scale_vector").output
+    assert first == "Hint 1 of 3: Which element is this thread's? Ask again for more.\n"
+    assert "Hint 2 of 3" in exercised("hint", "scale_vector").output
+    assert "Hint 1 of 3" in exercised("hint", "scale_vector", "--tier", "1").output
+    for _ in range(2):
+        assert "Hint 3 of 3: if i < out.size: ..." in exercised("hint", "scale_vector").output
+
+
+def test_a_solution_is_shown_after_passing_or_giving_up(exercised):
+    done = exercised("solution", "count_blocks")
+    assert done.exit_code == 1 and "count_blocks is not passed yet. Try: labkit hint count_blocks" in done.output
+    assert "return" not in done.output
+    done = exercised("solution", "scale_again", "--give-up")
+    assert done.exit_code == 0 and done.output.count("def scale_again") == 1 and "if i < out.size" in done.output
+    exercised.write(count_blocks=RIGHT["count_blocks"])
+    exercised("check", "count_blocks")
+    assert exercised("solution", "count_blocks").output == RIGHT["count_blocks"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["check", "scale_vektor"], "there is no exercise 'scale_vektor'; did you mean scale_vector or scale_again?"),
+        (["check", "01"], "chapter 01 has no exercises"),
+        (["check", "7"], "there is no chapter '7'; the chapters are 00, 01"),
+        (["hint", "scale_vector", "--tier", "4"], "tier is 4; the hints of scale_vector are 1 to 3"),
+        (["reset"], "say which exercise or chapter, or --all"),
+        (["solution", "nothing"], "there is no exercise 'nothing'"),
+    ],
+)
+def test_wrong_use_of_the_exercises_is_a_sentence_and_code_2(exercised, arguments, said):
+    done = exercised(*arguments)
+    assert done.exit_code == 2 and f"labkit: {said}" in done.output
+
+
+def test_a_notebook_that_is_gone_is_a_sentence(exercised):
+    (exercised.root / "exercises" / "00_first.ipynb").unlink()
+    done = exercised("check")
+    assert done.exit_code == 2
+    assert "exercises/00_first.ipynb is not there: labkit reset 00 makes it afresh" in done.output
+
+
+def test_build_check_looks_at_the_exercises(exercised):
+    def problems():
+        done = exercised("build", "--check")
+        assert done.exit_code == 1
+        return done.output
+
+    assert "exercises" not in problems()
+    exercised.write(**RIGHT)
+    assert "exercises/00_first.ipynb was edited by hand" in problems()
+    done = exercised("build", "--exercises")
+    assert "your edited 00_first.ipynb is kept as .labkit/backups/exercises/00_first-" in done.output
+    path = exercised.root / "course.toml"
+    path.write_text(path.read_text().replace('"Round up."', '""'))
+    done = exercised("build", "--check")
+    assert done.exit_code == 2 and "exercise 'count_blocks': 'hints' must be a list of three texts" in done.output
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_watch_checks_again_on_save_and_ends_on_ctrl_c(exercised):
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "labkit.cli", "watch", "count_blocks"], stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, cwd=exercised.root,
+    )
+    try:
+        assert process.stdout.readline().startswith("Watching exercises/00_first.ipynb. Ctrl-C ends it.")
+        exercised.write(count_blocks=RIGHT["count_blocks"])
+        lines = [process.stdout.readline() for _ in range(2)]
+        assert lines[1].strip() == "Passed  Count the blocks"
+        while "waiting for the next save" not in process.stdout.readline():
+            pass
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=15)
+    finally:
+        process.kill()
+    assert process.returncode == 130 and rest.strip() == "labkit: Stopped."
