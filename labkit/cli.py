@@ -201,7 +201,7 @@ def build(
         bool, typer.Option("--check", help="Only look for stale, missing or unlisted files, and for wrong exercises.")
     ] = False,
     readme_only: Annotated[bool, typer.Option("--readme", help="Only README's generated parts.")] = False,
-    exercises_only: Annotated[bool, typer.Option("--exercises", help="Not the lessons: they take longest.")] = False,
+    exercises_only: Annotated[bool, typer.Option("--exercises", help="Only the exercises.")] = False,
     device: Device = None,
 ):
     """Make notebooks/NN_topic.ipynb from notebooks/NN_topic.py, executed, the exercises, and README's tables.
@@ -225,7 +225,7 @@ def build(
         build_workbooks(console, course, chapters)
         if not exercises_only:
             failed = build_notebooks(console, course, chapters, device)
-    if readme.write(course):
+    if not exercises_only and readme.write(course):
         console.print("wrote   README.md")
     if failed:
         raise typer.Exit(1)
