@@ -82,7 +82,7 @@ check("predict_every_second", idle=idle, deliveries=deliveries, bytes_used=bytes
 
 # %% [markdown]
 # Now observe. The first warp's threads write down which element of `x` they load, once with a step of one and once with
-# a step of two.
+# a step of two. The picture says *sector* for a piece of 32 bytes, as the next lesson will.
 
 # %%
 @cuda.jit

@@ -146,8 +146,8 @@ PREDICT_EVERY_SECOND = Exercise(
     truth=what_it_moves,
     how={
         "idle": "count the threads of all blocks, and take away the elements of out.",
-        "deliveries": "write down the first and the last element of x that lanes 0 to 31 load. How many pieces of eight "
-                      "floats lie between?",
+        "deliveries": "write down the first and the last element of x that lanes 0 to 31 load. How many pieces of "
+                      "eight floats lie between?",
         "bytes_used": "each element of out is one number read and one number written, four bytes each.",
         "bytes_moved": "memory delivers whole pieces of 32 bytes. Which pieces of x does nobody ask for? Then add out.",
     },
