@@ -278,75 +278,96 @@ def test_an_exception_leaves_device_arrays_usable():
 def waits(out, t, n):
     for k in range(n):
         out[t] += k
-        cuda.syncthreads()  # (device)
+        cuda.syncthreads()  # (here)
 
 
 @cuda.jit(device=True)
 def waits_late(out, t):
     if t == 9:
         return
-    cuda.syncthreads()  # (device return)
+    cuda.syncthreads()  # (here)
     out[t] = 3
 
 
-@cuda.jit
-def barriers(out, which):
+def in_if(out):
+    if cuda.threadIdx.x < 20:
+        cuda.syncthreads()  # (here)
+
+
+def trips(out):
+    for _k in range(cuda.threadIdx.x // 16):
+        cuda.syncthreads()  # (here)
+
+
+def after_return(out):
+    if cuda.threadIdx.x == 63:
+        return
+    out[cuda.threadIdx.x] = 1
+    cuda.syncthreads()  # (here)
+
+
+def in_device_function(out):
+    waits(out, cuda.threadIdx.x, 2 + (cuda.threadIdx.x == 40))
+
+
+def after_break(out):
     t = cuda.threadIdx.x
-    if which == 0:
-        if t < 20:
-            cuda.syncthreads()  # (if)
-    elif which == 1:
-        for _k in range(t // 16):
-            cuda.syncthreads()  # (trips)
-    elif which == 2:
-        if t == 63:
-            return
+    while True:
+        cuda.syncthreads()  # (here)
+        if t == 5:
+            break
+        out[t] += 1
+
+
+def in_both_arms(out):
+    if cuda.threadIdx.x % 2:
+        cuda.syncthreads()  # (here)
+    else:
+        cuda.syncthreads()
+
+
+def after_device_return(out):
+    waits_late(out, cuda.threadIdx.x)
+
+
+def after_continue(out):
+    for k in range(3):
+        if k == 1 and cuda.threadIdx.x > 60:
+            continue
+        cuda.syncthreads()  # (here)
+
+
+def in_conditional_expression(out):
+    t = cuda.threadIdx.x
+    out[t] = cuda.syncthreads_count(1) if t < 60 else 0  # (here)
+
+
+def in_condition(out):
+    t = cuda.threadIdx.x
+    if t > 2 and cuda.syncthreads_or(1):  # (here)
         out[t] = 1
-        cuda.syncthreads()  # (return)
-    elif which == 3:
-        waits(out, t, 2 + (t == 40))
-    elif which == 4:
-        while True:
-            cuda.syncthreads()  # (break)
-            if t == 5:
-                break
-            out[t] += 1
-    elif which == 5:
-        if t % 2:
-            cuda.syncthreads()  # (arms)
-        else:
-            cuda.syncthreads()
-    elif which == 6:
-        waits_late(out, t)
-    elif which == 7:
-        for k in range(3):
-            if k == 1 and t > 60:
-                continue
-            cuda.syncthreads()  # (continue)
-    elif which == 8:
-        n = cuda.syncthreads_count(1) if t < 60 else 0  # (count)
-        out[t] = n
-    elif which == 9 and t > 2 and cuda.syncthreads_or(1):  # (and)
-        out[t] = 1
-    elif which == 10:
-        k = 0
-        while k < t:
-            k += 1
-            if k > 50:
-                cuda.syncthreads()  # (while)
+
+
+def in_while(out):
+    k = 0
+    while k < cuda.threadIdx.x:
+        k += 1
+        if k > 50:
+            cuda.syncthreads()  # (here)
 
 
 @pytest.mark.parametrize(
-    "which, mark, reached",
-    [(0, "if", 20), (1, "trips", 48), (2, "return", 63), (3, "device", 1), (4, "break", 63), (5, "arms", 32),
-     (6, "device return", 63), (7, "continue", 61), (8, "count", 60), (9, "and", 61), (10, "while", 13)],
+    "kernel, reached, owner",
+    [(in_if, 20, None), (trips, 48, None), (after_return, 63, None), (in_device_function, 1, waits),
+     (after_break, 63, None), (in_both_arms, 32, None), (after_device_return, 63, waits_late),
+     (after_continue, 61, None), (in_conditional_expression, 60, None), (in_condition, 61, None), (in_while, 13, None)],
 )  # fmt: skip
-def test_divergent_barrier(which, mark, reached):
-    error = fault(BarrierError, barriers[2, 64], np.zeros(64, np.int64), which)
-    owner = {"device": waits, "device return": waits_late}.get(mark, barriers)
-    assert (error.kernel, error.line) == ("barriers", line_of(owner, mark))
+def test_divergent_barrier(kernel, reached, owner):
+    launch = cuda.jit(kernel)
+    error = fault(BarrierError, launch[2, 64], np.zeros(64, np.int64))
+    assert (error.kernel, error.line) == (kernel.__name__, line_of(owner or launch, "here"))
     assert f"{reached} of the 64 threads" in str(error)
-    assert "returned" in str(error) if mark == "return" else "elsewhere" in str(error)
+    assert "returned" in str(error) if kernel is after_return else "elsewhere" in str(error)
 
 
 @cuda.jit
@@ -401,54 +422,77 @@ def test_whole_blocks_may_return_early():
 @cuda.jit(device=True)
 def warp_total(v):
     for d in (16, 8, 4, 2, 1):
-        v += cuda.shfl_down_sync(FULL, v, d)  # (device)
+        v += cuda.shfl_down_sync(FULL, v, d)  # (here)
     return v
 
 
-@cuda.jit
-def warps(out, which, mask):
+def half_a_warp(out, mask):
     t = cuda.threadIdx.x
-    lane = t % 32
-    if which == 0:
-        if t % 32 < 16:
-            out[t] = cuda.shfl_xor_sync(mask, t, 1)  # (half)
-    elif which == 1:
-        out[t] = cuda.shfl_xor_sync(mask, t, 1)  # (mask)
-    elif which == 2:
-        if lane < 8:
-            out[t] = cuda.shfl_sync(0xFF, t, 12)  # (source)
-    elif which == 3:
-        if t == 33:
-            return
-        out[t] = cuda.shfl_sync(FULL, t, 1)  # (returned)
-    elif which == 4:
-        for _k in range(t):
-            cuda.syncwarp()  # (loop)
-    elif which == 5:
-        if t != 70:
-            out[t] = warp_total(t)
-    elif which == 6:
-        out[t] = 1 if lane < 4 and cuda.any_sync(mask, t) else 0  # (and)
-    elif which == 7 and t > 0:
-        out[t] = cuda.popc(cuda.ballot_sync(FULL, t))  # (vote)
+    if t % 32 < 16:
+        out[t] = cuda.shfl_xor_sync(mask, t, 1)  # (here)
+
+
+def own_lane(out, mask):
+    t = cuda.threadIdx.x
+    out[t] = cuda.shfl_xor_sync(mask, t, 1)  # (here)
+
+
+def absent_source(out, mask):
+    t = cuda.threadIdx.x
+    if t % 32 < 8:
+        out[t] = cuda.shfl_sync(mask, t, 12)  # (here)
+
+
+def returned_source(out, mask):
+    t = cuda.threadIdx.x
+    if t == 33:
+        return
+    out[t] = cuda.shfl_sync(mask, t, 1)  # (here)
+
+
+def trips_of_lanes(out, mask):
+    for _k in range(cuda.threadIdx.x):
+        cuda.syncwarp()  # (here)
+
+
+def device_function_of_lanes(out, mask):
+    t = cuda.threadIdx.x
+    if t != 70:
+        out[t] = warp_total(t)
+
+
+def after_and(out, mask):
+    t = cuda.threadIdx.x
+    out[t] = 1 if t % 32 < 4 and cuda.any_sync(mask, t) else 0  # (here)
+
+
+def vote(out, mask):
+    t = cuda.threadIdx.x
+    if t > 0:
+        out[t] = cuda.popc(cuda.ballot_sync(mask, t))  # (here)
+
+
+HALF_A_WARP, OWN_LANE = cuda.jit(half_a_warp), cuda.jit(own_lane)
 
 
 @pytest.mark.parametrize(
-    "which, mask, mark, words",
-    [(0, FULL, "half", "lanes 16 to 31"), (1, 0xFFFF, "mask", "leaves out its own lane, 16"),
-     (1, 0, "mask", "leaves out its own lane, 0"), (2, 0, "source", "reads lane 12"),
-     (3, 0, "returned", "reads lane 1"), (4, 0, "loop", "lane 0"), (5, 0, "device", "lane 6"),
-     (6, FULL, "and", "lanes 4 to 31"), (7, FULL, "vote", "lane 0")],
+    "kernel, mask, words",
+    [(HALF_A_WARP, FULL, "lanes 16 to 31"), (OWN_LANE, 0xFFFF, "leaves out its own lane, 16"),
+     (OWN_LANE, 0, "leaves out its own lane, 0"), (absent_source, 0xFF, "reads lane 12"),
+     (returned_source, FULL, "reads lane 1"), (trips_of_lanes, 0, "lane 0"), (device_function_of_lanes, 0, "lane 6"),
+     (after_and, FULL, "lanes 4 to 31"), (vote, FULL, "lane 0")],
 )  # fmt: skip
-def test_divergent_collective(which, mask, mark, words):
-    error = fault(WarpError, warps[1, 96], np.zeros(96, np.int64), which, mask)
-    assert error.line == line_of(warp_total if mark == "device" else warps, mark)
+def test_divergent_collective(kernel, mask, words):
+    kernel = kernel if hasattr(kernel, "py_func") else cuda.jit(kernel)
+    error = fault(WarpError, kernel[1, 96], np.zeros(96, np.int64), mask)
+    owner = warp_total if "device" in kernel.__name__ else kernel
+    assert error.line == line_of(owner, "here")
     assert words in str(error)
 
 
 def test_a_subset_of_lanes_that_is_all_there():
     out = np.zeros(96, np.int64)
-    warps[1, 96](out, 0, 0xFFFF)
+    HALF_A_WARP[1, 96](out, 0xFFFF)
     assert out[:16].tolist() == [t ^ 1 for t in range(16)] and not out[16:32].any()
 
 
