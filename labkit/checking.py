@@ -275,16 +275,20 @@ def _compared(exercise: Exercise | None, case: Case, got: np.ndarray, unwritten:
     if exercise is not None and exercise.launch is not None and expected.ndim == 1:
         threads = int(np.prod(exercise.launch(**case.size)[1]))
     seen = "" if wrong.size == 1 else pattern(expected, got, wrong, unwritten, case.inputs, threads)
+    if case.start is not None and np.array_equal(got, case.start):
+        seen = "It holds what it held before the launch."
     if wrong.size == 1:
         head = "The output was not written." if unwritten.all() else "The value is wrong."
     elif unwritten.all():
-        head = f"None of the {wrong.size:,} elements was written."
         seen = ""
+        head = f"None of the {wrong.size:,} elements was written."
     else:
         how_many = "All" if wrong.all() else f"{int(wrong.sum()):,} of"
         verb = "was never written" if unwritten[wrong].all() else "is wrong" if wrong.sum() == 1 else "are wrong"
         verb = verb.replace("was", "were") if wrong.sum() > 1 else verb
         head = f"{how_many} {wrong.size:,} elements {verb}."
+    if wrong.size == 1 and not unwritten.all() and not seen:
+        seen = f"Expected is {show_value(expected.flat[0])}, and it holds {show_value(got.flat[0])}."
     details = [f"The smallest case that fails: {size_text(case.size)}." + (f" {seen}" if seen else "")]
     if exercise is None:
         details.append(f"It was called with {_called(case)}.")
@@ -386,11 +390,12 @@ def _run_stages(exercise: Exercise, answer, cases: list[Case]):
 
 def _with_larger(answer, outcome: Outcome, case: Case, more: list) -> Outcome:
     """A very small case says little about which elements are wrong: what a larger one shows is added."""
-    if outcome.kind != "wrong_result" or case.expected.size >= TELLING_ELEMENTS:
+    if outcome.kind != "wrong_result" or case.expected.size >= TELLING_ELEMENTS or case.expected.ndim == 0:
         return outcome
     for larger, run in more:
-        if larger.expected.size >= TELLING_ELEMENTS and (seen := run(answer).seen):
-            return replace(outcome, details=(*outcome.details, f"At {size_text(larger.size)}: {seen}"))
+        if larger.expected.size >= TELLING_ELEMENTS and (theirs := run(answer)).seen:
+            told = f"At {size_text(larger.size)}, in the table: {theirs.seen}"
+            return replace(outcome, details=(*outcome.details, told), table=theirs.table)
     return outcome
 
 
@@ -411,6 +416,8 @@ def _runner(exercise: Exercise, case: Case, order: str):
 
 def _known_mistake(exercise: Exercise, answer, outcome: Outcome, run, more: list, case: Case) -> str:
     """The known wrong answer that does the same as this one, in the failing run and in the next ones; "" if none."""
+    if device.on_gpu() and outcome.kind in ("never_ends", "gpu_fault"):
+        return ""  # this GPU takes no more launches from this process
     best, found = -1, []
     theirs_more = None
     for mistake, wrong in exercise.wrong.items():
@@ -512,7 +519,13 @@ def _observer(exercise: Exercise, case: Case, whole: bool = False):
 
 
 def _is_kernel(answer) -> bool:
-    return hasattr(answer, "py_func") and hasattr(answer, "__getitem__")
+    return hasattr(answer, "py_func") and hasattr(answer, "__getitem__") and not _is_device_function(answer)
+
+
+def _is_device_function(answer) -> bool:
+    """As the CPU device makes them, or as numba.cuda does."""
+    options = getattr(answer, "targetoptions", None) or {}
+    return type(answer).__name__ == "DeviceFunction" or bool(options.get("device"))
 
 
 def _preflight(exercise: Exercise, answer) -> Outcome | None:
@@ -534,9 +547,7 @@ def _preflight(exercise: Exercise, answer) -> Outcome | None:
             return Outcome("not_a_kernel", "Pass the kernel itself, without [grid, block].",
                            ("check chooses grid and block, and launches it at many sizes.",))
         name = getattr(answer, "__name__", "it")
-        if type(answer).__name__ in ("DeviceFunction", "DeviceDispatcher") or getattr(
-            answer, "_labkit_device_function", False
-        ):
+        if _is_device_function(answer):
             return Outcome("not_a_kernel", f"`{name}` is a device function, and asked for is a kernel.",
                            ("Take `device=True` out of `@cuda.jit(...)`.",))
         if callable(answer):

@@ -153,6 +153,8 @@ def marked_up(text: str) -> str:
 def show_value(value) -> str:
     if isinstance(value, (float, np.floating)) and np.isnan(value):
         return "NaN"
+    if isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_)):
+        return f"{value:,}"
     return f"{value:.6g}" if isinstance(value, (float, np.floating)) else str(value)
 
 

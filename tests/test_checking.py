@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -366,6 +367,47 @@ def test_the_file_of_a_message_is_not_shown(file):
     message = verdict.without_file(f"k, line 3: wrong (twice) ({file})")
     assert message == "k, line 3: wrong (twice)"
     assert verdict.split_line(message) == ("wrong (twice)", 3)
+
+
+@pytest.fixture
+def report(monkeypatch):
+    """A stand-in for observe: what it finds is set by the test; each kernel finds the same."""
+    import labkit
+
+    found = SimpleNamespace(races=[], out_of_bounds=[], divergent_barriers=[], uninitialized_reads=[], counts={})
+    monkeypatch.setitem(labkit.__dict__, "observe", lambda launch, *arguments: found)
+    return found
+
+
+class Finding(SimpleNamespace):
+    def __str__(self):
+        return self.told
+
+
+@cpu_only
+def test_what_observe_finds_is_a_verdict(report):
+    report.races = [Finding(told="Threads 0 and 1 both write out[0].", kind="race", index=(0,))] * 3
+    told = examined(right)
+    assert told.kind == "race" and told.headline == "Two threads race for the same element."
+    assert told.details[:2] == ("Threads 0 and 1 both write out[0].",) * 2
+    assert "There are 3 such findings" in told.details[2]
+    report.races = []
+    assert examined(right).passed
+
+
+@cpu_only
+def test_a_demand_is_made_of_what_observe_counted(report):
+    from dataclasses import replace
+
+    def few_loads(report):
+        return None if report.counts["global_loads"] <= 10 else "It loads each element more than once."
+
+    careful = replace(exercises.find("scale_vector"), demand=few_loads)
+    report.counts["global_loads"] = 20
+    told = examine(careful, right)
+    assert told.kind == "demand" and told.details == ("It loads each element more than once.",)
+    report.counts["global_loads"] = 10
+    assert examine(careful, right).passed
 
 
 @pytest.mark.gpu

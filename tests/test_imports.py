@@ -11,7 +11,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "labkit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # What learners and the command use; kernels and what measures them do not know it.
-CONSUMERS = {"cli", "course", "run", "execute", "site", "readme", "progress", "doctor", "bench"}
+CONSUMERS = {"cli", "course", "run", "execute", "site", "readme", "progress", "doctor", "bench", "checking", "verdict",
+             "workbook", "runcells"}
 
 
 def module_name(path: Path) -> str:
@@ -73,7 +74,7 @@ def test_kernels_and_measuring_know_nothing_of_the_command_and_the_course():
 
 
 def test_measuring_knows_no_particular_kernel():
-    paths = [PACKAGE / f"{name}.py" for name in ("op", "measure", "roofline", "plots", "show")]
+    paths = [PACKAGE / f"{name}.py" for name in ("op", "measure", "roofline", "plots", "show", "checking", "verdict")]
     allowed = {"labkit.kernels.launching"}
     forbidden = lambda n: under(n, "labkit.kernels") and n != "labkit.kernels" and not under(n, *allowed)  # noqa: E731
     assert offenders([path for path in paths if path.exists()], forbidden) == []
