@@ -206,10 +206,10 @@ def stripes_unguarded(out):
 
 
 @cuda.jit
-def stripes_first_block(out):
-    i = cuda.threadIdx.x
+def stripes_of_32(out):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if i < out.size:
-        out[i] = cuda.blockIdx.x % 2
+        out[i] = i // 32 % 2
 
 
 STRIPES = Exercise(
@@ -225,7 +225,7 @@ STRIPES = Exercise(
         "the stripes follow the threads of a block, not the blocks": stripes_by_thread,
         "the stripes are the other way round: block 0 writes 0": stripes_inverted,
         "there is no guard": stripes_unguarded,
-        "every block writes to the elements of the first: its own number is not in the index": stripes_first_block,
+        "the stripes are 32 elements wide, whatever the size of a block": stripes_of_32,
     },
 )
 
