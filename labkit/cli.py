@@ -245,8 +245,9 @@ def check_build(console, errors, course, chapters) -> None:
 
     wrong = say(courses.check(course))
     if course.exercises:
-        wrong |= say(workbook.unmatched(course))
-        if not wrong:  # else the executed cells would only say the same again
+        unmatched = say(workbook.unmatched(course))
+        wrong |= unmatched
+        if not unmatched and not workbook.stale(course):  # else the executed cells would only say the same again
             with console.status("Checking the exercises") as status:
                 wrong |= say(
                     workbook.verify(course, chapters, lambda c: status.update(f"Running the exercises of {c.number}"))

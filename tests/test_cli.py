@@ -340,6 +340,7 @@ def test_build_check_looks_at_the_exercises(exercised):
         return done.output
 
     assert "exercises" not in problems()
+    assert "00_first" in json.loads((exercised.root / ".labkit" / "verified.json").read_text())
     exercised.write(**RIGHT)
     assert "exercises/00_first.ipynb was edited by hand" in problems()
     done = exercised("build", "--exercises")
