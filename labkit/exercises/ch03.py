@@ -11,6 +11,7 @@ from labkit.op import relative_to, uniform
 
 WIDE = (32, 8)  # threads along the columns and the rows of a matrix
 LONG = (32, 4, 1)  # threads along z, y, x of a volume
+GRID_TURNED = "`row, col = cuda.grid(2)`, where the grid is laid with its x along the columns"
 
 
 def _over_matrix(R, C):
@@ -57,6 +58,13 @@ def row_left_out(a, v, out):
         out[row, col] = a[row, col]
 
 
+@cuda.jit
+def row_grid_turned(a, v, out):
+    row, col = cuda.grid(2)
+    if row < out.shape[0] and col < out.shape[1]:
+        out[row, col] = a[row, col] + v[col]
+
+
 ADD_ROW = Exercise(
     name="add_row",
     reference=lambda a, v: a.astype(np.float64) + v.astype(np.float64)[None, :],
@@ -66,7 +74,8 @@ ADD_ROW = Exercise(
     launch=_over_matrix,
     tolerance=relative_to(lambda a, v: np.abs(a) + np.abs(v)[None, :], roundings=1),
     wrong={"`v` is read at the row, and not at the column": row_by_row_index,
-           "every element adds the same `v[0]`": row_first_only, "`v` is never added": row_left_out},
+           "every element adds the same `v[0]`": row_first_only, "`v` is never added": row_left_out,
+           GRID_TURNED: row_grid_turned},
 )
 
 
@@ -117,7 +126,7 @@ OUTER_DIFFERENCE = Exercise(
     tolerance=relative_to(lambda a, b: np.abs(a)[:, None] + np.abs(b)[None, :], roundings=1),
     wrong={"`a` is read at the column and `b` at the row": outer_axes_exchanged,
            "`b - a` in place of `a - b`": outer_sign,
-           "`row, col = cuda.grid(2)`, where the grid is laid with its x along the columns": outer_grid_turned,
+           GRID_TURNED: outer_grid_turned,
            "no guard": outer_no_guard, "a guard for the rows, and none for the columns": outer_half_guard},
 )
 
@@ -153,6 +162,13 @@ def middle_one_too_far(a, g, out, ny, nz):
         out[i] = a[i] * g[i // nz % ny]
 
 
+@cuda.jit
+def middle_is_x(a, g, out, ny, nz):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = a[i] * g[i // (ny * nz)]
+
+
 SCALE_MIDDLE = Exercise(
     name="scale_middle",
     reference=lambda a, g: a.astype(np.float64) * g.astype(np.float64)[None, :, None],
@@ -164,7 +180,7 @@ SCALE_MIDDLE = Exercise(
     tolerance=relative_to(lambda a, g: np.abs(a) * np.abs(g)[None, :, None], roundings=1),
     wrong={"`i // nz` goes on counting through every x: `% ny` is missing": middle_no_wrap,
            "`i % ny`, as if y ran fastest": middle_as_fastest,
-           "`ny` and `nz` exchanged": middle_lengths_exchanged,
+           "`i // (ny * nz)`, which is x": middle_is_x, "`ny` and `nz` exchanged": middle_lengths_exchanged,
            "`<=` in place of `<` in the guard": middle_one_too_far},
 )
 

@@ -89,6 +89,14 @@ def matvec_one_short(a, x, out):
         out[row] = total
 
 
+@cuda.jit
+def matvec_adds_to_out(a, x, out):
+    row = cuda.grid(1)
+    if row < out.size:
+        for k in range(x.size):
+            out[row] += a[row, k] * x[k]
+
+
 MATVEC = Exercise(
     name="matvec",
     reference=lambda a, x: a.astype(np.float64) @ x.astype(np.float64),
@@ -99,7 +107,8 @@ MATVEC = Exercise(
     tolerance=dot_products(lambda a, x: np.abs(a) @ np.abs(x), length=lambda a, x: a.shape[1]),
     wrong={"`a[k, row]`: it walks down a column of `a`": matvec_down_a_column,
            "`=` in place of `+=`: only the last product is left": matvec_last_only,
-           "`x` is read at the row": matvec_x_at_row, "the last product is left out": matvec_one_short},
+           "`x` is read at the row": matvec_x_at_row, "the last product is left out": matvec_one_short,
+           "the products are added to `out`, which nothing has set to 0 (check fills it with NaN)": matvec_adds_to_out},
 )
 
 
@@ -237,6 +246,16 @@ def layer_no_guard(a, b, bias, out):
     out[row, col] = max(total, ZERO)
 
 
+@cuda.jit
+def layer_maximum_each_step(a, b, bias, out):
+    col, row = cuda.grid(2)
+    if row < out.shape[0] and col < out.shape[1]:
+        total = bias[col]
+        for k in range(a.shape[1]):
+            total = max(total + a[row, k] * b[k, col], ZERO)
+        out[row, col] = total
+
+
 def _layer_reference(a, b, bias):
     a, b, bias = _wide(a, b, bias)
     return np.maximum(a @ b + bias, 0)
@@ -254,6 +273,7 @@ DENSE_LAYER = Exercise(
     wrong={"the bias is added at every step of the loop": layer_bias_each_step,
            "the bias is read at the row": layer_bias_by_row,
            "the bias is added after negative values have become 0": layer_bias_after,
+           "the maximum is taken at every step of the loop": layer_maximum_each_step,
            "negative values stay": layer_no_rectifier, "the bias is never added": layer_no_bias,
            "no guard": layer_no_guard},
 )
@@ -673,6 +693,24 @@ def at_loads_unguarded(a, b, out):
 
 
 @cuda.jit
+def at_first_tiles_again(a, b, out):
+    a_tile = cuda.shared.array((16, 16), float32)
+    b_tile = cuda.shared.array((16, 16), float32)
+    x, y = cuda.threadIdx.x, cuda.threadIdx.y
+    left, top = cuda.blockIdx.x * 16, cuda.blockIdx.y * 16
+    total = float32(0.0)
+    for start in range(0, a.shape[0], 16):  # noqa: B007 (unused: that is the mistake)
+        a_tile[y, x] = a[y, top + x] if y < a.shape[0] and top + x < a.shape[1] else ZERO
+        b_tile[y, x] = b[y, left + x] if y < b.shape[0] and left + x < b.shape[1] else ZERO
+        cuda.syncthreads()
+        for i in range(16):
+            total += a_tile[i, y] * b_tile[i, x]
+        cuda.syncthreads()
+    if top + y < out.shape[0] and left + x < out.shape[1]:
+        out[top + y, left + x] = total
+
+
+@cuda.jit
 def at_no_second_barrier(a, b, out):
     a_tile = cuda.shared.array((16, 16), float32)
     b_tile = cuda.shared.array((16, 16), float32)
@@ -720,6 +758,7 @@ MATMUL_AT = Exercise(
            "where a tile reaches beyond its matrix, it keeps what stood there before, and not zeros": at_stale_tails,
            "threads without an element go home before the barriers": at_leaves_early,
            "the loads have no guard": at_loads_unguarded,
+           "every step loads the first tiles again": at_first_tiles_again,
            **_seen_by_observe({
                "no barrier between reading the tiles and writing the next ones": at_no_second_barrier,
                "no tiles: every thread walks through global memory": at_without_tiles})},
