@@ -1,4 +1,4 @@
-"""Shared by all tests: the `gpu` marker, and a small course in a temporary directory."""
+"""Shared by all tests: the markers `gpu` and `cpu_device`, and a small course in a temporary directory."""
 
 import sys
 import textwrap
@@ -9,14 +9,15 @@ import pytest
 
 
 def pytest_collection_modifyitems(items):
-    marked = [item for item in items if item.get_closest_marker("gpu")]
+    marked = [item for item in items for name in ("gpu", "cpu_device") if item.get_closest_marker(name)]
     if not marked:
         return
     from labkit import device
 
-    if not device.on_gpu():
-        for item in marked:
-            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+    for item in marked:
+        if device.on_gpu() != bool(item.get_closest_marker("gpu")):
+            reason = "about the CPU device" if device.on_gpu() else "needs a GPU"
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 AGREEMENT = """\

@@ -13,6 +13,8 @@ from labkit.checking import check, examine
 from labkit.exercises import Exercise
 from labkit.verdict import CheckFailed, Verdict, pattern
 
+pytestmark = pytest.mark.cpu_device
+
 MADE_UP = Path(__file__).parent / "made_up_exercises"
 
 

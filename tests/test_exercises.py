@@ -12,6 +12,8 @@ from labkit import course, device, exercises, workbook
 from labkit.checking import examine
 from labkit.exercises import Exercise
 
+pytestmark = pytest.mark.cpu_device
+
 ROOT = Path(__file__).resolve().parent.parent
 COURSE = course.load(ROOT)
 EXERCISES = exercises.load()
@@ -53,6 +55,13 @@ def test_answers_pass_and_skeletons_run_and_fail(name):
     begin = time.perf_counter()
     assert workbook.verify_chapter(COURSE, chapter) == []
     print(f"{name}: {time.perf_counter() - begin:.1f} s")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_answers_pass_and_skeletons_fail_on_a_gpu(name):
+    (chapter,) = COURSE.pick([name])
+    assert workbook.verify_chapter(COURSE, chapter) == []
 
 
 @pytest.mark.parametrize("name", CHAPTERS)

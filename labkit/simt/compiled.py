@@ -29,12 +29,12 @@ from labkit.simt.rewrite import BUILTINS, ID_NAMES, DtypeOf, contains, type_code
 SHUFFLES = {"shfl_sync", "shfl_up_sync", "shfl_down_sync", "shfl_xor_sync"}
 VOTES = {"all_sync", "any_sync", "eq_sync", "ballot_sync"}
 HELPERS = (
-    "load", "store", "view", "axis", "fail", "poll", "carve", "row", "poison",
+    "load", "store", "view_parts", "view_of", "axis", "fail", "poll", "carve", "row", "poison",
     "atomic_add", "atomic_sub", "atomic_max", "atomic_min", "atomic_nanmax", "atomic_nanmin", "atomic_and_",
     "atomic_or_", "atomic_xor", "atomic_exch", "atomic_inc", "atomic_dec", "atomic_cas",
     "popc", "clz", "ffs", "brev", "fma", "cbrt", "rsqrt", "remainder", "modf", "selp",
-    "barrier", "lanes", "check_mask", "shuffle", "match_any", "match_all", "fill", "copy", "clear_padding", "any_set",
-    "count_set", "value_bits", "coprime",
+    "barrier", "grid_barrier", "lanes", "check_mask", "shuffle", "match_any", "match_all", "fill", "copy", "clear_padding",
+    "any_set", "count_set", "value_bits", "coprime",
 )  # fmt: skip
 IMPORTS = (
     "import math as _math",
@@ -340,7 +340,7 @@ class Generator:
 
     def _classify(self):
         """Which variables are kept for each thread, which are computed anew in each region, which once for a block."""
-        self.uniform, self.rematerialised, self.views, self.kept = {}, {}, {}, {}
+        self.uniform, self.rematerialised, self.kept, self.kept_views = {}, {}, {}, {}
         self.shared_names = set(self.program.shared)
         self.variables = {name for s in self.body for name in _writes(s)}
         if not self.has_waits:
@@ -390,8 +390,9 @@ class Generator:
         if ty is None:
             return  # read, never written: Numba will say so
         line = next((s.lineno for s in self._assignments(name)), self.program.line)
-        if isinstance(ty, types.Array):
-            self._keep_view(name, line)
+        if isinstance(ty, types.Array):  # a view: its address, shape and strides
+            self.kept[name] = [(f"_v{name}_{k}", types.int64) for k in range(1 + 2 * ty.ndim)]
+            self.kept_views[name] = ty
             return
         parts = list(ty.types) if isinstance(ty, types.BaseTuple) else [ty]
         if not all(isinstance(p, (types.Number, types.Boolean)) for p in parts):
@@ -403,21 +404,6 @@ class Generator:
             self.kept[name] = [(f"_v{name}_{k}", p) for k, p in enumerate(parts)]
         else:
             self.kept[name] = [(f"_v{name}", ty)]
-
-    def _keep_view(self, name, line):
-        """A view of an array cannot be stored for each thread, but it can be made again."""
-        assignments = self._assignments(name)
-        if len(assignments) == 1 and isinstance(assignments[0], ast.Assign):
-            value = assignments[0].value
-            if isinstance(value, ast.Subscript):
-                atoms = self._atoms(value.value), self._atoms(value.slice)
-                if None not in atoms:
-                    self.views[name] = assignments[0]
-                    return
-        raise UnsupportedError(
-            f"{self.program.name}, line {line}: {name} is a view of an array that changes between barriers; "
-            f"index the array itself instead ({place(self.program.filename)})"
-        )
 
     def _waits(self, items):
         for item in items:
@@ -535,8 +521,8 @@ class Generator:
             self.lines.append("    " * self.indent + part + comment)
             comment = ""
 
-    def site(self, line, text=""):
-        key = (self.program.name, self.filename, line, text)
+    def site(self, line, text="", filename=None):
+        key = (self.program.name, filename or self.filename, line, text)
         if key not in self.site_index:
             self.site_index[key] = len(self.sites)
             self.sites.append(key)
@@ -688,6 +674,8 @@ class Generator:
             shape = f"(_dynamic // {_itemsize(array.dtype)},)" if array.shape == (0,) else _shape(array.shape)
             name = array.name
             if p.cooperative:
+                if array.shape == (0,):  # blocks stand at multiples of the alignment, whatever the dtype
+                    shape = f"((_dynamic + {_ALIGN - 1}) // {_ALIGN} * {_ALIGN} // {_itemsize(array.dtype)},)"
                 shape, name = f"(_B, {shape[1:]}", f"_all_{name}"
             self.line(f"{name} = _carve(_scratch, {offset} * _B, {shape}, {type_code(array.dtype)})", array.line)
         for array in p.local.values():
@@ -765,7 +753,9 @@ class Generator:
             self.line("_by = _b // _gdx % _gdy")
             self.line("_bz = _b // (_gdx * _gdy)")
             for name in sorted(self.shared_names & self._with_sources({n for s in statements for n in _reads(s)})):
-                self.line(f"{name} = _row(_all_{name}, _k)")
+                array = self.program.shared[name]
+                part = f"[: _dynamic // {_itemsize(array.dtype)}]" if array.shape == (0,) else ""
+                self.line(f"{name} = _row(_all_{name}, _k){part}")
         base = "_k * _P + " if self.program.cooperative else ""
         if self.order == "scattered":
             self.line("for _n in range(_T):")
@@ -792,7 +782,7 @@ class Generator:
         read_names = names | {s.target for s in statements if isinstance(s, Read)}
         depth = self._open_threads(mask, statements)
         loads = flow.exposed | (flow.assigned if flow.leaves else flow.assigned - flow.surely)
-        self._prelude(read_names | flow.assigned, flow.exposed)
+        self._prelude(read_names | flow.assigned)
         self._load(loads)
         self.stores = sorted(flow.assigned & set(self.kept))
         self.frames = frames
@@ -812,34 +802,28 @@ class Generator:
             name = todo.pop()
             if name not in found:
                 found.add(name)
-                node = self.rematerialised.get(name) or self.views.get(name)
+                node = self.rematerialised.get(name)
                 todo += _reads(node.value) if node is not None else ()
         return found
 
-    def _prelude(self, names, exposed):
-        """Make again what is cheaper to compute than to keep, in the source's order; views only if `exposed`."""
-        needed = self._with_sources(set(names) - set(self.views) | set(exposed))
+    def _prelude(self, names):
+        """Make again what is cheaper to compute than to keep, in the order of the source."""
+        needed = self._with_sources(names)
         for name in sorted(self.local_per_thread & needed):
             self.line(f"{name} = _row(_all_{name}, _t)")
         for name, node in self.rematerialised.items():
             if name in needed:
                 self.line(f"{name} = {self._expression(node.value)}", node.lineno)
-        for name, node in self.views.items():
-            if name in needed:
-                self.line(f"{name} = {self._view(node.value)}", node.lineno)
-
-    def _view(self, node):
-        """A view made again; unchecked, since this thread may be one that never made it."""
-        if self.pretty:
-            return ast.unparse(node)
-        call = ast.Call(ast.Name("_view", ast.Load()), [node.value, _as_index(node.slice)], [])
-        return ast.unparse(call)
 
     def _load(self, names):
         for name in sorted(set(names) & set(self.kept)):
             parts = [f"{array}[_t]" for array, _ in self.kept[name]]
             is_tuple = self.kept[name][0][0] != f"_v{name}"
-            self.line(f"{name} = ({', '.join(parts)},)" if is_tuple else f"{name} = {parts[0]}")
+            value = f"({', '.join(parts)},)" if is_tuple else parts[0]
+            view = self.kept_views.get(name)
+            if view is not None:
+                value = f"_view_of({value}, {type_code(view.dtype)}, {view.layout!r}, {view.mutable})"
+            self.line(f"{name} = {value}")
 
     def _store(self):
         for name in self.stores:
@@ -847,8 +831,12 @@ class Generator:
             if arrays[0][0] == f"_v{name}":
                 self.line(f"_v{name}[_t] = {name}")
             else:
+                value = name
+                if name in self.kept_views:
+                    value = "_parts"
+                    self.line(f"_parts = _view_parts({name})")
                 for k, (array, _) in enumerate(arrays):
-                    self.line(f"{array}[_t] = {name}[{k}]")
+                    self.line(f"{array}[_t] = {value}[{k}]")
 
     def _statement(self, s, depth):
         """A statement of a region, below `depth` loops of its own."""
@@ -916,7 +904,7 @@ class Generator:
         test = ast.Expr(item.test)
         test.lineno = item.line
         depth = self._open_threads(mask, [test])
-        self._prelude(_reads(item.test), _reads(item.test))
+        self._prelude(_reads(item.test))
         self._load(_reads(item.test))
         self.line(f"if {self._expression(item.test)}:")
         self.line(f"    {yes}[_t] = 1", item.line)
@@ -981,7 +969,7 @@ class Generator:
         parts = [ast.Constant(0), *iterable.args, ast.Constant(1)] if len(iterable.args) == 1 else list(iterable.args)
         parts = parts if len(parts) == 3 else [*parts, ast.Constant(1)]
         depth = self._open_threads(mask, [iterable])
-        self._prelude(_reads(iterable), _reads(iterable))
+        self._prelude(_reads(iterable))
         self._load(_reads(iterable))
         for key, value in zip(("next", "stop", "step"), parts, strict=True):
             self.line(f"_v{item.names[key]}[_t] = {self._expression(value)}", s.lineno)
@@ -997,7 +985,7 @@ class Generator:
         self.line("_some = False")
         depth = self._open_threads(looping, [ast.Expr(s.test if isinstance(s, ast.While) else s.iter)])
         if isinstance(s, ast.While):
-            self._prelude(_reads(s.test), _reads(s.test))
+            self._prelude(_reads(s.test))
             self._load(_reads(s.test))
             self.line(f"if {self._expression(s.test)}:")
             self.line("    _some = True")
@@ -1018,11 +1006,12 @@ class Generator:
 
     def _wait(self, sync, mask):
         op, here = sync.op, mask or "_m0"
-        site = self.site(sync.lineno, op)
+        site = self.site(sync.lineno, op, sync.filename)
         if sync.kind in ("block", "grid"):
             if mask:
                 first = "_first" if self.program.cooperative else "_b"
-                self.line(f"_barrier({here}, _m0, _T, _P, _B, {first}, _E, {site})")
+                which = "_barrier" if sync.kind == "block" else "_grid_barrier"
+                self.line(f"{which}({here}, _m0, _T, _P, _B, {first}, _E, {site})")
             self.line(f"# ---- cuda.{op if sync.kind == 'block' else 'cg.this_grid().sync'}(), line {sync.lineno}")
             if op.startswith("syncthreads_") and not self.program.cooperative:
                 self.line(f"_count = _count_set(_v{sync.names[0]}, {here}, 0, _T)")
@@ -1037,7 +1026,7 @@ class Generator:
     def _read(self, s):
         sync, op = s.sync, s.sync.op
         args = [f"_v{name}" for name in sync.names]
-        site = self.site(sync.lineno, op)
+        site = self.site(sync.lineno, op, sync.filename)
         where = f"_E, _t, _b, {site}"
         if op.startswith("syncthreads_"):
             count = "_count"
@@ -1143,16 +1132,6 @@ def code_name(program):
     return f"kernel_{program.name}" if program.name.startswith("_") or program.name in BUILTINS else program.name
 
 
-def _as_index(node):
-    """A subscript's index as an expression: slices become slice(...)."""
-    if isinstance(node, ast.Tuple):
-        return ast.Tuple([_as_index(part) for part in node.elts], ast.Load())
-    if isinstance(node, ast.Slice):
-        parts = [part or ast.Constant(None) for part in (node.lower, node.upper)] + ([node.step] if node.step else [])
-        return ast.Call(ast.Name("slice", ast.Load()), parts, [])
-    return node
-
-
 def _targets(node):
     """Names that a statement assigns by itself, not in what it contains."""
     if isinstance(node, ast.Assign):
@@ -1234,7 +1213,8 @@ class _Checker(ast.NodeTransformer):
         for name in ast.walk(named):
             if isinstance(name, ast.Name):
                 name.id = getattr(name, "shown", name.id)
-        return ast.Constant(self.generator.site(getattr(node, "lineno", self.at), ast.unparse(named)))
+        line, filename = getattr(node, "lineno", self.at), getattr(node, "filename", None)
+        return ast.Constant(self.generator.site(line, ast.unparse(named), filename))
 
     def _emit_store(self, target, value):
         site = self._site(target.value)

@@ -8,6 +8,7 @@ from numba.core import compiler, ir, registry, types
 from numba.core.compiler_machinery import FunctionPass, PassManager, register_pass
 from numba.core.errors import NumbaTypeError
 from numba.core.typed_passes import NopythonTypeInference
+from numba.core.untyped_passes import DeadBranchPrune
 
 from labkit.simt.errors import KernelTypeError, place
 
@@ -73,7 +74,8 @@ class _InferenceOnly(compiler.CompilerBase):
     def define_pipelines(self):
         passes = PassManager("labkit_types")
         untyped = compiler.DefaultPassBuilder.define_untyped_pipeline(self.state)
-        passes.passes.extend(untyped.passes)
+        # every branch of the generated code needs types, also one that Numba could prove dead
+        passes.passes.extend(p for p in untyped.passes if p[0] is not DeadBranchPrune)
         passes.add_pass(NopythonTypeInference, "type inference")
         passes.add_pass(_StopAfterInference, "stop")
         passes.finalize()

@@ -670,6 +670,14 @@ def _describe(kernel, compiled, run, record, limit):
         error.array, error.index, error.shape = text, index, shape
         return error
     if code == lowlevel.BARRIER:
+        if text == "grid_sync":
+            spot = f"thread {_short(thread, run.block)} of block {_short(block, run.grid)}"
+            why = "is elsewhere in the kernel" if n2 else "has returned"
+            return BarrierError(
+                f"{at}: cg.this_grid().sync() was reached by {n0} of the {n1} threads of the grid; {spot} {why}. Every "
+                f"thread of the grid must reach it{tail}",
+                **where,
+            )
         why = "is elsewhere in the kernel" if n2 else "has returned"
         return BarrierError(
             f"{at}: cuda.{text}() was reached by {n0} of the {n1} threads of block {_short(block, run.grid)}; "

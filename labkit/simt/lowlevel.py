@@ -164,34 +164,35 @@ def load(typing_context, array, index, err, t, b, site):
     return resolved.return_type(array, index, err, t, b, site), general
 
 
-@intrinsic(prefer_literal=True)
-def view(typing_context, array, index):
-    """array[index] as a view, with integers that lie outside replaced by 0: for threads that will not use it."""
-    _check_index(index)
-    function = typing_context.resolve_value_type(operator.getitem)
-    resolved = function.get_call_type(typing_context, (array, types.unliteral(index)), {})
-    parts = _parts(index)
+@intrinsic
+def view_parts(typing_context, array):
+    """(address, shape..., strides...) of an array: what a thread keeps of a view across a barrier."""
+    count = 1 + 2 * array.ndim
 
     def codegen(context, builder, signature, arguments):
         struct = context.make_array(array)(context, builder, arguments[0])
-        dims = cgutils.unpack_tuple(builder, struct.shape, array.ndim)
-        values = []
-        for part, value, dim in zip(parts, _unpack_index(builder, index, arguments[1]), dims, strict=False):
-            if isinstance(part, types.Integer):
-                wide = context.cast(builder, value, part, types.int64)
-                wrapped = builder.select(
-                    builder.icmp_signed("<", wide, ir.Constant(_I64, 0)), builder.add(wide, dim), wide
-                )
-                inside = builder.icmp_unsigned("<", wrapped, dim)
-                wide = builder.select(inside, wrapped, ir.Constant(_I64, 0))
-                value = context.cast(builder, wide, types.int64, types.unliteral(part))
-            values.append(value)
-        whole = cgutils.make_anonymous_struct(builder, values) if isinstance(index, types.BaseTuple) else values[0]
-        if isinstance(resolved.args[1], types.UniTuple):
-            whole = cgutils.pack_array(builder, values)
-        return context.get_function(function, resolved)(builder, (arguments[0], whole))
+        shape = cgutils.unpack_tuple(builder, struct.shape, array.ndim)
+        strides = cgutils.unpack_tuple(builder, struct.strides, array.ndim)
+        return cgutils.pack_array(builder, [builder.ptrtoint(struct.data, _I64), *shape, *strides])
 
-    return resolved.return_type(array, index), codegen
+    return types.UniTuple(types.int64, count)(array), codegen
+
+
+@intrinsic(prefer_literal=True)
+def view_of(typing_context, parts, dtype, layout, mutable):
+    """The array with these parts. It owns nothing."""
+    ndim = (parts.count - 1) // 2
+    array = types.Array(dtype.dtype, ndim, layout.literal_value, readonly=not mutable.literal_value)
+
+    def codegen(context, builder, signature, arguments):
+        values = cgutils.unpack_tuple(builder, arguments[0], parts.count)
+        result = context.make_array(array)(context, builder)
+        data = builder.inttoptr(values[0], result.data.type)
+        itemsize = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(array.dtype)))
+        populate_array(result, data, values[1 : 1 + ndim], values[1 + ndim :], itemsize, meminfo=None)
+        return result._getvalue()
+
+    return array(parts, dtype, layout, mutable), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -596,6 +597,21 @@ def barrier(mask, live, threads, padded, blocks, b, err, site):
             while mask[missing]:
                 missing += 1
             fail(BARRIER, err, missing - start, b + k, site, here, threads, live[missing])
+
+
+@register_jitable
+def grid_barrier(mask, live, threads, padded, blocks, b, err, site):
+    """Fault unless all the threads of the grid are here, or none."""
+    never_inline()
+    here = 0
+    for k in range(blocks):
+        for t in range(k * padded, k * padded + threads):
+            here += mask[t]
+    if here != 0 and here != threads * blocks:
+        for k in range(blocks):
+            for t in range(k * padded, k * padded + threads):
+                if not mask[t]:
+                    fail(BARRIER, err, t - k * padded, b + k, site, here, threads * blocks, live[t])
 
 
 @register_jitable

@@ -339,6 +339,8 @@ class _Rewriter:
     def _resolve(self, scope, names, device=None):
         resolver = _Resolver(self, scope, names, device)
         body = [statement for node in scope.definition.body for statement in resolver.statement(node)]
+        for node in (n for statement in body for n in ast.walk(statement)):
+            node.filename = scope.filename  # an inlined function may stand in another file than the kernel
         return body
 
     def fresh(self, stem):
@@ -528,7 +530,7 @@ class _Rewriter:
         op = getattr(call, "sync_op", None)
         if op:
             sync = _at(Sync(target=target, args=call.args), call)
-            sync.op, sync.kind = op, sync_kind(op)
+            sync.op, sync.kind, sync.filename = op, sync_kind(op), getattr(call, "filename", None)
             return [sync]
         return self._inline(call, target)
 
@@ -890,7 +892,9 @@ class _Resolver:
         if isinstance(obj, tuple):
             return _at(ast.Tuple([self.embed(item, node) for item in obj], ast.Load()), node)
         if isinstance(obj, (np.ndarray, DeviceNDArray)):
-            return self._code(self._hidden(obj), node)
+            new = self._code(self._hidden(obj), node)
+            new.shown = source  # what an error calls it
+            return new
         if isinstance(obj, types.Type) or (isinstance(obj, type) and issubclass(obj, np.generic)):
             ty = _as_type(obj)
             if isinstance(ty, (types.Number, types.Boolean)):

@@ -73,10 +73,13 @@ def test_ways_to_launch():
         out[:] = 0
         count[grid, block](out, 3)
         np.testing.assert_array_equal(out, 3 * 8)  # eight threads in each row of blocks
-    launch = count[(1, 4), 8, cuda.stream(), 0]
-    launch(out, 1)
-    launch(out, 1)
-    assert out.tolist() == [24 + 8 + 8] * 4
+    # a device array: with a stream, numba-cuda 0.30 cannot take NumPy >= 2.5's host arrays
+    on_device, stream = cuda.to_device(out), cuda.stream()
+    launch = count[(1, 4), 8, stream, 0]
+    launch(on_device, 1)
+    launch(on_device, 1)
+    stream.synchronize()
+    assert on_device.copy_to_host().tolist() == [24 + 8 + 8] * 4
     assert count.py_func.__name__ == "count"
 
 
@@ -1129,6 +1132,7 @@ def test_device_function_options():
     np.testing.assert_array_equal(x, np.arange(20) ** 2)
 
 
+@pytest.mark.cpu_device  # pytest rewrites the assert, and numba.cuda compiles what it finds there
 def test_assertions_stop_a_kernel_in_debug_mode():
     @cuda.jit(debug=True, opt=False)
     def kernel(x):

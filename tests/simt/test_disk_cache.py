@@ -10,6 +10,8 @@ import pytest
 
 from labkit.simt.errors import OutOfBoundsError
 
+pytestmark = pytest.mark.cpu_device
+
 PROGRAM = """\
 import numpy as np
 from labkit import cuda

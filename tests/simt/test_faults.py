@@ -31,6 +31,8 @@ from labkit.simt.errors import (
     WarpError,
 )
 
+pytestmark = pytest.mark.cpu_device
+
 FULL = 0xFFFFFFFF
 
 

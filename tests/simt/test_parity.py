@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numba import float32, int32
 
-from labkit import cuda, device
+from labkit import cuda
 
-pytestmark = pytest.mark.skipif(device.on_gpu(), reason="about the CPU device")
+pytestmark = pytest.mark.cpu_device
 
 
 class Settings:
