@@ -877,6 +877,35 @@ def local_arrays_by_other_names(a, out):
     out[t] = x + mine[0] + same[3] * 1000
 
 
+@case(1, 32, ints(32), out(32))
+def local_arrays_that_change_roles(a, out):
+    p = cuda.local.array(2, int64)
+    q = cuda.local.array(2, int64)
+    t = cuda.threadIdx.x
+    p[0], q[0] = a[t], t
+    for _k in range(3):
+        p, q = q, p
+        p[0] += cuda.shfl_xor_sync(FULL, q[0], 1)
+    out[t] = p[0] * 1000 + q[0]
+
+
+@case(2, 8, ints(5, 8), ints(8, 5), out(2, 8))
+def views_of_several_layouts(a, b, out):
+    s = cuda.shared.array((2, 8), int64)
+    t = cuda.threadIdx.x
+    line = a[:, t] if t % 2 else b[t]
+    now = s[0]
+    total = 0
+    for k in range(4):
+        now[t] = line[k] + cuda.blockIdx.x
+        cuda.syncthreads()
+        total = total * 7 + now[7 - t]
+        now = s[(k + 1) % 2]
+    part = line[1:]
+    cuda.syncthreads()
+    out[cuda.blockIdx.x, t] = total * 100 + part[3] + part.shape[0]
+
+
 @case(1, 64, floats(64), ints(64), np.zeros(64, np.float32), out(64))
 def several_shared_arrays(f, a, fout, out):
     s, k = cuda.shared.array(64, float32), cuda.shared.array((4, 16), int32)
