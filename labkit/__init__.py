@@ -13,6 +13,7 @@ _HOMES = {
     "cuda": "labkit.cuda",
     "device": "labkit.device",
     "simt": "labkit.simt",
+    "observe": "labkit.simt",
     "measure": "labkit.measure",
     "plots": "labkit.plots",
     "roofline": "labkit.roofline",

@@ -8,10 +8,12 @@ compiled.py   the normal form -> loops over the threads of a block, compiled by 
 inference.py  Numba's type inference: what threads keep across a barrier, clear errors
 lowlevel.py   the checked loads, stores, atomics and bit operations that the generated code calls
 launch.py     kernel[grid, block](...): limits, arguments, blocks over cores, faults, Ctrl-C
+observed.py   the same normal form in plain Python, every access seen; report.py says what was seen
 namespace.py  the names of numba.cuda
 arrays.py     device arrays, streams, events
 """
 
 from labkit.simt.launch import show, thread_order, time_limit
+from labkit.simt.observed import observe
 
-__all__ = ["show", "thread_order", "time_limit"]
+__all__ = ["observe", "show", "thread_order", "time_limit"]

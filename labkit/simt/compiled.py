@@ -33,8 +33,8 @@ HELPERS = (
     "atomic_add", "atomic_sub", "atomic_max", "atomic_min", "atomic_nanmax", "atomic_nanmin", "atomic_and_",
     "atomic_or_", "atomic_xor", "atomic_exch", "atomic_inc", "atomic_dec", "atomic_cas",
     "popc", "clz", "ffs", "brev", "fma", "cbrt", "rsqrt", "remainder", "modf", "selp",
-    "barrier", "grid_barrier", "lanes", "check_mask", "shuffle", "match_any", "match_all", "fill", "copy", "clear_padding",
-    "any_set", "count_set", "value_bits", "coprime",
+    "barrier", "grid_barrier", "lanes", "check_mask", "shuffle", "match_any", "match_all", "fill", "copy",
+    "clear_padding", "any_set", "count_set", "value_bits", "coprime",
 )  # fmt: skip
 IMPORTS = (
     "import math as _math",
@@ -367,6 +367,9 @@ class Generator:
             self._check_collectives(found)
             for name in sorted(exposed):
                 self._keep(name, found)
+            for view in self.kept_views:  # a view of a local array may be of any thread's
+                for assignment in self._assignments(view):
+                    self.local_per_thread |= _reads(assignment.value) & set(self.program.local)
             for loop in self._loops(self.tree):
                 if not loop.uniform and isinstance(loop.node, ast.For):
                     for name in loop.names.values():

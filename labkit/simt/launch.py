@@ -198,8 +198,9 @@ def fingerprint_of(program):
         f"{d.name} {d.params} {d.local} {d.filename} {[ast.dump(s, include_attributes=True) for s in d.body]}"
         for d in program.devices.values()
     ]
-    header = [program.name, program.filename, program.params, program.shared, program.local, list(program.constants),
-              program.cooperative, program.has_atomics]  # fmt: skip
+    files = sorted({getattr(n, "filename", "") for s in program.body for n in ast.walk(s)})
+    header = [*files, program.name, program.filename, program.params, program.shared, program.local,
+              list(program.constants), program.cooperative, program.has_atomics]  # fmt: skip
     return "\n".join(map(str, [*header, *body, *lines, *special, *devices]))
 
 

@@ -1,0 +1,260 @@
+"""What an observed launch did: findings in sentences, counts per source line, a table, a picture.
+
+Counts are of accesses by threads; requests are of warps (the accesses that the lanes of a warp make together); sectors
+are the 32-byte pieces of memory that a request touches, which is what a GPU moves. Coalescing efficiency is the bytes
+that were asked for over the bytes of the sectors moved.
+"""
+
+import html
+import linecache
+from dataclasses import asdict, dataclass, field
+
+KEPT = 50  # findings of one kind that are kept; the rest are counted
+COUNTS = (
+    "global_loads",
+    "global_stores",
+    "global_atomics",
+    "shared_loads",
+    "shared_stores",
+    "shared_atomics",
+    "bytes_loaded",
+    "bytes_stored",
+    "global_requests",
+    "shared_requests",
+    "sectors",
+    "lines_128",
+    "bytes_wanted",
+    "bank_conflicts",
+    "barriers",
+    "branches",
+    "divergent_branches",
+)
+
+
+@dataclass
+class Finding:
+    """Something wrong. kind: "race", "out_of_bounds", "divergent_barrier" or "uninitialized_read".
+
+    lines: of the source; threads: (x, y, z) each; block: its number; array: its name; index: of the element.
+    """
+
+    kind: str
+    kernel: str
+    lines: list
+    threads: list
+    block: int | None
+    array: str
+    index: tuple | None
+    sentence: str
+    times: int = 1
+
+    def __str__(self):
+        return self.sentence if self.times == 1 else f"{self.sentence} ({self.times:,} times in this launch.)"
+
+
+@dataclass
+class Report:
+    """The result of `observe`. `ok` is True if nothing wrong was seen."""
+
+    kernel: str
+    filename: str
+    grid: tuple
+    block: tuple
+    races: list = field(default_factory=list)
+    out_of_bounds: list = field(default_factory=list)
+    divergent_barriers: list = field(default_factory=list)
+    uninitialized_reads: list = field(default_factory=list)
+    counts: dict = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+    lines: dict = field(default_factory=dict)
+    touched: dict = field(default_factory=dict)
+    seen: dict = field(default_factory=dict)
+
+    @property
+    def findings(self):
+        return [*self.races, *self.out_of_bounds, *self.divergent_barriers, *self.uninitialized_reads]
+
+    @property
+    def ok(self):
+        return not self.findings
+
+    @property
+    def coalescing(self):
+        """Bytes asked for over bytes moved in global memory, 0 to 1; None without global accesses."""
+        return self.counts["bytes_wanted"] / (32 * self.counts["sectors"]) if self.counts["sectors"] else None
+
+    # ---------------- filled while a kernel is observed
+
+    def count(self, name, line, amount=1, space="global"):
+        if name.startswith("bytes_") and space != "global":
+            name = f"shared_{name}"
+        self.counts[name] = self.counts.get(name, 0) + amount
+        per_line = self.lines.setdefault(line, {})
+        per_line[name] = per_line.get(name, 0) + amount
+
+    def touch(self, name, space, kind, thread, address, itemsize):
+        cells = self.touched.setdefault((name, space), {})
+        if len(cells) < 4096:
+            cells.setdefault((thread, address // itemsize), set()).add(kind)
+
+    def _note(self, into, finding, key):
+        known = self.seen.get((finding.kind, key))
+        if known is not None:
+            known.times += 1
+        elif len(into) < KEPT:
+            self.seen[finding.kind, key] = finding
+            into.append(finding)
+
+    def race(self, finding, key):
+        self._note(self.races, finding, key)
+
+    def outside(self, finding, array, line):
+        self._note(self.out_of_bounds, finding, (array, line))
+
+    def uninitialized(self, finding, array, line):
+        self._note(self.uninitialized_reads, finding, (array, line))
+
+    # ---------------- shown
+
+    def to_json(self):
+        """The report as plain Python objects, for tools."""
+        kinds = ("races", "out_of_bounds", "divergent_barriers", "uninitialized_reads")
+        found = {kind: [asdict(f) | {"text": str(f)} for f in getattr(self, kind)] for kind in kinds}
+        return {
+            "kernel": self.kernel,
+            "grid": list(self.grid),
+            "block": list(self.block),
+            "ok": self.ok,
+            **found,
+            "counts": self.counts,
+            "coalescing": self.coalescing,
+            "lines": {str(line): counts for line, counts in sorted(self.lines.items())},
+        }
+
+    def rows(self):
+        """(line, source text, {column: number}) for each line that touches memory or branches."""
+        for line, counts in sorted(self.lines.items()):
+            sectors, requests = counts.get("sectors", 0), counts.get("global_requests", 0)
+            yield (
+                line,
+                linecache.getline(self.filename, line).strip(),
+                {
+                    "loads": counts.get("global_loads", 0) + counts.get("shared_loads", 0),
+                    "stores": counts.get("global_stores", 0)
+                    + counts.get("shared_stores", 0)
+                    + counts.get("global_atomics", 0)
+                    + counts.get("shared_atomics", 0),
+                    "sectors a request": sectors / requests if requests else None,
+                    "bank conflicts": counts.get("bank_conflicts", 0) if counts.get("shared_requests") else None,
+                    "barriers": counts.get("barriers") or None,
+                    "divergent": counts.get("divergent_branches") or None,
+                },
+            )
+
+    def _headline(self):
+        counts = self.counts
+        parts = [f"{counts['global_loads']:,} loads and {counts['global_stores']:,} stores in global memory"]
+        if counts["shared_loads"] or counts["shared_stores"]:
+            parts.append(f"{counts['shared_loads']:,} and {counts['shared_stores']:,} in shared memory")
+        if counts["sectors"]:
+            parts.append(f"{counts['sectors']:,} sectors of 32 bytes moved, {self.coalescing:.0%} of them asked for")
+        return "; ".join(parts)
+
+    def _verdict(self):
+        if self.ok:
+            return "Nothing wrong was seen: no race, nothing out of bounds, no divergent barrier, nothing read unwritten."
+        return "\n".join(f"- {finding}" for finding in self.findings)
+
+    def __repr__(self):
+        lines = [
+            f"{self.kernel}, grid {self.grid}, block {self.block}, observed",
+            self._verdict(),
+            "",
+            self._headline(),
+            "",
+        ]
+        names = ["loads", "stores", "sectors a request", "bank conflicts", "barriers", "divergent"]
+        rows = [(str(line), *(_text(values[n]) for n in names), text[:60]) for line, text, values in self.rows()]
+        header = ("line", *names, "source")
+        widths = [max(len(row[k]) for row in [header, *rows]) for k in range(len(header))]
+        for row in [header, *rows]:
+            cells = [
+                cell.ljust(w) if k == len(header) - 1 else cell.rjust(w)
+                for k, (cell, w) in enumerate(zip(row, widths, strict=True))
+            ]
+            lines.append("  ".join(cells).rstrip())
+        return "\n".join(lines)
+
+    def _repr_html_(self):
+        names = ["loads", "stores", "sectors a request", "bank conflicts", "barriers", "divergent"]
+        findings = "".join(f"<li>{html.escape(str(f))}</li>" for f in self.findings)
+        verdict = f"<ul>{findings}</ul>" if findings else f"<p>{html.escape(self._verdict())}</p>"
+        head = "".join(f"<th>{n}</th>" for n in names)
+        body = "".join(
+            f"<tr><td>{line}</td>"
+            + "".join(f"<td>{_text(values[n])}</td>" for n in names)
+            + f"<td style='text-align:left'><code>{html.escape(text)}</code></td></tr>"
+            for line, text, values in self.rows()
+        )
+        title = f"{self.kernel}, grid {self.grid}, block {self.block}, observed"
+        return (
+            f"<div><strong>{html.escape(title)}</strong>{verdict}<p>{self._headline()}</p>"
+            f"<table><thead><tr><th>line</th>{head}<th style='text-align:left'>source</th></tr></thead>"
+            f"<tbody>{body}</tbody></table></div>"
+        )
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        return {"text/plain": repr(self), "text/html": self._repr_html_()}
+
+    def draw(self, array=None):
+        """A figure of who reads and writes what: threads on one side, an array's elements on the other.
+
+        Takes the name of an array, or draws the one with the most accesses. Readable for up to a few hundred threads.
+        """
+        from matplotlib.figure import Figure
+
+        names = {name: key for key in self.touched for name in [key[0]]}
+        if not names:
+            raise ValueError(f"{self.kernel} touched no array that threads share: there is nothing to draw")
+        if array is not None and array not in names:
+            raise ValueError(f"array is {array!r}; this launch touched {', '.join(sorted(names))}")
+        key = names[array] if array else max(self.touched, key=lambda k: len(self.touched[k]))
+        cells = self.touched[key]
+        threads, elements = sorted({t for t, _ in cells}), sorted({c for _, c in cells})
+        first = elements[0]
+        figure = Figure(figsize=(7, max(2.5, min(9, 0.12 * max(len(threads), len(elements))))), layout="constrained")
+        axes = figure.add_subplot()
+        spread = (len(elements) - 1) / max(1, len(threads) - 1) if len(threads) > 1 else 1
+        where_thread = {t: k * (spread or 1) for k, t in enumerate(threads)}
+        where_cell = {c: k for k, c in enumerate(elements)}
+        colours = {"load": "#0072B2", "store": "#D55E00", "atomic": "#009E73"}
+        for (thread, cell), kinds in cells.items():
+            for kind in kinds:
+                axes.plot(
+                    [0, 1], [where_thread[thread], where_cell[cell]], color=colours[kind], linewidth=0.8, alpha=0.7
+                )
+        for kind in colours:
+            if any(kind in kinds for kinds in cells.values()):
+                axes.plot(
+                    [], [], color=colours[kind], label={"load": "reads", "store": "writes", "atomic": "updates"}[kind]
+                )
+        axes.plot([0] * len(threads), list(where_thread.values()), "o", color="#22272B", markersize=3)
+        axes.plot([1] * len(elements), list(where_cell.values()), "s", color="#22272B", markersize=3)
+        for places, x, side, start in ((where_thread, -0.03, "right", 0), (where_cell, 1.03, "left", first)):
+            step = max(1, len(places) // 24)
+            for k, (name, y) in enumerate(places.items()):
+                if k % step == 0:
+                    axes.text(x, y, name - start, ha=side, va="center", fontsize=7.5, color="#66707A")
+        axes.set_title(
+            f"{self.kernel}: threads of a block (left) and {key[0]}, {key[1]} memory (right)", loc="left", fontsize=10
+        )
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0), ncols=3, frameon=False, fontsize=8.5)
+        axes.set_xlim(-0.15, 1.15)
+        axes.invert_yaxis()
+        axes.axis("off")
+        return figure
+
+
+def _text(value):
+    if value is None:
+        return ""
+    return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
