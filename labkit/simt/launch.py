@@ -254,8 +254,6 @@ _OF_GPU_CODE = {"get_regs_per_thread", "get_local_mem_per_thread", "get_const_me
 class DeviceFunction:
     """What `@cuda.jit(device=True)` makes on the CPU device: kernels call it, the host cannot."""
 
-    _labkit_device_function = True
-
     def __init__(self, function):
         rewrite.read_source(function)
         self.py_func = function
@@ -270,10 +268,10 @@ class DeviceFunction:
 
 
 class Kernel:
-    """What `@cuda.jit` makes on the CPU device. Launched as `kernel[grid, block, stream, shared_bytes](...)`."""
+    """What `@cuda.jit` makes on the CPU device. Launched as `kernel[grid, block, stream, shared_bytes](...)`.
 
-    # numba.cuda lets a jitted function without device=True be called from a kernel as well
-    _labkit_device_function = True
+    As with numba.cuda, another kernel may call it as a device function.
+    """
 
     def __init__(self, function, signatures=(), options=None):
         self.py_func = function

@@ -236,6 +236,9 @@ class _Scope:
                 return False, None
             if isinstance(base, np.generic) and node.attr in ("real", "imag"):
                 return True, getattr(base, node.attr)
+            ours = _counterpart(base, node.attr)
+            if ours is not None:
+                return True, ours
             name = ast.unparse(node.value)
             if not _may_hold_constants(base):
                 self.refuse(node, f"{name} is a host object ({type(base).__name__})",
@@ -277,8 +280,15 @@ def _may_hold_constants(obj):
     return isinstance(obj, kinds)
 
 
+def _counterpart(base, attribute):
+    """The stub for a name of numba.cuda: on a GPU a kernel's `cuda` is that module, and `observe` reads it here."""
+    if isinstance(base, python_types.ModuleType) and base.__name__ in ("numba.cuda", "numba.cuda.cg"):
+        return getattr(stubs, attribute, None)
+    return None
+
+
 def _is_device_function(obj):
-    return isinstance(obj, Dispatcher) or getattr(obj, "_labkit_device_function", False)
+    return isinstance(obj, Dispatcher) or hasattr(obj, "py_func")
 
 
 def _as_type(obj):
