@@ -13,6 +13,7 @@ import ast
 import bisect
 import copy
 import dis
+import itertools
 import math
 import operator
 import sys
@@ -29,6 +30,7 @@ from labkit.simt.errors import ArgumentError, KernelError, KernelTimeout
 from labkit.simt.report import Finding, Report
 
 SECTOR, LINE, BANKS = 32, 128, 32
+_CONFLICTS = {"load": ("store", "atomic"), "store": ("store", "load", "atomic"), "atomic": ("store", "load")}
 SHUFFLES = {"shfl_sync", "shfl_up_sync", "shfl_down_sync", "shfl_xor_sync"}
 
 
@@ -172,12 +174,47 @@ class _Numpy:
         return _converter(dtype)
 
 
+class _Math:
+    """math as kernels see it: float32 stays float32, and what has no value is NaN or infinite instead of an error."""
+
+    _NAMES = {
+        "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan",
+        "atan2": "arctan2", "atanh": "arctanh", "pow": "power",
+    }  # fmt: skip
+
+    def __getattr__(self, name):
+        function = getattr(math, name)
+        if isinstance(function, float):
+            return function
+        of_numpy = getattr(np, self._NAMES.get(name, name), None)
+        if of_numpy is not None:
+            return lambda *args: of_numpy(*(float(a) if isinstance(a, int) else a for a in args))
+
+        def guarded(*args):
+            try:
+                return function(*args)
+            except ValueError:
+                return math.nan
+            except OverflowError:
+                return math.inf
+
+        return guarded
+
+
+def _integer(value=0):
+    """int() as a kernel has it: NaN and infinity become some integer."""
+    try:
+        return int(value)
+    except (ValueError, OverflowError):
+        return -(1 << 63)
+
+
 def _converter(dtype):
     if dtype.kind in "iu":
         bits = 8 * dtype.itemsize
 
         def convert(value):
-            value = int(value) & ((1 << bits) - 1)
+            value = _integer(value) & ((1 << bits) - 1)
             return value - (1 << bits) if dtype.kind == "i" and value >> (bits - 1) else value
 
         return convert
@@ -199,7 +236,8 @@ _HELPERS = {
     "_floor_divide": _floor_divide,
     "_modulo": _modulo,
     "_np": _Numpy(),
-    "_math": math,
+    "_math": _Math(),
+    "int": _integer,
     "_operator": operator,
 }
 
@@ -229,18 +267,29 @@ def _new_value(op, old, value, extra=None):
 class _Memory:
     """One allocation: what was written, who touched what last."""
 
-    def __init__(self, name, space, array, known, base=0):
-        self.name, self.space, self.base = name, space, base
-        self.start = array.__array_interface__["data"][0]
+    def __init__(self, space, array, known, base=0):
+        self.space, self.base = space, base
+        self.start = _address(array)
         self.known = known  # True: the host wrote it; False: only what this launch writes is there
         self.written, self.cells = set(), {}
 
 
-class Seen:
-    """An array, or a view of one, whose loads and stores are recorded."""
+def _address(array):
+    return array.__array_interface__["data"][0]
 
-    def __init__(self, observation, memory, array):
-        self.observation, self.memory, self.array = observation, memory, array
+
+def _owner(array):
+    """The array whose memory this one is a view of."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+class Seen:
+    """An array, or a view of one, whose loads and stores are recorded. `name` is what the kernel calls it."""
+
+    def __init__(self, observation, memory, array, name):
+        self.observation, self.memory, self.array, self.name = observation, memory, array, name
         self.shape, self.ndim, self.dtype = array.shape, array.ndim, array.dtype
         self.size, self.strides, self.itemsize = array.size, array.strides, array.itemsize
 
@@ -249,20 +298,20 @@ class Seen:
 
     @property
     def T(self):
-        return Seen(self.observation, self.memory, self.array.T)
+        return Seen(self.observation, self.memory, self.array.T, self.name)
 
     def reshape(self, *shape):
-        return Seen(self.observation, self.memory, self.array.reshape(*shape))
+        return Seen(self.observation, self.memory, self.array.reshape(*shape), self.name)
 
     def view(self, dtype):
-        return Seen(self.observation, self.memory, self.array.view(dtype))
+        return Seen(self.observation, self.memory, self.array.view(getattr(dtype, "dtype", dtype)), self.name)
 
     def _place(self, index):
         """(byte address, index) of an element; None and a view for fewer indices; OutOfBounds is recorded."""
         parts = index if isinstance(index, tuple) else (index,)
         if len(parts) < self.ndim or any(isinstance(p, slice) for p in parts):
             return None, None
-        address, plain = self.memory.base - self.memory.start + self.array.__array_interface__["data"][0], []
+        address, plain = self.memory.base - self.memory.start + _address(self.array), []
         for part, length, stride in zip(parts, self.shape, self.strides, strict=True):
             part = int(part)
             if not -length <= part < length:
@@ -276,7 +325,7 @@ class Seen:
         address, plain = self._place(index)
         if address is None:
             try:
-                return Seen(self.observation, self.memory, self.array[index])
+                return Seen(self.observation, self.memory, self.array[index], self.name)
             except IndexError:
                 self.observation.out_of_bounds(self, index, sys._getframe(1))
                 return self
@@ -291,7 +340,7 @@ class Seen:
         if address is None:
             part = self.array[index]
             for position in np.ndindex(part.shape):
-                Seen(self.observation, self.memory, part)._store(position, value, sys._getframe(1))
+                Seen(self.observation, self.memory, part, self.name)._store(position, value, sys._getframe(1))
             return
         if address < 0:
             self.observation.out_of_bounds(self, plain, sys._getframe(1))
@@ -337,6 +386,8 @@ class _Thread:
         "occurrence",
         "reply",
         "request",
+        "step",
+        "visited",
         "warp",
         "warp_epoch",
         "where",
@@ -347,6 +398,7 @@ class _Thread:
         self.warp = (block, linear // 32)
         self.epoch = self.warp_epoch = self.grid_epoch = 0
         self.occurrence, self.request, self.reply, self.done = {}, None, None, False
+        self.step, self.visited = 0, {}  # accesses so far; line: (epochs, step) when first there since a barrier
 
 
 class _Observation:
@@ -363,7 +415,8 @@ class _Observation:
             )
         self.args = args
         self.report = Report(self.program.name, self.program.filename, grid, block)
-        self.requests, self.branches, self.starts = {}, {}, {}
+        self.requests, self.branches, self.starts, self.memories = {}, {}, {}, {}
+        self.raced, self.unwritten = set(), []  # (memory, address) of races; reads of memory that nothing wrote
         self.current = None
         self.deadline = None
         self.ticks = 0
@@ -376,9 +429,13 @@ class _Observation:
             name: self._argument(name, value, copies)
             for name, value in zip(self.program.params, self.args, strict=True)
         }
+        nodes = [n for s in self.program.body for n in ast.walk(s)]
+        updates = [n for n in nodes if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Subscript)]
+        self.updating = {n.lineno for n in updates}
+        shown = {n.id: n.shown for n in nodes if isinstance(n, ast.Name) and getattr(n, "shown", None)}
         for name, array in self.program.constants.items():
             data = array._array if isinstance(array, DeviceNDArray) else np.array(array)
-            bound[name] = Seen(self, _Memory(name, "global", data, True), data)
+            bound[name] = Seen(self, _Memory("global", data, True), data, shown.get(name, name))
         self.make_thread, self.functions = self._compile(bound)
         limit = launching.time_limit_s()
         self.deadline = time.monotonic() + limit if limit else None
@@ -386,9 +443,12 @@ class _Observation:
             if self.program.cooperative:
                 self._run_together([self._block(b) for b in range(self.blocks)])
             else:
-                for b in range(self.blocks):
+                for b in self._in_order(range(self.blocks)):
                     for _ in self._block(b):
                         pass
+        for memory, address, finding in self.unwritten:
+            if (memory, address) not in self.raced:  # what a race explains is not said twice
+                self.report.uninitialized(finding, finding.array, finding.lines[0])
         self._count_requests()
         for device_array, host in copies:
             device_array.copy_to_device(host)
@@ -402,11 +462,20 @@ class _Observation:
         elif hasattr(value, "copy_to_host"):  # numba.cuda's device array, on a GPU
             array = value.copy_to_host()
             copies.append((value, array))
+        elif isinstance(value, tuple):
+            return tuple(self._argument(f"{name}[{k}]", part, copies) for k, part in enumerate(value))
         elif isinstance(value, np.integer):
             return int(value)
         else:
             return value
-        return Seen(self, _Memory(name, "global", array, self._is_known(array)), array)
+        if array.dtype.names:
+            array = array.view(np.recarray)
+        owner = _owner(array)
+        if _address(owner) not in self.memories:  # two arguments may be views of one allocation
+            # the CPU device aligns its arrays as a GPU does; a host array counts as if it were copied to one
+            base = _address(owner) if isinstance(value, DeviceNDArray) else 0
+            self.memories[_address(owner)] = _Memory("global", owner, self._is_known(array), base)
+        return Seen(self, self.memories[_address(owner)], array, name)
 
     @staticmethod
     def _is_known(array):
@@ -417,29 +486,36 @@ class _Observation:
         fresh = np.ascontiguousarray(array).view(width) == np.iinfo(width).max
         return not fresh.all()
 
+    @staticmethod
+    def _in_order(items):
+        """As `thread_order` asks; what is reported does not depend on it, what a wrong kernel computes may."""
+        order = launching._ORDER.get()
+        if order == "scattered":
+            return sorted(items, key=lambda x: (x if isinstance(x, int) else x.linear) * 40503 % 65521)
+        return reversed(items) if order == "reverse" else items
+
     def _run_together(self, blocks):
         """A cooperative launch: every block up to the grid barrier, then every block again."""
-        waiting = blocks
+        waiting = list(enumerate(blocks))
         while waiting:
-            still = []
-            for block in waiting:
-                if next(block, None) is not None:
-                    still.append(block)
-            if still and len(still) < len(waiting):
-                self.report.divergent_barriers.append(
+            arrived = [(b, next(block, None)) for b, block in waiting]
+            lines = sorted({line for _, line in arrived if line is not None})
+            ended = [b for b, line in arrived if line is None]
+            if lines and ended:
+                gx, gy, _ = self.grid
+                b = ended[0]
+                name = self._short((b % gx, b // gx % gy, b // (gx * gy)), self.grid)
+                self._found(
                     Finding(
-                        "divergent_barrier",
-                        self.program.name,
-                        [],
-                        [],
-                        None,
-                        "grid",
-                        None,
-                        "Some blocks reached cg.this_grid().sync() and others ended: every thread must reach it.",
+                        "divergent_barrier", self.program.name, lines, [], b, "grid_sync", None,
+                        f"line {lines[0]}: cg.this_grid().sync() was reached by {len(waiting) - len(ended)} of the "
+                        f"{len(waiting)} blocks; block {name} has ended without it. "
+                        "Every thread of the grid must reach it.",
                     )
-                )
+                )  # fmt: skip
                 return
-            waiting = still
+            if not lines:
+                return
 
     def _compile(self, bound):
         """A function that starts a thread's generator, given the thread's indices and the block's shared arrays."""
@@ -533,13 +609,13 @@ class _Observation:
         dtype = np.dtype(bool) if dtype == types.boolean else numpy_support.as_dtype(dtype)
         if declaration.shape == (0,):
             array = self.dynamic[: self.shared_bytes // dtype.itemsize * dtype.itemsize].view(dtype)
-            return Seen(self, self.dynamic_memory, array)
+            return Seen(self, self.dynamic_memory, array, declaration.name)
         array = np.empty(declaration.shape, dtype)
         array.view(np.uint8).fill(0xFF)
         base = self.shared_base
         if space == "shared":
             self.shared_base += -(-array.nbytes // 16) * 16
-        return Seen(self, _Memory(declaration.name, space, array, False, base), array)
+        return Seen(self, _Memory(space, array, False, base), array, declaration.name)
 
     def _local(self, name):
         return self._new_array(self.program.local[name], "local")
@@ -554,9 +630,7 @@ class _Observation:
         block_index = (b % gx, b // gx % gy, b // (gx * gy))
         self.shared_base = 0
         self.dynamic = np.full(max(self.shared_bytes, 1), 0xFF, np.uint8)
-        static = [a for a in self.program.shared.values() if a.shape != (0,)]
-        self.dynamic_memory = _Memory("dynamic shared memory", "shared", self.dynamic, False, 1 << 20)
-        del static
+        self.dynamic_memory = _Memory("shared", self.dynamic, False, 1 << 20)
         shared = [self._new_array(a, "shared") for a in self.program.shared.values()]
         threads, self.ids = [], []
         bx, by, bz = self.block
@@ -571,11 +645,11 @@ class _Observation:
         runnable = threads
         while runnable:
             self.ids = ids_of_block
-            for thread in runnable:
+            for thread in self._in_order(runnable):
                 self._advance(thread)
             runnable = self._resolve(threads)
             if runnable == "grid":
-                yield b
+                yield threads[0].request[1]
                 for thread in threads:
                     thread.grid_epoch += 1
                 runnable = threads
@@ -700,38 +774,34 @@ class _Observation:
         }[op]
 
     def _diverged(self, waiting, threads, warp):
+        """Records a barrier, or a collective of a warp, that its threads can never pass together."""
         first = waiting[0]
         op, line, _ = first.request
         name = "cg.this_grid().sync" if op == "grid_sync" else f"cuda.{op}"
-        here = [t for t in waiting if t.request[:2] == first.request[:2]]
-        others = [t for t in threads if t not in here]
-        other = others[0] if others else first
+        if warp:
+            threads = [t for t in threads if t.warp == first.warp]
+            group = f"lanes of warp {first.warp[1]}" + ("" if self.blocks == 1 else f" of {self._block_name(first)}")
+            rule = "Every lane that the mask names must make the same call."
+        else:
+            group = f"threads of {self._block_name(first)}"
+            rule = "Every thread of the block must reach the same barrier, or none of them."
+        here = [t for t in threads if not t.done and t.request[:2] == first.request[:2]]
+        others = [t for t in threads if t not in here] or here
+        other = others[0]
         if other.done:
-            where = "has returned"
-        elif other.request[1] != line:
+            where = "has ended without it"
+        elif other not in here:
             where = f"waits at line {other.request[1]}"
         else:
-            where = "is not named by the mask"
-        rule = (
-            "Every lane that the mask names must make the same call"
-            if warp
-            else "Every thread of the block must reach the same barrier"
-        )
+            where = "is not named by its mask"
         lines = sorted({line, *(t.request[1] for t in others if not t.done)})
         self._found(
             Finding(
-                "divergent_barrier",
-                self.program.name,
-                lines,
-                [t.where for t in others[:8]],
-                first.block,
-                op,
-                None,
-                f"line {line}: {name}() was reached by {len(here)} of the {len(threads)} threads of "
-                f"{self._block_name(first)}; "
-                f"thread {self._short(other.where, self.block)} {where}. {rule}.",
+                "divergent_barrier", self.program.name, lines, [t.where for t in others], first.block, op, None,
+                f"line {line}: {name}() was reached by {len(here)} of the {len(threads)} {group}; "
+                f"thread {self._short(other.where, self.block)} {where}. {rule}",
             )
-        )
+        )  # fmt: skip
 
     # ---------------- accesses
 
@@ -739,17 +809,17 @@ class _Observation:
         memory, thread = seen.memory, self.current
         line = frame.f_lineno
         if memory.space != "local":
-            site = (line, self._instruction(frame), memory.name, kind)
+            site = (line, self._instruction(frame), seen.name, kind)
             count = thread.occurrence[site] = thread.occurrence.get(site, 0) + 1
             key = (thread.warp, site, count)
-            self.requests.setdefault(key, (memory.space, kind, line, seen.itemsize, [], memory.name))[4].append(
+            self.requests.setdefault(key, (memory.space, kind, line, seen.itemsize, [], seen.name))[4].append(
                 (thread.linear, address)
             )
-            self._race(kind, seen, address, index, line, count)
+            self._race(kind, seen, address, index, line)
         if kind != "store" and not memory.known and address not in memory.written:
-            self.report.uninitialized(self._uninitialized(seen, index, line), memory.name, line)
-        if kind != "load":
-            memory.written.add(address)
+            self.unwritten.append((memory, address, self._uninitialized(seen, index, line)))
+        if kind != "load" and not memory.known:
+            memory.written.update(range(address, address + seen.itemsize))
 
     def _instruction(self, frame):
         """The instruction that a frame is at: f_lasti, less what Python's specialised instructions add to it."""
@@ -761,7 +831,7 @@ class _Observation:
 
     def _uninitialized(self, seen, index, line):
         thread, memory = self.current, seen.memory
-        place = f"{memory.name}[{', '.join(map(str, index))}]"
+        place = f"{seen.name}[{', '.join(map(str, index))}]"
         kind = {"shared": "shared memory", "local": "its local array", "global": "fresh device memory"}[memory.space]
         return Finding(
             "uninitialized_read",
@@ -769,7 +839,7 @@ class _Observation:
             [line],
             [thread.where],
             thread.block,
-            memory.name,
+            seen.name,
             index,
             f"line {line}: {self._who(thread)} reads {place}, {kind} that nothing has written yet.",
         )
@@ -785,37 +855,38 @@ class _Observation:
                 [line],
                 [thread.where],
                 thread.block,
-                seen.memory.name,
+                seen.name,
                 tuple(parts),
-                f"line {line}: {self._who(thread)} uses {seen.memory.name}[{shown}], outside its shape {seen.shape}.",
+                f"line {line}: {self._who(thread)} uses {seen.name}[{shown}], outside its shape {seen.shape}.",
             ),
-            seen.memory.name,
+            seen.name,
             line,
         )
 
-    def _race(self, kind, seen, address, index, line, count):
+    def _race(self, kind, seen, address, index, line):
         """Compare with the last accesses of others to this address that nothing has ordered before this one."""
-        thread, cells = self.current, seen.memory.cells
-        stores, loads = cells.setdefault(address, ([], []))
-        if kind == "load":
-            against = stores
-        elif kind == "store":
-            against = stores + loads
-        else:
-            against = [s for s in stores if s[2] != "atomic"] + loads
-        for other, other_epochs, other_kind, other_line, other_count in against:
-            if other is thread or self._ordered(other, other_epochs, thread):
-                continue
-            if other_kind == kind == "atomic":
-                continue
-            self._report_race(seen, index, (other, other_kind, other_line, other_count), (thread, kind, line, count))
-            break
+        thread = self.current
         epochs = (thread.epoch, thread.warp_epoch, thread.grid_epoch)
-        entries = loads if kind == "load" else stores
-        mine = (thread, epochs, kind, line, count)
-        # two accesses of different threads, and of different blocks, are enough to find any third's conflict
-        kept = [e for e in entries if e[0] is not thread][-3:]
-        entries[:] = [*kept, mine]
+        thread.step += 1
+        if thread.visited.get(line, (None,))[0] != epochs:
+            thread.visited[line] = (epochs, thread.step)
+        mine = (thread, epochs, kind, line, thread.step)
+        cell = seen.memory.cells.get(address)
+        if cell is None:
+            cell = seen.memory.cells[address] = {"load": [], "store": [], "atomic": []}
+        for entry in itertools.chain.from_iterable(cell[k] for k in _CONFLICTS[kind]):
+            other = entry[0]
+            if other is not thread and not self._ordered(other, entry[1], thread):
+                self.raced.add((seen.memory, address))
+                self._report_race(seen, index, entry, mine)
+                break
+        # the last two of this warp, of other warps and of other blocks are enough to find any later conflict
+        warp, block, blocks = [], [], []
+        for entry in cell[kind]:
+            other = entry[0]
+            if other is not thread:
+                (warp if other.warp == thread.warp else block if other.block == thread.block else blocks).append(entry)
+        cell[kind] = [*blocks[-2:], *block[-2:], *warp[-1:], mine]
 
     @staticmethod
     def _ordered(other, epochs, thread):
@@ -825,47 +896,50 @@ class _Observation:
             return True
         return other.warp == thread.warp and epochs[1] != thread.warp_epoch
 
+    @staticmethod
+    def _came_before(line, entry):
+        """True if the thread of this access had been at that line since the last barrier."""
+        thread, epochs, _, _, step = entry
+        visited = thread.visited.get(line)
+        return visited is not None and visited[0] == epochs and visited[1] < step
+
     def _report_race(self, seen, index, first, second):
-        # in the order of the source, unless the later line is of an earlier round of a loop
-        if first[2] > second[2] and second[3] <= first[3]:
+        # in the program's order, which in a loop need not be that of the lines
+        forth, back = self._came_before(first[3], second), self._came_before(second[3], first)
+        if (back and not forth) or (forth == back and first[3] > second[3]):
             first, second = second, first
-        (a, a_kind, a_line, _), (b, b_kind, b_line, _) = first, second
-        memory = seen.memory
-        place = f"{memory.name}[{', '.join(map(str, index))}]"
+        (a, _, a_kind, a_line, _), (b, _, b_kind, b_line, _) = first, second
+        place = f"{seen.name}[{', '.join(map(str, index))}]"
         verb = {"load": "reads", "store": "writes", "atomic": "updates"}
-        if a.block == b.block:
-            rest = "with no barrier between them"
-            if a_kind == "store" and b_kind == "store" and a_line == b_line:
-                advice = "Two threads must not store to one element; give each its own, or use an atomic."
-            elif a_line == b_line:
-                advice = f"Put cuda.syncthreads() so that line {a_line} of one round cannot meet the next."
-            else:
-                advice = f"Put cuda.syncthreads() between line {a_line} and line {b_line}."
-                if a_line > b_line:
-                    advice = (
-                        f"Put cuda.syncthreads() after line {a_line}, before the loop comes to line {b_line} again."
-                    )
-        else:
-            rest = "and blocks run in any order"
+        reach = 2 if a.block != b.block else 1 if a.warp != b.warp else 0
+        updates = a_line == b_line and a_line in self.updating
+        if a_kind == b_kind == "store" and a_line == b_line:
+            advice = "Two threads must not store to one element: give each its own, or use an atomic."
+        elif "atomic" in (a_kind, b_kind) and reach == 2:
+            advice = "An atomic and a plain access do not see each other: use atomics for both, or a second launch."
+        elif reach == 2:
             advice = "Blocks cannot wait for one another within a launch: use an atomic, or a second launch."
-        both = (
-            f"{self._who(a)} {verb[a_kind]} {place} at line {a_line}, and {self._who(b)} {verb[b_kind]} it "
-            f"at line {b_line}, "
-            f"{rest}"
-        )
+        elif updates:
+            advice = "If both mean to add to it, use cuda.atomic.add; else put cuda.syncthreads() between them."
+        elif a_line == b_line:
+            advice = "Read into a variable, put cuda.syncthreads(), then write."
+        elif a_line > b_line:
+            advice = f"Put cuda.syncthreads() after line {a_line}, before the loop comes to line {b_line} again."
+        else:
+            advice = f"Put cuda.syncthreads() between line {a_line} and line {b_line}."
+        if reach == 0 and "Put cuda.syncthreads()" in advice:
+            advice += " These threads are of one warp: for them cuda.syncwarp() is enough."
+        rest = "and blocks run in any order" if reach == 2 else "with no barrier between them"
+        line = f"it at line {b_line}" if a_line != b_line else "it at the same line"
         self.report.race(
             Finding(
-                "race",
-                self.program.name,
-                sorted({a_line, b_line}),
-                [a.where, b.where],
-                b.block,
-                memory.name,
-                index,
-                f"race: {both}. {advice}",
+                "race", self.program.name, sorted({a_line, b_line}), [a.where, b.where], b.block, seen.name, index,
+                f"race: {self._who(a)} {verb[a_kind]} {place} at line {a_line}, and {self._who(b)} {verb[b_kind]} "
+                f"{line}, {rest}. {advice}",
             ),
-            (memory.name, a_line, a_kind, b_line, b_kind, a.block == b.block),
-        )
+            (seen.name, frozenset([(a_line, a_kind), (b_line, b_kind)])),
+            reach,
+        )  # fmt: skip
 
     def _found(self, finding):
         self.report.divergent_barriers.append(finding)

@@ -104,8 +104,15 @@ class Report:
             self.seen[finding.kind, key] = finding
             into.append(finding)
 
-    def race(self, finding, key):
-        self._note(self.races, finding, key)
+    def race(self, finding, key, reach):
+        """reach: 0 within a warp, 1 within a block, 2 between blocks. Of one pair of lines the widest is told."""
+        finding.reach = reach
+        known = self.seen.get(("race", key))
+        if known is not None and reach > known.reach:
+            finding.times = known.times + 1
+            known.__dict__.update(finding.__dict__)
+        else:
+            self._note(self.races, finding, key)
 
     def outside(self, finding, array, line):
         self._note(self.out_of_bounds, finding, (array, line))
@@ -161,7 +168,10 @@ class Report:
 
     def _verdict(self):
         if self.ok:
-            return "Nothing wrong was seen: no race, nothing out of bounds, no divergent barrier, nothing read unwritten."
+            return (
+                "Nothing wrong was seen: no race, nothing out of bounds, no divergent barrier, "
+                "no read of memory that nothing had written."
+            )
         return "\n".join(f"- {finding}" for finding in self.findings)
 
     def __repr__(self):

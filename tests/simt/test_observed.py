@@ -1,0 +1,936 @@
+"""observe: planted bugs are named with their kind, lines, threads and array; counts are those worked out by hand."""
+
+import inspect
+import math
+import re
+
+import numpy as np
+import pytest
+from numba import float32, float64
+
+from labkit import cuda, observe
+from labkit.simt import thread_order
+
+pytestmark = pytest.mark.cpu_device
+
+
+def lines_of(kernel, *marks):
+    """The file's lines that hold the comments `# mark`."""
+    source, first = inspect.getsourcelines(kernel.py_func)
+    found = {m: first + k for k, text in enumerate(source) for m in marks if text.rstrip().endswith(f"# {m}")}
+    return [found[m] for m in marks]
+
+
+def zeros(*shape, dtype=np.float32):
+    return cuda.to_device(np.zeros(shape, dtype))
+
+
+def counting(*shape, dtype=np.float32):
+    return cuda.to_device(np.arange(math.prod(shape), dtype=dtype).reshape(shape))
+
+
+def only(report, kind, count=1):
+    """The findings of one kind; there must be no others."""
+    found = getattr(report, kind)
+    assert len(found) == count, str(report)
+    assert report.findings == found, str(report)
+    return found[0]
+
+
+# ---------------------------------------------------------------- planted bugs: races within a block
+
+
+@cuda.jit
+def reversed_without_barrier(a, out):
+    s = cuda.shared.array(64, float32)
+    i = cuda.threadIdx.x
+    s[i] = a[i]  # write
+    out[i] = s[63 - i]  # read
+
+
+def test_missing_barrier_after_a_write():
+    report = observe(reversed_without_barrier[1, 64], counting(64), zeros(64))
+    race = only(report, "races")
+    write, read = lines_of(reversed_without_barrier, "write", "read")
+    assert race.lines == [write, read] and race.array == "s" and race.kernel == "reversed_without_barrier"
+    one, other = race.threads
+    assert one[0] + other[0] == 63  # each reads what the other wrote
+    assert f"writes s[{one[0]}] at line {write}" in str(race)
+    assert f"Put cuda.syncthreads() between line {write} and line {read}" in str(race)
+
+
+@cuda.jit
+def two_rounds(a, out):
+    s = cuda.shared.array(64, float32)
+    i = cuda.threadIdx.x
+    s[i] = a[i]
+    cuda.syncthreads()
+    out[i] = s[63 - i]  # read
+    s[i] = a[i] * float32(2)  # write
+    cuda.syncthreads()
+    out[i] += s[63 - i]
+
+
+def test_missing_barrier_before_the_next_write():
+    race = only(observe(two_rounds[1, 64], counting(64), zeros(64)), "races")
+    assert race.lines == lines_of(two_rounds, "read", "write")
+    assert race.array == "s"
+    assert re.search(r"reads s\[\d+\] at line \d+, and thread \d+ writes it at line \d+, with no barrier", str(race))
+
+
+@cuda.jit
+def matmul_without_second_barrier(a, b, out):
+    a_tile = cuda.shared.array((8, 8), float32)
+    b_tile = cuda.shared.array((8, 8), float32)
+    col, row = cuda.grid(2)
+    x, y = cuda.threadIdx.x, cuda.threadIdx.y
+    total = float32(0)
+    for start in range(0, a.shape[1], 8):
+        a_tile[y, x] = a[row, start + x]  # write a
+        b_tile[y, x] = b[start + y, col]  # write b
+        cuda.syncthreads()
+        for k in range(8):
+            total += a_tile[y, k] * b_tile[k, x]  # read
+    out[row, col] = total
+
+
+def test_missing_barrier_in_a_loop():
+    report = observe(matmul_without_second_barrier[(1, 1), (8, 8)], counting(8, 16), counting(16, 8), zeros(8, 8))
+    only(report, "races", 2)
+    write_a, write_b, read = lines_of(matmul_without_second_barrier, "write a", "write b", "read")
+    assert [(r.array, r.lines) for r in sorted(report.races, key=lambda r: r.array)] == [
+        ("a_tile", [write_a, read]),
+        ("b_tile", [write_b, read]),
+    ]
+    first = next(r for r in report.races if r.array == "a_tile")
+    assert f"Put cuda.syncthreads() after line {read}, before the loop comes to line {write_a} again" in str(first)
+    assert "thread (" in str(first)
+
+
+@cuda.jit(device=True)
+def neighbour(s, i):
+    return s[(i + 1) % 32]  # read
+
+
+@cuda.jit
+def reads_in_device_function(a, out):
+    s = cuda.shared.array(32, float32)
+    i = cuda.threadIdx.x
+    s[i] = a[i]  # write
+    out[i] = neighbour(s, i)
+
+
+def test_missing_barrier_inside_a_device_function():
+    race = only(observe(reads_in_device_function[1, 32], counting(32), zeros(32)), "races")
+    assert race.lines == sorted(lines_of(neighbour, "read") + lines_of(reads_in_device_function, "write"))
+    assert race.array == "s"
+
+
+@cuda.jit(device=True)
+def block_sum(s, i, value):
+    s[i] = value  # write
+    cuda.syncthreads()
+    step = cuda.blockDim.x // 2
+    while step > 0:
+        if i < step:
+            s[i] += s[i + step]
+        cuda.syncthreads()
+        step //= 2
+    return s[0]  # read
+
+
+@cuda.jit
+def two_reductions(a, out):
+    s = cuda.shared.array(64, float32)
+    i = cuda.threadIdx.x
+    first = block_sum(s, i, a[i])
+    out[i] = block_sum(s, i, a[i] * first)
+
+
+def test_a_reduction_overwritten_by_the_next_before_all_have_read():
+    race = only(observe(two_reductions[1, 64], counting(64), zeros(64)), "races")
+    assert race.lines == lines_of(block_sum, "write", "read")
+    assert race.array == "s" and race.index == (0,)
+    assert (0, 0, 0) in race.threads  # the one that writes s[0] again
+
+
+@cuda.jit
+def everyone_to_one(a, out):
+    i = cuda.threadIdx.x
+    out[0] = a[i]  # write
+
+
+def test_two_threads_store_to_one_element():
+    race = only(observe(everyone_to_one[1, 40], counting(40), zeros(1)), "races")
+    assert race.lines == lines_of(everyone_to_one, "write")
+    assert len(set(race.threads)) == 2 and race.array == "out" and race.index == (0,)
+    assert "Two threads must not store to one element" in str(race)
+
+
+@cuda.jit
+def non_atomic_histogram(values, bins):
+    i = cuda.grid(1)
+    if i < values.size:
+        bins[values[i]] += 1  # update
+
+
+def test_non_atomic_histogram():
+    report = observe(non_atomic_histogram[1, 32], counting(32, dtype=np.int32), zeros(32, dtype=np.int32))
+    assert report.ok  # all different
+    report = observe(non_atomic_histogram[1, 32], zeros(32, dtype=np.int32), zeros(4, dtype=np.int32))
+    assert report.races and not report.out_of_bounds
+    assert report.races[0].array == "bins" and report.races[0].lines == lines_of(non_atomic_histogram, "update")
+    assert "atomic" in str(report.races[0])
+
+
+@cuda.jit
+def atomic_and_plain(values, total):
+    i = cuda.threadIdx.x
+    if i == 0:
+        total[0] = 0  # plain
+    cuda.atomic.add(total, 0, values[i])  # atomic
+
+
+def test_atomic_mixed_with_a_plain_store():
+    race = only(observe(atomic_and_plain[1, 32], counting(32), zeros(1)), "races")
+    assert race.lines == lines_of(atomic_and_plain, "plain", "atomic")
+    assert "updates" in str(race) and "writes" in str(race)
+
+
+@cuda.jit
+def dynamic_shared(a, out):
+    s = cuda.shared.array(0, float32)
+    i = cuda.threadIdx.x
+    s[i] = a[i]  # write
+    out[i] = s[i ^ 1]  # read
+
+
+def test_race_in_dynamic_shared_memory():
+    race = only(observe(dynamic_shared[1, 32, 0, 128], counting(32), zeros(32)), "races")
+    assert race.lines == lines_of(dynamic_shared, "write", "read") and race.array == "s"
+
+
+@cuda.jit
+def shift_in_place(a):
+    i = cuda.threadIdx.x
+    if i > 0:
+        a[i] = a[i - 1]  # both
+
+
+def test_a_neighbour_read_while_it_is_written():
+    race = only(observe(shift_in_place[1, 40], counting(40)), "races")
+    assert race.lines == lines_of(shift_in_place, "both") and race.array == "a"
+    (one,), (other,) = ([t[0]] for t in race.threads)
+    assert abs(one - other) == 1
+
+
+@cuda.jit
+def shift_views(a, b):
+    i = cuda.threadIdx.x
+    b[i] = a[i]  # both
+
+
+def test_two_arguments_that_are_views_of_one_array():
+    whole = counting(41)
+    race = only(observe(shift_views[1, 40], whole[1:], whole[:40]), "races")
+    assert race.lines == lines_of(shift_views, "both")
+
+
+# ---------------------------------------------------------------- planted bugs: warps
+
+
+@cuda.jit
+def warp_without_syncwarp(a, out):
+    s = cuda.shared.array(32, float32)
+    i = cuda.threadIdx.x
+    s[i] = a[i]  # write
+    out[i] = s[31 - i]  # read
+
+
+def test_missing_syncwarp():
+    race = only(observe(warp_without_syncwarp[1, 32], counting(32), zeros(32)), "races")
+    assert race.lines == lines_of(warp_without_syncwarp, "write", "read")
+    assert "cuda.syncwarp()" in str(race)
+
+
+@cuda.jit
+def syncwarp_across_warps(a, out):
+    s = cuda.shared.array(64, float32)
+    i = cuda.threadIdx.x
+    s[i] = a[i]  # write
+    cuda.syncwarp()
+    out[i] = s[63 - i]  # read
+
+
+def test_syncwarp_does_not_order_two_warps():
+    race = only(observe(syncwarp_across_warps[1, 64], counting(64), zeros(64)), "races")
+    assert race.lines == lines_of(syncwarp_across_warps, "write", "read")
+    assert "cuda.syncthreads()" in str(race)
+
+
+@cuda.jit
+def shuffle_under_divergence(a, out):
+    i = cuda.threadIdx.x
+    value = a[i]
+    if i < 16:
+        value += cuda.shfl_down_sync(0xFFFFFFFF, value, 8)  # shuffle
+    cuda.syncwarp()
+    out[i] = value
+
+
+def test_shuffle_under_divergence():
+    finding = only(observe(shuffle_under_divergence[1, 32], counting(32), zeros(32)), "divergent_barriers")
+    (line,) = lines_of(shuffle_under_divergence, "shuffle")
+    assert line in finding.lines and finding.array == "shfl_down_sync"
+    assert (16, 0, 0) in finding.threads
+    assert "16 of the 32 lanes of warp 0" in str(finding) and "Every lane that the mask names" in str(finding)
+
+
+@cuda.jit
+def shuffle_from_the_missing(a, out):
+    i = cuda.grid(1)
+    if i < a.size:
+        out[i] = cuda.shfl_down_sync(0xFFFFFFFF, a[i], 1)  # shuffle
+
+
+def test_shuffle_from_a_lane_that_has_left():
+    finding = only(observe(shuffle_from_the_missing[1, 32], counting(20), zeros(20)), "divergent_barriers")
+    assert finding.lines == lines_of(shuffle_from_the_missing, "shuffle")
+    assert finding.threads == [(19, 0, 0)] and "lane 20" in str(finding)
+
+
+# ---------------------------------------------------------------- planted bugs: barriers
+
+
+@cuda.jit
+def barrier_in_if(a, out):
+    s = cuda.shared.array(64, float32)
+    i = cuda.threadIdx.x
+    if i < 40:
+        s[i] = a[i]
+        cuda.syncthreads()  # barrier
+        out[i] = s[39 - i]
+
+
+def test_barrier_in_an_if():
+    finding = only(observe(barrier_in_if[1, 64], counting(64), zeros(64)), "divergent_barriers")
+    assert finding.lines == lines_of(barrier_in_if, "barrier") and finding.array == "syncthreads"
+    assert finding.threads[0] == (40, 0, 0) and len(finding.threads) == 24
+    assert "cuda.syncthreads() was reached by 40 of the 64 threads" in str(finding)
+
+
+@cuda.jit
+def barrier_after_return(a, out):
+    s = cuda.shared.array(32, float32)
+    i = cuda.grid(1)
+    if i >= a.size:
+        return
+    s[cuda.threadIdx.x] = a[i]
+    cuda.syncthreads()  # barrier
+    out[i] = s[cuda.threadIdx.x]
+
+
+def test_barrier_after_an_early_return():
+    finding = only(observe(barrier_after_return[2, 32], counting(50), zeros(50)), "divergent_barriers")
+    assert finding.lines == lines_of(barrier_after_return, "barrier")
+    assert finding.block == 1 and finding.threads[0] == (18, 0, 0)
+    assert "18 of the 32 threads of block 1; thread 18 has ended without it" in str(finding)
+
+
+@cuda.jit
+def barrier_in_uneven_loop(out):
+    i = cuda.threadIdx.x
+    for _ in range(i // 32 + 1):
+        cuda.syncthreads()  # barrier
+    out[i] = i
+
+
+def test_barrier_in_a_loop_of_uneven_length():
+    finding = only(observe(barrier_in_uneven_loop[1, 64], zeros(64)), "divergent_barriers")
+    assert finding.lines == lines_of(barrier_in_uneven_loop, "barrier")
+    assert (0, 0, 0) in finding.threads
+
+
+@cuda.jit
+def two_barriers(out):
+    i = cuda.threadIdx.x
+    if i < 32:
+        cuda.syncthreads()  # one
+    else:
+        cuda.syncthreads()  # other
+    out[i] = i
+
+
+def test_two_different_barriers():
+    finding = only(observe(two_barriers[1, 64], zeros(64)), "divergent_barriers")
+    assert finding.lines == lines_of(two_barriers, "one", "other")
+    assert "waits at line" in str(finding)
+
+
+# ---------------------------------------------------------------- planted bugs: bounds
+
+
+@cuda.jit
+def off_by_one(a, out):
+    i = cuda.grid(1)
+    if i <= out.size:  # one too many
+        out[i] = a[i]  # access
+
+
+def test_off_by_one_tail():
+    report = observe(off_by_one[2, 32], counting(50), zeros(50))
+    only(report, "out_of_bounds", 2)
+    assert {f.array for f in report.out_of_bounds} == {"a", "out"}
+    for finding in report.out_of_bounds:
+        assert finding.lines == lines_of(off_by_one, "access")
+        assert finding.threads == [(18, 0, 0)] and finding.block == 1 and finding.index == (50,)
+    assert "thread 18 of block 1 uses a[50], outside its shape (50,)" in str(report.out_of_bounds[0])
+
+
+@cuda.jit
+def no_guard(a, out):
+    i = cuda.grid(1)
+    out[i] = a[i]  # access
+
+
+def test_missing_guard():
+    report = observe(no_guard[2, 32], counting(50), zeros(50))
+    only(report, "out_of_bounds", 2)
+    assert report.out_of_bounds[0].times == 14  # threads 50 to 63
+    assert report.out_of_bounds[0].threads[0] == (18, 0, 0)
+
+
+@cuda.jit
+def transposed(a, out):
+    col, row = cuda.grid(2)
+    if row < out.shape[0] and col < out.shape[1]:
+        out[row, col] = a[col, row]  # access
+
+
+def test_transposed_index():
+    finding = only(observe(transposed[(1, 1), (8, 8)], counting(3, 7), zeros(3, 7)), "out_of_bounds")
+    assert finding.lines == lines_of(transposed, "access")
+    assert finding.array == "a" and finding.index == (3, 0) and finding.threads[0] == (3, 0, 0)
+    assert "a[3, 0], outside its shape (3, 7)" in str(finding)
+
+
+@cuda.jit
+def past_a_tile(a, out):
+    tile = cuda.shared.array(32, float32)
+    i = cuda.threadIdx.x
+    tile[i] = a[i]
+    cuda.syncthreads()
+    out[i] = tile[i] + tile[i + 1]  # access
+
+
+def test_reading_past_a_tile():
+    finding = only(observe(past_a_tile[1, 32], counting(32), zeros(32)), "out_of_bounds")
+    assert finding.array == "tile" and finding.index == (32,) and finding.threads == [(31, 0, 0)]
+    assert finding.lines == lines_of(past_a_tile, "access")
+
+
+@cuda.jit
+def past_the_bins(values, bins):
+    i = cuda.grid(1)
+    cuda.atomic.add(bins, (0, values[i]), 1)  # access
+
+
+def test_atomic_out_of_bounds():
+    finding = only(
+        observe(past_the_bins[1, 32], counting(32, dtype=np.int32), zeros(1, 31, dtype=np.int32)), "out_of_bounds"
+    )
+    assert finding.index == (0, 31) and finding.lines == lines_of(past_the_bins, "access")
+
+
+# ---------------------------------------------------------------- planted bugs: memory that nothing wrote
+
+
+@cuda.jit
+def shared_not_filled(a, out):
+    s = cuda.shared.array(32, float32)
+    i = cuda.threadIdx.x
+    if i < 20:
+        s[i] = a[i]
+    cuda.syncthreads()
+    out[i] = s[i]  # read
+
+
+def test_uninitialised_shared_memory():
+    finding = only(observe(shared_not_filled[1, 32], counting(32), zeros(32)), "uninitialized_reads")
+    assert finding.array == "s" and finding.index == (20,) and finding.threads == [(20, 0, 0)]
+    assert finding.lines == lines_of(shared_not_filled, "read") and finding.times == 12
+    assert "reads s[20], shared memory that nothing has written yet" in str(finding)
+
+
+@cuda.jit
+def local_not_filled(a, out):
+    sums = cuda.local.array(4, float64)
+    i = cuda.threadIdx.x
+    for k in range(4):
+        sums[k] += a[i]  # read
+    out[i] = sums[0]
+
+
+def test_uninitialised_local_memory():
+    finding = only(observe(local_not_filled[1, 8], counting(8), zeros(8)), "uninitialized_reads")
+    assert finding.array == "sums" and finding.index == (0,) and finding.times == 32
+    assert finding.lines == lines_of(local_not_filled, "read")
+    assert "its local array" in str(finding)
+
+
+@cuda.jit
+def adds_to_output(a, out):
+    i = cuda.grid(1)
+    out[i] += a[i]  # read
+
+
+def test_fresh_device_memory_that_nothing_wrote():
+    finding = only(observe(adds_to_output[1, 8], counting(8), cuda.device_array(8, np.float32)), "uninitialized_reads")
+    assert finding.array == "out" and finding.lines == lines_of(adds_to_output, "read")
+
+
+# ---------------------------------------------------------------- planted bugs: blocks
+
+
+@cuda.jit
+def smooth_in_place(a):
+    i = cuda.grid(1)
+    value = a[i]
+    if i + 1 < a.size:
+        value += a[i + 1]  # read
+    cuda.syncthreads()
+    a[i] = value  # write
+
+
+def test_race_between_blocks():
+    race = only(observe(smooth_in_place[2, 32], counting(64)), "races")
+    assert race.lines == lines_of(smooth_in_place, "read", "write")
+    assert race.array == "a" and race.index == (32,)
+    assert sorted(race.threads) == [(0, 0, 0), (31, 0, 0)]
+    assert "thread 31 of block 0" in str(race) and "thread 0 of block 1" in str(race)
+    assert "blocks run in any order" in str(race)
+
+
+@cuda.jit
+def sum_of_blocks(a, out):
+    i = cuda.grid(1)
+    if cuda.threadIdx.x == 0:
+        out[0] += a[i]  # update
+
+
+def test_blocks_that_add_to_one_element():
+    report = observe(sum_of_blocks[3, 32], counting(96), zeros(1))
+    assert report.races and report.races[0].lines == lines_of(sum_of_blocks, "update")
+    assert "atomic" in str(report.races[0])
+
+
+@cuda.jit
+def two_steps(a, b, c):
+    grid = cuda.cg.this_grid()
+    i = cuda.grid(1)
+    b[i] = a[i]  # write
+    if i < 0:
+        grid.sync()
+    c[i] = b[b.size - 1 - i]  # read
+
+
+@cuda.jit
+def two_steps_right(a, b, c):
+    grid = cuda.cg.this_grid()
+    i = cuda.grid(1)
+    b[i] = a[i]
+    grid.sync()
+    c[i] = b[b.size - 1 - i]
+
+
+def test_missing_grid_sync():
+    race = only(observe(two_steps[2, 32], counting(64), zeros(64), zeros(64)), "races")
+    assert race.lines == lines_of(two_steps, "write", "read") and race.array == "b"
+    c = zeros(64)
+    assert observe(two_steps_right[2, 32], counting(64), zeros(64), c).ok
+    assert np.array_equal(c.copy_to_host(), np.arange(64)[::-1])
+
+
+@cuda.jit
+def some_blocks_sync(a):
+    grid = cuda.cg.this_grid()
+    if cuda.blockIdx.x == 0:
+        grid.sync()  # barrier
+    a[cuda.grid(1)] = 1
+
+
+def test_grid_sync_that_some_blocks_miss():
+    finding = only(observe(some_blocks_sync[2, 32], zeros(64)), "divergent_barriers")
+    assert finding.lines == lines_of(some_blocks_sync, "barrier")
+    assert "block 1" in str(finding)
+
+
+# ---------------------------------------------------------------- no false alarms
+
+
+def _all_rungs():
+    import labkit.kernels.broadcast as broadcast
+    import labkit.kernels.elementwise as elementwise
+    import labkit.kernels.matmul as matmul
+    import labkit.kernels.positions as positions
+    from labkit.op import Op
+
+    found = {}
+    for module in (elementwise, broadcast, positions, matmul):
+        for op in vars(module).values():
+            if isinstance(op, Op):
+                found.update({launcher.__name__: (op, launcher) for launcher in op.rungs})
+    return found
+
+
+RUNGS = _all_rungs()
+
+
+class Watching:
+    """Stands in for a kernel: its launches are observed."""
+
+    def __init__(self, kernel):
+        self.kernel, self.reports = kernel, []
+
+    def __getitem__(self, configuration):
+        return lambda *args: self.reports.append(observe(self.kernel[configuration], *args))
+
+
+def _small(op):
+    """Awkward sizes that are not too large for plain Python."""
+    return [size for size in op.awkward if math.prod(op.shape(**size)) * size.get("K", 1) <= 5_000]
+
+
+@pytest.mark.parametrize("name", RUNGS)
+@pytest.mark.parametrize("order", ["forward", "reverse", "scattered"])
+def test_no_kernel_of_the_course_raises_anything(name, order, monkeypatch):
+    op, launcher = RUNGS[name]
+    sizes = _small(op) if order == "forward" else _small(op)[-2:]
+    assert sizes
+    kernels = launcher.kernel if isinstance(launcher.kernel, (tuple, list)) else [launcher.kernel]
+    watching = {}
+    for key, value in launcher.__globals__.items():
+        if any(value is k for k in kernels):
+            watching[key] = Watching(value)
+    assert watching
+    for key, value in watching.items():
+        monkeypatch.setitem(launcher.__globals__, key, value)
+    for size in sizes:
+        rng = np.random.default_rng(1)
+        inputs = op.inputs(rng, **size)
+        out = zeros(*op.shape(**size), dtype=op.dtype)
+        with thread_order(order):
+            launcher(*[cuda.to_device(x) for x in inputs], out)
+        truth = op.reference(*inputs)
+        assert np.allclose(out.copy_to_host(), truth, rtol=1e-4, atol=1e-4)
+    for watch in watching.values():
+        assert watch.reports
+        for report in watch.reports:
+            assert report.ok, str(report)
+
+
+@cuda.jit
+def warp_sum(a, out):
+    s = cuda.shared.array(4, float32)
+    i = cuda.threadIdx.x
+    lane, warp = i % 32, i // 32
+    value = a[cuda.grid(1)]
+    step = 16
+    while step > 0:
+        value += cuda.shfl_xor_sync(0xFFFFFFFF, value, step)
+        step //= 2
+    if lane == 0:
+        s[warp] = value
+    cuda.syncthreads()
+    if warp == 0:
+        value = s[lane] if lane < 4 else float32(0)
+        for k in range(5):
+            value += cuda.shfl_down_sync(0xFFFFFFFF, value, 1 << k)
+        if lane == 0:
+            cuda.atomic.add(out, 0, value)
+
+
+@cuda.jit
+def within_warps(a, out):
+    s = cuda.shared.array(64, float32)
+    i = cuda.threadIdx.x
+    s[i] = a[i]
+    cuda.syncwarp()
+    value = s[i ^ 1]
+    cuda.syncwarp()
+    s[i] = value
+    cuda.syncwarp()
+    out[i] = s[i ^ 3] + float32(cuda.popc(cuda.ballot_sync(0xFFFFFFFF, i % 2 == 0)))
+
+
+@cuda.jit
+def ping_pong(a, out):
+    s = cuda.shared.array((2, 64), float32)
+    i = cuda.threadIdx.x
+    s[0, i] = a[i]
+    cuda.syncthreads()
+    now, step = 0, 1
+    while step < 64:
+        value = s[now, i]
+        if i >= step:
+            value += s[now, i - step]
+        now = 1 - now
+        s[now, i] = value
+        cuda.syncthreads()
+        step *= 2
+    out[i] = s[now, i]
+
+
+@cuda.jit
+def two_types_in_dynamic(a, out):
+    whole = cuda.shared.array(0, float64)
+    words = cuda.shared.array(0, float32)
+    i = cuda.threadIdx.x
+    whole[i] = a[i]
+    cuda.syncthreads()
+    value = words[2 * i + 1]
+    cuda.syncthreads()
+    words[i] = value
+    cuda.syncthreads()
+    out[i] = words[31 - i]
+
+
+@cuda.jit
+def histogram(values, bins):
+    s = cuda.shared.array(8, float32)
+    i = cuda.grid(1)
+    if cuda.threadIdx.x < 8:
+        s[cuda.threadIdx.x] = 0
+    cuda.syncthreads()
+    if i < values.size:
+        cuda.atomic.add(s, values[i], 1)
+    cuda.syncthreads()
+    if cuda.threadIdx.x < 8:
+        cuda.atomic.add(bins, (0, cuda.threadIdx.x), s[cuda.threadIdx.x])
+
+
+@cuda.jit
+def grid_rounds(a, b):
+    grid = cuda.cg.this_grid()
+    s = cuda.shared.array(32, float32)
+    i, x = cuda.grid(1), cuda.threadIdx.x
+    for _ in range(3):
+        s[x] = a[a.size - 1 - i]
+        cuda.syncthreads()
+        b[i] = s[31 - x]
+        grid.sync()
+        a[i] = b[b.size - 1 - i] + float32(1)
+        grid.sync()
+
+
+@cuda.jit
+def pair_of_arrays(pair, scale, n):
+    i = cuda.grid(1)
+    row = pair[0][i]
+    for k in range(n):
+        pair[1][i] += row[k] * scale
+
+
+def test_no_false_alarm_with_warps_barriers_atomics_and_grid_barriers():
+    out = zeros(1)
+    assert observe(warp_sum[3, 128], counting(384), out).ok
+    assert out.copy_to_host()[0] == 384 * 383 / 2
+    assert observe(within_warps[1, 64], counting(64), zeros(64)).ok
+    out = zeros(64)
+    assert observe(ping_pong[1, 64], counting(64), out).ok
+    assert np.array_equal(out.copy_to_host(), np.cumsum(np.arange(64)))
+    report = observe(two_types_in_dynamic[1, 32, 0, 256], counting(32), zeros(32))
+    assert report.ok, str(report)
+    bins = zeros(1, 8)
+    report = observe(histogram[3, 32], cuda.to_device((np.arange(90) % 8).astype(np.int64)), bins)
+    assert report.ok, str(report)
+    assert bins.copy_to_host().sum() == 90
+    a, b = counting(96), zeros(96)
+    report = observe(grid_rounds[3, 32], a, b)
+    assert report.ok, str(report)
+    launched = counting(96)
+    grid_rounds[3, 32](launched, zeros(96))
+    assert np.array_equal(a.copy_to_host(), launched.copy_to_host())
+    sums = zeros(8)
+    report = observe(pair_of_arrays[1, 8], (counting(8, 4), sums), np.float32(2), np.int32(4))
+    assert report.ok, str(report)
+    assert np.array_equal(sums.copy_to_host(), 2 * np.arange(32).reshape(8, 4).sum(axis=1))
+
+
+# ---------------------------------------------------------------- counts, worked out by hand
+
+
+def per_line(report, kernel, mark):
+    return report.lines[lines_of(kernel, mark)[0]]
+
+
+@cuda.jit
+def naive(a, b, out):
+    row, col = cuda.grid(2)
+    total = float32(0)
+    for k in range(a.shape[1]):
+        total += a[row, k] * b[k, col]  # product
+    out[row, col] = total  # store
+
+
+@cuda.jit
+def coalesced(a, b, out):
+    col, row = cuda.grid(2)
+    total = float32(0)
+    for k in range(a.shape[1]):
+        total += a[row, k] * b[k, col]  # product
+    out[row, col] = total  # store
+
+
+@cuda.jit
+def tiled(a, b, out):
+    a_tile = cuda.shared.array((32, 32), float32)
+    b_tile = cuda.shared.array((32, 32), float32)
+    col, row = cuda.grid(2)
+    x, y = cuda.threadIdx.x, cuda.threadIdx.y
+    total = float32(0)
+    for start in range(0, a.shape[1], 32):
+        a_tile[y, x] = a[row, start + x]  # a
+        b_tile[y, x] = b[start + y, col]  # b
+        cuda.syncthreads()  # first
+        for k in range(32):
+            total += a_tile[y, k] * b_tile[k, x]  # product
+        cuda.syncthreads()  # second
+    out[row, col] = total  # store
+
+
+def test_counts_of_matmul_naive():
+    report = observe(naive[(1, 2), (32, 16)], counting(32, 64), counting(64, 32), zeros(32, 32))
+    line = per_line(report, naive, "product")
+    # 32 x 32 threads, each 64 products; 32 warps
+    assert line["global_loads"] == 2 * 32 * 32 * 64 and line["global_requests"] == 2 * 32 * 64
+    # the 32 lanes are 32 rows: a costs 32 sectors (rows are 256 bytes apart), b one (all read one element)
+    assert line["sectors"] == 32 * 64 * (32 + 1)
+    assert line["bytes_wanted"] == 32 * 64 * 4 * (32 + 1)
+    store = per_line(report, naive, "store")
+    assert (store["global_stores"], store["global_requests"], store["sectors"]) == (1024, 32, 1024)
+    assert report.counts["bytes_loaded"] == 4 * 2 * 32 * 32 * 64 and report.counts["bytes_stored"] == 4 * 1024
+    assert report.coalescing == 4 / 32
+    assert not report.counts["shared_loads"] and not report.counts["barriers"]
+
+
+def test_counts_of_matmul_coalesced():
+    report = observe(coalesced[(1, 2), (32, 16)], counting(32, 64), counting(64, 32), zeros(32, 32))
+    line = per_line(report, coalesced, "product")
+    # the 32 lanes are 32 columns: a costs one sector, b four, which are one line of 128 bytes
+    assert line["global_requests"] == 2 * 32 * 64 and line["sectors"] == 32 * 64 * (1 + 4)
+    assert line["lines_128"] == 32 * 64 * 2
+    store = per_line(report, coalesced, "store")
+    assert (store["global_stores"], store["global_requests"], store["sectors"]) == (1024, 32, 32 * 4)
+
+
+def test_counts_of_matmul_tiled():
+    report = observe(tiled[(1, 1), (32, 32)], counting(32, 64), counting(64, 32), zeros(32, 32))
+    rounds, warps = 2, 32
+    for mark in "ab":
+        line = per_line(report, tiled, mark)
+        assert line["global_loads"] == line["shared_stores"] == rounds * 1024
+        assert line["sectors"] == rounds * warps * 4 and line["bank_conflicts"] == 0
+    line = per_line(report, tiled, "product")
+    # a_tile: all lanes read one word; b_tile: 32 words in 32 banks
+    assert line["shared_loads"] == 2 * rounds * 1024 * 32 and line["shared_requests"] == 2 * rounds * warps * 32
+    assert line["bank_conflicts"] == 0
+    assert report.counts["barriers"] == 2 * rounds  # one block
+    assert report.counts["global_loads"] == 2 * rounds * 1024 and report.counts["global_stores"] == 1024
+    assert report.coalescing == 1
+
+
+def transpose_with(pad):
+    width = 32 + pad
+
+    @cuda.jit
+    def transpose(a, out):
+        tile = cuda.shared.array((32, width), float32)
+        x, y = cuda.threadIdx.x, cuda.threadIdx.y
+        top, left = cuda.blockIdx.y * 32, cuda.blockIdx.x * 32
+        tile[y, x] = a[top + y, left + x]  # in
+        cuda.syncthreads()
+        out[left + y, top + x] = tile[x, y]  # out
+
+    return transpose
+
+
+@pytest.mark.parametrize("pad, conflicts", [(0, 31), (1, 0)])
+def test_counts_of_a_transpose(pad, conflicts):
+    transpose = transpose_with(pad)
+    out = zeros(64, 32)
+    report = observe(transpose[(2, 1), (32, 32)], counting(32, 64), out)
+    assert report.ok
+    assert np.array_equal(out.copy_to_host(), np.arange(2048).reshape(32, 64).T)
+    warps = 64
+    line = per_line(report, transpose, "in")
+    assert line["bank_conflicts"] == 0 and line["sectors"] == warps * 4
+    line = per_line(report, transpose, "out")
+    assert line["bank_conflicts"] == warps * conflicts  # a column of 32 words: one bank, or 32 banks with padding
+    assert line["shared_loads"] == 2048 and line["shared_requests"] == warps and line["sectors"] == warps * 4
+
+
+@cuda.jit
+def strided_copy(a, out, stride):
+    i = cuda.grid(1)
+    out[i] = a[i * stride]  # copy
+
+
+@pytest.mark.parametrize("stride, sectors", [(1, 4), (2, 8), (8, 32), (32, 32)])
+def test_counts_of_strided_copies(stride, sectors):
+    report = observe(strided_copy[2, 64], counting(128 * stride), zeros(128), stride)
+    line = per_line(report, strided_copy, "copy")
+    warps = 4
+    assert line["global_requests"] == 2 * warps and line["sectors"] == warps * (sectors + 4)
+    assert report.coalescing == 256 / (32 * (sectors + 4))
+
+
+def test_a_view_that_is_not_aligned_costs_a_sector_more():
+    report = observe(strided_copy[1, 32], counting(64)[3:], zeros(32), 1)
+    assert report.counts["sectors"] == 5 + 4
+
+
+@cuda.jit
+def half_branch(out):
+    i = cuda.threadIdx.x
+    if i % 2 == 0:  # divergent
+        out[i] = 1
+    if i < 32:  # whole warps
+        out[i] = 2
+
+
+def test_divergence_is_counted_by_warp():
+    report = observe(half_branch[1, 64], zeros(64))
+    assert per_line(report, half_branch, "divergent") == {"branches": 2, "divergent_branches": 2}
+    assert per_line(report, half_branch, "whole warps") == {"branches": 2}
+
+
+# ---------------------------------------------------------------- the report
+
+
+def test_report_is_readable_and_serialisable():
+    import json
+
+    report = observe(tiled[(1, 1), (32, 32)], counting(32, 64), counting(64, 32), zeros(32, 32))
+    text = repr(report)
+    assert "Nothing wrong was seen" in text and "a_tile[y, k] * b_tile[k, x]" in text
+    assert report._repr_mimebundle_()["text/html"].count("<tr>") == len(report.lines) + 1
+    data = json.loads(json.dumps(report.to_json()))
+    assert data["ok"] and data["counts"]["barriers"] == 4 and data["kernel"] == "tiled"
+    report = observe(reversed_without_barrier[1, 64], counting(64), zeros(64))
+    data = json.loads(json.dumps(report.to_json()))
+    assert not data["ok"] and data["races"][0]["text"] == str(report.races[0])
+
+
+def test_report_draws():
+    report = observe(strided_copy[1, 32], counting(64), zeros(32), 2)
+    assert report.draw("a").axes
+    with pytest.raises(ValueError, match="this launch touched a, out"):
+        report.draw("b")
+
+
+def test_wrong_use():
+    with pytest.raises(TypeError, match=r"observe takes kernel\[grid, block\]"):
+        observe(strided_copy, zeros(1))
+    with pytest.raises(Exception, match="takes 3 arguments"):
+        observe(strided_copy[1, 32], zeros(1))
