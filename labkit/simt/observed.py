@@ -292,6 +292,9 @@ class Seen:
         self.observation, self.memory, self.array, self.name = observation, memory, array, name
         self.shape, self.ndim, self.dtype = array.shape, array.ndim, array.dtype
         self.size, self.strides, self.itemsize = array.size, array.strides, array.itemsize
+        if memory.space != "local" and name not in observation.report.arrays:
+            origin = memory.base - memory.start + _address(array)
+            observation.report.arrays[name] = (origin, array.shape, array.itemsize)
 
     def __len__(self):
         return len(self.array)
@@ -966,7 +969,7 @@ class _Observation:
     def _count_requests(self):
         """Sectors, lines and bank conflicts of each warp's requests: the lanes that make one access together."""
         report = self.report
-        for space, kind, line, itemsize, accesses, name in self.requests.values():
+        for (warp, *_), (space, kind, line, itemsize, accesses, name) in self.requests.items():
             addresses = [address for _, address in accesses]
             what = "stores" if kind == "store" else "loads" if kind == "load" else "atomics"
             report.count(f"{space}_{what}", line, len(addresses))
@@ -981,7 +984,7 @@ class _Observation:
             else:
                 report.count("bank_conflicts", line, _conflicts(addresses, itemsize))
             for linear, address in accesses:
-                report.touch(name, space, kind, linear, address, itemsize)
+                report.touch(name, space, kind, warp[0] * self.threads + linear, address)
         for (_, (_, line, _), _), outcome in self.branches.items():
             report.count("branches", line)
             if outcome == 3:

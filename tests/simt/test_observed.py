@@ -924,7 +924,10 @@ def test_report_is_readable_and_serialisable():
 
 def test_report_draws():
     report = observe(strided_copy[1, 32], counting(64), zeros(32), 2)
-    assert report.draw("a").axes
+    figure = report.draw("a")
+    assert [text.get_text() for text in figure.axes[0].texts][-3:] == ["threads", "reads", "a"]
+    data, _ = figure._repr_mimebundle_()
+    assert data["image/png"] and data["text/plain"] == "strided_copy: who touches a, global memory"
     with pytest.raises(ValueError, match="this launch touched a, out"):
         report.draw("b")
 
