@@ -535,7 +535,7 @@ def progress(as_json: Annotated[bool, typer.Option("--json", help="Print it as J
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name, justify in (("", "left"), ("", "left"), ("lesson", "left"), ("exercises", "left"), ("", "right"),
                           ("points", "right")):
         table.add_column(name, justify=justify, no_wrap=True)
@@ -543,7 +543,7 @@ def progress(as_json: Annotated[bool, typer.Option("--json", help="Print it as J
         count, total = len(row["passed"]), len(row["passed"]) + len(row["open"])
         table.add_row(
             row["chapter"][:2], row["title"], Text("finished", "green") if row["lesson_finished"] else Text("-", "dim"),
-            ProgressBar(total=max(total, 1), completed=count, width=20) if total else Text("-", "dim"),
+            ProgressBar(total=max(total, 1), completed=count, width=12) if total else Text("-", "dim"),
             f"{count} of {total}" if total else "", f"{row['points']} of {row['of_points']}" if total else "",
         )
     console.print(table)

@@ -147,6 +147,8 @@ def load(typing_context, array, index, err, t, b, site):
 
         return array.types[position](array, index, err, t, b, site), item
 
+    if isinstance(array, (types.Number, types.Boolean)):
+        raise NumbaTypeError(f"a number ({array}) has no elements to index: are the parameters in the right order")
     function = typing_context.resolve_value_type(operator.getitem)
     resolved = function.get_call_type(typing_context, (array, types.unliteral(index)), {})
     parts = _parts(index)
@@ -199,7 +201,7 @@ def view_of(typing_context, parts, dtype, layout, mutable):
 def store(typing_context, array, index, value, err, t, b, site):
     """array[index] = value, checked; the value is cast to the array's dtype."""
     if not isinstance(array, types.Array):
-        raise NumbaTypeError(f"cannot assign to an element of {array}")
+        raise NumbaTypeError(f"{array} has no elements to assign to: are the parameters in the right order")
     if not array.mutable:
         raise NumbaTypeError("cannot store into a read-only array")
     _check_index(index)
