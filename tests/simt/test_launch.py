@@ -1,0 +1,75 @@
+"""Thread orders, time limits, what show prints, and the promises of `labkit bench simt`."""
+
+import numpy as np
+import pytest
+from numba import float32
+
+from labkit import cuda
+from labkit.simt import bench, show, thread_order, time_limit
+from labkit.simt.errors import KernelTimeout
+
+pytestmark = pytest.mark.cpu_device
+
+
+@cuda.jit
+def racy(a, out):
+    tile = cuda.shared.array(64, float32)
+    t = cuda.threadIdx.x
+    tile[t] = a[t]
+    out[t] = tile[(t + 1) % 64]
+
+
+@cuda.jit
+def ordered(a, out):
+    tile = cuda.shared.array(64, float32)
+    t = cuda.threadIdx.x + 8 * cuda.threadIdx.y
+    tile[t] = a[t]
+    cuda.syncthreads()
+    out[t] = tile[(t + 1) % 64]
+
+
+def _right(kernel, block, order):
+    a, out = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
+    with thread_order(order):
+        kernel[1, block](a, out)
+    return np.array_equal(out, np.roll(a, -1))
+
+
+@pytest.mark.parametrize("order", ["forward", "reverse", "scattered"])
+def test_a_right_kernel_is_right_in_every_order(order):
+    assert _right(ordered, (8, 8), order)
+
+
+def test_a_race_shows_itself():
+    assert not all(_right(racy, 64, order) for order in ("forward", "reverse", "scattered"))
+
+
+def test_an_unknown_order_is_refused():
+    with pytest.raises(ValueError, match="order is 'sideways'"), thread_order("sideways"):
+        pass
+
+
+def test_a_time_limit_stops_an_endless_kernel():
+    @cuda.jit
+    def endless(a):
+        while a[0] < 1:
+            a[1] += 1
+
+    with pytest.raises(KernelTimeout, match="endless, line"), time_limit(0.3):
+        endless[1, 1](np.zeros(2, np.float32))
+
+
+def test_show_is_readable_python():
+    a = np.zeros(64, np.float32)
+    text = show(ordered, a, a)
+    compile(text, "shown", "exec")
+    assert "cuda.syncthreads()" in text and "_load" not in text
+    assert text.count("tile[t] = a[t]") == 1
+
+
+@pytest.mark.slow
+def test_the_promises_of_bench():
+    found = bench.measure()
+    for what, (number, _, sense) in bench.TARGETS.items():
+        if what in found:
+            assert found[what] >= number if sense == "at least" else found[what] <= number, (what, found[what])
