@@ -13,7 +13,6 @@ import ast
 import bisect
 import copy
 import dis
-import itertools
 import math
 import operator
 import sys
@@ -292,9 +291,9 @@ class Seen:
         self.observation, self.memory, self.array, self.name = observation, memory, array, name
         self.shape, self.ndim, self.dtype = array.shape, array.ndim, array.dtype
         self.size, self.strides, self.itemsize = array.size, array.strides, array.itemsize
+        self.origin = memory.base - memory.start + _address(array)  # of the first element, as a GPU would place it
         if memory.space != "local" and name not in observation.report.arrays:
-            origin = memory.base - memory.start + _address(array)
-            observation.report.arrays[name] = (origin, array.shape, array.itemsize)
+            observation.report.arrays[name] = (self.origin, array.shape, array.itemsize)
 
     def __len__(self):
         return len(self.array)
@@ -311,15 +310,19 @@ class Seen:
 
     def _place(self, index):
         """(byte address, index) of an element; None and a view for fewer indices; OutOfBounds is recorded."""
-        parts = index if isinstance(index, tuple) else (index,)
-        if len(parts) < self.ndim or any(isinstance(p, slice) for p in parts):
+        parts = index if type(index) is tuple else (index,)
+        if len(parts) < self.ndim:
             return None, None
-        address, plain = self.memory.base - self.memory.start + _address(self.array), []
+        address, plain = self.origin, []
         for part, length, stride in zip(parts, self.shape, self.strides, strict=True):
-            part = int(part)
+            if type(part) is not int:
+                if isinstance(part, slice):
+                    return None, None
+                part = int(part)
             if not -length <= part < length:
                 return -1, parts
-            part += length if part < 0 else 0
+            if part < 0:
+                part += length
             plain.append(part)
             address += part * stride
         return address, tuple(plain)
@@ -826,11 +829,12 @@ class _Observation:
 
     def _instruction(self, frame):
         """The instruction that a frame is at: f_lasti, less what Python's specialised instructions add to it."""
-        code = frame.f_code
-        starts = self.starts.get(code)
-        if starts is None:
-            starts = self.starts[code] = [i.offset for i in dis.get_instructions(code)]
-        return bisect.bisect_right(starts, frame.f_lasti)
+        place = (id(frame.f_code), frame.f_lasti)
+        found = self.starts.get(place)
+        if found is None:
+            starts = [i.offset for i in dis.get_instructions(frame.f_code)]
+            found = self.starts[place] = bisect.bisect_right(starts, frame.f_lasti)
+        return found
 
     def _uninitialized(self, seen, index, line):
         thread, memory = self.current, seen.memory
@@ -877,15 +881,19 @@ class _Observation:
         cell = seen.memory.cells.get(address)
         if cell is None:
             cell = seen.memory.cells[address] = {"load": [], "store": [], "atomic": []}
-        for entry in itertools.chain.from_iterable(cell[k] for k in _CONFLICTS[kind]):
+        for entry in [e for k in _CONFLICTS[kind] for e in cell[k]]:
             other = entry[0]
             if other is not thread and not self._ordered(other, entry[1], thread):
                 self.raced.add((seen.memory, address))
                 self._report_race(seen, index, entry, mine)
                 break
+        before = cell[kind]
+        if not before or (len(before) == 1 and before[0][0] is thread):
+            cell[kind] = [mine]
+            return
         # the last two of this warp, of other warps and of other blocks are enough to find any later conflict
         warp, block, blocks = [], [], []
-        for entry in cell[kind]:
+        for entry in before:
             other = entry[0]
             if other is not thread:
                 (warp if other.warp == thread.warp else block if other.block == thread.block else blocks).append(entry)
