@@ -44,6 +44,20 @@ def observe(configured, *args):
     return _Observation(function, grid, block, shared_bytes, args).run()
 
 
+def _same_memory(one, other):
+    keys = ("data", "shape", "strides", "typestr")
+    return all(one.__cuda_array_interface__[k] == other.__cuda_array_interface__[k] for k in keys)
+
+
+def _has_fences(function, depth=3):
+    """True if a kernel, or a device function that it calls, has a cuda.threadfence()."""
+    code = function.__code__
+    if any(name.startswith("threadfence") for name in (*code.co_names, *code.co_freevars)):
+        return True
+    called = [function.__globals__.get(name) for name in code.co_names] if depth else []
+    return any(_has_fences(f.py_func, depth - 1) for f in called if hasattr(f, "py_func"))
+
+
 def _configuration(configured):
     if isinstance(configured, launching.Launch):
         return configured.kernel.py_func, configured.grid, configured.block, configured.sharedmem
@@ -208,13 +222,34 @@ def _integer(value=0):
         return -(1 << 63)
 
 
+class _Unsigned(int):
+    """An unsigned number. With another one it makes a uint64, as Numba's types have it: 0 - 1 is then 2**64 - 1."""
+
+    def __add__(self, other):
+        total = int.__add__(self, other)
+        return _Unsigned(total & _UINT64) if isinstance(other, _Unsigned) else total
+
+    def __sub__(self, other):
+        difference = int.__sub__(self, other)
+        return _Unsigned(difference & _UINT64) if isinstance(other, _Unsigned) else difference
+
+    def __mul__(self, other):
+        product = int.__mul__(self, other)
+        return _Unsigned(product & _UINT64) if isinstance(other, _Unsigned) else product
+
+
+_UINT64 = (1 << 64) - 1
+
+
 def _converter(dtype):
     if dtype.kind in "iu":
         bits = 8 * dtype.itemsize
 
         def convert(value):
             value = _integer(value) & ((1 << bits) - 1)
-            return value - (1 << bits) if dtype.kind == "i" and value >> (bits - 1) else value
+            if dtype.kind == "u":
+                return _Unsigned(value)
+            return value - (1 << bits) if value >> (bits - 1) else value
 
         return convert
     return lambda value: dtype.type(value)
@@ -328,17 +363,25 @@ class Seen:
         return address, tuple(plain)
 
     def __getitem__(self, index):
+        return self._load(index, sys._getframe(1))
+
+    def __iter__(self):
+        frame = sys._getframe(1)  # the kernel's
+        for k in range(len(self)):
+            yield self._load(k, frame)
+
+    def _load(self, index, frame):
         address, plain = self._place(index)
         if address is None:
             try:
                 return Seen(self.observation, self.memory, self.array[index], self.name)
             except IndexError:
-                self.observation.out_of_bounds(self, index, sys._getframe(1))
+                self.observation.out_of_bounds(self, index, frame)
                 return self
         if address < 0:
-            self.observation.out_of_bounds(self, plain, sys._getframe(1))
+            self.observation.out_of_bounds(self, plain, frame)
             return self._number(self.dtype.type(0))
-        self.observation.access("load", self, address, plain, sys._getframe(1))
+        self.observation.access("load", self, address, plain, frame)
         return self._number(self.array[plain])
 
     def __setitem__(self, index, value):
@@ -365,7 +408,10 @@ class Seen:
             self.array[plain] = _converter(self.dtype)(value)
 
     def _number(self, value):
-        return int(value) if self.dtype.kind in "iu" else bool(value) if self.dtype.kind == "b" else value
+        kind = self.dtype.kind
+        if kind == "u":
+            return _Unsigned(value)
+        return int(value) if kind == "i" else bool(value) if kind == "b" else value
 
     def atomic(self, op, index, value, extra, frame):
         address, plain = self._place(index)
@@ -404,7 +450,7 @@ class _Thread:
         self.warp = (block, linear // 32)
         self.epoch = self.warp_epoch = self.grid_epoch = 0
         self.occurrence, self.request, self.reply, self.done = {}, None, None, False
-        self.step, self.visited = 0, {}  # accesses so far; line: (epochs, step) when first there since a barrier
+        self.step, self.visited = 0, {}  # its last access; line: (epochs, step) when first there
 
 
 class _Observation:
@@ -422,6 +468,9 @@ class _Observation:
         self.args = args
         self.report = Report(self.program.name, self.program.filename, grid, block)
         self.requests, self.branches, self.starts, self.memories = {}, {}, {}, {}
+        # With fences, an atomic shows a block what the blocks saw that updated the same element before it.
+        self.fenced, self.known, self.released = _has_fences(function), {}, {}
+        self.time = 0
         self.raced, self.unwritten = set(), []  # (memory, address) of races; reads of memory that nothing wrote
         self.current = None
         self.deadline = None
@@ -466,12 +515,14 @@ class _Observation:
         elif isinstance(value, np.ndarray):
             array = value
         elif hasattr(value, "copy_to_host"):  # numba.cuda's device array, on a GPU
-            array = value.copy_to_host()
-            copies.append((value, array))
+            twin = next((host for original, host in copies if _same_memory(original, value)), None)
+            array = value.copy_to_host() if twin is None else twin
+            if twin is None:
+                copies.append((value, array))
         elif isinstance(value, tuple):
             return tuple(self._argument(f"{name}[{k}]", part, copies) for k, part in enumerate(value))
         elif isinstance(value, np.integer):
-            return int(value)
+            return _converter(value.dtype)(value)
         else:
             return value
         if array.dtype.names:
@@ -874,7 +925,15 @@ class _Observation:
         """Compare with the last accesses of others to this address that nothing has ordered before this one."""
         thread = self.current
         epochs = (thread.epoch, thread.warp_epoch, thread.grid_epoch)
-        thread.step += 1
+        self.time += 1
+        thread.step = self.time
+        if self.fenced and kind == "atomic" and seen.memory.space == "global":
+            released = self.released.setdefault((seen.memory, address), {})
+            known = self.known.setdefault(thread.block, {})
+            for block, until in released.items():
+                known[block] = max(known.get(block, 0), until)
+            released.update(known)
+            released[thread.block] = self.time
         if thread.visited.get(line, (None,))[0] != epochs:
             thread.visited[line] = (epochs, thread.step)
         mine = (thread, epochs, kind, line, thread.step)
@@ -883,7 +942,7 @@ class _Observation:
             cell = seen.memory.cells[address] = {"load": [], "store": [], "atomic": []}
         for entry in [e for k in _CONFLICTS[kind] for e in cell[k]]:
             other = entry[0]
-            if other is not thread and not self._ordered(other, entry[1], thread):
+            if other is not thread and not self._ordered(entry, thread):
                 self.raced.add((seen.memory, address))
                 self._report_race(seen, index, entry, mine)
                 break
@@ -899,10 +958,12 @@ class _Observation:
                 (warp if other.warp == thread.warp else block if other.block == thread.block else blocks).append(entry)
         cell[kind] = [*blocks[-2:], *block[-2:], *warp[-1:], mine]
 
-    @staticmethod
-    def _ordered(other, epochs, thread):
+    def _ordered(self, entry, thread):
+        """True if something makes this earlier access come before what the thread does now."""
+        other, epochs, _, _, step = entry
         if other.block != thread.block:
-            return epochs[2] != thread.grid_epoch
+            seen_until = self.known.get(thread.block, {}).get(other.block, 0) if self.fenced else 0
+            return epochs[2] != thread.grid_epoch or step < seen_until
         if epochs[0] != thread.epoch or epochs[2] != thread.grid_epoch:
             return True
         return other.warp == thread.warp and epochs[1] != thread.warp_epoch

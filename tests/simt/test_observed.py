@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from numba import float32, float64
+from numba import float32, float64, int32, uint32
 
 from labkit import cuda, observe
 from labkit.simt import thread_order
@@ -430,6 +430,18 @@ def test_reading_past_a_tile():
 
 
 @cuda.jit
+def unsigned_neighbour(a, out):
+    i = uint32(cuda.grid(1))
+    out[i] = a[i - uint32(1)]  # access
+
+
+def test_an_unsigned_index_below_zero():
+    finding = only(observe(unsigned_neighbour[1, 32], counting(32), zeros(32)), "out_of_bounds")
+    assert finding.threads == [(0, 0, 0)] and finding.array == "a" and finding.index == (2**64 - 1,)
+    assert finding.lines == lines_of(unsigned_neighbour, "access")
+
+
+@cuda.jit
 def past_the_bins(values, bins):
     i = cuda.grid(1)
     cuda.atomic.add(bins, (0, values[i]), 1)  # access
@@ -755,6 +767,99 @@ def test_no_false_alarm_with_warps_barriers_atomics_and_grid_barriers():
     report = observe(pair_of_arrays[1, 8], (counting(8, 4), sums), np.float32(2), np.int32(4))
     assert report.ok, str(report)
     assert np.array_equal(sums.copy_to_host(), 2 * np.arange(32).reshape(8, 4).sum(axis=1))
+
+
+@cuda.jit
+def last_block_adds(a, parts, count, out):
+    s = cuda.shared.array(32, float32)
+    last = cuda.shared.array(1, int32)
+    i, x = cuda.grid(1), cuda.threadIdx.x
+    s[x] = a[i]
+    cuda.syncthreads()
+    if x == 0:
+        total = float32(0)
+        for k in range(32):
+            total += s[k]
+        parts[cuda.blockIdx.x] = total
+        cuda.threadfence()
+        last[0] = cuda.atomic.add(count, 0, 1)
+    cuda.syncthreads()
+    if last[0] == cuda.gridDim.x - 1 and x == 0:
+        total = float32(0)
+        for k in range(parts.size):
+            total += parts[k]
+        out[0] = total
+
+
+@cuda.jit
+def last_block_adds_unfenced(a, parts, count, out):
+    i = cuda.grid(1)
+    if cuda.threadIdx.x == 0:
+        parts[cuda.blockIdx.x] = a[i]  # write
+        if cuda.atomic.add(count, 0, 1) == cuda.gridDim.x - 1:
+            for k in range(parts.size):
+                out[0] += parts[k]  # read
+
+
+def test_a_fence_and_an_atomic_order_blocks():
+    out = zeros(1)
+    report = observe(last_block_adds[4, 32], counting(128), zeros(4), zeros(1, dtype=np.int32), out)
+    assert report.ok, str(report)
+    assert out.copy_to_host()[0] == 128 * 127 / 2
+
+
+def test_missing_fence():
+    report = observe(last_block_adds_unfenced[4, 32], counting(128), zeros(4), zeros(1, dtype=np.int32), zeros(1))
+    race = only(report, "races")
+    assert race.array == "parts" and race.lines == lines_of(last_block_adds_unfenced, "write", "read")
+
+
+@cuda.jit
+def doubled(a, out):
+    i = cuda.grid(1)
+    out[i] = a[i] * 2
+
+
+def test_the_same_array_twice():
+    a = counting(32)
+    assert observe(doubled[1, 32], a, a).ok
+    assert np.array_equal(a.copy_to_host(), np.arange(32) * 2)
+
+
+@cuda.jit(device=True)
+def root(x):
+    return math.sqrt(x) if x > 0 else math.log(x)
+
+
+@cuda.jit
+def odds_and_ends(a, words, flags, out):
+    buffer = cuda.local.array(3, float32)
+    i = cuda.grid(1)
+    for k in range(3):
+        buffer[k] = a[i] + k
+    mixed = words[i] * uint32(1664525) + uint32(1013904223)
+    words[i] = mixed
+    flags[i] = a[i] > 3 and not flags[i]
+    total = float32(0)
+    for value in buffer:
+        total += value
+    row = out[i]
+    row[0] = root(a[i] - 1)
+    row[1] = total / 3 + float32(cuda.popc(i)) + min(i, 2) ** 2 + int(a[i]) // 2 + i % 3
+    row[2] = cuda.fma(a[i], a[i], float32(1)) if i % 2 else abs(-a[i])
+
+
+def test_results_are_those_of_the_launch():
+    def arguments():
+        words = cuda.to_device((np.arange(8) * 123456789).astype(np.uint32))
+        return counting(8), words, zeros(8, dtype=np.bool_), zeros(8, 3)
+
+    observed, launched = arguments(), arguments()
+    report = observe(odds_and_ends[1, 8], *observed)
+    assert report.ok, str(report)
+    odds_and_ends[1, 8](*launched)
+    for one, other in zip(observed, launched, strict=True):
+        assert np.allclose(one.copy_to_host(), other.copy_to_host(), equal_nan=True, rtol=1e-6)
 
 
 # ---------------------------------------------------------------- counts, worked out by hand
