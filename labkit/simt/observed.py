@@ -376,10 +376,10 @@ class Seen:
             try:
                 return Seen(self.observation, self.memory, self.array[index], self.name)
             except IndexError:
-                self.observation.out_of_bounds(self, index, frame)
+                self.observation.out_of_bounds(self, index, frame, "reads")
                 return self
         if address < 0:
-            self.observation.out_of_bounds(self, plain, frame)
+            self.observation.out_of_bounds(self, plain, frame, "reads")
             return self._number(self.dtype.type(0))
         self.observation.access("load", self, address, plain, frame)
         return self._number(self.array[plain])
@@ -392,7 +392,7 @@ class Seen:
                 Seen(self.observation, self.memory, part, self.name)._store(position, value, sys._getframe(1))
             return
         if address < 0:
-            self.observation.out_of_bounds(self, plain, sys._getframe(1))
+            self.observation.out_of_bounds(self, plain, sys._getframe(1), "writes")
             return
         self._store(plain, value, sys._getframe(1))
 
@@ -416,7 +416,7 @@ class Seen:
     def atomic(self, op, index, value, extra, frame):
         address, plain = self._place(index)
         if address is None or address < 0:
-            self.observation.out_of_bounds(self, index, frame)
+            self.observation.out_of_bounds(self, index, frame, "updates")
             return self._number(self.dtype.type(0))
         self.observation.access("atomic", self, address, plain, frame)
         old = self._number(self.array[plain])
@@ -450,7 +450,7 @@ class _Thread:
         self.warp = (block, linear // 32)
         self.epoch = self.warp_epoch = self.grid_epoch = 0
         self.occurrence, self.request, self.reply, self.done = {}, None, None, False
-        self.step, self.visited = 0, {}  # its last access; line: (epochs, step) when first there
+        self.step, self.visited = 0, {}  # its last access; line: (epochs, step, again)
 
 
 class _Observation:
@@ -888,9 +888,10 @@ class _Observation:
         return found
 
     def _uninitialized(self, seen, index, line):
-        thread, memory = self.current, seen.memory
+        thread = self.current
         place = f"{seen.name}[{', '.join(map(str, index))}]"
-        kind = {"shared": "shared memory", "local": "its local array", "global": "fresh device memory"}[memory.space]
+        kinds = {"shared": "shared memory", "local": "an element of its local array", "global": "fresh device memory"}
+        kind = kinds[seen.memory.space]
         return Finding(
             "uninitialized_read",
             self.program.name,
@@ -902,10 +903,11 @@ class _Observation:
             f"line {line}: {self._who(thread)} reads {place}, {kind} that nothing has written yet.",
         )
 
-    def out_of_bounds(self, seen, index, frame):
+    def out_of_bounds(self, seen, index, frame, verb):
         parts = index if isinstance(index, tuple) else (index,)
         thread, line = self.current, frame.f_lineno
         shown = ", ".join(map(str, parts))
+        why = ": an unsigned number went below zero" if any(isinstance(p, int) and p >= 1 << 63 for p in parts) else ""
         self.report.outside(
             Finding(
                 "out_of_bounds",
@@ -915,7 +917,7 @@ class _Observation:
                 thread.block,
                 seen.name,
                 tuple(parts),
-                f"line {line}: {self._who(thread)} uses {seen.name}[{shown}], outside its shape {seen.shape}.",
+                f"line {line}: {self._who(thread)} {verb} {seen.name}[{shown}], outside its shape {seen.shape}{why}.",
             ),
             seen.name,
             line,
@@ -934,8 +936,9 @@ class _Observation:
                 known[block] = max(known.get(block, 0), until)
             released.update(known)
             released[thread.block] = self.time
-        if thread.visited.get(line, (None,))[0] != epochs:
-            thread.visited[line] = (epochs, thread.step)
+        visited = thread.visited.get(line)
+        if visited is None or visited[0] != epochs:
+            thread.visited[line] = (epochs, thread.step, visited is not None)
         mine = (thread, epochs, kind, line, thread.step)
         cell = seen.memory.cells.get(address)
         if cell is None:
@@ -989,6 +992,10 @@ class _Observation:
             advice = "Two threads must not store to one element: give each its own, or use an atomic."
         elif "atomic" in (a_kind, b_kind) and reach == 2:
             advice = "An atomic and a plain access do not see each other: use atomics for both, or a second launch."
+        elif reach == 2 and self.program.cooperative:
+            advice = "Put a barrier of the whole grid, cg.this_grid().sync(), between them."
+        elif reach == 2 and self.program.has_atomics and b_kind == "load" and not self.fenced:
+            advice = "An atomic after the write orders the two only if cuda.threadfence() stands before it."
         elif reach == 2:
             advice = "Blocks cannot wait for one another within a launch: use an atomic, or a second launch."
         elif updates:
@@ -996,7 +1003,8 @@ class _Observation:
         elif a_line == b_line:
             advice = "Read into a variable, put cuda.syncthreads(), then write."
         elif a_line > b_line:
-            advice = f"Put cuda.syncthreads() after line {a_line}, before the loop comes to line {b_line} again."
+            again = " again" if b.visited[b_line][2] else ""
+            advice = f"Put cuda.syncthreads() after line {a_line}, before line {b_line} is reached{again}."
         else:
             advice = f"Put cuda.syncthreads() between line {a_line} and line {b_line}."
         if reach == 0 and "Put cuda.syncthreads()" in advice:

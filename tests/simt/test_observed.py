@@ -103,7 +103,7 @@ def test_missing_barrier_in_a_loop():
         ("b_tile", [write_b, read]),
     ]
     first = next(r for r in report.races if r.array == "a_tile")
-    assert f"Put cuda.syncthreads() after line {read}, before the loop comes to line {write_a} again" in str(first)
+    assert f"Put cuda.syncthreads() after line {read}, before line {write_a} is reached again" in str(first)
     assert "thread (" in str(first)
 
 
@@ -384,7 +384,7 @@ def test_off_by_one_tail():
     for finding in report.out_of_bounds:
         assert finding.lines == lines_of(off_by_one, "access")
         assert finding.threads == [(18, 0, 0)] and finding.block == 1 and finding.index == (50,)
-    assert "thread 18 of block 1 uses a[50], outside its shape (50,)" in str(report.out_of_bounds[0])
+    assert "thread 18 of block 1 reads a[50], outside its shape (50,)" in str(report.out_of_bounds[0])
 
 
 @cuda.jit
@@ -439,6 +439,7 @@ def test_an_unsigned_index_below_zero():
     finding = only(observe(unsigned_neighbour[1, 32], counting(32), zeros(32)), "out_of_bounds")
     assert finding.threads == [(0, 0, 0)] and finding.array == "a" and finding.index == (2**64 - 1,)
     assert finding.lines == lines_of(unsigned_neighbour, "access")
+    assert "an unsigned number went below zero" in str(finding)
 
 
 @cuda.jit
@@ -487,7 +488,7 @@ def test_uninitialised_local_memory():
     finding = only(observe(local_not_filled[1, 8], counting(8), zeros(8)), "uninitialized_reads")
     assert finding.array == "sums" and finding.index == (0,) and finding.times == 32
     assert finding.lines == lines_of(local_not_filled, "read")
-    assert "its local array" in str(finding)
+    assert "reads sums[0], an element of its local array that nothing has written yet" in str(finding)
 
 
 @cuda.jit
@@ -558,6 +559,7 @@ def two_steps_right(a, b, c):
 def test_missing_grid_sync():
     race = only(observe(two_steps[2, 32], counting(64), zeros(64), zeros(64)), "races")
     assert race.lines == lines_of(two_steps, "write", "read") and race.array == "b"
+    assert "cg.this_grid().sync()" in str(race)
     c = zeros(64)
     assert observe(two_steps_right[2, 32], counting(64), zeros(64), c).ok
     assert np.array_equal(c.copy_to_host(), np.arange(64)[::-1])
@@ -812,6 +814,7 @@ def test_missing_fence():
     report = observe(last_block_adds_unfenced[4, 32], counting(128), zeros(4), zeros(1, dtype=np.int32), zeros(1))
     race = only(report, "races")
     assert race.array == "parts" and race.lines == lines_of(last_block_adds_unfenced, "write", "read")
+    assert "cuda.threadfence()" in str(race)
 
 
 @cuda.jit
