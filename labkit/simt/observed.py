@@ -380,7 +380,11 @@ class Seen:
                 return self
         if address < 0:
             self.observation.out_of_bounds(self, plain, frame, "reads")
+            if self.dtype.names:
+                return _Record(self, (0,) * self.ndim)
             return self._number(self.dtype.type(0))
+        if self.dtype.names:
+            return _Record(self, plain)
         self.observation.access("load", self, address, plain, frame)
         return self._number(self.array[plain])
 
@@ -422,6 +426,32 @@ class Seen:
         old = self._number(self.array[plain])
         self._write(plain, _new_value(op, old, value, extra))
         return old
+
+
+class _Record:
+    """An element of an array of records: its fields are loaded and stored as elements of an array of that field."""
+
+    __slots__ = ("_index", "_seen")
+
+    def __init__(self, seen, index):
+        object.__setattr__(self, "_seen", seen)
+        object.__setattr__(self, "_index", index)
+
+    def _field(self, name):
+        seen = self._seen
+        return Seen(seen.observation, seen.memory, seen.array[name], seen.name)
+
+    def __getitem__(self, name):
+        return self._field(name)._load(self._index, sys._getframe(1))
+
+    def __getattr__(self, name):
+        return self._field(name)._load(self._index, sys._getframe(1))
+
+    def __setitem__(self, name, value):
+        self._field(name)._store(self._index, value, sys._getframe(1))
+
+    def __setattr__(self, name, value):
+        self._field(name)._store(self._index, value, sys._getframe(1))
 
 
 class _Thread:
@@ -525,8 +555,6 @@ class _Observation:
             return _converter(value.dtype)(value)
         else:
             return value
-        if array.dtype.names:
-            array = array.view(np.recarray)
         owner = _owner(array)
         if _address(owner) not in self.memories:  # two arguments may be views of one allocation
             # the CPU device aligns its arrays as a GPU does; a host array counts as if it were copied to one

@@ -10,6 +10,7 @@ from numba import float32, float64, int32, uint32
 
 from labkit import cuda, observe
 from labkit.simt import thread_order
+from labkit.simt.random import create_xoroshiro128p_states, xoroshiro128p_uniform_float32
 
 pytestmark = pytest.mark.cpu_device
 
@@ -850,6 +851,26 @@ def odds_and_ends(a, words, flags, out):
     row[0] = root(a[i] - 1)
     row[1] = total / 3 + float32(cuda.popc(i)) + min(i, 2) ** 2 + int(a[i]) // 2 + i % 3
     row[2] = cuda.fma(a[i], a[i], float32(1)) if i % 2 else abs(-a[i])
+
+
+@cuda.jit
+def of_records(points, states, out):
+    i = cuda.grid(1)
+    points[i].x += float32(2)
+    points[i]["n"] = i
+    out[i] = points[(i + 1) % 8].x + xoroshiro128p_uniform_float32(states, i)
+
+
+def test_records_and_random_numbers():
+    points = np.zeros(8, np.dtype([("x", np.float32), ("n", np.int32)]))
+    out, launched = zeros(8), zeros(8)
+    report = observe(of_records[1, 8], points, create_xoroshiro128p_states(8, seed=3), out)
+    race = only(report, "races")  # the neighbour's x is read while it changes
+    assert race.array == "points" and len(race.lines) == 2
+    assert list(points["n"]) == list(range(8)) and set(points["x"]) == {2}
+    of_records[1, 8](np.full(8, 0, points.dtype), create_xoroshiro128p_states(8, seed=3), launched)
+    fraction = [values.copy_to_host() % 2 for values in (out, launched)]
+    assert np.allclose(*fraction) and len(set(fraction[0])) == 8
 
 
 def test_results_are_those_of_the_launch():
