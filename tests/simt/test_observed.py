@@ -9,6 +9,7 @@ import pytest
 from numba import float32, float64, int32, uint32
 
 from labkit import cuda, observe
+from labkit.kernels.positions import positions_kernel
 from labkit.simt import thread_order
 from labkit.simt.random import create_xoroshiro128p_states, xoroshiro128p_uniform_float32
 
@@ -587,11 +588,10 @@ def _all_rungs():
     import labkit.kernels.broadcast as broadcast
     import labkit.kernels.elementwise as elementwise
     import labkit.kernels.matmul as matmul
-    import labkit.kernels.positions as positions
     from labkit.op import Op
 
     found = {}
-    for module in (elementwise, broadcast, positions, matmul):
+    for module in (elementwise, broadcast, matmul):
         for op in vars(module).values():
             if isinstance(op, Op):
                 found.update({launcher.__name__: (op, launcher) for launcher in op.rungs})
@@ -642,6 +642,12 @@ def test_no_kernel_of_the_course_raises_anything(name, order, monkeypatch):
         assert watch.reports
         for report in watch.reports:
             assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("n", [1, 31, 65])
+def test_positions_raise_nothing(n):
+    report = observe(positions_kernel[-(-n // 32), 32], zeros(n, dtype=np.int32), zeros(n, dtype=np.int32))
+    assert report.ok and report.counts["global_stores"] == 2 * n
 
 
 @cuda.jit
