@@ -191,6 +191,40 @@ if not device.on_gpu():
 # and on the CPU device the product stayed right in all three orders: that device takes all threads of a block through a
 # loop together, one round at a time. Right numbers do not prove that the barriers are right.
 #
+# What shows it is to look at who touches what. `observe` runs a launch in plain Python and remembers every access that
+# its threads make. That is slow, so it is for small launches. Here is the tiled kernel without its second barrier, one
+# block, two tiles.
+
+# %%
+from labkit import observe
+
+
+@cuda.jit
+def one_barrier_kernel(a, b, out):
+    a_tile = cuda.shared.array((16, 16), float32)
+    b_tile = cuda.shared.array((16, 16), float32)
+    x, y = cuda.threadIdx.x, cuda.threadIdx.y
+    total = float32(0.0)
+    for start in range(0, a.shape[1], 16):
+        a_tile[y, x] = a[y, start + x]
+        b_tile[y, x] = b[start + y, x]
+        cuda.syncthreads()
+        for k in range(16):
+            total += a_tile[y, k] * b_tile[k, x]
+        # cuda.syncthreads() belongs here
+    out[y, x] = total
+
+
+wide = np.ones((16, 32), np.float32)
+report = observe(one_barrier_kernel[1, (16, 16)], wide, wide.T.copy(), np.zeros((16, 16), np.float32))
+for race in report.races:
+    print(race, end="\n\n")
+
+# %% [markdown]
+# Two sentences, one for each tile: which thread still reads, which one already writes, and where the barrier belongs.
+# With the barrier back in place the list is empty. `observe` gives the same answer on every machine, with a GPU or
+# without, because it does not wait for a race to go wrong: it asks whether anything keeps two accesses apart.
+#
 # ## A barrier that not all threads reach
 #
 # There is a third way to get this wrong, and it comes from a good habit. Put the guard at the top, as in every kernel
