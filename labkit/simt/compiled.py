@@ -25,8 +25,8 @@ from labkit.simt.errors import KernelTypeError, UnsupportedError, place
 from labkit.simt.inference import infer_types, type_error
 from labkit.simt.nodes import Exit, Inline, Sync
 from labkit.simt.rewrite import BUILTINS, ID_NAMES, DtypeOf, contains, type_code
+from labkit.simt.stubs import SHUFFLES
 
-SHUFFLES = {"shfl_sync", "shfl_up_sync", "shfl_down_sync", "shfl_xor_sync"}
 VOTES = {"all_sync", "any_sync", "eq_sync", "ballot_sync"}
 HELPERS = (
     "load", "store", "view_parts", "view_of", "axis", "fail", "poll", "carve", "row", "poison",
@@ -1024,7 +1024,6 @@ class Generator:
         self.line("_lanes(_m0, _alive)")
         if op in VOTES:
             self.line(f"_value_bits(_v{sync.names[1]}, {here}, _bits)")
-        sync.mask = here
 
     def _read(self, s):
         sync, op = s.sync, s.sync.op

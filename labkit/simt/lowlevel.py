@@ -472,7 +472,7 @@ def atomic_cas(typing_context, array, index, old, value, err, t, b, site):
 # ---------------------------------------------------------------- bits and numbers
 
 
-def _bits(result, emit, widen_to=None):
+def _bits(result, emit):
     @intrinsic
     def operation(typing_context, x):
         if not isinstance(x, types.Integer):

@@ -27,10 +27,10 @@ from labkit.simt import rewrite
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.errors import ArgumentError, KernelError, KernelTimeout
 from labkit.simt.report import Finding, Report
+from labkit.simt.stubs import SHUFFLES
 
 SECTOR, LINE, BANKS = 32, 128, 32
 _CONFLICTS = {"load": ("store", "atomic"), "store": ("store", "load", "atomic"), "atomic": ("store", "load")}
-SHUFFLES = {"shfl_sync", "shfl_up_sync", "shfl_down_sync", "shfl_xor_sync"}
 
 
 def observe(configured, *args):
@@ -458,7 +458,6 @@ class _Thread:
     """Where one thread stands. `epoch` counts its block's barriers, `warp_epoch` its warp's, `grid_epoch` all."""
 
     __slots__ = (
-        "barrier",
         "block",
         "done",
         "epoch",

@@ -124,3 +124,4 @@ SYNC = {f.name for f in (
     syncthreads, syncthreads_count, syncthreads_and, syncthreads_or, syncwarp, shfl_sync, shfl_up_sync, shfl_down_sync,
     shfl_xor_sync, all_sync, any_sync, eq_sync, ballot_sync, match_any_sync, match_all_sync, activemask,
 )}  # fmt: skip
+SHUFFLES = {f.name for f in (shfl_sync, shfl_up_sync, shfl_down_sync, shfl_xor_sync)}
