@@ -30,7 +30,6 @@ from labkit.tables import number, size_text, to_markdown
 
 SCHEMA = 1
 BUILD = Path(__file__).resolve().parents[1] / "build" / "bench"
-LESSON_SIZES = {"vector_add": ({"n": 10_000_000},)}  # ladders recorded beside the op's own size
 BLOCK_SHAPES = ((1024, 1, 1), (256, 4, 1), (128, 8, 1), (64, 16, 1), (32, 32, 1), (32, 8, 4), (16, 8, 8), (8, 8, 16),
                 (4, 16, 16), (2, 16, 32), (1, 16, 64), (1, 1024, 1), (256, 1, 1), (64, 4, 1), (32, 8, 1), (8, 8, 4),
                 (4, 4, 4))
@@ -177,7 +176,7 @@ def run(name: str = "all", *, quick: bool = False, show: Callable[[object], None
     data = {"schema": SCHEMA, "machine": measure.machine(), "limits": asdict(limits), "ops": {}, "series": {}}
     for each in names:
         one = op(each)
-        sizes = [one.awkward[-1]] if quick else [None, *(LESSON_SIZES.get(each, ()) if device.on_gpu() else ())]
+        sizes = [one.awkward[-1]] if quick else [None, *(one.also_gpu if device.on_gpu() else ())]
         budget_s = 0.02 if quick else 0.4
         ladders = [measure.ladder(one, size, budget_s=budget_s) for size in sizes]
         data["ops"][each] = [found.to_json() for found in ladders]

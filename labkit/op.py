@@ -3,11 +3,13 @@
     agree(MATMUL)          every rung, at awkward sizes, against the reference; raises if one is wrong
     MATMUL.flops(M=37, N=23, K=19)
 
-A size is a dictionary of axis lengths, {"M": 37, "N": 23, "K": 19}: the same names that flops and bytes take.
+A size is a dictionary of axis lengths, {"M": 37, "N": 23, "K": 19}: the same names that flops and bytes take. An array
+of uint16 holds bfloat16 numbers: NumPy has no type for them.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,8 +18,27 @@ import numpy as np
 from labkit import cuda, device
 from labkit.tables import ResultTable, size_text
 
-GUARD = 4096  # elements on either side of an output that no kernel may touch; 16 KB keeps the alignment
-SENTINEL = -1.5e30
+GUARD = 4096  # elements on either side of an output that no kernel may touch; 8 KB or more keep the alignment
+PEAKS = ("fp32", "tf32", "f16")
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A library that does the same job. call(module, *inputs, out) does it on that library's own arrays.
+
+    library: "torch", "cupy", "numpy", "triton" (which takes PyTorch's tensors). The result is what call returns, or, if
+    it returns None, what it wrote into out. tolerance: the rival's own, when it computes less exactly than the rungs.
+    """
+
+    name: str
+    library: str
+    call: Callable
+    note: str = ""
+    tolerance: Callable | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} ({self.note})" if self.note else self.name
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,7 +48,9 @@ class Op(ResultTable):
     inputs(rng, **size) makes host arrays; shape(**size) is the shape of the output; reference(*inputs) the truth.
     tolerance(*inputs) gives the largest error allowed for each element, from inputs in float64.
     by_row names the inputs whose first axis is the output's first axis: a sample of rows is then checked on its own.
-    rival(xp, *inputs, out) does the same with NumPy, CuPy or PyTorch in place of xp.
+    rival(xp, *inputs, out) does the same with NumPy, CuPy or PyTorch in place of xp; rivals are further ones, on a GPU.
+    peak says which units of the GPU bound the flops: "fp32", or the tensor cores in "tf32" or "f16".
+    also_gpu holds sizes that `labkit bench` times beside timed_gpu. dtype is the output's.
     """
 
     name: str
@@ -48,8 +71,14 @@ class Op(ResultTable):
     formula: str = ""
     unit: str = "GB/s"
     dtype: np.dtype = field(default_factory=lambda: np.dtype(np.float32))
+    peak: str = "fp32"
+    rivals: tuple[Rival, ...] = ()
+    also_gpu: tuple[dict, ...] = ()
 
     def __post_init__(self):
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        if self.peak not in PEAKS:
+            raise ValueError(f"peak is {self.peak!r}; {', '.join(map(repr, PEAKS))} are allowed")
         if self.unit not in ("GB/s", "TFLOP/s"):
             raise ValueError(f"unit is {self.unit!r}; 'GB/s' and 'TFLOP/s' are allowed")
         for launcher in self.rungs:
@@ -85,16 +114,36 @@ class Op(ResultTable):
         return type(self)(**{**self.__dict__, "rungs": rungs})
 
 
-def rung(*, kernel, idea: str, failed: str = ""):
-    """Marks a launcher as a rung: its kernel, its idea in a line and, if it failed, why, with a measurement."""
+def rung(*, kernel, idea: str, failed: str = "", tolerance: Callable | None = None, needs: tuple | None = None,
+         sizes: str = ""):
+    """Marks a launcher as a rung: its kernel, its idea in a line and, if it failed, why, with a measurement.
+
+    tolerance(*inputs): this rung's own, in place of the op's, when it computes less exactly on purpose.
+    needs: the least compute capability, such as (9, 0); on an older GPU the rung is left out, and that is said.
+    sizes: which sizes the launcher allows, "N and K multiples of 8", if not all; it raises ValueError for others.
+    """
 
     def mark(launcher):
         launcher.kernel = kernel
         launcher.idea = idea
         launcher.failed = failed
+        launcher.tolerance = tolerance
+        launcher.needs = needs
+        launcher.sizes = sizes
         return launcher
 
     return mark
+
+
+def missing(launcher: Callable) -> str:
+    """Why the present device cannot run this rung; empty if it can. The CPU device runs them all."""
+    needs = getattr(launcher, "needs", None)
+    if needs is None or not device.on_gpu():
+        return ""
+    has = tuple(cuda.get_current_device().compute_capability)
+    if has >= tuple(needs):
+        return ""
+    return f"needs compute capability {needs[0]}.{needs[1]}; this GPU has {has[0]}.{has[1]}"
 
 
 def uniform(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -103,6 +152,21 @@ def uniform(rng: np.random.Generator, *shape: int) -> np.ndarray:
     values *= np.float32(3.0)
     values -= np.float32(1.5)
     return values
+
+
+def float64_of(value):
+    """An array as float64; uint16 holds bfloat16. Integers and what is no array stay as they are."""
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype == np.uint16:
+        return (value.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+    return value.astype(np.float64) if value.dtype.kind == "f" else value
+
+
+def bfloat16_of(values: np.ndarray) -> np.ndarray:
+    """float32 rounded to bfloat16, to nearest, ties to even; as the uint16 that hold it. For finite numbers."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
 
 
 # --- Tolerances ----------------------------------------------------------------------------------------------------
@@ -134,49 +198,90 @@ def dot_products(scale: Callable, length: Callable, dtype=np.float32) -> Callabl
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one rung did at one size. `error` is the largest absolute error, `units` the same in tolerances."""
+    """What one rung did at one size. `error` is the largest absolute error, `units` the same in tolerances.
+
+    `refused` is set where a rung that allows some sizes only has refused this one.
+    """
 
     error: float
     units: float
     tolerance: float
     problem: str = ""
+    refused: str = ""
+
+
+def poison_of(dtype) -> np.generic:
+    """What an output holds before a kernel runs: NaN, or for integers their least value."""
+    dtype = np.dtype(dtype)
+    if dtype == np.uint16:
+        return dtype.type(0x7FC0)  # the NaN of bfloat16
+    return dtype.type(np.nan) if dtype.kind == "f" else dtype.type(np.iinfo(dtype).min)
+
+
+def sentinel_of(dtype) -> np.generic:
+    """What lies on either side of an output: a number that no kernel here computes."""
+    dtype = np.dtype(dtype)
+    if dtype == np.uint16:
+        return dtype.type(0xF197)  # -1.5e30 in bfloat16
+    if dtype.kind != "f":
+        return dtype.type(np.iinfo(dtype).max - 12_345)
+    return dtype.type(-6.5e4 if dtype == np.float16 else -1.5e30)
 
 
 def poisoned(shape: tuple, dtype=np.float32):
     """A device array full of NaN inside a larger one full of a sentinel: (whole, output). Unwritten elements show."""
     count = int(np.prod(shape))
-    host = np.full(count + 2 * GUARD, SENTINEL, dtype)
-    host[GUARD : GUARD + count] = np.nan
+    host = np.full(count + 2 * GUARD, sentinel_of(dtype), dtype)
+    host[GUARD : GUARD + count] = poison_of(dtype)
     whole = cuda.to_device(host)
     return whole, whole[GUARD : GUARD + count].reshape(shape)
+
+
+def to_device(inputs: tuple) -> tuple:
+    """Arrays go to the device; numbers and None stay as they are."""
+    return tuple(cuda.to_device(value) if isinstance(value, np.ndarray) else value for value in inputs)
+
+
+def allowed_error(op: Op, launcher: Callable | None, inputs: tuple) -> np.ndarray:
+    """The largest error allowed for each element: the rung's own tolerance, or else the op's."""
+    tolerance = getattr(launcher, "tolerance", None) or op.tolerance
+    return np.asarray(tolerance(*(float64_of(value) for value in inputs)), np.float64)
 
 
 def try_rung(op: Op, launcher: Callable, inputs: tuple, expected: np.ndarray, allowed: np.ndarray) -> Verdict:
     """Runs one rung on fresh copies and compares everything it could have touched."""
     whole, out = poisoned(expected.shape, op.dtype)
-    on_device = tuple(cuda.to_device(array) for array in inputs)
+    on_device = to_device(inputs)
+    bad = functools.partial(Verdict, np.inf, np.inf, float(np.max(allowed, initial=0.0)))
     try:
         launcher(*on_device, out)
         cuda.synchronize()
     except Exception as error:  # whatever the kernel did wrong is the verdict
-        return Verdict(np.inf, np.inf, float(allowed.max()), f"{type(error).__name__}: {error}")
+        said = f"{type(error).__name__}: {error}"
+        if not isinstance(error, ValueError):
+            return bad(said)
+        if getattr(launcher, "sizes", ""):
+            return Verdict(0.0, 0.0, 0.0, refused=str(error))
+        return bad(f"{said}. (A rung that allows some sizes only says which: @rung(..., sizes='...').)")
     host = whole.copy_to_host()
     got = host[GUARD : host.size - GUARD].reshape(expected.shape)
 
-    outside = np.flatnonzero(np.concatenate([host[:GUARD], host[host.size - GUARD :]]) != np.float32(SENTINEL))
+    outside = np.flatnonzero(np.concatenate([host[:GUARD], host[host.size - GUARD :]]) != sentinel_of(op.dtype))
     if outside.size:
         where = outside[0] - GUARD if outside[0] < GUARD else got.size + outside[0] - GUARD
-        return Verdict(np.inf, np.inf, float(allowed.max()),
-                       f"wrote outside the output: flat index {where} of {got.size} elements. Is the guard missing?")
+        return bad(f"wrote outside the output: flat index {where} of {got.size} elements. Is the guard missing?")
     for number, (before, after) in enumerate(zip(inputs, on_device, strict=True)):
-        if not np.array_equal(before, after.copy_to_host()):
-            return Verdict(np.inf, np.inf, float(allowed.max()), f"changed its input number {number}")
+        if isinstance(before, np.ndarray) and not np.array_equal(before, after.copy_to_host()):
+            return bad(f"changed its input number {number}")
     return compare(got, expected, allowed)
 
 
 def compare(got: np.ndarray, expected: np.ndarray, allowed: np.ndarray) -> Verdict:
     """Element by element against a tolerance of each element's own; names the first that is wrong."""
-    miss = np.abs(got.astype(np.float64) - expected)
+    poison, got = got == poison_of(got.dtype), float64_of(got)
+    allowed = np.broadcast_to(allowed, got.shape)
+    with np.errstate(invalid="ignore"):
+        miss = np.where(got == expected, 0.0, np.abs(got - expected))  # infinity minus itself is no number
     wrong = ~(miss <= allowed)  # NaN is wrong, too
     with np.errstate(divide="ignore", invalid="ignore"):
         units = np.where(miss == 0, 0.0, miss / allowed)
@@ -187,7 +292,7 @@ def compare(got: np.ndarray, expected: np.ndarray, allowed: np.ndarray) -> Verdi
         return Verdict(error, worst, tolerance)
     index = tuple(int(i) for i in np.unravel_index(np.argmax(wrong), wrong.shape))
     value = float(got[index])
-    note = " (never written)" if np.isnan(value) else ""
+    note = " (never written)" if np.isnan(value) or poison[index] else ""
     return Verdict(error, worst, tolerance,
                    f"{int(wrong.sum()):,} of {wrong.size:,} elements are wrong, the first at index "
                    f"{index if len(index) > 1 else index[0]}: expected {expected[index]:.9g}, got {value:.9g}{note}; "
@@ -207,6 +312,9 @@ class RungAgreement:
     tolerance: float
     size: dict  # where `units` was reached, or where the rung failed
     problem: str = ""
+    refused: int = 0  # of `sizes`, those that the launcher does not allow
+    allows: str = ""  # which sizes it allows
+    skipped: str = ""  # why the present device cannot run it
 
 
 @dataclass(frozen=True, repr=False)
@@ -223,7 +331,7 @@ class Agreement(ResultTable):
 
     @property
     def max_error(self) -> float:
-        return max(row.error for row in self.rows)
+        return max((row.error for row in self.rows if not row.skipped), default=0.0)
 
     def check(self) -> Agreement:
         wrong = [f"{row.name} at {size_text(row.size)}: {row.problem}" for row in self.rows if row.problem]
@@ -235,10 +343,14 @@ class Agreement(ResultTable):
         return {
             "title": f"{self.op}: every rung against NumPy in float64",
             "columns": ["rung", "sizes", "largest error", "of the allowed", "closest at", "agrees"],
-            "rows": [[row.name, str(row.sizes), f"{row.error:.1e}", f"{row.units:.2f}", size_text(row.size),
-                      "no" if row.problem else "yes"] for row in self.rows],
+            "rows": [[row.name, "-", "-", "-", "-", "not run"] if row.skipped else
+                     [row.name, str(row.sizes - row.refused), f"{row.error:.1e}", f"{row.units:.2f}",
+                      size_text(row.size), "no" if row.problem else "yes"] for row in self.rows],
             "notes": [f"Outputs were filled with NaN first and inputs compared afterwards. Ran on {self.where}.",
-                      *(f"{row.name}: {row.problem}" for row in self.rows if row.problem)],
+                      *(f"{row.name}: {row.problem}" for row in self.rows if row.problem),
+                      *(f"{row.name} was not run: it {row.skipped}." for row in self.rows if row.skipped),
+                      *(f"{row.name} allows {row.allows}; it refused {row.refused} of {row.sizes} sizes."
+                        for row in self.rows if row.refused)],
         }
 
     def result(self) -> dict:
@@ -268,32 +380,45 @@ def agree(op: Op, rungs=None, *, sizes: tuple[dict, ...] | None = None, seed: in
     cases = []
     for size in op.awkward if sizes is None else sizes:
         inputs = op.inputs(rng, **size)
-        expected = op.reference(*inputs)
+        expected = np.asarray(op.reference(*inputs))
         if expected.shape != tuple(op.shape(**size)):
             raise ValueError(f"shape({size_text(size)}) is {op.shape(**size)}, the reference's is {expected.shape}")
-        allowed = op.tolerance(*(array.astype(np.float64) for array in inputs))
-        cases.append((size, inputs, expected, allowed))
+        cases.append((size, inputs, expected))
 
     rows = []
     for launcher in launchers:
+        names = kernel_names(launcher)
+        if missing(launcher):
+            rows.append(RungAgreement(launcher.__name__, names, len(cases), 0.0, 0.0, 0.0, {},
+                                      skipped=missing(launcher)))
+            continue
         verdicts = []
-        for _, inputs, expected, allowed in cases:
+        for _, inputs, expected in cases:
+            allowed = np.broadcast_to(allowed_error(op, launcher, inputs), expected.shape)
             verdicts.append(try_rung(op, launcher, inputs, expected, allowed))
             if verdicts[-1].problem:
                 break
+        refused = sum(bool(v.refused) for v in verdicts)
         at = len(verdicts) - 1 if verdicts[-1].problem else int(np.argmax([v.units for v in verdicts]))
+        problem = verdicts[at].problem
+        if refused == len(verdicts):
+            problem = f"refuses every size: {verdicts[-1].refused}"
         rows.append(RungAgreement(
-            launcher.__name__, kernel_names(launcher), len(cases), error=max(v.error for v in verdicts),
+            launcher.__name__, names, len(cases), error=max(v.error for v in verdicts),
             units=max(v.units for v in verdicts), tolerance=max(v.tolerance for v in verdicts), size=cases[at][0],
-            problem=verdicts[at].problem))
+            problem=problem, refused=refused, allows=getattr(launcher, "sizes", "")))
     agreement = Agreement(op.name, device.name(), tuple(rows))
     return agreement.check() if check else agreement
 
 
-def check_sample(op: Op, inputs: tuple, out: np.ndarray, *, seed: int = 0, budget: int = 2**20) -> Verdict:
+def check_sample(op: Op, inputs: tuple, out: np.ndarray, *, seed: int = 0, budget: int = 2**20,
+                 launcher: Callable | Rival | None = None) -> Verdict:
     """As compare, at sizes for which the whole reference would take minutes: every element was written, a sample is
-    right. The sample is the first and the last row and random ones between, about `budget` elements of them."""
-    unwritten = np.flatnonzero(np.isnan(out.reshape(-1)))
+    right. The sample is the first and the last row and random ones between, about `budget` elements of them.
+    `launcher` is the rung or the rival whose result it is: it may have a tolerance of its own."""
+    flat = out.reshape(-1)
+    poison = poison_of(out.dtype)
+    unwritten = np.flatnonzero(np.isnan(flat) if out.dtype.kind == "f" else flat == poison)
     if unwritten.size:
         return Verdict(np.inf, np.inf, 0.0, f"{unwritten.size:,} elements were never written, the first at flat index "
                                             f"{unwritten[0]}")
@@ -305,5 +430,4 @@ def check_sample(op: Op, inputs: tuple, out: np.ndarray, *, seed: int = 0, budge
         chosen = np.concatenate([np.random.default_rng(seed).integers(rows, size=count), [0, rows - 1]])
         chosen.sort()  # a row drawn twice does no harm, and np.unique on a million takes longer than the kernel
     some = tuple(array[chosen] if number in op.by_row else array for number, array in enumerate(inputs))
-    allowed = op.tolerance(*(array.astype(np.float64) for array in some))
-    return compare(out[chosen], op.reference(*some), allowed)
+    return compare(out[chosen], np.asarray(op.reference(*some)), allowed_error(op, launcher, some))

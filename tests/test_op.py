@@ -7,7 +7,20 @@ from numba import float32, int32
 from labkit import cuda, device
 from labkit.kernels.elementwise import VECTOR_ADD, vector_add_per_thread
 from labkit.kernels.matmul import MATMUL
-from labkit.op import Op, agree, check_sample, compare, dot_products, rung, uniform
+from labkit.op import (
+    Op,
+    Rival,
+    agree,
+    bfloat16_of,
+    check_sample,
+    compare,
+    dot_products,
+    float64_of,
+    poison_of,
+    relative_to,
+    rung,
+    uniform,
+)
 from labkit.tables import MIMETYPE, size_text, to_markdown
 
 ADD_SIZES = ({"n": 1}, {"n": 31}, {"n": 256}, {"n": 257})
@@ -290,3 +303,171 @@ def test_the_largest_error_is_over_all_sizes():
     both = agree(MATMUL, ["matmul_naive"], sizes=sizes).rows[0]
     assert both.error > each[0].error
     assert both.tolerance >= each[1].tolerance > each[0].tolerance
+
+
+# --- Halves, mixed types, numbers among the inputs -------------------------------------------------------------------
+
+
+@cuda.jit
+def scale_half_kernel(a, factor, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = a[i] * factor
+
+
+def scale_op(*rungs, **changes) -> Op:
+    """out = a * factor: float16 in, float32 out, and a number that is no array."""
+    fields = {
+        "title": "Scaled halves", "reference": lambda a, factor: a.astype(np.float64) * factor, "rungs": rungs,
+        "inputs": lambda rng, n: (uniform(rng, n).astype(np.float16), np.float32(3.0)), "shape": lambda n: (n,),
+        "awkward": ({"n": 1}, {"n": 300}), "timed_gpu": {"n": 300}, "timed_cpu": {"n": 300}, "flops": lambda n: n,
+        "bytes": lambda n: 6 * n, "by_row": (0,),
+        "tolerance": relative_to(lambda a, factor: np.abs(a * factor), roundings=1)}
+    return Op("scale", **{**fields, **changes})
+
+
+def scale_rung(name="scale", kernel=scale_half_kernel, **marks):
+    def launch(a, factor, out, stream=0):
+        kernel[-(-out.size // 256), 256, stream](a, factor, out)
+
+    launch.__name__ = name
+    return rung(kernel=kernel, idea="one thread an element", **marks)(launch)
+
+
+def test_halves_in_numbers_among_the_inputs():
+    op = scale_op(scale_rung())
+    assert op.agree().passed
+    inputs = op.inputs(np.random.default_rng(0), n=300)
+    assert not check_sample(op, inputs, op.reference(*inputs).astype(np.float32), budget=20).problem
+
+
+def test_halves_out_are_poisoned_and_compared():
+    tolerance = relative_to(lambda a, factor: np.abs(a * factor), roundings=1, dtype=np.float16)
+    op = scale_op(scale_rung(), dtype=np.float16, tolerance=tolerance)
+    assert op.agree().passed
+    with pytest.raises(AssertionError, match="never written"):
+        op.agree(rungs=[scale_rung("nothing", half_nothing_kernel)])
+    with pytest.raises(AssertionError, match="wrote outside the output|OutOfBoundsError"):
+        agree(op, [scale_rung("no_guard", half_no_guard_kernel)], sizes=({"n": 300},))
+
+
+@cuda.jit
+def half_nothing_kernel(a, factor, out):
+    i = cuda.grid(1)
+    if i > 1_000_000:
+        out[0] = a[0] * factor
+
+
+@cuda.jit
+def half_no_guard_kernel(a, factor, out):
+    i = cuda.grid(1)
+    out[i] = a[min(i, a.size - 1)] * factor
+
+
+@cuda.jit
+def copy_bits_kernel(a, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = a[i]
+
+
+def test_uint16_holds_bfloat16():
+    values = uniform(np.random.default_rng(0), 1000)
+    bits = bfloat16_of(values)
+    assert np.all(np.abs(float64_of(bits) - values) <= 2.0**-8 * np.abs(values))
+    assert np.isnan(float64_of(np.array([poison_of(np.uint16)])))[0]
+    assert float64_of(np.arange(3)).dtype == np.int64, "an index is no number to round"
+
+    @rung(kernel=copy_bits_kernel, idea="copies")
+    def copy(a, out, stream=0):
+        copy_bits_kernel[-(-out.size // 256), 256, stream](a, out)
+
+    op = scale_op(copy, reference=float64_of, inputs=lambda rng, n: (bfloat16_of(uniform(rng, n)),), dtype=np.uint16,
+                  tolerance=lambda a: 0.0 * a)
+    assert op.agree().passed
+    wrong = agree(op.with_rungs(launcher_of_one(half_nothing_copy_kernel)), check=False)
+    assert "never written" in wrong.rows[0].problem
+
+
+def launcher_of_one(kernel):
+    @rung(kernel=kernel, idea="wrong")
+    def mine(a, out, stream=0):
+        kernel[-(-out.size // 256), 256, stream](a, out)
+
+    return mine
+
+
+@cuda.jit
+def half_nothing_copy_kernel(a, out):
+    i = cuda.grid(1)
+    if i > 1_000_000:
+        out[0] = a[0]
+
+
+# --- Rungs with limits of their own ----------------------------------------------------------------------------------
+
+
+@cuda.jit
+def rough_kernel(a, factor, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = a[i] * factor * float32(1.0001)
+
+
+def test_a_rung_may_have_a_tolerance_of_its_own():
+    coarse = relative_to(lambda a, factor: np.abs(a * factor), roundings=1, dtype=np.float16)
+    op = scale_op(scale_rung())
+    assert not agree(op, [scale_rung("rough", rough_kernel)], check=False).passed
+    rough = scale_rung("rough", rough_kernel, tolerance=coarse)
+    assert agree(op, [rough]).passed
+    inputs = op.inputs(np.random.default_rng(0), n=300)
+    out = (op.reference(*inputs) * 1.0001).astype(np.float32)
+    assert check_sample(op, inputs, out).problem
+    assert not check_sample(op, inputs, out, launcher=rough).problem
+
+
+def even_only(name, **marks):
+    inner = scale_rung(name)
+
+    def launch(a, factor, out, stream=0):
+        if out.size % 2:
+            raise ValueError(f"out has {out.size} elements; an even number is allowed")
+        inner(a, factor, out, stream=stream)
+
+    launch.__name__ = name
+    return rung(kernel=scale_half_kernel, idea="pairs", **marks)(launch)
+
+
+def test_a_rung_that_refuses_sizes_says_which_it_allows():
+    op = scale_op(even_only("pairs", sizes="even n"))
+    found = op.agree()
+    assert (found.rows[0].sizes, found.rows[0].refused) == (2, 1)
+    assert "pairs allows even n; it refused 1 of 2 sizes" in str(found)
+    with pytest.raises(AssertionError, match="refuses every size: out has 1 elements"):
+        op.agree(sizes=({"n": 1},))
+    with pytest.raises(AssertionError, match="@rung.*sizes="):
+        agree(op, [even_only("pairs")])
+
+
+def test_a_rung_for_newer_gpus_runs_on_the_cpu_device_and_is_left_out_on_older_gpus(monkeypatch):
+    from types import SimpleNamespace
+
+    from labkit import op as op_module
+
+    future = scale_rung("future", needs=(9, 0))
+    if not device.on_gpu():
+        assert agree(scale_op(future)).rows[0].skipped == ""
+    monkeypatch.setattr(op_module.device, "on_gpu", lambda: True)
+    monkeypatch.setattr(op_module.device, "name", lambda: "old GPU")
+    monkeypatch.setattr(op_module.cuda, "get_current_device", lambda: SimpleNamespace(compute_capability=(7, 5)))
+    found = agree(scale_op(future))
+    assert found.rows[0].skipped == "needs compute capability 9.0; this GPU has 7.5"
+    assert "future was not run" in str(found)
+    assert found.passed
+
+
+def test_peaks_and_rivals():
+    with pytest.raises(ValueError, match="peak is 'fp8'"):
+        scale_op(scale_rung(), peak="fp8")
+    assert Rival("PyTorch", "torch", max, note="unfused").title == "PyTorch (unfused)"
+    assert VECTOR_ADD.also_gpu == ({"n": 10_000_000},)

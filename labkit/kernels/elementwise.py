@@ -100,6 +100,7 @@ VECTOR_ADD = Op(
     # 1,024 blocks of 256 threads are 262,144: the last size is larger than the grid-stride rung's grid.
     awkward=tuple({"n": n} for n in (1, 31, 255, 256, 257, 1_000, 4_099, 263_000)),
     timed_gpu={"n": 2**28},
+    also_gpu=({"n": 10_000_000},),  # lesson 01's
     timed_cpu={"n": 2**22},
     flops=lambda n: n,
     bytes=lambda n: 12 * n,
