@@ -1,6 +1,10 @@
-"""What every launcher does before it launches: check its arguments, count its blocks."""
+"""What every launcher does before it launches: check its arguments, count its blocks, ask for shared memory."""
+
+import functools
 
 import numpy as np
+
+from labkit import cuda, device
 
 MAX_GRID_YZ = 65_535  # CUDA's limit on the second and third axis of a grid; the first allows 2**31 - 1
 MAX_ELEMENTS = 2**31  # the kernels index with uint32, and a loop's last step must not wrap around
@@ -43,3 +47,33 @@ def blocks_for(extent: tuple, block: tuple) -> tuple:
             raise ValueError(f"the grid would need {count:,} blocks along {axis}; CUDA allows {MAX_GRID_YZ:,}. "
                              f"Put the longest axis along x, or use a larger block")
     return grid
+
+
+MAX_SHARED = 232_448  # bytes a block can have on compute capability 9.0; without asking it gets 49,152
+
+
+def dynamic_shared(kernel, nbytes: int, *args) -> None:
+    """Allow `kernel`, as compiled for these arguments, up to `nbytes` of dynamic shared memory a block.
+
+    Above 48 KB CUDA wants to be asked once; then kernel[grid, block, stream, nbytes](*args) may be launched.
+    """
+    if not 0 <= nbytes <= MAX_SHARED:
+        raise ValueError(f"nbytes is {nbytes:,}; a block can have 0 to {MAX_SHARED:,} bytes of shared memory")
+    if not device.on_gpu():
+        kernel.allow_dynamic_shared(nbytes)
+    else:
+        _allow_on_gpu(kernel, nbytes, tuple(kernel.typeof_pyval(arg) for arg in args))
+
+
+@functools.cache
+def _allow_on_gpu(kernel, nbytes: int, argument_types: tuple) -> None:
+    from cuda.bindings import driver
+
+    kernel.compile(argument_types)
+    function = kernel.overloads[argument_types]._codelibrary.get_cufunc()
+    (error,) = driver.cuKernelSetAttribute(
+        driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, nbytes, function.handle,
+        cuda.get_current_device().id)
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise ValueError(f"{kernel.__name__}: this GPU allows a block less than {nbytes:,} bytes of shared memory "
+                         f"({error.name})")

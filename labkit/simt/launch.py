@@ -447,6 +447,14 @@ class Launch:
         return f"<kernel {self.kernel.__name__}[{self.grid}, {self.block}]>"
 
     def __call__(self, *args):
+        """Runs the kernel; a stream that records (it has `record`) is given the launch instead."""
+        record = getattr(self.stream, "record", None)
+        if record is None:
+            self.run(*args)
+        else:
+            record(self, args)
+
+    def run(self, *args):
         kernel = self.kernel
         if len(args) != len(kernel.params):
             raise ArgumentError(

@@ -1,0 +1,90 @@
+"""Graphs: what was recorded is replayed, in order, on whatever the arrays hold then."""
+
+import numpy as np
+import pytest
+from numba import float32
+
+from labkit import cuda, graphs
+
+
+@cuda.jit
+def scale(values, factor):
+    i = cuda.grid(1)
+    if i < values.size:
+        values[i] *= factor
+
+
+@cuda.jit
+def shift(values, by):
+    i = cuda.grid(1)
+    if i < values.size:
+        values[i] += by
+
+
+def work_on(values):
+    def work(stream):
+        scale[1, 64, stream](values, float32(2.0))
+        shift[1, 64, stream](values, float32(1.0))
+
+    return work
+
+
+def test_a_graph_replays_its_launches_in_order():
+    values = cuda.to_device(np.arange(50, dtype=np.float32))
+    graph = graphs.capture(work_on(values))  # the warm-up runs once, recording does not
+    assert graph.nodes == 2
+    cuda.synchronize()
+    np.testing.assert_array_equal(values.copy_to_host(), np.arange(50) * 2 + 1)
+    graph.launch()
+    graph.launch()
+    cuda.synchronize()
+    np.testing.assert_array_equal(values.copy_to_host(), (((np.arange(50) * 2 + 1) * 2 + 1) * 2) + 1)
+
+
+def test_a_graph_reads_what_its_arrays_hold_when_it_is_launched():
+    values = cuda.to_device(np.zeros(50, np.float32))
+    graph = graphs.capture(work_on(values))
+    values.copy_to_device(np.full(50, 3.0, np.float32))
+    stream = cuda.stream()
+    graph.launch(stream)
+    stream.synchronize()
+    np.testing.assert_array_equal(values.copy_to_host(), np.full(50, 7.0))
+
+
+def test_without_warm_up_nothing_runs_before_the_launch():
+    values = cuda.to_device(np.ones(50, np.float32))
+    work_on(values)(0)  # compiles
+    cuda.synchronize()
+    graph = graphs.capture(work_on(values), warm_up=False)
+    np.testing.assert_array_equal(values.copy_to_host(), np.full(50, 3.0))
+    assert "2" in repr(graph)
+
+
+def test_a_graph_keeps_its_arrays():
+    graph = graphs.capture(work_on(cuda.to_device(np.ones(50, np.float32))))
+    graph.launch()
+    cuda.synchronize()
+
+
+def test_work_that_ignores_its_stream_is_refused():
+    values = cuda.to_device(np.ones(50, np.float32))
+    with pytest.raises(ValueError, match="launched nothing on the stream"):
+        graphs.capture(lambda stream: scale[1, 64](values, float32(2.0)))
+
+
+def test_an_error_in_the_work_leaves_nothing_in_capture():
+    values = cuda.to_device(np.ones(50, np.float32))
+
+    def broken(stream):
+        scale[1, 64, stream](values, float32(2.0))
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        graphs.capture(broken, warm_up=False)
+    graphs.capture(work_on(values)).launch()
+    cuda.synchronize()
+
+
+def test_work_must_be_a_function():
+    with pytest.raises(TypeError, match="work is a int"):
+        graphs.capture(3)
