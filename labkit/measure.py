@@ -28,15 +28,15 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit import cuda, device
-from labkit.op import Op, check_sample, kernel_names
-from labkit.tables import ResultTable, number, size_text
+from labkit import cuda, device, graphs, launches
+from labkit.op import Op, Rival, check_sample, kernel_names, missing, poison_of, to_device
+from labkit.tables import PlainTable, ResultTable, number, size_text
 
 CPU_DEVICE = "CPU device: shows work, not GPU speed"
 RECORDED = Path(__file__).resolve().parents[1] / "data" / "measurements"
 FLUSH_BYTES = 512 * 2**20  # ten times the L2 of an H200; written in about 0.15 ms there
 GRAPH_LAUNCHES = 20
-SMALL_MS = 0.2  # a kernel below this is timed in a graph, too
+SMALL_MS = 1.0  # a kernel below this is timed in a graph, too
 
 
 def where() -> str:
@@ -129,32 +129,64 @@ def flush_cache() -> None:
 def time_graph(launch: Callable, *, launches: int = GRAPH_LAUNCHES, runs: int = 20) -> Timing | None:
     """Time of one launch inside a CUDA graph of `launches`, where Python takes no part. The inputs stay in the cache.
 
-    `launch(stream)` must launch on that stream and have been called before. None where a GPU or PyTorch, which captures
-    the graph, is missing, or where the launch cannot be captured: then it was not measured.
+    `launch(stream)` must launch on that stream. None without a GPU, or where the launch cannot be captured: then it was
+    not measured.
     """
+    if not device.on_gpu():
+        return None
+
+    def many(stream):
+        for _ in range(launches):
+            launch(stream)
+
+    try:
+        graph = graphs.capture(many)
+    except Exception as error:  # one rung that cannot be captured must not end the measurement of the others
+        print(f"not measured in a graph: {type(error).__name__}: {error}", file=sys.stderr)
+        return None
+    return _time_replay(graph.launch, launches, runs)
+
+
+def time_torch_graph(call: Callable[[], object], *, launches: int = GRAPH_LAUNCHES, runs: int = 20) -> Timing | None:
+    """As time_graph, for a call into PyTorch (or Triton): captured by torch.cuda.CUDAGraph."""
     torch = import_rival("torch") if device.on_gpu() else None
     if torch is None:
         return None
     stream = torch.cuda.Stream()
-    graph = torch.cuda.CUDAGraph()
-    cuda.synchronize()
+    stream.wait_stream(torch.cuda.current_stream())
     try:
+        with torch.cuda.stream(stream):
+            for _ in range(3):  # libraries choose their kernels and allocate their workspace before the capture
+                call()
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
-            captured = cuda.external_stream(stream.cuda_stream)
             for _ in range(launches):
-                launch(captured)
-    except Exception as error:  # one rung that cannot be captured must not end the measurement of the others
+                call()
+    except Exception as error:
         print(f"not measured in a graph: {type(error).__name__}: {error}", file=sys.stderr)
         return None
+    return _time_replay(graph.replay, launches, runs)
+
+
+def _time_replay(replay: Callable[[], object], launches: int, runs: int) -> Timing:
+    """The replay before each timed one keeps the GPU busy while Python enqueues the events and the graph."""
     times = []
     for _ in range(runs + 2):
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, stop = cuda.event(), cuda.event()
+        replay()
         start.record()
-        graph.replay()
+        replay()
         stop.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(stop) / launches)
+        cuda.synchronize()
+        times.append(cuda.event_elapsed_time(start, stop) / launches)
     return Timing.of(times[2:], f"{device.name()}, in a CUDA graph")
+
+
+def _graph_launches(once_ms: float) -> int:
+    """So many that one replay takes about 2 ms: long beside what it costs to start it."""
+    return int(np.clip(2.0 / once_ms, 4, 100))
 
 
 def time_launch(launch: Callable[[], None], *, launches: int = 200) -> Timing:
@@ -197,7 +229,7 @@ def machine() -> dict:
     """What a measurement depends on: GPU, driver, versions, date."""
     facts = {"device": device.name(), "kind": device.kind(), "date": datetime.date.today().isoformat(),
              "python": platform.python_version(), "host": f"{platform.machine()}, {os.cpu_count()} cores"}
-    for package in ("labkit", "numba", "numba-cuda", "numpy", "torch", "cupy"):
+    for package in ("labkit", "numba", "numba-cuda", "numpy", "torch", "cupy", "triton"):
         facts[package] = _version(package)
     if device.on_gpu():
         gpu = cuda.get_current_device()
@@ -319,6 +351,7 @@ class LadderRow:
     error_units: float = 0.0  # in tolerances
     failed: str = ""
     kernels: tuple[str, ...] = ()
+    resources: tuple[dict, ...] = ()  # one for each kernel, as launches.resources gives them; empty without a GPU
 
 
 @dataclass(frozen=True, repr=False)
@@ -339,6 +372,8 @@ class Ladder(ResultTable):
     rows: tuple[LadderRow, ...]
     limits: dict = field(default_factory=dict)  # roofline.Limits
     machine: dict = field(default_factory=dict)
+    peak: str = "fp32"  # the units that bound the flops, as Op.peak
+    skipped: dict = field(default_factory=dict)  # name -> why it was not timed
 
     @property
     def on_gpu(self) -> bool:
@@ -384,7 +419,23 @@ class Ladder(ResultTable):
             rows.append(cells)
             if row.failed:
                 notes.append(f"{row.name} failed: {row.failed}")
+        notes.extend(f"{name} was not timed: {why}" for name, why in self.skipped.items())
         return {"title": f"{self.title}, {size_text(self.size)}", "columns": columns, "rows": rows, "notes": notes}
+
+    def resources_table(self) -> PlainTable:
+        """Registers, spills, shared memory and occupancy of each rung's kernels, as compiled for the GPU."""
+        rows = [[row.name, one["kernel"].removesuffix("_kernel"), " x ".join(str(n) for n in one["block"]),
+                 str(one["registers"]), f"{one['local_bytes']:,}", f"{one['shared_bytes']:,}",
+                 number(one["blocks_per_sm"]), "-" if one["occupancy"] is None else f"{one['occupancy']:.0%}"]
+                for row in self.rungs for one in row.resources]
+        notes = ["Local memory: bytes a thread keeps outside its registers, spills among them.",
+                 "Occupancy: threads that a multiprocessor holds at once, of the most it can hold.", _place(self.where)]
+        if not rows:
+            notes = ["Registers and occupancy are a GPU's; the CPU device has none. "
+                     "measure.recorded_ladder(...).resources_table() shows a recorded GPU's."]
+        return PlainTable(f"{self.title}: what each kernel takes",
+                          ("rung", "kernel", "block", "registers", "local bytes", "shared bytes", "blocks per SM",
+                           "occupancy"), tuple(tuple(row) for row in rows), tuple(notes), kind="resources")
 
     def result(self) -> dict:
         return {"kind": "ladder", "op": self.op, "kernels": [name for row in self.rungs for name in row.kernels],
@@ -400,7 +451,8 @@ class Ladder(ResultTable):
             return None if value is None else Timing(**value)
 
         rows = tuple(LadderRow(**{**row, "timing": timing(row["timing"]), "graph": timing(row["graph"]),
-                                  "kernels": tuple(row["kernels"])}) for row in data["rows"])
+                                  "kernels": tuple(row["kernels"]), "resources": tuple(row.get("resources", ()))})
+                     for row in data["rows"])
         return cls(**{**data, "rows": rows})
 
 
@@ -425,7 +477,8 @@ def ladder(op: Op, size: dict | None = None, *, rivals: bool = True, rungs=None,
     """Times every rung of `op` and its rivals at one size, and checks each result at that size.
 
     size: axis lengths such as {"n": 10_000_000}; the op's own for the present device if left out.
-    A rung whose result is wrong raises AssertionError: the time of a wrong answer means nothing.
+    A rung whose result is wrong raises AssertionError: the time of a wrong answer means nothing. A rung that the device
+    or the size does not allow is left out and named, and so is a rival that fails.
     """
     from labkit import roofline  # roofline times with this module
 
@@ -433,15 +486,16 @@ def ladder(op: Op, size: dict | None = None, *, rivals: bool = True, rungs=None,
     launchers = [op.rung(r) if isinstance(r, str) else r for r in (op.rungs if rungs is None else rungs)]
     bound = roofline.bound(op, size, limits)
     inputs = op.inputs(np.random.default_rng(seed), **size)
-    on_device = tuple(cuda.to_device(array) for array in inputs)
+    on_device = to_device(inputs)
     out = cuda.device_array(op.shape(**size), op.dtype)
-    poison = np.full(op.shape(**size), np.nan, op.dtype)
+    poison = np.full(op.shape(**size), poison_of(op.dtype), op.dtype)
+    skipped: dict[str, str] = {}
 
-    def checked(name: str, run: Callable[[], object], fetch: Callable[[], np.ndarray]):
+    def checked(name: str, run: Callable[[], object], fetch: Callable[[object], np.ndarray], launcher):
         out.copy_to_device(poison)
-        run()
+        result = run()
         cuda.synchronize()
-        verdict = check_sample(op, inputs, fetch(), seed=seed)
+        verdict = check_sample(op, inputs, fetch(result), seed=seed, launcher=launcher)
         if verdict.problem:
             raise AssertionError(f"{name} at {size_text(size)}: {verdict.problem}")
         return verdict
@@ -457,42 +511,91 @@ def ladder(op: Op, size: dict | None = None, *, rivals: bool = True, rungs=None,
 
     rows = []
     for launcher in steps(f"{op.name}: rung", launchers):
+        name = launcher.__name__
+        if missing(launcher):
+            skipped[name] = missing(launcher)
+            continue
+
         def run(stream=0, launcher=launcher):
             launcher(*on_device, out, stream=stream)
 
-        verdict = checked(launcher.__name__, run, out.copy_to_host)
+        try:
+            verdict = checked(name, run, lambda _: out.copy_to_host(), launcher)
+        except ValueError as error:
+            if not getattr(launcher, "sizes", ""):
+                raise
+            skipped[name] = f"it allows {launcher.sizes} only: {error}"
+            continue
         timing = time_kernel(run, budget_s=budget_s)
-        graph = time_graph(run) if timing.p50 < SMALL_MS else None
-        rows.append(row(launcher.__name__, launcher.idea, "rung", timing, verdict, graph=graph,
-                        failed=launcher.failed, kernels=kernel_names(launcher)))
-    for library in steps(f"{op.name}: rival", _rivals(op) if rivals else []):
-        name = {"numpy": "NumPy", "cupy": "CuPy", "torch": "PyTorch"}[library]
-        xp = import_rival(library)
-        if library == "numpy":
-            host_out = poison.copy()
-            call = functools.partial(op.rival, xp, *inputs, host_out)
-            call()
-            verdict = check_sample(op, inputs, host_out, seed=seed)
-            rows.append(row(f"{name}, on the host", "", "host", time_host(call, budget_s=budget_s), verdict))
-        else:
-            def convert(array, xp=xp, library=library):
-                return xp.as_tensor(array, device="cuda") if library == "torch" else xp.asarray(array)
-
-            note = f" ({op.rival_note})" if op.rival_note else ""
-            try:
-                call = functools.partial(op.rival, xp, *(convert(a) for a in on_device), convert(out))
-                verdict = checked(name, call, out.copy_to_host)
-                rows.append(row(f"{name}{note}", "", "rival", time_kernel(call, budget_s=budget_s), verdict))
-            except Exception as error:  # a rival that fails is left out, and named
-                print(f"{name} was not measured: {type(error).__name__}: {error}", file=sys.stderr)
+        small = timing.p50 < SMALL_MS
+        graph = time_graph(run, launches=_graph_launches(timing.p50)) if small else None
+        taken = [launches.resources(one) for one in launches.of(launcher, *on_device, out)] if device.on_gpu() else []
+        rows.append(row(name, launcher.idea, "rung", timing, verdict, graph=graph, failed=launcher.failed,
+                        kernels=kernel_names(launcher), resources=tuple(taken)))
+    for rival in steps(f"{op.name}: rival", _rivals(op) if rivals else []):
+        xp = import_rival(rival.library)
+        try:
+            if rival.library == "numpy":
+                host_out = poison.copy()
+                call = functools.partial(rival.call, xp, *inputs, host_out)
+                returned = call()
+                result = host_out if returned is None else np.asarray(returned)
+                verdict = check_sample(op, inputs, result, seed=seed, launcher=rival)
+                if verdict.problem:
+                    raise AssertionError(verdict.problem)
+                timing = time_host(call, budget_s=budget_s, min_runs=3 if device.on_gpu() else 5)
+                rows.append(row(rival.title, "", "host", timing, verdict))
+                continue
+            theirs = [_hand_over(rival.library, value) for value in (*on_device, out)]
+            call = functools.partial(rival.call, xp, *theirs)
+            verdict = checked(rival.title, call, lambda result: _fetch(result, out), rival)
+            timing = time_kernel(call, budget_s=budget_s)
+            graph = None
+            if timing.p50 < SMALL_MS and rival.library in TORCH_TENSORS:
+                graph = time_torch_graph(call, launches=_graph_launches(timing.p50))
+            rows.append(row(rival.title, "", "rival", timing, verdict, graph=graph))
+        except Exception as error:  # a rival that fails is left out, and named
+            skipped[rival.title] = f"{type(error).__name__}: {error}"
+            print(f"{rival.title} was not measured: {type(error).__name__}: {error}", file=sys.stderr)
 
     return Ladder(op.name, op.title, size, op.unit, where(), op.flops(**size), op.bytes(**size), bound.time_ms,
                   bound.binds, bound.rate(op.unit), bound.label, tuple(rows),
-                  asdict(bound.limits), machine())
+                  asdict(bound.limits), machine(), op.peak, skipped)
 
 
-def _rivals(op: Op) -> list[str]:
-    if op.rival is None:
-        return []
-    libraries = ["numpy", *(("cupy", "torch") if device.on_gpu() else ())]
-    return [library for library in libraries if import_rival(library) is not None]
+TORCH_TENSORS = ("torch", "triton")  # libraries that take PyTorch's tensors and run on its current stream
+
+
+def _rivals(op: Op) -> list[Rival]:
+    """NumPy on the host, CuPy and PyTorch doing what op.rival says, then the op's further rivals; those installed."""
+    found = []
+    if op.rival is not None:
+        found.append(Rival("NumPy, on the host", "numpy", op.rival))
+        found += [Rival(name, library, op.rival, op.rival_note)
+                  for name, library in (("CuPy", "cupy"), ("PyTorch", "torch"))]
+    found += op.rivals
+    return [one for one in found if (one.library == "numpy" or device.on_gpu()) and import_rival(one.library)]
+
+
+def _hand_over(library: str, value):
+    """A device array as CuPy's array or PyTorch's tensor, on the same memory; uint16 as bfloat16. Numbers stay."""
+    if not hasattr(value, "__cuda_array_interface__"):
+        return value
+    if library not in TORCH_TENSORS:
+        return import_rival(library).asarray(value)
+    torch = import_rival("torch")
+    if value.dtype == np.uint16:
+        return torch.as_tensor(value.view(np.int16), device="cuda").view(torch.bfloat16)
+    return torch.as_tensor(value, device="cuda")
+
+
+def _fetch(result, out) -> np.ndarray:
+    """What a rival computed, on the host: what it returned, or what it wrote into out."""
+    if result is None or result is out:
+        return out.copy_to_host()
+    if hasattr(result, "cpu"):  # a tensor
+        result = result.contiguous()
+        if str(result.dtype) == "torch.bfloat16":
+            return result.view(import_rival("torch").int16).cpu().numpy().view(np.uint16).reshape(out.shape)
+        return result.cpu().numpy().reshape(out.shape)
+    return np.asarray(result.get() if hasattr(result, "get") else result).reshape(out.shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+from dataclasses import dataclass
 
 MIMETYPE = "application/vnd.labkit.result+json"
 
@@ -103,3 +104,21 @@ class ResultTable:
     def _repr_mimebundle_(self, include=None, exclude=None):
         spec = self.table()
         return {"text/plain": text(spec), "text/html": to_html(spec), MIMETYPE: self.result()}
+
+
+@dataclass(frozen=True, repr=False)
+class PlainTable(ResultTable):
+    """Rows of text, shown as every other result is."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+    kind: str = "table"
+
+    def table(self) -> dict:
+        return {"title": self.title, "columns": list(self.columns), "rows": [list(row) for row in self.rows],
+                "notes": list(self.notes)}
+
+    def result(self) -> dict:
+        return {"kind": self.kind, "title": self.title}

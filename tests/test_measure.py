@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from labkit import cuda, device, measure
 from labkit.kernels.elementwise import VECTOR_ADD, vector_add_per_thread
 from labkit.kernels.matmul import MATMUL
 from labkit.measure import CPU_DEVICE, Ladder, Timing, ladder, time_host, time_kernel
-from labkit.op import rung
+from labkit.op import Op, Rival, rung
 from labkit.tables import MIMETYPE
 from tests import made_up
 
@@ -207,3 +208,71 @@ def test_the_h200_is_preferred(recorded_here):
     if device.name() != "NVIDIA H200":
         assert measure.recorded()["name"] == "nvidia-h200"
     assert measure.recorded("z-gpu")["name"] == "z-gpu"
+
+
+def test_a_rival_that_fails_is_named_and_the_others_are_timed(capsys):
+    def broken(xp, a, b, out):
+        raise RuntimeError("no kernel image")
+
+    fields = {**VECTOR_ADD.__dict__, "rivals": (Rival("NumPy, in place", "numpy", lambda np, a, b, out: a + b),
+                                                Rival("Broken", "numpy", broken, note="on purpose"))}
+    found = ladder(Op(**fields), {"n": 100}, budget_s=0.01)
+    assert found.row("NumPy, in place").kind == "host"
+    assert found.skipped == {"Broken (on purpose)": "RuntimeError: no kernel image"}
+    assert "Broken (on purpose) was not timed: RuntimeError" in str(found)
+    assert "no kernel image" in capsys.readouterr().err
+    assert Ladder.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_a_rival_that_is_wrong_is_named():
+    fields = {**VECTOR_ADD.__dict__, "rival": None, "rivals": (Rival("Zero", "numpy", lambda np, a, b, out: 0 * a),)}
+    assert "expected" in ladder(Op(**fields), {"n": 100}, budget_s=0.01).skipped["Zero"]
+
+
+def test_a_rung_that_refuses_the_size_is_named():
+    @rung(kernel=vector_add_per_thread.kernel, idea="picky", sizes="multiples of 4")
+    def picky(a, b, out, stream=0):
+        if out.size % 4:
+            raise ValueError(f"out has {out.size} elements; a multiple of 4 is allowed")
+        vector_add_per_thread(a, b, out, stream=stream)
+
+    op = VECTOR_ADD.with_rungs(vector_add_per_thread, picky)
+    found = ladder(op, {"n": 102}, rivals=False, budget_s=0.01)
+    assert [row.name for row in found.rows] == ["vector_add_per_thread"]
+    assert "multiples of 4 only: out has 102 elements" in found.skipped["picky"]
+    assert len(ladder(op, {"n": 104}, rivals=False, budget_s=0.01).rows) == 2
+
+
+def test_resources_are_shown_and_kept():
+    one = made_up.ladder()
+    taken = {"kernel": "vector_add_slow_kernel", "grid": [8], "block": [16, 16], "registers": 40, "local_bytes": 0,
+             "shared_bytes": 4096, "blocks_per_sm": 6, "occupancy": 0.75}
+    with_them = replace(one, rows=(replace(one.rows[0], resources=(taken,)), *one.rows[1:]))
+    shown = str(with_them.resources_table())
+    for part in ("vector_add_slow", "16 x 16", "40", "4,096", "75%"):
+        assert part in shown
+    assert Ladder.from_json(json.loads(json.dumps(with_them.to_json()))) == with_them
+    assert "the CPU device has none" in str(made_up.ladder(on_gpu=False).resources_table())
+
+
+def test_an_older_recording_is_read():
+    """Fields that came later are left out of it."""
+    data = made_up.ladder().to_json()
+    for name in ("peak", "skipped"):
+        del data[name]
+    for row in data["rows"]:
+        del row["resources"]
+    assert Ladder.from_json(data) == made_up.ladder()
+
+
+@pytest.mark.gpu
+def test_a_gpu_ladder_knows_what_its_kernels_take():
+    found = ladder(MATMUL, {"M": 256, "N": 256, "K": 256}, rungs=["matmul_tiled"], budget_s=0.01)
+    (taken,) = found.row("matmul_tiled").resources
+    assert taken["block"] == [16, 16]
+    assert taken["shared_bytes"] == 2 * 16 * 16 * 4
+    assert 8 <= taken["registers"] <= 255
+    assert 1 <= taken["blocks_per_sm"] <= 32
+    assert 0 < taken["occupancy"] <= 1
+    assert found.row("matmul_tiled").graph.p50 > 0
+    assert all(row.graph for row in found.rivals if row.name.startswith("PyTorch"))
