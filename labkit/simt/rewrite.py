@@ -924,15 +924,15 @@ class _Resolver:
         """The arguments of a call of a stub, in the order of its parameters."""
         given = dict(zip(stub.params, node.args, strict=False))
         if node.keywords and (stub.name.startswith("atomic.") or stub.name == "syncwarp"):
-            self.scope.refuse(node, f"cuda.{stub.name} takes no keyword arguments")
+            self.scope.refuse(node, f"{stub.full_name} takes no keyword arguments")
         extra = node.args[len(stub.params) :]
         for keyword in node.keywords:
             if keyword.arg not in stub.params or keyword.arg in given:
-                self.scope.refuse(node, f"cuda.{stub.name} has no argument {keyword.arg!r}")
+                self.scope.refuse(node, f"{stub.full_name} has no argument {keyword.arg!r}")
             given[keyword.arg] = keyword.value
         missing = [p for p in stub.params if p not in given and p not in stub.optional]
         if missing or extra:
-            self.scope.refuse(node, f"cuda.{stub.name} takes ({', '.join(stub.params)}), {len(node.args)} given")
+            self.scope.refuse(node, f"{stub.full_name} takes ({', '.join(stub.params)}), {len(node.args)} given")
         return [given[p] for p in stub.params if p in given]
 
     def _call(self, node):

@@ -33,16 +33,17 @@ class Dim3:
 class Function:
     """A function of the device. `params` are its parameters in order; those in `optional` may be left out."""
 
-    def __init__(self, name, params, doc, optional=()):
+    def __init__(self, name, params, doc, optional=(), module="cuda"):
         self.name, self.params, self.optional = name, params.split(), optional
+        self.full_name = f"{module}.{name}"  # what an error calls it
         self.__doc__ = doc
         self.__name__ = name
 
     def __repr__(self):
-        return f"<cuda.{self.name}: can be called only inside a kernel>"
+        return f"<{self.full_name}: can be called only inside a kernel>"
 
     def __call__(self, *args, **kwargs):
-        raise TypeError(f"cuda.{self.name}() can be called only inside a kernel or a device function")
+        raise TypeError(f"{self.full_name}() can be called only inside a kernel or a device function")
 
 
 class Module:
