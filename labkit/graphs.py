@@ -23,7 +23,8 @@ def capture(work: Callable, *, warm_up: bool = True):
     work: launches kernels on the stream it is given, and on no other; no copies, no host arrays, no synchronize.
     warm_up: run `work` once before recording, so that every kernel is compiled and allowed its shared memory: a compile
     cannot be captured. Pass False where it has run already and a second run would change its inputs.
-    Raises ValueError if nothing was launched, RuntimeError naming the CUDA error if the work cannot be captured.
+    Raises ValueError if nothing was launched on the stream, or something on another one; RuntimeError naming the CUDA
+    error if the work cannot be captured.
     """
     if not callable(work):
         raise TypeError(f"work is a {type(work).__name__}; pass a function that takes a stream and launches on it")
@@ -84,8 +85,11 @@ class _GpuGraph:
         try:
             self._work = work  # its closure holds the arrays, whose memory the graph uses
             work(self._stream)
-        except BaseException:
+        except BaseException as error:
             driver.cuStreamEndCapture(handle)  # the stream must not stay in capture; what it recorded is dropped
+            if "STREAM_CAPTURE" in str(error):
+                raise ValueError("work launched on another stream than the one it was given, or waited for the device; "
+                                 "pass stream=stream to every launcher, and copy before or after") from error
             raise
         self._graph = self._call(driver.cuStreamEndCapture(handle))
         _, self.nodes = self._call(driver.cuGraphGetNodes(self._graph, 0))

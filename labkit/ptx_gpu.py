@@ -500,11 +500,11 @@ def _encode(address, shape, dtype, box_rows, box_cols, swizzle):
     kind = {"float16": "FLOAT16", "uint16": "UINT16", "float32": "FLOAT32"}[dtype]
     (rows, cols), itemsize = shape, np.dtype(dtype).itemsize
     error, encoded = driver.cuTensorMapEncodeTiled(
-        driver.CUtensorMapDataType[f"CU_TENSOR_MAP_DATA_TYPE_{kind}"], 2, address,
+        getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{kind}"), 2, address,
         [driver.cuuint64_t(cols), driver.cuuint64_t(rows)], [driver.cuuint64_t(cols * itemsize)],
         [driver.cuuint32_t(box_cols), driver.cuuint32_t(box_rows)], [driver.cuuint32_t(1)] * 2,
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        driver.CUtensorMapSwizzle[f"CU_TENSOR_MAP_SWIZZLE_{f'{swizzle}B' if swizzle else 'NONE'}"],
+        getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{f'{swizzle}B' if swizzle else 'NONE'}"),
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
     if error != driver.CUresult.CUDA_SUCCESS:

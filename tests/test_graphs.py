@@ -68,7 +68,7 @@ def test_a_graph_keeps_its_arrays():
 
 def test_work_that_ignores_its_stream_is_refused():
     values = cuda.to_device(np.ones(50, np.float32))
-    with pytest.raises(ValueError, match="launched nothing on the stream"):
+    with pytest.raises(ValueError, match="the one it was given|the stream it was given"):
         graphs.capture(lambda stream: scale[1, 64](values, float32(2.0)))
 
 
