@@ -70,6 +70,38 @@ def test_without_a_recording_the_data_sheet_is_named(fresh_limits):
     assert "data sheet, not measured" in bound(VECTOR_ADD, {"n": 10}).label
 
 
+def test_the_units_that_bound_an_op_are_its_own():
+    from dataclasses import replace
+
+    tensor = replace(LIMITS, tf32_tflops=40.0, f16_tflops=80.0)
+    half = type(MATMUL)(**{**MATMUL.__dict__, "peak": "f16"})
+    size = {"M": 1000, "N": 1000, "K": 1000}
+    assert bound(half, size, tensor).time_ms == pytest.approx(0.025)  # 2 GFLOP at 80 TFLOP/s
+    assert bound(half, size, tensor).label == "f16 peak of the tensor cores, measured on NVIDIA Imaginary"
+    assert "80.0 TFLOP/s in f16 on the tensor cores" in str(predict(half, tensor, **size))
+    assert tensor.ridge_of("tf32") == pytest.approx(40.0)
+    with pytest.raises(ValueError, match="f16 peak of the tensor cores of NVIDIA Imaginary is not known"):
+        bound(half, size, LIMITS)
+
+
+def test_an_older_recording_of_an_h200_takes_its_tensor_peaks_from_the_data_sheet():
+    old = Limits("NVIDIA H200", 4200.0, 65.0, "recorded on NVIDIA H200, 2026-01-02")
+    assert (old.peak("fp32"), old.peak("tf32"), old.peak("f16")) == (65.0, 494.0, 989.0)
+    assert old.peak_source("fp32").startswith("recorded")
+    assert old.peak_source("f16") == "data sheet, not measured"
+    half = type(MATMUL)(**{**MATMUL.__dict__, "peak": "f16"})
+    assert "data sheet, not measured" in bound(half, {"M": 4096, "N": 4096, "K": 4096}, old).label
+
+
+@pytest.mark.gpu
+def test_tensor_cores_of_this_gpu_are_faster_than_its_float32():
+    found = roofline.limits()
+    if found.f16_tflops is None:
+        pytest.skip("no tensor cores that labkit.ptx can use")
+    assert found.fp32_tflops < found.tf32_tflops < found.f16_tflops
+    assert found.mma_f16_tflops <= 1.02 * found.f16_tflops
+
+
 @pytest.mark.gpu
 def test_limits_of_this_gpu_are_plausible():
     found = roofline.limits()
