@@ -12,6 +12,8 @@ from labkit._version import __version__
 _HOMES = {
     "cuda": "labkit.cuda",
     "device": "labkit.device",
+    "ptx": "labkit.ptx",
+    "graphs": "labkit.graphs",
     "simt": "labkit.simt",
     "observe": "labkit.simt",
     "measure": "labkit.measure",

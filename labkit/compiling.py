@@ -8,6 +8,7 @@ Needs numba-cuda and the CUDA toolkit's compiler (`pip install labkit[cu13]`), n
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import shutil
@@ -32,7 +33,20 @@ def _numba_cuda():
         raise NoCompiler(f"numba-cuda is not installed: {error}") from None
 
 
-def _gpu_object(obj):
+@contextlib.contextmanager
+def _as_if_on(cc):
+    """Numba asks the current GPU for its compute capability when it compiles a device function; answer in its place."""
+    from numba.cuda import dispatcher
+
+    asked = dispatcher.get_current_device
+    dispatcher.get_current_device = lambda: python_types.SimpleNamespace(compute_capability=cc)
+    try:
+        yield
+    finally:
+        dispatcher.get_current_device = asked
+
+
+def _gpu_object(obj, cc):
     """What stands for a global of a kernel when it is compiled for a GPU."""
     from labkit import cuda, ptx, ptx_gpu
 
@@ -44,19 +58,19 @@ def _gpu_object(obj):
     if isinstance(name, str) and INTRINSICS.get(name) is obj:
         return getattr(ptx_gpu, name)
     if hasattr(obj, "py_func") and type(obj).__module__.startswith("labkit.simt"):  # a device function
-        return _numba_cuda().jit(device=True)(_for_gpu(obj.py_func))
+        return _numba_cuda().jit(device=True)(_for_gpu(obj.py_func, cc))
     return obj
 
 
-@functools.cache
-def _for_gpu(function):
+@functools.cache  # one for each cc: a device function keeps what it was first compiled for
+def _for_gpu(function, cc):
     """The same function with `cuda`, `ptx` and its device functions bound to the GPU's, whatever labkit runs on."""
     names = set(function.__code__.co_names)
     for constant in function.__code__.co_consts:
         if isinstance(constant, python_types.CodeType):
             names |= set(constant.co_names)
-    scope = {**function.__globals__, **{n: _gpu_object(v) for n, v in function.__globals__.items() if n in names}}
-    closure = function.__closure__ and tuple(python_types.CellType(_gpu_object(c.cell_contents))
+    scope = {**function.__globals__, **{n: _gpu_object(v, cc) for n, v in function.__globals__.items() if n in names}}
+    closure = function.__closure__ and tuple(python_types.CellType(_gpu_object(c.cell_contents, cc))
                                              for c in function.__closure__)
     made = python_types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, closure)
     made.__module__ = function.__module__
@@ -72,8 +86,10 @@ def ptx(kernel, signature, cc=(9, 0), **options) -> str:
     cuda = _numba_cuda()
     given = getattr(kernel, "options", None) or getattr(kernel, "targetoptions", {})
     options = {name: given[name] for name in ("fastmath", "launch_bounds") if given.get(name)} | options
+    function = _for_gpu(getattr(kernel, "py_func", kernel), cc)
     try:
-        return cuda.compile_ptx(_for_gpu(getattr(kernel, "py_func", kernel)), signature, cc=cc, **options)[0]
+        with _as_if_on(cc):
+            return cuda.compile_ptx(function, signature, cc=cc, **options)[0]
     except Exception as error:
         if type(error).__name__ == "DynamicLibNotFoundError" or "libnvvm" in str(error) or "NVVM" in str(error):
             raise NoCompiler(f"the CUDA toolkit's compiler is not installed (pip install labkit[cu13]): "

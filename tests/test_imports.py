@@ -81,10 +81,17 @@ def test_measuring_knows_no_particular_kernel():
 
 
 def test_the_facade_is_the_only_way_to_cuda():
-    # simt/bench.py times Numba's simulator against the CPU device, in a process of its own.
-    allowed = {PACKAGE / name for name in ("cuda.py", "device.py", "doctor.py", "simt/bench.py")}
+    # simt/bench.py times Numba's simulator against the CPU device, in a process of its own; ptx_gpu.py and compiling.py
+    # talk to Numba's compiler, on a machine without a GPU as well.
+    allowed = {PACKAGE / name for name in ("cuda.py", "device.py", "doctor.py", "simt/bench.py", "ptx_gpu.py",
+                                           "compiling.py")}
     paths = [path for path in FILES if path not in allowed]
     assert offenders(paths, lambda n: under(n, "numba.cuda")) == []
+
+
+def test_what_kernels_stand_on_knows_no_kernel():
+    paths = [PACKAGE / f"{name}.py" for name in ("ptx", "ptx_gpu", "graphs", "compiling")]
+    assert offenders(paths, lambda n: under(n, "labkit.kernels", "labkit.op", "labkit.measure")) == []
 
 
 def test_nothing_imports_a_notebook():
