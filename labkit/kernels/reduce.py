@@ -1,0 +1,455 @@
+"""Reduce each row of a matrix to its sum or its largest element. One rung for each idea, slowest first.
+
+Shapes  x (R, C), out (R,); float32, C-contiguous; any sizes
+Work    R*C operations; 4*R*C + 4*R bytes: memory is what it waits for
+Source  CUDA C++ Programming Guide, "Warp Shuffle Functions"; M. Harris, "Optimizing Parallel Reduction in CUDA"
+
+The device functions at the top are used by softmax and LayerNorm, too. Each gives its result to every thread. Sum and
+maximum differ in one operation and in what they start from, so a function makes the kernel of either.
+"""
+
+import numpy as np
+from numba import float32, uint32
+
+from labkit import cuda, ptx
+from labkit.kernels.launching import check_array
+from labkit.op import Op, dot_products, rung, uniform
+
+BLOCK = 256
+WARPS = BLOCK // 32
+ALL_LANES = 0xFFFFFFFF
+ZERO = float32(0.0)
+NOTHING = float32(-np.inf)  # the maximum of no numbers
+
+
+def reduce_sum_reference(x):
+    return x.astype(np.float64).sum(axis=1)
+
+
+def reduce_max_reference(x):
+    return x.astype(np.float64).max(axis=1)
+
+
+# --- Device functions ----------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def add(a, b):
+    return a + b
+
+
+@cuda.jit(device=True)
+def larger(a, b):
+    return max(a, b)
+
+
+@cuda.jit(device=True)
+def warp_sum(value):
+    """The sum over the 32 lanes of a warp in five steps: with the lane 16 away, then 8, 4, 2, 1. No shared memory."""
+    value += cuda.shfl_xor_sync(ALL_LANES, value, 16)
+    value += cuda.shfl_xor_sync(ALL_LANES, value, 8)
+    value += cuda.shfl_xor_sync(ALL_LANES, value, 4)
+    value += cuda.shfl_xor_sync(ALL_LANES, value, 2)
+    value += cuda.shfl_xor_sync(ALL_LANES, value, 1)
+    return value
+
+
+@cuda.jit(device=True)
+def warp_max(value):
+    """As warp_sum: the largest."""
+    value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, 16))
+    value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, 8))
+    value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, 4))
+    value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, 2))
+    value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, 1))
+    return value
+
+
+@cuda.jit(device=True)
+def block_reduce_sum(value, shared):
+    """The sum over a block of 2^n threads by a tree in shared memory, which has a place for each thread."""
+    thread = uint32(cuda.threadIdx.x)
+    shared[thread] = value
+    cuda.syncthreads()
+    stride = uint32(cuda.blockDim.x) >> uint32(1)
+    while stride > uint32(0):
+        if thread < stride:
+            shared[thread] += shared[thread + stride]
+        cuda.syncthreads()
+        stride >>= uint32(1)
+    total = shared[0]
+    cuda.syncthreads()  # all have read: the next reduction may overwrite shared[0]
+    return total
+
+
+@cuda.jit(device=True)
+def block_reduce_max(value, shared):
+    """As block_reduce_sum: the largest."""
+    thread = uint32(cuda.threadIdx.x)
+    shared[thread] = value
+    cuda.syncthreads()
+    stride = uint32(cuda.blockDim.x) >> uint32(1)
+    while stride > uint32(0):
+        if thread < stride:
+            shared[thread] = max(shared[thread], shared[thread + stride])
+        cuda.syncthreads()
+        stride >>= uint32(1)
+    largest = shared[0]
+    cuda.syncthreads()
+    return largest
+
+
+@cuda.jit(device=True)
+def block_sum(value, partial):
+    """The sum over a block of whole warps in two levels: each warp by shuffles, then the warps' sums by shuffles.
+
+    partial: shared, 32 elements. Every warp works out the second level, so that no further barrier hands it round.
+    """
+    thread = uint32(cuda.threadIdx.x)
+    lane, warp = thread & uint32(31), thread >> uint32(5)
+    value = warp_sum(value)
+    if lane == uint32(0):
+        partial[warp] = value
+    cuda.syncthreads()
+    total = warp_sum(partial[lane] if lane < uint32(cuda.blockDim.x) >> uint32(5) else ZERO)
+    cuda.syncthreads()  # all have read: partial is free to overwrite
+    return total
+
+
+@cuda.jit(device=True)
+def block_max(value, partial):
+    """As block_sum: the largest."""
+    thread = uint32(cuda.threadIdx.x)
+    lane, warp = thread & uint32(31), thread >> uint32(5)
+    value = warp_max(value)
+    if lane == uint32(0):
+        partial[warp] = value
+    cuda.syncthreads()
+    largest = warp_max(partial[lane] if lane < uint32(cuda.blockDim.x) >> uint32(5) else NOTHING)
+    cuda.syncthreads()
+    return largest
+
+
+# --- The ladder ----------------------------------------------------------------------------------------------------
+
+
+def make_reduce_sequential(combine, start):
+    @cuda.jit
+    def reduce_sequential_kernel(x, out):
+        row = uint32(cuda.grid(1))
+        if row < x.shape[0]:
+            cols = uint32(x.shape[1])
+            total = start
+            col = uint32(0)
+            while col < cols:
+                total = combine(total, x[row, col])
+                col += uint32(1)
+            out[row] = total
+
+    return reduce_sequential_kernel
+
+
+def make_reduce_tree(combine, start, block_reduce):
+    @cuda.jit
+    def reduce_tree_kernel(x, out):
+        shared = cuda.shared.array(0, float32)  # as long as the block, which the launch decides
+        row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+        cols = uint32(x.shape[1])
+        total = start
+        col = thread
+        while col < cols:
+            total = combine(total, x[row, col])
+            col += uint32(cuda.blockDim.x)
+        total = block_reduce(total, shared)
+        if thread == uint32(0):
+            out[row] = total
+
+    return reduce_tree_kernel
+
+
+def make_reduce_warp(combine, start, warp_reduce):
+    @cuda.jit
+    def reduce_warp_kernel(x, out):
+        thread = uint32(cuda.threadIdx.x)
+        row = uint32(uint32(cuda.blockIdx.x) * uint32(WARPS) + (thread >> uint32(5)))
+        if row < x.shape[0]:  # the same for all lanes of a warp: no shuffle misses one
+            cols = uint32(x.shape[1])
+            total = start
+            col = thread & uint32(31)
+            while col < cols:
+                total = combine(total, x[row, col])
+                col += uint32(32)
+            total = warp_reduce(total)
+            if thread & uint32(31) == uint32(0):
+                out[row] = total
+
+    return reduce_warp_kernel
+
+
+def make_reduce_two_level(combine, start, block_reduce):
+    @cuda.jit
+    def reduce_two_level_kernel(x, out):
+        partial = cuda.shared.array(32, float32)
+        row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+        cols = uint32(x.shape[1])
+        total = start
+        col = thread
+        while col < cols:
+            total = combine(total, x[row, col])
+            col += uint32(cuda.blockDim.x)
+        total = block_reduce(total, partial)
+        if thread == uint32(0):
+            out[row] = total
+
+    return reduce_two_level_kernel
+
+
+def make_reduce_vectorized(combine, start, block_reduce):
+    @cuda.jit
+    def reduce_vectorized_kernel(x, out):
+        partial = cuda.shared.array(32, float32)
+        row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+        cols = uint32(x.shape[1])
+        first = row * cols
+        step = uint32(4) * uint32(cuda.blockDim.x)
+        col = uint32(4) * thread
+        total = start
+        while col + uint32(3) * step < cols:  # four loads stand before the first use: 64 bytes a thread in flight
+            a, b, c, d = ptx.load_nc4(x, first + col)
+            e, f, g, h = ptx.load_nc4(x, first + col + step)
+            i, j, k, m = ptx.load_nc4(x, first + col + uint32(2) * step)
+            n, o, p, q = ptx.load_nc4(x, first + col + uint32(3) * step)
+            left = combine(combine(combine(a, b), combine(c, d)), combine(combine(e, f), combine(g, h)))
+            right = combine(combine(combine(i, j), combine(k, m)), combine(combine(n, o), combine(p, q)))
+            total = combine(total, combine(left, right))
+            col += uint32(4) * step
+        while col < cols:
+            a, b, c, d = ptx.load_nc4(x, first + col)
+            total = combine(total, combine(combine(a, b), combine(c, d)))
+            col += step
+        total = block_reduce(total, partial)
+        if thread == uint32(0):
+            out[row] = total
+
+    return reduce_vectorized_kernel
+
+
+sum_sequential_kernel = make_reduce_sequential(add, ZERO)
+sum_tree_kernel = make_reduce_tree(add, ZERO, block_reduce_sum)
+sum_warp_kernel = make_reduce_warp(add, ZERO, warp_sum)
+sum_two_level_kernel = make_reduce_two_level(add, ZERO, block_sum)
+sum_vectorized_kernel = make_reduce_vectorized(add, ZERO, block_sum)
+
+max_sequential_kernel = make_reduce_sequential(larger, NOTHING)
+max_tree_kernel = make_reduce_tree(larger, NOTHING, block_reduce_max)
+max_warp_kernel = make_reduce_warp(larger, NOTHING, warp_max)
+max_two_level_kernel = make_reduce_two_level(larger, NOTHING, block_max)
+max_vectorized_kernel = make_reduce_vectorized(larger, NOTHING, block_max)
+
+
+@rung(kernel=sum_sequential_kernel, idea="one thread a row, one element after another")
+def reduce_sum_sequential(x, out, stream=0):
+    """One thread adds up a row: C steps, one after another. Neighbouring threads read from neighbouring rows."""
+    _sequential(sum_sequential_kernel, x, out, stream)
+
+
+@rung(kernel=sum_tree_kernel, idea="one block a row, a tree in shared memory")
+def reduce_sum_tree(x, out, stream=0, block=BLOCK):
+    """As sequential, but a block of 2^n threads shares a row; their sums meet in n steps with a barrier each."""
+    _tree(sum_tree_kernel, x, out, stream, block)
+
+
+@rung(kernel=sum_warp_kernel, idea="one warp a row, five shuffles")
+def reduce_sum_warp(x, out, stream=0):
+    """As tree, but a warp shares a row: its lanes hand values to each other, without shared memory or barrier."""
+    _warp(sum_warp_kernel, x, out, stream)
+
+
+@rung(kernel=sum_two_level_kernel, idea="one block a row: shuffles within warps, then across warps")
+def reduce_sum_two_level(x, out, stream=0, block=BLOCK):
+    """As warp, but several warps share a row. Their sums pass through shared memory, and one more warp adds those."""
+    _two_level(sum_two_level_kernel, x, out, stream, block)
+
+
+@rung(kernel=(sum_vectorized_kernel, sum_two_level_kernel), idea="four loads of 128 bits in flight")
+def reduce_sum_vectorized(x, out, stream=0, block=BLOCK):
+    """As two_level, but a thread loads four neighbours at once, and four times before it adds.
+
+    Rows whose length is no multiple of four begin at odd addresses: two_level takes those.
+    """
+    _vectorized(sum_vectorized_kernel, sum_two_level_kernel, x, out, stream, block)
+
+
+@rung(kernel=max_sequential_kernel, idea="one thread a row, one element after another")
+def reduce_max_sequential(x, out, stream=0):
+    """As reduce_sum_sequential: the largest."""
+    _sequential(max_sequential_kernel, x, out, stream)
+
+
+@rung(kernel=max_tree_kernel, idea="one block a row, a tree in shared memory")
+def reduce_max_tree(x, out, stream=0, block=BLOCK):
+    """As reduce_sum_tree: the largest."""
+    _tree(max_tree_kernel, x, out, stream, block)
+
+
+@rung(kernel=max_warp_kernel, idea="one warp a row, five shuffles")
+def reduce_max_warp(x, out, stream=0):
+    """As reduce_sum_warp: the largest."""
+    _warp(max_warp_kernel, x, out, stream)
+
+
+@rung(kernel=max_two_level_kernel, idea="one block a row: shuffles within warps, then across warps")
+def reduce_max_two_level(x, out, stream=0, block=BLOCK):
+    """As reduce_sum_two_level: the largest."""
+    _two_level(max_two_level_kernel, x, out, stream, block)
+
+
+@rung(kernel=(max_vectorized_kernel, max_two_level_kernel), idea="four loads of 128 bits in flight")
+def reduce_max_vectorized(x, out, stream=0, block=BLOCK):
+    """As reduce_sum_vectorized: the largest."""
+    _vectorized(max_vectorized_kernel, max_two_level_kernel, x, out, stream, block)
+
+
+def _sequential(kernel, x, out, stream):
+    rows, _ = _check(x, out)
+    kernel[-(-rows // 32), 32, stream](x, out)  # one warp a block, so that few rows still reach many multiprocessors
+
+
+def _tree(kernel, x, out, stream, block):
+    rows, _ = _check(x, out)
+    check_tree_block(block)
+    kernel[rows, block, stream, 4 * block](x, out)
+
+
+def _warp(kernel, x, out, stream):
+    rows, _ = _check(x, out)
+    kernel[-(-rows // WARPS), BLOCK, stream](x, out)
+
+
+def _two_level(kernel, x, out, stream, block):
+    rows, _ = _check(x, out)
+    check_warp_block(block)
+    kernel[rows, block, stream](x, out)
+
+
+def _vectorized(kernel, scalar, x, out, stream, block):
+    rows, cols = _check(x, out)
+    check_warp_block(block)
+    (scalar if cols % 4 else kernel)[rows, block, stream](x, out)
+
+
+def check_tree_block(block: int) -> None:
+    """A tree halves the threads until one is left."""
+    if block not in (32, 64, 128, 256, 512, 1024):
+        raise ValueError(f"block is {block}; a tree needs 32, 64, 128, 256, 512 or 1024 threads")
+
+
+def check_warp_block(block: int) -> None:
+    """Two levels need whole warps: at most 32 of them."""
+    if block % 32 or not 32 <= block <= 1024:
+        raise ValueError(f"block is {block}; two levels need a multiple of 32 threads, 32 to 1024")
+
+
+def _check(x, out):
+    check_array("x", x, ndim=2)
+    check_array("out", out, shape=x.shape[:1])
+    return x.shape
+
+
+SIZES = {
+    "awkward": tuple({"R": R, "C": C} for R, C in
+                     ((1, 1), (3, 5), (33, 31), (9, 32), (1, 257), (7, 1000), (2, 4099), (5, 8192))),
+    "timed_gpu": {"R": 8192, "C": 8192},
+    "timed_cpu": {"R": 256, "C": 1024},
+    "inputs": lambda rng, R, C: (uniform(rng, R, C),),
+    "shape": lambda R, C: (R,),
+    "flops": lambda R, C: R * C,
+    "bytes": lambda R, C: 4 * R * C + 4 * R,
+    "by_row": (0,),
+}  # fmt: skip
+
+
+def _sum_rival(xp, x, out):
+    xp.sum(x, **{_axis(xp): 1}, out=out)
+
+
+def _max_rival(xp, x, out):
+    (xp.amax if hasattr(xp, "amax") else xp.max)(x, **{_axis(xp): 1}, out=out)
+
+
+def _axis(xp) -> str:
+    return "dim" if xp.__name__ == "torch" else "axis"
+
+
+REDUCE_SUM = Op(
+    "reduce_sum",
+    title="Sum of each row",
+    formula="out[row] = sum over col of x[row, col]",
+    reference=reduce_sum_reference,
+    rungs=(reduce_sum_sequential, reduce_sum_tree, reduce_sum_warp, reduce_sum_two_level, reduce_sum_vectorized),
+    tolerance=dot_products(lambda x: np.abs(x).sum(axis=1), length=lambda x: x.shape[1]),
+    rival=_sum_rival,
+    **SIZES,
+)
+
+REDUCE_MAX = Op(
+    "reduce_max",
+    title="Largest element of each row",
+    formula="out[row] = max over col of x[row, col]",
+    reference=reduce_max_reference,
+    rungs=(reduce_max_sequential, reduce_max_tree, reduce_max_warp, reduce_max_two_level, reduce_max_vectorized),
+    tolerance=lambda x: np.zeros(x.shape[0]),  # a maximum is one of the elements: nothing is rounded
+    rival=_max_rival,
+    **SIZES,
+)
+
+
+# --- The race ------------------------------------------------------------------------------------------------------
+# Two reductions in a row, as softmax and LayerNorm need them. Not a rung: what it computes may be wrong.
+
+
+@cuda.jit(device=True)
+def block_reduce_sum_racy(value, shared):
+    """As block_reduce_sum, without its last barrier: a form found in print. Right when it is called once."""
+    thread = uint32(cuda.threadIdx.x)
+    shared[thread] = value
+    cuda.syncthreads()
+    stride = uint32(cuda.blockDim.x) >> uint32(1)
+    while stride > uint32(0):
+        if thread < stride:
+            shared[thread] += shared[thread + stride]
+        cuda.syncthreads()
+        stride >>= uint32(1)
+    return shared[0]
+
+
+def make_mean_and_variance(block_reduce):
+    """Mean and variance of each row, out (R, 2), by two reductions through the same shared memory."""
+
+    @cuda.jit
+    def mean_and_variance_kernel(x, out):
+        shared = cuda.shared.array(BLOCK, float32)
+        row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+        cols = uint32(x.shape[1])
+        total = ZERO
+        col = thread
+        while col < cols:
+            total += x[row, col]
+            col += uint32(cuda.blockDim.x)
+        mean = block_reduce(total, shared) / float32(cols)
+
+        total = ZERO
+        col = thread
+        while col < cols:
+            total += (x[row, col] - mean) * (x[row, col] - mean)
+            col += uint32(cuda.blockDim.x)
+        variance = block_reduce(total, shared) / float32(cols)
+        if thread == uint32(0):
+            out[row, 0] = mean
+            out[row, 1] = variance
+
+    return mean_and_variance_kernel
+
+
+mean_and_variance_kernel = make_mean_and_variance(block_reduce_sum)
+mean_and_variance_racy_kernel = make_mean_and_variance(block_reduce_sum_racy)
