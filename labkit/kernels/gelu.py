@@ -1,0 +1,173 @@
+"""GELU, the activation of GPT-2 and BERT: exact with erf, and in the tanh form. One rung for each idea.
+
+Shapes  x, out: any one shape; float32, C-contiguous.  `out` may be `x`: in place
+Work    some 10 to 40 flops an element, 8 bytes: read x, write out
+Source  Hendrycks, Gimpel: Gaussian Error Linear Units (2016), https://arxiv.org/abs/1606.08415
+
+    gelu_erf(x)  = x/2 * (1 + erf(x / sqrt(2)))                             BERT, MiniLM
+    gelu_tanh(x) = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 * x^3)))      GPT-2
+
+They differ by less than 0.0005 everywhere. As (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u)), the second needs no tanh.
+"""
+
+import math
+
+import numpy as np
+from numba import float32, uint32
+
+from labkit import cuda, ptx
+from labkit.kernels.launching import check_array
+from labkit.op import Op, Rival, relative_to, rung, uniform
+
+BLOCK = 256
+CUBE = 0.044715
+ROOT = math.sqrt(2 / math.pi)
+
+ONE, HALF = float32(1.0), float32(0.5)
+ROOT_HALF = float32(math.sqrt(0.5))
+INNER, CUBIC = float32(ROOT), float32(ROOT * CUBE)
+INNER_2, CUBIC_2 = float32(-2 * ROOT / math.log(2)), float32(-2 * ROOT * CUBE / math.log(2))  # to the base 2
+
+
+def gelu_tanh_reference(x):
+    x = x.astype(np.float64)
+    return 0.5 * x * (1 + np.tanh(ROOT * (x + CUBE * x**3)))
+
+
+def gelu_erf_reference(x):
+    x = x.astype(np.float64)
+    return 0.5 * x * (1 + np.vectorize(math.erf, otypes=[np.float64])(x * math.sqrt(0.5)))
+
+
+# --- One element ---------------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def gelu_tanh(x):
+    return HALF * x * (ONE + math.tanh(x * (INNER + CUBIC * x * x)))
+
+
+@cuda.jit(device=True)
+def gelu_erf(x):
+    return HALF * x * (ONE + math.erf(x * ROOT_HALF))
+
+
+@cuda.jit(device=True)
+def gelu_sigmoid(x):
+    """The tanh form as x / (1 + exp(-2u)): one power of two and one reciprocal, both approximate to about 1e-7."""
+    return x * ptx.rcp_approx(ONE + ptx.exp2_approx(x * (INNER_2 + CUBIC_2 * x * x)))
+
+
+@cuda.jit(device=True)
+def gelu_tanh_approx(x):
+    return HALF * x * (ONE + ptx.tanh_approx(x * (INNER + CUBIC * x * x)))
+
+
+# --- One element a thread; four ------------------------------------------------------------------------------------
+
+
+def make_gelu_per_thread(gelu):
+    @cuda.jit
+    def gelu_per_thread_kernel(x, out):
+        i = uint32(cuda.grid(1))
+        if i < x.size:
+            out[i] = gelu(x[i])
+
+    return gelu_per_thread_kernel
+
+
+def make_gelu_vectorized(gelu):
+    @cuda.jit
+    def gelu_vectorized_kernel(x, out):
+        i = uint32(uint32(4) * uint32(cuda.grid(1)))
+        n = uint32(x.size)
+        if uint32(i + uint32(3)) < n:
+            a, b, c, d = ptx.load_global4(x, i)  # not load_nc4: in place, x is written in this kernel
+            ptx.store_global4(out, i, gelu(a), gelu(b), gelu(c), gelu(d))
+        else:
+            while i < n:
+                out[i] = gelu(x[i])
+                i += uint32(1)
+
+    return gelu_vectorized_kernel
+
+
+gelu_per_thread_kernel = make_gelu_per_thread(gelu_tanh)
+gelu_vectorized_kernel = make_gelu_vectorized(gelu_tanh)
+gelu_sigmoid_kernel = make_gelu_vectorized(gelu_sigmoid)
+gelu_tanh_approx_kernel = make_gelu_vectorized(gelu_tanh_approx)
+gelu_erf_per_thread_kernel = make_gelu_per_thread(gelu_erf)
+gelu_erf_vectorized_kernel = make_gelu_vectorized(gelu_erf)
+
+
+@rung(kernel=gelu_per_thread_kernel, idea="one element a thread, tanh of the library")
+def gelu_per_thread(x, out, stream=0):
+    """One thread computes one element."""
+    _launch(gelu_per_thread_kernel, 1, x, out, stream)
+
+
+@rung(kernel=gelu_vectorized_kernel, idea="four elements a thread in one load")
+def gelu_vectorized(x, out, stream=0):
+    """As per_thread, but a thread loads, computes and stores four neighbours, 128 bits at a time."""
+    _launch(gelu_vectorized_kernel, 4, x, out, stream)
+
+
+@rung(kernel=gelu_sigmoid_kernel, idea="x / (1 + exp(-2u)) in place of the tanh")
+def gelu_sigmoid_form(x, out, stream=0):
+    """As vectorized, but without the tanh: one power of two and one reciprocal. Nothing cancels for negative x."""
+    _launch(gelu_sigmoid_kernel, 4, x, out, stream)
+
+
+@rung(kernel=gelu_erf_per_thread_kernel, idea="one element a thread, erf of the library")
+def gelu_erf_per_thread(x, out, stream=0):
+    """One thread computes one element."""
+    _launch(gelu_erf_per_thread_kernel, 1, x, out, stream)
+
+
+@rung(kernel=gelu_erf_vectorized_kernel, idea="four elements a thread in one load")
+def gelu_erf_vectorized(x, out, stream=0):
+    """As per_thread, but a thread loads, computes and stores four neighbours, 128 bits at a time."""
+    _launch(gelu_erf_vectorized_kernel, 4, x, out, stream)
+
+
+def _launch(kernel, each, x, out, stream):
+    check_array("x", x)
+    check_array("out", out, shape=x.shape)
+    blocks = -(-x.size // (each * BLOCK))
+    kernel[blocks, BLOCK, stream](x.reshape(x.size), out.reshape(out.size))
+
+
+# A rounding of u moves tanh(u) by at most 0.45 of it, erf by 0.5; tanh and erf are within two units; 1 + tanh rounds.
+TOLERANCE = relative_to(np.abs, roundings=6)
+SIZES = {
+    "inputs": lambda rng, n: (4 * uniform(rng, n),),
+    "shape": lambda n: (n,),
+    "awkward": tuple({"n": n} for n in (1, 2, 3, 4, 31, 257, 1_000, 4_099)),
+    "timed_gpu": {"n": 8192 * 3072},
+    "timed_cpu": {"n": 2**16},
+    "bytes": lambda n: 8 * n,
+    "tolerance": TOLERANCE,
+    "by_row": (0,),
+}  # fmt: skip
+
+GELU = Op(
+    "gelu",
+    title="GELU, tanh form",
+    formula="out = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))",
+    reference=gelu_tanh_reference,
+    rungs=(gelu_per_thread, gelu_vectorized, gelu_sigmoid_form),
+    flops=lambda n: 10 * n,
+    rivals=(Rival("PyTorch", "torch", lambda torch, x, out: torch.nn.functional.gelu(x, approximate="tanh")),),
+    **SIZES,
+)
+
+GELU_ERF = Op(
+    "gelu_erf",
+    title="GELU, exact",
+    formula="out = x/2 * (1 + erf(x / sqrt(2)))",
+    reference=gelu_erf_reference,
+    rungs=(gelu_erf_per_thread, gelu_erf_vectorized),
+    flops=lambda n: 10 * n,
+    rivals=(Rival("PyTorch", "torch", lambda torch, x, out: torch.nn.functional.gelu(x)),),
+    **SIZES,
+)

@@ -1,0 +1,79 @@
+"""Add a residual, out = x + residual: the sum that runs past each layer of a transformer.
+
+Shapes  x, residual, out: any one shape; float32, C-contiguous.  `out` may be `x`: in place
+Work    n additions; 12*n bytes. The result is exact: the sum that IEEE 754 prescribes, to the last bit
+Source  He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition (2015), https://arxiv.org/abs/1512.03385
+"""
+
+import numpy as np
+from numba import uint32
+
+from labkit import cuda, ptx
+from labkit.kernels.launching import check_array
+from labkit.op import Op, rung, uniform
+
+BLOCK = 256
+
+
+def residual_add_reference(x, residual):
+    return x + residual  # in float32: one rounding, the same everywhere
+
+
+@cuda.jit
+def residual_add_per_thread_kernel(x, residual, out):
+    i = uint32(cuda.grid(1))
+    if i < out.size:
+        out[i] = x[i] + residual[i]
+
+
+@cuda.jit
+def residual_add_vectorized_kernel(x, residual, out):
+    i = uint32(uint32(4) * uint32(cuda.grid(1)))
+    n = uint32(out.size)
+    if uint32(i + uint32(3)) < n:
+        a, b, c, d = ptx.load_global4(x, i)  # not load_nc4: in place, x is written in this kernel
+        e, f, g, h = ptx.load_global4(residual, i)
+        ptx.store_global4(out, i, a + e, b + f, c + g, d + h)
+    else:
+        while i < n:
+            out[i] = x[i] + residual[i]
+            i += uint32(1)
+
+
+@rung(kernel=residual_add_per_thread_kernel, idea="one element a thread")
+def residual_add_per_thread(x, residual, out, stream=0):
+    """One thread adds one element."""
+    _launch(residual_add_per_thread_kernel, 1, x, residual, out, stream)
+
+
+@rung(kernel=residual_add_vectorized_kernel, idea="four elements a thread in one load")
+def residual_add_vectorized(x, residual, out, stream=0):
+    """As per_thread, but a thread loads, adds and stores four neighbours, 128 bits at a time."""
+    _launch(residual_add_vectorized_kernel, 4, x, residual, out, stream)
+
+
+def _launch(kernel, each, x, residual, out, stream):
+    check_array("x", x)
+    check_array("residual", residual, shape=x.shape)
+    check_array("out", out, shape=x.shape)
+    flat = (array.reshape(array.size) for array in (x, residual, out))
+    kernel[-(-out.size // (each * BLOCK)), BLOCK, stream](*flat)
+
+
+RESIDUAL_ADD = Op(
+    "residual_add",
+    title="Residual addition",
+    formula="out[row, col] = x[row, col] + residual[row, col]",
+    reference=residual_add_reference,
+    rungs=(residual_add_per_thread, residual_add_vectorized),
+    inputs=lambda rng, R, C: (uniform(rng, R, C), uniform(rng, R, C)),
+    shape=lambda R, C: (R, C),
+    awkward=tuple({"R": R, "C": C} for R, C in ((1, 1), (1, 3), (5, 13), (16, 64), (33, 131))),
+    timed_gpu={"R": 65536, "C": 768},
+    timed_cpu={"R": 64, "C": 768},
+    flops=lambda R, C: R * C,
+    bytes=lambda R, C: 12 * R * C,
+    tolerance=lambda x, residual: np.zeros(x.shape),  # exact
+    by_row=(0, 1),
+    rival=lambda xp, x, residual, out: xp.add(x, residual, out=out),
+)

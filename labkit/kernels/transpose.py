@@ -1,0 +1,171 @@
+"""Transpose a matrix, out = a.T. One rung for each idea, slowest first.
+
+Shapes  a (R, C), out (C, R); float32, C-contiguous; any sizes
+Work    no arithmetic; 8*R*C bytes, each matrix moved once. The limit is a copy
+Source  CUDA C++ Best Practices Guide, "Shared Memory and Memory Banks"
+
+Shared memory lies in 32 banks, four bytes wide: element i of a float32 array is in bank i % 32. A warp's access takes
+one step if its lanes want 32 different banks (or the same element), and as many steps as the most wanted bank has
+different elements otherwise.
+"""
+
+import numpy as np
+from numba import float32, uint32
+
+from labkit import cuda, ptx
+from labkit.kernels.launching import blocks_for, check_array
+from labkit.op import Op, rung, uniform
+
+TILE = 32
+BLOCK = (32, 8)  # 256 threads; each takes four elements of a tile, eight rows apart
+
+
+def transpose_reference(a):
+    return a.astype(np.float64).T
+
+
+@cuda.jit
+def transpose_naive_kernel(a, out):
+    col, row = cuda.grid(2)
+    row, col = uint32(row), uint32(col)
+    if row < a.shape[0] and col < a.shape[1]:
+        out[col, row] = a[row, col]  # a warp reads along a row and writes down a column
+
+
+@rung(kernel=transpose_naive_kernel, idea="one thread an element: reads a row, writes a column")
+def transpose_naive(a, out, stream=0):
+    """One thread moves one element. The loads of a warp lie side by side, its stores a whole row of out apart."""
+    rows, cols = _check(a, out)
+    transpose_naive_kernel[blocks_for((cols, rows), BLOCK), BLOCK, stream](a, out)
+
+
+def make_transpose_tiled(pitch: int):
+    """A kernel whose tile has rows of `pitch` elements, of which 32 are used."""
+
+    @cuda.jit
+    def transpose_tiled_kernel(a, out):
+        tile = cuda.shared.array((TILE, pitch), float32)
+        x, y = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
+        left, top = uint32(cuda.blockIdx.x) * uint32(TILE), uint32(cuda.blockIdx.y) * uint32(TILE)
+        rows, cols = uint32(a.shape[0]), uint32(a.shape[1])
+        for step in range(4):
+            down = y + uint32(8 * step)
+            if top + down < rows and left + x < cols:
+                tile[down, x] = a[top + down, left + x]
+        cuda.syncthreads()  # the tile is complete
+        for step in range(4):
+            down = y + uint32(8 * step)
+            if left + down < cols and top + x < rows:
+                out[left + down, top + x] = tile[x, down]  # a warp reads a column of the tile
+
+    return transpose_tiled_kernel
+
+
+transpose_tiled_kernel = make_transpose_tiled(TILE)
+transpose_padded_kernel = make_transpose_tiled(TILE + 1)
+
+
+@rung(kernel=transpose_tiled_kernel, idea="turned in a tile of shared memory")
+def transpose_tiled(a, out, stream=0):
+    """As naive, but the turn takes place in a 32 x 32 tile: loads and stores of global memory both run along rows. The
+    column of the tile that a warp reads lies in a single bank, so the read takes 32 steps."""
+    rows, cols = _check(a, out)
+    transpose_tiled_kernel[blocks_for((cols, rows), (TILE, TILE)), BLOCK, stream](a, out)
+
+
+@rung(kernel=transpose_padded_kernel, idea="rows of the tile 33 long: no bank conflicts")
+def transpose_padded(a, out, stream=0):
+    """As tiled, but a row of the tile has 33 elements, one of them unused: a column walks through all 32 banks."""
+    rows, cols = _check(a, out)
+    transpose_padded_kernel[blocks_for((cols, rows), (TILE, TILE)), BLOCK, stream](a, out)
+
+
+@cuda.jit
+def transpose_swizzled_kernel(a, out):
+    tile = cuda.shared.array((TILE, TILE), float32)
+    x, y = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
+    left, top = uint32(cuda.blockIdx.x) * uint32(TILE), uint32(cuda.blockIdx.y) * uint32(TILE)
+    rows, cols = uint32(a.shape[0]), uint32(a.shape[1])
+    for step in range(4):
+        down = y + uint32(8 * step)
+        if top + down < rows and left + x < cols:
+            tile[down, x ^ down] = a[top + down, left + x]  # row r keeps its element c at place c ^ r
+    cuda.syncthreads()
+    for step in range(4):
+        down = y + uint32(8 * step)
+        if left + down < cols and top + x < rows:
+            out[left + down, top + x] = tile[x, down ^ x]
+
+
+@rung(kernel=transpose_swizzled_kernel, idea="places exchanged by exclusive or: no padding either")
+def transpose_swizzled(a, out, stream=0):
+    """As padded, without the unused column: row r of the tile keeps its element c at place c ^ r."""
+    rows, cols = _check(a, out)
+    transpose_swizzled_kernel[blocks_for((cols, rows), (TILE, TILE)), BLOCK, stream](a, out)
+
+
+PATCHES = 64  # the tile of the vectorized rung is 64 x 64: 32 patches of four rows by 32 columns, one a warp at a time
+PITCH = 65
+
+
+@cuda.jit
+def transpose_vectorized_kernel(a, out, rows, cols):  # a and out as one long vector; rows, cols multiples of four
+    tile = cuda.shared.array(PATCHES * PITCH, float32)
+    lane, warp = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
+    quad, line = uint32(4) * (lane & uint32(7)), lane >> uint32(3)  # eight lanes along a row, four rows
+    left, top = uint32(cuda.blockIdx.x) * uint32(PATCHES), uint32(cuda.blockIdx.y) * uint32(PATCHES)
+    for step in range(4):
+        patch = warp + uint32(8 * step)
+        row, col = uint32(4) * (patch >> uint32(1)) + line, uint32(32) * (patch & uint32(1)) + quad
+        if top + row < rows and left + col < cols:
+            place = row * uint32(PITCH) + col
+            (tile[place], tile[place + uint32(1)], tile[place + uint32(2)],
+             tile[place + uint32(3)]) = ptx.load_nc4(a, uint32((top + row) * cols + left + col))
+    cuda.syncthreads()
+    for step in range(4):
+        patch = warp + uint32(8 * step)
+        row, col = uint32(4) * (patch >> uint32(1)) + line, uint32(32) * (patch & uint32(1)) + quad
+        if left + row < cols and top + col < rows:
+            place = col * uint32(PITCH) + row
+            ptx.store_global4(out, uint32((left + row) * rows + top + col), tile[place], tile[place + uint32(PITCH)],
+                              tile[place + uint32(2 * PITCH)], tile[place + uint32(3 * PITCH)])
+
+
+@rung(kernel=(transpose_vectorized_kernel, transpose_padded_kernel), idea="64 x 64 tiles, 128-bit loads and stores")
+def transpose_vectorized(a, out, stream=0):
+    """As padded, but a thread moves four neighbours at once, and four times before the barrier. Eight lanes along a row
+    and four rows meet 32 banks on either side. Sizes that are no multiples of four go the padded way."""
+    rows, cols = _check(a, out)
+    if rows % 4 or cols % 4:
+        transpose_padded(a, out, stream=stream)
+    else:
+        grid = blocks_for((cols, rows), (PATCHES, PATCHES))
+        transpose_vectorized_kernel[grid, BLOCK, stream](a.reshape(a.size), out.reshape(out.size), np.uint32(rows),
+                                                         np.uint32(cols))
+
+
+def _check(a, out):
+    check_array("a", a, ndim=2)
+    check_array("out", out, shape=(a.shape[1], a.shape[0]))
+    return a.shape
+
+
+TRANSPOSE = Op(
+    "transpose",
+    title="Transpose",
+    formula="out[col, row] = a[row, col]",
+    reference=transpose_reference,
+    rungs=(transpose_naive, transpose_tiled, transpose_padded, transpose_swizzled,
+           transpose_vectorized),
+    inputs=lambda rng, R, C: (uniform(rng, R, C),),
+    shape=lambda R, C: (C, R),
+    awkward=tuple({"R": R, "C": C} for R, C in
+                  ((1, 1), (1, 37), (37, 1), (32, 32), (33, 31), (64, 96), (100, 68), (65, 130))),
+    timed_gpu={"R": 16384, "C": 8192},
+    timed_cpu={"R": 512, "C": 512},
+    flops=lambda R, C: 0,
+    bytes=lambda R, C: 8 * R * C,
+    tolerance=lambda a: np.zeros(a.shape[::-1]),  # a move: equal to the last bit
+    by_row=(),
+    rival=lambda xp, a, out: out.copy_(a.t()) if hasattr(out, "copy_") else xp.copyto(out, a.T),
+)
