@@ -13,7 +13,7 @@ class Source:
     """A piece of source. Highlighted in a notebook, plain text in a terminal."""
 
     def __init__(self, obj):
-        function = getattr(obj, "py_func", obj)
+        function = getattr(obj, "py_func", getattr(obj, "fn", obj))  # Triton calls it fn
         self.name = getattr(function, "__name__", type(obj).__name__)
         try:
             lines, self.line = inspect.getsourcelines(function)

@@ -1,0 +1,158 @@
+"""What cuBLAS does with memory, as NumPy: matrices lie column after column, and indices count from 1.
+
+The functions take flat memory, as the C functions take pointers: any contiguous NumPy array, of which only the order of
+its elements in memory counts. Element (row, col) of a matrix is memory[row + col * ld]; ld is its leading dimension.
+
+Elements  float32; float16; uint16 that hold the bits of bfloat16, which NumPy does not have
+Source    cuBLAS documentation, "cublas<t>gemm", "cublasGemmEx", "cublasI<t>amax", "cublas<t>asum"
+"""
+
+import numpy as np
+
+OP_N, OP_T = 0, 1  # as in cublas_api.h: take the matrix as it is, or transposed
+INVALID_VALUE = "CUBLAS_STATUS_INVALID_VALUE"
+
+
+class BlasError(RuntimeError):
+    """A call that cuBLAS refuses. `status` is the name that C code gets as a number and has to look at by itself."""
+
+    def __init__(self, status: str, why: str = ""):
+        super().__init__(f"{status}: {why}" if why else status)
+        self.status = status
+
+
+def gemm_column_major(transa, transb, m, n, k, alpha, A, lda, B, ldb, beta, C, ldc, *, accumulate="f32"):
+    """C = alpha * op(A) @ op(B) + beta * C. op(A) is m x k, op(B) is k x n, C is m x n and written in place.
+
+    accumulate: "f32", or "f16" for the sums that cublasHgemm keeps in half precision.
+    """
+    problem = gemm_problem(transa, transb, m, n, k, lda, ldb, ldc)
+    if problem:
+        raise BlasError(INVALID_VALUE, problem)
+    a = _matrix("A", A, *((m, k) if transa == OP_N else (k, m)), lda)
+    b = _matrix("B", B, *((k, n) if transb == OP_N else (n, k)), ldb)
+    c = _matrix("C", C, m, n, ldc)
+    product = _product(a if transa == OP_N else a.T, b if transb == OP_N else b.T, accumulate)
+    total = np.float32(alpha) * product
+    if beta != 0:  # with beta 0, what lay in C is not even read: NaN there is no matter
+        total += np.float32(beta) * widened(c)
+    c[...] = rounded(total, c.dtype)
+
+
+def gemm_strided_batched(transa, transb, m, n, k, alpha, A, lda, stride_a, B, ldb, stride_b, beta, C, ldc, stride_c,
+                         count, *, accumulate="f32"):
+    """`count` products. The next matrix of each kind begins its stride further in memory; a stride of 0 shares one."""
+    problem = gemm_problem(transa, transb, m, n, k, lda, ldb, ldc) or batch_problem(m, n, ldc, stride_c, count)
+    if problem:
+        raise BlasError(INVALID_VALUE, problem)
+    A, B, C = flat("A", A), flat("B", B), flat("C", C)
+    for i in range(count):
+        gemm_column_major(transa, transb, m, n, k, alpha, A[i * stride_a :], lda, B[i * stride_b :], ldb, beta,
+                          C[i * stride_c :], ldc, accumulate=accumulate)
+
+
+def gemm_problem(transa, transb, m, n, k, lda, ldb, ldc) -> str | None:
+    """Which argument cuBLAS would refuse, in a sentence; None if it would take them all."""
+    for name, op in (("transa", transa), ("transb", transb)):
+        if op not in (OP_N, OP_T):
+            return f"{name} is {op!r}; OP_N (0) and OP_T (1) are allowed"
+    for name, extent in (("m", m), ("n", n), ("k", k)):
+        if extent < 0:
+            return f"{name} is {extent}, and must not be negative"
+    for name, ld, rows, what in (("lda", lda, m if transa == OP_N else k, "m" if transa == OP_N else "k"),
+                                 ("ldb", ldb, k if transb == OP_N else n, "k" if transb == OP_N else "n"),
+                                 ("ldc", ldc, m, "m")):
+        if ld < max(1, rows):
+            return (f"{name} is {ld}; the matrix has {what} = {rows} rows in memory, so the next column begins "
+                    f"{max(1, rows)} elements further, or more")
+    return None
+
+
+def batch_problem(m, n, ldc, stride_c, count) -> str | None:
+    if count < 0:
+        return f"the number of products is {count}, and must not be negative"
+    if count > 1 and stride_c < ldc * (n - 1) + m:
+        return f"stride_c is {stride_c}: the results would overlap; one takes {ldc * (n - 1) + m} elements"
+    return None
+
+
+def isamax(n, x, incx=1) -> int:
+    """Where |x| is largest, counted from 1. The first of several. 0 if n or incx is not positive."""
+    return 0 if n <= 0 or incx <= 0 else int(np.argmax(np.abs(_vector(n, x, incx)))) + 1
+
+
+def sasum(n, x, incx=1) -> float:
+    """The sum of |x|, in float32."""
+    return 0.0 if n <= 0 or incx <= 0 else float(np.abs(_vector(n, x, incx)).sum(dtype=np.float32))
+
+
+# --- Memory ----------------------------------------------------------------------------------------------------------
+
+
+def flat(name: str, memory: np.ndarray) -> np.ndarray:
+    """The elements in the order in which they lie in memory. No copy."""
+    if not isinstance(memory, np.ndarray) or not memory.flags.c_contiguous:
+        raise ValueError(f"{name} must be a C-contiguous NumPy array: only its memory counts here")
+    return memory.reshape(-1)
+
+
+def read_column_major(memory: np.ndarray, rows: int, cols: int, ld: int | None = None) -> np.ndarray:
+    """The matrix that cuBLAS sees in this memory: a view of rows x cols. ld: rows, if left out."""
+    return _matrix("memory", memory, rows, cols, rows if ld is None else ld)
+
+
+def _matrix(name: str, memory: np.ndarray, rows: int, cols: int, ld: int) -> np.ndarray:
+    memory = flat(name, memory)
+    last = (rows - 1) + (cols - 1) * ld
+    if rows and cols and last >= memory.size:
+        raise IndexError(f"{name} as a matrix of {rows} x {cols} with leading dimension {ld} ends at element {last} of "
+                         f"a memory of {memory.size}. cuBLAS would not notice: it has a pointer and no size")
+    step = memory.itemsize
+    return np.lib.stride_tricks.as_strided(memory, (rows, cols), (step, ld * step))
+
+
+def _vector(n: int, x: np.ndarray, incx: int) -> np.ndarray:
+    x = flat("x", x)
+    if (n - 1) * incx >= x.size:
+        raise IndexError(f"x with n = {n} and incx = {incx} ends at element {(n - 1) * incx} of a memory of {x.size}. "
+                         f"cuBLAS would not notice: it has a pointer and no size")
+    return x[: (n - 1) * incx + 1 : incx]
+
+
+# --- Halves ----------------------------------------------------------------------------------------------------------
+
+
+def to_bf16(values) -> np.ndarray:
+    """The bits of the nearest bfloat16, as uint16: the upper half of a float32, rounded to even."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    nearest = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
+    quiet_nan = ((bits >> np.uint32(16)) | np.uint32(0x40)).astype(np.uint16)
+    return np.where(np.isnan(values), quiet_nan, nearest)
+
+
+def from_bf16(bits: np.ndarray) -> np.ndarray:
+    """float32 of the same value."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def widened(values: np.ndarray) -> np.ndarray:
+    return from_bf16(values) if values.dtype == np.uint16 else values.astype(np.float32)
+
+
+def rounded(values: np.ndarray, dtype) -> np.ndarray:
+    if np.dtype(dtype) == np.uint16:
+        return to_bf16(values)
+    with np.errstate(over="ignore"):  # float16 ends at 65504; beyond it is inf, as on the GPU
+        return values.astype(dtype)
+
+
+def _product(a: np.ndarray, b: np.ndarray, accumulate: str) -> np.ndarray:
+    a, b = widened(a), widened(b)
+    if accumulate == "f32":
+        return a @ b
+    if accumulate != "f16":
+        raise ValueError(f"accumulate is {accumulate!r}; 'f32' and 'f16' are allowed")
+    total = np.zeros((a.shape[0], b.shape[1]), np.float16)
+    for i in range(a.shape[1]):
+        total = rounded(total.astype(np.float32) + np.outer(a[:, i], b[i]), np.float16)
+    return total.astype(np.float32)
