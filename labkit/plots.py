@@ -5,6 +5,7 @@
     block_shapes(series)           one kernel, many shapes of a block
     sizes(series)                  every rung over sizes
     roofline([measured, ...])      what the hardware allows, and where the rungs stand
+    every_rung([measured, ...])    the same for all operations at once, numbered
     owners(), round_trip(trip)     which thread adds which element; what a trip to the device is made of
     broadcast_reads(), tile_walk()    which elements a broadcast sum reads; which tiles a block of a product reads
     warp_addresses(touched)        the memory that one warp touches: sectors, and how much of each is used
@@ -16,6 +17,7 @@ device, and the recorded ones of a GPU.
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from labkit import measure
 from labkit.measure import CPU_DEVICE, Ladder
+from labkit.roofline import PEAK_NAMES, Limits
 from labkit.tables import number, size_text
 
 # Okabe and Ito's colours, which stay apart for colour-blind readers.
@@ -49,7 +52,7 @@ STYLE = {
 
 
 class CourseFigure(Figure):
-    """A matplotlib figure that shows itself in a notebook, with or without pyplot, 700 pixels wide and sharp."""
+    """A matplotlib figure that shows itself in a notebook, with or without pyplot, and sharp: 100 pixels an inch."""
 
     summary = ""
 
@@ -67,7 +70,8 @@ class CourseFigure(Figure):
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         encoded = base64.b64encode(self.png()).decode()
-        return {"image/png": encoded, "text/plain": self.summary}, {"image/png": {"width": 700}}
+        width = round(100 * self.get_figwidth())
+        return {"image/png": encoded, "text/plain": self.summary}, {"image/png": {"width": width}}
 
     def __repr__(self) -> str:
         return self.summary
@@ -154,7 +158,7 @@ def _ladder_panel(ax, panel: Ladder) -> None:
 
 def _limit_line(ax, panel: Ladder) -> None:
     ax.axvline(panel.limit, color=INK, linestyle=(0, (4, 3)), linewidth=1.2)
-    what = "copy bandwidth" if panel.binds == "bytes" else "float32 peak"
+    what = "copy bandwidth" if panel.binds == "bytes" else PEAK_NAMES[panel.peak]
     ax.annotate(f"limit: {what}, {number(panel.limit)}", (panel.limit, 1), xycoords=("data", "axes fraction"),
                 xytext=(-6, -1), textcoords="offset points", ha="right", va="top", fontsize=8.5, color=INK)
 
@@ -402,32 +406,27 @@ def block_shapes(series: dict, recorded: dict | None | str = "auto") -> CourseFi
 
 
 def roofline(measured: list[Ladder] | Ladder) -> CourseFigure | None:
-    """flop/s over flop per byte: the roof, and a point for each rung. GPU ladders only: a CPU time has no place here.
+    """flop/s over flop per byte: the roofs, and a point for each rung. GPU ladders only: a CPU time has no place here.
 
-    Bytes are the least an operation must move, so all rungs of an operation stand above one another.
+    Bytes are the least an operation must move, so all rungs of an operation stand above one another. The tensor cores'
+    roofs are drawn where an operation runs on them. More points than have room for their names are numbered, as by
+    every_rung().
     """
-    ladders = [measured] if isinstance(measured, Ladder) else list(measured)
-    if not ladders:
-        raise ValueError("measured is empty; pass at least one ladder")
-    cpu = [one.op for one in ladders if not one.on_gpu]
-    if cpu:
-        raise ValueError(f"the ladder of {cpu[0]} was timed on the CPU device; a roofline needs a GPU's times: pass "
-                         f"measure.recorded_ladder({cpu[0]!r})")
+    ladders = _gpu_ladders(measured)
+    if len(ladders) > 4 or (len(ladders) > 1 and any(one.peak != "fp32" for one in ladders)):
+        return every_rung(ladders, "Roofline")
     place = {(one.where, one.machine.get("date")) for one in ladders}
     figure, (ax,) = _figure([3.9], "Roofline", "Roofline, " + "; ".join(_place(*p) for p in place))
     with rc_context(STYLE):
-        bandwidth = ladders[0].limits["bandwidth_gbs"]
-        peak = ladders[0].limits["fp32_tflops"]
+        peaks = ("fp32", "tf32", "f16") if any(one.peak != "fp32" for one in ladders) else ("fp32",)
+        roofs, bandwidth = _roofs(ladders, peaks)
+        top = max(roofs.values())
         intensities = [one.flops / one.bytes for one in ladders]
-        ridge = 1000 * peak / bandwidth
-        low, high = min([*intensities, ridge]) / 3, max([*intensities, ridge]) * 30
-        xs = np.geomspace(low, high, 400)
-        ax.plot(xs, np.minimum(peak, xs * bandwidth / 1000), color=INK, linestyle=(0, (4, 3)), linewidth=1.3)
-        ax.set_xscale("log")
-        ax.set_yscale("log")
+        ridges = [1000 * roof / bandwidth for roof in roofs.values()]
+        low, high = min([*intensities, *ridges]) / 3, max([*intensities, *ridges]) * (30 if len(roofs) == 1 else 3000)
         rates = [row.tflops for one in ladders for row in one.rows if row.kind != "host"]
-        ax.set_xlim(low, high)
-        ax.set_ylim(min(rates) / 6, peak * 2.2)
+        _roof_axes(ax, (low, high), (min(rates) / 6, top * 2.2))
+        _draw_roofs(ax, roofs, ladders[0], (low, high), max(1.15 * low, 1000 * min(roofs.values()) / bandwidth / 16))
         for one, colour, intensity in zip(ladders, LINES * 4, intensities, strict=False):
             points = [row for row in one.rows if row.kind != "host"]
             ends = []
@@ -437,20 +436,194 @@ def roofline(measured: list[Ladder] | Ladder) -> CourseFigure | None:
                         markeredgecolor="white", markeredgewidth=0.8)
                 ends.append((row.tflops, row.name, TEXT[shade]))
             _label_points(ax, intensity, ends)
-        ax.annotate(f"{number(peak)} TFLOP/s, float32 peak", (high, peak), xytext=(-4, 4), ha="right",
-                    textcoords="offset points", fontsize=8.5)
-        slope_x = ridge / 16
-        ax.annotate(f"{number(bandwidth)} GB/s, copy bandwidth", (slope_x, slope_x * bandwidth / 1000), xytext=(0, 7),
-                    textcoords="offset points", fontsize=8.5, rotation=_slope_angle(ax), rotation_mode="anchor")
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,g}"))
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,g}"))
-        ax.xaxis.set_minor_locator(NullLocator())
-        ax.yaxis.set_minor_locator(NullLocator())
-        ax.set_xlabel("flop per byte moved at least")
-        ax.set_ylabel("TFLOP/s")
-        _quiet(ax, "both")
-        _panel_title(ax, "; ".join(_place(*p) for p in place) + ". Dashed: measured copy bandwidth and float32 peak")
+        _panel_title(ax, "; ".join(_place(*p) for p in place) + ". Dashed: the limits")
     return figure
+
+
+def _gpu_ladders(measured) -> list[Ladder]:
+    ladders = [measured] if isinstance(measured, Ladder) else list(measured)
+    if not ladders:
+        raise ValueError("measured is empty; pass at least one ladder")
+    cpu = [one.op for one in ladders if not one.on_gpu]
+    if cpu:
+        raise ValueError(f"the ladder of {cpu[0]} was timed on the CPU device; a roofline needs a GPU's times: pass "
+                         f"measure.recorded_ladder({cpu[0]!r})")
+    return ladders
+
+
+def _roofs(ladders: list[Ladder], peaks) -> tuple[dict, float]:
+    """TFLOP/s of each peak that is known, and the bandwidth."""
+    known = Limits(**ladders[0].limits)
+    roofs = {}
+    for name in peaks:
+        with contextlib.suppress(ValueError):  # no one has measured it, and no data sheet here has it
+            roofs[name] = known.peak(name)
+    return roofs, known.bandwidth_gbs
+
+
+def _roof_axes(ax, xlim: tuple, ylim: tuple) -> None:
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlim(*xlim)
+    ax.set_ylim(*ylim)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,g}"))
+        axis.set_minor_locator(NullLocator())
+    ax.set_xlabel("flop per byte moved at least")
+    ax.set_ylabel("TFLOP/s")
+    _quiet(ax, "both")
+
+
+def _draw_roofs(ax, roofs: dict, one: Ladder, xlim: tuple, slope_x: float, size: float = 8.5) -> None:
+    low, high = xlim
+    known = Limits(**one.limits)
+    bandwidth = known.bandwidth_gbs
+    notes = {name: ", by the data sheet" for name in roofs if "not measured" in known.peak_source(name)}
+    top = max(roofs.values())
+    for name, roof in roofs.items():
+        ridge = 1000 * roof / bandwidth
+        start = low if roof == top else ridge
+        xs = np.geomspace(start, high, 400)
+        ax.plot(xs, np.minimum(roof, xs * bandwidth / 1000), color=INK, linestyle=(0, (4, 3)), linewidth=1.3, zorder=1)
+        ax.annotate(f"{number(roof)} TFLOP/s, {PEAK_NAMES[name]}{notes.get(name, '')}", (high, roof), xytext=(-4, 4),
+                    ha="right", textcoords="offset points", fontsize=size)
+    ax.annotate(f"{number(bandwidth)} GB/s, copy bandwidth", (slope_x, slope_x * bandwidth / 1000), xytext=(0, 7),
+                textcoords="offset points", fontsize=size, rotation=_slope_angle(ax), rotation_mode="anchor")
+
+
+MANY = ("#0072B2", "#C04F00", "#00785A", "#A34D82", "#8F6200", "#332288", "#7A1F45", "#3E6B2F", "#44688A", "#6A5ACD",
+        "#9C3D3D", "#4F5B66", "#00708A", "#7B5B1A")  # dark enough for a white number
+
+
+def every_rung(measured: list[Ladder], title: str = "Every rung on one roofline") -> CourseFigure:
+    """Every rung of every operation on one roofline: numbers on the points, names and fractions of the limit below.
+
+    Of an operation measured at several sizes pass the ladder of one. Rivals are grey, with letters. Operations that do
+    no arithmetic have no place on it and are named under the plot. 1,280 pixels wide.
+    """
+    ladders = _gpu_ladders(measured)
+    without = [one.title for one in ladders if not one.flops]
+    ladders = sorted((one for one in ladders if one.flops), key=lambda one: one.flops / one.bytes)
+    blocks = []  # of the legend: title, colour, lines
+    for one, colour in zip(ladders, MANY * 4, strict=False):
+        rungs = [(str(k), row) for k, row in enumerate(one.rungs, 1)]
+        rivals = [(chr(ord("a") + k), row) for k, row in enumerate(r for r in one.rows if r.kind == "rival")]
+        blocks.append((one, colour, [*rungs, *rivals]))
+    line, columns, width = 0.158, 4, 12.8
+    heights = [line * (len(lines) + 3.2) for _, _, lines in blocks]
+    fill = _columns(heights, columns)
+    legend = max(sum(heights[k] for k in column) for column in fill)
+    plot, top, foot = 6.0, 0.72, 0.62
+    total = top + plot + foot + legend + 0.1
+    with rc_context(STYLE):
+        figure = CourseFigure(figsize=(width, total))
+        place = {(one.where, one.machine.get("date")) for one in ladders}
+        figure.summary = f"{title}, " + "; ".join(_place(*p) for p in place)
+        figure.text(0.012, 1 - 0.24 / total, title, fontsize=13, fontweight="bold", va="center")
+        note = "; ".join(_place(*p) for p in place) + ". Operations of nearly the same intensity stand side by side."
+        if without:
+            note += f" Not on it, for want of arithmetic: {', '.join(without)}."
+        figure.text(0.012, 1 - 0.50 / total, note, fontsize=9, color=FAINT, va="center")
+        ax = figure.add_axes((0.055, (foot + legend) / total, 0.935, plot / total))
+        roofs, bandwidth = _roofs(ladders, ("fp32", "tf32", "f16"))
+        rates = [row.tflops for one in ladders for row in one.rows if row.kind != "host"]
+        intensities = [one.flops / one.bytes for one in ladders]
+        xlim = (min([*intensities, 250 * roofs["fp32"] / bandwidth]) / 2.2,
+                max([*intensities, 1000 * max(roofs.values()) / bandwidth]) * 60)
+        _roof_axes(ax, xlim, (min(rates) / 3, max(roofs.values()) * 1.9))
+        _draw_roofs(ax, roofs, ladders[0], xlim, 1200 * roofs["fp32"] / bandwidth, size=9)
+        _number_points(ax, blocks, roofs, bandwidth)
+        for at, column in enumerate(fill):
+            y = foot + legend - 0.62
+            for k in column:
+                one, colour, lines = blocks[k]
+                x = 0.012 + at * 0.985 / columns
+                figure.text(x, y / total, one.title, fontsize=8.5, fontweight="bold", color=colour, va="center")
+                figure.text(x, (y - line) / total, size_text(one.size), fontsize=8, color=FAINT, va="center")
+                for step, (mark, row) in enumerate(lines, 2):
+                    name = row.name.removeprefix(f"{one.op}_") if row.kind == "rung" else row.name
+                    share = "" if row.fraction is None else f"{row.fraction:.0%}"
+                    ink = INK if row.kind == "rung" else FAINT
+                    spot = (y - line * step) / total
+                    figure.text(x + 0.012, spot, mark, fontsize=8.5, va="center", ha="right", color=ink,
+                                fontweight="bold")
+                    figure.text(x + 0.019, spot, name + (", failed" if row.failed else ""), fontsize=8.5, va="center",
+                                color=ink)
+                    figure.text(x + 0.228, spot, share, fontsize=8.5, va="center", ha="right", color=ink)
+                y -= heights[k]
+    return figure
+
+
+def _columns(heights: list[float], count: int) -> list[list[int]]:
+    """Blocks in their order over columns: the least height at which they fit."""
+    def fill(limit):
+        columns, used = [[]], 0.0
+        for k, height in enumerate(heights):
+            if columns[-1] and used + height > limit:
+                columns.append([])
+                used = 0.0
+            columns[-1].append(k)
+            used += height
+        return columns
+
+    limit = max(heights, default=0.0)
+    while len(fill(limit)) > count:
+        limit *= 1.02
+    return fill(limit)
+
+
+def _number_points(ax, blocks, roofs: dict, bandwidth: float, size: float = 15.0) -> None:
+    """A numbered disc for each row, moved sideways where it would hide another; the operation's title above its roof.
+
+    `size` is a disc's width in pixels of a hundredth of an inch.
+    """
+    scale = ax.figure.dpi / 100
+    placed: list[tuple[float, float]] = []
+
+    def free(spots):
+        return all(abs(x - px) >= size * scale or abs(y - py) >= size * scale
+                   for x, y in spots for px, py in placed)
+
+    slanted, flat = [], []
+    back = ax.transData.inverted()
+    for one, colour, lines in sorted(blocks, key=lambda block: block[0].flops / block[0].bytes):
+        intensity = one.flops / one.bytes
+        own = []
+        for mark, row in lines:
+            x, y = ax.transData.transform((intensity, row.tflops))
+            lane = next(lane for lane in (0, 1, -1, 2, -2, 3, -3, 4, -4, 5, -5)
+                        if all(lane != other or abs(y - oy) >= size * scale for other, oy, *_ in own))
+            own.append((lane, y, x + lane * size * scale, mark, row))
+        step = size * scale
+        shift = next(shift for k in range(200) for shift in (k * step / 2, -k * step / 2)
+                     if free([(x + shift, y) for _, y, x, *_ in own]))
+        for _, y, x, mark, row in own:
+            placed.append((x + shift, y))
+            at = back.transform((x + shift, y))
+            shade = colour if row.kind == "rung" else "#7C848B"
+            ax.plot(*at, "o" if row.kind == "rung" else "s", markersize=10.2 if row.kind == "rung" else 9.2,
+                    markerfacecolor="white" if row.failed else shade, markeredgecolor=shade if row.failed else "white",
+                    markeredgewidth=1.2 if row.failed else 0.7, zorder=3, clip_on=False)
+            ax.annotate(mark, at, ha="center", va="center_baseline", fontsize=7, fontweight="bold", zorder=4,
+                        color=shade if row.failed else "white")
+        under = intensity * bandwidth / 1000 < min(roofs.values())
+        (slanted if under else flat).append((float(np.mean([spot[2] for spot in own])) + shift,
+                                             min(spot[1] for spot in own), one.title, colour))
+    style = {"fontsize": 8.5, "fontweight": "bold", "va": "center"}
+    last = -np.inf
+    for x, _, title, colour in sorted(slanted):  # under the slope: the title above it, aslant
+        x = last = max(x, last + 23 * scale)
+        slope = ax.transData.transform((1, back.transform((x, 0))[0] * bandwidth / 1000))[1]
+        y = max([slope, *(py for px, py in placed if abs(px - x) < 20 * scale)])
+        ax.annotate(title, back.transform((x, y)), xytext=(-1, 9), textcoords="offset points", color=colour,
+                    rotation=62, rotation_mode="anchor", ha="left", **style)
+    taken = [(x, y, size * scale / 2) for x, y in placed]
+    for x, lowest, title, colour in sorted(flat, key=lambda item: -item[1]):  # under a flat roof: below its points
+        y, reach = lowest - 14 * scale, 3.3 * scale * len(title)
+        while any(abs(x - other) < reach + wide and abs(y - height) < 13 * scale for other, height, wide in taken):
+            y -= 2 * scale
+        taken.append((x, y, reach))
+        ax.annotate(title, back.transform((x, y)), color=colour, ha="center", **style)
 
 
 def _slope_angle(ax) -> float:

@@ -5,7 +5,7 @@ operation can take.
     bound(MATMUL, size)           the least time, and whether bytes or flops set it
     predict(MATMUL, M=4096, N=4096, K=4096)    the same as a table, to read before running
 
-Bandwidth is that of a copy inside the GPU's memory, bytes read plus bytes written. Peak flops are those of kernels which
+Bandwidth is that of a copy inside the GPU's memory, bytes read plus bytes written. Peak flops are those of kernels that
 do nothing else: multiply-adds in registers for float32, products of tiles that stay in shared memory for the tensor
 cores. Two flops a multiply-add. The tensor cores' peak is that of wgmma where the GPU has it; what mma.sync reaches
 there, an instruction made for the GPUs before, stands beside it.
@@ -24,7 +24,6 @@ from numba.types import float16
 from labkit import cuda, device, ptx
 from labkit.op import Op
 from labkit.tables import ResultTable, number, size_text
-
 
 PEAK_NAMES = {"fp32": "float32 peak", "tf32": "TF32 peak of the tensor cores", "f16": "f16 peak of the tensor cores"}
 
@@ -120,7 +119,7 @@ class Prediction(ResultTable):
         b = self.bound
         limits = b.limits
         peak = limits.peak(b.peak)
-        units = {"fp32": "in float32", "tf32": "in TF32 on the tensor cores", "f16": "in f16 on the tensor cores"}[b.peak]
+        units = {"fp32": "in float32", "tf32": "in TF32 on tensor cores", "f16": "in f16 on tensor cores"}[b.peak]
         binding = f"{b.binds}: the kernel waits for {'memory' if b.binds == 'bytes' else 'arithmetic'}"
         return {
             "title": f"{self.op} at {size_text(self.size)}: what the hardware allows",

@@ -101,6 +101,40 @@ def test_roofline_refuses_cpu_times():
         plots.roofline([])
 
 
+def test_tensor_cores_bring_their_roofs_and_numbers_for_names():
+    from dataclasses import replace
+
+    limits = {**made_up.LIMITS, "tf32_tflops": 40.0, "f16_tflops": 80.0}
+    half = replace(made_up.ladder("matmul", "TFLOP/s", flops=10**12, nbytes=10**7), op="matmul_half", peak="f16",
+                   title="Half product", limits=limits)
+    assert "80 TFLOP/s, f16 peak of the tensor cores" in texts(plots.roofline(half))
+    alone = plots.roofline([made_up.ladder()])
+    assert "tensor cores" not in texts(alone)
+    single = replace(made_up.ladder(), limits=limits)
+    figure = plots.roofline([single, half])
+    shown = texts(figure)
+    for part in ("40 TFLOP/s, TF32 peak", "Half product", "Vector addition", "n=1,000,000,000", "slow", "80%"):
+        assert part in shown
+    assert round(100 * figure.get_figwidth()) == 1280
+    assert figure._repr_mimebundle_()[1]["image/png"]["width"] == 1280
+
+
+def test_every_rung_has_a_number_of_its_own_on_the_plot():
+    from dataclasses import replace
+
+    ladders = [replace(made_up.ladder(), op=f"op{k}", title=f"Operation {k}") for k in range(9)]
+    nothing = replace(made_up.ladder(), title="Transpose", flops=0)
+    figure = plots.every_rung([*ladders, nothing])
+    shown = [item.get_text() for item in figure.findobj(Text)]
+    assert shown.count("1") == 2 * 9, "each once on the plot and once in the legend"
+    assert "Not on it, for want of arithmetic: Transpose" in texts(figure)
+    discs = [line.get_xydata()[0] for line in figure.axes[0].lines if len(line.get_xdata()) == 1]
+    places = figure.axes[0].transData.transform(discs)
+    gaps = np.abs(places[:, None] - places[None]).max(axis=2) + 1e9 * np.eye(len(places))
+    assert len(discs) == 3 * 9
+    assert gaps.min() > 14, "no disc hides another"
+
+
 def test_a_figure_shows_itself_700_pixels_wide(tmp_path):
     figure = plots.ladder(made_up.ladder())
     data, metadata = figure._repr_mimebundle_()

@@ -78,7 +78,7 @@ def test_the_units_that_bound_an_op_are_its_own():
     size = {"M": 1000, "N": 1000, "K": 1000}
     assert bound(half, size, tensor).time_ms == pytest.approx(0.025)  # 2 GFLOP at 80 TFLOP/s
     assert bound(half, size, tensor).label == "f16 peak of the tensor cores, measured on NVIDIA Imaginary"
-    assert "80.0 TFLOP/s in f16 on the tensor cores" in str(predict(half, tensor, **size))
+    assert "80.0 TFLOP/s in f16 on tensor cores" in str(predict(half, tensor, **size))
     assert tensor.ridge_of("tf32") == pytest.approx(40.0)
     with pytest.raises(ValueError, match="f16 peak of the tensor cores of NVIDIA Imaginary is not known"):
         bound(half, size, LIMITS)
