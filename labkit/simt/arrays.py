@@ -37,12 +37,16 @@ CHECK_ABOVE = 1 << 26  # bytes; smaller requests are not worth asking the system
 
 @dataclass(frozen=True)
 class Limits:
-    """What a launch may ask for: compute capability 9.0, and 48 KB of shared memory as every CUDA device grants."""
+    """What a launch may ask for: compute capability 9.0, and 48 KB of shared memory as every CUDA device grants.
+
+    shared_per_block_optin: what a kernel gets that was allowed more, on an H200.
+    """
 
     max_threads_per_block: int = 1024
     max_block_dim: tuple[int, int, int] = (1024, 1024, 64)
     max_grid_dim: tuple[int, int, int] = (2**31 - 1, 65535, 65535)
     shared_per_block: int = 48 * 1024
+    shared_per_block_optin: int = 232_448
     warp_size: int = 32
 
 

@@ -21,6 +21,7 @@ from numba.core import types
 from numba.core.errors import NumbaError
 from numba.np import numpy_support
 
+from labkit.simt import ptx, ptx_compiled
 from labkit.simt.errors import KernelTypeError, UnsupportedError, place
 from labkit.simt.inference import infer_types, type_error
 from labkit.simt.nodes import Exit, Inline, Sync
@@ -43,6 +44,7 @@ IMPORTS = (
     "from numba import njit as _njit",
     "from labkit.simt.inference import KernelCompiler as _KernelCompiler",
     *(f"from labkit.simt.lowlevel import {helper} as _{helper}" for helper in HELPERS),
+    *(f"from labkit.simt.ptx_compiled import {helper} as _ptx_{helper}" for helper in ptx_compiled.HELPERS),
 )
 HIDDEN_IDS = ("_E", "_t", "_b", *ID_NAMES)  # what a device function is handed beside its own arguments
 _PURE_CALLS = {"len", "min", "max", "int", "abs", "float", "bool"}
@@ -97,6 +99,11 @@ class Wait:
     args: list
 
 
+def full_name(op):
+    """What an error calls a barrier or a collective."""
+    return op if op.startswith("ptx.") else f"cuda.{op}"
+
+
 def _is_integer(ty):
     return isinstance(ty, types.Integer)
 
@@ -106,7 +113,15 @@ _SHUFFLED = ("value", lambda ty: ty in (types.int32, types.int64, types.float32,
              "int32, int64, float32 and float64 are allowed")  # fmt: skip
 _COUNTED = ("predicate", _is_integer, "an integer is needed: wrap the condition, int32(...)")
 _VOTED = ("predicate", lambda ty: isinstance(ty, (types.Integer, types.Boolean)), "an integer or a bool is needed")
+_FRAGMENT = ("register of a fragment", _is_integer, "a uint32 is needed")
+_ACCUMULATOR = ("accumulator", lambda ty: isinstance(ty, types.Float), "a float32 is needed")
+MMA = {  # the kind of A and B as ptx_compiled has it
+    "ptx.mma_m16n8k16_f32_f16": 0, "ptx.mma_m16n8k16_f32_bf16": 1, "ptx.mma_m16n8k8_f32_tf32": 2,
+}  # fmt: skip
+_HALF_MMA = "ptx.mma_m16n8k16_f16_f16"
 _COLLECTIVE_TYPES = {
+    **dict.fromkeys(MMA, (_FRAGMENT,) * 6 + (_ACCUMULATOR,) * 4),
+    _HALF_MMA: (_FRAGMENT,) * 8,
     **{f"syncthreads_{name}": (_COUNTED,) for name in ("count", "and", "or")},
     **dict.fromkeys(SHUFFLES, (_MASK, _SHUFFLED, ("lane", _is_integer, "an integer is needed"))),
     **dict.fromkeys(VOTES, (_MASK, _VOTED)),
@@ -296,7 +311,7 @@ class Generator:
         for s in statements:
             if isinstance(s, Sync):
                 args = []
-                for argument in s.args:
+                for argument in _contributed(s):
                     name = self._fresh("a")
                     target = ast.Assign([ast.Name(name, ast.Store())], argument)
                     target.lineno = s.lineno
@@ -374,6 +389,10 @@ class Generator:
                 if not loop.uniform and isinstance(loop.node, ast.For):
                     for name in loop.names.values():
                         self.kept[name] = [(f"_v{name}", types.int64)]
+            for wait in self._waits(self.tree):
+                if wait.sync.op.startswith("ptx.ldmatrix"):  # what the lanes get; mma leaves its result in c
+                    name = wait.sync.result = f"{wait.args[0]}_r"
+                    self.kept[name] = [(f"_v{name}{k}", types.uint32) for k in range(_matrices(wait.sync))]
 
     def _check_collectives(self, found):
         """The types that numba.cuda's collectives take: no more than on a GPU, lest a kernel runs only here."""
@@ -384,8 +403,8 @@ class Generator:
                 ty = found.get(name)
                 if ty is not None and not fits(ty):
                     raise KernelTypeError(
-                        f"{self.program.name}, line {sync.lineno}: the {what} of cuda.{sync.op} is {ty}; {advice} "
-                        f"({place(self.program.filename)})"
+                        f"{self.program.name}, line {sync.lineno}: the {what} of {full_name(sync.op)} is {ty}; "
+                        f"{advice} ({place(self.program.filename)})"
                     )
 
     def _keep(self, name, found):
@@ -669,7 +688,7 @@ class Generator:
 
     def _carve_memory(self):
         p, shared = self.program, self.shared_bytes
-        if self.has_waits or p.shared or p.local:
+        if self.has_waits or p.shared or p.local or p.has_copies:
             self.line(f"_fixed = ({shared} + (_dynamic + {_ALIGN - 1}) // {_ALIGN} * {_ALIGN}) * _B")
             self.line(f"_base = _fixed + {self.fixed_bytes}")
         for array in p.shared.values():
@@ -701,10 +720,16 @@ class Generator:
                 offset = f"_base + {self.thread_bytes} * _P * _B"
                 self.line(f"{name} = _carve(_scratch, {offset}, (_P * _B // 32,), _np.uint32)")
                 self.thread_bytes += 1
+        if p.has_copies:
+            self.copies_offset = f"_base + {self.thread_bytes} * _P * _B"
+            self.thread_bytes += ptx_compiled.QUEUE_BYTES
         if self.has_waits:
             self.masks.append("_m0")
 
     def _begin_block(self):
+        if self.program.has_copies and not self.pretty:
+            self.line(f"_E[{_slot('ASYNC')}] = _ptx_address_in(_scratch, {self.copies_offset})")
+            self.line("_ptx_clear_queues(_E, _P * _B)")
         if self.program.shared and not self.pretty:
             self.line("_poison(_scratch[:_fixed])")
         if self.has_waits:
@@ -1019,14 +1044,44 @@ class Generator:
             if op.startswith("syncthreads_") and not self.program.cooperative:
                 self.line(f"_count = _count_set(_v{sync.names[0]}, {here}, 0, _T)")
             return
-        self.line(f"# ---- cuda.{op}(), line {sync.lineno}")
+        self.line(f"# ---- {full_name(op)}(), line {sync.lineno}")
         self.line(f"_lanes({here}, _active)")
+        if op.startswith("ptx."):
+            self._intrinsic(sync, site)
+            return
         self.line("_lanes(_m0, _alive)")
         if op in VOTES:
             self.line(f"_value_bits(_v{sync.names[1]}, {here}, _bits)")
 
+    def _intrinsic(self, sync, site):
+        """An intrinsic of whole warps, for all of the block."""
+        op, values = sync.op, ", ".join(f"_v{name}" for name in sync.names)
+        first = "_first" if self.program.cooperative else "_b"
+        self.line(f"_ptx_whole_warps(_active, _P, {first}, _E, {site})")
+        if op in MMA:
+            self.line(f"_ptx_mma_f32({MMA[op]}, _active, {values})")
+        elif op == _HALF_MMA:
+            self.line(f"_ptx_mma_f16(_active, {values})")
+        else:
+            registers = [name for name, _ in self.kept[sync.result]]
+            registers = ", ".join((registers * 2)[:4])
+            self.line(f"_ptx_ldmatrix({values}, _active, {registers}, {_matrices(sync)}, {op.endswith('_trans')})")
+
+    def _read_intrinsic(self, s):
+        op, names = s.sync.op, s.sync.names
+        if op in MMA:
+            values = [f"_np.float32(_v{name}[_t])" for name in names[-4:]]
+        elif op == _HALF_MMA:
+            values = [f"_np.uint32(_v{name}[_t])" for name in names[-2:]]
+        else:
+            values = [f"{name}[_t]" for name, _ in self.kept[s.sync.result]]
+        self.line(f"{s.target} = ({', '.join(values)})" if s.target else "pass", s.lineno)
+
     def _read(self, s):
         sync, op = s.sync, s.sync.op
+        if op.startswith("ptx."):
+            self._read_intrinsic(s)
+            return
         args = [f"_v{name}" for name in sync.names]
         site = self.site(sync.lineno, op, sync.filename)
         where = f"_E, _t, _b, {site}"
@@ -1097,7 +1152,7 @@ class Generator:
             start = len(lines)
             for s in statements:
                 if isinstance(s, Sync):
-                    for name, argument in zip(s.names, s.args, strict=True):
+                    for name, argument in zip(s.names, _contributed(s), strict=True):
                         lines.append(f"{pad}{name} = {_typed(argument)}  # {s.lineno}")
                     if s.target is not None:
                         lines.append(f"{pad}{s.target.id} = {_collective_type(s)}")
@@ -1143,8 +1198,28 @@ def _targets(node):
     return _writes(node.target)
 
 
+def _matrices(sync):
+    """How many matrices an ldmatrix loads."""
+    return 4 if "_x4" in sync.op else 2
+
+
+def _contributed(sync):
+    """The expressions that a thread evaluates before it waits."""
+    if not sync.op.startswith("ptx.ldmatrix"):
+        return sync.args
+    count = ast.Constant(_matrices(sync))
+    call = ast.Call(ast.Name("_ptx_row_address", ast.Load()), [*sync.args, count], [])
+    call.intrinsic, call.lineno, call.filename = ptx.INTRINSICS[sync.op[4:]], sync.lineno, sync.filename
+    return [call]
+
+
 def _collective_type(sync):
     op, names = sync.op, sync.names
+    if op in MMA:
+        return "(_np.float32(0), _np.float32(0), _np.float32(0), _np.float32(0))"
+    if op.startswith("ptx."):
+        words = ["_np.uint32(0)"] * (2 if op == _HALF_MMA else _matrices(sync))
+        return f"({', '.join(words)})"
     if op in SHUFFLES:
         return names[1]
     if op in ("all_sync", "any_sync", "eq_sync"):
@@ -1162,11 +1237,23 @@ class _TypedCalls(ast.NodeTransformer):
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name.startswith("_atomic"):
             node.args += [ast.Name(n, ast.Load()) for n in ("_E", "_t", "_b", "_b")]
+        elif _touches_memory(node):
+            sites = ["_b"] * (2 if node.intrinsic.name in TWO_ARRAYS else 1)
+            node.args += [ast.Name(n, ast.Load()) for n in ("_E", "_t", "_b", *sites)]
         elif getattr(node, "device", False):
             node.args += [ast.Name(n, ast.Load()) for n in HIDDEN_IDS]
         elif name in ("_poison", "_assertion"):
             return ast.Constant(None)
         return node
+
+
+TWO_ARRAYS = {"cp_async_16", "cp_async_4"}
+
+
+def _touches_memory(node):
+    """True for a call of an intrinsic that is handed its place in the source, to check addresses."""
+    stub = getattr(node, "intrinsic", None)
+    return stub is not None and (stub.kind == "memory" or stub.name.startswith("ldmatrix"))
 
 
 def _typed(node):
@@ -1210,13 +1297,15 @@ class _Checker(ast.NodeTransformer):
     def _names(self, *names):
         return [ast.Name(n, ast.Load()) for n in names]
 
-    def _site(self, node):
+    def _site(self, node, intrinsic=None):
+        """The number of this place in the source. Its text: the array, or `intrinsic|array`."""
         named = copy.deepcopy(node)
         for name in ast.walk(named):
             if isinstance(name, ast.Name):
                 name.id = getattr(name, "shown", name.id)
         line, filename = getattr(node, "lineno", self.at), getattr(node, "filename", None)
-        return ast.Constant(self.generator.site(line, ast.unparse(named), filename))
+        text = ast.unparse(named) if intrinsic is None else f"{intrinsic}|{ast.unparse(named)}"
+        return ast.Constant(self.generator.site(line, text, filename))
 
     def _emit_store(self, target, value):
         site = self._site(target.value)
@@ -1254,11 +1343,16 @@ class _Checker(ast.NodeTransformer):
             numbers = [ast.Constant(0)] * 3
             where = [*self._names("_E", "_t", "_b"), ast.Constant(self.generator.site(self.at, "assert"))]
             return ast.Call(ast.Name("_fail", ast.Load()), [ast.Constant(_slot("ASSERTION")), *where, *numbers], [])
-        site = self._site(node.args[0]) if name.startswith("_atomic") else None
+        sites = [self._site(node.args[0])] if name.startswith("_atomic") else []
+        if _touches_memory(node):
+            stub = node.intrinsic
+            arrays = [node.args[k] for k in (0, 2)] if stub.name in TWO_ARRAYS else node.args[:1]
+            arrays = arrays if stub.params and stub.params[0] in ("array", "shared") else [ast.Name("", ast.Load())]
+            sites = [self._site(array, stub.full_name) for array in arrays]
         device = getattr(node, "device", False)
         self.generic_visit(node)
-        if site is not None:
-            node.args += [*self._names("_E", "_t", "_b"), site]
+        if sites:
+            node.args += [*self._names("_E", "_t", "_b"), *sites]
         if device:
             node.args += self._names(*HIDDEN_IDS)
         return node

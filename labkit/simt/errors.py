@@ -50,6 +50,13 @@ class OutOfBoundsError(DeviceFault, IndexError):
     shape: tuple
 
 
+class MisalignedError(DeviceFault):
+    """An address is not a multiple of what a wide access needs. Adds: array (its name), index."""
+
+    array: str
+    index: tuple
+
+
 class BarrierError(DeviceFault):
     """A barrier was reached by some threads of a block and not by others."""
 

@@ -35,6 +35,7 @@ from labkit.simt.errors import (
     KernelTimeout,
     KernelTypeError,
     LaunchError,
+    MisalignedError,
     OutOfBoundsError,
     WarpError,
     place,
@@ -280,6 +281,7 @@ class Kernel:
         self.__qualname__ = function.__qualname__
         self.__wrapped__ = function
         rewrite.read_source(function)
+        self.dynamic_allowed = LIMITS.shared_per_block
         self._compiled = {}
         self._given = [tuple(s) for s in signatures]
         for signature in self._given:
@@ -340,6 +342,10 @@ class Kernel:
         """Compile for a signature, ahead of the first launch."""
         argument_types, _ = sigutils.normalize_signature(signature)
         return self._compile(argument_types)
+
+    def allow_dynamic_shared(self, nbytes):
+        """Allow launches up to nbytes of dynamic shared memory: above 48 KB CUDA wants to be asked."""
+        self.dynamic_allowed = max(self.dynamic_allowed, int(nbytes))
 
     def _compile(self, argument_types):
         order = _ORDER.get()
@@ -493,14 +499,24 @@ class Launch:
         raise ArgumentError(f"{who} has the type {type(value).__name__}; a kernel takes numbers, tuples and arrays")
 
     def _check_shared(self, compiled):
-        static, limit = compiled.static_bytes, LIMITS.shared_per_block
-        if static + self.sharedmem > limit:
-            dynamic = f" and {self.sharedmem:,} at launch" if self.sharedmem else ""
-            raise LaunchError(
-                f"{self.kernel.__name__} uses too much shared memory: {static:,} bytes in shared.array{dynamic}; "
-                f"a block has {limit:,}"
-            )
-
+        static, limit, most = compiled.static_bytes, LIMITS.shared_per_block, LIMITS.shared_per_block_optin
+        total, allowed = static + self.sharedmem, self.kernel.dynamic_allowed
+        if total <= limit or (static <= limit and self.sharedmem <= allowed and total <= most and allowed > limit):
+            return
+        dynamic = f" and {self.sharedmem:,} at launch" if self.sharedmem else ""
+        end = f"a block has {limit:,}"
+        if self.sharedmem and static <= limit:
+            end = f"a block has {most:,}"
+            if total <= most:
+                end = (
+                    f"a block has {limit:,}, and up to {most:,} where launching.dynamic_shared(kernel, nbytes, *args) "
+                    "allowed the kernel so much dynamic shared memory before"
+                )
+                if allowed > limit:
+                    end += f"; it was allowed {allowed:,}"
+        raise LaunchError(
+            f"{self.kernel.__name__} uses too much shared memory: {static:,} bytes in shared.array{dynamic}; {end}"
+        )
 
     def _check_cooperative(self, compiled):
         if not compiled.program.cooperative:
@@ -676,6 +692,24 @@ def _describe(kernel, compiled, run, record, limit):
         error = OutOfBoundsError(told, **where)
         error.array, error.index, error.shape = text, index, shape
         return error
+    if code in (lowlevel.WIDE_BOUNDS, lowlevel.MISALIGNED, lowlevel.COPY_SIZE):
+        intrinsic, _, array = text.partition("|")
+        if code == lowlevel.COPY_SIZE:
+            return KernelAssertionError(
+                f"{at}: {spot} passes valid = {n0} to {intrinsic}; it must be 0 to {n1} bytes{tail}", **where
+            )
+        if code == lowlevel.MISALIGNED:
+            return misaligned(at, spot, intrinsic, array, n1, n0, tail, where)
+        dims, count = divmod(n0, 256)
+        shape = tuple(int(v) for v in record[lowlevel.SHAPE : lowlevel.SHAPE + dims])
+        return out_of_row(at, spot, intrinsic, array, n1, count, shape, tail, where)
+    if code == lowlevel.WARP_PART:
+        absent = [lane for lane in range(32) if not n0 >> lane & 1]
+        return WarpError(
+            f"{at}: {text} under divergence: {spot} calls it, and {_lanes(absent)} of its warp "
+            f"{'does' if len(absent) == 1 else 'do'} not; all 32 lanes must{tail}",
+            **where,
+        )
     if code == lowlevel.BARRIER:
         if text == "grid_sync":
             spot = f"thread {_short(thread, run.block)} of block {_short(block, run.grid)}"
@@ -719,6 +753,29 @@ def _describe(kernel, compiled, run, record, limit):
         f"that ran. LABKIT_TIME_LIMIT sets the limit in seconds{tail}",
         **where,
     )
+
+
+def out_of_row(at, spot, intrinsic, array, index, count, shape, tail, where):
+    """The error for elements index to index + count - 1, counted flat, of an array of this shape."""
+    size = int(np.prod(shape))
+    span = f"element {index}" if count == 1 else f"elements {index} to {index + count - 1}"
+    error = OutOfBoundsError(
+        f"{at}: {spot} uses {span} of {array} with {intrinsic}, and its shape {shape} has {size:,} elements{tail}",
+        **where,
+    )
+    error.array, error.index, error.shape = array, (index,), shape
+    return error
+
+
+def misaligned(at, spot, intrinsic, array, index, alignment, tail, where):
+    """The error for an address that is not a multiple of what the intrinsic needs."""
+    error = MisalignedError(
+        f"{at}: {spot} uses {array} from element {index} on with {intrinsic}, and that address is not a multiple of "
+        f"{alignment} bytes{tail}",
+        **where,
+    )
+    error.array, error.index = array, (index,)
+    return error
 
 
 def _lanes(lanes):

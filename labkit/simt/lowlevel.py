@@ -3,8 +3,9 @@
 All are Numba CPU functions. Those that touch memory take `err, t, b, site` last: the fault record, the index of the
 thread in its block, the index of the block in the grid, and the index of the source line in the module's SITES.
 
-The fault record `err` is an int64 array of RECORD_SIZE: err[ABORT] is set from outside to stop the kernel; the rest is
-written by the first fault. A fault raises Stop, which the launcher turns into an error that a person can read.
+The fault record `err` is an int64 array of RECORD_SIZE: err[ABORT] is set from outside to stop the kernel, err[ASYNC]
+says where the queues of cp.async are (ptx_compiled.py); the rest is written by the first fault. A fault raises Stop,
+which the launcher turns into an error that a person can read.
 """
 
 import operator
@@ -17,11 +18,12 @@ from numba.core.errors import NumbaTypeError
 from numba.extending import intrinsic, overload, register_jitable
 from numba.np.arrayobj import load_item, populate_array, store_item
 
-ABORT, CODE, SITE, THREAD, BLOCK, COUNT, INDEX, SHAPE, DONE = 0, 1, 2, 3, 4, 5, 6, 10, 14
+ABORT, CODE, SITE, THREAD, BLOCK, COUNT, INDEX, SHAPE, DONE, ASYNC = 0, 1, 2, 3, 4, 5, 6, 10, 14, 15
 RECORD_SIZE = 16
 MAX_RECORDED_AXES = SHAPE - INDEX
 
 OUT_OF_BOUNDS, BARRIER, WARP_MASK, WARP_SOURCE, WARP_SELF, ASSERTION, ABORTED = range(1, 8)
+WIDE_BOUNDS, MISALIGNED, COPY_SIZE, WARP_PART = range(8, 12)
 
 
 class Stop(Exception):

@@ -32,19 +32,28 @@ class Intrinsic(Function):
     wait       suspends the thread
     order      orders what the device does anyway in order, or advises it
     interpreted: True if a kernel with it is interpreted on the CPU device, not compiled.
+    constants: {parameter: the values that it may have}, of those that must be constants.
     """
 
-    def __init__(self, name, params, doc, kind, interpreted):
+    def __init__(self, name, params, doc, kind, interpreted, constants):
         super().__init__(name, params, doc, module="ptx")
-        self.kind, self.interpreted = kind, interpreted
+        self.kind, self.interpreted, self.constants = kind, interpreted, constants
 
 
-def _intrinsic(name, params, kind, needs, section, *parts, interpreted=False):
+def words(allowed):
+    """What a constant may be, in words."""
+    if not isinstance(allowed, range):
+        return ", ".join(map(str, sorted(allowed)))
+    steps = f" in steps of {allowed.step}" if allowed.step > 1 else ""
+    return f"{allowed.start} to {allowed[-1]}{steps}"
+
+
+def _intrinsic(name, params, kind, needs, section, *parts, interpreted=False, **constants):
     """Register one: its documentation ends with what it needs, and where the PTX ISA describes it."""
     signature = f"{name}({', '.join(params.split())})"
     shown = "\n".join(inspect.cleandoc(part) for part in parts)
     full = f'{signature}\n\n{shown}\n\nNeeds {needs}.\nSource: PTX ISA, "{section}".'
-    made = INTRINSICS[name] = globals()[name] = Intrinsic(name, params, full, kind, interpreted)
+    made = INTRINSICS[name] = globals()[name] = Intrinsic(name, params, full, kind, interpreted, constants)
     return made
 
 
@@ -130,7 +139,7 @@ _intrinsic("cp_async_commit", "", "memory", SM80, "cp.async.commit_group",
 _intrinsic("cp_async_wait", "n", "memory", SM80, "cp.async.wait_group",
            """Waits until at most the n newest groups of this thread are still under way; 0 waits for all that were
            committed. n is a constant, 0 to 32. Waits for this thread's copies only: a barrier makes them everybody's.
-           """)
+           """, n=range(33))
 
 # ---------------------------------------------------------------- ldmatrix and mma.sync
 
@@ -217,7 +226,8 @@ _intrinsic("wgmma_descriptor", "shared i leading_bytes stride_bytes swizzle", "m
 
            The 128-byte swizzle exchanges 16-byte chunks within a row: address bits 4-6 are xored with bits 7-9, in
            which the row % 8 stands if the tile begins at a multiple of 1024 bytes (alignment=1024). tma_load_2d writes
-           it so; threads that fill a tile put chunk c of row r at c ^ (r % 8).""", interpreted=True)
+           it so; threads that fill a tile put chunk c of row r at c ^ (r % 8).""", interpreted=True,
+           leading_bytes=range(0, 2**18, 16), stride_bytes=range(0, 2**18, 16), swizzle=SWIZZLES)
 for _columns in WGMMA_COLUMNS:
     for _inputs, _dtype in (("f16", "float16"), ("bf16", "bfloat16")):
         for _suffix, _order in (("", "B K-major (N x K in memory): x @ W.T"), ("_bmn", "B MN-major (K x N in memory)")):
@@ -238,11 +248,11 @@ _intrinsic("wgmma_fence", "", "order", SM90A, f"{_GM}: wgmma.fence",
            """Orders what the warpgroup wrote to registers (acc) and shared memory before the wgmma that follow. Needed
            before the first one, and whenever other code has written acc. Nothing to do on the CPU device.""",
            interpreted=True)
-_intrinsic("wgmma_commit", "", "order", SM90A, f"{_GM}: wgmma.commit_group",
+_intrinsic("wgmma_commit", "", "memory", SM90A, f"{_GM}: wgmma.commit_group",
            "Closes a group: the wgmma that this warpgroup has started since its last commit.", interpreted=True)
 _intrinsic("wgmma_wait", "n", "warpgroup", SM90A, f"{_GM}: wgmma.wait_group",
            """Waits until at most the n newest groups of this warpgroup are still running. n is a constant, 0 to 7. acc
-           must not be read, nor the tiles overwritten, before.""", _WG, interpreted=True)
+           must not be read, nor the tiles overwritten, before.""", _WG, interpreted=True, n=range(8))
 _intrinsic("fence_proxy_async", "", "order", SM90, "Parallel Synchronization and Communication: membar / fence",
            """Makes what threads wrote to shared memory by ordinary stores (or cp.async) visible to wgmma and TMA: each
            writing thread calls it, then comes a barrier, then the wgmma or the TMA store. Nothing to do on the CPU
@@ -291,7 +301,7 @@ _intrinsic("tma_store_commit", "", "memory", SM90, "cp.async.bulk.commit_group",
            interpreted=True)
 _intrinsic("tma_store_wait", "n", "memory", SM90, "cp.async.bulk.wait_group",
            """Waits until at most the n newest groups of this thread still read shared memory. n is a constant, 0 to 7.
-           Needed before the tile is written again, and before the block ends.""", interpreted=True)
+           Needed before the tile is written again, and before the block ends.""", interpreted=True, n=range(8))
 _intrinsic("prefetch_tensor_map", "tensor_map", "order", SM90, "Data Movement and Conversion Instructions: prefetch",
            "Brings a tensor map into the cache before its first use. Nothing to do on the CPU device.",
            interpreted=True)
@@ -305,10 +315,10 @@ enough.
 """
 _intrinsic("setmaxnreg_increase", "n", "order", SM90A, _SMN,
            "Takes registers from the block's pool until each thread of this warpgroup has n: for warps that compute.",
-           _REGS, interpreted=True)
+           _REGS, interpreted=True, n=range(24, 257, 8))
 _intrinsic("setmaxnreg_decrease", "n", "order", SM90A, _SMN,
            "Gives registers back until each thread of this warpgroup has n: for warps that only copy.",
-           _REGS, interpreted=True)
+           _REGS, interpreted=True, n=range(24, 257, 8))
 _intrinsic("named_barrier_sync", "id threads", "wait", ANY, "Parallel Synchronization and Communication: bar.sync",
            """A barrier for some warps of the block: waits until `threads` threads (a multiple of 32) have come to
            barrier `id`, 0 to 15. 0 is the one that cuda.syncthreads() uses.""", interpreted=True)

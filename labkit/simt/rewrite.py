@@ -29,7 +29,7 @@ import numpy as np
 from numba.core import types
 from numba.core.dispatcher import Dispatcher
 
-from labkit.simt import stubs, webs
+from labkit.simt import ptx, stubs, webs
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.errors import UnsupportedError, place
 from labkit.simt.nodes import Exit, Inline, Sync
@@ -74,6 +74,7 @@ class ArrayDeclaration:
     shape: tuple
     dtype: types.Type
     line: int
+    alignment: int = 16
 
 
 @dataclass
@@ -102,11 +103,16 @@ class Program:
     devices: dict = field(default_factory=dict)
     cooperative: bool = False
     has_atomics: bool = False
+    has_copies: bool = False  # cp.async
+    interpreted: str = ""  # the intrinsic that keeps the kernel from being compiled, if there is one
 
 
 def sync_kind(op):
+    """Who waits for whom: "grid", "block", "warp"; for intrinsics also "warpgroup", and "wait" for what suspends."""
     if op == "grid_sync":
         return "grid"
+    if op.startswith("ptx."):
+        return ptx.INTRINSICS[op[4:]].kind
     return "block" if op.startswith("syncthreads") else "warp"
 
 
@@ -224,7 +230,7 @@ class _Scope:
             if node.id in self.locals:
                 return False, None
             if node.id in self.environment:
-                return True, self.environment[node.id]
+                return True, _on_cpu(self.environment[node.id])
             if hasattr(builtins, node.id):
                 return True, getattr(builtins, node.id)
             self.refuse(node, f"the name {node.id!r} is not defined")
@@ -245,7 +251,7 @@ class _Scope:
                             f"bind {name}.{node.attr} to a name outside the kernel, and use that")  # fmt: skip
             if not hasattr(base, node.attr):
                 self.refuse(node, f"{name}.{node.attr} does not exist on the CPU device")
-            return True, getattr(base, node.attr)
+            return True, _on_cpu(getattr(base, node.attr))
         if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Slice):
             known, base = self.static(node.value)
             if known and isinstance(base, tuple):
@@ -285,6 +291,19 @@ def _counterpart(base, attribute):
     if isinstance(base, python_types.ModuleType) and base.__name__ in ("numba.cuda", "numba.cuda.cg"):
         return getattr(stubs, attribute, None)
     return None
+
+
+def _on_cpu(obj):
+    """An intrinsic of labkit.ptx as it is on a GPU -> the CPU device's; anything else as it is."""
+    if isinstance(obj, (stubs.Function, python_types.ModuleType, np.ndarray, int, float)):
+        return obj
+    ours = getattr(obj, "cpu_device", None)
+    return ours if isinstance(ours, stubs.Function) else obj
+
+
+def _waits(stub):
+    """True if threads wait for one another in a call of this function."""
+    return stub.name in stubs.SYNC or getattr(stub, "kind", "") in ("warp", "warpgroup", "wait")
 
 
 def _is_device_function(obj):
@@ -371,7 +390,7 @@ class _Rewriter:
             if not known:
                 found |= isinstance(node.func, ast.Attribute) and node.func.attr == "sync"
             elif isinstance(target, stubs.Function):
-                found |= target.name in stubs.SYNC or target.name == "shared.array"
+                found |= _waits(target) or target.name == "shared.array"
             elif _is_device_function(target):
                 found |= self.needs_inline(target.py_func)
         self.needs_inline_cache[key] = found
@@ -787,7 +806,7 @@ class _Resolver:
         known, target = self.scope.static(node.func)
         if not known or not isinstance(target, stubs.Function) or target.name not in ("shared.array", "local.array"):
             return None
-        shape_node, dtype_node, *_ = self._bind(target, node)  # alignment is of no account here
+        shape_node, dtype_node, *rest = self._bind(target, node)
         known, shape = self.scope.constant(shape_node)
         whole = (int, np.integer)
         parts = shape if isinstance(shape, tuple) else (shape,)
@@ -809,9 +828,18 @@ class _Resolver:
         space = target.name.split(".")[0]
         if any(p < 0 for p in parts) or (0 in parts and (space == "local" or parts != (0,))):
             self.scope.refuse(node, f"the shape {parts} of cuda.{target.name} must be positive")
-        return space, parts, dtype
+        return space, parts, dtype, self._alignment(rest[0], node) if rest else 16
 
-    def _declare(self, space, shape, dtype, where, name=None, target=None):
+    def _alignment(self, given, node):
+        known, alignment = self.scope.constant(given)
+        if alignment is None:
+            return 16
+        if not known or not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            text = ast.unparse(given)
+            self.scope.refuse(node, f"the alignment of an array must be a constant power of two, not {text}")
+        return max(alignment, 16)
+
+    def _declare(self, space, shape, dtype, alignment, where, name=None, target=None):
         """Register the array; the statements that stand for its allocation."""
         if space == "shared":
             if self.device is not None:
@@ -821,7 +849,7 @@ class _Resolver:
             if known is None:
                 known = name or self.rewriter.fresh("shared")
                 self.rewriter.shared_keys[key] = known
-                self.program.shared[known] = ArrayDeclaration(known, space, shape, dtype, where.lineno)
+                self.program.shared[known] = ArrayDeclaration(known, space, shape, dtype, where.lineno, alignment)
             if known == name or target is None:
                 return []
             return [_assign(self.names[target.id], ast.Name(known, ast.Load()), where)]
@@ -995,9 +1023,9 @@ class _Resolver:
 
     def _call_stub(self, stub, node):
         if stub.name in ("shared.array", "local.array"):
-            space, shape, dtype = self._declaration(node)
+            space, shape, dtype, alignment = self._declaration(node)
             name = self.rewriter.fresh(space)
-            self.pending += self._declare(space, shape, dtype, node, name)
+            self.pending += self._declare(space, shape, dtype, alignment, node, name)
             return self._code(self.rewriter.shared_keys.get(
                 (self.scope.key, node.lineno, node.col_offset), name), node)  # fmt: skip
         bound = self._bind(stub, node)
@@ -1016,6 +1044,8 @@ class _Resolver:
         if stub is stubs.this_grid:
             self.scope.refuse(node, "cg.this_grid() has one use here: cg.this_grid().sync()")
         arguments = [self.expression(a) for a in bound]
+        if isinstance(stub, ptx.Intrinsic):
+            return self._call_intrinsic(stub, bound, arguments, node)
         if stub.name in stubs.SYNC:
             return self._sync(stub.name, arguments, node)
         if stub.name.startswith("threadfence") or stub.name == "nanosleep":
@@ -1030,6 +1060,44 @@ class _Resolver:
             self.program.has_atomics = True
             return self._plain_bound(f"_atomic_{stub.name[7:]}", arguments, node)
         return self._plain_bound(f"_{stub.name}", arguments, node)
+
+    def _call_intrinsic(self, stub, given, arguments, node):
+        """A call of labkit.ptx. What is constant on a GPU must be constant, and arrays must be where they belong."""
+        for parameter, source, value in zip(stub.params, given, arguments, strict=True):
+            if parameter in stub.constants:
+                known, constant = self.scope.constant(source)
+                allowed = stub.constants[parameter]
+                if not known or isinstance(constant, bool) or constant not in allowed:
+                    self.scope.refuse(
+                        node, f"{parameter} of {stub.full_name} is {ast.unparse(source)}; it must be a constant, "
+                        f"{ptx.words(allowed)}"
+                    )  # fmt: skip
+            elif parameter in ("shared", "bars", "array"):
+                space = "global" if parameter == "array" else "shared"
+                self._check_space(stub, parameter, space, value, source)
+        if stub.interpreted and not self.program.interpreted:
+            self.program.interpreted = stub.full_name
+        self.program.has_copies |= stub.name.startswith("cp_async")
+        if _waits(stub):
+            return self._sync(stub.full_name, arguments, node)
+        if stub.kind == "order":
+            return self._code("None", node)
+        call = self._plain_bound(f"_ptx_{stub.name}", arguments, node)
+        call.intrinsic = stub
+        return call
+
+    def _check_space(self, stub, parameter, space, value, source):
+        name = value.id if isinstance(value, ast.Name) and self.device is None else None
+        held = (
+            "shared" if name in self.program.shared
+            else "local" if name in self.program.local
+            else "global" if name in self.program.params or name in self.program.constants
+            else space
+        )  # fmt: skip
+        if held != space:
+            kind = f"a {held} array" if held != "global" else "in global memory"
+            self.scope.refuse(source, f"{parameter} of {stub.full_name} must be in {space} memory, and "
+                              f"{ast.unparse(source)} is {kind}")  # fmt: skip
 
     def _plain_bound(self, name, arguments, node):
         return _at(ast.Call(ast.Name(name, ast.Load()), arguments, []), node)
