@@ -6,6 +6,7 @@
 On a GPU the measurements are merged into data/measurements/<gpu>.json, which README, lessons and plots quote. Without
 one they go to build/bench/<device>.json and never into data/measurements: a CPU device's time is not a GPU's. The plots
 go to build/bench/. With --out everything goes there: a directory, or a file that ends in .json (then no plots).
+A run of all ends with the table of labkit.targets: what the kernels have to reach beside the libraries.
 data/measurements/README.md describes the JSON.
 """
 
@@ -23,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit import cuda, device, measure, roofline
+from labkit import cuda, device, measure, roofline, targets
 from labkit.kernels import HOMES, op
 from labkit.measure import Ladder, time_graph, time_host, time_kernel, time_launch
 from labkit.tables import number, size_text, to_markdown
@@ -173,19 +174,40 @@ def run(name: str = "all", *, quick: bool = False, show: Callable[[object], None
         raise ValueError(f"no operation is called {name!r}; there are all, {', '.join(HOMES)}")
     names = list(HOMES) if name == "all" else [name]
     limits = roofline.limits()
-    data = {"schema": SCHEMA, "machine": measure.machine(), "limits": asdict(limits), "ops": {}, "series": {}}
+    data = {"schema": SCHEMA, "machine": measure.machine(), "limits": asdict(limits), "ops": {}, "series": {},
+            "seconds": {}, "problems": {}}
     for each in names:
-        one = op(each)
-        sizes = [one.awkward[-1]] if quick else [None, *(one.also_gpu if device.on_gpu() else ())]
-        budget_s = 0.02 if quick else 0.4
-        ladders = [measure.ladder(one, size, budget_s=budget_s) for size in sizes]
-        data["ops"][each] = [found.to_json() for found in ladders]
-        for found in ladders:
-            show(found)
+        begin = time.perf_counter()
+        found = []
+        for size in _sizes(op(each), quick):
+            try:
+                found.append(measure.ladder(op(each), size, budget_s=0.02 if quick else 0.3))
+                show(found[-1])
+            except Exception as error:  # one wrong rung must not cost the measurements of the others
+                at = f"{each} at {size_text(size or op(each).timed)}"
+                data["problems"][at] = f"{type(error).__name__}: {error}"
+                print(f"{at} was not measured: {data['problems'][at]}", file=sys.stderr)
+        data["ops"][each] = [one.to_json() for one in found]
+        data["seconds"][each] = time.perf_counter() - begin
     for key, (owner, take) in SERIES.items():
         if owner in names and not (quick and key not in QUICK):
+            begin = time.perf_counter()
             data["series"][key] = QUICK[key]() if quick else take()
+            data["seconds"][key] = time.perf_counter() - begin
     return data
+
+
+def _sizes(one, quick: bool) -> list[dict | None]:
+    """The op's own size, on a GPU those it asks for besides, and those at which it has a target; each once."""
+    if quick:
+        return [one.awkward[-1]]
+    if not device.on_gpu():
+        return [None]
+    found = [one.timed_gpu]
+    for size in (*one.also_gpu, *targets.sizes(one.name)):
+        if size not in found:
+            found.append(size)
+    return found
 
 
 def merge(path: Path, data: dict) -> dict:
@@ -196,6 +218,9 @@ def merge(path: Path, data: dict) -> dict:
         known = {}  # another layout: nothing in it can be kept
     merged = {**data, "ops": {**known.get("ops", {}), **data["ops"]},
               "series": {**known.get("series", {}), **data["series"]}}
+    for note in ("seconds", "problems"):
+        merged.pop(note, None)  # of this run, not of the file
+    merged["targets"] = targets.to_json(targets.evaluate(merged))
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
     try:
@@ -218,6 +243,9 @@ def draw(data: dict, folder: Path) -> list[Path]:
     for name, entries in data["ops"].items():
         if entries:
             drawn.append(plots.ladder(Ladder.from_json(entries[0])).save(folder / f"{name}.png"))
+    first = [Ladder.from_json(entries[0]) for entries in data["ops"].values() if entries]
+    if len(first) > 1 and all(one.on_gpu for one in first):
+        drawn.append(plots.every_rung(first).save(folder / "roofline.png"))
     for key, plot in (("vector_add_sizes", plots.crossover), ("volume_add_block_shapes", plots.block_shapes),
                       ("matmul_sizes", plots.sizes)):
         if key in data["series"]:
@@ -225,7 +253,7 @@ def draw(data: dict, folder: Path) -> list[Path]:
     return drawn
 
 
-def targets(out: str | Path | None) -> tuple[Path, Path | None]:
+def places(out: str | Path | None) -> tuple[Path, Path | None]:
     """Where the JSON and the plots go. Only a GPU's measurements reach data/measurements."""
     name = measure.slug(device.name()) + ".json"
     if out is None:
@@ -242,22 +270,39 @@ def main(console=None, op: str | None = None, out: str | None = None, quick: boo
         from rich.console import Console
 
         console = Console(width=None if sys.stdout.isatty() else 140)  # a log has room for the whole table
-    path, folder = targets(out)
+    path, folder = places(out)
     begin = time.perf_counter()
     console.print(f"Timing on {measure.where()}", highlight=False)
     data = run(op or "all", quick=quick, show=console.print)
     if quick and out is None:
         console.print("A quick run shows that it works; nothing was written.", highlight=False)
-        return 0
+        return 1 if data["problems"] else 0
     merged = merge(path, data)
     written = [path, *(draw(data, folder) if folder else [])]
-    assert merged["ops"].keys() >= data["ops"].keys()
+    if device.on_gpu() and any(row.op in data["ops"] for row in targets.evaluate(data)):
+        rows = [row for row in targets.evaluate(merged) if row.op in data["ops"]]
+        console.print(targets.table(rows, measure.where()))
+    longest = sorted(data["seconds"].items(), key=lambda item: -item[1])[:6]
+    console.print("Took longest: " + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in longest), highlight=False)
+    for at, problem in data["problems"].items():
+        console.print(f"Not measured: {at}: {problem}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"{time.perf_counter() - begin:.0f} s. Wrote " + ", ".join(str(p) for p in written), highlight=False,
                   soft_wrap=True)
-    return 0
+    return 1 if data["problems"] else 0
 
 
 # --- The README's table ----------------------------------------------------------------------------------------------
+
+
+def targets_table(measurements: dict) -> str:
+    """Markdown: what the kernels have to reach beside the libraries, and what was measured. Empty without any."""
+    rows = targets.evaluate(measurements)
+    if all(row.met is None for row in rows):
+        return ""
+    spec = targets.table(rows, f"{measurements['machine']['device']}, {measurements['machine']['date']}").table()
+    for row in spec["rows"]:
+        row[3] = f"`{row[3]}`" if row[3] != "-" else row[3]
+    return to_markdown(spec) + "\n\n" + "\n".join(f"- {note}" for note in spec["notes"])
 
 
 def readme_table(measurements: dict) -> str:
@@ -278,9 +323,13 @@ def readme_table(measurements: dict) -> str:
     versions = ", ".join(f"{label} {m[key]}" for label, key in (("driver", "driver"), ("CUDA", "cuda_runtime"),
                          ("numba-cuda", "numba-cuda"), ("NumPy", "numpy"), ("PyTorch", "torch"), ("CuPy", "cupy"))
                          if m.get(key))
+    tensor = ""
+    if limits.get("f16_tflops"):
+        tensor = (f", {limits['f16_tflops']:,.0f} and {limits['tf32_tflops']:,.0f} TFLOP/s (tensor cores, f16 and "
+                  f"TF32, on tiles that stay in shared memory)")
     return (f"Measured on {m['device']}, {m['date']} ({versions}). CUDA events, cold caches, p50. Limits: "
             f"{limits['bandwidth_gbs']:,.0f} GB/s (a copy, read and write), {limits['fp32_tflops']:.1f} TFLOP/s "
-            f"(float32 multiply-adds in registers).\n\n{table}")
+            f"(float32 multiply-adds in registers){tensor}.\n\n{table}")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from labkit import cuda, device, graphs, launches
-from labkit.op import Op, Rival, check_sample, kernel_names, missing, poison_of, to_device
+from labkit.op import Op, Rival, Sample, kernel_names, missing, poison_of, to_device
 from labkit.tables import PlainTable, ResultTable, number, size_text
 
 CPU_DEVICE = "CPU device: shows work, not GPU speed"
@@ -490,12 +490,13 @@ def ladder(op: Op, size: dict | None = None, *, rivals: bool = True, rungs=None,
     out = cuda.device_array(op.shape(**size), op.dtype)
     poison = np.full(op.shape(**size), poison_of(op.dtype), op.dtype)
     skipped: dict[str, str] = {}
+    sample = Sample(op, inputs, seed=seed, shape=tuple(op.shape(**size)))
 
     def checked(name: str, run: Callable[[], object], fetch: Callable[[object], np.ndarray], launcher):
         out.copy_to_device(poison)
         result = run()
         cuda.synchronize()
-        verdict = check_sample(op, inputs, fetch(result), seed=seed, launcher=launcher)
+        verdict = sample.check(fetch(result), launcher)
         if verdict.problem:
             raise AssertionError(f"{name} at {size_text(size)}: {verdict.problem}")
         return verdict
@@ -539,11 +540,10 @@ def ladder(op: Op, size: dict | None = None, *, rivals: bool = True, rungs=None,
                 host_out = poison.copy()
                 call = functools.partial(rival.call, xp, *inputs, host_out)
                 returned = call()
-                result = host_out if returned is None else np.asarray(returned)
-                verdict = check_sample(op, inputs, result, seed=seed, launcher=rival)
+                verdict = sample.check(host_out if returned is None else np.asarray(returned), rival)
                 if verdict.problem:
                     raise AssertionError(verdict.problem)
-                timing = time_host(call, budget_s=budget_s, min_runs=3 if device.on_gpu() else 5)
+                timing = time_host(call, budget_s=budget_s, min_runs=1 if device.on_gpu() else 5)
                 rows.append(row(rival.title, "", "host", timing, verdict))
                 continue
             theirs = [_hand_over(rival.library, value) for value in (*on_device, out)]

@@ -411,25 +411,45 @@ def agree(op: Op, rungs=None, *, sizes: tuple[dict, ...] | None = None, seed: in
     return agreement.check() if check else agreement
 
 
+class Sample:
+    """The truth about a sample of rows, for sizes at which the whole reference would take minutes. Computed once, it
+    serves every rung. The sample is the first and the last row and random ones between, about `budget` elements."""
+
+    def __init__(self, op: Op, inputs: tuple, *, seed: int = 0, budget: int = 2**20, shape: tuple):
+        self._op = op
+        rows, per_row = shape[0], max(1, int(np.prod(shape[1:])))
+        count = min(rows, max(8, budget // per_row))
+        self._chosen = np.arange(rows)
+        if count < rows:
+            self._chosen = np.concatenate([np.random.default_rng(seed).integers(rows, size=count), [0, rows - 1]])
+            self._chosen.sort()  # a row drawn twice does no harm, and np.unique on a million takes too long
+        # Where a row of the output needs all of the inputs, as in a transpose: the whole truth, then its sample.
+        self._whole = not op.by_row and count < rows
+        self._inputs = inputs if self._whole else tuple(
+            array[self._chosen] if number in op.by_row else array for number, array in enumerate(inputs))
+        self._expected = self._rows(op.reference(*self._inputs))
+        self._allowed: dict = {}
+
+    def _rows(self, whole) -> np.ndarray:
+        whole = np.asarray(whole)
+        return whole[self._chosen] if self._whole else whole
+
+    def check(self, out: np.ndarray, launcher: Callable | Rival | None = None) -> Verdict:
+        """Every element of out was written and the sample is right. `launcher` is the rung or the rival whose result it
+        is: it may have a tolerance of its own."""
+        flat = out.reshape(-1)
+        unwritten = np.flatnonzero(np.isnan(flat) if out.dtype.kind == "f" else flat == poison_of(out.dtype))
+        if unwritten.size:
+            return Verdict(np.inf, np.inf, 0.0, f"{unwritten.size:,} elements were never written, the first at flat "
+                                                f"index {unwritten[0]}")
+        tolerance = getattr(launcher, "tolerance", None) or self._op.tolerance
+        if tolerance not in self._allowed:
+            self._allowed[tolerance] = np.broadcast_to(
+                self._rows(allowed_error(self._op, launcher, self._inputs)), self._expected.shape)
+        return compare(out[self._chosen], self._expected, self._allowed[tolerance])
+
+
 def check_sample(op: Op, inputs: tuple, out: np.ndarray, *, seed: int = 0, budget: int = 2**20,
                  launcher: Callable | Rival | None = None) -> Verdict:
-    """As compare, at sizes for which the whole reference would take minutes: every element was written, a sample is
-    right. The sample is the first and the last row and random ones between, about `budget` elements of them.
-    `launcher` is the rung or the rival whose result it is: it may have a tolerance of its own."""
-    flat = out.reshape(-1)
-    poison = poison_of(out.dtype)
-    unwritten = np.flatnonzero(np.isnan(flat) if out.dtype.kind == "f" else flat == poison)
-    if unwritten.size:
-        return Verdict(np.inf, np.inf, 0.0, f"{unwritten.size:,} elements were never written, the first at flat index "
-                                            f"{unwritten[0]}")
-    rows = out.shape[0]
-    per_row = max(1, out.size // rows)
-    count = min(rows, max(8, budget // per_row))
-    chosen = np.arange(rows)
-    if count < rows:
-        chosen = np.concatenate([np.random.default_rng(seed).integers(rows, size=count), [0, rows - 1]])
-        chosen.sort()  # a row drawn twice does no harm, and np.unique on a million takes longer than the kernel
-    if not op.by_row:  # a row of the output needs all of the inputs, as in a transpose: the whole truth, then its sample
-        return compare(out[chosen], np.asarray(op.reference(*inputs))[chosen], allowed_error(op, launcher, inputs)[chosen])
-    some = tuple(array[chosen] if number in op.by_row else array for number, array in enumerate(inputs))
-    return compare(out[chosen], np.asarray(op.reference(*some)), allowed_error(op, launcher, some))
+    """As compare, on a Sample that serves this one result."""
+    return Sample(op, inputs, seed=seed, budget=budget, shape=out.shape).check(out, launcher)

@@ -1,8 +1,9 @@
-"""README's generated parts: the chapter map from course.toml, the measured table from data/measurements/*.json.
+"""README's generated parts: the chapter map from course.toml, the measured tables from data/measurements/*.json.
 
 Each stands between `<!-- NAME: made by labkit build -->` and `<!-- end of NAME -->`.
 """
 
+import importlib
 import json
 import re
 
@@ -16,18 +17,26 @@ def chapters(course: Course) -> str:
 
 def measured(course: Course) -> str:
     """The table of each GPU that `labkit bench` has recorded, as labkit.bench words it."""
+    return _of_each_gpu(course, "readme_table") or "No GPU measurements are recorded yet."
+
+
+def targets(course: Course) -> str:
+    """Beside the libraries: what was asked and what was measured, for each GPU recorded."""
+    return _of_each_gpu(course, "targets_table") or "No GPU measurements of these are recorded yet."
+
+
+def _of_each_gpu(course: Course, maker: str) -> str:
     tables = []
     for path in sorted((course.root / "data" / "measurements").glob("*.json")):
-        from labkit.bench import readme_table  # imports Numba, so only where there is something to show
-
+        bench = importlib.import_module("labkit.bench")  # imports Numba, so only where there is something to show
         try:
-            tables.append(readme_table(json.loads(path.read_text(encoding="utf-8"))))
+            tables.append(getattr(bench, maker)(json.loads(path.read_text(encoding="utf-8"))))
         except (ValueError, KeyError, TypeError) as error:
             raise CourseError(f"data/measurements/{path.name} is not what labkit bench writes: {error!r}") from None
-    return "\n\n".join(tables) or "No GPU measurements are recorded yet."
+    return "\n\n".join(table for table in tables if table)
 
 
-PARTS = {"chapters": chapters, "measured": measured}
+PARTS = {"chapters": chapters, "targets": targets, "measured": measured}
 
 
 def generate(course: Course) -> str:

@@ -26,6 +26,7 @@ def console():
 def test_quick_run_of_each_operation(name):
     shown = []
     data = bench.run(name, quick=True, show=shown.append)
+    assert data["problems"] == {}
     assert [one.op for one in shown] == [name]
     assert list(data["ops"]) == [name]
     assert data["machine"]["device"] == device.name()
@@ -62,16 +63,16 @@ def test_main_writes_a_single_file(folders, console):
 def test_a_cpu_device_never_writes_into_data_measurements(folders):
     if device.on_gpu():
         pytest.skip("this machine has a GPU")
-    path, _ = bench.targets(None)
+    path, _ = bench.places(None)
     assert path.parent == folders / "build"
     for out in (folders / "measurements", folders / "measurements" / "x.json"):
         with pytest.raises(ValueError, match="GPU measurements only"):
-            bench.targets(out)
+            bench.places(out)
 
 
 @pytest.mark.gpu
 def test_a_gpu_writes_into_data_measurements(folders):
-    path, _ = bench.targets(None)
+    path, _ = bench.places(None)
     assert path == folders / "measurements" / f"{measure.slug(device.name())}.json"
 
 
@@ -110,7 +111,7 @@ def test_readme_table():
 def test_draw_makes_a_plot_of_each_ladder_and_series(tmp_path):
     drawn = bench.draw(made_up.measurements(), tmp_path)
     assert {path.stem for path in drawn} == {"vector_add", "matmul", "vector_add_sizes", "volume_add_block_shapes",
-                                             "matmul_sizes"}
+                                             "matmul_sizes", "roofline"}
     assert len(drawn) + 1 <= 8
 
 
@@ -143,3 +144,30 @@ def test_recorded_files_fit_the_schema():
         for entries in data["ops"].values():
             assert all(Ladder.from_json(entry).on_gpu for entry in entries)
         assert bench.readme_table(data)
+
+
+def test_one_wrong_rung_does_not_cost_the_other_measurements(monkeypatch, capsys, folders, console):
+    ladder = measure.ladder
+
+    def fails_for_volumes(op, *args, **kwargs):
+        if op.name == "volume_add":
+            raise AssertionError("volume_add_3d: 1 of 9 elements is wrong")
+        return ladder(op, *args, **kwargs)
+
+    monkeypatch.setattr(bench, "HOMES", {name: bench.HOMES[name] for name in ("vector_add", "volume_add")})
+    monkeypatch.setattr(measure, "ladder", fails_for_volumes)
+    assert bench.main(console, op="all", out=str(folders / "x.json"), quick=True) == 1
+    data = json.loads((folders / "x.json").read_text())
+    assert data["ops"]["vector_add"]
+    assert "problems" not in data
+    assert len(data["targets"]) == len(bench.targets.TARGETS)
+    assert "volume_add_3d: 1 of 9 elements" in console.export_text()
+
+
+def test_targets_table():
+    assert bench.targets_table(made_up.measurements()) == "", "nothing was measured at the sizes that count"
+    data = made_up.measurements()
+    data["ops"]["vector_add"][0]["size"] = {"n": 2**28}
+    table = bench.targets_table(data)
+    assert "| vector addition, 2^28 float32 | PyTorch | 900 GB/s | `vector_add_fast` | 800 GB/s | 0.89 |" in table
+    assert "0 of 1 met. Measured on NVIDIA Imaginary, 2026-01-02." in table

@@ -238,6 +238,7 @@ def exercised(tmp_path, monkeypatch):
         (root / "notebooks" / f"{name}.py").write_text("# %%\n1\n")
     (root / "README.md").write_text(
         "<!-- chapters: made by labkit build -->\n<!-- end of chapters -->\n\n"
+        "<!-- targets: made by labkit build -->\n<!-- end of targets -->\n\n"
         "<!-- measured: made by labkit build -->\n<!-- end of measured -->\n"
     )
     monkeypatch.setenv("LABKIT_EXERCISES", str(MADE_UP))

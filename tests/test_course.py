@@ -211,9 +211,11 @@ def test_readme_shows_what_was_measured_on_a_gpu(fresh, monkeypatch):
     folder.mkdir(parents=True)
     (folder / "gpu-b.json").write_text('{"machine": "b"}')
     (folder / "gpu-a.json").write_text('{"machine": "a"}')
-    fake = SimpleNamespace(readme_table=lambda data: f"table of {data['machine']}")
+    fake = SimpleNamespace(readme_table=lambda data: f"table of {data['machine']}",
+                           targets_table=lambda data: "" if data["machine"] == "a" else "targets of b")
     monkeypatch.setitem(sys.modules, "labkit.bench", fake)
     assert readme.measured(fresh) == "table of a\n\ntable of b"
+    assert readme.targets(fresh) == "targets of b"
     (problem,) = courses.check(fresh)
     assert "README.md is stale" in problem
     (folder / "gpu-b.json").write_text("{}")
