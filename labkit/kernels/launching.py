@@ -31,6 +31,15 @@ def check_array(name: str, array, *, shape: tuple | None = None, ndim: int | Non
         raise ValueError(f"{name} has {array.size:,} elements; at most {MAX_ELEMENTS:,} are allowed")
 
 
+def aligned(*arrays) -> bool:
+    """Whether all begin at a multiple of 16 bytes, as 128-bit accesses need. Only a view into an array may not."""
+    return all(_address(array) % 16 == 0 for array in arrays)
+
+
+def _address(array) -> int:
+    return array.device_ctypes_pointer.value if device.on_gpu() else array._array.ctypes.data
+
+
 def check_block(name: str, block: tuple) -> None:
     """A block holds at most 1,024 threads, at most 64 of them along its third axis."""
     threads = int(np.prod(block))
