@@ -5,14 +5,15 @@
     blas_softmax  softmax from BLAS reductions and two small kernels
     triton_kernels, tile_kernels    vector addition (and softmax) in Triton and in cuTile
     tile_model    a NumPy model of the few names of cuda.tile that the course uses
-    series        what `labkit bench` measures with them
+    series, pictures    what `labkit bench` measures with them, and the lessons' figures
 
 The rest of labkit needs none of the libraries.
 """
 
 import importlib
 
-_MODULES = ("blas", "blas_softmax", "column_major", "series", "tile_kernels", "tile_model", "triton_kernels")
+_MODULES = ("blas", "blas_softmax", "column_major", "pictures", "series", "tile_kernels", "tile_model",
+            "triton_kernels")
 
 
 def __getattr__(name: str):
