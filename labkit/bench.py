@@ -149,13 +149,29 @@ def copies() -> dict:
     return _stamp(measure.time_copy(device.pick(gpu=2**28, cpu=2**24)))
 
 
-# Series -> the operation it belongs to, and the function that takes it.
-SERIES: dict[str, tuple[str, Callable[[], dict]]] = {
+def _library(name: str) -> Callable[[], dict | None]:
+    """A series of labkit.libraries, which is imported when it is taken."""
+    def take():
+        from labkit.libraries import series
+
+        return getattr(series, name)()
+
+    return take
+
+
+# Series -> the operation it belongs to, and the function that takes it; None where it cannot be taken here.
+SERIES: dict[str, tuple[str, Callable[[], dict | None]]] = {
     "vector_add_sizes": ("vector_add", vector_add_sizes),
     "launch_overhead": ("vector_add", launch_overhead),
     "copies": ("vector_add", copies),
     "volume_add_block_shapes": ("volume_add", volume_add_block_shapes),
     "matmul_sizes": ("matmul", matmul_sizes),
+    "library_products": ("matmul", _library("products")),
+    "bf16_projection": ("matmul", _library("projection")),
+    "softmax_check": ("softmax", _library("softmax_check")),
+    "softmax_rows": ("softmax", _library("softmax_rows")),
+    "three_languages": ("vector_add", _library("three_languages")),
+    "tile_sizes": ("vector_add", _library("tile_sizes")),
 }
 QUICK = {
     "vector_add_sizes": lambda: vector_add_sizes(exponents=(10, 14), budget_s=0.01),
@@ -192,7 +208,9 @@ def run(name: str = "all", *, quick: bool = False, show: Callable[[object], None
     for key, (owner, take) in SERIES.items():
         if owner in names and not (quick and key not in QUICK):
             begin = time.perf_counter()
-            data["series"][key] = QUICK[key]() if quick else take()
+            taken = QUICK[key]() if quick else take()
+            if taken is not None:
+                data["series"][key] = taken
             data["seconds"][key] = time.perf_counter() - begin
     return data
 
