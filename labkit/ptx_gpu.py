@@ -78,11 +78,16 @@ def _global_address(*place):
     return builder.ptrtoint(_pointer(*place), I64)
 
 
-def _shared_address(*place):
-    """The 32-bit address in the shared window, which the instructions for shared memory take."""
-    builder = place[1]
-    pointer = _pointer(*place)
-    return builder.ptrtoint(builder.addrspacecast(pointer, ir.PointerType(pointer.type.pointee, 3)), I32)
+def _shared_address(context, builder, array_type, array, index_type, index):
+    """The 32-bit address in the shared window, which the instructions for shared memory take. The index is scaled in
+    32 bits: so the constants of an unrolled loop become offsets in the instructions, and cost nothing."""
+    data = context.make_array(array_type)(context, builder, array).data
+    start = builder.ptrtoint(builder.addrspacecast(data, ir.PointerType(data.type.pointee, 3)), I32)
+    if index.type.width > 32:
+        index = builder.trunc(index, I32)
+    elif index.type.width < 32:
+        index = builder.sext(index, I32) if index_type.signed else builder.zext(index, I32)
+    return builder.add(start, builder.mul(index, ir.Constant(I32, array_type.dtype.bitwidth // 8)))
 
 
 def _line(builder, text, results, operands, constraints, memory=True):
