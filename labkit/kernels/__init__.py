@@ -12,6 +12,12 @@ HOMES = {
     "volume_add": "elementwise",
     "broadcast_add": "broadcast",
     "matmul": "matmul",
+    "reduce_sum": "reduce",
+    "reduce_max": "reduce",
+    "softmax": "softmax",
+    "masked_softmax_none": "masked_softmax",
+    "masked_softmax_causal": "masked_softmax",
+    "masked_softmax_padding": "masked_softmax",
 }
 
 

@@ -19,8 +19,8 @@ from numba import float32, uint32
 from labkit import cuda, ptx
 from labkit.kernels.launching import MAX_GRID_YZ, check_array
 from labkit.kernels.reduce import NOTHING, ZERO, block_max, block_sum, warp_max, warp_sum
-from labkit.kernels.softmax import LOG2_E, softmax_block_tree_kernel
-from labkit.op import Op, rung, uniform
+from labkit.kernels.softmax import softmax_block_tree_kernel
+from labkit.op import Op, Rival, rung, uniform
 
 BLOCK = 256
 SCALE = 0.125  # 1 / sqrt(64), for heads of 64 numbers
@@ -44,7 +44,7 @@ def masked_softmax_reference(scores, lengths=None, *, causal=False, scale=SCALE)
     return powers / np.where(total == 0.0, 1.0, total)
 
 
-# --- Unfused: a kernel for each step -------------------------------------------------------------------------------
+# --- Unfused: a kernel for each step ---------------------------------------------------------------------------------
 # The grid: x over columns, y over queries, z over matrices.
 
 
@@ -132,7 +132,7 @@ def masked_softmax_three_read_kernel(scores, lengths, out, scale, mask):
 
 @rung(kernel=masked_softmax_three_read_kernel, idea="one kernel, one block a row: it reads the row three times")
 def masked_softmax_three_read(scores, out, lengths=None, *, causal=False, scale=SCALE, stream=0, block=BLOCK):
-    """As unfused, but in one kernel: scale and mask are worked out again in each of its three loops, and stored never."""
+    """As unfused, but in one kernel: scale and mask are worked out anew in each of three loops, and never stored."""
     grid, lengths, mask = _check(scores, out, lengths, causal)
     kernel = masked_softmax_three_read_kernel[(scores.shape[1], *grid), block, stream]
     kernel(scores, lengths, out, np.float32(scale), mask)
@@ -171,7 +171,7 @@ def masked_softmax_bounded_kernel(scores, lengths, out, scale, mask):
 
 @rung(kernel=masked_softmax_bounded_kernel, idea="the loops end where the mask begins")
 def masked_softmax_bounded(scores, out, lengths=None, *, causal=False, scale=SCALE, stream=0, block=BLOCK):
-    """As three_read, but the loops end at the last column that the row sees. Under a causal mask that is half of them."""
+    """As three_read, but the loops end at the last column that the row sees: half of them, under a causal mask."""
     grid, lengths, mask = _check(scores, out, lengths, causal)
     kernel = masked_softmax_bounded_kernel[(scores.shape[1], *grid), block, stream]
     kernel(scores, lengths, out, np.float32(scale), mask)
@@ -201,8 +201,8 @@ def make_warp_row(vectors: int):
             for v in range(vectors):  # all loads stand before the first use
                 col = uint32(uint32(128 * v) + mine)
                 if col < seen:
-                    values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = ptx.load_nc4(
-                        scores, first + col)
+                    a, b, c, d = ptx.load_nc4(scores, first + col)
+                    values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
 
             largest = NOTHING
             for i in range(held):
@@ -283,8 +283,8 @@ def make_block_row(vectors: int):
         for v in range(vectors):
             col = uint32(uint32(4) * (uint32(v) * threads + thread))
             if col < seen:
-                values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = ptx.load_nc4(
-                    scores, first + col)
+                a, b, c, d = ptx.load_nc4(scores, first + col)
+                values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
 
         largest = NOTHING
         for i in range(held):
@@ -395,7 +395,7 @@ def _check(scores, out, lengths, causal):
     check_array("scores", scores, ndim=3)
     count, size, columns = scores.shape
     if size != columns:
-        raise ValueError(f"scores has shape {tuple(scores.shape)}; queries and keys, its last two axes, must be as many")
+        raise ValueError(f"scores has shape {tuple(scores.shape)}; its last two axes, queries and keys, must be equal")
     check_array("out", out, shape=scores.shape)
     mask = CAUSAL if causal else uint32(0)
     sequences = count
@@ -403,8 +403,8 @@ def _check(scores, out, lengths, causal):
         check_array("lengths", lengths, ndim=1, dtype=np.int32)
         sequences = lengths.size
         if count % sequences:
-            raise ValueError(f"lengths has {sequences} elements and scores {count} matrices; {count} must be a multiple "
-                             f"of {sequences}")
+            raise ValueError(f"lengths has {sequences} elements and scores {count} matrices; the matrices must be a "
+                             f"multiple of the lengths")
         mask |= PADDING
     heads = count // sequences
     if max(heads, sequences) > MAX_GRID_YZ:
@@ -451,36 +451,52 @@ def _rival(causal: bool):
     """Scale, mask, softmax as a library does them, each with a result of its own; the mask is made before."""
     def rival(xp, scores, *rest):
         *lengths, out = rest
-        hidden = _hidden(xp, scores.shape, causal, lengths[0] if lengths else None)
+        mask = _mask(xp, scores.shape, causal, lengths[0] if lengths else None)
         x = scores * SCALE
+        if mask is not None:
+            x = x + mask
         if xp.__name__ == "torch":
-            if hidden is not None:
-                x = x.masked_fill(hidden, -math.inf)
             xp.softmax(x, dim=-1, out=out)
             return
-        if hidden is not None:
-            x = xp.where(hidden, np.float32(-np.inf), x)
         xp.exp(x - x.max(axis=-1, keepdims=True), out=out)
         xp.divide(out, out.sum(axis=-1, keepdims=True), out=out)
 
     return rival
 
 
-_masks = {}  # the mask of the last shape, for each library and kind
+def _compiled_rival(causal: bool):
+    def rival(torch, scores, *rest):
+        *lengths, _ = rest
+        mask = _mask(torch, scores.shape, causal, lengths[0] if lengths else None)
+        return _compiled(torch, mask is not None)(scores, mask)
+
+    return rival
 
 
-def _hidden(xp, shape, causal, lengths):
-    """True where the mask hides a score; None where nothing is hidden."""
+@functools.cache
+def _compiled(torch, masked: bool):
+    if masked:
+        return torch.compile(lambda scores, mask: torch.softmax(scores * SCALE + mask, dim=-1), dynamic=False)
+    return torch.compile(lambda scores, _: torch.softmax(scores * SCALE, dim=-1), dynamic=False)
+
+
+_masks = {}  # (library, causal) -> the shape, the lengths and the mask of the last call
+
+
+def _mask(xp, shape, causal, lengths):
+    """0 where a score counts and -inf where it does not, for the library's own addition; None if all count."""
     if not causal and lengths is None:
         return None
     key = (xp.__name__, causal)
     known = _masks.get(key)
-    if known is not None and known[0] == tuple(shape) and known[1] is lengths:
-        return known[2]
-    keys = xp.arange(shape[-1]) if xp.__name__ != "torch" else xp.arange(shape[-1], device="cuda")
-    hidden = keys > keys[:, None] if causal else keys >= lengths[:, None, None]
-    _masks[key] = (tuple(shape), lengths, hidden)
-    return hidden
+    if known is None or known[0] != tuple(shape) or known[1] is not lengths:
+        where = {"device": "cuda"} if xp.__name__ == "torch" else {}
+        keys = xp.arange(shape[-1], **where)
+        hidden = keys > keys[:, None] if causal else keys >= lengths[:, None, None]
+        mask = xp.zeros(hidden.shape, dtype=xp.float32, **where)
+        mask[hidden] = -math.inf
+        known = _masks[key] = (tuple(shape), lengths, mask)
+    return known[2]
 
 
 def _lengths(rng, count, size):
@@ -505,7 +521,8 @@ def _op(name: str, title: str, formula: str, causal: bool, padded: bool):
         inputs=(lambda rng, B, S: (_scores(rng, B, S), _lengths(rng, B, S))) if padded
         else (lambda rng, B, S: (_scores(rng, B, S),)),
         shape=lambda B, S: (B, S, S),
-        awkward=tuple({"B": B, "S": S} for B, S in ((1, 1), (3, 5), (2, 64), (2, 131), (1, 516), (1, 1023), (1, 1028))),
+        awkward=tuple({"B": B, "S": S} for B, S in
+                      ((1, 1), (3, 5), (2, 64), (2, 131), (1, 516), (1, 1023), (1, 1028), (1, 1030))),
         timed_gpu={"B": 64, "S": 1024},
         timed_cpu={"B": 1, "S": 256},
         flops=lambda B, S: (3 if half else 6) * B * S * S,  # product, maximum, difference, exponential, sum, product
@@ -514,6 +531,8 @@ def _op(name: str, title: str, formula: str, causal: bool, padded: bool):
         by_row=(0, 1) if padded else (0,),
         rival=_rival(causal),
         rival_note="scale, mask, softmax" if half else "scale, softmax",
+        rivals=(Rival("PyTorch, compiled", "torch", _compiled_rival(causal), note="torch.compile"),),
+        also_gpu=({"B": 1, "S": 512}, {"B": 1, "S": 1024}),
     )
 
 

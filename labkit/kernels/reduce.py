@@ -18,6 +18,7 @@ from labkit.op import Op, dot_products, rung, uniform
 BLOCK = 256
 WARPS = BLOCK // 32
 ALL_LANES = 0xFFFFFFFF
+DISTANCES = (16, 8, 4, 2, 1)
 ZERO = float32(0.0)
 NOTHING = float32(-np.inf)  # the maximum of no numbers
 
@@ -46,22 +47,16 @@ def larger(a, b):
 @cuda.jit(device=True)
 def warp_sum(value):
     """The sum over the 32 lanes of a warp in five steps: with the lane 16 away, then 8, 4, 2, 1. No shared memory."""
-    value += cuda.shfl_xor_sync(ALL_LANES, value, 16)
-    value += cuda.shfl_xor_sync(ALL_LANES, value, 8)
-    value += cuda.shfl_xor_sync(ALL_LANES, value, 4)
-    value += cuda.shfl_xor_sync(ALL_LANES, value, 2)
-    value += cuda.shfl_xor_sync(ALL_LANES, value, 1)
+    for distance in DISTANCES:
+        value += cuda.shfl_xor_sync(ALL_LANES, value, distance)
     return value
 
 
 @cuda.jit(device=True)
 def warp_max(value):
     """As warp_sum: the largest."""
-    value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, 16))
-    value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, 8))
-    value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, 4))
-    value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, 2))
-    value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, 1))
+    for distance in DISTANCES:
+        value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, distance))
     return value
 
 

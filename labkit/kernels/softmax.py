@@ -149,7 +149,7 @@ def softmax_warp(x, out, stream=0):
     softmax_warp_kernel[-(-rows // WARPS), BLOCK, stream](x, out)
 
 
-# --- Online: the largest and the sum in one pass -----------------------------------------------------------------------
+# --- Online: the largest and the sum in one pass ---------------------------------------------------------------------
 
 
 @cuda.jit(device=True)
@@ -213,12 +213,12 @@ def softmax_online(x, out, stream=0):
     softmax_online_kernel[rows, BLOCK, stream](x, out)
 
 
-# --- Vectorized: the row stays in registers ----------------------------------------------------------------------------
+# --- Vectorized: the row stays in registers --------------------------------------------------------------------------
 
 
 @functools.cache
 def make_softmax_vectorized(vectors: int):
-    """A kernel whose threads hold `vectors` times four neighbouring elements each. Registers are sized at compile time."""
+    """A kernel whose threads hold `vectors` times four neighbours each: registers are sized at compile time."""
     held = 4 * vectors
 
     @cuda.jit(launch_bounds=512)  # so that ptxas keeps to the registers that 512 threads can have
@@ -233,9 +233,10 @@ def make_softmax_vectorized(vectors: int):
         for v in range(vectors):  # every load stands before the first use
             col = uint32(uint32(4) * (uint32(v) * threads + thread))
             if col < cols:
-                values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = ptx.load_nc4(x, first + col)
+                a, b, c, d = ptx.load_nc4(x, first + col)
             else:
-                values[4 * v] = values[4 * v + 1] = values[4 * v + 2] = values[4 * v + 3] = NOTHING
+                a = b = c = d = NOTHING
+            values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
 
         largest = NOTHING
         for i in range(held):
@@ -324,7 +325,7 @@ def softmax_vectorized(x, out, stream=0):
     """
     rows, cols = _check(x, out)
     if cols > LARGEST_ROW:
-        raise ValueError(f"x has {cols:,} columns; vectorized keeps a row in registers, at most {LARGEST_ROW:,} elements")
+        raise ValueError(f"x has {cols:,} columns; vectorized keeps a row in registers: {LARGEST_ROW:,} at most")
     threads = next(t for t in (32, 64, 128, 256, 512) if 4 * VECTORS * t >= cols)
     kernel = softmax_in_registers_kernel if cols % 4 else softmax_vectorized_kernel
     kernel[rows, threads, stream](x, out)
