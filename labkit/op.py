@@ -41,7 +41,7 @@ class Rival:
         return f"{self.name} ({self.note})" if self.note else self.name
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Op(ResultTable):
     """A reference and its rungs, slowest first. Prints as a table of its rungs' ideas.
 

@@ -1,38 +1,52 @@
-"""What the kernels compile to for a GPU, read without one: no float64, no 64-bit division, no wraparound test."""
+"""What the kernels compile to for a GPU, read without one: no float64, no 64-bit division, no wraparound test,
+no spilled register.
 
+Argument types come from launches at awkward sizes, so that nobody has to write them down.
+"""
+
+import functools
 import re
-import types
 
+import numpy as np
 import pytest
 
+from labkit import compiling, cuda, launches
 from labkit.kernels import all_ops
+from labkit.launches import kernels_of
+from labkit.op import to_device
 
-numba_cuda = pytest.importorskip("numba.cuda", reason="numba-cuda is not installed")
-
-
-def parameters(launcher, op):
-    """The kernel's argument types, from its number of arguments: arrays first, then sizes."""
-    from numba import types as t
-
-    count = launcher.kernel.py_func.__code__.co_argcount
-    rank = 2 if op.name == "matmul" else 1
-    arrays = {"vector_add": 3, "volume_add": 3, "broadcast_add": 4, "matmul": 3}[op.name]
-    return t.void(*[t.Array(t.float32, rank, "C")] * arrays, *[t.uint32] * (count - arrays))
+pytest.importorskip("numba.cuda", reason="numba-cuda is not installed")
 
 
-def for_gpu(function):
-    """The same function with `cuda` bound to numba.cuda, whichever device labkit runs on."""
-    names = {**function.__globals__, "cuda": numba_cuda}
-    return types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+@functools.cache
+def launched(launcher, op):
+    """[(kernel, argument types)] of what this rung launches, seen while it runs at awkward sizes."""
+    rng = np.random.default_rng(0)
+    found = {}
+    for size in op.awkward:
+        if len({id(kernel) for kernel, _ in found.values()}) == len({id(kernel) for kernel in kernels_of(launcher)}):
+            break
+        arguments = (*to_device(op.inputs(rng, **size)), cuda.device_array(op.shape(**size), op.dtype))
+        try:
+            for one in launches.of(launcher, *arguments):
+                found[id(one.kernel), str(one.signature)] = (one.kernel, one.signature)
+        except ValueError:  # a size that the launcher refuses
+            continue
+    assert found, f"no awkward size of {op.name} is one that {launcher.__name__} allows"
+    return list(found.values())
 
 
-def ptx_of(function, signature) -> str:
+def capability(launcher):
+    """What to compile for: 9.0a where a rung asks for Hopper, whose wgmma exists in that variant only."""
+    return (9, 0, "a") if launcher.needs and launcher.needs >= (9, 0) else (9, 0)
+
+
+@functools.cache
+def ptx_of(kernel, signature, cc=(9, 0)) -> str:
     try:
-        return numba_cuda.compile_ptx(for_gpu(function), signature, cc=(9, 0))[0]
-    except Exception as error:
-        if type(error).__name__ == "DynamicLibNotFoundError" or "libnvvm" in str(error) or "NVVM" in str(error):
-            pytest.skip(f"the CUDA toolkit's compiler is not installed (pip install labkit[cu13]): {error!s:.80}")
-        raise
+        return compiling.ptx(kernel, signature, cc=cc)
+    except compiling.NoCompiler as error:
+        pytest.skip(str(error))
 
 
 CASES = [pytest.param(launcher, op, id=launcher.__name__) for op in all_ops() for launcher in op.rungs]
@@ -40,17 +54,38 @@ CASES = [pytest.param(launcher, op, id=launcher.__name__) for op in all_ops() fo
 
 @pytest.mark.parametrize(("launcher", "op"), CASES)
 def test_float32_kernels_compute_in_float32(launcher, op):
-    ptx = ptx_of(launcher.kernel.py_func, parameters(launcher, op))
-    assert not re.search(r"\.f64\b", ptx)
-    assert not re.search(r"\b(div|rem)\.[su]64", ptx), "a 64-bit division"
-    # Numba's wraparound test of a signed index is a shift by 63 and a mask.
-    assert not re.search(r"shr\.s64\s+%rd\d+, %rd\d+, 63", ptx), "a signed index"
+    for kernel, signature in launched(launcher, op):
+        ptx = ptx_of(kernel, signature, capability(launcher))
+        assert not re.search(r"\.f64\b", ptx), kernel.__name__
+        assert not re.search(r"\b(div|rem)\.[su]64", ptx), f"{kernel.__name__}: a 64-bit division"
+        # Numba's wraparound test of a signed index is a shift by 63 and a mask.
+        assert not re.search(r"shr\.s64\s+%rd\d+, %rd\d+, 63", ptx), f"{kernel.__name__}: a signed index"
+
+
+def test_every_kernel_is_read():
+    """An operation may leave out a kernel that it shares with another, but some operation has to launch it."""
+    pairs = [(launcher, op) for op in all_ops() for launcher in op.rungs]
+    named = {kernel.__name__ for launcher, _ in pairs for kernel in kernels_of(launcher)}
+    assert named == {kernel.__name__ for launcher, op in pairs for kernel, _ in launched(launcher, op)}
+
+
+@pytest.mark.parametrize(("launcher", "op"), CASES)
+def test_kernels_keep_to_their_registers(launcher, op):
+    """A spilled register is a load from memory that nobody wrote. Rungs that failed may show it."""
+    for kernel, signature in launched(launcher, op):
+        taken = compiling.resources(ptx_of(kernel, signature, capability(launcher)))
+        if taken is None:
+            pytest.skip("ptxas is not installed")
+        assert taken["registers"] <= 255
+        if not launcher.failed:
+            assert taken["spill_bytes"] == 0, f"{kernel.__name__} spills, with {taken['registers']} registers"
 
 
 def test_the_inner_loop_of_the_naive_product_is_short():
     """matmul.py states 21 instructions for four multiply-adds; range(K) would cost 67."""
     (op,) = [op for op in all_ops() if op.name == "matmul"]
-    ptx = ptx_of(op.rungs[0].kernel.py_func, parameters(op.rungs[0], op))
+    ((kernel, signature),) = launched(op.rungs[0], op)
+    ptx = ptx_of(kernel, signature)
     blocks = re.split(r"\n(?=\$L__)", ptx)
     (inner,) = [block for block in blocks if block.count("fma.rn.f32") == 4]
     lines = [line for line in inner.splitlines() if line.strip() and not line.startswith("$")]
@@ -58,12 +93,10 @@ def test_the_inner_loop_of_the_naive_product_is_short():
 
 
 def test_the_check_finds_a_float64():
-    from numba import float32
-
-    numba_types = pytest.importorskip("numba").types
+    from numba import float32, types
 
     def leaky(a, out):
         out[0] = a[0] * 0.1 + float32(1.0)
 
-    array = numba_types.Array(numba_types.float32, 1, "C")
-    assert re.search(r"\.f64\b", ptx_of(leaky, numba_types.void(array, array)))
+    array = types.Array(types.float32, 1, "C")
+    assert re.search(r"\.f64\b", ptx_of(leaky, types.void(array, array)))
