@@ -16,7 +16,7 @@ import numpy as np
 from numba import float32, uint32
 
 from labkit import cuda, ptx
-from labkit.kernels.launching import check_array
+from labkit.kernels.launching import aligned, check_array
 from labkit.op import Op, Rival, relative_to, rung, uniform
 
 BLOCK = 256
@@ -103,38 +103,45 @@ gelu_erf_vectorized_kernel = make_gelu_vectorized(gelu_erf)
 @rung(kernel=gelu_per_thread_kernel, idea="one element a thread, tanh of the library")
 def gelu_per_thread(x, out, stream=0):
     """One thread computes one element."""
-    _launch(gelu_per_thread_kernel, 1, x, out, stream)
+    _launch(gelu_per_thread_kernel, x, out, stream)
 
 
 @rung(kernel=gelu_vectorized_kernel, idea="four elements a thread in one load")
 def gelu_vectorized(x, out, stream=0):
     """As per_thread, but a thread loads, computes and stores four neighbours, 128 bits at a time."""
-    _launch(gelu_vectorized_kernel, 4, x, out, stream)
+    _launch_four(gelu_vectorized_kernel, gelu_per_thread_kernel, x, out, stream)
 
 
 @rung(kernel=gelu_sigmoid_kernel, idea="x / (1 + exp(-2u)) in place of the tanh")
 def gelu_sigmoid_form(x, out, stream=0):
     """As vectorized, but without the tanh: one power of two and one reciprocal. Nothing cancels for negative x."""
-    _launch(gelu_sigmoid_kernel, 4, x, out, stream)
+    _launch_four(gelu_sigmoid_kernel, gelu_per_thread_kernel, x, out, stream)
 
 
 @rung(kernel=gelu_erf_per_thread_kernel, idea="one element a thread, erf of the library")
 def gelu_erf_per_thread(x, out, stream=0):
     """One thread computes one element."""
-    _launch(gelu_erf_per_thread_kernel, 1, x, out, stream)
+    _launch(gelu_erf_per_thread_kernel, x, out, stream)
 
 
 @rung(kernel=gelu_erf_vectorized_kernel, idea="four elements a thread in one load")
 def gelu_erf_vectorized(x, out, stream=0):
     """As per_thread, but a thread loads, computes and stores four neighbours, 128 bits at a time."""
-    _launch(gelu_erf_vectorized_kernel, 4, x, out, stream)
+    _launch_four(gelu_erf_vectorized_kernel, gelu_erf_per_thread_kernel, x, out, stream)
 
 
-def _launch(kernel, each, x, out, stream):
+def _launch(kernel, x, out, stream, each=1):
     check_array("x", x)
     check_array("out", out, shape=x.shape)
-    blocks = -(-x.size // (each * BLOCK))
-    kernel[blocks, BLOCK, stream](x.reshape(x.size), out.reshape(out.size))
+    kernel[-(-x.size // (each * BLOCK)), BLOCK, stream](x.reshape(x.size), out.reshape(out.size))
+
+
+def _launch_four(kernel, single, x, out, stream):
+    """`kernel` takes four elements a thread; a view that does not begin at a multiple of 16 bytes goes to `single`."""
+    if aligned(x, out):
+        _launch(kernel, x, out, stream, each=4)
+    else:
+        _launch(single, x, out, stream)
 
 
 # A rounding of u moves tanh(u) by at most 0.45 of it, erf by 0.5; tanh and erf are within two units; 1 + tanh rounds.

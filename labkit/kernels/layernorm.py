@@ -19,7 +19,7 @@ import numpy as np
 from numba import float32, int32, uint32
 
 from labkit import cuda, ptx
-from labkit.kernels.launching import check_array
+from labkit.kernels.launching import aligned, check_array
 from labkit.kernels.reduce import block_reduce_sum, warp_sum
 from labkit.kernels.residual_add import residual_add_vectorized, residual_add_vectorized_kernel
 from labkit.op import Op, Rival, rung, uniform
@@ -171,8 +171,15 @@ def store_singles(array, i, left, a, b, c, d):
 FOUR = {WHOLE: (load_whole, store_whole), QUADS: (load_quads, store_quads), SINGLES: (load_singles, store_singles)}
 
 
-def kind_of(columns: int, capacity: int) -> str:
-    return WHOLE if columns == capacity else QUADS if columns % 4 == 0 else SINGLES
+def kind_of(columns: int, capacity: int, *arrays) -> str:
+    if columns % 4 or not aligned(*arrays):
+        return SINGLES
+    return WHOLE if columns == capacity else QUADS
+
+
+@cuda.jit(device=True)
+def put_four(local, e, four):
+    local[e], local[e + 1], local[e + 2], local[e + 3] = four[0], four[1], four[2], four[3]
 
 
 # --- A warp for each row -------------------------------------------------------------------------------------------
@@ -229,7 +236,7 @@ def layernorm_warp_per_row(x, weight, bias, out, stream=0):
     time, so that memory is read once; the sums go through shuffles, without shared memory and without a barrier."""
     rows, columns = _check(x, weight, bias, out)
     capacity, quads = fitting(columns, WARP_QUADS, "a warp")
-    kernel = make_layernorm_warp(quads, kind_of(columns, capacity))
+    kernel = make_layernorm_warp(quads, kind_of(columns, capacity, x, weight, bias, out))
     kernel[-(-rows // WARPS), (32, WARPS), stream](flat(x), weight, bias, flat(out))
 
 
@@ -240,12 +247,20 @@ BLOCK_QUADS = {1024: (256, 1), 2048: (256, 2), 4096: (256, 4), 8192: (512, 4), 1
 
 @cuda.jit(device=True)
 def block_sum_once(value, partial, lane, warp, warps):
-    """The sum over a block with a single barrier. `partial` may be written again after one more barrier only."""
+    """The sum over a block with a single barrier: each warp by shuffles, then every thread adds up the warps' sums.
+
+    `partial` is shared, one place a warp. One more barrier has to pass before it may be written again.
+    """
     value = warp_sum(value)
     if lane == 0:
         partial[warp] = value
     cuda.syncthreads()
-    return warp_sum(partial[lane] if lane < warps else ZERO)
+    total = ZERO
+    w = uint32(0)
+    while w < warps:
+        total += partial[w]
+        w += uint32(1)
+    return total
 
 
 @functools.cache
@@ -296,7 +311,7 @@ def layernorm_registers(x, weight, bias, out, stream=0):
     warp by shuffles, then over the warps through shared memory, with one barrier."""
     rows, columns = _check(x, weight, bias, out)
     capacity, (threads, quads) = fitting(columns, BLOCK_QUADS, "a block")
-    kernel = make_layernorm_registers(threads, quads, kind_of(columns, capacity))
+    kernel = make_layernorm_registers(threads, quads, kind_of(columns, capacity, x, weight, bias, out))
     kernel[rows, threads, stream](flat(x), weight, bias, flat(out))
 
 
@@ -320,20 +335,18 @@ def make_layernorm_persistent(threads: int, quads: int, kind: str):
         row = uint32(cuda.blockIdx.x)
         for q in range(quads):
             at, inside = col + uint32(step * q), left - int32(step * q)
-            w[4 * q], w[4 * q + 1], w[4 * q + 2], w[4 * q + 3] = load_four(weight, at, inside)
-            b[4 * q], b[4 * q + 1], b[4 * q + 2], b[4 * q + 3] = load_four(bias, at, inside)
-            (ahead[4 * q], ahead[4 * q + 1], ahead[4 * q + 2], ahead[4 * q + 3]) = load_four(
-                x, uint32(row * columns + at), inside)
+            put_four(w, 4 * q, load_four(weight, at, inside))
+            put_four(b, 4 * q, load_four(bias, at, inside))
+            put_four(ahead, 4 * q, load_four(x, uint32(row * columns + at), inside))
         while row < rows:
             total = ZERO
             for e in range(count):
                 v[e] = ahead[e]
                 total += v[e]
-            following = row + uint32(cuda.gridDim.x)
-            if following < rows:  # asked for now, used after this row is done
-                for q in range(quads):
-                    (ahead[4 * q], ahead[4 * q + 1], ahead[4 * q + 2], ahead[4 * q + 3]) = load_four(
-                        x, following * columns + col + uint32(step * q), left - int32(step * q))
+            following = uint32(row + uint32(cuda.gridDim.x))
+            wanted = uint32(min(following, rows - uint32(1)) * columns)  # no branch: it would wait for the loads
+            for q in range(quads):  # asked for now, used after this row is done
+                put_four(ahead, 4 * q, load_four(x, uint32(wanted + col + uint32(step * q)), left - int32(step * q)))
             mean = block_sum_once(total, partial[0], lane, warp, uint32(warps)) * share
             squares = ZERO
             for e in range(count):
@@ -358,7 +371,7 @@ def layernorm_persistent(x, weight, bias, out, stream=0):
     bias in registers, and has asked for its next row before it adds up the present one."""
     rows, columns = _check(x, weight, bias, out)
     capacity, (threads, quads) = fitting(columns, BLOCK_QUADS, "a block")
-    kernel = make_layernorm_persistent(threads, quads, kind_of(columns, capacity))
+    kernel = make_layernorm_persistent(threads, quads, kind_of(columns, capacity, x, weight, bias, out))
     blocks = cuda.get_current_device().MULTIPROCESSOR_COUNT * max(1, 768 // threads)
     kernel[min(rows, blocks), threads, stream](flat(x), weight, bias, flat(out))
 
@@ -425,7 +438,8 @@ def _launch_residual(x, residual, weight, bias, total, out, stream, keep):
     else:
         capacity, (threads, quads) = fitting(columns, BLOCK_QUADS, "a block")
         warps, each = threads // 32, 1
-    kernel = make_residual_layernorm(warps, quads, kind_of(columns, capacity), keep)
+    kind = kind_of(columns, capacity, x, residual, weight, bias, total, out)
+    kernel = make_residual_layernorm(warps, quads, kind, keep)
     kernel[-(-rows // each), (32 * warps, each), stream](flat(x), flat(residual), weight, bias, flat(total), flat(out))
 
 

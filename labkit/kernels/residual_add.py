@@ -9,7 +9,7 @@ import numpy as np
 from numba import uint32
 
 from labkit import cuda, ptx
-from labkit.kernels.launching import check_array
+from labkit.kernels.launching import aligned, check_array
 from labkit.op import Op, rung, uniform
 
 BLOCK = 256
@@ -48,8 +48,12 @@ def residual_add_per_thread(x, residual, out, stream=0):
 
 @rung(kernel=residual_add_vectorized_kernel, idea="four elements a thread in one load")
 def residual_add_vectorized(x, residual, out, stream=0):
-    """As per_thread, but a thread loads, adds and stores four neighbours, 128 bits at a time."""
-    _launch(residual_add_vectorized_kernel, 4, x, residual, out, stream)
+    """As per_thread, but a thread loads, adds and stores four neighbours, 128 bits at a time. A view that does not
+    begin at a multiple of 16 bytes goes the way of per_thread."""
+    if aligned(x, residual, out):
+        _launch(residual_add_vectorized_kernel, 4, x, residual, out, stream)
+    else:
+        residual_add_per_thread(x, residual, out, stream=stream)
 
 
 def _launch(kernel, each, x, residual, out, stream):

@@ -13,7 +13,7 @@ import numpy as np
 from numba import float32, uint32
 
 from labkit import cuda, ptx
-from labkit.kernels.launching import blocks_for, check_array
+from labkit.kernels.launching import aligned, blocks_for, check_array
 from labkit.op import Op, rung, uniform
 
 TILE = 32
@@ -106,11 +106,12 @@ def transpose_swizzled(a, out, stream=0):
 
 PATCHES = 64  # the tile of the vectorized rung is 64 x 64: 32 patches of four rows by 32 columns, one a warp at a time
 PITCH = 65
+PLACES = PATCHES * PITCH
 
 
 @cuda.jit
 def transpose_vectorized_kernel(a, out, rows, cols):  # a and out as one long vector; rows, cols multiples of four
-    tile = cuda.shared.array(PATCHES * PITCH, float32)
+    tile = cuda.shared.array(PLACES, float32)
     lane, warp = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
     quad, line = uint32(4) * (lane & uint32(7)), lane >> uint32(3)  # eight lanes along a row, four rows
     left, top = uint32(cuda.blockIdx.x) * uint32(PATCHES), uint32(cuda.blockIdx.y) * uint32(PATCHES)
@@ -119,8 +120,8 @@ def transpose_vectorized_kernel(a, out, rows, cols):  # a and out as one long ve
         row, col = uint32(4) * (patch >> uint32(1)) + line, uint32(32) * (patch & uint32(1)) + quad
         if top + row < rows and left + col < cols:
             place = row * uint32(PITCH) + col
-            (tile[place], tile[place + uint32(1)], tile[place + uint32(2)],
-             tile[place + uint32(3)]) = ptx.load_nc4(a, uint32((top + row) * cols + left + col))
+            w, x, y, z = ptx.load_nc4(a, uint32((top + row) * cols + left + col))
+            tile[place], tile[place + uint32(1)], tile[place + uint32(2)], tile[place + uint32(3)] = w, x, y, z
     cuda.syncthreads()
     for step in range(4):
         patch = warp + uint32(8 * step)
@@ -134,9 +135,10 @@ def transpose_vectorized_kernel(a, out, rows, cols):  # a and out as one long ve
 @rung(kernel=(transpose_vectorized_kernel, transpose_padded_kernel), idea="64 x 64 tiles, 128-bit loads and stores")
 def transpose_vectorized(a, out, stream=0):
     """As padded, but a thread moves four neighbours at once, and four times before the barrier. Eight lanes along a row
-    and four rows meet 32 banks on either side. Sizes that are no multiples of four go the padded way."""
+    and four rows meet 32 banks on either side. Sizes that are no multiples of four, and
+    views that begin at odd addresses, go the padded way."""
     rows, cols = _check(a, out)
-    if rows % 4 or cols % 4:
+    if rows % 4 or cols % 4 or not aligned(a, out):
         transpose_padded(a, out, stream=stream)
     else:
         grid = blocks_for((cols, rows), (PATCHES, PATCHES))
