@@ -12,7 +12,8 @@ from numba import uint32
 
 from labkit import cuda
 from labkit.kernels.launching import blocks_for, check_array, check_block
-from labkit.op import Op, relative_to, rung, uniform
+from labkit.libraries import triton_vector_add
+from labkit.op import Op, Rival, relative_to, rung, uniform
 
 BLOCK = 256
 
@@ -107,6 +108,7 @@ VECTOR_ADD = Op(
     tolerance=relative_to(lambda a, b: np.abs(a) + np.abs(b), roundings=1),
     by_row=(0, 1),
     rival=lambda xp, a, b, out: xp.add(a, b, out=out),
+    rivals=(Rival("Triton", "triton", triton_vector_add),),
 )
 
 
