@@ -8,7 +8,9 @@ compiled.py   the normal form -> loops over the threads of a block, compiled by 
 inference.py  Numba's type inference: what threads keep across a barrier, clear errors
 lowlevel.py   the checked loads, stores, atomics and bit operations that the generated code calls
 launch.py     kernel[grid, block](...): limits, arguments, blocks over cores, faults, Ctrl-C
-observed.py   the same normal form in plain Python, every access seen; report.py says what was seen
+interpreter.py  the same normal form in plain Python, for kernels whose warps wait for one another
+observed.py   the interpreter with every access seen; report.py says what was seen
+ptx.py        labkit.ptx: the names; ptx_compiled.py and ptx_interpreted.py: what they do in the two forms
 namespace.py  the names of numba.cuda
 arrays.py     device arrays, streams, events
 """

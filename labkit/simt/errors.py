@@ -65,6 +65,10 @@ class WarpError(DeviceFault):
     """A warp collective was called where not all the lanes that its mask names take part."""
 
 
+class DeadlockError(DeviceFault):
+    """The threads of a block wait for one another: at mbarriers or named barriers that can never complete."""
+
+
 class KernelAssertionError(DeviceFault, AssertionError):
     """An assert in a kernel was false, or the kernel raised."""
 

@@ -1,33 +1,26 @@
 """Runs a kernel in plain Python and sees every access: what `observe` is made of.
 
-Each thread is a Python generator over the kernel's normal form; it stops at barriers and collectives. Threads of a
-block take turns from one to the next. Arrays are wrapped, so that each load and store is seen with its line, thread and
-address. Two accesses to one address are a race if different threads make them, one of them stores, and nothing orders
-them: no barrier between them for threads of a block (or syncwarp, within a warp), nothing at all for two blocks.
+interpreter.py runs the threads, which take turns from one barrier to the next. Here arrays are wrapped, so that each
+load and store is seen with its line, thread and address. Two accesses to one address are a race if different threads
+make them, one of them stores, and nothing orders them: no barrier between them for threads of a block (or syncwarp,
+within a warp), nothing at all for two blocks.
 
 Work    about 2 us for each access: meant for launches of up to some ten thousand threads
-Numbers integers are Python's, floats are NumPy scalars of their dtype, so float32 stays float32
 """
 
 import ast
 import bisect
-import copy
 import dis
-import math
-import operator
 import sys
-import time
 
 import numpy as np
-from numba.core import types
-from numba.np import numpy_support
 
 from labkit.simt import launch as launching
 from labkit.simt import rewrite
 from labkit.simt.arrays import DeviceNDArray
-from labkit.simt.errors import ArgumentError, KernelError, KernelTimeout
+from labkit.simt.interpreter import Interpreter, converter, new_value
 from labkit.simt.report import Finding, Report
-from labkit.simt.stubs import SHUFFLES
+from labkit.simt.unsigned import Unsigned
 
 SECTOR, LINE, BANKS = 32, 128, 32
 _CONFLICTS = {"load": ("store", "atomic"), "store": ("store", "load", "atomic"), "atomic": ("store", "load")}
@@ -66,233 +59,6 @@ def _configuration(configured):
         full = [tuple((*np.atleast_1d(d).tolist(), 1, 1)[:3]) for d in (configured.griddim, configured.blockdim)]
         return dispatcher.py_func, *full, int(configured.sharedmem or 0)
     raise TypeError(f"observe takes kernel[grid, block] and the launch's arguments, not {type(configured).__name__}")
-
-
-# ---------------------------------------------------------------- the kernel as a Python generator
-
-
-class _ToPython(ast.NodeTransformer):
-    """The normal form -> Python: a Sync is a yield, an Exit an exception or a return, divisions follow CUDA."""
-
-    def __init__(self):
-        self.labels = set()
-
-    def visit(self, node):
-        new = super().visit(node)
-        if isinstance(new, ast.AST) and not hasattr(new, "lineno") and hasattr(node, "lineno"):
-            new.lineno, new.col_offset = node.lineno, getattr(node, "col_offset", 0)
-        return new
-
-    def block(self, statements):
-        out = []
-        for s in statements:
-            result = self.visit(s)
-            out += result if isinstance(result, list) else [result]
-        return out
-
-    def visit_Sync(self, node):
-        parts = [
-            ast.Constant(node.op),
-            ast.Constant(node.lineno),
-            ast.Tuple([self.visit(a) for a in node.args], ast.Load()),
-        ]
-        request = ast.Yield(ast.Tuple(parts, ast.Load()))
-        return ast.Expr(request) if node.target is None else ast.Assign([node.target], request)
-
-    def visit_Inline(self, node):
-        self.labels.add(node.label)
-        handler = ast.ExceptHandler(ast.Name(f"_Leave{node.label}", ast.Load()), None, [ast.Pass()])
-        return ast.Try(self.block(node.body) or [ast.Pass()], [handler], [], [])
-
-    def visit_Exit(self, node):
-        if node.label == "kernel":
-            return ast.Return(None)
-        return ast.Raise(ast.Call(ast.Name(f"_Leave{node.label}", ast.Load()), [], []), None)
-
-    def visit_If(self, node):
-        test = self._branch(self.visit(node.test))
-        return ast.If(test, self.block(node.body) or [ast.Pass()], self.block(node.orelse))
-
-    def visit_While(self, node):
-        tick = ast.Expr(ast.Call(ast.Name("_tick", ast.Load()), [], []))
-        return ast.While(self._branch(self.visit(node.test)), [tick, *self.block(node.body)], [])
-
-    def visit_For(self, node):
-        tick = ast.Expr(ast.Call(ast.Name("_tick", ast.Load()), [], []))
-        return ast.For(self.visit(node.target), self.visit(node.iter), [tick, *self.block(node.body)], [])
-
-    def _branch(self, test):
-        if isinstance(test, ast.Constant):
-            return test
-        return ast.Call(ast.Name("_branch", ast.Load()), [test], [])
-
-    def visit_IfExp(self, node):
-        return ast.IfExp(self._branch(self.visit(node.test)), self.visit(node.body), self.visit(node.orelse))
-
-    def visit_BinOp(self, node):
-        self.generic_visit(node)
-        name = {ast.Div: "_divide", ast.FloorDiv: "_floor_divide", ast.Mod: "_modulo"}.get(type(node.op))
-        return ast.Call(ast.Name(name, ast.Load()), [node.left, node.right], []) if name else node
-
-    def visit_AugAssign(self, node):
-        self.generic_visit(node)
-        name = {ast.Div: "_divide", ast.FloorDiv: "_floor_divide", ast.Mod: "_modulo"}.get(type(node.op))
-        if name is None:
-            return node
-        value = copy.deepcopy(node.target)
-        value.ctx = ast.Load()
-        return ast.Assign([node.target], ast.Call(ast.Name(name, ast.Load()), [value, node.value], []))
-
-
-def _locate(node, line):
-    """Give every node the line it came from, or its parent's; the frame of an access then tells the kernel's line."""
-    line = getattr(node, "lineno", line)
-    if "lineno" in node._attributes:
-        node.lineno = node.end_lineno = line
-        node.col_offset = node.end_col_offset = 0
-    for child in ast.iter_child_nodes(node):
-        _locate(child, line)
-
-
-def _define(name, arguments, body):
-    return ast.FunctionDef(name=name, args=arguments, body=body, decorator_list=[], returns=None, type_params=[])
-
-
-def _divide(a, b):
-    try:
-        return a / b
-    except ZeroDivisionError:
-        return np.float64(a) / np.float64(b)
-
-
-def _floor_divide(a, b):
-    return 0 if not isinstance(b, np.inexact | float) and b == 0 else a // b
-
-
-def _modulo(a, b):
-    return 0 if not isinstance(b, np.inexact | float) and b == 0 else a % b
-
-
-class _Numpy:
-    """NumPy as kernels see it here: integer types wrap Python's integers."""
-
-    def __getattr__(self, name):
-        dtype = (
-            np.dtype(name) if name in ("bool_", "float16", "float32", "float64", "complex64", "complex128") else None
-        )
-        if dtype is None and name.lstrip("u").startswith("int") and name.lstrip("uint").isdigit():
-            dtype = np.dtype(name)
-        if dtype is None:
-            return getattr(np, name)
-        return _converter(dtype)
-
-
-class _Math:
-    """math as kernels see it: float32 stays float32, and what has no value is NaN or infinite instead of an error."""
-
-    _NAMES = {
-        "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan",
-        "atan2": "arctan2", "atanh": "arctanh", "pow": "power",
-    }  # fmt: skip
-
-    def __getattr__(self, name):
-        function = getattr(math, name)
-        if isinstance(function, float):
-            return function
-        of_numpy = getattr(np, self._NAMES.get(name, name), None)
-        if of_numpy is not None:
-            return lambda *args: of_numpy(*(float(a) if isinstance(a, int) else a for a in args))
-
-        def guarded(*args):
-            try:
-                return function(*args)
-            except ValueError:
-                return math.nan
-            except OverflowError:
-                return math.inf
-
-        return guarded
-
-
-def _integer(value=0):
-    """int() as a kernel has it: NaN and infinity become some integer."""
-    try:
-        return int(value)
-    except (ValueError, OverflowError):
-        return -(1 << 63)
-
-
-class _Unsigned(int):
-    """An unsigned number. With another one it makes a uint64, as Numba's types have it: 0 - 1 is then 2**64 - 1."""
-
-    def __add__(self, other):
-        total = int.__add__(self, other)
-        return _Unsigned(total & _UINT64) if isinstance(other, _Unsigned) else total
-
-    def __sub__(self, other):
-        difference = int.__sub__(self, other)
-        return _Unsigned(difference & _UINT64) if isinstance(other, _Unsigned) else difference
-
-    def __mul__(self, other):
-        product = int.__mul__(self, other)
-        return _Unsigned(product & _UINT64) if isinstance(other, _Unsigned) else product
-
-
-_UINT64 = (1 << 64) - 1
-
-
-def _converter(dtype):
-    if dtype.kind in "iu":
-        bits = 8 * dtype.itemsize
-
-        def convert(value):
-            value = _integer(value) & ((1 << bits) - 1)
-            if dtype.kind == "u":
-                return _Unsigned(value)
-            return value - (1 << bits) if value >> (bits - 1) else value
-
-        return convert
-    return lambda value: dtype.type(value)
-
-
-_HELPERS = {
-    "_popc": lambda x: int(x & 0xFFFFFFFFFFFFFFFF).bit_count(),
-    "_fma": lambda a, b, c: type(c)(float(a) * float(b) + float(c)) if isinstance(c, np.float32) else a * b + c,
-    "_rsqrt": lambda x: type(x)(1) / np.sqrt(x),
-    "_cbrt": np.cbrt,
-    "_selp": lambda test, a, b: a if test else b,
-    "_remainder": math.remainder,
-    "_modf": math.modf,
-    "_ffs": lambda x: (x & -x).bit_length(),
-    "_clz": lambda x: 32 - x.bit_length() if 0 <= x < 2**32 else 64 - (x & (2**64 - 1)).bit_length(),
-    "_brev": lambda x: int(f"{x & (2**32 - 1):032b}"[::-1], 2),
-    "_divide": _divide,
-    "_floor_divide": _floor_divide,
-    "_modulo": _modulo,
-    "_np": _Numpy(),
-    "_math": _Math(),
-    "int": _integer,
-    "_operator": operator,
-}
-
-
-def _new_value(op, old, value, extra=None):
-    """What an atomic leaves behind."""
-    return {
-        "add": lambda: old + value,
-        "sub": lambda: old - value,
-        "max": lambda: max(old, value),
-        "min": lambda: min(old, value),
-        "nanmax": lambda: np.fmax(old, value),
-        "nanmin": lambda: np.fmin(old, value),
-        "and_": lambda: old & value,
-        "or_": lambda: old | value,
-        "xor": lambda: old ^ value,
-        "exch": lambda: value,
-        "inc": lambda: 0 if old >= value else old + 1,
-        "dec": lambda: value if old == 0 or old > value else old - 1,
-        "cas": lambda: extra if old == value else old,
-    }[op]()
 
 
 # ---------------------------------------------------------------- arrays that see
@@ -409,12 +175,12 @@ class Seen:
         try:
             self.array[plain] = value
         except (OverflowError, ValueError):
-            self.array[plain] = _converter(self.dtype)(value)
+            self.array[plain] = converter(self.dtype)(value)
 
     def _number(self, value):
         kind = self.dtype.kind
         if kind == "u":
-            return _Unsigned(value)
+            return Unsigned(value)
         return int(value) if kind == "i" else bool(value) if kind == "b" else value
 
     def atomic(self, op, index, value, extra, frame):
@@ -424,7 +190,7 @@ class Seen:
             return self._number(self.dtype.type(0))
         self.observation.access("atomic", self, address, plain, frame)
         old = self._number(self.array[plain])
-        self._write(plain, _new_value(op, old, value, extra))
+        self._write(plain, new_value(op, old, value, extra))
         return old
 
 
@@ -454,82 +220,29 @@ class _Record:
         self._field(name)._store(self._index, value, sys._getframe(1))
 
 
-class _Thread:
-    """Where one thread stands. `epoch` counts its block's barriers, `warp_epoch` its warp's, `grid_epoch` all."""
+class _Observation(Interpreter):
+    counts_branches, doing = True, "observed"
 
-    __slots__ = (
-        "block",
-        "done",
-        "epoch",
-        "generator",
-        "grid_epoch",
-        "linear",
-        "occurrence",
-        "reply",
-        "request",
-        "step",
-        "visited",
-        "warp",
-        "warp_epoch",
-        "where",
-    )
-
-    def __init__(self, linear, block, where):
-        self.linear, self.block, self.where = linear, block, where
-        self.warp = (block, linear // 32)
-        self.epoch = self.warp_epoch = self.grid_epoch = 0
-        self.occurrence, self.request, self.reply, self.done = {}, None, None, False
-        self.step, self.visited = 0, {}  # its last access; line: (epochs, step, again)
-
-
-class _Observation:
     def __init__(self, function, grid, block, shared_bytes, args):
-        self.program = rewrite.rewrite(function)
-        self.grid, self.block = grid, block
-        self.threads = block[0] * block[1] * block[2]
-        self.blocks = grid[0] * grid[1] * grid[2]
-        self.shared_bytes = shared_bytes
-        params = self.program.params
-        if len(args) != len(params):
-            raise ArgumentError(
-                f"{self.program.name} takes {len(params)} arguments ({', '.join(params)}), {len(args)} given"
-            )
-        self.args = args
+        super().__init__(rewrite.rewrite(function), grid, block, shared_bytes, args)
         self.report = Report(self.program.name, self.program.filename, grid, block)
-        self.requests, self.branches, self.starts, self.memories = {}, {}, {}, {}
+        self.requests, self.branches, self.starts, self.memories, self.copies = {}, {}, {}, {}, []
         # With fences, an atomic shows a block what the blocks saw that updated the same element before it.
         self.fenced, self.known, self.released = _has_fences(function), {}, {}
         self.time = 0
         self.raced, self.unwritten = set(), []  # (memory, address) of races; reads of memory that nothing wrote
-        self.current = None
-        self.deadline = None
-        self.ticks = 0
+        self.under_way = {}  # (memory, address): what cp.async or TMA has not brought yet
 
     # ---------------- running
 
     def run(self):
-        copies = []
-        bound = {
-            name: self._argument(name, value, copies)
-            for name, value in zip(self.program.params, self.args, strict=True)
-        }
+        copies = self.copies
+        bound = {n: self._argument(n, value) for n, value in zip(self.program.params, self.args, strict=True)}
         nodes = [n for s in self.program.body for n in ast.walk(s)]
         updates = [n for n in nodes if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Subscript)]
         self.updating = {n.lineno for n in updates}
-        shown = {n.id: n.shown for n in nodes if isinstance(n, ast.Name) and getattr(n, "shown", None)}
-        for name, array in self.program.constants.items():
-            data = array._array if isinstance(array, DeviceNDArray) else np.array(array)
-            bound[name] = Seen(self, _Memory("global", data, True), data, shown.get(name, name))
-        self.make_thread, self.functions = self._compile(bound)
-        limit = launching.time_limit_s()
-        self.deadline = time.monotonic() + limit if limit else None
-        with np.errstate(all="ignore"):
-            if self.program.cooperative:
-                self._run_together([self._block(b) for b in range(self.blocks)])
-            else:
-                for b in self._in_order(range(self.blocks)):
-                    for _ in self._block(b):
-                        pass
+        self.shown = {n.id: n.shown for n in nodes if isinstance(n, ast.Name) and getattr(n, "shown", None)}
+        self._run_blocks(bound)
         for memory, address, finding in self.unwritten:
             if (memory, address) not in self.raced:  # what a race explains is not said twice
                 self.report.uninitialized(finding, finding.array, finding.lines[0])
@@ -538,20 +251,20 @@ class _Observation:
             device_array.copy_to_device(host)
         return self.report
 
-    def _argument(self, name, value, copies):
+    def _argument(self, name, value):
         if isinstance(value, DeviceNDArray):
             array = value._array
         elif isinstance(value, np.ndarray):
             array = value
         elif hasattr(value, "copy_to_host"):  # numba.cuda's device array, on a GPU
-            twin = next((host for original, host in copies if _same_memory(original, value)), None)
+            twin = next((host for original, host in self.copies if _same_memory(original, value)), None)
             array = value.copy_to_host() if twin is None else twin
             if twin is None:
-                copies.append((value, array))
+                self.copies.append((value, array))
         elif isinstance(value, tuple):
-            return tuple(self._argument(f"{name}[{k}]", part, copies) for k, part in enumerate(value))
+            return tuple(self._argument(f"{name}[{k}]", part) for k, part in enumerate(value))
         elif isinstance(value, np.integer):
-            return _converter(value.dtype)(value)
+            return converter(value.dtype)(value)
         else:
             return value
         owner = _owner(array)
@@ -570,111 +283,143 @@ class _Observation:
         fresh = np.ascontiguousarray(array).view(width) == np.iinfo(width).max
         return not fresh.all()
 
-    @staticmethod
-    def _in_order(items):
-        """As `thread_order` asks; what is reported does not depend on it, what a wrong kernel computes may."""
-        order = launching._ORDER.get()
-        if order == "scattered":
-            return sorted(items, key=lambda x: (x if isinstance(x, int) else x.linear) * 40503 % 65521)
-        return reversed(items) if order == "reverse" else items
-
-    def _run_together(self, blocks):
-        """A cooperative launch: every block up to the grid barrier, then every block again."""
-        waiting = list(enumerate(blocks))
-        while waiting:
-            arrived = [(b, next(block, None)) for b, block in waiting]
-            lines = sorted({line for _, line in arrived if line is not None})
-            ended = [b for b, line in arrived if line is None]
-            if lines and ended:
-                gx, gy, _ = self.grid
-                b = ended[0]
-                name = self._short((b % gx, b // gx % gy, b // (gx * gy)), self.grid)
-                self._found(
-                    Finding(
-                        "divergent_barrier", self.program.name, lines, [], b, "grid_sync", None,
-                        f"line {lines[0]}: cg.this_grid().sync() was reached by {len(waiting) - len(ended)} of the "
-                        f"{len(waiting)} blocks; block {name} has ended without it. "
-                        "Every thread of the grid must reach it.",
-                    )
-                )  # fmt: skip
-                return
-            if not lines:
-                return
-
-    def _compile(self, bound):
-        """A function that starts a thread's generator, given the thread's indices and the block's shared arrays."""
-        p = self.program
-        converter = _ToPython()
-        body = converter.block(copy.deepcopy(p.body)) or [ast.Pass()]
-        body = [s for s in body if s is not None]
-        locals_ = [
-            ast.Assign(
-                [ast.Name(a.name, ast.Store())], ast.Call(ast.Name("_local", ast.Load()), [ast.Constant(a.name)], [])
-            )
-            for a in p.local.values()
-        ]
-        # the unreachable yield makes a generator of a kernel without barriers
-        unreachable = ast.If(ast.Constant(False), [ast.Expr(ast.Yield(ast.Constant(None)))], [])
-        params = [*rewrite.ID_NAMES, "_t", "_b", *p.shared, *p.params]
-        arguments = ast.arguments([], [ast.arg(n) for n in params], None, [], [], None, [])
-        definition = _define(p.name, arguments, [unreachable, *locals_, *body])
-        functions = [definition]
-        for device in p.devices.values():
-            inner = _ToPython()
-            inner_body = []
-            for a in device.local:
-                call = ast.Call(
-                    ast.Name("_local_of_device", ast.Load()), [ast.Constant(device.name), ast.Constant(a.name)], []
-                )
-                inner_body.append(ast.Assign([ast.Name(a.name, ast.Store())], call))
-            inner_body += inner.block(copy.deepcopy(device.body)) or [ast.Pass()]
-            inner_params = ast.arguments([], [ast.arg(n) for n in device.params], None, [], [], None, [])
-            functions.append(_DeviceIds().visit(_define(device.name, inner_params, inner_body)))
-        module = ast.Module(functions, [])
-        _locate(module, p.line)
-        namespace = {
-            **_HELPERS,
-            **bound,
-            "_tick": self._tick,
-            "_branch": self._branch,
-            "_local": self._local,
-            "_local_of_device": self._local_of_device,
-            "_poison": lambda array: None,
-            "_assertion": self._assertion,
-            "_id": self._id,
-        }
-        for op in ("add", "sub", "max", "min", "nanmax", "nanmin", "and_", "or_", "xor", "exch", "inc", "dec"):
-            namespace[f"_atomic_{op}"] = self._atomic(op)
-        namespace["_atomic_cas"] = lambda a, i, old, new: a.atomic("cas", i, old, new, sys._getframe(1))
-        for label in converter.labels:
-            namespace[f"_Leave{label}"] = type(f"_Leave{label}", (Exception,), {})
-        exec(compile(module, p.filename, "exec"), namespace)
-        make = namespace[p.name]
-        given = [bound[name] for name in p.params]
-        return (lambda ids, t, b, shared: make(*ids, t, b, *shared, *given)), namespace
+    def _constant(self, name, array):
+        data = array._array if isinstance(array, DeviceNDArray) else np.array(array)
+        return Seen(self, _Memory("global", data, True), data, self.shown.get(name, name))
 
     @staticmethod
     def _atomic(op):
         return lambda a, i, value: a.atomic(op, i, value, None, sys._getframe(1))
 
-    def _id(self, name):
-        return self.ids[self.current.linear][name]
+    @staticmethod
+    def _compare_and_swap(a, i, old, new):
+        return a.atomic("cas", i, old, new, sys._getframe(1))
 
-    def _assertion(self):
-        raise KernelError(f"{self.program.name}: an assertion failed in {self._who(self.current)}")
+    def _shared(self, declaration):
+        array, address = self._shared_array(declaration)
+        memory = _Memory("shared", array, False, address)
+        if declaration.shape == (0,):  # several declarations are one memory
+            memory = self.__dict__.setdefault("dynamic_memory", memory)
+        return Seen(self, memory, array, declaration.name)
 
-    def _tick(self):
-        self.ticks += 1
-        if self.deadline and self.ticks % 4096 == 0 and time.monotonic() > self.deadline:
-            line = sys._getframe(1).f_lineno
-            raise KernelTimeout(
-                f"{self.program.name}, line {line}: stopped while observed: a loop that never ends?",
-                kernel=self.program.name,
-                filename=self.program.filename,
-                line=line,
-                block=None,
-                thread=self.current.where,
+    def _local(self, name):
+        return self._local_array(self.program.local[name])
+
+    def _local_of_device(self, device, name):
+        return self._local_array(next(a for a in self.program.devices[device].local if a.name == name))
+
+    def _local_array(self, declaration):
+        array = self._new_local(declaration)
+        return Seen(self, _Memory("local", array, False), array, declaration.name)
+
+    def _ended(self, shared):
+        self.__dict__.pop("dynamic_memory", None)
+        self.under_way.clear()
+        for seen in shared:
+            seen.memory.cells.clear()
+
+    def passed_barrier(self, line):
+        self.report.count("barriers", line)
+
+    def _stuck(self, kind, line, thread, op, sentence, lines=(), others=(), index=None, block=None):
+        self.report.divergent_barriers.append(
+            Finding(
+                "divergent_barrier", self.program.name, list(lines) or [line],
+                [t.where for t in others] or ([thread.where] if thread else []),
+                thread.block if thread else block, op, index, f"line {line}: {sentence}",
             )
+        )  # fmt: skip
+        return []
+
+    # ---------------- what intrinsics ask
+
+    @staticmethod
+    def raw(array):
+        return array.array if isinstance(array, Seen) else Interpreter.raw(array)
+
+    def address(self, array):
+        return array.origin
+
+    _placed = address
+
+    def _array_name(self, array, frame):
+        return array.name
+
+    def _beyond(self, kind, name, array, i, count, line, frame):
+        verb = "reads" if kind == "load" else "writes"
+        thread = self.current
+        self.report.outside(
+            Finding(
+                "out_of_bounds", self.program.name, [line], [thread.where], thread.block, array.name, (i,),
+                f"line {line}: {self._who(thread)} {verb} elements {i} to {i + count - 1} of {array.name} with "
+                f"ptx.{name}, and its shape {array.shape} has {array.size:,} elements.",
+            ),
+            array.name, line,
+        )  # fmt: skip
+
+    def widely(self, kind, seen, i, count, line, frame):
+        """One request of the warp, as wide as its elements together; each of them is an access for races."""
+        memory, kind = seen.memory, "store" if kind == "copy" else kind
+        first = seen.origin + i * seen.itemsize
+        self._request(kind, seen, first, line, frame, count * seen.itemsize)
+        for k in range(count):
+            address, index = first + k * seen.itemsize, np.unravel_index(i + k, seen.shape)
+            index = tuple(map(int, index))
+            self._race(kind, seen, address, index, line)
+            if kind == "load":
+                self._check_written(seen, address, index, line)
+            elif not memory.known:
+                memory.written.update(range(address, address + seen.itemsize))
+
+    def started(self, seen, copy):
+        """From here to the wait, these elements may change at any time."""
+        first = seen.origin + copy.i * seen.itemsize
+        copy.seen, copy.addresses = seen, range(first, first + copy.data.size, 2)
+        for address in copy.addresses:
+            self.under_way[seen.memory, address] = copy
+
+    def arrived(self, copy, line):
+        """The copy is this thread's store, made at its cp_async_wait."""
+        seen, memory = copy.seen, copy.seen.memory
+        for address in copy.addresses:
+            if self.under_way.get((memory, address)) is copy:
+                del self.under_way[memory, address]
+        for address in range(copy.addresses.start, copy.addresses.start + copy.data.size, seen.itemsize):
+            self._record("store", memory, address, line)
+
+    def filled(self, seen):
+        seen.memory.written.update(range(seen.origin, seen.origin + seen.size * seen.itemsize))
+
+    def filled_range(self, seen, first, size):
+        seen.memory.written.update(range(first, first + size))
+
+    def _too_early(self, seen, address, index, line, verb):
+        """An access to an element that a cp.async still writes: a race with the copy."""
+        copy, thread = self.under_way[seen.memory, address], self.current
+        owner = copy.thread
+        self.raced.add((seen.memory, address))
+        place = f"{seen.name}[{', '.join(map(str, index))}]"
+        last = owner.copies.last_wait
+        if copy in [item for group, item in owner.copies.items if group == owner.copies.committed]:
+            why = "it has not been committed: ptx.cp_async_commit() is missing"
+        elif last is not None and last[1] > copy.line:
+            why = f"ptx.cp_async_wait({last[0]}) at line {last[1]} leaves it under way"
+        else:
+            why = "no ptx.cp_async_wait has come after it"
+        whose = "its own copy" if owner is thread else f"the copy that {self._who(owner)} started"
+        advice = f"Put ptx.cp_async_wait(0) and cuda.syncthreads() before line {line}."
+        if owner is thread:
+            advice = f"Put ptx.cp_async_wait(0) before line {line} (and cuda.syncthreads() for the other threads)."
+        self.report.race(
+            Finding(
+                "race", self.program.name, sorted({copy.line, line}), [owner.where, thread.where], thread.block,
+                seen.name, index,
+                f"race: {self._who(thread)} {verb} {place} at line {line}, and {whose} into it at line {copy.line} "
+                f"(ptx.{copy.name}) may still be under way: {why}. {advice}",
+            ),
+            (seen.name, frozenset([(copy.line, "copy"), (line, verb)])),
+            0 if owner is thread else 1,
+        )  # fmt: skip
 
     def _branch(self, test):
         thread, frame = self.current, sys._getframe(1)
@@ -685,225 +430,33 @@ class _Observation:
         self.branches[key] = self.branches.get(key, 0) | (2 if outcome else 1)
         return outcome
 
-    def _new_array(self, declaration, space):
-        dtype = declaration.dtype
-        if isinstance(dtype, rewrite.DtypeOf):
-            position = self.program.params.index(dtype.param)
-            dtype = numpy_support.from_dtype(np.dtype(self.args[position].dtype))
-        dtype = np.dtype(bool) if dtype == types.boolean else numpy_support.as_dtype(dtype)
-        if declaration.shape == (0,):
-            array = self.dynamic[: self.shared_bytes // dtype.itemsize * dtype.itemsize].view(dtype)
-            return Seen(self, self.dynamic_memory, array, declaration.name)
-        array = np.empty(declaration.shape, dtype)
-        array.view(np.uint8).fill(0xFF)
-        base = self.shared_base
-        if space == "shared":
-            self.shared_base += -(-array.nbytes // 16) * 16
-        return Seen(self, _Memory(space, array, False, base), array, declaration.name)
-
-    def _local(self, name):
-        return self._new_array(self.program.local[name], "local")
-
-    def _local_of_device(self, device, name):
-        declaration = next(a for a in self.program.devices[device].local if a.name == name)
-        return self._new_array(declaration, "local")
-
-    def _block(self, b):
-        """Runs block b; yields at each grid barrier."""
-        gx, gy, _ = self.grid
-        block_index = (b % gx, b // gx % gy, b // (gx * gy))
-        self.shared_base = 0
-        self.dynamic = np.full(max(self.shared_bytes, 1), 0xFF, np.uint8)
-        self.dynamic_memory = _Memory("shared", self.dynamic, False, 1 << 20)
-        shared = [self._new_array(a, "shared") for a in self.program.shared.values()]
-        threads, self.ids = [], []
-        bx, by, bz = self.block
-        for linear in range(self.threads):
-            thread_index = (linear % bx, linear // bx % by, linear // (bx * by))
-            thread = _Thread(linear, b, thread_index)
-            ids = (*thread_index, *block_index, *self.block, *self.grid)
-            self.ids.append(dict(zip(rewrite.ID_NAMES, ids, strict=True)))
-            thread.generator = self.make_thread(ids, linear, b, shared)
-            threads.append(thread)
-        ids_of_block = self.ids
-        runnable = threads
-        while runnable:
-            self.ids = ids_of_block
-            for thread in self._in_order(runnable):
-                self._advance(thread)
-            runnable = self._resolve(threads)
-            if runnable == "grid":
-                yield threads[0].request[1]
-                for thread in threads:
-                    thread.grid_epoch += 1
-                runnable = threads
-        for seen in shared:
-            seen.memory.cells.clear()
-
-    def _advance(self, thread):
-        self.current = thread
-        try:
-            thread.request = thread.generator.send(thread.reply)
-            thread.reply = None
-        except StopIteration:
-            thread.done, thread.request = True, None
-
-    # ---------------- barriers and collectives
-
-    def _resolve(self, threads):
-        """The threads that can go on, "grid" at a grid barrier, or none; records a barrier that cannot be passed."""
-        going = []
-        warps = {}
-        for thread in threads:
-            warps.setdefault(thread.warp, []).append(thread)
-        for warp in warps.values():
-            going += self._resolve_warp(warp)
-        if going:
-            return going
-        waiting = [t for t in threads if not t.done]
-        if not waiting:
-            return []
-        stuck = [t for t in waiting if not t.request[0].startswith("syncthreads") and t.request[0] != "grid_sync"]
-        lines = {(t.request[0], t.request[1]) for t in waiting}
-        if stuck:
-            self._diverged(stuck, threads, warp=True)
-            return []
-        if len(lines) > 1 or len(waiting) < len(threads):
-            self._diverged(waiting, threads, warp=False)
-            return []
-        op = waiting[0].request[0]
-        self.report.count("barriers", waiting[0].request[1])
-        if op == "grid_sync":
-            return "grid"
-        if op != "syncthreads":
-            values = [bool(t.request[2][0]) for t in threads]
-            result = {"count": sum(values), "and": int(all(values)), "or": int(any(values))}[op.split("_")[1]]
-            for t in threads:
-                t.reply = result
-        for t in threads:
-            t.epoch += 1
-        return threads
-
-    def _resolve_warp(self, warp):
-        """Lanes of a warp whose collective is complete go on, with its result."""
-        groups = {}
-        for t in warp:
-            if not t.done and rewrite.sync_kind(t.request[0]) == "warp":
-                groups.setdefault(t.request[:2], []).append(t)
-        going = []
-        for (op, _), lanes in groups.items():
-            present = {t.linear % 32: t for t in lanes}
-            if op == "activemask":
-                bits = sum(1 << lane for lane in present)
-                for t in lanes:
-                    t.reply = bits
-                going += lanes
-                continue
-            alive = {t.linear % 32 for t in warp if not t.done}
-            for t in lanes:
-                mask = (int(t.request[2][0]) if t.request[2] else 0xFFFFFFFF) & 0xFFFFFFFF
-                named = {lane for lane in alive if mask >> lane & 1}
-                if named <= set(present) and mask >> (t.linear % 32) & 1:
-                    t.reply = self._collective(op, t, {lane: present[lane] for lane in named})
-                    going.append(t)
-        for t in going:
-            if t.request[0] == "syncwarp":
-                t.warp_epoch += 1
-        return going
-
-    def _collective(self, op, thread, lanes):
-        lane, args = thread.linear % 32, thread.request[2]
-        if op == "syncwarp":
-            return None
-        if op in SHUFFLES:
-            delta = int(args[2])
-            source = {
-                "shfl_sync": delta & 31,
-                "shfl_up_sync": lane - delta,
-                "shfl_down_sync": lane + delta,
-                "shfl_xor_sync": lane ^ delta,
-            }[op]
-            if not 0 <= source <= 31:
-                return args[1]
-            if source not in lanes:
-                self._found(
-                    Finding(
-                        "divergent_barrier",
-                        self.program.name,
-                        [thread.request[1]],
-                        [thread.where],
-                        thread.block,
-                        op,
-                        source,
-                        f"line {thread.request[1]}: {self._who(thread)} reads lane {source} with cuda.{op}, and that "
-                        "lane takes no part in it: it has returned, does not exist, or is not in the mask.",
-                    )
-                )
-                return args[1]
-            return lanes[source].request[2][1]
-        values = {k: t.request[2][1] for k, t in lanes.items()}
-        bits = sum(1 << k for k, v in values.items() if v)
-        everyone = sum(1 << k for k in values)
-        if op == "match_any_sync":
-            return sum(1 << k for k, v in values.items() if v == args[1])
-        if op == "match_all_sync":
-            same = all(v == args[1] for v in values.values())
-            return (everyone, True) if same else (0, False)
-        ballot = bits - (1 << 32) if bits >> 31 else bits
-        return {
-            "all_sync": bits == everyone,
-            "any_sync": bits != 0,
-            "eq_sync": bits in (0, everyone),
-            "ballot_sync": ballot,
-        }[op]
-
-    def _diverged(self, waiting, threads, warp):
-        """Records a barrier, or a collective of a warp, that its threads can never pass together."""
-        first = waiting[0]
-        op, line, _ = first.request
-        name = "cg.this_grid().sync" if op == "grid_sync" else f"cuda.{op}"
-        if warp:
-            threads = [t for t in threads if t.warp == first.warp]
-            group = f"lanes of warp {first.warp[1]}" + ("" if self.blocks == 1 else f" of {self._block_name(first)}")
-            rule = "Every lane that the mask names must make the same call."
-        else:
-            group = f"threads of {self._block_name(first)}"
-            rule = "Every thread of the block must reach the same barrier, or none of them."
-        here = [t for t in threads if not t.done and t.request[:2] == first.request[:2]]
-        others = [t for t in threads if t not in here] or here
-        other = others[0]
-        if other.done:
-            where = "has ended without it"
-        elif other not in here:
-            where = f"waits at line {other.request[1]}"
-        else:
-            where = "is not named by its mask"
-        lines = sorted({line, *(t.request[1] for t in others if not t.done)})
-        self._found(
-            Finding(
-                "divergent_barrier", self.program.name, lines, [t.where for t in others], first.block, op, None,
-                f"line {line}: {name}() was reached by {len(here)} of the {len(threads)} {group}; "
-                f"thread {self._short(other.where, self.block)} {where}. {rule}",
-            )
-        )  # fmt: skip
-
     # ---------------- accesses
 
     def access(self, kind, seen, address, index, frame):
-        memory, thread = seen.memory, self.current
+        memory = seen.memory
         line = frame.f_lineno
         if memory.space != "local":
-            site = (line, self._instruction(frame), seen.name, kind)
-            count = thread.occurrence[site] = thread.occurrence.get(site, 0) + 1
-            key = (thread.warp, site, count)
-            self.requests.setdefault(key, (memory.space, kind, line, seen.itemsize, [], seen.name))[4].append(
-                (thread.linear, address)
-            )
+            self._request(kind, seen, address, line, frame, seen.itemsize)
             self._race(kind, seen, address, index, line)
-        if kind != "store" and not memory.known and address not in memory.written:
-            self.unwritten.append((memory, address, self._uninitialized(seen, index, line)))
+        if kind != "store":
+            self._check_written(seen, address, index, line)
         if kind != "load" and not memory.known:
             memory.written.update(range(address, address + seen.itemsize))
+
+    def _request(self, kind, seen, address, line, frame, width):
+        """This thread's part of a request that the lanes of its warp make together."""
+        thread = self.current
+        site = (line, self._instruction(frame), seen.name, kind)
+        count = thread.occurrence[site] = thread.occurrence.get(site, 0) + 1
+        key = (thread.warp, site, count)
+        self.requests.setdefault(key, (seen.memory.space, kind, line, width, [], seen.name))[4].append(
+            (thread.linear, address)
+        )
+
+    def _check_written(self, seen, address, index, line):
+        memory = seen.memory
+        if not memory.known and address not in memory.written:
+            self.unwritten.append((memory, address, self._uninitialized(seen, index, line)))
 
     def _instruction(self, frame):
         """The instruction that a frame is at: f_lasti, less what Python's specialised instructions add to it."""
@@ -953,6 +506,9 @@ class _Observation:
     def _race(self, kind, seen, address, index, line):
         """Compare with the last accesses of others to this address that nothing has ordered before this one."""
         thread = self.current
+        if self.under_way and (seen.memory, address) in self.under_way:
+            verb = {"load": "reads", "store": "writes", "atomic": "updates"}[kind]
+            self._too_early(seen, address, index, line, verb)
         epochs = (thread.epoch, thread.warp_epoch, thread.grid_epoch)
         self.time += 1
         thread.step = self.time
@@ -967,16 +523,34 @@ class _Observation:
         if visited is None or visited[0] != epochs:
             thread.visited[line] = (epochs, thread.step, visited is not None)
         mine = (thread, epochs, kind, line, thread.step)
-        cell = seen.memory.cells.get(address)
-        if cell is None:
-            cell = seen.memory.cells[address] = {"load": [], "store": [], "atomic": []}
+        cell = self._cell(seen.memory, address)
         for entry in [e for k in _CONFLICTS[kind] for e in cell[k]]:
             other = entry[0]
             if other is not thread and not self._ordered(entry, thread):
                 self.raced.add((seen.memory, address))
                 self._report_race(seen, index, entry, mine)
                 break
-        before = cell[kind]
+        self._keep(cell, kind, mine)
+
+    @staticmethod
+    def _cell(memory, address):
+        cell = memory.cells.get(address)
+        if cell is None:
+            cell = memory.cells[address] = {"load": [], "store": [], "atomic": []}
+        return cell
+
+    def _record(self, kind, memory, address, line):
+        """An access that was looked at before; from here on it counts as made now, at this line."""
+        thread = self.current
+        self.time += 1
+        thread.step = self.time
+        epochs = (thread.epoch, thread.warp_epoch, thread.grid_epoch)
+        thread.visited[line] = (epochs, thread.step, line in thread.visited)
+        self._keep(self._cell(memory, address), kind, (thread, epochs, kind, line, thread.step))
+
+    @staticmethod
+    def _keep(cell, kind, mine):
+        before, thread = cell[kind], mine[0]
         if not before or (len(before) == 1 and before[0][0] is thread):
             cell[kind] = [mine]
             return
@@ -1048,26 +622,6 @@ class _Observation:
             reach,
         )  # fmt: skip
 
-    def _found(self, finding):
-        self.report.divergent_barriers.append(finding)
-
-    # ---------------- words
-
-    @staticmethod
-    def _short(position, shape):
-        if shape[1] == shape[2] == 1:
-            return str(position[0])
-        return str(tuple(position[:2] if shape[2] == 1 else position))
-
-    def _block_name(self, thread):
-        gx, gy, _ = self.grid
-        position = (thread.block % gx, thread.block // gx % gy, thread.block // (gx * gy))
-        return f"block {self._short(position, self.grid)}"
-
-    def _who(self, thread):
-        name = f"thread {self._short(thread.where, self.block)}"
-        return name if self.blocks == 1 else f"{name} of {self._block_name(thread)}"
-
     # ---------------- counting
 
     def _count_requests(self):
@@ -1086,7 +640,7 @@ class _Observation:
                 report.count("lines_128", line, len({s * SECTOR // LINE for s in sectors}))
                 report.count("bytes_wanted", line, len(set(addresses)) * itemsize)
             else:
-                report.count("bank_conflicts", line, _conflicts(addresses, itemsize))
+                report.count("bank_conflicts", line, _conflicts(accesses, itemsize))
             for linear, address in accesses:
                 report.touch(name, space, kind, warp[0] * self.threads + linear, address)
         for (_, (_, line, _), _), outcome in self.branches.items():
@@ -1095,21 +649,20 @@ class _Observation:
                 report.count("divergent_branches", line)
 
 
-def _conflicts(addresses, itemsize):
-    """How often a shared-memory request has to be repeated: the most distinct words in one bank, less one."""
+def _conflicts(accesses, width):
+    """How often a shared-memory request of a warp has to be repeated: the most distinct words in one bank, less one.
+
+    accesses: (thread, address) each, of `width` bytes. Accesses of 8 and 16 bytes go in two and four steps by
+    themselves, with a half and a quarter of the lanes each.
+    """
+    steps = max(1, width // 4)
     words = {}
-    for address in addresses:
-        for part in range(max(1, itemsize // 4)):
+    for thread, address in accesses:
+        step = thread % 32 * steps // 32
+        for part in range(steps):
             word = address // 4 + part
-            words.setdefault(word % BANKS, set()).add(word)
-    phases = max(1, itemsize // 4)  # 8-byte accesses take two rounds by themselves
-    return max(0, max(len(w) for w in words.values()) - phases)
-
-
-class _DeviceIds(ast.NodeTransformer):
-    """Device functions are called without hidden arguments here; they ask for the current thread's indices."""
-
-    def visit_Name(self, node):
-        if node.id in rewrite.ID_NAMES and isinstance(node.ctx, ast.Load):
-            return ast.Call(ast.Name("_id", ast.Load()), [ast.Constant(node.id)], [])
-        return node
+            words.setdefault((step, word % BANKS), set()).add(word)
+    most = {}
+    for (step, _), found in words.items():
+        most[step] = max(most.get(step, 0), len(found))
+    return sum(most.values()) - len(most)
