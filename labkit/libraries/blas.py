@@ -6,7 +6,8 @@ On a GPU with CuPy the calls go to cuBLAS. Anywhere else they go to the NumPy mo
 same memory in the same way. source() says which it is. Arrays are device arrays, of which only the memory counts;
 at(array, i) is the memory from element i on, as array + i is in C.
 
-A refused call raises BlasError. C code gets a number instead, and an unchanged result if it does not look at it.
+A refused call raises BlasError. C code gets a number instead, and an unchanged result if it does not look at it. A call
+that would leave the memory of an array raises IndexError: cuBLAS itself has no sizes and would go ahead.
 """
 
 import ctypes
@@ -67,6 +68,8 @@ def gemm(transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, *, accumu
                  accumulate=accumulate)
         return
     problem = model.gemm_problem(transa, transb, m, n, k, lda, ldb, ldc)
+    if not problem:
+        _check_extents(transa, transb, m, n, k, (a, lda), (b, ldb), (c, ldc))
     if dtype == np.float32:
         alpha, beta = np.array(alpha, np.float32), np.array(beta, np.float32)
         _checked(problem, library.sgemm, _handle(), transa, transb, m, n, k, _address(alpha), _pointer(a), lda,
@@ -90,6 +93,8 @@ def gemm_strided_batched(transa, transb, m, n, k, alpha, a, lda, stride_a, b, ld
         return
     problem = (model.gemm_problem(transa, transb, m, n, k, lda, ldb, ldc)
                or model.batch_problem(m, n, ldc, stride_c, count))
+    for i in range(0 if problem else count):
+        _check_extents(transa, transb, m, n, k, (a, lda, i * stride_a), (b, ldb, i * stride_b), (c, ldc, i * stride_c))
     alpha, beta = np.array(alpha, np.float32), np.array(beta, np.float32)
     _checked(problem, library.sgemmStridedBatched, _handle(), transa, transb, m, n, k, _address(alpha), _pointer(a),
              lda, stride_a, _pointer(b), ldb, stride_b, _address(beta), _pointer(c), ldc, stride_c, count)
@@ -133,6 +138,7 @@ def _reduced(name, n, x, incx, result, dtype, as_python):
             return as_python(value)
         result[0] = value
         return None
+    model.check_vector(n, _size(x), incx)
     call, handle = getattr(library, name), _handle()
     if result is None:
         value = np.zeros(1, dtype)
@@ -229,6 +235,17 @@ def _pointer(memory) -> int:
     if not hasattr(array, "__cuda_array_interface__"):
         raise TypeError(f"{type(array).__name__} is not in device memory; cuda.to_device(...) copies it there")
     return array.__cuda_array_interface__["data"][0] + offset * np.dtype(array.dtype).itemsize
+
+
+def _size(memory) -> int:
+    """How many elements there are, from where the memory begins."""
+    return memory.array.size - memory.offset if isinstance(memory, At) else memory.size
+
+
+def _check_extents(transa, transb, m, n, k, *matrices) -> None:
+    shapes = ((m, k) if transa == OP_N else (k, m), (k, n) if transb == OP_N else (n, k), (m, n))
+    for name, (memory, ld, *further), (rows, cols) in zip("ABC", matrices, shapes, strict=True):
+        model.check_matrix(name, _size(memory) - sum(further), rows, cols, ld)
 
 
 def _host(memory, count: int | None = None) -> np.ndarray:

@@ -101,21 +101,30 @@ def read_column_major(memory: np.ndarray, rows: int, cols: int, ld: int | None =
     return _matrix("memory", memory, rows, cols, rows if ld is None else ld)
 
 
+def check_matrix(name: str, size: int, rows: int, cols: int, ld: int) -> None:
+    """Whether a matrix fits into a memory of `size` elements: what cuBLAS cannot ask."""
+    last = (rows - 1) + (cols - 1) * ld
+    if rows and cols and last >= size:
+        raise IndexError(f"{name} as a matrix of {rows} x {cols} with leading dimension {ld} ends at element {last} of "
+                         f"a memory of {size}. cuBLAS would not notice: it has a pointer and no size")
+
+
+def check_vector(n: int, size: int, incx: int) -> None:
+    if n > 0 and (n - 1) * incx >= size:
+        raise IndexError(f"x with n = {n} and incx = {incx} ends at element {(n - 1) * incx} of a memory of {size}. "
+                         f"cuBLAS would not notice: it has a pointer and no size")
+
+
 def _matrix(name: str, memory: np.ndarray, rows: int, cols: int, ld: int) -> np.ndarray:
     memory = flat(name, memory)
-    last = (rows - 1) + (cols - 1) * ld
-    if rows and cols and last >= memory.size:
-        raise IndexError(f"{name} as a matrix of {rows} x {cols} with leading dimension {ld} ends at element {last} of "
-                         f"a memory of {memory.size}. cuBLAS would not notice: it has a pointer and no size")
+    check_matrix(name, memory.size, rows, cols, ld)
     step = memory.itemsize
     return np.lib.stride_tricks.as_strided(memory, (rows, cols), (step, ld * step))
 
 
 def _vector(n: int, x: np.ndarray, incx: int) -> np.ndarray:
     x = flat("x", x)
-    if (n - 1) * incx >= x.size:
-        raise IndexError(f"x with n = {n} and incx = {incx} ends at element {(n - 1) * incx} of a memory of {x.size}. "
-                         f"cuBLAS would not notice: it has a pointer and no size")
+    check_vector(n, x.size, incx)
     return x[: (n - 1) * incx + 1 : incx]
 
 

@@ -22,6 +22,7 @@ from enum import Enum
 
 import numpy as np
 
+float32 = np.float32
 _BLOCK = contextvars.ContextVar("block")
 
 

@@ -121,11 +121,16 @@ def test_each_refusal_names_its_argument(change, sentence):
              given["ldb"], 0.0, C, given["ldc"])
 
 
-@pytest.mark.cpu_device
-def test_the_model_says_where_cublas_would_read_foreign_memory():
+def test_the_call_says_where_cublas_would_read_foreign_memory():
     A, B, C = on_device(*numbers((14,), (20,), (12,)))
     with pytest.raises(IndexError, match="ends at element 14 of a memory of 14"):
         gemm(OP_N, OP_N, 3, 4, 5, 1.0, A, 3, B, 5, 0.0, C, 3)
+
+
+def test_a_batch_that_leaves_its_memory_is_refused_too():
+    a, b = on_device(*numbers((2, 3, 5), (5, 4)))
+    with pytest.raises(IndexError, match="A as a matrix of 4 x 5"):
+        gemm_strided_batched(OP_N, OP_N, 4, 3, 5, 1.0, b, 4, 20, a, 5, 15, 0.0, poisoned((2, 3, 4)), 4, 12, 2)
 
 
 def test_what_lay_in_c_does_not_count_when_beta_is_zero():
