@@ -533,7 +533,7 @@ def ladder(op: Op, size: dict | None = None, *, rivals: bool = True, rungs=None,
         taken = [launches.resources(one) for one in launches.of(launcher, *on_device, out)] if device.on_gpu() else []
         rows.append(row(name, launcher.idea, "rung", timing, verdict, graph=graph, failed=launcher.failed,
                         kernels=kernel_names(launcher), resources=tuple(taken)))
-    for rival in steps(f"{op.name}: rival", _rivals(op) if rivals else []):
+    for rival in steps(f"{op.name}: rival", rivals_of(op) if rivals else []):
         xp = import_rival(rival.library)
         try:
             if rival.library == "numpy":
@@ -546,7 +546,7 @@ def ladder(op: Op, size: dict | None = None, *, rivals: bool = True, rungs=None,
                 timing = time_host(call, budget_s=budget_s, min_runs=1 if device.on_gpu() else 5)
                 rows.append(row(rival.title, "", "host", timing, verdict))
                 continue
-            theirs = [_hand_over(rival.library, value) for value in (*on_device, out)]
+            theirs = hand_over(rival.library, *on_device, out)
             call = functools.partial(rival.call, xp, *theirs)
             verdict = checked(rival.title, call, lambda result: _fetch(result, out), rival)
             timing = time_kernel(call, budget_s=budget_s)
@@ -566,7 +566,7 @@ def ladder(op: Op, size: dict | None = None, *, rivals: bool = True, rungs=None,
 TORCH_TENSORS = ("torch", "triton")  # libraries that take PyTorch's tensors and run on its current stream
 
 
-def _rivals(op: Op) -> list[Rival]:
+def rivals_of(op: Op) -> list[Rival]:
     """NumPy on the host, CuPy and PyTorch doing what op.rival says, then the op's further rivals; those installed."""
     found = []
     if op.rival is not None:
@@ -575,6 +575,11 @@ def _rivals(op: Op) -> list[Rival]:
                   for name, library in (("CuPy", "cupy"), ("PyTorch", "torch"))]
     found += op.rivals
     return [one for one in found if (one.library == "numpy" or device.on_gpu()) and import_rival(one.library)]
+
+
+def hand_over(library: str, *values) -> list:
+    """Device arrays as CuPy's arrays or PyTorch's tensors on the same memory, uint16 as bfloat16; numbers stay."""
+    return [_hand_over(library, value) for value in values]
 
 
 def _hand_over(library: str, value):
