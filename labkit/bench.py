@@ -13,6 +13,7 @@ data/measurements/README.md describes the JSON.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
@@ -149,14 +150,9 @@ def copies() -> dict:
     return _stamp(measure.time_copy(device.pick(gpu=2**28, cpu=2**24)))
 
 
-def _library(name: str) -> Callable[[], dict | None]:
-    """A series of labkit.libraries, which is imported when it is taken."""
-    def take():
-        from labkit.libraries import series
-
-        return getattr(series, name)()
-
-    return take
+def _library(name: str, home: str = "labkit.libraries.series") -> Callable[[], dict | None]:
+    """A series that another module takes, which is imported then."""
+    return lambda: getattr(importlib.import_module(home), name)()
 
 
 # Series -> the operation it belongs to, and the function that takes it; None where it cannot be taken here.
@@ -170,6 +166,9 @@ SERIES: dict[str, tuple[str, Callable[[], dict | None]]] = {
     "bf16_projection": ("matmul", _library("projection")),
     "softmax_check": ("softmax", _library("softmax_check")),
     "softmax_rows": ("softmax", _library("softmax_rows")),
+    "softmax_cpu": ("softmax", _library("softmax_cpu", "labkit.softmax_series")),
+    "memory_latency": ("softmax", _library("memory_latency", "labkit.softmax_series")),
+    "masked_softmax_sizes": ("masked_softmax_causal", _library("masked_softmax_sizes", "labkit.softmax_series")),
     "three_languages": ("vector_add", _library("three_languages")),
     "tile_sizes": ("vector_add", _library("tile_sizes")),
 }
