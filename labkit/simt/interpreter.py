@@ -357,6 +357,51 @@ class Thread:
         self.copies, self.stores, self.commits = Pending(), Pending(), 0  # cp.async; TMA stores; groups of wgmma
 
 
+def _module(program, branches):
+    """(the kernel's generator and its device functions as a Python module, labels that inlined functions leave)."""
+    transformer = _ToPython(branches)
+    body = transformer.block(copy.deepcopy(program.body)) or [ast.Pass()]
+    body = [s for s in body if s is not None]
+    locals_ = [
+        ast.Assign(
+            [ast.Name(a.name, ast.Store())], ast.Call(ast.Name("_local", ast.Load()), [ast.Constant(a.name)], [])
+        )
+        for a in program.local.values()
+    ]
+    # the unreachable yield makes a generator of a kernel without barriers
+    unreachable = ast.If(ast.Constant(False), [ast.Expr(ast.Yield(ast.Constant(None)))], [])
+    params = [*rewrite.ID_NAMES, "_t", "_b", *program.shared, *program.params]
+    arguments = ast.arguments([], [ast.arg(n) for n in params], None, [], [], None, [])
+    functions = [_define(program.name, arguments, [unreachable, *locals_, *body])]
+    for device in program.devices.values():
+        inner = _ToPython(branches)
+        inner_body = []
+        for a in device.local:
+            call = ast.Call(
+                ast.Name("_local_of_device", ast.Load()), [ast.Constant(device.name), ast.Constant(a.name)], []
+            )
+            inner_body.append(ast.Assign([ast.Name(a.name, ast.Store())], call))
+        inner_body += inner.block(copy.deepcopy(device.body)) or [ast.Pass()]
+        inner_params = ast.arguments([], [ast.arg(n) for n in device.params], None, [], [], None, [])
+        functions.append(_DeviceIds().visit(_define(device.name, inner_params, inner_body)))
+    module = ast.Module(functions, [])
+    _locate(module, program.line)
+    return module, transformer.labels
+
+
+def source(program):
+    """The Python source of an interpreted kernel, as text: a yield is where a thread waits."""
+    heading = f"# {program.name} ({place(program.filename)}:{program.line}), as the CPU device interprets it\n\n"
+    return heading + ast.unparse(ast.fix_missing_locations(_module(program, False)[0])) + "\n"
+
+
+def shared_bytes(program):
+    """Bytes of a program's shared arrays but dynamic ones; 8 an element where an argument gives the dtype."""
+    arrays = [a for a in program.shared.values() if a.shape != (0,)]
+    sizes = [8 if isinstance(a.dtype, rewrite.DtypeOf) else dtype_of(a.dtype).itemsize for a in arrays]
+    return sum(int(np.prod(a.shape)) * size for a, size in zip(arrays, sizes, strict=True))
+
+
 class Interpreter:
     """A launch in plain Python. Faults are raised."""
 
@@ -453,34 +498,7 @@ class Interpreter:
     def _compile(self, bound):
         """A function that starts a thread's generator, given the thread's indices and the block's shared arrays."""
         p = self.program
-        transformer = _ToPython(self.counts_branches)
-        body = transformer.block(copy.deepcopy(p.body)) or [ast.Pass()]
-        body = [s for s in body if s is not None]
-        locals_ = [
-            ast.Assign(
-                [ast.Name(a.name, ast.Store())], ast.Call(ast.Name("_local", ast.Load()), [ast.Constant(a.name)], [])
-            )
-            for a in p.local.values()
-        ]
-        # the unreachable yield makes a generator of a kernel without barriers
-        unreachable = ast.If(ast.Constant(False), [ast.Expr(ast.Yield(ast.Constant(None)))], [])
-        params = [*rewrite.ID_NAMES, "_t", "_b", *p.shared, *p.params]
-        arguments = ast.arguments([], [ast.arg(n) for n in params], None, [], [], None, [])
-        definition = _define(p.name, arguments, [unreachable, *locals_, *body])
-        functions = [definition]
-        for device in p.devices.values():
-            inner = _ToPython(self.counts_branches)
-            inner_body = []
-            for a in device.local:
-                call = ast.Call(
-                    ast.Name("_local_of_device", ast.Load()), [ast.Constant(device.name), ast.Constant(a.name)], []
-                )
-                inner_body.append(ast.Assign([ast.Name(a.name, ast.Store())], call))
-            inner_body += inner.block(copy.deepcopy(device.body)) or [ast.Pass()]
-            inner_params = ast.arguments([], [ast.arg(n) for n in device.params], None, [], [], None, [])
-            functions.append(_DeviceIds().visit(_define(device.name, inner_params, inner_body)))
-        module = self.module = ast.Module(functions, [])
-        _locate(module, p.line)
+        self.module, labels = _module(p, self.counts_branches)
         namespace = {
             **_HELPERS,
             **bound,
@@ -497,9 +515,9 @@ class Interpreter:
         namespace["_atomic_cas"] = self._compare_and_swap
         if self.counts_branches:
             namespace["_branch"] = self._branch
-        for label in transformer.labels:
+        for label in labels:
             namespace[f"_Leave{label}"] = type(f"_Leave{label}", (Exception,), {})
-        exec(compile(module, p.filename, "exec"), namespace)
+        exec(compile(self.module, p.filename, "exec"), namespace)
         make = namespace[p.name]
         given = [bound[name] for name in p.params]
         return (lambda ids, t, b, shared: make(*ids, t, b, *shared, *given)), namespace

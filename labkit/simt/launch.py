@@ -41,12 +41,14 @@ from labkit.simt.errors import (
     place,
 )
 from labkit.simt.inference import type_error
+from labkit.simt.ptx import TensorMap
 
 JIT_OPTIONS = {"device", "inline", "forceinline", "link", "debug", "opt", "lineinfo", "cache", "launch_bounds", "lto",
                "shared_memory_carveout", "fastmath", "max_registers", "extensions", "nopython", "argtypes", "restype",
                "bind", "boundscheck", "abi", "abi_info", "target"}  # fmt: skip
 
 
+_TENSOR_MAP = types.Opaque("tensor_map")
 MAX_COOPERATIVE_THREADS = 1 << 18  # a large GPU holds about as many at once
 
 
@@ -172,6 +174,18 @@ class Compiled:
         padded = -(-threads // 32) * 32
         shared = (self.shared_bytes + -(-dynamic // 64) * 64) * blocks
         return shared + self.fixed_bytes + self.thread_bytes * padded * blocks + 64
+
+
+class Interpreted:
+    """A kernel that is interpreted: its warps wait for one another inside their own loops."""
+
+    def __init__(self, program):
+        from labkit.simt.interpreter import shared_bytes
+
+        self.program = program
+        self.static_bytes = shared_bytes(program)
+
+    max_cooperative_grid_blocks = Compiled.max_cooperative_grid_blocks
 
 
 @contextlib.contextmanager
@@ -357,7 +371,9 @@ class Kernel:
                     f"{self.__name__} has {len(self.params)} parameters and its signature {len(argument_types)}"
                 )
             with _COMPILE_LOCK:
-                compiled = Compiled(rewrite.rewrite(self.py_func), argument_types, order)
+                program = rewrite.rewrite(self.py_func)
+                interpreted = program.interpreted
+                compiled = Interpreted(program) if interpreted else Compiled(program, argument_types, order)
                 self._compiled[key] = compiled
         return compiled
 
@@ -373,6 +389,8 @@ class Kernel:
         return self._compile(fitting[0]), [_as_scalar(a, ty) for a, ty in zip(args, fitting[0], strict=True)]
 
     def _typeof(self, position, value):
+        if isinstance(value, TensorMap):
+            return _TENSOR_MAP
         try:
             return numba.typeof(value)
         except (ValueError, TypeError, NumbaError) as error:
@@ -424,6 +442,8 @@ def _host_view(value):
 
 
 def _fits(value, ty):
+    if isinstance(value, TensorMap):
+        return True
     if isinstance(ty, types.Array):
         if not isinstance(value, np.ndarray) or value.ndim != ty.ndim:
             return False
@@ -473,7 +493,10 @@ class Launch:
         compiled, values = kernel.compiled_for(values)
         self._check_shared(compiled)
         self._check_cooperative(compiled)
-        _run(kernel, compiled, self.grid, self.block, self.sharedmem, values)
+        if isinstance(compiled, Interpreted):
+            _interpret(compiled, self.grid, self.block, self.sharedmem, values)
+        else:
+            _run(kernel, compiled, self.grid, self.block, self.sharedmem, values)
         for copy_back in afterwards:
             copy_back()
 
@@ -486,7 +509,7 @@ class Launch:
             return value
         if isinstance(value, np.float16):
             return np.float32(value)
-        if isinstance(value, (bool, int, float, complex, np.generic, tuple)):
+        if isinstance(value, (bool, int, float, complex, np.generic, tuple, TensorMap)):
             if isinstance(value, int) and not -(2**63) <= value < 2**64:
                 raise ArgumentError(f"{who} is {value}, which does not fit in 64 bits")
             return value
@@ -649,6 +672,13 @@ class _Run:
         return None
 
 
+def _interpret(compiled, grid, block, dynamic, arguments):
+    from labkit.simt.interpreter import Interpreter
+
+    with _LAUNCH_LOCK:
+        Interpreter(compiled.program, grid, block, dynamic, arguments).run()
+
+
 def _run(kernel, compiled, grid, block, dynamic, arguments):
     with _LAUNCH_LOCK:
         run = _Run(compiled, grid, block, dynamic, arguments)
@@ -805,6 +835,10 @@ def show(kernel, *args):
     if not isinstance(kernel, Kernel):
         raise TypeError(f"show takes a kernel of the CPU device, not {kernel!r}")
     program = rewrite.rewrite(kernel.py_func)
+    if program.interpreted:
+        from labkit.simt.interpreter import source
+
+        return source(program)
     if kernel._given and not args:
         argument_types = kernel._given[0]
     elif len(args) != len(kernel.params):

@@ -732,8 +732,11 @@ class _Resolver:
             return self._declare(*declared, s, self.names[name] if once else None, s.targets[0])
         value = self.expression(s.value)
         targets = [self.expression(t) for t in s.targets]
-        if len(targets) == 1 and isinstance(targets[0], ast.Tuple) and isinstance(value, ast.Tuple):
-            return self._split_tuple(targets[0], value, s)
+        if len(targets) == 1 and isinstance(targets[0], ast.Tuple):
+            if isinstance(value, ast.Tuple):
+                return self._split_tuple(targets[0], value, s)
+            if any(isinstance(t, ast.Subscript) for t in targets[0].elts):
+                return self._unpack(targets[0], value, s)
         if len(targets) > 1:
             name = self.rewriter.fresh("c")
             return [_assign(name, value, s)] + [
@@ -752,6 +755,14 @@ class _Resolver:
         kept = [self.rewriter.fresh("c") for _ in value.elts]
         return [_assign(k, v, s) for k, v in zip(kept, value.elts, strict=True)] + [
             _at(ast.Assign([t], ast.Name(k, ast.Load())), s) for t, k in zip(target.elts, kept, strict=True)
+        ]
+
+    def _unpack(self, target, value, s):
+        """a[0], a[1] = f() -> into names, then from the names into the elements."""
+        names = [self.rewriter.fresh("c") for _ in target.elts]
+        whole = ast.Tuple([ast.Name(name, ast.Store()) for name in names], ast.Store())
+        return [_at(ast.Assign([whole], value), s)] + [
+            _at(ast.Assign([t], ast.Name(name, ast.Load())), s) for t, name in zip(target.elts, names, strict=True)
         ]
 
     def _annassign(self, s):
