@@ -1,0 +1,436 @@
+"""Products on Hopper's tensor cores: wgmma fed by TMA. The kernels behind the last rungs of matmul_half and linear.
+
+Shapes  a (M, K), b (K, N), or as the weights of a linear layer (N, K); bias (N,); out (M, N). float16, sums in float32;
+        the bias may be float16 or float32
+Sizes   K and N multiples of 8: TMA wants rows of a multiple of 16 bytes. Any M
+Needs   compute capability 9.0 exactly (sm_90a)
+Source  PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions", "Tensors", "mbarrier"; NVIDIA CUTLASS, "Efficient
+        GEMM in CUDA: Hopper Warp Specialization"; P. Shankhdhar, "Outperforming cuBLAS on H100" (2024)
+
+Three parts of the chip work here at once, and each is told what to do by few threads:
+
+    TMA           copies boxes of a matrix to shared memory. One thread starts a copy, says where it lies in the matrix
+                  and which mbarrier counts its bytes; zeros stand for what lies outside. No thread computes addresses.
+    tensor cores  multiply. wgmma reads both operands from shared memory and adds to sums in the registers of 128
+                  threads, a warpgroup: 64 rows x up to 256 columns. It runs on while the threads do something else.
+    threads       only wait, and convert the sums in the end.
+
+How a tile lies in shared memory: rows of 64 halves are 128 bytes, all 32 banks. TMA writes 16-byte piece c of row r at
+place c ^ (r % 8), the 128-byte swizzle, so that eight rows of the same piece lie in eight different groups of banks.
+The descriptor that wgmma takes says the same; so must the code that writes a tile for TMA to store.
+
+    a, and weights (N, K)   a box has 64 halves of K and a row for each row of the tile: "K-major"
+    b (K, N)                boxes of 64 columns, with a row for each k: "MN-major". wgmma transposes as it reads
+"""
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+from numba import float32, uint32, uint64
+
+from labkit import cuda, device, ptx
+from labkit.kernels.launching import aligned, check_array, dynamic_shared
+from labkit.op import rung
+
+DEPTH = 64  # halves of K in a stage: a row of 128 bytes, the widest swizzle
+BOX = 64 * DEPTH  # halves in a box of 64 rows, 8 KB
+ROW_GROUP = 1024  # bytes from eight rows of a tile to the next eight
+BAND = 8  # tiles that neighbouring blocks go down before they go to the next column
+OVERHEAD = 256  # what a tile costs besides its products, as columns times steps
+CPU_BLOCKS = 2  # persistent blocks on the CPU device: few, so that each has several tiles
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a block computes at a time: 128 rows x cols, in steps of 64 along K, `stages` of them in shared memory."""
+
+    cols: int
+    stages: int
+    rows: int = 128
+
+    @property
+    def stage_halves(self) -> int:
+        return (self.rows + self.cols) * DEPTH
+
+    def count(self, rows: int, cols: int) -> int:
+        """Tiles that cover rows x cols."""
+        return -(-rows // self.rows) * -(-cols // self.cols)
+
+    def __str__(self):
+        return f"{self.rows}x{self.cols}x{DEPTH}, {self.stages} stages"
+
+
+# --- Pieces that the kernels share ---------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def unchanged(x):
+    return x
+
+
+def make_place(tile: Tile):
+    """A device function: the first row and column of a tile, from its number."""
+    ROWS, COLS = tile.rows, tile.cols
+
+    @cuda.jit(device=True)
+    def place(number, rows, cols):
+        """Numbers go down BAND tiles, then to the next column: tiles computed at the same time form a patch, not a
+        line, and find each other's rows and columns in the L2."""
+        down = uint32((rows + uint32(ROWS - 1)) // uint32(ROWS))
+        across = uint32((cols + uint32(COLS - 1)) // uint32(COLS))
+        band = number // uint32(uint32(BAND) * across)
+        first = uint32(band * uint32(BAND))
+        height = uint32(min(uint32(down - first), uint32(BAND)))
+        rest = uint32(number - uint32(first * across))
+        col = uint32(rest // height)
+        row = uint32(first + rest - col * height)
+        return uint32(row * uint32(ROWS)), uint32(col * uint32(COLS))
+
+    return place
+
+
+def make_load(tile: Tile, weights: bool):
+    """A device function: starts the copies of one stage. One thread calls it, when the stage is free."""
+    A_HALVES, STAGE, STAGE_BYTES = tile.rows * DEPTH, tile.stage_halves, 2 * tile.stage_halves
+    B_BOXES = tile.cols // 64
+
+    @cuda.jit(device=True)
+    def load(tiles, loaded, stage, a_map, b_map, row, col, k):
+        a_tile = stage * uint32(STAGE)
+        b_tile = a_tile + uint32(A_HALVES)
+        ptx.mbarrier_expect_tx(loaded, stage, uint32(STAGE_BYTES))  # whole boxes count, also beyond an edge
+        ptx.tma_load_2d(tiles, a_tile, a_map, k, row, loaded, stage)
+        if weights:
+            ptx.tma_load_2d(tiles, b_tile, b_map, k, col, loaded, stage)
+        else:
+            for box in range(B_BOXES):
+                ptx.tma_load_2d(tiles, b_tile + uint32(box * BOX), b_map, col + uint32(box * 64), k, loaded, stage)
+
+    return load
+
+
+def b_layout(weights: bool) -> tuple:
+    """For wgmma_descriptor: bytes from 64 columns to the next 64 (unused if K-major), and what advances K by 16."""
+    return (16, 2) if weights else (2 * BOX, 16 * 128 // 16)
+
+
+def wgmma_of(cols: int, weights: bool):
+    return getattr(ptx, f"wgmma_m64n{cols}k16_f32_f16" + ("" if weights else "_bmn"))
+
+
+# --- All threads do the same -----------------------------------------------------------------------------------------
+
+SIMPLE = Tile(cols=128, stages=3)
+
+
+@functools.cache
+def make_wgmma(*, weights: bool, bias: bool):
+    """A block of two warpgroups computes 128 x 128 sums, 64 rows each: 64 registers of a thread.
+
+    Shared memory: three stages, each 16 KB of a and 16 KB of b. Two blocks fit a multiprocessor: where one waits for
+    its tensor cores or stores its sums, the other multiplies.
+    """
+    COLS, STAGES, STAGE = SIMPLE.cols, SIMPLE.stages, SIMPLE.stage_halves
+    A_HALVES, STAGE_STEP = SIMPLE.rows * DEPTH, STAGE * 2 // 16
+    SUMS = COLS // 2
+    B_LEADING, B_STEP = b_layout(weights)
+    place, load, wgmma = make_place(SIMPLE), make_load(SIMPLE, weights), wgmma_of(COLS, weights)
+
+    @cuda.jit(launch_bounds=(256, 2))
+    def wgmma_kernel(a_map, b_map, bias_of, depth, out):
+        tiles = cuda.shared.array(0, np.float16, alignment=1024)
+        loaded = cuda.shared.array(STAGES, np.uint64)
+        rows, cols = uint32(out.shape[0]), uint32(out.shape[1])
+        thread = uint32(cuda.threadIdx.x)
+        warpgroup, warp, lane = thread // uint32(128), thread // uint32(32) % uint32(4), thread % uint32(32)
+        row, col = place(uint32(cuda.blockIdx.x), rows, cols)
+
+        if thread == uint32(0):
+            for stage in range(STAGES):
+                ptx.mbarrier_init(loaded, uint32(stage), uint32(1))
+            ptx.fence_mbarrier_init()
+            for stage in range(STAGES):
+                if uint32(stage * DEPTH) < depth:
+                    load(tiles, loaded, uint32(stage), a_map, b_map, row, col, uint32(stage * DEPTH))
+        cuda.syncthreads()  # the barriers are there
+
+        sums = cuda.local.array(SUMS, float32)
+        a_first = ptx.wgmma_descriptor(tiles, warpgroup * uint32(BOX), 16, ROW_GROUP, 128)
+        b_first = ptx.wgmma_descriptor(tiles, uint32(A_HALVES), B_LEADING, ROW_GROUP, 128)
+        stage, parity, k = uint32(0), uint32(0), uint32(0)
+        while k < depth:
+            ptx.mbarrier_wait(loaded, stage, parity)
+            a_tile = a_first + uint64(stage * uint32(STAGE_STEP))
+            b_tile = b_first + uint64(stage * uint32(STAGE_STEP))
+            ptx.wgmma_fence()
+            for i in range(DEPTH // 16):
+                add = uint32(1) if i > 0 else uint32(k > uint32(0))
+                wgmma(sums, a_tile + uint64(2 * i), b_tile + uint64(B_STEP * i), add)
+            ptx.wgmma_commit()
+            ptx.wgmma_wait(0)
+            cuda.syncthreads()  # both warpgroups have read the stage: it is free to overwrite
+            k = uint32(k + uint32(DEPTH))
+            ahead = uint32(k + uint32((STAGES - 1) * DEPTH))
+            if thread == uint32(0) and ahead < depth:
+                load(tiles, loaded, stage, a_map, b_map, row, col, ahead)
+            stage = uint32(stage + uint32(1))
+            if stage == uint32(STAGES):  # once round the ring: the barriers are in their next phase
+                stage, parity = uint32(0), uint32(1) - parity
+
+        row = uint32(row + warpgroup * uint32(64) + warp * uint32(16) + lane // uint32(4))
+        col = uint32(col + (lane % uint32(4)) * uint32(2))
+        for j in range(COLS // 8):
+            if col < cols:
+                x = float32(bias_of[col]) if bias else float32(0.0)
+                y = float32(bias_of[col + uint32(1)]) if bias else float32(0.0)
+                at = row * cols + col
+                if row < rows:
+                    ptx.store_global_half2(out, at, sums[4 * j] + x, sums[4 * j + 1] + y)
+                if row + uint32(8) < rows:
+                    ptx.store_global_half2(out, at + uint32(8) * cols, sums[4 * j + 2] + x, sums[4 * j + 3] + y)
+            col = uint32(col + uint32(8))
+
+    return wgmma_kernel
+
+
+# --- Each warpgroup has its task -------------------------------------------------------------------------------------
+
+TILES = (Tile(cols=256, stages=3), Tile(cols=192, stages=4), Tile(cols=128, stages=5))
+
+
+@functools.cache
+def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation=unchanged):
+    """As many blocks as multiprocessors; each computes one tile after the other, until none is left.
+
+    Warpgroups 0 and 1, the consumers, multiply: 64 rows each, one sum of a thread for every two columns, 128 registers
+    for 256 columns. Warpgroup 2, the producer, gives its registers away, and one thread of it starts every copy; it
+    runs ahead by up to `stages` steps, also into the next tile while the consumers store this one.
+
+    Two barriers for each stage of the ring. `loaded`: its bytes have come (the producer arrives once and says how many
+    it expects). `freed`: it may be overwritten (each consumer arrives once).
+
+        producer                               consumer
+        wait for freed[stage]                  wait for loaded[stage]
+        expect bytes on loaded[stage], copy    multiply, wait for the products
+        next stage                             arrive at freed[stage], next stage
+
+    Shared memory, for 256 columns:
+             0  three stages, each 16 KB of a and 32 KB of b
+        147456  128 x 256 finished halves, 64 KB, as boxes of 64 x 64 that TMA stores; four for each consumer
+    and the barriers, and a tile's part of the bias for each consumer. The consumers' sums begin as the bias.
+    """
+    ROWS, COLS, STAGES, STAGE = tile.rows, tile.cols, tile.stages, tile.stage_halves
+    A_HALVES, STAGE_STEP = ROWS * DEPTH, STAGE * 2 // 16
+    SUMS, BOXES = COLS // 2, COLS // 64
+    BOTH_COLS = 2 * COLS
+    FINISHED = STAGES * STAGE  # where the finished halves begin
+    B_LEADING, B_STEP = b_layout(weights)
+    place, load, wgmma = make_place(tile), make_load(tile, weights), wgmma_of(COLS, weights)
+
+    @cuda.jit(launch_bounds=(384, 1))  # a bound, so that setmaxnreg has something to move: 168 registers a thread
+    def wgmma_specialised_kernel(a_map, b_map, out_map, bias_of, rows, cols, depth):
+        tiles = cuda.shared.array(0, np.float16, alignment=1024)
+        words = cuda.shared.array(0, np.uint32, alignment=1024)  # the same memory, two halves at a time
+        loaded = cuda.shared.array(STAGES, np.uint64)
+        freed = cuda.shared.array(STAGES, np.uint64)
+        bias_tile = cuda.shared.array(BOTH_COLS, float32, alignment=16)
+        thread = uint32(cuda.threadIdx.x)
+        warpgroup, member = thread // uint32(128), thread % uint32(128)
+        first_member = member == uint32(0)
+
+        if thread == uint32(0):
+            for stage in range(STAGES):
+                ptx.mbarrier_init(loaded, uint32(stage), uint32(1))
+                ptx.mbarrier_init(freed, uint32(stage), uint32(2))
+            ptx.fence_mbarrier_init()
+        cuda.syncthreads()
+
+        count = uint32((rows + uint32(ROWS - 1)) // uint32(ROWS) * ((cols + uint32(COLS - 1)) // uint32(COLS)))
+        number = uint32(cuda.blockIdx.x)
+        stage, parity = uint32(0), uint32(0)
+
+        if warpgroup == uint32(2):
+            ptx.setmaxnreg_decrease(24)
+            if first_member:
+                ptx.prefetch_tensor_map(a_map)
+                ptx.prefetch_tensor_map(b_map)
+                ptx.prefetch_tensor_map(out_map)
+                while number < count:
+                    row, col = place(number, rows, cols)
+                    k = uint32(0)
+                    while k < depth:
+                        ptx.mbarrier_wait(freed, stage, uint32(1) - parity)  # passes at once in the first lap
+                        load(tiles, loaded, stage, a_map, b_map, row, col, k)
+                        k = uint32(k + uint32(DEPTH))
+                        stage = uint32(stage + uint32(1))
+                        if stage == uint32(STAGES):
+                            stage, parity = uint32(0), uint32(1) - parity
+                    number = uint32(number + uint32(cuda.gridDim.x))
+        else:
+            ptx.setmaxnreg_increase(240)
+            sums = cuda.local.array(SUMS, float32)
+            a_first = ptx.wgmma_descriptor(tiles, warpgroup * uint32(BOX), 16, ROW_GROUP, 128)
+            b_first = ptx.wgmma_descriptor(tiles, uint32(A_HALVES), B_LEADING, ROW_GROUP, 128)
+
+            # A thread's sums: rows `upper` and upper + 8 of its consumer's 64, columns 8 * j + 2 * quad and the next.
+            lane, quad = member % uint32(32), member % uint32(4)
+            eighth = lane // uint32(4)  # its row among eight, which the swizzle takes
+            upper = member // uint32(32) * uint32(16) + eighth
+            finished = uint32(FINISHED) + warpgroup * uint32(BOXES * BOX)
+            word = finished // uint32(2) + upper * uint32(32) + quad
+
+            while number < count:
+                row, col = place(number, rows, cols)
+                row = uint32(row + warpgroup * uint32(64))
+                if bias:
+                    # Columns 2q, 2q + 1, 2q + 8 and 2q + 9 of each 16 go next to each other: one 128-bit load a thread.
+                    for i in range((COLS + 127) // 128):
+                        n = member + uint32(i * 128)
+                        if n < uint32(COLS):
+                            at = n // uint32(16) * uint32(16) + n // uint32(2) % uint32(4) * uint32(4)
+                            at = at + n // uint32(8) % uint32(2) * uint32(2) + n % uint32(2)
+                            value = float32(bias_of[col + n]) if col + n < cols else float32(0.0)
+                            bias_tile[warpgroup * uint32(COLS) + at] = value
+                    ptx.named_barrier_sync(warpgroup + uint32(1), uint32(128))
+                    for j in range(COLS // 16):
+                        at = warpgroup * uint32(COLS) + uint32(16 * j) + quad * uint32(4)
+                        x, y, z, w = ptx.load_shared4(bias_tile, at)
+                        sums[8 * j], sums[8 * j + 1], sums[8 * j + 2], sums[8 * j + 3] = x, y, x, y
+                        sums[8 * j + 4], sums[8 * j + 5], sums[8 * j + 6], sums[8 * j + 7] = z, w, z, w
+
+                k = uint32(0)
+                while k < depth:
+                    ptx.mbarrier_wait(loaded, stage, parity)
+                    a_tile = a_first + uint64(stage * uint32(STAGE_STEP))
+                    b_tile = b_first + uint64(stage * uint32(STAGE_STEP))
+                    ptx.wgmma_fence()
+                    for i in range(DEPTH // 16):
+                        add = uint32(1) if bias or i > 0 else uint32(k > uint32(0))
+                        wgmma(sums, a_tile + uint64(2 * i), b_tile + uint64(B_STEP * i), add)
+                    ptx.wgmma_commit()
+                    ptx.wgmma_wait(0)  # the other consumer's products keep the tensor cores busy meanwhile
+                    if first_member:
+                        ptx.mbarrier_arrive(freed, stage)
+                    k = uint32(k + uint32(DEPTH))
+                    stage = uint32(stage + uint32(1))
+                    if stage == uint32(STAGES):
+                        stage, parity = uint32(0), uint32(1) - parity
+
+                if first_member:
+                    ptx.tma_store_wait(0)  # the last tile has left shared memory
+                ptx.named_barrier_sync(warpgroup + uint32(1), uint32(128))
+                for j in range(COLS // 8):
+                    piece = uint32(j // 8 * BOX // 2) + (uint32(j % 8) ^ eighth) * uint32(4)
+                    words[word + piece] = ptx.pack_half2(activation(sums[4 * j]), activation(sums[4 * j + 1]))
+                    words[word + piece + uint32(8 * 32)] = ptx.pack_half2(activation(sums[4 * j + 2]),
+                                                                          activation(sums[4 * j + 3]))
+                ptx.fence_proxy_async()
+                ptx.named_barrier_sync(warpgroup + uint32(1), uint32(128))
+                if first_member:
+                    for box in range(BOXES):
+                        ptx.tma_store_2d(out_map, col + uint32(box * 64), row, tiles, finished + uint32(box * BOX))
+                    ptx.tma_store_commit()
+                number = uint32(number + uint32(cuda.gridDim.x))
+            if first_member:
+                ptx.tma_store_wait(0)
+
+    return wgmma_specialised_kernel
+
+
+# --- Launchers -------------------------------------------------------------------------------------------------------
+
+
+def choose_tile(rows: int, cols: int, depth: int, blocks: int) -> Tile:
+    """The tile with which `blocks` blocks are done first: few tiles for the busiest one, each with little to do.
+
+    A tile costs its columns in every step along K, and OVERHEAD once, for its start and its end.
+    """
+    steps = -(-depth // DEPTH)
+    return min(TILES, key=lambda tile: -(-tile.count(rows, cols) // blocks) * (tile.cols * steps + OVERHEAD))
+
+
+def multiply(a, b, bias, out, *, weights: bool, stream=0) -> None:
+    """out = a @ b, or a @ b.T + bias with weights: two warpgroups that copy and multiply in turns."""
+    rows, cols, depth = _check(a, b, bias, out, weights)
+    kernel = make_wgmma(weights=weights, bias=bias is not None)
+    arguments = (*_maps(a, b, SIMPLE, weights), out if bias is None else bias, np.uint32(depth), out)
+    shared = 2 * SIMPLE.stages * SIMPLE.stage_halves
+    dynamic_shared(kernel, shared, *arguments)
+    kernel[SIMPLE.count(rows, cols), 256, stream, shared](*arguments)
+
+
+def multiply_specialised(a, b, bias, out, *, weights: bool, activation=unchanged, tile: Tile | None = None,
+                         stream=0) -> None:
+    """out = activation(a @ b), or activation(a @ b.T + bias) with weights: a producer and two consumers.
+
+    activation: a device function of one float32. tile: one of TILES; without it the one that suits the sizes.
+    """
+    rows, cols, depth = _check(a, b, bias, out, weights)
+    blocks = cuda.get_current_device().MULTIPROCESSOR_COUNT if device.on_gpu() else CPU_BLOCKS
+    tile = tile or choose_tile(rows, cols, depth, blocks)
+    kernel = make_wgmma_specialised(tile, weights=weights, bias=bias is not None, activation=activation)
+    arguments = (*_maps(a, b, tile, weights), ptx.tensor_map_2d(out, 64, 64), out if bias is None else bias,
+                 np.uint32(rows), np.uint32(cols), np.uint32(depth))
+    shared = 2 * (tile.stages * tile.stage_halves + tile.rows * tile.cols)
+    dynamic_shared(kernel, shared, *arguments)
+    kernel[min(blocks, tile.count(rows, cols)), 384, stream, shared](*arguments)
+
+
+def _maps(a, b, tile: Tile, weights: bool) -> tuple:
+    """What TMA needs to know of a and b: the matrix, and the box that one copy takes of it."""
+    return ptx.tensor_map_2d(a, tile.rows, DEPTH), ptx.tensor_map_2d(b, tile.cols if weights else DEPTH, 64)
+
+
+def _check(a, b, bias, out, weights: bool) -> tuple:
+    """Rows, columns and depth of the product, or an error that names what does not fit."""
+    check_array("a", a, ndim=2, dtype=np.float16)
+    check_array("b", b, ndim=2, dtype=np.float16)
+    (rows, depth), (b_depth, cols) = a.shape, b.shape[::-1] if weights else b.shape
+    if b_depth != depth:
+        raise ValueError(f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; the columns of a ({depth}) must equal "
+                         f"the {'columns' if weights else 'rows'} of b ({b_depth})")
+    for name, size in (("K", depth), ("N", cols)):
+        if size % 8:
+            raise ValueError(f"{name} is {size}; it must be a multiple of 8: TMA takes rows of a multiple of 16 bytes")
+    check_array("out", out, shape=(rows, cols), dtype=np.float16)
+    if bias is not None:
+        check_array("bias", bias, shape=(cols,), dtype=np.float32 if bias.dtype == np.float32 else np.float16)
+    if not aligned(a, b, out):
+        raise ValueError("a, b and out must begin at multiples of 16 bytes, for TMA; one is a view that does not")
+    return rows, cols, depth
+
+
+KERNELS = {(weights, bias): make_wgmma(weights=weights, bias=bias)
+           for weights, bias in ((False, False), (True, True))}
+SPECIALISED = {(weights, bias): tuple(make_wgmma_specialised(tile, weights=weights, bias=bias) for tile in TILES)
+               for weights, bias in ((False, False), (True, True))}
+IDEA = "wgmma: tensor cores read shared memory, TMA fills it"
+IDEA_SPECIALISED = "one warpgroup copies, two multiply, tiles follow without a pause"
+SIZES = "K and N multiples of 8"
+
+
+@rung(kernel=KERNELS[False, False], idea=IDEA, needs=(9, 0), sizes=SIZES)
+def matmul_half_wgmma(a, b, out, stream=0):
+    """wgmma in place of mma.sync: 128 threads multiply 64 x 128 at once, without fragments in registers; TMA copies."""
+    multiply(a, b, None, out, weights=False, stream=stream)
+
+
+@rung(kernel=SPECIALISED[False, False], idea=IDEA_SPECIALISED, needs=(9, 0), sizes=SIZES)
+def matmul_half_wgmma_specialised(a, b, out, stream=0):
+    """As wgmma, but a producer copies ahead while two consumers multiply 128 x 256, and persistent blocks store a tile
+    while the next one is already coming."""
+    multiply_specialised(a, b, None, out, weights=False, stream=stream)
+
+
+@rung(kernel=KERNELS[True, True], idea=IDEA, needs=(9, 0), sizes=SIZES)
+def linear_wgmma(x, weights, bias, out, stream=0):
+    """wgmma in place of mma.sync: 128 threads multiply 64 x 128 at once, without fragments in registers; TMA copies."""
+    multiply(x, weights, bias, out, weights=True, stream=stream)
+
+
+@rung(kernel=SPECIALISED[True, True], idea=IDEA_SPECIALISED, needs=(9, 0), sizes=SIZES)
+def linear_wgmma_specialised(x, weights, bias, out, stream=0):
+    """As wgmma, but a producer copies ahead while two consumers multiply 128 x 192 or so, as suits the sizes, and
+    persistent blocks store a tile while the next one is already coming. The sums begin as the bias."""
+    multiply_specialised(x, weights, bias, out, weights=True, stream=stream)
