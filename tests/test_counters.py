@@ -70,7 +70,8 @@ def test_a_profile_gives_each_launch_to_the_rung_that_made_it():
     data = {"machine": {"device": "NVIDIA Imaginary", "date": "2026-01-02"},
             "ops": {"softmax": {"size": {"R": 8, "C": 4}, "bytes": 3_000_000, "rows": rows}}}
     shown = str(counters.profile("softmax", data))
-    for part in ("two: a", "long_scoreboard 7.5", "long_scoreboard: data from global or local memory.", "has to move 3 MB", "NVIDIA Imaginary", "R=8, C=4"):
+    for part in ("two: a", "long_scoreboard 7.5", "long_scoreboard: data from global or local memory.",
+                 "has to move 3 MB", "NVIDIA Imaginary", "R=8, C=4"):
         assert part in shown
     assert "selected" not in shown, "an issued warp does not wait"
 

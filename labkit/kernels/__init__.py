@@ -12,12 +12,20 @@ HOMES = {
     "volume_add": "elementwise",
     "broadcast_add": "broadcast",
     "matmul": "matmul",
+    "bias_gelu_add": "bias_gelu_add",
     "reduce_sum": "reduce",
     "reduce_max": "reduce",
     "softmax": "softmax",
     "masked_softmax_none": "masked_softmax",
     "masked_softmax_causal": "masked_softmax",
     "masked_softmax_padding": "masked_softmax",
+    "transpose": "transpose",
+    "layernorm": "layernorm",
+    "residual_add": "residual_add",
+    "add_layernorm": "layernorm",
+    "residual_layernorm": "layernorm",
+    "gelu": "gelu",
+    "gelu_erf": "gelu",
 }
 
 

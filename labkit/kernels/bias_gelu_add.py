@@ -1,0 +1,117 @@
+"""Bias, GELU, residual: out = gelu(x + bias) + residual, the end of a transformer's feed-forward layer.
+
+Shapes  x, residual, out (R, C), bias (C,); float32, C-contiguous; any sizes
+Work    12*R*C flop; at least 4*(3*R*C + C) bytes, each array moved once
+Source  Radford et al.: Language Models are Unsupervised Multitask Learners (2019): GPT-2, whose layers end so
+
+At the size that it is timed at the work is nothing and the launches are everything.
+"""
+
+import functools
+
+import numpy as np
+from numba import uint32
+
+from labkit import cuda
+from labkit.kernels.gelu import gelu_tanh, gelu_tanh_reference
+from labkit.kernels.launching import check_array
+from labkit.op import Op, Rival, rung, uniform
+
+BLOCK = 256
+
+
+def bias_gelu_add_reference(x, bias, residual):
+    return gelu_tanh_reference(x.astype(np.float64) + bias) + residual
+
+
+@cuda.jit
+def add_bias_kernel(x, bias, out):
+    i = uint32(cuda.grid(1))
+    if i < out.size:
+        out[i] = x[i] + bias[i % uint32(bias.size)]
+
+
+@cuda.jit
+def apply_gelu_kernel(out):
+    i = uint32(cuda.grid(1))
+    if i < out.size:
+        out[i] = gelu_tanh(out[i])
+
+
+@cuda.jit
+def add_residual_kernel(residual, out):
+    i = uint32(cuda.grid(1))
+    if i < out.size:
+        out[i] += residual[i]
+
+
+@rung(kernel=(add_bias_kernel, apply_gelu_kernel, add_residual_kernel), idea="three kernels, one for each step")
+def bias_gelu_add_three_kernels(x, bias, residual, out, stream=0):
+    """A kernel for each step. Between them the result so far goes to memory and comes back."""
+    blocks = _check(x, bias, residual, out)
+    x, residual, out = (array.reshape(array.size) for array in (x, residual, out))
+    add_bias_kernel[blocks, BLOCK, stream](x, bias, out)
+    apply_gelu_kernel[blocks, BLOCK, stream](out)
+    add_residual_kernel[blocks, BLOCK, stream](residual, out)
+
+
+@cuda.jit
+def bias_gelu_add_fused_kernel(x, bias, residual, out):
+    i = uint32(cuda.grid(1))
+    if i < out.size:
+        out[i] = gelu_tanh(x[i] + bias[i % uint32(bias.size)]) + residual[i]
+
+
+@rung(kernel=bias_gelu_add_fused_kernel, idea="one kernel for all three steps")
+def bias_gelu_add_fused(x, bias, residual, out, stream=0):
+    """As three kernels, but the steps follow one another in a register: one launch, and each array moves once."""
+    blocks = _check(x, bias, residual, out)
+    x, residual, out = (array.reshape(array.size) for array in (x, residual, out))
+    bias_gelu_add_fused_kernel[blocks, BLOCK, stream](x, bias, residual, out)
+
+
+def _check(x, bias, residual, out) -> int:
+    check_array("x", x, ndim=2)
+    check_array("bias", bias, shape=x.shape[1:])
+    check_array("residual", residual, shape=x.shape)
+    check_array("out", out, shape=x.shape)
+    return -(-out.size // BLOCK)
+
+
+def _tolerance(x, bias, residual):
+    """The sum is rounded once, and GELU's slope is at most 1.13; GELU in some ten roundings of a value no larger than
+    its argument; the last sum once. Allowed is twice that."""
+    argument = np.abs(x) + np.abs(bias)
+    return float(np.finfo(np.float32).eps) * (12 * argument + np.abs(residual))
+
+
+def _three_lines(torch, x, bias, residual, out=None):
+    y = x + bias
+    y = torch.nn.functional.gelu(y, approximate="tanh")
+    return y + residual
+
+
+@functools.cache
+def _compiled(torch):
+    return torch.compile(functools.partial(_three_lines, torch))
+
+
+BIAS_GELU_ADD = Op(
+    "bias_gelu_add",
+    title="Bias, GELU, residual",
+    formula="out = gelu(x + bias) + residual",
+    reference=bias_gelu_add_reference,
+    rungs=(bias_gelu_add_three_kernels, bias_gelu_add_fused),
+    inputs=lambda rng, R, C: (2 * uniform(rng, R, C), uniform(rng, C), uniform(rng, R, C)),
+    shape=lambda R, C: (R, C),
+    awkward=tuple({"R": R, "C": C} for R, C in ((1, 1), (3, 5), (1, 257), (33, 31), (7, 384))),
+    timed_gpu={"R": 512, "C": 384},
+    timed_cpu={"R": 64, "C": 384},
+    flops=lambda R, C: 12 * R * C,
+    bytes=lambda R, C: 4 * (3 * R * C + C),
+    tolerance=_tolerance,
+    by_row=(0, 2),
+    rivals=(Rival("PyTorch, three calls", "torch", _three_lines),
+            Rival("PyTorch, torch.compile", "torch", lambda torch, x, bias, residual, out:
+                  _compiled(torch)(x, bias, residual))),
+)
