@@ -91,8 +91,9 @@ def gemm_strided_batched(transa, transb, m, n, k, alpha, a, lda, stride_a, b, ld
         _on_host(model.gemm_strided_batched, (transa, transb, m, n, k, alpha), ((a, lda, stride_a), (b, ldb, stride_b)),
                  beta, (c, ldc, stride_c, count))
         return
-    problem = (model.gemm_problem(transa, transb, m, n, k, lda, ldb, ldc)
-               or model.batch_problem(m, n, ldc, stride_c, count))
+    problem = model.batch_problem(transa, transb, m, n, k, lda, ldb, ldc, count)
+    if not problem:
+        model.check_batch(m, n, ldc, stride_c, count)
     for i in range(0 if problem else count):
         _check_extents(transa, transb, m, n, k, (a, lda, i * stride_a), (b, ldb, i * stride_b), (c, ldc, i * stride_c))
     alpha, beta = np.array(alpha, np.float32), np.array(beta, np.float32)

@@ -42,9 +42,10 @@ def gemm_column_major(transa, transb, m, n, k, alpha, A, lda, B, ldb, beta, C, l
 def gemm_strided_batched(transa, transb, m, n, k, alpha, A, lda, stride_a, B, ldb, stride_b, beta, C, ldc, stride_c,
                          count, *, accumulate="f32"):
     """`count` products. The next matrix of each kind begins its stride further in memory; a stride of 0 shares one."""
-    problem = gemm_problem(transa, transb, m, n, k, lda, ldb, ldc) or batch_problem(m, n, ldc, stride_c, count)
+    problem = batch_problem(transa, transb, m, n, k, lda, ldb, ldc, count)
     if problem:
         raise BlasError(INVALID_VALUE, problem)
+    check_batch(m, n, ldc, stride_c, count)
     A, B, C = flat("A", A), flat("B", B), flat("C", C)
     for i in range(count):
         gemm_column_major(transa, transb, m, n, k, alpha, A[i * stride_a :], lda, B[i * stride_b :], ldb, beta,
@@ -68,12 +69,17 @@ def gemm_problem(transa, transb, m, n, k, lda, ldb, ldc) -> str | None:
     return None
 
 
-def batch_problem(m, n, ldc, stride_c, count) -> str | None:
+def batch_problem(transa, transb, m, n, k, lda, ldb, ldc, count) -> str | None:
     if count < 0:
         return f"the number of products is {count}, and must not be negative"
-    if count > 1 and stride_c < ldc * (n - 1) + m:
-        return f"stride_c is {stride_c}: the results would overlap; one takes {ldc * (n - 1) + m} elements"
-    return None
+    return gemm_problem(transa, transb, m, n, k, lda, ldb, ldc)
+
+
+def check_batch(m, n, ldc, stride_c, count) -> None:
+    """Whether the products are written apart from each other: what cuBLAS does not ask."""
+    if count > 1 and abs(stride_c) < ldc * (n - 1) + m:
+        raise ValueError(f"stride_c is {stride_c}: the results would overlap, since one takes {ldc * (n - 1) + m} "
+                         f"elements. cuBLAS would not notice, and what came out would depend on the order")
 
 
 def isamax(n, x, incx=1) -> int:

@@ -171,8 +171,11 @@ def three_languages(budget_s: float = 0.3) -> dict | None:
                    "versions": _versions(), "triton_code": _triton_code()})
 
 
-def tile_sizes(n: int = 2**28, budget_s: float = 0.2) -> dict | None:
-    """Vector addition by cuTile and Triton over the size of a tile, 16 and up. None where neither runs."""
+def tile_sizes(n: int = 2**27, budget_s: float = 0.2) -> dict | None:
+    """Vector addition by cuTile and Triton over the size of a tile, 16 and up. None where neither runs.
+
+    A grid of cuTile has fewer than 2^24 blocks along an axis: 2^28 elements would be too many for tiles of 16.
+    """
     torch = measure.import_rival("torch") if device.on_gpu() else None
     if torch is None:
         return None

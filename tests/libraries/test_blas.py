@@ -188,8 +188,14 @@ def test_a_batch_with_one_shared_matrix():
 
 def test_batches_may_not_overlap():
     a, b = on_device(*numbers((6, 3, 5), (5, 4)))
-    with pytest.raises(BlasError, match="stride_c is 11"):
+    with pytest.raises(ValueError, match="stride_c is 11: the results would overlap"):
         gemm_strided_batched(OP_N, OP_N, 4, 3, 5, 1.0, b, 4, 0, a, 5, 15, 0.0, poisoned((6, 3, 4)), 4, 11, 6)
+
+
+def test_a_negative_count_is_refused_by_cublas_itself():
+    a, b = on_device(*numbers((6, 3, 5), (5, 4)))
+    with pytest.raises(BlasError, match="the number of products is -1"):
+        gemm_strided_batched(OP_N, OP_N, 4, 3, 5, 1.0, b, 4, 0, a, 5, 15, 0.0, poisoned((6, 3, 4)), 4, 12, -1)
 
 
 def test_an_offset_and_a_leading_dimension_take_a_part_of_a_matrix():
