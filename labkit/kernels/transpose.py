@@ -21,7 +21,7 @@ BLOCK = (32, 8)  # 256 threads; each takes four elements of a tile, eight rows a
 
 
 def transpose_reference(a):
-    return a.astype(np.float64).T
+    return a.T  # a move: no number changes
 
 
 @cuda.jit
@@ -163,7 +163,7 @@ TRANSPOSE = Op(
     shape=lambda R, C: (C, R),
     awkward=tuple({"R": R, "C": C} for R, C in
                   ((1, 1), (1, 37), (37, 1), (32, 32), (33, 31), (64, 96), (100, 68), (65, 130))),
-    timed_gpu={"R": 16384, "C": 8192},
+    timed_gpu={"R": 8192, "C": 8192},
     timed_cpu={"R": 512, "C": 512},
     flops=lambda R, C: 0,
     bytes=lambda R, C: 8 * R * C,
