@@ -8,6 +8,8 @@
     every_rung([measured, ...])    the same for all operations at once, numbered
     owners(), round_trip(trip)     which thread adds which element; what a trip to the device is made of
     broadcast_reads(), tile_walk()    which elements a broadcast sum reads; which tiles a block of a product reads
+    reductions(), masks()          a sum by a tree and by shuffles; which scores a mask leaves
+    traffic(moved, ...)            bytes read and written; launch_floor(series): small work, called and in a graph
     warp_addresses(touched)        the memory that one warp touches: sectors, and how much of each is used
 
 Every figure says where its times were taken. Without a GPU a figure has two panels: the times taken here, on the CPU
@@ -949,4 +951,135 @@ def tile_walk(M: int = 7, N: int = 11, K: int = 10, tile: int = 4, block: tuple[
                     fontweight="normal" if number_ else "bold")
         ax.text(0.14, y_a + reach_m * cell + 0.36, "Dark: the block's part of out. Framed: one thread's element, and "
                 "the row and the column it needs.", fontsize=8, color=FAINT, va="center")
+    return figure
+
+
+# --- Reductions and softmax ----------------------------------------------------------------------------------------
+
+
+def reductions(threads: int = 8) -> CourseFigure:
+    """One sum over the threads of a block, step by step: a tree in shared memory, and shuffles within a warp.
+
+    Each column is a thread, each row what it holds before a step. Solid: it holds a sum that is still needed.
+    """
+    if threads not in (4, 8, 16):
+        raise ValueError(f"threads is {threads}; 4, 8 and 16 can be drawn")
+    strides = [threads >> step for step in range(1, threads.bit_length())]
+    between, left, cell = 0.62, 0.14, 0.27
+    pitch = (WIDTH - 2 * left - between) / (2 * threads)
+    top, rise = 0.92, 0.74
+    height = top + rise * len(strides) + cell + 0.62
+    figure, ax = _canvas(height, f"{threads} numbers, {len(strides)} steps",
+                         f"A sum over {threads} threads in {len(strides)} steps: by a tree in shared memory, where "
+                         "half of the threads drop out at each step, and by shuffles, after which every thread has it.")
+    with rc_context(STYLE):
+        for panel, (name, colour) in enumerate((("a tree in shared memory", BLUE), ("shuffles within a warp", GREEN))):
+            x0 = left + panel * (threads * pitch + between)
+            middle = [x0 + (t + 0.5) * pitch for t in range(threads)]
+            ax.text(x0, top - 0.36, name, fontsize=9.5, fontweight="bold", va="center")
+            ax.text(x0, top - 0.14, "thread" if panel == 0 else "lane", fontsize=7, color=FAINT, va="center")
+            for row in range(len(strides) + 1):
+                y = top + row * rise
+                if row:
+                    stride, before = strides[row - 1], y - rise + cell
+                    for t in range(threads if panel else stride):
+                        for source in (t, t ^ stride if panel else t + stride):
+                            ax.plot([middle[source], middle[t]], [before, y], color=colour, linewidth=0.9, alpha=0.75)
+                    label = f"lane ^ {stride}" if panel else f"+ the one {stride} further on, then a barrier"
+                    ax.text(x0 - 0.04 if panel else x0 + threads * pitch - 0.02, (before + y) / 2, label, fontsize=7.5,
+                            color=TEXT[colour], ha="right", va="center",
+                            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2})
+                holds = threads if panel else threads >> row
+                for t in range(threads):
+                    _box(ax, middle[t] - pitch / 2 + 0.03, y, pitch - 0.06, cell, t if row == 0 else 1 << row,
+                         fill=colour if t < holds else PALE[GREY], ink="white" if t < holds else GREY, size=7.5)
+        ax.text(left, height - 0.30, "First row: the thread's number. Below: of how many numbers it holds the sum. "
+                "Grey: nobody reads it.", fontsize=8, color=FAINT, va="center")
+    return figure
+
+
+def masks(size: int = 8, length: int = 5) -> CourseFigure:
+    """Which keys each query sees: with no mask, with a causal one, with a sequence that is shorter than its row."""
+    panels = (("none", lambda q, k: True, BLUE), ("causal", lambda q, k: k <= q, GREEN),
+              (f"padding, length {length}", lambda q, k: k < length, ORANGE))
+    left, between, top = 0.66, 0.36, 0.98
+    cell = (WIDTH - left - 0.20 - 2 * between) / (3 * size)
+    figure, ax = _canvas(top + size * cell + 0.52, "Three masks, one form: each row sees its first columns",
+                         f"{size} queries and {size} keys: without a mask every query sees every key, under a causal "
+                         f"mask query q sees the keys 0 to q, with padding the first {length}.")
+    with rc_context(STYLE):
+        for number_, (name, sees, colour) in enumerate(panels):
+            x0 = left + number_ * (size * cell + between)
+            ax.text(x0, top - 0.38, name, fontsize=9.5, fontweight="bold", va="center")
+            ax.text(x0, top - 0.13, "key \u2192", fontsize=7, color=FAINT, va="center")
+            if number_ == 0:
+                ax.text(x0 - 0.10, top, "query \u2193", fontsize=7, color=FAINT, ha="right", va="top")
+            for q in range(size):
+                for k in range(size):
+                    _box(ax, x0 + k * cell, top + q * cell, cell, cell, fill=colour if sees(q, k) else PALE[GREY])
+        ax.text(0.14, top + size * cell + 0.28, "Coloured: the score counts. Grey: it is hidden, its probability is 0.",
+                fontsize=8, color=FAINT, va="center")
+    return figure
+
+
+def traffic(moved: dict[str, tuple[float, float]], title: str, unit: str, least: float | None = None,
+            place: str = "") -> CourseFigure:
+    """Bars of what is read and what is written: name -> (read, written), in `unit`; a line at the least possible."""
+    figure, (ax,) = _figure([0.40 * len(moved) + 0.12], title, f"{title}: " + "; ".join(
+        f"{name} {number(read)} and {number(written)} {unit}" for name, (read, written) in moved.items()) + ".")
+    with rc_context(STYLE):
+        _wide_left(ax)
+        longest = max(sum(both) for both in moved.values())
+        for y, (name, (read, written)) in enumerate(moved.items()):
+            ax.barh(y, read, height=0.62, color=BLUE)
+            ax.barh(y, written, left=read, height=0.62, color=ORANGE)
+            ax.annotate(f"{number(read)} + {number(written)}", (read + written, y), xytext=(5, 0), va="center",
+                        textcoords="offset points", fontsize=9)
+            ax.annotate(name, (0, y), xytext=(-8, 0), textcoords="offset points", ha="right", va="center", fontsize=9,
+                        annotation_clip=False)
+        ax.set_ylim(len(moved) - 0.45, -0.55)
+        ax.set_yticks([])
+        ax.set_xlim(0, 1.22 * longest)
+        ax.set_xlabel(unit)
+        if least is not None:
+            ax.axvline(least, color=INK, linestyle=(0, (4, 3)), linewidth=1.2)
+        _quiet(ax, "x")
+        ax.annotate("read", (0, 1), xycoords="axes fraction", xytext=(0, 6), textcoords="offset points", fontsize=9,
+                    color=TEXT[BLUE], fontweight="bold")
+        ax.annotate("written", (0, 1), xycoords="axes fraction", xytext=(34, 6), textcoords="offset points", fontsize=9,
+                    color=TEXT[ORANGE], fontweight="bold")
+        ax.annotate((f"{place}. " if place else "") + ("Dashed: the least that has to move" if least else ""), (1, 1),
+                    xycoords="axes fraction", xytext=(0, 6), textcoords="offset points", fontsize=8.5, color=FAINT,
+                    ha="right")
+    return figure
+
+
+def launch_floor(series: dict, mask: str = "causal") -> CourseFigure:
+    """Masked softmax of one matrix over its size: unfused and fused, called from Python and in a graph."""
+    rows = [row for row in series["rows"] if row["mask"] == mask and row["B"] == 1]
+    sizes_ = [row["S"] for row in rows]
+    figure, (ax,) = _figure([3.1], f"One matrix of S \u00d7 S, {mask} mask: what a call costs",
+                            f"Times of a masked softmax for S = {', '.join(map(str, sizes_))}: unfused and fused, "
+                            f"called from Python and in a graph. {_place(series['where'], series.get('date'))}.")
+    with rc_context(STYLE):
+        box = ax.get_position()
+        ax.set_position((0.095, box.y0, 0.655, box.height))
+        library, ends = series["unfused"], []
+        for key, name, colour, marker, style in (
+                ("unfused", f"{library}, called", GREY, "s", "-"),
+                ("unfused_graph", f"{library}, in a graph", GREY, "s", ":"),
+                ("fused", "fused, called", VERMILLION, "o", "-"), ("fused_graph", "fused, in a graph", BLUE, "o", "-")):
+            if any(row[key] is None for row in rows):
+                continue
+            values = [row[key]["p50"] for row in rows]
+            ax.plot(sizes_, values, color=colour, marker=marker, linestyle=style, markeredgewidth=0)
+            ends.append((sizes_[-1], values[-1], name, TEXT[colour]))
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(sizes_, [f"{s:,}" for s in sizes_])
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.set_xlabel("S")
+        _times(ax)
+        _quiet(ax, "y")
+        _label_ends(ax, ends)
+        _panel_title(ax, _place(series["where"], series.get("date")))
     return figure
