@@ -3,9 +3,10 @@
 Shapes  vector_add: a, b, out (n,).  softmax: x, out (rows, cols), a row at most 65,536 long; float32, C-contiguous
 Source  Triton's tutorials, "Vector Addition" and "Fused Softmax"
 
-On a GPU Triton takes PyTorch's tensors. Without one its interpreter runs the same programs through NumPy, on NumPy
-arrays; TRITON_INTERPRET=1 has to be set before Triton is imported, which this module does. Where Triton is not
-installed, the module can be imported and its source shown; why_not() says so, and a launch raises ImportError.
+On a GPU Triton takes PyTorch's tensors, and here device arrays, too. Without a GPU its interpreter runs the same
+programs through NumPy, on NumPy arrays or device arrays; TRITON_INTERPRET=1 has to be set before Triton is imported,
+which this module does. Where Triton is not installed, the module can be imported and its source shown; why_not() says
+so, and a launch raises ImportError.
 """
 
 import os
@@ -65,19 +66,18 @@ def softmax_kernel(x_ptr, out_ptr, row_stride, cols, BLOCK: tl.constexpr):
 
 def vector_add(a, b, out, block: int = 1024) -> None:
     """out = a + b. One program for `block` elements."""
-    _need_triton()
     (n,) = a.shape
-    add_kernel[(-(-n // block),)](_tensor(a), _tensor(b), _tensor(out), n, BLOCK=block)
+    _launch(lambda *tensors: add_kernel[(-(-n // block),)](*tensors, n, BLOCK=block), a, b, out)
 
 
 def softmax(x, out) -> None:
     """Softmax of each row. One program for a row, which it holds in registers: a power of two of elements."""
-    _need_triton()
     rows, cols = x.shape
     if cols > LARGEST_ROW:
         raise ValueError(f"x has {cols:,} columns; a program holds a row, and at most {LARGEST_ROW:,} are allowed")
     block = next_power_of_2(cols)
-    softmax_kernel[(rows,)](_tensor(x), _tensor(out), cols, cols, BLOCK=block, num_warps=min(16, max(4, block // 512)))
+    warps = min(16, max(4, block // 512))
+    _launch(lambda *tensors: softmax_kernel[(rows,)](*tensors, cols, cols, BLOCK=block, num_warps=warps), x, out)
 
 
 def next_power_of_2(n: int) -> int:
@@ -102,20 +102,31 @@ def _interpreted() -> bool:
     return type(add_kernel).__name__ == "InterpretedFunction"
 
 
-def _need_triton() -> None:
+def _launch(launch, *arrays) -> None:
+    """Calls `launch` with what Triton takes in place of the arrays; the last one is the output."""
     if why_not():
         raise ImportError(why_not())
+    tensors = [_tensor(array) for array in arrays]
+    launch(*tensors)
+    out = arrays[-1]
+    if isinstance(tensors[-1], _HostTensor) and not isinstance(out, np.ndarray):
+        out.copy_to_device(tensors[-1].array)
 
 
 def _tensor(array):
-    """What Triton takes: a PyTorch tensor as it is, a NumPy array in a wrapper for the interpreter."""
-    if not isinstance(array, np.ndarray):
-        return array
+    """A PyTorch tensor as it is; on a GPU a device array as a tensor; for the interpreter NumPy in a wrapper."""
     if not _interpreted():
-        raise TypeError("a NumPy array lies on the host; on a GPU Triton takes PyTorch's tensors")
-    if not array.flags.c_contiguous:
+        if isinstance(array, np.ndarray):
+            raise TypeError("a NumPy array lies on the host; on a GPU Triton takes device arrays or PyTorch's tensors")
+        if hasattr(array, "data_ptr"):
+            return array
+        import torch
+
+        return torch.as_tensor(array, device="cuda")
+    host = array if isinstance(array, np.ndarray) else array.copy_to_host()
+    if not host.flags.c_contiguous:
         raise ValueError("the array is not C-contiguous")
-    return _HostTensor(array)
+    return _HostTensor(host)
 
 
 class _HostTensor:
