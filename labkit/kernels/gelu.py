@@ -150,7 +150,8 @@ SIZES = {
     "inputs": lambda rng, n: (4 * uniform(rng, n),),
     "shape": lambda n: (n,),
     "awkward": tuple({"n": n} for n in (1, 2, 3, 4, 31, 257, 1_000, 4_099)),
-    "timed_gpu": {"n": 8192 * 3072},
+    "timed_gpu": {"n": 8192 * 3072},  # GPT-2, 8,192 tokens
+    "also_gpu": ({"n": 8192 * 1536},),  # MiniLM, 64 sentences of 128 tokens
     "timed_cpu": {"n": 2**16},
     "bytes": lambda n: 8 * n,
     "tolerance": TOLERANCE,
