@@ -162,6 +162,11 @@ SERIES: dict[str, tuple[str, Callable[[], dict | None]]] = {
     "copies": ("vector_add", copies),
     "volume_add_block_shapes": ("volume_add", volume_add_block_shapes),
     "matmul_sizes": ("matmul", matmul_sizes),
+    "cold_start": ("bias_gelu_add", _library("cold_start", "labkit.overheads")),
+    "copy_sizes": ("bias_gelu_add", _library("copy_sizes", "labkit.overheads")),
+    "launch_sizes": ("bias_gelu_add", _library("launch_sizes", "labkit.overheads")),
+    "fair_baseline": ("bias_gelu_add", _library("fair_baseline", "labkit.overheads")),
+    "trace": ("bias_gelu_add", _library("trace", "labkit.overheads")),
     "library_products": ("matmul", _library("products")),
     "bf16_projection": ("matmul", _library("projection")),
     "softmax_check": ("softmax", _library("softmax_check")),
@@ -207,9 +212,13 @@ def run(name: str = "all", *, quick: bool = False, show: Callable[[object], None
     for key, (owner, take) in SERIES.items():
         if owner in names and not (quick and key not in QUICK):
             begin = time.perf_counter()
-            taken = QUICK[key]() if quick else take()
-            if taken is not None:
-                data["series"][key] = taken
+            try:
+                taken = QUICK[key]() if quick else take()
+                if taken is not None:
+                    data["series"][key] = taken
+            except Exception as error:
+                data["problems"][key] = f"{type(error).__name__}: {error}"
+                print(f"{key} was not measured: {data['problems'][key]}", file=sys.stderr)
             data["seconds"][key] = time.perf_counter() - begin
     return data
 

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from labkit import cuda
 from labkit.tables import ResultTable, number
 
+MOST_EVENTS = 1000  # that are kept with their times; all of them are added up
+
 
 @functools.cache
 def nvtx():
@@ -49,6 +51,8 @@ class Ranges(ResultTable):
         self.title, self.wait = title, wait
         self._found: dict[tuple[str, ...], _Range] = {}
         self._open: list[tuple[str, float]] = []
+        self._events: list[dict] = []
+        self._began: float | None = None
 
     @contextlib.contextmanager
     def __call__(self, name: str):
@@ -64,7 +68,9 @@ class Ranges(ResultTable):
             nvtx().push_range(name)
         path = (*(name for name, _ in self._open), name)
         self._found.setdefault(path, _Range(path))  # in the order in which they begin
-        self._open.append((name, time.perf_counter()))
+        now = time.perf_counter()
+        self._began = now if self._began is None else self._began
+        self._open.append((name, now))
 
     def pop(self) -> float:
         """End the innermost range; its milliseconds."""
@@ -72,8 +78,13 @@ class Ranges(ResultTable):
             raise RuntimeError("there is no open range to end: pop() came more often than push()")
         if self.wait:
             cuda.synchronize()
-        ms = 1000 * (time.perf_counter() - self._open[-1][1])
-        found = self._found[tuple(name for name, _ in self._open)]
+        start = self._open[-1][1]
+        ms = 1000 * (time.perf_counter() - start)
+        path = tuple(name for name, _ in self._open)
+        found = self._found[path]
+        if len(self._events) < MOST_EVENTS:
+            self._events.append({"row": f"ranges {len(path)}", "name": path[-1], "us": 1000 * ms,
+                                 "start_us": 1e6 * (start - self._began)})
         found.total_ms += ms
         found.count += 1
         self._open.pop()
@@ -88,6 +99,10 @@ class Ranges(ResultTable):
             raise ValueError(f"{len(fitting)} ranges are called {' / '.join(path)!r}; there are "
                              f"{', '.join(' / '.join(found) for found in self._found)}")
         return fitting[0].total_ms
+
+    def events(self) -> list[dict]:
+        """Each range as it passed, for plots.timeline: row, name, start_us (from the first range on) and us."""
+        return sorted(self._events, key=lambda event: (event["start_us"], event["row"]))
 
     def to_json(self) -> list[dict]:
         return [{"path": list(one.path), "ms": one.total_ms, "count": one.count} for one in self._found.values()]
