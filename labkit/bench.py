@@ -176,6 +176,7 @@ SERIES: dict[str, tuple[str, Callable[[], dict | None]]] = {
     "masked_softmax_sizes": ("masked_softmax_causal", _library("masked_softmax_sizes", "labkit.softmax_series")),
     "three_languages": ("vector_add", _library("three_languages")),
     "tile_sizes": ("vector_add", _library("tile_sizes")),
+    "tile_hints": ("softmax", _library("tile_hints")),
 }
 QUICK = {
     "vector_add_sizes": lambda: vector_add_sizes(exponents=(10, 14), budget_s=0.01),

@@ -193,6 +193,26 @@ def tile_sizes(n: int = 2**27, budget_s: float = 0.2) -> dict | None:
     return _stamp({"n": n, "tiles": sizes, "lines": lines}) if lines else None
 
 
+HINTS = ({}, {"occupancy": 2}, {"occupancy": 4}, {"occupancy": 8}, {"num_worker_warps": 8},
+         {"num_worker_warps": 8, "occupancy": 2})
+
+
+def tile_hints(rows: int = 8192, cols: int = 8192, budget_s: float = 0.2) -> dict | None:
+    """cuTile's softmax with hints for its compiler: blocks to a multiprocessor, warps that compute. None without it."""
+    if tile_kernels.why_not():
+        return None
+    x = cuda.to_device(8 * uniform(np.random.default_rng(4), rows, cols))
+    truth, out = cuda.device_array((rows, cols), np.float32), cuda.device_array((rows, cols), np.float32)
+    tile_kernels.softmax(x, truth)
+    found = []
+    for hints in HINTS:
+        ms = measure.time_kernel(lambda hints=hints: tile_kernels.softmax(x, out, **hints), budget_s=budget_s,
+                                 max_runs=30).p50
+        same = float(np.abs(out.copy_to_host() - truth.copy_to_host()).max())
+        found.append({"hints": hints, "ms": ms, "gbs": 8 * rows * cols / ms / 1e6, "max_difference": same})
+    return _stamp({"rows": rows, "cols": cols, "found": found})
+
+
 def _language(op, size: dict, ways: list, budget_s: float) -> dict:
     """Each way checked and timed with cold caches, on the same arrays. A library that cannot run here is left out."""
     import torch

@@ -49,10 +49,10 @@ def vector_add(a, b, out, tile: int = 1024) -> None:
     _launch(vector_add_tiles, (ct.cdiv(n, tile), 1, 1), (a, b, out), tile)
 
 
-def softmax(x, out) -> None:
-    """Softmax of each row. One block for a row, which is one tile."""
+def softmax(x, out, **hints) -> None:
+    """Softmax of each row. One block for a row, which is one tile. hints for the compiler, such as occupancy=4."""
     rows, cols = x.shape
-    _launch(softmax_tiles, (rows, 1, 1), (x, out), 1 << (cols - 1).bit_length())
+    _launch(softmax_tiles, (rows, 1, 1), (x, out), 1 << (cols - 1).bit_length(), **hints)
 
 
 def why_not() -> str:
@@ -105,20 +105,20 @@ def translate(function, *, tile: int, arrays: int = 3, axes: int = 1, gpu: str =
     return file.getvalue()
 
 
-def _launch(function, grid, arrays, tile: int) -> None:
+def _launch(function, grid, arrays, tile: int, **hints) -> None:
     if why_not():
         tile_model.launch(None, grid, function, (*arrays, tile))
     else:
-        _launch_on_gpu(function, grid, arrays, tile)
+        _launch_on_gpu(function, grid, arrays, tile, **hints)
 
 
-def _launch_on_gpu(function, grid, arrays, tile: int) -> None:
-    ct.launch(_stream(), grid, _compiled(function), (*arrays, tile))
+def _launch_on_gpu(function, grid, arrays, tile: int, **hints) -> None:
+    ct.launch(_stream(), grid, _compiled(function, **hints), (*arrays, tile))
 
 
 @functools.cache
-def _compiled(function):
-    return ct.kernel(function)
+def _compiled(function, **hints):
+    return ct.kernel(function, **hints)
 
 
 def _stream():
