@@ -225,3 +225,31 @@ def test_round_trip_lays_the_steps_end_to_end():
     for part in ("made up", "kernel", "0.5 ms", "NumPy, on the host"):
         assert part in texts(figure)
     assert len(plots.round_trip(trip, trip).axes) == 2
+
+
+def test_timeline_has_a_row_for_each_kind_of_event():
+    events = [{"row": "ranges 1", "name": "matrix product", "start_us": 0, "us": 100},
+              {"row": "ranges 2", "name": "kernel", "start_us": 10, "us": 80},
+              {"row": "driver", "name": "cuLaunchKernelEx", "start_us": 12, "us": 30},
+              {"row": "GPU", "name": "Memcpy HtoD (Pageable -> Device)", "start_us": 20, "us": 1}]
+    figure = plots.timeline({"title": "made up", "events": events}, {"title": "again", "events": events[:2]})
+    assert len(figure.axes) == 2
+    shown = texts(figure)
+    for part in ("made up", "again", "outer range", "driver calls", "on the GPU", "matrix product", "kernel"):
+        assert part in shown
+    assert "Memcpy" not in shown, "there is no room for its name in a bar this narrow"
+    with pytest.raises(ValueError, match="no events"):
+        plots.timeline({"title": "empty", "events": []})
+
+
+def test_costs_over_sizes_say_where_and_leave_out_what_was_not_measured():
+    ns = [2**8, 2**16, 2**24]
+    here = {"n": ns, "python_us": [30.0, 31.0, 90.0], "where": measure.CPU_DEVICE, "date": "2026-01-02"}
+    gpu = {**here, "torch_us": [5.0, 6.0, 60.0], "graph_us": [1.0, 1.5, 50.0], "where": made_up.GPU}
+    shown = texts(plots.launch_cost(here, gpu))
+    for part in ("Here, on the CPU device", "Measured on NVIDIA Imaginary", "Numba, in a graph", "PyTorch"):
+        assert part in shown
+    assert "PyTorch, in a graph" not in shown
+    assert len(plots.launch_cost(here).axes) == 1, "nothing is recorded"
+    copies = {"bytes": ns, "h2d_pinned_us": [9.0, 10.0, 400.0], "where": made_up.GPU, "date": "2026-01-02"}
+    assert "there, pinned" in texts(plots.copy_cost(copies))
