@@ -11,6 +11,8 @@
     reductions(), masks()          a sum by a tree and by shuffles; which scores a mask leaves
     traffic(moved, ...)            bytes read and written; launch_floor(series): small work, called and in a graph
     warp_addresses(touched)        the memory that one warp touches: sectors, and how much of each is used
+    quads(), banks(places)         which lane keeps which part of a row; the banks of a tile
+    curves(x, lines, ...)          functions of one variable
     timeline(panel, ...)           ranges, driver calls and the GPU's work as bars along time
     launch_cost(series), copy_cost(series)    what a launch and a copy cost, over sizes
 
@@ -1211,4 +1213,101 @@ def _lines_over(series: dict, recorded: dict | None, title: str, x: str, lines, 
             _quiet(ax, "both")
             _label_ends(ax, ends)
             _panel_title(ax, _place(panel["where"], panel.get("date")))
+    return figure
+
+
+# --- Layouts, and functions of one variable ---------------------------------------------------------------------------
+
+
+def quads(columns: int = 27, lanes: int = 4) -> CourseFigure:
+    """Which lane keeps which elements of a row, four neighbours at a time, for a warp of `lanes` lanes."""
+    colours = (BLUE, ORANGE, GREEN, PURPLE)
+    rounds = -(-columns // (4 * lanes))
+    left, top, tall = 1.02, 0.92, 0.34
+    cell = (WIDTH - left - 0.2 - 0.06 * (lanes - 1)) / (4 * lanes)
+    figure, ax = _canvas(top + rounds * (tall + 0.14) + 0.46, "A row in the registers of a warp",
+                         f"A row of {columns} elements over {lanes} lanes: four neighbours each, in {rounds} rounds.")
+    with rc_context(STYLE):
+        for lane in range(lanes):
+            middle = left + lane * (4 * cell + 0.06) + 2 * cell
+            ax.text(middle, top - 0.20, f"lane {lane}", fontsize=9, fontweight="bold", ha="center", va="center",
+                    color=TEXT[colours[lane % 4]])
+        for q in range(rounds):
+            y = top + q * (tall + 0.14)
+            ax.text(0.14, y + tall / 2, f"quad {q}", fontsize=9, va="center")
+            for lane in range(lanes):
+                for e in range(4):
+                    col = 4 * lanes * q + 4 * lane + e
+                    x = left + lane * (4 * cell + 0.06) + e * cell
+                    if col < columns:
+                        _box(ax, x, y, cell, tall, col, fill=PALE[colours[lane % 4]], size=8.5)
+                    else:
+                        _box(ax, x + 0.02, y + 0.02, cell - 0.04, tall - 0.04, "0", edge=GREY, ink=FAINT, size=8,
+                             linestyle=(0, (2, 2)), linewidth=0.7)
+        ax.text(0.14, top + rounds * (tall + 0.14) + 0.14, "The number is the column. A quad is one load of 128 bits. "
+                "Dashed: beyond the row; a zero, which the sum does not feel.", fontsize=8, color=FAINT, va="center")
+    return figure
+
+
+def banks(places: dict, size: int = 8, column: int = 2) -> CourseFigure:
+    """The bank of each element of a square tile, for tiles laid out in different ways, drawn with `size` banks.
+
+    places: name -> place(row, col), the position of an element in shared memory. Framed: a warp that reads a column.
+    """
+    gap, left, top = 0.42, 0.2, 1.00
+    cell = min(0.29, (WIDTH - 2 * left - gap * (len(places) - 1)) / (len(places) * size))
+    said, panels = [], []
+    for name, place in places.items():
+        bank = [[place(row, col) % size for col in range(size)] for row in range(size)]
+        wanted = [bank[row][column] for row in range(size)]
+        steps = max(wanted.count(b) for b in wanted)
+        panels.append((name, bank, steps))
+        said.append(f"{name}: {_many(steps, 'step')}")
+    figure, ax = _canvas(top + size * cell + 0.42, f"A column of a tile, and its banks (drawn with {size} for 32)",
+                         "Reading a column of a tile: " + "; ".join(said) + ".")
+    with rc_context(STYLE):
+        for number_, (name, bank, steps) in enumerate(panels):
+            x0 = left + number_ * (size * cell + gap)
+            ax.text(x0, top - 0.43, name, fontsize=9, fontweight="bold", va="center")
+            ax.text(x0, top - 0.20, f"a column takes {_many(steps, 'step')}", fontsize=8.5, va="center",
+                    color=TEXT[VERMILLION] if steps > 1 else TEXT[GREEN])
+            for row in range(size):
+                for col in range(size):
+                    hot = col == column
+                    fill = (PALE[GREY], VERMILLION if steps > 1 else GREEN)[hot]
+                    _box(ax, x0 + col * cell, top + row * cell, cell, cell, bank[row][col], fill=fill,
+                         ink="white" if hot else FAINT, size=8)
+        ax.text(0.14, top + size * cell + 0.24, "The number is the bank. Coloured: what the lanes of a warp want in "
+                "one read. A bank gives one element in a step.", fontsize=8, color=FAINT, va="center")
+    return figure
+
+
+def curves(x, lines: dict, title: str, x_label: str, y_label: str, *, log_x: bool = False, log_y: bool = False,
+           place: str = "", marks: bool = False) -> CourseFigure:
+    """Functions of one variable: name -> values over `x`; what is not finite is left out. Names of several stand at the
+    right ends."""
+    figure, (ax,) = _figure([2.9], title, f"{title}: {', '.join(lines)} over {x_label}. {place}".strip())
+    with rc_context(STYLE):
+        box = ax.get_position()
+        ax.set_position((0.125, box.y0, 0.655 if len(lines) > 1 else 0.83, box.height))
+        ends = []
+        for (name, values), colour, marker in zip(lines.items(), LINES, MARKERS, strict=False):
+            values = np.asarray(values, np.float64)
+            ax.plot(x, values, color=colour, marker=marker if marks else None, markeredgewidth=0)
+            last = np.flatnonzero(np.isfinite(values))[-1]
+            ends.append((x[last], values[last], name, TEXT[colour]))
+        if log_x:
+            ax.set_xscale("log")
+            ax.xaxis.set_minor_locator(NullLocator())
+        if log_y:
+            ax.set_yscale("log")
+            ax.yaxis.set_minor_locator(NullLocator())
+        ax.set_xlabel(x_label)
+        ax.set_ylabel(y_label)
+        _quiet(ax, "y")
+        if len(lines) > 1:
+            ax.get_ylim()  # settles the limits, which the names' places depend on
+            _label_ends(ax, ends)
+        if place:
+            _panel_title(ax, place)
     return figure
