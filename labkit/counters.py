@@ -142,7 +142,7 @@ STALLS = tuple(REASONS)
 RECORDED = Path(__file__).resolve().parents[1] / "data" / "measurements" / "ncu"
 
 
-def workload(name: str, rungs: tuple[str, ...], sequence: Path) -> None:
+def workload(name: str, rungs: tuple[str, ...], sequence: Path, with_rival: bool = True) -> None:
     """Launches each rung and PyTorch once for ncu, which profiles between profile_start and profile_stop; writes which
     launch was whose into `sequence`."""
     from labkit import cuda, launches, measure
@@ -178,7 +178,8 @@ def workload(name: str, rungs: tuple[str, ...], sequence: Path) -> None:
         except ValueError as error:  # a size that the rung does not allow
             print(f"{launcher.__name__}: {error}", file=sys.stderr)
     rivals = [rival for rival in measure.rivals_of(one) if rival.library == "torch" and "compile" not in rival.name]
-    for rival in rivals[:1]:  # which kernels it launches is not known: they are the last ones, whatever their number
+    # Which kernels a rival launches is not known: they are the last ones, whatever their number.
+    for rival in rivals[:1] if with_rival else ():
         run = functools.partial(rival.call, measure.import_rival("torch"), *measure.hand_over("torch", *on_device, out))
         once(rival.title, "rival", lambda: (run(), None)[1])  # noqa: B023
     sequence.write_text(json.dumps({"size": size, "bytes": one.bytes(**size), "done": done}), encoding="utf-8")
@@ -206,6 +207,28 @@ def profiled(name: str, rungs: tuple[str, ...] = ()) -> dict:
             raise RuntimeError(f"ncu failed: {(result.stdout + result.stderr).strip()[-800:]}")
         launched = json.loads(sequence.read_text(encoding="utf-8"))
     return {"size": launched["size"], "bytes": launched["bytes"], "rows": _assign(_launches(result.stdout), launched)}
+
+
+def report(name: str, rung: str) -> str:
+    """What ncu itself prints for one rung: speed of light, launch and occupancy."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["ncu", "--clock-control", "none", "--profile-from-start", "off", "--section", "SpeedOfLight",
+                   "--section", "LaunchStats", "--section", "Occupancy", sys.executable, "-m", "labkit.counters",
+                   "--workload", name, "--rungs", rung, "--no-rival", "--sequence", f"{folder}/x"]  # fmt: skip
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    kept = [line.rstrip() for line in printed if not line.startswith("==")]
+    while kept and not kept[0].strip():
+        kept.pop(0)
+    return "\n".join(kept)
+
+
+def recorded_report() -> str:
+    """ncu's own words on one kernel, as recorded on a GPU."""
+    data = recorded()
+    if not data or "report" not in data:
+        return "No report is recorded; python -m labkit.counters --profile on a GPU with ncu takes one."
+    machine = data["machine"]
+    return f"ncu on {machine['device']}, {machine['date']}\n\n{data['report']}"
 
 
 def _launches(output: str) -> list[dict]:
@@ -296,10 +319,12 @@ def main():
     parser.add_argument("--profile", nargs="*", metavar="OP", help="profile these operations; all of PROFILED if none")
     parser.add_argument("--workload", nargs="?", const="", help="only launch the kernels: ncu runs this")
     parser.add_argument("--rungs", default="", help="with --workload: only these rungs")
+    parser.add_argument("--no-rival", action="store_true", help="with --workload: leave PyTorch out")
     parser.add_argument("--sequence", type=Path, help="with --workload: where to write what was launched")
     options = parser.parse_args()
     if options.workload:
-        workload(options.workload, tuple(filter(None, options.rungs.split(","))), options.sequence)
+        workload(options.workload, tuple(filter(None, options.rungs.split(","))), options.sequence,
+                 not options.no_rival)
     elif options.workload == "":
         from labkit import cuda
 
@@ -323,6 +348,10 @@ def _write_profiles(names: list[str], out: Path) -> None:
             print(profile(name, result))
         except Exception as error:  # the other operations' profiles are worth having
             print(f"{name} was not profiled: {error}", file=sys.stderr)
+    try:
+        result["report"] = report("matmul", "matmul_tiled")
+    except Exception as error:
+        print(f"no report: {error}", file=sys.stderr)
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{measure.slug(result['machine']['device'])}-kernels.json"
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

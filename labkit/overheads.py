@@ -21,6 +21,7 @@ import numpy as np
 from labkit import cuda, device, launches, measure
 from labkit.measure import time_graph, time_host, time_launch, time_torch_graph
 from labkit.op import to_device
+from labkit.tables import PlainTable, number, size_text
 
 SIDE = 256  # of the matrices in the small product
 
@@ -155,6 +156,50 @@ def fair_baseline(times: int = 100) -> dict:
         except Exception as error:  # torch.compile needs a compiler of its own
             print(f"{rival.title} was not measured: {type(error).__name__}: {error}", file=sys.stderr)
     return _stamp({"size": size, "rows": rows})
+
+
+# --- Tables for the lesson -------------------------------------------------------------------------------------------
+
+# What the notebook that this lesson follows read from nsys for a matrix product in CUDA C++, in a cold process.
+SOURCE_US = {"matrix product": 125_366.415, "allocate": 125_357.659, "copy to the device": 3.330, "kernel": 3.652,
+             "copy to the host": 0.110, "free": 0.140}
+
+
+def trips_table(first: list[dict], second: list[dict], recorded: dict | None | str = "auto") -> PlainTable:
+    """The parts of the small product in microseconds: the source's, a recorded GPU's cold and warm, and two trips taken
+    here, each as Ranges.to_json() gives it."""
+    if recorded == "auto":
+        recorded = measure.recorded_series("cold_start")
+    trips = [None, None] if recorded is None else [recorded["trips"][0], recorded["trips"][-1]]
+    columns = [SOURCE_US, *(None if trip is None else {one["path"][-1]: 1000 * one["ms"] for one in trip}
+                            for trip in (*trips, first, second))]
+    rows = [(part, *("-" if column is None else number(column.get(part)) for column in columns)) for part in SOURCE_US]
+    gpu = "a GPU" if recorded is None else recorded["where"].removeprefix("NVIDIA ")
+    notes = ["Microseconds, by the host's clock. The source timed with nsys; its ranges do not wait for the device.",
+             f"Here: {measure.where()}."]
+    if recorded is None:
+        notes.append("No GPU's cold start is recorded yet.")
+    else:
+        notes.append(f"{recorded['where']}, {recorded['date']}: a fresh process; before the first range it imported "
+                     f"labkit and Numba ({recorded['import_ms']:,.0f} ms).")
+    return PlainTable("A small product, end to end", ("part", "source, cold", f"{gpu}, cold", f"{gpu}, warm",
+                                                      "here, first", "here, second"), tuple(rows), tuple(notes))
+
+
+def baseline_table(here: dict | None = None, recorded: dict | None | str = "auto") -> PlainTable:
+    """The fair baseline: microseconds for a call from Python and inside a graph, here and as recorded on a GPU."""
+    if recorded == "auto":
+        recorded = measure.recorded_series("fair_baseline") if here is None or here["where"] == measure.CPU_DEVICE \
+            else None
+    rows, notes = [], []
+    for found in filter(None, (recorded, here)):
+        rows += [(row["name"], number(row["kernels"]), number(row["call_us"]), number(row["graph_us"]),
+                  found["where"].split(":")[0]) for row in found["rows"]]
+        notes.append(f"{size_text(found['size'])}: {found['where']}, {found['date']}.")
+    if not rows:
+        notes.append("Nothing is recorded yet.")
+    return PlainTable("Bias, GELU, residual: one call in a row of many",
+                      ("", "kernels", "from Python, us", "in a graph, us", "where"), tuple(rows), tuple(notes))
 
 
 # --- The GPU's own time line ---------------------------------------------------------------------------------------
