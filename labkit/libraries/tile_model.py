@@ -63,16 +63,24 @@ def cdiv(a: int, b: int) -> int:
 
 
 def launch(stream, grid, function, args) -> None:
-    """Runs `function` for each block of the grid. `ct` in its source is this module, whatever it was before."""
+    """Runs `function` for each block of the grid. `ct` in its source is this module, whatever it was before.
+
+    Device arrays are copied to the host before and, if they were written to, back after.
+    """
+    hosts = [arg.copy_to_host() if hasattr(arg, "copy_to_host") else arg for arg in args]
+    before = [host.tobytes() if host is not arg else None for host, arg in zip(hosts, args, strict=True)]
     program = types.FunctionType(function.__code__, {**function.__globals__, "ct": sys.modules[__name__]},
                                  function.__name__, function.__defaults__, function.__closure__)
     extents = (*(int(extent) for extent in grid), 1, 1, 1)[:3]
     for z, y, x in itertools.product(*(range(extent) for extent in reversed(extents))):
         token = _BLOCK.set(((x, y, z), extents))
         try:
-            program(*args)
+            program(*hosts)
         finally:
             _BLOCK.reset(token)
+    for arg, host, known in zip(args, hosts, before, strict=True):
+        if known is not None and host.tobytes() != known:
+            arg.copy_to_device(host)
 
 
 def bid(axis: int) -> int:
@@ -92,7 +100,7 @@ def load(array, index, shape, *, padding_mode=PaddingMode.UNDETERMINED) -> np.nd
     if not len(index) == len(shape) == len(array.shape):
         raise TileError(f"load: index has {len(index)} axes, shape {len(shape)}, the array {len(array.shape)}")
     here = _region(array, index, shape)
-    part = array[here] if isinstance(array, np.ndarray) else array[here].copy_to_host()
+    part = array[here]
     tile = np.full(shape, _PADDING[padding_mode] if part.dtype.kind == "f" else 0, part.dtype)
     tile[tuple(slice(extent) for extent in part.shape)] = part
     tile.flags.writeable = False  # a tile is a value, as a number is

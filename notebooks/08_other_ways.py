@@ -1,0 +1,263 @@
+# %% [markdown]
+# # 08 · Other ways to write a kernel
+#
+# *Lab notebook, 21 November 2026*
+#
+# You will learn
+#
+# - how a program over a block of elements differs from the program of a thread
+# - what Triton and cuTile decide for you, and what they still want to know
+# - when that is a gain, and how to notice when it is not
+#
+# ## The problem
+#
+# Two jobs that you know: the sum of two vectors, and softmax of each row. Three languages, all of them Python to look
+# at. In Numba you write what one thread does. In *Triton* and in *cuTile* you write what a whole block does, with
+# vectors in place of numbers, and a compiler finds out what each thread has to do.
+#
+# Each of the three runs here in some way. Where there is no GPU, the programs in Triton run in Triton's interpreter, if
+# Triton is installed, and those in cuTile on a small model of it in NumPy. That shows what they compute, and nothing
+# about speed.
+
+# %%
+from labkit import device
+from labkit.libraries import tile_kernels, triton_kernels
+
+print("Numba:  on", device.name())
+print("Triton: on", triton_kernels.why_not() or triton_kernels.where())
+print("cuTile: on", tile_kernels.where())
+print(tile_kernels.why_not())
+
+# %% [markdown]
+# ## Prediction
+#
+# Vector addition is bound by memory: 12 bytes for one addition. Before you go on, write down how the three languages
+# will compare on a GPU for 2^28 elements, and how they will compare for softmax of 8,192 rows of 8,192. Which decision
+# could make one of them slow?
+#
+# ## A thread, a program, a tile
+#
+# The kernel of lesson 01 first. One thread has one element, and a guard for the threads that have none.
+
+# %%
+from labkit import show_source
+from labkit.kernels.elementwise import vector_add_per_thread_kernel
+
+show_source(vector_add_per_thread_kernel)
+
+# %%
+show_source(triton_kernels.add_kernel)
+
+# %% [markdown]
+# A *program* of Triton has a number, `program_id`, and no threads. `tl.arange(0, BLOCK)` is a vector of BLOCK numbers,
+# and so is everything that is made from it: `offsets`, `mask`, `a`, `b`. A pointer plus a vector is a vector of
+# pointers. The guard has become the mask, a vector of true and false: where it is false, nothing is loaded or stored.
+# BLOCK is a `constexpr`, known when the program is compiled, because a vector in registers must have a known length.
+
+# %%
+show_source(tile_kernels.vector_add_tiles)
+
+# %% [markdown]
+# In cuTile even the pointers are gone. An array is cut into *tiles* of a given shape, `bid(0)` is the block's number,
+# and `load` fetches the tile with that number. There is no mask: an array knows its length, and what a store has beyond
+# the end is dropped. A tile is a value, as a number is. It has no address and cannot be written to.
+
+# %%
+from labkit.libraries import pictures
+
+pictures.masks(n=19, block=8)
+
+# %% [markdown]
+# The two rows of the picture cover the same elements, and the same five are missing at the end. What differs is who
+# knows about threads. In Numba you chose how many there are and which element each one has. In the other two you chose
+# how large a block is, and nothing else.
+#
+# ## The same sums
+#
+# A sum of two float32 is rounded once, so all three must agree with NumPy to the last bit. The last size is that of the
+# notebook this course set out from: 2^12 elements in tiles of 2^4.
+
+# %%
+import numpy as np
+
+from labkit import cuda
+from labkit.kernels.elementwise import vector_add_per_thread
+
+ways = {"Numba": vector_add_per_thread, "cuTile": tile_kernels.vector_add}
+if not triton_kernels.why_not():
+    ways["Triton"] = triton_kernels.vector_add
+
+rng = np.random.default_rng(0)
+for n in (1, 15, 1000, 2**12):
+    a, b = rng.random(n, dtype=np.float32), rng.random(n, dtype=np.float32)
+    for name, vector_add in ways.items():
+        out = cuda.to_device(np.full(n, np.nan, np.float32))
+        vector_add(cuda.to_device(a), cuda.to_device(b), out)
+        assert np.array_equal(out.copy_to_host(), a + b), f"{name} at n = {n}"
+print(f"{', '.join(ways)}: equal to NumPy bit for bit")
+
+# %%
+n, tile = 2**12, 2**4
+a, out = cuda.to_device(np.ones(n, np.float32)), cuda.device_array(n, np.float32)
+tile_kernels.vector_add(a, a, out, tile=tile)
+print(f"{n} elements in tiles of {tile}: {-(-n // tile)} blocks; {(out.copy_to_host() == 2).sum()} elements are right")
+
+# %% [markdown]
+# ## A power of two
+#
+# Both languages want the length of a vector to be a power of two. A warp has 32 lanes, a block has some warps, and a
+# vector has to be dealt out to them evenly. Ask cuTile for a tile of 12:
+
+# %%
+try:
+    tile_kernels.vector_add(a, a, out, tile=12)
+except Exception as error:  # cuTile's own error, or the model's
+    print(f"{type(error).__name__}: {str(error).splitlines()[0]}")
+
+# %% [markdown]
+# That is said when the program is compiled, not when it runs. cuTile's front end needs no GPU for it. Where the package
+# is installed, it can also be watched at its work: from Python to *Tile IR*, the code that tileiras turns into a GPU's.
+
+# %%
+try:
+    code = tile_kernels.translate(tile_kernels.vector_add_tiles, tile=16)
+    print(f"{len(code)} bytes of Tile IR for tiles of 16")
+except ImportError as error:
+    print(error)
+
+# %% [markdown]
+# ## Softmax, and what to pad with
+#
+# A row of 781 numbers does not fill a vector of 1,024. For a sum the padding would have to be 0. What must it be for
+# the maximum, if every number in the row may be negative? Look for the answer in both sources.
+
+# %%
+show_source(triton_kernels.softmax_kernel)
+
+# %%
+show_source(tile_kernels.softmax_tiles)
+
+# %% [markdown]
+# Minus infinity serves twice. It never is the maximum, and exp makes 0 of it, which adds nothing to the sum. Both
+# programs take the whole row into one vector, subtract, exponentiate, divide. There is no loop, no barrier and no
+# shared memory to be seen. In lesson 09 the same takes shuffles, trees and two barriers.
+
+# %%
+ways = {"cuTile": tile_kernels.softmax}
+if not triton_kernels.why_not():
+    ways["Triton"] = triton_kernels.softmax
+
+for rows, cols in ((1, 1), (3, 5), (4, 781), (2, 1024), (2, 1025)):
+    x = (50 * rng.standard_normal((rows, cols)) - 100).astype(np.float32)
+    powers = np.exp(x.astype(np.float64) - x.max(axis=1, keepdims=True))
+    truth = powers / powers.sum(axis=1, keepdims=True)
+    for name, softmax in ways.items():
+        out = cuda.to_device(np.full(x.shape, np.nan, np.float32))
+        softmax(cuda.to_device(x), out)
+        got = out.copy_to_host()
+        print(f"{rows} x {cols:4} {name}: largest error {np.abs(got - truth).max():.1e}, "
+              f"rows add up to {got.sum(axis=1).min():.6f} and more")
+
+# %% [markdown]
+# ## On a GPU
+#
+# All in one run, on the same arrays, with cold caches, every result checked before it was timed. Your prediction is for
+# this figure.
+
+# %%
+from labkit.libraries import series
+
+here = series.three_languages()  # None without a GPU
+pictures.languages(here)
+
+# %%
+from labkit import measure
+
+h200 = measure.recorded_series("three_languages", gpu="NVIDIA H200")
+add, softmax = (job["rows"] for job in h200["jobs"])
+code = h200["triton_code"]["add_kernel"]
+
+print(f"{h200['where']}, {h200['date']}, Triton {h200['versions']['triton']}, cuda-tile {h200['versions']['cuda-tile']}")
+for row in (*add, *softmax):
+    print(f"  {row['name']:32} {row['ms']:.3f} ms {row['gbs']:8,.0f} GB/s")
+print(f"Triton's add_kernel: {code['warps']} warps, {code['registers']} registers a thread, "
+      f"{code['vector_loads']} loads, each of 128 bits")
+
+# %% [markdown]
+# The sums first. Triton, cuTile and PyTorch are within one percent of each other, and so is the fourth rung of lesson
+# 01. The plain kernel in Numba is a fifth slower. Its thread asks for two numbers and waits. In Triton the program says
+# 1,024 elements and nothing about threads, and the compiler made of it what lesson 01 did by hand: 128 threads with 8
+# elements each, four loads of 128 bits before the first addition.
+#
+# It does so only when it knows enough. Triton looks at the arguments of a launch: a pointer that is divisible by 16, an
+# n that is divisible by 16. I compiled the same program twice for the H200, without launching it. Told that n is
+# divisible by 16, it has 4 loads of 128 bits. Not told, it has 16 loads of 32 bits, since the mask may end within a
+# vector. One more element in the array, and another program runs.
+#
+# Softmax surprised me twice. PyTorch's own takes twice as long as the other two. And cuTile's, with the shortest source
+# of all, takes longer still.
+#
+# I read the machine code that tileiras 13.3 makes of it for the H200, for arrays of well aligned rows. A thread has 255
+# registers, the most there can be: the row of 8,192 numbers lies in 256 threads, 32 numbers each, and then some. 256 ×
+# 255 registers are a multiprocessor's whole file, so there is room for one block on it at a time. While that block
+# computes, nobody loads, and while it stores, nobody computes. Triton's program was launched with 16 warps, has 32
+# registers a thread, and four of its blocks share a multiprocessor.
+#
+# The number of warps is a number that I chose, in the launcher of the Triton kernel. In cuTile I left it to the
+# compiler, as one should at first, and for this shape on this chip it chose badly. Hopper came late to cuTile: tileiras
+# compiles for it from 13.3 on. The next version may choose well. That is the other side of leaving a decision to a
+# compiler: it is decided anew with each release.
+
+# %% [markdown]
+# ## What each leaves to the compiler
+#
+# | | Numba | Triton | cuTile | | --- | --- | --- | --- | | what you write | the program of a thread | the program of a
+# block, over vectors | the program of a block, over tiles | | which thread has which element | you | compiler |
+# compiler | | threads in a block | you | `num_warps`, 4 if left out | compiler | | the end of an array | `if i < n` | a
+# mask for each load and store | known from the array | | 128-bit loads | you (`ptx.load_global4`) | compiler, where
+# alignment is known | compiler, where alignment is known | | shared memory, barriers, shuffles | you | compiler |
+# compiler | | tensor cores, copies by TMA | you (`ptx`) | compiler (`tl.dot`, descriptors) | compiler (`ct.mma`, loads)
+# | | lengths | any | powers of two | powers of two | | runs without a GPU | yes, here | yes, in its interpreter | no |
+# | goes to | PTX | PTX | Tile IR, then machine code |
+#
+# The rows that say "you" are the subject of lessons 05 and 09 to 11. They are work. They are also the reason why this
+# course is in Numba: a decision that a compiler takes cannot be learned by watching it being taken, only by taking it.
+#
+# The three can be mixed in one program, since all of them work on the same memory. Triton and cuTile take PyTorch's
+# tensors. A kernel in Numba does, too, and `labkit.torch_op` makes one into an operation of PyTorch.
+
+# %% [markdown]
+# ## What was implemented
+#
+# - vector addition and softmax in Triton, with masks, for any length
+# - the same in cuTile, and a model of the few names it takes, so that the programs run anywhere
+# - a comparison in one run, with the machine code as witness
+#
+# ## What I learned
+#
+# - A mask is a guard written for a whole vector. The question is the same: what happens to those who have no element?
+# - Padding is part of the algorithm. 0 for a sum, minus infinity for a maximum, and a test of positive numbers would
+#   not tell them apart.
+# - Vector addition is too easy to compare languages with. Whoever asks for enough bytes at a time gets the memory's
+#   speed.
+# - One number that nobody wrote, the warps of a block, cost a factor of 2.7. I found it in the register count.
+# - Divisible by 16 is a property of your data that a compiler can use, if you let it hold.
+#
+# ## Resources
+#
+# - [Triton: Vector Addition](https://triton-lang.org/main/getting-started/tutorials/01-vector-add.html)
+# - [Triton: Fused Softmax](https://triton-lang.org/main/getting-started/tutorials/02-fused-softmax.html)
+# - [Tillet, Kung, Cox: Triton, an intermediate language and compiler for tiled neural network computations
+#   (2019)](https://doi.org/10.1145/3315508.3329973)
+# - [cuTile Python](https://docs.nvidia.com/cuda/cutile-python)
+#
+# ## Try it
+#
+# - Copy `softmax_tiles` into a cell and leave out `padding_mode`. Predict the result for a row of 5 on the model, and
+#   say why cuTile promises nothing about it.
+# - `pictures.masks(n, 8)`: for which n is nothing masked? If n is uniformly random, what share of a large program is
+#   wasted on average? And of softmax, where a row of 1,025 takes a vector of 2,048?
+# - With a GPU: launch `triton_kernels.softmax_kernel` by hand with `num_warps=1` and with 32. Predict first which of
+#   the two suffers from registers, and which from waiting.
+#
+# Next: **reductions and softmax**, with every decision taken by hand.
