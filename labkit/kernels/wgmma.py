@@ -37,7 +37,6 @@ DEPTH = 64  # halves of K in a stage: a row of 128 bytes, the widest swizzle
 BOX = 64 * DEPTH  # halves in a box of 64 rows, 8 KB
 ROW_GROUP = 1024  # bytes from eight rows of a tile to the next eight
 BAND = 8  # tiles that neighbouring blocks go down before they go to the next column
-OVERHEAD = 256  # what a tile costs besides its products, as columns times steps
 CPU_BLOCKS = 2  # persistent blocks on the CPU device: few, so that each has several tiles
 
 
@@ -67,6 +66,14 @@ class Tile:
 @cuda.jit(device=True)
 def unchanged(x):
     return x
+
+
+@cuda.jit(device=True)
+def place_of_bias(col):
+    """Where the bias of a tile's column stands: columns 2q, 2q + 1, 2q + 8 and 2q + 9 of 16, which one thread needs,
+    next to each other, for a 128-bit load."""
+    pair, odd = col // uint32(2) % uint32(4), col % uint32(2)
+    return uint32(col // uint32(16) * uint32(16) + pair * uint32(4) + col // uint32(8) % uint32(2) * uint32(2) + odd)
 
 
 def make_place(tile: Tile):
@@ -133,17 +140,17 @@ def make_wgmma(*, weights: bool, bias: bool):
     """
     COLS, STAGES, STAGE = SIMPLE.cols, SIMPLE.stages, SIMPLE.stage_halves
     A_HALVES, STAGE_STEP = SIMPLE.rows * DEPTH, STAGE * 2 // 16
-    SUMS = COLS // 2
+    SUMS, BOXES = COLS // 2, COLS // 64
     B_LEADING, B_STEP = b_layout(weights)
     place, load, wgmma = make_place(SIMPLE), make_load(SIMPLE, weights), wgmma_of(COLS, weights)
 
     @cuda.jit(launch_bounds=(256, 2))
-    def wgmma_kernel(a_map, b_map, bias_of, depth, out):
+    def wgmma_kernel(a_map, b_map, out_map, bias_of, rows, cols, depth):
         tiles = cuda.shared.array(0, np.float16, alignment=1024)
+        words = cuda.shared.array(0, np.uint32, alignment=1024)  # the same memory, two halves at a time
         loaded = cuda.shared.array(STAGES, np.uint64)
-        rows, cols = uint32(out.shape[0]), uint32(out.shape[1])
         thread = uint32(cuda.threadIdx.x)
-        warpgroup, warp, lane = thread // uint32(128), thread // uint32(32) % uint32(4), thread % uint32(32)
+        warpgroup, member = thread // uint32(128), thread % uint32(128)
         row, col = place(uint32(cuda.blockIdx.x), rows, cols)
 
         if thread == uint32(0):
@@ -178,25 +185,39 @@ def make_wgmma(*, weights: bool, bias: bool):
             if stage == uint32(STAGES):  # once round the ring: the barriers are in their next phase
                 stage, parity = uint32(0), uint32(1) - parity
 
-        row = uint32(row + warpgroup * uint32(64) + warp * uint32(16) + lane // uint32(4))
-        col = uint32(col + (lane % uint32(4)) * uint32(2))
+        # A thread's sums: rows `upper` and upper + 8 of its warpgroup's 64, columns 8 * j + 2 * quad and the next.
+        lane, quad = member % uint32(32), member % uint32(4)
+        eighth = lane // uint32(4)  # its row among eight, which the swizzle takes
+        upper = member // uint32(32) * uint32(16) + eighth
+        if bias:
+            for j in range(COLS // 8):
+                near = uint32(min(uint32(col + uint32(8 * j) + quad * uint32(2)), uint32(cols - uint32(2))))
+                x, y = float32(bias_of[near]), float32(bias_of[near + uint32(1)])
+                sums[4 * j] += x
+                sums[4 * j + 1] += y
+                sums[4 * j + 2] += x
+                sums[4 * j + 3] += y
+        finished = warpgroup * uint32(BOXES * BOX)  # the first stage is free by now: it takes the finished halves
+        word = finished // uint32(2) + upper * uint32(32) + quad
         for j in range(COLS // 8):
-            if col < cols:
-                x = float32(bias_of[col]) if bias else float32(0.0)
-                y = float32(bias_of[col + uint32(1)]) if bias else float32(0.0)
-                at = row * cols + col
-                if row < rows:
-                    ptx.store_global_half2(out, at, sums[4 * j] + x, sums[4 * j + 1] + y)
-                if row + uint32(8) < rows:
-                    ptx.store_global_half2(out, at + uint32(8) * cols, sums[4 * j + 2] + x, sums[4 * j + 3] + y)
-            col = uint32(col + uint32(8))
+            piece = uint32(j // 8 * BOX // 2) + (uint32(j % 8) ^ eighth) * uint32(4)
+            words[word + piece] = ptx.pack_half2(sums[4 * j], sums[4 * j + 1])
+            words[word + piece + uint32(8 * 32)] = ptx.pack_half2(sums[4 * j + 2], sums[4 * j + 3])
+        ptx.fence_proxy_async()
+        cuda.syncthreads()
+        if member == uint32(0):
+            for box in range(BOXES):
+                ptx.tma_store_2d(out_map, col + uint32(box * 64), row + warpgroup * uint32(64), tiles,
+                                 finished + uint32(box * BOX))
+            ptx.tma_store_commit()
+            ptx.tma_store_wait(0)
 
     return wgmma_kernel
 
 
 # --- Each warpgroup has its task -------------------------------------------------------------------------------------
 
-TILES = (Tile(cols=256, stages=3), Tile(cols=192, stages=4), Tile(cols=128, stages=5))
+TILES = (Tile(cols=192, stages=4), Tile(cols=256, stages=3), Tile(cols=128, stages=5))
 
 
 @functools.cache
@@ -218,7 +239,7 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation=
     Shared memory, for 256 columns:
              0  three stages, each 16 KB of a and 32 KB of b
         147456  128 x 256 finished halves, 64 KB, as boxes of 64 x 64 that TMA stores; four for each consumer
-    and the barriers, and a tile's part of the bias for each consumer. The consumers' sums begin as the bias.
+    and the barriers, and a tile's part of the bias for each consumer.
     """
     ROWS, COLS, STAGES, STAGE = tile.rows, tile.cols, tile.stages, tile.stage_halves
     A_HALVES, STAGE_STEP = ROWS * DEPTH, STAGE * 2 // 16
@@ -244,6 +265,10 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation=
                 ptx.mbarrier_init(loaded, uint32(stage), uint32(1))
                 ptx.mbarrier_init(freed, uint32(stage), uint32(2))
             ptx.fence_mbarrier_init()
+        if thread == uint32(256):
+            ptx.prefetch_tensor_map(a_map)
+            ptx.prefetch_tensor_map(b_map)
+            ptx.prefetch_tensor_map(out_map)
         cuda.syncthreads()
 
         count = uint32((rows + uint32(ROWS - 1)) // uint32(ROWS) * ((cols + uint32(COLS - 1)) // uint32(COLS)))
@@ -253,9 +278,6 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation=
         if warpgroup == uint32(2):
             ptx.setmaxnreg_decrease(24)
             if first_member:
-                ptx.prefetch_tensor_map(a_map)
-                ptx.prefetch_tensor_map(b_map)
-                ptx.prefetch_tensor_map(out_map)
                 while number < count:
                     row, col = place(number, rows, cols)
                     k = uint32(0)
@@ -279,25 +301,15 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation=
             upper = member // uint32(32) * uint32(16) + eighth
             finished = uint32(FINISHED) + warpgroup * uint32(BOXES * BOX)
             word = finished // uint32(2) + upper * uint32(32) + quad
+            bias_first = warpgroup * uint32(COLS)
 
             while number < count:
                 row, col = place(number, rows, cols)
                 row = uint32(row + warpgroup * uint32(64))
-                if bias:
-                    # Columns 2q, 2q + 1, 2q + 8 and 2q + 9 of each 16 go next to each other: one 128-bit load a thread.
-                    for i in range((COLS + 127) // 128):
-                        n = member + uint32(i * 128)
-                        if n < uint32(COLS):
-                            at = n // uint32(16) * uint32(16) + n // uint32(2) % uint32(4) * uint32(4)
-                            at = at + n // uint32(8) % uint32(2) * uint32(2) + n % uint32(2)
-                            value = float32(bias_of[col + n]) if col + n < cols else float32(0.0)
-                            bias_tile[warpgroup * uint32(COLS) + at] = value
-                    ptx.named_barrier_sync(warpgroup + uint32(1), uint32(128))
-                    for j in range(COLS // 16):
-                        at = warpgroup * uint32(COLS) + uint32(16 * j) + quad * uint32(4)
-                        x, y, z, w = ptx.load_shared4(bias_tile, at)
-                        sums[8 * j], sums[8 * j + 1], sums[8 * j + 2], sums[8 * j + 3] = x, y, x, y
-                        sums[8 * j + 4], sums[8 * j + 5], sums[8 * j + 6], sums[8 * j + 7] = z, w, z, w
+                if bias:  # asked for now and looked at after the products: the loads have all that time
+                    near = uint32(min(uint32(col + member), uint32(cols - uint32(1))))
+                    bias_near = bias_of[near]
+                    bias_far = bias_of[uint32(min(uint32(near + uint32(128)), uint32(cols - uint32(1))))]
 
                 k = uint32(0)
                 while k < depth:
@@ -306,7 +318,7 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation=
                     b_tile = b_first + uint64(stage * uint32(STAGE_STEP))
                     ptx.wgmma_fence()
                     for i in range(DEPTH // 16):
-                        add = uint32(1) if bias or i > 0 else uint32(k > uint32(0))
+                        add = uint32(1) if i > 0 else uint32(k > uint32(0))
                         wgmma(sums, a_tile + uint64(2 * i), b_tile + uint64(B_STEP * i), add)
                     ptx.wgmma_commit()
                     ptx.wgmma_wait(0)  # the other consumer's products keep the tensor cores busy meanwhile
@@ -317,9 +329,21 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation=
                     if stage == uint32(STAGES):
                         stage, parity = uint32(0), uint32(1) - parity
 
+                if bias:
+                    bias_tile[bias_first + place_of_bias(member)] = float32(bias_near)
+                    if COLS > 128 and member < uint32(COLS - 128):
+                        bias_tile[bias_first + place_of_bias(member + uint32(128))] = float32(bias_far)
                 if first_member:
                     ptx.tma_store_wait(0)  # the last tile has left shared memory
                 ptx.named_barrier_sync(warpgroup + uint32(1), uint32(128))
+                if bias:
+                    for j in range(COLS // 16):
+                        x, y, z, w = ptx.load_shared4(bias_tile, bias_first + uint32(16 * j) + quad * uint32(4))
+                        for down in range(2):
+                            sums[8 * j + 2 * down] += x
+                            sums[8 * j + 2 * down + 1] += y
+                            sums[8 * j + 2 * down + 4] += z
+                            sums[8 * j + 2 * down + 5] += w
                 for j in range(COLS // 8):
                     piece = uint32(j // 8 * BOX // 2) + (uint32(j % 8) ^ eighth) * uint32(4)
                     words[word + piece] = ptx.pack_half2(activation(sums[4 * j]), activation(sums[4 * j + 1]))
@@ -341,23 +365,22 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation=
 # --- Launchers -------------------------------------------------------------------------------------------------------
 
 
-def choose_tile(rows: int, cols: int, depth: int, blocks: int) -> Tile:
-    """The tile with which `blocks` blocks are done first: few tiles for the busiest one, each with little to do.
-
-    A tile costs its columns in every step along K, and OVERHEAD once, for its start and its end.
-    """
-    steps = -(-depth // DEPTH)
-    return min(TILES, key=lambda tile: -(-tile.count(rows, cols) // blocks) * (tile.cols * steps + OVERHEAD))
+def choose_tile(rows: int, cols: int, blocks: int, activation=unchanged) -> Tile:
+    """The tile with which `blocks` blocks are done first. A tile takes a time in proportion to its columns, so what
+    counts is how many tiles the busiest block has, and how many columns these have together; the first of equals."""
+    # With an activation the end of 256 columns is more than the compiler unrolls: sums would go to memory.
+    tiles = TILES if activation is unchanged else [tile for tile in TILES if tile.cols < 256]
+    return min(tiles, key=lambda tile: -(-tile.count(rows, cols) // blocks) * tile.cols)
 
 
 def multiply(a, b, bias, out, *, weights: bool, stream=0) -> None:
     """out = a @ b, or a @ b.T + bias with weights: two warpgroups that copy and multiply in turns."""
-    rows, cols, depth = _check(a, b, bias, out, weights)
+    _check(a, b, bias, out, weights)
     kernel = make_wgmma(weights=weights, bias=bias is not None)
-    arguments = (*_maps(a, b, SIMPLE, weights), out if bias is None else bias, np.uint32(depth), out)
+    arguments = _arguments(a, b, bias, out, SIMPLE, weights)
     shared = 2 * SIMPLE.stages * SIMPLE.stage_halves
     dynamic_shared(kernel, shared, *arguments)
-    kernel[SIMPLE.count(rows, cols), 256, stream, shared](*arguments)
+    kernel[SIMPLE.count(*out.shape), 256, stream, shared](*arguments)
 
 
 def multiply_specialised(a, b, bias, out, *, weights: bool, activation=unchanged, tile: Tile | None = None,
@@ -366,24 +389,25 @@ def multiply_specialised(a, b, bias, out, *, weights: bool, activation=unchanged
 
     activation: a device function of one float32. tile: one of TILES; without it the one that suits the sizes.
     """
-    rows, cols, depth = _check(a, b, bias, out, weights)
+    _check(a, b, bias, out, weights)
     blocks = cuda.get_current_device().MULTIPROCESSOR_COUNT if device.on_gpu() else CPU_BLOCKS
-    tile = tile or choose_tile(rows, cols, depth, blocks)
+    tile = tile or choose_tile(*out.shape, blocks, activation)
     kernel = make_wgmma_specialised(tile, weights=weights, bias=bias is not None, activation=activation)
-    arguments = (*_maps(a, b, tile, weights), ptx.tensor_map_2d(out, 64, 64), out if bias is None else bias,
-                 np.uint32(rows), np.uint32(cols), np.uint32(depth))
+    arguments = _arguments(a, b, bias, out, tile, weights)
     shared = 2 * (tile.stages * tile.stage_halves + tile.rows * tile.cols)
     dynamic_shared(kernel, shared, *arguments)
-    kernel[min(blocks, tile.count(rows, cols)), 384, stream, shared](*arguments)
+    kernel[min(blocks, tile.count(*out.shape)), 384, stream, shared](*arguments)
 
 
-def _maps(a, b, tile: Tile, weights: bool) -> tuple:
-    """What TMA needs to know of a and b: the matrix, and the box that one copy takes of it."""
-    return ptx.tensor_map_2d(a, tile.rows, DEPTH), ptx.tensor_map_2d(b, tile.cols if weights else DEPTH, 64)
+def _arguments(a, b, bias, out, tile: Tile, weights: bool) -> tuple:
+    """What the kernels take: for each matrix, what TMA has to know of it and of the boxes it copies; then the sizes."""
+    b_box = (tile.cols, DEPTH) if weights else (DEPTH, 64)
+    return (ptx.tensor_map_2d(a, tile.rows, DEPTH), ptx.tensor_map_2d(b, *b_box), ptx.tensor_map_2d(out, 64, 64),
+            out if bias is None else bias, np.uint32(out.shape[0]), np.uint32(out.shape[1]), np.uint32(a.shape[1]))
 
 
-def _check(a, b, bias, out, weights: bool) -> tuple:
-    """Rows, columns and depth of the product, or an error that names what does not fit."""
+def _check(a, b, bias, out, weights: bool) -> None:
+    """Raise an error that names what does not fit."""
     check_array("a", a, ndim=2, dtype=np.float16)
     check_array("b", b, ndim=2, dtype=np.float16)
     (rows, depth), (b_depth, cols) = a.shape, b.shape[::-1] if weights else b.shape
@@ -398,7 +422,6 @@ def _check(a, b, bias, out, weights: bool) -> tuple:
         check_array("bias", bias, shape=(cols,), dtype=np.float32 if bias.dtype == np.float32 else np.float16)
     if not aligned(a, b, out):
         raise ValueError("a, b and out must begin at multiples of 16 bytes, for TMA; one is a view that does not")
-    return rows, cols, depth
 
 
 KERNELS = {(weights, bias): make_wgmma(weights=weights, bias=bias)
@@ -432,5 +455,5 @@ def linear_wgmma(x, weights, bias, out, stream=0):
 @rung(kernel=SPECIALISED[True, True], idea=IDEA_SPECIALISED, needs=(9, 0), sizes=SIZES)
 def linear_wgmma_specialised(x, weights, bias, out, stream=0):
     """As wgmma, but a producer copies ahead while two consumers multiply 128 x 192 or so, as suits the sizes, and
-    persistent blocks store a tile while the next one is already coming. The sums begin as the bias."""
+    persistent blocks store a tile while the next one is already coming."""
     multiply_specialised(x, weights, bias, out, weights=True, stream=stream)
