@@ -30,11 +30,11 @@ def triton_vector_add(triton, a, b, out) -> None:
     """out = a + b by Triton, for PyTorch's tensors. The call of a rival: it wants to be given the module first."""
     from labkit.libraries import triton_kernels
 
-    triton_kernels.vector_add(a, b, out)
+    triton_kernels.vector_add_triton(a, b, out)
 
 
 def triton_softmax(triton, x, out) -> None:
     """out = softmax of each row of x by Triton, for PyTorch's tensors; the call of a rival."""
     from labkit.libraries import triton_kernels
 
-    triton_kernels.softmax(x, out)
+    triton_kernels.softmax_triton(x, out)

@@ -159,11 +159,11 @@ def three_languages(budget_s: float = 0.3) -> dict | None:
     jobs = [
         _language(add, {"n": 2**28}, [
             (f"Numba, {plain.__name__}", plain, "numba"), (f"Numba, {best.__name__}", best, "numba"),
-            ("Triton", triton_kernels.vector_add, "torch"), ("cuTile", tile_kernels.vector_add, "torch"),
+            ("Triton", triton_kernels.vector_add_triton, "torch"), ("cuTile", tile_kernels.vector_add_cutile, "torch"),
             ("PyTorch", lambda a, b, out: torch.add(a, b, out=out), "torch")], budget_s),
         _language(softmax, {"R": 8192, "C": 8192}, [
             (f"Numba, {softmax.rungs[-1].__name__}", softmax.rungs[-1], "numba"),
-            ("Triton", triton_kernels.softmax, "torch"), ("cuTile", tile_kernels.softmax, "torch"),
+            ("Triton", triton_kernels.softmax_triton, "torch"), ("cuTile", tile_kernels.softmax_cutile, "torch"),
             ("PyTorch", lambda x, out: torch.softmax(x, dim=1, out=out), "torch"),
             ("torch.compile", torch.compile(lambda x, out: torch.softmax(x, dim=1)), "torch")], budget_s),
     ]
@@ -184,10 +184,11 @@ def tile_sizes(n: int = 2**27, budget_s: float = 0.2) -> dict | None:
     sizes = [2**e for e in (4, 5, 6, 7, 8, 9, 10, 11, 12)]
     a, b, out = (torch.ones(n, device="cuda") for _ in range(3))
     lines = []
-    for name, module in (("cuTile", tile_kernels), ("Triton", triton_kernels)):
-        if module.why_not():
+    for name, launch, absent in (("cuTile", tile_kernels.vector_add_cutile, tile_kernels.why_not()),
+                                 ("Triton", triton_kernels.vector_add_triton, triton_kernels.why_not())):
+        if absent:
             continue
-        ms = [measure.time_kernel(lambda s=size, m=module: m.vector_add(a, b, out, s), budget_s=budget_s,
+        ms = [measure.time_kernel(lambda s=size, f=launch: f(a, b, out, s), budget_s=budget_s,
                                   max_runs=20).p50 for size in sizes]
         lines.append({"name": name, "ms": ms, "gbs": [12 * n / t / 1e6 for t in ms]})
     return _stamp({"n": n, "tiles": sizes, "lines": lines}) if lines else None
@@ -203,10 +204,10 @@ def tile_hints(rows: int = 8192, cols: int = 8192, budget_s: float = 0.2) -> dic
         return None
     x = cuda.to_device(8 * uniform(np.random.default_rng(4), rows, cols))
     truth, out = cuda.device_array((rows, cols), np.float32), cuda.device_array((rows, cols), np.float32)
-    tile_kernels.softmax(x, truth)
+    tile_kernels.softmax_cutile(x, truth)
     found = []
     for hints in HINTS:
-        ms = measure.time_kernel(lambda hints=hints: tile_kernels.softmax(x, out, **hints), budget_s=budget_s,
+        ms = measure.time_kernel(lambda hints=hints: tile_kernels.softmax_cutile(x, out, **hints), budget_s=budget_s,
                                  max_runs=30).p50
         same = float(np.abs(out.copy_to_host() - truth.copy_to_host()).max())
         found.append({"hints": hints, "ms": ms, "gbs": 8 * rows * cols / ms / 1e6, "max_difference": same})

@@ -14,6 +14,7 @@ import io
 
 from labkit import device
 from labkit.libraries import tile_model
+from labkit.op import rung
 
 
 def _import_tile():
@@ -43,13 +44,15 @@ def softmax_tiles(x, out, tile: ct.Constant[int]):
     ct.store(out, index=(row, 0), tile=e / ct.sum(e, axis=1, keepdims=True))
 
 
-def vector_add(a, b, out, tile: int = 1024) -> None:
+@rung(kernel=vector_add_tiles, idea="a block for a tile of 1,024 elements")
+def vector_add_cutile(a, b, out, tile: int = 1024) -> None:
     """out = a + b. One block for `tile` elements, a power of two."""
     (n,) = a.shape
     _launch(vector_add_tiles, (ct.cdiv(n, tile), 1, 1), (a, b, out), tile)
 
 
-def softmax(x, out, **hints) -> None:
+@rung(kernel=softmax_tiles, idea="a block for a row, which is one tile")
+def softmax_cutile(x, out, **hints) -> None:
     """Softmax of each row. One block for a row, which is one tile. hints for the compiler, such as occupancy=4."""
     rows, cols = x.shape
     _launch(softmax_tiles, (rows, 1, 1), (x, out), 1 << (cols - 1).bit_length(), **hints)

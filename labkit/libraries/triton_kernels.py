@@ -15,6 +15,7 @@ import sys
 import numpy as np
 
 from labkit import device
+from labkit.op import rung
 
 LARGEST_ROW = 65_536
 
@@ -64,13 +65,15 @@ def softmax_kernel(x_ptr, out_ptr, row_stride, cols, BLOCK: tl.constexpr):
     tl.store(out_ptr + row * row_stride + offsets, e / tl.sum(e, axis=0), mask=mask)
 
 
-def vector_add(a, b, out, block: int = 1024) -> None:
+@rung(kernel=add_kernel, idea="a program for 1,024 elements")
+def vector_add_triton(a, b, out, block: int = 1024) -> None:
     """out = a + b. One program for `block` elements."""
     (n,) = a.shape
     _launch(lambda *tensors: add_kernel[(-(-n // block),)](*tensors, n, BLOCK=block), a, b, out)
 
 
-def softmax(x, out) -> None:
+@rung(kernel=softmax_kernel, idea="a program for a row")
+def softmax_triton(x, out) -> None:
     """Softmax of each row. One program for a row, which it holds in registers: a power of two of elements."""
     rows, cols = x.shape
     if cols > LARGEST_ROW:

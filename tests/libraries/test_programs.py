@@ -48,14 +48,14 @@ def softmax_truth(x):
 @pytest.mark.parametrize("n", LENGTHS)
 def test_triton_vector_add_is_exact(n):
     (a, b), out = arrays_for((n,), (n,))
-    assert np.array_equal(run_triton(triton_kernels.vector_add, (a, b), out), a + b)
+    assert np.array_equal(run_triton(triton_kernels.vector_add_triton, (a, b), out), a + b)
 
 
 @needs_triton
 @pytest.mark.cpu_device
 def test_the_interpreter_takes_numpy_arrays_too():
     (a, b), out = arrays_for((20,), (20,))
-    triton_kernels.vector_add(a, b, out, block=8)
+    triton_kernels.vector_add_triton(a, b, out, block=8)
     assert np.array_equal(out, a + b)
 
 
@@ -64,7 +64,7 @@ def test_the_interpreter_takes_numpy_arrays_too():
 def test_triton_softmax_with_columns_that_are_no_power_of_two(shape):
     (x,), out = arrays_for(shape)
     x = 50 * x - 100  # all negative: a zero in the padding would be the maximum
-    got = run_triton(triton_kernels.softmax, (x,), out)
+    got = run_triton(triton_kernels.softmax_triton, (x,), out)
     np.testing.assert_allclose(got, softmax_truth(x), rtol=3e-5, atol=1e-30)
     np.testing.assert_allclose(got.sum(axis=1), 1, rtol=1e-5)
 
@@ -72,13 +72,13 @@ def test_triton_softmax_with_columns_that_are_no_power_of_two(shape):
 def test_rows_too_long_for_a_program_are_refused_with_the_limit():
     wide = np.zeros((1, 70_000), np.float32)
     with pytest.raises(ValueError, match="65,536"):
-        triton_kernels.softmax(wide, wide)
+        triton_kernels.softmax_triton(wide, wide)
 
 
 @pytest.mark.skipif(not triton_kernels.why_not(), reason="Triton runs here")
 def test_without_triton_a_launch_says_how_to_install_it():
     with pytest.raises(ImportError, match="Triton"):
-        triton_kernels.softmax(np.zeros((1, 4), np.float32), np.zeros((1, 4), np.float32))
+        triton_kernels.softmax_triton(np.zeros((1, 4), np.float32), np.zeros((1, 4), np.float32))
 
 
 def test_the_sources_can_be_shown_without_triton():
@@ -93,26 +93,26 @@ def test_the_sources_can_be_shown_without_triton():
 @pytest.mark.parametrize("tile", (16, 1024))
 def test_tile_vector_add_is_exact(n, tile):
     (a, b), out = arrays_for((n,), (n,))
-    assert np.array_equal(run_tile(tile_kernels.vector_add, (a, b), out, tile=tile), a + b)
+    assert np.array_equal(run_tile(tile_kernels.vector_add_cutile, (a, b), out, tile=tile), a + b)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_tile_softmax(shape):
     (x,), out = arrays_for(shape)
     x = 50 * x - 100
-    got = run_tile(tile_kernels.softmax, (x,), out)
+    got = run_tile(tile_kernels.softmax_cutile, (x,), out)
     np.testing.assert_allclose(got, softmax_truth(x), rtol=3e-5, atol=1e-30)
 
 
 def test_the_sources_size():
     (a, b), out = arrays_for((2**12,), (2**12,))
-    assert np.array_equal(run_tile(tile_kernels.vector_add, (a, b), out, tile=2**4), a + b)
+    assert np.array_equal(run_tile(tile_kernels.vector_add_cutile, (a, b), out, tile=2**4), a + b)
 
 
 def test_a_tile_that_is_no_power_of_two_is_rejected():
     (a, b), out = arrays_for((48,), (48,))
     with pytest.raises(Exception, match="not a power of two"):
-        run_tile(tile_kernels.vector_add, (a, b), out, tile=12)
+        run_tile(tile_kernels.vector_add_cutile, (a, b), out, tile=12)
 
 
 @needs_cutile
