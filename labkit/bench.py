@@ -97,10 +97,13 @@ def volume_add_block_shapes(size: dict | None = None, shapes=BLOCK_SHAPES, budge
 
 
 def matmul_sizes(sizes=None, budget_s: float = 0.12) -> dict:
-    """Every rung of the matrix product and its rivals over square sizes. Each result is checked."""
+    """The first rungs of the matrix product, the fastest and its rivals over square sizes. Each result is checked."""
     matmul = op("matmul")
     sizes = sizes or device.pick(gpu=(256, 512, 1024, 2048, 4096), cpu=(32, 64, 96, 128))
-    ladders = [measure.ladder(matmul, {"M": s, "N": s, "K": s}, budget_s=budget_s) for s in sizes]
+    rungs = ["matmul_naive", "matmul_coalesced", "matmul_tiled", "matmul_tiled_32", "matmul_pipelined"]
+    if not device.on_gpu():
+        rungs.pop()  # its tile is larger than these sizes
+    ladders = [measure.ladder(matmul, {"M": s, "N": s, "K": s}, rungs=rungs, budget_s=budget_s) for s in sizes]
     everywhere = set.intersection(*({row.name for row in one.rows} for one in ladders))
     lines = [{"name": row.name, "kind": row.kind, "ms": [one.row(row.name).timing.p50 for one in ladders],
               "rate": [one.row(row.name).tflops for one in ladders]}

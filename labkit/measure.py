@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -392,6 +392,12 @@ class Ladder(ResultTable):
             if row.name == name:
                 return row
         raise ValueError(f"the ladder has no row {name!r}; it has {', '.join(row.name for row in self.rows)}")
+
+    def only(self, *rungs: str) -> Ladder:
+        """The same measurement with these rungs alone, and every rival."""
+        for name in rungs:
+            self.row(name)
+        return replace(self, rows=tuple(row for row in self.rows if row.kind != "rung" or row.name in rungs))
 
     def rate(self, row: LadderRow) -> float | None:
         """GB/s or TFLOP/s, whichever this operation is measured in."""
