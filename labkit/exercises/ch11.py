@@ -164,77 +164,76 @@ RMSNORM_WARP = Exercise(
 
 @cuda.jit
 def second_sum_too_early(x, weight, bias, out):
-    partial = cuda.shared.array(4, float32)
+    partial = cuda.shared.array(2, float32)
     thread, row, columns = cuda.threadIdx.x, cuda.blockIdx.x, x.shape[1]
     total = float32(0.0)
-    for col in range(thread, columns, 128):
+    for col in range(thread, columns, 64):
         total += x[row, col]
     for distance in (16, 8, 4, 2, 1):
         total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
     if thread % 32 == 0:
         partial[thread // 32] = total
     cuda.syncthreads()
-    mean = (partial[0] + partial[1] + partial[2] + partial[3]) / float32(columns)
+    mean = (partial[0] + partial[1]) / float32(columns)
 
     squares = float32(0.0)
-    for col in range(thread, columns, 128):
+    for col in range(thread, columns, 64):
         squares += (x[row, col] - mean) * (x[row, col] - mean)
     for distance in (16, 8, 4, 2, 1):
         squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
     if thread % 32 == 0:
         partial[thread // 32] = squares
     cuda.syncthreads()
-    variance = (partial[0] + partial[1] + partial[2] + partial[3]) / float32(columns)
+    variance = (partial[0] + partial[1]) / float32(columns)
     scale = cuda.rsqrt(variance + float32(1e-5))
-    for col in range(thread, columns, 128):
+    for col in range(thread, columns, 64):
         out[row, col] = (x[row, col] - mean) * scale * weight[col] + bias[col]
 
 
 @cuda.jit
-def barrier_before_the_mean(x, weight, bias, out):
-    partial = cuda.shared.array(4, float32)
+def squares_of_the_values(x, weight, bias, out):
+    partial = cuda.shared.array(2, float32)
     thread, row, columns = cuda.threadIdx.x, cuda.blockIdx.x, x.shape[1]
     total = float32(0.0)
-    for col in range(thread, columns, 128):
+    for col in range(thread, columns, 64):
         total += x[row, col]
     for distance in (16, 8, 4, 2, 1):
         total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
     if thread % 32 == 0:
         partial[thread // 32] = total
     cuda.syncthreads()
+    mean = (partial[0] + partial[1]) / float32(columns)
     cuda.syncthreads()
-    mean = (partial[0] + partial[1] + partial[2] + partial[3]) / float32(columns)
-
     squares = float32(0.0)
-    for col in range(thread, columns, 128):
-        squares += (x[row, col] - mean) * (x[row, col] - mean)
+    for col in range(thread, columns, 64):
+        squares += x[row, col] * x[row, col]
     for distance in (16, 8, 4, 2, 1):
         squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
     if thread % 32 == 0:
         partial[thread // 32] = squares
     cuda.syncthreads()
-    variance = (partial[0] + partial[1] + partial[2] + partial[3]) / float32(columns)
+    variance = (partial[0] + partial[1]) / float32(columns)
     scale = cuda.rsqrt(variance + float32(1e-5))
-    for col in range(thread, columns, 128):
+    for col in range(thread, columns, 64):
         out[row, col] = (x[row, col] - mean) * scale * weight[col] + bias[col]
 
 
 @cuda.jit
 def barrier_for_some(x, weight, bias, out):
-    partial = cuda.shared.array(4, float32)
+    partial = cuda.shared.array(2, float32)
     thread, row, columns = cuda.threadIdx.x, cuda.blockIdx.x, x.shape[1]
     total = float32(0.0)
-    for col in range(thread, columns, 128):
+    for col in range(thread, columns, 64):
         total += x[row, col]
     for distance in (16, 8, 4, 2, 1):
         total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
     if thread % 32 == 0:
         partial[thread // 32] = total
     cuda.syncthreads()
-    mean = (partial[0] + partial[1] + partial[2] + partial[3]) / float32(columns)
+    mean = (partial[0] + partial[1]) / float32(columns)
 
     squares = float32(0.0)
-    for col in range(thread, columns, 128):
+    for col in range(thread, columns, 64):
         squares += (x[row, col] - mean) * (x[row, col] - mean)
     for distance in (16, 8, 4, 2, 1):
         squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
@@ -242,9 +241,9 @@ def barrier_for_some(x, weight, bias, out):
         cuda.syncthreads()
         partial[thread // 32] = squares
     cuda.syncthreads()
-    variance = (partial[0] + partial[1] + partial[2] + partial[3]) / float32(columns)
+    variance = (partial[0] + partial[1]) / float32(columns)
     scale = cuda.rsqrt(variance + float32(1e-5))
-    for col in range(thread, columns, 128):
+    for col in range(thread, columns, 64):
         out[row, col] = (x[row, col] - mean) * scale * weight[col] + bias[col]
 
 
@@ -253,11 +252,11 @@ LAYERNORM_TWO_SUMS = Exercise(
     reference=layernorm_reference,
     inputs=lambda rng, R, C: (uniform(rng, R, C) + np.float32(0.5), uniform(rng, C), uniform(rng, C)),
     shape=lambda R, C: (R, C),
-    sizes=_rows((1, 1), (2, 5), (3, 128), (2, 131), (3, 300)),
-    launch=lambda R, C: (R, 128),
+    sizes=_rows((1, 1), (2, 5), (3, 64), (2, 131), (3, 300)),
+    launch=lambda R, C: (R, 64),
     tolerance=layernorm_tolerance,
     wrong={"the second sum is stored while a slow warp may still read the first": second_sum_too_early,
-           "the new barrier stands before the reading of the mean, where one stood already": barrier_before_the_mean,
+           "the squares are those of the values, without the mean taken off": squares_of_the_values,
            "the new barrier stands inside an `if`, where one lane of a warp arrives": barrier_for_some},
 )
 
