@@ -182,10 +182,10 @@ print(f"Triton's add_kernel: {code['warps']} warps, {code['registers']} register
       f"{code['vector_loads']} loads, each of 128 bits")
 
 # %% [markdown]
-# The sums first. Triton, cuTile and PyTorch are within one percent of each other, and so is the fourth rung of lesson
-# 01. The plain kernel in Numba is a fifth slower. Its thread asks for two numbers and waits. In Triton the program says
-# 1,024 elements and nothing about threads, and the compiler made of it what lesson 01 did by hand: 128 threads with 8
-# elements each, four loads of 128 bits before the first addition.
+# The sums first. Triton, cuTile and PyTorch are within one percent of each other, and so is the rung of lesson 01 that
+# loads four elements ahead. The plain kernel in Numba is a fifth slower. Its thread asks for two numbers and waits. In
+# Triton the program says 1,024 elements and nothing about threads, and the compiler made of it what that rung does by
+# hand: 128 threads with 8 elements each, four loads of 128 bits before the first addition.
 #
 # It does so only when it knows enough. Triton looks at the arguments of a launch: a pointer that is divisible by 16, an
 # n that is divisible by 16. I compiled the same program twice for the H200, without launching it. Told that n is
@@ -210,14 +210,18 @@ print(f"Triton's add_kernel: {code['warps']} warps, {code['registers']} register
 # %% [markdown]
 # ## What each leaves to the compiler
 #
-# | | Numba | Triton | cuTile | | --- | --- | --- | --- | | what you write | the program of a thread | the program of a
-# block, over vectors | the program of a block, over tiles | | which thread has which element | you | compiler |
-# compiler | | threads in a block | you | `num_warps`, 4 if left out | compiler | | the end of an array | `if i < n` | a
-# mask for each load and store | known from the array | | 128-bit loads | you (`ptx.load_global4`) | compiler, where
-# alignment is known | compiler, where alignment is known | | shared memory, barriers, shuffles | you | compiler |
-# compiler | | tensor cores, copies by TMA | you (`ptx`) | compiler (`tl.dot`, descriptors) | compiler (`ct.mma`, loads)
-# | | lengths | any | powers of two | powers of two | | runs without a GPU | yes, here | yes, in its interpreter | no |
-# | goes to | PTX | PTX | Tile IR, then machine code |
+# | | Numba | Triton | cuTile |
+# | --- | --- | --- | --- |
+# | you write | what a thread does | what a block does, over vectors | what a block does, over tiles |
+# | which thread has which element | you | compiler | compiler |
+# | threads in a block | you | `num_warps`, or 4 | compiler, with hints |
+# | the end of an array | `if i < n` | a mask in each load and store | the array knows |
+# | loads of 128 bits | you, by `labkit.ptx` | compiler, if aligned | compiler, if aligned |
+# | shared memory, barriers, shuffles | you | compiler | compiler |
+# | tensor cores | you, by `labkit.ptx` | `tl.dot` | `ct.mma` |
+# | lengths | any | powers of two | powers of two |
+# | without a GPU | here, yes | its interpreter | no |
+# | goes to | PTX | PTX | Tile IR |
 #
 # The rows that say "you" are the subject of lessons 05 and 09 to 11. They are work. They are also the reason why this
 # course is in Numba: a decision that a compiler takes cannot be learned by watching it being taken, only by taking it.
