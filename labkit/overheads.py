@@ -230,6 +230,15 @@ def trace() -> dict | None:
     return _stamp({"events": events_of(found)})
 
 
+def trace_panel(series: dict | None = None) -> dict | None:
+    """The trace taken here, or else the recorded one, as a panel of plots.timeline; None where there is neither."""
+    series = series or trace() or measure.recorded_series("trace")
+    if not series or not series["events"]:
+        return None
+    return {"title": f"Measured on {series['where']}, {series['date']}: warm, by PyTorch's profiler",
+            "events": series["events"]}
+
+
 ROWS = {"user_annotation": "ranges", "cuda_driver": "driver", "cuda_runtime": "driver", "kernel": "GPU",
         "gpu_memcpy": "GPU", "gpu_memset": "GPU"}
 
