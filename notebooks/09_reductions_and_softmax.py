@@ -93,9 +93,9 @@ for kernel in (mean_and_variance_kernel, mean_and_variance_racy_kernel):
     print(f"largest error {error:.1e}")
 
 # %% [markdown]
-# On the CPU device the second form is wrong: there thread 0 always comes first. On a GPU it may be right for years. That
-# proves nothing, as lesson 04 found out. So ask `observe` whether anything keeps the accesses apart. A block of two warps
-# is enough to see it.
+# On the CPU device the second form is wrong: there thread 0 always comes first. On a GPU it may be right for years.
+# That proves nothing, as lesson 04 found out. So ask `observe` whether anything keeps the accesses apart. A block of
+# two warps is enough to see it.
 
 # %%
 for kernel in (mean_and_variance_kernel, mean_and_variance_racy_kernel):
@@ -189,9 +189,9 @@ for name in ("tree", "two_level", "warp", "vectorized"):
 #
 # $$\text{out}_{r,c} = \frac{e^{x_{r,c}}}{\sum_k e^{x_{r,k}}}$$
 #
-# Softmax turns a row of numbers into probabilities: positive, with the sum 1. It needs a reduction, and in practice two.
-# In float32, $e^{89}$ is infinite. So the largest number of the row, $m$, is subtracted first. Numerator and denominator
-# both change by the factor $e^{-m}$, and the quotient stays.
+# Softmax turns a row of numbers into probabilities: positive, with the sum 1. It needs a reduction, and in practice
+# two. In float32, $e^{89}$ is infinite. So the largest number of the row, $m$, is subtracted first. Numerator and
+# denominator both change by the factor $e^{-m}$, and the quotient stays.
 
 # %%
 from labkit.softmax_series import softmax_on_one_core
@@ -250,8 +250,9 @@ roofline.predict(SOFTMAX, R=8192, C=8192)
 #
 # ## How far away is memory?
 #
-# Shared memory is said to be 80 times faster than global memory. I measured it: one thread follows a chain of addresses,
-# where each load says where the next one goes. Then nothing can be asked for ahead, and the time of a step is the
+# Shared memory is said to be 80 times faster than global memory. I measured it: one thread follows a chain of
+# addresses, where each load says where the next one goes. Then nothing can be asked for ahead, and the time of a step
+# is the
 # *latency* of a load.
 
 # %%
@@ -267,10 +268,10 @@ for name, place in series["places"].items():
 print(f"measured on {series['where']}, {series['date']}")
 
 # %% [markdown]
-# Memory takes 23 times as long as shared memory, not 80. What surprised me more is the second line: a number that the L1
-# cache happens to hold comes nearly as fast as one that I put into shared memory myself. The two are the same piece of
-# silicon. Shared memory is worth it for being under control, and for the exchange between threads. As a mere cache it
-# gains little.
+# Memory takes 23 times as long as shared memory, not 80. What surprised me more is the second line: a number that the
+# L1 cache happens to hold comes nearly as fast as one that I put into shared memory myself. The two are the same piece
+# of silicon. Shared memory is worth it for being under control, and for the exchange between threads. As a mere cache
+# it gains little.
 #
 # ## One pass instead of two
 #
@@ -335,9 +336,9 @@ show_source(softmax_vectorized_kernel)
 # compiler needs no memory for it: each element is a register. And all eight loads of a thread, 128 bytes, stand before
 # the first use.
 #
-# The exponential is another one, too: `ex2.approx`, the instruction that the hardware has for $2^x$, with
-# $e^x = 2^{x \log_2 e}$. `math.exp` ends in the same instruction and corrects its argument before. Look at the errors in
-# the next table: what does it cost?
+# The exponential is another one, too: `ex2.approx`, the instruction that the hardware has for $2^x$, with $e^x = 2^{x
+# \log_2 e}$. `math.exp` ends in the same instruction and corrects its argument before. Look at the errors in the next
+# table: what does it cost?
 
 # %%
 sizes = ({"R": 1, "C": 4}, {"R": 33, "C": 36}, {"R": 7, "C": 1000}, {"R": 3, "C": 8192})
@@ -345,9 +346,10 @@ agree(SOFTMAX, sizes=sizes)
 
 # %% [markdown]
 # Allowed is a number of roundings: a few for each operation, more where $x$ lies far below the maximum, more for long
-# sums. The short exponential uses up about twice as much of it as the others and stays well inside. (The lengths are
-# multiples of four here. Other rows do not begin at a multiple of 16 bytes, and a further kernel takes those, one
-# element at a time. The tests run it at 1, 31 and 4,099.)
+# sums. `naive` comes closest to it, because it adds 8,192 numbers one after another. `vectorized` is next: its short
+# exponential costs some accuracy, and stays well inside. (The lengths are multiples of four here. Other rows do not
+# begin at a multiple of 16 bytes, and a further kernel takes those, one element at a time. The tests run it at 1, 31
+# and 4,099.)
 
 # %%
 found = ladder(SOFTMAX)
@@ -387,8 +389,8 @@ print(f"vectorized: {taken['registers']} registers a thread, {taken['blocks_per_
 # - $\log_2 256 = 8$ steps look like the heart of a reduction. They take a few percent of its time.
 # - A device function that uses shared memory has to leave it in a state in which anyone may use it again.
 # - I ask of each loop how many loads it has in flight. It explained three of my results.
-# - The online rule is worth more as a piece of algebra than as a faster softmax. A row that fits into registers does not
-#   need it.
+# - The online rule is worth more as a piece of algebra than as a faster softmax. A row that fits into registers does
+#   not need it.
 # - Sentences such as "80 times faster" are worth measuring. It was 23, and the cache between the two is what counts.
 #
 # ## Resources
@@ -401,8 +403,8 @@ print(f"vectorized: {taken['registers']} registers a thread, {taken['blocks_per_
 # ## Try it
 #
 # - In the cell with the races, launch one warp: `kernel[1, 32]`. Does `observe` still find the race? Should it?
-# - In the cell that joins parts, forget the factor of one part: `s + s2 * np.exp(m2 - largest)`. For which rows does the
-#   result stay right?
+# - In the cell that joins parts, forget the factor of one part: `s + s2 * np.exp(m2 - largest)`. For which rows does
+#   the result stay right?
 # - `plots.reductions(16)`: before you look, how many lines are there in the last step of each half?
 #
 # Next: **fused masked softmax**, where the same kernel meets the scores of attention.
