@@ -252,8 +252,7 @@ roofline.predict(SOFTMAX, R=8192, C=8192)
 #
 # Shared memory is said to be 80 times faster than global memory. I measured it: one thread follows a chain of
 # addresses, where each load says where the next one goes. Then nothing can be asked for ahead, and the time of a step
-# is the
-# *latency* of a load.
+# is the *latency* of a load.
 
 # %%
 from labkit.kernels.latency import chase_global_kernel
@@ -268,10 +267,10 @@ for name, place in series["places"].items():
 print(f"measured on {series['where']}, {series['date']}")
 
 # %% [markdown]
-# Memory takes 23 times as long as shared memory, not 80. What surprised me more is the second line: a number that the
-# L1 cache happens to hold comes nearly as fast as one that I put into shared memory myself. The two are the same piece
-# of silicon. Shared memory is worth it for being under control, and for the exchange between threads. As a mere cache
-# it gains little.
+# On this H200 memory takes 23 times as long as shared memory, not 80. What surprised me more is the second line: a
+# number that the L1 cache happens to hold comes nearly as fast as one that I put into shared memory myself. The two are
+# the same piece of silicon. Shared memory is worth it for being under control, and for the exchange between threads. As
+# a mere cache it gains little.
 #
 # ## One pass instead of two
 #
@@ -336,9 +335,9 @@ show_source(softmax_vectorized_kernel)
 # compiler needs no memory for it: each element is a register. And all eight loads of a thread, 128 bytes, stand before
 # the first use.
 #
-# The exponential is another one, too: `ex2.approx`, the instruction that the hardware has for $2^x$, with $e^x = 2^{x
-# \log_2 e}$. `math.exp` ends in the same instruction and corrects its argument before. Look at the errors in the next
-# table: what does it cost?
+# The exponential is another one, too: `ex2.approx`, the instruction that the hardware has for $2^x$, with
+# $e^x = 2^{x \log_2 e}$. `math.exp` ends in the same instruction and corrects its argument before. Look at the errors
+# in the next table: what does it cost?
 
 # %%
 sizes = ({"R": 1, "C": 4}, {"R": 33, "C": 36}, {"R": 7, "C": 1000}, {"R": 3, "C": 8192})
