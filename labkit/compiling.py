@@ -124,4 +124,5 @@ def resources(text: str, max_registers: int | None = None) -> dict | None:
 
     return {"registers": count(r"Used (\d+) registers"), "stack_bytes": count(r"(\d+) bytes stack frame"),
             "spill_bytes": count(r"(\d+) bytes spill"), "shared_bytes": count(r"(\d+) bytes smem"),
-            "warnings": [line for line in run.stderr.splitlines() if "warning" in line.lower()]}
+            "warnings": [line for line in run.stderr.splitlines()
+                         if "warning" in line.lower() or "Performance Loss" in line]}  # such as wgmma one at a time

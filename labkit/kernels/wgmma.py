@@ -217,11 +217,12 @@ def make_wgmma(*, weights: bool, bias: bool):
 
 # --- Each warpgroup has its task -------------------------------------------------------------------------------------
 
-TILES = (Tile(cols=192, stages=4), Tile(cols=256, stages=3), Tile(cols=128, stages=5))
+TILES = (Tile(cols=256, stages=3), Tile(cols=192, stages=4), Tile(cols=128, stages=5))
+DEEP = 1024  # from this K on the widest tile is the fastest for its work, below it the one with four stages
 
 
 @functools.cache
-def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation=unchanged):
+def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation):
     """As many blocks as multiprocessors; each computes one tile after the other, until none is left.
 
     Warpgroups 0 and 1, the consumers, multiply: 64 rows each, one sum of a thread for every two columns, 128 registers
@@ -365,12 +366,18 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation=
 # --- Launchers -------------------------------------------------------------------------------------------------------
 
 
-def choose_tile(rows: int, cols: int, blocks: int, activation=unchanged) -> Tile:
-    """The tile with which `blocks` blocks are done first. A tile takes a time in proportion to its columns, so what
-    counts is how many tiles the busiest block has, and how many columns these have together; the first of equals."""
+def choose_tile(rows: int, cols: int, depth: int, blocks: int, activation=unchanged) -> Tile:
+    """The tile with which `blocks` blocks are done first.
+
+    A tile takes a time in proportion to its columns, so what counts is how many tiles the busiest block has and how
+    many columns these have together. Where two come within 5%, the depth decides.
+    """
     # With an activation the end of 256 columns is more than the compiler unrolls: sums would go to memory.
-    tiles = TILES if activation is unchanged else [tile for tile in TILES if tile.cols < 256]
-    return min(tiles, key=lambda tile: -(-tile.count(rows, cols) // blocks) * tile.cols)
+    tiles = [tile for tile in TILES if activation is unchanged or tile.cols < 256]
+    if depth < DEEP:
+        tiles.sort(key=lambda tile: tile.cols != 192)
+    together = {tile: -(-tile.count(rows, cols) // blocks) * tile.cols for tile in tiles}
+    return next(tile for tile in tiles if together[tile] <= 1.05 * min(together.values()))
 
 
 def multiply(a, b, bias, out, *, weights: bool, stream=0) -> None:
@@ -391,7 +398,7 @@ def multiply_specialised(a, b, bias, out, *, weights: bool, activation=unchanged
     """
     _check(a, b, bias, out, weights)
     blocks = cuda.get_current_device().MULTIPROCESSOR_COUNT if device.on_gpu() else CPU_BLOCKS
-    tile = tile or choose_tile(*out.shape, blocks, activation)
+    tile = tile or choose_tile(*out.shape, a.shape[1], blocks, activation)
     kernel = make_wgmma_specialised(tile, weights=weights, bias=bias is not None, activation=activation)
     arguments = _arguments(a, b, bias, out, tile, weights)
     shared = 2 * (tile.stages * tile.stage_halves + tile.rows * tile.cols)
@@ -426,7 +433,8 @@ def _check(a, b, bias, out, weights: bool) -> None:
 
 KERNELS = {(weights, bias): make_wgmma(weights=weights, bias=bias)
            for weights, bias in ((False, False), (True, True))}
-SPECIALISED = {(weights, bias): tuple(make_wgmma_specialised(tile, weights=weights, bias=bias) for tile in TILES)
+SPECIALISED = {(weights, bias): tuple(make_wgmma_specialised(tile, weights=weights, bias=bias, activation=unchanged)
+                                        for tile in TILES)
                for weights, bias in ((False, False), (True, True))}
 IDEA = "wgmma: tensor cores read shared memory, TMA fills it"
 IDEA_SPECIALISED = "one warpgroup copies, two multiply, tiles follow without a pause"
