@@ -18,8 +18,7 @@
 # %%
 import numpy as np
 
-from labkit import agree, cuda, graphs, ladder, measure, plots, roofline, show_source
-from labkit import bench, counters, overheads, ranges  # isort: skip
+from labkit import agree, cuda, graphs, ladder, measure, overheads, plots, ranges, roofline, show_source
 from labkit.kernels import bias_gelu_add
 from labkit.kernels.bias_gelu_add import BIAS_GELU_ADD
 from labkit.kernels.matmul import MATMUL
@@ -199,6 +198,8 @@ for way in ("h2d_pageable", "h2d_pinned"):
 # numbers, which is no work at all.
 
 # %%
+from labkit import bench
+
 here, h200 = bench.launch_overhead(), measure.recorded_series("launch_overhead", gpu="NVIDIA H200")
 
 print(f"{'':34}{'here':>8}{'H200':>8}   ({measure.where()})")
@@ -328,6 +329,8 @@ found
 # ```
 
 # %%
+from labkit import counters
+
 print(counters.recorded_report())
 
 # %% [markdown]
