@@ -30,7 +30,7 @@ TOOLKIT_PACKAGES = (
     "nvidia-nvjitlink",
     "nvidia-nvjitlink-cu12",
 )
-RIVALS = ("torch", "cupy-cuda13x", "cupy-cuda12x", "cupy", "triton")
+RIVALS = ("torch", "cupy-cuda13x", "cupy-cuda12x", "cupy", "triton", "cuda-tile")
 OLDEST_PYTHON = (3, 11)
 OLDEST_DRIVER = (12, 0)  # the oldest CUDA that numba-cuda 0.30 has wheels for
 CUDA_13_CAPABILITY = (7, 5)  # the CUDA 13 toolkit compiles for no GPU older than this

@@ -113,7 +113,8 @@ except Exception as error:  # cuTile's own error, or the model's
 
 # %% [markdown]
 # That is said when the program is compiled, not when it runs. cuTile's front end needs no GPU for it. Where the package
-# is installed, it can also be watched at its work: from Python to *Tile IR*, the code that tileiras turns into a GPU's.
+# is installed, it can also be watched at its work: from Python to *Tile IR*. To turn that into a GPU's code takes its
+# compiler, tileiras, which comes with CUDA 13.3 for a GPU like the H200.
 
 # %%
 try:

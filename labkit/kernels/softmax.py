@@ -26,7 +26,8 @@ from labkit.kernels.reduce import (
     warp_max,
     warp_sum,
 )
-from labkit.op import Op, rung, uniform
+from labkit.libraries import triton_softmax
+from labkit.op import Op, Rival, rung, uniform
 
 BLOCK = 256
 WARPS = BLOCK // 32
@@ -373,4 +374,5 @@ SOFTMAX = Op(
     tolerance=softmax_tolerance,
     by_row=(0,),
     rival=_rival,
+    rivals=(Rival("Triton", "triton", triton_softmax),),
 )

@@ -3,10 +3,11 @@
 Shapes  vector_add: a, b, out (n,).  softmax: x, out (rows, cols); float32, C-contiguous
 Source  cuTile Python documentation, "Quickstart"
 
-cuTile compiles for the GPU by tileiras, which comes with CUDA 13.1 and later (13.3 for compute capability 9.x) or as
-`pip install cuda-tile[tileiras]`, and it needs a driver of version 580 or later. why_not() says what is missing.
-Without all that the same functions run on tile_model; and translate() shows what cuTile makes of them, if the package
-is installed: its front end needs no GPU.
+cuTile compiles by tileiras, a compiler that comes with CUDA 13.1 and later (13.3 for compute capability 9.x), and runs
+on a driver of version 580 or later. The package finds tileiras on the PATH. (The wheels of `cuda-tile[tileiras]` bring
+it, too, but with an NVVM of the same age, which numba-cuda would find and which may be too new for the driver.)
+why_not() says what is missing. Without all that the same functions run on tile_model; and translate() shows what cuTile
+makes of them, if the package is installed: its front end needs no GPU.
 """
 
 import functools
@@ -24,7 +25,7 @@ def _import_tile():
         return cuda.tile, ""
     except Exception as error:  # a broken install of a rival must not stop a lesson
         reason = "is not installed" if isinstance(error, ImportError) else f"does not import: {error}"
-        return tile_model, f"cuda-tile {reason}. On Linux or Windows: pip install 'cuda-tile[tileiras]'."
+        return tile_model, f"cuda-tile {reason}. On Linux or Windows: pip install cuda-tile"
 
 
 ct, _missing = _import_tile()

@@ -131,7 +131,7 @@ def test_cutile_translates_without_a_gpu_and_rejects_a_tile_of_twelve():
 
 def test_translate_says_what_is_missing():
     if tile_kernels.ct is tile_model:
-        with pytest.raises(ImportError, match="pip install 'cuda-tile"):
+        with pytest.raises(ImportError, match="pip install cuda-tile"):
             tile_kernels.translate(tile_kernels.vector_add_tiles, tile=16)
 
 
