@@ -64,3 +64,11 @@ def test_what_has_no_source_is_refused_with_the_reason():
 def test_a_path_outside_the_repository_shows_only_its_name():
     assert show._short("/somewhere/else/kernels.py") == "kernels.py"
     assert show._short("/tmp/ipykernel_12/345.py") == ""
+
+
+def test_a_cached_function_shows_its_own_source():
+    from labkit.kernels.layernorm import make_layernorm_warp
+
+    shown = show_source(make_layernorm_warp)
+    assert shown.name == "make_layernorm_warp"
+    assert "def layernorm_warp_kernel" in shown.code
