@@ -120,6 +120,7 @@ def rung(*, kernel, idea: str, failed: str = "", tolerance: Callable | None = No
 
     tolerance(*inputs): this rung's own, in place of the op's, when it computes less exactly on purpose.
     needs: the least compute capability, such as (9, 0); on an older GPU the rung is left out, and that is said.
+        (9, 0, "a") for what exists on that one only, as wgmma does.
     sizes: which sizes the launcher allows, "N and K multiples of 8", if not all; it raises ValueError for others.
     """
 
@@ -140,10 +141,11 @@ def missing(launcher: Callable) -> str:
     needs = getattr(launcher, "needs", None)
     if needs is None or not device.on_gpu():
         return ""
-    has = tuple(cuda.get_current_device().compute_capability)
-    if has >= tuple(needs):
+    has, exactly = tuple(cuda.get_current_device().compute_capability)[:2], len(needs) > 2
+    if has == tuple(needs[:2]) or (has > tuple(needs) and not exactly):
         return ""
-    return f"needs compute capability {needs[0]}.{needs[1]}; this GPU has {has[0]}.{has[1]}"
+    only = " exactly" if exactly else ""
+    return f"needs compute capability {needs[0]}.{needs[1]}{only}; this GPU has {has[0]}.{has[1]}"
 
 
 def uniform(rng: np.random.Generator, *shape: int) -> np.ndarray:

@@ -465,6 +465,13 @@ def test_a_rung_for_newer_gpus_runs_on_the_cpu_device_and_is_left_out_on_older_g
     assert "future was not run" in str(found)
     assert found.passed
 
+    monkeypatch.setattr(op_module.cuda, "get_current_device", lambda: SimpleNamespace(compute_capability=(10, 0)))
+    assert op_module.missing(future) == ""
+    only = scale_rung("only", needs=(9, 0, "a"))
+    assert op_module.missing(only) == "needs compute capability 9.0 exactly; this GPU has 10.0"
+    monkeypatch.setattr(op_module.cuda, "get_current_device", lambda: SimpleNamespace(compute_capability=(9, 0)))
+    assert op_module.missing(only) == ""
+
 
 def test_peaks_and_rivals():
     with pytest.raises(ValueError, match="peak is 'fp8'"):

@@ -452,28 +452,29 @@ SPECIALISED = {(weights, bias): tuple(make_wgmma_specialised(tile, weights=weigh
 IDEA = "wgmma: tensor cores read shared memory, TMA fills it"
 IDEA_SPECIALISED = "one warpgroup copies, two multiply, tiles follow without a pause"
 SIZES = "K and N multiples of 8"
+HOPPER = (9, 0, "a")
 
 
-@rung(kernel=KERNELS[False, False], idea=IDEA, needs=(9, 0), sizes=SIZES)
+@rung(kernel=KERNELS[False, False], idea=IDEA, needs=HOPPER, sizes=SIZES)
 def matmul_half_wgmma(a, b, out, stream=0):
     """wgmma in place of mma.sync: 128 threads multiply 64 x 128 at once, without fragments in registers; TMA copies."""
     multiply(a, b, None, out, weights=False, stream=stream)
 
 
-@rung(kernel=SPECIALISED[False, False], idea=IDEA_SPECIALISED, needs=(9, 0), sizes=SIZES)
+@rung(kernel=SPECIALISED[False, False], idea=IDEA_SPECIALISED, needs=HOPPER, sizes=SIZES)
 def matmul_half_wgmma_specialised(a, b, out, stream=0):
     """As wgmma, but a producer copies ahead while two consumers multiply 128 x 256, and persistent blocks store a tile
     while the next one is already coming."""
     multiply_specialised(a, b, None, out, weights=False, stream=stream)
 
 
-@rung(kernel=KERNELS[True, True], idea=IDEA, needs=(9, 0), sizes=SIZES)
+@rung(kernel=KERNELS[True, True], idea=IDEA, needs=HOPPER, sizes=SIZES)
 def linear_wgmma(x, weights, bias, out, stream=0):
     """wgmma in place of mma.sync: 128 threads multiply 64 x 128 at once, without fragments in registers; TMA copies."""
     multiply(x, weights, bias, out, weights=True, stream=stream)
 
 
-@rung(kernel=SPECIALISED[True, True], idea=IDEA_SPECIALISED, needs=(9, 0), sizes=SIZES)
+@rung(kernel=SPECIALISED[True, True], idea=IDEA_SPECIALISED, needs=HOPPER, sizes=SIZES)
 def linear_wgmma_specialised(x, weights, bias, out, stream=0):
     """As wgmma, but a producer copies ahead while two consumers multiply 128 x 192 or so, as suits the sizes, and
     persistent blocks store a tile while the next one is already coming."""

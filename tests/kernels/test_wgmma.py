@@ -33,8 +33,8 @@ SIZES = (  # (M, N, K)
     (1, 8, 8),  # the least
     (3, 16, 72),  # a second step along K, most of it beyond the edge
     (65, 136, 64),  # rows of the second warpgroup, a second column of tiles for 128
-    (130, 264, 200),  # two tiles down, two across; 200 = 3 * 64 + 8, more than the stages of the ring
-    (257, 72, 328),  # six steps: the ring goes round
+    (130, 264, 200),  # two tiles down, two across; 200 = 3 * 64 + 8
+    (66, 72, 328),  # six steps: the ring goes round
 )
 WAYS = {"all the same": lambda *args, **options: multiply(*args, **options)} | {
     f"specialised, {tile.cols} columns": (
