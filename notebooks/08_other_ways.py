@@ -206,7 +206,19 @@ print(f"Triton's add_kernel: {code['warps']} warps, {code['registers']} register
 #
 # In Triton the number of warps is one that I chose, in the launcher. In cuTile I left it all to the compiler, as one
 # should at first. Its decorator takes hints, and `occupancy` is the one that fits the suspicion: how many blocks a
-# multiprocessor should hold. With `ct.kernel(occupancy=4)` the same program is compiled to 64 registers a thread.
+# multiprocessor should hold. With `ct.kernel(occupancy=4)` the same program is compiled to 64 registers a thread. Write
+# down what you expect of 2, 4 and 8. At 8, a thread has 32 registers for its 64 numbers, and the compiler moves some of
+# them to memory and back.
+
+# %%
+hints = series.tile_hints() or measure.recorded_series("tile_hints", gpu="NVIDIA H200")
+if hints is None:
+    print("No run with hints is recorded yet. series.tile_hints() takes one where cuTile runs.")
+else:
+    print(f"{hints['where']}, {hints['date']}")
+    for row in hints["found"]:
+        words = ", ".join(f"{name} {value}" for name, value in row["hints"].items()) or "no hint"
+        print(f"  {words:34} {row['ms']:.3f} ms {row['gbs']:8,.0f} GB/s")
 
 # %% [markdown]
 # ## What each leaves to the compiler
@@ -262,6 +274,8 @@ print(f"Triton's add_kernel: {code['warps']} warps, {code['registers']} register
 #   say why cuTile promises nothing about it.
 # - `pictures.masks(n, 8)`: for which n is nothing masked? If n is uniformly random, what share of a large program is
 #   wasted on average? And of softmax, where a row of 1,025 takes a vector of 2,048?
+# - With a GPU that runs cuTile: `pictures.over_tiles(series.tile_sizes())`. Where do you expect a tile of 16, when the
+#   smallest block has 128 threads?
 # - With a GPU: launch `triton_kernels.softmax_kernel` by hand with `num_warps=1` and with 32. Predict first which of
 #   the two suffers from registers, and which from waiting.
 #
