@@ -358,10 +358,10 @@ print(f"measured on {h200['where']}; one launch is worth a factor of "
       f"{last(h200, 'softmax_on_device') / last(h200, 'softmax_warp'):,.0f} over the best loop")
 
 # %% [markdown]
-# The loops grow from the second row on, in a straight line: twice the rows, twice the time. One launch costs the same for
-# one row as for a thousand, so what the loops spend is not spent on softmax. It goes to the way between the calls:
-# Python, the launch, and in two of the three the wait for a number. Leaving the numbers on the device takes away the
-# wait, and the launches stay.
+# The loops grow from the second row on, in a straight line: twice the rows, twice the time. On the H200 one launch
+# costs the same for one row as for a thousand, so what the loops spend is not spent on softmax. It goes to the way
+# between the calls: Python, the launch, and in two of the three the wait for a number. Leaving the numbers on the
+# device takes away the wait, and the launches stay.
 #
 # The source of the idea said that a loop over rows might become a bottleneck for large batches. It is one from the
 # second row on. What limits it is not the library, whose reductions are good. It is that they take one vector at a
