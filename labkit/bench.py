@@ -205,8 +205,10 @@ QUICK = {
 # --- Running ---------------------------------------------------------------------------------------------------------
 
 
-def run(name: str = "all", *, quick: bool = False, show: Callable[[object], None] = print) -> dict:
-    """Measures one operation, or all, and returns the measurements. `show` is given each ladder as it is done."""
+def run(name: str = "all", *, quick: bool = False, show: Callable[[object], None] = print,
+        keep: Callable[[dict], object] | None = None) -> dict:
+    """Measures one operation, or all, and returns the measurements. `show` is given each ladder as it is done, `keep`
+    all that is measured so far, so that what ends a long run early costs only the rest."""
     if name != "all" and name not in HOMES:
         raise ValueError(f"no operation is called {name!r}; there are all, {', '.join(HOMES)}")
     names = list(HOMES) if name == "all" else [name]
@@ -226,6 +228,8 @@ def run(name: str = "all", *, quick: bool = False, show: Callable[[object], None
                 print(f"{at} was not measured: {data['problems'][at]}", file=sys.stderr)
         data["ops"][each] = [one.to_json() for one in found]
         data["seconds"][each] = time.perf_counter() - begin
+        if keep is not None:
+            keep(data)
     for key, (owner, take) in SERIES.items():
         if owner in names and not (quick and key not in QUICK):
             begin = time.perf_counter()
@@ -237,6 +241,8 @@ def run(name: str = "all", *, quick: bool = False, show: Callable[[object], None
                 data["problems"][key] = f"{type(error).__name__}: {error}"
                 print(f"{key} was not measured: {data['problems'][key]}", file=sys.stderr)
             data["seconds"][key] = time.perf_counter() - begin
+            if keep is not None:
+                keep(data)
     return data
 
 
@@ -316,8 +322,10 @@ def main(console=None, op: str | None = None, out: str | None = None, quick: boo
     path, folder = places(out)
     begin = time.perf_counter()
     console.print(f"Timing on {measure.where()}", highlight=False)
-    data = run(op or "all", quick=quick, show=console.print)
-    if quick and out is None:
+    nothing_to_keep = quick and out is None
+    data = run(op or "all", quick=quick, show=console.print,
+               keep=None if nothing_to_keep else lambda so_far: merge(path, so_far))
+    if nothing_to_keep:
         console.print("A quick run shows that it works; nothing was written.", highlight=False)
         return 1 if data["problems"] else 0
     merged = merge(path, data)

@@ -90,14 +90,12 @@ def measured():
 
 # Operation -> the rungs to profile; all of them if empty. At the operation's own size, PyTorch beside them.
 PROFILED: dict[str, tuple[str, ...]] = {
-    "vector_add": (),
-    "transpose": (),
-    "matmul": (),
-    "matmul_half": (),
+    "matmul": ("matmul_naive", "matmul_coalesced", "matmul_tiled", "matmul_register_blocked", "matmul_vectorized",
+               "matmul_pipelined"),
     "softmax": (),
-    "masked_softmax_none": (),
     "masked_softmax_causal": (),
-    "layernorm": (),
+    "layernorm": ("layernorm_naive", "layernorm_block_tree", "layernorm_warp_per_row", "layernorm_registers"),
+    "matmul_half": (),
 }
 
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
@@ -342,9 +340,16 @@ def _write_profiles(names: list[str], out: Path) -> None:
     from labkit.kernels import HOMES
 
     result = {"machine": measure.machine(), "ops": {}}
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"{measure.slug(result['machine']['device'])}-kernels.json"
+
+    def keep():
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
     for name in [name for name in names if name in HOMES]:
         try:
             result["ops"][name] = profiled(name, PROFILED.get(name, ()))
+            keep()
             print(profile(name, result))
         except Exception as error:  # the other operations' profiles are worth having
             print(f"{name} was not profiled: {error}", file=sys.stderr)
@@ -352,9 +357,7 @@ def _write_profiles(names: list[str], out: Path) -> None:
         result["report"] = report("matmul", "matmul_tiled")
     except Exception as error:
         print(f"no report: {error}", file=sys.stderr)
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / f"{measure.slug(result['machine']['device'])}-kernels.json"
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    keep()
     print(f"Wrote {path}")
 
 

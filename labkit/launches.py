@@ -61,21 +61,22 @@ def kernels_of(launcher: Callable) -> tuple:
 
 @contextlib.contextmanager
 def record(kernels):
-    """A list that fills with the launches of these kernels while the block below runs. The kernels do run."""
+    """A list that fills with every launch while the block below runs, of these kernels and of others of their kind: a
+    launcher may choose among several, made for different widths. The kernels do run."""
     launched: list[Launch] = []
-    unique = list({id(kernel): kernel for kernel in kernels}.values())
-    for kernel in unique:
-        kernel.configure = _watch(kernel, kernel.configure, launched)
+    kinds = {type(kernel): vars(type(kernel))["configure"] for kernel in kernels}
+    for kind, configure in kinds.items():
+        kind.configure = _watch(configure, launched)
     try:
         yield launched
     finally:
-        for kernel in unique:
-            del kernel.configure  # the class's own again
+        for kind, configure in kinds.items():
+            kind.configure = configure
 
 
-def _watch(kernel, configure, launched):
-    def watched(griddim, blockdim, stream=0, sharedmem=0):
-        ready = configure(griddim, blockdim, stream, sharedmem)
+def _watch(configure, launched):
+    def watched(kernel, griddim, blockdim, stream=0, sharedmem=0):
+        ready = configure(kernel, griddim, blockdim, stream, sharedmem)
 
         def launch(*args):
             launched.append(Launch(kernel, _axes(griddim), _axes(blockdim), int(sharedmem), args))
@@ -117,7 +118,7 @@ def resources(launched: Launch) -> dict | None:
     }
     try:
         found["blocks_per_sm"] = int(_blocks_per_sm(compiled, launched))
-        most = cuda.get_current_device().MAX_THREADS_PER_MULTI_PROCESSOR
+        most = cuda.get_current_device().MAX_THREADS_PER_MULTIPROCESSOR
         warps = -(-launched.threads // 32)
         found["occupancy"] = found["blocks_per_sm"] * warps * 32 / most
     except Exception:  # another version of numba-cuda: the rest stands

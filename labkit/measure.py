@@ -92,8 +92,8 @@ def time_kernel(launch: Callable[[], None], *, budget_s: float = 0.6, min_runs: 
 
 
 def time_host(call: Callable[[], object], *, where: str = "host CPU", after: Callable[[], object] | None = None,
-              budget_s: float = 0.6, min_runs: int = 5, max_runs: int = 100) -> Timing:
-    """Wall clock around `call()` and, if given, `after()`. One run before the clock starts."""
+              budget_s: float = 0.6, min_runs: int = 5, max_runs: int = 100, warm_up: bool = True) -> Timing:
+    """Wall clock around `call()` and, if given, `after()`. One run before the clock starts, if it has not run yet."""
     def once() -> float:
         begin = time.perf_counter()
         call()
@@ -101,7 +101,8 @@ def time_host(call: Callable[[], object], *, where: str = "host CPU", after: Cal
             after()
         return time.perf_counter() - begin
 
-    once()
+    if warm_up:
+        once()
     times = []
     while len(times) < min_runs or (sum(times) < budget_s and len(times) < max_runs):
         times.append(once())
@@ -549,7 +550,7 @@ def ladder(op: Op, size: dict | None = None, *, rivals: bool = True, rungs=None,
                 verdict = sample.check(host_out if returned is None else np.asarray(returned), rival)
                 if verdict.problem:
                     raise AssertionError(verdict.problem)
-                timing = time_host(call, budget_s=budget_s, min_runs=1 if device.on_gpu() else 5)
+                timing = time_host(call, budget_s=budget_s, min_runs=1 if device.on_gpu() else 5, warm_up=False)
                 rows.append(row(rival.title, "", "host", timing, verdict))
                 continue
             theirs = hand_over(rival.library, *on_device, out)

@@ -20,11 +20,12 @@ pytest.importorskip("numba.cuda", reason="numba-cuda is not installed")
 
 @functools.cache
 def launched(launcher, op):
-    """[(kernel, argument types)] of what this rung launches, seen while it runs at awkward sizes."""
+    """[(kernel, argument types)] of what this rung launches, seen while it runs at awkward sizes, until each kernel
+    that it names was seen. Where a launcher has one for each width, that is some of them."""
     rng = np.random.default_rng(0)
     found = {}
-    for size in op.awkward:
-        if len({id(kernel) for kernel, _ in found.values()}) == len({id(kernel) for kernel in kernels_of(launcher)}):
+    for size in reversed(op.awkward):  # the larger ones reach the general kernels
+        if {kernel.__name__ for kernel in kernels_of(launcher)} <= {kernel.__name__ for kernel, _ in found.values()}:
             break
         arguments = (*to_device(op.inputs(rng, **size)), cuda.device_array(op.shape(**size), op.dtype))
         try:
@@ -38,7 +39,7 @@ def launched(launcher, op):
 
 def capability(launcher):
     """What to compile for: 9.0a where a rung asks for Hopper, whose wgmma exists in that variant only."""
-    return (9, 0, "a") if launcher.needs and launcher.needs >= (9, 0) else (9, 0)
+    return (9, 0, "a") if launcher.needs and tuple(launcher.needs[:2]) >= (9, 0) else (9, 0)
 
 
 @functools.cache
@@ -66,7 +67,7 @@ def test_every_kernel_is_read():
     """An operation may leave out a kernel that it shares with another, but some operation has to launch it."""
     pairs = [(launcher, op) for op in all_ops() for launcher in op.rungs]
     named = {kernel.__name__ for launcher, _ in pairs for kernel in kernels_of(launcher)}
-    assert named == {kernel.__name__ for launcher, op in pairs for kernel, _ in launched(launcher, op)}
+    assert named <= {kernel.__name__ for launcher, op in pairs for kernel, _ in launched(launcher, op)}
 
 
 @pytest.mark.parametrize(("launcher", "op"), CASES)
