@@ -195,7 +195,7 @@ def profiled(name: str, rungs: tuple[str, ...] = ()) -> dict:
             command = [ncu, "--clock-control", "none", "--profile-from-start", "off", "--csv", "--print-units", "base",
                        "--metrics", ",".join(metrics), sys.executable, "-m", "labkit.counters", "--workload", name,
                        "--rungs", ",".join(rungs), "--sequence", str(sequence)]  # fmt: skip
-            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=150)
             unknown = set(re.findall(r"[Ff]ailed to find metric (?:regex:)?\W*([\w.]+)", result.stdout + result.stderr))
             unknown &= set(metrics)
             if not unknown:
@@ -213,7 +213,7 @@ def report(name: str, rung: str) -> str:
         command = ["ncu", "--clock-control", "none", "--profile-from-start", "off", "--section", "SpeedOfLight",
                    "--section", "LaunchStats", "--section", "Occupancy", sys.executable, "-m", "labkit.counters",
                    "--workload", name, "--rungs", rung, "--no-rival", "--sequence", f"{folder}/x"]  # fmt: skip
-        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=90).stdout.splitlines()
     kept = [line.rstrip() for line in printed if not line.startswith("==")]
     while kept and not kept[0].strip():
         kept.pop(0)
