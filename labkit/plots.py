@@ -1052,9 +1052,9 @@ def traffic(moved: dict[str, tuple[float, float]], title: str, unit: str, least:
                     color=TEXT[BLUE], fontweight="bold")
         ax.annotate("written", (0, 1), xycoords="axes fraction", xytext=(34, 6), textcoords="offset points", fontsize=9,
                     color=TEXT[ORANGE], fontweight="bold")
-        ax.annotate((f"{place}. " if place else "") + ("Dashed: the least that has to move" if least else ""), (1, 1),
-                    xycoords="axes fraction", xytext=(0, 6), textcoords="offset points", fontsize=8.5, color=FAINT,
-                    ha="right")
+        note = ". ".join(filter(None, (place, "Dashed: the least that has to move" if least else "")))
+        ax.annotate(note, (1, 1), xycoords="axes fraction", xytext=(0, 6), textcoords="offset points", fontsize=8.5,
+                    color=FAINT, ha="right")
     return figure
 
 

@@ -266,7 +266,7 @@ for mask in ("none", "causal", "padding"):
                      number(ours), number(us[torch]), number(us.get("torch.compile")), f"{us[torch] / ours:.1f}"))
 columns = ("mask", "", "unfused", "three_read", "single_read", "PyTorch", "torch.compile", "ratio")
 PlainTable("In a graph, us", columns, tuple(rows),
-           (f"Measured on {one.where}. PyTorch: scale, mask, softmax as three calls. Ratio: PyTorch over single_read.",))
+           (f"Measured on {one.where}. PyTorch: three calls, scale, mask, softmax. Ratio: PyTorch to single_read.",))
 
 # %% [markdown]
 # `torch.compile` fuses the three calls by itself and writes a kernel in Triton for it. Without a mask it is as fast as
