@@ -18,9 +18,7 @@
 # %%
 import numpy as np
 
-from labkit import agree, cuda, graphs, ladder, measure, overheads, plots, ranges, roofline, show_source
-from labkit.kernels import bias_gelu_add
-from labkit.kernels.bias_gelu_add import BIAS_GELU_ADD
+from labkit import agree, cuda, ladder, measure, overheads, plots, ranges, roofline, show_source
 from labkit.kernels.matmul import MATMUL
 
 roofline.predict(MATMUL, M=256, N=256, K=256)
@@ -100,12 +98,13 @@ ranges.RecordedRanges(fresh["trips"][0], "Then the first product of a fresh proc
 # asked the driver for, and what the GPU did.
 
 # %%
-panels = [{"title": f"Here, the second time. {measure.where()}", "events": second.events()}, overheads.trace_panel()]
-plots.timeline(*[panel for panel in panels if panel])
+here = {"title": f"Here, the second time. {measure.where()}", "events": second.events()}
+h200 = overheads.trace_panel()
+plots.timeline(here, h200) if h200 else plots.timeline(here)
 
 # %% [markdown]
-# The last row is the one that was paid for. On it, kernel and copies are slivers, with gaps between them in which the
-# GPU waits for the host to ask for the next thing. A GPU that is idle is not slow. It has not been asked.
+# The GPU's row is the one that was paid for. Wherever it is empty, the GPU waits for the host to ask for the next
+# thing. A GPU that is idle is not slow. It has not been asked.
 #
 # ## Ranges that do not wait
 #
@@ -141,12 +140,10 @@ for part in ("copy to the device", "kernel", "copy to the host"):
 # The source's table, as `nsys` printed it, rearranged:
 
 # %%
-source = [{"path": ["matrix product", part] if part != "matrix product" else [part], "ms": us / 1000, "count": 1}
-          for part, us in overheads.SOURCE_US.items()]
-nsys_total = sum(one["ms"] for one in source)
+total_us = sum(overheads.SOURCE_US.values())
 
-for one in source:
-    print(f"{one['ms'] / nsys_total:7.1%} {1e6 * one['ms']:15,.0f} ns   {one['path'][-1]}")
+for part, us in overheads.SOURCE_US.items():
+    print(f"{us / total_us:7.1%} {1000 * us:15,.0f} ns   {part}")
 
 # %% [markdown]
 # Half of the time in the product and half in the allocation? `nsys` divides by the sum of all ranges, and the outer
@@ -154,6 +151,9 @@ for one in source:
 # a percentage of. My table divides by the outermost range:
 
 # %%
+outer = "matrix product"
+source = [{"path": [outer] if part == outer else [outer, part], "ms": us / 1000, "count": 1}
+          for part, us in overheads.SOURCE_US.items()]
 ranges.RecordedRanges(source, "The source's ranges", "CUDA C++, as the source printed it")
 
 # %% [markdown]
@@ -187,8 +187,8 @@ plots.copy_cost(overheads.copy_sizes())
 # %%
 copies = measure.recorded_series("copies", gpu="NVIDIA H200")
 for way in ("h2d_pageable", "h2d_pinned"):
-    free = 1e-5 * copies[way]["gbs"] * 1e9
-    print(f"at {copies[way]['gbs']:4.1f} GB/s ({way}, H200), a trip of 10 us costs as much as {free / 1024:,.0f} KB")
+    gbs = copies[way]["gbs"]
+    print(f"{way:13} on the H200, {gbs:4.1f} GB/s: 10 us cost as much as {10 * gbs:4,.0f} KB")
 
 # %% [markdown]
 # ## What a launch costs
@@ -203,10 +203,12 @@ from labkit import bench
 here, h200 = bench.launch_overhead(), measure.recorded_series("launch_overhead", gpu="NVIDIA H200")
 
 print(f"{'':34}{'here':>8}{'H200':>8}   ({measure.where()})")
-names = {"launcher_us": "through the launcher, with its checks", "bound_us": "launch = kernel[grid, block], kept",
+names = {"launcher_us": "through the launcher, with its checks",
+         "bound_us": "launch = kernel[grid, block], kept",
          "torch_us": "torch.add", "graph_us": "inside a graph"}
 for key, name in names.items():
-    print(f"{name:38}", *(f"{found[key]:7.1f}" if found[key] else "      -" for found in (here, h200)), "us")
+    us = [f"{found[key]:7.1f}" if found[key] else "      -" for found in (here, h200)]
+    print(f"{name:38}", *us, "us")
 print(f"\nH200: {h200['launcher_us'] / h200['torch_us']:.1f} times PyTorch's, "
       f"{h200['launcher_us'] / h200['graph_us']:.0f} times that of a graph")
 
@@ -237,6 +239,8 @@ print(f"{floor:.1f} us of an H200's memory are {floor * bandwidth * 1e3 / 12:,.0
 # with one call.
 
 # %%
+from labkit import graphs
+
 x, y = (cuda.to_device(np.full(1000, value, np.float32)) for value in (1, 2))
 
 
@@ -264,7 +268,7 @@ graph.launch()
 cuda.synchronize()
 print(f"after 100s were put into x:    y[0] is {y.copy_to_host()[0]:.0f}")
 
-x = cuda.to_device(np.zeros(1000, np.float32))  # a new array of the same name
+x, kept = cuda.to_device(np.zeros(1000, np.float32)), x  # x is the name of another array now
 graph.launch()
 cuda.synchronize()
 print(f"after x names another array:   y[0] is {y.copy_to_host()[0]:.0f}")
@@ -273,7 +277,8 @@ print(f"after x names another array:   y[0] is {y.copy_to_host()[0]:.0f}")
 # The cell before had a surprise as well: y was 12, and nothing had been launched. `capture` runs the work once so that
 # every kernel gets compiled, and that run adds like any other. (`warm_up=False` leaves it out.) Then each launch of the
 # graph adds ten times what stands in the array that x named *when it was captured*. What the name x means in Python
-# later is nothing to it.
+# later is nothing to it. On a GPU a graph holds addresses, so the old array has to live as long as the graph, and `kept`
+# sees to that.
 #
 # On the CPU device a graph is a recorded list, and launching it runs the list. The meaning is the same, and the gain is
 # not.
@@ -293,6 +298,9 @@ print(f"after x names another array:   y[0] is {y.copy_to_host()[0]:.0f}")
 # not and launched how, and four answers.
 
 # %%
+from labkit.kernels import bias_gelu_add
+from labkit.kernels.bias_gelu_add import BIAS_GELU_ADD
+
 show_source(bias_gelu_add.bias_gelu_add_three_kernels)
 
 # %%

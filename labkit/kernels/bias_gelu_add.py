@@ -45,7 +45,8 @@ def add_residual_kernel(residual, out):
         out[i] += residual[i]
 
 
-@rung(kernel=(add_bias_kernel, apply_gelu_kernel, add_residual_kernel), idea="three kernels, one for each step")
+@rung(kernel=(add_bias_kernel, apply_gelu_kernel, add_residual_kernel),
+      idea="three kernels, one for each step")
 def bias_gelu_add_three_kernels(x, bias, residual, out, stream=0):
     """A kernel for each step. Between them the result so far goes to memory and comes back."""
     blocks = _check(x, bias, residual, out)
