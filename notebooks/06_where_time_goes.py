@@ -277,8 +277,8 @@ print(f"after x names another array:   y[0] is {y.copy_to_host()[0]:.0f}")
 # The cell before had a surprise as well: y was 12, and nothing had been launched. `capture` runs the work once so that
 # every kernel gets compiled, and that run adds like any other. (`warm_up=False` leaves it out.) Then each launch of the
 # graph adds ten times what stands in the array that x named *when it was captured*. What the name x means in Python
-# later is nothing to it. On a GPU a graph holds addresses, so the old array has to live as long as the graph, and `kept`
-# sees to that.
+# later is nothing to it. On a GPU a graph holds addresses, so the old array has to live as long as the graph does.
+# `kept` sees to that.
 #
 # On the CPU device a graph is a recorded list, and launching it runs the list. The meaning is the same, and the gain is
 # not.
@@ -320,6 +320,9 @@ overheads.baseline_table(overheads.fair_baseline(times=20))
 found = ladder(BIAS_GELU_ADD)
 found
 
+# %%
+plots.ladder(found)
+
 # %% [markdown]
 # The two tables differ, and that is the lesson. The first counts what a program pays for a call, one in a row of many.
 # The second is the kernel's own time, by the GPU's clock, with cold caches. Say which of the two you mean whenever you
@@ -333,7 +336,8 @@ found
 # words:
 #
 # ```
-# ncu --clock-control none --section SpeedOfLight --section LaunchStats --section Occupancy python my_program.py
+# ncu --clock-control none --section SpeedOfLight --section LaunchStats \
+#     --section Occupancy python my_program.py
 # ```
 
 # %%
