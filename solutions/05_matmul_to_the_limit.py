@@ -264,5 +264,6 @@ ring_bytes = 3 * 16 * (128 + 4 + 128) * 4  # more than 48 KB
 check("predict_traffic", loaded=loaded, flop_per_byte=flop_per_byte, rounds=rounds, ring_bytes=ring_bytes)
 
 # %% [markdown]
-# 32 flops for a byte is twice what the roofline's ridge asks of an H200, and most of those bytes come from the L2 cache,
-# as 32 blocks in a row of `out` read the same rows of `a`. The last of the four rounds is nearly full: 0.88 of it.
+# 32 flops for a byte are twice what the roofline's ridge asks for on an H200. Besides, most of those bytes come from
+# the L2 cache: the 32 blocks of a row of tiles read the same rows of `a`. And the last of the four rounds is nearly
+# full, at 232 blocks of 264.
