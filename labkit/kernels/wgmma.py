@@ -117,6 +117,23 @@ def make_load(tile: Tile, weights: bool):
     return load
 
 
+def make_finish(activation):
+    """A device function: writes a thread's sums of 64 columns, as halves, to a box that TMA can store."""
+
+    @cuda.jit(device=True, forceinline=True)
+    def finish(sums, box, words, word, eighth):
+        """`word` is the place of the thread's first two sums in box 0, `eighth` its row among eight. A call for each
+        box: the compiler unrolls each on its own, and has to, for sums that are indexed in a loop leave registers."""
+        for j in range(8):
+            upper = word + uint32(box * BOX // 2) + (uint32(j) ^ eighth) * uint32(4)
+            lower = upper + uint32(8 * 32)  # eight rows below
+            s = 32 * box + 4 * j
+            words[upper] = ptx.pack_half2(activation(sums[s]), activation(sums[s + 1]))
+            words[lower] = ptx.pack_half2(activation(sums[s + 2]), activation(sums[s + 3]))
+
+    return finish
+
+
 def b_layout(weights: bool) -> tuple:
     """For wgmma_descriptor: bytes from 64 columns to the next 64 (unused if K-major), and what advances K by 16."""
     return (16, 2) if weights else (2 * BOX, 16 * 128 // 16)
@@ -143,6 +160,7 @@ def make_wgmma(*, weights: bool, bias: bool):
     SUMS, BOXES = COLS // 2, COLS // 64
     B_LEADING, B_STEP = b_layout(weights)
     place, load, wgmma = make_place(SIMPLE), make_load(SIMPLE, weights), wgmma_of(COLS, weights)
+    finish = make_finish(unchanged)
 
     @cuda.jit(launch_bounds=(256, 2))
     def wgmma_kernel(a_map, b_map, out_map, bias_of, rows, cols, depth):
@@ -199,10 +217,8 @@ def make_wgmma(*, weights: bool, bias: bool):
                 sums[4 * j + 3] += y
         finished = warpgroup * uint32(BOXES * BOX)  # the first stage is free by now: it takes the finished halves
         word = finished // uint32(2) + upper * uint32(32) + quad
-        for j in range(COLS // 8):
-            piece = uint32(j // 8 * BOX // 2) + (uint32(j % 8) ^ eighth) * uint32(4)
-            words[word + piece] = ptx.pack_half2(sums[4 * j], sums[4 * j + 1])
-            words[word + piece + uint32(8 * 32)] = ptx.pack_half2(sums[4 * j + 2], sums[4 * j + 3])
+        finish(sums, 0, words, word, eighth)
+        finish(sums, 1, words, word, eighth)
         ptx.fence_proxy_async()
         cuda.syncthreads()
         if member == uint32(0):
@@ -262,6 +278,7 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation)
     FINISHED = STAGES * STAGE  # where the finished halves begin
     B_LEADING, B_STEP = b_layout(weights)
     place, load, wgmma = make_place(tile), make_load(tile, weights), wgmma_of(COLS, weights)
+    finish = make_finish(activation)
 
     @cuda.jit(launch_bounds=(384, 1))  # a bound, so that setmaxnreg has something to move: 168 registers a thread
     def wgmma_specialised_kernel(a_map, b_map, out_map, bias_of, rows, cols, depth):
@@ -358,11 +375,12 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation)
                             sums[8 * j + 2 * down + 1] += y
                             sums[8 * j + 2 * down + 4] += z
                             sums[8 * j + 2 * down + 5] += w
-                for j in range(COLS // 8):
-                    piece = uint32(j // 8 * BOX // 2) + (uint32(j % 8) ^ eighth) * uint32(4)
-                    words[word + piece] = ptx.pack_half2(activation(sums[4 * j]), activation(sums[4 * j + 1]))
-                    words[word + piece + uint32(8 * 32)] = ptx.pack_half2(activation(sums[4 * j + 2]),
-                                                                          activation(sums[4 * j + 3]))
+                finish(sums, 0, words, word, eighth)
+                finish(sums, 1, words, word, eighth)
+                if BOXES > 2:
+                    finish(sums, 2, words, word, eighth)
+                if BOXES > 3:
+                    finish(sums, 3, words, word, eighth)
                 ptx.fence_proxy_async()
                 ptx.named_barrier_sync(warpgroup + uint32(1), uint32(128))
                 if first_member:
@@ -379,16 +397,13 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation)
 # --- Launchers -------------------------------------------------------------------------------------------------------
 
 
-def choose_tile(rows: int, cols: int, depth: int, blocks: int, activation=unchanged) -> Tile:
+def choose_tile(rows: int, cols: int, depth: int, blocks: int) -> Tile:
     """The tile with which `blocks` blocks are done first.
 
     A tile takes a time in proportion to its columns, so what counts is how many tiles the busiest block has and how
     many columns these have together. Where two come within 5%, the depth decides.
     """
-    # With an activation the end of 256 columns is more than the compiler unrolls: sums would go to memory.
-    tiles = [tile for tile in TILES if activation is unchanged or tile.cols < 256]
-    if depth < DEEP:
-        tiles.sort(key=lambda tile: tile.cols != 192)
+    tiles = sorted(TILES, key=lambda tile: tile.cols != (256 if depth >= DEEP else 192))
     together = {tile: -(-tile.count(rows, cols) // blocks) * tile.cols for tile in tiles}
     return next(tile for tile in tiles if together[tile] <= 1.05 * min(together.values()))
 
@@ -411,7 +426,7 @@ def multiply_specialised(a, b, bias, out, *, weights: bool, activation=unchanged
     """
     _check(a, b, bias, out, weights)
     blocks = cuda.get_current_device().MULTIPROCESSOR_COUNT if device.on_gpu() else CPU_BLOCKS
-    tile = tile or choose_tile(*out.shape, a.shape[1], blocks, activation)
+    tile = tile or choose_tile(*out.shape, a.shape[1], blocks)
     kernel = make_wgmma_specialised(tile, weights=weights, bias=bias is not None, activation=activation)
     arguments = _arguments(a, b, bias, out, tile, weights)
     shared = 2 * (tile.stages * tile.stage_halves + tile.rows * tile.cols)
@@ -444,37 +459,37 @@ def _check(a, b, bias, out, weights: bool) -> None:
         raise ValueError("a, b and out must begin at multiples of 16 bytes, for TMA; one is a view that does not")
 
 
-KERNELS = {(weights, bias): make_wgmma(weights=weights, bias=bias)
-           for weights, bias in ((False, False), (True, True))}
-SPECIALISED = {(weights, bias): tuple(make_wgmma_specialised(tile, weights=weights, bias=bias, activation=unchanged)
-                                        for tile in TILES)
-               for weights, bias in ((False, False), (True, True))}
+def specialised_kernels(*, weights: bool, bias: bool, activation=unchanged) -> tuple:
+    """One for each tile: what multiply_specialised may launch."""
+    return tuple(make_wgmma_specialised(tile, weights=weights, bias=bias, activation=activation) for tile in TILES)
+
+
 IDEA = "wgmma: tensor cores read shared memory, TMA fills it"
 IDEA_SPECIALISED = "one warpgroup copies, two multiply, tiles follow without a pause"
 SIZES = "K and N multiples of 8"
 HOPPER = (9, 0, "a")
 
 
-@rung(kernel=KERNELS[False, False], idea=IDEA, needs=HOPPER, sizes=SIZES)
+@rung(kernel=make_wgmma(weights=False, bias=False), idea=IDEA, needs=HOPPER, sizes=SIZES)
 def matmul_half_wgmma(a, b, out, stream=0):
     """wgmma in place of mma.sync: 128 threads multiply 64 x 128 at once, without fragments in registers; TMA copies."""
     multiply(a, b, None, out, weights=False, stream=stream)
 
 
-@rung(kernel=SPECIALISED[False, False], idea=IDEA_SPECIALISED, needs=HOPPER, sizes=SIZES)
+@rung(kernel=specialised_kernels(weights=False, bias=False), idea=IDEA_SPECIALISED, needs=HOPPER, sizes=SIZES)
 def matmul_half_wgmma_specialised(a, b, out, stream=0):
     """As wgmma, but a producer copies ahead while two consumers multiply 128 x 256, and persistent blocks store a tile
     while the next one is already coming."""
     multiply_specialised(a, b, None, out, weights=False, stream=stream)
 
 
-@rung(kernel=KERNELS[True, True], idea=IDEA, needs=HOPPER, sizes=SIZES)
+@rung(kernel=make_wgmma(weights=True, bias=True), idea=IDEA, needs=HOPPER, sizes=SIZES)
 def linear_wgmma(x, weights, bias, out, stream=0):
     """wgmma in place of mma.sync: 128 threads multiply 64 x 128 at once, without fragments in registers; TMA copies."""
     multiply(x, weights, bias, out, weights=True, stream=stream)
 
 
-@rung(kernel=SPECIALISED[True, True], idea=IDEA_SPECIALISED, needs=HOPPER, sizes=SIZES)
+@rung(kernel=specialised_kernels(weights=True, bias=True), idea=IDEA_SPECIALISED, needs=HOPPER, sizes=SIZES)
 def linear_wgmma_specialised(x, weights, bias, out, stream=0):
     """As wgmma, but a producer copies ahead while two consumers multiply 128 x 192 or so, as suits the sizes, and
     persistent blocks store a tile while the next one is already coming."""

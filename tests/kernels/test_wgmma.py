@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from labkit import compiling, cuda, device, launches
-from labkit.kernels.gelu import gelu_sigmoid, gelu_tanh_approx, gelu_tanh_reference
+from labkit.kernels.gelu import (
+    gelu_erf,
+    gelu_erf_reference,
+    gelu_sigmoid,
+    gelu_tanh_approx,
+    gelu_tanh_reference,
+)
 from labkit.kernels.wgmma import (
     SIMPLE,
     TILES,
@@ -94,13 +100,21 @@ def test_bias_of_either_type(way, bias):
     assert (np.abs(out - expected) <= allowed).all()
 
 
-@pytest.mark.parametrize("activation", [gelu_tanh_approx, gelu_sigmoid], ids=lambda f: f.__name__)
-def test_an_activation_is_applied_to_the_sums_before_they_are_rounded(activation):
-    a, b, offset, sums, allowed = problem(np.random.default_rng(5), 70, 200, 40, weights=True, bias=np.float16)
-    out = run(multiply_specialised, a, b, offset, sums.shape, weights=True, activation=activation)
-    expected = gelu_tanh_reference(sums)
-    # GELU is nowhere steeper than 1.13; tanh_approx errs by 2^-11 of a value of at most |x|.
-    assert (np.abs(out - expected) <= 1.2 * allowed + 2.0**-10 * np.abs(sums)).all()
+@pytest.mark.parametrize(("activation", "reference"), [
+    pytest.param(gelu_tanh_approx, gelu_tanh_reference, id="tanh_approx"),
+    pytest.param(gelu_sigmoid, gelu_tanh_reference, id="sigmoid"),
+    pytest.param(gelu_erf, gelu_erf_reference, id="erf")])
+def test_an_activation_is_applied_to_the_sums_before_they_are_rounded(activation, reference):
+    rng = np.random.default_rng(5)
+    a, b, offset, sums, allowed = problem(rng, 70, 200, 40, weights=True, bias=np.float16)
+    expected = reference(sums)
+    # GELU is nowhere steeper than 1.13. The sums err by what `allowed` has beside the rounding of the result.
+    allowed = 2.0**-11 * np.abs(expected) + 1.13 * (allowed - 2.0**-11 * np.abs(sums)) + 1e-5
+    if activation is gelu_tanh_approx:
+        allowed += 2.0**-11 * np.abs(sums)  # tanh is off by 2^-11 of itself
+    for tile in TILES:
+        out = run(multiply_specialised, a, b, offset, sums.shape, weights=True, activation=activation, tile=tile)
+        assert (np.abs(out - expected) <= allowed).all(), str(tile)
 
 
 def test_a_block_takes_one_tile_after_the_other():
@@ -148,7 +162,6 @@ def test_tiles_are_chosen_so_that_every_block_has_as_much_to_do():
         (8192, 384, 1536), (1, 8, 8))}
     assert chosen == {(4096, 4096, 4096): 256, (8192, 8192, 8192): 256, (8192, 1152, 384): 192, (8192, 384, 384): 192,
                       (8192, 1536, 384): 192, (8192, 384, 1536): 192, (1, 8, 8): 128}
-    assert choose_tile(4096, 4096, 4096, 132, gelu_tanh_approx).cols < 256
 
 
 def test_refuses_what_tma_cannot_copy():
@@ -182,9 +195,10 @@ def variants():
         for tile in TILES:
             yield f"{tile}, {weights}", tile, make_wgmma_specialised(tile, weights=weights, bias=weights,
                                                                                activation=unchanged)
-    for activation in (gelu_tanh_approx, gelu_sigmoid):
-        yield activation.__name__, TILES[1], make_wgmma_specialised(TILES[1], weights=True, bias=True,
-                                                                    activation=activation)
+    for activation in (gelu_erf, gelu_sigmoid):
+        for tile in TILES:
+            yield f"{activation.__name__}, {tile}", tile, make_wgmma_specialised(tile, weights=True, bias=True,
+                                                                                 activation=activation)
 
 
 @pytest.mark.parametrize(("tile", "kernel"), [pytest.param(tile, kernel, id=name) for name, tile, kernel in variants()])
