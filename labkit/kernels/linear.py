@@ -13,11 +13,11 @@ import numpy as np
 from numba import float32, uint32
 
 from labkit import cuda, device, ptx
-from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_tanh, gelu_tanh_reference
+from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_sigmoid, gelu_tanh, gelu_tanh_reference
 from labkit.kernels.launching import blocks_for
 from labkit.kernels.matmul_half import HALF_EPS, SINGLE_EPS, SIZES, SMALLEST_HALF, halves, pair_in_row
 from labkit.kernels.tensor_core import Tile, add_product, check_product, launch, make_pipelined, make_staged
-from labkit.kernels.wgmma import linear_wgmma, linear_wgmma_specialised, multiply_specialised
+from labkit.kernels.wgmma import linear_wgmma, linear_wgmma_specialised, multiply_specialised, specialised_kernels
 from labkit.op import Op, Rival, rung, uniform
 
 BLOCK = (16, 16)
@@ -275,8 +275,8 @@ def linear_gelu_fused(x, weights, bias, out, stream=0):
     pipelined(x, weights, bias, None, out, stream, activation=gelu_erf)
 
 
-@rung(kernel=linear_wgmma_specialised.kernel, idea="the same on wgmma: GELU while the next tile is multiplied",
-      needs=linear_wgmma_specialised.needs, sizes=SIZES)
+@rung(kernel=specialised_kernels(weights=True, bias=True, activation=gelu_erf), sizes=SIZES,
+      needs=linear_wgmma_specialised.needs, idea="the same on wgmma: GELU while the next tile is copied")
 def linear_gelu_wgmma(x, weights, bias, out, stream=0):
     """As fused, on Hopper's tensor cores (wgmma.py)."""
     multiply_specialised(x, weights, bias, out, weights=True, activation=gelu_erf, stream=stream)
@@ -293,6 +293,13 @@ def linear_gelu_tanh_unfused(x, weights, bias, out, stream=0):
 def linear_gelu_tanh_fused(x, weights, bias, out, stream=0):
     """As unfused, but GELU is applied to each sum before it is stored."""
     pipelined(x, weights, bias, None, out, stream, activation=gelu_tanh)
+
+
+@rung(kernel=specialised_kernels(weights=True, bias=True, activation=gelu_sigmoid), sizes=SIZES,
+      needs=linear_wgmma_specialised.needs, idea="the same on wgmma: GELU while the next tile is copied")
+def linear_gelu_tanh_wgmma(x, weights, bias, out, stream=0):
+    """As fused, on Hopper's tensor cores (wgmma.py), and with GELU in its short form: one power and one reciprocal."""
+    multiply_specialised(x, weights, bias, out, weights=True, activation=gelu_sigmoid, stream=stream)
 
 
 @rung(kernel=(*PIPELINED, add_halves_kernel), idea="two launches: the layer, then the residual added to what it wrote",
@@ -358,7 +365,8 @@ LINEAR_GELU = _op(
 
 LINEAR_GELU_TANH = _op(
     "linear_gelu_tanh", "A linear layer and GELU in its tanh form", "out = gelu(x @ weights.T + bias), with tanh",
-    linear_gelu_tanh_reference, (linear_gelu_tanh_unfused, linear_gelu_tanh_fused), gelu_tolerance, torch_gelu("tanh"),
+    linear_gelu_tanh_reference, (linear_gelu_tanh_unfused, linear_gelu_tanh_fused,
+                                 linear_gelu_tanh_wgmma), gelu_tolerance, torch_gelu("tanh"),
     WIDE[2], "unfused: cuBLAS with the bias, then GELU")
 
 LINEAR_RESIDUAL = Op(
