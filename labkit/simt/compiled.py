@@ -25,7 +25,7 @@ from labkit.simt import ptx, ptx_compiled
 from labkit.simt.errors import KernelTypeError, UnsupportedError, place
 from labkit.simt.inference import infer_types, type_error
 from labkit.simt.nodes import Exit, Inline, Sync
-from labkit.simt.rewrite import BUILTINS, ID_NAMES, DtypeOf, contains, type_code
+from labkit.simt.rewrite import BUILTINS, FOLDABLE, ID_NAMES, DtypeOf, contains, type_code
 from labkit.simt.stubs import SHUFFLES
 
 VOTES = {"all_sync", "any_sync", "eq_sync", "ballot_sync"}
@@ -34,8 +34,8 @@ HELPERS = (
     "atomic_add", "atomic_sub", "atomic_max", "atomic_min", "atomic_nanmax", "atomic_nanmin", "atomic_and_",
     "atomic_or_", "atomic_xor", "atomic_exch", "atomic_inc", "atomic_dec", "atomic_cas",
     "popc", "clz", "ffs", "brev", "fma", "cbrt", "rsqrt", "remainder", "modf", "selp",
-    "barrier", "grid_barrier", "lanes", "check_mask", "shuffle", "match_any", "match_all", "fill", "copy",
-    "clear_padding", "any_set", "count_set", "value_bits", "coprime",
+    "barrier", "grid_barrier", "lanes", "warps", "check_mask", "shuffle", "match_any", "match_all", "fill", "copy",
+    "clear_padding", "any_set", "count_set", "value_bits", "coprime", "without_literals",
 )  # fmt: skip
 IMPORTS = (
     "import math as _math",
@@ -151,10 +151,6 @@ def _own(statements, kind):
     return False
 
 
-_FOLDABLE = (ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.cmpop, ast.boolop, ast.unaryop,
-             ast.operator)  # fmt: skip
-
-
 class _Folder(ast.NodeTransformer):
     """Leaves out branches that the kernel's settings and the number of its arrays' axes decide, as Numba does."""
 
@@ -175,7 +171,7 @@ class _Folder(ast.NodeTransformer):
 
     def visit_If(self, node):
         node.test = self.visit(node.test)
-        if all(isinstance(n, _FOLDABLE) for n in ast.walk(node.test)):
+        if all(isinstance(n, FOLDABLE) for n in ast.walk(node.test)):
             chosen = node.body if eval(compile(ast.Expression(node.test), "<setting>", "eval")) else node.orelse
             return self.block(chosen) or [ast.copy_location(ast.Pass(), node)]
         node.body, node.orelse = self.block(node.body), self.block(node.orelse)
@@ -240,10 +236,11 @@ class _Flow:
 class Generator:
     """Writes the Python source of a kernel for one set of argument types."""
 
-    def __init__(self, program, argument_types, checked=True, pretty=False, order="forward"):
+    def __init__(self, program, argument_types, checked=True, pretty=False, order="forward", flat=False):
         self.program = program = self._with_dtypes(program, argument_types)
         self.types = argument_types  # one for each constant and each parameter
         self.checked, self.pretty, self.order = checked, pretty, order
+        self.flat = flat and order != "scattered"  # blocks have one dimension
         self.lines, self.indent = [], 0
         self.sites, self.site_index = [], {}
         self.count = 0
@@ -311,14 +308,17 @@ class Generator:
         for s in statements:
             if isinstance(s, Sync):
                 args = []
-                for argument in _contributed(s):
+                for k, argument in enumerate(_contributed(s)):
+                    if s.op in SHUFFLES and k != 1 and type(getattr(argument, "value", None)) is int:
+                        args.append(None)  # a mask or a distance, the same for all: nothing to keep
+                        continue
                     name = self._fresh("a")
                     target = ast.Assign([ast.Name(name, ast.Store())], argument)
                     target.lineno = s.lineno
                     region().append(target)
                     args.append(name)
                 s.names = args
-                items.append(Wait(s, args))
+                items.append(Wait(s, [name for name in args if name]))
                 if s.op not in ("syncthreads", "grid_sync"):
                     read = Read()
                     read.sync, read.lineno, read.target = s, s.lineno, s.target.id if s.target else None
@@ -399,7 +399,7 @@ class Generator:
         for wait in self._waits(self.tree):
             sync = wait.sync
             allowed = _COLLECTIVE_TYPES.get(sync.op.rstrip("_"), ())
-            for name, (what, fits, advice) in zip(wait.args, allowed, strict=False):
+            for name, (what, fits, advice) in zip(sync.names, allowed, strict=False):
                 ty = found.get(name)
                 if ty is not None and not fits(ty):
                     raise KernelTypeError(
@@ -568,6 +568,8 @@ class Generator:
         self.line("_P = (_T + 31) // 32 * 32")
         if self.order == "scattered":
             self.line("_stride = _coprime(_T)")
+        if self.flat:
+            self.line("_ty = _tz = 0")
         self.line("_B = _last - _first" if p.cooperative else "_B = 1")
         self._carve_memory()
         body_start = len(self.lines)
@@ -603,13 +605,17 @@ class Generator:
         source = "\n".join([*header, "", *self.lines, "", *tail, ""])
         return source
 
-    def _decorator(self):
+    def _decorator(self, device=False):
+        """No wrapper is made that nobody calls: Python calls the kernel, the kernel its device functions."""
         if not self.pretty:
-            self.line('@_njit(nogil=True, error_model="numpy", pipeline_class=_KernelCompiler, cache=True)')
+            wrappers = ["no_cfunc_wrapper=True", *(["no_cpython_wrapper=True"] if device else [])]
+            options = ["nogil=True", 'error_model="numpy"', "pipeline_class=_KernelCompiler", *wrappers, "cache=True"]
+            self.lines += ["@_without_literals"] if device else []
+            self.line(f"@_njit({', '.join(options)})")
 
     def _device(self, source):
         hidden = [] if self.pretty else list(HIDDEN_IDS)
-        self._decorator()
+        self._decorator(device=True)
         self.filename = source.filename
         self.line(f"def {source.name}({', '.join([*source.params, *hidden])}):")
         self.indent += 1
@@ -794,11 +800,11 @@ class Generator:
             self.line("_tz = _linear // (_bdx * _bdy)")
             self.line(f"_t = {base}_linear")
         else:
-            for axis in "zyx":
+            for axis in "x" if self.flat else "zyx":
                 bounds = f"_bd{axis}" if self.order == "forward" else f"_bd{axis} - 1, -1, -1"
                 self.line(f"for _t{axis} in range({bounds}):")
                 self.indent += 1
-            self.line(f"_t = {base}(_tz * _bdy + _ty) * _bdx + _tx")
+            self.line(f"_t = {base}_tx" if self.flat else f"_t = {base}(_tz * _bdy + _ty) * _bdx + _tx")
         if mask:
             self.line(f"if not {mask}[_t]:")
             self.line("    continue")
@@ -1045,11 +1051,11 @@ class Generator:
                 self.line(f"_count = _count_set(_v{sync.names[0]}, {here}, 0, _T)")
             return
         self.line(f"# ---- {full_name(op)}(), line {sync.lineno}")
-        self.line(f"_lanes({here}, _active)")
         if op.startswith("ptx."):
+            self.line(f"_lanes({here}, _active)")
             self._intrinsic(sync, site)
             return
-        self.line("_lanes(_m0, _alive)")
+        self.line(f"_warps({here}, _m0, _active, _alive)")
         if op in VOTES:
             self.line(f"_value_bits(_v{sync.names[1]}, {here}, _bits)")
 
@@ -1082,7 +1088,8 @@ class Generator:
         if op.startswith("ptx."):
             self._read_intrinsic(s)
             return
-        args = [f"_v{name}" for name in sync.names]
+        args = [name and f"_v{name}" for name in sync.names]
+        values = [f"{kept}[_t]" if kept else given.value for kept, given in zip(args, sync.args, strict=False)]
         site = self.site(sync.lineno, op, sync.filename)
         where = f"_E, _t, _b, {site}"
         if op.startswith("syncthreads_"):
@@ -1096,17 +1103,19 @@ class Generator:
         if op == "activemask":
             self.line(f"{s.target or '_'} = _active[_t >> 5]", s.lineno)
             return
-        member = f"{args[0]}[_t]" if args else "4294967295"
+        member = values[0] if values else "4294967295"
+        if op in SHUFFLES and s.target:
+            lane, delta = "(_t & 31)", f"_np.int64({values[2]})"
+            source = {"shfl_sync": f"{delta} & 31", "shfl_up_sync": f"{lane} - {delta}",
+                      "shfl_down_sync": f"{lane} + {delta}", "shfl_xor_sync": f"{lane} ^ {delta}"}[op]  # fmt: skip
+            value = f"_shuffle({args[1]}, {member}, {source}, _t, _active, _alive, {where})"
+            self.line(f"{s.target} = {value}", s.lineno)
+            return
         self.line(f"_lanes_here = _check_mask({member}, _t, _active, _alive, {where})")
         if not s.target:
             return
         bits = "_bits[_t >> 5] & _lanes_here"
-        if op in SHUFFLES:
-            lane, delta = "(_t & 31)", f"_np.int64({args[2]}[_t])"
-            source = {"shfl_sync": f"{delta} & 31", "shfl_up_sync": f"{lane} - {delta}",
-                      "shfl_down_sync": f"{lane} + {delta}", "shfl_xor_sync": f"{lane} ^ {delta}"}[op]  # fmt: skip
-            value = f"_shuffle({args[1]}, {source}, _t, _lanes_here, {where})"
-        elif op == "match_any_sync":
+        if op == "match_any_sync":
             value = f"_match_any({args[1]}, _t, _lanes_here)"
         elif op == "match_all_sync":
             value = f"_match_all({args[1]}, _t, _lanes_here)"
@@ -1124,6 +1133,7 @@ class Generator:
         name, source, arrays = self.typing_source()
         namespace, devices = {}, copy.copy(self)
         devices.lines, devices.indent, devices.sites, devices.site_index = [], 0, [], {}
+        devices.pretty = False
         for device in self.program.devices.values():
             devices._device(device)
         text = "\n".join([*IMPORTS, *devices.lines]).replace(", cache=True", "")
@@ -1153,7 +1163,8 @@ class Generator:
             for s in statements:
                 if isinstance(s, Sync):
                     for name, argument in zip(s.names, _contributed(s), strict=True):
-                        lines.append(f"{pad}{name} = {_typed(argument)}  # {s.lineno}")
+                        if name is not None:
+                            lines.append(f"{pad}{name} = {_typed(argument)}  # {s.lineno}")
                     if s.target is not None:
                         lines.append(f"{pad}{s.target.id} = {_collective_type(s)}")
                 elif isinstance(s, Inline):

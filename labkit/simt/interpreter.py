@@ -646,6 +646,11 @@ class Interpreter:
     def filled_range(self, array, first, size):
         """Bytes of shared memory, from address `first` on, will have been written."""
 
+    def fenced_for_async(self):
+        """This thread has called fence_proxy_async."""
+
+    sees_tiles = False  # True where reads_tile and has_read_tiles want to know what wgmma and TMA read
+
     def passed_barrier(self, line):
         """A block passes a barrier."""
 

@@ -129,16 +129,17 @@ def _version():
 class Compiled:
     """A kernel compiled for one set of argument types."""
 
-    def __init__(self, program, argument_types, order):
+    def __init__(self, program, argument_types, order, flat):
         constants = [_constant(a) for a in program.constants.values()]
         constant_types = [numba.typeof(a) for a in constants]
         self.program, self.constants, self.order = program, constants, order
         all_types = (*constant_types, *argument_types)
-        fingerprint = "\n".join([_version(), str(all_types), str(is_checked()), order, fingerprint_of(program)])
+        settings = map(str, (all_types, is_checked(), order, flat))
+        fingerprint = "\n".join([_version(), *settings, fingerprint_of(program)])
         name = f"{program.name}_{hashlib.sha256(fingerprint.encode()).hexdigest()[:20]}"
 
         def source():
-            return Generator(program, all_types, is_checked(), order=order).generate()
+            return Generator(program, all_types, is_checked(), order=order, flat=flat).generate()
 
         try:
             self._load(_load_module(name, source), all_types)
@@ -361,9 +362,10 @@ class Kernel:
         """Allow launches up to nbytes of dynamic shared memory: above 48 KB CUDA wants to be asked."""
         self.dynamic_allowed = max(self.dynamic_allowed, int(nbytes))
 
-    def _compile(self, argument_types):
+    def _compile(self, argument_types, flat=False):
+        """flat: for blocks of one dimension alone, whose code is shorter and compiles sooner."""
         order = _ORDER.get()
-        key = (argument_types, is_checked(), order)
+        key = (argument_types, is_checked(), order, flat)
         compiled = self._compiled.get(key)
         if compiled is None:
             if len(argument_types) != len(self.params):
@@ -372,15 +374,16 @@ class Kernel:
                 )
             with _COMPILE_LOCK:
                 program = rewrite.rewrite(self.py_func)
-                interpreted = program.interpreted
-                compiled = Interpreted(program) if interpreted else Compiled(program, argument_types, order)
+                compiled = (
+                    Interpreted(program) if program.interpreted else Compiled(program, argument_types, order, flat)
+                )
                 self._compiled[key] = compiled
         return compiled
 
-    def compiled_for(self, args):
+    def compiled_for(self, args, flat=False):
         """The compiled kernel for these (host view) arguments, and the arguments as it takes them."""
         if not self._given:
-            return self._compile(tuple(self._typeof(k, a) for k, a in enumerate(args))), args
+            return self._compile(tuple(self._typeof(k, a) for k, a in enumerate(args)), flat), args
         fitting = [s for s in self._given if all(_fits(a, ty) for a, ty in zip(args, s, strict=True))]
         if not fitting:
             given = ", ".join(str(self._typeof(k, a)) for k, a in enumerate(args))
@@ -490,7 +493,7 @@ class Launch:
         afterwards = []  # copies back to the host, for cuda.Out and cuda.InOut
         args = [a.to_device(afterwards, self.stream) if isinstance(a, ArgHint) else a for a in args]
         values = [self._argument(kernel.params[k], a) for k, a in enumerate(args)]
-        compiled, values = kernel.compiled_for(values)
+        compiled, values = kernel.compiled_for(values, flat=self.block[1] == self.block[2] == 1)
         self._check_shared(compiled)
         self._check_cooperative(compiled)
         if isinstance(compiled, Interpreted):

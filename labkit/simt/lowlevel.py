@@ -12,7 +12,7 @@ import operator
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 from numba.core.errors import NumbaTypeError
 from numba.extending import intrinsic, overload, register_jitable
@@ -24,6 +24,27 @@ MAX_RECORDED_AXES = SHAPE - INDEX
 
 OUT_OF_BOUNDS, BARRIER, WARP_MASK, WARP_SOURCE, WARP_SELF, ASSERTION, ABORTED = range(1, 8)
 WIDE_BOUNDS, MISALIGNED, COPY_SIZE, WARP_PART = range(8, 12)
+
+
+def shared_function(function):
+    """A Numba function that kernels share: compiled once, and cached beside this file where that is possible."""
+    options = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    try:
+        made = njit(**options, cache=True)(function)
+    except RuntimeError:  # no place for Numba's cache
+        made = njit(**options)(function)
+    return without_literals(made)
+
+
+def without_literals(dispatcher):
+    """Compiled code calls the function with the types of its arguments: not once more for each constant."""
+    template = dispatcher.get_call_template
+
+    def get_call_template(args, kws):
+        return template(tuple(map(types.unliteral, args)), {name: types.unliteral(ty) for name, ty in kws.items()})
+
+    dispatcher.get_call_template = get_call_template
+    return dispatcher
 
 
 class Stop(Exception):
@@ -587,7 +608,7 @@ def never_inline(typing_context):
 # warp w. None is inlined: a kernel with many collectives would take LLVM a minute.
 
 
-@register_jitable
+@shared_function
 def barrier(mask, live, threads, padded, blocks, b, err, site):
     """Fault unless all the threads of each block are here, or none."""
     never_inline()
@@ -603,7 +624,7 @@ def barrier(mask, live, threads, padded, blocks, b, err, site):
             fail(BARRIER, err, missing - start, b + k, site, here, threads, live[missing])
 
 
-@register_jitable
+@shared_function
 def grid_barrier(mask, live, threads, padded, blocks, b, err, site):
     """Fault unless all the threads of the grid are here, or none."""
     never_inline()
@@ -618,7 +639,7 @@ def grid_barrier(mask, live, threads, padded, blocks, b, err, site):
                     fail(BARRIER, err, t - k * padded, b + k, site, here, threads * blocks, live[t])
 
 
-@register_jitable
+@shared_function
 def lanes(mask, active):
     """active[w] = a bit for each lane of warp w whose mask is set."""
     never_inline()
@@ -629,7 +650,15 @@ def lanes(mask, active):
         active[w] = bits
 
 
-@register_jitable
+@shared_function
+def warps(mask, live, active, alive):
+    """The lanes that are here and those that have not returned, of every warp."""
+    never_inline()
+    lanes(mask, active)
+    lanes(live, alive)
+
+
+@shared_function
 def check_mask(member, t, active, alive, err, tb, b, site):
     """The lanes that a collective acts on. Fault if the mask leaves out the caller or names an absent lane."""
     never_inline()
@@ -643,10 +672,11 @@ def check_mask(member, t, active, alive, err, tb, b, site):
     return bits & active[w]
 
 
-@register_jitable
-def shuffle(values, source, t, present, err, tb, b, site):
+@shared_function
+def shuffle(values, member, source, t, active, alive, err, tb, b, site):
     """The value of lane `source` of this warp; the thread's own where source is outside the warp."""
     never_inline()
+    present = check_mask(member, t, active, alive, err, tb, b, site)
     lane = t & 31
     if source < 0 or source > 31:
         return values[t]
@@ -655,7 +685,7 @@ def shuffle(values, source, t, present, err, tb, b, site):
     return values[t - lane + source]
 
 
-@register_jitable
+@shared_function
 def match_any(values, t, present):
     never_inline()
     bits = np.uint32(0)
@@ -667,7 +697,7 @@ def match_any(values, t, present):
     return np.int32(bits)
 
 
-@register_jitable
+@shared_function
 def match_all(values, t, present):
     never_inline()
     if np.uint32(match_any(values, t, present)) == present:
@@ -675,21 +705,21 @@ def match_all(values, t, present):
     return np.int32(0), False
 
 
-@register_jitable
+@shared_function
 def fill(array, value):
     never_inline()
     for k in range(array.size):
         array[k] = value
 
 
-@register_jitable
+@shared_function
 def copy(target, source):
     never_inline()
     for k in range(target.size):
         target[k] = source[k]
 
 
-@register_jitable
+@shared_function
 def clear_padding(mask, threads, padded, blocks):
     """Masks have an entry for each lane of whole warps; the lanes that do not exist stay 0."""
     never_inline()
@@ -698,7 +728,7 @@ def clear_padding(mask, threads, padded, blocks):
             mask[k * padded + t] = 0
 
 
-@register_jitable
+@shared_function
 def any_set(mask):
     never_inline()
     for k in range(mask.size):  # noqa: SIM110 (compiled)
@@ -707,7 +737,7 @@ def any_set(mask):
     return False
 
 
-@register_jitable
+@shared_function
 def count_set(values, mask, start, threads):
     """How many of a block's threads that are here have a value that is not 0."""
     never_inline()
@@ -718,7 +748,7 @@ def count_set(values, mask, start, threads):
     return count
 
 
-@register_jitable
+@shared_function
 def value_bits(values, mask, bits):
     """bits[w] = a bit for each lane of warp w that is here and whose value is not 0."""
     never_inline()
@@ -731,7 +761,7 @@ def value_bits(values, mask, bits):
         bits[w] = word
 
 
-@register_jitable
+@shared_function
 def coprime(n):
     """A step that visits 0 to n - 1 in a scattered order: no common divisor with n, near n times the golden ratio."""
     never_inline()

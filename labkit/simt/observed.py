@@ -194,6 +194,57 @@ class Seen:
         return old
 
 
+class _Local(Seen):
+    """An array of one thread: no race, no request. Only its bounds are looked at, and what was never written.
+
+    written: True for each element that was.
+    """
+
+    def __init__(self, observation, memory, array, name, written=None):
+        super().__init__(observation, memory, array, name)
+        self.written = np.zeros(array.shape, bool) if written is None else written
+
+    @property
+    def T(self):
+        return _Local(self.observation, self.memory, self.array.T, self.name, self.written.T)
+
+    def reshape(self, *shape):
+        array, written = self.array.reshape(*shape), self.written.reshape(*shape)
+        return _Local(self.observation, self.memory, array, self.name, written)
+
+    def view(self, dtype):
+        self.written[...] = True  # which bytes of other elements were written is not kept
+        array = self.array.view(getattr(dtype, "dtype", dtype))
+        return _Local(self.observation, self.memory, array, self.name, np.ones(array.shape, bool))
+
+    def __getitem__(self, index):
+        return self._load(index, sys._getframe(1))
+
+    def _load(self, index, frame):
+        try:
+            value, written = self.array[index], self.written[index]
+        except IndexError:
+            self.observation.out_of_bounds(self, index, frame, "reads")
+            return self._number(self.dtype.type(0))
+        if isinstance(value, np.ndarray):
+            return _Local(self.observation, self.memory, value, self.name, written)
+        if not written:
+            place = index if isinstance(index, tuple) else (index,)
+            self.observation.unwritten_local(self, place, frame.f_lineno)
+        return self._number(value)
+
+    def __setitem__(self, index, value):
+        self._store(index, value, sys._getframe(1))
+
+    def _store(self, index, value, frame):
+        try:
+            self.written[index] = True
+        except IndexError:
+            self.observation.out_of_bounds(self, index, frame, "writes")
+        else:
+            self._write(index, value)
+
+
 class _Record:
     """An element of an array of records: its fields are loaded and stored as elements of an array of that field."""
 
@@ -231,7 +282,11 @@ class _Observation(Interpreter):
         self.fenced, self.known, self.released = _has_fences(function), {}, {}
         self.time = 0
         self.raced, self.unwritten = set(), []  # (memory, address) of races; reads of memory that nothing wrote
-        self.under_way = {}  # (memory, address): what cp.async or TMA has not brought yet
+        self.under_way = {}  # (memory, address): the cp.async that has not brought it yet
+        self.sees_tiles = bool(self.program.interpreted)
+        # shared memory: {address: (thread, line)} of stores with no fence_proxy_async behind them; and by thread
+        self.unfenced, self.unfenced_by = {}, {}
+        self.in_products = {}  # address in shared memory: (wgmma, its line, its thread) that may still read it
 
     # ---------------- running
 
@@ -310,11 +365,12 @@ class _Observation(Interpreter):
 
     def _local_array(self, declaration):
         array = self._new_local(declaration)
-        return Seen(self, _Memory("local", array, False), array, declaration.name)
+        return _Local(self, _Memory("local", array, True), array, declaration.name)
 
     def _ended(self, shared):
         self.__dict__.pop("dynamic_memory", None)
-        self.under_way.clear()
+        for known in (self.under_way, self.unfenced, self.unfenced_by, self.in_products):
+            known.clear()
         for seen in shared:
             seen.memory.cells.clear()
 
@@ -386,8 +442,73 @@ class _Observation(Interpreter):
                 del self.under_way[memory, address]
         for address in range(copy.addresses.start, copy.addresses.start + copy.data.size, seen.itemsize):
             self._record("store", memory, address, line)
+            if self.sees_tiles:
+                self._leave_unfenced(address, seen.itemsize, line)
+
+    def fenced_for_async(self):
+        for address in self.unfenced_by.pop(self.current, ()):
+            if self.unfenced.get(address, (None,))[0] is self.current:
+                del self.unfenced[address]
+
+    def reads_tile(self, name, addresses, line, thread, lasting=True):
+        """wgmma or a TMA store reads shared memory, beside the threads; with `lasting`, until a wgmma_wait."""
+        late = [address for address in addresses if address in self.unfenced]
+        if late:
+            writer, written = self.unfenced[late[0]]
+            self.report.race(
+                Finding(
+                    "race", self.program.name, sorted({written, line}), [writer.where, thread.where], thread.block,
+                    self.state.name_of(late[0])[0], None,
+                    f"race: {self._who(writer)} writes {self.state.name_of(late[0])[0]} at line {written}, and "
+                    f"ptx.{name} at line {line} reads it with no ptx.fence_proxy_async() by the writer in between. Put "
+                    f"ptx.fence_proxy_async() after line {written}, before the barrier.",
+                ),
+                ("fence", written, line), 1,
+            )  # fmt: skip
+        if lasting:
+            self.in_products.update(dict.fromkeys(addresses, (name, line, thread)))
+
+    def has_read_tiles(self, running, first):
+        """A warpgroup has waited for its products, but for those `running`: (line, thread) each."""
+        lines = {line for line, _ in running}
+        group = first.linear // 128
+        done = [address for address, (_, line, thread) in self.in_products.items()
+                if thread.linear // 128 == group and line not in lines]  # fmt: skip
+        for address in done:
+            del self.in_products[address]
+
+    def _leave_unfenced(self, address, size, line):
+        parts = range(address, address + size, 2)
+        self.unfenced.update(dict.fromkeys(parts, (self.current, line)))
+        self.unfenced_by.setdefault(self.current, set()).update(parts)
+
+    def _stores_for_async(self, seen, address, index, line):
+        """A store to shared memory, in a kernel with wgmma or TMA."""
+        self._leave_unfenced(address, seen.itemsize, line)
+        for part in range(address, address + seen.itemsize, 2):
+            if part in self.in_products:
+                name, read, reader = self.in_products[part]
+                place = f"{seen.name}[{', '.join(map(str, index))}]"
+                self.report.race(
+                    Finding(
+                        "race", self.program.name, sorted({read, line}), [reader.where, self.current.where],
+                        self.current.block, seen.name, index,
+                        f"race: {self._who(self.current)} writes {place} at line {line}, and {name} of line {read} may "
+                        "still read it: no ptx.wgmma_wait has covered it. Put ptx.wgmma_wait(0) (and a barrier) before "
+                        f"line {line}.",
+                    ),
+                    ("product", read, line), 1,
+                )  # fmt: skip
+                return
+
+    def unwritten_local(self, seen, index, line):
+        address = seen.memory.start, index
+        self.unwritten.append((seen.memory, address, self._uninitialized(seen, index, line)))
 
     def filled(self, seen):
+        if isinstance(seen, _Local):
+            seen.written[...] = True
+            return
         seen.memory.written.update(range(seen.origin, seen.origin + seen.size * seen.itemsize))
 
     def filled_range(self, seen, first, size):
@@ -509,6 +630,8 @@ class _Observation(Interpreter):
         if self.under_way and (seen.memory, address) in self.under_way:
             verb = {"load": "reads", "store": "writes", "atomic": "updates"}[kind]
             self._too_early(seen, address, index, line, verb)
+        if self.sees_tiles and kind != "load" and seen.memory.space == "shared":
+            self._stores_for_async(seen, address, index, line)
         epochs = (thread.epoch, thread.warp_epoch, thread.grid_epoch)
         self.time += 1
         thread.step = self.time

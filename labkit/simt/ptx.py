@@ -253,10 +253,10 @@ _intrinsic("wgmma_commit", "", "memory", SM90A, f"{_GM}: wgmma.commit_group",
 _intrinsic("wgmma_wait", "n", "warpgroup", SM90A, f"{_GM}: wgmma.wait_group",
            """Waits until at most the n newest groups of this warpgroup are still running. n is a constant, 0 to 7. acc
            must not be read, nor the tiles overwritten, before.""", _WG, interpreted=True, n=range(8))
-_intrinsic("fence_proxy_async", "", "order", SM90, "Parallel Synchronization and Communication: membar / fence",
+_intrinsic("fence_proxy_async", "", "memory", SM90, "Parallel Synchronization and Communication: membar / fence",
            """Makes what threads wrote to shared memory by ordinary stores (or cp.async) visible to wgmma and TMA: each
            writing thread calls it, then comes a barrier, then the wgmma or the TMA store. Nothing to do on the CPU
-           device.""", interpreted=True)
+           device; observe says where it is missing.""", interpreted=True)
 
 # ---------------------------------------------------------------- mbarriers and TMA
 

@@ -12,13 +12,23 @@ import math
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.core.errors import NumbaTypeError
 from numba.extending import intrinsic, register_jitable
 
 from labkit.simt.half import float_to_half, half_to_float
-from labkit.simt.lowlevel import ASYNC, COPY_SIZE, MISALIGNED, WARP_PART, WIDE_BOUNDS, _fail, _where, fail
+from labkit.simt.lowlevel import (
+    ASYNC,
+    COPY_SIZE,
+    MISALIGNED,
+    WARP_PART,
+    WIDE_BOUNDS,
+    _fail,
+    _where,
+    fail,
+    shared_function,
+)
 
 CAPACITY = 64
 _ENTRY = 32  # bytes: target, source, sizes, group
@@ -336,15 +346,7 @@ def exp2_approx(x):
 # ---------------------------------------------------------------- cp.async
 
 
-def _shared_function(function):
-    """A Numba function that all kernels use, cached beside this file where that is possible."""
-    try:
-        return njit(nogil=True, error_model="numpy", cache=True)(function)
-    except RuntimeError:  # no place for Numba's cache
-        return njit(nogil=True, error_model="numpy")(function)
-
-
-@_shared_function
+@shared_function
 def complete_oldest(queue):
     first = peek64(queue)
     entry = queue + 24 + first % CAPACITY * _ENTRY
@@ -357,7 +359,7 @@ def complete_oldest(queue):
     poke64(queue, first + 1)
 
 
-@_shared_function
+@shared_function
 def start_copy(queue, target, source, size, valid):
     end = peek64(queue + 8)
     if end - peek64(queue) == CAPACITY:
@@ -370,7 +372,7 @@ def start_copy(queue, target, source, size, valid):
     poke64(queue + 8, end + 1)
 
 
-@_shared_function
+@shared_function
 def wait_copies(queue, newest):
     reached = peek64(queue + 16) - newest
     end = peek64(queue + 8)
@@ -380,7 +382,7 @@ def wait_copies(queue, newest):
         complete_oldest(queue)
 
 
-@_shared_function
+@shared_function
 def clear_queues(err, threads):
     """No copies under way: the state in which a block begins."""
     for t in range(threads):
@@ -430,7 +432,7 @@ def cp_async_wait(n, err, t, b, site):
 # active[w]: a bit for each lane of warp w that is here; arrays hold an entry for each lane of whole warps.
 
 
-@_shared_function
+@shared_function
 def whole_warps(active, padded, b, err, site):
     """Fault unless all the lanes of a warp are here, or none."""
     for w in range(active.size):
@@ -442,7 +444,7 @@ def whole_warps(active, padded, b, err, site):
             fail(WARP_PART, err, w * 32 % padded + lane, b + w * 32 // padded, site, bits, 0, 0)
 
 
-@_shared_function
+@shared_function
 def ldmatrix(addresses, active, r0, r1, r2, r3, count, trans):
     for w in range(active.size):
         if active[w] == 0:
@@ -460,13 +462,13 @@ def ldmatrix(addresses, active, r0, r1, r2, r3, count, trans):
                 target[w * 32 + lane] = word
 
 
-@_shared_function
+@shared_function
 def unpack_word(word, kind):
     """The two numbers in a word of A or B: kind 0 float16, 1 bfloat16."""
     return unpack_half2(word) if kind == 0 else unpack_bf162(word)
 
 
-@_shared_function
+@shared_function
 def load_operands(kind, start, a0, a1, a2, a3, b0, b1, a, b):
     """The fragments of one warp -> a (16 x k) and b (k x 8), k = 16; for tf32 (kind 2) k = 8."""
     for lane in range(32):
@@ -486,7 +488,7 @@ def load_operands(kind, start, a0, a1, a2, a3, b0, b1, a, b):
             b[2 * q + 8, g], b[2 * q + 9, g] = unpack_word(b1[t], kind)
 
 
-@_shared_function
+@shared_function
 def multiply(a, b, c, depth):
     for row in range(16):
         for k in range(depth):
@@ -495,7 +497,7 @@ def multiply(a, b, c, depth):
                 c[row, col] += x * b[k, col]
 
 
-@_shared_function
+@shared_function
 def mma_f32(kind, active, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
     """D = A @ B + C for every warp that is here; D is left in c0 to c3."""
     a, b = np.empty((16, 16), np.float32), np.empty((16, 8), np.float32)
@@ -516,7 +518,7 @@ def mma_f32(kind, active, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
             c2[t], c3[t] = c[g + 8, 2 * q], c[g + 8, 2 * q + 1]
 
 
-@_shared_function
+@shared_function
 def mma_f16(active, a0, a1, a2, a3, b0, b1, c0, c1):
     """The same with float16 sums: C and D are two words for each lane, D rounded once."""
     a, b = np.empty((16, 16), np.float32), np.empty((16, 8), np.float32)

@@ -297,9 +297,9 @@ class Intrinsics:
         names["_ptx_store_global_bf162"] = functools.partial(self._store_pair, "store_global_bf162", pack_bf162)
         names["_ptx_cp_async_16"] = functools.partial(self._copy, "cp_async_16", 16)
         names["_ptx_cp_async_4"] = functools.partial(self._copy, "cp_async_4", 4)
-        for name in ("cp_async_commit", "cp_async_wait", "wgmma_descriptor", "wgmma_commit", "mbarrier_init",
-                     "mbarrier_arrive", "mbarrier_expect_tx", "tma_load_2d", "tma_store_2d", "tma_store_commit",
-                     "tma_store_wait"):  # fmt: skip
+        for name in ("cp_async_commit", "cp_async_wait", "wgmma_descriptor", "wgmma_commit", "fence_proxy_async",
+                     "mbarrier_init", "mbarrier_arrive", "mbarrier_expect_tx", "tma_load_2d", "tma_store_2d",
+                     "tma_store_commit", "tma_store_wait"):  # fmt: skip
             names[f"_ptx_{name}"] = getattr(self, name)
         return names
 
@@ -374,6 +374,9 @@ class Intrinsics:
         fixed = leading_bytes >> 4 << 16 | stride_bytes >> 4 << 32 | SWIZZLES[swizzle] << 62
         return Unsigned((address & 0x3FFFF) >> 4 | fixed)
 
+    def fence_proxy_async(self):
+        self.execution.fenced_for_async()
+
     def wgmma_commit(self):
         self.execution.current.commits += 1
 
@@ -395,9 +398,14 @@ class Intrinsics:
                                  "float32", first)  # fmt: skip
         queue = self.execution.state.products.setdefault(first.linear // 128, Pending())
         queue.committed = first.commits
-        queue.start((name, columns, arrays, int(da), int(db), int(accumulate), first.request[1], first))
+        line = first.request[1]
+        queue.start((name, columns, arrays, int(da), int(db), int(accumulate), line, first))
         for t in threads:
             self.execution.filled(t.request[2][0])
+        if self.execution.sees_tiles:
+            for descriptor, rows, mn_major in ((int(da), 64, False), (int(db), columns, name.endswith("_bmn"))):
+                addresses = self._tile_addresses(name, descriptor, rows, mn_major, line, first) + WINDOW
+                self.execution.reads_tile(name, addresses.reshape(-1).tolist(), line, first)
 
     def finish_products(self, threads):
         """All 128 threads of a warpgroup have come to a wgmma_wait."""
@@ -405,6 +413,8 @@ class Intrinsics:
         queue.committed = threads[0].commits
         for product in queue.wait(int(threads[0].request[2][0])):
             self._multiply(*product)
+        if self.execution.sees_tiles:
+            self.execution.has_read_tiles([item[-2:] for _, item in queue.items], threads[0])
 
     def _multiply(self, name, columns, arrays, da, db, accumulate, line, thread):
         a = self._tile(name, da, 64, False, line, thread)
@@ -414,8 +424,8 @@ class Intrinsics:
         for array, new in zip(arrays, values, strict=True):
             array[...] = array + new if accumulate else new
 
-    def _tile(self, name, descriptor, rows, mn_major, line, thread):
-        """The rows x 16 operand that a descriptor points to, as float32."""
+    def _tile_addresses(self, name, descriptor, rows, mn_major, line, thread):
+        """Where the elements of the rows x 16 operand lie that a descriptor points to, from the window's start."""
         start = (descriptor & 0x3FFF) << 4
         leading, stride = (descriptor >> 16 & 0x3FFF) << 4, (descriptor >> 32 & 0x3FFF) << 4
         nbytes = _LAYOUT_BYTES[descriptor >> 62 & 3]
@@ -426,6 +436,12 @@ class Intrinsics:
                 "bounds", line, f"starts {name} on a tile that reaches byte {addresses.max() + 2:,} of the block's "
                 f"{window.size:,} bytes of shared memory (leading_bytes {leading}, stride_bytes {stride})", thread,
             )  # fmt: skip
+        return addresses
+
+    def _tile(self, name, descriptor, rows, mn_major, line, thread):
+        """The operand that a descriptor points to, as float32."""
+        addresses = self._tile_addresses(name, descriptor, rows, mn_major, line, thread)
+        window = self.execution.state.window
         bits = window[: window.size // 2 * 2].view(np.uint16)[addresses // 2]
         return from_bf16(bits) if "_bf16" in name else bits.view(np.float16).astype(np.float32)
 
@@ -459,11 +475,11 @@ class Intrinsics:
         if bars.itemsize != 8:
             self.fault("assertion", line, f"makes a barrier of an element of {bars.dtype}: mbarriers live in a "
                                  "shared array of uint64")  # fmt: skip
-        address = self.execution.address(bars) + 8 * i
-        self._in_window("mbarrier_init", bars, address, line)
         if not 0 <= i < bars.size:
             self.fault("bounds", line, f"uses {self._name(bars)}[{i}] with ptx.mbarrier_init, and there are "
                                  f"{bars.size} barriers")  # fmt: skip
+        address = self.execution.address(bars) + 8 * i
+        self._in_window("mbarrier_init", bars, address, line)
         self.execution.state.barriers[address] = Barrier(f"{self._name(bars)}[{i}]", int(count))
 
     def mbarrier_arrive(self, bars, i):
@@ -536,7 +552,10 @@ class Intrinsics:
 
     def tma_store_2d(self, tensor_map, col, row, shared, i):
         line = sys._getframe(1).f_lineno
-        _, chunks = self._box("tma_store_2d", tensor_map, shared, i, line)
+        start, chunks = self._box("tma_store_2d", tensor_map, shared, i, line)
+        if self.execution.sees_tiles:
+            addresses = range(start, start + tensor_map.box_bytes, 2)
+            self.execution.reads_tile("tma_store_2d", addresses, line, self.execution.current, lasting=False)
         self.execution.current.stores.start((tensor_map, int(col), int(row), chunks, line))
 
     def tma_store_commit(self):

@@ -276,6 +276,8 @@ class _Scope:
         return self.static(node)
 
 
+FOLDABLE = (ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.cmpop, ast.boolop, ast.unaryop,
+            ast.operator)  # fmt: skip
 _LITERAL_NODES = (ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)
 
 
@@ -775,8 +777,9 @@ class _Resolver:
 
     def _if(self, s):
         test = self.expression(s.test)
-        if isinstance(test, ast.Constant):  # a setting of the surroundings: Numba leaves out the other branch as well
-            return self.block(s.body if test.value else s.orelse)
+        if all(isinstance(n, FOLDABLE) for n in ast.walk(test)):  # a setting of the surroundings, such as STAGES == 2
+            chosen = eval(compile(ast.Expression(test), "<setting>", "eval"))
+            return self.block(s.body if chosen else s.orelse)  # Numba leaves out the other branch as well
         return _at(ast.If(test, self.block(s.body) or [_at(ast.Pass(), s)], self.block(s.orelse)), s)
 
     def _while(self, s):
