@@ -1,0 +1,554 @@
+# %% [markdown]
+# # 05 · Matrix multiplication to the limit
+#
+# *Lab notebook, 20 November 2026*
+#
+# You will learn
+#
+# - why a thread should compute a patch of the product, and how large a patch it can afford
+# - how loads are kept on their way while the multiply-adds run
+# - what a tensor core multiplies, which lane holds which number, and what its formats cost in accuracy
+#
+# ## The problem
+#
+# The product is the one of lesson 04, and so is the reference. That lesson ended on the H200 with the best rung at 13%
+# of the peak, and with a count: in the tiled kernel a thread loads 20 times from shared memory for 16 multiply-adds,
+# and shared memory can serve one warp in the time in which the arithmetic could serve four.
+
+# %%
+from labkit import measure, roofline
+from labkit.kernels.matmul import MATMUL
+
+h200 = measure.recorded_ladder("matmul", gpu="NVIDIA H200")
+for name in ("matmul_tiled", "matmul_tiled_32", "PyTorch (cuBLAS)"):
+    print(f"{name:17} {h200.row(name).tflops:5.1f} TFLOP/s, {h200.row(name).fraction:.0%} of the peak, on the H200")
+
+roofline.predict(MATMUL, M=4096, N=4096, K=4096)
+
+# %% [markdown]
+# ## Prediction
+#
+# A multiprocessor has 128 units for multiply-adds in float32, so four warps can do one in each clock. Its shared memory
+# hands out one number to each of 32 lanes in a clock: it serves one warp. If a thread loads L numbers for P products,
+# at most P in 4 L of the units can be busy.
+#
+# A thread with one element of `out` loads two numbers for each product. Now let it compute a *patch* of p × p elements.
+# In one step of k it loads p numbers of `a` and p of `b`, keeps them in registers, and multiplies each with each.
+#
+# Before you run the next cell: which p would keep all units busy? And what might stop you from taking p = 16 at once?
+
+# %%
+for p in (1, 2, 4, 8, 16):
+    loads, products = 2 * p, p * p
+    busy = min(1.0, products / (4 * loads))
+    print(f"{p:2d} x {p:<2d}  {loads:2d} loads for {products:3d} products: at most {busy:4.0%} of the units busy")
+
+# %% [markdown]
+# From p = 8 on, shared memory is no longer what runs short. The price is registers. The p × p sums have to stay
+# somewhere between two steps, and a thread of this GPU has 255 registers at most.
+#
+# ## A patch for each thread
+
+# %%
+from labkit import plots
+
+plots.patch(threads=4, size=4)
+
+# %%
+from labkit import show_source
+from labkit.kernels.matmul import make_matmul_register_blocked
+
+show_source(make_matmul_register_blocked)
+
+# %% [markdown]
+# `cuda.local.array` asks for memory of the thread's own. If every index is a constant when the kernel is compiled, the
+# compiler needs no memory for it and gives each element a register. The loops over `patch` have constant bounds and are
+# unrolled, so after that all indices are constants.
+#
+# The elements of a patch lie 16 apart. Then the 16 threads of a row of the block read 16 neighbours in `b_tile`: 16
+# different banks, in one go.
+#
+# With p = 8 the block's tile of `out` is 128 × 128, and each tile is only 8 deep. Here is what three sizes of patch did
+# on the H200. Registers and local memory are as the compiler reported them.
+
+# %%
+for name in ("matmul_register_blocked_4", "matmul_register_blocked", "matmul_register_blocked_16"):
+    row = h200.row(name)
+    used = row.resources[0]
+    print(f"{name:26}  {row.tflops:5.1f} TFLOP/s   {used['registers']:3d} registers, "
+          f"{used['local_bytes']:4d} bytes of local memory a thread")
+
+# %% [markdown]
+# 4 × 4 nearly doubles the speed of the tiles, 8 × 8 more than triples it. And 16 × 16, which should need the fewest
+# loads of all, is slower than 4 × 4. Its 256 sums do not fit. What does not fit is kept in *local memory*, which in
+# spite of its name is ordinary memory behind the caches. NVIDIA's profiler counted 4.5 GB through the L2 cache for 8 ×
+# 8 and 59 GB for 16 × 16. I keep the rung, marked as failed. The formula that recommended it was right about loads,
+# and knew nothing of registers.
+#
+# ## 128 bits at a time
+#
+# An instruction of the GPU can load 4, 8 or 16 bytes for each lane. 16 bytes are four floats. Numba never uses that by
+# itself, even where four neighbours are loaded one after the other, because it cannot know that the address is a
+# multiple of 16. `labkit.ptx` has the instruction by its own name.
+
+# %%
+from labkit.kernels.matmul import load_four
+
+show_source(load_four)
+
+# %% [markdown]
+# `nc` in `load_nc4` stands for *non-coherent*: these data are not written while the kernel runs, so the load may take a
+# path that does not watch for writes. In C++ the compiler finds that out from `const` and `__restrict__`. Numba has no
+# such word, the instruction says it.
+#
+# In shared memory the four numbers have to be neighbours, too. For `b` they are: a row of the tile is a row of the
+# matrix. A patch of `a` needs four *rows* at the same k. So the tile of `a` is turned when it is written, and its lines
+# are made four longer than they need to be. The picture shows why, for eight banks in place of 32.
+
+# %%
+plots.banks({"8 in a line": lambda k, row: k * 8 + row, "9 in a line": lambda k, row: k * 9 + row})
+
+# %% [markdown]
+# A warp that writes a row of `a` as a column of the tile hits one bank again and again, unless each line begins a
+# little further on. (The kernel writes two columns of 16 at a time, and 4 is the shift that keeps their 32 numbers
+# apart.)
+#
+# Four loads now feed 64 products, where 16 did before. Predict: is that worth a factor of four?
+
+# %%
+for name in ("matmul_register_blocked", "matmul_vectorized"):
+    print(f"{name:24}  {h200.row(name).tflops:.1f} TFLOP/s on the H200")
+
+# %% [markdown]
+# It is not, and it could not be. The numbers are as many as before, and shared memory still takes four clocks for the
+# 512 bytes of one such load. What is saved is instructions. A scheduler issues one instruction in a clock, and one that
+# is not a multiply-add takes the place of one.
+#
+# That suggests another way to look at a kernel: how many of its instructions are multiply-adds? The profiler counts
+# them. The product of 4,096 takes 2.15 billion multiply-adds of whole warps, for everyone.
+
+# %%
+counted = {  # read with Nsight Compute on the H200: instructions of warps in billions, and how busy the units were
+    "register_blocked": (3.906, 0.528),
+    "vectorized": (2.775, 0.618),
+    "double_buffered": (2.838, 0.625),
+    "pipelined": (2.438, 0.770),
+    "cuBLAS": (2.428, 0.791),
+}
+print("                    instructions   multiply-adds   units busy")
+for name, (instructions, busy) in counted.items():
+    print(f"{name:18} {instructions:9.3f} bn {4096**3 / 32 / 1e9 / instructions:12.0%} {busy:14.0%}")
+
+# %% [markdown]
+# The share of multiply-adds is a ceiling: of *vectorized* 77%. Its units are busy for 62% of the time. The rest is
+# waiting, and the next two rungs go after that.
+#
+# ## Two pairs of tiles
+#
+# In every kernel so far a block loads, waits, multiplies, waits. While it loads, its multiply-add units have nothing to
+# do, unless another block on the same multiprocessor happens to be at its products. With a second pair of tiles the
+# loads of the next step can be under way during the products of this one. That is *double buffering*.
+
+# %%
+plots.overlap()
+
+# %%
+from labkit.kernels.matmul import make_matmul_double_buffered
+
+show_source(make_matmul_double_buffered)
+
+# %% [markdown]
+# Look for the order of things in the loop. The numbers that were loaded during the last round go to shared memory.
+# Barrier. The loads of the next round start. The products follow, and nothing in them needs those loads, so no warp
+# waits. There is one barrier in a round. It says that this pair is complete, and as everybody is past the last round's
+# products by then, the other pair is free.
+#
+# On the H200 the waiting for global memory disappeared. Whenever a scheduler issued an instruction, the profiler had
+# found 0.75 of its warps waiting for it; now it finds 0.01. The gain is small all the same.
+
+# %%
+for name in ("matmul_vectorized", "matmul_double_buffered", "matmul_pipelined", "PyTorch (cuBLAS)"):
+    print(f"{name:24}  {h200.row(name).tflops:.1f} TFLOP/s on the H200")
+
+# %% [markdown]
+# Two blocks share a multiprocessor, and one had covered for the other already. What warps wait for now is shared
+# memory: each step begins with four loads and then needs their results at once.
+#
+# ## A pipeline
+#
+# The last rung of this ladder changes four things.
+#
+# - `cp.async` copies from global to shared memory without passing through registers. A thread starts a copy and goes
+#   on. With no registers to wait in, copies can run further ahead. Three pairs of tiles form a ring.
+# - The numbers of the next step of k are read from shared memory during the products of this one. That takes a second
+#   set of 16 registers, one for even and one for odd steps.
+# - The 32 patches of a warp lie together, in a tile of 64 × 32.
+# - The 64 products go to and fro, so that each shares a factor with the one before it. A register that is read twice
+#   running is fetched once.
+
+# %%
+from labkit.kernels.matmul import add_products_to_and_fro, copy_pair, two_steps
+
+show_source(copy_pair)
+
+# %%
+show_source(add_products_to_and_fro)
+
+# %%
+show_source(two_steps)
+
+# %% [markdown]
+# The kernel calls `two_steps` seven times in a row, with the numbers 0, 2, 4 and so on. It looks clumsy, and it is on
+# purpose. As a loop the same code ran at 0.81 times the speed of cuBLAS on the H200, written out at 0.96. The compiler
+# does not unroll a loop of this size, and where a loop ends, the reading ahead ends, too. The order of the products is
+# worth another 3%.
+#
+# A copy that nobody waits for is a new way to be wrong. `cp_async_commit` closes a group of copies, `cp_async_wait(n)`
+# waits until at most n groups are still on their way, and only a barrier after that makes the numbers everybody's. Here
+# is what happens without the wait.
+
+# %%
+from numba import float32, uint32
+
+from labkit import cuda, observe, ptx
+
+
+@cuda.jit
+def no_wait_kernel(a, out):
+    tile = cuda.shared.array(64, float32)
+    i = uint32(cuda.threadIdx.x)
+    ptx.cp_async_4(tile, i, a, i, 4)
+    ptx.cp_async_commit()
+    # ptx.cp_async_wait(0) belongs here
+    cuda.syncthreads()
+    out[i] = tile[uint32(63) - i]
+
+
+# %%
+import numpy as np
+
+report = observe(no_wait_kernel[1, 64], np.arange(64, dtype=np.float32), np.zeros(64, np.float32))
+for finding in [*report.races, *report.uninitialized_reads][:1]:
+    print(finding)
+
+# %% [markdown]
+# On a GPU this kernel is often right, because the copy is often fast enough. That makes it a bug of the worst kind.
+#
+# ## What the compiler does
+#
+# Twice now it mattered whether a loop is unrolled. Here are two dot products of 16 numbers, one with the length as a
+# constant and one with the length as an argument.
+
+# %%
+from labkit import compiling
+
+
+@cuda.jit
+def dot_constant(a, b, out):
+    total = float32(0.0)
+    for k in range(16):
+        total += a[k] * b[k]
+    out[0] = total
+
+
+@cuda.jit
+def dot_variable(a, b, out, length):
+    total = float32(0.0)
+    k = uint32(0)
+    while k < length:
+        total += a[k] * b[k]
+        k = uint32(k + uint32(1))
+    out[0] = total
+
+
+# %%
+from numba import types
+
+vector = types.float32[::1]
+matrix = types.Array(types.float32, 2, "C")
+try:
+    for kernel, arguments in ((dot_constant, [vector] * 3), (dot_variable, [vector] * 3 + [types.uint32])):
+        text = compiling.ptx(kernel, types.void(*arguments))
+        name = kernel.__name__
+        print(f"{name:14} {text.count('fma.rn.f32'):3d} multiply-adds, {text.count(' bra')} jumps in the PTX")
+    text = compiling.ptx(MATMUL.rung("matmul_pipelined").kernel[0], types.void(matrix, matrix, matrix))
+    print(f"pipelined    {text.count('fma.rn.f32'):5d} multiply-adds, {text.count('call.uni')} calls in the PTX")
+except compiling.NoCompiler:
+    print("No compiler for NVIDIA's GPUs is installed here. This is what it printed where there was one:\n")
+    print("dot_constant    16 multiply-adds, 0 jumps in the PTX")
+    print("dot_variable     5 multiply-adds, 5 jumps in the PTX")
+    print("pipelined     1024 multiply-adds, 0 calls in the PTX")
+
+# %% [markdown]
+# With a constant the loop is gone: 16 multiply-adds in a row. With an argument it stays a loop, four products to a turn
+# and one more for what is left over. CUDA C++ has `#pragma unroll` to ask for it, and templates to make a size a
+# constant. In Numba a function that makes the kernel does both: what it closes over is a constant inside.
+#
+# The last line shows that nothing is called. Device functions are inlined, so `two_steps` and the others cost nothing.
+# CUDA C++ has `__forceinline__` to make sure.
+#
+# ## Right at every size
+
+# %%
+from labkit import agree, device
+
+odd = ({"M": 1, "N": 1, "K": 1}, {"M": 37, "N": 23, "K": 19}, {"M": 129, "N": 131, "K": 35})
+rungs = device.pick(gpu=[r.__name__ for r in MATMUL.rungs], cpu=["matmul_register_blocked", "matmul_pipelined"])
+agree(MATMUL, rungs, sizes=device.pick(gpu=MATMUL.awkward, cpu=odd))
+
+# %% [markdown]
+# A tile of 128 × 128 for a product of 37 × 23 is a waste, and it is right. Rows that do not begin at multiples of 16
+# bytes cannot be loaded four at a time. The fast kernels have a slower form for those, and the launcher picks.
+#
+# (On the CPU device I look at two rungs here. Each takes some seconds to compile for a processor. `agree(MATMUL)` tries
+# all ten.)
+#
+# ## The ladder
+
+# %%
+from labkit import ladder
+
+found = ladder(MATMUL, device.pick(gpu=MATMUL.timed_gpu, cpu={"M": 67, "N": 67, "K": 67}), rungs=rungs)
+found
+
+# %%
+plots.ladder(found)
+
+# %% [markdown]
+# On the CPU device a register is a place in memory like any other and nothing is on its way: the copies of `cp.async`
+# are made when they are waited for. The order of the rungs there says nothing about a GPU.
+#
+# The bars of the H200 do. From the naive kernel to the pipeline it is a factor of fifty. What separates the last rung
+# from cuBLAS can be read in the table of counts above: nearly the same number of instructions, and units that are busy
+# for 77% of the time where cuBLAS keeps them busy for 79%. That neither comes closer to 100% has two causes at least.
+# One instruction in eight is not a multiply-add. And a multiply-add reads three registers, which the register file
+# cannot always deliver in one clock. The profiler calls that a *dispatch stall*, and sees more of it in my kernel.
+
+# %%
+ours, theirs = h200.row("matmul_pipelined"), h200.row("PyTorch (cuBLAS)")
+print(f"on the H200: {ours.tflops:.1f} against {theirs.tflops:.1f} TFLOP/s, {theirs.timing.p50 / ours.timing.p50:.2f} "
+      f"of cuBLAS, {ours.fraction:.0%} of what the units can do")
+
+# %% [markdown]
+# ## Another unit
+#
+# A multiply-add instruction of a warp does 64 flops. Beside the units for those stands one that does thousands: the
+# *tensor core*. Its instruction multiplies two small matrices and adds the product to a third. `mma.sync` m16n8k16
+# takes 16 × 16 halves and 16 × 8 halves, and adds to 16 × 8 float32 sums.
+#
+# All 32 lanes of a warp execute it together, and each brings a part of the matrices in its registers. That part is
+# called a *fragment*. Which lane holds what is fixed. It is the table that you keep open beside the editor when you
+# write such a kernel.
+
+# %%
+plots.mma_lanes(lane=13)
+
+# %%
+flops = 2 * 16 * 8 * 16
+limits = h200.limits
+print(f"one mma.sync: {flops:,} flops; one multiply-add of a warp: {2 * 32}")
+print(f"peaks of the H200: {limits['fp32_tflops']:.0f} TFLOP/s in float32, "
+      f"{limits['mma_f16_tflops']:.0f} with mma.sync on halves")
+
+# %% [markdown]
+# Ten times the peak. Here is a product with it, the simplest that I could write: a warp computes 16 × 16 elements, and
+# each lane collects its fragments from global memory, number by number.
+
+# %%
+from labkit.kernels.matmul_half import MATMUL_HALF, matmul_half_tensor_core_kernel
+
+show_source(matmul_half_tensor_core_kernel)
+
+# %%
+agree(MATMUL_HALF, ["matmul_half_tensor_core"], sizes=MATMUL_HALF.awkward[:4])
+
+# %% [markdown]
+# The CPU device does what the instruction does, from all 32 lanes' registers to all 32 lanes' registers. So a kernel
+# for tensor cores can be written and tested on a machine that has none.
+#
+# The float32 pipeline reaches 49 TFLOP/s on the H200. Predict: how far does this kernel get, with a unit that is ten
+# times as fast?
+
+# %%
+half = ladder(MATMUL_HALF) if device.on_gpu() else measure.recorded_ladder("matmul_half")
+half
+
+# %% [markdown]
+# `matmul_half_tensor_core` is slower than the float32 kernel without tensor cores. A unit that is ten times as fast is
+# ten times as hungry, and this kernel feeds it two bytes at a time. So the climb begins again from the bottom, with the
+# same steps as before: reuse in shared memory, wide copies, two buffers, a pipeline.
+#
+# What is new is `ldmatrix`. It reads four 8 × 8 blocks of halves from shared memory and deals them out to the lanes in
+# just the layout that `mma.sync` wants. Each lane gives the address of one row of 16 bytes. One instruction takes the
+# place of eight loads and four packings.
+#
+# The last rungs use Hopper's own instruction, `wgmma`: 128 threads multiply 64 rows by up to 256 columns, and both
+# matrices are read from shared memory, without fragments. Copies are made by a unit of their own, the TMA. Their
+# docstrings say how it goes.
+
+# %%
+plots.ladder(half, None) if half else None
+
+# %% [markdown]
+# ### Two rungs that failed
+#
+# The engine that this part of the course follows was written for an RTX 3090, and its author reports two steps out of
+# the textbook that made things worse. I tried both on the H200.
+#
+# - *Tiles in shared memory, filled by hand.* Slower there, and slower here: 11 TFLOP/s against the 14 of the kernel
+#   that reads everything from global memory again and again. The reason given is right, too. Those repeated reads hit
+#   the caches, and the tiles add barriers and copies of single halves. It is not shared memory that fails here, it is
+#   the way in: with copies of 16 bytes by `cp.async` and with `ldmatrix` the same tiles reach 260.
+# - *A third buffer.* Slower there on every shape. Here it changes nothing: 258 against 260, and within 1% of two
+#   buffers in linear layers with K = 384 and 1,536. The copies were not what the products waited for.
+#
+# ## What halves cost
+#
+# A half has 11 bits of precision and a largest value of 65,504. bfloat16 has the range of a float32 and 8 bits. TF32
+# has that range and the 11 bits of a half. In all three the products of two numbers are exact and the sums are float32.
+# So the error comes from rounding the inputs. NumPy can show its size.
+
+# %%
+def to_bf16(x):
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).view(np.float32)
+
+
+def to_tf32(x):
+    return ((x.view(np.uint32) + 0x1000) & 0xFFFFE000).view(np.float32)
+
+
+def relative_error(got, true):
+    return np.linalg.norm(got - true) / np.linalg.norm(true)
+
+
+# %%
+rng = np.random.default_rng(5)
+a, b = (rng.standard_normal(shape, dtype=np.float32) for shape in ((256, 1024), (1024, 256)))
+true = a.astype(np.float64) @ b.astype(np.float64)
+
+formats = {"float16": lambda x: x.astype(np.float16), "TF32": to_tf32, "bfloat16": to_bf16}
+for name, rounded in formats.items():
+    got = rounded(a).astype(np.float64) @ rounded(b).astype(np.float64)
+    cosine = (got * true).sum() / np.linalg.norm(got) / np.linalg.norm(true)
+    print(f"{name:9} relative error {relative_error(got, true):.1e}   cosine {cosine:.7f}")
+print(f"float32   relative error {relative_error(a @ b, true):.1e}")
+
+# %% [markdown]
+# Three digits, or a little more than two for bfloat16. For a neural network that is often plenty. The cosine between
+# the results, which is what the source watched, hardly feels it.
+#
+# One can save once more and keep the *sums* in halves. On a GeForce card such an `mma.sync` runs at twice the rate of
+# the one with float32 sums, and the source's author closed the last gap to cuBLAS with it. But a sum is rounded after
+# every instruction now. Predict how the error grows with K.
+
+# %%
+for depth in (64, 256, 1024, 4096):
+    a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((128, depth), (depth, 128)))
+    true = a.astype(np.float64) @ b.astype(np.float64)
+    sums = np.zeros((128, 128), np.float16)
+    for k in range(0, depth, 16):  # one mma.sync
+        sums = (sums + a[:, k : k + 16].astype(np.float32) @ b[k : k + 16].astype(np.float32)).astype(np.float16)
+    single = (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float16)
+    errors = relative_error(single, true), relative_error(sums, true)
+    print(f"K = {depth:5,}   float32 sums {errors[0]:.1e}   half sums {errors[1]:.1e}")
+
+# %% [markdown]
+# With float32 sums the error is that of the one rounding at the end, for every K. With half sums it grows like the
+# square root of the number of steps. The cosine was still 0.9999 at the end of the source's six layers, with K of 384
+# and 1,536. And the H200 is no GeForce: the last line tells what half sums gain on it.
+
+# %%
+if half:
+    with_floats, with_halves = half.row("matmul_half_double_buffered"), half.row("matmul_half_f16_sums")
+    print(f"half sums: {with_halves.tflops:.0f} TFLOP/s, float32 sums: {with_floats.tflops:.0f}, in the same kernel "
+          f"({half.where})")
+
+# %% [markdown]
+# ## Theirs and ours
+#
+# The source measured milliseconds for a sentence through a model of six layers, all kernels together, on an RTX 3090. I
+# measure the product alone, 4,096 in each direction, on an H200. The times cannot be compared. The factors can, with
+# care.
+
+# %%
+def factor(slow, fast):
+    return "-" if not half else f"{half.row(slow).timing.p50 / half.row(fast).timing.p50:.1f}"
+
+
+H = "matmul_half_"
+table = [
+    ("tiles in shared memory", "7 to 2.6 ms", 7 / 2.6, factor(H + "naive", H + "tiled")),
+    ("tensor cores, a tile a warp", "2.6 to 0.91 ms", 2.6 / 0.91, factor(H + "tiled", H + "tensor_core")),
+    ("cp.async in two buffers, and 64 x 32 a warp", "0.225 to 0.10 ms", 0.225 / 0.10,
+     factor(H + "tensor_core", H + "double_buffered")),
+    ("half sums", "0.101 to 0.091 ms", 0.101 / 0.091, factor(H + "double_buffered", H + "f16_sums")),
+]
+print(f"{'':46}{'source, RTX 3090':28}ours, H200")
+for idea, times, theirs, ours in table:
+    print(f"{idea:46}{times:18} x {theirs:<7.1f} x {ours}")
+
+# %% [markdown]
+# (The first two lines of the source are for one sentence, the others for each of 64 in a batch. Blocking the registers
+# of the attention's scores in the same way took it from 0.102 to 0.101 ms. At equal precision its product stayed about
+# 13% behind cuBLAS, and it says so.)
+#
+# The largest factor is in another place. On the RTX 3090 tensor cores brought most at once, and on the H200 they are
+# worth little until copies and fragments keep up with them. A faster unit moves the work to whatever feeds it.
+
+# %%
+if half:
+    libraries = [row for row in half.rivals if row.kind == "rival"]
+    best = min((row for row in half.rungs if not row.failed), key=lambda row: row.timing.p50)
+    for row in [best, *libraries]:
+        print(f"{row.name:32} {row.tflops:4.0f} TFLOP/s ({half.where})")
+
+# %% [markdown]
+# ## Every rung on one roofline
+
+# %%
+names = ("matmul", "matmul_tf32", "matmul_bf16", "matmul_half", "linear")
+recorded = [one for one in map(measure.recorded_ladder, names) if one]
+plots.every_rung(recorded, "The products of this lesson")
+
+# %% [markdown]
+# All points of an operation stand above one another: the rungs change how fast it goes and not what it is. The float32
+# products hang below the lowest roof, the halves reach for one more than ten times as high. With halves a product also
+# moves half the bytes, so it stands further to the right.
+#
+# ## What was implemented
+#
+# - the float32 product in six more rungs: three sizes of patch, 128-bit accesses, double buffering, a pipeline
+# - a rung that failed, with the reason in bytes
+# - products of halves, bfloat16 and TF32 on tensor cores, from one that is slower than float32 to `wgmma`
+# - half sums, with what they cost in accuracy
+#
+# ## What I learned
+#
+# - Count instructions. What is not a multiply-add takes the place of one.
+# - A model that knows one limit recommends running into the next. Shared memory said 16 × 16, the registers said no.
+# - Hiding a wait that another block hides already gains little. The profiler's list of waits told me so, one run too
+#   late.
+# - Ten times the peak is nothing until the numbers arrive ten times as fast.
+# - The last few percent were in the order of the multiply-adds. I would not have believed it.
+#
+# ## Resources
+#
+# - [CUDA C++ Programming Guide: Asynchronous Data
+#   Copies](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#asynchronous-data-copies)
+# - [PTX ISA: Matrix Fragments for
+#   mma.m16n8k16](https://docs.nvidia.com/cuda/parallel-thread-execution/index.html#warp-level-matrix-fragment-mma-16816-float)
+# - [NVIDIA CUTLASS: Efficient GEMM in CUDA](https://docs.nvidia.com/cutlass/media/docs/cpp/efficient_gemm.html)
+# - [S. Boehm: How to Optimize a CUDA Matmul Kernel for cuBLAS-like
+#   Performance](https://siboehm.com/articles/22/CUDA-MMM)
+#
+# ## Try it
+#
+# - Make a kernel with `make_matmul_register_blocked(6)` and predict its ceiling from the formula at the top. What else
+#   has to be a multiple of something for it to work?
+# - In `no_wait_kernel` put the wait behind the barrier and not before it. What does `observe` say now, and why is it
+#   right?
+# - In the cell on half sums add 100 to `a` before it is rounded. Predict which of the two columns suffers, and what
+#   happens at K = 4,096.
+#
+# Next: **where the time goes**, when the product is fast and the program is slow.
