@@ -42,9 +42,9 @@ def of_device() -> GPU | None:
     if not device.on_gpu():
         return None
     gpu = cuda.get_current_device()
-    blocks = {(7, 5): 16, (8, 6): 16, (8, 7): 16, (8, 9): 24}.get(tuple(gpu.compute_capability), 32)
-    return GPU(device.name(), gpu.MULTIPROCESSOR_COUNT, gpu.MAX_THREADS_PER_MULTI_PROCESSOR, blocks,
-               gpu.MAX_REGISTERS_PER_MULTIPROCESSOR, gpu.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)
+    return GPU(device.name(), gpu.MULTIPROCESSOR_COUNT, gpu.MAX_THREADS_PER_MULTIPROCESSOR,
+               gpu.MAX_BLOCKS_PER_MULTIPROCESSOR, gpu.MAX_REGISTERS_PER_MULTIPROCESSOR,
+               gpu.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)
 
 
 def limits(gpu: GPU, threads: int, registers: int, shared_bytes: int = 0) -> dict[str, int]:
