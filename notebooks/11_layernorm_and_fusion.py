@@ -295,7 +295,7 @@ plots.ladder(turned)
 # %% [markdown]
 # There is no bank on the CPU device. On the H200 the naive kernel writes a sector of 32 bytes for every four that it
 # means. The tile cures that, the pitch of 33 doubles the speed once more, and loads and stores of 128 bits bring it to
-# nine tenths of a copy. PyTorch stays behind: its copy of a transposed matrix is a general one.
+# nine tenths of a copy. PyTorch stays behind; I think its copy is a general one, for any strides.
 #
 # The exclusive or has no conflicts either, and is slower than the padding. I had expected them equal. One guess: with
 # the padding the four places of a thread lie a fixed distance apart; with the exclusive or each has to be worked out
