@@ -1226,7 +1226,8 @@ def quads(columns: int = 27, lanes: int = 4) -> CourseFigure:
     left, top, tall = 1.02, 0.92, 0.34
     cell = (WIDTH - left - 0.2 - 0.06 * (lanes - 1)) / (4 * lanes)
     figure, ax = _canvas(top + rounds * (tall + 0.14) + 0.46, "A row in the registers of a warp",
-                         f"A row of {columns} elements over {lanes} lanes: four neighbours each, in {rounds} rounds.")
+                         f"A row of {columns} elements over {lanes} lanes: four neighbours each, in "
+                         f"{_many(rounds, 'round')}.")
     with rc_context(STYLE):
         for lane in range(lanes):
             middle = left + lane * (4 * cell + 0.06) + 2 * cell

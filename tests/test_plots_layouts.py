@@ -9,7 +9,7 @@ def test_a_row_in_registers():
     figure = plots.quads(columns=27, lanes=4)
     assert figure.summary == "A row of 27 elements over 4 lanes: four neighbours each, in 2 rounds."
     assert figure.png().startswith(b"\x89PNG")
-    assert "in 1 rounds" in plots.quads(columns=16, lanes=4).summary
+    assert "in 1 round." in plots.quads(columns=16, lanes=4).summary
 
 
 def test_banks_count_the_steps():
@@ -21,7 +21,8 @@ def test_banks_count_the_steps():
 
 def test_curves_leave_out_what_is_not_finite():
     x = [1, 10, 100]
-    figure = plots.curves(x, {"good": [1, 2, 3], "bad": [1, np.nan, np.inf]}, "Errors", "x", "y", log_x=True, log_y=True)
+    lines = {"good": [1, 2, 3], "bad": [1, np.nan, np.inf]}
+    figure = plots.curves(x, lines, "Errors", "x", "y", log_x=True, log_y=True)
     assert figure.summary == "Errors: good, bad over x."
     assert figure.png().startswith(b"\x89PNG")
     assert plots.curves(x, {"one": x}, "One", "x", "y", place="Here").summary == "One: one over x. Here"
