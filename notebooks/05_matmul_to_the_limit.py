@@ -20,8 +20,10 @@ from labkit import measure, roofline
 from labkit.kernels.matmul import MATMUL
 
 h200 = measure.recorded_ladder("matmul", gpu="NVIDIA H200")
+print("on the H200")
 for name in ("matmul_tiled", "matmul_tiled_32", "PyTorch (cuBLAS)"):
-    print(f"{name:17} {h200.row(name).tflops:5.1f} TFLOP/s, {h200.row(name).fraction:.0%} of the peak, on the H200")
+    row = h200.row(name)
+    print(f"{name:17} {row.tflops:5.1f} TFLOP/s, {row.fraction:.0%} of the peak")
 
 roofline.predict(MATMUL, M=4096, N=4096, K=4096)
 
@@ -41,7 +43,7 @@ roofline.predict(MATMUL, M=4096, N=4096, K=4096)
 for p in (1, 2, 4, 8, 16):
     loads, products = 2 * p, p * p
     busy = min(1.0, products / (4 * loads))
-    print(f"{p:2d} x {p:<2d}  {loads:2d} loads for {products:3d} products: at most {busy:4.0%} of the units busy")
+    print(f"{p:2d} x {p:<2d}  {loads:2d} loads, {products:3d} products: at most {busy:4.0%} busy")
 
 # %% [markdown]
 # From p = 8 on, shared memory is no longer what runs short. The price is registers. The p × p sums have to stay
@@ -72,7 +74,8 @@ show_source(make_matmul_register_blocked)
 # on the H200. Registers and local memory are as the compiler reported them.
 
 # %%
-for name in ("matmul_register_blocked_4", "matmul_register_blocked", "matmul_register_blocked_16"):
+for size in ("_4", "", "_16"):
+    name = "matmul_register_blocked" + size
     row = h200.row(name)
     used = row.resources[0]
     print(f"{name:26}  {row.tflops:5.1f} TFLOP/s   {used['registers']:3d} registers, "
@@ -106,7 +109,8 @@ show_source(load_four)
 # are made four longer than they need to be. The picture shows why, for eight banks in place of 32.
 
 # %%
-plots.banks({"8 in a line": lambda k, row: k * 8 + row, "9 in a line": lambda k, row: k * 9 + row})
+lines = {"8 in a line": lambda k, row: 8 * k + row, "9 in a line": lambda k, row: 9 * k + row}
+plots.banks(lines)
 
 # %% [markdown]
 # A warp that writes a row of `a` as a column of the tile hits one bank again and again, unless each line begins a
@@ -128,7 +132,8 @@ for name in ("matmul_register_blocked", "matmul_vectorized"):
 # them. The product of 4,096 takes 2.15 billion multiply-adds of whole warps, for everyone.
 
 # %%
-counted = {  # read with Nsight Compute on the H200: instructions of warps in billions, and how busy the units were
+# Read with Nsight Compute on the H200: instructions of warps in billions, how busy the units were.
+counted = {
     "register_blocked": (3.906, 0.528),
     "vectorized": (2.775, 0.618),
     "double_buffered": (2.838, 0.625),
@@ -137,7 +142,8 @@ counted = {  # read with Nsight Compute on the H200: instructions of warps in bi
 }
 print("                    instructions   multiply-adds   units busy")
 for name, (instructions, busy) in counted.items():
-    print(f"{name:18} {instructions:9.3f} bn {4096**3 / 32 / 1e9 / instructions:12.0%} {busy:14.0%}")
+    share = 4096**3 / 32 / 1e9 / instructions
+    print(f"{name:18} {instructions:9.3f} bn {share:12.0%} {busy:14.0%}")
 
 # %% [markdown]
 # The share of multiply-adds is a ceiling: of *vectorized* 77%. Its units are busy for 62% of the time. The rest is
@@ -167,7 +173,7 @@ show_source(make_matmul_double_buffered)
 # found 0.75 of its warps waiting for it; now it finds 0.01. The gain is small all the same.
 
 # %%
-for name in ("matmul_vectorized", "matmul_double_buffered", "matmul_pipelined", "PyTorch (cuBLAS)"):
+for name in ("matmul_vectorized", "matmul_double_buffered", "PyTorch (cuBLAS)"):
     print(f"{name:24}  {h200.row(name).tflops:.1f} TFLOP/s on the H200")
 
 # %% [markdown]
@@ -225,11 +231,13 @@ def no_wait_kernel(a, out):
 
 
 # %%
+import textwrap
+
 import numpy as np
 
-report = observe(no_wait_kernel[1, 64], np.arange(64, dtype=np.float32), np.zeros(64, np.float32))
-for finding in [*report.races, *report.uninitialized_reads][:1]:
-    print(finding)
+numbers = np.arange(64, dtype=np.float32)
+report = observe(no_wait_kernel[1, 64], numbers, np.zeros_like(numbers))
+print(textwrap.fill(str(report.races[0]), 90))
 
 # %% [markdown]
 # On a GPU this kernel is often right, because the copy is often fast enough. That makes it a bug of the worst kind.
@@ -264,20 +272,20 @@ def dot_variable(a, b, out, length):
 # %%
 from numba import types
 
-vector = types.float32[::1]
-matrix = types.Array(types.float32, 2, "C")
+vector, matrix = types.float32[::1], types.Array(types.float32, 2, "C")
+pipelined_kernel = MATMUL.rung("matmul_pipelined").kernel[0]
+compiled = {dot_constant: (vector,) * 3, dot_variable: (vector,) * 3 + (types.uint32,),
+            pipelined_kernel: (matrix,) * 3}
 try:
-    for kernel, arguments in ((dot_constant, [vector] * 3), (dot_variable, [vector] * 3 + [types.uint32])):
+    for kernel, arguments in compiled.items():
         text = compiling.ptx(kernel, types.void(*arguments))
-        name = kernel.__name__
-        print(f"{name:14} {text.count('fma.rn.f32'):3d} multiply-adds, {text.count(' bra')} jumps in the PTX")
-    text = compiling.ptx(MATMUL.rung("matmul_pipelined").kernel[0], types.void(matrix, matrix, matrix))
-    print(f"pipelined    {text.count('fma.rn.f32'):5d} multiply-adds, {text.count('call.uni')} calls in the PTX")
+        fused, jumps, calls = (text.count(word) for word in ("fma.rn.f32", "bra", "call.uni"))
+        print(f"{kernel.__name__:24} {fused:5d} multiply-adds, {jumps} jumps, {calls} calls")
 except compiling.NoCompiler:
-    print("No compiler for NVIDIA's GPUs is installed here. This is what it printed where there was one:\n")
-    print("dot_constant    16 multiply-adds, 0 jumps in the PTX")
-    print("dot_variable     5 multiply-adds, 5 jumps in the PTX")
-    print("pipelined     1024 multiply-adds, 0 calls in the PTX")
+    print("No compiler for NVIDIA's GPUs is installed here. Where there was one, it said:\n")
+    print("dot_constant                16 multiply-adds, 0 jumps, 0 calls")
+    print("dot_variable                 5 multiply-adds, 5 jumps, 0 calls")
+    print("matmul_pipelined_kernel   1024 multiply-adds, 21 jumps, 0 calls")
 
 # %% [markdown]
 # With a constant the loop is gone: 16 multiply-adds in a row. With an argument it stays a loop, four products to a turn
@@ -293,7 +301,8 @@ except compiling.NoCompiler:
 from labkit import agree, device
 
 odd = ({"M": 1, "N": 1, "K": 1}, {"M": 37, "N": 23, "K": 19}, {"M": 129, "N": 131, "K": 35})
-rungs = device.pick(gpu=[r.__name__ for r in MATMUL.rungs], cpu=["matmul_register_blocked", "matmul_pipelined"])
+few = ["matmul_register_blocked", "matmul_pipelined"]
+rungs = device.pick(gpu=[rung.__name__ for rung in MATMUL.rungs], cpu=few)
 agree(MATMUL, rungs, sizes=device.pick(gpu=MATMUL.awkward, cpu=odd))
 
 # %% [markdown]
@@ -308,7 +317,8 @@ agree(MATMUL, rungs, sizes=device.pick(gpu=MATMUL.awkward, cpu=odd))
 # %%
 from labkit import ladder
 
-found = ladder(MATMUL, device.pick(gpu=MATMUL.timed_gpu, cpu={"M": 67, "N": 67, "K": 67}), rungs=rungs)
+size = device.pick(gpu=MATMUL.timed_gpu, cpu={"M": 67, "N": 67, "K": 67})
+found = ladder(MATMUL, size, rungs=rungs)
 found
 
 # %%
@@ -326,8 +336,8 @@ plots.ladder(found)
 
 # %%
 ours, theirs = h200.row("matmul_pipelined"), h200.row("PyTorch (cuBLAS)")
-print(f"on the H200: {ours.tflops:.1f} against {theirs.tflops:.1f} TFLOP/s, {theirs.timing.p50 / ours.timing.p50:.2f} "
-      f"of cuBLAS, {ours.fraction:.0%} of what the units can do")
+ratio = theirs.timing.p50 / ours.timing.p50
+print(f"on the H200: {ours.tflops:.1f} TFLOP/s, {ratio:.2f} of cuBLAS, {ours.fraction:.0%} of the peak")
 
 # %% [markdown]
 # ## Another unit
@@ -444,25 +454,26 @@ print(f"float32   relative error {relative_error(a @ b, true):.1e}")
 
 # %%
 for depth in (64, 256, 1024, 4096):
-    a, b = (rng.standard_normal(shape).astype(np.float16) for shape in ((128, depth), (depth, 128)))
+    shapes = (128, depth), (depth, 128)
+    a, b = (rng.standard_normal(shape).astype(np.float16).astype(np.float32) for shape in shapes)
     true = a.astype(np.float64) @ b.astype(np.float64)
     sums = np.zeros((128, 128), np.float16)
     for k in range(0, depth, 16):  # one mma.sync
-        sums = (sums + a[:, k : k + 16].astype(np.float32) @ b[k : k + 16].astype(np.float32)).astype(np.float16)
-    single = (a.astype(np.float32) @ b.astype(np.float32)).astype(np.float16)
+        sums = (sums + a[:, k : k + 16] @ b[k : k + 16]).astype(np.float16)
+    single = (a @ b).astype(np.float16)
     errors = relative_error(single, true), relative_error(sums, true)
     print(f"K = {depth:5,}   float32 sums {errors[0]:.1e}   half sums {errors[1]:.1e}")
 
 # %% [markdown]
 # With float32 sums the error is that of the one rounding at the end, for every K. With half sums it grows like the
 # square root of the number of steps. The cosine was still 0.9999 at the end of the source's six layers, with K of 384
-# and 1,536. And the H200 is no GeForce: the last line tells what half sums gain on it.
+# and 1,536. And the H200 is no GeForce. Here is the same kernel with float32 sums and with half sums.
 
 # %%
 if half:
-    with_floats, with_halves = half.row("matmul_half_double_buffered"), half.row("matmul_half_f16_sums")
-    print(f"half sums: {with_halves.tflops:.0f} TFLOP/s, float32 sums: {with_floats.tflops:.0f}, in the same kernel "
-          f"({half.where})")
+    for name in ("double_buffered", "f16_sums"):
+        row = half.row(f"matmul_half_{name}")
+        print(f"{name:16} {row.tflops:.0f} TFLOP/s, {half.where}")
 
 # %% [markdown]
 # ## Theirs and ours
@@ -479,10 +490,12 @@ def factor(slow, fast):
 H = "matmul_half_"
 table = [
     ("tiles in shared memory", "7 to 2.6 ms", 7 / 2.6, factor(H + "naive", H + "tiled")),
-    ("tensor cores, a tile a warp", "2.6 to 0.91 ms", 2.6 / 0.91, factor(H + "tiled", H + "tensor_core")),
+    ("tensor cores, a tile a warp", "2.6 to 0.91 ms", 2.6 / 0.91,
+     factor(H + "tiled", H + "tensor_core")),
     ("cp.async in two buffers, and 64 x 32 a warp", "0.225 to 0.10 ms", 0.225 / 0.10,
      factor(H + "tensor_core", H + "double_buffered")),
-    ("half sums", "0.101 to 0.091 ms", 0.101 / 0.091, factor(H + "double_buffered", H + "f16_sums")),
+    ("half sums", "0.101 to 0.091 ms", 0.101 / 0.091,
+     factor(H + "double_buffered", H + "f16_sums")),
 ]
 print(f"{'':46}{'source, RTX 3090':28}ours, H200")
 for idea, times, theirs, ours in table:
