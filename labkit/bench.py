@@ -215,7 +215,7 @@ def run(name: str = "all", *, quick: bool = False, show: Callable[[object], None
     limits = roofline.limits()
     data = {"schema": SCHEMA, "machine": measure.machine(), "limits": asdict(limits), "ops": {}, "series": {},
             "seconds": {}, "problems": {}}
-    for each in names:
+    for each in sorted(names, key=lambda name: not targets.sizes(name)):  # targets first: a run may be cut short
         begin = time.perf_counter()
         found = []
         for size in _sizes(op(each), quick):
@@ -267,6 +267,8 @@ def merge(path: Path, data: dict) -> dict:
         known = {}  # another layout: nothing in it can be kept
     merged = {**data, "ops": {**known.get("ops", {}), **data["ops"]},
               "series": {**known.get("series", {}), **data["series"]}}
+    course = [*HOMES, *merged["ops"]]
+    merged["ops"] = dict(sorted(merged["ops"].items(), key=lambda item: course.index(item[0])))
     for note in ("seconds", "problems"):
         merged.pop(note, None)  # of this run, not of the file
     merged["targets"] = targets.to_json(targets.evaluate(merged))
