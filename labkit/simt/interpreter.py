@@ -617,7 +617,7 @@ class Interpreter:
             return self._beyond(kind, name, array, i, count, line, frame)
         if (self._placed(array) + i * raw.itemsize) % alignment:
             self._raise_with(launching.misaligned, line, f"ptx.{name}", self._array_name(array, frame), i, alignment)
-        self.widely(kind, array, i, count, line, frame)
+        self.widely(kind, name, array, i, count, line, frame)
         return raw.reshape(-1)[i : i + count]
 
     def _beyond(self, kind, name, array, i, count, line, frame):
@@ -631,7 +631,7 @@ class Interpreter:
         ]
         return found[0] if found else "an array"
 
-    def widely(self, kind, array, i, count, line, frame):
+    def widely(self, kind, name, array, i, count, line, frame):
         """A wide access is made."""
 
     def started(self, array, work):

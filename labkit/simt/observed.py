@@ -282,6 +282,7 @@ class _Observation(Interpreter):
         self.fenced, self.known, self.released = _has_fences(function), {}, {}
         self.time = 0
         self.raced, self.unwritten = set(), []  # (memory, address) of races; reads of memory that nothing wrote
+        self.read_only = {}  # (memory, address): (thread, line) of a load_nc4
         self.under_way = {}  # (memory, address): the cp.async that has not brought it yet
         self.sees_tiles = bool(self.program.interpreted)
         # shared memory: {address: (thread, line)} of stores with no fence_proxy_async behind them; and by thread
@@ -413,9 +414,11 @@ class _Observation(Interpreter):
             array.name, line,
         )  # fmt: skip
 
-    def widely(self, kind, seen, i, count, line, frame):
+    def widely(self, kind, name, seen, i, count, line, frame):
         """One request of the warp, as wide as its elements together; each of them is an access for races."""
         memory, kind = seen.memory, "store" if kind == "copy" else kind
+        if name == "load_nc4":
+            self._promised(seen, i, count, line)
         first = seen.origin + i * seen.itemsize
         self._request(kind, seen, first, line, frame, count * seen.itemsize)
         for k in range(count):
@@ -426,6 +429,30 @@ class _Observation(Interpreter):
                 self._check_written(seen, address, index, line)
             elif not memory.known:
                 memory.written.update(range(address, address + seen.itemsize))
+
+    def _promised(self, seen, i, count, line):
+        """load_nc4 says that nothing writes these elements while the kernel runs."""
+        first = seen.origin + i * seen.itemsize
+        for k in range(count):
+            address = first + k * seen.itemsize
+            cell = seen.memory.cells.get(address)
+            written = [entry for kind in ("store", "atomic") for entry in (cell[kind] if cell else ())]
+            if written:
+                self._broken(seen, i + k, written[0][0], written[0][3], self.current, line)
+            self.read_only[seen.memory, address] = (self.current, line)
+
+    def _broken(self, seen, flat, writer, write, reader, read):
+        index = tuple(map(int, np.unravel_index(flat, seen.shape)))
+        place = f"{seen.name}[{', '.join(map(str, index))}]"
+        self.report.race(
+            Finding(
+                "race", self.program.name, sorted({write, read}), [reader.where, writer.where], reader.block, seen.name,
+                index,
+                f"race: {self._who(reader)} reads {place} at line {read} with ptx.load_nc4, and {self._who(writer)} "
+                f"writes it at line {write} in the same launch: that cache does not see stores. Use ptx.load_global4.",
+            ),
+            ("read only", seen.name, write, read), 2,
+        )  # fmt: skip
 
     def started(self, seen, copy):
         """From here to the wait, these elements may change at any time."""
@@ -630,6 +657,9 @@ class _Observation(Interpreter):
         if self.under_way and (seen.memory, address) in self.under_way:
             verb = {"load": "reads", "store": "writes", "atomic": "updates"}[kind]
             self._too_early(seen, address, index, line, verb)
+        if kind != "load" and self.read_only and (seen.memory, address) in self.read_only:
+            flat = np.ravel_multi_index(index, seen.shape)
+            self._broken(seen, flat, thread, line, *self.read_only[seen.memory, address])
         if self.sees_tiles and kind != "load" and seen.memory.space == "shared":
             self._stores_for_async(seen, address, index, line)
         epochs = (thread.epoch, thread.warp_epoch, thread.grid_epoch)
@@ -764,8 +794,10 @@ class _Observation(Interpreter):
                 report.count("bytes_wanted", line, len(set(addresses)) * itemsize)
             else:
                 report.count("bank_conflicts", line, _conflicts(accesses, itemsize))
+            step = report.arrays[name][2] if name in report.arrays else itemsize
             for linear, address in accesses:
-                report.touch(name, space, kind, warp[0] * self.threads + linear, address)
+                for part in range(0, itemsize, step):  # a wide access touches several elements
+                    report.touch(name, space, kind, warp[0] * self.threads + linear, address + part)
         for (_, (_, line, _), _), outcome in self.branches.items():
             report.count("branches", line)
             if outcome == 3:

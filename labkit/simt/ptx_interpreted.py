@@ -305,8 +305,14 @@ class Intrinsics:
 
     # ---------------- 128 bits at once
 
+    def _check_words(self, name, array, line):
+        if array.itemsize not in (2, 4):
+            self.fault("assertion", line, f"uses an array of {array.dtype} with ptx.{name}; allowed are 4-byte types, "
+                       "and 2-byte types, which travel as four uint32 words")  # fmt: skip
+
     def _load4(self, name, array, i):
         frame = sys._getframe(1)
+        self._check_words(name, array, frame.f_lineno)
         flat = self.execution.wide("load", name, array, int(i), 16, 16, frame.f_lineno, frame)
         if flat is None:
             zero = np.float32(0) if array.dtype == np.float32 else Unsigned(0)
@@ -319,6 +325,7 @@ class Intrinsics:
 
     def _store4(self, name, array, i, *values):
         frame = sys._getframe(1)
+        self._check_words(name, array, frame.f_lineno)
         flat = self.execution.wide("store", name, array, int(i), 16, 16, frame.f_lineno, frame)
         if flat is not None:
             if flat.dtype == np.float32:

@@ -848,9 +848,9 @@ class _Resolver:
         known, alignment = self.scope.constant(given)
         if alignment is None:
             return 16
-        if not known or not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+        if not known or not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):
             text = ast.unparse(given)
-            self.scope.refuse(node, f"the alignment of an array must be a constant power of two, not {text}")
+            self.scope.refuse(node, f"the alignment of an array must be a constant power of two from 8 on, not {text}")
         return max(alignment, 16)
 
     def _declare(self, space, shape, dtype, alignment, where, name=None, target=None):

@@ -3,17 +3,20 @@
 _UINT64 = (1 << 64) - 1
 
 
+def _keeping(operation):
+    """An operation of two integers; of two unsigned ones the result is a uint64."""
+
+    def method(self, other):
+        result = operation(self, other)
+        return Unsigned(result & _UINT64) if type(other) is Unsigned else result
+
+    return method
+
+
 class Unsigned(int):
     """An unsigned number. With another one it makes a uint64, as Numba's types have it: 0 - 1 is then 2**64 - 1."""
 
-    def __add__(self, other):
-        total = int.__add__(self, other)
-        return Unsigned(total & _UINT64) if type(other) is Unsigned else total
-
-    def __sub__(self, other):
-        difference = int.__sub__(self, other)
-        return Unsigned(difference & _UINT64) if type(other) is Unsigned else difference
-
-    def __mul__(self, other):
-        product = int.__mul__(self, other)
-        return Unsigned(product & _UINT64) if type(other) is Unsigned else product
+    __add__, __sub__, __mul__ = _keeping(int.__add__), _keeping(int.__sub__), _keeping(int.__mul__)
+    __floordiv__, __mod__ = _keeping(int.__floordiv__), _keeping(int.__mod__)
+    __and__, __or__, __xor__ = _keeping(int.__and__), _keeping(int.__or__), _keeping(int.__xor__)
+    __lshift__, __rshift__ = _keeping(int.__lshift__), _keeping(int.__rshift__)

@@ -144,6 +144,36 @@ def test_only_contiguous_arrays_of_the_right_size():
 
 
 @cuda.jit
+def scaled_in_place(a):
+    i = uint32(4) * uint32(cuda.grid(1))
+    x, y, z, w = ptx.load_nc4(a, i)  # read
+    ptx.store_global4(a, i, x + x, y + y, z + z, w + w)  # write
+
+
+def test_observe_sees_load_nc4_of_what_is_written():
+    a = cuda.to_device(np.ones(64, np.float32))
+    (race,) = observe(scaled_in_place[1, 16], a).races
+    assert race.lines == [line_of(scaled_in_place, "read"), line_of(scaled_in_place, "write")]
+    assert "with ptx.load_nc4" in str(race) and "Use ptx.load_global4" in str(race)
+
+
+@cuda.jit
+def copy_quads(a, out):
+    i = uint32(4) * uint32(cuda.grid(1))
+    x, y, z, w = ptx.load_global4(a, i)  # read
+    ptx.store_global4(out, i, x, y, z, w)
+
+
+def test_counts_of_wide_accesses():
+    a, out = cuda.to_device(np.ones(256, np.float32)), cuda.device_array(256, np.float32)
+    report = observe(copy_quads[1, 64], a, out)
+    counts = report.lines[line_of(copy_quads, "read")]
+    assert (counts["global_loads"], counts["global_requests"], counts["sectors"]) == (64, 2, 32)
+    assert report.coalescing == 1 and counts["bytes_loaded"] == 1024
+    assert report.ok and (out.copy_to_host() == 1).all()
+
+
+@cuda.jit
 def pairs(x, halves, bfloats, i):
     k = uint32(2) * uint32(cuda.threadIdx.x) + uint32(i)
     ptx.store_global_half2(halves, k, x[k], x[k + uint32(1)])
