@@ -304,8 +304,8 @@ def profile(name: str, data: dict | None = None):
                      ", ".join(f"{reason} {value:.1f}" for value, reason in waits)))
     machine = data["machine"]
     return PlainTable(f"{title}, {size_text(one['size'])}", columns, tuple(rows), (
-        f"The operation has to move {one['bytes'] / 1e6:,.0f} MB. ncu on {machine['device']}, {machine['date']}, "
-        f"caches cold, clocks as they are.",
+        f"The operation has to move {one['bytes'] / 1e6:,.0f} MB. ncu on {machine['device']}, "
+        f"{one.get('date', machine['date'])}, caches cold, clocks as they are.",
         "load, store: sectors of 32 bytes that one instruction of a warp touches. waits: how many warps of a scheduler "
         "wait, and for what, when an instruction is issued.",
         *(f"{reason}: {REASONS[reason]}." for reason in REASONS if reason in seen)), kind="profile")
@@ -339,16 +339,18 @@ def _write_profiles(names: list[str], out: Path) -> None:
     from labkit import measure
     from labkit.kernels import HOMES
 
-    result = {"machine": measure.machine(), "ops": {}}
+    machine = measure.machine()
+    gpu = measure.slug(machine["device"])
+    result = {**(recorded(gpu) or {"ops": {}}), "machine": machine}  # what is not profiled again stays
     out.mkdir(parents=True, exist_ok=True)
-    path = out / f"{measure.slug(result['machine']['device'])}-kernels.json"
+    path = out / f"{gpu}-kernels.json"
 
     def keep():
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
     for name in [name for name in names if name in HOMES]:
         try:
-            result["ops"][name] = profiled(name, PROFILED.get(name, ()))
+            result["ops"][name] = {"date": machine["date"], **profiled(name, PROFILED.get(name, ()))}
             keep()
             print(profile(name, result))
         except Exception as error:  # the other operations' profiles are worth having

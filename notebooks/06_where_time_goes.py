@@ -131,7 +131,7 @@ for part in ("copy to the device", "kernel", "copy to the host"):
 # ## NVTX and Nsight Systems
 #
 # *NVTX* is NVIDIA's interface for such marks. In CUDA C++ one pushes a name and pops it. In Python the package `nvtx`
-# does it, and where it is installed a range of mine is an NVTX range, too. Then Nsight Systems shows it:
+# (`pip install nvtx`) does it, and where it is installed a range of mine is an NVTX range, too. Nsight Systems shows it:
 #
 # ```
 # nsys profile --trace=cuda,nvtx --stats=true python my_program.py
@@ -348,7 +348,12 @@ print(counters.recorded_report())
 # %% [markdown]
 # *Throughput* as a percentage is the first thing to read: how close is the kernel to what memory can deliver, how close
 # to what the multiprocessors can issue. If one of them is near 100, that is the roof. If neither is, the kernel waits.
+# On the H200 we recorded, memory stands above 90 %, and the lines below say which memory. It is not DRAM, the GPU's
+# memory, with a fifth of what it could deliver. It is L1/TEX, where shared memory lives. Lesson 04 came to the same by
+# counting instructions.
+#
 # *Occupancy* is how many warps a multiprocessor holds at once, of the most it can hold. More of them hide more waiting.
+# Here nearly all are there, and it does not help: a queue at a counter gets no shorter when more people join it.
 #
 # `--clock-control none` leaves the clocks alone. By default `ncu` holds them low to make its counts repeat, and then
 # its times are not those of your program.
@@ -374,7 +379,18 @@ counters.profile("matmul")
 # 4. How far is it from its roof? If near: fuse, or compute something else.
 # 5. If far: what do its warps wait for?
 #
-# Most programs end at the first question.
+# Most programs end at the first question. For the fourth there is a picture: every kernel that this course has recorded
+# on a GPU, those of the lessons to come among them, under the roofs of memory and arithmetic. Find the products of
+# lesson 04. Then find a kernel that no work can make faster.
+
+# %%
+from labkit.kernels import HOMES
+
+recorded = [measure.recorded_ladder(name) for name in HOMES]
+plots.every_rung([one for one in recorded if one])
+
+# %% [markdown]
+# Those that touch the slope move their bytes as fast as the memory can. What they can still do is move fewer.
 #
 # ## What was implemented
 #
