@@ -302,8 +302,8 @@ for row in series["rows"]:
 columns = ("", "mask", "PyTorch, unfused", "fused", "GB/s", "GB/s", "ratio", "theirs: us, us, ratio")
 PlainTable("Called from Python, us: p50 (p5–p95)", columns, tuple(rows),
            (f"Ours on {series['where']}. GB/s by the report's count of bytes: seven passes, and two.",
-            "Theirs, GB/s in the same order: 167 and 63, 47 and 64, 709 and 251, 191 and 251. Its log of another run has "
-            "1.27, 4.77, 1.22, 4.71 for the ratios.",
+            "Theirs, GB/s in the same order: 167 and 63, 47 and 64, 709 and 251, 191 and 251. The log of another run "
+            "has the ratios 1.27, 4.77, 1.22, 4.71.",
             f"Mean of the four ratios at B = 1: theirs 2.99, ours {np.mean(ratios):.2f}. Fused over unfused in GB/s: "
             f"theirs 0.85 on average, ours {np.mean(bandwidths):.2f}."))
 
