@@ -1,5 +1,7 @@
 """Figures are made, carry the labels a reader needs, and say where their times were taken."""
 
+import re
+
 import numpy as np
 import pytest
 from matplotlib.text import Text
@@ -253,3 +255,15 @@ def test_costs_over_sizes_say_where_and_leave_out_what_was_not_measured():
     assert len(plots.launch_cost(here).axes) == 1, "nothing is recorded"
     copies = {"bytes": ns, "h2d_pinned_us": [9.0, 10.0, 400.0], "where": made_up.GPU, "date": "2026-01-02"}
     assert "there, pinned" in texts(plots.copy_cost(copies))
+
+
+def test_pictures_of_the_product_to_the_limit():
+    figure = plots.patch(threads=4, size=2, thread=(1, 3))
+    for part in ("2 numbers of a,", "2 numbers of b,", "of its 4 sums.", "Thread (1, 3)"):
+        assert part in texts(figure)
+    shown = texts(plots.mma_lanes(lane=31))
+    assert "g = 31 // 4 = 7, q = 31 % 4 = 3" in shown
+    with pytest.raises(ValueError, match="lane is 32"):
+        plots.mma_lanes(32)
+    one, two, three = (float(end) for end in re.findall(r"(\d+\.\d)(?=[,.])", plots.overlap().summary)[-3:])
+    assert one > two > three, "with more pairs of tiles there is less waiting"
