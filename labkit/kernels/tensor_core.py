@@ -256,13 +256,21 @@ def unchanged(x):
 def make_store_halves(tile: Tile, bias: bool, residual: bool, activation):
     """A device function: a warp's sums, through shared memory, to out as halves: its rows whole, 16 bytes a lane.
 
-    A lane holds two neighbouring sums: stored as they are, each store would fill an eighth of a 32-byte sector.
+    A lane holds two neighbouring sums: stored as they are, each store would fill an eighth of a 32-byte sector. The
+    activation is applied on the way out, to halves: a loop over all sums in registers would be unrolled to thousands of
+    instructions, or not be unrolled and lose the registers.
     """
+    activated = activation is not unchanged
     WARP_ROWS, WARP_COLS = tile.warp_rows, tile.warp_cols
     DOWN_MMA, ACROSS_MMA, BIASES = WARP_ROWS // 16, WARP_COLS // 8, WARP_COLS // 4
     PITCH = WARP_COLS + CHUNK
     CHUNKS = WARP_COLS // CHUNK
     MOVES = WARP_ROWS * CHUNKS // 32
+
+    @cuda.jit(device=True)
+    def activate(word):
+        left, right = ptx.unpack_half2(word)
+        return ptx.pack_half2(activation(left), activation(right))
 
     @cuda.jit(device=True)
     def store_halves(sums, shared, words, bias_of, residual_of, out, row0, col0, warp, lane):
@@ -291,8 +299,7 @@ def make_store_halves(tile: Tile, bias: bool, residual: bool, activation):
                     at = (i * ACROSS_MMA + j) * 4 + below * 2
                     row = uint32(i * 16 + below * 8) + lane // uint32(4)
                     word = (mine + row * uint32(PITCH)) // uint32(2) + uint32(j * 4) + lane % uint32(4)
-                    left = activation(sums[at] + biases[2 * j])
-                    right = activation(sums[at + 1] + biases[2 * j + 1])
+                    left, right = sums[at] + biases[2 * j], sums[at + 1] + biases[2 * j + 1]
                     if residual:
                         add_left, add_right = ptx.unpack_half2(words[word])
                         left += add_left
@@ -303,6 +310,8 @@ def make_store_halves(tile: Tile, bias: bool, residual: bool, activation):
             piece = uint32(lane + uint32(32 * i))
             row, col = uint32(piece // uint32(CHUNKS)), uint32(piece % uint32(CHUNKS) * uint32(CHUNK))
             x, y, z, w = ptx.load_shared4(shared, mine + row * uint32(PITCH) + col)
+            if activated:
+                x, y, z, w = activate(x), activate(y), activate(z), activate(w)
             if row0 + row < rows and col0 + col < cols:
                 ptx.store_global4(out, (row0 + row) * cols + col0 + col, x, y, z, w)
 
@@ -332,7 +341,7 @@ def make_store_floats(tile: Tile):
 @functools.cache
 def make_pipelined(tile: Tile, *, weights: bool = False, bias: bool = False, residual: bool = False,
                    activation=unchanged, bf16: bool = False):
-    """out = activation(a @ b + bias) + residual, with b (N, K) if it holds weights. bf16: uint16 in, float32 out.
+    """out = activation(a @ b + bias + residual), with b (N, K) if it holds weights. bf16: uint16 in, float32 out.
 
     While tensor cores multiply the fragments of one step of 16 along K, ldmatrix loads those of the next into other
     registers, and cp.async fills the stage that was used last. One barrier a stage.
