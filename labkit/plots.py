@@ -480,7 +480,7 @@ def _roof_axes(ax, xlim: tuple, ylim: tuple) -> None:
     _quiet(ax, "both")
 
 
-def _draw_roofs(ax, roofs: dict, one: Ladder, xlim: tuple, slope_x: float, size: float = 8.5) -> None:
+def _draw_roofs(ax, roofs: dict, one: Ladder, xlim: tuple, slope_x: float | None, size: float = 8.5) -> None:
     low, high = xlim
     known = Limits(**one.limits)
     bandwidth = known.bandwidth_gbs
@@ -491,8 +491,12 @@ def _draw_roofs(ax, roofs: dict, one: Ladder, xlim: tuple, slope_x: float, size:
         start = low if roof == top else ridge
         xs = np.geomspace(start, high, 400)
         ax.plot(xs, np.minimum(roof, xs * bandwidth / 1000), color=INK, linestyle=(0, (4, 3)), linewidth=1.3, zorder=1)
-        ax.annotate(f"{number(roof)} TFLOP/s, {PEAK_NAMES[name]}{notes.get(name, '')}", (high, roof), xytext=(-4, 4),
-                    ha="right", textcoords="offset points", fontsize=size)
+        if slope_x is not None:
+            what = PEAK_NAMES[name] if size < 9 else PEAK_NAMES[name].replace(" peak of the", ",")
+            ax.annotate(f"{number(roof)} TFLOP/s, {what}{notes.get(name, '')}", (high, roof),
+                        xytext=(-4, 4), ha="right", textcoords="offset points", fontsize=size)
+    if slope_x is None:  # the panel beside this one says what the roofs are
+        return
     ax.annotate(f"{number(bandwidth)} GB/s, copy bandwidth", (slope_x, slope_x * bandwidth / 1000), xytext=(0, 7),
                 textcoords="offset points", fontsize=size, rotation=_slope_angle(ax), rotation_mode="anchor")
 
@@ -505,59 +509,101 @@ def every_rung(measured: list[Ladder], title: str = "Every rung on one roofline"
     """Every rung of every operation on one roofline: numbers on the points, names and fractions of the limit below.
 
     Of an operation measured at several sizes pass the ladder of one. Rivals are grey, with letters. Operations that do
-    no arithmetic have no place on it and are named under the plot. 1,280 pixels wide.
+    no arithmetic have no place on it and are named under the title. Where the operations leave a wide gap between the
+    slope and the flat roofs the axis is broken there. 1,280 pixels wide.
     """
     ladders = _gpu_ladders(measured)
-    without = [one.title for one in ladders if not one.flops]
+    without = [one.op for one in ladders if not one.flops]
+    newest = max(ladders, key=lambda one: (one.limits.get("f16_tflops") is not None, one.machine.get("date") or ""))
     ladders = sorted((one for one in ladders if one.flops), key=lambda one: one.flops / one.bytes)
-    blocks = []  # of the legend: title, colour, lines
+    blocks = []  # of the legend: ladder, colour, lines
     for one, colour in zip(ladders, MANY * 4, strict=False):
         rungs = [(str(k), row) for k, row in enumerate(one.rungs, 1)]
         rivals = [(chr(ord("a") + k), row) for k, row in enumerate(r for r in one.rows if r.kind == "rival")]
         blocks.append((one, colour, [*rungs, *rivals]))
-    line, columns, width = 0.158, 4, 12.8
-    heights = [line * (len(lines) + 3.2) for _, _, lines in blocks]
+    line, columns, width = 0.158, 5 if len(blocks) > 12 else 4, 12.8
+    heights = [line * (len(lines) + 3.0) for _, _, lines in blocks]
     fill = _columns(heights, columns)
     legend = max(sum(heights[k] for k in column) for column in fill)
     plot, top, foot = 6.0, 0.72, 0.62
     total = top + plot + foot + legend + 0.1
     with rc_context(STYLE):
         figure = CourseFigure(figsize=(width, total))
-        place = {(one.where, one.machine.get("date")) for one in ladders}
-        figure.summary = f"{title}, " + "; ".join(_place(*p) for p in place)
+        place = _places(ladders)
+        figure.summary = f"{title}, {place}"
         figure.text(0.012, 1 - 0.24 / total, title, fontsize=13, fontweight="bold", va="center")
-        note = "; ".join(_place(*p) for p in place) + ". Operations of nearly the same intensity stand side by side."
+        note = f"{place}. Operations of nearly the same intensity stand side by side."
         if without:
             note += f" Not on it, for want of arithmetic: {', '.join(without)}."
         figure.text(0.012, 1 - 0.50 / total, note, fontsize=9, color=FAINT, va="center")
-        ax = figure.add_axes((0.055, (foot + legend) / total, 0.935, plot / total))
-        roofs, bandwidth = _roofs(ladders, ("fp32", "tf32", "f16"))
+        roofs, bandwidth = _roofs([newest], ("fp32", "tf32", "f16"))
         rates = [row.tflops for one in ladders for row in one.rows if row.kind != "host"]
         intensities = [one.flops / one.bytes for one in ladders]
-        xlim = (min([*intensities, 250 * roofs["fp32"] / bandwidth]) / 2.2,
-                max([*intensities, 1000 * max(roofs.values()) / bandwidth]) * 60)
-        _roof_axes(ax, xlim, (min(rates) / 3, max(roofs.values()) * 1.9))
-        _draw_roofs(ax, roofs, ladders[0], xlim, 1200 * roofs["fp32"] / bandwidth, size=9)
-        _number_points(ax, blocks, roofs, bandwidth)
+        ylim = (min(rates) / 3, max(roofs.values()) * 1.9)
+        limits = _broken(intensities, 1000 * max(roofs.values()) / bandwidth)
+        bottom, height = (foot + legend) / total, plot / total
+        shares = (1.0,) if len(limits) == 1 else (0.56, 0.43)
+        left = 0.055
+        for number_, (xlim, share) in enumerate(zip(limits, shares, strict=True)):
+            ax = figure.add_axes((left, bottom, 0.935 * share, height))
+            left += 0.945 * share
+            _roof_axes(ax, xlim, ylim)
+            last = number_ == len(limits) - 1
+            slope_x = max(1.25 * xlim[0], 1200 * roofs["fp32"] / bandwidth)
+            _draw_roofs(ax, roofs, newest, xlim, slope_x if last else None, size=9)
+            if number_:
+                ax.set_ylabel("")
+                ax.tick_params(labelleft=False)
+                ax.spines["left"].set_linestyle((0, (2, 3)))
+            inside = [block for block in blocks if xlim[0] <= block[0].flops / block[0].bytes <= xlim[1]]
+            _number_points(ax, inside, roofs, bandwidth)
+        room = 0.985 / columns
         for at, column in enumerate(fill):
             y = foot + legend - 0.62
             for k in column:
                 one, colour, lines = blocks[k]
-                x = 0.012 + at * 0.985 / columns
-                figure.text(x, y / total, one.title, fontsize=8.5, fontweight="bold", color=colour, va="center")
+                x = 0.012 + at * room
+                figure.text(x, y / total, _op_name(one), fontsize=8.5, fontweight="bold", color=colour, va="center")
                 figure.text(x, (y - line) / total, size_text(one.size), fontsize=8, color=FAINT, va="center")
                 for step, (mark, row) in enumerate(lines, 2):
                     name = row.name.removeprefix(f"{one.op}_") if row.kind == "rung" else row.name
+                    name = _shorten(name + (", failed" if row.failed else ""), int(150 * (room - 0.045)))
                     share = "" if row.fraction is None else f"{row.fraction:.0%}"
                     ink = INK if row.kind == "rung" else FAINT
                     spot = (y - line * step) / total
                     figure.text(x + 0.012, spot, mark, fontsize=8.5, va="center", ha="right", color=ink,
                                 fontweight="bold")
-                    figure.text(x + 0.019, spot, name + (", failed" if row.failed else ""), fontsize=8.5, va="center",
-                                color=ink)
-                    figure.text(x + 0.228, spot, share, fontsize=8.5, va="center", ha="right", color=ink)
+                    figure.text(x + 0.018, spot, name, fontsize=8.5, va="center", color=ink)
+                    figure.text(x + room - 0.014, spot, share, fontsize=8.5, va="center", ha="right", color=ink)
                 y -= heights[k]
     return figure
+
+
+def _places(ladders: list[Ladder]) -> str:
+    """One "Measured on ..." for each GPU, with the days."""
+    dates: dict[str, set] = {}
+    for one in ladders:
+        dates.setdefault(one.where, set()).add(one.machine.get("date"))
+    return "; ".join(_place(where, " and ".join(sorted(filter(None, days)))) for where, days in dates.items())
+
+
+def _broken(intensities: list[float], ridge: float) -> list[tuple[float, float]]:
+    """x limits of the panels: two where the operations leave more than a decade between them, else one."""
+    low, high = min(intensities), max([*intensities, ridge])
+    ordered = sorted(intensities)
+    gaps = [(after / before, before, after) for before, after in zip(ordered, ordered[1:], strict=False)]
+    widest, before, after = max(gaps, default=(1.0, low, high))
+    if widest < 12 or len(ordered) < 6:
+        return [(min(low, ridge / 60) / 2.2, high * 60)]
+    return [(low / 1.5, before * 1.9), (min(after / 3, ridge / 8), high * 60)]
+
+
+def _op_name(one: Ladder) -> str:
+    return one.op.replace("_", " ")
+
+
+def _shorten(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1].rstrip(" ,(") + "\u2026"
 
 
 def _columns(heights: list[float], count: int) -> list[list[int]]:
@@ -614,7 +660,7 @@ def _number_points(ax, blocks, roofs: dict, bandwidth: float, size: float = 15.0
                         color=shade if row.failed else "white")
         under = intensity * bandwidth / 1000 < min(roofs.values())
         (slanted if under else flat).append((float(np.mean([spot[2] for spot in own])) + shift,
-                                             min(spot[1] for spot in own), one.title, colour))
+                                             min(spot[1] for spot in own), _op_name(one), colour))
     style = {"fontsize": 8.5, "fontweight": "bold", "va": "center"}
     last = -np.inf
     for x, _, title, colour in sorted(slanted):  # under the slope: the title above it, aslant
@@ -624,9 +670,11 @@ def _number_points(ax, blocks, roofs: dict, bandwidth: float, size: float = 15.0
         ax.annotate(title, back.transform((x, y)), xytext=(-1, 9), textcoords="offset points", color=colour,
                     rotation=62, rotation_mode="anchor", ha="left", **style)
     taken = [(x, y, size * scale / 2) for x, y in placed]
+    lines_at = [ax.transData.transform((1, roof))[1] for roof in roofs.values()]
     for x, lowest, title, colour in sorted(flat, key=lambda item: -item[1]):  # under a flat roof: below its points
         y, reach = lowest - 14 * scale, 3.3 * scale * len(title)
-        while any(abs(x - other) < reach + wide and abs(y - height) < 13 * scale for other, height, wide in taken):
+        while (any(abs(x - other) < reach + wide and abs(y - height) < 13 * scale for other, height, wide in taken)
+               or any(abs(y - line) < 9 * scale for line in lines_at)):
             y -= 2 * scale
         taken.append((x, y, reach))
         ax.annotate(title, back.transform((x, y)), color=colour, ha="center", **style)

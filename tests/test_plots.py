@@ -115,7 +115,7 @@ def test_tensor_cores_bring_their_roofs_and_numbers_for_names():
     single = replace(made_up.ladder(), limits=limits)
     figure = plots.roofline([single, half])
     shown = texts(figure)
-    for part in ("40 TFLOP/s, TF32 peak", "Half product", "Vector addition", "n=1,000,000,000", "slow", "80%"):
+    for part in ("40 TFLOP/s, TF32, tensor cores", "matmul half", "vector add", "n=1,000,000,000", "slow", "80%"):
         assert part in shown
     assert round(100 * figure.get_figwidth()) == 1280
     assert figure._repr_mimebundle_()[1]["image/png"]["width"] == 1280
@@ -125,11 +125,11 @@ def test_every_rung_has_a_number_of_its_own_on_the_plot():
     from dataclasses import replace
 
     ladders = [replace(made_up.ladder(), op=f"op{k}", title=f"Operation {k}") for k in range(9)]
-    nothing = replace(made_up.ladder(), title="Transpose", flops=0)
+    nothing = replace(made_up.ladder(), op="transpose", flops=0)
     figure = plots.every_rung([*ladders, nothing])
     shown = [item.get_text() for item in figure.findobj(Text)]
     assert shown.count("1") == 2 * 9, "each once on the plot and once in the legend"
-    assert "Not on it, for want of arithmetic: Transpose" in texts(figure)
+    assert "Not on it, for want of arithmetic: transpose" in texts(figure)
     discs = [line.get_xydata()[0] for line in figure.axes[0].lines if len(line.get_xdata()) == 1]
     places = figure.axes[0].transData.transform(discs)
     gaps = np.abs(places[:, None] - places[None]).max(axis=2) + 1e9 * np.eye(len(places))
@@ -267,3 +267,15 @@ def test_pictures_of_the_product_to_the_limit():
         plots.mma_lanes(32)
     one, two, three = (float(end) for end in re.findall(r"(\d+\.\d)(?=[,.])", plots.overlap().summary)[-3:])
     assert one > two > three, "with more pairs of tiles there is less waiting"
+
+
+def test_the_axis_is_broken_where_operations_leave_a_gap():
+    from dataclasses import replace
+
+    low = [replace(made_up.ladder(), op=f"low{k}") for k in range(5)]
+    high = replace(made_up.ladder("matmul", "TFLOP/s", flops=10**12, nbytes=10**7), op="high")
+    assert len(plots.every_rung(low).axes) == 1
+    figure = plots.every_rung([*low, high])
+    assert len(figure.axes) == 2
+    assert figure.axes[0].get_xlim()[1] < figure.axes[1].get_xlim()[0]
+    assert "high" in texts(figure)
