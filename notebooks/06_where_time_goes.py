@@ -131,7 +131,8 @@ for part in ("copy to the device", "kernel", "copy to the host"):
 # ## NVTX and Nsight Systems
 #
 # *NVTX* is NVIDIA's interface for such marks. In CUDA C++ one pushes a name and pops it. In Python the package `nvtx`
-# (`pip install nvtx`) does it, and where it is installed a range of mine is an NVTX range, too. Nsight Systems shows it:
+# (`pip install nvtx`) does it, and where it is installed each of my ranges is an NVTX range, too. Then Nsight Systems
+# shows it:
 #
 # ```
 # nsys profile --trace=cuda,nvtx --stats=true python my_program.py
