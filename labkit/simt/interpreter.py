@@ -214,10 +214,13 @@ def converter(dtype):
         mask, half = (1 << bits) - 1, 1 << (bits - 1)
 
         def convert(value):
-            return Unsigned(_integer(value) & mask)
+            kind = type(value)
+            if kind is Unsigned and value <= mask:
+                return value
+            return Unsigned((value if kind is int else _integer(value)) & mask)
 
         def convert_signed(value):
-            value = _integer(value) & mask
+            value = (value if type(value) is int else _integer(value)) & mask
             return value - mask - 1 if value >= half else value
 
         made = convert if dtype.kind == "u" else convert_signed
