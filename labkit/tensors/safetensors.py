@@ -1,0 +1,190 @@
+"""Read safetensors files: the format in which models are published. Our own reader; nothing is executed or copied.
+
+    tensors = read("model.safetensors")       # name -> NumPy array, read-only, straight from the file's pages
+    tensors["wte.weight"].shape
+
+A file is three parts, one after the other:
+
+    8 bytes     the length n of the header, a little-endian unsigned integer
+    n bytes     the header, JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
+    the rest    the tensors' numbers, little-endian, row by row; data_offsets count from here, end exclusive
+
+The tensors lie side by side: no gaps, no overlaps, no bytes left over. So whoever reads the header knows how long the
+file is, and a file that lies is found out before a single number is read: the reader raises SafetensorsError.
+
+Source  https://github.com/huggingface/safetensors, "Format"
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+LARGEST_HEADER = 100_000_000  # bytes; the library's own limit
+MOST_DIMENSIONS = 64  # NumPy's
+METADATA = "__metadata__"
+
+# The format's name of a type -> the NumPy type that holds it. NumPy has none for bfloat16 and for numbers of eight
+# bits: they arrive as unsigned integers with the same bits.
+DTYPES = {
+    "BOOL": np.dtype("bool"),
+    "U8": np.dtype("u1"), "I8": np.dtype("i1"), "F8_E4M3": np.dtype("u1"), "F8_E5M2": np.dtype("u1"),
+    "U16": np.dtype("<u2"), "I16": np.dtype("<i2"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"),
+    "U32": np.dtype("<u4"), "I32": np.dtype("<i4"), "F32": np.dtype("<f4"),
+    "U64": np.dtype("<u8"), "I64": np.dtype("<i8"), "F64": np.dtype("<f8"),
+}  # fmt: skip
+
+
+class SafetensorsError(ValueError):
+    """A file that is damaged, cut off, or says what cannot be. The message names the tensor and the numbers."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the header says of one tensor. begin and end count bytes from the end of the header."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.begin
+
+
+class Tensors(Mapping):
+    """The tensors of one file by name. Each is made when asked for: a read-only view of the file, not a copy."""
+
+    def __init__(self, path: Path, entries: dict[str, Entry], metadata: dict[str, str], data: np.ndarray):
+        self.path, self.entries, self.metadata = path, entries, metadata
+        self._data = data  # the bytes after the header
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self.entries:
+            raise KeyError(f"{self.path} has no tensor {name!r}; it has {len(self.entries)}, "
+                           f"the first are {', '.join(list(self.entries)[:5])}")
+        entry = self.entries[name]
+        return self._data[entry.begin : entry.end].view(DTYPES[entry.dtype]).reshape(entry.shape)
+
+    def __contains__(self, name) -> bool:
+        return name in self.entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __repr__(self):
+        return f"<{len(self)} tensors of {self.path}, {self._data.size:,} bytes>"
+
+
+def read(path) -> Tensors:
+    """The tensors of a file. All that its header says is checked here, before any number is read."""
+    path = Path(path)
+    size = path.stat().st_size
+    if size < 8:
+        raise SafetensorsError(f"{path}: {size} bytes; a safetensors file begins with 8 that say how long its header "
+                               f"is. Was the download cut off?")
+    whole = np.memmap(path, np.uint8, "r")
+    length = int.from_bytes(whole[:8].tobytes(), "little")
+    if length > LARGEST_HEADER:
+        raise SafetensorsError(f"{path}: a header of {length:,} bytes is announced, at most {LARGEST_HEADER:,} are "
+                               f"allowed. This is no safetensors file, or a damaged one")
+    if 8 + length > size:
+        raise SafetensorsError(f"{path}: a header of {length:,} bytes is announced, but the file ends after "
+                               f"{size - 8:,}. Was the download cut off?")
+    entries, metadata = parse_header(whole[8 : 8 + length].tobytes(), f"{path}")
+    data = np.asarray(whole)[8 + length :]
+    check_layout(entries, data.size, f"{path}")
+    return Tensors(path, entries, metadata, data)
+
+
+def parse_header(text: bytes, path: str) -> tuple[dict[str, Entry], dict[str, str]]:
+    """The header's entries and its metadata. Says nothing yet about whether the tensors fit the file."""
+    if not text.startswith(b"{"):
+        raise SafetensorsError(f"{path}: the header must begin with '{{'; it begins with {text[:8]!r}")
+    try:
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates)
+    except DuplicateName as error:
+        raise SafetensorsError(f"{path}: the header names {error} twice") from None
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, JSON nested without end
+        raise SafetensorsError(f"{path}: the header is not JSON: {error}") from None
+    metadata = header.pop(METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise SafetensorsError(f"{path}: {METADATA} must be a dictionary of strings; it is {_short(metadata)}")
+    return {name: _entry(name, said, path) for name, said in header.items()}, metadata
+
+
+class DuplicateName(Exception):
+    pass
+
+
+def _without_duplicates(pairs: list) -> dict:
+    """json.loads keeps the last of two equal names, and nobody would notice."""
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise DuplicateName(repr(next(name for name in names if names.count(name) > 1)))
+    return result
+
+
+def _entry(name: str, said, path: str) -> Entry:
+    def bad(what: str) -> SafetensorsError:
+        return SafetensorsError(f"{path}: tensor {name!r}: {what}")
+
+    if not isinstance(said, dict) or set(said) != {"dtype", "shape", "data_offsets"}:
+        raise bad(f"must have dtype, shape and data_offsets, and nothing else; the header says {_short(said)}")
+    dtype, shape, offsets = said["dtype"], said["shape"], said["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise bad(f"dtype {_short(dtype)} is unknown; known are {', '.join(DTYPES)}")
+    if not _counts(shape) or len(shape) > MOST_DIMENSIONS:
+        raise bad(f"shape must be a list of at most {MOST_DIMENSIONS} whole numbers, none negative; "
+                  f"it is {_short(shape)}")
+    if not _counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise bad(f"data_offsets must be [begin, end] with begin <= end; they are {_short(offsets)}")
+    itemsize = DTYPES[dtype].itemsize
+    if math.prod(n for n in shape if n) * itemsize >= 2**63:  # zeros left out: NumPy multiplies the others all the same
+        raise bad(f"shape {_short(shape)} is larger than any memory")
+    begin, end = offsets
+    if end - begin != math.prod(shape) * itemsize:
+        raise bad(f"shape {shape} of {dtype} needs {math.prod(shape) * itemsize:,} bytes; "
+                  f"data_offsets {offsets} span {end - begin:,}")
+    return Entry(name, dtype, tuple(shape), begin, end)
+
+
+def _counts(value) -> bool:
+    """A list of whole numbers >= 0. True is an int to Python, but not to the format."""
+    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
+
+
+def _short(value, most: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def check_layout(entries: Mapping[str, Entry], size: int, path: str) -> None:
+    """Raise SafetensorsError unless the tensors fill the `size` bytes after the header, side by side."""
+    position, before = 0, "the header"
+    for entry in sorted(entries.values(), key=lambda entry: (entry.begin, entry.end)):
+        span = f"data_offsets [{entry.begin:,}, {entry.end:,}]"
+        if entry.end > size:
+            raise SafetensorsError(f"{path}: tensor {entry.name!r}: {span}, but only {size:,} bytes follow the "
+                                   f"header. Was the download cut off?")
+        if entry.begin < position:
+            raise SafetensorsError(f"{path}: tensor {entry.name!r}: {span} overlap {before}, which ends at "
+                                   f"{position:,}")
+        if entry.begin > position:
+            raise SafetensorsError(f"{path}: tensor {entry.name!r}: {span} leave a gap of "
+                                   f"{entry.begin - position:,} bytes after {before}, which ends at {position:,}")
+        position, before = entry.end, f"tensor {entry.name!r}"
+    if position != size:
+        raise SafetensorsError(f"{path}: {size - position:,} bytes at the end belong to no tensor: "
+                               f"{before} ends at {position:,} of {size:,}")
