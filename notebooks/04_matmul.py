@@ -353,6 +353,8 @@ from labkit import bench
 plots.sizes(bench.matmul_sizes())
 
 # %% [markdown]
+# The rung at the top, `matmul_pipelined`, belongs to the next lesson. It shows where the way leads.
+#
 # On the H200 we recorded, the rungs start close together and fan out. At 256 the tile of 32 makes 8 × 8 = 64 blocks
 # for 132 multiprocessors. More than half of the chip has nothing to do, and the larger tile has no advantage. From
 # 512 on it has one.

@@ -205,9 +205,9 @@ show_source(two_steps)
 
 # %% [markdown]
 # The kernel calls `two_steps` seven times in a row, with the numbers 0, 2, 4 and so on. It looks clumsy, and it is on
-# purpose. As a loop the same code ran at 0.81 times the speed of cuBLAS on the H200, written out at 0.96. The compiler
-# does not unroll a loop of this size, and where a loop ends, the reading ahead ends, too. The order of the products is
-# worth another 3%.
+# purpose. As a loop nearly the same code ran at 0.81 times the speed of cuBLAS on the H200, written out at 0.96. The
+# compiler does not unroll a loop of this size, and where a loop ends, the reading ahead ends, too. The order of the
+# products is worth another 3%.
 #
 # A copy that nobody waits for is a new way to be wrong. `cp_async_commit` closes a group of copies, `cp_async_wait(n)`
 # waits until at most n groups are still on their way, and only a barrier after that makes the numbers everybody's. Here
@@ -240,7 +240,7 @@ report = observe(no_wait_kernel[1, 64], numbers, np.zeros_like(numbers))
 print(textwrap.fill(str(report.races[0]), 90))
 
 # %% [markdown]
-# On a GPU this kernel is often right, because the copy is often fast enough. That makes it a bug of the worst kind.
+# On a GPU it may be right, whenever the copy happens to be fast enough. That makes it a bug of the worst kind.
 #
 # ## What the compiler does
 #
@@ -340,6 +340,19 @@ ratio = theirs.timing.p50 / ours.timing.p50
 print(f"on the H200: {ours.tflops:.1f} TFLOP/s, {ratio:.2f} of cuBLAS, {ours.fraction:.0%} of the peak")
 
 # %% [markdown]
+# That is at 4,096. At other sizes the picture is less kind.
+
+# %%
+sizes = measure.recorded_series("matmul_sizes", gpu="NVIDIA H200")
+rates = {line["name"]: line["rate"] for line in sizes["lines"]}
+for at, n in enumerate(sizes["x"]):
+    ours, theirs = rates["matmul_pipelined"][at], rates["PyTorch (cuBLAS)"][at]
+    print(f"{n:5,}  {(n // 128) ** 2:5,} blocks  {ours:5.1f} of {theirs:4.1f} TFLOP/s: {ours / theirs:.2f}")
+
+# %% [markdown]
+# A product of 1,024 has 64 tiles of 128 × 128, and the H200 has 132 multiprocessors. Half of them get nothing. cuBLAS
+# has many kernels, takes one with smaller tiles there, or lets several blocks share the steps of k. I have one kernel.
+#
 # ## Another unit
 #
 # A multiply-add instruction of a warp does 64 flops. Beside the units for those stands one that does thousands: the
@@ -419,8 +432,8 @@ plots.ladder(half, None) if half else None
 #   the caches, and the tiles add barriers and copies of single halves. It is not shared memory that fails here, it is
 #   the way in: with copies of 16 bytes by `cp.async`, and with `ldmatrix`, tiles reach 281.
 # - *A third buffer.* Slower there on every shape. Here it stays within 1% of two buffers in linear layers with K = 384
-#   and 1,536, which are the shapes of the source. With K = 4,096 it is ahead: 311 TFLOP/s against 281. A short K has
-#   little time to win back what a deeper pipeline costs at its beginning.
+#   and 1,536, which are the shapes of the source. With K = 4,096 it is ahead: 311 TFLOP/s against 281. I think
+#   that a short K has little time to win back what a deeper pipeline costs at its beginning.
 #
 # ## What halves cost
 #

@@ -84,8 +84,8 @@ check("linear_patch", linear_patch)
 # threads streams the rows through two places in shared memory: while it adds one row, the copy of the next one is on
 # its way. Each thread reads what another one has copied.
 #
-# It was right in every test on my GPU. What is it that the last round does not wait for? (`observe` knows. The lesson's
-# sentence about groups does, too.)
+# On a GPU it may pass any number of tests. What is it that the last round does not wait for? (`observe` knows. The
+# lesson's sentence about groups does, too.)
 
 
 # %%
