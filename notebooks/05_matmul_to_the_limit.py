@@ -351,7 +351,7 @@ for at, n in enumerate(sizes["x"]):
 
 # %% [markdown]
 # A product of 1,024 has 64 tiles of 128 × 128, and the H200 has 132 multiprocessors. Half of them get nothing. cuBLAS
-# has many kernels, takes one with smaller tiles there, or lets several blocks share the steps of k. I have one kernel.
+# has many kernels: it can take one with smaller tiles, or let several blocks share the steps of k. I have one kernel.
 #
 # ## Another unit
 #
