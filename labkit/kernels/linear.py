@@ -16,7 +16,7 @@ from labkit import cuda, device, ptx
 from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_sigmoid, gelu_tanh, gelu_tanh_reference
 from labkit.kernels.launching import blocks_for
 from labkit.kernels.matmul_half import HALF_EPS, SINGLE_EPS, SIZES, SMALLEST_HALF, halves, pair_in_row
-from labkit.kernels.tensor_core import Tile, add_product, check_product, launch, make_pipelined, make_staged
+from labkit.kernels.tensor_core import MMA, Tile, add_product, check_product, launch, make_pipelined, make_staged
 from labkit.kernels.wgmma import linear_wgmma, linear_wgmma_specialised, multiply_specialised, specialised_kernels
 from labkit.op import Op, Rival, rung, uniform
 
@@ -152,7 +152,8 @@ def linear_tensor_core_kernel(x, weights, bias, out):
                     out[r, c] = sums[4 * j + 2 * below + beside] + float32(bias[c])
 
 
-@rung(kernel=linear_tensor_core_kernel, idea="mma.sync: a 16 x 16 tile a warp, straight from global memory")
+@rung(kernel=linear_tensor_core_kernel, needs=MMA,
+      idea="mma.sync: a 16 x 16 tile a warp, straight from global memory")
 def linear_tensor_core(x, weights, bias, out, stream=0):
     """As naive, but a warp computes a 16 x 16 tile with the tensor cores: 16 steps of K in two instructions."""
     rows, cols, _ = check_linear(x, weights, bias, None, out, multiple=1)
@@ -163,7 +164,7 @@ DOUBLE_BUFFERED = make_staged(Tile(rows=128, cols=128, depth=32, warp_rows=64, w
                               weights=True, bias=True)
 
 
-@rung(kernel=DOUBLE_BUFFERED, sizes=SIZES,
+@rung(kernel=DOUBLE_BUFFERED, needs=MMA, sizes=SIZES,
       idea="cp.async fills one buffer while ldmatrix reads the other; 64 x 32 a warp")
 def linear_double_buffered(x, weights, bias, out, stream=0):
     """As tensor_core, but cp.async copies 16 bytes past the registers while the other buffer is multiplied, ldmatrix
@@ -210,7 +211,8 @@ def kernels_with(**epilogue) -> tuple:
 PIPELINED = kernels_with()
 
 
-@rung(kernel=PIPELINED, idea="swizzled stages, fragments loaded ahead, rows stored whole; the tile suits the sizes",
+@rung(kernel=PIPELINED, needs=MMA,
+      idea="swizzled stages, fragments loaded ahead, rows stored whole; the tile suits the sizes",
       sizes=SIZES)
 def linear_pipelined(x, weights, bias, out, stream=0):
     """As double_buffered, but a warp's tile is up to 64 x 64, its next fragments are loaded while the last are
@@ -262,14 +264,16 @@ def after(kernel, out, *others, stream) -> None:
     kernel[blocks_for((out.size // 8,), (256,)), 256, stream](out, *others)
 
 
-@rung(kernel=(*PIPELINED, GELU_ERF), idea="two launches: the layer, then GELU over what it wrote", sizes=SIZES)
+@rung(kernel=(*PIPELINED, GELU_ERF), needs=MMA,
+      idea="two launches: the layer, then GELU over what it wrote", sizes=SIZES)
 def linear_gelu_unfused(x, weights, bias, out, stream=0):
     """linear_pipelined, and then a kernel that reads out, applies GELU and writes it again."""
     pipelined(x, weights, bias, None, out, stream)
     after(GELU_ERF, out, stream=stream)
 
 
-@rung(kernel=kernels_with(activation=gelu_erf), idea="one launch: GELU on the way out of the block", sizes=SIZES)
+@rung(kernel=kernels_with(activation=gelu_erf), needs=MMA,
+      idea="one launch: GELU on the way out of the block", sizes=SIZES)
 def linear_gelu_fused(x, weights, bias, out, stream=0):
     """As unfused, but GELU is applied before the sums leave the block: 4*M*N bytes less, one launch less."""
     pipelined(x, weights, bias, None, out, stream, activation=gelu_erf)
@@ -282,14 +286,16 @@ def linear_gelu_wgmma(x, weights, bias, out, stream=0):
     multiply_specialised(x, weights, bias, out, weights=True, activation=gelu_erf, stream=stream)
 
 
-@rung(kernel=(*PIPELINED, GELU_TANH), idea="two launches: the layer, then GELU over what it wrote", sizes=SIZES)
+@rung(kernel=(*PIPELINED, GELU_TANH), needs=MMA,
+      idea="two launches: the layer, then GELU over what it wrote", sizes=SIZES)
 def linear_gelu_tanh_unfused(x, weights, bias, out, stream=0):
     """As linear_gelu_unfused, with GELU in its tanh form."""
     pipelined(x, weights, bias, None, out, stream)
     after(GELU_TANH, out, stream=stream)
 
 
-@rung(kernel=kernels_with(activation=gelu_tanh), idea="one launch: GELU on the way out of the block", sizes=SIZES)
+@rung(kernel=kernels_with(activation=gelu_tanh), needs=MMA,
+      idea="one launch: GELU on the way out of the block", sizes=SIZES)
 def linear_gelu_tanh_fused(x, weights, bias, out, stream=0):
     """As unfused, but GELU is applied before the sums leave the block."""
     pipelined(x, weights, bias, None, out, stream, activation=gelu_tanh)
@@ -302,7 +308,8 @@ def linear_gelu_tanh_wgmma(x, weights, bias, out, stream=0):
     multiply_specialised(x, weights, bias, out, weights=True, activation=gelu_sigmoid, stream=stream)
 
 
-@rung(kernel=(*PIPELINED, add_halves_kernel), idea="two launches: the layer, then the residual added to what it wrote",
+@rung(kernel=(*PIPELINED, add_halves_kernel), needs=MMA,
+      idea="two launches: the layer, then the residual added to what it wrote",
       sizes=SIZES)
 def linear_residual_unfused(x, weights, bias, residual, out, stream=0):
     """linear_pipelined, and then a kernel that adds the residual to out in place."""
@@ -311,7 +318,8 @@ def linear_residual_unfused(x, weights, bias, residual, out, stream=0):
     after(add_halves_kernel, out, residual, stream=stream)
 
 
-@rung(kernel=kernels_with(residual=True), idea="one launch: the residual is added to the sums", sizes=SIZES)
+@rung(kernel=kernels_with(residual=True), needs=MMA,
+      idea="one launch: the residual is added to the sums", sizes=SIZES)
 def linear_residual_fused(x, weights, bias, residual, out, stream=0):
     """As unfused, but a warp copies its part of the residual to shared memory and adds it before it stores."""
     pipelined(x, weights, bias, residual, out, stream)

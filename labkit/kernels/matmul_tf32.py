@@ -20,6 +20,7 @@ from labkit.kernels.launching import blocks_for
 from labkit.kernels.matmul_half import store_sums
 from labkit.kernels.tensor_core import (
     BAND,
+    MMA,
     Tile,
     check_product,
     launch,
@@ -90,7 +91,8 @@ def matmul_tf32_tensor_core_kernel(a, b, out):
         store_sums(sums, 4 * j, out, row, col + uint32(8 * j))
 
 
-@rung(kernel=matmul_tf32_tensor_core_kernel, idea="mma.sync: a 16 x 16 tile a warp, straight from global memory")
+@rung(kernel=matmul_tf32_tensor_core_kernel, needs=MMA,
+      idea="mma.sync: a 16 x 16 tile a warp, straight from global memory")
 def matmul_tf32_tensor_core(a, b, out, stream=0):
     """A warp computes a 16 x 16 tile with the tensor cores, 8 steps of K at a time."""
     rows, cols, _ = check_product(a, b, None, None, out, weights=False, multiple=1, dtype=np.float32,
@@ -201,7 +203,8 @@ def make_pipelined_tf32(tile: Tile):
 PIPELINED = make_pipelined_tf32(Tile(rows=128, cols=256, depth=16, warp_rows=64, warp_cols=64, stages=4))
 
 
-@rung(kernel=PIPELINED, idea="four stages of cp.async, 64 x 64 a warp, fragments loaded ahead",
+@rung(kernel=PIPELINED, needs=MMA,
+      idea="four stages of cp.async, 64 x 64 a warp, fragments loaded ahead",
       sizes="K and N multiples of 4")
 def matmul_tf32_pipelined(a, b, out, stream=0):
     """As tensor_core, but staged like matmul_half_pipelined; a fragment is rounded to TF32 when it is loaded."""

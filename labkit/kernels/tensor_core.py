@@ -19,6 +19,7 @@ from labkit import cuda, ptx
 from labkit.kernels.launching import aligned, blocks_for, check_array, dynamic_shared
 
 BAND = 8  # tiles that neighbouring blocks go down before they go to the next column
+MMA = (8, 0)  # the compute capability that these instructions need
 CHUNK = 8  # 16-bit elements in 16 bytes, what one cp.async moves and one ldmatrix row holds
 
 
@@ -45,9 +46,6 @@ class Tile:
     def count(self, rows: int, cols: int) -> int:
         """Blocks that cover rows x cols."""
         return -(-rows // self.rows) * -(-cols // self.cols)
-
-    def __str__(self):
-        return f"{self.rows}x{self.cols}x{self.depth}, {self.stages} stages"
 
 
 # --- Pieces that the kernels share ------------------------------------------------------------------------------------
