@@ -4,7 +4,8 @@
     graph.launch()                       # both kernels, in order
 
 A launch from Python costs tens of microseconds, one inside a graph about one. A graph holds the arguments that were
-passed when it was captured: replaying reads what is in those arrays then, and writes to the same outputs.
+passed when it was captured: replaying reads what is in those arrays then, and writes to the same outputs. On a GPU it
+holds addresses: the arrays must live as long as the graph (those that `work` closes over do).
 On the CPU device a graph is the recorded list of launches; replaying runs them in order.
 
 Source  CUDA Driver API, "Graph Management": cuStreamBeginCapture, cuGraphInstantiate, cuGraphLaunch
