@@ -36,6 +36,8 @@ HOMES = {
     "add_layernorm_half": "layernorm_half",
     "gelu": "gelu",
     "gelu_erf": "gelu",
+    "embedding": "embedding",
+    "argmax": "argmax",
 }
 
 

@@ -20,7 +20,7 @@ DTYPES = {"one": "f4", "three": "f2", "matrix": "f4", "bytes": "u1", "deep": "f8
 @pytest.fixture
 def tensors():
     rng = np.random.default_rng(0)
-    return {name: (100 * rng.standard_normal(shape)).astype(DTYPES[name]) if shape else np.float32(1.5).reshape(())
+    return {name: (100 * rng.standard_normal(shape)).astype(DTYPES[name]) if shape else np.array(1.5, np.float32)
             for name, shape in SHAPES.items()}
 
 

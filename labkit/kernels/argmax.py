@@ -1,0 +1,194 @@
+"""The index of the largest element of each row: which token a language model holds for the likeliest.
+
+Shapes  x (R, C) float32, out (R,) int32; C-contiguous; any sizes
+Work    R*C comparisons; 4*R*C bytes read
+Source  numpy.argmax, whose rules are kept: of equal elements the first counts, and NaN is larger than any number
+
+Threads finish in no order, so "the first" has to be part of what they compare: a pair of value and index, where of
+equal values the smaller index is the larger pair. -0.0 equals 0.0.
+"""
+
+import numpy as np
+from numba import float32, int32, int64, uint32
+
+from labkit import cuda, ptx
+from labkit.kernels.launching import check_array
+from labkit.op import Op, Rival, rung
+
+BLOCK = 512
+ALL_LANES = 0xFFFFFFFF
+LEAST = int64(-(2**63))  # less than the key of any element
+NOTHING, NO_INDEX = float32(-np.inf), int32(0x7FFFFFFF)
+
+
+def argmax_reference(x):
+    return np.argmax(x, axis=1).astype(np.int32)
+
+
+@cuda.jit(device=True)
+def beats(value, index, other, other_index):
+    """Whether the first pair is the larger one. NaN is the only value that is not equal to itself."""
+    if value != value:
+        return other == other or index < other_index
+    return value > other or (value == other and index < other_index)
+
+
+# --- A thread for each row -----------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def argmax_sequential_kernel(x, out):
+    row = uint32(cuda.grid(1))
+    if row < x.shape[0]:
+        cols = uint32(x.shape[1])
+        largest, at = NOTHING, NO_INDEX  # less than any element: of equal values the smaller index wins
+        col = uint32(0)
+        while col < cols:
+            value = x[row, col]
+            if beats(value, int32(col), largest, at):
+                largest, at = value, int32(col)
+            col += uint32(1)
+        out[row] = at
+
+
+@rung(kernel=argmax_sequential_kernel, idea="one thread a row")
+def argmax_sequential(x, out, stream=0):
+    """One thread walks along a row."""
+    rows, _ = _check(x, out)
+    argmax_sequential_kernel[-(-rows // 32), 32, stream](x, out)
+
+
+# --- A block for each row ------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def warp_largest(value, index):
+    """The largest pair over the lanes of a warp, in every lane: five times two shuffles."""
+    for distance in (16, 8, 4, 2, 1):
+        other = cuda.shfl_xor_sync(ALL_LANES, value, distance)
+        other_index = cuda.shfl_xor_sync(ALL_LANES, index, distance)
+        if beats(other, other_index, value, index):
+            value, index = other, other_index
+    return value, index
+
+
+@cuda.jit
+def argmax_pairs_kernel(x, out):
+    values, indices = cuda.shared.array(32, float32), cuda.shared.array(32, int32)
+    row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+    lane, warp = thread & uint32(31), thread >> uint32(5)
+    cols = uint32(x.shape[1])
+    largest, at = NOTHING, NO_INDEX
+    col = thread
+    while col < cols:
+        value = x[row, col]
+        if beats(value, int32(col), largest, at):
+            largest, at = value, int32(col)
+        col += uint32(BLOCK)
+    largest, at = warp_largest(largest, at)
+    if lane == uint32(0):
+        values[warp], indices[warp] = largest, at
+    cuda.syncthreads()
+    inside = lane < uint32(BLOCK // 32)
+    largest, at = warp_largest(values[lane] if inside else NOTHING, indices[lane] if inside else NO_INDEX)
+    if thread == uint32(0):
+        out[row] = at
+
+
+@rung(kernel=argmax_pairs_kernel, idea="one block a row; pairs of value and index by shuffles")
+def argmax_pairs(x, out, stream=0):
+    """As sequential, but 512 threads share a row, and exchange pairs in two levels of shuffles."""
+    rows, _ = _check(x, out)
+    argmax_pairs_kernel[rows, BLOCK, stream](x, out)
+
+
+# --- Value and index in one number -----------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def key_of(value, index):
+    """A 64-bit number that is the larger, the larger the pair: the value's bits above, the index's complement below.
+
+    The bits of floats are ordered as signed integers are, except that negative ones run backwards: turning all bits but
+    the sign puts that right.
+    """
+    bits = int32(ptx.float_bits(value + float32(0.0)))  # -0.0 + 0.0 is 0.0
+    if bits < int32(0):
+        bits = int32(bits ^ int32(0x7FFFFFFF))
+    if value != value:
+        bits = int32(0x7FFFFFFF)  # whatever bits the NaN had
+    return (int64(bits) << int64(32)) | int64(uint32(~index))
+
+
+@cuda.jit(device=True)
+def warp_largest_key(key):
+    for distance in (16, 8, 4, 2, 1):
+        key = max(key, cuda.shfl_xor_sync(ALL_LANES, key, distance))
+    return key
+
+
+@cuda.jit
+def argmax_packed_kernel(x, out):
+    keys = cuda.shared.array(32, int64)
+    row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+    lane, warp = thread & uint32(31), thread >> uint32(5)
+    cols = uint32(x.shape[1])
+    largest = LEAST
+    col = thread
+    while col < cols:
+        largest = max(largest, key_of(x[row, col], uint32(col)))
+        col += uint32(BLOCK)
+    largest = warp_largest_key(largest)
+    if lane == uint32(0):
+        keys[warp] = largest
+    cuda.syncthreads()
+    largest = warp_largest_key(keys[lane] if lane < uint32(BLOCK // 32) else LEAST)
+    if thread == uint32(0):
+        out[row] = int32(~uint32(largest))
+
+
+@rung(kernel=argmax_packed_kernel, idea="value and index packed into 64 bits: a plain maximum")
+def argmax_packed(x, out, stream=0):
+    """As pairs, but a pair is one 64-bit number made so that the larger number is the larger pair: no case is left in
+    the loop, and a shuffle moves both halves."""
+    rows, _ = _check(x, out)
+    argmax_packed_kernel[rows, BLOCK, stream](x, out)
+
+
+def argmax(x, out, stream=0):
+    """The rung to use."""
+    argmax_packed(x, out, stream=stream)
+
+
+def _check(x, out) -> tuple:
+    check_array("x", x, ndim=2)
+    check_array("out", out, shape=x.shape[:1], dtype=np.int32)
+    return x.shape
+
+
+def with_ties(rng, R, C):
+    """Few different values, so that the largest comes several times; zeros of both signs."""
+    x = rng.integers(-6, 1, (R, C)).astype(np.float32)
+    x[rng.random((R, C)) < 0.1] = -0.0
+    return (x,)
+
+
+ARGMAX = Op(
+    "argmax",
+    title="Index of the largest element of each row",
+    formula="out[row] = the first col at which x[row, col] is largest",
+    reference=argmax_reference,
+    rungs=(argmax_sequential, argmax_pairs, argmax_packed),
+    inputs=with_ties,
+    shape=lambda R, C: (R,),
+    awkward=tuple({"R": R, "C": C} for R, C in ((1, 1), (3, 5), (33, 31), (9, 32), (1, 257), (7, 1000), (2, 4099))),
+    timed_gpu={"R": 64, "C": 50257},
+    also_gpu=({"R": 1, "C": 50257},),
+    timed_cpu={"R": 16, "C": 2048},
+    flops=lambda R, C: R * C,
+    bytes=lambda R, C: 4 * R * C + 4 * R,
+    tolerance=lambda x: np.zeros(x.shape[0]),
+    by_row=(0,),
+    dtype=np.int32,
+    rivals=(Rival("PyTorch", "torch", lambda torch, x, out: torch.argmax(x, dim=1)),),
+)

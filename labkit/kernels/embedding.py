@@ -1,0 +1,139 @@
+"""Embedding: the first layer of GPT-2. out[t] = tokens[ids[t]] + positions[start + t], two rows gathered and added.
+
+Shapes  ids (T,) int32, tokens (V, C), positions (P, C), start (1,) int32, out (T, C); float32, C-contiguous; any sizes
+Work    T*C additions; 12*T*C bytes: two rows read, one written
+Source  A. Radford et al., "Language Models are Unsupervised Multitask Learners" (2019)
+
+start lies in device memory: it is how many tokens came before, and a captured graph can then be launched again for the
+next token. An id that is no row of tokens, or a position beyond the last, gives a row of NaN: no launcher can look at
+what is in device memory without waiting for it.
+"""
+
+import numpy as np
+from numba import float32, uint32
+
+from labkit import cuda, ptx
+from labkit.kernels.launching import aligned, blocks_for, check_array, check_block
+from labkit.op import Op, Rival, rung, uniform
+
+BLOCK = 256
+NAN = float32(np.nan)
+
+
+def embedding_reference(ids, tokens, positions, start):
+    where = np.arange(len(ids)) + int(start[0])
+    known = (ids >= 0) & (ids < len(tokens)) & (where >= 0) & (where < len(positions))
+    rows = tokens[np.where(known, ids, 0)] + positions[np.where(known, where, 0)]  # in float32: one rounding
+    return np.where(known[:, None], rows, np.float32(np.nan))
+
+
+@cuda.jit(device=True)
+def gathered(ids, tokens, positions, start, t, col):
+    """One element of row t; NaN where there is no such token or position."""
+    token, position = uint32(ids[t]), uint32(uint32(start[0]) + t)  # what is negative becomes huge
+    if token < uint32(tokens.shape[0]) and position < uint32(positions.shape[0]):
+        return tokens[token, col] + positions[position, col]
+    return NAN
+
+
+@cuda.jit
+def embedding_whole_row_kernel(ids, tokens, positions, start, out):
+    t, col = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+    out[t, col] = gathered(ids, tokens, positions, start, t, col)
+
+
+@rung(kernel=embedding_whole_row_kernel, idea="one block a token, one thread a column",
+      sizes="rows of at most 1,024 columns")
+def embedding_whole_row(ids, tokens, positions, start, out, stream=0):
+    """One block gathers one row, with a thread for each column: 768 for GPT-2. A model 2,048 wide would need a block of
+    2,048 threads, and CUDA refuses to launch that."""
+    count, columns = _check(ids, tokens, positions, start, out)
+    check_block("block", (columns,))
+    embedding_whole_row_kernel[count, columns, stream](ids, tokens, positions, start, out)
+
+
+@cuda.jit
+def embedding_strided_kernel(ids, tokens, positions, start, out):
+    t, col = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+    columns = uint32(out.shape[1])
+    while col < columns:
+        out[t, col] = gathered(ids, tokens, positions, start, t, col)
+        col += uint32(BLOCK)
+
+
+@rung(kernel=embedding_strided_kernel, idea="one block a token, 256 threads walk along the row")
+def embedding_strided(ids, tokens, positions, start, out, stream=0):
+    """As whole_row, but the block keeps its 256 threads and each takes every 256th column: any width."""
+    count, _ = _check(ids, tokens, positions, start, out)
+    embedding_strided_kernel[count, BLOCK, stream](ids, tokens, positions, start, out)
+
+
+@cuda.jit
+def embedding_vectorized_kernel(ids, tokens, positions, start, out):
+    i = uint32(uint32(4) * uint32(cuda.grid(1)))  # in out; a row is a whole number of fours
+    if i < uint32(out.size):
+        columns = uint32(out.shape[1])
+        t, col = i // columns, i % columns
+        token, position = uint32(ids[t]), uint32(uint32(start[0]) + t)
+        if token < uint32(tokens.shape[0]) and position < uint32(positions.shape[0]):
+            a, b, c, d = ptx.load_nc4(tokens, uint32(uint32(token * columns) + col))
+            e, f, g, h = ptx.load_nc4(positions, uint32(uint32(position * columns) + col))
+            ptx.store_global4(out, i, a + e, b + f, c + g, d + h)
+        else:
+            ptx.store_global4(out, i, NAN, NAN, NAN, NAN)
+
+
+@rung(kernel=(embedding_vectorized_kernel, embedding_strided_kernel),
+      idea="four columns a thread in one load, all rows in one line")
+def embedding_vectorized(ids, tokens, positions, start, out, stream=0):
+    """As strided, but a thread takes four neighbours, 128 bits at a time, and blocks do not end with a row. Rows that
+    are no multiple of four, and views that do not begin at a multiple of 16 bytes, go the way of strided."""
+    count, columns = _check(ids, tokens, positions, start, out)
+    if columns % 4 or not aligned(tokens, positions, out):
+        embedding_strided(ids, tokens, positions, start, out, stream=stream)
+        return
+    grid = blocks_for((count * columns // 4,), (BLOCK,))
+    embedding_vectorized_kernel[grid, BLOCK, stream](ids, tokens, positions, start, out)
+
+
+def _check(ids, tokens, positions, start, out) -> tuple:
+    check_array("ids", ids, ndim=1, dtype=np.int32)
+    check_array("tokens", tokens, ndim=2)
+    check_array("positions", positions, ndim=2)
+    check_array("start", start, shape=(1,), dtype=np.int32)
+    if positions.shape[1] != tokens.shape[1]:
+        raise ValueError(f"tokens has shape {tuple(tokens.shape)} and positions {tuple(positions.shape)}; "
+                         f"they must have as many columns")
+    check_array("out", out, shape=(ids.shape[0], tokens.shape[1]))
+    return out.shape
+
+
+def _inputs(rng, T, C):
+    vocabulary, start = 97, 3
+    return (rng.integers(0, vocabulary, T).astype(np.int32), uniform(rng, vocabulary, C), uniform(rng, start + T, C),
+            np.array([start], np.int32))
+
+
+def _torch(torch, ids, tokens, positions, start, out):
+    where = torch.arange(len(ids), device=ids.device) + start
+    embedding = torch.nn.functional.embedding
+    return embedding(ids, tokens) + embedding(where, positions)
+
+
+EMBEDDING = Op(
+    "embedding",
+    title="Token and position embedding",
+    formula="out[t, col] = tokens[ids[t], col] + positions[start + t, col]",
+    reference=embedding_reference,
+    rungs=(embedding_whole_row, embedding_strided, embedding_vectorized),
+    inputs=_inputs,
+    shape=lambda T, C: (T, C),
+    awkward=tuple({"T": T, "C": C} for T, C in ((1, 1), (5, 13), (7, 256), (3, 1023), (2, 1028), (3, 2048), (2, 2051))),
+    timed_gpu={"T": 8192, "C": 768},
+    timed_cpu={"T": 64, "C": 768},
+    flops=lambda T, C: T * C,
+    bytes=lambda T, C: 12 * T * C,
+    tolerance=lambda ids, tokens, positions, start: np.zeros((len(ids), tokens.shape[1])),  # exact
+    by_row=(),
+    rivals=(Rival("PyTorch", "torch", _torch, note="unfused: two gathers, then add"),),
+)
