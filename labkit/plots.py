@@ -148,7 +148,8 @@ def _ladder_panel(ax, panel: Ladder) -> None:
         end = min(value, panel.limit) if show_rate and inside else value  # clear of the limit's line
         ax.annotate(text, (end, y), xytext=(-7 if inside else 5, 0), textcoords="offset points", va="center",
                     ha="right" if inside else "left", fontsize=9,
-                    color="white" if inside and row.kind == "rung" else INK)
+                    color="white" if inside and row.kind == "rung" else INK,
+                    bbox={"facecolor": BLUE, "edgecolor": "none", "pad": 2} if inside and row.failed else None)
         ax.annotate(row.name, (0, y), xytext=(-8, 0), textcoords="offset points", ha="right", va="center", fontsize=9,
                     color=INK if row.kind == "rung" else FAINT, annotation_clip=False)
     ax.set_ylim(len(rows) - 0.45, -0.95 if show_rate else -0.55)
