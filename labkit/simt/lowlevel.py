@@ -8,7 +8,11 @@ says where the queues of cp.async are (ptx_compiled.py); the rest is written by 
 which the launcher turns into an error that a person can read.
 """
 
+import contextlib
+import functools
+import hashlib
 import operator
+from pathlib import Path
 
 import numpy as np
 from llvmlite import ir
@@ -31,9 +35,19 @@ def shared_function(function):
     options = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     try:
         made = njit(**options, cache=True)(function)
+        with contextlib.suppress(AttributeError):  # what they call stands in these files, not in one alone
+            made._cache._cache_file._source_stamp = _own_files()
     except RuntimeError:  # no place for Numba's cache
         made = njit(**options)(function)
     return without_literals(made)
+
+
+@functools.cache
+def _own_files():
+    """A digest of the files that shared functions are made from."""
+    here = Path(__file__).parent
+    sources = [(here / f"{name}.py").read_bytes() for name in ("half", "lowlevel", "ptx_compiled")]
+    return hashlib.sha256(b"".join(sources)).hexdigest()
 
 
 def without_literals(dispatcher):
