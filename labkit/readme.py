@@ -17,7 +17,10 @@ def chapters(course: Course) -> str:
 
 def measured(course: Course) -> str:
     """The table of each GPU that `labkit bench` has recorded, as labkit.bench words it."""
-    return _of_each_gpu(course, "readme_table") or "No GPU measurements are recorded yet."
+    table = _of_each_gpu(course, "readme_table")
+    if not table:
+        return "No GPU measurements are recorded yet."
+    return f"<details>\n<summary>Every rung of every operation</summary>\n\n{table}\n\n</details>"
 
 
 def targets(course: Course) -> str:

@@ -35,7 +35,7 @@ class Target:
     def asked(self) -> str:
         if self.figure is not None:
             return f"{'at most' if self.is_time else 'at least'} {number(self.figure)} {self.unit}"
-        return "as fast" if self.ratio == 1 else f"{self.ratio:g} times as fast"
+        return "as fast" if self.ratio == 1 else f"{self.ratio:g} of its speed" if self.ratio < 1 else f"{self.ratio:g} times as fast"
 
     @property
     def is_time(self) -> bool:
@@ -161,7 +161,7 @@ def table(rows: list[TargetRow], where: str = "") -> PlainTable:
     notes = [f"{met} of {measured} met." + (f" Measured on {where}." if where else ""),
              "Ratio: our speed over the rival's, both p50 of one run. us: in a CUDA graph.",
              *(f"{row.work}: {row.why}" for row in rows if row.met is False and row.why)]
-    return PlainTable("Beside the libraries", ("work", "rival", "theirs", "ours", "measured", "ratio", "asked", "met"),
+    return PlainTable("Beside the libraries", ("work", "rival", "theirs", "ours", "measured", "ratio", "goal", "met"),
                       lines, tuple(notes), kind="targets")
 
 

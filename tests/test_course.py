@@ -214,7 +214,7 @@ def test_readme_shows_what_was_measured_on_a_gpu(fresh, monkeypatch):
     fake = SimpleNamespace(readme_table=lambda data: f"table of {data['machine']}",
                            targets_table=lambda data: "" if data["machine"] == "a" else "targets of b")
     monkeypatch.setitem(sys.modules, "labkit.bench", fake)
-    assert readme.measured(fresh) == "table of a\n\ntable of b"
+    assert "\n\ntable of a\n\ntable of b\n\n</details>" in readme.measured(fresh)
     assert readme.targets(fresh) == "targets of b"
     (problem,) = courses.check(fresh)
     assert "README.md is stale" in problem

@@ -65,7 +65,7 @@ def test_what_was_not_measured_is_said():
     row = one(replace(RATE, size={"n": 5}))
     assert (row.met, row.value, row.rival_value) == (None, None, None)
     shown = str(targets.table([row, one(RATE), one(replace(RATE, ratio=0.9, why="the tail of the grid."))]))
-    for part in ("not measured", "yes", "no", "1 of 2 met", "0.85 times as fast", "the tail of the grid"):
+    for part in ("not measured", "yes", "no", "1 of 2 met", "0.85 of its speed", "the tail of the grid"):
         assert part in shown
     json.dumps(targets.to_json([row]), allow_nan=False)
 
