@@ -520,9 +520,9 @@ class _Observation(Interpreter):
                     Finding(
                         "race", self.program.name, sorted({read, line}), [reader.where, self.current.where],
                         self.current.block, seen.name, index,
-                        f"race: {self._who(self.current)} writes {place} at line {line}, and {name} of line {read} may "
-                        "still read it: no ptx.wgmma_wait has covered it. Put ptx.wgmma_wait(0) (and a barrier) before "
-                        f"line {line}.",
+                        f"race: {self._who(self.current)} writes {place} at line {line}, and ptx.{name} of line {read} "
+                        "may still read it: no ptx.wgmma_wait has covered it. Put ptx.wgmma_wait(0) (and a barrier) "
+                        f"before line {line}.",
                     ),
                     ("product", read, line), 1,
                 )  # fmt: skip
@@ -548,7 +548,8 @@ class _Observation(Interpreter):
         self.raced.add((seen.memory, address))
         place = f"{seen.name}[{', '.join(map(str, index))}]"
         last = owner.copies.last_wait
-        if copy in [item for group, item in owner.copies.items if group == owner.copies.committed]:
+        uncommitted = copy in [item for group, item in owner.copies.items if group == owner.copies.committed]
+        if uncommitted:
             why = "it has not been committed: ptx.cp_async_commit() is missing"
         elif last is not None and last[1] > copy.line:
             why = f"ptx.cp_async_wait({last[0]}) at line {last[1]} leaves it under way"
@@ -556,7 +557,9 @@ class _Observation(Interpreter):
             why = "no ptx.cp_async_wait has come after it"
         whose = "its own copy" if owner is thread else f"the copy that {self._who(owner)} started"
         advice = f"Put ptx.cp_async_wait(0) and cuda.syncthreads() before line {line}."
-        if owner is thread:
+        if uncommitted:
+            advice = f"Put ptx.cp_async_commit() after line {copy.line}, and a wait that covers it before line {line}."
+        elif owner is thread:
             advice = f"Put ptx.cp_async_wait(0) before line {line} (and cuda.syncthreads() for the other threads)."
         self.report.race(
             Finding(

@@ -395,14 +395,14 @@ class Intrinsics:
             if t.request[2][1:] != first.request[2][1:]:
                 self.fault(
                     "assertion", first.request[1],
-                    f"and thread {t.where[0]} of one warpgroup pass different descriptors or flags to {name}", first,
+                    f"and thread {t.where[0]} of one warpgroup pass other descriptors or flags to ptx.{name}", first,
                 )  # fmt: skip
         columns = int(name.split("n")[1].split("k")[0])
         arrays = [self.execution.raw(t.request[2][0]).reshape(-1) for t in threads]
         if acc.dtype != np.float32 or arrays[0].size != columns // 2:
             self.fault("assertion", first.request[1],
-                                 f"passes {arrays[0].size} {acc.dtype} to {name} as acc; it takes {columns // 2} "
-                                 "float32", first)  # fmt: skip
+                                 f"passes {arrays[0].size} {acc.dtype} to ptx.{name} as acc; it takes "
+                                 f"{columns // 2} float32", first)  # fmt: skip
         queue = self.execution.state.products.setdefault(first.linear // 128, Pending())
         queue.committed = first.commits
         line = first.request[1]
@@ -440,7 +440,7 @@ class Intrinsics:
         window = self.execution.state.window
         if addresses.min() < 0 or addresses.max() + 2 > window.size:
             self.fault(
-                "bounds", line, f"starts {name} on a tile that reaches byte {addresses.max() + 2:,} of the block's "
+                "bounds", line, f"starts ptx.{name} on a tile that reaches byte {addresses.max() + 2:,} of the block's "
                 f"{window.size:,} bytes of shared memory (leading_bytes {leading}, stride_bytes {stride})", thread,
             )  # fmt: skip
         return addresses
@@ -582,7 +582,7 @@ class Intrinsics:
         for queue in self.execution.state.products.values():
             for _, (name, *_, line, thread) in queue.items:
                 self.fault(
-                    "assertion", line, f"started {name}, and no ptx.wgmma_wait covered it before the block ended "
+                    "assertion", line, f"started ptx.{name}, and no ptx.wgmma_wait covered it before the block ended "
                     "(ptx.wgmma_commit() closes a group, ptx.wgmma_wait(0) waits for all groups)", thread)  # fmt: skip
         for thread in threads:
             for _, item in thread.stores.items:

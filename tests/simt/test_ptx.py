@@ -1074,7 +1074,7 @@ def test_a_missing_wait_for_tma_shows(rng):
 
 @pytest.mark.parametrize("mistake", [3, 4])
 def test_a_product_that_nobody_waits_for(rng, mistake):
-    with pytest.raises(errors.DeviceFault, match=r"started wgmma_m64n64k16_f32_f16, and no ptx.wgmma_wait covered it"):
+    with pytest.raises(errors.DeviceFault, match="started ptx.wgmma_m64n64k16_f32_f16, and no ptx.wgmma_wait covered"):
         run_pipeline(rng, 64, 64, 64, mistake=mistake)
 
 
@@ -1118,8 +1118,8 @@ def misuse(what, tensor_map, out):
     (3, errors.OutOfBoundsError, "the box of 1,024 bytes does not fit"),
     (4, errors.DeviceFault, "started ptx.tma_store_2d, and no ptx.tma_store_wait covered it"),
     (5, errors.WarpError, "was reached by 100 of the 128 threads of warpgroup 0"),
-    (6, errors.DeviceFault, "passes 16 float32 to wgmma_m64n64k16_f32_f16 as acc; it takes 32 float32"),
-    (7, errors.DeviceFault, "pass different descriptors"),
+    (6, errors.DeviceFault, "passes 16 float32 to ptx.wgmma_m64n64k16_f32_f16 as acc; it takes 32 float32"),
+    (7, errors.DeviceFault, "pass other descriptors"),
     (8, errors.DeviceFault, "waits at named barrier 1 for 96 threads, and 128 are there"),
     (9, errors.OutOfBoundsError, r"block 0, thread 0 uses out\[4\], outside its shape \(4,\)"),
     (10, errors.DeadlockError, r"threads 0 to 127 wait at line .* for bars\[0\], parity 0 .*0 of 1 arrived"),
