@@ -38,6 +38,11 @@ HOMES = {
     "gelu_erf": "gelu",
     "embedding": "embedding",
     "argmax": "argmax",
+    "projection": "projection",
+    "logits": "projection",
+    "attention": "attention",
+    "attention_causal": "attention",
+    "attention_cached": "attention",
 }
 
 
