@@ -68,16 +68,17 @@ class Blob(Mapping):
     """Device arrays by name, views into one buffer.
 
     tensors: name -> NumPy array, such as read(path) gives. dtype: what floating-point tensors become on the way; None
-    leaves them as they are, uint16 means bfloat16. names: these tensors only, in this order.
+    leaves them as they are, uint16 means bfloat16. names: these tensors only, in this order; a dictionary also says
+    what the blob calls them: {name here: name in tensors}.
     """
 
     def __init__(self, tensors: Mapping[str, np.ndarray], dtype=None, names=None, stream=0):
         dtype = None if dtype is None else np.dtype(dtype)
-        names = list(tensors) if names is None else list(names)
-        missing = [name for name in names if name not in tensors]
+        names = names if isinstance(names, Mapping) else {name: name for name in (tensors if names is None else names)}
+        missing = [name for name in names.values() if name not in tensors]
         if missing:
             raise KeyError(f"{len(missing)} tensors are not there: {', '.join(missing[:5])}")
-        sources = {name: (tensors[name], is_bfloat16(tensors, name)) for name in names}
+        sources = {ours: (tensors[name], is_bfloat16(tensors, name)) for ours, name in names.items()}
         dtypes = {name: converted(source[:0] if source.ndim else source, dtype, brain).dtype
                   for name, (source, brain) in sources.items()}
         self.entries, self.nbytes = layout({name: source.shape for name, (source, _) in sources.items()}, dtypes)

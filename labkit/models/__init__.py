@@ -1,0 +1,1 @@
+"""Whole models: one file each, to be read from top to bottom."""

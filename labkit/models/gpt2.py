@@ -1,0 +1,324 @@
+"""GPT-2, whole: token ids in, logits out. Read it from top to bottom.
+
+    model = GPT2(Config.read("gpt2/config.json"), read("gpt2/model.safetensors"))
+    workspace = Workspace(model.config)
+    logits = model.prefill([464, 3280, 318], workspace)     # all tokens of a prompt at once
+    logits = model.decode(7544, workspace)                  # one token more: it sees the others through the cache
+
+Shapes at the ends of lines: T tokens in this call, N that the cache has room for, C the width of the model, V the
+size of its vocabulary. All numbers are float32, and every multiplication is done by a kernel of labkit.kernels.
+
+Source  A. Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); parameters are named and laid
+        out as in the files of transformers' GPT2LMHeadModel
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+from numba import int32
+
+from labkit import cuda
+from labkit.kernels.argmax import argmax
+from labkit.kernels.attention import append_to_cache, attention
+from labkit.kernels.embedding import embedding_vectorized
+from labkit.kernels.gelu import gelu_sigmoid_form
+from labkit.kernels.layernorm import EPSILON, layernorm, residual_layernorm
+from labkit.kernels.projection import logits as project_on_vocabulary
+from labkit.kernels.projection import projection
+from labkit.kernels.residual_add import residual_add_vectorized
+from labkit.tensors.blob import Blob
+
+# --- The shape of a model --------------------------------------------------------------------------------------------
+
+# What config.json may say that would change what is computed, and what it must say for this file to be right.
+ONLY = {
+    "model_type": ("gpt2",),
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # two names of GELU's tanh form
+    "layer_norm_epsilon": (EPSILON,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "add_cross_attention": (False,),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """The shape of a GPT-2; the names are those of its config.json. The defaults are GPT-2 small's."""
+
+    vocab_size: int = 50257
+    n_positions: int = 1024
+    n_embd: int = 768
+    n_layer: int = 12
+    n_head: int = 12
+    n_inner: int | None = None  # None: four times n_embd
+
+    def __post_init__(self):
+        for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "inner"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name} is {value!r}; it must be a whole number, 1 or more")
+        if self.n_embd % self.n_head:
+            raise ValueError(f"n_embd is {self.n_embd}, which {self.n_head} heads cannot share equally")
+
+    @property
+    def inner(self) -> int:
+        """The width between the two layers of the MLP."""
+        return 4 * self.n_embd if self.n_inner is None else self.n_inner
+
+    @property
+    def parameters(self) -> int:
+        return sum(int(np.prod(shape)) for shape in shapes(self).values())
+
+    @classmethod
+    def read(cls, path) -> Config:
+        """From a model's config.json, if it describes a GPT-2 that this file computes."""
+        return cls.of(json.loads(Path(path).read_text(encoding="utf-8")), str(path))
+
+    @classmethod
+    def of(cls, said: Mapping, path: str = "config") -> Config:
+        for name, allowed in ONLY.items():
+            if said.get(name, allowed[0]) not in allowed:
+                raise ValueError(f"{path}: {name} is {said[name]!r}; only {' and '.join(map(repr, allowed))} can be "
+                                 f"computed here")
+        names = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in said.items() if name in names})
+
+
+def shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """Every parameter and its shape. Weights of linear layers are (in, out): rows times weights, nothing transposed."""
+    C, inner = config.n_embd, config.inner
+    result = {"wte.weight": (config.vocab_size, C), "wpe.weight": (config.n_positions, C)}
+    for layer in range(config.n_layer):
+        for name, shape in {
+            "ln_1.weight": (C,), "ln_1.bias": (C,),
+            "attn.c_attn.weight": (C, 3 * C), "attn.c_attn.bias": (3 * C,),
+            "attn.c_proj.weight": (C, C), "attn.c_proj.bias": (C,),
+            "ln_2.weight": (C,), "ln_2.bias": (C,),
+            "mlp.c_fc.weight": (C, inner), "mlp.c_fc.bias": (inner,),
+            "mlp.c_proj.weight": (inner, C), "mlp.c_proj.bias": (C,),
+        }.items():  # fmt: skip
+            result[f"h.{layer}.{name}"] = shape
+    return {**result, "ln_f.weight": (C,), "ln_f.bias": (C,)}
+
+
+HEAD = "lm_head.weight"  # (V, C); absent where it is the embedding's table, as in GPT-2 itself
+PREFIX = "transformer."  # before every name but the head's, in files that hold a GPT2LMHeadModel
+
+
+def names_in(tensors: Mapping[str, np.ndarray], config: Config) -> dict[str, str]:
+    """Our name of each parameter -> the file's. Raises ValueError if one is missing or has another shape."""
+    prefix = PREFIX if f"{PREFIX}wte.weight" in tensors else ""
+    names = {name: prefix + name for name in shapes(config)}
+    if HEAD in tensors:
+        names[HEAD] = HEAD
+    missing = [theirs for theirs in names.values() if theirs not in tensors]
+    if missing:
+        raise ValueError(f"{len(missing)} parameters of a GPT-2 with {config.n_layer} layers are not in the file: "
+                         f"{', '.join(missing[:5])}")
+    expected = {**shapes(config), HEAD: (config.vocab_size, config.n_embd)}
+    for ours, theirs in names.items():
+        if tuple(tensors[theirs].shape) != expected[ours]:
+            raise ValueError(f"{theirs} has shape {tuple(tensors[theirs].shape)}; the configuration says "
+                             f"{expected[ours]}")
+    return names
+
+
+# --- The kernels that it is made of ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The launchers of a model, each called as launch(*inputs, out, stream=stream). To try one of your own:
+
+    GPT2(config, tensors, Kernels(gelu=mine))
+    """
+
+    embedding: Callable = embedding_vectorized
+    layernorm: Callable = layernorm
+    projection: Callable = projection
+    append_to_cache: Callable = append_to_cache
+    attention: Callable = attention
+    residual_layernorm: Callable = residual_layernorm
+    gelu: Callable = gelu_sigmoid_form
+    residual_add: Callable = residual_add_vectorized
+    logits: Callable = project_on_vocabulary
+    argmax: Callable = argmax
+
+
+@cuda.jit
+def advance_kernel(start, count):
+    start[0] += int32(count)
+
+
+# --- Its memory ------------------------------------------------------------------------------------------------------
+
+
+class Workspace:
+    """All the memory that a sequence needs besides the weights, allocated once: nothing is allocated for a token.
+
+    context: how many tokens the cache has room for, at most n_positions. tokens: how many a single pass takes; a longer
+    prompt goes in several.
+    """
+
+    def __init__(self, config: Config, context: int | None = None, tokens: int | None = None):
+        self.context = config.n_positions if context is None else context
+        self.tokens = min(self.context, 512) if tokens is None else tokens
+        if not 1 <= self.context <= config.n_positions:
+            raise ValueError(f"context is {self.context}; the model has {config.n_positions} positions")
+        if not 1 <= self.tokens <= self.context:
+            raise ValueError(f"tokens is {self.tokens}; at least 1 and at most the context, {self.context}, can be "
+                             f"taken at once")
+        T, C = self.tokens, config.n_embd
+        self.ids = cuda.device_array(T, np.int32)
+        self.start = cuda.to_device(np.zeros(1, np.int32))  # how many tokens are in the cache, for the kernels
+        self.length = 0  # the same for the host
+        self.x = cuda.device_array((T, C), np.float32)  # what runs past the layers and is added to
+        self.normed = cuda.device_array((T, C), np.float32)
+        self.qkv = cuda.device_array((T, 3 * C), np.float32)
+        self.mixed = cuda.device_array((T, C), np.float32)
+        self.added = cuda.device_array((T, C), np.float32)
+        self.hidden = cuda.device_array((T, config.inner), np.float32)
+        self.logits = cuda.device_array((1, config.vocab_size), np.float32)
+        # Nobody reads a row of the cache before it is written, but zeros are easier to look at than what was there.
+        self.caches = tuple(cuda.to_device(np.zeros((self.context, 2 * C), np.float32)) for _ in range(config.n_layer))
+        self.rows = functools.cache(self._rows)
+
+    def _rows(self, count: int) -> SimpleNamespace:
+        """Views of the first `count` rows."""
+        names = ("ids", "x", "normed", "qkv", "mixed", "added", "hidden")
+        return SimpleNamespace(**{name: getattr(self, name)[:count] for name in names},
+                               last=self.x[count - 1 : count], last_normed=self.normed[count - 1 : count])
+
+    @property
+    def nbytes(self) -> int:
+        arrays = (self.ids, self.start, self.x, self.normed, self.qkv, self.mixed, self.added, self.hidden, self.logits)
+        return sum(array.nbytes for array in (*arrays, *self.caches))
+
+    def reset(self, length: int = 0) -> None:
+        """Forget all tokens but the first `length`."""
+        if not 0 <= length <= max(self.length, 0):
+            raise ValueError(f"length is {length}; the cache holds {self.length} tokens")
+        self.length = length
+        self.start.copy_to_device(np.array([length], np.int32))
+
+
+# --- The model -------------------------------------------------------------------------------------------------------
+
+
+class GPT2:
+    """The weights of a GPT-2 on the device, and the launches that use them.
+
+    tensors: name -> NumPy array, as labkit.tensors.safetensors.read gives them; any floating-point type.
+    """
+
+    def __init__(self, config: Config, tensors: Mapping[str, np.ndarray], kernels: Kernels | None = None):
+        self.config, self.kernels = config, kernels or Kernels()
+        self.weights = Blob(tensors, dtype=np.float32, names=names_in(tensors, config))
+        self.head = self.weights[HEAD if HEAD in self.weights else "wte.weight"]  # (V, C)
+
+    def block(self, layer: int, ws: Workspace, count: int, stream=0, watch=None) -> None:
+        """One layer, on the first `count` rows of ws.x, in place:
+
+            x = x + attention(layernorm(x))
+            x = x + mlp(layernorm(x))
+
+        The sum runs past the normalisations (Pre-LN). Post-LN, layernorm(x + attention(x)), is what BERT does.
+        """
+        run, rows, w = self.kernels, ws.rows(count), functools.partial(self._weight, layer)
+        seen = functools.partial(_seen, watch, f"h.{layer}.")
+
+        run.layernorm(rows.x, w("ln_1.weight"), w("ln_1.bias"), rows.normed, stream=stream)  # (T, C)
+        seen("ln_1", rows.normed)
+        run.projection(rows.normed, w("attn.c_attn.weight"), w("attn.c_attn.bias"), rows.qkv, stream=stream)  # (T, 3C)
+        seen("attn.c_attn", rows.qkv)
+        run.append_to_cache(rows.qkv, ws.start, ws.caches[layer], stream=stream)  # rows start to start + T of (N, 2C)
+        run.attention(rows.qkv, self.config.n_head, rows.mixed, cache=ws.caches[layer], start=ws.start, causal=True,
+                      stream=stream)  # (T, C)
+        seen("attn", rows.mixed)
+        run.projection(rows.mixed, w("attn.c_proj.weight"), w("attn.c_proj.bias"), rows.added, stream=stream)  # (T, C)
+        seen("attn.c_proj", rows.added)
+        run.residual_layernorm(rows.x, rows.added, w("ln_2.weight"), w("ln_2.bias"), rows.x, rows.normed,
+                               stream=stream)  # the sum and its normalisation in one kernel, (T, C) and (T, C)
+        seen("ln_2", rows.normed)
+        run.projection(rows.normed, w("mlp.c_fc.weight"), w("mlp.c_fc.bias"), rows.hidden, stream=stream)  # (T, 4C)
+        seen("mlp.c_fc", rows.hidden)
+        run.gelu(rows.hidden, rows.hidden, stream=stream)  # (T, 4C)
+        seen("mlp.gelu", rows.hidden)
+        run.projection(rows.hidden, w("mlp.c_proj.weight"), w("mlp.c_proj.bias"), rows.added, stream=stream)  # (T, C)
+        seen("mlp.c_proj", rows.added)
+        run.residual_add(rows.x, rows.added, rows.x, stream=stream)  # (T, C)
+        seen("out", rows.x)
+
+    def forward(self, ws: Workspace, count: int, stream=0, watch=None) -> None:
+        """The tokens ws.ids[:count], which follow those in the cache: ws.logits becomes those after the last of them.
+
+        All that changes from call to call lies in device memory, so that a graph of these launches can be used again.
+        watch(name, array): called after each launch, to look at what it wrote.
+        """
+        run, rows, w = self.kernels, ws.rows(count), self.weights
+        run.embedding(rows.ids, w["wte.weight"], w["wpe.weight"], ws.start, rows.x, stream=stream)  # (T, C)
+        _seen(watch, "", "embedding", rows.x)
+        for layer in range(self.config.n_layer):
+            self.block(layer, ws, count, stream, watch)
+        run.layernorm(rows.last, w["ln_f.weight"], w["ln_f.bias"], rows.last_normed, stream=stream)  # (1, C)
+        _seen(watch, "", "ln_f", rows.last_normed)
+        run.logits(rows.last_normed, self.head, ws.logits, stream=stream)  # (1, V)
+        _seen(watch, "", "logits", ws.logits)
+
+    def prefill(self, ids: Sequence[int], ws: Workspace, watch=None):
+        """The tokens of a prompt, after those already in the cache. Returns the logits after the last, (1, V)."""
+        ids = self._checked(ids, ws)
+        for first in range(0, len(ids), ws.tokens):
+            part = ids[first : first + ws.tokens]
+            ws.rows(len(part)).ids.copy_to_device(part)
+            self.forward(ws, len(part), watch=watch)
+            ws.length += len(part)
+            ws.start.copy_to_device(np.array([ws.length], np.int32))
+        return ws.logits
+
+    def decode(self, token: int, ws: Workspace, watch=None):
+        """One token more. The work is that of one token, and of one pass over the cache."""
+        return self.prefill([token], ws, watch)
+
+    def step(self, ws: Workspace, stream=0) -> None:
+        """Takes the token in ws.ids[0] and leaves there the likeliest next one: a greedy step without the host.
+
+        For a graph: graph = graphs.capture(lambda stream: model.step(ws, stream), warm_up=False); then graph.launch(),
+        and ws.length += 1, once for each token.
+        """
+        self.forward(ws, 1, stream)
+        self.kernels.argmax(ws.logits, ws.rows(1).ids, stream=stream)
+        advance_kernel[1, 1, stream](ws.start, np.int32(1))
+
+    def all_logits(self, ids: Sequence[int]) -> np.ndarray:
+        """Logits after each of the tokens, (T, V), on the host: to compare with another implementation."""
+        ws, result = Workspace(self.config, context=len(ids), tokens=1), []
+        for token in ids:
+            result.append(self.decode(token, ws).copy_to_host()[0])
+        return np.array(result)
+
+    def _weight(self, layer: int, name: str):
+        return self.weights[f"h.{layer}.{name}"]
+
+    def _checked(self, ids: Sequence[int], ws: Workspace) -> np.ndarray:
+        ids = np.asarray(ids)
+        if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
+            raise ValueError(f"ids must be a list of at least one token id; it has shape {ids.shape}, type {ids.dtype}")
+        if ids.min() < 0 or ids.max() >= self.config.vocab_size:
+            wrong = ids[(ids < 0) | (ids >= self.config.vocab_size)][0]
+            raise ValueError(f"token {wrong} is not in the vocabulary, which has {self.config.vocab_size}")
+        if ws.length + ids.size > ws.context:
+            raise ValueError(f"{ids.size} tokens do not fit: {ws.length} of {ws.context} places are taken")
+        return ids.astype(np.int32)
+
+
+def _seen(watch, prefix: str, name: str, array) -> None:
+    if watch is not None:
+        watch(prefix + name, array)

@@ -1,0 +1,125 @@
+"""GPT-2 in NumPy and float64: what is true. And parity, which compares a model with it, launch by launch.
+
+    parity(model, ids)            a table of all activations; .first names the first that differs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.kernels.attention import attention_reference
+from labkit.kernels.gelu import gelu_tanh_reference
+from labkit.kernels.layernorm import layernorm_reference
+from labkit.models.gpt2 import GPT2, HEAD, Config, Workspace
+from labkit.op import float64_of
+from labkit.tables import ResultTable
+
+
+def activations(config: Config, weights: Mapping[str, np.ndarray], ids: Sequence[int]) -> dict[str, np.ndarray]:
+    """What each launch of gpt2.py writes, by the name under which it is watched; "logits" are those of all tokens."""
+    w = {name: float64_of(array) for name, array in weights.items()}
+
+    def linear(x, name):
+        return x @ w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    def normed(x, name):
+        return layernorm_reference(x, w[f"{name}.weight"], w[f"{name}.bias"])
+
+    seen = {}
+    x = seen["embedding"] = w["wte.weight"][np.asarray(ids)] + w["wpe.weight"][: len(ids)]
+    for layer in range(config.n_layer):
+        h = f"h.{layer}."
+        seen[h + "ln_1"] = normed(x, h + "ln_1")
+        seen[h + "attn.c_attn"] = linear(seen[h + "ln_1"], h + "attn.c_attn")
+        seen[h + "attn"] = attention_reference(seen[h + "attn.c_attn"], config.n_head, causal=True)
+        seen[h + "attn.c_proj"] = linear(seen[h + "attn"], h + "attn.c_proj")
+        x = x + seen[h + "attn.c_proj"]
+        seen[h + "ln_2"] = normed(x, h + "ln_2")
+        seen[h + "mlp.c_fc"] = linear(seen[h + "ln_2"], h + "mlp.c_fc")
+        seen[h + "mlp.gelu"] = gelu_tanh_reference(seen[h + "mlp.c_fc"])
+        seen[h + "mlp.c_proj"] = linear(seen[h + "mlp.gelu"], h + "mlp.c_proj")
+        x = seen[h + "out"] = x + seen[h + "mlp.c_proj"]
+    seen["ln_f"] = normed(x, "ln_f")
+    seen["logits"] = seen["ln_f"] @ w[HEAD if HEAD in w else "wte.weight"].T
+    return seen
+
+
+def launches_of(config: Config) -> int:
+    """How many activations come before the logits, the logits included."""
+    return 1 + 9 * config.n_layer + 2
+
+
+def allowed_error(config: Config, expected: np.ndarray, launches: int) -> float:
+    """What float32 may miss after so many launches, relative to the largest number of the activation.
+
+    One sum of C products misses by about sqrt(C) * eps/2 of what it adds up; the misses of all launches before are
+    independent, and grow like the square root of their number. Allowed is twice that.
+    """
+    eps = float(np.finfo(np.float32).eps)
+    return eps * np.sqrt(config.inner * launches) * float(np.abs(expected).max())
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far one activation is from the truth."""
+
+    name: str
+    error: float
+    allowed: float
+
+    @property
+    def passed(self) -> bool:
+        return self.error <= self.allowed  # not for NaN
+
+
+@dataclass(frozen=True, repr=False)
+class Parity(ResultTable):
+    """Every activation of a model against NumPy in float64, in the order in which they are computed."""
+
+    rows: tuple[Difference, ...]
+
+    @property
+    def first(self) -> Difference | None:
+        """The first that differs: its launch is the one to look at. All that comes after has to differ, too."""
+        return next((row for row in self.rows if not row.passed), None)
+
+    @property
+    def passed(self) -> bool:
+        return self.first is None
+
+    def check(self) -> Parity:
+        if not self.passed:
+            raise AssertionError(f"the first activation that differs is {self.first.name}: the largest error is "
+                                 f"{self.first.error:.3g}, allowed is {self.first.allowed:.2g}")
+        return self
+
+    def table(self) -> dict:
+        return {
+            "title": "Layer by layer against NumPy in float64",
+            "columns": ["activation", "largest error", "of the allowed", "agrees"],
+            "rows": [[row.name, f"{row.error:.1e}", f"{row.error / row.allowed:.2f}" if row.allowed else "-",
+                      "yes" if row.passed else "no"] for row in self.rows],
+            "notes": [] if self.passed else [f"The first that differs is {self.first.name}."],
+        }
+
+    def result(self) -> dict:
+        return {"kind": "parity", "passed": self.passed, "first": None if self.passed else self.first.name}
+
+
+def parity(model: GPT2, ids: Sequence[int]) -> Parity:
+    """Runs a prompt through the model, and compares all that its launches write with the truth."""
+    weights = {name: model.weights[name].copy_to_host() for name in model.weights}
+    truth = activations(model.config, weights, ids)
+    rows = []
+
+    def watch(name, array):
+        expected = truth[name][-1:] if name in ("ln_f", "logits") else truth[name]  # the last token's only
+        error = np.abs(array.copy_to_host() - expected).max()
+        rows.append(Difference(name, float(np.nan_to_num(error, nan=np.inf)),
+                               allowed_error(model.config, expected, len(rows) + 1)))
+
+    model.prefill(ids, Workspace(model.config, context=len(ids), tokens=len(ids)), watch=watch)
+    return Parity(tuple(rows))
