@@ -31,8 +31,9 @@ roofline.predict(MATMUL, M=4096, N=4096, K=4096)
 # ## Prediction
 #
 # A multiprocessor has 128 units for multiply-adds in float32, so four warps can do one in each clock. Its shared memory
-# hands out one number to each of 32 lanes in a clock: it serves one warp. If a thread loads L numbers for P products,
-# at most P in 4 L of the units can be busy.
+# is built of 32 *banks*: neighbouring numbers lie in neighbouring banks, and a bank hands out one number in a clock. So
+# at best it serves the 32 lanes of one warp. If a thread loads L numbers for P products, at most P in 4 L of the units
+# can be busy.
 #
 # A thread with one element of `out` loads two numbers for each product. Now let it compute a *patch* of p × p elements.
 # In one step of k it loads p numbers of `a` and p of `b`, keeps them in registers, and multiplies each with each.
@@ -65,7 +66,7 @@ show_source(make_matmul_register_blocked)
 # %% [markdown]
 # `cuda.local.array` asks for memory of the thread's own. If every index is a constant when the kernel is compiled, the
 # compiler needs no memory for it and gives each element a register. The loops over `patch` have constant bounds and are
-# unrolled, so after that all indices are constants.
+# *unrolled*, written out round by round, and after that all indices are constants.
 #
 # The elements of a patch lie 16 apart. Then the 16 threads of a row of the block read 16 neighbours in `b_tile`: 16
 # different banks, in one go.
@@ -82,17 +83,18 @@ for size in ("_4", "", "_16"):
           f"{used['local_bytes']:4d} bytes of local memory a thread")
 
 # %% [markdown]
-# 4 × 4 nearly doubles the speed of the tiles, 8 × 8 more than triples it. And 16 × 16, which should need the fewest
-# loads of all, is slower than 4 × 4. Its 256 sums do not fit. What does not fit is kept in *local memory*, which in
-# spite of its name is ordinary memory behind the caches. NVIDIA's profiler counted 4.5 GB through the L2 cache for 8 ×
-# 8 and 59 GB for 16 × 16. I keep the rung, marked as failed. The formula that recommended it was right about loads,
-# and knew nothing of registers.
+# 4 × 4 doubles the speed of the tiles, or nearly so, and 8 × 8 more than triples it. And 16 × 16, which should need the
+# fewest loads of all, is slower than 4 × 4. Its 256 sums do not fit. What does not fit is kept in *local memory*, which
+# in spite of its name is ordinary memory behind the caches. NVIDIA's profiler, which the next lesson introduces,
+# counted 4.5 GB through the L2 cache for 8 × 8 and 59 GB for 16 × 16. I keep the rung, marked as failed. The formula
+# that recommended it was right about loads, and knew nothing of registers.
 #
 # ## 128 bits at a time
 #
 # An instruction of the GPU can load 4, 8 or 16 bytes for each lane. 16 bytes are four floats. Numba never uses that by
 # itself, even where four neighbours are loaded one after the other, because it cannot know that the address is a
-# multiple of 16. `labkit.ptx` has the instruction by its own name.
+# multiple of 16. `labkit.ptx` has the instruction by its own name. (*PTX* is NVIDIA's assembly language. The compiler
+# writes it, and the driver makes of it the machine code of the GPU at hand.)
 
 # %%
 from labkit.kernels.matmul import load_four
@@ -125,8 +127,8 @@ for name in ("matmul_register_blocked", "matmul_vectorized"):
 
 # %% [markdown]
 # It is not, and it could not be. The numbers are as many as before, and shared memory still takes four clocks for the
-# 512 bytes of one such load. What is saved is instructions. A scheduler issues one instruction in a clock, and one that
-# is not a multiply-add takes the place of one.
+# 512 bytes of one such load. What is saved is instructions. A multiprocessor has four *schedulers*. Each issues one
+# instruction of one of its warps in a clock, and one that is not a multiply-add takes the place of one.
 #
 # That suggests another way to look at a kernel: how many of its instructions are multiply-adds? The profiler counts
 # them. The product of 4,096 takes 2.15 billion multiply-adds of whole warps, for everyone.
@@ -169,16 +171,17 @@ show_source(make_matmul_double_buffered)
 # waits. There is one barrier in a round. It says that this pair is complete, and as everybody is past the last round's
 # products by then, the other pair is free.
 #
-# On the H200 the waiting for global memory disappeared. Whenever a scheduler issued an instruction, the profiler had
-# found 0.75 of its warps waiting for it; now it finds 0.01. The gain is small all the same.
+# On the H200 the waiting for global memory disappeared. For each instruction that a scheduler issues, the profiler
+# counts how many of its warps stand and wait for global memory: 0.75 on average before, 0.01 now. What do you expect of
+# the speed?
 
 # %%
 for name in ("matmul_vectorized", "matmul_double_buffered", "PyTorch (cuBLAS)"):
     print(f"{name:24}  {h200.row(name).tflops:.1f} TFLOP/s on the H200")
 
 # %% [markdown]
-# Two blocks share a multiprocessor, and one had covered for the other already. What warps wait for now is shared
-# memory: each step begins with four loads and then needs their results at once.
+# Next to nothing. Two blocks share a multiprocessor, and one had covered for the other already. What warps wait for now
+# is shared memory: each step begins with four loads and then needs their results at once.
 #
 # ## A pipeline
 #
@@ -357,7 +360,7 @@ for at, n in enumerate(sizes["x"]):
 #
 # A multiply-add instruction of a warp does 64 flops. Beside the units for those stands one that does thousands: the
 # *tensor core*. Its instruction multiplies two small matrices and adds the product to a third. `mma.sync` m16n8k16
-# takes 16 × 16 halves and 16 × 8 halves, and adds to 16 × 8 float32 sums.
+# (M, N and K are in the name) takes 16 × 16 and 16 × 8 *halves*, numbers of two bytes, and adds to 16 × 8 float32 sums.
 #
 # All 32 lanes of a warp execute it together, and each brings a part of the matrices in its registers. That part is
 # called a *fragment*. Which lane holds what is fixed. It is the table that you keep open beside the editor when you
@@ -393,39 +396,50 @@ agree(MATMUL_HALF, ["matmul_half_tensor_core"], sizes=MATMUL_HALF.awkward[:4])
 # times as fast?
 
 # %%
-# p50 in microseconds on the H200, 4,096 in each direction. What is recorded or measured here replaces them.
+# p50 in microseconds on the H200, 4,096 in each direction; the course's recording replaces them where it has them.
 times = {
     "naive": 64569, "tiled": 17130, "tensor_core": 9984, "hand_blocked": 12275, "double_buffered": 489,
     "three_stage": 442, "f16_sums": 488, "pipelined": 303, "wgmma": 208, "wgmma_specialised": 183,
     "PyTorch (cuBLAS)": 180,
 }
-half = ladder(MATMUL_HALF) if device.on_gpu() else measure.recorded_ladder("matmul_half")
-if half:
-    times.update({row.name.removeprefix("matmul_half_"): 1000 * row.timing.p50 for row in half.rows})
+h200_half = measure.recorded_ladder("matmul_half", gpu="NVIDIA H200")
+if h200_half:
+    recorded = {row.name.removeprefix("matmul_half_"): 1000 * row.timing.p50 for row in h200_half.rows}
+    times.update({name: recorded[name] for name in times if name in recorded})
 for name, us in times.items():
-    print(f"{name:20} {us:9,.0f} us {2 * 4096**3 / us / 1e6:7.1f} TFLOP/s")
+    print(f"{name:20} {us:9,.0f} us {2 * 4096**3 / us / 1e6:7.1f} TFLOP/s on the H200")
 
 # %% [markdown]
-# `tensor_core` is slower than the float32 kernel without tensor cores. A unit that is ten times as fast is
-# ten times as hungry, and this kernel feeds it two bytes at a time. So the climb begins again from the bottom, with the
-# same steps as before: reuse in shared memory, wide copies, two buffers, a pipeline.
-#
+# `tensor_core` reaches less than a third of what the float32 pipeline does without tensor cores. A unit that is ten
+# times as fast is ten times as hungry, and this kernel feeds it two bytes at a time. So the climb begins again from the
+# bottom, with the same steps as before: reuse in shared memory, wide copies, two buffers, a pipeline. Here is what each
+# rung of the table does.
+
+# %%
+MATMUL_HALF
+
+# %% [markdown]
 # What is new is `ldmatrix`. It reads four 8 × 8 blocks of halves from shared memory and deals them out to the lanes in
 # just the layout that `mma.sync` wants. Each lane gives the address of one row of 16 bytes. One instruction takes the
 # place of eight loads and four packings.
 #
-# The last rungs use Hopper's own instruction, `wgmma`: 128 threads multiply 64 rows by up to 256 columns, and both
-# matrices are read from shared memory, without fragments. Copies are made by a unit of their own, the TMA. Their
-# docstrings say how it goes.
+# The last two rungs use an instruction that came with the H200's generation, Hopper: `wgmma`. 128 threads multiply 64
+# rows by up to 256 columns, and both matrices are read from shared memory, without fragments. Copies are made by a unit
+# of their own, the *tensor memory accelerator*, TMA: one thread asks for a whole tile and goes on. In the last rung 128
+# threads do nothing but ask for tiles, and 256 do nothing but multiply. How they tell each other which tile is ready is
+# drawn in the docstring of `make_wgmma_specialised`, in `labkit/kernels/wgmma.py`.
+#
+# Your own ladder of halves follows if you have a GPU. If not, the H200's, where it is recorded.
 
 # %%
-plots.ladder(half, None) if half else None
+half = ladder(MATMUL_HALF) if device.on_gpu() else h200_half
+plots.ladder(half, None) if half else print("No ladder of halves is recorded yet: the table above is what there is.")
 
 # %% [markdown]
 # ### Two steps that failed elsewhere
 #
-# The engine that this part of the course follows was written for an RTX 3090, and its author reports two steps out of
-# the textbook that made things worse. I tried both on the H200.
+# The ladder of halves follows a write-up, *the source* from here on: MiniLM, a small language model, by hand in CUDA on
+# an RTX 3090. Its author reports two steps out of the textbook that made things worse. I tried both on the H200.
 #
 # - *Tiles in shared memory, filled by hand.* Slower there, and slower here: 11 TFLOP/s against the 14 of the kernel
 #   that reads everything from global memory again and again. The reason given is right, too. Those repeated reads hit
@@ -494,7 +508,7 @@ for depth in (64, 256, 1024, 4096):
 
 # %%
 for name in ("double_buffered", "f16_sums"):
-    print(f"{name:16} {2 * 4096**3 / times[name] / 1e6:.0f} TFLOP/s, on the GPU of the table above")
+    print(f"{name:16} {2 * 4096**3 / times[name] / 1e6:.0f} TFLOP/s on the H200")
 
 # %% [markdown]
 # ## Theirs and ours
@@ -524,7 +538,7 @@ for idea, before, after, theirs, factor in steps:
 
 # %%
 ratio = times["PyTorch (cuBLAS)"] / times["wgmma_specialised"]
-print(f"wgmma_specialised: {ratio:.2f} of cuBLAS's speed, at equal precision")
+print(f"wgmma_specialised on the H200: {ratio:.2f} of cuBLAS's speed, at equal precision")
 
 # %% [markdown]
 # And the shapes of the source's model: its four linear layers, `x @ w.T + bias`, for 64 sentences of 128 tokens. Both
@@ -535,6 +549,9 @@ print(f"wgmma_specialised: {ratio:.2f} of cuBLAS's speed, at equal precision")
 layers = {(384, 1152): (14.5, 16.1), (384, 384): (6.9, 6.9), (384, 1536): (18.5, 20.5), (1536, 384): (15.6, 15.4)}
 print(f"{'layer':14}{'ours':>8}{'PyTorch':>10}{'speed':>10}")
 for (before, after), (ours, theirs) in layers.items():
+    recorded = measure.recorded_ladder("linear", {"M": 8192, "N": after, "K": before}, gpu="NVIDIA H200")
+    us = {row.name.split(" ")[0]: 1000 * row.graph.p50 for row in recorded.rows if row.graph} if recorded else {}
+    ours, theirs = us.get("linear_wgmma_specialised", ours), us.get("PyTorch", theirs)
     print(f"{before:5} to {after:5}{ours:7.1f} us{theirs:7.1f} us{theirs / ours:8.2f}")
 
 # %% [markdown]
@@ -544,14 +561,15 @@ for (before, after), (ours, theirs) in layers.items():
 # ## Every rung on one roofline
 
 # %%
-names = ("matmul", "matmul_tf32", "matmul_bf16", "matmul_half", "linear")
+names = ("matmul", "matmul_tf32", "matmul_bf16", "matmul_half", "linear", "linear_gelu")
 recorded = [one for one in map(measure.recorded_ladder, names) if one]
 plots.every_rung(recorded, "The products of this lesson")
 
 # %% [markdown]
 # All points of an operation stand above one another: the rungs change how fast it goes and not what it is. The float32
-# products hang below the lowest roof, the halves reach for one more than ten times as high. With halves a product also
-# moves half the bytes, so it stands further to the right.
+# products hang below the lowest roof, the products of halves reach for one more than ten times as high. (*linear gelu*
+# is one of them, a layer with its activation; lesson 11 takes it up.) With halves a product of the same size also moves
+# half the bytes, so it stands further to the right.
 #
 # ## What was implemented
 #

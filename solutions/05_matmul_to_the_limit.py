@@ -166,8 +166,12 @@ check("predict_lanes", a_lane=a_lane, a_register=a_register, b_lane=b_lane, b_re
 # ## 5 · One product on the tensor cores
 #
 # `a` has 16 T rows of 16 halves, `b` is 16 × 8, `out` is 16 T × 8 in float32. Each block is one warp, and computes 16
-# rows of `out` with a single instruction. What is missing is who loads what: a0 to a3, b0 and b1, and where the four
-# sums go. `ptx.pack_half2(x, y)` puts two numbers into one register, the first into the low half.
+# rows of `out` with a single instruction:
+#
+# `c0, c1, c2, c3 = ptx.mma_m16n8k16_f32_f16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3)`
+#
+# What is missing is who loads what: a0 to a3, b0 and b1, and where the four sums go. They begin at `float32(0.0)`.
+# `ptx.pack_half2(x, y)` puts two float32 numbers into one register as halves, the first into the low half.
 
 
 # %%
@@ -244,7 +248,8 @@ check("linear_mma", linear_mma)
 #
 # - `loaded`: how many numbers does one block load from global memory in all?
 # - `flop_per_byte`: how many flops does it do for each byte of them?
-# - `rounds`: blocks run as many at a time as fit. How many rounds does that take, the last one counted whole?
+# - `rounds`: as many blocks run at a time as fit on the whole GPU. How many rounds do all blocks take, the last one
+#   counted whole?
 # - `ring_bytes`: how many bytes of shared memory does a block use? Three pairs of tiles, 16 steps of k each, and a line
 #   has 128 + 4 numbers of `a` and 128 of `b`.
 
@@ -264,6 +269,6 @@ ring_bytes = 3 * 16 * (128 + 4 + 128) * 4  # more than 48 KB
 check("predict_traffic", loaded=loaded, flop_per_byte=flop_per_byte, rounds=rounds, ring_bytes=ring_bytes)
 
 # %% [markdown]
-# 32 flops for a byte are twice what the roofline's ridge asks for on an H200. Besides, most of those bytes come from
-# the L2 cache: the 32 blocks of a row of tiles read the same rows of `a`. And the last of the four rounds is nearly
-# full, at 232 blocks of 264.
+# Compare `flop_per_byte` with the intensity at which both limits bind, from the lesson's first table. Besides, most of
+# those bytes come from the L2 cache: all blocks in a row of tiles read the same rows of `a`. And how full is the last
+# round? That is the price of a grid that does not divide evenly.
