@@ -58,9 +58,9 @@ second
 #
 # ## Cold and warm
 #
-# The notebook that this course follows did the same in CUDA C++, in a process that had done nothing before, and read
-# the ranges with NVIDIA's profiler. Its figures are the first column. Beside them: an H200, in a fresh process and then
-# warm, and your own two trips.
+# The notebook that this course follows, *the source* from here on, did the same in CUDA C++, in a process that had done
+# nothing before, and read the ranges with NVIDIA's profiler. Its figures are the first column. Beside them stand a GPU
+# in a fresh process and then warm, as far as one is recorded, and your own two trips.
 
 # %%
 overheads.trips_table(first.to_json(), second.to_json())
@@ -94,8 +94,8 @@ ranges.RecordedRanges(fresh["trips"][0], "Then the first product of a fresh proc
 #
 # ## The same, as a picture
 #
-# Ranges on one row, those inside them below. For the H200 a profiler watched as well. It adds two rows: what Python
-# asked the driver for, and what the GPU did.
+# Ranges on one row, those inside them below. Where a GPU is at hand or recorded, a profiler watched it as well, and
+# adds two rows: what Python asked the driver for, and what the GPU did.
 
 # %%
 here = {"title": f"Here, the second time. {measure.where()}", "events": second.events()}
@@ -103,8 +103,9 @@ h200 = overheads.trace_panel()
 plots.timeline(here, h200) if h200 else plots.timeline(here)
 
 # %% [markdown]
-# The GPU's row is the one that was paid for. Wherever it is empty, the GPU waits for the host to ask for the next
-# thing. A GPU that is idle is not slow. It has not been asked.
+# Of such a picture the GPU's row is the one that was paid for. Wherever it is empty, the GPU waits for the host to ask
+# for the next thing. A GPU that is idle is not slow. It has not been asked. (The CPU device has no such gaps: there the
+# kernel is nearly everything, since the host does its work.)
 #
 # ## Ranges that do not wait
 #
@@ -158,10 +159,10 @@ source = [{"path": [outer] if part == outer else [outer, part], "ms": us / 1000,
 ranges.RecordedRanges(source, "The source's ranges", "CUDA C++, as the source printed it")
 
 # %% [markdown]
-# On the machine where this course is measured, Nsight Systems could record and could not write its report. So the
-# H200's time line above comes from PyTorch's profiler, `torch.profiler.profile`, which reads the same records from the
-# driver (through a library called CUPTI), with `record_function` for the ranges. It sees Numba's kernels as well as
-# PyTorch's own:
+# On the H200 of this course, Nsight Systems could record and could not write its report. So a GPU's rows in the time
+# line above come from PyTorch's profiler, `torch.profiler.profile`, which reads the same records from the driver
+# (through a library called CUPTI), with `record_function` for the ranges. It sees Numba's kernels as well as PyTorch's
+# own:
 #
 # ```python
 # with torch.profiler.profile() as watched:
@@ -214,8 +215,8 @@ print(f"\nH200: {h200['launcher_us'] / h200['torch_us']:.1f} times PyTorch's, "
       f"{h200['launcher_us'] / h200['graph_us']:.0f} times that of a graph")
 
 # %% [markdown]
-# Numba's launches are dear. An earlier session on the same kind of machine read 47 µs for one from Python and 0.88 µs
-# for one in a graph. The host is another one each time, so rivals have to be timed in the same run.
+# Numba's launches are dear. On another day, with another host around the same kind of GPU, I read 47 µs for one from
+# Python and 0.88 µs for one in a graph. It is the host that launches, so rivals have to be timed in the same run.
 #
 # Over sizes it looks like this. Each point is one addition among many in a row.
 
@@ -311,8 +312,9 @@ show_source(bias_gelu_add.bias_gelu_add_fused_kernel)
 agree(BIAS_GELU_ADD)
 
 # %% [markdown]
-# 512 rows of 384 numbers. Before you run the cell, put these in order for an H200: three kernels from Python, one
-# kernel from Python, PyTorch's three calls, three kernels in a graph, one kernel in a graph.
+# 512 rows of 384 numbers on a GPU, 64 on the CPU device. Before you run the cell, put these in order for a GPU: three
+# kernels from Python, one kernel from Python, PyTorch's three calls, three kernels in a graph, one kernel in a graph.
+# The costs of a launch above are all you need.
 
 # %%
 overheads.baseline_table(overheads.fair_baseline(times=20))
@@ -325,10 +327,11 @@ found
 plots.ladder(found)
 
 # %% [markdown]
-# The two tables differ, and that is the lesson. The first counts what a program pays for a call, one in a row of many.
-# The second is the kernel's own time, by the GPU's clock, with cold caches. Say which of the two you mean whenever you
-# say "faster". Fusing removes two launches of three from the first, and more than half of the traffic from the second:
-# seven arrays moved become three. A graph takes Python out of the first and changes nothing in the second.
+# The two tables count different things, and that is the lesson. The first counts what a program pays for a call, one in
+# a row of many. The second is the kernel's own time, on a GPU by the GPU's clock and with cold caches. Say which of the
+# two you mean whenever you say "faster". Fusing removes two launches of three from the first, and more than half of the
+# traffic from the second: seven arrays moved become three. A graph takes Python out of the first and changes nothing in
+# the second. (On the CPU device the two agree. There a launch returns when the work is done, so a call costs the work.)
 #
 # ## Inside a kernel: Nsight Compute
 #
@@ -360,16 +363,18 @@ print(counters.recorded_report())
 # its times are not those of your program.
 #
 # For what it waits there are counters as well. `python -m labkit.counters --profile` reads them for the rungs of the
-# course. Here is lesson 04's ladder:
+# course. Here is the ladder of products, or, as long as that is not recorded, the ladder of a softmax from lesson 09.
 
 # %%
-counters.profile("matmul")
+profiled = counters.recorded()["ops"]
+counters.profile("matmul" if "matmul" in profiled else "softmax")
 
 # %% [markdown]
-# Two columns explain the first steps of that ladder. *load* is how many sectors of 32 bytes one load of a warp touches.
-# Lesson 04 counted them by hand and `observe` counted them on the CPU device; the GPU's own counters give the same
-# numbers. *waits* says for what a warp stands still when an instruction could be issued: `long_scoreboard` is data from
-# memory, `mio_throttle` and `short_scoreboard` are shared memory, `barrier` is a `syncthreads`, `math_pipe_throttle` is
+# Two columns are worth a look before all others. *load* is how many sectors of 32 bytes one load of a warp touches. For
+# 32 lanes that load four bytes each, 4 is the best there is, and 32 says that every lane has a sector of its own: that
+# is a kernel in which neighbours stand in different rows. Lesson 04 counted such sectors by hand. *waits* says what
+# warps stand still for when an instruction is issued, and how many of them: `long_scoreboard` is data from memory,
+# `mio_throttle` and `short_scoreboard` are shared memory, `barrier` is a `syncthreads`, `math_pipe_throttle` is
 # arithmetic, the one thing worth waiting for.
 #
 # ## In which order to look
@@ -418,8 +423,9 @@ plots.every_rung([one for one in recorded if one])
 #
 # ## Try it
 #
-# - Give `product_trip` matrices of 1,024: `overheads.product_trip(second, n=1024)`, into fresh ranges. Predict: which
-#   parts grow by sixteen, which by sixty-four, which not at all?
+# - Give `product_trip` matrices of 1,024: `large = ranges.Ranges("1,024")`, then
+#   `overheads.product_trip(large, n=1024)`, and show `large`. Predict: which parts grow by sixteen, which by
+#   sixty-four, which not at all?
 # - Wrap the ten launches of the graph in a second `graphs.capture` that calls `graph.launch()`. Predict whether it can
 #   be captured. (It launches on a stream, but on which?)
 # - Put ten copies of 4 KB into a range, and one copy of 40 KB into another. Predict the ratio from the curve above.

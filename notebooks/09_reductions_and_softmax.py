@@ -11,13 +11,12 @@
 #
 # ## The problem
 #
-# Everything so far wrote as much as it read, or more. A *reduction* does not: it makes one number out of many. Here is
-# the sum of each row of a matrix:
+# So far every thread had its own part of the result, and worked it out alone. A *reduction* makes one number out of so
+# many that one thread should not. Here is the sum of each row of a matrix:
 #
 # $$\text{out}_r = \sum_c x_{r,c}$$
 #
-# Nothing in it is hard except that every element of a row must end up in the same place. In a product of matrices each
-# thread could keep its own sum. Here the threads have to talk.
+# Nothing in it is hard except that every element of a row must end up in the same place. The threads have to talk.
 #
 # ## Prediction
 #
@@ -32,8 +31,9 @@ from labkit.kernels.reduce import REDUCE_SUM
 roofline.predict(REDUCE_SUM, R=8192, C=8192)
 
 # %% [markdown]
-# Each of the 256 threads first adds up 32 numbers by itself. That leaves 256 sums, and the question is how to join
-# them. One thread could add all of them, in 255 steps, while 255 threads watch. Or the threads could add in pairs.
+# Each of the 256 threads first adds up 32 numbers by itself, in 31 steps. That leaves 256 sums, and the question is how
+# to join them. One thread could add all of them, in 255 steps, while 255 threads watch. Or the threads could add in
+# pairs.
 
 # %%
 from labkit import plots
@@ -106,7 +106,7 @@ for name, kernel in (("with", mean_and_variance_kernel), ("without", mean_and_va
 # %% [markdown]
 # The second call begins by storing into `shared`. A fast thread 0 comes back with the mean, goes through its part of
 # the row, and stores its new number into `shared[0]`. A slow thread of another warp has not yet read the old total from
-# there. It gets a number that is neither mean nor sum.
+# there. What it gets is one thread's part of the second sum, and it takes that for the first.
 #
 # I tried it on an H200: 200 launches of the racy kernel on 264 rows. Not one row was wrong. Then I ran a single
 # launch under NVIDIA's own checker (`compute-sanitizer --tool racecheck`), which delays some threads more than others.
@@ -121,7 +121,8 @@ for name, kernel in (("with", mean_and_variance_kernel), ("without", mean_and_va
 #
 # The 32 lanes of a warp have a shorter way to talk. A *shuffle* hands a register to another lane: no memory, no
 # barrier, since the lanes of a warp do it together. `shfl_xor_sync(mask, value, 16)` gives each lane the value of the
-# lane whose number differs in the bit 16.
+# lane whose number differs in the bit 16: lanes 0 and 16 exchange their values, 1 and 17, and so on. The mask says
+# which lanes take part, a bit for each; 0xFFFFFFFF is all 32.
 
 # %%
 from labkit.kernels.reduce import block_sum, warp_sum
@@ -162,8 +163,8 @@ agree(REDUCE_SUM)
 # after another.
 #
 # `vectorized` is new: a thread loads four neighbours with one instruction (`ptx.load_nc4`, lesson 05), and four times
-# before it adds. Now the prediction. Tree against two levels: ten barriers against two. What will that be worth, when a
-# thread has to load 32 numbers first?
+# before it adds. Now the prediction, for a GPU. Tree against two levels: ten barriers against two. What will that be
+# worth, when a thread has to load 32 numbers first?
 
 # %%
 from labkit import ladder
@@ -181,7 +182,9 @@ for name in ("tree", "two_level", "warp", "vectorized"):
 
 # %% [markdown]
 # On the H200 eight barriers fewer are worth a few percent. The way in which the threads join their sums hardly matters,
-# because it happens once for each row and the loads happen thousands of times.
+# because it happens once for each row and the loads happen thousands of times. (The times of the CPU device say nothing
+# about that. There a shuffle costs time for every thread that takes part, and with two levels 256 threads take part ten
+# times for each row.)
 #
 # What does matter I found in the PTX. The loops of tree and two levels hold one load each: a thread asks, waits, adds,
 # and asks again. The step of their loops is the size of the block, which the compiler does not know. In the warp's loop
@@ -239,8 +242,8 @@ print(f"one core here, {here['rows']} x {here['cols']}: {here['ms']:.2f} ms, "
       f"{1e6 * here['ms'] / here['rows'] / here['cols']:.1f} ns for each element")
 
 # %% [markdown]
-# The last row of the table is another factor of three over the trees. Where does it come from? The roofline has the
-# answer ready.
+# The last row of the table is another factor of three over the trees. Where can it come from? The roofline says what
+# there is to gain.
 
 # %%
 from labkit.kernels.softmax import SOFTMAX
@@ -387,12 +390,11 @@ counters.profile("softmax")
 # warps on a multiprocessor are more than a cache can hold until the next loop. Where a block shares a row there are
 # fewer rows at a time, and part of the second reading is answered by a cache.
 #
-# The online kernel is a disappointment. Memory reads half as much for it as for the three loops of a warp, and it wins
-# a few percent. Its loop has one load in it, as in the ladder of sums. Fewer bytes only help a kernel that waits for
+# The online kernel is a disappointment. Memory reads 471 MB for it and 805 for the three loops of a warp, and it wins a
+# few percent. Its loop has one load in it, as in the ladder of sums. Fewer bytes only help a kernel that waits for
 # bytes.
 #
-# On the CPU device the order is another one. There is no cache to miss and no shuffle that costs less than a barrier:
-# each is a loop over threads.
+# On the CPU device the order is another one. Shuffles are what costs there, and the online kernel has the most.
 #
 # ## What was implemented
 #
@@ -405,7 +407,7 @@ counters.profile("softmax")
 #
 # - $\log_2 256 = 8$ steps look like the heart of a reduction. They take a few percent of its time.
 # - A device function that uses shared memory has to leave it in a state in which anyone may use it again.
-# - I ask of each loop how many loads it has in flight. It explained three of my results.
+# - I ask of each loop how many loads it has on their way. It explained three of my results.
 # - The online rule is worth more as a piece of algebra than as a faster softmax. A row that fits into registers does
 #   not need it.
 # - Sentences such as "80 times faster" are worth measuring. It was 23, and the cache between the two is what counts.

@@ -11,8 +11,9 @@
 #
 # ## The problem
 #
-# In attention every token of a sequence looks at the others. A product of two matrices gives a *score* for each pair, a
-# query and a key. Then three things happen to the scores, before they weigh anything:
+# A language model cuts its text into *tokens*, words or pieces of words, and in *attention* every token of a sequence
+# looks at the others. The token that looks is the *query*, the one that is looked at is the *key*, and a product of two
+# matrices gives a *score* for each pair. Then three things happen to the scores, before they weigh anything:
 #
 # $$P = \text{softmax}(\text{scale} \cdot X + \text{mask})$$
 #
@@ -49,8 +50,8 @@ show_source(mask_kernel)
 
 # %% [markdown]
 # The third is the softmax with two trees, from lesson 09. A first test, as it was done in the report that this lesson
-# follows: one matrix of 64 × 64, causal. Every row of the result must have the sum 1. (Theirs: 1.000000, and a range
-# from 1.000000 to 1.000000.)
+# follows (a fused softmax for GPT-2, on an NVIDIA L4): one matrix of 64 × 64, causal. Every row of the result must have
+# the sum 1. (Theirs: 1.000000, and a range from 1.000000 to 1.000000.)
 
 # %%
 import numpy as np
@@ -229,11 +230,12 @@ plots.traffic(moved, "What memory delivers", "passes over the array", place="Mea
 # %% [markdown]
 # I had expected three readings. On the H200 that we recorded it is one: 268 MB, the size of the scores. A row has 4 KB.
 # When the second loop comes, the row still lies in a cache. So the pseudocode does what the text says after all, one
-# reading and one writing, by the grace of the cache, and still takes three times as long as `single_read`.
+# reading and one writing, by the grace of the cache, and still takes three times as long as `single_read`. Nor
+# is it the mask: `bounded` reads half of the scores from memory, as much as `single_read`, and takes twice as long.
 #
-# Bytes do not explain that. The other columns do. Its loops hold one load each, so a warp asks and waits, three times
-# for each row. It computes each exponential twice and crosses barriers in between. `single_read` has fewer warps, half
-# of what would fit. But each has eight loads of 16 bytes on their way.
+# Bytes do not explain that. The loops of both hold one load each, so a warp asks and waits, three times for each row.
+# They compute each exponential twice and cross barriers in between. `single_read` has fewer warps, half of what would
+# fit. But each has eight loads of 16 bytes on their way.
 #
 # It also shows that the model of seven passes is too much for real kernels: PyTorch's three read and write about six
 # times the size of the scores. (Written is less than one would think everywhere: when a kernel ends, its last 20 MB or
@@ -275,7 +277,8 @@ PlainTable("In a graph, us", columns, tuple(rows),
 # ## The report's microbenchmark
 #
 # It times the unfused way by PyTorch against the fused kernel, for one matrix of 512 and of 1,024: 5 calls to warm up,
-# then 100 with a clock around each, blocks of 256 threads, on an NVIDIA L4. The same here, on our GPU.
+# then 100 with a clock around each, blocks of 256 threads, on the L4. The same here, as recorded on an H200; our fused
+# kernel is `single_read`.
 
 # %%
 series = measure.recorded_series("masked_softmax_sizes", gpu="NVIDIA H200")
@@ -311,9 +314,10 @@ PlainTable("Called from Python, us: p50 (p5–p95)", columns, tuple(rows),
 # Look at the report's figures first. 512 and 1,024 take the same time: 0.030 ms, with four times the work. So it was
 # not the work that was timed. A kernel that needs less than its launch shows the time of the launch.
 #
-# Ours tell the same story, louder. At B = 1 a call of ours costs 40 us for both sizes, more than PyTorch's three calls,
-# although the kernel itself takes 2 us. The rest is Python. The "bandwidth ratio" of 0.85 is of the same kind: the
-# fused kernel reaches fewer GB/s because it has fewer bytes to move in the same time. It is no fault.
+# Ours tell the same story, louder. At B = 1 a call of ours costs close to 40 us for both sizes, more than PyTorch's
+# calls, although the kernel itself takes 2 to 3 us. The rest is Python. The report also gives a ratio of bandwidths,
+# 0.85, and that is of the same kind: the fused kernel reaches fewer GB/s because it has fewer bytes to move in the same
+# time. It is no fault.
 #
 # Where does the floor end? Here is one matrix over its size, called and in a graph, in which Python has no part.
 
@@ -353,9 +357,10 @@ PlainTable(f"On one of {gpu.multiprocessors} multiprocessors of the {gpu.name}, 
            tuple(rows), ("Registers of a thread as ptxas gave them for the H200; blocks and occupancy computed.",))
 
 # %% [markdown]
-# The fastest kernel has the lowest occupancy. Many warps are one way to have many loads on their way; many loads in
-# each warp are another, and the second wins here. (The report also asks for silicon area, and rightly answers that
-# software takes none. Registers and shared memory are what a kernel takes.)
+# The report's 6 blocks and 100% come out of the arithmetic, if a thread has at most 40 registers, of which the report
+# says nothing. In the second table the fastest kernel has the lowest occupancy. Many warps are one way to have many
+# loads on their way; many loads in each warp are another, and the second wins here. (The report also asks for silicon
+# area, and rightly answers that software takes none. Registers and shared memory are what a kernel takes.)
 #
 # ## As an operator of PyTorch
 #

@@ -116,8 +116,8 @@ for name, ratio, rows in spoilt:
 
 # %% [markdown]
 # The results should be numbers around 1. With a mean a thousand times the spread, the one pass is off in the first
-# digit. Above that the variance comes out negative, and the root of it is NaN. The blue line grows as well, but slowly:
-# that is the rounding of the mean itself, which no formula avoids.
+# digit. Above that the variance comes out negative in some rows, and the root of it is NaN. The other two lines grow as
+# well, but slowly: that is the rounding of the mean itself, which no formula avoids.
 #
 # Activations with a mean of a thousand spreads are rare. But a kernel that is right for usual numbers and returns NaN
 # for others is not a kernel that I want to look for in a model of a hundred layers.
@@ -215,10 +215,9 @@ for row in wide.rows:
 # %% [markdown]
 # Three things surprised me.
 #
-# The kernel with three loops is nearly as fast as a copy on the wide rows. I had counted (3 + 1) / (1 + 1), twice as
-# slow. But a row is 16 KB and its block reads it again at once. The second and the third pass come out of the cache
-# next to the multiprocessor, not out of memory. The source of a kernel says what it asks for. What it gets from memory
-# is another question.
+# The kernel with three loops comes within 15% of a copy on the wide rows. I had counted (3 + 1) / (1 + 1), twice as
+# slow. But a row is 16 KB and its block reads it again at once. The second and the third pass come out of a cache, and
+# not out of memory. The source of a kernel says what it asks for. What it gets from memory is another question.
 #
 # The same kernel falls far behind on the small rows. Each of 256 threads has three elements to add, and then stands at
 # twenty barriers. Here the barriers are the work, and the warp that has none is three times as fast.
@@ -252,12 +251,12 @@ for name in ("layernorm_registers", "layernorm_persistent"):
 # $$\text{out}_{c,r} = a_{r,c}$$
 #
 # No arithmetic. But whichever way the threads lie, either the loads or the stores of a warp run down a column of
-# memory. In lesson 04 you wrote the way out: a block loads a tile along the rows of `a`, waits, and stores it along the
-# rows of `out`. The turn takes place in shared memory. And it is not free there either.
+# memory. The way out is an exercise of lesson 04: a block loads a tile along the rows of `a`, waits, and stores it
+# along the rows of `out`. The turn takes place in shared memory. And it is not free there either.
 #
-# Shared memory lies in 32 *banks*, each four bytes wide. Element i of a float32 array is in bank i % 32. In one step
-# every bank gives one element. If the lanes of a warp want elements from 32 different banks, that is one step. If all
-# want different elements of the same bank, it is 32, one after another: a *bank conflict*.
+# Shared memory lies in 32 *banks* (lesson 05), each four bytes wide. Element i of a float32 array is in bank i % 32. In
+# one step every bank gives one element. If the lanes of a warp want elements from 32 different banks, that is one step.
+# If all want different elements of the same bank, it is 32, one after another: a *bank conflict*.
 
 # %%
 plots.banks({"rows of 8": lambda row, col: 8 * row + col, "rows of 9": lambda row, col: 9 * row + col,
@@ -274,8 +273,9 @@ from labkit.kernels.transpose import make_transpose_tiled
 show_source(make_transpose_tiled)
 
 # %% [markdown]
-# The tile is 32 × 32, the pitch is 32 or 33, and the rest is the same. A block has 256 threads, and reads a tile in 32
-# requests. Before you run the cell: how many steps too many does the pitch of 32 cost, for one tile?
+# The tile is 32 × 32, the pitch is 32 or 33, and the rest is the same. To read the columns of a tile takes 32 requests,
+# one for each column, by one warp each. Before you run the cell: how many steps too many does the pitch of 32 cost, for
+# one tile?
 
 # %%
 from labkit.kernels.transpose import transpose_padded_kernel, transpose_swizzled_kernel, transpose_tiled_kernel
@@ -310,9 +310,9 @@ plots.ladder(turned)
 # - LayerNorm reads one and writes one
 #
 # The second reads what the first has just written. *Fusion* makes one kernel of both, and the sum stays in the
-# registers where it was made. BERT and MiniLM need the normalised row only. GPT-2 adds to the sum again in its next
-# layer, so there the fused kernel stores both. Before you run the next cell, work out the three counts, and the factors
-# between them.
+# registers where it was made. BERT, and MiniLM, a small model of its kind, need the normalised row only. GPT-2 adds to
+# the sum again in its next layer, so there the fused kernel stores both. Before you run the next cell, work out the
+# three counts, and the factors between them.
 
 # %%
 moved = {"addition, then LayerNorm": (4 * 3, 4 * 2), "fused, sum kept (GPT-2)": (4 * 2, 4 * 2),
@@ -382,10 +382,10 @@ for recorded in (gelu, erf):
         print(f"{row.name:20} {row.gbs:6,.0f} GB/s  {row.fraction:4.0%}")
 
 # %% [markdown]
-# All the same, on the H200: who loads four at a time has arrived, whatever the arithmetic. Eight bytes an element are
-# what a GELU costs, and no cleverness inside the kernel changes that. Outside it does. Before GELU comes a product of
-# matrices, which holds each element in a register just before it stores it. GELU belongs there, in the *epilogue* of
-# the product: bias, GELU, store. What it saves is the whole kernel, to the last byte.
+# It makes no difference on the H200: who loads four at a time has arrived, whatever the arithmetic. Eight bytes an
+# element are what a GELU costs, and no cleverness inside the kernel changes that. Outside it does. Before GELU comes a
+# product of matrices, which holds each element in a register just before it stores it. GELU could be computed there, in
+# the *epilogue* of the product: bias, GELU, store. That saves the whole kernel, to the last byte.
 #
 # MiniLM's layer in halves, 8,192 tokens, 384 in and 1,536 out. A GELU of its own would read and write 25 MB each.
 # Before you run the cell: how many microseconds is that at 4,200 GB/s?
@@ -404,9 +404,13 @@ for row in layer.rows if layer else ():
 
 # %% [markdown]
 # The table names what is fused and what is not. PyTorch's line is a product by cuBLAS, with the bias in its epilogue,
-# and a GELU after it. An epilogue is no free lunch: the product's sums fill the registers, and the error function wants
-# some, too. Whether it pays is to be measured for each kernel. The rung on wgmma computes GELU while its next tile is
-# being multiplied, and so hides it.
+# and a GELU after it. And `fused` is slower than `unfused`, which surprised me. An epilogue is no free lunch: the
+# product's sums fill the registers, and the error function wants some, too.
+#
+# The rung on wgmma is the fastest. It computes GELU while its next tile is being copied, which hides the copy and not
+# the arithmetic: in lesson 05 the same layer without a GELU took 18.5 us. Twelve million error functions cost about
+# what the 50 MB would have cost. As a kernel of its own, GELU waits for bytes. In the epilogue it waits for arithmetic,
+# and the tanh form with its single exponential is worth another look there.
 #
 # ## Beside the source
 #
@@ -464,10 +468,11 @@ for size in ({"R": 8192, "C": 384}, {"R": 65536, "C": 768}):
 # ## Resources
 #
 # - [Ba, Kiros, Hinton: Layer Normalization (2016)](https://arxiv.org/abs/1607.06450)
-# - [Hendrycks, Gimpel: Gaussian Error Linear Units (2016)](https://arxiv.org/abs/1606.08415) -
-#   [Chan, Golub, LeVeque: Updating Formulae and a Pairwise Algorithm for Computing Sample Variances (1979)](http://i.stanford.edu/pub/cstr/reports/cs/tr/79/773/CS-TR-79-773.pdf)
-#   -
-#   [M. Harris: An Efficient Matrix Transpose in CUDA C/C++](https://developer.nvidia.com/blog/efficient-matrix-transpose-cuda-cc/)
+# - [Hendrycks, Gimpel: Gaussian Error Linear Units (2016)](https://arxiv.org/abs/1606.08415)
+# - [Chan, Golub, LeVeque: Updating Formulae and a Pairwise Algorithm for Computing Sample Variances
+#   (1979)](http://i.stanford.edu/pub/cstr/reports/cs/tr/79/773/CS-TR-79-773.pdf)
+# - [M. Harris: An Efficient Matrix Transpose in CUDA
+#   C/C++](https://developer.nvidia.com/blog/efficient-matrix-transpose-cuda-cc/)
 #
 # ## Try it
 #

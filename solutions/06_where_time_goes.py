@@ -117,8 +117,8 @@ def run_steps(x, y, steps):
 check("run_steps", run_steps)
 
 # %% [markdown]
-# `capture(warm_up=False)` is one cure. Another is to launch once less than asked. A third is to warm up on a `y` that
-# nobody needs, and that is what large programs do: a step that changes its input must not be run for practice.
+# There are at least three cures, and `check` takes each. Large programs warm up on a copy that nobody needs: a step
+# that changes its input must not be run for practice.
 #
 # ## 4 · Three kernels made one
 #
@@ -174,7 +174,7 @@ four = 32 * 16 // 32  # 16, and four times the work done
 check("predict_requests", row=row, third=third, column=column, one=one, four=four)
 
 # %% [markdown]
-# So 4 is not the best number there is: it is the best for loads of four bytes. A 128-bit load has 16, all of them used.
-# What counts is the bytes wanted over the bytes of the sectors.
+# So there is no best number for all kernels: it depends on how many bytes a lane asks for. What counts is the bytes
+# wanted over the bytes of the sectors. For which of the five is that quotient 1?
 #
 # Next: the exercises of **07 · Libraries**.

@@ -123,7 +123,7 @@ def layernorm_two_sums(x, weight, bias, out):
 check("layernorm_two_sums", layernorm_two_sums)
 
 # %% [markdown]
-# A second array, `cuda.shared.array((2, 2), float32)` with a row for each sum, passes as well, and saves the barrier.
+# There are two cures. One costs a barrier, the other eight bytes of shared memory. Did you find both?
 #
 # ## 3 · Predict: the banks of a padded tile
 #
