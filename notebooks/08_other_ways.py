@@ -208,7 +208,8 @@ print(f"Triton's add_kernel: {code['warps']} warps, {code['registers']} register
 # should at first. Its decorator takes hints, and `occupancy` is the one that fits the suspicion: how many blocks a
 # multiprocessor should hold. With `ct.kernel(occupancy=4)` the same program is compiled to 64 registers a thread. Write
 # down what you expect of 2, 4 and 8. At 8, a thread has 32 registers for its 64 numbers, and the compiler moves some of
-# them to memory and back.
+# them to memory and back. The next cell tries it where cuTile runs, and elsewhere shows the H200's run, if one is
+# recorded. Until it shows one, my explanation is a suspicion.
 
 # %%
 hints = series.tile_hints() or measure.recorded_series("tile_hints", gpu="NVIDIA H200")

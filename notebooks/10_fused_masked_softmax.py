@@ -419,7 +419,8 @@ else:
 #
 # - In the cell that counts passes, replace the causal mask by none: `causal = np.uint32(0)`. Which bars change, and by
 #   how much?
-# - In the table of resources, give `single_read` 64 registers for each thread. How many blocks of it fit?
+# - How many blocks of `single_read` would fit on a multiprocessor if a thread took 64 registers? Predict it, then ask
+#   `occupancy.blocks(gpu, 128, 64, 0)`.
 # - In the cell with NaN, use `masked_softmax_three_read`. Why does it come out right, although it loads the NaN?
 #
 # Next: **LayerNorm and fusion**, where a sum is folded into a kernel that comes after it.
