@@ -24,7 +24,7 @@ from types import SimpleNamespace
 import numpy as np
 from numba import int32
 
-from labkit import cuda
+from labkit import cuda, graphs
 from labkit.kernels.argmax import argmax
 from labkit.kernels.attention import append_to_cache, attention
 from labkit.kernels.embedding import embedding_vectorized
@@ -290,8 +290,7 @@ class GPT2:
     def step(self, ws: Workspace, stream=0) -> None:
         """Takes the token in ws.ids[0] and leaves there the likeliest next one: a greedy step without the host.
 
-        For a graph: graph = graphs.capture(lambda stream: model.step(ws, stream), warm_up=False); then graph.launch(),
-        and ws.length += 1, once for each token.
+        ws.length is the host's to count.
         """
         self.forward(ws, 1, stream)
         self.kernels.argmax(ws.logits, ws.rows(1).ids, stream=stream)
@@ -317,6 +316,35 @@ class GPT2:
         if ws.length + ids.size > ws.context:
             raise ValueError(f"{ids.size} tokens do not fit: {ws.length} of {ws.context} places are taken")
         return ids.astype(np.int32)
+
+
+class Decoder:
+    """One token after the other, as a graph: all launches of a token recorded once, and replayed for each.
+
+    On a GPU a launch from Python costs tens of microseconds, more than the kernels of a small model take. Making one
+    writes over ws.logits.
+    """
+
+    def __init__(self, model: GPT2, ws: Workspace):
+        self._ws, self._first = ws, ws.rows(1).ids
+        self._first.copy_to_device(np.zeros(1, np.int32))
+        # The warm-up takes a token, too. Its row of the cache is written over by the first real one.
+        self.graph = graphs.capture(lambda stream: model.step(ws, stream))
+        ws.start.copy_to_device(np.array([ws.length], np.int32))
+
+    def __call__(self, token: int | None = None):
+        """The logits after one token more, (1, V). None: the likeliest after the last, which stays on the device."""
+        if self._ws.length == self._ws.context:
+            raise ValueError(f"1 token does not fit: {self._ws.context} of {self._ws.context} places are taken")
+        if token is not None:
+            self._first.copy_to_device(np.array([token], np.int32))
+        self.graph.launch()
+        self._ws.length += 1
+        return self._ws.logits
+
+    def likeliest(self) -> int:
+        """The token that the last logits hold for the likeliest."""
+        return int(self._first.copy_to_host()[0])
 
 
 def _seen(watch, prefix: str, name: str, array) -> None:

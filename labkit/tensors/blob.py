@@ -18,7 +18,6 @@ import numpy as np
 
 from labkit import cuda
 from labkit.op import bfloat16_of
-from labkit.tensors.safetensors import Tensors
 
 ALIGNMENT = 16  # bytes: the widest load, ld.global.v4.f32
 
@@ -47,7 +46,9 @@ def layout(shapes: Mapping[str, tuple], dtypes: Mapping[str, np.dtype]) -> tuple
 
 
 def is_bfloat16(tensors: Mapping[str, np.ndarray], name: str) -> bool:
-    return isinstance(tensors, Tensors) and tensors.entries[name].dtype == "BF16"
+    """Whether these uint16 hold bfloat16 numbers. Only the header of a file can say so."""
+    entries = getattr(tensors, "entries", {})
+    return name in entries and entries[name].dtype == "BF16"
 
 
 def converted(tensor: np.ndarray, dtype: np.dtype | None, bfloat16: bool = False) -> np.ndarray:

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from labkit import cuda, graphs
+from labkit import cuda
 from labkit.kernels.gelu import gelu_erf_vectorized
 from labkit.kernels.projection import projection
 from labkit.models import gpt2
-from labkit.models.gpt2 import GPT2, HEAD, Config, Kernels, Workspace, names_in, shapes
+from labkit.models.gpt2 import GPT2, HEAD, Config, Decoder, Kernels, Workspace, names_in, shapes
 from labkit.models.gpt2_reference import activations, allowed_error, launches_of, parity
 from labkit.tensors.safetensors import read
 
@@ -164,19 +164,20 @@ def test_going_back_to_an_earlier_token(model, config):
         workspace.reset(27)
 
 
-def test_a_step_in_a_graph_needs_no_host(model, config):
-    workspace = Workspace(config)
+def test_a_decoder_needs_no_host(model, config):
+    """Its graph is captured in the middle of a sequence, and changes nothing of it."""
+    workspace = Workspace(config, context=len(PROMPT) + 15)
     first = int(np.argmax(model.prefill(PROMPT, workspace).copy_to_host()))
-    workspace.rows(1).ids.copy_to_device(np.array([first], np.int32))
-    model.step(workspace)  # compiles what is not yet compiled, and is a token as any other
-    tokens = [first, int(workspace.rows(1).ids.copy_to_host()[0])]
-    graph = graphs.capture(lambda stream: model.step(workspace, stream), warm_up=False)
+    decoder = Decoder(model, workspace)
+    decoder(first)
+    tokens = [first, decoder.likeliest()]
     for _ in range(14):
-        graph.launch()
-        cuda.synchronize()
-        tokens.append(int(workspace.rows(1).ids.copy_to_host()[0]))
+        decoder()
+        tokens.append(decoder.likeliest())
     assert tokens == EXPECTED["greedy"][:16]
-    assert int(workspace.start.copy_to_host()[0]) == len(PROMPT) + 15
+    assert int(workspace.start.copy_to_host()[0]) == workspace.length == len(PROMPT) + 15
+    with pytest.raises(ValueError, match="1 token does not fit: 39 of 39 places"):
+        decoder()
 
 
 def test_a_token_allocates_nothing(model, config, monkeypatch):

@@ -1,0 +1,164 @@
+"""A GPT-2 with its tokenizer, from a folder, from the Hugging Face hub, or the tiny one of this repository.
+
+    loaded = load("tiny")                    # data/tiny-gpt2
+    loaded = load("path/to/folder")          # with config.json, *.safetensors and a tokenizer
+    loaded = load("openai-community/gpt2")   # downloaded once
+    loaded.model, loaded.tokenizer
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from labkit.errors import UserError
+from labkit.models.gpt2 import GPT2, Config, Kernels
+from labkit.tensors.safetensors import SafetensorsError, read
+
+TINY = "tiny"
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+PATTERNS = [CONFIG, "*.safetensors", INDEX, "tokenizer.json", "vocab.json", "merges.txt"]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that is ready to run. seconds: how long reading, copying to the device and the tokenizer took."""
+
+    name: str
+    folder: Path
+    model: GPT2
+    tokenizer: Tokenizer
+    seconds: float
+
+    @property
+    def log(self) -> str:
+        """One line on what was loaded."""
+        config, nbytes = self.model.config, self.model.weights.nbytes
+        return (f"{self.name}: {config.parameters / 1e6:.1f} M parameters, {config.n_layer} layers, {config.n_embd} "
+                f"wide, {nbytes / 1e6:.0f} MB on the device, loaded in {self.seconds:.1f} s")
+
+
+def load(name: str = TINY, kernels: Kernels | None = None) -> Loaded:
+    """The model called `name`. Raises UserError if there is none, or if it is not as it should be."""
+    began = time.perf_counter()
+    path = folder(name)
+    try:
+        model = GPT2(Config.read(path / CONFIG), tensors(path), kernels)
+        tokenizer = Tokenizer.of(path)
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is no model that can be loaded: {error}") from None
+    except (SafetensorsError, ValueError) as error:
+        raise UserError(str(error)) from None
+    if len(tokenizer) > model.config.vocab_size:
+        raise UserError(f"{path}: the tokenizer knows {len(tokenizer):,} tokens, the model {model.config.vocab_size:,}")
+    return Loaded(name, path, model, tokenizer, time.perf_counter() - began)
+
+
+def folder(name: str) -> Path:
+    """Where the files of a model are; those of a hub's model are downloaded, if they are not there yet."""
+    if name == TINY:
+        from labkit.course import find_root
+
+        path = find_root() / "data" / "tiny-gpt2"
+        if not (path / CONFIG).is_file():
+            raise UserError(f"{path} is missing; scripts/train_tiny_gpt2.py makes it")
+        return path
+    if Path(name).is_dir():
+        return Path(name)
+    if name.count("/") > 1 or name.startswith((".", "/", "~")):
+        raise UserError(f"there is no folder {name}")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=PATTERNS))
+    except Exception as error:  # offline, no such model, gated: the library has a kind of error for each
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"{name} is no folder here, and could not be had from the hub: {reason[0]}") from None
+
+
+def tensors(path: Path) -> Mapping[str, np.ndarray]:
+    """The tensors of a model's folder: of one file, or of several that an index names."""
+    if (path / WEIGHTS).is_file() or not (path / INDEX).is_file():
+        return read(path / WEIGHTS)
+    index = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
+    files = {file: read(path / file) for file in sorted(set(index.values()))}
+    missing = [name for name, file in index.items() if name not in files[file]]
+    if missing:
+        raise SafetensorsError(f"{path / INDEX}: {missing[0]} should be in {index[missing[0]]}, but is not")
+    return Parts({name: files[file] for name, file in index.items()})
+
+
+class Parts(Mapping):
+    """The tensors of several files as one mapping."""
+
+    def __init__(self, homes: dict):
+        self._homes = homes  # name -> the Tensors of its file
+        self.entries = {name: home.entries[name] for name, home in homes.items()}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._homes[name][name]
+
+    def __contains__(self, name) -> bool:
+        return name in self._homes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._homes)
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+
+# --- Text ------------------------------------------------------------------------------------------------------------
+
+
+class Tokenizer:
+    """Text to token ids and back, by the library `tokenizers`.
+
+    A token is a piece of a text's bytes, and a character may be spread over several tokens: decode them together.
+    """
+
+    def __init__(self, tokenizer, stop: tuple[int, ...] = ()):
+        self._tokenizer = tokenizer
+        self.stop = stop  # the ids that end a text
+
+    @classmethod
+    def of(cls, path: Path) -> Tokenizer:
+        """From tokenizer.json, or from GPT-2's older pair of files."""
+        import tokenizers
+
+        if (path / "tokenizer.json").is_file():
+            tokenizer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+        elif (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
+            tokenizer = tokenizers.ByteLevelBPETokenizer.from_file(str(path / "vocab.json"), str(path / "merges.txt"))
+        else:
+            raise FileNotFoundError("neither tokenizer.json nor vocab.json and merges.txt")
+        said = json.loads((path / CONFIG).read_text(encoding="utf-8")).get("eos_token_id")
+        return cls(tokenizer, tuple(said) if isinstance(said, list) else () if said is None else (said,))
+
+    def __len__(self) -> int:
+        return self._tokenizer.get_vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        """With the marks that the tokenizer sets around a text, if any."""
+        return self._tokenizer.encode(text).ids
+
+    def decode(self, ids) -> str:
+        """Without the marks."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def stream(self, ids) -> Iterator[str]:
+        """The text of token after token; what is half a character waits for its other half."""
+        waiting: list[int] = []
+        for token in ids:
+            waiting.append(token)
+            text = self.decode(waiting)
+            if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+                yield text
+                waiting.clear()
+        if waiting:
+            yield self.decode(waiting)

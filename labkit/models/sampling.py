@@ -1,0 +1,93 @@
+"""From logits to the next token: the likeliest, or one drawn by chance with a seed; and text from a prompt.
+
+    for token in generate(model, prompt_ids, 64, Sampler(temperature=0.8, top_k=40), seed=1): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.models.gpt2 import GPT2, Decoder, Workspace
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """How a token is drawn. temperature 0 takes the likeliest; of equally likely ones, the first.
+
+    temperature: logits are divided by it; below 1 the likely ones become likelier.
+    top_k: only the k likeliest are drawn. top_p: of these, only so many of the likeliest as together reach p.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def __post_init__(self):
+        if not 0 <= self.temperature < np.inf:
+            raise ValueError(f"temperature is {self.temperature}; it must be 0 or more")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k is {self.top_k}; it must be 1 or more")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; it must be more than 0 and at most 1")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    def probabilities(self, logits: np.ndarray) -> np.ndarray:
+        """The probability of each token, in float64; zero for those that are not drawn."""
+        logits = np.asarray(logits, np.float64)
+        if np.isnan(logits).any():
+            raise ValueError(f"logits of {int(np.isnan(logits).sum()):,} tokens are NaN: something before went wrong")
+        order = np.argsort(-logits, kind="stable")  # likeliest first, of equal ones the first
+        if self.greedy:
+            order, temperature = order[:1], 1.0
+        else:
+            order, temperature = order[: self.top_k], self.temperature
+        chosen = logits[order]
+        powers = np.exp((chosen - chosen[0]) / temperature)
+        shares = powers / powers.sum()
+        if self.top_p is not None:
+            kept = int(np.searchsorted(np.cumsum(shares), self.top_p)) + 1  # the one that reaches p is kept
+            order, shares = order[:kept], shares[:kept]
+        result = np.zeros(logits.size)
+        result[order] = shares / shares.sum()
+        return result
+
+    def choose(self, logits: np.ndarray, rng: np.random.Generator) -> int:
+        """A token id. Draws one number from rng, unless greedy."""
+        if self.greedy and not np.isnan(logits).any():
+            return int(np.argmax(logits))
+        shares = np.cumsum(self.probabilities(logits))
+        return int(np.searchsorted(shares, rng.random() * shares[-1], side="right"))
+
+
+GREEDY = Sampler(temperature=0)
+
+
+def generate(model: GPT2, prompt: Sequence[int], count: int, sampler: Sampler = GREEDY, *, seed: int = 0,
+             stop: Collection[int] = (), workspace: Workspace | None = None) -> Iterator[int]:
+    """Up to `count` tokens that follow the prompt, each as soon as it is known.
+
+    Ends early after a token of `stop`, and when the model's context is full. workspace: its cache is emptied first.
+    """
+    if count < 1:
+        raise ValueError(f"count is {count}; it must be 1 or more")
+    workspace = workspace or Workspace(model.config)
+    workspace.reset()
+    rng = np.random.default_rng(seed)
+    logits = model.prefill(prompt, workspace)
+    decoder = None
+    for done in range(1, count + 1):
+        if sampler.greedy and decoder is not None:
+            token = decoder.likeliest()  # the device has it already: four bytes instead of all logits
+        else:
+            token = sampler.choose(logits.copy_to_host()[0], rng)
+        yield token
+        if token in stop or done == count or workspace.length == workspace.context:
+            return
+        decoder = decoder or Decoder(model, workspace)
+        logits = decoder(token)
