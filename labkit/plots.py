@@ -644,7 +644,7 @@ def _number_points(ax, blocks, roofs: dict, bandwidth: float, size: float = 15.0
         own = []
         for mark, row in lines:
             x, y = ax.transData.transform((intensity, row.tflops))
-            lane = next(lane for lane in (0, 1, -1, 2, -2, 3, -3, 4, -4, 5, -5)
+            lane = next(lane for lane in (k // 2 * (-1) ** k for k in range(1, 2 * len(lines) + 2))  # 0, 1, -1, 2, ...
                         if all(lane != other or abs(y - oy) >= size * scale for other, oy, *_ in own))
             own.append((lane, y, x + lane * size * scale, mark, row))
         step = size * scale
