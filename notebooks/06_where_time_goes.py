@@ -370,9 +370,9 @@ profiled = counters.recorded()["ops"]
 counters.profile("matmul" if "matmul" in profiled else "softmax")
 
 # %% [markdown]
-# Two columns are worth a look before all others. *load* is how many sectors of 32 bytes one load of a warp touches. For
-# 32 lanes that load four bytes each, 4 is the best there is, and 32 says that every lane has a sector of its own: that
-# is a kernel in which neighbours stand in different rows. Lesson 04 counted such sectors by hand. *waits* says what
+# Two columns are worth a look before all others. *load* is how many sectors of 32 bytes one load of a warp touches, on
+# average. For 32 lanes that load 32 different numbers of four bytes, 4 is the best there is. 32 says that every lane
+# has a sector of its own: neighbours stand in different rows. Lesson 04 counted such sectors by hand. *waits* says what
 # warps stand still for when an instruction is issued, and how many of them: `long_scoreboard` is data from memory,
 # `mio_throttle` and `short_scoreboard` are shared memory, `barrier` is a `syncthreads`, `math_pipe_throttle` is
 # arithmetic, the one thing worth waiting for.
