@@ -39,7 +39,7 @@ def on_device(*arrays):
 
 def test_a_row_of_one_value_becomes_the_bias():
     x, weight, bias = on_device(np.full((2, 768), 3.0), np.ones(768), np.arange(768))
-    for launch in LAYERNORM.rungs[:3]:
+    for launch in LAYERNORM.rungs:
         out = cuda.device_array((2, 768), np.float32)
         launch(x, weight, bias, out)
         np.testing.assert_allclose(out.copy_to_host(), np.tile(np.arange(768), (2, 1)), atol=1e-3)
@@ -51,10 +51,14 @@ def test_a_large_mean_costs_digits_of_the_input_only():
     x = (10_000 + rng.standard_normal((4, 768))).astype(np.float32)
     weight, bias = np.ones(768, np.float32), np.zeros(768, np.float32)
     expected = norm.layernorm_reference(x, weight, bias)
-    for launch in LAYERNORM.rungs[1:3]:
+    allowed = 10_000 * np.sqrt(768) * np.finfo(np.float32).eps / 2  # of the mean: 768 roundings, as a random walk
+    assert "layernorm_one_pass" in [launch.__name__ for launch in LAYERNORM.rungs if launch.failed]
+    for launch in LAYERNORM.rungs:
+        if launch.__name__ == "layernorm_one_pass":  # it fails at this: lesson 11 shows how
+            continue
         out = cuda.device_array(x.shape, np.float32)
         launch(*on_device(x, weight, bias), out)
-        assert np.abs(out.copy_to_host() - expected).max() < 2e-3
+        assert np.abs(out.copy_to_host() - expected).max() < allowed
 
 
 def test_in_place_and_misaligned():
