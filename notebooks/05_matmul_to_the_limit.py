@@ -419,8 +419,8 @@ for name, us in times.items():
 MATMUL_HALF
 
 # %% [markdown]
-# *Swizzled* means that the pieces of a row change places, so that a column is spread over the banks; lesson 11 draws it.
-# A *warpgroup* is four warps.
+# *Swizzled* means that the pieces of a row change places, so that a column is spread over the banks; lesson 11 draws
+# it. A *warpgroup* is four warps.
 #
 # What is new is `ldmatrix`. It reads four 8 × 8 blocks of halves from shared memory and deals them out to the lanes in
 # just the layout that `mma.sync` wants. Each lane gives the address of one row of 16 bytes. One instruction takes the

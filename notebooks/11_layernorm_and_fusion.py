@@ -436,8 +436,9 @@ print(f"GELU: no kernel of its own        {109 - 102:10}           {6 * gelu_alo
 
 # %% [markdown]
 # Theirs are differences of two rounded times of a whole model. Ours are sums of kernels in a graph, with no model
-# around them, on a GPU with four and a half times the bandwidth. I would not have dared to predict more than the order,
-# and the order is the same: the norm that waits at barriers costs more than the activation that only moves bytes.
+# around them, on a GPU with four and a half times the bandwidth. For GELU it is what there is to save at most, since
+# the epilogue has to compute it all the same. I would not have dared to predict more than the order, and the order is
+# the same: the norm that waits at barriers costs more than the activation that only moves bytes.
 #
 # Their LayerNorm takes the residual in, and so does ours. In halves, as they compute, with the sums in float32:
 
