@@ -1,0 +1,80 @@
+"""The script that trains data/tiny-gpt2: a dictionary becomes texts and tokens, and a few steps of a small model."""
+
+import gzip
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from labkit.models.load import load
+from labkit.models.sampling import generate
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_tiny_gpt2.py"
+DICTIONARY = """\
+00-database-short
+     A dictionary
+foo
+ /foo/
+
+    1. interj. Term of
+    disgust. See {
+    bar}.
+
+        +---+   +---+
+        | f |   | o |
+
+    2. [very common] Used very generally. See {metasyntactic variable}.
+
+bar baz
+ //, n.
+
+    Something else.
+
+empty
+
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("train_tiny_gpt2", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "WORK", tmp_path / "work")
+    monkeypatch.setattr(module, "SHAPE", module.SHAPE | {"vocab_size": 300, "n_positions": 32, "n_embd": 16,
+                                                         "n_layer": 2, "n_head": 2})
+    return module
+
+
+def dictionary(path, times=1):
+    entries = "".join(DICTIONARY.replace("foo", f"foo{n}") for n in range(times))
+    path.write_bytes(gzip.compress(entries.encode()))
+    return path
+
+
+def test_entries_become_texts(script, tmp_path):
+    assert script.texts_of(dictionary(tmp_path / "x.dict.dz")) == [
+        "foo0: /foo0/ 1. interj. Term of disgust. See bar.\n"
+        "2. [very common] Used very generally. See metasyntactic variable.",
+        "bar baz: n. Something else.",
+    ]
+
+
+def test_the_three_steps(script, tmp_path):
+    script.prepare([dictionary(tmp_path / "x.dict.dz", times=40)])
+    with np.load(script.WORK / "tokens.npz") as file:
+        trained, held_out = file["train"], file["held_out"]
+    assert trained[0] == trained[-1] == held_out[0] == held_out[-1] == 0
+    assert (trained == 0).sum() == 77 and (held_out == 0).sum() == 5  # one more than entries
+
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    script.train([4], [0.1], batch=4, rate=1e-3, device="cpu", minutes=5)
+    told = json.loads((script.WORK / "training.json").read_text())
+    assert [line["step"] for line in told["runs"][0]["log"]] == [1, 2, 3, 4]
+    assert told["runs"][0]["log"][-1]["held_out"] < told["runs"][0]["log"][0]["held_out"]
+    script.finish(tmp_path / "result", "last")
+    loaded = load(str(tmp_path / "result"))
+    assert loaded.tokenizer.encode("foo1:")[0] == 0  # the mark at the beginning of a text
+    assert len(list(generate(loaded.model, loaded.tokenizer.encode("foo1:"), 4))) >= 1
