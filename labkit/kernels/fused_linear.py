@@ -393,24 +393,24 @@ def _op(name: str, title: str, formula: str, call, *, gelu=False, residual=False
               rivals=(Rival("PyTorch", "torch", call, note="cuBLAS, then what follows"),), **more)
 
 
-def _addmm(torch, x, weights, bias, out):
+def torch_addmm(torch, x, weights, bias, out):
     torch.addmm(bias, x, weights, out=out)
 
 
-def _addmm_gelu(torch, x, weights, bias, out):
+def torch_addmm_gelu(torch, x, weights, bias, out):
     return torch.nn.functional.gelu(torch.addmm(bias, x, weights), approximate="tanh")
 
 
-def _addmm_residual(torch, x, weights, bias, residual, out):
+def torch_addmm_residual(torch, x, weights, bias, residual, out):
     torch.add(torch.addmm(bias, x, weights), residual, out=out)
 
 
-FUSED_LINEAR = _op("fused_linear", "A linear layer, its bias in the kernel", "out = x @ weights + bias", _addmm,
+FUSED_LINEAR = _op("fused_linear", "A linear layer, its bias in the kernel", "out = x @ weights + bias", torch_addmm,
                    timed_gpu={"M": 128, "N": 2304, "K": 768}, also_gpu=({"M": 1024, "N": 2304, "K": 768},))
-FUSED_LINEAR_GELU = _op("fused_linear_gelu", "A linear layer and GELU", "out = gelu(x @ weights + bias)", _addmm_gelu,
-                        gelu=True, tolerance=gelu_error, timed_gpu={"M": 128, "N": 3072, "K": 768},
+FUSED_LINEAR_GELU = _op("fused_linear_gelu", "A linear layer and GELU", "out = gelu(x @ weights + bias)",
+                        torch_addmm_gelu, gelu=True, tolerance=gelu_error, timed_gpu={"M": 128, "N": 3072, "K": 768},
                         also_gpu=({"M": 1024, "N": 3072, "K": 768},))
 FUSED_LINEAR_RESIDUAL = _op("fused_linear_residual", "A linear layer and a residual",
-                            "out = x @ weights + bias + residual", _addmm_residual, residual=True,
+                            "out = x @ weights + bias + residual", torch_addmm_residual, residual=True,
                             tolerance=residual_error, timed_gpu={"M": 128, "N": 768, "K": 3072},
                             also_gpu=({"M": 1024, "N": 768, "K": 3072},))
