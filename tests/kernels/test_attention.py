@@ -77,8 +77,8 @@ def test_a_full_cache_is_not_overrun():
 
 @pytest.mark.parametrize("launch", LAUNCHERS, ids=lambda launch: launch.__name__)
 def test_large_scores_do_not_overflow(launch):
-    qkv = np.full((5, 3 * 8), 40, np.float32)  # scores of 4,500: exp of that is infinite
-    out = cuda.device_array((5, 8), np.float32)
+    qkv = np.full((5, 3 * 16), 40, np.float32)  # scores of 6,400: exp of that is infinite
+    out = cuda.device_array((5, 16), np.float32)
     launch(cuda.to_device(qkv), 1, out)
     np.testing.assert_allclose(out.copy_to_host(), 40, rtol=1e-5)
 
