@@ -620,6 +620,55 @@ def bench(
     raise typer.Exit(measure.main(op=op, out=out, quick=quick) or 0)
 
 
+@app.command()
+@friendly
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The text to go on from.")],
+    model: Annotated[
+        str, typer.Option(help="tiny, which belongs to this repository; a folder; or a GPT-2's name on the hub.")
+    ] = "tiny",
+    tokens: Annotated[int, typer.Option(help="At most so many tokens.", min=1)] = 64,
+    temperature: Annotated[float, typer.Option(help="Below 1 the likely tokens become likelier; 0 is --greedy.")] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Draw among the k likeliest; 0 for all.", min=0)] = 40,
+    top_p: Annotated[float, typer.Option(help="Of these, among the likeliest that together reach p.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="The same seed draws the same text.", min=0)] = 0,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
+    device: Device = None,
+):
+    """Write text with a GPT-2 whose every layer is a kernel of this course. Ctrl-C stops it."""
+    from labkit.errors import UserError
+
+    choose_device(device)
+    from labkit.generate import write
+    from labkit.models.load import load
+    from labkit.models.sampling import GREEDY, Sampler
+
+    try:
+        sampler = GREEDY if greedy else Sampler(temperature, top_k or None, top_p)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    _, notes = consoles()  # the text alone goes to standard output
+    with notes.status(f"Loading {model}"):
+        loaded = load(model)
+    notes.print(loaded.log, style="dim", markup=False)
+    sys.stdout.write(prompt)
+    sys.stdout.flush()
+
+    def show(piece: str) -> None:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+    try:
+        told = write(loaded, prompt, show, tokens=tokens, sampler=sampler, seed=seed)
+    except KeyboardInterrupt as stopped:
+        sys.stdout.write("\n")
+        if getattr(stopped, "told", None):
+            notes.print(str(stopped.told), style="dim", markup=False)
+        raise
+    sys.stdout.write("\n")
+    notes.print(str(told), style="dim", markup=False)
+
+
 def main() -> None:
     app()
 

@@ -1,0 +1,90 @@
+"""`labkit generate`: the text comes piece by piece, the same for the same seed, and stops cleanly."""
+
+import json
+
+import numpy as np
+import pytest
+import tokenizers
+from safetensors.numpy import save_file
+from typer.testing import CliRunner
+
+from labkit import cli
+from labkit.errors import UserError
+from labkit.generate import write
+from labkit.models.gpt2 import Config, shapes
+from labkit.models.load import load
+from labkit.models.sampling import Sampler, generate
+
+SHAPE = {"vocab_size": 300, "n_positions": 24, "n_embd": 8, "n_layer": 1, "n_head": 2}
+CHANCE = Sampler(temperature=1.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    rng = np.random.default_rng(5)
+    (path / "config.json").write_text(json.dumps(SHAPE | {"model_type": "gpt2", "eos_token_id": 0}))
+    save_file({name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes(Config(**SHAPE)).items()},
+              path / "model.safetensors")
+    tokenizer = tokenizers.ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(["a kernel is a loop"], vocab_size=300, special_tokens=["<|endoftext|>"],
+                                  show_progress=False)
+    tokenizer.save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def loaded(folder):
+    return load(str(folder))
+
+
+def test_the_pieces_are_the_tokens_as_text(loaded):
+    pieces = []
+    told = write(loaded, "a kernel", pieces.append, tokens=12, sampler=CHANCE, seed=3)
+    ids = list(generate(loaded.model, loaded.tokenizer.encode("a kernel"), 12, CHANCE, seed=3, stop=(0,)))
+    ids = [token for token in ids if token != 0]
+    assert told.text == "".join(pieces) == loaded.tokenizer.decode(ids)
+    assert told.tokens == len(ids) > 1
+    assert told.prompt_tokens == len(loaded.tokenizer.encode("a kernel"))
+    assert told.prefill_s > 0 and told.per_second > 0
+    assert f"{told.tokens} tokens: the first after" in str(told)
+
+
+def test_what_was_said_before_a_stop_is_kept(loaded):
+    def stop_at_once(piece):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        write(loaded, "a loop", stop_at_once, tokens=12, sampler=CHANCE, seed=3)
+    assert stopped.value.told.tokens >= 1 and stopped.value.told.text
+
+
+@pytest.mark.parametrize(("prompt", "message"), [("", "the prompt has no token"),
+                                                 ("a kernel is a loop " * 30, "has a context of 24")])
+def test_a_prompt_that_cannot_be_gone_on_from_is_refused(loaded, prompt, message):
+    with pytest.raises(UserError, match=message):
+        write(loaded, prompt, print)
+
+
+@pytest.fixture
+def run():
+    return lambda *arguments: CliRunner().invoke(cli.app, ["generate", *arguments])
+
+
+def test_the_command_writes_the_prompt_and_what_follows(run, folder):
+    options = ("a kernel", "--model", str(folder), "--tokens", "6", "--temperature", "1")
+    first, second, other = run(*options), run(*options), run(*options, "--seed", "8")
+    assert first.exit_code == 0, first.output
+    assert first.stdout.startswith("a kernel") and first.stdout.endswith("\n")
+    assert first.stdout == second.stdout != other.stdout
+    said = " ".join(first.stderr.split())
+    assert "1 layers, 8 wide" in said and "tokens a second" in said
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    (("--temperature", "-1"), "temperature is -1"), (("--top-p", "2"), "top_p is 2"),
+    (("--model", "./nowhere"), "there is no folder ./nowhere"), (("--device", "tpu"), "tpu is not known")])
+def test_wrong_use_is_named(run, folder, options, message):
+    done = run("a kernel", *(options if "--model" in options else ("--model", str(folder), *options)))
+    assert done.exit_code == 2
+    assert message in " ".join(done.stderr.split())
