@@ -35,7 +35,9 @@ class Target:
     def asked(self) -> str:
         if self.figure is not None:
             return f"{'at most' if self.is_time else 'at least'} {number(self.figure)} {self.unit}"
-        return "as fast" if self.ratio == 1 else f"{self.ratio:g} of its speed" if self.ratio < 1 else f"{self.ratio:g} times as fast"
+        if self.ratio == 1:
+            return "as fast"
+        return f"{self.ratio:g} of its speed" if self.ratio < 1 else f"{self.ratio:g} times as fast"
 
     @property
     def is_time(self) -> bool:

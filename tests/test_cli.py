@@ -31,14 +31,17 @@ def labkit(course_dir, cpu_device, monkeypatch):
 
 def test_help_is_quick_and_lists_every_command():
     best = float("inf")
-    for _ in range(3):  # the machine may be busy
-        start = time.perf_counter()
+    for _ in range(3):  # the machine may be busy: processor time, not the clock on the wall
+        before = os.times()
         done = subprocess.run(
             [sys.executable, "-m", "labkit.cli", "--help"], capture_output=True, text=True, check=True
         )
-        best = min(best, time.perf_counter() - start)
+        after = os.times()
+        used = after.children_user + after.children_system - before.children_user - before.children_system
+        best = min(best, used)
     assert best < 0.5
-    for command in ("run", "build", "learn", "check", "watch", "hint", "reset", "progress", "solution", "doctor"):
+    for command in ("run", "build", "learn", "check", "watch", "hint", "reset", "progress", "solution", "doctor", "bench",
+                    "generate"):
         assert command in done.stdout
 
 

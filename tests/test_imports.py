@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "labkit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # What learners and the command use; kernels and what measures them do not know it.
-CONSUMERS = {"cli", "generate", "course", "run", "execute", "site", "readme", "progress", "doctor", "bench", "checking", "verdict",
-             "workbook", "runcells"}
+CONSUMERS = {"cli", "generate", "course", "run", "execute", "site", "readme", "progress", "doctor", "bench", "checking",
+             "verdict", "workbook", "runcells"}
 
 
 def module_name(path: Path) -> str:
