@@ -41,11 +41,15 @@ HOMES = {
     "fused_linear": "fused_linear",
     "fused_linear_gelu": "fused_linear",
     "fused_linear_residual": "fused_linear",
+    "skinny_linear": "skinny_linear",
+    "skinny_linear_half": "skinny_linear",
     "projection": "projection",
     "logits": "projection",
     "attention": "attention",
     "attention_causal": "attention",
     "attention_cached": "attention",
+    "attention_half": "flash_attention_half",
+    "attention_half_causal": "flash_attention_half",
 }
 
 

@@ -20,10 +20,12 @@ import math
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda
-from labkit.kernels.launching import MAX_GRID_YZ, MAX_SHARED, check_array, dynamic_shared
+from labkit import cuda, device
+from labkit.kernels.flash_attention import attention_decode, attention_flash, attention_whole_matrix, takes_flash
+from labkit.kernels.heads import check_heads, keys_and_values
+from labkit.kernels.launching import MAX_SHARED, check_array, dynamic_shared
 from labkit.kernels.reduce import NOTHING, ZERO, block_max, block_sum
-from labkit.op import Op, rung, uniform
+from labkit.op import Op, Rival, rung, uniform
 
 BLOCK = 256
 SHARED_UNASKED = 48 * 1024  # bytes a block gets without asking; block_max and block_sum take some of them
@@ -155,54 +157,26 @@ def attention_three_pass(qkv, heads, out, *, cache=None, start=None, causal=Fals
 def attention_all_threads(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
     """As three_pass, but in the third pass 256 / D groups of threads share the keys, and their sums are added up in
     shared memory."""
-    size = _check(qkv, heads, out, cache, start)[0]
+    size, _ = check_heads(qkv, heads, out, cache, start)
     if size > BLOCK:
         raise ValueError(f"heads of {size} numbers are too large for all_threads; at most {BLOCK} are allowed")
     _launch(attention_all_threads_kernel, qkv, heads, out, cache, start, causal, stream)
 
 
 def _launch(kernel, qkv, heads, out, cache, start, causal, stream):
-    size, room = _check(qkv, heads, out, cache, start)
+    size, room = check_heads(qkv, heads, out, cache, start)
     fixed = PARTIAL + (4 * BLOCK if kernel is attention_all_threads_kernel else 0)
     nbytes = 4 * room
     if fixed + nbytes > MAX_SHARED:
         raise ValueError(f"the scores of {room:,} keys take {nbytes:,} bytes of shared memory; a block can have "
                          f"{MAX_SHARED - fixed:,} bytes for them, {(MAX_SHARED - fixed) // 4:,} keys. Tiled attention "
                          f"has no such limit")
-    keys_values, first = (qkv, out.shape[1]) if cache is None else (cache, 0)
-    arguments = (qkv, keys_values, nothing_before() if start is None else start, out, np.uint32(first),
-                 np.uint32(size), np.float32(1 / math.sqrt(size)), np.uint32(causal))
+    keys_values, start, first = keys_and_values(qkv, out, cache, start)
+    arguments = (qkv, keys_values, start, out, first, np.uint32(size), np.float32(1 / math.sqrt(size)),
+                 np.uint32(causal))
     if fixed + nbytes > SHARED_UNASKED:
         dynamic_shared(kernel, nbytes, *arguments)
     kernel[(out.shape[0], heads), BLOCK, stream, nbytes](*arguments)
-
-
-@functools.cache
-def nothing_before():
-    """`start` where there is no cache: 0, in device memory. Made once."""
-    return cuda.to_device(np.zeros(1, np.int32))
-
-
-def _check(qkv, heads, out, cache, start) -> tuple[int, int]:
-    """The size of a head, and how many keys there may be."""
-    check_array("qkv", qkv, ndim=2)
-    rows, columns = qkv.shape
-    if not isinstance(heads, (int, np.integer)) or not 1 <= heads <= MAX_GRID_YZ:
-        raise ValueError(f"heads is {heads!r}; it must be a whole number from 1 to {MAX_GRID_YZ:,}")
-    if columns % (3 * heads):
-        raise ValueError(f"qkv has {columns} columns; with {heads} heads it must be a multiple of 3 * {heads}: "
-                         f"queries, keys and values of each head")
-    check_array("out", out, shape=(rows, columns // 3))
-    if (cache is None) != (start is None):
-        raise ValueError("cache and start belong together: pass both, or neither")
-    if cache is None:
-        return columns // 3 // heads, rows
-    check_array("cache", cache, ndim=2)
-    check_array("start", start, shape=(1,), dtype=np.int32)
-    if cache.shape[1] != 2 * columns // 3 or cache.shape[0] < rows:
-        raise ValueError(f"cache has shape {tuple(cache.shape)}; it must have {2 * columns // 3} columns, keys and "
-                         f"values, and at least the {rows} rows of qkv")
-    return columns // 3 // heads, cache.shape[0]
 
 
 # --- The cache -------------------------------------------------------------------------------------------------------
@@ -230,9 +204,15 @@ def append_to_cache(qkv, start, cache, stream=0):
     append_to_cache_kernel[qkv.shape[0], BLOCK, stream](qkv, start, cache)
 
 
+FEW = 4  # queries: more of them share a tile of keys to advantage
+
+
 def attention(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
-    """The rung to use."""
-    pick = attention_all_threads if out.shape[-1] <= BLOCK * heads else attention_three_pass
+    """The rung to use. On the CPU device, where threads run one after the other, the simple ones are the quickest."""
+    if device.on_gpu() and takes_flash(qkv, heads, out, cache):
+        pick = attention_decode if cache is not None and out.shape[0] <= FEW else attention_flash
+    else:
+        pick = attention_all_threads if out.shape[-1] <= BLOCK * heads else attention_three_pass
     pick(qkv, heads, out, cache=cache, start=start, causal=causal, stream=stream)
 
 
@@ -263,13 +243,13 @@ def _bound(launch, prefix: str, causal: bool):
         cache, start = cached or (None, None)
         launch(qkv, heads, out, cache=cache, start=start, causal=causal, stream=stream)
 
-    bound.__name__ = bound.__qualname__ = launch.__name__.replace("attention", prefix, 1)
+    bound.__name__ = bound.__qualname__ = launch.__name__.removesuffix("_half").replace("attention", prefix, 1)
     bound.__doc__ = launch.__doc__
     return rung(kernel=launch.kernel, idea=launch.idea, failed=launch.failed, tolerance=launch.tolerance,
                 needs=launch.needs, sizes=launch.sizes)(bound)
 
 
-LAUNCHERS = (attention_three_pass, attention_all_threads)
+LAUNCHERS = (attention_three_pass, attention_all_threads, attention_whole_matrix, attention_flash)
 
 
 def _inputs(rng, S, H, D):
@@ -303,10 +283,21 @@ def unfused_by_library(causal: bool):
     return rival
 
 
-SIZES = ((1, 1, 1), (5, 2, 3), (16, 3, 16), (33, 2, 64), (70, 1, 80), (40, 1, 256), (3, 1, 300), (300, 1, 64))
+def fused_by_torch(causal: bool):
+    def rival(torch, qkv, heads, out):
+        rows, width = out.shape
+        q, k, v = qkv.view(1, rows, 3, heads, width // heads).permute(2, 0, 3, 1, 4)  # (1, H, S, D) each
+        mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        return mixed.transpose(1, 2).reshape(rows, width)
+
+    return Rival("PyTorch, fused", "torch", rival, "scaled_dot_product_attention")
 
 
-def _op(name: str, title: str, causal: bool, **more):
+SIZES = ((1, 1, 1), (5, 2, 3), (16, 3, 16), (33, 2, 64), (70, 1, 80), (40, 1, 255), (3, 1, 300), (300, 1, 64),
+         (17, 3, 64), (65, 1, 64), (1, 1, 64))
+
+
+def make_op(name: str, title: str, causal: bool, **more):
     half = 2 if causal else 1
     given = {
         "inputs": _inputs,
@@ -318,25 +309,32 @@ def _op(name: str, title: str, causal: bool, **more):
         "bytes": lambda S, H, D: 16 * S * H * D,
         "rival": unfused_by_library(causal),
         "rival_note": "two products and a softmax",
+        "rivals": (fused_by_torch(causal),),
+        "also_gpu": tuple({"S": S, "H": 12, "D": 64} for S in (16, 128, 4096)),
+        "launchers": LAUNCHERS,
+        "tolerance": functools.partial(tolerance_of, causal=causal),
     }
+    given |= more
     return Op(name, title=title, reference=functools.partial(attention_reference, causal=causal),
-              rungs=tuple(_bound(launch, name, causal) for launch in LAUNCHERS),
+              rungs=tuple(_bound(launch, name, causal) for launch in given.pop("launchers")),
               formula="out[t, h] = sum over j of softmax_j(q[t, h] . k[j, h] / sqrt(D)) * v[j, h]" +
                       (", j <= t" if causal else ""),
-              tolerance=functools.partial(tolerance_of, causal=causal), by_row=(), unit="TFLOP/s", **{**given, **more})
+              by_row=(), unit="TFLOP/s", **given)
 
 
-ATTENTION = _op("attention", "Multi-head attention", False)
-ATTENTION_CAUSAL = _op("attention_causal", "Multi-head attention, causal", True)
-ATTENTION_CACHED = _op(
+ATTENTION = make_op("attention", "Multi-head attention", False)
+ATTENTION_CAUSAL = make_op("attention_causal", "Multi-head attention, causal", True)
+ATTENTION_CACHED = make_op(
     "attention_cached", "Multi-head attention with a KV cache, causal", True,
     inputs=_inputs_with_cache,
     shape=lambda S, H, D, before: (S, H * D),
     awkward=tuple({"S": S, "H": H, "D": D, "before": before} for S, H, D, before in
-                  ((1, 1, 1, 0), (1, 3, 16, 5), (4, 2, 64, 31), (1, 2, 64, 299), (3, 1, 300, 2), (7, 2, 5, 0))),
+                  ((1, 1, 1, 0), (1, 3, 16, 5), (4, 2, 64, 31), (1, 2, 64, 299), (3, 1, 300, 2), (7, 2, 5, 0),
+                   (5, 1, 80, 130))),
     timed_gpu={"S": 1, "H": 12, "D": 64, "before": 1023},
     timed_cpu={"S": 1, "H": 2, "D": 64, "before": 127},
     flops=lambda S, H, D, before: 4 * S * (before + S) * H * D,
     bytes=lambda S, H, D, before: 8 * (before + S) * H * D,
-    rival=None, rival_note="",
+    rival=None, rival_note="", rivals=(), also_gpu=(),
+    launchers=(*LAUNCHERS, attention_decode),
 )

@@ -22,7 +22,7 @@ from numba import float32, uint32
 from labkit import cuda, device, ptx
 from labkit.kernels.heads import check_heads, keys_and_values
 from labkit.kernels.launching import MAX_GRID_YZ, MAX_SHARED, aligned, dynamic_shared
-from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO, warp_max, warp_sum
+from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO, block_max, block_sum, warp_max, warp_sum
 from labkit.op import rung
 
 ASYNC = (8, 0)  # the compute capability that cp.async needs
@@ -42,6 +42,12 @@ def check_flash(qkv, heads, out, cache, start, dtype=np.float32, largest: int = 
     if not aligned(*(array for array in (qkv, out, cache) if array is not None)):
         raise ValueError("qkv, out and cache must begin at a multiple of 16 bytes; one is a view that does not")
     return size, room
+
+
+def takes_flash(qkv, heads, out, cache) -> bool:
+    """Whether the rungs here that move 16 bytes at a time allow these arguments."""
+    size = out.shape[1] // heads
+    return size % STEP == 0 and size <= 256 and aligned(*(array for array in (qkv, out, cache) if array is not None))
 
 
 # --- A head's whole matrix of scores in shared memory -----------------------------------------------------------------
@@ -230,10 +236,10 @@ def make_flash(size: int, down: int):
                 new = max(new, cuda.shfl_xor_sync(ALL_LANES, new, distance))
             correction = ptx.exp2_approx((largest[i] - new) * scale)  # 0 for the first tile
             largest[i] = new
-            shift = new * scale
+            shift = -(new * scale)
             part = ZERO
             for j in range(8):
-                power = ptx.exp2_approx(scores[8 * i + j] * scale - shift)
+                power = ptx.exp2_approx(scores[8 * i + j] * scale + shift)
                 part += power
                 shared[uint32(power_at + uint32(i * GROUPS * POWERS_PITCH + j * ACROSS))] = power
             total[i] = total[i] * correction + part  # of this thread's keys; the row's at the end
@@ -334,11 +340,12 @@ def make_flash(size: int, down: int):
 
 
 def flash_rows(size: int, rows: int, heads: int) -> int:
-    """How many queries a thread has: as many as leave a block for each multiprocessor. On the CPU device, few."""
-    most = 8 if size <= 64 else 4 if size <= 128 else 2
-    wanted = cuda.get_current_device().MULTIPROCESSOR_COUNT if device.on_gpu() else rows * heads
+    """How many queries a thread has: as many as leave a block for each multiprocessor. On the CPU device, one."""
+    if not device.on_gpu():
+        return 1
+    wanted = cuda.get_current_device().MULTIPROCESSOR_COUNT
     groups = THREADS // (8 if size % 32 == 0 else 4)
-    down = most
+    down = 8 if size <= 64 else 4 if size <= 128 else 2
     while down > 1 and heads * -(-rows // (down * groups)) < wanted:
         down //= 2
     return down
@@ -364,3 +371,159 @@ def launch_flash(kernel, qkv, heads, out, cache, start, causal, stream) -> None:
     arguments = (qkv, keys_values, start, out, first, scale, np.uint32(causal))
     dynamic_shared(kernel, kernel.shared_bytes, *arguments)
     kernel[(heads, tiles), kernel.threads, stream, kernel.shared_bytes](*arguments)
+
+
+# --- A query or a few against many keys -------------------------------------------------------------------------------
+
+DECODE_THREADS = 128
+SLICE = 128  # keys of a block
+
+
+@functools.cache
+def make_decode(size: int):
+    """Two kernels for heads of `size` numbers: the first for a slice of the keys, the second for what they found."""
+    SIZE, LOADS = size, size // 16
+    PARTS = size // 4  # threads that share a value, four numbers each
+    GROUPS = DECODE_THREADS // PARTS
+    QUERY = 4 * LOADS
+    TURNS = -(-SLICE // GROUPS)  # keys of a thread, when the values are added up
+    SCORES, FOUND = TURNS * GROUPS, GROUPS * SIZE
+    STEPS = SLICE * 4 // DECODE_THREADS  # keys of a thread, for their scores
+    RECORD = SIZE + 4  # of a slice: its mixed values, its total, its largest score and two numbers that nobody reads
+
+    @cuda.jit
+    def attention_decode_slice_kernel(qkv, keys_values, start, out, first, scale, causal, found):
+        scores = cuda.shared.array(SCORES, float32)
+        partial = cuda.shared.array(32, float32)
+        sums = cuda.shared.array(FOUND, float32, 16)
+        query_part = cuda.local.array(QUERY, float32)
+        own_scores = cuda.local.array(STEPS, float32)
+        thread = uint32(cuda.threadIdx.x)
+        head, t = uint32(cuda.blockIdx.y), uint32(cuda.blockIdx.z)
+        rows, width = uint32(out.shape[0]), uint32(out.shape[1])
+        query_column = uint32(head * uint32(SIZE))
+        key_column = uint32(first + query_column)
+        columns = uint32(keys_values.shape[1])
+        before = uint32(start[0])
+        seen = min(uint32(before + (t + uint32(1) if causal else rows)), uint32(keys_values.shape[0]))
+        key0 = uint32(uint32(cuda.blockIdx.x) * uint32(SLICE))
+        if key0 < seen:  # the grid has slices for a full cache
+            end = min(uint32(key0 + uint32(SLICE)), seen)
+            part = uint32(thread % uint32(4))  # four lanes share a key: 16 numbers in a step
+            for i in range(LOADS):
+                at = uint32(t * uint32(qkv.shape[1]) + query_column + part * uint32(4) + uint32(16 * i))
+                four = ptx.load_global4(qkv, at)
+                for n in range(4):
+                    query_part[4 * i + n] = four[n] * scale
+            for step in range(STEPS):  # no branches: so all loads can be under way at once
+                own = uint32(thread // uint32(4) + uint32(step * DECODE_THREADS // 4))
+                row = min(uint32(key0 + own), uint32(end - uint32(1)))
+                at = uint32(row * columns + key_column + part * uint32(4))
+                score = ZERO
+                for i in range(LOADS):
+                    four = ptx.load_global4(keys_values, uint32(at + uint32(16 * i)))
+                    for n in range(4):
+                        score += query_part[4 * i + n] * four[n]
+                own_scores[step] = score
+            largest = NOTHING
+            for step in range(STEPS):
+                own = uint32(thread // uint32(4) + uint32(step * DECODE_THREADS // 4))
+                score = own_scores[step]
+                score += cuda.shfl_xor_sync(ALL_LANES, score, 1)
+                score += cuda.shfl_xor_sync(ALL_LANES, score, 2)
+                score = score if key0 + own < end else NOTHING
+                largest = max(largest, score)
+                if part == uint32(0):
+                    scores[own] = score
+            largest = block_max(largest, partial)  # its barriers also make the scores visible to all
+            power = ptx.exp2_approx(scores[thread] - largest)
+            scores[thread] = power  # 0 for what is not seen
+            if thread < uint32(SCORES - SLICE):
+                scores[thread + uint32(SLICE)] = ZERO
+            total = block_sum(power, partial)
+
+            group, column = uint32(thread // uint32(PARTS)), uint32(thread % uint32(PARTS) * uint32(4))
+            a, b, c, d = ZERO, ZERO, ZERO, ZERO
+            if group < uint32(GROUPS):  # each takes every GROUPS-th key
+                for turn in range(TURNS):
+                    own = uint32(group + uint32(turn * GROUPS))
+                    row = min(uint32(key0 + own), uint32(end - uint32(1)))
+                    w, x, y, z = ptx.load_global4(keys_values, uint32(row * columns + key_column + width + column))
+                    power = scores[own]
+                    a += power * w
+                    b += power * x
+                    c += power * y
+                    d += power * z
+                ptx.store_shared4(sums, uint32(group * uint32(SIZE) + column), a, b, c, d)
+            cuda.syncthreads()
+            record = uint32((uint32(t * uint32(cuda.gridDim.y) + head) * uint32(cuda.gridDim.x)
+                             + uint32(cuda.blockIdx.x)) * uint32(RECORD))
+            i = thread
+            while i < uint32(SIZE):
+                mixed = ZERO
+                for other in range(GROUPS):
+                    mixed += sums[uint32(i + uint32(other * SIZE))]
+                found[record + i] = mixed
+                i = uint32(i + uint32(DECODE_THREADS))
+            if thread == uint32(0):
+                found[record + uint32(SIZE)] = total
+                found[record + uint32(SIZE + 1)] = largest
+
+    @cuda.jit
+    def attention_decode_combine_kernel(found, start, out, room, slices, causal):
+        i = uint32(cuda.threadIdx.x)  # as many threads as a head has numbers
+        head, t = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y)
+        seen = uint32(uint32(start[0]) + (t + uint32(1) if causal else uint32(out.shape[0])))
+        seen = min(seen, room)
+        record = uint32(uint32(uint32(t * uint32(cuda.gridDim.x)) + head) * slices * uint32(RECORD))
+        largest, total, mixed = NOTHING, ZERO, ZERO
+        key0 = uint32(0)
+        while key0 < seen:  # one number of the head: all slices, corrected as tiles are
+            of_slice = found[record + uint32(SIZE + 1)]
+            new = max(largest, of_slice)
+            correction, weight = ptx.exp2_approx(largest - new), ptx.exp2_approx(of_slice - new)
+            total = total * correction + found[record + uint32(SIZE)] * weight
+            mixed = mixed * correction + found[record + i] * weight
+            largest = new
+            record = uint32(record + uint32(RECORD))
+            key0 = uint32(key0 + uint32(SLICE))
+        out[t, uint32(head * uint32(SIZE)) + i] = mixed / total
+
+    return attention_decode_slice_kernel, attention_decode_combine_kernel
+
+
+def decode_workspace_numbers(rows: int, room: int, heads: int, size: int) -> int:
+    """How many float32 numbers attention_decode needs between its two launches, for `room` keys at most."""
+    return rows * heads * -(-room // SLICE) * (size + 4)
+
+
+@functools.cache
+def _decode_workspace(numbers: int):
+    return cuda.device_array(numbers, np.float32)
+
+
+@rung(kernel=make_decode(64), sizes=f"{SIZES}, and at most 65,535 rows",
+      idea="for a query or a few: blocks share the keys, a second launch combines what they found")
+def attention_decode(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0, workspace=None):
+    """For generation, where a token has one query and a long cache: a block for each head would leave most of the GPU
+    idle. So a block takes 128 keys of a head, and a second kernel combines the slices, with the correction of flash.
+
+    workspace: float32 in device memory, decode_workspace_numbers of them; if left out, one is made for each size and
+    kept, which launches in two streams at the same time must not share. How many keys there are is read from `start`,
+    so that one captured graph serves every token.
+    """
+    size, room = check_flash(qkv, heads, out, cache, start)
+    rows, slices = out.shape[0], -(-room // SLICE)
+    if rows > MAX_GRID_YZ:
+        raise ValueError(f"{rows:,} rows are too many; at most {MAX_GRID_YZ:,} are allowed")
+    numbers = decode_workspace_numbers(rows, room, heads, size)
+    if workspace is None:
+        workspace = _decode_workspace(numbers)
+    elif np.dtype(workspace.dtype) != np.float32 or workspace.size < numbers:
+        raise ValueError(f"workspace has {workspace.size:,} elements of {workspace.dtype}; it must have {numbers:,} of "
+                         f"float32")
+    keys_values, start, first = keys_and_values(qkv, out, cache, start)
+    find, combine = make_decode(size)
+    find[(slices, heads, rows), DECODE_THREADS, stream](
+        qkv, keys_values, start, out, first, scale_for_powers_of_two(size), np.uint32(causal), workspace)
+    combine[(heads, rows), size, stream](workspace, start, out, np.uint32(room), np.uint32(slices), np.uint32(causal))

@@ -37,7 +37,7 @@ def nothing_before():
 
 
 def keys_and_values(qkv, out, cache, start) -> tuple:
-    """(keys_values, start, first): key j of a head begins at keys_values[j, first + head*D], its value `width` further."""
+    """(keys_values, start, first): a head has key j at keys_values[j, first + head*D], value j `width` further."""
     if cache is None:
         return qkv, nothing_before(), np.uint32(out.shape[1])
     return cache, start, np.uint32(0)
