@@ -40,8 +40,8 @@ def test_help_is_quick_and_lists_every_command():
         used = after.children_user + after.children_system - before.children_user - before.children_system
         best = min(best, used)
     assert best < 0.5
-    for command in ("run", "build", "learn", "check", "watch", "hint", "reset", "progress", "solution", "doctor", "bench",
-                    "generate"):
+    for command in ("run", "build", "learn", "check", "watch", "hint", "reset", "progress", "solution", "doctor",
+                    "bench", "generate"):
         assert command in done.stdout
 
 
