@@ -67,6 +67,37 @@ def make_finish(gelu: bool, residual: bool):
     return finish
 
 
+# --- A thread for each element ----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def make_fused_naive(gelu: bool, residual: bool):
+    finish = make_finish(gelu, residual)
+
+    @cuda.jit
+    def fused_naive_kernel(x, weights, bias, residual_of, out):
+        i = uint32(cuda.grid(1))
+        if i < uint32(out.size):
+            depth, cols = uint32(x.shape[1]), uint32(weights.shape[1])
+            row = i // cols
+            col = uint32(i - uint32(row * cols))
+            total = ZERO
+            k = uint32(0)
+            while k < depth:
+                total += float32(x[row, k]) * float32(weights[k, col])
+                k += uint32(1)
+            out[row, col] = finish(total, bias, residual_of, row, col)
+
+    return fused_naive_kernel
+
+
+def fused_naive(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
+    """One thread computes one element, and does what follows with it. Neighbours read neighbouring weights."""
+    check_fused(x, weights, bias, residual, out)
+    kernel = make_fused_naive(gelu, residual is not None)
+    kernel[-(-out.size // BLOCK), BLOCK, stream](x, weights, bias, out if residual is None else residual, out)
+
+
 # --- 16 x 16 tiles ----------------------------------------------------------------------------------------------------
 
 
@@ -99,7 +130,7 @@ def make_fused_tiled(gelu: bool, residual: bool):
 
 
 def fused_tiled(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
-    """One thread computes one element from 16 x 16 tiles in shared memory, and does what follows with it."""
+    """As naive, but from 16 x 16 tiles in shared memory: a number is fetched once for 16 uses."""
     rows, cols, _ = check_fused(x, weights, bias, residual, out)
     kernel = make_fused_tiled(gelu, residual is not None)
     kernel[blocks_for((rows, cols), (TILE, TILE)), (TILE, TILE), stream](
@@ -368,8 +399,9 @@ def rungs_for(name: str, gelu: bool, residual: bool) -> tuple:
     pipelined = (*(make_fused_pipelined(exact, False, *epilogue) for exact in (True, False)),
                  *(make_fused_pipelined(exact, True, False, False) for exact in (True, False)),
                  make_add_parts(*epilogue))
-    return (as_rung(fused_tiled, f"{name}_tiled", make_fused_tiled(*epilogue), "16 x 16 tiles; what follows, with the "
-                    "sum in a register", *epilogue),
+    return (as_rung(fused_naive, f"{name}_naive", make_fused_naive(*epilogue), "one thread an element; what follows, "
+                    "with the sum in a register", *epilogue),
+            as_rung(fused_tiled, f"{name}_tiled", make_fused_tiled(*epilogue), "16 x 16 tiles", *epilogue),
             as_rung(fused_pipelined, f"{name}_pipelined", pipelined, "128 x 128 tiles in a pipeline; K in parts where "
                     "tiles are few", *epilogue, needs=(8, 0)))
 

@@ -26,6 +26,7 @@ from labkit.kernels.fused_linear import (
     ZERO,
     as_rung,
     check_fused,
+    fused_naive,
     fused_pipelined,
     fused_reference,
     fused_tiled,
@@ -392,6 +393,7 @@ def _launch(make, sizes, x, weights, bias, residual, out, gelu, parts, stream):
 # --- Any shape --------------------------------------------------------------------------------------------------------
 
 FEW, FEW_HALF = 64, 128  # rows up to which the kernels above are the ones to use
+FEW_ON_CPU = 8  # rows from which tiles of 16 x 16 are worth their while where threads run one after the other
 WIDE_TILES = {  # of fused products of halves with a residual -> how fast each multiplies, as a part of the first
     Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=64, stages=3, blocks=2): 1.0,
     Tile(rows=64, cols=64, depth=64, warp_rows=32, warp_cols=32, stages=4, blocks=2): 0.7,
@@ -428,7 +430,7 @@ def linear(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stre
     """out = x @ weights + bias, then GELU, then + residual: with the kernel to use for these sizes on this device.
 
     `parts`: memory of scratch_size(M, N, K, dtype) float32 numbers; without it, it is allocated where it is needed.
-    On the CPU device, where threads run one after the other, the plain tiles are the quickest.
+    On the CPU device, where threads run one after the other, the plain kernels are the quickest.
     """
     rows, cols, depth = check_fused(x, weights, bias, residual, out)
     _pick(rows, cols, depth, x.dtype, aligned(x, weights, out))(
@@ -437,7 +439,7 @@ def linear(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stre
 
 def _pick(rows: int, cols: int, depth: int, dtype, together=True):
     if not device.on_gpu():
-        return fused_tiled
+        return fused_naive if rows < FEW_ON_CPU else fused_tiled
     if np.dtype(dtype) == np.float32:
         return skinny if rows <= FEW else fused_pipelined
     if cols % 8 or depth % 8 or not together:

@@ -207,7 +207,9 @@ class Workspace:
     """All the memory that a block needs besides weights, x and out, allocated once, for up to `tokens` tokens."""
 
     def __init__(self, shape: Shape, tokens: int, dtype=np.float32):
-        self.shape, self.tokens, self.dtype = shape, _checked_length(tokens, "tokens"), np.dtype(dtype)
+        if tokens < 1:
+            raise ValueError(f"tokens is {tokens}; it must be at least 1")
+        self.shape, self.tokens, self.dtype = shape, tokens, np.dtype(dtype)
         S, C = tokens, shape.width
         self.normed = cuda.device_array((S, C), dtype)
         self.qkv = cuda.device_array((S, 3 * C), dtype)
@@ -217,7 +219,7 @@ class Workspace:
         # Where the K of a product is split: its parts. Fewer tokens may need more of them than many.
         lengths = [*range(1, min(S, 256)), *range(256, S, 64), S]
         needed = max(scratch_size(rows, *layer, dtype) for rows in lengths for layer in shape.layers)
-        self.parts = cuda.device_array(max(needed, 1), np.float32)
+        self.parts = cuda.device_array(needed, np.float32) if needed else None
         self.rows = functools.lru_cache(maxsize=64)(self._rows)
 
     def _rows(self, count: int) -> Rows:
@@ -229,7 +231,8 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in (self.normed, self.qkv, self.mixed, self.added, self.hidden, self.parts))
+        arrays = (self.normed, self.qkv, self.mixed, self.added, self.hidden, self.parts)
+        return sum(array.nbytes for array in arrays if array is not None)
 
 
 def eight_buffers(shape: Shape, tokens: int, dtype=np.float32) -> Workspace:
@@ -328,7 +331,7 @@ def solve(x, out, weights, seq_len: int, *, shape: Shape = GPT2_SMALL, workspace
     float16, is that of everything. Without a workspace one is allocated for this call, by memory(shape, seq_len, dtype)
     or by Workspace, and freed after it.
     """
-    seq_len = _checked_length(seq_len, "seq_len")
+    seq_len = _checked_length(seq_len)
     dtype = np.dtype(getattr(weights, "dtype", np.float32))
     if dtype not in (np.float32, np.float16):
         raise TypeError(f"weights has dtype {dtype}; float32 and float16 are allowed")
@@ -351,9 +354,9 @@ def kernels_for(dtype) -> Kernels:
     return HALF if np.dtype(dtype) == np.float16 else FUSED
 
 
-def _checked_length(count, name: str) -> int:
+def _checked_length(count) -> int:
     if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or not 1 <= count <= LONGEST:
-        raise ValueError(f"{name} is {count!r}; it must be a whole number from 1 to {LONGEST:,}")
+        raise ValueError(f"seq_len is {count!r}; it must be a whole number from 1 to {LONGEST:,}")
     return int(count)
 
 

@@ -26,13 +26,10 @@ from numba import int32
 
 from labkit import cuda, graphs
 from labkit.kernels.argmax import argmax
-from labkit.kernels.attention import append_to_cache, attention
 from labkit.kernels.embedding import embedding_vectorized
-from labkit.kernels.gelu import gelu_sigmoid_form
-from labkit.kernels.layernorm import EPSILON, layernorm, residual_layernorm
+from labkit.kernels.layernorm import EPSILON
 from labkit.kernels.projection import logits as project_on_vocabulary
-from labkit.kernels.projection import projection
-from labkit.kernels.residual_add import residual_add_vectorized
+from labkit.models import block
 from labkit.tensors.blob import Blob
 
 # --- The shape of a model --------------------------------------------------------------------------------------------
@@ -72,6 +69,11 @@ class Config:
         """The width between the two layers of the MLP."""
         return 4 * self.n_embd if self.n_inner is None else self.n_inner
 
+    @functools.cached_property
+    def block(self) -> block.Shape:
+        """The shape of each of its layers."""
+        return block.Shape(self.n_embd, self.n_head, self.inner)
+
     @property
     def parameters(self) -> int:
         return sum(int(np.prod(shape)) for shape in shapes(self).values())
@@ -93,18 +95,10 @@ class Config:
 
 def shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """Every parameter and its shape. Weights of linear layers are (in, out): rows times weights, nothing transposed."""
-    C, inner = config.n_embd, config.inner
+    C = config.n_embd
     result = {"wte.weight": (config.vocab_size, C), "wpe.weight": (config.n_positions, C)}
     for layer in range(config.n_layer):
-        for name, shape in {
-            "ln_1.weight": (C,), "ln_1.bias": (C,),
-            "attn.c_attn.weight": (C, 3 * C), "attn.c_attn.bias": (3 * C,),
-            "attn.c_proj.weight": (C, C), "attn.c_proj.bias": (C,),
-            "ln_2.weight": (C,), "ln_2.bias": (C,),
-            "mlp.c_fc.weight": (C, inner), "mlp.c_fc.bias": (inner,),
-            "mlp.c_proj.weight": (inner, C), "mlp.c_proj.bias": (C,),
-        }.items():  # fmt: skip
-            result[f"h.{layer}.{name}"] = shape
+        result |= {f"h.{layer}.{name}": shape for name, shape in config.block.parameters.items()}
     return {**result, "ln_f.weight": (C,), "ln_f.bias": (C,)}
 
 
@@ -134,20 +128,15 @@ def names_in(tensors: Mapping[str, np.ndarray], config: Config) -> dict[str, str
 
 
 @dataclass(frozen=True)
-class Kernels:
-    """The launchers of a model, each called as launch(*inputs, out, stream=stream). To try one of your own:
+class Kernels(block.Kernels):
+    """The launchers of a model: those of a block, and these, each called as launch(*inputs, out, stream=stream). To try
+    one of your own:
 
-    GPT2(config, tensors, Kernels(gelu=mine))
+    GPT2(config, tensors, Kernels(layernorm=mine))
+    GPT2(config, tensors, Kernels(linear=block.separately(gelu=mine)))
     """
 
     embedding: Callable = embedding_vectorized
-    layernorm: Callable = layernorm
-    projection: Callable = projection
-    append_to_cache: Callable = append_to_cache
-    attention: Callable = attention
-    residual_layernorm: Callable = residual_layernorm
-    gelu: Callable = gelu_sigmoid_form
-    residual_add: Callable = residual_add_vectorized
     logits: Callable = project_on_vocabulary
     argmax: Callable = argmax
 
@@ -180,11 +169,7 @@ class Workspace:
         self.start = cuda.to_device(np.zeros(1, np.int32))  # how many tokens are in the cache, for the kernels
         self.length = 0  # the same for the host
         self.x = cuda.device_array((T, C), np.float32)  # what runs past the layers and is added to
-        self.normed = cuda.device_array((T, C), np.float32)
-        self.qkv = cuda.device_array((T, 3 * C), np.float32)
-        self.mixed = cuda.device_array((T, C), np.float32)
-        self.added = cuda.device_array((T, C), np.float32)
-        self.hidden = cuda.device_array((T, config.inner), np.float32)
+        self.block = block.Workspace(config.block, T)  # what a layer writes between x and x
         self.logits = cuda.device_array((1, config.vocab_size), np.float32)
         # Nobody reads a row of the cache before it is written, but zeros are easier to look at than what was there.
         self.caches = tuple(cuda.to_device(np.zeros((self.context, 2 * C), np.float32)) for _ in range(config.n_layer))
@@ -192,13 +177,12 @@ class Workspace:
 
     def _rows(self, count: int) -> SimpleNamespace:
         """Views of the first `count` rows."""
-        names = ("ids", "x", "normed", "qkv", "mixed", "added", "hidden")
-        return SimpleNamespace(**{name: getattr(self, name)[:count] for name in names},
-                               last=self.x[count - 1 : count], last_normed=self.normed[count - 1 : count])
+        return SimpleNamespace(ids=self.ids[:count], x=self.x[:count], block=self.block.rows(count),
+                               last=self.x[count - 1 : count], last_normed=self.block.normed[count - 1 : count])
 
     @property
     def nbytes(self) -> int:
-        arrays = (self.ids, self.start, self.x, self.normed, self.qkv, self.mixed, self.added, self.hidden, self.logits)
+        arrays = (self.ids, self.start, self.x, self.block, self.logits)
         return sum(array.nbytes for array in (*arrays, *self.caches))
 
     def reset(self, length: int = 0) -> None:
@@ -222,39 +206,15 @@ class GPT2:
         self.config, self.kernels = config, kernels or Kernels()
         self.weights = Blob(tensors, dtype=np.float32, names=names_in(tensors, config))
         self.head = self.weights[HEAD if HEAD in self.weights else "wte.weight"]  # (V, C)
+        self.layers = [{name: self.weights[f"h.{layer}.{name}"] for name in config.block.parameters}
+                       for layer in range(config.n_layer)]
 
     def block(self, layer: int, ws: Workspace, count: int, stream=0, watch=None) -> None:
-        """One layer, on the first `count` rows of ws.x, in place:
-
-            x = x + attention(layernorm(x))
-            x = x + mlp(layernorm(x))
-
-        The sum runs past the normalisations (Pre-LN). Post-LN, layernorm(x + attention(x)), is what BERT does.
-        """
-        run, rows, w = self.kernels, ws.rows(count), functools.partial(self._weight, layer)
-        seen = functools.partial(_seen, watch, f"h.{layer}.")
-
-        run.layernorm(rows.x, w("ln_1.weight"), w("ln_1.bias"), rows.normed, stream=stream)  # (T, C)
-        seen("ln_1", rows.normed)
-        run.projection(rows.normed, w("attn.c_attn.weight"), w("attn.c_attn.bias"), rows.qkv, stream=stream)  # (T, 3C)
-        seen("attn.c_attn", rows.qkv)
-        run.append_to_cache(rows.qkv, ws.start, ws.caches[layer], stream=stream)  # rows start to start + T of (N, 2C)
-        run.attention(rows.qkv, self.config.n_head, rows.mixed, cache=ws.caches[layer], start=ws.start, causal=True,
-                      stream=stream)  # (T, C)
-        seen("attn", rows.mixed)
-        run.projection(rows.mixed, w("attn.c_proj.weight"), w("attn.c_proj.bias"), rows.added, stream=stream)  # (T, C)
-        seen("attn.c_proj", rows.added)
-        run.residual_layernorm(rows.x, rows.added, w("ln_2.weight"), w("ln_2.bias"), rows.x, rows.normed,
-                               stream=stream)  # the sum and its normalisation in one kernel, (T, C) and (T, C)
-        seen("ln_2", rows.normed)
-        run.projection(rows.normed, w("mlp.c_fc.weight"), w("mlp.c_fc.bias"), rows.hidden, stream=stream)  # (T, 4C)
-        seen("mlp.c_fc", rows.hidden)
-        run.gelu(rows.hidden, rows.hidden, stream=stream)  # (T, 4C)
-        seen("mlp.gelu", rows.hidden)
-        run.projection(rows.hidden, w("mlp.c_proj.weight"), w("mlp.c_proj.bias"), rows.added, stream=stream)  # (T, C)
-        seen("mlp.c_proj", rows.added)
-        run.residual_add(rows.x, rows.added, rows.x, stream=stream)  # (T, C)
-        seen("out", rows.x)
+        """One layer (block.py), on the first `count` rows of ws.x, in place."""
+        rows = ws.rows(count)
+        block.forward(rows.x, rows.x, self.layers[layer], self.config.n_head, rows.block, causal=True,
+                      cache=ws.caches[layer], start=ws.start, kernels=self.kernels, stream=stream,
+                      watch=functools.partial(_seen, watch, f"h.{layer}."))
 
     def forward(self, ws: Workspace, count: int, stream=0, watch=None) -> None:
         """The tokens ws.ids[:count], which follow those in the cache: ws.logits becomes those after the last of them.
@@ -302,9 +262,6 @@ class GPT2:
         for token in ids:
             result.append(self.decode(token, ws).copy_to_host()[0])
         return np.array(result)
-
-    def _weight(self, layer: int, name: str):
-        return self.weights[f"h.{layer}.{name}"]
 
     def _checked(self, ids: Sequence[int], ws: Workspace) -> np.ndarray:
         ids = np.asarray(ids)

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.kernels.attention import attention_reference
-from labkit.kernels.gelu import gelu_tanh_reference
 from labkit.kernels.layernorm import layernorm_reference
+from labkit.models.block import block_steps
 from labkit.models.gpt2 import GPT2, HEAD, Config, Workspace
 from labkit.op import float64_of
 from labkit.tables import ResultTable
@@ -22,34 +21,21 @@ def activations(config: Config, weights: Mapping[str, np.ndarray], ids: Sequence
     """What each launch of gpt2.py writes, by the name under which it is watched; "logits" are those of all tokens."""
     w = {name: float64_of(array) for name, array in weights.items()}
 
-    def linear(x, name):
-        return x @ w[f"{name}.weight"] + w[f"{name}.bias"]
-
-    def normed(x, name):
-        return layernorm_reference(x, w[f"{name}.weight"], w[f"{name}.bias"])
-
     seen = {}
     x = seen["embedding"] = w["wte.weight"][np.asarray(ids)] + w["wpe.weight"][: len(ids)]
     for layer in range(config.n_layer):
         h = f"h.{layer}."
-        seen[h + "ln_1"] = normed(x, h + "ln_1")
-        seen[h + "attn.c_attn"] = linear(seen[h + "ln_1"], h + "attn.c_attn")
-        seen[h + "attn"] = attention_reference(seen[h + "attn.c_attn"], config.n_head, causal=True)
-        seen[h + "attn.c_proj"] = linear(seen[h + "attn"], h + "attn.c_proj")
-        x = x + seen[h + "attn.c_proj"]
-        seen[h + "ln_2"] = normed(x, h + "ln_2")
-        seen[h + "mlp.c_fc"] = linear(seen[h + "ln_2"], h + "mlp.c_fc")
-        seen[h + "mlp.gelu"] = gelu_tanh_reference(seen[h + "mlp.c_fc"])
-        seen[h + "mlp.c_proj"] = linear(seen[h + "mlp.gelu"], h + "mlp.c_proj")
-        x = seen[h + "out"] = x + seen[h + "mlp.c_proj"]
-    seen["ln_f"] = normed(x, "ln_f")
+        steps = block_steps(x, {name: w[h + name] for name in config.block.parameters}, config.n_head, causal=True)
+        seen |= {h + name: value for name, value in steps.items()}
+        x = steps["out"]
+    seen["ln_f"] = layernorm_reference(x, w["ln_f.weight"], w["ln_f.bias"])
     seen["logits"] = seen["ln_f"] @ w[HEAD if HEAD in w else "wte.weight"].T
     return seen
 
 
 def launches_of(config: Config) -> int:
     """How many activations come before the logits, the logits included."""
-    return 1 + 9 * config.n_layer + 2
+    return 1 + 7 * config.n_layer + 2
 
 
 def allowed_error(config: Config, expected: np.ndarray, launches: int) -> float:
