@@ -50,6 +50,7 @@ HOMES = {
     "attention_cached": "attention",
     "attention_half": "flash_attention_half",
     "attention_half_causal": "flash_attention_half",
+    "attention_half_cached": "flash_attention_half",
 }
 
 

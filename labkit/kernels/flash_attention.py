@@ -380,16 +380,44 @@ SLICE = 128  # keys of a block
 
 
 @functools.cache
-def make_decode(size: int):
-    """Two kernels for heads of `size` numbers: the first for a slice of the keys, the second for what they found."""
+def make_decode(size: int, half: bool = False):
+    """Two kernels for heads of `size` numbers: the first for a slice of the keys, the second for what they found.
+    half: the numbers are halves, of which 16 bytes hold eight."""
+    CHUNK = 8 if half else 4  # numbers in 16 bytes
     SIZE, LOADS = size, size // 16
-    PARTS = size // 4  # threads that share a value, four numbers each
+    LANES = 16 // CHUNK  # neighbours that share a key: 16 numbers in a step
+    PARTS = size // CHUNK  # threads that share a value
     GROUPS = DECODE_THREADS // PARTS
-    QUERY = 4 * LOADS
-    TURNS = -(-SLICE // GROUPS)  # keys of a thread, when the values are added up
+    QUERY = CHUNK * LOADS
+    TURNS = -(-SLICE // GROUPS)  # keys of a thread, when the values are added up, in rounds as long as are unrolled
+    ROUND = min(TURNS, 4 if half else 8)
+    TURNS = -(-TURNS // ROUND) * ROUND
     SCORES, FOUND = TURNS * GROUPS, GROUPS * SIZE
-    STEPS = SLICE * 4 // DECODE_THREADS  # keys of a thread, for their scores
+    STEPS, KEYS = SLICE * LANES // DECODE_THREADS, DECODE_THREADS // LANES  # keys of a thread, and of all, for scores
+    DISTANCES = (1,) if half else (1, 2)
     RECORD = SIZE + 4  # of a slice: its mixed values, its total, its largest score and two numbers that nobody reads
+
+    @cuda.jit(device=True)
+    def read(numbers, to, array, at):
+        """numbers[to], ... = the numbers in 16 bytes of an array."""
+        four = ptx.load_global4(array, at)
+        for n in range(4):
+            if half:
+                numbers[to + 2 * n], numbers[to + 2 * n + 1] = ptx.unpack_half2(four[n])
+            else:
+                numbers[to + n] = four[n]
+
+    @cuda.jit(device=True)
+    def score_of(query_part, keys_values, row, column):
+        """This lane's share of the product of the query and the key in `row`."""
+        numbers = cuda.local.array(CHUNK, float32)
+        at = uint32(row * uint32(keys_values.shape[1]) + column)
+        score = ZERO
+        for i in range(LOADS):
+            read(numbers, 0, keys_values, uint32(at + uint32(16 * i)))
+            for n in range(CHUNK):
+                score += query_part[CHUNK * i + n] * numbers[n]
+        return score
 
     @cuda.jit
     def attention_decode_slice_kernel(qkv, keys_values, start, out, first, scale, causal, found):
@@ -398,6 +426,8 @@ def make_decode(size: int):
         sums = cuda.shared.array(FOUND, float32, 16)
         query_part = cuda.local.array(QUERY, float32)
         own_scores = cuda.local.array(STEPS, float32)
+        numbers = cuda.local.array(CHUNK, float32)
+        mixed_part = cuda.local.array(CHUNK, float32)
         thread = uint32(cuda.threadIdx.x)
         head, t = uint32(cuda.blockIdx.y), uint32(cuda.blockIdx.z)
         rows, width = uint32(out.shape[0]), uint32(out.shape[1])
@@ -409,28 +439,21 @@ def make_decode(size: int):
         key0 = uint32(uint32(cuda.blockIdx.x) * uint32(SLICE))
         if key0 < seen:  # the grid has slices for a full cache
             end = min(uint32(key0 + uint32(SLICE)), seen)
-            part = uint32(thread % uint32(4))  # four lanes share a key: 16 numbers in a step
+            part, key = uint32(thread % uint32(LANES)), uint32(thread // uint32(LANES))
             for i in range(LOADS):
-                at = uint32(t * uint32(qkv.shape[1]) + query_column + part * uint32(4) + uint32(16 * i))
-                four = ptx.load_global4(qkv, at)
-                for n in range(4):
-                    query_part[4 * i + n] = four[n] * scale
-            for step in range(STEPS):  # no branches: so all loads can be under way at once
-                own = uint32(thread // uint32(4) + uint32(step * DECODE_THREADS // 4))
-                row = min(uint32(key0 + own), uint32(end - uint32(1)))
-                at = uint32(row * columns + key_column + part * uint32(4))
-                score = ZERO
-                for i in range(LOADS):
-                    four = ptx.load_global4(keys_values, uint32(at + uint32(16 * i)))
-                    for n in range(4):
-                        score += query_part[4 * i + n] * four[n]
-                own_scores[step] = score
+                at = uint32(t * uint32(qkv.shape[1]) + query_column + part * uint32(CHUNK) + uint32(16 * i))
+                read(query_part, CHUNK * i, qkv, at)
+            key_column, last = uint32(key_column + part * uint32(CHUNK)), uint32(end - uint32(1))
+            own_scores[0] = score_of(query_part, keys_values, min(uint32(key0 + key), last), key_column) * scale
+            for step in range(1, STEPS):  # no branches: so all loads can be under way at once
+                row = min(uint32(key0 + key + uint32(step * KEYS)), last)
+                own_scores[step] = score_of(query_part, keys_values, row, key_column) * scale
             largest = NOTHING
             for step in range(STEPS):
-                own = uint32(thread // uint32(4) + uint32(step * DECODE_THREADS // 4))
+                own = uint32(key + uint32(step * KEYS))
                 score = own_scores[step]
-                score += cuda.shfl_xor_sync(ALL_LANES, score, 1)
-                score += cuda.shfl_xor_sync(ALL_LANES, score, 2)
+                for distance in DISTANCES:
+                    score += cuda.shfl_xor_sync(ALL_LANES, score, distance)
                 score = score if key0 + own < end else NOTHING
                 largest = max(largest, score)
                 if part == uint32(0):
@@ -442,19 +465,23 @@ def make_decode(size: int):
                 scores[thread + uint32(SLICE)] = ZERO
             total = block_sum(power, partial)
 
-            group, column = uint32(thread // uint32(PARTS)), uint32(thread % uint32(PARTS) * uint32(4))
-            a, b, c, d = ZERO, ZERO, ZERO, ZERO
+            group, column = uint32(thread // uint32(PARTS)), uint32(thread % uint32(PARTS) * uint32(CHUNK))
             if group < uint32(GROUPS):  # each takes every GROUPS-th key
-                for turn in range(TURNS):
-                    own = uint32(group + uint32(turn * GROUPS))
-                    row = min(uint32(key0 + own), uint32(end - uint32(1)))
-                    w, x, y, z = ptx.load_global4(keys_values, uint32(row * columns + key_column + width + column))
-                    power = scores[own]
-                    a += power * w
-                    b += power * x
-                    c += power * y
-                    d += power * z
-                ptx.store_shared4(sums, uint32(group * uint32(SIZE) + column), a, b, c, d)
+                value_column = uint32(first + query_column + width + column)
+                for n in range(CHUNK):
+                    mixed_part[n] = ZERO
+                own = group
+                while own < uint32(SCORES):
+                    for _ in range(ROUND):
+                        row = min(uint32(key0 + own), last)
+                        read(numbers, 0, keys_values, uint32(row * columns + value_column))
+                        power = scores[own]
+                        for n in range(CHUNK):
+                            mixed_part[n] += power * numbers[n]
+                        own = uint32(own + uint32(GROUPS))
+                for n in range(0, CHUNK, 4):
+                    ptx.store_shared4(sums, uint32(group * uint32(SIZE) + column + uint32(n)), mixed_part[n],
+                                      mixed_part[n + 1], mixed_part[n + 2], mixed_part[n + 3])
             cuda.syncthreads()
             record = uint32((uint32(t * uint32(cuda.gridDim.y) + head) * uint32(cuda.gridDim.x)
                              + uint32(cuda.blockIdx.x)) * uint32(RECORD))
@@ -512,7 +539,11 @@ def attention_decode(qkv, heads, out, *, cache=None, start=None, causal=False, s
     kept, which launches in two streams at the same time must not share. How many keys there are is read from `start`,
     so that one captured graph serves every token.
     """
-    size, room = check_flash(qkv, heads, out, cache, start)
+    launch_decode(qkv, heads, out, cache, start, causal, stream, workspace)
+
+
+def launch_decode(qkv, heads, out, cache, start, causal, stream, workspace, dtype=np.float32) -> None:
+    size, room = check_flash(qkv, heads, out, cache, start, dtype)
     rows, slices = out.shape[0], -(-room // SLICE)
     if rows > MAX_GRID_YZ:
         raise ValueError(f"{rows:,} rows are too many; at most {MAX_GRID_YZ:,} are allowed")
@@ -523,7 +554,7 @@ def attention_decode(qkv, heads, out, *, cache=None, start=None, causal=False, s
         raise ValueError(f"workspace has {workspace.size:,} elements of {workspace.dtype}; it must have {numbers:,} of "
                          f"float32")
     keys_values, start, first = keys_and_values(qkv, out, cache, start)
-    find, combine = make_decode(size)
+    find, combine = make_decode(size, dtype == np.float16)
     find[(slices, heads, rows), DECODE_THREADS, stream](
         qkv, keys_values, start, out, first, scale_for_powers_of_two(size), np.uint32(causal), workspace)
     combine[(heads, rows), size, stream](workspace, start, out, np.uint32(room), np.uint32(slices), np.uint32(causal))

@@ -17,8 +17,15 @@ import numpy as np
 from numba import float32, uint32
 
 from labkit import cuda, device, ptx
-from labkit.kernels.attention import attention_weights, make_op, split_heads, tolerance_of
-from labkit.kernels.flash_attention import SIZES, check_flash, launch_flash, make_copy_rows
+from labkit.kernels.attention import ATTENTION_CACHED, FEW, attention_weights, make_op, split_heads, tolerance_of
+from labkit.kernels.flash_attention import (
+    SIZES,
+    check_flash,
+    launch_decode,
+    launch_flash,
+    make_copy_rows,
+    make_decode,
+)
 from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO
 from labkit.kernels.tensor_core import CHUNK, MMA, add_product
 from labkit.op import rung, uniform
@@ -245,6 +252,19 @@ def attention_flash_half(qkv, heads, out, *, cache=None, start=None, causal=Fals
     launch_flash(kernel, qkv, heads, out, cache, start, causal, stream)
 
 
+@rung(kernel=make_decode(64, True), sizes=f"{SIZES}, and at most 65,535 rows",
+      idea="for a query or a few: blocks share the keys, a second launch combines what they found")
+def attention_decode_half(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0, workspace=None):
+    """As attention_decode, which also says what workspace is: 16 bytes are eight halves, and all sums float32."""
+    launch_decode(qkv, heads, out, cache, start, causal, stream, workspace, np.float16)
+
+
+def attention_half(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
+    """The rung to use."""
+    pick = attention_decode_half if cache is not None and out.shape[0] <= FEW else attention_flash_half
+    pick(qkv, heads, out, cache=cache, start=start, causal=causal, stream=stream)
+
+
 # --- The operations --------------------------------------------------------------------------------------------------
 
 HALF_EPS, SMALLEST_HALF = float(np.finfo(np.float16).eps), float(np.finfo(np.float16).smallest_subnormal)
@@ -267,6 +287,12 @@ def _inputs(rng, S, H, D):
     return (2 * uniform(rng, S, 3 * H * D)).astype(np.float16), H
 
 
+def _inputs_with_cache(rng, S, H, D, before):
+    """In halves, what ATTENTION_CACHED takes."""
+    return tuple(value.astype(np.float16) if getattr(value, "dtype", None) == np.float32 else value
+                 for value in ATTENTION_CACHED.inputs(rng, S, H, D, before))
+
+
 def _half(causal: bool) -> dict:
     return {
         "launchers": (attention_flash_half,),
@@ -283,3 +309,16 @@ def _half(causal: bool) -> dict:
 
 ATTENTION_HALF = make_op("attention_half", "Multi-head attention of halves", False, **_half(False))
 ATTENTION_HALF_CAUSAL = make_op("attention_half_causal", "Multi-head attention of halves, causal", True, **_half(True))
+ATTENTION_HALF_CACHED = make_op(
+    "attention_half_cached", "Multi-head attention of halves with a KV cache, causal", True, **_half(True) | {
+        "launchers": (attention_flash_half, attention_decode_half),
+        "inputs": _inputs_with_cache,
+        "shape": ATTENTION_CACHED.shape,
+        "awkward": tuple({"S": S, "H": H, "D": D, "before": before} for S, H, D, before in
+                         ((1, 1, 64, 0), (1, 3, 64, 5), (4, 2, 64, 254), (5, 1, 48, 130))),
+        "timed_gpu": ATTENTION_CACHED.timed_gpu,
+        "timed_cpu": ATTENTION_CACHED.timed_cpu,
+        "flops": ATTENTION_CACHED.flops,
+        "bytes": lambda S, H, D, before: 4 * (before + S) * H * D,
+        "rivals": (), "also_gpu": (),
+    })

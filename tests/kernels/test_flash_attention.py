@@ -17,9 +17,12 @@ from labkit.kernels.flash_attention import (
 )
 from labkit.kernels.flash_attention_half import (
     ATTENTION_HALF,
+    ATTENTION_HALF_CACHED,
     ATTENTION_HALF_CAUSAL,
     FORMS,
+    attention_decode_half,
     attention_flash_half,
+    attention_half,
     make_flash_half,
     tolerance_half,
 )
@@ -71,9 +74,9 @@ def test_flash_half_at_awkward_sizes(warps, down):
 
 
 @pytest.mark.parametrize("size", [48, 128])
-@pytest.mark.parametrize("launch", [attention_flash, attention_flash_half, attention_decode])
+@pytest.mark.parametrize("launch", [attention_flash, attention_flash_half, attention_decode, attention_decode_half])
 def test_other_heads(launch, size):
-    dtype = np.float16 if launch is attention_flash_half else np.float32
+    dtype = np.float16 if launch.__name__.endswith("half") else np.float32
     for S, before in ((33, None), (3, 65)):
         check(launch, S, 2, size, True, before, dtype=dtype)
 
@@ -82,6 +85,8 @@ def test_other_heads(launch, size):
 def test_decode_with_slices_that_are_full_partly_full_and_empty(causal):
     for S, before in ((1, 0), (1, 57), (1, 127), (1, 128), (4, 254), (3, None)):
         check(attention_decode, S, 2, 64, causal, before)
+        check(attention_decode_half, S, 2, 64, causal, before, dtype=np.float16)
+        check(attention_half, S, 2, 64, causal, before, dtype=np.float16)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -90,7 +95,8 @@ def test_whole_matrix(causal):
         check(attention_whole_matrix, S, H, D, causal, before)
 
 
-@pytest.mark.parametrize("operation", [ATTENTION_HALF, ATTENTION_HALF_CAUSAL], ids=lambda one: one.name)
+@pytest.mark.parametrize("operation", [ATTENTION_HALF, ATTENTION_HALF_CAUSAL, ATTENTION_HALF_CACHED],
+                         ids=lambda one: one.name)
 def test_halves_agree(operation):
     assert agree(operation, seed=1).passed
     assert op(operation.name) is operation
