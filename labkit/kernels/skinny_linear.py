@@ -394,8 +394,8 @@ def _launch(make, sizes, x, weights, bias, residual, out, gelu, parts, stream):
 
 FEW, FEW_HALF = 64, 128  # rows up to which the kernels above are the ones to use
 FEW_ON_CPU = 8  # rows from which tiles of 16 x 16 are worth their while where threads run one after the other
-WIDE_TILES = {  # of fused products of halves with a residual -> how fast each multiplies, as a part of the first
-    Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=64, stages=3, blocks=2): 1.0,
+WIDE_TILES = {  # of products of halves by mma.sync -> how fast each multiplies, as a part of the first
+    Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=32, stages=3, blocks=2): 1.0,
     Tile(rows=64, cols=64, depth=64, warp_rows=32, warp_cols=32, stages=4, blocks=2): 0.7,
 }
 
@@ -409,12 +409,13 @@ def wide_tile(rows: int, cols: int) -> Tile:
 
 
 def wide_half(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
-    """A product of halves with many rows: wgmma; with a residual, and on GPUs that are not Hopper, mma.sync."""
+    """A product of halves with many rows: by wgmma, on GPUs that are not Hopper by mma.sync."""
     sizes = check_fused(x, weights, bias, residual, out, np.float16)
     check_eights(sizes, x, weights)
     activation = gelu_sigmoid if gelu else unchanged
-    if residual is None and not missing(_on_hopper):
-        multiply_specialised(x, weights, bias, out, weights=False, activation=activation, stream=stream)
+    if not missing(_on_hopper):
+        multiply_specialised(x, weights, bias, out, weights=False, activation=activation, residual=residual,
+                             stream=stream)
     else:
         kernel = make_pipelined(wide_tile(*sizes[:2]), weights=False, bias=True, residual=residual is not None,
                                 activation=gelu_sigmoid if gelu else tensor_core.unchanged)

@@ -1,7 +1,7 @@
 """Products on Hopper's tensor cores: wgmma fed by TMA. The kernels behind the last rungs of matmul_half and linear.
 
-Shapes  a (M, K), b (K, N), or as the weights of a linear layer (N, K); bias (N,); out (M, N). float16, sums in float32;
-        the bias may be float16 or float32
+Shapes  a (M, K), b (K, N), or as the weights of a linear layer (N, K); bias (N,); residual and out (M, N). float16,
+        sums in float32; the bias may be float16 or float32
 Sizes   K and N multiples of 8: TMA wants rows of a multiple of 16 bytes. Any M
 Needs   compute capability 9.0 exactly (sm_90a)
 Source  PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions", "Tensors", "mbarrier"; NVIDIA CUTLASS, "Efficient
@@ -117,8 +117,9 @@ def make_load(tile: Tile, weights: bool):
     return load
 
 
-def make_finish(activation):
-    """A device function: writes a thread's sums of 64 columns, as halves, to a box that TMA can store."""
+def make_finish(activation, residual=False):
+    """A device function: writes a thread's sums of 64 columns, as halves, to a box that TMA can store. residual: the
+    box holds the residual, which is added."""
 
     @cuda.jit(device=True, forceinline=True)
     def finish(sums, box, words, word, eighth):
@@ -128,8 +129,14 @@ def make_finish(activation):
             upper = word + uint32(box * BOX // 2) + (uint32(j) ^ eighth) * uint32(4)
             lower = upper + uint32(8 * 32)  # eight rows below
             s = 32 * box + 4 * j
-            words[upper] = ptx.pack_half2(activation(sums[s]), activation(sums[s + 1]))
-            words[lower] = ptx.pack_half2(activation(sums[s + 2]), activation(sums[s + 3]))
+            if residual:
+                p, q = ptx.unpack_half2(words[upper])
+                r, t = ptx.unpack_half2(words[lower])
+                words[upper] = ptx.pack_half2(activation(sums[s]) + p, activation(sums[s + 1]) + q)
+                words[lower] = ptx.pack_half2(activation(sums[s + 2]) + r, activation(sums[s + 3]) + t)
+            else:
+                words[upper] = ptx.pack_half2(activation(sums[s]), activation(sums[s + 1]))
+                words[lower] = ptx.pack_half2(activation(sums[s + 2]), activation(sums[s + 3]))
 
     return finish
 
@@ -238,7 +245,7 @@ DEEP = 1024  # from this K on the widest tile is the fastest for its work, below
 
 
 @functools.cache
-def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation):
+def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation, residual: bool = False):
     """As many blocks as multiprocessors; each computes one tile after the other, until none is left.
 
     Warpgroups 0 and 1, the consumers, multiply: 64 rows each, one sum of a thread for every two columns, 128 registers
@@ -256,7 +263,8 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation)
     Shared memory, for 256 columns:
              0  three stages, each 16 KB of a and 32 KB of b
         147456  128 x 256 finished halves, 64 KB, as boxes of 64 x 64 that TMA stores; four for each consumer
-    and the barriers, and a tile's part of the bias for each consumer.
+    and the barriers, and a tile's part of the bias for each consumer. A residual is copied to where the finished halves
+    will be, before the products begin.
 
     Measured on an H200, 4096 x 4096 x 4096, as a part of cuBLAS's speed in the same run; 0.985 as it stands here:
         finished halves leave in four parts, through two buffers of 64 columns instead of four                 0.96
@@ -278,14 +286,16 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation)
     FINISHED = STAGES * STAGE  # where the finished halves begin
     B_LEADING, B_STEP = b_layout(weights)
     place, load, wgmma = make_place(tile), make_load(tile, weights), wgmma_of(COLS, weights)
-    finish = make_finish(activation)
+    RESIDUAL_BYTES = 2 * BOXES * BOX
+    finish = make_finish(activation, residual)
 
     @cuda.jit(launch_bounds=(384, 1))  # a bound, so that setmaxnreg has something to move: 168 registers a thread
-    def wgmma_specialised_kernel(a_map, b_map, out_map, bias_of, rows, cols, depth):
+    def wgmma_specialised_kernel(a_map, b_map, out_map, bias_of, residual_map, rows, cols, depth):
         tiles = cuda.shared.array(0, np.float16, alignment=1024)
         words = cuda.shared.array(0, np.uint32, alignment=1024)  # the same memory, two halves at a time
         loaded = cuda.shared.array(STAGES, np.uint64)
         freed = cuda.shared.array(STAGES, np.uint64)
+        arrived = cuda.shared.array(2, np.uint64)  # the residual, for each consumer
         bias_tile = cuda.shared.array(BOTH_COLS, float32, alignment=16)
         thread = uint32(cuda.threadIdx.x)
         warpgroup, member = thread // uint32(128), thread % uint32(128)
@@ -295,6 +305,8 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation)
             for stage in range(STAGES):
                 ptx.mbarrier_init(loaded, uint32(stage), uint32(1))
                 ptx.mbarrier_init(freed, uint32(stage), uint32(2))
+            for consumer in range(2):
+                ptx.mbarrier_init(arrived, uint32(consumer), uint32(1))
             ptx.fence_mbarrier_init()
         if thread == uint32(256):
             ptx.prefetch_tensor_map(a_map)
@@ -333,10 +345,17 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation)
             finished = uint32(FINISHED) + warpgroup * uint32(BOXES * BOX)
             word = finished // uint32(2) + upper * uint32(32) + quad
             bias_first = warpgroup * uint32(COLS)
+            residual_parity = uint32(0)
 
             while number < count:
                 row, col = place(number, rows, cols)
                 row = uint32(row + warpgroup * uint32(64))
+                if residual and first_member:
+                    ptx.tma_store_wait(0)  # the last tile has left shared memory
+                    ptx.mbarrier_expect_tx(arrived, warpgroup, uint32(RESIDUAL_BYTES))
+                    for box in range(BOXES):
+                        ptx.tma_load_2d(tiles, finished + uint32(box * BOX), residual_map, col + uint32(box * 64), row,
+                                        arrived, warpgroup)
                 if bias:  # asked for now and looked at after the products: the loads have all that time
                     near = uint32(min(uint32(col + member), uint32(cols - uint32(1))))
                     bias_near = bias_of[near]
@@ -375,6 +394,9 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation)
                             sums[8 * j + 2 * down + 1] += y
                             sums[8 * j + 2 * down + 4] += z
                             sums[8 * j + 2 * down + 5] += w
+                if residual:
+                    ptx.mbarrier_wait(arrived, warpgroup, residual_parity)
+                    residual_parity = uint32(1) - residual_parity
                 finish(sums, 0, words, word, eighth)
                 finish(sums, 1, words, word, eighth)
                 if BOXES > 2:
@@ -418,17 +440,20 @@ def multiply(a, b, bias, out, *, weights: bool, stream=0) -> None:
     kernel[SIMPLE.count(*out.shape), 256, stream, shared](*arguments)
 
 
-def multiply_specialised(a, b, bias, out, *, weights: bool, activation=unchanged, tile: Tile | None = None,
-                         stream=0) -> None:
-    """out = activation(a @ b), or activation(a @ b.T + bias) with weights: a producer and two consumers.
+def multiply_specialised(a, b, bias, out, *, weights: bool, activation=unchanged, residual=None,
+                         tile: Tile | None = None, stream=0) -> None:
+    """out = activation(a @ b + bias) + residual, with b (N, K) if it holds weights: a producer and two consumers.
 
-    activation: a device function of one float32. tile: one of TILES; without it the one that suits the sizes.
+    activation: a device function of one float32. residual: an array like out, or out itself.
+    tile: one of TILES; without it the one that suits the sizes.
     """
-    _check(a, b, bias, out, weights)
+    _check(a, b, bias, out, weights, residual)
     blocks = cuda.get_current_device().MULTIPROCESSOR_COUNT if device.on_gpu() else CPU_BLOCKS
     tile = tile or choose_tile(*out.shape, a.shape[1], blocks)
-    kernel = make_wgmma_specialised(tile, weights=weights, bias=bias is not None, activation=activation)
-    arguments = _arguments(a, b, bias, out, tile, weights)
+    kernel = make_wgmma_specialised(tile, weights=weights, bias=bias is not None, activation=activation,
+                                    residual=residual is not None)
+    *maps, rows, cols, depth = _arguments(a, b, bias, out, tile, weights)
+    arguments = (*maps, ptx.tensor_map_2d(out if residual is None else residual, 64, 64), rows, cols, depth)
     shared = 2 * (tile.stages * tile.stage_halves + tile.rows * tile.cols)
     dynamic_shared(kernel, shared, *arguments)
     kernel[min(blocks, tile.count(*out.shape)), 384, stream, shared](*arguments)
@@ -441,7 +466,7 @@ def _arguments(a, b, bias, out, tile: Tile, weights: bool) -> tuple:
             out if bias is None else bias, np.uint32(out.shape[0]), np.uint32(out.shape[1]), np.uint32(a.shape[1]))
 
 
-def _check(a, b, bias, out, weights: bool) -> None:
+def _check(a, b, bias, out, weights: bool, residual=None) -> None:
     """Raise an error that names what does not fit."""
     check_array("a", a, ndim=2, dtype=np.float16)
     check_array("b", b, ndim=2, dtype=np.float16)
@@ -455,8 +480,11 @@ def _check(a, b, bias, out, weights: bool) -> None:
     check_array("out", out, shape=(rows, cols), dtype=np.float16)
     if bias is not None:
         check_array("bias", bias, shape=(cols,), dtype=np.float32 if bias.dtype == np.float32 else np.float16)
-    if not aligned(a, b, out):
-        raise ValueError("a, b and out must begin at multiples of 16 bytes, for TMA; one is a view that does not")
+    if residual is not None:
+        check_array("residual", residual, shape=(rows, cols), dtype=np.float16)
+    if not aligned(a, b, out, out if residual is None else residual):
+        raise ValueError("a, b, out and residual must begin at multiples of 16 bytes, for TMA; one is a view that does "
+                         "not")
 
 
 def specialised_kernels(*, weights: bool, bias: bool, activation=unchanged) -> tuple:

@@ -208,7 +208,8 @@ def test_sums_stay_in_registers(tile, kernel):
 
     tensor_map, half, size = types.Array(types.uint64, 1, "C"), types.Array(types.float16, 1, "C"), types.uint32
     try:
-        text = compiling.ptx(kernel, types.void(*[tensor_map] * 3, half, *[size] * 3), cc=(9, 0, "a"))
+        residual_map = [] if tile is SIMPLE else [tensor_map]
+        text = compiling.ptx(kernel, types.void(*[tensor_map] * 3, half, *residual_map, *[size] * 3), cc=(9, 0, "a"))
     except compiling.NoCompiler as error:
         pytest.skip(str(error))
     products = re.findall(rf"wgmma\.mma_async\.sync\.aligned\.m64n{tile.cols}k16", text)
@@ -221,3 +222,18 @@ def test_sums_stay_in_registers(tile, kernel):
     assert not taken["warnings"]
     assert taken["spill_bytes"] == taken["stack_bytes"] == 0
     assert taken["registers"] <= (128 if tile is SIMPLE else 168)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_a_residual_is_added_on_the_way_out(tile, in_place):
+    """Also where a block has several tiles, and the residual of the next one lands where the last one's sums were."""
+    rng = np.random.default_rng(5)
+    for M, N, K in ((3, 16, 72), (300, 520, 72)):
+        a, b, offset, expected, allowed = problem(rng, M, N, K, weights=False, bias=np.float16)
+        residual = rng.uniform(-2, 2, (M, N)).astype(np.float16)
+        added = cuda.to_device(residual)
+        out = added if in_place else cuda.to_device(np.full((M, N), np.nan, np.float16))
+        multiply_specialised(*(cuda.to_device(array) for array in (a, b, offset)), out, weights=False, residual=added,
+                             tile=tile)
+        assert (np.abs(out.copy_to_host() - (expected + residual)) <= allowed + 2.0**-11 * np.abs(residual)).all()
