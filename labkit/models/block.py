@@ -200,6 +200,23 @@ HALF = Kernels(layernorm_half_warp, linear, attention_flash_half)
 KERNEL_FOR_EACH_STEP = Kernels(layernorm_block_tree, separately(fused_tiled, gelu_per_thread, residual_add_per_thread),
                                attention_three_pass)
 
+def traffic(shape: Shape, tokens: int, *, fused: bool = True, itemsize: int = 4) -> dict[str, int]:
+    """The bytes that each launch has to read and write, by its name: fused, or with a kernel for each step."""
+    S, C, inner = tokens, shape.width, shape.inner
+    layers = dict(zip(("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"), shape.layers, strict=True))
+    product = {name: S * depth + depth * cols + cols + S * cols for name, (cols, depth) in layers.items()}
+    norm = 2 * S * C + 2 * C
+    numbers = {"ln_1": norm, "attn.c_attn": product["attn.c_attn"], "attn": 4 * S * C}
+    if fused:
+        numbers |= {"attn.added": product["attn.c_proj"] + S * C, "ln_2": norm, "mlp.gelu": product["mlp.c_fc"],
+                    "out": product["mlp.c_proj"] + S * C}
+    else:
+        numbers |= {"attn.c_proj": product["attn.c_proj"], "attn.added": 3 * S * C, "ln_2": norm,
+                    "mlp.c_fc": product["mlp.c_fc"], "mlp.gelu": 2 * S * inner, "mlp.c_proj": product["mlp.c_proj"],
+                    "out": 3 * S * C}
+    return {name: itemsize * count for name, count in numbers.items()}
+
+
 # --- Its memory ------------------------------------------------------------------------------------------------------
 
 

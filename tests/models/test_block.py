@@ -204,6 +204,17 @@ def test_a_workspace_is_allocated_once(monkeypatch):
     assert len(count) == 8
 
 
+def test_bytes_are_counted():
+    fused, separate = (block.traffic(GPT2_SMALL, 1024, fused=fused) for fused in (True, False))
+    assert (len(fused), len(separate)) == (7, 10)
+    rows = 4 * 1024  # bytes of a column
+    # Saved: GELU's reading and writing, and of each residual the writing and reading of what is added to it.
+    assert sum(separate.values()) - sum(fused.values()) == rows * (2 * 3072 + 2 * 2 * 768)
+    weights = 4 * (GPT2_SMALL.size)
+    assert sum(block.traffic(GPT2_SMALL, 1).values()) == pytest.approx(weights, rel=0.01)  # one token: the weights
+    assert sum(block.traffic(GPT2_SMALL, 1, itemsize=2).values()) * 2 == sum(block.traffic(GPT2_SMALL, 1).values())
+
+
 # --- Errors -----------------------------------------------------------------------------------------------------------
 
 
