@@ -407,16 +407,36 @@ def make_decode(size: int, half: bool = False):
             else:
                 numbers[to + n] = four[n]
 
+    # Four steps a call, and the calls written out: a loop over all would not be unrolled for every size of a head.
+
+    @cuda.jit(device=True)
+    def read_query(query_part, qkv, at, i0):
+        for k in range(4):
+            if i0 + k < LOADS:
+                read(query_part, CHUNK * (i0 + k), qkv, uint32(at + uint32(16 * (i0 + k))))
+
+    @cuda.jit(device=True)
+    def products(query_part, keys_values, at, i0):
+        numbers = cuda.local.array(CHUNK, float32)
+        score = ZERO
+        for k in range(4):
+            if i0 + k < LOADS:
+                read(numbers, 0, keys_values, uint32(at + uint32(16 * (i0 + k))))
+                for n in range(CHUNK):
+                    score += query_part[CHUNK * (i0 + k) + n] * numbers[n]
+        return score
+
     @cuda.jit(device=True)
     def score_of(query_part, keys_values, row, column):
         """This lane's share of the product of the query and the key in `row`."""
-        numbers = cuda.local.array(CHUNK, float32)
         at = uint32(row * uint32(keys_values.shape[1]) + column)
-        score = ZERO
-        for i in range(LOADS):
-            read(numbers, 0, keys_values, uint32(at + uint32(16 * i)))
-            for n in range(CHUNK):
-                score += query_part[CHUNK * i + n] * numbers[n]
+        score = products(query_part, keys_values, at, 0)
+        if LOADS > 4:
+            score += products(query_part, keys_values, at, 4)
+        if LOADS > 8:
+            score += products(query_part, keys_values, at, 8)
+        if LOADS > 12:
+            score += products(query_part, keys_values, at, 12)
         return score
 
     @cuda.jit
@@ -440,18 +460,26 @@ def make_decode(size: int, half: bool = False):
         if key0 < seen:  # the grid has slices for a full cache
             end = min(uint32(key0 + uint32(SLICE)), seen)
             part, key = uint32(thread % uint32(LANES)), uint32(thread // uint32(LANES))
-            for i in range(LOADS):
-                at = uint32(t * uint32(qkv.shape[1]) + query_column + part * uint32(CHUNK) + uint32(16 * i))
-                read(query_part, CHUNK * i, qkv, at)
+            at = uint32(t * uint32(qkv.shape[1]) + query_column + part * uint32(CHUNK))
+            read_query(query_part, qkv, at, 0)
+            if LOADS > 4:
+                read_query(query_part, qkv, at, 4)
+            if LOADS > 8:
+                read_query(query_part, qkv, at, 8)
+            if LOADS > 12:
+                read_query(query_part, qkv, at, 12)
             key_column, last = uint32(key_column + part * uint32(CHUNK)), uint32(end - uint32(1))
-            own_scores[0] = score_of(query_part, keys_values, min(uint32(key0 + key), last), key_column) * scale
-            for step in range(1, STEPS):  # no branches: so all loads can be under way at once
-                row = min(uint32(key0 + key + uint32(step * KEYS)), last)
-                own_scores[step] = score_of(query_part, keys_values, row, key_column) * scale
+            # No branches, so that all loads can be under way at once.
+            row = uint32(key0 + key)
+            own_scores[0] = score_of(query_part, keys_values, min(row, last), key_column)
+            own_scores[1] = score_of(query_part, keys_values, min(uint32(row + uint32(KEYS)), last), key_column)
+            if STEPS == 4:
+                own_scores[2] = score_of(query_part, keys_values, min(uint32(row + uint32(2 * KEYS)), last), key_column)
+                own_scores[3] = score_of(query_part, keys_values, min(uint32(row + uint32(3 * KEYS)), last), key_column)
             largest = NOTHING
             for step in range(STEPS):
                 own = uint32(key + uint32(step * KEYS))
-                score = own_scores[step]
+                score = own_scores[step] * scale
                 for distance in DISTANCES:
                     score += cuda.shfl_xor_sync(ALL_LANES, score, distance)
                 score = score if key0 + own < end else NOTHING
@@ -488,8 +516,10 @@ def make_decode(size: int, half: bool = False):
             i = thread
             while i < uint32(SIZE):
                 mixed = ZERO
-                for other in range(GROUPS):
-                    mixed += sums[uint32(i + uint32(other * SIZE))]
+                place = i
+                while place < uint32(FOUND):
+                    mixed += sums[place]
+                    place = uint32(place + uint32(SIZE))
                 found[record + i] = mixed
                 i = uint32(i + uint32(DECODE_THREADS))
             if thread == uint32(0):
