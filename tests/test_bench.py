@@ -22,7 +22,12 @@ def console():
     return Console(record=True, width=140, file=open("/dev/null", "w"))
 
 
-@pytest.mark.parametrize("name", list(bench.HOMES))
+# Those with series of their own; the others differ only in their kernels, which their own tests run.
+OFTEN = ("vector_add", "volume_add", "matmul", "masked_softmax_causal")
+
+
+@pytest.mark.parametrize("name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow)
+                                  for name in bench.HOMES])
 def test_quick_run_of_each_operation(name):
     shown = []
     data = bench.run(name, quick=True, show=shown.append)

@@ -110,8 +110,9 @@ def test_a_failed_rung_is_marked():
 
 
 def test_ladder_of_matmul_checks_at_the_timed_size():
-    found = ladder(MATMUL, {"M": 33, "N": 17, "K": 20}, budget_s=0.01)
-    assert [row.name for row in found.rungs] == [r.__name__ for r in MATMUL.rungs]
+    few = MATMUL.with_rungs(*MATMUL.rungs[:5])  # the later ones compile for long; tests/kernels runs them
+    found = ladder(few, {"M": 33, "N": 17, "K": 20}, budget_s=0.01)
+    assert [row.name for row in found.rungs] == [r.__name__ for r in few.rungs]
     assert found.flops == 2 * 33 * 17 * 20
 
 

@@ -624,7 +624,8 @@ def _small(op):
 
 
 @pytest.mark.parametrize("name", RUNGS)
-@pytest.mark.parametrize("order", ["forward", "reverse", "scattered"])
+@pytest.mark.parametrize("order", ["forward", pytest.param("reverse", marks=pytest.mark.slow),
+                                   pytest.param("scattered", marks=pytest.mark.slow)])
 def test_no_kernel_of_the_course_raises_anything(name, order, monkeypatch):
     op, launcher = RUNGS[name]
     sizes = _small(op) if order == "forward" else _small(op)[-2:]
