@@ -352,7 +352,9 @@ def targets_table(measurements: dict) -> str:
     rows = targets.evaluate(measurements)
     if all(row.met is None for row in rows):
         return ""
-    spec = targets.table(rows, f"{measurements['machine']['device']}, {measurements['machine']['date']}").table()
+    judged = [Ladder.from_json(entry) for row in rows if row.met is not None
+              for entry in measurements["ops"][row.op] if entry["size"] == row.size]
+    spec = targets.table(rows, f"{measurements['machine']['device']}, {measure.days(judged)}").table()
     for row in spec["rows"]:
         row[3] = f"`{row[3]}`" if row[3] != "-" else row[3]
     return to_markdown(spec) + "\n\n" + "\n".join(f"- {note}" for note in spec["notes"])
@@ -360,17 +362,16 @@ def targets_table(measurements: dict) -> str:
 
 def readme_table(measurements: dict) -> str:
     """Markdown: every operation's rungs, slowest idea first, beside the libraries, with the date and the versions."""
+    ladders = [Ladder.from_json(entries[0]) for entries in measurements["ops"].values() if entries]
     rows = []
-    for entries in measurements["ops"].values():
-        for entry in entries[:1]:
-            found = Ladder.from_json(entry)
-            for row in found.rows:
-                first = row is found.rows[0]
-                rate = found.rate(row)
-                rows.append([f"**{found.title}**, {size_text(found.size)}" if first else "",
-                             f"`{row.name}`" if row.kind == "rung" else row.name,
-                             number(row.timing.p50), "-" if rate is None else f"{number(rate)} {found.unit}",
-                             "-" if row.fraction is None else f"{row.fraction:.0%}"])
+    for found in ladders:
+        for row in found.rows:
+            first = row is found.rows[0]
+            rate = found.rate(row)
+            rows.append([f"**{found.title}**, {size_text(found.size)}" if first else "",
+                         f"`{row.name}`" if row.kind == "rung" else row.name,
+                         number(row.timing.p50), "-" if rate is None else f"{number(rate)} {found.unit}",
+                         "-" if row.fraction is None else f"{row.fraction:.0%}"])
     table = to_markdown({"columns": ["Operation", "Kernel", "ms", "rate", "of the limit"], "rows": rows})
     m, limits = measurements["machine"], measurements["limits"]
     versions = ", ".join(f"{label} {m[key]}" for label, key in (("driver", "driver"), ("CUDA", "cuda_runtime"),
@@ -378,9 +379,9 @@ def readme_table(measurements: dict) -> str:
                          if m.get(key))
     tensor = ""
     if limits.get("f16_tflops"):
-        tensor = (f", {limits['f16_tflops']:,.0f} and {limits['tf32_tflops']:,.0f} TFLOP/s (tensor cores, f16 and "
-                  f"TF32, on tiles that stay in shared memory)")
-    return (f"Measured on {m['device']}, {m['date']} ({versions}). CUDA events, cold caches, p50. Limits: "
+        tensor = (f", {limits['f16_tflops']:,.0f} TFLOP/s (f16 tensor cores, on tiles that stay in shared memory); for "
+                  f"TF32 half of that is taken")
+    return (f"Measured on {m['device']}, {measure.days(ladders)} ({versions}). CUDA events, cold caches, p50. Limits: "
             f"{limits['bandwidth_gbs']:,.0f} GB/s (a copy, read and write), {limits['fp32_tflops']:.1f} TFLOP/s "
             f"(float32 multiply-adds in registers){tensor}.\n\n{table}")
 

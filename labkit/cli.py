@@ -625,7 +625,7 @@ def bench(
 def generate(
     prompt: Annotated[str, typer.Argument(help="The text to go on from.")],
     model: Annotated[
-        str, typer.Option(help="tiny, which belongs to this repository; a folder; or a GPT-2's name on the hub.")
+        str, typer.Option(help="tiny, which scripts/train_tiny_gpt2.py makes; a folder; or a GPT-2's name on the hub.")
     ] = "tiny",
     tokens: Annotated[int, typer.Option(help="At most so many tokens.", min=1)] = 64,
     temperature: Annotated[float, typer.Option(help="Below 1 the likely tokens become likelier; 0 is --greedy.")] = 0.8,

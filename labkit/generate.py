@@ -1,6 +1,6 @@
 """`labkit generate`: text that follows a prompt, piece by piece as it is made, and how fast that went.
 
-    told = write("tiny", "A hacker is", print_piece)
+    told = write(load("path/to/folder"), "A hacker is", print_piece)
     print(told)          # 64 tokens in 1.3 s, 49 a second, ...
 """
 

@@ -21,7 +21,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -331,6 +331,11 @@ def recorded_series(name: str, gpu: str | None = None) -> dict | None:
     """A series that bench recorded on a GPU, such as "vector_add_sizes"; None if there is none."""
     data = recorded(gpu)
     return None if data is None else data.get("series", {}).get(name)
+
+
+def days(ladders: Iterable[Ladder]) -> str:
+    """The days on which ladders were measured: "2026-11-20 and 2026-11-21". Empty where none is known."""
+    return " and ".join(sorted({one.machine["date"] for one in ladders if one.machine.get("date")}))
 
 
 # --- Ladders -------------------------------------------------------------------------------------------------------

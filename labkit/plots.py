@@ -422,8 +422,7 @@ def roofline(measured: list[Ladder] | Ladder) -> CourseFigure | None:
     ladders = _gpu_ladders(measured)
     if len(ladders) > 4 or (len(ladders) > 1 and any(one.peak != "fp32" for one in ladders)):
         return every_rung(ladders, "Roofline")
-    place = {(one.where, one.machine.get("date")) for one in ladders}
-    figure, (ax,) = _figure([3.9], "Roofline", "Roofline, " + "; ".join(_place(*p) for p in place))
+    figure, (ax,) = _figure([3.9], "Roofline", "Roofline, " + _places(ladders))
     with rc_context(STYLE):
         peaks = ("fp32", "tf32", "f16") if any(one.peak != "fp32" for one in ladders) else ("fp32",)
         roofs, bandwidth = _roofs(ladders, peaks)
@@ -443,7 +442,7 @@ def roofline(measured: list[Ladder] | Ladder) -> CourseFigure | None:
                         markeredgecolor="white", markeredgewidth=0.8)
                 ends.append((row.tflops, row.name, TEXT[shade]))
             _label_points(ax, intensity, ends)
-        _panel_title(ax, "; ".join(_place(*p) for p in place) + ". Dashed: the limits")
+        _panel_title(ax, _places(ladders) + ". Dashed: the limits")
     return figure
 
 
@@ -582,10 +581,10 @@ def every_rung(measured: list[Ladder], title: str = "Every rung on one roofline"
 
 def _places(ladders: list[Ladder]) -> str:
     """One "Measured on ..." for each GPU, with the days."""
-    dates: dict[str, set] = {}
+    by_gpu: dict[str, list[Ladder]] = {}
     for one in ladders:
-        dates.setdefault(one.where, set()).add(one.machine.get("date"))
-    return "; ".join(_place(where, " and ".join(sorted(filter(None, days)))) for where, days in dates.items())
+        by_gpu.setdefault(one.where, []).append(one)
+    return "; ".join(_place(where, measure.days(group)) for where, group in by_gpu.items())
 
 
 def _broken(intensities: list[float], ridge: float) -> list[tuple[float, float]]:

@@ -25,9 +25,8 @@ from numba.cuda import types  # noqa: E402
 from numba.cuda.core.errors import TypingError  # noqa: E402
 from numba.cuda.extending import intrinsic  # noqa: E402
 
-F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
-I16, I32, I64, VOID = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.VoidType()
-f16, f32, u16, u32, i32, u64 = types.float16, types.float32, types.uint16, types.uint32, types.int32, types.uint64
+F32, I32, I64, VOID = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.VoidType()
+f32, u32, i32, u64 = types.float32, types.uint32, types.int32, types.uint64
 LLVM = {f32: F32, u32: I32, i32: I32, u64: I64}
 POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 LETTER = {f32: "f", u32: "r", i32: "r", u64: "l"}

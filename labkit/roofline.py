@@ -216,48 +216,44 @@ MMA_STEPS = 2048
 WGMMA_ROUNDS = 256
 
 
-@cuda.jit
-def mma_f16_peak_kernel(out):
-    """16 x 8 x 16 products of what lies in registers, MMA_CHAINS independent sums a warp."""
-    lane = uint32(cuda.threadIdx.x) & uint32(31)
-    x = float32(lane) * float32(1 / 64) - float32(0.25)
-    a0, a1 = ptx.pack_half2(x, -x), ptx.pack_half2(x * x, x)
-    b0, b1 = ptx.pack_half2(float32(0.5) - x, x), ptx.pack_half2(-x, x * x)
-    acc = cuda.local.array(32, float32)
-    for i in range(32):
-        acc[i] = float32(i)  # no two sums alike, or a compiler would keep one of them
-    step = uint32(0)
-    while step < uint32(MMA_STEPS):
-        for c in range(8):
-            acc[4 * c], acc[4 * c + 1], acc[4 * c + 2], acc[4 * c + 3] = ptx.mma_m16n8k16_f32_f16(
-                a0, a1, a1, a0, b0, b1, acc[4 * c], acc[4 * c + 1], acc[4 * c + 2], acc[4 * c + 3])
-        step += uint32(1)
-    total = float32(0.0)
-    for i in range(32):
-        total += acc[i]
-    out[cuda.grid(1)] = total
+@cuda.jit(device=True)
+def f16_operands(x):
+    """Two words of a and two of b, with two halves each."""
+    return (ptx.pack_half2(x, -x), ptx.pack_half2(x * x, x), ptx.pack_half2(float32(0.5) - x, x),
+            ptx.pack_half2(-x, x * x))
 
 
-@cuda.jit
-def mma_tf32_peak_kernel(out):
-    """As f16, in products of 16 x 8 x 8."""
-    lane = uint32(cuda.threadIdx.x) & uint32(31)
-    x = float32(lane) * float32(1 / 64) - float32(0.25)
-    a0, a1 = ptx.to_tf32(x), ptx.to_tf32(-x)
-    b0, b1 = ptx.to_tf32(float32(0.5) - x), ptx.to_tf32(x * x)
-    acc = cuda.local.array(32, float32)
-    for i in range(32):
-        acc[i] = float32(i)  # no two sums alike, or a compiler would keep one of them
-    step = uint32(0)
-    while step < uint32(MMA_STEPS):
-        for c in range(8):
-            acc[4 * c], acc[4 * c + 1], acc[4 * c + 2], acc[4 * c + 3] = ptx.mma_m16n8k8_f32_tf32(
-                a0, a1, a1, a0, b0, b1, acc[4 * c], acc[4 * c + 1], acc[4 * c + 2], acc[4 * c + 3])
-        step += uint32(1)
-    total = float32(0.0)
-    for i in range(32):
-        total += acc[i]
-    out[cuda.grid(1)] = total
+@cuda.jit(device=True)
+def tf32_operands(x):
+    return ptx.to_tf32(x), ptx.to_tf32(-x), ptx.to_tf32(float32(0.5) - x), ptx.to_tf32(x * x)
+
+
+def make_mma_peak(multiply, operands):
+    """16 x 8 products of what lies in registers, MMA_CHAINS independent sums a warp."""
+
+    @cuda.jit
+    def mma_peak_kernel(out):
+        lane = uint32(cuda.threadIdx.x) & uint32(31)
+        a0, a1, b0, b1 = operands(float32(lane) * float32(1 / 64) - float32(0.25))
+        acc = cuda.local.array(32, float32)
+        for i in range(32):
+            acc[i] = float32(i)  # no two sums alike, or a compiler would keep one of them
+        step = uint32(0)
+        while step < uint32(MMA_STEPS):
+            for c in range(8):
+                acc[4 * c], acc[4 * c + 1], acc[4 * c + 2], acc[4 * c + 3] = multiply(
+                    a0, a1, a1, a0, b0, b1, acc[4 * c], acc[4 * c + 1], acc[4 * c + 2], acc[4 * c + 3])
+            step += uint32(1)
+        total = float32(0.0)
+        for i in range(32):
+            total += acc[i]
+        out[cuda.grid(1)] = total
+
+    return mma_peak_kernel
+
+
+mma_f16_peak_kernel = make_mma_peak(ptx.mma_m16n8k16_f32_f16, f16_operands)
+mma_tf32_peak_kernel = make_mma_peak(ptx.mma_m16n8k8_f32_tf32, tf32_operands)
 
 
 @cuda.jit
@@ -304,17 +300,17 @@ def tensor_peaks() -> dict:
     found = {}
     if capability >= (8, 0):
         per_warp = MMA_CHAINS * MMA_STEPS * 2 * 16 * 8
-        found["mma_f16_tflops"] = _tensor_tflops(mma_f16_peak_kernel, per_warp * 16 // 32)
-        found["mma_tf32_tflops"] = _tensor_tflops(mma_tf32_peak_kernel, per_warp * 8 // 32)
+        found["mma_f16_tflops"] = _tensor_tflops("mma_f16_peak", mma_f16_peak_kernel, per_warp * 16 // 32)
+        found["mma_tf32_tflops"] = _tensor_tflops("mma_tf32_peak", mma_tf32_peak_kernel, per_warp * 8 // 32)
         found["f16_tflops"], found["tf32_tflops"] = found["mma_f16_tflops"], found["mma_tf32_tflops"]
     if capability[0] == 9:
-        f16 = _tensor_tflops(wgmma_f16_peak_kernel, WGMMA_ROUNDS * 16 * 2 * 64 * 256 * 16 // 128)
+        f16 = _tensor_tflops("wgmma_f16_peak", wgmma_f16_peak_kernel, WGMMA_ROUNDS * 16 * 2 * 64 * 256 * 16 // 128)
         if f16 is not None:
             found["f16_tflops"], found["tf32_tflops"] = f16, f16 / 2
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _tensor_tflops(kernel, flops_per_thread: int) -> float | None:
+def _tensor_tflops(name: str, kernel, flops_per_thread: int) -> float | None:
     from labkit import measure
 
     threads, blocks = 256, 8 * cuda.get_current_device().MULTIPROCESSOR_COUNT
@@ -322,7 +318,7 @@ def _tensor_tflops(kernel, flops_per_thread: int) -> float | None:
     try:
         timing = measure.time_kernel(lambda: kernel[blocks, threads](out), budget_s=0.3)
     except Exception as error:  # a compiler that does not know the instruction: the data sheet has to do
-        print(f"{kernel.__name__} was not measured: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"{name} was not measured: {type(error).__name__}: {error}", file=sys.stderr)
         return None
     return flops_per_thread * threads * blocks / timing.p50 / 1e9
 

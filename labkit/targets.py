@@ -161,6 +161,7 @@ def table(rows: list[TargetRow], where: str = "") -> PlainTable:
                    {True: "yes", False: "no", None: "not measured"}[row.met]) for row in rows)
     met, measured = sum(row.met is True for row in rows), sum(row.met is not None for row in rows)
     notes = [f"{met} of {measured} met." + (f" Measured on {where}." if where else ""),
+             *([f"{len(rows) - measured} of {len(rows)} not measured yet."] if measured < len(rows) else []),
              "Ratio: our speed over the rival's, both p50 of one run. us: in a CUDA graph.",
              *(f"{row.work}: {row.why}" for row in rows if row.met is False and row.why)]
     return PlainTable("Beside the libraries", ("work", "rival", "theirs", "ours", "measured", "ratio", "goal", "met"),

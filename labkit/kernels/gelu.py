@@ -95,7 +95,6 @@ def make_gelu_vectorized(gelu):
 gelu_per_thread_kernel = make_gelu_per_thread(gelu_tanh)
 gelu_vectorized_kernel = make_gelu_vectorized(gelu_tanh)
 gelu_sigmoid_kernel = make_gelu_vectorized(gelu_sigmoid)
-gelu_tanh_approx_kernel = make_gelu_vectorized(gelu_tanh_approx)
 gelu_erf_per_thread_kernel = make_gelu_per_thread(gelu_erf)
 gelu_erf_vectorized_kernel = make_gelu_vectorized(gelu_erf)
 

@@ -652,11 +652,6 @@ def _residual_tolerance(x, residual, weight, bias):
     return np.stack([tolerance(total, weight, bias), float(np.finfo(np.float32).eps) * np.abs(total)])
 
 
-def _torch_residual(torch, x, residual, weight, bias, out):
-    torch.add(x, residual, out=out[1])
-    out[0].copy_(torch.nn.functional.layer_norm(out[1], weight.shape, weight, bias, EPSILON))
-
-
 def torch_add_layernorm(torch, x, residual, weight, bias, out):
     return torch.nn.functional.layer_norm(x + residual, weight.shape, weight, bias, EPSILON)
 

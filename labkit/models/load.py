@@ -1,6 +1,6 @@
-"""A GPT-2 with its tokenizer, from a folder, from the Hugging Face hub, or the tiny one of this repository.
+"""A GPT-2 with its tokenizer, from a folder, from the Hugging Face hub, or the tiny one that is trained here.
 
-    loaded = load("tiny")                    # data/tiny-gpt2
+    loaded = load("tiny")                    # data/tiny-gpt2, made by scripts/train_tiny_gpt2.py
     loaded = load("path/to/folder")          # with config.json, *.safetensors and a tokenizer
     loaded = load("openai-community/gpt2")   # downloaded once
     loaded.model, loaded.tokenizer
@@ -18,7 +18,7 @@ import numpy as np
 
 from labkit.errors import UserError
 from labkit.models.gpt2 import GPT2, Config, Kernels
-from labkit.tensors.safetensors import SafetensorsError, read
+from labkit.tensors.safetensors import Named, SafetensorsError, read
 
 TINY = "tiny"
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -66,7 +66,8 @@ def folder(name: str) -> Path:
 
         path = find_root() / "data" / "tiny-gpt2"
         if not (path / CONFIG).is_file():
-            raise UserError(f"{path} is missing; scripts/train_tiny_gpt2.py makes it")
+            raise UserError(f"{path} is missing; scripts/train_tiny_gpt2.py makes it. A folder, or a GPT-2's name on "
+                            f"the hub, such as openai-community/gpt2, is loaded as well")
         return path
     if Path(name).is_dir():
         return Path(name)
@@ -93,7 +94,7 @@ def tensors(path: Path) -> Mapping[str, np.ndarray]:
     return Parts({name: files[file] for name, file in index.items()})
 
 
-class Parts(Mapping):
+class Parts(Named):
     """The tensors of several files as one mapping."""
 
     def __init__(self, homes: dict):
@@ -102,15 +103,6 @@ class Parts(Mapping):
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._homes[name][name]
-
-    def __contains__(self, name) -> bool:
-        return name in self._homes
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._homes)
-
-    def __len__(self) -> int:
-        return len(self._homes)
 
 
 # --- Text ------------------------------------------------------------------------------------------------------------

@@ -11,13 +11,14 @@ four floats at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from labkit import cuda
 from labkit.op import bfloat16_of
+from labkit.tensors.safetensors import Named
 
 ALIGNMENT = 16  # bytes: the widest load, ld.global.v4.f32
 
@@ -65,7 +66,7 @@ def converted(tensor: np.ndarray, dtype: np.dtype | None, bfloat16: bool = False
         return tensor.astype(dtype, copy=False)
 
 
-class Blob(Mapping):
+class Blob(Named):
     """Device arrays by name, views into one buffer.
 
     tensors: name -> NumPy array, such as read(path) gives. dtype: what floating-point tensors become on the way; None
@@ -102,15 +103,6 @@ class Blob(Mapping):
             part = self.buffer[place.offset : place.offset + place.nbytes].view(place.dtype)
             self._views[name] = part.reshape(place.shape) if place.shape else part
         return self._views[name]
-
-    def __contains__(self, name) -> bool:
-        return name in self.entries
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
 
     def __repr__(self):
         return f"<{len(self)} tensors in one device buffer of {self.nbytes:,} bytes>"

@@ -59,7 +59,22 @@ class Entry:
         return self.end - self.begin
 
 
-class Tensors(Mapping):
+class Named(Mapping):
+    """Tensors by name, as `entries` lists them. Asking whether one is there does not make it."""
+
+    entries: dict
+
+    def __contains__(self, name) -> bool:
+        return name in self.entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+class Tensors(Named):
     """The tensors of one file by name. Each is made when asked for: a read-only view of the file, not a copy."""
 
     def __init__(self, path: Path, entries: dict[str, Entry], metadata: dict[str, str], data: np.ndarray):
@@ -72,15 +87,6 @@ class Tensors(Mapping):
                            f"the first are {', '.join(list(self.entries)[:5])}")
         entry = self.entries[name]
         return self._data[entry.begin : entry.end].view(DTYPES[entry.dtype]).reshape(entry.shape)
-
-    def __contains__(self, name) -> bool:
-        return name in self.entries
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
 
     def __repr__(self):
         return f"<{len(self)} tensors of {self.path}, {self._data.size:,} bytes>"
