@@ -77,7 +77,7 @@ ROW_RANGE = Exercise(
     reference=lambda x: x.astype(np.float64).max(axis=1) - x.astype(np.float64).min(axis=1),
     inputs=lambda rng, R, C: (uniform(rng, R, C) - np.float32(2.0),),  # all negative: a start of 0 shows
     shape=lambda R, C: (R,),
-    sizes=_rows((1, 33), (2, 31), (3, 1), (3, 32), (4, 100), (7, 257)),
+    sizes=_rows((1, 70), (1, 33), (2, 31), (3, 1), (3, 32), (4, 100), (7, 257)),
     launch=lambda R, C: (-(-R // 2), 64),
     tolerance=relative_to(lambda x: np.abs(x).max(axis=1), roundings=2),
     wrong={"the step with distance 1 is missing: lanes 0 and 1 never meet": range_four_steps,
