@@ -12,7 +12,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # What learners and the command use; kernels and what measures them do not know it.
 CONSUMERS = {"cli", "generate", "course", "run", "execute", "site", "readme", "progress", "doctor", "bench", "checking",
-             "verdict", "workbook", "runcells"}
+             "verdict", "workbook", "runcells", "yours"}
 
 
 def module_name(path: Path) -> str:
