@@ -193,6 +193,9 @@ SERIES: dict[str, tuple[str, Callable[[], dict | None]]] = {
     "attention_sizes": ("attention", _library("attention_sizes", "labkit.attention_series")),
     "attention_keys": ("attention", _library("attention_keys", "labkit.attention_series")),
     "attention_passes": ("attention", _library("attention_passes", "labkit.attention_series")),
+    "generation": ("attention_cached", _library("generation", "labkit.generation_experiment")),
+    "cache_curve": ("attention_cached", _library("cache_curve", "labkit.generation_experiment")),
+    "step_launches": ("attention_cached", _library("step_launches", "labkit.generation_experiment")),
     "three_languages": ("vector_add", three_languages),
     "tile_sizes": ("vector_add", _library("tile_sizes")),
     "tile_hints": ("softmax", _library("tile_hints")),
@@ -210,11 +213,12 @@ QUICK = {
 
 def run(name: str = "all", *, quick: bool = False, show: Callable[[object], None] = print,
         keep: Callable[[dict], object] | None = None) -> dict:
-    """Measures one operation, or all, and returns the measurements. `show` is given each ladder as it is done, `keep`
-    all that is measured so far, so that what ends a long run early costs only the rest."""
-    if name != "all" and name not in HOMES:
-        raise ValueError(f"no operation is called {name!r}; there are all, {', '.join(HOMES)}")
-    names = list(HOMES) if name == "all" else [name]
+    """Measures one operation with its series, one series, or all, and returns the measurements. `show` is given each
+    ladder as it is done, `keep` all that is measured so far, so that what ends a long run early costs only the rest."""
+    if name not in ("all", *HOMES, *SERIES):
+        raise ValueError(f"no operation is called {name!r}; there are all, {', '.join(HOMES)}; and no series, "
+                         f"{', '.join(SERIES)}")
+    names = list(HOMES) if name == "all" else [name] if name in HOMES else []
     limits = roofline.limits()
     data = {"schema": SCHEMA, "machine": measure.machine(), "limits": asdict(limits), "ops": {}, "series": {},
             "seconds": {}, "problems": {}}
@@ -234,7 +238,7 @@ def run(name: str = "all", *, quick: bool = False, show: Callable[[object], None
         if keep is not None:
             keep(data)
     for key, (owner, take) in SERIES.items():
-        if owner in names and not (quick and key not in QUICK):
+        if (owner in names or key == name) and not (quick and key not in QUICK):
             begin = time.perf_counter()
             try:
                 taken = QUICK[key]() if quick else take()
@@ -391,7 +395,8 @@ def readme_table(measurements: dict) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python3 -m labkit.bench", description=__doc__.splitlines()[0])
-    parser.add_argument("op", nargs="?", default="all", help="an operation such as matmul, or all")
+    parser.add_argument("op", nargs="?", default="all",
+                        help="an operation such as matmul, a series such as generation, or all")
     parser.add_argument("--out", help="a directory for JSON and plots, or a file ending in .json")
     parser.add_argument("--quick", action="store_true", help="small sizes, few runs: shows that it works")
     options = parser.parse_args()

@@ -125,7 +125,7 @@ def tile_product(a, a_at, a_row, b, b_at, b_row, b_col, out, out_at, out_row, M,
 
 @cuda.jit
 def scores_tiled_kernel(qkv, keys_values, start, scores, first, size, columns, room, count):
-    """All three arrays flat: rows of qkv have 3*columns numbers. count: queries; room: keys that scores has room for."""
+    """All arrays flat: rows of qkv have 3*columns numbers. count: queries; room: keys that scores has room for."""
     total = min(uint32(uint32(start[0]) + count), room)
     if uint32(cuda.blockIdx.x * TILE) < total:
         head = uint32(cuda.blockIdx.z)

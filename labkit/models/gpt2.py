@@ -14,6 +14,7 @@ Source  A. Radford et al., "Language Models are Unsupervised Multitask Learners"
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -208,6 +209,12 @@ class GPT2:
         self.head = self.weights[HEAD if HEAD in self.weights else "wte.weight"]  # (V, C)
         self.layers = [{name: self.weights[f"h.{layer}.{name}"] for name in config.block.parameters}
                        for layer in range(config.n_layer)]
+
+    def with_kernels(self, kernels: Kernels) -> GPT2:
+        """The same model, on the same weights, with other kernels."""
+        other = copy.copy(self)
+        other.kernels = kernels
+        return other
 
     def block(self, layer: int, ws: Workspace, count: int, stream=0, watch=None) -> None:
         """One layer (block.py), on the first `count` rows of ws.x, in place."""
