@@ -106,6 +106,8 @@ PLACES = [
     Place("linear_patch", "logits", _transposed_product),
     Place("largest_seen", "softmax", lambda scores, out: {"B": scores.shape[0], "S": scores.shape[1]}),
     Place("layernorm_two_sums", "layernorm", _rows),
+    Place("bias_gelu_tanh", "bias_gelu", _rows),
+    Place("embed_tokens", "embedding", lambda *arrays: {"T": arrays[4].shape[0], "C": arrays[4].shape[1]}),
 ]
 
 

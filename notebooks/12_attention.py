@@ -1,0 +1,506 @@
+# %% [markdown]
+# # 12 · Attention
+#
+# *Lab notebook, 21 November 2026*
+#
+# You will learn
+#
+# - what attention computes, and where the numbers of a head lie
+# - why 192 idle threads cost nothing, and what costs so much instead
+# - how a softmax is corrected after the fact, so that no row of scores has to be kept: flash attention
+#
+# ## The problem
+#
+# A language model has a row of numbers for each token. Every layer so far treats each row by itself. Attention is the
+# one place where tokens look at each other. A linear layer makes three things out of each token's row: a *query*, for
+# what the token looks for, a *key*, by which it can be found, and a *value*, which it hands over. A query is compared
+# with every key, by a dot product. Softmax turns the scores into weights, and the weights average the values:
+#
+# $$\text{out}_t = \sum_j \text{softmax}_j\left(\frac{q_t \cdot k_j}{\sqrt{D}}\right) v_j$$
+#
+# D is the length of these vectors. The dot product of two random vectors grows with the root of D, and so the root is
+# taken out again. All of that happens several times side by side, in *heads* that know nothing of each other. The
+# smallest GPT-2 has 12 heads with D = 64.
+#
+# ## Prediction
+#
+# Before you run the next cell, write down for 1,024 tokens and 12 heads: the flops (a score is a dot product of 64
+# numbers, and the weighted values take as many again), the bytes that have to be read and written at least, and which
+# of the two sets the limit. Then a number that the table does not have: how large is the matrix of all scores?
+
+# %%
+from labkit import roofline
+from labkit.kernels.attention import ATTENTION
+
+roofline.predict(ATTENTION, S=1024, H=12, D=64)
+
+# %% [markdown]
+# There are 256 flops to a byte. On paper this is a problem for the arithmetic, as a matrix product is, and not for the
+# memory, as softmax is. The scores are 12 × 1,024 × 1,024 numbers, 50 MB, four times as much as goes in and comes out.
+# A program that writes them, reads and writes them for softmax, and reads them again moves 200 MB more than it has to.
+# The library rival in the ladders below is such a program. None of our kernels is.
+#
+# ## Where the numbers of a head lie
+#
+# Queries, keys and values come out of one product of matrices, so they lie side by side in one row for each token:
+# 3 × 768 = 2,304 numbers, and in each third the heads one after the other.
+
+# %%
+from labkit import attention_pictures
+
+attention_pictures.qkv_rows()
+
+# %% [markdown]
+# The formula under the picture is all a kernel needs. In PyTorch the same is written as a reshape. Do they agree?
+
+# %%
+import numpy as np
+
+S, H, D = 7, 12, 64
+qkv = np.random.default_rng(0).random((S, 3 * H * D), dtype=np.float32)
+flat, split = qkv.reshape(-1), qkv.reshape(S, 3, H, D)
+for t in range(S):
+    for part, offset in enumerate((0, 768, 1536)):
+        for h in range(H):
+            begin = t * 2304 + offset + h * 64
+            assert np.array_equal(flat[begin : begin + 64], split[t, part, h])
+print(f"{S * 3 * H} pieces of 64 numbers, each where t * 2304 + {{0, 768, 1536}} + h * 64 says")
+
+# %% [markdown]
+# So there is no reason to split the heads into arrays of their own, and to merge them later. Those would be kernels
+# that only move bytes. In a MiniLM that someone ported to CUDA, one product for all three and no splitting took a
+# sentence from 0.140 ms to 0.118, the largest step but one of the whole port.
+#
+# ## Three passes
+#
+# This is how the GPT-2 in CUDA that I studied does it. A block of 256 threads takes one query of one head, so the grid
+# is S × 12. It needs the largest score before the first power, and the sum before the first weight. Hence three passes
+# over the keys.
+
+# %%
+from labkit import show_source
+from labkit.kernels import attention as at
+
+show_source(at.weigh_keys)
+
+# %%
+show_source(at.attention_three_pass_kernel)
+
+# %% [markdown]
+# In the first pass a thread takes every 256th key and does a whole dot product. `block_max` and `block_sum` are those
+# of lesson 09, with the barrier that was missing in print. `keys_values`, `first` and `start` let the same kernel read
+# keys from a cache, which comes at the end. Here `keys_values` is `qkv` itself, `first` is 768 and `start` is 0.
+#
+# The author's text names "online softmax" among the patterns of the program. There is none in its code: it knows the
+# whole row before the second pass. The online form comes below.
+
+# %%
+from labkit import agree
+
+sizes = ({"S": 1, "H": 1, "D": 1}, {"S": 5, "H": 2, "D": 3}, {"S": 33, "H": 2, "D": 64}, {"S": 300, "H": 1, "D": 64})
+agree(ATTENTION, ["attention_three_pass"], sizes=sizes)
+
+# %% [markdown]
+# ## Room for a row
+#
+# `cuda.shared.array(0, float32)` has no length. How long it is, the launch says, as the fourth number in its brackets:
+# `kernel[grid, block, stream, nbytes]`. This is *dynamic* shared memory. A row of scores takes four bytes a key. A block
+# gets 48 KB without asking. Before you run the cell: for how many keys is that?
+
+# %%
+print("    keys   bytes of scores")
+for keys in (1024, 4096, 12_256, 12_257, 58_080, 58_081):
+    taken = 4 * keys + at.PARTIAL  # block_max and block_sum have 128 bytes of their own
+    verdict = ("fits" if taken <= at.SHARED_UNASKED else "fits if the driver is asked for more" if taken <= at.MAX_SHARED
+               else "does not fit")
+    print(f"{keys:8,} {4 * keys:17,}   {verdict}")
+
+# %% [markdown]
+# 4 KB at GPT-2's 1,024 tokens. The author gives the limit as 48 KB, "up to 96 KB with explicit opt-in". An H200 allows
+# 227 KB. Numba has no call for the opt-in, so `dynamic_shared` goes to the driver for it:
+
+# %%
+from labkit.kernels.launching import _allow_on_gpu
+
+show_source(_allow_on_gpu)
+
+# %% [markdown]
+# And above the limit? The author's program asks after none of its launches whether it took place. The kernel would not
+# run, and the next one would work on whatever lies in that memory. A launcher has to be louder.
+
+# %%
+from labkit import cuda
+
+too_long, out = cuda.device_array((60_000, 3 * 16), np.float32), cuda.device_array((60_000, 16), np.float32)
+try:
+    at.attention_three_pass(too_long, 1, out)
+except ValueError as error:
+    print(f"ValueError: {error}")
+
+# %% [markdown]
+# ## Idle threads
+#
+# Look at the third pass again. A thread takes a column of the values, and a head has 64 columns. So 192 of the 256
+# threads do nothing. The author says so and calls it a deliberate trade. `attention_all_threads` does not trade: four
+# groups of 64 threads take a quarter of the keys each, and their sums are added in shared memory.
+#
+# The passes over keys and values have the same number of multiply-adds. Write down what you expect: by which factor is
+# `all_threads` faster?
+
+# %%
+from labkit import measure
+
+
+def h200_us(op, rung, S):
+    row = measure.recorded_ladder(op, {"S": S, "H": 12, "D": 64}, gpu="NVIDIA H200").row(rung)
+    return 1000 * (row.graph or row.timing).p50
+
+
+print("tokens   three passes   all threads      us on an H200")
+for S in (16, 128, 1024, 4096):
+    both = [h200_us("attention", f"attention_{name}", S) for name in ("three_pass", "all_threads")]
+    print(f"{S:6} {both[0]:14,.1f} {both[1]:13,.1f}")
+
+# %% [markdown]
+# My own guess was 2.5: five units of time before, two after. What came is nothing at all, or a little less than
+# nothing. If four times as many threads change nothing, the third pass is not where the time goes. I timed the passes
+# one by one.
+
+# %%
+passes = measure.recorded_series("attention_passes", gpu="NVIDIA H200")
+for name, us in passes["us"].items() if passes else ():
+    print(f"{name:36} {us:8,.0f} us")
+
+# %% [markdown]
+# Nearly all of it goes into the first two, and those keep all threads busy. With what? `observe` counts what each line
+# asks for. Before you run the cell, look at the line in `weigh_keys` that loads keys. Lane 0 reads number i of key j,
+# lane 1 number i of key j + 1. How far apart are these two in memory?
+
+# %%
+from labkit import observe
+
+S = 32
+qkv, heads = ATTENTION.inputs(np.random.default_rng(1), S=S, H=1, D=64)
+arguments = (qkv, qkv, np.zeros(1, np.int32), np.zeros((S, 64), np.float32), np.uint32(64), np.uint32(64),
+             np.float32(0.125), np.uint32(0))
+report = observe(at.attention_three_pass_kernel[(1, 1), 256, 0, 4 * S], *arguments)
+for line, counts in sorted(report.lines.items()):
+    if counts.get("global_loads", 0) > 1000:
+        print(f"line {line}: {counts['global_requests']:4} requests of warps, {counts['lines_128']:5,} lines of 128 bytes")
+
+# %% [markdown]
+# The first of the two lines belongs to the scores, the second to the values. Half of the scores' requests are for the
+# query: one number for all lanes, one line. The other 64 are for keys, and take 32 lines each: every lane wants a
+# different one. The keys of two neighbours lie a whole row of qkv apart, 9,216 bytes with 12 heads. The values are read
+# as memory likes it best, neighbours side by side, one line for a request.
+#
+# The lines come from a cache, for the next seven rounds of the loop want the same 32 bytes. But a cache, too, answers
+# one request for 32 lines in 32 steps. Suppose that it takes one clock for a line. Then the time of the whole kernel
+# can be predicted from that number alone:
+
+# %%
+limits = measure.recorded("NVIDIA H200")["limits"]
+clock_ghz = 1000 * limits["fp32_tflops"] / (132 * 128 * 2)  # 132 multiprocessors, 128 multiply-adds a clock in each
+requests = 1024 * 12 * (1024 // 32) * 64  # queries, heads, warps of keys, numbers of a key
+us = requests * 32 / 132 / clock_ghz / 1000
+print(f"{requests / 1e6:.1f} million requests of 32 lines, {clock_ghz:.2f} GHz: {us:,.0f} us predicted")
+print(f"recorded on the H200: {h200_us('attention', 'attention_three_pass', 1024):,.0f} us")
+
+# %% [markdown]
+# That is most of it. I had been looking at threads that do nothing, and the trouble was in those that work. A quarter
+# of a block's threads is enough to fetch the values, because eight blocks share a multiprocessor. The trade that the
+# author made was a good one.
+#
+# ## The whole matrix in one block
+#
+# The port of MiniLM tells of an attempt that failed: one block for each head, its whole matrix of scores in shared
+# memory, then softmax, then the values. "The obvious version", and slower. Here it is as a rung. Three loops with a
+# barrier between them, and the scores never leave the multiprocessor.
+
+# %%
+print("tokens   three passes   whole matrix      us on an H200")
+for S in (16, 128):
+    both = [h200_us("attention", f"attention_{name}", S) for name in ("three_pass", "whole_matrix")]
+    print(f"{S:6} {both[0]:14,.1f} {both[1]:14,.1f}")
+
+# %%
+from labkit import occupancy
+
+for S in (16, 64, 90, 128, 170, 241):
+    each = occupancy.blocks(occupancy.H200, 256, 40, 4 * S * S)
+    print(f"{S:4} tokens: {4 * S * S / 1024:5.0f} KB of scores, room for {each} blocks on a multiprocessor, "
+          f"occupancy {each * 8 / occupancy.H200.warps:.0%}")
+
+# %% [markdown]
+# Theirs held halves, 32 KB for 128 tokens, and by their account one block to a multiprocessor. They blame that, and
+# three phases that wait for each other, and a second-level cache that would have held the scores anyway.
+#
+# On the H200 I would add a simpler reason. Twelve heads are twelve blocks, and the GPU has 132 multiprocessors. The
+# other 120 look on. A batch of many sentences would fill them, as theirs did. Then the occupancy in the table begins to
+# count, and at 242 tokens the matrix does not fit into any block.
+#
+# What the attempt got right is the aim. What it got wrong is to keep more than it needs. So how much does one need?
+#
+# ## Taking a softmax back
+#
+# Lesson 09 joined two parts of a row, with the largest numbers $m$ and $m'$ and the sums $s$ and $s'$ of their powers:
+# each sum is multiplied by $e^{m - M}$, with $M$ the larger of the two. Attention has a third thing to carry along, the
+# weighted values, not yet divided by the sum: $u = \sum e^{x_j - m} v_j$. It is a sum of the same powers, so the same
+# factor corrects it:
+#
+# $$u_{\text{both}} = u \, e^{m - M} + u' \, e^{m' - M}$$
+#
+# So the keys can come in tiles. For each tile: its scores, the new largest, the factor for what was there, the powers,
+# and both sums. Then the tile may be forgotten. Here is one query, and 96 keys in tiles of 16, in NumPy.
+
+# %%
+rng = np.random.default_rng(2)
+q, keys, values = 3 * rng.standard_normal(64), rng.standard_normal((96, 64)), rng.standard_normal((96, 64))
+largest, total, mixed = -np.inf, 0.0, np.zeros(64)
+print("keys    largest   factor    total    off from attention over these keys")
+for j in range(0, 96, 16):
+    scores = keys[j : j + 16] @ q / 8
+    new = max(largest, scores.max())
+    factor, powers = np.exp(largest - new), np.exp(scores - new)
+    total, mixed, largest = total * factor + powers.sum(), mixed * factor + powers @ values[j : j + 16], new
+
+    row = np.exp(keys[: j + 16] @ q / 8)  # all keys so far, in one go
+    off = abs(mixed / total - row @ values[: j + 16] / row.sum()).max()
+    print(f"{j + 16:4} {largest:10.3f} {factor:8.4f} {total:8.3f}    {off:.0e}")
+
+# %% [markdown]
+# After each tile, `mixed / total` is the attention over all keys seen so far, to the last digits of a float64. Where
+# the factor is 1 the tile brought no new largest score. Where it is small, most of what had been added up is taken
+# back. The factor of the first tile is 0, for there was nothing.
+#
+# And what has to be kept? For each query two numbers and the 64 of `mixed`, however long the row is.
+#
+# ## Tiles
+#
+# That alone would save room. What saves time is the second half of the idea. The three-pass kernel reads all keys and
+# values of a head again for every query. Let a block take many queries: then each tile of keys and values, once it lies
+# in shared memory, serves all of them.
+
+# %%
+attention_pictures.tiles()
+
+# %% [markdown]
+# Count what is asked of memory and caches, for keys and values: a block goes through all of them once. Twice as many
+# queries in a block, half as many blocks.
+
+# %%
+from labkit.kernels.flash_attention import make_flash
+
+print("queries of a block   blocks   shared memory   keys and values read, S = 1,024   flop a byte")
+for queries, kernel in ((1, None), *((kernel.rows, kernel) for kernel in (make_flash(64, n) for n in (1, 2, 4, 8)))):
+    blocks = 12 * 1024 // queries
+    read = blocks * 2 * 1024 * 64 * 4
+    room = f"{kernel.shared_bytes / 1024:.0f} KB" if kernel else "4 KB"
+    print(f"{queries:18} {blocks:8,} {room:>15} {read / 1e6:28,.0f} MB {4 * 1024 * 1024 * 12 * 64 / read:13.1f}")
+
+# %% [markdown]
+# One query to a block, three passes: 6.4 GB, half a flop for each byte. 128 queries: 50 MB. Flash attention is known for
+# not writing the scores to memory. The three-pass kernel does not write them either. What it lacks are the tiles.
+#
+# The kernel is made by a function, for each size of a head and each number of queries that a thread has. Here is the
+# part that corrects, and then the kernel.
+
+# %%
+import inspect
+
+parts = inspect.getclosurevars(make_flash(64, 4).py_func).nonlocals
+show_source(parts["take_powers"])
+
+# %%
+show_source(make_flash(64, 4))
+
+# %% [markdown]
+# Everything in it is from earlier lessons. A patch of scores and of sums in each thread's registers, as in a product of
+# matrices (05). `cp.async`, which brings the values while the scores are computed, and the next keys during the rest
+# (05). Eight threads share a query, so its largest score goes round by three shuffles (09). A row in shared memory is
+# four numbers longer than it need be, against bank conflicts (11). Powers of two in place of powers of e, with one
+# factor for both the scale and $\log_2 e$ (09).
+#
+# Each thread adds up its own part of `total`, and only after the last tile the eight parts become one. The factor is
+# the same for all of them, so that is allowed.
+#
+# ## Right at any length
+
+# %%
+sizes = ({"S": 1, "H": 1, "D": 64}, {"S": 33, "H": 2, "D": 64}, {"S": 130, "H": 1, "D": 64})
+agree(ATTENTION, sizes=sizes)
+
+# %%
+from labkit.kernels.attention import ATTENTION_CAUSAL
+
+agree(ATTENTION_CAUSAL, sizes=sizes)
+
+# %% [markdown]
+# What is allowed depends on the inputs: a score that misses by a little makes its weight miss by the same part of
+# itself. On the CPU device a block has 16 queries, on a GPU up to 128, and the tests run them all.
+#
+# ## Above the diagonal
+#
+# Under a causal mask a query sees the keys up to its own token. A quarter of the picture above is white on the right:
+# tiles of which no query of the block sees any key. The loop ends before them. On the diagonal the kernel asks for each
+# score whether it counts, and left of it, it does not ask. Before you run the cell: at 1,024 tokens and tiles of
+# 64 × 64, which part of the tiles is left? And at 4,096?
+
+# %%
+for S in (1024, 4096):
+    side = S // 64
+    left = side * (side + 1) / 2 / side**2
+    flash, torch = (h200_us("attention_causal", name, S) / h200_us("attention", name, S) if name else None
+                    for name in ("attention_flash", None)) if False else (None, None)
+    whole, causal = h200_us("attention", "attention_flash", S), h200_us("attention_causal", "attention_causal_flash", S)
+    print(f"{S:5} tokens: {left:.0%} of the tiles, {causal / whole:.0%} of the time on the H200")
+
+# %% [markdown]
+# The blocks of a causal launch differ: the last has the whole row of tiles to do, the first a single one. A GPU hands
+# out blocks in order, and a long one that starts last keeps everybody waiting. So the kernel numbers them from the end,
+# long ones first. What remains of the difference is that.
+#
+# ## The ladder
+
+# %%
+from labkit import ladder, plots
+
+found = ladder(ATTENTION)
+plots.ladder(found)
+
+# %% [markdown]
+# On the CPU device three_pass and all_threads are slow because 256 threads come to ten barriers for every query. On a
+# GPU it is the other way around with whole_matrix, as told.
+#
+# PyTorch's fused attention is `scaled_dot_product_attention`, SDPA for short. In float32 the kernel here keeps up with
+# it. And both stay well below the limit of the multiply-adds. Each product wants its numbers from shared memory, as in
+# lesson 05, and between two products there is a softmax, with an exponential for each score.
+#
+# Now over the number of tokens.
+
+# %%
+from labkit import attention_series
+
+attention_pictures.over_lengths(attention_series.attention_sizes())
+
+# %% [markdown]
+# Both axes are logarithmic. On the H200 every line ends as a straight one of the same slope: twice the tokens, four
+# times the work. They differ in where they begin to rise. Up to 128 tokens or so a kernel with few blocks takes its
+# least time, a few microseconds, and nobody gains from being clever.
+#
+# ## Halves on tensor cores
+#
+# Both products can go to the tensor cores. With `mma.sync` a warp multiplies tiles of 16 × 16 and 16 × 8 halves, and
+# the sums are float32 (lesson 05). The scores come out of the first product as sums, spread over the lanes. The powers
+# go into the second product as its first factor, spread over the lanes. Does a lane have what it will need?
+#
+# Write down, with the picture of lesson 05 (`plots.mma_lanes()`) beside you, which elements lane 13 holds of the sums
+# of two products side by side, 16 × 16 scores, and which elements it has to hold of a first factor.
+
+# %%
+g, pair = np.divmod(np.arange(32), 4)
+for register in range(4):
+    for half in (0, 1):
+        row, col = g + 8 * (register % 2), 8 * (register // 2) + 2 * pair + half  # what the factor wants here
+        product, c = register // 2, 2 * (register % 2) + half
+        sums_row, sums_col = g + 8 * (c // 2), 8 * product + 2 * pair + c % 2  # where this sum lies
+        assert (row == sums_row).all() and (col == sums_col).all()
+        print(f"a{register}, half {half}: sum c{c} of the {('left', 'right')[product]} product, in every lane")
+
+# %% [markdown]
+# It does. Two sums, rounded to halves and packed into a word, are a register of the factor. No shuffle, no shared
+# memory: the powers stay where they are.
+
+# %%
+from labkit.kernels.flash_attention_half import ATTENTION_HALF, make_flash_half
+
+parts = inspect.getclosurevars(make_flash_half(64, 4, 1).py_func).nonlocals
+show_source(parts["add_values"])
+
+# %%
+agree(ATTENTION_HALF, sizes=sizes)
+
+# %%
+print("tokens    float32: flash     SDPA        halves: flash     SDPA      us on an H200")
+for S in (16, 128, 1024, 4096):
+    us = [h200_us(op, name, S) for op, name in (
+        ("attention", "attention_flash"), ("attention", "PyTorch, fused (scaled_dot_product_attention)"),
+        ("attention_half", "attention_half_flash"),
+        ("attention_half", "PyTorch, fused (scaled_dot_product_attention)"))]
+    print(f"{S:6} {us[0]:17,.1f} {us[1]:8,.1f} {us[2]:20,.1f} {us[3]:8,.1f}")
+
+# %% [markdown]
+# Halves are several times as fast, and PyTorch's are faster still at 1,024 and more: it hands them to cuDNN, which
+# NVIDIA writes for this GPU. I know two things that ours leaves undone. It uses `mma.sync`, which on an H200 reaches
+# three quarters of what `wgmma` does (lesson 05). And in each warp products and exponentials take turns, so the tensor
+# cores wait for the softmax. FlashAttention-3 lets two groups of warps alternate, one multiplying while the other
+# exponentiates.
+#
+# ## One query, a long cache
+#
+# A model that writes does so token by token. The keys and values of earlier tokens do not change, so they are kept, in
+# a *cache*, and each new token has a single query for all of them. Lesson 14 writes that way.
+#
+# With one query the flops are few, two for each number read. Predict: the cache of 1,024 tokens holds 2 × 768 floats
+# for each. How long does an H200 take to read it at 4,200 GB/s? And how many blocks does flash attention launch, with
+# one query and 12 heads?
+
+# %%
+from labkit.kernels.attention import ATTENTION_CACHED
+
+roofline.predict(ATTENTION_CACHED, **ATTENTION_CACHED.timed_gpu)
+
+# %% [markdown]
+# Twelve blocks, on 132 multiprocessors: the failure of the whole matrix again. But the correction above joins any two
+# parts of a row, in any order. It does not care who has computed them. So the keys of a head are split over blocks, 128
+# to a block. Each block leaves its `largest`, its `total` and its `mixed`, and a second kernel joins them.
+
+# %%
+from labkit.kernels.flash_attention import make_decode
+
+show_source(make_decode(64)[1])
+
+# %%
+agree(ATTENTION_CACHED, sizes=({"S": 1, "H": 2, "D": 64, "before": 299}, {"S": 3, "H": 1, "D": 64, "before": 20}))
+
+# %%
+attention_pictures.over_caches(attention_series.attention_keys())
+
+# %% [markdown]
+# `start`, the number of tokens so far, lies in device memory and is no argument of the launch. So one captured graph
+# (lesson 06) serves every token, however long the cache has become. The grid has blocks for a full cache, and those
+# that find no keys leave at once.
+#
+# ## What was implemented
+#
+# - attention in three passes, with 64 threads and with all of them for the third
+# - a whole matrix of scores in shared memory, kept for why it fails
+# - flash attention in float32 for any length and heads of a multiple of 16, and in halves on tensor cores
+# - both with a causal mask that skips tiles, and with a cache of keys and values
+# - a form for one query: keys split over blocks, and a kernel that joins what they found
+#
+# ## What I learned
+#
+# - Idle threads are easy to see and may cost nothing. Count the requests of those that work.
+# - A row of scores in shared memory is no crime. To read all keys again for every query is.
+# - The correction of a softmax is one multiplication. Tiles, split keys and caches all stand on it.
+# - Less memory traffic does not help a kernel that leaves 120 of 132 multiprocessors empty. I met that twice.
+# - A layout of registers can be a gift: the sums of one product are the factor of the next, lane by lane.
+#
+# ## Resources
+#
+# - [A. Vaswani et al.: Attention Is All You Need (2017)](https://arxiv.org/abs/1706.03762)
+# - [T. Dao et al.: FlashAttention (2022)](https://arxiv.org/abs/2205.14135), and
+#   [FlashAttention-2 (2023)](https://arxiv.org/abs/2307.08691)
+# - [J. Shah et al.: FlashAttention-3 (2024)](https://arxiv.org/abs/2407.08608)
+# - [M. Milakov, N. Gimelshein: Online normalizer calculation for softmax (2018)](https://arxiv.org/abs/1805.02867)
+#
+# ## Try it
+#
+# - In the cell with the six tiles, sort the keys by their score first, ascending and then descending. What happens to
+#   the factors? Which order would a GPU like better, and does it matter to the result?
+# - In the same cell, leave the factor out of `mixed`. From which tile on is the result wrong?
+# - `attention_pictures.tiles(queries=40, tile=4, block=2)`: smaller tiles. How many scores are computed for nothing, and
+#   what do small tiles cost instead?
+#
+# Next: **the GPT-2 block**, where attention meets the layers around it.

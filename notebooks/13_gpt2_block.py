@@ -1,0 +1,4 @@
+# %% [markdown]
+# # 13 · The GPT-2 block
+#
+# *Lab notebook, 21 November 2026*
