@@ -595,7 +595,9 @@ def doctor(
 @friendly
 def bench(
     op: Annotated[
-        str | None, typer.Argument(help="An operation such as matmul, or simt for the CPU device. All when left out.")
+        str | None,
+        typer.Argument(help="An operation such as matmul, a series such as generation, or simt for the CPU device. "
+                            "All operations when left out.")
     ] = None,
     device: Device = None,
     out: Annotated[str | None, typer.Option(help="Write there: a directory, or a file ending in .json.")] = None,
@@ -611,10 +613,11 @@ def bench(
     from labkit.errors import UserError
     from labkit.kernels import HOMES
 
-    if op not in (None, "all", *HOMES):
-        raise UserError(f"there is no operation {op!r}; there are {', '.join(HOMES)}, all and simt")
+    if op not in (None, "all", *HOMES, *measure.SERIES):
+        raise UserError(f"there is no operation {op!r}; there are {', '.join(HOMES)}, all and simt; and the series "
+                        f"{', '.join(measure.SERIES)}")
     try:
-        measure.targets(out)
+        measure.places(out)
     except ValueError as error:
         raise UserError(str(error)) from None
     raise typer.Exit(measure.main(op=op, out=out, quick=quick) or 0)
@@ -667,6 +670,46 @@ def generate(
         raise
     sys.stdout.write("\n")
     notes.print(str(told), style="dim", markup=False)
+
+
+@app.command()
+@friendly
+def report(
+    measure: Annotated[bool, typer.Option("--measure", help="Time it on this machine, too.")] = False,
+    prompts: Annotated[
+        str | None, typer.Option(help="A text file, such as WikiText-2's validation text: prompts are taken from it.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The GPT-2 that writes: tiny, a folder, or a name on the hub such as distilgpt2.")
+    ] = None,
+    out: Annotated[str, typer.Option(help="Where to write the page.")] = "build/report.html",
+    device: Device = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser at the end.")] = False,
+):
+    """Write the comparison with a fused softmax in GPT-2 as one page: figures and tables, ours beside the source's.
+
+    It shows what a GPU recorded. With --measure, --prompts or --model this machine's own times stand beside it.
+    """
+    choose_device(device)
+    from pathlib import Path
+
+    from labkit import report as page
+    from labkit.generation_experiment import prompts_from
+
+    console, notes = consoles()
+    texts = prompts_from(prompts) if prompts else None
+    here = None
+    if measure or texts or model:
+        with notes.status("Measuring on this machine"):
+            here = page.measure_here(model, texts)
+    path = page.write(Path(out), here)
+    for log in [one["log"] for one in (here or {"generation": {"models": []}})["generation"]["models"]]:
+        notes.print(log, style="dim", markup=False)
+    console.print(f"Wrote {os.path.relpath(path)}", markup=False, soft_wrap=True)
+    if open_:
+        import webbrowser
+
+        webbrowser.open(path.resolve().as_uri())
 
 
 def main() -> None:

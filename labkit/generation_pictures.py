@@ -1,0 +1,194 @@
+"""The pictures of lesson 14 and of `labkit report`, in the style of the plots.
+
+    file_layout(tensors)          what lies where in a safetensors file
+    next_token(tokens, panels)    the distribution of the next token, as a sampler shapes it
+    cache_curve(series)           the time of a token, with the cache and without it
+    step_shares(series)           what each launch takes of a step, beside what its bytes need
+    gains(series)                 how much faster the softmax became, and how much faster the whole
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib import rc_context
+
+from labkit import measure
+from labkit.generation_experiment import judged
+from labkit.plots import (
+    BLUE,
+    FAINT,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    PURPLE,
+    STYLE,
+    TEXT,
+    VERMILLION,
+    CourseFigure,
+    _box,
+    _canvas,
+    _figure,
+    _lines_over,
+    _panel_title,
+    _place,
+    _quiet,
+    _wide_left,
+)
+from labkit.tables import number
+
+KIND_COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
+SHAPE = "'s shape"  # after the name of a model with random weights
+
+
+def file_layout(entries: Mapping[str, object], header_bytes: int, names: Sequence[str]) -> CourseFigure:
+    """A safetensors file from its first byte on. entries: name -> an object with begin, end and shape, as
+    labkit.tensors.safetensors.read gives them; `names` are drawn, the rest is hinted at."""
+    left, wide, tall, top = 0.2, 6.6, 0.42, 0.80
+    figure, ax = _canvas(top + 1.9, "A safetensors file", f"8 bytes, a header of {header_bytes:,} bytes of JSON, then "
+                         f"{len(entries)} tensors one after the other: " + ", ".join(names) + ".")
+    sizes = np.array([entries[name].end - entries[name].begin for name in names], np.float64)
+    widths = 0.62 + (wide - 2.15 - 0.62 * len(names) - 0.5) * np.sqrt(sizes) / np.sqrt(sizes).sum()
+    with rc_context(STYLE):
+        _box(ax, left, top, 0.55, tall, "8 bytes", fill=PALE[GREY], size=7.5)
+        _box(ax, left + 0.55, top, 1.6, tall, "{ header in JSON }", fill=PALE[VERMILLION], size=8.5)
+        ax.text(left, top - 0.12, "0", fontsize=8, color=FAINT, ha="left", va="center")
+        ax.text(left + 0.55, top - 0.12, "8", fontsize=8, color=FAINT, ha="center", va="center")
+        begin = 8 + header_bytes
+        ax.text(left + 2.15, top - 0.12, f"{begin:,}", fontsize=8, color=FAINT, ha="center", va="center")
+        x = left + 2.15
+        for k, (name, width) in enumerate(zip(names, widths, strict=True)):
+            _box(ax, x, top, width, tall, "", fill=PALE[KIND_COLOURS[k % 4]])
+            middle, low = x + width / 2, top + tall + 0.22 + 0.36 * (k % 3)
+            ax.plot([middle, middle], [top + tall, low - 0.06], color=GREY, linewidth=0.8)
+            ax.text(middle, low, f"{name}", fontsize=8, ha="center", va="center", color=TEXT[KIND_COLOURS[k % 4]],
+                    fontweight="bold", bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})
+            ax.text(middle, low + 0.15, f"{' × '.join(map(str, entries[name].shape))}, from {entries[name].begin:,}",
+                    fontsize=7.5, ha="center", va="center", color=FAINT,
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
+            x += width
+        _box(ax, x, top, left + wide - x, tall, "\u2026", fill=PALE[GREY], size=10)
+        ax.text(0.14, top + 1.72, "The header names each tensor with its type, its shape and its offsets, counted from "
+                "the end of the header. Widths are not to scale.", fontsize=8, color=FAINT, va="center")
+    return figure
+
+
+def next_token(tokens: Sequence[str], panels: Mapping[str, np.ndarray], title: str = "The next token") -> CourseFigure:
+    """Bars of the probabilities of these tokens, one panel for each way to shape them. What is not drawn any more stays
+    as an empty place."""
+    count = len(panels)
+    figure, axes = _figure([1.55] * count, title, f"{title}: " + "; ".join(
+        f"{name}: {tokens[int(np.argmax(shares))]!r} {np.max(shares):.0%}" for name, shares in panels.items()),
+        gap=0.50, bottom=0.95)
+    with rc_context(STYLE):
+        for k, (ax, (name, shares)) in enumerate(zip(axes, panels.items(), strict=True)):
+            box = ax.get_position()
+            ax.set_position((0.08, box.y0, 0.90, box.height))
+            shares = np.asarray(shares)
+            ax.bar(range(len(tokens)), shares, color=BLUE, width=0.72)
+            for at in np.flatnonzero(shares == 0):
+                ax.annotate("\u00d7", (at, 0), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=9,
+                            color=TEXT[VERMILLION])
+            ax.set_ylim(0, 1.12 * max(0.05, float(shares.max())))
+            ax.set_xlim(-0.6, len(tokens) - 0.4)
+            ax.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+            ax.set_xticks(range(len(tokens)), [repr(t)[1:-1] for t in tokens] if k == count - 1 else [""] * len(tokens),
+                          rotation=55, ha="right", rotation_mode="anchor")
+            _quiet(ax, "y")
+            kept = int((shares > 0).sum())
+            said = "" if kept == len(tokens) else f"; {kept} of these {len(tokens)} are left"
+            _panel_title(ax, f"{name}{said}")
+    return figure
+
+
+def cache_curve(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
+    """The time of one more token over the number of tokens before it, both axes logarithmic."""
+    if recorded == "auto":
+        recorded = measure.recorded_series("cache_curve") if series["where"] == measure.CPU_DEVICE else None
+    return _lines_over(series, recorded, "One token more", "position",
+                       (("without_us", "without the cache", VERMILLION, "o"), ("with_us", "with the cache", BLUE, "D")),
+                       "tokens before it")
+
+
+def step_shares(series: dict, which: int = 0) -> CourseFigure:
+    """What each launch takes of one step, of all layers; on a GPU with what its bytes need."""
+    step = series["steps"][which]
+    rows = [row for row in step["rows"] if row["us"] > 0.004 * step["us"]]
+    limits = {} if series["where"] == measure.CPU_DEVICE else (measure.recorded() or {}).get("limits", {})
+    bandwidth = limits.get("bandwidth_gbs")
+    title = f"One token of {series['model'].replace(SHAPE, '')}, {step['position']:,} before it"
+    said = "; ".join(f"{row['name']} {row['us'] / step['us']:.0%}" for row in rows)
+    figure, (ax,) = _figure([0.33 * len(rows) + 0.15], title,
+                            f"{title}: {said}. {_place(series['where'], series['date'])}.")
+    with rc_context(STYLE):
+        _wide_left(ax)
+        longest = max(row["us"] for row in rows)
+        for y, row in enumerate(rows):
+            attention = row["name"].startswith("attn") and row["name"] not in ("attn.c_attn", "attn.added")
+            ax.barh(y, row["us"], height=0.62, color=ORANGE if attention else BLUE)
+            if bandwidth and row["bytes"]:
+                need = row["bytes"] / bandwidth / 1e3
+                ax.plot([need, need], [y - 0.38, y + 0.38], color=INK, linewidth=1.3)
+            ax.annotate(f"{number(row['us'])} us  ({row['us'] / step['us']:.0%})", (row["us"], y), xytext=(6, 0),
+                        textcoords="offset points", va="center", fontsize=9)
+            count = f" × {row['count']}" if row["count"] > 1 else ""
+            ax.annotate(f"{row['name']}{count}", (0, y), xytext=(-8, 0), textcoords="offset points", ha="right",
+                        va="center", fontsize=9, annotation_clip=False)
+        ax.set_ylim(len(rows) - 0.45, -0.55)
+        ax.set_yticks([])
+        ax.set_xlim(0, 1.28 * longest)
+        _quiet(ax, "x")
+        ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        ax.set_xlabel(f"microseconds, of {number(step['us'])} in all")
+        note = "; line: what its bytes need" if bandwidth else ""
+        _panel_title(ax, f"{_place(series['where'], series['date'])}{note}")
+    return figure
+
+
+def gains(series: dict) -> CourseFigure:
+    """For each case: how many times as fast the softmax became by fusing, and the whole."""
+    cases = []
+    for one in series["models"]:
+        name = one["name"].replace(SHAPE, "")
+        graphed = "called_us" in one["step"]["unfused"]
+        cases.append((f"{name}: a token{', graph' if graphed else ''}", judged(one["step"])))
+        if graphed:
+            cases.append((f"{name}: a token, Python", judged(one["step"], called=True)))
+    cases += [(f"a prompt of {step['count']:,}, graph", judged(step)) for step in series.get("prefill", ())]
+    figure, (ax,) = _figure([0.62 * len(cases) + 0.1], "The softmax (grey) and the whole (blue; red: predicted)",
+                            "Speed-up by fusing: " + "; ".join(
+        f"{name}: softmax {case['speedup']:.2f}, whole {case['measured']:.3f}, predicted {case['predicted']:.3f}"
+        for name, case in cases) + f". {_place(series['where'], series['date'])}.")
+    with rc_context(STYLE):
+        _wide_left(ax)
+        longest = max(max(case["speedup"], case["measured"]) for _, case in cases)
+        for y, (name, case) in enumerate(cases):
+            for at, value, colour in ((y - 0.19, case["speedup"], GREY), (y + 0.19, case["measured"], BLUE)):
+                ax.barh(at, value - 1, left=1, height=0.34, color=colour)
+                ax.annotate(f"{value:.2f}", (max(value, 1), at), xytext=(5, 0), textcoords="offset points", va="center",
+                            fontsize=9)
+            ax.plot([case["predicted"]] * 2, [y + 0.02, y + 0.36], color=VERMILLION, linewidth=1.8)
+            ax.annotate(name, (0, y), xycoords=("axes fraction", "data"), xytext=(-8, 0), textcoords="offset points",
+                        ha="right", va="center", fontsize=9, annotation_clip=False)
+        ax.axvline(1, color=INK, linewidth=1.0)
+        ax.set_ylim(len(cases) - 0.45, -0.55)
+        ax.set_yticks([])
+        ax.set_xlim(min(0.97, *(case["measured"] - 0.03 for _, case in cases)), 1 + 1.14 * (longest - 1))
+        ax.set_xlabel("times as fast, with softmax as one launch in place of three")
+        ax.spines["left"].set_visible(False)
+        ax.grid(True, axis="x")
+        ax.tick_params(length=0)
+        _panel_title(ax, f"{_place(series['where'], series['date'])}")
+    return figure
+
+
+def speedups(share: Sequence[float], factors: Mapping[str, float]) -> dict[str, list[float]]:
+    """Amdahl's law as lines for plots.curves."""
+    from labkit.generation_experiment import amdahl
+
+    return {name: [amdahl(p, factor) for p in share] for name, factor in factors.items()}
+
+
