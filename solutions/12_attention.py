@@ -1,0 +1,235 @@
+# %% [markdown]
+# # 12 · Attention: exercises
+#
+# Six exercises: the values of one head, the scores of one query, a prediction about rooms and tiles, a bug in a sum
+# that is corrected, the tiles that a causal mask saves, and from a blank page attention by a warp.
+# `hint("head_values")` gives a hint, and a second call a better one.
+
+# %%
+import math
+
+from numba import float32
+
+from labkit import check, cuda, hint
+
+# %% [markdown]
+# ## 1 · The values of one head
+#
+# `flat` is the memory of qkv, one number after another. Each token has a row: the queries of all heads, then the keys
+# of all heads, then the values of all heads. A head has as many numbers as `out` has columns. Copy the values of `head`
+# into `out`, a row for each token. Blocks are 32 × 8, with the grid's x along the columns.
+
+
+# %%
+@cuda.jit
+def head_values(flat, heads, head, out):
+    i, t = cuda.grid(2)
+    size = out.shape[1]
+    ### BEGIN SOLUTION
+    if t < out.shape[0] and i < size:
+        width = heads * size
+        out[t, i] = flat[t * 3 * width + 2 * width + head * size + i]
+    ### END SOLUTION
+
+
+# %%
+check("head_values", head_values)
+
+# %% [markdown]
+# ## 2 · The scores of one query
+#
+# One head: `queries` and `keys` have a row for each token. Compute the scores of query number `t` against all keys:
+#
+# $$\text{out}_j = \frac{q_t \cdot k_j}{\sqrt{D}}$$
+#
+# under a causal mask. Query t sees the keys of its own token and of those before. The score of any other key is minus
+# infinity, `float32(-math.inf)`, so that its power is 0. One thread takes one key.
+
+
+# %%
+@cuda.jit
+def query_scores(queries, keys, t, out):
+    j = cuda.grid(1)
+    if j < keys.shape[0]:
+        score = float32(0.0)
+        ### BEGIN SOLUTION
+        for i in range(keys.shape[1]):
+            score += queries[t, i] * keys[j, i]
+        out[j] = score / math.sqrt(float32(keys.shape[1])) if j <= t else float32(-math.inf)
+        ### END SOLUTION
+
+
+# %%
+check("query_scores", query_scores)
+
+# %% [markdown]
+# ## 3 · Predict: rooms and tiles
+#
+# 500 tokens, 12 heads of 64, float32. The three-pass kernel keeps a row of scores in shared memory. The failed one
+# keeps a head's whole matrix. Flash attention takes 64 queries to a block, and keys in tiles of 64.
+
+# %%
+row_bytes = None  # of shared memory that a block of the three-pass kernel takes for its scores
+matrix_kb = None  # that a head's whole matrix of scores takes, in KB of 1,000 bytes
+blocks = None  # that flash attention launches
+tiles_causal = None  # tiles that the blocks of one head go through under a causal mask, all together
+fewer = None  # how many times fewer keys and values flash attention asks for than one query to a block, without a mask
+### BEGIN SOLUTION
+row_bytes = 4 * 500
+matrix_kb = 4 * 500 * 500 / 1000
+blocks = 12 * 8  # 500 queries are eight groups of 64, the last with 52
+tiles_causal = 1 + 2 + 3 + 4 + 5 + 6 + 7 + 8
+fewer = 500 / 8  # a head has 8 blocks instead of 500, and each goes through all keys and values once
+### END SOLUTION
+
+# %%
+check("predict_rooms", row_bytes=row_bytes, matrix_kb=matrix_kb, blocks=blocks, tiles_causal=tiles_causal, fewer=fewer)
+
+# %% [markdown]
+# ## 4 · Find the bug: corrected, but not all of it
+#
+# The end of attention, where the scores are there: a row of `out` is the average of all values, weighted by the softmax
+# of a row of scores. One thread takes one number of `out` and goes through the row once. It carries three things along,
+# `largest`, `total` and `mixed`. For rows that begin with their largest score it is right. Otherwise it is not.
+
+
+# %%
+@cuda.jit
+def weighted_values(scores, values, out):
+    i, row = cuda.grid(2)
+    if row < out.shape[0] and i < out.shape[1]:
+        largest, total, mixed = scores[row, 0], float32(1.0), values[0, i]
+        for j in range(1, scores.shape[1]):
+            new = max(largest, scores[row, j])
+            power = math.exp(scores[row, j] - new)
+            total = total * math.exp(largest - new) + power
+            mixed = mixed + power * values[j, i]
+            largest = new
+        out[row, i] = mixed / total
+
+
+### BEGIN SOLUTION
+@cuda.jit
+def weighted_values(scores, values, out):
+    i, row = cuda.grid(2)
+    if row < out.shape[0] and i < out.shape[1]:
+        largest, total, mixed = scores[row, 0], float32(1.0), values[0, i]
+        for j in range(1, scores.shape[1]):
+            new = max(largest, scores[row, j])
+            factor, power = math.exp(largest - new), math.exp(scores[row, j] - new)
+            total = total * factor + power
+            mixed = mixed * factor + power * values[j, i]  # it is a sum of the same powers
+            largest = new
+        out[row, i] = mixed / total
+
+
+### END SOLUTION
+
+# %%
+check("weighted_values", weighted_values)
+
+# %% [markdown]
+# Why did it not show where the largest score comes first?
+#
+# ## 5 · Tiles above the diagonal
+#
+# A block has 32 threads, one for each of 32 queries of 8 numbers. The keys come in tiles of 32 through shared memory.
+# Each thread looks for the largest score, `q . k` without any scale, of the keys that its query sees: those of its own
+# token and of the tokens before. The result is right as it stands. But every block goes through all tiles, and of half
+# of them no query in it sees any key. `check` counts what is put into shared memory.
+#
+# Every thread of a block must come to both barriers in every round.
+
+
+# %%
+@cuda.jit
+def best_scores(queries, keys, out):
+    tile = cuda.shared.array((32, 8), float32)
+    t, thread = cuda.grid(1), cuda.threadIdx.x
+    tokens = keys.shape[0]
+    best = float32(-math.inf)
+    for first in range(0, tokens, 32):
+        for i in range(8):
+            tile[thread, i] = keys[first + thread, i] if first + thread < tokens else float32(0.0)
+        cuda.syncthreads()
+        for j in range(32):
+            if first + j <= t and t < tokens:
+                score = float32(0.0)
+                for i in range(8):
+                    score += queries[t, i] * tile[j, i]
+                best = max(best, score)
+        cuda.syncthreads()
+    if t < tokens:
+        out[t] = best
+
+
+### BEGIN SOLUTION
+@cuda.jit
+def best_scores(queries, keys, out):
+    tile = cuda.shared.array((32, 8), float32)
+    t, thread = cuda.grid(1), cuda.threadIdx.x
+    tokens = keys.shape[0]
+    best = float32(-math.inf)
+    for first in range(0, min(cuda.blockIdx.x * 32 + 32, tokens), 32):  # the last query of the block sees no more
+        for i in range(8):
+            tile[thread, i] = keys[first + thread, i] if first + thread < tokens else float32(0.0)
+        cuda.syncthreads()
+        for j in range(32):
+            if first + j <= t and t < tokens:
+                score = float32(0.0)
+                for i in range(8):
+                    score += queries[t, i] * tile[j, i]
+                best = max(best, score)
+        cuda.syncthreads()
+    if t < tokens:
+        out[t] = best
+
+
+### END SOLUTION
+
+# %%
+check("best_scores", best_scores)
+
+# %% [markdown]
+# ## 6 · From a blank page: attention by a warp
+#
+# One head of 64 numbers: `queries` (Q, 64), `keys` and `values` (N, 64), `out` (Q, 64). Every query sees every key.
+#
+# $$\text{out}_q = \sum_j \text{softmax}_j\left(\frac{q \cdot k_j}{8}\right) v_j$$
+#
+# A block has 64 threads, two warps, and a warp takes one query. A lane has the columns `lane` and `lane + 32`: of the
+# query, which stays in registers, of each key, of each value, and of the result. The condition: for a query, each key
+# and each value is loaded once. So the scores are not kept, and the softmax is corrected as it goes along.
+#
+# Write `attend_warp(queries, keys, values, out)` from the decorator down.
+
+# %%
+attend_warp = None  # write the kernel
+
+
+### BEGIN SOLUTION
+@cuda.jit
+def attend_warp(queries, keys, values, out):
+    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
+    if row < queries.shape[0]:
+        left, right = queries[row, lane], queries[row, lane + 32]
+        largest, total = float32(-math.inf), float32(0.0)
+        mixed_left, mixed_right = float32(0.0), float32(0.0)
+        for j in range(keys.shape[0]):
+            score = left * keys[j, lane] + right * keys[j, lane + 32]
+            for distance in (16, 8, 4, 2, 1):
+                score += cuda.shfl_xor_sync(0xFFFFFFFF, score, distance)
+            score *= float32(0.125)
+            new = max(largest, score)
+            factor, power = math.exp(largest - new), math.exp(score - new)  # the first factor is 0
+            total = total * factor + power
+            mixed_left = mixed_left * factor + power * values[j, lane]
+            mixed_right = mixed_right * factor + power * values[j, lane + 32]
+            largest = new
+        out[row, lane], out[row, lane + 32] = mixed_left / total, mixed_right / total
+
+
+### END SOLUTION
+
+# %%
+check("attend_warp", attend_warp)
