@@ -108,6 +108,9 @@ PLACES = [
     Place("layernorm_two_sums", "layernorm", _rows),
     Place("bias_gelu_tanh", "bias_gelu", _rows),
     Place("embed_tokens", "embedding", lambda *arrays: {"T": arrays[4].shape[0], "C": arrays[4].shape[1]}),
+    Place("append_rows", "append_to_cache", lambda qkv, start, cache: {"S": qkv.shape[0], "C": cache.shape[1] // 2,
+                                                                       "N": cache.shape[0], "before": 0}),
+    Place("first_largest", "argmax", _rows),
 ]
 
 

@@ -1,0 +1,2 @@
+# %% [markdown]
+# # 14 · GPT-2 writes
