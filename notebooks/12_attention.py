@@ -68,8 +68,8 @@ print(f"{S * 3 * H} pieces of 64 numbers, each where t * 2304 + {{0, 768, 1536}}
 
 # %% [markdown]
 # So there is no reason to split the heads into arrays of their own, and to merge them later. Those would be kernels
-# that only move bytes. In a MiniLM that someone ported to CUDA, one product for all three and no splitting took a
-# sentence from 0.140 ms to 0.118, the largest step but one of the whole port.
+# that only move bytes. In the MiniLM of lesson 11, one product for all three and no splitting took a sentence from
+# 0.140 ms to 0.118.
 #
 # ## Three passes
 #
@@ -104,25 +104,26 @@ agree(ATTENTION, ["attention_three_pass"], sizes=sizes)
 # ## Room for a row
 #
 # `cuda.shared.array(0, float32)` has no length. How long it is, the launch says, as the fourth number in its brackets:
-# `kernel[grid, block, stream, nbytes]`. This is *dynamic* shared memory. A row of scores takes four bytes a key. A block
-# gets 48 KB without asking. Before you run the cell: for how many keys is that?
+# `kernel[grid, block, stream, nbytes]`. This is *dynamic* shared memory. A row of scores takes four bytes a key, and a
+# block gets 48 KB without asking. Before you run the cell: for how many keys is that?
 
 # %%
 print("    keys   bytes of scores")
 for keys in (1024, 4096, 12_256, 12_257, 58_080, 58_081):
     taken = 4 * keys + at.PARTIAL  # block_max and block_sum have 128 bytes of their own
-    verdict = ("fits" if taken <= at.SHARED_UNASKED else "fits if the driver is asked for more" if taken <= at.MAX_SHARED
-               else "does not fit")
+    verdict = "fits if the driver is asked for more" if taken <= at.MAX_SHARED else "does not fit"
+    verdict = "fits" if taken <= at.SHARED_UNASKED else verdict
     print(f"{keys:8,} {4 * keys:17,}   {verdict}")
 
 # %% [markdown]
-# 4 KB at GPT-2's 1,024 tokens. The author gives the limit as 48 KB, "up to 96 KB with explicit opt-in". An H200 allows
-# 227 KB. Numba has no call for the opt-in, so `dynamic_shared` goes to the driver for it:
+# 4 KB at GPT-2's 1,024 tokens. The author gives the limit as 48 KB on most devices, and as 96 for those who ask.
+# An H200 allows 227 KB. Numba has no call for asking, so `dynamic_shared` of labkit goes to the driver, where it is
+# named `cuKernelSetAttribute`. A launcher calls it before the launch, with the same arguments.
 
 # %%
-from labkit.kernels.launching import _allow_on_gpu
+from labkit.kernels.launching import dynamic_shared
 
-show_source(_allow_on_gpu)
+show_source(dynamic_shared)
 
 # %% [markdown]
 # And above the limit? The author's program asks after none of its launches whether it took place. The kernel would not
@@ -141,8 +142,8 @@ except ValueError as error:
 # ## Idle threads
 #
 # Look at the third pass again. A thread takes a column of the values, and a head has 64 columns. So 192 of the 256
-# threads do nothing. The author says so and calls it a deliberate trade. `attention_all_threads` does not trade: four
-# groups of 64 threads take a quarter of the keys each, and their sums are added in shared memory.
+# threads do nothing. The author knows it and takes it as the price of simple code. `attention_all_threads` does not pay
+# it: four groups of 64 threads take a quarter of the keys each, and their sums are added in shared memory.
 #
 # The passes over keys and values have the same number of multiply-adds. Write down what you expect: by which factor is
 # `all_threads` faster?
@@ -186,7 +187,7 @@ arguments = (qkv, qkv, np.zeros(1, np.int32), np.zeros((S, 64), np.float32), np.
 report = observe(at.attention_three_pass_kernel[(1, 1), 256, 0, 4 * S], *arguments)
 for line, counts in sorted(report.lines.items()):
     if counts.get("global_loads", 0) > 1000:
-        print(f"line {line}: {counts['global_requests']:4} requests of warps, {counts['lines_128']:5,} lines of 128 bytes")
+        print(f"line {line}: {counts['global_requests']} requests of warps, {counts['lines_128']:,} lines of 128 bytes")
 
 # %% [markdown]
 # The first of the two lines belongs to the scores, the second to the values. Half of the scores' requests are for the
@@ -208,14 +209,14 @@ print(f"recorded on the H200: {h200_us('attention', 'attention_three_pass', 1024
 
 # %% [markdown]
 # That is most of it. I had been looking at threads that do nothing, and the trouble was in those that work. A quarter
-# of a block's threads is enough to fetch the values, because eight blocks share a multiprocessor. The trade that the
-# author made was a good one.
+# of a block's threads is enough to fetch the values, because several blocks share a multiprocessor. The price that the
+# author paid for simple code was close to nothing.
 #
 # ## The whole matrix in one block
 #
 # The port of MiniLM tells of an attempt that failed: one block for each head, its whole matrix of scores in shared
-# memory, then softmax, then the values. "The obvious version", and slower. Here it is as a rung. Three loops with a
-# barrier between them, and the scores never leave the multiprocessor.
+# memory, then softmax, then the values. It is the first thing that comes to mind, and it was slower. Here it is as a
+# rung: three loops with a barrier between them, and the scores never leave the multiprocessor.
 
 # %%
 print("tokens   three passes   whole matrix      us on an H200")
@@ -226,10 +227,13 @@ for S in (16, 128):
 # %%
 from labkit import occupancy
 
+small = measure.recorded_ladder("attention", {"S": 128, "H": 12, "D": 64}, gpu="NVIDIA H200")
+registers = small.row("attention_whole_matrix").resources[0]["registers"]
+print(f"256 threads of {registers} registers. Tokens, KB of scores, blocks on a multiprocessor, occupancy:")
 for S in (16, 64, 90, 128, 170, 241):
-    each = occupancy.blocks(occupancy.H200, 256, 40, 4 * S * S)
-    print(f"{S:4} tokens: {4 * S * S / 1024:5.0f} KB of scores, room for {each} blocks on a multiprocessor, "
-          f"occupancy {each * 8 / occupancy.H200.warps:.0%}")
+    taken = 256, registers, 4 * S * S
+    blocks, full = occupancy.blocks(occupancy.H200, *taken), occupancy.occupancy(occupancy.H200, *taken)
+    print(f"{S:6} {4 * S * S / 1024:6.0f} {blocks:4} {full:6.0%}")
 
 # %% [markdown]
 # Theirs held halves, 32 KB for 128 tokens, and by their account one block to a multiprocessor. They blame that, and
@@ -299,8 +303,13 @@ for queries, kernel in ((1, None), *((kernel.rows, kernel) for kernel in (make_f
     print(f"{queries:18} {blocks:8,} {room:>15} {read / 1e6:28,.0f} MB {4 * 1024 * 1024 * 12 * 64 / read:13.1f}")
 
 # %% [markdown]
-# One query to a block, three passes: 6.4 GB, half a flop for each byte. 128 queries: 50 MB. Flash attention is known for
-# not writing the scores to memory. The three-pass kernel does not write them either. What it lacks are the tiles.
+# One query to a block, three passes: 6.4 GB, half a flop for each byte. 64 queries: 101 MB. Flash attention is known
+# for not writing the scores to memory. The three-pass kernel does not write them either. Its author counts three passes
+# through memory where flash attention would make one. But the second pass is all in shared memory, and as to keys and
+# values, in both kernels a block goes through each of them once. What differs is how many blocks there are.
+#
+# (128 queries look better still. I tried: then a thread has eight queries, which take all the registers that a thread
+# can have, and at 4,096 tokens it was a sixth slower. So 64 are the most that the launcher picks.)
 #
 # The kernel is made by a function, for each size of a head and each number of queries that a thread has. Here is the
 # part that corrects, and then the kernel.
@@ -337,21 +346,19 @@ agree(ATTENTION_CAUSAL, sizes=sizes)
 
 # %% [markdown]
 # What is allowed depends on the inputs: a score that misses by a little makes its weight miss by the same part of
-# itself. On the CPU device a block has 16 queries, on a GPU up to 128, and the tests run them all.
+# itself. On the CPU device a block has 16 queries, on a GPU up to 64, and the tests run other numbers, too.
 #
 # ## Above the diagonal
 #
-# Under a causal mask a query sees the keys up to its own token. A quarter of the picture above is white on the right:
-# tiles of which no query of the block sees any key. The loop ends before them. On the diagonal the kernel asks for each
-# score whether it counts, and left of it, it does not ask. Before you run the cell: at 1,024 tokens and tiles of
-# 64 × 64, which part of the tiles is left? And at 4,096?
+# Under a causal mask a query sees the keys up to its own token. On the right of the picture above, ten of 25 tiles are
+# white: no query of their block sees any of their keys. The loop ends before them. In a tile on the diagonal the kernel
+# asks for each score whether it counts. To the left of it, it need not ask. Before you run the cell: at 1,024 tokens
+# and tiles of 64 × 64, which part of the tiles is left? And at 4,096?
 
 # %%
 for S in (1024, 4096):
     side = S // 64
     left = side * (side + 1) / 2 / side**2
-    flash, torch = (h200_us("attention_causal", name, S) / h200_us("attention", name, S) if name else None
-                    for name in ("attention_flash", None)) if False else (None, None)
     whole, causal = h200_us("attention", "attention_flash", S), h200_us("attention_causal", "attention_causal_flash", S)
     print(f"{S:5} tokens: {left:.0%} of the tiles, {causal / whole:.0%} of the time on the H200")
 
@@ -369,13 +376,21 @@ found = ladder(ATTENTION)
 plots.ladder(found)
 
 # %% [markdown]
-# On the CPU device three_pass and all_threads are slow because 256 threads come to ten barriers for every query. On a
-# GPU it is the other way around with whole_matrix, as told.
+# On the CPU device three_pass and all_threads come last, because 256 threads go by all those barriers for every single
+# query, and whole_matrix does well, because one core does the work of all multiprocessors anyway. On a GPU, as told, it
+# is the other way around.
 #
 # PyTorch's fused attention is `scaled_dot_product_attention`, SDPA for short. In float32 the kernel here keeps up with
 # it. And both stay well below the limit of the multiply-adds. Each product wants its numbers from shared memory, as in
 # lesson 05, and between two products there is a softmax, with an exponential for each score.
 #
+# Here is where the rungs stand, in float32 and in halves, which come next. The scale is logarithmic: between the first
+# two rungs and the third lies a factor of nearly thirty, and that is tiles.
+
+# %%
+plots.roofline([measure.recorded_ladder(name, gpu="NVIDIA H200") for name in ("attention", "attention_half")])
+
+# %% [markdown]
 # Now over the number of tokens.
 
 # %%
@@ -500,7 +515,7 @@ attention_pictures.over_caches(attention_series.attention_keys())
 # - In the cell with the six tiles, sort the keys by their score first, ascending and then descending. What happens to
 #   the factors? Which order would a GPU like better, and does it matter to the result?
 # - In the same cell, leave the factor out of `mixed`. From which tile on is the result wrong?
-# - `attention_pictures.tiles(queries=40, tile=4, block=2)`: smaller tiles. How many scores are computed for nothing, and
+# - `attention_pictures.tiles(queries=32, tile=4, block=5)`: smaller tiles. How many scores are computed in vain, and
 #   what do small tiles cost instead?
 #
 # Next: **the GPT-2 block**, where attention meets the layers around it.
