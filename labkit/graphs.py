@@ -5,7 +5,8 @@
 
 A launch from Python costs tens of microseconds, one inside a graph about one. A graph holds the arguments that were
 passed when it was captured: replaying reads what is in those arrays then, and writes to the same outputs. On a GPU it
-holds addresses: the arrays must live as long as the graph (those that `work` closes over do).
+holds addresses: the arrays must live as long as the graph. Those that `work` closes over do, and those that a launcher
+allocates for itself if it hands them to `keep`.
 On the CPU device a graph is the recorded list of launches; replaying runs them in order.
 
 Source  CUDA Driver API, "Graph Management": cuStreamBeginCapture, cuGraphInstantiate, cuGraphLaunch
@@ -16,6 +17,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from labkit import cuda, device
+
+_kept: list | None = None  # what the graph that is being captured has to keep alive
+
+
+def keep(array):
+    """Returns `array`, which a launcher has allocated for itself. If a graph is being captured, it holds the array: its
+    replays use that memory."""
+    if _kept is not None:
+        _kept.append(array)
+    return array
 
 
 def capture(work: Callable, *, warm_up: bool = True):
@@ -77,14 +88,17 @@ class _GpuGraph:
     """A CUDA graph, captured from a stream of its own, instantiated once."""
 
     def __init__(self, work):
+        global _kept
         from cuda.bindings import driver
 
         self._driver = driver
         self._stream = cuda.stream()
         handle = int(self._stream.handle)
         self._call(driver.cuStreamBeginCapture(handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+        outer, _kept = _kept, []
         try:
             self._work = work  # its closure holds the arrays, whose memory the graph uses
+            self._held = _kept
             work(self._stream)
         except BaseException as error:
             driver.cuStreamEndCapture(handle)  # the stream must not stay in capture; what it recorded is dropped
@@ -92,6 +106,8 @@ class _GpuGraph:
                 raise ValueError("work launched on another stream than the one it was given, or waited for the device; "
                                  "pass stream=stream to every launcher, and copy before or after") from error
             raise
+        finally:
+            _kept = outer
         self._graph = self._call(driver.cuStreamEndCapture(handle))
         _, self.nodes = self._call(driver.cuGraphGetNodes(self._graph, 0))
         self._executable = self._call(driver.cuGraphInstantiate(self._graph, 0)) if self.nodes else None

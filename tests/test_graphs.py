@@ -66,6 +66,28 @@ def test_a_graph_keeps_its_arrays():
     cuda.synchronize()
 
 
+def test_what_a_launcher_allocates_lives_as_long_as_the_graph():
+    """Memory of that kind would otherwise be given to the next array, and a replay would write into it."""
+    out = cuda.to_device(np.zeros(50, np.float32))
+
+    def work(stream):
+        own = graphs.keep(cuda.device_array(50, np.float32))
+        shift[1, 64, stream](own, float32(1.0))
+        shift[1, 64, stream](out, float32(1.0))
+
+    graph = graphs.capture(work)
+    others = [cuda.to_device(np.full(50, 7.0, np.float32)) for _ in range(50)]
+    graph.launch()
+    cuda.synchronize()
+    assert all((other.copy_to_host() == 7.0).all() for other in others)
+    np.testing.assert_array_equal(out.copy_to_host(), np.full(50, 2.0))
+
+
+def test_keep_outside_a_capture_returns_its_array():
+    array = cuda.device_array(3, np.float32)
+    assert graphs.keep(array) is array
+
+
 def test_work_that_ignores_its_stream_is_refused():
     values = cuda.to_device(np.ones(50, np.float32))
     with pytest.raises(ValueError, match="the one it was given|the stream it was given"):

@@ -117,8 +117,9 @@ def attention_whole_matrix_kernel(qkv, keys_values, start, out, first, size, sca
 @rung(kernel=attention_whole_matrix_kernel, idea="one block a head: its whole matrix of scores in shared memory",
       sizes="as many scores a head as there is shared memory for: 241 x 241 on an H200",
       failed="a block for each head: 12 heads keep 12 of an H200's 132 multiprocessors busy, one after the other with "
-             "scores, softmax and values. At 128 tokens the scores take 64 KB, at 241 all that a block can have, so "
-             "that no second block would fit beside it; longer it cannot be at all")
+             "scores, softmax and values. With 12 heads and 128 tokens it takes 0.66 ms there, and three_pass takes "
+             "0.07. The scores then fill 64 KB, at 241 tokens all that a block can have, so that no second block "
+             "would fit beside it; longer it cannot be at all")
 def attention_whole_matrix(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
     """The obvious fusion: one block computes a head's S x S scores, its softmax and the weighted values, and nothing
     between them goes to global memory. What is saved there the caches would have held anyway."""
@@ -345,7 +346,7 @@ def flash_rows(size: int, rows: int, heads: int) -> int:
         return 1
     wanted = cuda.get_current_device().MULTIPROCESSOR_COUNT
     groups = THREADS // (8 if size % 32 == 0 else 4)
-    down = 8 if size <= 64 else 4 if size <= 128 else 2
+    down = 4 if size <= 128 else 2  # with 8, at 64 numbers a head, 254 registers: 1,661 instead of 1,434 us for 4096
     while down > 1 and heads * -(-rows // (down * groups)) < wanted:
         down //= 2
     return down

@@ -19,7 +19,7 @@ import functools
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, ptx
+from labkit import cuda, graphs, ptx
 from labkit.kernels.gelu import gelu_sigmoid, gelu_tanh_reference
 from labkit.kernels.launching import aligned, blocks_for, check_array, dynamic_shared
 from labkit.kernels.matmul import (
@@ -269,20 +269,20 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool, residual: bool):
 
 
 @functools.cache
-def make_add_parts(gelu: bool, residual: bool):
+def make_add_parts(count: int, gelu: bool, residual: bool):
+    """`count` is known to the compiler, so that a thread asks for all its parts before it waits for the first."""
     finish = make_finish(gelu, residual)
+    COUNT = count
 
     @cuda.jit
-    def add_parts_kernel(parts, bias, residual_of, out, count):
+    def add_parts_kernel(parts, bias, residual_of, out):
         i = uint32(cuda.grid(1))
         size, cols = uint32(out.size), uint32(out.shape[1])
         if i < size:
             row = i // cols
             total = ZERO
-            at, part = i, uint32(0)
-            while part < count:  # always in this order: the same sum every time
-                total += parts[at]
-                at, part = uint32(at + size), uint32(part + uint32(1))
+            for part in range(COUNT):  # always in this order: the same sum every time
+                total += parts[uint32(i + uint32(part) * size)]
             col = uint32(i - uint32(row * cols))
             out[row, col] = finish(total, bias, residual_of, row, col)
 
@@ -324,27 +324,36 @@ def fused_pipelined(x, weights, bias, out, *, residual=None, gelu=False, parts=N
     memory is allocated at each call."""
     rows, cols, depth = check_fused(x, weights, bias, residual, out)
     count, slice_ = parts_of(rows, cols, depth)
-    needed = scratch_size(rows, cols, depth)
-    if needed and parts is None:
-        parts = cuda.device_array(needed, np.float32)
-    if needed:
-        check_array("parts", parts, ndim=1)
-        if parts.size < needed:
-            raise ValueError(f"parts has {parts.size:,} numbers; {count} parts of {rows} x {cols} sums need {needed:,}")
-        target = parts[:needed].reshape(count, rows, cols)
-    else:
-        target = out
+    target = out
+    if count > 1:
+        parts = memory_for(parts, count, rows, cols)
+        target = parts.reshape(count, rows, cols)
     exact = cols % WIDE == 0 and depth % STEPS == 0 and aligned(x, weights, target)
-    added = out if residual is None else residual
     here = (gelu, residual is not None) if count == 1 else (False, False)
     kernel = make_fused_pipelined(exact, count > 1, *here)
-    arguments = (x, weights, bias, added, target, np.uint32(slice_))
+    arguments = (x, weights, bias, out if residual is None else residual, target, np.uint32(slice_))
     dynamic_shared(kernel, 4 * RING, *arguments)
     grid = (*blocks_for((rows, cols), (WIDE, WIDE)), count)
     kernel[grid, 256, stream, 4 * RING](*arguments)
     if count > 1:
-        add = make_add_parts(gelu, residual is not None)
-        add[-(-out.size // BLOCK), BLOCK, stream](parts, bias, added, out, np.uint32(count))
+        add_parts(parts, bias, residual, out, count, gelu, stream)
+
+
+def memory_for(parts, count: int, rows: int, cols: int):
+    """The first count * rows * cols numbers of `parts`; if that is None, of memory that is allocated for this call."""
+    needed = count * rows * cols
+    if parts is None:
+        return graphs.keep(cuda.device_array(needed, np.float32))
+    check_array("parts", parts, ndim=1)
+    if parts.size < needed:
+        raise ValueError(f"parts has {parts.size:,} numbers; {count} parts of {rows} x {cols} sums need {needed:,}")
+    return parts[:needed]
+
+
+def add_parts(parts, bias, residual, out, count: int, gelu: bool, stream) -> None:
+    """out = the sum of `count` parts and the bias, then GELU, then + residual."""
+    add = make_add_parts(count, gelu, residual is not None)
+    add[-(-out.size // BLOCK), BLOCK, stream](parts, bias, out if residual is None else residual, out)
 
 
 def check_fused(x, weights, bias, residual, out, dtype=None) -> tuple:
@@ -398,7 +407,7 @@ def rungs_for(name: str, gelu: bool, residual: bool) -> tuple:
     epilogue = (gelu, residual)
     pipelined = (*(make_fused_pipelined(exact, False, *epilogue) for exact in (True, False)),
                  *(make_fused_pipelined(exact, True, False, False) for exact in (True, False)),
-                 make_add_parts(*epilogue))
+                 make_add_parts(4, *epilogue))
     return (as_rung(fused_naive, f"{name}_naive", make_fused_naive(*epilogue), "one thread an element; what follows, "
                     "with the sum in a register", *epilogue),
             as_rung(fused_tiled, f"{name}_tiled", make_fused_tiled(*epilogue), "16 x 16 tiles", *epilogue),

@@ -18,12 +18,13 @@ import numpy as np
 from numba import float32, uint32
 
 from labkit import cuda, device, ptx
-from labkit.kernels import fused_linear, tensor_core
+from labkit.kernels import fused_linear, tensor_core, wgmma
 from labkit.kernels.fused_linear import (
     BANDWIDTH,
     PROCESSORS,
     SECOND_LAUNCH,
     ZERO,
+    add_parts,
     as_rung,
     check_fused,
     fused_naive,
@@ -34,14 +35,15 @@ from labkit.kernels.fused_linear import (
     make_add_parts,
     make_finish,
     make_fused_tiled,
+    memory_for,
     sum_error,
     torch_addmm,
 )
 from labkit.kernels.gelu import gelu_sigmoid
-from labkit.kernels.launching import aligned, blocks_for, check_array
+from labkit.kernels.launching import aligned, blocks_for
 from labkit.kernels.matmul import load_four, load_four_singly
 from labkit.kernels.tensor_core import MMA, Tile, add_product, launch, make_pipelined
-from labkit.kernels.wgmma import HOPPER, multiply_specialised, unchanged
+from labkit.kernels.wgmma import HOPPER, multiply_parts, multiply_specialised, unchanged
 from labkit.op import Op, Rival, missing, rung
 
 COLS = 16  # of a block
@@ -373,26 +375,20 @@ def check_eights(sizes, x, weights) -> None:
 def _launch(make, sizes, x, weights, bias, residual, out, gelu, parts, stream):
     rows, cols, depth = sizes
     count, slice_ = parts_of(rows, cols, depth, np.dtype(x.dtype))
-    target, added = out, out if residual is None else residual
+    target = out
     if count > 1:
-        if parts is None:
-            parts = cuda.device_array(count * rows * cols, np.float32)
-        check_array("parts", parts, ndim=1)
-        if parts.size < count * rows * cols:
-            raise ValueError(f"parts has {parts.size:,} numbers; {count} parts of {rows} x {cols} sums need "
-                             f"{count * rows * cols:,}")
-        target = parts[: count * rows * cols].reshape(count, rows, cols)
+        parts = memory_for(parts, count, rows, cols)
+        target = parts.reshape(count, rows, cols)
     kernel = make(count > 1, *((gelu, residual is not None) if count == 1 else (False, False)))
     grid = (*blocks_for((rows, cols), (rows_of_block(rows, x.dtype), COLS)), count)
-    kernel[grid, THREADS, stream](x, weights, bias, added, target, np.uint32(slice_))
+    kernel[grid, THREADS, stream](x, weights, bias, out if residual is None else residual, target, np.uint32(slice_))
     if count > 1:
-        add = make_add_parts(gelu, residual is not None)
-        add[-(-out.size // 256), 256, stream](parts, bias, added, out, np.uint32(count))
+        add_parts(parts, bias, residual, out, count, gelu, stream)
 
 
 # --- Any shape --------------------------------------------------------------------------------------------------------
 
-FEW, FEW_HALF = 64, 128  # rows up to which the kernels above are the ones to use
+FEW, FEW_HALF = 64, 32  # rows up to which the kernels above are the ones to use
 FEW_ON_CPU = 8  # rows from which tiles of 16 x 16 are worth their while where threads run one after the other
 WIDE_TILES = {  # of products of halves by mma.sync -> how fast each multiplies, as a part of the first
     Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=32, stages=3, blocks=2): 1.0,
@@ -414,8 +410,14 @@ def wide_half(x, weights, bias, out, *, residual=None, gelu=False, parts=None, s
     check_eights(sizes, x, weights)
     activation = gelu_sigmoid if gelu else unchanged
     if not missing(_on_hopper):
-        multiply_specialised(x, weights, bias, out, weights=False, activation=activation, residual=residual,
-                             stream=stream)
+        count, slice_ = wgmma.parts_of(*sizes, wgmma.block_count())
+        if count == 1:
+            multiply_specialised(x, weights, bias, out, weights=False, activation=activation, residual=residual,
+                                 stream=stream)
+        else:
+            parts = memory_for(parts, count, *sizes[:2])
+            multiply_parts(x, weights, out, parts, count, slice_, weights=False, stream=stream)
+            add_parts(parts, bias, residual, out, count, gelu, stream)
     else:
         kernel = make_pipelined(wide_tile(*sizes[:2]), weights=False, bias=True, residual=residual is not None,
                                 activation=gelu_sigmoid if gelu else tensor_core.unchanged)
@@ -453,10 +455,12 @@ def scratch_size(rows: int, cols: int, depth: int, dtype=np.float32) -> int:
     pick = _pick(rows, cols, depth, dtype)
     if pick is fused_pipelined:
         return fused_linear.scratch_size(rows, cols, depth)
+    count = 1
     if pick is skinny or pick is skinny_half:
         count = parts_of(rows, cols, depth, np.dtype(dtype))[0]
-        return 0 if count == 1 else count * rows * cols
-    return 0
+    elif pick is wide_half and not missing(_on_hopper):
+        count = wgmma.parts_of(rows, cols, depth, wgmma.block_count())[0]
+    return 0 if count == 1 else count * rows * cols
 
 
 # --- The operations ---------------------------------------------------------------------------------------------------
@@ -487,7 +491,7 @@ SKINNY_LINEAR = Op(
     rungs=(as_rung(fused_tiled, "skinny_linear_tiled", make_fused_tiled(False, False),
                    "16 x 16 tiles, nearly empty"),
            as_rung(skinny, "skinny_linear_shared_depth",
-                   (make_skinny(16, True, False, False, False), make_add_parts(False, False)),
+                   (make_skinny(16, True, False, False, False), make_add_parts(4, False, False)),
                    "16 columns a block, 64 groups of four lanes share K")),
     inputs=layer,
     awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in
@@ -504,7 +508,7 @@ SKINNY_LINEAR_HALF = Op(
     rungs=(as_rung(fused_tiled, "skinny_linear_half_tiled", make_fused_tiled(False, False),
                    "16 x 16 tiles, nearly empty"),
            as_rung(skinny_half, "skinny_linear_half_tensor_core",
-                   (make_skinny_half(1, False, False, False), make_add_parts(False, False)),
+                   (make_skinny_half(1, False, False, False), make_add_parts(4, False, False)),
                    "16 columns a block, eight warps share K, mma.sync", needs=MMA, sizes="K and N multiples of 8")),
     inputs=lambda rng, M, N, K: tuple(array.astype(np.float16) for array in layer(rng, M, N, K)),
     awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in

@@ -141,6 +141,28 @@ def make_finish(activation, residual=False):
     return finish
 
 
+def make_store_part(columns: int):
+    """A device function: stores a thread's sums of `columns` columns among those of its part of K."""
+    COLUMNS = columns
+
+    @cuda.jit(device=True, forceinline=True)
+    def store_part(sums, parts, above, row, col, rows, cols):
+        """Rows row and row + 8, columns col + 8 * j and the next. A quad of lanes stores 32 bytes of a row."""
+        for j in range(COLUMNS // 8):
+            near = uint32(col + uint32(8 * j))
+            if near < cols:
+                upper = uint32((above + row) * cols + near)
+                if row < rows:
+                    parts[upper] = sums[4 * j]
+                    parts[upper + uint32(1)] = sums[4 * j + 1]
+                if uint32(row + uint32(8)) < rows:
+                    lower = uint32(upper + uint32(8) * cols)
+                    parts[lower] = sums[4 * j + 2]
+                    parts[lower + uint32(1)] = sums[4 * j + 3]
+
+    return store_part
+
+
 def b_layout(weights: bool) -> tuple:
     """For wgmma_descriptor: bytes from 64 columns to the next 64 (unused if K-major), and what advances K by 16."""
     return (16, 2) if weights else (2 * BOX, 16 * 128 // 16)
@@ -240,12 +262,13 @@ def make_wgmma(*, weights: bool, bias: bool):
 
 # --- Each warpgroup has its task -------------------------------------------------------------------------------------
 
-TILES = (Tile(cols=256, stages=3), Tile(cols=192, stages=4), Tile(cols=128, stages=5))
+TILES = (Tile(cols=256, stages=3), Tile(cols=192, stages=4), Tile(cols=128, stages=5), Tile(cols=64, stages=8))
 DEEP = 1024  # from this K on the widest tile is the fastest for its work, below it the one with four stages
 
 
 @functools.cache
-def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation, residual: bool = False):
+def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation, residual: bool = False,
+                           split: bool = False):
     """As many blocks as multiprocessors; each computes one tile after the other, until none is left.
 
     Warpgroups 0 and 1, the consumers, multiply: 64 rows each, one sum of a thread for every two columns, 128 registers
@@ -265,6 +288,9 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
         147456  128 x 256 finished halves, 64 KB, as boxes of 64 x 64 that TMA stores; four for each consumer
     and the barriers, and a tile's part of the bias for each consumer. A residual is copied to where the finished halves
     will be, before the products begin.
+
+    split: where tiles are fewer than multiprocessors, several blocks share the K of a tile. `bias_of` is then memory
+    for their sums, (parts, M, N) in float32, which a second kernel adds up; `depth_of_part` is a multiple of 64.
 
     Measured on an H200, 4096 x 4096 x 4096, as a part of cuBLAS's speed in the same run; 0.985 as it stands here:
         finished halves leave in four parts, through two buffers of 64 columns instead of four                 0.96
@@ -288,9 +314,10 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
     place, load, wgmma = make_place(tile), make_load(tile, weights), wgmma_of(COLS, weights)
     RESIDUAL_BYTES = 2 * BOXES * BOX
     finish = make_finish(activation, residual)
+    store_part = make_store_part(COLS)
 
     @cuda.jit(launch_bounds=(384, 1))  # a bound, so that setmaxnreg has something to move: 168 registers a thread
-    def wgmma_specialised_kernel(a_map, b_map, out_map, bias_of, residual_map, rows, cols, depth):
+    def wgmma_specialised_kernel(a_map, b_map, out_map, bias_of, residual_map, rows, cols, depth, depth_of_part):
         tiles = cuda.shared.array(0, np.float16, alignment=1024)
         words = cuda.shared.array(0, np.uint32, alignment=1024)  # the same memory, two halves at a time
         loaded = cuda.shared.array(STAGES, np.uint64)
@@ -316,6 +343,12 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
 
         count = uint32((rows + uint32(ROWS - 1)) // uint32(ROWS) * ((cols + uint32(COLS - 1)) // uint32(COLS)))
         number = uint32(cuda.blockIdx.x)
+        first_k, end, part = uint32(0), depth, uint32(0)
+        if split:  # one tile a block: this one's share of its K
+            part = number // count
+            number = uint32(number - uint32(part * count))
+            first_k = uint32(part * depth_of_part)
+            end = min(uint32(first_k + depth_of_part), depth)
         stage, parity = uint32(0), uint32(0)
 
         if warpgroup == uint32(2):
@@ -323,15 +356,15 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
             if first_member:
                 while number < count:
                     row, col = place(number, rows, cols)
-                    k = uint32(0)
-                    while k < depth:
+                    k = first_k
+                    while k < end:
                         ptx.mbarrier_wait(freed, stage, uint32(1) - parity)  # passes at once in the first lap
                         load(tiles, loaded, stage, a_map, b_map, row, col, k)
                         k = uint32(k + uint32(DEPTH))
                         stage = uint32(stage + uint32(1))
                         if stage == uint32(STAGES):
                             stage, parity = uint32(0), uint32(1) - parity
-                    number = uint32(number + uint32(cuda.gridDim.x))
+                    number = uint32(number + (count if split else uint32(cuda.gridDim.x)))
         else:
             ptx.setmaxnreg_increase(240)
             sums = cuda.local.array(SUMS, float32)
@@ -361,14 +394,14 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
                     bias_near = bias_of[near]
                     bias_far = bias_of[uint32(min(uint32(near + uint32(128)), uint32(cols - uint32(1))))]
 
-                k = uint32(0)
-                while k < depth:
+                k = first_k
+                while k < end:
                     ptx.mbarrier_wait(loaded, stage, parity)
                     a_tile = a_first + uint64(stage * uint32(STAGE_STEP))
                     b_tile = b_first + uint64(stage * uint32(STAGE_STEP))
                     ptx.wgmma_fence()
                     for i in range(DEPTH // 16):
-                        add = uint32(1) if i > 0 else uint32(k > uint32(0))
+                        add = uint32(1) if i > 0 else uint32(k > first_k)
                         wgmma(sums, a_tile + uint64(2 * i), b_tile + uint64(B_STEP * i), add)
                     ptx.wgmma_commit()
                     ptx.wgmma_wait(0)  # the other consumer's products keep the tensor cores busy meanwhile
@@ -379,37 +412,43 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
                     if stage == uint32(STAGES):
                         stage, parity = uint32(0), uint32(1) - parity
 
-                if bias:
-                    bias_tile[bias_first + place_of_bias(member)] = float32(bias_near)
-                    if COLS > 128 and member < uint32(COLS - 128):
-                        bias_tile[bias_first + place_of_bias(member + uint32(128))] = float32(bias_far)
-                if first_member:
-                    ptx.tma_store_wait(0)  # the last tile has left shared memory
-                ptx.named_barrier_sync(warpgroup + uint32(1), uint32(128))
-                if bias:
-                    for j in range(COLS // 16):
-                        x, y, z, w = ptx.load_shared4(bias_tile, bias_first + uint32(16 * j) + quad * uint32(4))
-                        for down in range(2):
-                            sums[8 * j + 2 * down] += x
-                            sums[8 * j + 2 * down + 1] += y
-                            sums[8 * j + 2 * down + 4] += z
-                            sums[8 * j + 2 * down + 5] += w
-                if residual:
-                    ptx.mbarrier_wait(arrived, warpgroup, residual_parity)
-                    residual_parity = uint32(1) - residual_parity
-                finish(sums, 0, words, word, eighth)
-                finish(sums, 1, words, word, eighth)
-                if BOXES > 2:
-                    finish(sums, 2, words, word, eighth)
-                if BOXES > 3:
-                    finish(sums, 3, words, word, eighth)
-                ptx.fence_proxy_async()
-                ptx.named_barrier_sync(warpgroup + uint32(1), uint32(128))
-                if first_member:
-                    for box in range(BOXES):
-                        ptx.tma_store_2d(out_map, col + uint32(box * 64), row, tiles, finished + uint32(box * BOX))
-                    ptx.tma_store_commit()
-                number = uint32(number + uint32(cuda.gridDim.x))
+                if split:
+                    store_part(sums, bias_of, uint32(part * rows), uint32(row + upper),
+                               uint32(col + uint32(2) * quad), rows, cols)
+                else:
+                    if bias:
+                        if COLS >= 128 or member < uint32(COLS):
+                            bias_tile[bias_first + place_of_bias(member)] = float32(bias_near)
+                        if COLS > 128 and member < uint32(COLS - 128):
+                            bias_tile[bias_first + place_of_bias(member + uint32(128))] = float32(bias_far)
+                    if first_member:
+                        ptx.tma_store_wait(0)  # the last tile has left shared memory
+                    ptx.named_barrier_sync(warpgroup + uint32(1), uint32(128))
+                    if bias:
+                        for j in range(COLS // 16):
+                            x, y, z, w = ptx.load_shared4(bias_tile, bias_first + uint32(16 * j) + quad * uint32(4))
+                            for down in range(2):
+                                sums[8 * j + 2 * down] += x
+                                sums[8 * j + 2 * down + 1] += y
+                                sums[8 * j + 2 * down + 4] += z
+                                sums[8 * j + 2 * down + 5] += w
+                    if residual:
+                        ptx.mbarrier_wait(arrived, warpgroup, residual_parity)
+                        residual_parity = uint32(1) - residual_parity
+                    finish(sums, 0, words, word, eighth)
+                    if BOXES > 1:
+                        finish(sums, 1, words, word, eighth)
+                    if BOXES > 2:
+                        finish(sums, 2, words, word, eighth)
+                    if BOXES > 3:
+                        finish(sums, 3, words, word, eighth)
+                    ptx.fence_proxy_async()
+                    ptx.named_barrier_sync(warpgroup + uint32(1), uint32(128))
+                    if first_member:
+                        for box in range(BOXES):
+                            ptx.tma_store_2d(out_map, col + uint32(box * 64), row, tiles, finished + uint32(box * BOX))
+                        ptx.tma_store_commit()
+                number = uint32(number + (count if split else uint32(cuda.gridDim.x)))
             if first_member:
                 ptx.tma_store_wait(0)
 
@@ -419,6 +458,9 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
 # --- Launchers -------------------------------------------------------------------------------------------------------
 
 
+COLS_OF_A_TILE = 8  # columns whose time a tile costs besides its own
+
+
 def choose_tile(rows: int, cols: int, depth: int, blocks: int) -> Tile:
     """The tile with which `blocks` blocks are done first.
 
@@ -426,8 +468,34 @@ def choose_tile(rows: int, cols: int, depth: int, blocks: int) -> Tile:
     many columns these have together. Where two come within 5%, the depth decides.
     """
     tiles = sorted(TILES, key=lambda tile: tile.cols != (256 if depth >= DEEP else 192))
-    together = {tile: -(-tile.count(rows, cols) // blocks) * tile.cols for tile in tiles}
+    together = {tile: -(-tile.count(rows, cols) // blocks) * (tile.cols + COLS_OF_A_TILE) for tile in tiles}
     return next(tile for tile in tiles if together[tile] <= 1.05 * min(together.values()))
+
+
+SECONDS = 2.2e-9  # for a step of 64 along K, for each column of a tile
+SECOND_LAUNCH = 2e-6
+BANDWIDTH = 3.5e12  # bytes a second, sums of parts written and read
+
+
+@functools.cache
+def parts_of(rows: int, cols: int, depth: int, blocks: int) -> tuple[int, int]:
+    """(parts, K of each) with which a product is done first, by the model that the constants above are: more than one
+    part only where all of them run at the same time."""
+    tile = choose_tile(rows, cols, depth, blocks)
+    tiles, steps = tile.count(rows, cols), -(-depth // DEPTH)
+
+    def cost(parts):
+        between = 0 if parts == 1 else 8 * parts * rows * cols / BANDWIDTH + SECOND_LAUNCH
+        return -(-steps // parts) * tile.cols * SECONDS + between
+
+    best = min(range(1, max(1, min(steps, blocks // tiles)) + 1), key=cost)
+    slice_ = -(-steps // best) * DEPTH
+    return -(-depth // slice_), slice_
+
+
+def block_count() -> int:
+    """How many blocks work at the same time."""
+    return cuda.get_current_device().MULTIPROCESSOR_COUNT if device.on_gpu() else CPU_BLOCKS
 
 
 def multiply(a, b, bias, out, *, weights: bool, stream=0) -> None:
@@ -448,15 +516,35 @@ def multiply_specialised(a, b, bias, out, *, weights: bool, activation=unchanged
     tile: one of TILES; without it the one that suits the sizes.
     """
     _check(a, b, bias, out, weights, residual)
-    blocks = cuda.get_current_device().MULTIPROCESSOR_COUNT if device.on_gpu() else CPU_BLOCKS
-    tile = tile or choose_tile(*out.shape, a.shape[1], blocks)
+    tile = tile or choose_tile(*out.shape, a.shape[1], block_count())
     kernel = make_wgmma_specialised(tile, weights=weights, bias=bias is not None, activation=activation,
                                     residual=residual is not None)
     *maps, rows, cols, depth = _arguments(a, b, bias, out, tile, weights)
-    arguments = (*maps, ptx.tensor_map_2d(out if residual is None else residual, 64, 64), rows, cols, depth)
+    arguments = (*maps, ptx.tensor_map_2d(out if residual is None else residual, 64, 64), rows, cols, depth, depth)
+    _launch_specialised(kernel, tile, min(block_count(), tile.count(*out.shape)), arguments, stream)
+
+
+def multiply_parts(a, b, out, parts, count: int, slice_: int, *, weights: bool, stream=0) -> None:
+    """parts[p] = a[:, P] @ b[P], or b[:, P].T, where P is the p-th `slice_` of K: what is to be added up is out's.
+
+    parts: (count, M, N) float32, flat. count, slice_: as parts_of returns them.
+    """
+    _check(a, b, None, out, weights)
+    check_array("parts", parts, shape=(count * out.size,), dtype=np.float32)
+    if slice_ % DEPTH or not (count - 1) * slice_ < a.shape[1] <= count * slice_:
+        raise ValueError(f"slice_ is {slice_}; it must be a multiple of {DEPTH} of which {count} cover K, "
+                         f"{a.shape[1]}")
+    tile = choose_tile(*out.shape, a.shape[1], block_count())
+    kernel = make_wgmma_specialised(tile, weights=weights, bias=False, activation=unchanged, split=True)
+    a_map, b_map, out_map, _, rows, cols, depth = _arguments(a, b, None, out, tile, weights)
+    arguments = (a_map, b_map, out_map, parts, out_map, rows, cols, depth, np.uint32(slice_))
+    _launch_specialised(kernel, tile, count * tile.count(*out.shape), arguments, stream)
+
+
+def _launch_specialised(kernel, tile: Tile, blocks: int, arguments: tuple, stream) -> None:
     shared = 2 * (tile.stages * tile.stage_halves + tile.rows * tile.cols)
     dynamic_shared(kernel, shared, *arguments)
-    kernel[min(blocks, tile.count(*out.shape)), 384, stream, shared](*arguments)
+    kernel[blocks, 384, stream, shared](*arguments)
 
 
 def _arguments(a, b, bias, out, tile: Tile, weights: bool) -> tuple:

@@ -27,7 +27,9 @@ from labkit.kernels.wgmma import (
     matmul_half_wgmma,
     matmul_half_wgmma_specialised,
     multiply,
+    multiply_parts,
     multiply_specialised,
+    parts_of,
     place_of_bias,
     unchanged,
 )
@@ -161,7 +163,7 @@ def test_tiles_are_chosen_so_that_every_block_has_as_much_to_do():
         (4096, 4096, 4096), (8192, 8192, 8192), (8192, 1152, 384), (8192, 384, 384), (8192, 1536, 384),
         (8192, 384, 1536), (1, 8, 8))}
     assert chosen == {(4096, 4096, 4096): 256, (8192, 8192, 8192): 256, (8192, 1152, 384): 192, (8192, 384, 384): 192,
-                      (8192, 1536, 384): 192, (8192, 384, 1536): 192, (1, 8, 8): 128}
+                      (8192, 1536, 384): 192, (8192, 384, 1536): 192, (1, 8, 8): 64}
 
 
 def test_refuses_what_tma_cannot_copy():
@@ -208,8 +210,9 @@ def test_sums_stay_in_registers(tile, kernel):
 
     tensor_map, half, size = types.Array(types.uint64, 1, "C"), types.Array(types.float16, 1, "C"), types.uint32
     try:
-        residual_map = [] if tile is SIMPLE else [tensor_map]
-        text = compiling.ptx(kernel, types.void(*[tensor_map] * 3, half, *residual_map, *[size] * 3), cc=(9, 0, "a"))
+        residual_map, sizes = ([], 3) if tile is SIMPLE else ([tensor_map], 4)
+        text = compiling.ptx(kernel, types.void(*[tensor_map] * 3, half, *residual_map, *[size] * sizes),
+                             cc=(9, 0, "a"))
     except compiling.NoCompiler as error:
         pytest.skip(str(error))
     products = re.findall(rf"wgmma\.mma_async\.sync\.aligned\.m64n{tile.cols}k16", text)
@@ -237,3 +240,41 @@ def test_a_residual_is_added_on_the_way_out(tile, in_place):
         multiply_specialised(*(cuda.to_device(array) for array in (a, b, offset)), out, weights=False, residual=added,
                              tile=tile)
         assert (np.abs(out.copy_to_host() - (expected + residual)) <= allowed + 2.0**-11 * np.abs(residual)).all()
+
+
+@pytest.mark.parametrize("weights", [False, True], ids=["a @ b", "x @ w.T"])
+@pytest.mark.parametrize(("M", "N", "K", "count", "slice_"), [
+    (3, 16, 72, 2, 64), (130, 264, 200, 2, 128), (66, 72, 328, 3, 128), (5, 8, 64, 1, 64)])
+def test_parts_of_k_add_up(M, N, K, count, slice_, weights):
+    """Each part against float64, and nothing written beyond the parts."""
+    a, b, _, expected, _ = problem(np.random.default_rng(6), M, N, K, weights=weights)
+    whole, parts = poisoned((count * M * N,), np.float32)
+    out = cuda.device_array((M, N), np.float16)
+    multiply_parts(cuda.to_device(a), cuda.to_device(b), out, parts, count, slice_, weights=weights)
+    host = whole.copy_to_host()
+    assert (np.concatenate([host[:GUARD], host[host.size - GUARD :]]) == sentinel_of(np.float32)).all()
+    found = host[GUARD : host.size - GUARD].reshape(count, M, N)
+    exact_a, exact_b = a.astype(np.float64), (b.T if weights else b).astype(np.float64)
+    for part in range(count):
+        own = slice(part * slice_, (part + 1) * slice_)
+        allowed = 1e-5 * (np.abs(exact_a[:, own]) @ np.abs(exact_b[own])) + 1e-7
+        assert (np.abs(found[part] - exact_a[:, own] @ exact_b[own]) <= allowed).all(), f"part {part}"
+    np.testing.assert_allclose(found.sum(axis=0, dtype=np.float64), expected, atol=1e-4)
+
+
+def test_parts_that_do_not_cover_k_are_refused():
+    a, b, out = (cuda.device_array(shape, np.float16) for shape in ((4, 200), (200, 8), (4, 8)))
+    for count, slice_ in ((2, 64), (4, 128), (2, 100)):
+        with pytest.raises(ValueError, match="slice_ is"):
+            multiply_parts(a, b, out, cuda.device_array(count * 32, np.float32), count, slice_, weights=False)
+    with pytest.raises(ValueError, match="parts has shape"):
+        multiply_parts(a, b, out, cuda.device_array(32, np.float32), 2, 128, weights=False)
+
+
+@pytest.mark.parametrize("rows", [33, 128, 1024, 4096])
+def test_k_is_shared_only_where_blocks_would_be_idle(rows):
+    for cols, depth in ((2304, 768), (768, 768), (3072, 768), (768, 3072)):
+        count, slice_ = parts_of(rows, cols, depth, 132)
+        assert slice_ % 64 == 0 and (count - 1) * slice_ < depth <= count * slice_
+        assert count == 1 or count * choose_tile(rows, cols, depth, 132).count(rows, cols) <= 132
+    assert parts_of(128, 768, 3072, 132)[0] > 1 and parts_of(4096, 768, 3072, 132)[0] == 1
