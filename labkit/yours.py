@@ -438,8 +438,10 @@ class Steps(Parity):
     def table(self) -> dict:
         spec = super().table()
         spec["title"] = "Step by step against NumPy in float64"
-        spec["columns"] = ["step", "computed with", "largest error", "of the allowed", "agrees"]
-        spec["rows"] = [[name, self.by.get(_step(name), "the model's own"), *rest] for name, *rest in spec["rows"]]
+        spec["columns"][0] = "step"
+        if self.by:
+            spec["columns"].insert(1, "computed with")
+            spec["rows"] = [[name, self.by.get(_step(name), "the model's own"), *rest] for name, *rest in spec["rows"]]
         spec["notes"] = ([f"{self.first.name} could not be computed: {self.stopped}"] if self.stopped else
                          [] if self.passed else [f"The first that differs is {self.first.name}. What comes after it is "
                                                  "computed from it, and has to differ, too."])
