@@ -432,16 +432,35 @@ from labkit.kernels.flash_attention_half import ATTENTION_HALF, make_flash_half
 parts = inspect.getclosurevars(make_flash_half(64, 4, 1).py_func).nonlocals
 show_source(parts["add_values"])
 
+# %% [markdown]
+# On the CPU device this kernel takes long to compile, so `observe` runs a single warp of it, with 16 queries, in plain
+# Python. It also looks for races and for bank conflicts. The rows lie in shared memory without any padding, moved by an
+# exclusive or, as in the transpose of lesson 11.
+
 # %%
-agree(ATTENTION_HALF, sizes=sizes)
+from labkit.kernels.attention import attention_reference
+from labkit.kernels.flash_attention import scale_for_powers_of_two
+
+one_warp = make_flash_half(64, 1, 1)
+qkv, heads = ATTENTION_HALF.inputs(np.random.default_rng(3), S=16, H=1, D=64)
+out = np.zeros((16, 64), np.float16)
+launch = one_warp[(1, 1), 32, 0, one_warp.shared_bytes]
+scale = scale_for_powers_of_two(64)
+report = observe(launch, qkv, qkv, np.zeros(1, np.int32), out, np.uint32(64), scale, np.uint32(0))
+worst = (abs(out - attention_reference(qkv, 1)) / ATTENTION_HALF.tolerance(qkv.astype(float), 1)).max()
+print(f"largest error {worst:.2f} of the allowed, {len(report.races)} races, {report.counts['bank_conflicts']} bank "
+      f"conflicts in {report.counts['shared_requests']} requests to shared memory")
+
+# %%
+from labkit import device
+
+ladder(ATTENTION_HALF) if device.on_gpu() else measure.recorded_ladder("attention_half", gpu="NVIDIA H200")
 
 # %%
 print("tokens    float32: flash     SDPA        halves: flash     SDPA      us on an H200")
 for S in (16, 128, 1024, 4096):
-    us = [h200_us(op, name, S) for op, name in (
-        ("attention", "attention_flash"), ("attention", "PyTorch, fused (scaled_dot_product_attention)"),
-        ("attention_half", "attention_half_flash"),
-        ("attention_half", "PyTorch, fused (scaled_dot_product_attention)"))]
+    us = [h200_us(op, name, S) for op in ("attention", "attention_half")
+          for name in (f"{op}_flash", "PyTorch, fused (scaled_dot_product_attention)")]
     print(f"{S:6} {us[0]:17,.1f} {us[1]:8,.1f} {us[2]:20,.1f} {us[3]:8,.1f}")
 
 # %% [markdown]

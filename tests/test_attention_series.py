@@ -9,8 +9,8 @@ def test_lengths_have_a_time_for_each_line_and_mask():
     series = attention_series.attention_sizes((4, 20), heads=2)
     assert series["S"] == [4, 20]
     names = {line["name"] for line in series["lines"]}
-    assert {"three passes", "whole matrix", "flash", "flash, f16"} <= names
-    assert device.on_gpu() or len(names) == 4
+    assert {"three passes", "whole matrix", "flash"} <= names
+    assert device.on_gpu() == ("flash, f16" in names)
     assert len(series["lines"]) == 2 * len(names)
     for line in series["lines"]:
         assert line["mask"] in ("none", "causal")
