@@ -348,18 +348,24 @@ def wgmma_descriptor(typingctx, *args):
     return u64(shared, i, *args[2:]), codegen
 
 
-def _wgmma(name, columns, inputs, transpose_b):
+def _wgmma(name, columns, inputs, transpose_b, a_in_registers):
     """m64nNk16: the accumulators of one thread, N/2 of them, go in and out through a local array."""
     count = columns // 2
     registers = ", ".join(f"${k}" for k in range(count))
-    text = (f"{{ .reg .pred p; setp.ne.b32 p, ${2 * count + 2}, 0; "
+    operands = [f"${k}" for k in range(2 * count, 2 * count + (6 if a_in_registers else 3))]
+    if a_in_registers:
+        a, transpose = f"{{{', '.join(operands[:4])}}}", f"{int(transpose_b)}"
+    else:
+        a, transpose = operands[0], f"0, {int(transpose_b)}"
+    text = (f"{{ .reg .pred p; setp.ne.b32 p, {operands[-1]}, 0; "
             f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{inputs}.{inputs} {{{registers}}}, "
-            f"${2 * count}, ${2 * count + 1}, p, 1, 1, 0, {int(transpose_b)}; }}")
-    constraints = ["=f"] * count + [str(k) for k in range(count)] + ["l", "l", "r"]
+            f"{a}, {operands[-2]}, p, 1, 1, {transpose}; }}")
+    a_types = [u32] * 4 if a_in_registers else [u64]
+    constraints = ["=f"] * count + [str(k) for k in range(count)] + [LETTER[t] for t in a_types] + ["l", "r"]
 
     @_named(name)
     def typing(typingctx, *args):
-        _arity(name, args, ("acc", "da", "db", "accumulate"))
+        _arity(name, args, meaning.INTRINSICS[name].params)
         acc = args[0]
         if not isinstance(acc, types.Array) or acc.dtype != f32:
             raise TypingError(f"ptx.{name}: acc is {acc}; it must be a cuda.local.array of {count} float32")
@@ -372,16 +378,17 @@ def _wgmma(name, columns, inputs, transpose_b):
                 builder.store(value, place)
             return context.get_dummy_value()
 
-        return types.void(acc, u64, u64, u32), codegen
+        return types.void(acc, *a_types, u64, u32), codegen
 
     return typing
 
 
 for _columns in meaning.WGMMA_COLUMNS:
     for _inputs in ("f16", "bf16"):
-        for _suffix, _transpose in (("", False), ("_bmn", True)):
-            _name = f"wgmma_m64n{_columns}k16_f32_{_inputs}{_suffix}"
-            globals()[_name] = _wgmma(_name, _columns, _inputs, _transpose)
+        for _a in ("", "_ra"):
+            for _suffix in ("", "_bmn"):
+                _name = f"wgmma_m64n{_columns}k16_f32_{_inputs}{_a}{_suffix}"
+                globals()[_name] = _wgmma(_name, _columns, _inputs, bool(_suffix), bool(_a))
 
 wgmma_fence = _registers("wgmma_fence", "wgmma.fence.sync.aligned;", [], [], memory=True)
 wgmma_commit = _registers("wgmma_commit", "wgmma.commit_group.sync.aligned;", [], [], memory=True)

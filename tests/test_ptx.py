@@ -374,6 +374,70 @@ def test_wgmma_multiplies_tiles_in_shared_memory(columns, kind, b_major, rng):
     np.testing.assert_array_equal(out.copy_to_host(), a.astype(np.float64) @ b.astype(np.float64) + 3)
 
 
+def words_of_a(a):
+    """A (64, 16) of 16-bit values as the 128 threads of a warpgroup hold it: (128, 4) words."""
+    t = np.arange(128)
+    g, q = t // 32 * 16 + t % 32 // 4, t % 4 * 2
+    return np.stack([pairs(a[g + down, q + right], a[g + down, q + right + 1])
+                     for down, right in ((0, 0), (8, 0), (0, 8), (8, 8))], axis=1)
+
+
+@functools.cache
+def make_wgmma_from_registers(instruction, columns, k_step, leading):
+    count = columns // 2
+
+    @cuda.jit
+    def multiply(a, b, out):
+        tiles = cuda.shared.array(0, np.float16, 1024)
+        t = uint32(cuda.threadIdx.x)
+        k = t
+        while k < b.size:
+            tiles[k] = b[k]
+            k += uint32(128)
+        ptx.fence_proxy_async()
+        cuda.syncthreads()
+        acc = cuda.local.array(count, float32)
+        db = ptx.wgmma_descriptor(tiles, uint32(0), leading, 1024, 128)
+        x, y = a[0, t, 0], a[0, t, 1]
+        z, w = a[0, t, 2], a[0, t, 3]
+        ptx.wgmma_fence()
+        instruction(acc, x, y, z, w, db, uint32(0))
+        instruction(acc, a[1, t, 0], a[1, t, 1], a[1, t, 2], a[1, t, 3], db + uint64(k_step), uint32(1))
+        ptx.wgmma_commit()
+        ptx.wgmma_wait(0)
+        for j in range(count):
+            out[t, j] = acc[j]
+
+    return multiply
+
+
+@pytest.mark.parametrize("columns", [64, 128])
+@pytest.mark.parametrize(("kind", "b_major"), [("f16", "k"), ("f16", "mn"), ("bf16", "mn")])
+def test_wgmma_takes_its_first_factor_from_registers(columns, kind, b_major, rng):
+    needs(9)
+    a, b = exact(rng, 64, 32), exact(rng, 64, columns)
+    b[32:] = np.nan  # not read
+    if b_major == "k":
+        b_stored, k_step, leading, suffix = swizzled(np.ascontiguousarray(b.T)), 2, 16, ""
+    else:
+        blocks = [swizzled(np.ascontiguousarray(b[:, n : n + 64])) for n in range(0, columns, 64)]
+        b_stored, k_step, leading, suffix = np.concatenate(blocks), 128, 8192, "_bmn"
+    a_stored = a
+    if kind == "bf16":
+        a_stored, b_stored = bf16_bits(a), bf16_bits(b_stored).view(np.float16)
+    words = np.stack([words_of_a(a_stored[:, :16]), words_of_a(a_stored[:, 16:])])
+    kernel = make_wgmma_from_registers(getattr(ptx, f"wgmma_m64n{columns}k16_f32_{kind}_ra{suffix}"), columns, k_step,
+                                       leading)
+    out = cuda.to_device(np.full((128, columns // 2), np.nan, np.float32))
+    arguments = (cuda.to_device(words), cuda.to_device(b_stored), out)
+    dynamic_shared(kernel, 2 * b.size, *arguments)
+    kernel[1, 128, 0, 2 * b.size](*arguments)
+    t, j = np.arange(128)[:, None], np.arange(columns // 2)
+    places = t // 32 * 16 + t % 32 // 4 + 8 * (j // 2 % 2), 8 * (j // 4) + 2 * (t % 4) + j % 2
+    expected = a.astype(np.float64) @ b[:32].astype(np.float64)
+    np.testing.assert_array_equal(out.copy_to_host(), expected[places])
+
+
 # --- TMA and mbarriers ------------------------------------------------------------------------------------------------
 
 

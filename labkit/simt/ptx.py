@@ -244,6 +244,23 @@ for _columns in WGMMA_COLUMNS:
                 in acc, and the tiles may be overwritten, after a wgmma_wait that covers it: on the CPU device the
                 product is computed at that wait, with what then stands in shared memory.""", _WG, interpreted=True,
             )
+for _columns in WGMMA_COLUMNS:
+    for _inputs, _dtype in (("f16", "float16"), ("bf16", "bfloat16")):
+        for _suffix, _order in (("", "K-major (N x K in memory)"), ("_bmn", "MN-major (K x N in memory)")):
+            _intrinsic(
+                f"wgmma_m64n{_columns}k16_f32_{_inputs}_ra{_suffix}", "acc a0 a1 a2 a3 db accumulate", "warpgroup",
+                SM90A, f"{_GM}: wgmma.mma_async",
+                f"""As wgmma_m64n{_columns}k16_f32_{_inputs}{_suffix}, with A from registers: starts
+                D = A @ B + D * accumulate, A 64 x 16 {_dtype} in registers, B 16 x {_columns} in shared memory,
+                {_order}.
+                a0 to a3: uint32, words of two. With w the warp's number in its warpgroup, g its lane // 4 and q its
+                lane % 4, and row = 16 * w + g:
+                    a0  A[row, 2q], A[row, 2q + 1]              a1  A[row + 8, 2q], A[row + 8, 2q + 1]
+                    a2  A[row, 2q + 8], A[row, 2q + 9]          a3  A[row + 8, 2q + 8], A[row + 8, 2q + 9]
+                So the sums acc[8 * k] to acc[8 * k + 7] of another product, rounded and packed two by two, are a0 to a3
+                of its columns 16 * k to 16 * k + 15. Other code must not write these registers before a wgmma_wait
+                that covers the product.""", _WG, interpreted=True,
+            )
 _intrinsic("wgmma_fence", "", "order", SM90A, f"{_GM}: wgmma.fence",
            """Orders what the warpgroup wrote to registers (acc) and shared memory before the wgmma that follow. Needed
            before the first one, and whenever other code has written acc. Nothing to do on the CPU device.""",

@@ -199,6 +199,17 @@ def accumulator_places(columns):
     return np.broadcast_to(row, (128, columns // 2)), 8 * (j // 4) + 2 * (t % 4) + j % 2
 
 
+def a_of_registers(name, lanes):
+    """The first factor of a wgmma, 64 x 16 in float32, of the four words of each of 128 threads."""
+    a = np.empty((64, 16), np.float32)
+    for warp in range(4):
+        words = [_words(column) for column in zip(*lanes[32 * warp : 32 * warp + 32], strict=True)]
+        for (row, k), word in zip(_A16, words, strict=True):
+            low, high = _numbers(word, "bf16" if "_bf16" in name else "f16")
+            a[16 * warp + row, k], a[16 * warp + row, k + 1] = low, high
+    return a
+
+
 class Barrier:
     """An mbarrier."""
 
@@ -390,9 +401,10 @@ class Intrinsics:
     def start_product(self, name, threads):
         """All 128 threads of a warpgroup have come to a wgmma."""
         first = threads[0]
-        acc, da, db, accumulate = first.request[2]
+        acc, *a, db, accumulate = first.request[2]
+        from_registers = "_ra" in name
         for t in threads:
-            if t.request[2][1:] != first.request[2][1:]:
+            if t.request[2][-2:] != (db, accumulate) or not from_registers and t.request[2][1:] != first.request[2][1:]:
                 self.fault(
                     "assertion", first.request[1],
                     f"and thread {t.where[0]} of one warpgroup pass other descriptors or flags to ptx.{name}", first,
@@ -406,11 +418,13 @@ class Intrinsics:
         queue = self.execution.state.products.setdefault(first.linear // 128, Pending())
         queue.committed = first.commits
         line = first.request[1]
-        queue.start((name, columns, arrays, int(da), int(db), int(accumulate), line, first))
+        a = a_of_registers(name, [t.request[2][1:5] for t in threads]) if from_registers else int(a[0])
+        queue.start((name, columns, arrays, a, int(db), int(accumulate), line, first))
         for t in threads:
             self.execution.filled(t.request[2][0])
         if self.execution.sees_tiles:
-            for descriptor, rows, mn_major in ((int(da), 64, False), (int(db), columns, name.endswith("_bmn"))):
+            tiles = [(int(db), columns, name.endswith("_bmn"))] + ([] if from_registers else [(a, 64, False)])
+            for descriptor, rows, mn_major in tiles:
                 addresses = self._tile_addresses(name, descriptor, rows, mn_major, line, first) + WINDOW
                 self.execution.reads_tile(name, addresses.reshape(-1).tolist(), line, first)
 
@@ -423,8 +437,9 @@ class Intrinsics:
         if self.execution.sees_tiles:
             self.execution.has_read_tiles([item[-2:] for _, item in queue.items], threads[0])
 
-    def _multiply(self, name, columns, arrays, da, db, accumulate, line, thread):
-        a = self._tile(name, da, 64, False, line, thread)
+    def _multiply(self, name, columns, arrays, a, db, accumulate, line, thread):
+        if "_ra" not in name:
+            a = self._tile(name, a, 64, False, line, thread)
         b = self._tile(name, db, columns, name.endswith("_bmn"), line, thread)
         d = a @ b.T
         values = d[accumulator_places(columns)]
