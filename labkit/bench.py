@@ -196,6 +196,7 @@ SERIES: dict[str, tuple[str, Callable[[], dict | None]]] = {
     "generation": ("attention_cached", _library("generation", "labkit.generation_experiment")),
     "cache_curve": ("attention_cached", _library("cache_curve", "labkit.generation_experiment")),
     "step_launches": ("attention_cached", _library("step_launches", "labkit.generation_experiment")),
+    "block_calls": ("gpt2_block", _library("block_calls", "labkit.models.block_op")),
     "three_languages": ("vector_add", three_languages),
     "tile_sizes": ("vector_add", _library("tile_sizes")),
     "tile_hints": ("softmax", _library("tile_hints")),

@@ -79,6 +79,10 @@ TARGETS = (
            without=("wgmma", "half_sums", "f16_sums")),
     *(Target(f"linear layer with bias, f16, 8192 x {K} -> {N}", "linear", {"M": 8192, "N": N, "K": K}, "us in a graph",
              "PyTorch", ratio=1.0) for K, N in ((384, 1152), (384, 384), (384, 1536), (1536, 384))),
+    *(Target(f"block of GPT-2, {S:,} tokens, {kind}", name, {"S": S}, "us in a graph", "PyTorch", figure=figure)
+      for kind, name, figures in (("float32", "gpt2_block", (90.0, 180.0, 620.0, 2900.0)),
+                                  ("f16", "gpt2_block_half", (30.0, 38.0, 76.0, 280.0)))
+      for S, figure in zip((16, 128, 1024, 4096), figures, strict=True)),
 )
 
 

@@ -2,7 +2,7 @@
 
     apt-get download dict-jargon && dpkg-deb -x dict-jargon_*.deb .
     python scripts/train_tiny_gpt2.py prepare usr/share/dictd/jargon.dict.dz     # text -> tokenizer, tokens
-    python scripts/train_tiny_gpt2.py train                                      # on a GPU: minutes; needs torch only
+    python scripts/train_tiny_gpt2.py train                                      # on a GPU: a minute; needs torch only
     python scripts/train_tiny_gpt2.py finish                                     # weights -> safetensors, samples
 
 The text is the Jargon File 4.4.7 (public domain) as Debian's package dict-jargon carries it: a dictionary in dictd's
@@ -184,7 +184,7 @@ def make_model(torch, dropout: float):
 def train(steps: list[int], dropouts: list[float], batch: int, rate: float, device: str, minutes: float) -> None:
     """One run for each number of steps and each dropout. Five million parameters soon know such a text by heart, so two
     results are kept: the weights with the least loss on entries that were not trained on, and those that know the
-    others best."""
+    others best. The first ramble; the second, which are shipped, quote, and go on from there."""
     import torch
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -332,15 +332,15 @@ def main() -> None:
     command = commands.add_parser("prepare", help="text -> tokenizer and tokens")
     command.add_argument("texts", nargs="+", type=Path, help="dictionaries in dictd's format, .dict or .dict.dz")
     command = commands.add_parser("train", help="tokens -> weights; needs torch")
-    command.add_argument("--steps", type=int, nargs="+", default=[600, 1200, 2400], help="a run for each")
-    command.add_argument("--dropout", type=float, nargs="+", default=[0.3, 0.1], dest="dropouts", help="and for each")
+    command.add_argument("--steps", type=int, nargs="+", default=[8000], help="a run for each")
+    command.add_argument("--dropout", type=float, nargs="+", default=[0.1], dest="dropouts", help="and for each")
     command.add_argument("--batch", type=int, default=64)
     command.add_argument("--rate", type=float, default=1e-3)
     command.add_argument("--device", default="", help="cuda or cpu; cuda if there is one")
     command.add_argument("--minutes", type=float, default=3.5, help="stop after so many, wherever it is")
     command = commands.add_parser("finish", help="weights -> data/tiny-gpt2, and samples")
     command.add_argument("--out", type=Path, default=RESULT)
-    command.add_argument("--keep", choices=("best", "last"), default="best",
+    command.add_argument("--keep", choices=("best", "last"), default="last",
                          help="the weights with the least held-out loss, or those that know the text best")
     arguments = vars(parser.parse_args())
     command = arguments.pop("command")
