@@ -42,8 +42,8 @@ check("head_values", head_values)
 #
 # $$\text{out}_j = \frac{q_t \cdot k_j}{\sqrt{D}}$$
 #
-# under a causal mask. Query t sees the keys of its own token and of those before. The score of any other key is minus
-# infinity, `float32(-math.inf)`, so that its power is 0. One thread takes one key.
+# under a causal mask. Query t sees the keys of its own token and of those before. The score of any other key becomes
+# `float32(-1e30)`, so far down that its power is 0. One thread takes one key.
 
 
 # %%
@@ -55,7 +55,7 @@ def query_scores(queries, keys, t, out):
         ### BEGIN SOLUTION
         for i in range(keys.shape[1]):
             score += queries[t, i] * keys[j, i]
-        out[j] = score / math.sqrt(float32(keys.shape[1])) if j <= t else float32(-math.inf)
+        out[j] = score / math.sqrt(float32(keys.shape[1])) if j <= t else float32(-1e30)
         ### END SOLUTION
 
 

@@ -14,6 +14,7 @@ from labkit.op import uniform
 
 ALL_LANES = 0xFFFFFFFF
 EPS = 2.0**-23
+HIDDEN = np.float32(-1e30)  # a score that does not count
 
 
 def _sizes(names: str, *sizes):
@@ -98,7 +99,7 @@ def scores_not_scaled(queries, keys, t, out):
         score = float32(0.0)
         for i in range(keys.shape[1]):
             score += queries[t, i] * keys[j, i]
-        out[j] = score if j <= t else float32(-math.inf)
+        out[j] = score if j <= t else float32(-1e30)
 
 
 @cuda.jit
@@ -108,7 +109,7 @@ def scores_over_size(queries, keys, t, out):
         score = float32(0.0)
         for i in range(keys.shape[1]):
             score += queries[t, i] * keys[j, i]
-        out[j] = score / float32(keys.shape[1]) if j <= t else float32(-math.inf)
+        out[j] = score / float32(keys.shape[1]) if j <= t else float32(-1e30)
 
 
 @cuda.jit
@@ -118,7 +119,7 @@ def scores_without_own_key(queries, keys, t, out):
         score = float32(0.0)
         for i in range(keys.shape[1]):
             score += queries[t, i] * keys[j, i]
-        out[j] = score / math.sqrt(float32(keys.shape[1])) if j < t else float32(-math.inf)
+        out[j] = score / math.sqrt(float32(keys.shape[1])) if j < t else float32(-1e30)
 
 
 @cuda.jit
@@ -138,13 +139,13 @@ def scores_of_query_j(queries, keys, t, out):
         score = float32(0.0)
         for i in range(keys.shape[1]):
             score += queries[j, i] * keys[t, i]
-        out[j] = score / math.sqrt(float32(keys.shape[1])) if j <= t else float32(-math.inf)
+        out[j] = score / math.sqrt(float32(keys.shape[1])) if j <= t else float32(-1e30)
 
 
 def _query_scores(queries, keys, t):
     queries, keys = queries.astype(np.float64), keys.astype(np.float64)
     scores = keys @ queries[t] / math.sqrt(keys.shape[1])
-    return np.where(np.arange(len(keys)) <= t, scores, -np.inf)
+    return np.where(np.arange(len(keys)) <= t, scores, np.float64(HIDDEN))
 
 
 def _scores_tolerance(queries, keys, t):
