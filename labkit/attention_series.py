@@ -1,8 +1,8 @@
 """What lesson 12 shows beside the ladders: attention over lengths and over caches, and its three passes one by one.
 
 labkit.bench takes these on a GPU and records them; the lesson takes them at small sizes wherever it runs. All times are
-in microseconds, one launch in a CUDA graph where it is short, so that Python takes no part. The kernels of halves are left
-out on the CPU device: they take long to compile there, and halves are no faster.
+in microseconds, one launch in a CUDA graph where it is short, so that Python takes no part. The kernels of halves are
+left out on the CPU device: they take long to compile there, and halves are no faster.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from labkit.kernels.attention import (
     weigh_keys,
 )
 from labkit.kernels.flash_attention import attention_decode, attention_flash, attention_whole_matrix
-from labkit.kernels.flash_attention_half import attention_decode_half, attention_flash_half
+from labkit.kernels.flash_attention_half import attention_decode_half, attention_half
 from labkit.kernels.heads import keys_and_values
 from labkit.kernels.launching import MAX_SHARED
 from labkit.kernels.reduce import ZERO
@@ -71,7 +71,7 @@ def attention_sizes(lengths=None, heads: int | None = None) -> dict:
     launchers = {"three passes": attention_three_pass, "whole matrix": attention_whole_matrix,
                  "flash": attention_flash}
     if device.on_gpu():
-        launchers[f"flash, {HALF}"] = attention_flash_half
+        launchers[f"flash, {HALF}"] = attention_half
     lines: dict = {}
     for S in measure.steps("attention over lengths", list(lengths)):
         host = 2 * uniform(np.random.default_rng(0), S, 3 * heads * SIZE)

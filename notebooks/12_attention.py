@@ -152,15 +152,21 @@ except ValueError as error:
 from labkit import measure
 
 
-def h200_us(op, rung, S):
-    row = measure.recorded_ladder(op, {"S": S, "H": 12, "D": 64}, gpu="NVIDIA H200").row(rung)
-    return 1000 * (row.graph or row.timing).p50
+def h200(op, S):
+    """name -> microseconds, as recorded for S tokens and 12 heads of 64."""
+    found = measure.recorded_ladder(op, {"S": S, "H": 12, "D": 64}, gpu="NVIDIA H200")
+    return {row.name.removeprefix(f"{op}_"): 1000 * (row.graph or row.timing).p50 for row in found.rows}
 
 
-print("tokens   three passes   all threads      us on an H200")
-for S in (16, 128, 1024, 4096):
-    both = [h200_us("attention", f"attention_{name}", S) for name in ("three_pass", "all_threads")]
-    print(f"{S:6} {both[0]:14,.1f} {both[1]:13,.1f}")
+def h200_table(op, names, sizes=(16, 128, 1024, 4096)):
+    found = [h200(op, S) for S in sizes]
+    print(f"us on an H200, at {', '.join(f'{S:,}' for S in sizes)} tokens")
+    for name in names:
+        cells = (f"{us[name]:,.1f}" if name in us else "-" for us in found)
+        print(f"{name.split(' (')[0]:20}" + "".join(f"{cell:>11}" for cell in cells))
+
+
+h200_table("attention", ("three_pass", "all_threads"))
 
 # %% [markdown]
 # My own guess was 2.5: five units of time before, two after. What came is nothing at all, or a little less than
@@ -205,7 +211,7 @@ clock_ghz = 1000 * limits["fp32_tflops"] / (132 * 128 * 2)  # 132 multiprocessor
 requests = 1024 * 12 * (1024 // 32) * 64  # queries, heads, warps of keys, numbers of a key
 us = requests * 32 / 132 / clock_ghz / 1000
 print(f"{requests / 1e6:.1f} million requests of 32 lines, {clock_ghz:.2f} GHz: {us:,.0f} us predicted")
-print(f"recorded on the H200: {h200_us('attention', 'attention_three_pass', 1024):,.0f} us")
+print(f"recorded on the H200: {h200('attention', 1024)['three_pass']:,.0f} us")
 
 # %% [markdown]
 # That is most of it. I had been looking at threads that do nothing, and the trouble was in those that work. A quarter
@@ -219,10 +225,7 @@ print(f"recorded on the H200: {h200_us('attention', 'attention_three_pass', 1024
 # rung: three loops with a barrier between them, and the scores never leave the multiprocessor.
 
 # %%
-print("tokens   three passes   whole matrix      us on an H200")
-for S in (16, 128):
-    both = [h200_us("attention", f"attention_{name}", S) for name in ("three_pass", "whole_matrix")]
-    print(f"{S:6} {both[0]:14,.1f} {both[1]:14,.1f}")
+h200_table("attention", ("three_pass", "whole_matrix"))
 
 # %%
 from labkit import occupancy
@@ -359,8 +362,8 @@ agree(ATTENTION_CAUSAL, sizes=sizes)
 for S in (1024, 4096):
     side = S // 64
     left = side * (side + 1) / 2 / side**2
-    whole, causal = h200_us("attention", "attention_flash", S), h200_us("attention_causal", "attention_causal_flash", S)
-    print(f"{S:5} tokens: {left:.0%} of the tiles, {causal / whole:.0%} of the time on the H200")
+    times = h200("attention_causal", S)["flash"] / h200("attention", S)["flash"]
+    print(f"{S:5,} tokens: {left:.0%} of the tiles, {times:.0%} of the time on the H200")
 
 # %% [markdown]
 # The blocks of a causal launch differ: the last has the whole row of tiles to do, the first a single one. A GPU hands
@@ -457,11 +460,9 @@ from labkit import device
 ladder(ATTENTION_HALF) if device.on_gpu() else measure.recorded_ladder("attention_half", gpu="NVIDIA H200")
 
 # %%
-print("tokens    float32: flash     SDPA        halves: flash     SDPA      us on an H200")
-for S in (16, 128, 1024, 4096):
-    us = [h200_us(op, name, S) for op in ("attention", "attention_half")
-          for name in (f"{op}_flash", "PyTorch, fused (scaled_dot_product_attention)")]
-    print(f"{S:6} {us[0]:17,.1f} {us[1]:8,.1f} {us[2]:20,.1f} {us[3]:8,.1f}")
+for op in ("attention", "attention_half"):
+    print(f"--- {op}")
+    h200_table(op, [name for name in h200(op, 1024) if "flash" in name or "fused" in name])
 
 # %% [markdown]
 # Halves are several times as fast, and PyTorch's are faster still at 1,024 and more: it hands them to cuDNN, which
