@@ -149,7 +149,7 @@ def cuda_cpp_allocating(torch, x, weights, out) -> None:
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
     error = _cuda_cpp().solve(_pointer(x), _pointer(out), _pointer(weights), x.shape[0], stream)
     if error:
-        raise RuntimeError(f"the CUDA C++ block could not allocate: CUDA error {error}")
+        raise RuntimeError(f"the CUDA C++ block could not allocate its eight arrays: CUDA error {error}")
 
 
 # --- The operations --------------------------------------------------------------------------------------------------

@@ -121,8 +121,10 @@ extern "C" void block(const float* x, float* out, const float* w, int S, float**
 }
 
 extern "C" int solve(const float* x, float* out, const float* w, int S, cudaStream_t s) {
+  cudaStreamCaptureStatus capture;  // a graph would hold addresses that are free when it is replayed
+  cudaError_t error = cudaStreamIsCapturing(s, &capture);
+  if (error == cudaSuccess && capture != cudaStreamCaptureStatusNone) error = cudaErrorStreamCaptureUnsupported;
   float* m[8] = {};
-  cudaError_t error = cudaSuccess;
   for (int i = 0; i < 8 && error == cudaSuccess; ++i) error = cudaMalloc(&m[i], size_t(S) * widths[i] * sizeof(float));
   if (error == cudaSuccess) block(x, out, w, S, m, s);
   for (int i = 0; i < 8; ++i) cudaFree(m[i]);
