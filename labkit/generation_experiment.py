@@ -240,7 +240,7 @@ def _at(model: GPT2, position: int, count: int = 1) -> Workspace:
     return ws
 
 
-def _together(launches: Sequence[tuple[str, Callable]], budget_s: float = 0.3) -> Timing:
+def _together(launches: Sequence[tuple[str, Callable]], budget_s: float = 0.1) -> Timing:
     """All of them, one after the other: in a graph, or on the CPU device as calls."""
     def run(stream=0):
         for _, launch in launches:
@@ -248,7 +248,7 @@ def _together(launches: Sequence[tuple[str, Callable]], budget_s: float = 0.3) -
 
     if device.on_gpu():
         return time_graph(run, launches=4)
-    return time_host(run, where=measure.where(), after=cuda.synchronize, budget_s=budget_s, min_runs=3, max_runs=20)
+    return time_host(run, where=measure.where(), after=cuda.synchronize, budget_s=budget_s, min_runs=2, max_runs=20)
 
 
 def softmax_share(model: GPT2, position: int, count: int = 1) -> dict:
@@ -301,7 +301,7 @@ def cache_curve(name: str | None = None, positions=None) -> dict:
     """The time of one token more, when so many came before: with_us from the cache; without_us by going through the
     whole text again, which is also the time of a prompt of that length."""
     model, name = _model(name)
-    positions = positions or device.pick(gpu=(16, 32, 64, 128, 256, 512, 768, 1023), cpu=(4, 16, 64))
+    positions = positions or device.pick(gpu=(16, 32, 64, 128, 256, 512, 768, 1023), cpu=(4, 16, 48))
     series = {"model": name, "position": [], "with_us": [], "without_us": []}
     for position in measure.steps("with and without the cache", list(positions)):
         series["position"].append(position)
@@ -336,7 +336,7 @@ def step_launches(name: str | None = None, positions=None) -> dict:
             if device.on_gpu():
                 ms = whole - _together([one for one in launches if one[0] != kind]).p50
             else:
-                ms = _together([one for one in launches if one[0] == kind], budget_s=0.05).p50
+                ms = _together([one for one in launches if one[0] == kind], budget_s=0.03).p50
             rows.append({"name": kind, "count": sum(one[0] == kind for one in launches), "us": 1000 * ms,
                          "bytes": moved.get(kind)})
         found.append({"position": position, "us": 1000 * whole, "rows": rows, "bytes": sum(moved.values())})

@@ -40,7 +40,7 @@ from labkit.plots import (
 )
 from labkit.tables import number
 
-KIND_COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
+KIND_COLOURS = (BLUE, ORANGE, GREEN)
 SHAPE = "'s shape"  # after the name of a model with random weights
 
 
@@ -54,17 +54,17 @@ def file_layout(entries: Mapping[str, object], header_bytes: int, names: Sequenc
     widths = 0.62 + (wide - 2.15 - 0.62 * len(names) - 0.5) * np.sqrt(sizes) / np.sqrt(sizes).sum()
     with rc_context(STYLE):
         _box(ax, left, top, 0.55, tall, "8 bytes", fill=PALE[GREY], size=7.5)
-        _box(ax, left + 0.55, top, 1.6, tall, "{ header in JSON }", fill=PALE[VERMILLION], size=8.5)
+        _box(ax, left + 0.55, top, 1.6, tall, "{ header in JSON }", fill=PALE[PURPLE], size=8.5)
         ax.text(left, top - 0.12, "0", fontsize=8, color=FAINT, ha="left", va="center")
         ax.text(left + 0.55, top - 0.12, "8", fontsize=8, color=FAINT, ha="center", va="center")
         begin = 8 + header_bytes
         ax.text(left + 2.15, top - 0.12, f"{begin:,}", fontsize=8, color=FAINT, ha="center", va="center")
         x = left + 2.15
         for k, (name, width) in enumerate(zip(names, widths, strict=True)):
-            _box(ax, x, top, width, tall, "", fill=PALE[KIND_COLOURS[k % 4]])
+            _box(ax, x, top, width, tall, "", fill=PALE[KIND_COLOURS[k % 3]])
             middle, low = x + width / 2, top + tall + 0.22 + 0.36 * (k % 3)
             ax.plot([middle, middle], [top + tall, low - 0.06], color=GREY, linewidth=0.8)
-            ax.text(middle, low, f"{name}", fontsize=8, ha="center", va="center", color=TEXT[KIND_COLOURS[k % 4]],
+            ax.text(middle, low, f"{name}", fontsize=8, ha="center", va="center", color=TEXT[KIND_COLOURS[k % 3]],
                     fontweight="bold", bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})
             ax.text(middle, low + 0.15, f"{' × '.join(map(str, entries[name].shape))}, from {entries[name].begin:,}",
                     fontsize=7.5, ha="center", va="center", color=FAINT,

@@ -1,2 +1,451 @@
 # %% [markdown]
 # # 14 · GPT-2 writes
+#
+# *Lab notebook, 21 November 2026*
+#
+# You will learn
+#
+# - what lies in a file of weights, byte by byte, and how a reader notices that a file lies
+# - how a model writes: a prompt at once, then token after token from a cache, with some chance in between
+# - what a faster kernel is worth to a whole program, and how to know it before you write the kernel
+#
+# ## The problem
+#
+# Fourteen lessons of kernels, and not a word written yet. Today they write. A GPT-2 takes the numbers of some *tokens*,
+# pieces of text, and gives a number for each token of its vocabulary, the *logits*. The larger the number, the better
+# the token would go on with the text:
+#
+# $$P(\text{next} = i) = \frac{e^{z_i}}{\sum_j e^{z_j}}, \qquad z = \text{GPT2}(t_1, t_2, \dots, t_n)$$
+#
+# Choose a token, put it behind the others, and ask again. Everything between the tokens and the logits is in this
+# course already: an embedding, some blocks of lesson 13, a LayerNorm, one product. What is missing is around it. The
+# weights have to come out of a file, the text has to become tokens, and nobody wants to begin at the first token again
+# for each new one.
+#
+# ## Prediction
+#
+# A model that writes looks at every one of its weights for every token. Write down two numbers before you go on. How
+# many tokens a second can GPT-2 small write at most, on a GPU that reads 4,200 GB a second? And: if a kernel for the
+# softmax of attention is three times as fast as the three kernels before it, how much faster does the model write?
+
+# %%
+from labkit import measure
+from labkit.models.gpt2 import Config
+
+small = Config()  # the defaults are GPT-2 small's
+bandwidth = measure.recorded(gpu="NVIDIA H200")["limits"]["bandwidth_gbs"]
+print(f"{small.parameters:,} parameters are {4 * small.parameters / 1e6:.0f} MB in float32")
+print(f"{bandwidth:,.0f} GB/s (an H200, by a copy): {1e9 * bandwidth / (4 * small.parameters):,.0f} tokens a second")
+
+# %% [markdown]
+# The second number has to wait until the end of the lesson.
+#
+# ## A file of weights
+#
+# The course carries a GPT-2 of its own, as large as it needs to be to write something that looks like English: six
+# layers, 256 wide, trained on the Jargon File, the old dictionary of hackers. Its weights are in the format in which
+# most models are published today, *safetensors*. I read it by hand first. A file is three things, one after the other:
+# eight bytes that say how long the header is, the header, and the numbers.
+
+# %%
+import json
+
+from labkit.course import find_root
+
+path = find_root() / "data" / "tiny-gpt2" / "model.safetensors"
+file = path.read_bytes()
+length = int.from_bytes(file[:8], "little")  # lowest byte first
+header = json.loads(file[8 : 8 + length])
+print(f"{len(file):,} bytes: 8, then {length:,} of header, then {len(file) - 8 - length:,} of numbers")
+print("__metadata__", header.pop("__metadata__", None))
+for name in list(header)[:3]:
+    print(name, header[name])
+
+# %% [markdown]
+# The header is JSON. Each tensor has a type, a shape, and two offsets, which count from the end of the header. That is
+# all there is to know. F16 is a float16, two bytes. So a tensor can be had in three lines.
+
+# %%
+import numpy as np
+
+name = "transformer.h.0.attn.c_attn.weight"
+begin, end = header[name]["data_offsets"]
+numbers = np.frombuffer(file, np.float16, offset=8 + length + begin, count=(end - begin) // 2)
+by_hand = numbers.reshape(header[name]["shape"])
+print(by_hand.shape, by_hand[0, :4])
+
+# %%
+from labkit import generation_pictures as pictures
+from labkit.tensors.safetensors import read
+
+ours = read(path)  # labkit's own reader
+pictures.file_layout(ours.entries, length, list(ours)[:6])
+
+# %% [markdown]
+# Before anything is believed, it is compared. Here with the library `safetensors`, tensor by tensor, to the last bit.
+
+# %%
+from safetensors.numpy import load_file
+
+theirs = load_file(path)
+same = [np.array_equal(ours[name], theirs[name]) for name in theirs]
+print(f"{sum(same)} of {len(theirs)} tensors are the same as the library's; by hand:",
+      np.array_equal(by_hand, theirs[name]))
+
+# %% [markdown]
+# ## A file that lies
+#
+# A file comes from the network, or from somebody. A reader that trusts it reads the wrong bytes, or bytes that do not
+# belong to the file. But the tensors lie side by side, without gaps, to the end. So the header says how long the file
+# has to be, and every lie shows before a single number is read. Four lies:
+
+# %%
+import tempfile
+from pathlib import Path
+
+from labkit.tensors.safetensors import SafetensorsError
+
+
+def refused(what, changed):
+    """What our reader says to these bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        lie = Path(folder) / "lie.safetensors"
+        lie.write_bytes(changed)
+        try:
+            print(f"{what}: {len(read(lie))} tensors")
+        except SafetensorsError as error:
+            print(f"{what}:\n    {str(error).replace(str(lie), lie.name)}")
+
+
+longer = file[8 : 8 + length].replace(b"[256,768]", b"[999,768]", 1)
+overlap = file[8 : 8 + length].replace(b"[1536,394752]", b"[1534,394750]", 1)
+refused("the truth", file)
+refused("the last byte is missing", file[:-1])
+refused("a shape is larger", file[:8] + longer + file[8 + length :])
+refused("a tensor begins too early", file[:8] + overlap + file[8 + length :])
+refused("the header is endless", b"\xff" * 8 + file[8:])
+
+# %% [markdown]
+# ## One buffer
+#
+# To the device the weights go in one piece: one allocation, one copy, and a map that says where each tensor begins.
+# Each begins at a multiple of 16 bytes, since the kernels load four numbers at a time. On the way the halves become
+# float32.
+
+# %%
+from labkit.tensors.blob import Blob
+
+blob = Blob(ours, dtype=np.float32)
+for name in list(blob)[:3]:
+    print(f"{blob.entries[name].offset:>10,}  {name} {blob.entries[name].shape}")
+name = list(blob)[int(np.random.default_rng().integers(len(blob)))]  # any of them
+print(blob, "-", name, "is the same:", np.array_equal(blob[name].copy_to_host(), ours[name].astype(np.float32)))
+
+# %% [markdown]
+# ## Tokens
+#
+# A *token* is a piece of text that occurs often. The list of pieces is made before the training: begin with single
+# bytes, join the pair that occurs most often, and again, until there are as many pieces as one wants. GPT-2 has 50,257,
+# this one 2,048. What is frequent becomes one token, what is rare falls apart.
+
+# %%
+from labkit.models.load import load
+
+loaded = load("tiny")
+tokenizer = loaded.tokenizer
+print(loaded.log)
+for text in ("hacker: n. A person who", "The quick brown fox", "softmax", "Grüße, 你好"):
+    ids = tokenizer.encode(text)
+    print(f"{len(text):3} characters, {len(ids):2} tokens:", *(repr(tokenizer.decode([i])) for i in ids[1:]))
+    assert tokenizer.decode(ids) == text
+
+# %% [markdown]
+# Every text comes back as it was, since in the end everything is made of bytes. The space belongs to the word after it.
+# A Chinese character is three bytes, and here three tokens, none of which is a character; what a token shows then is a
+# sign for "no text yet", and the writer has to wait for the rest. (The first token, which is not shown, marks the
+# beginning of a text.)
+#
+# ## From tokens to rows, and a trap
+#
+# The first kernel gathers: row `ids[t]` of a table of tokens, plus the row of its position.
+
+# %%
+from labkit import show_source
+from labkit.kernels.embedding import embedding_strided_kernel, embedding_whole_row, embedding_whole_row_kernel
+
+show_source(embedding_whole_row_kernel)
+
+# %% [markdown]
+# A block for each token and a thread for each column: as simple as it gets, and right for GPT-2, which is 768 wide. The
+# author of a Llama in CUDA took the same kernel for rows of 2,048. Before you run the next cell: what happens?
+
+# %%
+from labkit import cuda
+
+token_rows, position_rows = (cuda.to_device(np.ones((8, 2048), np.float32)) for _ in range(2))
+two_ids, start = cuda.to_device(np.array([3, 1], np.int32)), cuda.to_device(np.zeros(1, np.int32))
+rows = cuda.device_array((2, 2048), np.float32)
+try:
+    embedding_whole_row(two_ids, token_rows, position_rows, start, rows)
+except ValueError as error:
+    print(error)
+try:
+    embedding_whole_row_kernel[2, 2048](two_ids, token_rows, position_rows, start, rows)  # without asking a launcher
+    cuda.synchronize()
+except Exception as error:
+    print(f"\n{type(error).__name__}: {str(error).splitlines()[0]}")
+
+# %% [markdown]
+# A block has at most 1,024 threads. Nothing is computed, and in C++ a program that does not ask for errors goes on with
+# whatever lay in its memory. The cure is a loop: 256 threads, and each takes every 256th column. That is right for any
+# width, to the last bit.
+
+# %%
+from labkit import agree
+from labkit.kernels.embedding import EMBEDDING
+
+show_source(embedding_strided_kernel)
+agree(EMBEDDING, sizes=({"T": 3, "C": 768}, {"T": 3, "C": 1023}))
+
+# %% [markdown]
+# ## The first token
+#
+# All tokens of a prompt go through the model at once. That is called *prefill*, and it gives the logits after the last
+# of them. The first milestone of a port is a single token: the likeliest after a prompt, the same as that of the
+# implementation everybody knows, `GPT2LMHeadModel` of the library transformers. A small model with random weights and
+# what transformers computed with it, in float64, lie with the course's tests.
+
+# %%
+from labkit.models.gpt2 import GPT2, Workspace
+
+golden = find_root() / "tests" / "golden" / "gpt2-random"
+known = json.loads((golden / "expected.json").read_text())
+model = GPT2(Config.read(golden / "config.json"), read(golden / "model.safetensors"))
+ws = Workspace(model.config)
+logits = model.prefill(known["prompt"], ws).copy_to_host()[0]
+theirs = np.load(golden / "logits.npy")[-1]
+print(f"the first token: ours {np.argmax(logits)}, theirs {known['greedy'][0]}")
+print(f"largest difference of {logits.size} logits: {np.abs(logits - theirs).max():.1e}; "
+      f"two tokens are never closer than {known['least_margin']:.3f}")
+
+# %%
+tokens = [int(np.argmax(logits))]
+while len(tokens) < 64:
+    tokens.append(int(np.argmax(model.decode(tokens[-1], ws).copy_to_host())))
+print(tokens == known["greedy"], "- 64 tokens, each the likeliest after those before it. Made by", known["made_by"])
+
+# %% [markdown]
+# When the first token is another one, the question is where it went wrong. Two times three hundred lines of prints are
+# no help. One watches every launch, and compares what it wrote with the same step in NumPy and float64. The first that
+# differs is the one to look at; everything after it has to differ, too. Here somebody has taken the wrong GELU, the
+# exact one of lesson 11, in place of the form with the tanh.
+
+# %%
+from labkit.kernels.gelu import gelu_erf_vectorized
+from labkit.models.block import separately
+from labkit.models.gpt2 import Kernels
+from labkit.models.gpt2_reference import parity
+
+right = parity(model, known["prompt"])
+wrong = parity(model.with_kernels(Kernels(linear=separately(gelu=gelu_erf_vectorized))), known["prompt"])
+print(f"ours: {len(right.rows)} activations, the first that differs: {right.first}")
+print(f"with the other GELU, the first that differs: {wrong.first.name}, by {wrong.first.error:.1e}")
+right
+
+# %% [markdown]
+# ## The cache
+#
+# For the second new token one could send the whole text through the model again. But what attention needs of the
+# earlier tokens is their keys and values, and those do not change: no token sees its future. So every layer keeps them,
+# a row for each token, in the *KV cache*. A new token computes one row, adds it to the cache, and looks at all rows.
+# Each step of that is called *decode*.
+
+# %%
+from labkit.kernels.attention import append_to_cache_kernel
+
+show_source(append_to_cache_kernel)
+
+# %% [markdown]
+# `start` says how many tokens are in the cache. It lies in device memory and not among the arguments, and that has a
+# reason: the launches of a step are then the same for every token, so that they can be captured in a graph once and
+# replayed. Now both ways, with the same prompt. Before you run it: how many rows go through the layers, for a prompt of
+# 24 tokens and 16 new ones?
+
+# %%
+def without_cache(prompt, count):
+    ids, rows = list(prompt), 0
+    while len(ids) < len(prompt) + count:
+        ws.reset()
+        rows += len(ids)
+        ids.append(int(np.argmax(model.prefill(ids, ws).copy_to_host())))
+    return ids[len(prompt) :], rows
+
+
+def with_cache(prompt, count):
+    ws.reset()
+    logits, new, rows = model.prefill(prompt, ws), [], len(prompt)
+    while True:
+        new.append(int(np.argmax(logits.copy_to_host())))
+        if len(new) == count:
+            return new, rows
+        logits, rows = model.decode(new[-1], ws), rows + 1
+
+
+slow, fast = without_cache(known["prompt"], 16), with_cache(known["prompt"], 16)
+print(f"the same tokens: {slow[0] == fast[0]}; rows without the cache {slow[1]}, with it {fast[1]}")
+
+# %%
+from labkit import generation_experiment as experiment
+
+curve = experiment.cache_curve()
+pictures.cache_curve(curve)
+
+# %% [markdown]
+# Without the cache a token costs as much as a prompt of that length, and the line climbs. With it a token costs about
+# the same wherever it stands. On a GPU the two lines begin close together: for a short text, sixteen rows or one, the
+# time goes into reading the weights, and both read them once. So a prompt is cheap: its tokens share one reading of
+# the weights, and the tokens that are written have to read them one by one.
+#
+# ## Chance
+#
+# The likeliest token each time, *greedy*: that is right for a test. For a text it is dull, and soon it goes in circles.
+# So one draws. What is drawn from can be shaped in three ways. The *temperature* T divides the logits before the
+# softmax: below 1 the likely tokens become likelier. *Top-k* keeps the k likeliest. *Top-p* keeps as many of the
+# likeliest as together have the share p. Here are the likeliest tokens after a prompt:
+
+# %%
+from labkit.models.sampling import Sampler
+
+tiny, prompt = loaded.model, tokenizer.encode("bug: n. A")
+tiny_ws = Workspace(tiny.config)
+z = tiny.prefill(prompt, tiny_ws).copy_to_host()[0]
+likeliest = np.argsort(-z, kind="stable")[:16]
+samplers = {"as the model says": Sampler(), "temperature 0.5": Sampler(0.5), "top-k 5": Sampler(top_k=5),
+            "top-p 0.4": Sampler(top_p=0.4)}
+pictures.next_token([tokenizer.decode([i]) for i in likeliest],
+                    {name: sampler.probabilities(z)[likeliest] for name, sampler in samplers.items()},
+                    'After "bug: n. A"')
+
+# %% [markdown]
+# What is left is scaled up, so that the sum is 1 again. Then one number by chance decides, from a generator with a
+# seed, and the same seed draws the same text.
+#
+# Greedy has a question of its own: which of two equal logits? NumPy takes the first, and so does PyTorch in practice.
+# On a GPU threads finish in no order, so "the first" has to be part of what they compare.
+
+# %%
+from labkit.kernels.argmax import ARGMAX, argmax, key_of
+
+show_source(key_of)
+
+# %%
+ties = np.full((1, 2048), -1.0, np.float32)
+ties[0, [1500, 700, 1900]] = 3.5
+found = cuda.device_array(1, np.int32)
+argmax(cuda.to_device(ties), found)
+print("three equal ones, at 700, 1500 and 1900; found:", found.copy_to_host()[0])
+agree(ARGMAX, sizes=({"R": 3, "C": 5}, {"R": 7, "C": 1000}))
+
+# %% [markdown]
+# ## It writes
+
+# %%
+from labkit.generate import write
+from labkit.models.sampling import GREEDY
+
+for word, sampler, seed in (("kernel:", GREEDY, 0), ("kernel:", Sampler(0.8, 40), 1), ("kernel:", Sampler(1.6), 1)):
+    told = write(loaded, word, lambda piece: None, tokens=32, sampler=sampler, seed=seed)
+    print(f"temperature {sampler.temperature}: {word}{told.text}\n{told}\n")
+
+# %% [markdown]
+# That is `labkit generate "kernel:"`, with `--temperature`, `--top-k`, `--top-p`, `--seed`, `--greedy`, and `--model`
+# for a real GPT-2: a folder, or a name such as `openai-community/gpt2`, which is downloaded once. Five million
+# parameters and a dictionary of some four hundred thousand tokens make a parrot. It has learned what an entry looks
+# like, pronunciation, *n.*, etymology in brackets, and it invents the rest.
+#
+# ## Your kernels in it
+#
+# Some of the exercises ask for kernels that a GPT-2 needs. Those that you have done can do their work here. This table
+# says which have a place, and which are yours by now.
+
+# %%
+from labkit import yours
+
+mine = yours.answers()
+mine
+
+# %% [markdown]
+# And this puts the course's own answers into the model, one at a time and then all together, and compares every
+# activation with float64. `yours.one_by_one(mine, tiny, prompt)` does it with yours, and
+# `yours.with_kernels(tiny, mine)` is the model that then writes with them.
+
+# %%
+yours.one_by_one(yours.answers(solutions=True), tiny, prompt)
+
+# %% [markdown]
+# ## Where a token's time goes
+#
+# One token, launch by launch. On a GPU a launch's time is what a step in a graph saves if it is left out. The black
+# line is what its bytes need, at the speed of a copy.
+
+# %%
+here = experiment.step_launches()
+recorded = measure.recorded_series("step_launches") or here
+pictures.step_shares(recorded)
+
+# %%
+experiment.step_table(recorded)
+
+# %% [markdown]
+# The four products of a layer and the logits read nearly all bytes, and take most of the time. Attention, orange, is a
+# small part of a step, since it looks at one row of scores for each head.
+#
+# ## The experiment
+#
+# Now the second prediction. The report of lesson 10 put its fused softmax into distilgpt2, a GPT-2 with six layers,
+# on an NVIDIA L4, and let it write on three prompts up to a hundred tokens. Its kernel was 1.24 to 4.78 times as fast
+# as PyTorch's steps. I do the same. Attention is taken apart again: a launch for the scores, then scale, mask and
+# softmax as three launches or as one, then a launch for the values. A third row has the attention of lesson 12, one
+# kernel for everything. First on this machine, with the tiny model:
+
+# %%
+from labkit import device
+
+mine_here = experiment.generation(models=("tiny",), length=device.pick(gpu=100, cpu=22))
+experiment.generation_table(mine_here)
+
+# %% [markdown]
+# The tokens are the same, as they must be. Now the H200, with models of the right shape. Their weights are random:
+# multiplied with a random number a GPU is no faster, and the prompts have as many tokens as GPT-2's tokenizer would
+# make of them. The first table launches every kernel from Python, as the report did.
+
+# %%
+found = measure.recorded_series("generation") or mine_here
+model_name = found["models"][-1]["name"] if len(found["models"]) == 1 else "distilgpt2's shape"
+experiment.generation_table(found, model_name, "called")
+
+# %%
+how = "graph" if found is not mine_here else "called"
+experiment.generation_table(found, model_name, how)
+
+# %% [markdown]
+# ## Why
+#
+# *Amdahl's law.* A part takes the share p of the time. Make it s times as fast, and the whole becomes
+#
+# $$\frac{1}{1 - p + p / s}$$
+#
+# times as fast. Even a softmax that takes no time at all gives no more than $1 / (1 - p)$.
+
+# %%
+from labkit import plots
+
+share = np.linspace(0, 0.5, 101)
+plots.curves(share, pictures.speedups(share, {"s = 1.25": 1.25, "s = 4.78": 4.78, "no time at all": np.inf}),
+             "Amdahl's law: what a faster part is worth", "its share of the time", "the whole, times as fast")
+
+# %%
+experiment.amdahl_table(found)
+
+# %%
+pictures.gains(found)

@@ -455,7 +455,7 @@ KEEP_LIKELIEST = Exercise(
            "exp of large logits is infinite: the largest has to be taken away first": shares_too_large},
 )
 
-# --- Predict: Amdahl ---------------------------------------------------------------------------------------------------
+# --- Predict: Amdahl -----------------------------------------------------------------------------------------------
 
 PREDICT_AMDAHL = Exercise(
     name="predict_amdahl",
