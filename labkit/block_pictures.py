@@ -4,7 +4,7 @@ from matplotlib import rc_context
 from matplotlib.patches import Circle, FancyArrowPatch
 
 from labkit.models.block import GPT2_SMALL, Shape, traffic
-from labkit.plots import BLUE, FAINT, GREEN, INK, ORANGE, PALE, STYLE, TEXT, CourseFigure, _box, _canvas, _place
+from labkit.plots import BLUE, FAINT, GREEN, INK, ORANGE, PALE, STYLE, TEXT, CourseFigure, _box, _canvas
 from labkit.tables import number
 
 # What a launch does: (name in block.traffic, as it is written in a box, colour, is the residual added at its end).
@@ -125,13 +125,3 @@ def ten_launches(shape: Shape = GPT2_SMALL, tokens: int = 1024) -> CourseFigure:
         ax.text(0.16, y + 0.34, "an addition still reads its residual there.", fontsize=11, color=FAINT, va="center")
     return figure
 
-
-def over_tokens(series: dict, names: dict) -> CourseFigure:
-    """Microseconds of a block over the tokens, both axes in powers. names: key of a line -> how it is called."""
-    from labkit import plots
-
-    lines = {called: [row.get(key) for row in series["rows"]] for key, called in names.items()
-             if all(row.get(key) for row in series["rows"])}
-    return plots.curves([row["tokens"] for row in series["rows"]], lines, "One block, over the tokens", "tokens",
-                        "microseconds", log_x=True, log_y=True, marks=True,
-                        place=_place(series["where"], series.get("date")))

@@ -33,7 +33,6 @@ from labkit import cuda, exercises, workbook
 from labkit.checking import examine
 from labkit.kernels.attention import attention as models_attention
 from labkit.kernels.gelu import gelu_sigmoid_form
-from labkit.kernels.matmul import matmul_tiled
 from labkit.kernels.projection import add_bias_kernel
 from labkit.kernels.residual_add import residual_add_vectorized
 from labkit.models import block
@@ -352,7 +351,7 @@ def linear_of(parts: Mapping[str, Callable]) -> Callable:
         if not here & mine.keys():
             FUSED.linear(x, weights, bias, out, residual=residual, gelu=gelu, parts=parts, stream=stream)
             return
-        mine.get("product", matmul_tiled)(x, weights, out, stream=stream)
+        mine.get("product", _product)(x, weights, out, stream=stream)
         if both:
             mine["bias_gelu"](out, bias, out, stream=stream)
         else:
@@ -364,6 +363,15 @@ def linear_of(parts: Mapping[str, Callable]) -> Callable:
 
     mine = dict(parts)
     return linear
+
+
+@functools.cache
+def _zeros(count: int):
+    return cuda.to_device(np.zeros(count, np.float32))
+
+
+def _product(x, weights, out, stream=0):
+    FUSED.linear(x, weights, _zeros(out.shape[1]), out, stream=stream)
 
 
 def _add_bias(x, bias, out, stream=0):
@@ -535,8 +543,8 @@ def one_by_one(mine: Answers, model: GPT2 | None = None, ids: Sequence[int] = ()
     def run(these: Answers) -> Steps:
         return block_parity(these, **options) if model is None else model_parity(model, ids, these)
 
-    in_block = {"embedding", "logits", "argmax"} if model is None else {"argmax"}
-    fitting = [row for row in mine.usable if row.place.part not in in_block]
+    elsewhere = {"argmax"} if model is not None else {"embedding", "append_to_cache", "logits", "argmax"}
+    fitting = [row for row in mine.usable if row.place.part not in elsewhere]
     runs = [(row.exercise, row.place, run(Answers((row,)))) for row in fitting]
     if len(fitting) > 1:
         runs.append(("all together", None, run(Answers(tuple(fitting)))))

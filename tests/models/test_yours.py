@@ -15,7 +15,8 @@ from labkit.yours import PARTS, PLACES, block_parity, one_by_one, with_kernels
 SMALL = Shape(width=24, heads=3, inner=40)
 TINY = Config(vocab_size=23, n_positions=16, n_embd=24, n_layer=2, n_head=3)
 IDS = [3, 1, 4, 1, 5, 9, 2]
-ELEMENTWISE_AND_PRODUCTS = [place for place in PLACES if place.part not in ("embedding", "logits", "argmax")]
+OUTSIDE = ("embedding", "append_to_cache", "logits", "argmax")  # of a block without a cache
+IN_A_BLOCK = [place for place in PLACES if place.part not in OUTSIDE]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def write(classroom, exercise, source, above=None):
 
 def test_each_answer_alone_and_all_together_in_a_block(solutions):
     found = one_by_one(solutions, shape=SMALL, tokens=5)
-    assert found.passed and len(found.runs) == len(ELEMENTWISE_AND_PRODUCTS) + 1
+    assert found.passed and len(found.runs) == len(IN_A_BLOCK) + 1
     assert all(steps.first is None for _, _, steps in found.runs)
     assert "none" in str(found)
 
@@ -111,10 +112,10 @@ def test_a_known_mistake_is_found_at_its_step(place, model):
     places, caught = PARTS[place.part][1], 0
     for mistake, kernel in exercises.find(place.exercise).wrong.items():
         mine = yours.answers(checked=False, **{place.exercise: kernel})
-        whole = place.part in ("embedding", "logits")
-        steps = yours.model_parity(model, IDS, mine) if whole else block_parity(mine, shape=SMALL, tokens=9)
+        outside = place.part in OUTSIDE
+        steps = yours.model_parity(model, IDS, mine) if outside else block_parity(mine, shape=SMALL, tokens=9)
         if not steps.passed and not steps.stopped:
-            assert steps.first.name in places, mistake
+            assert yours._step(steps.first.name) in places, mistake
             assert f"The first that differs is {steps.first.name}" in str(steps)
             caught += 1
     assert caught >= 1
