@@ -64,15 +64,16 @@ def file_layout(entries: Mapping[str, object], header_bytes: int, names: Sequenc
             _box(ax, x, top, width, tall, "", fill=PALE[KIND_COLOURS[k % 3]])
             middle, low = x + width / 2, top + tall + 0.22 + 0.36 * (k % 3)
             ax.plot([middle, middle], [top + tall, low - 0.06], color=GREY, linewidth=0.8)
-            ax.text(middle, low, f"{name}", fontsize=8, ha="center", va="center", color=TEXT[KIND_COLOURS[k % 3]],
-                    fontweight="bold", bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})
+            ax.text(middle, low, ".".join(name.split(".")[-2:]), fontsize=8, ha="center", va="center",
+                    color=TEXT[KIND_COLOURS[k % 3]], fontweight="bold",
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})
             ax.text(middle, low + 0.15, f"{' × '.join(map(str, entries[name].shape))}, from {entries[name].begin:,}",
                     fontsize=7.5, ha="center", va="center", color=FAINT,
                     bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
             x += width
         _box(ax, x, top, left + wide - x, tall, "\u2026", fill=PALE[GREY], size=10)
-        ax.text(0.14, top + 1.72, "The header names each tensor with its type, its shape and its offsets, counted from "
-                "the end of the header. Widths are not to scale.", fontsize=8, color=FAINT, va="center")
+        ax.text(0.14, top + 1.72, "The header gives each tensor's name, type, shape and offsets, counted from its own "
+                "end. Widths not to scale.", fontsize=8, color=FAINT, va="center")
     return figure
 
 
@@ -108,9 +109,12 @@ def cache_curve(series: dict, recorded: dict | None | str = "auto") -> CourseFig
     """The time of one more token over the number of tokens before it, both axes logarithmic."""
     if recorded == "auto":
         recorded = measure.recorded_series("cache_curve") if series["where"] == measure.CPU_DEVICE else None
-    return _lines_over(series, recorded, "One token more", "position",
-                       (("without_us", "without the cache", VERMILLION, "o"), ("with_us", "with the cache", BLUE, "D")),
-                       "tokens before it")
+    lines = (("without_us", "without the cache", VERMILLION, "o"), ("with_us", "with the cache", BLUE, "D"))
+    figure = _lines_over(series, recorded, "One token more", "position", lines, "tokens before it")
+    for ax, panel in zip(figure.axes, filter(None, (series, recorded)), strict=True):
+        shown = [n for n in panel["position"] if n != 768]  # too near to its neighbours
+        ax.set_xticks(shown, [f"{n:,}" for n in shown])
+    return figure
 
 
 def step_shares(series: dict, which: int = 0) -> CourseFigure:

@@ -2,8 +2,8 @@
 # # 14 · GPT-2 writes: exercises
 #
 # Seven exercises: a tensor read from a file by hand, rows that go to the cache, what the cache saves, a mask that has
-# forgotten where it is, from a blank page the likeliest token, a sampler, and Amdahl's law. Two of your kernels go into
-# the model at once. `hint("read_tensor")` gives a hint, and a second call a better one.
+# forgotten where it is, from a blank page the likeliest token, a sampler, and Amdahl's law. Two of your kernels have a
+# place in the model. `hint("read_tensor")` gives a hint, and a second call a better one.
 
 # %%
 import json
