@@ -636,6 +636,7 @@ def generate(
     top_p: Annotated[float, typer.Option(help="Of these, among the likeliest that together reach p.")] = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed draws the same text.", min=0)] = 0,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
+    yours: Annotated[bool, typer.Option("--yours", help="With the kernels of your exercises in their places.")] = False,
     device: Device = None,
 ):
     """Write text with a GPT-2 whose every layer is a kernel of this course. Ctrl-C stops it."""
@@ -654,6 +655,8 @@ def generate(
     with notes.status(f"Loading {model}"):
         loaded = load(model)
     notes.print(loaded.log, style="dim", markup=False)
+    if yours:
+        loaded = with_your_kernels(loaded, notes)
     sys.stdout.write(prompt)
     sys.stdout.flush()
 
@@ -710,6 +713,19 @@ def report(
         import webbrowser
 
         webbrowser.open(path.resolve().as_uri())
+
+
+def with_your_kernels(loaded, notes):
+    """The model with the kernels of the exercises that are done; says which these are."""
+    from dataclasses import replace
+
+    from labkit.yours import answers, with_kernels
+
+    with notes.status("Checking your exercises"):
+        mine = answers()
+    for line in mine.told():
+        notes.print(line, style="dim", markup=False)
+    return replace(loaded, model=with_kernels(loaded.model, mine))
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ from numba import float32
 from labkit import course as courses
 from labkit import cuda, exercises, workbook
 from labkit.checking import examine
+from labkit.errors import UserError
 from labkit.kernels.attention import attention as models_attention
 from labkit.kernels.gelu import gelu_sigmoid_form
 from labkit.kernels.projection import add_bias_kernel
@@ -124,7 +125,7 @@ def place_of(exercise: str) -> Place:
 # --- What was written in the exercises -------------------------------------------------------------------------------
 
 YOURS, GIVEN_ANSWER = "your kernel", "the course's answer"
-TO_DO, WRONG, BROKEN = "not done yet", "not right yet", "does not run"
+TO_DO, WRONG, BROKEN = "not done yet", "not right yet", "cannot be used"
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,14 @@ class Answers(ResultTable):
         """The launchers of a model, these among them."""
         return kernels(self.parts)
 
+    def told(self) -> list[str]:
+        """In sentences: which kernels are used, which are not and why."""
+        used = ", ".join(f"{row.exercise} ({PARTS[row.place.part][0]})" for row in self.usable)
+        return [f"Your kernels: {used}." if used else "Your kernels: none yet.", *self._notes()]
+
+    def _notes(self) -> list[str]:
+        return [row.told for row in self.rows if row.told and row.state != TO_DO] + _to_do(self.rows)
+
     def by(self) -> dict[str, str]:
         """Step -> the exercises whose kernels have a part in it."""
         last = {row.place.part: row for row in self.usable}
@@ -201,9 +210,9 @@ class Answers(ResultTable):
         return {
             "title": "Exercises with a place in the model",
             "columns": ["lesson", "exercise", "does", "computed by"],
-            "rows": [[f"lesson {row.lesson}", row.exercise, PARTS[row.place.part][0],
+            "rows": [[row.lesson, row.exercise, PARTS[row.place.part][0],
                       row.state if row.usable else f"the model's own ({row.state})"] for row in self.rows],
-            "notes": [row.told for row in self.rows if row.told and row.state != TO_DO] + _to_do(self.rows),
+            "notes": self._notes(),
         }
 
     def result(self) -> dict:
@@ -351,7 +360,10 @@ def linear_of(parts: Mapping[str, Callable]) -> Callable:
         if not here & mine.keys():
             FUSED.linear(x, weights, bias, out, residual=residual, gelu=gelu, parts=parts, stream=stream)
             return
-        mine.get("product", _product)(x, weights, out, stream=stream)
+        if "product" in mine:
+            mine["product"](x, weights, out, stream=stream)
+        else:
+            FUSED.linear(x, weights, _zeros(out.shape[1]), out, parts=parts, stream=stream)
         if both:
             mine["bias_gelu"](out, bias, out, stream=stream)
         else:
@@ -368,10 +380,6 @@ def linear_of(parts: Mapping[str, Callable]) -> Callable:
 @functools.cache
 def _zeros(count: int):
     return cuda.to_device(np.zeros(count, np.float32))
-
-
-def _product(x, weights, out, stream=0):
-    FUSED.linear(x, weights, _zeros(out.shape[1]), out, stream=stream)
 
 
 def _add_bias(x, bias, out, stream=0):
@@ -498,7 +506,8 @@ def model_parity(model: GPT2, ids: Sequence[int], mine: Answers | Kernels | None
 
 
 def _in_a_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".split("\n")[0]
+    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+    return f"{kind}{error}".split("\n")[0]
 
 
 @dataclass(frozen=True, repr=False)

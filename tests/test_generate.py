@@ -88,3 +88,16 @@ def test_wrong_use_is_named(run, folder, options, message):
     done = run("a kernel", *(options if "--model" in options else ("--model", str(folder), *options)))
     assert done.exit_code == 2
     assert message in " ".join(done.stderr.split())
+
+
+def test_the_kernels_of_the_exercises_write_the_same_text(run, folder, monkeypatch):
+    from labkit import yours
+
+    arguments = ("a kernel", "--model", str(folder), "--greedy", "--tokens", "6")
+    without = run(*arguments)
+    done = yours.answers("saxpy", "add_row", "layernorm_two_sums", solutions=True)
+    monkeypatch.setattr(yours, "answers", lambda: done)
+    with_them = run(*arguments, "--yours")
+    assert without.exit_code == with_them.exit_code == 0, with_them.output
+    assert with_them.stdout == without.stdout
+    assert "Your kernels: saxpy (the residuals), add_row (the biases)" in " ".join(with_them.stderr.split())
