@@ -97,7 +97,8 @@ show_source(at.attention_three_pass_kernel)
 # %%
 from labkit import agree
 
-sizes = ({"S": 1, "H": 1, "D": 1}, {"S": 5, "H": 2, "D": 3}, {"S": 33, "H": 2, "D": 64}, {"S": 300, "H": 1, "D": 64})
+sizes = ({"S": 1, "H": 1, "D": 1}, {"S": 5, "H": 2, "D": 3},
+         {"S": 33, "H": 2, "D": 64}, {"S": 300, "H": 1, "D": 64})
 agree(ATTENTION, ["attention_three_pass"], sizes=sizes)
 
 # %% [markdown]
@@ -108,12 +109,15 @@ agree(ATTENTION, ["attention_three_pass"], sizes=sizes)
 # block gets 48 KB without asking. Before you run the cell: for how many keys is that?
 
 # %%
-print("    keys   bytes of scores")
+from labkit.tables import PlainTable
+
+rows = []
 for keys in (1024, 4096, 12_256, 12_257, 58_080, 58_081):
     taken = 4 * keys + at.PARTIAL  # block_max and block_sum have 128 bytes of their own
-    verdict = "fits if the driver is asked for more" if taken <= at.MAX_SHARED else "does not fit"
-    verdict = "fits" if taken <= at.SHARED_UNASKED else verdict
-    print(f"{keys:8,} {4 * keys:17,}   {verdict}")
+    verdict = "after asking for more" if taken <= at.MAX_SHARED else "no"
+    verdict = "yes" if taken <= at.SHARED_UNASKED else verdict
+    rows.append((f"{keys:,}", f"{4 * keys:,}", verdict))
+PlainTable("A row of scores in shared memory", ("keys", "bytes", "fits on an H200"), tuple(rows))
 
 # %% [markdown]
 # 4 KB at GPT-2's 1,024 tokens. The author gives the limit as 48 KB on most devices, and as 96 for those who ask.
@@ -130,13 +134,15 @@ show_source(dynamic_shared)
 # run, and the next one would work on whatever lies in that memory. A launcher has to be louder.
 
 # %%
+import textwrap
+
 from labkit import cuda
 
-too_long, out = cuda.device_array((60_000, 3 * 16), np.float32), cuda.device_array((60_000, 16), np.float32)
+too_long = cuda.device_array((60_000, 3 * 16), np.float32)
 try:
-    at.attention_three_pass(too_long, 1, out)
+    at.attention_three_pass(too_long, 1, cuda.device_array((60_000, 16), np.float32))
 except ValueError as error:
-    print(f"ValueError: {error}")
+    print(textwrap.fill(f"ValueError: {error}", 90))
 
 # %% [markdown]
 # ## Idle threads
@@ -154,8 +160,8 @@ from labkit import measure
 
 def h200(op, S):
     """name -> microseconds, as recorded for S tokens and 12 heads of 64."""
-    found = measure.recorded_ladder(op, {"S": S, "H": 12, "D": 64}, gpu="NVIDIA H200")
-    return {row.name.removeprefix(f"{op}_"): 1000 * (row.graph or row.timing).p50 for row in found.rows}
+    rows = measure.recorded_ladder(op, {"S": S, "H": 12, "D": 64}, gpu="NVIDIA H200").rows
+    return {row.name.removeprefix(f"{op}_"): 1000 * (row.graph or row.timing).p50 for row in rows}
 
 
 def h200_table(op, names, sizes=(16, 128, 1024, 4096)):
@@ -188,12 +194,13 @@ from labkit import observe
 
 S = 32
 qkv, heads = ATTENTION.inputs(np.random.default_rng(1), S=S, H=1, D=64)
-arguments = (qkv, qkv, np.zeros(1, np.int32), np.zeros((S, 64), np.float32), np.uint32(64), np.uint32(64),
-             np.float32(0.125), np.uint32(0))
+arguments = (qkv, qkv, np.zeros(1, np.int32), np.zeros((S, 64), np.float32),
+             np.uint32(64), np.uint32(64), np.float32(0.125), np.uint32(0))
 report = observe(at.attention_three_pass_kernel[(1, 1), 256, 0, 4 * S], *arguments)
 for line, counts in sorted(report.lines.items()):
     if counts.get("global_loads", 0) > 1000:
-        print(f"line {line}: {counts['global_requests']} requests of warps, {counts['lines_128']:,} lines of 128 bytes")
+        print(f"line {line}: {counts['global_requests']} requests of warps, "
+              f"{counts['lines_128']:,} lines of 128 bytes")
 
 # %% [markdown]
 # The first of the two lines belongs to the scores, the second to the values. Half of the scores' requests are for the
@@ -206,11 +213,11 @@ for line, counts in sorted(report.lines.items()):
 # can be predicted from that number alone:
 
 # %%
-limits = measure.recorded("NVIDIA H200")["limits"]
-clock_ghz = 1000 * limits["fp32_tflops"] / (132 * 128 * 2)  # 132 multiprocessors, 128 multiply-adds a clock in each
+tflops = measure.recorded("NVIDIA H200")["limits"]["fp32_tflops"]
+clock_ghz = 1000 * tflops / (132 * 128 * 2)  # multiprocessors, multiply-adds a clock, flops of one
 requests = 1024 * 12 * (1024 // 32) * 64  # queries, heads, warps of keys, numbers of a key
 us = requests * 32 / 132 / clock_ghz / 1000
-print(f"{requests / 1e6:.1f} million requests of 32 lines, {clock_ghz:.2f} GHz: {us:,.0f} us predicted")
+print(f"{requests / 1e6:.1f} million requests of 32 lines, {clock_ghz:.2f} GHz: {us:,.0f} us")
 print(f"recorded on the H200: {h200('attention', 1024)['three_pass']:,.0f} us")
 
 # %% [markdown]
@@ -232,11 +239,13 @@ from labkit import occupancy
 
 small = measure.recorded_ladder("attention", {"S": 128, "H": 12, "D": 64}, gpu="NVIDIA H200")
 registers = small.row("attention_whole_matrix").resources[0]["registers"]
-print(f"256 threads of {registers} registers. Tokens, KB of scores, blocks on a multiprocessor, occupancy:")
+rows = []
 for S in (16, 64, 90, 128, 170, 241):
     taken = 256, registers, 4 * S * S
-    blocks, full = occupancy.blocks(occupancy.H200, *taken), occupancy.occupancy(occupancy.H200, *taken)
-    print(f"{S:6} {4 * S * S / 1024:6.0f} {blocks:4} {full:6.0%}")
+    full = occupancy.occupancy(occupancy.H200, *taken)
+    rows.append((f"{S}", f"{4 * S * S / 1024:.0f} KB", f"{occupancy.blocks(occupancy.H200, *taken)}", f"{full:.0%}"))
+PlainTable(f"Blocks of 256 threads with {registers} registers each, on a multiprocessor of an H200",
+           ("tokens", "scores", "blocks", "occupancy"), tuple(rows))
 
 # %% [markdown]
 # Theirs held halves, 32 KB for 128 tokens, and by their account one block to a multiprocessor. They blame that, and
@@ -262,14 +271,16 @@ for S in (16, 64, 90, 128, 170, 241):
 
 # %%
 rng = np.random.default_rng(2)
-q, keys, values = 3 * rng.standard_normal(64), rng.standard_normal((96, 64)), rng.standard_normal((96, 64))
+q, (keys, values) = 3 * rng.standard_normal(64), rng.standard_normal((2, 96, 64))
 largest, total, mixed = -np.inf, 0.0, np.zeros(64)
 print("keys    largest   factor    total    off from attention over these keys")
 for j in range(0, 96, 16):
     scores = keys[j : j + 16] @ q / 8
     new = max(largest, scores.max())
     factor, powers = np.exp(largest - new), np.exp(scores - new)
-    total, mixed, largest = total * factor + powers.sum(), mixed * factor + powers @ values[j : j + 16], new
+    total = total * factor + powers.sum()
+    mixed = mixed * factor + powers @ values[j : j + 16]
+    largest = new
 
     row = np.exp(keys[: j + 16] @ q / 8)  # all keys so far, in one go
     off = abs(mixed / total - row @ values[: j + 16] / row.sum()).max()
@@ -298,12 +309,15 @@ attention_pictures.tiles()
 # %%
 from labkit.kernels.flash_attention import make_flash
 
-print("queries of a block   blocks   shared memory   keys and values read, S = 1,024   flop a byte")
-for queries, kernel in ((1, None), *((kernel.rows, kernel) for kernel in (make_flash(64, n) for n in (1, 2, 4, 8)))):
+kernels = [make_flash(64, number) for number in (1, 2, 4, 8)]
+rows = []
+for queries, nbytes in ((1, 4096), *((kernel.rows, kernel.shared_bytes) for kernel in kernels)):
     blocks = 12 * 1024 // queries
-    read = blocks * 2 * 1024 * 64 * 4
-    room = f"{kernel.shared_bytes / 1024:.0f} KB" if kernel else "4 KB"
-    print(f"{queries:18} {blocks:8,} {room:>15} {read / 1e6:28,.0f} MB {4 * 1024 * 1024 * 12 * 64 / read:13.1f}")
+    read = blocks * 2 * 1024 * 64 * 4  # keys and values, 64 floats each
+    rows.append((f"{queries}", f"{blocks:,}", f"{nbytes / 1024:.0f} KB", f"{read / 1e6:,.0f} MB",
+                 f"{ATTENTION.flops(S=1024, H=12, D=64) / read:.1f}"))
+PlainTable("1,024 tokens, 12 heads", ("queries of a block", "blocks", "shared memory of each",
+                                      "keys and values read", "flop a byte"), tuple(rows))
 
 # %% [markdown]
 # One query to a block, three passes: 6.4 GB, half a flop for each byte. 64 queries: 101 MB. Flash attention is known
@@ -315,13 +329,16 @@ for queries, kernel in ((1, None), *((kernel.rows, kernel) for kernel in (make_f
 # can have, and at 4,096 tokens it was a sixth slower. So 64 are the most that the launcher picks.)
 #
 # The kernel is made by a function, for each size of a head and each number of queries that a thread has. Here is the
-# part that corrects, and then the kernel.
+# part that corrects.
 
 # %%
 import inspect
 
 parts = inspect.getclosurevars(make_flash(64, 4).py_func).nonlocals
 show_source(parts["take_powers"])
+
+# %% [markdown]
+# And here is the kernel. Read it with the picture beside you: `while key0 < end` is the walk along the framed row.
 
 # %%
 show_source(make_flash(64, 4))
@@ -391,7 +408,8 @@ plots.ladder(found)
 # two rungs and the third lies a factor of nearly thirty, and that is tiles.
 
 # %%
-plots.roofline([measure.recorded_ladder(name, gpu="NVIDIA H200") for name in ("attention", "attention_half")])
+names = ("attention", "attention_half")
+plots.roofline([measure.recorded_ladder(name, gpu="NVIDIA H200") for name in names])
 
 # %% [markdown]
 # Now over the number of tokens.
@@ -419,11 +437,11 @@ attention_pictures.over_lengths(attention_series.attention_sizes())
 g, pair = np.divmod(np.arange(32), 4)
 for register in range(4):
     for half in (0, 1):
-        row, col = g + 8 * (register % 2), 8 * (register // 2) + 2 * pair + half  # what the factor wants here
+        wanted = g + 8 * (register % 2), 8 * (register // 2) + 2 * pair + half  # row and column
         product, c = register // 2, 2 * (register % 2) + half
-        sums_row, sums_col = g + 8 * (c // 2), 8 * product + 2 * pair + c % 2  # where this sum lies
-        assert (row == sums_row).all() and (col == sums_col).all()
-        print(f"a{register}, half {half}: sum c{c} of the {('left', 'right')[product]} product, in every lane")
+        held = g + 8 * (c // 2), 8 * product + 2 * pair + c % 2
+        assert np.array_equal(wanted, held)  # in all 32 lanes
+        print(f"a{register}, half {half}: sum c{c} of the {('left', 'right')[product]} product")
 
 # %% [markdown]
 # It does. Two sums, rounded to halves and packed into a word, are a register of the factor. No shuffle, no shared
@@ -450,9 +468,9 @@ out = np.zeros((16, 64), np.float16)
 launch = one_warp[(1, 1), 32, 0, one_warp.shared_bytes]
 scale = scale_for_powers_of_two(64)
 report = observe(launch, qkv, qkv, np.zeros(1, np.int32), out, np.uint32(64), scale, np.uint32(0))
-worst = (abs(out - attention_reference(qkv, 1)) / ATTENTION_HALF.tolerance(qkv.astype(float), 1)).max()
-print(f"largest error {worst:.2f} of the allowed, {len(report.races)} races, {report.counts['bank_conflicts']} bank "
-      f"conflicts in {report.counts['shared_requests']} requests to shared memory")
+error = abs(out - attention_reference(qkv, 1)) / ATTENTION_HALF.tolerance(qkv.astype(float), 1)
+print(f"largest error {error.max():.2f} of the allowed, {len(report.races)} races, "
+      f"{report.counts['bank_conflicts']} bank conflicts in {report.counts['shared_requests']} requests")
 
 # %%
 from labkit import device
@@ -496,7 +514,8 @@ from labkit.kernels.flash_attention import make_decode
 show_source(make_decode(64)[1])
 
 # %%
-agree(ATTENTION_CACHED, sizes=({"S": 1, "H": 2, "D": 64, "before": 299}, {"S": 3, "H": 1, "D": 64, "before": 20}))
+sizes = ({"S": 1, "H": 2, "D": 64, "before": 299}, {"S": 3, "H": 1, "D": 64, "before": 20})
+agree(ATTENTION_CACHED, sizes=sizes)
 
 # %%
 attention_pictures.over_caches(attention_series.attention_keys())

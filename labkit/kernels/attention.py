@@ -284,13 +284,14 @@ def unfused_by_library(causal: bool):
 
 
 def fused_by_torch(causal: bool):
+    """SDPA: PyTorch's scaled_dot_product_attention."""
     def rival(torch, qkv, heads, out):
         rows, width = out.shape
         q, k, v = qkv.view(1, rows, 3, heads, width // heads).permute(2, 0, 3, 1, 4)  # (1, H, S, D) each
         mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
         return mixed.transpose(1, 2).reshape(rows, width)
 
-    return Rival("PyTorch, fused", "torch", rival, "scaled_dot_product_attention")
+    return Rival("PyTorch, fused", "torch", rival, "SDPA")
 
 
 SIZES = ((1, 1, 1), (5, 2, 3), (16, 3, 16), (33, 2, 64), (70, 1, 80), (40, 1, 255), (3, 1, 300), (300, 1, 64),
