@@ -91,8 +91,9 @@ show_source(at.attention_three_pass_kernel)
 # of lesson 09, with the barrier that was missing in print. `keys_values`, `first` and `start` let the same kernel read
 # keys from a cache, which comes at the end. Here `keys_values` is `qkv` itself, `first` is 768 and `start` is 0.
 #
-# The author's text names "online softmax" among the patterns of the program. There is none in its code: it knows the
-# whole row before the second pass. The online form comes below.
+# Two things in the source do not fit each other. Its text names online softmax among the patterns of the program; its
+# code has none, for it knows the whole row before the second pass. And its kernel has no causal mask: each token sees
+# the later ones as well, which is not what a GPT-2 was trained for. Here `causal` is an argument.
 
 # %%
 from labkit import agree
