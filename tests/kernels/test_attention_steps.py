@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from labkit import cuda, graphs
+from labkit import cuda, graphs, launches, observe
 from labkit.kernels.attention import attention_reference, tolerance_of
-from labkit.kernels.attention_steps import LONGEST, AttentionInSteps
+from labkit.kernels.attention_steps import LONGEST, AttentionInSteps, scores_kernel
 from labkit.op import uniform
 
 SIZES = ((1, 1, 1, 0), (5, 2, 3, 0), (1, 3, 16, 7), (17, 2, 64, 0), (70, 1, 80, 0), (3, 1, 250, 4), (9, 2, 20, 131),
@@ -54,3 +54,20 @@ def test_what_it_does_not_take_is_said():
     long = cuda.device_array((LONGEST + 1, 3), np.float32)
     with pytest.raises(ValueError, match="at most 4,096"):
         attention(long, 1, cuda.device_array((LONGEST + 1, 1), np.float32))
+
+
+@pytest.mark.cpu_device
+@pytest.mark.parametrize("tiled", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_no_race(fused, tiled):
+    rng = np.random.default_rng(0)
+    S, H, D, before = 3, 1, 20, 2
+    qkv, cache = uniform(rng, S, 3 * H * D), uniform(rng, before + S + 1, 2 * H * D)
+    arrays = [cuda.to_device(array) for array in (qkv, cache, np.array([before], np.int32))]
+    out = cuda.device_array((S, H * D), np.float32)
+    with launches.record([scores_kernel]) as made:
+        AttentionInSteps(fused, tiled)(arrays[0], H, out, cache=arrays[1], start=arrays[2], causal=True)
+    assert len(made) == (3 if fused else 5)
+    for one in made:
+        host = [arg.copy_to_host() if hasattr(arg, "copy_to_host") else arg for arg in one.args]
+        assert not observe(one.kernel[one.grid, one.block], *host).races, one.kernel.__name__
