@@ -176,3 +176,28 @@ def test_targets_table():
     table = bench.targets_table(data)
     assert "| vector addition, 2^28 float32 | PyTorch | 900 GB/s | `vector_add_fast` | 800 GB/s | 0.89 |" in table
     assert "0 of 1 met. Measured on NVIDIA Imaginary, 2026-01-02." in table
+
+
+def test_the_command_takes_an_operation_or_a_series(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from labkit.cli import app
+
+    asked = []
+    monkeypatch.setattr(bench, "main", lambda console=None, **given: asked.append(given) or 0)
+    run = CliRunner().invoke
+    assert run(app, ["bench", "matmul", "--quick"]).exit_code == 0
+    assert run(app, ["bench", "generation", "--out", str(tmp_path)]).exit_code == 0
+    assert asked == [{"op": "matmul", "out": None, "quick": True},
+                     {"op": "generation", "out": str(tmp_path), "quick": False}]
+    refused = run(app, ["bench", "fft"])
+    assert refused.exit_code == 2 and "fft" in refused.output
+    if not device.on_gpu():
+        refused = run(app, ["bench", "matmul", "--out", str(measure.RECORDED)])
+        assert refused.exit_code == 2 and "GPU measurements only" in refused.output.replace("\n", " ")
+
+
+def test_a_series_alone(monkeypatch):
+    monkeypatch.setitem(bench.SERIES, "made_up", ("matmul", lambda: {"n": [1]}))
+    data = bench.run("made_up")
+    assert data["ops"] == {} and data["series"] == {"made_up": {"n": [1]}}

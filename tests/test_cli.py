@@ -41,7 +41,7 @@ def test_help_is_quick_and_lists_every_command():
         best = min(best, used)
     assert best < 0.5
     for command in ("run", "build", "learn", "check", "watch", "hint", "reset", "progress", "solution", "doctor",
-                    "bench", "generate"):
+                    "bench", "generate", "report"):
         assert command in done.stdout
 
 
