@@ -42,7 +42,7 @@ from labkit.models.gpt2 import GPT2, Kernels
 from labkit.models.gpt2_reference import Difference, Parity, parity
 from labkit.tables import ResultTable
 
-SMALL = Shape(width=96, heads=4, inner=384)  # an eighth of GPT-2 small, and the same block
+SMALL = Shape(width=128, heads=2, inner=512)  # a sixth of GPT-2 small, with heads of the same size
 
 # --- Where an exercise has its place ---------------------------------------------------------------------------------
 
@@ -54,19 +54,22 @@ class Place:
     """The part of the model that an exercise's kernel can do.
 
     part: its name in PARTS, which says what it is called with. size: from these arguments the exercise's size, which
-    its launch configuration depends on. arguments: from the same those of the exercise's kernel.
+    its launch configuration depends on. arguments: from the same those of the exercise's kernel. head: the only size
+    of a head that it can do; None for any.
     """
 
     exercise: str
     part: str
     size: Callable
     arguments: Callable = lambda *arguments: arguments
+    head: int | None = None
 
 
 # part -> (in words, the steps that it writes; the names are those that labkit.models watches). Called with:
 #   embedding(ids, tokens, positions, start, out)   layernorm(x, weight, bias, out)
 #   product(x, weights, out)   bias(x, bias, out)   bias_gelu(x, bias, out)   gelu(x, out)   add(x, residual, out)
-#   softmax(scores, out)   attention(qkv, heads, out, cache=, start=, causal=)   append_to_cache(qkv, start, cache)
+#   softmax(scores, out)   one_head(queries, keys, values, out)   attention(qkv, heads, out, cache=, start=, causal=)
+#   append_to_cache(qkv, start, cache)
 #   logits(x, table, out)   argmax(x, out)          and stream= each. Elementwise parts: out may be x
 PARTS = {
     "embedding": ("tokens to rows", ("embedding",)),
@@ -77,6 +80,7 @@ PARTS = {
     "gelu": ("GELU", ("mlp.gelu",)),
     "add": ("the residuals", ("attn.added", "out")),
     "softmax": ("attention's softmax", ("attn",)),
+    "one_head": ("attention, head by head", ("attn",)),
     "attention": ("attention", ("attn",)),
     "append_to_cache": ("keys and values to the cache", ("attn",)),
     "logits": ("rows to logits", ("logits",)),
@@ -106,6 +110,7 @@ PLACES = [
     Place("linear_patch", "logits", _transposed_product),
     Place("largest_seen", "softmax", lambda scores, out: {"B": scores.shape[0], "S": scores.shape[1]}),
     Place("layernorm_two_sums", "layernorm", _rows),
+    Place("attend_warp", "one_head", lambda queries, keys, *_: {"Q": queries.shape[0], "N": keys.shape[0]}, head=64),
     Place("bias_gelu_tanh", "bias_gelu", _rows),
     Place("embed_tokens", "embedding", lambda *arrays: {"T": arrays[4].shape[0], "C": arrays[4].shape[1]}),
     Place("append_rows", "append_to_cache", lambda qkv, start, cache: {"S": qkv.shape[0], "C": cache.shape[1] // 2,
@@ -181,9 +186,21 @@ class Answers(ResultTable):
             place_of(name)
         return Answers(tuple(row for row in self.rows if row.exercise in names))
 
+    def fitting(self, shape: Shape) -> Answers:
+        """Without those that are for heads of another size."""
+        size = shape.width // shape.heads
+        return Answers(tuple(row for row in self.rows if row.place.head in (None, size)))
+
+    def _last(self) -> dict[str, Answer]:
+        """part -> the answer that does it when all are put in: the latest, and of softmax and heads the larger part."""
+        last = {row.place.part: row for row in self.usable}
+        if "one_head" in last:
+            last.pop("softmax", None)
+        return last
+
     @property
     def parts(self) -> dict[str, Callable]:
-        return {row.place.part: row.launcher() for row in self.usable}
+        return {part: row.launcher() for part, row in self._last().items()}
 
     def kernels(self) -> Kernels:
         """The launchers of a model, these among them."""
@@ -192,16 +209,15 @@ class Answers(ResultTable):
     def told(self) -> list[str]:
         """In sentences: which kernels are used, which are not and why."""
         used = ", ".join(f"{row.exercise} ({PARTS[row.place.part][0]})" for row in self.usable)
-        return [f"Your kernels: {used}." if used else "Your kernels: none yet.", *self._notes()]
+        return [f"Your kernels: {used}." if used else "Your kernels: none yet.", *self.notes()]
 
-    def _notes(self) -> list[str]:
+    def notes(self) -> list[str]:
         return [row.told for row in self.rows if row.told and row.state != TO_DO] + _to_do(self.rows)
 
     def by(self) -> dict[str, str]:
         """Step -> the exercises whose kernels have a part in it."""
-        last = {row.place.part: row for row in self.usable}
         found: dict[str, list[str]] = {}
-        for row in last.values():
+        for row in self._last().values():
             for step in PARTS[row.place.part][1]:
                 found.setdefault(step, []).append(row.exercise)
         return {step: ", ".join(names) for step, names in found.items()}
@@ -212,7 +228,7 @@ class Answers(ResultTable):
             "columns": ["lesson", "exercise", "does", "computed by"],
             "rows": [[row.lesson, row.exercise, PARTS[row.place.part][0],
                       row.state if row.usable else f"the model's own ({row.state})"] for row in self.rows],
-            "notes": self._notes(),
+            "notes": self.notes(),
         }
 
     def result(self) -> dict:
@@ -344,7 +360,9 @@ def kernels(parts: Mapping[str, Callable]) -> Kernels:
             raise ValueError(f"{part!r} is no part of the model; the parts are {', '.join(PARTS)}")
     whole = ("embedding", "layernorm", "attention", "append_to_cache", "logits", "argmax")
     chosen = {part: parts[part] for part in whole if part in parts}
-    if "softmax" in parts and "attention" not in parts:
+    if "one_head" in parts and "attention" not in parts:
+        chosen["attention"] = attention_of_heads(parts["one_head"])
+    elif "softmax" in parts and "attention" not in parts:
         chosen["attention"] = attention_around(parts["softmax"])
     if parts.keys() & {"product", "bias", "bias_gelu", "gelu", "add"}:
         chosen["linear"] = linear_of(parts)
@@ -410,9 +428,35 @@ def mix_kernel(weights, qkv, out):
         out[query, col] = total
 
 
+def _looks_back(out, cache, start) -> bool:
+    """Whether there may be keys of earlier tokens, in the cache. One row with a cache is a step of decoding, which may
+    be about to be recorded in a graph: there the host cannot look at start."""
+    return cache is not None and (out.shape[0] == 1 or int(start.copy_to_host()[0]) > 0)
+
+
+def attention_of_heads(one_head: Callable) -> Callable:
+    """Attention from a kernel for one head without a mask: with one, a launch for each query and the keys it sees. It
+    sees the rows of qkv only: where there are keys of earlier tokens, the model's own attention is used."""
+
+    def attention(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
+        if _looks_back(out, cache, start):
+            models_attention(qkv, heads, out, cache=cache, start=start, causal=causal, stream=stream)
+            return
+        tokens, width = out.shape
+        size = width // heads
+        rows = [(t, t + 1, t + 1) for t in range(tokens)] if causal else [(0, tokens, tokens)]
+        for left in range(0, width, size):
+            queries, keys, values = (qkv[:, part + left : part + left + size] for part in (0, width, 2 * width))
+            for first, end, seen in rows:
+                one_head(queries[first:end], keys[:seen], values[:seen], out[first:end, left : left + size],
+                         stream=stream)
+
+    return attention
+
+
 def attention_around(softmax: Callable) -> Callable:
-    """Attention in three launches, the causal softmax of (heads, S, S) scores between two products. It sees the rows of
-    qkv only: where keys of earlier tokens lie in the cache, the model's own attention is used."""
+    """Attention in three launches, the causal softmax of (heads, S, S) scores between two products. It, too, sees the
+    rows of qkv only."""
 
     @functools.cache
     def matrices(heads, tokens):
@@ -420,8 +464,7 @@ def attention_around(softmax: Callable) -> Callable:
 
     def attention(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
         tokens, width = out.shape
-        # One row with a cache is a step of decoding, often recorded in a graph: there the host may not look at start.
-        if not causal or cache is not None and (tokens == 1 or int(start.copy_to_host()[0]) > 0):
+        if not causal or _looks_back(out, cache, start):
             models_attention(qkv, heads, out, cache=cache, start=start, causal=causal, stream=stream)
             return
         scores, weights = matrices(heads, tokens)
@@ -437,7 +480,7 @@ def attention_around(softmax: Callable) -> Callable:
 def with_kernels(model: GPT2, mine: Answers | Kernels) -> GPT2:
     """The model, on the same weights, with other kernels."""
     other = copy.copy(model)
-    other.kernels = mine.kernels() if isinstance(mine, Answers) else mine
+    other.kernels = mine.fitting(model.config.block).kernels() if isinstance(mine, Answers) else mine
     return other
 
 
@@ -472,6 +515,7 @@ def _step(name: str) -> str:
 def block_parity(mine: Answers | Kernels | None = None, *, shape: Shape = SMALL, tokens: int = 9, causal: bool = True,
                  post_ln: bool = False, seed: int = 0) -> Steps:
     """Runs one block with these kernels on random weights and compares what each launch wrote with float64."""
+    mine = mine.fitting(shape) if isinstance(mine, Answers) else mine
     rng = np.random.default_rng(seed)
     x, weights = rng.standard_normal((tokens, shape.width), np.float32), shape.random(rng)
     truth = block.block_steps(x, {name: part.astype(np.float64) for name, part in shape.split(weights).items()},
@@ -497,6 +541,7 @@ def block_parity(mine: Answers | Kernels | None = None, *, shape: Shape = SMALL,
 
 def model_parity(model: GPT2, ids: Sequence[int], mine: Answers | Kernels | None = None) -> Steps:
     """The same for a whole GPT-2: a prompt, all layers, to the logits."""
+    mine = mine.fitting(model.config.block) if isinstance(mine, Answers) else mine
     other = model if mine is None else with_kernels(model, mine)
     by = mine.by() if isinstance(mine, Answers) else {}
     try:
@@ -517,6 +562,7 @@ class OneByOne(ResultTable):
     runs: tuple[tuple[str, Place | None, Steps], ...]
     answers: Answers
     model: str
+    left_out: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -537,8 +583,7 @@ class OneByOne(ResultTable):
         return {"title": f"One by one in {self.model}, against float64",
                 "columns": ["exercise", "does", "largest error, of the allowed", "first step that differs"],
                 "rows": rows or [["none yet", "", "", ""]],
-                "notes": stopped + [row.told for row in self.answers.rows if row.state in (WRONG, BROKEN)]
-                + _to_do(self.answers.rows)}
+                "notes": [*stopped, *self.left_out, *self.answers.notes()]}
 
     def result(self) -> dict:
         return {"kind": "one_by_one", "passed": self.passed,
@@ -553,8 +598,11 @@ def one_by_one(mine: Answers, model: GPT2 | None = None, ids: Sequence[int] = ()
         return block_parity(these, **options) if model is None else model_parity(model, ids, these)
 
     elsewhere = {"argmax"} if model is not None else {"embedding", "append_to_cache", "logits", "argmax"}
-    fitting = [row for row in mine.usable if row.place.part not in elsewhere]
+    shape = options.get("shape", SMALL) if model is None else model.config.block
+    fitting = [row for row in mine.fitting(shape).usable if row.place.part not in elsewhere]
     runs = [(row.exercise, row.place, run(Answers((row,)))) for row in fitting]
     if len(fitting) > 1:
         runs.append(("all together", None, run(Answers(tuple(fitting)))))
-    return OneByOne(tuple(runs), mine, "a block" if model is None else "the model")
+    left_out = [f"{row.exercise} is left out: it is for heads of {row.place.head} numbers, and here a head has "
+                f"{shape.width // shape.heads}." for row in mine.usable if row not in mine.fitting(shape).rows]
+    return OneByOne(tuple(runs), mine, "a block" if model is None else "the model", tuple(left_out))

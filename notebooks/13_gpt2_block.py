@@ -133,7 +133,7 @@ yours.block_parity(each_step, shape=GPT2_SMALL, tokens=16, causal=False).check()
 # that is wrong in its third digit.
 #
 # `causal=False`: in the challenge each token sees all others. GPT-2 itself wants the causal mask, and both work here.
-# And any number of tokens, up to 4,096. On a narrow block, 96 wide:
+# And any number of tokens, up to 4,096. On a narrow block, 128 wide:
 
 # %%
 for tokens in (1, 33, 100):

@@ -13,6 +13,7 @@ from labkit.models.gpt2_reference import parity
 from labkit.yours import PARTS, PLACES, block_parity, one_by_one, with_kernels
 
 SMALL = Shape(width=24, heads=3, inner=40)
+HEADS_OF_64 = Shape(width=64, heads=1, inner=40)
 TINY = Config(vocab_size=23, n_positions=16, n_embd=24, n_layer=2, n_head=3)
 IDS = [3, 1, 4, 1, 5, 9, 2]
 OUTSIDE = ("embedding", "append_to_cache", "logits", "argmax")  # of a block without a cache
@@ -24,22 +25,28 @@ def solutions():
     return yours.answers(solutions=True)
 
 
+def random_tensors():
+    rng = np.random.default_rng(0)
+    return {name: rng.standard_normal(shape).astype(np.float32) / np.float32(np.sqrt(shape[0]))
+            for name, shape in shapes(TINY).items()}
+
+
 @pytest.fixture(scope="module")
 def model():
-    rng = np.random.default_rng(0)
-    return GPT2(TINY, {name: rng.standard_normal(shape).astype(np.float32) / np.float32(np.sqrt(shape[0]))
-                       for name, shape in shapes(TINY).items()})
+    return GPT2(TINY, random_tensors())
 
 
 @pytest.fixture
 def classroom(tmp_path, monkeypatch):
-    """A copy of what a learner has, to work in."""
+    """What a learner has at the beginning, to work in."""
     root = course.load().root
-    for folder in ("exercises", "solutions"):
-        shutil.copytree(root / folder, tmp_path / folder)
+    shutil.copytree(root / "solutions", tmp_path / "solutions")
     shutil.copy(root / "course.toml", tmp_path)
     monkeypatch.setenv("LABKIT_COURSE", str(tmp_path))
-    return course.load()
+    copy = course.load()
+    for chapter in workbook.with_exercises(copy, copy.chapters):
+        workbook.build(copy, chapter)
+    return copy
 
 
 def write(classroom, exercise, source, above=None):
@@ -58,7 +65,7 @@ def write(classroom, exercise, source, above=None):
 
 
 def test_each_answer_alone_and_all_together_in_a_block(solutions):
-    found = one_by_one(solutions, shape=SMALL, tokens=5)
+    found = one_by_one(solutions, shape=HEADS_OF_64, tokens=5)
     assert found.passed and len(found.runs) == len(IN_A_BLOCK) + 1
     assert all(steps.first is None for _, _, steps in found.runs)
     assert "none" in str(found)
@@ -68,7 +75,8 @@ def test_each_answer_alone_and_all_together_in_a_model(solutions, model):
     found = one_by_one(solutions, model, IDS)
     assert found.passed
     assert [name for name, _, _ in found.runs] == [
-        *(place.exercise for place in PLACES if place.part != "argmax"), "all together"]
+        *(place.exercise for place in PLACES if place.part not in ("argmax", "one_head")), "all together"]
+    assert "attend_warp is left out: it is for heads of 64 numbers, and here a head has 8." in found.table()["notes"]
 
 
 def test_text_is_the_same(solutions, model):
@@ -89,9 +97,20 @@ def test_text_is_the_same(solutions, model):
     assert tokens[0] == tokens[1]
 
 
+@pytest.mark.parametrize("shape", [SMALL, HEADS_OF_64])
 @pytest.mark.parametrize("options", [{"causal": False}, {"post_ln": True}, {"tokens": 1}, {"tokens": 70}])
-def test_other_blocks(solutions, options):
-    assert block_parity(solutions, shape=SMALL, **options).check()
+def test_other_blocks(solutions, options, shape):
+    assert block_parity(solutions, shape=shape, **options).check()
+
+
+def test_a_kernel_for_heads_of_another_size_is_not_used(solutions):
+    mine = solutions.only("attend_warp")
+    assert block_parity(mine, shape=SMALL).by == {}
+    assert block_parity(mine, shape=HEADS_OF_64).by == {"attn": "attend_warp"}
+    assert with_kernels(GPT2(TINY, random_tensors()), mine).kernels == yours.kernels({})
+    both = solutions.only("largest_seen", "attend_warp")
+    assert block_parity(both, shape=SMALL).by == {"attn": "largest_seen"}
+    assert block_parity(both, shape=HEADS_OF_64).by == {"attn": "attend_warp"}
 
 
 def test_a_step_names_the_kernels_in_it(solutions):
@@ -113,7 +132,7 @@ def test_a_known_mistake_is_found_at_its_step(place, model):
     for mistake, kernel in exercises.find(place.exercise).wrong.items():
         mine = yours.answers(checked=False, **{place.exercise: kernel})
         outside = place.part in OUTSIDE
-        steps = yours.model_parity(model, IDS, mine) if outside else block_parity(mine, shape=SMALL, tokens=9)
+        steps = yours.model_parity(model, IDS, mine) if outside else block_parity(mine, shape=HEADS_OF_64, tokens=9)
         if not steps.passed and not steps.stopped:
             assert yours._step(steps.first.name) in places, mistake
             assert f"The first that differs is {steps.first.name}" in str(steps)
