@@ -1,8 +1,9 @@
-"""Drawings for the lesson on GPT-2's block: its launches in two orders, and the bytes that each of them moves."""
+"""For the lesson on GPT-2's block: drawings of its launches and the bytes that each moves, and its recorded times."""
 
 from matplotlib import rc_context
 from matplotlib.patches import Circle, FancyArrowPatch
 
+from labkit import measure
 from labkit.models.block import GPT2_SMALL, Shape, traffic
 from labkit.plots import BLUE, FAINT, GREEN, INK, ORANGE, PALE, STYLE, TEXT, CourseFigure, _box, _canvas
 from labkit.tables import number
@@ -125,3 +126,26 @@ def ten_launches(shape: Shape = GPT2_SMALL, tokens: int = 1024) -> CourseFigure:
         ax.text(0.16, y + 0.34, "an addition still reads its residual there.", fontsize=11, color=FAINT, va="center")
     return figure
 
+
+
+LENGTHS = (16, 128, 1024, 4096)
+RECORDED = {  # as it is called in the lesson -> (operation, row of its ladder)
+    "CUDA C++, eight allocations": ("gpt2_block", "CUDA C++ (ten kernels, eight allocations)"),
+    "CUDA C++, ten kernels": ("gpt2_block", "CUDA C++ (ten kernels)"),
+    "ten kernels": ("gpt2_block", "block_ten_kernels"),
+    "PyTorch, float32": ("gpt2_block", "PyTorch (torch.nn)"),
+    "seven, float32": ("gpt2_block", "block_fused"),
+    "PyTorch, float16": ("gpt2_block_half", "PyTorch (torch.nn)"),
+    "seven, float16": ("gpt2_block_half", "block_half"),
+}
+
+
+def recorded_times(gpu: str = "NVIDIA H200") -> dict[str, list[float | None]]:
+    """Microseconds of a block at each of LENGTHS, in a graph, or called where no graph can hold it; None if it was not
+    recorded."""
+    def microseconds(operation: str, name: str, tokens: int) -> float | None:
+        found = measure.recorded_ladder(operation, {"S": tokens}, gpu=gpu)
+        row = next((row for row in found.rows if row.name == name), None) if found else None
+        return 1000 * (row.graph or row.timing).p50 if row else None
+
+    return {name: [microseconds(*where, tokens) for tokens in LENGTHS] for name, where in RECORDED.items()}

@@ -417,33 +417,21 @@ yours.block_parity(yours.kernels({"gelu": gelu_erf_vectorized}))
 # its memory at hand and once with eight allocations a call, which no graph can hold.
 
 # %%
-def us(operation, tokens, name):
-    """Microseconds as recorded: in a graph, or called where it cannot be captured; None if it was not."""
-    found = measure.recorded_ladder(operation, {"S": tokens}, gpu="NVIDIA H200")
-    row = next((row for row in found.rows if row.name == name), None) if found else None
-    return 1000 * (row.graph or row.timing).p50 if row else None
-
-
-sizes = (16, 128, 1024, 4096)
-names = {"PyTorch, f32": ("gpt2_block", "PyTorch (torch.nn)"),
-         "CUDA C++, allocating": ("gpt2_block", "CUDA C++ (ten kernels, eight allocations)"),
-         "CUDA C++": ("gpt2_block", "CUDA C++ (ten kernels)"),
-         "ten kernels": ("gpt2_block", "block_ten_kernels"), "seven, f32": ("gpt2_block", "block_fused"),
-         "PyTorch, f16": ("gpt2_block_half", "PyTorch (torch.nn)"), "seven, f16": ("gpt2_block_half", "block_half")}
-times = {name: [us(operation, tokens, row) for tokens in sizes] for name, (operation, row) in names.items()}
-theirs = ("239", "602", "6,899", "68,923")
-rows = [("the source, quoted", *theirs)]
-rows += [(name, *("not measured" if t is None else f"{t:,.1f}" for t in values)) for name, values in times.items()]
-PlainTable("One block: microseconds", ("", *(f"{tokens:,} tokens" for tokens in sizes)), tuple(rows),
-           ("Recorded on an NVIDIA H200, in a graph; the source's own CUDA C++ was timed there on another day.",))
+times = block_pictures.recorded_times()
+rows = [("the source, quoted", "239", "602", "6,899", "68,923")]
+for name, microseconds in times.items():
+    rows.append((name, *("not measured" if us is None else f"{us:,.1f}" for us in microseconds)))
+heads = ("", *(f"{tokens:,} tokens" for tokens in block_pictures.LENGTHS))
+PlainTable("One block: microseconds", heads, tuple(rows),
+           ("Recorded on an NVIDIA H200. The source's own code was timed there on another day.",))
 
 # %%
 from labkit import plots
 
-wanted = ("CUDA C++", "PyTorch, f32", "seven, f32", "seven, f16")
+wanted = ("CUDA C++, ten kernels", "PyTorch, float32", "seven, float32", "seven, float16")
 shown = {name: times[name] for name in wanted if None not in times[name]}
-plots.curves(sizes, shown, "One block, over the tokens", "tokens", "microseconds", log_x=True, log_y=True, marks=True,
-             place="Recorded on NVIDIA H200, in a graph") if shown else "Nothing is recorded yet."
+plots.curves(block_pictures.LENGTHS, shown, "One block, over the tokens", "tokens", "microseconds",
+             log_x=True, log_y=True, marks=True, place="Recorded on NVIDIA H200") if shown else "Not recorded."
 
 # %% [markdown]
 # *Ten kernels* are ours of the same kind as the source's: a tree for each LayerNorm, tiles of 16 × 16, three passes of
@@ -475,7 +463,7 @@ else:
     print("On the CPU device a tensor core is played lane by lane, and its kernels take as long to\n"
           "compile as the rest of this page. The cell works there, too: take the `if` away.")
 for operation, name in (("gpt2_block", "block_fused"), ("gpt2_block_half", "block_half")):
-    for tokens in sizes:
+    for tokens in block_pictures.LENGTHS:
         if found := measure.recorded_ladder(operation, {"S": tokens}, gpu="NVIDIA H200"):
             row = found.row(name)
             print(f"{name:12} {tokens:5} tokens: misses by {row.error:.1e}, {row.error_units:.2f} of the allowed")
