@@ -37,6 +37,7 @@ RECORDED = Path(__file__).resolve().parents[1] / "data" / "measurements"
 FLUSH_BYTES = 512 * 2**20  # ten times the L2 of an H200; written in about 0.15 ms there
 GRAPH_LAUNCHES = 20
 SMALL_MS = 1.0  # a kernel below this is timed in a graph, too
+SMALL_MS_OF_MANY = 10.0  # and an operation of many launches, most of whose time may be Python's
 
 
 def where() -> str:
@@ -503,6 +504,10 @@ def ladder(op: Op, size: dict | None = None, *, rivals: bool = True, rungs=None,
     poison = np.full(op.shape(**size), poison_of(op.dtype), op.dtype)
     skipped: dict[str, str] = {}
     sample = Sample(op, inputs, seed=seed, shape=tuple(op.shape(**size)))
+    small = SMALL_MS_OF_MANY if op.many_launches else SMALL_MS
+
+    def graph_launches(timing: Timing) -> int:
+        return GRAPH_LAUNCHES if op.many_launches else _graph_launches(timing.p50)
 
     def checked(name: str, run: Callable[[], object], fetch: Callable[[object], np.ndarray], launcher):
         out.copy_to_device(poison)
@@ -540,8 +545,7 @@ def ladder(op: Op, size: dict | None = None, *, rivals: bool = True, rungs=None,
             skipped[name] = f"it allows {launcher.sizes} only: {error}"
             continue
         timing = time_kernel(run, budget_s=budget_s)
-        small = timing.p50 < SMALL_MS
-        graph = time_graph(run, launches=_graph_launches(timing.p50)) if small else None
+        graph = time_graph(run, launches=graph_launches(timing)) if timing.p50 < small else None
         taken = [launches.resources(one) for one in launches.of(launcher, *on_device, out)] if device.on_gpu() else []
         rows.append(row(name, launcher.idea, "rung", timing, verdict, graph=graph, failed=launcher.failed,
                         kernels=kernel_names(launcher), resources=tuple(taken)))
@@ -563,8 +567,8 @@ def ladder(op: Op, size: dict | None = None, *, rivals: bool = True, rungs=None,
             verdict = checked(rival.title, call, lambda result: _fetch(result, out), rival)
             timing = time_kernel(call, budget_s=budget_s)
             graph = None
-            if timing.p50 < SMALL_MS and rival.library in TORCH_TENSORS:
-                graph = time_torch_graph(call, launches=_graph_launches(timing.p50))
+            if timing.p50 < small and rival.library in TORCH_TENSORS:
+                graph = time_torch_graph(call, launches=graph_launches(timing))
             rows.append(row(rival.title, "", "rival", timing, verdict, graph=graph))
         except Exception as error:  # a rival that fails is left out, and named
             skipped[rival.title] = f"{type(error).__name__}: {error}"

@@ -50,7 +50,8 @@ class Op(ResultTable):
     by_row names the inputs whose first axis is the output's first axis: a sample of rows is then checked on its own.
     rival(xp, *inputs, out) does the same with NumPy, CuPy or PyTorch in place of xp; rivals are further ones, on a GPU.
     peak says which units of the GPU bound the flops: "fp32", or the tensor cores in "tf32" or "f16".
-    also_gpu holds sizes that `labkit bench` times beside timed_gpu. dtype is the output's.
+    also_gpu holds sizes that `labkit bench` times beside timed_gpu. dtype is the output's. many_launches: a rung is a
+    sequence of kernels, whose time from Python is Python's.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Op(ResultTable):
     peak: str = "fp32"
     rivals: tuple[Rival, ...] = ()
     also_gpu: tuple[dict, ...] = ()
+    many_launches: bool = False
 
     def __post_init__(self):
         object.__setattr__(self, "dtype", np.dtype(self.dtype))

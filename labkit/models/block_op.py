@@ -165,6 +165,7 @@ SHARED = {
     "flops": lambda S: 2 * S * (12 * GPT2_SMALL.width**2 + 2 * GPT2_SMALL.width * S),
     "by_row": (),
     "unit": "TFLOP/s",
+    "many_launches": True,
 }
 
 GPT2_BLOCK = Op(
