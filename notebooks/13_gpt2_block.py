@@ -118,8 +118,9 @@ block_pictures.ten_launches(tokens=16)
 # %% [markdown]
 # ## Is it right?
 #
-# The challenge asks for an error below 0.001. I wanted to know more than that: which step misses by how much? A block
-# can be watched. After each launch, what it wrote is compared with the same step of a block in NumPy and float64.
+# The usual test of such a block is an output within 0.001 of the truth. I wanted to know more than that: which step
+# misses by how much? A block can be watched. After each launch, what it wrote is compared with the same step of a block
+# in NumPy and float64.
 
 # %%
 from labkit import yours
@@ -132,8 +133,8 @@ yours.block_parity(each_step, shape=GPT2_SMALL, tokens=16, causal=False).check()
 # table grows in the same way, so it is tight at the first step and at the last. A fixed 0.001 would let a step pass
 # that is wrong in its third digit.
 #
-# `causal=False`: in the challenge each token sees all others. GPT-2 itself wants the causal mask, and both work here.
-# And any number of tokens, up to 4,096. On a narrow block, 128 wide:
+# `causal=False`: in the source each token sees all others. GPT-2 itself wants the causal mask, and both work here. And
+# any number of tokens, up to 4,096. On a narrow block, 128 wide:
 
 # %%
 for tokens in (1, 33, 100):
@@ -406,7 +407,7 @@ from labkit.kernels.gelu import gelu_erf_vectorized
 yours.block_parity(yours.kernels({"gelu": gelu_erf_vectorized}))
 
 # %% [markdown]
-# The error at the end is below 0.001, so the challenge would have let it pass. The table does not, and names the step.
+# The error at the end is below 0.001, so the usual test would have let it pass. The table does not, and names the step.
 # The steps before it agree, the ones after it do not. The same table exists for a whole GPT-2, with seven lines for
 # each layer; the next lesson uses it.
 #
@@ -442,7 +443,6 @@ plots.curves(block_pictures.LENGTHS, shown, "One block, over the tokens", "token
 #
 # With few tokens the launches, the waiting and the weights decide; with many, the products and the attention.
 #
-# %% [markdown]
 # ## In halves
 #
 # The same block with weights and rows in float16, and its sums in float32: the type of the weights picks the kernels.
@@ -470,7 +470,7 @@ for operation, name in (("gpt2_block", "block_fused"), ("gpt2_block_half", "bloc
 
 # %% [markdown]
 # A float16 near 1 has a step of 0.001, and the sums that run past the block are larger than 1. So an error of a few
-# thousandths is what halves have. The challenge's 0.001 is out of reach. Models are run in halves all the same. What
+# thousandths is what halves have. An output within 0.001 is out of reach. Models are run in halves all the same. What
 # counts there is which token is the likeliest, and that seldom hangs on the third digit.
 #
 # ## What was implemented
