@@ -1,7 +1,5 @@
 """What every launcher does before it launches: check its arguments, count its blocks, ask for shared memory."""
 
-import functools
-
 import numpy as np
 
 from labkit import cuda, device
@@ -74,8 +72,12 @@ def dynamic_shared(kernel, nbytes: int, *args) -> None:
         _allow_on_gpu(kernel, nbytes, tuple(kernel.typeof_pyval(arg) for arg in args))
 
 
-@functools.cache
+_allowed: dict[tuple, int] = {}  # (kernel, types of its arguments) -> bytes; never lowered, for a launch may need them
+
+
 def _allow_on_gpu(kernel, nbytes: int, argument_types: tuple) -> None:
+    if nbytes <= _allowed.get((kernel, argument_types), -1):
+        return
     from cuda.bindings import driver
 
     kernel.compile(argument_types)
@@ -86,3 +88,4 @@ def _allow_on_gpu(kernel, nbytes: int, argument_types: tuple) -> None:
     if error != driver.CUresult.CUDA_SUCCESS:
         raise ValueError(f"{kernel.__name__}: this GPU allows a block less than {nbytes:,} bytes of shared memory "
                          f"({error.name})")
+    _allowed[kernel, argument_types] = nbytes

@@ -114,3 +114,11 @@ def test_arguments_are_checked():
     with pytest.raises(ValueError, match="at most 256 are allowed"):
         wide, narrow = cuda.device_array((1, 900), np.float32), cuda.device_array((1, 300), np.float32)
         module.attention_all_threads(wide, 1, narrow)
+
+
+def test_a_small_launch_takes_nothing_from_the_large_one_after_it():
+    """CUDA is asked for shared memory once, and what it allows must never become less."""
+    for S in (120, 3, 50, 120):
+        qkv, out = uniform(np.random.default_rng(S), S, 3 * 16), cuda.device_array((S, 16), np.float32)
+        module.attention_whole_matrix(cuda.to_device(qkv), 1, out)
+        assert (np.abs(out.copy_to_host() - attention_reference(qkv, 1)) <= tolerance_of(qkv.astype(float), 1)).all()
