@@ -19,6 +19,7 @@ import os
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -232,7 +233,7 @@ def run(name: str = "all", *, quick: bool = False, show: Callable[[object], None
                 show(found[-1])
             except Exception as error:  # one wrong rung must not cost the measurements of the others
                 at = f"{each} at {size_text(size or op(each).timed)}"
-                data["problems"][at] = f"{type(error).__name__}: {error}"
+                data["problems"][at] = _said(error)
                 print(f"{at} was not measured: {data['problems'][at]}", file=sys.stderr)
         data["ops"][each] = [one.to_json() for one in found]
         data["seconds"][each] = time.perf_counter() - begin
@@ -246,12 +247,19 @@ def run(name: str = "all", *, quick: bool = False, show: Callable[[object], None
                 if taken is not None:
                     data["series"][key] = taken
             except Exception as error:
-                data["problems"][key] = f"{type(error).__name__}: {error}"
+                data["problems"][key] = _said(error)
                 print(f"{key} was not measured: {data['problems'][key]}", file=sys.stderr)
             data["seconds"][key] = time.perf_counter() - begin
             if keep is not None:
                 keep(data)
     return data
+
+
+def _said(error: Exception) -> str:
+    """What went wrong, and in which line: a run of all cannot be looked into afterwards."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "labkit" in Path(frame.filename).parts]
+    at = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{at}"
 
 
 def _sizes(one, quick: bool) -> list[dict | None]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import shutil
 import subprocess
 import tempfile
@@ -83,26 +84,24 @@ def _tolerance(x, weights, dtype=np.float32):
 # --- Beside it -------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
-def _torch_modules(torch, pointer: int, dtype):
-    """torch.nn's layers with the weights that lie at `pointer`."""
+@functools.lru_cache(maxsize=1)
+def _torch_modules(torch, weights) -> dict:
+    """torch.nn's layers with these weights, which are copied: a Linear holds them (out, in)."""
     nn = torch.nn
     C, inner = GPT2_SMALL.width, GPT2_SMALL.inner
     layers = {"ln_1": nn.LayerNorm(C), "ln_2": nn.LayerNorm(C), "attn.c_attn": nn.Linear(C, 3 * C),
               "attn.c_proj": nn.Linear(C, C), "mlp.c_fc": nn.Linear(C, inner), "mlp.c_proj": nn.Linear(inner, C)}
-    return {name: layer.to("cuda", dtype).requires_grad_(False) for name, layer in layers.items()}
+    layers = {name: layer.to("cuda", weights.dtype).requires_grad_(False) for name, layer in layers.items()}
+    for name, shape in GPT2_SMALL.parameters.items():
+        layer, kind = name.rsplit(".", 1)
+        values = weights[GPT2_SMALL.offsets[name] :][: math.prod(shape)].reshape(shape)
+        getattr(layers[layer], kind).copy_(values.t() if len(shape) == 2 else values)
+    return layers
 
 
 def torch_block(torch, x, weights, out):
     """torch.nn with the same weights: LayerNorm, Linear, scaled_dot_product_attention, GELU's tanh form."""
-    known = _torch_modules.cache_info().currsize
-    m = _torch_modules(torch, weights.data_ptr(), weights.dtype)
-    if _torch_modules.cache_info().currsize > known:
-        for name in GPT2_SMALL.parameters:
-            layer, kind = name.rsplit(".", 1)
-            start, shape = GPT2_SMALL.offsets[name], GPT2_SMALL.parameters[name]
-            values = weights[start : start + int(np.prod(shape))].reshape(shape)
-            getattr(m[layer], kind).copy_(values.t() if len(shape) == 2 else values)
+    m = _torch_modules(torch, weights)
     rows, heads = x.shape[0], GPT2_SMALL.heads
     parts = m["attn.c_attn"](m["ln_1"](x)).view(1, rows, 3, heads, -1).permute(2, 0, 3, 1, 4)
     mixed = torch.nn.functional.scaled_dot_product_attention(*parts)[0].transpose(0, 1).reshape(rows, -1)
