@@ -176,9 +176,10 @@ def h200_table(op, names, sizes=(16, 128, 1024, 4096)):
 h200_table("attention", ("three_pass", "all_threads"))
 
 # %% [markdown]
-# My own guess was 2.5: five units of time before, two after. What came is nothing at all, or a little less than
-# nothing. If four times as many threads change nothing, the third pass is not where the time goes. I timed the passes
-# one by one.
+# My own guess was 2.5: five units of time before, two after. What came is less than nothing. With all threads at work it
+# is never faster, and at 4,096 tokens it is nearly twice as slow. If four times as many threads do not help, the third
+# pass is not where the time goes. So I took the kernel apart: the first two passes alone, and the third alone with
+# weights of 1.
 
 # %%
 passes = measure.recorded_series("attention_passes", gpu="NVIDIA H200")
@@ -186,9 +187,14 @@ for name, us in passes["us"].items() if passes else ():
     print(f"{name:36} {us:8,.0f} us")
 
 # %% [markdown]
-# Nearly all of it goes into the first two, and those keep all threads busy. With what? `observe` counts what each line
-# asks for. Before you run the cell, look at the line in `weigh_keys` that loads keys. Lane 0 reads number i of key j,
-# lane 1 number i of key j + 1. How far apart are these two in memory?
+# The first two take as long alone as all three together. The third pass hides behind them: while one block reads
+# values, the others on its multiprocessor compute scores. With all threads the third pass is even slower by itself. I do
+# not know why. My guess is that 64 threads in each block walk down the values in step with the other blocks, which are
+# of the same head, and find in the cache what those have just loaded; four groups are at four places at a time.
+#
+# So what are the first two doing, with all threads busy? `observe` counts what each line asks for. Before you run the
+# cell, look at the line in `weigh_keys` that loads keys. Lane 0 reads number i of key j, lane 1 number i of key j + 1.
+# How far apart are these two in memory?
 
 # %%
 from labkit import observe
@@ -222,9 +228,8 @@ print(f"{requests / 1e6:.1f} million requests of 32 lines, {clock_ghz:.2f} GHz: 
 print(f"recorded on the H200: {h200('attention', 1024)['three_pass']:,.0f} us")
 
 # %% [markdown]
-# That is most of it. I had been looking at threads that do nothing, and the trouble was in those that work. A quarter
-# of a block's threads is enough to fetch the values, because several blocks share a multiprocessor. The price that the
-# author paid for simple code was close to nothing.
+# That is most of it. I had been looking at threads that do nothing, and the trouble was in those that work. The price
+# that the author paid for simple code was nothing at all.
 #
 # ## The whole matrix in one block
 #
@@ -252,8 +257,8 @@ PlainTable(f"Blocks of 256 threads with {registers} registers each, on a multipr
 # Theirs held halves, 32 KB for 128 tokens, and by their account one block to a multiprocessor. They blame that, and
 # three phases that wait for each other, and a second-level cache that would have held the scores anyway.
 #
-# On the H200 I would add a simpler reason. Twelve heads are twelve blocks, and the GPU has 132 multiprocessors. The
-# other 120 look on. A batch of many sentences would fill them, as theirs did. Then the occupancy in the table begins to
+# On the H200 it takes ten times as long as three passes, at 128 tokens, and I would add a simpler reason. Twelve heads
+# are twelve blocks, and the GPU has 132 multiprocessors. The other 120 look on. A batch of many sentences would fill them, as theirs did. Then the occupancy in the table begins to
 # count, and at 242 tokens the matrix does not fit into any block.
 #
 # What the attempt got right is the aim. What it got wrong is to keep more than it needs. So how much does one need?
@@ -384,9 +389,11 @@ for S in (1024, 4096):
     print(f"{S:5,} tokens: {left:.0%} of the tiles, {times:.0%} of the time on the H200")
 
 # %% [markdown]
-# The blocks of a causal launch differ: the last has the whole row of tiles to do, the first a single one. A GPU hands
-# out blocks in order, and a long one that starts last keeps everybody waiting. So the kernel numbers them from the end,
-# long ones first. What remains of the difference is that.
+# At 4,096 tokens the time is what the tiles say, at 1,024 it is not. The blocks of a causal launch differ: the last has
+# its whole row of tiles to do, the first a single one. At 1,024 tokens there are 192 blocks. An H200 holds all of them
+# at once, and the launch takes as long as its longest block, which saves nothing. At 4,096 there are 768, more than fit,
+# and where a short one has ended, another begins. For that the long ones must come first, so the kernel numbers its
+# blocks from the end.
 #
 # ## The ladder
 
@@ -401,12 +408,26 @@ plots.ladder(found)
 # query, and whole_matrix does well, because one core does the work of all multiprocessors anyway. On a GPU, as told, it
 # is the other way around.
 #
-# PyTorch's fused attention is `scaled_dot_product_attention`, SDPA for short. In float32 the kernel here keeps up with
-# it. And both stay well below the limit of the multiply-adds. Each product wants its numbers from shared memory, as in
-# lesson 05, and between two products there is a softmax, with an exponential for each score.
+# PyTorch's fused attention is `scaled_dot_product_attention`, SDPA for short. In float32, on the H200 we recorded, the
+# kernel here is a little faster. Both stay well below the limit of the multiply-adds: each product wants its numbers
+# from shared memory, as in lesson 05, and between two products there is a softmax, with an exponential for each score.
 #
-# Here is where the rungs stand, in float32 and in halves, which come next. The scale is logarithmic: between the first
-# two rungs and the third lies a factor of nearly thirty, and that is tiles.
+# One line surprised me. PyTorch's unfused program writes all scores to memory and reads them back, twice.
+
+# %%
+for S in (1024, 4096):
+    us = h200("attention", S)
+    unfused = next(us[name] for name in us if name.startswith("PyTorch (two"))
+    print(f"{S:5,} tokens: three passes to unfused {us['three_pass'] / unfused:4.1f}, "
+          f"unfused to flash {unfused / us['flash']:.1f}")
+
+# %% [markdown]
+# Nearly everything that lies between three passes and flash, the unfused program has too, for a product of matrices is
+# made of tiles. Not to write the scores is worth less than a factor of two here. They are 50 MB at 1,024 tokens, and
+# the second-level cache of an H200 has 60. On a GPU with less of it, or with more tokens, the scores cost more, and at
+# some length they are more than the GPU's memory.
+#
+# Here is where the rungs stand on the roofline, in float32, and in halves, which come next.
 
 # %%
 names = ("attention", "attention_half")
@@ -422,8 +443,8 @@ attention_pictures.over_lengths(attention_series.attention_sizes())
 
 # %% [markdown]
 # Both axes are logarithmic. On the H200 every line ends as a straight one of the same slope: twice the tokens, four
-# times the work. They differ in where they begin to rise. Up to 128 tokens or so a kernel with few blocks takes its
-# least time, a few microseconds, and nobody gains from being clever.
+# times the work. They differ in where they begin to rise. Where there are few blocks, a kernel takes as long as one of
+# its blocks does, a few microseconds, and it hardly matters how clever it is.
 #
 # ## Halves on tensor cores
 #
@@ -484,11 +505,11 @@ for op in ("attention", "attention_half"):
     h200_table(op, [name for name in h200(op, 1024) if "flash" in name or "fused" in name])
 
 # %% [markdown]
-# Halves are several times as fast, and PyTorch's are faster still at 1,024 and more: it hands them to cuDNN, which
-# NVIDIA writes for this GPU. I know two things that ours leaves undone. It uses `mma.sync`, which on an H200 reaches
-# three quarters of what `wgmma` does (lesson 05). And in each warp products and exponentials take turns, so the tensor
-# cores wait for the softmax. FlashAttention-3 lets two groups of warps alternate, one multiplying while the other
-# exponentiates.
+# Halves are several times as fast. Up to 128 tokens ours is ahead of PyTorch's, from 1,024 on PyTorch's of ours. It hands
+# halves to cuDNN, which NVIDIA writes for this GPU. I know two things that ours leaves undone. It uses `mma.sync`, which
+# on an H200 reaches three quarters of what `wgmma` does (lesson 05). And in each warp products and exponentials take
+# turns, so the tensor cores wait for the softmax. FlashAttention-3 lets two groups of warps alternate, one multiplying
+# while the other exponentiates.
 #
 # ## One query, a long cache
 #
@@ -522,6 +543,25 @@ agree(ATTENTION_CACHED, sizes=sizes)
 attention_pictures.over_caches(attention_series.attention_keys())
 
 # %% [markdown]
+# On the H200, flash with its twelve blocks takes a time for each tile of keys, one after another, and so does the
+# three-pass kernel for its requests. With the keys split, a cache of a thousand costs little more than one of a hundred.
+# In float32 PyTorch has no form for this. In halves it has one, and at long caches it leaves ours far behind.
+
+# %%
+found = measure.recorded_series("attention_keys", gpu="NVIDIA H200")
+for line in found["lines"]:
+    if "decode" in line["name"] or "SDPA" in line["name"]:
+        nbytes = (4 if "f16" in line["name"] else 8) * 12 * 64 * np.array(found["keys"])
+        rates = nbytes / np.array(line["us"]) / 1000
+        print(f"{line['name']:12}" + "".join(f"{rate:8,.0f}" for rate in rates[[4, 6, 8, 9]]) + "  GB/s, at "
+              + ", ".join(f"{found['keys'][n]:,}" for n in (4, 6, 8, 9)))
+
+# %% [markdown]
+# A rate above that of memory means that the cache of keys lies in the GPU's own, the second-level cache. Look at decode
+# from 16,384 keys on. In halves it moves half as many bytes, and takes nearly as long. So it does not wait for bytes.
+# The second kernel goes through the slices one after the other, each step waits for its loads, and 32,768 keys are 256
+# slices. The 1,024 tokens of a GPT-2 are eight. I have left it, and know where to begin.
+#
 # `start`, the number of tokens so far, lies in device memory and is no argument of the launch. So one captured graph
 # (lesson 06) serves every token, however long the cache has become. The grid has blocks for a full cache, and those
 # that find no keys leave at once.
@@ -537,9 +577,11 @@ attention_pictures.over_caches(attention_series.attention_keys())
 # ## What I learned
 #
 # - Idle threads are easy to see and may cost nothing. Count the requests of those that work.
-# - A row of scores in shared memory is no crime. To read all keys again for every query is.
+# - A row of scores in shared memory is no crime. To read all keys again for every query is. Tiles are the larger half of
+#   flash attention; not to write the scores is the smaller one, at these lengths.
 # - The correction of a softmax is one multiplication. Tiles, split keys and caches all stand on it.
 # - Less memory traffic does not help a kernel that leaves 120 of 132 multiprocessors empty. I met that twice.
+# - Whatever is done one after the other, a loop over slices for one, becomes the limit once the rest is fast.
 # - A layout of registers can be a gift: the sums of one product are the factor of the next, lane by lane.
 #
 # ## Resources
