@@ -176,10 +176,10 @@ def h200_table(op, names, sizes=(16, 128, 1024, 4096)):
 h200_table("attention", ("three_pass", "all_threads"))
 
 # %% [markdown]
-# My own guess was 2.5: five units of time before, two after. What came is less than nothing. With all threads at work it
-# is never faster, and at 4,096 tokens it is nearly twice as slow. If four times as many threads do not help, the third
-# pass is not where the time goes. So I took the kernel apart: the first two passes alone, and the third alone with
-# weights of 1.
+# My own guess was 2.5: five units of time before, two after. What came is less than nothing. With all threads at work
+# it is never faster, and at 4,096 tokens it is nearly twice as slow. If four times as many threads do not help, the
+# third pass is not where the time goes. So I took the kernel apart: the first two passes alone, and the third alone
+# with weights of 1.
 
 # %%
 passes = measure.recorded_series("attention_passes", gpu="NVIDIA H200")
@@ -188,9 +188,9 @@ for name, us in passes["us"].items() if passes else ():
 
 # %% [markdown]
 # The first two take as long alone as all three together. The third pass hides behind them: while one block reads
-# values, the others on its multiprocessor compute scores. With all threads the third pass is even slower by itself. I do
-# not know why. My guess is that 64 threads in each block walk down the values in step with the other blocks, which are
-# of the same head, and find in the cache what those have just loaded; four groups are at four places at a time.
+# values, the others on its multiprocessor compute scores. With all threads the third pass is even slower by itself. I
+# do not know why. My guess is that 64 threads in each block walk down the values in step with the other blocks, which
+# are of the same head, and find in the cache what those have just loaded; four groups are at four places at a time.
 #
 # So what are the first two doing, with all threads busy? `observe` counts what each line asks for. Before you run the
 # cell, look at the line in `weigh_keys` that loads keys. Lane 0 reads number i of key j, lane 1 number i of key j + 1.
@@ -258,8 +258,9 @@ PlainTable(f"Blocks of 256 threads with {registers} registers each, on a multipr
 # three phases that wait for each other, and a second-level cache that would have held the scores anyway.
 #
 # On the H200 it takes ten times as long as three passes, at 128 tokens, and I would add a simpler reason. Twelve heads
-# are twelve blocks, and the GPU has 132 multiprocessors. The other 120 look on. A batch of many sentences would fill them, as theirs did. Then the occupancy in the table begins to
-# count, and at 242 tokens the matrix does not fit into any block.
+# are twelve blocks, and the GPU has 132 multiprocessors. The other 120 look on. A batch of many sentences would fill
+# them, as theirs did. Then the occupancy in the table begins to count, and at 242 tokens the matrix does not fit into
+# any block.
 #
 # What the attempt got right is the aim. What it got wrong is to keep more than it needs. So how much does one need?
 #
@@ -391,9 +392,9 @@ for S in (1024, 4096):
 # %% [markdown]
 # At 4,096 tokens the time is what the tiles say, at 1,024 it is not. The blocks of a causal launch differ: the last has
 # its whole row of tiles to do, the first a single one. At 1,024 tokens there are 192 blocks. An H200 holds all of them
-# at once, and the launch takes as long as its longest block, which saves nothing. At 4,096 there are 768, more than fit,
-# and where a short one has ended, another begins. For that the long ones must come first, so the kernel numbers its
-# blocks from the end.
+# at once, and the launch takes as long as its longest block, which saves no tile; it only has its multiprocessor to
+# itself, towards the end. At 4,096 there are 768 blocks, more than fit, and where a short one has ended, another
+# begins. For that the long ones must come first, so the kernel numbers its blocks from the end.
 #
 # ## The ladder
 
@@ -505,11 +506,11 @@ for op in ("attention", "attention_half"):
     h200_table(op, [name for name in h200(op, 1024) if "flash" in name or "fused" in name])
 
 # %% [markdown]
-# Halves are several times as fast. Up to 128 tokens ours is ahead of PyTorch's, from 1,024 on PyTorch's of ours. It hands
-# halves to cuDNN, which NVIDIA writes for this GPU. I know two things that ours leaves undone. It uses `mma.sync`, which
-# on an H200 reaches three quarters of what `wgmma` does (lesson 05). And in each warp products and exponentials take
-# turns, so the tensor cores wait for the softmax. FlashAttention-3 lets two groups of warps alternate, one multiplying
-# while the other exponentiates.
+# Halves are several times as fast. Up to 128 tokens ours is ahead of PyTorch's, from 1,024 on PyTorch's of ours. It
+# hands halves to cuDNN, which NVIDIA writes for this GPU. I know two things that ours leaves undone. It uses
+# `mma.sync`, which on an H200 reaches three quarters of what `wgmma` does (lesson 05). And in each warp products and
+# exponentials take turns, so the tensor cores wait for the softmax. FlashAttention-3 lets two groups of warps
+# alternate, one multiplying while the other exponentiates.
 #
 # ## One query, a long cache
 #
@@ -544,8 +545,8 @@ attention_pictures.over_caches(attention_series.attention_keys())
 
 # %% [markdown]
 # On the H200, flash with its twelve blocks takes a time for each tile of keys, one after another, and so does the
-# three-pass kernel for its requests. With the keys split, a cache of a thousand costs little more than one of a hundred.
-# In float32 PyTorch has no form for this. In halves it has one, and at long caches it leaves ours far behind.
+# three-pass kernel for its requests. With the keys split, a cache of a thousand costs little more than one of a
+# hundred. In float32 PyTorch has no form for this. In halves it has one, and at long caches it leaves ours far behind.
 
 # %%
 found = measure.recorded_series("attention_keys", gpu="NVIDIA H200")
@@ -557,10 +558,10 @@ for line in found["lines"]:
               + ", ".join(f"{found['keys'][n]:,}" for n in (4, 6, 8, 9)))
 
 # %% [markdown]
-# A rate above that of memory means that the cache of keys lies in the GPU's own, the second-level cache. Look at decode
-# from 16,384 keys on. In halves it moves half as many bytes, and takes nearly as long. So it does not wait for bytes.
-# The second kernel goes through the slices one after the other, each step waits for its loads, and 32,768 keys are 256
-# slices. The 1,024 tokens of a GPT-2 are eight. I have left it, and know where to begin.
+# Look at decode from 16,384 keys on. In halves it moves half as many bytes, at a far lower rate, and takes three
+# quarters of the time or more. So it does not wait for bytes. The second kernel goes through the slices one after the
+# other, each step waits for its loads, and 32,768 keys are 256 slices. The 1,024 tokens of a GPT-2 are eight. I have
+# left it, and know where to begin.
 #
 # `start`, the number of tokens so far, lies in device memory and is no argument of the launch. So one captured graph
 # (lesson 06) serves every token, however long the cache has become. The grid has blocks for a full cache, and those
