@@ -386,8 +386,9 @@ agree(ATTENTION_CAUSAL, sizes=sizes)
 for S in (1024, 4096):
     side = S // 64
     left = side * (side + 1) / 2 / side**2
-    times = h200("attention_causal", S)["flash"] / h200("attention", S)["flash"]
-    print(f"{S:5,} tokens: {left:.0%} of the tiles, {times:.0%} of the time on the H200")
+    causal, whole = h200("attention_causal", S), h200("attention", S)
+    ours, torch = (next(causal[name] / whole[name] for name in whole if part in name) for part in ("flash", ", fused"))
+    print(f"{S:5,} tokens: {left:.0%} of the tiles, {ours:.0%} of the time on the H200 (PyTorch's: {torch:.0%})")
 
 # %% [markdown]
 # At 4,096 tokens the time is what the tiles say, at 1,024 it is not. The blocks of a causal launch differ: the last has
@@ -444,8 +445,8 @@ attention_pictures.over_lengths(attention_series.attention_sizes())
 
 # %% [markdown]
 # Both axes are logarithmic. On the H200 every line ends as a straight one of the same slope: twice the tokens, four
-# times the work. They differ in where they begin to rise. Where there are few blocks, a kernel takes as long as one of
-# its blocks does, a few microseconds, and it hardly matters how clever it is.
+# times the work. They differ in where they begin to rise. Flash is level up to a hundred tokens or so. There the GPU is
+# not full, and a launch takes as long as one of its blocks, a few microseconds, whether there are ten of them or fifty.
 #
 # ## Halves on tensor cores
 #
@@ -506,7 +507,7 @@ for op in ("attention", "attention_half"):
     h200_table(op, [name for name in h200(op, 1024) if "flash" in name or "fused" in name])
 
 # %% [markdown]
-# Halves are several times as fast. Up to 128 tokens ours is ahead of PyTorch's, from 1,024 on PyTorch's of ours. It
+# Halves are several times as fast. Up to 128 tokens ours are ahead of PyTorch's, from 1,024 on PyTorch's of ours. It
 # hands halves to cuDNN, which NVIDIA writes for this GPU. I know two things that ours leaves undone. It uses
 # `mma.sync`, which on an H200 reaches three quarters of what `wgmma` does (lesson 05). And in each warp products and
 # exponentials take turns, so the tensor cores wait for the softmax. FlashAttention-3 lets two groups of warps
@@ -578,8 +579,8 @@ for line in found["lines"]:
 # ## What I learned
 #
 # - Idle threads are easy to see and may cost nothing. Count the requests of those that work.
-# - A row of scores in shared memory is no crime. To read all keys again for every query is. Tiles are the larger half of
-#   flash attention; not to write the scores is the smaller one, at these lengths.
+# - A row of scores in shared memory is no crime. To read all keys again for every query is.
+# - At these lengths tiles are the larger half of flash attention, and not to write the scores is the smaller one.
 # - The correction of a softmax is one multiplication. Tiles, split keys and caches all stand on it.
 # - Less memory traffic does not help a kernel that leaves 120 of 132 multiprocessors empty. I met that twice.
 # - Whatever is done one after the other, a loop over slices for one, becomes the limit once the rest is fast.
