@@ -85,7 +85,7 @@ def test_amdahl():
 def test_the_tables_hold_the_sources_numbers(series):
     for how in ("called", "graph"):
         spec = generation_experiment.generation_table(series, "small", how).table()
-        assert len(spec["rows"]) == 9 and spec["rows"][0][-1] == "179.92, 5.558, 0.528"
+        assert len(spec["rows"]) == 9 and spec["rows"][0][-1].split() == ["179.92,", "5.558,", "0.528"]
     assert generation_experiment.amdahl_table(series).table()["rows"][0][0] == "a token, small" + (
         ", in a graph" if device.on_gpu() else "")
     assert set(SOURCE) == set(PROMPTS)
