@@ -264,7 +264,8 @@ def vanished(both: dict) -> Section:
         "The source finds a kernel that is three times as fast in the mean, and a program as fast as before. Amdahl's "
         "law says why: if a part takes the share p of the time and becomes s times as fast, the whole becomes "
         "1 / (1 - p + p / s) times as fast, and never more than 1 / (1 - p). With a cache, a step of generation has "
-        "one row of scores for each head, not a square; the softmax of one row is a small part of it."]
+        "one row of scores for each head, not a square; the softmax of one row is a small part of it. Share and "
+        "speed-up were measured apart from the whole; the whole then does what the law says."]
     for series in both["generation"]:
         parts += [experiment.amdahl_table(series), generation_pictures.gains(series)]
     for series in both["step_launches"]:
@@ -296,24 +297,25 @@ def parallel() -> Section:
 def block() -> Section:
     t = THEIR_BLOCK
     L4 = occupancy.L4
-    rows = [("theirs", "NVIDIA L4", str(t["multiprocessors"]), f"{t['threads']:,}", str(t["block"]),
+    rows = [("theirs", "L4", str(t["multiprocessors"]), f"{t['threads']:,}", str(t["block"]),
              str(t["warps"]), "-", str(t["shared_bytes"]), str(t["blocks"]), f"{t['occupancy']:.0%}"),
-            ("theirs, computed", L4.name, str(L4.multiprocessors), f"{L4.threads:,}", "256", "8", "32 assumed", "256",
+            ("theirs, computed", "L4", str(L4.multiprocessors), f"{L4.threads:,}", "256", "8", "32 assumed", "256",
              str(occupancy.blocks(L4, 256, 32, 256)), f"{occupancy.occupancy(L4, 256, 32, 256):.0%}")]
     gpu = occupancy.H200
     found = measure.recorded_ladder("masked_softmax_causal")
-    taken = [(row.name, one) for row in found.rungs for one in row.resources] if found else []
+    taken = [one for row in found.rungs for one in row.resources] if found else []
     if device.on_gpu():
-        gpu, taken = occupancy.of_device(), taken + [("now", one) for one in _now()]
-    for name, one in taken:
+        gpu, taken = occupancy.of_device(), _now()
+    for one in taken:
         threads = int(np.prod(one["block"]))
         need = threads, one["registers"], one["shared_bytes"]
-        rows.append((name, gpu.name, str(gpu.multiprocessors), f"{gpu.threads:,}", str(threads), str(-(-threads // 32)),
-                     str(one["registers"]), str(one["shared_bytes"]), str(occupancy.blocks(gpu, *need)),
+        rows.append((one["kernel"].removesuffix("_kernel"), gpu.name.removeprefix("NVIDIA "), str(gpu.multiprocessors),
+                     f"{gpu.threads:,}", str(threads), str(-(-threads // 32)), str(one["registers"]),
+                     str(one["shared_bytes"]), str(occupancy.blocks(gpu, *need)),
                      f"{occupancy.occupancy(gpu, *need):.0%}"))
     return Section("What a block takes", "Table 4", (
-        PlainTable("Resources and occupancy", ("kernel", "GPU", "SMs", "threads per SM", "block", "warps", "registers",
-                                               "shared, bytes", "blocks per SM", "occupancy"), tuple(rows)),
+        PlainTable("Resources and occupancy", ("kernel", "GPU", "SMs", "threads/SM", "block", "warps", "registers",
+                                               "shared bytes", "blocks/SM", "occupancy"), tuple(rows)),
         "Software takes no silicon, as the source says of its own last question; registers and shared memory are what "
         "a kernel costs. The fastest kernel has the lowest occupancy: it has many loads on their way in each warp."))
 
@@ -345,8 +347,8 @@ def summary(both: dict) -> Section:
     return Section("Both together", "Figure 11", (
         PlainTable("Mean speed-up by fusing", ("where", "model", "the kernel", "tokens a second"), tuple(rows),
                    ("The kernel: masked softmax of one matrix of 512 and 1,024, with and without a mask, against a "
-                    "library's steps, launched as the model's kernels are. Tokens a second: softmax in one launch over "
-                    "softmax in three.",)),))
+                    "library's steps, launched as the model's kernels are. From Python one launch of ours costs more than a "
+                    "library's calls. Tokens a second: softmax in one launch over softmax in three.",)),))
 
 
 # --- The page --------------------------------------------------------------------------------------------------------
