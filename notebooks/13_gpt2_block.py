@@ -431,16 +431,16 @@ PlainTable("One block: microseconds", heads, tuple(rows),
 from labkit import plots
 
 wanted = ("CUDA C++, ten kernels", "PyTorch, float32", "seven, float32", "seven, float16")
-shown = {name: times[name] for name in wanted if None not in times[name]}
+shown = {name: [us or np.nan for us in times[name]] for name in wanted if any(times[name])}
 plots.curves(block_pictures.LENGTHS, shown, "One block, over the tokens", "tokens", "microseconds",
              log_x=True, log_y=True, marks=True, place="Recorded on NVIDIA H200") if shown else "Not recorded."
 
 # %% [markdown]
 # *Ten kernels* are ours of the same kind as the source's: a tree for each LayerNorm, tiles of 16 × 16, three passes of
 # attention. The same ten in CUDA C++ stand beside them, so what lies between those two lines is the language and its
-# compiler. What lies between them and the seven is everything that this course has been about: patches in registers,
-# attention in tiles, splitting a product that is too small for the GPU, and three kernels that are no longer there. The
-# source says of itself that it is a skeleton, to be studied before the muscle. It is a good one.
+# compiler: a few percent. What lies between them and the seven is everything that this course has been about: patches
+# in registers, attention in tiles, splitting a product that is too small for the GPU, and three kernels that are no
+# longer there. The source says of itself that it is a skeleton, to be studied before the muscle. It is a good one.
 #
 # With few tokens the launches, the waiting and the weights decide; with many, the products and the attention.
 #
