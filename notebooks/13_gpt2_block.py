@@ -298,9 +298,9 @@ for way, key in ways.items():
 print(f"recorded on {calls['where']}, {calls['date']}" if calls else "")
 
 # %% [markdown]
-# Seven launches cost Python about as much as ten: the seven launchers have more to decide. Allocating adds nearly half
-# of it again. And in a graph all of this is gone. A block with 16 tokens has bytes for 7 us. Called from Python, the
-# GPU sits idle nearly all the time, however fast its kernels are. Before you look at the next cell, think about what a
+# Seven launches cost Python about as much as ten: the seven launchers have more to decide. Allocating adds a third of
+# it or more. And in a graph all of this is gone. A block with 16 tokens has bytes for 7 us. Called from Python, the GPU
+# sits idle nearly all the time, however fast its kernels are. Before you look at the next cell, think about what a
 # block needs so that it can be recorded: which addresses may change from call to call?
 
 # %%
