@@ -500,7 +500,8 @@ print(f"largest error {error.max():.2f} of the allowed, {len(report.races)} race
 # %%
 from labkit import device
 
-ladder(ATTENTION_HALF) if device.on_gpu() else measure.recorded_ladder("attention_half", gpu="NVIDIA H200")
+recorded = measure.recorded_ladder("attention_half", gpu="NVIDIA H200")
+ladder(ATTENTION_HALF) if device.on_gpu() else recorded
 
 # %%
 for op in ("attention", "attention_half"):
@@ -548,16 +549,18 @@ attention_pictures.over_caches(attention_series.attention_keys())
 # %% [markdown]
 # On the H200, flash with its twelve blocks takes a time for each tile of keys, one after another, and so does the
 # three-pass kernel for its requests. With the keys split, a cache of a thousand costs little more than one of a
-# hundred. In float32 PyTorch has no form for this. In halves it has one, and at long caches it leaves ours far behind.
+# hundred. In float32 PyTorch's line looks like that of a kernel without such a form. In halves it has one, and at long
+# caches it leaves ours far behind.
 
 # %%
 found = measure.recorded_series("attention_keys", gpu="NVIDIA H200")
+picked, rows = (1024, 4096, 16_384, 32_768), []
 for line in found["lines"]:
     if "decode" in line["name"] or "SDPA" in line["name"]:
-        nbytes = (4 if "f16" in line["name"] else 8) * 12 * 64 * np.array(found["keys"])
-        rates = nbytes / np.array(line["us"]) / 1000
-        print(f"{line['name']:12}" + "".join(f"{rate:8,.0f}" for rate in rates[[4, 6, 8, 9]]) + "  GB/s, at "
-              + ", ".join(f"{found['keys'][n]:,}" for n in (4, 6, 8, 9)))
+        us = dict(zip(found["keys"], line["us"], strict=True))
+        each = 12 * 64 * (4 if "f16" in line["name"] else 8)  # bytes of a key and a value
+        rows.append((line["name"], *(f"{each * keys / us[keys] / 1000:,.0f}" for keys in picked)))
+PlainTable("Keys and values read, GB/s on an H200", ("", *(f"{keys:,} keys" for keys in picked)), tuple(rows))
 
 # %% [markdown]
 # Look at decode from 16,384 keys on. In halves it moves half as many bytes, at a far lower rate, and takes three
