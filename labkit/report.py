@@ -347,8 +347,8 @@ def summary(both: dict) -> Section:
     return Section("Both together", "Figure 11", (
         PlainTable("Mean speed-up by fusing", ("where", "model", "the kernel", "tokens a second"), tuple(rows),
                    ("The kernel: masked softmax of one matrix of 512 and 1,024, with and without a mask, against a "
-                    "library's steps, launched as the model's kernels are. From Python one launch of ours costs more than "
-                    "a library's calls. Tokens a second: softmax in one launch over softmax in three.",)),))
+                    "library's steps, launched as the model's kernels are. From Python one launch of ours costs more "
+                    "than a library's calls. Tokens a second: softmax in one launch over softmax in three.",)),))
 
 
 # --- The page --------------------------------------------------------------------------------------------------------
