@@ -509,11 +509,30 @@ for op in ("attention", "attention_half"):
     h200_table(op, [name for name in h200(op, 1024) if "flash" in name or "fused" in name])
 
 # %% [markdown]
-# Halves are several times as fast. Up to 128 tokens ours are ahead of PyTorch's, from 1,024 on PyTorch's of ours. It
-# hands halves to cuDNN, which NVIDIA writes for this GPU. I know two things that ours leaves undone. It uses
-# `mma.sync`, which on an H200 reaches three quarters of what `wgmma` does (lesson 05). And in each warp products and
-# exponentials take turns, so the tensor cores wait for the softmax. FlashAttention-3 lets two groups of warps
-# alternate, one multiplying while the other exponentiates.
+# Halves are several times as fast as float32. What sets their limit? Take a tile of 64 queries and 128 keys, in heads
+# of 64, and count the clocks of a multiprocessor for each kind of work in it. Write down your order before you run the
+# cell: the two products, the powers, and the rest, for which I counted some 400 instructions a warp.
+
+# %%
+tiles = 12 * (4096 // 64) * (4096 // 128) / 132  # of each multiprocessor, at 4,096 tokens
+clocks = {"two products, 4,096 flop a clock": 2 * 2 * 64 * 128 * 64 / 4096,
+          "powers of two, 16 a clock": 64 * 128 / 16,
+          "scale, largest, sum, rounding": 400}
+for name, each in (*clocks.items(), ("one after the other", sum(clocks.values()))):
+    print(f"{name:34} {each:6,.0f} clocks {tiles * each / clock_ghz / 1000:6.0f} us at 4,096 tokens")
+
+# %% [markdown]
+# No part is small beside another, and the exponentials cost as much as the tensor cores. Done one after the other, they
+# add up. Done at the same time, they would take little more than a third of that. With `mma.sync` a warp waits for its
+# product, and only other warps can fill the gap.
+#
+# `wgmma` (lesson 05) runs on while the four warps that started it do something else. `flash_wgmma` is built on that, in
+# the way of FlashAttention-3. One group of four warps does nothing but start copies by TMA. The others have 64 queries
+# each, and while a product runs they take the powers of the next tile. The gift of the layout holds there, too: `wgmma`
+# takes its first factor from registers, and they are the ones that the sums came in.
+#
+# On the H200 that we recorded, `flash` with `mma.sync` is ahead of PyTorch up to 128 tokens. At 1,024 and more PyTorch,
+# which hands halves to cuDNN, is well ahead of it. The table says what `wgmma` makes of that.
 #
 # ## One query, a long cache
 #
@@ -549,8 +568,7 @@ attention_pictures.over_caches(attention_series.attention_keys())
 # %% [markdown]
 # On the H200, flash with its twelve blocks takes a time for each tile of keys, one after another, and so does the
 # three-pass kernel for its requests. With the keys split, a cache of a thousand costs little more than one of a
-# hundred. In float32 PyTorch's line looks like that of a kernel without such a form. In halves it has one, and at long
-# caches it leaves ours far behind.
+# hundred. In float32 PyTorch's line looks like that of a kernel without such a form. In halves it has one.
 
 # %%
 found = measure.recorded_series("attention_keys", gpu="NVIDIA H200")
@@ -563,10 +581,11 @@ for line in found["lines"]:
 PlainTable("Keys and values read, GB/s on an H200", ("", *(f"{keys:,} keys" for keys in picked)), tuple(rows))
 
 # %% [markdown]
-# Look at decode from 16,384 keys on. In halves it moves half as many bytes, at a far lower rate, and takes three
-# quarters of the time or more. So it does not wait for bytes. The second kernel goes through the slices one after the
-# other, each step waits for its loads, and 32,768 keys are 256 slices. The 1,024 tokens of a GPT-2 are eight. I have
-# left it, and know where to begin.
+# This table led me to a mistake of mine. In the first version of the second kernel, every thread went through the
+# slices one after the other, and waited for its loads at each. 32,768 keys are 256 slices. Floats took 167 us for them,
+# halves 133: half the bytes in nearly the same time, so it did not wait for bytes. Now four threads share the slices
+# for each number of the head, and each has four on their way before it adds. The 1,024 tokens of a GPT-2 are eight
+# slices. There it hardly mattered, and I would not have found it without the long caches.
 #
 # `start`, the number of tokens so far, lies in device memory and is no argument of the launch. So one captured graph
 # (lesson 06) serves every token, however long the cache has become. The grid has blocks for a full cache, and those
@@ -576,7 +595,8 @@ PlainTable("Keys and values read, GB/s on an H200", ("", *(f"{keys:,} keys" for 
 #
 # - attention in three passes, with 64 threads and with all of them for the third
 # - a whole matrix of scores in shared memory, kept for why it fails
-# - flash attention in float32 for any length and heads of a multiple of 16, and in halves on tensor cores
+# - flash attention in float32 for any length and heads of a multiple of 16; in halves on tensor cores, by `mma.sync`
+#   and by `wgmma`
 # - both with a causal mask that skips tiles, and with a cache of keys and values
 # - a form for one query: keys split over blocks, and a kernel that joins what they found
 #
@@ -587,7 +607,8 @@ PlainTable("Keys and values read, GB/s on an H200", ("", *(f"{keys:,} keys" for 
 # - At these lengths tiles are the larger half of flash attention, and not to write the scores is the smaller one.
 # - The correction of a softmax is one multiplication. Tiles, split keys and caches all stand on it.
 # - Less memory traffic does not help a kernel that leaves 120 of 132 multiprocessors empty. I met that twice.
-# - Whatever is done one after the other, a loop over slices for one, becomes the limit once the rest is fast.
+# - Whatever is done one after the other becomes the limit once the rest is fast: a loop over slices, or powers that
+#   wait for products.
 # - A layout of registers can be a gift: the sums of one product are the factor of the next, lane by lane.
 #
 # ## Resources
