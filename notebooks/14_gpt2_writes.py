@@ -357,7 +357,7 @@ ties[0, [1500, 700, 1900]] = 3.5
 found = cuda.device_array(1, np.int32)
 argmax(cuda.to_device(ties), found)
 print("three equal ones, at 700, 1500 and 1900; found:", found.copy_to_host()[0])
-agree(ARGMAX, sizes=({"R": 3, "C": 5}, {"R": 7, "C": 1000}))
+agree(ARGMAX, ["argmax_packed"], sizes=({"R": 3, "C": 5}, {"R": 7, "C": 1000}))
 
 # %% [markdown]
 # ## It writes
@@ -389,12 +389,14 @@ mine = yours.answers()
 mine
 
 # %% [markdown]
-# And this puts the course's own answers into the model, one at a time and then all together, and compares every
-# activation with float64. `yours.one_by_one(mine, tiny, prompt)` does it with yours, and
-# `yours.with_kernels(tiny, mine)` is the model that then writes with them.
+# Lesson 13 puts them into a block. Three of them belong to a whole model: the embedding, the cache, the logits. Here are
+# the course's own answers, one at a time and then all together, with every activation compared with float64.
+# `yours.one_by_one(mine, tiny, prompt)` does it with yours, and `yours.with_kernels(tiny, mine)` is the model that then
+# writes with them.
 
 # %%
-yours.one_by_one(yours.answers(solutions=True), tiny, prompt)
+answers = yours.answers("embed_tokens", "append_rows", "linear_patch", solutions=True)
+yours.one_by_one(answers, tiny, prompt)
 
 # %% [markdown]
 # ## Where a token's time goes
