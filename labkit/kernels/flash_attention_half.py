@@ -26,6 +26,7 @@ from labkit.kernels.flash_attention import (
     make_copy_rows,
     make_decode,
 )
+from labkit.kernels.flash_attention_wgmma import attention_flash_wgmma, takes_flash_wgmma
 from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO
 from labkit.kernels.tensor_core import CHUNK, MMA, add_product
 from labkit.op import rung, uniform
@@ -259,9 +260,17 @@ def attention_decode_half(qkv, heads, out, *, cache=None, start=None, causal=Fal
     launch_decode(qkv, heads, out, cache, start, causal, stream, workspace, np.float16)
 
 
+SHORT = 32  # queries: for so few, blocks of 16 are ready sooner than blocks of 64 that TMA has to be set up for
+
+
 def attention_half(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
     """The rung to use."""
-    pick = attention_decode_half if cache is not None and out.shape[0] <= FEW else attention_flash_half
+    if cache is not None and out.shape[0] <= FEW:
+        pick = attention_decode_half
+    elif device.on_gpu() and out.shape[0] > SHORT and takes_flash_wgmma(qkv, heads, out, cache):
+        pick = attention_flash_wgmma
+    else:
+        pick = attention_flash_half
     pick(qkv, heads, out, cache=cache, start=start, causal=causal, stream=stream)
 
 
@@ -295,7 +304,7 @@ def _inputs_with_cache(rng, S, H, D, before):
 
 def _half(causal: bool) -> dict:
     return {
-        "launchers": (attention_flash_half,),
+        "launchers": (attention_flash_half, attention_flash_wgmma),
         "inputs": _inputs,
         "tolerance": functools.partial(tolerance_half, causal=causal),
         "bytes": lambda S, H, D: 8 * S * H * D,
