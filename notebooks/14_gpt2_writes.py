@@ -389,8 +389,8 @@ mine = yours.answers()
 mine
 
 # %% [markdown]
-# Lesson 13 puts them into a block. Three of them belong to a whole model: the embedding, the cache, the logits. Here are
-# the course's own answers, one at a time and then all together, with every activation compared with float64.
+# Lesson 13 puts them into a block. Some belong to a whole model: the embedding, the cache, the logits. Here are the
+# course's own answers to these, one at a time and then all together, with every activation compared with float64.
 # `yours.one_by_one(mine, tiny, prompt)` does it with yours, and `yours.with_kernels(tiny, mine)` is the model that then
 # writes with them.
 
@@ -427,12 +427,13 @@ pictures.step_shares(step, len(step["steps"]) - 1)  # the latest position that w
 # on an NVIDIA L4, and let it write on three prompts up to a hundred tokens. Its kernel was 1.24 to 4.78 times as fast
 # as PyTorch's steps. I do the same. Attention is taken apart again: a launch for the scores, then scale, mask and
 # softmax as three launches or as one, then a launch for the values. A third row has the attention of lesson 12, one
-# kernel for everything. First on this machine, with the tiny model:
+# kernel for everything. First on this machine, with the tiny model and one of the prompts:
 
 # %%
 from labkit import device
 
-mine_here = experiment.generation(models=("tiny",), length=device.pick(gpu=100, cpu=22))
+length = device.pick(gpu=100, cpu=22)  # tokens of a text, the prompt among them
+mine_here = experiment.generation(("tiny",), ["The quick brown fox"], length=length)
 experiment.generation_table(mine_here)
 
 # %% [markdown]
