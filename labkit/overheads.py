@@ -1,7 +1,7 @@
 """What a program pays besides its kernels: starting up, copying, launching. The series of lesson 06.
 
     cold_start()       a small product in a fresh process, three times over, as ranges
-    copy_sizes()       copies of 4 bytes to 256 MB
+    copy_sizes()       copies of 4 bytes to 512 MB
     launch_sizes()     one addition from Python, from PyTorch, and inside a graph, over sizes
     fair_baseline()    three small steps: kernels of their own, fused, PyTorch's, compiled, each also in a graph
     trace()            the small product on the GPU's own time line, as PyTorch's profiler (CUPTI) records it
@@ -165,23 +165,18 @@ SOURCE_US = {"matrix product": 125_366.415, "allocate": 125_357.659, "copy to th
              "copy to the host": 0.110, "free": 0.140}
 
 
-def trips_table(first: list[dict], second: list[dict], recorded: dict | None | str = "auto") -> PlainTable:
+def trips_table(first: list[dict], second: list[dict], recorded: dict | None = None) -> PlainTable:
     """The parts of the small product in microseconds: the source's, a recorded GPU's cold and warm, and two trips taken
     here, each as Ranges.to_json() gives it."""
-    if recorded == "auto":
-        recorded = measure.recorded_series("cold_start")
-    trips = [None, None] if recorded is None else [recorded["trips"][0], recorded["trips"][-1]]
-    columns = [SOURCE_US, *(None if trip is None else {one["path"][-1]: 1000 * one["ms"] for one in trip}
-                            for trip in (*trips, first, second))]
-    rows = [(part, *("-" if column is None else number(column.get(part)) for column in columns)) for part in SOURCE_US]
-    gpu = "a GPU" if recorded is None else recorded["where"].removeprefix("NVIDIA ")
+    recorded = recorded or measure.recorded_series("cold_start", gpu="NVIDIA H200")
+    columns = [SOURCE_US, *({one["path"][-1]: 1000 * one["ms"] for one in trip}
+                            for trip in (recorded["trips"][0], recorded["trips"][-1], first, second))]
+    rows = [(part, *(number(column.get(part)) for column in columns)) for part in SOURCE_US]
+    gpu = recorded["where"].removeprefix("NVIDIA ")
     notes = ["Microseconds, by the host's clock. The source timed with nsys; its ranges do not wait for the device.",
-             f"Here: {measure.where()}."]
-    if recorded is None:
-        notes.append("No GPU's cold start is recorded yet.")
-    else:
-        notes.append(f"{recorded['where']}, {recorded['date']}: a fresh process; before the first range it imported "
-                     f"labkit and Numba ({recorded['import_ms']:,.0f} ms).")
+             f"Here: {measure.where()}.",
+             f"{recorded['where']}, {recorded['date']}: a fresh process; before the first range it imported "
+             f"labkit and Numba ({recorded['import_ms']:,.0f} ms)."]
     return PlainTable("A small product, end to end", ("part", "source, cold", f"{gpu}, cold", f"{gpu}, warm",
                                                       "here, first", "here, second"), tuple(rows), tuple(notes))
 
@@ -196,8 +191,6 @@ def baseline_table(here: dict | None = None, recorded: dict | None | str = "auto
         rows += [(row["name"], number(row["kernels"]), number(row["call_us"]), number(row["graph_us"]),
                   found["where"].split(":")[0]) for row in found["rows"]]
         notes.append(f"{size_text(found['size'])}: {found['where']}, {found['date']}.")
-    if not rows:
-        notes.append("Nothing is recorded yet.")
     return PlainTable("Bias, GELU, residual: one call in a row of many",
                       ("", "kernels", "from Python, us", "in a graph, us", "where"), tuple(rows), tuple(notes))
 
@@ -230,13 +223,16 @@ def trace() -> dict | None:
     return _stamp({"events": events_of(found)})
 
 
-def trace_panel(series: dict | None = None) -> dict | None:
-    """The trace taken here, or else the recorded one, as a panel of plots.timeline; None where there is neither."""
-    series = series or trace() or measure.recorded_series("trace")
-    if not series or not series["events"]:
-        return None
+def trace_panel(series: dict | None = None) -> dict:
+    """The trace taken here, or else the recorded one, as a panel of plots.timeline."""
+    series = series or trace() or measure.recorded_series("trace", gpu="NVIDIA H200")
     return {"title": f"Measured on {series['where']}, {series['date']}: warm, by PyTorch's profiler",
-            "events": series["events"]}
+            "events": [_named(event) for event in series["events"]]}
+
+
+def _named(event: dict) -> dict:
+    """The profiler's exporter writes "Kernel" for a range called "kernel"."""
+    return {**event, "name": event["name"].lower()} if event["row"].startswith("ranges") else event
 
 
 ROWS = {"user_annotation": "ranges", "cuda_driver": "driver", "cuda_runtime": "driver", "kernel": "GPU",

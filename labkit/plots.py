@@ -31,6 +31,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.textpath import TextPath
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from labkit import measure
@@ -46,6 +47,7 @@ GREY, INK, FAINT = "#A7ADB3", "#22272B", "#66707A"
 # The same colours, dark enough to be read as text on white.
 TEXT = {BLUE: BLUE, ORANGE: "#8F6200", GREEN: "#00785A", VERMILLION: "#B84F00", PURPLE: "#A34D82", GREY: FAINT}
 WIDTH = 7.0  # inches: 700 pixels at 100 dots an inch
+LONGEST_NAME = 38  # characters beside a bar
 
 STYLE = {
     "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": 9.5,
@@ -127,16 +129,16 @@ def ladder(measured: Ladder, recorded: Ladder | None | str = "auto") -> CourseFi
                            + f". {_place(measured.where, measured.machine.get('date'))}.")
     with rc_context(STYLE):
         for ax, panel in zip(axes, panels, strict=True):
-            _ladder_panel(ax, panel)
+            _ladder_panel(ax, panel, [row.name for shown in panels for row in shown.rows])
     return figure
 
 
-def _ladder_panel(ax, panel: Ladder) -> None:
+def _ladder_panel(ax, panel: Ladder, names: list[str]) -> None:
     rows = panel.rows
     rates = [panel.rate(row) for row in rows]
     show_rate = panel.on_gpu and all(rate is not None for rate in rates)
     values = rates if show_rate else [row.timing.p50 for row in rows]
-    _wide_left(ax)
+    _wide_left(ax, names)
     longest = max([*values, panel.limit]) if show_rate else max(values)
     for y, (row, value) in enumerate(zip(rows, values, strict=True)):
         ax.barh(y, value, height=0.62, color=BLUE if row.kind == "rung" else GREY,
@@ -150,8 +152,8 @@ def _ladder_panel(ax, panel: Ladder) -> None:
                     ha="right" if inside else "left", fontsize=9,
                     color="white" if inside and row.kind == "rung" else INK,
                     bbox={"facecolor": BLUE, "edgecolor": "none", "pad": 2} if inside and row.failed else None)
-        ax.annotate(row.name, (0, y), xytext=(-8, 0), textcoords="offset points", ha="right", va="center", fontsize=9,
-                    color=INK if row.kind == "rung" else FAINT, annotation_clip=False)
+        ax.annotate(_shorten(row.name, LONGEST_NAME), (0, y), xytext=(-8, 0), textcoords="offset points", ha="right",
+                    va="center", fontsize=9, color=INK if row.kind == "rung" else FAINT, annotation_clip=False)
     ax.set_ylim(len(rows) - 0.45, -0.95 if show_rate else -0.55)
     ax.set_yticks([])
     ax.set_xlim(0, longest * 1.06)
@@ -170,10 +172,13 @@ def _limit_line(ax, panel: Ladder) -> None:
                 xytext=(-6, -1), textcoords="offset points", ha="right", va="top", fontsize=8.5, color=INK)
 
 
-def _wide_left(ax) -> None:
-    """Room for names left of the bars."""
+def _wide_left(ax, names=()) -> None:
+    """Room for names left of the bars: as much as the widest takes."""
+    outlines = [TextPath((0, 0), _shorten(name, LONGEST_NAME), size=9).get_extents() for name in names]
+    widest = max((outline.width for outline in outlines), default=0)
+    left = max(0.30, (1.08 * widest + 14) / 72 / WIDTH)  # drawn text is a little wider than its outline
     box = ax.get_position()
-    ax.set_position((0.30, box.y0, 0.67, box.height))
+    ax.set_position((left, box.y0, 0.97 - left, box.height))
 
 
 def _panel_title(ax, text: str) -> None:

@@ -270,9 +270,9 @@ print(f"    NumPy takes as long as          {recorded['numpy_ms'] / kernel:6.0f}
 print(f"    NumPy takes as long as          {recorded['numpy_ms'] / trip_ms:6.2f} trips")
 
 # %% [markdown]
-# That is this lesson in one picture. On the H200 the kernel is some two hundred times as fast as NumPy, and the trip is
-# no faster at all. The kernel reads from the GPU's own memory, thousands of GB each second. The data got there over the
-# *bus* that joins host and GPU, and through a queue at its gate.
+# That is this lesson in one picture. On the H200 the kernel is more than a hundred times as fast as NumPy, and the trip
+# is no faster at all. The kernel reads from the GPU's own memory, thousands of GB each second. The data got there over
+# the *bus* that joins host and GPU, and through a queue at its gate.
 #
 # On the CPU device there is no bus. A "copy to the device" is a copy from one part of your memory to another, and the
 # kernel runs on the processor that NumPy runs on. Its bars show that the steps happen, and nothing about a GPU.

@@ -234,7 +234,7 @@ print(f"volume addition      {volume_ms:.3f} ms for 12 bytes an element")
 print(f"broadcast addition   {ms['long_rows']:.3f} ms for  8 bytes an element")
 
 # %% [markdown]
-# A third fewer bytes, and 6% less time. So bytes are not what this rung waits for. Both kernels start a thread for each
+# A third fewer bytes, and 7% less time. So bytes are not what this rung waits for. Both kernels start a thread for each
 # element, let it work out where it is, and send it home after one store. That costs the same however few bytes there
 # are, and a load that the cache answers is still a load. In lesson 01, on the large vector, threads with four elements
 # each came out well ahead of threads with one. I expect the same cure to work here and have not measured it.
@@ -251,7 +251,7 @@ print(f"broadcast addition   {ms['long_rows']:.3f} ms for  8 bytes an element")
 #
 # - Broadcasting is a step of zero. Once I had written the steps down, I could read the index formulas off them.
 # - The order of names in `x, y, z = cuda.grid(3)` decides which axis a warp walks. The order that read well to me was
-#   5.9 times slower than the best on the H200.
+#   six times slower than the best on the H200.
 # - A cube is the worst size for a test. Swapped axes pass it.
 # - A small array that is read often costs next to nothing in bytes. It still costs loads, and I had left those out of
 #   my prediction.

@@ -324,9 +324,9 @@ for name, asked in flop_per_byte.items():
     print(f"{name:10} {asked:12.2f} {allowed:25.1f} {h200.row(f'matmul_{name}').tflops:28.2f}")
 
 # %% [markdown]
-# The coalesced rung does four times what its requests would allow. So most of them never reach memory. The cache
-# answers them, because neighbouring warps and blocks have asked for the same numbers a moment before. Tiling does on
-# purpose what the cache does by chance.
+# The coalesced rung does more than four times what its requests would allow. So most of them never reach memory. The
+# cache answers them, because neighbouring warps and blocks have asked for the same numbers a moment before. Tiling does
+# on purpose what the cache does by chance.
 #
 # The two tiled rungs surprised me more. A tile of 32 asks for half as much as a tile of 16, and is worth 5%. Both stay
 # far below what memory would allow. Whatever they wait for, it is not memory any more.

@@ -184,14 +184,25 @@ print(f"Triton's add_kernel: {code['warps']} warps, {code['registers']} register
 
 # %% [markdown]
 # The sums first. Triton, cuTile and PyTorch are within one percent of each other, and so is the rung of lesson 01 that
-# loads four elements ahead. The plain kernel in Numba is a fifth slower. Its thread asks for two numbers and waits. In
-# Triton the program says 1,024 elements and nothing about threads, and the compiler made of it what that rung does by
-# hand: 128 threads with 8 elements each, four loads of 128 bits before the first addition.
+# loads four elements ahead. The plain kernel in Numba reaches four fifths of that. Its thread asks for two numbers and
+# waits. In Triton the program says 1,024 elements and nothing about threads, and the compiler made of it what that rung
+# does by hand: 128 threads with 8 elements each, four loads of 128 bits before the first addition.
 #
 # It does so only when it knows enough. Triton looks at the arguments of a launch: a pointer that is divisible by 16, an
 # n that is divisible by 16. I compiled the same program twice for the H200, without launching it. Told that n is
 # divisible by 16, it has 4 loads of 128 bits. Not told, it has 16 loads of 32 bits, since the mask may end within a
 # vector. One more element in the array, and another program runs.
+#
+# The tiles of 16 from above were the source's, not mine. Triton gives a program 128 threads, if nothing else is said.
+# What will they do with 16 elements? Predict the curve.
+
+# %%
+pictures.over_tiles(series.tile_sizes())
+
+# %% [markdown]
+# With 16 elements most of the threads have nothing to do, and a block costs its start, however little it does. Half the
+# elements in a block are twice the blocks, and on the H200 twice the time. From 256 on, two for each thread, memory is
+# what it waits for, and the size makes no difference.
 #
 # Softmax surprised me twice. PyTorch's own takes twice as long as the other two. And cuTile's, with the shortest source
 # of all, takes longer still.
@@ -275,8 +286,8 @@ else:
 #   say why cuTile promises nothing about it.
 # - `pictures.masks(n, 8)`: for which n is nothing masked? If n is uniformly random, what share of a large program is
 #   wasted on average? And of softmax, where a row of 1,025 takes a vector of 2,048?
-# - With a GPU that runs cuTile: `pictures.over_tiles(series.tile_sizes())`. Where do you expect a tile of 16, when the
-#   smallest block has 128 threads?
+# - With a GPU that runs cuTile: the figure over the size of a tile has a second line there. Where do you expect it at
+#   16, when a block of cuTile has 128 threads at least?
 # - With a GPU: launch `triton_kernels.softmax_kernel` by hand with `num_warps=1` and with 32. Predict first which of
 #   the two suffers from registers, and which from waiting.
 #

@@ -274,7 +274,7 @@ for name, place in series["places"].items():
 print(f"measured on {series['where']}, {series['date']}")
 
 # %% [markdown]
-# On this H200 memory takes 23 times as long as shared memory, not 80. What surprised me more is the second line: a
+# On this H200 memory takes 24 times as long as shared memory, not 80. What surprised me more is the second line: a
 # number that the L1 cache happens to hold comes nearly as fast as one that I put into shared memory myself. The two are
 # the same piece of silicon. Shared memory is worth it for being under control, and for the exchange between threads. As
 # a mere cache it gains little.
@@ -410,7 +410,7 @@ counters.profile("softmax")
 # - I ask of each loop how many loads it has on their way. It explained three of my results.
 # - The online rule is worth more as a piece of algebra than as a faster softmax. A row that fits into registers does
 #   not need it.
-# - Sentences such as "80 times faster" are worth measuring. It was 23, and the cache between the two is what counts.
+# - Sentences such as "80 times faster" are worth measuring. It was 24, and the cache between the two is what counts.
 #
 # ## Resources
 #

@@ -314,10 +314,10 @@ PlainTable("Called from Python, us: p50 (p5–p95)", columns, tuple(rows),
 # Look at the report's figures first. 512 and 1,024 take the same time: 0.030 ms, with four times the work. So it was
 # not the work that was timed. A kernel that needs less than its launch shows the time of the launch.
 #
-# Ours tell the same story, louder. At B = 1 a call of ours costs close to 40 us for both sizes, more than PyTorch's
-# calls, although the kernel itself takes 2 to 3 us. The rest is Python. The report also gives a ratio of bandwidths,
-# 0.85, and that is of the same kind: the fused kernel reaches fewer GB/s because it has fewer bytes to move in the same
-# time. It is no fault.
+# Ours tell the same story, louder. At B = 1 a call of ours costs a little over 40 us for both sizes, more than
+# PyTorch's calls, although the kernel itself takes 2 to 3 us. The rest is Python. The report also gives a ratio of
+# bandwidths, 0.85, and that is of the same kind: the fused kernel reaches fewer GB/s because it has fewer bytes to move
+# in the same time. It is no fault.
 #
 # Where does the floor end? Here is one matrix over its size, called and in a graph, in which Python has no part.
 

@@ -26,6 +26,20 @@ def test_ladder_on_a_gpu():
         assert part in shown
 
 
+def test_long_names_beside_the_bars_stay_on_the_figure():
+    from dataclasses import replace
+
+    measured = made_up.ladder()
+    rows = [replace(row, name=name) for row, name in
+            zip(measured.rows, ("matmul_half_wgmma_specialised", "PyTorch (unfused: cuBLAS with the bias, then GELU)"),
+                strict=False)]
+    figure = plots.ladder(replace(measured, rows=tuple(rows)))
+    figure.canvas.draw()
+    names = [text for text in figure.findobj(Text) if text.get_text().startswith(("matmul_half", "PyTorch"))]
+    assert len(names) == 2
+    assert all(text.get_window_extent().x0 >= 0 for text in names)
+
+
 def test_ladder_on_the_cpu_device_shows_times_only():
     figure = plots.ladder(made_up.ladder(on_gpu=False))
     shown = texts(figure)

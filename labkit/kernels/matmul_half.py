@@ -217,7 +217,7 @@ def matmul_half_hand_blocked_kernel(a, b, out):
 
 @rung(kernel=matmul_half_hand_blocked_kernel, needs=MMA,
       idea="tiles of 64 x 64 in shared memory, halves copied one by one",
-      failed="on the H200 it ran 4096^3 at 11.2 TFLOP/s, where tensor_core reached 13.8: the repeated reads of that "
+      failed="on the H200 it ran 4096^3 at 11.1 TFLOP/s, where tensor_core reached 13.6: the repeated reads of that "
              "one hit the caches, and this adds barriers and copies of single halves. Shared memory pays with copies "
              "of 16 bytes past the registers and with ldmatrix: the next rung")
 def matmul_half_hand_blocked(a, b, out, stream=0):
@@ -247,7 +247,7 @@ def matmul_half_three_stage(a, b, out, stream=0):
     """As double_buffered, with a third buffer: a copy has two stages' time to arrive.
 
     Third buffers have lost on other GPUs: on an RTX 3090 one is reported slower than two at every shape of MiniLM,
-    whose K is 384 or 1536. On the H200 it is within 1% of two at those K, and ahead at 4096^3: 311 against 286 TFLOP/s.
+    whose K is 384 or 1536. On the H200 it is ahead of two by 1% and 4% at those K, in a graph, and by 9% at 4096^3.
     """
     check_product(a, b, None, None, out, weights=False)
     launch(THREE_STAGE, a, b, None, None, out, stream)
@@ -261,7 +261,7 @@ F16_SUMS = make_staged(DOUBLE_BUFFERED.tile, half_sums=True)
 def matmul_half_f16_sums(a, b, out, stream=0):
     """As double_buffered, with sums in float16: half the registers, and rounded at every step of 16 along K.
 
-    GeForce GPUs multiply twice as fast this way; the H200 does not: 285 against 286 TFLOP/s at 4096^3. The relative
+    GeForce GPUs multiply twice as fast this way; the H200 does not: 283 against 281 TFLOP/s at 4096^3. The relative
     error grows from 2.1e-4 to 7.3e-4 at K = 384, 1.4e-3 at 1536, 2.4e-3 at 4096.
     """
     check_product(a, b, None, None, out, weights=False)

@@ -9,7 +9,7 @@
 
 import numpy as np
 from matplotlib import rc_context
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from labkit import measure
 from labkit.measure import CPU_DEVICE
@@ -188,7 +188,8 @@ def over_tiles(series: dict | None = None) -> CourseFigure | None:
         box = ax.get_position()
         ax.set_position((0.095, box.y0, 0.76, box.height))
         ends = []
-        for line, colour, marker in zip(series["lines"], (ORANGE, GREEN), "so", strict=False):
+        for line in series["lines"]:
+            colour, marker = {"Triton": (GREEN, "o"), "cuTile": (ORANGE, "s")}[line["name"]]
             ax.plot(series["tiles"], line["gbs"], color=colour, marker=marker, markeredgewidth=0)
             ends.append((series["tiles"][-1], line["gbs"][-1], line["name"], TEXT[colour]))
         ax.set_xscale("log", base=2)
@@ -196,8 +197,9 @@ def over_tiles(series: dict | None = None) -> CourseFigure | None:
         ax.xaxis.set_minor_locator(NullLocator())
         ax.set_xlabel("elements in a tile")
         ax.set_ylim(0, None)
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         ax.set_ylabel("GB/s")
         _quiet(ax, "y")
         _label_ends(ax, ends)
-        _panel_title(ax, _place(series["where"], series.get("date")))
+        _panel_title(ax, f"Vector addition, {series['n']:,} elements. " + _place(series["where"], series.get("date")))
     return figure
