@@ -380,6 +380,10 @@ DECODE_THREADS = 128
 SLICE = 128  # keys of a block
 
 
+def teams_of(size: int) -> int:
+    return max(1, 256 // size)
+
+
 @functools.cache
 def make_decode(size: int, half: bool = False):
     """Two kernels for heads of `size` numbers: the first for a slice of the keys, the second for what they found.
@@ -396,6 +400,8 @@ def make_decode(size: int, half: bool = False):
     SCORES, FOUND = TURNS * GROUPS, GROUPS * SIZE
     STEPS, KEYS = SLICE * LANES // DECODE_THREADS, DECODE_THREADS // LANES  # keys of a thread, and of all, for scores
     DISTANCES = (1,) if half else (1, 2)
+    TEAMS, AT_ONCE = teams_of(size), 4  # threads that combine slices, for each number; slices that one loads at once
+    OF_TEAMS = TEAMS * size
     RECORD = SIZE + 4  # of a slice: its mixed values, its total, its largest score and two numbers that nobody reads
 
     @cuda.jit(device=True)
@@ -529,23 +535,50 @@ def make_decode(size: int, half: bool = False):
 
     @cuda.jit
     def attention_decode_combine_kernel(found, start, out, room, slices, causal):
-        i = uint32(cuda.threadIdx.x)  # as many threads as a head has numbers
+        """A thread has one number of the head; TEAMS of them share the slices, corrected as tiles are."""
+        team_largest = cuda.shared.array(TEAMS, float32)
+        team_total = cuda.shared.array(TEAMS, float32)
+        team_mixed = cuda.shared.array(OF_TEAMS, float32)
+        largests = cuda.local.array(AT_ONCE, float32)
+        totals = cuda.local.array(AT_ONCE, float32)
+        parts = cuda.local.array(AT_ONCE, float32)
+        thread = uint32(cuda.threadIdx.x)
+        team, i = uint32(thread // uint32(SIZE)), uint32(thread % uint32(SIZE))
         head, t = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y)
         seen = uint32(uint32(start[0]) + (t + uint32(1) if causal else uint32(out.shape[0])))
-        seen = min(seen, room)
-        record = uint32(uint32(uint32(t * uint32(cuda.gridDim.x)) + head) * slices * uint32(RECORD))
+        count = uint32((min(seen, room) + uint32(SLICE - 1)) // uint32(SLICE))
+        first = uint32(uint32(uint32(t * uint32(cuda.gridDim.x)) + head) * slices)
         largest, total, mixed = NOTHING, ZERO, ZERO
-        key0 = uint32(0)
-        while key0 < seen:  # one number of the head: all slices, corrected as tiles are
-            of_slice = found[record + uint32(SIZE + 1)]
-            new = max(largest, of_slice)
-            correction, weight = ptx.exp2_approx(largest - new), ptx.exp2_approx(of_slice - new)
-            total = total * correction + found[record + uint32(SIZE)] * weight
-            mixed = mixed * correction + found[record + i] * weight
+        slice_ = team
+        while slice_ < count:
+            for n in range(AT_ONCE):  # no branches, so that all loads can be under way at once
+                one = uint32(slice_ + uint32(n * TEAMS))
+                record = uint32(uint32(first + min(one, uint32(count - uint32(1)))) * uint32(RECORD))
+                parts[n], totals[n] = found[record + i], found[record + uint32(SIZE)]
+                largests[n] = found[record + uint32(SIZE + 1)] if one < count else NOTHING
+            new = largest
+            for n in range(AT_ONCE):
+                new = max(new, largests[n])
+            correction = ptx.exp2_approx(largest - new)
+            total, mixed = total * correction, mixed * correction
+            for n in range(AT_ONCE):
+                weight = ptx.exp2_approx(largests[n] - new)
+                total += totals[n] * weight
+                mixed += parts[n] * weight
             largest = new
-            record = uint32(record + uint32(RECORD))
-            key0 = uint32(key0 + uint32(SLICE))
-        out[t, uint32(head * uint32(SIZE)) + i] = mixed / total
+            slice_ = uint32(slice_ + uint32(AT_ONCE * TEAMS))
+        team_mixed[thread] = mixed
+        if i == uint32(0):
+            team_largest[team], team_total[team] = largest, total
+        cuda.syncthreads()
+        if team == uint32(0):
+            for other in range(1, TEAMS):
+                new = max(largest, team_largest[other])
+                correction, weight = ptx.exp2_approx(largest - new), ptx.exp2_approx(team_largest[other] - new)
+                total = total * correction + team_total[other] * weight
+                mixed = mixed * correction + team_mixed[uint32(other * SIZE) + i] * weight
+                largest = new
+            out[t, uint32(head * uint32(SIZE)) + i] = mixed / total
 
     return attention_decode_slice_kernel, attention_decode_combine_kernel
 
@@ -588,4 +621,5 @@ def launch_decode(qkv, heads, out, cache, start, causal, stream, workspace, dtyp
     find, combine = make_decode(size, dtype == np.float16)
     find[(slices, heads, rows), DECODE_THREADS, stream](
         qkv, keys_values, start, out, first, scale_for_powers_of_two(size), np.uint32(causal), workspace)
-    combine[(heads, rows), size, stream](workspace, start, out, np.uint32(room), np.uint32(slices), np.uint32(causal))
+    combine[(heads, rows), size * teams_of(size), stream](
+        workspace, start, out, np.uint32(room), np.uint32(slices), np.uint32(causal))
