@@ -24,7 +24,7 @@ import numpy as np
 
 from labkit import cuda
 from labkit.kernels.attention import append_to_cache, attention, attention_reference, attention_three_pass
-from labkit.kernels.flash_attention_half import attention_flash_half
+from labkit.kernels.flash_attention_half import attention_half
 from labkit.kernels.fused_linear import fused_reference, fused_tiled
 from labkit.kernels.gelu import gelu_per_thread, gelu_sigmoid_form
 from labkit.kernels.launching import check_array
@@ -195,7 +195,7 @@ class Kernels:
 
 
 FUSED = Kernels()
-HALF = Kernels(layernorm_half_warp, linear, attention_flash_half)
+HALF = Kernels(layernorm_half_warp, linear, attention_half)
 # A kernel for each of the ten steps, none of them tuned: where the ladders of the lessons begin.
 KERNEL_FOR_EACH_STEP = Kernels(layernorm_block_tree, separately(fused_tiled, gelu_per_thread, residual_add_per_thread),
                                attention_three_pass)
