@@ -397,7 +397,8 @@ def readme_table(measurements: dict) -> str:
     if limits.get("f16_tflops"):
         tensor = (f", {limits['f16_tflops']:,.0f} TFLOP/s (f16 tensor cores, on tiles that stay in shared memory); for "
                   f"TF32 half of that is taken")
-    return (f"Measured on {m['device']}, {measure.days(ladders)} ({versions}). CUDA events, cold caches, p50. Limits: "
+    return (f"Measured on {m['device']}, {measure.days(ladders)} ({versions}). CUDA events, cold caches "
+            f"(a block of GPT-2: in a graph), p50. Limits: "
             f"{limits['bandwidth_gbs']:,.0f} GB/s (a copy, read and write), {limits['fp32_tflops']:.1f} TFLOP/s "
             f"(float32 multiply-adds in registers){tensor}.\n\n{table}")
 

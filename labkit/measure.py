@@ -344,13 +344,15 @@ def days(ladders: Iterable[Ladder]) -> str:
 
 @dataclass(frozen=True)
 class LadderRow:
-    """One rung or rival. Rates and the fraction of the limit are None where they would not be a GPU's."""
+    """One rung or rival. Rates and the fraction of the limit, which are those of `timing`, are None where they would
+    not be a GPU's. Of an operation of many launches `timing` is its time in a graph, and `called` that from Python."""
 
     name: str
     idea: str
     kind: str  # "rung", "rival" (a library on the GPU) or "host" (NumPy)
     timing: Timing
     graph: Timing | None = None
+    called: Timing | None = None
     gbs: float | None = None
     tflops: float | None = None
     fraction: float | None = None
@@ -412,12 +414,16 @@ class Ladder(ResultTable):
 
     def table(self) -> dict:
         first = self.rungs[0].timing.p50 if self.rungs else None
+        called = any(row.called for row in self.rows)
         notes = [f"p50 of the runs, in ms. {_place(self.where)}"]
         rows = []
         if self.on_gpu:
-            columns = ["", "ms", "p5 to p95", "in a graph", self.unit, "of the limit", "speed-up", "error"]
+            columns = ["", "ms", "p5 to p95", "from Python" if called else "in a graph", self.unit, "of the limit",
+                       "speed-up", "error"]
             notes.append(f"Limit: {number(self.limit)} {self.unit} ({self.limit_label}).")
-            if any(row.graph for row in self.rows):
+            if called:
+                notes.append("Where a time from Python is given as well, the launches of the first are in a CUDA graph.")
+            elif any(row.graph for row in self.rows):
                 notes.append("In a graph no launch waits for Python, and the inputs stay in the cache.")
         else:
             columns = ["", "ms", "p5 to p95", "speed-up", "error"]
@@ -426,7 +432,8 @@ class Ladder(ResultTable):
             t = row.timing
             cells = [row.name, number(t.p50), f"{number(t.p5)} to {number(t.p95)}"]
             if self.on_gpu:
-                cells += [number(row.graph.p50 if row.graph else None), number(self.rate(row)),
+                other = row.called if called else row.graph
+                cells += [number(other.p50 if other else None), number(self.rate(row)),
                           "-" if row.fraction is None else f"{row.fraction:.0%}"]
             cells += ["-" if first is None else number(first / t.p50), f"{row.error_units:.2f}"]
             rows.append(cells)
@@ -463,7 +470,7 @@ class Ladder(ResultTable):
         def timing(value):
             return None if value is None else Timing(**value)
 
-        rows = tuple(LadderRow(**{**row, "timing": timing(row["timing"]), "graph": timing(row["graph"]),
+        rows = tuple(LadderRow(**{**row, **{name: timing(row.get(name)) for name in ("timing", "graph", "called")},
                                   "kernels": tuple(row["kernels"]), "resources": tuple(row.get("resources", ()))})
                      for row in data["rows"])
         return cls(**{**data, "rows": rows})
@@ -518,11 +525,14 @@ def ladder(op: Op, size: dict | None = None, *, rivals: bool = True, rungs=None,
             raise AssertionError(f"{name} at {size_text(size)}: {verdict.problem}")
         return verdict
 
-    def row(name, idea, kind, timing, verdict, **more) -> LadderRow:
+    def row(name, idea, kind, timing, verdict, graph=None, **more) -> LadderRow:
+        called = None
+        if op.many_launches and graph is not None:
+            timing, called = graph, timing
         gbs = op.bytes(**size) / timing.p50 / 1e6
         tflops = op.flops(**size) / timing.p50 / 1e9
         is_gpu = device.on_gpu() and kind != "host"
-        return LadderRow(name, idea, kind, timing, gbs=gbs if device.on_gpu() else None,
+        return LadderRow(name, idea, kind, timing, graph, called, gbs=gbs if device.on_gpu() else None,
                          tflops=tflops if device.on_gpu() else None,
                          fraction=bound.time_ms / timing.p50 if is_gpu else None,
                          error=verdict.error, error_units=verdict.units, **more)

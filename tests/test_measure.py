@@ -277,3 +277,14 @@ def test_a_gpu_ladder_knows_what_its_kernels_take():
     assert 0 < taken["occupancy"] <= 1
     assert found.row("matmul_tiled").graph.p50 > 0
     assert all(row.graph for row in found.rivals if row.name.startswith("PyTorch"))
+
+
+def test_what_is_launched_in_a_graph_and_from_python_is_told_apart():
+    """Of many launches the time in a graph is the one that rates are of; the other has a column of its own."""
+    recorded = measure.recorded_ladder("gpt2_block", {"S": 16}, "NVIDIA H200")
+    row = recorded.row("block_fused")
+    assert row.timing == row.graph and row.called.p50 > row.timing.p50
+    assert row.tflops == pytest.approx(recorded.flops / row.timing.p50 / 1e9)
+    assert row.fraction == pytest.approx(recorded.bound_ms / row.timing.p50)
+    assert "from Python" in recorded.table()["columns"] and "in a graph" not in recorded.table()["columns"]
+    assert measure.Ladder.from_json(recorded.to_json()).row("block_fused") == row
