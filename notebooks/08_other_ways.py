@@ -288,8 +288,8 @@ for row in hints["found"]:
 #   say why cuTile promises nothing about it.
 # - `pictures.masks(n, 8)`: for which n is nothing masked? If n is uniformly random, what share of a large program is
 #   wasted on average? And of softmax, where a row of 1,025 takes a vector of 2,048?
-# - With a GPU that runs cuTile: the figure over the size of a tile has a second line there. Where do you expect it at
-#   16, when a block of cuTile has 128 threads at least?
+# - The two curves over the size of a tile lie on top of each other, up to 128 in steps of exactly two. What does that
+#   say about who computes and who only waits? How many blocks a second does the H200 start?
 # - With a GPU: launch `triton_kernels.softmax_kernel` by hand with `num_warps=1` and with 32. Predict first which of
 #   the two suffers from registers, and which from waiting.
 #
