@@ -38,7 +38,7 @@ roofline.predict(ATTENTION, S=1024, H=12, D=64)
 # There are 256 flops to a byte. On paper this is a problem for the arithmetic, as a matrix product is, and not for the
 # memory, as softmax is. The scores are 12 × 1,024 × 1,024 numbers, 50 MB, four times as much as goes in and comes out.
 # A program that writes them, reads and writes them for softmax, and reads them again moves 200 MB more than it has to.
-# The library rival in the ladders below is such a program. None of our kernels is.
+# The rivals of two products and a softmax in the ladder below are such programs. None of our kernels is.
 #
 # ## Where the numbers of a head lie
 #
@@ -177,9 +177,9 @@ h200_table("attention", ("three_pass", "all_threads"))
 
 # %% [markdown]
 # My own guess was 2.5: five units of time before, two after. What came is less than nothing. With all threads at work
-# it is never faster, and at 4,096 tokens it is nearly twice as slow. If four times as many threads do not help, the
-# third pass is not where the time goes. So I took the kernel apart: the first two passes alone, and the third alone
-# with weights of 1.
+# it is never faster, and at 4,096 tokens it takes more than half as long again. If four times as many threads do not
+# help, the third pass is not where the time goes. So I took the kernel apart: the first two passes alone, and the third
+# alone with weights of 1.
 
 # %%
 passes = measure.recorded_series("attention_passes", gpu="NVIDIA H200")
@@ -408,8 +408,8 @@ plots.ladder(found)
 
 # %% [markdown]
 # On the CPU device three_pass and all_threads come last, because 256 threads go by all those barriers for every single
-# query, and whole_matrix does well, because one core does the work of all multiprocessors anyway. On a GPU, as told, it
-# is the other way around.
+# query, and whole_matrix does well, because one core does the work of all multiprocessors anyway. On a GPU, as told,
+# whole_matrix is the slowest.
 #
 # PyTorch's fused attention is `scaled_dot_product_attention`, SDPA for short. In float32, on the H200 we recorded, the
 # kernel here is a little faster. Both stay well below the limit of the multiply-adds: each product wants its numbers
@@ -445,9 +445,11 @@ from labkit import attention_series
 attention_pictures.over_lengths(attention_series.attention_sizes())
 
 # %% [markdown]
-# Both axes are logarithmic. On the H200 every line ends as a straight one of the same slope: twice the tokens, four
-# times the work. They differ in where they begin to rise. Flash is level up to a hundred tokens or so. There the GPU is
-# not full, and a launch takes as long as one of its blocks, a few microseconds, whether there are ten of them or fifty.
+# Both axes are logarithmic. On the H200 the lines become straight, with the same slope: twice the tokens, four times
+# the work. (Three passes rises once more at 8,192 tokens. Their keys and values are 50 MB, and I suppose that they no
+# longer stay in the second-level cache.) The lines differ in where they begin to rise. Flash is level up to a hundred
+# tokens or so. There the GPU is not full, and a launch takes as long as one of its blocks, a few microseconds, whether
+# there are ten of them or fifty.
 #
 # ## Halves on tensor cores
 #
@@ -524,17 +526,43 @@ for name, each in (*clocks.items(), ("one after the other", sum(clocks.values())
 # %% [markdown]
 # No part is small beside another, and the exponentials cost as much as the tensor cores. Done one after the other, they
 # add up. Done at the same time, they would take little more than a third of that. With `mma.sync` a warp waits for its
-# product, and only other warps can fill the gap.
+# product, and only other warps can fill the gap. It also gets no more than three quarters of the tensor cores' rate
+# (lesson 05).
 #
 # `wgmma` (lesson 05) runs on while the four warps that started it do something else. `flash_wgmma` is built on that, in
-# the way of FlashAttention-3. One group of four warps does nothing but start copies by TMA. The others have 64 queries
-# each, and while a product runs they take the powers of the next tile. The gift of the layout holds there, too: `wgmma`
-# takes its first factor from registers, and they are the ones that the sums came in.
+# the way of FlashAttention-3. What changed against `flash`:
 #
-# On the H200 that we recorded, `flash` with `mma.sync` is ahead of PyTorch up to 128 tokens. At 1,024 and more PyTorch,
-# which hands halves to cuDNN, is well ahead of it, and from 128 on `flash_wgmma` is ahead of both. At 4,096 tokens it
-# takes what the tensor cores and the exponentials would take one after the other, with everything else thrown in. Of
-# what overlapping could save, that is more than a third.
+# - One group of four warps does nothing but start copies, by TMA. The others, three or only one, have 64 queries each.
+# - Queries, keys and values go from shared memory into the product without passing through registers. The powers are
+#   the exception, and the gift of the layout holds there, too: `wgmma` takes its first factor from registers, and they
+#   are the ones that the sums came in.
+# - While a product runs, the powers of the next tile are taken. Here is the middle of the loop, one round for each
+#   tile. Before you read on: which of the two products may still be running during `take_powers`?
+
+# %%
+from labkit.kernels.flash_attention_wgmma import make_flash_wgmma
+
+source = inspect.getsource(make_flash_wgmma)
+middle = source[source.index("start_scores(scores, query_tile, key_tile)") :]
+middle = middle[: middle.index("pack(words, scores)") + len("pack(words, scores)")]
+print(textwrap.dedent(" " * 20 + middle))
+
+# %% [markdown]
+# `wgmma_wait(1)` waits until no more than one product is under way. The scores came first, so it is the product of the
+# *last* tile's powers with its values. (The loop that does nothing never runs. Without it the compiler, which is free
+# to do so, moved the wait before the powers.)
+#
+# The table above has what came of it. On the H200 that we recorded, `flash` with `mma.sync` is ahead of PyTorch up to
+# 128 tokens, and well behind it from 1,024 on, where PyTorch hands halves to cuDNN. `flash_wgmma` is ahead of it at all
+# four lengths. With 16 tokens there is little to overlap and more to set up, and `flash` is the faster one. So
+# `attention_half`, the dotted line of flash over the lengths, picks `mma.sync` up to 64 queries, and `wgmma` beyond.
+#
+# Was it the overlap? To find out I let a warpgroup wait for all its products before it takes powers. It took 109 us for
+# 4,096 tokens, in place of 100. So most of what was gained against `flash` was there before: the instruction is
+# quicker, and while one warpgroup takes powers, the tensor cores multiply for the two others. Two more ideas only cost
+# time: blocks that stay and fetch their next queries early (105), and every fourth power by a polynomial, against the
+# queue at the units for exponentials (114). What is left is what the tensor cores and the exponentials would take one
+# after the other, with everything else thrown in. Of what overlapping could save, that is more than a third.
 #
 # ## One query, a long cache
 #
@@ -569,8 +597,13 @@ attention_pictures.over_caches(attention_series.attention_keys())
 
 # %% [markdown]
 # On the H200, flash with its twelve blocks takes a time for each tile of keys, one after another, and so does the
-# three-pass kernel for its requests. With the keys split, a cache of a thousand costs little more than one of a
+# three-pass kernel for its requests. With the keys split, a cache of two thousand costs little more than one of a
 # hundred. In float32 PyTorch's line looks like that of a kernel without such a form. In halves it has one.
+#
+# The prediction for 1,024 keys was 1.5 us, and decode takes some eight. A line that is level does not wait for bytes:
+# these are two launches in a row, and in each of them loads that wait for others. Further on the lines of decode bend,
+# at 8,192 keys in floats, at 16,384 in halves. Both are 50 MB. A smaller cache stays in the second-level cache from one
+# launch to the next, which is kind to a benchmark: in a model, the other layers have been there in between.
 
 # %%
 found = measure.recorded_series("attention_keys", gpu="NVIDIA H200")
@@ -584,12 +617,11 @@ PlainTable("Keys and values read, GB/s on an H200", ("", *(f"{keys:,} keys" for 
 
 # %% [markdown]
 # This table led me to a mistake of mine. In the first version of the second kernel, every thread went through the
-# slices one after the other, and waited for its loads at each. 32,768 keys are 256 slices. Floats took 167 us for them,
-# halves 133: half the bytes in nearly the same time, so it did not wait for bytes. Now four threads share the slices
-# for each number of the head, and each has four on their way before it adds. The 1,024 tokens of a GPT-2 are eight
-# slices. There it gains a microsecond or two, and I would not have found it without the long caches. At 32,768 the
-# table now has more than twice the rate for floats and three times that for halves. PyTorch's form for halves still
-# reads faster there, near the pace of a copy.
+# slices one after the other, and waited for its loads at each. 32,768 keys are 256 slices. The last column had 1,205
+# for floats and 757 for halves: half the bytes in nearly the same time, so it did not wait for bytes. Now four threads
+# share the slices for each number of the head, and each has four on their way before it adds. The 1,024 tokens of a
+# GPT-2 are eight slices. There it gains a microsecond or two, and I would not have found it without the long caches. At
+# the longest two PyTorch's form for halves still reads faster, near the pace of a copy.
 #
 # `start`, the number of tokens so far, lies in device memory and is no argument of the launch. So one captured graph
 # (lesson 06) serves every token, however long the cache has become. The grid has blocks for a full cache, and those
