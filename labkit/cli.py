@@ -44,6 +44,8 @@ def friendly(command):
         except UserError as error:
             fail(str(error), code=2)
         except KeyboardInterrupt:
+            if sys.stderr.isatty():
+                sys.stderr.write("\r")  # over the ^C of the terminal
             fail("Stopped.", code=130)
 
     return wrapper
@@ -318,9 +320,10 @@ def learn(
     course = courses.load()
     done = progress.finished(course)
     if list_:
+        width = 2 + max(len(chapter.title) for chapter in course.chapters)
         for chapter in course.chapters:
             mark = f"[green]finished {done[chapter.name]}[/]" if chapter.name in done else "[dim]to do[/]"
-            console.print(f"{chapter.number}  {chapter.title:28}{mark}")
+            console.print(f"{chapter.number}  {chapter.title:{width}}{mark}")
         return
 
     chapter = course.pick([lesson])[0] if lesson else progress.next_lesson(course)
@@ -626,9 +629,11 @@ def bench(
 @app.command()
 @friendly
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The text to go on from.")],
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="The text to go on from, in quotes. tiny takes '' for a new text.")
+    ],
     model: Annotated[
-        str, typer.Option(help="tiny, which scripts/train_tiny_gpt2.py makes; a folder; or a GPT-2's name on the hub.")
+        str, typer.Option(help="tiny, which is in the repository; a folder; or a GPT-2's name on the hub.")
     ] = "tiny",
     tokens: Annotated[int, typer.Option(help="At most so many tokens.", min=1)] = 64,
     temperature: Annotated[float, typer.Option(help="Below 1 the likely tokens become likelier; 0 is --greedy.")] = 0.8,
@@ -639,12 +644,15 @@ def generate(
     yours: Annotated[bool, typer.Option("--yours", help="With the kernels of your exercises in their places.")] = False,
     device: Device = None,
 ):
-    """Write text with a GPT-2 whose every layer is a kernel of this course. Ctrl-C stops it."""
+    """Write text with a GPT-2 whose every layer is a kernel of this course. Ctrl-C stops it.
+
+    For example: labkit generate "recursion:"
+    """
     from labkit.errors import UserError
 
     choose_device(device)
     from labkit.generate import write
-    from labkit.models.load import load
+    from labkit.models.load import folder, load
     from labkit.models.sampling import GREEDY, Sampler
 
     try:
@@ -652,27 +660,40 @@ def generate(
     except ValueError as error:
         raise UserError(str(error)) from None
     _, notes = consoles()  # the text alone goes to standard output
+    path = folder(model)  # a download shows its own progress
     with notes.status(f"Loading {model}"):
-        loaded = load(model)
-    notes.print(loaded.log, style="dim", markup=False)
+        loaded = load(model, path=path)
+    notes.print(loaded.log, style="dim", markup=False, soft_wrap=True)
     if yours:
         loaded = with_your_kernels(loaded, notes)
-    sys.stdout.write(prompt)
-    sys.stdout.flush()
+    waiting = notes.status("Reading the prompt (the first time, kernels are compiled: some seconds)")
+    begun = False
 
     def show(piece: str) -> None:
+        nonlocal begun
+        if not begun:
+            waiting.stop()
+            sys.stdout.write(prompt)
+            begun = True
         sys.stdout.write(piece)
         sys.stdout.flush()
 
+    def end(told) -> None:
+        if begun:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        if told is not None and told.tokens:
+            notes.print(str(told), style="dim", markup=False, soft_wrap=True)
+
     try:
-        told = write(loaded, prompt, show, tokens=tokens, sampler=sampler, seed=seed)
+        with waiting:
+            told = write(loaded, prompt, show, tokens=tokens, sampler=sampler, seed=seed)
     except KeyboardInterrupt as stopped:
-        sys.stdout.write("\n")
-        if getattr(stopped, "told", None):
-            notes.print(str(stopped.told), style="dim", markup=False)
+        end(getattr(stopped, "told", None))
         raise
-    sys.stdout.write("\n")
-    notes.print(str(told), style="dim", markup=False)
+    if not told.text:
+        show("")  # the model ended its text at once: the prompt stands alone
+    end(told)
 
 
 @app.command()

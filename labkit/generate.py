@@ -1,7 +1,7 @@
 """`labkit generate`: text that follows a prompt, piece by piece as it is made, and how fast that went.
 
     told = write(load("path/to/folder"), "A hacker is", print_piece)
-    print(told)          # 64 tokens in 1.3 s, 49 a second, ...
+    print(told)          # 64 tokens, as many as were asked for; the first after 0.31 s ..., then 49.0 a second
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ from labkit.models.sampling import GREEDY, Sampler, generate
 
 @dataclass
 class Told:
-    """What was generated, and its times in seconds. prefill_s ends with the first token, decode_s with the last."""
+    """What was generated, and its times in seconds. prefill_s ends with the first token, decode_s with the last.
+
+    ended: why there is no more of it; "" if it was stopped.
+    """
 
     prompt_tokens: int
     text: str = ""
     tokens: int = 0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    ended: str = ""
 
     @property
     def per_second(self) -> float | None:
@@ -32,9 +36,14 @@ class Told:
         return (self.tokens - 1) / self.decode_s if self.tokens > 1 else None
 
     def __str__(self) -> str:
-        rate = "" if self.per_second is None else f", then {self.per_second:,.1f} tokens a second"
-        return (f"{self.tokens} tokens: the first after {self.prefill_s:.2f} s with its prompt of {self.prompt_tokens}"
-                f"{rate} ({measure.where()})")
+        ended = f", {self.ended}" if self.ended else ""
+        rate = "" if self.per_second is None else f", then {self.per_second:,.1f} a second"
+        return (f"{_tokens(self.tokens)}{ended}; the first after {self.prefill_s:.2f} s (prompt: "
+                f"{_tokens(self.prompt_tokens)}){rate}. {measure.where()}")
+
+
+def _tokens(count: int) -> str:
+    return f"{count:,} token{'' if count == 1 else 's'}"
 
 
 def write(loaded: Loaded, prompt: str, show: Callable[[str], None], *, tokens: int = 64, sampler: Sampler = GREEDY,
@@ -62,7 +71,9 @@ def write(loaded: Loaded, prompt: str, show: Callable[[str], None], *, tokens: i
             else:
                 told.prefill_s = now - last
             last = now
-            if token not in loaded.tokenizer.stop:
+            if token in loaded.tokenizer.stop:
+                told.ended = "then the model ended its text"
+            else:
                 told.tokens += 1
                 yield token
 
@@ -70,6 +81,8 @@ def write(loaded: Loaded, prompt: str, show: Callable[[str], None], *, tokens: i
         for piece in loaded.tokenizer.stream(timed()):
             told.text += piece
             show(piece)
+        told.ended = told.ended or ("as many as were asked for" if told.tokens == tokens
+                                    else f"then the context of {context:,} was full")
     except KeyboardInterrupt as stopped:
         stopped.told = told
         raise

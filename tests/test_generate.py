@@ -47,7 +47,18 @@ def test_the_pieces_are_the_tokens_as_text(loaded):
     assert told.tokens == len(ids) > 1
     assert told.prompt_tokens == len(loaded.tokenizer.encode("a kernel"))
     assert told.prefill_s > 0 and told.per_second > 0
-    assert f"{told.tokens} tokens: the first after" in str(told)
+    assert f"{told.tokens} tokens, {told.ended}; the first after" in str(told)
+
+
+def test_why_it_ended_is_told(loaded, monkeypatch):
+    def ended(tokens):
+        return write(loaded, "a kernel", lambda piece: None, tokens=tokens).ended
+
+    assert ended(2) == "as many as were asked for"
+    assert ended(200) == "then the context of 24 was full"
+    third = list(generate(loaded.model, loaded.tokenizer.encode("a kernel"), 3))[2]
+    monkeypatch.setattr(loaded.tokenizer, "stop", (third,))
+    assert ended(200) == "then the model ended its text"
 
 
 def test_what_was_said_before_a_stop_is_kept(loaded):
@@ -78,7 +89,30 @@ def test_the_command_writes_the_prompt_and_what_follows(run, folder):
     assert first.stdout.startswith("a kernel") and first.stdout.endswith("\n")
     assert first.stdout == second.stdout != other.stdout
     said = " ".join(first.stderr.split())
-    assert "1 layers, 8 wide" in said and "tokens a second" in said
+    assert "1 layers, 8 wide" in said and "6 tokens, as many as were asked for" in said and "a second" in said
+
+
+def test_a_prompt_that_is_refused_is_not_written(run, folder):
+    done = run("a kernel is a loop " * 30, "--model", str(folder))
+    assert done.exit_code == 2 and not done.stdout and "has a context of 24" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("pieces", [0, 2])
+def test_stopped_by_ctrl_c_the_line_is_ended(run, folder, monkeypatch, pieces):
+    from labkit import generate as generating
+
+    def stopped(loaded, prompt, show, **options):
+        told = generating.Told(2, decode_s=0.5)
+        for told.tokens in range(1, pieces + 1):
+            show("x")
+        error = KeyboardInterrupt()
+        error.told = told
+        raise error
+
+    monkeypatch.setattr(generating, "write", stopped)
+    done = run("a kernel", "--model", str(folder))
+    assert done.exit_code == 130 and done.stdout == ("a kernelxx\n" if pieces else "")
+    assert ("2 tokens; the first after" in done.stderr) is bool(pieces) and done.stderr.endswith("labkit: Stopped.\n")
 
 
 @pytest.mark.parametrize(("options", "message"), [

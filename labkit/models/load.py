@@ -40,23 +40,33 @@ class Loaded:
         """One line on what was loaded."""
         config, nbytes = self.model.config, self.model.weights.nbytes
         return (f"{self.name}: {config.parameters / 1e6:.1f} M parameters, {config.n_layer} layers, {config.n_embd} "
-                f"wide, {nbytes / 1e6:.0f} MB on the device, loaded in {self.seconds:.1f} s")
+                f"wide, {nbytes / 1e6:.0f} MB on the device, loaded in {self.seconds:.2f} s")
 
 
-def load(name: str = TINY, kernels: Kernels | None = None) -> Loaded:
-    """The model called `name`. Raises UserError if there is none, or if it is not as it should be."""
+def load(name: str = TINY, kernels: Kernels | None = None, path: Path | None = None) -> Loaded:
+    """The model called `name`. path: where it is, if that is known. Raises UserError if there is none, or if it is not
+    as it should be."""
     began = time.perf_counter()
-    path = folder(name)
+    path = path or folder(name)
     try:
-        model = GPT2(Config.read(path / CONFIG), tensors(path), kernels)
+        model = GPT2(_config(path), tensors(path), kernels)
         tokenizer = Tokenizer.of(path)
     except FileNotFoundError as error:
-        raise UserError(f"{path} is no model that can be loaded: {error}") from None
-    except (SafetensorsError, ValueError) as error:
-        raise UserError(str(error)) from None
+        what = f"{Path(error.filename).name} is missing" if error.filename else str(error)
+        raise UserError(f"{path} holds no model that can be loaded: {what}. What is needed: {CONFIG}, {WEIGHTS}, and "
+                        "tokenizer.json or vocab.json with merges.txt") from None
+    except ValueError as error:  # of the weights, too: SafetensorsError is one
+        raise UserError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     if len(tokenizer) > model.config.vocab_size:
         raise UserError(f"{path}: the tokenizer knows {len(tokenizer):,} tokens, the model {model.config.vocab_size:,}")
     return Loaded(name, path, model, tokenizer, time.perf_counter() - began)
+
+
+def _config(path: Path) -> Config:
+    try:
+        return Config.read(path / CONFIG)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{CONFIG} is no JSON: {error}") from None
 
 
 def folder(name: str) -> Path:
@@ -77,9 +87,23 @@ def folder(name: str) -> Path:
 
     try:
         return Path(snapshot_download(name, allow_patterns=PATTERNS))
-    except Exception as error:  # offline, no such model, gated: the library has a kind of error for each
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"{name} is no folder here, and could not be had from the hub: {reason[0]}") from None
+    except Exception as error:  # the library has a kind of error for each
+        raise UserError(f"there is no folder {name} here, and from the Hugging Face hub it could not be had: "
+                        f"{_why(error)}") from None
+
+
+def _why(error: Exception) -> str:
+    """Why a model did not come from the hub, in words where the kind of error says it."""
+    from huggingface_hub import errors
+
+    for kind, words in ((errors.GatedRepoError, "its owner gives it only to those who have agreed to terms there"),
+                        (errors.RepositoryNotFoundError, "there is no model of this name, or it is private"),
+                        (errors.HFValidationError, "this is no name of a model"),
+                        (errors.LocalEntryNotFoundError, "the hub is out of reach, and nothing was downloaded before")):
+        if isinstance(error, kind):
+            return words
+    said = (str(error).removeprefix("Got: ").strip().splitlines() or [type(error).__name__])[0]
+    return f"{said}. Is this machine online?" if isinstance(error, ConnectionError) or "Connect" in said else said
 
 
 def tensors(path: Path) -> Mapping[str, np.ndarray]:
@@ -124,11 +148,14 @@ class Tokenizer:
         import tokenizers
 
         if (path / "tokenizer.json").is_file():
-            tokenizer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+            try:
+                tokenizer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+            except Exception as error:  # it raises Exception itself
+                raise ValueError(f"tokenizer.json cannot be read: {error}") from None
         elif (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
             tokenizer = tokenizers.ByteLevelBPETokenizer.from_file(str(path / "vocab.json"), str(path / "merges.txt"))
         else:
-            raise FileNotFoundError("neither tokenizer.json nor vocab.json and merges.txt")
+            raise FileNotFoundError("there is no tokenizer")
         said = json.loads((path / CONFIG).read_text(encoding="utf-8")).get("eos_token_id")
         return cls(tokenizer, tuple(said) if isinstance(said, list) else () if said is None else (said,))
 

@@ -97,6 +97,14 @@ def test_a_folder_that_lacks_something(path, missing):
         load(str(path))
 
 
+@pytest.mark.parametrize(("file", "text", "message"), [("config.json", "{", "config.json is no JSON: Expecting"),
+                                                       ("tokenizer.json", "{}", "tokenizer.json cannot be read: ")])
+def test_a_file_that_cannot_be_read_is_named(path, file, text, message):
+    (path / file).write_text(text)
+    with pytest.raises(UserError, match=f"{path}: {message}"):
+        load(str(path))
+
+
 def test_files_that_do_not_fit_together(path):
     whole = (path / "model.safetensors").read_bytes()
     (path / "model.safetensors").write_bytes(whole[:-5])
@@ -110,6 +118,7 @@ def test_files_that_do_not_fit_together(path):
 
 def test_the_hub(path, monkeypatch):
     import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     asked = []
 
@@ -117,16 +126,20 @@ def test_the_hub(path, monkeypatch):
         asked.append(name)
         if name == "nobody/nothing":
             raise ConnectionError("Cannot reach huggingface.co\nand much more")
+        if name == "unknown":
+            raise LocalEntryNotFoundError("An error happened while trying to locate the files on the Hub")
         return str(path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     assert load("openai-community/gpt2").folder == path
-    with pytest.raises(UserError, match="nobody/nothing is no folder here, .* hub: Cannot reach huggingface.co$"):
+    with pytest.raises(UserError, match="no folder nobody/nothing here, .* Cannot reach huggingface.co. Is this "):
         load("nobody/nothing")
+    with pytest.raises(UserError, match="the hub is out of reach, and nothing was downloaded before$"):
+        load("unknown")
     for name in ("./nothing", "/nothing/at/all", "a/b/c"):
         with pytest.raises(UserError, match=f"there is no folder {name}"):
             folder(name)
-    assert asked == ["openai-community/gpt2", "nobody/nothing"]
+    assert asked == ["openai-community/gpt2", "nobody/nothing", "unknown"]
 
 
 def test_half_a_character_waits_for_its_other_half(path):
