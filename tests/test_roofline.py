@@ -95,11 +95,16 @@ def test_an_older_recording_of_an_h200_takes_its_tensor_peaks_from_the_data_shee
 
 @pytest.mark.gpu
 def test_tensor_cores_of_this_gpu_are_faster_than_its_float32():
-    found = roofline.limits()
-    if found.f16_tflops is None:
-        pytest.skip("no tensor cores that labkit.ptx can use")
-    assert found.fp32_tflops < found.tf32_tflops < found.f16_tflops
-    assert found.mma_f16_tflops <= 1.02 * found.f16_tflops
+    for _ in range(3):  # other tests use the GPU at the same time
+        found = roofline.limits()
+        if found.f16_tflops is None:
+            pytest.skip("no tensor cores that labkit.ptx can use")
+        right = (found.fp32_tflops < found.tf32_tflops < found.f16_tflops
+                 and found.mma_f16_tflops <= 1.02 * found.f16_tflops)
+        if right:
+            break
+        roofline._limits.cache_clear()
+    assert right, found
 
 
 @pytest.mark.gpu

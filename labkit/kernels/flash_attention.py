@@ -45,7 +45,9 @@ def check_flash(qkv, heads, out, cache, start, dtype=np.float32, largest: int = 
 
 
 def takes_flash(qkv, heads, out, cache) -> bool:
-    """Whether the rungs here that move 16 bytes at a time allow these arguments."""
+    """Whether the rungs here that move 16 bytes at a time allow these arguments. The others say what is wrong."""
+    if heads < 1:
+        return False
     size = out.shape[1] // heads
     return size % STEP == 0 and size <= 256 and aligned(*(array for array in (qkv, out, cache) if array is not None))
 

@@ -455,7 +455,7 @@ def flash_wgmma_form(size: int, rows: int, heads: int, causal: bool) -> tuple[in
 
 def takes_flash_wgmma(qkv, heads, out, cache) -> bool:
     """Whether attention_flash_wgmma can run here and allows these arguments."""
-    return not missing(attention_flash_wgmma) and out.shape[1] // heads in FORMS and takes_flash(qkv, heads, out, cache)
+    return not missing(attention_flash_wgmma) and takes_flash(qkv, heads, out, cache) and out.shape[1] // heads in FORMS
 
 
 @rung(kernel=tuple(make_flash_wgmma(64, *form) for form in FORMS[64]), needs=HOPPER, sizes=SIZES,

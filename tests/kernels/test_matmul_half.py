@@ -55,7 +55,7 @@ def relative_error(launcher, a, b):
 
 
 def test_sums_in_halves_lose_digits_as_k_grows():
-    """Row 2.12: what float16 accumulators cost. On an H200 1,024 x 1,024 x 4,096 gives 2.4e-3 against 2.1e-4."""
+    """What float16 accumulators cost. On an H200 1,024 x 1,024 x 4,096 gives 2.4e-3 against 2.1e-4."""
     rng = np.random.default_rng(4)
     short, long = ([relative_error(launcher, halves(rng, 32, K), halves(rng, K, 32))
                     for launcher in (matmul_half_double_buffered, matmul_half_f16_sums)] for K in (384, 1536))
