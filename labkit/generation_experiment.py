@@ -296,6 +296,17 @@ def judged(step: Mapping, called: bool = False) -> dict:
             "measured": one[f"{prefix}us"] / other[f"{prefix}us"]}
 
 
+def apart(series: Mapping) -> dict[str, float]:
+    """By how much Amdahl's law misses what was measured, at most: for what is called from Python, and in a graph."""
+    found: dict[str, list[float]] = {}
+    for step in [one["step"] for one in series["models"]] + list(series.get("prefill", ())):
+        for called in (False, True)[: 1 + ("called_us" in step["unfused"])]:
+            j = judged(step, called)
+            how = "called" if called or series["where"] == measure.CPU_DEVICE else "graph"
+            found.setdefault(how, []).append(abs(j["measured"] / j["predicted"] - 1))
+    return {how: max(values) for how, values in found.items()}
+
+
 # --- With and without the cache --------------------------------------------------------------------------------------
 
 

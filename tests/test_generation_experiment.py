@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from labkit import device, generation_experiment
+from labkit import device, generation_experiment, measure
 from labkit.errors import UserError
 from labkit.generation_experiment import (
     ATTENTIONS,
@@ -114,3 +114,19 @@ def test_steps_and_cache_have_a_row_for_each():
     assert {row["name"] for row in step["rows"]} > {"embedding", "attn.c_attn", "attn", "logits", "argmax"}
     assert sum(row["bytes"] or 0 for row in step["rows"]) == step["bytes"]
     assert generation_experiment.step_table(found).table()["rows"][-1][0] == "the whole step"
+
+
+def test_how_far_the_law_misses():
+    def step(fused, called=None):
+        unfused = {"us": 200.0, "softmax_us": 40.0}
+        after = {"us": fused, "softmax_us": 10.0}
+        if called:
+            unfused |= {"called_us": 2000.0, "called_softmax_us": 400.0}
+            after |= {"called_us": called, "called_softmax_us": 100.0}
+        return {"unfused": unfused, "fused": after, "position": 1, "count": 1}
+
+    exact = step(170.0, called=1360.0)  # by the law 170 and 1,700
+    found = generation_experiment.apart({"where": "a GPU", "models": [{"step": exact}], "prefill": [step(160.0)]})
+    assert found == {"graph": pytest.approx(170 / 160 - 1), "called": pytest.approx(0.25)}
+    assert generation_experiment.apart({"where": measure.CPU_DEVICE, "models": [{"step": step(170.0)}]}) == {
+        "called": pytest.approx(0, abs=1e-12)}

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from labkit import generation_experiment, measure, report
 from labkit.cli import app
 from labkit.models.gpt2 import GPT2, Config
+from labkit.plots import CourseFigure
 
 SMALL = Config(vocab_size=61, n_positions=64, n_embd=32, n_layer=2, n_head=4)
 
@@ -70,3 +71,12 @@ def test_prompts_from_a_file_are_written_on(tmp_path, monkeypatch):
     assert report.measure_here(None, generation_experiment.prompts_from(path)) == {"generation": {"models": []}}
     assert taken == {"models": ["tiny"], "prompts": ["one two three"]}
     json.dumps(taken)
+
+
+def test_what_is_long_is_folded_and_figures_come_first():
+    found = {section.title: section for section in report.sections()}
+    assert next(iter(found)) == "The question and the answer"
+    parts = found["Text is generated"].parts
+    assert isinstance(parts[0], CourseFigure) and parts[1].title.startswith("Generated text: distilgpt2's shape")
+    assert isinstance(parts[2], report.Folded) and len(parts) == 3
+    assert "<details><summary>" in report._html(parts[2])
