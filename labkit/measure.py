@@ -422,7 +422,7 @@ class Ladder(ResultTable):
                        "speed-up", "error"]
             notes.append(f"Limit: {number(self.limit)} {self.unit} ({self.limit_label}).")
             if called:
-                notes.append("Where a time from Python is given as well, the launches of the first are in a CUDA graph.")
+                notes.append("Where a time from Python is given as well, the first is one in a CUDA graph.")
             elif any(row.graph for row in self.rows):
                 notes.append("In a graph no launch waits for Python, and the inputs stay in the cache.")
         else:

@@ -123,6 +123,7 @@ def test_a_step_names_the_kernels_in_it(solutions):
 # --- A wrong kernel --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.cpu_device  # on a GPU a mistake may wait for ever
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.exercise)
 def test_a_known_mistake_is_found_at_its_step(place, model):
     """Each wrong answer of the exercise, put in unchecked. Those that show at these sizes show at the part's steps."""
