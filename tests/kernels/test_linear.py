@@ -18,7 +18,7 @@ def test_rung_agrees(op, launcher):
 
 
 @pytest.mark.parametrize("rows", [1, 30, 100])
-def test_float32_layer_of_the_checklist(rows):
+def test_float32_layer_of_a_sentence_encoder(rows):
     assert agree(LINEAR_F32, sizes=({"M": rows, "N": 77, "K": 50},), seed=2).passed
 
 
