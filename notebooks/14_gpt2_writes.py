@@ -515,9 +515,9 @@ print(f"{(1 - 1 / gain) / (1 - 1 / own):.1%}")
 # took 5.5. I suppose that the rest was Python and PyTorch around the kernels. Here a step is little more than its
 # launches, so that two launches less in each layer show. Whoever has more around a kernel gains less from it.
 #
-# And the green bars say where more was to be had: not in a faster softmax, but in no matrix of scores at
-# all. The report's authors measured a gain of nothing and wrote it down, which is more than most do. The law would have
-# told them before they wrote the kernel, and me before I wrote mine.
+# And the green bars say where more was to be had: not in a faster softmax, but in no matrix of scores at all. The
+# report's authors measured a gain of nothing and wrote it down, which is more than most do. The law would have told
+# them before they wrote the kernel, and me before I wrote mine.
 #
 # `labkit report` puts all of it on one page: every figure and table of that report, with ours beside it. With
 # `--measure` it takes this machine's times as well, and `--prompts FILE` takes the prompts from a text file, such as

@@ -78,7 +78,7 @@ yours.one_by_one(yours.answers(append_rows=append_rows), loaded.model, ids)
 # ## 3 · Predict: what the cache saves
 #
 # A prompt of 10 tokens, 50 new ones, greedy. Every pass of the model takes some rows, one for each token that goes
-# through its layers. How many rows are it in all, with the cache and without it? (From the last of the new tokens
+# through its layers. How many rows are that in all, with the cache and without it? (From the last of the new tokens
 # nothing more is computed.) And how many bytes does each token put into the cache of GPT-2 small, with 12 layers, 768
 # wide, in float32?
 
@@ -217,8 +217,8 @@ check("keep_likeliest", keep_likeliest)
 #
 # A step of generation takes 200 us, 20 of them for the softmax. A prompt takes 1,000 us, 400 of them for the softmax.
 # Somebody makes the softmax four times as fast. How long does a step take then, and how long the prompt? How long would
-# a step take if the softmax took no time at all? And the step shall become twice as fast: if the softmax took no time,
-# how long could all the rest take?
+# a step take if the softmax took no time at all? And somebody wants the step to be twice as fast: how long may all the
+# rest take at most, even if the softmax took no time?
 
 # %%
 step_us = None  # a step with the faster softmax

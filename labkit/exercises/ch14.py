@@ -68,6 +68,12 @@ def tensor_flat(raw, name):
     return _tensor(raw, name).reshape(-1)
 
 
+def tensor_of_doubles(raw, name):
+    length, header = _header(raw)
+    begin, end = header[name]["data_offsets"]
+    return np.frombuffer(raw[8 + length + begin : 8 + length + end].tobytes()).reshape(header[name]["shape"])
+
+
 def tensor_in_the_headers_order(raw, name):
     length, header = _header(raw)
     begin = 8 + length
@@ -96,6 +102,7 @@ READ_TENSOR = Exercise(
     wrong={"the offsets are counted from the first byte of the file": tensor_from_the_files_start,
            "the 8 bytes before the header are not counted": tensor_without_the_eight,
            "the numbers are right, but the shape is missing": tensor_flat,
+           "np.frombuffer takes float64 if it is not told np.float32": tensor_of_doubles,
            "the header's order is taken for the order of the data": tensor_in_the_headers_order,
            "the header's size is read with its highest byte first": tensor_high_byte_first},
 )
@@ -353,6 +360,41 @@ def largest_ties_by_lane(x, out):
 
 
 @cuda.jit
+def largest_swaps_equals(x, out):
+    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
+    largest, at = float32(-np.inf), int32(0)
+    for col in range(lane, x.shape[1], 32):
+        if x[row, col] > largest:
+            largest, at = x[row, col], int32(col)
+    for distance in (16, 8, 4, 2, 1):
+        other = cuda.shfl_xor_sync(ALL_LANES, largest, distance)
+        other_at = cuda.shfl_xor_sync(ALL_LANES, at, distance)
+        if other >= largest:
+            largest, at = other, other_at
+    if lane == 0:
+        out[row] = at
+
+
+@cuda.jit
+def largest_by_one_lane(x, out):
+    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
+    if lane == 0:
+        at = int32(0)
+        for col in range(1, x.shape[1]):
+            if x[row, col] > x[row, at]:
+                at = int32(col)
+        out[row] = at
+
+
+def _all_lanes_look(report) -> str | None:
+    requests = report.counts["global_requests"]
+    if requests <= 12 * 12:  # 3 for 70 columns, with room for those who read a column again
+        return None
+    return (f"The launch asks memory {requests} times for 12 rows of 70. If each of the 32 "
+            "lanes takes every 32nd column, 3 times are enough for a row.")
+
+
+@cuda.jit
 def largest_one_shuffle_short(x, out):
     row, lane = cuda.blockIdx.x, cuda.threadIdx.x
     largest, at = float32(-np.inf), int32(0x7FFFFFFF)
@@ -378,10 +420,13 @@ FIRST_LARGEST = Exercise(
     random_size=lambda rng: {"R": int(rng.integers(15, 25)), "C": int(rng.integers(2, 300))},
     observe_sizes=({"R": 12, "C": 70},),
     launch=lambda R, C: (R, 32),
+    demand=_all_lanes_look,
     wrong={"of equal numbers the last is taken": largest_last_of_equals,
            "the search begins at 0, and all of these are less": largest_from_zero,
            "the lanes exchange the values, but not where they were": largest_without_its_index,
            "between lanes, equal numbers are decided by the lane and not by the column": largest_ties_by_lane,
+           "between lanes, the other lane's column is taken when the numbers are equal": largest_swaps_equals,
+           "one lane goes through the whole row, and 31 wait": largest_by_one_lane,
            "the last shuffle, with the neighbour, is missing": largest_one_shuffle_short},
 )
 
@@ -434,6 +479,13 @@ def shares_too_large(logits, temperature, k):
         return powers / powers.sum()
 
 
+def shares_of_zeros(logits, temperature, k):
+    logits = np.array(logits, np.float64)
+    logits[np.argsort(-logits, kind="stable")[k:]] = 0
+    powers = np.exp((logits - logits.max()) / temperature)
+    return powers / powers.sum()
+
+
 def _logits(rng, V, k, scale):
     return scale * uniform(rng, V) + np.float32(scale), float(rng.choice((0.5, 0.7, 1.6))), k
 
@@ -452,6 +504,7 @@ KEEP_LIKELIEST = Exercise(
            "the kept ones have the shares that they had among all: the sum is less than 1": shares_of_all,
            "the least likely are kept": shares_of_the_least,
            "one token too many is kept": shares_one_more,
+           "the others get the logit 0, and exp(0) is not 0": shares_of_zeros,
            "exp of large logits is infinite: the largest has to be taken away first": shares_too_large},
 )
 
