@@ -188,6 +188,22 @@ def _poison(dtype: np.dtype):
     return dtype.type(True) if dtype.kind == "b" else dtype.type(np.iinfo(dtype).max // 3 * 2)
 
 
+NAN_BITS = {"float16": 0x7E2A, "float32": 0x7FC0ABCD, "float64": 0x7FF80000ABCD1234}
+
+
+def _unwritten(shape: tuple, dtype: np.dtype) -> np.ndarray:
+    """An output before the launch. Its NaN has bits of its own: a NaN that a kernel computes is another one."""
+    if dtype.name in NAN_BITS:
+        return np.full(shape, NAN_BITS[dtype.name], f"u{dtype.itemsize}").view(dtype)
+    return np.full(shape, _poison(dtype), dtype)
+
+
+def _still_unwritten(got: np.ndarray) -> np.ndarray:
+    if got.dtype.name in NAN_BITS:
+        return got.view(f"u{got.dtype.itemsize}") == NAN_BITS[got.dtype.name]
+    return np.isnan(got) if got.dtype.kind == "c" else got == _poison(got.dtype)
+
+
 def _guarded(content: np.ndarray, fill):
     """A device array with `content` inside a larger one full of `fill`: (whole, the array)."""
     host = np.full(content.size + 2 * GUARD, fill, content.dtype)
@@ -210,9 +226,8 @@ def _run(exercise: Exercise, answer, case: Case, order: str = "forward") -> Outc
 
 def _launched(exercise: Exercise, answer, case: Case, order: str) -> Outcome:
     dtype = np.dtype(exercise.dtype)
-    poison = _poison(dtype)
     sentinel = dtype.type(-1.5e30) if dtype.kind in "fc" else _poison(dtype)
-    start = np.full(case.expected.shape, poison, dtype) if case.start is None else case.start
+    start = _unwritten(case.expected.shape, dtype) if case.start is None else case.start
     whole, out = _guarded(start, sentinel)
     on_device = [_guarded(v, _poison(v.dtype))[1] if isinstance(v, np.ndarray) else v for v in case.inputs]
     arguments = _arguments(exercise, tuple(on_device), out, case.size)
@@ -238,7 +253,7 @@ def _launched(exercise: Exercise, answer, case: Case, order: str) -> Outcome:
                            ("Inputs are only read here; write to the output.",), trace=(number,))
     unwritten = np.zeros(got.shape, bool)
     if case.start is None:
-        unwritten = np.isnan(got) if dtype.kind in "fc" else got == poison
+        unwritten = _still_unwritten(got)
     return _compared(exercise, case, got, unwritten)
 
 
@@ -674,8 +689,11 @@ def _explained(exercise: Exercise, answer, case: Case, error: Exception) -> Outc
         index = show_index(tuple(error.index)).strip("[]")
         reached = (f"{at}thread {coordinates(error.thread)} of block {coordinates(error.block)} uses "
                 f"`{error.array}[{index}]`, and `{error.array}` has the shape {error.shape}: its last index is {last}.")
-        guard = _guard_question(exercise, case) if min(error.index) >= 0 else (
-            "A negative index: is something subtracted before the guard?",)
+        guard = _guard_question(exercise, case)
+        if min(error.index) < 0:
+            guard = ("A negative index: is something subtracted before the guard?",)
+        elif not any((*error.thread, *error.block)):
+            guard = ("This is the very first thread, which no guard would stop: is the index right?",)
         return Outcome("out_of_bounds", f"A thread reaches outside `{error.array}`.", (reached, place(filename, line),
                        *guard), trace=(error.shape,), exact=(error.index,))
     if name == "KernelTimeout":
@@ -716,7 +734,8 @@ def _gpu_hangs() -> tuple[str, ...]:
 
 def _sentence(text: str) -> str:
     text = text.removeprefix("does not compile for these argument types: ")
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
+    first = text[:1] if "." in text.split(" ")[0] else text[:1].upper()  # cuda.grid is a name
+    return f"{first}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 
 def _short(message: str, lines: int = 6) -> str:

@@ -1339,7 +1339,7 @@ def banks(places: dict, size: int = 8, column: int = 2) -> CourseFigure:
 def curves(x, lines: dict, title: str, x_label: str, y_label: str, *, log_x: bool = False, log_y: bool = False,
            place: str = "", marks: bool = False) -> CourseFigure:
     """Functions of one variable: name -> values over `x`; what is not finite is left out. Names of several stand at the
-    right ends."""
+    right ends. Where the points are marked, a logarithmic x axis is numbered at them."""
     figure, (ax,) = _figure([2.9], title, f"{title}: {', '.join(lines)} over {x_label}. {place}".strip())
     with rc_context(STYLE):
         box = ax.get_position()
@@ -1353,9 +1353,13 @@ def curves(x, lines: dict, title: str, x_label: str, y_label: str, *, log_x: boo
         if log_x:
             ax.set_xscale("log")
             ax.xaxis.set_minor_locator(NullLocator())
+            if marks:
+                ax.set_xticks(x, [f"{at:,g}" for at in x])
         if log_y:
             ax.set_yscale("log")
             ax.yaxis.set_minor_locator(NullLocator())
+            if all(np.nanmin(values) >= 1 for values in lines.values()):
+                ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         ax.set_xlabel(x_label)
         ax.set_ylabel(y_label)
         _quiet(ax, "y")

@@ -278,7 +278,10 @@ def _answer(course, place: Place, solutions: bool, checked: bool, given: Mapping
         if verdict.kind == "unchanged":
             return unused(TO_DO, "is not done yet")
         if not verdict.passed:
-            return unused(WRONG, f"is not right yet, so the model's own kernel is used: {verdict.headline}")
+            why = verdict.headline
+            if verdict.kind in ("unsupported", "wrong_types", "raised") and verdict.details:
+                why = f"{why} {verdict.details[0]}"
+            return unused(WRONG, f"is not right yet, so the model's own kernel is used: {why}")
     return Answer(place, lesson, GIVEN_ANSWER if solutions and name not in given else YOURS, kernel=kernel)
 
 
@@ -552,7 +555,7 @@ def model_parity(model: GPT2, ids: Sequence[int], mine: Answers | Kernels | None
 
 def _in_a_line(error: Exception) -> str:
     kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-    return f"{kind}{error}".split("\n")[0]
+    return f"{kind}{error}".split("\n")[0].replace("(<unknown>, line", "(line")  # of a cell, which has no file
 
 
 @dataclass(frozen=True, repr=False)
@@ -605,4 +608,7 @@ def one_by_one(mine: Answers, model: GPT2 | None = None, ids: Sequence[int] = ()
         runs.append(("all together", None, run(Answers(tuple(fitting)))))
     left_out = [f"{row.exercise} is left out: it is for heads of {row.place.head} numbers, and here a head has "
                 f"{shape.width // shape.heads}." for row in mine.usable if row not in mine.fitting(shape).rows]
+    outside = [row.exercise for row in mine.usable if model is None and row.place.part in elsewhere]
+    if outside:
+        left_out.append(f"Outside a block, in a whole model, {'is' if len(outside) == 1 else 'are'}: {', '.join(outside)}.")
     return OneByOne(tuple(runs), mine, "a block" if model is None else "the model", tuple(left_out))

@@ -272,7 +272,8 @@ for name, options in (("workspace", kept), ("eight arrays a call", fresh)):
 # %% [markdown]
 # The workspace needs fewer arrays, too. LayerNorm writes into the same one both times, because nobody needs the first
 # result any more, and what was added to a residual needs no array before it is added. On the CPU device an allocation
-# is a call of NumPy, and costs next to nothing. What it costs on an H200 comes below.
+# is a call of NumPy, and costs next to nothing: what the two times differ by there is mostly chance. What it costs on
+# an H200 comes below.
 #
 # ## One graph
 #
@@ -371,7 +372,6 @@ print(", ".join(sorted(imported - sys.stdlib_module_names)))
 # for more shared memory. No cuBLAS, no CuPy, no PyTorch. (A test of the course starts a fresh Python, runs a block, and
 # looks that none of them came in by a back door.)
 #
-# %% [markdown]
 # ## Your kernels
 #
 # A block takes its kernels as arguments. So it can take yours. Several exercises since lesson 01 have a place in it: an
@@ -385,7 +385,8 @@ mine
 # %% [markdown]
 # An exercise that is not done leaves its place to the course's kernel, and the block runs all the same. Do one, save
 # its notebook, and run the cell again. The next one puts each of your kernels into a block alone, then all of them, and
-# compares every step with float64. (If you have none yet, it takes three answers of the course, to show how it looks.)
+# compares every step with float64. Tokens, logits and the cache have their places outside a block, and wait for lesson
+# 14. (If you have no kernel yet, the cell takes three answers of the course, to show how it looks.)
 
 # %%
 three = ("saxpy", "add_row", "layernorm_two_sums")
@@ -430,7 +431,7 @@ PlainTable("One block: microseconds", heads, tuple(rows),
 # %%
 from labkit import plots
 
-wanted = ("CUDA C++, ten kernels", "PyTorch, float32", "seven, float32", "seven, float16")
+wanted = ("CUDA C++, ten kernels", "PyTorch, float32", "seven, float32", "PyTorch, float16", "seven, float16")
 shown = {name: [us or np.nan for us in times[name]] for name in wanted if any(times[name])}
 plots.curves(block_pictures.LENGTHS, shown, "One block, over the tokens", "tokens", "microseconds",
              log_x=True, log_y=True, marks=True, place="Recorded on NVIDIA H200") if shown else "Not recorded."
@@ -442,12 +443,27 @@ plots.curves(block_pictures.LENGTHS, shown, "One block, over the tokens", "token
 # in registers, attention in tiles, splitting a product that is too small for the GPU, and three kernels that are no
 # longer there. The source says of itself that it is a skeleton, to be studied before the muscle. It is a good one.
 #
-# With few tokens the launches, the waiting and the weights decide; with many, the products and the attention.
+# And PyTorch, whose products are those of cuBLAS? Before you run the cell: at which of the four lengths do you expect
+# its lead, and in which type?
+
+# %%
+print("PyTorch's time over that of the seven, on the H200:")
+for kind in ("float32", "float16"):
+    theirs, ours = times[f"PyTorch, {kind}"], times[f"seven, {kind}"]
+    print(f"{kind:9}" + "".join(f"{a / b:6.2f} at {tokens:,}" if a and b else f"{'-':>6} at {tokens:,}"
+                                for tokens, a, b in zip(block_pictures.LENGTHS, theirs, ours, strict=True)))
+
+# %% [markdown]
+# It has none. With few tokens the launches, the waiting and the weights decide, and a program that is written for one
+# model can fuse more of them, and split each product as its shape wants it. With many it is the products and attention.
+# No product of ours is ahead of cuBLAS by that much (lesson 05). Attention is by something (lesson 12), and the three
+# kernels that are no longer there do the rest, as far as I can see.
 #
 # ## In halves
 #
 # The same block with weights and rows in float16, and its sums in float32: the type of the weights picks the kernels.
-# The products go to the tensor cores (lesson 05), and half as many bytes move. What does it cost in digits?
+# The products go to the tensor cores (lesson 05), as does attention (lesson 12), and half as many bytes move. What does
+# it cost in digits?
 
 # %%
 from labkit import device
@@ -503,7 +519,7 @@ for operation, name in (("gpt2_block", "block_fused"), ("gpt2_block_half", "bloc
 #
 # - In the cell with 24 blocks, multiply the weights of `attn.c_proj` and `mlp.c_proj` by 0.14, one over the root of
 #   twice 24, as GPT-2 does before its training. What happens to the spread, and why by this number?
-# - In the first table, which number of tokens makes both times equal if the GPU computes in halves, at 860 TFLOP/s and
+# - In the first table, which number of tokens makes both times equal if the GPU computes in halves, at 880 TFLOP/s and
 #   two bytes a weight?
 # - Write a LayerNorm that forgets the bias, and give it to `yours.kernels({"layernorm": mine})`. Which step is named
 #   first? With the weights of a model whose biases are zero, would it be?

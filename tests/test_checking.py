@@ -35,6 +35,14 @@ def right(a, s, out):
         out[i] = a[i] * s
 
 
+@cuda.jit
+def infinite_over_infinite(a, s, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        big = np.float32(3e38) * (a[i] * a[i] + np.float32(10.0))
+        out[i] = big / big
+
+
 def plain(a, s, out):
     out[0] = a[0] * s
 
@@ -248,6 +256,22 @@ def test_the_table_stands_around_the_first_wrong_element():
     assert [row[2] for row in told.table["rows"]][3:] == ["not written"] * 6
     text = str(told)
     assert "129 of 257 elements were never written." in text and f"seed={told.seed}" in text
+
+
+def test_a_nan_that_was_computed_counts_as_written():
+    told = examined(infinite_over_infinite)
+    assert not told.passed and "written" not in str(told) and "NaN" in str(told)
+
+
+def test_no_guard_is_asked_for_where_the_first_thread_fails():
+    @cuda.jit
+    def too_far(a, s, out):
+        i = cuda.grid(1)
+        if i < out.size:
+            out[i] = a[i + 1000] * s
+
+    told = str(examined(too_far))
+    assert "very first thread" in told and "Is there a guard" not in told
 
 
 def test_all_that_a_page_shows_is_escaped():

@@ -62,6 +62,22 @@ def head_every_so_many(flat, heads, head, out):
 
 
 @cuda.jit
+def head_two_of_one(flat, heads, head, out):
+    i, t = cuda.grid(2)
+    size = out.shape[1]
+    if t < out.shape[0] and i < size:
+        out[t, i] = flat[t * 3 * heads * size + 2 * head * size + i]
+
+
+@cuda.jit
+def head_axes_swapped(flat, heads, head, out):
+    t, i = cuda.grid(2)
+    size = out.shape[1]
+    if t < out.shape[0] and i < size:
+        out[t, i] = flat[t * 3 * heads * size + 2 * heads * size + head * size + i]
+
+
+@cuda.jit
 def head_short_rows(flat, heads, head, out):
     i, t = cuda.grid(2)
     size = out.shape[1]
@@ -85,6 +101,9 @@ HEAD_VALUES = Exercise(
            "it takes all queries to come first, then all keys, then all values": head_parts_apart,
            "it takes each head to have its query, key and value side by side": head_after_head,
            "the numbers of a head lie side by side, not `heads` apart": head_every_so_many,
+           "before the values lie the queries and the keys of all heads: 2 * heads * size, then head * size":
+           head_two_of_one,
+           "the grid's x runs along the columns: `i` comes first": head_axes_swapped,
            "a token's row is three times as long: it holds queries, keys and values": head_short_rows},
 )
 
@@ -133,6 +152,26 @@ def scores_hidden_are_zero(queries, keys, t, out):
 
 
 @cuda.jit
+def scores_without_a_mask(queries, keys, t, out):
+    j = cuda.grid(1)
+    if j < keys.shape[0]:
+        score = float32(0.0)
+        for i in range(keys.shape[1]):
+            score += queries[t, i] * keys[j, i]
+        out[j] = score / math.sqrt(float32(keys.shape[1]))
+
+
+@cuda.jit
+def scores_over_8(queries, keys, t, out):
+    j = cuda.grid(1)
+    if j < keys.shape[0]:
+        score = float32(0.0)
+        for i in range(keys.shape[1]):
+            score += queries[t, i] * keys[j, i]
+        out[j] = score / float32(8.0) if j <= t else float32(-1e30)
+
+
+@cuda.jit
 def scores_of_query_j(queries, keys, t, out):
     j = cuda.grid(1)
     if j < keys.shape[0]:
@@ -163,6 +202,8 @@ QUERY_SCORES = Exercise(
     tolerance=_scores_tolerance,
     wrong={"the scores are not divided by the root of the size": scores_not_scaled,
            "divided by the size, not by its root": scores_over_size,
+           "divided by 8, the root of 64: here the keys have other sizes": scores_over_8,
+           "no mask: a query does not see the keys of later tokens": scores_without_a_mask,
            "a query sees its own key, too": scores_without_own_key,
            "a hidden score is 0, which is not hidden at all: its power is 1": scores_hidden_are_zero,
            "query `j` against key `t`: the other way round": scores_of_query_j},
@@ -259,6 +300,32 @@ def average_largest_stays(scores, values, out):
 
 
 @cuda.jit
+def average_factor_inverted(scores, values, out):
+    i, row = cuda.grid(2)
+    if row < out.shape[0] and i < out.shape[1]:
+        largest, total, mixed = scores[row, 0], float32(1.0), values[0, i]
+        for j in range(1, scores.shape[1]):
+            new = max(largest, scores[row, j])
+            power = math.exp(scores[row, j] - new)
+            total = total * math.exp(new - largest) + power
+            mixed = mixed * math.exp(new - largest) + power * values[j, i]
+            largest = new
+        out[row, i] = mixed / total
+
+
+@cuda.jit
+def average_first_for_largest(scores, values, out):
+    i, row = cuda.grid(2)
+    if row < out.shape[0] and i < out.shape[1]:
+        total, mixed = float32(1.0), values[0, i]
+        for j in range(1, scores.shape[1]):
+            power = math.exp(scores[row, j] - scores[row, 0])
+            total = total + power
+            mixed = mixed + power * values[j, i]
+        out[row, i] = mixed / total
+
+
+@cuda.jit
 def average_not_divided(scores, values, out):
     i, row = cuda.grid(2)
     if row < out.shape[0] and i < out.shape[1]:
@@ -273,8 +340,11 @@ def average_not_divided(scores, values, out):
 
 
 def _climbing(rng, Q, N, D):
-    """Scores that climb by several along each row, so that the largest changes again and again."""
+    """Scores that climb along each row, so that the largest changes again and again; every second long row climbs so
+    far that exp of its last score less its first is infinite in float32."""
     scores = 2 * uniform(rng, Q, N) + np.linspace(-4, 4, N, dtype=np.float32)
+    if N >= 100:
+        scores[::2] += np.linspace(-60, 60, N, dtype=np.float32)
     return scores, uniform(rng, N, D)
 
 
@@ -292,10 +362,13 @@ WEIGHTED_VALUES = Exercise(
     sizes=_sizes("QND", (1, 12, 3), (3, 20, 5), (2, 1, 40), (5, 33, 16), (9, 100, 33)),
     launch=lambda Q, N, D: ((-(-D // 32), -(-Q // 4)), (32, 4)),
     tolerance=_average_tolerance,
-    wrong={"`total` is corrected and `mixed` is not": average_mixed_not_corrected,
+    wrong={"`total` is corrected and `mixed` is not, or with a factor taken after `largest` has moved, which is 1":
+           average_mixed_not_corrected,
            "`mixed` is corrected and `total` is not": average_total_not_corrected,
            "what is new is multiplied by the factor, too": average_correction_too_late,
            "`largest` never becomes `new`": average_largest_stays,
+           "the factor is exp(largest - new), never more than 1; this is its inverse": average_factor_inverted,
+           "the first score in place of the largest: powers of far larger ones are infinite": average_first_for_largest,
            "nobody divides by `total`": average_not_divided},
 )
 
@@ -536,6 +609,43 @@ def attend_not_scaled(queries, keys, values, out):
 
 
 @cuda.jit
+def attend_not_divided(queries, keys, values, out):
+    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
+    if row < queries.shape[0]:
+        left, right = queries[row, lane], queries[row, lane + 32]
+        largest, mixed_left, mixed_right = float32(-math.inf), float32(0.0), float32(0.0)
+        for j in range(keys.shape[0]):
+            score = left * keys[j, lane] + right * keys[j, lane + 32]
+            for distance in (16, 8, 4, 2, 1):
+                score += cuda.shfl_xor_sync(ALL_LANES, score, distance)
+            score *= float32(0.125)
+            new = max(largest, score)
+            factor, power = math.exp(largest - new), math.exp(score - new)
+            mixed_left = mixed_left * factor + power * values[j, lane]
+            mixed_right = mixed_right * factor + power * values[j, lane + 32]
+            largest = new
+        out[row, lane], out[row, lane + 32] = mixed_left, mixed_right
+
+
+@cuda.jit
+def attend_scores_of_a_lane(queries, keys, values, out):
+    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
+    if row < queries.shape[0]:
+        left, right = queries[row, lane], queries[row, lane + 32]
+        largest, total = float32(-math.inf), float32(0.0)
+        mixed_left, mixed_right = float32(0.0), float32(0.0)
+        for j in range(keys.shape[0]):
+            score = (left * keys[j, lane] + right * keys[j, lane + 32]) * float32(0.125)
+            new = max(largest, score)
+            factor, power = math.exp(largest - new), math.exp(score - new)
+            total = total * factor + power
+            mixed_left = mixed_left * factor + power * values[j, lane]
+            mixed_right = mixed_right * factor + power * values[j, lane + 32]
+            largest = new
+        out[row, lane], out[row, lane + 32] = mixed_left / total, mixed_right / total
+
+
+@cuda.jit
 def attend_in_two_passes(queries, keys, values, out):
     row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
     if row < queries.shape[0]:
@@ -605,7 +715,9 @@ ATTEND_WARP = Exercise(
            "`largest` begins at 0, and scores far below it vanish": attend_largest_from_zero,
            "`shfl_down_sync`: only lane 0 has the whole score": attend_lane_0_knows,
            "the scores are not divided by 8, the root of 64": attend_not_scaled,
-           "the keys are read twice: once for the largest score, once for the powers": attend_in_two_passes},
+           "nobody divides by the sum of the powers": attend_not_divided,
+           "a lane takes its own two products for the whole score": attend_scores_of_a_lane,
+           "the keys are read twice, or the query again for each key": attend_in_two_passes},
 )
 
 EXERCISES = (HEAD_VALUES, QUERY_SCORES, PREDICT_ROOMS, WEIGHTED_VALUES, BEST_SCORES, ATTEND_WARP)

@@ -125,6 +125,30 @@ def gelu_tanh_no_cube(x, bias, out):
 
 
 @cuda.jit
+def gelu_tanh_root_of_v(x, bias, out):
+    col, row = cuda.grid(2)
+    if row < x.shape[0] and col < x.shape[1]:
+        v = x[row, col] + bias[col]
+        out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(ROOT_2_PI * v + CUBIC * v * v * v))
+
+
+@cuda.jit
+def gelu_tanh_whole(x, bias, out):
+    col, row = cuda.grid(2)
+    if row < x.shape[0] and col < x.shape[1]:
+        v = x[row, col] + bias[col]
+        out[row, col] = v * (float32(1.0) + math.tanh(ROOT_2_PI * (v + CUBIC * v * v * v)))
+
+
+@cuda.jit
+def gelu_tanh_axes_swapped(x, bias, out):
+    row, col = cuda.grid(2)
+    if row < x.shape[0] and col < x.shape[1]:
+        v = x[row, col] + bias[col]
+        out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(ROOT_2_PI * (v + CUBIC * v * v * v)))
+
+
+@cuda.jit
 def gelu_tanh_overflows(x, bias, out):
     col, row = cuda.grid(2)
     if row < x.shape[0] and col < x.shape[1]:
@@ -159,6 +183,9 @@ BIAS_GELU_TANH = Exercise(
            "the bias is read at the row": gelu_tanh_bias_by_row,
            "the small term holds the square in place of the cube": gelu_tanh_square,
            "the small term is missing": gelu_tanh_no_cube,
+           "the root belongs to both terms: ROOT * (v + ...)": gelu_tanh_root_of_v,
+           "the half is missing": gelu_tanh_whole,
+           "the grid's x runs along the columns: `col` comes first": gelu_tanh_axes_swapped,
            "the quotient of two exponentials, which are infinite for large numbers": gelu_tanh_overflows,
            "no guard": gelu_tanh_no_guard},
 )
@@ -199,6 +226,13 @@ def mlp_norm_not_used(x, weight, bias, w_fc, b_fc, w_proj, b_proj, out):
     fused_tiled(hidden, w_proj, b_proj, out, residual=x)
 
 
+def mlp_gelu_last(x, weight, bias, w_fc, b_fc, w_proj, b_proj, out):
+    normed, hidden = _like(x, x.shape[1]), _like(x, w_fc.shape[1])
+    layernorm_block_tree(x, weight, bias, normed)
+    fused_tiled(normed, w_fc, b_fc, hidden)
+    fused_tiled(hidden, w_proj, b_proj, out, gelu=True, residual=x)
+
+
 def _mlp_reference(x, weight, bias, w_fc, b_fc, w_proj, b_proj):
     hidden = fused_reference(layernorm_reference(x, weight, bias), w_fc, b_fc, gelu=True)
     return fused_reference(hidden, w_proj, b_proj, residual=x)
@@ -225,7 +259,8 @@ MLP_HALF = Exercise(
     wrong={"LayerNorm comes last, over the sum: that is Post-LN": mlp_normed_last,
            "what is added at the end is the normalised row, not the row itself": mlp_adds_the_normed,
            "the row itself is never added": mlp_without_residual,
-           "LayerNorm is computed and not used": mlp_norm_not_used},
+           "LayerNorm is computed and not used": mlp_norm_not_used,
+           "GELU stands behind the second product: it belongs between the two": mlp_gelu_last},
 )
 
 
@@ -255,10 +290,14 @@ PREDICT_BLOCK = Exercise(
          "residual_bytes": "for each of the two: what is added is not written and not read again, 1,024 x 768 numbers "
                            "twice; the residual itself is read either way",
          "buffer_bytes": "six of 768 columns, one of 2,304, one of 3,072: 9,984 numbers a token",
-         "weights_percent": "28.4 MB of weights, and beside them about a hundred KB"},
+         "weights_percent": "28.4 MB of weights, and beside them some 80 KB; a whole number of percent"},
     wrong={"counts the reading only, and not the writing": {
                "launches": 3, "gelu_bytes": 4 * ROW, "residual_bytes": 2 * ROW, "buffer_bytes": 13 * ROW,
                "weights_percent": 100},
+           "counts one addition; there are two": {
+               "launches": 3, "gelu_bytes": 8 * ROW, "residual_bytes": 2 * ROW, "buffer_bytes": 13 * ROW,
+               "weights_percent": 100},
+           "counts what is left, seven, and not what is gone": {"launches": 7},
            "takes the residual itself for saved: it has to be read either way": {
                "launches": 3, "gelu_bytes": 8 * ROW, "residual_bytes": 6 * ROW, "buffer_bytes": 13 * ROW,
                "weights_percent": 100},
