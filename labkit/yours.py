@@ -610,5 +610,6 @@ def one_by_one(mine: Answers, model: GPT2 | None = None, ids: Sequence[int] = ()
                 f"{shape.width // shape.heads}." for row in mine.usable if row not in mine.fitting(shape).rows]
     outside = [row.exercise for row in mine.usable if model is None and row.place.part in elsewhere]
     if outside:
-        left_out.append(f"Outside a block, in a whole model, {'is' if len(outside) == 1 else 'are'}: {', '.join(outside)}.")
+        verb = "has its place" if len(outside) == 1 else "have their places"
+        left_out.append(f"{', '.join(outside)} {verb} outside a block, in a whole model.")
     return OneByOne(tuple(runs), mine, "a block" if model is None else "the model", tuple(left_out))
