@@ -515,7 +515,7 @@ def every_rung(measured: list[Ladder], title: str = "Every rung on one roofline"
 
     Of an operation measured at several sizes pass the ladder of one. Rivals are grey, with letters. Operations that do
     no arithmetic have no place on it and are named under the title. Where the operations leave a wide gap between the
-    slope and the flat roofs the axis is broken there. 1,280 pixels wide.
+    slope and the flat roofs the axis is broken there. 1,280 pixels wide; 840 for one or two operations.
     """
     ladders = _gpu_ladders(measured)
     without = [one.op for one in ladders if not one.flops]
@@ -526,11 +526,14 @@ def every_rung(measured: list[Ladder], title: str = "Every rung on one roofline"
         rungs = [(str(k), row) for k, row in enumerate(one.rungs, 1)]
         rivals = [(chr(ord("a") + k), row) for k, row in enumerate(r for r in one.rows if r.kind == "rival")]
         blocks.append((one, colour, [*rungs, *rivals]))
-    line, columns, width = 0.158, 5 if len(blocks) > 12 else 4, 12.8
+    line, columns, width, plot = 0.158, 5 if len(blocks) > 12 else 4, 12.8, 6.0
+    if len(blocks) <= 2:
+        columns, width, plot = 2, 8.4, 4.4
+    wide = 12.8 / width  # what is a share of the figure's width, and meant in inches
     heights = [line * (len(lines) + 3.0) for _, _, lines in blocks]
     fill = _columns(heights, columns)
     legend = max(sum(heights[k] for k in column) for column in fill)
-    plot, top, foot = 6.0, 0.72, 0.62
+    top, foot = 0.72, 0.62
     total = top + plot + foot + legend + 0.1
     with rc_context(STYLE):
         figure = CourseFigure(figsize=(width, total))
@@ -548,10 +551,10 @@ def every_rung(measured: list[Ladder], title: str = "Every rung on one roofline"
         limits = _broken(intensities, 1000 * max(roofs.values()) / bandwidth)
         bottom, height = (foot + legend) / total, plot / total
         shares = (1.0,) if len(limits) == 1 else (0.56, 0.43)
-        left = 0.055
+        left = 0.055 * wide
         for number_, (xlim, share) in enumerate(zip(limits, shares, strict=True)):
-            ax = figure.add_axes((left, bottom, 0.935 * share, height))
-            left += 0.945 * share
+            ax = figure.add_axes((left, bottom, (0.99 - 0.055 * wide) * share, height))
+            left += (1.0 - 0.055 * wide) * share
             _roof_axes(ax, xlim, ylim)
             last = number_ == len(limits) - 1
             slope_x = max(1.25 * xlim[0], 1200 * roofs["fp32"] / bandwidth)
@@ -572,14 +575,14 @@ def every_rung(measured: list[Ladder], title: str = "Every rung on one roofline"
                 figure.text(x, (y - line) / total, size_text(one.size), fontsize=8, color=FAINT, va="center")
                 for step, (mark, row) in enumerate(lines, 2):
                     name = row.name.removeprefix(f"{one.op}_") if row.kind == "rung" else row.name
-                    name = _shorten(name + (", failed" if row.failed else ""), int(150 * (room - 0.045)))
+                    name = _shorten(name + (", failed" if row.failed else ""), int(150 * (room / wide - 0.045)))
                     share = "" if row.fraction is None else f"{row.fraction:.0%}"
                     ink = INK if row.kind == "rung" else FAINT
                     spot = (y - line * step) / total
-                    figure.text(x + 0.012, spot, mark, fontsize=8.5, va="center", ha="right", color=ink,
+                    figure.text(x + 0.012 * wide, spot, mark, fontsize=8.5, va="center", ha="right", color=ink,
                                 fontweight="bold")
-                    figure.text(x + 0.018, spot, name, fontsize=8.5, va="center", color=ink)
-                    figure.text(x + room - 0.014, spot, share, fontsize=8.5, va="center", ha="right", color=ink)
+                    figure.text(x + 0.018 * wide, spot, name, fontsize=8.5, va="center", color=ink)
+                    figure.text(x + room - 0.014 * wide, spot, share, fontsize=8.5, va="center", ha="right", color=ink)
                 y -= heights[k]
     return figure
 

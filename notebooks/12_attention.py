@@ -663,4 +663,6 @@ PlainTable("Keys and values read, GB/s on an H200", ("", *(f"{keys:,} keys" for 
 # - `attention_pictures.tiles(queries=32, tile=4, block=5)`: smaller tiles. How many scores are computed in vain, and
 #   what do small tiles cost instead?
 #
+# The exercises for this lesson end with attention from a blank page, by a warp, with every key and value loaded once.
+#
 # Next: **the GPT-2 block**, where attention meets the layers around it.

@@ -431,7 +431,8 @@ PlainTable("One block: microseconds", heads, tuple(rows),
 # %%
 from labkit import plots
 
-wanted = ("CUDA C++, ten kernels", "PyTorch, float32", "seven, float32", "PyTorch, float16", "seven, float16")
+wanted = ("CUDA C++, ten kernels", "PyTorch, float32", "seven, float32", "PyTorch, float16",
+          "seven, float16")
 shown = {name: [us or np.nan for us in times[name]] for name in wanted if any(times[name])}
 plots.curves(block_pictures.LENGTHS, shown, "One block, over the tokens", "tokens", "microseconds",
              log_x=True, log_y=True, marks=True, place="Recorded on NVIDIA H200") if shown else "Not recorded."
@@ -443,21 +444,21 @@ plots.curves(block_pictures.LENGTHS, shown, "One block, over the tokens", "token
 # in registers, attention in tiles, splitting a product that is too small for the GPU, and three kernels that are no
 # longer there. The source says of itself that it is a skeleton, to be studied before the muscle. It is a good one.
 #
-# And PyTorch, whose products are those of cuBLAS? Before you run the cell: at which of the four lengths do you expect
-# its lead, and in which type?
+# And PyTorch, whose products are those of cuBLAS? One would expect it to lead at least where products decide, with many
+# tokens.
 
 # %%
 print("PyTorch's time over that of the seven, on the H200:")
 for kind in ("float32", "float16"):
     theirs, ours = times[f"PyTorch, {kind}"], times[f"seven, {kind}"]
-    print(f"{kind:9}" + "".join(f"{a / b:6.2f} at {tokens:,}" if a and b else f"{'-':>6} at {tokens:,}"
-                                for tokens, a, b in zip(block_pictures.LENGTHS, theirs, ours, strict=True)))
+    for tokens, a, b in zip(block_pictures.LENGTHS, theirs, ours, strict=True):
+        print(f"{kind} {tokens:6,} tokens {f'{a / b:.2f}' if a and b else 'not measured'}")
 
 # %% [markdown]
-# It has none. With few tokens the launches, the waiting and the weights decide, and a program that is written for one
-# model can fuse more of them, and split each product as its shape wants it. With many it is the products and attention.
-# No product of ours is ahead of cuBLAS by that much (lesson 05). Attention is by something (lesson 12), and the three
-# kernels that are no longer there do the rest, as far as I can see.
+# It leads nowhere. With few tokens the launches, the waiting and the weights decide, and a program that is written for
+# one model can fuse more of them, and split each product as its shape wants it. With many it is the products and
+# attention. No product of ours is ahead of cuBLAS by that much (lesson 05). Attention is by something (lesson 12), and
+# the three kernels that are no longer there do the rest, as far as I can see.
 #
 # ## In halves
 #
