@@ -45,7 +45,7 @@ def friendly(command):
             fail(str(error), code=2)
         except KeyboardInterrupt:
             if sys.stderr.isatty():
-                sys.stderr.write("\r")  # over the ^C of the terminal
+                sys.stderr.write("\r\033[K")  # over the ^C of the terminal, and a step that was named
             fail("Stopped.", code=130)
 
     return wrapper
@@ -724,11 +724,12 @@ def report(
     texts = prompts_from(prompts) if prompts else None
     here = None
     if measure or texts or model:
-        with notes.status("Measuring on this machine"):
-            here = page.measure_here(model, texts)
-    path = page.write(Path(out), here)
+        notes.print("Measuring on this machine.", style="dim")  # the steps are named as they run
+        here = page.measure_here(model, texts)
+    with notes.status("Making the page"):
+        path = page.write(Path(out), here)
     for log in [one["log"] for one in (here or {"generation": {"models": []}})["generation"]["models"]]:
-        notes.print(log, style="dim", markup=False)
+        notes.print(log, style="dim", markup=False, soft_wrap=True)
     console.print(f"Wrote {os.path.relpath(path)}", markup=False, soft_wrap=True)
     if open_:
         import webbrowser

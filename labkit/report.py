@@ -22,6 +22,7 @@ from markupsafe import Markup
 
 from labkit import counters, cuda, device, generation_pictures, measure, occupancy, plots, softmax_series
 from labkit import generation_experiment as experiment
+from labkit.errors import UserError
 from labkit.kernels.masked_softmax import (
     masked_softmax_reference,
     masked_softmax_single_read,
@@ -98,7 +99,6 @@ def sections(here: dict | None = None) -> list[Section]:
 
 
 def loaded(both: dict) -> Section:
-    from labkit.errors import UserError
     from labkit.models.load import load
 
     rows = [("theirs, NVIDIA L4", "distilgpt2 from the hub: model.safetensors, 353 MB, on the GPU")]
@@ -294,9 +294,10 @@ def vanished(both: dict) -> Section:
                          "takes longer, I suppose. A measured gain may then be above "
                          "the table's \"at most\".")
     for series in both["step_launches"]:
-        parts += [f"What a step consists of instead, launch by launch ({series['where'].split(':')[0]}). Most of them "
-                  "take much longer than their bytes need: each has one row to work on, and is waiting.",
-                  generation_pictures.step_shares(series)]
+        if series["where"] != CPU_DEVICE:
+            parts.append("What else there is in a step, launch by launch. Most take much longer than their bytes need: "
+                         "each has one row to work on, and waits most of its time.")
+        parts.append(generation_pictures.step_shares(series))
     if len(parts) == 1:
         parts.append(_missing("generation"))
     return Section("Where the gain went", "Figures 7, 8 and 11: 1.00×", tuple(parts))
@@ -432,8 +433,12 @@ def render(found: list[Section]) -> str:
 
 
 def write(path: Path, here: dict | None = None, make: Callable[[dict | None], list[Section]] = sections) -> Path:
-    """The page, in one file that needs no other."""
+    """The page, in one file that needs no other. A folder gets it as report.html."""
+    path = path / "report.html" if path.is_dir() else path
     page = render(make(here))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8", newline="\n")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
     return path

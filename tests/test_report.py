@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from labkit import generation_experiment, measure, report
 from labkit.cli import app
+from labkit.errors import UserError
 from labkit.models.gpt2 import GPT2, Config
 from labkit.plots import CourseFigure
 
@@ -60,6 +61,13 @@ def test_the_command_writes_it(tmp_path, monkeypatch):
     assert path.is_file()
     done = CliRunner().invoke(app, ["report", "--prompts", str(tmp_path / "none.txt"), "--out", str(path)])
     assert done.exit_code == 2 and "cannot be read" in done.output
+
+
+def test_where_the_page_goes(tmp_path):
+    assert report.write(tmp_path, make=lambda here: []) == tmp_path / "report.html"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        report.write(tmp_path / "file" / "report.html", make=lambda here: [])
 
 
 def test_prompts_from_a_file_are_written_on(tmp_path, monkeypatch):
