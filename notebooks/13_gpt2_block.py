@@ -505,7 +505,7 @@ for operation, name in (("gpt2_block", "block_fused"), ("gpt2_block_half", "bloc
 # - Three of ten kernels only carried numbers. The cheapest way to make them faster was to have none.
 # - Memory first, then the graph: what is allocated in a call cannot be recorded.
 # - An output below 0.001 hides a wrong GELU. I compare every step, and let the allowed error know what came before.
-# - Where the norm stands is one line of code and decides whether a deep model trains.
+# - Where the norm stands is one line of code and decides how hard a deep model is to train.
 #
 # ## Resources
 #
