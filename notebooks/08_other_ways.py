@@ -230,9 +230,9 @@ for row in hints["found"]:
 
 # %% [markdown]
 # On the H200 the suspicion was right. With room for four blocks the same source takes less than half of its time, and
-# stands within a few percent of Triton's program and of our kernel. Two blocks go half of the way. Eight are slower than
-# no hint at all: what no longer fits the registers goes through memory. One word to the compiler was worth more than
-# anything I could have changed in the program.
+# stands within a few percent of Triton's program and of our kernel. Two blocks go half of the way. Eight are slower
+# than no hint at all: what no longer fits the registers goes through memory. One word to the compiler was worth more
+# than anything I could have changed in the program.
 
 # %% [markdown]
 # ## What each leaves to the compiler
