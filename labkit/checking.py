@@ -278,10 +278,11 @@ def _returned(case: Case, value) -> Outcome:
 
 def _compared(exercise: Exercise | None, case: Case, got: np.ndarray, unwritten: np.ndarray) -> Outcome:
     expected = case.expected
-    with np.errstate(invalid="ignore", over="ignore"):
-        miss = np.abs(got.astype(np.float64) - expected.astype(np.float64))
+    with np.errstate(invalid="ignore", over="ignore"):  # any bits may stand there, also a NaN that signals
+        found, truth = got.astype(np.float64), expected.astype(np.float64)
+        miss = np.abs(found - truth)
     wrong = ~(miss <= case.allowed)  # NaN is wrong, too
-    both_nan = np.isnan(got.astype(np.float64)) & np.isnan(expected.astype(np.float64)) & ~unwritten
+    both_nan = np.isnan(found) & np.isnan(truth) & ~unwritten
     wrong &= ~both_nan
     if not wrong.any():
         return Outcome("passed", got=got)

@@ -183,9 +183,8 @@ def pattern(expected, got, wrong, unwritten, inputs: tuple = (), threads: int = 
         return "No element was written."
     verb = "were never written" if unwritten.reshape(-1)[flat].all() else "are wrong"
     if count == total and total > 1 and not unwritten.any():
-        if told := _whole(expected.astype(np.float64), got.astype(np.float64), inputs):
-            return told
-        return ""
+        with np.errstate(invalid="ignore"):  # any bits may stand there, also a NaN that signals
+            return _whole(expected.astype(np.float64), got.astype(np.float64), inputs)
     if count == 1:
         place = "first" if flat[0] == 0 else "last" if flat[0] == total - 1 else ""
         return f"Only the {place} element {verb.replace('are', 'is').replace('were', 'was')}." if place else ""
