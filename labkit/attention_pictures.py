@@ -150,9 +150,7 @@ def over_caches(series: dict, recorded: dict | None | str = "auto") -> CourseFig
 
 
 def _over(series: dict, recorded, name: str, x: str, title: str, x_label: str, mask: str | None = None):
-    if recorded == "auto":
-        recorded = None if series["where"] != CPU_DEVICE else measure.recorded_series(name)
-    panels = _panels(series, recorded)
+    panels = _panels(series, measure.recorded_beside(series, name, recorded))
     figure, axes = _figure([3.1 if panel["where"] != CPU_DEVICE else 2.0 for panel in panels], title,
                            f"{title}: " + "; ".join(
                                f"{_place(panel['where'], panel.get('date'))}, {x} from {panel[x][0]:,} to "

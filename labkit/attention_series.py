@@ -35,10 +35,6 @@ CACHES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
 HALF = "f16"  # in the name of a line: halves
 
 
-def _stamp(series: dict) -> dict:
-    return {**series, "where": measure.where(), "date": measure.machine()["date"]}
-
-
 def _us(launch, in_torch: bool = False) -> float:
     """Of launch(stream=...), or of launch() in PyTorch: in a graph if it is short, alone with a cold cache if not."""
     once = measure.time_kernel(launch, budget_s=0.03, min_runs=3, max_runs=20).p50
@@ -87,7 +83,7 @@ def attention_sizes(lengths=None, heads: int | None = None) -> dict:
                 if torch is not None:
                     call = _fused_by_torch(torch, *_torch_parts(torch, arrays[dtype][0], heads), causal)
                     lines.setdefault((name, causal), []).append(_us(call, in_torch=True))
-    return _stamp({"S": list(lengths), "heads": heads, "size": SIZE, "lines": [
+    return measure.stamped({"S": list(lengths), "heads": heads, "size": SIZE, "lines": [
         {"name": name, "mask": "causal" if causal else "none", "us": us} for (name, causal), us in lines.items()]})
 
 
@@ -116,8 +112,8 @@ def attention_keys(caches=None, heads: int | None = None) -> dict:
                 call = _fused_by_torch(torch, _torch_parts(torch, qkv, heads)[0], *_torch_parts(torch, cache, heads),
                                        False)
                 lines.setdefault(name, []).append(_us(call, in_torch=True))
-    return _stamp({"keys": list(caches), "heads": heads, "size": SIZE,
-                   "lines": [{"name": name, "us": us} for name, us in lines.items()]})
+    return measure.stamped({"keys": list(caches), "heads": heads, "size": SIZE,
+                            "lines": [{"name": name, "us": us} for name, us in lines.items()]})
 
 
 # --- The three passes, one by one ------------------------------------------------------------------------------------
@@ -181,7 +177,7 @@ def attention_passes(S: int | None = None, heads: int | None = None) -> dict:
     def us(kernel):
         return _us(lambda stream=0: kernel[(S, heads), BLOCK, stream, 4 * S](*arguments))
 
-    return _stamp({"S": S, "heads": heads, "size": SIZE, "us": {
+    return measure.stamped({"S": S, "heads": heads, "size": SIZE, "us": {
         "scores and powers": us(scores_only_kernel),
         "values, a head's width of threads": us(make_values_only(False)),
         "values, all threads": us(make_values_only(True)),

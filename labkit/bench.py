@@ -41,10 +41,6 @@ BLOCK_SHAPES = ((1024, 1, 1), (256, 4, 1), (128, 8, 1), (64, 16, 1), (32, 32, 1)
 # --- Series: one quantity over a range, for the lessons --------------------------------------------------------------
 
 
-def _stamp(series: dict) -> dict:
-    return {**series, "where": measure.where(), "date": measure.machine()["date"]}
-
-
 def vector_add_sizes(exponents=None, budget_s: float = 0.08) -> dict:
     """Vector addition over n = 2^10 ... : the kernel alone, called from Python, with its three copies, and NumPy.
 
@@ -76,7 +72,7 @@ def vector_add_sizes(exponents=None, budget_s: float = 0.08) -> dict:
         series["call_ms"].append(time_host(call, after=cuda.synchronize, **limits).p50)
         series["with_copies_ms"].append(time_host(with_copies, after=cuda.synchronize, **limits).p50)
         series["numpy_ms"].append(time_host(lambda a=a, b=b, out=out: np.add(a, b, out=out), **limits).p50)
-    return _stamp(series)
+    return measure.stamped(series)
 
 
 def volume_add_block_shapes(size: dict | None = None, shapes=BLOCK_SHAPES, budget_s: float = 0.1) -> dict:
@@ -90,7 +86,7 @@ def volume_add_block_shapes(size: dict | None = None, shapes=BLOCK_SHAPES, budge
     for block in measure.steps("volume_add over block shapes", list(shapes)):
         timing = time_kernel(lambda block=block: launcher(*arrays, out, block=block), budget_s=budget_s, max_runs=50)
         times.append(timing.p50)
-    return _stamp({
+    return measure.stamped({
         "blocks": [list(block) for block in shapes], "ms": times, "size": size,
         "gbs": [volume_add.bytes(**size) / ms / 1e6 for ms in times] if device.on_gpu() else None,
         "limit": roofline.limits().bandwidth_gbs,
@@ -109,8 +105,9 @@ def matmul_sizes(sizes=None, budget_s: float = 0.12) -> dict:
     lines = [{"name": row.name, "kind": row.kind, "ms": [one.row(row.name).timing.p50 for one in ladders],
               "rate": [one.row(row.name).tflops for one in ladders]}
              for row in ladders[0].rows if row.name in everywhere]
-    return _stamp({"op": "matmul", "title": matmul.title, "x": list(sizes), "x_label": "M = N = K", "lines": lines,
-                   "unit": "TFLOP/s", "limit": roofline.limits().fp32_tflops, "limit_name": "float32 peak"})
+    return measure.stamped({"op": "matmul", "title": matmul.title, "x": list(sizes), "x_label": "M = N = K",
+                            "lines": lines,
+                            "unit": "TFLOP/s", "limit": roofline.limits().fp32_tflops, "limit_name": "float32 peak"})
 
 
 def launch_overhead(n: int = 1024) -> dict:
@@ -146,12 +143,12 @@ def launch_overhead(n: int = 1024) -> dict:
             torch.cuda.synchronize()
             times.append(1e6 * (time.perf_counter() - begin) / 200)
         series["torch_us"] = float(np.median(times))
-    return _stamp(series)
+    return measure.stamped(series)
 
 
 def copies() -> dict:
     """Copies between host and device, pageable and pinned."""
-    return _stamp(measure.time_copy(device.pick(gpu=2**28, cpu=2**24)))
+    return measure.stamped(measure.time_copy(device.pick(gpu=2**28, cpu=2**24)))
 
 
 def _library(name: str, home: str = "labkit.libraries.series") -> Callable[[], dict | None]:

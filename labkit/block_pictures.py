@@ -146,6 +146,6 @@ def recorded_times(gpu: str = "NVIDIA H200") -> dict[str, list[float | None]]:
     def microseconds(operation: str, name: str, tokens: int) -> float | None:
         found = measure.recorded_ladder(operation, {"S": tokens}, gpu=gpu)
         row = next((row for row in found.rows if row.name == name), None) if found else None
-        return 1000 * (row.graph or row.timing).p50 if row else None
+        return 1000 * row.timing.p50 if row else None
 
     return {name: [microseconds(*where, tokens) for tokens in LENGTHS] for name, where in RECORDED.items()}

@@ -53,10 +53,6 @@ SOURCE = {
 RANDOM = {"distilgpt2's shape": Config(n_layer=6), "GPT-2 small's shape": Config()}
 
 
-def _stamp(series: dict) -> dict:
-    return {**series, "where": measure.where(), "date": measure.machine()["date"]}
-
-
 # --- Models and prompts ----------------------------------------------------------------------------------------------
 
 
@@ -199,7 +195,7 @@ def generation(models: Iterable[str] | None = None, prompts: Iterable[str] | Non
     if device.on_gpu():
         model, _ = random_model("GPT-2 small's shape")
         result["prefill"] = prefill_shares(model)
-    return _stamp(result)
+    return measure.stamped(result)
 
 
 # --- A step, launch by launch ----------------------------------------------------------------------------------------
@@ -321,7 +317,7 @@ def cache_curve(name: str | None = None, positions=None) -> dict:
         series["with_us"].append(1000 * _together(launches_of(model, _at(model, position))).p50)
         ws = _at(model, 0, position + 1)
         series["without_us"].append(1000 * _together(launches_of(model, ws, position + 1)).p50)
-    return _stamp(series)
+    return measure.stamped(series)
 
 
 def _model(name: str | None) -> tuple[GPT2, str]:
@@ -353,7 +349,7 @@ def step_launches(name: str | None = None, positions=None) -> dict:
             rows.append({"name": kind, "count": sum(one[0] == kind for one in launches), "us": 1000 * ms,
                          "bytes": moved.get(kind)})
         found.append({"position": position, "us": 1000 * whole, "rows": rows, "bytes": sum(moved.values())})
-    return _stamp({"model": name, "steps": found})
+    return measure.stamped({"model": name, "steps": found})
 
 
 def _greedy_step(model: GPT2, position: int) -> list[tuple[str, Callable]]:

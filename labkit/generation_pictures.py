@@ -115,8 +115,7 @@ def next_token(tokens: Sequence[str], panels: Mapping[str, np.ndarray], title: s
 
 def cache_curve(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """The time of one more token over the number of tokens before it, both axes logarithmic."""
-    if recorded == "auto":
-        recorded = measure.recorded_series("cache_curve") if series["where"] == measure.CPU_DEVICE else None
+    recorded = measure.recorded_beside(series, "cache_curve", recorded)
     lines = (("without_us", "without the cache", VERMILLION, "o"), ("with_us", "with the cache", BLUE, "D"))
     figure = _lines_over(series, recorded, "One token more", "position", lines, "tokens before it")
     for ax, panel in zip(figure.axes, filter(None, (series, recorded)), strict=True):

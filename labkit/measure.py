@@ -227,6 +227,11 @@ def time_copy(nbytes: int = 2**28) -> dict[str, dict]:
 # --- The machine ---------------------------------------------------------------------------------------------------
 
 
+def stamped(series: dict) -> dict:
+    """A series with where and when it was taken."""
+    return {**series, "where": where(), "date": datetime.date.today().isoformat()}
+
+
 def machine() -> dict:
     """What a measurement depends on: GPU, driver, versions, date."""
     facts = {"device": device.name(), "kind": device.kind(), "date": datetime.date.today().isoformat(),
@@ -332,6 +337,14 @@ def recorded_series(name: str, gpu: str | None = None) -> dict | None:
     """A series that bench recorded on a GPU, such as "vector_add_sizes"; None if there is none."""
     data = recorded(gpu)
     return None if data is None else data.get("series", {}).get(name)
+
+
+def recorded_beside(series: dict, name: str, recorded: dict | None | str = "auto") -> dict | None:
+    """What to show beside a series: `recorded`, or, if that is "auto", a GPU's recording of `name` where the series is
+    the CPU device's."""
+    if recorded != "auto":
+        return recorded
+    return recorded_series(name) if series["where"] == CPU_DEVICE else None
 
 
 def days(ladders: Iterable[Ladder]) -> str:

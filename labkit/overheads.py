@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import subprocess
 import sys
@@ -24,10 +23,6 @@ from labkit.op import to_device
 from labkit.tables import PlainTable, number, size_text
 
 SIDE = 256  # of the matrices in the small product
-
-
-def _stamp(series: dict) -> dict:
-    return {**series, "where": measure.where(), "date": datetime.date.today().isoformat()}
 
 
 def product_trip(ranges, n: int = SIDE) -> np.ndarray:
@@ -74,7 +69,7 @@ def cold_start() -> dict:
     done = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, cwd=root, timeout=300)
     if done.returncode:
         raise RuntimeError(f"the fresh process failed: {done.stderr.strip()[-500:]}")
-    return _stamp({**json.loads(done.stdout.splitlines()[-1]), "n": SIDE})
+    return measure.stamped({**json.loads(done.stdout.splitlines()[-1]), "n": SIDE})
 
 
 def copy_sizes(sizes=None, budget_s: float = 0.05) -> dict:
@@ -92,7 +87,7 @@ def copy_sizes(sizes=None, budget_s: float = 0.05) -> dict:
                 timing = time_host(lambda copy=copy, host=host: copy(host), after=cuda.synchronize, budget_s=budget_s,
                                    max_runs=50)
                 series[f"{way}_{kind}_us"].append(1000 * timing.p50)
-    return _stamp(series)
+    return measure.stamped(series)
 
 
 def launch_sizes(exponents=None, times: int = 50) -> dict:
@@ -121,7 +116,7 @@ def launch_sizes(exponents=None, times: int = 50) -> dict:
             series["torch_us"].append(1000 * time_launch(add, launches=times).p50)
             graph = time_torch_graph(add, launches=times)
             series["torch_graph_us"].append(None if graph is None else 1000 * graph.p50)
-    return _stamp({key: values for key, values in series.items() if values and None not in values})
+    return measure.stamped({key: values for key, values in series.items() if values and None not in values})
 
 
 def fair_baseline(times: int = 100) -> dict:
@@ -155,7 +150,7 @@ def fair_baseline(times: int = 100) -> dict:
             row(rival.title, None, call, time_torch_graph(call, launches=times))
         except Exception as error:  # torch.compile needs a compiler of its own
             print(f"{rival.title} was not measured: {type(error).__name__}: {error}", file=sys.stderr)
-    return _stamp({"size": size, "rows": rows})
+    return measure.stamped({"size": size, "rows": rows})
 
 
 # --- Tables for the lesson -------------------------------------------------------------------------------------------
@@ -220,7 +215,7 @@ def trace() -> dict | None:
         path = Path(folder) / "trace.json"
         watched.export_chrome_trace(str(path))
         found = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    return _stamp({"events": events_of(found)})
+    return measure.stamped({"events": events_of(found)})
 
 
 def trace_panel(series: dict | None = None) -> dict:

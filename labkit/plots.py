@@ -260,8 +260,7 @@ def crossover(series: dict, recorded: dict | None | str = "auto") -> CourseFigur
 
     Circled: the size from which on the GPU wins, with and without the copies.
     """
-    if recorded == "auto":
-        recorded = None if series["where"] != CPU_DEVICE else measure.recorded_series("vector_add_sizes")
+    recorded = measure.recorded_beside(series, "vector_add_sizes", recorded)
     panels = _panels(series, recorded)
     figure, axes = _figure([2.9] * len(panels), "Vector addition over sizes",
                            "Time of a vector addition over sizes, " + _place(series["where"], series.get("date")))
@@ -319,8 +318,7 @@ def _short(n: float) -> str:
 
 def sizes(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """Every rung over sizes, rivals in grey: TFLOP/s or GB/s on a GPU, times on the CPU device."""
-    if recorded == "auto":
-        recorded = None if series["where"] != CPU_DEVICE else measure.recorded_series(f"{series['op']}_sizes")
+    recorded = measure.recorded_beside(series, f"{series['op']}_sizes", recorded)
     panels = _panels(series, recorded)
     figure, axes = _figure([2.9] * len(panels), f"{series['title']} over sizes",
                            f"{series['title']} over sizes, " + _place(series["where"], series.get("date")))
@@ -364,8 +362,7 @@ def sizes(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
 
 def block_shapes(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """One kernel over shapes of its block: largest blocks first, then by the extent along x, which runs fastest."""
-    if recorded == "auto":
-        recorded = None if series["where"] != CPU_DEVICE else measure.recorded_series("volume_add_block_shapes")
+    recorded = measure.recorded_beside(series, "volume_add_block_shapes", recorded)
     panels = _panels(series, recorded)
     groups = [sorted({int(np.prod(block)) for block in panel["blocks"]}, reverse=True) for panel in panels]
     figure, axes = _figure([0.235 * (len(panel["blocks"]) + len(counts)) for panel, counts in
@@ -1220,8 +1217,7 @@ LAUNCH_LINES = (
 
 def launch_cost(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """Time of one vector addition among many, over sizes: the launch sets the floor, memory the slope."""
-    if recorded == "auto":
-        recorded = None if series["where"] != CPU_DEVICE else measure.recorded_series("launch_sizes")
+    recorded = measure.recorded_beside(series, "launch_sizes", recorded)
     return _lines_over(series, recorded, "What a launch costs", "n", LAUNCH_LINES, "elements", bound=12)
 
 
@@ -1235,8 +1231,7 @@ COPY_LINES = (
 
 def copy_cost(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """Time of a copy over its size: a price for the trip, then a price for each byte."""
-    if recorded == "auto":
-        recorded = None if series["where"] != CPU_DEVICE else measure.recorded_series("copy_sizes")
+    recorded = measure.recorded_beside(series, "copy_sizes", recorded)
     return _lines_over(series, recorded, "What a copy costs", "bytes", COPY_LINES, "bytes")
 
 

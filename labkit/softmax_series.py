@@ -20,13 +20,9 @@ from labkit.measure import Timing
 SIZES = ((1, 512), (1, 1024), (1, 2048), (1, 4096), (1, 8192), (4, 1024), (16, 1024), (64, 1024), (64, 512))
 
 
-def _stamp(series: dict) -> dict:
-    return {**series, "where": measure.where(), "date": measure.machine()["date"]}
-
-
 def memory_latency() -> dict | None:
     """Nanoseconds for a load from each memory of a GPU; None on the CPU device, whose memories are all one."""
-    return _stamp({"places": latencies()}) if device.on_gpu() else None
+    return measure.stamped({"places": latencies()}) if device.on_gpu() else None
 
 
 @njit
@@ -51,7 +47,7 @@ def softmax_cpu(rows: int | None = None, cols: int | None = None) -> dict:
     x = 8 * np.random.default_rng(0).random((rows, cols), dtype=np.float32)
     out = np.empty_like(x)
     timing = measure.time_host(lambda: softmax_on_one_core(x, out), budget_s=1.0, min_runs=3, max_runs=10)
-    return {**_stamp({"rows": rows, "cols": cols, "ms": timing.p50}), "where": "one core of the host"}
+    return {**measure.stamped({"rows": rows, "cols": cols, "ms": timing.p50}), "where": "one core of the host"}
 
 
 def masked_softmax_sizes(sizes=None, runs: int = 100, warm_up: int = 5) -> dict:
@@ -79,8 +75,8 @@ def masked_softmax_sizes(sizes=None, runs: int = 100, warm_up: int = 5) -> dict:
                          "unfused": _called(unfused, runs, warm_up), "fused": _called(fused, runs, warm_up),
                          "unfused_graph": _percentiles(measure.time_torch_graph(unfused)),
                          "fused_graph": _percentiles(measure.time_graph(fused))})
-    return _stamp({"rows": rows, "runs": runs, "warm_up": warm_up,
-                   "unfused": "PyTorch" if device.on_gpu() else "NumPy"})
+    return measure.stamped({"rows": rows, "runs": runs, "warm_up": warm_up,
+                            "unfused": "PyTorch" if device.on_gpu() else "NumPy"})
 
 
 def _called(call, runs: int, warm_up: int) -> dict:

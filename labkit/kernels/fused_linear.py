@@ -295,6 +295,11 @@ BANDWIDTH = 3.5e12  # bytes a second, parts written and read
 SECOND_LAUNCH = 2e-6
 
 
+def seconds_between(parts: int, rows: int, cols: int) -> float:
+    """What it costs that K is in `parts`: their sums are written and read, by a second launch."""
+    return 0.0 if parts == 1 else 8 * parts * rows * cols / BANDWIDTH + SECOND_LAUNCH
+
+
 @functools.cache
 def parts_of(rows: int, cols: int, depth: int) -> tuple[int, int]:
     """(parts, steps of K in each) with which a product is done first, by the model that the constants above are."""
@@ -302,8 +307,7 @@ def parts_of(rows: int, cols: int, depth: int) -> tuple[int, int]:
 
     def cost(parts):
         rounds = -(-tiles * parts // PROCESSORS)
-        between = 0 if parts == 1 else 8 * parts * rows * cols / BANDWIDTH + SECOND_LAUNCH
-        return rounds * (slice_of(parts) + FILLING) * SLOWNESS + between
+        return rounds * (slice_of(parts) + FILLING) * SLOWNESS + seconds_between(parts, rows, cols)
 
     def slice_of(parts):
         return -(-depth // (parts * STEPS)) * STEPS

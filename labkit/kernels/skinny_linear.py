@@ -20,9 +20,7 @@ from numba import float32, uint32
 from labkit import cuda, device, ptx
 from labkit.kernels import fused_linear, tensor_core, wgmma
 from labkit.kernels.fused_linear import (
-    BANDWIDTH,
     PROCESSORS,
-    SECOND_LAUNCH,
     ZERO,
     add_parts,
     as_rung,
@@ -36,6 +34,7 @@ from labkit.kernels.fused_linear import (
     make_finish,
     make_fused_tiled,
     memory_for,
+    seconds_between,
     sum_error,
     torch_addmm,
 )
@@ -338,8 +337,7 @@ def parts_of(rows: int, cols: int, depth: int, dtype) -> tuple[int, int]:
 
     def cost(parts):
         rounds = -(-blocks * parts // PROCESSORS)
-        between = 0 if parts == 1 else 8 * parts * rows * cols / BANDWIDTH + SECOND_LAUNCH
-        return rounds * (slice_of(parts) + step / 2) * seconds + between
+        return rounds * (slice_of(parts) + step / 2) * seconds + seconds_between(parts, rows, cols)
 
     best = min(range(1, -(-depth // step) + 1), key=cost)
     return -(-depth // slice_of(best)), slice_of(best)

@@ -30,6 +30,7 @@ import numpy as np
 from numba import float32, uint32, uint64
 
 from labkit import cuda, device, ptx
+from labkit.kernels.fused_linear import seconds_between
 from labkit.kernels.launching import aligned, check_array, dynamic_shared
 from labkit.op import rung
 
@@ -473,20 +474,17 @@ def choose_tile(rows: int, cols: int, depth: int, blocks: int) -> Tile:
 
 
 SECONDS = 2.2e-9  # for a step of 64 along K, for each column of a tile
-SECOND_LAUNCH = 2e-6
-BANDWIDTH = 3.5e12  # bytes a second, sums of parts written and read
 
 
 @functools.cache
 def parts_of(rows: int, cols: int, depth: int, blocks: int) -> tuple[int, int]:
-    """(parts, K of each) with which a product is done first, by the model that the constants above are: more than one
+    """(parts, K of each) with which a product is done first, by a model like fused_linear's: more than one
     part only where all of them run at the same time."""
     tile = choose_tile(rows, cols, depth, blocks)
     tiles, steps = tile.count(rows, cols), -(-depth // DEPTH)
 
     def cost(parts):
-        between = 0 if parts == 1 else 8 * parts * rows * cols / BANDWIDTH + SECOND_LAUNCH
-        return -(-steps // parts) * tile.cols * SECONDS + between
+        return -(-steps // parts) * tile.cols * SECONDS + seconds_between(parts, rows, cols)
 
     best = min(range(1, max(1, min(steps, blocks // tiles)) + 1), key=cost)
     slice_ = -(-steps // best) * DEPTH

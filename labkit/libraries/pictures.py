@@ -12,7 +12,6 @@ from matplotlib import rc_context
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from labkit import measure
-from labkit.measure import CPU_DEVICE
 from labkit.plots import (
     BLUE,
     FAINT,
@@ -117,8 +116,7 @@ def masks(n: int = 19, block: int = 8) -> CourseFigure:
 
 def over_rows(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """Milliseconds over the number of rows: the loops, and the kernels that take all rows in one launch."""
-    if recorded == "auto":
-        recorded = None if series["where"] != CPU_DEVICE else measure.recorded_series("softmax_rows")
+    recorded = measure.recorded_beside(series, "softmax_rows", recorded)
     panels = [panel for panel in (series, recorded) if panel is not None]
     figure, axes = _figure([2.7] * len(panels), f"Softmax of rows of {series['cols']:,}: a loop on the host",
                            "Softmax by BLAS over the number of rows, " + _place(series["where"], series.get("date")))

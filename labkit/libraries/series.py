@@ -3,7 +3,6 @@
 Each function returns a dictionary for JSON, with where and when it was measured. `labkit bench` records them.
 """
 
-import datetime
 import re
 import sys
 
@@ -17,10 +16,6 @@ from labkit.libraries.column_major import from_bf16, to_bf16
 from labkit.op import check_sample, uniform
 
 SAMPLE = 64  # rows of a large product that are compared with float64
-
-
-def _stamp(series: dict) -> dict:
-    return {**series, "where": measure.where(), "date": datetime.date.today().isoformat()}
 
 
 @cuda.jit
@@ -86,7 +81,7 @@ def products(size: int | None = None, budget_s: float = 0.3) -> dict:
             z = torch.empty_like(x)
             add(f"torch.matmul, {name}", lambda x=x, y=y, z=z: torch.matmul(x, y, out=z),
                 lambda z=z: z.double().cpu().numpy())
-    return _stamp({"size": size, "rows": rows, "source": blas.source()})
+    return measure.stamped({"size": size, "rows": rows, "source": blas.source()})
 
 
 def projection(M: int = 5, N: int = 512, K: int = 2048) -> dict:
@@ -105,7 +100,7 @@ def projection(M: int = 5, N: int = 512, K: int = 2048) -> dict:
         theirs = (t_x @ t_w.T).double().cpu().numpy()
         series |= {"torch_max_difference": float(np.abs(got - theirs).max()),
                    "torch_equal": float((got == theirs).mean())}
-    return _stamp(series)
+    return measure.stamped(series)
 
 
 def softmax_check(rows: int = 128, cols: int = 128) -> dict:
@@ -119,7 +114,7 @@ def softmax_check(rows: int = 128, cols: int = 128) -> dict:
         got = out.copy_to_host()
         found.append({"name": launcher.__name__, "max_difference": float(np.abs(got - truth).max()),
                       "first_row_sum": float(got[0].sum())})
-    return _stamp({"rows": rows, "cols": cols, "found": found, "source": blas.source()})
+    return measure.stamped({"rows": rows, "cols": cols, "found": found, "source": blas.source()})
 
 
 def softmax_rows(counts=None, cols: int = 1024, budget_s: float = 0.2) -> dict:
@@ -142,8 +137,8 @@ def softmax_rows(counts=None, cols: int = 1024, budget_s: float = 0.2) -> dict:
         for name, call in calls.items():
             timing = measure.time_host(call, after=cuda.synchronize, budget_s=budget_s, min_runs=3, max_runs=30)
             lines[name].append(timing.p50)
-    return _stamp({"rows": counts, "cols": cols, "source": blas.source(),
-                   "lines": [{"name": name, "ms": ms} for name, ms in lines.items()]})
+    return measure.stamped({"rows": counts, "cols": cols, "source": blas.source(),
+                            "lines": [{"name": name, "ms": ms} for name, ms in lines.items()]})
 
 
 def three_languages(budget_s: float = 0.3) -> dict | None:
@@ -167,8 +162,8 @@ def three_languages(budget_s: float = 0.3) -> dict | None:
             ("PyTorch", lambda x, out: torch.softmax(x, dim=1, out=out), "torch"),
             ("torch.compile", torch.compile(lambda x, out: torch.softmax(x, dim=1)), "torch")], budget_s),
     ]
-    return _stamp({"jobs": jobs, "cutile": tile_kernels.why_not(), "triton": triton_kernels.why_not(),
-                   "versions": _versions(), "triton_code": _triton_code()})
+    return measure.stamped({"jobs": jobs, "cutile": tile_kernels.why_not(), "triton": triton_kernels.why_not(),
+                            "versions": _versions(), "triton_code": _triton_code()})
 
 
 def tile_sizes(n: int = 2**27, budget_s: float = 0.2) -> dict | None:
@@ -191,7 +186,7 @@ def tile_sizes(n: int = 2**27, budget_s: float = 0.2) -> dict | None:
         ms = [measure.time_kernel(lambda s=size, f=launch: f(a, b, out, s), budget_s=budget_s,
                                   max_runs=20).p50 for size in sizes]
         lines.append({"name": name, "ms": ms, "gbs": [12 * n / t / 1e6 for t in ms]})
-    return _stamp({"n": n, "tiles": sizes, "lines": lines}) if lines else None
+    return measure.stamped({"n": n, "tiles": sizes, "lines": lines}) if lines else None
 
 
 HINTS = ({}, {"occupancy": 2}, {"occupancy": 4}, {"occupancy": 8}, {"num_worker_warps": 8},
@@ -211,7 +206,7 @@ def tile_hints(rows: int = 8192, cols: int = 8192, budget_s: float = 0.2) -> dic
                                  max_runs=30).p50
         same = float(np.abs(out.copy_to_host() - truth.copy_to_host()).max())
         found.append({"hints": hints, "ms": ms, "gbs": 8 * rows * cols / ms / 1e6, "max_difference": same})
-    return _stamp({"rows": rows, "cols": cols, "found": found})
+    return measure.stamped({"rows": rows, "cols": cols, "found": found})
 
 
 def _language(op, size: dict, ways: list, budget_s: float) -> dict:

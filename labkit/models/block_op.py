@@ -209,7 +209,7 @@ def block_calls(tokens: int = 16) -> dict:
     def us(call) -> float:
         return 1000 * measure.time_host(call, after=cuda.synchronize, budget_s=0.3).p50
 
-    return {
+    return measure.stamped({
         "tokens": tokens,
         "workspace_us": us(lambda: solve(x, out, flat, tokens, workspace=workspace)),
         "allocating_us": us(lambda: solve(x, out, flat, tokens)),
@@ -217,5 +217,4 @@ def block_calls(tokens: int = 16) -> dict:
         "eight_allocations_us": us(lambda: solve(x, out, flat, tokens, memory=eight_buffers,
                                                  kernels=KERNEL_FOR_EACH_STEP)),
         "graph_us": us(graph.launch),
-        "where": measure.where(), "date": measure.machine()["date"],
-    }
+    })

@@ -21,7 +21,7 @@ def test_rung_agrees(op, launcher):
                                                        (skinny.skinny_half, np.float16, 4e-3)])
 @pytest.mark.parametrize("in_parts", [False, True])
 def test_what_follows_and_parts(launch, dtype, atol, in_parts, monkeypatch):
-    monkeypatch.setattr(skinny, "SECOND_LAUNCH", -1.0 if in_parts else 1.0)  # the more parts the better, or none
+    monkeypatch.setattr(fused, "SECOND_LAUNCH", -1.0 if in_parts else 1.0)  # the more parts the better, or none
     skinny.parts_of.cache_clear()
     given = [array.astype(dtype) for array in FUSED_LINEAR_RESIDUAL.inputs(np.random.default_rng(0), M=3, N=24, K=520)]
     *layer, residual = to_device(tuple(given))
