@@ -209,10 +209,11 @@ FEW = 4  # queries: more of them share a tile of keys to advantage
 
 def attention(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
     """The rung to use. On the CPU device, where threads run one after the other, the simple ones are the quickest."""
-    if device.on_gpu() and takes_flash(qkv, heads, out, cache):
+    size, _ = check_heads(qkv, heads, out, cache, start)
+    if device.on_gpu() and takes_flash(size, qkv, out, cache):
         pick = attention_decode if cache is not None and out.shape[0] <= FEW else attention_flash
     else:
-        pick = attention_all_threads if out.shape[-1] <= BLOCK * heads else attention_three_pass
+        pick = attention_all_threads if size <= BLOCK else attention_three_pass
     pick(qkv, heads, out, cache=cache, start=start, causal=causal, stream=stream)
 
 

@@ -44,11 +44,8 @@ def check_flash(qkv, heads, out, cache, start, dtype=np.float32, largest: int = 
     return size, room
 
 
-def takes_flash(qkv, heads, out, cache) -> bool:
-    """Whether the rungs here that move 16 bytes at a time allow these arguments. The others say what is wrong."""
-    if heads < 1:
-        return False
-    size = out.shape[1] // heads
+def takes_flash(size: int, qkv, out, cache) -> bool:
+    """Whether the rungs here that move 16 bytes at a time allow heads of `size` and these arguments, checked before."""
     return size % STEP == 0 and size <= 256 and aligned(*(array for array in (qkv, out, cache) if array is not None))
 
 

@@ -27,6 +27,7 @@ from labkit.kernels.flash_attention import (
     make_decode,
 )
 from labkit.kernels.flash_attention_wgmma import attention_flash_wgmma, takes_flash_wgmma
+from labkit.kernels.heads import check_heads
 from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO
 from labkit.kernels.tensor_core import CHUNK, MMA, add_product
 from labkit.op import rung, uniform
@@ -265,9 +266,10 @@ SHORT = 64  # queries: for so few, blocks of 16 are done sooner; 3.2 us for 64 o
 
 def attention_half(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
     """The rung to use."""
+    size, _ = check_heads(qkv, heads, out, cache, start, np.float16)
     if cache is not None and out.shape[0] <= FEW:
         pick = attention_decode_half
-    elif device.on_gpu() and out.shape[0] > SHORT and takes_flash_wgmma(qkv, heads, out, cache):
+    elif device.on_gpu() and out.shape[0] > SHORT and takes_flash_wgmma(size, qkv, out, cache):
         pick = attention_flash_wgmma
     else:
         pick = attention_flash_half

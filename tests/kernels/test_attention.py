@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from labkit import cuda
+from labkit import cuda, device
 from labkit.kernels import attention as module
 from labkit.kernels import op
 from labkit.kernels.attention import (
@@ -17,6 +17,7 @@ from labkit.kernels.attention import (
     attention_three_pass,
     tolerance_of,
 )
+from labkit.kernels.flash_attention_half import attention_half
 from labkit.op import agree, uniform
 
 
@@ -114,6 +115,17 @@ def test_arguments_are_checked():
     with pytest.raises(ValueError, match="at most 256 are allowed"):
         wide, narrow = cuda.device_array((1, 900), np.float32), cuda.device_array((1, 300), np.float32)
         module.attention_all_threads(wide, 1, narrow)
+
+
+@pytest.mark.parametrize(("launch", "dtype"), [(attention, np.float32), (attention_half, np.float16)])
+def test_arguments_are_checked_before_a_rung_is_picked(launch, dtype, monkeypatch):
+    """On a GPU, too, where the pick depends on the size of a head."""
+    qkv, out, flat = (cuda.device_array(shape, dtype) for shape in ((100, 18), (100, 6), (600,)))
+    monkeypatch.setattr(device, "on_gpu", lambda: True)
+    with pytest.raises(ValueError, match="heads is 0; it must be"):
+        launch(qkv, 0, out)
+    with pytest.raises(ValueError, match="out has shape"):
+        launch(qkv, 2, flat)
 
 
 def test_a_small_launch_takes_nothing_from_the_large_one_after_it():
