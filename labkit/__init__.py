@@ -6,25 +6,25 @@ Every name below is imported when it is first used, so `import labkit` costs nex
 import importlib
 import sys
 
-from labkit._version import __version__
+from labkit._common.version import __version__
 
-# Name -> the module that holds it; a module that is itself the value stands for its own name.
+# Name -> the module that it is, or module:name.
 _HOMES = {
     "cuda": "labkit.cuda",
     "device": "labkit.device",
-    "ptx": "labkit.ptx",
-    "graphs": "labkit.graphs",
+    "ptx": "labkit.device.ptx",
+    "graphs": "labkit.device.graphs",
     "simt": "labkit.simt",
-    "observe": "labkit.simt",
+    "observe": "labkit.simt:observe",
     "measure": "labkit.measure",
-    "plots": "labkit.plots",
-    "roofline": "labkit.roofline",
-    "Op": "labkit.op",
-    "agree": "labkit.op",
-    "check": "labkit.checking",
-    "hint": "labkit.checking",
-    "ladder": "labkit.measure",
-    "show_source": "labkit.show",
+    "plots": "labkit.measure.plots",
+    "roofline": "labkit.measure.roofline",
+    "Op": "labkit.kernels.op:Op",
+    "agree": "labkit.kernels.op:agree",
+    "check": "labkit.course.check:check",
+    "hint": "labkit.course.check:hint",
+    "ladder": "labkit.measure:ladder",
+    "show_source": "labkit.course.show:show_source",
 }
 
 __all__ = ["__version__", *_HOMES]
@@ -34,10 +34,10 @@ def __getattr__(name: str):
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"labkit has no {name!r}; it offers {', '.join(sorted(_HOMES))}")
-    importlib.import_module(home)
+    module, _, attribute = home.partition(":")
+    importlib.import_module(module)
     # labkit.cuda replaces itself in sys.modules, so the module is read from there.
-    module = sys.modules[home]
-    value = module if home == f"labkit.{name}" else getattr(module, name)
+    value = getattr(sys.modules[module], attribute) if attribute else sys.modules[module]
     globals()[name] = value
     return value
 

@@ -81,7 +81,7 @@ print("block  ", *(f"{b:2d}" for b in block.copy_to_host()))
 print("thread ", *(f"{t:2d}" for t in thread.copy_to_host()))
 
 # %%
-from labkit import pictures
+from labkit.measure.plots import drawings as pictures
 
 pictures.launch_map(n, threads_per_block)
 

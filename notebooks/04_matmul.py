@@ -29,7 +29,7 @@
 
 # %%
 from labkit import roofline
-from labkit.kernels.matmul import MATMUL
+from labkit.kernels.matmul.float32 import MATMUL
 
 roofline.predict(MATMUL, M=4096, N=4096, K=4096)
 
@@ -44,7 +44,7 @@ roofline.predict(MATMUL, M=4096, N=4096, K=4096)
 
 # %%
 from labkit import show_source
-from labkit.kernels.matmul import matmul_naive_kernel
+from labkit.kernels.matmul.float32 import matmul_naive_kernel
 
 show_source(matmul_naive_kernel)
 
@@ -57,7 +57,7 @@ show_source(matmul_naive_kernel)
 # each 16 KB from the next. The cure is to swap two names.
 
 # %%
-from labkit.kernels.matmul import matmul_coalesced_kernel
+from labkit.kernels.matmul.float32 import matmul_coalesced_kernel
 
 show_source(matmul_coalesced_kernel)
 
@@ -116,7 +116,7 @@ plots.tile_walk(M=7, N=11, K=10, tile=4, block=(2, 1))
 # matrix it is filled with zeros. A zero adds nothing to a dot product, so no step is a special case.
 
 # %%
-from labkit.kernels.matmul import make_matmul_tiled
+from labkit.kernels.matmul.float32 import make_matmul_tiled
 
 show_source(make_matmul_tiled)
 
@@ -348,7 +348,7 @@ print(f"at best {4 / 20:.0%} of {peak:.1f} TFLOP/s: {peak * 4 / 20:.0f} TFLOP/s"
 # ## Over sizes
 
 # %%
-from labkit import bench
+from labkit.measure import bench
 
 plots.sizes(bench.matmul_sizes())
 
@@ -392,7 +392,7 @@ plots.roofline([sums, found if device.on_gpu() else h200])
 
 # %%
 if not device.on_gpu():
-    from labkit.kernels.matmul import matmul_tiled_kernel
+    from labkit.kernels.matmul.float32 import matmul_tiled_kernel
 
     lines = simt.show(matmul_tiled_kernel, d_a, d_b, d_out).splitlines()
     first, second = (i for i, line in enumerate(lines) if "---- cuda.syncthreads()" in line)

@@ -17,7 +17,7 @@
 
 # %%
 from labkit import measure, roofline
-from labkit.kernels.matmul import MATMUL
+from labkit.kernels.matmul.float32 import MATMUL
 
 h200 = measure.recorded_ladder("matmul", gpu="NVIDIA H200")
 print("on the H200")
@@ -59,7 +59,7 @@ plots.patch(threads=4, size=4)
 
 # %%
 from labkit import show_source
-from labkit.kernels.matmul import make_matmul_register_blocked
+from labkit.kernels.matmul.float32 import make_matmul_register_blocked
 
 show_source(make_matmul_register_blocked)
 
@@ -97,7 +97,7 @@ for size in ("_4", "", "_16"):
 # writes it, and the driver makes of it the machine code of the GPU at hand.)
 
 # %%
-from labkit.kernels.matmul import load_four
+from labkit.kernels.matmul.float32 import load_four
 
 show_source(load_four)
 
@@ -161,7 +161,7 @@ for name, (instructions, busy) in counted.items():
 plots.overlap()
 
 # %%
-from labkit.kernels.matmul import make_matmul_double_buffered
+from labkit.kernels.matmul.float32 import make_matmul_double_buffered
 
 show_source(make_matmul_double_buffered)
 
@@ -196,7 +196,7 @@ for name in ("matmul_vectorized", "matmul_double_buffered", "PyTorch (cuBLAS)"):
 #   running is fetched once.
 
 # %%
-from labkit.kernels.matmul import add_products_to_and_fro, copy_pair, two_steps
+from labkit.kernels.matmul.float32 import add_products_to_and_fro, copy_pair, two_steps
 
 show_source(copy_pair)
 
@@ -251,7 +251,7 @@ print(textwrap.fill(str(report.races[0]), 90))
 # constant and one with the length as an argument.
 
 # %%
-from labkit import compiling
+from labkit.device import compiling
 
 
 @cuda.jit
@@ -381,7 +381,7 @@ print(f"peaks of the H200: {limits['fp32_tflops']:.0f} TFLOP/s in float32, "
 # each lane collects its fragments from global memory, number by number.
 
 # %%
-from labkit.kernels.matmul_half import MATMUL_HALF, matmul_half_tensor_core_kernel
+from labkit.kernels.matmul.half import MATMUL_HALF, matmul_half_tensor_core_kernel
 
 show_source(matmul_half_tensor_core_kernel)
 
@@ -422,7 +422,7 @@ MATMUL_HALF
 # rows by up to 256 columns, and both matrices are read from shared memory, without fragments. Copies are made by a unit
 # of their own, the *tensor memory accelerator*, TMA: one thread asks for a whole tile and goes on. In the last rung 128
 # threads do nothing but ask for tiles, and 256 do nothing but multiply. How they tell each other which tile is ready is
-# drawn in the docstring of `make_wgmma_specialised`, in `labkit/kernels/wgmma.py`.
+# drawn in the docstring of `make_wgmma_specialised`, in `labkit/kernels/matmul/wgmma.py`.
 #
 # Your own ladder of halves follows if you have a GPU. If not, the H200's.
 

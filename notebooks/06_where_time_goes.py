@@ -18,8 +18,10 @@
 # %%
 import numpy as np
 
-from labkit import agree, cuda, ladder, measure, overheads, plots, ranges, roofline, show_source
-from labkit.kernels.matmul import MATMUL
+from labkit import agree, cuda, ladder, measure, plots, roofline, show_source
+from labkit.kernels.matmul.float32 import MATMUL
+from labkit.measure import nvtx as ranges
+from labkit.measure.series import overheads
 
 roofline.predict(MATMUL, M=256, N=256, K=256)
 
@@ -211,7 +213,7 @@ for way in ("h2d_pageable", "h2d_pinned", "d2h_pageable", "d2h_pinned"):
 # numbers, which is no work at all.
 
 # %%
-from labkit import bench
+from labkit.measure import bench
 
 here, h200 = bench.launch_overhead(), measure.recorded_series("launch_overhead", gpu="NVIDIA H200")
 
@@ -363,7 +365,7 @@ plots.ladder(found)
 # ```
 
 # %%
-from labkit import counters
+from labkit.measure import ncu as counters
 
 print(counters.recorded_report())
 
@@ -380,7 +382,7 @@ print(counters.recorded_report())
 # `--clock-control none` leaves the clocks alone. By default `ncu` holds them low to make its counts repeat, and then
 # its times are not those of your program.
 #
-# For what it waits there are counters as well. `python -m labkit.counters --profile` reads them for the rungs of the
+# For what it waits there are counters as well. `python -m labkit.measure.ncu --profile` reads them for the rungs of the
 # course. Here is the ladder of products.
 
 # %%

@@ -25,7 +25,7 @@
 # calls go to cuBLAS. Elsewhere they go to a model of cuBLAS in NumPy, which reads and writes the same memory.
 
 # %%
-from labkit.libraries import blas
+from labkit.kernels.libraries import blas
 
 blas.source()
 
@@ -36,7 +36,7 @@ blas.source()
 # of three elements each. Before you run the next cell, write down the matrix that this reader sees.
 
 # %%
-from labkit.libraries import pictures
+from labkit.measure.plots import libraries as pictures
 
 pictures.two_readings(2, 3)
 
@@ -55,7 +55,7 @@ pictures.two_readings(2, 3)
 
 # %%
 from labkit import show_source
-from labkit.libraries.column_major import gemm_column_major
+from labkit.kernels.libraries.column_major import gemm_column_major
 
 show_source(gemm_column_major)
 
@@ -74,8 +74,8 @@ import textwrap
 import numpy as np
 
 from labkit import cuda
-from labkit.libraries.blas import OP_N, BlasError, gemm
-from labkit.op import uniform
+from labkit.kernels.libraries.blas import OP_N, BlasError, gemm
+from labkit.kernels.op import uniform
 
 rng = np.random.default_rng(0)
 a, b = uniform(rng, 4, 4), uniform(rng, 4, 4)
@@ -158,7 +158,7 @@ show_source(blas.linear)
 
 # %%
 from labkit import measure
-from labkit.libraries import series
+from labkit.measure.series import libraries as series
 
 here = series.projection()
 print(f"({here['M']}, {here['K']}) x ({here['N']}, {here['K']})^T in bfloat16, {here['source']}")
@@ -262,7 +262,7 @@ print(f"sums in float16 cost a factor of {worse:.1f} in accuracy and save {gain:
 # `isamax`, which says where the largest element is.
 
 # %%
-from labkit.libraries.blas_softmax import softmax_by_isamax
+from labkit.kernels.libraries.blas_softmax import softmax_by_isamax
 
 show_source(softmax_by_isamax)
 
@@ -281,7 +281,7 @@ blas.isamax(3, x), blas.asum(3, x)
 # 1.000000. The same test here, for three forms of which the second and third come below:
 
 # %%
-from labkit.libraries import blas_softmax
+from labkit.kernels.libraries import blas_softmax
 
 check = series.softmax_check()
 for row in check["found"]:
@@ -315,7 +315,7 @@ print(out.copy_to_host())
 # the maxima of all rows.
 
 # %%
-from labkit.libraries.blas_softmax import softmax_by_row_max, softmax_on_device
+from labkit.kernels.libraries.blas_softmax import softmax_by_row_max, softmax_on_device
 
 for softmax in (softmax_by_row_max, softmax_on_device):
     softmax(row, out)

@@ -21,7 +21,8 @@
 
 # %%
 from labkit import device
-from labkit.libraries import tile_kernels, triton_kernels
+from labkit.kernels.libraries import cutile as tile_kernels
+from labkit.kernels.libraries import triton as triton_kernels
 
 print("Numba:  on", device.name())
 print("Triton: on", triton_kernels.why_not() or triton_kernels.where())
@@ -63,7 +64,7 @@ show_source(tile_kernels.vector_add_tiles)
 # the end is dropped. A tile is a value, as a number is. It has no address and cannot be written to.
 
 # %%
-from labkit.libraries import pictures
+from labkit.measure.plots import libraries as pictures
 
 pictures.masks(n=19, block=8)
 
@@ -141,7 +142,7 @@ show_source(tile_kernels.softmax_tiles)
 # shared memory to be seen. In lesson 09 the same takes shuffles, trees and two barriers.
 
 # %%
-from labkit.kernels.softmax import SOFTMAX, softmax_warp
+from labkit.kernels.softmax.rows import SOFTMAX, softmax_warp
 
 runs = [softmax_warp, tile_kernels.softmax_cutile]
 if not triton_kernels.why_not():
@@ -163,7 +164,7 @@ for softmax in runs:
 # this figure.
 
 # %%
-from labkit.libraries import series
+from labkit.measure.series import libraries as series
 
 here = series.three_languages()  # None without a GPU
 pictures.languages(here)
@@ -254,7 +255,7 @@ for row in hints["found"]:
 # course is in Numba: a decision that a compiler takes cannot be learned by watching it being taken, only by taking it.
 #
 # The three can be mixed in one program, since all of them work on the same memory. Triton and cuTile take PyTorch's
-# tensors. A kernel in Numba does, too, and `labkit.torch_op` makes one into an operation of PyTorch.
+# tensors. A kernel in Numba does, too, and `labkit.kernels.softmax.torch_op` makes one into an operation of PyTorch.
 
 # %% [markdown]
 # ## What was implemented

@@ -201,7 +201,7 @@ for name in ("tree", "two_level", "warp", "vectorized"):
 # denominator both change by the factor $e^{-m}$, and the quotient stays.
 
 # %%
-from labkit.softmax_series import softmax_on_one_core
+from labkit.measure.series.softmax import softmax_on_one_core
 
 show_source(softmax_on_one_core)
 
@@ -211,7 +211,7 @@ show_source(softmax_on_one_core)
 # and two trees.
 
 # %%
-from labkit.kernels.softmax import softmax_block_tree_kernel
+from labkit.kernels.softmax.rows import softmax_block_tree_kernel
 
 show_source(softmax_block_tree_kernel)
 
@@ -220,7 +220,7 @@ show_source(softmax_block_tree_kernel)
 # not named. Here are those times beside ours.
 
 # %%
-from labkit.tables import PlainTable, number
+from labkit._common.tables import PlainTable, number
 
 softmax = measure.recorded_ladder("softmax", gpu="NVIDIA H200")
 cpu_ms = measure.recorded_series("softmax_cpu", gpu="NVIDIA H200")["ms"]
@@ -235,7 +235,7 @@ PlainTable("Softmax of 8,192 rows of 8,192", ("", "theirs, ms", "speed-up", "H20
             "Ours: recorded on an NVIDIA H200 and one core of its host."))
 
 # %%
-from labkit.softmax_series import softmax_cpu
+from labkit.measure.series.softmax import softmax_cpu
 
 here = softmax_cpu(256, 1024)
 print(f"one core here, {here['rows']} x {here['cols']}: {here['ms']:.2f} ms, "
@@ -246,7 +246,7 @@ print(f"one core here, {here['rows']} x {here['cols']}: {here['ms']:.2f} ms, "
 # there is to gain.
 
 # %%
-from labkit.kernels.softmax import SOFTMAX
+from labkit.kernels.softmax.rows import SOFTMAX
 
 roofline.predict(SOFTMAX, R=8192, C=8192)
 
@@ -262,7 +262,7 @@ roofline.predict(SOFTMAX, R=8192, C=8192)
 # is the *latency* of a load.
 
 # %%
-from labkit.kernels.latency import chase_global_kernel
+from labkit.kernels.pointer_chase import chase_global_kernel
 
 show_source(chase_global_kernel)
 
@@ -318,7 +318,7 @@ print(f"largest relative difference from two passes: {worst:.1e}")
 # pairs of numbers instead of numbers.
 
 # %%
-from labkit.kernels.softmax import merge, softmax_online_kernel
+from labkit.kernels.softmax.rows import merge, softmax_online_kernel
 
 show_source(merge)
 
@@ -333,7 +333,7 @@ show_source(softmax_online_kernel)
 # reach.
 
 # %%
-from labkit.kernels.softmax import softmax_vectorized_kernel
+from labkit.kernels.softmax.rows import softmax_vectorized_kernel
 
 show_source(softmax_vectorized_kernel)
 
@@ -377,7 +377,7 @@ print(f"vectorized: {taken['registers']} registers a thread, {taken['blocks_per_
 # for.
 
 # %%
-from labkit import counters
+from labkit.measure import ncu as counters
 
 counters.profile("softmax")
 

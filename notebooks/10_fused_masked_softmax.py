@@ -41,7 +41,7 @@ plots.masks()
 
 # %%
 from labkit import show_source
-from labkit.kernels.masked_softmax import mask_kernel, masked_softmax_unfused, scale_kernel
+from labkit.kernels.softmax.masked import mask_kernel, masked_softmax_unfused, scale_kernel
 
 show_source(scale_kernel)
 
@@ -72,7 +72,7 @@ print(f"with more digits: from {sums.min():.9f} to {sums.max():.9f}")
 # Here is what the pseudocode says.
 
 # %%
-from labkit.kernels.masked_softmax import masked_softmax_three_read, masked_softmax_three_read_kernel
+from labkit.kernels.softmax.masked import masked_softmax_three_read, masked_softmax_three_read_kernel
 
 show_source(masked_softmax_three_read_kernel)
 
@@ -103,7 +103,7 @@ print(f"largest {difference.max():.1e}, mean {difference.mean():.1e}, relative {
 # reads once and writes once. Here it is beside the numbers that the report prints.
 
 # %%
-from labkit.tables import PlainTable
+from labkit._common.tables import PlainTable
 
 theirs = {(1, 512): (7_342_080, 2_097_152), (1, 1024): (29_364_224, 8_388_608)}
 rows = []
@@ -126,8 +126,8 @@ PlainTable("The report's model", ("B", "S", "unfused", "fused", "saved", "in the
 
 # %%
 from labkit import observe
-from labkit.kernels import masked_softmax as ms
-from labkit.kernels.softmax import softmax_block_tree_kernel
+from labkit.kernels.softmax import masked as ms
+from labkit.kernels.softmax.rows import softmax_block_tree_kernel
 
 S = 32
 small = scores[:, :S, :S].copy()
@@ -216,7 +216,7 @@ for op in (ms.MASKED_SOFTMAX_NONE, ms.MASKED_SOFTMAX_PADDING):
 # came. Before you look: three_read asks for three passes. How many will memory have to read?
 
 # %%
-from labkit import counters
+from labkit.measure import ncu as counters
 
 counters.profile("masked_softmax_causal")
 
@@ -255,7 +255,7 @@ plots.ladder(found)
 
 # %%
 from labkit import measure
-from labkit.tables import number
+from labkit._common.tables import number
 
 rows = []
 for mask in ("none", "causal", "padding"):
@@ -335,7 +335,7 @@ plots.launch_floor(series)
 # multiprocessor holds, over the most that it could. It can be computed.
 
 # %%
-from labkit import occupancy
+from labkit.device import occupancy
 
 print("on an L4, 256 threads and 256 bytes; how many blocks each resource allows")
 print(occupancy.limits(occupancy.L4, threads=256, registers=32, shared_bytes=256))
@@ -364,8 +364,8 @@ PlainTable(f"On one of {gpu.multiprocessors} multiprocessors of the {gpu.name}, 
 #
 # ## As an operator of PyTorch
 #
-# A kernel is of use where it can be called. `labkit.torch_op` makes an operator of it: PyTorch's tensors in and out, on
-# PyTorch's stream, with a derivative, and known to `torch.compile`.
+# A kernel is of use where it can be called. `labkit.kernels.softmax.torch_op` makes an operator of it: PyTorch's
+# tensors in and out, on PyTorch's stream, with a derivative, and known to `torch.compile`.
 
 # %%
 from labkit import device
@@ -373,7 +373,7 @@ from labkit import device
 if device.on_gpu() and measure.import_rival("torch"):
     import torch
 
-    from labkit.torch_op import masked_softmax
+    from labkit.kernels.softmax.torch_op import masked_softmax
 
     x = torch.randn(2, 4, 300, 300, device="cuda", requires_grad=True)  # 2 sequences, 4 heads
     hidden = torch.triu(torch.ones(300, 300, dtype=torch.bool, device="cuda"), 1)

@@ -32,7 +32,7 @@
 
 # %%
 from labkit import roofline
-from labkit.kernels.layernorm import LAYERNORM
+from labkit.kernels.norm.layernorm import LAYERNORM
 
 roofline.predict(LAYERNORM, R=65536, C=4096)
 
@@ -44,7 +44,7 @@ roofline.predict(LAYERNORM, R=65536, C=4096)
 
 # %%
 from labkit import show_source
-from labkit.kernels.layernorm import layernorm_block_tree_kernel
+from labkit.kernels.norm.layernorm import layernorm_block_tree_kernel
 
 show_source(layernorm_block_tree_kernel)
 
@@ -91,7 +91,12 @@ print(f"neighbours of 10,000 squared     {np.spacing(np.float32(10_000**2)):.0f}
 
 # %%
 from labkit import cuda, device, plots
-from labkit.kernels.layernorm import layernorm_block_tree, layernorm_one_pass, layernorm_reference, layernorm_welford
+from labkit.kernels.norm.layernorm import (
+    layernorm_block_tree,
+    layernorm_one_pass,
+    layernorm_reference,
+    layernorm_welford,
+)
 
 ratios = [1, 10, 100, 300, 1000, 3000, 10_000]
 rungs = {"three loops": layernorm_block_tree, "one pass": layernorm_one_pass, "Welford": layernorm_welford}
@@ -128,7 +133,7 @@ for name, ratio, rows in spoilt:
 # with every element.
 
 # %%
-from labkit.kernels.layernorm import layernorm_welford_kernel
+from labkit.kernels.norm.layernorm import layernorm_welford_kernel
 
 show_source(layernorm_welford_kernel)
 
@@ -151,7 +156,7 @@ plots.quads(columns=27, lanes=4)
 # has 4 lanes in place of 32.
 
 # %%
-from labkit.kernels.layernorm import make_layernorm_warp
+from labkit.kernels.norm.layernorm import make_layernorm_warp
 
 show_source(make_layernorm_warp)
 
@@ -322,7 +327,7 @@ moved = {"addition, then LayerNorm": (4 * 3, 4 * 2), "fused, sum kept (GPT-2)": 
 plots.traffic(moved, "Bytes for each element", "bytes", least=12)
 
 # %%
-from labkit.kernels.layernorm import make_residual_layernorm
+from labkit.kernels.norm.layernorm import make_residual_layernorm
 
 show_source(make_residual_layernorm)
 
@@ -332,7 +337,7 @@ show_source(make_residual_layernorm)
 
 # %%
 from labkit import graphs
-from labkit.kernels.layernorm import ADD_LAYERNORM
+from labkit.kernels.norm.layernorm import ADD_LAYERNORM
 
 arrays = [cuda.to_device(array) for array in ADD_LAYERNORM.inputs(np.random.default_rng(3), R=8, C=768)]
 out = cuda.device_array((8, 768), np.float32)
@@ -393,7 +398,7 @@ for recorded in (gelu, erf):
 # Before you run the cell: how many microseconds is that at 4,200 GB/s?
 
 # %%
-from labkit.kernels.linear import LINEAR_GELU
+from labkit.kernels.linear.layers import LINEAR_GELU
 
 LINEAR_GELU
 

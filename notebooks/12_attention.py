@@ -30,7 +30,7 @@
 
 # %%
 from labkit import roofline
-from labkit.kernels.attention import ATTENTION
+from labkit.kernels.attention.three_pass import ATTENTION
 
 roofline.predict(ATTENTION, S=1024, H=12, D=64)
 
@@ -46,7 +46,7 @@ roofline.predict(ATTENTION, S=1024, H=12, D=64)
 # 3 × 768 = 2,304 numbers, and in each third the heads one after the other.
 
 # %%
-from labkit import attention_pictures
+from labkit.measure.plots import attention as attention_pictures
 
 attention_pictures.qkv_rows()
 
@@ -79,7 +79,7 @@ print(f"{S * 3 * H} pieces of 64 numbers, each where t * 2304 + {{0, 768, 1536}}
 
 # %%
 from labkit import show_source
-from labkit.kernels import attention as at
+from labkit.kernels.attention import three_pass as at
 
 show_source(at.weigh_keys)
 
@@ -110,7 +110,7 @@ agree(ATTENTION, ["attention_three_pass"], sizes=sizes)
 # block gets 48 KB without asking. Before you run the cell: for how many keys is that?
 
 # %%
-from labkit.tables import PlainTable
+from labkit._common.tables import PlainTable
 
 rows = []
 for keys in (1024, 4096, 12_256, 12_257, 58_080, 58_081):
@@ -126,7 +126,7 @@ PlainTable("A row of scores in shared memory", ("keys", "bytes", "fits on an H20
 # named `cuKernelSetAttribute`. A launcher calls it before the launch, with the same arguments.
 
 # %%
-from labkit.kernels.launching import dynamic_shared
+from labkit.kernels.arguments import dynamic_shared
 
 show_source(dynamic_shared)
 
@@ -241,7 +241,7 @@ print(f"recorded on the H200: {h200('attention', 1024)['three_pass']:,.0f} us")
 h200_table("attention", ("three_pass", "whole_matrix"))
 
 # %%
-from labkit import occupancy
+from labkit.device import occupancy
 
 small = measure.recorded_ladder("attention", {"S": 128, "H": 12, "D": 64}, gpu="NVIDIA H200")
 registers = small.row("attention_whole_matrix").resources[0]["registers"]
@@ -314,7 +314,7 @@ attention_pictures.tiles()
 # queries in a block, half as many blocks.
 
 # %%
-from labkit.kernels.flash_attention import make_flash
+from labkit.kernels.attention.flash import make_flash
 
 kernels = [make_flash(64, number) for number in (1, 2, 4, 8)]
 rows = []
@@ -367,7 +367,7 @@ sizes = ({"S": 1, "H": 1, "D": 64}, {"S": 33, "H": 2, "D": 64}, {"S": 130, "H": 
 agree(ATTENTION, sizes=sizes)
 
 # %%
-from labkit.kernels.attention import ATTENTION_CAUSAL
+from labkit.kernels.attention.three_pass import ATTENTION_CAUSAL
 
 agree(ATTENTION_CAUSAL, sizes=sizes)
 
@@ -440,7 +440,7 @@ plots.roofline([measure.recorded_ladder(name, gpu="NVIDIA H200") for name in nam
 # Now over the number of tokens.
 
 # %%
-from labkit import attention_series
+from labkit.measure.series import attention as attention_series
 
 attention_pictures.over_lengths(attention_series.attention_sizes())
 
@@ -475,7 +475,7 @@ for register in range(4):
 # memory: the powers stay where they are.
 
 # %%
-from labkit.kernels.flash_attention_half import ATTENTION_HALF, make_flash_half
+from labkit.kernels.attention.half import ATTENTION_HALF, make_flash_half
 
 parts = inspect.getclosurevars(make_flash_half(64, 4, 1).py_func).nonlocals
 show_source(parts["add_values"])
@@ -486,8 +486,8 @@ show_source(parts["add_values"])
 # exclusive or, as in the transpose of lesson 11.
 
 # %%
-from labkit.kernels.attention import attention_reference
-from labkit.kernels.flash_attention import scale_for_powers_of_two
+from labkit.kernels.attention.flash import scale_for_powers_of_two
+from labkit.kernels.attention.three_pass import attention_reference
 
 one_warp = make_flash_half(64, 1, 1)
 qkv, heads = ATTENTION_HALF.inputs(np.random.default_rng(3), S=16, H=1, D=64)
@@ -540,7 +540,7 @@ for name, each in (*clocks.items(), ("one after the other", sum(clocks.values())
 #   tile. Before you read on: which of the two products may still be running during `take_powers`?
 
 # %%
-from labkit.kernels.flash_attention_wgmma import make_flash_wgmma
+from labkit.kernels.attention.wgmma import make_flash_wgmma
 
 source = inspect.getsource(make_flash_wgmma)
 middle = source[source.index("start_scores(scores, query_tile, key_tile)") :]
@@ -574,7 +574,7 @@ print(textwrap.dedent(" " * 20 + middle))
 # one query and 12 heads?
 
 # %%
-from labkit.kernels.attention import ATTENTION_CACHED
+from labkit.kernels.attention.three_pass import ATTENTION_CACHED
 
 roofline.predict(ATTENTION_CACHED, **ATTENTION_CACHED.timed_gpu)
 
@@ -584,7 +584,7 @@ roofline.predict(ATTENTION_CACHED, **ATTENTION_CACHED.timed_gpu)
 # to a block. Each block leaves its `largest`, its `total` and its `mixed`, and a second kernel joins them.
 
 # %%
-from labkit.kernels.flash_attention import make_decode
+from labkit.kernels.attention.flash import make_decode
 
 show_source(make_decode(64)[1])
 

@@ -30,8 +30,8 @@
 
 # %%
 from labkit import roofline
-from labkit.models import block
-from labkit.models.block import GPT2_SMALL
+from labkit.models import gpt2_block as block
+from labkit.models.gpt2_block import GPT2_SMALL
 
 limits = roofline.limits()
 print("tokens     MB   GFLOP   us for the bytes   us for the flops")
@@ -54,8 +54,8 @@ print(f"limits: {limits.source}")
 # before it ends.
 
 # %%
+from labkit._common.tables import PlainTable
 from labkit.models.gpt2 import Config
-from labkit.tables import PlainTable
 
 rows = [(name, " x ".join(f"{n:,}" for n in shape), f"{GPT2_SMALL.offsets[name]:,}")
         for name, shape in GPT2_SMALL.parameters.items()]
@@ -81,10 +81,10 @@ PlainTable("The buffer of a block", ("parameter", "shape", "begins at"), tuple(r
 import numpy as np
 
 from labkit import cuda, measure
-from labkit.kernels.fused_linear import fused_tiled
 from labkit.kernels.gelu import gelu_per_thread
+from labkit.kernels.linear.fused import fused_tiled
 from labkit.kernels.residual_add import residual_add_per_thread
-from labkit.models.block import Kernels, Workspace, separately, solve
+from labkit.models.gpt2_block import Kernels, Workspace, separately, solve
 
 each_step = Kernels(linear=separately(fused_tiled, gelu_per_thread, residual_add_per_thread))
 rng = np.random.default_rng(0)
@@ -104,7 +104,7 @@ print(f"the whole block, 768 wide, 16 tokens: {timing.p50:.1f} ms a call ({measu
 # token.
 
 # %%
-from labkit import block_pictures
+from labkit.measure.plots import gpt2_block as block_pictures
 
 block_pictures.ten_launches(tokens=1024)
 
@@ -123,7 +123,7 @@ block_pictures.ten_launches(tokens=16)
 # in NumPy and float64.
 
 # %%
-from labkit import yours
+from labkit.course import yours
 
 yours.block_parity(each_step, shape=GPT2_SMALL, tokens=16, causal=False).check()
 
@@ -212,7 +212,7 @@ for number, layer in enumerate(layers, 1):
 # store.
 
 # %%
-from labkit.kernels.fused_linear import FUSED_LINEAR_GELU, make_finish
+from labkit.kernels.linear.fused import FUSED_LINEAR_GELU, make_finish
 
 show_source(make_finish)
 
@@ -227,7 +227,7 @@ agree(FUSED_LINEAR_GELU, FUSED_LINEAR_GELU.rungs[:2], sizes=sizes)
 
 # %%
 from labkit import graphs
-from labkit.models.block import FUSED
+from labkit.models.gpt2_block import FUSED
 
 print("                 MB with 16 tokens   with 1,024")
 for kernels, fused in ((each_step, False), (FUSED, True)):
@@ -244,7 +244,7 @@ for kernels, fused in ((each_step, False), (FUSED, True)):
 # And the seven, at other lengths, as the operation that `labkit bench` measures:
 
 # %%
-from labkit.models.block_op import GPT2_BLOCK
+from labkit.models.gpt2_block_op import GPT2_BLOCK
 
 agree(GPT2_BLOCK, ["block_fused"], sizes=({"S": 1}, {"S": 17}))
 
@@ -256,7 +256,7 @@ agree(GPT2_BLOCK, ["block_fused"], sizes=({"S": 1}, {"S": 17}))
 # allocated once, for up to so many tokens, and used for every call and every block.
 
 # %%
-from labkit.models.block import eight_buffers
+from labkit.models.gpt2_block import eight_buffers
 
 room, eight = Workspace(GPT2_SMALL, 1024), 4 * 1024 * (6 * 768 + 2304 + 3072)
 print(f"the source's eight arrays, 1,024 tokens: {eight / 1e6:.1f} MB, in each call")

@@ -50,7 +50,7 @@ print(f"{bandwidth:,.0f} GB/s (an H200, by a copy): {1e9 * bandwidth / (4 * smal
 # %%
 import json
 
-from labkit.course import find_root
+from labkit._common.paths import find_root
 
 path = find_root() / "data" / "tiny-gpt2" / "model.safetensors"
 file = path.read_bytes()
@@ -75,8 +75,8 @@ by_hand = numbers.reshape(header[name]["shape"])
 print(by_hand.shape, by_hand[0, :4])
 
 # %%
-from labkit import generation_pictures as pictures
-from labkit.tensors.safetensors import read
+from labkit.measure.plots import generation as pictures
+from labkit.models.safetensors import read
 
 ours = read(path)  # labkit's own reader
 pictures.file_layout(ours.entries, length, list(ours)[:6])
@@ -104,7 +104,7 @@ import tempfile
 import textwrap
 from pathlib import Path
 
-from labkit.tensors.safetensors import SafetensorsError
+from labkit.models.safetensors import SafetensorsError
 
 
 def refused(what, changed):
@@ -135,7 +135,7 @@ refused("the header is endless", b"\xff" * 8 + file[8:])
 # float32.
 
 # %%
-from labkit.tensors.blob import Blob
+from labkit.models.blob import Blob
 
 blob = Blob(ours, dtype=np.float32)
 for name in list(blob)[:3]:
@@ -248,8 +248,8 @@ print("theirs were made by", known["made_by"])
 
 # %%
 from labkit.kernels.gelu import gelu_erf_vectorized
-from labkit.models.block import separately
 from labkit.models.gpt2 import Kernels
+from labkit.models.gpt2_block import separately
 from labkit.models.gpt2_reference import parity
 
 right = parity(model, known["prompt"])
@@ -268,7 +268,7 @@ right
 # Each step of that is called *decode*.
 
 # %%
-from labkit.kernels.attention import append_to_cache_kernel
+from labkit.kernels.attention.three_pass import append_to_cache_kernel
 
 show_source(append_to_cache_kernel)
 
@@ -302,7 +302,7 @@ slow, fast = without_cache(known["prompt"], 16), with_cache(known["prompt"], 16)
 print(f"the same tokens: {slow[0] == fast[0]}; rows without the cache {slow[1]}, with it {fast[1]}")
 
 # %%
-from labkit import generation_experiment as experiment
+from labkit.measure.series import generation as experiment
 
 curve = experiment.cache_curve()
 pictures.cache_curve(curve)
@@ -327,7 +327,7 @@ for n, one_more, all_again in zip(recorded["position"], recorded["with_us"], rec
 # likeliest as together have the share p. Here are the likeliest tokens after a prompt:
 
 # %%
-from labkit.models.sampling import Sampler
+from labkit.engine.sampler import Sampler
 
 tiny, prompt = loaded.model, tokenizer.encode("This is a")
 tiny_ws = Workspace(tiny.config)
@@ -363,8 +363,8 @@ agree(ARGMAX, ["argmax_packed"], sizes=({"R": 3, "C": 5}, {"R": 7, "C": 1000}))
 # ## It writes
 
 # %%
-from labkit.generate import write
-from labkit.models.sampling import GREEDY
+from labkit.engine.sampler import GREEDY
+from labkit.engine.text import write
 
 for sampler in (GREEDY, Sampler(0.8, top_k=40), Sampler(1.6)):
     told = write(loaded, "kernel:", lambda piece: None, tokens=32, sampler=sampler, seed=1)
@@ -383,7 +383,7 @@ for sampler in (GREEDY, Sampler(0.8, top_k=40), Sampler(1.6)):
 # says which have a place, and which are yours by now.
 
 # %%
-from labkit import yours
+from labkit.course import yours
 
 mine = yours.answers()
 mine

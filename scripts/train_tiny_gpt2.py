@@ -312,8 +312,8 @@ def finish(result: Path, keep: str) -> None:
         raise SystemExit("more than 12 MB")
 
     sys.path.insert(0, str(ROOT))
+    from labkit.engine.sampler import Sampler, generate
     from labkit.models.load import load
-    from labkit.models.sampling import Sampler, generate
 
     loaded = load(str(result))
     print(loaded.log)

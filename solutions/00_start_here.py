@@ -11,8 +11,9 @@
 # %%
 import numpy as np
 
-from labkit import check, cuda, hint, pictures
+from labkit import check, cuda, hint
 from labkit.kernels.positions import positions
+from labkit.measure.plots import drawings as pictures
 
 # %% [markdown]
 # ## 1 · Counted from the end

@@ -12,8 +12,8 @@
 import numpy as np
 
 from labkit import check, hint
-from labkit.libraries.blas import OP_N, OP_T, at, gemm, gemm_strided_batched
-from labkit.libraries.column_major import isamax, sasum
+from labkit.kernels.libraries.blas import OP_N, OP_T, at, gemm, gemm_strided_batched
+from labkit.kernels.libraries.column_major import isamax, sasum
 
 # %% [markdown]
 # ## 1 · Predict a call

@@ -12,7 +12,7 @@ import numpy as np
 from numba import float32
 
 from labkit import check, cuda, hint
-from labkit.libraries import tile_model as ct
+from labkit.kernels.libraries import cutile_model as ct
 
 # %% [markdown]
 # ## 1 · Predict the masks

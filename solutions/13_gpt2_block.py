@@ -11,9 +11,10 @@ import math
 import numpy as np
 from numba import float32
 
-from labkit import check, cuda, hint, yours
-from labkit.kernels.fused_linear import fused_tiled
-from labkit.kernels.layernorm import layernorm
+from labkit import check, cuda, hint
+from labkit.course import yours
+from labkit.kernels.linear.fused import fused_tiled
+from labkit.kernels.norm.layernorm import layernorm
 
 # %% [markdown]
 # ## 1 · Where each parameter begins

@@ -12,7 +12,8 @@ import math
 import numpy as np
 from numba import float32, int32
 
-from labkit import check, cuda, hint, yours
+from labkit import check, cuda, hint
+from labkit.course import yours
 
 # %% [markdown]
 # ## 1 · A tensor of a file

@@ -2,12 +2,13 @@
 
 import re
 import tomllib
-from pathlib import Path
 
 import yaml
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).resolve().parent.parent
+from labkit._common.paths import REPOSITORY
+
+ROOT = REPOSITORY
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 ENVIRONMENT = yaml.safe_load((ROOT / "environment.yml").read_text())
 

@@ -11,9 +11,10 @@ equal values the smaller index is the larger pair. -0.0 equals 0.0.
 import numpy as np
 from numba import float32, int32, int64, uint32
 
-from labkit import cuda, ptx
-from labkit.kernels.launching import check_array
-from labkit.op import Op, Rival, rung
+from labkit import cuda
+from labkit.device import ptx
+from labkit.kernels.arguments import check_array
+from labkit.kernels.op import Op, Rival, rung
 
 BLOCK = 512
 ALL_LANES = 0xFFFFFFFF

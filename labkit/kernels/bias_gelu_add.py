@@ -13,9 +13,9 @@ import numpy as np
 from numba import uint32
 
 from labkit import cuda
+from labkit.kernels.arguments import check_array
 from labkit.kernels.gelu import gelu_tanh, gelu_tanh_reference
-from labkit.kernels.launching import check_array
-from labkit.op import Op, Rival, rung, uniform
+from labkit.kernels.op import Op, Rival, rung, uniform
 
 BLOCK = 256
 

@@ -11,8 +11,8 @@ import numpy as np
 from numba import uint32
 
 from labkit import cuda
-from labkit.kernels.launching import blocks_for, check_array, check_block
-from labkit.op import Op, relative_to, rung, uniform
+from labkit.kernels.arguments import blocks_for, check_array, check_block
+from labkit.kernels.op import Op, relative_to, rung, uniform
 
 
 def broadcast_add_reference(a, b, c):

@@ -11,9 +11,9 @@ import numpy as np
 from numba import uint32
 
 from labkit import cuda
-from labkit.kernels.launching import blocks_for, check_array, check_block
-from labkit.libraries import triton_vector_add
-from labkit.op import Op, Rival, relative_to, rung, uniform
+from labkit.kernels.arguments import blocks_for, check_array, check_block
+from labkit.kernels.libraries import triton_vector_add
+from labkit.kernels.op import Op, Rival, relative_to, rung, uniform
 
 BLOCK = 256
 

@@ -12,9 +12,10 @@ what is in device memory without waiting for it.
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, ptx
-from labkit.kernels.launching import aligned, blocks_for, check_array, check_block
-from labkit.op import Op, Rival, rung, uniform
+from labkit import cuda
+from labkit.device import ptx
+from labkit.kernels.arguments import aligned, blocks_for, check_array, check_block
+from labkit.kernels.op import Op, Rival, rung, uniform
 
 BLOCK = 256
 NAN = float32(np.nan)

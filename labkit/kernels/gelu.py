@@ -15,9 +15,10 @@ import math
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, ptx
-from labkit.kernels.launching import aligned, check_array
-from labkit.op import Op, Rival, relative_to, rung, uniform
+from labkit import cuda
+from labkit.device import ptx
+from labkit.kernels.arguments import aligned, check_array
+from labkit.kernels.op import Op, Rival, relative_to, rung, uniform
 
 BLOCK = 256
 CUBE = 0.044715

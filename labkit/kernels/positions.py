@@ -8,7 +8,7 @@ Source  CUDA C++ Programming Guide, "Thread Hierarchy"
 import numpy as np
 
 from labkit import cuda
-from labkit.kernels.launching import blocks_for, check_array
+from labkit.kernels.arguments import blocks_for, check_array
 
 
 @cuda.jit

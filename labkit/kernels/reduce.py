@@ -11,9 +11,10 @@ maximum differ in one operation and in what they start from, so a function makes
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, ptx
-from labkit.kernels.launching import check_array
-from labkit.op import Op, dot_products, rung, uniform
+from labkit import cuda
+from labkit.device import ptx
+from labkit.kernels.arguments import check_array
+from labkit.kernels.op import Op, dot_products, rung, uniform
 
 BLOCK = 256
 WARPS = BLOCK // 32

@@ -8,9 +8,10 @@ Source  He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition (2015)
 import numpy as np
 from numba import uint32
 
-from labkit import cuda, ptx
-from labkit.kernels.launching import aligned, check_array
-from labkit.op import Op, rung, uniform
+from labkit import cuda
+from labkit.device import ptx
+from labkit.kernels.arguments import aligned, check_array
+from labkit.kernels.op import Op, rung, uniform
 
 BLOCK = 256
 

@@ -12,9 +12,10 @@ different elements otherwise.
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda, ptx
-from labkit.kernels.launching import aligned, blocks_for, check_array
-from labkit.op import Op, rung, uniform
+from labkit import cuda
+from labkit.device import ptx
+from labkit.kernels.arguments import aligned, blocks_for, check_array
+from labkit.kernels.op import Op, rung, uniform
 
 TILE = 32
 BLOCK = (32, 8)  # 256 threads; each takes four elements of a tile, eight rows apart

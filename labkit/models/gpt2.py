@@ -25,13 +25,14 @@ from types import SimpleNamespace
 import numpy as np
 from numba import int32
 
-from labkit import cuda, graphs
+from labkit import cuda
+from labkit.device import graphs
 from labkit.kernels.argmax import argmax
 from labkit.kernels.embedding import embedding_vectorized
-from labkit.kernels.layernorm import EPSILON
-from labkit.kernels.projection import logits as project_on_vocabulary
-from labkit.models import block
-from labkit.tensors.blob import Blob
+from labkit.kernels.linear.projection import logits as project_on_vocabulary
+from labkit.kernels.norm.layernorm import EPSILON
+from labkit.models import gpt2_block as block
+from labkit.models.blob import Blob
 
 # --- The shape of a model --------------------------------------------------------------------------------------------
 
@@ -200,7 +201,7 @@ class Workspace:
 class GPT2:
     """The weights of a GPT-2 on the device, and the launches that use them.
 
-    tensors: name -> NumPy array, as labkit.tensors.safetensors.read gives them; any floating-point type.
+    tensors: name -> NumPy array, as labkit.models.safetensors.read gives them; any floating-point type.
     """
 
     def __init__(self, config: Config, tensors: Mapping[str, np.ndarray], kernels: Kernels | None = None):

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.kernels.layernorm import layernorm_reference
-from labkit.models.block import block_steps
+from labkit._common.tables import ResultTable
+from labkit.kernels.norm.layernorm import layernorm_reference
+from labkit.kernels.op import float64_of
 from labkit.models.gpt2 import GPT2, HEAD, Config, Workspace
-from labkit.op import float64_of
-from labkit.tables import ResultTable
+from labkit.models.gpt2_block import block_steps
 
 
 def activations(config: Config, weights: Mapping[str, np.ndarray], ids: Sequence[int]) -> dict[str, np.ndarray]:

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.errors import UserError
+from labkit._common.errors import UserError
 from labkit.models.gpt2 import GPT2, Config, Kernels
-from labkit.tensors.safetensors import Named, SafetensorsError, read
+from labkit.models.safetensors import Named, SafetensorsError, read
 
 TINY = "tiny"
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -72,7 +72,7 @@ def _config(path: Path) -> Config:
 def folder(name: str) -> Path:
     """Where the files of a model are; those of a hub's model are downloaded, if they are not there yet."""
     if name == TINY:
-        from labkit.course import find_root
+        from labkit._common.paths import find_root
 
         path = find_root() / "data" / "tiny-gpt2"
         if not (path / CONFIG).is_file():

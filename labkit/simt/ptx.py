@@ -1,6 +1,6 @@
 """The intrinsics of `labkit.ptx`: their names and documentation, and what the host does for them on the CPU device.
 
-INTRINSICS, {name: Function}, is the list that both sides go by: labkit.ptx_gpu has a line of PTX for each name,
+INTRINSICS, {name: Function}, is the list that both sides go by: the GPU has a line of PTX for each name,
 ptx_compiled.py and ptx_interpreted.py have its meaning on the CPU device.
 
 Notation of the layouts below

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from labkit import cuda
-from labkit.kernels import op
 from labkit.kernels.argmax import ARGMAX
-from labkit.op import agree
+from labkit.kernels.op import agree
+from labkit.measure.ops import op
 
 INF, NAN = np.inf, np.nan
 

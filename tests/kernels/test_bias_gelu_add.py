@@ -5,7 +5,7 @@ import pytest
 
 from labkit import cuda
 from labkit.kernels.bias_gelu_add import BIAS_GELU_ADD, bias_gelu_add_fused
-from labkit.op import agree, compare, float64_of
+from labkit.kernels.op import agree, compare, float64_of
 
 
 def test_every_rung_agrees():

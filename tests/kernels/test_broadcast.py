@@ -10,7 +10,7 @@ from labkit.kernels.broadcast import (
     broadcast_add_reference,
     broadcast_add_strided,
 )
-from labkit.op import agree, rung
+from labkit.kernels.op import agree, rung
 
 
 def test_every_rung_agrees():

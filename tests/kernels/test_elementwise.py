@@ -12,7 +12,7 @@ from labkit.kernels.elementwise import (
     volume_add_1d,
     volume_add_3d,
 )
-from labkit.op import agree, rung
+from labkit.kernels.op import agree, rung
 
 
 @pytest.mark.parametrize("op", [VECTOR_ADD, VOLUME_ADD], ids=lambda op: op.name)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from labkit import cuda
-from labkit.kernels import op
 from labkit.kernels.embedding import (
     EMBEDDING,
     embedding_reference,
@@ -12,7 +11,8 @@ from labkit.kernels.embedding import (
     embedding_vectorized,
     embedding_whole_row,
 )
-from labkit.op import agree, uniform
+from labkit.kernels.op import agree, uniform
+from labkit.measure.ops import op
 
 
 def test_every_rung_agrees():

@@ -13,8 +13,8 @@ from labkit.kernels.gelu import (
     gelu_tanh_reference,
     gelu_vectorized,
 )
+from labkit.kernels.op import agree
 from labkit.kernels.residual_add import RESIDUAL_ADD, residual_add_vectorized
-from labkit.op import agree
 
 
 @pytest.mark.parametrize("op", [GELU, GELU_ERF, RESIDUAL_ADD], ids=lambda op: op.name)

@@ -10,10 +10,11 @@ import re
 import numpy as np
 import pytest
 
-from labkit import compiling, cuda, launches
-from labkit.kernels import all_ops
-from labkit.launches import kernels_of
-from labkit.op import to_device
+from labkit import cuda
+from labkit.device import compiling, launches
+from labkit.device.launches import kernels_of
+from labkit.kernels.op import to_device
+from labkit.measure.ops import all_ops
 
 pytest.importorskip("numba.cuda", reason="numba-cuda is not installed")
 

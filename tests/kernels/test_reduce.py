@@ -5,6 +5,7 @@ import pytest
 from numba import float32
 
 from labkit import cuda, observe
+from labkit.kernels.op import agree, uniform
 from labkit.kernels.reduce import (
     REDUCE_MAX,
     REDUCE_SUM,
@@ -20,7 +21,6 @@ from labkit.kernels.reduce import (
     reduce_sum_two_level,
     reduce_sum_vectorized,
 )
-from labkit.op import agree, uniform
 
 
 @pytest.mark.parametrize("op", [REDUCE_SUM, REDUCE_MAX], ids=lambda op: op.name)

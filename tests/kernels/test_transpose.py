@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from labkit import cuda, observe
+from labkit.kernels.op import agree
 from labkit.kernels.transpose import (
     TRANSPOSE,
     transpose_padded_kernel,
@@ -12,7 +13,6 @@ from labkit.kernels.transpose import (
     transpose_vectorized,
     transpose_vectorized_kernel,
 )
-from labkit.op import agree
 
 
 def test_every_rung_agrees():

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from labkit import cuda
-from labkit.exercises import Exercise
-from labkit.op import relative_to, uniform
+from labkit.course.exercises import Exercise
+from labkit.kernels.op import relative_to, uniform
 
 
 @cuda.jit

@@ -2,21 +2,21 @@
 PyTorch, and against NumPy, launch by launch."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from labkit import cuda
+from labkit._common.paths import REPOSITORY
 from labkit.kernels.gelu import gelu_erf_vectorized
-from labkit.kernels.projection import projection
+from labkit.kernels.linear.projection import projection
 from labkit.models import gpt2
-from labkit.models.block import separately
 from labkit.models.gpt2 import GPT2, HEAD, Config, Decoder, Kernels, Workspace, names_in, shapes
+from labkit.models.gpt2_block import separately
 from labkit.models.gpt2_reference import activations, allowed_error, launches_of, parity
-from labkit.tensors.safetensors import read
+from labkit.models.safetensors import read
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "gpt2-random"
+GOLDEN = REPOSITORY / "tests" / "golden" / "gpt2-random"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
 PROMPT = EXPECTED["prompt"]
 SMALL = Config(vocab_size=11, n_positions=16, n_embd=8, n_layer=2, n_head=2)

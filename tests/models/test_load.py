@@ -7,11 +7,11 @@ import pytest
 import tokenizers
 from safetensors.numpy import save_file
 
-from labkit.errors import UserError
+from labkit._common.errors import UserError
+from labkit.engine.sampler import generate
+from labkit.kernels.op import bfloat16_of
 from labkit.models.gpt2 import Config, shapes
 from labkit.models.load import TINY, Tokenizer, folder, load
-from labkit.models.sampling import generate
-from labkit.op import bfloat16_of
 
 TEXT = ["kludge: a crock that works. “Naïve” users — café", "a kernel is a function, a kernel is a loop"]
 SHAPE = {"vocab_size": 320, "n_positions": 32, "n_embd": 8, "n_layer": 2, "n_head": 2}

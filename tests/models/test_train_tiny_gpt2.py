@@ -3,15 +3,15 @@
 import gzip
 import importlib.util
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from labkit._common.paths import REPOSITORY
+from labkit.engine.sampler import generate
 from labkit.models.load import load
-from labkit.models.sampling import generate
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_tiny_gpt2.py"
+SCRIPT = REPOSITORY / "scripts" / "train_tiny_gpt2.py"
 DICTIONARY = """\
 00-database-short
      A dictionary

@@ -5,7 +5,8 @@ import pytest
 from numba import float32
 
 from labkit import cuda
-from labkit.simt import bench, show, thread_order, time_limit
+from labkit.measure.series import simt as bench
+from labkit.simt import show, thread_order, time_limit
 from labkit.simt.errors import KernelTimeout
 
 pytestmark = pytest.mark.cpu_device

@@ -587,8 +587,8 @@ def test_grid_sync_that_some_blocks_miss():
 def _all_rungs():
     import labkit.kernels.broadcast as broadcast
     import labkit.kernels.elementwise as elementwise
-    import labkit.kernels.matmul as matmul
-    from labkit.op import Op
+    import labkit.kernels.matmul.float32 as matmul
+    from labkit.kernels.op import Op
 
     found = {}
     for module in (elementwise, broadcast, matmul):

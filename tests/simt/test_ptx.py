@@ -7,8 +7,9 @@ import pytest
 from numba import float32, int32, uint32, uint64
 from numba.core.types import float16, uint16
 
-from labkit import cuda, observe, ptx
-from labkit.kernels import launching
+from labkit import cuda, observe
+from labkit.device import ptx
+from labkit.kernels import arguments as launching
 from labkit.simt import errors, show, thread_order
 from labkit.simt.ptx import INTRINSICS
 from labkit.simt.ptx_interpreted import to_bf16

@@ -1,0 +1,25 @@
+"""Where things lie: the only module of labkit outside the CPU device that knows where the repository is."""
+
+import os
+from pathlib import Path
+
+from labkit._common.errors import UserError
+
+PACKAGE = Path(__file__).resolve().parents[1]
+REPOSITORY = PACKAGE.parent  # of a checkout; site-packages where labkit was installed apart from one
+ASSETS = PACKAGE / "_common" / "assets"
+MEASUREMENTS = REPOSITORY / "data" / "measurements"
+
+
+def find_root() -> Path:
+    """The checkout: what LABKIT_COURSE names, else where the package lies, or a directory above the current one."""
+    if given := os.environ.get("LABKIT_COURSE"):
+        return Path(given).resolve()
+    candidates = [REPOSITORY, Path.cwd(), *Path.cwd().parents]
+    for directory in candidates:
+        if (directory / "course.toml").is_file():
+            return directory
+    raise UserError(
+        "the lessons were not found. labkit is installed apart from its repository; "
+        "run the command inside a checkout of it, or install that checkout with: pip install -e ."
+    )

@@ -1,0 +1,302 @@
+"""What `check` says: the verdict, and how wrong numbers and errors become words.
+
+A verdict shows itself in a notebook (HTML), in a terminal (rich) and to tools (JSON, with the mimetype that
+labkit._common.tables names).
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import linecache
+import re
+import traceback
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit._common.tables import MIMETYPE
+
+
+@dataclass(frozen=True, repr=False)
+class Verdict:
+    """The outcome of one check. `passed` decides; the rest says why and where."""
+
+    exercise: str
+    title: str
+    passed: bool
+    kind: str  # "passed", "wrong_result", "out_of_bounds", "race", "barrier", "never_ends", "unchanged", ...
+    headline: str
+    details: tuple[str, ...] = ()  # paragraphs; the first says most
+    table: dict | None = None  # {"columns": [...], "rows": [[...]]}: expected against got
+    mistake: str = ""  # the known mistake that this answer makes
+    where: str = ""  # "on the CPU device", "measured on NVIDIA H200"
+    size: dict | None = None  # of the smallest case that failed
+    seed: int | None = None  # repeats the check: check(name, kernel, seed=...)
+    seconds: float = 0.0
+    time_ms: float | None = None  # on a GPU, where the exercise is timed
+    ratio: float | None = None  # time over the rival's
+
+    def result(self) -> dict:
+        """For tools, as JSON."""
+        return {"kind": "check", "exercise": self.exercise, "title": self.title, "passed": self.passed,
+                "verdict": self.kind, "headline": self.headline, "details": list(self.details), "table": self.table,
+                "mistake": self.mistake, "where": self.where, "size": self.size, "seed": self.seed,
+                "seconds": round(self.seconds, 3), "time_ms": self.time_ms, "ratio": self.ratio}
+
+    @classmethod
+    def from_result(cls, result: dict) -> Verdict:
+        """The verdict whose result() this is."""
+        values = {**result, "kind": result["verdict"], "details": tuple(result["details"])}
+        del values["verdict"]
+        return cls(**values)
+
+    @property
+    def footer(self) -> str:
+        parts = [f"Reached {self.where}, in {self.seconds:.1f} s"] if self.where else []
+        if self.seed is not None and not self.passed:
+            parts.append(f"the same inputs again: seed={self.seed}")
+        if not self.passed and self.kind != "unchanged":
+            parts.append(f'a hint: hint("{self.exercise}")')
+        told = "; ".join(parts)
+        return f"{told[0].upper()}{told[1:]}." if told else ""
+
+    @property
+    def status(self) -> str:
+        return "Passed" if self.passed else "Not yet"
+
+    def __rich__(self):
+        from rich.console import Group
+        from rich.padding import Padding
+        from rich.table import Table
+        from rich.text import Text
+
+        head = Text.assemble((self.status, "bold green" if self.passed else "bold red"), f"  {self.title}")
+        parts = [Text(self.headline, style="bold")] + [Text(paragraph) for paragraph in self.details]
+        if self.table:
+            table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim")
+            for column in self.table["columns"]:
+                table.add_column(column, justify="right" if column != "" else "left")
+            for row in self.table["rows"]:
+                table.add_row(*row)
+            parts.append(Padding(table, (0, 0, 0, 2)))
+        if self.mistake:
+            parts.append(Text(mistake_sentence(self.mistake), style="yellow"))
+        if self.footer:
+            parts.append(Text(self.footer, style="dim"))
+        return Group(head, *(Padding(part, (0, 0, 0, 2)) for part in parts))
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        buffer = io.StringIO()
+        console = Console(file=buffer, width=100, color_system=None, highlight=False, force_jupyter=False)
+        console.print(self)
+        return "\n".join(line.rstrip() for line in buffer.getvalue().rstrip().split("\n"))
+
+    __repr__ = __str__
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        return {"text/plain": str(self), "text/html": self._html(), MIMETYPE: self.result()}
+
+    def _html(self) -> str:
+        """Colours that carry on a light page and on a dark one; the text takes the page's own."""
+        colour = "#2e9e4f" if self.passed else "#d9534f"
+        line = '<div style="margin:.35em 0{}">{}</div>'.format
+        parts = [
+            f'<div><strong style="color:{colour}">{"✓" if self.passed else "✗"} {self.status}</strong>&ensp;'
+            f"{html.escape(self.title)}</div>",
+            line(";font-weight:600", marked_up(self.headline)),
+            *(line("", marked_up(paragraph)) for paragraph in self.details),
+        ]
+        if self.table:
+            cell = '<{0} style="padding:.1em 1em .1em 0;text-align:right;font-family:monospace">{1}</{0}>'.format
+            head = "".join(cell("th", html.escape(column)) for column in self.table["columns"])
+            rows = "".join(
+                "<tr>" + "".join(cell("td", html.escape(value)) for value in row) + "</tr>"
+                for row in self.table["rows"]
+            )
+            parts.append(f'<table style="margin:.4em 0"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>')
+        if self.mistake:
+            parts.append(line(";border-left:3px solid #e0a030;padding-left:.6em", marked_up(
+                mistake_sentence(self.mistake))))
+        if self.footer:
+            parts.append(line(";opacity:.7;font-size:90%", marked_up(self.footer)))
+        return (
+            f'<div class="labkit-verdict" style="border-left:4px solid {colour};padding:.3em 0 .3em .9em;'
+            f'margin:.4em 0;max-width:62em">{"".join(parts)}</div>'
+        )
+
+
+class CheckFailed(AssertionError):
+    """Raised by `check` where a failing verdict must fail the cell: under nbgrader and `labkit check`."""
+
+    def __init__(self, verdict: Verdict):
+        super().__init__(f"{verdict.exercise}: {verdict.headline}")
+        self.verdict = verdict
+
+    def _render_traceback_(self):  # IPython shows this; the verdict itself stands above
+        return [f"CheckFailed: {self}"]
+
+
+def mistake_sentence(mistake: str) -> str:
+    return f"A known mistake does exactly this: {mistake}."
+
+
+def marked_up(text: str) -> str:
+    """HTML of a sentence, with `code` in it."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False)).replace("\n", "<br>")
+
+
+# --- Wrong numbers -------------------------------------------------------------------------------------------------
+
+
+def show_value(value) -> str:
+    if isinstance(value, (float, np.floating)) and np.isnan(value):
+        return "NaN"
+    if isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_)):
+        return f"{value:,}"
+    return f"{value:.6g}" if isinstance(value, (float, np.floating)) else str(value)
+
+
+def show_index(index: tuple) -> str:
+    return str(index[0]) if len(index) == 1 else f"[{', '.join(map(str, index))}]"
+
+
+def table_of(expected: np.ndarray, got: np.ndarray, wrong: np.ndarray, unwritten: np.ndarray, around: int = 3) -> dict:
+    """Expected against got, from a little before the first wrong element to a little after it, in memory order."""
+    first = int(np.argmax(wrong.reshape(-1)))
+    start, stop = max(0, first - around), min(wrong.size, first + 2 * around)
+    rows = []
+    for flat in range(start, stop):
+        index = tuple(int(i) for i in np.unravel_index(flat, wrong.shape)) if wrong.ndim else ()
+        value = "not written" if unwritten.reshape(-1)[flat] else show_value(got.reshape(-1)[flat])
+        rows.append([show_index(index) if index else "value", show_value(expected.reshape(-1)[flat]), value,
+                     "wrong" if wrong.reshape(-1)[flat] else ""])
+    return {"columns": ["index", "expected", "got", ""], "rows": rows}
+
+
+def pattern(expected, got, wrong, unwritten, inputs: tuple = (), threads: int = 0) -> str:
+    """What the wrong elements have in common, in a sentence; "" where nothing stands out."""
+    count, total = int(wrong.sum()), wrong.size
+    flat = np.flatnonzero(wrong)
+    if unwritten.all():
+        return "No element was written."
+    verb = "were never written" if unwritten.reshape(-1)[flat].all() else "are wrong"
+    if count == total and total > 1 and not unwritten.any():
+        with np.errstate(invalid="ignore"):  # any bits may stand there, also a NaN that signals
+            return _whole(expected.astype(np.float64), got.astype(np.float64), inputs)
+    if count == 1:
+        place = "first" if flat[0] == 0 else "last" if flat[0] == total - 1 else ""
+        return f"Only the {place} element {verb.replace('are', 'is').replace('were', 'was')}." if place else ""
+    if wrong.ndim == 2 and (told := _lines(wrong, verb)):
+        return told
+    first, last = int(flat[0]), int(flat[-1])
+    if count == last - first + 1:  # one run without a gap
+        if last == total - 1 and threads and first == total // threads * threads:
+            return f"They are all of the last block: elements {first} to {last} {verb}."
+        if last == total - 1 and threads and first == threads:
+            return f"Only the first {threads:,} elements, as many as a block has threads, are right."
+        return f"They follow one another: elements {first} to {last} (in memory order) {verb}."
+    steps = np.unique(np.diff(flat))
+    if steps.size == 1 and count >= 3:
+        ordinal = {2: "second", 3: "third", 4: "fourth"}.get(int(steps[0]), f"{steps[0]}th")
+        return f"Every {ordinal} element, from {first} on: they {verb}."
+    if wrong.ndim == 2 and (told := _whole(expected.astype(np.float64), got.astype(np.float64), ())):
+        return told
+    if told := _shifted(expected.reshape(-1).astype(np.float64), got.reshape(-1).astype(np.float64)):
+        return told
+    return ""
+
+
+def _lines(wrong, verb) -> str:
+    """Whole rows or columns at the far edge of a matrix."""
+    rows, columns = wrong.all(axis=1), wrong.all(axis=0)
+    if rows.any() and np.array_equal(wrong, np.broadcast_to(rows[:, None], wrong.shape)):
+        return f"Whole rows {verb}: {_some(np.flatnonzero(rows))}."
+    if columns.any() and np.array_equal(wrong, np.broadcast_to(columns[None, :], wrong.shape)):
+        return f"Whole columns {verb}: {_some(np.flatnonzero(columns))}."
+    return ""
+
+
+def _some(numbers) -> str:
+    numbers = [int(n) for n in numbers]
+    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(map(str, numbers[:6])) + (", ..." if len(numbers) > 6 else "")
+
+
+def _whole(expected, got, inputs) -> str:
+    """Something that holds for the whole output."""
+    if got.ndim == 2 and min(got.shape) > 1:
+        side = min(got.shape)
+        if _close(got[:side, :side], expected[:side, :side].T):
+            return "The output is transposed: what belongs at [row, col] stands at [col, row]."
+    for number, given in enumerate(inputs):
+        if isinstance(given, np.ndarray) and given.shape == got.shape and given.size > 1 and _close(got, given):
+            return f"The output is a copy of input number {number + 1}."
+    if not got.any():
+        return "Every element is 0."
+    if told := _shifted(expected.reshape(-1), got.reshape(-1)):
+        return told
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = got / expected
+    if np.isfinite(ratio).all() and ratio.size > 2 and abs(ratio.flat[0]) > 1e-12:
+        factor = float(np.median(ratio))
+        if np.allclose(ratio, factor, rtol=1e-4) and abs(factor - 1) > 1e-3:
+            return f"Every element is {factor:.4g} times what it should be."
+    if got.size > 2 and np.isfinite(got).all():
+        off = got - expected
+        if np.allclose(off, off.flat[0], rtol=1e-4, atol=1e-6) and abs(off.flat[0]) > 1e-3:
+            return f"Every element is {abs(off.flat[0]):.4g} too {'large' if off.flat[0] > 0 else 'small'}."
+    return ""
+
+
+def _shifted(expected, got) -> str:
+    if got.size < 4:
+        return ""
+    if _close(got[1:], expected[:-1]):
+        return "The output is shifted by one: element i holds what belongs at i - 1."
+    if _close(got[:-1], expected[1:]):
+        return "The output is shifted by one: element i holds what belongs at i + 1."
+    return ""
+
+
+def _close(a, b) -> bool:
+    return bool(np.allclose(a, b, rtol=1e-4, atol=1e-6)) and not bool(np.allclose(b, np.ravel(b)[0]))
+
+
+# --- Errors --------------------------------------------------------------------------------------------------------
+
+
+def source_line(filename: str, line: int) -> str:
+    return linecache.getline(filename, line).strip() if filename and line else ""
+
+
+def place(filename: str, line: int) -> str:
+    code = source_line(filename, line)
+    return f"Line {line}: `{code}`" if code else f"Line {line}."
+
+
+def without_file(message: str) -> str:
+    """The message without the file at its end: there is only one, the learner's."""
+    return re.sub(r" \((this notebook|<[^()\n]*>|[^()\n]*\.py)(:\d+)?\)$", "", message.rstrip())
+
+
+def split_line(message: str) -> tuple[str, int]:
+    """("it says", 3) of "kernel, line 3: it says"; the line is 0 where none is named."""
+    found = re.match(r"\w+, line (\d+): (.*)", message, re.DOTALL)
+    return (found.group(2), int(found.group(1))) if found else (message, 0)
+
+
+def coordinates(position: tuple) -> str:
+    """(96, 0, 0) -> "96"; (3, 1, 0) -> "(3, 1)"."""
+    if position[1] == position[2] == 0:
+        return str(position[0])
+    return str(tuple(position[:2])) if position[2] == 0 else str(tuple(position))
+
+
+def frame_in(error: BaseException, filename: str) -> int:
+    """The line of `filename` in which the error was raised, or 0."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == filename]
+    return lines[-1] if lines else 0

@@ -1,0 +1,280 @@
+"""The exercises of lesson 00: which element is mine, how many blocks, who is idle, and the trip to the device and back.
+
+Sizes name the threads of a block beside the elements: a kernel must be right under any block.
+"""
+
+import numpy as np
+
+from labkit import cuda
+from labkit.course.exercises import Exercise
+from labkit.kernels.positions import positions
+
+
+def _launch(n, threads):
+    return -(-n // threads), threads
+
+
+SIZES = (
+    {"n": 1, "threads": 32},
+    {"n": 33, "threads": 32},
+    {"n": 64, "threads": 32},
+    {"n": 65, "threads": 64},
+    {"n": 100, "threads": 256},  # one block that is mostly idle
+    {"n": 1000, "threads": 96},
+    {"n": 4099, "threads": 128},
+)
+
+
+# --- count_down ----------------------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def count_down_to_one(out):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i < out.size:
+        out[i] = out.size - i
+
+
+@cuda.jit
+def count_up(out):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i < out.size:
+        out[i] = i
+
+
+@cuda.jit
+def count_down_in_each_block(out):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i < out.size:
+        out[i] = cuda.blockDim.x - 1 - cuda.threadIdx.x
+
+
+@cuda.jit
+def count_down_from_all_threads(out):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i < out.size:
+        out[i] = cuda.gridDim.x * cuda.blockDim.x - 1 - i
+
+
+COUNT_DOWN = Exercise(
+    name="count_down",
+    reference=lambda n: np.arange(n - 1, -1, -1),
+    inputs=lambda rng, n, threads: (n,),
+    shape=lambda n, threads: (n,),
+    dtype=np.int32,
+    sizes=SIZES,
+    launch=_launch,
+    arguments=lambda inputs, out, size: (out,),
+    wrong={
+        "it counts down to 1, and the last element is number 0 from the end": count_down_to_one,
+        "it counts from the beginning": count_up,
+        "it counts down within each block, not over all elements": count_down_in_each_block,
+        "it counts down from the number of threads, and some of them have no element": count_down_from_all_threads,
+    },
+)
+
+
+# --- blocks_needed -------------------------------------------------------------------------------------------------
+
+BLOCKS_NEEDED = Exercise(
+    name="blocks_needed",
+    kind="function",
+    reference=lambda n, each, threads: -(-n // (each * threads)),
+    inputs=lambda rng, n, each, threads: (n, each, threads),
+    sizes=(
+        {"n": 1, "each": 4, "threads": 32},
+        {"n": 128, "each": 4, "threads": 32},
+        {"n": 129, "each": 4, "threads": 32},
+        {"n": 1000, "each": 3, "threads": 64},
+        {"n": 1536, "each": 3, "threads": 64},
+        {"n": 1537, "each": 3, "threads": 64},
+        {"n": 10_000_003, "each": 8, "threads": 256},
+    ),
+    wrong={
+        "the division rounds down, and the rest of the elements gets no block":
+            lambda n, each, threads: n // (each * threads),
+        "it adds a block even where the division comes out even": lambda n, each, threads: n // (each * threads) + 1,
+        "each thread is given one element, not several": lambda n, each, threads: -(-n // threads),
+        "the number of threads is rounded down before the blocks are counted":
+            lambda n, each, threads: -(-(n // each) // threads),
+    },
+)
+
+
+# --- predict_last_block --------------------------------------------------------------------------------------------
+
+
+def who_is_last(n: int = 1000, threads: int = 96) -> dict[str, int]:
+    """Not worked out: read from what the threads of a launch wrote down."""
+    block, thread = (cuda.to_device(np.full(n, -1, np.int32)) for _ in range(2))
+    positions(block, thread, threads)
+    last_block, last_thread = int(block.copy_to_host()[-1]), int(thread.copy_to_host()[-1])
+    blocks = last_block + 1
+    return {"blocks": blocks, "idle": blocks * threads - n, "last_block": last_block, "last_thread": last_thread}
+
+
+PREDICT_LAST_BLOCK = Exercise(
+    name="predict_last_block",
+    kind="predict",
+    truth=who_is_last,
+    how={
+        "blocks": "how many blocks of 96 does it take until 1,000 elements are covered? Whole blocks only.",
+        "idle": "multiply blocks by threads in a block; what is left over when each element has its thread?",
+        "last_block": "element 999 is the last one. Skip whole blocks of 96 until it lies in the block at hand; the "
+                      "first block has the number 0.",
+        "last_thread": "take from 999 the elements of all blocks before. The first thread of a block has the number 0.",
+    },
+    wrong={
+        "the division rounds down, and 40 elements are left without a thread": {"blocks": 10},
+        "these are the busy threads of the last block, not the idle ones": {"idle": 40},
+        "blocks are counted from 1 here, and CUDA counts them from 0": {"last_block": 11},
+        "threads are counted from 1 here, and CUDA counts them from 0": {"last_thread": 40},
+    },
+)
+
+
+# --- lane_numbers --------------------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def lanes_guarded_by_thread(out):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if cuda.threadIdx.x < out.size:
+        out[i] = cuda.threadIdx.x % 32
+
+
+@cuda.jit
+def lanes_unguarded(out):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    out[i] = cuda.threadIdx.x % 32
+
+
+@cuda.jit
+def lanes_one_too_far(out):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i <= out.size:
+        out[i] = cuda.threadIdx.x % 32
+
+
+@cuda.jit
+def lanes_one_short(out):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i < out.size - 1:
+        out[i] = cuda.threadIdx.x % 32
+
+
+LANE_NUMBERS = Exercise(
+    name="lane_numbers",
+    reference=lambda n, threads: np.arange(n) % threads % 32,
+    inputs=lambda rng, n, threads: (n, threads),
+    shape=lambda n, threads: (n,),
+    dtype=np.int32,
+    sizes=SIZES,
+    launch=_launch,
+    arguments=lambda inputs, out, size: (out,),
+    wrong={
+        "the guard looks at the thread's number within its block, and that says nothing about the element":
+            lanes_guarded_by_thread,
+        "there is no guard": lanes_unguarded,
+        "the guard says `<=`, which lets one thread too many through": lanes_one_too_far,
+        "the guard stops one element too early": lanes_one_short,
+    },
+)
+
+
+# --- stripes -------------------------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def stripes_by_thread(out):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i < out.size:
+        out[i] = cuda.threadIdx.x % 2
+
+
+@cuda.jit
+def stripes_inverted(out):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i < out.size:
+        out[i] = 1 - cuda.blockIdx.x % 2
+
+
+@cuda.jit
+def stripes_unguarded(out):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    out[i] = cuda.blockIdx.x % 2
+
+
+@cuda.jit
+def stripes_of_32(out):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i < out.size:
+        out[i] = i // 32 % 2
+
+
+STRIPES = Exercise(
+    name="stripes",
+    reference=lambda n, threads: np.arange(n) // threads % 2,
+    inputs=lambda rng, n, threads: (n, threads),
+    shape=lambda n, threads: (n,),
+    dtype=np.int32,
+    sizes=(*SIZES, {"n": 333, "threads": 7}),
+    launch=_launch,
+    arguments=lambda inputs, out, size: (out,),
+    wrong={
+        "the stripes follow the threads of a block, not the blocks": stripes_by_thread,
+        "the stripes are the other way round: block 0 writes 0": stripes_inverted,
+        "there is no guard": stripes_unguarded,
+        "the stripes are 32 elements wide, whatever the size of a block": stripes_of_32,
+    },
+)
+
+
+# --- row_starts: a host function -----------------------------------------------------------------------------------
+
+
+@cuda.jit
+def row_starts_kernel(tokens, out):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i < out.size:
+        out[i] = tokens[i] * 8
+
+
+def starts_rounded_down(tokens):
+    on_device, out = cuda.to_device(np.array(tokens, np.int32)), cuda.device_array(len(tokens), np.int32)
+    row_starts_kernel[len(tokens) // 64, 64](on_device, out)
+    return out.copy_to_host()
+
+
+def starts_in_one_block(tokens):
+    on_device = cuda.to_device(np.array(tokens, np.int32))
+    out = cuda.to_device(np.zeros(len(tokens), np.int32))
+    row_starts_kernel[1, 64](on_device, out)
+    return out.copy_to_host()
+
+
+def starts_returns_input(tokens):
+    on_device, out = cuda.to_device(np.array(tokens, np.int32)), cuda.device_array(len(tokens), np.int32)
+    row_starts_kernel[-(-len(tokens) // 64), 64](on_device, out)
+    return on_device.copy_to_host()
+
+
+def starts_never_launched(tokens):
+    return cuda.to_device(np.zeros(len(tokens), np.int32)).copy_to_host()
+
+
+ROW_STARTS = Exercise(
+    name="row_starts",
+    kind="function",
+    reference=lambda tokens: np.array(tokens) * 8,
+    inputs=lambda rng, n: (rng.integers(1, 128_000, n).tolist(),),
+    sizes=({"n": 1}, {"n": 5}, {"n": 64}, {"n": 65}, {"n": 1000}),
+    wrong={
+        "the number of blocks is rounded down": starts_rounded_down,
+        "one block is launched, however many tokens there are": starts_in_one_block,
+        "what comes back is the input, not the output": starts_returns_input,
+        "the output comes back without a launch": starts_never_launched,
+    },
+)
+
+EXERCISES = (COUNT_DOWN, BLOCKS_NEEDED, PREDICT_LAST_BLOCK, LANE_NUMBERS, STRIPES, ROW_STARTS)

@@ -1,0 +1,336 @@
+"""The exercises of lesson 03: which element of a small array belongs to which thread.
+
+Matrices have the shape (R, C) and volumes (X, Y, Z), as NumPy writes them: C and Z run fastest in memory.
+"""
+
+import numpy as np
+
+from labkit import cuda
+from labkit.course.exercises import Exercise
+from labkit.kernels.op import relative_to, uniform
+
+WIDE = (32, 8)  # threads along the columns and the rows of a matrix
+LONG = (32, 4, 1)  # threads along z, y, x of a volume
+GRID_TURNED = "`row, col = cuda.grid(2)`, where the grid is laid with its x along the columns"
+
+
+def _over_matrix(R, C):
+    return (-(-C // WIDE[0]), -(-R // WIDE[1])), WIDE
+
+
+def _over_volume(X, Y, Z, **_):
+    return (-(-Z // LONG[0]), -(-Y // LONG[1]), X), LONG
+
+
+def _flat(array):
+    return array.reshape(array.size)
+
+
+def _matrices(*sizes):
+    return tuple({"R": R, "C": C} for R, C in sizes)
+
+
+def _volumes(*sizes):
+    return tuple({"X": X, "Y": Y, "Z": Z} for X, Y, Z in sizes)
+
+
+# --- A row vector added to each row --------------------------------------------------------------------------------
+
+
+@cuda.jit
+def row_by_row_index(a, v, out):
+    col, row = cuda.grid(2)
+    if row < out.shape[0] and col < out.shape[1]:
+        out[row, col] = a[row, col] + v[row]
+
+
+@cuda.jit
+def row_first_only(a, v, out):
+    col, row = cuda.grid(2)
+    if row < out.shape[0] and col < out.shape[1]:
+        out[row, col] = a[row, col] + v[0]
+
+
+@cuda.jit
+def row_left_out(a, v, out):
+    col, row = cuda.grid(2)
+    if row < out.shape[0] and col < out.shape[1]:
+        out[row, col] = a[row, col]
+
+
+@cuda.jit
+def row_grid_turned(a, v, out):
+    row, col = cuda.grid(2)
+    if row < out.shape[0] and col < out.shape[1]:
+        out[row, col] = a[row, col] + v[col]
+
+
+ADD_ROW = Exercise(
+    name="add_row",
+    reference=lambda a, v: a.astype(np.float64) + v.astype(np.float64)[None, :],
+    inputs=lambda rng, R, C: (uniform(rng, R, C), uniform(rng, C)),
+    shape=lambda R, C: (R, C),
+    sizes=_matrices((1, 1), (1, 7), (5, 3), (3, 5), (8, 32), (37, 23), (19, 70)),
+    launch=_over_matrix,
+    tolerance=relative_to(lambda a, v: np.abs(a) + np.abs(v)[None, :], roundings=1),
+    wrong={"`v` is read at the row, and not at the column": row_by_row_index,
+           "every element adds the same `v[0]`": row_first_only, "`v` is never added": row_left_out,
+           GRID_TURNED: row_grid_turned},
+)
+
+
+# --- The difference of each pair -----------------------------------------------------------------------------------
+
+
+@cuda.jit
+def outer_axes_exchanged(a, b, out):
+    col, row = cuda.grid(2)
+    if row < out.shape[0] and col < out.shape[1]:
+        out[row, col] = a[col] - b[row]
+
+
+@cuda.jit
+def outer_sign(a, b, out):
+    col, row = cuda.grid(2)
+    if row < out.shape[0] and col < out.shape[1]:
+        out[row, col] = b[col] - a[row]
+
+
+@cuda.jit
+def outer_grid_turned(a, b, out):
+    row, col = cuda.grid(2)
+    if row < out.shape[0] and col < out.shape[1]:
+        out[row, col] = a[row] - b[col]
+
+
+@cuda.jit
+def outer_no_guard(a, b, out):
+    col, row = cuda.grid(2)
+    out[row, col] = a[row] - b[col]
+
+
+@cuda.jit
+def outer_half_guard(a, b, out):
+    col, row = cuda.grid(2)
+    if row < out.shape[0]:
+        out[row, col] = a[row] - b[col]
+
+
+OUTER_DIFFERENCE = Exercise(
+    name="outer_difference",
+    reference=lambda a, b: a.astype(np.float64)[:, None] - b.astype(np.float64)[None, :],
+    inputs=lambda rng, R, C: (uniform(rng, R), uniform(rng, C)),
+    shape=lambda R, C: (R, C),
+    sizes=_matrices((1, 1), (1, 7), (5, 3), (3, 5), (8, 32), (37, 23), (19, 70)),
+    launch=_over_matrix,
+    tolerance=relative_to(lambda a, b: np.abs(a)[:, None] + np.abs(b)[None, :], roundings=1),
+    wrong={"`a` is read at the column and `b` at the row": outer_axes_exchanged,
+           "`b - a` in place of `a - b`": outer_sign,
+           GRID_TURNED: outer_grid_turned,
+           "no guard": outer_no_guard, "a guard for the rows, and none for the columns": outer_half_guard},
+)
+
+
+# --- From a flat index back to a coordinate ------------------------------------------------------------------------
+
+
+@cuda.jit
+def middle_no_wrap(a, g, out, ny, nz):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = a[i] * g[i // nz]
+
+
+@cuda.jit
+def middle_as_fastest(a, g, out, ny, nz):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = a[i] * g[i % ny]
+
+
+@cuda.jit
+def middle_lengths_exchanged(a, g, out, ny, nz):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = a[i] * g[i // ny % nz]
+
+
+@cuda.jit
+def middle_one_too_far(a, g, out, ny, nz):
+    i = cuda.grid(1)
+    if i <= out.size:
+        out[i] = a[i] * g[i // nz % ny]
+
+
+@cuda.jit
+def middle_is_x(a, g, out, ny, nz):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = a[i] * g[i // (ny * nz)]
+
+
+SCALE_MIDDLE = Exercise(
+    name="scale_middle",
+    reference=lambda a, g: a.astype(np.float64) * g.astype(np.float64)[None, :, None],
+    inputs=lambda rng, X, Y, Z: (uniform(rng, X, Y, Z), uniform(rng, Y)),
+    shape=lambda X, Y, Z: (X, Y, Z),
+    sizes=_volumes((1, 1, 1), (1, 5, 1), (3, 1, 4), (4, 4, 4), (2, 3, 5), (5, 3, 2), (13, 11, 17)),
+    launch=lambda X, Y, Z: (-(-X * Y * Z // 128), 128),
+    arguments=lambda inputs, out, size: (_flat(inputs[0]), inputs[1], _flat(out), size["Y"], size["Z"]),
+    tolerance=relative_to(lambda a, g: np.abs(a) * np.abs(g)[None, :, None], roundings=1),
+    wrong={"`i // nz` goes on counting through every x: `% ny` is missing": middle_no_wrap,
+           "`i % ny`, as if y ran fastest": middle_as_fastest,
+           "`i // (ny * nz)`, which is x": middle_is_x, "`ny` and `nz` exchanged": middle_lengths_exchanged,
+           "`<=` in place of `<` in the guard": middle_one_too_far},
+)
+
+
+# --- Find the bug: it agrees with NumPy on every cube --------------------------------------------------------------
+
+
+@cuda.jit
+def aligned_wrong_row_length(a, b, c, out, nx, ny, nz):
+    z, y, x = cuda.grid(3)
+    if x < nx and y < ny and z < nz:
+        pair = y * ny + z
+        i = (x * ny + y) * nz + z
+        out[i] = a[i] + b[pair] + c[z]
+
+
+@cuda.jit
+def aligned_c_at_x(a, b, c, out, nx, ny, nz):
+    z, y, x = cuda.grid(3)
+    if x < nx and y < ny and z < nz:
+        pair = y * nz + z
+        i = (x * ny + y) * nz + z
+        out[i] = a[i] + b[pair] + c[x]
+
+
+@cuda.jit
+def aligned_lesson(a, b, c, out, nx, ny, nz):
+    z, y, x = cuda.grid(3)
+    if x < nx and y < ny and z < nz:
+        pair = x * ny + y
+        i = pair * nz + z
+        out[i] = a[i] + b[pair] + c[z]
+
+
+ADD_ALIGNED = Exercise(
+    name="add_aligned",
+    reference=lambda a, b, c: a.astype(np.float64) + b.astype(np.float64) + c.astype(np.float64),
+    inputs=lambda rng, X, Y, Z: (uniform(rng, X, Y, Z), uniform(rng, Y, Z), uniform(rng, Z)),
+    shape=lambda X, Y, Z: (X, Y, Z),
+    sizes=_volumes((1, 1, 1), (4, 4, 4), (2, 3, 5), (5, 3, 2), (3, 7, 1), (1, 2, 40), (13, 11, 17)),
+    launch=_over_volume,
+    arguments=lambda inputs, out, size: (*map(_flat, inputs), _flat(out), size["X"], size["Y"], size["Z"]),
+    tolerance=relative_to(lambda a, b, c: np.abs(a) + np.abs(b) + np.abs(c), roundings=2),
+    wrong={"one step in y is taken to be `ny` elements of `b`": aligned_wrong_row_length,
+           "`c` is read at x": aligned_c_at_x, "`b` is read at x and y, as in the lesson": aligned_lesson},
+)
+
+
+# --- Predict: how often, and in how many sectors -------------------------------------------------------------------
+
+COUNTED = {"X": 6, "Y": 10, "Z": 8}
+COUNTED_BLOCK = (8, 2, 2)  # threads along z, y, x
+
+
+def _reads_counted() -> dict:
+    """By listing what each thread of out = a + b + c reads, with b (Y, Z) and c (Z,)."""
+    X, Y, Z = COUNTED.values()
+    x, y, z = np.indices((X, Y, Z))
+    lane = np.arange(32)
+    lane_z, lane_y, lane_x = lane % 8, lane // 8 % 2, lane // 16
+    return {"reads_b": int(np.bincount((y * Z + z).ravel()).max()), "reads_c": int(np.bincount(z.ravel()).max()),
+            "sectors_a": len(np.unique(((lane_x * Y + lane_y) * Z + lane_z) // 8)),
+            "sectors_b": len(np.unique((lane_y * Z + lane_z) // 8))}
+
+
+PREDICT_READS = Exercise(
+    name="predict_reads",
+    kind="predict",
+    truth=_reads_counted,
+    how={"reads_b": "One element of `b` belongs to one pair (y, z). How many elements of `out` have that y and that z?",
+         "reads_c": "One element of `c` belongs to one z. Along which axes can you walk without changing z?",
+         "sectors_a": "Write down x, y and z of lanes 0, 8, 16 and 24, and the index of each in `a`. Eight elements "
+                      "make a sector.",
+         "sectors_b": "Lanes 0 and 16 differ in x only. Do they want different elements of `b`?"},
+    wrong={"the elements of `b` were counted, not the readers of one": {"reads_b": 80},
+           "only one of the two axes that `c` lacks was counted": {"reads_c": 10},
+           "the lanes that differ in x were given sectors of their own": {"sectors_b": 4},
+           "elements were counted, not sectors": {"sectors_b": 16}},
+)
+
+
+# --- One kernel for every broadcast --------------------------------------------------------------------------------
+
+
+@cuda.jit
+def steps_exchanged(a, b, out, x_step, y_step, z_step):
+    z, y, x = cuda.grid(3)
+    if x < out.shape[0] and y < out.shape[1] and z < out.shape[2]:
+        out[x, y, z] = a[x, y, z] + b[x * z_step + y * y_step + z * x_step]
+
+
+@cuda.jit
+def steps_modulo(a, b, out, x_step, y_step, z_step):
+    z, y, x = cuda.grid(3)
+    if x < out.shape[0] and y < out.shape[1] and z < out.shape[2]:
+        i = (x * out.shape[1] + y) * out.shape[2] + z
+        out[x, y, z] = a[x, y, z] + b[i % b.size]
+
+
+@cuda.jit
+def steps_ignored(a, b, out, x_step, y_step, z_step):
+    z, y, x = cuda.grid(3)
+    if x < out.shape[0] and y < out.shape[1] and z < out.shape[2]:
+        out[x, y, z] = a[x, y, z] + b[(x * out.shape[1] + y) * out.shape[2] + z]
+
+
+@cuda.jit
+def steps_no_guard(a, b, out, x_step, y_step, z_step):
+    z, y, x = cuda.grid(3)
+    out[x, y, z] = a[x, y, z] + b[x * x_step + y * y_step + z * z_step]
+
+
+@cuda.jit
+def steps_grid_turned(a, b, out, x_step, y_step, z_step):
+    x, y, z = cuda.grid(3)
+    if x < out.shape[0] and y < out.shape[1] and z < out.shape[2]:
+        out[x, y, z] = a[x, y, z] + b[x * x_step + y * y_step + z * z_step]
+
+
+def steps_of(bX: int, bY: int, bZ: int, **_) -> tuple[int, int, int]:
+    """Elements from one x, y, z to the next in a C-contiguous (bX, bY, bZ); 0 along an axis of length 1."""
+    return (bY * bZ if bX > 1 else 0, bZ if bY > 1 else 0, 1 if bZ > 1 else 0)
+
+
+def _with_operand(X, Y, Z, bX, bY, bZ):
+    return {"X": X, "Y": Y, "Z": Z, "bX": bX, "bY": bY, "bZ": bZ}
+
+
+def _random_operand(rng):
+    volume = [int(rng.integers(2, high)) for high in (7, 12, 40)]
+    return _with_operand(*volume, *(length if rng.random() < 0.5 else 1 for length in volume))
+
+
+ADD_BROADCAST = Exercise(
+    name="add_broadcast",
+    reference=lambda a, b: a.astype(np.float64) + b.astype(np.float64),
+    inputs=lambda rng, X, Y, Z, bX, bY, bZ: (uniform(rng, X, Y, Z), uniform(rng, bX, bY, bZ)),
+    shape=lambda X, Y, Z, **_: (X, Y, Z),
+    sizes=tuple(_with_operand(*size) for size in (
+        (1, 1, 1, 1, 1, 1), (2, 3, 5, 2, 3, 5), (2, 3, 5, 1, 3, 5), (5, 3, 2, 5, 3, 1), (5, 3, 7, 5, 1, 7),
+        (4, 4, 4, 1, 4, 1), (2, 9, 65, 1, 1, 65), (13, 11, 17, 13, 1, 1), (13, 11, 17, 1, 1, 1))),
+    random_size=_random_operand,
+    launch=_over_volume,
+    arguments=lambda inputs, out, size: (inputs[0], _flat(inputs[1]), out, *steps_of(**size)),
+    tolerance=relative_to(lambda a, b: np.abs(a) + np.abs(b), roundings=1),
+    wrong={"the steps of x and z are exchanged": steps_exchanged,
+           "the index into `b` wraps around with `%`: right only for axes that are missing on the left": steps_modulo,
+           "the steps are not used: `b` is read as if it were as large as `a`": steps_ignored,
+           "no guard": steps_no_guard,
+           "`x, y, z = cuda.grid(3)`, where the grid is laid with its x along z": steps_grid_turned},
+)
+
+EXERCISES = (ADD_ROW, OUTER_DIFFERENCE, SCALE_MIDDLE, ADD_ALIGNED, PREDICT_READS, ADD_BROADCAST)

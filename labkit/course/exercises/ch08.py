@@ -1,0 +1,389 @@
+"""The exercises of lesson 08: programs over blocks, masks, padding, tiles. All of them run without a GPU.
+
+Two are in Numba and take a program's shape by hand; one is a tile program, which runs on the model of cuTile.
+"""
+
+import math
+
+import numpy as np
+from numba import float32
+
+from labkit import cuda
+from labkit.course.exercises import Exercise
+from labkit.kernels.libraries import cutile_model as ct
+from labkit.kernels.op import dot_products, relative_to, uniform
+
+BLOCK, THREADS = 256, 64
+ZERO, NOTHING = float32(0.0), float32(-np.inf)
+
+
+def _wide(*arrays):
+    return (array.astype(np.float64) for array in arrays)
+
+
+# --- Predict: masks --------------------------------------------------------------------------------------------------
+
+PREDICT_MASKS = Exercise(
+    name="predict_masks",
+    kind="predict",
+    truth=lambda: {"programs": 98, "masked": 352, "length": 1024, "wasted": 243},
+    how={"programs": "100,000 elements, 1,024 a program, and a last program that is only partly full",
+         "masked": "all programs together have `programs` times 1,024 places",
+         "length": "the smallest power of two that a row of 781 fits into",
+         "wasted": "places of that vector without an element"},
+    wrong={"the last, partly full program is missing": {"programs": 97},
+           "the places that are used in the last program, not those that are masked": {"masked": 672},
+           "the row's own length: 781 is no power of two": {"length": 781},
+           "the last program's places are counted as if the row ended at a multiple of 32": {"wasted": 19}},
+)
+
+
+# --- A program by hand -----------------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def axpy_blocks_overlap(s, x, y, out):
+    start = cuda.blockIdx.x * THREADS
+    for step in range(0, BLOCK, THREADS):
+        i = start + step + cuda.threadIdx.x
+        if i < out.size:
+            out[i] = s * x[i] + y[i]
+
+
+@cuda.jit
+def axpy_first_part_only(s, x, y, out):
+    i = cuda.blockIdx.x * BLOCK + cuda.threadIdx.x
+    if i < out.size:
+        out[i] = s * x[i] + y[i]
+
+
+@cuda.jit
+def axpy_no_mask(s, x, y, out):
+    start = cuda.blockIdx.x * BLOCK
+    for step in range(0, BLOCK, THREADS):
+        i = start + step + cuda.threadIdx.x
+        out[i] = s * x[i] + y[i]
+
+
+@cuda.jit
+def axpy_mask_of_the_first(s, x, y, out):
+    start = cuda.blockIdx.x * BLOCK
+    if start + BLOCK - THREADS + cuda.threadIdx.x < out.size:
+        for step in range(0, BLOCK, THREADS):
+            i = start + step + cuda.threadIdx.x
+            out[i] = s * x[i] + y[i]
+
+
+@cuda.jit
+def axpy_leaves_holes(s, x, y, out):
+    start = cuda.blockIdx.x * BLOCK
+    for step in range(0, BLOCK, 2 * THREADS):
+        i = start + step + cuda.threadIdx.x
+        if i < out.size:
+            out[i] = s * x[i] + y[i]
+
+
+def _axpy_reference(s, x, y):
+    x, y = _wide(x, y)
+    return np.float64(s) * x + y
+
+
+AXPY_PROGRAM = Exercise(
+    name="axpy_program",
+    reference=_axpy_reference,
+    inputs=lambda rng, n: (np.float32(1.7), uniform(rng, n), uniform(rng, n)),
+    shape=lambda n: (n,),
+    sizes=tuple({"n": n} for n in (1, 63, 64, 65, 255, 256, 257, 1000)),
+    launch=lambda n: (-(-n // BLOCK), THREADS),
+    tolerance=relative_to(lambda s, x, y: np.abs(s * x) + np.abs(y), roundings=2),
+    wrong={"the blocks begin 64 elements apart, not 256: they compute the same elements, and the end is never reached":
+           axpy_blocks_overlap,
+           "only the first 64 elements of each block are computed": axpy_first_part_only,
+           "no mask": axpy_no_mask,
+           "one mask for all four elements of a thread, that of the last": axpy_mask_of_the_first,
+           "the steps are 128 apart: every other 64 elements are left out": axpy_leaves_holes},
+)
+
+
+# --- Find the bug: the padding of a maximum --------------------------------------------------------------------------
+
+
+@cuda.jit
+def padded_with_zero(x, out):
+    tile = cuda.shared.array(64, float32)
+    row, t = cuda.blockIdx.x, cuda.threadIdx.x
+    value = x[row, t] if t < x.shape[1] else ZERO
+    tile[t] = value
+    cuda.syncthreads()
+    largest = tile[0]
+    for i in range(1, 64):
+        largest = max(largest, tile[i])
+    cuda.syncthreads()
+    tile[t] = math.exp(value - largest)
+    cuda.syncthreads()
+    total = ZERO
+    for i in range(64):
+        total += tile[i]
+    if t < x.shape[1]:
+        out[row, t] = tile[t] / total
+
+
+@cuda.jit
+def padded_in_the_maximum(x, out):
+    tile = cuda.shared.array(64, float32)
+    row, t = cuda.blockIdx.x, cuda.threadIdx.x
+    value = x[row, t] if t < x.shape[1] else ZERO
+    tile[t] = value
+    cuda.syncthreads()
+    largest = tile[0]
+    for i in range(1, 64):
+        largest = max(largest, tile[i])
+    cuda.syncthreads()
+    tile[t] = math.exp(value - largest) if t < x.shape[1] else ZERO
+    cuda.syncthreads()
+    total = ZERO
+    for i in range(64):
+        total += tile[i]
+    if t < x.shape[1]:
+        out[row, t] = tile[t] / total
+
+
+@cuda.jit
+def padded_in_the_sum(x, out):
+    tile = cuda.shared.array(64, float32)
+    row, t = cuda.blockIdx.x, cuda.threadIdx.x
+    value = x[row, t] if t < x.shape[1] else NOTHING
+    tile[t] = value
+    cuda.syncthreads()
+    largest = tile[0]
+    for i in range(1, 64):
+        largest = max(largest, tile[i])
+    cuda.syncthreads()
+    tile[t] = math.exp(value - largest) if t < x.shape[1] else float32(1.0)
+    cuda.syncthreads()
+    total = ZERO
+    for i in range(64):
+        total += tile[i]
+    if t < x.shape[1]:
+        out[row, t] = tile[t] / total
+
+
+@cuda.jit
+def padded_but_a_barrier_short(x, out):
+    tile = cuda.shared.array(64, float32)
+    row, t = cuda.blockIdx.x, cuda.threadIdx.x
+    value = x[row, t] if t < x.shape[1] else NOTHING
+    tile[t] = value
+    cuda.syncthreads()
+    largest = tile[0]
+    for i in range(1, 64):
+        largest = max(largest, tile[i])
+    tile[t] = math.exp(value - largest)
+    cuda.syncthreads()
+    total = ZERO
+    for i in range(64):
+        total += tile[i]
+    if t < x.shape[1]:
+        out[row, t] = tile[t] / total
+
+
+@cuda.jit
+def padded_and_stored_everywhere(x, out):
+    tile = cuda.shared.array(64, float32)
+    row, t = cuda.blockIdx.x, cuda.threadIdx.x
+    value = x[row, t] if t < x.shape[1] else NOTHING
+    tile[t] = value
+    cuda.syncthreads()
+    largest = tile[0]
+    for i in range(1, 64):
+        largest = max(largest, tile[i])
+    cuda.syncthreads()
+    tile[t] = math.exp(value - largest)
+    cuda.syncthreads()
+    total = ZERO
+    for i in range(64):
+        total += tile[i]
+    out[row, t] = tile[t] / total
+
+
+def _softmax_reference(x):
+    x = x.astype(np.float64)
+    e = np.exp(x - x.max(axis=1, keepdims=True))
+    return e / e.sum(axis=1, keepdims=True)
+
+
+def _softmax_rows(rng, R, C):
+    x = 4 * uniform(rng, R, C)
+    x[::2] -= 150  # far below 0, where exp(x) without a shift is 0
+    return (x,)
+
+
+def _softmax_tolerance(x):
+    below = x.max(axis=1, keepdims=True) - x
+    return float(np.finfo(np.float32).eps) * (16 + below) * _softmax_reference(x) + 1e-37
+
+
+PADDED_SOFTMAX = Exercise(
+    name="padded_softmax",
+    reference=_softmax_reference,
+    inputs=_softmax_rows,
+    shape=lambda R, C: (R, C),
+    sizes=tuple({"R": R, "C": C} for R, C in ((1, 1), (2, 3), (3, 31), (4, 63), (5, 64), (7, 50))),
+    random_size=lambda rng: {"R": int(rng.integers(1, 9)), "C": int(rng.integers(1, 65))},
+    launch=lambda R, C: (R, 64),
+    tolerance=_softmax_tolerance,
+    wrong={"the places without an element hold 0, and take part in the maximum and in the sum": padded_with_zero,
+           "the places without an element hold 0, and take part in the maximum": padded_in_the_maximum,
+           "each place without an element adds 1 to the sum": padded_in_the_sum,
+           "no barrier between the search for the maximum and the exponentials": padded_but_a_barrier_short,
+           "places without an element are stored, too": padded_and_stored_everywhere},
+)
+
+
+# --- A product in tiles ----------------------------------------------------------------------------------------------
+
+
+def _over_tiles(program):
+    """The launcher that the learner has, around another program."""
+    def launcher(a, b, out):
+        steps = ct.cdiv(a.shape[1], 16)
+        ct.launch(None, (ct.cdiv(out.shape[0], 16), ct.cdiv(out.shape[1], 16), 1), program, (a, b, out, steps))
+
+    return launcher
+
+
+def _product_without_padding(a, b, out, steps):
+    row, col = ct.bid(0), ct.bid(1)
+    total = ct.full((16, 16), 0, ct.float32)
+    for k in range(steps):
+        total = ct.mma(ct.load(a, (row, k), (16, 16)), ct.load(b, (k, col), (16, 16)), total)
+    ct.store(out, (row, col), total)
+
+
+def _product_last_step_only(a, b, out, steps):
+    row, col = ct.bid(0), ct.bid(1)
+    zero = ct.PaddingMode.ZERO
+    total = ct.full((16, 16), 0, ct.float32)
+    for k in range(steps):
+        left = ct.load(a, (row, k), (16, 16), padding_mode=zero)
+        right = ct.load(b, (k, col), (16, 16), padding_mode=zero)
+        total = ct.mma(left, right, ct.full((16, 16), 0, ct.float32))
+    ct.store(out, (row, col), total)
+
+
+def _product_first_tiles(a, b, out, steps):
+    row, col = ct.bid(0), ct.bid(1)
+    zero = ct.PaddingMode.ZERO
+    total = ct.full((16, 16), 0, ct.float32)
+    for _ in range(steps):
+        left = ct.load(a, (row, 0), (16, 16), padding_mode=zero)
+        right = ct.load(b, (0, col), (16, 16), padding_mode=zero)
+        total = ct.mma(left, right, total)
+    ct.store(out, (row, col), total)
+
+
+def _product_counts_elements(a, b, out, steps):
+    row, col = ct.bid(0), ct.bid(1)
+    zero = ct.PaddingMode.ZERO
+    total = ct.full((16, 16), 0, ct.float32)
+    for k in range(steps):
+        left = ct.load(a, (row, 16 * k), (16, 16), padding_mode=zero)
+        total = ct.mma(left, ct.load(b, (16 * k, col), (16, 16), padding_mode=zero), total)
+    ct.store(out, (row, col), total)
+
+
+def _product_tile_not_moved(a, b, out, steps):
+    row, col = ct.bid(0), ct.bid(1)
+    zero = ct.PaddingMode.ZERO
+    total = ct.full((16, 16), 0, ct.float32)
+    for k in range(steps):
+        left = ct.load(a, (row, k), (16, 16), padding_mode=zero)
+        total = ct.mma(left, ct.load(b, (k, 0), (16, 16), padding_mode=zero), total)
+    ct.store(out, (row, col), total)
+
+
+def _product_reference(a, b):
+    a, b = _wide(a, b)
+    return a @ b
+
+
+TILE_PRODUCT = Exercise(
+    name="tile_product",
+    kind="function",
+    reference=_product_reference,
+    inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, K, N)),
+    shape=lambda M, N, K: (M, N),
+    sizes=tuple({"M": M, "N": N, "K": K} for M, N, K in ((1, 1, 1), (3, 5, 2), (16, 16, 16), (17, 18, 1), (1, 33, 17),
+                                                         (33, 1, 31), (37, 23, 19), (20, 35, 50))),
+    tolerance=dot_products(lambda a, b: np.abs(a) @ np.abs(b), length=lambda a, b: a.shape[1]),
+    wrong={"beyond the edges of `a` and `b` the tiles hold whatever a load puts there: padding_mode is left out":
+           _over_tiles(_product_without_padding),
+           "the sum begins again at every step: only the last one is left": _over_tiles(_product_last_step_only),
+           "every step multiplies the first tiles again": _over_tiles(_product_first_tiles),
+           "the index counts elements, where a load counts tiles": _over_tiles(_product_counts_elements),
+           "the column of tiles of `b` is always the first": _over_tiles(_product_tile_not_moved)},
+)
+
+# --- From a blank page: row sums -------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def sums_one_pass(x, out):
+    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
+    total = x[row, lane] if lane < x.shape[1] else ZERO
+    for offset in (16, 8, 4, 2, 1):
+        total += cuda.shfl_down_sync(0xFFFFFFFF, total, offset)
+    if lane == 0:
+        out[row] = total
+
+
+@cuda.jit
+def sums_no_exchange(x, out):
+    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
+    total = ZERO
+    for col in range(lane, x.shape[1], 32):
+        total += x[row, col]
+    if lane == 0:
+        out[row] = total
+
+
+@cuda.jit
+def sums_padded_with_the_last(x, out):
+    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
+    last = x.shape[1] - 1
+    total = ZERO
+    for start in range(0, x.shape[1], 32):
+        total += x[row, min(start + lane, last)]
+    for offset in (16, 8, 4, 2, 1):
+        total += cuda.shfl_down_sync(0xFFFFFFFF, total, offset)
+    if lane == 0:
+        out[row] = total
+
+
+@cuda.jit
+def sums_last_lane_stores(x, out):
+    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
+    total = ZERO
+    for col in range(lane, x.shape[1], 32):
+        total += x[row, col]
+    for offset in (16, 8, 4, 2, 1):
+        total += cuda.shfl_down_sync(0xFFFFFFFF, total, offset)
+    if lane == 31:
+        out[row] = total
+
+
+ROW_SUMS = Exercise(
+    name="row_sums",
+    reference=lambda x: x.astype(np.float64).sum(axis=1),
+    inputs=lambda rng, R, C: (uniform(rng, R, C),),
+    shape=lambda R, C: (R,),
+    sizes=tuple({"R": R, "C": C} for R, C in ((1, 1), (2, 31), (3, 32), (4, 33), (5, 100), (2, 781))),
+    launch=lambda R, C: (R, 32),
+    tolerance=dot_products(lambda x: np.abs(x).sum(axis=1), length=lambda x: x.shape[1]),
+    wrong={"only the first 32 elements of a row are added": sums_one_pass,
+           "the lanes never join their sums": sums_no_exchange,
+           "the last element stands in for those that are missing": sums_padded_with_the_last,
+           "lane 31 stores, and the sum is in lane 0": sums_last_lane_stores},
+)
+
+EXERCISES = (PREDICT_MASKS, AXPY_PROGRAM, PADDED_SOFTMAX, TILE_PRODUCT, ROW_SUMS)

@@ -1,0 +1,381 @@
+"""The exercises of lesson 09: shuffles, the barrier after a reduction, parts of a row that are joined."""
+
+import math
+
+import numpy as np
+from numba import float32
+
+from labkit import cuda
+from labkit.course.exercises import Exercise
+from labkit.kernels.op import relative_to, uniform
+
+ALL_LANES = 0xFFFFFFFF
+
+
+def _rows(*sizes):
+    return tuple({"R": R, "C": C} for R, C in sizes)
+
+
+# --- Largest less smallest, one warp a row -------------------------------------------------------------------------
+
+
+@cuda.jit
+def range_four_steps(x, out):
+    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
+    if row < x.shape[0]:
+        largest, smallest = float32(-math.inf), float32(math.inf)
+        for col in range(lane, x.shape[1], 32):
+            largest, smallest = max(largest, x[row, col]), min(smallest, x[row, col])
+        for distance in (16, 8, 4, 2):
+            largest = max(largest, cuda.shfl_xor_sync(ALL_LANES, largest, distance))
+            smallest = min(smallest, cuda.shfl_xor_sync(ALL_LANES, smallest, distance))
+        if lane == 0:
+            out[row] = largest - smallest
+
+
+@cuda.jit
+def range_of_one_lane(x, out):
+    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
+    if row < x.shape[0]:
+        largest, smallest = float32(-math.inf), float32(math.inf)
+        for col in range(lane, x.shape[1], 32):
+            largest, smallest = max(largest, x[row, col]), min(smallest, x[row, col])
+        if lane == 0:
+            out[row] = largest - smallest
+
+
+@cuda.jit
+def range_largest_of_smallest(x, out):
+    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
+    if row < x.shape[0]:
+        largest, smallest = float32(-math.inf), float32(math.inf)
+        for col in range(lane, x.shape[1], 32):
+            largest, smallest = max(largest, x[row, col]), min(smallest, x[row, col])
+        for distance in (16, 8, 4, 2, 1):
+            largest = max(largest, cuda.shfl_xor_sync(ALL_LANES, largest, distance))
+            smallest = max(smallest, cuda.shfl_xor_sync(ALL_LANES, smallest, distance))
+        if lane == 0:
+            out[row] = largest - smallest
+
+
+@cuda.jit
+def range_from_above_into_lane_31(x, out):
+    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
+    if row < x.shape[0]:
+        largest, smallest = float32(-math.inf), float32(math.inf)
+        for col in range(lane, x.shape[1], 32):
+            largest, smallest = max(largest, x[row, col]), min(smallest, x[row, col])
+        for distance in (16, 8, 4, 2, 1):
+            largest = max(largest, cuda.shfl_down_sync(ALL_LANES, largest, distance))
+            smallest = min(smallest, cuda.shfl_down_sync(ALL_LANES, smallest, distance))
+        if lane == 31:
+            out[row] = largest - smallest
+
+
+ROW_RANGE = Exercise(
+    name="row_range",
+    reference=lambda x: x.astype(np.float64).max(axis=1) - x.astype(np.float64).min(axis=1),
+    inputs=lambda rng, R, C: (uniform(rng, R, C) - np.float32(2.0),),  # all negative: a start of 0 shows
+    shape=lambda R, C: (R,),
+    sizes=_rows((1, 70), (1, 33), (2, 31), (3, 1), (3, 32), (4, 100), (7, 257)),
+    launch=lambda R, C: (-(-R // 2), 64),
+    tolerance=relative_to(lambda x: np.abs(x).max(axis=1), roundings=2),
+    wrong={"the step with distance 1 is missing: lanes 0 and 1 never meet": range_four_steps,
+           "lane 0 stores what it found by itself; nobody asked the other lanes": range_of_one_lane,
+           "the largest of the lanes' smallest numbers": range_largest_of_smallest,
+           "`shfl_down` gathers in lane 0, and another lane stores": range_from_above_into_lane_31},
+)
+
+
+# --- Predict -------------------------------------------------------------------------------------------------------
+
+
+def _steps():
+    """From the kernels of the lesson, run by observe on 512 threads."""
+    from labkit import observe
+    from labkit.kernels.reduce import sum_tree_kernel, sum_two_level_kernel
+
+    ones, out = np.ones((1, 512), np.float32), np.zeros(1, np.float32)
+    tree = observe(sum_tree_kernel[1, 512, 0, 4 * 512], ones, out).counts
+    levels = observe(sum_two_level_kernel[1, 512], ones, out).counts
+    return {"steps": tree["barriers"] - 2, "shuffles": 2 * 5, "stored": levels["shared_stores"]}
+
+
+PREDICT_STEPS = Exercise(
+    name="predict_steps",
+    kind="predict",
+    truth=_steps,
+    how={"steps": "Each step halves the number of sums. How often can 512 be halved until 1 is left?",
+         "shuffles": "Five within the thread's own warp. Then every warp adds the warps' sums, in another five.",
+         "stored": "One number for each warp, and a warp has 32 threads."},
+    wrong={"steps as in a sum one after another": {"steps": 511, "shuffles": 10, "stored": 16},
+           "the second level is forgotten": {"steps": 9, "shuffles": 5, "stored": 16},
+           "every thread stores its number": {"steps": 9, "shuffles": 10, "stored": 512}},
+)
+
+
+# --- Find the bug: used twice --------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def centre_no_barrier(x, out):
+    shared = cuda.shared.array(64, float32)
+    row, thread = cuda.blockIdx.x, cuda.threadIdx.x
+    total = float32(0.0)
+    for col in range(thread, x.shape[1], 64):
+        total += x[row, col]
+    shared[thread] = total
+    cuda.syncthreads()
+    stride = 32
+    while stride > 0:
+        if thread < stride:
+            shared[thread] += shared[thread + stride]
+        cuda.syncthreads()
+        stride //= 2
+    mean = shared[0] / float32(x.shape[1])
+    far = float32(0.0)
+    for col in range(thread, x.shape[1], 64):
+        far = max(far, abs(x[row, col] - mean))
+    shared[thread] = far
+    cuda.syncthreads()
+    stride = 32
+    while stride > 0:
+        if thread < stride:
+            shared[thread] = max(shared[thread], shared[thread + stride])
+        cuda.syncthreads()
+        stride //= 2
+    for col in range(thread, x.shape[1], 64):
+        out[row, col] = (x[row, col] - mean) / shared[0]
+
+
+@cuda.jit
+def centre_barrier_for_one(x, out):
+    shared = cuda.shared.array(64, float32)
+    row, thread = cuda.blockIdx.x, cuda.threadIdx.x
+    total = float32(0.0)
+    for col in range(thread, x.shape[1], 64):
+        total += x[row, col]
+    shared[thread] = total
+    cuda.syncthreads()
+    stride = 32
+    while stride > 0:
+        if thread < stride:
+            shared[thread] += shared[thread + stride]
+        cuda.syncthreads()
+        stride //= 2
+    mean = shared[0] / float32(x.shape[1])
+    if thread == 0:
+        cuda.syncthreads()
+    far = float32(0.0)
+    for col in range(thread, x.shape[1], 64):
+        far = max(far, abs(x[row, col] - mean))
+    shared[thread] = far
+    cuda.syncthreads()
+    stride = 32
+    while stride > 0:
+        if thread < stride:
+            shared[thread] = max(shared[thread], shared[thread + stride])
+        cuda.syncthreads()
+        stride //= 2
+    for col in range(thread, x.shape[1], 64):
+        out[row, col] = (x[row, col] - mean) / shared[0]
+
+
+@cuda.jit
+def centre_only_above(x, out):
+    shared = cuda.shared.array(64, float32)
+    row, thread = cuda.blockIdx.x, cuda.threadIdx.x
+    total = float32(0.0)
+    for col in range(thread, x.shape[1], 64):
+        total += x[row, col]
+    shared[thread] = total
+    cuda.syncthreads()
+    stride = 32
+    while stride > 0:
+        if thread < stride:
+            shared[thread] += shared[thread + stride]
+        cuda.syncthreads()
+        stride //= 2
+    mean = shared[0] / float32(x.shape[1])
+    cuda.syncthreads()
+    far = float32(0.0)
+    for col in range(thread, x.shape[1], 64):
+        far = max(far, x[row, col] - mean)
+    shared[thread] = far
+    cuda.syncthreads()
+    stride = 32
+    while stride > 0:
+        if thread < stride:
+            shared[thread] = max(shared[thread], shared[thread + stride])
+        cuda.syncthreads()
+        stride //= 2
+    for col in range(thread, x.shape[1], 64):
+        out[row, col] = (x[row, col] - mean) / shared[0]
+
+
+def _centre_reference(x):
+    x = x.astype(np.float64)
+    from_mean = x - x.mean(axis=1, keepdims=True)
+    return from_mean / np.abs(from_mean).max(axis=1, keepdims=True)
+
+
+CENTRE = Exercise(
+    name="centre",
+    reference=_centre_reference,
+    inputs=lambda rng, R, C: (uniform(rng, R, C),),
+    shape=lambda R, C: (R, C),
+    sizes=_rows((1, 2), (2, 5), (3, 64), (2, 65), (5, 200)),
+    launch=lambda R, C: (R, 64),
+    # The mean of C numbers, a difference and a quotient; what is divided by may be small.
+    tolerance=lambda x: 2.0**-22 * (4 + np.sqrt(x.shape[1])) * np.abs(x).max(axis=1, keepdims=True)
+    / np.abs(x - x.mean(axis=1, keepdims=True)).max(axis=1, keepdims=True) * np.ones_like(x),
+    wrong={"no barrier between the last read of the sum and the next store into `shared`": centre_no_barrier,
+           "only thread 0 comes to the new barrier": centre_barrier_for_one,
+           "`abs` is gone: distances below the mean do not count": centre_only_above},
+)
+
+
+# --- Parts of a row, joined ----------------------------------------------------------------------------------------
+
+
+def _join_reference(largest, totals):
+    largest, totals = largest.astype(np.float64), totals.astype(np.float64)
+    m = largest.max()
+    return np.array([m, (totals * np.exp(largest - m)).sum()])
+
+
+def join_not_corrected(largest, totals):
+    return np.array([largest.max(), totals.sum()])
+
+
+def join_wrong_way_round(largest, totals):
+    there = totals > 0
+    m = largest[there].max()
+    return np.array([m, (totals[there] * np.exp(m - largest[there])).sum()])
+
+
+def join_only_what_was_there(largest, totals):
+    m, s = largest[0], totals[0]
+    for i in range(1, len(largest)):
+        together = max(m, largest[i])
+        s = s * np.exp(m - together) + totals[i]
+        m = together
+    return np.array([m, s])
+
+
+def join_not_a_number(largest, totals):
+    m, s = -np.inf, 0.0
+    with np.errstate(invalid="ignore"):
+        for i in range(len(largest)):
+            together = max(m, largest[i])
+            s = s * np.exp(m - together) + totals[i] * np.exp(largest[i] - together)
+            m = together
+    return np.array([m, s])
+
+
+def _parts(rng, n):
+    """Maxima and sums of n parts. The first of several is empty, as a thread's is that got no element."""
+    largest = rng.uniform(-40, 40, n)
+    totals = rng.uniform(1, 50, n)
+    if n > 1:
+        largest[0], totals[0] = -np.inf, 0.0
+    return largest, totals
+
+
+JOIN_PARTS = Exercise(
+    name="join_parts",
+    kind="function",
+    reference=_join_reference,
+    inputs=_parts,
+    sizes=({"n": 1}, {"n": 2}, {"n": 3}, {"n": 7}, {"n": 64}),
+    tolerance=lambda largest, totals: 1e-12 * (1 + np.abs(_join_reference(largest, totals))),
+    wrong={"the sums are added as they are, each measured against another maximum": join_not_corrected,
+           "`exp(M - m)` in place of `exp(m - M)`": join_wrong_way_round,
+           "only the sum so far is corrected, not the one that comes in": join_only_what_was_there,
+           "an empty part gives NaN: -inf less -inf is not a number": join_not_a_number},
+)
+
+
+# --- Log of the sum of exponentials --------------------------------------------------------------------------------
+
+
+@cuda.jit
+def lse_overflows(x, out):
+    row = cuda.grid(1)
+    if row < out.size:
+        total = float32(0.0)
+        for col in range(x.shape[1]):
+            total += math.exp(x[row, col])
+        out[row] = math.log(total)
+
+
+@cuda.jit
+def lse_two_passes(x, out):
+    row = cuda.grid(1)
+    if row < out.size:
+        largest = x[row, 0]
+        for col in range(x.shape[1]):
+            largest = max(largest, x[row, col])
+        total = float32(0.0)
+        for col in range(x.shape[1]):
+            total += math.exp(x[row, col] - largest)
+        out[row] = largest + math.log(total)
+
+
+@cuda.jit
+def lse_not_corrected(x, out):
+    row = cuda.grid(1)
+    if row < out.size:
+        largest, total = x[row, 0], float32(1.0)
+        for col in range(1, x.shape[1]):
+            value = x[row, col]
+            largest = max(largest, value)
+            total += math.exp(value - largest)
+        out[row] = largest + math.log(total)
+
+
+@cuda.jit
+def lse_maximum_left_out(x, out):
+    row = cuda.grid(1)
+    if row < out.size:
+        largest, total = x[row, 0], float32(1.0)
+        for col in range(1, x.shape[1]):
+            value = x[row, col]
+            if value > largest:
+                total *= math.exp(largest - value)
+                largest = value
+            total += math.exp(value - largest)
+        out[row] = math.log(total)
+
+
+def _lse_reference(x):
+    x = x.astype(np.float64)
+    m = x.max(axis=1)
+    return m + np.log(np.exp(x - m[:, None]).sum(axis=1))
+
+
+def _one_pass(report) -> str | None:
+    loads = report.counts["global_loads"]
+    if loads <= 3 * 20:
+        return None
+    return (f"It loads {loads} numbers for 3 rows of 20. One reading is enough: keep a running maximum and a running "
+            f"sum, and correct the sum when the maximum changes.")
+
+
+LOGSUMEXP = Exercise(
+    name="logsumexp",
+    reference=_lse_reference,
+    inputs=lambda rng, R, C: (80 * uniform(rng, R, C),),  # up to 120: exp of it is beyond float32
+    shape=lambda R, C: (R,),
+    sizes=_rows((1, 1), (2, 2), (3, 20), (65, 7), (4, 300)),
+    launch=lambda R, C: (-(-R // 64), 64),
+    tolerance=lambda x: 2.0**-23 * (8 + 4 * np.sqrt(x.shape[1]) + 2 * np.abs(_lse_reference(x))),
+    demand=_one_pass,
+    observe_sizes=_rows((1, 1), (3, 20)),
+    wrong={"nothing is subtracted, and exp of 120 is infinite": lse_overflows,
+           "it reads every row twice": lse_two_passes,
+           "the sum is not corrected when the maximum changes": lse_not_corrected,
+           "the maximum is left out of the result": lse_maximum_left_out},
+)
+
+EXERCISES = (ROW_RANGE, PREDICT_STEPS, CENTRE, JOIN_PARTS, LOGSUMEXP)

@@ -1,0 +1,328 @@
+"""The exercises of lesson 10: masks, the maximum of what is seen, traffic and occupancy on paper, the derivative.
+
+Sizes are B (sequences) and S (queries and keys); R and C for plain rows.
+"""
+
+import functools
+import math
+
+import numpy as np
+from numba import float32
+
+from labkit import cuda
+from labkit.course.exercises import Exercise
+from labkit.kernels.op import uniform
+
+ALL_LANES = 0xFFFFFFFF
+
+
+def _matrices(*sizes):
+    return tuple({"B": B, "S": S} for B, S in sizes)
+
+
+def _probabilities(x, seen):
+    x = np.where(seen, x.astype(np.float64), -np.inf)
+    largest = x.max(axis=-1, keepdims=True)
+    powers = np.exp(x - np.where(np.isinf(largest), 0.0, largest))
+    total = powers.sum(axis=-1, keepdims=True)
+    return powers / np.where(total == 0.0, 1.0, total)
+
+
+def _few_roundings(x):
+    """For rows of a hundred elements or so, with differences of up to 30."""
+    return 2.0**-23 * 60 * np.ones_like(x)
+
+
+# --- Padding on the left -------------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def left_as_right(scores, lengths, out):
+    q, b = cuda.grid(2)
+    size = scores.shape[2]
+    if q < size:
+        largest = float32(-math.inf)
+        for k in range(lengths[b]):
+            largest = max(largest, scores[b, q, k])
+        total = float32(0.0)
+        for k in range(lengths[b]):
+            total += math.exp(scores[b, q, k] - largest)
+        for k in range(size):
+            out[b, q, k] = math.exp(scores[b, q, k] - largest) / total if k < lengths[b] else float32(0.0)
+
+
+@cuda.jit
+def left_hidden_not_written(scores, lengths, out):
+    q, b = cuda.grid(2)
+    size = scores.shape[2]
+    if q < size:
+        first = size - lengths[b]
+        largest = float32(-math.inf)
+        for k in range(first, size):
+            largest = max(largest, scores[b, q, k])
+        total = float32(0.0)
+        for k in range(first, size):
+            total += math.exp(scores[b, q, k] - largest)
+        for k in range(first, size):
+            out[b, q, k] = math.exp(scores[b, q, k] - largest) / total
+
+
+@cuda.jit
+def left_one_too_many(scores, lengths, out):
+    q, b = cuda.grid(2)
+    size = scores.shape[2]
+    if q < size:
+        first = max(size - lengths[b] - 1, 0)
+        largest = float32(-math.inf)
+        for k in range(first, size):
+            largest = max(largest, scores[b, q, k])
+        total = float32(0.0)
+        for k in range(first, size):
+            total += math.exp(scores[b, q, k] - largest)
+        for k in range(size):
+            out[b, q, k] = math.exp(scores[b, q, k] - largest) / total if k >= first else float32(0.0)
+
+
+@cuda.jit
+def left_length_of_the_query(scores, lengths, out):
+    q, b = cuda.grid(2)
+    size = scores.shape[2]
+    if q < size:
+        first = size - lengths[q % lengths.size]
+        largest = float32(-math.inf)
+        for k in range(first, size):
+            largest = max(largest, scores[b, q, k])
+        total = float32(0.0)
+        for k in range(first, size):
+            total += math.exp(scores[b, q, k] - largest)
+        for k in range(size):
+            out[b, q, k] = math.exp(scores[b, q, k] - largest) / total if k >= first else float32(0.0)
+
+
+def _left_reference(scores, lengths):
+    key = np.arange(scores.shape[-1])
+    return _probabilities(scores, key >= (scores.shape[-1] - lengths)[:, None, None])
+
+
+def _left_inputs(rng, B, S):
+    lengths = rng.integers(1, S + 1, B).astype(np.int32)
+    lengths[0] = (S + 1) // 2  # at least one sequence is padded, unless a row is one element
+    return 5 * uniform(rng, B, S, S), lengths
+
+
+LEFT_PADDING = Exercise(
+    name="left_padding",
+    reference=_left_reference,
+    inputs=_left_inputs,
+    shape=lambda B, S: (B, S, S),
+    sizes=_matrices((1, 4), (2, 3), (1, 1), (3, 8), (4, 33), (2, 70)),
+    launch=lambda B, S: ((-(-S // 64), B), (64, 1)),
+    tolerance=lambda scores, lengths: _few_roundings(scores),
+    wrong={"the last keys are hidden, not the first": left_as_right,
+           "what is hidden is never written (check fills `out` with NaN)": left_hidden_not_written,
+           "one key too many is seen": left_one_too_many,
+           "the length is taken from the query's number, not from the sequence": left_length_of_the_query},
+)
+
+
+# --- Find the bug: the largest of what nobody sees -----------------------------------------------------------------
+
+
+@cuda.jit
+def largest_of_all(scores, out):
+    q, b = cuda.grid(2)
+    size = scores.shape[2]
+    if q < size:
+        largest = float32(-math.inf)
+        for k in range(size):
+            largest = max(largest, scores[b, q, k])
+        total = float32(0.0)
+        for k in range(q + 1):
+            total += math.exp(scores[b, q, k] - largest)
+        for k in range(size):
+            out[b, q, k] = math.exp(scores[b, q, k] - largest) / total if k <= q else float32(0.0)
+
+
+@cuda.jit
+def largest_without_the_diagonal(scores, out):
+    q, b = cuda.grid(2)
+    size = scores.shape[2]
+    if q < size:
+        largest = scores[b, q, 0]
+        for k in range(q):
+            largest = max(largest, scores[b, q, k])
+        total = float32(0.0)
+        for k in range(q):
+            total += math.exp(scores[b, q, k] - largest)
+        total = total if q > 0 else float32(1.0)
+        for k in range(size):
+            out[b, q, k] = math.exp(scores[b, q, k] - largest) / total if k <= q else float32(0.0)
+
+
+@cuda.jit
+def sum_of_all(scores, out):
+    q, b = cuda.grid(2)
+    size = scores.shape[2]
+    if q < size:
+        largest = float32(-math.inf)
+        for k in range(q + 1):
+            largest = max(largest, scores[b, q, k])
+        total = float32(0.0)
+        for k in range(size):
+            total += math.exp(scores[b, q, k] - largest)
+        for k in range(size):
+            out[b, q, k] = math.exp(scores[b, q, k] - largest) / total if k <= q else float32(0.0)
+
+
+def _causal_inputs(rng, B, S):
+    """What the mask hides is larger by 200 than what it leaves, as scores of the future may well be."""
+    scores = 5 * uniform(rng, B, S, S)
+    scores[:, np.triu(np.ones((S, S), bool), 1)] += np.float32(200.0)
+    return (scores,)
+
+
+LARGEST_SEEN = Exercise(
+    name="largest_seen",
+    reference=lambda scores: _probabilities(scores, np.tril(np.ones(scores.shape[-2:], bool))),
+    inputs=_causal_inputs,
+    shape=lambda B, S: (B, S, S),
+    sizes=_matrices((1, 3), (1, 1), (2, 8), (3, 33), (1, 70)),
+    launch=lambda B, S: ((-(-S // 64), B), (64, 1)),
+    tolerance=_few_roundings,
+    wrong={"the largest is looked for among hidden scores, too: next to it all others vanish": largest_of_all,
+           "the diagonal is left out: a query sees its own key": largest_without_the_diagonal,
+           "hidden scores count in the sum": sum_of_all},
+)
+
+
+# --- Predict: what is loaded ---------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _loads():
+    from labkit import observe
+    from labkit.kernels.softmax import masked as ms
+
+    size = 32
+    scores, out, lengths = (np.zeros((1, size, size), np.float32), np.zeros((1, size, size), np.float32),
+                            np.zeros(1, np.int32))
+    arguments = (scores, lengths, out, np.float32(0.125), np.uint32(1))
+    launches = {"three_read": ms.masked_softmax_three_read_kernel[size, 32],
+                "bounded": ms.masked_softmax_bounded_kernel[size, 32], "single_read": ms.ALIGNED[0][size // 4, 128]}
+    return {name: observe(launch, *arguments).counts["bytes_loaded"] // 4 for name, launch in launches.items()}
+
+
+PREDICT_LOADS_MASKED = Exercise(
+    name="predict_masked_loads",
+    kind="predict",
+    truth=_loads,
+    how={"three_read": "Each of its three loops loads all 32 x 32 numbers, hidden or not.",
+         "bounded": "Row q is loaded up to its own number: q + 1 numbers, three times. Sum over q from 0 to 31.",
+         "single_read": "A row is loaded in pieces of four: the next multiple of four from q + 1 on. Four rows, one "
+                        "after the other, load the same."},
+    wrong={"one loop each": {"three_read": 1024, "bounded": 528, "single_read": 576},
+           "pieces of four forgotten": {"three_read": 3072, "bounded": 1584, "single_read": 528},
+           "half of the square, without the diagonal": {"three_read": 3072, "bounded": 1488, "single_read": 576}},
+)
+
+
+# --- Predict: blocks on a multiprocessor ---------------------------------------------------------------------------
+
+
+def _blocks():
+    from labkit.device.occupancy import H200, blocks
+
+    return {"few": blocks(H200, 256, 32), "many": blocks(H200, 256, 64), "shared": blocks(H200, 256, 32, 33 * 1024)}
+
+
+PREDICT_BLOCKS = Exercise(
+    name="predict_blocks",
+    kind="predict",
+    truth=_blocks,
+    how={"few": "2,048 threads fit, and 65,536 registers are enough for as many threads with 32 each.",
+         "many": "256 threads with 64 registers each take 16,384 of 65,536.",
+         "shared": "228 KB, and each block takes 33 KB and 1 KB for the system."},
+    wrong={"registers do not count": {"few": 8, "many": 8, "shared": 6},
+           "shared memory does not count": {"few": 8, "many": 4, "shared": 8},
+           "one block too many": {"few": 8, "many": 4, "shared": 7}},
+)
+
+
+# --- The derivative ------------------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def backward_sum_of_gradient(p, g, scale, out):
+    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
+    if row < p.shape[0]:
+        total = float32(0.0)
+        for col in range(lane, p.shape[1], 32):
+            total += g[row, col]
+        for distance in (16, 8, 4, 2, 1):
+            total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
+        for col in range(lane, p.shape[1], 32):
+            out[row, col] = scale * p[row, col] * (g[row, col] - total)
+
+
+@cuda.jit
+def backward_without_scale(p, g, scale, out):
+    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
+    if row < p.shape[0]:
+        total = float32(0.0)
+        for col in range(lane, p.shape[1], 32):
+            total += p[row, col] * g[row, col]
+        for distance in (16, 8, 4, 2, 1):
+            total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
+        for col in range(lane, p.shape[1], 32):
+            out[row, col] = p[row, col] * (g[row, col] - total)
+
+
+@cuda.jit
+def backward_lanes_apart(p, g, scale, out):
+    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
+    if row < p.shape[0]:
+        total = float32(0.0)
+        for col in range(lane, p.shape[1], 32):
+            total += p[row, col] * g[row, col]
+        for col in range(lane, p.shape[1], 32):
+            out[row, col] = scale * p[row, col] * (g[row, col] - total)
+
+
+@cuda.jit
+def backward_times_gradient(p, g, scale, out):
+    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
+    if row < p.shape[0]:
+        total = float32(0.0)
+        for col in range(lane, p.shape[1], 32):
+            total += p[row, col] * g[row, col]
+        for distance in (16, 8, 4, 2, 1):
+            total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
+        for col in range(lane, p.shape[1], 32):
+            out[row, col] = scale * (p[row, col] * g[row, col] - total)
+
+
+def _backward_reference(p, g, scale):
+    p, g = p.astype(np.float64), g.astype(np.float64)
+    return float(scale) * p * (g - (p * g).sum(axis=1, keepdims=True))
+
+
+def _backward_inputs(rng, R, C):
+    return _probabilities(3 * uniform(rng, R, C), True).astype(np.float32), uniform(rng, R, C), np.float32(0.125)
+
+
+SOFTMAX_BACKWARD = Exercise(
+    name="softmax_backward",
+    reference=_backward_reference,
+    inputs=_backward_inputs,
+    shape=lambda R, C: (R, C),
+    sizes=tuple({"R": R, "C": C} for R, C in ((1, 40), (3, 1), (2, 31), (5, 64), (7, 200))),
+    launch=lambda R, C: (-(-R // 2), 64),
+    tolerance=lambda p, g, scale: 2.0**-23 * (6 + 2 * np.sqrt(p.shape[1])) * scale * p
+    * (np.abs(g) + (p * np.abs(g)).sum(axis=1, keepdims=True)),
+    wrong={"the sum of `g` alone: each has to be weighed by its `p`": backward_sum_of_gradient,
+           "`scale` is left out": backward_without_scale,
+           "each lane subtracts its own sum; nobody asked the other lanes": backward_lanes_apart,
+           "the sum is subtracted without its factor `p`": backward_times_gradient},
+)
+
+EXERCISES = (LEFT_PADDING, LARGEST_SEEN, PREDICT_LOADS_MASKED, PREDICT_BLOCKS, SOFTMAX_BACKWARD)

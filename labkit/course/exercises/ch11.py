@@ -1,0 +1,477 @@
+"""The exercises of lesson 11: rows that stay in registers, sums over a warp, banks, and fusion.
+
+Sizes are R (rows) and C (columns). Kernels with a warp for each row get blocks of 32 x 4 threads: four rows a block.
+"""
+
+import math
+
+import numpy as np
+from numba import float32
+
+from labkit import cuda, observe
+from labkit.course.exercises import Exercise
+from labkit.kernels.gelu import gelu_erf_reference
+from labkit.kernels.norm.layernorm import layernorm_reference
+from labkit.kernels.norm.layernorm import tolerance as layernorm_tolerance
+from labkit.kernels.op import relative_to, uniform
+
+ALL_LANES = 0xFFFFFFFF
+EPSILON = 1e-5
+
+
+def _rows(*sizes):
+    return tuple({"R": R, "C": C} for R, C in sizes)
+
+
+def _wide(*arrays):
+    return (np.asarray(array, np.float64) for array in arrays)
+
+
+def _four_rows(R, C):
+    return -(-R // 4), (32, 4)
+
+
+# --- RMSNorm by a warp ---------------------------------------------------------------------------------------------
+
+
+def _some_rows_small(rng, R, C):
+    """Every second row is a thousandth of the others: there the epsilon counts."""
+    scale = np.where(np.arange(R) % 2, 1e-3, 1.0).astype(np.float32)
+    return uniform(rng, R, C) * scale[:, None]
+
+
+def _rmsnorm_reference(x, weight):
+    x, weight = _wide(x, weight)
+    return x / np.sqrt((x**2).mean(axis=1, keepdims=True) + EPSILON) * weight
+
+
+def _rmsnorm_tolerance(x, weight):
+    return 1e-6 * (4 + np.sqrt(x.shape[1])) * (np.abs(_rmsnorm_reference(x, weight)) + 1e-3 * np.abs(weight))
+
+
+@cuda.jit
+def rmsnorm_subtracts_the_mean(x, weight, out):
+    lane = cuda.threadIdx.x
+    row = cuda.blockIdx.x * 4 + cuda.threadIdx.y
+    if row < x.shape[0]:
+        total, squares = float32(0.0), float32(0.0)
+        for col in range(lane, x.shape[1], 32):
+            total += x[row, col]
+            squares += x[row, col] * x[row, col]
+        for distance in (16, 8, 4, 2, 1):
+            total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
+            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+        mean = total / float32(x.shape[1])
+        scale = cuda.rsqrt(squares / float32(x.shape[1]) - mean * mean + float32(1e-5))
+        for col in range(lane, x.shape[1], 32):
+            out[row, col] = (x[row, col] - mean) * scale * weight[col]
+
+
+@cuda.jit
+def rmsnorm_one_shuffle_short(x, weight, out):
+    lane = cuda.threadIdx.x
+    row = cuda.blockIdx.x * 4 + cuda.threadIdx.y
+    if row < x.shape[0]:
+        squares = float32(0.0)
+        for col in range(lane, x.shape[1], 32):
+            squares += x[row, col] * x[row, col]
+        for distance in (16, 8, 4, 2):
+            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+        scale = cuda.rsqrt(squares / float32(x.shape[1]) + float32(1e-5))
+        for col in range(lane, x.shape[1], 32):
+            out[row, col] = x[row, col] * scale * weight[col]
+
+
+@cuda.jit
+def rmsnorm_total_in_one_lane(x, weight, out):
+    lane = cuda.threadIdx.x
+    row = cuda.blockIdx.x * 4 + cuda.threadIdx.y
+    if row < x.shape[0]:
+        squares = float32(0.0)
+        for col in range(lane, x.shape[1], 32):
+            squares += x[row, col] * x[row, col]
+        for distance in (16, 8, 4, 2, 1):
+            squares += cuda.shfl_down_sync(ALL_LANES, squares, distance)
+        scale = cuda.rsqrt(squares / float32(x.shape[1]) + float32(1e-5))
+        for col in range(lane, x.shape[1], 32):
+            out[row, col] = x[row, col] * scale * weight[col]
+
+
+@cuda.jit
+def rmsnorm_over_the_lanes(x, weight, out):
+    lane = cuda.threadIdx.x
+    row = cuda.blockIdx.x * 4 + cuda.threadIdx.y
+    if row < x.shape[0]:
+        squares = float32(0.0)
+        for col in range(lane, x.shape[1], 32):
+            squares += x[row, col] * x[row, col]
+        for distance in (16, 8, 4, 2, 1):
+            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+        scale = cuda.rsqrt(squares / float32(32) + float32(1e-5))
+        for col in range(lane, x.shape[1], 32):
+            out[row, col] = x[row, col] * scale * weight[col]
+
+
+@cuda.jit
+def rmsnorm_no_epsilon(x, weight, out):
+    lane = cuda.threadIdx.x
+    row = cuda.blockIdx.x * 4 + cuda.threadIdx.y
+    if row < x.shape[0]:
+        squares = float32(0.0)
+        for col in range(lane, x.shape[1], 32):
+            squares += x[row, col] * x[row, col]
+        for distance in (16, 8, 4, 2, 1):
+            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+        scale = cuda.rsqrt(squares / float32(x.shape[1]))
+        for col in range(lane, x.shape[1], 32):
+            out[row, col] = x[row, col] * scale * weight[col]
+
+
+@cuda.jit
+def rmsnorm_one_element_a_lane(x, weight, out):
+    lane = cuda.threadIdx.x
+    row = cuda.blockIdx.x * 4 + cuda.threadIdx.y
+    if row < x.shape[0]:
+        squares = float32(0.0)
+        if lane < x.shape[1]:
+            squares = x[row, lane] * x[row, lane]
+        for distance in (16, 8, 4, 2, 1):
+            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+        scale = cuda.rsqrt(squares / float32(x.shape[1]) + float32(1e-5))
+        if lane < x.shape[1]:
+            out[row, lane] = x[row, lane] * scale * weight[lane]
+
+
+RMSNORM_WARP = Exercise(
+    name="rmsnorm_warp",
+    reference=_rmsnorm_reference,
+    inputs=lambda rng, R, C: (_some_rows_small(rng, R, C), uniform(rng, C)),
+    shape=lambda R, C: (R, C),
+    sizes=_rows((1, 1), (2, 3), (4, 32), (5, 31), (3, 33), (7, 100), (9, 260)),
+    launch=_four_rows,
+    tolerance=_rmsnorm_tolerance,
+    wrong={"the mean is subtracted, as in LayerNorm": rmsnorm_subtracts_the_mean,
+           "the last shuffle, with the neighbour, is missing": rmsnorm_one_shuffle_short,
+           "`shfl_down_sync`: only lane 0 has the sum of the row": rmsnorm_total_in_one_lane,
+           "the sum is divided by the 32 lanes, not by the columns": rmsnorm_over_the_lanes,
+           "no epsilon under the root": rmsnorm_no_epsilon,
+           "one element a lane: rows longer than 32 are left unfinished": rmsnorm_one_element_a_lane},
+)
+
+
+# --- Find the bug: the second sum ----------------------------------------------------------------------------------
+
+
+@cuda.jit
+def second_sum_too_early(x, weight, bias, out):
+    partial = cuda.shared.array(2, float32)
+    thread, row, columns = cuda.threadIdx.x, cuda.blockIdx.x, x.shape[1]
+    total = float32(0.0)
+    for col in range(thread, columns, 64):
+        total += x[row, col]
+    for distance in (16, 8, 4, 2, 1):
+        total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
+    if thread % 32 == 0:
+        partial[thread // 32] = total
+    cuda.syncthreads()
+    mean = (partial[0] + partial[1]) / float32(columns)
+
+    squares = float32(0.0)
+    for col in range(thread, columns, 64):
+        squares += (x[row, col] - mean) * (x[row, col] - mean)
+    for distance in (16, 8, 4, 2, 1):
+        squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+    if thread % 32 == 0:
+        partial[thread // 32] = squares
+    cuda.syncthreads()
+    variance = (partial[0] + partial[1]) / float32(columns)
+    scale = cuda.rsqrt(variance + float32(1e-5))
+    for col in range(thread, columns, 64):
+        out[row, col] = (x[row, col] - mean) * scale * weight[col] + bias[col]
+
+
+@cuda.jit
+def squares_of_the_values(x, weight, bias, out):
+    partial = cuda.shared.array(2, float32)
+    thread, row, columns = cuda.threadIdx.x, cuda.blockIdx.x, x.shape[1]
+    total = float32(0.0)
+    for col in range(thread, columns, 64):
+        total += x[row, col]
+    for distance in (16, 8, 4, 2, 1):
+        total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
+    if thread % 32 == 0:
+        partial[thread // 32] = total
+    cuda.syncthreads()
+    mean = (partial[0] + partial[1]) / float32(columns)
+    cuda.syncthreads()
+    squares = float32(0.0)
+    for col in range(thread, columns, 64):
+        squares += x[row, col] * x[row, col]
+    for distance in (16, 8, 4, 2, 1):
+        squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+    if thread % 32 == 0:
+        partial[thread // 32] = squares
+    cuda.syncthreads()
+    variance = (partial[0] + partial[1]) / float32(columns)
+    scale = cuda.rsqrt(variance + float32(1e-5))
+    for col in range(thread, columns, 64):
+        out[row, col] = (x[row, col] - mean) * scale * weight[col] + bias[col]
+
+
+@cuda.jit
+def barrier_for_some(x, weight, bias, out):
+    partial = cuda.shared.array(2, float32)
+    thread, row, columns = cuda.threadIdx.x, cuda.blockIdx.x, x.shape[1]
+    total = float32(0.0)
+    for col in range(thread, columns, 64):
+        total += x[row, col]
+    for distance in (16, 8, 4, 2, 1):
+        total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
+    if thread % 32 == 0:
+        partial[thread // 32] = total
+    cuda.syncthreads()
+    mean = (partial[0] + partial[1]) / float32(columns)
+
+    squares = float32(0.0)
+    for col in range(thread, columns, 64):
+        squares += (x[row, col] - mean) * (x[row, col] - mean)
+    for distance in (16, 8, 4, 2, 1):
+        squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+    if thread % 32 == 0:
+        cuda.syncthreads()
+        partial[thread // 32] = squares
+    cuda.syncthreads()
+    variance = (partial[0] + partial[1]) / float32(columns)
+    scale = cuda.rsqrt(variance + float32(1e-5))
+    for col in range(thread, columns, 64):
+        out[row, col] = (x[row, col] - mean) * scale * weight[col] + bias[col]
+
+
+LAYERNORM_TWO_SUMS = Exercise(
+    name="layernorm_two_sums",
+    reference=layernorm_reference,
+    inputs=lambda rng, R, C: (uniform(rng, R, C) + np.float32(0.5), uniform(rng, C), uniform(rng, C)),
+    shape=lambda R, C: (R, C),
+    sizes=_rows((1, 1), (2, 5), (3, 64), (2, 131), (3, 300)),
+    launch=lambda R, C: (R, 64),
+    tolerance=layernorm_tolerance,
+    wrong={"the second sum is stored while a slow warp may still read the first": second_sum_too_early,
+           "the squares are those of the values, without the mean taken off": squares_of_the_values,
+           "the new barrier stands inside an `if`, where one lane of a warp arrives": barrier_for_some},
+)
+
+
+# --- Predict: the banks of a padded tile ---------------------------------------------------------------------------
+
+
+def _steps(pitch: int) -> int:
+    """In how many steps a warp reads a column of a tile whose rows are `pitch` elements long, by observe."""
+
+    @cuda.jit
+    def read_a_column(out):
+        tile = cuda.shared.array((32, pitch), float32)
+        lane = cuda.threadIdx.x
+        for row in range(32):
+            tile[row, lane] = float32(row)
+        cuda.syncthreads()
+        out[lane] = tile[lane, 5]
+
+    return 1 + observe(read_a_column[1, 32], np.zeros(32, np.float32)).counts["bank_conflicts"]
+
+
+PREDICT_BANKS = Exercise(
+    name="predict_banks",
+    kind="predict",
+    truth=lambda: {f"pitch_{pitch}": _steps(pitch) for pitch in (32, 33, 34, 40, 47)},
+    how={f"pitch_{pitch}": f"lane L reads element {pitch} * L + 5; count how many lanes meet in one bank of 32, and "
+                           f"take the most crowded bank" for pitch in (32, 33, 34, 40, 47)},
+    wrong={"counts the crowded banks, not the lanes in one": {"pitch_32": 1, "pitch_33": 32, "pitch_34": 16,
+                                                             "pitch_40": 4, "pitch_47": 32},
+           "takes every padding for a cure": {"pitch_32": 32, "pitch_33": 1, "pitch_34": 1, "pitch_40": 1,
+                                              "pitch_47": 1},
+           "takes the padding itself for the number of steps": {"pitch_32": 32, "pitch_33": 1, "pitch_34": 2,
+                                                               "pitch_40": 8, "pitch_47": 15}},
+)
+
+
+# --- Bias and GELU in one kernel -----------------------------------------------------------------------------------
+
+ROOT_HALF = float32(math.sqrt(0.5))
+
+
+@cuda.jit
+def bias_gelu_bias_last(x, bias, out):
+    col, row = cuda.grid(2)
+    if row < x.shape[0] and col < x.shape[1]:
+        v = x[row, col]
+        out[row, col] = float32(0.5) * v * (float32(1.0) + math.erf(v * ROOT_HALF)) + bias[col]
+
+
+@cuda.jit
+def bias_gelu_bias_by_row(x, bias, out):
+    col, row = cuda.grid(2)
+    if row < x.shape[0] and col < x.shape[1]:
+        v = x[row, col] + bias[row % bias.size]
+        out[row, col] = float32(0.5) * v * (float32(1.0) + math.erf(v * ROOT_HALF))
+
+
+@cuda.jit
+def bias_gelu_tanh(x, bias, out):
+    col, row = cuda.grid(2)
+    if row < x.shape[0] and col < x.shape[1]:
+        v = x[row, col] + bias[col]
+        inner = float32(0.7978845608) * (v + float32(0.044715) * v * v * v)
+        out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(inner))
+
+
+@cuda.jit
+def bias_gelu_no_root(x, bias, out):
+    col, row = cuda.grid(2)
+    if row < x.shape[0] and col < x.shape[1]:
+        v = x[row, col] + bias[col]
+        out[row, col] = float32(0.5) * v * (float32(1.0) + math.erf(v))
+
+
+@cuda.jit
+def bias_gelu_factor_without_bias(x, bias, out):
+    col, row = cuda.grid(2)
+    if row < x.shape[0] and col < x.shape[1]:
+        v = x[row, col] + bias[col]
+        out[row, col] = float32(0.5) * x[row, col] * (float32(1.0) + math.erf(v * ROOT_HALF))
+
+
+@cuda.jit
+def bias_gelu_no_guard(x, bias, out):
+    col, row = cuda.grid(2)
+    v = x[row, col] + bias[col]
+    out[row, col] = float32(0.5) * v * (float32(1.0) + math.erf(v * ROOT_HALF))
+
+
+BIAS_GELU = Exercise(
+    name="bias_gelu",
+    reference=lambda x, bias: gelu_erf_reference(x.astype(np.float64) + bias),
+    inputs=lambda rng, R, C: (2 * uniform(rng, R, C), uniform(rng, C)),
+    shape=lambda R, C: (R, C),
+    sizes=_rows((1, 1), (2, 3), (8, 32), (5, 33), (17, 40)),
+    launch=lambda R, C: ((-(-C // 32), -(-R // 8)), (32, 8)),
+    tolerance=relative_to(lambda x, bias: np.abs(x) + np.abs(bias), roundings=8),
+    wrong={"the bias is added after GELU": bias_gelu_bias_last,
+           "the bias is read at the row": bias_gelu_bias_by_row,
+           "the tanh form: close, but not the exact one": bias_gelu_tanh,
+           "the argument of erf is not divided by the root of 2": bias_gelu_no_root,
+           "the factor in front lacks the bias": bias_gelu_factor_without_bias,
+           "no guard": bias_gelu_no_guard},
+)
+
+
+# --- From a blank page: a residual and RMSNorm, everything read once ------------------------------------------------
+
+
+@cuda.jit
+def add_rmsnorm_reads_twice(x, residual, weight, out):
+    lane = cuda.threadIdx.x
+    row = cuda.blockIdx.x * 4 + cuda.threadIdx.y
+    if row < x.shape[0]:
+        squares = float32(0.0)
+        for col in range(lane, x.shape[1], 32):
+            total = x[row, col] + residual[row, col]
+            squares += total * total
+        for distance in (16, 8, 4, 2, 1):
+            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+        scale = cuda.rsqrt(squares / float32(x.shape[1]) + float32(1e-5))
+        for col in range(lane, x.shape[1], 32):
+            out[row, col] = (x[row, col] + residual[row, col]) * scale * weight[col]
+
+
+@cuda.jit
+def add_rmsnorm_through_out(x, residual, weight, out):
+    lane = cuda.threadIdx.x
+    row = cuda.blockIdx.x * 4 + cuda.threadIdx.y
+    if row < x.shape[0]:
+        squares = float32(0.0)
+        for col in range(lane, x.shape[1], 32):
+            total = x[row, col] + residual[row, col]
+            out[row, col] = total
+            squares += total * total
+        for distance in (16, 8, 4, 2, 1):
+            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+        scale = cuda.rsqrt(squares / float32(x.shape[1]) + float32(1e-5))
+        for col in range(lane, x.shape[1], 32):
+            out[row, col] *= scale * weight[col]
+
+
+@cuda.jit
+def add_rmsnorm_of_x(x, residual, weight, out):
+    lane = cuda.threadIdx.x
+    row = cuda.blockIdx.x * 4 + cuda.threadIdx.y
+    if row < x.shape[0]:
+        kept = cuda.local.array(4, float32)
+        squares = float32(0.0)
+        for k in range(4):
+            col = lane + 32 * k
+            kept[k] = float32(0.0)
+            if col < x.shape[1]:
+                kept[k] = x[row, col] + residual[row, col]
+                squares += x[row, col] * x[row, col]
+        for distance in (16, 8, 4, 2, 1):
+            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+        scale = cuda.rsqrt(squares / float32(x.shape[1]) + float32(1e-5))
+        for k in range(4):
+            col = lane + 32 * k
+            if col < x.shape[1]:
+                out[row, col] = kept[k] * scale * weight[col]
+
+
+@cuda.jit
+def add_rmsnorm_residual_after(x, residual, weight, out):
+    lane = cuda.threadIdx.x
+    row = cuda.blockIdx.x * 4 + cuda.threadIdx.y
+    if row < x.shape[0]:
+        kept = cuda.local.array(4, float32)
+        squares = float32(0.0)
+        for k in range(4):
+            col = lane + 32 * k
+            kept[k] = x[row, col] if col < x.shape[1] else float32(0.0)
+            squares += kept[k] * kept[k]
+        for distance in (16, 8, 4, 2, 1):
+            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+        scale = cuda.rsqrt(squares / float32(x.shape[1]) + float32(1e-5))
+        for k in range(4):
+            col = lane + 32 * k
+            if col < x.shape[1]:
+                out[row, col] = kept[k] * scale * weight[col] + residual[row, col]
+
+
+OBSERVED = {"R": 3, "C": 100}
+
+
+def _each_read_once(report) -> str | None:
+    least = 3 * OBSERVED["R"] * OBSERVED["C"]  # x, the residual and the weight, once for each element of out
+    stores = OBSERVED["R"] * OBSERVED["C"]
+    loads, stored = report.counts["global_loads"], report.counts["global_stores"]
+    if loads <= least and stored <= stores:
+        return None
+    return (f"At {OBSERVED['R']} x {OBSERVED['C']} your kernel makes {loads:,} loads and {stored:,} stores in global "
+            f"memory; {least:,} and {stores:,} suffice. Keep the sums of a lane, four at most, in "
+            f"`cuda.local.array(4, float32)`.")
+
+
+ADD_RMSNORM = Exercise(
+    name="add_rmsnorm",
+    reference=lambda x, residual, weight: _rmsnorm_reference(np.asarray(x, np.float64) + residual, weight),
+    inputs=lambda rng, R, C: (_some_rows_small(rng, R, C), _some_rows_small(rng, R, C), uniform(rng, C)),
+    shape=lambda R, C: (R, C),
+    sizes=_rows((1, 1), (2, 3), (3, 100), (4, 32), (5, 33), (7, 127), (9, 128)),
+    random_size=lambda rng: {"R": int(rng.integers(1, 12)), "C": int(rng.integers(1, 129))},
+    observe_sizes=(OBSERVED,),
+    launch=_four_rows,
+    tolerance=lambda x, residual, weight: (_rmsnorm_tolerance(x + residual, weight)
+                                           + 1e-6 * np.abs(weight) * (np.abs(x) + np.abs(residual))),
+    demand=_each_read_once,
+    wrong={"`x` and the residual are read twice": add_rmsnorm_reads_twice,
+           "the sums wait in `out`, in global memory, and are read back": add_rmsnorm_through_out,
+           "the squares are those of `x`, without the residual": add_rmsnorm_of_x,
+           "the residual is added after the norm": add_rmsnorm_residual_after},
+)
+
+EXERCISES = (RMSNORM_WARP, LAYERNORM_TWO_SUMS, PREDICT_BANKS, BIAS_GELU, ADD_RMSNORM)

@@ -1,0 +1,377 @@
+"""The exercises of lesson 13: the flat buffer, GELU in the epilogue, Pre-LN, bytes and launches of a block, embedding.
+
+Sizes are R (rows) and C (columns); S, C and I for the tokens, the width and the inner width of a block; T tokens.
+"""
+
+import math
+
+import numpy as np
+from numba import float32
+
+from labkit import cuda
+from labkit.course.exercises import Exercise
+from labkit.kernels.embedding import embedding_reference
+from labkit.kernels.gelu import gelu_tanh_reference
+from labkit.kernels.linear.fused import fused_reference, fused_tiled
+from labkit.kernels.norm.layernorm import layernorm_block_tree, layernorm_reference
+from labkit.kernels.op import relative_to, uniform
+from labkit.models.gpt2_block import GPT2_SMALL, Shape, traffic
+
+# --- Where each parameter begins -----------------------------------------------------------------------------------
+
+
+def _offsets(sizes):
+    return np.cumsum([0, *sizes]).tolist()
+
+
+def _sizes(C, inner):
+    return [C, C, C * 3 * C, 3 * C, C * C, C, C, C, C * inner, inner, inner * C, C]
+
+
+def _reference_offsets(width, inner):
+    shape = Shape(width, 1, inner)
+    return np.array([*shape.offsets.values(), shape.size])
+
+
+def offsets_one_of_three(width, inner):
+    sizes = _sizes(width, inner)
+    sizes[2] = width * width
+    return _offsets(sizes)
+
+
+def offsets_no_biases(width, inner):
+    sizes = _sizes(width, inner)
+    sizes[3] = sizes[5] = sizes[9] = sizes[11] = 0
+    return _offsets(sizes)
+
+
+def offsets_biases_first(width, inner):
+    sizes = _sizes(width, inner)
+    for k in (2, 4, 8, 10):
+        sizes[k], sizes[k + 1] = sizes[k + 1], sizes[k]
+    return _offsets(sizes)
+
+
+def offsets_ends(width, inner):
+    return np.cumsum([*_sizes(width, inner), 0]).tolist()
+
+
+def offsets_inner_bias(width, inner):
+    sizes = _sizes(width, inner)
+    sizes[9] = width
+    return _offsets(sizes)
+
+
+BLOCK_OFFSETS = Exercise(
+    name="block_offsets",
+    kind="function",
+    reference=_reference_offsets,
+    inputs=lambda rng, width, inner: (width, inner),
+    sizes=tuple({"width": width, "inner": inner} for width, inner in ((2, 3), (5, 4), (48, 80), (768, 3072))),
+    wrong={"attn.c_attn.weight holds queries, keys and values: it has three times as many columns as rows":
+           offsets_one_of_three,
+           "the biases of the four linear layers are left out": offsets_no_biases,
+           "each linear layer's bias is laid before its weights": offsets_biases_first,
+           "these are the ends of the parameters, not their beginnings": offsets_ends,
+           "mlp.c_fc.bias has an element for each of the inner columns": offsets_inner_bias},
+)
+
+
+# --- Bias and GELU, the form with tanh -----------------------------------------------------------------------------
+
+ROOT_2_PI = float32(math.sqrt(2 / math.pi))
+CUBIC = float32(0.044715)
+ROOT_HALF = float32(math.sqrt(0.5))
+
+
+@cuda.jit
+def gelu_tanh_exact_form(x, bias, out):
+    col, row = cuda.grid(2)
+    if row < x.shape[0] and col < x.shape[1]:
+        v = x[row, col] + bias[col]
+        out[row, col] = float32(0.5) * v * (float32(1.0) + math.erf(v * ROOT_HALF))
+
+
+@cuda.jit
+def gelu_tanh_bias_last(x, bias, out):
+    col, row = cuda.grid(2)
+    if row < x.shape[0] and col < x.shape[1]:
+        v = x[row, col]
+        out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(ROOT_2_PI * (v + CUBIC * v * v * v))) + bias[col]
+
+
+@cuda.jit
+def gelu_tanh_bias_by_row(x, bias, out):
+    col, row = cuda.grid(2)
+    if row < x.shape[0] and col < x.shape[1]:
+        v = x[row, col] + bias[row % bias.size]
+        out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(ROOT_2_PI * (v + CUBIC * v * v * v)))
+
+
+@cuda.jit
+def gelu_tanh_square(x, bias, out):
+    col, row = cuda.grid(2)
+    if row < x.shape[0] and col < x.shape[1]:
+        v = x[row, col] + bias[col]
+        out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(ROOT_2_PI * (v + CUBIC * v * v)))
+
+
+@cuda.jit
+def gelu_tanh_no_cube(x, bias, out):
+    col, row = cuda.grid(2)
+    if row < x.shape[0] and col < x.shape[1]:
+        v = x[row, col] + bias[col]
+        out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(ROOT_2_PI * v))
+
+
+@cuda.jit
+def gelu_tanh_root_of_v(x, bias, out):
+    col, row = cuda.grid(2)
+    if row < x.shape[0] and col < x.shape[1]:
+        v = x[row, col] + bias[col]
+        out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(ROOT_2_PI * v + CUBIC * v * v * v))
+
+
+@cuda.jit
+def gelu_tanh_whole(x, bias, out):
+    col, row = cuda.grid(2)
+    if row < x.shape[0] and col < x.shape[1]:
+        v = x[row, col] + bias[col]
+        out[row, col] = v * (float32(1.0) + math.tanh(ROOT_2_PI * (v + CUBIC * v * v * v)))
+
+
+@cuda.jit
+def gelu_tanh_axes_swapped(x, bias, out):
+    row, col = cuda.grid(2)
+    if row < x.shape[0] and col < x.shape[1]:
+        v = x[row, col] + bias[col]
+        out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(ROOT_2_PI * (v + CUBIC * v * v * v)))
+
+
+@cuda.jit
+def gelu_tanh_overflows(x, bias, out):
+    col, row = cuda.grid(2)
+    if row < x.shape[0] and col < x.shape[1]:
+        v = x[row, col] + bias[col]
+        power = math.exp(float32(2.0) * ROOT_2_PI * (v + CUBIC * v * v * v))
+        out[row, col] = v * (power / (power + float32(1.0)))
+
+
+@cuda.jit
+def gelu_tanh_no_guard(x, bias, out):
+    col, row = cuda.grid(2)
+    v = x[row, col] + bias[col]
+    out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(ROOT_2_PI * (v + CUBIC * v * v * v)))
+
+
+def _some_large(rng, R, C):
+    """Every fifth number is so large that the exponential of its cube does not fit into a float32."""
+    scale = np.where(np.arange(R * C) % 5 == 4, 20, 2).astype(np.float32)
+    return uniform(rng, R, C) * scale.reshape(R, C)
+
+
+BIAS_GELU_TANH = Exercise(
+    name="bias_gelu_tanh",
+    reference=lambda x, bias: gelu_tanh_reference(x.astype(np.float64) + bias.astype(np.float64)),
+    inputs=lambda rng, R, C: (_some_large(rng, R, C), uniform(rng, C)),
+    shape=lambda R, C: (R, C),
+    sizes=tuple({"R": R, "C": C} for R, C in ((1, 1), (2, 5), (8, 32), (5, 33), (17, 40))),
+    launch=lambda R, C: ((-(-C // 32), -(-R // 8)), (32, 8)),
+    tolerance=relative_to(lambda x, bias: np.abs(x) + np.abs(bias), roundings=8),
+    wrong={"the exact form, with the error function: close, but not what GPT-2 was trained with": gelu_tanh_exact_form,
+           "the bias is added after GELU": gelu_tanh_bias_last,
+           "the bias is read at the row": gelu_tanh_bias_by_row,
+           "the small term holds the square in place of the cube": gelu_tanh_square,
+           "the small term is missing": gelu_tanh_no_cube,
+           "the root belongs to both terms: ROOT * (v + ...)": gelu_tanh_root_of_v,
+           "the half is missing": gelu_tanh_whole,
+           "the grid's x runs along the columns: `col` comes first": gelu_tanh_axes_swapped,
+           "the quotient of two exponentials, which are infinite for large numbers": gelu_tanh_overflows,
+           "no guard": gelu_tanh_no_guard},
+)
+
+
+# --- Find the bug: Pre-LN ------------------------------------------------------------------------------------------
+
+
+def _like(x, columns):
+    return cuda.device_array((x.shape[0], columns), np.float32)
+
+
+def mlp_normed_last(x, weight, bias, w_fc, b_fc, w_proj, b_proj, out):
+    hidden, added = _like(x, w_fc.shape[1]), _like(x, x.shape[1])
+    fused_tiled(x, w_fc, b_fc, hidden, gelu=True)
+    fused_tiled(hidden, w_proj, b_proj, added, residual=x)
+    layernorm_block_tree(added, weight, bias, out)
+
+
+def mlp_adds_the_normed(x, weight, bias, w_fc, b_fc, w_proj, b_proj, out):
+    normed, hidden = _like(x, x.shape[1]), _like(x, w_fc.shape[1])
+    layernorm_block_tree(x, weight, bias, normed)
+    fused_tiled(normed, w_fc, b_fc, hidden, gelu=True)
+    fused_tiled(hidden, w_proj, b_proj, out, residual=normed)
+
+
+def mlp_without_residual(x, weight, bias, w_fc, b_fc, w_proj, b_proj, out):
+    normed, hidden = _like(x, x.shape[1]), _like(x, w_fc.shape[1])
+    layernorm_block_tree(x, weight, bias, normed)
+    fused_tiled(normed, w_fc, b_fc, hidden, gelu=True)
+    fused_tiled(hidden, w_proj, b_proj, out)
+
+
+def mlp_norm_not_used(x, weight, bias, w_fc, b_fc, w_proj, b_proj, out):
+    normed, hidden = _like(x, x.shape[1]), _like(x, w_fc.shape[1])
+    layernorm_block_tree(x, weight, bias, normed)
+    fused_tiled(x, w_fc, b_fc, hidden, gelu=True)
+    fused_tiled(hidden, w_proj, b_proj, out, residual=x)
+
+
+def mlp_gelu_last(x, weight, bias, w_fc, b_fc, w_proj, b_proj, out):
+    normed, hidden = _like(x, x.shape[1]), _like(x, w_fc.shape[1])
+    layernorm_block_tree(x, weight, bias, normed)
+    fused_tiled(normed, w_fc, b_fc, hidden)
+    fused_tiled(hidden, w_proj, b_proj, out, gelu=True, residual=x)
+
+
+def _mlp_reference(x, weight, bias, w_fc, b_fc, w_proj, b_proj):
+    hidden = fused_reference(layernorm_reference(x, weight, bias), w_fc, b_fc, gelu=True)
+    return fused_reference(hidden, w_proj, b_proj, residual=x)
+
+
+def _mlp_tolerance(x, weight, bias, w_fc, b_fc, w_proj, b_proj):
+    hidden = np.abs(layernorm_reference(x, weight, bias)) @ np.abs(w_fc) + np.abs(b_fc)
+    return 1e-5 * (np.abs(x) + hidden @ np.abs(w_proj) + np.abs(b_proj))
+
+
+def _mlp_inputs(rng, S, C, I):  # noqa: E741
+    return (3 * uniform(rng, S, C), 1 + uniform(rng, C) / 4, uniform(rng, C), uniform(rng, C, I), uniform(rng, I),
+            uniform(rng, I, C), uniform(rng, C))
+
+
+MLP_HALF = Exercise(
+    name="mlp_half",
+    kind="function",
+    reference=_mlp_reference,
+    inputs=_mlp_inputs,
+    shape=lambda S, C, I: (S, C),  # noqa: E741
+    sizes=tuple({"S": S, "C": C, "I": inner} for S, C, inner in ((1, 4, 5), (3, 8, 12), (5, 17, 33), (9, 48, 80))),
+    tolerance=_mlp_tolerance,
+    wrong={"LayerNorm comes last, over the sum: that is Post-LN": mlp_normed_last,
+           "what is added at the end is the normalised row, not the row itself": mlp_adds_the_normed,
+           "the row itself is never added": mlp_without_residual,
+           "LayerNorm is computed and not used": mlp_norm_not_used,
+           "GELU stands behind the second product: it belongs between the two": mlp_gelu_last},
+)
+
+
+# --- Predict: what fusing saves ------------------------------------------------------------------------------------
+
+TOKENS = 1024
+
+
+def _saved() -> dict:
+    fused, separate = (traffic(GPT2_SMALL, TOKENS, fused=fused) for fused in (True, False))
+    weights = 4 * GPT2_SMALL.size
+    one = sum(traffic(GPT2_SMALL, 1).values())
+    return {"launches": len(separate) - len(fused), "gelu_bytes": separate["mlp.gelu"],
+            "residual_bytes": sum(separate.values()) - sum(fused.values()) - separate["mlp.gelu"],
+            "buffer_bytes": 4 * TOKENS * (6 * GPT2_SMALL.width + 3 * GPT2_SMALL.width + GPT2_SMALL.inner),
+            "weights_percent": round(100 * weights / one)}
+
+
+ROW = 4 * 768 * TOKENS  # bytes of a matrix with a row of 768 for each token
+
+PREDICT_BLOCK = Exercise(
+    name="predict_block",
+    kind="predict",
+    truth=_saved,
+    how={"launches": "GELU and two additions lose their kernels",
+         "gelu_bytes": "a kernel of its own reads 1,024 x 3,072 numbers and writes as many",
+         "residual_bytes": "for each of the two: what is added is not written and not read again, 1,024 x 768 numbers "
+                           "twice; the residual itself is read either way",
+         "buffer_bytes": "six of 768 columns, one of 2,304, one of 3,072: 9,984 numbers a token",
+         "weights_percent": "28.4 MB of weights, and beside them some 80 KB; a whole number of percent"},
+    wrong={"counts the reading only, and not the writing": {
+               "launches": 3, "gelu_bytes": 4 * ROW, "residual_bytes": 2 * ROW, "buffer_bytes": 13 * ROW,
+               "weights_percent": 100},
+           "counts one addition; there are two": {
+               "launches": 3, "gelu_bytes": 8 * ROW, "residual_bytes": 2 * ROW, "buffer_bytes": 13 * ROW,
+               "weights_percent": 100},
+           "counts what is left, seven, and not what is gone": {"launches": 7},
+           "takes the residual itself for saved: it has to be read either way": {
+               "launches": 3, "gelu_bytes": 8 * ROW, "residual_bytes": 6 * ROW, "buffer_bytes": 13 * ROW,
+               "weights_percent": 100},
+           "counts numbers, not bytes": {
+               "launches": 3, "gelu_bytes": 2 * ROW, "residual_bytes": ROW, "buffer_bytes": 13 * ROW // 4,
+               "weights_percent": 100}},
+)
+
+
+# --- From a blank page: tokens become rows --------------------------------------------------------------------------
+
+
+@cuda.jit
+def embed_from_zero(ids, tokens, positions, start, out):
+    t = cuda.blockIdx.x
+    for col in range(cuda.threadIdx.x, out.shape[1], 128):
+        out[t, col] = tokens[ids[t], col] + positions[t, col]
+
+
+@cuda.jit
+def embed_by_place(ids, tokens, positions, start, out):
+    t = cuda.blockIdx.x
+    for col in range(cuda.threadIdx.x, out.shape[1], 128):
+        out[t, col] = tokens[t % tokens.shape[0], col] + positions[start[0] + t, col]
+
+
+@cuda.jit
+def embed_without_positions(ids, tokens, positions, start, out):
+    t = cuda.blockIdx.x
+    for col in range(cuda.threadIdx.x, out.shape[1], 128):
+        out[t, col] = tokens[ids[t], col]
+
+
+@cuda.jit
+def embed_one_round(ids, tokens, positions, start, out):
+    t, col = cuda.blockIdx.x, cuda.threadIdx.x
+    if col < out.shape[1]:
+        out[t, col] = tokens[ids[t], col] + positions[start[0] + t, col]
+
+
+@cuda.jit
+def embed_no_guard(ids, tokens, positions, start, out):
+    t = cuda.blockIdx.x
+    for first in range(0, out.shape[1], 128):
+        col = first + cuda.threadIdx.x
+        out[t, col] = tokens[ids[t], col] + positions[start[0] + t, col]
+
+
+@cuda.jit
+def embed_position_of_the_start(ids, tokens, positions, start, out):
+    t = cuda.blockIdx.x
+    for col in range(cuda.threadIdx.x, out.shape[1], 128):
+        out[t, col] = tokens[ids[t], col] + positions[start[0], col]
+
+
+def _embedding_inputs(rng, T, C, before):
+    ids = rng.integers(0, 50, T).astype(np.int32)
+    return ids, uniform(rng, 50, C), uniform(rng, before + T + 3, C), np.array([before], np.int32)
+
+
+EMBED_TOKENS = Exercise(
+    name="embed_tokens",
+    reference=embedding_reference,
+    inputs=_embedding_inputs,
+    shape=lambda T, C, before: (T, C),
+    sizes=tuple({"T": T, "C": C, "before": before} for T, C, before in
+                ((1, 1, 2), (2, 3, 0), (3, 5, 4), (4, 128, 1), (3, 129, 7), (5, 300, 2))),
+    launch=lambda T, C, **_: (T, 128),
+    wrong={"positions count from 0: those before `start[0]` are tokens of an earlier call": embed_from_zero,
+           "the row of `tokens` is taken at the place, not at the id": embed_by_place,
+           "the position is never added": embed_without_positions,
+           "every token gets the position of the first one": embed_position_of_the_start,
+           "one element a thread: rows longer than 128 are left unfinished": embed_one_round,
+           "no guard: the last round of a row goes on beyond it": embed_no_guard},
+)
+
+EXERCISES = (BLOCK_OFFSETS, BIAS_GELU_TANH, MLP_HALF, PREDICT_BLOCK, EMBED_TOKENS)

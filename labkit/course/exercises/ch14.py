@@ -1,0 +1,526 @@
+"""The exercises of lesson 14: a safetensors file by hand, the KV cache, a mask that knows where it is, the first of the
+largest, temperature and top-k, and Amdahl's law.
+
+Sizes are S (tokens), C (width), N (rows of the cache) and before (tokens in it); T queries; R rows and C columns; V the
+size of a vocabulary.
+"""
+
+import json
+import math
+
+import numpy as np
+from numba import float32, int32
+
+from labkit import cuda
+from labkit.course.exercises import Exercise
+from labkit.kernels.argmax import argmax_reference
+from labkit.kernels.op import uniform
+
+ALL_LANES = 0xFFFFFFFF
+
+# --- A tensor of a file --------------------------------------------------------------------------------------------
+
+
+def _file(rng, tensors, rows, cols):
+    """A safetensors file in which the last tensor of the header lies first; and the name of one of its tensors."""
+    names = [f"h.{k}.weight" for k in range(tensors)]
+    arrays = {name: rng.standard_normal((rows + k, cols), np.float32) for k, name in enumerate(names)}
+    places, end = {}, 0
+    for name in reversed(names):
+        places[name] = [end, end + arrays[name].nbytes]
+        end += arrays[name].nbytes
+    header = {"__metadata__": {"format": "pt"}}
+    header |= {name: {"dtype": "F32", "shape": list(arrays[name].shape), "data_offsets": places[name]}
+               for name in names}
+    text = json.dumps(header).encode()
+    data = b"".join(arrays[name].tobytes() for name in reversed(names))
+    raw = np.frombuffer(len(text).to_bytes(8, "little") + text + data, np.uint8)
+    return raw, names[int(rng.integers(tensors))]
+
+
+def _header(raw):
+    length = int.from_bytes(raw[:8].tobytes(), "little")
+    return length, json.loads(raw[8 : 8 + length].tobytes())
+
+
+def _part(raw, begin, end, shape):
+    return np.frombuffer(raw[begin:end].tobytes(), np.float32).reshape(shape)
+
+
+def _tensor(raw, name):
+    length, header = _header(raw)
+    begin, end = header[name]["data_offsets"]
+    return _part(raw, 8 + length + begin, 8 + length + end, header[name]["shape"])
+
+
+def tensor_from_the_files_start(raw, name):
+    _, header = _header(raw)
+    return _part(raw, *header[name]["data_offsets"], header[name]["shape"])
+
+
+def tensor_without_the_eight(raw, name):
+    length, header = _header(raw)
+    begin, end = header[name]["data_offsets"]
+    return _part(raw, length + begin, length + end, header[name]["shape"])
+
+
+def tensor_flat(raw, name):
+    return _tensor(raw, name).reshape(-1)
+
+
+def tensor_of_doubles(raw, name):
+    length, header = _header(raw)
+    begin, end = header[name]["data_offsets"]
+    return np.frombuffer(raw[8 + length + begin : 8 + length + end].tobytes()).reshape(header[name]["shape"])
+
+
+def tensor_in_the_headers_order(raw, name):
+    length, header = _header(raw)
+    begin = 8 + length
+    for other, said in header.items():
+        if other == "__metadata__":
+            continue
+        end = begin + 4 * math.prod(said["shape"])
+        if other == name:
+            return _part(raw, begin, end, said["shape"])
+        begin = end
+
+
+def tensor_high_byte_first(raw, name):
+    length = int.from_bytes(raw[:8].tobytes(), "big")
+    header = json.loads(raw[8 : 8 + length].tobytes())
+    begin, end = header[name]["data_offsets"]
+    return _part(raw, 8 + length + begin, 8 + length + end, header[name]["shape"])
+
+
+READ_TENSOR = Exercise(
+    name="read_tensor",
+    kind="function",
+    reference=_tensor,
+    inputs=_file,
+    sizes=tuple({"tensors": n, "rows": r, "cols": c} for n, r, c in ((2, 1, 3), (3, 2, 5), (5, 1, 1), (9, 4, 7))),
+    wrong={"the offsets are counted from the first byte of the file": tensor_from_the_files_start,
+           "the 8 bytes before the header are not counted": tensor_without_the_eight,
+           "the numbers are right, but the shape is missing": tensor_flat,
+           "np.frombuffer takes float64 if it is not told np.float32": tensor_of_doubles,
+           "the header's order is taken for the order of the data": tensor_in_the_headers_order,
+           "the header's size is read with its highest byte first": tensor_high_byte_first},
+)
+
+# --- Into the cache ------------------------------------------------------------------------------------------------
+
+
+def _appended(qkv, start, cache):
+    result, first = cache.copy(), int(start[0])
+    rows = result[first : first + len(qkv)]
+    rows[:] = qkv[: len(rows), qkv.shape[1] // 3 :]
+    return result
+
+
+@cuda.jit
+def append_from_row_zero(qkv, start, cache):
+    t = cuda.blockIdx.x
+    width = cache.shape[1] // 2
+    if t < cache.shape[0]:
+        for col in range(cuda.threadIdx.x, 2 * width, 32):
+            cache[t, col] = qkv[t, width + col]
+
+
+@cuda.jit
+def append_queries(qkv, start, cache):
+    t = cuda.blockIdx.x
+    row = start[0] + t
+    if row < cache.shape[0]:
+        for col in range(cuda.threadIdx.x, cache.shape[1], 32):
+            cache[row, col] = qkv[t, col]
+
+
+@cuda.jit
+def append_keys_only(qkv, start, cache):
+    t = cuda.blockIdx.x
+    width = cache.shape[1] // 2
+    row = start[0] + t
+    if row < cache.shape[0]:
+        for col in range(cuda.threadIdx.x, width, 32):
+            cache[row, col] = qkv[t, width + col]
+
+
+@cuda.jit
+def append_one_round(qkv, start, cache):
+    t, col = cuda.blockIdx.x, cuda.threadIdx.x
+    width = cache.shape[1] // 2
+    row = start[0] + t
+    if row < cache.shape[0] and col < 2 * width:
+        cache[row, col] = qkv[t, width + col]
+
+
+@cuda.jit
+def append_no_guard(qkv, start, cache):
+    t = cuda.blockIdx.x
+    width = cache.shape[1] // 2
+    row = start[0] + t
+    for col in range(cuda.threadIdx.x, 2 * width, 32):
+        cache[row, col] = qkv[t, width + col]
+
+
+def _cache_inputs(rng, S, C, N, before):
+    return uniform(rng, S, 3 * C), np.array([before], np.int32), uniform(rng, N, 2 * C)
+
+
+APPEND_ROWS = Exercise(
+    name="append_rows",
+    reference=_appended,
+    inputs=_cache_inputs,
+    shape=lambda S, C, N, before: (N, 2 * C),
+    start=lambda qkv, start, cache: cache,
+    arguments=lambda inputs, out, size: (inputs[0], inputs[1], out),
+    sizes=tuple({"S": S, "C": C, "N": N, "before": before} for S, C, N, before in
+                ((2, 20, 6, 3), (1, 17, 8, 7), (5, 24, 9, 6), (3, 48, 11, 0), (4, 33, 16, 9))),
+    random_size=lambda rng: {"S": int(rng.integers(1, 6)), "C": int(rng.integers(17, 70)), "N": 12,
+                             "before": int(rng.integers(1, 12))},
+    launch=lambda S, C, N, before: (S, 32),
+    wrong={"the rows go to the beginning of the cache: `start` is not used": append_from_row_zero,
+           "queries and keys are copied, not keys and values: the columns begin one width later": append_queries,
+           "the keys are copied, the values are not": append_keys_only,
+           "one column a thread: rows longer than 32 are left unfinished": append_one_round,
+           "no guard: a full cache has no row for the last tokens": append_no_guard},
+)
+
+# --- Predict: rows and bytes of a cache ------------------------------------------------------------------------------
+
+
+def _rows():
+    prompt, new = 10, 50
+    return {"rows_with": prompt + new - 1, "rows_without": sum(range(prompt, prompt + new)),
+            "cache_bytes": 12 * 2 * 768 * 4}
+
+
+PREDICT_ROWS = Exercise(
+    name="predict_rows",
+    kind="predict",
+    truth=_rows,
+    how={"rows_with": "The prompt's 10 rows give the first token. Each further token needs one row: 49 of them.",
+         "rows_without": "The first token needs 10 rows, the second 11, the last 59: the sum of 10 to 59.",
+         "cache_bytes": "A key and a value of 768 numbers in each of 12 layers, 4 bytes a number."},
+    wrong={"the last token is counted, though nothing is computed from it": {
+               "rows_with": 60, "rows_without": 1725, "cache_bytes": 73728},
+           "the keys alone": {"rows_with": 59, "rows_without": 1725, "cache_bytes": 36864},
+           "one layer alone": {"rows_with": 59, "rows_without": 1725, "cache_bytes": 6144},
+           "every pass counted with all 60": {"rows_with": 59, "rows_without": 3000, "cache_bytes": 73728}},
+)
+
+# --- Find the bug: where the row is ----------------------------------------------------------------------------------
+
+
+def _masked_softmax(scores, start):
+    count, keys = scores.shape
+    seen = np.arange(keys) <= int(start[0]) + np.arange(count)[:, None]
+    x = np.where(seen, scores.astype(np.float64), -np.inf)
+    powers = np.exp(x - x.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+@cuda.jit(device=True)
+def _softmax_of_first(scores, out, t, seen):
+    """One warp: softmax of the first `seen` scores of row t, zeros behind them."""
+    lane = cuda.threadIdx.x
+    largest = float32(-np.inf)
+    for key in range(lane, seen, 32):
+        largest = max(largest, scores[t, key])
+    for distance in (16, 8, 4, 2, 1):
+        largest = max(largest, cuda.shfl_xor_sync(ALL_LANES, largest, distance))
+    total = float32(0.0)
+    for key in range(lane, seen, 32):
+        total += math.exp(scores[t, key] - largest)
+    for distance in (16, 8, 4, 2, 1):
+        total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
+    for key in range(lane, scores.shape[1], 32):
+        out[t, key] = math.exp(scores[t, key] - largest) / total if key < seen else float32(0.0)
+
+
+@cuda.jit
+def seen_without_start(scores, start, out):
+    t = cuda.blockIdx.x
+    _softmax_of_first(scores, out, t, t + 1)
+
+
+@cuda.jit
+def seen_not_itself(scores, start, out):
+    t = cuda.blockIdx.x
+    _softmax_of_first(scores, out, t, start[0] + t)
+
+
+@cuda.jit
+def seen_all_of_the_pass(scores, start, out):
+    t = cuda.blockIdx.x
+    _softmax_of_first(scores, out, t, start[0] + scores.shape[0])
+
+
+@cuda.jit
+def seen_start_only(scores, start, out):
+    t = cuda.blockIdx.x
+    _softmax_of_first(scores, out, t, start[0] + 1)
+
+
+@cuda.jit
+def seen_everything(scores, start, out):
+    t = cuda.blockIdx.x
+    _softmax_of_first(scores, out, t, scores.shape[1])
+
+
+def _scores_inputs(rng, T, N, before):
+    return 4 * uniform(rng, T, N), np.array([before], np.int32)
+
+
+SEEN_FROM_START = Exercise(
+    name="seen_from_start",
+    reference=_masked_softmax,
+    inputs=_scores_inputs,
+    shape=lambda T, N, before: (T, N),
+    sizes=tuple({"T": T, "N": N, "before": before} for T, N, before in
+                ((3, 9, 4), (1, 30, 20), (5, 40, 34), (4, 70, 37), (33, 40, 0))),
+    random_size=lambda rng: {"T": int(rng.integers(2, 8)), "N": int(rng.integers(50, 90)),
+                             "before": int(rng.integers(1, 40))},
+    launch=lambda T, N, before: (T, 32),
+    tolerance=lambda scores, start: 2e-5 * np.ones(scores.shape),
+    wrong={"`start` is forgotten: the queries do not see the tokens that came before this pass": seen_without_start,
+           "a query does not see its own token": seen_not_itself,
+           "every query sees all tokens of the pass, those after it as well": seen_all_of_the_pass,
+           "the query's place in the pass is forgotten: all see as much as the first": seen_start_only,
+           "nothing is hidden": seen_everything},
+)
+
+# --- From a blank page: the first of the largest ----------------------------------------------------------------------
+
+
+def _few_values(rng, R, C):
+    """Negative whole numbers, few of them, so that the largest of a row comes several times."""
+    return (rng.integers(-9, -4, (R, C)).astype(np.float32),)
+
+
+@cuda.jit
+def largest_last_of_equals(x, out):
+    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
+    largest, at = float32(-np.inf), int32(-1)
+    for col in range(lane, x.shape[1], 32):
+        if x[row, col] >= largest:
+            largest, at = x[row, col], int32(col)
+    for distance in (16, 8, 4, 2, 1):
+        other = cuda.shfl_xor_sync(ALL_LANES, largest, distance)
+        other_at = cuda.shfl_xor_sync(ALL_LANES, at, distance)
+        if other > largest or (other == largest and other_at > at):
+            largest, at = other, other_at
+    if lane == 0:
+        out[row] = at
+
+
+@cuda.jit
+def largest_from_zero(x, out):
+    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
+    largest, at = float32(0.0), int32(0)
+    for col in range(lane, x.shape[1], 32):
+        if x[row, col] > largest:
+            largest, at = x[row, col], int32(col)
+    for distance in (16, 8, 4, 2, 1):
+        other = cuda.shfl_xor_sync(ALL_LANES, largest, distance)
+        other_at = cuda.shfl_xor_sync(ALL_LANES, at, distance)
+        if other > largest or (other == largest and other_at < at):
+            largest, at = other, other_at
+    if lane == 0:
+        out[row] = at
+
+
+@cuda.jit
+def largest_without_its_index(x, out):
+    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
+    largest, at = float32(-np.inf), int32(0x7FFFFFFF)
+    for col in range(lane, x.shape[1], 32):
+        if x[row, col] > largest:
+            largest, at = x[row, col], int32(col)
+    for distance in (16, 8, 4, 2, 1):
+        largest = max(largest, cuda.shfl_xor_sync(ALL_LANES, largest, distance))
+    if lane == 0:
+        out[row] = at
+
+
+@cuda.jit
+def largest_ties_by_lane(x, out):
+    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
+    largest, at = float32(-np.inf), int32(0x7FFFFFFF)
+    for col in range(lane, x.shape[1], 32):
+        if x[row, col] > largest:
+            largest, at = x[row, col], int32(col)
+    for distance in (16, 8, 4, 2, 1):
+        other = cuda.shfl_xor_sync(ALL_LANES, largest, distance)
+        other_at = cuda.shfl_xor_sync(ALL_LANES, at, distance)
+        if other > largest:
+            largest, at = other, other_at
+    if lane == 0:
+        out[row] = at
+
+
+@cuda.jit
+def largest_swaps_equals(x, out):
+    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
+    largest, at = float32(-np.inf), int32(0)
+    for col in range(lane, x.shape[1], 32):
+        if x[row, col] > largest:
+            largest, at = x[row, col], int32(col)
+    for distance in (16, 8, 4, 2, 1):
+        other = cuda.shfl_xor_sync(ALL_LANES, largest, distance)
+        other_at = cuda.shfl_xor_sync(ALL_LANES, at, distance)
+        if other >= largest:
+            largest, at = other, other_at
+    if lane == 0:
+        out[row] = at
+
+
+@cuda.jit
+def largest_by_one_lane(x, out):
+    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
+    if lane == 0:
+        at = int32(0)
+        for col in range(1, x.shape[1]):
+            if x[row, col] > x[row, at]:
+                at = int32(col)
+        out[row] = at
+
+
+def _all_lanes_look(report) -> str | None:
+    requests = report.counts["global_requests"]
+    if requests <= 12 * 12:  # 3 for 70 columns, with room for those who read a column again
+        return None
+    return (f"The launch asks memory {requests} times for 12 rows of 70. If each of the 32 "
+            "lanes takes every 32nd column, 3 times are enough for a row.")
+
+
+@cuda.jit
+def largest_one_shuffle_short(x, out):
+    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
+    largest, at = float32(-np.inf), int32(0x7FFFFFFF)
+    for col in range(lane, x.shape[1], 32):
+        if x[row, col] > largest:
+            largest, at = x[row, col], int32(col)
+    for distance in (16, 8, 4, 2):
+        other = cuda.shfl_xor_sync(ALL_LANES, largest, distance)
+        other_at = cuda.shfl_xor_sync(ALL_LANES, at, distance)
+        if other > largest or (other == largest and other_at < at):
+            largest, at = other, other_at
+    if lane == 0:
+        out[row] = at
+
+
+FIRST_LARGEST = Exercise(
+    name="first_largest",
+    reference=argmax_reference,
+    inputs=_few_values,
+    shape=lambda R, C: (R,),
+    dtype=np.int32,
+    sizes=tuple({"R": R, "C": C} for R, C in ((12, 70), (14, 33), (13, 1), (16, 260), (20, 31))),
+    random_size=lambda rng: {"R": int(rng.integers(15, 25)), "C": int(rng.integers(2, 300))},
+    observe_sizes=({"R": 12, "C": 70},),
+    launch=lambda R, C: (R, 32),
+    demand=_all_lanes_look,
+    wrong={"of equal numbers the last is taken": largest_last_of_equals,
+           "the search begins at 0, and all of these are less": largest_from_zero,
+           "the lanes exchange the values, but not where they were": largest_without_its_index,
+           "between lanes, equal numbers are decided by the lane and not by the column": largest_ties_by_lane,
+           "between lanes, the other lane's column is taken when the numbers are equal": largest_swaps_equals,
+           "one lane goes through the whole row, and 31 wait": largest_by_one_lane,
+           "the last shuffle, with the neighbour, is missing": largest_one_shuffle_short},
+)
+
+# --- Temperature and top-k -------------------------------------------------------------------------------------------
+
+
+def _shares(logits, temperature, k):
+    logits = np.asarray(logits, np.float64)
+    kept = np.argsort(-logits, kind="stable")[:k]
+    powers = np.exp((logits[kept] - logits.max()) / temperature)
+    result = np.zeros(logits.size)
+    result[kept] = powers / powers.sum()
+    return result
+
+
+def shares_times_temperature(logits, temperature, k):
+    return _shares(logits, 1 / temperature, k)
+
+
+def shares_temperature_last(logits, temperature, k):
+    shares = _shares(logits, 1.0, k) / temperature
+    return shares / shares.sum()
+
+
+def shares_of_all(logits, temperature, k):
+    logits = np.asarray(logits, np.float64)
+    shares = _shares(logits, temperature, logits.size)
+    shares[np.argsort(-logits, kind="stable")[k:]] = 0
+    return shares
+
+
+def shares_of_the_least(logits, temperature, k):
+    logits = np.asarray(logits, np.float64)
+    kept = np.argsort(logits, kind="stable")[:k]
+    powers = np.exp((logits[kept] - logits[kept].max()) / temperature)
+    result = np.zeros(logits.size)
+    result[kept] = powers / powers.sum()
+    return result
+
+
+def shares_one_more(logits, temperature, k):
+    return _shares(logits, temperature, k + 1)
+
+
+def shares_too_large(logits, temperature, k):
+    logits = np.asarray(logits, np.float64)
+    with np.errstate(all="ignore"):
+        powers = np.exp(logits / temperature)
+        powers[np.argsort(-logits, kind="stable")[k:]] = 0
+        return powers / powers.sum()
+
+
+def shares_of_zeros(logits, temperature, k):
+    logits = np.array(logits, np.float64)
+    logits[np.argsort(-logits, kind="stable")[k:]] = 0
+    powers = np.exp((logits - logits.max()) / temperature)
+    return powers / powers.sum()
+
+
+def _logits(rng, V, k, scale):
+    return scale * uniform(rng, V) + np.float32(scale), float(rng.choice((0.5, 0.7, 1.6))), k
+
+
+KEEP_LIKELIEST = Exercise(
+    name="keep_likeliest",
+    kind="function",
+    reference=_shares,
+    inputs=_logits,
+    sizes=({"V": 6, "k": 3, "scale": 2}, {"V": 10, "k": 10, "scale": 3}, {"V": 50, "k": 1, "scale": 4},
+           {"V": 300, "k": 40, "scale": 1000}),
+    random_size=lambda rng: {"V": int(rng.integers(40, 200)), "k": int(rng.integers(2, 30)), "scale": 3},
+    tolerance=lambda logits, temperature, k: np.full(logits.size, 2e-5),
+    wrong={"the logits are multiplied by the temperature": shares_times_temperature,
+           "the temperature divides the probabilities, which changes nothing": shares_temperature_last,
+           "the kept ones have the shares that they had among all: the sum is less than 1": shares_of_all,
+           "the least likely are kept": shares_of_the_least,
+           "one token too many is kept": shares_one_more,
+           "the others get the logit 0, and exp(0) is not 0": shares_of_zeros,
+           "exp of large logits is infinite: the largest has to be taken away first": shares_too_large},
+)
+
+# --- Predict: Amdahl -----------------------------------------------------------------------------------------------
+
+PREDICT_AMDAHL = Exercise(
+    name="predict_amdahl",
+    kind="predict",
+    truth=lambda: {"step_us": 185, "least_us": 180, "prompt_us": 700, "needed_us": 100},
+    how={"step_us": "20 us become 20 / 4 = 5, and the other 180 stay.",
+         "least_us": "If the softmax took no time, the other 180 would be left.",
+         "prompt_us": "400 us become 100, and the other 600 stay.",
+         "needed_us": "Twice as fast is 100 us, and all of them are the rest's: 80 of its 180 have to go."},
+    wrong={"the whole step is divided by four": {"step_us": 50, "least_us": 180, "prompt_us": 250, "needed_us": 100},
+           "the share is taken away whole": {"step_us": 180, "least_us": 180, "prompt_us": 600, "needed_us": 100},
+           "what goes, in place of what is left": {"step_us": 15, "least_us": 20, "prompt_us": 300, "needed_us": 80}},
+)
+
+EXERCISES = (READ_TENSOR, APPEND_ROWS, PREDICT_ROWS, SEEN_FROM_START, FIRST_LARGEST, KEEP_LIKELIEST, PREDICT_AMDAHL)

@@ -1,0 +1,81 @@
+"""README's generated parts: the chapter map from course.toml, the measured tables from data/measurements/*.json.
+
+Each stands between `<!-- NAME: made by labkit build -->` and `<!-- end of NAME -->`.
+"""
+
+import importlib
+import json
+import re
+
+from labkit.course.registry import Course, CourseError, write_text
+
+
+def chapters(course: Course) -> str:
+    rows = [f"| {c.number} | [{c.title}](notebooks/{c.name}.ipynb) | {c.summary} |" for c in course.chapters]
+    return "\n".join(["| | Lesson | What happens in it |", "|---|---|---|", *rows])
+
+
+def measured(course: Course) -> str:
+    """The table of each GPU that `labkit bench` has recorded, as labkit.measure.bench words it."""
+    table = _of_each_gpu(course, "readme_table")
+    if not table:
+        return "No GPU measurements are recorded yet."
+    return f"<details>\n<summary>Every rung of every operation</summary>\n\n{table}\n\n</details>"
+
+
+def targets(course: Course) -> str:
+    """Beside the libraries: what was asked and what was measured, for each GPU recorded."""
+    return _of_each_gpu(course, "targets_table") or "No GPU measurements of these are recorded yet."
+
+
+def _of_each_gpu(course: Course, maker: str) -> str:
+    tables = []
+    for path in sorted((course.root / "data" / "measurements").glob("*.json")):
+        bench = importlib.import_module("labkit.measure.bench")  # imports Numba: only where there is something to show
+        try:
+            tables.append(getattr(bench, maker)(json.loads(path.read_text(encoding="utf-8"))))
+        except (ValueError, KeyError, TypeError) as error:
+            raise CourseError(f"data/measurements/{path.name} is not what labkit bench writes: {error!r}") from None
+    return "\n\n".join(table for table in tables if table)
+
+
+PARTS = {"chapters": chapters, "targets": targets, "measured": measured}
+
+
+def generate(course: Course) -> str:
+    """README.md with its generated parts as they should be."""
+    path = course.root / "README.md"
+    if not path.is_file():
+        raise CourseError("README.md is missing")
+    text = path.read_text(encoding="utf-8")
+    for name, make in PARTS.items():
+        marked = re.compile(rf"(<!-- {name}: made by labkit build -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+        if not marked.search(text):
+            raise CourseError(
+                f"README.md lacks the markers of {name!r}: <!-- {name}: made by labkit build --> and "
+                f"<!-- end of {name} -->"
+            )
+        body = make(course)
+        text = marked.sub(lambda match, body=body: f"{match[1]}\n{body}\n\n{match[2]}", text)
+    return text
+
+
+def write(course: Course) -> bool:
+    """Bring README.md up to date. True when something changed."""
+    text = generate(course)
+    path = course.root / "README.md"
+    if path.read_text(encoding="utf-8") == text:
+        return False
+    write_text(path, text)
+    return True
+
+
+def stale(course: Course) -> list[str]:
+    """What is wrong with README's generated parts, for `labkit build --check`."""
+    try:
+        text = generate(course)
+    except CourseError as error:
+        return [str(error)]
+    if (course.root / "README.md").read_text(encoding="utf-8") != text:
+        return ["README.md is stale: its generated parts have changed; run labkit build --readme"]
+    return []

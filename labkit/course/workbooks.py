@@ -1,0 +1,465 @@
+"""The exercises' notebooks: built from solutions/NN_topic.py with the answers cut, run, mended, reset.
+
+An answer stands between nbgrader's markers, ### BEGIN SOLUTION and ### END SOLUTION. Two ways to cut it:
+- a region that is indented (the inside of a function) becomes "# Your code here" and `pass`. The markers stay, so that
+  nbgrader's generate_assignment takes the notebook as it is;
+- a region at column 0 goes altogether: the code above it in its cell is what the learner starts from. So for a kernel
+  with a bug to find, a prediction (`idle = None`) and a blank page (`my_kernel = None`).
+A cell that calls check("name", ...) is the exercise's test cell, locked and worth its points; the last code cell with a
+region above it is its answer cell.
+"""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from labkit._common import paths
+from labkit.course.registry import (
+    Chapter,
+    Course,
+    CourseError,
+    Entry,
+    back_up,
+    cells_sha256,
+    edited,
+    label,
+    name_cells,
+    parse,
+    read_notebook,
+    sha256,
+    write_notebook,
+    write_text,
+)
+
+BEGIN, END = "BEGIN SOLUTION", "END SOLUTION"
+STUB = ("# Your code here", "pass")
+CELL_LIMIT_S = 120  # check stops what it runs much earlier; this is for the cells around it
+
+
+def cut(source: str, name: str) -> tuple[str, bool, bool]:
+    """A cell without its answers: (source, was something cut, is a region left for nbgrader to find)."""
+    kept: list[str] = []
+    inside, was_cut, is_left = False, False, False
+    for line in source.split("\n"):
+        if BEGIN in line:
+            if inside:
+                raise CourseError(f"{name}: {BEGIN} stands inside another one")
+            inside = was_cut = True
+            indent = line[: len(line) - len(line.lstrip())]
+            if indent:
+                is_left = True
+                kept += [line, *(indent + stub for stub in STUB)]
+            elif not any(text.strip() and not text.lstrip().startswith("#") for text in kept):
+                raise CourseError(
+                    f"{name}: {BEGIN} at column 0 with no code above it in its cell. Put there what the learner starts "
+                    "from, such as `my_kernel = None  # write the kernel`"
+                )
+        elif END in line:
+            if not inside:
+                raise CourseError(f"{name}: {END} without {BEGIN}")
+            inside = False
+            if indent:
+                kept.append(line)
+        elif not inside:
+            kept.append(line)
+    if inside:
+        raise CourseError(f"{name}: {BEGIN} without {END}")
+    return "\n".join(kept).rstrip(), was_cut, is_left
+
+
+def without_markers(source: str) -> str:
+    """An answer cell as it is shown: at column 0 the answer alone, which stands for the whole."""
+    lines = source.split("\n")
+    begins = [k for k, line in enumerate(lines) if BEGIN in line]
+    if begins and not lines[begins[0]][:1].isspace():
+        ends = [k for k, line in enumerate(lines) if END in line]
+        lines = lines[begins[0] : ends[-1] + 1]
+    return "\n".join(line for line in lines if BEGIN not in line and END not in line).strip("\n")
+
+
+def checked_name(source: str) -> str | None:
+    """The name in a cell's check("name", ...), or None."""
+    if "check(" not in source:
+        return None
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # a learner's cell, or a magic
+        found = re.search(r"""^check\(\s*['"](\w+)['"]""", source, re.MULTILINE)
+        return found.group(1) if found else None
+    for node in ast.walk(tree):
+        called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "check"
+        if called and node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str):
+            return node.args[0].value
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Building
+
+
+def source_text(chapter: Chapter) -> str:
+    if not chapter.solutions.is_file():
+        raise CourseError(f"solutions/{chapter.name}.py is missing: course.toml lists exercises of {chapter.name!r}")
+    return chapter.solutions.read_text(encoding="utf-8")
+
+
+def digest(course: Course, chapter: Chapter) -> str:
+    """The hash of all that a workbook is made from: the source and the points."""
+    points = [(entry.name, entry.points) for entry in course.exercises_of(chapter)]
+    return sha256(f"{source_text(chapter)}\0{points}")
+
+
+def to_notebook(course: Course, chapter: Chapter, *, answers: bool = False):
+    """The chapter's exercises as a notebook; with answers=True uncut, as a teacher keeps it."""
+    name = f"solutions/{chapter.name}.py"
+    notebook = parse(source_text(chapter), name)
+    listed = {entry.name: entry for entry in course.exercises_of(chapter)}
+    answer, seen = None, set()
+    for number, cell in enumerate(notebook.cells, 1):
+        cell["metadata"].clear()
+        if cell.cell_type != "code":
+            continue
+        where = f"{name}, cell {number}"
+        exercise = checked_name(cell.source)
+        if exercise is None:
+            cut_source, was_cut, is_left = cut(cell.source, where)
+            if was_cut:
+                answer = (cell, is_left)
+            if not answers:
+                cell["source"] = cut_source
+            continue
+        if exercise not in listed:
+            raise CourseError(f"{where}: check({exercise!r}, ...) is not an exercise of {chapter.name} in course.toml")
+        if exercise in seen:
+            raise CourseError(f"{where}: check({exercise!r}, ...) stands in another cell already")
+        if answer is None:
+            raise CourseError(f"{where}: no cell with {BEGIN} stands above check({exercise!r}, ...)")
+        seen.add(exercise)
+        _mark(cell, exercise, "check", grade=True, points=listed[exercise].points)
+        _mark(answer[0], exercise, "answer", solution=answer[1] or answers)
+        answer = None
+    if missing := listed.keys() - seen:
+        raise CourseError(f"{name}: no cell calls check({sorted(missing)[0]!r}, ...), which course.toml lists")
+    name_cells(notebook)
+    label(notebook, name, digest(course, chapter))
+    return notebook
+
+
+def _mark(cell, exercise: str, role: str, *, grade: bool = False, solution: bool = False, points: int = 0) -> None:
+    """nbgrader's metadata (schema 3), and ours. Without a region left, a cell is no solution cell to nbgrader: it would
+    replace all of it."""
+    cell["metadata"]["labkit"] = {"exercise": exercise, "role": role}
+    if not (grade or solution):
+        return
+    cell["metadata"]["nbgrader"] = {
+        "grade": grade,
+        "grade_id": exercise if grade else f"{exercise}_answer",
+        "locked": grade,
+        "schema_version": 3,
+        "solution": solution,
+        "task": False,
+        **({"points": points} if grade else {}),
+    }
+    if grade:
+        cell["metadata"]["deletable"] = False
+
+
+def build(course: Course, chapter: Chapter) -> Path | None:
+    """Write exercises/NN_topic.ipynb. Returns the copy made of one that somebody has worked in, if any."""
+    notebook = to_notebook(course, chapter)
+    path = chapter.workbook
+    backup = None
+    if path.exists() and edited(path):
+        backup = back_up(course, path)
+    write_notebook(notebook, path)
+    return backup
+
+
+def with_exercises(course: Course, chapters) -> list[Chapter]:
+    """Those of the chapters that have exercises."""
+    return [chapter for chapter in chapters if course.exercises_of(chapter)]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Looking for what is stale or wrong
+
+
+def stale(course: Course) -> list[str]:
+    """What `labkit build` would have to mend, one sentence each. Executes nothing."""
+    problems = []
+    for chapter in with_exercises(course, course.chapters):
+        name = f"exercises/{chapter.name}.ipynb"
+        try:
+            fresh = to_notebook(course, chapter)
+        except CourseError as error:
+            problems.append(str(error))
+            continue
+        notebook = read_notebook(chapter.workbook)
+        if notebook is None:
+            state = "cannot be read" if chapter.workbook.is_file() else "is missing"
+            problems.append(f"{name} {state}: run labkit build {chapter.number}")
+            continue
+        about = notebook.metadata.get("labkit", {})
+        if about.get("source_sha256") != fresh.metadata["labkit"]["source_sha256"]:
+            problems.append(f"{name} is stale: its source or its points have changed; run labkit build "
+                            f"{chapter.number}")
+        elif cells_sha256(notebook) != cells_sha256(fresh):
+            problems.append(f"{name} was edited by hand: labkit build {chapter.number} makes it afresh and keeps the "
+                            "edited one in .labkit/backups/exercises")
+    listed = {chapter.name for chapter in with_exercises(course, course.chapters)}
+    for folder, suffix in (("solutions", ".py"), ("exercises", ".ipynb")):
+        for path in sorted((course.root / folder).glob("*")):
+            if path.suffix == suffix and path.stem not in listed:
+                problems.append(f"{folder}/{path.name} has no [[exercise]] in course.toml")
+    return problems
+
+
+def unmatched(course: Course) -> list[str]:
+    """Exercises that course.toml lists and labkit.course.exercises does not hold, and the reverse. Imports Numba."""
+    from labkit.course import exercises
+
+    try:
+        held = exercises.load(own=course.root == paths.REPOSITORY)
+    except Exception as error:  # a file of exercises that does not import
+        return [f"labkit/course/exercises cannot be imported: {type(error).__name__}: {error}"]
+    listed = {entry.name for entry in course.exercises}
+    return [f"course.toml lists the exercise {name!r}, and labkit/course/exercises holds none of that name"
+            for name in sorted(listed - held.keys())] + [
+            f"labkit/course/exercises holds {name!r}, and course.toml lists no [[exercise]] of that name"
+            for name in sorted(held.keys() - listed)]
+
+
+def verify(course: Course, chapters, on_chapter: Callable | None = None) -> list[str]:
+    """Executes solutions, which must pass, and workbooks, which must not. What is well is remembered until a file of
+    it changes."""
+    path = course.state_dir / "verified.json"
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        known = {}
+    problems = []
+    for chapter in with_exercises(course, chapters):
+        state = _state(course, chapter)
+        if known.get(chapter.name) == state:
+            continue
+        if on_chapter:
+            on_chapter(chapter)
+        found = verify_chapter(course, chapter)
+        problems += found
+        if not found:
+            known[chapter.name] = state
+            write_text(path, json.dumps(known, indent=2) + "\n")
+    return problems
+
+
+def _state(course: Course, chapter: Chapter) -> str:
+    """The hash of all that decides whether a chapter's solutions pass."""
+    package = paths.PACKAGE
+    files = [package / "kernels" / "op.py", *sorted((package / "simt").rglob("*.py"))]
+    files += [*sorted((package / "course" / "check").glob("*.py")),
+              *sorted((package / "course" / "exercises").glob("*.py"))]
+    for folder in filter(None, os.environ.get("LABKIT_EXERCISES", "").split(os.pathsep)):
+        files += sorted(Path(folder).glob("ch[0-9][0-9].py"))
+    parts = [digest(course, chapter), *(file.read_text(encoding="utf-8") for file in files)]
+    return sha256("\0".join(parts))
+
+
+def verify_chapter(course: Course, chapter: Chapter) -> list[str]:
+    """Every solution must pass and every skeleton must run and fail, for a chapter."""
+    problems = []
+    quiet = {"LABKIT_PROGRESS": "0"}
+    for result in run_cells(course, chapter, to_notebook(course, chapter, answers=True), env=quiet):
+        if not result.passed:
+            problems.append(f"the solution of {result.exercise} fails: {result.told}")
+    for result in run_cells(course, chapter, to_notebook(course, chapter), env=quiet):
+        if result.passed:
+            problems.append(f"the exercise {result.exercise} passes before anything is done")
+        elif result.problem:
+            problems.append(f"the skeleton of {result.exercise} does not run: {result.problem}")
+    return problems
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Running a workbook
+
+
+@dataclass
+class Result:
+    """What became of one exercise in a notebook. `verdict` is what check said (its JSON), or None with a problem."""
+
+    exercise: str
+    verdict: dict | None = None
+    problem: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return bool(self.verdict and self.verdict["passed"])
+
+    @property
+    def told(self) -> str:
+        if self.problem:
+            return self.problem
+        return " ".join([self.verdict["headline"], *self.verdict["details"]])
+
+
+@dataclass
+class _Events:
+    """Lines that the running process writes, and whether it still does."""
+
+    lines: list = field(default_factory=list)
+    woken: threading.Event = field(default_factory=threading.Event)
+
+
+def run_cells(
+    course: Course,
+    chapter: Chapter,
+    notebook,
+    only: str | None = None,
+    env: dict | None = None,
+    on_check: Callable | None = None,
+) -> list[Result]:
+    """Run a notebook's cells in a process of its own, whatever fails, and collect what check said, for each exercise.
+
+    only: leave the other exercises' test cells out. on_check(result) is called after each.
+    A cell that takes longer than CELL_LIMIT_S ends the run.
+    """
+    cells, owners = [], []
+    for cell in notebook.cells:
+        name = checked_name(cell.source) if cell.cell_type == "code" else None
+        if cell.cell_type == "code" and (name is None or only in (None, name)):
+            cells.append(cell.source)
+            owners.append(name)
+    wanted = [entry.name for entry in course.exercises_of(chapter) if only in (None, entry.name)]
+    with tempfile.TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True) as folder:
+        job = Path(folder) / "cells.json"
+        job.write_text(json.dumps(cells), encoding="utf-8")
+        environment = {**os.environ, "MPLBACKEND": "Agg", "IPYTHONDIR": folder, "NBGRADER_EXECUTION": "",
+                       "LABKIT_COURSE": str(course.root), **(env or {})}
+        directory = chapter.workbook.parent if chapter.workbook.parent.is_dir() else course.root
+        process = subprocess.Popen(
+            [sys.executable, "-m", "labkit.course.cells", str(job)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True, encoding="utf-8", env=environment, cwd=directory,
+        )
+        try:
+            return _collect(process, owners, wanted, on_check)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def _collect(process, owners: list, wanted: list[str], on_check: Callable | None) -> list[Result]:
+    events = _Events()
+
+    def listen():
+        try:
+            for line in process.stdout:
+                events.lines.append(line)
+                events.woken.set()
+        except ValueError:  # closed while it was read
+            pass
+        events.lines.append(None)
+        events.woken.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    found: dict[str, Result] = {}
+    broken = ""  # what went wrong in a cell since the last test cell
+    position = taken = 0
+
+    def keep(result: Result):
+        found[result.exercise] = result
+        if on_check:
+            on_check(result)
+
+    while True:
+        if taken == len(events.lines):
+            events.woken.clear()
+            if taken == len(events.lines) and not events.woken.wait(CELL_LIMIT_S):
+                broken = f"a cell did not end within {CELL_LIMIT_S} s and was stopped"
+                break
+            continue
+        line = events.lines[taken]
+        taken += 1
+        if line is None:
+            if position < len(owners):
+                broken = "the Python process ended"
+            break
+        event = json.loads(line)
+        owner = owners[event["cell"]]
+        position = event["cell"] + 1
+        if owner is None:
+            broken = event["error"] or broken
+            continue
+        if event["verdict"]:
+            keep(Result(owner, event["verdict"]))
+        else:
+            shown = broken or event["error"] or "its test cell does not end with check(...)"
+            keep(Result(owner, problem=("in the cell above: " if broken else "") + shown))
+        broken = ""
+    for name in wanted:
+        if name not in found:
+            gone = "its test cell, check(...), is not in the notebook: labkit reset puts it back"
+            keep(Result(name, problem=broken if name in owners else gone))
+    return [found[name] for name in wanted]
+
+
+def learners(chapter: Chapter):
+    """The learner's notebook; an error in a sentence where it cannot be read."""
+    notebook = read_notebook(chapter.workbook)
+    if notebook is None:
+        state = "cannot be read" if chapter.workbook.is_file() else "is not there"
+        raise CourseError(f"exercises/{chapter.workbook.name} {state}: labkit reset {chapter.number} makes it afresh")
+    return notebook
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Reset, solution
+
+
+def reset(course: Course, chapter: Chapter, entry: Entry | None = None) -> Path | None:
+    """Put an exercise (or a whole chapter) back as it was given. Returns the copy of what was there, if any."""
+    fresh = to_notebook(course, chapter)
+    path = chapter.workbook
+    backup = back_up(course, path) if path.is_file() else None
+    mine = read_notebook(path)
+    if entry is None or mine is None:
+        write_notebook(fresh, path)
+        return backup
+    for cell in fresh.cells:
+        if cell.metadata.get("labkit", {}).get("exercise") != entry.name:
+            continue
+        role = cell.metadata["labkit"]["role"]
+        places = [k for k, old in enumerate(mine.cells) if _is_part(old, entry.name, role)]
+        if places:
+            mine.cells[places[0]] = cell
+        else:
+            mine.cells.append(cell)
+    ids: set[str] = set()
+    for cell in mine.cells:  # a cell copied by hand may carry the same id
+        base, number = cell.get("id", "cell"), 1
+        while cell.get("id") in ids or "id" not in cell:
+            number += 1
+            cell["id"] = f"{base}-{number}"
+        ids.add(cell["id"])
+    mine.nbformat, mine.nbformat_minor = 4, 5
+    write_notebook(mine, path)
+    return backup
+
+
+def _is_part(cell, exercise: str, role: str) -> bool:
+    about = cell.metadata.get("labkit", {})
+    return about.get("exercise") == exercise and about.get("role") == role
+
+
+def solution(course: Course, entry: Entry) -> str:
+    """The answer, as it stands in solutions/, without the markers."""
+    notebook = to_notebook(course, entry.chapter, answers=True)
+    return next(without_markers(cell.source) for cell in notebook.cells if _is_part(cell, entry.name, "answer"))

@@ -1,0 +1,117 @@
+"""Which device kernels run on: a GPU through numba.cuda, or the CPU device (labkit.simt). Decided once.
+
+LABKIT_DEVICE=auto|gpu|cpu chooses; auto takes a GPU that works, else the CPU device.
+"""
+
+import functools
+import importlib.util
+import os
+from dataclasses import dataclass
+
+REQUESTS = ("auto", "gpu", "cpu")
+CPU_DEVICE = "CPU device: shows work, not GPU speed"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The device in use. kind: "gpu" or "cpu"; requested: the value of LABKIT_DEVICE; reason: one sentence."""
+
+    kind: str
+    requested: str
+    reason: str
+
+
+def numba_cuda():
+    """The module numba.cuda, with what numba-cuda 0.30 needs from NumPy >= 2.5 put back first.
+
+    Raises ImportError where it is not installed or does not import.
+    """
+    import numpy as np
+
+    if not hasattr(np, "row_stack"):  # removed in NumPy 2.5; numba-cuda 0.30.4 names it at the first launch
+        np.row_stack = np.vstack
+    os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")  # the course launches small grids on purpose
+    import numba.cuda.random  # noqa: F401  (cuda.random is there only once it is imported)
+    from numba import cuda
+
+    if not hasattr(cuda, "rsqrt"):
+        _add_rsqrt(cuda)
+    return cuda
+
+
+def _add_rsqrt(cuda):
+    """cuda.rsqrt, which numba.cuda has in libdevice only, with one name for each type."""
+    from numba.cuda import libdevice
+    from numba.cuda.extending import overload
+
+    def rsqrt(x):
+        """1 / sqrt(x) inside a kernel, in the type of x."""
+        raise TypeError("cuda.rsqrt() can be called only inside a kernel or a device function")
+
+    @overload(rsqrt, target="cuda")
+    def _(x):
+        single = "float32" in str(x)
+        return (lambda x: libdevice.rsqrtf(x)) if single else (lambda x: libdevice.rsqrt(x))
+
+    cuda.rsqrt = rsqrt
+
+
+def _gpu_problem():
+    """Why numba.cuda cannot run here, as a sentence; None if it can."""
+    if os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0"):
+        return "NUMBA_ENABLE_CUDASIM is set, so numba.cuda is Numba's simulator"
+    if importlib.util.find_spec("numba_cuda") is None:
+        return "numba-cuda is not installed"
+    try:
+        cuda = numba_cuda()
+        if cuda.is_available():
+            return None
+        reason = cuda.cuda_error()
+    except Exception as error:  # a broken driver or toolkit raises many kinds; the course goes on without a GPU
+        reason = f"{type(error).__name__}: {error}"
+    lines = [line.strip(" .:") for line in str(reason or "no CUDA driver or no GPU was found").splitlines()]
+    return f"no usable GPU was found: {next(line for line in lines if line)}"
+
+
+@functools.cache
+def choice() -> Choice:
+    """The device in use, and why. Raises ValueError for an unknown LABKIT_DEVICE, RuntimeError for gpu without one."""
+    requested = os.environ.get("LABKIT_DEVICE", "auto").strip().lower() or "auto"
+    if requested not in REQUESTS:
+        raise ValueError(f"LABKIT_DEVICE is {requested!r}; it must be one of {', '.join(REQUESTS)}")
+    if requested == "cpu":
+        return Choice("cpu", requested, "LABKIT_DEVICE=cpu asks for the CPU device.")
+    problem = _gpu_problem()
+    if problem is None:
+        return Choice("gpu", requested, "numba.cuda found a GPU that works.")
+    if requested == "gpu":
+        raise RuntimeError(f"LABKIT_DEVICE=gpu, but {problem}. Run `labkit doctor` to see what is missing.")
+    return Choice("cpu", requested, f"{problem[0].upper()}{problem[1:]}.")
+
+
+def kind() -> str:
+    """ "gpu" or "cpu"."""
+    return choice().kind
+
+
+def on_gpu() -> bool:
+    """True if kernels run on a GPU."""
+    return kind() == "gpu"
+
+
+def name() -> str:
+    """The device's name: "NVIDIA H200", or "labkit CPU device"."""
+    if not on_gpu():
+        return "labkit CPU device"
+    raw = numba_cuda().get_current_device().name
+    return raw.decode() if isinstance(raw, bytes) else str(raw)
+
+
+def where() -> str:
+    """Where a time taken now is taken: the GPU's name, or that it is no GPU."""
+    return name() if on_gpu() else CPU_DEVICE
+
+
+def pick(*, gpu, cpu):
+    """`gpu` on a GPU, `cpu` on the CPU device: the one way in which the course's sizes depend on the device."""
+    return gpu if on_gpu() else cpu

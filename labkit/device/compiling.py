@@ -1,0 +1,129 @@
+"""What a kernel compiles to for a GPU, read without one: its PTX, and the registers and spills that ptxas counts.
+
+    text = ptx(kernel, types.void(types.float32[::1], types.uint32))
+    resources(text)                      # {"registers": 32, "spill_bytes": 0, ...}, where ptxas is installed
+
+Needs numba-cuda and the CUDA toolkit's compiler (`pip install labkit[cu13]`), no GPU and no driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import shutil
+import subprocess
+import tempfile
+import types as python_types
+from pathlib import Path
+
+from labkit import device
+from labkit.simt.ptx import INTRINSICS
+
+
+class NoCompiler(RuntimeError):
+    """numba-cuda, or the toolkit's NVVM, is not installed."""
+
+
+@functools.cache
+def _numba_cuda():
+    try:
+        return device.numba_cuda()
+    except ImportError as error:
+        raise NoCompiler(f"numba-cuda is not installed: {error}") from None
+
+
+@contextlib.contextmanager
+def _as_if_on(cc):
+    """Numba asks the current GPU for its compute capability when it compiles a device function; answer in its place."""
+    from numba.cuda import dispatcher
+
+    asked = dispatcher.get_current_device
+    dispatcher.get_current_device = lambda: python_types.SimpleNamespace(compute_capability=cc)
+    try:
+        yield
+    finally:
+        dispatcher.get_current_device = asked
+
+
+def _gpu_object(obj, cc):
+    """What stands for a global of a kernel when it is compiled for a GPU."""
+    from labkit import cuda
+    from labkit.device import ptx, ptx_gpu
+
+    if obj is cuda:
+        return _numba_cuda()
+    if obj is ptx:
+        return ptx_gpu
+    name = getattr(obj, "name", None)
+    if isinstance(name, str) and INTRINSICS.get(name) is obj:
+        return getattr(ptx_gpu, name)
+    if hasattr(obj, "py_func") and type(obj).__module__.startswith("labkit.simt"):  # a device function
+        return _numba_cuda().jit(device=True)(_for_gpu(obj.py_func, cc))
+    return obj
+
+
+@functools.cache  # one for each cc: a device function keeps what it was first compiled for
+def _for_gpu(function, cc):
+    """The same function with `cuda`, `ptx` and its device functions bound to the GPU's, whatever labkit runs on."""
+    names = set(function.__code__.co_names)
+    for constant in function.__code__.co_consts:
+        if isinstance(constant, python_types.CodeType):
+            names |= set(constant.co_names)
+    scope = {**function.__globals__, **{n: _gpu_object(v, cc) for n, v in function.__globals__.items() if n in names}}
+    closure = function.__closure__ and tuple(python_types.CellType(_gpu_object(c.cell_contents, cc))
+                                             for c in function.__closure__)
+    made = python_types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, closure)
+    made.__module__ = function.__module__
+    return made
+
+
+def ptx(kernel, signature, cc=(9, 0), **options) -> str:
+    """The PTX of a kernel, or of a Python function, for these argument types.
+
+    kernel: what @cuda.jit made on either device. cc: compute capability; (9, 0, "a") for wgmma. The kernel's own
+    options (fastmath, launch_bounds) apply. Raises NoCompiler where no compiler is installed.
+    """
+    cuda = _numba_cuda()
+    given = getattr(kernel, "options", None) or getattr(kernel, "targetoptions", {})
+    options = {name: given[name] for name in ("fastmath", "launch_bounds") if given.get(name)} | options
+    function = _for_gpu(getattr(kernel, "py_func", kernel), cc)
+    try:
+        with _as_if_on(cc):
+            return cuda.compile_ptx(function, signature, cc=cc, **options)[0]
+    except Exception as error:
+        if type(error).__name__ == "DynamicLibNotFoundError" or "libnvvm" in str(error) or "NVVM" in str(error):
+            raise NoCompiler(f"the CUDA toolkit's compiler is not installed (pip install labkit[cu13]): "
+                             f"{error!s:.80}") from None
+        raise
+
+
+def resources(text: str, max_registers: int | None = None) -> dict | None:
+    """What ptxas says of the one kernel in a PTX text; None where ptxas is not installed or too old for the PTX.
+
+    {"registers", "spill_bytes" (stores and loads), "stack_bytes", "shared_bytes" (static), "warnings"}.
+    """
+    if shutil.which("ptxas") is None:
+        return None
+    target = re.search(r"^\.target (\w+)", text, re.MULTILINE)[1]
+    options = [f"-maxrregcount={max_registers}"] if max_registers else []
+    with tempfile.TemporaryDirectory() as folder:
+        for version in (None, "8.8", "8.5", "8.0"):  # ptxas refuses PTX of a later toolkit by its version line alone
+            source = Path(folder) / "kernel.ptx"
+            source.write_text(text if version is None else re.sub(r"(?m)^\.version .*$", f".version {version}", text))
+            command = ["ptxas", "-v", f"-arch={target}", *options, str(source), "-o", f"{folder}/kernel.cubin"]
+            run = subprocess.run(command, capture_output=True, text=True)
+            if run.returncode == 0:
+                break
+            if "Unsupported .version" not in run.stderr:
+                raise RuntimeError(f"ptxas refused the PTX: {run.stderr.strip()[:2000]}")
+        else:
+            return None
+
+    def count(pattern):
+        return sum(int(found) for found in re.findall(pattern, run.stderr))
+
+    return {"registers": count(r"Used (\d+) registers"), "stack_bytes": count(r"(\d+) bytes stack frame"),
+            "spill_bytes": count(r"(\d+) bytes spill"), "shared_bytes": count(r"(\d+) bytes smem"),
+            "warnings": [line for line in run.stderr.splitlines()
+                         if "warning" in line.lower() or "Performance Loss" in line]}  # such as wgmma one at a time

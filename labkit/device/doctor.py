@@ -1,0 +1,657 @@
+"""`labkit doctor`: what this machine has, which device labkit uses and why, and how to mend what is wrong.
+
+facts = collect()            # looks at the machine; never raises
+findings = diagnose(facts)   # a pure function of the facts, so each fault is tested without having it
+"""
+
+import contextlib
+import ctypes
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+PACKAGES = ("labkit", "numba", "numba-cuda", "llvmlite", "numpy", "cuda-bindings", "cuda-core")
+TOOLKIT_PACKAGES = (
+    "cuda-toolkit",
+    "nvidia-cuda-nvrtc",
+    "nvidia-cuda-nvrtc-cu12",
+    "nvidia-nvvm",
+    "nvidia-cuda-nvcc-cu12",
+    "nvidia-nvjitlink",
+    "nvidia-nvjitlink-cu12",
+)
+RIVALS = ("torch", "cupy-cuda13x", "cupy-cuda12x", "cupy", "triton", "cuda-tile")
+OLDEST_PYTHON = (3, 11)
+OLDEST_DRIVER = (12, 0)  # the oldest CUDA that numba-cuda 0.30 has wheels for
+CUDA_13_CAPABILITY = (7, 5)  # the CUDA 13 toolkit compiles for no GPU older than this
+NUMBA_CUDA = "0.30."
+SMOKE_TIMEOUT_S = 120
+DRIVER_ERRORS = {
+    100: "CUDA_ERROR_NO_DEVICE",
+    101: "CUDA_ERROR_INVALID_DEVICE",
+    802: "CUDA_ERROR_SYSTEM_NOT_READY",
+    803: "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+    804: "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
+    999: "CUDA_ERROR_UNKNOWN",
+}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    capability: tuple[int, int]
+    memory_total: int  # bytes
+    memory_free: int | None  # bytes; None where no context could be made
+    multiprocessors: int
+    max_threads_per_block: int
+
+
+@dataclass(frozen=True)
+class Library:
+    """A piece of the CUDA toolkit. `version` is (major, minor) where it could be asked."""
+
+    path: str
+    found_via: str
+    version: tuple[int, int] | None = None
+
+
+@dataclass
+class Facts:
+    """What was found. The defaults are a healthy machine without a GPU."""
+
+    python: tuple[int, int, int] = (3, 12, 0)
+    platform: str = "Linux"
+    machine: str = "x86_64"
+    container: bool = False
+    packages: dict[str, str | None] = field(default_factory=dict)
+    rivals: dict[str, str] = field(default_factory=dict)
+    numpy_allowed: str = ""  # what the installed numba accepts, such as "<2.6,>=1.22"
+    numba_error: str = ""  # importing numba raised this
+    cudasim: str = ""  # NUMBA_ENABLE_CUDASIM
+    cache_dir: str = ""
+    cache_writable: bool = True
+    nvidia_hardware: bool | None = None  # None: this platform does not tell
+    visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES
+    driver_library: bool = False  # libcuda could be loaded
+    driver_error: str = ""  # what cuInit said
+    driver_cuda: tuple[int, int] | None = None  # the newest CUDA that the driver knows
+    driver_release: str = ""  # "580.95.05"
+    gpus: list[Gpu] = field(default_factory=list)
+    libraries: dict[str, Library | None] = field(default_factory=dict)  # nvvm, nvrtc, nvJitLink
+    smoke: str = ""  # "ok", an error, or empty: not tried
+    requested: str = "auto"
+    chosen: str = "cpu"
+    device_name: str = ""
+    reason: str = ""
+    choice_error: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    level: str  # "error": labkit or the GPU does not work. "warning": it works, less well. "note": for your information
+    what: str
+    why: str
+    fix: str = ""  # the command that mends it
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# From facts to findings
+
+
+def diagnose(facts: Facts) -> list[Finding]:
+    """Every known fault that the facts show, the root causes first."""
+    findings = [*_python_faults(facts), *_gpu_faults(facts), *_choice_faults(facts)]
+    rank = {"error": 0, "warning": 1, "note": 2}
+    return sorted(findings, key=lambda finding: rank[finding.level])
+
+
+def _python_faults(facts: Facts):
+    if facts.python[:2] < OLDEST_PYTHON:
+        yield Finding(
+            "error",
+            f"Python {_dots(facts.python)} is too old.",
+            f"labkit needs Python {_dots(OLDEST_PYTHON)} or newer.",
+            "conda env create -f environment.yml && conda activate labkit",
+        )
+    numba, numpy = facts.packages.get("numba"), facts.packages.get("numpy")
+    if numba is None:
+        yield Finding("error", "numba is not installed.", "It compiles every kernel.", "pip install -e .")
+    elif numpy and facts.numpy_allowed and not _allows(facts.numpy_allowed, numpy):
+        yield Finding(
+            "error",
+            f"NumPy {numpy} does not fit numba {numba}.",
+            f"This numba accepts NumPy {facts.numpy_allowed}.",
+            f"pip install 'numpy{facts.numpy_allowed}'",
+        )
+    elif facts.numba_error:
+        yield Finding(
+            "error",
+            "numba cannot be imported.",
+            facts.numba_error,
+            "pip install --force-reinstall --no-deps numba llvmlite",
+        )
+    if facts.cudasim not in ("", "0"):
+        yield Finding(
+            "error",
+            f"NUMBA_ENABLE_CUDASIM is set to {facts.cudasim!r}.",
+            "Numba's own simulator then takes the place of both the GPU and labkit's CPU device.",
+            _unset(facts, "NUMBA_ENABLE_CUDASIM"),
+        )
+    if not facts.cache_writable:
+        yield Finding(
+            "warning",
+            f"The cache directory {facts.cache_dir} cannot be written.",
+            "Every kernel for the CPU device is then compiled again in each process.",
+            _export(facts, "LABKIT_CACHE_DIR", "%TEMP%\\labkit" if facts.platform == "Windows" else "/tmp/labkit"),
+        )
+
+
+def _gpu_faults(facts: Facts):
+    if facts.platform == "Darwin":
+        yield Finding("note", "macOS has no CUDA.", "Kernels run on labkit's CPU device. There is nothing to mend.")
+        return
+    if not facts.driver_library:
+        yield _no_driver(facts)
+        return
+    if facts.driver_error or not facts.gpus:
+        yield _no_gpu(facts)
+        return
+
+    extra = _fitting_extra(facts)
+    install = f"pip install -e '.[{extra}]'"
+    if facts.driver_cuda and facts.driver_cuda < OLDEST_DRIVER:
+        yield Finding(
+            "error",
+            f"The NVIDIA driver is too old: it knows CUDA {_dots(facts.driver_cuda)}.",
+            f"numba-cuda needs a driver for CUDA {_dots(OLDEST_DRIVER)} or newer.",
+            _driver_command(facts),
+        )
+        return
+    numba_cuda = facts.packages.get("numba-cuda")
+    if numba_cuda is None:
+        yield Finding("error", "numba-cuda is not installed.", "It is what compiles kernels for the GPU.", install)
+        return
+    if not numba_cuda.startswith(NUMBA_CUDA):
+        yield Finding(
+            "error",
+            f"numba-cuda is {numba_cuda}; labkit works with {NUMBA_CUDA}*.",
+            "Other versions differ in what kernels may use.",
+            install,
+        )
+    yield from _toolkit_faults(facts, extra, install)
+
+
+def _toolkit_faults(facts: Facts, extra: str, install: str):
+    """What is wrong between driver and toolkit. Where the test kernel ran, a mismatch is at most a warning."""
+    works = facts.smoke == "ok"
+    level = "warning" if works else "error"
+    toolkit = _toolkit_version(facts)
+    driver = facts.driver_cuda
+    explained = False
+
+    old = [gpu for gpu in facts.gpus if gpu.capability < CUDA_13_CAPABILITY]
+    if toolkit and driver and toolkit[0] > driver[0]:
+        explained = True
+        yield Finding(
+            level,
+            f"The toolkit is CUDA {_dots(toolkit)}, the driver knows CUDA {_dots(driver)}.",
+            f"The wrong extra is installed: this driver takes {extra}.",
+            _clean_install(facts, install),
+        )
+    elif toolkit and toolkit[0] >= 13 and old:
+        explained = True
+        yield Finding(
+            level,
+            f"CUDA {_dots(toolkit)} has no compiler for the {old[0].name} (compute capability "
+            f"{_dots(old[0].capability)}).",
+            f"CUDA 13 begins at compute capability {_dots(CUDA_13_CAPABILITY)}; this GPU takes cu12.",
+            _clean_install(facts, install),
+        )
+    elif "UNSUPPORTED_PTX_VERSION" in facts.smoke:
+        explained = True
+        if toolkit and driver and toolkit > driver:
+            why = f"The toolkit is CUDA {_dots(toolkit)}, the driver knows CUDA {_dots(driver)} and reads no newer PTX."
+        else:
+            why = f"The driver knows CUDA {_dots(driver) if driver else '?'} and reads no newer PTX."
+        pin = f" 'cuda-toolkit=={_dots(driver)}.*'" if driver else ""
+        yield Finding(
+            "error",
+            "Kernels compile, but the driver refuses them: CUDA_ERROR_UNSUPPORTED_PTX_VERSION.",
+            why,
+            install + pin,
+        )
+
+    # Without nvvm nothing compiles; without the other two only some things do not.
+    needs = {
+        "nvvm": ("error", "It compiles every kernel for the GPU."),
+        "nvJitLink": ("warning", "Without it kernels are linked by the driver: no link-time optimisation, older PTX."),
+        "nvrtc": ("warning", "It compiles CUDA C++ that kernels link, float16 helpers among it."),
+    }
+    for name, (how_bad, why) in needs.items():
+        if name in facts.libraries and facts.libraries[name] is None:
+            explained = explained or name == "nvvm"
+            at_worst = "warning" if works else how_bad
+            yield Finding(at_worst, f"{name} of the CUDA toolkit was not found.", why, install)
+
+    if facts.smoke and not works and not explained:
+        yield Finding(
+            "error",
+            "The GPU is there, but a small kernel failed on it.",
+            facts.smoke,
+            _clean_install(facts, install),
+        )
+
+
+def _choice_faults(facts: Facts):
+    usable = bool(facts.gpus) and facts.smoke in ("", "ok") and facts.packages.get("numba-cuda") is not None
+    if facts.requested not in ("auto", "gpu", "cpu"):
+        yield Finding(
+            "error",
+            f"LABKIT_DEVICE is {facts.requested!r}.",
+            "Allowed are auto, gpu and cpu.",
+            _unset(facts, "LABKIT_DEVICE"),
+        )
+    elif facts.requested == "gpu" and not usable:
+        yield Finding(
+            "error",
+            "LABKIT_DEVICE=gpu, but no GPU can be used.",
+            "labkit does not fall back to the CPU device when the GPU was asked for.",
+            _export(facts, "LABKIT_DEVICE", "auto"),
+        )
+    elif facts.requested == "cpu" and usable:
+        yield Finding(
+            "note",
+            "LABKIT_DEVICE=cpu: the GPU is left alone.",
+            "Kernels run on labkit's CPU device because you asked for it.",
+            _unset(facts, "LABKIT_DEVICE"),
+        )
+    elif facts.choice_error:
+        yield Finding("error", "labkit could not choose a device.", facts.choice_error)
+
+
+def _no_driver(facts: Facts) -> Finding:
+    if facts.nvidia_hardware:
+        return Finding(
+            "error",
+            "An NVIDIA GPU is in this machine, but its driver was not found.",
+            "libcuda, which comes with the driver, could not be loaded.",
+            "docker run --gpus all ..." if facts.container else _driver_command(facts),
+        )
+    return Finding(
+        "note",
+        "No NVIDIA driver was found, so no GPU is used.",
+        "Kernels run on labkit's CPU device. There is nothing to mend.",
+    )
+
+
+def _no_gpu(facts: Facts) -> Finding:
+    hidden = facts.visible_devices is not None and facts.driver_error in ("", "CUDA_ERROR_NO_DEVICE")
+    if hidden:
+        return Finding(
+            "error",
+            f"The driver is there, but CUDA_VISIBLE_DEVICES={facts.visible_devices!r} hides every GPU.",
+            "Only the GPUs that this variable lists can be seen.",
+            _unset(facts, "CUDA_VISIBLE_DEVICES"),
+        )
+    if facts.driver_error == "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH":
+        return Finding(
+            "error",
+            "The driver's library and its kernel module differ.",
+            "This is so after a driver update, until the machine is restarted (CUDA_ERROR_SYSTEM_DRIVER_MISMATCH).",
+            "sudo reboot",
+        )
+    if facts.driver_error == "CUDA_ERROR_SYSTEM_NOT_READY":
+        return Finding(
+            "error",
+            "The driver waits for the NVSwitch fabric manager.",
+            "CUDA_ERROR_SYSTEM_NOT_READY",
+            "sudo systemctl start nvidia-fabricmanager",
+        )
+    if facts.driver_error == "CUDA_ERROR_UNKNOWN":
+        return Finding(
+            "error",
+            "The driver could not start (CUDA_ERROR_UNKNOWN).",
+            "Its module for unified memory is often not loaded after a suspend.",
+            "sudo modprobe -r nvidia_uvm && sudo modprobe nvidia_uvm",
+        )
+    said = f"cuInit said {facts.driver_error}." if facts.driver_error else "It lists no device."
+    if facts.container:
+        return Finding("error", "The driver is there, but sees no GPU.", said, "docker run --gpus all ...")
+    return Finding("error", "The driver is there, but sees no GPU.", said, "nvidia-smi")
+
+
+def _fitting_extra(facts: Facts) -> str:
+    """cu13 where driver and GPUs can have it, cu12 otherwise."""
+    new_driver = facts.driver_cuda is not None and facts.driver_cuda >= (13, 0)
+    new_gpus = all(gpu.capability >= CUDA_13_CAPABILITY for gpu in facts.gpus)
+    return "cu13" if new_driver and new_gpus else "cu12"
+
+
+def _toolkit_version(facts: Facts) -> tuple[int, int] | None:
+    """The CUDA version of the compiler in use: what NVRTC says, else what the wheels are called."""
+    nvrtc = facts.libraries.get("nvrtc")
+    if nvrtc and nvrtc.version:
+        return nvrtc.version
+    for name in ("nvidia-nvvm", "nvidia-cuda-nvcc-cu12", "cuda-toolkit"):
+        if facts.packages.get(name):
+            release = Version(facts.packages[name]).release
+            return (release[0], release[1] if len(release) > 1 else 0)
+    return None
+
+
+def _clean_install(facts: Facts, install: str) -> str:
+    """The install command; the compiler of the other CUDA would be found first, so it goes away before."""
+    if "cu12" in install and facts.packages.get("nvidia-nvvm"):
+        return f"pip uninstall -y nvidia-nvvm && {install}"
+    return install
+
+
+def _driver_command(facts: Facts) -> str:
+    if facts.platform == "Windows":
+        return "start https://www.nvidia.com/drivers"
+    return "sudo ubuntu-drivers install   (other systems: https://www.nvidia.com/drivers)"
+
+
+def _unset(facts: Facts, name: str) -> str:
+    return f"set {name}=" if facts.platform == "Windows" else f"unset {name}"
+
+
+def _export(facts: Facts, name: str, value: str) -> str:
+    return f"set {name}={value}" if facts.platform == "Windows" else f"export {name}={value}"
+
+
+def _dots(version: tuple) -> str:
+    return ".".join(str(part) for part in version)
+
+
+def _allows(specifier: str, version: str) -> bool:
+    return SpecifierSet(specifier).contains(version, prereleases=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Looking at the machine
+
+
+def collect() -> Facts:
+    """Look at the machine. Each look may fail; what it would have found is then left at its default."""
+    facts = Facts(
+        python=sys.version_info[:3],
+        platform=platform.system(),
+        machine=platform.machine(),
+        container=Path("/.dockerenv").exists() or Path("/run/.containerenv").exists(),
+        packages={name: _installed(name) for name in (*PACKAGES, *TOOLKIT_PACKAGES)},
+        rivals={name: version for name in RIVALS if (version := _installed(name))},
+        numpy_allowed=_numpy_allowed(),
+        cudasim=os.environ.get("NUMBA_ENABLE_CUDASIM", ""),
+        visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        requested=os.environ.get("LABKIT_DEVICE", "").strip().lower() or "auto",
+    )
+    for look in (_look_at_numba, _look_at_cache, _look_at_hardware, _look_at_driver, _look_at_toolkit, _look_at_choice):
+        with contextlib.suppress(Exception):
+            look(facts)
+    if facts.gpus and facts.packages.get("numba-cuda"):
+        facts.smoke = _run_smoke()
+    return facts
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _numpy_allowed() -> str:
+    try:
+        requirements = importlib.metadata.requires("numba") or []
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    return next((r[5:].split(";")[0].strip(" ()") for r in requirements if r.startswith("numpy")), "")
+
+
+def _look_at_numba(facts: Facts) -> None:
+    try:
+        importlib.import_module("numba")
+    except Exception as error:
+        facts.numba_error = f"{type(error).__name__}: {error}"
+
+
+def _look_at_cache(facts: Facts) -> None:
+    from labkit.simt.launch import cache_directory
+
+    folder = cache_directory()
+    facts.cache_dir = str(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError:
+        facts.cache_writable = False
+
+
+def _look_at_hardware(facts: Facts) -> None:
+    if facts.platform == "Linux":
+        # 0x10de is NVIDIA; class 0x03.... is a display or 3D controller, not the card's sound.
+        devices = Path("/sys/bus/pci/devices").glob("*")
+        facts.nvidia_hardware = any(
+            (d / "vendor").read_text().strip() == "0x10de" and (d / "class").read_text().startswith("0x03")
+            for d in devices
+        )
+        release = Path("/proc/driver/nvidia/version")
+        if release.exists():
+            words = release.read_text().split()
+            facts.driver_release = next((w for w in words if w[0].isdigit() and w.count(".") >= 1), "")
+
+
+def _look_at_driver(facts: Facts) -> None:
+    """Ask libcuda itself, through ctypes: it answers even where the Python packages are broken."""
+    cuda = _load_driver()
+    if cuda is None:
+        return
+    facts.driver_library = True
+    number = ctypes.c_int()
+    if cuda.cuDriverGetVersion(ctypes.byref(number)) == 0:
+        facts.driver_cuda = (number.value // 1000, number.value % 1000 // 10)
+    status = cuda.cuInit(0)
+    if status != 0:
+        facts.driver_error = DRIVER_ERRORS.get(status, f"CUDA error {status}")
+        return
+    cuda.cuDeviceGetCount(ctypes.byref(number))
+    for index in range(number.value):
+        facts.gpus.append(_gpu(cuda, index))
+
+
+def _load_driver():
+    names = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1")
+    for name in names:
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(name)
+    return None
+
+
+def _gpu(cuda, index: int) -> Gpu:
+    device = ctypes.c_int()
+    cuda.cuDeviceGet(ctypes.byref(device), index)
+    name = ctypes.create_string_buffer(128)
+    cuda.cuDeviceGetName(name, len(name), device)
+    total = ctypes.c_size_t()
+    cuda.cuDeviceTotalMem_v2(ctypes.byref(total), device)
+
+    def attribute(number: int) -> int:
+        value = ctypes.c_int()
+        cuda.cuDeviceGetAttribute(ctypes.byref(value), number, device)
+        return value.value
+
+    return Gpu(
+        name=name.value.decode(),
+        capability=(attribute(75), attribute(76)),
+        memory_total=total.value,
+        memory_free=_free_memory(cuda, device),
+        multiprocessors=attribute(16),
+        max_threads_per_block=attribute(1),
+    )
+
+
+def _free_memory(cuda, device) -> int | None:
+    context = ctypes.c_void_p()
+    if cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) != 0:
+        return None
+    try:
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        if cuda.cuCtxPushCurrent_v2(context) != 0:
+            return None
+        status = cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+        cuda.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+        return free.value if status == 0 else None
+    finally:
+        cuda.cuDevicePrimaryCtxRelease_v2(device)
+
+
+def _look_at_toolkit(facts: Facts) -> None:
+    """Where cuda.pathfinder, which numba-cuda asks, finds the toolkit's libraries."""
+    if not facts.packages.get("numba-cuda"):
+        return
+    from cuda import pathfinder
+
+    for name in ("nvvm", "nvrtc", "nvJitLink"):
+        facts.libraries[name] = None
+        with contextlib.suppress(Exception):
+            found = pathfinder.load_nvidia_dynamic_lib(name)
+            facts.libraries[name] = Library(found.abs_path, found.found_via or "", _library_version(name))
+
+
+def _library_version(name: str) -> tuple[int, int] | None:
+    with contextlib.suppress(Exception):
+        if name == "nvrtc":
+            from cuda.bindings import nvrtc
+
+            status, major, minor = nvrtc.nvrtcVersion()
+            return (major, minor)
+        if name == "nvJitLink":
+            from cuda.bindings import nvjitlink
+
+            return tuple(nvjitlink.version())
+    return None
+
+
+def _look_at_choice(facts: Facts) -> None:
+    try:
+        from labkit import device
+
+        choice = device.choice()
+        facts.chosen, facts.reason = choice.kind, choice.reason
+        facts.device_name = device.name()
+    except Exception as error:
+        facts.choice_error = f"{type(error).__name__}: {error}"
+
+
+def smoke() -> None:
+    """Compile a kernel, run it on the GPU and look at what it wrote. Runs in a process of its own."""
+    import numpy as np
+
+    from labkit import cuda
+
+    @cuda.jit
+    def add_one(values):
+        position = cuda.grid(1)
+        if position < values.size:
+            values[position] += 1
+
+    values = cuda.to_device(np.arange(100, dtype=np.int32))
+    add_one[2, 64](values)
+    if not np.array_equal(values.copy_to_host(), np.arange(1, 101)):
+        raise RuntimeError("the kernel ran, but its result is wrong")
+    print("smoke ok")
+
+
+def _run_smoke() -> str:
+    """ "ok", or the last line of what went wrong."""
+    env = dict(os.environ, LABKIT_DEVICE="gpu")
+    command = [sys.executable, "-c", "from labkit.device.doctor import smoke; smoke()"]
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=SMOKE_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return f"a kernel of one line did not end within {SMOKE_TIMEOUT_S} s"
+    if done.returncode == 0 and "smoke ok" in done.stdout:
+        return "ok"
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    named = [line for line in lines if "CUDA_ERROR" in line or "UNSUPPORTED" in line]
+    return (named or lines or [f"the process ended with code {done.returncode}"])[-1].strip()
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Telling
+
+
+def main(console, *, as_json: bool = False) -> int:
+    """Print the report. Returns the exit code: 1 when there is an error to mend."""
+    facts = collect()
+    findings = diagnose(facts)
+    if as_json:
+        print(json.dumps({"facts": asdict(facts), "findings": [asdict(f) for f in findings]}, indent=2))
+    else:
+        report(console, facts, findings)
+    return int(any(finding.level == "error" for finding in findings))
+
+
+def report(console, facts: Facts, findings: list[Finding]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+
+    def row(name: str, value: str) -> None:
+        table.add_row(name, escape(value))
+
+    row("Python", f"{_dots(facts.python)} on {facts.platform} {facts.machine}")
+    for name in PACKAGES:
+        row(name, facts.packages.get(name) or "not installed")
+    row("rivals", ", ".join(f"{name} {version}" for name, version in facts.rivals.items()) or "none installed")
+    if facts.driver_library:
+        known = f", knows CUDA {_dots(facts.driver_cuda)}" if facts.driver_cuda else ""
+        row("driver", (facts.driver_release or "present") + known)
+    else:
+        row("driver", "not found")
+    for gpu in facts.gpus:
+        free = f", {_gib(gpu.memory_free)} free" if gpu.memory_free is not None else ""
+        row(
+            "GPU",
+            f"{gpu.name}, compute capability {_dots(gpu.capability)}, {_gib(gpu.memory_total)}{free}, "
+            f"{gpu.multiprocessors} multiprocessors, at most {gpu.max_threads_per_block:,} threads a block",
+        )
+    for name, library in facts.libraries.items():
+        if library is None:
+            row(name, "not found")
+        else:
+            version = f"CUDA {_dots(library.version)}, " if library.version else ""
+            row(name, f"{version}{library.path} ({library.found_via})")
+    if facts.smoke:
+        row("test kernel", "ran on the GPU" if facts.smoke == "ok" else facts.smoke)
+    console.print(table)
+    console.print()
+    if facts.device_name:
+        console.print(f"Device: [bold]{escape(facts.device_name)}[/]. {escape(facts.reason)}")
+
+    words = {"error": "[bold red]fault[/]", "warning": "[yellow]warning[/]", "note": "[cyan]note[/]"}
+    for finding in findings:
+        console.print(f"\n{words[finding.level]}  {escape(finding.what)} {escape(finding.why)}")
+        if finding.fix:
+            console.print(f"  mend it with:  [bold]{escape(finding.fix)}[/]", soft_wrap=True)
+    if not any(finding.level == "error" for finding in findings):
+        console.print("\n[green]No fault found.[/]")
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"

@@ -1,0 +1,135 @@
+"""What a launcher launches: which kernels, in what shape, and what each takes of a multiprocessor.
+
+    with record(kernels) as launched:
+        launcher(a, b, out)
+    launched[0].block                      # (16, 16, 1)
+    resources(launched[0])                 # registers, shared memory, blocks a multiprocessor holds: on a GPU
+
+Launchers choose their grid and block by themselves; this looks over their shoulder, so that nobody has to write twice
+what a kernel is launched with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit import cuda, device
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch. shared_bytes is the dynamic part, the one that the launch asks for."""
+
+    kernel: object
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared_bytes: int
+    args: tuple
+
+    @property
+    def threads(self) -> int:
+        return int(np.prod(self.block))
+
+    @property
+    def signature(self):
+        """The argument types, as cuda.jit and labkit.device.compiling take them."""
+        from numba import types
+
+        return types.void(*(_type_of(value) for value in self.args))
+
+
+def _type_of(value):
+    import numba
+    from numba import types
+
+    if hasattr(value, "is_c_contiguous"):
+        return types.Array(numba.from_dtype(np.dtype(value.dtype)), len(value.shape),
+                           "C" if value.is_c_contiguous() else "A")
+    try:
+        return numba.typeof(value)
+    except ValueError:  # what describes a matrix to the copy engine: on a GPU 128 bytes
+        return types.Array(types.uint64, 1, "C")
+
+
+def kernels_of(launcher: Callable) -> tuple:
+    return launcher.kernel if isinstance(launcher.kernel, tuple) else (launcher.kernel,)
+
+
+@contextlib.contextmanager
+def record(kernels):
+    """A list that fills with every launch while the block below runs, of these kernels and of others of their kind: a
+    launcher may choose among several, made for different widths. The kernels do run."""
+    launched: list[Launch] = []
+    kinds = {type(kernel): vars(type(kernel))["configure"] for kernel in kernels}
+    for kind, configure in kinds.items():
+        kind.configure = _watch(configure, launched)
+    try:
+        yield launched
+    finally:
+        for kind, configure in kinds.items():
+            kind.configure = configure
+
+
+def _watch(configure, launched):
+    def watched(kernel, griddim, blockdim, stream=0, sharedmem=0):
+        ready = configure(kernel, griddim, blockdim, stream, sharedmem)
+
+        def launch(*args):
+            launched.append(Launch(kernel, _axes(griddim), _axes(blockdim), int(sharedmem), args))
+            return ready(*args)
+
+        return launch
+
+    return watched
+
+
+def _axes(shape) -> tuple[int, ...]:
+    return tuple(int(n) for n in shape) if isinstance(shape, (tuple, list)) else (int(shape),)
+
+
+def of(launcher: Callable, *args) -> list[Launch]:
+    """The launches that launcher(*args) makes, each kernel and shape once. It runs."""
+    with record(kernels_of(launcher)) as launched:
+        launcher(*args)
+    cuda.synchronize()
+    return list({(id(one.kernel), one.block, one.shared_bytes, str(one.signature)): one for one in launched}.values())
+
+
+def resources(launched: Launch) -> dict | None:
+    """What a launch takes on the present GPU, from the compiled kernel; None on the CPU device, which has no registers.
+
+    kernel, block; registers and local_bytes of a thread (local memory: what did not fit into registers), shared_bytes
+    of a block (static and dynamic), blocks_per_sm (how many a multiprocessor holds at once), occupancy (their threads
+    over the most it can hold).
+    """
+    if not device.on_gpu():
+        return None
+    kernel = launched.kernel
+    types = tuple(kernel.typeof_pyval(value) for value in launched.args)
+    compiled = kernel.overloads.get(types) or next(reversed(kernel.overloads.values()))
+    found = {
+        "kernel": kernel.__name__, "grid": list(launched.grid), "block": list(launched.block),
+        "registers": compiled.regs_per_thread, "local_bytes": compiled.local_mem_per_thread,
+        "shared_bytes": compiled.shared_mem_per_block + launched.shared_bytes, "blocks_per_sm": None, "occupancy": None,
+    }
+    try:
+        found["blocks_per_sm"] = int(_blocks_per_sm(compiled, launched))
+        most = cuda.get_current_device().MAX_THREADS_PER_MULTIPROCESSOR
+        warps = -(-launched.threads // 32)
+        found["occupancy"] = found["blocks_per_sm"] * warps * 32 / most
+    except Exception:  # another version of numba-cuda: the rest stands
+        pass
+    return found
+
+
+def _blocks_per_sm(compiled, launched: Launch) -> int:
+    function = compiled._codelibrary.get_cufunc()
+    try:
+        return function.kernel.occupancy.max_active_blocks_per_multiprocessor(launched.threads, launched.shared_bytes)
+    except AttributeError:
+        return cuda.current_context().get_active_blocks_per_multiprocessor(function, launched.threads,
+                                                                           launched.shared_bytes)

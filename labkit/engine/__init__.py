@@ -1,0 +1,1 @@
+"""From a model to text: sampling tokens and writing them."""

@@ -1,0 +1,625 @@
+"""Attention without a row of scores: tiles of keys come one after the other, and what was summed up is corrected when
+a larger score turns up. And two forms that are not of that kind: a whole matrix of scores, and one query alone.
+
+Shapes  as in attention.py: qkv (S, 3*H*D), out (S, H*D), cache (N, 2*H*D), start (1,); float32; D a multiple of 16
+Source  T. Dao et al., "FlashAttention" (2022), https://arxiv.org/abs/2205.14135; M. Milakov and N. Gimelshein, "Online
+        normalizer calculation for softmax" (2018); for one query: T. Dao et al., "Flash-Decoding" (2023)
+
+For a query, over the keys seen so far, with scores s and values v:
+
+    largest = max s        total = sum of 2**(s - largest)        mixed = sum of 2**(s - largest) * v
+
+A new tile has a larger score, or it has not: total and mixed are multiplied by 2**(old largest - new largest), and the
+tile's own sums are added. The scale 1/sqrt(D) and the log2(e) that turns exp into 2** are one factor.
+"""
+
+import functools
+import math
+
+import numpy as np
+from numba import float32, uint32
+
+from labkit import cuda, device
+from labkit.device import ptx
+from labkit.kernels.arguments import MAX_GRID_YZ, MAX_SHARED, aligned, dynamic_shared
+from labkit.kernels.attention.heads import check_heads, keys_and_values
+from labkit.kernels.op import rung
+from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO, block_max, block_sum, warp_max, warp_sum
+
+ASYNC = (8, 0)  # the compute capability that cp.async needs
+STEP = 16  # heads are a multiple of this
+SIZES = f"heads of a multiple of {STEP} numbers, at most 256"
+
+
+def scale_for_powers_of_two(size: int) -> np.float32:
+    return np.float32(math.log2(math.e) / math.sqrt(size))
+
+
+def check_flash(qkv, heads, out, cache, start, dtype=np.float32, largest: int = 256) -> tuple[int, int]:
+    """As check_heads; and rows move 16 bytes at a time."""
+    size, room = check_heads(qkv, heads, out, cache, start, dtype)
+    if size % STEP or size > largest:
+        raise ValueError(f"a head has {size} numbers; it must be a multiple of {STEP}, at most {largest}")
+    if not aligned(*(array for array in (qkv, out, cache) if array is not None)):
+        raise ValueError("qkv, out and cache must begin at a multiple of 16 bytes; one is a view that does not")
+    return size, room
+
+
+def takes_flash(size: int, qkv, out, cache) -> bool:
+    """Whether the rungs here that move 16 bytes at a time allow heads of `size` and these arguments, checked before."""
+    return size % STEP == 0 and size <= 256 and aligned(*(array for array in (qkv, out, cache) if array is not None))
+
+
+# --- A head's whole matrix of scores in shared memory -----------------------------------------------------------------
+
+WHOLE_THREADS = 256
+
+
+@cuda.jit
+def attention_whole_matrix_kernel(qkv, keys_values, start, out, first, size, scale, causal):
+    scores = cuda.shared.array(0, float32)  # rows * room
+    thread = uint32(cuda.threadIdx.x)
+    lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
+    rows, width, room = uint32(out.shape[0]), uint32(out.shape[1]), uint32(keys_values.shape[0])
+    head_column = uint32(uint32(cuda.blockIdx.x) * size)
+    before = uint32(start[0])
+    keys = min(uint32(before + rows), room)
+
+    place = thread
+    while place < uint32(rows * keys):  # the scores
+        t, j = uint32(place // keys), uint32(place % keys)
+        score = ZERO
+        i = uint32(0)
+        while i < size:
+            score += qkv[t, head_column + i] * keys_values[j, first + head_column + i]
+            i += uint32(1)
+        unseen = causal != uint32(0) and j > uint32(before + t)
+        scores[place] = NOTHING if unseen else score * scale
+        place = uint32(place + uint32(WHOLE_THREADS))
+    cuda.syncthreads()  # the matrix is complete
+
+    t = warp
+    while t < rows:  # softmax, a warp a row
+        largest = NOTHING
+        j = lane
+        while j < keys:
+            largest = max(largest, scores[uint32(t * keys) + j])
+            j += uint32(32)
+        largest = warp_max(largest)
+        total = ZERO
+        j = lane
+        while j < keys:
+            power = ptx.exp2_approx(scores[uint32(t * keys) + j] - largest)
+            scores[uint32(t * keys) + j] = power
+            total += power
+            j += uint32(32)
+        share = float32(1.0) / warp_sum(total)
+        j = lane
+        while j < keys:
+            scores[uint32(t * keys) + j] *= share
+            j += uint32(32)
+        t = uint32(t + uint32(WHOLE_THREADS // 32))
+    cuda.syncthreads()  # the weights are complete
+
+    place = thread
+    while place < uint32(rows * size):  # the weighted values
+        t, i = uint32(place // size), uint32(place % size)
+        column = uint32(first + width + head_column + i)
+        mixed = ZERO
+        j = uint32(0)
+        while j < keys:
+            mixed += scores[uint32(t * keys) + j] * keys_values[j, column]
+            j += uint32(1)
+        out[t, head_column + i] = mixed
+        place = uint32(place + uint32(WHOLE_THREADS))
+
+
+@rung(kernel=attention_whole_matrix_kernel, idea="one block a head: its whole matrix of scores in shared memory",
+      sizes="as many scores a head as there is shared memory for: 241 x 241 on an H200",
+      failed="a block for each head: 12 heads keep 12 of an H200's 132 multiprocessors busy, one after the other with "
+             "scores, softmax and values. With 12 heads and 128 tokens it takes 0.66 ms there, and three_pass takes "
+             "0.07. The scores then fill 64 KB, at 241 tokens all that a block can have, so that no second block "
+             "would fit beside it; longer it cannot be at all")
+def attention_whole_matrix(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
+    """The obvious fusion: one block computes a head's S x S scores, its softmax and the weighted values, and nothing
+    between them goes to global memory. What is saved there the caches would have held anyway."""
+    size, room = check_heads(qkv, heads, out, cache, start)
+    nbytes = 4 * out.shape[0] * room
+    if nbytes > MAX_SHARED:
+        raise ValueError(f"the scores of {out.shape[0]:,} queries and {room:,} keys take {nbytes:,} bytes of shared "
+                         f"memory; a block can have {MAX_SHARED:,}: {math.isqrt(MAX_SHARED // 4)} x "
+                         f"{math.isqrt(MAX_SHARED // 4)} scores. Tiled attention has no such limit")
+    keys_values, start, first = keys_and_values(qkv, out, cache, start)
+    arguments = (qkv, keys_values, start, out, first, np.uint32(size), scale_for_powers_of_two(size), np.uint32(causal))
+    dynamic_shared(attention_whole_matrix_kernel, nbytes, *arguments)
+    attention_whole_matrix_kernel[heads, WHOLE_THREADS, stream, nbytes](*arguments)
+
+
+# --- Tiles of keys, float32 -------------------------------------------------------------------------------------------
+
+THREADS = 128
+
+
+def make_copy_rows(height: int, size: int, pitch: int, threads: int, chunk: int, swizzled: bool = False):
+    """A device function: starts the copies of rows row0 to row0 + height - 1 of one head to shared memory.
+
+    size: numbers of a head, which begin at column col0. Rows from `rows` on come as zeros. chunk: numbers in 16 bytes.
+    swizzled: piece p of row r lies at p ^ r % 8, so that the same piece of eight rows lies in eight different banks.
+    """
+    chunks = size // chunk
+    pieces = height * chunks
+    copies = -(-pieces // threads)
+    exact = pieces % threads == 0
+
+    @cuda.jit(device=True)
+    def copy_rows(shared, at, matrix, row0, rows, col0, thread):
+        columns = uint32(matrix.shape[1])
+        for i in range(copies):
+            piece = uint32(thread + uint32(i * threads))
+            row, part = uint32(piece // uint32(chunks)), uint32(piece % uint32(chunks))
+            place = uint32(part ^ row & uint32(7)) if swizzled else part
+            if exact or piece < uint32(pieces):
+                inside = uint32(row0 + row) < rows
+                source = uint32(uint32(row0 + row) * columns + col0 + part * uint32(chunk))
+                ptx.cp_async_16(shared, uint32(at + row * uint32(pitch) + place * uint32(chunk)),
+                                matrix, source if inside else uint32(0), uint32(16) if inside else uint32(0))
+
+    return copy_rows
+
+
+@functools.cache
+def make_flash(size: int, down: int):
+    """Attention for heads of `size` numbers; a thread has `down` queries and eight keys of a tile.
+
+    Threads lie in a grid, `across` of them side by side: thread (x, y) has the queries y, y + groups, ..., the keys
+    x, x + across, ... and every across-th group of four columns of the values. The threads of a row of this grid are
+    neighbours in a warp, so that a row of scores is reduced by shuffles.
+    """
+    SIZE, DOWN = size, down
+    PART = min(down, 4)
+    ACROSS = 8 if size % 32 == 0 else 4
+    GROUPS = THREADS // ACROSS
+    ROWS, KEYS = DOWN * GROUPS, 8 * ACROSS
+    SCORES, QUADS = DOWN * 8, SIZE // (4 * ACROSS)
+    COLUMNS = 4 * QUADS
+    MIXED, QUERY_PART = DOWN * COLUMNS, DOWN * 4
+    PITCH, POWERS_PITCH = SIZE + 4, KEYS + 8  # neighbouring rows begin in different banks
+    KEYS_AT = ROWS * PITCH
+    VALUES_AT = KEYS_AT + KEYS * PITCH
+    POWERS_AT = VALUES_AT + KEYS * SIZE
+    NUMBERS = POWERS_AT + ROWS * POWERS_PITCH
+    DISTANCES = (4, 2, 1) if ACROSS == 8 else (2, 1)
+    BLOCKS = max(1, min({1: 4, 2: 4, 4: 3}.get(DOWN, 2), 233_472 // (4 * NUMBERS + 1024)))
+    if SIZE > 64 and DOWN > 4 or SIZE > 128:
+        BLOCKS = 1
+    copy_queries = make_copy_rows(ROWS, SIZE, PITCH, THREADS, 4)
+    copy_keys = make_copy_rows(KEYS, SIZE, PITCH, THREADS, 4)
+    copy_values = make_copy_rows(KEYS, SIZE, SIZE, THREADS, 4)
+
+    # The parts of these functions are as large as the compiler unrolls: a loop that stayed one would index scores and
+    # mixed by a number that is not constant, and they would lose their registers.
+
+    @cuda.jit(device=True)
+    def read_four(part, shared, at, pitch):
+        """Four neighbouring numbers for each of this thread's queries."""
+        for i in range(DOWN):
+            four = ptx.load_shared4(shared, uint32(at + uint32(i * GROUPS * pitch)))
+            for n in range(4):
+                part[4 * i + n] = four[n]
+
+    @cuda.jit(device=True)
+    def add_scores(scores, query_part, shared, key_at, j0):
+        """scores += four steps of the products of this thread's queries and four of its keys."""
+        for j in range(4):
+            four = ptx.load_shared4(shared, uint32(key_at + uint32((j0 + j) * ACROSS * PITCH)))
+            for n in range(4):
+                for i in range(DOWN):
+                    scores[8 * i + j0 + j] += query_part[4 * i + n] * four[n]
+
+    @cuda.jit(device=True)
+    def add_values(mixed, power_part, shared, value_at, n):
+        """mixed += the value of a tile's key n, times its powers."""
+        for q in range(QUADS):
+            four = ptx.load_shared4(shared, uint32(value_at + uint32(n * SIZE + q * 4 * ACROSS)))
+            for j in range(4):
+                for i in range(DOWN):
+                    mixed[COLUMNS * i + 4 * q + j] += power_part[4 * i + n] * four[j]
+
+    @cuda.jit(device=True)
+    def take_powers(scores, mixed, largest, total, shared, power_at, scale, i0):
+        """The scores of PART queries become powers, in shared memory; their sums so far are corrected."""
+        for k in range(PART):
+            i = i0 + k
+            new = largest[i]
+            for j in range(8):
+                new = max(new, scores[8 * i + j])
+            for distance in DISTANCES:
+                new = max(new, cuda.shfl_xor_sync(ALL_LANES, new, distance))
+            correction = ptx.exp2_approx((largest[i] - new) * scale)  # 0 for the first tile
+            largest[i] = new
+            shift = -(new * scale)
+            part = ZERO
+            for j in range(8):
+                power = ptx.exp2_approx(scores[8 * i + j] * scale + shift)
+                part += power
+                shared[uint32(power_at + uint32(i * GROUPS * POWERS_PITCH + j * ACROSS))] = power
+            total[i] = total[i] * correction + part  # of this thread's keys; the row's at the end
+            for j in range(COLUMNS):
+                mixed[COLUMNS * i + j] *= correction
+
+    @cuda.jit(launch_bounds=(THREADS, BLOCKS))
+    def attention_flash_kernel(qkv, keys_values, start, out, first, scale, causal):
+        shared = cuda.shared.array(0, float32)
+        scores = cuda.local.array(SCORES, float32)
+        mixed = cuda.local.array(MIXED, float32)
+        query_part = cuda.local.array(QUERY_PART, float32)
+        largest = cuda.local.array(DOWN, float32)
+        total = cuda.local.array(DOWN, float32)
+        thread = uint32(cuda.threadIdx.x)
+        x, y = uint32(thread % uint32(ACROSS)), uint32(thread // uint32(ACROSS))
+        rows, width = uint32(out.shape[0]), uint32(out.shape[1])
+        head_column = uint32(uint32(cuda.blockIdx.x) * uint32(SIZE))
+        key_column = uint32(first + head_column)
+        row0 = uint32(uint32(cuda.gridDim.y - cuda.blockIdx.y - 1) * uint32(ROWS))  # causal: the most work comes first
+        before = uint32(start[0])
+        keys = min(uint32(before + rows), uint32(keys_values.shape[0]))  # what lies beyond may be anything
+        seen_by_first = min(uint32(before + row0 + uint32(1)), keys) if causal else keys
+        end = min(uint32(before + row0 + uint32(ROWS)), keys) if causal else keys  # no query here sees more
+        for i in range(MIXED):
+            mixed[i] = ZERO
+        for i in range(DOWN):
+            largest[i], total[i] = NOTHING, ZERO
+
+        copy_queries(shared, uint32(0), qkv, row0, rows, head_column, thread)
+        copy_keys(shared, uint32(KEYS_AT), keys_values, uint32(0), end, key_column, thread)
+        ptx.cp_async_commit()
+        ptx.cp_async_wait(0)
+        cuda.syncthreads()  # the queries and the first keys are there
+        key0 = uint32(0)
+        while key0 < end:
+            # These values are on their way while the scores are computed, the next keys during the rest.
+            copy_values(shared, uint32(VALUES_AT), keys_values, key0, end, uint32(key_column + width), thread)
+            ptx.cp_async_commit()
+            for i in range(SCORES):
+                scores[i] = ZERO
+            query_at, key_at = uint32(y * uint32(PITCH)), uint32(uint32(KEYS_AT) + x * uint32(PITCH))
+            query_end = uint32(query_at + uint32(SIZE))
+            while query_at < query_end:
+                read_four(query_part, shared, query_at, PITCH)
+                add_scores(scores, query_part, shared, key_at, 0)
+                add_scores(scores, query_part, shared, key_at, 4)
+                query_at, key_at = uint32(query_at + uint32(4)), uint32(key_at + uint32(4))
+            ptx.cp_async_wait(0)
+            cuda.syncthreads()  # the values are there, and nobody reads these keys any more
+            key1 = uint32(key0 + uint32(KEYS))
+            if key1 < end:
+                copy_keys(shared, uint32(KEYS_AT), keys_values, key1, end, key_column, thread)
+            ptx.cp_async_commit()
+
+            if key1 > seen_by_first:  # some query does not see some key of this tile
+                for i in range(DOWN):
+                    own = uint32(before + row0 + y + uint32(i * GROUPS + 1))
+                    seen = min(own, keys) if causal else keys
+                    for j in range(8):
+                        if uint32(key0 + x + uint32(j * ACROSS)) >= seen:
+                            scores[8 * i + j] = NOTHING
+            power_at = uint32(uint32(POWERS_AT) + y * uint32(POWERS_PITCH))
+            take_powers(scores, mixed, largest, total, shared, uint32(power_at + x), scale, 0)
+            if DOWN > PART:
+                take_powers(scores, mixed, largest, total, shared, uint32(power_at + x), scale, PART)
+            cuda.syncwarp()  # the powers of this warp's queries are complete; no other warp wants them
+
+            value_at = uint32(uint32(VALUES_AT) + x * uint32(4))
+            power_end = uint32(power_at + uint32(KEYS))
+            while power_at < power_end:
+                read_four(query_part, shared, power_at, POWERS_PITCH)
+                add_values(mixed, query_part, shared, value_at, 0)
+                add_values(mixed, query_part, shared, value_at, 1)
+                add_values(mixed, query_part, shared, value_at, 2)
+                add_values(mixed, query_part, shared, value_at, 3)
+                power_at, value_at = uint32(power_at + uint32(4)), uint32(value_at + uint32(4 * SIZE))
+            ptx.cp_async_wait(0)
+            cuda.syncthreads()  # the next keys are there, and nobody reads these values any more
+            key0 = key1
+
+        for i in range(DOWN):
+            whole = total[i]
+            for distance in DISTANCES:
+                whole += cuda.shfl_xor_sync(ALL_LANES, whole, distance)
+            share = float32(1.0) / whole
+            row = uint32(row0 + y + uint32(i * GROUPS))
+            if row < rows:
+                for q in range(QUADS):
+                    at = COLUMNS * i + 4 * q
+                    place = uint32(row * width + head_column + x * uint32(4) + uint32(q * 4 * ACROSS))
+                    ptx.store_global4(out, place, mixed[at] * share, mixed[at + 1] * share, mixed[at + 2] * share,
+                                      mixed[at + 3] * share)
+
+    attention_flash_kernel.rows, attention_flash_kernel.threads = ROWS, THREADS
+    attention_flash_kernel.shared_bytes = 4 * NUMBERS
+    return attention_flash_kernel
+
+
+def flash_rows(size: int, rows: int, heads: int) -> int:
+    """How many queries a thread has: as many as leave a block for each multiprocessor. On the CPU device, one."""
+    if not device.on_gpu():
+        return 1
+    wanted = cuda.get_current_device().MULTIPROCESSOR_COUNT
+    groups = THREADS // (8 if size % 32 == 0 else 4)
+    down = 4 if size <= 128 else 2  # with 8, at 64 numbers a head, 254 registers: 1,661 instead of 1,434 us for 4096
+    while down > 1 and heads * -(-rows // (down * groups)) < wanted:
+        down //= 2
+    return down
+
+
+@rung(kernel=make_flash(64, 4), needs=ASYNC, sizes=SIZES,
+      idea="tiles of keys, corrected sums: no row of scores; products from registers")
+def attention_flash(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
+    """A block takes 16 to 128 queries of one head, and the keys in tiles of 64. A thread has a patch of the scores in
+    registers, as in a matrix product, and of the sums: a number from shared memory feeds several products. cp.async
+    brings the values during the scores and the next keys during the values. Tiles that no query sees are left out."""
+    size, _ = check_flash(qkv, heads, out, cache, start)
+    launch_flash(make_flash(size, flash_rows(size, out.shape[0], heads)), qkv, heads, out, cache, start, causal, stream)
+
+
+def launch_flash(kernel, qkv, heads, out, cache, start, causal, stream) -> None:
+    """Launches a kernel that make_flash made. Arguments are checked before."""
+    tiles = -(-out.shape[0] // kernel.rows)
+    if tiles > MAX_GRID_YZ:
+        raise ValueError(f"{out.shape[0]:,} rows are too many; at most {MAX_GRID_YZ * kernel.rows:,} are allowed")
+    keys_values, start, first = keys_and_values(qkv, out, cache, start)
+    scale = scale_for_powers_of_two(out.shape[1] // heads)
+    arguments = (qkv, keys_values, start, out, first, scale, np.uint32(causal))
+    dynamic_shared(kernel, kernel.shared_bytes, *arguments)
+    kernel[(heads, tiles), kernel.threads, stream, kernel.shared_bytes](*arguments)
+
+
+# --- A query or a few against many keys -------------------------------------------------------------------------------
+
+DECODE_THREADS = 128
+SLICE = 128  # keys of a block
+
+
+def teams_of(size: int) -> int:
+    return max(1, 256 // size)
+
+
+@functools.cache
+def make_decode(size: int, half: bool = False):
+    """Two kernels for heads of `size` numbers: the first for a slice of the keys, the second for what they found.
+    half: the numbers are halves, of which 16 bytes hold eight."""
+    CHUNK = 8 if half else 4  # numbers in 16 bytes
+    SIZE, LOADS = size, size // 16
+    LANES = 16 // CHUNK  # neighbours that share a key: 16 numbers in a step
+    PARTS = size // CHUNK  # threads that share a value
+    GROUPS = DECODE_THREADS // PARTS
+    QUERY = CHUNK * LOADS
+    TURNS = -(-SLICE // GROUPS)  # keys of a thread, when the values are added up, in rounds as long as are unrolled
+    ROUND = min(TURNS, 4 if half else 8)
+    TURNS = -(-TURNS // ROUND) * ROUND
+    SCORES, FOUND = TURNS * GROUPS, GROUPS * SIZE
+    STEPS, KEYS = SLICE * LANES // DECODE_THREADS, DECODE_THREADS // LANES  # keys of a thread, and of all, for scores
+    DISTANCES = (1,) if half else (1, 2)
+    TEAMS, AT_ONCE = teams_of(size), 4  # threads that combine slices, for each number; slices that one loads at once
+    OF_TEAMS = TEAMS * size
+    RECORD = SIZE + 4  # of a slice: its mixed values, its total, its largest score and two numbers that nobody reads
+
+    @cuda.jit(device=True)
+    def read(numbers, to, array, at):
+        """numbers[to], ... = the numbers in 16 bytes of an array."""
+        four = ptx.load_global4(array, at)
+        for n in range(4):
+            if half:
+                numbers[to + 2 * n], numbers[to + 2 * n + 1] = ptx.unpack_half2(four[n])
+            else:
+                numbers[to + n] = four[n]
+
+    # Four steps a call, and the calls written out: a loop over all would not be unrolled for every size of a head.
+
+    @cuda.jit(device=True)
+    def read_query(query_part, qkv, at, i0):
+        for k in range(4):
+            if i0 + k < LOADS:
+                read(query_part, CHUNK * (i0 + k), qkv, uint32(at + uint32(16 * (i0 + k))))
+
+    @cuda.jit(device=True)
+    def products(query_part, keys_values, at, i0):
+        numbers = cuda.local.array(CHUNK, float32)
+        score = ZERO
+        for k in range(4):
+            if i0 + k < LOADS:
+                read(numbers, 0, keys_values, uint32(at + uint32(16 * (i0 + k))))
+                for n in range(CHUNK):
+                    score += query_part[CHUNK * (i0 + k) + n] * numbers[n]
+        return score
+
+    @cuda.jit(device=True)
+    def score_of(query_part, keys_values, row, column):
+        """This lane's share of the product of the query and the key in `row`."""
+        at = uint32(row * uint32(keys_values.shape[1]) + column)
+        score = products(query_part, keys_values, at, 0)
+        if LOADS > 4:
+            score += products(query_part, keys_values, at, 4)
+        if LOADS > 8:
+            score += products(query_part, keys_values, at, 8)
+        if LOADS > 12:
+            score += products(query_part, keys_values, at, 12)
+        return score
+
+    @cuda.jit
+    def attention_decode_slice_kernel(qkv, keys_values, start, out, first, scale, causal, found):
+        scores = cuda.shared.array(SCORES, float32)
+        partial = cuda.shared.array(32, float32)
+        sums = cuda.shared.array(FOUND, float32, 16)
+        query_part = cuda.local.array(QUERY, float32)
+        own_scores = cuda.local.array(STEPS, float32)
+        numbers = cuda.local.array(CHUNK, float32)
+        mixed_part = cuda.local.array(CHUNK, float32)
+        thread = uint32(cuda.threadIdx.x)
+        head, t = uint32(cuda.blockIdx.y), uint32(cuda.blockIdx.z)
+        rows, width = uint32(out.shape[0]), uint32(out.shape[1])
+        query_column = uint32(head * uint32(SIZE))
+        key_column = uint32(first + query_column)
+        columns = uint32(keys_values.shape[1])
+        before = uint32(start[0])
+        seen = min(uint32(before + (t + uint32(1) if causal else rows)), uint32(keys_values.shape[0]))
+        key0 = uint32(uint32(cuda.blockIdx.x) * uint32(SLICE))
+        if key0 < seen:  # the grid has slices for a full cache
+            end = min(uint32(key0 + uint32(SLICE)), seen)
+            part, key = uint32(thread % uint32(LANES)), uint32(thread // uint32(LANES))
+            at = uint32(t * uint32(qkv.shape[1]) + query_column + part * uint32(CHUNK))
+            read_query(query_part, qkv, at, 0)
+            if LOADS > 4:
+                read_query(query_part, qkv, at, 4)
+            if LOADS > 8:
+                read_query(query_part, qkv, at, 8)
+            if LOADS > 12:
+                read_query(query_part, qkv, at, 12)
+            key_column, last = uint32(key_column + part * uint32(CHUNK)), uint32(end - uint32(1))
+            # No branches, so that all loads can be under way at once.
+            row = uint32(key0 + key)
+            own_scores[0] = score_of(query_part, keys_values, min(row, last), key_column)
+            own_scores[1] = score_of(query_part, keys_values, min(uint32(row + uint32(KEYS)), last), key_column)
+            if STEPS == 4:
+                own_scores[2] = score_of(query_part, keys_values, min(uint32(row + uint32(2 * KEYS)), last), key_column)
+                own_scores[3] = score_of(query_part, keys_values, min(uint32(row + uint32(3 * KEYS)), last), key_column)
+            largest = NOTHING
+            for step in range(STEPS):
+                own = uint32(key + uint32(step * KEYS))
+                score = own_scores[step] * scale
+                for distance in DISTANCES:
+                    score += cuda.shfl_xor_sync(ALL_LANES, score, distance)
+                score = score if key0 + own < end else NOTHING
+                largest = max(largest, score)
+                if part == uint32(0):
+                    scores[own] = score
+            largest = block_max(largest, partial)  # its barriers also make the scores visible to all
+            power = ptx.exp2_approx(scores[thread] - largest)
+            scores[thread] = power  # 0 for what is not seen
+            if thread < uint32(SCORES - SLICE):
+                scores[thread + uint32(SLICE)] = ZERO
+            total = block_sum(power, partial)
+
+            group, column = uint32(thread // uint32(PARTS)), uint32(thread % uint32(PARTS) * uint32(CHUNK))
+            if group < uint32(GROUPS):  # each takes every GROUPS-th key
+                value_column = uint32(first + query_column + width + column)
+                for n in range(CHUNK):
+                    mixed_part[n] = ZERO
+                own = group
+                while own < uint32(SCORES):
+                    for _ in range(ROUND):
+                        row = min(uint32(key0 + own), last)
+                        read(numbers, 0, keys_values, uint32(row * columns + value_column))
+                        power = scores[own]
+                        for n in range(CHUNK):
+                            mixed_part[n] += power * numbers[n]
+                        own = uint32(own + uint32(GROUPS))
+                for n in range(0, CHUNK, 4):
+                    ptx.store_shared4(sums, uint32(group * uint32(SIZE) + column + uint32(n)), mixed_part[n],
+                                      mixed_part[n + 1], mixed_part[n + 2], mixed_part[n + 3])
+            cuda.syncthreads()
+            record = uint32((uint32(t * uint32(cuda.gridDim.y) + head) * uint32(cuda.gridDim.x)
+                             + uint32(cuda.blockIdx.x)) * uint32(RECORD))
+            i = thread
+            while i < uint32(SIZE):
+                mixed = ZERO
+                place = i
+                while place < uint32(FOUND):
+                    mixed += sums[place]
+                    place = uint32(place + uint32(SIZE))
+                found[record + i] = mixed
+                i = uint32(i + uint32(DECODE_THREADS))
+            if thread == uint32(0):
+                found[record + uint32(SIZE)] = total
+                found[record + uint32(SIZE + 1)] = largest
+
+    @cuda.jit
+    def attention_decode_combine_kernel(found, start, out, room, slices, causal):
+        """A thread has one number of the head; TEAMS of them share the slices, corrected as tiles are."""
+        team_largest = cuda.shared.array(TEAMS, float32)
+        team_total = cuda.shared.array(TEAMS, float32)
+        team_mixed = cuda.shared.array(OF_TEAMS, float32)
+        largests = cuda.local.array(AT_ONCE, float32)
+        totals = cuda.local.array(AT_ONCE, float32)
+        parts = cuda.local.array(AT_ONCE, float32)
+        thread = uint32(cuda.threadIdx.x)
+        team, i = uint32(thread // uint32(SIZE)), uint32(thread % uint32(SIZE))
+        head, t = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y)
+        seen = uint32(uint32(start[0]) + (t + uint32(1) if causal else uint32(out.shape[0])))
+        count = uint32((min(seen, room) + uint32(SLICE - 1)) // uint32(SLICE))
+        first = uint32(uint32(uint32(t * uint32(cuda.gridDim.x)) + head) * slices)
+        largest, total, mixed = NOTHING, ZERO, ZERO
+        slice_ = team
+        while slice_ < count:
+            for n in range(AT_ONCE):  # no branches, so that all loads can be under way at once
+                one = uint32(slice_ + uint32(n * TEAMS))
+                record = uint32(uint32(first + min(one, uint32(count - uint32(1)))) * uint32(RECORD))
+                parts[n], totals[n] = found[record + i], found[record + uint32(SIZE)]
+                largests[n] = found[record + uint32(SIZE + 1)] if one < count else NOTHING
+            new = largest
+            for n in range(AT_ONCE):
+                new = max(new, largests[n])
+            correction = ptx.exp2_approx(largest - new)
+            total, mixed = total * correction, mixed * correction
+            for n in range(AT_ONCE):
+                weight = ptx.exp2_approx(largests[n] - new)
+                total += totals[n] * weight
+                mixed += parts[n] * weight
+            largest = new
+            slice_ = uint32(slice_ + uint32(AT_ONCE * TEAMS))
+        team_mixed[thread] = mixed
+        if i == uint32(0):
+            team_largest[team], team_total[team] = largest, total
+        cuda.syncthreads()
+        if team == uint32(0):
+            for other in range(1, TEAMS):
+                new = max(largest, team_largest[other])
+                correction, weight = ptx.exp2_approx(largest - new), ptx.exp2_approx(team_largest[other] - new)
+                total = total * correction + team_total[other] * weight
+                mixed = mixed * correction + team_mixed[uint32(other * SIZE) + i] * weight
+                largest = new
+            out[t, uint32(head * uint32(SIZE)) + i] = mixed / total
+
+    return attention_decode_slice_kernel, attention_decode_combine_kernel
+
+
+def decode_workspace_numbers(rows: int, room: int, heads: int, size: int) -> int:
+    """How many float32 numbers attention_decode needs between its two launches, for `room` keys at most."""
+    return rows * heads * -(-room // SLICE) * (size + 4)
+
+
+@functools.cache
+def _decode_workspace(numbers: int):
+    return cuda.device_array(numbers, np.float32)
+
+
+@rung(kernel=make_decode(64), sizes=f"{SIZES}, and at most 65,535 rows",
+      idea="for a query or a few: blocks share the keys, a second launch combines what they found")
+def attention_decode(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0, workspace=None):
+    """For generation, where a token has one query and a long cache: a block for each head would leave most of the GPU
+    idle. So a block takes 128 keys of a head, and a second kernel combines the slices, with the correction of flash.
+
+    workspace: float32 in device memory, decode_workspace_numbers of them; if left out, one is made for each size and
+    kept, which launches in two streams at the same time must not share. How many keys there are is read from `start`,
+    so that one captured graph serves every token.
+    """
+    launch_decode(qkv, heads, out, cache, start, causal, stream, workspace)
+
+
+def launch_decode(qkv, heads, out, cache, start, causal, stream, workspace, dtype=np.float32) -> None:
+    size, room = check_flash(qkv, heads, out, cache, start, dtype)
+    rows, slices = out.shape[0], -(-room // SLICE)
+    if rows > MAX_GRID_YZ:
+        raise ValueError(f"{rows:,} rows are too many; at most {MAX_GRID_YZ:,} are allowed")
+    numbers = decode_workspace_numbers(rows, room, heads, size)
+    if workspace is None:
+        workspace = _decode_workspace(numbers)
+    elif np.dtype(workspace.dtype) != np.float32 or workspace.size < numbers:
+        raise ValueError(f"workspace has {workspace.size:,} elements of {workspace.dtype}; it must have {numbers:,} of "
+                         f"float32")
+    keys_values, start, first = keys_and_values(qkv, out, cache, start)
+    find, combine = make_decode(size, dtype == np.float16)
+    find[(slices, heads, rows), DECODE_THREADS, stream](
+        qkv, keys_values, start, out, first, scale_for_powers_of_two(size), np.uint32(causal), workspace)
+    combine[(heads, rows), size * teams_of(size), stream](
+        workspace, start, out, np.uint32(room), np.uint32(slices), np.uint32(causal))

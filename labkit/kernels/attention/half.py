@@ -1,0 +1,336 @@
+"""Attention of halves on tensor cores, in tiles of keys. The sums are float32.
+
+Shapes  as in attention.py: qkv (S, 3*H*D), out (S, H*D), cache (N, 2*H*D), float16; start (1,) int32
+Sizes   D a multiple of 16, at most 256; any other
+Source  T. Dao, "FlashAttention-2" (2023), https://arxiv.org/abs/2307.08691; PTX ISA, "Matrix Fragments for
+        mma.m16n8k16"
+
+A warp has 16 or 32 queries, and all keys of a tile: scores = queries @ keys.T, then mixed += powers @ values. In the
+sums of mma.sync lane L holds columns 2 * (L % 4) and the next of rows L // 4 and 8 below; in its first factor it holds
+words of the same columns and rows. So two products of 16 x 8 scores, side by side, become powers, are rounded to
+halves, two to a word, and are the first factor of the product with the values: they never leave their registers.
+"""
+
+import functools
+
+import numpy as np
+from numba import float32, uint32
+
+from labkit import cuda, device
+from labkit.device import ptx
+from labkit.kernels.attention.flash import SIZES, check_flash, launch_decode, launch_flash, make_copy_rows, make_decode
+from labkit.kernels.attention.heads import check_heads
+from labkit.kernels.attention.three_pass import (
+    ATTENTION_CACHED,
+    FEW,
+    attention_weights,
+    make_op,
+    split_heads,
+    tolerance_of,
+)
+from labkit.kernels.attention.wgmma import attention_flash_wgmma, takes_flash_wgmma
+from labkit.kernels.matmul.mma import CHUNK, MMA, add_product
+from labkit.kernels.op import rung, uniform
+from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO
+
+KEYS = 64  # of a tile
+
+
+@functools.cache
+def make_flash_half(size: int, warps: int, down: int):
+    """Attention for heads of `size` halves; each of `warps` warps has `down` times 16 queries."""
+    SIZE, DOWN = size, down
+    THREADS, WARP_ROWS = 32 * warps, 16 * down
+    ROWS = warps * WARP_ROWS
+    SWIZZLED = size % 64 == 0
+    PITCH = SIZE if SWIZZLED else SIZE + CHUNK  # either way eight rows, as ldmatrix reads them, lie in different banks
+    MASK = 7 if SWIZZLED else 0
+    TILE = KEYS * PITCH
+    STAGE, KEYS_AT = 2 * TILE, ROWS * PITCH
+    STEPS, PIECES, ACROSS = SIZE // 16, SIZE // CHUNK, KEYS // 8
+    SCORES, MIXED, LANE_ROWS = DOWN * ACROSS * 4, DOWN * PIECES * 4, DOWN * 2
+    WORDS = DOWN * 4
+    KEPT = DOWN * STEPS <= 8  # the queries' words stay in registers; larger heads read them for every tile
+    QUERY_WORDS = WORDS * STEPS if KEPT else WORDS
+    MOVES = WARP_ROWS * PIECES // 32
+    REGISTERS = 128 if size <= 64 and down == 1 else 256
+    copy_queries = make_copy_rows(ROWS, SIZE, PITCH, THREADS, CHUNK, SWIZZLED)
+    copy_rows = make_copy_rows(KEYS, SIZE, PITCH, THREADS, CHUNK, SWIZZLED)
+
+    @cuda.jit(device=True)
+    def copy_tile(shared, at, keys_values, key0, end, key_column, width, thread):
+        copy_rows(shared, at, keys_values, key0, end, key_column, thread)
+        copy_rows(shared, uint32(at + uint32(TILE)), keys_values, key0, end, uint32(key_column + width), thread)
+        ptx.cp_async_commit()
+
+    # `at` is where this lane's row of a first ldmatrix begins, `piece` the 16 bytes that it wants of the row for step
+    # 0, both as the swizzle has them. Step k is two pieces further: an exclusive or, for these bits of it are zero.
+
+    @cuda.jit(device=True)
+    def read_queries(query_words, shared, at, piece, k, to):
+        """The words of the queries' columns 16 * k to 16 * k + 15."""
+        place = uint32(at + (piece ^ uint32(2 * k)) * uint32(CHUNK))
+        for i in range(DOWN):
+            four = ptx.ldmatrix_x4(shared, uint32(place + uint32(16 * i * PITCH)))
+            for n in range(4):
+                query_words[to + 4 * i + n] = four[n]
+
+    @cuda.jit(device=True)
+    def add_scores(scores, query_words, shared, at, piece, k, q0):
+        """scores += 16 steps of queries @ keys.T."""
+        place = uint32(at + (piece ^ uint32(2 * k)) * uint32(CHUNK))
+        for pair in range(ACROSS // 2):
+            b0, b1, b2, b3 = ptx.ldmatrix_x4(shared, uint32(place + uint32(16 * pair * PITCH)))
+            for i in range(DOWN):
+                q, to = q0 + 4 * i, (i * ACROSS + 2 * pair) * 4
+                a0, a1, a2, a3 = query_words[q], query_words[q + 1], query_words[q + 2], query_words[q + 3]
+                add_product(scores, to, a0, a1, a2, a3, b0, b1)
+                add_product(scores, to + 4, a0, a1, a2, a3, b2, b3)
+
+    @cuda.jit(device=True)
+    def hide(scores, key, seen, r):
+        """Scores of this lane's row r that do not count: their keys, the first of which is `key`, are not seen."""
+        for j in range(ACROSS):
+            for right in range(2):
+                if uint32(key + uint32(8 * j + right)) >= seen:
+                    scores[r // 2 * ACROSS * 4 + r % 2 * 2 + 4 * j + right] = NOTHING
+
+    @cuda.jit(device=True)
+    def take_powers(scores, mixed, largest, total, scale, r):
+        """The scores of this lane's row r become powers, and its sums so far are corrected. Row 0 is L // 4, row 1 the
+        row 8 below; 2 and 3 are the same of the warp's next 16 queries."""
+        first = r // 2 * ACROSS * 4 + r % 2 * 2
+        new = largest[r]
+        for j in range(ACROSS):
+            new = max(new, max(scores[first + 4 * j], scores[first + 4 * j + 1]))
+        new = max(new, cuda.shfl_xor_sync(ALL_LANES, new, 1))
+        new = max(new, cuda.shfl_xor_sync(ALL_LANES, new, 2))
+        correction = ptx.exp2_approx((largest[r] - new) * scale)  # 0 for the first tile
+        largest[r] = new
+        shift = -(new * scale)
+        part = ZERO
+        for j in range(ACROSS):
+            left = ptx.exp2_approx(scores[first + 4 * j] * scale + shift)
+            right = ptx.exp2_approx(scores[first + 4 * j + 1] * scale + shift)
+            part += left + right
+            scores[first + 4 * j], scores[first + 4 * j + 1] = left, right
+        total[r] = total[r] * correction + part  # of this lane's keys; the row's at the end
+        first = r // 2 * PIECES * 4 + r % 2 * 2
+        for j in range(PIECES):
+            mixed[first + 4 * j] *= correction
+            mixed[first + 4 * j + 1] *= correction
+
+    @cuda.jit(device=True)
+    def add_values(scores, mixed, words, shared, at, piece, k):
+        """mixed += powers @ values, of the keys 16 * k to 16 * k + 15."""
+        for i in range(DOWN):
+            for n in range(4):  # rows L // 4 and 8 below, of the left 8 columns, then of the right
+                left = (i * ACROSS + 2 * k + n // 2) * 4 + n % 2 * 2
+                words[4 * i + n] = ptx.pack_half2(scores[left], scores[left + 1])
+        for pair in range(STEPS):
+            place = uint32(at + (piece ^ uint32(2 * pair)) * uint32(CHUNK))
+            b0, b1, b2, b3 = ptx.ldmatrix_x4_trans(shared, uint32(place + uint32(16 * k * PITCH)))
+            for i in range(DOWN):
+                to = (i * PIECES + 2 * pair) * 4
+                a0, a1, a2, a3 = words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]
+                add_product(mixed, to, a0, a1, a2, a3, b0, b1)
+                add_product(mixed, to + 4, a0, a1, a2, a3, b2, b3)
+
+    @cuda.jit(launch_bounds=(THREADS, 65_536 // (REGISTERS * THREADS)))
+    def attention_flash_half_kernel(qkv, keys_values, start, out, first, scale, causal):
+        shared = cuda.shared.array(0, np.float16)
+        pairs = cuda.shared.array(0, uint32)  # the same memory, two halves at a time
+        scores = cuda.local.array(SCORES, float32)
+        mixed = cuda.local.array(MIXED, float32)
+        query_words = cuda.local.array(QUERY_WORDS, uint32)
+        words = cuda.local.array(WORDS, uint32)
+        largest = cuda.local.array(LANE_ROWS, float32)
+        total = cuda.local.array(LANE_ROWS, float32)
+        thread = uint32(cuda.threadIdx.x)
+        lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
+        rows, width = uint32(out.shape[0]), uint32(out.shape[1])
+        head_column = uint32(uint32(cuda.blockIdx.x) * uint32(SIZE))
+        key_column = uint32(first + head_column)
+        row0 = uint32(uint32(cuda.gridDim.y - cuda.blockIdx.y - 1) * uint32(ROWS))  # causal: the most work comes first
+        before = uint32(start[0])
+        keys = min(uint32(before + rows), uint32(keys_values.shape[0]))  # what lies beyond may be anything
+        seen_by_first = min(uint32(before + row0 + uint32(1)), keys) if causal else keys
+        end = min(uint32(before + row0 + uint32(ROWS)), keys) if causal else keys  # no query here sees more
+        own = uint32(before + row0 + warp * uint32(WARP_ROWS) + lane // uint32(4) + uint32(1))  # what row 0 sees
+        for i in range(MIXED):
+            mixed[i] = ZERO
+        for i in range(LANE_ROWS):
+            largest[i], total[i] = NOTHING, ZERO
+
+        swizzle = lane & uint32(MASK)
+        query_at = uint32((warp * uint32(WARP_ROWS) + lane % uint32(16)) * uint32(PITCH))
+        wide = uint32(lane // uint32(16) ^ swizzle)  # for queries and values: rows L % 16, right piece from lane 16 on
+        key_at = uint32(KEYS_AT) + (lane % uint32(8) + lane // uint32(16) * uint32(8)) * uint32(PITCH)
+        tall = uint32(lane // uint32(8) % uint32(2) ^ swizzle)  # for keys: the right piece before the next eight rows
+        value_at = uint32(uint32(KEYS_AT + TILE) + lane % uint32(16) * uint32(PITCH))
+
+        copy_queries(shared, uint32(0), qkv, row0, rows, head_column, thread)
+        ptx.cp_async_commit()
+        copy_tile(shared, uint32(KEYS_AT), keys_values, uint32(0), end, key_column, width, thread)
+        if KEPT:
+            ptx.cp_async_wait(1)
+            cuda.syncthreads()  # the queries are there
+            for k in range(STEPS):
+                read_queries(query_words, shared, query_at, wide, k, k * WORDS)
+        key0, stage = uint32(0), uint32(0)
+        while key0 < end:
+            ptx.cp_async_wait(0)
+            cuda.syncthreads()  # this tile has landed, and the other has been read by every warp
+            key1 = uint32(key0 + uint32(KEYS))
+            if key1 < end:
+                copy_tile(shared, uint32(uint32(KEYS_AT + STAGE) - stage), keys_values, key1, end, key_column, width,
+                          thread)
+            for i in range(SCORES):
+                scores[i] = ZERO
+            for k in range(STEPS):
+                if KEPT:
+                    add_scores(scores, query_words, shared, uint32(key_at + stage), tall, k, k * WORDS)
+                else:
+                    read_queries(query_words, shared, query_at, wide, k, 0)
+                    add_scores(scores, query_words, shared, uint32(key_at + stage), tall, k, 0)
+            if key1 > seen_by_first:  # some query does not see some key of this tile
+                key = uint32(key0 + lane % uint32(4) * uint32(2))
+                for r in range(LANE_ROWS):
+                    hide(scores, key, min(uint32(own + uint32(8 * r)), keys) if causal else keys, r)
+            for r in range(LANE_ROWS):
+                take_powers(scores, mixed, largest, total, scale, r)
+            for k in range(KEYS // 16):
+                add_values(scores, mixed, words, shared, uint32(value_at + stage), wide, k)
+            key0, stage = key1, uint32(uint32(STAGE) - stage)
+
+        for r in range(LANE_ROWS):
+            whole = total[r]
+            whole += cuda.shfl_xor_sync(ALL_LANES, whole, 1)
+            whole += cuda.shfl_xor_sync(ALL_LANES, whole, 2)
+            total[r] = float32(1.0) / whole
+        # Out through the place of this warp's queries, so that lanes store rows whole, 16 bytes each.
+        mine = uint32(warp * uint32(WARP_ROWS * PITCH))
+        for r in range(LANE_ROWS):
+            row = uint32(lane // uint32(4) + uint32(8 * r))
+            for j in range(PIECES):
+                at = (r // 2 * PIECES + j) * 4 + r % 2 * 2
+                place = uint32(mine + row * uint32(PITCH) + (uint32(j) ^ row & uint32(MASK)) * uint32(CHUNK))
+                pairs[uint32(place // uint32(2) + lane % uint32(4))] = ptx.pack_half2(mixed[at] * total[r],
+                                                                                      mixed[at + 1] * total[r])
+        cuda.syncwarp()
+        for i in range(MOVES):
+            move = uint32(lane + uint32(32 * i))
+            row, piece = uint32(move // uint32(PIECES)), uint32(move % uint32(PIECES))
+            place = uint32(mine + row * uint32(PITCH) + (piece ^ row & uint32(MASK)) * uint32(CHUNK))
+            x, y, z, w = ptx.load_shared4(shared, place)
+            to = uint32(row0 + warp * uint32(WARP_ROWS) + row)
+            if to < rows:
+                ptx.store_global4(out, uint32(to * width + head_column + piece * uint32(CHUNK)), x, y, z, w)
+
+    attention_flash_half_kernel.rows, attention_flash_half_kernel.threads = ROWS, THREADS
+    attention_flash_half_kernel.shared_bytes = 2 * (KEYS_AT + 2 * STAGE)
+    return attention_flash_half_kernel
+
+
+FORMS = ((4, 2), (4, 1), (2, 1), (1, 1))  # warps of a block, and 16 queries so many times for each
+
+
+def flash_half_form(size: int, rows: int, heads: int) -> tuple[int, int]:
+    """The largest block of which there is one for each multiprocessor. On the CPU device, the largest."""
+    forms = FORMS if size <= 64 else FORMS[1:]
+    wanted = cuda.get_current_device().MULTIPROCESSOR_COUNT if device.on_gpu() else 1
+    for warps, down in forms:
+        if heads * -(-rows // (16 * warps * down)) >= wanted:
+            return warps, down
+    return forms[-1]
+
+
+@rung(kernel=make_flash_half(64, 4, 1), needs=MMA, sizes=SIZES,
+      idea="tensor cores: scores become powers, and a factor of the next product, in registers")
+def attention_flash_half(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
+    """A block takes 16 to 128 queries of one head, a warp 16 or 32 of them, and the keys in tiles of 64. cp.async
+    brings the next tile, swizzled, while this one is multiplied. Tiles that no query sees are left out."""
+    size, _ = check_flash(qkv, heads, out, cache, start, np.float16)
+    kernel = make_flash_half(size, *flash_half_form(size, out.shape[0], heads))
+    launch_flash(kernel, qkv, heads, out, cache, start, causal, stream)
+
+
+@rung(kernel=make_decode(64, True), sizes=f"{SIZES}, and at most 65,535 rows",
+      idea="for a query or a few: blocks share the keys, a second launch combines what they found")
+def attention_decode_half(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0, workspace=None):
+    """As attention_decode, which also says what workspace is: 16 bytes are eight halves, and all sums float32."""
+    launch_decode(qkv, heads, out, cache, start, causal, stream, workspace, np.float16)
+
+
+SHORT = 64  # queries: for so few, blocks of 16 are done sooner; 3.2 us for 64 of 12 heads on an H200, wgmma takes 3.6
+
+
+def attention_half(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
+    """The rung to use."""
+    size, _ = check_heads(qkv, heads, out, cache, start, np.float16)
+    if cache is not None and out.shape[0] <= FEW:
+        pick = attention_decode_half
+    elif device.on_gpu() and out.shape[0] > SHORT and takes_flash_wgmma(size, qkv, out, cache):
+        pick = attention_flash_wgmma
+    else:
+        pick = attention_flash_half
+    pick(qkv, heads, out, cache=cache, start=start, causal=causal, stream=stream)
+
+
+# --- The operations --------------------------------------------------------------------------------------------------
+
+HALF_EPS, SMALLEST_HALF = float(np.finfo(np.float16).eps), float(np.finfo(np.float16).smallest_subnormal)
+
+
+def tolerance_half(qkv, heads, cache=None, start=None, *, causal=False):
+    """Beyond that of float32: each power is rounded to a half, and so is the result; of each twice is allowed."""
+    width = qkv.shape[1] // 3
+    keys_values = qkv[:, width:] if cache is None else cache
+    queries, keys, values = (split_heads(part, heads) for part in
+                             (qkv[:, :width], keys_values[:, :width], keys_values[:, width:]))
+    weights, _ = attention_weights(queries, keys, 0 if start is None else int(start[0]), causal)
+    each = HALF_EPS * (weights @ np.abs(values) + np.abs(weights @ values))
+    least = SMALLEST_HALF * (1 + np.abs(values).sum(axis=1, keepdims=True))
+    return (tolerance_of(qkv, heads, cache, start, causal=causal)
+            + np.moveaxis(each + least, 0, 1).reshape(len(qkv), width))
+
+
+def _inputs(rng, S, H, D):
+    return (2 * uniform(rng, S, 3 * H * D)).astype(np.float16), H
+
+
+def _inputs_with_cache(rng, S, H, D, before):
+    """In halves, what ATTENTION_CACHED takes."""
+    return tuple(value.astype(np.float16) if getattr(value, "dtype", None) == np.float32 else value
+                 for value in ATTENTION_CACHED.inputs(rng, S, H, D, before))
+
+
+def _half(causal: bool) -> dict:
+    return {
+        "launchers": (attention_flash_half, attention_flash_wgmma),
+        "inputs": _inputs,
+        "tolerance": functools.partial(tolerance_half, causal=causal),
+        "bytes": lambda S, H, D: 8 * S * H * D,
+        "dtype": np.float16,
+        "peak": "f16",
+        "rival": None, "rival_note": "",
+        "awkward": tuple({"S": S, "H": H, "D": D} for S, H, D in
+                         ((1, 1, 64), (17, 3, 64), (65, 1, 64), (130, 1, 64), (33, 2, 48))),
+    }
+
+
+ATTENTION_HALF = make_op("attention_half", "Multi-head attention of halves", False, **_half(False))
+ATTENTION_HALF_CAUSAL = make_op("attention_half_causal", "Multi-head attention of halves, causal", True, **_half(True))
+ATTENTION_HALF_CACHED = make_op(
+    "attention_half_cached", "Multi-head attention of halves with a KV cache, causal", True, **_half(True) | {
+        "launchers": (attention_flash_half, attention_decode_half),
+        "inputs": _inputs_with_cache,
+        "shape": ATTENTION_CACHED.shape,
+        "awkward": tuple({"S": S, "H": H, "D": D, "before": before} for S, H, D, before in
+                         ((1, 1, 64, 0), (1, 3, 64, 5), (4, 2, 64, 254), (5, 1, 48, 130))),
+        "timed_gpu": ATTENTION_CACHED.timed_gpu,
+        "timed_cpu": ATTENTION_CACHED.timed_cpu,
+        "flops": ATTENTION_CACHED.flops,
+        "bytes": lambda S, H, D, before: 4 * (before + S) * H * D,
+        "rivals": (), "also_gpu": (),
+    })

@@ -1,0 +1,299 @@
+"""Attention with its matrix of scores in global memory: the product of queries and keys, then scale, mask and softmax,
+then the product with the values. The part in the middle is three launches, or one.
+
+    attention = AttentionInSteps(fused=False)       # a launcher as Kernels of the block of GPT-2 takes it
+    attention(qkv, heads, out, cache=cache, start=start, causal=True)
+    attention.launches(...)                         # the same, one by one: (name, launch(stream)), ...
+
+Shapes  as in attention.py; scores (H, T, N): T queries, and room for N keys, of which start + T are in use
+Work    4*T*(start + T)*H*D flop for the two products. Of the scores, each H*T*(start + T) numbers, the three launches
+        read five times as many and write four times as many; the fused one reads and writes them once
+
+This is how attention is computed where nobody has joined its steps. It is here to be compared with.
+"""
+
+import functools
+import math
+
+import numpy as np
+from numba import float32, uint32
+
+from labkit import cuda, device
+from labkit.kernels.attention.heads import check_heads, keys_and_values
+from labkit.kernels.reduce import NOTHING, ZERO, block_max, block_sum
+
+BLOCK = 256
+FEW = 4  # queries: more of them share tiles
+TILE, DEPTH = 64, 16  # a tile of the products is TILE x TILE, in steps of DEPTH
+LINE = TILE + 1
+STEP = DEPTH * LINE  # numbers in a tile in shared memory
+LONGEST = 4096  # keys: a block of 256 threads keeps 16 of them each
+
+# --- Scores and values, one query at a time --------------------------------------------------------------------------
+# Element i of a head's key j is keys_values[j, first + head*D + i], and of its value keys_values[j, first + width +
+# head*D + i]. `total` is how many keys there are: start lies in device memory, so that a graph can be used again.
+
+
+@cuda.jit
+def scores_kernel(qkv, keys_values, start, scores, first, size):
+    t, head = uint32(cuda.blockIdx.y), uint32(cuda.blockIdx.z)
+    j = uint32(cuda.grid(1))
+    total = uint32(uint32(start[0]) + uint32(scores.shape[1]))
+    if j < min(total, uint32(scores.shape[2])):
+        column = uint32(head * size)
+        score = ZERO
+        i = uint32(0)
+        while i < size:
+            score += qkv[t, column + i] * keys_values[j, first + column + i]
+            i += uint32(1)
+        scores[head, t, j] = score
+
+
+@cuda.jit
+def values_kernel(weights, keys_values, start, out, first, size):
+    sums = cuda.shared.array(BLOCK, float32)
+    t, head, thread = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y), uint32(cuda.threadIdx.x)
+    total = min(uint32(uint32(start[0]) + uint32(weights.shape[1])), uint32(weights.shape[2]))
+    groups = uint32(BLOCK) // size  # each takes every groups-th key
+    i, group = thread % size, thread // size
+    column = uint32(first + uint32(out.shape[1]) + head * size + i)
+    mixed = ZERO
+    if group < groups:
+        j = group
+        while uint32(j + uint32(3) * groups) < total:  # four loads on their way
+            k, m, n = uint32(j + groups), uint32(j + uint32(2) * groups), uint32(j + uint32(3) * groups)
+            a, b = keys_values[j, column], keys_values[k, column]
+            c, d = keys_values[m, column], keys_values[n, column]
+            mixed += weights[head, t, j] * a + weights[head, t, k] * b
+            mixed += weights[head, t, m] * c + weights[head, t, n] * d
+            j = uint32(n + groups)
+        while j < total:
+            mixed += weights[head, t, j] * keys_values[j, column]
+            j += groups
+    sums[thread] = mixed
+    cuda.syncthreads()
+    if group == uint32(0):
+        other = uint32(1)
+        while other < groups:
+            mixed += sums[uint32(other * size) + i]
+            other += uint32(1)
+        out[t, uint32(head * size) + i] = mixed
+
+
+# --- Scores and values of many queries, in tiles ----------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def tile_product(a, a_at, a_row, b, b_at, b_row, b_col, out, out_at, out_row, M, N, K):
+    """out[m, n] = sum over k of a[m, k] * b[k, n] for one tile, where element (m, k) of a is a[a_at + m*a_row + k], and
+    so on: flat arrays. A thread has 4 x 4 elements."""
+    a_tile, b_tile = cuda.shared.array(STEP, float32), cuda.shared.array(STEP, float32)
+    sums = cuda.local.array(16, float32)
+    thread = uint32(cuda.threadIdx.x)
+    left, top = uint32(cuda.blockIdx.x * TILE), uint32(cuda.blockIdx.y * TILE)
+    row, col = uint32(thread // uint32(16)), uint32(thread % uint32(16))
+    for e in range(16):
+        sums[e] = ZERO
+    step = uint32(0)
+    while step < K:
+        for r in range(4):
+            m, k = uint32(row + uint32(16 * r)), uint32(step + col)
+            inside = uint32(top + m) < M and k < K
+            a_tile[uint32(col * uint32(LINE)) + m] = a[uint32(a_at + uint32(top + m) * a_row + k)] if inside else ZERO
+            if b_col == uint32(1):  # neighbours along a row of b
+                d, n = uint32(thread // uint32(64) + uint32(4 * r)), uint32(thread % uint32(64))
+            else:
+                d, n = col, m
+            k = uint32(step + d)
+            inside = uint32(left + n) < N and k < K
+            at = uint32(b_at + k * b_row + uint32(left + n) * b_col)
+            b_tile[uint32(d * uint32(LINE)) + n] = b[at] if inside else ZERO
+        cuda.syncthreads()
+        for k in range(DEPTH):
+            for i in range(4):
+                x = a_tile[uint32(uint32(k * LINE + 16 * i) + row)]
+                for j in range(4):
+                    sums[4 * i + j] += x * b_tile[uint32(uint32(k * LINE + 16 * j) + col)]
+        cuda.syncthreads()
+        step += uint32(DEPTH)
+    for i in range(4):
+        for j in range(4):
+            m, n = uint32(top + row + uint32(16 * i)), uint32(left + col + uint32(16 * j))
+            if m < M and n < N:
+                out[uint32(out_at + m * out_row + n)] = sums[4 * i + j]
+
+
+@cuda.jit
+def scores_tiled_kernel(qkv, keys_values, start, scores, first, size, columns, room, count):
+    """All arrays flat: rows of qkv have 3*columns numbers. count: queries; room: keys that scores has room for."""
+    total = min(uint32(uint32(start[0]) + count), room)
+    if uint32(cuda.blockIdx.x * TILE) < total:
+        head = uint32(cuda.blockIdx.z)
+        line = uint32(uint32(keys_values.size) // room)
+        tile_product(qkv, uint32(head * size), uint32(uint32(3) * columns),
+                     keys_values, uint32(first + head * size), uint32(1), line,
+                     scores, uint32(head * uint32(count * room)), room, count, total, size)
+
+
+@cuda.jit
+def values_tiled_kernel(weights, keys_values, start, out, first, size, columns, room, count):
+    total = min(uint32(uint32(start[0]) + count), room)
+    head = uint32(cuda.blockIdx.z)
+    line = uint32(uint32(keys_values.size) // room)
+    tile_product(weights, uint32(head * uint32(count * room)), room,
+                 keys_values, uint32(first + columns + head * size), line, uint32(1),
+                 out, uint32(head * size), columns, count, size, total)
+
+
+# --- Scale, mask, softmax: three launches ----------------------------------------------------------------------------
+# The grid of the first two: x over keys, y over queries, z over heads. That of the softmax: x over queries, y heads.
+
+
+@cuda.jit
+def scale_scores_kernel(scores, start, scale):
+    j, t, head = uint32(cuda.grid(1)), uint32(cuda.blockIdx.y), uint32(cuda.blockIdx.z)
+    total = min(uint32(uint32(start[0]) + uint32(scores.shape[1])), uint32(scores.shape[2]))
+    if j < total:
+        scores[head, t, j] *= scale
+
+
+@cuda.jit
+def mask_scores_kernel(scores, start):
+    j, t, head = uint32(cuda.grid(1)), uint32(cuda.blockIdx.y), uint32(cuda.blockIdx.z)
+    before = uint32(start[0])
+    total = min(uint32(before + uint32(scores.shape[1])), uint32(scores.shape[2]))
+    if j < total and j > uint32(before + t):
+        scores[head, t, j] = NOTHING
+
+
+@cuda.jit
+def softmax_scores_kernel(scores, start):
+    partial = cuda.shared.array(32, float32)
+    t, head, thread = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y), uint32(cuda.threadIdx.x)
+    total = min(uint32(uint32(start[0]) + uint32(scores.shape[1])), uint32(scores.shape[2]))
+    largest = NOTHING
+    j = thread
+    while j < total:
+        largest = max(largest, scores[head, t, j])
+        j += uint32(BLOCK)
+    largest = block_max(largest, partial)
+    powers = ZERO
+    j = thread
+    while j < total:
+        power = math.exp(scores[head, t, j] - largest)
+        scores[head, t, j] = power
+        powers += power
+        j += uint32(BLOCK)
+    powers = block_sum(powers, partial)
+    j = thread
+    while j < total:
+        scores[head, t, j] /= powers
+        j += uint32(BLOCK)
+
+
+# --- And as one ------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def make_masked_softmax_from(held: int):
+    """Scale, mask and softmax of rows of up to 256 * held keys, read once and kept in registers."""
+
+    @cuda.jit
+    def masked_softmax_from_kernel(scores, start, scale, causal):
+        partial = cuda.shared.array(32, float32)
+        values = cuda.local.array(held, float32)
+        t, head, thread = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y), uint32(cuda.threadIdx.x)
+        before = uint32(start[0])
+        total = min(uint32(before + uint32(scores.shape[1])), uint32(scores.shape[2]))
+        seen = min(uint32(before + t + uint32(1)), total) if causal else total
+
+        largest = NOTHING
+        for i in range(held):
+            j = uint32(uint32(BLOCK * i) + thread)
+            values[i] = scores[head, t, j] * scale if j < seen else NOTHING
+            largest = max(largest, values[i])
+        largest = block_max(largest, partial)
+        powers = ZERO
+        for i in range(held):
+            values[i] = math.exp(values[i] - largest)
+            powers += values[i]
+        share = float32(1.0) / block_sum(powers, partial)
+        for i in range(held):
+            j = uint32(uint32(BLOCK * i) + thread)
+            if j < total:
+                scores[head, t, j] = values[i] * share  # 0 where it is hidden
+
+    return masked_softmax_from_kernel
+
+
+# --- The launcher ----------------------------------------------------------------------------------------------------
+
+
+class AttentionInSteps:
+    """attention(qkv, heads, out, cache=, start=, causal=, stream=) in separate launches.
+
+    fused: scale, mask and softmax as one launch; otherwise as three. Scores are kept in memory that is allocated at the
+    first call with a shape, and stays. tiled: whether the products go by tiles; left out, for more than FEW queries on
+    a GPU.
+    """
+
+    def __init__(self, fused: bool, tiled: bool | None = None):
+        self.fused, self.tiled = fused, tiled
+        self._scores = {}
+
+    def __call__(self, qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
+        for _, launch in self.launches(qkv, heads, out, cache=cache, start=start, causal=causal):
+            launch(stream)
+
+    def launches(self, qkv, heads, out, *, cache=None, start=None, causal=False) -> list[tuple]:
+        """(name, launch(stream)) of each, in order: scores, scale, mask, softmax, values."""
+        size, room = check_heads(qkv, heads, out, cache, start)
+        if size > BLOCK:
+            raise ValueError(f"heads of {size} numbers are too large for attention in steps; at most {BLOCK} are "
+                             f"allowed")
+        if room > LONGEST:
+            raise ValueError(f"there is room for {room:,} keys; attention in steps takes at most {LONGEST:,}")
+        count, columns = out.shape
+        keys_values, start, first = keys_and_values(qkv, out, cache, start)
+        scores = self._room_for(heads, count, room)
+        tiled = count > FEW and device.on_gpu() if self.tiled is None else self.tiled
+        scale, causal = np.float32(1 / math.sqrt(size)), np.uint32(causal)
+        size = np.uint32(size)
+        flat = (np.uint32(columns), np.uint32(room), np.uint32(count))
+        over_keys = (-(-room // BLOCK), count, heads)
+
+        def product(plain, in_tiles, a, out, grid, tiles):
+            if not tiled:
+                return lambda stream: plain[grid, BLOCK, stream](a, keys_values, start, out, first, size)
+            arrays = [array.reshape(array.size) for array in (a, keys_values, out)]
+            return lambda stream: in_tiles[tiles, BLOCK, stream](arrays[0], arrays[1], start, arrays[2], first, size,
+                                                                 *flat)
+
+        rows = -(-count // TILE)
+        middle = [("softmax", lambda stream: make_masked_softmax_from(self._held(room))[(count, heads), BLOCK, stream](
+            scores, start, scale, causal))]
+        if not self.fused:
+            middle = [("scale", lambda stream: scale_scores_kernel[over_keys, BLOCK, stream](scores, start, scale)),
+                      ("mask", lambda stream: mask_scores_kernel[over_keys, BLOCK, stream](scores, start)),
+                      ("softmax", lambda stream: softmax_scores_kernel[(count, heads), BLOCK, stream](scores, start))]
+            if not causal:
+                del middle[1]
+        return [("scores", product(scores_kernel, scores_tiled_kernel, qkv, scores, over_keys,
+                                   (-(-room // TILE), rows, heads))),
+                *middle,
+                ("values", product(values_kernel, values_tiled_kernel, scores, out, (count, heads),
+                                   (-(-int(size) // TILE), rows, heads)))]
+
+    def _room_for(self, *shape):
+        if shape not in self._scores:
+            self._scores[shape] = cuda.device_array(shape, np.float32)
+        return self._scores[shape]
+
+    @staticmethod
+    def _held(room: int) -> int:
+        """Keys that a thread keeps."""
+        return next(held for held in (1, 2, 4, 8, 16) if BLOCK * held >= room)
+
+
+attention_unfused = AttentionInSteps(fused=False)
+attention_fused_softmax = AttentionInSteps(fused=True)

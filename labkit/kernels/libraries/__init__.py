@@ -1,0 +1,40 @@
+"""The same jobs through libraries: cuBLAS (through CuPy), Triton and cuTile. Each is imported when it is first used.
+
+    blas          cuBLAS's calls: gemm, isamax, asum. Without CuPy and a GPU, a NumPy model that reads memory as it does
+    column_major  that model
+    blas_softmax  softmax from BLAS reductions and two small kernels
+    triton_kernels, tile_kernels    vector addition (and softmax) in Triton and in cuTile
+    tile_model    a NumPy model of the few names of cuda.tile that the course uses
+    series, pictures    what `labkit bench` measures with them, and the lessons' figures
+
+The rest of labkit needs none of the libraries.
+"""
+
+import importlib
+
+_MODULES = ("blas", "blas_softmax", "column_major", "pictures", "series", "tile_kernels", "tile_model",
+            "triton_kernels")
+
+
+def __getattr__(name: str):
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"labkit.kernels.libraries has no {name!r}; it has {', '.join(_MODULES)}")
+
+
+def __dir__():
+    return sorted([*globals(), *_MODULES])
+
+
+def triton_vector_add(triton, a, b, out) -> None:
+    """out = a + b by Triton, for PyTorch's tensors. The call of a rival: it wants to be given the module first."""
+    from labkit.kernels.libraries import triton as triton_kernels
+
+    triton_kernels.vector_add_triton(a, b, out)
+
+
+def triton_softmax(triton, x, out) -> None:
+    """out = softmax of each row of x by Triton, for PyTorch's tensors; the call of a rival."""
+    from labkit.kernels.libraries import triton as triton_kernels
+
+    triton_kernels.softmax_triton(x, out)

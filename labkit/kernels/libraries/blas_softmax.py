@@ -1,0 +1,108 @@
+"""Softmax of each row from BLAS reductions and two small kernels. One rung for each idea, slowest first.
+
+Shapes  x, out (R, C); float32, C-contiguous
+Work    four calls a row, one row after another; at least 8*R*C bytes, of which each row is moved several times
+Source  cuBLAS documentation, "cublasI<t>amax" and "cublas<t>asum"
+
+BLAS has the sum of |x|, which serves for exponentials, since they are positive. It has no maximum, only the place of
+the largest |x|. Where that is a negative number, everything after the subtraction is too large, and exp overflows.
+"""
+
+import math
+
+import numpy as np
+from numba import uint32
+
+from labkit import cuda
+from labkit.kernels.arguments import blocks_for, check_array
+from labkit.kernels.libraries import blas
+from labkit.kernels.op import rung
+from labkit.kernels.reduce import reduce_max_warp
+from labkit.kernels.softmax.rows import SOFTMAX
+
+BLOCK = 256
+EPS = float(np.finfo(np.float32).eps)
+
+
+def far_tolerance(x):
+    """Where c with |c| up to max |x| is subtracted, x - c is rounded at up to 2 * max |x|, and exp hands that on."""
+    far = 2 * np.abs(x).max(axis=1, keepdims=True)
+    return 2 * EPS * (far + np.sqrt(x.shape[1]) + 4) * SOFTMAX.reference(x)
+
+
+@cuda.jit
+def sub_max_exp_kernel(x, out, row, biggest):
+    col = uint32(cuda.grid(1))
+    if col < x.shape[1]:
+        out[row, col] = math.exp(x[row, col] - biggest)
+
+
+@cuda.jit
+def normalize_kernel(out, row, total):
+    col = uint32(cuda.grid(1))
+    if col < out.shape[1]:
+        out[row, col] /= total
+
+
+@rung(kernel=(sub_max_exp_kernel, normalize_kernel), idea="row by row; the host fetches |max| and the sum",
+      failed="a row that holds -200 and 100 comes out as NaN: -200 is subtracted, and exp(300) is infinite in float32",
+      tolerance=far_tolerance)
+def softmax_by_isamax(x, out, stream=0):
+    """The largest |x| by cublasIsamax, the sum by cublasSasum. The host waits for both, in each row."""
+    rows, cols = _check(x, out)
+    grid = blocks_for((cols,), (BLOCK,))
+    for row in range(rows):
+        index = blas.isamax(cols, blas.at(x, row * cols))  # the host waits
+        biggest = x[row, index - 1]  # counted from 1; and a copy of four bytes
+        sub_max_exp_kernel[grid, BLOCK, stream](x, out, np.uint32(row), biggest)
+        total = blas.asum(cols, blas.at(out, row * cols))  # the host waits
+        normalize_kernel[grid, BLOCK, stream](out, np.uint32(row), np.float32(total))
+
+
+@rung(kernel=(sub_max_exp_kernel, normalize_kernel), idea="row by row; a true maximum, from a kernel")
+def softmax_by_row_max(x, out, stream=0):
+    """As by_isamax, but what is subtracted is the largest x: a reduction kernel finds it for all rows in one launch."""
+    rows, cols = _check(x, out)
+    grid = blocks_for((cols,), (BLOCK,))
+    largest = cuda.device_array(rows, np.float32)
+    reduce_max_warp(x, largest, stream=stream)
+    for row, biggest in enumerate(largest.copy_to_host()):
+        sub_max_exp_kernel[grid, BLOCK, stream](x, out, np.uint32(row), biggest)
+        total = blas.asum(cols, blas.at(out, row * cols))  # the host waits
+        normalize_kernel[grid, BLOCK, stream](out, np.uint32(row), np.float32(total))
+
+
+@cuda.jit
+def sub_row_max_exp_kernel(x, out, row, largest):
+    col = uint32(cuda.grid(1))
+    if col < x.shape[1]:
+        out[row, col] = math.exp(x[row, col] - largest[row])
+
+
+@cuda.jit
+def normalize_by_kernel(out, row, total):
+    col = uint32(cuda.grid(1))
+    if col < out.shape[1]:
+        out[row, col] /= total[0]
+
+
+@rung(kernel=(sub_row_max_exp_kernel, normalize_by_kernel), idea="row by row; nothing comes back to the host")
+def softmax_on_device(x, out, stream=0):
+    """As by_row_max, but the maxima and the sums stay in device memory, where the kernels read them."""
+    rows, cols = _check(x, out)
+    grid = blocks_for((cols,), (BLOCK,))
+    largest, total = cuda.device_array(rows, np.float32), cuda.device_array(1, np.float32)
+    reduce_max_warp(x, largest, stream=stream)
+    for row in range(rows):
+        sub_row_max_exp_kernel[grid, BLOCK, stream](x, out, np.uint32(row), largest)
+        blas.asum(cols, blas.at(out, row * cols), result=total)
+        normalize_by_kernel[grid, BLOCK, stream](out, np.uint32(row), total)
+
+
+def _check(x, out) -> tuple[int, int]:
+    check_array("x", x, ndim=2)
+    check_array("out", out, shape=x.shape)
+    return x.shape
+
+
+BLAS_SOFTMAX = SOFTMAX.with_rungs(softmax_by_isamax, softmax_by_row_max, softmax_on_device)

@@ -1,0 +1,1 @@
+"""Linear layers, alone and with what follows them in one kernel."""

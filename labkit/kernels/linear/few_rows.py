@@ -1,0 +1,523 @@
+"""Linear layers of few rows, and `linear`, which picks a kernel by shape: out = x @ weights + bias, then GELU or a
+residual.
+
+Shapes  x (M, K), weights (K, N), bias (N,), residual and out (M, N); all float32, or all float16 with float32 sums
+Sizes   any for float32, K and N multiples of 8 for float16; quick for M up to 64 (float32) and 128 (float16)
+Work    2*M*N*K flop; 4 (2) * (M*K + K*N + N + M*N) bytes, nearly all of them weights where M is small
+Source  PTX ISA, "Matrix Fragments for mma.m16n8k16", "ldmatrix"; NVIDIA CUTLASS, "Efficient GEMM in CUDA" (slices of K)
+
+A decoder that writes text has one row, a prompt a few: the weights have to come from memory for a handful of products
+each, and what counts is how many bytes are on their way. A block has 16 columns, so that there are many blocks; its
+eight warps share K, and their sums meet in shared memory. Where even so there are too few blocks, K is divided among
+blocks as well (fused_linear).
+"""
+
+import functools
+
+import numpy as np
+from numba import float32, uint32
+
+from labkit import cuda, device
+from labkit.device import ptx
+from labkit.kernels.arguments import aligned, blocks_for
+from labkit.kernels.gelu import gelu_sigmoid
+from labkit.kernels.linear import fused as fused_linear
+from labkit.kernels.linear.fused import (
+    PROCESSORS,
+    ZERO,
+    add_parts,
+    as_rung,
+    check_fused,
+    fused_naive,
+    fused_pipelined,
+    fused_reference,
+    fused_tiled,
+    layer,
+    make_add_parts,
+    make_finish,
+    make_fused_tiled,
+    memory_for,
+    seconds_between,
+    sum_error,
+    torch_addmm,
+)
+from labkit.kernels.matmul import mma as tensor_core
+from labkit.kernels.matmul import wgmma
+from labkit.kernels.matmul.float32 import load_four, load_four_singly
+from labkit.kernels.matmul.mma import MMA, Tile, add_product, launch, make_pipelined
+from labkit.kernels.matmul.wgmma import HOPPER, multiply_parts, multiply_specialised, unchanged
+from labkit.kernels.op import Op, Rival, missing, rung
+
+COLS = 16  # of a block
+WARPS = 8
+THREADS = 32 * WARPS
+ALL_LANES = 0xFFFFFFFF
+
+# --- float32 ----------------------------------------------------------------------------------------------------------
+
+GROUPS = 64  # of four lanes, which take every 64th step of K
+CHUNK = 4 * GROUPS  # steps for which x is staged: four for each group
+
+
+def make_fold(count: int, distance: int):
+    """A device function: adds up `count` sums with the lane `distance` away, so that each keeps half of them. A single
+    sum is kept by both."""
+    half = count // 2
+
+    @cuda.jit(device=True)
+    def fold(sums, lane):
+        if half:
+            upper = lane & uint32(distance) != uint32(0)
+            for i in range(half):
+                kept, given = sums[i], sums[half + i]
+                if upper:
+                    kept, given = given, kept
+                sums[i] = kept + cuda.shfl_xor_sync(ALL_LANES, given, distance)
+        else:
+            sums[0] = sums[0] + cuda.shfl_xor_sync(ALL_LANES, sums[0], distance)
+
+    return fold
+
+
+@functools.cache
+def make_skinny(rows_each: int, wide: bool, split: bool, gelu: bool, residual: bool):
+    """rows_each: of a block, 1, 4 or 16. wide: rows of weights begin at multiples of 16 bytes. split: out is
+    (parts, M, N), and nothing follows the sums here."""
+    ROWS = rows_each
+    PITCH = ROWS + 4 if ROWS > 4 else ROWS  # of x: eight lanes that store four rows each find eight groups of banks
+    QUADS, SUMS = ROWS // 4, 4 * ROWS
+    KEPT = max(1, SUMS // 8)  # sums of a lane after three folds
+    X_SIZE, MEETING = CHUNK * PITCH, WARPS * ROWS * COLS
+    load, finish = load_four if wide else load_four_singly, make_finish(gelu, residual)
+    fold_16, fold_8, fold_4 = make_fold(SUMS, 16), make_fold(SUMS // 2, 8), make_fold(SUMS // 4, 4)
+
+    @cuda.jit(device=True)
+    def x_or_zero(x, row, k):
+        return x[row, k] if row < uint32(x.shape[0]) and k < uint32(x.shape[1]) else ZERO
+
+    @cuda.jit(device=True)
+    def add_row(sums, n, value, w):
+        a, b, c, d = w
+        sums[n] += value * a
+        sums[n + 1] += value * b
+        sums[n + 2] += value * c
+        sums[n + 3] += value * d
+
+    @cuda.jit(device=True)
+    def add_step(sums, x_tile, at, w):
+        """Four weights of one step of K, times that step of every row."""
+        if QUADS > 0:
+            for r in range(QUADS):
+                p, q, s, t = ptx.load_shared4(x_tile, uint32(at + uint32(4 * r)))
+                add_row(sums, 16 * r, p, w)
+                add_row(sums, 16 * r + 4, q, w)
+                add_row(sums, 16 * r + 8, s, w)
+                add_row(sums, 16 * r + 12, t, w)
+        else:
+            for r in range(ROWS):
+                add_row(sums, 4 * r, x_tile[at + uint32(r)], w)
+
+    @cuda.jit(launch_bounds=(THREADS, 2))
+    def skinny_kernel(x, weights, bias, residual_of, out, slice_):
+        x_tile = cuda.shared.array(X_SIZE, float32, alignment=16)  # turned: the rows of a step of K are neighbours
+        meeting = cuda.shared.array(MEETING, float32)
+        sums = cuda.local.array(SUMS, float32)
+        thread = uint32(cuda.threadIdx.x)
+        lane, warp = thread % uint32(32), thread // uint32(32)
+        group, quad = thread // uint32(4), thread % uint32(4)  # which steps of K, which four columns
+        row0 = uint32(uint32(cuda.blockIdx.x) * uint32(ROWS))
+        col0 = uint32(uint32(cuda.blockIdx.y) * uint32(COLS))
+        part = uint32(cuda.blockIdx.z)
+        start = uint32(part * slice_)
+        end = min(uint32(start + slice_), uint32(x.shape[1]))
+        for i in range(SUMS):
+            sums[i] = ZERO
+
+        while start < end:
+            k, col = uint32(start + group), uint32(col0 + quad * uint32(4))  # asked for before x is staged
+            w0, w1 = load(weights, k, col), load(weights, uint32(k + uint32(GROUPS)), col)
+            w2 = load(weights, uint32(k + uint32(2 * GROUPS)), col)
+            w3 = load(weights, uint32(k + uint32(3 * GROUPS)), col)
+            k = uint32(start + thread)
+            if QUADS > 0:
+                for r in range(QUADS):
+                    row = uint32(row0 + uint32(4 * r))
+                    ptx.store_shared4(x_tile, uint32(thread * uint32(PITCH) + uint32(4 * r)),
+                                      x_or_zero(x, row, k), x_or_zero(x, uint32(row + uint32(1)), k),
+                                      x_or_zero(x, uint32(row + uint32(2)), k),
+                                      x_or_zero(x, uint32(row + uint32(3)), k))
+            else:
+                for r in range(ROWS):
+                    x_tile[thread * uint32(PITCH) + uint32(r)] = x_or_zero(x, uint32(row0 + uint32(r)), k)
+            cuda.syncthreads()  # x is there
+            at = uint32(group * uint32(PITCH))
+            add_step(sums, x_tile, at, w0)
+            add_step(sums, x_tile, uint32(at + uint32(GROUPS * PITCH)), w1)
+            add_step(sums, x_tile, uint32(at + uint32(2 * GROUPS * PITCH)), w2)
+            add_step(sums, x_tile, uint32(at + uint32(3 * GROUPS * PITCH)), w3)
+            cuda.syncthreads()  # x is free to overwrite
+            start = uint32(start + uint32(CHUNK))
+
+        # The eight groups of a warp fold their sums, so that each of its lanes ends with an eighth of them.
+        fold_16(sums, lane)
+        fold_8(sums, lane)
+        fold_4(sums, lane)
+        first = uint32(0)  # of 4 * row + column, which the lane has kept
+        if SUMS // 2 > 0:
+            first += lane // uint32(16) * uint32(SUMS // 2)
+        if SUMS // 4 > 0:
+            first += lane // uint32(8) % uint32(2) * uint32(SUMS // 4)
+        if SUMS // 8 > 0:
+            first += lane // uint32(4) % uint32(2) * uint32(SUMS // 8)
+        for i in range(KEPT):
+            n = uint32(first + uint32(i))
+            row, col = n // uint32(4), uint32(quad * uint32(4) + n % uint32(4))
+            meeting[uint32(warp * uint32(ROWS) + row) * uint32(COLS) + col] = sums[i]
+        cuda.syncthreads()  # the sums of all warps are there
+        row, col = thread // uint32(COLS), thread % uint32(COLS)
+        if row < uint32(ROWS):
+            total = ZERO
+            for other in range(WARPS):
+                total += meeting[uint32(uint32(other * ROWS) + row) * uint32(COLS) + col]
+            row, col = uint32(row0 + row), uint32(col0 + col)
+            if row < uint32(x.shape[0]) and col < uint32(weights.shape[1]):
+                if split:
+                    out[part, row, col] = total
+                else:
+                    out[row, col] = finish(total, bias, residual_of, row, col)
+
+    return skinny_kernel
+
+
+# --- float16, tensor cores --------------------------------------------------------------------------------------------
+
+STEP = 32  # of K: two products of 16 steps
+STAGES = 4  # of each warp's own ring: three steps on their way
+PENDING = STAGES - 2
+STAGE = STEP * COLS  # halves
+RING_OF_WARP = STAGES * STAGE
+RING_SIZE = WARPS * RING_OF_WARP
+NONE = uint32(0)
+
+
+@functools.cache
+def make_skinny_half(row_tiles: int, split: bool, gelu: bool, residual: bool):
+    """row_tiles: of 16 rows each, for which the fragments of weights are used.
+
+    A sum over K may be taken in any order, if both factors keep to it. A lane wants, of x, words of two neighbours at
+    2q and 2q + 8 for each of two products (q = lane % 4): eight halves in four places. Here row j of product t is step
+    8 * (j % 8 // 2) + 2 * (j // 8) + j % 2 + 4 * t of K instead: the eight halves are neighbours, one load of 16 bytes
+    straight from memory, and only the weights pass shared memory, whose rows are put there in that order.
+    """
+    TILES, SUMS, WORDS = row_tiles, 8 * row_tiles, 8 * row_tiles
+    ROWS = 16 * row_tiles
+    MEETING = WARPS * 256
+    finish = make_finish(gelu, residual)
+
+    @cuda.jit(device=True)
+    def copy_step(ring, stage, weights, k0, col0, lane, inside):
+        """32 rows of 16 columns; the two pieces of a row change places from four rows to the next four, so that
+        ldmatrix reads eight rows from different banks."""
+        depth, cols = uint32(weights.shape[0]), uint32(weights.shape[1])
+        j, piece = lane // uint32(2), lane % uint32(2)
+        col = uint32(col0 + piece * uint32(8))
+        for t in range(2):
+            k = uint32(k0 + j % uint32(8) // uint32(2) * uint32(8) + j // uint32(8) * uint32(2) + j % uint32(2)
+                       + uint32(4 * t))
+            valid = inside and k < depth and col < cols
+            place = piece ^ j // uint32(4) % uint32(2)
+            ptx.cp_async_16(ring, uint32(stage + uint32(t * 256) + j * uint32(COLS) + place * uint32(8)),
+                            weights, uint32(k * cols + col) if valid else NONE, uint32(16) if valid else NONE)
+
+    @cuda.jit(device=True)
+    def load_eight(x, row, k, inside):
+        a, b, c, d = NONE, NONE, NONE, NONE
+        if inside and row < uint32(x.shape[0]) and k < uint32(x.shape[1]):
+            a, b, c, d = ptx.load_nc4(x, uint32(row * uint32(x.shape[1]) + k))
+        return a, b, c, d
+
+    @cuda.jit(device=True)
+    def load_step(x, row, k, inside, words):
+        for i in range(TILES):
+            upper = load_eight(x, uint32(row + uint32(16 * i)), k, inside)
+            lower = load_eight(x, uint32(row + uint32(16 * i + 8)), k, inside)
+            for n in range(4):
+                words[8 * i + 2 * n], words[8 * i + 2 * n + 1] = upper[n], lower[n]
+
+    @cuda.jit(launch_bounds=(THREADS, 2))
+    def skinny_half_kernel(x, weights, bias, residual_of, out, slice_):
+        ring = cuda.shared.array(RING_SIZE, np.float16, alignment=16)
+        meeting = cuda.shared.array(MEETING, float32)
+        sums = cuda.local.array(SUMS, float32)
+        words = cuda.local.array(WORDS, uint32)
+        ahead = cuda.local.array(WORDS, uint32)
+        thread = uint32(cuda.threadIdx.x)
+        lane, warp = thread % uint32(32), thread // uint32(32)
+        row0 = uint32(uint32(cuda.blockIdx.x) * uint32(ROWS))
+        col0 = uint32(uint32(cuda.blockIdx.y) * uint32(COLS))
+        part = uint32(cuda.blockIdx.z)
+        end = min(uint32(uint32(part + uint32(1)) * slice_), uint32(x.shape[1]))
+        k = uint32(uint32(part * slice_) + warp * uint32(STEP))  # this warp takes every eighth step
+        mine = uint32(warp * uint32(RING_OF_WARP))
+        row, eight = uint32(row0 + lane // uint32(4)), lane % uint32(4) * uint32(8)
+        # Which row of a stage this lane names to ldmatrix: four tiles of 8 x 8, k down, then columns.
+        j = lane % uint32(16)
+        at = uint32(mine + j * uint32(COLS) + (lane // uint32(16) ^ j // uint32(4) % uint32(2)) * uint32(8))
+        for i in range(SUMS):
+            sums[i] = ZERO
+
+        for s in range(STAGES - 1):
+            copied = uint32(k + uint32(s * WARPS * STEP))
+            copy_step(ring, uint32(mine + uint32(s * STAGE)), weights, copied, col0, lane, copied < end)
+            ptx.cp_async_commit()
+        load_step(x, row, uint32(k + eight), k < end, words)
+        stage, fill = uint32(0), uint32((STAGES - 1) * STAGE)
+        while k < end:
+            following = uint32(k + uint32(WARPS * STEP))
+            load_step(x, row, uint32(following + eight), following < end, ahead)
+            ptx.cp_async_wait(PENDING)
+            cuda.syncwarp()  # the step has come, of all lanes; and the one before has been read by all
+            copied = uint32(k + uint32((STAGES - 1) * WARPS * STEP))
+            copy_step(ring, uint32(mine + fill), weights, copied, col0, lane, copied < end)
+            ptx.cp_async_commit()
+            for t in range(2):
+                b0, b1, b2, b3 = ptx.ldmatrix_x4_trans(ring, uint32(at + stage + uint32(t * 256)))
+                for i in range(TILES):
+                    n = 8 * i + 4 * t
+                    add_product(sums, 8 * i, words[n], words[n + 1], words[n + 2], words[n + 3], b0, b1)
+                    add_product(sums, 8 * i + 4, words[n], words[n + 1], words[n + 2], words[n + 3], b2, b3)
+            for i in range(WORDS):
+                words[i] = ahead[i]
+            stage = uint32(stage + uint32(STAGE)) if stage < uint32((STAGES - 1) * STAGE) else NONE
+            fill = uint32(fill + uint32(STAGE)) if fill < uint32((STAGES - 1) * STAGE) else NONE
+            k = following
+        ptx.cp_async_wait(0)
+
+        down, right = lane // uint32(4), lane % uint32(4) * uint32(2)
+        for i in range(TILES):
+            for n in range(2):
+                place = uint32(warp * uint32(256) + down * uint32(16) + right + uint32(8 * n))
+                meeting[place], meeting[place + uint32(1)] = sums[8 * i + 4 * n], sums[8 * i + 4 * n + 1]
+                meeting[place + uint32(128)] = sums[8 * i + 4 * n + 2]
+                meeting[place + uint32(129)] = sums[8 * i + 4 * n + 3]
+            cuda.syncthreads()  # the sums of all warps are there
+            total = ZERO
+            for other in range(WARPS):
+                total += meeting[thread + uint32(256 * other)]
+            out_row, out_col = uint32(row0 + uint32(16 * i) + thread // uint32(16)), uint32(col0 + thread % uint32(16))
+            if out_row < uint32(x.shape[0]) and out_col < uint32(weights.shape[1]):
+                if split:
+                    out[part, out_row, out_col] = total
+                else:
+                    out[out_row, out_col] = finish(total, bias, residual_of, out_row, out_col)
+            if i + 1 < TILES:
+                cuda.syncthreads()  # free for the next 16 rows
+
+    return skinny_half_kernel
+
+
+# --- Launchers --------------------------------------------------------------------------------------------------------
+
+
+def rows_of_block(rows: int, dtype) -> int:
+    """How many rows a block computes: enough for all, up to what its registers hold."""
+    few = (16, 32, 64) if np.dtype(dtype) == np.float16 else (1, 4, 16)
+    return next((count for count in few if rows <= count), few[-1])
+
+
+@functools.cache
+def parts_of(rows: int, cols: int, depth: int, dtype) -> tuple[int, int]:
+    """(parts, steps of K in each), as fused_linear.parts_of, for a block of 16 columns."""
+    half = np.dtype(dtype) == np.float16
+    each = rows_of_block(rows, dtype)
+    blocks = -(-rows // each) * -(-cols // COLS)
+    step = WARPS * STEP if half else CHUNK
+    # Seconds that a multiprocessor takes for one step of K: the bytes of 16 weights at 40 GB/s, and their products.
+    seconds = max(0.8e-9, each / 64 * 0.8e-9) if half else 1.6e-9 * max(1.0, each / 8)
+
+    def slice_of(parts):
+        return -(-depth // (parts * step)) * step
+
+    def cost(parts):
+        rounds = -(-blocks * parts // PROCESSORS)
+        return rounds * (slice_of(parts) + step / 2) * seconds + seconds_between(parts, rows, cols)
+
+    best = min(range(1, -(-depth // step) + 1), key=cost)
+    return -(-depth // slice_of(best)), slice_of(best)
+
+
+def skinny(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
+    """As fused_tiled, but a block computes 16 columns of up to 16 rows; 64 groups of four lanes share K, each loads
+    four weights at once and uses them for all rows. `parts`: as for fused_pipelined."""
+    sizes = check_fused(x, weights, bias, residual, out, np.float32)
+    wide = sizes[1] % 4 == 0 and aligned(weights)
+    make = functools.partial(make_skinny, rows_of_block(sizes[0], np.float32), wide)
+    _launch(make, sizes, x, weights, bias, residual, out, gelu, parts, stream)
+
+
+def skinny_half(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
+    """As skinny, for halves, on tensor cores: 16 rows at a time, of which those beyond the last are zeros. Each of
+    eight warps takes every eighth step of K and has a ring of its own, so that nobody waits for a barrier."""
+    sizes = check_fused(x, weights, bias, residual, out, np.float16)
+    check_eights(sizes, x, weights)
+    make = functools.partial(make_skinny_half, rows_of_block(sizes[0], np.float16) // 16)
+    _launch(make, sizes, x, weights, bias, residual, out, gelu, parts, stream)
+
+
+def check_eights(sizes, x, weights) -> None:
+    for axis, size in (("K", sizes[2]), ("N", sizes[1])):
+        if size % 8:
+            raise ValueError(f"{axis} is {size}; it must be a multiple of 8, so that every row begins at a multiple of "
+                             f"16 bytes")
+    if not aligned(x, weights):
+        raise ValueError("x and weights must begin at multiples of 16 bytes; one is a view that does not")
+
+
+def _launch(make, sizes, x, weights, bias, residual, out, gelu, parts, stream):
+    rows, cols, depth = sizes
+    count, slice_ = parts_of(rows, cols, depth, np.dtype(x.dtype))
+    target = out
+    if count > 1:
+        parts = memory_for(parts, count, rows, cols)
+        target = parts.reshape(count, rows, cols)
+    kernel = make(count > 1, *((gelu, residual is not None) if count == 1 else (False, False)))
+    grid = (*blocks_for((rows, cols), (rows_of_block(rows, x.dtype), COLS)), count)
+    kernel[grid, THREADS, stream](x, weights, bias, out if residual is None else residual, target, np.uint32(slice_))
+    if count > 1:
+        add_parts(parts, bias, residual, out, count, gelu, stream)
+
+
+# --- Any shape --------------------------------------------------------------------------------------------------------
+
+FEW, FEW_HALF = 64, 32  # rows up to which the kernels above are the ones to use
+FEW_ON_CPU = 8  # rows from which tiles of 16 x 16 are worth their while where threads run one after the other
+WIDE_TILES = {  # of products of halves by mma.sync -> how fast each multiplies, as a part of the first
+    Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=32, stages=3, blocks=2): 1.0,
+    Tile(rows=64, cols=64, depth=64, warp_rows=32, warp_cols=32, stages=4, blocks=2): 0.7,
+}
+
+
+def wide_tile(rows: int, cols: int) -> Tile:
+    """The tile with which the busiest multiprocessor is done first."""
+    def cost(tile):
+        return -(-tile.count(rows, cols) // PROCESSORS) * tile.rows * tile.cols / WIDE_TILES[tile]
+
+    return min(WIDE_TILES, key=cost)
+
+
+def wide_half(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
+    """A product of halves with many rows: by wgmma, on GPUs that are not Hopper by mma.sync."""
+    sizes = check_fused(x, weights, bias, residual, out, np.float16)
+    check_eights(sizes, x, weights)
+    activation = gelu_sigmoid if gelu else unchanged
+    if not missing(_on_hopper):
+        count, slice_ = wgmma.parts_of(*sizes, wgmma.block_count())
+        if count == 1:
+            multiply_specialised(x, weights, bias, out, weights=False, activation=activation, residual=residual,
+                                 stream=stream)
+        else:
+            parts = memory_for(parts, count, *sizes[:2])
+            multiply_parts(x, weights, out, parts, count, slice_, weights=False, stream=stream)
+            add_parts(parts, bias, residual, out, count, gelu, stream)
+    else:
+        kernel = make_pipelined(wide_tile(*sizes[:2]), weights=False, bias=True, residual=residual is not None,
+                                activation=gelu_sigmoid if gelu else tensor_core.unchanged)
+        launch(kernel, x, weights, bias, residual, out, stream)
+
+
+@rung(kernel=(), idea="", needs=HOPPER)
+def _on_hopper():
+    """What `missing` is asked about."""
+
+
+def linear(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
+    """out = x @ weights + bias, then GELU, then + residual: with the kernel to use for these sizes on this device.
+
+    `parts`: memory of scratch_size(M, N, K, dtype) float32 numbers; without it, it is allocated where it is needed.
+    On the CPU device, where threads run one after the other, the plain kernels are the quickest.
+    """
+    rows, cols, depth = check_fused(x, weights, bias, residual, out)
+    _pick(rows, cols, depth, x.dtype, aligned(x, weights, out))(
+        x, weights, bias, out, residual=residual, gelu=gelu, parts=parts, stream=stream)
+
+
+def _pick(rows: int, cols: int, depth: int, dtype, together=True):
+    if not device.on_gpu():
+        return fused_naive if rows < FEW_ON_CPU else fused_tiled
+    if np.dtype(dtype) == np.float32:
+        return skinny if rows <= FEW else fused_pipelined
+    if cols % 8 or depth % 8 or not together:
+        return fused_tiled
+    return skinny_half if rows <= FEW_HALF else wide_half
+
+
+def scratch_size(rows: int, cols: int, depth: int, dtype=np.float32) -> int:
+    """float32 numbers that `linear` needs for the parts of a product; 0 where its K is not divided among blocks."""
+    pick = _pick(rows, cols, depth, dtype)
+    if pick is fused_pipelined:
+        return fused_linear.scratch_size(rows, cols, depth)
+    count = 1
+    if pick is skinny or pick is skinny_half:
+        count = parts_of(rows, cols, depth, np.dtype(dtype))[0]
+    elif pick is wide_half and not missing(_on_hopper):
+        count = wgmma.parts_of(rows, cols, depth, wgmma.block_count())[0]
+    return 0 if count == 1 else count * rows * cols
+
+
+# --- The operations ---------------------------------------------------------------------------------------------------
+
+HALF_EPS, SMALLEST_HALF = float(np.finfo(np.float16).eps), float(np.finfo(np.float16).smallest_subnormal)
+
+
+ANY = {
+    "shape": lambda M, N, K: (M, N),
+    "timed_gpu": {"M": 16, "N": 2304, "K": 768},
+    "also_gpu": ({"M": 1, "N": 3072, "K": 768}, {"M": 16, "N": 768, "K": 3072}),
+    "timed_cpu": {"M": 4, "N": 64, "K": 64},
+    "flops": lambda M, N, K: 2 * M * N * K,
+    "reference": fused_reference,
+    "formula": "out = x @ weights + bias",
+    "by_row": (0,),
+}  # fmt: skip
+
+
+def _half_tolerance(x, weights, bias):
+    """As for float32, and a rounding to a half, of which twice is allowed."""
+    return sum_error(x, weights, bias) + HALF_EPS * np.abs(fused_reference(x, weights, bias)) + SMALLEST_HALF
+
+
+SKINNY_LINEAR = Op(
+    "skinny_linear",
+    title="A linear layer of few rows",
+    rungs=(as_rung(fused_tiled, "skinny_linear_tiled", make_fused_tiled(False, False),
+                   "16 x 16 tiles, nearly empty"),
+           as_rung(skinny, "skinny_linear_shared_depth",
+                   (make_skinny(16, True, False, False, False), make_add_parts(4, False, False)),
+                   "16 columns a block, 64 groups of four lanes share K")),
+    inputs=layer,
+    awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in
+                  ((1, 1, 1), (3, 20, 70), (7, 33, 257), (33, 16, 64), (1, 16, 768))),
+    bytes=lambda M, N, K: 4 * (M * K + N * K + N + M * N),
+    tolerance=sum_error,
+    rivals=(Rival("PyTorch", "torch", torch_addmm, note="cuBLAS, bias fused"),),
+    **ANY,
+)
+
+SKINNY_LINEAR_HALF = Op(
+    "skinny_linear_half",
+    title="A linear layer of few rows of halves",
+    rungs=(as_rung(fused_tiled, "skinny_linear_half_tiled", make_fused_tiled(False, False),
+                   "16 x 16 tiles, nearly empty"),
+           as_rung(skinny_half, "skinny_linear_half_tensor_core",
+                   (make_skinny_half(1, False, False, False), make_add_parts(4, False, False)),
+                   "16 columns a block, eight warps share K, mma.sync", needs=MMA, sizes="K and N multiples of 8")),
+    inputs=lambda rng, M, N, K: tuple(array.astype(np.float16) for array in layer(rng, M, N, K)),
+    awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in
+                  ((1, 1, 1), (3, 24, 72), (7, 40, 264), (17, 16, 64), (33, 16, 64), (1, 16, 768))),
+    bytes=lambda M, N, K: 2 * (M * K + N * K + N + M * N),
+    tolerance=_half_tolerance,
+    dtype=np.float16,
+    peak="f16",
+    rivals=(Rival("PyTorch", "torch", torch_addmm, note="cuBLAS, bias fused"),),
+    **ANY,
+)

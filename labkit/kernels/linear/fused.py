@@ -1,0 +1,462 @@
+"""GPT-2's linear layers with what follows them, in one kernel: out = x @ weights + bias, then GELU, then a residual.
+
+Shapes  x (M, K), weights (K, N), bias (N,), residual and out (M, N); all float32, or (tiled only) all float16
+Sizes   any. pipelined moves 128 bits at a time where N is a multiple of 128 and K of 16, as in every GPT-2
+Work    2*M*N*K flop; 4*(M*K + K*N + N + M*N) bytes, and 4*M*N more with a residual
+Source  torch.nn.functional.linear; NVIDIA CUTLASS, "Efficient GEMM in CUDA", for the epilogue and for split-K
+
+What follows a product is done while its sums are still in registers: GELU after a product of its own reads and writes
+M*N numbers again, a residual as well. residual may be `out`: each element is read by the thread that writes it.
+
+A product with few tiles leaves multiprocessors without work: 128 x 768 sums are 6 tiles of 128 x 128, and an H200 has
+132 multiprocessors. Split-K gives the K of one tile to several blocks. Each writes its part of the sums, and a second
+kernel adds the parts up, always in the same order, and does what follows. Which number of parts is the quickest is
+computed: the busiest multiprocessor against the bytes of the parts.
+"""
+
+import functools
+
+import numpy as np
+from numba import float32, uint32
+
+from labkit import cuda
+from labkit.device import graphs, ptx
+from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared
+from labkit.kernels.gelu import gelu_sigmoid, gelu_tanh_reference
+from labkit.kernels.matmul.float32 import (
+    A_LINE,
+    LINE,
+    ON_THE_WAY,
+    PAIR,
+    RING,
+    STAGES,
+    STEPS,
+    WIDE,
+    add_products_to_and_fro,
+    copy_pair_guarded,
+    read_eight,
+    two_steps,
+)
+from labkit.kernels.op import Op, Rival, rung, uniform
+
+TILE = 16
+ZERO = float32(0.0)
+BLOCK = 256
+PROCESSORS = 132  # an H200's; the choice of parts has to be the same wherever a workspace is made
+
+
+def fused_reference(x, weights, bias, residual=None, *, gelu=False):
+    value = x.astype(np.float64) @ weights.astype(np.float64) + bias.astype(np.float64)
+    if gelu:
+        value = gelu_tanh_reference(value)
+    return value if residual is None else value + residual.astype(np.float64)
+
+
+@functools.cache
+def make_finish(gelu: bool, residual: bool):
+    """A device function: a sum of products becomes an element of out."""
+
+    @cuda.jit(device=True)
+    def finish(total, bias_of, residual_of, row, col):
+        value = total + float32(bias_of[col])
+        if gelu:
+            value = gelu_sigmoid(value)
+        if residual:
+            value += float32(residual_of[row, col])
+        return value
+
+    return finish
+
+
+# --- A thread for each element ----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def make_fused_naive(gelu: bool, residual: bool):
+    finish = make_finish(gelu, residual)
+
+    @cuda.jit
+    def fused_naive_kernel(x, weights, bias, residual_of, out):
+        i = uint32(cuda.grid(1))
+        if i < uint32(out.size):
+            depth, cols = uint32(x.shape[1]), uint32(weights.shape[1])
+            row = i // cols
+            col = uint32(i - uint32(row * cols))
+            total = ZERO
+            k = uint32(0)
+            while k < depth:
+                total += float32(x[row, k]) * float32(weights[k, col])
+                k += uint32(1)
+            out[row, col] = finish(total, bias, residual_of, row, col)
+
+    return fused_naive_kernel
+
+
+def fused_naive(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
+    """One thread computes one element, and does what follows with it. Neighbours read neighbouring weights."""
+    check_fused(x, weights, bias, residual, out)
+    kernel = make_fused_naive(gelu, residual is not None)
+    kernel[-(-out.size // BLOCK), BLOCK, stream](x, weights, bias, out if residual is None else residual, out)
+
+
+# --- 16 x 16 tiles ----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def make_fused_tiled(gelu: bool, residual: bool):
+    finish = make_finish(gelu, residual)
+
+    @cuda.jit
+    def fused_tiled_kernel(x, weights, bias, residual_of, out):
+        x_tile = cuda.shared.array((TILE, TILE), float32)
+        w_tile = cuda.shared.array((TILE, TILE), float32)
+        tx, ty = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
+        col = uint32(cuda.blockIdx.y) * uint32(TILE) + tx
+        row = uint32(cuda.blockIdx.x) * uint32(TILE) + ty
+        rows, depth, cols = uint32(x.shape[0]), uint32(x.shape[1]), uint32(weights.shape[1])
+        total = ZERO
+        start = uint32(0)
+        while start < depth:
+            x_tile[ty, tx] = float32(x[row, start + tx]) if row < rows and start + tx < depth else ZERO
+            w_tile[ty, tx] = float32(weights[start + ty, col]) if start + ty < depth and col < cols else ZERO
+            cuda.syncthreads()  # both tiles are complete
+            for k in range(TILE):
+                total += x_tile[ty, k] * w_tile[k, tx]
+            cuda.syncthreads()  # both tiles are free to overwrite
+            start += uint32(TILE)
+        if row < rows and col < cols:
+            out[row, col] = finish(total, bias, residual_of, row, col)
+
+    return fused_tiled_kernel
+
+
+def fused_tiled(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
+    """As naive, but from 16 x 16 tiles in shared memory: a number is fetched once for 16 uses."""
+    rows, cols, _ = check_fused(x, weights, bias, residual, out)
+    kernel = make_fused_tiled(gelu, residual is not None)
+    kernel[blocks_for((rows, cols), (TILE, TILE)), (TILE, TILE), stream](
+        x, weights, bias, out if residual is None else residual, out)
+
+
+# --- The pipeline of the matmul ladder, its K in parts ----------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def copy_pair_rows(shared, fill, a, a_row, a_col, b, b_row, b_col):
+    """As matmul's copy_pair, but rows beyond the last of a are zeros: any number of tokens."""
+    rows, depth, cols = uint32(a.shape[0]), uint32(a.shape[1]), uint32(b.shape[1])
+    a_to = uint32(fill + a_col % uint32(STEPS) * uint32(LINE) + a_row % uint32(WIDE))
+    b_to = uint32(fill + b_row % uint32(STEPS) * uint32(LINE) + uint32(A_LINE) + b_col % uint32(WIDE))
+    for i in range(8):
+        row = uint32(a_row + uint32(16 * i))
+        inside = row < rows
+        ptx.cp_async_4(shared, uint32(a_to + uint32(16 * i)),
+                       a, uint32(row * depth + a_col) if inside else uint32(0), uint32(4) if inside else uint32(0))
+    b_from = uint32(b_row * cols + b_col)
+    for i in range(2):
+        ptx.cp_async_16(shared, uint32(b_to + uint32(8 * i * LINE)), b, uint32(b_from + uint32(8 * i) * cols), 16)
+
+
+@functools.cache
+def make_fused_pipelined(exact: bool, split: bool, gelu: bool, residual: bool):
+    """exact: N is a multiple of 128, K of 16, and all begin at multiples of 16 bytes. split: out is (parts, M, N), and
+    a block computes one part of its tile's sums, `slice_` steps along K; nothing follows them here."""
+    copy = copy_pair_rows if exact else copy_pair_guarded
+    finish = make_finish(gelu, residual)
+
+    @cuda.jit(device=True)
+    def store_four(sums, n, bias, residual_of, out, row, col):
+        rows, cols = uint32(out.shape[0]), uint32(out.shape[1])
+        if exact:
+            if row < rows:
+                ptx.store_global4(out, uint32(row * cols + col),
+                                  finish(sums[n], bias, residual_of, row, col),
+                                  finish(sums[n + 1], bias, residual_of, row, col + uint32(1)),
+                                  finish(sums[n + 2], bias, residual_of, row, col + uint32(2)),
+                                  finish(sums[n + 3], bias, residual_of, row, col + uint32(3)))
+        else:
+            for i in range(4):
+                if row < rows and col + uint32(i) < cols:
+                    out[row, col + uint32(i)] = finish(sums[n + i], bias, residual_of, row, col + uint32(i))
+
+    @cuda.jit(device=True)
+    def store_four_of_part(sums, n, out, part, row, col):
+        rows, cols = uint32(out.shape[1]), uint32(out.shape[2])
+        if exact:
+            if row < rows:
+                ptx.store_global4(out, uint32(uint32(part * rows + row) * cols + col),
+                                  sums[n], sums[n + 1], sums[n + 2], sums[n + 3])
+        else:
+            for i in range(4):
+                if row < rows and col + uint32(i) < cols:
+                    out[part, row, col + uint32(i)] = sums[n + i]
+
+    @cuda.jit(launch_bounds=(256, 2))
+    def fused_pipelined_kernel(a, b, bias, residual_of, out, slice_):
+        shared = cuda.shared.array(0, float32)
+        sums = cuda.local.array(64, float32)
+        a_even = cuda.local.array(8, float32)
+        b_even = cuda.local.array(8, float32)
+        a_odd = cuda.local.array(8, float32)
+        b_odd = cuda.local.array(8, float32)
+        thread = uint32(cuda.threadIdx.x)
+        lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
+        top = uint32(uint32(cuda.blockIdx.x) * uint32(WIDE))
+        left = uint32(uint32(cuda.blockIdx.y) * uint32(WIDE))
+        part = uint32(cuda.blockIdx.z)
+        start = uint32(part * slice_)
+        depth = min(uint32(start + slice_), uint32(a.shape[1]))  # where this part ends
+        # Its patch: 2 x 4 warps, each with a tile of 64 x 32, in each of them 8 x 4 lanes.
+        row = uint32(warp // uint32(4) * uint32(64) + lane // uint32(4) * uint32(4))
+        col = uint32(warp % uint32(4) * uint32(32) + lane % uint32(4) * uint32(4))
+        # What it copies.
+        a_row, a_col = uint32(top + thread // uint32(STEPS)), uint32(start + thread % uint32(STEPS))
+        b_row, b_col = uint32(start + thread // uint32(32)), uint32(left + thread % uint32(32) * uint32(4))
+        for i in range(64):
+            sums[i] = ZERO
+
+        ahead, fill = start, uint32(0)  # how far the copies have come in K, and in the ring
+        for _ in range(STAGES - 1):
+            if ahead < depth:
+                copy(shared, fill, a, a_row, a_col, b, b_row, b_col)
+            ptx.cp_async_commit()  # a group may be empty: what counts is that there is one for each pair
+            ahead, fill = uint32(ahead + uint32(STEPS)), uint32(fill + uint32(PAIR))
+            a_col, b_row = uint32(a_col + uint32(STEPS)), uint32(b_row + uint32(STEPS))
+        ptx.cp_async_wait(ON_THE_WAY)
+        cuda.syncthreads()  # the first pair is complete
+        a_at, b_at = row, uint32(uint32(A_LINE) + col)
+        read_eight(shared, a_at, 32, a_even)
+        read_eight(shared, b_at, 16, b_even)
+
+        while start < depth:
+            if ahead < depth:
+                copy(shared, fill, a, a_row, a_col, b, b_row, b_col)
+            ptx.cp_async_commit()
+            ahead, fill = uint32(ahead + uint32(STEPS)), uint32(fill + uint32(PAIR))
+            a_col, b_row = uint32(a_col + uint32(STEPS)), uint32(b_row + uint32(STEPS))
+            if fill == uint32(RING):
+                fill = uint32(0)
+            two_steps(shared, a_at, b_at, 0, sums, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 2, sums, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 4, sums, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 6, sums, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 8, sums, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 10, sums, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 12, sums, a_even, b_even, a_odd, b_odd)
+            read_eight(shared, uint32(a_at + uint32(15 * LINE)), 32, a_odd)
+            read_eight(shared, uint32(b_at + uint32(15 * LINE)), 16, b_odd)
+            add_products_to_and_fro(sums, a_even, b_even)
+
+            ptx.cp_async_wait(ON_THE_WAY)
+            cuda.syncthreads()  # the next pair is complete; and this one has been read by all, and may be filled again
+            a_at, b_at = uint32(a_at + uint32(PAIR)), uint32(b_at + uint32(PAIR))
+            if a_at >= uint32(RING):
+                a_at, b_at = row, uint32(uint32(A_LINE) + col)
+            read_eight(shared, a_at, 32, a_even)
+            read_eight(shared, b_at, 16, b_even)
+            add_products_to_and_fro(sums, a_odd, b_odd)
+            start = uint32(start + uint32(STEPS))
+
+        for i in range(8):
+            out_row = uint32(top + row + uint32(i // 4 * 32 + i % 4))
+            for j in range(0, 8, 4):
+                out_col = uint32(left + col + uint32(j * 4))
+                if split:
+                    store_four_of_part(sums, i * 8 + j, out, part, out_row, out_col)
+                else:
+                    store_four(sums, i * 8 + j, bias, residual_of, out, out_row, out_col)
+
+    return fused_pipelined_kernel
+
+
+@functools.cache
+def make_add_parts(count: int, gelu: bool, residual: bool):
+    """`count` is known to the compiler, so that a thread asks for all its parts before it waits for the first."""
+    finish = make_finish(gelu, residual)
+    COUNT = count
+
+    @cuda.jit
+    def add_parts_kernel(parts, bias, residual_of, out):
+        i = uint32(cuda.grid(1))
+        size, cols = uint32(out.size), uint32(out.shape[1])
+        if i < size:
+            row = i // cols
+            total = ZERO
+            for part in range(COUNT):  # always in this order: the same sum every time
+                total += parts[uint32(i + uint32(part) * size)]
+            col = uint32(i - uint32(row * cols))
+            out[row, col] = finish(total, bias, residual_of, row, col)
+
+    return add_parts_kernel
+
+
+SLOWNESS = 86e-9  # seconds in which a multiprocessor takes 128 x 128 sums one step along K, at 50 TFLOP/s together
+FILLING = 40  # steps of K that a block costs besides its own: until the first tiles are there, and storing
+BANDWIDTH = 3.5e12  # bytes a second, parts written and read
+SECOND_LAUNCH = 2e-6
+
+
+def seconds_between(parts: int, rows: int, cols: int) -> float:
+    """What it costs that K is in `parts`: their sums are written and read, by a second launch."""
+    return 0.0 if parts == 1 else 8 * parts * rows * cols / BANDWIDTH + SECOND_LAUNCH
+
+
+@functools.cache
+def parts_of(rows: int, cols: int, depth: int) -> tuple[int, int]:
+    """(parts, steps of K in each) with which a product is done first, by the model that the constants above are."""
+    tiles = -(-rows // WIDE) * -(-cols // WIDE)
+
+    def cost(parts):
+        rounds = -(-tiles * parts // PROCESSORS)
+        return rounds * (slice_of(parts) + FILLING) * SLOWNESS + seconds_between(parts, rows, cols)
+
+    def slice_of(parts):
+        return -(-depth // (parts * STEPS)) * STEPS
+
+    best = min(range(1, max(1, min(32, depth // 32)) + 1), key=cost)
+    return -(-depth // slice_of(best)), slice_of(best)  # no part without a step
+
+
+def scratch_size(rows: int, cols: int, depth: int) -> int:
+    """float32 numbers that fused_pipelined needs for its parts; 0 where K is not split."""
+    parts, _ = parts_of(rows, cols, depth)
+    return 0 if parts == 1 else parts * rows * cols
+
+
+def fused_pipelined(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
+    """As tiled, but with the pipeline of the matmul ladder: 128 x 128 sums a block, 8 x 8 a thread, cp.async two tiles
+    ahead. Where tiles are few, their K is split. `parts` is memory for that, scratch_size(M, N, K) numbers; without it
+    memory is allocated at each call."""
+    rows, cols, depth = check_fused(x, weights, bias, residual, out)
+    count, slice_ = parts_of(rows, cols, depth)
+    target = out
+    if count > 1:
+        parts = memory_for(parts, count, rows, cols)
+        target = parts.reshape(count, rows, cols)
+    exact = cols % WIDE == 0 and depth % STEPS == 0 and aligned(x, weights, target)
+    here = (gelu, residual is not None) if count == 1 else (False, False)
+    kernel = make_fused_pipelined(exact, count > 1, *here)
+    arguments = (x, weights, bias, out if residual is None else residual, target, np.uint32(slice_))
+    dynamic_shared(kernel, 4 * RING, *arguments)
+    grid = (*blocks_for((rows, cols), (WIDE, WIDE)), count)
+    kernel[grid, 256, stream, 4 * RING](*arguments)
+    if count > 1:
+        add_parts(parts, bias, residual, out, count, gelu, stream)
+
+
+def memory_for(parts, count: int, rows: int, cols: int):
+    """The first count * rows * cols numbers of `parts`; if that is None, of memory that is allocated for this call."""
+    needed = count * rows * cols
+    if parts is None:
+        return graphs.keep(cuda.device_array(needed, np.float32))
+    check_array("parts", parts, ndim=1)
+    if parts.size < needed:
+        raise ValueError(f"parts has {parts.size:,} numbers; {count} parts of {rows} x {cols} sums need {needed:,}")
+    return parts[:needed]
+
+
+def add_parts(parts, bias, residual, out, count: int, gelu: bool, stream) -> None:
+    """out = the sum of `count` parts and the bias, then GELU, then + residual."""
+    add = make_add_parts(count, gelu, residual is not None)
+    add[-(-out.size // BLOCK), BLOCK, stream](parts, bias, out if residual is None else residual, out)
+
+
+def check_fused(x, weights, bias, residual, out, dtype=None) -> tuple:
+    """(rows, cols, depth), or an error that names the argument."""
+    dtype = np.dtype(getattr(x, "dtype", np.float32)) if dtype is None else np.dtype(dtype)
+    if dtype not in (np.float32, np.float16):
+        raise TypeError(f"x has dtype {dtype}; float32 and float16 are allowed")
+    check_array("x", x, ndim=2, dtype=dtype)
+    check_array("weights", weights, ndim=2, dtype=dtype)
+    if weights.shape[0] != x.shape[1]:
+        raise ValueError(f"x has shape {tuple(x.shape)} and weights {tuple(weights.shape)}; the columns of x "
+                         f"({x.shape[1]}) must equal the rows of weights ({weights.shape[0]})")
+    shape = (x.shape[0], weights.shape[1])
+    check_array("bias", bias, shape=shape[1:], dtype=dtype)
+    check_array("out", out, shape=shape, dtype=dtype)
+    if residual is not None:
+        check_array("residual", residual, shape=shape, dtype=dtype)
+    return (*shape, x.shape[1])
+
+
+# --- The operations ---------------------------------------------------------------------------------------------------
+
+EPS = float(np.finfo(np.float32).eps)
+
+
+def sum_error(x, weights, bias):
+    """What sums of K products and the bias in float32 may miss."""
+    return 2 * EPS * np.sqrt(x.shape[1] + 1) * (np.abs(x) @ np.abs(weights) + np.abs(bias))
+
+
+def gelu_error(x, weights, bias):
+    """GELU is nowhere steeper than 1.13, and is computed in some six roundings of what it is given."""
+    return 1.13 * sum_error(x, weights, bias) + 6 * EPS * np.abs(x @ weights + bias)
+
+
+def residual_error(x, weights, bias, residual):
+    return sum_error(x, weights, bias) + EPS * (np.abs(residual) + np.abs(x @ weights + bias))
+
+
+def as_rung(launch, name: str, kernel, idea: str, gelu=False, residual=False, **more):
+    """A launcher as an Op calls it: inputs, then out."""
+    def bound(x, weights, bias, *rest, stream=0):
+        launch(x, weights, bias, rest[-1], residual=rest[0] if residual else None, gelu=gelu, stream=stream)
+
+    bound.__name__ = bound.__qualname__ = name
+    bound.__doc__ = launch.__doc__
+    return rung(kernel=kernel, idea=idea, **more)(bound)
+
+
+def rungs_for(name: str, gelu: bool, residual: bool) -> tuple:
+    epilogue = (gelu, residual)
+    pipelined = (*(make_fused_pipelined(exact, False, *epilogue) for exact in (True, False)),
+                 *(make_fused_pipelined(exact, True, False, False) for exact in (True, False)),
+                 make_add_parts(4, *epilogue))
+    return (as_rung(fused_naive, f"{name}_naive", make_fused_naive(*epilogue), "one thread an element; what follows, "
+                    "with the sum in a register", *epilogue),
+            as_rung(fused_tiled, f"{name}_tiled", make_fused_tiled(*epilogue), "16 x 16 tiles", *epilogue),
+            as_rung(fused_pipelined, f"{name}_pipelined", pipelined, "128 x 128 tiles in a pipeline; K in parts where "
+                    "tiles are few", *epilogue, needs=(8, 0)))
+
+
+def layer(rng, M, N, K):
+    """x, weights and bias. The weights are so small that sums are of the size of x."""
+    return uniform(rng, M, K), uniform(rng, K, N) / np.float32(np.sqrt(K)), uniform(rng, N)
+
+
+AWKWARD = tuple({"M": M, "N": N, "K": K} for M, N, K in
+                ((1, 1, 1), (37, 23, 19), (5, 40, 200), (129, 128, 16), (3, 256, 128)))
+
+
+def _op(name: str, title: str, formula: str, call, *, gelu=False, residual=False, tolerance=sum_error, **more):
+    return Op(name, title=title, formula=formula, rungs=rungs_for(name, gelu, residual),
+              reference=functools.partial(fused_reference, gelu=gelu), shape=lambda M, N, K: (M, N), awkward=AWKWARD,
+              inputs=(lambda rng, M, N, K: (*layer(rng, M, N, K), uniform(rng, M, N))) if residual else layer,
+              timed_cpu={"M": 64, "N": 128, "K": 64}, flops=lambda M, N, K: 2 * M * N * K,
+              bytes=lambda M, N, K: 4 * (M * K + N * K + N + (2 if residual else 1) * M * N),
+              tolerance=tolerance, unit="TFLOP/s", by_row=(0, 3) if residual else (0,),
+              rivals=(Rival("PyTorch", "torch", call, note="cuBLAS, then what follows"),), **more)
+
+
+def torch_addmm(torch, x, weights, bias, out):
+    torch.addmm(bias, x, weights, out=out)
+
+
+def torch_addmm_gelu(torch, x, weights, bias, out):
+    return torch.nn.functional.gelu(torch.addmm(bias, x, weights), approximate="tanh")
+
+
+def torch_addmm_residual(torch, x, weights, bias, residual, out):
+    torch.add(torch.addmm(bias, x, weights), residual, out=out)
+
+
+FUSED_LINEAR = _op("fused_linear", "A linear layer, its bias in the kernel", "out = x @ weights + bias", torch_addmm,
+                   timed_gpu={"M": 128, "N": 2304, "K": 768}, also_gpu=({"M": 1024, "N": 2304, "K": 768},))
+FUSED_LINEAR_GELU = _op("fused_linear_gelu", "A linear layer and GELU", "out = gelu(x @ weights + bias)",
+                        torch_addmm_gelu, gelu=True, tolerance=gelu_error, timed_gpu={"M": 128, "N": 3072, "K": 768},
+                        also_gpu=({"M": 1024, "N": 3072, "K": 768},))
+FUSED_LINEAR_RESIDUAL = _op("fused_linear_residual", "A linear layer and a residual",
+                            "out = x @ weights + bias + residual", torch_addmm_residual, residual=True,
+                            tolerance=residual_error, timed_gpu={"M": 128, "N": 768, "K": 3072},
+                            also_gpu=({"M": 1024, "N": 768, "K": 3072},))

@@ -1,0 +1,429 @@
+"""Linear layers, out = x @ weights.T + bias, and what may follow before out is written: GELU, or a residual.
+
+Shapes  x (M, K), weights (N, K), bias (N,), residual (M, N), out (M, N); float16 with sums in float32, or all float32
+Sizes   any for naive, tiled and tensor_core; K and N multiples of 8 for the others, which move 16 bytes at a time
+Work    2*M*N*K flop; at least 2*(M*K + N*K + M*N) bytes and the bias
+Source  PTX ISA, "Matrix Fragments for mma.m16n8k16"; torch.nn.functional.linear
+
+PyTorch keeps weights as (out features, in features). A row of them is a column of the product's right factor, in the
+layout in which mma.sync wants that factor: nothing has to be transposed. See matmul_half for what lanes hold.
+"""
+
+import numpy as np
+from numba import float32, uint32
+
+from labkit import cuda, device
+from labkit.device import ptx
+from labkit.kernels.arguments import blocks_for
+from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_sigmoid, gelu_tanh, gelu_tanh_reference
+from labkit.kernels.matmul.half import HALF_EPS, SINGLE_EPS, SIZES, SMALLEST_HALF, halves, pair_in_row
+from labkit.kernels.matmul.mma import MMA, Tile, add_product, check_product, launch, make_pipelined, make_staged
+from labkit.kernels.matmul.wgmma import (
+    linear_wgmma,
+    linear_wgmma_specialised,
+    multiply_specialised,
+    specialised_kernels,
+)
+from labkit.kernels.op import Op, Rival, rung, uniform
+
+BLOCK = (16, 16)
+TILE = 16
+PITCH = TILE + 1
+
+
+def linear_reference(x, weights, bias):
+    return x.astype(np.float64) @ weights.astype(np.float64).T + bias.astype(np.float64)
+
+
+def linear_gelu_reference(x, weights, bias):
+    return gelu_erf_reference(linear_reference(x, weights, bias))
+
+
+def linear_gelu_tanh_reference(x, weights, bias):
+    return gelu_tanh_reference(linear_reference(x, weights, bias))
+
+
+def linear_residual_reference(x, weights, bias, residual):
+    return linear_reference(x, weights, bias) + residual.astype(np.float64)
+
+
+def sum_error(x, weights, bias):
+    """What sums of K products and the bias in float32 may miss."""
+    return 2 * SINGLE_EPS * np.sqrt(x.shape[1] + 1) * (np.abs(x) @ np.abs(weights).T + np.abs(bias))
+
+
+def check_linear(x, weights, bias, residual, out, multiple: int = 8, dtype=np.float16) -> tuple:
+    return check_product(x, weights, bias, residual, out, weights=True, names=("x", "weights"), multiple=multiple,
+                         dtype=dtype, out_dtype=dtype)
+
+
+# --- Without tensor cores, for halves and for float32 -----------------------------------------------------------------
+
+
+@cuda.jit
+def linear_naive_kernel(x, weights, bias, out):
+    col, row = cuda.grid(2)
+    row, col = uint32(row), uint32(col)
+    if row < out.shape[0] and col < out.shape[1]:
+        depth = uint32(x.shape[1])
+        total = float32(bias[col])
+        k = uint32(0)
+        while k < depth:
+            total += float32(x[row, k]) * float32(weights[col, k])
+            k += uint32(1)
+        out[row, col] = total
+
+
+@cuda.jit
+def linear_tiled_kernel(x, weights, bias, out):
+    x_tile = cuda.shared.array((TILE, TILE), float32)
+    w_tile = cuda.shared.array((TILE, PITCH), float32)  # threads read down it, each from another bank
+    tx, ty = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
+    col0 = uint32(cuda.blockIdx.x) * uint32(TILE)
+    row, col = uint32(cuda.blockIdx.y) * uint32(TILE) + ty, col0 + tx
+    rows, depth, cols = uint32(x.shape[0]), uint32(x.shape[1]), uint32(weights.shape[0])
+    total = float32(0.0)
+    start = uint32(0)
+    while start < depth:
+        k = start + tx  # neighbours read neighbours along K, in x and in the weights
+        x_tile[ty, tx] = float32(x[row, k]) if row < rows and k < depth else float32(0.0)
+        w_tile[ty, tx] = float32(weights[col0 + ty, k]) if col0 + ty < cols and k < depth else float32(0.0)
+        cuda.syncthreads()  # both tiles are complete
+        for step in range(TILE):
+            total += x_tile[ty, step] * w_tile[tx, step]
+        cuda.syncthreads()  # both tiles are free to overwrite
+        start += uint32(TILE)
+    if row < rows and col < cols:
+        out[row, col] = total + float32(bias[col])
+
+
+@rung(kernel=linear_naive_kernel, idea="one thread an element, neighbours read different rows of weights")
+def linear_naive(x, weights, bias, out, stream=0):
+    """One thread computes one element of out, and adds the bias."""
+    rows, cols, _ = check_linear(x, weights, bias, None, out, multiple=1)
+    linear_naive_kernel[blocks_for((cols, rows), BLOCK), BLOCK, stream](x, weights, bias, out)
+
+
+@rung(kernel=linear_tiled_kernel, idea="16 x 16 tiles in shared memory")
+def linear_tiled(x, weights, bias, out, stream=0):
+    """As naive, but a block stages tiles of x and weights in shared memory, and reads both along their rows."""
+    rows, cols, _ = check_linear(x, weights, bias, None, out, multiple=1)
+    linear_tiled_kernel[blocks_for((cols, rows), BLOCK), BLOCK, stream](x, weights, bias, out)
+
+
+@rung(kernel=linear_naive_kernel, idea="one thread an element, neighbours read different rows of weights")
+def linear_f32_naive(x, weights, bias, out, stream=0):
+    """linear_naive in float32: the same kernel, compiled for other arrays."""
+    rows, cols, _ = check_linear(x, weights, bias, None, out, multiple=1, dtype=np.float32)
+    linear_naive_kernel[blocks_for((cols, rows), BLOCK), BLOCK, stream](x, weights, bias, out)
+
+
+@rung(kernel=linear_tiled_kernel, idea="16 x 16 tiles in shared memory")
+def linear_f32_tiled(x, weights, bias, out, stream=0):
+    """linear_tiled in float32."""
+    rows, cols, _ = check_linear(x, weights, bias, None, out, multiple=1, dtype=np.float32)
+    linear_tiled_kernel[blocks_for((cols, rows), BLOCK), BLOCK, stream](x, weights, bias, out)
+
+
+# --- Tensor cores -----------------------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def linear_tensor_core_kernel(x, weights, bias, out):
+    thread = uint32(cuda.threadIdx.x)
+    lane, warp = thread % uint32(32), thread // uint32(32)
+    row = uint32(cuda.blockIdx.y) * uint32(32) + warp // uint32(2) * uint32(16)  # of this warp's 16 x 16 tile
+    col = uint32(cuda.blockIdx.x) * uint32(32) + warp % uint32(2) * uint32(16)
+    down, right = lane // uint32(4), lane % uint32(4) * uint32(2)
+    rows, depth, cols = uint32(x.shape[0]), uint32(x.shape[1]), uint32(weights.shape[0])
+    sums = cuda.local.array(8, float32)
+    for i in range(8):
+        sums[i] = float32(0.0)
+    k = uint32(0)
+    while k < depth:
+        a0 = pair_in_row(x, row + down, k + right)
+        a1 = pair_in_row(x, row + down + uint32(8), k + right)
+        a2 = pair_in_row(x, row + down, k + right + uint32(8))
+        a3 = pair_in_row(x, row + down + uint32(8), k + right + uint32(8))
+        for j in range(2):  # column n of the right factor is row n of the weights
+            b0 = pair_in_row(weights, col + down + uint32(8 * j), k + right)
+            b1 = pair_in_row(weights, col + down + uint32(8 * j), k + right + uint32(8))
+            add_product(sums, 4 * j, a0, a1, a2, a3, b0, b1)
+        k += uint32(16)
+    for j in range(2):
+        for below in range(2):
+            for beside in range(2):
+                r, c = row + down + uint32(8 * below), col + uint32(8 * j + beside) + right
+                if r < rows and c < cols:
+                    out[r, c] = sums[4 * j + 2 * below + beside] + float32(bias[c])
+
+
+@rung(kernel=linear_tensor_core_kernel, needs=MMA,
+      idea="mma.sync: a 16 x 16 tile a warp, straight from global memory")
+def linear_tensor_core(x, weights, bias, out, stream=0):
+    """As naive, but a warp computes a 16 x 16 tile with the tensor cores: 16 steps of K in two instructions."""
+    rows, cols, _ = check_linear(x, weights, bias, None, out, multiple=1)
+    linear_tensor_core_kernel[blocks_for((cols, rows), (32, 32)), 128, stream](x, weights, bias, out)
+
+
+DOUBLE_BUFFERED = make_staged(Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=32, stages=2, blocks=2),
+                              weights=True, bias=True)
+
+
+@rung(kernel=DOUBLE_BUFFERED, needs=MMA, sizes=SIZES,
+      idea="cp.async fills one buffer while ldmatrix reads the other; 64 x 32 a warp")
+def linear_double_buffered(x, weights, bias, out, stream=0):
+    """As tensor_core, but cp.async copies 16 bytes past the registers while the other buffer is multiplied, ldmatrix
+    loads four 8 x 8 fragments at once, and a warp's tile is 64 x 32."""
+    check_linear(x, weights, bias, None, out)
+    launch(DOUBLE_BUFFERED, x, weights, bias, None, out, stream)
+
+
+# The tiles of the pipelined kernel, and how fast each multiplies, as a part of the first. Measured on an H200: at
+# 8192 x 384 -> 384 the narrow ones win, with enough blocks for all multiprocessors; at 1152 and 1536 the second.
+PIPELINED_TILES = {
+    Tile(rows=128, cols=256, depth=32, warp_rows=64, warp_cols=64, stages=4): 1.0,
+    Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=64, stages=3, blocks=2): 0.93,
+    Tile(rows=128, cols=96, depth=32, warp_rows=64, warp_cols=48, stages=3, blocks=2): 0.89,
+}
+OVERHEAD = 256  # what a tile costs besides its products, as steps of K; blocks that share a multiprocessor hide it
+
+
+def linear_tile(rows: int, cols: int, depth: int) -> Tile:
+    """The tile with which the busiest multiprocessor is done first. On the CPU device, which has no such haste, one."""
+    if not device.on_gpu():
+        return list(PIPELINED_TILES)[-1]
+    processors = cuda.get_current_device().MULTIPROCESSOR_COUNT
+
+    def cost(tile):
+        rounds = -(-tile.count(rows, cols) // processors)
+        return rounds * tile.rows * tile.cols * (depth + OVERHEAD / tile.blocks) / PIPELINED_TILES[tile]
+
+    return min(PIPELINED_TILES, key=cost)
+
+
+def pipelined(x, weights, bias, residual, out, stream, **epilogue) -> None:
+    """Launches the pipelined kernel with this epilogue, on the tile that suits the sizes."""
+    rows, cols, depth = check_linear(x, weights, bias, residual, out)
+    kernel = make_pipelined(linear_tile(rows, cols, depth), weights=True, bias=True, residual=residual is not None,
+                            **epilogue)
+    launch(kernel, x, weights, bias, residual, out, stream)
+
+
+def kernels_with(**epilogue) -> tuple:
+    return tuple(make_pipelined(tile, weights=True, bias=True, **epilogue) for tile in PIPELINED_TILES)
+
+
+PIPELINED = kernels_with()
+
+
+@rung(kernel=PIPELINED, needs=MMA,
+      idea="swizzled stages, fragments loaded ahead, rows stored whole; the tile suits the sizes",
+      sizes=SIZES)
+def linear_pipelined(x, weights, bias, out, stream=0):
+    """As double_buffered, but a warp's tile is up to 64 x 64, its next fragments are loaded while the last are
+    multiplied, pieces of a row are permuted instead of padded, and rows of out are stored 16 bytes a lane."""
+    pipelined(x, weights, bias, None, out, stream)
+
+
+# --- What follows, in the same launch or in the next ------------------------------------------------------------------
+
+
+def make_gelu_of_halves(gelu):
+    @cuda.jit
+    def gelu_of_halves_kernel(values):
+        i = uint32(uint32(cuda.grid(1)) * uint32(8))  # a thread's eight halves, 16 bytes
+        if i < values.size:
+            a, b, c, d = ptx.load_global4(values, i)
+            a0, a1 = ptx.unpack_half2(a)
+            b0, b1 = ptx.unpack_half2(b)
+            c0, c1 = ptx.unpack_half2(c)
+            d0, d1 = ptx.unpack_half2(d)
+            ptx.store_global4(values, i, ptx.pack_half2(gelu(a0), gelu(a1)), ptx.pack_half2(gelu(b0), gelu(b1)),
+                              ptx.pack_half2(gelu(c0), gelu(c1)), ptx.pack_half2(gelu(d0), gelu(d1)))
+
+    return gelu_of_halves_kernel
+
+
+GELU_ERF, GELU_TANH = make_gelu_of_halves(gelu_erf), make_gelu_of_halves(gelu_tanh)
+
+
+@cuda.jit(device=True)
+def add_words(one, other):
+    """Two words of two halves each, added: in float32, then rounded."""
+    left, right = ptx.unpack_half2(one)
+    more_left, more_right = ptx.unpack_half2(other)
+    return ptx.pack_half2(left + more_left, right + more_right)
+
+
+@cuda.jit
+def add_halves_kernel(values, residual):
+    i = uint32(uint32(cuda.grid(1)) * uint32(8))
+    if i < values.size:
+        a, b, c, d = ptx.load_global4(values, i)
+        e, f, g, h = ptx.load_global4(residual, i)
+        ptx.store_global4(values, i, add_words(a, e), add_words(b, f), add_words(c, g), add_words(d, h))
+
+
+def after(kernel, out, *others, stream) -> None:
+    """One more launch, over out in place."""
+    kernel[blocks_for((out.size // 8,), (256,)), 256, stream](out, *others)
+
+
+@rung(kernel=(*PIPELINED, GELU_ERF), needs=MMA,
+      idea="two launches: the layer, then GELU over what it wrote", sizes=SIZES)
+def linear_gelu_unfused(x, weights, bias, out, stream=0):
+    """linear_pipelined, and then a kernel that reads out, applies GELU and writes it again."""
+    pipelined(x, weights, bias, None, out, stream)
+    after(GELU_ERF, out, stream=stream)
+
+
+@rung(kernel=kernels_with(activation=gelu_erf), needs=MMA,
+      idea="one launch: GELU on the way out of the block", sizes=SIZES)
+def linear_gelu_fused(x, weights, bias, out, stream=0):
+    """As unfused, but GELU is applied before the sums leave the block: 4*M*N bytes less, one launch less."""
+    pipelined(x, weights, bias, None, out, stream, activation=gelu_erf)
+
+
+@rung(kernel=specialised_kernels(weights=True, bias=True, activation=gelu_erf), sizes=SIZES,
+      needs=linear_wgmma_specialised.needs, idea="the same on wgmma: GELU while the next tile is copied")
+def linear_gelu_wgmma(x, weights, bias, out, stream=0):
+    """As fused, on Hopper's tensor cores (wgmma.py)."""
+    multiply_specialised(x, weights, bias, out, weights=True, activation=gelu_erf, stream=stream)
+
+
+@rung(kernel=(*PIPELINED, GELU_TANH), needs=MMA,
+      idea="two launches: the layer, then GELU over what it wrote", sizes=SIZES)
+def linear_gelu_tanh_unfused(x, weights, bias, out, stream=0):
+    """As linear_gelu_unfused, with GELU in its tanh form."""
+    pipelined(x, weights, bias, None, out, stream)
+    after(GELU_TANH, out, stream=stream)
+
+
+@rung(kernel=kernels_with(activation=gelu_tanh), needs=MMA,
+      idea="one launch: GELU on the way out of the block", sizes=SIZES)
+def linear_gelu_tanh_fused(x, weights, bias, out, stream=0):
+    """As unfused, but GELU is applied before the sums leave the block."""
+    pipelined(x, weights, bias, None, out, stream, activation=gelu_tanh)
+
+
+@rung(kernel=specialised_kernels(weights=True, bias=True, activation=gelu_sigmoid), sizes=SIZES,
+      needs=linear_wgmma_specialised.needs, idea="the same on wgmma: GELU while the next tile is copied")
+def linear_gelu_tanh_wgmma(x, weights, bias, out, stream=0):
+    """As fused, on Hopper's tensor cores (wgmma.py), and with GELU in its short form: one power and one reciprocal."""
+    multiply_specialised(x, weights, bias, out, weights=True, activation=gelu_sigmoid, stream=stream)
+
+
+@rung(kernel=(*PIPELINED, add_halves_kernel), needs=MMA,
+      idea="two launches: the layer, then the residual added to what it wrote",
+      sizes=SIZES)
+def linear_residual_unfused(x, weights, bias, residual, out, stream=0):
+    """linear_pipelined, and then a kernel that adds the residual to out in place."""
+    check_linear(x, weights, bias, residual, out)
+    pipelined(x, weights, bias, None, out, stream)
+    after(add_halves_kernel, out, residual, stream=stream)
+
+
+@rung(kernel=kernels_with(residual=True), needs=MMA,
+      idea="one launch: the residual is added to the sums", sizes=SIZES)
+def linear_residual_fused(x, weights, bias, residual, out, stream=0):
+    """As unfused, but a warp copies its part of the residual to shared memory and adds it before it stores."""
+    pipelined(x, weights, bias, residual, out, stream)
+
+
+# --- The operations ---------------------------------------------------------------------------------------------------
+
+AWKWARD = tuple({"M": M, "N": N, "K": K} for M, N, K in
+                ((1, 1, 1), (37, 23, 19), (33, 17, 1), (1, 8, 8), (37, 24, 40), (65, 136, 72), (130, 264, 200)))
+WIDE = tuple({"M": 8192, "N": N, "K": K} for K, N in ((384, 1152), (384, 384), (384, 1536), (1536, 384)))  # MiniLM's
+
+
+def layer(rng, M, N, K):
+    """x, weights and bias. The weights are so small that sums are of the size of x."""
+    return halves(rng, M, K), (uniform(rng, N, K) / np.float32(np.sqrt(K))).astype(np.float16), halves(rng, N)
+
+
+def _op(name, title, formula, reference, rungs, tolerance, call, timed_gpu, note, **more):
+    return Op(name, title=title, formula=formula, reference=reference, rungs=rungs, inputs=layer,
+              shape=lambda M, N, K: (M, N), awkward=AWKWARD, timed_gpu=timed_gpu,
+              timed_cpu={"M": 128, "N": 96, "K": 64}, flops=lambda M, N, K: 2 * M * N * K, tolerance=tolerance,
+              bytes=lambda M, N, K: 2 * (M * K + N * K + N + M * N), unit="TFLOP/s", peak="f16", dtype=np.float16,
+              by_row=(0,), rivals=(Rival("PyTorch", "torch", call, note=note),), **more)
+
+
+def torch_gelu(approximate: str):
+    def call(torch, x, weights, bias, out):
+        return torch.nn.functional.gelu(torch.nn.functional.linear(x, weights, bias), approximate=approximate)
+
+    return call
+
+
+def gelu_tolerance(x, weights, bias):
+    """GELU is nowhere steeper than 1.13; its result is rounded, and unfused its argument is, too."""
+    value = x @ weights.T + bias
+    return 1.13 * sum_error(x, weights, bias) + 1.6 * HALF_EPS * np.abs(value) + 8 * SINGLE_EPS + SMALLEST_HALF
+
+
+LINEAR = _op(
+    "linear", "A linear layer of halves", "out = x @ weights.T + bias", linear_reference,
+    (linear_naive, linear_tiled, linear_tensor_core, linear_double_buffered, linear_pipelined, linear_wgmma,
+     linear_wgmma_specialised),
+    lambda x, weights, bias: sum_error(x, weights, bias) + HALF_EPS * np.abs(x @ weights.T + bias) + SMALLEST_HALF,
+    lambda torch, x, weights, bias, out: torch.addmm(bias, x, weights.T, out=out), WIDE[0], "cuBLAS, bias fused",
+    also_gpu=WIDE[1:])
+
+LINEAR_GELU = _op(
+    "linear_gelu", "A linear layer and exact GELU", "out = gelu(x @ weights.T + bias), with erf", linear_gelu_reference,
+    (linear_gelu_unfused, linear_gelu_fused, linear_gelu_wgmma), gelu_tolerance, torch_gelu("none"), WIDE[2],
+    "unfused: cuBLAS with the bias, then GELU")
+
+LINEAR_GELU_TANH = _op(
+    "linear_gelu_tanh", "A linear layer and GELU in its tanh form", "out = gelu(x @ weights.T + bias), with tanh",
+    linear_gelu_tanh_reference, (linear_gelu_tanh_unfused, linear_gelu_tanh_fused,
+                                 linear_gelu_tanh_wgmma), gelu_tolerance, torch_gelu("tanh"),
+    WIDE[2], "unfused: cuBLAS with the bias, then GELU")
+
+LINEAR_RESIDUAL = Op(
+    "linear_residual",
+    title="A linear layer and a residual",
+    formula="out = x @ weights.T + bias + residual",
+    reference=linear_residual_reference,
+    rungs=(linear_residual_unfused, linear_residual_fused),
+    inputs=lambda rng, M, N, K: (*layer(rng, M, N, K), halves(rng, M, N)),
+    shape=lambda M, N, K: (M, N),
+    awkward=AWKWARD,
+    timed_gpu=WIDE[3],
+    timed_cpu={"M": 128, "N": 96, "K": 64},
+    flops=lambda M, N, K: 2 * M * N * K + M * N,
+    bytes=lambda M, N, K: 2 * (M * K + N * K + N + 2 * M * N),
+    tolerance=lambda x, weights, bias, residual: (
+        sum_error(x, weights, bias) + HALF_EPS * (np.abs(x @ weights.T + bias) + np.abs(residual)) + SMALLEST_HALF),
+    unit="TFLOP/s",
+    peak="f16",
+    dtype=np.float16,
+    by_row=(0, 3),
+    rivals=(Rival("PyTorch", "torch", lambda torch, x, weights, bias, residual, out: torch.add(
+        torch.nn.functional.linear(x, weights, bias), residual, out=out),
+                   note="unfused: cuBLAS with the bias, then add"),),
+)
+
+LINEAR_F32 = Op(
+    "linear_f32",
+    title="A linear layer of float32",
+    formula="out = x @ weights.T + bias",
+    reference=linear_reference,
+    rungs=(linear_f32_naive, linear_f32_tiled),
+    inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, N, K), uniform(rng, N)),
+    shape=lambda M, N, K: (M, N),
+    awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in
+                  ((1, 1, 1), (1, 48, 65), (30, 48, 65), (100, 33, 64), (37, 23, 19), (33, 17, 1))),
+    timed_gpu={"M": 8192, "N": 1152, "K": 384},
+    timed_cpu={"M": 128, "N": 96, "K": 64},
+    flops=lambda M, N, K: 2 * M * N * K,
+    bytes=lambda M, N, K: 4 * (M * K + N * K + N + M * N),
+    tolerance=sum_error,
+    unit="TFLOP/s",
+    by_row=(0,),
+    rival=lambda xp, x, weights, bias, out: xp.add(xp.matmul(x, weights.T), bias, out=out),
+    rival_note="cuBLAS, then the bias",
+)

@@ -1,0 +1,249 @@
+"""The linear layers of GPT-2 in float32: out = x @ weights + bias, with weights (K, N) as GPT-2's files hold them.
+And its last one, logits = x @ table.T, where the table is the embedding's.
+
+Shapes  x (M, K), weights (K, N), bias (N,), out (M, N); table (V, K), logits (M, V); float32, C-contiguous; any sizes
+Work    2*M*N*K flop; 4*(M*K + K*N + N + M*N) bytes
+Source  torch.nn.functional.linear; its weights would be (N, K)
+
+With one token at a time M is 1: each weight is read for a single product, and memory is all that counts.
+"""
+
+import numpy as np
+from numba import float32, uint32
+
+from labkit import cuda, device
+from labkit.kernels.arguments import MAX_GRID_YZ, blocks_for, check_array
+from labkit.kernels.matmul.float32 import (
+    matmul_pipelined,
+    matmul_pipelined_any_kernel,
+    matmul_pipelined_kernel,
+    matmul_tiled,
+)
+from labkit.kernels.op import Op, dot_products, rung, uniform
+from labkit.kernels.reduce import warp_sum
+
+BLOCK = 256
+ZERO = float32(0.0)
+
+
+def projection_reference(x, weights, bias):
+    return x.astype(np.float64) @ weights.astype(np.float64) + bias.astype(np.float64)
+
+
+def logits_reference(x, table):
+    return x.astype(np.float64) @ table.astype(np.float64).T
+
+
+@cuda.jit
+def add_bias_kernel(bias, out):
+    col = uint32(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
+    row = uint32(cuda.blockIdx.y)
+    rows = uint32(out.shape[0])
+    if col < uint32(out.shape[1]):
+        while row < rows:
+            out[row, col] += bias[col]
+            row += uint32(cuda.gridDim.y)
+
+
+@rung(kernel=(matmul_pipelined_kernel, matmul_pipelined_any_kernel, add_bias_kernel), needs=matmul_pipelined.needs,
+      idea="two launches: the product, then the bias")
+def projection_unfused(x, weights, bias, out, stream=0):
+    """The fastest product of the ladder, and then a kernel that reads what it wrote and adds the bias."""
+    _check_projection(x, weights, bias, out)
+    matmul_pipelined(x, weights, out, stream=stream)
+    _add_bias(bias, out, stream)
+
+
+def _add_bias(bias, out, stream):
+    rows, cols = out.shape
+    add_bias_kernel[(-(-cols // BLOCK), min(rows, MAX_GRID_YZ)), BLOCK, stream](bias, out)
+
+
+SLICES = 16  # of K: each warp of a block takes one
+
+
+@cuda.jit
+def projection_few_rows_kernel(x, weights, bias, out):
+    sums = cuda.shared.array((SLICES, 32), float32)
+    lane, part = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
+    row, col = uint32(cuda.blockIdx.y), uint32(uint32(cuda.blockIdx.x) * uint32(32) + lane)
+    depth, cols = uint32(x.shape[1]), uint32(out.shape[1])
+    total = ZERO
+    if col < cols:
+        k = part
+        while k < depth:
+            total += x[row, k] * weights[k, col]  # neighbours read neighbours; x[row, k] is the same for all
+            k += uint32(SLICES)
+    sums[part, lane] = total
+    cuda.syncthreads()
+    if part == uint32(0) and col < cols:
+        total = bias[col]
+        for other in range(SLICES):
+            total += sums[other, lane]
+        out[row, col] = total
+
+
+@rung(kernel=projection_few_rows_kernel, idea="for few rows: 16 warps share the K of 32 columns",
+      sizes="at most 65,535 rows")
+def projection_few_rows(x, weights, bias, out, stream=0):
+    """For one row or a few, where tiles would be nearly empty: a block computes 32 elements of a row, its 16 warps
+    take every 16th step of K each, and their sums meet in shared memory, with the bias."""
+    rows, cols = _check_projection(x, weights, bias, out)
+    projection_few_rows_kernel[blocks_for((cols, rows), (32, 1)), (32, SLICES), stream](x, weights, bias, out)
+
+
+@cuda.jit
+def projection_naive_kernel(x, weights, bias, out):
+    col, row = cuda.grid(2)
+    row, col = uint32(row), uint32(col)
+    if col < uint32(out.shape[1]):
+        depth = uint32(x.shape[1])
+        total = float32(bias[col])
+        k = uint32(0)
+        while k < depth:
+            total += x[row, k] * weights[k, col]
+            k += uint32(1)
+        out[row, col] = total
+
+
+@rung(kernel=projection_naive_kernel, idea="one thread an element", sizes="at most 65,535 rows")
+def projection_naive(x, weights, bias, out, stream=0):
+    """One thread computes one element: a whole dot product, and the bias before it."""
+    rows, cols = _check_projection(x, weights, bias, out)
+    projection_naive_kernel[blocks_for((cols, rows), (BLOCK, 1)), (BLOCK, 1), stream](x, weights, bias, out)
+
+
+FEW = 8  # rows, from which on a tile of the product is worth its while
+
+
+def projection(x, weights, bias, out, stream=0):
+    """The rung to use for these sizes on this device. On the CPU device, where threads run one after the other, few
+    rows go best one thread an element, and many by the plain tiles."""
+    if out.shape[0] < FEW:
+        (projection_few_rows if device.on_gpu() else projection_naive)(x, weights, bias, out, stream=stream)
+    elif device.on_gpu():
+        projection_unfused(x, weights, bias, out, stream=stream)
+    else:
+        _check_projection(x, weights, bias, out)
+        matmul_tiled(x, weights, out, stream=stream)
+        _add_bias(bias, out, stream)
+
+
+def _check_projection(x, weights, bias, out) -> tuple:
+    check_array("x", x, ndim=2)
+    check_array("weights", weights, ndim=2)
+    if weights.shape[0] != x.shape[1]:
+        raise ValueError(f"x has shape {tuple(x.shape)} and weights {tuple(weights.shape)}; the columns of x "
+                         f"({x.shape[1]}) must equal the rows of weights ({weights.shape[0]})")
+    check_array("bias", bias, shape=weights.shape[1:])
+    check_array("out", out, shape=(x.shape[0], weights.shape[1]))
+    return out.shape
+
+
+# --- Logits ----------------------------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def logits_naive_kernel(x, table, out):
+    col, row = cuda.grid(2)
+    row, col = uint32(row), uint32(col)
+    if col < uint32(out.shape[1]):
+        depth = uint32(x.shape[1])
+        total = ZERO
+        k = uint32(0)
+        while k < depth:
+            total += x[row, k] * table[col, k]
+            k += uint32(1)
+        out[row, col] = total
+
+
+@rung(kernel=logits_naive_kernel, idea="one thread a logit: neighbours read a row apart", sizes="at most 65,535 rows")
+def logits_naive(x, table, out, stream=0):
+    """One thread computes one logit."""
+    rows, cols = _check_logits(x, table, out)
+    logits_naive_kernel[blocks_for((cols, rows), (BLOCK, 1)), (BLOCK, 1), stream](x, table, out)
+
+
+WARPS = 8
+
+
+@cuda.jit
+def logits_warp_kernel(x, table, out):
+    lane, row = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.y)
+    col = uint32(uint32(cuda.blockIdx.x) * uint32(WARPS) + uint32(cuda.threadIdx.y))
+    if col < uint32(out.shape[1]):  # the same for all lanes of a warp
+        depth = uint32(x.shape[1])
+        total = ZERO
+        k = lane
+        while k < depth:
+            total += x[row, k] * table[col, k]
+            k += uint32(32)
+        total = warp_sum(total)
+        if lane == uint32(0):
+            out[row, col] = total
+
+
+@rung(kernel=logits_warp_kernel, idea="one warp a logit, along the row of the table", sizes="at most 65,535 rows")
+def logits_warp(x, table, out, stream=0):
+    """As naive, but a warp walks along the token's row together, so that neighbours read neighbours."""
+    rows, cols = _check_logits(x, table, out)
+    logits_warp_kernel[blocks_for((cols, rows), (WARPS, 1)), (32, WARPS), stream](x, table, out)
+
+
+def logits(x, table, out, stream=0):
+    """The rung to use on this device."""
+    (logits_warp if device.on_gpu() else logits_naive)(x, table, out, stream=stream)
+
+
+def _check_logits(x, table, out) -> tuple:
+    check_array("x", x, ndim=2)
+    check_array("table", table, ndim=2)
+    if x.shape[1] != table.shape[1]:
+        raise ValueError(f"x has shape {tuple(x.shape)} and table {tuple(table.shape)}; both must have as many columns")
+    check_array("out", out, shape=(x.shape[0], table.shape[0]))
+    return out.shape
+
+
+# --- The operations --------------------------------------------------------------------------------------------------
+
+SHAPES = ((1, 1, 1), (1, 65, 33), (5, 1, 31), (7, 48, 144), (37, 23, 19), (33, 130, 70), (128, 128, 80))
+
+PROJECTION = Op(
+    "projection",
+    title="A linear layer with weights (in, out)",
+    formula="out = x @ weights + bias",
+    reference=projection_reference,
+    rungs=(projection_naive, projection_few_rows, projection_unfused),
+    inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, K, N), uniform(rng, N)),
+    shape=lambda M, N, K: (M, N),
+    awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in SHAPES),
+    timed_gpu={"M": 1, "N": 3072, "K": 768},
+    also_gpu=({"M": 1024, "N": 3072, "K": 768},),
+    timed_cpu={"M": 1, "N": 1024, "K": 256},
+    flops=lambda M, N, K: 2 * M * N * K,
+    bytes=lambda M, N, K: 4 * (M * K + N * K + N + M * N),
+    tolerance=dot_products(lambda x, weights, bias: np.abs(x) @ np.abs(weights) + np.abs(bias),
+                           length=lambda x, weights, bias: x.shape[1] + 1),
+    by_row=(0,),
+    rival=lambda xp, x, weights, bias, out: xp.add(xp.matmul(x, weights), bias, out=out),
+    rival_note="cuBLAS, then the bias",
+)
+
+LOGITS = Op(
+    "logits",
+    title="Logits: how well each token of the vocabulary fits",
+    formula="out = x @ table.T",
+    reference=logits_reference,
+    rungs=(logits_naive, logits_warp),
+    inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, N, K)),
+    shape=lambda M, N, K: (M, N),
+    awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in SHAPES),
+    timed_gpu={"M": 1, "N": 50257, "K": 768},
+    timed_cpu={"M": 1, "N": 2048, "K": 256},
+    flops=lambda M, N, K: 2 * M * N * K,
+    bytes=lambda M, N, K: 4 * (M * K + N * K + M * N),
+    tolerance=dot_products(lambda x, table: np.abs(x) @ np.abs(table).T, length=lambda x, table: x.shape[1]),
+    by_row=(0,),
+    rival=lambda xp, x, table, out: xp.matmul(x, table.T, out=out),
+    rival_note="cuBLAS",
+)

@@ -1,0 +1,606 @@
+"""Matrix multiply, out = a @ b. One rung for each idea, slowest first.
+
+Shapes  a (M, K), b (K, N), out (M, N); float32, C-contiguous; any sizes
+Work    2*M*N*K flop; at least 4*(M*K + K*N + M*N) bytes, each matrix moved once
+Source  CUDA C++ Programming Guide, "Shared Memory"; NVIDIA CUTLASS, "Efficient GEMM in CUDA"; S. Boehm, "How to
+        Optimize a CUDA Matmul Kernel for cuBLAS-like Performance" (2022)
+
+The loops over K are `while` loops over uint32: in the PTX they cost 21 instructions for four multiply-adds, where
+`range` over uint32 costs 67 and `range` with Numba's default int64 indices 87. uint32 + uint32 is a uint64 in Numba:
+where a sum goes round a loop or into an index, uint32(...) around it keeps it in one register.
+"""
+
+import numpy as np
+from numba import float32, uint32
+
+from labkit import cuda
+from labkit.device import ptx
+from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared
+from labkit.kernels.op import Op, dot_products, rung, uniform
+
+BLOCK = (16, 16)
+TILE = 16
+
+
+def matmul_reference(a, b):
+    return a.astype(np.float64) @ b.astype(np.float64)
+
+
+@cuda.jit
+def matmul_naive_kernel(a, b, out):
+    row, col = cuda.grid(2)  # neighbouring threads differ in row
+    row, col = uint32(row), uint32(col)
+    if row < out.shape[0] and col < out.shape[1]:
+        depth = uint32(a.shape[1])
+        total = float32(0.0)  # 0.0 alone would be a float64, and so would the sum
+        k = uint32(0)
+        while k < depth:
+            total += a[row, k] * b[k, col]
+            k += uint32(1)
+        out[row, col] = total
+
+
+@rung(kernel=matmul_naive_kernel, idea="one thread an element, neighbours run down a column")
+def matmul_naive(a, b, out, stream=0):
+    """One thread computes one element of out; threadIdx.x walks the rows, so a warp touches 16 rows of a and of out."""
+    rows, cols = _check(a, b, out)
+    matmul_naive_kernel[blocks_for((rows, cols), BLOCK), BLOCK, stream](a, b, out)
+
+
+@cuda.jit
+def matmul_coalesced_kernel(a, b, out):
+    col, row = cuda.grid(2)  # neighbouring threads differ in column: the only change
+    row, col = uint32(row), uint32(col)
+    if row < out.shape[0] and col < out.shape[1]:
+        depth = uint32(a.shape[1])
+        total = float32(0.0)
+        k = uint32(0)
+        while k < depth:
+            total += a[row, k] * b[k, col]
+            k += uint32(1)
+        out[row, col] = total
+
+
+@rung(kernel=matmul_coalesced_kernel, idea="neighbours run along a row: coalesced")
+def matmul_coalesced(a, b, out, stream=0):
+    """As naive, but threadIdx.x walks the columns: neighbours read neighbours in b, write neighbours in out."""
+    rows, cols = _check(a, b, out)
+    matmul_coalesced_kernel[blocks_for((cols, rows), BLOCK), BLOCK, stream](a, b, out)
+
+
+def make_matmul_tiled(tile: int):
+    """A kernel for this tile size: shared memory is sized when the kernel is compiled."""
+
+    @cuda.jit
+    def matmul_tiled_kernel(a, b, out):
+        a_tile = cuda.shared.array((tile, tile), float32)
+        b_tile = cuda.shared.array((tile, tile), float32)
+        x, y = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
+        col = uint32(cuda.blockIdx.x) * uint32(tile) + x
+        row = uint32(cuda.blockIdx.y) * uint32(tile) + y
+        rows, depth, cols = uint32(a.shape[0]), uint32(a.shape[1]), uint32(b.shape[1])
+
+        total = float32(0.0)
+        start = uint32(0)
+        while start < depth:
+            # Beyond an edge a tile holds zeros, which add nothing. No thread may leave early: it still has to load.
+            a_tile[y, x] = a[row, start + x] if row < rows and start + x < depth else float32(0.0)
+            b_tile[y, x] = b[start + y, col] if start + y < depth and col < cols else float32(0.0)
+            cuda.syncthreads()  # both tiles are complete
+            for k in range(tile):
+                total += a_tile[y, k] * b_tile[k, x]
+            cuda.syncthreads()  # both tiles are free to overwrite
+            start += uint32(tile)
+
+        if row < rows and col < cols:
+            out[row, col] = total
+
+    return matmul_tiled_kernel
+
+
+matmul_tiled_kernel = make_matmul_tiled(TILE)
+matmul_tiled_32_kernel = make_matmul_tiled(32)
+
+
+@rung(kernel=matmul_tiled_kernel, idea="16 x 16 tiles in shared memory")
+def matmul_tiled(a, b, out, stream=0):
+    """As coalesced, but each block stages TILE x TILE tiles in shared memory: a value is fetched once for 16 uses."""
+    rows, cols = _check(a, b, out)
+    matmul_tiled_kernel[blocks_for((cols, rows), (TILE, TILE)), (TILE, TILE), stream](a, b, out)
+
+
+@rung(kernel=matmul_tiled_32_kernel, idea="32 x 32 tiles in shared memory")
+def matmul_tiled_32(a, b, out, stream=0):
+    """As tiled, but 32 x 32: a value is fetched once for 32 uses, by a block of 1,024 threads, the limit."""
+    rows, cols = _check(a, b, out)
+    matmul_tiled_32_kernel[blocks_for((cols, rows), (32, 32)), (32, 32), stream](a, b, out)
+
+
+# --- Register blocking: a thread computes a patch of out --------------------------------------------------------------
+
+DEPTH = 8  # columns of a, and rows of b, in one tile
+
+
+def make_matmul_register_blocked(patch: int):
+    """A kernel in which each of 16 x 16 threads computes patch x patch elements, 16 apart in each direction."""
+    tile = 16 * patch  # a block computes tile x tile elements
+    count = patch * patch
+    copies = tile * DEPTH // 256  # elements of each tile that a thread loads
+
+    @cuda.jit
+    def matmul_register_blocked_kernel(a, b, out):
+        a_tile = cuda.shared.array((tile, DEPTH), float32)
+        b_tile = cuda.shared.array((DEPTH, tile), float32)
+        sums = cuda.local.array(count, float32)  # every index is a constant once the loops are unrolled: registers
+        a_part = cuda.local.array(patch, float32)
+        b_part = cuda.local.array(patch, float32)
+        x, y = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
+        thread = uint32(y * uint32(16) + x)
+        top = uint32(uint32(cuda.blockIdx.y) * uint32(tile))
+        left = uint32(uint32(cuda.blockIdx.x) * uint32(tile))
+        rows, depth, cols = uint32(a.shape[0]), uint32(a.shape[1]), uint32(b.shape[1])
+        for i in range(count):
+            sums[i] = float32(0.0)
+
+        start = uint32(0)
+        while start < depth:
+            for i in range(copies):
+                place = uint32(thread + uint32(i * 256))
+                r, c = uint32(place // uint32(DEPTH)), uint32(place % uint32(DEPTH))
+                inside = top + r < rows and start + c < depth
+                a_tile[r, c] = a[top + r, start + c] if inside else float32(0.0)
+            for i in range(copies):
+                place = uint32(thread + uint32(i * 256))
+                r, c = uint32(place // uint32(tile)), uint32(place % uint32(tile))
+                inside = start + r < depth and left + c < cols
+                b_tile[r, c] = b[start + r, left + c] if inside else float32(0.0)
+            cuda.syncthreads()  # both tiles are complete
+            for k in range(DEPTH):
+                for i in range(patch):
+                    a_part[i] = a_tile[y + uint32(16 * i), k]
+                    b_part[i] = b_tile[k, x + uint32(16 * i)]
+                for i in range(patch):  # 2 * patch numbers loaded, patch * patch multiply-adds
+                    for j in range(patch):
+                        sums[i * patch + j] += a_part[i] * b_part[j]
+            cuda.syncthreads()  # both tiles are free to overwrite
+            start = uint32(start + uint32(DEPTH))
+
+        for i in range(patch):
+            for j in range(patch):
+                row, col = top + y + uint32(16 * i), left + x + uint32(16 * j)
+                if row < rows and col < cols:
+                    out[row, col] = sums[i * patch + j]
+
+    return matmul_register_blocked_kernel
+
+
+matmul_register_blocked_4_kernel = make_matmul_register_blocked(4)
+matmul_register_blocked_kernel = make_matmul_register_blocked(8)
+matmul_register_blocked_16_kernel = make_matmul_register_blocked(16)
+
+
+@rung(kernel=matmul_register_blocked_4_kernel, idea="a thread computes 4 x 4 elements, in registers")
+def matmul_register_blocked_4(a, b, out, stream=0):
+    """As tiled, but a thread computes 4 x 4 elements of a 64 x 64 tile: 8 numbers from shared memory feed 16 products,
+    where it took 2 for 1."""
+    _launch_register_blocked(matmul_register_blocked_4_kernel, 4, a, b, out, stream)
+
+
+@rung(kernel=matmul_register_blocked_kernel, idea="a thread computes 8 x 8 elements")
+def matmul_register_blocked(a, b, out, stream=0):
+    """As register_blocked_4, but 8 x 8 elements of a 128 x 128 tile: 16 numbers feed 64 products."""
+    _launch_register_blocked(matmul_register_blocked_kernel, 8, a, b, out, stream)
+
+
+@rung(kernel=matmul_register_blocked_16_kernel, idea="a thread computes 16 x 16 elements",
+      failed="13.2 TFLOP/s on an H200, where 8 x 8 elements gave 27.9: a thread has 255 registers, too few for 256 "
+             "sums, and some of them live in memory")
+def matmul_register_blocked_16(a, b, out, stream=0):
+    """As register_blocked, but 16 x 16 elements of a 256 x 256 tile: 32 numbers would feed 256 products."""
+    _launch_register_blocked(matmul_register_blocked_16_kernel, 16, a, b, out, stream)
+
+
+def _launch_register_blocked(kernel, patch, a, b, out, stream):
+    rows, cols = _check(a, b, out)
+    kernel[blocks_for((cols, rows), (16 * patch, 16 * patch)), (16, 16), stream](a, b, out)
+
+
+# --- 128 bits at a time -----------------------------------------------------------------------------------------------
+
+WIDE = 128  # a block computes WIDE x WIDE elements
+A_LINE = WIDE + 4  # the tile of a is turned; 4 more, and what a warp writes into it lies in 32 different banks
+TILES = DEPTH * (A_LINE + WIDE)  # numbers in a pair of tiles: that of a, then that of b
+TWO_PAIRS = 2 * TILES
+
+
+@cuda.jit(device=True)
+def load_four(array, row, col):
+    """array[row, col : col + 4] in one load, or zeros beyond an edge. Rows are a multiple of 4 long, and so is col."""
+    rows, cols = uint32(array.shape[0]), uint32(array.shape[1])
+    x, y, z, w = float32(0.0), float32(0.0), float32(0.0), float32(0.0)
+    if row < rows and col < cols:
+        x, y, z, w = ptx.load_nc4(array, uint32(row * cols + col))
+    return x, y, z, w
+
+
+@cuda.jit(device=True)
+def load_four_singly(array, row, col):
+    """The same in four loads, for rows of any length."""
+    inside, cols = row < array.shape[0], uint32(array.shape[1])
+    x = array[row, col] if inside and col < cols else float32(0.0)
+    y = array[row, col + uint32(1)] if inside and col + uint32(1) < cols else float32(0.0)
+    z = array[row, col + uint32(2)] if inside and col + uint32(2) < cols else float32(0.0)
+    w = array[row, col + uint32(3)] if inside and col + uint32(3) < cols else float32(0.0)
+    return x, y, z, w
+
+
+@cuda.jit(device=True)
+def store_four(out, row, col, x, y, z, w):
+    """out[row, col : col + 4] = x, y, z, w in one store, unless it is beyond an edge."""
+    rows, cols = uint32(out.shape[0]), uint32(out.shape[1])
+    if row < rows and col < cols:
+        ptx.store_global4(out, uint32(row * cols + col), x, y, z, w)
+
+
+@cuda.jit(device=True)
+def store_four_singly(out, row, col, x, y, z, w):
+    inside, cols = row < out.shape[0], uint32(out.shape[1])
+    if inside and col < cols:
+        out[row, col] = x
+    if inside and col + uint32(1) < cols:
+        out[row, col + uint32(1)] = y
+    if inside and col + uint32(2) < cols:
+        out[row, col + uint32(2)] = z
+    if inside and col + uint32(3) < cols:
+        out[row, col + uint32(3)] = w
+
+
+@cuda.jit(device=True)
+def read_eight(shared, at, further, part):
+    """Four numbers from shared[at] on, and four from `further` behind: a patch is four quarters of 4 x 4 elements."""
+    part[0], part[1], part[2], part[3] = ptx.load_shared4(shared, at)
+    part[4], part[5], part[6], part[7] = ptx.load_shared4(shared, uint32(at + uint32(further)))
+
+
+@cuda.jit(device=True)
+def add_products(sums, a_part, b_part):
+    """sums[i, j] += a_part[i] * b_part[j]: 64 multiply-adds on 16 numbers."""
+    for i in range(8):
+        for j in range(8):
+            sums[i * 8 + j] += a_part[i] * b_part[j]
+
+
+def _four_at_a_time(wide: bool):
+    return (load_four, store_four) if wide else (load_four_singly, store_four_singly)
+
+
+def make_matmul_vectorized(wide: bool):
+    """wide: the rows of all three matrices begin at multiples of 16 bytes."""
+    load, store = _four_at_a_time(wide)
+
+    @cuda.jit(launch_bounds=(256, 2))
+    def matmul_vectorized_kernel(a, b, out):
+        shared = cuda.shared.array(TILES, float32)
+        sums = cuda.local.array(64, float32)
+        a_part = cuda.local.array(8, float32)
+        b_part = cuda.local.array(8, float32)
+        thread = uint32(cuda.threadIdx.x)
+        top = uint32(uint32(cuda.blockIdx.y) * uint32(WIDE))
+        left = uint32(uint32(cuda.blockIdx.x) * uint32(WIDE))
+        depth = uint32(a.shape[1])
+        row, col = uint32(thread // uint32(16) * uint32(4)), uint32(thread % uint32(16) * uint32(4))  # of its patch
+        a_row, a_col = uint32(thread // uint32(2)), uint32(thread % uint32(2) * uint32(4))  # what it loads of a
+        b_row, b_col = uint32(thread // uint32(32)), uint32(thread % uint32(32) * uint32(4))  # and of b
+        a_to = uint32(a_col * uint32(A_LINE) + a_row)
+        b_to = uint32(uint32(DEPTH * A_LINE) + b_row * uint32(WIDE) + b_col)
+        for i in range(64):
+            sums[i] = float32(0.0)
+
+        start = uint32(0)
+        while start < depth:
+            p, q, r, s = load(a, uint32(top + a_row), uint32(start + a_col))
+            shared[a_to], shared[a_to + uint32(A_LINE)] = p, q  # a row of a becomes a column
+            shared[a_to + uint32(2 * A_LINE)], shared[a_to + uint32(3 * A_LINE)] = r, s
+            p, q, r, s = load(b, uint32(start + b_row), uint32(left + b_col))
+            ptx.store_shared4(shared, b_to, p, q, r, s)
+            cuda.syncthreads()  # both tiles are complete
+            a_at, b_at = row, uint32(uint32(DEPTH * A_LINE) + col)
+            while a_at < uint32(DEPTH * A_LINE):
+                read_eight(shared, a_at, 64, a_part)
+                read_eight(shared, b_at, 64, b_part)
+                add_products(sums, a_part, b_part)
+                a_at, b_at = uint32(a_at + uint32(A_LINE)), uint32(b_at + uint32(WIDE))
+            cuda.syncthreads()  # both tiles are free to overwrite
+            start = uint32(start + uint32(DEPTH))
+
+        for i in range(8):
+            out_row = uint32(top + row + uint32(i // 4 * 64 + i % 4))
+            for j in range(0, 8, 4):
+                n = i * 8 + j
+                store(out, out_row, uint32(left + col + uint32(j * 16)), sums[n], sums[n + 1], sums[n + 2], sums[n + 3])
+
+    return matmul_vectorized_kernel
+
+
+matmul_vectorized_kernel = make_matmul_vectorized(wide=True)
+matmul_vectorized_any_kernel = make_matmul_vectorized(wide=False)
+
+
+@rung(kernel=(matmul_vectorized_kernel, matmul_vectorized_any_kernel), idea="128 bits a load and a store")
+def matmul_vectorized(a, b, out, stream=0):
+    """As register_blocked, but four numbers a load, from global memory and from shared: 4 loads feed 64 products. For
+    that the tile of a is turned: the rows of a patch become neighbours. Where rows do not begin at multiples of 16
+    bytes, global memory is read and written number by number."""
+    rows, cols = _check(a, b, out)
+    kernel = matmul_vectorized_kernel if _wide(a, b, out) else matmul_vectorized_any_kernel
+    kernel[blocks_for((cols, rows), (WIDE, WIDE)), 256, stream](a, b, out)
+
+
+def _wide(a, b, out) -> bool:
+    return a.shape[1] % 4 == 0 and b.shape[1] % 4 == 0 and aligned(a, b, out)
+
+
+# --- Double buffering: the next tiles load while these are multiplied -------------------------------------------------
+
+
+def make_matmul_double_buffered(wide: bool):
+    load, store = _four_at_a_time(wide)
+
+    @cuda.jit(launch_bounds=(256, 2))
+    def matmul_double_buffered_kernel(a, b, out):
+        shared = cuda.shared.array(TWO_PAIRS, float32)
+        sums = cuda.local.array(64, float32)
+        a_part = cuda.local.array(8, float32)
+        b_part = cuda.local.array(8, float32)
+        thread = uint32(cuda.threadIdx.x)
+        top = uint32(uint32(cuda.blockIdx.y) * uint32(WIDE))
+        left = uint32(uint32(cuda.blockIdx.x) * uint32(WIDE))
+        depth = uint32(a.shape[1])
+        row, col = uint32(thread // uint32(16) * uint32(4)), uint32(thread % uint32(16) * uint32(4))
+        a_row, a_col = uint32(thread // uint32(2)), uint32(thread % uint32(2) * uint32(4))
+        b_row, b_col = uint32(thread // uint32(32)), uint32(thread % uint32(32) * uint32(4))
+        a_to = uint32(a_col * uint32(A_LINE) + a_row)
+        b_to = uint32(uint32(DEPTH * A_LINE) + b_row * uint32(WIDE) + b_col)
+        for i in range(64):
+            sums[i] = float32(0.0)
+
+        fill, start = uint32(0), uint32(0)
+        a0, a1, a2, a3 = load(a, uint32(top + a_row), a_col)
+        b0, b1, b2, b3 = load(b, b_row, uint32(left + b_col))
+        while start < depth:
+            shared[fill + a_to], shared[fill + a_to + uint32(A_LINE)] = a0, a1
+            shared[fill + a_to + uint32(2 * A_LINE)], shared[fill + a_to + uint32(3 * A_LINE)] = a2, a3
+            ptx.store_shared4(shared, uint32(fill + b_to), b0, b1, b2, b3)
+            cuda.syncthreads()  # this pair is complete; and nobody reads the other one any more, which is filled next
+            start = uint32(start + uint32(DEPTH))
+            if start < depth:  # these loads are on their way through all of the products below
+                a0, a1, a2, a3 = load(a, uint32(top + a_row), uint32(start + a_col))
+                b0, b1, b2, b3 = load(b, uint32(start + b_row), uint32(left + b_col))
+            end = uint32(fill + uint32(DEPTH * A_LINE))
+            a_at, b_at = uint32(fill + row), uint32(end + col)
+            while a_at < end:
+                read_eight(shared, a_at, 64, a_part)
+                read_eight(shared, b_at, 64, b_part)
+                add_products(sums, a_part, b_part)
+                a_at, b_at = uint32(a_at + uint32(A_LINE)), uint32(b_at + uint32(WIDE))
+            fill = uint32(uint32(TILES) - fill)
+
+        for i in range(8):
+            out_row = uint32(top + row + uint32(i // 4 * 64 + i % 4))
+            for j in range(0, 8, 4):
+                n = i * 8 + j
+                store(out, out_row, uint32(left + col + uint32(j * 16)), sums[n], sums[n + 1], sums[n + 2], sums[n + 3])
+
+    return matmul_double_buffered_kernel
+
+
+matmul_double_buffered_kernel = make_matmul_double_buffered(wide=True)
+matmul_double_buffered_any_kernel = make_matmul_double_buffered(wide=False)
+
+
+@rung(kernel=(matmul_double_buffered_kernel, matmul_double_buffered_any_kernel),
+      idea="the next tiles load while these are multiplied")
+def matmul_double_buffered(a, b, out, stream=0):
+    """As vectorized, but with two pairs of tiles: the loads of the next pair are under way during the products, and
+    wait in registers until there is room. One barrier a tile is enough."""
+    rows, cols = _check(a, b, out)
+    kernel = matmul_double_buffered_kernel if _wide(a, b, out) else matmul_double_buffered_any_kernel
+    kernel[blocks_for((cols, rows), (WIDE, WIDE)), 256, stream](a, b, out)
+
+
+# --- A pipeline: copies that pass no registers, and the next step's numbers read during this one's products -----------
+
+STEPS = 16  # columns of a, and rows of b, in one tile
+STAGES = 3  # pairs of tiles: one is read, two are on their way
+ON_THE_WAY = STAGES - 2  # groups of copies that may be unfinished when the next pair is wanted
+LINE = A_LINE + WIDE  # a line of shared memory is one step: a column of the tile of a, then a row of the tile of b
+PAIR = STEPS * LINE
+RING = STAGES * PAIR
+
+
+@cuda.jit(device=True)
+def copy_pair(shared, fill, a, a_row, a_col, b, b_row, b_col):
+    """Starts this thread's share of a pair of tiles: of a 8 numbers, 16 rows apart; of b twice 4, 8 rows apart."""
+    depth, cols = uint32(a.shape[1]), uint32(b.shape[1])
+    a_to = uint32(fill + a_col % uint32(STEPS) * uint32(LINE) + a_row % uint32(WIDE))
+    b_to = uint32(fill + b_row % uint32(STEPS) * uint32(LINE) + uint32(A_LINE) + b_col % uint32(WIDE))
+    a_from, b_from = uint32(a_row * depth + a_col), uint32(b_row * cols + b_col)
+    for i in range(8):
+        ptx.cp_async_4(shared, uint32(a_to + uint32(16 * i)), a, uint32(a_from + uint32(16 * i) * depth), 4)
+    for i in range(2):
+        ptx.cp_async_16(shared, uint32(b_to + uint32(8 * i * LINE)), b, uint32(b_from + uint32(8 * i) * cols), 16)
+
+
+@cuda.jit(device=True)
+def copy_pair_guarded(shared, fill, a, a_row, a_col, b, b_row, b_col):
+    """As copy_pair, but number by number, and zeros beyond the edges: there 0 bytes are copied."""
+    rows, depth, cols = uint32(a.shape[0]), uint32(a.shape[1]), uint32(b.shape[1])
+    a_to = uint32(fill + a_col % uint32(STEPS) * uint32(LINE) + a_row % uint32(WIDE))
+    b_to = uint32(fill + b_row % uint32(STEPS) * uint32(LINE) + uint32(A_LINE) + b_col % uint32(WIDE))
+    for i in range(8):
+        row = uint32(a_row + uint32(16 * i))
+        inside = row < rows and a_col < depth
+        ptx.cp_async_4(shared, uint32(a_to + uint32(16 * i)),
+                       a, uint32(row * depth + a_col) if inside else uint32(0), uint32(4) if inside else uint32(0))
+    for i in range(8):
+        row, col = uint32(b_row + uint32(i // 4 * 8)), uint32(b_col + uint32(i % 4))
+        inside = row < depth and col < cols
+        ptx.cp_async_4(shared, uint32(b_to + uint32(i // 4 * 8 * LINE + i % 4)),
+                       b, uint32(row * cols + col) if inside else uint32(0), uint32(4) if inside else uint32(0))
+
+
+@cuda.jit(device=True)
+def add_products_to_and_fro(sums, a_part, b_part):
+    """As add_products, in an order in which each product shares a factor with the one before: a register that is read
+    twice running is fetched once."""
+    for j in range(8):
+        for n in range(8):
+            i = n if j % 2 == 0 else 7 - n
+            sums[i * 8 + j] += a_part[i] * b_part[j]
+
+
+@cuda.jit(device=True)
+def two_steps(shared, a_at, b_at, step, sums, a_even, b_even, a_odd, b_odd):
+    """The products of `step`, an even one, and of the next. Each step's numbers are read one step ahead."""
+    ahead = uint32((step + 1) * LINE)
+    read_eight(shared, uint32(a_at + ahead), 32, a_odd)
+    read_eight(shared, uint32(b_at + ahead), 16, b_odd)
+    add_products_to_and_fro(sums, a_even, b_even)
+    ahead = uint32((step + 2) * LINE)
+    read_eight(shared, uint32(a_at + ahead), 32, a_even)
+    read_eight(shared, uint32(b_at + ahead), 16, b_even)
+    add_products_to_and_fro(sums, a_odd, b_odd)
+
+
+def make_matmul_pipelined(exact: bool):
+    """exact: out is made of whole tiles, K of whole steps, and the matrices are aligned; then nothing needs a guard."""
+    copy = copy_pair if exact else copy_pair_guarded
+    store = store_four if exact else store_four_singly
+
+    @cuda.jit(launch_bounds=(256, 2))
+    def matmul_pipelined_kernel(a, b, out):
+        shared = cuda.shared.array(0, float32)  # RING numbers: more than 48 KB, so the launch has to ask for them
+        sums = cuda.local.array(64, float32)
+        a_even = cuda.local.array(8, float32)
+        b_even = cuda.local.array(8, float32)
+        a_odd = cuda.local.array(8, float32)
+        b_odd = cuda.local.array(8, float32)
+        thread = uint32(cuda.threadIdx.x)
+        lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
+        top = uint32(uint32(cuda.blockIdx.y) * uint32(WIDE))
+        left = uint32(uint32(cuda.blockIdx.x) * uint32(WIDE))
+        depth = uint32(a.shape[1])
+        # Its patch: 2 x 4 warps, each with a tile of 64 x 32, in each of them 8 x 4 lanes.
+        row = uint32(warp // uint32(4) * uint32(64) + lane // uint32(4) * uint32(4))
+        col = uint32(warp % uint32(4) * uint32(32) + lane % uint32(4) * uint32(4))
+        # What it copies.
+        a_row, a_col = uint32(top + thread // uint32(STEPS)), uint32(thread % uint32(STEPS))
+        b_row, b_col = uint32(thread // uint32(32)), uint32(left + thread % uint32(32) * uint32(4))
+        for i in range(64):
+            sums[i] = float32(0.0)
+
+        ahead, fill = uint32(0), uint32(0)  # how far the copies have come in K, and in the ring
+        for _ in range(STAGES - 1):
+            if ahead < depth:
+                copy(shared, fill, a, a_row, a_col, b, b_row, b_col)
+            ptx.cp_async_commit()  # a group may be empty: what counts is that there is one for each pair
+            ahead, fill = uint32(ahead + uint32(STEPS)), uint32(fill + uint32(PAIR))
+            a_col, b_row = uint32(a_col + uint32(STEPS)), uint32(b_row + uint32(STEPS))
+        ptx.cp_async_wait(ON_THE_WAY)
+        cuda.syncthreads()  # the first pair is complete
+        a_at, b_at = row, uint32(uint32(A_LINE) + col)
+        read_eight(shared, a_at, 32, a_even)
+        read_eight(shared, b_at, 16, b_even)
+
+        start = uint32(0)
+        while start < depth:
+            if ahead < depth:
+                copy(shared, fill, a, a_row, a_col, b, b_row, b_col)
+            ptx.cp_async_commit()
+            ahead, fill = uint32(ahead + uint32(STEPS)), uint32(fill + uint32(PAIR))
+            a_col, b_row = uint32(a_col + uint32(STEPS)), uint32(b_row + uint32(STEPS))
+            if fill == uint32(RING):
+                fill = uint32(0)
+
+            # Written out, as the compiler would not unroll a loop of this size: with one it took a fifth longer.
+            two_steps(shared, a_at, b_at, 0, sums, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 2, sums, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 4, sums, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 6, sums, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 8, sums, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 10, sums, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 12, sums, a_even, b_even, a_odd, b_odd)
+            read_eight(shared, uint32(a_at + uint32(15 * LINE)), 32, a_odd)
+            read_eight(shared, uint32(b_at + uint32(15 * LINE)), 16, b_odd)
+            add_products_to_and_fro(sums, a_even, b_even)
+
+            ptx.cp_async_wait(ON_THE_WAY)
+            cuda.syncthreads()  # the next pair is complete; and this one has been read by all, and may be filled again
+            a_at, b_at = uint32(a_at + uint32(PAIR)), uint32(b_at + uint32(PAIR))
+            if a_at >= uint32(RING):
+                a_at, b_at = row, uint32(uint32(A_LINE) + col)
+            read_eight(shared, a_at, 32, a_even)
+            read_eight(shared, b_at, 16, b_even)
+            add_products_to_and_fro(sums, a_odd, b_odd)
+            start = uint32(start + uint32(STEPS))
+
+        for i in range(8):
+            out_row = uint32(top + row + uint32(i // 4 * 32 + i % 4))
+            for j in range(0, 8, 4):
+                n = i * 8 + j
+                store(out, out_row, uint32(left + col + uint32(j * 4)), sums[n], sums[n + 1], sums[n + 2], sums[n + 3])
+
+    return matmul_pipelined_kernel
+
+
+matmul_pipelined_kernel = make_matmul_pipelined(exact=True)
+matmul_pipelined_any_kernel = make_matmul_pipelined(exact=False)
+
+
+@rung(kernel=(matmul_pipelined_kernel, matmul_pipelined_any_kernel), needs=(8, 0),
+      idea="copies past the registers, two tiles ahead; numbers read one step ahead")
+def matmul_pipelined(a, b, out, stream=0):
+    """As double_buffered, with four changes. cp.async copies from global to shared memory past the registers, and three
+    pairs of tiles form a ring. The numbers of the next step are read during the products of this one. The 32 patches of
+    a warp form a tile of 64 x 32, of which it reads 96 numbers a step; two rows of 16 patches need 144. And the
+    products go to and fro. Sizes that are not whole tiles are copied number by number, which is slower."""
+    rows, cols = _check(a, b, out)
+    exact = rows % WIDE == 0 and cols % WIDE == 0 and a.shape[1] % STEPS == 0 and aligned(a, b, out)
+    kernel = matmul_pipelined_kernel if exact else matmul_pipelined_any_kernel
+    dynamic_shared(kernel, 4 * RING, a, b, out)
+    kernel[blocks_for((cols, rows), (WIDE, WIDE)), 256, stream, 4 * RING](a, b, out)
+
+
+def _check(a, b, out):
+    check_array("a", a, ndim=2)
+    check_array("b", b, ndim=2)
+    if a.shape[1] != b.shape[0]:
+        raise ValueError(f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; "
+                         f"the columns of a ({a.shape[1]}) must equal the rows of b ({b.shape[0]})")
+    check_array("out", out, shape=(a.shape[0], b.shape[1]))
+    return out.shape
+
+
+MATMUL = Op(
+    "matmul",
+    title="Matrix multiplication",
+    formula="out[row, col] = sum over k of a[row, k] * b[k, col]",
+    reference=matmul_reference,
+    rungs=(matmul_naive, matmul_coalesced, matmul_tiled, matmul_tiled_32, matmul_register_blocked_4,
+           matmul_register_blocked, matmul_register_blocked_16, matmul_vectorized, matmul_double_buffered,
+           matmul_pipelined),
+    inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, K, N)),
+    shape=lambda M, N, K: (M, N),
+    awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in
+                  ((1, 1, 1), (16, 16, 16), (37, 23, 19), (1, 65, 33), (65, 1, 31), (33, 17, 1), (50, 70, 130),
+                   (129, 132, 20), (128, 256, 80))),
+    timed_gpu={"M": 4096, "N": 4096, "K": 4096},
+    timed_cpu={"M": 128, "N": 128, "K": 128},
+    flops=lambda M, N, K: 2 * M * N * K,
+    bytes=lambda M, N, K: 4 * (M * K + K * N + M * N),
+    tolerance=dot_products(lambda a, b: np.abs(a) @ np.abs(b), length=lambda a, b: a.shape[1]),
+    unit="TFLOP/s",
+    by_row=(0,),
+    rival=lambda xp, a, b, out: xp.matmul(a, b, out=out),
+    rival_note="cuBLAS",
+)

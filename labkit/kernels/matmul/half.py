@@ -1,0 +1,407 @@
+"""Matrix multiply of halves on tensor cores, out = a @ b. One rung for each idea, slowest first.
+
+Shapes  a (M, K), b (K, N), out (M, N); float16, C-contiguous; sums in float32 unless a rung says otherwise
+Sizes   any for the first four rungs; K and N multiples of 8 for the others, which move 16 bytes at a time
+Work    2*M*N*K flop; at least 2*(M*K + K*N + M*N) bytes
+Source  PTX ISA, "Matrix Fragments for mma.m16n8k16"; NVIDIA CUTLASS, "Efficient GEMM in CUDA"
+
+mma.sync multiplies 16 x 16 by 16 x 8 halves in one instruction of a warp. Lane L holds, of
+
+    a    words of two halves in rows L // 4 and 8 below, columns 2 * (L % 4) and 8 further     4 registers
+    b    words of two halves in rows 2 * (L % 4) and 8 below, column L // 4                    2 registers
+    sums rows L // 4 and 8 below, columns 2 * (L % 4) and the next                             4 registers
+"""
+
+import numpy as np
+from numba import float32, uint32
+
+from labkit import cuda, device
+from labkit.device import ptx
+from labkit.kernels.arguments import blocks_for
+from labkit.kernels.matmul.mma import MMA, Tile, add_product, check_product, launch, make_pipelined, make_staged
+from labkit.kernels.matmul.wgmma import matmul_half_wgmma, matmul_half_wgmma_specialised
+from labkit.kernels.op import Op, Rival, bfloat16_of, float64_of, rung, uniform
+
+BLOCK = (16, 16)
+TILE = 16
+HALF_EPS, SINGLE_EPS = float(np.finfo(np.float16).eps), float(np.finfo(np.float32).eps)
+SMALLEST_HALF = float(np.finfo(np.float16).smallest_subnormal)
+SIZES = "K and N multiples of 8"
+
+
+def matmul_half_reference(a, b):
+    return a.astype(np.float64) @ b.astype(np.float64)
+
+
+def tolerance(a, b):
+    """Sums of K products in float32, as dot_products allows, and one rounding to a half, of which twice is allowed."""
+    return (2 * SINGLE_EPS * np.sqrt(a.shape[1]) * (np.abs(a) @ np.abs(b)) + HALF_EPS * np.abs(a @ b) + SMALLEST_HALF)
+
+
+def tolerance_f16_sums(a, b):
+    """Sums that are rounded to halves after every 8 or 16 products.
+
+    A sum of k products is about sqrt(a**2 @ b**2 * k / K); its rounding errors, eps/2 of it at most, add up like a
+    random walk over K / 8 steps. Allowed is eight times that.
+    """
+    steps = max(1.0, a.shape[1] / 8)
+    return HALF_EPS * (np.abs(a @ b) + 4 * np.sqrt(steps) * np.sqrt(a**2 @ b**2)) + SMALLEST_HALF
+
+
+# --- Without tensor cores ---------------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def matmul_half_naive_kernel(a, b, out):
+    col, row = cuda.grid(2)
+    row, col = uint32(row), uint32(col)
+    if row < out.shape[0] and col < out.shape[1]:
+        depth = uint32(a.shape[1])
+        total = float32(0.0)
+        k = uint32(0)
+        while k < depth:
+            total += float32(a[row, k]) * float32(b[k, col])
+            k += uint32(1)
+        out[row, col] = total
+
+
+@rung(kernel=matmul_half_naive_kernel, idea="one thread an element, float32 arithmetic on halves")
+def matmul_half_naive(a, b, out, stream=0):
+    """One thread computes one element; halves are half the bytes of float32, but the arithmetic is the same."""
+    rows, cols, _ = check_product(a, b, None, None, out, weights=False, multiple=1)
+    matmul_half_naive_kernel[blocks_for((cols, rows), BLOCK), BLOCK, stream](a, b, out)
+
+
+@cuda.jit
+def matmul_half_tiled_kernel(a, b, out):
+    a_tile = cuda.shared.array((TILE, TILE), float32)  # a half is converted once for 16 uses
+    b_tile = cuda.shared.array((TILE, TILE), float32)
+    x, y = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
+    col = uint32(cuda.blockIdx.x) * uint32(TILE) + x
+    row = uint32(cuda.blockIdx.y) * uint32(TILE) + y
+    rows, depth, cols = uint32(a.shape[0]), uint32(a.shape[1]), uint32(b.shape[1])
+    total = float32(0.0)
+    start = uint32(0)
+    while start < depth:
+        a_tile[y, x] = float32(a[row, start + x]) if row < rows and start + x < depth else float32(0.0)
+        b_tile[y, x] = float32(b[start + y, col]) if start + y < depth and col < cols else float32(0.0)
+        cuda.syncthreads()  # both tiles are complete
+        for k in range(TILE):
+            total += a_tile[y, k] * b_tile[k, x]
+        cuda.syncthreads()  # both tiles are free to overwrite
+        start += uint32(TILE)
+    if row < rows and col < cols:
+        out[row, col] = total
+
+
+@rung(kernel=matmul_half_tiled_kernel, idea="16 x 16 tiles in shared memory, as float32")
+def matmul_half_tiled(a, b, out, stream=0):
+    """As naive, but a block stages tiles in shared memory: a value is fetched, and converted, once for 16 uses."""
+    rows, cols, _ = check_product(a, b, None, None, out, weights=False, multiple=1)
+    matmul_half_tiled_kernel[blocks_for((cols, rows), (TILE, TILE)), (TILE, TILE), stream](a, b, out)
+
+
+# --- Tensor cores, one element at a time ------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def pair_in_row(matrix, row, col):
+    """matrix[row, col] and its right neighbour in one word, zeros beyond the edges."""
+    rows, cols = uint32(matrix.shape[0]), uint32(matrix.shape[1])
+    left = float32(matrix[row, col]) if row < rows and col < cols else float32(0.0)
+    right = float32(matrix[row, col + uint32(1)]) if row < rows and col + uint32(1) < cols else float32(0.0)
+    return ptx.pack_half2(left, right)
+
+
+@cuda.jit(device=True)
+def pair_in_column(matrix, row, col):
+    """matrix[row, col] and its neighbour below in one word, zeros beyond the edges."""
+    rows, cols = uint32(matrix.shape[0]), uint32(matrix.shape[1])
+    upper = float32(matrix[row, col]) if row < rows and col < cols else float32(0.0)
+    lower = float32(matrix[row + uint32(1), col]) if row + uint32(1) < rows and col < cols else float32(0.0)
+    return ptx.pack_half2(upper, lower)
+
+
+@cuda.jit(device=True)
+def store_sums(sums, at, out, row, col):
+    """A lane's four sums of a 16 x 8 product whose first element is (row, col)."""
+    lane = uint32(cuda.threadIdx.x) % uint32(32)
+    rows, cols = uint32(out.shape[0]), uint32(out.shape[1])
+    for below in range(2):
+        for right in range(2):
+            r = row + lane // uint32(4) + uint32(8 * below)
+            c = col + lane % uint32(4) * uint32(2) + uint32(right)
+            if r < rows and c < cols:
+                out[r, c] = sums[at + below * 2 + right]
+
+
+@cuda.jit
+def matmul_half_tensor_core_kernel(a, b, out):
+    thread = uint32(cuda.threadIdx.x)
+    lane, warp = thread % uint32(32), thread // uint32(32)
+    row = uint32(cuda.blockIdx.y) * uint32(32) + warp // uint32(2) * uint32(16)  # of this warp's 16 x 16 tile
+    col = uint32(cuda.blockIdx.x) * uint32(32) + warp % uint32(2) * uint32(16)
+    down, right = lane // uint32(4), lane % uint32(4) * uint32(2)
+    sums = cuda.local.array(8, float32)
+    for i in range(8):
+        sums[i] = float32(0.0)
+    depth = uint32(a.shape[1])
+    k = uint32(0)
+    while k < depth:
+        a0 = pair_in_row(a, row + down, k + right)
+        a1 = pair_in_row(a, row + down + uint32(8), k + right)
+        a2 = pair_in_row(a, row + down, k + right + uint32(8))
+        a3 = pair_in_row(a, row + down + uint32(8), k + right + uint32(8))
+        for j in range(2):  # two products of 16 x 8 beside each other
+            b0 = pair_in_column(b, k + right, col + down + uint32(8 * j))
+            b1 = pair_in_column(b, k + right + uint32(8), col + down + uint32(8 * j))
+            add_product(sums, 4 * j, a0, a1, a2, a3, b0, b1)
+        k += uint32(16)
+    for j in range(2):
+        store_sums(sums, 4 * j, out, row, col + uint32(8 * j))
+
+
+@rung(kernel=matmul_half_tensor_core_kernel, needs=MMA,
+      idea="mma.sync: a 16 x 16 tile a warp, straight from global memory")
+def matmul_half_tensor_core(a, b, out, stream=0):
+    """As naive, but a warp computes a 16 x 16 tile with the tensor cores: 16 steps of K in two instructions."""
+    rows, cols, _ = check_product(a, b, None, None, out, weights=False, multiple=1)
+    matmul_half_tensor_core_kernel[blocks_for((cols, rows), (32, 32)), 128, stream](a, b, out)
+
+
+HAND = 64  # rows and columns of a block's tile
+HAND_DEPTH = 32
+HAND_THREADS = 128
+HAND_COPIES = HAND * HAND_DEPTH // HAND_THREADS
+
+
+@cuda.jit
+def matmul_half_hand_blocked_kernel(a, b, out):
+    a_tile = cuda.shared.array((HAND, HAND_DEPTH), np.float16)
+    b_tile = cuda.shared.array((HAND_DEPTH, HAND), np.float16)
+    thread = uint32(cuda.threadIdx.x)
+    lane, warp = thread % uint32(32), thread // uint32(32)
+    row0, col0 = uint32(cuda.blockIdx.y) * uint32(HAND), uint32(cuda.blockIdx.x) * uint32(HAND)
+    warp_row, warp_col = warp // uint32(2) * uint32(32), warp % uint32(2) * uint32(32)
+    down, right = lane // uint32(4), lane % uint32(4) * uint32(2)
+    rows, depth, cols = uint32(a.shape[0]), uint32(a.shape[1]), uint32(b.shape[1])
+    sums = cuda.local.array(32, float32)
+    for i in range(32):
+        sums[i] = float32(0.0)
+    start = uint32(0)
+    while start < depth:
+        for i in range(HAND_COPIES):
+            place = thread + uint32(i * HAND_THREADS)
+            y, x = place // uint32(HAND_DEPTH), place % uint32(HAND_DEPTH)
+            inside = row0 + y < rows and start + x < depth
+            a_tile[y, x] = float32(a[row0 + y, start + x]) if inside else float32(0.0)
+            y, x = place // uint32(HAND), place % uint32(HAND)
+            inside = start + y < depth and col0 + x < cols
+            b_tile[y, x] = float32(b[start + y, col0 + x]) if inside else float32(0.0)
+        cuda.syncthreads()  # both tiles are complete
+        for step in range(2):
+            k = uint32(16 * step) + right
+            for i in range(2):  # 32 x 32 of a warp: two products down, four across
+                y = warp_row + uint32(16 * i) + down
+                a0, a1 = pair_in_row(a_tile, y, k), pair_in_row(a_tile, y + uint32(8), k)
+                a2, a3 = pair_in_row(a_tile, y, k + uint32(8)), pair_in_row(a_tile, y + uint32(8), k + uint32(8))
+                for j in range(4):
+                    x = warp_col + uint32(8 * j) + down
+                    b0, b1 = pair_in_column(b_tile, k, x), pair_in_column(b_tile, k + uint32(8), x)
+                    add_product(sums, (i * 4 + j) * 4, a0, a1, a2, a3, b0, b1)
+        cuda.syncthreads()  # both tiles are free to overwrite
+        start += uint32(HAND_DEPTH)
+    for i in range(2):
+        for j in range(4):
+            store_sums(sums, (i * 4 + j) * 4, out, row0 + warp_row + uint32(16 * i), col0 + warp_col + uint32(8 * j))
+
+
+@rung(kernel=matmul_half_hand_blocked_kernel, needs=MMA,
+      idea="tiles of 64 x 64 in shared memory, halves copied one by one",
+      failed="on the H200 it ran 4096^3 at 11.1 TFLOP/s, where tensor_core reached 13.6: the repeated reads of that "
+             "one hit the caches, and this adds barriers and copies of single halves. Shared memory pays with copies "
+             "of 16 bytes past the registers and with ldmatrix: the next rung")
+def matmul_half_hand_blocked(a, b, out, stream=0):
+    """As tensor_core, but a block stages its tiles in shared memory first, and lanes collect their words from there."""
+    rows, cols, _ = check_product(a, b, None, None, out, weights=False, multiple=1)
+    matmul_half_hand_blocked_kernel[blocks_for((cols, rows), (HAND, HAND)), HAND_THREADS, stream](a, b, out)
+
+
+# --- Tensor cores, 16 bytes at a time ---------------------------------------------------------------------------------
+
+DOUBLE_BUFFERED = make_staged(Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=32, stages=2, blocks=2))
+THREE_STAGE = make_staged(Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=32, stages=3, blocks=2))
+
+
+@rung(kernel=DOUBLE_BUFFERED, needs=MMA, sizes=SIZES,
+      idea="cp.async fills one buffer while ldmatrix reads the other; 64 x 32 a warp")
+def matmul_half_double_buffered(a, b, out, stream=0):
+    """As hand_blocked, but cp.async copies 16 bytes past the registers while the other buffer is multiplied, ldmatrix
+    loads four 8 x 8 fragments at once, and a warp's tile is 64 x 32: a word is used eight times in registers."""
+    check_product(a, b, None, None, out, weights=False)
+    launch(DOUBLE_BUFFERED, a, b, None, None, out, stream)
+
+
+@rung(kernel=THREE_STAGE, needs=MMA, sizes=SIZES,
+      idea="three buffers: copies run two stages ahead")
+def matmul_half_three_stage(a, b, out, stream=0):
+    """As double_buffered, with a third buffer: a copy has two stages' time to arrive.
+
+    Third buffers have lost on other GPUs: on an RTX 3090 one is reported slower than two at every shape of MiniLM,
+    whose K is 384 or 1536. On the H200 it is ahead of two by 1% and 4% at those K, in a graph, and by 9% at 4096^3.
+    """
+    check_product(a, b, None, None, out, weights=False)
+    launch(THREE_STAGE, a, b, None, None, out, stream)
+
+
+F16_SUMS = make_staged(DOUBLE_BUFFERED.tile, half_sums=True)
+
+
+@rung(kernel=F16_SUMS, needs=MMA,
+      idea="as double_buffered, but the sums are halves", sizes=SIZES, tolerance=tolerance_f16_sums)
+def matmul_half_f16_sums(a, b, out, stream=0):
+    """As double_buffered, with sums in float16: half the registers, and rounded at every step of 16 along K.
+
+    GeForce GPUs multiply twice as fast this way; the H200 does not: 283 against 281 TFLOP/s at 4096^3. The relative
+    error grows from 2.1e-4 to 7.3e-4 at K = 384, 1.4e-3 at 1536, 2.4e-3 at 4096.
+    """
+    check_product(a, b, None, None, out, weights=False)
+    launch(F16_SUMS, a, b, None, None, out, stream)
+
+
+# The tiles of the pipelined kernel, and how fast each multiplies as a part of the first, on an H200 at 4096^3.
+PIPELINED_TILES = {
+    Tile(rows=128, cols=256, depth=32, warp_rows=64, warp_cols=64, stages=4): 1.0,
+    Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=64, stages=3, blocks=2): 0.93,
+    Tile(rows=96, cols=128, depth=32, warp_rows=48, warp_cols=64, stages=3, blocks=2): 0.88,
+}
+OVERHEAD = 256  # what a tile costs besides its products, as steps of K; blocks that share a multiprocessor hide it
+
+
+def pipelined_tile(rows: int, cols: int, depth: int) -> Tile:
+    """The tile with which the busiest multiprocessor is done first. On the CPU device, which has no such haste, one."""
+    if not device.on_gpu():
+        return next(iter(PIPELINED_TILES))
+    processors = cuda.get_current_device().MULTIPROCESSOR_COUNT
+
+    def cost(tile):
+        rounds = -(-tile.count(rows, cols) // processors)
+        return rounds * tile.rows * tile.cols * (depth + OVERHEAD / tile.blocks) / PIPELINED_TILES[tile]
+
+    return min(PIPELINED_TILES, key=cost)
+
+
+PIPELINED = tuple(make_pipelined(tile) for tile in PIPELINED_TILES)
+
+
+@rung(kernel=PIPELINED, needs=MMA, sizes=SIZES,
+      idea="four stages, swizzled; 64 x 64 a warp, fragments loaded ahead; rows stored whole")
+def matmul_half_pipelined(a, b, out, stream=0):
+    """As three_stage, but a warp's tile is 64 x 64, its next fragments are loaded while the last are multiplied, pieces
+    of a row are permuted instead of padded, and blocks that run together form a patch of out."""
+    rows, cols, depth = check_product(a, b, None, None, out, weights=False)
+    launch(make_pipelined(pipelined_tile(rows, cols, depth)), a, b, None, None, out, stream)
+
+
+# --- The operation ----------------------------------------------------------------------------------------------------
+
+
+def halves(rng, *shape):
+    return uniform(rng, *shape).astype(np.float16)
+
+
+MATMUL_HALF = Op(
+    "matmul_half",
+    title="Matrix multiplication of halves",
+    formula="out[row, col] = sum over k of a[row, k] * b[k, col], in float16 with sums in float32",
+    reference=matmul_half_reference,
+    rungs=(matmul_half_naive, matmul_half_tiled, matmul_half_tensor_core, matmul_half_hand_blocked,
+           matmul_half_double_buffered, matmul_half_three_stage, matmul_half_f16_sums, matmul_half_pipelined,
+           matmul_half_wgmma, matmul_half_wgmma_specialised),
+    inputs=lambda rng, M, N, K: (halves(rng, M, K), halves(rng, K, N)),
+    shape=lambda M, N, K: (M, N),
+    awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in
+                  ((1, 1, 1), (16, 16, 16), (37, 23, 19), (1, 65, 33), (33, 17, 1), (1, 8, 8), (37, 24, 40),
+                   (65, 136, 72), (130, 264, 200))),
+    timed_gpu={"M": 4096, "N": 4096, "K": 4096},
+    timed_cpu={"M": 128, "N": 128, "K": 128},
+    also_gpu=({"M": 8192, "N": 1152, "K": 384}, {"M": 8192, "N": 384, "K": 1536}),  # short K: layers of MiniLM
+    flops=lambda M, N, K: 2 * M * N * K,
+    bytes=lambda M, N, K: 2 * (M * K + K * N + M * N),
+    tolerance=tolerance,
+    unit="TFLOP/s",
+    peak="f16",
+    dtype=np.float16,
+    by_row=(0,),
+    rivals=tuple(Rival(name, library, lambda xp, a, b, out: xp.matmul(a, b, out=out), note="cuBLAS")
+                 for name, library in (("CuPy", "cupy"), ("PyTorch", "torch"))),  # NumPy multiplies halves one by one
+)
+
+
+# --- bfloat16 ---------------------------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def matmul_bf16_naive_kernel(a, b, out):
+    col, row = cuda.grid(2)
+    row, col = uint32(row), uint32(col)
+    if row < out.shape[0] and col < out.shape[1]:
+        depth = uint32(a.shape[1])
+        total = float32(0.0)
+        k = uint32(0)
+        while k < depth:  # a bfloat16 is the upper half of a float32
+            left = ptx.bits_float(uint32(uint32(a[row, k]) << uint32(16)))
+            right = ptx.bits_float(uint32(uint32(b[k, col]) << uint32(16)))
+            total += left * right
+            k += uint32(1)
+        out[row, col] = total
+
+
+@rung(kernel=matmul_bf16_naive_kernel, idea="one thread an element; a bfloat16 is the upper half of a float32")
+def matmul_bf16_naive(a, b, out, stream=0):
+    """One thread computes one element, in float32."""
+    rows, cols, _ = check_product(a, b, None, None, out, weights=False, multiple=1, dtype=np.uint16,
+                                  out_dtype=np.float32)
+    matmul_bf16_naive_kernel[blocks_for((cols, rows), BLOCK), BLOCK, stream](a, b, out)
+
+
+PIPELINED_BF16 = tuple(make_pipelined(tile, bf16=True) for tile in PIPELINED_TILES)
+
+
+@rung(kernel=PIPELINED_BF16, needs=MMA,
+      idea="matmul_half_pipelined with mma.sync for bfloat16; out in float32", sizes=SIZES)
+def matmul_bf16_pipelined(a, b, out, stream=0):
+    """The pipelined kernel of matmul_half: the same fragments, one other instruction, and sums stored as they are."""
+    rows, cols, depth = check_product(a, b, None, None, out, weights=False, dtype=np.uint16, out_dtype=np.float32)
+    launch(make_pipelined(pipelined_tile(rows, cols, depth), bf16=True), a, b, None, None, out, stream)
+
+
+def bfloat16s(rng, *shape):
+    return bfloat16_of(uniform(rng, *shape))
+
+
+def bf16_tolerance(a, b):
+    """Products of bfloat16 numbers are exact in float32: only the sums are rounded."""
+    return 2 * SINGLE_EPS * np.sqrt(a.shape[1]) * (np.abs(a) @ np.abs(b))
+
+
+MATMUL_BF16 = Op(
+    "matmul_bf16",
+    title="Matrix multiplication of bfloat16 numbers",
+    formula="out[row, col] = sum over k of a[row, k] * b[k, col], bfloat16 in, float32 out",
+    reference=lambda a, b: float64_of(a) @ float64_of(b),
+    rungs=(matmul_bf16_naive, matmul_bf16_pipelined),
+    inputs=lambda rng, M, N, K: (bfloat16s(rng, M, K), bfloat16s(rng, K, N)),
+    shape=lambda M, N, K: (M, N),
+    awkward=MATMUL_HALF.awkward,
+    timed_gpu=MATMUL_HALF.timed_gpu,
+    timed_cpu=MATMUL_HALF.timed_cpu,
+    flops=MATMUL_HALF.flops,
+    bytes=lambda M, N, K: 2 * (M * K + K * N) + 4 * M * N,
+    tolerance=bf16_tolerance,
+    unit="TFLOP/s",
+    peak="f16",
+    by_row=(0,),
+    rivals=(Rival("PyTorch", "torch", lambda torch, a, b, out: torch.matmul(a, b), note="cuBLAS, out in bfloat16",
+                  tolerance=lambda a, b: bf16_tolerance(a, b) + 2.0**-8 * np.abs(a @ b)),),
+)

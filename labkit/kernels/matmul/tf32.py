@@ -1,0 +1,245 @@
+"""Matrix multiply of float32 on tensor cores, out = a @ b: each number rounded to TF32, 10 bits after the point.
+
+Shapes  a (M, K), b (K, N), out (M, N); float32, C-contiguous
+Sizes   any for tensor_core; K and N multiples of 4 for pipelined, which moves 16 bytes at a time
+Work    2*M*N*K flop; at least 4*(M*K + K*N + M*N) bytes
+Needs   compute capability 8.0
+Source  PTX ISA, "Matrix Fragments for mma.m16n8k8"
+
+mma.sync multiplies 16 x 8 by 8 x 8 numbers. Lane L holds a at rows L // 4 and 8 below, columns L % 4 and 4 further; b
+at rows L % 4 and 4 below, column L // 4; sums as with halves.
+"""
+
+import functools
+
+import numpy as np
+from numba import float32, uint32
+
+from labkit import cuda
+from labkit.device import ptx
+from labkit.kernels.arguments import blocks_for
+from labkit.kernels.matmul.half import store_sums
+from labkit.kernels.matmul.mma import (
+    BAND,
+    MMA,
+    Tile,
+    check_product,
+    launch,
+    make_copy,
+    make_store_floats,
+    swizzle_of,
+    tile_of_block,
+)
+from labkit.kernels.op import Op, Rival, rung, uniform
+
+CHUNK = 4  # elements in 16 bytes
+TF32_EPS, SINGLE_EPS = 2.0**-10, float(np.finfo(np.float32).eps)
+
+
+def matmul_tf32_reference(a, b):
+    return a.astype(np.float64) @ b.astype(np.float64)
+
+
+def tolerance(a, b):
+    """Each factor is rounded once, by eps/2 of it at most: the errors of K products add up like a random walk, to some
+    eps/2 * sqrt(a**2 @ b**2). Allowed is eight times that, and what float32 sums may miss."""
+    return 4 * TF32_EPS * np.sqrt(a**2 @ b**2) + 2 * SINGLE_EPS * np.sqrt(a.shape[1]) * (np.abs(a) @ np.abs(b))
+
+
+@cuda.jit(device=True)
+def add_product_tf32(sums, at, a0, a1, a2, a3, b0, b1):
+    """sums[at : at + 4] += a 16 x 8 product of TF32 numbers over 8 steps of K, in float32."""
+    w, x, y, z = ptx.mma_m16n8k8_f32_tf32(a0, a1, a2, a3, b0, b1, sums[at], sums[at + 1], sums[at + 2], sums[at + 3])
+    sums[at], sums[at + 1], sums[at + 2], sums[at + 3] = w, x, y, z
+
+
+@cuda.jit(device=True)
+def tf32_at(matrix, row, col):
+    """matrix[row, col] rounded to TF32, zero beyond the edges."""
+    inside = row < uint32(matrix.shape[0]) and col < uint32(matrix.shape[1])
+    return ptx.to_tf32(matrix[row, col] if inside else float32(0.0))
+
+
+@cuda.jit(device=True)
+def rounded(word):
+    """What ptx.to_tf32 makes of a float32 in a word, in two instructions where it takes four: the two differ in some
+    NaNs. 13 bits are cut off, after half of what they can hold was added."""
+    return uint32((word + uint32(0x1000)) & uint32(0xFFFFE000))
+
+
+@cuda.jit
+def matmul_tf32_tensor_core_kernel(a, b, out):
+    thread = uint32(cuda.threadIdx.x)
+    lane, warp = thread % uint32(32), thread // uint32(32)
+    row = uint32(cuda.blockIdx.y) * uint32(32) + warp // uint32(2) * uint32(16)  # of this warp's 16 x 16 tile
+    col = uint32(cuda.blockIdx.x) * uint32(32) + warp % uint32(2) * uint32(16)
+    down, right = lane // uint32(4), lane % uint32(4)
+    sums = cuda.local.array(8, float32)
+    for i in range(8):
+        sums[i] = float32(0.0)
+    depth = uint32(a.shape[1])
+    k = uint32(0)
+    while k < depth:
+        a0, a1 = tf32_at(a, row + down, k + right), tf32_at(a, row + down + uint32(8), k + right)
+        a2 = tf32_at(a, row + down, k + right + uint32(4))
+        a3 = tf32_at(a, row + down + uint32(8), k + right + uint32(4))
+        for j in range(2):  # two products of 16 x 8 beside each other
+            b0 = tf32_at(b, k + right, col + down + uint32(8 * j))
+            b1 = tf32_at(b, k + right + uint32(4), col + down + uint32(8 * j))
+            add_product_tf32(sums, 4 * j, a0, a1, a2, a3, b0, b1)
+        k += uint32(8)
+    for j in range(2):
+        store_sums(sums, 4 * j, out, row, col + uint32(8 * j))
+
+
+@rung(kernel=matmul_tf32_tensor_core_kernel, needs=MMA,
+      idea="mma.sync: a 16 x 16 tile a warp, straight from global memory")
+def matmul_tf32_tensor_core(a, b, out, stream=0):
+    """A warp computes a 16 x 16 tile with the tensor cores, 8 steps of K at a time."""
+    rows, cols, _ = check_product(a, b, None, None, out, weights=False, multiple=1, dtype=np.float32,
+                                  out_dtype=np.float32)
+    matmul_tf32_tensor_core_kernel[blocks_for((cols, rows), (32, 32)), 128, stream](a, b, out)
+
+
+@functools.cache
+def make_pipelined_tf32(tile: Tile):
+    """As tensor_core.make_pipelined. ldmatrix loads four numbers of eight rows where it loads eight halves; but it
+    cannot transpose them, so b is read number by number, from rows that are padded by 32 bytes."""
+    ROWS, COLS, DEPTH = tile.rows, tile.cols, tile.depth
+    STAGES, AHEAD, PENDING = tile.stages, tile.stages - 1, tile.stages - 2
+    ACROSS, WARP_ROWS, WARP_COLS = tile.cols // tile.warp_cols, tile.warp_rows, tile.warp_cols
+    DOWN_MMA, ACROSS_MMA, STEPS = WARP_ROWS // 16, WARP_COLS // 8, DEPTH // 8
+    B_PITCH = COLS + 8  # four rows and eight columns then lie in 32 banks
+    A_SIZE = ROWS * DEPTH
+    STAGE = A_SIZE + DEPTH * B_PITCH
+    SUMS, A_WORDS, B_WORDS = DOWN_MMA * ACROSS_MMA * 4, DOWN_MMA * 4, ACROSS_MMA * 2
+    SHIFT, MASK = swizzle_of(DEPTH // CHUNK)
+    copy_a = make_copy(ROWS, DEPTH, tile.threads, DEPTH, swizzled=True, chunk=CHUNK)
+    copy_b = make_copy(DEPTH, COLS, tile.threads, B_PITCH, swizzled=False, chunk=CHUNK)
+    store = make_store_floats(tile)
+
+    @cuda.jit(device=True)
+    def copy_stage(shared, slot, a, b, row0, col0, k0, thread):
+        start = uint32(slot * uint32(STAGE))
+        copy_a(shared, start, a, row0, k0, thread)
+        copy_b(shared, uint32(start + uint32(A_SIZE)), b, k0, col0, thread)
+
+    @cuda.jit(launch_bounds=(tile.threads, tile.blocks))
+    def pipelined_tf32_kernel(a, b, bias_of, residual_of, out):
+        shared = cuda.shared.array(0, float32)
+        words = cuda.shared.array(0, uint32)  # the same memory as words
+        rows, cols, depth = uint32(out.shape[0]), uint32(out.shape[1]), uint32(a.shape[1])
+        thread = uint32(cuda.threadIdx.x)
+        lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
+        down = uint32((rows + uint32(ROWS - 1)) // uint32(ROWS))
+        across = uint32((cols + uint32(COLS - 1)) // uint32(COLS))
+        tile_row, tile_col = tile_of_block(uint32(cuda.blockIdx.x), down, across, uint32(BAND))
+        row0, col0 = uint32(tile_row * uint32(ROWS)), uint32(tile_col * uint32(COLS))
+        warp_row = uint32(warp // uint32(ACROSS) * uint32(WARP_ROWS))
+        warp_col = uint32(warp % uint32(ACROSS) * uint32(WARP_COLS))
+
+        a_row = uint32(warp_row + lane % uint32(16))
+        a_chunk = lane // uint32(16) ^ a_row >> uint32(SHIFT) & uint32(MASK)
+        a_at = uint32(a_row * uint32(DEPTH) + a_chunk * uint32(CHUNK))
+        b_at = uint32(uint32(A_SIZE) + lane % uint32(4) * uint32(B_PITCH) + warp_col + lane // uint32(4))
+
+        sums = cuda.local.array(SUMS, float32)
+        a_words = cuda.local.array((2, A_WORDS), uint32)
+        b_words = cuda.local.array((2, B_WORDS), uint32)
+        for i in range(SUMS):
+            sums[i] = float32(0.0)
+        for i in range(A_WORDS):
+            a_words[1, i] = uint32(0)  # the first product has nothing to multiply yet: it adds zeros
+        for i in range(B_WORDS):
+            b_words[1, i] = uint32(0)
+
+        steps = uint32((depth + uint32(DEPTH - 1)) // uint32(DEPTH))
+        for s in range(AHEAD):
+            copy_stage(shared, uint32(s), a, b, row0, col0, uint32(s * DEPTH), thread)
+            ptx.cp_async_commit()
+        full, empty = uint32(0), uint32(AHEAD)  # the stages to multiply and to fill next
+        step = uint32(0)
+        while step < steps:
+            ptx.cp_async_wait(PENDING)
+            cuda.syncthreads()  # stage `full` has landed; `empty`, the one before it, has been read by every warp
+            stage = uint32(full * uint32(STAGE))
+            full = uint32(full + uint32(1)) if full < uint32(AHEAD) else uint32(0)
+            for k in range(STEPS):
+                now, before = k % 2, (k + 1) % 2
+                for i in range(DOWN_MMA):
+                    four = ptx.ldmatrix_x4(shared, uint32(stage + (a_at ^ uint32(8 * k)) + uint32(i * 16 * DEPTH)))
+                    for j in range(4):
+                        a_words[now, i * 4 + j] = four[j]
+                for i in range(ACROSS_MMA):
+                    for j in range(2):
+                        at = uint32(stage + b_at + uint32((k * 8 + j * 4) * B_PITCH + i * 8))
+                        b_words[now, i * 2 + j] = words[at]
+                if k == STEPS - 1:
+                    ahead = uint32(step + uint32(AHEAD))
+                    if ahead < steps:
+                        copy_stage(shared, empty, a, b, row0, col0, uint32(ahead * uint32(DEPTH)), thread)
+                    ptx.cp_async_commit()
+                    empty = uint32(empty + uint32(1)) if empty < uint32(AHEAD) else uint32(0)
+                for i in range(DOWN_MMA):
+                    for j in range(ACROSS_MMA):
+                        add_product_tf32(sums, (i * ACROSS_MMA + j) * 4,  # rounded here, in the tensor cores' shade
+                                         rounded(a_words[before, i * 4]), rounded(a_words[before, i * 4 + 1]),
+                                         rounded(a_words[before, i * 4 + 2]), rounded(a_words[before, i * 4 + 3]),
+                                         rounded(b_words[before, j * 2]), rounded(b_words[before, j * 2 + 1]))
+            step = uint32(step + uint32(1))
+        for i in range(DOWN_MMA):
+            for j in range(ACROSS_MMA):
+                add_product_tf32(sums, (i * ACROSS_MMA + j) * 4,
+                                 rounded(a_words[1, i * 4]), rounded(a_words[1, i * 4 + 1]),
+                                 rounded(a_words[1, i * 4 + 2]), rounded(a_words[1, i * 4 + 3]),
+                                 rounded(b_words[1, j * 2]), rounded(b_words[1, j * 2 + 1]))
+        store(sums, shared, words, bias_of, residual_of, out, uint32(row0 + warp_row), uint32(col0 + warp_col),
+              warp, lane)
+
+    pipelined_tf32_kernel.tile, pipelined_tf32_kernel.in_bands = tile, True
+    pipelined_tf32_kernel.shared_bytes = 4 * STAGES * STAGE
+    return pipelined_tf32_kernel
+
+
+PIPELINED = make_pipelined_tf32(Tile(rows=128, cols=256, depth=16, warp_rows=64, warp_cols=64, stages=4))
+
+
+@rung(kernel=PIPELINED, needs=MMA,
+      idea="four stages of cp.async, 64 x 64 a warp, fragments loaded ahead",
+      sizes="K and N multiples of 4")
+def matmul_tf32_pipelined(a, b, out, stream=0):
+    """As tensor_core, but staged like matmul_half_pipelined; a fragment is rounded to TF32 when it is loaded."""
+    check_product(a, b, None, None, out, weights=False, dtype=np.float32, out_dtype=np.float32, multiple=CHUNK)
+    launch(PIPELINED, a, b, None, None, out, stream)
+
+
+def tf32_matmul(torch, a, b, out):
+    """PyTorch's product with its permission to round float32 to TF32, which it does not use by itself."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        torch.matmul(a, b, out=out)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+
+MATMUL_TF32 = Op(
+    "matmul_tf32",
+    title="Matrix multiplication in TF32",
+    formula="out[row, col] = sum over k of a[row, k] * b[k, col], each rounded to TF32, sums in float32",
+    reference=matmul_tf32_reference,
+    rungs=(matmul_tf32_tensor_core, matmul_tf32_pipelined),
+    inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, K, N)),
+    shape=lambda M, N, K: (M, N),
+    awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in
+                  ((1, 1, 1), (16, 16, 16), (37, 23, 19), (33, 17, 1), (1, 4, 4), (37, 28, 36), (65, 132, 76),
+                   (130, 264, 200))),
+    timed_gpu={"M": 4096, "N": 4096, "K": 4096},
+    timed_cpu={"M": 128, "N": 128, "K": 128},
+    flops=lambda M, N, K: 2 * M * N * K,
+    bytes=lambda M, N, K: 4 * (M * K + K * N + M * N),
+    tolerance=tolerance,
+    unit="TFLOP/s",
+    peak="tf32",
+    by_row=(0,),
+    rivals=(Rival("PyTorch", "torch", tf32_matmul, note="cuBLAS, TF32 allowed"),),
+)

@@ -1,0 +1,611 @@
+"""Products on Hopper's tensor cores: wgmma fed by TMA. The kernels behind the last rungs of matmul_half and linear.
+
+Shapes  a (M, K), b (K, N), or as the weights of a linear layer (N, K); bias (N,); residual and out (M, N). float16,
+        sums in float32; the bias may be float16 or float32
+Sizes   K and N multiples of 8: TMA wants rows of a multiple of 16 bytes. Any M
+Needs   compute capability 9.0 exactly (sm_90a)
+Source  PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions", "Tensors", "mbarrier"; NVIDIA CUTLASS, "Efficient
+        GEMM in CUDA: Hopper Warp Specialization"; P. Shankhdhar, "Outperforming cuBLAS on H100" (2024)
+
+Three parts of the chip work here at once, and each is told what to do by few threads:
+
+    TMA           copies boxes of a matrix to shared memory. One thread starts a copy, says where it lies in the matrix
+                  and which mbarrier counts its bytes; zeros stand for what lies outside. No thread computes addresses.
+    tensor cores  multiply. wgmma reads both operands from shared memory and adds to sums in the registers of 128
+                  threads, a warpgroup: 64 rows x up to 256 columns. It runs on while the threads do something else.
+    threads       only wait, and convert the sums in the end.
+
+How a tile lies in shared memory: rows of 64 halves are 128 bytes, all 32 banks. TMA writes 16-byte piece c of row r at
+place c ^ (r % 8), the 128-byte swizzle, so that eight rows of the same piece lie in eight different groups of banks.
+The descriptor that wgmma takes says the same; so must the code that writes a tile for TMA to store.
+
+    a, and weights (N, K)   a box has 64 halves of K and a row for each row of the tile: "K-major"
+    b (K, N)                boxes of 64 columns, with a row for each k: "MN-major". wgmma transposes as it reads
+"""
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+from numba import float32, uint32, uint64
+
+from labkit import cuda, device
+from labkit.device import ptx
+from labkit.kernels.arguments import aligned, check_array, dynamic_shared
+from labkit.kernels.linear.fused import seconds_between
+from labkit.kernels.op import rung
+
+DEPTH = 64  # halves of K in a stage: a row of 128 bytes, the widest swizzle
+BOX = 64 * DEPTH  # halves in a box of 64 rows, 8 KB
+ROW_GROUP = 1024  # bytes from eight rows of a tile to the next eight
+BAND = 8  # tiles that neighbouring blocks go down before they go to the next column
+CPU_BLOCKS = 2  # persistent blocks on the CPU device: few, so that each has several tiles
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a block computes at a time: 128 rows x cols, in steps of 64 along K, `stages` of them in shared memory."""
+
+    cols: int
+    stages: int
+    rows: int = 128
+
+    @property
+    def stage_halves(self) -> int:
+        return (self.rows + self.cols) * DEPTH
+
+    def count(self, rows: int, cols: int) -> int:
+        """Tiles that cover rows x cols."""
+        return -(-rows // self.rows) * -(-cols // self.cols)
+
+    def __str__(self):
+        return f"{self.rows}x{self.cols}x{DEPTH}, {self.stages} stages"
+
+
+# --- Pieces that the kernels share ---------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def unchanged(x):
+    return x
+
+
+@cuda.jit(device=True)
+def place_of_bias(col):
+    """Where the bias of a tile's column stands: columns 2q, 2q + 1, 2q + 8 and 2q + 9 of 16, which one thread needs,
+    next to each other, for a 128-bit load."""
+    pair, odd = col // uint32(2) % uint32(4), col % uint32(2)
+    return uint32(col // uint32(16) * uint32(16) + pair * uint32(4) + col // uint32(8) % uint32(2) * uint32(2) + odd)
+
+
+def make_place(tile: Tile):
+    """A device function: the first row and column of a tile, from its number."""
+    ROWS, COLS = tile.rows, tile.cols
+
+    @cuda.jit(device=True)
+    def place(number, rows, cols):
+        """Numbers go down BAND tiles, then to the next column: tiles computed at the same time form a patch, not a
+        line, and find each other's rows and columns in the L2."""
+        down = uint32((rows + uint32(ROWS - 1)) // uint32(ROWS))
+        across = uint32((cols + uint32(COLS - 1)) // uint32(COLS))
+        band = number // uint32(uint32(BAND) * across)
+        first = uint32(band * uint32(BAND))
+        height = uint32(min(uint32(down - first), uint32(BAND)))
+        rest = uint32(number - uint32(first * across))
+        col = uint32(rest // height)
+        row = uint32(first + rest - col * height)
+        return uint32(row * uint32(ROWS)), uint32(col * uint32(COLS))
+
+    return place
+
+
+def make_load(tile: Tile, weights: bool):
+    """A device function: starts the copies of one stage. One thread calls it, when the stage is free."""
+    A_HALVES, STAGE, STAGE_BYTES = tile.rows * DEPTH, tile.stage_halves, 2 * tile.stage_halves
+    B_BOXES = tile.cols // 64
+
+    @cuda.jit(device=True)
+    def load(tiles, loaded, stage, a_map, b_map, row, col, k):
+        a_tile = stage * uint32(STAGE)
+        b_tile = a_tile + uint32(A_HALVES)
+        ptx.mbarrier_expect_tx(loaded, stage, uint32(STAGE_BYTES))  # whole boxes count, also beyond an edge
+        ptx.tma_load_2d(tiles, a_tile, a_map, k, row, loaded, stage)
+        if weights:
+            ptx.tma_load_2d(tiles, b_tile, b_map, k, col, loaded, stage)
+        else:
+            for box in range(B_BOXES):
+                ptx.tma_load_2d(tiles, b_tile + uint32(box * BOX), b_map, col + uint32(box * 64), k, loaded, stage)
+
+    return load
+
+
+def make_finish(activation, residual=False):
+    """A device function: writes a thread's sums of 64 columns, as halves, to a box that TMA can store. residual: the
+    box holds the residual, which is added."""
+
+    @cuda.jit(device=True, forceinline=True)
+    def finish(sums, box, words, word, eighth):
+        """`word` is the place of the thread's first two sums in box 0, `eighth` its row among eight. A call for each
+        box: the compiler unrolls each on its own, and has to, for sums that are indexed in a loop leave registers."""
+        for j in range(8):
+            upper = word + uint32(box * BOX // 2) + (uint32(j) ^ eighth) * uint32(4)
+            lower = upper + uint32(8 * 32)  # eight rows below
+            s = 32 * box + 4 * j
+            if residual:
+                p, q = ptx.unpack_half2(words[upper])
+                r, t = ptx.unpack_half2(words[lower])
+                words[upper] = ptx.pack_half2(activation(sums[s]) + p, activation(sums[s + 1]) + q)
+                words[lower] = ptx.pack_half2(activation(sums[s + 2]) + r, activation(sums[s + 3]) + t)
+            else:
+                words[upper] = ptx.pack_half2(activation(sums[s]), activation(sums[s + 1]))
+                words[lower] = ptx.pack_half2(activation(sums[s + 2]), activation(sums[s + 3]))
+
+    return finish
+
+
+def make_store_part(columns: int):
+    """A device function: stores a thread's sums of `columns` columns among those of its part of K."""
+    COLUMNS = columns
+
+    @cuda.jit(device=True, forceinline=True)
+    def store_part(sums, parts, above, row, col, rows, cols):
+        """Rows row and row + 8, columns col + 8 * j and the next. A quad of lanes stores 32 bytes of a row."""
+        for j in range(COLUMNS // 8):
+            near = uint32(col + uint32(8 * j))
+            if near < cols:
+                upper = uint32((above + row) * cols + near)
+                if row < rows:
+                    parts[upper] = sums[4 * j]
+                    parts[upper + uint32(1)] = sums[4 * j + 1]
+                if uint32(row + uint32(8)) < rows:
+                    lower = uint32(upper + uint32(8) * cols)
+                    parts[lower] = sums[4 * j + 2]
+                    parts[lower + uint32(1)] = sums[4 * j + 3]
+
+    return store_part
+
+
+def b_layout(weights: bool) -> tuple:
+    """For wgmma_descriptor: bytes from 64 columns to the next 64 (unused if K-major), and what advances K by 16."""
+    return (16, 2) if weights else (2 * BOX, 16 * 128 // 16)
+
+
+def wgmma_of(cols: int, weights: bool):
+    return getattr(ptx, f"wgmma_m64n{cols}k16_f32_f16" + ("" if weights else "_bmn"))
+
+
+# --- All threads do the same -----------------------------------------------------------------------------------------
+
+SIMPLE = Tile(cols=128, stages=3)
+
+
+@functools.cache
+def make_wgmma(*, weights: bool, bias: bool):
+    """A block of two warpgroups computes 128 x 128 sums, 64 rows each: 64 registers of a thread.
+
+    Shared memory: three stages, each 16 KB of a and 16 KB of b. Two blocks fit a multiprocessor: where one waits for
+    its tensor cores or stores its sums, the other multiplies.
+    """
+    COLS, STAGES, STAGE = SIMPLE.cols, SIMPLE.stages, SIMPLE.stage_halves
+    A_HALVES, STAGE_STEP = SIMPLE.rows * DEPTH, STAGE * 2 // 16
+    SUMS, BOXES = COLS // 2, COLS // 64
+    B_LEADING, B_STEP = b_layout(weights)
+    place, load, wgmma = make_place(SIMPLE), make_load(SIMPLE, weights), wgmma_of(COLS, weights)
+    finish = make_finish(unchanged)
+
+    @cuda.jit(launch_bounds=(256, 2))
+    def wgmma_kernel(a_map, b_map, out_map, bias_of, rows, cols, depth):
+        tiles = cuda.shared.array(0, np.float16, alignment=1024)
+        words = cuda.shared.array(0, np.uint32, alignment=1024)  # the same memory, two halves at a time
+        loaded = cuda.shared.array(STAGES, np.uint64)
+        thread = uint32(cuda.threadIdx.x)
+        warpgroup, member = thread // uint32(128), thread % uint32(128)
+        row, col = place(uint32(cuda.blockIdx.x), rows, cols)
+
+        if thread == uint32(0):
+            for stage in range(STAGES):
+                ptx.mbarrier_init(loaded, uint32(stage), uint32(1))
+            ptx.fence_mbarrier_init()
+            for stage in range(STAGES):
+                if uint32(stage * DEPTH) < depth:
+                    load(tiles, loaded, uint32(stage), a_map, b_map, row, col, uint32(stage * DEPTH))
+        cuda.syncthreads()  # the barriers are there
+
+        sums = cuda.local.array(SUMS, float32)
+        a_first = ptx.wgmma_descriptor(tiles, warpgroup * uint32(BOX), 16, ROW_GROUP, 128)
+        b_first = ptx.wgmma_descriptor(tiles, uint32(A_HALVES), B_LEADING, ROW_GROUP, 128)
+        stage, parity, k = uint32(0), uint32(0), uint32(0)
+        while k < depth:
+            ptx.mbarrier_wait(loaded, stage, parity)
+            a_tile = a_first + uint64(stage * uint32(STAGE_STEP))
+            b_tile = b_first + uint64(stage * uint32(STAGE_STEP))
+            ptx.wgmma_fence()
+            for i in range(DEPTH // 16):
+                add = uint32(1) if i > 0 else uint32(k > uint32(0))
+                wgmma(sums, a_tile + uint64(2 * i), b_tile + uint64(B_STEP * i), add)
+            ptx.wgmma_commit()
+            ptx.wgmma_wait(0)
+            cuda.syncthreads()  # both warpgroups have read the stage: it is free to overwrite
+            k = uint32(k + uint32(DEPTH))
+            ahead = uint32(k + uint32((STAGES - 1) * DEPTH))
+            if thread == uint32(0) and ahead < depth:
+                load(tiles, loaded, stage, a_map, b_map, row, col, ahead)
+            stage = uint32(stage + uint32(1))
+            if stage == uint32(STAGES):  # once round the ring: the barriers are in their next phase
+                stage, parity = uint32(0), uint32(1) - parity
+
+        # A thread's sums: rows `upper` and upper + 8 of its warpgroup's 64, columns 8 * j + 2 * quad and the next.
+        lane, quad = member % uint32(32), member % uint32(4)
+        eighth = lane // uint32(4)  # its row among eight, which the swizzle takes
+        upper = member // uint32(32) * uint32(16) + eighth
+        if bias:
+            for j in range(COLS // 8):
+                near = uint32(min(uint32(col + uint32(8 * j) + quad * uint32(2)), uint32(cols - uint32(2))))
+                x, y = float32(bias_of[near]), float32(bias_of[near + uint32(1)])
+                sums[4 * j] += x
+                sums[4 * j + 1] += y
+                sums[4 * j + 2] += x
+                sums[4 * j + 3] += y
+        finished = warpgroup * uint32(BOXES * BOX)  # the first stage is free by now: it takes the finished halves
+        word = finished // uint32(2) + upper * uint32(32) + quad
+        finish(sums, 0, words, word, eighth)
+        finish(sums, 1, words, word, eighth)
+        ptx.fence_proxy_async()
+        cuda.syncthreads()
+        if member == uint32(0):
+            for box in range(BOXES):
+                ptx.tma_store_2d(out_map, col + uint32(box * 64), row + warpgroup * uint32(64), tiles,
+                                 finished + uint32(box * BOX))
+            ptx.tma_store_commit()
+            ptx.tma_store_wait(0)
+
+    return wgmma_kernel
+
+
+# --- Each warpgroup has its task -------------------------------------------------------------------------------------
+
+TILES = (Tile(cols=256, stages=3), Tile(cols=192, stages=4), Tile(cols=128, stages=5), Tile(cols=64, stages=8))
+DEEP = 1024  # from this K on the widest tile is the fastest for its work, below it the one with four stages
+
+
+@functools.cache
+def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation, residual: bool = False,
+                           split: bool = False):
+    """As many blocks as multiprocessors; each computes one tile after the other, until none is left.
+
+    Warpgroups 0 and 1, the consumers, multiply: 64 rows each, one sum of a thread for every two columns, 128 registers
+    for 256 columns. Warpgroup 2, the producer, gives its registers away, and one thread of it starts every copy; it
+    runs ahead by up to `stages` steps, also into the next tile while the consumers store this one.
+
+    Two barriers for each stage of the ring. `loaded`: its bytes have come (the producer arrives once and says how many
+    it expects). `freed`: it may be overwritten (each consumer arrives once).
+
+        producer                               consumer
+        wait for freed[stage]                  wait for loaded[stage]
+        expect bytes on loaded[stage], copy    multiply, wait for the products
+        next stage                             arrive at freed[stage], next stage
+
+    Shared memory, for 256 columns:
+             0  three stages, each 16 KB of a and 32 KB of b
+        147456  128 x 256 finished halves, 64 KB, as boxes of 64 x 64 that TMA stores; four for each consumer
+    and the barriers, and a tile's part of the bias for each consumer. A residual is copied to where the finished halves
+    will be, before the products begin.
+
+    split: where tiles are fewer than multiprocessors, several blocks share the K of a tile. `bias_of` is then memory
+    for their sums, (parts, M, N) in float32, which a second kernel adds up; `depth_of_part` is a multiple of 64.
+
+    Measured on an H200, 4096 x 4096 x 4096, as a part of cuBLAS's speed in the same run; 0.985 as it stands here:
+        finished halves leave in four parts, through two buffers of 64 columns instead of four                 0.96
+        the same, and a stage is freed one step later: two steps of products in flight, one stage less to fill  0.95
+        clusters of two blocks, which load b once for both (TMA multicast): L2 traffic falls by a third, but
+        each block waits for both                                                                               0.96
+    and of 8192 x 1152, K 384, with bias, where it took 14.9 us in the same run:
+        the sums begin as the bias: its loads are waited for while no product runs                           16.6 us
+        each consumer has a tile of its own, one multiplies while the other stores ("ping-pong"); at 384
+        columns, where a block has one tile only, it is slower: 7.9 instead of 7.3 us                        14.9 us
+        programmatic dependent launch, which lets a kernel begin while the one before it ends: would take
+        another 0.4 to 0.8 us off each of the four products of MiniLM
+    At 4096 and beyond the limit is power: the clock falls from 1,980 to about 1,460 MHz, for cuBLAS as for this.
+    """
+    ROWS, COLS, STAGES, STAGE = tile.rows, tile.cols, tile.stages, tile.stage_halves
+    A_HALVES, STAGE_STEP = ROWS * DEPTH, STAGE * 2 // 16
+    SUMS, BOXES = COLS // 2, COLS // 64
+    BOTH_COLS = 2 * COLS
+    FINISHED = STAGES * STAGE  # where the finished halves begin
+    B_LEADING, B_STEP = b_layout(weights)
+    place, load, wgmma = make_place(tile), make_load(tile, weights), wgmma_of(COLS, weights)
+    RESIDUAL_BYTES = 2 * BOXES * BOX
+    finish = make_finish(activation, residual)
+    store_part = make_store_part(COLS)
+
+    @cuda.jit(launch_bounds=(384, 1))  # a bound, so that setmaxnreg has something to move: 168 registers a thread
+    def wgmma_specialised_kernel(a_map, b_map, out_map, bias_of, residual_map, rows, cols, depth, depth_of_part):
+        tiles = cuda.shared.array(0, np.float16, alignment=1024)
+        words = cuda.shared.array(0, np.uint32, alignment=1024)  # the same memory, two halves at a time
+        loaded = cuda.shared.array(STAGES, np.uint64)
+        freed = cuda.shared.array(STAGES, np.uint64)
+        arrived = cuda.shared.array(2, np.uint64)  # the residual, for each consumer
+        bias_tile = cuda.shared.array(BOTH_COLS, float32, alignment=16)
+        thread = uint32(cuda.threadIdx.x)
+        warpgroup, member = thread // uint32(128), thread % uint32(128)
+        first_member = member == uint32(0)
+
+        if thread == uint32(0):
+            for stage in range(STAGES):
+                ptx.mbarrier_init(loaded, uint32(stage), uint32(1))
+                ptx.mbarrier_init(freed, uint32(stage), uint32(2))
+            for consumer in range(2):
+                ptx.mbarrier_init(arrived, uint32(consumer), uint32(1))
+            ptx.fence_mbarrier_init()
+        if thread == uint32(256):
+            ptx.prefetch_tensor_map(a_map)
+            ptx.prefetch_tensor_map(b_map)
+            ptx.prefetch_tensor_map(out_map)
+        cuda.syncthreads()
+
+        count = uint32((rows + uint32(ROWS - 1)) // uint32(ROWS) * ((cols + uint32(COLS - 1)) // uint32(COLS)))
+        number = uint32(cuda.blockIdx.x)
+        first_k, end, part = uint32(0), depth, uint32(0)
+        if split:  # one tile a block: this one's share of its K
+            part = number // count
+            number = uint32(number - uint32(part * count))
+            first_k = uint32(part * depth_of_part)
+            end = min(uint32(first_k + depth_of_part), depth)
+        stage, parity = uint32(0), uint32(0)
+
+        if warpgroup == uint32(2):
+            ptx.setmaxnreg_decrease(24)
+            if first_member:
+                while number < count:
+                    row, col = place(number, rows, cols)
+                    k = first_k
+                    while k < end:
+                        ptx.mbarrier_wait(freed, stage, uint32(1) - parity)  # passes at once in the first lap
+                        load(tiles, loaded, stage, a_map, b_map, row, col, k)
+                        k = uint32(k + uint32(DEPTH))
+                        stage = uint32(stage + uint32(1))
+                        if stage == uint32(STAGES):
+                            stage, parity = uint32(0), uint32(1) - parity
+                    number = uint32(number + (count if split else uint32(cuda.gridDim.x)))
+        else:
+            ptx.setmaxnreg_increase(240)
+            sums = cuda.local.array(SUMS, float32)
+            a_first = ptx.wgmma_descriptor(tiles, warpgroup * uint32(BOX), 16, ROW_GROUP, 128)
+            b_first = ptx.wgmma_descriptor(tiles, uint32(A_HALVES), B_LEADING, ROW_GROUP, 128)
+
+            # A thread's sums: rows `upper` and upper + 8 of its consumer's 64, columns 8 * j + 2 * quad and the next.
+            lane, quad = member % uint32(32), member % uint32(4)
+            eighth = lane // uint32(4)  # its row among eight, which the swizzle takes
+            upper = member // uint32(32) * uint32(16) + eighth
+            finished = uint32(FINISHED) + warpgroup * uint32(BOXES * BOX)
+            word = finished // uint32(2) + upper * uint32(32) + quad
+            bias_first = warpgroup * uint32(COLS)
+            residual_parity = uint32(0)
+
+            while number < count:
+                row, col = place(number, rows, cols)
+                row = uint32(row + warpgroup * uint32(64))
+                if residual and first_member:
+                    ptx.tma_store_wait(0)  # the last tile has left shared memory
+                    ptx.mbarrier_expect_tx(arrived, warpgroup, uint32(RESIDUAL_BYTES))
+                    for box in range(BOXES):
+                        ptx.tma_load_2d(tiles, finished + uint32(box * BOX), residual_map, col + uint32(box * 64), row,
+                                        arrived, warpgroup)
+                if bias:  # asked for now and looked at after the products: the loads have all that time
+                    near = uint32(min(uint32(col + member), uint32(cols - uint32(1))))
+                    bias_near = bias_of[near]
+                    bias_far = bias_of[uint32(min(uint32(near + uint32(128)), uint32(cols - uint32(1))))]
+
+                k = first_k
+                while k < end:
+                    ptx.mbarrier_wait(loaded, stage, parity)
+                    a_tile = a_first + uint64(stage * uint32(STAGE_STEP))
+                    b_tile = b_first + uint64(stage * uint32(STAGE_STEP))
+                    ptx.wgmma_fence()
+                    for i in range(DEPTH // 16):
+                        add = uint32(1) if i > 0 else uint32(k > first_k)
+                        wgmma(sums, a_tile + uint64(2 * i), b_tile + uint64(B_STEP * i), add)
+                    ptx.wgmma_commit()
+                    ptx.wgmma_wait(0)  # the other consumer's products keep the tensor cores busy meanwhile
+                    if first_member:
+                        ptx.mbarrier_arrive(freed, stage)
+                    k = uint32(k + uint32(DEPTH))
+                    stage = uint32(stage + uint32(1))
+                    if stage == uint32(STAGES):
+                        stage, parity = uint32(0), uint32(1) - parity
+
+                if split:
+                    store_part(sums, bias_of, uint32(part * rows), uint32(row + upper),
+                               uint32(col + uint32(2) * quad), rows, cols)
+                else:
+                    if bias:
+                        if COLS >= 128 or member < uint32(COLS):
+                            bias_tile[bias_first + place_of_bias(member)] = float32(bias_near)
+                        if COLS > 128 and member < uint32(COLS - 128):
+                            bias_tile[bias_first + place_of_bias(member + uint32(128))] = float32(bias_far)
+                    if first_member:
+                        ptx.tma_store_wait(0)  # the last tile has left shared memory
+                    ptx.named_barrier_sync(warpgroup + uint32(1), uint32(128))
+                    if bias:
+                        for j in range(COLS // 16):
+                            x, y, z, w = ptx.load_shared4(bias_tile, bias_first + uint32(16 * j) + quad * uint32(4))
+                            for down in range(2):
+                                sums[8 * j + 2 * down] += x
+                                sums[8 * j + 2 * down + 1] += y
+                                sums[8 * j + 2 * down + 4] += z
+                                sums[8 * j + 2 * down + 5] += w
+                    if residual:
+                        ptx.mbarrier_wait(arrived, warpgroup, residual_parity)
+                        residual_parity = uint32(1) - residual_parity
+                    finish(sums, 0, words, word, eighth)
+                    if BOXES > 1:
+                        finish(sums, 1, words, word, eighth)
+                    if BOXES > 2:
+                        finish(sums, 2, words, word, eighth)
+                    if BOXES > 3:
+                        finish(sums, 3, words, word, eighth)
+                    ptx.fence_proxy_async()
+                    ptx.named_barrier_sync(warpgroup + uint32(1), uint32(128))
+                    if first_member:
+                        for box in range(BOXES):
+                            ptx.tma_store_2d(out_map, col + uint32(box * 64), row, tiles, finished + uint32(box * BOX))
+                        ptx.tma_store_commit()
+                number = uint32(number + (count if split else uint32(cuda.gridDim.x)))
+            if first_member:
+                ptx.tma_store_wait(0)
+
+    return wgmma_specialised_kernel
+
+
+# --- Launchers -------------------------------------------------------------------------------------------------------
+
+
+COLS_OF_A_TILE = 8  # columns whose time a tile costs besides its own
+
+
+def choose_tile(rows: int, cols: int, depth: int, blocks: int) -> Tile:
+    """The tile with which `blocks` blocks are done first.
+
+    A tile takes a time in proportion to its columns, so what counts is how many tiles the busiest block has and how
+    many columns these have together. Where two come within 5%, the depth decides.
+    """
+    tiles = sorted(TILES, key=lambda tile: tile.cols != (256 if depth >= DEEP else 192))
+    together = {tile: -(-tile.count(rows, cols) // blocks) * (tile.cols + COLS_OF_A_TILE) for tile in tiles}
+    return next(tile for tile in tiles if together[tile] <= 1.05 * min(together.values()))
+
+
+SECONDS = 2.2e-9  # for a step of 64 along K, for each column of a tile
+
+
+@functools.cache
+def parts_of(rows: int, cols: int, depth: int, blocks: int) -> tuple[int, int]:
+    """(parts, K of each) with which a product is done first, by a model like fused_linear's: more than one
+    part only where all of them run at the same time."""
+    tile = choose_tile(rows, cols, depth, blocks)
+    tiles, steps = tile.count(rows, cols), -(-depth // DEPTH)
+
+    def cost(parts):
+        return -(-steps // parts) * tile.cols * SECONDS + seconds_between(parts, rows, cols)
+
+    best = min(range(1, max(1, min(steps, blocks // tiles)) + 1), key=cost)
+    slice_ = -(-steps // best) * DEPTH
+    return -(-depth // slice_), slice_
+
+
+def block_count() -> int:
+    """How many blocks work at the same time."""
+    return cuda.get_current_device().MULTIPROCESSOR_COUNT if device.on_gpu() else CPU_BLOCKS
+
+
+def multiply(a, b, bias, out, *, weights: bool, stream=0) -> None:
+    """out = a @ b, or a @ b.T + bias with weights: two warpgroups that copy and multiply in turns."""
+    _check(a, b, bias, out, weights)
+    kernel = make_wgmma(weights=weights, bias=bias is not None)
+    arguments = _arguments(a, b, bias, out, SIMPLE, weights)
+    shared = 2 * SIMPLE.stages * SIMPLE.stage_halves
+    dynamic_shared(kernel, shared, *arguments)
+    kernel[SIMPLE.count(*out.shape), 256, stream, shared](*arguments)
+
+
+def multiply_specialised(a, b, bias, out, *, weights: bool, activation=unchanged, residual=None,
+                         tile: Tile | None = None, stream=0) -> None:
+    """out = activation(a @ b + bias) + residual, with b (N, K) if it holds weights: a producer and two consumers.
+
+    activation: a device function of one float32. residual: an array like out, or out itself.
+    tile: one of TILES; without it the one that suits the sizes.
+    """
+    _check(a, b, bias, out, weights, residual)
+    tile = tile or choose_tile(*out.shape, a.shape[1], block_count())
+    kernel = make_wgmma_specialised(tile, weights=weights, bias=bias is not None, activation=activation,
+                                    residual=residual is not None)
+    *maps, rows, cols, depth = _arguments(a, b, bias, out, tile, weights)
+    arguments = (*maps, ptx.tensor_map_2d(out if residual is None else residual, 64, 64), rows, cols, depth, depth)
+    _launch_specialised(kernel, tile, min(block_count(), tile.count(*out.shape)), arguments, stream)
+
+
+def multiply_parts(a, b, out, parts, count: int, slice_: int, *, weights: bool, stream=0) -> None:
+    """parts[p] = a[:, P] @ b[P], or b[:, P].T, where P is the p-th `slice_` of K: what is to be added up is out's.
+
+    parts: (count, M, N) float32, flat. count, slice_: as parts_of returns them.
+    """
+    _check(a, b, None, out, weights)
+    check_array("parts", parts, shape=(count * out.size,), dtype=np.float32)
+    if slice_ % DEPTH or not (count - 1) * slice_ < a.shape[1] <= count * slice_:
+        raise ValueError(f"slice_ is {slice_}; it must be a multiple of {DEPTH} of which {count} cover K, "
+                         f"{a.shape[1]}")
+    tile = choose_tile(*out.shape, a.shape[1], block_count())
+    kernel = make_wgmma_specialised(tile, weights=weights, bias=False, activation=unchanged, split=True)
+    a_map, b_map, out_map, _, rows, cols, depth = _arguments(a, b, None, out, tile, weights)
+    arguments = (a_map, b_map, out_map, parts, out_map, rows, cols, depth, np.uint32(slice_))
+    _launch_specialised(kernel, tile, count * tile.count(*out.shape), arguments, stream)
+
+
+def _launch_specialised(kernel, tile: Tile, blocks: int, arguments: tuple, stream) -> None:
+    shared = 2 * (tile.stages * tile.stage_halves + tile.rows * tile.cols)
+    dynamic_shared(kernel, shared, *arguments)
+    kernel[blocks, 384, stream, shared](*arguments)
+
+
+def _arguments(a, b, bias, out, tile: Tile, weights: bool) -> tuple:
+    """What the kernels take: for each matrix, what TMA has to know of it and of the boxes it copies; then the sizes."""
+    b_box = (tile.cols, DEPTH) if weights else (DEPTH, 64)
+    return (ptx.tensor_map_2d(a, tile.rows, DEPTH), ptx.tensor_map_2d(b, *b_box), ptx.tensor_map_2d(out, 64, 64),
+            out if bias is None else bias, np.uint32(out.shape[0]), np.uint32(out.shape[1]), np.uint32(a.shape[1]))
+
+
+def _check(a, b, bias, out, weights: bool, residual=None) -> None:
+    """Raise an error that names what does not fit."""
+    check_array("a", a, ndim=2, dtype=np.float16)
+    check_array("b", b, ndim=2, dtype=np.float16)
+    (rows, depth), (b_depth, cols) = a.shape, b.shape[::-1] if weights else b.shape
+    if b_depth != depth:
+        raise ValueError(f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; the columns of a ({depth}) must equal "
+                         f"the {'columns' if weights else 'rows'} of b ({b_depth})")
+    for name, size in (("K", depth), ("N", cols)):
+        if size % 8:
+            raise ValueError(f"{name} is {size}; it must be a multiple of 8: TMA takes rows of a multiple of 16 bytes")
+    check_array("out", out, shape=(rows, cols), dtype=np.float16)
+    if bias is not None:
+        check_array("bias", bias, shape=(cols,), dtype=np.float32 if bias.dtype == np.float32 else np.float16)
+    if residual is not None:
+        check_array("residual", residual, shape=(rows, cols), dtype=np.float16)
+    if not aligned(a, b, out, out if residual is None else residual):
+        raise ValueError("a, b, out and residual must begin at multiples of 16 bytes, for TMA; one is a view that does "
+                         "not")
+
+
+def specialised_kernels(*, weights: bool, bias: bool, activation=unchanged) -> tuple:
+    """One for each tile: what multiply_specialised may launch."""
+    return tuple(make_wgmma_specialised(tile, weights=weights, bias=bias, activation=activation) for tile in TILES)
+
+
+IDEA = "wgmma: tensor cores read shared memory, TMA fills it"
+IDEA_SPECIALISED = "one warpgroup copies, two multiply, tiles follow without a pause"
+SIZES = "K and N multiples of 8"
+HOPPER = (9, 0, "a")
+
+
+@rung(kernel=make_wgmma(weights=False, bias=False), idea=IDEA, needs=HOPPER, sizes=SIZES)
+def matmul_half_wgmma(a, b, out, stream=0):
+    """wgmma in place of mma.sync: 128 threads multiply 64 x 128 at once, without fragments in registers; TMA copies."""
+    multiply(a, b, None, out, weights=False, stream=stream)
+
+
+@rung(kernel=specialised_kernels(weights=False, bias=False), idea=IDEA_SPECIALISED, needs=HOPPER, sizes=SIZES)
+def matmul_half_wgmma_specialised(a, b, out, stream=0):
+    """As wgmma, but a producer copies ahead while two consumers multiply 128 x 256, and persistent blocks store a tile
+    while the next one is already coming."""
+    multiply_specialised(a, b, None, out, weights=False, stream=stream)
+
+
+@rung(kernel=make_wgmma(weights=True, bias=True), idea=IDEA, needs=HOPPER, sizes=SIZES)
+def linear_wgmma(x, weights, bias, out, stream=0):
+    """wgmma in place of mma.sync: 128 threads multiply 64 x 128 at once, without fragments in registers; TMA copies."""
+    multiply(x, weights, bias, out, weights=True, stream=stream)
+
+
+@rung(kernel=specialised_kernels(weights=True, bias=True), idea=IDEA_SPECIALISED, needs=HOPPER, sizes=SIZES)
+def linear_wgmma_specialised(x, weights, bias, out, stream=0):
+    """As wgmma, but a producer copies ahead while two consumers multiply 128 x 192 or so, as suits the sizes, and
+    persistent blocks store a tile while the next one is already coming."""
+    multiply_specialised(x, weights, bias, out, weights=True, stream=stream)

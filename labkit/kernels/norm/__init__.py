@@ -1,0 +1,1 @@
+"""Layer normalisation in float32 and float16."""

@@ -1,0 +1,242 @@
+"""Layer normalisation of rows of halves, alone or with a residual added first; the arithmetic is float32.
+
+Shapes  x, residual, out (R, C), weight, bias (C,); float16, C-contiguous
+Work    about 8 flops an element; 4*R*C bytes, 6*R*C with a residual
+Source  as labkit.kernels.norm.layernorm; MiniLM and BERT run so
+
+A lane loads eight neighbours at once: 128 bits are four words of two halves each. A row of 768 is three such octets in
+each lane of a warp.
+"""
+
+import functools
+
+import numpy as np
+from numba import float32, int32, uint32
+
+from labkit import cuda
+from labkit.device import ptx
+from labkit.kernels.arguments import aligned, check_array
+from labkit.kernels.norm import layernorm as full
+from labkit.kernels.norm.layernorm import ONE, SMALL, ZERO, fitting, flat
+from labkit.kernels.op import Op, Rival, rung, uniform
+from labkit.kernels.reduce import warp_sum
+
+ROWS = 4  # in a block, a warp each
+OCTETS = {256: 1, 512: 2, 768: 3, 1024: 4, 2048: 8}  # columns at most -> octets a lane
+
+
+def layernorm_half_reference(x, weight, bias):
+    return full.layernorm_reference(x, weight, bias)
+
+
+def add_layernorm_half_reference(x, residual, weight, bias):
+    return full.layernorm_reference(x.astype(np.float64) + residual, weight, bias)
+
+
+# --- Eight neighbours of a row; `left` of them are inside, the others load as zero and are not stored ---------------
+
+
+@cuda.jit(device=True)
+def load_eight(array, i, left):
+    a, b, c, d = uint32(0), uint32(0), uint32(0), uint32(0)
+    if left > 0:  # all eight or none
+        a, b, c, d = ptx.load_global4(array, i)
+    e0, e1 = ptx.unpack_half2(a)
+    e2, e3 = ptx.unpack_half2(b)
+    e4, e5 = ptx.unpack_half2(c)
+    e6, e7 = ptx.unpack_half2(d)
+    return e0, e1, e2, e3, e4, e5, e6, e7
+
+
+@cuda.jit(device=True)
+def store_eight(array, i, left, e):
+    if left > 0:
+        ptx.store_global4(array, i, ptx.pack_half2(e[0], e[1]), ptx.pack_half2(e[2], e[3]), ptx.pack_half2(e[4], e[5]),
+                          ptx.pack_half2(e[6], e[7]))
+
+
+@cuda.jit(device=True)
+def load_one(array, i, left):
+    return float32(array[i]) if left > 0 else ZERO
+
+
+@cuda.jit(device=True)
+def load_singles(array, i, left):
+    return (load_one(array, i, left), load_one(array, i + uint32(1), left - 1),
+            load_one(array, i + uint32(2), left - 2), load_one(array, i + uint32(3), left - 3),
+            load_one(array, i + uint32(4), left - 4), load_one(array, i + uint32(5), left - 5),
+            load_one(array, i + uint32(6), left - 6), load_one(array, i + uint32(7), left - 7))
+
+
+@cuda.jit(device=True)
+def store_singles(array, i, left, e):
+    if left > 0:
+        array[i] = e[0]
+    if left > 1:
+        array[i + uint32(1)] = e[1]
+    if left > 2:
+        array[i + uint32(2)] = e[2]
+    if left > 3:
+        array[i + uint32(3)] = e[3]
+    if left > 4:
+        array[i + uint32(4)] = e[4]
+    if left > 5:
+        array[i + uint32(5)] = e[5]
+    if left > 6:
+        array[i + uint32(6)] = e[6]
+    if left > 7:
+        array[i + uint32(7)] = e[7]
+
+
+@cuda.jit(device=True)
+def put_eight(local, at, e):
+    local[at], local[at + 1], local[at + 2], local[at + 3] = e[0], e[1], e[2], e[3]
+    local[at + 4], local[at + 5], local[at + 6], local[at + 7] = e[4], e[5], e[6], e[7]
+
+
+@functools.cache
+def make_layernorm_half(octets: int, together: bool, with_residual: bool):
+    """A kernel for rows of up to 256 * octets columns. together: columns come in eights, at multiples of 16 bytes."""
+    load, store = (load_eight, store_eight) if together else (load_singles, store_singles)
+    count = 8 * octets
+
+    @cuda.jit
+    def layernorm_half_kernel(x, residual, weight, bias, out):
+        lane = uint32(cuda.threadIdx.x)
+        columns = uint32(weight.size)
+        start = uint32((uint32(cuda.blockIdx.x) * uint32(ROWS) + uint32(cuda.threadIdx.y)) * columns)
+        if start < x.size:
+            share = ONE / float32(columns)
+            first, left = uint32(start + uint32(8) * lane), int32(columns) - int32(8) * int32(lane)
+            v = cuda.local.array(count, float32)
+            for o in range(octets):
+                put_eight(v, 8 * o, load(x, uint32(first + uint32(256 * o)), left - int32(256 * o)))
+            if with_residual:
+                r = cuda.local.array(count, float32)
+                for o in range(octets):
+                    put_eight(r, 8 * o, load(residual, uint32(first + uint32(256 * o)), left - int32(256 * o)))
+                for e in range(count):
+                    v[e] += r[e]
+            total = ZERO
+            for e in range(count):
+                total += v[e]
+            mean = warp_sum(total) * share
+            squares = ZERO
+            for e in range(count):
+                v[e] -= mean
+                if left > int32(256 * (e // 8) + e % 8):
+                    squares += v[e] * v[e]
+            scale = cuda.rsqrt(warp_sum(squares) * share + SMALL)
+            for o in range(octets):
+                col, inside = uint32(uint32(8) * lane + uint32(256 * o)), left - int32(256 * o)
+                w, b = load(weight, col, inside), load(bias, col, inside)
+                store(out, uint32(first + uint32(256 * o)), inside,
+                      (v[8 * o] * scale * w[0] + b[0], v[8 * o + 1] * scale * w[1] + b[1],
+                       v[8 * o + 2] * scale * w[2] + b[2], v[8 * o + 3] * scale * w[3] + b[3],
+                       v[8 * o + 4] * scale * w[4] + b[4], v[8 * o + 5] * scale * w[5] + b[5],
+                       v[8 * o + 6] * scale * w[6] + b[6], v[8 * o + 7] * scale * w[7] + b[7]))
+
+    return layernorm_half_kernel
+
+
+@rung(kernel=make_layernorm_half(3, False, False), idea="one warp a row, halves loaded one by one",
+      sizes="rows of at most 2,048 columns")
+def layernorm_half_singles(x, weight, bias, out, stream=0):
+    """One warp normalises one row, which stays in registers. A lane takes eight neighbours and loads each by itself."""
+    _check(x, weight, bias, out)
+    _launch(x, x, weight, bias, out, stream, with_residual=False, together=False)
+
+
+@rung(kernel=make_layernorm_half(3, True, False), idea="eight halves in one load",
+      sizes="rows of at most 2,048 columns")
+def layernorm_half_warp(x, weight, bias, out, stream=0):
+    """As singles, but the eight neighbours are one load of 128 bits, where the columns come in eights. `out` may be
+    `x`."""
+    _check(x, weight, bias, out)
+    _launch(x, x, weight, bias, out, stream, with_residual=False)
+
+
+@rung(kernel=make_layernorm_half(3, False, True), idea="one warp a row, halves loaded one by one",
+      sizes="rows of at most 2,048 columns")
+def add_layernorm_half_singles(x, residual, weight, bias, out, stream=0):
+    """One warp adds and normalises one row; the sum stays in registers, in float32. Halves are loaded one by one."""
+    _check(x, weight, bias, out, residual)
+    _launch(x, residual, weight, bias, out, stream, with_residual=True, together=False)
+
+
+@rung(kernel=make_layernorm_half(3, True, True), idea="eight halves in one load", sizes="rows of at most 2,048 columns")
+def add_layernorm_half_warp(x, residual, weight, bias, out, stream=0):
+    """As singles, but eight neighbours are one load of 128 bits, where the columns come in eights. `out` may be `x`
+    or `residual`."""
+    _check(x, weight, bias, out, residual)
+    _launch(x, residual, weight, bias, out, stream, with_residual=True)
+
+
+def _launch(x, residual, weight, bias, out, stream, with_residual, together=True):
+    rows, columns = x.shape
+    _, octets = fitting(columns, OCTETS, "a warp")
+    together = together and columns % 8 == 0 and aligned(x, residual, weight, bias, out)
+    kernel = make_layernorm_half(octets, together, with_residual)
+    kernel[-(-rows // ROWS), (32, ROWS), stream](flat(x), flat(residual), weight, bias, flat(out))
+
+
+def _check(x, weight, bias, out, residual=None):
+    check_array("x", x, ndim=2, dtype=np.float16)
+    check_array("weight", weight, shape=x.shape[1:], dtype=np.float16)
+    check_array("bias", bias, shape=x.shape[1:], dtype=np.float16)
+    check_array("out", out, shape=x.shape, dtype=np.float16)
+    if residual is not None:
+        check_array("residual", residual, shape=x.shape, dtype=np.float16)
+
+
+def _half(array):
+    return array.astype(np.float16)
+
+
+def _tolerance(x, weight, bias):
+    """The result is rounded to a half, to 2^-11 of itself; allowed is twice that, and what float32 is allowed."""
+    size = np.abs(full.layernorm_reference(x, weight, bias))
+    return float(np.finfo(np.float16).eps) * size + full.tolerance(x, weight, bias) + 6e-8
+
+
+SIZES = {
+    "shape": lambda R, C: (R, C),
+    "awkward": tuple({"R": R, "C": C} for R, C in ((1, 1), (3, 13), (5, 384), (6, 768))),
+    "timed_gpu": {"R": 65536, "C": 768},
+    "also_gpu": ({"R": 8192, "C": 384},),  # MiniLM, 64 sentences of 128 tokens
+    "timed_cpu": {"R": 64, "C": 768},
+    "dtype": np.float16,
+}  # fmt: skip
+
+LAYERNORM_HALF = Op(
+    "layernorm_half",
+    title="Layer normalisation in halves",
+    formula="out = (x - mean) / sqrt(variance + 1e-5) * weight + bias, for each row",
+    reference=layernorm_half_reference,
+    rungs=(layernorm_half_singles, layernorm_half_warp),
+    inputs=lambda rng, R, C: (_half(uniform(rng, R, C) + np.float32(0.75)), _half(uniform(rng, C)),
+                              _half(uniform(rng, C))),
+    flops=lambda R, C: 8 * R * C,
+    bytes=lambda R, C: 4 * R * C,
+    tolerance=_tolerance,
+    by_row=(0,),
+    rivals=(Rival("PyTorch", "torch", full.torch_layernorm),),
+    **SIZES,
+)
+
+ADD_LAYERNORM_HALF = Op(
+    "add_layernorm_half",
+    title="Residual addition and layer normalisation in halves",
+    formula="out = layernorm(x + residual)",
+    reference=add_layernorm_half_reference,
+    rungs=(add_layernorm_half_singles, add_layernorm_half_warp),
+    inputs=lambda rng, R, C: (_half(uniform(rng, R, C) + np.float32(0.75)), _half(uniform(rng, R, C)),
+                              _half(uniform(rng, C)), _half(uniform(rng, C))),
+    flops=lambda R, C: 9 * R * C,
+    bytes=lambda R, C: 6 * R * C,
+    tolerance=lambda x, residual, weight, bias: _tolerance(x + residual, weight, bias),
+    by_row=(0, 1),
+    rivals=(Rival("PyTorch", "torch", full.torch_add_layernorm, note="add, then layer_norm",
+                  tolerance=lambda x, residual, weight, bias: 4 * _tolerance(x + residual, weight, bias) + 2e-3),),
+    **SIZES,
+)

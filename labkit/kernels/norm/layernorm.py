@@ -1,0 +1,685 @@
+"""Layer normalisation of each row, with its weight and bias; and the same with a residual added first.
+
+Shapes  layernorm: x, out (R, C), weight, bias (C,).  add_layernorm: also residual (R, C).  residual_layernorm: out
+        (2, R, C), the normalised rows and the sums.  float32, C-contiguous
+Work    about 8 flops an element; 8*R*C bytes: each row read once, written once
+Source  Ba, Kiros, Hinton: Layer Normalization (2016), https://arxiv.org/abs/1607.06450
+
+The variance is that of the differences from the mean, summed after the mean is known. The other formula, the mean of
+the squares less the square of the mean, needs a single pass, and loses all its digits where the mean is large against
+the spread.
+
+A row is kept in registers, four neighbours in each of a thread's quads. How many quads a thread holds, and what is
+known of a row's length, is fixed when a kernel is compiled; the launchers pick the kernel.
+"""
+
+import functools
+
+import numpy as np
+from numba import float32, int32, uint32
+
+from labkit import cuda
+from labkit.device import ptx
+from labkit.kernels.arguments import aligned, check_array
+from labkit.kernels.op import Op, Rival, rung, uniform
+from labkit.kernels.reduce import block_reduce_sum, warp_sum
+from labkit.kernels.residual_add import residual_add_vectorized, residual_add_vectorized_kernel
+
+EPSILON = 1e-5
+SMALL = float32(EPSILON)
+ZERO, ONE = float32(0.0), float32(1.0)
+ALL_LANES = 0xFFFFFFFF
+THREADS = 256
+
+
+def layernorm_reference(x, weight, bias):
+    x, weight, bias = (array.astype(np.float64) for array in (x, weight, bias))
+    mean = x.mean(axis=1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(axis=1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + EPSILON) * weight + bias
+
+
+# --- A thread for each row -----------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def layernorm_naive_kernel(x, weight, bias, out):
+    row = uint32(cuda.grid(1))
+    if row < x.shape[0]:
+        columns = uint32(x.shape[1])
+        share = ONE / float32(columns)
+        total = ZERO
+        col = uint32(0)
+        while col < columns:
+            total += x[row, col]
+            col += uint32(1)
+        mean = total * share
+        squares = ZERO
+        col = uint32(0)
+        while col < columns:
+            difference = x[row, col] - mean
+            squares += difference * difference
+            col += uint32(1)
+        scale = cuda.rsqrt(squares * share + SMALL)
+        col = uint32(0)
+        while col < columns:
+            out[row, col] = (x[row, col] - mean) * scale * weight[col] + bias[col]
+            col += uint32(1)
+
+
+@rung(kernel=layernorm_naive_kernel, idea="one thread a row: neighbours read a row apart")
+def layernorm_naive(x, weight, bias, out, stream=0):
+    """One thread normalises one row and walks along it three times: for the mean, for the variance, for the result."""
+    rows, _ = _check(x, weight, bias, out)
+    layernorm_naive_kernel[-(-rows // 32), 32, stream](x, weight, bias, out)
+
+
+# --- A block for each row ------------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def layernorm_block_tree_kernel(x, weight, bias, out):
+    shared = cuda.shared.array(THREADS, float32)
+    row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+    columns = uint32(x.shape[1])
+    share = ONE / float32(columns)
+
+    total = ZERO
+    col = thread
+    while col < columns:
+        total += x[row, col]
+        col += uint32(THREADS)
+    mean = block_reduce_sum(total, shared) * share
+
+    squares = ZERO
+    col = thread
+    while col < columns:
+        difference = x[row, col] - mean
+        squares += difference * difference
+        col += uint32(THREADS)
+    scale = cuda.rsqrt(block_reduce_sum(squares, shared) * share + SMALL)
+
+    col = thread
+    while col < columns:
+        out[row, col] = (x[row, col] - mean) * scale * weight[col] + bias[col]
+        col += uint32(THREADS)
+
+
+@rung(kernel=layernorm_block_tree_kernel, idea="one block a row, two trees in shared memory")
+def layernorm_block_tree(x, weight, bias, out, stream=0):
+    """As naive, but 256 threads share a row, so that neighbours read neighbours; a tree in shared memory adds up what
+    they found. Each of the two sums costs ten barriers, and the row is still read three times."""
+    rows, _ = _check(x, weight, bias, out)
+    layernorm_block_tree_kernel[rows, THREADS, stream](x, weight, bias, out)
+
+
+# --- Mean and variance in one pass -----------------------------------------------------------------------------------
+
+WARPS = 4  # in a block, each with a row of its own
+
+
+@cuda.jit
+def layernorm_one_pass_kernel(x, weight, bias, out):
+    lane = uint32(cuda.threadIdx.x)
+    row = uint32(uint32(cuda.blockIdx.x) * uint32(WARPS) + uint32(cuda.threadIdx.y))
+    if row < x.shape[0]:
+        columns = uint32(x.shape[1])
+        share = ONE / float32(columns)
+        total, squares = ZERO, ZERO
+        col = lane
+        while col < columns:
+            value = x[row, col]
+            total += value
+            squares += value * value
+            col += uint32(32)
+        mean = warp_sum(total) * share
+        variance = warp_sum(squares) * share - mean * mean  # a small difference of large numbers
+        scale = cuda.rsqrt(variance + SMALL)
+        col = lane
+        while col < columns:
+            out[row, col] = (x[row, col] - mean) * scale * weight[col] + bias[col]
+            col += uint32(32)
+
+
+@rung(kernel=layernorm_one_pass_kernel, idea="one warp a row; variance = mean of squares - square of mean",
+      failed="wrong in the first digit where a row's mean is 1,000 times its spread, NaN in 11 of 64 rows at 3,000 "
+             "times: the variance is the small difference of two large numbers")
+def layernorm_one_pass(x, weight, bias, out, stream=0):
+    """As block_tree, but a warp shares a row and adds up values and squares in the same pass: two reads, no barrier."""
+    rows, _ = _check(x, weight, bias, out)
+    layernorm_one_pass_kernel[-(-rows // WARPS), (32, WARPS), stream](x, weight, bias, out)
+
+
+@cuda.jit
+def layernorm_welford_kernel(x, weight, bias, out):
+    lane = uint32(cuda.threadIdx.x)
+    row = uint32(uint32(cuda.blockIdx.x) * uint32(WARPS) + uint32(cuda.threadIdx.y))
+    if row < x.shape[0]:
+        columns = uint32(x.shape[1])
+        count, mean, squares = ZERO, ZERO, ZERO  # of what this lane has seen; squares of the differences from mean
+        col = lane
+        while col < columns:
+            value = x[row, col]
+            count += ONE
+            before = value - mean
+            mean += before / count
+            squares += before * (value - mean)
+            col += uint32(32)
+        distance = 16
+        while distance > 0:  # two lanes become one set of numbers, five times
+            their_count = cuda.shfl_xor_sync(ALL_LANES, count, distance)
+            apart = cuda.shfl_xor_sync(ALL_LANES, mean, distance) - mean
+            their_squares = cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+            both = count + their_count
+            theirs = their_count / max(both, ONE)
+            mean += apart * theirs
+            squares += their_squares + apart * apart * count * theirs
+            count = both
+            distance >>= 1
+        scale = cuda.rsqrt(squares / float32(columns) + SMALL)
+        col = lane
+        while col < columns:
+            out[row, col] = (x[row, col] - mean) * scale * weight[col] + bias[col]
+            col += uint32(32)
+
+
+@rung(kernel=layernorm_welford_kernel, idea="one warp a row; Welford's running mean and variance")
+def layernorm_welford(x, weight, bias, out, stream=0):
+    """As one_pass, but each lane keeps the mean of what it has seen and the squared differences from that mean, and
+    corrects both with every element. Two reads, any length of row, and nothing cancels."""
+    rows, _ = _check(x, weight, bias, out)
+    layernorm_welford_kernel[-(-rows // WARPS), (32, WARPS), stream](x, weight, bias, out)
+
+
+# --- Four neighbours of a row, whatever its length -----------------------------------------------------------------
+
+WHOLE, QUADS, SINGLES = "whole", "quads", "singles"
+
+
+@cuda.jit(device=True)
+def load_whole(array, i, left):
+    return ptx.load_global4(array, i)
+
+
+@cuda.jit(device=True)
+def store_whole(array, i, left, a, b, c, d):
+    ptx.store_global4(array, i, a, b, c, d)
+
+
+@cuda.jit(device=True)
+def load_quads(array, i, left):
+    a, b, c, d = ZERO, ZERO, ZERO, ZERO
+    if left > 0:
+        a, b, c, d = ptx.load_global4(array, i)
+    return a, b, c, d
+
+
+@cuda.jit(device=True)
+def store_quads(array, i, left, a, b, c, d):
+    if left > 0:
+        ptx.store_global4(array, i, a, b, c, d)
+
+
+@cuda.jit(device=True)
+def load_singles(array, i, left):
+    a, b, c, d = ZERO, ZERO, ZERO, ZERO
+    if left > 0:
+        a = array[i]
+    if left > 1:
+        b = array[i + uint32(1)]
+    if left > 2:
+        c = array[i + uint32(2)]
+    if left > 3:
+        d = array[i + uint32(3)]
+    return a, b, c, d
+
+
+@cuda.jit(device=True)
+def store_singles(array, i, left, a, b, c, d):
+    if left > 0:
+        array[i] = a
+    if left > 1:
+        array[i + uint32(1)] = b
+    if left > 2:
+        array[i + uint32(2)] = c
+    if left > 3:
+        array[i + uint32(3)] = d
+
+
+# `left` of the four neighbours from flat index i on are inside the row; the others load as zero and are not stored.
+# WHOLE: all rows fill all lanes. QUADS: all four neighbours are inside or none. SINGLES: nothing is known.
+FOUR = {WHOLE: (load_whole, store_whole), QUADS: (load_quads, store_quads), SINGLES: (load_singles, store_singles)}
+
+
+def kind_of(columns: int, capacity: int, *arrays) -> str:
+    if columns % 4 or not aligned(*arrays):
+        return SINGLES
+    return WHOLE if columns == capacity else QUADS
+
+
+@cuda.jit(device=True)
+def put_four(local, e, four):
+    local[e], local[e + 1], local[e + 2], local[e + 3] = four[0], four[1], four[2], four[3]
+
+
+# --- A warp for each row -------------------------------------------------------------------------------------------
+
+WARP_QUADS = {128: 1, 384: 3, 768: 6, 1024: 8, 2048: 16, 4096: 32}  # columns at most -> quads a lane
+
+
+@functools.cache
+def make_layernorm_warp(quads: int, kind: str):
+    """A kernel for rows of up to 128 * quads columns."""
+    (load_four, store_four), whole = FOUR[kind], kind == WHOLE
+    count = 4 * quads
+
+    @cuda.jit
+    def layernorm_warp_kernel(x, weight, bias, out):  # x and out as one long vector
+        lane = uint32(cuda.threadIdx.x)
+        row = uint32(uint32(cuda.blockIdx.x) * uint32(WARPS) + uint32(cuda.threadIdx.y))
+        columns = uint32(weight.size)
+        start = uint32(row * columns)
+        if start < x.size:  # the same for the whole warp
+            share = ONE / float32(columns)
+            first, left = uint32(start + uint32(4) * lane), int32(columns) - int32(4) * int32(lane)
+            v = cuda.local.array(count, float32)
+            total = ZERO
+            for q in range(quads):
+                a, b, c, d = load_four(x, first + uint32(128 * q), left - int32(128 * q))
+                v[4 * q], v[4 * q + 1], v[4 * q + 2], v[4 * q + 3] = a, b, c, d
+                total += (a + b) + (c + d)
+            mean = warp_sum(total) * share
+
+            squares = ZERO
+            for e in range(count):
+                v[e] -= mean
+                if whole or left > int32(128 * (e // 4) + e % 4):
+                    squares += v[e] * v[e]
+            scale = cuda.rsqrt(warp_sum(squares) * share + SMALL)
+
+            for q in range(quads):
+                col, inside = uint32(4) * lane + uint32(128 * q), left - int32(128 * q)
+                wa, wb, wc, wd = load_four(weight, col, inside)
+                ba, bb, bc, bd = load_four(bias, col, inside)
+                store_four(out, first + uint32(128 * q), inside,
+                           v[4 * q] * scale * wa + ba, v[4 * q + 1] * scale * wb + bb,
+                           v[4 * q + 2] * scale * wc + bc, v[4 * q + 3] * scale * wd + bd)
+
+    return layernorm_warp_kernel
+
+
+@rung(kernel=(make_layernorm_warp(6, WHOLE), make_layernorm_warp(32, WHOLE)),
+      idea="one warp a row, kept in registers: one read, shuffles",
+      sizes="rows of at most 4,096 columns")
+def layernorm_warp_per_row(x, weight, bias, out, stream=0):
+    """As block_tree, but the 32 lanes of a warp share a row. Each keeps its part in registers, loaded 128 bits at a
+    time, so that memory is read once; the sums go through shuffles, without shared memory and without a barrier."""
+    rows, columns = _check(x, weight, bias, out)
+    capacity, quads = fitting(columns, WARP_QUADS, "a warp")
+    kernel = make_layernorm_warp(quads, kind_of(columns, capacity, x, weight, bias, out))
+    kernel[-(-rows // WARPS), (32, WARPS), stream](flat(x), weight, bias, flat(out))
+
+
+# --- Wide rows: a block for each, in registers ---------------------------------------------------------------------
+
+BLOCK_QUADS = {1024: (256, 1), 2048: (256, 2), 4096: (512, 2), 8192: (512, 4), 16384: (1024, 4)}  # -> threads, quads
+
+
+@cuda.jit(device=True)
+def block_sum_once(value, partial, lane, warp, warps):
+    """The sum over a block with a single barrier: each warp by shuffles, then every thread adds up the warps' sums.
+
+    `partial` is shared, one place a warp. One more barrier has to pass before it may be written again.
+    """
+    value = warp_sum(value)
+    if lane == 0:
+        partial[warp] = value
+    cuda.syncthreads()
+    total = ZERO
+    w = uint32(0)
+    while w < warps:
+        total += partial[w]
+        w += uint32(1)
+    return total
+
+
+@functools.cache
+def make_layernorm_registers(threads: int, quads: int, kind: str):
+    """A kernel for rows of up to 4 * threads * quads columns."""
+    (load_four, store_four), whole = FOUR[kind], kind == WHOLE
+    count, step, warps = 4 * quads, 4 * threads, threads // 32
+
+    @cuda.jit
+    def layernorm_registers_kernel(x, weight, bias, out):
+        partial = cuda.shared.array((2, 32), float32)  # a row for each sum: the second need not wait for the first
+        thread = uint32(cuda.threadIdx.x)
+        lane, warp = thread & uint32(31), thread >> uint32(5)
+        columns = uint32(weight.size)
+        share = ONE / float32(columns)
+        first, left = (uint32(uint32(cuda.blockIdx.x) * columns + uint32(4) * thread),
+                       int32(columns) - int32(4) * int32(thread))
+        v = cuda.local.array(count, float32)
+        total = ZERO
+        for q in range(quads):
+            a, b, c, d = load_four(x, first + uint32(step * q), left - int32(step * q))
+            v[4 * q], v[4 * q + 1], v[4 * q + 2], v[4 * q + 3] = a, b, c, d
+            total += (a + b) + (c + d)
+        mean = block_sum_once(total, partial[0], lane, warp, uint32(warps)) * share
+
+        squares = ZERO
+        for e in range(count):
+            v[e] -= mean
+            if whole or left > int32(step * (e // 4) + e % 4):
+                squares += v[e] * v[e]
+        scale = cuda.rsqrt(block_sum_once(squares, partial[1], lane, warp, uint32(warps)) * share + SMALL)
+
+        for q in range(quads):
+            col, inside = uint32(4) * thread + uint32(step * q), left - int32(step * q)
+            wa, wb, wc, wd = load_four(weight, col, inside)
+            ba, bb, bc, bd = load_four(bias, col, inside)
+            store_four(out, first + uint32(step * q), inside,
+                       v[4 * q] * scale * wa + ba, v[4 * q + 1] * scale * wb + bb,
+                       v[4 * q + 2] * scale * wc + bc, v[4 * q + 3] * scale * wd + bd)
+
+    return layernorm_registers_kernel
+
+
+@rung(kernel=make_layernorm_registers(512, 2, WHOLE), idea="one block a row, kept in registers",
+      sizes="rows of at most 16,384 columns")
+def layernorm_registers(x, weight, bias, out, stream=0):
+    """As warp_per_row, but a block shares a row, so that wide rows fit into registers. A sum takes two levels: over a
+    warp by shuffles, then over the warps through shared memory, with one barrier."""
+    rows, columns = _check(x, weight, bias, out)
+    capacity, (threads, quads) = fitting(columns, BLOCK_QUADS, "a block")
+    kernel = make_layernorm_registers(threads, quads, kind_of(columns, capacity, x, weight, bias, out))
+    kernel[rows, threads, stream](flat(x), weight, bias, flat(out))
+
+
+@functools.cache
+def make_layernorm_persistent(threads: int, quads: int, kind: str):
+    """As make_layernorm_registers, for a grid that is smaller than the number of rows."""
+    (load_four, store_four), whole = FOUR[kind], kind == WHOLE
+    count, step, warps = 4 * quads, 4 * threads, threads // 32
+
+    @cuda.jit
+    def layernorm_persistent_kernel(x, weight, bias, out):
+        partial = cuda.shared.array((2, 32), float32)
+        thread = uint32(cuda.threadIdx.x)
+        lane, warp = thread & uint32(31), thread >> uint32(5)
+        columns = uint32(weight.size)
+        rows = uint32(x.size) // columns
+        share = ONE / float32(columns)
+        col, left = uint32(4) * thread, int32(columns) - int32(4) * int32(thread)
+        w, b, v = (cuda.local.array(count, float32), cuda.local.array(count, float32), cuda.local.array(count, float32))
+        ahead = cuda.local.array(count, float32)
+        row = uint32(cuda.blockIdx.x)
+        for q in range(quads):
+            at, inside = col + uint32(step * q), left - int32(step * q)
+            put_four(w, 4 * q, load_four(weight, at, inside))
+            put_four(b, 4 * q, load_four(bias, at, inside))
+            put_four(ahead, 4 * q, load_four(x, uint32(row * columns + at), inside))
+        while row < rows:
+            total = ZERO
+            for e in range(count):
+                v[e] = ahead[e]
+                total += v[e]
+            following = uint32(row + uint32(cuda.gridDim.x))
+            wanted = uint32(min(following, rows - uint32(1)) * columns)  # no branch: it would wait for the loads
+            for q in range(quads):  # asked for now, used after this row is done
+                put_four(ahead, 4 * q, load_four(x, uint32(wanted + col + uint32(step * q)), left - int32(step * q)))
+            mean = block_sum_once(total, partial[0], lane, warp, uint32(warps)) * share
+            squares = ZERO
+            for e in range(count):
+                v[e] -= mean
+                if whole or left > int32(step * (e // 4) + e % 4):
+                    squares += v[e] * v[e]
+            scale = cuda.rsqrt(block_sum_once(squares, partial[1], lane, warp, uint32(warps)) * share + SMALL)
+            for q in range(quads):
+                store_four(out, row * columns + col + uint32(step * q), left - int32(step * q),
+                           v[4 * q] * scale * w[4 * q] + b[4 * q], v[4 * q + 1] * scale * w[4 * q + 1] + b[4 * q + 1],
+                           v[4 * q + 2] * scale * w[4 * q + 2] + b[4 * q + 2],
+                           v[4 * q + 3] * scale * w[4 * q + 3] + b[4 * q + 3])
+            row = following
+
+    return layernorm_persistent_kernel
+
+
+@rung(kernel=make_layernorm_persistent(512, 2, WHOLE), idea="a fixed grid: weights kept, the next row on its way",
+      sizes="rows of at most 16,384 columns",
+      failed="3,924 GB/s where registers reaches 4,124 (65536 x 4096, H200): with several blocks on a multiprocessor, "
+             "one loads while another adds up, without any of this")
+def layernorm_persistent(x, weight, bias, out, stream=0):
+    """As registers, but the grid is as large as the GPU can run at once. A block goes from row to row, keeps weight and
+    bias in registers, and has asked for its next row before it adds up the present one."""
+    rows, columns = _check(x, weight, bias, out)
+    capacity, (threads, quads) = fitting(columns, BLOCK_QUADS, "a block")
+    kernel = make_layernorm_persistent(threads, quads, kind_of(columns, capacity, x, weight, bias, out))
+    blocks = cuda.get_current_device().MULTIPROCESSOR_COUNT * max(1, 1024 // threads)
+    kernel[min(rows, blocks), threads, stream](flat(x), weight, bias, flat(out))
+
+
+# --- With a residual -----------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def make_residual_layernorm(warps: int, quads: int, kind: str, keep: bool):
+    """As make_layernorm_warp (warps = 1) and make_layernorm_registers. keep: the sum is stored, too."""
+    (load_four, store_four), whole = FOUR[kind], kind == WHOLE
+    count, step = 4 * quads, 128 * warps
+
+    @cuda.jit
+    def residual_layernorm_kernel(x, residual, weight, bias, total, out):
+        partial = cuda.shared.array((2, 32), float32)
+        thread = uint32(cuda.threadIdx.x)
+        lane, warp = thread & uint32(31), thread >> uint32(5)
+        columns = uint32(weight.size)
+        start = uint32((uint32(cuda.blockIdx.x) * uint32(cuda.blockDim.y) + uint32(cuda.threadIdx.y)) * columns)
+        if start < x.size:
+            share = ONE / float32(columns)
+            first, left = uint32(start + uint32(4) * thread), int32(columns) - int32(4) * int32(thread)
+            v = cuda.local.array(count, float32)
+            mine = ZERO
+            for q in range(quads):
+                i, inside = uint32(first + uint32(step * q)), left - int32(step * q)
+                a, b, c, d = load_four(x, i, inside)
+                e, f, g, h = load_four(residual, i, inside)
+                a, b, c, d = a + e, b + f, c + g, d + h
+                if keep:
+                    store_four(total, i, inside, a, b, c, d)
+                v[4 * q], v[4 * q + 1], v[4 * q + 2], v[4 * q + 3] = a, b, c, d
+                mine += (a + b) + (c + d)
+            if warps == 1:
+                mean = warp_sum(mine) * share
+            else:
+                mean = block_sum_once(mine, partial[0], lane, warp, uint32(warps)) * share
+            squares = ZERO
+            for e in range(count):
+                v[e] -= mean
+                if whole or left > int32(step * (e // 4) + e % 4):
+                    squares += v[e] * v[e]
+            if warps == 1:
+                scale = cuda.rsqrt(warp_sum(squares) * share + SMALL)
+            else:
+                scale = cuda.rsqrt(block_sum_once(squares, partial[1], lane, warp, uint32(warps)) * share + SMALL)
+            for q in range(quads):
+                col, inside = uint32(4) * thread + uint32(step * q), left - int32(step * q)
+                wa, wb, wc, wd = load_four(weight, col, inside)
+                ba, bb, bc, bd = load_four(bias, col, inside)
+                store_four(out, first + uint32(step * q), inside,
+                           v[4 * q] * scale * wa + ba, v[4 * q + 1] * scale * wb + bb,
+                           v[4 * q + 2] * scale * wc + bc, v[4 * q + 3] * scale * wd + bd)
+
+    return residual_layernorm_kernel
+
+
+def _launch_residual(x, residual, weight, bias, total, out, stream, keep):
+    rows, columns = x.shape
+    if columns <= 1024:
+        capacity, quads = fitting(columns, WARP_QUADS, "a warp")
+        warps, each = 1, WARPS
+    else:
+        capacity, (threads, quads) = fitting(columns, BLOCK_QUADS, "a block")
+        warps, each = threads // 32, 1
+    kind = kind_of(columns, capacity, x, residual, weight, bias, total, out)
+    kernel = make_residual_layernorm(warps, quads, kind, keep)
+    kernel[-(-rows // each), (32 * warps, each), stream](flat(x), flat(residual), weight, bias, flat(total), flat(out))
+
+
+def layernorm(x, weight, bias, out, stream=0):
+    """The fastest rung that takes these rows. `out` may be `x`."""
+    columns = x.shape[-1]
+    pick = (layernorm_warp_per_row if columns <= 1024 else
+            layernorm_registers if columns <= max(BLOCK_QUADS) else layernorm_block_tree)
+    pick(x, weight, bias, out, stream=stream)
+
+
+def residual_layernorm(x, residual, weight, bias, total, out, stream=0):
+    """total = x + residual and out = layernorm(total), in one kernel. `total` may be `x` or `residual`."""
+    _check(x, weight, bias, out)
+    check_array("residual", residual, shape=x.shape)
+    check_array("total", total, shape=x.shape)
+    _launch_residual(x, residual, weight, bias, total, out, stream, keep=True)
+
+
+@rung(kernel=(residual_add_vectorized_kernel, make_layernorm_warp(6, WHOLE)), idea="two kernels: add, then normalise")
+def residual_layernorm_unfused(x, residual, weight, bias, out, stream=0):
+    """The addition writes the sum, LayerNorm reads it again: 20 bytes an element and two launches."""
+    residual_add_vectorized(x, residual, out[1], stream=stream)
+    layernorm(out[1], weight, bias, out[0], stream=stream)
+
+
+@rung(kernel=make_residual_layernorm(1, 6, WHOLE, True), idea="one kernel: the sum stays in registers",
+      sizes="rows of at most 16,384 columns")
+def residual_layernorm_fused(x, residual, weight, bias, out, stream=0):
+    """As unfused, but the sum is normalised in the registers in which it was made: 16 bytes an element, one launch."""
+    residual_layernorm(x, residual, weight, bias, out[1], out[0], stream=stream)
+
+
+@rung(kernel=(residual_add_vectorized_kernel, make_layernorm_warp(6, WHOLE)), idea="two kernels: add, then normalise")
+def add_layernorm_unfused(x, residual, weight, bias, out, stream=0):
+    """The sum is written into out and normalised there, in place: 20 bytes an element and two launches."""
+    residual_add_vectorized(x, residual, out, stream=stream)
+    layernorm(out, weight, bias, out, stream=stream)
+
+
+@rung(kernel=make_residual_layernorm(1, 6, WHOLE, False), idea="one kernel: the sum stays in registers",
+      sizes="rows of at most 16,384 columns")
+def add_layernorm_fused(x, residual, weight, bias, out, stream=0):
+    """As unfused, but the sum never leaves the registers: 12 bytes an element, one launch."""
+    _check(x, weight, bias, out)
+    check_array("residual", residual, shape=x.shape)
+    _launch_residual(x, residual, weight, bias, out, out, stream, keep=False)
+
+
+def fitting(columns: int, capacities: dict, what: str):
+    """The smallest of `capacities` (columns at most -> what to compile) that holds a row: (capacity, value)."""
+    for capacity, value in capacities.items():
+        if columns <= capacity:
+            return capacity, value
+    raise ValueError(f"x has {columns:,} columns; {what} keeps at most {max(capacities):,} in registers")
+
+
+def flat(array):
+    return array.reshape(array.size)
+
+
+def _check(x, weight, bias, out):
+    check_array("x", x, ndim=2)
+    check_array("weight", weight, shape=x.shape[1:])
+    check_array("bias", bias, shape=x.shape[1:])
+    check_array("out", out, shape=x.shape)
+    return x.shape
+
+
+def _scale_of(x, weight, bias):
+    """What an element's roundings are relative to, for rows of any mean and spread."""
+    mean, spread = x.mean(axis=1, keepdims=True), np.sqrt(x.var(axis=1, keepdims=True) + EPSILON)
+    size = np.abs(x).mean(axis=1, keepdims=True) + np.abs(x - mean)
+    return size / spread * np.abs(weight) + np.abs(bias)
+
+
+def tolerance(x, weight, bias):
+    """The two sums go over C terms: as for dot products, roundings grow like sqrt(C)."""
+    return float(np.finfo(np.float32).eps) * (2 * np.sqrt(x.shape[1]) + 8) * _scale_of(x, weight, bias)
+
+
+def _inputs(rng, R, C):
+    return uniform(rng, R, C) + np.float32(0.75), uniform(rng, C), uniform(rng, C)
+
+
+def torch_layernorm(torch, x, weight, bias, out):
+    return torch.nn.functional.layer_norm(x, weight.shape, weight, bias, EPSILON)
+
+
+LAYERNORM = Op(
+    "layernorm",
+    title="Layer normalisation",
+    formula="out = (x - mean) / sqrt(variance + 1e-5) * weight + bias, for each row",
+    reference=layernorm_reference,
+    rungs=(layernorm_naive, layernorm_block_tree, layernorm_one_pass, layernorm_welford, layernorm_warp_per_row,
+           layernorm_registers, layernorm_persistent),
+    inputs=_inputs,
+    shape=lambda R, C: (R, C),
+    awkward=tuple({"R": R, "C": C} for R, C in ((1, 1), (3, 5), (9, 260), (6, 768), (5, 769), (2, 4096))),
+    timed_gpu={"R": 65536, "C": 4096},
+    also_gpu=({"R": 8192, "C": 384},),  # MiniLM, 64 sentences of 128 tokens
+    timed_cpu={"R": 64, "C": 768},
+    flops=lambda R, C: 8 * R * C,
+    bytes=lambda R, C: 8 * R * C,
+    tolerance=tolerance,
+    by_row=(0,),
+    rivals=(Rival("PyTorch", "torch", torch_layernorm),),
+)
+
+
+RESIDUAL = {
+    "inputs": lambda rng, R, C: (uniform(rng, R, C) + np.float32(0.75), uniform(rng, R, C), uniform(rng, C),
+                                 uniform(rng, C)),
+    "awkward": tuple({"R": R, "C": C} for R, C in ((1, 1), (3, 5), (9, 260), (6, 768), (5, 769), (2, 4096))),
+    "timed_gpu": {"R": 16384, "C": 768},
+    "timed_cpu": {"R": 64, "C": 768},
+    "flops": lambda R, C: 9 * R * C,
+}  # fmt: skip
+
+
+def residual_layernorm_reference(x, residual, weight, bias):
+    total = x.astype(np.float64) + residual
+    return np.stack([layernorm_reference(total, weight, bias), total])
+
+
+def _residual_tolerance(x, residual, weight, bias):
+    """As for layernorm, for a sum that is rounded once: to half a unit of itself."""
+    total = x + residual
+    return np.stack([tolerance(total, weight, bias), float(np.finfo(np.float32).eps) * np.abs(total)])
+
+
+def torch_add_layernorm(torch, x, residual, weight, bias, out):
+    return torch.nn.functional.layer_norm(x + residual, weight.shape, weight, bias, EPSILON)
+
+
+RESIDUAL_LAYERNORM = Op(
+    "residual_layernorm",
+    title="Residual addition and layer normalisation, the sum kept",
+    formula="out[1] = x + residual; out[0] = layernorm(out[1])",
+    reference=residual_layernorm_reference,
+    rungs=(residual_layernorm_unfused, residual_layernorm_fused),
+    shape=lambda R, C: (2, R, C),
+    bytes=lambda R, C: 16 * R * C,
+    tolerance=_residual_tolerance,
+    by_row=(),
+    **RESIDUAL,
+)
+
+ADD_LAYERNORM = Op(
+    "add_layernorm",
+    title="Residual addition and layer normalisation",
+    formula="out = layernorm(x + residual)",
+    reference=lambda x, residual, weight, bias: layernorm_reference(x.astype(np.float64) + residual, weight, bias),
+    rungs=(add_layernorm_unfused, add_layernorm_fused),
+    shape=lambda R, C: (R, C),
+    bytes=lambda R, C: 12 * R * C,
+    tolerance=lambda x, residual, weight, bias: tolerance(x + residual, weight, bias),
+    by_row=(0, 1),
+    rivals=(Rival("PyTorch", "torch", torch_add_layernorm, note="add, then layer_norm"),),
+    **RESIDUAL,
+)

@@ -1,0 +1,1 @@
+"""Softmax of rows, and fused with scale and mask."""

@@ -1,0 +1,544 @@
+"""Softmax of attention scores, scaled and masked: out = softmax(scale * scores + mask). One rung for each idea.
+
+Shapes  scores, out (B, S, S), a matrix for each sequence and head; float32, C-contiguous; any B, any S (single_read: at
+        most 16,384). lengths (N,) int32, where N divides B: how many keys each sequence has, for B / N heads each
+Work    8*B*S*S bytes, scores read once and out written once; under a causal mask 6*B*S*S, since half is not read
+Source  CUDA C++ Programming Guide; M. Shoeybi et al., "Megatron-LM" (2019), whose kernel fuses the same three steps
+
+Masks   none: each query sees all keys.  causal: query q sees the keys 0 to q.  padding: it sees the sequence's
+        `lengths` first keys.  All leave the first columns of a row, so a kernel needs one number: how many a row sees.
+A row that sees nothing comes out as zeros. (PyTorch gives NaN there, and so does the unfused chain.)
+"""
+
+import functools
+import math
+
+import numpy as np
+from numba import float32, uint32
+
+from labkit import cuda
+from labkit.device import ptx
+from labkit.kernels.arguments import MAX_GRID_YZ, check_array
+from labkit.kernels.op import Op, Rival, rung, uniform
+from labkit.kernels.reduce import NOTHING, ZERO, block_max, block_sum, warp_max, warp_sum
+from labkit.kernels.softmax.rows import softmax_block_tree_kernel
+
+BLOCK = 256
+SCALE = 0.125  # 1 / sqrt(64), for heads of 64 numbers
+CAUSAL, PADDING = uint32(1), uint32(2)  # bits of `mask`
+WARP_ROW = 1024  # the longest row that one warp holds: 32 elements a lane
+LARGEST_ROW = 16_384  # the longest that 512 threads hold
+ROWS = 4  # rows, and warps, of a block
+
+
+def masked_softmax_reference(scores, lengths=None, *, causal=False, scale=SCALE):
+    count, size, _ = scores.shape
+    query, key = np.arange(size)[:, None], np.arange(size)
+    seen = np.broadcast_to(key <= query if causal else key < size, scores.shape)
+    if lengths is not None:
+        of_matrix = np.repeat(lengths, count // len(lengths))
+        seen = seen & (key < of_matrix[:, None, None])
+    x = np.where(seen, scores.astype(np.float64) * scale, -np.inf)
+    largest = x.max(axis=-1, keepdims=True)
+    powers = np.exp(x - np.where(np.isinf(largest), 0.0, largest))
+    total = powers.sum(axis=-1, keepdims=True)
+    return powers / np.where(total == 0.0, 1.0, total)
+
+
+# --- Unfused: a kernel for each step ---------------------------------------------------------------------------------
+# The grid: x over columns, y over queries, z over matrices.
+
+
+@cuda.jit
+def scale_kernel(scores, out, scale):
+    col, row, matrix = cuda.grid(3)
+    col, row, matrix = uint32(col), uint32(row), uint32(matrix)
+    if col < scores.shape[2]:
+        out[matrix, row, col] = scores[matrix, row, col] * scale
+
+
+@cuda.jit(device=True)
+def columns_seen(row, size, lengths, sequence, mask):
+    """How many of its first columns a query sees."""
+    seen = size
+    if mask & CAUSAL:
+        seen = row + uint32(1)
+    if mask & PADDING:
+        seen = min(seen, uint32(lengths[sequence]))
+    return uint32(seen)
+
+
+@cuda.jit
+def mask_kernel(x, lengths, heads, mask):
+    col, row, matrix = cuda.grid(3)
+    col, row, matrix = uint32(col), uint32(row), uint32(matrix)
+    size = uint32(x.shape[2])
+    if col < size and col >= columns_seen(row, size, lengths, matrix // heads, mask):
+        x[matrix, row, col] = NOTHING
+
+
+@rung(kernel=(scale_kernel, mask_kernel, softmax_block_tree_kernel), idea="three kernels: scale, mask, softmax")
+def masked_softmax_unfused(scores, out, lengths=None, *, causal=False, scale=SCALE, stream=0):
+    """Each step goes through the whole array: scale from scores to out, -inf into out, softmax of out in place."""
+    grid, lengths, mask = _check(scores, out, lengths, causal)
+    count, size, _ = scores.shape
+    columns = (-(-size // BLOCK), size, count)
+    if max(columns[1:]) > MAX_GRID_YZ:
+        raise ValueError(f"scores has shape {tuple(scores.shape)}; unfused takes at most {MAX_GRID_YZ:,} on each axis")
+    scale_kernel[columns, BLOCK, stream](scores, out, np.float32(scale))
+    if mask:
+        mask_kernel[columns, BLOCK, stream](out, lengths, np.uint32(grid[0]), mask)
+    rows = out.reshape((count * size, size))
+    softmax_block_tree_kernel[count * size, BLOCK, stream, 4 * BLOCK](rows, rows)
+
+
+# --- Fused, one block a row ------------------------------------------------------------------------------------------
+# The grid: x over queries, y over the heads of a sequence, z over sequences.
+
+
+@cuda.jit
+def masked_softmax_three_read_kernel(scores, lengths, out, scale, mask):
+    partial = cuda.shared.array(32, float32)
+    row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+    matrix = uint32(cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y)
+    size, threads = uint32(scores.shape[2]), uint32(cuda.blockDim.x)
+    seen = columns_seen(row, size, lengths, uint32(cuda.blockIdx.z), mask)
+
+    largest = NOTHING
+    col = thread
+    while col < size:
+        value = scores[matrix, row, col] * scale
+        if col >= seen:
+            value = NOTHING
+        largest = max(largest, value)
+        col += threads
+    largest = block_max(largest, partial)
+
+    total = ZERO
+    col = thread
+    while col < size:
+        value = scores[matrix, row, col] * scale
+        if col >= seen:
+            value = NOTHING
+        total += math.exp(value - largest)
+        col += threads
+    total = block_sum(total, partial)
+
+    col = thread
+    while col < size:
+        value = scores[matrix, row, col] * scale
+        out[matrix, row, col] = math.exp(value - largest) / total if col < seen else ZERO
+        col += threads
+
+
+@rung(kernel=masked_softmax_three_read_kernel, idea="one kernel, one block a row: it reads the row three times")
+def masked_softmax_three_read(scores, out, lengths=None, *, causal=False, scale=SCALE, stream=0, block=BLOCK):
+    """As unfused, but in one kernel: scale and mask are worked out anew in each of three loops, and never stored."""
+    grid, lengths, mask = _check(scores, out, lengths, causal)
+    kernel = masked_softmax_three_read_kernel[(scores.shape[1], *grid), block, stream]
+    kernel(scores, lengths, out, np.float32(scale), mask)
+
+
+@cuda.jit
+def masked_softmax_bounded_kernel(scores, lengths, out, scale, mask):
+    partial = cuda.shared.array(32, float32)
+    row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+    matrix = uint32(cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y)
+    size, threads = uint32(scores.shape[2]), uint32(cuda.blockDim.x)
+    seen = columns_seen(row, size, lengths, uint32(cuda.blockIdx.z), mask)
+
+    largest = NOTHING
+    col = thread
+    while col < seen:  # not size: what the mask hides is never loaded
+        largest = max(largest, scores[matrix, row, col] * scale)
+        col += threads
+    largest = block_max(largest, partial)
+
+    total = ZERO
+    col = thread
+    while col < seen:
+        total += math.exp(scores[matrix, row, col] * scale - largest)
+        col += threads
+    total = block_sum(total, partial)
+
+    col = thread
+    while col < seen:
+        out[matrix, row, col] = math.exp(scores[matrix, row, col] * scale - largest) / total
+        col += threads
+    while col < size:
+        out[matrix, row, col] = ZERO
+        col += threads
+
+
+@rung(kernel=masked_softmax_bounded_kernel, idea="the loops end where the mask begins")
+def masked_softmax_bounded(scores, out, lengths=None, *, causal=False, scale=SCALE, stream=0, block=BLOCK):
+    """As three_read, but the loops end at the last column that the row sees: half of them, under a causal mask."""
+    grid, lengths, mask = _check(scores, out, lengths, causal)
+    kernel = masked_softmax_bounded_kernel[(scores.shape[1], *grid), block, stream]
+    kernel(scores, lengths, out, np.float32(scale), mask)
+
+
+# --- Fused, a single read --------------------------------------------------------------------------------------------
+# factor is scale * log2(e): the exponential is then 2 ** (factor * x - largest).
+
+
+@functools.cache
+def make_warp_row(vectors: int):
+    """One warp a row, rows of up to 128 * vectors elements, of which a lane holds `vectors` times four neighbours."""
+    held = 4 * vectors
+
+    @cuda.jit
+    def masked_softmax_warp_row_kernel(scores, lengths, out, factor, mask):
+        values = cuda.local.array(held, float32)
+        thread = uint32(cuda.threadIdx.x)
+        row = uint32(cuda.blockIdx.x * ROWS + (thread >> uint32(5)))
+        size = uint32(scores.shape[2])
+        if row < size:  # the same for all lanes of a warp
+            matrix = uint32(cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y)
+            first = uint32((matrix * size + row) * size)
+            mine = uint32(uint32(4) * (thread & uint32(31)))
+            seen = columns_seen(row, size, lengths, uint32(cuda.blockIdx.z), mask)
+
+            for v in range(vectors):  # all loads stand before the first use
+                col = uint32(uint32(128 * v) + mine)
+                if col < seen:
+                    a, b, c, d = ptx.load_nc4(scores, first + col)
+                    values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
+
+            largest = NOTHING
+            for i in range(held):
+                col = uint32(uint32(128 * (i // 4) + i % 4) + mine)
+                values[i] = values[i] * factor if col < seen else NOTHING
+                largest = max(largest, values[i])
+            largest = warp_max(largest)
+
+            total = ZERO
+            for i in range(held):
+                values[i] = ptx.exp2_approx(values[i] - largest)
+                total += values[i]
+            share = float32(1.0) / warp_sum(total)
+
+            for v in range(vectors):
+                col = uint32(uint32(128 * v) + mine)
+                if col < seen:
+                    ptx.store_global4(out, first + col, values[4 * v] * share, values[4 * v + 1] * share,
+                                      values[4 * v + 2] * share, values[4 * v + 3] * share)
+                elif col < size:
+                    ptx.store_global4(out, first + col, ZERO, ZERO, ZERO, ZERO)
+
+    return masked_softmax_warp_row_kernel
+
+
+@functools.cache
+def make_warp_row_unaligned(held: int):
+    """As make_warp_row, one element at a time, for rows that do not all begin at a multiple of 16 bytes."""
+
+    @cuda.jit
+    def masked_softmax_warp_row_unaligned_kernel(scores, lengths, out, factor, mask):
+        values = cuda.local.array(held, float32)
+        thread = uint32(cuda.threadIdx.x)
+        row = uint32(cuda.blockIdx.x * ROWS + (thread >> uint32(5)))
+        size = uint32(scores.shape[2])
+        if row < size:
+            matrix = uint32(cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y)
+            lane = thread & uint32(31)
+            seen = columns_seen(row, size, lengths, uint32(cuda.blockIdx.z), mask)
+
+            largest = NOTHING
+            for i in range(held):
+                col = uint32(uint32(32 * i) + lane)
+                values[i] = scores[matrix, row, col] * factor if col < seen else NOTHING
+                largest = max(largest, values[i])
+            largest = warp_max(largest)
+
+            total = ZERO
+            for i in range(held):
+                values[i] = ptx.exp2_approx(values[i] - largest)
+                total += values[i]
+            share = float32(1.0) / warp_sum(total)
+
+            for i in range(held):
+                col = uint32(uint32(32 * i) + lane)
+                if col < size:
+                    out[matrix, row, col] = values[i] * share if col < seen else ZERO
+
+    return masked_softmax_warp_row_unaligned_kernel
+
+
+@functools.cache
+def make_block_row(vectors: int):
+    """As make_warp_row, but a block holds a row; the warps' results pass through shared memory."""
+    held = 4 * vectors
+
+    @cuda.jit(launch_bounds=512)  # so that ptxas keeps to the registers that 512 threads can have
+    def masked_softmax_block_row_kernel(scores, lengths, out, factor, mask):
+        partial_largest, partial_total = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
+        values = cuda.local.array(held, float32)
+        row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+        matrix = uint32(cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y)
+        size, threads = uint32(scores.shape[2]), uint32(cuda.blockDim.x)
+        lane, warp = thread & uint32(31), thread >> uint32(5)
+        first = uint32((matrix * size + row) * size)
+        seen = columns_seen(row, size, lengths, uint32(cuda.blockIdx.z), mask)
+
+        for v in range(vectors):
+            col = uint32(uint32(4) * (uint32(v) * threads + thread))
+            if col < seen:
+                a, b, c, d = ptx.load_nc4(scores, first + col)
+                values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
+
+        largest = NOTHING
+        for i in range(held):
+            col = uint32(uint32(4) * (uint32(i // 4) * threads + thread) + uint32(i % 4))
+            values[i] = values[i] * factor if col < seen else NOTHING
+            largest = max(largest, values[i])
+        largest = warp_max(largest)
+        if lane == uint32(0):
+            partial_largest[warp] = largest
+        cuda.syncthreads()
+        inside = lane < threads >> uint32(5)
+        largest = warp_max(partial_largest[lane] if inside else NOTHING)
+
+        total = ZERO
+        for i in range(held):
+            values[i] = ptx.exp2_approx(values[i] - largest)
+            total += values[i]
+        total = warp_sum(total)
+        if lane == uint32(0):
+            partial_total[warp] = total
+        cuda.syncthreads()
+        share = float32(1.0) / warp_sum(partial_total[lane] if inside else ZERO)
+
+        for v in range(vectors):
+            col = uint32(uint32(4) * (uint32(v) * threads + thread))
+            if col < seen:
+                ptx.store_global4(out, first + col, values[4 * v] * share, values[4 * v + 1] * share,
+                                  values[4 * v + 2] * share, values[4 * v + 3] * share)
+            elif col < size:
+                ptx.store_global4(out, first + col, ZERO, ZERO, ZERO, ZERO)
+
+    return masked_softmax_block_row_kernel
+
+
+@functools.cache
+def make_block_row_unaligned(held: int):
+    """As make_block_row, one element at a time, for rows that do not all begin at a multiple of 16 bytes."""
+
+    @cuda.jit(launch_bounds=512)
+    def masked_softmax_block_row_unaligned_kernel(scores, lengths, out, factor, mask):
+        partial_largest, partial_total = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
+        values = cuda.local.array(held, float32)
+        row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+        matrix = uint32(cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y)
+        size, threads = uint32(scores.shape[2]), uint32(cuda.blockDim.x)
+        lane, warp = thread & uint32(31), thread >> uint32(5)
+        seen = columns_seen(row, size, lengths, uint32(cuda.blockIdx.z), mask)
+
+        largest = NOTHING
+        for i in range(held):
+            col = uint32(uint32(i) * threads + thread)
+            values[i] = scores[matrix, row, col] * factor if col < seen else NOTHING
+            largest = max(largest, values[i])
+        largest = warp_max(largest)
+        if lane == uint32(0):
+            partial_largest[warp] = largest
+        cuda.syncthreads()
+        inside = lane < threads >> uint32(5)
+        largest = warp_max(partial_largest[lane] if inside else NOTHING)
+
+        total = ZERO
+        for i in range(held):
+            values[i] = ptx.exp2_approx(values[i] - largest)
+            total += values[i]
+        total = warp_sum(total)
+        if lane == uint32(0):
+            partial_total[warp] = total
+        cuda.syncthreads()
+        share = float32(1.0) / warp_sum(partial_total[lane] if inside else ZERO)
+
+        for i in range(held):
+            col = uint32(uint32(i) * threads + thread)
+            if col < size:
+                out[matrix, row, col] = values[i] * share if col < seen else ZERO
+
+    return masked_softmax_block_row_unaligned_kernel
+
+
+# In this order: rows of up to 512, up to 1,024, and longer ones
+ALIGNED = (make_warp_row(4), make_warp_row(8), make_block_row(8))
+UNALIGNED = (make_warp_row_unaligned(16), make_warp_row_unaligned(32), make_block_row_unaligned(32))
+
+
+@rung(kernel=(*ALIGNED, *UNALIGNED), idea="the row in registers: what the row sees is read once, 128 bits at a time")
+def masked_softmax_single_read(scores, out, lengths=None, *, causal=False, scale=SCALE, stream=0):
+    """As bounded, but the row is read once and stays in registers: of a warp up to 1,024 columns, of a block above.
+
+    Loads and stores move four elements at a time, if S is a multiple of four.
+    """
+    grid, lengths, mask = _check(scores, out, lengths, causal)
+    size = scores.shape[1]
+    if size > LARGEST_ROW:
+        raise ValueError(f"scores has rows of {size:,}; single_read keeps a row in registers, at most {LARGEST_ROW:,}")
+    kernels = UNALIGNED if size % 4 else ALIGNED
+    factor = np.float32(scale * math.log2(math.e))
+    if size <= WARP_ROW:
+        kernel, rows, threads = kernels[0 if size <= WARP_ROW // 2 else 1], -(-size // ROWS), 32 * ROWS
+    else:
+        kernel, rows, threads = kernels[2], size, next(t for t in (64, 128, 256, 512) if 32 * t >= size)
+    kernel[(rows, *grid), threads, stream](scores, lengths, out, factor, mask)
+
+
+# --- What the launchers share ----------------------------------------------------------------------------------------
+
+
+def _check(scores, out, lengths, causal):
+    """The grid's y and z (heads, sequences), an array of lengths, and the mask's bits."""
+    check_array("scores", scores, ndim=3)
+    count, size, columns = scores.shape
+    if size != columns:
+        raise ValueError(f"scores has shape {tuple(scores.shape)}; its last two axes, queries and keys, must be equal")
+    check_array("out", out, shape=scores.shape)
+    mask = CAUSAL if causal else uint32(0)
+    sequences = count
+    if lengths is not None:
+        check_array("lengths", lengths, ndim=1, dtype=np.int32)
+        sequences = lengths.size
+        if count % sequences:
+            raise ValueError(f"lengths has {sequences} elements and scores {count} matrices; the matrices must be a "
+                             f"multiple of the lengths")
+        mask |= PADDING
+    heads = count // sequences
+    if max(heads, sequences) > MAX_GRID_YZ:
+        raise ValueError(f"scores has {sequences:,} sequences of {heads:,} heads; at most {MAX_GRID_YZ:,} are allowed")
+    return (heads, sequences), _no_lengths() if lengths is None else lengths, np.uint32(mask)
+
+
+@functools.cache
+def _no_lengths():
+    """Stands in for the lengths where there is no padding; no kernel reads it."""
+    return cuda.to_device(np.zeros(1, np.int32))
+
+
+LAUNCHERS = (masked_softmax_unfused, masked_softmax_three_read, masked_softmax_bounded, masked_softmax_single_read)
+
+
+def _bound(launch, prefix: str, causal: bool, padded: bool):
+    """The launcher with its mask chosen, called as an Op calls it: inputs, then out."""
+    if padded:
+        def bound(scores, lengths, out, stream=0):
+            launch(scores, out, lengths, causal=causal, stream=stream)
+    else:
+        def bound(scores, out, stream=0):
+            launch(scores, out, causal=causal, stream=stream)
+    bound.__name__ = bound.__qualname__ = launch.__name__.replace("masked_softmax", prefix)
+    bound.__doc__ = launch.__doc__
+    return rung(kernel=launch.kernel, idea=launch.idea)(bound)
+
+
+def _tolerance(causal: bool):
+    def tolerance(scores, lengths=None):
+        """As in softmax, with one rounding more: that of scale * x, eps/2 of its own size."""
+        lengths = None if lengths is None else lengths.astype(np.int64)
+        truth = masked_softmax_reference(scores, lengths, causal=causal)
+        x = scores * SCALE
+        below = x.max(axis=-1, keepdims=True) - x
+        roundings = 6 + below + 2 * np.abs(x).max(axis=-1, keepdims=True) + np.sqrt(x.shape[-1])
+        return float(np.finfo(np.float32).eps) * roundings * truth + float(np.finfo(np.float32).tiny)
+
+    return tolerance
+
+
+def unfused_by_library(causal: bool):
+    """Scale, mask, softmax as a library does them, each with a result of its own; the mask is made before."""
+    def rival(xp, scores, *rest):
+        *lengths, out = rest
+        mask = _mask(xp, scores.shape, causal, lengths[0] if lengths else None)
+        x = scores * SCALE
+        if mask is not None:
+            x = x + mask
+        if xp.__name__ == "torch":
+            xp.softmax(x, dim=-1, out=out)
+            return
+        xp.exp(x - x.max(axis=-1, keepdims=True), out=out)
+        xp.divide(out, out.sum(axis=-1, keepdims=True), out=out)
+
+    return rival
+
+
+def _compiled_rival(causal: bool):
+    def rival(torch, scores, *rest):
+        *lengths, _ = rest
+        mask = _mask(torch, scores.shape, causal, lengths[0] if lengths else None)
+        return _compiled(torch, mask is not None)(scores, mask)
+
+    return rival
+
+
+@functools.cache
+def _compiled(torch, masked: bool):
+    if masked:
+        return torch.compile(lambda scores, mask: torch.softmax(scores * SCALE + mask, dim=-1), dynamic=False)
+    return torch.compile(lambda scores, _: torch.softmax(scores * SCALE, dim=-1), dynamic=False)
+
+
+_masks = {}  # (library, causal) -> the shape, the lengths and the mask of the last call
+
+
+def _mask(xp, shape, causal, lengths):
+    """0 where a score counts and -inf where it does not, for the library's own addition; None if all count."""
+    if not causal and lengths is None:
+        return None
+    key = (xp.__name__, causal)
+    known = _masks.get(key)
+    if known is None or known[0] != tuple(shape) or known[1] is not lengths:
+        where = {"device": "cuda"} if xp.__name__ == "torch" else {}
+        keys = xp.arange(shape[-1], **where)
+        hidden = keys > keys[:, None] if causal else keys >= lengths[:, None, None]
+        mask = xp.zeros(hidden.shape, dtype=xp.float32, **where)
+        mask[hidden] = -math.inf
+        known = _masks[key] = (tuple(shape), lengths, mask)
+    return known[2]
+
+
+def _lengths(rng, count, size):
+    """From 1 to S; the first sequence is whole."""
+    lengths = rng.integers(1, size + 1, count).astype(np.int32)
+    lengths[0] = size
+    return lengths
+
+
+def _scores(rng, count, size):
+    return 40 * uniform(rng, count, size, size)  # from -60 to 60, as q . k of 64 numbers each can be
+
+
+def _op(name: str, title: str, formula: str, causal: bool, padded: bool):
+    half = causal or padded  # read, on average
+    return Op(
+        f"masked_softmax_{name}",
+        title=title,
+        formula=formula,
+        reference=functools.partial(masked_softmax_reference, causal=causal),
+        rungs=tuple(_bound(launch, name, causal, padded) for launch in LAUNCHERS),
+        inputs=(lambda rng, B, S: (_scores(rng, B, S), _lengths(rng, B, S))) if padded
+        else (lambda rng, B, S: (_scores(rng, B, S),)),
+        shape=lambda B, S: (B, S, S),
+        awkward=tuple({"B": B, "S": S} for B, S in
+                      ((1, 1), (3, 5), (2, 64), (2, 131), (1, 516), (1, 1023), (1, 1028), (1, 1030))),
+        timed_gpu={"B": 64, "S": 1024},
+        timed_cpu={"B": 1, "S": 256},
+        flops=lambda B, S: (3 if half else 6) * B * S * S,  # product, maximum, difference, exponential, sum, product
+        bytes=lambda B, S: 4 * B * S * S + (2 * B * S * (S + 1) if half else 4 * B * S * S),
+        tolerance=_tolerance(causal),
+        by_row=(0, 1) if padded else (0,),
+        rival=unfused_by_library(causal),
+        rival_note="scale, mask, softmax" if half else "scale, softmax",
+        rivals=(Rival("torch.compile", "torch", _compiled_rival(causal)),),
+        also_gpu=({"B": 1, "S": 512}, {"B": 1, "S": 1024}),
+    )
+
+
+MASKED_SOFTMAX_NONE = _op("none", "Scaled softmax of attention scores", "out = softmax(scale * scores)", False, False)
+MASKED_SOFTMAX_CAUSAL = _op("causal", "Scaled softmax of attention scores, causal mask",
+                            "out = softmax(scale * scores + mask), mask[q, k] = -inf where k > q", True, False)
+MASKED_SOFTMAX_PADDING = _op("padding", "Scaled softmax of attention scores, padding mask",
+                             "out = softmax(scale * scores + mask), mask[q, k] = -inf where k >= length", False, True)

@@ -1,0 +1,379 @@
+"""Softmax of each row, out = exp(x - max) / sum of exp(x - max). One rung for each idea, slowest first.
+
+Shapes  x, out (R, C); float32, C-contiguous; any sizes (vectorized: at most 16,384 columns)
+Work    about 4*R*C operations and R*C exponentials; 8*R*C bytes, x read once and out written once
+Source  M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax" (2018); CUDA C++ Programming Guide
+
+The maximum is subtracted so that no exponential is larger than 1: exp(89) is beyond float32. A row that holds nothing
+but -inf has no softmax and comes out as NaN, as it does in PyTorch.
+"""
+
+import functools
+import math
+
+import numpy as np
+from numba import float32, uint32
+
+from labkit import cuda
+from labkit.device import ptx
+from labkit.kernels.arguments import check_array
+from labkit.kernels.libraries import triton_softmax
+from labkit.kernels.op import Op, Rival, rung, uniform
+from labkit.kernels.reduce import (
+    ALL_LANES,
+    NOTHING,
+    ZERO,
+    block_reduce_max,
+    block_reduce_sum,
+    check_tree_block,
+    warp_max,
+    warp_sum,
+)
+
+BLOCK = 256
+WARPS = BLOCK // 32
+LOG2_E = float32(math.log2(math.e))
+LOWEST = float32(np.finfo(np.float32).min)  # the smallest finite number: -inf minus itself would be NaN
+LARGEST_ROW = 16_384  # 512 threads with 32 elements each
+
+
+def softmax_reference(x):
+    x = x.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        powers = np.exp(x - x.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
+
+
+# --- One thread a row, one block a row, one warp a row ---------------------------------------------------------------
+
+
+@cuda.jit
+def softmax_naive_kernel(x, out):
+    row = uint32(cuda.grid(1))
+    if row < x.shape[0]:
+        cols = uint32(x.shape[1])
+        largest = NOTHING
+        col = uint32(0)
+        while col < cols:
+            largest = max(largest, x[row, col])
+            col += uint32(1)
+        total = ZERO
+        col = uint32(0)
+        while col < cols:
+            power = math.exp(x[row, col] - largest)
+            out[row, col] = power
+            total += power
+            col += uint32(1)
+        col = uint32(0)
+        while col < cols:
+            out[row, col] /= total
+            col += uint32(1)
+
+
+@rung(kernel=softmax_naive_kernel, idea="one thread a row: three loops")
+def softmax_naive(x, out, stream=0, block=BLOCK):
+    """One thread takes a row: the largest, then the exponentials and their sum, then the quotients."""
+    rows, _ = _check(x, out)
+    softmax_naive_kernel[-(-rows // block), block, stream](x, out)
+
+
+@cuda.jit
+def softmax_block_tree_kernel(x, out):
+    shared = cuda.shared.array(0, float32)  # one place for each thread; the launch says how many
+    row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+    threads, cols = uint32(cuda.blockDim.x), uint32(x.shape[1])
+
+    largest = NOTHING
+    col = thread
+    while col < cols:
+        largest = max(largest, x[row, col])
+        col += threads
+    largest = block_reduce_max(largest, shared)
+
+    total = ZERO
+    col = thread
+    while col < cols:
+        power = math.exp(x[row, col] - largest)
+        out[row, col] = power
+        total += power
+        col += threads
+    total = block_reduce_sum(total, shared)
+
+    col = thread
+    while col < cols:
+        out[row, col] /= total
+        col += threads
+
+
+@rung(kernel=softmax_block_tree_kernel, idea="one block a row: two trees in shared memory")
+def softmax_block_tree(x, out, stream=0, block=BLOCK):
+    """As naive, but a block shares a row: neighbours read neighbours, and two trees join what the threads found."""
+    rows, _ = _check(x, out)
+    check_tree_block(block)
+    softmax_block_tree_kernel[rows, block, stream, 4 * block](x, out)
+
+
+@cuda.jit
+def softmax_warp_kernel(x, out):
+    thread = uint32(cuda.threadIdx.x)
+    row = uint32(uint32(cuda.blockIdx.x) * uint32(WARPS) + (thread >> uint32(5)))
+    if row < x.shape[0]:  # the same for all lanes of a warp
+        cols, lane = uint32(x.shape[1]), thread & uint32(31)
+
+        largest = NOTHING
+        col = lane
+        while col < cols:
+            largest = max(largest, x[row, col])
+            col += uint32(32)
+        largest = warp_max(largest)
+
+        total = ZERO
+        col = lane
+        while col < cols:
+            total += math.exp(x[row, col] - largest)
+            col += uint32(32)
+        total = warp_sum(total)
+
+        scale = float32(1.0) / total
+        col = lane
+        while col < cols:
+            out[row, col] = math.exp(x[row, col] - largest) * scale
+            col += uint32(32)
+
+
+@rung(kernel=softmax_warp_kernel, idea="one warp a row: ten shuffles")
+def softmax_warp(x, out, stream=0):
+    """As block_tree, but a warp shares a row and its lanes exchange by shuffles: no shared memory, no barrier.
+
+    It computes each exponential twice and does not keep it in out: arithmetic is cheaper than writing and reading.
+    """
+    rows, _ = _check(x, out)
+    softmax_warp_kernel[-(-rows // WARPS), BLOCK, stream](x, out)
+
+
+# --- Online: the largest and the sum in one pass ---------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def merge(largest, total, other_largest, other_total):
+    """Two parts of a row, each with its largest element and its sum of exp(x - largest) -> the same of both.
+
+    The part with the smaller maximum is measured against the larger one: exp(x - M) = exp(x - m) * exp(m - M).
+    """
+    together = max(largest, other_largest)
+    return together, total * math.exp(largest - together) + other_total * math.exp(other_largest - together)
+
+
+@cuda.jit(device=True)
+def warp_merge(largest, total):
+    """Largest element and sum over the lanes of a warp, in every lane: five times two shuffles."""
+    for distance in (16, 8, 4, 2, 1):
+        other_largest = cuda.shfl_xor_sync(ALL_LANES, largest, distance)
+        other_total = cuda.shfl_xor_sync(ALL_LANES, total, distance)
+        largest, total = merge(largest, total, other_largest, other_total)
+    return largest, total
+
+
+@cuda.jit
+def softmax_online_kernel(x, out):
+    partial_largest, partial_total = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
+    row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+    threads, cols = uint32(cuda.blockDim.x), uint32(x.shape[1])
+    lane, warp = thread & uint32(31), thread >> uint32(5)
+
+    largest, total = LOWEST, ZERO  # finite, so that -inf in a row is 0 and not NaN
+    col = thread
+    while col < cols:
+        value = x[row, col]
+        if value > largest:
+            total *= math.exp(largest - value)  # what came before is measured against the new maximum
+            largest = value
+        total += math.exp(value - largest)
+        col += threads
+
+    largest, total = warp_merge(largest, total)
+    if lane == uint32(0):
+        partial_largest[warp], partial_total[warp] = largest, total
+    cuda.syncthreads()
+    inside = lane < threads >> uint32(5)
+    largest, total = warp_merge(partial_largest[lane] if inside else LOWEST, partial_total[lane] if inside else ZERO)
+
+    scale = float32(1.0) / total
+    col = thread
+    while col < cols:
+        out[row, col] = math.exp(x[row, col] - largest) * scale
+        col += threads
+
+
+@rung(kernel=softmax_online_kernel, idea="one block a row: the largest and the sum in one pass")
+def softmax_online(x, out, stream=0):
+    """As warp, but in two passes instead of three: a running maximum, and a running sum that is corrected with it.
+
+    A block shares a row again, since a thread now has to hold more rows' worth of bytes in flight.
+    """
+    rows, _ = _check(x, out)
+    softmax_online_kernel[rows, BLOCK, stream](x, out)
+
+
+# --- Vectorized: the row stays in registers --------------------------------------------------------------------------
+
+
+@functools.cache
+def make_softmax_vectorized(vectors: int):
+    """A kernel whose threads hold `vectors` times four neighbours each: registers are sized at compile time."""
+    held = 4 * vectors
+
+    @cuda.jit(launch_bounds=512)  # so that ptxas keeps to the registers that 512 threads can have
+    def softmax_vectorized_kernel(x, out):
+        partial_largest, partial_total = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
+        values = cuda.local.array(held, float32)
+        row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+        threads, cols = uint32(cuda.blockDim.x), uint32(x.shape[1])
+        lane, warp = thread & uint32(31), thread >> uint32(5)
+        first = uint32(row * cols)
+
+        for v in range(vectors):  # every load stands before the first use
+            col = uint32(uint32(4) * (uint32(v) * threads + thread))
+            if col < cols:
+                a, b, c, d = ptx.load_nc4(x, first + col)
+            else:
+                a = b = c = d = NOTHING
+            values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
+
+        largest = NOTHING
+        for i in range(held):
+            largest = max(largest, values[i])
+        largest = warp_max(largest)
+        if lane == uint32(0):
+            partial_largest[warp] = largest
+        cuda.syncthreads()
+        inside = lane < threads >> uint32(5)
+        largest = warp_max(partial_largest[lane] if inside else NOTHING)
+
+        total = ZERO
+        for i in range(held):
+            values[i] = ptx.exp2_approx((values[i] - largest) * LOG2_E)  # exp(x) = 2 ** (x * log2(e))
+            total += values[i]
+        total = warp_sum(total)
+        if lane == uint32(0):
+            partial_total[warp] = total  # an array of its own: no barrier has to protect partial_largest
+        cuda.syncthreads()
+        total = warp_sum(partial_total[lane] if inside else ZERO)
+
+        scale = float32(1.0) / total
+        for v in range(vectors):
+            col = uint32(uint32(4) * (uint32(v) * threads + thread))
+            if col < cols:
+                ptx.store_global4(out, first + col, values[4 * v] * scale, values[4 * v + 1] * scale,
+                                  values[4 * v + 2] * scale, values[4 * v + 3] * scale)
+
+    return softmax_vectorized_kernel
+
+
+@functools.cache
+def make_softmax_in_registers(held: int):
+    """As make_softmax_vectorized, one element at a time: for rows that do not begin at a multiple of 16 bytes."""
+
+    @cuda.jit(launch_bounds=512)
+    def softmax_in_registers_kernel(x, out):
+        partial_largest, partial_total = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
+        values = cuda.local.array(held, float32)
+        row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+        threads, cols = uint32(cuda.blockDim.x), uint32(x.shape[1])
+        lane, warp = thread & uint32(31), thread >> uint32(5)
+
+        largest = NOTHING
+        for i in range(held):
+            col = uint32(uint32(i) * threads + thread)
+            values[i] = x[row, col] if col < cols else NOTHING
+            largest = max(largest, values[i])
+        largest = warp_max(largest)
+        if lane == uint32(0):
+            partial_largest[warp] = largest
+        cuda.syncthreads()
+        inside = lane < threads >> uint32(5)
+        largest = warp_max(partial_largest[lane] if inside else NOTHING)
+
+        total = ZERO
+        for i in range(held):
+            values[i] = ptx.exp2_approx((values[i] - largest) * LOG2_E)
+            total += values[i]
+        total = warp_sum(total)
+        if lane == uint32(0):
+            partial_total[warp] = total
+        cuda.syncthreads()
+        total = warp_sum(partial_total[lane] if inside else ZERO)
+
+        scale = float32(1.0) / total
+        for i in range(held):
+            col = uint32(uint32(i) * threads + thread)
+            if col < cols:
+                out[row, col] = values[i] * scale
+
+    return softmax_in_registers_kernel
+
+
+VECTORS = 8  # four-element vectors a thread holds at most: 32 registers
+softmax_vectorized_kernel = make_softmax_vectorized(VECTORS)
+softmax_in_registers_kernel = make_softmax_in_registers(4 * VECTORS)
+
+
+@rung(kernel=(softmax_vectorized_kernel, softmax_in_registers_kernel), idea="the row in registers: read once, 128 bits")
+def softmax_vectorized(x, out, stream=0):
+    """As online, but the row is read once, four elements at a time, and stays in the registers of its block.
+
+    The exponential is ex2.approx, the one that the hardware has, of the argument times log2(e). Rows whose length is no
+    multiple of four are read element by element.
+    """
+    rows, cols = _check(x, out)
+    if cols > LARGEST_ROW:
+        raise ValueError(f"x has {cols:,} columns; vectorized keeps a row in registers: {LARGEST_ROW:,} at most")
+    threads = next(t for t in (32, 64, 128, 256, 512) if 4 * VECTORS * t >= cols)
+    kernel = softmax_in_registers_kernel if cols % 4 else softmax_vectorized_kernel
+    kernel[rows, threads, stream](x, out)
+
+
+def _check(x, out):
+    check_array("x", x, ndim=2)
+    check_array("out", out, shape=x.shape)
+    return x.shape
+
+
+def softmax_tolerance(x):
+    """The exponent x - max is rounded: a relative error of eps/2 * |x - max|. To that come the exponential (2 roundings
+    and a half ulp), the quotient (2), and a sum of C positive numbers, whose roundings grow like sqrt(C). Allowed is
+    twice that. Below 2^-126 a float32 may be flushed to zero.
+    """
+    below = x.max(axis=-1, keepdims=True) - x
+    roundings = 6 + below + np.sqrt(x.shape[-1])
+    return float(np.finfo(np.float32).eps) * roundings * softmax_reference(x) + float(np.finfo(np.float32).tiny)
+
+
+def _rival(xp, x, out):
+    if xp.__name__ == "torch":
+        xp.softmax(x, dim=1, out=out)
+        return
+    xp.subtract(x, x.max(axis=1, keepdims=True), out=out)
+    xp.exp(out, out=out)
+    xp.divide(out, out.sum(axis=1, keepdims=True), out=out)
+
+
+SOFTMAX = Op(
+    "softmax",
+    title="Softmax of each row",
+    formula="out[row, col] = exp(x[row, col] - max) / sum over c of exp(x[row, c] - max), max of the row",
+    reference=softmax_reference,
+    rungs=(softmax_naive, softmax_block_tree, softmax_warp, softmax_online, softmax_vectorized),
+    inputs=lambda rng, R, C: (8 * uniform(rng, R, C),),  # from -12 to 12: the exponentials differ
+    shape=lambda R, C: (R, C),
+    awkward=tuple({"R": R, "C": C} for R, C in
+                  ((1, 1), (3, 5), (33, 31), (9, 32), (1, 257), (7, 1000), (2, 4099), (3, 8192))),
+    timed_gpu={"R": 8192, "C": 8192},
+    timed_cpu={"R": 128, "C": 1024},
+    flops=lambda R, C: 5 * R * C,  # maximum, difference, exponential, sum, product
+    bytes=lambda R, C: 8 * R * C,
+    tolerance=softmax_tolerance,
+    by_row=(0,),
+    rival=_rival,
+    rivals=(Rival("Triton", "triton", triton_softmax),),
+)

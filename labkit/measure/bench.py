@@ -1,0 +1,411 @@
+"""`labkit bench`: times every rung of every operation and its rivals, prints the ladders, writes what it found.
+
+    labkit bench matmul
+    python3 -m labkit.measure.bench all --out DIR        the same without an install, from the repository's root
+
+On a GPU the measurements are merged into data/measurements/<gpu>.json, which README, lessons and plots quote. Without
+one they go to build/bench/<device>.json and never into data/measurements: a CPU device's time is not a GPU's. The plots
+go to build/bench/. With --out everything goes there: a directory, or a file that ends in .json (then no plots).
+A run of all ends with the table of labkit.measure.targets: what the kernels have to reach beside the libraries.
+data/measurements/README.md describes the JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from labkit import cuda, device, measure
+from labkit._common import paths
+from labkit._common.tables import number, size_text, to_markdown
+from labkit.measure import Ladder, roofline, targets, time_graph, time_host, time_kernel, time_launch
+from labkit.measure.ops import HOMES, op
+
+SCHEMA = 1
+BUILD = paths.REPOSITORY / "build" / "bench"
+BLOCK_SHAPES = ((1024, 1, 1), (256, 4, 1), (128, 8, 1), (64, 16, 1), (32, 32, 1), (32, 8, 4), (16, 8, 8), (8, 8, 16),
+                (4, 16, 16), (2, 16, 32), (1, 16, 64), (1, 1024, 1), (256, 1, 1), (64, 4, 1), (32, 8, 1), (8, 8, 4),
+                (4, 4, 4))
+
+
+# --- Series: one quantity over a range, for the lessons --------------------------------------------------------------
+
+
+def vector_add_sizes(exponents=None, budget_s: float = 0.08) -> dict:
+    """Vector addition over n = 2^10 ... : the kernel alone, called from Python, with its three copies, and NumPy.
+
+    kernel_ms: CUDA events (the CPU device: wall clock). call_ms: wall clock of launch and synchronise. with_copies_ms:
+    a and b to the device, the kernel, the result back, pageable memory, buffers allocated before.
+    """
+    from labkit.kernels.elementwise import vector_add_per_thread
+
+    exponents = exponents or device.pick(gpu=range(10, 29), cpu=range(10, 21, 2))
+    series = {"n": [], "kernel_ms": [], "call_ms": [], "with_copies_ms": [], "numpy_ms": []}
+    rng = np.random.default_rng(0)
+    limits = {"budget_s": budget_s, "min_runs": 3, "max_runs": 50}
+    for n in measure.steps("vector_add over sizes", [2**e for e in exponents]):
+        a, b = rng.random(n, dtype=np.float32), rng.random(n, dtype=np.float32)
+        out = np.empty_like(a)
+        d_a, d_b, d_out = cuda.to_device(a), cuda.to_device(b), cuda.device_array(n, np.float32)
+
+        def call(d_a=d_a, d_b=d_b, d_out=d_out):
+            vector_add_per_thread(d_a, d_b, d_out)
+
+        def with_copies(a=a, b=b, out=out, d_a=d_a, d_b=d_b, d_out=d_out, call=call):
+            d_a.copy_to_device(a)
+            d_b.copy_to_device(b)
+            call()
+            d_out.copy_to_host(out)
+
+        series["n"].append(n)
+        series["kernel_ms"].append(time_kernel(call, **limits).p50)
+        series["call_ms"].append(time_host(call, after=cuda.synchronize, **limits).p50)
+        series["with_copies_ms"].append(time_host(with_copies, after=cuda.synchronize, **limits).p50)
+        series["numpy_ms"].append(time_host(lambda a=a, b=b, out=out: np.add(a, b, out=out), **limits).p50)
+    return measure.stamped(series)
+
+
+def volume_add_block_shapes(size: dict | None = None, shapes=BLOCK_SHAPES, budget_s: float = 0.1) -> dict:
+    """The 3D volume addition over shapes of its block."""
+    volume_add = op("volume_add")
+    launcher = volume_add.rung("volume_add_3d")
+    size = size or device.pick(gpu=volume_add.timed_gpu, cpu={"nx": 64, "ny": 64, "nz": 64})
+    arrays = [cuda.to_device(array) for array in volume_add.inputs(np.random.default_rng(0), **size)]
+    out = cuda.device_array(volume_add.shape(**size), np.float32)
+    times = []
+    for block in measure.steps("volume_add over block shapes", list(shapes)):
+        timing = time_kernel(lambda block=block: launcher(*arrays, out, block=block), budget_s=budget_s, max_runs=50)
+        times.append(timing.p50)
+    return measure.stamped({
+        "blocks": [list(block) for block in shapes], "ms": times, "size": size,
+        "gbs": [volume_add.bytes(**size) / ms / 1e6 for ms in times] if device.on_gpu() else None,
+        "limit": roofline.limits().bandwidth_gbs,
+    })
+
+
+def matmul_sizes(sizes=None, budget_s: float = 0.12) -> dict:
+    """The first rungs of the matrix product, the fastest and its rivals over square sizes. Each result is checked."""
+    matmul = op("matmul")
+    sizes = sizes or device.pick(gpu=(256, 512, 1024, 2048, 4096), cpu=(32, 64, 96, 128))
+    rungs = ["matmul_naive", "matmul_coalesced", "matmul_tiled", "matmul_tiled_32", "matmul_pipelined"]
+    if not device.on_gpu():
+        rungs.pop()  # its tile is larger than these sizes
+    ladders = [measure.ladder(matmul, {"M": s, "N": s, "K": s}, rungs=rungs, budget_s=budget_s) for s in sizes]
+    everywhere = set.intersection(*({row.name for row in one.rows} for one in ladders))
+    lines = [{"name": row.name, "kind": row.kind, "ms": [one.row(row.name).timing.p50 for one in ladders],
+              "rate": [one.row(row.name).tflops for one in ladders]}
+             for row in ladders[0].rows if row.name in everywhere]
+    return measure.stamped({"op": "matmul", "title": matmul.title, "x": list(sizes), "x_label": "M = N = K",
+                            "lines": lines,
+                            "unit": "TFLOP/s", "limit": roofline.limits().fp32_tflops, "limit_name": "float32 peak"})
+
+
+def launch_overhead(n: int = 1024) -> dict:
+    """What one launch of a tiny kernel costs: through the launcher, bound once, in a graph; and torch.add."""
+    from labkit.kernels.elementwise import vector_add_per_thread, vector_add_per_thread_kernel
+
+    a, b, out = (cuda.to_device(np.ones(n, np.float32)) for _ in range(3))
+    bound = vector_add_per_thread_kernel[-(-n // 256), 256]
+    series = {
+        "n": n,
+        "launcher_us": 1000 * time_launch(lambda: vector_add_per_thread(a, b, out)).p50,
+        "bound_us": 1000 * time_launch(lambda: bound(a, b, out)).p50,
+        "graph_us": None,
+        "torch_us": None,
+    }
+    graph = time_graph(lambda stream: vector_add_per_thread(a, b, out, stream=stream), launches=100)
+    if graph is not None:
+        series["graph_us"] = 1000 * graph.p50
+    torch = measure.import_rival("torch") if device.on_gpu() else None
+    if torch is not None:
+        x, y, z = (torch.ones(n, device="cuda") for _ in range(3))
+
+        def add():
+            torch.add(x, y, out=z)
+
+        add()
+        torch.cuda.synchronize()
+        times = []
+        for _ in range(10):
+            begin = time.perf_counter()
+            for _ in range(200):
+                add()
+            torch.cuda.synchronize()
+            times.append(1e6 * (time.perf_counter() - begin) / 200)
+        series["torch_us"] = float(np.median(times))
+    return measure.stamped(series)
+
+
+def copies() -> dict:
+    """Copies between host and device, pageable and pinned."""
+    return measure.stamped(measure.time_copy(device.pick(gpu=2**28, cpu=2**24)))
+
+
+def _taken(name: str, home: str = "libraries") -> Callable[[], dict | None]:
+    """A series that another module takes, which is imported then."""
+    return lambda: getattr(importlib.import_module(f"labkit.measure.series.{home}"), name)()
+
+
+def three_languages() -> dict | None:
+    """One job in three languages. A recording that has cuTile in it is not replaced by one without."""
+    taken = _taken("three_languages")()
+    try:
+        known = measure.recorded_series("three_languages", device.name())
+    except ValueError:  # nothing is recorded for this GPU
+        known = None
+    if taken is not None and taken["cutile"] and known is not None and not known["cutile"]:
+        print(f"three_languages: the recorded one is kept. {taken['cutile']}", file=sys.stderr)
+        return None
+    return taken
+
+
+# Series -> the operation it belongs to, and the function that takes it; None where it cannot be taken here.
+SERIES: dict[str, tuple[str, Callable[[], dict | None]]] = {
+    "vector_add_sizes": ("vector_add", vector_add_sizes),
+    "launch_overhead": ("vector_add", launch_overhead),
+    "copies": ("vector_add", copies),
+    "volume_add_block_shapes": ("volume_add", volume_add_block_shapes),
+    "matmul_sizes": ("matmul", matmul_sizes),
+    "cold_start": ("bias_gelu_add", _taken("cold_start", "overheads")),
+    "copy_sizes": ("bias_gelu_add", _taken("copy_sizes", "overheads")),
+    "launch_sizes": ("bias_gelu_add", _taken("launch_sizes", "overheads")),
+    "fair_baseline": ("bias_gelu_add", _taken("fair_baseline", "overheads")),
+    "trace": ("bias_gelu_add", _taken("trace", "overheads")),
+    "library_products": ("matmul", _taken("products")),
+    "bf16_projection": ("matmul", _taken("projection")),
+    "softmax_check": ("softmax", _taken("softmax_check")),
+    "softmax_rows": ("softmax", _taken("softmax_rows")),
+    "softmax_cpu": ("softmax", _taken("softmax_cpu", "softmax")),
+    "memory_latency": ("softmax", _taken("memory_latency", "softmax")),
+    "masked_softmax_sizes": ("masked_softmax_causal", _taken("masked_softmax_sizes", "softmax")),
+    "attention_sizes": ("attention", _taken("attention_sizes", "attention")),
+    "attention_keys": ("attention", _taken("attention_keys", "attention")),
+    "attention_passes": ("attention", _taken("attention_passes", "attention")),
+    "generation": ("attention_cached", _taken("generation", "generation")),
+    "cache_curve": ("attention_cached", _taken("cache_curve", "generation")),
+    "step_launches": ("attention_cached", _taken("step_launches", "generation")),
+    "block_calls": ("gpt2_block", _taken("block_calls", "gpt2_block")),
+    "three_languages": ("vector_add", three_languages),
+    "tile_sizes": ("vector_add", _taken("tile_sizes")),
+    "tile_hints": ("softmax", _taken("tile_hints")),
+}
+QUICK = {
+    "vector_add_sizes": lambda: vector_add_sizes(exponents=(10, 14), budget_s=0.01),
+    "volume_add_block_shapes": lambda: volume_add_block_shapes({"nx": 16, "ny": 16, "nz": 16}, ((16, 8, 8), (4, 4, 4)),
+                                                               budget_s=0.01),
+    "matmul_sizes": lambda: matmul_sizes((16, 32), budget_s=0.01),
+}
+
+
+# --- Running ---------------------------------------------------------------------------------------------------------
+
+
+def run(name: str = "all", *, quick: bool = False, show: Callable[[object], None] = print,
+        keep: Callable[[dict], object] | None = None) -> dict:
+    """Measures one operation with its series, one series, or all, and returns the measurements. `show` is given each
+    ladder as it is done, `keep` all that is measured so far, so that what ends a long run early costs only the rest."""
+    if name not in ("all", *HOMES, *SERIES):
+        raise ValueError(f"no operation is called {name!r}; there are all, {', '.join(HOMES)}; and no series, "
+                         f"{', '.join(SERIES)}")
+    names = list(HOMES) if name == "all" else [name] if name in HOMES else []
+    limits = roofline.limits()
+    data = {"schema": SCHEMA, "machine": measure.machine(), "limits": asdict(limits), "ops": {}, "series": {},
+            "seconds": {}, "problems": {}}
+    for each in sorted(names, key=lambda name: not targets.sizes(name)):  # targets first: a run may be cut short
+        begin = time.perf_counter()
+        found = []
+        for size in _sizes(op(each), quick):
+            try:
+                found.append(measure.ladder(op(each), size, budget_s=0.02 if quick else 0.3))
+                show(found[-1])
+            except Exception as error:  # one wrong rung must not cost the measurements of the others
+                at = f"{each} at {size_text(size or op(each).timed)}"
+                data["problems"][at] = _said(error)
+                print(f"{at} was not measured: {data['problems'][at]}", file=sys.stderr)
+        data["ops"][each] = [one.to_json() for one in found]
+        data["seconds"][each] = time.perf_counter() - begin
+        if keep is not None:
+            keep(data)
+    for key, (owner, take) in SERIES.items():
+        if (owner in names or key == name) and not (quick and key not in QUICK):
+            begin = time.perf_counter()
+            try:
+                taken = QUICK[key]() if quick else take()
+                if taken is not None:
+                    data["series"][key] = taken
+            except Exception as error:
+                data["problems"][key] = _said(error)
+                print(f"{key} was not measured: {data['problems'][key]}", file=sys.stderr)
+            data["seconds"][key] = time.perf_counter() - begin
+            if keep is not None:
+                keep(data)
+    return data
+
+
+def _said(error: Exception) -> str:
+    """What went wrong, and in which line: a run of all cannot be looked into afterwards."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "labkit" in Path(frame.filename).parts]
+    at = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{at}"
+
+
+def _sizes(one, quick: bool) -> list[dict | None]:
+    """The op's own size, on a GPU those it asks for besides, and those at which it has a target; each once."""
+    if quick:
+        return [one.awkward[-1]]
+    if not device.on_gpu():
+        return [None]
+    found = [one.timed_gpu]
+    for size in (*one.also_gpu, *targets.sizes(one.name)):
+        if size not in found:
+            found.append(size)
+    return found
+
+
+def merge(path: Path, data: dict) -> dict:
+    """Puts `data` into the file at `path`, operation by operation, and replaces the file in one step."""
+    path = Path(path)
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if known.get("schema", SCHEMA) != SCHEMA:
+        known = {}  # another layout: nothing in it can be kept
+    merged = {**data, "ops": {**known.get("ops", {}), **data["ops"]},
+              "series": {**known.get("series", {}), **data["series"]}}
+    course = [*HOMES, *merged["ops"]]
+    merged["ops"] = dict(sorted(merged["ops"].items(), key=lambda item: course.index(item[0])))
+    for note in ("seconds", "problems"):
+        merged.pop(note, None)  # of this run, not of the file
+    merged["targets"] = targets.to_json(targets.evaluate(merged))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(merged, file, indent=1, allow_nan=False)
+            file.write("\n")
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return merged
+
+
+def draw(data: dict, folder: Path) -> list[Path]:
+    """A PNG for each ladder at its op's own size and for each series that has a plot."""
+    from labkit.measure import plots
+
+    drawn = []
+    for name, entries in data["ops"].items():
+        if entries:
+            drawn.append(plots.ladder(Ladder.from_json(entries[0])).save(folder / f"{name}.png"))
+    first = [Ladder.from_json(entries[0]) for entries in data["ops"].values() if entries]
+    if len(first) > 1 and all(one.on_gpu for one in first):
+        drawn.append(plots.every_rung(first).save(folder / "roofline.png"))
+    for key, plot in (("vector_add_sizes", plots.crossover), ("volume_add_block_shapes", plots.block_shapes),
+                      ("matmul_sizes", plots.sizes)):
+        if key in data["series"]:
+            drawn.append(plot(data["series"][key]).save(folder / f"{key}.png"))
+    return drawn
+
+
+def places(out: str | Path | None) -> tuple[Path, Path | None]:
+    """Where the JSON and the plots go. Only a GPU's measurements reach data/measurements."""
+    name = measure.slug(device.name()) + ".json"
+    if out is None:
+        return (measure.RECORDED if device.on_gpu() else BUILD) / name, BUILD
+    out = Path(out)
+    if measure.RECORDED in (out.resolve(), out.resolve().parent) and not device.on_gpu():
+        raise ValueError("out lies in data/measurements, which holds GPU measurements only; this is the CPU device")
+    return (out, None) if out.suffix == ".json" else (out / name, out)
+
+
+def main(console=None, op: str | None = None, out: str | None = None, quick: bool = False) -> int:
+    """Runs, prints, writes. `console` is rich's; without one it is made here."""
+    if console is None:
+        from rich.console import Console
+
+        console = Console(width=None if sys.stdout.isatty() else 140)  # a log has room for the whole table
+    path, folder = places(out)
+    begin = time.perf_counter()
+    console.print(f"Timing on {measure.where()}", highlight=False)
+    nothing_to_keep = quick and out is None
+    data = run(op or "all", quick=quick, show=console.print,
+               keep=None if nothing_to_keep else lambda so_far: merge(path, so_far))
+    if nothing_to_keep:
+        console.print("A quick run shows that it works; nothing was written.", highlight=False)
+        return 1 if data["problems"] else 0
+    merged = merge(path, data)
+    written = [path, *(draw(data, folder) if folder else [])]
+    if device.on_gpu() and any(row.op in data["ops"] for row in targets.evaluate(data)):
+        rows = [row for row in targets.evaluate(merged) if row.op in data["ops"]]
+        console.print(targets.table(rows, measure.where()))
+    longest = sorted(data["seconds"].items(), key=lambda item: -item[1])[:6]
+    console.print("Took longest: " + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in longest), highlight=False)
+    for at, problem in data["problems"].items():
+        console.print(f"Not measured: {at}: {problem}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{time.perf_counter() - begin:.0f} s. Wrote " + ", ".join(str(p) for p in written), highlight=False,
+                  soft_wrap=True)
+    return 1 if data["problems"] else 0
+
+
+# --- The README's table ----------------------------------------------------------------------------------------------
+
+
+def targets_table(measurements: dict) -> str:
+    """Markdown: what the kernels have to reach beside the libraries, and what was measured. Empty without any."""
+    rows = targets.evaluate(measurements)
+    if all(row.met is None for row in rows):
+        return ""
+    judged = [Ladder.from_json(entry) for row in rows if row.met is not None
+              for entry in measurements["ops"][row.op] if entry["size"] == row.size]
+    spec = targets.table(rows, f"{measurements['machine']['device']}, {measure.days(judged)}").table()
+    for row in spec["rows"]:
+        row[3] = f"`{row[3]}`" if row[3] != "-" else row[3]
+    return to_markdown(spec) + "\n\n" + "\n".join(f"- {note}" for note in spec["notes"])
+
+
+def readme_table(measurements: dict) -> str:
+    """Markdown: every operation's rungs, slowest idea first, beside the libraries, with the date and the versions."""
+    ladders = [Ladder.from_json(entries[0]) for entries in measurements["ops"].values() if entries]
+    rows = []
+    for found in ladders:
+        for row in found.rows:
+            first = row is found.rows[0]
+            rate = found.rate(row)
+            rows.append([f"**{found.title}**, {size_text(found.size)}" if first else "",
+                         f"`{row.name}`" if row.kind == "rung" else row.name,
+                         number(row.timing.p50), "-" if rate is None else f"{number(rate)} {found.unit}",
+                         "-" if row.fraction is None else f"{row.fraction:.0%}"])
+    table = to_markdown({"columns": ["Operation", "Kernel", "ms", "rate", "of the limit"], "rows": rows})
+    m, limits = measurements["machine"], measurements["limits"]
+    versions = ", ".join(f"{label} {m[key]}" for label, key in (("driver", "driver"), ("CUDA", "cuda_runtime"),
+                         ("numba-cuda", "numba-cuda"), ("NumPy", "numpy"), ("PyTorch", "torch"), ("CuPy", "cupy"))
+                         if m.get(key))
+    tensor = ""
+    if limits.get("f16_tflops"):
+        tensor = (f", {limits['f16_tflops']:,.0f} TFLOP/s (f16 tensor cores, on tiles that stay in shared memory); for "
+                  f"TF32 half of that is taken")
+    return (f"Measured on {m['device']}, {measure.days(ladders)} ({versions}). CUDA events, cold caches "
+            f"(a block of GPT-2: in a graph), p50. Limits: "
+            f"{limits['bandwidth_gbs']:,.0f} GB/s (a copy, read and write), {limits['fp32_tflops']:.1f} TFLOP/s "
+            f"(float32 multiply-adds in registers){tensor}.\n\n{table}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python3 -m labkit.measure.bench", description=__doc__.splitlines()[0])
+    parser.add_argument("op", nargs="?", default="all",
+                        help="an operation such as matmul, a series such as generation, or all")
+    parser.add_argument("--out", help="a directory for JSON and plots, or a file ending in .json")
+    parser.add_argument("--quick", action="store_true", help="small sizes, few runs: shows that it works")
+    options = parser.parse_args()
+    sys.exit(main(op=options.op, out=options.out, quick=options.quick))

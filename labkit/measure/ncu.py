@@ -1,0 +1,383 @@
+"""A GPU's own counters, read with Nsight Compute (ncu).
+
+    python -m labkit.measure.ncu --out FOLDER               what `observe` counts beside what a GPU counts
+    python -m labkit.measure.ncu --profile --out FOLDER     the course's kernels: bytes, occupancy, what warps wait for
+    profile("softmax")                                   the recorded profile of an operation, as a table
+
+The first two need a GPU and ncu; they write observe-and-ncu.json and <gpu>-kernels.json. The comparison launches matmul
+naive, coalesced and tiled (16 x 16), 64 x 64 x 64: requests (one instruction of one warp) and sectors (32 bytes) of
+global memory, shared-memory instructions of warps, bank conflicts. The profile launches every rung of the operations in
+PROFILED, and PyTorch's kernels, once each at full size; before each pass ncu empties the caches.
+"""
+
+import argparse
+import csv
+import functools
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from labkit._common import paths
+
+METRICS = {
+    "requests": ("l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum"),
+    "sectors": ("l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum"),
+    "shared requests": ("smsp__inst_executed_op_shared_ld.sum", "smsp__inst_executed_op_shared_st.sum"),
+    "bank conflicts": ("l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",),
+}
+SIZE = 64
+
+
+def launches():
+    """{name: (kernel, grid, block)} of the compared launches."""
+    from labkit.kernels.matmul import float32 as matmul
+
+    blocks = (SIZE // 16, SIZE // 16)
+    kernels = {"naive": matmul.matmul_naive_kernel, "coalesced": matmul.matmul_coalesced_kernel,
+               "tiled": matmul.matmul_tiled_kernel}  # fmt: skip
+    return {name: (kernel, blocks, (16, 16)) for name, kernel in kernels.items()}
+
+
+def _inputs():
+    from labkit import cuda
+
+    rng = np.random.default_rng(0)
+    arrays = [rng.random((SIZE, SIZE), dtype=np.float32) for _ in range(2)]
+    return *map(cuda.to_device, arrays), cuda.to_device(np.zeros((SIZE, SIZE), np.float32))
+
+
+def observed():
+    """{name: counts} from observe."""
+    from labkit import observe
+
+    found = {}
+    for name, (kernel, grid, block) in launches().items():
+        counts = observe(kernel[grid, block], *_inputs()).counts
+        names = {"requests": "global_requests", "sectors": "sectors", "shared requests": "shared_requests",
+                 "bank conflicts": "bank_conflicts"}  # fmt: skip
+        found[name] = {what: counts[key] for what, key in names.items()}
+    return found
+
+
+def measured():
+    """{name: counts} from ncu. Raises RuntimeError where ncu is missing or cannot read the counters."""
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        raise RuntimeError("ncu (Nsight Compute) is not on the PATH")
+    metrics = ",".join(metric for pair in METRICS.values() for metric in pair)
+    command = [ncu, "--clock-control", "none", "--csv", "--metrics", metrics, "--kernel-name", "regex:matmul",
+               sys.executable, "-m", "labkit.measure.ncu", "--workload"]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    rows = [line for line in result.stdout.splitlines() if line.startswith('"')]
+    if result.returncode or not rows:
+        raise RuntimeError(f"ncu failed: {(result.stderr or result.stdout).strip()[-400:]}")
+    values = {}
+    for row in csv.DictReader(io.StringIO("\n".join(rows))):
+        number = float(row["Metric Value"].replace(",", ""))
+        values.setdefault(int(row["ID"]), {})[row["Metric Name"]] = int(number)
+    found = {}
+    for name, (_, counts) in zip(launches(), sorted(values.items()), strict=True):
+        found[name] = {what: sum(counts[m] for m in pair) for what, pair in METRICS.items()}
+    return found
+
+
+# --- The course's kernels under ncu ----------------------------------------------------------------------------------
+
+# Operation -> the rungs to profile; all of them if empty. At the operation's own size, PyTorch beside them.
+PROFILED: dict[str, tuple[str, ...]] = {
+    "matmul": ("matmul_naive", "matmul_coalesced", "matmul_tiled", "matmul_register_blocked", "matmul_vectorized",
+               "matmul_pipelined"),
+    "softmax": (),
+    "masked_softmax_causal": (),
+    "layernorm": ("layernorm_naive", "layernorm_block_tree", "layernorm_warp_per_row", "layernorm_registers"),
+    "matmul_half": (),
+}
+
+STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
+VALUES = {
+    "time_us": "gpu__time_duration.sum",
+    "dram_read": "dram__bytes_read.sum",
+    "dram_write": "dram__bytes_write.sum",
+    "dram_percent": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "sm_percent": "sm__throughput.avg.pct_of_peak_sustained_elapsed",
+    "l2_hit_percent": "lts__t_sector_hit_rate.pct",
+    "load_sectors_per_request": "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio",
+    "store_sectors_per_request": "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_st.ratio",
+    "occupancy_percent": "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "bank_conflicts": "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
+    "registers": "launch__registers_per_thread",
+    "threads": "launch__block_size",
+    "shared_bytes": "launch__shared_mem_per_block",
+}
+# What a warp waits for, in words. ncu counts warps that wait for each at the time an instruction is issued.
+REASONS = {
+    "long_scoreboard": "data from global or local memory",
+    "short_scoreboard": "data from shared memory or a special function",
+    "barrier": "the other warps at a barrier",
+    "mio_throttle": "the queue of shared memory and special functions",
+    "lg_throttle": "the queue of global memory",
+    "math_pipe_throttle": "an arithmetic unit",
+    "wait": "the fixed latency of the instruction before",
+    "not_selected": "its turn: others were ready too",
+    "selected": "nothing: it was issued",
+    "gmma": "a product of the tensor cores",
+    "drain": "its last stores",
+    "branch_resolving": "a branch",
+    "no_instruction": "the next instruction",
+    "membar": "a fence",
+    "imc_miss": "a constant",
+    "dispatch_stall": "the dispatcher",
+    "sleeping": "the end of its sleep",
+    "tex_throttle": "the queue of the texture unit",
+    "misc": "something else",
+}
+STALLS = tuple(REASONS)
+RECORDED = paths.MEASUREMENTS / "ncu"
+
+
+def workload(name: str, rungs: tuple[str, ...], sequence: Path, with_rival: bool = True) -> None:
+    """Launches each rung and PyTorch once for ncu, which profiles between profile_start and profile_stop; writes which
+    launch was whose into `sequence`."""
+    from labkit import cuda, measure
+    from labkit.device import launches
+    from labkit.kernels.op import missing, to_device
+    from labkit.measure.ops import op
+
+    one = op(name)
+    size = one.timed_gpu
+    on_device = to_device(one.inputs(np.random.default_rng(0), **size))
+    out = cuda.device_array(one.shape(**size), one.dtype)
+    done = []
+
+    def once(label, kind, call):
+        call()  # compiles, allocates
+        cuda.synchronize()
+        cuda.profile_start()
+        kernels = call()
+        cuda.synchronize()
+        cuda.profile_stop()
+        done.append({"name": label, "kind": kind, "kernels": kernels})
+
+    for launcher in one.rungs:
+        if missing(launcher) or (rungs and launcher.__name__ not in rungs):
+            continue
+
+        def call(launcher=launcher):
+            with launches.record(launches.kernels_of(launcher)) as launched:
+                launcher(*on_device, out)
+            return [each.kernel.__name__ for each in launched]
+
+        try:
+            once(launcher.__name__, "rung", call)
+        except ValueError as error:  # a size that the rung does not allow
+            print(f"{launcher.__name__}: {error}", file=sys.stderr)
+    rivals = [rival for rival in measure.rivals_of(one) if rival.library == "torch" and "compile" not in rival.name]
+    # Which kernels a rival launches is not known: they are the last ones, whatever their number.
+    for rival in rivals[:1] if with_rival else ():
+        run = functools.partial(rival.call, measure.import_rival("torch"), *measure.hand_over("torch", *on_device, out))
+        once(rival.title, "rival", lambda: (run(), None)[1])  # noqa: B023
+    sequence.write_text(json.dumps({"size": size, "bytes": one.bytes(**size), "done": done}), encoding="utf-8")
+
+
+def profiled(name: str, rungs: tuple[str, ...] = ()) -> dict:
+    """{"size", "bytes", "rows": [{"name", "kind", "kernel", values..., "stalls": {reason: warps}}]} of an operation."""
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        raise RuntimeError("ncu (Nsight Compute) is not on the PATH")
+    metrics = [*VALUES.values(), *(STALL.format(reason) for reason in STALLS)]
+    with tempfile.TemporaryDirectory() as folder:
+        sequence = Path(folder) / "sequence.json"
+        for _ in range(4):
+            command = [ncu, "--clock-control", "none", "--profile-from-start", "off", "--csv", "--print-units", "base",
+                       "--metrics", ",".join(metrics), sys.executable, "-m", "labkit.measure.ncu", "--workload", name,
+                       "--rungs", ",".join(rungs), "--sequence", str(sequence)]  # fmt: skip
+            result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=150)
+            unknown = set(re.findall(r"[Ff]ailed to find metric (?:regex:)?\W*([\w.]+)", result.stdout + result.stderr))
+            unknown &= set(metrics)
+            if not unknown:
+                break
+            metrics = [metric for metric in metrics if metric not in unknown]  # another GPU names it otherwise
+        if not sequence.is_file():
+            raise RuntimeError(f"ncu failed: {(result.stdout + result.stderr).strip()[-800:]}")
+        launched = json.loads(sequence.read_text(encoding="utf-8"))
+    return {"size": launched["size"], "bytes": launched["bytes"], "rows": _assign(_launches(result.stdout), launched)}
+
+
+def report(name: str, rung: str) -> str:
+    """What ncu itself prints for one rung: speed of light, launch and occupancy."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["ncu", "--clock-control", "none", "--profile-from-start", "off", "--section", "SpeedOfLight",
+                   "--section", "LaunchStats", "--section", "Occupancy", sys.executable, "-m", "labkit.measure.ncu",
+                   "--workload", name, "--rungs", rung, "--no-rival", "--sequence", f"{folder}/x"]  # fmt: skip
+        printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=90).stdout.splitlines()
+    kept = [line.rstrip() for line in printed if not line.startswith("==")]
+    while kept and not kept[0].strip():
+        kept.pop(0)
+    return "\n".join(kept)
+
+
+def recorded_report() -> str:
+    """ncu's own words on one kernel, as recorded on a GPU."""
+    data = recorded()
+    if not data or "report" not in data:
+        return "No report is recorded; python -m labkit.measure.ncu --profile on a GPU with ncu takes one."
+    machine = data["machine"]
+    return f"ncu on {machine['device']}, {machine['date']}\n\n{data['report']}"
+
+
+def _launches(output: str) -> list[dict]:
+    """ncu's CSV, a line for each metric of each launch -> [{"kernel", metric: value}] in the order of launching."""
+    lines = [line for line in output.splitlines() if line.startswith('"')]
+    found: dict[int, dict] = {}
+    for row in csv.DictReader(io.StringIO("\n".join(lines))):
+        one = found.setdefault(int(row["ID"]), {"kernel": row["Kernel Name"]})
+        try:
+            one[row["Metric Name"]] = float(row["Metric Value"].replace(",", ""))
+        except ValueError:  # "n/a": a kernel that stores nothing has no sectors per store
+            one[row["Metric Name"]] = None
+    return [found[key] for key in sorted(found)]
+
+
+def _assign(measured: list[dict], launched: dict) -> list[dict]:
+    """To each of ncu's launches the rung or the rival that made it."""
+    rows = []
+    at = 0
+    for one in launched["done"]:
+        stop = len(measured) if one["kernels"] is None else at + len(one["kernels"])
+        names = one["kernels"] or [_short(launch["kernel"]) for launch in measured[at:stop]]
+        for name, launch in zip(names, measured[at:stop], strict=True):
+            values = {key: launch.get(metric) for key, metric in VALUES.items()}
+            if values["time_us"] is not None:
+                values["time_us"] /= 1000
+            stalls = {reason: launch.get(STALL.format(reason)) for reason in STALLS}
+            rows.append({"name": one["name"], "kind": one["kind"], "kernel": name, **values,
+                         "stalls": {reason: value for reason, value in stalls.items() if value}})
+        at = stop
+    return rows
+
+
+def _short(kernel: str) -> str:
+    """The name without its namespaces, template arguments and parameters, at most 60 characters."""
+    bare = re.sub(r"<.*|\(.*", "", re.sub(r"^void |\(anonymous namespace\)::", "", kernel))
+    return bare.split("::")[-1][:60]
+
+
+def recorded(gpu: str = "nvidia-h200") -> dict | None:
+    """Every profile that was recorded on a GPU; None if there is none."""
+    path = RECORDED / f"{gpu}-kernels.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def profile(name: str, data: dict | None = None):
+    """What ncu read for each kernel of an operation: time, memory traffic, occupancy, what warps wait for."""
+    from labkit._common.tables import PlainTable, number, size_text
+
+    data = recorded() if data is None else data
+    title = f"{name} under Nsight Compute"
+    columns = ("", "us", "read MB", "written MB", "load", "store", "L2 hits", "occupancy", "waits")
+    if data is None or name not in data["ops"]:
+        return PlainTable(title, columns, (), ("No profile is recorded; python -m labkit.measure.ncu --profile on a "
+                                               "GPU with ncu takes one.",), kind="profile")
+    one = data["ops"][name]
+
+    def percent(value):
+        return "-" if value is None else f"{value:.0f}%"
+
+    def mega(value):
+        return number(None if value is None else value / 1e6)
+
+    rows, seen = [], set()
+    several = {row["name"] for row, after in zip(one["rows"], one["rows"][1:], strict=False)
+               if row["name"] == after["name"]}
+    for row in one["rows"]:
+        waits = sorted(((value, reason) for reason, value in row["stalls"].items()
+                        if reason not in ("selected", "not_selected")), reverse=True)[:2]
+        seen |= {reason for _, reason in waits}
+        name = f"{row['name']}: {row['kernel'].removesuffix('_kernel')}" if row["name"] in several else row["name"]
+        rows.append((name, number(row["time_us"]), mega(row["dram_read"]), mega(row["dram_write"]),
+                     number(row["load_sectors_per_request"]), number(row["store_sectors_per_request"]),
+                     percent(row["l2_hit_percent"]), percent(row["occupancy_percent"]),
+                     ", ".join(f"{reason} {value:.1f}" for value, reason in waits)))
+    machine = data["machine"]
+    return PlainTable(f"{title}, {size_text(one['size'])}", columns, tuple(rows), (
+        f"The operation has to move {one['bytes'] / 1e6:,.0f} MB. ncu on {machine['device']}, "
+        f"{one.get('date', machine['date'])}, caches cold, clocks as they are.",
+        "load, store: sectors of 32 bytes that one instruction of a warp touches. waits: how many warps of a scheduler "
+        "wait, and for what, when an instruction is issued.",
+        *(f"{reason}: {REASONS[reason]}." for reason in REASONS if reason in seen)), kind="profile")
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m labkit.measure.ncu", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("build/bench"))
+    parser.add_argument("--profile", nargs="*", metavar="OP", help="profile these operations; all of PROFILED if none")
+    parser.add_argument("--workload", nargs="?", const="", help="only launch the kernels: ncu runs this")
+    parser.add_argument("--rungs", default="", help="with --workload: only these rungs")
+    parser.add_argument("--no-rival", action="store_true", help="with --workload: leave PyTorch out")
+    parser.add_argument("--sequence", type=Path, help="with --workload: where to write what was launched")
+    options = parser.parse_args()
+    if options.workload:
+        workload(options.workload, tuple(filter(None, options.rungs.split(","))), options.sequence,
+                 not options.no_rival)
+    elif options.workload == "":
+        from labkit import cuda
+
+        for kernel, grid, block in launches().values():
+            kernel[grid, block](*_inputs())
+            cuda.synchronize()
+    elif options.profile is not None:
+        _write_profiles(options.profile or [*PROFILED], options.out)
+    else:
+        _write_comparison(options.out)
+
+
+def _write_profiles(names: list[str], out: Path) -> None:
+    from labkit import measure
+    from labkit.measure.ops import HOMES
+
+    machine = measure.machine()
+    gpu = measure.slug(machine["device"])
+    result = {**(recorded(gpu) or {"ops": {}}), "machine": machine}  # what is not profiled again stays
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"{gpu}-kernels.json"
+
+    def keep():
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+    for name in [name for name in names if name in HOMES]:
+        try:
+            result["ops"][name] = {"date": machine["date"], **profiled(name, PROFILED.get(name, ()))}
+            keep()
+            print(profile(name, result))
+        except Exception as error:  # the other operations' profiles are worth having
+            print(f"{name} was not profiled: {error}", file=sys.stderr)
+    try:
+        result["report"] = report("matmul", "matmul_tiled")
+    except Exception as error:
+        print(f"no report: {error}", file=sys.stderr)
+    keep()
+    print(f"Wrote {path}")
+
+
+def _write_comparison(out: Path) -> None:
+    from labkit import measure
+
+    ours, theirs = observed(), measured()
+    print(f"{'':12}{'':18}{'observe':>10}{'ncu':>10}")
+    for name in ours:
+        for what in METRICS:
+            print(f"{name:12}{what:18}{ours[name][what]:>10,}{theirs[name][what]:>10,}")
+    out.mkdir(parents=True, exist_ok=True)
+    result = {"machine": measure.machine(), "size": SIZE, "observe": ours, "ncu": theirs}
+    (out / "observe-and-ncu.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

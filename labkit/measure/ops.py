@@ -1,0 +1,70 @@
+"""The registry of operations, in the order of the course. A module is imported when its operation is asked for.
+
+    from labkit.measure.ops import op
+    op("matmul").rungs
+"""
+
+import importlib
+
+# Operation -> the module that holds it, in the order of the course.
+HOMES = {
+    "vector_add": "kernels.elementwise",
+    "volume_add": "kernels.elementwise",
+    "broadcast_add": "kernels.broadcast",
+    "matmul": "kernels.matmul.float32",
+    "matmul_half": "kernels.matmul.half",
+    "matmul_bf16": "kernels.matmul.half",
+    "matmul_tf32": "kernels.matmul.tf32",
+    "linear_f32": "kernels.linear.layers",
+    "linear": "kernels.linear.layers",
+    "linear_gelu": "kernels.linear.layers",
+    "linear_gelu_tanh": "kernels.linear.layers",
+    "linear_residual": "kernels.linear.layers",
+    "bias_gelu_add": "kernels.bias_gelu_add",
+    "reduce_sum": "kernels.reduce",
+    "reduce_max": "kernels.reduce",
+    "softmax": "kernels.softmax.rows",
+    "masked_softmax_none": "kernels.softmax.masked",
+    "masked_softmax_causal": "kernels.softmax.masked",
+    "masked_softmax_padding": "kernels.softmax.masked",
+    "transpose": "kernels.transpose",
+    "layernorm": "kernels.norm.layernorm",
+    "residual_add": "kernels.residual_add",
+    "add_layernorm": "kernels.norm.layernorm",
+    "residual_layernorm": "kernels.norm.layernorm",
+    "layernorm_half": "kernels.norm.half",
+    "add_layernorm_half": "kernels.norm.half",
+    "gelu": "kernels.gelu",
+    "gelu_erf": "kernels.gelu",
+    "embedding": "kernels.embedding",
+    "argmax": "kernels.argmax",
+    "fused_linear": "kernels.linear.fused",
+    "fused_linear_gelu": "kernels.linear.fused",
+    "fused_linear_residual": "kernels.linear.fused",
+    "skinny_linear": "kernels.linear.few_rows",
+    "skinny_linear_half": "kernels.linear.few_rows",
+    "projection": "kernels.linear.projection",
+    "logits": "kernels.linear.projection",
+    "attention": "kernels.attention.three_pass",
+    "attention_causal": "kernels.attention.three_pass",
+    "attention_cached": "kernels.attention.three_pass",
+    "attention_half": "kernels.attention.half",
+    "attention_half_causal": "kernels.attention.half",
+    "attention_half_cached": "kernels.attention.half",
+    "gpt2_block": "models.gpt2_block_op",
+    "gpt2_block_half": "models.gpt2_block_op",
+}
+
+
+def op(name: str):
+    """The Op called `name`."""
+    if name not in HOMES:
+        raise ValueError(f"no operation is called {name!r}; there are {', '.join(HOMES)}")
+    home = HOMES[name]
+    module = importlib.import_module(f"labkit.{home}")
+    return getattr(module, name.upper())
+
+
+def all_ops() -> list:
+    """Every Op, in the order of the course."""
+    return [op(name) for name in HOMES]

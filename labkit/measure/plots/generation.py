@@ -1,0 +1,271 @@
+"""The pictures of lesson 14 and of `labkit report`, in the style of the plots.
+
+    file_layout(tensors)          what lies where in a safetensors file
+    next_token(tokens, panels)    the distribution of the next token, as a sampler shapes it
+    cache_curve(series)           the time of a token, with the cache and without it
+    step_shares(series)           what each launch takes of a step, beside what its bytes need
+    rates(series)                 tokens a second, for each model and each way to compute attention
+    gains(series)                 how much faster the softmax became, and how much faster the whole
+    both_speedups(cases)          the same of any cases: the part and the whole
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.ticker import LogLocator
+
+from labkit import measure
+from labkit._common.tables import number
+from labkit.measure.plots import (
+    BLUE,
+    FAINT,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    PURPLE,
+    STYLE,
+    TEXT,
+    VERMILLION,
+    CourseFigure,
+    _box,
+    _canvas,
+    _figure,
+    _lines_over,
+    _panel_title,
+    _place,
+    _quiet,
+    _wide_left,
+)
+from labkit.measure.series.generation import ATTENTIONS, HOWS, SOURCE, judged
+
+KIND_COLOURS = (BLUE, ORANGE, GREEN)
+SHAPE = "'s shape"  # after the name of a model with random weights
+LAUNCHES = {"ln_1": "LayerNorm 1", "attn.c_attn": "product to q, k, v", "attn.cache": "k, v to the cache",
+            "attn": "attention", "attn.added": "product, residual", "ln_2": "LayerNorm 2",
+            "mlp.gelu": "product, GELU", "out": "product, residual", "ln_f": "last LayerNorm"}
+WAYS = {"unfused": ("softmax in 3 launches", GREY), "fused": ("softmax in 1", BLUE),
+        "one kernel": ("attention in 1 kernel", GREEN)}
+
+
+def file_layout(entries: Mapping[str, object], header_bytes: int, names: Sequence[str]) -> CourseFigure:
+    """A safetensors file from its first byte on. entries: name -> an object with begin, end and shape, as
+    labkit.models.safetensors.read gives them; `names` are drawn, the rest is hinted at."""
+    left, wide, tall, top = 0.2, 6.6, 0.42, 0.80
+    figure, ax = _canvas(top + 1.9, "A safetensors file", f"8 bytes, a header of {header_bytes:,} bytes of JSON, then "
+                         f"{len(entries)} tensors one after the other: " + ", ".join(names) + ".")
+    sizes = np.array([entries[name].end - entries[name].begin for name in names], np.float64)
+    widths = 0.62 + (wide - 2.15 - 0.62 * len(names) - 0.5) * np.sqrt(sizes) / np.sqrt(sizes).sum()
+    with rc_context(STYLE):
+        _box(ax, left, top, 0.55, tall, "8 bytes", fill=PALE[GREY], size=7.5)
+        _box(ax, left + 0.55, top, 1.6, tall, "{ header in JSON }", fill=PALE[PURPLE], size=8.5)
+        ax.text(left, top - 0.12, "0", fontsize=8, color=FAINT, ha="left", va="center")
+        ax.text(left + 0.55, top - 0.12, "8", fontsize=8, color=FAINT, ha="center", va="center")
+        begin = 8 + header_bytes
+        ax.text(left + 2.15, top - 0.12, f"{begin:,}", fontsize=8, color=FAINT, ha="center", va="center")
+        x = left + 2.15
+        for k, (name, width) in enumerate(zip(names, widths, strict=True)):
+            _box(ax, x, top, width, tall, "", fill=PALE[KIND_COLOURS[k % 3]])
+            middle, low = x + width / 2, top + tall + 0.22 + 0.36 * (k % 3)
+            ax.plot([middle, middle], [top + tall, low - 0.06], color=GREY, linewidth=0.8)
+            ax.text(middle, low, ".".join(name.split(".")[-2:]), fontsize=8, ha="center", va="center",
+                    color=TEXT[KIND_COLOURS[k % 3]], fontweight="bold",
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})
+            ax.text(middle, low + 0.15, f"{' × '.join(map(str, entries[name].shape))}, from {entries[name].begin:,}",
+                    fontsize=7.5, ha="center", va="center", color=FAINT,
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
+            x += width
+        _box(ax, x, top, left + wide - x, tall, "\u2026", fill=PALE[GREY], size=10)
+        ax.text(0.14, top + 1.72, "The header gives each tensor's name, type, shape and offsets, counted from its own "
+                "end. Widths not to scale.", fontsize=8, color=FAINT, va="center")
+    return figure
+
+
+def next_token(tokens: Sequence[str], panels: Mapping[str, np.ndarray], title: str = "The next token") -> CourseFigure:
+    """Bars of the probabilities of these tokens, one panel for each way to shape them. What is not drawn any more stays
+    as an empty place."""
+    count = len(panels)
+    figure, axes = _figure([1.55] * count, title, f"{title}: " + "; ".join(
+        f"{name}: {tokens[int(np.argmax(shares))]!r} {np.max(shares):.0%}" for name, shares in panels.items()),
+        gap=0.50, bottom=0.95)
+    with rc_context(STYLE):
+        for k, (ax, (name, shares)) in enumerate(zip(axes, panels.items(), strict=True)):
+            box = ax.get_position()
+            ax.set_position((0.08, box.y0, 0.90, box.height))
+            shares = np.asarray(shares)
+            ax.bar(range(len(tokens)), shares, color=BLUE, width=0.72)
+            for at in np.flatnonzero(shares == 0):
+                ax.annotate("\u00d7", (at, 0), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=9,
+                            color=TEXT[VERMILLION])
+            ax.set_ylim(0, 1.12 * max(0.05, float(shares.max())))
+            ax.set_xlim(-0.6, len(tokens) - 0.4)
+            ax.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+            ax.set_xticks(range(len(tokens)), [repr(t)[1:-1] for t in tokens] if k == count - 1 else [""] * len(tokens),
+                          rotation=55, ha="right", rotation_mode="anchor")
+            _quiet(ax, "y")
+            kept = int((shares > 0).sum())
+            said = "" if kept == len(tokens) else f"; {kept} of these {len(tokens)} are left"
+            _panel_title(ax, f"{name}{said}")
+    return figure
+
+
+def cache_curve(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
+    """The time of one more token over the number of tokens before it, both axes logarithmic."""
+    recorded = measure.recorded_beside(series, "cache_curve", recorded)
+    lines = (("without_us", "without the cache", VERMILLION, "o"), ("with_us", "with the cache", BLUE, "D"))
+    figure = _lines_over(series, recorded, "One token more", "position", lines, "tokens before it")
+    for ax, panel in zip(figure.axes, filter(None, (series, recorded)), strict=True):
+        shown = [n for n in panel["position"] if n != 768]  # too near to its neighbours
+        ax.set_xticks(shown, [f"{n:,}" for n in shown])
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    return figure
+
+
+def step_shares(series: dict, which: int = 0) -> CourseFigure:
+    """What each launch takes of one step, of all layers; on a GPU with what its bytes need."""
+    step = series["steps"][which]
+    rows = [row for row in step["rows"] if row["us"] > 0.004 * step["us"]]
+    names = [LAUNCHES.get(row["name"], row["name"]) + (f" × {row['count']}" if row["count"] > 1 else "")
+             for row in rows]
+    limits = {} if series["where"] == measure.CPU_DEVICE else (measure.recorded() or {}).get("limits", {})
+    bandwidth = limits.get("bandwidth_gbs")
+    title = f"One token of {series['model'].replace(SHAPE, '')}, {step['position']:,} before it"
+    said = "; ".join(f"{row['name']} {row['us'] / step['us']:.0%}" for row in rows)
+    figure, (ax,) = _figure([0.33 * len(rows) + 0.15], title,
+                            f"{title}: {said}. {_place(series['where'], series['date'])}.")
+    with rc_context(STYLE):
+        _wide_left(ax, names)
+        longest = max(row["us"] for row in rows)
+        for y, (row, name) in enumerate(zip(rows, names, strict=True)):
+            attention = row["name"].startswith("attn") and row["name"] not in ("attn.c_attn", "attn.added")
+            ax.barh(y, row["us"], height=0.62, color=ORANGE if attention else BLUE)
+            need = row["bytes"] / bandwidth / 1e3 if bandwidth and row["bytes"] else 0
+            if need:
+                ax.plot([need, need], [y - 0.38, y + 0.38], color=INK, linewidth=1.3)
+            ax.annotate(f"{number(row['us'])} us  ({row['us'] / step['us']:.0%})", (max(row["us"], need), y),
+                        xytext=(6, 0), textcoords="offset points", va="center", fontsize=9)
+            ax.annotate(name, (0, y), xytext=(-8, 0), textcoords="offset points", ha="right",
+                        va="center", fontsize=9, annotation_clip=False)
+        ax.set_ylim(len(rows) - 0.45, -0.55)
+        ax.set_yticks([])
+        ax.set_xlim(0, 1.28 * longest)
+        _quiet(ax, "x")
+        ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        ax.set_xlabel(f"microseconds, of {number(step['us'])} in all")
+        note = "; line: what its bytes need" if bandwidth else ""
+        _panel_title(ax, f"{_place(series['where'], series['date'])}{note}")
+    return figure
+
+
+def rates(series: dict) -> CourseFigure:
+    """Tokens a second, the mean over the prompts: for each model, launched from Python and in a graph, with attention
+    in steps and as one kernel. Beside what is launched from Python stand the source's."""
+    panels = {}
+    for one in series["models"]:
+        for how in dict.fromkeys(row["how"] for row in one["prompts"][0]["rows"]):
+            found = {name: [row["tokens_per_second"] for prompt in one["prompts"] for row in prompt["rows"]
+                            if (row["attention"], row["how"]) == (name, how)] for name in ATTENTIONS}
+            panels.setdefault(how, {})[one["name"].replace(SHAPE, "")] = {
+                name: float(np.mean(values)) for name, values in found.items() if values}
+    if series["where"] != measure.CPU_DEVICE and "called" in panels:
+        theirs = {name: float(np.mean([both[k][0] for both in SOURCE.values()]))
+                  for k, name in enumerate(("unfused", "fused"))}
+        panels["called"] = {"distilgpt2, NVIDIA L4:\nthe source's": theirs, **panels["called"]}
+    said = "; ".join(f"{HOWS[how]}: " + ", ".join(
+        f"{name} " + " and ".join(f"{rate:,.0f}" for rate in found.values()) for name, found in groups.items())
+        for how, groups in panels.items()).replace("\n", " ")
+    heights = [0.24 * sum(len(found) + 0.8 for found in groups.values()) for groups in panels.values()]
+    figure, axes = _figure(heights, "Tokens a second", f"Tokens a second. {said}. "
+                           f"{_place(series['where'], series['date'])}.", gap=0.72)
+    with rc_context(STYLE):
+        names = [line for groups in panels.values() for name in groups for line in name.split("\n")]
+        for ax, (how, groups) in zip(axes, panels.items(), strict=True):
+            _wide_left(ax, names)
+            _rates_panel(ax, groups)
+            _panel_title(ax, f"{HOWS[how][0].upper()}{HOWS[how][1:]}. {_place(series['where'], series['date'])}")
+        used = [name for name in WAYS if any(name in found for groups in panels.values() for found in groups.values())]
+        x = 1.95
+        for name in used:
+            words, colour = WAYS[name]
+            figure.text(x / figure.get_figwidth(), 1 - 0.25 / figure.get_figheight(), words, fontsize=9, va="center",
+                        color=TEXT[colour], fontweight="bold")
+            x += 0.28 + 0.078 * len(words)
+    return figure
+
+
+def _rates_panel(ax, groups: Mapping[str, Mapping[str, float]]) -> None:
+    y = 0.0
+    for model, found in groups.items():
+        ax.annotate(model, (0, y + (len(found) - 1) / 2), xytext=(-8, 0), textcoords="offset points", ha="right",
+                    va="center", fontsize=9, annotation_clip=False)
+        for name, rate in found.items():
+            ax.barh(y, rate, height=0.86, color=WAYS[name][1])
+            times = "" if name == "unfused" else f"  ({rate / found['unfused']:.2f} times)"
+            ax.annotate(f"{number(rate)}{times}", (rate, y), xytext=(5, 0), textcoords="offset points", va="center",
+                        fontsize=8.5)
+            y += 1
+        y += 0.8
+    ax.set_ylim(y - 1.1, -0.7)
+    ax.set_yticks([])
+    ax.set_xlim(0, 1.32 * max(max(found.values()) for found in groups.values()))
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    _quiet(ax, "x")
+
+
+def gains(series: dict) -> CourseFigure:
+    """For each case: how many times as fast the softmax became by fusing, and the whole."""
+    cases = []
+    for one in series["models"]:
+        name = one["name"].replace(SHAPE, "")
+        graphed = "called_us" in one["step"]["unfused"]
+        cases.append((f"{name}: a token{', graph' if graphed else ''}", judged(one["step"])))
+        if graphed:
+            cases.append((f"{name}: a token, Python", judged(one["step"], called=True)))
+    cases += [(f"a prompt of {step['count']:,}, graph", judged(step)) for step in series.get("prefill", ())]
+    return both_speedups([(name, case["speedup"], case["measured"], case["predicted"]) for name, case in cases],
+                         "The softmax (grey) and the whole (blue; red: predicted)",
+                         _place(series["where"], series["date"]),
+                         "times as fast, with softmax as one launch in place of three")
+
+
+def both_speedups(cases: Sequence[tuple[str, float, float, float | None]], title: str, place: str,
+                  x_label: str) -> CourseFigure:
+    """Two bars from 1 on for each case: (name, of the part, of the whole, of the whole as predicted or None)."""
+    figure, (ax,) = _figure([0.62 * len(cases) + 0.1], title, "Speed-up by fusing: " + "; ".join(
+        f"{name}: softmax {part:.2f}, whole {whole:.3f}" + ("" if known is None else f", predicted {known:.3f}")
+        for name, part, whole, known in cases) + f". {place}.")
+    with rc_context(STYLE):
+        _wide_left(ax, [name for name, *_ in cases])
+        longest = max(max(part, whole) for _, part, whole, _ in cases)
+        for y, (name, part, whole, known) in enumerate(cases):
+            for at, value, colour in ((y - 0.19, part, GREY), (y + 0.19, whole, BLUE)):
+                ax.barh(at, value - 1, left=1, height=0.34, color=colour)
+                ax.annotate(f"{value:.2f}", (max(value, 1), at), xytext=(5, 0), textcoords="offset points", va="center",
+                            fontsize=9)
+            if known is not None:
+                ax.plot([known] * 2, [y + 0.02, y + 0.36], color=VERMILLION, linewidth=1.8)
+            ax.annotate(name, (0, y), xycoords=("axes fraction", "data"), xytext=(-8, 0), textcoords="offset points",
+                        ha="right", va="center", fontsize=9, annotation_clip=False)
+        ax.axvline(1, color=INK, linewidth=1.0)
+        ax.set_ylim(len(cases) - 0.45, -0.55)
+        ax.set_yticks([])
+        ax.set_xlim(min(0.97, *(whole - 0.03 for _, _, whole, _ in cases)), 1 + 1.14 * (longest - 1))
+        ax.set_xlabel(x_label)
+        ax.spines["left"].set_visible(False)
+        ax.grid(True, axis="x")
+        ax.tick_params(length=0)
+        _panel_title(ax, place)
+    return figure
+
+
+def speedups(share: Sequence[float], factors: Mapping[str, float]) -> dict[str, list[float]]:
+    """Amdahl's law as lines for plots.curves."""
+    from labkit.measure.series.generation import amdahl
+
+    return {name: [amdahl(p, factor) for p in share] for name, factor in factors.items()}
+
+

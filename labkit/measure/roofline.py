@@ -1,0 +1,328 @@
+"""What the hardware allows: the bytes it can move and the flops it can do in a second, and so the least time an
+operation can take.
+
+    limits()                      measured on the present GPU; without one, those recorded on a GPU, and labelled so
+    bound(MATMUL, size)           the least time, and whether bytes or flops set it
+    predict(MATMUL, M=4096, N=4096, K=4096)    the same as a table, to read before running
+
+Bandwidth is that of a copy inside the GPU's memory, bytes read plus bytes written. Peak flops are those of kernels that
+do nothing else: multiply-adds in registers for float32, products of tiles that stay in shared memory for the tensor
+cores. Two flops a multiply-add. The tensor cores' peak is that of wgmma where the GPU has it; what mma.sync reaches
+there, an instruction made for the GPUs before, stands beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numba import float32, uint32, uint64
+from numba.types import float16
+
+from labkit import cuda, device
+from labkit._common.tables import ResultTable, number, size_text
+from labkit.device import ptx
+from labkit.kernels.op import Op
+
+PEAK_NAMES = {"fp32": "float32 peak", "tf32": "TF32 peak of the tensor cores", "f16": "f16 peak of the tensor cores"}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """bandwidth in GB/s, flops in TFLOP/s: float32 without tensor cores, tensor cores in TF32 and f16, float32 sums.
+
+    mma_*: what mma.sync reaches by itself. None where it is not known.
+    """
+
+    gpu: str
+    bandwidth_gbs: float
+    fp32_tflops: float
+    source: str  # "measured", "recorded on ..." or "data sheet"
+    tf32_tflops: float | None = None
+    f16_tflops: float | None = None
+    mma_tf32_tflops: float | None = None
+    mma_f16_tflops: float | None = None
+
+    @property
+    def ridge(self) -> float:
+        """flop per byte at which both limits bind, in float32."""
+        return self.ridge_of("fp32")
+
+    def ridge_of(self, peak: str) -> float:
+        return 1000 * self.peak(peak) / self.bandwidth_gbs
+
+    def peak(self, name: str) -> float:
+        """TFLOP/s of "fp32", "tf32" or "f16"; of a data sheet where they were not measured."""
+        value = getattr(self, f"{name}_tflops")
+        if value is not None:
+            return value
+        if self.gpu in DATA_SHEET_TENSOR:
+            return DATA_SHEET_TENSOR[self.gpu][name]
+        raise ValueError(f"the {PEAK_NAMES[name]} of {self.gpu} is not known")
+
+    def peak_source(self, name: str) -> str:
+        return self.source if getattr(self, f"{name}_tflops") is not None else "data sheet, not measured"
+
+
+# NVIDIA's data sheet for the H200 SXM (dense, without sparsity), used until a measurement is recorded.
+DATA_SHEET_TENSOR = {"NVIDIA H200": {"tf32": 494.0, "f16": 989.0}}
+H200_DATA_SHEET = Limits("NVIDIA H200", 4800.0, 67.0, "data sheet, not measured", **{
+    f"{name}_tflops": value for name, value in DATA_SHEET_TENSOR["NVIDIA H200"].items()})
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The least time an operation can take, and which limit sets it."""
+
+    time_ms: float
+    binds: str  # "bytes" or "flops"
+    bytes: int
+    flops: int
+    limits: Limits
+    peak: str = "fp32"
+
+    @property
+    def intensity(self) -> float:
+        """flop per byte."""
+        return self.flops / self.bytes
+
+    def rate(self, unit: str) -> float:
+        """What the hardware reaches at the bound, in GB/s or TFLOP/s."""
+        return self.bytes / self.time_ms / 1e6 if unit == "GB/s" else self.flops / self.time_ms / 1e9
+
+    @property
+    def label(self) -> str:
+        what = "copy bandwidth" if self.binds == "bytes" else PEAK_NAMES[self.peak]
+        source = self.limits.source if self.binds == "bytes" else self.limits.peak_source(self.peak)
+        if source.startswith("data sheet"):
+            return f"{what} of {self.limits.gpu}, {source}"
+        return f"{what}, measured on {self.limits.gpu}"
+
+
+def bound(op: Op, size: dict, limits: Limits | None = None) -> Bound:
+    """The larger of the time its bytes need and the time its flops need."""
+    limits = limits or _limits()
+    nbytes, flops = op.bytes(**size), op.flops(**size)
+    bytes_ms = nbytes / limits.bandwidth_gbs / 1e6
+    flops_ms = flops / limits.peak(op.peak) / 1e9
+    return Bound(max(bytes_ms, flops_ms), "bytes" if bytes_ms >= flops_ms else "flops", nbytes, flops, limits, op.peak)
+
+
+@dataclass(frozen=True, repr=False)
+class Prediction(ResultTable):
+    op: str
+    size: dict
+    bound: Bound
+
+    def table(self) -> dict:
+        b = self.bound
+        limits = b.limits
+        peak = limits.peak(b.peak)
+        units = {"fp32": "in float32", "tf32": "in TF32 on tensor cores", "f16": "in f16 on tensor cores"}[b.peak]
+        binding = f"{b.binds}: the kernel waits for {'memory' if b.binds == 'bytes' else 'arithmetic'}"
+        return {
+            "title": f"{self.op} at {size_text(self.size)}: what the hardware allows",
+            "columns": ["", "amount", "unit"],
+            "rows": [
+                ["bytes moved at least", f"{b.bytes / 1e6:,.1f}", "MB"],
+                ["flops", f"{b.flops / 1e9:,.3f}", "GFLOP"],
+                ["intensity", number(b.intensity), "flop per byte"],
+                ["intensity at which both limits bind", number(limits.ridge_of(b.peak)), "flop per byte"],
+                ["time for the bytes", number(b.bytes / limits.bandwidth_gbs / 1e6), "ms"],
+                ["time for the flops", number(b.flops / peak / 1e9), "ms"],
+                ["bound: the larger of the two", number(b.time_ms), "ms"],
+            ],
+            "notes": [f"Set by the {binding}.",
+                      f"For {limits.gpu}: {limits.bandwidth_gbs:,.0f} GB/s, {peak:.1f} TFLOP/s {units} "
+                      f"({limits.peak_source(b.peak)})."],
+        }
+
+    def result(self) -> dict:
+        return {"kind": "prediction", "op": self.op, "size": self.size, "bound_ms": self.bound.time_ms,
+                "binds": self.bound.binds, "gpu": self.bound.limits.gpu}
+
+
+def predict(op: Op, limits: Limits | None = None, **size: int) -> Prediction:
+    """The bound of `op` on a GPU at a size, as a table. At the size it is timed at on a GPU if none is given."""
+    size = size or dict(op.timed_gpu)
+    return Prediction(op.name, size, bound(op, size, limits))
+
+
+def limits() -> Limits:
+    """The present GPU's, measured once in a process; without a GPU a recorded GPU's, and `source` says so."""
+    return _limits()
+
+
+@functools.cache
+def _limits() -> Limits:
+    from labkit import measure
+
+    if device.on_gpu():
+        return Limits(device.name(), copy_bandwidth_gbs(), peak_fp32_tflops(), "measured", **tensor_peaks())
+    data = measure.recorded()
+    if data is None or "limits" not in data:
+        return H200_DATA_SHEET
+    found = data["limits"]
+    return Limits(**{**found, "source": f"recorded on {found['gpu']}, {data['machine']['date']}"})
+
+
+def copy_bandwidth_gbs(nbytes: int = 2**30) -> float:
+    """Copies one buffer to another inside the GPU's memory: bytes read plus bytes written, over the time."""
+    from labkit import measure
+
+    source = cuda.to_device(np.ones(nbytes // 4, np.float32))
+    target = cuda.device_array(nbytes // 4, np.float32)
+    timing = measure.time_kernel(lambda: target.copy_to_device(source))
+    return 2 * nbytes / timing.p50 / 1e6
+
+
+CHAINS = 8  # independent sums a thread keeps: enough for the latency of a multiply-add to be hidden
+FMA_STEPS = 16_384
+
+
+@cuda.jit
+def fma_kernel(out, scale, shift):
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = float32(cuda.threadIdx.x)
+    step = uint32(0)
+    while step < uint32(FMA_STEPS):
+        s0 = s0 * scale + shift
+        s1 = s1 * scale + shift
+        s2 = s2 * scale + shift
+        s3 = s3 * scale + shift
+        s4 = s4 * scale + shift
+        s5 = s5 * scale + shift
+        s6 = s6 * scale + shift
+        s7 = s7 * scale + shift
+        step += uint32(1)
+    out[cuda.grid(1)] = s0 + s1 + s2 + s3 + s4 + s5 + s6 + s7
+
+
+def peak_fp32_tflops() -> float:
+    """Multiply-adds in registers on every core of the present GPU."""
+    from labkit import measure
+
+    threads = 256
+    blocks = 16 * cuda.get_current_device().MULTIPROCESSOR_COUNT
+    out = cuda.device_array(threads * blocks, np.float32)
+    timing = measure.time_kernel(lambda: fma_kernel[blocks, threads](out, np.float32(0.5), np.float32(0.25)))
+    return 2 * CHAINS * FMA_STEPS * threads * blocks / timing.p50 / 1e9
+
+
+# --- The tensor cores -----------------------------------------------------------------------------------------------
+
+MMA_CHAINS = 8
+MMA_STEPS = 2048
+WGMMA_ROUNDS = 256
+
+
+@cuda.jit(device=True)
+def f16_operands(x):
+    """Two words of a and two of b, with two halves each."""
+    return (ptx.pack_half2(x, -x), ptx.pack_half2(x * x, x), ptx.pack_half2(float32(0.5) - x, x),
+            ptx.pack_half2(-x, x * x))
+
+
+@cuda.jit(device=True)
+def tf32_operands(x):
+    return ptx.to_tf32(x), ptx.to_tf32(-x), ptx.to_tf32(float32(0.5) - x), ptx.to_tf32(x * x)
+
+
+def make_mma_peak(multiply, operands):
+    """16 x 8 products of what lies in registers, MMA_CHAINS independent sums a warp."""
+
+    @cuda.jit
+    def mma_peak_kernel(out):
+        lane = uint32(cuda.threadIdx.x) & uint32(31)
+        a0, a1, b0, b1 = operands(float32(lane) * float32(1 / 64) - float32(0.25))
+        acc = cuda.local.array(32, float32)
+        for i in range(32):
+            acc[i] = float32(i)  # no two sums alike, or a compiler would keep one of them
+        step = uint32(0)
+        while step < uint32(MMA_STEPS):
+            for c in range(8):
+                acc[4 * c], acc[4 * c + 1], acc[4 * c + 2], acc[4 * c + 3] = multiply(
+                    a0, a1, a1, a0, b0, b1, acc[4 * c], acc[4 * c + 1], acc[4 * c + 2], acc[4 * c + 3])
+            step += uint32(1)
+        total = float32(0.0)
+        for i in range(32):
+            total += acc[i]
+        out[cuda.grid(1)] = total
+
+    return mma_peak_kernel
+
+
+mma_f16_peak_kernel = make_mma_peak(ptx.mma_m16n8k16_f32_f16, f16_operands)
+mma_tf32_peak_kernel = make_mma_peak(ptx.mma_m16n8k8_f32_tf32, tf32_operands)
+
+
+@cuda.jit
+def wgmma_f16_peak_kernel(out):
+    """64 x 256 x 16 products of two tiles in shared memory, 64 deep, over and over; two warpgroups a block."""
+    a_tile = cuda.shared.array(64 * 64, float16, alignment=1024)
+    b_tile = cuda.shared.array(256 * 64, float16, alignment=1024)
+    thread = uint32(cuda.threadIdx.x)
+    i = thread
+    while i < uint32(256 * 64):  # numbers such as a product has: zeros would draw less power, and run faster
+        value = float16(float32((i * uint32(2_654_435_761)) >> uint32(20)) * float32(1 / 4096) - float32(0.5))
+        b_tile[i] = value
+        if i < uint32(64 * 64):
+            a_tile[i] = value
+        i += uint32(256)
+    acc = cuda.local.array(128, float32)
+    for i in range(128):
+        acc[i] = float32(0.0)
+    ptx.fence_proxy_async()
+    cuda.syncthreads()
+    a = ptx.wgmma_descriptor(a_tile, uint32(0), 16, 1024, 128)
+    b = ptx.wgmma_descriptor(b_tile, uint32(0), 16, 1024, 128)
+    step = uint32(0)
+    while step < uint32(WGMMA_ROUNDS):
+        ptx.wgmma_fence()
+        for _ in range(4):
+            for k in range(4):
+                ptx.wgmma_m64n256k16_f32_f16(acc, a + uint64(2 * k), b + uint64(2 * k), uint32(1))
+        ptx.wgmma_commit()
+        ptx.wgmma_wait(0)
+        step += uint32(1)
+    total = float32(0.0)
+    for i in range(128):
+        total += acc[i]
+    out[cuda.grid(1)] = total
+
+
+def tensor_peaks() -> dict:
+    """The present GPU's tensor cores in TFLOP/s, as Limits names them; empty for what it cannot run.
+
+    TF32 runs at half the speed of f16 on every GPU that has both; with wgmma that half is given, without it mma.sync's.
+    """
+    capability = tuple(cuda.get_current_device().compute_capability)
+    found = {}
+    if capability >= (8, 0):
+        per_warp = MMA_CHAINS * MMA_STEPS * 2 * 16 * 8
+        found["mma_f16_tflops"] = _tensor_tflops("mma_f16_peak", mma_f16_peak_kernel, per_warp * 16 // 32)
+        found["mma_tf32_tflops"] = _tensor_tflops("mma_tf32_peak", mma_tf32_peak_kernel, per_warp * 8 // 32)
+        found["f16_tflops"], found["tf32_tflops"] = found["mma_f16_tflops"], found["mma_tf32_tflops"]
+    if capability[0] == 9:
+        f16 = _tensor_tflops("wgmma_f16_peak", wgmma_f16_peak_kernel, WGMMA_ROUNDS * 16 * 2 * 64 * 256 * 16 // 128)
+        if f16 is not None:
+            found["f16_tflops"], found["tf32_tflops"] = f16, f16 / 2
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _tensor_tflops(name: str, kernel, flops_per_thread: int) -> float | None:
+    from labkit import measure
+
+    threads, blocks = 256, 8 * cuda.get_current_device().MULTIPROCESSOR_COUNT
+    out = cuda.device_array(threads * blocks, np.float32)
+    try:
+        timing = measure.time_kernel(lambda: kernel[blocks, threads](out), budget_s=0.3)
+    except Exception as error:  # a compiler that does not know the instruction: the data sheet has to do
+        print(f"{name} was not measured: {type(error).__name__}: {error}", file=sys.stderr)
+        return None
+    return flops_per_thread * threads * blocks / timing.p50 / 1e9
+
+
+def to_json(limits: Limits) -> dict:
+    return asdict(limits)

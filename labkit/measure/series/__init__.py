@@ -1,0 +1,1 @@
+"""Measurements beside the ladders: what a lesson shows over sizes, or of one part of a program."""

@@ -1,0 +1,446 @@
+"""The source's end-to-end experiment: does a faster softmax make a GPT-2 write faster? And where a step's time goes.
+
+    generation()        three prompts, greedy, with attention in steps (softmax in three launches, or in one) and as a
+                        single kernel: tokens a second; and the softmax's share of a step, for Amdahl's law
+    cache_curve()       the time of a token with the KV cache, and without it, over the length of the text
+    step_launches()     what each launch of a step takes of its time
+
+`labkit bench` records these on a GPU, in the shapes of distilgpt2 and GPT-2 small with random weights. Without one
+they run with the tiny model that is in the repository, and show work, not speed.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from labkit import cuda, device, measure
+from labkit._common.errors import UserError
+from labkit._common.tables import PlainTable, number
+from labkit.kernels.attention.three_pass import attention
+from labkit.kernels.attention.unfused import attention_fused_softmax, attention_unfused
+from labkit.measure import Timing, time_graph, time_host, time_launch
+from labkit.models.gpt2 import GPT2, Config, Decoder, Kernels, Workspace, advance_kernel, shapes
+from labkit.models.gpt2_block import traffic
+
+LENGTH = 100  # tokens of a text, prompt and all: the source's max_length
+ATTENTIONS = {"unfused": attention_unfused, "fused": attention_fused_softmax, "one kernel": attention}
+NO_BREAK = "\N{NO-BREAK SPACE}"
+WORDS = {name: words.replace(" ", NO_BREAK) for name, words in
+         (("unfused", "softmax in 3"), ("fused", "softmax in 1"), ("one kernel", "one kernel"))}
+SOFTMAX = ("attn.scale", "attn.mask", "attn.softmax")
+
+# The source's prompts, with the numbers that GPT-2's tokenizer gives their tokens.
+PROMPTS = {
+    "The future of artificial intelligence": (464, 2003, 286, 11666, 4430),
+    "In a world where technology": (818, 257, 995, 810, 3037),
+    "The quick brown fox": (464, 2068, 7586, 21831),
+}
+
+# Its results, distilgpt2 on an NVIDIA L4: tokens a second, ms a token, p50 in seconds; baseline, then fused.
+SOURCE = {
+    "The future of artificial intelligence": ((179.92, 5.558, 0.528), (178.70, 5.596, 0.530)),
+    "In a world where technology": ((182.31, 5.485, 0.521), (181.56, 5.508, 0.522)),
+    "The quick brown fox": ((179.10, 5.583, 0.536), (182.10, 5.492, 0.527)),
+}
+
+
+# Models that are made here, of random weights.
+RANDOM = {"distilgpt2's shape": Config(n_layer=6), "GPT-2 small's shape": Config()}
+
+
+# --- Models and prompts ----------------------------------------------------------------------------------------------
+
+
+def random_tensors(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
+    """Weights about as large as trained ones. They take as long to multiply as any others, and mean nothing."""
+    rng, found = np.random.default_rng(seed), {}
+    for name, shape in shapes(config).items():
+        values = rng.standard_normal(shape, np.float32)
+        values *= np.float32(0.02 if name.startswith("w") else 0.6 / np.sqrt(shape[0]) if len(shape) == 2 else 0.1)
+        if name.rsplit(".", 2)[-2].startswith("ln") and name.endswith("weight"):
+            values += np.float32(1)
+        found[name] = values
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def random_model(name: str) -> tuple[GPT2, str]:
+    """One of RANDOM, and a line for the log."""
+    config, began = RANDOM[name], time.perf_counter()
+    model = GPT2(config, random_tensors(config))
+    cuda.synchronize()
+    return model, (f"{name}: {config.parameters / 1e6:.1f} M parameters, {config.n_layer} layers, {config.n_embd} "
+                   f"wide, {model.weights.nbytes / 1e6:.0f} MB on the device, random, made in "
+                   f"{time.perf_counter() - began:.1f} s")
+
+
+def prompts_from(path, count: int = 3, words: int = 8) -> list[str]:
+    """The first words of the first paragraphs of a text file, such as WikiText-2's validation text: lines that are
+    empty or headings (= Title =) are passed over."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as text: {error}") from None
+    texts = [" ".join(line.split()[:words]) for line in lines if line.strip() and not line.strip().startswith("=")]
+    if not texts:
+        raise UserError(f"{path} has no line to take a prompt from")
+    return texts[:count]
+
+
+# --- Writing ---------------------------------------------------------------------------------------------------------
+
+
+def write_called(model: GPT2, ws: Workspace, prompt: Sequence[int], count: int) -> list[int]:
+    """Greedy tokens, with every launch made from Python, as the source's program did."""
+    ws.reset()
+    token = ws.rows(1).ids
+    model.prefill(prompt, ws)
+    found = []
+    while True:
+        model.kernels.argmax(ws.logits, token)
+        found.append(int(token.copy_to_host()[0]))
+        if len(found) == count:
+            return found
+        model.decode(found[-1], ws)
+
+
+def write_graphed(model: GPT2, ws: Workspace, prompt: Sequence[int], count: int, decoder: Decoder) -> list[int]:
+    """The same, with a step captured in a graph before."""
+    ws.reset()
+    model.prefill(prompt, ws)
+    model.kernels.argmax(ws.logits, ws.rows(1).ids)
+    found = [decoder.likeliest()]
+    while len(found) < count:
+        decoder()
+        found.append(decoder.likeliest())
+    return found
+
+
+def race(model: GPT2, prompt: Sequence[int], count: int, *, runs: int, attentions: Iterable[str] = ATTENTIONS,
+         hows: Iterable[str] = ("called", "graph")) -> list[dict]:
+    """Each attention writes `count` tokens, in turn, `runs` times after a first one that does not count."""
+    rows = []
+    for how in hows:
+        contestants, tokens, seconds = {}, {}, {name: [] for name in attentions}
+        for name in attentions:
+            one = model.with_kernels(Kernels(attention=ATTENTIONS[name]))
+            ws = Workspace(model.config, context=min(model.config.n_positions, LENGTH + 28))
+            write = write_called
+            if how == "graph":
+                write = functools.partial(write_graphed, decoder=Decoder(one, ws))
+            contestants[name] = functools.partial(write, one, ws, prompt, count)
+            tokens[name] = contestants[name]()
+        for _ in range(runs if how == "graph" else (runs + 1) // 2):  # a call takes ten times as long
+            for name, write in contestants.items():
+                began = time.perf_counter()
+                again = write()
+                seconds[name].append(time.perf_counter() - began)
+                if again != tokens[name]:
+                    raise AssertionError(f"{name}, {how}: another text from the same prompt")
+        first = next(iter(tokens.values()))
+        for name in contestants:
+            p5, p50, p95 = np.percentile(seconds[name], (5, 50, 95)).tolist()
+            rows.append({"attention": name, "how": how, "seconds": {"p5": p5, "p50": p50, "p95": p95},
+                         "tokens_per_second": count / p50, "ms_per_token": 1000 * p50 / count,
+                         "runs": len(seconds[name]), "same_tokens": tokens[name] == first})
+    return rows
+
+
+def experiment(model: GPT2, prompts: Mapping[str, Sequence[int]], *, name: str, log: str, weights: str,
+               length: int = LENGTH, runs: int = 5, attentions: Iterable[str] = ATTENTIONS,
+               hows: Iterable[str] = ("called", "graph")) -> dict:
+    """Every prompt written on until the text has `length` tokens, and the shares of a step in the middle."""
+    attentions, hows = list(attentions), list(hows)
+    raced = []
+    for text, ids in measure.steps(f"{name}: prompt", list(prompts.items())):
+        raced.append({"text": text, "prompt_tokens": len(ids), "new_tokens": length - len(ids),
+                      "rows": race(model, ids, length - len(ids), runs=runs, attentions=attentions, hows=hows)})
+    return {"name": name, "weights": weights, "log": log, "layers": model.config.n_layer, "width": model.config.n_embd,
+            "length": length, "prompts": raced, "step": softmax_share(model, length // 2)}
+
+
+def generation(models: Iterable[str] | None = None, prompts: Iterable[str] | None = None, *, length: int | None = None,
+               runs: int | None = None) -> dict:
+    """The experiment with each of these models: "distilgpt2's shape" and "GPT-2 small's shape", with random weights, or
+    whatever labkit.models.load takes. prompts: texts; left out, the source's."""
+    models = list(models or device.pick(gpu=("tiny", *RANDOM), cpu=("tiny",)))
+    length = length or device.pick(gpu=LENGTH, cpu=32)
+    runs = runs or device.pick(gpu=5, cpu=1)
+    found = []
+    for name in models:
+        if name in RANDOM:
+            model, log = random_model(name)
+            ids, weights = PROMPTS, "random"
+            if prompts is not None:
+                raise UserError(f"{name} has random weights and no tokenizer; texts need a model that has one")
+        else:
+            from labkit.models.load import load
+
+            loaded = load(name)
+            model, log, weights = loaded.model, loaded.log, "trained"
+            ids = {text: loaded.tokenizer.encode(text) for text in prompts or PROMPTS}
+            for text, tokens in ids.items():
+                if not 0 < len(tokens) < length:
+                    raise UserError(f"the prompt {text[:40]!r} has {len(tokens)} tokens; there is room for 1 to "
+                                    f"{length - 1}")
+        hows = device.pick(gpu=("called", "graph"), cpu=("called",))  # without a GPU a graph is a list of calls
+        found.append(experiment(model, ids, name=name, log=log, weights=weights, runs=runs, hows=hows,
+                                length=min(length, model.config.n_positions)))
+    result = {"models": found}
+    if device.on_gpu():
+        model, _ = random_model("GPT-2 small's shape")
+        result["prefill"] = prefill_shares(model)
+    return measure.stamped(result)
+
+
+# --- A step, launch by launch ----------------------------------------------------------------------------------------
+
+
+def launches_of(model: GPT2, ws: Workspace, count: int = 1) -> list[tuple[str, Callable]]:
+    """(name, launch(stream)) of every launch of a forward pass over `count` tokens, without running any. Names are the
+    same in each layer: attn.scores, mlp.gelu, ..."""
+    pending, found = [], []
+
+    def later(launcher, part=""):
+        def record(*args, stream=0, **named):
+            if hasattr(launcher, "launches"):  # of several steps
+                pending.extend(launcher.launches(*args, **named))
+            else:
+                pending.append((part, lambda stream: launcher(*args, **named, stream=stream)))
+
+        return record
+
+    def watch(name, _):
+        name = ".".join(name.split(".")[2:]) if name.startswith("h.") else name
+        found.extend((f"{name}.{part}" if part else name, launch) for part, launch in pending)
+        pending.clear()
+
+    run = model.kernels
+    model.with_kernels(Kernels(
+        layernorm=later(run.layernorm), linear=later(run.linear), attention=later(run.attention),
+        append_to_cache=later(run.append_to_cache, "cache"), embedding=later(run.embedding), logits=later(run.logits),
+    )).forward(ws, count, watch=watch)
+    return found
+
+
+def _at(model: GPT2, position: int, count: int = 1) -> Workspace:
+    """A workspace with `position` tokens in its cache (zeros), ready for `count` more."""
+    ws = Workspace(model.config, context=min(model.config.n_positions, -(-(position + count) // 128) * 128),
+                   tokens=count)
+    ws.ids.copy_to_device(np.zeros(count, np.int32))
+    ws.length = position
+    ws.start.copy_to_device(np.array([position], np.int32))
+    return ws
+
+
+def _together(launches: Sequence[tuple[str, Callable]], budget_s: float = 0.1) -> Timing:
+    """All of them, one after the other: in a graph, or on the CPU device as calls."""
+    def run(stream=0):
+        for _, launch in launches:
+            launch(stream)
+
+    if device.on_gpu():
+        return time_graph(run, launches=4)
+    return time_host(run, where=measure.where(), after=cuda.synchronize, budget_s=budget_s, min_runs=2, max_runs=20)
+
+
+def softmax_share(model: GPT2, position: int, count: int = 1) -> dict:
+    """The time of a pass over `count` tokens at this position with softmax in three launches and in one, and that of
+    the softmax alone, of all layers: in a graph (the CPU device: called), and called from Python. In us."""
+    result = {"position": position, "count": count}
+    for name in ("unfused", "fused"):
+        ws = _at(model, position, count)
+        launches = launches_of(model.with_kernels(Kernels(attention=ATTENTIONS[name])), ws, count)
+        softmax = [one for one in launches if one[0] in SOFTMAX]
+        result[name] = {"us": 1000 * _together(launches).p50, "softmax_us": 1000 * _together(softmax).p50,
+                        "launches": len(launches), "softmax_launches": len(softmax)}
+        if device.on_gpu() and count == 1:
+            for key, some in (("called_us", launches), ("called_softmax_us", softmax)):
+                def run(some=some):
+                    for _, launch in some:
+                        launch(0)
+
+                result[name][key] = 1000 * time_launch(run, launches=5).p50
+    ws = _at(model, position, count)
+    result["one kernel"] = {"us": 1000 * _together(launches_of(model, ws, count)).p50}
+    return result
+
+
+def prefill_shares(model: GPT2, lengths=(128, 512, 1024)) -> list[dict]:
+    """softmax_share for prompts, where the matrix of scores is square."""
+    return [softmax_share(model, 0, n) for n in measure.steps("prefill", list(lengths))]
+
+
+def amdahl(share: float, speedup: float) -> float:
+    """How many times as fast the whole becomes, if a part that takes `share` of it becomes `speedup` times as fast."""
+    return 1 / (1 - share + share / speedup)
+
+
+def judged(step: Mapping, called: bool = False) -> dict:
+    """From softmax_share: the softmax's share of a step, its own speed-up, what Amdahl's law makes of it, what would be
+    gained if it took no time, and what was measured."""
+    prefix = "called_" if called else ""
+    one, other = step["unfused"], step["fused"]
+    share = one[f"{prefix}softmax_us"] / one[f"{prefix}us"]
+    speedup = one[f"{prefix}softmax_us"] / other[f"{prefix}softmax_us"]
+    return {"share": share, "speedup": speedup, "predicted": amdahl(share, speedup), "most": amdahl(share, np.inf),
+            "measured": one[f"{prefix}us"] / other[f"{prefix}us"]}
+
+
+def apart(series: Mapping) -> dict[str, float]:
+    """By how much Amdahl's law misses what was measured, at most: for what is called from Python, and in a graph."""
+    found: dict[str, list[float]] = {}
+    for step in [one["step"] for one in series["models"]] + list(series.get("prefill", ())):
+        for called in (False, True)[: 1 + ("called_us" in step["unfused"])]:
+            j = judged(step, called)
+            how = "called" if called or series["where"] == measure.CPU_DEVICE else "graph"
+            found.setdefault(how, []).append(abs(j["measured"] / j["predicted"] - 1))
+    return {how: max(values) for how, values in found.items()}
+
+
+# --- With and without the cache --------------------------------------------------------------------------------------
+
+
+def cache_curve(name: str | None = None, positions=None) -> dict:
+    """The time of one token more, when so many came before: with_us from the cache; without_us by going through the
+    whole text again, which is also the time of a prompt of that length."""
+    model, name = _model(name)
+    positions = positions or device.pick(gpu=(16, 32, 64, 128, 256, 512, 768, 1023), cpu=(4, 16, 48))
+    series = {"model": name, "position": [], "with_us": [], "without_us": []}
+    for position in measure.steps("with and without the cache", list(positions)):
+        series["position"].append(position)
+        series["with_us"].append(1000 * _together(launches_of(model, _at(model, position))).p50)
+        ws = _at(model, 0, position + 1)
+        series["without_us"].append(1000 * _together(launches_of(model, ws, position + 1)).p50)
+    return measure.stamped(series)
+
+
+def _model(name: str | None) -> tuple[GPT2, str]:
+    from labkit.models.load import load
+
+    name = name or device.pick(gpu="GPT-2 small's shape", cpu="tiny")
+    return (random_model(name)[0] if name in RANDOM else load(name).model), name
+
+
+# --- What each launch takes ------------------------------------------------------------------------------------------
+
+
+def step_launches(name: str | None = None, positions=None) -> dict:
+    """A decoding step by its launches, of all layers together. us: by how much a step in a graph is shorter without
+    them (the CPU device: their own time). bytes: what they have to read and write."""
+    model, name = _model(name)
+    positions = positions or device.pick(gpu=(52, 1023), cpu=(52,))
+    found = []
+    for position in measure.steps("launches of a step", list(positions)):
+        launches = _greedy_step(model, position)
+        whole = _together(launches).p50
+        moved = _bytes(model.config, position + 1)
+        rows = []
+        for kind in dict.fromkeys(one[0] for one in launches):
+            if device.on_gpu():
+                ms = whole - _together([one for one in launches if one[0] != kind]).p50
+            else:
+                ms = _together([one for one in launches if one[0] == kind], budget_s=0.03).p50
+            rows.append({"name": kind, "count": sum(one[0] == kind for one in launches), "us": 1000 * ms,
+                         "bytes": moved.get(kind)})
+        found.append({"position": position, "us": 1000 * whole, "rows": rows, "bytes": sum(moved.values())})
+    return measure.stamped({"model": name, "steps": found})
+
+
+def _greedy_step(model: GPT2, position: int) -> list[tuple[str, Callable]]:
+    """The launches of GPT2.step; the position stays where it is, however often they run."""
+    ws = _at(model, position)
+    return [*launches_of(model, ws),
+            ("argmax", lambda stream: model.kernels.argmax(ws.logits, ws.rows(1).ids, stream=stream)),
+            ("advance", lambda stream: advance_kernel[1, 1, stream](ws.start, np.int32(0)))]
+
+
+def _bytes(config: Config, keys: int) -> dict[str, int]:
+    """Of all layers together, for one token that looks at so many keys."""
+    C, V = config.n_embd, config.vocab_size
+    each = traffic(config.block, 1) | {"attn": 8 * C * keys + 8 * C, "attn.cache": 16 * C}
+    return ({name: config.n_layer * nbytes for name, nbytes in each.items()}
+            | {"embedding": 12 * C, "ln_f": 16 * C, "logits": 4 * (V * C + C + V), "argmax": 4 * V})
+
+
+# --- Tables ----------------------------------------------------------------------------------------------------------
+
+HOWS = {"called": "launched from Python", "graph": "in a graph"}
+
+
+def generation_table(series: Mapping, model: str | None = None, how: str | None = None) -> PlainTable:
+    """The source's table of generated text, with its numbers beside ours."""
+    one = _of(series, model)
+    how = how or one["prompts"][0]["rows"][0]["how"]
+    rows = []
+    for prompt in one["prompts"]:
+        theirs = SOURCE.get(prompt["text"], (None, None))
+        for name, known in (("unfused", theirs[0]), ("fused", theirs[1]), ("one kernel", None)):
+            row = next(r for r in prompt["rows"] if (r["attention"], r["how"]) == (name, how))
+            rows.append((prompt["text"] if name == "unfused" else "", WORDS[name], f"{row['tokens_per_second']:,.1f}",
+                         f"{row['ms_per_token']:.3f}", f"{row['seconds']['p50']:.3f}", _ratio(prompt, name, how),
+                         "yes" if row["same_tokens"] else "no",
+                         "-" if known is None else "{:.2f}, {:.3f}, {:.3f}".format(*known).replace(" ", NO_BREAK)))
+    random = " Random weights: they take the same time, and write no text." if one["weights"] == "random" else ""
+    return PlainTable(
+        f"Generated text: {one['name']}, {HOWS[how]}",
+        ("prompt", "attention", "tokens/s", "ms/token", "p50, s", "ratio", "same text", "theirs: tokens/s, ms, s"),
+        tuple(rows),
+        (f"{series['where']}, {series['date']}. {one['log']}.{random}",
+         "Softmax in 3: scale, mask and softmax as three launches; in 1: as one. One kernel: all of attention. Ratio: "
+         "to softmax in 3. Theirs: distilgpt2 on an NVIDIA L4, baseline and fused."))
+
+
+def _ratio(prompt: Mapping, name: str, how: str) -> str:
+    rates = {r["attention"]: r["tokens_per_second"] for r in prompt["rows"] if r["how"] == how}
+    return "-" if name == "unfused" else f"{rates[name] / rates['unfused']:.3f}"
+
+
+def amdahl_table(series: Mapping) -> PlainTable:
+    """The softmax's share, and what its speed-up can be worth, for each model, and for prompts of some lengths."""
+    rows = []
+
+    def row(what, step, called=False):
+        j = judged(step, called)
+        rows.append((what, f"{j['share']:.1%}", f"{j['speedup']:.2f}", f"{j['predicted']:.3f}", f"{j['measured']:.3f}",
+                     f"{j['most']:.3f}"))
+
+    for one in series["models"]:
+        on_gpu = "called_us" in one["step"]["unfused"]
+        row(f"a token, {one['name']}" + (", in a graph" if on_gpu else ""), one["step"])
+        if on_gpu:
+            row(f"a token, {one['name']}, launched from Python", one["step"], called=True)
+    for step in series.get("prefill", ()):
+        row(f"a prompt of {step['count']:,}, GPT-2 small's shape, in a graph", step)
+    return PlainTable("What a faster softmax is worth",
+                      ("", "its share", "its speed-up", "predicted", "measured", "at most"), tuple(rows),
+                      ("Share: softmax in three launches, of the time of the whole. Predicted by Amdahl's law. At "
+                       "most: if softmax took no time at all.", f"{series['where']}, {series['date']}."))
+
+
+def step_table(series: Mapping, which: int = 0) -> PlainTable:
+    """What each launch takes of a step, beside the time that its bytes need."""
+    step = series["steps"][which]
+    limits = {} if series["where"] == measure.CPU_DEVICE else (measure.recorded() or {}).get("limits", {})
+    bandwidth = limits.get("bandwidth_gbs")
+    rows = [(row["name"], str(row["count"]), number(row["us"]), f"{row['us'] / step['us']:.0%}",
+             "-" if not row["bytes"] else number(row["bytes"] / 1e6),
+             "-" if not (row["bytes"] and bandwidth) else number(row["bytes"] / bandwidth / 1e3))
+            for row in step["rows"]]
+    rows.append(("the whole step", str(sum(row["count"] for row in step["rows"])), number(step["us"]), "100%",
+                 number(step["bytes"] / 1e6), "-" if not bandwidth else number(step["bytes"] / bandwidth / 1e3)))
+    return PlainTable(f"A token at position {step['position']:,}, {series['model']}",
+                      ("launch", "launches", "us", "share", "MB", "MB need, us"), tuple(rows),
+                      (f"{series['where']}, {series['date']}.",))
+
+
+def _of(series: Mapping, model: str | None) -> Mapping:
+    found = [one for one in series["models"] if model in (None, one["name"])]
+    if not found:
+        raise ValueError(f"no model {model!r} in the series; there are {[one['name'] for one in series['models']]}")
+    return found[0]

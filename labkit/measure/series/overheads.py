@@ -1,0 +1,255 @@
+"""What a program pays besides its kernels: starting up, copying, launching. The series of lesson 06.
+
+    cold_start()       a small product in a fresh process, three times over, as ranges
+    copy_sizes()       copies of 4 bytes to 512 MB
+    launch_sizes()     one addition from Python, from PyTorch, and inside a graph, over sizes
+    fair_baseline()    three small steps: kernels of their own, fused, PyTorch's, compiled, each also in a graph
+    trace()            the small product on the GPU's own time line, as PyTorch's profiler (CUPTI) records it
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from labkit import cuda, device, measure
+from labkit._common import paths
+from labkit._common.tables import PlainTable, number, size_text
+from labkit.device import launches
+from labkit.kernels.op import to_device
+from labkit.measure import time_graph, time_host, time_launch, time_torch_graph
+
+SIDE = 256  # of the matrices in the small product
+
+
+def product_trip(ranges, n: int = SIDE) -> np.ndarray:
+    """A small matrix product from end to end. `ranges(name)` marks its parts: a Ranges, or anything of its kind."""
+    from labkit.kernels.matmul.float32 import matmul_naive
+
+    a, b = (np.full((n, n), value, np.float32) for value in (2, 3))
+    with ranges("matrix product"):
+        with ranges("allocate"):
+            d_a, d_b, d_c = (cuda.device_array((n, n), np.float32) for _ in range(3))
+        with ranges("copy to the device"):
+            d_a.copy_to_device(a)
+            d_b.copy_to_device(b)
+        with ranges("kernel"):
+            matmul_naive(d_a, d_b, d_c)
+        with ranges("copy to the host"):
+            c = d_c.copy_to_host()
+        with ranges("free"):
+            del d_a, d_b, d_c
+    return c
+
+
+FRESH = """\
+import json, time
+begin = time.perf_counter()
+from labkit.measure.series.overheads import product_trip
+from labkit.measure.nvtx import Ranges
+imported = time.perf_counter()
+from labkit import device
+device.kind()
+found = time.perf_counter()
+trips = []
+for _ in range(3):
+    ranges = Ranges()
+    product_trip(ranges)
+    trips.append(ranges.to_json())
+print(json.dumps({"import_ms": 1000 * (imported - begin), "find_ms": 1000 * (found - imported), "trips": trips}))
+"""
+
+
+def cold_start() -> dict:
+    """The small product three times in a fresh process: {"import_ms", "find_ms", "trips": [ranges, ...]}."""
+    root = paths.REPOSITORY
+    done = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, cwd=root, timeout=300)
+    if done.returncode:
+        raise RuntimeError(f"the fresh process failed: {done.stderr.strip()[-500:]}")
+    return measure.stamped({**json.loads(done.stdout.splitlines()[-1]), "n": SIDE})
+
+
+def copy_sizes(sizes=None, budget_s: float = 0.05) -> dict:
+    """Microseconds for a copy of each size, by the host's clock: {"bytes", "h2d_pageable_us", "h2d_pinned_us", ...}."""
+    sizes = sizes or device.pick(gpu=[4 * 8**k for k in range(10)], cpu=[4 * 8**k for k in range(8)])
+    series = {"bytes": list(sizes)} | {f"{way}_{kind}_us": [] for kind in ("pageable", "pinned")
+                                       for way in ("h2d", "d2h")}
+    for nbytes in measure.steps("copies over sizes", list(sizes)):
+        count = nbytes // 4
+        on_device = cuda.device_array(count, np.float32)
+        hosts = {"pageable": np.ones(count, np.float32), "pinned": cuda.pinned_array(count, np.float32)}
+        for kind, host in hosts.items():
+            host[:] = 1.0
+            for way, copy in (("h2d", on_device.copy_to_device), ("d2h", on_device.copy_to_host)):
+                timing = time_host(lambda copy=copy, host=host: copy(host), after=cuda.synchronize, budget_s=budget_s,
+                                   max_runs=50)
+                series[f"{way}_{kind}_us"].append(1000 * timing.p50)
+    return measure.stamped(series)
+
+
+def launch_sizes(exponents=None, times: int = 50) -> dict:
+    """Microseconds for one vector addition among many: launched from Python, by PyTorch, in a graph, over sizes."""
+    from labkit.kernels.elementwise import vector_add_four_loads
+
+    exponents = exponents or device.pick(gpu=range(8, 27, 2), cpu=range(8, 17, 2))
+    torch = measure.import_rival("torch") if device.on_gpu() else None
+    series = {"n": [], "python_us": [], "graph_us": [], "torch_us": [], "torch_graph_us": []}
+    for n in measure.steps("launches over sizes", [2**e for e in exponents]):
+        a, b, out = (cuda.to_device(np.ones(n, np.float32)) for _ in range(3))
+
+        def run(stream=0, arrays=(a, b, out)):
+            vector_add_four_loads(*arrays, stream=stream)
+
+        series["n"].append(n)
+        series["python_us"].append(1000 * time_launch(run, launches=times).p50)
+        graph = time_graph(run, launches=times)
+        series["graph_us"].append(None if graph is None else 1000 * graph.p50)
+        if torch is not None:
+            x, y, z = measure.hand_over("torch", a, b, out)
+
+            def add(torch=torch, x=x, y=y, z=z):
+                torch.add(x, y, out=z)
+
+            series["torch_us"].append(1000 * time_launch(add, launches=times).p50)
+            graph = time_torch_graph(add, launches=times)
+            series["torch_graph_us"].append(None if graph is None else 1000 * graph.p50)
+    return measure.stamped({key: values for key, values in series.items() if values and None not in values})
+
+
+def fair_baseline(times: int = 100) -> dict:
+    """Bias, GELU, residual at a small size: {"size", "rows": [{"name", "kernels", "call_us", "graph_us"}]}."""
+    from labkit.kernels.bias_gelu_add import BIAS_GELU_ADD as op
+
+    size = op.timed
+    arrays = to_device(op.inputs(np.random.default_rng(0), **size))
+    out = cuda.device_array(op.shape(**size), op.dtype)
+    rows = []
+
+    def row(name, kernels, call, graph):
+        rows.append({"name": name, "kernels": kernels, "call_us": 1000 * time_launch(call, launches=times).p50,
+                     "graph_us": None if graph is None else 1000 * graph.p50})
+
+    for launcher in op.rungs:
+        def run(stream=0, launcher=launcher):
+            launcher(*arrays, out, stream=stream)
+
+        row(launcher.__name__.removeprefix("bias_gelu_add_").replace("_", " "), len(launches.kernels_of(launcher)), run,
+            time_graph(run, launches=times))
+    for rival in measure.rivals_of(op):
+        theirs = measure.hand_over(rival.library, *arrays, out)
+        module = measure.import_rival(rival.library)
+
+        def call(rival=rival, theirs=theirs, module=module):
+            rival.call(module, *theirs)
+
+        try:
+            call()
+            row(rival.title, None, call, time_torch_graph(call, launches=times))
+        except Exception as error:  # torch.compile needs a compiler of its own
+            print(f"{rival.title} was not measured: {type(error).__name__}: {error}", file=sys.stderr)
+    return measure.stamped({"size": size, "rows": rows})
+
+
+# --- Tables for the lesson -------------------------------------------------------------------------------------------
+
+# What the notebook that this lesson follows read from nsys for a matrix product in CUDA C++, in a cold process.
+SOURCE_US = {"matrix product": 125_366.415, "allocate": 125_357.659, "copy to the device": 3.330, "kernel": 3.652,
+             "copy to the host": 0.110, "free": 0.140}
+
+
+def trips_table(first: list[dict], second: list[dict], recorded: dict | None = None) -> PlainTable:
+    """The parts of the small product in microseconds: the source's, a recorded GPU's cold and warm, and two trips taken
+    here, each as Ranges.to_json() gives it."""
+    recorded = recorded or measure.recorded_series("cold_start", gpu="NVIDIA H200")
+    columns = [SOURCE_US, *({one["path"][-1]: 1000 * one["ms"] for one in trip}
+                            for trip in (recorded["trips"][0], recorded["trips"][-1], first, second))]
+    rows = [(part, *(number(column.get(part)) for column in columns)) for part in SOURCE_US]
+    gpu = recorded["where"].removeprefix("NVIDIA ")
+    notes = ["Microseconds, by the host's clock. The source timed with nsys; its ranges do not wait for the device.",
+             f"Here: {measure.where()}.",
+             f"{recorded['where']}, {recorded['date']}: a fresh process; before the first range it imported "
+             f"labkit and Numba ({recorded['import_ms']:,.0f} ms)."]
+    return PlainTable("A small product, end to end", ("part", "source, cold", f"{gpu}, cold", f"{gpu}, warm",
+                                                      "here, first", "here, second"), tuple(rows), tuple(notes))
+
+
+def baseline_table(here: dict | None = None, recorded: dict | None | str = "auto") -> PlainTable:
+    """The fair baseline: microseconds for a call from Python and inside a graph, here and as recorded on a GPU."""
+    if recorded == "auto":
+        recorded = measure.recorded_series("fair_baseline") if here is None or here["where"] == measure.CPU_DEVICE \
+            else None
+    rows, notes = [], []
+    for found in filter(None, (recorded, here)):
+        rows += [(row["name"], number(row["kernels"]), number(row["call_us"]), number(row["graph_us"]),
+                  found["where"].split(":")[0]) for row in found["rows"]]
+        notes.append(f"{size_text(found['size'])}: {found['where']}, {found['date']}.")
+    return PlainTable("Bias, GELU, residual: one call in a row of many",
+                      ("", "kernels", "from Python, us", "in a graph, us", "where"), tuple(rows), tuple(notes))
+
+
+# --- The GPU's own time line ---------------------------------------------------------------------------------------
+
+
+def trace() -> dict | None:
+    """The second of two small products as PyTorch's profiler sees it; None without a GPU or PyTorch.
+
+    {"events": [{"row": "ranges 1" | "ranges 2" | "driver" | "GPU", "name", "start_us", "us"}]}, from the outer range's
+    start on.
+    """
+    torch = measure.import_rival("torch") if device.on_gpu() else None
+    if torch is None:
+        return None
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    product_trip(record_function)
+    cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as watched:
+        product_trip(record_function)  # a profiler's own first time is slow
+        cuda.synchronize()
+        product_trip(record_function)
+        cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        watched.export_chrome_trace(str(path))
+        found = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    return measure.stamped({"events": events_of(found)})
+
+
+def trace_panel(series: dict | None = None) -> dict:
+    """The trace taken here, or else the recorded one, as a panel of plots.timeline."""
+    series = series or trace() or measure.recorded_series("trace", gpu="NVIDIA H200")
+    return {"title": f"Measured on {series['where']}, {series['date']}: warm, by PyTorch's profiler",
+            "events": [_named(event) for event in series["events"]]}
+
+
+def _named(event: dict) -> dict:
+    """The profiler's exporter writes "Kernel" for a range called "kernel"."""
+    return {**event, "name": event["name"].lower()} if event["row"].startswith("ranges") else event
+
+
+ROWS = {"user_annotation": "ranges", "cuda_driver": "driver", "cuda_runtime": "driver", "kernel": "GPU",
+        "gpu_memcpy": "GPU", "gpu_memset": "GPU"}
+
+
+def events_of(found: list[dict]) -> list[dict]:
+    """The last product in a trace in Chrome's format, with its ranges, the driver's calls and the GPU's work."""
+    known = [event for event in found if event.get("ph") == "X" and event.get("cat") in ROWS]
+    outer = max((event for event in known if event["name"] == "matrix product"), key=lambda event: event["ts"],
+                default=None)
+    if outer is None:
+        return []
+    begin, end = outer["ts"], outer["ts"] + outer["dur"]
+    events = []
+    for event in sorted(known, key=lambda event: event["ts"]):
+        if not begin <= event["ts"] <= end:
+            continue
+        row = ROWS[event["cat"]]
+        if row == "ranges":
+            row = "ranges 1" if event is outer else "ranges 2"
+        events.append({"row": row, "name": event["name"][:80], "start_us": event["ts"] - begin, "us": event["dur"]})
+    return events

@@ -1,0 +1,172 @@
+"""How fast the CPU device is: against Numba's own simulator, and against the clock.
+
+    python -m labkit.measure.series.simt
+
+Work    a tiled 64 x 64 x 64 product on both; 512 x 512 x 512 and a vector addition of 10 million elements here; the
+        first call of a kernel with its compile (empty cache), and the same in a second process (from the cache).
+        Compile time is left out of the first three. Times are of this machine's CPU and say nothing about a GPU.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+from numba import float32
+
+TILE = 16
+TARGETS = {
+    "speedup over numba's simulator, 64^3 tiled": (500, "times", "at least"),
+    "512^3 tiled": (2.0, "s", "at most"),
+    "vector add, 10 million": (0.5, "s", "at most"),
+    "first call, with its compile": (3.0, "s", "at most"),
+    "first call in a second process": (1.0, "s", "at most"),
+}
+
+
+def make_kernels(module):
+    """(tiled matmul, vector add) for a module that looks like numba.cuda."""
+    global cuda  # the simulator replaces `cuda` in a kernel's globals, and nowhere else
+    cuda = module
+
+    @cuda.jit
+    def matmul(a, b, out):
+        a_tile = cuda.shared.array((TILE, TILE), float32)
+        b_tile = cuda.shared.array((TILE, TILE), float32)
+        x, y = cuda.threadIdx.x, cuda.threadIdx.y
+        col, row = cuda.grid(2)
+        total = float32(0)
+        for tile in range(a.shape[1] // TILE):
+            a_tile[y, x] = a[row, tile * TILE + x]
+            b_tile[y, x] = b[tile * TILE + y, col]
+            cuda.syncthreads()
+            for k in range(TILE):
+                total += a_tile[y, k] * b_tile[k, x]
+            cuda.syncthreads()
+        out[row, col] = total
+
+    @cuda.jit
+    def add(a, b, out):
+        i = cuda.grid(1)
+        if i < out.size:
+            out[i] = a[i] + b[i]
+
+    return matmul, add
+
+
+def _matmul_once(cuda, matmul, n):
+    """Seconds for an n x n x n product on device arrays; checks the result."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.random((n, n), dtype=np.float32) for _ in range(2))
+    on_device = cuda.to_device(a), cuda.to_device(b), cuda.to_device(np.full((n, n), np.nan, np.float32))
+    start = time.perf_counter()
+    matmul[(n // TILE, n // TILE), (TILE, TILE)](*on_device)
+    cuda.synchronize()
+    seconds = time.perf_counter() - start
+    np.testing.assert_allclose(on_device[2].copy_to_host(), a.astype(np.float64) @ b, rtol=1e-5)
+    return seconds
+
+
+def _simulator():
+    """Child process: the 64^3 product under NUMBA_ENABLE_CUDASIM=1."""
+    if not hasattr(np, "row_stack"):
+        np.row_stack = np.vstack
+    from numba import cuda
+
+    matmul, _ = make_kernels(cuda)
+    print(json.dumps({"seconds": _matmul_once(cuda, matmul, 64)}))
+
+
+def _first_call():
+    """Child process: the first call of the tiled kernel, imports left out."""
+    from labkit.simt import namespace as cuda
+
+    matmul, _ = make_kernels(cuda)
+    print(json.dumps({"seconds": _matmul_once(cuda, matmul, 64)}))
+
+
+def _child(mode, **environment):
+    """Run this module in a new process; what it measured, or None where the simulator is not there."""
+    result = subprocess.run(
+        [sys.executable, "-m", "labkit.measure.series.simt", mode],
+        env={**os.environ, **environment}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if result.returncode:
+        return None
+    return json.loads(result.stdout.strip().splitlines()[-1])["seconds"]
+
+
+def measure(report=lambda text: None):
+    """{what: number} for the rows of TARGETS, and the single times behind them. `report` is told what runs."""
+    from labkit.simt import namespace as cuda
+
+    matmul, add = make_kernels(cuda)
+    found = {}
+    report("the tiled product, compiled")
+    _matmul_once(cuda, matmul, 64)
+    here = float(np.median([_matmul_once(cuda, matmul, 64) for _ in range(20)]))
+    found["64^3 tiled"] = here
+    found["512^3 tiled"] = float(np.median([_matmul_once(cuda, matmul, 512) for _ in range(5)]))
+    report("vector addition")
+    n = 10_000_000
+    rng = np.random.default_rng(0)
+    a, b = (cuda.to_device(rng.random(n, dtype=np.float32)) for _ in range(2))
+    out = cuda.device_array_like(a)
+    times = []
+    for _ in range(6):
+        start = time.perf_counter()
+        add[-(-n // 256), 256](a, b, out)
+        times.append(time.perf_counter() - start)
+    np.testing.assert_array_equal(out.copy_to_host(), a.copy_to_host() + b.copy_to_host())
+    found["vector add, 10 million"] = float(np.median(times[1:]))
+    report("a first call with its compile, and again from the cache")
+    with tempfile.TemporaryDirectory() as cache:
+        found["first call, with its compile"] = _child("first-call", LABKIT_CACHE_DIR=cache)
+        found["first call in a second process"] = _child("first-call", LABKIT_CACHE_DIR=cache)
+    report("numba's simulator: some ten seconds")
+    simulator = _child("simulator", NUMBA_ENABLE_CUDASIM="1")
+    if simulator is not None:
+        found["64^3 tiled, numba's simulator"] = simulator
+        found["speedup over numba's simulator, 64^3 tiled"] = simulator / here
+    return found
+
+
+def main(console=None):
+    """Print the numbers beside their targets. Returns an exit code: 0 if all measured ones are met, else 1."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = console or Console()
+    with console.status("measuring the CPU device") as status:
+        found = measure(lambda text: status.update(f"measuring {text}"))
+    table = Table(title="The CPU device", caption="times of this machine's CPU: they show work, not GPU speed")
+    for column in ("what", "measured", "target"):
+        table.add_column(column, justify="left" if column == "what" else "right")
+    good = True
+    for what, value in found.items():
+        number, unit, sense = TARGETS.get(what, (None, "s", ""))
+        if value is None:
+            table.add_row(what, "not measured", "")
+            continue
+        met = number is None or (value >= number if sense == "at least" else value <= number)
+        good &= met
+        time_text = f"{value * 1e3:,.2f} ms" if value < 1 else f"{value:,.2f} s"
+        shown = f"{value:,.0f} times" if unit == "times" else time_text
+        target = "" if number is None else f"{sense} {number:g} {unit} {'✓' if met else '✗'}"
+        table.add_row(what, shown, target)
+    if "speedup over numba's simulator, 64^3 tiled" not in found:
+        table.add_row("numba's simulator", "not measured: numba-cuda is not installed", "")
+    console.print(table)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["simulator"]:
+        _simulator()
+    elif sys.argv[1:] == ["first-call"]:
+        _first_call()
+    else:
+        sys.exit(main())

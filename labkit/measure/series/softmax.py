@@ -1,0 +1,122 @@
+"""What lessons 09 and 10 quote beside the ladders: latencies, softmax on one core, masked softmax over sizes.
+
+labkit.measure.bench takes these on a GPU and records them; the lessons take them at small sizes wherever they run.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+from numba import njit
+
+from labkit import cuda, device, measure
+from labkit.kernels.pointer_chase import SHARED, chase, random_cycle
+from labkit.kernels.softmax.masked import masked_softmax_single_read, unfused_by_library
+from labkit.measure import Timing
+
+# (B, S): first the two sizes of the source, then longer rows, then more of them
+SIZES = ((1, 512), (1, 1024), (1, 2048), (1, 4096), (1, 8192), (4, 1024), (16, 1024), (64, 1024), (64, 512))
+
+
+def latencies(places=None) -> dict:
+    """Nanoseconds for one load from shared memory, the L1 cache, the L2 cache and memory.
+
+    places: {name: (bytes of the chain, steps)}. A cache is warm because the chain fits into it and was followed before.
+    The time is that of 2n steps less that of n steps, over n: what comes before and after the loop falls out.
+    """
+    places = places or {"shared memory": (4 * SHARED, 32_768), "L1 cache": (4 * SHARED, 32_768),
+                        "L2 cache": (2**23, 65_536), "memory": (2**29, 8192)}
+    found = {}
+    out = cuda.to_device(np.zeros(1, np.uint32))
+    for name, (nbytes, steps) in places.items():
+        chain = cuda.to_device(random_cycle(nbytes // 4))
+        shared = name == "shared memory"
+        times = []
+        for n in (steps, 2 * steps):
+            follow = functools.partial(chase, chain, n, out, shared=shared)
+            times.append(measure.time_kernel(follow, budget_s=0.2, min_runs=3, max_runs=10, flush=name == "memory").p50)
+        found[name] = {"bytes": nbytes, "steps": steps, "ns": 1e6 * (times[1] - times[0]) / steps}
+    return found
+
+
+def memory_latency() -> dict | None:
+    """Nanoseconds for a load from each memory of a GPU; None on the CPU device, whose memories are all one."""
+    return measure.stamped({"places": latencies()}) if device.on_gpu() else None
+
+
+@njit
+def softmax_on_one_core(x, out):
+    """What every GPU kernel is compared with: three loops over each row, compiled for the processor."""
+    for row in range(x.shape[0]):
+        largest = x[row, 0]
+        for col in range(1, x.shape[1]):
+            largest = max(largest, x[row, col])
+        total = np.float32(0.0)
+        for col in range(x.shape[1]):
+            out[row, col] = math.exp(x[row, col] - largest)
+            total += out[row, col]
+        for col in range(x.shape[1]):
+            out[row, col] /= total
+
+
+def softmax_cpu(rows: int | None = None, cols: int | None = None) -> dict:
+    """The three loops on one core of this machine's processor, in ms."""
+    rows = rows or device.pick(gpu=8192, cpu=256)
+    cols = cols or device.pick(gpu=8192, cpu=1024)
+    x = 8 * np.random.default_rng(0).random((rows, cols), dtype=np.float32)
+    out = np.empty_like(x)
+    timing = measure.time_host(lambda: softmax_on_one_core(x, out), budget_s=1.0, min_runs=3, max_runs=10)
+    return {**measure.stamped({"rows": rows, "cols": cols, "ms": timing.p50}), "where": "one core of the host"}
+
+
+def masked_softmax_sizes(sizes=None, runs: int = 100, warm_up: int = 5) -> dict:
+    """The source's microbenchmark and beyond: unfused by a library (PyTorch on a GPU, else NumPy) and our single read.
+
+    For each size and mask, in ms: `unfused`, `fused` (called from Python, one pair of events for each call) and
+    `unfused_graph`, `fused_graph` (in a CUDA graph; None without a GPU), each with p5, p50, p95.
+    """
+    sizes = sizes or device.pick(gpu=SIZES, cpu=((1, 64), (1, 128)))
+    rows = []
+    for B, S in measure.steps("masked softmax over sizes", list(sizes)):
+        host = 40 * np.random.default_rng(0).random((B, S, S), dtype=np.float32)
+        scores, out = cuda.to_device(host), cuda.device_array(host.shape, np.float32)
+        library = measure.import_rival("torch") if device.on_gpu() else np
+        arrays = [host, np.empty_like(host)]
+        if device.on_gpu():
+            arrays = [library.as_tensor(array, device="cuda") for array in (scores, out)]
+        for causal in (False, True):
+            unfused = functools.partial(unfused_by_library(causal), library, *arrays)
+
+            def fused(stream=0, scores=scores, out=out, causal=causal):
+                masked_softmax_single_read(scores, out, causal=causal, stream=stream)
+
+            rows.append({"B": B, "S": S, "mask": "causal" if causal else "none",
+                         "unfused": _called(unfused, runs, warm_up), "fused": _called(fused, runs, warm_up),
+                         "unfused_graph": _percentiles(measure.time_torch_graph(unfused)),
+                         "fused_graph": _percentiles(measure.time_graph(fused))})
+    return measure.stamped({"rows": rows, "runs": runs, "warm_up": warm_up,
+                            "unfused": "PyTorch" if device.on_gpu() else "NumPy"})
+
+
+def _called(call, runs: int, warm_up: int) -> dict:
+    """Calls one after another, each waited for, as the source timed them."""
+    for _ in range(warm_up):
+        call()
+    cuda.synchronize()
+    if not device.on_gpu():
+        return _percentiles(measure.time_host(call, after=cuda.synchronize, budget_s=0.05, max_runs=runs))
+    times = []
+    for _ in range(runs):
+        start, stop = cuda.event(), cuda.event()
+        start.record()
+        call()
+        stop.record()
+        stop.synchronize()
+        times.append(cuda.event_elapsed_time(start, stop))
+    return _percentiles(Timing.of(times, measure.where()))
+
+
+def _percentiles(timing: Timing | None) -> dict | None:
+    return None if timing is None else {"p5": timing.p5, "p50": timing.p50, "p95": timing.p95}

@@ -1,0 +1,108 @@
+"""All tensors of a model as one device buffer, with a map of where each begins.
+
+    blob = Blob(read("model.safetensors"), dtype=np.float32)
+    blob["wte.weight"]                      # a device array, a view into the buffer
+    blob.entries["wte.weight"].offset       # bytes from the start of the buffer
+
+One allocation and one copy instead of hundreds. Each tensor begins at a multiple of 16 bytes, so that kernels may load
+four floats at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit import cuda
+from labkit.kernels.op import bfloat16_of
+from labkit.models.safetensors import Named
+
+ALIGNMENT = 16  # bytes: the widest load, ld.global.v4.f32
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one tensor lies in the buffer."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def layout(shapes: Mapping[str, tuple], dtypes: Mapping[str, np.dtype]) -> tuple[dict[str, Place], int]:
+    """Where each tensor begins, in the order given, and how many bytes all of them take."""
+    entries, end = {}, 0
+    for name, shape in shapes.items():
+        offset = -(-end // ALIGNMENT) * ALIGNMENT
+        entries[name] = Place(offset, tuple(shape), np.dtype(dtypes[name]))
+        end = offset + entries[name].nbytes
+    return entries, end
+
+
+def is_bfloat16(tensors: Mapping[str, np.ndarray], name: str) -> bool:
+    """Whether these uint16 hold bfloat16 numbers. Only the header of a file can say so."""
+    entries = getattr(tensors, "entries", {})
+    return name in entries and entries[name].dtype == "BF16"
+
+
+def converted(tensor: np.ndarray, dtype: np.dtype | None, bfloat16: bool = False) -> np.ndarray:
+    """The tensor as `dtype`. bfloat16: its uint16 hold bfloat16 numbers. Integers and booleans are left as they are."""
+    if dtype is None or (tensor.dtype.kind != "f" and not bfloat16):
+        return tensor
+    if bfloat16:
+        if dtype == np.uint16:
+            return tensor
+        tensor = (tensor.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if dtype == np.uint16:
+        return bfloat16_of(tensor.astype(np.float32))
+    with np.errstate(over="ignore"):  # checked by whoever narrows
+        return tensor.astype(dtype, copy=False)
+
+
+class Blob(Named):
+    """Device arrays by name, views into one buffer.
+
+    tensors: name -> NumPy array, such as read(path) gives. dtype: what floating-point tensors become on the way; None
+    leaves them as they are, uint16 means bfloat16. names: these tensors only, in this order; a dictionary also says
+    what the blob calls them: {name here: name in tensors}.
+    """
+
+    def __init__(self, tensors: Mapping[str, np.ndarray], dtype=None, names=None, stream=0):
+        dtype = None if dtype is None else np.dtype(dtype)
+        names = names if isinstance(names, Mapping) else {name: name for name in (tensors if names is None else names)}
+        missing = [name for name in names.values() if name not in tensors]
+        if missing:
+            raise KeyError(f"{len(missing)} tensors are not there: {', '.join(missing[:5])}")
+        sources = {ours: (tensors[name], is_bfloat16(tensors, name)) for ours, name in names.items()}
+        dtypes = {name: converted(source[:0] if source.ndim else source, dtype, brain).dtype
+                  for name, (source, brain) in sources.items()}
+        self.entries, self.nbytes = layout({name: source.shape for name, (source, _) in sources.items()}, dtypes)
+        host = np.zeros(max(self.nbytes, 1), np.uint8)  # zeros between the tensors
+        for name, (source, brain) in sources.items():
+            place = self.entries[name]
+            part = host[place.offset : place.offset + place.nbytes].view(place.dtype).reshape(place.shape)
+            part[...] = converted(source, dtype, brain)
+        self.buffer = cuda.to_device(host, stream)
+        self._views: dict = {}
+
+    def __getitem__(self, name: str):
+        if name not in self.entries:
+            raise KeyError(f"no tensor is called {name!r}; there are {len(self.entries)}, "
+                           f"the first are {', '.join(list(self.entries)[:5])}")
+        if name not in self._views:  # a view costs some microseconds, a model asks for hundreds at each token
+            place = self.entries[name]
+            if place.nbytes == 0:
+                raise ValueError(f"{name} has shape {place.shape}, no elements; a kernel could not read it")
+            part = self.buffer[place.offset : place.offset + place.nbytes].view(place.dtype)
+            self._views[name] = part.reshape(place.shape) if place.shape else part
+        return self._views[name]
+
+    def __repr__(self):
+        return f"<{len(self)} tensors in one device buffer of {self.nbytes:,} bytes>"

@@ -1,0 +1,193 @@
+"""The block of GPT-2 as an operation: its rungs, PyTorch and CUDA C++ beside it, so that `labkit bench` times them.
+
+Shapes  x (S, 768), weights (7087872,), out (S, 768); float32, or float16 with float32 sums; every key is seen by every
+        query (no causal mask), as in the CUDA C++
+Work    2 * S * (7,077,888 + 2 * 768 * S) flop; the bytes are those that a block has to read and write as a whole: the
+        weights, x and out
+Source  ten_kernels.cu: a plain CUDA C++ block of ten launches, written for this comparison
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from labkit import cuda
+from labkit.kernels.op import Op, Rival, rung, uniform
+from labkit.models.gpt2_block import (
+    FUSED,
+    GPT2_SMALL,
+    HALF,
+    KERNEL_FOR_EACH_STEP,
+    Workspace,
+    allowed_error,
+    block_steps,
+    solve,
+)
+
+SIZES = ({"S": 16}, {"S": 128}, {"S": 1024}, {"S": 4096})
+LAUNCHES = 10  # of the longest form: what their roundings add up to is allowed
+
+
+@functools.cache
+def workspace_for(tokens: int, dtype) -> Workspace:
+    return Workspace(GPT2_SMALL, tokens, dtype)
+
+
+def _solve(x, weights, out, kernels, stream) -> None:
+    solve(x, out, weights, x.shape[0], workspace=workspace_for(x.shape[0], np.dtype(x.dtype)), kernels=kernels,
+          stream=stream)
+
+
+@rung(kernel=(), idea="a kernel for each of ten steps: tiles of 16 x 16, three passes of attention")
+def block_ten_kernels(x, weights, out, stream=0):
+    """Ten launches, none of them tuned."""
+    _solve(x, weights, out, KERNEL_FOR_EACH_STEP, stream)
+
+
+@rung(kernel=(), idea="seven launches: bias, GELU and residual in the products, attention in tiles")
+def block_fused(x, weights, out, stream=0):
+    """The kernels that are the quickest for each length."""
+    _solve(x, weights, out, FUSED, stream)
+
+
+@rung(kernel=(), idea="seven launches on tensor cores, sums in float32", needs=(8, 0))
+def block_half(x, weights, out, stream=0):
+    """As block_fused, in halves."""
+    _solve(x, weights, out, HALF, stream)
+
+
+# --- What is true ----------------------------------------------------------------------------------------------------
+
+
+def block_reference(x, weights):
+    return block_steps(x, GPT2_SMALL.split(weights.astype(np.float64)), GPT2_SMALL.heads)["out"]
+
+
+def _inputs(rng, S, dtype=np.float32):
+    return (2 * uniform(rng, S, GPT2_SMALL.width)).astype(dtype), GPT2_SMALL.random(rng, dtype)
+
+
+def _tolerance(x, weights, dtype=np.float32):
+    expected = block_reference(x, weights)
+    return np.full(expected.shape, allowed_error(GPT2_SMALL, expected, LAUNCHES, dtype))
+
+
+# --- Beside it -------------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1)
+def _torch_modules(torch, weights) -> dict:
+    """torch.nn's layers with these weights, which are copied: a Linear holds them (out, in)."""
+    nn = torch.nn
+    C, inner = GPT2_SMALL.width, GPT2_SMALL.inner
+    layers = {"ln_1": nn.LayerNorm(C), "ln_2": nn.LayerNorm(C), "attn.c_attn": nn.Linear(C, 3 * C),
+              "attn.c_proj": nn.Linear(C, C), "mlp.c_fc": nn.Linear(C, inner), "mlp.c_proj": nn.Linear(inner, C)}
+    layers = {name: layer.to("cuda", weights.dtype).requires_grad_(False) for name, layer in layers.items()}
+    for name, shape in GPT2_SMALL.parameters.items():
+        layer, kind = name.rsplit(".", 1)
+        values = weights[GPT2_SMALL.offsets[name] :][: math.prod(shape)].reshape(shape)
+        getattr(layers[layer], kind).copy_(values.t() if len(shape) == 2 else values)
+    return layers
+
+
+def torch_block(torch, x, weights, out):
+    """torch.nn with the same weights: LayerNorm, Linear, scaled_dot_product_attention, GELU's tanh form."""
+    m = _torch_modules(torch, weights)
+    rows, heads = x.shape[0], GPT2_SMALL.heads
+    parts = m["attn.c_attn"](m["ln_1"](x)).view(1, rows, 3, heads, -1).permute(2, 0, 3, 1, 4)
+    mixed = torch.nn.functional.scaled_dot_product_attention(*parts)[0].transpose(0, 1).reshape(rows, -1)
+    y = x + m["attn.c_proj"](mixed)
+    hidden = torch.nn.functional.gelu(m["mlp.c_fc"](m["ln_2"](y)), approximate="tanh")
+    return y + m["mlp.c_proj"](hidden)
+
+
+@functools.cache
+def _cuda_cpp():
+    """ten_kernels.cu, compiled by nvcc for this GPU. Raises RuntimeError where there is no nvcc."""
+    if shutil.which("nvcc") is None:
+        raise RuntimeError("nvcc is not installed: the CUDA C++ block cannot be built")
+    major, minor = cuda.get_current_device().compute_capability
+    source = Path(__file__).with_name("ten_kernels.cu")
+    with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
+        library = Path(folder, "ten_kernels.so")
+        options = ["-O3", f"-arch=sm_{major}{minor}", "-shared", "-Xcompiler", "-fPIC"]
+        subprocess.run(["nvcc", *options, source, "-o", library], check=True, capture_output=True)
+        return ctypes.CDLL(str(library))
+
+
+BUFFERS = (768, 2304, 768, 768, 768, 768, 3072, 768)  # numbers a token, of the eight arrays between the ten kernels
+
+
+def _pointer(tensor) -> ctypes.c_void_p:
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+@functools.cache
+def _cuda_cpp_memory(torch, rows: int):
+    return [torch.empty(rows, numbers, device="cuda") for numbers in BUFFERS]
+
+
+def cuda_cpp_block(torch, x, weights, out) -> None:
+    """Ten launches of CUDA C++, on PyTorch's current stream."""
+    memory = (ctypes.c_void_p * 8)(*(tensor.data_ptr() for tensor in _cuda_cpp_memory(torch, x.shape[0])))
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    _cuda_cpp().block(_pointer(x), _pointer(out), _pointer(weights), x.shape[0], memory, stream)
+
+
+def cuda_cpp_allocating(torch, x, weights, out) -> None:
+    """The same, and its eight arrays are allocated and freed in each call: it cannot be captured in a graph."""
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    error = _cuda_cpp().solve(_pointer(x), _pointer(out), _pointer(weights), x.shape[0], stream)
+    if error:
+        raise RuntimeError(f"the CUDA C++ block could not allocate its eight arrays: CUDA error {error}")
+
+
+# --- The operations --------------------------------------------------------------------------------------------------
+
+SHARED = {
+    "formula": "y = x + attention(layernorm(x)); out = y + mlp(layernorm(y))",
+    "reference": block_reference,
+    "shape": lambda S: (S, GPT2_SMALL.width),
+    "timed_gpu": {"S": 1024},
+    "also_gpu": tuple(size for size in SIZES if size != {"S": 1024}),
+    "timed_cpu": {"S": 16},
+    "awkward": ({"S": 1}, {"S": 17}),
+    "flops": lambda S: 2 * S * (12 * GPT2_SMALL.width**2 + 2 * GPT2_SMALL.width * S),
+    "by_row": (),
+    "unit": "TFLOP/s",
+    "many_launches": True,
+}
+
+GPT2_BLOCK = Op(
+    "gpt2_block",
+    title="A block of GPT-2",
+    rungs=(block_ten_kernels, block_fused),
+    inputs=_inputs,
+    bytes=lambda S: 4 * (GPT2_SMALL.size + 2 * S * GPT2_SMALL.width),
+    tolerance=_tolerance,
+    rivals=(Rival("PyTorch", "torch", torch_block, note="torch.nn"),
+            Rival("CUDA C++", "torch", cuda_cpp_block, note="ten kernels"),
+            Rival("CUDA C++", "torch", cuda_cpp_allocating, note="ten kernels, eight allocations")),
+    **SHARED,
+)
+
+GPT2_BLOCK_HALF = Op(
+    "gpt2_block_half",
+    title="A block of GPT-2 in halves",
+    rungs=(block_half,),
+    inputs=functools.partial(_inputs, dtype=np.float16),
+    bytes=lambda S: 2 * (GPT2_SMALL.size + 2 * S * GPT2_SMALL.width),
+    tolerance=functools.partial(_tolerance, dtype=np.float16),
+    dtype=np.float16,
+    peak="f16",
+    rivals=(Rival("PyTorch", "torch", torch_block, note="torch.nn"),),
+    **SHARED,
+)

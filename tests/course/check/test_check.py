@@ -1,0 +1,457 @@
+"""What `check` says to right answers, to wrong ones and to nonsense."""
+
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from labkit import cuda
+from labkit._common.paths import REPOSITORY
+from labkit.course import check as checking
+from labkit.course import exercises, progress
+from labkit.course import registry as course
+from labkit.course.check import check, examine, verdict
+from labkit.course.check.verdict import CheckFailed, Verdict, pattern
+from labkit.course.exercises import Exercise
+
+pytestmark = pytest.mark.cpu_device
+
+MADE_UP = REPOSITORY / "tests" / "made_up_exercises"
+
+
+@pytest.fixture(autouse=True)
+def made_up(monkeypatch):
+    monkeypatch.setenv("LABKIT_EXERCISES", str(MADE_UP))
+    monkeypatch.setenv("LABKIT_PROGRESS", "0")
+
+
+def examined(answer, name="scale_vector", **options) -> Verdict:
+    return examine(exercises.find(name), answer, **options)
+
+
+@cuda.jit
+def right(a, s, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = a[i] * s
+
+
+@cuda.jit
+def infinite_over_infinite(a, s, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        big = np.float32(3e38) * (a[i] * a[i] + np.float32(10.0))
+        out[i] = big / big
+
+
+def plain(a, s, out):
+    out[0] = a[0] * s
+
+
+@cuda.jit
+def stub(a, s, out):
+    i = cuda.grid(1)  # noqa: F841
+    ### BEGIN SOLUTION
+    # Your code here
+    pass
+    ### END SOLUTION
+
+
+@cuda.jit
+def nbgraders_stub(a, s, out):
+    i = cuda.grid(1)  # noqa: F841
+    # YOUR CODE HERE
+    raise NotImplementedError()
+
+
+@cuda.jit
+def two_parameters(a, out):
+    out[0] = a[0]
+
+
+@cuda.jit
+def returns(a, s, out):
+    i = cuda.grid(1)
+    return a[i] * s
+
+
+@cuda.jit
+def no_attribute(a, s, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = a[i].wide * s
+
+
+@cuda.jit
+def uses_a_dictionary(a, s, out):
+    found = {}
+    found[0] = s
+    out[0] = found[0]
+
+
+@cuda.jit
+def writes_its_input(a, s, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        a[i] *= s
+        out[i] = a[i]
+
+
+@cuda.jit
+def barrier_in_a_branch(a, s, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        cuda.syncthreads()
+        out[i] = a[i] * s
+
+
+@cuda.jit
+def neighbours_share(a, s, out):
+    shared = cuda.shared.array(128, np.float32)
+    i, t = cuda.grid(1), cuda.threadIdx.x
+    if i < out.size:
+        shared[t] = s
+        out[i] = a[i] * (shared[t - 1] if t > 0 else s)  # no barrier between
+
+
+@cuda.jit
+def every_second(a, s, out):
+    i = 2 * cuda.grid(1)
+    if i < out.size:
+        out[i] = a[i] * s
+
+
+@cuda.jit
+def first_block(a, s, out):
+    i = cuda.threadIdx.x
+    if i < out.size:
+        out[i] = a[i] * s
+
+
+@cuda.jit
+def never_ends(a, s, out):
+    i = cuda.grid(1)
+    while i < out.size:
+        out[i] = a[i] * s
+
+
+cpu_only = pytest.mark.skipif(checking.device.on_gpu(), reason="what the CPU device explains")
+
+
+def test_a_right_kernel_passes_and_the_verdict_says_where():
+    told = examined(right)
+    assert told.passed and told.kind == "passed"
+    assert "Right at 5 sizes, from n=1" in told.headline
+    assert "measured on" in told.footer if checking.device.on_gpu() else "Reached on the CPU device" in told.footer
+
+
+@cpu_only
+@pytest.mark.parametrize(
+    ("answer", "kind", "said"),
+    [
+        (None, "unchanged", "There is no kernel yet."),
+        (stub, "unchanged", "`stub` is still as it was given"),
+        (nbgraders_stub, "unchanged", "`nbgraders_stub` is still as it was given"),
+        (plain, "not_a_kernel", "Put `@cuda.jit` on the line above `def plain(...)`"),
+        (right[1, 1], "not_a_kernel", "Pass the kernel itself, without [grid, block]."),
+        (cuda.jit(device=True)(plain), "not_a_kernel", "Take `device=True` out of"),
+        (7, "not_a_kernel", "Asked for is a kernel, not 7 (int)."),
+        (two_parameters, "wrong_arguments", "Yours: a, out. Launched with: a, s, out, in this order."),
+        (returns, "returns", "A kernel returns nothing: it writes its result into an array."),
+        (no_attribute, "wrong_types", "loat32 has no attribute wide"),
+        (uses_a_dictionary, "unsupported", "A dictionary cannot be used in device code"),
+        (writes_its_input, "input_changed", "Input number 1 was written to."),
+        (barrier_in_a_branch, "barrier", "Some threads of a block never reach a barrier"),
+        (neighbours_share, "race", ""),
+        (every_second, "wrong_result", "Every second element, from 1 on"),
+        (first_block, "wrong_result", "Only the first 128 elements, as many as a block has threads, are right."),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_wrong_answers_are_told_in_words(answer, kind, said):
+    told = examined(answer)
+    assert not told.passed and told.kind == kind
+    text = " ".join([told.headline, *told.details])
+    assert said in text
+    assert "Traceback" not in text and str(Path.cwd()) not in text
+    json.dumps(told.result())
+    assert Verdict.from_result(told.result()).result() == told.result()
+
+
+@cpu_only
+def test_out_of_bounds_names_thread_index_shape_line_and_asks_for_the_guard():
+    told = examined(exercises.find("scale_vector").wrong["no guard at the tail"])
+    text = " ".join(told.details)
+    assert told.headline == "A thread reaches outside `a`." and told.size == {"n": 1}
+    assert "At n=1: thread 1 of block 0 uses `a[1]`, and `a` has the shape (1,): its last index is 0." in text
+    assert "`out[i] = a[i] * s`" in text
+    assert "The launch [1, 128] starts 128 threads for 1 element of the output. Is there a guard" in text
+
+
+@cpu_only
+def test_an_endless_loop_is_stopped_and_its_line_named(monkeypatch):
+    monkeypatch.setattr(checking, "KERNEL_LIMIT_S", 0.3)
+    begin = time.perf_counter()
+    told = examined(never_ends)
+    assert time.perf_counter() - begin < 10
+    line = never_ends.py_func.__code__.co_firstlineno + 3
+    assert told.kind == "never_ends" and told.headline == f"It never ends: line {line}."
+    assert told.details[0] == f"Line {line}: `while i < out.size:`"
+
+
+def test_an_endless_function_of_the_host_is_stopped(monkeypatch):
+    monkeypatch.setattr(checking, "FUNCTION_LIMIT_S", 0.3)
+
+    def count_blocks(n, threads):
+        while True:
+            n += 1
+
+    told = examined(count_blocks, "count_blocks")
+    assert told.kind == "never_ends" and "line" in told.headline
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "said"),
+    [
+        (lambda n, threads: None, "no_value", "Is `return` missing?"),
+        (lambda n, threads: [n, n], "wrong_shape", "The function returns 2 numbers; expected is one number."),
+        (lambda n, threads: "many", "wrong_types", "The function returns str, not numbers."),
+        (lambda n, threads: n // 0, "raised", "It raised ZeroDivisionError."),
+        (lambda n: n, "raised", "takes 1 positional argument but 2 were given"),
+        (lambda n, threads: n // threads + 1, "wrong_result", "It was called with 128, 128."),
+        (right, "not_a_function", "`right` is a kernel; asked for is a function of the host."),
+    ],
+)
+def test_functions_of_the_host(function, kind, said):
+    told = examined(function, "count_blocks")
+    assert told.kind == kind
+    assert said in " ".join([told.headline, *told.details])
+
+
+def test_predictions():
+    def predicted(**numbers):
+        return examined(None, "idle_threads", numbers=numbers)
+
+    assert predicted(idle=24, blocks=8).passed
+    assert predicted(idle=None, blocks=8).headline == "No prediction yet for `idle`."
+    told = predicted(idle=104, blocks=8)
+    assert told.headline == "1 of 2 predictions is wrong." and "Take the elements from" in told.details[0]
+    assert told.mistake == "counts the last block's busy threads"
+    assert "24" not in json.dumps(told.result()["table"])  # the truth is not told
+    with pytest.raises(ValueError, match="knows no 'idel'; asked are idle, blocks"):
+        predicted(idel=1)
+
+
+def test_a_seed_repeats_the_inputs_and_without_one_they_are_fresh():
+    short = exercises.find("scale_vector").wrong["`+` in place of `*`"]
+    first = examined(short)
+    assert examined(short, seed=first.seed).table == first.table
+    assert examined(short).table != first.table
+
+
+def test_the_table_stands_around_the_first_wrong_element():
+    told = examined(first_block, seed=1)
+    assert told.table["columns"] == ["index", "expected", "got", ""]
+    indices = [int(row[0]) for row in told.table["rows"]]
+    assert indices == list(range(125, 134))
+    assert [row[2] for row in told.table["rows"]][3:] == ["not written"] * 6
+    text = str(told)
+    assert "129 of 257 elements were never written." in text and f"seed={told.seed}" in text
+
+
+def test_a_nan_that_was_computed_counts_as_written():
+    told = examined(infinite_over_infinite)
+    assert not told.passed and "written" not in str(told) and "NaN" in str(told)
+
+
+def test_no_guard_is_asked_for_where_the_first_thread_fails():
+    @cuda.jit
+    def too_far(a, s, out):
+        i = cuda.grid(1)
+        if i < out.size:
+            out[i] = a[i + 1000] * s
+
+    told = str(examined(too_far))
+    assert "very first thread" in told and "Is there a guard" not in told
+
+
+def test_all_that_a_page_shows_is_escaped():
+    told = Verdict("x", "<b>", False, "raised", "It raised <script>.", ("`a < b`",), mistake="<i>", where="on <x>")
+    html = told._repr_mimebundle_()["text/html"]
+    assert "<script>" not in html and "<b>" not in html and "<code>a &lt; b</code>" in html
+    assert told._repr_mimebundle_()["application/vnd.labkit.result+json"]["exercise"] == "x"
+
+
+def test_check_prints_in_a_script_and_takes_names_it_knows(capsys):
+    assert check("count_blocks", lambda n, threads: -(-n // threads)).passed
+    assert capsys.readouterr().out.startswith("Passed  count_blocks")
+    with pytest.raises(ValueError, match="there is no exercise 'scale_vektor'; did you mean 'scale_vector'"):
+        check("scale_vektor", right)
+
+
+def test_under_nbgrader_a_wrong_answer_raises_and_a_right_one_does_not(monkeypatch, capsys):
+    monkeypatch.setenv("NBGRADER_EXECUTION", "autograde")
+    assert check("count_blocks", lambda n, threads: -(-n // threads)).passed
+    with pytest.raises(CheckFailed, match="count_blocks: The value is wrong.") as caught:
+        check("count_blocks", lambda n, threads: n // threads)
+    assert caught.value._render_traceback_() == ["CheckFailed: count_blocks: The value is wrong."]
+    assert "Not yet  count_blocks" in capsys.readouterr().out
+
+
+def test_a_pass_is_remembered(monkeypatch, tmp_path):
+    (tmp_path / "course.toml").write_text((MADE_UP / "course.toml").read_text())
+    monkeypatch.setenv("LABKIT_COURSE", str(tmp_path))
+    monkeypatch.delenv("LABKIT_PROGRESS")
+    check("count_blocks", lambda n, threads: n // threads)
+    assert progress.read(course.load())["passed"] == {}
+    assert check("count_blocks", lambda n, threads: -(-n // threads)).title == "Count the blocks"
+    assert list(progress.read(course.load())["passed"]) == ["count_blocks"]
+
+
+def test_integer_outputs_and_outputs_that_start_with_something():
+    @cuda.jit
+    def count(values, out):
+        i = cuda.grid(1)
+        if i < values.size:
+            cuda.atomic.add(out, values[i], 1)
+
+    @cuda.jit
+    def count_without_atomics(values, out):
+        i = cuda.grid(1)
+        if i < values.size:
+            out[values[i]] = 1
+
+    @cuda.jit
+    def nothing(values, out):
+        pass
+
+    histogram = Exercise(
+        "histogram", reference=lambda values: np.bincount(values, minlength=4).astype(np.int32),
+        inputs=lambda rng, n: (rng.integers(0, 4, n).astype(np.int32),), shape=lambda n: (4,), dtype=np.int32,
+        sizes=({"n": 40}, {"n": 130}), launch=lambda n: (-(-n // 64), 64), start=lambda values: np.zeros(4),
+        wrong={"counts each value once": count_without_atomics, "counts nothing": nothing},
+    )
+    assert examine(histogram, count).passed
+    told = examine(histogram, count_without_atomics)
+    assert told.mistake == "counts each value once"
+    assert examine(histogram, nothing).mistake == "counts nothing"
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [({"launch": None}, "launch is missing"), ({"kind": "cernel"}, "kind is 'cernel'"),
+     ({"wrong": {"one": right}}, "two known wrong answers")],
+)
+def test_an_exercise_says_what_it_lacks(missing, message):
+    whole = {**exercises.find("scale_vector").__dict__, **missing}
+    with pytest.raises(ValueError, match=f"exercise 'scale_vector': .*{message}"):
+        Exercise(**whole)
+
+
+GRID = np.arange(1.0, 26.0).reshape(5, 5) ** 1.5
+LINE = np.sin(np.arange(1.0, 301.0)) * 3
+
+
+def changed(where, value=-1.0, base=LINE):
+    got = base.copy()
+    got[where] = value
+    return got
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "said"),
+    [
+        (LINE, np.full(300, np.nan), "No element was written."),
+        (LINE, changed(slice(256, None)), "They are all of the last block: elements 256 to 299 are wrong."),
+        (LINE, changed(slice(128, None), np.nan), "Only the first 128 elements"),
+        (LINE, changed(slice(10, 20)), "elements 10 to 19 (in memory order) are wrong"),
+        (LINE, changed(slice(1, None, 3)), "Every third element, from 1 on: they are wrong."),
+        (LINE, changed(0), "Only the first element is wrong."),
+        (LINE, changed(-1, np.nan), "Only the last element was never written."),
+        (LINE, np.roll(LINE, 1), "shifted by one: element i holds what belongs at i - 1."),
+        (LINE, np.roll(LINE, -1), "shifted by one: element i holds what belongs at i + 1."),
+        (LINE, 2 * LINE, "Every element is 2 times what it should be."),
+        (LINE, LINE + 1, "Every element is 1 too large."),
+        (LINE, np.zeros(300), "Every element is 0."),
+        (GRID, GRID.T.copy(), "The output is transposed"),
+        (GRID, changed((slice(3, None), slice(None)), base=GRID), "Whole rows are wrong: 3, 4."),
+        (GRID, changed((slice(None), 4), base=GRID), "Whole columns are wrong: 4."),
+    ],
+)
+def test_patterns(expected, got, said):
+    unwritten = np.isnan(got)
+    wrong = ~(np.abs(got - expected) <= 1e-9)
+    assert said in pattern(expected, got, wrong, unwritten, threads=128)
+
+
+def test_a_copy_of_an_input_is_recognised():
+    wrong = np.ones(300, bool)
+    assert pattern(LINE * 2 + 1, LINE, wrong, ~wrong, (7, LINE)) == "The output is a copy of input number 2."
+
+
+@pytest.mark.parametrize("file", ["this notebook", "/tmp/ipykernel_12/34.py", "labkit/kernels/op.py:12", "<cell 3>"])
+def test_the_file_of_a_message_is_not_shown(file):
+    message = verdict.without_file(f"k, line 3: wrong (twice) ({file})")
+    assert message == "k, line 3: wrong (twice)"
+    assert verdict.split_line(message) == ("wrong (twice)", 3)
+
+
+@pytest.fixture
+def report(monkeypatch):
+    """A stand-in for observe: what it finds is set by the test; each kernel finds the same."""
+    import labkit
+
+    found = SimpleNamespace(races=[], out_of_bounds=[], divergent_barriers=[], uninitialized_reads=[], counts={})
+    monkeypatch.setitem(labkit.__dict__, "observe", lambda launch, *arguments: found)
+    return found
+
+
+class Finding(SimpleNamespace):
+    def __str__(self):
+        return self.told
+
+
+@cpu_only
+def test_what_observe_finds_is_a_verdict(report):
+    report.races = [Finding(told="Threads 0 and 1 both write out[0].", kind="race", index=(0,))] * 3
+    told = examined(right)
+    assert told.kind == "race" and told.headline == "Two threads race for the same element."
+    assert told.details[:2] == ("Threads 0 and 1 both write out[0].",) * 2
+    assert "There are 3 such findings" in told.details[2]
+    report.races = []
+    assert examined(right).passed
+
+
+@cpu_only
+def test_a_demand_is_made_of_what_observe_counted(report):
+    from dataclasses import replace
+
+    def few_loads(report):
+        return None if report.counts["global_loads"] <= 10 else "It loads each element more than once."
+
+    careful = replace(exercises.find("scale_vector"), demand=few_loads)
+    report.counts["global_loads"] = 20
+    told = examine(careful, right)
+    assert told.kind == "demand" and told.details == ("It loads each element more than once.",)
+    report.counts["global_loads"] = 10
+    assert examine(careful, right).passed
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_time_and_the_ratio_are_given():
+    from dataclasses import replace
+
+    timed = replace(exercises.find("scale_vector"), timed_gpu={"n": 2**24}, rival=lambda xp, a, s, out: a * float(s))
+    told = examine(timed, right)
+    assert told.passed and told.where.startswith("measured on")
+    assert told.time_ms > 0
+
+
+def test_checking_is_quick_enough():
+    examined(right)
+    begin = time.perf_counter()
+    assert examined(right).passed
+    assert time.perf_counter() - begin < 5

@@ -1,0 +1,250 @@
+"""The registry, building, staleness and backups. The lessons here are small ones in a temporary directory."""
+
+import sys
+from types import SimpleNamespace
+
+import nbformat
+import pytest
+
+from labkit._common.paths import REPOSITORY
+from labkit.course import notebooks as execute
+from labkit.course import progress, readme
+from labkit.course import registry as courses
+
+ROOT = REPOSITORY
+
+
+def build(root, number="00"):
+    course = courses.load(root)
+    (chapter,) = course.pick([number])
+    return course, chapter, courses.build_chapter(course, chapter)
+
+
+# --- The registry
+
+
+def test_the_repositorys_registry_is_sound():
+    course = courses.load(ROOT)
+    assert [c.number for c in course.chapters] == [f"{n:02d}" for n in range(len(course.chapters))]
+    assert all(c.title and c.summary for c in course.chapters)
+
+
+def test_nothing_in_the_repository_is_stale():
+    assert courses.check(courses.load(ROOT)) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('title = "First"\n', "", "chapter 1: 'title' must be a text"),
+        ('summary = "The first one."', 'summary = ""', "chapter 1: 'summary' must be a text"),
+        ('name = "01_second"', 'name = "02_second"', "must begin with 01"),
+        ('name = "01_second"', 'name = "second"', "must look like 01_vector_add"),
+        ('title = "Second"', 'title = "Second"\npoints = 3', "unknown key 'points'"),
+        ("[course]", "[courses]", "unknown table 'courses'"),
+        ("[course]", "[course", "not valid TOML"),
+    ],
+)
+def test_a_mistake_in_the_registry_is_named(course_dir, old, new, said):
+    path = course_dir / "course.toml"
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(courses.CourseError, match=said):
+        courses.load(course_dir)
+
+
+def test_chapters_are_picked_by_number_or_name_in_the_courses_order(course_dir):
+    course = courses.load(course_dir)
+    first, second = course.chapters
+    assert course.pick([]) == (first, second)
+    assert course.pick(["1"]) == course.pick(["01"]) == course.pick(["notebooks/01_second.ipynb"]) == (second,)
+    assert course.pick(["01", "00"]) == (first, second)
+    with pytest.raises(courses.CourseError, match="no chapter '7'; the chapters are 00, 01"):
+        course.pick(["7"])
+
+
+# --- Building
+
+
+def test_a_built_notebook_is_executed_and_says_what_it_was_made_from(course_dir):
+    _, chapter, (outcome, backup) = build(course_dir)
+    assert outcome.problem is None and backup is None
+    notebook = nbformat.read(chapter.built, as_version=4)
+    nbformat.validate(notebook)
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert notebook.metadata.labkit.source_sha256 == courses.sha256(chapter.source_text())
+    assert notebook.cells[2].outputs[0].text == "hello\n"
+    assert execute.RESULT in notebook.cells[3].outputs[0].data
+    # No execution counts: they are how a learner's own run is told from ours.
+    assert all(cell.execution_count is None for cell in notebook.cells if cell.cell_type == "code")
+
+
+def test_building_twice_gives_the_same_bytes_and_no_path_of_this_machine(course_dir):
+    source = course_dir / "notebooks" / "00_first.py"
+    source.write_text(
+        source.read_text() + "\n# %%\nimport os, sys, warnings\nprint(os.getcwd(), sys.prefix + '/lib')\n"
+        "warnings.warn('careful')\nobject()\n"
+    )
+    _, chapter, _ = build(course_dir)
+    first = chapter.built.read_bytes()
+    build(course_dir)
+    assert chapter.built.read_bytes() == first
+    text = first.decode()
+    assert str(course_dir.parent) not in text
+    assert "at 0x..." in text and "ipykernel" not in text
+    assert not list((course_dir / ".labkit").glob("backups/*"))  # an untouched notebook is not worth a copy
+
+
+def test_cell_ids_survive_an_inserted_cell_and_stay_unique(course_dir):
+    course = courses.load(course_dir)
+    chapter = course.chapters[0]
+    before = {cell.source: cell.id for cell in courses.to_notebook(chapter).cells}
+    chapter.source.write_text("# %%\n1 + 1\n\n# %%\n1 + 1\n\n" + chapter.source.read_text())
+    after = courses.to_notebook(chapter).cells
+    assert {cell.source: cell.id for cell in after}.items() >= before.items()
+    assert len({cell.id for cell in after}) == len(after)
+
+
+def test_a_failing_lesson_writes_nothing_and_says_where(course_dir):
+    source = course_dir / "notebooks" / "00_first.py"
+    source.write_text(source.read_text() + "\n# %%\ndef halve(x):\n    return x / 0\n\nhalve(3)\n")
+    _, chapter, (outcome, _) = build(course_dir)
+    assert not chapter.built.exists()
+    problem = outcome.problem
+    assert problem.error == "ZeroDivisionError: division by zero"
+    assert problem.code == "halve(3)"
+    lines = chapter.source_text().splitlines()
+    assert lines[problem.line - 1] == "halve(3)"
+    assert problem.where(chapter) == f"cell 5, line {problem.line} of notebooks/00_first.py"
+
+
+def test_a_lesson_whose_process_dies_is_a_failure_and_not_a_hang(course_dir):
+    source = course_dir / "notebooks" / "00_first.py"
+    source.write_text(source.read_text() + "\n# %%\nimport os\nos._exit(1)\n")
+    _, _, (outcome, _) = build(course_dir)
+    assert "died" in outcome.problem.error
+
+
+def test_an_edited_notebook_is_kept_before_it_is_built_again(course_dir):
+    _, chapter, _ = build(course_dir)
+    notebook = nbformat.read(chapter.built, as_version=4)
+    notebook.cells[2].source = "print('mine')"
+    nbformat.write(notebook, chapter.built)
+    edited = chapter.built.read_bytes()
+    _, _, (_, backup) = build(course_dir)
+    assert backup.parent == course_dir / ".labkit" / "backups"
+    assert backup.read_bytes() == edited
+    assert "mine" not in chapter.built.read_text()
+    chapter.built.write_text("{ broken")
+    _, _, (_, second) = build(course_dir)
+    assert second != backup and second.read_text() == "{ broken"
+
+
+def test_no_half_written_notebook_is_left(course_dir, monkeypatch):
+    target = course_dir / "notebooks" / "x.ipynb"
+    target.write_text("old")
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(courses.os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        courses.write_text(target, "new")
+    assert target.read_text() == "old"
+    assert [p.name for p in target.parent.iterdir() if p.name.startswith(".")] == []
+
+
+# --- Staleness
+
+
+@pytest.fixture
+def fresh(course_dir):
+    """The small course as `labkit build` leaves it, without executing anything."""
+    course = courses.load(course_dir)
+    for chapter in course.chapters:
+        courses.write_notebook(courses.to_notebook(chapter), chapter.built)
+    readme.write(course)
+    assert courses.check(course) == []
+    return course
+
+
+def test_check_names_a_stale_notebook(fresh):
+    chapter = fresh.chapters[1]
+    chapter.source.write_text(chapter.source.read_text() + "\n# one more line\n")
+    assert courses.check(fresh) == ["notebooks/01_second.ipynb is stale: its source has changed; run labkit build 01"]
+
+
+def test_check_names_missing_and_unlisted_files(fresh):
+    fresh.chapters[0].built.unlink()
+    fresh.chapters[1].source.unlink()
+    (fresh.root / "notebooks" / "99_stray.ipynb").write_text("{}")
+    problems = "\n".join(courses.check(fresh))
+    assert "00_first.ipynb is missing" in problems
+    assert "01_second.py is missing" in problems
+    assert "99_stray.ipynb is not listed in course.toml" in problems
+
+
+def test_check_names_a_notebook_edited_by_hand(fresh):
+    path = fresh.chapters[0].built
+    path.write_text(path.read_text().replace("hello", "goodbye"))
+    (problem,) = courses.check(fresh)
+    assert "was edited by hand" in problem
+
+
+def test_line_endings_do_not_make_a_notebook_stale(fresh):
+    source = fresh.chapters[0].source
+    source.write_bytes(source.read_bytes().replace(b"\n", b"\r\n"))
+    assert courses.check(fresh) == []
+
+
+def test_check_names_a_stale_readme(fresh):
+    toml = fresh.root / "course.toml"
+    toml.write_text(toml.read_text().replace("The second one.", "Another summary."))
+    assert courses.check(courses.load(fresh.root)) == [
+        "README.md is stale: its generated parts have changed; run labkit build --readme"
+    ]
+    (fresh.root / "README.md").write_text("# no markers\n")
+    (problem,) = courses.check(fresh)
+    assert "lacks the markers of 'chapters'" in problem
+
+
+def test_readme_shows_what_was_measured_on_a_gpu(fresh, monkeypatch):
+    folder = fresh.root / "data" / "measurements"
+    folder.mkdir(parents=True)
+    (folder / "gpu-b.json").write_text('{"machine": "b"}')
+    (folder / "gpu-a.json").write_text('{"machine": "a"}')
+    fake = SimpleNamespace(readme_table=lambda data: f"table of {data['machine']}",
+                           targets_table=lambda data: "" if data["machine"] == "a" else "targets of b")
+    monkeypatch.setitem(sys.modules, "labkit.measure.bench", fake)
+    assert "\n\ntable of a\n\ntable of b\n\n</details>" in readme.measured(fresh)
+    assert readme.targets(fresh) == "targets of b"
+    (problem,) = courses.check(fresh)
+    assert "README.md is stale" in problem
+    (folder / "gpu-b.json").write_text("{}")
+    with pytest.raises(courses.CourseError, match="gpu-b.json is not what labkit bench writes: KeyError"):
+        readme.measured(fresh)
+
+
+# --- Progress
+
+
+def test_a_lesson_is_finished_once_the_learner_has_run_it_all(fresh):
+    first, second = fresh.chapters
+    assert progress.next_lesson(fresh) == first
+    notebook = nbformat.read(first.built, as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    for cell in code[:-1]:
+        cell.execution_count = 1
+    nbformat.write(notebook, first.built)
+    assert progress.next_lesson(fresh) == first  # one cell not run yet
+    code[-1].execution_count = 9
+    code[-1].outputs = [nbformat.v4.new_output("error", ename="E", evalue="", traceback=[])]
+    nbformat.write(notebook, first.built)
+    assert progress.next_lesson(fresh) == first  # it failed
+    code[-1].outputs = []
+    nbformat.write(notebook, first.built)
+    assert progress.next_lesson(fresh) == second
+    # A rebuilt notebook takes nothing away, and neither does a damaged file of progress.
+    courses.write_notebook(courses.to_notebook(first), first.built)
+    assert progress.next_lesson(fresh) == second
+    (fresh.state_dir / "progress.json").write_text("{")
+    assert progress.finished(fresh) == {}

@@ -1,0 +1,264 @@
+"""Workbooks: cutting answers, building, what is stale, running a learner's notebook, reset."""
+
+import shutil
+import textwrap
+
+import nbformat
+import pytest
+
+from labkit._common.paths import REPOSITORY
+from labkit.course import registry as course
+from labkit.course import workbooks as workbook
+from labkit.course.registry import CourseError
+
+MADE_UP = REPOSITORY / "tests" / "made_up_exercises"
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """A course with one chapter of exercises, built."""
+    return make_small(tmp_path, monkeypatch)
+
+
+def make_small(tmp_path, monkeypatch):
+    root = tmp_path / "small"
+    (root / "solutions").mkdir(parents=True)
+    shutil.copy(MADE_UP / "course.toml", root)
+    shutil.copy(MADE_UP / "solutions_00.py", root / "solutions" / "00_first.py")
+    monkeypatch.setenv("LABKIT_EXERCISES", str(MADE_UP))
+    found = course.load(root)
+    workbook.build(found, found.chapters[0])
+    return found
+
+
+def change(small, old: str, new: str) -> None:
+    path = small.chapters[0].solutions
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def write(small, **answers: str) -> None:
+    """Fill answers in, as a learner does."""
+    path = small.chapters[0].workbook
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        about = cell.metadata.get("labkit", {})
+        if about.get("role") == "answer" and about["exercise"] in answers:
+            cell.source = answers[about["exercise"]]
+    nbformat.write(notebook, path)
+
+
+def test_an_indented_region_becomes_a_stub_between_its_markers():
+    source = "def f(x):\n    y = 1\n    ### BEGIN SOLUTION\n    return x\n    ### END SOLUTION\n"
+    cut = "def f(x):\n    y = 1\n    ### BEGIN SOLUTION\n    # Your code here\n    pass\n    ### END SOLUTION"
+    assert workbook.cut(source, "x") == (cut, True, True)
+    compile(cut, "cut", "exec")
+    assert workbook.without_markers(source) == "def f(x):\n    y = 1\n    return x"
+
+
+def test_a_region_at_column_0_goes_and_what_stands_above_stays():
+    source = "kernel = None  # write it\n### BEGIN SOLUTION\nkernel = 3\n\n\n### END SOLUTION"
+    assert workbook.cut(source, "x") == ("kernel = None  # write it", True, False)
+    assert workbook.without_markers(source) == "kernel = 3"
+    assert workbook.cut("a = 1", "x") == ("a = 1", False, False)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("# only a comment\n### BEGIN SOLUTION\nx = 1\n### END SOLUTION", "cell 3: .* at column 0 with no code above"),
+        ("x = 1\n### BEGIN SOLUTION", "BEGIN SOLUTION without END SOLUTION"),
+        ("x = 1\n### END SOLUTION", "END SOLUTION without BEGIN SOLUTION"),
+        ("x = 1\n### BEGIN SOLUTION\n### BEGIN SOLUTION", "stands inside another one"),
+    ],
+)
+def test_markers_that_do_not_match_are_refused(source, message):
+    with pytest.raises(CourseError, match=message):
+        workbook.cut(source, "cell 3")
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ('check("a_b", k)', "a_b"), ("from labkit import check\ncheck('x', k, seed=1)", "x"), ("check(name, k)", None),
+        ('# check("a")', None), ('other.check("a")', None), ('%timeit f()\ncheck("a", k)', "a"), ("x = 1", None),
+    ],
+)
+def test_a_test_cell_is_known_by_its_call(source, name):
+    assert workbook.checked_name(source) == name
+
+
+def test_the_built_notebook_carries_nbgraders_metadata(small):
+    cells = nbformat.read(small.chapters[0].workbook, as_version=4).cells
+    about = {cell.metadata.nbgrader.grade_id: cell for cell in cells if "nbgrader" in cell.metadata}
+    assert set(about) == {"scale_vector", "scale_vector_answer", "count_blocks", "count_blocks_answer",
+                          "idle_threads", "scale_again"}
+    assert about["scale_vector"].metadata.nbgrader == {
+        "grade": True, "grade_id": "scale_vector", "locked": True, "points": 2, "schema_version": 3, "solution": False,
+        "task": False}
+    assert about["scale_vector_answer"].metadata.nbgrader == {
+        "grade": False, "grade_id": "scale_vector_answer", "locked": False, "schema_version": 3, "solution": True,
+        "task": False}
+    text = "\n".join(cell.source for cell in cells)
+    assert "out[i] = a[i] * s\n    ### END" not in text and "24" not in text
+    assert workbook.stale(small) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('check("count_blocks", count_blocks)', "1", r"no cell calls check\('count_blocks', ...\), which course.toml"),
+        ('check("count_blocks"', 'check("count"', r"cell 8: check\('count', ...\) is not an exercise of 00_first"),
+        ('check("count_blocks"', 'check("scale_vector"', r"check\('scale_vector', ...\) stands in another cell"),
+        ("    ### BEGIN SOLUTION\n    return -(-n // threads)\n    ### END SOLUTION\n", "    return 1\n",
+         "no cell with BEGIN SOLUTION stands above"),
+    ],
+)
+def test_a_source_that_does_not_fit_the_registry_is_refused(small, old, new, message):
+    change(small, old, new)
+    with pytest.raises(CourseError, match=message):
+        workbook.to_notebook(small, small.chapters[0])
+    assert len(workbook.stale(small)) == 1
+
+
+def test_what_is_stale_edited_missing_or_unlisted_is_named(small):
+    (chapter,) = workbook.with_exercises(small, small.chapters)
+    write(small, count_blocks="def count_blocks(n, threads):\n    return 1\n")
+    (problem,) = workbook.stale(small)
+    assert problem.startswith("exercises/00_first.ipynb was edited by hand")
+    backup = workbook.build(small, chapter)
+    assert "return 1" in backup.read_text() and workbook.stale(small) == []
+    assert workbook.build(small, chapter) is None
+
+    change(small, "## Count the blocks", "## Count blocks")
+    assert "exercises/00_first.ipynb is stale" in workbook.stale(small)[0]
+    workbook.build(small, chapter)
+    path = small.root / "course.toml"
+    path.write_text(path.read_text().replace("points = 3", "points = 4"))
+    assert "its points have changed" in workbook.stale(course.load(small.root))[0]
+
+    chapter.workbook.unlink()
+    (small.root / "solutions" / "01_second.py").write_text("")
+    problems = workbook.stale(small)
+    assert "exercises/00_first.ipynb is missing: run labkit build 00" in problems
+    assert "solutions/01_second.py has no [[exercise]] in course.toml" in problems
+
+
+def test_answers_pass_and_skeletons_fail(small):
+    assert workbook.verify_chapter(small, small.chapters[0]) == []
+
+
+def test_verify_names_a_solution_that_fails_and_an_exercise_that_passes(small):
+    change(small, "    return -(-n // threads)", "    return n // threads")
+    change(small, "blocks = None", "idle, blocks = 24, 8")
+    change(small, "    i = cuda.grid(1)\n    out[i] = a[i] * s", "    i = undefined(")
+    problems = workbook.verify(small, small.chapters)
+    assert any(p.startswith("the solution of count_blocks fails: The value is wrong.") for p in problems)
+    assert "the exercise idle_threads passes before anything is done" in problems
+    assert any(p.startswith("the skeleton of scale_again does not run: in the cell above: Synt") for p in problems)
+
+
+def test_verify_remembers_what_was_well_until_it_changes(small, monkeypatch):
+    runs = []
+    monkeypatch.setattr(workbook, "verify_chapter", lambda course, chapter: runs.append(chapter.name) or [])
+    for _ in range(2):
+        assert workbook.verify(small, small.chapters) == []
+    assert runs == ["00_first"]
+    change(small, "## Count the blocks", "## Count blocks")
+    workbook.verify(small, small.chapters)
+    assert runs == ["00_first", "00_first"]
+
+
+def test_the_registry_and_the_exercises_must_name_the_same(small):
+    assert workbook.unmatched(small) == []
+    path = small.root / "course.toml"
+    path.write_text(path.read_text().replace('name = "count_blocks"', 'name = "count_rows"'))
+    assert workbook.unmatched(course.load(small.root)) == [
+        "course.toml lists the exercise 'count_rows', and labkit/course/exercises holds none of that name",
+        "labkit/course/exercises holds 'count_blocks', and course.toml lists no [[exercise]] of that name",
+    ]
+
+
+def test_a_learners_notebook_is_run_whatever_fails_in_it(small):
+    write(small, scale_vector="x = 1\ndef (:", count_blocks="%time 1\ncount_blocks = lambda n, t: -(-n // t)",
+          idle_threads="import os; os._exit(3)")
+    notebook = workbook.learners(small.chapters[0])
+    got = {r.exercise: r for r in workbook.run_cells(small, small.chapters[0], notebook, env={"LABKIT_PROGRESS": "0"})}
+    assert got["scale_vector"].problem.startswith("in the cell above: SyntaxError: invalid syntax, line 2")
+    assert got["count_blocks"].passed
+    assert "the Python process ended" in got["idle_threads"].problem
+    (only,) = workbook.run_cells(small, small.chapters[0], notebook, only="count_blocks", env={"LABKIT_PROGRESS": "0"})
+    assert only.passed
+
+
+def test_a_cell_that_never_ends_and_a_deleted_test_cell_are_named(small, monkeypatch):
+    monkeypatch.setattr(workbook, "CELL_LIMIT_S", 4)
+    write(small, idle_threads="while True: pass")
+    notebook = workbook.learners(small.chapters[0])
+    notebook.cells = [cell for cell in notebook.cells if not cell.source.startswith('check("count_blocks"')]
+    results = workbook.run_cells(small, small.chapters[0], notebook, env={"LABKIT_PROGRESS": "0"})
+    got = {result.exercise: result.told for result in results}
+    assert got["count_blocks"] == "its test cell, check(...), is not in the notebook: labkit reset puts it back"
+    assert got["idle_threads"] == "a cell did not end within 4 s and was stopped"
+
+
+def test_reset_puts_one_exercise_back_and_keeps_the_others(small):
+    (chapter,) = workbook.with_exercises(small, small.chapters)
+    write(small, scale_vector="mine = 1", count_blocks="mine = 2")
+    backup = workbook.reset(small, chapter, small.exercise("scale_vector"))
+    assert "mine = 1" in backup.read_text()
+    text = chapter.workbook.read_text()
+    assert "mine = 1" not in text and "mine = 2" in text and "def scale_vector" in text
+    workbook.reset(small, chapter)
+    assert "mine" not in chapter.workbook.read_text() and workbook.stale(small) == []
+    chapter.workbook.unlink()
+    assert workbook.reset(small, chapter, small.exercise("scale_vector")) is None
+    assert workbook.stale(small) == []
+
+
+def test_reset_puts_back_cells_that_were_deleted(small):
+    (chapter,) = workbook.with_exercises(small, small.chapters)
+    notebook = nbformat.read(chapter.workbook, as_version=4)
+    notebook.cells = notebook.cells[:3]
+    nbformat.write(notebook, chapter.workbook)
+    workbook.reset(small, chapter, small.exercise("count_blocks"))
+    sources = [cell.source for cell in nbformat.read(chapter.workbook, as_version=4).cells]
+    assert sources[-1] == 'check("count_blocks", count_blocks)' and sources[-2].startswith("def count_blocks")
+
+
+REGISTRY = textwrap.dedent("""\
+    [[chapter]]
+    name = "00_first"
+    title = "First"
+    summary = "One."
+
+    [[exercise]]
+    name = "one"
+    chapter = "00_first"
+    title = "One"
+    points = 1
+    hints = ["a", "b", "c"]
+    """)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"a", "b", "c"', '"a", " ", "c"', "exercise 'one': 'hints' must be a list of three texts, none empty"),
+        ('"a", "b", "c"', '"a", "b"', "'hints' must be a list of three texts"),
+        ("points = 1", "points = 0", "'points' must be a whole number, 1 or more, not 0"),
+        ("points = 1", "pionts = 1", "unknown key 'pionts'"),
+        ('chapter = "00_first"', 'chapter = "01_x"', "chapter '01_x' is not listed; listed are 00_first"),
+        ('name = "one"', 'name = "One"', "the name must look like scale_vector"),
+        ("points = 1", 'points = 1\nneeds = ["two"]', "needs 'two', which is not the name of an exercise before it"),
+        ('title = "One"', 'title = ""', "'title' must be a text that is not empty"),
+    ],
+)
+def test_the_registry_is_checked(tmp_path, old, new, message):
+    (tmp_path / "course.toml").write_text(REGISTRY)
+    assert [entry.name for entry in course.load(tmp_path).exercises] == ["one"]
+    assert old in REGISTRY
+    (tmp_path / "course.toml").write_text(REGISTRY.replace(old, new))
+    with pytest.raises(CourseError, match=message):
+        course.load(tmp_path)

@@ -1,0 +1,113 @@
+"""Graphs: what was recorded is replayed, in order, on whatever the arrays hold then."""
+
+import numpy as np
+import pytest
+from numba import float32
+
+from labkit import cuda
+from labkit.device import graphs
+
+
+@cuda.jit
+def scale(values, factor):
+    i = cuda.grid(1)
+    if i < values.size:
+        values[i] *= factor
+
+
+@cuda.jit
+def shift(values, by):
+    i = cuda.grid(1)
+    if i < values.size:
+        values[i] += by
+
+
+def work_on(values):
+    def work(stream):
+        scale[1, 64, stream](values, float32(2.0))
+        shift[1, 64, stream](values, float32(1.0))
+
+    return work
+
+
+def test_a_graph_replays_its_launches_in_order():
+    values = cuda.to_device(np.arange(50, dtype=np.float32))
+    graph = graphs.capture(work_on(values))  # the warm-up runs once, recording does not
+    assert graph.nodes == 2
+    cuda.synchronize()
+    np.testing.assert_array_equal(values.copy_to_host(), np.arange(50) * 2 + 1)
+    graph.launch()
+    graph.launch()
+    cuda.synchronize()
+    np.testing.assert_array_equal(values.copy_to_host(), (((np.arange(50) * 2 + 1) * 2 + 1) * 2) + 1)
+
+
+def test_a_graph_reads_what_its_arrays_hold_when_it_is_launched():
+    values = cuda.to_device(np.zeros(50, np.float32))
+    graph = graphs.capture(work_on(values))
+    values.copy_to_device(np.full(50, 3.0, np.float32))
+    stream = cuda.stream()
+    graph.launch(stream)
+    stream.synchronize()
+    np.testing.assert_array_equal(values.copy_to_host(), np.full(50, 7.0))
+
+
+def test_without_warm_up_nothing_runs_before_the_launch():
+    values = cuda.to_device(np.ones(50, np.float32))
+    work_on(values)(0)  # compiles
+    cuda.synchronize()
+    graph = graphs.capture(work_on(values), warm_up=False)
+    np.testing.assert_array_equal(values.copy_to_host(), np.full(50, 3.0))
+    assert "2" in repr(graph)
+
+
+def test_a_graph_keeps_its_arrays():
+    graph = graphs.capture(work_on(cuda.to_device(np.ones(50, np.float32))))
+    graph.launch()
+    cuda.synchronize()
+
+
+def test_what_a_launcher_allocates_lives_as_long_as_the_graph():
+    """Memory of that kind would otherwise be given to the next array, and a replay would write into it."""
+    out = cuda.to_device(np.zeros(50, np.float32))
+
+    def work(stream):
+        own = graphs.keep(cuda.device_array(50, np.float32))
+        shift[1, 64, stream](own, float32(1.0))
+        shift[1, 64, stream](out, float32(1.0))
+
+    graph = graphs.capture(work)
+    others = [cuda.to_device(np.full(50, 7.0, np.float32)) for _ in range(50)]
+    graph.launch()
+    cuda.synchronize()
+    assert all((other.copy_to_host() == 7.0).all() for other in others)
+    np.testing.assert_array_equal(out.copy_to_host(), np.full(50, 2.0))
+
+
+def test_keep_outside_a_capture_returns_its_array():
+    array = cuda.device_array(3, np.float32)
+    assert graphs.keep(array) is array
+
+
+def test_work_that_ignores_its_stream_is_refused():
+    values = cuda.to_device(np.ones(50, np.float32))
+    with pytest.raises(ValueError, match="the one it was given|the stream it was given"):
+        graphs.capture(lambda stream: scale[1, 64](values, float32(2.0)))
+
+
+def test_an_error_in_the_work_leaves_nothing_in_capture():
+    values = cuda.to_device(np.ones(50, np.float32))
+
+    def broken(stream):
+        scale[1, 64, stream](values, float32(2.0))
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        graphs.capture(broken, warm_up=False)
+    graphs.capture(work_on(values)).launch()
+    cuda.synchronize()
+
+
+def test_work_must_be_a_function():
+    with pytest.raises(TypeError, match="work is a int"):
+        graphs.capture(3)

@@ -1,0 +1,112 @@
+"""Attention by wgmma and TMA: each form at sizes that are no multiple of its tiles, caches, what is refused, what the
+kernels compile to."""
+
+import re
+
+import numpy as np
+import pytest
+from numba import types
+from tests.kernels.test_flash_attention import check
+
+from labkit import cuda
+from labkit.device import compiling
+from labkit.kernels.attention import wgmma as module
+from labkit.kernels.attention.wgmma import (
+    FORMS,
+    attention_flash_wgmma,
+    flash_wgmma_form,
+    launch_flash_wgmma,
+    make_flash_wgmma,
+)
+from labkit.kernels.op import missing
+
+pytestmark = pytest.mark.skipif(bool(missing(attention_flash_wgmma)), reason=missing(attention_flash_wgmma))
+
+
+def launch_form(size, form):
+    kernel = make_flash_wgmma(size, *form)
+
+    def launch(qkv, heads, out, *, cache=None, start=None, causal=False):
+        launch_flash_wgmma(kernel, qkv, heads, out, cache, start, causal, 0)
+
+    return launch
+
+
+ALL = [(size, form) for size, forms in FORMS.items() for form in forms]
+
+
+@pytest.mark.parametrize(("size", "form"), ALL)
+@pytest.mark.parametrize("causal", [False, True])
+def test_agrees_at_awkward_sizes(size, form, causal):
+    launch = launch_form(size, form)
+    for S, H in ((1, 1), (17, 2), (65, 1), (270, 1)):  # 270: three tiles of keys, the ring goes round
+        check(launch, S, H, size, causal, dtype=np.float16)
+
+
+@pytest.mark.parametrize(("size", "form"), ALL)
+def test_a_cache_of_which_the_rest_is_not_a_number(size, form):
+    launch = launch_form(size, form)
+    for S, before, causal in ((5, 0, True), (1, 127, True), (3, 140, False), (70, 64, True)):
+        check(launch, S, 2, size, causal, before, dtype=np.float16)
+
+
+def test_large_halves_do_not_overflow():
+    qkv = cuda.to_device(np.full((70, 3 * 64), 100, np.float16))  # scores of 80,000: no half is so large
+    out = cuda.device_array((70, 64), np.float16)
+    attention_flash_wgmma(qkv, 1, out)
+    np.testing.assert_array_equal(out.copy_to_host(), 100)
+
+
+def test_neighbouring_heads_are_not_mixed():
+    """Head 1 alone is what head 1 among three is."""
+    qkv = np.random.default_rng(0).uniform(-1, 1, (20, 3 * 3 * 64)).astype(np.float16)
+    alone = np.ascontiguousarray(qkv.reshape(20, 3, 3, 64)[:, :, 1].reshape(20, 3 * 64))
+    outs = []
+    for rows, heads in ((qkv, 3), (alone, 1)):
+        outs.append(cuda.device_array((20, heads * 64), np.float16))
+        attention_flash_wgmma(cuda.to_device(rows), heads, outs[-1])
+    np.testing.assert_array_equal(outs[0].copy_to_host()[:, 64:128], outs[1].copy_to_host())
+
+
+def test_the_form_is_the_one_that_is_done_first(monkeypatch):
+    class Device:
+        MULTIPROCESSOR_COUNT = 132
+
+    monkeypatch.setattr(module.device, "on_gpu", lambda: True)
+    monkeypatch.setattr(cuda, "get_current_device", Device, raising=False)
+    for causal, few, many in ((False, (64, 1024), (1536, 2048, 3072, 4096)), (True, (64, 1024, 2048), (4096, 8192))):
+        assert {flash_wgmma_form(64, rows, 12, causal)[0] for rows in few} == {1}
+        assert {flash_wgmma_form(64, rows, 12, causal)[0] for rows in many} == {3}
+
+
+def test_what_is_refused():
+    qkv, out = cuda.device_array((5, 3 * 96), np.float16), cuda.device_array((5, 96), np.float16)
+    with pytest.raises(ValueError, match="a head has 96 numbers; it must have 64 or 128"):
+        attention_flash_wgmma(qkv, 1, out)
+    with pytest.raises(TypeError, match="only float16 is allowed"):
+        attention_flash_wgmma(cuda.device_array((5, 192), np.float32), 1, cuda.device_array((5, 64), np.float32))
+
+
+# --- What they compile to ---------------------------------------------------------------------------------------------
+
+ARGUMENTS = (*[types.Array(types.uint64, 1, "C")] * 3, types.Array(types.int32, 1, "C"), *[types.uint32] * 4,
+             types.float32, types.uint32)
+
+
+@pytest.mark.parametrize(("size", "form"), ALL)
+def test_sums_stay_in_registers_and_powers_are_taken_while_products_run(size, form):
+    kernel = make_flash_wgmma(size, *form)
+    try:
+        text = compiling.ptx(kernel, types.void(*ARGUMENTS), cc=(9, 0, "a"))
+    except compiling.NoCompiler as error:
+        pytest.skip(str(error))
+    assert not re.search(r"\.f64\b|\.local\b", text)
+    found = re.findall(r"wgmma\.mma_async|wgmma\.wait_group\.sync\.aligned (\d)|(ex2)\.", text)
+    order = "".join(waited or ("p" if power else "m") for waited, power in found)
+    assert re.search(r"m1p{60,}0", order), f"in the loop, powers stand between the two waits: {order}"
+    taken = compiling.resources(text)
+    if taken is None:
+        pytest.skip("ptxas is not installed")
+    assert not taken["warnings"]
+    assert taken["spill_bytes"] == taken["stack_bytes"] == 0
+    assert taken["registers"] == 65_536 // (kernel.threads * kernel.blocks) // 8 * 8

@@ -1,0 +1,78 @@
+"""GPT-2's linear layers with their epilogues: every rung, K in parts, memory for the parts, clear refusals."""
+
+import numpy as np
+import pytest
+
+from labkit import cuda
+from labkit.device import graphs
+from labkit.kernels.linear import fused
+from labkit.kernels.linear.fused import FUSED_LINEAR, FUSED_LINEAR_GELU, FUSED_LINEAR_RESIDUAL
+from labkit.kernels.op import agree, to_device
+
+OPS = (FUSED_LINEAR, FUSED_LINEAR_GELU, FUSED_LINEAR_RESIDUAL)
+
+
+@pytest.mark.parametrize(("op", "launcher"), [pytest.param(op, launcher, id=launcher.__name__)
+                                              for op in OPS for launcher in op.rungs])
+def test_rung_agrees(op, launcher):
+    assert agree(op, [launcher], seed=1).passed
+
+
+@pytest.mark.parametrize("size", [(rows, cols, depth) for rows in (1, 16, 128, 1000, 1024, 4096)
+                                  for cols, depth in ((2304, 768), (768, 768), (3072, 768), (768, 3072), (5, 17))])
+def test_parts_cover_the_depth(size):
+    rows, cols, depth = size
+    parts, slice_ = fused.parts_of(*size)
+    assert slice_ % 16 == 0
+    assert (parts - 1) * slice_ < depth <= parts * slice_  # every part has a step
+    assert fused.scratch_size(*size) == (0 if parts == 1 else parts * rows * cols)
+
+
+def test_parts_fill_the_multiprocessors():
+    parts, _ = fused.parts_of(128, 768, 3072)
+    assert 6 * parts >= 0.9 * fused.PROCESSORS
+    assert fused.parts_of(4096, 3072, 768)[0] == 1  # there are tiles enough
+
+
+def test_memory_for_parts_is_used_and_checked():
+    inputs = FUSED_LINEAR.inputs(np.random.default_rng(0), M=3, N=128, K=128)
+    x, weights, bias = to_device(inputs)
+    out = cuda.device_array((3, 128), np.float32)
+    needed = fused.scratch_size(3, 128, 128)
+    parts = cuda.to_device(np.full(needed + 7, np.nan, np.float32))
+    fused.fused_pipelined(x, weights, bias, out, parts=parts)
+    np.testing.assert_allclose(out.copy_to_host(), fused.fused_reference(*inputs), atol=1e-5)
+    left = parts.copy_to_host()
+    assert not np.isnan(left[:needed]).any() and np.isnan(left[needed:]).all()
+    with pytest.raises(ValueError, match="parts has 5 numbers"):
+        fused.fused_pipelined(x, weights, bias, out, parts=parts[:5])
+
+
+def test_a_residual_may_be_the_output():
+    x, weights, bias, residual = inputs = FUSED_LINEAR_RESIDUAL.inputs(np.random.default_rng(0), M=5, N=128, K=64)
+    for launch in (fused.fused_tiled, fused.fused_pipelined):
+        out = cuda.to_device(residual)
+        launch(*to_device((x, weights, bias)), out, residual=out)
+        np.testing.assert_allclose(out.copy_to_host(), fused.fused_reference(*inputs), atol=1e-5)
+
+
+def test_the_epilogue_costs_no_launch():
+    x, weights, bias, residual = to_device(FUSED_LINEAR_RESIDUAL.inputs(np.random.default_rng(0), M=5, N=32, K=16))
+    out = cuda.device_array((5, 32), np.float32)
+    graph = graphs.capture(lambda stream: fused.fused_pipelined(x, weights, bias, out, residual=residual, gelu=True,
+                                                                stream=stream))
+    assert graph.nodes == 1
+
+
+def test_refusals_say_what_is_allowed():
+    def ones(*shape, dtype=np.float32):
+        return cuda.to_device(np.ones(shape, dtype))
+
+    with pytest.raises(ValueError, match=r"columns of x \(8\) must equal the rows of weights \(16\)"):
+        fused.fused_tiled(ones(4, 8), ones(16, 8), ones(8), ones(4, 8))
+    with pytest.raises(ValueError, match=r"residual has shape \(4, 9\); it must be \(4, 8\)"):
+        fused.fused_pipelined(ones(4, 8), ones(8, 8), ones(8), ones(4, 8), residual=ones(4, 9))
+    with pytest.raises(TypeError, match="bias has dtype float16; only float32"):
+        fused.fused_tiled(ones(4, 8), ones(8, 8), ones(8, dtype=np.float16), ones(4, 8))
+    with pytest.raises(TypeError, match="float64"):
+        fused.fused_tiled(*(ones(*shape, dtype=np.float64) for shape in ((4, 8), (8, 8), (8,), (4, 8))))

@@ -1,0 +1,131 @@
+"""Matrix product: every rung at awkward and random shapes, any tile, errors that name the argument."""
+
+import numpy as np
+import pytest
+
+from labkit import cuda, observe
+from labkit.device import compiling
+from labkit.kernels.arguments import blocks_for
+from labkit.kernels.matmul.float32 import (
+    MATMUL,
+    RING,
+    make_matmul_register_blocked,
+    make_matmul_tiled,
+    matmul_double_buffered,
+    matmul_naive,
+    matmul_pipelined,
+    matmul_tiled,
+    matmul_vectorized,
+)
+from labkit.kernels.op import agree, rung
+
+
+def test_every_rung_agrees():
+    assert agree(MATMUL, seed=1).passed
+
+
+def test_random_shapes_agree():
+    rng = np.random.default_rng(7)
+    sizes = tuple({axis: int(rng.integers(1, 70)) for axis in "MNK"} for _ in range(12))
+    assert agree(MATMUL, sizes=sizes, seed=2).passed
+
+
+@pytest.mark.parametrize("tile", [1, 4, 8])
+def test_any_tile(tile):
+    kernel = make_matmul_tiled(tile)
+
+    @rung(kernel=kernel, idea="another tile")
+    def tiled(a, b, out, stream=0):
+        kernel[blocks_for(out.shape[::-1], (tile, tile)), (tile, tile), stream](a, b, out)
+
+    assert agree(MATMUL, [tiled], sizes=({"M": 5, "N": 9, "K": 7}, {"M": 8, "N": 8, "K": 8})).passed
+
+
+def test_identity():
+    a = np.arange(35, dtype=np.float32).reshape(5, 7)
+    out = cuda.device_array((5, 7), np.float32)
+    for launch in MATMUL.rungs:
+        launch(cuda.to_device(a), cuda.to_device(np.eye(7, dtype=np.float32)), out)
+        np.testing.assert_array_equal(out.copy_to_host(), a)
+
+
+def test_misaligned_views_agree():
+    """A view that begins between two multiples of 16 bytes: no access of 128 bits may touch it."""
+    M, N, K = 132, 128, 16
+    rng = np.random.default_rng(5)
+    a, b = (np.ascontiguousarray(rng.random(shape, dtype=np.float32)) for shape in ((M, K), (K, N)))
+
+    def shifted(array):
+        return cuda.to_device(np.concatenate([[np.float32(0)], array.reshape(-1)]))[1:].reshape(array.shape)
+
+    aligned = cuda.to_device(a), cuda.to_device(b), cuda.device_array((M, N), np.float32)
+    moved = shifted(a), shifted(b), shifted(np.full((M, N), np.nan, np.float32))
+    for launch in (matmul_vectorized, matmul_double_buffered, matmul_pipelined):
+        for which in range(3):
+            arrays = tuple(moved[n] if n == which else aligned[n] for n in range(3))
+            launch(*arrays)
+            np.testing.assert_allclose(arrays[2].copy_to_host(), a.astype(np.float64) @ b, rtol=1e-5)
+
+
+@pytest.mark.parametrize("K", [1, 15, 16, 17, 32, 33, 48, 80, 100])
+def test_the_ring_of_tiles_is_right_at_every_depth(K):
+    """Fewer tiles than the ring has places, as many, and more; whole ones and a last one that is not."""
+    sizes = ({"M": 128, "N": 128, "K": K}, {"M": 5, "N": 3, "K": K})
+    assert agree(MATMUL, ["matmul_double_buffered", "matmul_pipelined"], sizes=sizes, seed=K).passed
+
+
+def test_no_race_in_the_pipelined_kernels():
+    a, b = np.ones((3, 40), np.float32), np.ones((40, 5), np.float32)
+    for launch in (matmul_vectorized, matmul_double_buffered, matmul_pipelined):
+        kernel = launch.kernel[1]
+        report = observe(kernel[1, 256, 0, 4 * RING], a, b, np.zeros((3, 5), np.float32))
+        assert report.ok, (launch.__name__, [str(finding) for finding in report.races])
+
+
+def test_what_feeds_a_multiply_add():
+    """The counts that docstrings and lesson state: numbers read from shared memory for the products of one step."""
+    for patch, numbers in ((4, 8), (8, 16)):
+        kernel = make_matmul_register_blocked(patch)
+        tile = 16 * patch
+        a, b = np.ones((tile, 8), np.float32), np.ones((8, tile), np.float32)
+        report = observe(kernel[1, (16, 16)], a, b, np.zeros((tile, tile), np.float32))
+        assert report.ok
+        assert report.counts["shared_loads"] == 256 * 8 * numbers
+
+
+def test_ladder_goes_by_one_change():
+    names = [r.__name__.removeprefix("matmul_") for r in MATMUL.rungs]
+    assert names == ["naive", "coalesced", "tiled", "tiled_32", "register_blocked_4", "register_blocked",
+                     "register_blocked_16", "vectorized", "double_buffered", "pipelined"]
+    assert [r.__name__ for r in MATMUL.rungs if r.failed] == ["matmul_register_blocked_16"]
+    naive, coalesced = (r.kernel.py_func for r in MATMUL.rungs[:2])
+    # Only the axis that threadIdx.x walks differs: what the kernels compute from row and col is the same.
+    assert naive.__code__.co_consts == coalesced.__code__.co_consts
+    assert set(naive.__code__.co_names) == set(coalesced.__code__.co_names)
+
+
+def test_fused_and_unrolled():
+    """The fastest kernel has its 16 steps written out: 64 fused multiply-adds and 4 loads each."""
+    types = pytest.importorskip("numba").types
+    matrix = types.Array(types.float32, 2, "C")
+    try:
+        text = compiling.ptx(matmul_pipelined.kernel[0], types.void(matrix, matrix, matrix))
+    except compiling.NoCompiler as error:
+        pytest.skip(str(error))
+    assert text.count("fma.rn.f32") == 1024
+    assert text.count("ld.shared.v4.f32") == 4 * 17
+    assert ".local" not in text
+
+
+def test_errors_name_the_argument():
+    def ones(*shape):
+        return cuda.to_device(np.ones(shape, np.float32))
+
+    with pytest.raises(ValueError, match=r"columns of a \(3\) must equal the rows of b \(4\)"):
+        matmul_naive(ones(2, 3), ones(4, 5), ones(2, 5))
+    with pytest.raises(ValueError, match=r"out has shape \(5, 2\); it must be \(2, 5\)"):
+        matmul_tiled(ones(2, 3), ones(3, 5), ones(5, 2))
+    with pytest.raises(ValueError, match="a has 1 dimensions"):
+        matmul_tiled(ones(3), ones(3, 5), ones(1, 5))
+    with pytest.raises(ValueError, match="b is not C-contiguous"):
+        matmul_tiled(ones(2, 3), cuda.to_device(np.asfortranarray(np.ones((3, 5), np.float32))), ones(2, 5))

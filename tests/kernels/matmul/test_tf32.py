@@ -1,0 +1,44 @@
+"""Products in TF32: every rung at awkward shapes; the rounding of factors that the rungs do themselves."""
+
+import numpy as np
+import pytest
+
+from labkit import cuda
+from labkit.kernels.matmul.tf32 import MATMUL_TF32, matmul_tf32_pipelined, matmul_tf32_tensor_core
+from labkit.kernels.op import agree
+
+
+@pytest.mark.parametrize("launcher", MATMUL_TF32.rungs, ids=lambda launcher: launcher.__name__)
+def test_rung_agrees(launcher):
+    assert agree(MATMUL_TF32, [launcher], seed=1).passed
+
+
+def test_tolerance_knows_the_format():
+    """Wide enough for factors rounded to 10 bits after the point, too narrow for ones cut to bfloat16's 7."""
+    a, b = MATMUL_TF32.inputs(np.random.default_rng(0), M=64, N=64, K=256)
+    allowed = MATMUL_TF32.tolerance(a.astype(np.float64), b.astype(np.float64))
+    cut = [(m.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64) for m in (a, b)]
+    assert (np.abs(cut[0] @ cut[1] - MATMUL_TF32.reference(a, b)) > allowed).any()
+
+
+def test_both_rungs_round_alike():
+    """Ties go away from zero, infinity stays; the last bit that TF32 keeps is 2**-10 of one."""
+    values = np.array([1 + 2.0**-11, -1 - 2.0**-11, 1 + 2.0**-12, 1 + 2.0**-10, 3.0e38, np.inf, 0.0, -(2.0**-130)],
+                      np.float32)
+    expected = np.array([1 + 2.0**-10, -1 - 2.0**-10, 1.0, 1 + 2.0**-10, 3.0e38, np.inf, 0.0, -(2.0**-130)])
+    a = np.zeros((8, 8), np.float32)
+    a[:, 0] = values
+    b = np.zeros((8, 8), np.float32)
+    b[0, :] = 1.0
+    for launcher in (matmul_tf32_tensor_core, matmul_tf32_pipelined):
+        out = cuda.device_array((8, 8), np.float32)
+        launcher(cuda.to_device(a), cuda.to_device(b), out)
+        np.testing.assert_allclose(out.copy_to_host()[:, 0], expected, rtol=2.0**-11, atol=2.0**-126)
+        np.testing.assert_array_equal(out.copy_to_host()[:4, 0], expected[:4])
+
+
+def test_refusals_say_what_is_allowed():
+    a = cuda.to_device(np.ones((4, 6), np.float32))
+    b = cuda.to_device(np.ones((6, 8), np.float32))
+    with pytest.raises(ValueError, match="K is 6; it must be a multiple of 4"):
+        matmul_tf32_pipelined(a, b, cuda.device_array((4, 8), np.float32))

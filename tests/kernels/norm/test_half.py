@@ -1,0 +1,54 @@
+"""Layer normalisation in halves: every rung, a residual in place, views at odd addresses, errors."""
+
+import numpy as np
+import pytest
+
+from labkit import cuda
+from labkit.kernels.norm import half
+from labkit.kernels.op import agree
+
+
+@pytest.mark.parametrize("launcher", [half.layernorm_half_singles, half.layernorm_half_warp], ids=lambda f: f.__name__)
+def test_every_rung_agrees(launcher):
+    assert agree(half.LAYERNORM_HALF, [launcher], seed=1).passed
+
+
+def test_with_a_residual():
+    sizes = ({"R": 1, "C": 1}, {"R": 5, "C": 384})
+    assert agree(half.ADD_LAYERNORM_HALF, [half.add_layernorm_half_warp], sizes=sizes, seed=2).passed
+
+
+@pytest.mark.slow
+def test_with_a_residual_every_rung():
+    assert agree(half.ADD_LAYERNORM_HALF, seed=3).passed
+
+
+def test_the_sum_is_not_rounded_to_a_half():
+    """1 + 0.0003 is no half: a sum kept as one would lose the residual, and the row would be all zeros."""
+    x = np.ones((2, 384), np.float16)
+    residual = np.tile(np.float16([0.0003, -0.0003]), (2, 192))
+    one, zero = np.ones(384, np.float16), np.zeros(384, np.float16)
+    arrays = [cuda.to_device(array) for array in (x, residual, one, zero)]
+    half.add_layernorm_half_warp(*arrays, arrays[0])  # in place
+    expected = half.add_layernorm_half_reference(x, residual, one, zero)
+    assert expected.std() > 0.05
+    np.testing.assert_allclose(arrays[0].copy_to_host(), expected, rtol=2e-3)
+
+
+def test_a_view_at_an_odd_address():
+    rng = np.random.default_rng(4)
+    x, weight, bias = half.LAYERNORM_HALF.inputs(rng, R=3, C=384)
+    whole = cuda.to_device(np.concatenate([np.float16([7]), x.reshape(-1)]))
+    out = cuda.device_array(x.shape, np.float16)
+    half.layernorm_half_warp(whole[1:].reshape(3, 384), cuda.to_device(weight), cuda.to_device(bias), out)
+    np.testing.assert_allclose(out.copy_to_host(), half.layernorm_half_reference(x, weight, bias), atol=5e-3)
+
+
+def test_errors_name_the_argument():
+    def ones(*shape, dtype=np.float16):
+        return cuda.to_device(np.ones(shape, dtype))
+
+    with pytest.raises(TypeError, match="weight has dtype float32; only float16 is allowed"):
+        half.layernorm_half_warp(ones(2, 8), ones(8, dtype=np.float32), ones(8), ones(2, 8))
+    with pytest.raises(ValueError, match="x has 3,000 columns; a warp keeps at most 2,048 in registers"):
+        half.layernorm_half_warp(ones(1, 3000), ones(3000), ones(3000), ones(1, 3000))

@@ -1,0 +1,298 @@
+"""Figures are made, carry the labels a reader needs, and say where their times were taken."""
+
+import re
+
+import numpy as np
+import pytest
+from matplotlib.text import Text
+
+from labkit import measure
+from labkit.measure import plots
+from tests import made_up
+
+
+def texts(figure) -> str:
+    return " | ".join(item.get_text() for item in figure.findobj(Text) if item.get_text())
+
+
+@pytest.fixture(autouse=True)
+def nothing_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "RECORDED", tmp_path)
+
+
+def test_ladder_on_a_gpu():
+    shown = texts(plots.ladder(made_up.ladder()))
+    for part in ("vector_add_slow", "vector_add_fast", "PyTorch", "NumPy, on the host", "(80%)", "GB/s",
+                 "limit: copy bandwidth, 1,000", "Measured on NVIDIA Imaginary, 2026-01-02"):
+        assert part in shown
+
+
+def test_long_names_beside_the_bars_stay_on_the_figure():
+    from dataclasses import replace
+
+    measured = made_up.ladder()
+    rows = [replace(row, name=name) for row, name in
+            zip(measured.rows, ("matmul_half_wgmma_specialised", "PyTorch (unfused: cuBLAS with the bias, then GELU)"),
+                strict=False)]
+    figure = plots.ladder(replace(measured, rows=tuple(rows)))
+    figure.canvas.draw()
+    names = [text for text in figure.findobj(Text) if text.get_text().startswith(("matmul_half", "PyTorch"))]
+    assert len(names) == 2
+    assert all(text.get_window_extent().x0 >= 0 for text in names)
+
+
+def test_ladder_on_the_cpu_device_shows_times_only():
+    figure = plots.ladder(made_up.ladder(on_gpu=False))
+    shown = texts(figure)
+    assert len(figure.axes) == 1
+    assert "Here, on the CPU device: shows work, not GPU speed" in shown
+    assert "milliseconds" in shown
+    assert "GB/s" not in shown
+    assert "limit" not in shown
+
+
+def test_ladder_on_the_cpu_device_stands_beside_the_recorded_gpu():
+    figure = plots.ladder(made_up.ladder(on_gpu=False), recorded=made_up.ladder())
+    shown = texts(figure)
+    assert len(figure.axes) == 2
+    assert "shows work, not GPU speed" in shown
+    assert "Measured on NVIDIA Imaginary" in shown
+
+
+def test_recorded_ladder_is_found_by_itself(tmp_path):
+    import json
+
+    (tmp_path / "nvidia-imaginary.json").write_text(json.dumps(made_up.measurements()))
+    assert len(plots.ladder(made_up.ladder(on_gpu=False)).axes) == 2
+    assert len(plots.ladder(made_up.ladder(on_gpu=False), recorded=None).axes) == 1
+    assert len(plots.ladder(made_up.ladder()).axes) == 1, "on a GPU the present ladder is enough"
+    assert len(plots.crossover(made_up.crossover(on_gpu=False)).axes) == 2
+    assert len(plots.sizes(made_up.matmul_sizes(on_gpu=False)).axes) == 2
+    assert len(plots.block_shapes(made_up.block_shapes(on_gpu=False)).axes) == 2
+
+
+def test_crossover_marks_where_the_gpu_wins():
+    shown = texts(plots.crossover(made_up.crossover()))
+    for part in ("kernel alone", "copies and kernel", "call from Python", "NumPy, on the host", "Circled"):
+        assert part in shown
+
+
+def test_crossing_is_interpolated():
+    n, ms = plots.crossing([1, 10, 100], [4.0, 4.0, 4.0], [1.0, 2.0, 8.0])
+    assert 10 < n < 100
+    assert ms == pytest.approx(4.0)
+    assert plots.crossing([1, 10], [5.0, 5.0], [1.0, 2.0]) == (None, None), "never faster"
+    assert plots.crossing([1, 10], [1.0, 1.0], [2.0, 2.0]) == (None, None), "always faster"
+    assert plots.crossing([1, 10], None, [2.0, 2.0]) == (None, None)
+
+
+def test_sizes():
+    shown = texts(plots.sizes(made_up.matmul_sizes()))
+    for part in ("matmul_naive", "PyTorch (cuBLAS)", "limit: float32 peak, 10 TFLOP/s", "M = N = K", "512"):
+        assert part in shown
+    assert "NumPy" not in shown, "NumPy on the host has no place among a GPU's rates"
+    assert "NumPy, on the host" in texts(plots.sizes(made_up.matmul_sizes(on_gpu=False)))
+
+
+def test_block_shapes():
+    shown = texts(plots.block_shapes(made_up.block_shapes()))
+    for part in ("16 × 8 × 8", "4 × 4 × 4", "GB/s", "limit: copy bandwidth", "32-byte sector"):
+        assert part in shown
+    here = texts(plots.block_shapes(made_up.block_shapes(on_gpu=False)))
+    assert "sector" not in here, "the CPU device's time knows no sectors"
+    assert "milliseconds" in here
+
+
+def test_roofline():
+    add = made_up.ladder()
+    product = made_up.ladder("matmul", "TFLOP/s", flops=10**12, nbytes=10**7)
+    shown = texts(plots.roofline([add, product]))
+    for part in ("10 TFLOP/s, float32 peak", "1,000 GB/s, copy bandwidth", "matmul_fast", "vector_add_slow"):
+        assert part in shown
+
+
+def test_roofline_refuses_cpu_times():
+    with pytest.raises(ValueError, match="vector_add was timed on the CPU device"):
+        plots.roofline(made_up.ladder(on_gpu=False))
+    with pytest.raises(ValueError, match="measured is empty"):
+        plots.roofline([])
+
+
+def test_tensor_cores_bring_their_roofs_and_numbers_for_names():
+    from dataclasses import replace
+
+    limits = {**made_up.LIMITS, "tf32_tflops": 40.0, "f16_tflops": 80.0}
+    half = replace(made_up.ladder("matmul", "TFLOP/s", flops=10**12, nbytes=10**7), op="matmul_half", peak="f16",
+                   title="Half product", limits=limits)
+    assert "80 TFLOP/s, f16 peak of the tensor cores" in texts(plots.roofline(half))
+    alone = plots.roofline([made_up.ladder()])
+    assert "tensor cores" not in texts(alone)
+    single = replace(made_up.ladder(), limits=limits)
+    figure = plots.roofline([single, half])
+    shown = texts(figure)
+    for part in ("40 TFLOP/s, TF32, tensor cores", "matmul half", "vector add", "n=1,000,000,000", "slow", "80%"):
+        assert part in shown
+    assert round(100 * figure.get_figwidth()) == 840  # where only two share the page, their names stay legible
+    wide = plots.roofline([single, half, replace(half, op="matmul_third")])
+    assert round(100 * wide.get_figwidth()) == 1280
+    assert wide._repr_mimebundle_()[1]["image/png"]["width"] == 1280
+
+
+def test_every_rung_has_a_number_of_its_own_on_the_plot():
+    from dataclasses import replace
+
+    ladders = [replace(made_up.ladder(), op=f"op{k}", title=f"Operation {k}") for k in range(9)]
+    nothing = replace(made_up.ladder(), op="transpose", flops=0)
+    figure = plots.every_rung([*ladders, nothing])
+    shown = [item.get_text() for item in figure.findobj(Text)]
+    assert shown.count("1") == 2 * 9, "each once on the plot and once in the legend"
+    assert "Not on it, for want of arithmetic: transpose" in texts(figure)
+    discs = [line.get_xydata()[0] for line in figure.axes[0].lines if len(line.get_xdata()) == 1]
+    places = figure.axes[0].transData.transform(discs)
+    gaps = np.abs(places[:, None] - places[None]).max(axis=2) + 1e9 * np.eye(len(places))
+    assert len(discs) == 3 * 9
+    assert gaps.min() > 14, "no disc hides another"
+
+
+def test_a_figure_shows_itself_700_pixels_wide(tmp_path):
+    figure = plots.ladder(made_up.ladder())
+    data, metadata = figure._repr_mimebundle_()
+    assert set(data) == {"image/png", "text/plain"}
+    assert metadata["image/png"]["width"] == 700
+    assert "Measured on NVIDIA Imaginary" in data["text/plain"]
+    path = figure.save(tmp_path / "deep" / "ladder.png")
+    content = path.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    assert int.from_bytes(content[16:20], "big") == 1400, "twice 700, for sharp screens"
+    assert content == figure.png(), "the same figure gives the same bytes"
+
+
+def test_labels_are_spread_within_the_axes():
+    heights = plots._spread([0.5, 0.5, 0.51, 0.99], 0.075)
+    assert np.all(np.diff(heights) > 0.074)
+    assert max(heights) <= 1.0
+    low = plots._spread([0.0, 0.01, 0.02], 0.075)
+    assert min(low) >= 0.029
+
+
+def test_broadcast_reads_shows_the_index_of_each_element():
+    figure = plots.broadcast_reads((2, 3, 4), (1, 2, 3))
+    shown = texts(figure)
+    for part in ("b[:, :, None]", "(2, 1, 1)", "x\u00b712 + y\u00b74 + z", "x\u00b73 + y + z\u00b70", "out[1, 2, 3]"):
+        assert part in shown
+    numbers = [item.get_text() for item in figure.findobj(Text) if item.get_text().isdigit()]
+    assert numbers.count("23") == 2, "the last element of out and of a"
+    assert numbers.count("5") == 2 + 4, "b[1, 2] once for each z"
+    with pytest.raises(ValueError, match="mark is"):
+        plots.broadcast_reads((2, 3, 4), (2, 0, 0))
+
+
+def test_tile_walk_fills_the_tails_with_zeros():
+    figure = plots.tile_walk(M=7, N=11, K=10, tile=4, block=(2, 1))
+    zeros = [item for item in figure.findobj(Text) if item.get_text() == "0"]
+    assert len(zeros) == (4 * 12 - 3 * 10) + (12 * 4 - 10 * 3)
+    assert "step 3" in texts(figure)
+    assert "step 4" not in texts(figure)
+    assert not [item for item in plots.tile_walk(8, 8, 8, 4, (0, 0)).findobj(Text) if item.get_text() == "0"]
+    with pytest.raises(ValueError, match="only 3 x 2 blocks"):
+        plots.tile_walk(7, 11, 10, 4, (3, 0))
+
+
+def test_warp_addresses_name_the_lanes_that_share_an_element():
+    lane = np.arange(32)
+    touched = {"row": lane, "pairs": lane // 2, "halves": 4096 * (lane // 16), "one": 0 * lane}
+    shown = texts(plots.warp_addresses(touched, "A warp"))
+    for part in ("4 sectors, 100% of the bytes used", "2 sectors, 12% of", "1 sector, 12% of the bytes used",
+                 "16,384", "30,\n31", "0\u2013\n15", "0\u2013\n31"):
+        assert part in shown
+    assert [plots.sectors(indices) for indices in touched.values()] == [4, 2, 2, 1]
+    with pytest.raises(ValueError, match="touched is empty"):
+        plots.warp_addresses({})
+
+
+def test_a_tie_is_no_crossing():
+    assert plots.crossing([1, 10, 100], [4.0, 10.0, 99.0], [1.0, 10.1, 100.0]) == (None, None)
+
+
+def test_block_shapes_stand_together_by_their_threads():
+    figure = plots.block_shapes(made_up.block_shapes())
+    labels = [item.get_text() for item in figure.findobj(Text)]
+    for heading in ("1,024 threads", "256 threads", "64 threads"):
+        assert labels.count(heading) == 1
+    order = ["1,024 threads", "16 \u00d7 8 \u00d7 8", "256 threads", "256 \u00d7 1 \u00d7 1", "64 threads",
+             "4 \u00d7 4 \u00d7 4"]
+    assert [label for label in labels if label in order] == order
+
+
+def test_owners_give_every_element_one_thread():
+    figure = plots.owners(n=29, block=4, rungs=("per_thread", "grid_stride", "four_loads"), grid=2)
+    threads = [[int(item.get_text()) for item in ax.texts] for ax in figure.axes]
+    assert threads[0] == list(range(32))
+    assert threads[1] == [i % 8 for i in range(32)]
+    assert [i for i, thread in enumerate(threads[2]) if thread == 0] == [0, 4, 8, 12]
+    assert "3 threads beyond the end" in texts(figure)
+    with pytest.raises(ValueError, match="rungs holds 'naive'"):
+        plots.owners(rungs=("naive",))
+
+
+def test_round_trip_lays_the_steps_end_to_end():
+    trip = {"steps": {"a to the device": 4.0, "kernel": 0.5, "sum to the host": 2.0}, "numpy_ms": 9.0,
+            "title": "made up"}
+    figure = plots.round_trip(trip)
+    starts = [bar.get_x() for bar in figure.axes[0].patches]
+    assert starts == [0.0, 4.0, 4.5, 0.0]
+    for part in ("made up", "kernel", "0.5 ms", "NumPy, on the host"):
+        assert part in texts(figure)
+    assert len(plots.round_trip(trip, trip).axes) == 2
+
+
+def test_timeline_has_a_row_for_each_kind_of_event():
+    events = [{"row": "ranges 1", "name": "matrix product", "start_us": 0, "us": 100},
+              {"row": "ranges 2", "name": "kernel", "start_us": 10, "us": 80},
+              {"row": "driver", "name": "cuLaunchKernelEx", "start_us": 12, "us": 30},
+              {"row": "GPU", "name": "Memcpy HtoD (Pageable -> Device)", "start_us": 20, "us": 1}]
+    figure = plots.timeline({"title": "made up", "events": events}, {"title": "again", "events": events[:2]})
+    assert len(figure.axes) == 2
+    shown = texts(figure)
+    for part in ("made up", "again", "outer range", "driver calls", "on the GPU", "matrix product", "kernel"):
+        assert part in shown
+    assert "Memcpy" not in shown, "there is no room for its name in a bar this narrow"
+    with pytest.raises(ValueError, match="no events"):
+        plots.timeline({"title": "empty", "events": []})
+
+
+def test_costs_over_sizes_say_where_and_leave_out_what_was_not_measured():
+    ns = [2**8, 2**16, 2**24]
+    here = {"n": ns, "python_us": [30.0, 31.0, 90.0], "where": measure.CPU_DEVICE, "date": "2026-01-02"}
+    gpu = {**here, "torch_us": [5.0, 6.0, 60.0], "graph_us": [1.0, 1.5, 50.0], "where": made_up.GPU}
+    shown = texts(plots.launch_cost(here, gpu))
+    for part in ("Here, on the CPU device", "Measured on NVIDIA Imaginary", "Numba, in a graph", "PyTorch"):
+        assert part in shown
+    assert "PyTorch, in a graph" not in shown
+    assert len(plots.launch_cost(here).axes) == 1, "nothing is recorded"
+    copies = {"bytes": ns, "h2d_pinned_us": [9.0, 10.0, 400.0], "where": made_up.GPU, "date": "2026-01-02"}
+    assert "there, pinned" in texts(plots.copy_cost(copies))
+
+
+def test_pictures_of_the_product_to_the_limit():
+    figure = plots.patch(threads=4, size=2, thread=(1, 3))
+    for part in ("2 numbers of a,", "2 numbers of b,", "of its 4 sums.", "Thread (1, 3)"):
+        assert part in texts(figure)
+    shown = texts(plots.mma_lanes(lane=31))
+    assert "g = 31 // 4 = 7, q = 31 % 4 = 3" in shown
+    with pytest.raises(ValueError, match="lane is 32"):
+        plots.mma_lanes(32)
+    one, two, three = (float(end) for end in re.findall(r"(\d+\.\d)(?=[,.])", plots.overlap().summary)[-3:])
+    assert one > two > three, "with more pairs of tiles there is less waiting"
+
+
+def test_the_axis_is_broken_where_operations_leave_a_gap():
+    from dataclasses import replace
+
+    low = [replace(made_up.ladder(), op=f"low{k}") for k in range(5)]
+    high = replace(made_up.ladder("matmul", "TFLOP/s", flops=10**12, nbytes=10**7), op="high")
+    assert len(plots.every_rung(low).axes) == 1
+    figure = plots.every_rung([*low, high])
+    assert len(figure.axes) == 2
+    assert figure.axes[0].get_xlim()[1] < figure.axes[1].get_xlim()[0]
+    assert "high" in texts(figure)

@@ -1,0 +1,133 @@
+"""The end-to-end experiment, on a model small enough to run in a moment."""
+
+import numpy as np
+import pytest
+
+from labkit import device, measure
+from labkit._common.errors import UserError
+from labkit.measure.series import generation as generation_experiment
+from labkit.measure.series.generation import (
+    ATTENTIONS,
+    PROMPTS,
+    SOFTMAX,
+    SOURCE,
+    amdahl,
+    experiment,
+    judged,
+    launches_of,
+    prompts_from,
+    random_tensors,
+)
+from labkit.models.gpt2 import GPT2, Config, Kernels, Workspace
+
+SMALL = Config(vocab_size=61, n_positions=64, n_embd=32, n_layer=2, n_head=4)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return GPT2(SMALL, random_tensors(SMALL))
+
+
+@pytest.fixture(scope="module")
+def series(model):
+    one = experiment(model, {text: [1, 2, 3 + n] for n, text in enumerate(PROMPTS)}, name="small", log="made",
+                     weights="random", length=9, runs=2, hows=("called", "graph"))
+    return {"models": [one], "where": "here", "date": "today"}
+
+
+def test_the_texts_are_the_same_with_every_attention(series):
+    for prompt in series["models"][0]["prompts"]:
+        assert (prompt["prompt_tokens"], prompt["new_tokens"]) == (3, 6)
+        assert [(row["attention"], row["how"]) for row in prompt["rows"]] == [
+            (name, how) for how in ("called", "graph") for name in ATTENTIONS]
+        for row in prompt["rows"]:
+            assert row["same_tokens"] and row["seconds"]["p5"] <= row["seconds"]["p50"] <= row["seconds"]["p95"]
+            assert row["tokens_per_second"] * row["seconds"]["p50"] == pytest.approx(6)
+
+
+def test_graph_and_calls_write_the_same(model):
+    ws = Workspace(SMALL)
+    called = generation_experiment.write_called(model, ws, [5, 6, 7], 8)
+    decoder = generation_experiment.Decoder(model, ws)
+    assert generation_experiment.write_graphed(model, ws, [5, 6, 7], 8, decoder) == called
+
+
+def test_the_launches_of_a_step_are_all_there(model):
+    ws = Workspace(SMALL)
+    names = [name for name, _ in launches_of(model.with_kernels(Kernels(attention=ATTENTIONS["unfused"])), ws)]
+    layer = ["ln_1", "attn.c_attn", "attn.cache", "attn.scores", "attn.scale", "attn.mask", "attn.softmax",
+             "attn.values", "attn.added", "ln_2", "mlp.gelu", "out"]
+    assert names == ["embedding", *layer, *layer, "ln_f", "logits"]
+    assert [name for name in layer if name in SOFTMAX] == ["attn.scale", "attn.mask", "attn.softmax"]
+    fused = [name for name, _ in launches_of(model.with_kernels(Kernels(attention=ATTENTIONS["fused"])), ws)]
+    assert len(fused) == len(names) - 2 * 2
+
+
+def test_run_one_by_one_they_are_the_model(model):
+    ws = Workspace(SMALL)
+    expected = model.prefill([1, 2, 3], ws).copy_to_host()
+    ws = Workspace(SMALL)
+    ws.rows(3).ids.copy_to_device(np.array([1, 2, 3], np.int32))
+    for _, launch in launches_of(model, ws, 3):
+        launch(0)
+    np.testing.assert_array_equal(ws.logits.copy_to_host(), expected)
+
+
+def test_amdahl():
+    assert amdahl(0.0, 100) == 1 and amdahl(1.0, 5) == pytest.approx(5)
+    assert amdahl(0.1, 2) == pytest.approx(1 / 0.95)
+    assert amdahl(0.5, np.inf) == pytest.approx(2)
+    step = {"unfused": {"us": 100.0, "softmax_us": 20.0}, "fused": {"us": 91.0, "softmax_us": 10.0}}
+    found = judged(step)
+    assert (found["share"], found["speedup"]) == (0.2, 2.0)
+    assert found["predicted"] == pytest.approx(1 / 0.9) and found["most"] == pytest.approx(1.25)
+
+
+def test_the_tables_hold_the_sources_numbers(series):
+    for how in ("called", "graph"):
+        spec = generation_experiment.generation_table(series, "small", how).table()
+        assert len(spec["rows"]) == 9 and spec["rows"][0][-1].split() == ["179.92,", "5.558,", "0.528"]
+    assert generation_experiment.amdahl_table(series).table()["rows"][0][0] == "a token, small" + (
+        ", in a graph" if device.on_gpu() else "")
+    assert set(SOURCE) == set(PROMPTS)
+    for rows in SOURCE.values():
+        for rate, ms, seconds in rows:  # they fit one another: some 95 tokens each
+            assert 1000 / rate == pytest.approx(ms, rel=2e-3) and 94 < rate * seconds < 97
+
+
+def test_prompts_from_a_file(tmp_path):
+    path = tmp_path / "wiki.txt"
+    path.write_text(" \n = Robert Boulter = \n \n Robert Boulter is an English film , television and theatre actor .\n"
+                    " = = Career = = \n In 2006 he starred\n\n three\n four\n", encoding="utf-8")
+    assert prompts_from(path) == ["Robert Boulter is an English film , television", "In 2006 he starred", "three"]
+    path.write_text(" = only = \n")
+    with pytest.raises(UserError, match="no line"):
+        prompts_from(path)
+    with pytest.raises(UserError, match="cannot be read"):
+        prompts_from(tmp_path / "missing")
+
+
+def test_steps_and_cache_have_a_row_for_each():
+    curve = generation_experiment.cache_curve("tiny", (1, 5))
+    assert curve["position"] == [1, 5] and len(curve["with_us"]) == len(curve["without_us"]) == 2
+    found = generation_experiment.step_launches("tiny", (7,))
+    (step,) = found["steps"]
+    assert {row["name"] for row in step["rows"]} > {"embedding", "attn.c_attn", "attn", "logits", "argmax"}
+    assert sum(row["bytes"] or 0 for row in step["rows"]) == step["bytes"]
+    assert generation_experiment.step_table(found).table()["rows"][-1][0] == "the whole step"
+
+
+def test_how_far_the_law_misses():
+    def step(fused, called=None):
+        unfused = {"us": 200.0, "softmax_us": 40.0}
+        after = {"us": fused, "softmax_us": 10.0}
+        if called:
+            unfused |= {"called_us": 2000.0, "called_softmax_us": 400.0}
+            after |= {"called_us": called, "called_softmax_us": 100.0}
+        return {"unfused": unfused, "fused": after, "position": 1, "count": 1}
+
+    exact = step(170.0, called=1360.0)  # by the law 170 and 1,700
+    found = generation_experiment.apart({"where": "a GPU", "models": [{"step": exact}], "prefill": [step(160.0)]})
+    assert found == {"graph": pytest.approx(170 / 160 - 1), "called": pytest.approx(0.25)}
+    assert generation_experiment.apart({"where": measure.CPU_DEVICE, "models": [{"step": step(170.0)}]}) == {
+        "called": pytest.approx(0, abs=1e-12)}

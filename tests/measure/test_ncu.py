@@ -1,0 +1,88 @@
+"""observe counts what a GPU counts: compared with what ncu read on an H200 for the same launches."""
+
+import json
+
+import pytest
+
+from labkit._common.paths import MEASUREMENTS
+from labkit.measure import ncu as counters
+
+RECORDED = MEASUREMENTS / "ncu" / "nvidia-h200.json"
+
+
+@pytest.fixture(scope="module")
+def ours():
+    return counters.observed()
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    return json.loads(RECORDED.read_text(encoding="utf-8"))["ncu"]
+
+
+@pytest.mark.cpu_device
+@pytest.mark.parametrize("kernel", ["naive", "coalesced", "tiled"])
+@pytest.mark.parametrize("what", ["requests", "sectors", "bank conflicts"])
+def test_equal_to_the_counters_of_a_gpu(ours, theirs, kernel, what):
+    assert ours[kernel][what] == theirs[kernel][what]
+
+
+@pytest.mark.cpu_device
+def test_shared_loads_differ_by_what_the_compiler_joins(ours, theirs):
+    """A row of a_tile is read four numbers at a time on the GPU: of its loads one in four is left."""
+    warps, steps = (64 * 64) // 32, 64
+    of_a_tile = warps * steps
+    assert ours["tiled"]["shared requests"] - theirs["tiled"]["shared requests"] == of_a_tile - of_a_tile // 4
+
+
+def test_missing_ncu_is_said(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(RuntimeError, match="ncu"):
+        counters.measured()
+
+
+def ncu_line(number, kernel, metric, value):
+    return f'"{number}","1","python","{kernel}","{metric}","unit","{value}"'
+
+
+NCU = "\n".join([
+    "==PROF== Connected to process 1", '"ID","Process ID","Process Name","Kernel Name","Metric Name","Metric Unit",'
+    '"Metric Value"',
+    *[ncu_line(number, kernel, metric, value)
+      for number, kernel, scale in ((0, "first", 1), (1, "second", 2),
+                                    (2, "void at::native::(anonymous namespace)::softmax<float, 4>(float*, int)", 3))
+      for metric, value in ((counters.VALUES["time_us"], f"{1500 * scale:,}"),
+                            (counters.VALUES["dram_read"], f"{2_000_000 * scale:,}"),
+                            (counters.VALUES["dram_write"], "n/a" if scale == 3 else "1,000,000"),
+                            (counters.STALL.format("long_scoreboard"), "7.5"),
+                            (counters.STALL.format("selected"), "1.0"))]])
+
+
+def test_a_profile_gives_each_launch_to_the_rung_that_made_it():
+    launched = {"done": [{"name": "two", "kind": "rung", "kernels": ["a_kernel", "b_kernel"]},
+                         {"name": "PyTorch", "kind": "rival", "kernels": None}]}
+    rows = counters._assign(counters._launches(NCU), launched)
+    assert [(row["name"], row["kernel"]) for row in rows] == [
+        ("two", "a_kernel"), ("two", "b_kernel"), ("PyTorch", "softmax")]
+    assert [row["time_us"] for row in rows] == [1.5, 3.0, 4.5]
+    assert rows[2]["dram_write"] is None
+    assert rows[0]["stalls"] == {"long_scoreboard": 7.5, "selected": 1.0}
+    data = {"machine": {"device": "NVIDIA Imaginary", "date": "2026-01-02"},
+            "ops": {"softmax": {"size": {"R": 8, "C": 4}, "bytes": 3_000_000, "rows": rows}}}
+    shown = str(counters.profile("softmax", data))
+    for part in ("two: a", "long_scoreboard 7.5", "long_scoreboard: data from global or local memory.",
+                 "has to move 3 MB", "NVIDIA Imaginary", "R=8, C=4"):
+        assert part in shown
+    assert "selected" not in shown, "an issued warp does not wait"
+
+
+def test_an_operation_without_a_profile_says_how_to_take_one():
+    assert "--profile" in str(counters.profile("fft", {"ops": {}}))
+
+
+def test_profiled_operations_and_rungs_exist():
+    from labkit.measure.ops import HOMES, op
+
+    for name, rungs in counters.PROFILED.items():
+        for rung in rungs if name in HOMES else ():
+            op(name).rung(rung)

@@ -1,0 +1,92 @@
+"""The page of the comparison: every figure and table of the source is answered, and the page needs no other file."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from labkit import measure
+from labkit._common.errors import UserError
+from labkit.cli import app
+from labkit.measure import report
+from labkit.measure.plots import CourseFigure
+from labkit.measure.series import generation as generation_experiment
+from labkit.models.gpt2 import GPT2, Config
+
+SMALL = Config(vocab_size=61, n_positions=64, n_embd=32, n_layer=2, n_head=4)
+
+
+@pytest.fixture(scope="module")
+def here():
+    model = GPT2(SMALL, generation_experiment.random_tensors(SMALL))
+    one = generation_experiment.experiment(model, {text: [1, 2, 3] for text in generation_experiment.PROMPTS},
+                                           name="small & sound", log="made", weights="random", length=6, runs=1)
+    return {"generation": {"models": [one], "where": measure.where(), "date": "2026-11-21"}}
+
+
+def test_every_figure_and_table_of_the_source_is_answered(here):
+    found = report.sections(here)
+    said = " ".join(section.theirs for section in found)
+    figures = {int(n) for part in re.findall(r"Figures? ([\d, and]+)", said) for n in re.findall(r"\d+", part)}
+    assert figures == {1, 2, 3, 4, 5, 6, 7, 8, 10, 11}  # the source has no figure 9
+    assert {int(n) for n in re.findall(r"Table (\d)", said)} == {1, 2, 3, 4}
+    assert len({section.anchor for section in found}) == len(found)
+    assert all(section.parts for section in found)
+
+
+def test_the_page_is_one_file(here, tmp_path):
+    page = report.write(tmp_path / "deep" / "report.html", here).read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>") and page.rstrip().endswith("</html>")
+    assert not re.search(r'(?:src|href)="(?!data:|#)', page) and "<script" not in page
+    assert page.count('src="data:image/png;base64,') >= 3
+    assert "small &amp; sound" in page
+    for theirs in ("7,342,080", "2,097,152", "29,364,224", "8,388,608", "71.4%", "2.99", "353 MB", "179.92", "5.492",
+                   "0.527", "1,536"):
+        assert theirs in page, theirs
+
+
+def test_the_sources_numbers_hold_together():
+    for (B, S), (unfused, fused) in report.TRAFFIC.items():
+        assert unfused == 7 * 4 * B * S * S + 4 * B * S and fused == 2 * 4 * B * S * S
+    ratios = [case[3] for case in report.MICROBENCHMARK.values()]
+    assert sum(ratios) / 4 == pytest.approx(2.99, abs=0.005)
+    for (S, _), ((slow, *_), (fast, *_), rates, ratio, _) in report.MICROBENCHMARK.items():
+        assert slow / fast == pytest.approx(ratio, rel=0.04)  # the times are rounded to a microsecond
+        assert report.TRAFFIC[1, S][0] / slow / 1e3 == pytest.approx(rates[0], rel=0.2)
+
+
+def test_the_command_writes_it(tmp_path, monkeypatch):
+    path = tmp_path / "report.html"
+    done = CliRunner().invoke(app, ["report", "--out", str(path)])
+    assert done.exit_code == 0, done.output
+    assert path.is_file()
+    done = CliRunner().invoke(app, ["report", "--prompts", str(tmp_path / "none.txt"), "--out", str(path)])
+    assert done.exit_code == 2 and "cannot be read" in done.output
+
+
+def test_where_the_page_goes(tmp_path):
+    assert report.write(tmp_path, make=lambda here: []) == tmp_path / "report.html"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        report.write(tmp_path / "file" / "report.html", make=lambda here: [])
+
+
+def test_prompts_from_a_file_are_written_on(tmp_path, monkeypatch):
+    taken = {}
+    monkeypatch.setattr(generation_experiment, "generation",
+                        lambda models, prompts: taken.update(models=models, prompts=prompts) or {"models": []})
+    path = tmp_path / "wiki.txt"
+    path.write_text(" = Title = \n one two three\n")
+    assert report.measure_here(None, generation_experiment.prompts_from(path)) == {"generation": {"models": []}}
+    assert taken == {"models": ["tiny"], "prompts": ["one two three"]}
+    json.dumps(taken)
+
+
+def test_what_is_long_is_folded_and_figures_come_first():
+    found = {section.title: section for section in report.sections()}
+    assert next(iter(found)) == "The question and the answer"
+    parts = found["Text is generated"].parts
+    assert isinstance(parts[0], CourseFigure) and parts[1].title.startswith("Generated text: distilgpt2's shape")
+    assert isinstance(parts[2], report.Folded) and len(parts) == 3
+    assert "<details><summary>" in report._html(parts[2])

@@ -1,0 +1,82 @@
+"""Targets: which rows are compared, when one is met, and that each names a size that its operation is timed at."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from labkit.measure import targets
+from labkit.measure.ops import HOMES, op
+from labkit.measure.targets import TARGETS, Target, evaluate
+from tests import made_up
+
+SIZE = {"n": 10**9}
+RATE = Target("addition", "vector_add", SIZE, "GB/s", "PyTorch", ratio=0.85)
+
+
+def one(target, ladder=None):
+    ladder = made_up.ladder() if ladder is None else ladder
+    (row,) = evaluate({"ops": {"vector_add": [ladder.to_json()]}}, (target,))
+    return row
+
+
+def test_the_fastest_rung_is_held_against_the_rival():
+    row = one(RATE)
+    assert (row.rung, row.rival) == ("vector_add_fast", "PyTorch")
+    assert row.value == pytest.approx(800.0)
+    assert row.rival_value == pytest.approx(900.0)
+    assert row.ratio == pytest.approx(8 / 9)
+    assert row.met is True
+    assert one(replace(RATE, ratio=0.9)).met is False
+
+
+def test_a_figure_is_a_floor_for_rates_and_a_ceiling_for_times():
+    assert one(replace(RATE, ratio=None, figure=790.0)).met is True
+    assert one(replace(RATE, ratio=None, figure=810.0)).met is False
+    ms = Target("addition", "vector_add", SIZE, "ms", "PyTorch", figure=15.1)
+    assert one(ms).value == pytest.approx(15.0)
+    assert one(ms).met is True
+    assert one(ms).ratio == pytest.approx(8 / 9), "a ratio of speeds, not of times"
+    assert one(replace(ms, figure=14.9)).met is False
+
+
+def test_times_in_a_graph_need_a_graph():
+    graphs = Target("addition", "vector_add", SIZE, "us in a graph", "PyTorch", ratio=0.5)
+    assert one(graphs).met is None
+    ladder = made_up.ladder()
+    rows = tuple(replace(row, graph=made_up.timing(0.010 if row.kind == "rung" else 0.020)) for row in ladder.rows)
+    row = one(graphs, replace(ladder, rows=rows))
+    assert row.value == pytest.approx(10.0)
+    assert row.ratio == pytest.approx(2.0)
+
+
+def test_failed_compiled_and_other_rungs_are_left_out():
+    ladder = made_up.ladder()
+    slow, fast, host, rival = ladder.rows
+    failed = replace(ladder, rows=(slow, replace(fast, failed="too slow"), host, rival))
+    assert one(RATE, failed).rung == "vector_add_slow"
+    assert one(replace(RATE, only="slow")).rung == "vector_add_slow"
+    assert one(replace(RATE, without=("fast",))).rung == "vector_add_slow"
+    compiled = replace(rival, name="PyTorch, torch.compile", gbs=5000.0)
+    assert one(RATE, replace(ladder, rows=(*ladder.rows, compiled))).rival == "PyTorch"
+
+
+def test_what_was_not_measured_is_said():
+    row = one(replace(RATE, size={"n": 5}))
+    assert (row.met, row.value, row.rival_value) == (None, None, None)
+    shown = str(targets.table([row, one(RATE), one(replace(RATE, ratio=0.9, why="the tail of the grid."))]))
+    for part in ("not measured", "yes", "no", "1 of 2 met", "0.85 of its speed", "the tail of the grid"):
+        assert part in shown
+    json.dumps(targets.to_json([row]), allow_nan=False)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.work)
+def test_each_target_names_an_operation_and_its_axes(target):
+    if target.op not in HOMES:
+        pytest.skip(f"{target.op} is not among the operations yet")
+    one = op(target.op)
+    assert target.size.keys() == one.timed_gpu.keys()
+    assert (target.ratio is None) != (target.figure is None)
+    named = [r.__name__ for r in one.rungs if not r.failed and target.only in r.__name__
+             and not any(part in r.__name__ for part in target.without)]
+    assert named, f"no rung of {target.op} can meet it"
