@@ -1,7 +1,7 @@
 """The exercises as data: what is asked, which inputs, how right is right, and which wrong answers are known.
 
 labkit/course/exercises/chNN.py holds EXERCISES, a tuple, for chapter NN. What a learner reads of an exercise (title,
-points, hints) stands in course.toml, the text and the answers in solutions/NN_topic.py. labkit.course.check does the checking.
+points, hints) stands in course.toml, the text and the answers in solutions/NN_topic.py; labkit.course.check checks.
 
 A teacher's own exercises: LABKIT_EXERCISES names a directory (or several, as in PATH) with files chNN.py of the same
 kind.
