@@ -67,7 +67,7 @@ def fail(message: str, code: int):
 def choose_device(device: str | None):
     """Apply --device and return labkit.device, with an error in a sentence where the choice cannot be had."""
     from labkit._common.errors import UserError
-    from labkit.course.notebooks import DEVICES
+    from labkit.course.execution import DEVICES
 
     if device is not None:
         if device not in DEVICES:
@@ -237,7 +237,7 @@ def check_build(console, errors, course, chapters) -> None:
     """Say what is stale or wrong; leaves with code 1 if anything is."""
     from rich.markup import escape
 
-    from labkit.course import registry as courses
+    from labkit.course import build
     from labkit.course import workbooks as workbook
 
     def say(problems):
@@ -245,7 +245,7 @@ def check_build(console, errors, course, chapters) -> None:
             errors.print(f"[red]-[/] {escape(problem)}")
         return bool(problems)
 
-    wrong = say(courses.check(course))
+    wrong = say(build.check(course))
     if course.exercises:
         unmatched = say(workbook.unmatched(course))
         wrong |= unmatched
@@ -273,8 +273,7 @@ def build_notebooks(console, course, chapters, device: str | None) -> bool:
     """Build these chapters; True when one of them failed."""
     from rich.markup import escape
 
-    from labkit.course import progress
-    from labkit.course import registry as courses
+    from labkit.course import build, progress
     from labkit.course.lessons import in_words, show_time
 
     choose_device(device)
@@ -283,7 +282,7 @@ def build_notebooks(console, course, chapters, device: str | None) -> bool:
     with progress_bar(console) as bar:
         for chapter in chapters:
             task = bar.add_task(f"{chapter.number} {chapter.title}", total=None)
-            outcome, backup = courses.build_chapter(
+            outcome, backup = build.build_chapter(
                 course,
                 chapter,
                 device=device,

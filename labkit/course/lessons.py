@@ -12,9 +12,10 @@ from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 
 from labkit._common.version import __version__
-from labkit.course import notebooks as execute
-from labkit.course.notebooks import Problem
-from labkit.course.registry import Chapter, Course, CourseError, read_notebook, sha256, to_notebook, write_notebook
+from labkit.course import execution
+from labkit.course.execution import Problem
+from labkit.course.notebooks import read_notebook, sha256, to_notebook, write_notebook
+from labkit.course.registry import Chapter, Course, CourseError
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,11 @@ def run_lesson(
         notebook = to_notebook(chapter)
     except CourseError as error:  # one lesson that cannot be read does not stop the others
         return LessonResult(**about, **summarise([], str(error)), seconds=0.0, source_sha256="")
-    outcome = execute.run(notebook, chapter, device=device, on_cell=on_cell)
+    outcome = execution.run(notebook, chapter, device=device, on_cell=on_cell)
     problem = in_words(outcome.problem, chapter) if outcome.problem else ""
     result = LessonResult(
         **about,
-        **summarise(execute.results(notebook), problem),
+        **summarise(execution.results(notebook), problem),
         seconds=outcome.seconds,
         source_sha256=notebook.metadata["labkit"]["source_sha256"],
     )

@@ -1,135 +1,154 @@
-"""Executes a lesson, cell by cell, in a kernel of its own, and says in plain words what went wrong.
+"""A source and its notebook: parsed, labelled with hashes, read, written, cleaned of what belongs to this machine.
 
-The kernel is this very interpreter: no kernelspec has to be installed. It lives no longer than the lesson.
+People write notebooks/NN_topic.py (jupytext py:percent); notebooks/NN_topic.ipynb carries the sha256 of its source.
 """
 
-import asyncio
+import hashlib
 import os
 import re
+import shutil
 import sys
-import tempfile
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 
-from labkit._common.errors import UserError
-from labkit.course.registry import Chapter, cell_lines
+from labkit._common.files import write_text
+from labkit._common.version import __version__
+from labkit.course.registry import Chapter, Course, CourseError
 
-RESULT = "application/vnd.labkit.result+json"
-CELL_TIMEOUT_S = 600
-DEVICES = ("auto", "gpu", "cpu")
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Where a lesson stopped. `line` counts in notebooks/NN_topic.py; 0 where it is not known."""
-
-    cell: int  # from 1, markdown cells included
-    line: int
-    code: str  # the source line
-    error: str  # "ValueError: ..."
-
-    def where(self, chapter: Chapter) -> str:
-        line = f", line {self.line} of notebooks/{chapter.name}.py" if self.line else ""
-        return f"cell {self.cell}{line}"
+NOTEBOOK_METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
 
 
-@dataclass(frozen=True)
-class Outcome:
-    seconds: float
-    problem: Problem | None
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
-def run(notebook, chapter: Chapter, *, device: str | None = None, on_cell: Callable | None = None) -> Outcome:
-    """Execute every cell of `notebook` in place. `on_cell(done, total)` is called after each cell.
-
-    Stops at the first failing cell. Ctrl-C shuts the kernel down and raises KeyboardInterrupt.
-    """
-    if device is not None and device not in DEVICES:
-        raise UserError(f"device {device!r} is not known; allowed are {', '.join(DEVICES)}")
-    start = time.perf_counter()
-    problem = asyncio.run(_run(notebook, chapter, device, on_cell))
-    return Outcome(time.perf_counter() - start, problem)
+def cells_sha256(notebook) -> str:
+    """The hash of what a person can edit: the cells' types and sources, not their outputs."""
+    return sha256("\0".join(f"{cell.cell_type}\0{cell.source}" for cell in notebook.cells))
 
 
-def results(notebook) -> list[dict]:
-    """The labkit results that the notebook's outputs carry, in order."""
-    return [
-        output.data[RESULT]
-        for cell in notebook.cells
-        if cell.cell_type == "code"
-        for output in cell.outputs
-        if RESULT in output.get("data", {})
-    ]
+def to_notebook(chapter: Chapter):
+    """The chapter's source as a notebook without outputs, with stable cell ids and its hashes in the metadata."""
+    text = chapter.source_text()
+    notebook = parse(text, f"notebooks/{chapter.name}.py")
+    label(notebook, f"notebooks/{chapter.name}.py", sha256(text))
+    return notebook
 
 
-def _kernel_manager(folder: str):
-    from jupyter_client import AsyncKernelManager
-    from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+def parse(text: str, name: str):
+    """A py:percent source as a notebook, with stable cell ids and no metadata of its own."""
+    import jupytext
 
-    class ThisInterpreter(KernelSpecManager):
-        def get_kernel_spec(self, kernel_name):
-            argv = [sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-            return KernelSpec(argv=[*argv, "--log-level=ERROR"], display_name="Python 3", language="python")
+    try:
+        notebook = jupytext.reads(text, fmt="py:percent")
+    except Exception as error:  # jupytext and nbformat raise what they like
+        reason = str(error).splitlines()[0]
+        raise CourseError(f"{name} cannot be read as a py:percent source: {reason}") from None
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    name_cells(notebook)
+    return notebook
 
-    return AsyncKernelManager(
-        kernel_name="python3",
-        kernel_spec_manager=ThisInterpreter(),
-        connection_file=os.path.join(folder, "kernel.json"),
-        transport="tcp" if sys.platform == "win32" else "ipc",
+
+def name_cells(notebook) -> None:
+    """Ids made from the cells' content, so that a cell inserted above changes no other cell's id."""
+    seen: dict[str, int] = {}
+    for cell in notebook.cells:
+        digest = sha256(f"{cell.cell_type}\0{cell.source}")[:12]
+        seen[digest] = seen.get(digest, 0) + 1
+        cell["id"] = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
+
+
+def label(notebook, source: str, digest: str) -> None:
+    """Write into the metadata what the notebook was built from."""
+    notebook.metadata.clear()
+    notebook.metadata.update(
+        NOTEBOOK_METADATA,
+        labkit={
+            "source": source,
+            "source_sha256": digest,
+            "cells_sha256": cells_sha256(notebook),
+            "labkit_version": __version__,
+        },
     )
 
 
-async def _run(notebook, chapter: Chapter, device: str | None, on_cell: Callable | None) -> Problem | None:
-    from nbclient import NotebookClient
-    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
-
-    with tempfile.TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True) as folder:
-        # A profile of its own: the reader's IPython start-up files take no part in a lesson.
-        env = dict(os.environ, IPYTHONDIR=folder, PYDEVD_DISABLE_FILE_VALIDATION="1")
-        if device is not None:
-            env["LABKIT_DEVICE"] = device
-        manager = _kernel_manager(folder)
-        client = NotebookClient(notebook, km=manager, record_timing=False, timeout=CELL_TIMEOUT_S)
-        index = 0
-        try:
-            await client.async_start_new_kernel(cwd=str(chapter.source.parent), env=env)
-            await client.async_start_new_kernel_client()
-            for index, cell in enumerate(notebook.cells):
-                await client.async_execute_cell(cell, index)
-                if on_cell:
-                    on_cell(index + 1, len(notebook.cells))
-            return None
-        except CellExecutionError as error:
-            return _problem(chapter, notebook, index, f"{error.ename}: {error.evalue}".strip().rstrip(":"))
-        except CellTimeoutError:
-            return _problem(chapter, notebook, index, f"the cell took longer than {CELL_TIMEOUT_S} s")
-        except DeadKernelError:
-            if asyncio.current_task().cancelling():  # nbclient takes a cancelled wait for a dead kernel
-                raise asyncio.CancelledError from None
-            return _problem(chapter, notebook, index, "the Python process of the lesson died (out of memory?)")
-        finally:
-            if client.kc is not None:
-                client.kc.stop_channels()
-            if manager.has_kernel:
-                await manager.shutdown_kernel(now=True)
+def cell_lines(source_text: str) -> list[int]:
+    """The line numbers (from 1) of the `# %%` markers: cell n of the notebook starts below the n-th."""
+    return [number for number, line in enumerate(source_text.splitlines(), 1) if re.match(r"# ?%%(\s|$)", line)]
 
 
-def _problem(chapter: Chapter, notebook, index: int, error: str) -> Problem:
-    cell = notebook.cells[index]
-    starts = cell_lines(chapter.source_text())
-    inside = _line_in_cell(cell)
-    line = starts[index] + inside if inside and len(starts) == len(notebook.cells) else 0
-    code = cell.source.splitlines()[inside - 1].strip() if 0 < inside <= len(cell.source.splitlines()) else ""
-    return Problem(index + 1, line, code, error)
+def read_notebook(path: Path):
+    """The notebook at `path`, or None where there is none that can be read."""
+    import nbformat
+
+    try:
+        return nbformat.read(path, as_version=4)
+    except FileNotFoundError:
+        return None
+    except Exception:  # nbformat raises whatever its JSON and schema layers raise
+        return None
 
 
-def _line_in_cell(cell) -> int:
-    """The line of the cell (from 1) that the traceback starts in, or 0."""
-    for output in cell.get("outputs", []):
-        if output.output_type == "error":
-            text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(output.traceback))
-            found = re.search(r"^(?:Cell|File|Input).*?In\s?\[\d+\].*?line:? (\d+)", text, re.MULTILINE)
-            if found:
-                return int(found.group(1))
-    return 0
+def write_notebook(notebook, path: Path) -> None:
+    """Write atomically: a reader sees the old file or the new one, never half of one."""
+    import nbformat
+
+    nbformat.validate(notebook)
+    write_text(path, nbformat.writes(notebook) + "\n")
+
+
+def scrub(notebook, root: Path) -> None:
+    """Take out of the outputs what belongs to this machine and this run: paths, addresses, execution counts.
+
+    A built notebook has no execution counts: they appear when a learner runs it (labkit.course.progress reads them).
+    """
+    places = sorted({f"{root}{os.sep}", f"{sys.prefix}{os.sep}", f"{Path.home()}{os.sep}"}, key=len, reverse=True)
+
+    def clean(text: str) -> str:
+        for place in places:
+            text = text.replace(place, "")
+        text = re.sub(r"(/[^\s'\"<>]*)?/ipykernel_\d+/\d+\.py", "cell.py", text)
+        return re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", text)
+
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+        if cell.cell_type != "code":
+            continue
+        cell["execution_count"] = None
+        for output in cell.outputs:
+            if output.output_type == "execute_result":
+                output["execution_count"] = None
+            if output.output_type == "stream":
+                output["text"] = clean(output["text"])
+            if output.output_type == "error":
+                output["traceback"] = [clean(line) for line in output["traceback"]]
+                output["evalue"] = clean(output["evalue"])
+            for mime, value in output.get("data", {}).items():
+                if isinstance(value, str) and (mime.startswith("text/") or mime == "image/svg+xml"):
+                    output["data"][mime] = clean(value)
+
+
+def edited(path: Path) -> bool:
+    """Whether the notebook's cells are not the ones `labkit build` wrote: a learner has worked in it."""
+    notebook = read_notebook(path)
+    if notebook is None:
+        return path.is_file()  # there, but unreadable: keep it
+    return notebook.metadata.get("labkit", {}).get("cells_sha256") != cells_sha256(notebook)
+
+
+def back_up(course: Course, path: Path) -> Path:
+    """Copy the notebook to .labkit/backups, under a name that no earlier copy has."""
+    folder = course.state_dir / "backups"
+    if path.parent.name != "notebooks":
+        folder /= path.parent.name
+    folder.mkdir(parents=True, exist_ok=True)
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    copy, number = folder / f"{path.stem}-{stamp}.ipynb", 1
+    while copy.exists():
+        number += 1
+        copy = folder / f"{path.stem}-{stamp}-{number}.ipynb"
+    shutil.copy2(path, copy)
+    return copy

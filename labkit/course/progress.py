@@ -8,7 +8,9 @@ has said so. What was done once stays done: a rebuilt or reset notebook takes no
 import json
 from datetime import date
 
-from labkit.course.registry import Chapter, Course, CourseError, read_notebook, write_text
+from labkit._common.files import write_text
+from labkit.course.notebooks import read_notebook
+from labkit.course.registry import Chapter, Course, CourseError
 
 TABLES = ("finished", "passed", "shown", "hints")  # name -> day, day, day, number of hints seen
 

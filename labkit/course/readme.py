@@ -7,7 +7,8 @@ import importlib
 import json
 import re
 
-from labkit.course.registry import Course, CourseError, write_text
+from labkit._common.files import write_text
+from labkit.course.registry import Course, CourseError
 
 
 def chapters(course: Course) -> str:

@@ -22,11 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from labkit._common import paths
-from labkit.course.registry import (
-    Chapter,
-    Course,
-    CourseError,
-    Entry,
+from labkit._common.files import write_text
+from labkit.course.notebooks import (
     back_up,
     cells_sha256,
     edited,
@@ -36,8 +33,8 @@ from labkit.course.registry import (
     read_notebook,
     sha256,
     write_notebook,
-    write_text,
 )
+from labkit.course.registry import Chapter, Course, CourseError, Entry
 
 BEGIN, END = "BEGIN SOLUTION", "END SOLUTION"
 STUB = ("# Your code here", "pass")

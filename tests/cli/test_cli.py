@@ -17,6 +17,7 @@ from labkit import __version__, cli
 from labkit._common import paths
 from labkit._common.errors import UserError
 from labkit._common.paths import REPOSITORY
+from labkit.course import notebooks
 from labkit.course import registry as course
 
 ROOT = REPOSITORY
@@ -142,7 +143,7 @@ def test_learn_opens_the_first_unfinished_lesson(labkit, course_dir, monkeypatch
     monkeypatch.setattr(cli.subprocess, "call", lambda command: calls.append(command) or 0)
     small = course.load(course_dir)
     for chapter in small.chapters:
-        course.write_notebook(course.to_notebook(chapter), chapter.built)
+        notebooks.write_notebook(notebooks.to_notebook(chapter), chapter.built)
     done = labkit("learn")
     assert done.exit_code == 0 and "Lesson 00, First. 0 of 2 finished." in done.output
     assert calls[-1][1:3] == ["-m", "jupyterlab"] and calls[-1][-1].endswith("/lab/tree/notebooks/00_first.ipynb")

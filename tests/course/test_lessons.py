@@ -1,9 +1,8 @@
 """A lesson that uses labkit as the real ones do, executed on this machine's device, down to its result and its page."""
 
+from labkit.course import execution, site
 from labkit.course import lessons as run
-from labkit.course import notebooks as execute
 from labkit.course import registry as courses
-from labkit.course import site
 
 LESSON = """\
 # %% [markdown]
@@ -37,7 +36,7 @@ def test_a_lesson_with_real_results(course_dir):
     assert "vector_add_per_thread_kernel" in result.kernels
 
     _, notebook = run.kept(course, course.chapters[0])
-    assert [shown["kind"] for shown in execute.results(notebook)] == ["agreement", "ladder"]
+    assert [shown["kind"] for shown in execution.results(notebook)] == ["agreement", "ladder"]
     # Each cell shows one thing: a table that prints itself as well would be there twice.
     assert [len(cell.outputs) for cell in notebook.cells if cell.cell_type == "code"] == [1, 1, 1, 1]
 

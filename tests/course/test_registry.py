@@ -6,18 +6,18 @@ from types import SimpleNamespace
 import nbformat
 import pytest
 
+from labkit._common import files
 from labkit._common.paths import REPOSITORY
-from labkit.course import notebooks as execute
-from labkit.course import progress, readme
+from labkit.course import build, execution, notebooks, progress, readme
 from labkit.course import registry as courses
 
 ROOT = REPOSITORY
 
 
-def build(root, number="00"):
+def built(root, number="00"):
     course = courses.load(root)
     (chapter,) = course.pick([number])
-    return course, chapter, courses.build_chapter(course, chapter)
+    return course, chapter, build.build_chapter(course, chapter)
 
 
 # --- The registry
@@ -30,7 +30,7 @@ def test_the_repositorys_registry_is_sound():
 
 
 def test_nothing_in_the_repository_is_stale():
-    assert courses.check(courses.load(ROOT)) == []
+    assert build.check(courses.load(ROOT)) == []
 
 
 @pytest.mark.parametrize(
@@ -66,14 +66,14 @@ def test_chapters_are_picked_by_number_or_name_in_the_courses_order(course_dir):
 
 
 def test_a_built_notebook_is_executed_and_says_what_it_was_made_from(course_dir):
-    _, chapter, (outcome, backup) = build(course_dir)
+    _, chapter, (outcome, backup) = built(course_dir)
     assert outcome.problem is None and backup is None
     notebook = nbformat.read(chapter.built, as_version=4)
     nbformat.validate(notebook)
     assert notebook.metadata.kernelspec.name == "python3"
-    assert notebook.metadata.labkit.source_sha256 == courses.sha256(chapter.source_text())
+    assert notebook.metadata.labkit.source_sha256 == notebooks.sha256(chapter.source_text())
     assert notebook.cells[2].outputs[0].text == "hello\n"
-    assert execute.RESULT in notebook.cells[3].outputs[0].data
+    assert execution.RESULT in notebook.cells[3].outputs[0].data
     # No execution counts: they are how a learner's own run is told from ours.
     assert all(cell.execution_count is None for cell in notebook.cells if cell.cell_type == "code")
 
@@ -84,9 +84,9 @@ def test_building_twice_gives_the_same_bytes_and_no_path_of_this_machine(course_
         source.read_text() + "\n# %%\nimport os, sys, warnings\nprint(os.getcwd(), sys.prefix + '/lib')\n"
         "warnings.warn('careful')\nobject()\n"
     )
-    _, chapter, _ = build(course_dir)
+    _, chapter, _ = built(course_dir)
     first = chapter.built.read_bytes()
-    build(course_dir)
+    built(course_dir)
     assert chapter.built.read_bytes() == first
     text = first.decode()
     assert str(course_dir.parent) not in text
@@ -97,9 +97,9 @@ def test_building_twice_gives_the_same_bytes_and_no_path_of_this_machine(course_
 def test_cell_ids_survive_an_inserted_cell_and_stay_unique(course_dir):
     course = courses.load(course_dir)
     chapter = course.chapters[0]
-    before = {cell.source: cell.id for cell in courses.to_notebook(chapter).cells}
+    before = {cell.source: cell.id for cell in notebooks.to_notebook(chapter).cells}
     chapter.source.write_text("# %%\n1 + 1\n\n# %%\n1 + 1\n\n" + chapter.source.read_text())
-    after = courses.to_notebook(chapter).cells
+    after = notebooks.to_notebook(chapter).cells
     assert {cell.source: cell.id for cell in after}.items() >= before.items()
     assert len({cell.id for cell in after}) == len(after)
 
@@ -107,7 +107,7 @@ def test_cell_ids_survive_an_inserted_cell_and_stay_unique(course_dir):
 def test_a_failing_lesson_writes_nothing_and_says_where(course_dir):
     source = course_dir / "notebooks" / "00_first.py"
     source.write_text(source.read_text() + "\n# %%\ndef halve(x):\n    return x / 0\n\nhalve(3)\n")
-    _, chapter, (outcome, _) = build(course_dir)
+    _, chapter, (outcome, _) = built(course_dir)
     assert not chapter.built.exists()
     problem = outcome.problem
     assert problem.error == "ZeroDivisionError: division by zero"
@@ -120,22 +120,22 @@ def test_a_failing_lesson_writes_nothing_and_says_where(course_dir):
 def test_a_lesson_whose_process_dies_is_a_failure_and_not_a_hang(course_dir):
     source = course_dir / "notebooks" / "00_first.py"
     source.write_text(source.read_text() + "\n# %%\nimport os\nos._exit(1)\n")
-    _, _, (outcome, _) = build(course_dir)
+    _, _, (outcome, _) = built(course_dir)
     assert "died" in outcome.problem.error
 
 
 def test_an_edited_notebook_is_kept_before_it_is_built_again(course_dir):
-    _, chapter, _ = build(course_dir)
+    _, chapter, _ = built(course_dir)
     notebook = nbformat.read(chapter.built, as_version=4)
     notebook.cells[2].source = "print('mine')"
     nbformat.write(notebook, chapter.built)
     edited = chapter.built.read_bytes()
-    _, _, (_, backup) = build(course_dir)
+    _, _, (_, backup) = built(course_dir)
     assert backup.parent == course_dir / ".labkit" / "backups"
     assert backup.read_bytes() == edited
     assert "mine" not in chapter.built.read_text()
     chapter.built.write_text("{ broken")
-    _, _, (_, second) = build(course_dir)
+    _, _, (_, second) = built(course_dir)
     assert second != backup and second.read_text() == "{ broken"
 
 
@@ -146,9 +146,9 @@ def test_no_half_written_notebook_is_left(course_dir, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(courses.os, "replace", fail)
+    monkeypatch.setattr(files.os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
-        courses.write_text(target, "new")
+        files.write_text(target, "new")
     assert target.read_text() == "old"
     assert [p.name for p in target.parent.iterdir() if p.name.startswith(".")] == []
 
@@ -161,23 +161,23 @@ def fresh(course_dir):
     """The small course as `labkit build` leaves it, without executing anything."""
     course = courses.load(course_dir)
     for chapter in course.chapters:
-        courses.write_notebook(courses.to_notebook(chapter), chapter.built)
+        notebooks.write_notebook(notebooks.to_notebook(chapter), chapter.built)
     readme.write(course)
-    assert courses.check(course) == []
+    assert build.check(course) == []
     return course
 
 
 def test_check_names_a_stale_notebook(fresh):
     chapter = fresh.chapters[1]
     chapter.source.write_text(chapter.source.read_text() + "\n# one more line\n")
-    assert courses.check(fresh) == ["notebooks/01_second.ipynb is stale: its source has changed; run labkit build 01"]
+    assert build.check(fresh) == ["notebooks/01_second.ipynb is stale: its source has changed; run labkit build 01"]
 
 
 def test_check_names_missing_and_unlisted_files(fresh):
     fresh.chapters[0].built.unlink()
     fresh.chapters[1].source.unlink()
     (fresh.root / "notebooks" / "99_stray.ipynb").write_text("{}")
-    problems = "\n".join(courses.check(fresh))
+    problems = "\n".join(build.check(fresh))
     assert "00_first.ipynb is missing" in problems
     assert "01_second.py is missing" in problems
     assert "99_stray.ipynb is not listed in course.toml" in problems
@@ -186,24 +186,24 @@ def test_check_names_missing_and_unlisted_files(fresh):
 def test_check_names_a_notebook_edited_by_hand(fresh):
     path = fresh.chapters[0].built
     path.write_text(path.read_text().replace("hello", "goodbye"))
-    (problem,) = courses.check(fresh)
+    (problem,) = build.check(fresh)
     assert "was edited by hand" in problem
 
 
 def test_line_endings_do_not_make_a_notebook_stale(fresh):
     source = fresh.chapters[0].source
     source.write_bytes(source.read_bytes().replace(b"\n", b"\r\n"))
-    assert courses.check(fresh) == []
+    assert build.check(fresh) == []
 
 
 def test_check_names_a_stale_readme(fresh):
     toml = fresh.root / "course.toml"
     toml.write_text(toml.read_text().replace("The second one.", "Another summary."))
-    assert courses.check(courses.load(fresh.root)) == [
+    assert build.check(courses.load(fresh.root)) == [
         "README.md is stale: its generated parts have changed; run labkit build --readme"
     ]
     (fresh.root / "README.md").write_text("# no markers\n")
-    (problem,) = courses.check(fresh)
+    (problem,) = build.check(fresh)
     assert "lacks the markers of 'chapters'" in problem
 
 
@@ -217,7 +217,7 @@ def test_readme_shows_what_was_measured_on_a_gpu(fresh, monkeypatch):
     monkeypatch.setitem(sys.modules, "labkit.measure.bench", fake)
     assert "\n\ntable of a\n\ntable of b\n\n</details>" in readme.measured(fresh)
     assert readme.targets(fresh) == "targets of b"
-    (problem,) = courses.check(fresh)
+    (problem,) = build.check(fresh)
     assert "README.md is stale" in problem
     (folder / "gpu-b.json").write_text("{}")
     with pytest.raises(courses.CourseError, match="gpu-b.json is not what labkit bench writes: KeyError"):
@@ -244,7 +244,7 @@ def test_a_lesson_is_finished_once_the_learner_has_run_it_all(fresh):
     nbformat.write(notebook, first.built)
     assert progress.next_lesson(fresh) == second
     # A rebuilt notebook takes nothing away, and neither does a damaged file of progress.
-    courses.write_notebook(courses.to_notebook(first), first.built)
+    notebooks.write_notebook(notebooks.to_notebook(first), first.built)
     assert progress.next_lesson(fresh) == second
     (fresh.state_dir / "progress.json").write_text("{")
     assert progress.finished(fresh) == {}

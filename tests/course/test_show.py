@@ -21,8 +21,8 @@ class Holder:
 
 def test_a_function_shows_its_path_line_and_text():
     source = show_source(launcher)
-    assert source.path == "tests/test_show.py"
-    assert str(source).startswith(f"# tests/test_show.py:{launcher.__code__.co_firstlineno}\ndef launcher(a, b")
+    assert source.path == "tests/course/test_show.py"
+    assert str(source).startswith(f"# tests/course/test_show.py:{launcher.__code__.co_firstlineno}\ndef launcher(a, b")
     assert '    """Adds on the device."""\n' in source.code
 
 
@@ -41,7 +41,7 @@ def test_a_notebook_gets_highlighted_html_and_a_terminal_plain_text():
     assert bundle["text/plain"] == repr(show_source(launcher))
     html = bundle["text/html"]
     assert '<span class="lk-k">def</span>' in html
-    assert "tests/test_show.py:" in html
+    assert "tests/course/test_show.py:" in html
     assert "http" not in html
 
 

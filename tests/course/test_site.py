@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 import nbformat
 import pytest
 
+from labkit.course import notebooks, site
 from labkit.course import registry as courses
-from labkit.course import site
 from labkit.course.lessons import LessonResult, kept_path, show_error, show_time, summarise
 
 PIXEL = base64.b64encode(b"\x89PNG not really").decode()
@@ -33,13 +33,13 @@ def keep(course, chapter, result=RESULT, outputs=(), text=None):
     """Store a lesson as `labkit run` would have, with these outputs in its last cell."""
     if text is not None:
         chapter.source.write_text(text)
-    notebook = courses.to_notebook(chapter)
+    notebook = notebooks.to_notebook(chapter)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     if code:
         code[-1].outputs = list(outputs)
-    sha = courses.sha256(chapter.source_text())
+    sha = notebooks.sha256(chapter.source_text())
     notebook.metadata["labkit_result"] = asdict(replace(result, name=chapter.name, source_sha256=sha))
-    courses.write_notebook(notebook, kept_path(course, chapter))
+    notebooks.write_notebook(notebook, kept_path(course, chapter))
 
 
 @pytest.fixture

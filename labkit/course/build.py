@@ -1,0 +1,68 @@
+"""`labkit build`: executes a lesson's source and writes its notebook; finds what is stale, without executing.
+
+One way only: from notebooks/NN_topic.py, solutions/NN_topic.py, course.toml and data/measurements to the notebooks and
+to the chapter map and the tables of README.
+"""
+
+from collections.abc import Callable
+
+from labkit.course import execution, readme, workbooks
+from labkit.course.notebooks import (
+    back_up,
+    cells_sha256,
+    edited,
+    read_notebook,
+    scrub,
+    sha256,
+    to_notebook,
+    write_notebook,
+)
+from labkit.course.registry import Chapter, Course
+
+
+def build_chapter(course: Course, chapter: Chapter, device: str | None = None, on_cell: Callable | None = None):
+    """Execute the chapter and write its notebook. Returns the execution's outcome and the backup made, if any.
+
+    Nothing is written when a cell fails.
+    """
+    notebook = to_notebook(chapter)
+    outcome = execution.run(notebook, chapter, device=device, on_cell=on_cell)
+    if outcome.problem:
+        return outcome, None
+    scrub(notebook, course.root)
+    backup = back_up(course, chapter.built) if chapter.built.exists() and edited(chapter.built) else None
+    write_notebook(notebook, chapter.built)
+    return outcome, backup
+
+
+def check(course: Course) -> list[str]:
+    """What `labkit build` would have to mend, one sentence each; empty when everything is fresh. Executes nothing."""
+    problems = []
+    for chapter in course.chapters:
+        if not chapter.source.is_file():
+            problems.append(f"notebooks/{chapter.name}.py is missing: course.toml lists it")
+            continue
+        if not chapter.built.is_file():
+            problems.append(f"notebooks/{chapter.name}.ipynb is missing: run labkit build {chapter.number}")
+            continue
+        notebook = read_notebook(chapter.built)
+        if notebook is None:
+            problems.append(f"notebooks/{chapter.name}.ipynb cannot be read: run labkit build {chapter.number}")
+            continue
+        about = notebook.metadata.get("labkit", {})
+        if about.get("source_sha256") != sha256(chapter.source_text()):
+            problems.append(
+                f"notebooks/{chapter.name}.ipynb is stale: its source has changed; run labkit build {chapter.number}"
+            )
+        elif about.get("cells_sha256") != cells_sha256(notebook):
+            problems.append(
+                f"notebooks/{chapter.name}.ipynb was edited by hand: labkit build {chapter.number} makes it afresh "
+                "and keeps the edited one in .labkit/backups"
+            )
+    listed = {chapter.name for chapter in course.chapters}
+    for path in sorted((course.root / "notebooks").glob("*")):
+        if path.suffix in {".py", ".ipynb"} and path.stem not in listed:
+            problems.append(f"notebooks/{path.name} is not listed in course.toml")
+    problems += workbooks.stale(course)
+    problems += readme.stale(course)
+    return problems
