@@ -7,8 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.sampling import mark_sweeps
 
+
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the markers
 def pytest_collection_modifyitems(items):
+    mark_sweeps(items)
     marked = [item for item in items for name in ("gpu", "cpu_device") if item.get_closest_marker(name)]
     if not marked:
         return

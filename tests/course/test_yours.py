@@ -74,6 +74,7 @@ def test_each_answer_alone_and_all_together_in_a_block(solutions):
     assert "none" in str(found)
 
 
+@pytest.mark.sweep
 def test_each_answer_alone_and_all_together_in_a_model(solutions, model):
     found = one_by_one(solutions, model, IDS)
     assert found.passed
@@ -126,6 +127,7 @@ def test_a_step_names_the_kernels_in_it(solutions):
 # --- A wrong kernel --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.cpu_device  # on a GPU a mistake may wait for ever
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.exercise)
 def test_a_known_mistake_is_found_at_its_step(place, model):

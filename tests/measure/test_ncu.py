@@ -20,6 +20,7 @@ def theirs():
     return json.loads(RECORDED.read_text(encoding="utf-8"))["ncu"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.cpu_device
 @pytest.mark.parametrize("kernel", ["naive", "coalesced", "tiled"])
 @pytest.mark.parametrize("what", ["requests", "sectors", "bank conflicts"])

@@ -76,6 +76,7 @@ def test_every_step_against_float64(shape, tokens, kernels, causal):
     np.testing.assert_array_equal(out.copy_to_host(), seen["out"])
 
 
+@pytest.mark.sweep
 def test_gpt2_small_with_16_tokens_quickly():
     """1e-3 is asked for; what is allowed here knows the depth, and is a tenth of it."""
     x, weights = case(GPT2_SMALL, 16)
@@ -115,6 +116,7 @@ def test_in_place_and_fewer_rows_than_there_are():
     close(out.copy_to_host().reshape(6, 48), truth(x, weights, SMALL)["out"], SMALL)
 
 
+@pytest.mark.sweep
 def test_halves():
     shape = Shape(width=64, heads=4, inner=96)
     x, weights = case(shape, 17, np.float16)

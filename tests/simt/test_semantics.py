@@ -33,6 +33,7 @@ def out(*shape):
     return np.full(shape, -1, np.int64)
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("kernel, grid, block, args, options", CASES)
 def test_kernel(kernel, grid, block, args, options):
     agree(kernel, grid, block, *args, **options)
@@ -1555,6 +1556,7 @@ def check_program(seed, folder, size):
         raise
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_random_program(seed, tmp_path):
     check_program(seed, tmp_path, 4)

@@ -58,6 +58,7 @@ def every_size(launch, **more):
     check(launch, 5, 2, 64, False, before=70, **more)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("down", [2, 8])
 def test_flash_at_awkward_sizes(down):
     def launch(qkv, heads, out, *, cache=None, start=None, causal=False):
@@ -66,6 +67,7 @@ def test_flash_at_awkward_sizes(down):
     every_size(launch)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("warps", "down"), [FORMS[1], FORMS[-1]])
 def test_flash_half_at_awkward_sizes(warps, down):
     def launch(qkv, heads, out, *, cache=None, start=None, causal=False):
@@ -74,6 +76,7 @@ def test_flash_half_at_awkward_sizes(warps, down):
     every_size(launch, dtype=np.float16)
 
 
+@pytest.mark.sampled(1, by="launch")
 @pytest.mark.parametrize("size", [48, 128])
 @pytest.mark.parametrize("launch", [attention_flash, attention_flash_half, attention_decode, attention_decode_half])
 def test_other_heads(launch, size):
@@ -117,6 +120,7 @@ def test_large_halves_do_not_overflow():
     np.testing.assert_array_equal(out.copy_to_host(), 100)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.cpu_device
 @pytest.mark.parametrize(("make", "form", "dtype"), [(make_flash, (64, 4), np.float32),
                                                      (make_flash_half, (64, 4, 1), np.float16)])

@@ -6,7 +6,6 @@ import re
 import numpy as np
 import pytest
 from numba import types
-from tests.kernels.test_flash_attention import check
 
 from labkit import cuda
 from labkit.device import compiling
@@ -19,6 +18,7 @@ from labkit.kernels.attention.wgmma import (
     make_flash_wgmma,
 )
 from labkit.kernels.op import missing
+from tests.kernels.attention.test_flash import check
 
 pytestmark = pytest.mark.skipif(bool(missing(attention_flash_wgmma)), reason=missing(attention_flash_wgmma))
 
@@ -35,6 +35,7 @@ def launch_form(size, form):
 ALL = [(size, form) for size, forms in FORMS.items() for form in forms]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("size", "form"), ALL)
 @pytest.mark.parametrize("causal", [False, True])
 def test_agrees_at_awkward_sizes(size, form, causal):

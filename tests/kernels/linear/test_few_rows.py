@@ -17,6 +17,7 @@ def test_rung_agrees(op, launcher):
     assert agree(op, [launcher], seed=1).passed
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("launch", "dtype", "atol"), [(skinny.skinny, np.float32, 1e-5),
                                                        (skinny.skinny_half, np.float16, 4e-3)])
 @pytest.mark.parametrize("in_parts", [False, True])

@@ -12,6 +12,7 @@ from labkit.kernels.op import agree, to_device
 OPS = (FUSED_LINEAR, FUSED_LINEAR_GELU, FUSED_LINEAR_RESIDUAL)
 
 
+@pytest.mark.sampled(1, by="op")
 @pytest.mark.parametrize(("op", "launcher"), [pytest.param(op, launcher, id=launcher.__name__)
                                               for op in OPS for launcher in op.rungs])
 def test_rung_agrees(op, launcher):
@@ -56,6 +57,7 @@ def test_a_residual_may_be_the_output():
         np.testing.assert_allclose(out.copy_to_host(), fused.fused_reference(*inputs), atol=1e-5)
 
 
+@pytest.mark.sweep
 def test_the_epilogue_costs_no_launch():
     x, weights, bias, residual = to_device(FUSED_LINEAR_RESIDUAL.inputs(np.random.default_rng(0), M=5, N=32, K=16))
     out = cuda.device_array((5, 32), np.float32)

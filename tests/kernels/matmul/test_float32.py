@@ -74,6 +74,7 @@ def test_the_ring_of_tiles_is_right_at_every_depth(K):
     assert agree(MATMUL, ["matmul_double_buffered", "matmul_pipelined"], sizes=sizes, seed=K).passed
 
 
+@pytest.mark.sweep
 def test_no_race_in_the_pipelined_kernels():
     a, b = np.ones((3, 40), np.float32), np.ones((40, 5), np.float32)
     for launch in (matmul_vectorized, matmul_double_buffered, matmul_pipelined):

@@ -68,6 +68,7 @@ def run(way, a, b, offset, shape, **options):
     return host[GUARD : host.size - GUARD].reshape(shape).astype(np.float64)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("weights", [False, True], ids=["a @ b", "x @ w.T"])
 @pytest.mark.parametrize("way", WAYS)
 def test_agrees_at_awkward_sizes(way, weights):
@@ -198,6 +199,7 @@ def variants():
                                                                                  activation=activation)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("tile", "kernel"), [pytest.param(tile, kernel, id=name) for name, tile, kernel in variants()])
 def test_sums_stay_in_registers(tile, kernel):
     """wgmma runs on its own only while its sums stay where they are: the compiler says so when it has to move them."""
@@ -222,6 +224,7 @@ def test_sums_stay_in_registers(tile, kernel):
     assert taken["registers"] <= (128 if tile is SIMPLE else 168)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_a_residual_is_added_on_the_way_out(tile, in_place):
@@ -237,6 +240,7 @@ def test_a_residual_is_added_on_the_way_out(tile, in_place):
         assert (np.abs(out.copy_to_host() - (expected + residual)) <= allowed + 2.0**-11 * np.abs(residual)).all()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("weights", [False, True], ids=["a @ b", "x @ w.T"])
 @pytest.mark.parametrize(("M", "N", "K", "count", "slice_"), [
     (3, 16, 72, 2, 64), (130, 264, 200, 2, 128), (66, 72, 328, 3, 128), (5, 8, 64, 1, 64)])

@@ -8,6 +8,7 @@ from labkit.kernels.norm import half
 from labkit.kernels.op import agree
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("launcher", [half.layernorm_half_singles, half.layernorm_half_warp], ids=lambda f: f.__name__)
 def test_every_rung_agrees(launcher):
     assert agree(half.LAYERNORM_HALF, [launcher], seed=1).passed

@@ -14,6 +14,7 @@ def test_every_rung_agrees(launcher):
     assert agree(LAYERNORM, [launcher], seed=1).passed
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("op", [RESIDUAL_LAYERNORM, ADD_LAYERNORM], ids=lambda op: op.name)
 def test_with_a_residual(op):
     assert agree(op, seed=1, sizes=({"R": 1, "C": 1}, {"R": 3, "C": 5}, {"R": 6, "C": 768})).passed

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 
 from labkit import cuda, device
 from labkit.kernels.attention.heads import keys_and_values
@@ -32,6 +33,7 @@ def test_caches_have_a_time_for_each_line():
         assert min(line["us"]) > 0
 
 
+@pytest.mark.sweep
 def test_passes_are_timed():
     us = attention_series.attention_passes(S=9, heads=2)["us"]
     assert len(us) == 5

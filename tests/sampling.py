@@ -1,0 +1,41 @@
+"""Which tests the README's command runs: everything but the rest of long sweeps, which `.ci/run` runs after it.
+
+    @pytest.mark.sampled(6)                 of a parametrised test, six cases stay; the others are a sweep
+    @pytest.mark.sampled(1, by="op")        the same for each value of a parameter: one case of each op
+
+The choice is made by a hash of the case's id, so it is the same in every run and every process.
+pytest -m sweep runs the others, pytest -m '' all of them; another word in LABKIT_SAMPLE draws another sample.
+"""
+
+import hashlib
+import os
+from collections import defaultdict
+
+import pytest
+
+
+def _order(item) -> str:
+    """By the case, not by the test: two tests of one file that share cases, and what is compiled for them, keep the
+    same ones."""
+    seed = os.environ.get("LABKIT_SAMPLE", "1")
+    return hashlib.sha256(f"{seed} {item.callspec.id}".encode()).hexdigest()
+
+
+def _name(value) -> str:
+    return getattr(value, "name", None) or getattr(value, "__name__", None) or str(value)
+
+
+def mark_sweeps(items) -> None:
+    """Gives the marker `sweep` to every case of a sampled test that was not chosen."""
+    groups = defaultdict(list)
+    for item in items:
+        for marker in item.iter_markers("sampled"):
+            by = marker.kwargs.get("by")
+            names = (by,) if isinstance(by, str) else by or ()
+            values = tuple(_name(item.callspec.params[name]) for name in names)
+            groups[item.path, item.originalname, values].append((item, marker.args[0]))
+    for members in groups.values():
+        members.sort(key=lambda member: _order(member[0]))
+        for number, (item, count) in enumerate(members):
+            if number >= count:
+                item.add_marker(pytest.mark.sweep)
