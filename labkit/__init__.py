@@ -20,7 +20,7 @@ _HOMES = {
     "plots": "labkit.measure.plots",
     "roofline": "labkit.measure.roofline",
     "Op": "labkit.kernels.op:Op",
-    "agree": "labkit.kernels.op:agree",
+    "agree": "labkit.kernels.agree:agree",
     "check": "labkit.course.check:check",
     "hint": "labkit.course.check:hint",
     "ladder": "labkit.measure:ladder",

@@ -320,7 +320,7 @@ agree(MATMUL, rungs, sizes=device.pick(gpu=MATMUL.awkward, cpu=odd))
 # %%
 from labkit import ladder
 
-size = device.pick(gpu=MATMUL.timed_gpu, cpu={"M": 67, "N": 67, "K": 67})
+size = device.pick(gpu=MATMUL.work.timed_gpu, cpu={"M": 67, "N": 67, "K": 67})
 found = ladder(MATMUL, size, rungs=rungs)
 found
 

@@ -38,7 +38,7 @@ roofline.predict(ATTENTION, S=1024, H=12, D=64)
 # There are 256 flops to a byte. On paper this is a problem for the arithmetic, as a matrix product is, and not for the
 # memory, as softmax is. The scores are 12 × 1,024 × 1,024 numbers, 50 MB, four times as much as goes in and comes out.
 # A program that writes them, reads and writes them for softmax, and reads them again moves 200 MB more than it has to.
-# The rivals of two products and a softmax in the ladder below are such programs. None of our kernels is.
+# The baselines of two products and a softmax in the ladder below are such programs. None of our kernels is.
 #
 # ## Where the numbers of a head lie
 #
@@ -322,7 +322,7 @@ for queries, nbytes in ((1, 4096), *((kernel.rows, kernel.shared_bytes) for kern
     blocks = 12 * 1024 // queries
     read = blocks * 2 * 1024 * 64 * 4  # keys and values, 64 floats each
     rows.append((f"{queries}", f"{blocks:,}", f"{nbytes / 1024:.0f} KB", f"{read / 1e6:,.0f} MB",
-                 f"{ATTENTION.flops(S=1024, H=12, D=64) / read:.1f}"))
+                 f"{ATTENTION.work.flops(S=1024, H=12, D=64) / read:.1f}"))
 PlainTable("1,024 tokens, 12 heads", ("queries of a block", "blocks", "shared memory of each",
                                       "keys and values read", "flop a byte"), tuple(rows))
 
@@ -576,7 +576,7 @@ print(textwrap.dedent(" " * 20 + middle))
 # %%
 from labkit.kernels.attention.three_pass import ATTENTION_CACHED
 
-roofline.predict(ATTENTION_CACHED, **ATTENTION_CACHED.timed_gpu)
+roofline.predict(ATTENTION_CACHED, **ATTENTION_CACHED.work.timed_gpu)
 
 # %% [markdown]
 # Twelve blocks, on 132 multiprocessors: the failure of the whole matrix again. But the correction above joins any two

@@ -15,7 +15,7 @@ class Source:
     """A piece of source. Highlighted in a notebook, plain text in a terminal."""
 
     def __init__(self, obj):
-        if callable(obj) and hasattr(obj, "cache_info"):  # a cached function: it is the one inside that has a source
+        if callable(obj):  # a cached function, a rung: it is the one inside that has a source
             obj = inspect.unwrap(obj)
         function = getattr(obj, "py_func", getattr(obj, "fn", obj))  # Triton calls it fn
         self.name = getattr(function, "__name__", type(obj).__name__)

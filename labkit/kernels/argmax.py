@@ -14,7 +14,8 @@ from numba import float32, int32, int64, uint32
 from labkit import cuda
 from labkit.device import ptx
 from labkit.kernels.arguments import check_array
-from labkit.kernels.op import Op, Rival, rung
+from labkit.kernels.baselines import Baseline
+from labkit.kernels.op import Op, Work, rung
 
 BLOCK = 512
 ALL_LANES = 0xFFFFFFFF
@@ -183,13 +184,15 @@ ARGMAX = Op(
     inputs=with_ties,
     shape=lambda R, C: (R,),
     awkward=tuple({"R": R, "C": C} for R, C in ((1, 1), (3, 5), (33, 31), (9, 32), (1, 257), (7, 1000), (2, 4099))),
-    timed_gpu={"R": 64, "C": 50257},
-    also_gpu=({"R": 1, "C": 50257},),
-    timed_cpu={"R": 16, "C": 2048},
-    flops=lambda R, C: R * C,
-    bytes=lambda R, C: 4 * R * C + 4 * R,
     tolerance=lambda x: np.zeros(x.shape[0]),
     by_row=(0,),
     dtype=np.int32,
-    rivals=(Rival("PyTorch", "torch", lambda torch, x, out: torch.argmax(x, dim=1)),),
+    work=Work(
+        flops=lambda R, C: R * C,
+        bytes=lambda R, C: 4 * R * C + 4 * R,
+        timed_gpu={"R": 64, "C": 50257},
+        timed_cpu={"R": 16, "C": 2048},
+        also_gpu=({"R": 1, "C": 50257},),
+    ),
+    baselines=(Baseline("PyTorch", "torch", lambda torch, x, out: torch.argmax(x, dim=1)),),
 )

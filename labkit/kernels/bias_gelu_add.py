@@ -14,8 +14,9 @@ from numba import uint32
 
 from labkit import cuda
 from labkit.kernels.arguments import check_array
+from labkit.kernels.baselines import Baseline
 from labkit.kernels.gelu import gelu_tanh, gelu_tanh_reference
-from labkit.kernels.op import Op, Rival, rung, uniform
+from labkit.kernels.op import Op, Work, rung, uniform
 
 BLOCK = 256
 
@@ -106,13 +107,15 @@ BIAS_GELU_ADD = Op(
     inputs=lambda rng, R, C: (2 * uniform(rng, R, C), uniform(rng, C), uniform(rng, R, C)),
     shape=lambda R, C: (R, C),
     awkward=tuple({"R": R, "C": C} for R, C in ((1, 1), (3, 5), (1, 257), (33, 31), (7, 384))),
-    timed_gpu={"R": 512, "C": 384},
-    timed_cpu={"R": 64, "C": 384},
-    flops=lambda R, C: 12 * R * C,
-    bytes=lambda R, C: 4 * (3 * R * C + C),
     tolerance=_tolerance,
     by_row=(0, 2),
-    rivals=(Rival("PyTorch, three calls", "torch", _three_lines),
-            Rival("PyTorch, torch.compile", "torch", lambda torch, x, bias, residual, out:
-                  _compiled(torch)(x, bias, residual))),
+    work=Work(
+        flops=lambda R, C: 12 * R * C,
+        bytes=lambda R, C: 4 * (3 * R * C + C),
+        timed_gpu={"R": 512, "C": 384},
+        timed_cpu={"R": 64, "C": 384},
+    ),
+    baselines=(Baseline("PyTorch, three calls", "torch", _three_lines),
+               Baseline("PyTorch, torch.compile", "torch", lambda torch, x, bias, residual, out:
+                        _compiled(torch)(x, bias, residual))),
 )

@@ -12,8 +12,10 @@ from numba import uint32
 
 from labkit import cuda
 from labkit.kernels.arguments import blocks_for, check_array, check_block
+from labkit.kernels.baselines import Baseline, numpy_cupy_torch
 from labkit.kernels.libraries import triton_vector_add
-from labkit.kernels.op import Op, Rival, relative_to, rung, uniform
+from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.tolerance import relative_to
 
 BLOCK = 256
 
@@ -100,15 +102,17 @@ VECTOR_ADD = Op(
     shape=lambda n: (n,),
     # 1,024 blocks of 256 threads are 262,144: the last size is larger than the grid-stride rung's grid.
     awkward=tuple({"n": n} for n in (1, 31, 255, 256, 257, 1_000, 4_099, 263_000)),
-    timed_gpu={"n": 2**28},
-    also_gpu=({"n": 10_000_000},),  # lesson 01's
-    timed_cpu={"n": 2**22},
-    flops=lambda n: n,
-    bytes=lambda n: 12 * n,
     tolerance=relative_to(lambda a, b: np.abs(a) + np.abs(b), roundings=1),
     by_row=(0, 1),
-    rival=lambda xp, a, b, out: xp.add(a, b, out=out),
-    rivals=(Rival("Triton", "triton", triton_vector_add),),
+    work=Work(
+        flops=lambda n: n,
+        bytes=lambda n: 12 * n,
+        timed_gpu={"n": 2**28},
+        timed_cpu={"n": 2**22},
+        also_gpu=({"n": 10_000_000},),  # lesson 01's
+    ),
+    baselines=(*numpy_cupy_torch(lambda xp, a, b, out: xp.add(a, b, out=out)),
+               Baseline("Triton", "triton", triton_vector_add)),
 )
 
 
@@ -160,11 +164,13 @@ VOLUME_ADD = Op(
     shape=lambda nx, ny, nz: (nz, ny, nx),
     awkward=tuple({"nx": nx, "ny": ny, "nz": nz} for nx, ny, nz in
                   ((1, 1, 1), (16, 8, 8), (17, 9, 11), (33, 1, 5), (1, 37, 3), (5, 7, 131))),
-    timed_gpu={"nx": 512, "ny": 512, "nz": 512},
-    timed_cpu={"nx": 128, "ny": 128, "nz": 128},
-    flops=lambda nx, ny, nz: nx * ny * nz,
-    bytes=lambda nx, ny, nz: 12 * nx * ny * nz,
     tolerance=relative_to(lambda a, b: np.abs(a) + np.abs(b), roundings=1),
     by_row=(0, 1),
-    rival=lambda xp, a, b, out: xp.add(a, b, out=out),
+    work=Work(
+        flops=lambda nx, ny, nz: nx * ny * nz,
+        bytes=lambda nx, ny, nz: 12 * nx * ny * nz,
+        timed_gpu={"nx": 512, "ny": 512, "nz": 512},
+        timed_cpu={"nx": 128, "ny": 128, "nz": 128},
+    ),
+    baselines=numpy_cupy_torch(lambda xp, a, b, out: xp.add(a, b, out=out)),
 )

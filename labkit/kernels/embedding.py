@@ -15,7 +15,8 @@ from numba import float32, uint32
 from labkit import cuda
 from labkit.device import ptx
 from labkit.kernels.arguments import aligned, blocks_for, check_array, check_block
-from labkit.kernels.op import Op, Rival, rung, uniform
+from labkit.kernels.baselines import Baseline
+from labkit.kernels.op import Op, Work, rung, uniform
 
 BLOCK = 256
 NAN = float32(np.nan)
@@ -130,11 +131,13 @@ EMBEDDING = Op(
     inputs=_inputs,
     shape=lambda T, C: (T, C),
     awkward=tuple({"T": T, "C": C} for T, C in ((1, 1), (5, 13), (7, 256), (3, 1023), (2, 1028), (3, 2048), (2, 2051))),
-    timed_gpu={"T": 8192, "C": 768},
-    timed_cpu={"T": 64, "C": 768},
-    flops=lambda T, C: T * C,
-    bytes=lambda T, C: 12 * T * C,
     tolerance=lambda ids, tokens, positions, start: np.zeros((len(ids), tokens.shape[1])),  # exact
     by_row=(),
-    rivals=(Rival("PyTorch", "torch", _torch, note="unfused: two gathers, then add"),),
+    work=Work(
+        flops=lambda T, C: T * C,
+        bytes=lambda T, C: 12 * T * C,
+        timed_gpu={"T": 8192, "C": 768},
+        timed_cpu={"T": 64, "C": 768},
+    ),
+    baselines=(Baseline("PyTorch", "torch", _torch, note="unfused: two gathers, then add"),),
 )

@@ -18,7 +18,9 @@ from numba import float32, uint32
 from labkit import cuda
 from labkit.device import ptx
 from labkit.kernels.arguments import aligned, check_array
-from labkit.kernels.op import Op, Rival, relative_to, rung, uniform
+from labkit.kernels.baselines import Baseline
+from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.tolerance import relative_to
 
 BLOCK = 256
 CUBE = 0.044715
@@ -150,12 +152,15 @@ SIZES = {
     "inputs": lambda rng, n: (4 * uniform(rng, n),),
     "shape": lambda n: (n,),
     "awkward": tuple({"n": n} for n in (1, 2, 3, 4, 31, 257, 1_000, 4_099)),
-    "timed_gpu": {"n": 8192 * 3072},  # GPT-2, 8,192 tokens
-    "also_gpu": ({"n": 8192 * 1536},),  # MiniLM, 64 sentences of 128 tokens
-    "timed_cpu": {"n": 2**16},
-    "bytes": lambda n: 8 * n,
     "tolerance": TOLERANCE,
     "by_row": (0,),
+    "work": Work(
+        flops=lambda n: 10 * n,
+        bytes=lambda n: 8 * n,
+        timed_gpu={"n": 8192 * 3072},  # GPT-2, 8,192 tokens
+        timed_cpu={"n": 2**16},
+        also_gpu=({"n": 8192 * 1536},),  # MiniLM, 64 sentences of 128 tokens
+    ),
 }  # fmt: skip
 
 GELU = Op(
@@ -164,8 +169,7 @@ GELU = Op(
     formula="out = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))",
     reference=gelu_tanh_reference,
     rungs=(gelu_per_thread, gelu_vectorized, gelu_sigmoid_form),
-    flops=lambda n: 10 * n,
-    rivals=(Rival("PyTorch", "torch", lambda torch, x, out: torch.nn.functional.gelu(x, approximate="tanh")),),
+    baselines=(Baseline("PyTorch", "torch", lambda torch, x, out: torch.nn.functional.gelu(x, approximate="tanh")),),
     **SIZES,
 )
 
@@ -175,7 +179,6 @@ GELU_ERF = Op(
     formula="out = x/2 * (1 + erf(x / sqrt(2)))",
     reference=gelu_erf_reference,
     rungs=(gelu_erf_per_thread, gelu_erf_vectorized),
-    flops=lambda n: 10 * n,
-    rivals=(Rival("PyTorch", "torch", lambda torch, x, out: torch.nn.functional.gelu(x)),),
+    baselines=(Baseline("PyTorch", "torch", lambda torch, x, out: torch.nn.functional.gelu(x)),),
     **SIZES,
 )

@@ -11,7 +11,8 @@ from numba import uint32
 from labkit import cuda
 from labkit.device import ptx
 from labkit.kernels.arguments import aligned, check_array
-from labkit.kernels.op import Op, rung, uniform
+from labkit.kernels.baselines import numpy_cupy_torch
+from labkit.kernels.op import Op, Work, rung, uniform
 
 BLOCK = 256
 
@@ -74,11 +75,13 @@ RESIDUAL_ADD = Op(
     inputs=lambda rng, R, C: (uniform(rng, R, C), uniform(rng, R, C)),
     shape=lambda R, C: (R, C),
     awkward=tuple({"R": R, "C": C} for R, C in ((1, 1), (1, 3), (5, 13), (16, 64), (33, 131))),
-    timed_gpu={"R": 65536, "C": 768},
-    timed_cpu={"R": 64, "C": 768},
-    flops=lambda R, C: R * C,
-    bytes=lambda R, C: 12 * R * C,
     tolerance=lambda x, residual: np.zeros(x.shape),  # exact
     by_row=(0, 1),
-    rival=lambda xp, x, residual, out: xp.add(x, residual, out=out),
+    work=Work(
+        flops=lambda R, C: R * C,
+        bytes=lambda R, C: 12 * R * C,
+        timed_gpu={"R": 65536, "C": 768},
+        timed_cpu={"R": 64, "C": 768},
+    ),
+    baselines=numpy_cupy_torch(lambda xp, x, residual, out: xp.add(x, residual, out=out)),
 )

@@ -15,7 +15,8 @@ from numba import float32, uint32
 from labkit import cuda
 from labkit.device import ptx
 from labkit.kernels.arguments import aligned, blocks_for, check_array
-from labkit.kernels.op import Op, rung, uniform
+from labkit.kernels.baselines import numpy_cupy_torch
+from labkit.kernels.op import Op, Work, rung, uniform
 
 TILE = 32
 BLOCK = (32, 8)  # 256 threads; each takes four elements of a tile, eight rows apart
@@ -164,11 +165,13 @@ TRANSPOSE = Op(
     shape=lambda R, C: (C, R),
     awkward=tuple({"R": R, "C": C} for R, C in
                   ((1, 1), (1, 37), (37, 1), (32, 32), (33, 31), (64, 96), (100, 68), (65, 130))),
-    timed_gpu={"R": 8192, "C": 8192},
-    timed_cpu={"R": 512, "C": 512},
-    flops=lambda R, C: 0,
-    bytes=lambda R, C: 8 * R * C,
     tolerance=lambda a: np.zeros(a.shape[::-1]),  # a move: equal to the last bit
     by_row=(),
-    rival=lambda xp, a, out: out.copy_(a.t()) if hasattr(out, "copy_") else xp.copyto(out, a.T),
+    work=Work(
+        flops=lambda R, C: 0,
+        bytes=lambda R, C: 8 * R * C,
+        timed_gpu={"R": 8192, "C": 8192},
+        timed_cpu={"R": 512, "C": 512},
+    ),
+    baselines=numpy_cupy_torch(lambda xp, a, out: out.copy_(a.t()) if hasattr(out, "copy_") else xp.copyto(out, a.T)),
 )

@@ -32,7 +32,9 @@ from labkit import cuda, device
 from labkit._common import paths
 from labkit._common.tables import PlainTable, ResultTable, number, size_text
 from labkit.device import CPU_DEVICE, graphs, launches, where
-from labkit.kernels.op import Op, Rival, Sample, kernel_names, missing, poison_of, to_device
+from labkit.kernels.agree import Sample, poison, to_device
+from labkit.kernels.baselines import Baseline
+from labkit.kernels.op import Op
 
 RECORDED = paths.MEASUREMENTS
 FLUSH_BYTES = 512 * 2**20  # ten times the L2 of an H200; written in about 0.15 ms there
@@ -390,7 +392,7 @@ class Ladder(ResultTable):
     rows: tuple[LadderRow, ...]
     limits: dict = field(default_factory=dict)  # roofline.Limits
     machine: dict = field(default_factory=dict)
-    peak: str = "fp32"  # the units that bound the flops, as Op.peak
+    peak: str = "fp32"  # the units that bound the flops, as Work.peak
     skipped: dict = field(default_factory=dict)  # name -> why it was not timed
 
     @property
@@ -511,22 +513,22 @@ def ladder(op: Op, size: dict | None = None, *, rivals: bool = True, rungs=None,
     """
     from labkit.measure import roofline  # roofline times with this module
 
-    size = dict(op.timed if size is None else size)
+    size = dict(op.work.timed if size is None else size)
     launchers = [op.rung(r) if isinstance(r, str) else r for r in (op.rungs if rungs is None else rungs)]
     bound = roofline.bound(op, size, limits)
     inputs = op.inputs(np.random.default_rng(seed), **size)
     on_device = to_device(inputs)
     out = cuda.device_array(op.shape(**size), op.dtype)
-    poison = np.full(op.shape(**size), poison_of(op.dtype), op.dtype)
+    unwritten = poison(op.shape(**size), op.dtype)
     skipped: dict[str, str] = {}
     sample = Sample(op, inputs, seed=seed, shape=tuple(op.shape(**size)))
-    small = SMALL_MS_OF_MANY if op.many_launches else SMALL_MS
+    small = SMALL_MS_OF_MANY if op.work.many_launches else SMALL_MS
 
     def graph_launches(timing: Timing) -> int:
-        return GRAPH_LAUNCHES if op.many_launches else _graph_launches(timing.p50)
+        return GRAPH_LAUNCHES if op.work.many_launches else _graph_launches(timing.p50)
 
     def checked(name: str, run: Callable[[], object], fetch: Callable[[object], np.ndarray], launcher):
-        out.copy_to_device(poison)
+        out.copy_to_device(unwritten)
         result = run()
         cuda.synchronize()
         verdict = sample.check(fetch(result), launcher)
@@ -536,10 +538,10 @@ def ladder(op: Op, size: dict | None = None, *, rivals: bool = True, rungs=None,
 
     def row(name, idea, kind, timing, verdict, graph=None, **more) -> LadderRow:
         called = None
-        if op.many_launches and graph is not None:
+        if op.work.many_launches and graph is not None:
             timing, called = graph, timing
-        gbs = op.bytes(**size) / timing.p50 / 1e6
-        tflops = op.flops(**size) / timing.p50 / 1e9
+        gbs = op.work.bytes(**size) / timing.p50 / 1e6
+        tflops = op.work.flops(**size) / timing.p50 / 1e9
         is_gpu = device.on_gpu() and kind != "host"
         return LadderRow(name, idea, kind, timing, graph, called, gbs=gbs if device.on_gpu() else None,
                          tflops=tflops if device.on_gpu() else None,
@@ -549,8 +551,8 @@ def ladder(op: Op, size: dict | None = None, *, rivals: bool = True, rungs=None,
     rows = []
     for launcher in steps(f"{op.name}: rung", launchers):
         name = launcher.__name__
-        if missing(launcher):
-            skipped[name] = missing(launcher)
+        if launcher.missing:
+            skipped[name] = launcher.missing
             continue
 
         def run(stream=0, launcher=launcher):
@@ -559,7 +561,7 @@ def ladder(op: Op, size: dict | None = None, *, rivals: bool = True, rungs=None,
         try:
             verdict = checked(name, run, lambda _: out.copy_to_host(), launcher)
         except ValueError as error:
-            if not getattr(launcher, "sizes", ""):
+            if not launcher.sizes:
                 raise
             skipped[name] = f"it allows {launcher.sizes} only: {error}"
             continue
@@ -567,12 +569,12 @@ def ladder(op: Op, size: dict | None = None, *, rivals: bool = True, rungs=None,
         graph = time_graph(run, launches=graph_launches(timing)) if timing.p50 < small else None
         taken = [launches.resources(one) for one in launches.of(launcher, *on_device, out)] if device.on_gpu() else []
         rows.append(row(name, launcher.idea, "rung", timing, verdict, graph=graph, failed=launcher.failed,
-                        kernels=kernel_names(launcher), resources=tuple(taken)))
-    for rival in steps(f"{op.name}: rival", rivals_of(op) if rivals else []):
+                        kernels=launcher.kernel_names, resources=tuple(taken)))
+    for rival in steps(f"{op.name}: rival", baselines_of(op) if rivals else []):
         xp = import_rival(rival.library)
         try:
             if rival.library == "numpy":
-                host_out = poison.copy()
+                host_out = unwritten.copy()
                 call = functools.partial(rival.call, xp, *inputs, host_out)
                 returned = call()
                 verdict = sample.check(host_out if returned is None else np.asarray(returned), rival)
@@ -593,23 +595,17 @@ def ladder(op: Op, size: dict | None = None, *, rivals: bool = True, rungs=None,
             skipped[rival.title] = f"{type(error).__name__}: {error}"
             print(f"{rival.title} was not measured: {type(error).__name__}: {error}", file=sys.stderr)
 
-    return Ladder(op.name, op.title, size, op.unit, where(), op.flops(**size), op.bytes(**size), bound.time_ms,
-                  bound.binds, bound.rate(op.unit), bound.label, tuple(rows),
-                  asdict(bound.limits), machine(), op.peak, skipped)
+    return Ladder(op.name, op.title, size, op.work.unit, where(), bound.flops, bound.bytes, bound.time_ms,
+                  bound.binds, bound.rate(op.work.unit), bound.label, tuple(rows),
+                  asdict(bound.limits), machine(), op.work.peak, skipped)
 
 
 TORCH_TENSORS = ("torch", "triton")  # libraries that take PyTorch's tensors and run on its current stream
 
 
-def rivals_of(op: Op) -> list[Rival]:
-    """NumPy on the host, CuPy and PyTorch doing what op.rival says, then the op's further rivals; those installed."""
-    found = []
-    if op.rival is not None:
-        found.append(Rival("NumPy, on the host", "numpy", op.rival))
-        found += [Rival(name, library, op.rival, op.rival_note)
-                  for name, library in (("CuPy", "cupy"), ("PyTorch", "torch"))]
-    found += op.rivals
-    return [one for one in found if (one.library == "numpy" or device.on_gpu()) and import_rival(one.library)]
+def baselines_of(op: Op) -> list[Baseline]:
+    """The op's baselines whose libraries are installed; without a GPU NumPy's alone."""
+    return [one for one in op.baselines if (one.library == "numpy" or device.on_gpu()) and import_rival(one.library)]
 
 
 def hand_over(library: str, *values) -> list:

@@ -80,7 +80,7 @@ def volume_add_block_shapes(size: dict | None = None, shapes=BLOCK_SHAPES, budge
     """The 3D volume addition over shapes of its block."""
     volume_add = op("volume_add")
     launcher = volume_add.rung("volume_add_3d")
-    size = size or device.pick(gpu=volume_add.timed_gpu, cpu={"nx": 64, "ny": 64, "nz": 64})
+    size = size or device.pick(gpu=volume_add.work.timed_gpu, cpu={"nx": 64, "ny": 64, "nz": 64})
     arrays = [cuda.to_device(array) for array in volume_add.inputs(np.random.default_rng(0), **size)]
     out = cuda.device_array(volume_add.shape(**size), np.float32)
     times = []
@@ -89,7 +89,7 @@ def volume_add_block_shapes(size: dict | None = None, shapes=BLOCK_SHAPES, budge
         times.append(timing.p50)
     return measure.stamped({
         "blocks": [list(block) for block in shapes], "ms": times, "size": size,
-        "gbs": [volume_add.bytes(**size) / ms / 1e6 for ms in times] if device.on_gpu() else None,
+        "gbs": [volume_add.work.bytes(**size) / ms / 1e6 for ms in times] if device.on_gpu() else None,
         "limit": roofline.limits().bandwidth_gbs,
     })
 
@@ -266,8 +266,8 @@ def _sizes(one, quick: bool) -> list[dict | None]:
         return [one.awkward[-1]]
     if not device.on_gpu():
         return [None]
-    found = [one.timed_gpu]
-    for size in (*one.also_gpu, *targets.sizes(one.name)):
+    found = [one.work.timed_gpu]
+    for size in (*one.work.also_gpu, *targets.sizes(one.name)):
         if size not in found:
             found.append(size)
     return found

@@ -147,11 +147,11 @@ def workload(name: str, rungs: tuple[str, ...], sequence: Path, with_rival: bool
     launch was whose into `sequence`."""
     from labkit import cuda, measure
     from labkit.device import launches
-    from labkit.kernels.op import missing, to_device
+    from labkit.kernels.agree import to_device
     from labkit.measure.ops import op
 
     one = op(name)
-    size = one.timed_gpu
+    size = one.work.timed_gpu
     on_device = to_device(one.inputs(np.random.default_rng(0), **size))
     out = cuda.device_array(one.shape(**size), one.dtype)
     done = []
@@ -166,7 +166,7 @@ def workload(name: str, rungs: tuple[str, ...], sequence: Path, with_rival: bool
         done.append({"name": label, "kind": kind, "kernels": kernels})
 
     for launcher in one.rungs:
-        if missing(launcher) or (rungs and launcher.__name__ not in rungs):
+        if launcher.missing or (rungs and launcher.__name__ not in rungs):
             continue
 
         def call(launcher=launcher):
@@ -178,12 +178,12 @@ def workload(name: str, rungs: tuple[str, ...], sequence: Path, with_rival: bool
             once(launcher.__name__, "rung", call)
         except ValueError as error:  # a size that the rung does not allow
             print(f"{launcher.__name__}: {error}", file=sys.stderr)
-    rivals = [rival for rival in measure.rivals_of(one) if rival.library == "torch" and "compile" not in rival.name]
+    rivals = [rival for rival in measure.baselines_of(one) if rival.library == "torch" and "compile" not in rival.name]
     # Which kernels a rival launches is not known: they are the last ones, whatever their number.
     for rival in rivals[:1] if with_rival else ():
         run = functools.partial(rival.call, measure.import_rival("torch"), *measure.hand_over("torch", *on_device, out))
         once(rival.title, "rival", lambda: (run(), None)[1])  # noqa: B023
-    sequence.write_text(json.dumps({"size": size, "bytes": one.bytes(**size), "done": done}), encoding="utf-8")
+    sequence.write_text(json.dumps({"size": size, "bytes": one.work.bytes(**size), "done": done}), encoding="utf-8")
 
 
 def profiled(name: str, rungs: tuple[str, ...] = ()) -> dict:

@@ -104,10 +104,11 @@ class Bound:
 def bound(op: Op, size: dict, limits: Limits | None = None) -> Bound:
     """The larger of the time its bytes need and the time its flops need."""
     limits = limits or _limits()
-    nbytes, flops = op.bytes(**size), op.flops(**size)
+    nbytes, flops = op.work.bytes(**size), op.work.flops(**size)
     bytes_ms = nbytes / limits.bandwidth_gbs / 1e6
-    flops_ms = flops / limits.peak(op.peak) / 1e9
-    return Bound(max(bytes_ms, flops_ms), "bytes" if bytes_ms >= flops_ms else "flops", nbytes, flops, limits, op.peak)
+    flops_ms = flops / limits.peak(op.work.peak) / 1e9
+    return Bound(max(bytes_ms, flops_ms), "bytes" if bytes_ms >= flops_ms else "flops", nbytes, flops, limits,
+                 op.work.peak)
 
 
 @dataclass(frozen=True, repr=False)
@@ -146,7 +147,7 @@ class Prediction(ResultTable):
 
 def predict(op: Op, limits: Limits | None = None, **size: int) -> Prediction:
     """The bound of `op` on a GPU at a size, as a table. At the size it is timed at on a GPU if none is given."""
-    size = size or dict(op.timed_gpu)
+    size = size or dict(op.work.timed_gpu)
     return Prediction(op.name, size, bound(op, size, limits))
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit import cuda
-from labkit.kernels.op import bfloat16_of
+from labkit.kernels.dtypes import bfloat16_of
 from labkit.models.safetensors import Named
 
 ALIGNMENT = 16  # bytes: the widest load, ld.global.v4.f32

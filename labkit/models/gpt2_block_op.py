@@ -15,12 +15,14 @@ import math
 import shutil
 import subprocess
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from labkit import cuda
-from labkit.kernels.op import Op, Rival, rung, uniform
+from labkit.kernels.baselines import Baseline
+from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.models.gpt2_block import (
     FUSED,
     GPT2_SMALL,
@@ -156,26 +158,29 @@ SHARED = {
     "formula": "y = x + attention(layernorm(x)); out = y + mlp(layernorm(y))",
     "reference": block_reference,
     "shape": lambda S: (S, GPT2_SMALL.width),
-    "timed_gpu": {"S": 1024},
-    "also_gpu": tuple(size for size in SIZES if size != {"S": 1024}),
-    "timed_cpu": {"S": 16},
     "awkward": ({"S": 1}, {"S": 17}),
-    "flops": lambda S: 2 * S * (12 * GPT2_SMALL.width**2 + 2 * GPT2_SMALL.width * S),
     "by_row": (),
-    "unit": "TFLOP/s",
-    "many_launches": True,
 }
+WORK = Work(
+    flops=lambda S: 2 * S * (12 * GPT2_SMALL.width**2 + 2 * GPT2_SMALL.width * S),
+    bytes=lambda S: 4 * (GPT2_SMALL.size + 2 * S * GPT2_SMALL.width),
+    timed_gpu={"S": 1024},
+    timed_cpu={"S": 16},
+    also_gpu=tuple(size for size in SIZES if size != {"S": 1024}),
+    unit="TFLOP/s",
+    many_launches=True,
+)
 
 GPT2_BLOCK = Op(
     "gpt2_block",
     title="A block of GPT-2",
     rungs=(block_ten_kernels, block_fused),
     inputs=_inputs,
-    bytes=lambda S: 4 * (GPT2_SMALL.size + 2 * S * GPT2_SMALL.width),
     tolerance=_tolerance,
-    rivals=(Rival("PyTorch", "torch", torch_block, note="torch.nn"),
-            Rival("CUDA C++", "torch", cuda_cpp_block, note="ten kernels"),
-            Rival("CUDA C++", "torch", cuda_cpp_allocating, note="ten kernels, eight allocations")),
+    work=WORK,
+    baselines=(Baseline("PyTorch", "torch", torch_block, note="torch.nn"),
+               Baseline("CUDA C++", "torch", cuda_cpp_block, note="ten kernels"),
+               Baseline("CUDA C++", "torch", cuda_cpp_allocating, note="ten kernels, eight allocations")),
     **SHARED,
 )
 
@@ -184,10 +189,9 @@ GPT2_BLOCK_HALF = Op(
     title="A block of GPT-2 in halves",
     rungs=(block_half,),
     inputs=functools.partial(_inputs, dtype=np.float16),
-    bytes=lambda S: 2 * (GPT2_SMALL.size + 2 * S * GPT2_SMALL.width),
     tolerance=functools.partial(_tolerance, dtype=np.float16),
     dtype=np.float16,
-    peak="f16",
-    rivals=(Rival("PyTorch", "torch", torch_block, note="torch.nn"),),
+    work=replace(WORK, bytes=lambda S: 2 * (GPT2_SMALL.size + 2 * S * GPT2_SMALL.width), peak="f16"),
+    baselines=(Baseline("PyTorch", "torch", torch_block, note="torch.nn"),),
     **SHARED,
 )

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit._common.tables import ResultTable
+from labkit.kernels.dtypes import float64_of
 from labkit.kernels.norm.layernorm import layernorm_reference
-from labkit.kernels.op import float64_of
 from labkit.models.gpt2 import GPT2, HEAD, Config, Workspace
 from labkit.models.gpt2_block import block_steps
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from labkit import cuda
+from labkit.kernels.agree import agree
 from labkit.kernels.argmax import ARGMAX
-from labkit.kernels.op import agree
 from labkit.measure.ops import op
 
 INF, NAN = np.inf, np.nan

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from labkit import cuda
+from labkit.kernels.agree import agree, compare
 from labkit.kernels.bias_gelu_add import BIAS_GELU_ADD, bias_gelu_add_fused
-from labkit.kernels.op import agree, compare, float64_of
+from labkit.kernels.dtypes import float64_of
 
 
 def test_every_rung_agrees():

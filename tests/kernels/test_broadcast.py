@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from labkit import cuda
+from labkit.kernels.agree import agree
 from labkit.kernels.broadcast import (
     BROADCAST_ADD,
     broadcast_add_coalesced,
     broadcast_add_reference,
     broadcast_add_strided,
 )
-from labkit.kernels.op import agree, rung
+from labkit.kernels.op import rung
 
 
 def test_every_rung_agrees():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from labkit import cuda
+from labkit.kernels.agree import agree
 from labkit.kernels.elementwise import (
     VECTOR_ADD,
     VOLUME_ADD,
@@ -12,7 +13,7 @@ from labkit.kernels.elementwise import (
     volume_add_1d,
     volume_add_3d,
 )
-from labkit.kernels.op import agree, rung
+from labkit.kernels.op import rung
 
 
 @pytest.mark.parametrize("op", [VECTOR_ADD, VOLUME_ADD], ids=lambda op: op.name)

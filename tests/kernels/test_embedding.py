@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from labkit import cuda
+from labkit.kernels.agree import agree
 from labkit.kernels.embedding import (
     EMBEDDING,
     embedding_reference,
@@ -11,7 +12,7 @@ from labkit.kernels.embedding import (
     embedding_vectorized,
     embedding_whole_row,
 )
-from labkit.kernels.op import agree, uniform
+from labkit.kernels.op import uniform
 from labkit.measure.ops import op
 
 

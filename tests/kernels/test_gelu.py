@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from labkit import cuda
+from labkit.kernels.agree import agree
 from labkit.kernels.gelu import (
     GELU,
     GELU_ERF,
@@ -13,7 +14,6 @@ from labkit.kernels.gelu import (
     gelu_tanh_reference,
     gelu_vectorized,
 )
-from labkit.kernels.op import agree
 from labkit.kernels.residual_add import RESIDUAL_ADD, residual_add_vectorized
 
 

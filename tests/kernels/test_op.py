@@ -1,27 +1,20 @@
 """agree() accepts right rungs and rejects wrong ones, for the right reason."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numba import float32, int32
 
 from labkit import cuda, device
 from labkit._common.tables import MIMETYPE, size_text, to_markdown
+from labkit.kernels.agree import agree, check_sample, compare, poison_of
+from labkit.kernels.baselines import Baseline
+from labkit.kernels.dtypes import bfloat16_of, float64_of
 from labkit.kernels.elementwise import VECTOR_ADD, vector_add_per_thread
 from labkit.kernels.matmul.float32 import MATMUL
-from labkit.kernels.op import (
-    Op,
-    Rival,
-    agree,
-    bfloat16_of,
-    check_sample,
-    compare,
-    dot_products,
-    float64_of,
-    poison_of,
-    relative_to,
-    rung,
-    uniform,
-)
+from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.tolerance import dot_products, relative_to
 
 ADD_SIZES = ({"n": 1}, {"n": 31}, {"n": 256}, {"n": 257})
 MATMUL_SIZES = ({"M": 1, "N": 1, "K": 1}, {"M": 5, "N": 9, "K": 7}, {"M": 37, "N": 23, "K": 19})
@@ -178,7 +171,7 @@ def test_check_false_returns_the_table():
 
 
 def test_agreement_shows_itself_everywhere():
-    agreement = VECTOR_ADD.agree(sizes=ADD_SIZES, rungs=["vector_add_per_thread"])
+    agreement = agree(VECTOR_ADD, sizes=ADD_SIZES, rungs=["vector_add_per_thread"])
     bundle = agreement._repr_mimebundle_()
     assert "vector_add_per_thread" in bundle["text/plain"]
     assert "<table>" in bundle["text/html"]
@@ -250,8 +243,15 @@ def test_sample_finds_an_unwritten_element_anywhere():
     inputs = VECTOR_ADD.inputs(rng, n=100_000)
     out = (inputs[0] + inputs[1]).astype(np.float32)
     assert not check_sample(VECTOR_ADD, inputs, out, budget=1000).problem
-    out[54_321] = np.nan
+    out[54_321] = poison_of(np.float32)
     assert "1 elements were never written" in check_sample(VECTOR_ADD, inputs, out, budget=1000).problem
+
+
+def test_sample_finds_a_computed_nan_anywhere():
+    inputs = VECTOR_ADD.inputs(np.random.default_rng(0), n=100_000)
+    out = (inputs[0] + inputs[1]).astype(np.float32)
+    out[54_321] = np.nan
+    assert "1 elements are NaN, the first at flat index 54321" in check_sample(VECTOR_ADD, inputs, out).problem
 
 
 def test_sample_includes_first_and_last_row():
@@ -277,9 +277,8 @@ def test_an_op_rejects_a_launcher_without_a_kernel():
 def test_unknown_rung_and_unit_are_named():
     with pytest.raises(ValueError, match="no rung 'fast'.*vector_add_per_thread"):
         VECTOR_ADD.rung("fast")
-    fields = {**VECTOR_ADD.__dict__, "unit": "MB/s"}
     with pytest.raises(ValueError, match="MB/s"):
-        Op(**fields)
+        replace(VECTOR_ADD.work, unit="MB/s")
     with pytest.raises(ValueError, match="rungs is empty"):
         agree(VECTOR_ADD, [])
 
@@ -320,8 +319,8 @@ def scale_op(*rungs, **changes) -> Op:
     fields = {
         "title": "Scaled halves", "reference": lambda a, factor: a.astype(np.float64) * factor, "rungs": rungs,
         "inputs": lambda rng, n: (uniform(rng, n).astype(np.float16), np.float32(3.0)), "shape": lambda n: (n,),
-        "awkward": ({"n": 1}, {"n": 300}), "timed_gpu": {"n": 300}, "timed_cpu": {"n": 300}, "flops": lambda n: n,
-        "bytes": lambda n: 6 * n, "by_row": (0,),
+        "awkward": ({"n": 1}, {"n": 300}), "by_row": (0,),
+        "work": Work(flops=lambda n: n, bytes=lambda n: 6 * n, timed_gpu={"n": 300}, timed_cpu={"n": 300}),
         "tolerance": relative_to(lambda a, factor: np.abs(a * factor), roundings=1)}
     return Op("scale", **{**fields, **changes})
 
@@ -336,7 +335,7 @@ def scale_rung(name="scale", kernel=scale_half_kernel, **marks):
 
 def test_halves_in_numbers_among_the_inputs():
     op = scale_op(scale_rung())
-    assert op.agree().passed
+    assert agree(op).passed
     inputs = op.inputs(np.random.default_rng(0), n=300)
     assert not check_sample(op, inputs, op.reference(*inputs).astype(np.float32), budget=20).problem
 
@@ -344,9 +343,9 @@ def test_halves_in_numbers_among_the_inputs():
 def test_halves_out_are_poisoned_and_compared():
     tolerance = relative_to(lambda a, factor: np.abs(a * factor), roundings=1, dtype=np.float16)
     op = scale_op(scale_rung(), dtype=np.float16, tolerance=tolerance)
-    assert op.agree().passed
+    assert agree(op).passed
     with pytest.raises(AssertionError, match="never written"):
-        op.agree(rungs=[scale_rung("nothing", half_nothing_kernel)])
+        agree(op, rungs=[scale_rung("nothing", half_nothing_kernel)])
     with pytest.raises(AssertionError, match="wrote outside the output|OutOfBoundsError"):
         agree(op, [scale_rung("no_guard", half_no_guard_kernel)], sizes=({"n": 300},))
 
@@ -384,7 +383,7 @@ def test_uint16_holds_bfloat16():
 
     op = scale_op(copy, reference=float64_of, inputs=lambda rng, n: (bfloat16_of(uniform(rng, n)),), dtype=np.uint16,
                   tolerance=lambda a: 0.0 * a)
-    assert op.agree().passed
+    assert agree(op).passed
     wrong = agree(op.with_rungs(launcher_of_one(half_nothing_copy_kernel)), check=False)
     assert "never written" in wrong.rows[0].problem
 
@@ -423,7 +422,7 @@ def test_a_rung_may_have_a_tolerance_of_its_own():
     inputs = op.inputs(np.random.default_rng(0), n=300)
     out = (op.reference(*inputs) * 1.0001).astype(np.float32)
     assert check_sample(op, inputs, out).problem
-    assert not check_sample(op, inputs, out, launcher=rough).problem
+    assert not check_sample(op, inputs, out, by=rough).problem
 
 
 def even_only(name, **marks):
@@ -440,11 +439,11 @@ def even_only(name, **marks):
 
 def test_a_rung_that_refuses_sizes_says_which_it_allows():
     op = scale_op(even_only("pairs", sizes="even n"))
-    found = op.agree()
+    found = agree(op)
     assert (found.rows[0].sizes, found.rows[0].refused) == (2, 1)
     assert "pairs allows even n; it refused 1 of 2 sizes" in str(found)
     with pytest.raises(AssertionError, match="refuses every size: out has 1 elements"):
-        op.agree(sizes=({"n": 1},))
+        agree(op, sizes=({"n": 1},))
     with pytest.raises(AssertionError, match="@rung.*sizes="):
         agree(op, [even_only("pairs")])
 
@@ -466,15 +465,15 @@ def test_a_rung_for_newer_gpus_runs_on_the_cpu_device_and_is_left_out_on_older_g
     assert found.passed
 
     monkeypatch.setattr(op_module.cuda, "get_current_device", lambda: SimpleNamespace(compute_capability=(10, 0)))
-    assert op_module.missing(future) == ""
+    assert future.missing == ""
     only = scale_rung("only", needs=(9, 0, "a"))
-    assert op_module.missing(only) == "needs compute capability 9.0 exactly; this GPU has 10.0"
+    assert only.missing == "needs compute capability 9.0 exactly; this GPU has 10.0"
     monkeypatch.setattr(op_module.cuda, "get_current_device", lambda: SimpleNamespace(compute_capability=(9, 0)))
-    assert op_module.missing(only) == ""
+    assert only.missing == ""
 
 
-def test_peaks_and_rivals():
+def test_peaks_and_baselines():
     with pytest.raises(ValueError, match="peak is 'fp8'"):
-        scale_op(scale_rung(), peak="fp8")
-    assert Rival("PyTorch", "torch", max, note="unfused").title == "PyTorch (unfused)"
-    assert VECTOR_ADD.also_gpu == ({"n": 10_000_000},)
+        replace(VECTOR_ADD.work, peak="fp8")
+    assert Baseline("PyTorch", "torch", max, note="unfused").title == "PyTorch (unfused)"
+    assert VECTOR_ADD.work.also_gpu == ({"n": 10_000_000},)

@@ -13,7 +13,7 @@ import pytest
 from labkit import cuda
 from labkit.device import compiling, launches
 from labkit.device.launches import kernels_of
-from labkit.kernels.op import to_device
+from labkit.kernels.agree import to_device
 from labkit.measure.ops import all_ops
 
 pytest.importorskip("numba.cuda", reason="numba-cuda is not installed")

@@ -5,7 +5,8 @@ import pytest
 from numba import float32
 
 from labkit import cuda, observe
-from labkit.kernels.op import agree, uniform
+from labkit.kernels.agree import agree
+from labkit.kernels.op import uniform
 from labkit.kernels.reduce import (
     REDUCE_MAX,
     REDUCE_SUM,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from labkit import cuda, observe
-from labkit.kernels.op import agree
+from labkit.kernels.agree import agree
 from labkit.kernels.transpose import (
     TRANSPOSE,
     transpose_padded_kernel,

@@ -6,7 +6,8 @@ import numpy as np
 
 from labkit import cuda
 from labkit.course.exercises import Exercise
-from labkit.kernels.op import relative_to, uniform
+from labkit.kernels.op import uniform
+from labkit.kernels.tolerance import relative_to
 
 
 @cuda.jit

@@ -9,9 +9,10 @@ import pytest
 
 from labkit import cuda, device, measure
 from labkit._common.tables import MIMETYPE
+from labkit.kernels.baselines import Baseline
 from labkit.kernels.elementwise import VECTOR_ADD, vector_add_per_thread
 from labkit.kernels.matmul.float32 import MATMUL
-from labkit.kernels.op import Op, Rival, rung
+from labkit.kernels.op import rung
 from labkit.measure import CPU_DEVICE, Ladder, Timing, ladder, time_host, time_kernel
 from tests import made_up
 
@@ -211,13 +212,13 @@ def test_the_h200_is_preferred(recorded_here):
     assert measure.recorded("z-gpu")["name"] == "z-gpu"
 
 
-def test_a_rival_that_fails_is_named_and_the_others_are_timed(capsys):
+def test_a_baseline_that_fails_is_named_and_the_others_are_timed(capsys):
     def broken(xp, a, b, out):
         raise RuntimeError("no kernel image")
 
-    fields = {**VECTOR_ADD.__dict__, "rivals": (Rival("NumPy, in place", "numpy", lambda np, a, b, out: a + b),
-                                                Rival("Broken", "numpy", broken, note="on purpose"))}
-    found = ladder(Op(**fields), {"n": 100}, budget_s=0.01)
+    op = replace(VECTOR_ADD, baselines=(Baseline("NumPy, in place", "numpy", lambda np, a, b, out: a + b),
+                                        Baseline("Broken", "numpy", broken, note="on purpose")))
+    found = ladder(op, {"n": 100}, budget_s=0.01)
     assert found.row("NumPy, in place").kind == "host"
     assert found.skipped == {"Broken (on purpose)": "RuntimeError: no kernel image"}
     assert "Broken (on purpose) was not timed: RuntimeError" in str(found)
@@ -225,9 +226,9 @@ def test_a_rival_that_fails_is_named_and_the_others_are_timed(capsys):
     assert Ladder.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
-def test_a_rival_that_is_wrong_is_named():
-    fields = {**VECTOR_ADD.__dict__, "rival": None, "rivals": (Rival("Zero", "numpy", lambda np, a, b, out: 0 * a),)}
-    assert "expected" in ladder(Op(**fields), {"n": 100}, budget_s=0.01).skipped["Zero"]
+def test_a_baseline_that_is_wrong_is_named():
+    op = replace(VECTOR_ADD, baselines=(Baseline("Zero", "numpy", lambda np, a, b, out: 0 * a),))
+    assert "expected" in ladder(op, {"n": 100}, budget_s=0.01).skipped["Zero"]
 
 
 def test_a_rung_that_refuses_the_size_is_named():

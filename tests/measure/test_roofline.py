@@ -1,6 +1,7 @@
 """What the hardware allows: the bound, which limit sets it, and whose limits they are."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -41,7 +42,7 @@ def test_prediction_says_amounts_bound_and_whose_limits():
     shown = str(predict(VECTOR_ADD, limits=LIMITS, n=10**9))
     for part in ("12,000.0", "MB", "12", "bytes: the kernel waits for memory", "NVIDIA Imaginary", "measured"):
         assert part in shown
-    assert predict(VECTOR_ADD).size == VECTOR_ADD.timed_gpu
+    assert predict(VECTOR_ADD).size == VECTOR_ADD.work.timed_gpu
     result = predict(MATMUL, limits=LIMITS, M=64, N=64, K=64).result()
     assert result["kind"] == "prediction"
     json.dumps(result)
@@ -75,7 +76,7 @@ def test_the_units_that_bound_an_op_are_its_own():
     from dataclasses import replace
 
     tensor = replace(LIMITS, tf32_tflops=40.0, f16_tflops=80.0)
-    half = type(MATMUL)(**{**MATMUL.__dict__, "peak": "f16"})
+    half = replace(MATMUL, work=replace(MATMUL.work, peak="f16"))
     size = {"M": 1000, "N": 1000, "K": 1000}
     assert bound(half, size, tensor).time_ms == pytest.approx(0.025)  # 2 GFLOP at 80 TFLOP/s
     assert bound(half, size, tensor).label == "f16 peak of the tensor cores, measured on NVIDIA Imaginary"
@@ -90,7 +91,7 @@ def test_an_older_recording_of_an_h200_takes_its_tensor_peaks_from_the_data_shee
     assert (old.peak("fp32"), old.peak("tf32"), old.peak("f16")) == (65.0, 494.0, 989.0)
     assert old.peak_source("fp32").startswith("recorded")
     assert old.peak_source("f16") == "data sheet, not measured"
-    half = type(MATMUL)(**{**MATMUL.__dict__, "peak": "f16"})
+    half = replace(MATMUL, work=replace(MATMUL.work, peak="f16"))
     assert "data sheet, not measured" in bound(half, {"M": 4096, "N": 4096, "K": 4096}, old).label
 
 

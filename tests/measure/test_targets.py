@@ -75,7 +75,7 @@ def test_each_target_names_an_operation_and_its_axes(target):
     if target.op not in HOMES:
         pytest.skip(f"{target.op} is not among the operations yet")
     one = op(target.op)
-    assert target.size.keys() == one.timed_gpu.keys()
+    assert target.size.keys() == one.work.timed_gpu.keys()
     assert (target.ratio is None) != (target.figure is None)
     named = [r.__name__ for r in one.rungs if not r.failed and target.only in r.__name__
              and not any(part in r.__name__ for part in target.without)]

@@ -8,7 +8,7 @@ import pytest
 from safetensors import numpy as library
 
 from labkit.kernels.arguments import aligned
-from labkit.kernels.op import bfloat16_of
+from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.residual_add import residual_add_vectorized
 from labkit.models.blob import ALIGNMENT, Blob, layout
 from labkit.models.safetensors import read

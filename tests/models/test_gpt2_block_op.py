@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from labkit import device
-from labkit.kernels.op import agree, missing
+from labkit.kernels.agree import agree
 from labkit.measure import targets
 from labkit.measure.ops import op
 from labkit.measure.series import gpt2_block as block_series
@@ -16,8 +16,8 @@ from labkit.models.gpt2_block import GPT2_SMALL
 @pytest.mark.parametrize("launcher", [pytest.param(launcher, id=launcher.__name__) for launcher in (
     *block_op.GPT2_BLOCK.rungs, *block_op.GPT2_BLOCK_HALF.rungs)])
 def test_rung_agrees(launcher):
-    if missing(launcher):
-        pytest.skip(missing(launcher))
+    if launcher.missing:
+        pytest.skip(launcher.missing)
     of_halves = launcher is block_op.block_half
     one = op("gpt2_block_half" if of_halves else "gpt2_block")
     assert agree(one, [launcher], sizes=({"S": 1}, {"S": device.pick(gpu=130, cpu=3)})).passed
@@ -25,7 +25,7 @@ def test_rung_agrees(launcher):
 
 def test_work_is_that_of_its_products_and_its_attention():
     S, (weights, C) = 100, (sum(a * b for a, b in GPT2_SMALL.layers), 768)
-    assert op("gpt2_block").flops(S=S) == 2 * S * weights + 2 * 2 * S * S * C
+    assert op("gpt2_block").work.flops(S=S) == 2 * S * weights + 2 * 2 * S * S * C
 
 
 def test_there_is_a_target_for_each_length_and_type():

@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 
 from labkit._common.errors import UserError
 from labkit.engine.sampler import generate
-from labkit.kernels.op import bfloat16_of
+from labkit.kernels.dtypes import bfloat16_of
 from labkit.models.gpt2 import Config, shapes
 from labkit.models.load import TINY, Tokenizer, folder, load
 

@@ -7,7 +7,8 @@ import numpy as np
 
 from labkit import cuda
 from labkit.course.exercises import Exercise
-from labkit.kernels.op import relative_to, uniform
+from labkit.kernels.op import uniform
+from labkit.kernels.tolerance import relative_to
 
 WIDE = (32, 8)  # threads along the columns and the rows of a matrix
 LONG = (32, 4, 1)  # threads along z, y, x of a volume

@@ -11,7 +11,8 @@ from numba import float32
 from labkit import cuda
 from labkit.course.exercises import Exercise
 from labkit.kernels.libraries import cutile_model as ct
-from labkit.kernels.op import dot_products, relative_to, uniform
+from labkit.kernels.op import uniform
+from labkit.kernels.tolerance import dot_products, relative_to
 
 BLOCK, THREADS = 256, 64
 ZERO, NOTHING = float32(0.0), float32(-np.inf)

@@ -7,7 +7,8 @@ from numba import float32
 
 from labkit import cuda
 from labkit.course.exercises import Exercise
-from labkit.kernels.op import relative_to, uniform
+from labkit.kernels.op import uniform
+from labkit.kernels.tolerance import relative_to
 
 ALL_LANES = 0xFFFFFFFF
 

@@ -13,7 +13,8 @@ from labkit.course.exercises import Exercise
 from labkit.kernels.gelu import gelu_erf_reference
 from labkit.kernels.norm.layernorm import layernorm_reference
 from labkit.kernels.norm.layernorm import tolerance as layernorm_tolerance
-from labkit.kernels.op import relative_to, uniform
+from labkit.kernels.op import uniform
+from labkit.kernels.tolerance import relative_to
 
 ALL_LANES = 0xFFFFFFFF
 EPSILON = 1e-5

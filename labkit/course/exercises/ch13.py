@@ -14,7 +14,8 @@ from labkit.kernels.embedding import embedding_reference
 from labkit.kernels.gelu import gelu_tanh_reference
 from labkit.kernels.linear.fused import fused_reference, fused_tiled
 from labkit.kernels.norm.layernorm import layernorm_block_tree, layernorm_reference
-from labkit.kernels.op import relative_to, uniform
+from labkit.kernels.op import uniform
+from labkit.kernels.tolerance import relative_to
 from labkit.models.gpt2_block import GPT2_SMALL, Shape, traffic
 
 # --- Where each parameter begins -----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ halves, two to a word, and are the first factor of the product with the values: 
 """
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 from numba import float32, uint32
@@ -24,9 +25,11 @@ from labkit.kernels.attention.three_pass import (
     ATTENTION_CACHED,
     FEW,
     attention_weights,
+    fused_by_torch,
     make_op,
     split_heads,
     tolerance_of,
+    work_of,
 )
 from labkit.kernels.attention.wgmma import attention_flash_wgmma, takes_flash_wgmma
 from labkit.kernels.matmul.mma import CHUNK, MMA, add_product
@@ -310,10 +313,9 @@ def _half(causal: bool) -> dict:
         "launchers": (attention_flash_half, attention_flash_wgmma),
         "inputs": _inputs,
         "tolerance": functools.partial(tolerance_half, causal=causal),
-        "bytes": lambda S, H, D: 8 * S * H * D,
+        "work": replace(work_of(causal), bytes=lambda S, H, D: 8 * S * H * D, peak="f16"),
+        "baselines": (fused_by_torch(causal),),
         "dtype": np.float16,
-        "peak": "f16",
-        "rival": None, "rival_note": "",
         "awkward": tuple({"S": S, "H": H, "D": D} for S, H, D in
                          ((1, 1, 64), (17, 3, 64), (65, 1, 64), (130, 1, 64), (33, 2, 48))),
     }
@@ -328,9 +330,6 @@ ATTENTION_HALF_CACHED = make_op(
         "shape": ATTENTION_CACHED.shape,
         "awkward": tuple({"S": S, "H": H, "D": D, "before": before} for S, H, D, before in
                          ((1, 1, 64, 0), (1, 3, 64, 5), (4, 2, 64, 254), (5, 1, 48, 130))),
-        "timed_gpu": ATTENTION_CACHED.timed_gpu,
-        "timed_cpu": ATTENTION_CACHED.timed_cpu,
-        "flops": ATTENTION_CACHED.flops,
-        "bytes": lambda S, H, D, before: 4 * (before + S) * H * D,
-        "rivals": (), "also_gpu": (),
+        "work": replace(ATTENTION_CACHED.work, bytes=lambda S, H, D, before: 4 * (before + S) * H * D, peak="f16"),
+        "baselines": (),
     })

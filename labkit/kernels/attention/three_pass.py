@@ -16,6 +16,7 @@ The matrix of scores, S x S for each head, is never written to global memory.
 
 import functools
 import math
+from dataclasses import replace
 
 import numpy as np
 from numba import float32, uint32
@@ -24,7 +25,8 @@ from labkit import cuda, device
 from labkit.kernels.arguments import MAX_SHARED, check_array, dynamic_shared
 from labkit.kernels.attention.flash import attention_decode, attention_flash, attention_whole_matrix, takes_flash
 from labkit.kernels.attention.heads import check_heads, keys_and_values
-from labkit.kernels.op import Op, Rival, rung, uniform
+from labkit.kernels.baselines import Baseline, numpy_cupy_torch
+from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.kernels.reduce import NOTHING, ZERO, block_max, block_sum
 
 BLOCK = 256
@@ -246,8 +248,7 @@ def _bound(launch, prefix: str, causal: bool):
 
     bound.__name__ = bound.__qualname__ = launch.__name__.removesuffix("_half").replace("attention", prefix, 1)
     bound.__doc__ = launch.__doc__
-    return rung(kernel=launch.kernel, idea=launch.idea, failed=launch.failed, tolerance=launch.tolerance,
-                needs=launch.needs, sizes=launch.sizes)(bound)
+    return replace(launch, launcher=bound)
 
 
 LAUNCHERS = (attention_three_pass, attention_all_threads, attention_whole_matrix, attention_flash)
@@ -266,7 +267,7 @@ def _inputs_with_cache(rng, S, H, D, before):
 
 def unfused_by_library(causal: bool):
     """Two products and a softmax, each with a result of its own."""
-    def rival(xp, qkv, heads, out):
+    def call(xp, qkv, heads, out):
         rows, width = out.shape
         q, k, v = (qkv[:, n * width : (n + 1) * width].reshape(rows, heads, -1).swapaxes(0, 1) for n in range(3))
         scores = q @ k.swapaxes(1, 2) / math.sqrt(width // heads)
@@ -281,38 +282,43 @@ def unfused_by_library(causal: bool):
             weights = weights / weights.sum(axis=2, keepdims=True)
         out[:] = (weights @ v).swapaxes(0, 1).reshape(rows, width)
 
-    return rival
+    return call
 
 
 def fused_by_torch(causal: bool):
     """SDPA: PyTorch's scaled_dot_product_attention."""
-    def rival(torch, qkv, heads, out):
+    def call(torch, qkv, heads, out):
         rows, width = out.shape
         q, k, v = qkv.view(1, rows, 3, heads, width // heads).permute(2, 0, 3, 1, 4)  # (1, H, S, D) each
         mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
         return mixed.transpose(1, 2).reshape(rows, width)
 
-    return Rival("PyTorch, fused", "torch", rival, "SDPA")
+    return Baseline("PyTorch, fused", "torch", call, "SDPA")
 
 
 SIZES = ((1, 1, 1), (5, 2, 3), (16, 3, 16), (33, 2, 64), (70, 1, 80), (40, 1, 255), (3, 1, 300), (300, 1, 64),
          (17, 3, 64), (65, 1, 64), (1, 1, 64))
 
 
+def work_of(causal: bool) -> Work:
+    return Work(
+        flops=lambda S, H, D: 4 * S * S * H * D // (2 if causal else 1),
+        bytes=lambda S, H, D: 16 * S * H * D,
+        timed_gpu={"S": 1024, "H": 12, "D": 64},
+        timed_cpu={"S": 64, "H": 2, "D": 64},
+        also_gpu=tuple({"S": S, "H": 12, "D": 64} for S in (16, 128, 4096)),
+        unit="TFLOP/s",
+    )
+
+
 def make_op(name: str, title: str, causal: bool, **more):
-    half = 2 if causal else 1
     given = {
         "inputs": _inputs,
         "shape": lambda S, H, D: (S, H * D),
         "awkward": tuple({"S": S, "H": H, "D": D} for S, H, D in SIZES),
-        "timed_gpu": {"S": 1024, "H": 12, "D": 64},
-        "timed_cpu": {"S": 64, "H": 2, "D": 64},
-        "flops": lambda S, H, D: 4 * S * S * H * D // half,
-        "bytes": lambda S, H, D: 16 * S * H * D,
-        "rival": unfused_by_library(causal),
-        "rival_note": "two products and a softmax",
-        "rivals": (fused_by_torch(causal),),
-        "also_gpu": tuple({"S": S, "H": 12, "D": 64} for S in (16, 128, 4096)),
+        "work": work_of(causal),
+        "baselines": (*numpy_cupy_torch(unfused_by_library(causal), note="two products and a softmax"),
+                      fused_by_torch(causal)),
         "launchers": LAUNCHERS,
         "tolerance": functools.partial(tolerance_of, causal=causal),
     }
@@ -321,7 +327,7 @@ def make_op(name: str, title: str, causal: bool, **more):
               rungs=tuple(_bound(launch, name, causal) for launch in given.pop("launchers")),
               formula="out[t, h] = sum over j of softmax_j(q[t, h] . k[j, h] / sqrt(D)) * v[j, h]" +
                       (", j <= t" if causal else ""),
-              by_row=(), unit="TFLOP/s", **given)
+              by_row=(), **given)
 
 
 ATTENTION = make_op("attention", "Multi-head attention", False)
@@ -333,10 +339,13 @@ ATTENTION_CACHED = make_op(
     awkward=tuple({"S": S, "H": H, "D": D, "before": before} for S, H, D, before in
                   ((1, 1, 1, 0), (1, 3, 16, 5), (4, 2, 64, 31), (1, 2, 64, 299), (3, 1, 300, 2), (7, 2, 5, 0),
                    (5, 1, 80, 130))),
-    timed_gpu={"S": 1, "H": 12, "D": 64, "before": 1023},
-    timed_cpu={"S": 1, "H": 2, "D": 64, "before": 127},
-    flops=lambda S, H, D, before: 4 * S * (before + S) * H * D,
-    bytes=lambda S, H, D, before: 8 * (before + S) * H * D,
-    rival=None, rival_note="", rivals=(), also_gpu=(),
+    work=Work(
+        flops=lambda S, H, D, before: 4 * S * (before + S) * H * D,
+        bytes=lambda S, H, D, before: 8 * (before + S) * H * D,
+        timed_gpu={"S": 1, "H": 12, "D": 64, "before": 1023},
+        timed_cpu={"S": 1, "H": 2, "D": 64, "before": 127},
+        unit="TFLOP/s",
+    ),
+    baselines=(),
     launchers=(*LAUNCHERS, attention_decode),
 )

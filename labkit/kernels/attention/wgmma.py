@@ -456,7 +456,7 @@ def flash_wgmma_form(size: int, rows: int, heads: int, causal: bool) -> tuple[in
 
 def takes_flash_wgmma(size: int, qkv, out, cache) -> bool:
     """Whether attention_flash_wgmma can run here and allows heads of `size` and these arguments, checked before."""
-    return size in FORMS and not missing(attention_flash_wgmma) and takes_flash(size, qkv, out, cache)
+    return size in FORMS and not missing(HOPPER) and takes_flash(size, qkv, out, cache)
 
 
 @rung(kernel=tuple(make_flash_wgmma(64, *form) for form in FORMS[64]), needs=HOPPER, sizes=SIZES,

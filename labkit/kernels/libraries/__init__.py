@@ -27,14 +27,14 @@ def __dir__():
 
 
 def triton_vector_add(triton, a, b, out) -> None:
-    """out = a + b by Triton, for PyTorch's tensors. The call of a rival: it wants to be given the module first."""
+    """out = a + b by Triton, for PyTorch's tensors. The call of a baseline: it wants to be given the module first."""
     from labkit.kernels.libraries import triton as triton_kernels
 
     triton_kernels.vector_add_triton(a, b, out)
 
 
 def triton_softmax(triton, x, out) -> None:
-    """out = softmax of each row of x by Triton, for PyTorch's tensors; the call of a rival."""
+    """out = softmax of each row of x by Triton, for PyTorch's tensors; the call of a baseline."""
     from labkit.kernels.libraries import triton as triton_kernels
 
     triton_kernels.softmax_triton(x, out)

@@ -23,7 +23,7 @@ def _import_tile():
         import cuda.tile
 
         return cuda.tile, ""
-    except Exception as error:  # a broken install of a rival must not stop a lesson
+    except Exception as error:  # a broken install of a baseline must not stop a lesson
         reason = "is not installed" if isinstance(error, ImportError) else f"does not import: {error}"
         return tile_model, f"cuda-tile {reason}. On Linux or Windows: pip install cuda-tile"
 

@@ -38,7 +38,7 @@ def _import_triton():
         import triton.language
 
         return triton, triton.language, ""
-    except Exception as error:  # a broken install of a rival must not stop a lesson
+    except Exception as error:  # a broken install of a baseline must not stop a lesson
         reason = "is not installed" if isinstance(error, ImportError) else f"does not import: {error}"
         return _Absent, _Absent, f"Triton {reason}. On Linux: pip install triton."
 

@@ -13,6 +13,7 @@ blocks as well (fused_linear).
 """
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 from numba import float32, uint32
@@ -20,6 +21,7 @@ from numba import float32, uint32
 from labkit import cuda, device
 from labkit.device import ptx
 from labkit.kernels.arguments import aligned, blocks_for
+from labkit.kernels.baselines import Baseline
 from labkit.kernels.gelu import gelu_sigmoid
 from labkit.kernels.linear import fused as fused_linear
 from labkit.kernels.linear.fused import (
@@ -46,7 +48,7 @@ from labkit.kernels.matmul import wgmma
 from labkit.kernels.matmul.float32 import load_four, load_four_singly
 from labkit.kernels.matmul.mma import MMA, Tile, add_product, launch, make_pipelined
 from labkit.kernels.matmul.wgmma import HOPPER, multiply_parts, multiply_specialised, unchanged
-from labkit.kernels.op import Op, Rival, missing, rung
+from labkit.kernels.op import Op, Work, missing
 
 COLS = 16  # of a block
 WARPS = 8
@@ -410,7 +412,7 @@ def wide_half(x, weights, bias, out, *, residual=None, gelu=False, parts=None, s
     sizes = check_fused(x, weights, bias, residual, out, np.float16)
     check_eights(sizes, x, weights)
     activation = gelu_sigmoid if gelu else unchanged
-    if not missing(_on_hopper):
+    if not missing(HOPPER):
         count, slice_ = wgmma.parts_of(*sizes, wgmma.block_count())
         if count == 1:
             multiply_specialised(x, weights, bias, out, weights=False, activation=activation, residual=residual,
@@ -423,11 +425,6 @@ def wide_half(x, weights, bias, out, *, residual=None, gelu=False, parts=None, s
         kernel = make_pipelined(wide_tile(*sizes[:2]), weights=False, bias=True, residual=residual is not None,
                                 activation=gelu_sigmoid if gelu else tensor_core.unchanged)
         launch(kernel, x, weights, bias, residual, out, stream)
-
-
-@rung(kernel=(), idea="", needs=HOPPER)
-def _on_hopper():
-    """What `missing` is asked about."""
 
 
 def linear(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
@@ -459,7 +456,7 @@ def scratch_size(rows: int, cols: int, depth: int, dtype=np.float32) -> int:
     count = 1
     if pick is skinny or pick is skinny_half:
         count = parts_of(rows, cols, depth, np.dtype(dtype))[0]
-    elif pick is wide_half and not missing(_on_hopper):
+    elif pick is wide_half and not missing(HOPPER):
         count = wgmma.parts_of(rows, cols, depth, wgmma.block_count())[0]
     return 0 if count == 1 else count * rows * cols
 
@@ -471,14 +468,17 @@ HALF_EPS, SMALLEST_HALF = float(np.finfo(np.float16).eps), float(np.finfo(np.flo
 
 ANY = {
     "shape": lambda M, N, K: (M, N),
-    "timed_gpu": {"M": 16, "N": 2304, "K": 768},
-    "also_gpu": ({"M": 1, "N": 3072, "K": 768}, {"M": 16, "N": 768, "K": 3072}),
-    "timed_cpu": {"M": 4, "N": 64, "K": 64},
-    "flops": lambda M, N, K: 2 * M * N * K,
     "reference": fused_reference,
     "formula": "out = x @ weights + bias",
     "by_row": (0,),
 }  # fmt: skip
+WORK = Work(
+    flops=lambda M, N, K: 2 * M * N * K,
+    bytes=lambda M, N, K: 4 * (M * K + N * K + N + M * N),
+    timed_gpu={"M": 16, "N": 2304, "K": 768},
+    timed_cpu={"M": 4, "N": 64, "K": 64},
+    also_gpu=({"M": 1, "N": 3072, "K": 768}, {"M": 16, "N": 768, "K": 3072}),
+)
 
 
 def _half_tolerance(x, weights, bias):
@@ -497,9 +497,9 @@ SKINNY_LINEAR = Op(
     inputs=layer,
     awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in
                   ((1, 1, 1), (3, 20, 70), (7, 33, 257), (33, 16, 64), (1, 16, 768))),
-    bytes=lambda M, N, K: 4 * (M * K + N * K + N + M * N),
     tolerance=sum_error,
-    rivals=(Rival("PyTorch", "torch", torch_addmm, note="cuBLAS, bias fused"),),
+    work=WORK,
+    baselines=(Baseline("PyTorch", "torch", torch_addmm, note="cuBLAS, bias fused"),),
     **ANY,
 )
 
@@ -514,10 +514,9 @@ SKINNY_LINEAR_HALF = Op(
     inputs=lambda rng, M, N, K: tuple(array.astype(np.float16) for array in layer(rng, M, N, K)),
     awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in
                   ((1, 1, 1), (3, 24, 72), (7, 40, 264), (17, 16, 64), (33, 16, 64), (1, 16, 768))),
-    bytes=lambda M, N, K: 2 * (M * K + N * K + N + M * N),
     tolerance=_half_tolerance,
     dtype=np.float16,
-    peak="f16",
-    rivals=(Rival("PyTorch", "torch", torch_addmm, note="cuBLAS, bias fused"),),
+    work=replace(WORK, bytes=lambda M, N, K: 2 * (M * K + N * K + N + M * N), peak="f16"),
+    baselines=(Baseline("PyTorch", "torch", torch_addmm, note="cuBLAS, bias fused"),),
     **ANY,
 )

@@ -22,6 +22,7 @@ from numba import float32, uint32
 from labkit import cuda
 from labkit.device import graphs, ptx
 from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared
+from labkit.kernels.baselines import Baseline
 from labkit.kernels.gelu import gelu_sigmoid, gelu_tanh_reference
 from labkit.kernels.matmul.float32 import (
     A_LINE,
@@ -37,7 +38,7 @@ from labkit.kernels.matmul.float32 import (
     read_eight,
     two_steps,
 )
-from labkit.kernels.op import Op, Rival, rung, uniform
+from labkit.kernels.op import Op, Work, rung, uniform
 
 TILE = 16
 ZERO = float32(0.0)
@@ -429,14 +430,16 @@ AWKWARD = tuple({"M": M, "N": N, "K": K} for M, N, K in
                 ((1, 1, 1), (37, 23, 19), (5, 40, 200), (129, 128, 16), (3, 256, 128)))
 
 
-def _op(name: str, title: str, formula: str, call, *, gelu=False, residual=False, tolerance=sum_error, **more):
+def _op(name: str, title: str, formula: str, call, *, gelu=False, residual=False, tolerance=sum_error, timed_gpu,
+        also_gpu):
+    work = Work(flops=lambda M, N, K: 2 * M * N * K, timed_gpu=timed_gpu, timed_cpu={"M": 64, "N": 128, "K": 64},
+                bytes=lambda M, N, K: 4 * (M * K + N * K + N + (2 if residual else 1) * M * N), also_gpu=also_gpu,
+                unit="TFLOP/s")
     return Op(name, title=title, formula=formula, rungs=rungs_for(name, gelu, residual),
               reference=functools.partial(fused_reference, gelu=gelu), shape=lambda M, N, K: (M, N), awkward=AWKWARD,
               inputs=(lambda rng, M, N, K: (*layer(rng, M, N, K), uniform(rng, M, N))) if residual else layer,
-              timed_cpu={"M": 64, "N": 128, "K": 64}, flops=lambda M, N, K: 2 * M * N * K,
-              bytes=lambda M, N, K: 4 * (M * K + N * K + N + (2 if residual else 1) * M * N),
-              tolerance=tolerance, unit="TFLOP/s", by_row=(0, 3) if residual else (0,),
-              rivals=(Rival("PyTorch", "torch", call, note="cuBLAS, then what follows"),), **more)
+              tolerance=tolerance, by_row=(0, 3) if residual else (0,), work=work,
+              baselines=(Baseline("PyTorch", "torch", call, note="cuBLAS, then what follows"),))
 
 
 def torch_addmm(torch, x, weights, bias, out):

@@ -15,6 +15,7 @@ from numba import float32, uint32
 from labkit import cuda, device
 from labkit.device import ptx
 from labkit.kernels.arguments import blocks_for
+from labkit.kernels.baselines import Baseline, numpy_cupy_torch
 from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_sigmoid, gelu_tanh, gelu_tanh_reference
 from labkit.kernels.matmul.half import HALF_EPS, SINGLE_EPS, SIZES, SMALLEST_HALF, halves, pair_in_row
 from labkit.kernels.matmul.mma import MMA, Tile, add_product, check_product, launch, make_pipelined, make_staged
@@ -24,7 +25,7 @@ from labkit.kernels.matmul.wgmma import (
     multiply_specialised,
     specialised_kernels,
 )
-from labkit.kernels.op import Op, Rival, rung, uniform
+from labkit.kernels.op import Op, Work, rung, uniform
 
 BLOCK = (16, 16)
 TILE = 16
@@ -343,12 +344,13 @@ def layer(rng, M, N, K):
     return halves(rng, M, K), (uniform(rng, N, K) / np.float32(np.sqrt(K))).astype(np.float16), halves(rng, N)
 
 
-def _op(name, title, formula, reference, rungs, tolerance, call, timed_gpu, note, **more):
+def _op(name, title, formula, reference, rungs, tolerance, call, timed_gpu, note, also_gpu=()):
+    work = Work(flops=lambda M, N, K: 2 * M * N * K, bytes=lambda M, N, K: 2 * (M * K + N * K + N + M * N),
+                timed_gpu=timed_gpu, timed_cpu={"M": 128, "N": 96, "K": 64}, also_gpu=also_gpu, unit="TFLOP/s",
+                peak="f16")
     return Op(name, title=title, formula=formula, reference=reference, rungs=rungs, inputs=layer,
-              shape=lambda M, N, K: (M, N), awkward=AWKWARD, timed_gpu=timed_gpu,
-              timed_cpu={"M": 128, "N": 96, "K": 64}, flops=lambda M, N, K: 2 * M * N * K, tolerance=tolerance,
-              bytes=lambda M, N, K: 2 * (M * K + N * K + N + M * N), unit="TFLOP/s", peak="f16", dtype=np.float16,
-              by_row=(0,), rivals=(Rival("PyTorch", "torch", call, note=note),), **more)
+              shape=lambda M, N, K: (M, N), awkward=AWKWARD, tolerance=tolerance, dtype=np.float16, by_row=(0,),
+              work=work, baselines=(Baseline("PyTorch", "torch", call, note=note),))
 
 
 def torch_gelu(approximate: str):
@@ -392,19 +394,21 @@ LINEAR_RESIDUAL = Op(
     inputs=lambda rng, M, N, K: (*layer(rng, M, N, K), halves(rng, M, N)),
     shape=lambda M, N, K: (M, N),
     awkward=AWKWARD,
-    timed_gpu=WIDE[3],
-    timed_cpu={"M": 128, "N": 96, "K": 64},
-    flops=lambda M, N, K: 2 * M * N * K + M * N,
-    bytes=lambda M, N, K: 2 * (M * K + N * K + N + 2 * M * N),
     tolerance=lambda x, weights, bias, residual: (
         sum_error(x, weights, bias) + HALF_EPS * (np.abs(x @ weights.T + bias) + np.abs(residual)) + SMALLEST_HALF),
-    unit="TFLOP/s",
-    peak="f16",
     dtype=np.float16,
     by_row=(0, 3),
-    rivals=(Rival("PyTorch", "torch", lambda torch, x, weights, bias, residual, out: torch.add(
+    work=Work(
+        flops=lambda M, N, K: 2 * M * N * K + M * N,
+        bytes=lambda M, N, K: 2 * (M * K + N * K + N + 2 * M * N),
+        timed_gpu=WIDE[3],
+        timed_cpu={"M": 128, "N": 96, "K": 64},
+        unit="TFLOP/s",
+        peak="f16",
+    ),
+    baselines=(Baseline("PyTorch", "torch", lambda torch, x, weights, bias, residual, out: torch.add(
         torch.nn.functional.linear(x, weights, bias), residual, out=out),
-                   note="unfused: cuBLAS with the bias, then add"),),
+                        note="unfused: cuBLAS with the bias, then add"),),
 )
 
 LINEAR_F32 = Op(
@@ -417,13 +421,15 @@ LINEAR_F32 = Op(
     shape=lambda M, N, K: (M, N),
     awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in
                   ((1, 1, 1), (1, 48, 65), (30, 48, 65), (100, 33, 64), (37, 23, 19), (33, 17, 1))),
-    timed_gpu={"M": 8192, "N": 1152, "K": 384},
-    timed_cpu={"M": 128, "N": 96, "K": 64},
-    flops=lambda M, N, K: 2 * M * N * K,
-    bytes=lambda M, N, K: 4 * (M * K + N * K + N + M * N),
     tolerance=sum_error,
-    unit="TFLOP/s",
     by_row=(0,),
-    rival=lambda xp, x, weights, bias, out: xp.add(xp.matmul(x, weights.T), bias, out=out),
-    rival_note="cuBLAS, then the bias",
+    work=Work(
+        flops=lambda M, N, K: 2 * M * N * K,
+        bytes=lambda M, N, K: 4 * (M * K + N * K + N + M * N),
+        timed_gpu={"M": 8192, "N": 1152, "K": 384},
+        timed_cpu={"M": 128, "N": 96, "K": 64},
+        unit="TFLOP/s",
+    ),
+    baselines=numpy_cupy_torch(lambda xp, x, weights, bias, out: xp.add(xp.matmul(x, weights.T), bias, out=out),
+                               note="cuBLAS, then the bias"),
 )

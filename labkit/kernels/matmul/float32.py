@@ -16,7 +16,9 @@ from numba import float32, uint32
 from labkit import cuda
 from labkit.device import ptx
 from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared
-from labkit.kernels.op import Op, dot_products, rung, uniform
+from labkit.kernels.baselines import numpy_cupy_torch
+from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.tolerance import dot_products
 
 BLOCK = (16, 16)
 TILE = 16
@@ -594,13 +596,14 @@ MATMUL = Op(
     awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in
                   ((1, 1, 1), (16, 16, 16), (37, 23, 19), (1, 65, 33), (65, 1, 31), (33, 17, 1), (50, 70, 130),
                    (129, 132, 20), (128, 256, 80))),
-    timed_gpu={"M": 4096, "N": 4096, "K": 4096},
-    timed_cpu={"M": 128, "N": 128, "K": 128},
-    flops=lambda M, N, K: 2 * M * N * K,
-    bytes=lambda M, N, K: 4 * (M * K + K * N + M * N),
     tolerance=dot_products(lambda a, b: np.abs(a) @ np.abs(b), length=lambda a, b: a.shape[1]),
-    unit="TFLOP/s",
     by_row=(0,),
-    rival=lambda xp, a, b, out: xp.matmul(a, b, out=out),
-    rival_note="cuBLAS",
+    work=Work(
+        flops=lambda M, N, K: 2 * M * N * K,
+        bytes=lambda M, N, K: 4 * (M * K + K * N + M * N),
+        timed_gpu={"M": 4096, "N": 4096, "K": 4096},
+        timed_cpu={"M": 128, "N": 128, "K": 128},
+        unit="TFLOP/s",
+    ),
+    baselines=numpy_cupy_torch(lambda xp, a, b, out: xp.matmul(a, b, out=out), note="cuBLAS"),
 )

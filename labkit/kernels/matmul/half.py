@@ -12,15 +12,19 @@ mma.sync multiplies 16 x 16 by 16 x 8 halves in one instruction of a warp. Lane 
     sums rows L // 4 and 8 below, columns 2 * (L % 4) and the next                             4 registers
 """
 
+from dataclasses import replace
+
 import numpy as np
 from numba import float32, uint32
 
 from labkit import cuda, device
 from labkit.device import ptx
 from labkit.kernels.arguments import blocks_for
+from labkit.kernels.baselines import Baseline, numpy_cupy_torch
+from labkit.kernels.dtypes import bfloat16_of, float64_of
 from labkit.kernels.matmul.mma import MMA, Tile, add_product, check_product, launch, make_pipelined, make_staged
 from labkit.kernels.matmul.wgmma import matmul_half_wgmma, matmul_half_wgmma_specialised
-from labkit.kernels.op import Op, Rival, bfloat16_of, float64_of, rung, uniform
+from labkit.kernels.op import Op, Work, rung, uniform
 
 BLOCK = (16, 16)
 TILE = 16
@@ -323,18 +327,20 @@ MATMUL_HALF = Op(
     awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in
                   ((1, 1, 1), (16, 16, 16), (37, 23, 19), (1, 65, 33), (33, 17, 1), (1, 8, 8), (37, 24, 40),
                    (65, 136, 72), (130, 264, 200))),
-    timed_gpu={"M": 4096, "N": 4096, "K": 4096},
-    timed_cpu={"M": 128, "N": 128, "K": 128},
-    also_gpu=({"M": 8192, "N": 1152, "K": 384}, {"M": 8192, "N": 384, "K": 1536}),  # short K: layers of MiniLM
-    flops=lambda M, N, K: 2 * M * N * K,
-    bytes=lambda M, N, K: 2 * (M * K + K * N + M * N),
     tolerance=tolerance,
-    unit="TFLOP/s",
-    peak="f16",
     dtype=np.float16,
     by_row=(0,),
-    rivals=tuple(Rival(name, library, lambda xp, a, b, out: xp.matmul(a, b, out=out), note="cuBLAS")
-                 for name, library in (("CuPy", "cupy"), ("PyTorch", "torch"))),  # NumPy multiplies halves one by one
+    work=Work(
+        flops=lambda M, N, K: 2 * M * N * K,
+        bytes=lambda M, N, K: 2 * (M * K + K * N + M * N),
+        timed_gpu={"M": 4096, "N": 4096, "K": 4096},
+        timed_cpu={"M": 128, "N": 128, "K": 128},
+        also_gpu=({"M": 8192, "N": 1152, "K": 384}, {"M": 8192, "N": 384, "K": 1536}),  # short K: layers of MiniLM
+        unit="TFLOP/s",
+        peak="f16",
+    ),
+    # Without NumPy's, which multiplies float16 numbers one by one.
+    baselines=numpy_cupy_torch(lambda xp, a, b, out: xp.matmul(a, b, out=out), note="cuBLAS")[1:],
 )
 
 
@@ -394,14 +400,9 @@ MATMUL_BF16 = Op(
     inputs=lambda rng, M, N, K: (bfloat16s(rng, M, K), bfloat16s(rng, K, N)),
     shape=lambda M, N, K: (M, N),
     awkward=MATMUL_HALF.awkward,
-    timed_gpu=MATMUL_HALF.timed_gpu,
-    timed_cpu=MATMUL_HALF.timed_cpu,
-    flops=MATMUL_HALF.flops,
-    bytes=lambda M, N, K: 2 * (M * K + K * N) + 4 * M * N,
     tolerance=bf16_tolerance,
-    unit="TFLOP/s",
-    peak="f16",
     by_row=(0,),
-    rivals=(Rival("PyTorch", "torch", lambda torch, a, b, out: torch.matmul(a, b), note="cuBLAS, out in bfloat16",
-                  tolerance=lambda a, b: bf16_tolerance(a, b) + 2.0**-8 * np.abs(a @ b)),),
+    work=replace(MATMUL_HALF.work, bytes=lambda M, N, K: 2 * (M * K + K * N) + 4 * M * N, also_gpu=()),
+    baselines=(Baseline("PyTorch", "torch", lambda torch, a, b, out: torch.matmul(a, b), note="cuBLAS, out in bfloat16",
+                        tolerance=lambda a, b: bf16_tolerance(a, b) + 2.0**-8 * np.abs(a @ b)),),
 )

@@ -18,6 +18,7 @@ from numba import float32, uint32
 from labkit import cuda
 from labkit.device import ptx
 from labkit.kernels.arguments import blocks_for
+from labkit.kernels.baselines import Baseline
 from labkit.kernels.matmul.half import store_sums
 from labkit.kernels.matmul.mma import (
     BAND,
@@ -30,7 +31,7 @@ from labkit.kernels.matmul.mma import (
     swizzle_of,
     tile_of_block,
 )
-from labkit.kernels.op import Op, Rival, rung, uniform
+from labkit.kernels.op import Op, Work, rung, uniform
 
 CHUNK = 4  # elements in 16 bytes
 TF32_EPS, SINGLE_EPS = 2.0**-10, float(np.finfo(np.float32).eps)
@@ -233,13 +234,15 @@ MATMUL_TF32 = Op(
     awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in
                   ((1, 1, 1), (16, 16, 16), (37, 23, 19), (33, 17, 1), (1, 4, 4), (37, 28, 36), (65, 132, 76),
                    (130, 264, 200))),
-    timed_gpu={"M": 4096, "N": 4096, "K": 4096},
-    timed_cpu={"M": 128, "N": 128, "K": 128},
-    flops=lambda M, N, K: 2 * M * N * K,
-    bytes=lambda M, N, K: 4 * (M * K + K * N + M * N),
     tolerance=tolerance,
-    unit="TFLOP/s",
-    peak="tf32",
     by_row=(0,),
-    rivals=(Rival("PyTorch", "torch", tf32_matmul, note="cuBLAS, TF32 allowed"),),
+    work=Work(
+        flops=lambda M, N, K: 2 * M * N * K,
+        bytes=lambda M, N, K: 4 * (M * K + K * N + M * N),
+        timed_gpu={"M": 4096, "N": 4096, "K": 4096},
+        timed_cpu={"M": 128, "N": 128, "K": 128},
+        unit="TFLOP/s",
+        peak="tf32",
+    ),
+    baselines=(Baseline("PyTorch", "torch", tf32_matmul, note="cuBLAS, TF32 allowed"),),
 )

@@ -16,9 +16,10 @@ from numba import float32, int32, uint32
 from labkit import cuda
 from labkit.device import ptx
 from labkit.kernels.arguments import aligned, check_array
+from labkit.kernels.baselines import Baseline
 from labkit.kernels.norm import layernorm as full
 from labkit.kernels.norm.layernorm import ONE, SMALL, ZERO, fitting, flat
-from labkit.kernels.op import Op, Rival, rung, uniform
+from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.kernels.reduce import warp_sum
 
 ROWS = 4  # in a block, a warp each
@@ -202,10 +203,12 @@ def _tolerance(x, weight, bias):
 SIZES = {
     "shape": lambda R, C: (R, C),
     "awkward": tuple({"R": R, "C": C} for R, C in ((1, 1), (3, 13), (5, 384), (6, 768))),
-    "timed_gpu": {"R": 65536, "C": 768},
-    "also_gpu": ({"R": 8192, "C": 384},),  # MiniLM, 64 sentences of 128 tokens
-    "timed_cpu": {"R": 64, "C": 768},
     "dtype": np.float16,
+}  # fmt: skip
+TIMED = {
+    "timed_gpu": {"R": 65536, "C": 768},
+    "timed_cpu": {"R": 64, "C": 768},
+    "also_gpu": ({"R": 8192, "C": 384},),  # MiniLM, 64 sentences of 128 tokens
 }  # fmt: skip
 
 LAYERNORM_HALF = Op(
@@ -216,11 +219,10 @@ LAYERNORM_HALF = Op(
     rungs=(layernorm_half_singles, layernorm_half_warp),
     inputs=lambda rng, R, C: (_half(uniform(rng, R, C) + np.float32(0.75)), _half(uniform(rng, C)),
                               _half(uniform(rng, C))),
-    flops=lambda R, C: 8 * R * C,
-    bytes=lambda R, C: 4 * R * C,
     tolerance=_tolerance,
     by_row=(0,),
-    rivals=(Rival("PyTorch", "torch", full.torch_layernorm),),
+    work=Work(flops=lambda R, C: 8 * R * C, bytes=lambda R, C: 4 * R * C, **TIMED),
+    baselines=(Baseline("PyTorch", "torch", full.torch_layernorm),),
     **SIZES,
 )
 
@@ -232,11 +234,10 @@ ADD_LAYERNORM_HALF = Op(
     rungs=(add_layernorm_half_singles, add_layernorm_half_warp),
     inputs=lambda rng, R, C: (_half(uniform(rng, R, C) + np.float32(0.75)), _half(uniform(rng, R, C)),
                               _half(uniform(rng, C)), _half(uniform(rng, C))),
-    flops=lambda R, C: 9 * R * C,
-    bytes=lambda R, C: 6 * R * C,
     tolerance=lambda x, residual, weight, bias: _tolerance(x + residual, weight, bias),
     by_row=(0, 1),
-    rivals=(Rival("PyTorch", "torch", full.torch_add_layernorm, note="add, then layer_norm",
-                  tolerance=lambda x, residual, weight, bias: 4 * _tolerance(x + residual, weight, bias) + 2e-3),),
+    work=Work(flops=lambda R, C: 9 * R * C, bytes=lambda R, C: 6 * R * C, **TIMED),
+    baselines=(Baseline("PyTorch", "torch", full.torch_add_layernorm, note="add, then layer_norm", tolerance=lambda x,
+                        residual, weight, bias: 4 * _tolerance(x + residual, weight, bias) + 2e-3),),
     **SIZES,
 )

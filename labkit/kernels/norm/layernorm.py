@@ -14,6 +14,7 @@ known of a row's length, is fixed when a kernel is compiled; the launchers pick 
 """
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 from numba import float32, int32, uint32
@@ -21,7 +22,8 @@ from numba import float32, int32, uint32
 from labkit import cuda
 from labkit.device import ptx
 from labkit.kernels.arguments import aligned, check_array
-from labkit.kernels.op import Op, Rival, rung, uniform
+from labkit.kernels.baselines import Baseline
+from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.kernels.reduce import block_reduce_sum, warp_sum
 from labkit.kernels.residual_add import residual_add_vectorized, residual_add_vectorized_kernel
 
@@ -621,14 +623,16 @@ LAYERNORM = Op(
     inputs=_inputs,
     shape=lambda R, C: (R, C),
     awkward=tuple({"R": R, "C": C} for R, C in ((1, 1), (3, 5), (9, 260), (6, 768), (5, 769), (2, 4096))),
-    timed_gpu={"R": 65536, "C": 4096},
-    also_gpu=({"R": 8192, "C": 384},),  # MiniLM, 64 sentences of 128 tokens
-    timed_cpu={"R": 64, "C": 768},
-    flops=lambda R, C: 8 * R * C,
-    bytes=lambda R, C: 8 * R * C,
     tolerance=tolerance,
     by_row=(0,),
-    rivals=(Rival("PyTorch", "torch", torch_layernorm),),
+    work=Work(
+        flops=lambda R, C: 8 * R * C,
+        bytes=lambda R, C: 8 * R * C,
+        timed_gpu={"R": 65536, "C": 4096},
+        timed_cpu={"R": 64, "C": 768},
+        also_gpu=({"R": 8192, "C": 384},),  # MiniLM, 64 sentences of 128 tokens
+    ),
+    baselines=(Baseline("PyTorch", "torch", torch_layernorm),),
 )
 
 
@@ -636,10 +640,13 @@ RESIDUAL = {
     "inputs": lambda rng, R, C: (uniform(rng, R, C) + np.float32(0.75), uniform(rng, R, C), uniform(rng, C),
                                  uniform(rng, C)),
     "awkward": tuple({"R": R, "C": C} for R, C in ((1, 1), (3, 5), (9, 260), (6, 768), (5, 769), (2, 4096))),
-    "timed_gpu": {"R": 16384, "C": 768},
-    "timed_cpu": {"R": 64, "C": 768},
-    "flops": lambda R, C: 9 * R * C,
 }  # fmt: skip
+WORK = Work(
+    flops=lambda R, C: 9 * R * C,
+    bytes=lambda R, C: 12 * R * C,
+    timed_gpu={"R": 16384, "C": 768},
+    timed_cpu={"R": 64, "C": 768},
+)
 
 
 def residual_layernorm_reference(x, residual, weight, bias):
@@ -664,9 +671,9 @@ RESIDUAL_LAYERNORM = Op(
     reference=residual_layernorm_reference,
     rungs=(residual_layernorm_unfused, residual_layernorm_fused),
     shape=lambda R, C: (2, R, C),
-    bytes=lambda R, C: 16 * R * C,
     tolerance=_residual_tolerance,
     by_row=(),
+    work=replace(WORK, bytes=lambda R, C: 16 * R * C),
     **RESIDUAL,
 )
 
@@ -677,9 +684,9 @@ ADD_LAYERNORM = Op(
     reference=lambda x, residual, weight, bias: layernorm_reference(x.astype(np.float64) + residual, weight, bias),
     rungs=(add_layernorm_unfused, add_layernorm_fused),
     shape=lambda R, C: (R, C),
-    bytes=lambda R, C: 12 * R * C,
     tolerance=lambda x, residual, weight, bias: tolerance(x + residual, weight, bias),
     by_row=(0, 1),
-    rivals=(Rival("PyTorch", "torch", torch_add_layernorm, note="add, then layer_norm"),),
+    work=WORK,
+    baselines=(Baseline("PyTorch", "torch", torch_add_layernorm, note="add, then layer_norm"),),
     **RESIDUAL,
 )

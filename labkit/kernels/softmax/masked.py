@@ -12,6 +12,7 @@ A row that sees nothing comes out as zeros. (PyTorch gives NaN there, and so doe
 
 import functools
 import math
+from dataclasses import replace
 
 import numpy as np
 from numba import float32, uint32
@@ -19,7 +20,8 @@ from numba import float32, uint32
 from labkit import cuda
 from labkit.device import ptx
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array
-from labkit.kernels.op import Op, Rival, rung, uniform
+from labkit.kernels.baselines import Baseline, numpy_cupy_torch
+from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.kernels.reduce import NOTHING, ZERO, block_max, block_sum, warp_max, warp_sum
 from labkit.kernels.softmax.rows import softmax_block_tree_kernel
 
@@ -432,7 +434,7 @@ def _bound(launch, prefix: str, causal: bool, padded: bool):
             launch(scores, out, causal=causal, stream=stream)
     bound.__name__ = bound.__qualname__ = launch.__name__.replace("masked_softmax", prefix)
     bound.__doc__ = launch.__doc__
-    return rung(kernel=launch.kernel, idea=launch.idea)(bound)
+    return replace(launch, launcher=bound)
 
 
 def _tolerance(causal: bool):
@@ -450,7 +452,7 @@ def _tolerance(causal: bool):
 
 def unfused_by_library(causal: bool):
     """Scale, mask, softmax as a library does them, each with a result of its own; the mask is made before."""
-    def rival(xp, scores, *rest):
+    def call(xp, scores, *rest):
         *lengths, out = rest
         mask = _mask(xp, scores.shape, causal, lengths[0] if lengths else None)
         x = scores * SCALE
@@ -462,16 +464,16 @@ def unfused_by_library(causal: bool):
         xp.exp(x - x.max(axis=-1, keepdims=True), out=out)
         xp.divide(out, out.sum(axis=-1, keepdims=True), out=out)
 
-    return rival
+    return call
 
 
-def _compiled_rival(causal: bool):
-    def rival(torch, scores, *rest):
+def _compiled_by_torch(causal: bool):
+    def call(torch, scores, *rest):
         *lengths, _ = rest
         mask = _mask(torch, scores.shape, causal, lengths[0] if lengths else None)
         return _compiled(torch, mask is not None)(scores, mask)
 
-    return rival
+    return call
 
 
 @functools.cache
@@ -524,16 +526,19 @@ def _op(name: str, title: str, formula: str, causal: bool, padded: bool):
         shape=lambda B, S: (B, S, S),
         awkward=tuple({"B": B, "S": S} for B, S in
                       ((1, 1), (3, 5), (2, 64), (2, 131), (1, 516), (1, 1023), (1, 1028), (1, 1030))),
-        timed_gpu={"B": 64, "S": 1024},
-        timed_cpu={"B": 1, "S": 256},
-        flops=lambda B, S: (3 if half else 6) * B * S * S,  # product, maximum, difference, exponential, sum, product
-        bytes=lambda B, S: 4 * B * S * S + (2 * B * S * (S + 1) if half else 4 * B * S * S),
         tolerance=_tolerance(causal),
         by_row=(0, 1) if padded else (0,),
-        rival=unfused_by_library(causal),
-        rival_note="scale, mask, softmax" if half else "scale, softmax",
-        rivals=(Rival("torch.compile", "torch", _compiled_rival(causal)),),
-        also_gpu=({"B": 1, "S": 512}, {"B": 1, "S": 1024}),
+        work=Work(
+            # product, maximum, difference, exponential, sum, product
+            flops=lambda B, S: (3 if half else 6) * B * S * S,
+            bytes=lambda B, S: 4 * B * S * S + (2 * B * S * (S + 1) if half else 4 * B * S * S),
+            timed_gpu={"B": 64, "S": 1024},
+            timed_cpu={"B": 1, "S": 256},
+            also_gpu=({"B": 1, "S": 512}, {"B": 1, "S": 1024}),
+        ),
+        baselines=(*numpy_cupy_torch(unfused_by_library(causal),
+                                     note="scale, mask, softmax" if half else "scale, softmax"),
+                   Baseline("torch.compile", "torch", _compiled_by_torch(causal))),
     )
 
 

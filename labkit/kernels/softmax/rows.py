@@ -17,8 +17,9 @@ from numba import float32, uint32
 from labkit import cuda
 from labkit.device import ptx
 from labkit.kernels.arguments import check_array
+from labkit.kernels.baselines import Baseline, numpy_cupy_torch
 from labkit.kernels.libraries import triton_softmax
-from labkit.kernels.op import Op, Rival, rung, uniform
+from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.kernels.reduce import (
     ALL_LANES,
     NOTHING,
@@ -349,7 +350,7 @@ def softmax_tolerance(x):
     return float(np.finfo(np.float32).eps) * roundings * softmax_reference(x) + float(np.finfo(np.float32).tiny)
 
 
-def _rival(xp, x, out):
+def _by_library(xp, x, out):
     if xp.__name__ == "torch":
         xp.softmax(x, dim=1, out=out)
         return
@@ -368,12 +369,13 @@ SOFTMAX = Op(
     shape=lambda R, C: (R, C),
     awkward=tuple({"R": R, "C": C} for R, C in
                   ((1, 1), (3, 5), (33, 31), (9, 32), (1, 257), (7, 1000), (2, 4099), (3, 8192))),
-    timed_gpu={"R": 8192, "C": 8192},
-    timed_cpu={"R": 128, "C": 1024},
-    flops=lambda R, C: 5 * R * C,  # maximum, difference, exponential, sum, product
-    bytes=lambda R, C: 8 * R * C,
     tolerance=softmax_tolerance,
     by_row=(0,),
-    rival=_rival,
-    rivals=(Rival("Triton", "triton", triton_softmax),),
+    work=Work(
+        flops=lambda R, C: 5 * R * C,  # maximum, difference, exponential, sum, product
+        bytes=lambda R, C: 8 * R * C,
+        timed_gpu={"R": 8192, "C": 8192},
+        timed_cpu={"R": 128, "C": 1024},
+    ),
+    baselines=(*numpy_cupy_torch(_by_library), Baseline("Triton", "triton", triton_softmax)),
 )

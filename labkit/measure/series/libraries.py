@@ -10,11 +10,12 @@ import numpy as np
 from numba import uint32
 
 from labkit import cuda, device, measure
+from labkit.kernels.agree import check_sample
 from labkit.kernels.arguments import blocks_for
 from labkit.kernels.libraries import blas, blas_softmax
 from labkit.kernels.libraries import cutile as tile_kernels
 from labkit.kernels.libraries.column_major import from_bf16, to_bf16
-from labkit.kernels.op import check_sample, uniform
+from labkit.kernels.op import uniform
 
 SAMPLE = 64  # rows of a large product that are compared with float64
 
@@ -239,7 +240,7 @@ def _language(op, size: dict, ways: list, budget_s: float) -> dict:
         if verdict.problem:
             raise AssertionError(f"{name}: {verdict.problem}")
         ms = measure.time_kernel(lambda call=call, given=given: call(*given), budget_s=budget_s, max_runs=50).p50
-        rows.append({"name": name, "ms": ms, "gbs": op.bytes(**size) / ms / 1e6, "error_units": verdict.units})
+        rows.append({"name": name, "ms": ms, "gbs": op.work.bytes(**size) / ms / 1e6, "error_units": verdict.units})
     return {"op": op.name, "size": size, "rows": rows}
 
 

@@ -21,7 +21,7 @@ from labkit import cuda, device, measure
 from labkit._common import paths
 from labkit._common.tables import PlainTable, number, size_text
 from labkit.device import launches
-from labkit.kernels.op import to_device
+from labkit.kernels.agree import to_device
 from labkit.measure import time_graph, time_host, time_launch, time_torch_graph
 
 SIDE = 256  # of the matrices in the small product
@@ -125,7 +125,7 @@ def fair_baseline(times: int = 100) -> dict:
     """Bias, GELU, residual at a small size: {"size", "rows": [{"name", "kernels", "call_us", "graph_us"}]}."""
     from labkit.kernels.bias_gelu_add import BIAS_GELU_ADD as op
 
-    size = op.timed
+    size = op.work.timed
     arrays = to_device(op.inputs(np.random.default_rng(0), **size))
     out = cuda.device_array(op.shape(**size), op.dtype)
     rows = []
@@ -140,7 +140,7 @@ def fair_baseline(times: int = 100) -> dict:
 
         row(launcher.__name__.removeprefix("bias_gelu_add_").replace("_", " "), len(launches.kernels_of(launcher)), run,
             time_graph(run, launches=times))
-    for rival in measure.rivals_of(op):
+    for rival in measure.baselines_of(op):
         theirs = measure.hand_over(rival.library, *arrays, out)
         module = measure.import_rival(rival.library)
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from labkit import cuda, observe
+from labkit.kernels.agree import agree
 from labkit.kernels.arguments import dynamic_shared
 from labkit.kernels.attention import flash as module
 from labkit.kernels.attention.flash import (
@@ -26,7 +27,8 @@ from labkit.kernels.attention.half import (
     tolerance_half,
 )
 from labkit.kernels.attention.three_pass import attention_reference, tolerance_of
-from labkit.kernels.op import agree, float64_of, uniform
+from labkit.kernels.dtypes import float64_of
+from labkit.kernels.op import uniform
 from labkit.measure.ops import op
 
 

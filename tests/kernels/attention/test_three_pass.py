@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from labkit import cuda, device
+from labkit.kernels.agree import agree
 from labkit.kernels.attention import three_pass as module
 from labkit.kernels.attention.half import attention_half
 from labkit.kernels.attention.three_pass import (
@@ -17,7 +18,7 @@ from labkit.kernels.attention.three_pass import (
     attention_three_pass,
     tolerance_of,
 )
-from labkit.kernels.op import agree, uniform
+from labkit.kernels.op import uniform
 from labkit.measure.ops import op
 
 

@@ -17,10 +17,8 @@ from labkit.kernels.attention.wgmma import (
     launch_flash_wgmma,
     make_flash_wgmma,
 )
-from labkit.kernels.op import missing
-from tests.kernels.attention.test_flash import check
 
-pytestmark = pytest.mark.skipif(bool(missing(attention_flash_wgmma)), reason=missing(attention_flash_wgmma))
+pytestmark = pytest.mark.skipif(bool(attention_flash_wgmma.missing), reason=attention_flash_wgmma.missing)
 
 
 def launch_form(size, form):

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from labkit import cuda, device
+from labkit.kernels.agree import agree, to_device
 from labkit.kernels.linear import few_rows as skinny
 from labkit.kernels.linear import fused
 from labkit.kernels.linear.few_rows import SKINNY_LINEAR, SKINNY_LINEAR_HALF
 from labkit.kernels.linear.fused import FUSED_LINEAR_RESIDUAL, fused_reference
-from labkit.kernels.op import agree, to_device
 
 
 @pytest.mark.parametrize(("op", "launcher"), [pytest.param(op, launcher, id=launcher.__name__)

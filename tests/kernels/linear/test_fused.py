@@ -5,9 +5,9 @@ import pytest
 
 from labkit import cuda
 from labkit.device import graphs
+from labkit.kernels.agree import agree, to_device
 from labkit.kernels.linear import fused
 from labkit.kernels.linear.fused import FUSED_LINEAR, FUSED_LINEAR_GELU, FUSED_LINEAR_RESIDUAL
-from labkit.kernels.op import agree, to_device
 
 OPS = (FUSED_LINEAR, FUSED_LINEAR_GELU, FUSED_LINEAR_RESIDUAL)
 

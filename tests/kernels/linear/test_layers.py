@@ -5,9 +5,9 @@ import pytest
 
 from labkit import cuda
 from labkit.device import graphs
+from labkit.kernels.agree import agree, to_device
 from labkit.kernels.linear import layers as linear
 from labkit.kernels.linear.layers import LINEAR, LINEAR_F32, LINEAR_GELU, LINEAR_GELU_TANH, LINEAR_RESIDUAL
-from labkit.kernels.op import agree, to_device
 
 OPS = (LINEAR_F32, LINEAR, LINEAR_GELU, LINEAR_GELU_TANH, LINEAR_RESIDUAL)
 

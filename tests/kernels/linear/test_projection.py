@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from labkit import cuda
+from labkit.kernels.agree import agree
 from labkit.kernels.linear.projection import LOGITS, PROJECTION, logits, logits_warp, projection, projection_few_rows
-from labkit.kernels.op import agree
 from labkit.measure.ops import op
 
 

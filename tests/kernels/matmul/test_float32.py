@@ -5,6 +5,7 @@ import pytest
 
 from labkit import cuda, observe
 from labkit.device import compiling
+from labkit.kernels.agree import agree
 from labkit.kernels.arguments import blocks_for
 from labkit.kernels.matmul.float32 import (
     MATMUL,
@@ -17,7 +18,7 @@ from labkit.kernels.matmul.float32 import (
     matmul_tiled,
     matmul_vectorized,
 )
-from labkit.kernels.op import agree, rung
+from labkit.kernels.op import rung
 
 
 def test_every_rung_agrees():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from labkit import cuda
+from labkit.kernels.agree import agree
 from labkit.kernels.matmul.half import (
     MATMUL_BF16,
     MATMUL_HALF,
@@ -16,7 +17,6 @@ from labkit.kernels.matmul.half import (
     matmul_half_tensor_core,
     matmul_half_tiled,
 )
-from labkit.kernels.op import agree
 
 ANY_SIZE = (matmul_half_naive, matmul_half_tiled, matmul_half_tensor_core, matmul_half_hand_blocked)
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from labkit import cuda
+from labkit.kernels.agree import agree
 from labkit.kernels.matmul.tf32 import MATMUL_TF32, matmul_tf32_pipelined, matmul_tf32_tensor_core
-from labkit.kernels.op import agree
 
 
 @pytest.mark.parametrize("launcher", MATMUL_TF32.rungs, ids=lambda launcher: launcher.__name__)

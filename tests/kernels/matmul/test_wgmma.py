@@ -8,6 +8,7 @@ import pytest
 
 from labkit import cuda, device
 from labkit.device import compiling, launches
+from labkit.kernels.agree import poisoned
 from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_sigmoid, gelu_tanh_approx, gelu_tanh_reference
 from labkit.kernels.matmul.wgmma import (
     SIMPLE,
@@ -28,9 +29,8 @@ from labkit.kernels.matmul.wgmma import (
     place_of_bias,
     unchanged,
 )
-from labkit.kernels.op import GUARD, missing, poisoned, sentinel_of
 
-pytestmark = pytest.mark.skipif(bool(missing(linear_wgmma)), reason=missing(linear_wgmma))
+pytestmark = pytest.mark.skipif(bool(linear_wgmma.missing), reason=linear_wgmma.missing)
 
 SIZES = (  # (M, N, K)
     (1, 8, 8),  # the least
@@ -59,13 +59,12 @@ def problem(rng, M, N, K, *, weights, bias=None):
 
 def run(way, a, b, offset, shape, **options):
     """The result, from an output full of NaN between guards that must not change."""
-    whole, out = poisoned(shape, np.float16)
-    way(cuda.to_device(a), cuda.to_device(b), None if offset is None else cuda.to_device(offset), out, **options)
+    out = poisoned(shape, np.float16)
+    way(cuda.to_device(a), cuda.to_device(b), None if offset is None else cuda.to_device(offset), out.array, **options)
     cuda.synchronize()
-    host = whole.copy_to_host()
-    guards = np.concatenate([host[:GUARD], host[host.size - GUARD :]])
-    assert (guards == sentinel_of(np.float16)).all(), "wrote outside the output"
-    return host[GUARD : host.size - GUARD].reshape(shape).astype(np.float64)
+    found, outside = out.read()
+    assert not outside.size, "wrote outside the output"
+    return found.astype(np.float64)
 
 
 @pytest.mark.sampled(5)
@@ -247,12 +246,12 @@ def test_a_residual_is_added_on_the_way_out(tile, in_place):
 def test_parts_of_k_add_up(M, N, K, count, slice_, weights):
     """Each part against float64, and nothing written beyond the parts."""
     a, b, _, expected, _ = problem(np.random.default_rng(6), M, N, K, weights=weights)
-    whole, parts = poisoned((count * M * N,), np.float32)
+    parts = poisoned((count * M * N,), np.float32)
     out = cuda.device_array((M, N), np.float16)
-    multiply_parts(cuda.to_device(a), cuda.to_device(b), out, parts, count, slice_, weights=weights)
-    host = whole.copy_to_host()
-    assert (np.concatenate([host[:GUARD], host[host.size - GUARD :]]) == sentinel_of(np.float32)).all()
-    found = host[GUARD : host.size - GUARD].reshape(count, M, N)
+    multiply_parts(cuda.to_device(a), cuda.to_device(b), out, parts.array, count, slice_, weights=weights)
+    found, outside = parts.read()
+    assert not outside.size, "wrote outside the parts"
+    found = found.reshape(count, M, N)
     exact_a, exact_b = a.astype(np.float64), (b.T if weights else b).astype(np.float64)
     for part in range(count):
         own = slice(part * slice_, (part + 1) * slice_)

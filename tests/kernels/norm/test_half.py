@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from labkit import cuda
+from labkit.kernels.agree import agree
 from labkit.kernels.norm import half
-from labkit.kernels.op import agree
 
 
 @pytest.mark.sampled(1)

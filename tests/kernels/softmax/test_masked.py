@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from labkit import cuda
-from labkit.kernels.op import agree, uniform
+from labkit.kernels.agree import agree
+from labkit.kernels.op import uniform
 from labkit.kernels.softmax.masked import (
     LAUNCHERS,
     MASKED_SOFTMAX_CAUSAL,

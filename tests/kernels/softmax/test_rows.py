@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from labkit import cuda
-from labkit.kernels.op import agree
+from labkit.kernels.agree import agree
 from labkit.kernels.softmax.rows import LARGEST_ROW, SOFTMAX, softmax_block_tree, softmax_reference, softmax_vectorized
 
 

@@ -42,5 +42,5 @@ def test_rows_that_are_recorded_are_those_of_the_operations():
     from labkit.models.gpt2_block_op import GPT2_BLOCK, GPT2_BLOCK_HALF
 
     known = {(op.name, name) for op in (GPT2_BLOCK, GPT2_BLOCK_HALF)
-             for name in (*(rung.__name__ for rung in op.rungs), *(rival.title for rival in op.rivals))}
+             for name in (*(rung.__name__ for rung in op.rungs), *(one.title for one in op.baselines))}
     assert set(pictures.RECORDED.values()) <= known
