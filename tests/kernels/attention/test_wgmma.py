@@ -17,6 +17,7 @@ from labkit.kernels.attention.wgmma import (
     launch_flash_wgmma,
     make_flash_wgmma,
 )
+from tests.kernels.attention.test_flash import check
 
 pytestmark = pytest.mark.skipif(bool(attention_flash_wgmma.missing), reason=attention_flash_wgmma.missing)
 
