@@ -92,8 +92,8 @@ def measured():
 
 # Operation -> the rungs to profile; all of them if empty. At the operation's own size, PyTorch beside them.
 PROFILED: dict[str, tuple[str, ...]] = {
-    "matmul": ("matmul_naive", "matmul_coalesced", "matmul_tiled", "matmul_register_blocked", "matmul_vectorized",
-               "matmul_pipelined"),
+    "matmul": ("matmul_naive", "matmul_coalesced", "matmul_tiled", "matmul_register_blocked",
+               "matmul_register_blocked_16", "matmul_vectorized", "matmul_double_buffered", "matmul_pipelined"),
     "softmax": (),
     "masked_softmax_causal": (),
     "layernorm": ("layernorm_naive", "layernorm_block_tree", "layernorm_warp_per_row", "layernorm_registers"),
@@ -115,6 +115,10 @@ VALUES = {
     "registers": "launch__registers_per_thread",
     "threads": "launch__block_size",
     "shared_bytes": "launch__shared_mem_per_block",
+    "instructions": "smsp__inst_executed.sum",  # of warps
+    "fma_percent": "sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_active",
+    "l1_percent": "l1tex__throughput.avg.pct_of_peak_sustained_active",
+    "l2_bytes": "lts__t_bytes.sum",
 }
 # What a warp waits for, in words. ncu counts warps that wait for each at the time an instruction is issued.
 REASONS = {

@@ -1,0 +1,178 @@
+"""NVIDIA's compute-sanitizer over the kernels of every operation: accesses outside memory, and races.
+
+    python -m labkit.measure.sanitizer --out FOLDER            memcheck and racecheck, every rung, a size each
+    python -m labkit.measure.sanitizer matmul reduce_sum       these operations alone
+
+Needs a GPU and compute-sanitizer. Writes <gpu>.json, what each tool found for each operation, and <gpu>.log, the tools'
+own words. Each operation runs in a process of its own at its last awkward size, its results checked as everywhere. Two
+controls show that the tools see what they are there for: a kernel without its guard for memcheck, and lesson 09's block
+reduction without its last barrier for racecheck, which is also launched many times without a tool.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from labkit._common import paths
+from labkit._common.files import write_text
+
+TOOLS = ("memcheck", "racecheck")
+RECORDED = paths.MEASUREMENTS / "sanitizer"
+CONTROLS = {"no guard": "memcheck", "no last barrier": "racecheck"}
+ROWS, COLUMNS, LAUNCHES = 264, 1000, 200  # of lesson 09's race
+TIMEOUT_S = 240
+LOG_LINES = 60  # of one tool on one operation
+
+
+def workload(name: str) -> dict:
+    """Launches what a tool is to watch, and returns what came of it: {"rungs", "size"}, or {"wrong", "rows"}."""
+    if name in CONTROLS:
+        return {"no guard": without_guard, "no last barrier": without_last_barrier}[name]()
+    from labkit.kernels.agree import agree
+    from labkit.measure.ops import op
+
+    one = op(name)
+    size = one.awkward[-1]
+    rungs = [rung for rung in one.rungs if not rung.missing]
+    found = agree(one, rungs, sizes=(size,)) if rungs else None
+    return {"rungs": [row.name for row in found.rows] if found else [], "size": size}
+
+
+def without_guard() -> dict:
+    """One thread reads and writes one element beyond the end of its array."""
+    from labkit import cuda
+
+    @cuda.jit
+    def add_one_kernel(x):
+        i = cuda.grid(1)
+        x[i] += np.float32(1)
+
+    x = cuda.to_device(np.zeros(1024, np.float32))  # 4 KB: the next byte belongs to nobody
+    add_one_kernel[5, 256](x)
+    cuda.synchronize()
+    return {}
+
+
+def without_last_barrier(launches: int = 1) -> dict:
+    """How many rows of a launch came out wrong, the worst of all launches."""
+    from labkit import cuda
+    from labkit.kernels.reduce import mean_and_variance_racy_kernel
+
+    x = np.random.default_rng(0).random((ROWS, COLUMNS), dtype=np.float32)
+    truth = np.stack([x.mean(axis=1, dtype=np.float64), x.var(axis=1, dtype=np.float64)], axis=1)
+    rows, out = cuda.to_device(x), cuda.device_array((ROWS, 2), np.float32)
+    wrong = 0
+    for _ in range(launches):
+        mean_and_variance_racy_kernel[ROWS, 256](rows, out)
+        wrong = max(wrong, int((np.abs(out.copy_to_host() - truth) > 1e-4).any(axis=1).sum()))
+    return {"wrong": wrong, "rows": ROWS, "launches": launches}
+
+
+def summary(output: str) -> tuple[int, list[str]]:
+    """(errors, the tool's lines) of compute-sanitizer's output. Raises ValueError where it gave no summary."""
+    lines = [line for line in output.splitlines() if line.startswith("=========")]
+    counts = [int(number) for line in lines
+              for number in re.findall(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard", line)
+              for number in number if number]
+    if not counts:
+        raise ValueError((output.strip() or "no output")[-600:])
+    return sum(counts), lines
+
+
+def checked(name: str, tool: str) -> tuple[dict, list[str]]:
+    """Runs one workload under one tool: ({"errors", "seconds", what the workload gave}, the tool's lines)."""
+    begin = time.perf_counter()
+    command = ["compute-sanitizer", "--tool", tool, "--target-processes", "all", sys.executable, "-m", __spec__.name,
+               "--workload", name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S,
+                              env={**os.environ, "LABKIT_DEVICE": "gpu"})
+        errors, lines = summary(done.stdout + done.stderr)
+        given = re.findall(r"^WORKLOAD (.*)$", done.stdout, re.MULTILINE)
+        result = {"errors": errors, **(json.loads(given[-1]) if given else {})}
+        if not given and name not in CONTROLS:
+            result["problem"] = (done.stderr.strip() or "it ended without a word")[-400:]
+    except subprocess.TimeoutExpired:
+        result, lines = {"problem": f"not done after {TIMEOUT_S} s"}, []
+    except ValueError as error:
+        result, lines = {"problem": str(error)}, []
+    return {**result, "seconds": round(time.perf_counter() - begin, 1)}, lines
+
+
+def take(names: list[str], folder: Path, workers: int) -> dict:
+    """Every operation of `names` under both tools, and the controls. Written after each, so that a run may be ended."""
+    from labkit import measure
+
+    machine = measure.machine()
+    path = folder / f"{measure.slug(machine['device'])}.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    found = {tool: dict(known.get(tool, {})) for tool in TOOLS} | {"controls": {}}
+    version = subprocess.run(["compute-sanitizer", "--version"], capture_output=True, text=True).stdout
+    result = {"machine": {**machine, "compute-sanitizer": version.strip().splitlines()[-1]}, **found}
+    log: dict[str, list[str]] = {}
+
+    def one(job):
+        name, tool = job
+        return job, checked(name, tool)
+
+    jobs = [*CONTROLS.items(), *((name, tool) for name in names for tool in TOOLS)]
+    with ThreadPoolExecutor(workers) as pool:
+        for (name, tool), (given, lines) in pool.map(one, jobs):
+            found["controls" if name in CONTROLS else tool][name] = given
+            log[f"{name}, {tool}"] = lines[:LOG_LINES]
+            print(f"{name}, {tool}: {given.get('problem') or given['errors']} ({given['seconds']} s)", flush=True)
+            write_text(path, json.dumps(result, indent=1) + "\n")
+    found["controls"]["no last barrier, no tool"] = without_last_barrier(LAUNCHES)
+    write_text(path, json.dumps(result, indent=1) + "\n")
+    text = "\n\n".join("\n".join([f"# {job}", *lines]) for job, lines in sorted(log.items()))
+    write_text(path.with_suffix(".log"), text + "\n")
+    return result
+
+
+def problems(recorded: dict) -> list[str]:
+    """What a recording says against a kernel, or against itself: a control that was not found, an operation not run."""
+    from labkit.measure.ops import HOMES
+
+    wrong = [f"{name}, {tool}: {one.get('problem') or one['errors']}" for tool in TOOLS
+             for name, one in recorded[tool].items() if one.get("problem") or one["errors"]]
+    wrong += [f"{name} was not run under {tool}" for tool in TOOLS for name in HOMES if name not in recorded[tool]]
+    wrong += [f"{tool} does not see the control {name!r}" for name, tool in CONTROLS.items()
+              if not recorded["controls"].get(name, {}).get("errors")]
+    return wrong
+
+
+def main():
+    from labkit.measure.ops import HOMES
+
+    parser = argparse.ArgumentParser(prog="python -m labkit.measure.sanitizer", description=__doc__.splitlines()[0])
+    parser.add_argument("ops", nargs="*", help="operations; all if none is named")
+    parser.add_argument("--out", type=Path, default=RECORDED)
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
+    parser.add_argument("--workload", help="only launch this operation's kernels: the tools run this")
+    options = parser.parse_args()
+    if options.workload:
+        print("WORKLOAD " + json.dumps(workload(options.workload)), flush=True)
+        return 0
+    if shutil.which("compute-sanitizer") is None:
+        print("compute-sanitizer is not on the PATH; it comes with the CUDA toolkit.", file=sys.stderr)
+        return 1
+    options.out.mkdir(parents=True, exist_ok=True)
+    result = take(options.ops or [*HOMES], options.out, options.workers)
+    wrong = problems(result)
+    print("\n".join(wrong) or "Nothing found, but for the controls.")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
