@@ -322,9 +322,9 @@ def places(out: str | Path | None) -> tuple[Path, Path | None]:
     """Where the JSON and the plots go. Only a GPU's measurements reach data/measurements."""
     name = measure.slug(device.name()) + ".json"
     if out is None:
-        return (measure.RECORDED if device.on_gpu() else BUILD) / name, BUILD
+        return (paths.MEASUREMENTS if device.on_gpu() else BUILD) / name, BUILD
     out = Path(out)
-    if measure.RECORDED in (out.resolve(), out.resolve().parent) and not device.on_gpu():
+    if paths.MEASUREMENTS in (out.resolve(), out.resolve().parent) and not device.on_gpu():
         raise ValueError("out lies in data/measurements, which holds GPU measurements only; this is the CPU device")
     return (out, None) if out.suffix == ".json" else (out / name, out)
 

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from labkit import cuda, device, measure
+from labkit._common import paths
 from labkit._common.tables import MIMETYPE
 from labkit.kernels.elementwise import VECTOR_ADD, vector_add_per_thread
 from labkit.kernels.matmul.float32 import MATMUL
 from labkit.kernels.op import Op, Rival, rung
 from labkit.measure import CPU_DEVICE, Ladder, Timing, ladder, time_host, time_kernel
+from labkit.measure import timing as measure_timing
 from tests import made_up
 
 
@@ -160,7 +162,7 @@ def test_events_time_a_kernel_as_on_a_gpu(monkeypatch):
     flushes = []
     monkeypatch.setattr(device, "on_gpu", lambda: True)
     monkeypatch.setattr(device, "name", lambda: "NVIDIA Imaginary")
-    monkeypatch.setattr(measure, "flush_cache", lambda: flushes.append(1))
+    monkeypatch.setattr(measure_timing, "flush_cache", lambda: flushes.append(1))
     a, b, out = (cuda.to_device(np.ones(1000, np.float32)) for _ in range(3))
     timing = time_kernel(lambda: vector_add_per_thread(a, b, out), budget_s=0.01, min_runs=7, max_runs=9)
     assert timing.runs == len(flushes)
@@ -169,19 +171,19 @@ def test_events_time_a_kernel_as_on_a_gpu(monkeypatch):
 
 
 def test_flush_writes_its_buffer(monkeypatch):
-    monkeypatch.setattr(measure, "FLUSH_BYTES", 4096)
-    measure._flush_buffer.cache_clear()
+    monkeypatch.setattr(measure_timing, "FLUSH_BYTES", 4096)
+    measure_timing._flush_buffer.cache_clear()
     try:
-        measure.flush_cache()
+        measure_timing.flush_cache()
         cuda.synchronize()
-        assert np.all(measure._flush_buffer().copy_to_host() == 1)
+        assert np.all(measure_timing._flush_buffer().copy_to_host() == 1)
     finally:
-        measure._flush_buffer.cache_clear()
+        measure_timing._flush_buffer.cache_clear()
 
 
 @pytest.fixture
 def recorded_here(tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "RECORDED", tmp_path)
+    monkeypatch.setattr(paths, "MEASUREMENTS", tmp_path)
     return tmp_path
 
 

@@ -7,6 +7,7 @@ import pytest
 from matplotlib.text import Text
 
 from labkit import measure
+from labkit._common import paths
 from labkit.measure import plots
 from tests import made_up
 
@@ -17,7 +18,7 @@ def texts(figure) -> str:
 
 @pytest.fixture(autouse=True)
 def nothing_recorded(tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "RECORDED", tmp_path)
+    monkeypatch.setattr(paths, "MEASUREMENTS", tmp_path)
 
 
 def test_ladder_on_a_gpu():
