@@ -10,7 +10,7 @@ from matplotlib import rc_context
 
 from labkit import measure
 from labkit.measure import CPU_DEVICE
-from labkit.measure.plots import (
+from labkit.measure.plots.style import (
     BLUE,
     FAINT,
     GREEN,

@@ -19,7 +19,7 @@ from matplotlib.ticker import LogLocator
 
 from labkit import measure
 from labkit._common.tables import number
-from labkit.measure.plots import (
+from labkit.measure.plots.style import (
     BLUE,
     FAINT,
     GREEN,
@@ -35,12 +35,12 @@ from labkit.measure.plots import (
     _box,
     _canvas,
     _figure,
-    _lines_over,
     _panel_title,
     _place,
     _quiet,
     _wide_left,
 )
+from labkit.measure.plots.where_time_goes import _lines_over
 from labkit.measure.series.generation import ATTENTIONS, HOWS, SOURCE, judged
 
 KIND_COLOURS = (BLUE, ORANGE, GREEN)

@@ -5,7 +5,7 @@ from matplotlib.patches import Circle, FancyArrowPatch
 
 from labkit import measure
 from labkit._common.tables import number
-from labkit.measure.plots import BLUE, FAINT, GREEN, INK, ORANGE, PALE, STYLE, TEXT, CourseFigure, _box, _canvas
+from labkit.measure.plots.style import BLUE, FAINT, GREEN, INK, ORANGE, PALE, STYLE, TEXT, CourseFigure, _box, _canvas
 from labkit.models.gpt2_block import GPT2_SMALL, Shape, traffic
 
 # What a launch does: (name in block.traffic, as it is written in a box, colour, is the residual added at its end).
