@@ -17,14 +17,14 @@ import numpy as np
 from labkit import cuda, device
 from labkit._common.tables import PlainTable, ResultTable, number, size_text
 from labkit.device import CPU_DEVICE, launches, where
-from labkit.kernels.op import Op, Rival, Sample, kernel_names, missing, poison_of, to_device
+from labkit.kernels.op import Op, Rival, Sample, Verdict, kernel_names, missing, poison_of, to_device
 from labkit.measure import roofline
 from labkit.measure.machine import import_rival, machine
 from labkit.measure.recorded import recorded
 from labkit.measure.timing import (
     GRAPH_LAUNCHES,
     Timing,
-    _graph_launches,
+    graph_launches,
     steps,
     time_graph,
     time_host,
@@ -32,6 +32,7 @@ from labkit.measure.timing import (
     time_torch_graph,
 )
 
+TORCH_TENSORS = ("torch", "triton")  # libraries that take PyTorch's tensors and run on its current stream
 SMALL_MS = 1.0  # a kernel below this is timed in a graph, too
 SMALL_MS_OF_MANY = 10.0  # and an operation of many launches, most of whose time may be Python's
 
@@ -109,7 +110,7 @@ class Ladder(ResultTable):
     def table(self) -> dict:
         first = self.rungs[0].timing.p50 if self.rungs else None
         called = any(row.called for row in self.rows)
-        notes = [f"p50 of the runs, in ms. {_place(self.where)}"]
+        notes = [f"p50 of the runs, in ms. {_taken(self.where)}"]
         rows = []
         if self.on_gpu:
             columns = ["", "ms", "p5 to p95", "from Python" if called else "in a graph", self.unit, "of the limit",
@@ -143,7 +144,7 @@ class Ladder(ResultTable):
                  number(one["blocks_per_sm"]), "-" if one["occupancy"] is None else f"{one['occupancy']:.0%}"]
                 for row in self.rungs for one in row.resources]
         notes = ["Local memory: bytes a thread keeps outside its registers, spills among them.",
-                 "Occupancy: threads that a multiprocessor holds at once, of the most it can hold.", _place(self.where)]
+                 "Occupancy: threads that a multiprocessor holds at once, of the most it can hold.", _taken(self.where)]
         if not rows:
             notes = ["Registers and occupancy are a GPU's; the CPU device has none. "
                      "measure.recorded_ladder(...).resources_table() shows a recorded GPU's."]
@@ -170,7 +171,7 @@ class Ladder(ResultTable):
         return cls(**{**data, "rows": rows})
 
 
-def _place(where: str) -> str:
+def _taken(where: str) -> str:
     return f"{where}." if where == CPU_DEVICE else f"Measured on {where}."
 
 
@@ -197,95 +198,117 @@ def ladder(op: Op, size: dict | None = None, *, rivals: bool = True, rungs=None,
     A rung whose result is wrong raises AssertionError: the time of a wrong answer means nothing. A rung that the device
     or the size does not allow is left out and named, and so is a rival that fails.
     """
-
     size = dict(op.timed if size is None else size)
     launchers = [op.rung(r) if isinstance(r, str) else r for r in (op.rungs if rungs is None else rungs)]
-    bound = roofline.bound(op, size, limits)
-    inputs = op.inputs(np.random.default_rng(seed), **size)
-    on_device = to_device(inputs)
-    out = cuda.device_array(op.shape(**size), op.dtype)
-    poison = np.full(op.shape(**size), poison_of(op.dtype), op.dtype)
+    contest = _Contest(op, size, seed, budget_s, limits)
+    rows: list[LadderRow] = []
     skipped: dict[str, str] = {}
-    sample = Sample(op, inputs, seed=seed, shape=tuple(op.shape(**size)))
-    small = SMALL_MS_OF_MANY if op.many_launches else SMALL_MS
-
-    def graph_launches(timing: Timing) -> int:
-        return GRAPH_LAUNCHES if op.many_launches else _graph_launches(timing.p50)
-
-    def checked(name: str, run: Callable[[], object], fetch: Callable[[object], np.ndarray], launcher):
-        out.copy_to_device(poison)
-        result = run()
-        cuda.synchronize()
-        verdict = sample.check(fetch(result), launcher)
-        if verdict.problem:
-            raise AssertionError(f"{name} at {size_text(size)}: {verdict.problem}")
-        return verdict
-
-    def row(name, idea, kind, timing, verdict, graph=None, **more) -> LadderRow:
-        called = None
-        if op.many_launches and graph is not None:
-            timing, called = graph, timing
-        gbs = op.bytes(**size) / timing.p50 / 1e6
-        tflops = op.flops(**size) / timing.p50 / 1e9
-        is_gpu = device.on_gpu() and kind != "host"
-        return LadderRow(name, idea, kind, timing, graph, called, gbs=gbs if device.on_gpu() else None,
-                         tflops=tflops if device.on_gpu() else None,
-                         fraction=bound.time_ms / timing.p50 if is_gpu else None,
-                         error=verdict.error, error_units=verdict.units, **more)
-
-    rows = []
     for launcher in steps(f"{op.name}: rung", launchers):
-        name = launcher.__name__
         if missing(launcher):
-            skipped[name] = missing(launcher)
+            skipped[launcher.__name__] = missing(launcher)
             continue
-
-        def run(stream=0, launcher=launcher):
-            launcher(*on_device, out, stream=stream)
-
         try:
-            verdict = checked(name, run, lambda _: out.copy_to_host(), launcher)
+            verdict = contest.check_rung(launcher)
         except ValueError as error:
             if not getattr(launcher, "sizes", ""):
                 raise
-            skipped[name] = f"it allows {launcher.sizes} only: {error}"
+            skipped[launcher.__name__] = f"it allows {launcher.sizes} only: {error}"
             continue
-        timing = time_kernel(run, budget_s=budget_s)
-        graph = time_graph(run, launches=graph_launches(timing)) if timing.p50 < small else None
-        taken = [launches.resources(one) for one in launches.of(launcher, *on_device, out)] if device.on_gpu() else []
-        rows.append(row(name, launcher.idea, "rung", timing, verdict, graph=graph, failed=launcher.failed,
-                        kernels=kernel_names(launcher), resources=tuple(taken)))
+        rows.append(contest.time_rung(launcher, verdict))
     for rival in steps(f"{op.name}: rival", rivals_of(op) if rivals else []):
-        xp = import_rival(rival.library)
         try:
-            if rival.library == "numpy":
-                host_out = poison.copy()
-                call = functools.partial(rival.call, xp, *inputs, host_out)
-                returned = call()
-                verdict = sample.check(host_out if returned is None else np.asarray(returned), rival)
-                if verdict.problem:
-                    raise AssertionError(verdict.problem)
-                timing = time_host(call, budget_s=budget_s, min_runs=1 if device.on_gpu() else 5, warm_up=False)
-                rows.append(row(rival.title, "", "host", timing, verdict))
-                continue
-            theirs = hand_over(rival.library, *on_device, out)
-            call = functools.partial(rival.call, xp, *theirs)
-            verdict = checked(rival.title, call, lambda result: _fetch(result, out), rival)
-            timing = time_kernel(call, budget_s=budget_s)
-            graph = None
-            if timing.p50 < small and rival.library in TORCH_TENSORS:
-                graph = time_torch_graph(call, launches=graph_launches(timing))
-            rows.append(row(rival.title, "", "rival", timing, verdict, graph=graph))
+            rows.append((contest.time_on_host if rival.library == "numpy" else contest.time_library)(rival))
         except Exception as error:  # a rival that fails is left out, and named
             skipped[rival.title] = f"{type(error).__name__}: {error}"
             print(f"{rival.title} was not measured: {type(error).__name__}: {error}", file=sys.stderr)
 
+    bound = contest.bound
     return Ladder(op.name, op.title, size, op.unit, where(), op.flops(**size), op.bytes(**size), bound.time_ms,
                   bound.binds, bound.rate(op.unit), bound.label, tuple(rows),
                   asdict(bound.limits), machine(), op.peak, skipped)
 
 
-TORCH_TENSORS = ("torch", "triton")  # libraries that take PyTorch's tensors and run on its current stream
+class _Contest:
+    """One operation at one size: the inputs that every rung and rival reads, the output that they write, and how each
+    of them is checked and timed."""
+
+    def __init__(self, op: Op, size: dict, seed: int, budget_s: float, limits):
+        self.op, self.size, self.budget_s = op, size, budget_s
+        self.bound = roofline.bound(op, size, limits)
+        self.inputs = op.inputs(np.random.default_rng(seed), **size)
+        self.on_device = to_device(self.inputs)
+        self.out = cuda.device_array(op.shape(**size), op.dtype)
+        self.poison = np.full(op.shape(**size), poison_of(op.dtype), op.dtype)
+        self.sample = Sample(op, self.inputs, seed=seed, shape=tuple(op.shape(**size)))
+
+    def check_rung(self, launcher: Callable) -> Verdict:
+        """Runs a rung once. Raises AssertionError if its result is wrong, ValueError if it refuses the size."""
+        self.out.copy_to_device(self.poison)
+        launcher(*self.on_device, self.out, stream=0)
+        cuda.synchronize()
+        return self._judged(launcher.__name__, self.out.copy_to_host(), launcher)
+
+    def time_rung(self, launcher: Callable, verdict: Verdict) -> LadderRow:
+        def run(stream=0):
+            launcher(*self.on_device, self.out, stream=stream)
+
+        timing = time_kernel(run, budget_s=self.budget_s)
+        graph = time_graph(run, launches=self._launches_in_graph(timing)) if self._is_small(timing) else None
+        launched = launches.of(launcher, *self.on_device, self.out) if device.on_gpu() else []
+        return self._row(launcher.__name__, launcher.idea, "rung", timing, verdict, graph, failed=launcher.failed,
+                         kernels=kernel_names(launcher), resources=tuple(launches.resources(one) for one in launched))
+
+    def time_on_host(self, rival: Rival) -> LadderRow:
+        """NumPy, which runs once before it is timed, to be checked."""
+        out = self.poison.copy()
+        call = functools.partial(rival.call, import_rival(rival.library), *self.inputs, out)
+        returned = call()
+        verdict = self.sample.check(out if returned is None else np.asarray(returned), rival)
+        if verdict.problem:
+            raise AssertionError(verdict.problem)
+        timing = time_host(call, budget_s=self.budget_s, min_runs=1 if device.on_gpu() else 5, warm_up=False)
+        return self._row(rival.title, "", "host", timing, verdict)
+
+    def time_library(self, rival: Rival) -> LadderRow:
+        """A library on the GPU, on the same memory."""
+        call = functools.partial(rival.call, import_rival(rival.library),
+                                 *hand_over(rival.library, *self.on_device, self.out))
+        self.out.copy_to_device(self.poison)
+        result = call()
+        cuda.synchronize()
+        verdict = self._judged(rival.title, _fetch(result, self.out), rival)
+        timing = time_kernel(call, budget_s=self.budget_s)
+        graph = None
+        if self._is_small(timing) and rival.library in TORCH_TENSORS:
+            graph = time_torch_graph(call, launches=self._launches_in_graph(timing))
+        return self._row(rival.title, "", "rival", timing, verdict, graph)
+
+    def _judged(self, name: str, result: np.ndarray, one: Callable | Rival) -> Verdict:
+        verdict = self.sample.check(result, one)
+        if verdict.problem:
+            raise AssertionError(f"{name} at {size_text(self.size)}: {verdict.problem}")
+        return verdict
+
+    def _is_small(self, timing: Timing) -> bool:
+        """Whether it is worth timing in a graph, too."""
+        return timing.p50 < (SMALL_MS_OF_MANY if self.op.many_launches else SMALL_MS)
+
+    def _launches_in_graph(self, timing: Timing) -> int:
+        return GRAPH_LAUNCHES if self.op.many_launches else graph_launches(timing.p50)
+
+    def _row(self, name: str, idea: str, kind: str, timing: Timing, verdict: Verdict, graph: Timing | None = None,
+             **more) -> LadderRow:
+        called = None
+        if self.op.many_launches and graph is not None:
+            timing, called = graph, timing
+        rates = {}
+        if device.on_gpu():
+            rates = {"gbs": self.op.bytes(**self.size) / timing.p50 / 1e6,
+                     "tflops": self.op.flops(**self.size) / timing.p50 / 1e9}
+            if kind != "host":
+                rates["fraction"] = self.bound.time_ms / timing.p50
+        return LadderRow(name, idea, kind, timing, graph, called, **rates, error=verdict.error,
+                         error_units=verdict.units, **more)
 
 
 def rivals_of(op: Op) -> list[Rival]:

@@ -169,7 +169,7 @@ def _time_replay(replay: Callable[[], object], launches: int, runs: int) -> Timi
     return Timing.of(times[2:], f"{device.name()}, in a CUDA graph")
 
 
-def _graph_launches(once_ms: float) -> int:
+def graph_launches(once_ms: float) -> int:
     """So many that one replay takes about 2 ms: long beside what it costs to start it."""
     return int(np.clip(2.0 / once_ms, 4, 100))
 
