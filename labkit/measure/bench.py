@@ -24,132 +24,20 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
-
-from labkit import cuda, device, measure
+from labkit import device, measure
 from labkit._common import paths
 from labkit._common.tables import number, size_text, to_markdown
-from labkit.measure import Ladder, roofline, targets, time_graph, time_host, time_kernel, time_launch
+from labkit.measure import Ladder, roofline, targets
 from labkit.measure.ops import HOMES, op
+from labkit.measure.series.matmul import matmul_sizes
+from labkit.measure.series.overheads import copies, launch_overhead
+from labkit.measure.series.vector import vector_add_sizes, volume_add_block_shapes
 
 SCHEMA = 1
 BUILD = paths.REPOSITORY / "build" / "bench"
-BLOCK_SHAPES = ((1024, 1, 1), (256, 4, 1), (128, 8, 1), (64, 16, 1), (32, 32, 1), (32, 8, 4), (16, 8, 8), (8, 8, 16),
-                (4, 16, 16), (2, 16, 32), (1, 16, 64), (1, 1024, 1), (256, 1, 1), (64, 4, 1), (32, 8, 1), (8, 8, 4),
-                (4, 4, 4))
 
 
 # --- Series: one quantity over a range, for the lessons --------------------------------------------------------------
-
-
-def vector_add_sizes(exponents=None, budget_s: float = 0.08) -> dict:
-    """Vector addition over n = 2^10 ... : the kernel alone, called from Python, with its three copies, and NumPy.
-
-    kernel_ms: CUDA events (the CPU device: wall clock). call_ms: wall clock of launch and synchronise. with_copies_ms:
-    a and b to the device, the kernel, the result back, pageable memory, buffers allocated before.
-    """
-    from labkit.kernels.elementwise import vector_add_per_thread
-
-    exponents = exponents or device.pick(gpu=range(10, 29), cpu=range(10, 21, 2))
-    series = {"n": [], "kernel_ms": [], "call_ms": [], "with_copies_ms": [], "numpy_ms": []}
-    rng = np.random.default_rng(0)
-    limits = {"budget_s": budget_s, "min_runs": 3, "max_runs": 50}
-    for n in measure.steps("vector_add over sizes", [2**e for e in exponents]):
-        a, b = rng.random(n, dtype=np.float32), rng.random(n, dtype=np.float32)
-        out = np.empty_like(a)
-        d_a, d_b, d_out = cuda.to_device(a), cuda.to_device(b), cuda.device_array(n, np.float32)
-
-        def call(d_a=d_a, d_b=d_b, d_out=d_out):
-            vector_add_per_thread(d_a, d_b, d_out)
-
-        def with_copies(a=a, b=b, out=out, d_a=d_a, d_b=d_b, d_out=d_out, call=call):
-            d_a.copy_to_device(a)
-            d_b.copy_to_device(b)
-            call()
-            d_out.copy_to_host(out)
-
-        series["n"].append(n)
-        series["kernel_ms"].append(time_kernel(call, **limits).p50)
-        series["call_ms"].append(time_host(call, after=cuda.synchronize, **limits).p50)
-        series["with_copies_ms"].append(time_host(with_copies, after=cuda.synchronize, **limits).p50)
-        series["numpy_ms"].append(time_host(lambda a=a, b=b, out=out: np.add(a, b, out=out), **limits).p50)
-    return measure.stamped(series)
-
-
-def volume_add_block_shapes(size: dict | None = None, shapes=BLOCK_SHAPES, budget_s: float = 0.1) -> dict:
-    """The 3D volume addition over shapes of its block."""
-    volume_add = op("volume_add")
-    launcher = volume_add.rung("volume_add_3d")
-    size = size or device.pick(gpu=volume_add.timed_gpu, cpu={"nx": 64, "ny": 64, "nz": 64})
-    arrays = [cuda.to_device(array) for array in volume_add.inputs(np.random.default_rng(0), **size)]
-    out = cuda.device_array(volume_add.shape(**size), np.float32)
-    times = []
-    for block in measure.steps("volume_add over block shapes", list(shapes)):
-        timing = time_kernel(lambda block=block: launcher(*arrays, out, block=block), budget_s=budget_s, max_runs=50)
-        times.append(timing.p50)
-    return measure.stamped({
-        "blocks": [list(block) for block in shapes], "ms": times, "size": size,
-        "gbs": [volume_add.bytes(**size) / ms / 1e6 for ms in times] if device.on_gpu() else None,
-        "limit": roofline.limits().bandwidth_gbs,
-    })
-
-
-def matmul_sizes(sizes=None, budget_s: float = 0.12) -> dict:
-    """The first rungs of the matrix product, the fastest and its rivals over square sizes. Each result is checked."""
-    matmul = op("matmul")
-    sizes = sizes or device.pick(gpu=(256, 512, 1024, 2048, 4096), cpu=(32, 64, 96, 128))
-    rungs = ["matmul_naive", "matmul_coalesced", "matmul_tiled", "matmul_tiled_32", "matmul_pipelined"]
-    if not device.on_gpu():
-        rungs.pop()  # its tile is larger than these sizes
-    ladders = [measure.ladder(matmul, {"M": s, "N": s, "K": s}, rungs=rungs, budget_s=budget_s) for s in sizes]
-    everywhere = set.intersection(*({row.name for row in one.rows} for one in ladders))
-    lines = [{"name": row.name, "kind": row.kind, "ms": [one.row(row.name).timing.p50 for one in ladders],
-              "rate": [one.row(row.name).tflops for one in ladders]}
-             for row in ladders[0].rows if row.name in everywhere]
-    return measure.stamped({"op": "matmul", "title": matmul.title, "x": list(sizes), "x_label": "M = N = K",
-                            "lines": lines,
-                            "unit": "TFLOP/s", "limit": roofline.limits().fp32_tflops, "limit_name": "float32 peak"})
-
-
-def launch_overhead(n: int = 1024) -> dict:
-    """What one launch of a tiny kernel costs: through the launcher, bound once, in a graph; and torch.add."""
-    from labkit.kernels.elementwise import vector_add_per_thread, vector_add_per_thread_kernel
-
-    a, b, out = (cuda.to_device(np.ones(n, np.float32)) for _ in range(3))
-    bound = vector_add_per_thread_kernel[-(-n // 256), 256]
-    series = {
-        "n": n,
-        "launcher_us": 1000 * time_launch(lambda: vector_add_per_thread(a, b, out)).p50,
-        "bound_us": 1000 * time_launch(lambda: bound(a, b, out)).p50,
-        "graph_us": None,
-        "torch_us": None,
-    }
-    graph = time_graph(lambda stream: vector_add_per_thread(a, b, out, stream=stream), launches=100)
-    if graph is not None:
-        series["graph_us"] = 1000 * graph.p50
-    torch = measure.import_rival("torch") if device.on_gpu() else None
-    if torch is not None:
-        x, y, z = (torch.ones(n, device="cuda") for _ in range(3))
-
-        def add():
-            torch.add(x, y, out=z)
-
-        add()
-        torch.cuda.synchronize()
-        times = []
-        for _ in range(10):
-            begin = time.perf_counter()
-            for _ in range(200):
-                add()
-            torch.cuda.synchronize()
-            times.append(1e6 * (time.perf_counter() - begin) / 200)
-        series["torch_us"] = float(np.median(times))
-    return measure.stamped(series)
-
-
-def copies() -> dict:
-    """Copies between host and device, pageable and pinned."""
-    return measure.stamped(measure.time_copy(device.pick(gpu=2**28, cpu=2**24)))
 
 
 def _taken(name: str, home: str = "libraries") -> Callable[[], dict | None]:
