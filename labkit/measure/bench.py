@@ -15,9 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -26,6 +24,7 @@ from pathlib import Path
 
 from labkit import device, measure
 from labkit._common import paths
+from labkit._common.files import write_text
 from labkit._common.tables import number, size_text, to_markdown
 from labkit.measure import Ladder, roofline, targets
 from labkit.measure.ops import HOMES, op
@@ -40,14 +39,14 @@ BUILD = paths.REPOSITORY / "build" / "bench"
 # --- Series: one quantity over a range, for the lessons --------------------------------------------------------------
 
 
-def _taken(name: str, home: str = "libraries") -> Callable[[], dict | None]:
-    """A series that another module takes, which is imported then."""
+def _later(name: str, home: str = "libraries") -> Callable[[], dict | None]:
+    """A function that takes a series of labkit.measure.series, whose module is imported when it is called."""
     return lambda: getattr(importlib.import_module(f"labkit.measure.series.{home}"), name)()
 
 
-def three_languages() -> dict | None:
+def three_languages_to_record() -> dict | None:
     """One job in three languages. A recording that has cuTile in it is not replaced by one without."""
-    taken = _taken("three_languages")()
+    taken = _later("three_languages")()
     try:
         known = measure.recorded_series("three_languages", device.name())
     except ValueError:  # nothing is recorded for this GPU
@@ -65,28 +64,28 @@ SERIES: dict[str, tuple[str, Callable[[], dict | None]]] = {
     "copies": ("vector_add", copies),
     "volume_add_block_shapes": ("volume_add", volume_add_block_shapes),
     "matmul_sizes": ("matmul", matmul_sizes),
-    "cold_start": ("bias_gelu_add", _taken("cold_start", "overheads")),
-    "copy_sizes": ("bias_gelu_add", _taken("copy_sizes", "overheads")),
-    "launch_sizes": ("bias_gelu_add", _taken("launch_sizes", "overheads")),
-    "fair_baseline": ("bias_gelu_add", _taken("fair_baseline", "overheads")),
-    "trace": ("bias_gelu_add", _taken("trace", "overheads")),
-    "library_products": ("matmul", _taken("products")),
-    "bf16_projection": ("matmul", _taken("projection")),
-    "softmax_check": ("softmax", _taken("softmax_check")),
-    "softmax_rows": ("softmax", _taken("softmax_rows")),
-    "softmax_cpu": ("softmax", _taken("softmax_cpu", "softmax")),
-    "memory_latency": ("softmax", _taken("memory_latency", "softmax")),
-    "masked_softmax_sizes": ("masked_softmax_causal", _taken("masked_softmax_sizes", "softmax")),
-    "attention_sizes": ("attention", _taken("attention_sizes", "attention")),
-    "attention_keys": ("attention", _taken("attention_keys", "attention")),
-    "attention_passes": ("attention", _taken("attention_passes", "attention")),
-    "generation": ("attention_cached", _taken("generation", "generation")),
-    "cache_curve": ("attention_cached", _taken("cache_curve", "generation")),
-    "step_launches": ("attention_cached", _taken("step_launches", "generation")),
-    "block_calls": ("gpt2_block", _taken("block_calls", "gpt2_block")),
-    "three_languages": ("vector_add", three_languages),
-    "tile_sizes": ("vector_add", _taken("tile_sizes")),
-    "tile_hints": ("softmax", _taken("tile_hints")),
+    "cold_start": ("bias_gelu_add", _later("cold_start", "overheads")),
+    "copy_sizes": ("bias_gelu_add", _later("copy_sizes", "overheads")),
+    "launch_sizes": ("bias_gelu_add", _later("launch_sizes", "overheads")),
+    "fair_baseline": ("bias_gelu_add", _later("fair_baseline", "overheads")),
+    "trace": ("bias_gelu_add", _later("trace", "overheads")),
+    "library_products": ("matmul", _later("products")),
+    "bf16_projection": ("matmul", _later("projection")),
+    "softmax_check": ("softmax", _later("softmax_check")),
+    "softmax_rows": ("softmax", _later("softmax_rows")),
+    "softmax_cpu": ("softmax", _later("softmax_cpu", "softmax")),
+    "memory_latency": ("softmax", _later("memory_latency", "softmax")),
+    "masked_softmax_sizes": ("masked_softmax_causal", _later("masked_softmax_sizes", "softmax")),
+    "attention_sizes": ("attention", _later("attention_sizes", "attention")),
+    "attention_keys": ("attention", _later("attention_keys", "attention")),
+    "attention_passes": ("attention", _later("attention_passes", "attention")),
+    "generation": ("attention_cached", _later("generation", "generation")),
+    "cache_curve": ("attention_cached", _later("cache_curve", "generation")),
+    "step_launches": ("attention_cached", _later("step_launches", "generation")),
+    "block_calls": ("gpt2_block", _later("block_calls", "gpt2_block")),
+    "three_languages": ("vector_add", three_languages_to_record),
+    "tile_sizes": ("vector_add", _later("tile_sizes")),
+    "tile_hints": ("softmax", _later("tile_hints")),
 }
 QUICK = {
     "vector_add_sizes": lambda: vector_add_sizes(exponents=(10, 14), budget_s=0.01),
@@ -99,8 +98,8 @@ QUICK = {
 # --- Running ---------------------------------------------------------------------------------------------------------
 
 
-def run(name: str = "all", *, quick: bool = False, show: Callable[[object], None] = print,
-        keep: Callable[[dict], object] | None = None) -> dict:
+def collect(name: str = "all", *, quick: bool = False, show: Callable[[object], None] = print,
+            keep: Callable[[dict], object] | None = None) -> dict:
     """Measures one operation with its series, one series, or all, and returns the measurements. `show` is given each
     ladder as it is done, `keep` all that is measured so far, so that what ends a long run early costs only the rest."""
     if name not in ("all", *HOMES, *SERIES):
@@ -119,7 +118,7 @@ def run(name: str = "all", *, quick: bool = False, show: Callable[[object], None
                 show(found[-1])
             except Exception as error:  # one wrong rung must not cost the measurements of the others
                 at = f"{each} at {size_text(size or op(each).timed)}"
-                data["problems"][at] = _said(error)
+                data["problems"][at] = _problem(error)
                 print(f"{at} was not measured: {data['problems'][at]}", file=sys.stderr)
         data["ops"][each] = [one.to_json() for one in found]
         data["seconds"][each] = time.perf_counter() - begin
@@ -133,7 +132,7 @@ def run(name: str = "all", *, quick: bool = False, show: Callable[[object], None
                 if taken is not None:
                     data["series"][key] = taken
             except Exception as error:
-                data["problems"][key] = _said(error)
+                data["problems"][key] = _problem(error)
                 print(f"{key} was not measured: {data['problems'][key]}", file=sys.stderr)
             data["seconds"][key] = time.perf_counter() - begin
             if keep is not None:
@@ -141,7 +140,7 @@ def run(name: str = "all", *, quick: bool = False, show: Callable[[object], None
     return data
 
 
-def _said(error: Exception) -> str:
+def _problem(error: Exception) -> str:
     """What went wrong, and in which line: a run of all cannot be looked into afterwards."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "labkit" in Path(frame.filename).parts]
     at = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
@@ -174,17 +173,7 @@ def merge(path: Path, data: dict) -> dict:
     for note in ("seconds", "problems"):
         merged.pop(note, None)  # of this run, not of the file
     merged["targets"] = targets.to_json(targets.evaluate(merged))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(merged, file, indent=1, allow_nan=False)
-            file.write("\n")
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_text(path, json.dumps(merged, indent=1, allow_nan=False) + "\n")
     return merged
 
 
@@ -227,8 +216,8 @@ def main(console=None, op: str | None = None, out: str | None = None, quick: boo
     begin = time.perf_counter()
     console.print(f"Timing on {measure.where()}", highlight=False)
     nothing_to_keep = quick and out is None
-    data = run(op or "all", quick=quick, show=console.print,
-               keep=None if nothing_to_keep else lambda so_far: merge(path, so_far))
+    data = collect(op or "all", quick=quick, show=console.print,
+                   keep=None if nothing_to_keep else lambda so_far: merge(path, so_far))
     if nothing_to_keep:
         console.print("A quick run shows that it works; nothing was written.", highlight=False)
         return 1 if data["problems"] else 0

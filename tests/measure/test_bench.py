@@ -31,7 +31,7 @@ OFTEN = ("vector_add", "volume_add", "matmul", "masked_softmax_causal")
                                   for name in bench.HOMES])
 def test_quick_run_of_each_operation(name):
     shown = []
-    data = bench.run(name, quick=True, show=shown.append)
+    data = bench.collect(name, quick=True, show=shown.append)
     assert data["problems"] == {}
     assert [one.op for one in shown] == [name]
     assert list(data["ops"]) == [name]
@@ -44,7 +44,7 @@ def test_quick_run_of_each_operation(name):
 
 def test_an_unknown_operation_is_named():
     with pytest.raises(ValueError, match="no operation is called 'fft'; there are all, vector_add"):
-        bench.run("fft")
+        bench.collect("fft")
 
 
 def test_main_writes_json_and_plots_into_out(folders, console):
@@ -200,5 +200,5 @@ def test_the_command_takes_an_operation_or_a_series(tmp_path, monkeypatch):
 
 def test_a_series_alone(monkeypatch):
     monkeypatch.setitem(bench.SERIES, "made_up", ("matmul", lambda: {"n": [1]}))
-    data = bench.run("made_up")
+    data = bench.collect("made_up")
     assert data["ops"] == {} and data["series"] == {"made_up": {"n": [1]}}

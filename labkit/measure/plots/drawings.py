@@ -27,11 +27,11 @@ from labkit.measure.plots.style import (
     VERMILLION,
     WIDTH,
     CourseFigure,
-    _box,
-    _canvas,
-    _figure,
-    _many,
-    _panel_title,
+    canvas,
+    count_of,
+    draw_box,
+    new_figure,
+    panel_title,
 )
 
 
@@ -43,7 +43,7 @@ def launch_map(n: int, threads_per_block: int) -> CourseFigure:
         raise ValueError(f"{blocks} blocks of {threads_per_block} are {threads} threads; a picture holds 1 to 64")
     idle = threads - n
     summary = f"{blocks} blocks of {threads_per_block} threads over {n} elements; {idle} threads have none"
-    figure, (ax,) = _figure([1.5], "Which thread takes which element", summary)
+    figure, (ax,) = new_figure([1.5], "Which thread takes which element", summary)
     pitch = 0.86 * WIDTH * 72 / max(threads, 8)  # points between two threads
     dot, small = min(15, 0.8 * pitch), min(8.5, 0.45 * pitch)
     with rc_context(STYLE):
@@ -80,9 +80,9 @@ def owners(n: int = 29, block: int = 4, rungs: tuple[str, ...] = ("per_thread",)
     unknown = [name for name in rungs if name not in tile]
     if unknown:
         raise ValueError(f"rungs holds {unknown[0]!r}; allowed are {', '.join(tile)}")
-    figure, axes = _figure([0.62] * len(rungs), "Which thread adds which element",
-                           f"Which thread adds which of {n} elements, in blocks of {block}: {', '.join(rungs)}.",
-                           gap=0.62)
+    figure, axes = new_figure([0.62] * len(rungs), "Which thread adds which element",
+                              f"Which thread adds which of {n} elements, in blocks of {block}: {', '.join(rungs)}.",
+                              gap=0.62)
     with rc_context(STYLE):
         for ax, name in zip(axes, rungs, strict=True):
             box = ax.get_position()
@@ -112,8 +112,8 @@ def owners(n: int = 29, block: int = 4, rungs: tuple[str, ...] = ("per_thread",)
             ax.tick_params(length=0)
             blocks = grid if name == "grid_stride" else reach // tile[name]
             count = f"{blocks} blocks of {block} threads"
-            idle = f"; {_many(reach - n, 'thread')} beyond the end" if name == "per_thread" and reach > n else ""
-            _panel_title(ax, f"{name}: {count}{idle}")
+            idle = f"; {count_of(reach - n, 'thread')} beyond the end" if name == "per_thread" and reach > n else ""
+            panel_title(ax, f"{name}: {count}{idle}")
     return figure
 
 
@@ -155,8 +155,8 @@ def warp_addresses(touched: dict[str, np.ndarray], title: str = "What one warp a
         return len(found) * cell + gap * sum(b - a > 1 for a, b in zip(found, found[1:], strict=False))
 
     heights = [head + max(depth(found) for _, _, found in line) + foot for line in lines]
-    summary = f"{title}: " + "; ".join(f"{name}: {_many(len(found), 'sector')}" for name, _, found in panels) + "."
-    figure, ax = _canvas(0.5 + sum(heights) + 0.28, title, summary)
+    summary = f"{title}: " + "; ".join(f"{name}: {count_of(len(found), 'sector')}" for name, _, found in panels) + "."
+    figure, ax = canvas(0.5 + sum(heights) + 0.28, title, summary)
     top = 0.5
     with rc_context(STYLE):
         for line, height in zip(lines, heights, strict=True):
@@ -164,7 +164,7 @@ def warp_addresses(touched: dict[str, np.ndarray], title: str = "What one warp a
                 left = 0.14 + column * step
                 ax.text(left, top + 0.12, name, fontsize=8.5, fontweight="bold", va="center")
                 used = len(lanes) / (len(found) * per_sector)
-                ax.text(left, top + 0.31, f"{_many(len(found), 'sector')}, {used:.0%} of the bytes used", fontsize=8,
+                ax.text(left, top + 0.31, f"{count_of(len(found), 'sector')}, {used:.0%} of the bytes used", fontsize=8,
                         color=FAINT, va="center")
                 y, before = top + head - 0.05, None
                 for sector in found:
@@ -173,8 +173,8 @@ def warp_addresses(touched: dict[str, np.ndarray], title: str = "What one warp a
                             fontsize=6.0, color=FAINT)
                     for i in range(per_sector):
                         wanted = lanes.get(sector * per_sector + i, [])
-                        _box(ax, left + 0.55 + i * cell, y, cell, cell, _lane_text(wanted), ink="white",
-                             fill=BLUE if wanted else PALE[GREY], size=6.2 if len(wanted) < 2 else 4.2)
+                        draw_box(ax, left + 0.55 + i * cell, y, cell, cell, _lane_text(wanted), ink="white",
+                                 fill=BLUE if wanted else PALE[GREY], size=6.2 if len(wanted) < 2 else 4.2)
                     y, before = y + cell, sector
             top += height
         ax.text(0.14, top + 0.08, "Blue: wanted, with the lanes' numbers. Grey: travels along. On the left: the byte "
@@ -204,21 +204,21 @@ def banks(places: dict, size: int = 8, column: int = 2) -> CourseFigure:
         wanted = [bank[row][column] for row in range(size)]
         steps = max(wanted.count(b) for b in wanted)
         panels.append((name, bank, steps))
-        said.append(f"{name}: {_many(steps, 'step')}")
-    figure, ax = _canvas(top + size * cell + 0.42, f"A column of a tile, and its banks (drawn with {size} for 32)",
-                         "Reading a column of a tile: " + "; ".join(said) + ".")
+        said.append(f"{name}: {count_of(steps, 'step')}")
+    figure, ax = canvas(top + size * cell + 0.42, f"A column of a tile, and its banks (drawn with {size} for 32)",
+                        "Reading a column of a tile: " + "; ".join(said) + ".")
     with rc_context(STYLE):
         for number_, (name, bank, steps) in enumerate(panels):
             x0 = left + number_ * (size * cell + gap)
             ax.text(x0, top - 0.43, name, fontsize=9, fontweight="bold", va="center")
-            ax.text(x0, top - 0.20, f"a column takes {_many(steps, 'step')}", fontsize=8.5, va="center",
+            ax.text(x0, top - 0.20, f"a column takes {count_of(steps, 'step')}", fontsize=8.5, va="center",
                     color=TEXT[VERMILLION] if steps > 1 else TEXT[GREEN])
             for row in range(size):
                 for col in range(size):
                     hot = col == column
                     fill = (PALE[GREY], VERMILLION if steps > 1 else GREEN)[hot]
-                    _box(ax, x0 + col * cell, top + row * cell, cell, cell, bank[row][col], fill=fill,
-                         ink="white" if hot else FAINT, size=8)
+                    draw_box(ax, x0 + col * cell, top + row * cell, cell, cell, bank[row][col], fill=fill,
+                             ink="white" if hot else FAINT, size=8)
         ax.text(0.14, top + size * cell + 0.24, "The number is the bank. Coloured: what the lanes of a warp want in "
                 "one read. A bank gives one element in a step.", fontsize=8, color=FAINT, va="center")
     return figure
@@ -245,9 +245,9 @@ def broadcast_reads(shape: tuple[int, int, int] = (2, 3, 4), mark: tuple[int, in
     cell = min(0.36, (WIDTH - left - 0.14 - 3 * between) / (4 * nz))
     tall, top, slab_gap = 0.27, 1.02, 0.16
     depth = nx * ny * tall + (nx - 1) * slab_gap
-    figure, ax = _canvas(top + depth + 0.74, "Which element each element of the sum reads",
-                         f"For a shape of {shape}: the flat indices of a, b and c that each element of out reads. "
-                         + "; ".join(f"{name}: {formula}" for name, _, _, _, _, formula in panels) + ".")
+    figure, ax = canvas(top + depth + 0.74, "Which element each element of the sum reads",
+                        f"For a shape of {shape}: the flat indices of a, b and c that each element of out reads. "
+                        + "; ".join(f"{name}: {formula}" for name, _, _, _, _, formula in panels) + ".")
     with rc_context(STYLE):
         for number_, (name, size, colour, index, solid, formula) in enumerate(panels):
             x0 = left + number_ * (nz * cell + between)
@@ -266,11 +266,11 @@ def broadcast_reads(shape: tuple[int, int, int] = (2, 3, 4), mark: tuple[int, in
                     for z in range(nz):
                         full = solid(x, y, z)
                         ink = "white" if full and colour != ORANGE else INK if full or number_ == 0 else FAINT
-                        _box(ax, x0 + z * cell, row, cell, tall, index(x, y, z), ink=ink,
-                             fill=colour if full else PALE[colour])
+                        draw_box(ax, x0 + z * cell, row, cell, tall, index(x, y, z), ink=ink,
+                                 fill=colour if full else PALE[colour])
             x, y, z = mark
-            _box(ax, x0 + z * cell, top + (x * ny + y) * tall + x * slab_gap, cell, tall, edge=VERMILLION,
-                 linewidth=2.0, zorder=3)
+            draw_box(ax, x0 + z * cell, top + (x * ny + y) * tall + x * slab_gap, cell, tall, edge=VERMILLION,
+                     linewidth=2.0, zorder=3)
             ax.text(x0, top + depth + 0.18, formula, fontsize=8.5, va="center", color=TEXT[colour])
         ax.text(left, top - 0.09, "z \u2192", fontsize=7, color=FAINT, va="center")
         ax.text(0.14, top + depth + 0.50, f"Framed: out[{', '.join(map(str, mark))}] and the three elements it reads. "

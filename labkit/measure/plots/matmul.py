@@ -24,8 +24,8 @@ from labkit.measure.plots.style import (
     VERMILLION,
     WIDTH,
     CourseFigure,
-    _box,
-    _canvas,
+    canvas,
+    draw_box,
 )
 
 
@@ -46,9 +46,9 @@ def tile_walk(M: int = 7, N: int = 11, K: int = 10, tile: int = 4, block: tuple[
     cell = min(0.27, (WIDTH - 0.75 - gap) / (reach_k + reach_n))
     x_b = 0.45 + reach_k * cell + gap  # b and out begin here, a at 0.45
     y_a = 0.80 + reach_k * cell + gap  # a and out begin here, b at 0.80
-    figure, ax = _canvas(y_a + reach_m * cell + 0.52, "What one block reads, tile by tile",
-                         f"Block {block} of out = a @ b, M={M}, N={N}, K={K}, walks over {steps} tiles of {tile} x "
-                         f"{tile} of a, to the right, and of b, downwards.")
+    figure, ax = canvas(y_a + reach_m * cell + 0.52, "What one block reads, tile by tile",
+                        f"Block {block} of out = a @ b, M={M}, N={N}, K={K}, walks over {steps} tiles of {tile} x "
+                        f"{tile} of a, to the right, and of b, downwards.")
 
     def matrix(x0, y0, rows, cols, reach_rows, reach_cols, step_of):
         for r in range(reach_rows):
@@ -57,11 +57,11 @@ def tile_walk(M: int = 7, N: int = 11, K: int = 10, tile: int = 4, block: tuple[
                 x, y = x0 + c * cell, y0 + r * cell
                 if inside:
                     fill = PALE[GREY] if step is None else step if isinstance(step, str) else colours[step]
-                    _box(ax, x, y, cell, cell, fill=fill)
+                    draw_box(ax, x, y, cell, cell, fill=fill)
                 elif step is not None:
                     zero = "" if isinstance(step, str) else "0"
-                    _box(ax, x + 0.015, y + 0.015, cell - 0.03, cell - 0.03, zero, edge=GREY, size=7, ink=FAINT,
-                         linestyle=(0, (2, 2)), linewidth=0.7)
+                    draw_box(ax, x + 0.015, y + 0.015, cell - 0.03, cell - 0.03, zero, edge=GREY, size=7, ink=FAINT,
+                             linestyle=(0, (2, 2)), linewidth=0.7)
 
     in_rows, in_cols = range(row0, row0 + tile), range(col0, col0 + tile)
     mine = (min(row0 + 1, M - 1), min(col0 + 1, N - 1))
@@ -76,9 +76,9 @@ def tile_walk(M: int = 7, N: int = 11, K: int = 10, tile: int = 4, block: tuple[
             ax.text(x_b + (col0 + tile) * cell + 0.07, 0.80 + middle, f"step {step + 1}", fontsize=8.5, va="center",
                     color=TEXT[colour], fontweight="bold", rotation=270)
         frame = {"edge": VERMILLION, "linewidth": 2.0, "zorder": 3}
-        _box(ax, 0.45, y_a + mine[0] * cell, K * cell, cell, **frame)
-        _box(ax, x_b + mine[1] * cell, 0.80, cell, K * cell, **frame)
-        _box(ax, x_b + mine[1] * cell, y_a + mine[0] * cell, cell, cell, **frame)
+        draw_box(ax, 0.45, y_a + mine[0] * cell, K * cell, cell, **frame)
+        draw_box(ax, x_b + mine[1] * cell, 0.80, cell, K * cell, **frame)
+        draw_box(ax, x_b + mine[1] * cell, y_a + mine[0] * cell, cell, cell, **frame)
         for x, y, name, size in ((0.45, y_a, "a", f"{M} \u00d7 {K}"), (x_b, 0.80, "b", f"{K} \u00d7 {N}"),
                                  (x_b, y_a, "out", f"{M} \u00d7 {N}")):
             ax.text(x, y - 0.14, name, fontsize=9.5, fontweight="bold", va="center")
@@ -104,19 +104,19 @@ def patch(threads: int = 4, size: int = 4, thread: tuple[int, int] = (2, 1)) -> 
     cell = 3.9 / (side + 2)
     left, top = 0.45, 0.72
     out_x, out_y = left + 2 * cell, top + 2 * cell
-    figure, ax = _canvas(out_y + side * cell + 0.50, "What one thread of a register-blocked product keeps and reads",
-                         f"A block of {threads} x {threads} threads, each with {size} x {size} elements of out: in "
-                         f"each step a thread reads {size} numbers of a and {size} of b for {size * size} products.")
+    figure, ax = canvas(out_y + side * cell + 0.50, "What one thread of a register-blocked product keeps and reads",
+                        f"A block of {threads} x {threads} threads, each with {size} x {size} elements of out: in "
+                        f"each step a thread reads {size} numbers of a and {size} of b for {size * size} products.")
     mine_rows = [y + threads * i for i in range(size)]
     mine_cols = [x + threads * i for i in range(size)]
     with rc_context(STYLE):
         for r in range(side):
-            _box(ax, left, out_y + r * cell, cell, cell, fill=ORANGE if r in mine_rows else PALE[ORANGE])
+            draw_box(ax, left, out_y + r * cell, cell, cell, fill=ORANGE if r in mine_rows else PALE[ORANGE])
             for c in range(side):
                 own = r in mine_rows and c in mine_cols
-                _box(ax, out_x + c * cell, out_y + r * cell, cell, cell, fill=BLUE if own else PALE[GREY])
+                draw_box(ax, out_x + c * cell, out_y + r * cell, cell, cell, fill=BLUE if own else PALE[GREY])
         for c in range(side):
-            _box(ax, out_x + c * cell, top, cell, cell, fill=GREEN if c in mine_cols else PALE[GREEN])
+            draw_box(ax, out_x + c * cell, top, cell, cell, fill=GREEN if c in mine_cols else PALE[GREEN])
         ax.text(left, out_y - 0.14, "a", fontsize=9.5, fontweight="bold", va="center")
         ax.text(out_x - 0.10, top + cell / 2, "b", fontsize=9.5, fontweight="bold", va="center", ha="right")
         words = out_x + side * cell + 0.22
@@ -139,18 +139,18 @@ def mma_lanes(lane: int = 13) -> CourseFigure:
     wide, tall, left, top = 0.245, 0.205, 0.34, 0.92
     gap = 0.40
     b_x, a_y = left + 16 * wide + gap, top + 16 * tall + gap
-    figure, ax = _canvas(a_y + 16 * tall + 0.42, "Who holds what: mma.sync m16n8k16",
-                         "The lane that holds each element of a (16 x 16), b (16 x 8) and the sums (16 x 8): "
-                         "g = lane // 4 and q = lane % 4.")
+    figure, ax = canvas(a_y + 16 * tall + 0.42, "Who holds what: mma.sync m16n8k16",
+                        "The lane that holds each element of a (16 x 16), b (16 x 8) and the sums (16 x 8): "
+                        "g = lane // 4 and q = lane % 4.")
 
     def matrix(x0, y0, rows, cols, lane_of, register_of):
         for r in range(rows):
             for c in range(cols):
                 holder, place = lane_of(r, c), (x0 + c * wide, y0 + r * tall)
                 ink = TEXT[VERMILLION] if holder == lane else INK
-                _box(ax, *place, wide, tall, holder, fill=PALE[colours[register_of(r, c)]], ink=ink, size=7)
+                draw_box(ax, *place, wide, tall, holder, fill=PALE[colours[register_of(r, c)]], ink=ink, size=7)
                 if holder == lane:
-                    _box(ax, *place, wide, tall, edge=VERMILLION, linewidth=1.8, zorder=3)
+                    draw_box(ax, *place, wide, tall, edge=VERMILLION, linewidth=1.8, zorder=3)
 
     with rc_context(STYLE):
         matrix(left, a_y, 16, 16, lambda r, c: r % 8 * 4 + c % 8 // 2, lambda r, c: r // 8 + 2 * (c // 8))
@@ -193,9 +193,9 @@ def overlap(tiles: int = 5, load: float = 1.9, multiply: float = 1.3) -> CourseF
         plans.append(plan)
     ends = [plan[-1][1] + multiply for plan in plans]
     scale = (WIDTH - left - 0.2) / max(ends)
-    figure, ax = _canvas(top + 3 * apart + 0.34, "Loads and products of one block, in time",
-                         f"{tiles} tiles, loads of {load}, products of {multiply}: "
-                         + ", ".join(f"{name} {end:.1f}" for name, end in zip(names, ends, strict=True)) + ".")
+    figure, ax = canvas(top + 3 * apart + 0.34, "Loads and products of one block, in time",
+                        f"{tiles} tiles, loads of {load}, products of {multiply}: "
+                        + ", ".join(f"{name} {end:.1f}" for name, end in zip(names, ends, strict=True)) + ".")
     with rc_context(STYLE):
         for row, (name, plan) in enumerate(zip(names, plans, strict=True)):
             y = top + row * apart
@@ -205,9 +205,10 @@ def overlap(tiles: int = 5, load: float = 1.9, multiply: float = 1.3) -> CourseF
             ax.text(left - 0.08, y + (lanes + 0.5) * tall, "multiply", fontsize=8, ha="right", va="center",
                     color=TEXT[BLUE])
             for t, (loads, multiplies) in enumerate(plan):
-                _box(ax, left + loads * scale, y + t % lanes * tall, load * scale, tall, t, fill=PALE[ORANGE], size=8)
-                _box(ax, left + multiplies * scale, y + lanes * tall, multiply * scale, tall, t, fill=PALE[BLUE],
-                     size=8)
+                draw_box(ax, left + loads * scale, y + t % lanes * tall, load * scale, tall, t, fill=PALE[ORANGE],
+                         size=8)
+                draw_box(ax, left + multiplies * scale, y + lanes * tall, multiply * scale, tall, t, fill=PALE[BLUE],
+                         size=8)
         ax.text(0.14, top + 3 * apart + 0.12, "The number is the tile. Gaps between products are time in which the "
                 "multiply-add units wait.", fontsize=8, color=FAINT, va="center")
     return figure

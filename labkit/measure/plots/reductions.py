@@ -24,15 +24,15 @@ from labkit.measure.plots.style import (
     VERMILLION,
     WIDTH,
     CourseFigure,
-    _box,
-    _canvas,
-    _figure,
-    _label_ends,
-    _many,
-    _panel_title,
-    _place,
-    _quiet,
-    _times,
+    canvas,
+    count_of,
+    draw_box,
+    grid_along,
+    label_line_ends,
+    new_figure,
+    panel_title,
+    taken,
+    time_axis,
 )
 
 
@@ -48,9 +48,9 @@ def reductions(threads: int = 8) -> CourseFigure:
     pitch = (WIDTH - 2 * left - between) / (2 * threads)
     top, rise = 0.92, 0.74
     height = top + rise * len(strides) + cell + 0.62
-    figure, ax = _canvas(height, f"{threads} numbers, {len(strides)} steps",
-                         f"A sum over {threads} threads in {len(strides)} steps: by a tree in shared memory, where "
-                         "half of the threads drop out at each step, and by shuffles, after which every thread has it.")
+    figure, ax = canvas(height, f"{threads} numbers, {len(strides)} steps",
+                        f"A sum over {threads} threads in {len(strides)} steps: by a tree in shared memory, where "
+                        "half of the threads drop out at each step, and by shuffles, after which every thread has it.")
     with rc_context(STYLE):
         for panel, (name, colour) in enumerate((("a tree in shared memory", BLUE), ("shuffles within a warp", GREEN))):
             x0 = left + panel * (threads * pitch + between)
@@ -70,8 +70,8 @@ def reductions(threads: int = 8) -> CourseFigure:
                             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2})
                 holds = threads if panel else threads >> row
                 for t in range(threads):
-                    _box(ax, middle[t] - pitch / 2 + 0.03, y, pitch - 0.06, cell, t if row == 0 else 1 << row,
-                         fill=colour if t < holds else PALE[GREY], ink="white" if t < holds else GREY, size=7.5)
+                    draw_box(ax, middle[t] - pitch / 2 + 0.03, y, pitch - 0.06, cell, t if row == 0 else 1 << row,
+                             fill=colour if t < holds else PALE[GREY], ink="white" if t < holds else GREY, size=7.5)
         ax.text(left, height - 0.30, "First row: the thread's number. Below: of how many numbers it holds the sum. "
                 "Grey: nobody reads it.", fontsize=8, color=FAINT, va="center")
     return figure
@@ -83,9 +83,9 @@ def masks(size: int = 8, length: int = 5) -> CourseFigure:
               (f"padding, length {length}", lambda q, k: k < length, ORANGE))
     left, between, top = 0.66, 0.36, 0.98
     cell = (WIDTH - left - 0.20 - 2 * between) / (3 * size)
-    figure, ax = _canvas(top + size * cell + 0.52, "Three masks, one form: each row sees its first columns",
-                         f"{size} queries and {size} keys: without a mask every query sees every key, under a causal "
-                         f"mask query q sees the keys 0 to q, with padding the first {length}.")
+    figure, ax = canvas(top + size * cell + 0.52, "Three masks, one form: each row sees its first columns",
+                        f"{size} queries and {size} keys: without a mask every query sees every key, under a causal "
+                        f"mask query q sees the keys 0 to q, with padding the first {length}.")
     with rc_context(STYLE):
         for number_, (name, sees, colour) in enumerate(panels):
             x0 = left + number_ * (size * cell + between)
@@ -95,7 +95,7 @@ def masks(size: int = 8, length: int = 5) -> CourseFigure:
                 ax.text(x0 - 0.10, top, "query \u2193", fontsize=7, color=FAINT, ha="right", va="top")
             for q in range(size):
                 for k in range(size):
-                    _box(ax, x0 + k * cell, top + q * cell, cell, cell, fill=colour if sees(q, k) else PALE[GREY])
+                    draw_box(ax, x0 + k * cell, top + q * cell, cell, cell, fill=colour if sees(q, k) else PALE[GREY])
         ax.text(0.14, top + size * cell + 0.28, "Coloured: the score counts. Grey: it is hidden, its probability is 0.",
                 fontsize=8, color=FAINT, va="center")
     return figure
@@ -107,9 +107,9 @@ def quads(columns: int = 27, lanes: int = 4) -> CourseFigure:
     rounds = -(-columns // (4 * lanes))
     left, top, tall = 1.02, 0.92, 0.34
     cell = (WIDTH - left - 0.2 - 0.06 * (lanes - 1)) / (4 * lanes)
-    figure, ax = _canvas(top + rounds * (tall + 0.14) + 0.46, "A row in the registers of a warp",
-                         f"A row of {columns} elements over {lanes} lanes: four neighbours each, in "
-                         f"{_many(rounds, 'round')}.")
+    figure, ax = canvas(top + rounds * (tall + 0.14) + 0.46, "A row in the registers of a warp",
+                        f"A row of {columns} elements over {lanes} lanes: four neighbours each, in "
+                        f"{count_of(rounds, 'round')}.")
     with rc_context(STYLE):
         for lane in range(lanes):
             middle = left + lane * (4 * cell + 0.06) + 2 * cell
@@ -123,10 +123,10 @@ def quads(columns: int = 27, lanes: int = 4) -> CourseFigure:
                     col = 4 * lanes * q + 4 * lane + e
                     x = left + lane * (4 * cell + 0.06) + e * cell
                     if col < columns:
-                        _box(ax, x, y, cell, tall, col, fill=PALE[colours[lane % 4]], size=8.5)
+                        draw_box(ax, x, y, cell, tall, col, fill=PALE[colours[lane % 4]], size=8.5)
                     else:
-                        _box(ax, x + 0.02, y + 0.02, cell - 0.04, tall - 0.04, "0", edge=GREY, ink=FAINT, size=8,
-                             linestyle=(0, (2, 2)), linewidth=0.7)
+                        draw_box(ax, x + 0.02, y + 0.02, cell - 0.04, tall - 0.04, "0", edge=GREY, ink=FAINT, size=8,
+                                 linestyle=(0, (2, 2)), linewidth=0.7)
         ax.text(0.14, top + rounds * (tall + 0.14) + 0.14, "The number is the column. A quad is one load of 128 bits. "
                 "Dashed: beyond the row; a zero, which the sum does not feel.", fontsize=8, color=FAINT, va="center")
     return figure
@@ -136,9 +136,9 @@ def launch_floor(series: dict, mask: str = "causal") -> CourseFigure:
     """Masked softmax of one matrix over its size: unfused and fused, called from Python and in a graph."""
     rows = [row for row in series["rows"] if row["mask"] == mask and row["B"] == 1]
     sizes_ = [row["S"] for row in rows]
-    figure, (ax,) = _figure([3.1], f"One matrix of S \u00d7 S, {mask} mask: what a call costs",
-                            f"Times of a masked softmax for S = {', '.join(map(str, sizes_))}: unfused and fused, "
-                            f"called from Python and in a graph. {_place(series['where'], series.get('date'))}.")
+    figure, (ax,) = new_figure([3.1], f"One matrix of S \u00d7 S, {mask} mask: what a call costs",
+                               f"Times of a masked softmax for S = {', '.join(map(str, sizes_))}: unfused and fused, "
+                               f"called from Python and in a graph. {taken(series)}.")
     with rc_context(STYLE):
         box = ax.get_position()
         ax.set_position((0.095, box.y0, 0.655, box.height))
@@ -156,8 +156,8 @@ def launch_floor(series: dict, mask: str = "causal") -> CourseFigure:
         ax.set_xticks(sizes_, [f"{s:,}" for s in sizes_])
         ax.xaxis.set_minor_locator(NullLocator())
         ax.set_xlabel("S")
-        _times(ax)
-        _quiet(ax, "y")
-        _label_ends(ax, ends)
-        _panel_title(ax, _place(series["where"], series.get("date")))
+        time_axis(ax)
+        grid_along(ax, "y")
+        label_line_ends(ax, ends)
+        panel_title(ax, taken(series))
     return figure

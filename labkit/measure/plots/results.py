@@ -30,16 +30,17 @@ from labkit.measure.plots.style import (
     TEXT,
     VERMILLION,
     CourseFigure,
-    _counts,
-    _figure,
-    _label_ends,
-    _panel_title,
-    _panels,
-    _place,
-    _quiet,
-    _shorten,
-    _times,
-    _wide_left,
+    count_axis,
+    grid_along,
+    here_and_recorded,
+    label_line_ends,
+    new_figure,
+    panel_title,
+    shorten,
+    taken,
+    time_axis,
+    where_taken,
+    widen_left,
 )
 from labkit.measure.roofline import PEAK_NAMES
 
@@ -54,11 +55,11 @@ def ladder(measured: Ladder, recorded: Ladder | None | str = "auto") -> CourseFi
     """
     if recorded == "auto":
         recorded = None if measured.on_gpu else measure.recorded_ladder(measured.op)
-    panels = _panels(measured, recorded)
-    figure, axes = _figure([0.36 * len(panel.rows) + 0.15 for panel in panels], measured.title,
-                           f"Ladder of {measured.op}: " + "; ".join(
-                               f"{row.name} {number(row.timing.p50)} ms" for row in measured.rows)
-                           + f". {_place(measured.where, measured.machine.get('date'))}.")
+    panels = here_and_recorded(measured, recorded)
+    figure, axes = new_figure([0.36 * len(panel.rows) + 0.15 for panel in panels], measured.title,
+                              f"Ladder of {measured.op}: " + "; ".join(
+                                  f"{row.name} {number(row.timing.p50)} ms" for row in measured.rows)
+                              + f". {where_taken(measured.where, measured.machine.get('date'))}.")
     with rc_context(STYLE):
         for ax, panel in zip(axes, panels, strict=True):
             _ladder_panel(ax, panel, [row.name for shown in panels for row in shown.rows])
@@ -70,7 +71,7 @@ def _ladder_panel(ax, panel: Ladder, names: list[str]) -> None:
     rates = [panel.rate(row) for row in rows]
     show_rate = panel.on_gpu and all(rate is not None for rate in rates)
     values = rates if show_rate else [row.timing.p50 for row in rows]
-    _wide_left(ax, names)
+    widen_left(ax, names)
     longest = max([*values, panel.limit]) if show_rate else max(values)
     for y, (row, value) in enumerate(zip(rows, values, strict=True)):
         ax.barh(y, value, height=0.62, color=BLUE if row.kind == "rung" else GREY,
@@ -84,7 +85,7 @@ def _ladder_panel(ax, panel: Ladder, names: list[str]) -> None:
                     ha="right" if inside else "left", fontsize=9,
                     color="white" if inside and row.kind == "rung" else INK,
                     bbox={"facecolor": BLUE, "edgecolor": "none", "pad": 2} if inside and row.failed else None)
-        ax.annotate(_shorten(row.name, LONGEST_NAME), (0, y), xytext=(-8, 0), textcoords="offset points", ha="right",
+        ax.annotate(shorten(row.name, LONGEST_NAME), (0, y), xytext=(-8, 0), textcoords="offset points", ha="right",
                     va="center", fontsize=9, color=INK if row.kind == "rung" else FAINT, annotation_clip=False)
     ax.set_ylim(len(rows) - 0.45, -0.95 if show_rate else -0.55)
     ax.set_yticks([])
@@ -92,9 +93,9 @@ def _ladder_panel(ax, panel: Ladder, names: list[str]) -> None:
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     if show_rate:
         _limit_line(ax, panel)
-    _quiet(ax, "x")
+    grid_along(ax, "x")
     ax.set_xlabel(panel.unit if show_rate else "milliseconds (shorter is faster)")
-    _panel_title(ax, f"{_place(panel.where, panel.machine.get('date'))}; {size_text(panel.size)}")
+    panel_title(ax, f"{where_taken(panel.where, panel.machine.get('date'))}; {size_text(panel.size)}")
 
 
 def _limit_line(ax, panel: Ladder) -> None:
@@ -120,16 +121,16 @@ def crossover(series: dict, recorded: dict | None | str = "auto") -> CourseFigur
     Circled: the size from which on the GPU wins, with and without the copies.
     """
     recorded = measure.recorded_beside(series, "vector_add_sizes", recorded)
-    panels = _panels(series, recorded)
-    figure, axes = _figure([2.9] * len(panels), "Vector addition over sizes",
-                           "Time of a vector addition over sizes, " + _place(series["where"], series.get("date")))
+    panels = here_and_recorded(series, recorded)
+    figure, axes = new_figure([2.9] * len(panels), "Vector addition over sizes",
+                              "Time of a vector addition over sizes, " + taken(series))
     with rc_context(STYLE):
         for ax, panel in zip(axes, panels, strict=True):
             box = ax.get_position()
             ax.set_position((0.095, box.y0, 0.705, box.height))
             ns = panel["n"]
-            _counts(ax)
-            _times(ax)
+            count_axis(ax)
+            time_axis(ax)
             lines = [line for line in CROSSOVER_LINES if panel.get(line[0])]
             for key, _, colour, marker in lines:
                 ax.plot(ns, panel[key], color=colour, marker=marker, markeredgewidth=0)
@@ -141,13 +142,13 @@ def crossover(series: dict, recorded: dict | None | str = "auto") -> CourseFigur
                     circled = True
                     ax.plot([n], [ms], "o", markersize=11, markerfacecolor="none", markeredgecolor=colour,
                             markeredgewidth=1.4)
-                    ax.annotate(_short(n), (n, ms), xytext=(0, -16), textcoords="offset points", ha="center",
+                    ax.annotate(_rounded(n), (n, ms), xytext=(0, -16), textcoords="offset points", ha="center",
                                 fontsize=8.5, color=TEXT[colour])
-            _quiet(ax, "both")
-            _label_ends(ax, [(ns[-1], panel[key][-1], name, TEXT[colour])
-                             for key, name, colour, _ in lines])
-            _panel_title(ax, _place(panel["where"], panel.get("date"))
-                         + (". Circled: faster than NumPy from here on" if circled else ""))
+            grid_along(ax, "both")
+            label_line_ends(ax, [(ns[-1], panel[key][-1], name, TEXT[colour])
+                                 for key, name, colour, _ in lines])
+            panel_title(ax, taken(panel)
+                        + (". Circled: faster than NumPy from here on" if circled else ""))
     return figure
 
 
@@ -170,7 +171,7 @@ def crossing(ns: list, ours: list | None, theirs: list) -> tuple[float | None, f
     return between(ns), between(theirs)
 
 
-def _short(n: float) -> str:
+def _rounded(n: float) -> str:
     scale, unit = (1e6, "M") if n >= 1e6 else (1e3, "k")
     return f"{float(f'{n / scale:.2g}'):g}{unit}"
 
@@ -178,9 +179,9 @@ def _short(n: float) -> str:
 def sizes(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """Every rung over sizes, rivals in grey: TFLOP/s or GB/s on a GPU, times on the CPU device."""
     recorded = measure.recorded_beside(series, f"{series['op']}_sizes", recorded)
-    panels = _panels(series, recorded)
-    figure, axes = _figure([2.9] * len(panels), f"{series['title']} over sizes",
-                           f"{series['title']} over sizes, " + _place(series["where"], series.get("date")))
+    panels = here_and_recorded(series, recorded)
+    figure, axes = new_figure([2.9] * len(panels), f"{series['title']} over sizes",
+                              f"{series['title']} over sizes, " + taken(series))
     with rc_context(STYLE):
         for ax, panel in zip(axes, panels, strict=True):
             box = ax.get_position()
@@ -209,10 +210,10 @@ def sizes(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
                             textcoords="offset points", fontsize=8.5)
                 ax.set_ylabel(panel["unit"])
             else:
-                _times(ax)
-            _quiet(ax, "y")
-            _label_ends(ax, ends)
-            _panel_title(ax, _place(panel["where"], panel.get("date")))
+                time_axis(ax)
+            grid_along(ax, "y")
+            label_line_ends(ax, ends)
+            panel_title(ax, taken(panel))
     return figure
 
 
@@ -222,11 +223,11 @@ def sizes(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
 def block_shapes(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """One kernel over shapes of its block: largest blocks first, then by the extent along x, which runs fastest."""
     recorded = measure.recorded_beside(series, "volume_add_block_shapes", recorded)
-    panels = _panels(series, recorded)
+    panels = here_and_recorded(series, recorded)
     groups = [sorted({int(np.prod(block)) for block in panel["blocks"]}, reverse=True) for panel in panels]
-    figure, axes = _figure([0.235 * (len(panel["blocks"]) + len(counts)) for panel, counts in
-                            zip(panels, groups, strict=True)], "The shape of a block",
-                           "Shapes of a block, " + _place(series["where"], series.get("date")))
+    figure, axes = new_figure([0.235 * (len(panel["blocks"]) + len(counts)) for panel, counts in
+                               zip(panels, groups, strict=True)], "The shape of a block",
+                              "Shapes of a block, " + taken(series))
     with rc_context(STYLE):
         for ax, panel, counts in zip(axes, panels, groups, strict=True):
             box = ax.get_position()
@@ -260,9 +261,9 @@ def block_shapes(series: dict, recorded: dict | None | str = "auto") -> CourseFi
                             xycoords=("data", "axes fraction"), xytext=(-6, -1), textcoords="offset points",
                             ha="right", va="top", fontsize=8.5)
             ax.set_xlabel("GB/s" if on_gpu else "milliseconds (shorter is faster)")
-            _quiet(ax, "x")
-            _panel_title(ax, f"{_place(panel['where'], panel.get('date'))}; {size_text(panel['size'])}. "
-                             f"Block: x \u00d7 y \u00d7 z threads")
+            grid_along(ax, "x")
+            panel_title(ax, f"{taken(panel)}; {size_text(panel['size'])}. "
+                            f"Block: x \u00d7 y \u00d7 z threads")
             if on_gpu and short:
                 value, y = min(short)
                 ax.annotate("x shorter than 8: a warp uses only part of each 32-byte sector", (value, y),
@@ -276,10 +277,10 @@ def block_shapes(series: dict, recorded: dict | None | str = "auto") -> CourseFi
 def traffic(moved: dict[str, tuple[float, float]], title: str, unit: str, least: float | None = None,
             place: str = "") -> CourseFigure:
     """Bars of what is read and what is written: name -> (read, written), in `unit`; a line at the least possible."""
-    figure, (ax,) = _figure([0.40 * len(moved) + 0.12], title, f"{title}: " + "; ".join(
+    figure, (ax,) = new_figure([0.40 * len(moved) + 0.12], title, f"{title}: " + "; ".join(
         f"{name} {number(read)} and {number(written)} {unit}" for name, (read, written) in moved.items()) + ".")
     with rc_context(STYLE):
-        _wide_left(ax)
+        widen_left(ax)
         longest = max(sum(both) for both in moved.values())
         for y, (name, (read, written)) in enumerate(moved.items()):
             ax.barh(y, read, height=0.62, color=BLUE)
@@ -294,7 +295,7 @@ def traffic(moved: dict[str, tuple[float, float]], title: str, unit: str, least:
         ax.set_xlabel(unit)
         if least is not None:
             ax.axvline(least, color=INK, linestyle=(0, (4, 3)), linewidth=1.2)
-        _quiet(ax, "x")
+        grid_along(ax, "x")
         ax.annotate("read", (0, 1), xycoords="axes fraction", xytext=(0, 6), textcoords="offset points", fontsize=9,
                     color=TEXT[BLUE], fontweight="bold")
         ax.annotate("written", (0, 1), xycoords="axes fraction", xytext=(34, 6), textcoords="offset points", fontsize=9,
@@ -309,7 +310,7 @@ def curves(x, lines: dict, title: str, x_label: str, y_label: str, *, log_x: boo
            place: str = "", marks: bool = False) -> CourseFigure:
     """Functions of one variable: name -> values over `x`; what is not finite is left out. Names of several stand at the
     right ends. Where the points are marked, a logarithmic x axis is numbered at them."""
-    figure, (ax,) = _figure([2.9], title, f"{title}: {', '.join(lines)} over {x_label}. {place}".strip())
+    figure, (ax,) = new_figure([2.9], title, f"{title}: {', '.join(lines)} over {x_label}. {place}".strip())
     with rc_context(STYLE):
         box = ax.get_position()
         ax.set_position((0.125, box.y0, 0.655 if len(lines) > 1 else 0.83, box.height))
@@ -331,10 +332,10 @@ def curves(x, lines: dict, title: str, x_label: str, y_label: str, *, log_x: boo
                 ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         ax.set_xlabel(x_label)
         ax.set_ylabel(y_label)
-        _quiet(ax, "y")
+        grid_along(ax, "y")
         if len(lines) > 1:
             ax.get_ylim()  # settles the limits, which the names' places depend on
-            _label_ends(ax, ends)
+            label_line_ends(ax, ends)
         if place:
-            _panel_title(ax, place)
+            panel_title(ax, place)
     return figure

@@ -23,11 +23,11 @@ from labkit.measure.plots.style import (
     STYLE,
     TEXT,
     CourseFigure,
-    _figure,
-    _panel_title,
-    _place,
-    _quiet,
-    _shorten,
+    grid_along,
+    new_figure,
+    panel_title,
+    shorten,
+    where_taken,
 )
 from labkit.measure.roofline import PEAK_NAMES, Limits
 
@@ -42,7 +42,7 @@ def roofline(measured: list[Ladder] | Ladder) -> CourseFigure | None:
     ladders = _gpu_ladders(measured)
     if len(ladders) > 4 or (len(ladders) > 1 and any(one.peak != "fp32" for one in ladders)):
         return every_rung(ladders, "Roofline")
-    figure, (ax,) = _figure([3.9], "Roofline", "Roofline, " + _places(ladders))
+    figure, (ax,) = new_figure([3.9], "Roofline", "Roofline, " + _all_where_taken(ladders))
     with rc_context(STYLE):
         peaks = ("fp32", "tf32", "f16") if any(one.peak != "fp32" for one in ladders) else ("fp32",)
         roofs, bandwidth = _roofs(ladders, peaks)
@@ -62,7 +62,7 @@ def roofline(measured: list[Ladder] | Ladder) -> CourseFigure | None:
                         markeredgecolor="white", markeredgewidth=0.8)
                 ends.append((row.tflops, row.name, TEXT[shade]))
             _label_points(ax, intensity, ends)
-        _panel_title(ax, _places(ladders) + ". Dashed: the limits")
+        panel_title(ax, _all_where_taken(ladders) + ". Dashed: the limits")
     return figure
 
 
@@ -97,7 +97,7 @@ def _roof_axes(ax, xlim: tuple, ylim: tuple) -> None:
         axis.set_minor_locator(NullLocator())
     ax.set_xlabel("flop per byte moved at least")
     ax.set_ylabel("TFLOP/s")
-    _quiet(ax, "both")
+    grid_along(ax, "both")
 
 
 def _draw_roofs(ax, roofs: dict, one: Ladder, xlim: tuple, slope_x: float | None, size: float = 8.5) -> None:
@@ -152,7 +152,7 @@ def every_rung(measured: list[Ladder], title: str = "Every rung on one roofline"
     total = top + plot + foot + legend + 0.1
     with rc_context(STYLE):
         figure = CourseFigure(figsize=(width, total))
-        place = _places(ladders)
+        place = _all_where_taken(ladders)
         figure.summary = f"{title}, {place}"
         figure.text(0.012, 1 - 0.24 / total, title, fontsize=13, fontweight="bold", va="center")
         note = f"{place}. Operations of nearly the same intensity stand side by side."
@@ -190,7 +190,7 @@ def every_rung(measured: list[Ladder], title: str = "Every rung on one roofline"
                 figure.text(x, (y - line) / total, size_text(one.size), fontsize=8, color=FAINT, va="center")
                 for step, (mark, row) in enumerate(lines, 2):
                     name = row.name.removeprefix(f"{one.op}_") if row.kind == "rung" else row.name
-                    name = _shorten(name + (", failed" if row.failed else ""), int(150 * (room / wide - 0.045)))
+                    name = shorten(name + (", failed" if row.failed else ""), int(150 * (room / wide - 0.045)))
                     share = "" if row.fraction is None else f"{row.fraction:.0%}"
                     ink = INK if row.kind == "rung" else FAINT
                     spot = (y - line * step) / total
@@ -202,12 +202,12 @@ def every_rung(measured: list[Ladder], title: str = "Every rung on one roofline"
     return figure
 
 
-def _places(ladders: list[Ladder]) -> str:
+def _all_where_taken(ladders: list[Ladder]) -> str:
     """One "Measured on ..." for each GPU, with the days."""
     by_gpu: dict[str, list[Ladder]] = {}
     for one in ladders:
         by_gpu.setdefault(one.where, []).append(one)
-    return "; ".join(_place(where, measure.days(group)) for where, group in by_gpu.items())
+    return "; ".join(where_taken(where, measure.days(group)) for where, group in by_gpu.items())
 
 
 def _broken(intensities: list[float], ridge: float) -> list[tuple[float, float]]:

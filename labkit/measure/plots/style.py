@@ -60,7 +60,7 @@ class CourseFigure(Figure):
         return self.summary
 
 
-def _figure(heights: list[float], title: str, summary: str, gap: float = 0.98, bottom: float = 0.60):
+def new_figure(heights: list[float], title: str, summary: str, gap: float = 0.98, bottom: float = 0.60):
     """A figure with one axes for each height in inches, one below the other, under a title."""
     with rc_context(STYLE):
         top = 0.66
@@ -75,7 +75,7 @@ def _figure(heights: list[float], title: str, summary: str, gap: float = 0.98, b
     return figure, axes
 
 
-def _canvas(height: float, title: str, summary: str):
+def canvas(height: float, title: str, summary: str):
     """A figure with one axes over all of it, in inches, y down from the top: for drawing cells."""
     with rc_context(STYLE):
         figure = CourseFigure(figsize=(WIDTH, height))
@@ -88,56 +88,61 @@ def _canvas(height: float, title: str, summary: str):
     return figure, ax
 
 
-def _box(ax, x: float, y: float, width: float, height: float, text="", *, fill="none", edge="white", ink=INK,
-         size: float = 7.5, **style) -> None:
+def draw_box(ax, x: float, y: float, width: float, height: float, text="", *, fill="none", edge="white", ink=INK,
+             size: float = 7.5, **style) -> None:
     ax.add_patch(Rectangle((x, y), width, height, facecolor=fill, edgecolor=edge, **{"linewidth": 0.8, **style}))
     if text != "":
         ax.text(x + width / 2, y + height / 2, text, ha="center", fontsize=size, color=ink, linespacing=1.0,
                 va="center" if "\n" in str(text) else "center_baseline")
 
 
-def _place(where: str, date: str | None) -> str:
+def where_taken(where: str, date: str | None) -> str:
     if where == CPU_DEVICE:
         return f"Here, on the {where[0:10]}: shows work, not GPU speed"
     return f"Measured on {where}" + (f", {date}" if date else "")
 
 
-def _panels(here, recorded) -> list:
+def taken(series: dict) -> str:
+    """Where and when a series was taken."""
+    return where_taken(series["where"], series.get("date"))
+
+
+def here_and_recorded(here, recorded) -> list:
     """What was measured here, then what a GPU recorded, unless here is a GPU."""
     return [panel for panel in (here, recorded) if panel is not None]
 
 
-def _panel_title(ax, text: str) -> None:
+def panel_title(ax, text: str) -> None:
     """Left-aligned with the figure, not with the bars."""
     figure = ax.figure
     box = ax.get_position()
     figure.text(0.02, box.y1 + 0.10 / figure.get_figheight(), text, fontsize=9, color=FAINT, va="bottom")
 
 
-def _quiet(ax, axis: str) -> None:
+def grid_along(ax, axis: str) -> None:
     ax.grid(True, axis=axis)
     ax.tick_params(length=0)
     ax.spines["left"].set_visible(axis != "x")
 
 
-def _wide_left(ax, names=()) -> None:
+def widen_left(ax, names=()) -> None:
     """Room for names left of the bars: as much as the widest takes."""
-    outlines = [TextPath((0, 0), _shorten(name, LONGEST_NAME), size=9).get_extents() for name in names]
+    outlines = [TextPath((0, 0), shorten(name, LONGEST_NAME), size=9).get_extents() for name in names]
     widest = max((outline.width for outline in outlines), default=0)
     left = max(0.30, (1.08 * widest + 14) / 72 / WIDTH)  # drawn text is a little wider than its outline
     box = ax.get_position()
     ax.set_position((left, box.y0, 0.97 - left, box.height))
 
 
-def _shorten(text: str, most: int) -> str:
+def shorten(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1].rstrip(" ,(") + "\u2026"
 
 
-def _many(count: int, noun: str) -> str:
+def count_of(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _counts(ax, name: str = "elements") -> None:
+def count_axis(ax, name: str = "elements") -> None:
     """A log axis of element counts, with words for the thousands."""
     def text(value, _):
         for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -152,7 +157,7 @@ def _counts(ax, name: str = "elements") -> None:
     ax.set_xlabel(name)
 
 
-def _times(ax) -> None:
+def time_axis(ax) -> None:
     def text(value, _):
         if value < 0.999:
             return f"{value * 1000:g} \u00b5s"
@@ -163,17 +168,17 @@ def _times(ax) -> None:
     ax.yaxis.set_minor_locator(NullLocator())
 
 
-def _label_ends(ax, ends: list[tuple[float, float, str, str]], gap: float = 0.075) -> None:
+def label_line_ends(ax, ends: list[tuple[float, float, str, str]], gap: float = 0.075) -> None:
     """Writes each line's name at its right end, in its colour, pushed apart so that no two overlap."""
     to_axes = ax.transAxes.inverted()
     spots = sorted([to_axes.transform(ax.transData.transform((x, y)))[1], name, colour] for x, y, name, colour in ends)
-    heights = _spread([spot[0] for spot in spots], gap)
+    heights = spread_apart([spot[0] for spot in spots], gap)
     for height, (_, name, colour) in zip(heights, spots, strict=True):
         ax.annotate(name, (1.0, height), xycoords="axes fraction", xytext=(6, 0), textcoords="offset points",
                     va="center", fontsize=8.5, color=colour, annotation_clip=False)
 
 
-def _spread(heights: list[float], gap: float) -> list[float]:
+def spread_apart(heights: list[float], gap: float) -> list[float]:
     """Sorted heights within the axes, moved as little as keeps each two neighbours `gap` apart."""
     heights = list(heights)
     for _ in range(200):

@@ -27,14 +27,14 @@ from labkit.measure.plots.style import (
     VERMILLION,
     WIDTH,
     CourseFigure,
-    _counts,
-    _figure,
-    _label_ends,
-    _panel_title,
-    _panels,
-    _place,
-    _quiet,
-    _times,
+    count_axis,
+    grid_along,
+    here_and_recorded,
+    label_line_ends,
+    new_figure,
+    panel_title,
+    taken,
+    time_axis,
 )
 
 
@@ -43,10 +43,10 @@ def round_trip(here: dict, recorded: dict | None = None) -> CourseFigure:
 
     A trip is {"steps": {name: milliseconds, ...}, "numpy_ms": ..., "title": where and how it was taken}.
     """
-    trips = _panels(here, recorded)
-    figure, axes = _figure([0.34 * (len(trip["steps"]) + 1) for trip in trips], "There, add, and back",
-                           "; ".join(f"{name} {number(ms)} ms" for name, ms in here["steps"].items())
-                           + f"; NumPy {number(here['numpy_ms'])} ms. {here['title']}.")
+    trips = here_and_recorded(here, recorded)
+    figure, axes = new_figure([0.34 * (len(trip["steps"]) + 1) for trip in trips], "There, add, and back",
+                              "; ".join(f"{name} {number(ms)} ms" for name, ms in here["steps"].items())
+                              + f"; NumPy {number(here['numpy_ms'])} ms. {here['title']}.")
     with rc_context(STYLE):
         for ax, trip in zip(axes, trips, strict=True):
             box = ax.get_position()
@@ -69,8 +69,8 @@ def round_trip(here: dict, recorded: dict | None = None) -> CourseFigure:
             ax.set_xlim(0, 1.12 * longest)
             ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
             ax.set_xlabel("milliseconds since the trip began")
-            _quiet(ax, "x")
-            _panel_title(ax, trip["title"])
+            grid_along(ax, "x")
+            panel_title(ax, trip["title"])
     return figure
 
 
@@ -88,8 +88,8 @@ def timeline(*panels: dict) -> CourseFigure:
         raise ValueError("a panel holds no events; a time line needs at least one")
     present = [[row for row in TIMELINE_ROWS if any(event["row"] == row for event in panel["events"])]
                for panel in panels]
-    figure, axes = _figure([0.40 * len(rows) + 0.1 for rows in present], "Where the time goes", "Time lines: "
-                           + "; ".join(panel["title"] for panel in panels), gap=0.92)
+    figure, axes = new_figure([0.40 * len(rows) + 0.1 for rows in present], "Where the time goes", "Time lines: "
+                              + "; ".join(panel["title"] for panel in panels), gap=0.92)
     with rc_context(STYLE):
         for ax, panel, rows in zip(axes, panels, present, strict=True):
             box = ax.get_position()
@@ -110,8 +110,8 @@ def timeline(*panels: dict) -> CourseFigure:
             ax.set_yticks(range(len(rows)), [TIMELINE_ROWS[row] for row in rows])
             ax.set_xlim(0, end / scale)
             ax.set_xlabel(unit)
-            _quiet(ax, "x")
-            _panel_title(ax, panel["title"])
+            grid_along(ax, "x")
+            panel_title(ax, panel["title"])
         seen = [name for name in PHASES if any(event["name"] == name for panel in panels for event in panel["events"])]
         handles = [Rectangle((0, 0), 1, 1, color=PHASES[name]) for name in seen]
         if handles:
@@ -148,7 +148,7 @@ LAUNCH_LINES = (
 def launch_cost(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """Time of one vector addition among many, over sizes: the launch sets the floor, memory the slope."""
     recorded = measure.recorded_beside(series, "launch_sizes", recorded)
-    return _lines_over(series, recorded, "What a launch costs", "n", LAUNCH_LINES, "elements", bound=12)
+    return lines_over(series, recorded, "What a launch costs", "n", LAUNCH_LINES, "elements", bound=12)
 
 
 COPY_LINES = (
@@ -162,20 +162,20 @@ COPY_LINES = (
 def copy_cost(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """Time of a copy over its size: a price for the trip, then a price for each byte."""
     recorded = measure.recorded_beside(series, "copy_sizes", recorded)
-    return _lines_over(series, recorded, "What a copy costs", "bytes", COPY_LINES, "bytes")
+    return lines_over(series, recorded, "What a copy costs", "bytes", COPY_LINES, "bytes")
 
 
-def _lines_over(series: dict, recorded: dict | None, title: str, x: str, lines, x_label: str,
-                bound: int | None = None) -> CourseFigure:
+def lines_over(series: dict, recorded: dict | None, title: str, x: str, lines, x_label: str,
+               bound: int | None = None) -> CourseFigure:
     """Microseconds over sizes, both axes logarithmic. bound: bytes an element, for the time that memory needs."""
-    panels = _panels(series, recorded)
-    figure, axes = _figure([2.8] * len(panels), title, f"{title}, {_place(series['where'], series.get('date'))}")
+    panels = here_and_recorded(series, recorded)
+    figure, axes = new_figure([2.8] * len(panels), title, f"{title}, {taken(series)}")
     with rc_context(STYLE):
         for ax, panel in zip(axes, panels, strict=True):
             box = ax.get_position()
             ax.set_position((0.095, box.y0, 0.675, box.height))
-            _counts(ax, x_label)
-            _times(ax)
+            count_axis(ax, x_label)
+            time_axis(ax)
             xs, ends = panel[x], []
             for key, name, colour, marker in lines:
                 if panel.get(key):
@@ -191,7 +191,7 @@ def _lines_over(series: dict, recorded: dict | None, title: str, x: str, lines, 
                             fontsize=8.5)
             ax.set_ylim(low / 1.6, None)
             ax.set_xlim(xs[0] * 0.75, xs[-1] * 1.35)
-            _quiet(ax, "both")
-            _label_ends(ax, ends)
-            _panel_title(ax, _place(panel["where"], panel.get("date")))
+            grid_along(ax, "both")
+            label_line_ends(ax, ends)
+            panel_title(ax, taken(panel))
     return figure

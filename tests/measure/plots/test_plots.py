@@ -170,10 +170,10 @@ def test_a_figure_shows_itself_700_pixels_wide(tmp_path):
 
 
 def test_labels_are_spread_within_the_axes():
-    heights = style._spread([0.5, 0.5, 0.51, 0.99], 0.075)
+    heights = style.spread_apart([0.5, 0.5, 0.51, 0.99], 0.075)
     assert np.all(np.diff(heights) > 0.074)
     assert max(heights) <= 1.0
-    low = style._spread([0.0, 0.01, 0.02], 0.075)
+    low = style.spread_apart([0.0, 0.01, 0.02], 0.075)
     assert min(low) >= 0.029
 
 
