@@ -16,6 +16,7 @@ from labkit.kernels.op import Op, Rival, rung
 from labkit.measure import CPU_DEVICE, Ladder, Timing, ladder, time_host, time_kernel
 from labkit.measure import timing as measure_timing
 from tests import made_up
+from tests.yardstick import allowed
 
 
 def test_percentiles():
@@ -32,8 +33,9 @@ def test_host_time_is_wall_clock_and_leaves_the_first_call_out():
         time.sleep(0.1 if len(calls) == 1 else 0.002)
 
     timing = time_host(slow_at_first, budget_s=0.02, min_runs=5)
-    assert 2 <= timing.p50 < 50
+    assert 2 <= timing.p50 < allowed(50)
     assert timing.runs >= 5
+    assert timing.runs == len(calls) - 1
     assert timing.where == "host CPU"
 
 
