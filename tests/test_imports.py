@@ -131,7 +131,6 @@ def test_each_room_uses_only_those_to_its_left():
 CIRCLES = [
     "labkit.simt.launch -> labkit.simt.interpreter -> labkit.simt.launch",
     "labkit.simt.namespace -> labkit.simt.random -> labkit.simt.namespace",
-    "labkit.measure -> labkit.measure.roofline -> labkit.measure",
 ]
 
 

@@ -15,151 +15,38 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
-
-from labkit import cuda, device, measure
+from labkit import device, measure
 from labkit._common import paths
+from labkit._common.files import write_text
 from labkit._common.tables import number, size_text, to_markdown
-from labkit.measure import Ladder, roofline, targets, time_graph, time_host, time_kernel, time_launch
+from labkit.measure import Ladder, roofline, targets
 from labkit.measure.ops import HOMES, op
+from labkit.measure.series.matmul import matmul_sizes
+from labkit.measure.series.overheads import copies, launch_overhead
+from labkit.measure.series.vector import vector_add_sizes, volume_add_block_shapes
 
 SCHEMA = 1
 BUILD = paths.REPOSITORY / "build" / "bench"
-BLOCK_SHAPES = ((1024, 1, 1), (256, 4, 1), (128, 8, 1), (64, 16, 1), (32, 32, 1), (32, 8, 4), (16, 8, 8), (8, 8, 16),
-                (4, 16, 16), (2, 16, 32), (1, 16, 64), (1, 1024, 1), (256, 1, 1), (64, 4, 1), (32, 8, 1), (8, 8, 4),
-                (4, 4, 4))
 
 
 # --- Series: one quantity over a range, for the lessons --------------------------------------------------------------
 
 
-def vector_add_sizes(exponents=None, budget_s: float = 0.08) -> dict:
-    """Vector addition over n = 2^10 ... : the kernel alone, called from Python, with its three copies, and NumPy.
-
-    kernel_ms: CUDA events (the CPU device: wall clock). call_ms: wall clock of launch and synchronise. with_copies_ms:
-    a and b to the device, the kernel, the result back, pageable memory, buffers allocated before.
-    """
-    from labkit.kernels.elementwise import vector_add_per_thread
-
-    exponents = exponents or device.pick(gpu=range(10, 29), cpu=range(10, 21, 2))
-    series = {"n": [], "kernel_ms": [], "call_ms": [], "with_copies_ms": [], "numpy_ms": []}
-    rng = np.random.default_rng(0)
-    limits = {"budget_s": budget_s, "min_runs": 3, "max_runs": 50}
-    for n in measure.steps("vector_add over sizes", [2**e for e in exponents]):
-        a, b = rng.random(n, dtype=np.float32), rng.random(n, dtype=np.float32)
-        out = np.empty_like(a)
-        d_a, d_b, d_out = cuda.to_device(a), cuda.to_device(b), cuda.device_array(n, np.float32)
-
-        def call(d_a=d_a, d_b=d_b, d_out=d_out):
-            vector_add_per_thread(d_a, d_b, d_out)
-
-        def with_copies(a=a, b=b, out=out, d_a=d_a, d_b=d_b, d_out=d_out, call=call):
-            d_a.copy_to_device(a)
-            d_b.copy_to_device(b)
-            call()
-            d_out.copy_to_host(out)
-
-        series["n"].append(n)
-        series["kernel_ms"].append(time_kernel(call, **limits).p50)
-        series["call_ms"].append(time_host(call, after=cuda.synchronize, **limits).p50)
-        series["with_copies_ms"].append(time_host(with_copies, after=cuda.synchronize, **limits).p50)
-        series["numpy_ms"].append(time_host(lambda a=a, b=b, out=out: np.add(a, b, out=out), **limits).p50)
-    return measure.stamped(series)
-
-
-def volume_add_block_shapes(size: dict | None = None, shapes=BLOCK_SHAPES, budget_s: float = 0.1) -> dict:
-    """The 3D volume addition over shapes of its block."""
-    volume_add = op("volume_add")
-    launcher = volume_add.rung("volume_add_3d")
-    size = size or device.pick(gpu=volume_add.work.timed_gpu, cpu={"nx": 64, "ny": 64, "nz": 64})
-    arrays = [cuda.to_device(array) for array in volume_add.inputs(np.random.default_rng(0), **size)]
-    out = cuda.device_array(volume_add.shape(**size), np.float32)
-    times = []
-    for block in measure.steps("volume_add over block shapes", list(shapes)):
-        timing = time_kernel(lambda block=block: launcher(*arrays, out, block=block), budget_s=budget_s, max_runs=50)
-        times.append(timing.p50)
-    return measure.stamped({
-        "blocks": [list(block) for block in shapes], "ms": times, "size": size,
-        "gbs": [volume_add.work.bytes(**size) / ms / 1e6 for ms in times] if device.on_gpu() else None,
-        "limit": roofline.limits().bandwidth_gbs,
-    })
-
-
-def matmul_sizes(sizes=None, budget_s: float = 0.12) -> dict:
-    """The first rungs of the matrix product, the fastest and its rivals over square sizes. Each result is checked."""
-    matmul = op("matmul")
-    sizes = sizes or device.pick(gpu=(256, 512, 1024, 2048, 4096), cpu=(32, 64, 96, 128))
-    rungs = ["matmul_naive", "matmul_coalesced", "matmul_tiled", "matmul_tiled_32", "matmul_pipelined"]
-    if not device.on_gpu():
-        rungs.pop()  # its tile is larger than these sizes
-    ladders = [measure.ladder(matmul, {"M": s, "N": s, "K": s}, rungs=rungs, budget_s=budget_s) for s in sizes]
-    everywhere = set.intersection(*({row.name for row in one.rows} for one in ladders))
-    lines = [{"name": row.name, "kind": row.kind, "ms": [one.row(row.name).timing.p50 for one in ladders],
-              "rate": [one.row(row.name).tflops for one in ladders]}
-             for row in ladders[0].rows if row.name in everywhere]
-    return measure.stamped({"op": "matmul", "title": matmul.title, "x": list(sizes), "x_label": "M = N = K",
-                            "lines": lines,
-                            "unit": "TFLOP/s", "limit": roofline.limits().fp32_tflops, "limit_name": "float32 peak"})
-
-
-def launch_overhead(n: int = 1024) -> dict:
-    """What one launch of a tiny kernel costs: through the launcher, bound once, in a graph; and torch.add."""
-    from labkit.kernels.elementwise import vector_add_per_thread, vector_add_per_thread_kernel
-
-    a, b, out = (cuda.to_device(np.ones(n, np.float32)) for _ in range(3))
-    bound = vector_add_per_thread_kernel[-(-n // 256), 256]
-    series = {
-        "n": n,
-        "launcher_us": 1000 * time_launch(lambda: vector_add_per_thread(a, b, out)).p50,
-        "bound_us": 1000 * time_launch(lambda: bound(a, b, out)).p50,
-        "graph_us": None,
-        "torch_us": None,
-    }
-    graph = time_graph(lambda stream: vector_add_per_thread(a, b, out, stream=stream), launches=100)
-    if graph is not None:
-        series["graph_us"] = 1000 * graph.p50
-    torch = measure.import_rival("torch") if device.on_gpu() else None
-    if torch is not None:
-        x, y, z = (torch.ones(n, device="cuda") for _ in range(3))
-
-        def add():
-            torch.add(x, y, out=z)
-
-        add()
-        torch.cuda.synchronize()
-        times = []
-        for _ in range(10):
-            begin = time.perf_counter()
-            for _ in range(200):
-                add()
-            torch.cuda.synchronize()
-            times.append(1e6 * (time.perf_counter() - begin) / 200)
-        series["torch_us"] = float(np.median(times))
-    return measure.stamped(series)
-
-
-def copies() -> dict:
-    """Copies between host and device, pageable and pinned."""
-    return measure.stamped(measure.time_copy(device.pick(gpu=2**28, cpu=2**24)))
-
-
-def _taken(name: str, home: str = "libraries") -> Callable[[], dict | None]:
-    """A series that another module takes, which is imported then."""
+def _later(name: str, home: str = "libraries") -> Callable[[], dict | None]:
+    """A function that takes a series of labkit.measure.series, whose module is imported when it is called."""
     return lambda: getattr(importlib.import_module(f"labkit.measure.series.{home}"), name)()
 
 
-def three_languages() -> dict | None:
+def three_languages_to_record() -> dict | None:
     """One job in three languages. A recording that has cuTile in it is not replaced by one without."""
-    taken = _taken("three_languages")()
+    taken = _later("three_languages")()
     try:
         known = measure.recorded_series("three_languages", device.name())
     except ValueError:  # nothing is recorded for this GPU
@@ -177,28 +64,28 @@ SERIES: dict[str, tuple[str, Callable[[], dict | None]]] = {
     "copies": ("vector_add", copies),
     "volume_add_block_shapes": ("volume_add", volume_add_block_shapes),
     "matmul_sizes": ("matmul", matmul_sizes),
-    "cold_start": ("bias_gelu_add", _taken("cold_start", "overheads")),
-    "copy_sizes": ("bias_gelu_add", _taken("copy_sizes", "overheads")),
-    "launch_sizes": ("bias_gelu_add", _taken("launch_sizes", "overheads")),
-    "fair_baseline": ("bias_gelu_add", _taken("fair_baseline", "overheads")),
-    "trace": ("bias_gelu_add", _taken("trace", "overheads")),
-    "library_products": ("matmul", _taken("products")),
-    "bf16_projection": ("matmul", _taken("projection")),
-    "softmax_check": ("softmax", _taken("softmax_check")),
-    "softmax_rows": ("softmax", _taken("softmax_rows")),
-    "softmax_cpu": ("softmax", _taken("softmax_cpu", "softmax")),
-    "memory_latency": ("softmax", _taken("memory_latency", "softmax")),
-    "masked_softmax_sizes": ("masked_softmax_causal", _taken("masked_softmax_sizes", "softmax")),
-    "attention_sizes": ("attention", _taken("attention_sizes", "attention")),
-    "attention_keys": ("attention", _taken("attention_keys", "attention")),
-    "attention_passes": ("attention", _taken("attention_passes", "attention")),
-    "generation": ("attention_cached", _taken("generation", "generation")),
-    "cache_curve": ("attention_cached", _taken("cache_curve", "generation")),
-    "step_launches": ("attention_cached", _taken("step_launches", "generation")),
-    "block_calls": ("gpt2_block", _taken("block_calls", "gpt2_block")),
-    "three_languages": ("vector_add", three_languages),
-    "tile_sizes": ("vector_add", _taken("tile_sizes")),
-    "tile_hints": ("softmax", _taken("tile_hints")),
+    "cold_start": ("bias_gelu_add", _later("cold_start", "overheads")),
+    "copy_sizes": ("bias_gelu_add", _later("copy_sizes", "overheads")),
+    "launch_sizes": ("bias_gelu_add", _later("launch_sizes", "overheads")),
+    "fair_baseline": ("bias_gelu_add", _later("fair_baseline", "overheads")),
+    "trace": ("bias_gelu_add", _later("trace", "overheads")),
+    "library_products": ("matmul", _later("products")),
+    "bf16_projection": ("matmul", _later("projection")),
+    "softmax_check": ("softmax", _later("softmax_check")),
+    "softmax_rows": ("softmax", _later("softmax_rows")),
+    "softmax_cpu": ("softmax", _later("softmax_cpu", "softmax")),
+    "memory_latency": ("softmax", _later("memory_latency", "softmax")),
+    "masked_softmax_sizes": ("masked_softmax_causal", _later("masked_softmax_sizes", "softmax")),
+    "attention_sizes": ("attention", _later("attention_sizes", "attention")),
+    "attention_keys": ("attention", _later("attention_keys", "attention")),
+    "attention_passes": ("attention", _later("attention_passes", "attention")),
+    "generation": ("attention_cached", _later("generation", "generation")),
+    "cache_curve": ("attention_cached", _later("cache_curve", "generation")),
+    "step_launches": ("attention_cached", _later("step_launches", "generation")),
+    "block_calls": ("gpt2_block", _later("block_calls", "gpt2_block")),
+    "three_languages": ("vector_add", three_languages_to_record),
+    "tile_sizes": ("vector_add", _later("tile_sizes")),
+    "tile_hints": ("softmax", _later("tile_hints")),
 }
 QUICK = {
     "vector_add_sizes": lambda: vector_add_sizes(exponents=(10, 14), budget_s=0.01),
@@ -211,8 +98,8 @@ QUICK = {
 # --- Running ---------------------------------------------------------------------------------------------------------
 
 
-def run(name: str = "all", *, quick: bool = False, show: Callable[[object], None] = print,
-        keep: Callable[[dict], object] | None = None) -> dict:
+def collect(name: str = "all", *, quick: bool = False, show: Callable[[object], None] = print,
+            keep: Callable[[dict], object] | None = None) -> dict:
     """Measures one operation with its series, one series, or all, and returns the measurements. `show` is given each
     ladder as it is done, `keep` all that is measured so far, so that what ends a long run early costs only the rest."""
     if name not in ("all", *HOMES, *SERIES):
@@ -230,8 +117,8 @@ def run(name: str = "all", *, quick: bool = False, show: Callable[[object], None
                 found.append(measure.ladder(op(each), size, budget_s=0.02 if quick else 0.3))
                 show(found[-1])
             except Exception as error:  # one wrong rung must not cost the measurements of the others
-                at = f"{each} at {size_text(size or op(each).timed)}"
-                data["problems"][at] = _said(error)
+                at = f"{each} at {size_text(size or op(each).work.timed)}"
+                data["problems"][at] = _problem(error)
                 print(f"{at} was not measured: {data['problems'][at]}", file=sys.stderr)
         data["ops"][each] = [one.to_json() for one in found]
         data["seconds"][each] = time.perf_counter() - begin
@@ -245,7 +132,7 @@ def run(name: str = "all", *, quick: bool = False, show: Callable[[object], None
                 if taken is not None:
                     data["series"][key] = taken
             except Exception as error:
-                data["problems"][key] = _said(error)
+                data["problems"][key] = _problem(error)
                 print(f"{key} was not measured: {data['problems'][key]}", file=sys.stderr)
             data["seconds"][key] = time.perf_counter() - begin
             if keep is not None:
@@ -253,7 +140,7 @@ def run(name: str = "all", *, quick: bool = False, show: Callable[[object], None
     return data
 
 
-def _said(error: Exception) -> str:
+def _problem(error: Exception) -> str:
     """What went wrong, and in which line: a run of all cannot be looked into afterwards."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "labkit" in Path(frame.filename).parts]
     at = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
@@ -286,17 +173,7 @@ def merge(path: Path, data: dict) -> dict:
     for note in ("seconds", "problems"):
         merged.pop(note, None)  # of this run, not of the file
     merged["targets"] = targets.to_json(targets.evaluate(merged))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(merged, file, indent=1, allow_nan=False)
-            file.write("\n")
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_text(path, json.dumps(merged, indent=1, allow_nan=False) + "\n")
     return merged
 
 
@@ -322,9 +199,9 @@ def places(out: str | Path | None) -> tuple[Path, Path | None]:
     """Where the JSON and the plots go. Only a GPU's measurements reach data/measurements."""
     name = measure.slug(device.name()) + ".json"
     if out is None:
-        return (measure.RECORDED if device.on_gpu() else BUILD) / name, BUILD
+        return (paths.MEASUREMENTS if device.on_gpu() else BUILD) / name, BUILD
     out = Path(out)
-    if measure.RECORDED in (out.resolve(), out.resolve().parent) and not device.on_gpu():
+    if paths.MEASUREMENTS in (out.resolve(), out.resolve().parent) and not device.on_gpu():
         raise ValueError("out lies in data/measurements, which holds GPU measurements only; this is the CPU device")
     return (out, None) if out.suffix == ".json" else (out / name, out)
 
@@ -339,8 +216,8 @@ def main(console=None, op: str | None = None, out: str | None = None, quick: boo
     begin = time.perf_counter()
     console.print(f"Timing on {measure.where()}", highlight=False)
     nothing_to_keep = quick and out is None
-    data = run(op or "all", quick=quick, show=console.print,
-               keep=None if nothing_to_keep else lambda so_far: merge(path, so_far))
+    data = collect(op or "all", quick=quick, show=console.print,
+                   keep=None if nothing_to_keep else lambda so_far: merge(path, so_far))
     if nothing_to_keep:
         console.print("A quick run shows that it works; nothing was written.", highlight=False)
         return 1 if data["problems"] else 0

@@ -35,7 +35,7 @@ METRICS = {
 SIZE = 64
 
 
-def launches():
+def compared_launches():
     """{name: (kernel, grid, block)} of the compared launches."""
     from labkit.kernels.matmul import float32 as matmul
 
@@ -58,7 +58,7 @@ def observed():
     from labkit import observe
 
     found = {}
-    for name, (kernel, grid, block) in launches().items():
+    for name, (kernel, grid, block) in compared_launches().items():
         counts = observe(kernel[grid, block], *_inputs()).counts
         names = {"requests": "global_requests", "sectors": "sectors", "shared requests": "shared_requests",
                  "bank conflicts": "bank_conflicts"}  # fmt: skip
@@ -83,7 +83,7 @@ def measured():
         number = float(row["Metric Value"].replace(",", ""))
         values.setdefault(int(row["ID"]), {})[row["Metric Name"]] = int(number)
     found = {}
-    for name, (_, counts) in zip(launches(), sorted(values.items()), strict=True):
+    for name, (_, counts) in zip(compared_launches(), sorted(values.items()), strict=True):
         found[name] = {what: sum(counts[m] for m in pair) for what, pair in METRICS.items()}
     return found
 
@@ -143,7 +143,7 @@ REASONS = {
     "misc": "something else",
 }
 STALLS = tuple(REASONS)
-RECORDED = paths.MEASUREMENTS / "ncu"
+PROFILES = paths.MEASUREMENTS / "ncu"
 
 
 def workload(name: str, rungs: tuple[str, ...], sequence: Path, with_rival: bool = True) -> None:
@@ -185,7 +185,8 @@ def workload(name: str, rungs: tuple[str, ...], sequence: Path, with_rival: bool
     rivals = [rival for rival in measure.baselines_of(one) if rival.library == "torch" and "compile" not in rival.name]
     # Which kernels a rival launches is not known: they are the last ones, whatever their number.
     for rival in rivals[:1] if with_rival else ():
-        run = functools.partial(rival.call, measure.import_rival("torch"), *measure.hand_over("torch", *on_device, out))
+        tensors = measure.hand_over("torch", *on_device, out)
+        run = functools.partial(rival.call, measure.import_library("torch"), *tensors)
         once(rival.title, "rival", lambda: (run(), None)[1])  # noqa: B023
     sequence.write_text(json.dumps({"size": size, "bytes": one.work.bytes(**size), "done": done}), encoding="utf-8")
 
@@ -214,7 +215,7 @@ def profiled(name: str, rungs: tuple[str, ...] = ()) -> dict:
     return {"size": launched["size"], "bytes": launched["bytes"], "rows": _assign(_launches(result.stdout), launched)}
 
 
-def report(name: str, rung: str) -> str:
+def ncu_report(name: str, rung: str) -> str:
     """What ncu itself prints for one rung: speed of light, launch and occupancy."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["ncu", "--clock-control", "none", "--profile-from-start", "off", "--section", "SpeedOfLight",
@@ -255,7 +256,7 @@ def _assign(measured: list[dict], launched: dict) -> list[dict]:
     at = 0
     for one in launched["done"]:
         stop = len(measured) if one["kernels"] is None else at + len(one["kernels"])
-        names = one["kernels"] or [_short(launch["kernel"]) for launch in measured[at:stop]]
+        names = one["kernels"] or [function_name(launch["kernel"]) for launch in measured[at:stop]]
         for name, launch in zip(names, measured[at:stop], strict=True):
             values = {key: launch.get(metric) for key, metric in VALUES.items()}
             if values["time_us"] is not None:
@@ -267,15 +268,19 @@ def _assign(measured: list[dict], launched: dict) -> list[dict]:
     return rows
 
 
-def _short(kernel: str) -> str:
-    """The name without its namespaces, template arguments and parameters, at most 60 characters."""
-    bare = re.sub(r"<.*|\(.*", "", re.sub(r"^void |\(anonymous namespace\)::", "", kernel))
-    return bare.split("::")[-1][:60]
+def function_name(kernel: str) -> str:
+    """The name of a kernel as ncu gives it, without return type, namespaces, template arguments and parameters, at most
+    60 characters: "void at::native::<unnamed>::softmax_warp_forward<float, (int)10>(float *)" is softmax_warp_forward.
+    """
+    bare = kernel.replace("(anonymous namespace)::", "")
+    while (shorter := re.sub(r"<[^<>]*>", "", bare)) != bare:  # innermost template arguments first
+        bare = shorter
+    return bare.split("(")[0].split(" ")[-1].split("::")[-1][:60]
 
 
 def recorded(gpu: str = "nvidia-h200") -> dict | None:
     """Every profile that was recorded on a GPU; None if there is none."""
-    path = RECORDED / f"{gpu}-kernels.json"
+    path = PROFILES / f"{gpu}-kernels.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
@@ -304,8 +309,10 @@ def profile(name: str, data: dict | None = None):
         waits = sorted(((value, reason) for reason, value in row["stalls"].items()
                         if reason not in ("selected", "not_selected")), reverse=True)[:2]
         seen |= {reason for _, reason in waits}
-        name = f"{row['name']}: {row['kernel'].removesuffix('_kernel')}" if row["name"] in several else row["name"]
-        rows.append((name, number(row["time_us"]), mega(row["dram_read"]), mega(row["dram_write"]),
+        label = row["name"]
+        if label in several:  # older recordings hold no name for kernels in an unnamed namespace
+            label += f": {row['kernel'].removesuffix('_kernel') or 'name not recorded'}"
+        rows.append((label, number(row["time_us"]), mega(row["dram_read"]), mega(row["dram_write"]),
                      number(row["load_sectors_per_request"]), number(row["store_sectors_per_request"]),
                      percent(row["l2_hit_percent"]), percent(row["occupancy_percent"]),
                      ", ".join(f"{reason} {value:.1f}" for value, reason in waits)))
@@ -333,7 +340,7 @@ def main():
     elif options.workload == "":
         from labkit import cuda
 
-        for kernel, grid, block in launches().values():
+        for kernel, grid, block in compared_launches().values():
             kernel[grid, block](*_inputs())
             cuda.synchronize()
     elif options.profile is not None:
@@ -363,7 +370,7 @@ def _write_profiles(names: list[str], out: Path) -> None:
         except Exception as error:  # the other operations' profiles are worth having
             print(f"{name} was not profiled: {error}", file=sys.stderr)
     try:
-        result["report"] = report("matmul", "matmul_tiled")
+        result["report"] = ncu_report("matmul", "matmul_tiled")
     except Exception as error:
         print(f"no report: {error}", file=sys.stderr)
     keep()

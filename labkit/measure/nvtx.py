@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from labkit import cuda
 from labkit._common.tables import ResultTable, number
+from labkit.device import where
 
 MOST_EVENTS = 1000  # that are kept with their times; all of them are added up
 
@@ -108,9 +109,7 @@ class Ranges(ResultTable):
         return [{"path": list(one.path), "ms": one.total_ms, "count": one.count} for one in self._found.values()]
 
     def table(self) -> dict:
-        from labkit import measure
-
-        spec = table_of(self.to_json(), self.title, measure.where())
+        spec = table_of(self.to_json(), self.title, where())
         if not self.wait:
             spec["notes"].append("No range waits for the device.")
         return spec

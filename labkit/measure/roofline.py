@@ -25,6 +25,8 @@ from labkit import cuda, device
 from labkit._common.tables import ResultTable, number, size_text
 from labkit.device import ptx
 from labkit.kernels.op import Op
+from labkit.measure.recorded import recorded
+from labkit.measure.timing import time_kernel
 
 PEAK_NAMES = {"fp32": "float32 peak", "tf32": "TF32 peak of the tensor cores", "f16": "f16 peak of the tensor cores"}
 
@@ -158,11 +160,9 @@ def limits() -> Limits:
 
 @functools.cache
 def _limits() -> Limits:
-    from labkit import measure
-
     if device.on_gpu():
         return Limits(device.name(), copy_bandwidth_gbs(), peak_fp32_tflops(), "measured", **tensor_peaks())
-    data = measure.recorded()
+    data = recorded()
     if data is None or "limits" not in data:
         return H200_DATA_SHEET
     found = data["limits"]
@@ -171,11 +171,9 @@ def _limits() -> Limits:
 
 def copy_bandwidth_gbs(nbytes: int = 2**30) -> float:
     """Copies one buffer to another inside the GPU's memory: bytes read plus bytes written, over the time."""
-    from labkit import measure
-
     source = cuda.to_device(np.ones(nbytes // 4, np.float32))
     target = cuda.device_array(nbytes // 4, np.float32)
-    timing = measure.time_kernel(lambda: target.copy_to_device(source))
+    timing = time_kernel(lambda: target.copy_to_device(source))
     return 2 * nbytes / timing.p50 / 1e6
 
 
@@ -202,12 +200,10 @@ def fma_kernel(out, scale, shift):
 
 def peak_fp32_tflops() -> float:
     """Multiply-adds in registers on every core of the present GPU."""
-    from labkit import measure
-
     threads = 256
     blocks = 16 * cuda.get_current_device().MULTIPROCESSOR_COUNT
     out = cuda.device_array(threads * blocks, np.float32)
-    timing = measure.time_kernel(lambda: fma_kernel[blocks, threads](out, np.float32(0.5), np.float32(0.25)))
+    timing = time_kernel(lambda: fma_kernel[blocks, threads](out, np.float32(0.5), np.float32(0.25)))
     return 2 * CHAINS * FMA_STEPS * threads * blocks / timing.p50 / 1e9
 
 
@@ -313,12 +309,10 @@ def tensor_peaks() -> dict:
 
 
 def _tensor_tflops(name: str, kernel, flops_per_thread: int) -> float | None:
-    from labkit import measure
-
     threads, blocks = 256, 8 * cuda.get_current_device().MULTIPROCESSOR_COUNT
     out = cuda.device_array(threads * blocks, np.float32)
     try:
-        timing = measure.time_kernel(lambda: kernel[blocks, threads](out), budget_s=0.3)
+        timing = time_kernel(lambda: kernel[blocks, threads](out), budget_s=0.3)
     except Exception as error:  # a compiler that does not know the instruction: the data sheet has to do
         print(f"{name} was not measured: {type(error).__name__}: {error}", file=sys.stderr)
         return None

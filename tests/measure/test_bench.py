@@ -6,13 +6,14 @@ import pytest
 from rich.console import Console
 
 from labkit import device, measure
+from labkit._common import paths
 from labkit.measure import CPU_DEVICE, Ladder, bench
 from tests import made_up
 
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "RECORDED", tmp_path / "measurements")
+    monkeypatch.setattr(paths, "MEASUREMENTS", tmp_path / "measurements")
     monkeypatch.setattr(bench, "BUILD", tmp_path / "build")
     return tmp_path
 
@@ -30,7 +31,7 @@ OFTEN = ("vector_add", "volume_add", "matmul", "masked_softmax_causal")
                                   for name in bench.HOMES])
 def test_quick_run_of_each_operation(name):
     shown = []
-    data = bench.run(name, quick=True, show=shown.append)
+    data = bench.collect(name, quick=True, show=shown.append)
     assert data["problems"] == {}
     assert [one.op for one in shown] == [name]
     assert list(data["ops"]) == [name]
@@ -43,7 +44,7 @@ def test_quick_run_of_each_operation(name):
 
 def test_an_unknown_operation_is_named():
     with pytest.raises(ValueError, match="no operation is called 'fft'; there are all, vector_add"):
-        bench.run("fft")
+        bench.collect("fft")
 
 
 def test_main_writes_json_and_plots_into_out(folders, console):
@@ -139,7 +140,7 @@ def test_launch_overhead():
 
 def test_recorded_files_fit_the_schema():
     """What is in data/measurements can be read, is a GPU's, and makes a README table."""
-    files = sorted(measure.RECORDED.glob("*.json"))
+    files = sorted(paths.MEASUREMENTS.glob("*.json"))
     if not files:
         pytest.skip("no GPU measurements are recorded yet")
     for path in files:
@@ -193,11 +194,11 @@ def test_the_command_takes_an_operation_or_a_series(tmp_path, monkeypatch):
     refused = run(app, ["bench", "fft"])
     assert refused.exit_code == 2 and "fft" in refused.output
     if not device.on_gpu():
-        refused = run(app, ["bench", "matmul", "--out", str(measure.RECORDED)])
+        refused = run(app, ["bench", "matmul", "--out", str(paths.MEASUREMENTS)])
         assert refused.exit_code == 2 and "GPU measurements only" in refused.output.replace("\n", " ")
 
 
 def test_a_series_alone(monkeypatch):
     monkeypatch.setitem(bench.SERIES, "made_up", ("matmul", lambda: {"n": [1]}))
-    data = bench.run("made_up")
+    data = bench.collect("made_up")
     assert data["ops"] == {} and data["series"] == {"made_up": {"n": [1]}}

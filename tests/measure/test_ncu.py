@@ -77,6 +77,26 @@ def test_a_profile_gives_each_launch_to_the_rung_that_made_it():
     assert "selected" not in shown, "an issued warp does not wait"
 
 
+@pytest.mark.parametrize("kernel, name", [
+    ("void at::native::<unnamed>::softmax_warp_forward<float, float, float, (int)10, (bool)0, (bool)0>(float *, "
+     "const float *, int, int, int, const bool *, int, bool)", "softmax_warp_forward"),
+    ("void at::native::(anonymous namespace)::softmax<float, 4>(float*, int)", "softmax"),
+    ("void at::native::vectorized_elementwise_kernel<(int)4, at::native::AUnaryFunctor<float, float, float, "
+     "at::native::binary_internal::MulFunctor<float>>, std::array<char *, (unsigned long)2>>(int, T2, T3)",
+     "vectorized_elementwise_kernel"),
+    ("void <unnamed>::plain(float *)", "plain"),
+    ("std::enable_if<!(bool)0, void>::type internal::gemvNSP_kernel<float>(T1)", "gemvNSP_kernel"),
+    ("nvjet_sm90_hsh_256x128_64x4_1x2_h_bz_coopA_NNT", "nvjet_sm90_hsh_256x128_64x4_1x2_h_bz_coopA_NNT"),
+    ("matmul_tiled_kernel", "matmul_tiled_kernel")])
+def test_a_kernel_has_a_readable_name(kernel, name):
+    assert counters.function_name(kernel) == name
+
+
+def test_a_kernel_whose_name_was_not_recorded_says_so():
+    names = [row[0] for row in counters.profile("masked_softmax_causal").table()["rows"]]
+    assert "PyTorch (scale, mask, softmax): name not recorded" in names
+
+
 def test_an_operation_without_a_profile_says_how_to_take_one():
     assert "--profile" in str(counters.profile("fft", {"ops": {}}))
 

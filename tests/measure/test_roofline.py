@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from labkit import device, measure
+from labkit import device
+from labkit._common import paths
 from labkit.kernels.elementwise import VECTOR_ADD
 from labkit.kernels.matmul.float32 import MATMUL
 from labkit.measure import roofline
@@ -50,7 +51,7 @@ def test_prediction_says_amounts_bound_and_whose_limits():
 
 @pytest.fixture
 def fresh_limits(tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "RECORDED", tmp_path)
+    monkeypatch.setattr(paths, "MEASUREMENTS", tmp_path)
     roofline._limits.cache_clear()
     yield tmp_path
     roofline._limits.cache_clear()

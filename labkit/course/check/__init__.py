@@ -794,7 +794,7 @@ def _timed(exercise: Exercise, answer, seed: int):
     """(ms, ratio to the rival, a sentence) at the exercise's large size; (None, None, "") without a GPU."""
     if not device.on_gpu() or exercise.timed_gpu is None:
         return None, None, ""
-    from labkit.measure import import_rival, time_kernel
+    from labkit.measure import import_library, time_kernel
 
     size = exercise.timed_gpu
     inputs = exercise.inputs(np.random.default_rng([seed, 99]), **size)
@@ -805,7 +805,7 @@ def _timed(exercise: Exercise, answer, seed: int):
     mine = time_kernel(lambda: launch(*arguments)).p50
     sentence = f"{mine:.3g} ms at {size_text(size)}, measured on {device.name()}."
     for library, label in (("torch", "PyTorch"), ("cupy", "CuPy")):
-        xp = import_rival(library)
+        xp = import_library(library)
         if exercise.rival is None or xp is None:
             continue
 

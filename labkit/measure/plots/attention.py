@@ -10,7 +10,7 @@ from matplotlib import rc_context
 
 from labkit import measure
 from labkit.measure import CPU_DEVICE
-from labkit.measure.plots import (
+from labkit.measure.plots.style import (
     BLUE,
     FAINT,
     GREEN,
@@ -24,16 +24,16 @@ from labkit.measure.plots import (
     VERMILLION,
     WIDTH,
     CourseFigure,
-    _box,
-    _canvas,
-    _counts,
-    _figure,
-    _label_ends,
-    _panel_title,
-    _panels,
-    _place,
-    _quiet,
-    _times,
+    canvas,
+    count_axis,
+    draw_box,
+    grid_along,
+    here_and_recorded,
+    label_line_ends,
+    new_figure,
+    panel_title,
+    taken,
+    time_axis,
 )
 
 PARTS = (("queries", BLUE), ("keys", ORANGE), ("values", GREEN))
@@ -46,10 +46,10 @@ def qkv_rows(token: int = 2, head: int = 5, tokens: int = 6, heads: int = 12, si
     width = heads * size
     left, top, tall, gap = 0.62, 1.06, 0.25, 0.10
     cell = (WIDTH - left - 0.16 - 2 * gap) / (3 * heads)
-    figure, ax = _canvas(top + tokens * tall + 0.92, "Where the numbers of a head lie",
-                         f"Each row of qkv has {3 * width} numbers: queries, keys and values, {heads} heads of {size} "
-                         f"each. Token {token} and head {head} need one piece of queries, and the keys and values of "
-                         f"head {head} of all tokens.")
+    figure, ax = canvas(top + tokens * tall + 0.92, "Where the numbers of a head lie",
+                        f"Each row of qkv has {3 * width} numbers: queries, keys and values, {heads} heads of {size} "
+                        f"each. Token {token} and head {head} need one piece of queries, and the keys and values of "
+                        f"head {head} of all tokens.")
     with rc_context(STYLE):
         for part, (name, colour) in enumerate(PARTS):
             x0 = left + part * (heads * cell + gap)
@@ -58,9 +58,9 @@ def qkv_rows(token: int = 2, head: int = 5, tokens: int = 6, heads: int = 12, si
             for t in range(tokens):
                 for h in range(heads):
                     used = h == head and (part > 0 or t == token)
-                    _box(ax, x0 + h * cell, top + t * tall, cell, tall, h if t == 0 else "",
-                         fill=colour if used else PALE[colour], size=6.5,
-                         ink="white" if used and colour != ORANGE else FAINT if not used else INK)
+                    draw_box(ax, x0 + h * cell, top + t * tall, cell, tall, h if t == 0 else "",
+                             fill=colour if used else PALE[colour], size=6.5,
+                             ink="white" if used and colour != ORANGE else FAINT if not used else INK)
             middle, bottom = x0 + (head + 0.5) * cell, top + tokens * tall
             ax.annotate("", (middle, bottom + 0.02), (middle, bottom + 0.20),
                         arrowprops={"arrowstyle": "-|>", "color": TEXT[colour], "lw": 1.0})
@@ -83,10 +83,10 @@ def tiles(queries: int = 40, tile: int = 8, block: int = 3) -> CourseFigure:
     left, top, gap, strip = 0.74, 1.34, 0.92, 0.26
     cell = (WIDTH - left - 0.16 - gap - 2 * (strip + 0.08)) / (2 * queries)
     side = queries * cell
-    figure, ax = _canvas(top + side + strip + 0.98, "One block: its queries stay, keys and values pass by",
-                         f"Scores of {queries} queries and keys in tiles of {tile} x {tile}. Block {block} goes "
-                         f"through {count} tiles without a mask, and through {block + 1} with a causal one; the last "
-                         f"of these lies on the diagonal.")
+    figure, ax = canvas(top + side + strip + 0.98, "One block: its queries stay, keys and values pass by",
+                        f"Scores of {queries} queries and keys in tiles of {tile} x {tile}. Block {block} goes "
+                        f"through {count} tiles without a mask, and through {block + 1} with a causal one; the last "
+                        f"of these lies on the diagonal.")
     with rc_context(STYLE):
         for panel, causal in enumerate((False, True)):
             x0 = left + panel * (side + strip + gap)
@@ -95,12 +95,12 @@ def tiles(queries: int = 40, tile: int = 8, block: int = 3) -> CourseFigure:
             steps = block + 1 if causal else count
             for k in range(count):
                 used = k < steps
-                _box(ax, x0 + k * tile * cell, top - strip - 0.08, tile * cell, strip, f"{k + 1}" if used else "",
-                     fill=ORANGE if used else PALE[GREY], size=8.5)
-                _box(ax, x0 + k * tile * cell, top + side + 0.08, tile * cell, strip, f"{k + 1}" if used else "",
-                     fill=GREEN if used else PALE[GREY], ink="white", size=8.5)
-                _box(ax, x0 - strip - 0.08, top + k * tile * cell, strip, tile * cell, "Q" if k == block else "",
-                     fill=BLUE if k == block else PALE[BLUE], ink="white", size=8.5)
+                draw_box(ax, x0 + k * tile * cell, top - strip - 0.08, tile * cell, strip, f"{k + 1}" if used else "",
+                         fill=ORANGE if used else PALE[GREY], size=8.5)
+                draw_box(ax, x0 + k * tile * cell, top + side + 0.08, tile * cell, strip, f"{k + 1}" if used else "",
+                         fill=GREEN if used else PALE[GREY], ink="white", size=8.5)
+                draw_box(ax, x0 - strip - 0.08, top + k * tile * cell, strip, tile * cell, "Q" if k == block else "",
+                         fill=BLUE if k == block else PALE[BLUE], ink="white", size=8.5)
             ax.text(x0, top - strip - 0.20, "keys, a tile at a time \u2192", fontsize=7.5, color=TEXT[ORANGE],
                     va="center")
             ax.text(x0, top + side + strip + 0.20, "values, a tile at a time \u2192", fontsize=7.5,
@@ -110,19 +110,19 @@ def tiles(queries: int = 40, tile: int = 8, block: int = 3) -> CourseFigure:
                     row, col, hidden = q // tile, k // tile, causal and k > q
                     skipped = causal and col > row
                     fill = "#FFFFFF" if skipped else GREY if hidden else (PURPLE if row == block else PALE[PURPLE])
-                    _box(ax, x0 + k * cell, top + q * cell, cell, cell, fill=fill, linewidth=0.25)
+                    draw_box(ax, x0 + k * cell, top + q * cell, cell, cell, fill=fill, linewidth=0.25)
             for row in range(count):
                 for col in range(count):
-                    _box(ax, x0 + col * tile * cell, top + row * tile * cell, tile * cell, tile * cell, edge=FAINT,
-                         linewidth=0.5, zorder=2)
+                    draw_box(ax, x0 + col * tile * cell, top + row * tile * cell, tile * cell, tile * cell, edge=FAINT,
+                             linewidth=0.5, zorder=2)
             for k in range(steps):
                 cut = causal and k == block  # half of it is grey: the number goes to the other half
                 ax.text(x0 + (k + (0.25 if cut else 0.5)) * tile * cell,
                         top + (block + (0.72 if cut else 0.5)) * tile * cell, k + 1, fontsize=9, fontweight="bold",
                         color="white", ha="center", va="center", zorder=4,
                         bbox={"facecolor": PURPLE, "edgecolor": "none", "pad": 1.2})
-            _box(ax, x0, top + block * tile * cell, steps * tile * cell, tile * cell, edge=VERMILLION, linewidth=2.0,
-                 zorder=3)
+            draw_box(ax, x0, top + block * tile * cell, steps * tile * cell, tile * cell, edge=VERMILLION,
+                     linewidth=2.0, zorder=3)
         ax.text(0.14, top + side + strip + 0.50, "Framed: the scores that one block computes, tile after tile, in "
                 "registers. Purple: they count.", fontsize=8, color=FAINT, va="center")
         ax.text(0.14, top + side + strip + 0.70, "Grey: computed and hidden by the mask. White: tiles that are never "
@@ -150,17 +150,17 @@ def over_caches(series: dict, recorded: dict | None | str = "auto") -> CourseFig
 
 
 def _over(series: dict, recorded, name: str, x: str, title: str, x_label: str, mask: str | None = None):
-    panels = _panels(series, measure.recorded_beside(series, name, recorded))
-    figure, axes = _figure([3.1 if panel["where"] != CPU_DEVICE else 2.0 for panel in panels], title,
-                           f"{title}: " + "; ".join(
-                               f"{_place(panel['where'], panel.get('date'))}, {x} from {panel[x][0]:,} to "
-                               f"{panel[x][-1]:,}" for panel in panels) + ".")
+    panels = here_and_recorded(series, measure.recorded_beside(series, name, recorded))
+    figure, axes = new_figure([3.1 if panel["where"] != CPU_DEVICE else 2.0 for panel in panels], title,
+                              f"{title}: " + "; ".join(
+                                  f"{taken(panel)}, {x} from {panel[x][0]:,} to "
+                                  f"{panel[x][-1]:,}" for panel in panels) + ".")
     with rc_context(STYLE):
         for ax, panel in zip(axes, panels, strict=True):
             box = ax.get_position()
             ax.set_position((0.105, box.y0, 0.695, box.height))
-            _counts(ax, x_label)
-            _times(ax)
+            count_axis(ax, x_label)
+            time_axis(ax)
             ends, last = [], panel[x][-1]
             for line in panel["lines"]:
                 if mask is not None and line["mask"] != mask:
@@ -175,8 +175,8 @@ def _over(series: dict, recorded, name: str, x: str, title: str, x_label: str, m
                                 color=TEXT[colour])
             ax.set_xlim(panel[x][0] * 0.8, last * 1.2)
             ax.set_xticks(panel[x], [f"{at:,}" for at in panel[x]])
-            _quiet(ax, "both")
+            grid_along(ax, "both")
             ax.get_ylim()  # settles the limits, which the names' places depend on
-            _label_ends(ax, ends)
-            _panel_title(ax, _place(panel["where"], panel.get("date")))
+            label_line_ends(ax, ends)
+            panel_title(ax, taken(panel))
     return figure

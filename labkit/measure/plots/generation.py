@@ -19,7 +19,7 @@ from matplotlib.ticker import LogLocator
 
 from labkit import measure
 from labkit._common.tables import number
-from labkit.measure.plots import (
+from labkit.measure.plots.style import (
     BLUE,
     FAINT,
     GREEN,
@@ -32,15 +32,15 @@ from labkit.measure.plots import (
     TEXT,
     VERMILLION,
     CourseFigure,
-    _box,
-    _canvas,
-    _figure,
-    _lines_over,
-    _panel_title,
-    _place,
-    _quiet,
-    _wide_left,
+    canvas,
+    draw_box,
+    grid_along,
+    new_figure,
+    panel_title,
+    taken,
+    widen_left,
 )
+from labkit.measure.plots.where_time_goes import lines_over
 from labkit.measure.series.generation import ATTENTIONS, HOWS, SOURCE, judged
 
 KIND_COLOURS = (BLUE, ORANGE, GREEN)
@@ -56,20 +56,20 @@ def file_layout(entries: Mapping[str, object], header_bytes: int, names: Sequenc
     """A safetensors file from its first byte on. entries: name -> an object with begin, end and shape, as
     labkit.models.safetensors.read gives them; `names` are drawn, the rest is hinted at."""
     left, wide, tall, top = 0.2, 6.6, 0.42, 0.80
-    figure, ax = _canvas(top + 1.9, "A safetensors file", f"8 bytes, a header of {header_bytes:,} bytes of JSON, then "
-                         f"{len(entries)} tensors one after the other: " + ", ".join(names) + ".")
+    figure, ax = canvas(top + 1.9, "A safetensors file", f"8 bytes, a header of {header_bytes:,} bytes of JSON, then "
+                        f"{len(entries)} tensors one after the other: " + ", ".join(names) + ".")
     sizes = np.array([entries[name].end - entries[name].begin for name in names], np.float64)
     widths = 0.62 + (wide - 2.15 - 0.62 * len(names) - 0.5) * np.sqrt(sizes) / np.sqrt(sizes).sum()
     with rc_context(STYLE):
-        _box(ax, left, top, 0.55, tall, "8 bytes", fill=PALE[GREY], size=7.5)
-        _box(ax, left + 0.55, top, 1.6, tall, "{ header in JSON }", fill=PALE[PURPLE], size=8.5)
+        draw_box(ax, left, top, 0.55, tall, "8 bytes", fill=PALE[GREY], size=7.5)
+        draw_box(ax, left + 0.55, top, 1.6, tall, "{ header in JSON }", fill=PALE[PURPLE], size=8.5)
         ax.text(left, top - 0.12, "0", fontsize=8, color=FAINT, ha="left", va="center")
         ax.text(left + 0.55, top - 0.12, "8", fontsize=8, color=FAINT, ha="center", va="center")
         begin = 8 + header_bytes
         ax.text(left + 2.15, top - 0.12, f"{begin:,}", fontsize=8, color=FAINT, ha="center", va="center")
         x = left + 2.15
         for k, (name, width) in enumerate(zip(names, widths, strict=True)):
-            _box(ax, x, top, width, tall, "", fill=PALE[KIND_COLOURS[k % 3]])
+            draw_box(ax, x, top, width, tall, "", fill=PALE[KIND_COLOURS[k % 3]])
             middle, low = x + width / 2, top + tall + 0.22 + 0.36 * (k % 3)
             ax.plot([middle, middle], [top + tall, low - 0.06], color=GREY, linewidth=0.8)
             ax.text(middle, low, ".".join(name.split(".")[-2:]), fontsize=8, ha="center", va="center",
@@ -79,7 +79,7 @@ def file_layout(entries: Mapping[str, object], header_bytes: int, names: Sequenc
                     fontsize=7.5, ha="center", va="center", color=FAINT,
                     bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
             x += width
-        _box(ax, x, top, left + wide - x, tall, "\u2026", fill=PALE[GREY], size=10)
+        draw_box(ax, x, top, left + wide - x, tall, "\u2026", fill=PALE[GREY], size=10)
         ax.text(0.14, top + 1.72, "The header gives each tensor's name, type, shape and offsets, counted from its own "
                 "end. Widths not to scale.", fontsize=8, color=FAINT, va="center")
     return figure
@@ -89,9 +89,9 @@ def next_token(tokens: Sequence[str], panels: Mapping[str, np.ndarray], title: s
     """Bars of the probabilities of these tokens, one panel for each way to shape them. What is not drawn any more stays
     as an empty place."""
     count = len(panels)
-    figure, axes = _figure([1.55] * count, title, f"{title}: " + "; ".join(
+    figure, axes = new_figure([1.55] * count, title, f"{title}: " + "; ".join(
         f"{name}: {tokens[int(np.argmax(shares))]!r} {np.max(shares):.0%}" for name, shares in panels.items()),
-        gap=0.50, bottom=0.95)
+           gap=0.50, bottom=0.95)
     with rc_context(STYLE):
         for k, (ax, (name, shares)) in enumerate(zip(axes, panels.items(), strict=True)):
             box = ax.get_position()
@@ -106,10 +106,10 @@ def next_token(tokens: Sequence[str], panels: Mapping[str, np.ndarray], title: s
             ax.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
             ax.set_xticks(range(len(tokens)), [repr(t)[1:-1] for t in tokens] if k == count - 1 else [""] * len(tokens),
                           rotation=55, ha="right", rotation_mode="anchor")
-            _quiet(ax, "y")
+            grid_along(ax, "y")
             kept = int((shares > 0).sum())
             said = "" if kept == len(tokens) else f"; {kept} of these {len(tokens)} are left"
-            _panel_title(ax, f"{name}{said}")
+            panel_title(ax, f"{name}{said}")
     return figure
 
 
@@ -117,7 +117,7 @@ def cache_curve(series: dict, recorded: dict | None | str = "auto") -> CourseFig
     """The time of one more token over the number of tokens before it, both axes logarithmic."""
     recorded = measure.recorded_beside(series, "cache_curve", recorded)
     lines = (("without_us", "without the cache", VERMILLION, "o"), ("with_us", "with the cache", BLUE, "D"))
-    figure = _lines_over(series, recorded, "One token more", "position", lines, "tokens before it")
+    figure = lines_over(series, recorded, "One token more", "position", lines, "tokens before it")
     for ax, panel in zip(figure.axes, filter(None, (series, recorded)), strict=True):
         shown = [n for n in panel["position"] if n != 768]  # too near to its neighbours
         ax.set_xticks(shown, [f"{n:,}" for n in shown])
@@ -135,10 +135,10 @@ def step_shares(series: dict, which: int = 0) -> CourseFigure:
     bandwidth = limits.get("bandwidth_gbs")
     title = f"One token of {series['model'].replace(SHAPE, '')}, {step['position']:,} before it"
     said = "; ".join(f"{row['name']} {row['us'] / step['us']:.0%}" for row in rows)
-    figure, (ax,) = _figure([0.33 * len(rows) + 0.15], title,
-                            f"{title}: {said}. {_place(series['where'], series['date'])}.")
+    figure, (ax,) = new_figure([0.33 * len(rows) + 0.15], title,
+                               f"{title}: {said}. {taken(series)}.")
     with rc_context(STYLE):
-        _wide_left(ax, names)
+        widen_left(ax, names)
         longest = max(row["us"] for row in rows)
         for y, (row, name) in enumerate(zip(rows, names, strict=True)):
             attention = row["name"].startswith("attn") and row["name"] not in ("attn.c_attn", "attn.added")
@@ -153,11 +153,11 @@ def step_shares(series: dict, which: int = 0) -> CourseFigure:
         ax.set_ylim(len(rows) - 0.45, -0.55)
         ax.set_yticks([])
         ax.set_xlim(0, 1.28 * longest)
-        _quiet(ax, "x")
+        grid_along(ax, "x")
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         ax.set_xlabel(f"microseconds, of {number(step['us'])} in all")
         note = "; line: what its bytes need" if bandwidth else ""
-        _panel_title(ax, f"{_place(series['where'], series['date'])}{note}")
+        panel_title(ax, f"{taken(series)}{note}")
     return figure
 
 
@@ -179,14 +179,14 @@ def rates(series: dict) -> CourseFigure:
         f"{name} " + " and ".join(f"{rate:,.0f}" for rate in found.values()) for name, found in groups.items())
         for how, groups in panels.items()).replace("\n", " ")
     heights = [0.24 * sum(len(found) + 0.8 for found in groups.values()) for groups in panels.values()]
-    figure, axes = _figure(heights, "Tokens a second", f"Tokens a second. {said}. "
-                           f"{_place(series['where'], series['date'])}.", gap=0.72)
+    figure, axes = new_figure(heights, "Tokens a second", f"Tokens a second. {said}. "
+                              f"{taken(series)}.", gap=0.72)
     with rc_context(STYLE):
         names = [line for groups in panels.values() for name in groups for line in name.split("\n")]
         for ax, (how, groups) in zip(axes, panels.items(), strict=True):
-            _wide_left(ax, names)
+            widen_left(ax, names)
             _rates_panel(ax, groups)
-            _panel_title(ax, f"{HOWS[how][0].upper()}{HOWS[how][1:]}. {_place(series['where'], series['date'])}")
+            panel_title(ax, f"{HOWS[how][0].upper()}{HOWS[how][1:]}. {taken(series)}")
         used = [name for name in WAYS if any(name in found for groups in panels.values() for found in groups.values())]
         x = 1.95
         for name in used:
@@ -213,7 +213,7 @@ def _rates_panel(ax, groups: Mapping[str, Mapping[str, float]]) -> None:
     ax.set_yticks([])
     ax.set_xlim(0, 1.32 * max(max(found.values()) for found in groups.values()))
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    _quiet(ax, "x")
+    grid_along(ax, "x")
 
 
 def gains(series: dict) -> CourseFigure:
@@ -228,18 +228,18 @@ def gains(series: dict) -> CourseFigure:
     cases += [(f"a prompt of {step['count']:,}, graph", judged(step)) for step in series.get("prefill", ())]
     return both_speedups([(name, case["speedup"], case["measured"], case["predicted"]) for name, case in cases],
                          "The softmax (grey) and the whole (blue; red: predicted)",
-                         _place(series["where"], series["date"]),
+                         taken(series),
                          "times as fast, with softmax as one launch in place of three")
 
 
 def both_speedups(cases: Sequence[tuple[str, float, float, float | None]], title: str, place: str,
                   x_label: str) -> CourseFigure:
     """Two bars from 1 on for each case: (name, of the part, of the whole, of the whole as predicted or None)."""
-    figure, (ax,) = _figure([0.62 * len(cases) + 0.1], title, "Speed-up by fusing: " + "; ".join(
+    figure, (ax,) = new_figure([0.62 * len(cases) + 0.1], title, "Speed-up by fusing: " + "; ".join(
         f"{name}: softmax {part:.2f}, whole {whole:.3f}" + ("" if known is None else f", predicted {known:.3f}")
         for name, part, whole, known in cases) + f". {place}.")
     with rc_context(STYLE):
-        _wide_left(ax, [name for name, *_ in cases])
+        widen_left(ax, [name for name, *_ in cases])
         longest = max(max(part, whole) for _, part, whole, _ in cases)
         for y, (name, part, whole, known) in enumerate(cases):
             for at, value, colour in ((y - 0.19, part, GREY), (y + 0.19, whole, BLUE)):
@@ -258,7 +258,7 @@ def both_speedups(cases: Sequence[tuple[str, float, float, float | None]], title
         ax.spines["left"].set_visible(False)
         ax.grid(True, axis="x")
         ax.tick_params(length=0)
-        _panel_title(ax, place)
+        panel_title(ax, place)
     return figure
 
 

@@ -5,7 +5,19 @@ from matplotlib.patches import Circle, FancyArrowPatch
 
 from labkit import measure
 from labkit._common.tables import number
-from labkit.measure.plots import BLUE, FAINT, GREEN, INK, ORANGE, PALE, STYLE, TEXT, CourseFigure, _box, _canvas
+from labkit.measure.plots.style import (
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    ORANGE,
+    PALE,
+    STYLE,
+    TEXT,
+    CourseFigure,
+    canvas,
+    draw_box,
+)
 from labkit.models.gpt2_block import GPT2_SMALL, Shape, traffic
 
 # What a launch does: (name in block.traffic, as it is written in a box, colour, is the residual added at its end).
@@ -26,9 +38,9 @@ def two_orders(shape: Shape = GPT2_SMALL, tokens: int = 1024) -> CourseFigure:
     total = sum(bytes_of.values())
     tall, pitch, top = 0.44, 0.66, 1.42
     bottom = top + 7 * pitch
-    figure, ax = _canvas(bottom + 0.98, "One block, in two orders",
-                         f"Seven launches of a block {shape.width} wide with {tokens:,} tokens. Pre-LN: the sum runs "
-                         f"past every launch. Post-LN: it goes through both LayerNorms. {megabytes(total)} moved.")
+    figure, ax = canvas(bottom + 0.98, "One block, in two orders",
+                        f"Seven launches of a block {shape.width} wide with {tokens:,} tokens. Pre-LN: the sum runs "
+                        f"past every launch. Post-LN: it goes through both LayerNorms. {megabytes(total)} moved.")
     with rc_context(STYLE):
         for left, name, order in ((0.16, "Pre-LN (GPT-2)", PRE_LN), (3.62, "Post-LN (2017)", POST_LN)):
             stream, box, wide = left + 0.20, left + 0.52, 2.72
@@ -44,10 +56,10 @@ def two_orders(shape: Shape = GPT2_SMALL, tokens: int = 1024) -> CourseFigure:
                 through = normal and order is POST_LN
                 if through:
                     _line(ax, (stream, begin), (stream, y + tall / 2 - 0.07))
-                    _box(ax, left, y, box + wide - left, tall, fill=PALE[colour], edge=colour)
+                    draw_box(ax, left, y, box + wide - left, tall, fill=PALE[colour], edge=colour)
                 else:
                     _line(ax, (stream, begin), (stream, y + pitch))
-                    _box(ax, box, y, wide, tall, fill=PALE[colour], edge=colour)
+                    draw_box(ax, box, y, wide, tall, fill=PALE[colour], edge=colour)
                 ax.text(box + 0.10, y + tall / 2, text, fontsize=11.5, va="center_baseline", color=INK)
                 ax.text(box + wide - 0.10, y + tall / 2, megabytes(bytes_of[key]), fontsize=11.5, ha="right",
                         va="center_baseline", color=TEXT[colour])
@@ -99,10 +111,10 @@ def ten_launches(shape: Shape = GPT2_SMALL, tokens: int = 1024) -> CourseFigure:
     saved = sum(separate.values()) - sum(fused.values())
     top, pitch, tall, left, right = 0.96, 0.36, 0.24, 1.75, 6.05
     most = max(separate.values())
-    figure, ax = _canvas(top + 10 * pitch + 0.72, f"Ten launches, {tokens:,} tokens",
-                         f"Bytes of each of ten launches with {tokens:,} tokens: " + ", ".join(
-                             f"{STEPS[key]} {megabytes(count)}" for key, count in separate.items())
-                         + f". Fusing three of them away saves {megabytes(saved)}.")
+    figure, ax = canvas(top + 10 * pitch + 0.72, f"Ten launches, {tokens:,} tokens",
+                        f"Bytes of each of ten launches with {tokens:,} tokens: " + ", ".join(
+                            f"{STEPS[key]} {megabytes(count)}" for key, count in separate.items())
+                        + f". Fusing three of them away saves {megabytes(saved)}.")
     with rc_context(STYLE):
         for x, colour, text in ((left, BLUE, "weights"), (left + 1.05, ORANGE, "rows of tokens")):
             ax.text(x, top - 0.24, text, fontsize=11.5, fontweight="bold", color=TEXT[colour], va="center")
@@ -115,9 +127,9 @@ def ten_launches(shape: Shape = GPT2_SMALL, tokens: int = 1024) -> CourseFigure:
             ax.text(left - 0.12, y + tall / 2, STEPS[key], fontsize=11.5, ha="right", va="center_baseline",
                     color=FAINT if gone else INK)
             if weights:
-                _box(ax, left, y, weights * scale, tall, fill=BLUE, edge=BLUE)
-            _box(ax, left + weights * scale, y, (count - weights) * scale, tall, edge=ORANGE,
-                 fill="white" if gone else ORANGE, **({"hatch": "////"} if gone else {}))
+                draw_box(ax, left, y, weights * scale, tall, fill=BLUE, edge=BLUE)
+            draw_box(ax, left + weights * scale, y, (count - weights) * scale, tall, edge=ORANGE,
+                     fill="white" if gone else ORANGE, **({"hatch": "////"} if gone else {}))
             ax.text(left + count * scale + 0.08, y + tall / 2, megabytes(count), fontsize=11, va="center_baseline",
                     color=FAINT if gone else INK)
         y = top + 10 * pitch
@@ -129,7 +141,7 @@ def ten_launches(shape: Shape = GPT2_SMALL, tokens: int = 1024) -> CourseFigure:
 
 
 LENGTHS = (16, 128, 1024, 4096)
-RECORDED = {  # as it is called in the lesson -> (operation, row of its ladder)
+LESSON_ROWS = {  # as it is called in the lesson -> (operation, row of its ladder)
     "CUDA C++, eight allocations": ("gpt2_block", "CUDA C++ (ten kernels, eight allocations)"),
     "CUDA C++, ten kernels": ("gpt2_block", "CUDA C++ (ten kernels)"),
     "ten kernels": ("gpt2_block", "block_ten_kernels"),
@@ -148,4 +160,4 @@ def recorded_times(gpu: str = "NVIDIA H200") -> dict[str, list[float | None]]:
         row = next((row for row in found.rows if row.name == name), None) if found else None
         return 1000 * row.timing.p50 if row else None
 
-    return {name: [microseconds(*where, tokens) for tokens in LENGTHS] for name, where in RECORDED.items()}
+    return {name: [microseconds(*where, tokens) for tokens in LENGTHS] for name, where in LESSON_ROWS.items()}

@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from labkit import measure
 from labkit._common.tables import number
-from labkit.measure.plots import (
+from labkit.measure.plots.style import (
     BLUE,
     FAINT,
     GREEN,
@@ -28,14 +28,15 @@ from labkit.measure.plots import (
     TEXT,
     WIDTH,
     CourseFigure,
-    _box,
-    _canvas,
-    _figure,
-    _label_ends,
-    _panel_title,
-    _place,
-    _quiet,
-    _times,
+    canvas,
+    draw_box,
+    grid_along,
+    here_and_recorded,
+    label_line_ends,
+    new_figure,
+    panel_title,
+    taken,
+    time_axis,
 )
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
@@ -47,15 +48,15 @@ def two_readings(rows: int = 2, cols: int = 3) -> CourseFigure:
         raise ValueError(f"rows, cols are {rows}, {cols}; a picture holds at most 4 rows, 6 columns and 14 elements")
     cell, tall = 0.40, 0.30
     count = rows * cols
-    figure, ax = _canvas(1.62 + tall * (max(rows, cols) + 1), "One memory, two readings",
-                         f"A matrix of {rows} x {cols} lies in memory row after row. Read column after column with "
-                         f"columns of {cols} elements, the same memory is its transpose, {cols} x {rows}.")
+    figure, ax = canvas(1.62 + tall * (max(rows, cols) + 1), "One memory, two readings",
+                        f"A matrix of {rows} x {cols} lies in memory row after row. Read column after column with "
+                        f"columns of {cols} elements, the same memory is its transpose, {cols} x {rows}.")
     letters = "abcdefghijklmn"
     with rc_context(STYLE):
         strip = (WIDTH - count * cell) / 2
         ax.text(strip, 0.60, "memory", fontsize=8.5, color=FAINT, va="center")
         for i in range(count):
-            _box(ax, strip + i * cell, 0.72, cell, tall, letters[i], fill=PALE[COLOURS[i // cols]], size=9)
+            draw_box(ax, strip + i * cell, 0.72, cell, tall, letters[i], fill=PALE[COLOURS[i // cols]], size=9)
             ax.text(strip + (i + 0.5) * cell, 0.72 + tall + 0.11, i, fontsize=7, color=FAINT, ha="center", va="center")
         top = 0.72 + tall + 0.66
         left, right = 0.62, WIDTH - 0.62 - max(rows, 3) * cell - 0.9
@@ -63,8 +64,8 @@ def two_readings(rows: int = 2, cols: int = 3) -> CourseFigure:
         ax.text(right, top - 0.24, f"column by column, cuBLAS: {cols} \u00d7 {rows}", fontsize=9, va="center")
         for i in range(count):
             row, col = divmod(i, cols)
-            _box(ax, left + col * cell, top + row * tall, cell, tall, letters[i], fill=PALE[COLOURS[row]], size=9)
-            _box(ax, right + row * cell, top + col * tall, cell, tall, letters[i], fill=PALE[COLOURS[row]], size=9)
+            draw_box(ax, left + col * cell, top + row * tall, cell, tall, letters[i], fill=PALE[COLOURS[row]], size=9)
+            draw_box(ax, right + row * cell, top + col * tall, cell, tall, letters[i], fill=PALE[COLOURS[row]], size=9)
         ax.annotate("", (right - 0.15, top + tall), (left + cols * cell + 0.15, top + tall),
                     arrowprops={"arrowstyle": "-|>", "color": FAINT, "lw": 1.0})
         ax.text((left + cols * cell + right) / 2, top + tall - 0.13, "not one element has moved", fontsize=8,
@@ -81,9 +82,9 @@ def masks(n: int = 19, block: int = 8) -> CourseFigure:
     if not 1 <= slots <= 40:
         raise ValueError(f"{programs} programs of {block} are {slots} elements; a picture holds 1 to 40")
     cell, tall, left = min(0.30, (WIDTH - 1.75) / slots), 0.28, 1.45
-    figure, ax = _canvas(2.92, "Who has which element",
-                         f"{n} elements. One thread an element: {slots} threads in {programs} blocks, {slots - n} with "
-                         f"none. One program a block: {programs} programs of {block} elements, {slots - n} masked.")
+    figure, ax = canvas(2.92, "Who has which element",
+                        f"{n} elements. One thread an element: {slots} threads in {programs} blocks, {slots - n} with "
+                        f"none. One program a block: {programs} programs of {block} elements, {slots - n} masked.")
     with rc_context(STYLE):
         rows = ((0.78, "Numba", f"{slots} threads,\none element each"),
                 (1.66, "Triton, cuTile", f"{programs} programs,\n{block} elements each"))
@@ -94,14 +95,14 @@ def masks(n: int = 19, block: int = 8) -> CourseFigure:
                 program, colour = i // block, COLOURS[i // block % len(COLOURS)]
                 inside = i < n
                 gap = 0.02 if name == "Numba" else 0.0
-                _box(ax, left + i * cell + gap, y, cell - 2 * gap, tall, i, size=6.8, ink=INK if inside else FAINT,
-                     fill=PALE[colour] if inside else "white", edge=colour if name == "Numba" and inside else GREY,
-                     linewidth=0.9 if name == "Numba" else 0.5, linestyle="-" if inside else (0, (2, 2)))
+                draw_box(ax, left + i * cell + gap, y, cell - 2 * gap, tall, i, size=6.8, ink=INK if inside else FAINT,
+                         fill=PALE[colour] if inside else "white", edge=colour if name == "Numba" and inside else GREY,
+                         linewidth=0.9 if name == "Numba" else 0.5, linestyle="-" if inside else (0, (2, 2)))
             for program in range(programs):
                 colour = COLOURS[program % len(COLOURS)]
                 x = left + program * block * cell
                 if name != "Numba":
-                    _box(ax, x, y, block * cell, tall, edge=colour, linewidth=2.0, zorder=3)
+                    draw_box(ax, x, y, block * cell, tall, edge=colour, linewidth=2.0, zorder=3)
                 kind = "block" if name == "Numba" else "program"
                 ax.text(x + block * cell / 2, y + tall + 0.14, f"{kind} {program}", fontsize=8, ha="center",
                         va="center", color=TEXT[colour])
@@ -117,9 +118,9 @@ def masks(n: int = 19, block: int = 8) -> CourseFigure:
 def over_rows(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """Milliseconds over the number of rows: the loops, and the kernels that take all rows in one launch."""
     recorded = measure.recorded_beside(series, "softmax_rows", recorded)
-    panels = [panel for panel in (series, recorded) if panel is not None]
-    figure, axes = _figure([2.7] * len(panels), f"Softmax of rows of {series['cols']:,}: a loop on the host",
-                           "Softmax by BLAS over the number of rows, " + _place(series["where"], series.get("date")))
+    panels = here_and_recorded(series, recorded)
+    figure, axes = new_figure([2.7] * len(panels), f"Softmax of rows of {series['cols']:,}: a loop on the host",
+                              "Softmax by BLAS over the number of rows, " + taken(series))
     with rc_context(STYLE):
         for ax, panel in zip(axes, panels, strict=True):
             box = ax.get_position()
@@ -133,12 +134,12 @@ def over_rows(series: dict, recorded: dict | None | str = "auto") -> CourseFigur
             ax.set_xticks(panel["rows"], [f"{count:,}" for count in panel["rows"]])
             ax.xaxis.set_minor_locator(NullLocator())
             ax.set_xlabel("rows")
-            _times(ax)
+            time_axis(ax)
             times = [ms for line in panel["lines"] for ms in line["ms"]]
             ax.set_ylim(10 ** np.floor(np.log10(min(times))), 10 ** np.ceil(np.log10(max(times))))
-            _quiet(ax, "y")
-            _label_ends(ax, ends)
-            _panel_title(ax, _place(panel["where"], panel.get("date")))
+            grid_along(ax, "y")
+            label_line_ends(ax, ends)
+            panel_title(ax, taken(panel))
     return figure
 
 
@@ -148,9 +149,9 @@ def languages(series: dict | None = None) -> CourseFigure | None:
     if series is None:
         return None
     jobs = series["jobs"]
-    figure, axes = _figure([0.34 * len(job["rows"]) for job in jobs], "One job in three languages",
-                           "GB/s of vector addition and softmax in Numba, Triton and cuTile, "
-                           + _place(series["where"], series.get("date")), gap=0.62, bottom=0.30)
+    figure, axes = new_figure([0.34 * len(job["rows"]) for job in jobs], "One job in three languages",
+                              "GB/s of vector addition and softmax in Numba, Triton and cuTile, "
+                              + taken(series), gap=0.62, bottom=0.30)
     names = {"vector_add": "Vector addition", "softmax": "Softmax of each row"}
     widest = max(row["gbs"] for job in jobs for row in job["rows"])
     with rc_context(STYLE):
@@ -167,11 +168,11 @@ def languages(series: dict | None = None) -> CourseFigure | None:
             ax.invert_yaxis()
             ax.set_xlim(0, 1.12 * widest)
             ax.set_xticks([])
-            _quiet(ax, "x")
+            grid_along(ax, "x")
             ax.grid(False)
             size = ", ".join(f"{key} = {value:,}" for key, value in job["size"].items())
-            _panel_title(ax, f"{names.get(job['op'], job['op'])}, {size}: GB/s. "
-                         + _place(series["where"], series.get("date")))
+            panel_title(ax, f"{names.get(job['op'], job['op'])}, {size}: GB/s. "
+                        + taken(series))
     return figure
 
 
@@ -180,8 +181,8 @@ def over_tiles(series: dict | None = None) -> CourseFigure | None:
     series = series or measure.recorded_series("tile_sizes")
     if series is None:
         return None
-    figure, (ax,) = _figure([2.6], "How large a tile?", "Vector addition over the size of a tile, "
-                            + _place(series["where"], series.get("date")))
+    figure, (ax,) = new_figure([2.6], "How large a tile?", "Vector addition over the size of a tile, "
+                               + taken(series))
     with rc_context(STYLE):
         box = ax.get_position()
         ax.set_position((0.095, box.y0, 0.76, box.height))
@@ -197,7 +198,7 @@ def over_tiles(series: dict | None = None) -> CourseFigure | None:
         ax.set_ylim(0, None)
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         ax.set_ylabel("GB/s")
-        _quiet(ax, "y")
-        _label_ends(ax, ends)
-        _panel_title(ax, f"Vector addition, {series['n']:,} elements. " + _place(series["where"], series.get("date")))
+        grid_along(ax, "y")
+        label_line_ends(ax, ends)
+        panel_title(ax, f"Vector addition, {series['n']:,} elements. " + taken(series))
     return figure

@@ -1,6 +1,8 @@
 """What a program pays besides its kernels: starting up, copying, launching. The series of lesson 06.
 
     cold_start()       a small product in a fresh process, three times over, as ranges
+    launch_overhead()  one launch of a tiny kernel
+    copies()           copies of one large array
     copy_sizes()       copies of 4 bytes to 512 MB
     launch_sizes()     one addition from Python, from PyTorch, and inside a graph, over sizes
     fair_baseline()    three small steps: kernels of their own, fused, PyTorch's, compiled, each also in a graph
@@ -13,6 +15,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +77,47 @@ def cold_start() -> dict:
     return measure.stamped({**json.loads(done.stdout.splitlines()[-1]), "n": SIDE})
 
 
+def launch_overhead(n: int = 1024) -> dict:
+    """What one launch of a tiny kernel costs: through the launcher, bound once, in a graph; and torch.add."""
+    from labkit.kernels.elementwise import vector_add_per_thread, vector_add_per_thread_kernel
+
+    a, b, out = (cuda.to_device(np.ones(n, np.float32)) for _ in range(3))
+    bound = vector_add_per_thread_kernel[-(-n // 256), 256]
+    series = {
+        "n": n,
+        "launcher_us": 1000 * time_launch(lambda: vector_add_per_thread(a, b, out)).p50,
+        "bound_us": 1000 * time_launch(lambda: bound(a, b, out)).p50,
+        "graph_us": None,
+        "torch_us": None,
+    }
+    graph = time_graph(lambda stream: vector_add_per_thread(a, b, out, stream=stream), launches=100)
+    if graph is not None:
+        series["graph_us"] = 1000 * graph.p50
+    torch = measure.import_library("torch") if device.on_gpu() else None
+    if torch is not None:
+        x, y, z = (torch.ones(n, device="cuda") for _ in range(3))
+
+        def add():
+            torch.add(x, y, out=z)
+
+        add()
+        torch.cuda.synchronize()
+        times = []
+        for _ in range(10):
+            begin = time.perf_counter()
+            for _ in range(200):
+                add()
+            torch.cuda.synchronize()
+            times.append(1e6 * (time.perf_counter() - begin) / 200)
+        series["torch_us"] = float(np.median(times))
+    return measure.stamped(series)
+
+
+def copies() -> dict:
+    """Copies between host and device, pageable and pinned."""
+    return measure.stamped(measure.time_copy(device.pick(gpu=2**28, cpu=2**24)))
+
+
 def copy_sizes(sizes=None, budget_s: float = 0.05) -> dict:
     """Microseconds for a copy of each size, by the host's clock: {"bytes", "h2d_pageable_us", "h2d_pinned_us", ...}."""
     sizes = sizes or device.pick(gpu=[4 * 8**k for k in range(10)], cpu=[4 * 8**k for k in range(8)])
@@ -97,7 +141,7 @@ def launch_sizes(exponents=None, times: int = 50) -> dict:
     from labkit.kernels.elementwise import vector_add_four_loads
 
     exponents = exponents or device.pick(gpu=range(8, 27, 2), cpu=range(8, 17, 2))
-    torch = measure.import_rival("torch") if device.on_gpu() else None
+    torch = measure.import_library("torch") if device.on_gpu() else None
     series = {"n": [], "python_us": [], "graph_us": [], "torch_us": [], "torch_graph_us": []}
     for n in measure.steps("launches over sizes", [2**e for e in exponents]):
         a, b, out = (cuda.to_device(np.ones(n, np.float32)) for _ in range(3))
@@ -142,7 +186,7 @@ def fair_baseline(times: int = 100) -> dict:
             time_graph(run, launches=times))
     for rival in measure.baselines_of(op):
         theirs = measure.hand_over(rival.library, *arrays, out)
-        module = measure.import_rival(rival.library)
+        module = measure.import_library(rival.library)
 
         def call(rival=rival, theirs=theirs, module=module):
             rival.call(module, *theirs)
@@ -201,7 +245,7 @@ def trace() -> dict | None:
     {"events": [{"row": "ranges 1" | "ranges 2" | "driver" | "GPU", "name", "start_us", "us"}]}, from the outer range's
     start on.
     """
-    torch = measure.import_rival("torch") if device.on_gpu() else None
+    torch = measure.import_library("torch") if device.on_gpu() else None
     if torch is None:
         return None
     from torch.profiler import ProfilerActivity, profile, record_function

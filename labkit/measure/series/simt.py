@@ -18,7 +18,7 @@ import numpy as np
 from numba import float32
 
 TILE = 16
-TARGETS = {
+GOALS = {
     "speedup over numba's simulator, 64^3 tiled": (500, "times", "at least"),
     "512^3 tiled": (2.0, "s", "at most"),
     "vector add, 10 million": (0.5, "s", "at most"),
@@ -99,8 +99,8 @@ def _child(mode, **environment):
     return json.loads(result.stdout.strip().splitlines()[-1])["seconds"]
 
 
-def measure(report=lambda text: None):
-    """{what: number} for the rows of TARGETS, and the single times behind them. `report` is told what runs."""
+def time_cpu_device(report=lambda text: None):
+    """{what: number} for the rows of GOALS, and the single times behind them. `report` is told what runs."""
     from labkit.simt import namespace as cuda
 
     matmul, add = make_kernels(cuda)
@@ -141,13 +141,13 @@ def main(console=None):
 
     console = console or Console()
     with console.status("measuring the CPU device") as status:
-        found = measure(lambda text: status.update(f"measuring {text}"))
+        found = time_cpu_device(lambda text: status.update(f"measuring {text}"))
     table = Table(title="The CPU device", caption="times of this machine's CPU: they show work, not GPU speed")
     for column in ("what", "measured", "target"):
         table.add_column(column, justify="left" if column == "what" else "right")
     good = True
     for what, value in found.items():
-        number, unit, sense = TARGETS.get(what, (None, "s", ""))
+        number, unit, sense = GOALS.get(what, (None, "s", ""))
         if value is None:
             table.add_row(what, "not measured", "")
             continue

@@ -7,7 +7,9 @@ import pytest
 from matplotlib.text import Text
 
 from labkit import measure
+from labkit._common import paths
 from labkit.measure import plots
+from labkit.measure.plots import style
 from tests import made_up
 
 
@@ -17,7 +19,7 @@ def texts(figure) -> str:
 
 @pytest.fixture(autouse=True)
 def nothing_recorded(tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "RECORDED", tmp_path)
+    monkeypatch.setattr(paths, "MEASUREMENTS", tmp_path)
 
 
 def test_ladder_on_a_gpu():
@@ -168,10 +170,10 @@ def test_a_figure_shows_itself_700_pixels_wide(tmp_path):
 
 
 def test_labels_are_spread_within_the_axes():
-    heights = plots._spread([0.5, 0.5, 0.51, 0.99], 0.075)
+    heights = style.spread_apart([0.5, 0.5, 0.51, 0.99], 0.075)
     assert np.all(np.diff(heights) > 0.074)
     assert max(heights) <= 1.0
-    low = plots._spread([0.0, 0.01, 0.02], 0.075)
+    low = style.spread_apart([0.0, 0.01, 0.02], 0.075)
     assert min(low) >= 0.029
 
 

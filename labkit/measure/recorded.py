@@ -1,0 +1,50 @@
+"""What was recorded on a GPU, in data/measurements, as `labkit bench` wrote it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+from labkit import device
+from labkit._common import paths
+from labkit.device import CPU_DEVICE
+from labkit.measure.machine import slug
+
+
+@functools.lru_cache(maxsize=8)
+def _read(path: Path, modified: float) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def recorded(gpu: str | None = None) -> dict | None:
+    """The measurements recorded on a GPU, as bench wrote them; None if there are none.
+
+    Of several files: the one named, else the present GPU's, else the H200's, else the newest.
+    """
+    files = {path.stem: path for path in sorted(paths.MEASUREMENTS.glob("*.json"))}
+    if not files:
+        return None
+    if gpu is not None:
+        if slug(gpu) not in files:
+            raise ValueError(f"no measurements of {gpu!r} are recorded; there are {', '.join(files)}")
+        path = files[slug(gpu)]
+    else:
+        wanted = [slug(device.name()), "nvidia-h200"]
+        path = next((files[w] for w in wanted if w in files), None)
+        path = path or max(files.values(), key=lambda p: p.stat().st_mtime)
+    return _read(path, path.stat().st_mtime)
+
+
+def recorded_series(name: str, gpu: str | None = None) -> dict | None:
+    """A series that bench recorded on a GPU, such as "vector_add_sizes"; None if there is none."""
+    data = recorded(gpu)
+    return None if data is None else data.get("series", {}).get(name)
+
+
+def recorded_beside(series: dict, name: str, recorded: dict | None | str = "auto") -> dict | None:
+    """What to show beside a series: `recorded`, or, if that is "auto", a GPU's recording of `name` where the series is
+    the CPU device's."""
+    if recorded != "auto":
+        return recorded
+    return recorded_series(name) if series["where"] == CPU_DEVICE else None
