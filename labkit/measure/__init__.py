@@ -36,7 +36,8 @@ from labkit.measure.timing import (
 )
 
 __all__ = [
-    "CPU_DEVICE", "TORCH_TENSORS", "Ladder", "LadderRow", "Timing", "baselines_of", "days", "fill_kernel", "flush_cache",
+    "CPU_DEVICE", "TORCH_TENSORS", "Ladder", "LadderRow", "Timing", "baselines_of", "days", "fill_kernel",
+    "flush_cache",
     "hand_over", "import_library", "ladder", "machine", "recorded", "recorded_beside", "recorded_ladder",
     "recorded_series", "slug", "stamped", "steps", "time_copy", "time_graph", "time_host", "time_kernel",
     "time_launch", "time_torch_graph", "where",
