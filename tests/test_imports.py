@@ -51,7 +51,7 @@ def top_level(tree: ast.AST):
 
 
 def module_of(name: str) -> str | None:
-    """The longest part of a dotted name that is a module: labkit.measure.bench.run is in labkit.measure.bench.
+    """The longest part of a dotted name that is a module: labkit.measure.bench.collect is in labkit.measure.bench.
     None for the door itself, which imports what is asked of it."""
     parts = name.split(".")
     for count in range(len(parts), 1, -1):

@@ -320,10 +320,10 @@ def baselines_of(op: Op) -> list[Baseline]:
 
 def hand_over(library: str, *values) -> list:
     """Device arrays as CuPy's arrays or PyTorch's tensors on the same memory, uint16 as bfloat16; numbers stay."""
-    return [_hand_over(library, value) for value in values]
+    return [_on_same_memory(library, value) for value in values]
 
 
-def _hand_over(library: str, value):
+def _on_same_memory(library: str, value):
     """A device array as CuPy's array or PyTorch's tensor, on the same memory; uint16 as bfloat16. Numbers stay."""
     if not hasattr(value, "__cuda_array_interface__"):
         return value

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from numba import float32, uint32, uint64
@@ -317,7 +317,3 @@ def _tensor_tflops(name: str, kernel, flops_per_thread: int) -> float | None:
         print(f"{name} was not measured: {type(error).__name__}: {error}", file=sys.stderr)
         return None
     return flops_per_thread * threads * blocks / timing.p50 / 1e9
-
-
-def to_json(limits: Limits) -> dict:
-    return asdict(limits)

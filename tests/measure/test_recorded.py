@@ -1,0 +1,42 @@
+"""Recorded measurements: found, and of which GPU."""
+
+import json
+
+import pytest
+
+from labkit import device, measure
+from labkit._common import paths
+from labkit.kernels.elementwise import VECTOR_ADD
+from tests import made_up
+
+
+@pytest.fixture
+def recorded_here(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "MEASUREMENTS", tmp_path)
+    return tmp_path
+
+
+def test_nothing_recorded(recorded_here):
+    assert measure.recorded() is None
+    assert measure.recorded_ladder("vector_add") is None
+    assert measure.recorded_series("matmul_sizes") is None
+
+
+def test_recorded_measurements_are_found(recorded_here):
+    (recorded_here / f"{measure.slug(made_up.GPU)}.json").write_text(json.dumps(made_up.measurements()))
+    assert measure.recorded()["limits"] == made_up.LIMITS
+    found = measure.recorded_ladder(VECTOR_ADD)
+    assert found == made_up.ladder()
+    assert measure.recorded_ladder(VECTOR_ADD, {"n": 3}) is None
+    assert measure.recorded_ladder("softmax") is None
+    assert measure.recorded_series("vector_add_sizes")["n"][0] == 1024
+    with pytest.raises(ValueError, match="no measurements of 'Other' are recorded; there are nvidia-imaginary"):
+        measure.recorded("Other")
+
+
+def test_the_h200_is_preferred(recorded_here):
+    for name in ("a-gpu", "nvidia-h200", "z-gpu"):
+        (recorded_here / f"{name}.json").write_text(json.dumps({"name": name}))
+    if device.name() != "NVIDIA H200":
+        assert measure.recorded()["name"] == "nvidia-h200"
+    assert measure.recorded("z-gpu")["name"] == "z-gpu"
