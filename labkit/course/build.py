@@ -4,8 +4,11 @@ One way only: from notebooks/NN_topic.py, solutions/NN_topic.py, course.toml and
 to the chapter map and the tables of README.
 """
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
+from labkit._common import recordings
 from labkit.course import execution, readme, workbooks
 from labkit.course.notebooks import (
     back_up,
@@ -26,9 +29,14 @@ def build_chapter(course: Course, chapter: Chapter, device: str | None = None, o
     Nothing is written when a cell fails.
     """
     notebook = to_notebook(chapter)
-    outcome = execution.run(notebook, chapter, device=device, on_cell=on_cell)
+    with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
+        notes = Path(folder) / "quotes"
+        outcome = execution.run(notebook, chapter, device=device, on_cell=on_cell, env={recordings.NOTES: str(notes)})
+        quoted = recordings.noted(notes)
     if outcome.problem:
         return outcome, None
+    measurements = course.root / "data" / "measurements"
+    notebook.metadata["labkit"]["recordings"] = {part: recordings.digest(part, measurements) for part in quoted}
     scrub(notebook, course.root)
     backup = back_up(course, chapter.built) if chapter.built.exists() and edited(chapter.built) else None
     write_notebook(notebook, chapter.built)
@@ -58,6 +66,11 @@ def check(course: Course) -> list[str]:
             problems.append(
                 f"notebooks/{chapter.name}.ipynb was edited by hand: labkit build {chapter.number} makes it afresh "
                 "and keeps the edited one in .labkit/backups"
+            )
+        elif changed := recordings.changed(about.get("recordings", {}), course.root / "data" / "measurements"):
+            problems.append(
+                f"notebooks/{chapter.name}.ipynb is stale: it quotes a recording that has changed, data/measurements/"
+                f"{changed[0]}; run labkit build {chapter.number}"
             )
     listed = {chapter.name for chapter in course.chapters}
     for path in sorted((course.root / "notebooks").glob("*")):

@@ -41,15 +41,17 @@ class Outcome:
     problem: Problem | None
 
 
-def run(notebook, chapter: Chapter, *, device: str | None = None, on_cell: Callable | None = None) -> Outcome:
+def run(notebook, chapter: Chapter, *, device: str | None = None, on_cell: Callable | None = None,
+        env: dict[str, str] | None = None) -> Outcome:
     """Execute every cell of `notebook` in place. `on_cell(done, total)` is called after each cell.
+    env: variables of the kernel, beside those of this process.
 
     Stops at the first failing cell. Ctrl-C shuts the kernel down and raises KeyboardInterrupt.
     """
     if device is not None and device not in DEVICES:
         raise UserError(f"device {device!r} is not known; allowed are {', '.join(DEVICES)}")
     start = time.perf_counter()
-    problem = asyncio.run(_run(notebook, chapter, device, on_cell))
+    problem = asyncio.run(_run(notebook, chapter, device, on_cell, env or {}))
     return Outcome(time.perf_counter() - start, problem)
 
 
@@ -81,13 +83,14 @@ def _kernel_manager(folder: str):
     )
 
 
-async def _run(notebook, chapter: Chapter, device: str | None, on_cell: Callable | None) -> Problem | None:
+async def _run(notebook, chapter: Chapter, device: str | None, on_cell: Callable | None,
+               more: dict[str, str]) -> Problem | None:
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
     with tempfile.TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True) as folder:
         # A profile of its own: the reader's IPython start-up files take no part in a lesson.
-        env = dict(os.environ, IPYTHONDIR=folder, PYDEVD_DISABLE_FILE_VALIDATION="1")
+        env = dict(os.environ, IPYTHONDIR=folder, PYDEVD_DISABLE_FILE_VALIDATION="1", **more)
         if device is not None:
             env["LABKIT_DEVICE"] = device
         manager = _kernel_manager(folder)

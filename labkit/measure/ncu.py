@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit._common import paths
+from labkit._common import paths, recordings
 
 METRICS = {
     "requests": ("l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum"),
@@ -281,7 +281,7 @@ def function_name(kernel: str) -> str:
 def recorded(gpu: str = "nvidia-h200") -> dict | None:
     """Every profile that was recorded on a GPU; None if there is none."""
     path = PROFILES / f"{gpu}-kernels.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return recordings.read(path) if path.is_file() else None
 
 
 def profile(name: str, data: dict | None = None):

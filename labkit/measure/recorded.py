@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import json
-from pathlib import Path
-
 from labkit import device
-from labkit._common import paths
+from labkit._common import paths, recordings
 from labkit.device import CPU_DEVICE
 from labkit.measure.machine import slug
-
-
-@functools.lru_cache(maxsize=8)
-def _read(path: Path, modified: float) -> dict:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def recorded(gpu: str | None = None) -> dict | None:
@@ -33,7 +24,7 @@ def recorded(gpu: str | None = None) -> dict | None:
         wanted = [slug(device.name()), "nvidia-h200"]
         path = next((files[w] for w in wanted if w in files), None)
         path = path or max(files.values(), key=lambda p: p.stat().st_mtime)
-    return _read(path, path.stat().st_mtime)
+    return recordings.read(path)
 
 
 def recorded_series(name: str, gpu: str | None = None) -> dict | None:

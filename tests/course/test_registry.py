@@ -248,3 +248,21 @@ def test_a_lesson_is_finished_once_the_learner_has_run_it_all(fresh):
     assert progress.next_lesson(fresh) == second
     (fresh.state_dir / "progress.json").write_text("{")
     assert progress.finished(fresh) == {}
+
+
+def test_a_page_is_stale_when_a_recording_that_it_quotes_changes(course_dir):
+    source = course_dir / "notebooks" / "00_first.py"
+    source.write_text(source.read_text() + "\n# %%\nfrom labkit import measure\n\n"
+                      'print(measure.recorded_ladder("softmax", gpu="NVIDIA H200").title)\n')
+    course, chapter, (outcome, _) = built(course_dir)
+    assert outcome.problem is None
+    about = notebooks.read_notebook(chapter.built).metadata["labkit"]
+    assert list(about["recordings"]) == ["nvidia-h200.json ops.softmax"]
+    first = [problem for problem in build.check(course) if "00_first.ipynb" in problem]
+    assert first == []
+    data = course_dir / "data" / "measurements"
+    data.mkdir(parents=True)
+    (data / "nvidia-h200.json").write_text('{"ops": {"softmax": [], "matmul": []}}')
+    (problem,) = [problem for problem in build.check(course) if "00_first.ipynb" in problem]
+    assert problem == ("notebooks/00_first.ipynb is stale: it quotes a recording that has changed, data/measurements/"
+                       "nvidia-h200.json ops.softmax; run labkit build 00")
