@@ -1,8 +1,8 @@
 """Recordings in data/measurements as they are read: which parts of which file a page quotes, and the hash of a part.
 
 A part is an operation, a series, or another entry of the file: "nvidia-h200.json ops.matmul" or "nvidia-h200.json
-limits". Where $LABKIT_QUOTES names a file, every part that is read is noted there, a line each: `labkit build` keeps them
-with the notebook, and `labkit build --check` finds the pages whose recordings have changed.
+limits". Where $LABKIT_QUOTES names a file, every part that is read is noted there, a line each: `labkit build` keeps
+them with the notebook, and `labkit build --check` finds the pages whose recordings have changed.
 """
 
 import functools
