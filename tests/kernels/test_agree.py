@@ -1,13 +1,26 @@
 """agree() accepts right rungs and rejects wrong ones, for the right reason."""
 
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numba import float32, int32
 
 from labkit import cuda, device
 from labkit._common.tables import MIMETYPE
-from labkit.kernels.agree import agree, check_sample, poison_of
+from labkit.kernels.agree import (
+    GUARD,
+    agree,
+    check_sample,
+    compare,
+    differences,
+    guarded,
+    is_poison,
+    poison,
+    poison_of,
+    sentinel_of,
+)
 from labkit.kernels.dtypes import bfloat16_of, float64_of
 from labkit.kernels.elementwise import VECTOR_ADD, vector_add_per_thread
 from labkit.kernels.matmul.float32 import MATMUL
@@ -393,3 +406,119 @@ def test_a_rung_for_newer_gpus_runs_on_the_cpu_device_and_is_left_out_on_older_g
     assert only.missing == "needs compute capability 9.0 exactly; this GPU has 10.0"
     monkeypatch.setattr(op_module.cuda, "get_current_device", lambda: SimpleNamespace(compute_capability=(9, 0)))
     assert only.missing == ""
+
+# --- Never written, or computed --------------------------------------------------------------------------------------
+
+DTYPES = (np.float16, np.float32, np.float64, np.uint16, np.int8, np.uint8, np.int32, np.uint32, np.int64, np.bool_,
+          np.complex64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.__name__)
+def test_poison_is_known_again(dtype):
+    whole = poison((3, 4), dtype)
+    assert whole.dtype == dtype and is_poison(whole).all() and is_poison(whole[:, 1:3].T).all()
+    assert is_poison(cuda.to_device(whole).copy_to_host()).all()
+    assert not is_poison(np.zeros(5, dtype)).any()
+    assert is_poison(np.array([poison_of(dtype)])).all()
+
+
+def test_a_computed_nan_is_not_poison():
+    for dtype in (np.float16, np.float32, np.float64):
+        with np.errstate(invalid="ignore"):
+            computed = np.array([np.nan, -np.nan, dtype(np.inf) - dtype(np.inf)], dtype)
+        assert not is_poison(computed).any()
+    assert not is_poison(np.array([0x7FC0, 0xFFC0, 0x7FFF], np.uint16)).any()  # of bfloat16
+
+
+INFINITY = float32(np.inf)
+
+
+@cuda.jit
+def infinities_kernel(a, b, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = a[i] * INFINITY - a[i] * INFINITY + b[i]
+
+
+def test_a_computed_nan_is_wrong_and_was_written():
+    with pytest.raises(AssertionError, match="5 of 5 elements are wrong.*got nan; allowed"):
+        agree(VECTOR_ADD, [launcher_of(infinities_kernel)], sizes=({"n": 5},))
+
+
+def test_infinities_and_nans_that_are_expected_agree():
+    expected = np.array([np.inf, -np.inf, np.nan, 1.0])
+    assert not compare(expected.astype(np.float32), expected, 0.0).problem
+    for index, wrong in ((0, np.nan), (0, -np.inf), (1, 3e38), (2, 1.0), (3, np.nan), (3, np.inf)):
+        got = expected.astype(np.float32)
+        got[index] = wrong
+        assert differences(got, expected, 1.0).first == (index,)
+    got = expected.astype(np.float32)
+    got[2] = poison_of(np.float32)
+    assert differences(got, expected, 1.0).unwritten.tolist() == [False, False, True, False]
+    assert not differences(got, expected, 1.0, unwritten=np.zeros(4, bool)).wrong.any()
+
+
+def test_differences_of_integers_do_not_wrap():
+    found = differences(np.array([3, 250], np.uint8), np.array([5, 2], np.uint8), 2)
+    assert found.miss.tolist() == [2, 248] and found.wrong.tolist() == [False, True]
+    lowest, highest = np.array([np.iinfo(np.int32).min]), np.array([np.iinfo(np.int32).max])
+    assert differences(lowest, highest, 1).error == 2.0**32 - 1
+    assert differences(np.array([True, False]), np.array([True, True]), 0).first == (1,)
+
+
+def test_a_tolerance_holds_up_to_its_edge_and_not_beyond():
+    expected = np.array([[1.0, 2.0], [3.0, 4.0]])
+    allowed = np.array([[0.5, 0.0], [0.25, 0.0]])
+    assert not differences(expected + allowed, expected, allowed).wrong.any()
+    found = differences(expected + 1.001 * allowed, expected, allowed)
+    assert found.wrong.tolist() == [[True, False], [True, False]]
+    assert found.first == (0, 0) and found.error == pytest.approx(0.5005) and found.units == pytest.approx(1.001)
+    assert differences(expected + 1, expected, allowed).units == np.inf
+
+
+def test_uint16_is_bfloat16_beside_fractions_and_a_number_beside_integers():
+    got = bfloat16_of(np.array([1.5, -2.0], np.float32))
+    assert not compare(got, np.array([1.5, -2.0]), 0.0).problem
+    assert not compare(got, got.astype(np.int64), 0.0).problem
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: dtype.__name__)
+def test_a_write_beside_an_array_is_found(dtype):
+    if dtype == np.bool_:
+        pytest.skip("one of its two values must be the sentinel")
+    content = np.arange(6).reshape(2, 3).astype(dtype)
+    one = guarded(content, sentinel_of(dtype))
+    got, outside = one.read()
+    assert np.array_equal(got, content) and not outside.size
+    for at, index in ((GUARD - 1, -1), (GUARD + 6, 6), (0, -GUARD), (2 * GUARD + 5, GUARD + 5)):
+        host = one.whole.copy_to_host()
+        host[at] = 1
+        assert replace(one, whole=cuda.to_device(host)).read()[1].tolist() == [index]
+
+
+def test_an_input_lies_between_values_that_are_noticed():
+    host = guarded(np.ones(3, np.float32)).whole.copy_to_host()
+    assert np.isnan(host).sum() == 2 * GUARD
+    assert not is_poison(host).any(), "a sum with what lies beside an input was written"
+    assert is_poison(guarded(np.ones(3, np.int32)).whole.copy_to_host()).sum() == 2 * GUARD
+
+
+@cuda.jit
+def nan_of_its_own_kernel(a, b, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = a[i] + b[i]
+        if a[i] != a[i]:
+            a[i] = b[i] * INFINITY - b[i] * INFINITY
+
+
+def test_an_input_that_holds_nan_may_be_kept_and_not_replaced():
+    def inputs(rng, n):
+        a = uniform(rng, n)
+        a[0] = np.nan
+        return a, uniform(rng, n)
+
+    op = replace(VECTOR_ADD, inputs=inputs, awkward=({"n": 3},))
+    assert agree(op, [vector_add_per_thread]).passed
+    with pytest.raises(AssertionError, match="changed its input number 0"):
+        agree(op, [launcher_of(nan_of_its_own_kernel)])

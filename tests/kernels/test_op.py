@@ -1,5 +1,6 @@
 """What describes an operation: an Op, its rungs, its work and its baselines."""
 
+import inspect
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from labkit._common.tables import MIMETYPE, size_text, to_markdown
 from labkit.kernels.agree import agree
-from labkit.kernels.baselines import Baseline
+from labkit.kernels.baselines import Baseline, numpy_cupy_torch
 from labkit.kernels.elementwise import VECTOR_ADD
 from labkit.kernels.matmul.float32 import MATMUL
 from labkit.kernels.op import uniform
@@ -57,3 +58,19 @@ def test_uniform_fills_the_mantissa():
     assert 1.4 < values.max() < 1.5
     # A multiple of 2**-22 would add without rounding.
     assert np.any(values * 2.0**22 % 1 != 0)
+
+
+def test_a_rung_is_called_named_and_read_as_its_launcher():
+    one = VECTOR_ADD.rungs[0]
+    assert one.__name__ == one.launcher.__name__ == "vector_add_per_thread"
+    assert (one.__doc__, one.__module__) == (one.launcher.__doc__, "labkit.kernels.elementwise")
+    assert str(inspect.signature(one)) == "(a, b, out, stream=0, block=256)"
+    assert inspect.getsource(one).startswith("@rung(")
+    assert one.kernel_names == ("vector_add_per_thread_kernel",)
+    assert "one thread for each element" in repr(one)
+    assert replace(one, launcher=max).__name__ == "max"
+
+
+def test_baselines_with_numpy_cupy_and_torch():
+    assert [one.title for one in numpy_cupy_torch(max, note="cuBLAS")] == [
+        "NumPy, on the host", "CuPy (cuBLAS)", "PyTorch (cuBLAS)"]
