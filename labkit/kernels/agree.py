@@ -85,8 +85,9 @@ class Guarded:
 
 
 def guarded(content: np.ndarray, fill=None) -> Guarded:
-    """`content` on the device between guard zones: of poison for an input, so that what is read there is noticed."""
-    fill = poison_of(content.dtype) if fill is None else fill
+    """`content` on the device between guard zones: around an input of NaN, so that what is read there is noticed."""
+    if fill is None:
+        fill = content.dtype.type(np.nan) if content.dtype.kind in "fc" else poison_of(content.dtype)
     ends = np.full(GUARD, fill, content.dtype)
     whole = cuda.to_device(np.concatenate([ends, content.reshape(-1), ends]))
     return Guarded(whole[GUARD : GUARD + content.size].reshape(content.shape), whole, fill)
@@ -133,14 +134,18 @@ class Differences:
     @property
     def error(self) -> float:
         """The largest absolute error; infinity if one is no number."""
-        return float(np.nan_to_num(self.miss, nan=np.inf).max(initial=0.0))
+        return _largest(self.miss)
 
     @property
     def units(self) -> float:
         """The largest error in units of the allowed one."""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             units = np.where(self.miss == 0, 0.0, self.miss / self.allowed)
-        return float(np.nan_to_num(units, nan=np.inf).max(initial=0.0))
+        return _largest(units)
+
+
+def _largest(values: np.ndarray) -> float:
+    return float(np.nan_to_num(values, nan=np.inf, posinf=np.inf).max(initial=0.0))
 
 
 def differences(got: np.ndarray, expected: np.ndarray, allowed, unwritten: np.ndarray | None = None) -> Differences:
@@ -155,7 +160,7 @@ def differences(got: np.ndarray, expected: np.ndarray, allowed, unwritten: np.nd
         same = (found == truth) | (np.isnan(found) & np.isnan(truth) & ~unwritten)
         miss = np.where(same, 0.0, np.abs(found - truth))  # infinity minus itself is no number
     allowed = np.broadcast_to(allowed, miss.shape)
-    wrong = ~(miss <= allowed)  # NaN is wrong, too
+    wrong = ~(same | (miss <= allowed))  # NaN is wrong, too
     return Differences(miss, allowed, wrong, unwritten & wrong)
 
 

@@ -1,269 +1,17 @@
-"""agree() accepts right rungs and rejects wrong ones, for the right reason."""
+"""What describes an operation: an Op, its rungs, its work and its baselines."""
 
+import inspect
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from numba import float32, int32
 
-from labkit import cuda, device
 from labkit._common.tables import MIMETYPE, size_text, to_markdown
-from labkit.kernels.agree import agree, check_sample, compare, poison_of
-from labkit.kernels.baselines import Baseline
-from labkit.kernels.dtypes import bfloat16_of, float64_of
-from labkit.kernels.elementwise import VECTOR_ADD, vector_add_per_thread
+from labkit.kernels.agree import agree
+from labkit.kernels.baselines import Baseline, numpy_cupy_torch
+from labkit.kernels.elementwise import VECTOR_ADD
 from labkit.kernels.matmul.float32 import MATMUL
-from labkit.kernels.op import Op, Work, rung, uniform
-from labkit.kernels.tolerance import dot_products, relative_to
-
-ADD_SIZES = ({"n": 1}, {"n": 31}, {"n": 256}, {"n": 257})
-MATMUL_SIZES = ({"M": 1, "N": 1, "K": 1}, {"M": 5, "N": 9, "K": 7}, {"M": 37, "N": 23, "K": 19})
-
-
-# --- Wrong kernels. Each has one mistake that a weaker comparison lets pass. -----------------------------------------
-
-
-@cuda.jit
-def no_guard_kernel(a, b, out):
-    i = cuda.grid(1)
-    out[i] = a[i] + b[i]
-
-
-@cuda.jit
-def zeros_kernel(a, b, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = float32(0.0)
-
-
-@cuda.jit
-def nothing_kernel(a, b, out):
-    i = cuda.grid(1)
-    if i > 1_000_000:
-        out[0] = a[0]
-
-
-@cuda.jit
-def last_missing_kernel(a, b, out):
-    i = cuda.grid(1)
-    if i < out.size - 1:
-        out[i] = a[i] + b[i]
-
-
-@cuda.jit
-def neighbour_kernel(a, b, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = a[i] + b[max(i - 1, 0)]
-
-
-@cuda.jit
-def writes_input_kernel(a, b, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        a[i] += b[i]
-        out[i] = a[i]
-
-
-@cuda.jit
-def nearly_kernel(a, b, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = (a[i] + b[i]) * float32(1.000001)
-
-
-@cuda.jit
-def whole_blocks_kernel(a, b, out):
-    i = cuda.grid(1)
-    if cuda.blockIdx.x * cuda.blockDim.x + cuda.blockDim.x <= out.size:
-        out[i] = a[i] + b[i]
-
-
-WRONG = {
-    no_guard_kernel: "n=1",
-    zeros_kernel: "expected",
-    nothing_kernel: "never written",
-    last_missing_kernel: "never written",
-    neighbour_kernel: "expected",
-    writes_input_kernel: "changed its input number 0",
-    nearly_kernel: "allowed error",
-    whole_blocks_kernel: "never written",
-}
-
-
-def launcher_of(kernel, name="mine"):
-    def launch(a, b, out, stream=0):
-        kernel[-(-out.size // 256), 256, stream](a, b, out)
-
-    launch.__name__ = name
-    return rung(kernel=kernel, idea="wrong")(launch)
-
-
-@pytest.mark.parametrize("kernel", WRONG, ids=lambda kernel: kernel.__name__)
-def test_wrong_addition_is_rejected(kernel):
-    with pytest.raises(AssertionError, match="mine at n=") as caught:
-        agree(VECTOR_ADD, [launcher_of(kernel)], sizes=ADD_SIZES)
-    assert WRONG[kernel] in str(caught.value)
-
-
-@cuda.jit
-def last_product_missing_kernel(a, b, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        total = float32(0.0)
-        for k in range(a.shape[1] - 1):
-            total += a[row, k] * b[k, col]
-        out[row, col] = total
-
-
-@cuda.jit
-def transposed_kernel(a, b, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        total = float32(0.0)
-        for k in range(a.shape[1]):
-            total += a[row, k] * b[k, col]
-        flat = col * out.shape[0] + row
-        out[flat // out.shape[1], flat % out.shape[1]] = total
-
-
-@cuda.jit
-def coarse_kernel(a, b, out):
-    """Cuts each product to a multiple of 2**-12, about the loss of TF32. Through an integer: a GPU's compiler fuses
-    multiplications with additions, and so undoes a rounding that is made of them."""
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        total = float32(0.0)
-        for k in range(a.shape[1]):
-            steps = int32(a[row, k] * b[k, col] * float32(4096.0))
-            total += float32(steps) * float32(1 / 4096)
-        out[row, col] = total
-
-
-@pytest.mark.parametrize("kernel", [last_product_missing_kernel, transposed_kernel, coarse_kernel],
-                         ids=lambda kernel: kernel.__name__)
-def test_wrong_product_is_rejected(kernel):
-    @rung(kernel=kernel, idea="wrong")
-    def mine(a, b, out, stream=0):
-        kernel[(-(-out.shape[1] // 16), -(-out.shape[0] // 16)), (16, 16), stream](a, b, out)
-
-    with pytest.raises(AssertionError, match="mine at M="):
-        agree(MATMUL, [mine], sizes=MATMUL_SIZES[1:])
-
-
-def test_message_names_rung_size_index_and_values():
-    with pytest.raises(AssertionError) as caught:
-        agree(VECTOR_ADD, [launcher_of(last_missing_kernel, "add_all_but_one")], sizes=({"n": 257},))
-    message = str(caught.value)
-    assert "add_all_but_one at n=257" in message
-    assert "1 of 257 elements are wrong, the first at index 256: expected" in message
-    assert "got nan (never written)" in message
-
-
-def test_check_false_returns_the_table():
-    agreement = agree(VECTOR_ADD, [vector_add_per_thread, launcher_of(zeros_kernel, "zeros")], sizes=ADD_SIZES,
-                      check=False)
-    assert not agreement.passed
-    assert [row.name for row in agreement.rows] == ["vector_add_per_thread", "zeros"]
-    assert not agreement.rows[0].problem
-    with pytest.raises(AssertionError, match="zeros at n=1"):
-        agreement.check()
-
-
-def test_agreement_shows_itself_everywhere():
-    agreement = agree(VECTOR_ADD, sizes=ADD_SIZES, rungs=["vector_add_per_thread"])
-    bundle = agreement._repr_mimebundle_()
-    assert "vector_add_per_thread" in bundle["text/plain"]
-    assert "<table>" in bundle["text/html"]
-    result = bundle[MIMETYPE]
-    assert result["kind"] == "agreement"
-    assert result["op"] == "vector_add"
-    assert result["kernels"] == ["vector_add_per_thread_kernel"]
-    assert result["passed"] is True
-    assert 0 <= result["max_error"] <= result["tolerance"]
-    assert device.name() in repr(agreement)
-
-
-def test_a_failed_agreement_is_valid_json():
-    import json
-
-    agreement = agree(VECTOR_ADD, [launcher_of(nothing_kernel)], sizes=({"n": 5},), check=False)
-    result = agreement.result()
-    assert result["max_error"] is None
-    json.dumps(result, allow_nan=False)
-
-
-# --- Tolerances ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("length", [1, 2, 19, 256, 4096])
-def test_dot_tolerance_admits_float32_sums_in_sequence(length):
-    rng = np.random.default_rng(length)
-    a, b = uniform(rng, 8, length), uniform(rng, length, 8)
-    total = np.zeros((8, 8), np.float32)
-    for k in range(length):
-        total += a[:, k, None] * b[None, k, :]
-    verdict = compare(total, MATMUL.reference(a, b), MATMUL.tolerance(a.astype(np.float64), b.astype(np.float64)))
-    assert not verdict.problem
-    assert verdict.units < 1
-
-
-@pytest.mark.parametrize("length", [1, 19, 256, 4096])
-def test_dot_tolerance_rejects_zeros_and_a_missing_product(length):
-    rng = np.random.default_rng(length)
-    a, b = uniform(rng, 32, length), uniform(rng, length, 32)
-    allowed = MATMUL.tolerance(a.astype(np.float64), b.astype(np.float64))
-    expected = MATMUL.reference(a, b)
-    assert compare(np.zeros((32, 32), np.float32), expected, allowed).problem
-    short = (a[:, :-1].astype(np.float64) @ b[:-1].astype(np.float64)).astype(np.float32)
-    assert compare(short, expected, allowed).problem
-
-
-def test_tolerance_knows_dtype():
-    single = dot_products(lambda a, b: np.abs(a) @ np.abs(b), length=lambda a, b: a.shape[1])
-    half = dot_products(lambda a, b: np.abs(a) @ np.abs(b), length=lambda a, b: a.shape[1], dtype=np.float16)
-    ones = np.ones((2, 2))
-    assert np.all(half(ones, ones) == 2**13 * single(ones, ones))
-
-
-def test_uniform_fills_the_mantissa():
-    values = uniform(np.random.default_rng(0), 10_000)
-    assert values.dtype == np.float32
-    assert -1.5 <= values.min() < -1.4
-    assert 1.4 < values.max() < 1.5
-    # A multiple of 2**-22 would add without rounding.
-    assert np.any(values * 2.0**22 % 1 != 0)
-
-
-# --- Samples of large results ----------------------------------------------------------------------------------------
-
-
-def test_sample_finds_an_unwritten_element_anywhere():
-    rng = np.random.default_rng(0)
-    inputs = VECTOR_ADD.inputs(rng, n=100_000)
-    out = (inputs[0] + inputs[1]).astype(np.float32)
-    assert not check_sample(VECTOR_ADD, inputs, out, budget=1000).problem
-    out[54_321] = poison_of(np.float32)
-    assert "1 elements were never written" in check_sample(VECTOR_ADD, inputs, out, budget=1000).problem
-
-
-def test_sample_finds_a_computed_nan_anywhere():
-    inputs = VECTOR_ADD.inputs(np.random.default_rng(0), n=100_000)
-    out = (inputs[0] + inputs[1]).astype(np.float32)
-    out[54_321] = np.nan
-    assert "1 elements are NaN, the first at flat index 54321" in check_sample(VECTOR_ADD, inputs, out).problem
-
-
-def test_sample_includes_first_and_last_row():
-    inputs = MATMUL.inputs(np.random.default_rng(0), M=500, N=20, K=3)
-    right = MATMUL.reference(*inputs).astype(np.float32)
-    for row in (0, 499):
-        out = right.copy()
-        out[row, 7] += 1
-        assert "expected" in check_sample(MATMUL, inputs, out, budget=200).problem
-
-
-# --- Op and rung -----------------------------------------------------------------------------------------------------
+from labkit.kernels.op import uniform
 
 
 def test_an_op_rejects_a_launcher_without_a_kernel():
@@ -296,184 +44,33 @@ def test_an_op_shows_its_rungs_ideas():
     assert MATMUL._repr_mimebundle_()[MIMETYPE]["kind"] == "op"
 
 
-def test_the_largest_error_is_over_all_sizes():
-    sizes = ({"M": 5, "N": 9, "K": 7}, {"M": 20, "N": 30, "K": 400})
-    each = [agree(MATMUL, ["matmul_naive"], sizes=(size,)).rows[0] for size in sizes]
-    both = agree(MATMUL, ["matmul_naive"], sizes=sizes).rows[0]
-    assert both.error > each[0].error
-    assert both.tolerance >= each[1].tolerance > each[0].tolerance
-
-
-# --- Halves, mixed types, numbers among the inputs -------------------------------------------------------------------
-
-
-@cuda.jit
-def scale_half_kernel(a, factor, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = a[i] * factor
-
-
-def scale_op(*rungs, **changes) -> Op:
-    """out = a * factor: float16 in, float32 out, and a number that is no array."""
-    fields = {
-        "title": "Scaled halves", "reference": lambda a, factor: a.astype(np.float64) * factor, "rungs": rungs,
-        "inputs": lambda rng, n: (uniform(rng, n).astype(np.float16), np.float32(3.0)), "shape": lambda n: (n,),
-        "awkward": ({"n": 1}, {"n": 300}), "by_row": (0,),
-        "work": Work(flops=lambda n: n, bytes=lambda n: 6 * n, timed_gpu={"n": 300}, timed_cpu={"n": 300}),
-        "tolerance": relative_to(lambda a, factor: np.abs(a * factor), roundings=1)}
-    return Op("scale", **{**fields, **changes})
-
-
-def scale_rung(name="scale", kernel=scale_half_kernel, **marks):
-    def launch(a, factor, out, stream=0):
-        kernel[-(-out.size // 256), 256, stream](a, factor, out)
-
-    launch.__name__ = name
-    return rung(kernel=kernel, idea="one thread an element", **marks)(launch)
-
-
-def test_halves_in_numbers_among_the_inputs():
-    op = scale_op(scale_rung())
-    assert agree(op).passed
-    inputs = op.inputs(np.random.default_rng(0), n=300)
-    assert not check_sample(op, inputs, op.reference(*inputs).astype(np.float32), budget=20).problem
-
-
-def test_halves_out_are_poisoned_and_compared():
-    tolerance = relative_to(lambda a, factor: np.abs(a * factor), roundings=1, dtype=np.float16)
-    op = scale_op(scale_rung(), dtype=np.float16, tolerance=tolerance)
-    assert agree(op).passed
-    with pytest.raises(AssertionError, match="never written"):
-        agree(op, rungs=[scale_rung("nothing", half_nothing_kernel)])
-    with pytest.raises(AssertionError, match="wrote outside the output|OutOfBoundsError"):
-        agree(op, [scale_rung("no_guard", half_no_guard_kernel)], sizes=({"n": 300},))
-
-
-@cuda.jit
-def half_nothing_kernel(a, factor, out):
-    i = cuda.grid(1)
-    if i > 1_000_000:
-        out[0] = a[0] * factor
-
-
-@cuda.jit
-def half_no_guard_kernel(a, factor, out):
-    i = cuda.grid(1)
-    out[i] = a[min(i, a.size - 1)] * factor
-
-
-@cuda.jit
-def copy_bits_kernel(a, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = a[i]
-
-
-def test_uint16_holds_bfloat16():
-    values = uniform(np.random.default_rng(0), 1000)
-    bits = bfloat16_of(values)
-    assert np.all(np.abs(float64_of(bits) - values) <= 2.0**-8 * np.abs(values))
-    assert np.isnan(float64_of(np.array([poison_of(np.uint16)])))[0]
-    assert float64_of(np.arange(3)).dtype == np.int64, "an index is no number to round"
-
-    @rung(kernel=copy_bits_kernel, idea="copies")
-    def copy(a, out, stream=0):
-        copy_bits_kernel[-(-out.size // 256), 256, stream](a, out)
-
-    op = scale_op(copy, reference=float64_of, inputs=lambda rng, n: (bfloat16_of(uniform(rng, n)),), dtype=np.uint16,
-                  tolerance=lambda a: 0.0 * a)
-    assert agree(op).passed
-    wrong = agree(op.with_rungs(launcher_of_one(half_nothing_copy_kernel)), check=False)
-    assert "never written" in wrong.rows[0].problem
-
-
-def launcher_of_one(kernel):
-    @rung(kernel=kernel, idea="wrong")
-    def mine(a, out, stream=0):
-        kernel[-(-out.size // 256), 256, stream](a, out)
-
-    return mine
-
-
-@cuda.jit
-def half_nothing_copy_kernel(a, out):
-    i = cuda.grid(1)
-    if i > 1_000_000:
-        out[0] = a[0]
-
-
-# --- Rungs with limits of their own ----------------------------------------------------------------------------------
-
-
-@cuda.jit
-def rough_kernel(a, factor, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = a[i] * factor * float32(1.0001)
-
-
-def test_a_rung_may_have_a_tolerance_of_its_own():
-    coarse = relative_to(lambda a, factor: np.abs(a * factor), roundings=1, dtype=np.float16)
-    op = scale_op(scale_rung())
-    assert not agree(op, [scale_rung("rough", rough_kernel)], check=False).passed
-    rough = scale_rung("rough", rough_kernel, tolerance=coarse)
-    assert agree(op, [rough]).passed
-    inputs = op.inputs(np.random.default_rng(0), n=300)
-    out = (op.reference(*inputs) * 1.0001).astype(np.float32)
-    assert check_sample(op, inputs, out).problem
-    assert not check_sample(op, inputs, out, by=rough).problem
-
-
-def even_only(name, **marks):
-    inner = scale_rung(name)
-
-    def launch(a, factor, out, stream=0):
-        if out.size % 2:
-            raise ValueError(f"out has {out.size} elements; an even number is allowed")
-        inner(a, factor, out, stream=stream)
-
-    launch.__name__ = name
-    return rung(kernel=scale_half_kernel, idea="pairs", **marks)(launch)
-
-
-def test_a_rung_that_refuses_sizes_says_which_it_allows():
-    op = scale_op(even_only("pairs", sizes="even n"))
-    found = agree(op)
-    assert (found.rows[0].sizes, found.rows[0].refused) == (2, 1)
-    assert "pairs allows even n; it refused 1 of 2 sizes" in str(found)
-    with pytest.raises(AssertionError, match="refuses every size: out has 1 elements"):
-        agree(op, sizes=({"n": 1},))
-    with pytest.raises(AssertionError, match="@rung.*sizes="):
-        agree(op, [even_only("pairs")])
-
-
-def test_a_rung_for_newer_gpus_runs_on_the_cpu_device_and_is_left_out_on_older_gpus(monkeypatch):
-    from types import SimpleNamespace
-
-    from labkit.kernels import op as op_module
-
-    future = scale_rung("future", needs=(9, 0))
-    if not device.on_gpu():
-        assert agree(scale_op(future)).rows[0].skipped == ""
-    monkeypatch.setattr(op_module.device, "on_gpu", lambda: True)
-    monkeypatch.setattr(op_module.device, "name", lambda: "old GPU")
-    monkeypatch.setattr(op_module.cuda, "get_current_device", lambda: SimpleNamespace(compute_capability=(7, 5)))
-    found = agree(scale_op(future))
-    assert found.rows[0].skipped == "needs compute capability 9.0; this GPU has 7.5"
-    assert "future was not run" in str(found)
-    assert found.passed
-
-    monkeypatch.setattr(op_module.cuda, "get_current_device", lambda: SimpleNamespace(compute_capability=(10, 0)))
-    assert future.missing == ""
-    only = scale_rung("only", needs=(9, 0, "a"))
-    assert only.missing == "needs compute capability 9.0 exactly; this GPU has 10.0"
-    monkeypatch.setattr(op_module.cuda, "get_current_device", lambda: SimpleNamespace(compute_capability=(9, 0)))
-    assert only.missing == ""
-
-
 def test_peaks_and_baselines():
     with pytest.raises(ValueError, match="peak is 'fp8'"):
         replace(VECTOR_ADD.work, peak="fp8")
     assert Baseline("PyTorch", "torch", max, note="unfused").title == "PyTorch (unfused)"
     assert VECTOR_ADD.work.also_gpu == ({"n": 10_000_000},)
+
+
+def test_uniform_fills_the_mantissa():
+    values = uniform(np.random.default_rng(0), 10_000)
+    assert values.dtype == np.float32
+    assert -1.5 <= values.min() < -1.4
+    assert 1.4 < values.max() < 1.5
+    # A multiple of 2**-22 would add without rounding.
+    assert np.any(values * 2.0**22 % 1 != 0)
+
+
+def test_a_rung_is_called_named_and_read_as_its_launcher():
+    one = VECTOR_ADD.rungs[0]
+    assert one.__name__ == one.launcher.__name__ == "vector_add_per_thread"
+    assert (one.__doc__, one.__module__) == (one.launcher.__doc__, "labkit.kernels.elementwise")
+    assert str(inspect.signature(one)) == "(a, b, out, stream=0, block=256)"
+    assert inspect.getsource(one).startswith("@rung(")
+    assert one.kernel_names == ("vector_add_per_thread_kernel",)
+    assert "one thread for each element" in repr(one)
+    assert replace(one, launcher=max).__name__ == "max"
+
+
+def test_baselines_with_numpy_cupy_and_torch():
+    assert [one.title for one in numpy_cupy_torch(max, note="cuBLAS")] == [
+        "NumPy, on the host", "CuPy (cuBLAS)", "PyTorch (cuBLAS)"]

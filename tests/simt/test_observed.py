@@ -1037,6 +1037,13 @@ def test_a_view_that_is_not_aligned_costs_a_sector_more():
     assert report.counts["sectors"] == 5 + 4
 
 
+@pytest.mark.parametrize("first, lines", [(3, 1), (15, 2)])  # of 8 bytes: 24 to 40, and 120 to 136
+def test_an_element_that_lies_in_two_sectors_costs_both(first, lines):
+    across = np.zeros(18)[first : first + 2].view(np.complex128)
+    report = observe(strided_copy[1, 1], across, np.zeros(1, np.complex128), 1)
+    assert (report.counts["sectors"], report.counts["lines_128"]) == (2 + 1, lines + 1)
+
+
 @cuda.jit
 def half_branch(out):
     i = cuda.threadIdx.x

@@ -9,6 +9,8 @@ Source    cuBLAS documentation, "cublas<t>gemm", "cublasGemmEx", "cublasI<t>amax
 
 import numpy as np
 
+from labkit.kernels.dtypes import bfloat16_of, float32_of
+
 OP_N, OP_T = 0, 1  # as in cublas_api.h: take the matrix as it is, or transposed
 INVALID_VALUE = "CUBLAS_STATUS_INVALID_VALUE"
 
@@ -137,26 +139,13 @@ def _vector(n: int, x: np.ndarray, incx: int) -> np.ndarray:
 # --- Halves ----------------------------------------------------------------------------------------------------------
 
 
-def to_bf16(values) -> np.ndarray:
-    """The bits of the nearest bfloat16, as uint16: the upper half of a float32, rounded to even."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    nearest = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype(np.uint16)
-    quiet_nan = ((bits >> np.uint32(16)) | np.uint32(0x40)).astype(np.uint16)
-    return np.where(np.isnan(values), quiet_nan, nearest)
-
-
-def from_bf16(bits: np.ndarray) -> np.ndarray:
-    """float32 of the same value."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
 def widened(values: np.ndarray) -> np.ndarray:
-    return from_bf16(values) if values.dtype == np.uint16 else values.astype(np.float32)
+    return float32_of(values) if values.dtype == np.uint16 else values.astype(np.float32)
 
 
 def rounded(values: np.ndarray, dtype) -> np.ndarray:
     if np.dtype(dtype) == np.uint16:
-        return to_bf16(values)
+        return bfloat16_of(values)
     with np.errstate(over="ignore"):  # float16 ends at 65504; beyond it is inf, as on the GPU
         return values.astype(dtype)
 

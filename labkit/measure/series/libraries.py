@@ -12,9 +12,9 @@ from numba import uint32
 from labkit import cuda, device, measure
 from labkit.kernels.agree import check_sample
 from labkit.kernels.arguments import blocks_for
+from labkit.kernels.dtypes import bfloat16_of, float32_of
 from labkit.kernels.libraries import blas, blas_softmax
 from labkit.kernels.libraries import cutile as tile_kernels
-from labkit.kernels.libraries.column_major import from_bf16, to_bf16
 from labkit.kernels.op import uniform
 
 SAMPLE = 64  # rows of a large product that are compared with float64
@@ -44,7 +44,7 @@ def products(size: int | None = None, budget_s: float = 0.3) -> dict:
     truth = host_a[:sample].astype(np.float64) @ host_b.astype(np.float64)
     a, b = cuda.to_device(host_a), cuda.to_device(host_b)
     halves = [cuda.to_device(x.astype(np.float16)) for x in (host_a, host_b)]
-    brains = [cuda.to_device(to_bf16(x)) for x in (host_a, host_b)]
+    brains = [cuda.to_device(bfloat16_of(x)) for x in (host_a, host_b)]
     out, half_out, brain_out = (cuda.device_array((size, size), dtype) for dtype in (np.float32, np.float16, np.uint16))
 
     def with_conversion():
@@ -73,7 +73,7 @@ def products(size: int | None = None, budget_s: float = 0.3) -> dict:
         add(f"{library} GEMM f16, sums f16", lambda: blas.matmul(*halves, half_out, accumulate="f16"),
             lambda: half_out.copy_to_host().astype(np.float64))
     add(f"{library} GEMM bf16, sums f32", lambda: blas.matmul(*brains, brain_out),
-        lambda: from_bf16(brain_out.copy_to_host()).astype(np.float64))
+        lambda: float32_of(brain_out.copy_to_host()).astype(np.float64))
     if device.on_gpu() and (cupy := measure.import_library("cupy")) is not None:
         x, y, z = (cupy.asarray(array) for array in (a, b, out))
         add("cupy.matmul, float32", lambda: cupy.matmul(x, y, out=z), lambda: out.copy_to_host().astype(np.float64))
@@ -89,11 +89,11 @@ def products(size: int | None = None, budget_s: float = 0.3) -> dict:
 def projection(M: int = 5, N: int = 512, K: int = 2048) -> dict:
     """x (M, K) times w (N, K) transposed, in bfloat16 with sums in float32, as a language model's layers need it."""
     rng = np.random.default_rng(1)
-    x, w = to_bf16(uniform(rng, M, K)), to_bf16(uniform(rng, N, K))
-    truth = from_bf16(x).astype(np.float64) @ from_bf16(w).astype(np.float64).T
+    x, w = bfloat16_of(uniform(rng, M, K)), bfloat16_of(uniform(rng, N, K))
+    truth = float32_of(x).astype(np.float64) @ float32_of(w).astype(np.float64).T
     d_x, d_w, out = cuda.to_device(x), cuda.to_device(w), cuda.device_array((M, N), np.uint16)
     blas.linear(d_x, d_w, out)
-    got = from_bf16(out.copy_to_host()).astype(np.float64)
+    got = float32_of(out.copy_to_host()).astype(np.float64)
     series = {"M": M, "N": N, "K": K, "max_error": float(np.abs(got - truth).max()),
               "relative_error": float(np.linalg.norm(got - truth) / np.linalg.norm(truth)), "source": blas.source()}
     torch = measure.import_library("torch") if device.on_gpu() else None
