@@ -139,7 +139,7 @@ def test_build_says_where_an_edited_notebook_is_kept(labkit, course_dir):
 
 def test_learn_opens_the_first_unfinished_lesson(labkit, course_dir, monkeypatch):
     calls = []
-    monkeypatch.setattr(cli.subprocess, "call", lambda command: calls.append(command) or 0)
+    monkeypatch.setattr(cli.lessons.subprocess, "call", lambda command: calls.append(command) or 0)
     small = course.load(course_dir)
     for chapter in small.chapters:
         course.write_notebook(course.to_notebook(chapter), chapter.built)
