@@ -36,7 +36,7 @@ COMMANDS = (
     exercises.check, exercises.watch, exercises.hint, exercises.reset, exercises.progress, exercises.solution,
     doctor.doctor, measure.bench, models.generate, models.report,
 )
-SETTINGS = {lessons.learn: {"allow_extra_args": True, "ignore_unknown_options": True}}
+SETTINGS = {lessons.learn: {"ignore_unknown_options": True}}  # they are JupyterLab's
 for command in COMMANDS:
     app.command(context_settings=SETTINGS.get(command))(friendly(command))
 

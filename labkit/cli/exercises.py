@@ -129,7 +129,9 @@ def watch(which: Which = None, device: Device = None):
 
 def hint(
     name: Annotated[str, typer.Argument(metavar="NAME", help="An exercise, such as scale_vector.")],
-    tier: Annotated[int | None, typer.Option(help="1, 2 or 3. Left out: the next one that you have not seen.")] = None,
+    tier: Annotated[
+        int | None, typer.Option("--tier", help="1, 2 or 3. Left out: the next one that you have not seen.")
+    ] = None,
 ):
     """Show a hint. Each time you ask, it tells more."""
     from rich.text import Text

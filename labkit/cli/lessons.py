@@ -207,20 +207,24 @@ def build_notebooks(console, course, chapters, device: str | None) -> bool:
 
 
 def learn(
-    context: typer.Context,
-    lesson: Annotated[str | None, typer.Argument(metavar="[NN]", help="The lesson to open.")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NN] [JUPYTERLAB'S OPTIONS]",
+                       help="The lesson to open, then what goes to JupyterLab."),
+    ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Show which lessons are finished, and leave.")] = False,
-    browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
 ):
     """Open JupyterLab at the first lesson that you have not finished.
 
     A lesson is finished once you have run all of its cells without an error and saved it. Options that are not listed
-    here go to JupyterLab, such as --port 9000.
+    here go to JupyterLab: labkit learn --port 9000
     """
     from labkit.course import progress
     from labkit.course import registry as courses
 
     console, _ = consoles()
+    lesson, for_jupyterlab = lesson_among(words or [])
     course = courses.load()
     done = progress.finished(course)
     if list_:
@@ -245,4 +249,13 @@ def learn(
     command.append(f"--LabApp.default_url=/lab/tree/notebooks/{chapter.built.name}")
     if not browser:
         command.append("--no-browser")
-    raise typer.Exit(subprocess.call([*command, *context.args]))
+    raise typer.Exit(subprocess.call([*command, *for_jupyterlab]))
+
+
+def lesson_among(words: list[str]) -> tuple[str | None, list[str]]:
+    """The lesson, or None, and the words left: a lesson is neither an option nor the value that may follow one."""
+    for at, word in enumerate(words):
+        before = words[at - 1] if at else ""
+        if not word.startswith("-") and (not before.startswith("-") or "=" in before):
+            return word, words[:at] + words[at + 1 :]
+    return None, words

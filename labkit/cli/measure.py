@@ -14,7 +14,9 @@ def bench(
                             "All operations when left out.")
     ] = None,
     device: Device = None,
-    out: Annotated[str | None, typer.Option(help="Write there: a directory, or a file ending in .json.")] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", help="Write there: a directory, or a file ending in .json.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes, few runs: shows that it works.")] = False,
 ):
     """Time every rung of every operation, beside NumPy and the libraries that are installed."""

@@ -14,13 +14,15 @@ def generate(
         str, typer.Argument(metavar="PROMPT", help="The text to go on from, in quotes. tiny takes '' for a new text.")
     ],
     model: Annotated[
-        str, typer.Option(help="tiny, which is in the repository; a folder; or a GPT-2's name on the hub.")
+        str, typer.Option("--model", help="tiny, which is in the repository; a folder; or a GPT-2's name on the hub.")
     ] = "tiny",
-    tokens: Annotated[int, typer.Option(help="At most so many tokens.", min=1)] = 64,
-    temperature: Annotated[float, typer.Option(help="Below 1 the likely tokens become likelier; 0 is --greedy.")] = 0.8,
-    top_k: Annotated[int, typer.Option(help="Draw among the k likeliest; 0 for all.", min=0)] = 40,
-    top_p: Annotated[float, typer.Option(help="Of these, among the likeliest that together reach p.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="The same seed draws the same text.", min=0)] = 0,
+    tokens: Annotated[int, typer.Option("--tokens", help="At most so many tokens.", min=1)] = 64,
+    temperature: Annotated[
+        float, typer.Option("--temperature", help="Below 1 the likely tokens become likelier; 0 is --greedy.")
+    ] = 0.8,
+    top_k: Annotated[int, typer.Option("--top-k", help="Draw among the k likeliest; 0 for all.", min=0)] = 40,
+    top_p: Annotated[float, typer.Option("--top-p", help="Of these, among the likeliest that together reach p.")] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", help="The same seed draws the same text.", min=0)] = 0,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
     yours: Annotated[bool, typer.Option("--yours", help="With the kernels of your exercises in their places.")] = False,
     device: Device = None,
@@ -93,12 +95,14 @@ def with_your_kernels(loaded, notes):
 def report(
     measure: Annotated[bool, typer.Option("--measure", help="Time it on this machine, too.")] = False,
     prompts: Annotated[
-        str | None, typer.Option(help="A text file, such as WikiText-2's validation text: prompts are taken from it.")
+        str | None,
+        typer.Option("--prompts", help="A text file, such as WikiText-2's validation text: prompts are taken from it."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="The GPT-2 that writes: tiny, a folder, or a name on the hub such as distilgpt2.")
+        str | None,
+        typer.Option("--model", help="The GPT-2 that writes: tiny, a folder, or a name on the hub such as distilgpt2."),
     ] = None,
-    out: Annotated[str, typer.Option(help="Where to write the page.")] = "build/report.html",
+    out: Annotated[str, typer.Option("--out", help="Where to write the page.")] = "build/report.html",
     device: Device = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser at the end.")] = False,
 ):

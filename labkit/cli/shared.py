@@ -9,7 +9,8 @@ import typer
 
 Device = Annotated[
     str | None,
-    typer.Option(help="auto, gpu or cpu. The environment variable LABKIT_DEVICE does the same.", metavar="DEVICE"),
+    typer.Option("--device", metavar="DEVICE",
+                 help="auto, gpu or cpu. The environment variable LABKIT_DEVICE does the same."),
 ]
 
 
