@@ -1,8 +1,11 @@
-"""Shared by all tests: the markers `gpu` and `cpu_device`, and a small course in a temporary directory."""
+"""Shared by all tests: the markers `gpu` and `cpu_device`, the line that says what was skipped and why, and a small
+course in a temporary directory."""
 
+import re
 import sys
 import textwrap
 import types
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +25,38 @@ def pytest_collection_modifyitems(items):
         if device.on_gpu() != bool(item.get_closest_marker("gpu")):
             reason = "about the CPU device" if device.on_gpu() else "needs a GPU"
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+# What a skipped test is without, by the words of its reason. The first that fits counts.
+SKIPPED = {
+    "are about the CPU device": r"CPU device|machine has a GPU",
+    "need PyTorch": r"torch",
+    "need Triton": r"Triton (is not|was)",
+    "need cuda-tile": r"cuda-tile|cuTile",
+    "need a CUDA compiler": r"compiler|ptxas",
+    "need numba-cuda": r"numba.cuda",
+    "need a GPU": r"GPU|compute capability|tensor cores",
+}
+
+
+def skipped_by_reason(reasons: list[str]) -> str:
+    """All reasons in one line, the most frequent first: "3 skipped: 2 need a GPU, 1 for another reason"."""
+    counts = Counter(next((what for what, words in SKIPPED.items() if re.search(words, reason, re.IGNORECASE)), "")
+                     for reason in reasons)
+    others = counts.pop("", 0)
+    parts = [f"{count} {what.replace('need', 'needs').replace('are', 'is') if count == 1 else what}"
+             for what, count in counts.most_common()]
+    if others:
+        parts.append(f"{others} for another reason" if others == 1 else f"{others} for other reasons")
+    return f"{len(reasons)} skipped: {', '.join(parts)}"
+
+
+def pytest_terminal_summary(terminalreporter):
+    reports = terminalreporter.stats.get("skipped", [])
+    if reports:
+        reasons = [report.longrepr[2] if isinstance(report.longrepr, tuple | list) else str(report.longrepr)
+                   for report in reports]
+        terminalreporter.write_line(f"{skipped_by_reason(reasons)} (pytest -rs lists them)")
 
 
 AGREEMENT = """\

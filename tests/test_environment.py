@@ -1,4 +1,5 @@
-"""environment.yml and pyproject.toml ask for the same packages, and README, CI and package agree on the commands."""
+"""environment.yml and pyproject.toml ask for the same packages, and README, CI, CONTRIBUTING and package agree on the
+commands, the files and the rooms."""
 
 import re
 import tomllib
@@ -59,3 +60,25 @@ def test_every_extra_that_readme_names_exists():
     readme = (ROOT / "README.md").read_text()
     named = set(re.findall(r"\.\[(\w+)\]", readme))
     assert named <= PYPROJECT["project"]["optional-dependencies"].keys()
+
+
+# What CONTRIBUTING's recipes make, and nobody has.
+MADE = ("relu", "bigram", "ch15")
+
+
+def test_every_file_that_contributing_names_exists():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    paths = set(re.findall(r"\b((?:labkit|tests|notebooks|solutions|exercises|scripts|data)/[\w/.]*\w/?)", text))
+    paths = {path for path in paths if not any(made in path for made in MADE)}
+    assert len(paths) > 20
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+def test_contributings_map_has_every_room_and_its_chain_is_the_one_that_is_tested():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    chain = re.search(r"^`(_common, .*)`$", text, re.MULTILINE).group(1)
+    rooms = tuple(re.findall(r"\w+", chain.replace("cuda.py", "")))
+    tested = re.search(r"^CHAIN = \((.*)\)$", (ROOT / "tests" / "test_imports.py").read_text(), re.MULTILINE).group(1)
+    assert rooms == tuple(re.findall(r"\w+", tested))
+    house = re.search(r"^```\nlabkit/\n(.*?)^```", text, re.DOTALL | re.MULTILINE).group(1)
+    assert [line.split()[0].rstrip("/") for line in house.splitlines()] == [*rooms[:3], "cuda.py", *rooms[3:]]

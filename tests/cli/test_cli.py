@@ -8,9 +8,11 @@ import sys
 import textwrap
 import time
 import tomllib
+import typing
 
 import nbformat
 import pytest
+import typer.main
 from typer.testing import CliRunner
 
 from labkit import __version__, cli
@@ -44,9 +46,76 @@ def test_help_is_quick_and_lists_every_command():
         used = after.children_user + after.children_system - before.children_user - before.children_system
         best = min(best, used)
     assert best < 0.5
-    for command in ("run", "build", "learn", "check", "watch", "hint", "reset", "progress", "solution", "doctor",
-                    "bench", "generate", "report"):
+    for command in OPTIONS:
         assert command in done.stdout
+
+
+AFTER_HELP = """\
+import sys
+from labkit import cli
+sys.argv = ["labkit", "--help"]
+try:
+    cli.main()
+finally:
+    print(*sys.modules, file=sys.stderr)
+"""
+
+
+def test_the_help_imports_nothing_heavy():
+    """Modules are counted, not seconds, which depend on what else the machine does."""
+    done = subprocess.run([sys.executable, "-c", AFTER_HELP], capture_output=True, text=True, check=True)
+    modules = done.stderr.split()
+    heavy = {"numba", "numpy", "matplotlib", "jupytext", "nbformat", "nbclient", "nbconvert", "transformers", "torch"}
+    assert heavy & set(modules) == set()
+    ours = {name for name in modules if name.startswith("labkit.")}
+    assert {name for name in ours if not name.startswith(("labkit.cli", "labkit._common"))} == set()
+    assert len(modules) < 450  # about 320: typer and rich, and the small files of the command
+
+
+# Every option by its name: some versions of typer lose one whose name is only implied.
+OPTIONS = {
+    "run": "--device --open",
+    "build": "--check --readme --exercises --device",
+    "learn": "--list --browser",
+    "check": "--json --device",
+    "watch": "--device",
+    "hint": "--tier",
+    "reset": "--all",
+    "progress": "--json",
+    "solution": "--give-up",
+    "doctor": "--json",
+    "bench": "--device --out --quick",
+    "generate": "--model --tokens --temperature --top-k --top-p --seed --greedy --yours --device",
+    "report": "--measure --prompts --model --out --device --open",
+}
+
+
+def test_every_option_has_its_name():
+    commands = typer.main.get_command(cli.app).commands
+    found = {name: " ".join(parameter.opts[0] for parameter in command.params if parameter.param_type_name == "option")
+             for name, command in commands.items()}
+    assert found == OPTIONS
+    browser = next(parameter for parameter in commands["learn"].params if parameter.name == "browser")
+    assert browser.secondary_opts == ["--no-browser"]
+
+
+def test_no_option_leaves_its_name_to_typer():
+    unnamed = []
+    for command in cli.COMMANDS:
+        for parameter, annotation in typing.get_type_hints(command, include_extras=True).items():
+            for about in getattr(annotation, "__metadata__", ()):
+                # typer takes the first name for a default until it reads the annotation.
+                if isinstance(about, typer.models.OptionInfo) and not str(about.default).startswith("--"):
+                    unnamed.append(f"{command.__name__}: {parameter}")
+    assert unnamed == []
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_the_help_of_each_command_shows_its_options(labkit, command):
+    done = labkit(command, "--help")
+    assert done.exit_code == 0
+    for option in OPTIONS[command].split():
+        assert option in done.output
 
 
 def test_the_command_is_installed_under_its_name():
@@ -140,7 +209,7 @@ def test_build_says_where_an_edited_notebook_is_kept(labkit, course_dir):
 
 def test_learn_opens_the_first_unfinished_lesson(labkit, course_dir, monkeypatch):
     calls = []
-    monkeypatch.setattr(cli.subprocess, "call", lambda command: calls.append(command) or 0)
+    monkeypatch.setattr(cli.lessons.subprocess, "call", lambda command: calls.append(command) or 0)
     small = course.load(course_dir)
     for chapter in small.chapters:
         notebooks.write_notebook(notebooks.to_notebook(chapter), chapter.built)
@@ -159,6 +228,50 @@ def test_learn_opens_the_first_unfinished_lesson(labkit, course_dir, monkeypatch
     assert len(calls) == 1
     assert labkit("learn", "1", "--no-browser", "--port", "9000").exit_code == 0
     assert calls[-1][4].endswith("01_second.ipynb") and calls[-1][5:] == ["--no-browser", "--port", "9000"]
+    assert len(calls) == 2
+
+
+JUPYTERLAB = """\
+import json, sys
+print("JupyterLab is given", json.dumps(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("typed", "lesson", "passed_on"),
+    [
+        ("learn --port 9000", "00_first", ["--port", "9000"]),
+        ("learn --port 9000 --no-browser 01", "01_second", ["--no-browser", "--port", "9000"]),
+    ],
+)
+def test_learn_as_a_user_types_it(course_dir, tmp_path, typed, lesson, passed_on):
+    """In a process of its own, with a JupyterLab that only says what it is given."""
+    (tmp_path / "jupyterlab.py").write_text(JUPYTERLAB)
+    for chapter in course.load(course_dir).chapters:
+        notebooks.write_notebook(notebooks.to_notebook(chapter), chapter.built)
+    places = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run([sys.executable, "-m", "labkit.cli", *typed.split()], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": places, "LABKIT_COURSE": str(course_dir)})
+    assert done.returncode == 0, done.stderr
+    given = json.loads(done.stdout.split("JupyterLab is given ")[1])
+    assert given == [f"--ServerApp.root_dir={course_dir}", f"--LabApp.default_url=/lab/tree/notebooks/{lesson}.ipynb",
+                     *passed_on]
+
+
+@pytest.mark.parametrize(
+    ("typed", "lesson", "passed_on"),
+    [
+        ("", None, ""),
+        ("04", "04", ""),
+        ("04 --port 9000", "04", "--port 9000"),
+        ("--port 9000", None, "--port 9000"),
+        ("--port 9000 04", "04", "--port 9000"),
+        ("--port=9000 04", "04", "--port=9000"),
+        ("--port 9000 --debug", None, "--port 9000 --debug"),
+    ],
+)
+def test_the_lesson_is_told_from_the_options_of_jupyterlab(typed, lesson, passed_on):
+    assert cli.lessons.lesson_among(typed.split()) == (lesson, passed_on.split())
 
 
 def test_outside_a_checkout_the_lessons_are_asked_for(tmp_path, monkeypatch):

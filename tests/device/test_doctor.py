@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 
 from labkit.device import doctor
-from labkit.device.doctor import Facts, Finding, Gpu, Library, collect, diagnose
+from labkit.device import facts as machine_facts
+from labkit.device.doctor import Finding, diagnose
+from labkit.device.facts import Facts, Gpu, Library, collect
 
 H200 = Gpu("NVIDIA H200", (9, 0), 140 * 2**30, 130 * 2**30, 132, 1024)
 V100 = Gpu("Tesla V100", (7, 0), 16 * 2**30, None, 80, 1024)
@@ -242,13 +244,13 @@ def test_collecting_never_raises(monkeypatch):
         raise RuntimeError("broken machine")
 
     for name in ("_look_at_numba", "_look_at_cache", "_look_at_hardware", "_look_at_driver", "_look_at_toolkit"):
-        monkeypatch.setattr(doctor, name, explode)
+        monkeypatch.setattr(machine_facts, name, explode)
     assert isinstance(collect(), Facts)
     assert collect().gpus == []
 
 
 def test_the_cards_on_the_bus_and_a_missing_libcuda(monkeypatch):
-    monkeypatch.setattr(doctor, "_load_driver", lambda: None)
+    monkeypatch.setattr(machine_facts, "_load_driver", lambda: None)
     facts = collect()
     assert not facts.driver_library and facts.gpus == [] and facts.smoke == ""
 
@@ -275,4 +277,4 @@ def test_the_report_reads_and_the_json_parses(monkeypatch, capsys):
 
 @pytest.mark.gpu
 def test_the_small_kernel_runs_on_this_gpu():
-    assert doctor._run_smoke() == "ok"
+    assert machine_facts._run_smoke() == "ok"

@@ -1,0 +1,233 @@
+"""The commands for exercises: check, watch, hint, reset, progress and solution."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from labkit.cli.shared import Device, choose_device, consoles, fail
+
+Which = Annotated[
+    str | None, typer.Argument(metavar="[NN|NAME]", help="A chapter, or one exercise. All when left out.")
+]
+
+
+def find_exercises(course, asked: str | None):
+    """(chapters, the one exercise or None) for nothing, a chapter's number or name, or an exercise's name."""
+    from labkit.course.registry import CourseError
+
+    if not course.exercises:
+        raise CourseError("there are no exercises in course.toml")
+    if asked is None:
+        return tuple(c for c in course.chapters if course.exercises_of(c)), None
+    stem = os.path.splitext(os.path.basename(asked))[0]
+    if stem.isdigit() or any(stem == chapter.name for chapter in course.chapters):
+        (chapter,) = course.pick([asked])
+        if not course.exercises_of(chapter):
+            raise CourseError(f"chapter {chapter.number} has no exercises")
+        return (chapter,), None
+    entry = course.exercise(asked)
+    return (entry.chapter,), entry
+
+
+def check(
+    which: Which = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
+    device: Device = None,
+):
+    """Run your exercises (exercises/NN_topic.ipynb, as saved) and say what is right and what is wrong.
+
+    Leaves with code 0 if every exercise asked for is passed, with 1 if not.
+    """
+    from labkit.course import registry as courses
+
+    console, _ = consoles()
+    course = courses.load()
+    chapters, entry = find_exercises(course, which)
+    if device is not None:
+        choose_device(device)
+    results = [result for chapter in chapters for result in check_chapter(console, course, chapter, entry, as_json)]
+    if as_json:
+        import json
+
+        shown = [
+            result.verdict or {"exercise": result.exercise, "passed": False, "verdict": "not_run",
+                               "headline": result.problem} for result in results
+        ]
+        print(json.dumps(shown, indent=2))
+    elif len(results) > 1:
+        right = sum(result.passed for result in results)
+        console.print(f"{right} of {len(results)} passed.")
+    if not all(result.passed for result in results):
+        raise typer.Exit(1)
+
+
+def check_chapter(console, course, chapter, entry, quiet: bool):
+    """Run one notebook; each verdict is shown as it comes."""
+    from labkit.course import progress
+    from labkit.course import workbooks as workbook
+
+    def show(result):
+        if result.passed:
+            progress.passed(course, result.exercise)
+        if quiet:
+            return
+        console.print(result_text(course, result))
+
+    if not quiet:
+        console.print(f"[bold]{chapter.number}  {chapter.title}[/]  [dim]exercises/{chapter.workbook.name}[/]")
+    notebook = workbook.learners(chapter)
+    return workbook.run_cells(course, chapter, notebook, only=entry.name if entry else None, on_check=show)
+
+
+def result_text(course, result):
+    """A verdict as the terminal shows it."""
+    from rich.text import Text
+
+    from labkit.course.check.verdict import Verdict
+
+    if result.verdict:
+        return Verdict.from_result(result.verdict)
+    title = course.exercise(result.exercise).title
+    return Text.assemble(("Not yet", "bold red"), f"  {title}\n  ", (result.problem, "bold"))
+
+
+def watch(which: Which = None, device: Device = None):
+    """Check your exercises again whenever you save their notebook. Ctrl-C ends it."""
+    import time
+
+    from labkit.course import registry as courses
+
+    console, _ = consoles()
+    course = courses.load()
+    chapters, entry = find_exercises(course, which)
+    if device is not None:
+        choose_device(device)
+
+    def saved(chapter):
+        try:
+            state = chapter.workbook.stat()
+        except FileNotFoundError:  # between the two halves of a save
+            return None
+        return state.st_mtime_ns, state.st_size
+
+    seen = {chapter: saved(chapter) for chapter in chapters}
+    console.print(f"Watching {', '.join(f'exercises/{c.workbook.name}' for c in chapters)}. Ctrl-C ends it.")
+    while True:
+        for chapter in chapters:
+            now = saved(chapter)
+            if now is None or now == seen[chapter]:
+                continue
+            seen[chapter] = now
+            try:
+                check_chapter(console, course, chapter, entry, quiet=False)
+            except courses.CourseError as error:
+                console.print(f"[red]{error}[/]")
+            console.print(f"[dim]{time.strftime('%H:%M:%S')}, waiting for the next save.[/]")
+        time.sleep(0.3)
+
+
+def hint(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="An exercise, such as scale_vector.")],
+    tier: Annotated[
+        int | None, typer.Option("--tier", help="1, 2 or 3. Left out: the next one that you have not seen.")
+    ] = None,
+):
+    """Show a hint. Each time you ask, it tells more."""
+    from rich.text import Text
+
+    from labkit.course import progress
+    from labkit.course import registry as courses
+
+    consoles()[0].print(Text(progress.hint(courses.load(), name, tier)))
+
+
+def reset(
+    which: Annotated[str | None, typer.Argument(metavar="[NAME|NN]", help="An exercise, or a chapter.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every exercise.")] = False,
+):
+    """Put an exercise back as it was given. What was there is kept in .labkit/backups. Progress is kept, too."""
+    from labkit.course import registry as courses
+    from labkit.course import workbooks as workbook
+
+    if (which is None) != all_:
+        fail("say which exercise or chapter, or --all", code=2)
+    console, _ = consoles()
+    course = courses.load()
+    chapters, entry = find_exercises(course, which)
+    for chapter in chapters:
+        backup = workbook.reset(course, chapter, entry)
+        what = f"{entry.name} in exercises/{chapter.workbook.name}" if entry else f"exercises/{chapter.workbook.name}"
+        console.print(f"reset   {what}")
+        if backup:
+            console.print(f"        what was there is kept as {backup.relative_to(course.root)}")
+    console.print("If the notebook is open in JupyterLab, reload it from disk (File menu) before you go on.")
+
+
+def progress(as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False):
+    """Show what you have passed, chapter by chapter."""
+    from labkit.course import progress as memory
+    from labkit.course import registry as courses
+
+    console, _ = consoles()
+    course = courses.load()
+    lessons = memory.finished(course)
+    tables = memory.read(course)
+    rows = []
+    for chapter in course.chapters:
+        entries = course.exercises_of(chapter)
+        done = [entry for entry in entries if entry.name in tables["passed"]]
+        rows.append({
+            "chapter": chapter.name, "title": chapter.title, "lesson_finished": chapter.name in lessons,
+            "passed": [entry.name for entry in done], "open": [e.name for e in entries if e not in done],
+            "points": sum(entry.points for entry in done), "of_points": sum(entry.points for entry in entries),
+        })
+    if as_json:
+        import json
+
+        print(json.dumps(rows, indent=2))
+        return
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name, justify in (("", "left"), ("", "left"), ("lesson", "left"), ("exercises", "left"), ("", "right"),
+                          ("points", "right")):
+        table.add_column(name, justify=justify, no_wrap=True)
+    for row in rows:
+        count, total = len(row["passed"]), len(row["passed"]) + len(row["open"])
+        table.add_row(
+            row["chapter"][:2], row["title"], Text("finished", "green") if row["lesson_finished"] else Text("-", "dim"),
+            ProgressBar(total=max(total, 1), completed=count, width=12) if total else Text("-", "dim"),
+            f"{count} of {total}" if total else "", f"{row['points']} of {row['of_points']}" if total else "",
+        )
+    console.print(table)
+    following = next((entry for entry in course.exercises if entry.name not in tables["passed"]), None)
+    if following:
+        console.print(f"Next: {following.title}, [bold]{following.name}[/] in exercises/{following.chapter.name}.ipynb")
+    elif course.exercises:
+        console.print("You have passed every exercise.")
+
+
+def solution(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="An exercise, such as scale_vector.")],
+    give_up: Annotated[bool, typer.Option("--give-up", help="Show it before the exercise is passed.")] = False,
+):
+    """Show the answer to an exercise that you have passed."""
+    from rich.syntax import Syntax
+
+    from labkit.course import progress as memory
+    from labkit.course import registry as courses
+    from labkit.course import workbooks as workbook
+
+    console, _ = consoles()
+    course = courses.load()
+    entry = course.exercise(name)
+    if name not in memory.read(course)["passed"]:
+        if not give_up:
+            fail(f"{name} is not passed yet. Try: labkit hint {name}. To see the answer all the same: "
+                 f"labkit solution {name} --give-up", code=1)
+        memory.shown(course, name)
+    code = workbook.solution(course, entry)
+    console.print(Syntax(code, "python", background_color="default") if console.is_terminal else code, markup=False)

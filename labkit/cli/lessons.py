@@ -1,0 +1,260 @@
+"""The commands for lessons: run, build and learn."""
+
+import os
+import subprocess
+import sys
+from typing import Annotated
+
+import typer
+
+from labkit.cli.shared import Device, choose_device, consoles, fail, progress_bar
+
+Lessons = Annotated[
+    list[str] | None, typer.Argument(metavar="[NN]...", help="Lessons, such as 01 or 04. All of them when left out.")
+]
+
+
+def run(
+    lessons: Lessons = None,
+    device: Device = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open the site in a browser at the end.")] = False,
+):
+    """Execute the lessons on this machine and write the site build/site.
+
+    The lessons are those of notebooks/*.py; what you changed in a notebook is yours and is not run. A failing lesson
+    does not stop the others. The table at the end says what passed.
+    """
+    from rich.markup import escape
+
+    from labkit.course import registry as courses
+    from labkit.course.lessons import run_lesson
+
+    console, _ = consoles()
+    course = courses.load()
+    chosen = course.pick(lessons or [])
+    used = choose_device(device)
+    console.print(f"Device: [bold]{escape(used.name())}[/]. {escape(used.choice().reason)}")
+
+    results = []
+    try:
+        with progress_bar(console) as bar:
+            for chapter in chosen:
+                task = bar.add_task(f"{chapter.number} {chapter.title}", total=None)
+                result = run_lesson(
+                    course,
+                    chapter,
+                    device=device,
+                    on_cell=lambda done, total, task=task: bar.update(task, completed=done, total=total),
+                )
+                bar.remove_task(task)
+                results.append((chapter, result))
+                console.print(line_of(chapter, result))
+        from labkit.course import site
+
+        index = site.write(course)
+    except KeyboardInterrupt:
+        kept = f"{len(results)} finished {'lesson is' if len(results) == 1 else 'lessons are'} kept in build/lessons"
+        fail(f"Stopped. The kernel was shut down; {kept}; the site was left as it was.", code=130)
+
+    console.print()
+    console.print(results_table(results))
+    console.print(f"Site: {escape(os.path.relpath(index))}")
+    if open_:
+        import webbrowser
+
+        webbrowser.open(index.resolve().as_uri())
+    if not all(result.passed for _, result in results):
+        raise typer.Exit(1)
+
+
+def line_of(chapter, result):
+    """One line for a lesson that has ended."""
+    from rich.text import Text
+
+    from labkit.course.lessons import show_time
+
+    line = Text()
+    line.append("passed  " if result.passed else "FAILED  ", "green" if result.passed else "bold red")
+    line.append(f"{chapter.number} {chapter.title}, {show_time(result.seconds)}")
+    if result.problem:
+        line.append(f"\n        {result.problem}", "red")
+    return line
+
+
+def results_table(results):
+    from rich.table import Table
+
+    from labkit.course.lessons import show_error, show_time
+
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    table.add_column("Lesson", no_wrap=True)
+    table.add_column("Kernels", justify="right")
+    table.add_column("Largest error against NumPy", justify="right")
+    table.add_column("Time", justify="right", no_wrap=True)
+    table.add_column("Passed")
+    for chapter, result in results:
+        table.add_row(
+            f"{chapter.number} {chapter.title}",
+            str(len(result.kernels)),
+            show_error(result.max_error),
+            show_time(result.seconds),
+            "[green]yes[/]" if result.passed else "[bold red]no[/]",
+        )
+    return table
+
+
+def build(
+    lessons: Lessons = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Only look for stale, missing or unlisted files, and for wrong exercises.")
+    ] = False,
+    readme_only: Annotated[bool, typer.Option("--readme", help="Only README's generated parts.")] = False,
+    exercises_only: Annotated[bool, typer.Option("--exercises", help="Only the exercises.")] = False,
+    device: Device = None,
+):
+    """Make notebooks/NN_topic.ipynb from notebooks/NN_topic.py, executed, the exercises, and README's tables.
+
+    A notebook that somebody has edited is first copied to .labkit/backups. With --check the solutions are executed,
+    which must pass, and the exercises as they are given, which must not; what was well is not executed again until it
+    changes.
+    """
+    from labkit.course import readme
+    from labkit.course import registry as courses
+
+    console, errors = consoles()
+    course = courses.load()
+    if check:
+        check_build(console, errors, course, course.pick(lessons or []))
+        return
+
+    failed = False
+    if not readme_only:
+        chapters = course.pick(lessons or [])
+        build_workbooks(console, course, chapters)
+        if not exercises_only:
+            failed = build_notebooks(console, course, chapters, device)
+    if not exercises_only and readme.write(course):
+        console.print("wrote   README.md")
+    if failed:
+        raise typer.Exit(1)
+
+
+def check_build(console, errors, course, chapters) -> None:
+    """Say what is stale or wrong; leaves with code 1 if anything is."""
+    from rich.markup import escape
+
+    from labkit.course import build
+    from labkit.course import workbooks as workbook
+
+    def say(problems):
+        for problem in problems:
+            errors.print(f"[red]-[/] {escape(problem)}")
+        return bool(problems)
+
+    wrong = say(build.check(course))
+    if course.exercises:
+        unmatched = say(workbook.unmatched(course))
+        wrong |= unmatched
+        if not unmatched and not workbook.stale(course):  # else the executed cells would only say the same again
+            with console.status("Checking the exercises") as status:
+                wrong |= say(
+                    workbook.verify(course, chapters, lambda c: status.update(f"Running the exercises of {c.number}"))
+                )
+    if wrong:
+        raise typer.Exit(1)
+    console.print("Everything that labkit build makes is fresh.")
+
+
+def build_workbooks(console, course, chapters) -> None:
+    from labkit.course import workbooks as workbook
+
+    for chapter in workbook.with_exercises(course, chapters):
+        backup = workbook.build(course, chapter)
+        if backup:
+            console.print(f"        your edited {chapter.workbook.name} is kept as {backup.relative_to(course.root)}")
+        console.print(f"wrote   exercises/{chapter.workbook.name}")
+
+
+def build_notebooks(console, course, chapters, device: str | None) -> bool:
+    """Build these chapters; True when one of them failed."""
+    from rich.markup import escape
+
+    from labkit.course import build, progress
+    from labkit.course.lessons import in_words, show_time
+
+    choose_device(device)
+    progress.finished(course)  # remember what the learner has run before notebooks are made anew
+    failed = False
+    with progress_bar(console) as bar:
+        for chapter in chapters:
+            task = bar.add_task(f"{chapter.number} {chapter.title}", total=None)
+            outcome, backup = build.build_chapter(
+                course,
+                chapter,
+                device=device,
+                on_cell=lambda done, total, task=task: bar.update(task, completed=done, total=total),
+            )
+            bar.remove_task(task)
+            if outcome.problem:
+                failed = True
+                console.print(f"[bold red]FAILED[/]  {chapter.name}: {escape(in_words(outcome.problem, chapter))}")
+                continue
+            if backup:
+                console.print(f"        your edited {chapter.built.name} is kept as {backup.relative_to(course.root)}")
+            console.print(f"wrote   notebooks/{chapter.built.name}, {show_time(outcome.seconds)}")
+    return failed
+
+
+def learn(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NN] [JUPYTERLAB'S OPTIONS]",
+                       help="The lesson to open, then what goes to JupyterLab."),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Show which lessons are finished, and leave.")] = False,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
+):
+    """Open JupyterLab at the first lesson that you have not finished.
+
+    A lesson is finished once you have run all of its cells without an error and saved it. Options that are not listed
+    here go to JupyterLab: labkit learn --port 9000
+    """
+    from labkit.course import progress
+    from labkit.course import registry as courses
+
+    console, _ = consoles()
+    lesson, for_jupyterlab = lesson_among(words or [])
+    course = courses.load()
+    done = progress.finished(course)
+    if list_:
+        width = 2 + max(len(chapter.title) for chapter in course.chapters)
+        for chapter in course.chapters:
+            mark = f"[green]finished {done[chapter.name]}[/]" if chapter.name in done else "[dim]to do[/]"
+            console.print(f"{chapter.number}  {chapter.title:{width}}{mark}")
+        return
+
+    chapter = course.pick([lesson])[0] if lesson else progress.next_lesson(course)
+    if chapter is None:
+        console.print("You have finished every lesson. labkit learn NN opens one again.")
+        return
+    if not chapter.built.is_file():
+        fail(f"notebooks/{chapter.built.name} is not built yet: run labkit build {chapter.number}", code=2)
+    console.print(
+        f"Lesson {chapter.number}, {chapter.title}. {len(done)} of {len(course.chapters)} finished. "
+        "Ctrl-C here ends JupyterLab."
+    )
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={course.root}"]
+    # Not a file name: that one JupyterLab opens in a browser only, and leaves out of the address that it prints.
+    command.append(f"--LabApp.default_url=/lab/tree/notebooks/{chapter.built.name}")
+    if not browser:
+        command.append("--no-browser")
+    raise typer.Exit(subprocess.call([*command, *for_jupyterlab]))
+
+
+def lesson_among(words: list[str]) -> tuple[str | None, list[str]]:
+    """The lesson, or None, and the words left: a lesson is neither an option nor the value that may follow one."""
+    for at, word in enumerate(words):
+        before = words[at - 1] if at else ""
+        if not word.startswith("-") and (not before.startswith("-") or "=" in before):
+            return word, words[:at] + words[at + 1 :]
+    return None, words

@@ -1,0 +1,79 @@
+"""What the commands share: the consoles, errors as sentences, a bar for running cells, and the option --device."""
+
+import functools
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+Device = Annotated[
+    str | None,
+    typer.Option("--device", metavar="DEVICE",
+                 help="auto, gpu or cpu. The environment variable LABKIT_DEVICE does the same."),
+]
+
+
+def friendly(command):
+    """Show what the user can mend as a sentence, without a traceback."""
+
+    @functools.wraps(command)
+    def wrapper(*args, **kwargs):
+        from labkit._common.errors import UserError
+
+        try:
+            return command(*args, **kwargs)
+        except UserError as error:
+            fail(str(error), code=2)
+        except KeyboardInterrupt:
+            if sys.stderr.isatty():
+                sys.stderr.write("\r\033[K")  # over the ^C of the terminal, and a step that was named
+            fail("Stopped.", code=130)
+
+    return wrapper
+
+
+def consoles():
+    from rich.console import Console
+
+    return Console(highlight=False), Console(stderr=True, highlight=False)
+
+
+def fail(message: str, code: int):
+    from rich.markup import escape
+
+    consoles()[1].print(f"[bold red]labkit:[/] {escape(message)}")
+    raise typer.Exit(code)
+
+
+def choose_device(device: str | None):
+    """Apply --device and return labkit.device, with an error in a sentence where the choice cannot be had."""
+    from labkit._common.errors import UserError
+    from labkit.course.execution import DEVICES
+
+    if device is not None:
+        if device not in DEVICES:
+            raise UserError(f"--device {device} is not known; allowed are {', '.join(DEVICES)}")
+        os.environ["LABKIT_DEVICE"] = device
+    from labkit import device as chosen
+
+    try:
+        chosen.kind()
+    except Exception as error:
+        raise UserError(str(error)) from None
+    return chosen
+
+
+def progress_bar(console):
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("cells"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    )

@@ -1,0 +1,50 @@
+"""The last lines of a test run say in one line what was skipped and why, with one worker and with several."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = """\
+import pytest
+
+@pytest.mark.parametrize("reason", ["needs a GPU", "needs compute capability 9.0; this GPU has 7.5",
+                                    "PyTorch is not installed", "could not import 'torch': No module named 'torch'",
+                                    "the CUDA toolkit's compiler is not installed", "about the CPU device",
+                                    "this machine has a GPU: its rates are real", "the chapter has no exercises"])
+def test_skips(reason):
+    pytest.skip(reason)
+
+@pytest.mark.skip(reason="needs a GPU")
+def test_is_marked():
+    raise AssertionError
+
+def test_runs():
+    pass
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_one_line_says_why_tests_were_skipped(tmp_path, workers):
+    shutil.copy(Path(__file__).parent / "conftest.py", tmp_path)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nconsole_output_style = count\n")
+    (tmp_path / "test_tiny.py").write_text(TESTS)
+    done = subprocess.run([sys.executable, "-m", "pytest", "-n", workers, "-p", "no:cacheprovider"], cwd=tmp_path,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    *_, summary, last = done.stdout.splitlines()
+    assert summary == ("9 skipped: 3 need a GPU, 2 need PyTorch, 2 are about the CPU device, "
+                       "1 needs a CUDA compiler, 1 for another reason (pytest -rs lists them)")
+    assert re.search("1 passed, 9 skipped", last)
+    assert "[10/10]" in done.stdout
+
+
+def test_nothing_is_said_when_nothing_is_skipped(tmp_path):
+    shutil.copy(Path(__file__).parent / "conftest.py", tmp_path)
+    (tmp_path / "test_tiny.py").write_text("def test_runs():\n    pass\n")
+    done = subprocess.run([sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider"], cwd=tmp_path,
+                          capture_output=True, text=True)
+    assert done.returncode == 0 and "skipped" not in done.stdout
