@@ -24,7 +24,7 @@ import numpy as np
 from numba.core import sigutils, types
 from numba.core.errors import NumbaError
 
-from labkit.simt import half, lowlevel, nodes, rewrite  # noqa: F401 (half registers float16)
+from labkit.simt import nodes, rewrite
 from labkit.simt.arrays import LIMITS, ArgHint, DeviceNDArray, DeviceRecord
 from labkit.simt.compiled import Generator, code_name
 from labkit.simt.errors import (
@@ -42,6 +42,7 @@ from labkit.simt.errors import (
 )
 from labkit.simt.inference import type_error
 from labkit.simt.ptx import TensorMap
+from labkit.simt.runtime import fault_record, float16  # noqa: F401 (float16 is registered by its import)
 
 JIT_OPTIONS = {"device", "inline", "forceinline", "link", "debug", "opt", "lineinfo", "cache", "launch_bounds", "lto",
                "shared_memory_carveout", "fastmath", "max_registers", "extensions", "nopython", "argtypes", "restype",
@@ -108,7 +109,7 @@ def is_checked():
 
 def _own_version():
     digest = hashlib.sha256(f"{numba.__version__} {np.__version__}".encode())
-    for file in sorted(Path(__file__).parent.glob("*.py")):
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 
@@ -623,7 +624,7 @@ class _Run:
         serial = self.whole or ordered or compiled.program.has_atomics
         self.shares = 1 if serial else min(workers.count, self.blocks)
         self.chunk = self.blocks if self.whole or ordered else max(1, min(self.blocks // (self.shares * 8), 1 << 14))
-        self.records = np.zeros((self.shares, lowlevel.RECORD_SIZE), np.int64)
+        self.records = np.zeros((self.shares, fault_record.RECORD_SIZE), np.int64)
         self.lock = threading.Lock()
         self.next, self.running, self.fault = 0, self.shares, None
         self.finished = threading.Event()
@@ -643,7 +644,11 @@ class _Run:
                 self.compiled.entry(first, last, self.grid, self.block, self.dynamic, memory, record, *self.arguments)
         except BaseException as error:  # reported by the thread that waits
             with self.lock:
-                if self.fault is None or isinstance(self.fault[0], lowlevel.Stop) and record[lowlevel.CODE] == 0:
+                if (
+                    self.fault is None
+                    or isinstance(self.fault[0], fault_record.Stop)
+                    and record[fault_record.CODE] == 0
+                ):
                     self.fault = (error, record.copy())
             self.stop()
         finally:
@@ -653,10 +658,10 @@ class _Run:
                     self.finished.set()
 
     def stop(self):
-        self.records[:, lowlevel.ABORT] = 1
+        self.records[:, fault_record.ABORT] = 1
 
     def progress(self):
-        return int(self.records[:, lowlevel.DONE].sum()), self.next
+        return int(self.records[:, fault_record.DONE].sum()), self.next
 
     def wait(self):
         """Until the last block is done; a limit on the time without any block done. Returns the limit if it was hit."""
@@ -693,7 +698,7 @@ def _run(kernel, compiled, grid, block, dynamic, arguments):
             raise
     if run.fault is not None:
         error, record = run.fault
-        if isinstance(error, lowlevel.Stop):
+        if isinstance(error, fault_record.Stop):
             raise _describe(kernel, compiled, run, record, limit) from None
         raise error
 
@@ -705,45 +710,45 @@ def _coordinates(linear, shape):
 
 def _describe(kernel, compiled, run, record, limit):
     """The error for a fault record."""
-    _, filename, line, text = compiled.sites[int(record[lowlevel.SITE])]
+    _, filename, line, text = compiled.sites[int(record[fault_record.SITE])]
     padded = -(-run.threads // 32) * 32
-    thread = _coordinates(int(record[lowlevel.THREAD]) % padded, run.block)
-    block = _coordinates(int(record[lowlevel.BLOCK]), run.grid)
+    thread = _coordinates(int(record[fault_record.THREAD]) % padded, run.block)
+    block = _coordinates(int(record[fault_record.BLOCK]), run.grid)
     name = kernel.__name__
     where = {"kernel": name, "filename": filename, "line": line, "block": block, "thread": thread}
     spot = f"block {_short(block, run.grid)}, thread {_short(thread, run.block)}"
     at = f"{name}, line {line}"
     tail = f" ({place(filename)})"
-    code = int(record[lowlevel.CODE])
-    n0, n1, n2 = (int(record[k]) for k in (lowlevel.COUNT, lowlevel.INDEX, lowlevel.INDEX + 1))
-    if code == lowlevel.OUT_OF_BOUNDS:
+    code = int(record[fault_record.CODE])
+    n0, n1, n2 = (int(record[k]) for k in (fault_record.COUNT, fault_record.INDEX, fault_record.INDEX + 1))
+    if code == fault_record.OUT_OF_BOUNDS:
         dims, axes = divmod(n0, 16)
-        index = tuple(int(v) for v in record[lowlevel.INDEX : lowlevel.INDEX + axes])
-        shape = tuple(int(v) for v in record[lowlevel.SHAPE : lowlevel.SHAPE + dims])
+        index = tuple(int(v) for v in record[fault_record.INDEX : fault_record.INDEX + axes])
+        shape = tuple(int(v) for v in record[fault_record.SHAPE : fault_record.SHAPE + dims])
         shown = index[0] if len(index) == 1 else index
         told = f"{at}: {spot} uses {text}[{_plain(shown)}], outside its shape {shape}{tail}"
         error = OutOfBoundsError(told, **where)
         error.array, error.index, error.shape = text, index, shape
         return error
-    if code in (lowlevel.WIDE_BOUNDS, lowlevel.MISALIGNED, lowlevel.COPY_SIZE):
+    if code in (fault_record.WIDE_BOUNDS, fault_record.MISALIGNED, fault_record.COPY_SIZE):
         intrinsic, _, array = text.partition("|")
-        if code == lowlevel.COPY_SIZE:
+        if code == fault_record.COPY_SIZE:
             return KernelAssertionError(
                 f"{at}: {spot} passes valid = {n0} to {intrinsic}; it must be 0 to {n1} bytes{tail}", **where
             )
-        if code == lowlevel.MISALIGNED:
+        if code == fault_record.MISALIGNED:
             return misaligned(at, spot, intrinsic, array, n1, n0, tail, where)
         dims, count = divmod(n0, 256)
-        shape = tuple(int(v) for v in record[lowlevel.SHAPE : lowlevel.SHAPE + dims])
+        shape = tuple(int(v) for v in record[fault_record.SHAPE : fault_record.SHAPE + dims])
         return out_of_row(at, spot, intrinsic, array, n1, count, shape, tail, where)
-    if code == lowlevel.WARP_PART:
+    if code == fault_record.WARP_PART:
         absent = [lane for lane in range(32) if not n0 >> lane & 1]
         return WarpError(
             f"{at}: {text} under divergence: {spot} calls it, and {_lanes(absent)} of its warp "
             f"{'does' if len(absent) == 1 else 'do'} not; all 32 lanes must{tail}",
             **where,
         )
-    if code == lowlevel.BARRIER:
+    if code == fault_record.BARRIER:
         if text == "grid_sync":
             spot = f"thread {_short(thread, run.block)} of block {_short(block, run.grid)}"
             why = "is elsewhere in the kernel" if n2 else "has returned"
@@ -758,27 +763,27 @@ def _describe(kernel, compiled, run, record, limit):
             f"thread {_short(thread, run.block)} {why}. Every thread of a block must reach a barrier{tail}",
             **where,
         )
-    if code == lowlevel.WARP_MASK:
+    if code == fault_record.WARP_MASK:
         absent = [lane for lane in range(32) if n2 >> lane & 1]
         return WarpError(
             f"{at}: cuda.{text} under divergence: {spot} calls it with the mask {n0 & 0xFFFFFFFF:#010x}, and "
             f"{_lanes(absent)} of its warp, named by the mask, {'is' if len(absent) == 1 else 'are'} not there{tail}",
             **where,
         )
-    if code == lowlevel.WARP_SELF:
-        lane = int(record[lowlevel.THREAD]) & 31
+    if code == fault_record.WARP_SELF:
+        lane = int(record[fault_record.THREAD]) & 31
         return WarpError(
             f"{at}: {spot} calls cuda.{text} with the mask {n0 & 0xFFFFFFFF:#010x}, which leaves out its own lane, "
             f"{lane}{tail}",
             **where,
         )
-    if code == lowlevel.WARP_SOURCE:
+    if code == fault_record.WARP_SOURCE:
         return WarpError(
             f"{at}: {spot} reads lane {n0} with cuda.{text}, and that lane takes no part in it: it has returned, does "
             f"not exist, or is not in the mask{tail}",
             **where,
         )
-    if code == lowlevel.ASSERTION:
+    if code == fault_record.ASSERTION:
         return KernelAssertionError(f"{at}: an assertion failed in {spot}{tail}", **where)
     seconds = f"{limit:g} s" if limit else "the time limit"
     return KernelTimeout(
@@ -850,6 +855,3 @@ def show(kernel, *args):
         argument_types = tuple(numba.typeof(_host_view(a)) for a in args)
     constants = [numba.typeof(_constant(a)) for a in program.constants.values()]
     return Generator(program, (*constants, *argument_types), pretty=True).generate()
-
-
-
