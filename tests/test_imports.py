@@ -132,8 +132,6 @@ CIRCLES = [
     "labkit.course.notebooks -> labkit.course.registry -> labkit.course.notebooks",
     "labkit.course.registry -> labkit.course.readme -> labkit.course.registry",
     "labkit.course.registry -> labkit.course.workbooks -> labkit.course.registry",
-    "labkit.simt.launch -> labkit.simt.interpreter -> labkit.simt.launch",
-    "labkit.simt.namespace -> labkit.simt.random -> labkit.simt.namespace",
     "labkit.measure -> labkit.measure.roofline -> labkit.measure",
 ]
 

@@ -15,7 +15,8 @@ namespace.py  the names of numba.cuda
 arrays.py     device arrays, streams, events
 """
 
-from labkit.simt.launch import show, thread_order, time_limit
+from labkit.simt.kernel import show
 from labkit.simt.observed import observe
+from labkit.simt.settings import thread_order, time_limit
 
 __all__ = ["observe", "show", "thread_order", "time_limit"]

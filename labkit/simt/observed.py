@@ -15,10 +15,10 @@ import sys
 
 import numpy as np
 
-from labkit.simt import launch as launching
 from labkit.simt import rewrite
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.interpreter import Interpreter, converter, new_value
+from labkit.simt.launch import Launch
 from labkit.simt.report import Finding, Report
 from labkit.simt.unsigned import Unsigned
 
@@ -52,7 +52,7 @@ def _has_fences(function, depth=3):
 
 
 def _configuration(configured):
-    if isinstance(configured, launching.Launch):
+    if isinstance(configured, Launch):
         return configured.kernel.py_func, configured.grid, configured.block, configured.sharedmem
     dispatcher = getattr(configured, "dispatcher", None)  # numba.cuda's launch configuration
     if dispatcher is not None and hasattr(dispatcher, "py_func"):

@@ -1,0 +1,158 @@
+"""Blocks over cores: a launch runs here.
+
+A launch is synchronous. Blocks are handed out to a few threads (compiled code holds no interpreter lock) while the
+main thread waits, so that Ctrl-C and the time limit reach a running kernel. Kernels with atomics, and kernels that
+synchronise the grid, run on one thread, so that their results repeat.
+"""
+
+import os
+import queue
+import threading
+import time
+
+import numpy as np
+
+from labkit.simt.faults import _describe
+from labkit.simt.runtime import fault_record
+from labkit.simt.settings import time_limit_s
+
+_LAUNCH_LOCK = threading.RLock()
+_WORKERS = None
+
+
+def _after_fork():
+    """A child process has none of its parent's threads, and must not wait for the locks that they held."""
+    global _LAUNCH_LOCK, _WORKERS
+    _LAUNCH_LOCK, _WORKERS = threading.RLock(), None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+class _Workers:
+    """A few threads that run compiled code. Started at the first launch; they end with the process."""
+
+    def __init__(self):
+        self.count = max(1, int(os.environ.get("LABKIT_WORKERS", 0)) or len(_cores()))
+        self.queue = queue.SimpleQueue()
+        self.scratch = threading.local()
+        for k in range(self.count):
+            threading.Thread(target=self._work, name=f"labkit-simt-{k}", daemon=True).start()
+
+    def _work(self):
+        while True:
+            self.queue.get()()
+
+    def memory(self, size):
+        """This thread's scratch memory, 64-byte aligned, grown when needed."""
+        held = getattr(self.scratch, "array", None)
+        if held is None or held.size < size:
+            raw = np.empty(max(size, 1 << 16) + 64, np.uint8)
+            start = -raw.ctypes.data % 64
+            held = self.scratch.array = raw[start : start + max(size, 1 << 16)]
+        return held
+
+
+def _cores():
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+
+
+def _workers():
+    global _WORKERS
+    if _WORKERS is None:
+        _WORKERS = _Workers()
+    return _WORKERS
+
+
+class _Run:
+    """One launch under way: hands out ranges of blocks, collects the first fault."""
+
+    def __init__(self, compiled, grid, block, dynamic, arguments):
+        self.compiled, self.grid, self.block, self.dynamic = compiled, grid, block, dynamic
+        self.arguments = (*compiled.constants, *arguments)
+        self.blocks = grid[0] * grid[1] * grid[2]
+        self.threads = block[0] * block[1] * block[2]
+        self.whole = compiled.program.cooperative
+        workers = _workers()
+        ordered = compiled.order != "forward"
+        serial = self.whole or ordered or compiled.program.has_atomics
+        self.shares = 1 if serial else min(workers.count, self.blocks)
+        self.chunk = self.blocks if self.whole or ordered else max(1, min(self.blocks // (self.shares * 8), 1 << 14))
+        self.records = np.zeros((self.shares, fault_record.RECORD_SIZE), np.int64)
+        self.lock = threading.Lock()
+        self.next, self.running, self.fault = 0, self.shares, None
+        self.finished = threading.Event()
+        scratch = compiled.scratch_bytes(self.threads, self.blocks if self.whole else 1, dynamic)
+        for k in range(self.shares):
+            workers.queue.put(lambda k=k: self._share(workers, scratch, self.records[k]))
+
+    def _share(self, workers, scratch, record):
+        try:
+            memory = workers.memory(scratch)
+            while self.fault is None:
+                with self.lock:
+                    first = self.next
+                    self.next = last = min(first + self.chunk, self.blocks)
+                if first >= last:
+                    break
+                self.compiled.entry(first, last, self.grid, self.block, self.dynamic, memory, record, *self.arguments)
+        except BaseException as error:  # reported by the thread that waits
+            with self.lock:
+                if (
+                    self.fault is None
+                    or isinstance(self.fault[0], fault_record.Stop)
+                    and record[fault_record.CODE] == 0
+                ):
+                    self.fault = (error, record.copy())
+            self.stop()
+        finally:
+            with self.lock:
+                self.running -= 1
+                if not self.running:
+                    self.finished.set()
+
+    def stop(self):
+        self.records[:, fault_record.ABORT] = 1
+
+    def progress(self):
+        return int(self.records[:, fault_record.DONE].sum()), self.next
+
+    def wait(self):
+        """Until the last block is done; a limit on the time without any block done. Returns the limit if it was hit."""
+        if self.finished.wait(0.05):
+            return None
+        limit = time_limit_s()
+        seen, since = self.progress(), time.monotonic()
+        while not self.finished.wait(0.05):
+            now = self.progress()
+            if now != seen:
+                seen, since = now, time.monotonic()
+            elif limit and time.monotonic() - since > limit:
+                self.stop()
+                self.finished.wait()
+                return limit
+        return None
+
+
+def _interpret(compiled, grid, block, dynamic, arguments):
+    from labkit.simt.interpreter import Interpreter
+
+    with _LAUNCH_LOCK:
+        Interpreter(compiled.program, grid, block, dynamic, arguments).run()
+
+
+def _run(kernel, compiled, grid, block, dynamic, arguments):
+    with _LAUNCH_LOCK:
+        run = _Run(compiled, grid, block, dynamic, arguments)
+        try:
+            limit = run.wait()
+        except BaseException:  # Ctrl-C: the kernel stops at its next loop or block, then the exception goes on
+            run.stop()
+            run.finished.wait()
+            raise
+    if run.fault is not None:
+        error, record = run.fault
+        if isinstance(error, fault_record.Stop):
+            raise _describe(kernel, compiled, run, record, limit) from None
+        raise error
