@@ -34,8 +34,10 @@ from labkit.simt.errors import (
     WarpError,
     place,
 )
-from labkit.simt.ptx_interpreted import WINDOW, Block, Intrinsics, Pending, mma
-from labkit.simt.ptx_interpreted import ldmatrix as load_matrices
+from labkit.simt.ptx_interpreted.intrinsics import Intrinsics
+from labkit.simt.ptx_interpreted.matrices import ldmatrix as load_matrices
+from labkit.simt.ptx_interpreted.matrices import mma
+from labkit.simt.ptx_interpreted.under_way import WINDOW, Block, Pending
 from labkit.simt.stubs import SHUFFLES
 from labkit.simt.unsigned import Unsigned
 
