@@ -16,7 +16,7 @@ arrays.py     device arrays, streams, events
 """
 
 from labkit.simt.kernel import show
-from labkit.simt.observed import observe
+from labkit.simt.observer.observe import observe
 from labkit.simt.settings import thread_order, time_limit
 
 __all__ = ["observe", "show", "thread_order", "time_limit"]
