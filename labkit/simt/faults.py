@@ -1,4 +1,7 @@
-"""A fault record -> the error, in sentences that name the kernel, the line, the block and the thread."""
+"""A fault record -> the error, in sentences that name the kernel, the line, the block and the thread.
+
+ERRORS is the table: a fault code, and the function that makes its error.
+"""
 
 import numpy as np
 
@@ -12,90 +15,75 @@ from labkit.simt.errors import (
     place,
 )
 from labkit.simt.runtime import fault_record
+from labkit.simt.runtime.fault_record import BLOCK, CODE, COUNT, INDEX, SHAPE, SITE, THREAD
 
 
-def _describe(kernel, compiled, run, record, limit):
-    """The error for a fault record."""
-    _, filename, line, text = compiled.sites[int(record[fault_record.SITE])]
-    padded = -(-run.threads // 32) * 32
-    thread = _coordinates(int(record[fault_record.THREAD]) % padded, run.block)
-    block = _coordinates(int(record[fault_record.BLOCK]), run.grid)
-    name = kernel.__name__
-    where = {"kernel": name, "filename": filename, "line": line, "block": block, "thread": thread}
-    spot = f"block {_short(block, run.grid)}, thread {_short(thread, run.block)}"
-    at = f"{name}, line {line}"
-    tail = f" ({place(filename)})"
-    code = int(record[fault_record.CODE])
-    n0, n1, n2 = (int(record[k]) for k in (fault_record.COUNT, fault_record.INDEX, fault_record.INDEX + 1))
-    if code == fault_record.OUT_OF_BOUNDS:
-        dims, axes = divmod(n0, 16)
-        index = tuple(int(v) for v in record[fault_record.INDEX : fault_record.INDEX + axes])
-        shape = tuple(int(v) for v in record[fault_record.SHAPE : fault_record.SHAPE + dims])
-        shown = index[0] if len(index) == 1 else index
-        told = f"{at}: {spot} uses {text}[{_plain(shown)}], outside its shape {shape}{tail}"
-        error = OutOfBoundsError(told, **where)
-        error.array, error.index, error.shape = text, index, shape
-        return error
-    if code in (fault_record.WIDE_BOUNDS, fault_record.MISALIGNED, fault_record.COPY_SIZE):
-        intrinsic, _, array = text.partition("|")
-        if code == fault_record.COPY_SIZE:
-            return KernelAssertionError(
-                f"{at}: {spot} passes valid = {n0} to {intrinsic}; it must be 0 to {n1} bytes{tail}", **where
-            )
-        if code == fault_record.MISALIGNED:
-            return misaligned(at, spot, intrinsic, array, n1, n0, tail, where)
-        dims, count = divmod(n0, 256)
-        shape = tuple(int(v) for v in record[fault_record.SHAPE : fault_record.SHAPE + dims])
-        return out_of_row(at, spot, intrinsic, array, n1, count, shape, tail, where)
-    if code == fault_record.WARP_PART:
-        absent = [lane for lane in range(32) if not n0 >> lane & 1]
-        return WarpError(
-            f"{at}: {text} under divergence: {spot} calls it, and {_lanes(absent)} of its warp "
-            f"{'does' if len(absent) == 1 else 'do'} not; all 32 lanes must{tail}",
-            **where,
-        )
-    if code == fault_record.BARRIER:
-        if text == "grid_sync":
-            spot = f"thread {_short(thread, run.block)} of block {_short(block, run.grid)}"
-            why = "is elsewhere in the kernel" if n2 else "has returned"
-            return BarrierError(
-                f"{at}: cg.this_grid().sync() was reached by {n0} of the {n1} threads of the grid; {spot} {why}. Every "
-                f"thread of the grid must reach it{tail}",
-                **where,
-            )
-        why = "is elsewhere in the kernel" if n2 else "has returned"
-        return BarrierError(
-            f"{at}: cuda.{text}() was reached by {n0} of the {n1} threads of block {_short(block, run.grid)}; "
-            f"thread {_short(thread, run.block)} {why}. Every thread of a block must reach a barrier{tail}",
-            **where,
-        )
-    if code == fault_record.WARP_MASK:
-        absent = [lane for lane in range(32) if n2 >> lane & 1]
-        return WarpError(
-            f"{at}: cuda.{text} under divergence: {spot} calls it with the mask {n0 & 0xFFFFFFFF:#010x}, and "
-            f"{_lanes(absent)} of its warp, named by the mask, {'is' if len(absent) == 1 else 'are'} not there{tail}",
-            **where,
-        )
-    if code == fault_record.WARP_SELF:
-        lane = int(record[fault_record.THREAD]) & 31
-        return WarpError(
-            f"{at}: {spot} calls cuda.{text} with the mask {n0 & 0xFFFFFFFF:#010x}, which leaves out its own lane, "
-            f"{lane}{tail}",
-            **where,
-        )
-    if code == fault_record.WARP_SOURCE:
-        return WarpError(
-            f"{at}: {spot} reads lane {n0} with cuda.{text}, and that lane takes no part in it: it has returned, does "
-            f"not exist, or is not in the mask{tail}",
-            **where,
-        )
-    if code == fault_record.ASSERTION:
-        return KernelAssertionError(f"{at}: an assertion failed in {spot}{tail}", **where)
-    seconds = f"{limit:g} s" if limit else "the time limit"
-    return KernelTimeout(
-        f"{at}: stopped after {seconds} in which no block ended: a loop that never ends? It was {spot} "
-        f"that ran. LABKIT_TIME_LIMIT sets the limit in seconds{tail}",
-        **where,
+def describe(record, kernel_name, sites, grid, block, limit):
+    """The error for a fault record. limit: seconds, if the launch was stopped by its time limit, else None."""
+    return ERRORS[int(record[CODE])](Fault(record, kernel_name, sites, grid, block, limit))
+
+
+class Fault:
+    """A fault record, read.
+
+    at, spot, tail: "kernel, line 7", "block 0, thread 3", " (file.py)": parts of every message
+    where: the attributes of a DeviceFault
+    text: what stands at the source line: an array, a collective, or "intrinsic|array"
+    numbers: three, whose meaning depends on the code
+    """
+
+    def __init__(self, record, kernel_name, sites, grid, block, limit):
+        _, filename, line, self.text = sites[int(record[SITE])]
+        self.record, self.limit = record, limit
+        self.numbers = tuple(int(record[k]) for k in (COUNT, INDEX, INDEX + 1))
+        padded = -(-(block[0] * block[1] * block[2]) // 32) * 32
+        thread_index = coordinates(int(record[THREAD]) % padded, block)
+        block_index = coordinates(int(record[BLOCK]), grid)
+        self.lane = int(record[THREAD]) & 31
+        self.thread, self.block = _short(thread_index, block), _short(block_index, grid)
+        self.where = {
+            "kernel": kernel_name, "filename": filename, "line": line, "block": block_index, "thread": thread_index,
+        }  # fmt: skip
+        self.at, self.tail = f"{kernel_name}, line {line}", f" ({place(filename)})"
+        self.spot = f"block {self.block}, thread {self.thread}"
+
+    def shape(self, axes):
+        return tuple(int(n) for n in self.record[SHAPE : SHAPE + axes])
+
+    def error(self, kind, sentence):
+        return kind(f"{self.at}: {sentence}{self.tail}", **self.where)
+
+
+# ---------------------------------------------------------------- memory
+
+
+def _out_of_bounds(fault):
+    dims, axes = divmod(fault.numbers[0], 16)
+    index, shape = tuple(int(n) for n in fault.record[INDEX : INDEX + axes]), fault.shape(dims)
+    shown = ", ".join(map(str, index))
+    error = fault.error(OutOfBoundsError, f"{fault.spot} uses {fault.text}[{shown}], outside its shape {shape}")
+    error.array, error.index, error.shape = fault.text, index, shape
+    return error
+
+
+def _wide_bounds(fault):
+    intrinsic, _, array = fault.text.partition("|")
+    dims, count = divmod(fault.numbers[0], 256)
+    shape = fault.shape(dims)
+    return out_of_row(fault.at, fault.spot, intrinsic, array, fault.numbers[1], count, shape, fault.tail, fault.where)
+
+
+def _misaligned(fault):
+    intrinsic, _, array = fault.text.partition("|")
+    alignment, index, _ = fault.numbers
+    return misaligned(fault.at, fault.spot, intrinsic, array, index, alignment, fault.tail, fault.where)
+
+
+def _copy_size(fault):
+    intrinsic, _, _ = fault.text.partition("|")
+    valid, most, _ = fault.numbers
+    return fault.error(
+        KernelAssertionError, f"{fault.spot} passes valid = {valid} to {intrinsic}; it must be 0 to {most} bytes"
     )
 
 
@@ -122,9 +110,105 @@ def misaligned(at, spot, intrinsic, array, index, alignment, tail, where):
     return error
 
 
-def _coordinates(linear, shape):
+# ---------------------------------------------------------------- barriers and warps
+
+
+def _barrier(fault):
+    here, threads, is_live = fault.numbers
+    why = "is elsewhere in the kernel" if is_live else "has returned"
+    if fault.text == "grid_sync":
+        return fault.error(
+            BarrierError,
+            f"cg.this_grid().sync() was reached by {here} of the {threads} threads of the grid; thread {fault.thread} "
+            f"of block {fault.block} {why}. Every thread of the grid must reach it",
+        )
+    return fault.error(
+        BarrierError,
+        f"cuda.{fault.text}() was reached by {here} of the {threads} threads of block {fault.block}; thread "
+        f"{fault.thread} {why}. Every thread of a block must reach a barrier",
+    )
+
+
+def _warp_mask(fault):
+    mask, _, absent = fault.numbers
+    absent = [lane for lane in range(32) if absent >> lane & 1]
+    return fault.error(
+        WarpError,
+        f"cuda.{fault.text} under divergence: {fault.spot} calls it with the mask {mask & 0xFFFFFFFF:#010x}, and "
+        f"{_lanes(absent)} of its warp, named by the mask, {'is' if len(absent) == 1 else 'are'} not there",
+    )
+
+
+def _warp_source(fault):
+    return fault.error(
+        WarpError,
+        f"{fault.spot} reads lane {fault.numbers[0]} with cuda.{fault.text}, and that lane takes no part in it: it has "
+        "returned, does not exist, or is not in the mask",
+    )
+
+
+def _warp_self(fault):
+    return fault.error(
+        WarpError,
+        f"{fault.spot} calls cuda.{fault.text} with the mask {fault.numbers[0] & 0xFFFFFFFF:#010x}, which leaves out "
+        f"its own lane, {fault.lane}",
+    )
+
+
+def _warp_part(fault):
+    absent = [lane for lane in range(32) if not fault.numbers[0] >> lane & 1]
+    return fault.error(
+        WarpError,
+        f"{fault.text} under divergence: {fault.spot} calls it, and {_lanes(absent)} of its warp "
+        f"{'does' if len(absent) == 1 else 'do'} not; all 32 lanes must",
+    )
+
+
+# ---------------------------------------------------------------- the rest
+
+
+def _assertion(fault):
+    return fault.error(KernelAssertionError, f"an assertion failed in {fault.spot}")
+
+
+def _timeout(fault):
+    seconds = f"{fault.limit:g} s" if fault.limit else "the time limit"
+    return fault.error(
+        KernelTimeout,
+        f"stopped after {seconds} in which no block ended: a loop that never ends? It was {fault.spot} that ran. "
+        "LABKIT_TIME_LIMIT sets the limit in seconds",
+    )
+
+
+ERRORS = {
+    fault_record.OUT_OF_BOUNDS: _out_of_bounds,
+    fault_record.WIDE_BOUNDS: _wide_bounds,
+    fault_record.MISALIGNED: _misaligned,
+    fault_record.COPY_SIZE: _copy_size,
+    fault_record.BARRIER: _barrier,
+    fault_record.WARP_MASK: _warp_mask,
+    fault_record.WARP_SOURCE: _warp_source,
+    fault_record.WARP_SELF: _warp_self,
+    fault_record.WARP_PART: _warp_part,
+    fault_record.ASSERTION: _assertion,
+    fault_record.ABORTED: _timeout,
+}
+
+
+# ---------------------------------------------------------------- words
+
+
+def coordinates(linear, shape):
+    """(x, y, z) of a thread of a block, or of a block of a grid."""
     x, y, _ = shape
     return (int(linear % x), int(linear // x % y), int(linear // (x * y)))
+
+
+def _short(position, shape):
+    """x alone for a one-dimensional block or grid, else the tuple."""
+    if shape[1] == shape[2] == 1:
+        return str(position[0])
+    return str(position[:2] if shape[2] == 1 else position)
 
 
 def _lanes(lanes):
@@ -133,14 +217,3 @@ def _lanes(lanes):
     if lanes == list(range(lanes[0], lanes[-1] + 1)):
         return f"lanes {lanes[0]} to {lanes[-1]}"
     return f"lanes {', '.join(map(str, lanes))}"
-
-
-def _plain(index):
-    return ", ".join(map(str, index)) if isinstance(index, tuple) else str(index)
-
-
-def _short(position, shape):
-    """x alone for a one-dimensional block or grid, else the tuple."""
-    if shape[1] == shape[2] == 1:
-        return str(position[0])
-    return str(position[:2] if shape[2] == 1 else position)

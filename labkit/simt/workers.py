@@ -12,8 +12,8 @@ import time
 
 import numpy as np
 
-from labkit.simt.faults import _describe
-from labkit.simt.runtime import fault_record
+from labkit.simt.faults import describe
+from labkit.simt.runtime.fault_record import ABORT, CODE, DONE, RECORD_SIZE, Stop
 from labkit.simt.settings import time_limit_s
 
 _LAUNCH_LOCK = threading.RLock()
@@ -79,7 +79,7 @@ class _Run:
         serial = self.whole or ordered or compiled.program.has_atomics
         self.shares = 1 if serial else min(workers.count, self.blocks)
         self.chunk = self.blocks if self.whole or ordered else max(1, min(self.blocks // (self.shares * 8), 1 << 14))
-        self.records = np.zeros((self.shares, fault_record.RECORD_SIZE), np.int64)
+        self.records = np.zeros((self.shares, RECORD_SIZE), np.int64)
         self.lock = threading.Lock()
         self.next, self.running, self.fault = 0, self.shares, None
         self.finished = threading.Event()
@@ -99,11 +99,8 @@ class _Run:
                 self.compiled.entry(first, last, self.grid, self.block, self.dynamic, memory, record, *self.arguments)
         except BaseException as error:  # reported by the thread that waits
             with self.lock:
-                if (
-                    self.fault is None
-                    or isinstance(self.fault[0], fault_record.Stop)
-                    and record[fault_record.CODE] == 0
-                ):
+                not_a_fault = record[CODE] == 0
+                if self.fault is None or (isinstance(self.fault[0], Stop) and not_a_fault):
                     self.fault = (error, record.copy())
             self.stop()
         finally:
@@ -113,10 +110,10 @@ class _Run:
                     self.finished.set()
 
     def stop(self):
-        self.records[:, fault_record.ABORT] = 1
+        self.records[:, ABORT] = 1
 
     def progress(self):
-        return int(self.records[:, fault_record.DONE].sum()), self.next
+        return int(self.records[:, DONE].sum()), self.next
 
     def wait(self):
         """Until the last block is done; a limit on the time without any block done. Returns the limit if it was hit."""
@@ -153,6 +150,6 @@ def _run(kernel, compiled, grid, block, dynamic, arguments):
             raise
     if run.fault is not None:
         error, record = run.fault
-        if isinstance(error, fault_record.Stop):
-            raise _describe(kernel, compiled, run, record, limit) from None
+        if isinstance(error, Stop):
+            raise describe(record, kernel.__name__, compiled.sites, grid, block, limit) from None
         raise error
