@@ -15,8 +15,8 @@ class MemoryInfo(NamedTuple):
     total: int  # bytes
 
 
-def _poisoned(shape, dtype, strides=None, order="C") -> np.ndarray:
-    shape, dtype = _shape(shape), _dtype(dtype)
+def poisoned(shape, dtype, strides=None, order="C") -> np.ndarray:
+    shape, dtype = checked_shape(shape), checked_dtype(dtype)
     if order not in ("C", "F"):
         raise ValueError(f"order must be 'C' or 'F', not {order!r}")
     strides = (strides,) if isinstance(strides, int) else strides or None
@@ -27,12 +27,12 @@ def _poisoned(shape, dtype, strides=None, order="C") -> np.ndarray:
     else:
         if len(strides) != len(shape) or any(stride < 0 for stride in strides):
             raise ValueError(f"strides must be one number of bytes, not negative, for each of {shape}, got {strides}")
-        nbytes = _extent(shape, strides, dtype.itemsize)
+        nbytes = extent_bytes(shape, strides, dtype.itemsize)
     if nbytes > CHECK_ABOVE:
-        free, total = _machine_memory()
+        free, total = machine_memory()
         if nbytes > free:
             raise MemoryError(
-                f"out of memory: {_gigabytes(nbytes)} asked for, {_gigabytes(free)} free of {_gigabytes(total)}. "
+                f"out of memory: {gigabytes(nbytes)} asked for, {gigabytes(free)} free of {gigabytes(total)}. "
                 "The memory of the CPU device is that of this machine; on a GPU it is the GPU's"
             )
     memory = np.empty(nbytes + ALIGNMENT, np.uint8)
@@ -42,7 +42,7 @@ def _poisoned(shape, dtype, strides=None, order="C") -> np.ndarray:
     return np.ndarray(shape, dtype, memory, strides=strides, order=order)
 
 
-def _shape(shape) -> tuple[int, ...]:
+def checked_shape(shape) -> tuple[int, ...]:
     shape = (shape,) if isinstance(shape, int) else shape
     if not isinstance(shape, (tuple, list)) or not all(isinstance(n, (int, np.integer)) for n in shape):
         raise TypeError(f"shape must be an int or a tuple of ints, not {shape!r} ({type(shape).__name__})")
@@ -51,7 +51,7 @@ def _shape(shape) -> tuple[int, ...]:
     return tuple(int(n) for n in shape)
 
 
-def _dtype(dtype) -> np.dtype:
+def checked_dtype(dtype) -> np.dtype:
     try:
         dtype = np.dtype(dtype)
     except TypeError:
@@ -61,18 +61,18 @@ def _dtype(dtype) -> np.dtype:
     return dtype
 
 
-def _extent(shape, strides, itemsize: int) -> int:
+def extent_bytes(shape, strides, itemsize: int) -> int:
     """Bytes between the first and the end of the last element."""
     if 0 in shape:
         return 0
     return sum((n - 1) * abs(stride) for n, stride in zip(shape, strides, strict=True)) + itemsize
 
 
-def _gigabytes(nbytes: int) -> str:
+def gigabytes(nbytes: int) -> str:
     return f"{nbytes / 1e9:,.2f} GB"
 
 
-def _machine_memory() -> "MemoryInfo":
+def machine_memory() -> "MemoryInfo":
     """Free and total memory of this machine, or of the container this process runs in."""
     if os.name == "nt":
         free, total = _windows_memory()

@@ -5,12 +5,13 @@ import numpy as np
 from numba.core import types
 
 from labkit.simt.arrays import DeviceNDArray, DeviceRecord, to_device
+from labkit.simt.errors import ArgumentError
 from labkit.simt.ptx import TensorMap
 
 __all__ = ["ArgHint", "In", "InOut", "Out"]  # the names of numba.cuda
 
 
-_TENSOR_MAP = types.Opaque("tensor_map")
+TENSOR_MAP_TYPE = types.Opaque("tensor_map")
 
 
 class ArgHint:
@@ -45,16 +46,40 @@ class InOut(Out):
     """Copied to the device before the launch and back after it."""
 
 
-def _host_view(value):
+def host_view(value):
     """What compiled code works on: the NumPy array behind a device array, other values as they are."""
     if isinstance(value, DeviceRecord):
         return value._array[()]
     if type(value) is tuple:
-        return tuple(_host_view(v) for v in value)
+        return tuple(host_view(v) for v in value)
     return value._array if isinstance(value, DeviceNDArray) else value
 
 
-def _fits(value, ty):
+def argument_value(kernel, name, value):
+    """What compiled code is given for an argument of a launch. Raises ArgumentError for what a kernel cannot take."""
+    who = f"{kernel.__name__}: argument {name!r}"
+    value = host_view(value)
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject or value.dtype.kind in "SUOmM":
+            raise ArgumentError(f"{who} is an array of {value.dtype}; a kernel takes numbers")
+        return value
+    if isinstance(value, np.float16):
+        return np.float32(value)
+    if isinstance(value, (bool, int, float, complex, np.generic, tuple, TensorMap)):
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            raise ArgumentError(f"{who} is {value}, which does not fit in 64 bits")
+        return value
+    if isinstance(value, (list, str, dict, set)) or value is None or callable(value):
+        raise ArgumentError(
+            f"{who} is a host object ({type(value).__name__}); a kernel takes numbers, tuples of numbers and arrays"
+        )
+    if hasattr(value, "__array__"):  # a torch tensor on the CPU, say
+        return np.asarray(value)
+    raise ArgumentError(f"{who} has the type {type(value).__name__}; a kernel takes numbers, tuples and arrays")
+
+
+def fits(value, ty):
+    """Whether a kernel that was compiled for this type takes the value."""
     if isinstance(value, TensorMap):
         return True
     if isinstance(ty, types.Array):
@@ -67,7 +92,7 @@ def _fits(value, ty):
     return not isinstance(value, np.ndarray)
 
 
-def _as_scalar(value, ty):
+def as_scalar(value, ty):
     if isinstance(ty, (types.Integer, types.Float, types.Complex, types.Boolean)):
         return numba.np.numpy_support.as_dtype(ty).type(value)
     return value

@@ -10,7 +10,7 @@ import contextlib
 
 import numpy as np
 
-from labkit.simt.allocation import _dtype, _extent, _poisoned
+from labkit.simt.allocation import checked_dtype, extent_bytes, poisoned
 
 __all__ = [
     "DeviceNDArray", "DeviceRecord", "ManagedNDArray", "MappedNDArray", "as_cuda_array", "defer_cleanup",
@@ -40,7 +40,7 @@ class DeviceNDArray:
     @property
     def alloc_size(self) -> int:
         """Bytes from the first to the last element, gaps between rows included."""
-        return _extent(self.shape, self.strides, self.itemsize)
+        return extent_bytes(self.shape, self.strides, self.itemsize)
 
     @property
     def flags(self) -> dict[str, bool]:
@@ -124,7 +124,7 @@ class DeviceNDArray:
 
     def view(self, dtype) -> "DeviceNDArray":
         """The same bytes read as `dtype`."""
-        dtype = _dtype(dtype)
+        dtype = checked_dtype(dtype)
         if dtype.itemsize != self.itemsize and not self.is_c_contiguous():
             raise ValueError("view: to change the size of an element, the device array must be C-contiguous")
         return DeviceNDArray(self._array.view(dtype), self.stream)
@@ -246,7 +246,7 @@ def to_device(obj, stream=0, copy=True, to=None):
     host = np.asarray(obj)
     _check_contiguous(host)
     core = _core(host)
-    memory = _poisoned(core.shape, core.dtype, order="C" if core.flags.c_contiguous else "F")
+    memory = poisoned(core.shape, core.dtype, order="C" if core.flags.c_contiguous else "F")
     if copy:
         memory[...] = core
     array = memory if core.ndim == host.ndim else np.lib.stride_tricks.as_strided(memory, host.shape, host.strides)
@@ -255,22 +255,22 @@ def to_device(obj, stream=0, copy=True, to=None):
 
 def device_array(shape, dtype=np.float64, strides=None, order="C", stream=0) -> DeviceNDArray:
     """Memory that nothing wrote yet. It holds NaN (-1 in integers): read before written, it shows."""
-    return DeviceNDArray(_poisoned(shape, dtype, strides, order), stream)
+    return DeviceNDArray(poisoned(shape, dtype, strides, order), stream)
 
 
 def pinned_array(shape, dtype=np.float64, strides=None, order="C") -> np.ndarray:
     """A NumPy array in memory that the system keeps in place, so that copies from it can run beside kernels."""
-    return _poisoned(shape, dtype, strides, order)
+    return poisoned(shape, dtype, strides, order)
 
 
 def mapped_array(shape, dtype=np.float64, strides=None, order="C", stream=0, portable=False, wc=False) -> MappedNDArray:
     """A NumPy array that kernels can read and write without a copy."""
-    return _poisoned(shape, dtype, strides, order).view(MappedNDArray)
+    return poisoned(shape, dtype, strides, order).view(MappedNDArray)
 
 
 def managed_array(shape, dtype=np.float64, strides=None, order="C", stream=0, attach_global=True) -> ManagedNDArray:
     """A NumPy array in unified memory, addressed by host and kernels."""
-    return _poisoned(shape, dtype, strides, order).view(ManagedNDArray)
+    return poisoned(shape, dtype, strides, order).view(ManagedNDArray)
 
 
 def device_array_like(ary, stream=0) -> DeviceNDArray:
@@ -331,7 +331,7 @@ def from_cuda_array_interface(desc, owner=None, sync=True):
 def _poisoned_like(ary) -> np.ndarray:
     """Poisoned memory of the shape and dtype of `ary`, contiguous, with its order of axes."""
     array = ary._array if is_cuda_array(ary) else ary
-    return _poisoned(array.shape, array.dtype, np.empty_like(array, subok=False).strides if array.ndim > 1 else None)
+    return poisoned(array.shape, array.dtype, np.empty_like(array, subok=False).strides if array.ndim > 1 else None)
 
 
 def _core(array: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ and NumPy, the kernel's source, the types of its arguments and the settings. So 
 
 import ast
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import os
@@ -20,21 +21,14 @@ from labkit.simt import nodes
 from labkit.simt.settings import cache_directory
 
 
-def _own_version():
+@functools.cache
+def own_version():
+    """A digest of labkit.simt's own sources, in all its folders, and of the versions of Numba and NumPy."""
     digest = hashlib.sha256(f"{numba.__version__} {np.__version__}".encode())
-    for file in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(file.read_bytes())
+    folder = Path(__file__).parent
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(str(file.relative_to(folder)).encode() + file.read_bytes())
     return digest.hexdigest()
-
-
-_VERSION = None
-
-
-def _version():
-    global _VERSION
-    if _VERSION is None:
-        _VERSION = _own_version()
-    return _VERSION
 
 
 def fingerprint_of(program):
@@ -57,7 +51,7 @@ def fingerprint_of(program):
     return "\n".join(map(str, [*header, *body, *lines, *special, *devices]))
 
 
-def _forget(name):
+def forget(name):
     """Delete what the cache holds of a generated module."""
     for file in [*cache_directory().glob(f"{name}.*"), *cache_directory().glob(f"__pycache__/{name}.*")]:
         with contextlib.suppress(OSError):
@@ -65,7 +59,7 @@ def _forget(name):
     importlib.invalidate_caches()
 
 
-def _load_module(name, make_source):
+def load_module(name, make_source):
     """Import the generated module from the cache directory, writing it first if it is not there."""
     directory = cache_directory()
     path = directory / f"{name}.py"

@@ -10,36 +10,37 @@ from numba.core import types
 from numba.core.errors import NumbaError
 
 from labkit.simt.arrays import DeviceNDArray
-from labkit.simt.cache import _forget, _load_module, _version, fingerprint_of
+from labkit.simt.cache import fingerprint_of, forget, load_module, own_version
 from labkit.simt.compiled import Generator, code_name
 from labkit.simt.errors import KernelError
 from labkit.simt.inference import type_error
+from labkit.simt.interpreter import shared_bytes
 from labkit.simt.runtime import float16  # noqa: F401 (float16 is registered by its import)
 from labkit.simt.settings import MAX_COOPERATIVE_THREADS, is_checked
 
 
-class Compiled:
+class CompiledKernel:
     """A kernel compiled for one set of argument types."""
 
     def __init__(self, program, argument_types, order, flat):
-        constants = [_constant(a) for a in program.constants.values()]
+        constants = [frozen_constant(a) for a in program.constants.values()]
         constant_types = [numba.typeof(a) for a in constants]
         self.program, self.constants, self.order = program, constants, order
         all_types = (*constant_types, *argument_types)
         settings = map(str, (all_types, is_checked(), order, flat))
-        fingerprint = "\n".join([_version(), *settings, fingerprint_of(program)])
+        fingerprint = "\n".join([own_version(), *settings, fingerprint_of(program)])
         name = f"{program.name}_{hashlib.sha256(fingerprint.encode()).hexdigest()[:20]}"
 
         def source():
             return Generator(program, all_types, is_checked(), order=order, flat=flat).generate()
 
         try:
-            self._load(_load_module(name, source), all_types)
+            self._load(load_module(name, source), all_types)
         except (KernelError, NumbaError):
             raise
         except Exception:  # a file of the cache is damaged: unpickling, parsing and importing raise what they like
-            _forget(name)
-            self._load(_load_module(name, source), all_types)
+            forget(name)
+            self._load(load_module(name, source), all_types)
 
     def _load(self, module, all_types):
         """Compile the generated module for its one signature, or take what the cache has."""
@@ -69,16 +70,14 @@ class Compiled:
         return shared + self.fixed_bytes + self.thread_bytes * padded * blocks + 64
 
 
-class Interpreted:
+class InterpretedKernel:
     """A kernel that is interpreted: its warps wait for one another inside their own loops."""
 
     def __init__(self, program):
-        from labkit.simt.interpreter import shared_bytes
-
         self.program = program
         self.static_bytes = shared_bytes(program)
 
-    max_cooperative_grid_blocks = Compiled.max_cooperative_grid_blocks
+    max_cooperative_grid_blocks = CompiledKernel.max_cooperative_grid_blocks
 
 
 @contextlib.contextmanager
@@ -92,7 +91,7 @@ def _quicker_compiles():
         numba.core.config.OPT = before
 
 
-def _constant(array):
+def frozen_constant(array):
     """A global array as a kernel sees it: host arrays as they were at compile time, device arrays themselves."""
     if isinstance(array, DeviceNDArray):
         return array._array

@@ -5,7 +5,7 @@ Source  CUDA C++ Programming Guide, "Compute Capabilities"
 
 import os
 
-from labkit.simt.allocation import MemoryInfo, _gigabytes, _machine_memory
+from labkit.simt.allocation import MemoryInfo, gigabytes, machine_memory
 from labkit.simt.arrays import defer_cleanup
 from labkit.simt.settings import LIMITS
 from labkit.simt.streams import (
@@ -83,7 +83,7 @@ class Context:
 
     def get_memory_info(self) -> MemoryInfo:
         """Memory of this machine that is free and that there is."""
-        return _machine_memory()
+        return machine_memory()
 
     def synchronize(self) -> None:
         pass
@@ -196,7 +196,7 @@ def detect() -> bool:
     print(f"id 0    {_DEVICE.name:>20} {'[SUPPORTED: no GPU, kernels run on the CPU]':>40}")
     print(f"{'Compute Capability':>40}: {'.'.join(map(str, _DEVICE.compute_capability))}, its limits and its rules")
     print(f"{'Multiprocessors':>40}: {_DEVICE.MULTIPROCESSOR_COUNT} (CPU cores)")
-    print(f"{'Memory':>40}: {_gigabytes(_machine_memory().total)} (of this machine)")
+    print(f"{'Memory':>40}: {gigabytes(machine_memory().total)} (of this machine)")
     print(f"{'FP16 Support':>40}: Yes")
     print("Summary:\n\t1/1 devices are supported")
     return True

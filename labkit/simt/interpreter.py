@@ -1,6 +1,6 @@
 """Runs a kernel in plain Python: each thread is a generator over the kernel's normal form, and stops where it waits.
 
-Two runs are made of this: `observe` (observed.py), which sees every access, and launches of kernels whose warps run
+Two runs are made of this: `observe` (observer/), which sees every access, and launches of kernels whose warps run
 different loops and wait for one another (mbarriers, wgmma, TMA). Those cannot be compiled into loops over the threads
 of a block, and what they do in one instruction is a product or a copy of a whole tile, which NumPy does at once.
 
@@ -474,7 +474,7 @@ class Interpreter:
     @staticmethod
     def _in_order(items):
         """As `thread_order` asks; what is reported does not depend on it, what a wrong kernel computes may."""
-        order = settings._ORDER.get()
+        order = settings.current_order()
         if order == "scattered":
             return sorted(items, key=lambda x: (x if isinstance(x, int) else x.linear) * 40503 % 65521)
         return reversed(items) if order == "reverse" else items

@@ -9,13 +9,14 @@ from numba.core import sigutils
 from numba.core.errors import NumbaError
 
 from labkit.simt import rewrite
-from labkit.simt.arguments import _TENSOR_MAP, _as_scalar, _fits, _host_view
-from labkit.simt.compilation import Compiled, Interpreted, _constant
+from labkit.simt.arguments import TENSOR_MAP_TYPE, as_scalar, fits, host_view
+from labkit.simt.compilation import CompiledKernel, InterpretedKernel, frozen_constant
 from labkit.simt.compiled import Generator
 from labkit.simt.errors import ArgumentError, KernelTypeError, LaunchError
-from labkit.simt.launch import Launch, _dimensions
+from labkit.simt.interpreter import source
+from labkit.simt.launch import ConfiguredKernel, dimensions
 from labkit.simt.ptx import TensorMap
-from labkit.simt.settings import _ORDER, LIMITS, is_checked
+from labkit.simt.settings import LIMITS, current_order, is_checked
 
 _OF_GPU_CODE = {"get_regs_per_thread", "get_local_mem_per_thread", "get_const_mem_size", "get_max_threads_per_block",
                 "get_shared_mem_per_block", "inspect_asm", "inspect_llvm", "inspect_sass", "inspect_types",
@@ -106,7 +107,8 @@ class Kernel:
 
     def configure(self, griddim, blockdim, stream=0, sharedmem=0):
         """The kernel bound to a launch configuration. grid and block are ints or tuples of up to three ints."""
-        return Launch(self, _dimensions(self, "grid", griddim), _dimensions(self, "block", blockdim), stream, sharedmem)
+        grid, block = dimensions(self, "grid", griddim), dimensions(self, "block", blockdim)
+        return ConfiguredKernel(self, grid, block, stream, sharedmem)
 
     def forall(self, ntasks, tpb=0, stream=0, sharedmem=0):
         """A launch over ntasks threads in one dimension."""
@@ -117,7 +119,7 @@ class Kernel:
 
     def specialize(self, *args):
         """A copy of the kernel for the types of these arguments alone."""
-        return Kernel(self.py_func, [tuple(numba.typeof(_host_view(a)) for a in args)], self.options)
+        return Kernel(self.py_func, [tuple(numba.typeof(host_view(a)) for a in args)], self.options)
 
     def compile(self, signature):
         """Compile for a signature, ahead of the first launch."""
@@ -130,7 +132,7 @@ class Kernel:
 
     def _compile(self, argument_types, flat=False):
         """flat: for blocks of one dimension alone, whose code is shorter and compiles sooner."""
-        order = _ORDER.get()
+        order = current_order()
         key = (argument_types, is_checked(), order, flat)
         compiled = self._compiled.get(key)
         if compiled is None:
@@ -140,9 +142,10 @@ class Kernel:
                 )
             with _COMPILE_LOCK:
                 program = rewrite.rewrite(self.py_func)
-                compiled = (
-                    Interpreted(program) if program.interpreted else Compiled(program, argument_types, order, flat)
-                )
+                if program.interpreted:
+                    compiled = InterpretedKernel(program)
+                else:
+                    compiled = CompiledKernel(program, argument_types, order, flat)
                 self._compiled[key] = compiled
         return compiled
 
@@ -150,16 +153,16 @@ class Kernel:
         """The compiled kernel for these (host view) arguments, and the arguments as it takes them."""
         if not self._given:
             return self._compile(tuple(self._typeof(k, a) for k, a in enumerate(args)), flat), args
-        fitting = [s for s in self._given if all(_fits(a, ty) for a, ty in zip(args, s, strict=True))]
+        fitting = [s for s in self._given if all(fits(a, ty) for a, ty in zip(args, s, strict=True))]
         if not fitting:
             given = ", ".join(str(self._typeof(k, a)) for k, a in enumerate(args))
             wanted = " or ".join(f"({', '.join(map(str, s))})" for s in self._given)
             raise ArgumentError(f"{self.__name__} is compiled for {wanted}, and was launched with ({given})")
-        return self._compile(fitting[0]), [_as_scalar(a, ty) for a, ty in zip(args, fitting[0], strict=True)]
+        return self._compile(fitting[0]), [as_scalar(a, ty) for a, ty in zip(args, fitting[0], strict=True)]
 
     def _typeof(self, position, value):
         if isinstance(value, TensorMap):
-            return _TENSOR_MAP
+            return TENSOR_MAP_TYPE
         try:
             return numba.typeof(value)
         except (ValueError, TypeError, NumbaError) as error:
@@ -187,14 +190,12 @@ def show(kernel, *args):
         raise TypeError(f"show takes a kernel of the CPU device, not {kernel!r}")
     program = rewrite.rewrite(kernel.py_func)
     if program.interpreted:
-        from labkit.simt.interpreter import source
-
         return source(program)
     if kernel._given and not args:
         argument_types = kernel._given[0]
     elif len(args) != len(kernel.params):
         raise ArgumentError(f"show({kernel.__name__}, ...) needs the arguments of a launch: {', '.join(kernel.params)}")
     else:
-        argument_types = tuple(numba.typeof(_host_view(a)) for a in args)
-    constants = [numba.typeof(_constant(a)) for a in program.constants.values()]
+        argument_types = tuple(numba.typeof(host_view(a)) for a in args)
+    constants = [numba.typeof(frozen_constant(a)) for a in program.constants.values()]
     return Generator(program, (*constants, *argument_types), pretty=True).generate()

@@ -2,15 +2,14 @@
 
 import numpy as np
 
-from labkit.simt.arguments import ArgHint, _host_view
-from labkit.simt.compilation import Interpreted
+from labkit.simt.arguments import ArgHint, argument_value
+from labkit.simt.compilation import InterpretedKernel
 from labkit.simt.errors import ArgumentError, LaunchError
-from labkit.simt.ptx import TensorMap
 from labkit.simt.settings import LIMITS
-from labkit.simt.workers import _interpret, _run
+from labkit.simt.workers import interpret, run_blocks
 
 
-def _dimensions(kernel, name, value):
+def dimensions(kernel, name, value):
     """(x, y, z) from an int or a tuple of up to three, checked."""
     parts = value if isinstance(value, (tuple, list)) else (value,)
     good = 1 <= len(parts) <= 3 and all(isinstance(p, (int, np.integer)) and not isinstance(p, bool) for p in parts)
@@ -33,7 +32,7 @@ def _dimensions(kernel, name, value):
     return full
 
 
-class Launch:
+class ConfiguredKernel:
     """A kernel with its launch configuration: call it with the kernel's arguments."""
 
     def __init__(self, kernel, grid, block, stream, sharedmem):
@@ -62,37 +61,16 @@ class Launch:
             )
         afterwards = []  # copies back to the host, for cuda.Out and cuda.InOut
         args = [a.to_device(afterwards, self.stream) if isinstance(a, ArgHint) else a for a in args]
-        values = [self._argument(kernel.params[k], a) for k, a in enumerate(args)]
+        values = [argument_value(kernel, name, a) for name, a in zip(kernel.params, args, strict=True)]
         compiled, values = kernel.compiled_for(values, flat=self.block[1] == self.block[2] == 1)
         self._check_shared(compiled)
         self._check_cooperative(compiled)
-        if isinstance(compiled, Interpreted):
-            _interpret(compiled, self.grid, self.block, self.sharedmem, values)
+        if isinstance(compiled, InterpretedKernel):
+            interpret(compiled, self.grid, self.block, self.sharedmem, values)
         else:
-            _run(kernel, compiled, self.grid, self.block, self.sharedmem, values)
+            run_blocks(kernel, compiled, self.grid, self.block, self.sharedmem, values)
         for copy_back in afterwards:
             copy_back()
-
-    def _argument(self, name, value):
-        who = f"{self.kernel.__name__}: argument {name!r}"
-        value = _host_view(value)
-        if isinstance(value, np.ndarray):
-            if value.dtype.hasobject or value.dtype.kind in "SUOmM":
-                raise ArgumentError(f"{who} is an array of {value.dtype}; a kernel takes numbers")
-            return value
-        if isinstance(value, np.float16):
-            return np.float32(value)
-        if isinstance(value, (bool, int, float, complex, np.generic, tuple, TensorMap)):
-            if isinstance(value, int) and not -(2**63) <= value < 2**64:
-                raise ArgumentError(f"{who} is {value}, which does not fit in 64 bits")
-            return value
-        if isinstance(value, (list, str, dict, set)) or value is None or callable(value):
-            raise ArgumentError(
-                f"{who} is a host object ({type(value).__name__}); a kernel takes numbers, tuples of numbers and arrays"
-            )
-        if hasattr(value, "__array__"):  # a torch tensor on the CPU, say
-            return np.asarray(value)
-        raise ArgumentError(f"{who} has the type {type(value).__name__}; a kernel takes numbers, tuples and arrays")
 
     def _check_shared(self, compiled):
         static, limit, most = compiled.static_bytes, LIMITS.shared_per_block, LIMITS.shared_per_block_optin

@@ -13,9 +13,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from labkit.simt.errors import SettingError
+
 
 @dataclass(frozen=True)
-class Limits:
+class DeviceLimits:
     """What a launch may ask for: compute capability 9.0, and 48 KB of shared memory as every CUDA device grants.
 
     shared_per_block_optin: what a kernel gets that was allowed more, on an H200.
@@ -29,9 +31,7 @@ class Limits:
     warp_size: int = 32
 
 
-LIMITS = Limits()
-
-
+LIMITS = DeviceLimits()
 MAX_COOPERATIVE_THREADS = 1 << 18  # a large GPU holds about as many at once
 ORDERS = ("forward", "reverse", "scattered")
 _ORDER = contextvars.ContextVar("labkit_simt_order", default="forward")
@@ -66,6 +66,11 @@ def thread_order(order):
         _ORDER.reset(token)
 
 
+def current_order():
+    """The order in which launches run their threads now: one of ORDERS."""
+    return _ORDER.get()
+
+
 @contextlib.contextmanager
 def time_limit(seconds):
     """Launches below this are stopped after this many seconds in which no block ended; 0 is no limit."""
@@ -79,7 +84,29 @@ def time_limit(seconds):
 def time_limit_s():
     """Seconds that one block may run before the launch is stopped: $LABKIT_TIME_LIMIT, 60 unless set; 0 is no limit."""
     given = _TIME_LIMIT.get()
-    return float(os.environ.get("LABKIT_TIME_LIMIT", "60")) if given is None else given
+    if given is not None:
+        return given
+    return _number("LABKIT_TIME_LIMIT", float, 60.0, "a number of seconds, or 0 for no limit")
+
+
+def worker_count():
+    """How many threads run blocks: $LABKIT_WORKERS, or one for each core that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return _number("LABKIT_WORKERS", int, 0, "a number of threads, or 0 for one on each core") or cores
+
+
+def _number(variable, convert, default, allowed):
+    """The value of an environment variable, at least 0; the default where it is not set, or empty."""
+    text = os.environ.get(variable)
+    if not text:
+        return default
+    try:
+        value = convert(text)
+    except ValueError:
+        value = -1
+    if not value >= 0:  # NaN included
+        raise SettingError(f"{variable} is {text!r}; it must be {allowed}")
+    return value
 
 
 def is_checked():

@@ -13,8 +13,9 @@ import time
 import numpy as np
 
 from labkit.simt.faults import describe
+from labkit.simt.interpreter import Interpreter
 from labkit.simt.runtime.fault_record import ABORT, CODE, DONE, RECORD_SIZE, Stop
-from labkit.simt.settings import time_limit_s
+from labkit.simt.settings import time_limit_s, worker_count
 
 _LAUNCH_LOCK = threading.RLock()
 _WORKERS = None
@@ -34,7 +35,7 @@ class _Workers:
     """A few threads that run compiled code. Started at the first launch; they end with the process."""
 
     def __init__(self):
-        self.count = max(1, int(os.environ.get("LABKIT_WORKERS", 0)) or len(_cores()))
+        self.count = worker_count()
         self.queue = queue.SimpleQueue()
         self.scratch = threading.local()
         for k in range(self.count):
@@ -54,10 +55,6 @@ class _Workers:
         return held
 
 
-def _cores():
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-
-
 def _workers():
     global _WORKERS
     if _WORKERS is None:
@@ -65,7 +62,7 @@ def _workers():
     return _WORKERS
 
 
-class _Run:
+class RunningLaunch:
     """One launch under way: hands out ranges of blocks, collects the first fault."""
 
     def __init__(self, compiled, grid, block, dynamic, arguments):
@@ -115,11 +112,10 @@ class _Run:
     def progress(self):
         return int(self.records[:, DONE].sum()), self.next
 
-    def wait(self):
-        """Until the last block is done; a limit on the time without any block done. Returns the limit if it was hit."""
+    def wait(self, limit):
+        """Until the last block is done. Returns the limit in seconds if no block ended for so long, else None."""
         if self.finished.wait(0.05):
             return None
-        limit = time_limit_s()
         seen, since = self.progress(), time.monotonic()
         while not self.finished.wait(0.05):
             now = self.progress()
@@ -132,18 +128,17 @@ class _Run:
         return None
 
 
-def _interpret(compiled, grid, block, dynamic, arguments):
-    from labkit.simt.interpreter import Interpreter
-
+def interpret(compiled, grid, block, dynamic, arguments):
     with _LAUNCH_LOCK:
         Interpreter(compiled.program, grid, block, dynamic, arguments).run()
 
 
-def _run(kernel, compiled, grid, block, dynamic, arguments):
+def run_blocks(kernel, compiled, grid, block, dynamic, arguments):
+    limit = time_limit_s()
     with _LAUNCH_LOCK:
-        run = _Run(compiled, grid, block, dynamic, arguments)
+        run = RunningLaunch(compiled, grid, block, dynamic, arguments)
         try:
-            limit = run.wait()
+            limit_reached = run.wait(limit)
         except BaseException:  # Ctrl-C: the kernel stops at its next loop or block, then the exception goes on
             run.stop()
             run.finished.wait()
@@ -151,5 +146,5 @@ def _run(kernel, compiled, grid, block, dynamic, arguments):
     if run.fault is not None:
         error, record = run.fault
         if isinstance(error, Stop):
-            raise describe(record, kernel.__name__, compiled.sites, grid, block, limit) from None
+            raise describe(record, kernel.__name__, compiled.sites, grid, block, limit_reached) from None
         raise error

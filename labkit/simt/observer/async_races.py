@@ -2,11 +2,19 @@
 
 import numpy as np
 
-from labkit.simt.observer.report import Finding
+from labkit.simt.observer.report import KernelFinding
 
 
 class AsyncRaceDetector:
     """The part of an observation that knows which memory such work still reads or writes."""
+
+    def start_async_races(self):
+        self.read_only = {}  # (memory, address): (thread, line) of a load_nc4
+        self.under_way = {}  # (memory, address): the cp.async that has not brought it yet
+        self.sees_tiles = bool(self.program.interpreted)
+        # shared memory: {address: (thread, line)} of stores with no fence_proxy_async behind them; and by thread
+        self.unfenced, self.unfenced_by = {}, {}
+        self.in_products = {}  # address in shared memory: (wgmma, its line, its thread) that may still read it
 
     # ---------------- the read-only cache
 
@@ -25,7 +33,7 @@ class AsyncRaceDetector:
         index = tuple(map(int, np.unravel_index(flat, seen.shape)))
         place = f"{seen.name}[{', '.join(map(str, index))}]"
         self.report.race(
-            Finding(
+            KernelFinding(
                 "race", self.program.name, sorted({write, read}), [reader.where, writer.where], reader.block, seen.name,
                 index,
                 f"race: {self._who(reader)} reads {place} at line {read} with ptx.load_nc4, and {self._who(writer)} "
@@ -75,7 +83,7 @@ class AsyncRaceDetector:
         elif owner is thread:
             advice = f"Put ptx.cp_async_wait(0) before line {line} (and cuda.syncthreads() for the other threads)."
         self.report.race(
-            Finding(
+            KernelFinding(
                 "race", self.program.name, sorted({copy.line, line}), [owner.where, thread.where], thread.block,
                 seen.name, index,
                 f"race: {self._who(thread)} {verb} {place} at line {line}, and {whose} into it at line {copy.line} "
@@ -98,7 +106,7 @@ class AsyncRaceDetector:
         if late:
             writer, written = self.unfenced[late[0]]
             self.report.race(
-                Finding(
+                KernelFinding(
                     "race", self.program.name, sorted({written, line}), [writer.where, thread.where], thread.block,
                     self.state.name_of(late[0])[0], None,
                     f"race: {self._who(writer)} writes {self.state.name_of(late[0])[0]} at line {written}, and "
@@ -132,7 +140,7 @@ class AsyncRaceDetector:
                 name, read, reader = self.in_products[part]
                 place = f"{seen.name}[{', '.join(map(str, index))}]"
                 self.report.race(
-                    Finding(
+                    KernelFinding(
                         "race", self.program.name, sorted({read, line}), [reader.where, self.current.where],
                         self.current.block, seen.name, index,
                         f"race: {self._who(self.current)} writes {place} at line {line}, and ptx.{name} of line {read} "

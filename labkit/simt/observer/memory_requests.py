@@ -10,6 +10,10 @@ SECTOR, LINE, BANKS = 32, 128, 32
 class RequestCounter:
     """The part of an observation that puts the accesses of a warp's lanes together and counts what a GPU would move."""
 
+    def start_requests(self):
+        self.requests, self.branches = {}, {}  # by warp, instruction and how often it was there
+        self.starts = {}  # (code, offset): the number of its instruction
+
     def _request(self, kind, seen, address, line, frame, width):
         """This thread's part of a request that the lanes of its warp make together."""
         thread = self.current

@@ -8,12 +8,12 @@ import numpy as np
 from labkit.simt import rewrite
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.interpreter import Interpreter, converter
-from labkit.simt.launch import Launch
+from labkit.simt.launch import ConfiguredKernel
 from labkit.simt.observer.async_races import AsyncRaceDetector
 from labkit.simt.observer.memory_requests import RequestCounter
 from labkit.simt.observer.races import RaceDetector
-from labkit.simt.observer.report import Finding, Report
-from labkit.simt.observer.seen_arrays import Seen, _address, _Local, _Memory, _owner
+from labkit.simt.observer.report import KernelFinding, Report
+from labkit.simt.observer.seen_arrays import Allocation, SeenArray, SeenLocal, address_of, owner_of
 
 
 def observe(configured, *args):
@@ -24,11 +24,11 @@ def observe(configured, *args):
     Returns a Report. Raises as a launch does for wrong arguments, and KernelTimeout for an endless loop.
     """
     function, grid, block, shared_bytes = _configuration(configured)
-    return _Observation(function, grid, block, shared_bytes, args).run()
+    return Observation(function, grid, block, shared_bytes, args).run()
 
 
 def _configuration(configured):
-    if isinstance(configured, Launch):
+    if isinstance(configured, ConfiguredKernel):
         return configured.kernel.py_func, configured.grid, configured.block, configured.sharedmem
     dispatcher = getattr(configured, "dispatcher", None)  # numba.cuda's launch configuration
     if dispatcher is not None and hasattr(dispatcher, "py_func"):
@@ -42,32 +42,19 @@ def _same_memory(one, other):
     return all(one.__cuda_array_interface__[k] == other.__cuda_array_interface__[k] for k in keys)
 
 
-def _has_fences(function, depth=3):
-    """True if a kernel, or a device function that it calls, has a cuda.threadfence()."""
-    code = function.__code__
-    if any(name.startswith("threadfence") for name in (*code.co_names, *code.co_freevars)):
-        return True
-    called = [function.__globals__.get(name) for name in code.co_names] if depth else []
-    return any(_has_fences(f.py_func, depth - 1) for f in called if hasattr(f, "py_func"))
+class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
+    """A launch under observation: the interpreter with every access seen."""
 
-
-class _Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
     counts_branches, doing = True, "observed"
 
     def __init__(self, function, grid, block, shared_bytes, args):
         super().__init__(rewrite.rewrite(function), grid, block, shared_bytes, args)
         self.report = Report(self.program.name, self.program.filename, grid, block)
-        self.requests, self.branches, self.starts, self.memories, self.copies = {}, {}, {}, {}, []
-        # With fences, an atomic shows a block what the blocks saw that updated the same element before it.
-        self.fenced, self.known, self.released = _has_fences(function), {}, {}
-        self.time = 0
-        self.raced, self.unwritten = set(), []  # (memory, address) of races; reads of memory that nothing wrote
-        self.read_only = {}  # (memory, address): (thread, line) of a load_nc4
-        self.under_way = {}  # (memory, address): the cp.async that has not brought it yet
-        self.sees_tiles = bool(self.program.interpreted)
-        # shared memory: {address: (thread, line)} of stores with no fence_proxy_async behind them; and by thread
-        self.unfenced, self.unfenced_by = {}, {}
-        self.in_products = {}  # address in shared memory: (wgmma, its line, its thread) that may still read it
+        self.memories, self.copies = {}, []
+        self.unwritten = []  # (memory, address, finding) of reads of memory that nothing wrote
+        self.start_races(function)
+        self.start_async_races()
+        self.start_requests()
 
     # ---------------- running
 
@@ -75,8 +62,6 @@ class _Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter)
         copies = self.copies
         bound = {n: self._argument(n, value) for n, value in zip(self.program.params, self.args, strict=True)}
         nodes = [n for s in self.program.body for n in ast.walk(s)]
-        updates = [n for n in nodes if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Subscript)]
-        self.updating = {n.lineno for n in updates}
         self.shown = {n.id: n.shown for n in nodes if isinstance(n, ast.Name) and getattr(n, "shown", None)}
         self._run_blocks(bound)
         for memory, address, finding in self.unwritten:
@@ -103,12 +88,12 @@ class _Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter)
             return converter(value.dtype)(value)
         else:
             return value
-        owner = _owner(array)
-        if _address(owner) not in self.memories:  # two arguments may be views of one allocation
+        owner = owner_of(array)
+        if address_of(owner) not in self.memories:  # two arguments may be views of one allocation
             # the CPU device aligns its arrays as a GPU does; a host array counts as if it were copied to one
-            base = _address(owner) if isinstance(value, DeviceNDArray) else 0
-            self.memories[_address(owner)] = _Memory("global", owner, self._is_known(array), base)
-        return Seen(self, self.memories[_address(owner)], array, name)
+            base = address_of(owner) if isinstance(value, DeviceNDArray) else 0
+            self.memories[address_of(owner)] = Allocation("global", owner, self._is_known(array), base)
+        return SeenArray(self, self.memories[address_of(owner)], array, name)
 
     @staticmethod
     def _is_known(array):
@@ -121,7 +106,7 @@ class _Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter)
 
     def _constant(self, name, array):
         data = array._array if isinstance(array, DeviceNDArray) else np.array(array)
-        return Seen(self, _Memory("global", data, True), data, self.shown.get(name, name))
+        return SeenArray(self, Allocation("global", data, True), data, self.shown.get(name, name))
 
     @staticmethod
     def _atomic(op):
@@ -133,10 +118,10 @@ class _Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter)
 
     def _shared(self, declaration):
         array, address = self._shared_array(declaration)
-        memory = _Memory("shared", array, False, address)
+        memory = Allocation("shared", array, False, address)
         if declaration.shape == (0,):  # several declarations are one memory
             memory = self.__dict__.setdefault("dynamic_memory", memory)
-        return Seen(self, memory, array, declaration.name)
+        return SeenArray(self, memory, array, declaration.name)
 
     def _local(self, name):
         return self._local_array(self.program.local[name])
@@ -146,7 +131,7 @@ class _Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter)
 
     def _local_array(self, declaration):
         array = self._new_local(declaration)
-        return _Local(self, _Memory("local", array, True), array, declaration.name)
+        return SeenLocal(self, Allocation("local", array, True), array, declaration.name)
 
     def _ended(self, shared):
         self.__dict__.pop("dynamic_memory", None)
@@ -160,7 +145,7 @@ class _Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter)
 
     def _stuck(self, kind, line, thread, op, sentence, lines=(), others=(), index=None, block=None):
         self.report.divergent_barriers.append(
-            Finding(
+            KernelFinding(
                 "divergent_barrier", self.program.name, list(lines) or [line],
                 [t.where for t in others] or ([thread.where] if thread else []),
                 thread.block if thread else block, op, index, f"line {line}: {sentence}",
@@ -172,7 +157,7 @@ class _Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter)
 
     @staticmethod
     def raw(array):
-        return array.array if isinstance(array, Seen) else Interpreter.raw(array)
+        return array.array if isinstance(array, SeenArray) else Interpreter.raw(array)
 
     def address(self, array):
         return array.origin
@@ -186,7 +171,7 @@ class _Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter)
         verb = "reads" if kind == "load" else "writes"
         thread = self.current
         self.report.outside(
-            Finding(
+            KernelFinding(
                 "out_of_bounds", self.program.name, [line], [thread.where], thread.block, array.name, (i,),
                 f"line {line}: {self._who(thread)} {verb} elements {i} to {i + count - 1} of {array.name} with "
                 f"ptx.{name}, and its shape {array.shape} has {array.size:,} elements.",
@@ -211,7 +196,7 @@ class _Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter)
                 memory.written.update(range(address, address + seen.itemsize))
 
     def filled(self, seen):
-        if isinstance(seen, _Local):
+        if isinstance(seen, SeenLocal):
             seen.written[...] = True
             return
         seen.memory.written.update(range(seen.origin, seen.origin + seen.size * seen.itemsize))
@@ -238,7 +223,7 @@ class _Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter)
         shown = ", ".join(map(str, parts))
         why = ": an unsigned number went below zero" if any(isinstance(p, int) and p >= 1 << 63 for p in parts) else ""
         self.report.outside(
-            Finding(
+            KernelFinding(
                 "out_of_bounds",
                 self.program.name,
                 [line],
@@ -266,7 +251,7 @@ class _Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter)
         place = f"{seen.name}[{', '.join(map(str, index))}]"
         kinds = {"shared": "shared memory", "local": "an element of its local array", "global": "fresh device memory"}
         kind = kinds[seen.memory.space]
-        return Finding(
+        return KernelFinding(
             "uninitialized_read",
             self.program.name,
             [line],

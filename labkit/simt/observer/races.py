@@ -4,15 +4,26 @@ Two accesses to one address are a race if different threads make them, one of th
 barrier between them for threads of a block (or syncwarp, within a warp), nothing at all for two blocks.
 """
 
+import ast
+
 import numpy as np
 
-from labkit.simt.observer.report import Finding
+from labkit.simt.observer.report import KernelFinding
 
 _CONFLICTS = {"load": ("store", "atomic"), "store": ("store", "load", "atomic"), "atomic": ("store", "load")}
 
 
 class RaceDetector:
     """The part of an observation that compares each access with those of other threads to the same address."""
+
+    def start_races(self, function):
+        self.time = 0
+        self.raced = set()  # (memory, address) of races
+        # With fences, an atomic shows a block what the blocks saw that updated the same element before it.
+        self.fenced, self.known, self.released = _has_fences(function), {}, {}
+        nodes = [n for s in self.program.body for n in ast.walk(s)]
+        updates = [n for n in nodes if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Subscript)]
+        self.updating = {n.lineno for n in updates}
 
     def _race(self, kind, seen, address, index, line):
         """Compare with the last accesses of others to this address that nothing has ordered before this one."""
@@ -129,7 +140,7 @@ class RaceDetector:
         rest = "and blocks run in any order" if reach == 2 else "with no barrier between them"
         line = f"it at line {b_line}" if a_line != b_line else "it at the same line"
         self.report.race(
-            Finding(
+            KernelFinding(
                 "race", self.program.name, sorted({a_line, b_line}), [a.where, b.where], b.block, seen.name, index,
                 f"race: {self._who(a)} {verb[a_kind]} {place} at line {a_line}, and {self._who(b)} {verb[b_kind]} "
                 f"{line}, {rest}. {advice}",
@@ -137,3 +148,12 @@ class RaceDetector:
             (seen.name, frozenset([(a_line, a_kind), (b_line, b_kind)])),
             reach,
         )  # fmt: skip
+
+
+def _has_fences(function, depth=3):
+    """True if a kernel, or a device function that it calls, has a cuda.threadfence()."""
+    code = function.__code__
+    if any(name.startswith("threadfence") for name in (*code.co_names, *code.co_freevars)):
+        return True
+    called = [function.__globals__.get(name) for name in code.co_names] if depth else []
+    return any(_has_fences(f.py_func, depth - 1) for f in called if hasattr(f, "py_func"))

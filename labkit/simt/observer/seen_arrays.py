@@ -8,35 +8,35 @@ from labkit.simt.interpreter import converter, new_value
 from labkit.simt.unsigned import Unsigned
 
 
-class _Memory:
+class Allocation:
     """One allocation: what was written, who touched what last."""
 
     def __init__(self, space, array, known, base=0):
         self.space, self.base = space, base
-        self.start = _address(array)
+        self.start = address_of(array)
         self.known = known  # True: the host wrote it; False: only what this launch writes is there
         self.written, self.cells = set(), {}
 
 
-def _address(array):
+def address_of(array):
     return array.__array_interface__["data"][0]
 
 
-def _owner(array):
+def owner_of(array):
     """The array whose memory this one is a view of."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
 
 
-class Seen:
+class SeenArray:
     """An array, or a view of one, whose loads and stores are recorded. `name` is what the kernel calls it."""
 
     def __init__(self, observation, memory, array, name):
         self.observation, self.memory, self.array, self.name = observation, memory, array, name
         self.shape, self.ndim, self.dtype = array.shape, array.ndim, array.dtype
         self.size, self.strides, self.itemsize = array.size, array.strides, array.itemsize
-        self.origin = memory.base - memory.start + _address(array)  # of the first element, as a GPU would place it
+        self.origin = memory.base - memory.start + address_of(array)  # of the first element, as a GPU would place it
         if memory.space != "local" and name not in observation.report.arrays:
             observation.report.arrays[name] = (self.origin, array.shape, array.itemsize)
 
@@ -45,13 +45,13 @@ class Seen:
 
     @property
     def T(self):
-        return Seen(self.observation, self.memory, self.array.T, self.name)
+        return SeenArray(self.observation, self.memory, self.array.T, self.name)
 
     def reshape(self, *shape):
-        return Seen(self.observation, self.memory, self.array.reshape(*shape), self.name)
+        return SeenArray(self.observation, self.memory, self.array.reshape(*shape), self.name)
 
     def view(self, dtype):
-        return Seen(self.observation, self.memory, self.array.view(getattr(dtype, "dtype", dtype)), self.name)
+        return SeenArray(self.observation, self.memory, self.array.view(getattr(dtype, "dtype", dtype)), self.name)
 
     def _place(self, index):
         """(byte address, index) of an element; None and a view for fewer indices; OutOfBounds is recorded."""
@@ -84,17 +84,17 @@ class Seen:
         address, plain = self._place(index)
         if address is None:
             try:
-                return Seen(self.observation, self.memory, self.array[index], self.name)
+                return SeenArray(self.observation, self.memory, self.array[index], self.name)
             except IndexError:
                 self.observation.out_of_bounds(self, index, frame, "reads")
                 return self
         if address < 0:
             self.observation.out_of_bounds(self, plain, frame, "reads")
             if self.dtype.names:
-                return _Record(self, (0,) * self.ndim)
+                return SeenRecord(self, (0,) * self.ndim)
             return self._number(self.dtype.type(0))
         if self.dtype.names:
-            return _Record(self, plain)
+            return SeenRecord(self, plain)
         self.observation.access("load", self, address, plain, frame)
         return self._number(self.array[plain])
 
@@ -103,7 +103,7 @@ class Seen:
         if address is None:
             part = self.array[index]
             for position in np.ndindex(part.shape):
-                Seen(self.observation, self.memory, part, self.name)._store(position, value, sys._getframe(1))
+                SeenArray(self.observation, self.memory, part, self.name)._store(position, value, sys._getframe(1))
             return
         if address < 0:
             self.observation.out_of_bounds(self, plain, sys._getframe(1), "writes")
@@ -138,7 +138,7 @@ class Seen:
         return old
 
 
-class _Local(Seen):
+class SeenLocal(SeenArray):
     """An array of one thread: no race, no request. Only its bounds are looked at, and what was never written.
 
     written: True for each element that was.
@@ -150,16 +150,16 @@ class _Local(Seen):
 
     @property
     def T(self):
-        return _Local(self.observation, self.memory, self.array.T, self.name, self.written.T)
+        return SeenLocal(self.observation, self.memory, self.array.T, self.name, self.written.T)
 
     def reshape(self, *shape):
         array, written = self.array.reshape(*shape), self.written.reshape(*shape)
-        return _Local(self.observation, self.memory, array, self.name, written)
+        return SeenLocal(self.observation, self.memory, array, self.name, written)
 
     def view(self, dtype):
         self.written[...] = True  # which bytes of other elements were written is not kept
         array = self.array.view(getattr(dtype, "dtype", dtype))
-        return _Local(self.observation, self.memory, array, self.name, np.ones(array.shape, bool))
+        return SeenLocal(self.observation, self.memory, array, self.name, np.ones(array.shape, bool))
 
     def __getitem__(self, index):
         return self._load(index, sys._getframe(1))
@@ -171,7 +171,7 @@ class _Local(Seen):
             self.observation.out_of_bounds(self, index, frame, "reads")
             return self._number(self.dtype.type(0))
         if isinstance(value, np.ndarray):
-            return _Local(self.observation, self.memory, value, self.name, written)
+            return SeenLocal(self.observation, self.memory, value, self.name, written)
         if not written:
             place = index if isinstance(index, tuple) else (index,)
             self.observation.unwritten_local(self, place, frame.f_lineno)
@@ -189,7 +189,7 @@ class _Local(Seen):
             self._write(index, value)
 
 
-class _Record:
+class SeenRecord:
     """An element of an array of records: its fields are loaded and stored as elements of an array of that field."""
 
     __slots__ = ("_index", "_seen")
@@ -200,7 +200,7 @@ class _Record:
 
     def _field(self, name):
         seen = self._seen
-        return Seen(seen.observation, seen.memory, seen.array[name], seen.name)
+        return SeenArray(seen.observation, seen.memory, seen.array[name], seen.name)
 
     def __getitem__(self, name):
         return self._field(name)._load(self._index, sys._getframe(1))

@@ -7,14 +7,14 @@ import numpy as np
 
 from labkit.simt.ptx import SWIZZLES, TensorMap
 from labkit.simt.ptx_interpreted.matrices import (
-    _LAYOUT_BYTES,
-    _tile_offsets,
-    _words,
+    LAYOUT_BYTES,
     a_of_registers,
     accumulator_places,
     swizzled,
+    tile_offsets,
+    words_of,
 )
-from labkit.simt.ptx_interpreted.under_way import WINDOW, Barrier, Copy, Pending
+from labkit.simt.ptx_interpreted.under_way import WINDOW, AsyncCopy, MBarrier, Pending
 from labkit.simt.ptx_interpreted.values import VALUES, from_bf16, pack_bf162, pack_half2
 from labkit.simt.unsigned import Unsigned
 
@@ -69,7 +69,7 @@ class Intrinsics:
             if flat.dtype == np.float32:
                 flat[...] = values
             else:
-                flat.view(np.uint32)[...] = _words(values)
+                flat.view(np.uint32)[...] = words_of(values)
 
     def _store_pair(self, name, pack, array, i, x, y):
         frame = sys._getframe(1)
@@ -93,7 +93,7 @@ class Intrinsics:
         target = execution.wide("copy", name, shared, i, size, size, line, frame)
         if target is None:
             return
-        copy = Copy(execution.current, line, target.view(np.uint8), i, data, name)
+        copy = AsyncCopy(execution.current, line, target.view(np.uint8), i, data, name)
         execution.current.copies.start(copy)
         execution.started(shared, copy)
 
@@ -177,8 +177,8 @@ class Intrinsics:
         """Where the elements of the rows x 16 operand lie that a descriptor points to, from the window's start."""
         start = (descriptor & 0x3FFF) << 4
         leading, stride = (descriptor >> 16 & 0x3FFF) << 4, (descriptor >> 32 & 0x3FFF) << 4
-        nbytes = _LAYOUT_BYTES[descriptor >> 62 & 3]
-        addresses = swizzled(start + _tile_offsets(rows, leading, stride, nbytes, mn_major), nbytes) - WINDOW
+        nbytes = LAYOUT_BYTES[descriptor >> 62 & 3]
+        addresses = swizzled(start + tile_offsets(rows, leading, stride, nbytes, mn_major), nbytes) - WINDOW
         window = self.execution.state.window
         if addresses.min() < 0 or addresses.max() + 2 > window.size:
             self.fault(
@@ -229,7 +229,7 @@ class Intrinsics:
                                  f"{bars.size} barriers")  # fmt: skip
         address = self.execution.address(bars) + 8 * i
         self._in_window("mbarrier_init", bars, address, line)
-        self.execution.state.barriers[address] = Barrier(f"{self._name(bars)}[{i}]", int(count))
+        self.execution.state.barriers[address] = MBarrier(f"{self._name(bars)}[{i}]", int(count))
 
     def mbarrier_arrive(self, bars, i):
         line = sys._getframe(1).f_lineno

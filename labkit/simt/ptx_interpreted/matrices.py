@@ -8,7 +8,7 @@ from labkit.simt.ptx import SWIZZLES
 from labkit.simt.ptx_interpreted.values import from_bf16
 from labkit.simt.unsigned import Unsigned
 
-_LAYOUT_BYTES = {mode: nbytes for nbytes, mode in SWIZZLES.items()}
+LAYOUT_BYTES = {mode: nbytes for nbytes, mode in SWIZZLES.items()}
 LANE = np.arange(32)
 _G, _Q = LANE // 4, LANE % 4
 # register r, half h of a lane -> (row, column); one row of the tables for each lane
@@ -17,7 +17,7 @@ _B16 = [(2 * _Q + 8 * r, _G) for r in range(2)]
 _C = [(_G + 8 * (j // 2), 2 * _Q + j % 2) for j in range(4)]
 
 
-def _words(registers):
+def words_of(registers):
     return np.array([int(x) & 0xFFFFFFFF for x in registers], np.uint32)
 
 
@@ -30,11 +30,11 @@ def _numbers(words, kind):
 def mma(name, lanes):
     """The results of mma.sync for the 32 lanes of a warp, each given as a tuple of its registers."""
     columns = list(zip(*lanes, strict=True))
-    words = [_words(c) for c in columns[:6]]
+    words = [words_of(c) for c in columns[:6]]
     c = np.empty((16, 8), np.float32)
     half_sums = name == "mma_m16n8k16_f16_f16"
     if half_sums:
-        for r, word in enumerate(_words(x) for x in columns[6:]):
+        for r, word in enumerate(words_of(x) for x in columns[6:]):
             row, col = _C[2 * r]
             c[row, col], c[row, col + 1] = _numbers(word, "f16")
     else:
@@ -83,7 +83,7 @@ def swizzled(addresses, nbytes):
 
 
 @functools.lru_cache(256)
-def _tile_offsets(rows, leading, stride, nbytes, mn_major):
+def tile_offsets(rows, leading, stride, nbytes, mn_major):
     """Where element (row, k) of a tile of rows x 16 halves lies, in bytes from its start, before the swizzle.
 
     Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout".
@@ -110,7 +110,7 @@ def a_of_registers(name, lanes):
     """The first factor of a wgmma, 64 x 16 in float32, of the four words of each of 128 threads."""
     a = np.empty((64, 16), np.float32)
     for warp in range(4):
-        words = [_words(column) for column in zip(*lanes[32 * warp : 32 * warp + 32], strict=True)]
+        words = [words_of(column) for column in zip(*lanes[32 * warp : 32 * warp + 32], strict=True)]
         for (row, k), word in zip(_A16, words, strict=True):
             low, high = _numbers(word, "bf16" if "_bf16" in name else "f16")
             a[16 * warp + row, k], a[16 * warp + row, k + 1] = low, high

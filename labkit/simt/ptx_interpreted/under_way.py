@@ -5,7 +5,7 @@ import numpy as np
 WINDOW = 1024  # the address of the first byte of a block's shared memory
 
 
-class Barrier:
+class MBarrier:
     """An mbarrier."""
 
     def __init__(self, name, count):
@@ -77,7 +77,7 @@ class Pending:
         return done
 
 
-class Copy:
+class AsyncCopy:
     """A cp.async under way."""
 
     def __init__(self, thread, line, target, i, data, name):

@@ -6,8 +6,8 @@ from numba.core.errors import NumbaTypeError
 from numba.extending import intrinsic
 from numba.np.arrayobj import load_item, store_item
 
-from labkit.simt.runtime.fault_record import _where
-from labkit.simt.runtime.memory import _element_pointer, _is_element
+from labkit.simt.runtime.fault_record import emit_where
+from labkit.simt.runtime.memory import emit_element_pointer, is_element
 
 _ATOMIC_32_64 = (types.int32, types.uint32, types.int64, types.uint64)
 _ATOMIC_ALL = (*_ATOMIC_32_64, types.float32, types.float64)
@@ -27,8 +27,9 @@ def _atomic(name, dtypes, compute):
 
         def codegen(context, builder, signature, arguments):
             struct = context.make_array(array)(context, builder, arguments[0])
-            where = _where(context, builder, signature.args, arguments)
-            pointer = _element_pointer(context, builder, array, struct, index, arguments[1], err, arguments[3], where)
+            where = emit_where(context, builder, signature.args, arguments)
+            place = array, struct, index, arguments[1]
+            pointer = emit_element_pointer(context, builder, *place, err, arguments[3], where)
             old = load_item(context, builder, array, pointer)
             new = compute(builder, old, context.cast(builder, arguments[2], value, array.dtype), array.dtype)
             store_item(context, builder, array, new, pointer)
@@ -47,7 +48,7 @@ def _check_atomic(typing_context, name, dtypes, array, index, *values):
         raise NumbaTypeError(f"cuda.atomic.{name}: an array of {array.dtype} is not supported; allowed: {allowed}")
     if not array.mutable:
         raise NumbaTypeError(f"cuda.atomic.{name}: the array is read-only")
-    if not _is_element(array, index):
+    if not is_element(array, index):
         raise NumbaTypeError(f"cuda.atomic.{name}: the index must be {array.ndim} integer(s), one for each axis")
     for value in values:
         if typing_context.can_convert(types.unliteral(value), array.dtype) is None:
@@ -115,8 +116,9 @@ def atomic_cas(typing_context, array, index, old, value, err, t, b, site):
 
     def codegen(context, builder, signature, arguments):
         struct = context.make_array(array)(context, builder, arguments[0])
-        where = _where(context, builder, signature.args, arguments)
-        pointer = _element_pointer(context, builder, array, struct, index, arguments[1], err, arguments[4], where)
+        where = emit_where(context, builder, signature.args, arguments)
+        place = array, struct, index, arguments[1]
+        pointer = emit_element_pointer(context, builder, *place, err, arguments[4], where)
         found = load_item(context, builder, array, pointer)
         expected = context.cast(builder, arguments[2], old, array.dtype)
         new = context.cast(builder, arguments[3], value, array.dtype)

@@ -10,21 +10,23 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+# The record: where each number stands. INDEX and SHAPE are the first of four.
 ABORT, CODE, SITE, THREAD, BLOCK, COUNT, INDEX, SHAPE, DONE, ASYNC = 0, 1, 2, 3, 4, 5, 6, 10, 14, 15
 RECORD_SIZE = 16
 MAX_RECORDED_AXES = SHAPE - INDEX
-OUT_OF_BOUNDS, BARRIER, WARP_MASK, WARP_SOURCE, WARP_SELF, ASSERTION, ABORTED = range(1, 8)
-WIDE_BOUNDS, MISALIGNED, COPY_SIZE, WARP_PART = range(8, 12)
+
+CODES = range(1, 12)
+(OUT_OF_BOUNDS, BARRIER, WARP_MASK, WARP_SOURCE, WARP_SELF, ASSERTION, ABORTED, WIDE_BOUNDS, MISALIGNED, COPY_SIZE,
+ WARP_PART) = CODES  # fmt: skip
+
+_I64 = ir.IntType(64)
 
 
 class Stop(Exception):
     """Raised by compiled code after it has written the fault record."""
 
 
-_I64 = ir.IntType(64)
-
-
-def _fail(context, builder, err_type, err, code, where, numbers=()):
+def emit_fail(context, builder, err_type, err, code, where, numbers=()):
     """Emit: write the fault record, raise Stop. `where` is (t, b, site); `numbers` fill the record from COUNT on."""
     name = "labkit_simt_fail"
     argument_types = [_I64.as_pointer()] + [_I64] * (4 + SHAPE + MAX_RECORDED_AXES - COUNT)
@@ -47,7 +49,7 @@ def _fail(context, builder, err_type, err, code, where, numbers=()):
     context.call_conv.return_user_exc(builder, Stop, ())
 
 
-def _where(context, builder, argument_types, arguments):
+def emit_where(context, builder, argument_types, arguments):
     """The last three arguments (t, b, site) as 64-bit integers."""
     pairs = zip(argument_types[-3:], arguments[-3:], strict=True)
     return [context.cast(builder, value, ty, types.int64) for ty, value in pairs]
@@ -83,7 +85,8 @@ def poll(typing_context, err, t, b, site):
         data = context.make_array(err)(context, builder, arguments[0]).data
         flag = builder.load_atomic(data, "monotonic", 8)
         with builder.if_then(builder.icmp_unsigned("!=", flag, ir.Constant(_I64, 0)), likely=False):
-            _fail(context, builder, err, arguments[0], ABORTED, _where(context, builder, signature.args, arguments))
+            where = emit_where(context, builder, signature.args, arguments)
+            emit_fail(context, builder, err, arguments[0], ABORTED, where)
         return context.get_dummy_value()
 
     return types.void(err, t, b, site), codegen

@@ -9,7 +9,7 @@ from numba.core.errors import NumbaTypeError
 from numba.extending import intrinsic
 from numba.np.arrayobj import load_item, populate_array, store_item
 
-from labkit.simt.runtime.fault_record import MAX_RECORDED_AXES, OUT_OF_BOUNDS, _fail, _where
+from labkit.simt.runtime.fault_record import MAX_RECORDED_AXES, OUT_OF_BOUNDS, emit_fail, emit_where
 from labkit.simt.runtime.shared_function import never_inline, shared_function
 
 _I64 = ir.IntType(64)
@@ -50,11 +50,11 @@ def _checked(context, builder, dims, parts, values, err_type, err, where):
         zeros = [ir.Constant(_I64, 0)] * (MAX_RECORDED_AXES - axes)
         shape = list(dims[:MAX_RECORDED_AXES])
         numbers = [ir.Constant(_I64, len(shape) * 16 + axes), *raw[:axes], *zeros, *shape]
-        _fail(context, builder, err_type, err, OUT_OF_BOUNDS, where, numbers)
+        emit_fail(context, builder, err_type, err, OUT_OF_BOUNDS, where, numbers)
     return wrapped
 
 
-def _element_pointer(context, builder, array_type, array, index_type, index, err_type, err, where):
+def emit_element_pointer(context, builder, array_type, array, index_type, index, err_type, err, where):
     values = _unpack_index(builder, index_type, index)
     dims = cgutils.unpack_tuple(builder, array.shape, array_type.ndim)
     strides = cgutils.unpack_tuple(builder, array.strides, array_type.ndim)
@@ -68,7 +68,7 @@ def _check_index(index_type):
             raise NumbaTypeError(f"an index must be an integer or a slice, not {part}")
 
 
-def _is_element(array_type, index_type):
+def is_element(array_type, index_type):
     parts = _parts(index_type)
     return _are_integers(parts) and len(parts) == array_type.ndim and not isinstance(array_type.dtype, types.Record)
 
@@ -76,12 +76,13 @@ def _is_element(array_type, index_type):
 @intrinsic(prefer_literal=True)
 def load(typing_context, array, index, err, t, b, site):
     """array[index], checked. Also tuples, and views (fewer indices than axes)."""
-    if isinstance(array, types.Array) and _is_element(array, index):
+    if isinstance(array, types.Array) and is_element(array, index):
 
         def element(context, builder, signature, arguments):
             struct = context.make_array(array)(context, builder, arguments[0])
-            where = _where(context, builder, signature.args, arguments)
-            pointer = _element_pointer(context, builder, array, struct, index, arguments[1], err, arguments[2], where)
+            where = emit_where(context, builder, signature.args, arguments)
+            place = array, struct, index, arguments[1]
+            pointer = emit_element_pointer(context, builder, *place, err, arguments[2], where)
             return load_item(context, builder, array, pointer)
 
         return array.dtype(array, index, err, t, b, site), element
@@ -112,7 +113,7 @@ def load(typing_context, array, index, err, t, b, site):
         if isinstance(array, types.Array) and _are_integers(parts):
             struct = context.make_array(array)(context, builder, arguments[0])
             dims = cgutils.unpack_tuple(builder, struct.shape, array.ndim)
-            where = _where(context, builder, signature.args, arguments)
+            where = emit_where(context, builder, signature.args, arguments)
             values = _unpack_index(builder, index, arguments[1])
             _checked(context, builder, dims, parts, values, err, arguments[2], where)
         cast_index = context.cast(builder, arguments[1], index, resolved.args[1])
@@ -130,14 +131,15 @@ def store(typing_context, array, index, value, err, t, b, site):
         raise NumbaTypeError("cannot store into a read-only array")
     _check_index(index)
     value = types.unliteral(value)
-    if _is_element(array, index):
+    if is_element(array, index):
         if typing_context.can_convert(value, array.dtype) is None:
             raise NumbaTypeError(f"cannot store a value of type {value} into an array of {array.dtype}")
 
         def element(context, builder, signature, arguments):
             struct = context.make_array(array)(context, builder, arguments[0])
-            where = _where(context, builder, signature.args, arguments)
-            pointer = _element_pointer(context, builder, array, struct, index, arguments[1], err, arguments[3], where)
+            where = emit_where(context, builder, signature.args, arguments)
+            place = array, struct, index, arguments[1]
+            pointer = emit_element_pointer(context, builder, *place, err, arguments[3], where)
             store_item(context, builder, array, context.cast(builder, arguments[2], value, array.dtype), pointer)
             return context.get_dummy_value()
 
@@ -151,7 +153,7 @@ def store(typing_context, array, index, value, err, t, b, site):
         if _are_integers(parts):
             struct = context.make_array(array)(context, builder, arguments[0])
             dims = cgutils.unpack_tuple(builder, struct.shape, array.ndim)
-            where = _where(context, builder, signature.args, arguments)
+            where = emit_where(context, builder, signature.args, arguments)
             values = _unpack_index(builder, index, arguments[1])
             _checked(context, builder, dims, parts, values, err, arguments[3], where)
         cast_index = context.cast(builder, arguments[1], index, resolved.args[1])
@@ -172,7 +174,7 @@ def axis(typing_context, array, k, index, err, t, b, site):
             stack = cgutils.alloca_once_value(builder, struct.shape)
             position = context.cast(builder, arguments[1], k, types.int64)
             dim = builder.load(builder.gep(stack, [ir.Constant(ir.IntType(32), 0), position]))
-            where = _where(context, builder, signature.args, arguments)
+            where = emit_where(context, builder, signature.args, arguments)
             _checked(context, builder, [dim], [index], [arguments[2]], err, arguments[3], where)
         return arguments[2]
 

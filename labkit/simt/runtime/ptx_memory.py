@@ -6,9 +6,9 @@ from numba.core import cgutils
 from numba.core.errors import NumbaTypeError
 from numba.extending import intrinsic
 
-from labkit.simt.runtime.fault_record import MISALIGNED, WIDE_BOUNDS, _fail, _where
+from labkit.simt.runtime.fault_record import MISALIGNED, WIDE_BOUNDS, emit_fail, emit_where
 from labkit.simt.runtime.float16 import float_to_half
-from labkit.simt.runtime.ptx_values import _pair, _to_bf16
+from labkit.simt.runtime.ptx_values import emit_pair, float_to_bf16
 
 _I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 
@@ -46,17 +46,17 @@ def _address(context, builder, array_type, array, index_type, index, size, align
     dims = cgutils.unpack_tuple(builder, struct.shape, array_type.ndim)[:4]
     numbers = [builder.add(count, _i64(256 * len(dims))), index, _i64(0), _i64(0), _i64(0), *dims]
     with builder.if_then(builder.not_(inside), likely=False):
-        _fail(context, builder, err_type, err, WIDE_BOUNDS, where, numbers)
+        emit_fail(context, builder, err_type, err, WIDE_BOUNDS, where, numbers)
     address = builder.add(builder.ptrtoint(struct.data, _I64), builder.mul(index, itemsize))
     rest = builder.and_(address, _i64(alignment - 1))
     with builder.if_then(builder.icmp_unsigned("!=", rest, _i64(0)), likely=False):
-        _fail(context, builder, err_type, err, MISALIGNED, where, [_i64(alignment), index, rest])
+        emit_fail(context, builder, err_type, err, MISALIGNED, where, [_i64(alignment), index, rest])
     return address
 
 
 def _address_of(context, builder, signature, arguments, size, alignment):
     """`_address` for an intrinsic whose arguments are (array, index, ..., err, t, b, site)."""
-    where = _where(context, builder, signature.args, arguments)
+    where = emit_where(context, builder, signature.args, arguments)
     place = signature.args[0], arguments[0], signature.args[1], arguments[1]
     err = signature.args[-4], arguments[-4]
     return _address(context, builder, *place, _i64(size), alignment, *err, where)
@@ -69,7 +69,7 @@ def checked_address(typing_context, array, index, size, alignment, err, t, b, si
     _check_index(index)
 
     def codegen(context, builder, signature, arguments):
-        where = _where(context, builder, signature.args, arguments)
+        where = emit_where(context, builder, signature.args, arguments)
         nbytes = context.cast(builder, arguments[2], signature.args[2], types.int64)
         return _address(context, builder, array, arguments[0], index, arguments[1], nbytes,
                         alignment.literal_value, err, arguments[4], where)  # fmt: skip
@@ -210,7 +210,7 @@ def _store_pair(convert, dtype):
 
         def codegen(context, builder, signature, arguments):
             address = _address_of(context, builder, signature, arguments, 4, 4)
-            builder.store(_pair(builder, convert, arguments[2], arguments[3]), _at(builder, address, _I32))
+            builder.store(emit_pair(builder, convert, arguments[2], arguments[3]), _at(builder, address, _I32))
             return context.get_dummy_value()
 
         return types.void(array, i, types.float32, types.float32, err, t, b, site), codegen
@@ -225,4 +225,4 @@ def _check_mutable(array):
 
 load_global4, load_nc4, load_shared4 = _load4(), _load4(), _load4()
 store_global4, store_shared4 = _store4(), _store4()
-store_global_half2, store_global_bf162 = _store_pair(float_to_half, "float16"), _store_pair(_to_bf16, "uint16")
+store_global_half2, store_global_bf162 = _store_pair(float_to_half, "float16"), _store_pair(float_to_bf16, "uint16")

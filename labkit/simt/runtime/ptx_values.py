@@ -13,7 +13,7 @@ from labkit.simt.runtime.float16 import float_to_half, half_to_float
 _I16, _I32, _F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
 
 
-def _to_bf16(builder, value):
+def float_to_bf16(builder, value):
     """Emit: the bfloat16 (i16) nearest to a float32, ties to even."""
     bits = builder.bitcast(value, _I32)
     odd = builder.and_(builder.lshr(bits, ir.Constant(_I32, 16)), ir.Constant(_I32, 1))
@@ -22,11 +22,11 @@ def _to_bf16(builder, value):
     return builder.trunc(builder.select(is_nan, ir.Constant(_I32, 0x7FFF), rounded), _I16)
 
 
-def _from_bf16(builder, half):
+def bf16_to_float(builder, half):
     return builder.bitcast(builder.shl(builder.zext(half, _I32), ir.Constant(_I32, 16)), _F32)
 
 
-def _pair(builder, convert, x, y):
+def emit_pair(builder, convert, x, y):
     low, high = (builder.zext(convert(builder, value), _I32) for value in (x, y))
     return builder.or_(low, builder.shl(high, ir.Constant(_I32, 16)))
 
@@ -35,7 +35,7 @@ def _pack(convert):
     @intrinsic
     def pack(typing_context, x, y):
         def codegen(context, builder, signature, arguments):
-            return _pair(builder, convert, *arguments)
+            return emit_pair(builder, convert, *arguments)
 
         return types.uint32(types.float32, types.float32), codegen
 
@@ -54,8 +54,8 @@ def _unpack(convert):
     return unpack
 
 
-pack_half2, pack_bf162 = _pack(float_to_half), _pack(_to_bf16)
-unpack_half2, unpack_bf162 = _unpack(half_to_float), _unpack(_from_bf16)
+pack_half2, pack_bf162 = _pack(float_to_half), _pack(float_to_bf16)
+unpack_half2, unpack_bf162 = _unpack(half_to_float), _unpack(bf16_to_float)
 
 
 def _unary(operand, result, emit):
