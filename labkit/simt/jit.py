@@ -30,8 +30,6 @@ def jit(func_or_sig=None, device=False, **options):
     def decorate(function):
         return DeviceFunction(function) if device else Kernel(function, signatures, options)
 
-    if device:
-        return decorate
     return decorate
 
 
