@@ -20,7 +20,7 @@ From a kernel's source to code
     webs.py       splits variables that are several at once
     compiled.py   the normal form -> loops over the threads of a block, compiled by Numba for the CPU
     inference.py  Numba's type inference: what threads keep across a barrier, clear errors
-    compilation.py  a kernel compiled for one set of argument types
+    compiled_kernel.py  a kernel compiled for one set of argument types
     cache.py      compiled kernels on disk
     runtime/      what the generated code calls: memory, atomics, warps, tensor cores
 

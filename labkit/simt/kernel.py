@@ -10,8 +10,8 @@ from numba.core.errors import NumbaError
 
 from labkit.simt import rewrite
 from labkit.simt.arguments import TENSOR_MAP_TYPE, as_scalar, fits, host_view
-from labkit.simt.compilation import CompiledKernel, InterpretedKernel, frozen_constant
 from labkit.simt.compiled import Generator
+from labkit.simt.compiled_kernel import CompiledKernel, InterpretedKernel, frozen_constant
 from labkit.simt.errors import ArgumentError, KernelTypeError, LaunchError
 from labkit.simt.interpreter import source
 from labkit.simt.launch import ConfiguredKernel, dimensions

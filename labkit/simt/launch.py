@@ -3,7 +3,7 @@
 import numpy as np
 
 from labkit.simt.arguments import ArgHint, argument_value
-from labkit.simt.compilation import InterpretedKernel
+from labkit.simt.compiled_kernel import InterpretedKernel
 from labkit.simt.errors import ArgumentError, LaunchError
 from labkit.simt.settings import LIMITS
 from labkit.simt.workers import interpret, run_blocks
