@@ -1,4 +1,4 @@
-"""The facade: `from labkit import cuda` is numba.cuda on a GPU, and labkit.simt's namespace without one.
+"""The facade: `from labkit import cuda` is numba.cuda on a GPU, and labkit.simt.api without one.
 
 This module replaces itself by the one that is chosen, because numba.cuda recognises its own module object inside
 kernels. The choice, and the fixes that numba.cuda needs, are in labkit.device.
@@ -11,6 +11,6 @@ from labkit import device
 if device.on_gpu():
     sys.modules[__name__] = device.numba_cuda()
 else:
-    from labkit.simt import namespace
+    from labkit.simt import api
 
-    sys.modules[__name__] = namespace
+    sys.modules[__name__] = api

@@ -132,7 +132,7 @@ def _look_at_numba(facts: Facts) -> None:
 
 
 def _look_at_cache(facts: Facts) -> None:
-    from labkit.simt.launch import cache_directory
+    from labkit.simt.settings import cache_directory
 
     folder = cache_directory()
     facts.cache_dir = str(folder)

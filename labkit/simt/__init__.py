@@ -1,21 +1,43 @@
 """The CPU device: runs `@cuda.jit` kernels on a machine with no GPU, compiled, with CUDA's semantics and CUDA's limits.
 
-A library of its own: it imports NumPy and Numba, and nothing of labkit. Read it in this order:
+A library of its own: it imports NumPy and Numba, and nothing of labkit.
 
-rewrite.py    a kernel's source -> a normal form: names resolved, device functions with barriers inlined
-webs.py       splits variables that are several at once
-compiled.py   the normal form -> loops over the threads of a block, compiled by Numba for the CPU
-inference.py  Numba's type inference: what threads keep across a barrier, clear errors
-lowlevel.py   the checked loads, stores, atomics and bit operations that the generated code calls
-launch.py     kernel[grid, block](...): limits, arguments, blocks over cores, faults, Ctrl-C
-interpreter.py  the same normal form in plain Python, for kernels whose warps wait for one another
-observed.py   the interpreter with every access seen; report.py says what was seen
-ptx.py        labkit.ptx: the names; ptx_compiled.py and ptx_interpreted.py: what they do in the two forms
-namespace.py  the names of numba.cuda
-arrays.py     device arrays, streams, events
+What a program sees
+    api.py        the names of numba.cuda
+    jit.py        @cuda.jit
+    kernel.py     what it makes: kernels and device functions
+    stubs.py      the names that mean something only inside a kernel
+    arrays.py     device arrays and copies; allocation.py is the memory behind them
+    streams.py    streams and events
+    devices.py    what the device says of itself
+    random.py     random numbers in kernels; reduction.py: cuda.reduce
+    ptx.py        the intrinsics of labkit.ptx: their names and documentation
+    errors.py     what can go wrong
+    settings.py   environment variables, the order of threads, the time limit, the device's limits
+
+From a kernel's source to code
+    rewrite.py    source -> a normal form: names resolved, device functions with barriers inlined
+    webs.py       splits variables that are several at once
+    compiled.py   the normal form -> loops over the threads of a block, compiled by Numba for the CPU
+    inference.py  Numba's type inference: what threads keep across a barrier, clear errors
+    compiled_kernel.py  a kernel compiled for one set of argument types
+    cache.py      compiled kernels on disk
+    runtime/      what the generated code calls: memory, atomics, warps, tensor cores
+
+A launch
+    launch.py     kernel[grid, block](...): limits, shared memory
+    arguments.py  which values a kernel takes
+    workers.py    blocks over cores, Ctrl-C, the time limit
+    faults.py     a fault record -> the error, with kernel, line, block and thread
+
+In plain Python
+    interpreter.py    the same normal form, for kernels whose warps wait for one another
+    ptx_interpreted/  what labkit.ptx's intrinsics do there
+    observer/         observe: the race detector, memory requests, a report, a figure
 """
 
-from labkit.simt.launch import show, thread_order, time_limit
-from labkit.simt.observed import observe
+from labkit.simt.kernel import show
+from labkit.simt.observer.observe import observe
+from labkit.simt.settings import thread_order, time_limit
 
 __all__ = ["observe", "show", "thread_order", "time_limit"]

@@ -21,30 +21,23 @@ from numba.core import types
 from numba.core.errors import NumbaError
 from numba.np import numpy_support
 
-from labkit.simt import ptx, ptx_compiled
+from labkit.simt import ptx, runtime
 from labkit.simt.errors import KernelTypeError, UnsupportedError, place
 from labkit.simt.inference import infer_types, type_error
 from labkit.simt.nodes import Exit, Inline, Sync
 from labkit.simt.rewrite import BUILTINS, FOLDABLE, ID_NAMES, DtypeOf, contains, type_code
+from labkit.simt.runtime import fault_record
+from labkit.simt.runtime.ptx_copies import QUEUE_BYTES
 from labkit.simt.stubs import SHUFFLES
 
 VOTES = {"all_sync", "any_sync", "eq_sync", "ballot_sync"}
-HELPERS = (
-    "load", "store", "view_parts", "view_of", "axis", "fail", "poll", "carve", "row", "poison",
-    "atomic_add", "atomic_sub", "atomic_max", "atomic_min", "atomic_nanmax", "atomic_nanmin", "atomic_and_",
-    "atomic_or_", "atomic_xor", "atomic_exch", "atomic_inc", "atomic_dec", "atomic_cas",
-    "popc", "clz", "ffs", "brev", "fma", "cbrt", "rsqrt", "remainder", "modf", "selp",
-    "barrier", "grid_barrier", "lanes", "warps", "check_mask", "shuffle", "match_any", "match_all", "fill", "copy",
-    "clear_padding", "any_set", "count_set", "value_bits", "coprime", "without_literals",
-)  # fmt: skip
 IMPORTS = (
     "import math as _math",
     "import operator as _operator",
     "import numpy as _np",
     "from numba import njit as _njit",
     "from labkit.simt.inference import KernelCompiler as _KernelCompiler",
-    *(f"from labkit.simt.lowlevel import {helper} as _{helper}" for helper in HELPERS),
-    *(f"from labkit.simt.ptx_compiled import {helper} as _ptx_{helper}" for helper in ptx_compiled.HELPERS),
+    *runtime.IMPORTS,
 )
 HIDDEN_IDS = ("_E", "_t", "_b", *ID_NAMES)  # what a device function is handed beside its own arguments
 _PURE_CALLS = {"len", "min", "max", "int", "abs", "float", "bool"}
@@ -115,7 +108,7 @@ _COUNTED = ("predicate", _is_integer, "an integer is needed: wrap the condition,
 _VOTED = ("predicate", lambda ty: isinstance(ty, (types.Integer, types.Boolean)), "an integer or a bool is needed")
 _FRAGMENT = ("register of a fragment", _is_integer, "a uint32 is needed")
 _ACCUMULATOR = ("accumulator", lambda ty: isinstance(ty, types.Float), "a float32 is needed")
-MMA = {  # the kind of A and B as ptx_compiled has it
+MMA = {  # the kind of A and B as runtime/ptx_matrices.py has it
     "ptx.mma_m16n8k16_f32_f16": 0, "ptx.mma_m16n8k16_f32_bf16": 1, "ptx.mma_m16n8k8_f32_tf32": 2,
 }  # fmt: skip
 _HALF_MMA = "ptx.mma_m16n8k16_f16_f16"
@@ -728,7 +721,7 @@ class Generator:
                 self.thread_bytes += 1
         if p.has_copies:
             self.copies_offset = f"_base + {self.thread_bytes} * _P * _B"
-            self.thread_bytes += ptx_compiled.QUEUE_BYTES
+            self.thread_bytes += QUEUE_BYTES
         if self.has_waits:
             self.masks.append("_m0")
 
@@ -1370,9 +1363,7 @@ class _Checker(ast.NodeTransformer):
 
 
 def _slot(name):
-    from labkit.simt import lowlevel
-
-    return getattr(lowlevel, name)
+    return getattr(fault_record, name)
 
 
 def _round_up(n, unit):

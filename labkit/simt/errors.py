@@ -27,6 +27,10 @@ class ArgumentError(KernelError, TypeError):
     """A launch passed the wrong number of arguments, or one that a kernel cannot take."""
 
 
+class SettingError(KernelError, ValueError):
+    """An environment variable has a value that it cannot have."""
+
+
 class LaunchError(KernelError, ValueError):
     """The launch configuration breaks a limit of the device: grid, block or shared memory."""
 

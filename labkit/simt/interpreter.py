@@ -1,6 +1,6 @@
 """Runs a kernel in plain Python: each thread is a generator over the kernel's normal form, and stops where it waits.
 
-Two runs are made of this: `observe` (observed.py), which sees every access, and launches of kernels whose warps run
+Two runs are made of this: `observe` (observer/), which sees every access, and launches of kernels whose warps run
 different loops and wait for one another (mbarriers, wgmma, TMA). Those cannot be compiled into loops over the threads
 of a block, and what they do in one instruction is a product or a copy of a whole tile, which NumPy does at once.
 
@@ -19,8 +19,7 @@ import numpy as np
 from numba.core import types
 from numba.np import numpy_support
 
-from labkit.simt import launch as launching
-from labkit.simt import rewrite
+from labkit.simt import faults, rewrite, settings
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.compiled import full_name
 from labkit.simt.errors import (
@@ -35,8 +34,10 @@ from labkit.simt.errors import (
     WarpError,
     place,
 )
-from labkit.simt.ptx_interpreted import WINDOW, Block, Intrinsics, Pending, mma
-from labkit.simt.ptx_interpreted import ldmatrix as load_matrices
+from labkit.simt.ptx_interpreted.intrinsics import Intrinsics
+from labkit.simt.ptx_interpreted.matrices import ldmatrix as load_matrices
+from labkit.simt.ptx_interpreted.matrices import mma
+from labkit.simt.ptx_interpreted.under_way import WINDOW, Block, Pending
 from labkit.simt.stubs import SHUFFLES
 from labkit.simt.unsigned import Unsigned
 
@@ -446,7 +447,7 @@ class Interpreter:
         for name, array in self.program.constants.items():
             bound[name] = self._constant(name, array)
         self.make_thread, self.functions = self._compile(bound)
-        limit = launching.time_limit_s()
+        limit = settings.time_limit_s()
         self.deadline = time.monotonic() + limit if limit else None
         with np.errstate(all="ignore"):
             if self.program.cooperative:
@@ -473,7 +474,7 @@ class Interpreter:
     @staticmethod
     def _in_order(items):
         """As `thread_order` asks; what is reported does not depend on it, what a wrong kernel computes may."""
-        order = launching._ORDER.get()
+        order = settings.current_order()
         if order == "scattered":
             return sorted(items, key=lambda x: (x if isinstance(x, int) else x.linear) * 40503 % 65521)
         return reversed(items) if order == "reverse" else items
@@ -619,13 +620,13 @@ class Interpreter:
         if i < 0 or i + count > raw.size:
             return self._beyond(kind, name, array, i, count, line, frame)
         if (self._placed(array) + i * raw.itemsize) % alignment:
-            self._raise_with(launching.misaligned, line, f"ptx.{name}", self._array_name(array, frame), i, alignment)
+            self._raise_with(faults.misaligned, line, f"ptx.{name}", self._array_name(array, frame), i, alignment)
         self.widely(kind, name, array, i, count, line, frame)
         return raw.reshape(-1)[i : i + count]
 
     def _beyond(self, kind, name, array, i, count, line, frame):
         shown = self._array_name(array, frame)
-        self._raise_with(launching.out_of_row, line, f"ptx.{name}", shown, i, count, array.shape)
+        self._raise_with(faults.out_of_row, line, f"ptx.{name}", shown, i, count, array.shape)
 
     def _array_name(self, array, frame):
         """What the kernel calls an array: the name in its frame that holds it."""

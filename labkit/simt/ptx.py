@@ -1,7 +1,7 @@
 """The intrinsics of `labkit.ptx`: their names and documentation, and what the host does for them on the CPU device.
 
 INTRINSICS, {name: Function}, is the list that both sides go by: the GPU has a line of PTX for each name,
-ptx_compiled.py and ptx_interpreted.py have its meaning on the CPU device.
+runtime/ptx_*.py and ptx_interpreted/ have its meaning on the CPU device.
 
 Notation of the layouts below
     lane                 number of a thread in its warp, 0 to 31; g = lane // 4, q = lane % 4

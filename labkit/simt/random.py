@@ -14,7 +14,7 @@ import numpy as np
 from numba import float32, float64, njit, uint32, uint64
 
 from labkit.simt.arrays import DeviceNDArray, device_array
-from labkit.simt.namespace import jit
+from labkit.simt.jit import jit
 
 xoroshiro128p_dtype = np.dtype([("s0", np.uint64), ("s1", np.uint64)], align=True)
 

@@ -7,7 +7,8 @@ import weakref
 import numpy as np
 import pytest
 
-from labkit.simt import arrays as cuda
+from labkit.simt import api as cuda
+from labkit.simt.settings import LIMITS
 
 RNG = np.random.default_rng(11)
 
@@ -427,7 +428,7 @@ def test_the_device():
     with pytest.raises(AttributeError, match="no attribute 'CLOCK_RATE'; it has .*WARP_SIZE"):
         _ = device.CLOCK_RATE
     with pytest.raises(AttributeError):
-        cuda.LIMITS.warp_size = 64
+        LIMITS.warp_size = 64
     assert cuda.select_device(0) is device and cuda.gpus.current is device
     assert list(cuda.list_devices()) == [device] and len(cuda.gpus) == 1
     for call in (cuda.select_device, cuda.gpus.__getitem__, cuda.current_context):

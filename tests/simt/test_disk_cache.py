@@ -1,14 +1,19 @@
 """Compiled kernels are kept on disk. What happens to files may not break a launch or bring back an old kernel."""
 
+import ast
 import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from labkit import simt
+from labkit.simt import cache, runtime
 from labkit.simt.errors import OutOfBoundsError
+from labkit.simt.runtime import collectives, ptx_copies, ptx_matrices, shared_function
 
 pytestmark = pytest.mark.cpu_device
 
@@ -211,3 +216,35 @@ def test_device_functions_are_part_of_the_key(fresh):
     for k in (1, 2):
         helpers = fresh(helper.format(k), "helper.py")
         assert value(fresh(kernel, helper=helpers["helper"])["kernel"]) == 1 + k
+
+
+# What makes a file of the cache stale ---------------------------------------------------------------------------------
+
+
+def test_the_version_covers_every_source_of_the_cpu_device(monkeypatch):
+    """A change in any file, in a folder too, compiles the kernels anew."""
+    read = []
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or b"")
+    cache.own_version.__wrapped__()
+    folder = Path(simt.__file__).parent
+    assert sorted(read) == sorted(folder.rglob("*.py"))
+    assert folder / "runtime" / "memory.py" in read
+
+
+def test_shared_functions_use_nothing_of_labkit_outside_their_folder():
+    """Their copies on disk are discarded when a file of labkit/simt/runtime changes, and for no other file."""
+    used = set()
+    for path in Path(runtime.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                used.add(node.module)
+            elif isinstance(node, ast.Import):
+                used |= {alias.name for alias in node.names}
+    of_labkit = {name for name in used if name.startswith("labkit")}
+    assert {name for name in of_labkit if not name.startswith("labkit.simt.runtime.")} == set()
+
+
+def test_shared_functions_are_cached_with_the_stamp_of_their_folder():
+    own = shared_function._own_files()
+    for function in (collectives.barrier, ptx_copies.start_copy, ptx_matrices.mma_f32):
+        assert function._cache._cache_file._source_stamp == own

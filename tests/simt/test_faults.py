@@ -30,6 +30,8 @@ from labkit.simt.errors import (
     UnsupportedError,
     WarpError,
 )
+from labkit.simt.faults import ERRORS
+from labkit.simt.runtime.fault_record import CODES
 
 pytestmark = pytest.mark.cpu_device
 
@@ -929,3 +931,7 @@ def test_threads_come_to_rest():
     for _ in range(20):
         fault(OutOfBoundsError, healthy[4, 32], np.zeros(3, np.int64))
     assert threading.active_count() <= before
+
+
+def test_every_fault_code_has_its_error():
+    assert sorted(ERRORS) == list(CODES)

@@ -12,7 +12,7 @@ from labkit.device import ptx
 from labkit.kernels import arguments as launching
 from labkit.simt import errors, show, thread_order
 from labkit.simt.ptx import INTRINSICS
-from labkit.simt.ptx_interpreted import to_bf16
+from labkit.simt.ptx_interpreted.values import to_bf16
 
 pytestmark = pytest.mark.cpu_device
 

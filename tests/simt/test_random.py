@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from labkit.simt import namespace as cuda
+from labkit.simt import api as cuda
 from labkit.simt import random
 from labkit.simt.errors import OutOfBoundsError
 

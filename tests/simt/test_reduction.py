@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from labkit.simt import arrays as cuda
+from labkit.simt import api as cuda
 from labkit.simt.reduction import Reduce
 
 total = Reduce(lambda a, b: a + b)

@@ -82,7 +82,7 @@ def _simulator():
 
 def _first_call():
     """Child process: the first call of the tiled kernel, imports left out."""
-    from labkit.simt import namespace as cuda
+    from labkit.simt import api as cuda
 
     matmul, _ = make_kernels(cuda)
     print(json.dumps({"seconds": _matmul_once(cuda, matmul, 64)}))
@@ -101,7 +101,7 @@ def _child(mode, **environment):
 
 def time_cpu_device(report=lambda text: None):
     """{what: number} for the rows of GOALS, and the single times behind them. `report` is told what runs."""
-    from labkit.simt import namespace as cuda
+    from labkit.simt import api as cuda
 
     matmul, add = make_kernels(cuda)
     found = {}

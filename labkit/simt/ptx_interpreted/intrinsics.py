@@ -1,13 +1,4 @@
-"""What labkit.ptx's intrinsics do in interpreted kernels: those that `observe` runs, and those whose warps run
-different loops and wait for one another at mbarriers.
-
-Registers of a fragment are Python integers, float32 are NumPy's. Work that a GPU does beside its threads is done as
-late as CUDA allows, so that a missing wait shows in the result: copies of cp.async at the thread's cp_async_wait,
-products of wgmma at the wgmma_wait, TMA loads when no thread can go on without one, TMA stores at the tma_store_wait.
-
-An execution (observed.py, interpreter.py) has: `current`, the thread that runs; `state`, the Block; `fault(...)`, which
-raises; and hooks that see accesses: `wide`, `started`, `arrived`.
-"""
+"""The intrinsics of labkit.ptx as functions for an interpreted kernel, and what its threads wait for."""
 
 import functools
 import sys
@@ -15,281 +6,17 @@ import sys
 import numpy as np
 
 from labkit.simt.ptx import SWIZZLES, TensorMap
+from labkit.simt.ptx_interpreted.matrices import (
+    LAYOUT_BYTES,
+    a_of_registers,
+    accumulator_places,
+    swizzled,
+    tile_offsets,
+    words_of,
+)
+from labkit.simt.ptx_interpreted.under_way import WINDOW, AsyncCopy, MBarrier, Pending
+from labkit.simt.ptx_interpreted.values import VALUES, from_bf16, pack_bf162, pack_half2
 from labkit.simt.unsigned import Unsigned
-
-WINDOW = 1024  # the address of the first byte of a block's shared memory
-_LAYOUT_BYTES = {mode: nbytes for nbytes, mode in SWIZZLES.items()}
-LANE = np.arange(32)
-_G, _Q = LANE // 4, LANE % 4
-
-# ---------------------------------------------------------------- numbers
-
-
-def from_bf16(bits):
-    """uint16 bits of bfloat16 -> float32."""
-    return (np.asarray(bits).astype(np.uint32) << 16).view(np.float32)
-
-
-def to_bf16(values):
-    """float32 -> uint16 bits of the nearest bfloat16, ties to even."""
-    values = np.asarray(values, np.float32)
-    bits = values.view(np.uint32)
-    rounded = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16
-    return np.where(np.isnan(values), 0x7FFF, rounded).astype(np.uint16)
-
-
-def _pack(halves):
-    low, high = halves.view(np.uint16).tolist()
-    return Unsigned(low | high << 16)
-
-
-def _halves(word, dtype):
-    word = int(word)
-    return np.array([word & 0xFFFF, word >> 16 & 0xFFFF], np.uint16).view(dtype)
-
-
-def pack_half2(x, y):
-    return _pack(np.array([x, y], np.float32).astype(np.float16))
-
-
-def unpack_half2(word):
-    return tuple(_halves(word, np.float16).astype(np.float32))
-
-
-def pack_bf162(x, y):
-    return _pack(to_bf16(np.array([x, y], np.float32)))
-
-
-def unpack_bf162(word):
-    return tuple(from_bf16(_halves(word, np.uint16)))
-
-
-def float_bits(x):
-    return Unsigned(np.float32(x).view(np.uint32))
-
-
-def bits_float(u):
-    return np.uint32(int(u) & 0xFFFFFFFF).view(np.float32)
-
-
-def to_tf32(x):
-    x = np.float32(x)
-    if np.isnan(x):
-        return Unsigned(0x7FFFFFFF)
-    return Unsigned(int(x.view(np.uint32)) + 0x1000 & 0xFFFFE000)
-
-
-def _flush(x):
-    x = np.float32(x)
-    return np.float32(np.copysign(0, x)) if abs(x) < np.finfo(np.float32).tiny else x
-
-
-def tanh_approx(x):
-    return np.tanh(np.float32(x))
-
-
-def exp2_approx(x):
-    return _flush(np.exp2(_flush(x)))
-
-
-def rcp_approx(x):
-    return _flush(np.float32(1) / _flush(x))
-
-
-VALUES = (pack_half2, unpack_half2, pack_bf162, unpack_bf162, float_bits, bits_float, to_tf32, tanh_approx,
-          exp2_approx, rcp_approx)  # fmt: skip
-
-# ---------------------------------------------------------------- fragments of a warp
-
-# register r, half h of a lane -> (row, column); one row of the tables for each lane
-_A16 = [(_G + 8 * (r % 2), 2 * _Q + 8 * (r // 2)) for r in range(4)]
-_B16 = [(2 * _Q + 8 * r, _G) for r in range(2)]
-_C = [(_G + 8 * (j // 2), 2 * _Q + j % 2) for j in range(4)]
-
-
-def _words(registers):
-    return np.array([int(x) & 0xFFFFFFFF for x in registers], np.uint32)
-
-
-def _numbers(words, kind):
-    """(low, high) halves of the words of A or B, as float32."""
-    parts = [(words & 0xFFFF).astype(np.uint16), (words >> 16).astype(np.uint16)]
-    return [from_bf16(p) if kind == "bf16" else p.view(np.float16).astype(np.float32) for p in parts]
-
-
-def mma(name, lanes):
-    """The results of mma.sync for the 32 lanes of a warp, each given as a tuple of its registers."""
-    columns = list(zip(*lanes, strict=True))
-    words = [_words(c) for c in columns[:6]]
-    c = np.empty((16, 8), np.float32)
-    half_sums = name == "mma_m16n8k16_f16_f16"
-    if half_sums:
-        for r, word in enumerate(_words(x) for x in columns[6:]):
-            row, col = _C[2 * r]
-            c[row, col], c[row, col + 1] = _numbers(word, "f16")
-    else:
-        for (row, col), values in zip(_C, columns[6:], strict=True):
-            c[row, col] = np.array(values, np.float32)
-    if name.endswith("tf32"):
-        a, b = np.empty((16, 8), np.float32), np.empty((8, 8), np.float32)
-        numbers = [(w & np.uint32(0xFFFFE000)).view(np.float32) for w in words]
-        for r in range(4):
-            a[_G + 8 * (r % 2), _Q + 4 * (r // 2)] = numbers[r]
-        for r in range(2):
-            b[_Q + 4 * r, _G] = numbers[4 + r]
-    else:
-        kind = "bf16" if name.endswith("bf16") else "f16"
-        a, b = np.empty((16, 16), np.float32), np.empty((16, 8), np.float32)
-        for (row, k), word in zip(_A16, words[:4], strict=True):
-            a[row, k], a[row, k + 1] = _numbers(word, kind)
-        for (k, col), word in zip(_B16, words[4:], strict=True):
-            b[k, col], b[k + 1, col] = _numbers(word, kind)
-    for k in range(a.shape[1]):  # in the order of the compiled form: the same bits
-        c += a[:, k : k + 1] * b[k]
-    if half_sums:
-        d = c.astype(np.float16).view(np.uint16).astype(np.uint32)
-        words = [d[row, col] | d[row, col + 1] << 16 for row, col in _C[::2]]
-        return list(zip(*(map(Unsigned, w.tolist()) for w in words), strict=True))
-    return list(zip(*(c[row, col] for row, col in _C), strict=True))
-
-
-def ldmatrix(rows, count, trans):
-    """The registers of 32 lanes; rows: (8 * count, 8) uint16, the rows that the lanes named."""
-    out = []
-    for m in range(count):
-        matrix = rows[8 * m : 8 * m + 8].astype(np.uint32)
-        if trans:
-            matrix = matrix.T
-        words = matrix[_G, 2 * _Q] | matrix[_G, 2 * _Q + 1] << 16
-        out.append(map(Unsigned, words.tolist()))
-    return list(zip(*out, strict=True))
-
-
-# ---------------------------------------------------------------- tiles in shared memory
-
-
-def swizzled(addresses, nbytes):
-    """Addresses in a tile with this swizzle (0, 32, 64 or 128 bytes): chunks of 16 bytes are exchanged in a row."""
-    if not nbytes:
-        return addresses
-    return addresses ^ ((addresses >> 3) & (nbytes - 16))
-
-
-@functools.lru_cache(256)
-def _tile_offsets(rows, leading, stride, nbytes, mn_major):
-    """Where element (row, k) of a tile of rows x 16 halves lies, in bytes from its start, before the swizzle.
-
-    Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout".
-    """
-    row, k = np.arange(rows)[:, None], np.arange(16)
-    if not nbytes:
-        blocks = (row // 8) * stride + (k // 8) * leading
-        return blocks + ((k % 8) * 16 + (row % 8) * 2 if mn_major else (row % 8) * 16 + (k % 8) * 2)
-    if mn_major:
-        columns = nbytes // 2
-        return (row // columns) * leading + (k // 8) * stride + (k % 8) * nbytes + (row % columns) * 2
-    return (row // 8) * stride + (row % 8) * nbytes + k * 2
-
-
-@functools.lru_cache(16)
-def accumulator_places(columns):
-    """(rows, columns) of the elements that the 128 threads of a warpgroup hold: (128, columns / 2) each."""
-    t, j = np.arange(128)[:, None], np.arange(columns // 2)
-    row = 16 * (t // 32) + t % 32 // 4 + 8 * (j // 2 % 2)
-    return np.broadcast_to(row, (128, columns // 2)), 8 * (j // 4) + 2 * (t % 4) + j % 2
-
-
-def a_of_registers(name, lanes):
-    """The first factor of a wgmma, 64 x 16 in float32, of the four words of each of 128 threads."""
-    a = np.empty((64, 16), np.float32)
-    for warp in range(4):
-        words = [_words(column) for column in zip(*lanes[32 * warp : 32 * warp + 32], strict=True)]
-        for (row, k), word in zip(_A16, words, strict=True):
-            low, high = _numbers(word, "bf16" if "_bf16" in name else "f16")
-            a[16 * warp + row, k], a[16 * warp + row, k + 1] = low, high
-    return a
-
-
-class Barrier:
-    """An mbarrier."""
-
-    def __init__(self, name, count):
-        self.name, self.count = name, count
-        self.phase, self.missing, self.bytes = 0, count, 0
-
-    def passes(self, parity):
-        return (self.phase & 1) != (int(parity) & 1)
-
-    def arrive(self, expected=0):
-        self.bytes += expected
-        self.missing -= 1
-        self._complete()
-
-    def receive(self, nbytes):
-        self.bytes -= nbytes
-        self._complete()
-
-    def _complete(self):
-        if self.missing == 0 and self.bytes == 0:
-            self.phase += 1
-            self.missing = self.count
-
-    def __str__(self):
-        text = f"{self.name}: in phase {self.phase} (parity {self.phase & 1}), {self.count - self.missing} of "
-        text += f"{self.count} arrived"
-        if self.bytes:
-            text += f", {self.bytes:,} bytes expected that no TMA load has brought" if self.bytes > 0 else (
-                f", {-self.bytes:,} bytes more than expected")  # fmt: skip
-        return text
-
-
-class Block:
-    """What a block has beside its threads: the window of shared memory, barriers, work under way."""
-
-    def __init__(self, size):
-        raw = np.full(size + 1024, 0xFF, np.uint8)
-        start = -raw.ctypes.data % 1024
-        self.window = raw[start : start + size]
-        self.address = self.window.ctypes.data - WINDOW
-        self.arrays = []  # (first address, end, name) of the shared arrays
-        self.barriers, self.loads = {}, []
-        self.products = {}  # warpgroup -> wgmma under way
-
-    def bytes_at(self, first, size):
-        return self.window[first - WINDOW : first - WINDOW + size]
-
-    def name_of(self, address):
-        for first, end, name in self.arrays:
-            if first <= address < end:
-                return name, first
-        return "shared memory", WINDOW
-
-
-class Pending:
-    """What one thread has started and not waited for: cp.async, or TMA stores. Groups are counted."""
-
-    def __init__(self):
-        self.items, self.committed, self.last_wait = [], 0, None
-
-    def start(self, item):
-        self.items.append((self.committed, item))
-
-    def wait(self, newest):
-        """The items that must be complete when at most the `newest` groups may be under way."""
-        reached = self.committed - newest
-        done = [item for group, item in self.items if group < reached]
-        self.items = [(group, item) for group, item in self.items if group >= reached]
-        return done
-
-
-class Copy:
-    """A cp.async under way."""
-
-    def __init__(self, thread, line, target, i, data, name):
-        self.thread, self.line, self.target, self.i, self.data, self.name = thread, line, target, i, data, name
-
-
-# ---------------------------------------------------------------- the functions that a kernel calls
 
 
 class Intrinsics:
@@ -342,7 +69,7 @@ class Intrinsics:
             if flat.dtype == np.float32:
                 flat[...] = values
             else:
-                flat.view(np.uint32)[...] = _words(values)
+                flat.view(np.uint32)[...] = words_of(values)
 
     def _store_pair(self, name, pack, array, i, x, y):
         frame = sys._getframe(1)
@@ -366,7 +93,7 @@ class Intrinsics:
         target = execution.wide("copy", name, shared, i, size, size, line, frame)
         if target is None:
             return
-        copy = Copy(execution.current, line, target.view(np.uint8), i, data, name)
+        copy = AsyncCopy(execution.current, line, target.view(np.uint8), i, data, name)
         execution.current.copies.start(copy)
         execution.started(shared, copy)
 
@@ -450,8 +177,8 @@ class Intrinsics:
         """Where the elements of the rows x 16 operand lie that a descriptor points to, from the window's start."""
         start = (descriptor & 0x3FFF) << 4
         leading, stride = (descriptor >> 16 & 0x3FFF) << 4, (descriptor >> 32 & 0x3FFF) << 4
-        nbytes = _LAYOUT_BYTES[descriptor >> 62 & 3]
-        addresses = swizzled(start + _tile_offsets(rows, leading, stride, nbytes, mn_major), nbytes) - WINDOW
+        nbytes = LAYOUT_BYTES[descriptor >> 62 & 3]
+        addresses = swizzled(start + tile_offsets(rows, leading, stride, nbytes, mn_major), nbytes) - WINDOW
         window = self.execution.state.window
         if addresses.min() < 0 or addresses.max() + 2 > window.size:
             self.fault(
@@ -502,7 +229,7 @@ class Intrinsics:
                                  f"{bars.size} barriers")  # fmt: skip
         address = self.execution.address(bars) + 8 * i
         self._in_window("mbarrier_init", bars, address, line)
-        self.execution.state.barriers[address] = Barrier(f"{self._name(bars)}[{i}]", int(count))
+        self.execution.state.barriers[address] = MBarrier(f"{self._name(bars)}[{i}]", int(count))
 
     def mbarrier_arrive(self, bars, i):
         line = sys._getframe(1).f_lineno

@@ -1,0 +1,100 @@
+"""A kernel compiled for one set of argument types, or prepared for the interpreter."""
+
+import contextlib
+import hashlib
+from pathlib import Path
+
+import numba
+import numpy as np
+from numba.core import types
+from numba.core.errors import NumbaError
+
+from labkit.simt.arrays import DeviceNDArray
+from labkit.simt.cache import fingerprint_of, forget, load_module, own_version
+from labkit.simt.compiled import Generator, code_name
+from labkit.simt.errors import KernelError
+from labkit.simt.inference import type_error
+from labkit.simt.interpreter import shared_bytes
+from labkit.simt.runtime import float16  # noqa: F401 (float16 is registered by its import)
+from labkit.simt.settings import MAX_COOPERATIVE_THREADS, is_checked
+
+
+class CompiledKernel:
+    """A kernel compiled for one set of argument types."""
+
+    def __init__(self, program, argument_types, order, flat):
+        constants = [frozen_constant(a) for a in program.constants.values()]
+        constant_types = [numba.typeof(a) for a in constants]
+        self.program, self.constants, self.order = program, constants, order
+        all_types = (*constant_types, *argument_types)
+        settings = map(str, (all_types, is_checked(), order, flat))
+        fingerprint = "\n".join([own_version(), *settings, fingerprint_of(program)])
+        name = f"{program.name}_{hashlib.sha256(fingerprint.encode()).hexdigest()[:20]}"
+
+        def source():
+            return Generator(program, all_types, is_checked(), order=order, flat=flat).generate()
+
+        try:
+            self._load(load_module(name, source), all_types)
+        except (KernelError, NumbaError):
+            raise
+        except Exception:  # a file of the cache is damaged: unpickling, parsing and importing raise what they like
+            forget(name)
+            self._load(load_module(name, source), all_types)
+
+    def _load(self, module, all_types):
+        """Compile the generated module for its one signature, or take what the cache has."""
+        program = self.program
+        self.function = getattr(module, code_name(program))
+        self.sites = module.SITES
+        self.static_bytes, self.shared_bytes, self.fixed_bytes, self.thread_bytes = module.SIZES
+        int64, triple = types.int64, types.UniTuple(types.int64, 3)
+        signature = (int64, int64, triple, triple, int64, types.Array(types.uint8, 1, "C"),
+                     types.Array(int64, 1, "C"), *all_types)  # fmt: skip
+        try:
+            with _quicker_compiles():
+                self.function.compile(signature)
+        except NumbaError as error:
+            raise type_error(program, error, Path(module.__file__).read_text(encoding="utf-8")) from error
+        self.entry = self.function.overloads[signature].entry_point
+        self.function.disable_compile()
+
+    def max_cooperative_grid_blocks(self, blockdim, dynsmemsize=0):
+        """The largest grid that cg.this_grid().sync() can hold together, in blocks."""
+        threads = int(np.prod(blockdim))
+        return max(1, MAX_COOPERATIVE_THREADS // threads)
+
+    def scratch_bytes(self, threads, blocks, dynamic):
+        padded = -(-threads // 32) * 32
+        shared = (self.shared_bytes + -(-dynamic // 64) * 64) * blocks
+        return shared + self.fixed_bytes + self.thread_bytes * padded * blocks + 64
+
+
+class InterpretedKernel:
+    """A kernel that is interpreted: its warps wait for one another inside their own loops."""
+
+    def __init__(self, program):
+        self.program = program
+        self.static_bytes = shared_bytes(program)
+
+    max_cooperative_grid_blocks = CompiledKernel.max_cooperative_grid_blocks
+
+
+@contextlib.contextmanager
+def _quicker_compiles():
+    """LLVM's -O2: kernels compile in half the time that Numba's -O3 takes, and run as fast."""
+    before = numba.core.config.OPT
+    numba.core.config.OPT = type(before)(min(int(before), 2))
+    try:
+        yield
+    finally:
+        numba.core.config.OPT = before
+
+
+def frozen_constant(array):
+    """A global array as a kernel sees it: host arrays as they were at compile time, device arrays themselves."""
+    if isinstance(array, DeviceNDArray):
+        return array._array
+    frozen = np.array(array, order="C")
+    frozen.flags.writeable = False
+    return frozen

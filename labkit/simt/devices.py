@@ -1,0 +1,215 @@
+"""What the CPU device says of itself: numba.cuda's names for devices, contexts and versions.
+
+Source  CUDA C++ Programming Guide, "Compute Capabilities"
+"""
+
+import os
+
+from labkit.simt.allocation import MemoryInfo, gigabytes, machine_memory
+from labkit.simt.arrays import defer_cleanup
+from labkit.simt.settings import LIMITS
+from labkit.simt.streams import (
+    default_stream,
+    event,
+    external_stream,
+    legacy_default_stream,
+    per_thread_default_stream,
+    stream,
+)
+
+__all__ = [
+    "Context", "Device", "MemoryInfo", "close", "cuda_error", "current_context", "detect", "get_current_device", "gpus",
+    "is_available", "is_bfloat16_supported", "is_float16_supported", "is_fp8_supported", "is_supported_version",
+    "list_devices", "require_context", "runtime", "select_device",
+]  # fmt: skip
+
+
+_ATTRIBUTES = {
+    "WARP_SIZE": LIMITS.warp_size,
+    "MAX_THREADS_PER_BLOCK": LIMITS.max_threads_per_block,
+    "MAX_SHARED_MEMORY_PER_BLOCK": LIMITS.shared_per_block,
+    "MULTIPROCESSOR_COUNT": os.cpu_count(),  # blocks run on the cores
+    "TOTAL_CONSTANT_MEMORY": 64 * 1024,
+    "UNIFIED_ADDRESSING": 1,
+    "MANAGED_MEMORY": 1,
+    "CAN_MAP_HOST_MEMORY": 1,
+    "COOPERATIVE_LAUNCH": 1,
+    "KERNEL_EXEC_TIMEOUT": 0,
+    "PCI_DOMAIN_ID": 0,
+    "PCI_BUS_ID": 0,
+    "PCI_DEVICE_ID": 0,
+}
+for _axis, _threads, _blocks in zip("XYZ", LIMITS.max_block_dim, LIMITS.max_grid_dim, strict=True):
+    _ATTRIBUTES |= {f"MAX_BLOCK_DIM_{_axis}": _threads, f"MAX_GRID_DIM_{_axis}": _blocks}
+
+
+class Device:
+    """The CPU device, described as a GPU describes itself. It is number 0 and the only one."""
+
+    id = 0
+    name = "labkit CPU device"
+    compute_capability = (9, 0)
+    uuid = "GPU-00000000-0000-0000-0000-000000000000"
+    supports_float16 = True
+    supports_bfloat16 = False
+    supports_fp8 = False
+
+    def __getattr__(self, attribute):
+        if attribute in _ATTRIBUTES:
+            return _ATTRIBUTES[attribute]
+        raise AttributeError(f"the CPU device has no attribute {attribute!r}; it has {', '.join(sorted(_ATTRIBUTES))}")
+
+    def __repr__(self):
+        return f"<CUDA device 0 '{self.name}'>"
+
+    def __enter__(self):
+        return None  # as numba.cuda.gpus[0]
+
+    def __exit__(self, *exception):
+        pass
+
+    def get_primary_context(self) -> "Context":
+        return _CONTEXT
+
+    def reset(self) -> None:
+        pass
+
+
+class Context:
+    """What a process holds on the device."""
+
+    def __init__(self, device: Device):
+        self.device = device
+
+    def get_memory_info(self) -> MemoryInfo:
+        """Memory of this machine that is free and that there is."""
+        return machine_memory()
+
+    def synchronize(self) -> None:
+        pass
+
+    def reset(self) -> None:
+        """Forget all work; device arrays stay, as ordinary Python objects."""
+
+    def push(self) -> None:
+        pass
+
+    def pop(self) -> None:
+        pass
+
+    defer_cleanup = staticmethod(defer_cleanup)
+    create_stream = staticmethod(stream)
+    create_event = staticmethod(event)
+    create_external_stream = staticmethod(external_stream)
+    get_default_stream = staticmethod(default_stream)
+    get_legacy_default_stream = staticmethod(legacy_default_stream)
+    get_per_thread_default_stream = staticmethod(per_thread_default_stream)
+
+
+_DEVICE = Device()
+_CONTEXT = Context(_DEVICE)
+
+
+class DeviceList:
+    """`cuda.gpus`: one device; `with cuda.gpus[0]:` selects it."""
+
+    lst = (_DEVICE,)
+    current = _DEVICE
+
+    def __getitem__(self, index: int) -> Device:
+        return self.lst[_device_number(index)]
+
+    def __iter__(self):
+        return iter(self.lst)
+
+    def __len__(self):
+        return len(self.lst)
+
+    def __str__(self):
+        return "<Managed Device 0>"
+
+
+gpus = DeviceList()
+
+
+def _device_number(device_id: int) -> int:
+    if device_id != 0:
+        raise IndexError(f"device {device_id} does not exist: the CPU device is the only one and has number 0")
+    return 0
+
+
+def list_devices() -> DeviceList:
+    return gpus
+
+
+def select_device(device_id: int) -> Device:
+    return gpus[device_id]
+
+
+def get_current_device() -> Device:
+    return _DEVICE
+
+
+def current_context(devnum: int | None = None) -> Context:
+    _device_number(devnum or 0)
+    return _CONTEXT
+
+
+def require_context(fn):
+    """A context is always there."""
+    return fn
+
+
+def close() -> None:
+    """End the use of the device; the next call starts it again."""
+
+
+def is_available() -> bool:
+    """Whether kernels can run: they can, on the CPU."""
+    return True
+
+
+def is_supported_version() -> bool:
+    return True
+
+
+def is_float16_supported() -> bool:
+    return True
+
+
+def is_bfloat16_supported() -> bool:
+    return False
+
+
+def is_fp8_supported() -> bool:
+    return False
+
+
+def cuda_error() -> str | None:
+    """The reason why the device could not be started: none."""
+    return None
+
+
+def detect() -> bool:
+    """Print which device runs the kernels; True, since one does."""
+    print("Found 1 CUDA devices")
+    print(f"id 0    {_DEVICE.name:>20} {'[SUPPORTED: no GPU, kernels run on the CPU]':>40}")
+    print(f"{'Compute Capability':>40}: {'.'.join(map(str, _DEVICE.compute_capability))}, its limits and its rules")
+    print(f"{'Multiprocessors':>40}: {_DEVICE.MULTIPROCESSOR_COUNT} (CPU cores)")
+    print(f"{'Memory':>40}: {gigabytes(machine_memory().total)} (of this machine)")
+    print(f"{'FP16 Support':>40}: Yes")
+    print("Summary:\n\t1/1 devices are supported")
+    return True
+
+
+class Runtime:
+    """`cuda.runtime`: the version of the CUDA toolkit, of which the CPU device uses none."""
+
+    def get_version(self) -> tuple[int, int]:
+        return (0, 0)
+
+    def is_supported_version(self) -> bool:
+        return True
+
+
+runtime = Runtime()

@@ -1,0 +1,219 @@
+"""A fault record -> the error, in sentences that name the kernel, the line, the block and the thread.
+
+ERRORS is the table: a fault code, and the function that makes its error.
+"""
+
+import numpy as np
+
+from labkit.simt.errors import (
+    BarrierError,
+    KernelAssertionError,
+    KernelTimeout,
+    MisalignedError,
+    OutOfBoundsError,
+    WarpError,
+    place,
+)
+from labkit.simt.runtime import fault_record
+from labkit.simt.runtime.fault_record import BLOCK, CODE, COUNT, INDEX, SHAPE, SITE, THREAD
+
+
+def describe(record, kernel_name, sites, grid, block, limit):
+    """The error for a fault record. limit: seconds, if the launch was stopped by its time limit, else None."""
+    return ERRORS[int(record[CODE])](Fault(record, kernel_name, sites, grid, block, limit))
+
+
+class Fault:
+    """A fault record, read.
+
+    at, spot, tail: "kernel, line 7", "block 0, thread 3", " (file.py)": parts of every message
+    where: the attributes of a DeviceFault
+    text: what stands at the source line: an array, a collective, or "intrinsic|array"
+    numbers: three, whose meaning depends on the code
+    """
+
+    def __init__(self, record, kernel_name, sites, grid, block, limit):
+        _, filename, line, self.text = sites[int(record[SITE])]
+        self.record, self.limit = record, limit
+        self.numbers = tuple(int(record[k]) for k in (COUNT, INDEX, INDEX + 1))
+        padded = -(-(block[0] * block[1] * block[2]) // 32) * 32
+        thread_index = coordinates(int(record[THREAD]) % padded, block)
+        block_index = coordinates(int(record[BLOCK]), grid)
+        self.lane = int(record[THREAD]) & 31
+        self.thread, self.block = _short(thread_index, block), _short(block_index, grid)
+        self.where = {
+            "kernel": kernel_name, "filename": filename, "line": line, "block": block_index, "thread": thread_index,
+        }  # fmt: skip
+        self.at, self.tail = f"{kernel_name}, line {line}", f" ({place(filename)})"
+        self.spot = f"block {self.block}, thread {self.thread}"
+
+    def shape(self, axes):
+        return tuple(int(n) for n in self.record[SHAPE : SHAPE + axes])
+
+    def error(self, kind, sentence):
+        return kind(f"{self.at}: {sentence}{self.tail}", **self.where)
+
+
+# ---------------------------------------------------------------- memory
+
+
+def _out_of_bounds(fault):
+    dims, axes = divmod(fault.numbers[0], 16)
+    index, shape = tuple(int(n) for n in fault.record[INDEX : INDEX + axes]), fault.shape(dims)
+    shown = ", ".join(map(str, index))
+    error = fault.error(OutOfBoundsError, f"{fault.spot} uses {fault.text}[{shown}], outside its shape {shape}")
+    error.array, error.index, error.shape = fault.text, index, shape
+    return error
+
+
+def _wide_bounds(fault):
+    intrinsic, _, array = fault.text.partition("|")
+    dims, count = divmod(fault.numbers[0], 256)
+    shape = fault.shape(dims)
+    return out_of_row(fault.at, fault.spot, intrinsic, array, fault.numbers[1], count, shape, fault.tail, fault.where)
+
+
+def _misaligned(fault):
+    intrinsic, _, array = fault.text.partition("|")
+    alignment, index, _ = fault.numbers
+    return misaligned(fault.at, fault.spot, intrinsic, array, index, alignment, fault.tail, fault.where)
+
+
+def _copy_size(fault):
+    intrinsic, _, _ = fault.text.partition("|")
+    valid, most, _ = fault.numbers
+    return fault.error(
+        KernelAssertionError, f"{fault.spot} passes valid = {valid} to {intrinsic}; it must be 0 to {most} bytes"
+    )
+
+
+def out_of_row(at, spot, intrinsic, array, index, count, shape, tail, where):
+    """The error for elements index to index + count - 1, counted flat, of an array of this shape."""
+    size = int(np.prod(shape))
+    span = f"element {index}" if count == 1 else f"elements {index} to {index + count - 1}"
+    error = OutOfBoundsError(
+        f"{at}: {spot} uses {span} of {array} with {intrinsic}, and its shape {shape} has {size:,} elements{tail}",
+        **where,
+    )
+    error.array, error.index, error.shape = array, (index,), shape
+    return error
+
+
+def misaligned(at, spot, intrinsic, array, index, alignment, tail, where):
+    """The error for an address that is not a multiple of what the intrinsic needs."""
+    error = MisalignedError(
+        f"{at}: {spot} uses {array} from element {index} on with {intrinsic}, and that address is not a multiple of "
+        f"{alignment} bytes{tail}",
+        **where,
+    )
+    error.array, error.index = array, (index,)
+    return error
+
+
+# ---------------------------------------------------------------- barriers and warps
+
+
+def _barrier(fault):
+    here, threads, is_live = fault.numbers
+    why = "is elsewhere in the kernel" if is_live else "has returned"
+    if fault.text == "grid_sync":
+        return fault.error(
+            BarrierError,
+            f"cg.this_grid().sync() was reached by {here} of the {threads} threads of the grid; thread {fault.thread} "
+            f"of block {fault.block} {why}. Every thread of the grid must reach it",
+        )
+    return fault.error(
+        BarrierError,
+        f"cuda.{fault.text}() was reached by {here} of the {threads} threads of block {fault.block}; thread "
+        f"{fault.thread} {why}. Every thread of a block must reach a barrier",
+    )
+
+
+def _warp_mask(fault):
+    mask, _, absent = fault.numbers
+    absent = [lane for lane in range(32) if absent >> lane & 1]
+    return fault.error(
+        WarpError,
+        f"cuda.{fault.text} under divergence: {fault.spot} calls it with the mask {mask & 0xFFFFFFFF:#010x}, and "
+        f"{_lanes(absent)} of its warp, named by the mask, {'is' if len(absent) == 1 else 'are'} not there",
+    )
+
+
+def _warp_source(fault):
+    return fault.error(
+        WarpError,
+        f"{fault.spot} reads lane {fault.numbers[0]} with cuda.{fault.text}, and that lane takes no part in it: it has "
+        "returned, does not exist, or is not in the mask",
+    )
+
+
+def _warp_self(fault):
+    return fault.error(
+        WarpError,
+        f"{fault.spot} calls cuda.{fault.text} with the mask {fault.numbers[0] & 0xFFFFFFFF:#010x}, which leaves out "
+        f"its own lane, {fault.lane}",
+    )
+
+
+def _warp_part(fault):
+    absent = [lane for lane in range(32) if not fault.numbers[0] >> lane & 1]
+    return fault.error(
+        WarpError,
+        f"{fault.text} under divergence: {fault.spot} calls it, and {_lanes(absent)} of its warp "
+        f"{'does' if len(absent) == 1 else 'do'} not; all 32 lanes must",
+    )
+
+
+# ---------------------------------------------------------------- the rest
+
+
+def _assertion(fault):
+    return fault.error(KernelAssertionError, f"an assertion failed in {fault.spot}")
+
+
+def _timeout(fault):
+    seconds = f"{fault.limit:g} s" if fault.limit else "the time limit"
+    return fault.error(
+        KernelTimeout,
+        f"stopped after {seconds} in which no block ended: a loop that never ends? It was {fault.spot} that ran. "
+        "LABKIT_TIME_LIMIT sets the limit in seconds",
+    )
+
+
+ERRORS = {
+    fault_record.OUT_OF_BOUNDS: _out_of_bounds,
+    fault_record.WIDE_BOUNDS: _wide_bounds,
+    fault_record.MISALIGNED: _misaligned,
+    fault_record.COPY_SIZE: _copy_size,
+    fault_record.BARRIER: _barrier,
+    fault_record.WARP_MASK: _warp_mask,
+    fault_record.WARP_SOURCE: _warp_source,
+    fault_record.WARP_SELF: _warp_self,
+    fault_record.WARP_PART: _warp_part,
+    fault_record.ASSERTION: _assertion,
+    fault_record.ABORTED: _timeout,
+}
+
+
+# ---------------------------------------------------------------- words
+
+
+def coordinates(linear, shape):
+    """(x, y, z) of a thread of a block, or of a block of a grid."""
+    x, y, _ = shape
+    return (int(linear % x), int(linear // x % y), int(linear // (x * y)))
+
+
+def _short(position, shape):
+    """x alone for a one-dimensional block or grid, else the tuple."""
+    if shape[1] == shape[2] == 1:
+        return str(position[0])
+    return str(position[:2] if shape[2] == 1 else position)
+
+
+def _lanes(lanes):
+    if len(lanes) == 1:
+        return f"lane {lanes[0]}"
+    if lanes == list(range(lanes[0], lanes[-1] + 1)):
+        return f"lanes {lanes[0]} to {lanes[-1]}"
+    return f"lanes {', '.join(map(str, lanes))}"

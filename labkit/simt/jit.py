@@ -1,0 +1,46 @@
+"""@cuda.jit, with numba.cuda's options."""
+
+from numba.core import sigutils, types
+
+from labkit.simt import errors
+from labkit.simt.kernel import DeviceFunction, Kernel
+
+JIT_OPTIONS = {"device", "inline", "forceinline", "link", "debug", "opt", "lineinfo", "cache", "launch_bounds", "lto",
+               "shared_memory_carveout", "fastmath", "max_registers", "extensions", "nopython", "argtypes", "restype",
+               "bind", "boundscheck", "abi", "abi_info", "target"}  # fmt: skip
+
+
+def jit(func_or_sig=None, device=False, **options):
+    """Compile a Python function for the device, as numba.cuda.jit does.
+
+    Takes a function, a signature or a list of signatures, or nothing: `@cuda.jit`, `@cuda.jit("void(float32[:])")`,
+    `@cuda.jit(device=True)`. Every option of numba.cuda.jit is accepted; those that steer a GPU's code (max_registers,
+    fastmath, lineinfo, ...) change nothing here.
+    Returns a kernel, or a device function, or a decorator. Raises UnsupportedError for what device code may not hold.
+    """
+    unknown = set(options) - JIT_OPTIONS
+    if unknown:
+        raise errors.UnsupportedError(f"cuda.jit has no option {', '.join(sorted(unknown))}")
+    if options.get("link"):
+        raise errors.UnsupportedError("cuda.jit(link=...) links GPU code: it needs a GPU")
+    if callable(func_or_sig) and not isinstance(func_or_sig, types.Type):
+        return DeviceFunction(func_or_sig) if device else Kernel(func_or_sig, options=options)
+    signatures = [] if device else _signatures(func_or_sig)  # a device function is compiled with each caller
+
+    def decorate(function):
+        return DeviceFunction(function) if device else Kernel(function, signatures, options)
+
+    return decorate
+
+
+def _signatures(given):
+    """Argument types from a signature, a list of them, or None."""
+    if given is None:
+        return []
+    found = []
+    for signature in given if isinstance(given, list) else [given]:
+        arguments, returned = sigutils.normalize_signature(signature)
+        if returned not in (None, types.void, types.none):
+            raise errors.UnsupportedError(f"a kernel cannot return a value: its signature returns {returned}")
+        found.append(arguments)
+    return found

@@ -1,0 +1,201 @@
+"""What `@cuda.jit` makes on the CPU device: kernels and device functions. And `show`, the source that runs."""
+
+import os
+import threading
+from functools import cached_property
+
+import numba
+from numba.core import sigutils
+from numba.core.errors import NumbaError
+
+from labkit.simt import rewrite
+from labkit.simt.arguments import TENSOR_MAP_TYPE, as_scalar, fits, host_view
+from labkit.simt.compiled import Generator
+from labkit.simt.compiled_kernel import CompiledKernel, InterpretedKernel, frozen_constant
+from labkit.simt.errors import ArgumentError, KernelTypeError, LaunchError
+from labkit.simt.interpreter import source
+from labkit.simt.launch import ConfiguredKernel, dimensions
+from labkit.simt.ptx import TensorMap
+from labkit.simt.settings import LIMITS, current_order, is_checked
+
+_OF_GPU_CODE = {"get_regs_per_thread", "get_local_mem_per_thread", "get_const_mem_size", "get_max_threads_per_block",
+                "get_shared_mem_per_block", "inspect_asm", "inspect_llvm", "inspect_sass", "inspect_types",
+                "inspect_lto_ptx", "extensions"}  # fmt: skip
+_COMPILE_LOCK = threading.RLock()
+
+
+def _after_fork():
+    """A child process must not wait for a lock that a thread of its parent held."""
+    global _COMPILE_LOCK
+    _COMPILE_LOCK = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+class DeviceFunction:
+    """What `@cuda.jit(device=True)` makes on the CPU device: kernels call it, the host cannot."""
+
+    def __init__(self, function):
+        rewrite.read_source(function)
+        self.py_func = function
+        self.__name__, self.__doc__, self.__module__ = function.__name__, function.__doc__, function.__module__
+        self.__wrapped__ = function
+
+    def __call__(self, *args, **kwargs):
+        raise TypeError(f"{self.__name__} is a device function: only kernels and device functions can call it")
+
+    def __repr__(self):
+        return f"<device function {self.__name__}>"
+
+
+class Kernel:
+    """What `@cuda.jit` makes on the CPU device. Launched as `kernel[grid, block, stream, shared_bytes](...)`.
+
+    As with numba.cuda, another kernel may call it as a device function.
+    """
+
+    def __init__(self, function, signatures=(), options=None):
+        self.py_func = function
+        self.options = options or {}
+        self.__name__, self.__doc__, self.__module__ = function.__name__, function.__doc__, function.__module__
+        self.__qualname__ = function.__qualname__
+        self.__wrapped__ = function
+        rewrite.read_source(function)
+        self.dynamic_allowed = LIMITS.shared_per_block
+        self._compiled = {}
+        self._given = [tuple(s) for s in signatures]
+        for signature in self._given:
+            self._compile(signature)
+
+    def __repr__(self):
+        return f"<kernel {self.__name__}>"
+
+    @property
+    def overloads(self):
+        """The compiled kernels, by argument types."""
+        return {types_: compiled for (types_, *_), compiled in self._compiled.items()}
+
+    @property
+    def signatures(self):
+        """The argument types that the kernel is compiled for."""
+        return list(self.overloads)
+
+    def __getattr__(self, name):
+        if name in _OF_GPU_CODE:
+            raise AttributeError(f"{self.__name__}.{name} tells of GPU code: it needs a GPU")
+        raise AttributeError(f"a kernel has no attribute {name!r}")
+
+    @cached_property
+    def params(self):
+        code = self.py_func.__code__
+        return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+    def __call__(self, *args, **kwargs):
+        raise LaunchError(
+            f"{self.__name__} is a kernel: launch it with a grid and a block, {self.__name__}[grid, block](...)"
+        )
+
+    def __getitem__(self, configuration):
+        if not isinstance(configuration, tuple) or not 2 <= len(configuration) <= 4:
+            raise LaunchError(
+                f"{self.__name__}[...] takes [grid, block], or [grid, block, stream], or "
+                "[grid, block, stream, shared_bytes]"
+            )
+        return self.configure(*configuration)
+
+    def configure(self, griddim, blockdim, stream=0, sharedmem=0):
+        """The kernel bound to a launch configuration. grid and block are ints or tuples of up to three ints."""
+        grid, block = dimensions(self, "grid", griddim), dimensions(self, "block", blockdim)
+        return ConfiguredKernel(self, grid, block, stream, sharedmem)
+
+    def forall(self, ntasks, tpb=0, stream=0, sharedmem=0):
+        """A launch over ntasks threads in one dimension."""
+        if ntasks < 0:
+            raise LaunchError(f"{self.__name__}.forall: ntasks is {ntasks}, must not be negative")
+        block = tpb or min(256, LIMITS.max_threads_per_block)
+        return _ForAll(self, -(-ntasks // block), block, stream, sharedmem)
+
+    def specialize(self, *args):
+        """A copy of the kernel for the types of these arguments alone."""
+        return Kernel(self.py_func, [tuple(numba.typeof(host_view(a)) for a in args)], self.options)
+
+    def compile(self, signature):
+        """Compile for a signature, ahead of the first launch."""
+        argument_types, _ = sigutils.normalize_signature(signature)
+        return self._compile(argument_types)
+
+    def allow_dynamic_shared(self, nbytes):
+        """Allow launches up to nbytes of dynamic shared memory: above 48 KB CUDA wants to be asked."""
+        self.dynamic_allowed = max(self.dynamic_allowed, int(nbytes))
+
+    def _compile(self, argument_types, flat=False):
+        """flat: for blocks of one dimension alone, whose code is shorter and compiles sooner."""
+        order = current_order()
+        key = (argument_types, is_checked(), order, flat)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            if len(argument_types) != len(self.params):
+                raise KernelTypeError(
+                    f"{self.__name__} has {len(self.params)} parameters and its signature {len(argument_types)}"
+                )
+            with _COMPILE_LOCK:
+                program = rewrite.rewrite(self.py_func)
+                if program.interpreted:
+                    compiled = InterpretedKernel(program)
+                else:
+                    compiled = CompiledKernel(program, argument_types, order, flat)
+                self._compiled[key] = compiled
+        return compiled
+
+    def compiled_for(self, args, flat=False):
+        """The compiled kernel for these (host view) arguments, and the arguments as it takes them."""
+        if not self._given:
+            return self._compile(tuple(self._typeof(k, a) for k, a in enumerate(args)), flat), args
+        fitting = [s for s in self._given if all(fits(a, ty) for a, ty in zip(args, s, strict=True))]
+        if not fitting:
+            given = ", ".join(str(self._typeof(k, a)) for k, a in enumerate(args))
+            wanted = " or ".join(f"({', '.join(map(str, s))})" for s in self._given)
+            raise ArgumentError(f"{self.__name__} is compiled for {wanted}, and was launched with ({given})")
+        return self._compile(fitting[0]), [as_scalar(a, ty) for a, ty in zip(args, fitting[0], strict=True)]
+
+    def _typeof(self, position, value):
+        if isinstance(value, TensorMap):
+            return TENSOR_MAP_TYPE
+        try:
+            return numba.typeof(value)
+        except (ValueError, TypeError, NumbaError) as error:
+            raise ArgumentError(
+                f"{self.__name__}: argument {self.params[position]!r} has the type {type(value).__name__}, which a "
+                f"kernel cannot take ({error})"
+            ) from None
+
+
+class _ForAll:
+    def __init__(self, kernel, grid, block, stream, sharedmem):
+        self.kernel, self.arguments = kernel, (grid, block, stream, sharedmem)
+
+    def __call__(self, *args):
+        if self.arguments[0]:
+            self.kernel.configure(*self.arguments)(*args)
+
+
+def show(kernel, *args):
+    """The source that the CPU device runs for a kernel, without its bounds checks, as text.
+
+    Takes a kernel and the arguments of a launch (their types decide what is kept for each thread).
+    """
+    if not isinstance(kernel, Kernel):
+        raise TypeError(f"show takes a kernel of the CPU device, not {kernel!r}")
+    program = rewrite.rewrite(kernel.py_func)
+    if program.interpreted:
+        return source(program)
+    if kernel._given and not args:
+        argument_types = kernel._given[0]
+    elif len(args) != len(kernel.params):
+        raise ArgumentError(f"show({kernel.__name__}, ...) needs the arguments of a launch: {', '.join(kernel.params)}")
+    else:
+        argument_types = tuple(numba.typeof(host_view(a)) for a in args)
+    constants = [numba.typeof(frozen_constant(a)) for a in program.constants.values()]
+    return Generator(program, (*constants, *argument_types), pretty=True).generate()

@@ -1,0 +1,152 @@
+"""Races with what a GPU does beside its threads: cp.async, wgmma, TMA, and loads through the read-only cache."""
+
+import numpy as np
+
+from labkit.simt.observer.report import KernelFinding
+
+
+class AsyncRaceDetector:
+    """The part of an observation that knows which memory such work still reads or writes."""
+
+    def start_async_races(self):
+        self.read_only = {}  # (memory, address): (thread, line) of a load_nc4
+        self.under_way = {}  # (memory, address): the cp.async that has not brought it yet
+        self.sees_tiles = bool(self.program.interpreted)
+        # shared memory: {address: (thread, line)} of stores with no fence_proxy_async behind them; and by thread
+        self.unfenced, self.unfenced_by = {}, {}
+        self.in_products = {}  # address in shared memory: (wgmma, its line, its thread) that may still read it
+
+    # ---------------- the read-only cache
+
+    def _promised(self, seen, i, count, line):
+        """load_nc4 says that nothing writes these elements while the kernel runs."""
+        first = seen.origin + i * seen.itemsize
+        for k in range(count):
+            address = first + k * seen.itemsize
+            cell = seen.memory.cells.get(address)
+            written = [entry for kind in ("store", "atomic") for entry in (cell[kind] if cell else ())]
+            if written:
+                self._broken(seen, i + k, written[0][0], written[0][3], self.current, line)
+            self.read_only[seen.memory, address] = (self.current, line)
+
+    def _broken(self, seen, flat, writer, write, reader, read):
+        index = tuple(map(int, np.unravel_index(flat, seen.shape)))
+        place = f"{seen.name}[{', '.join(map(str, index))}]"
+        self.report.race(
+            KernelFinding(
+                "race", self.program.name, sorted({write, read}), [reader.where, writer.where], reader.block, seen.name,
+                index,
+                f"race: {self._who(reader)} reads {place} at line {read} with ptx.load_nc4, and {self._who(writer)} "
+                f"writes it at line {write} in the same launch: that cache does not see stores. Use ptx.load_global4.",
+            ),
+            ("read only", seen.name, write, read), 2,
+        )  # fmt: skip
+
+    # ---------------- cp.async
+
+    def started(self, seen, copy):
+        """From here to the wait, these elements may change at any time."""
+        first = seen.origin + copy.i * seen.itemsize
+        copy.seen, copy.addresses = seen, range(first, first + copy.data.size, 2)
+        for address in copy.addresses:
+            self.under_way[seen.memory, address] = copy
+
+    def arrived(self, copy, line):
+        """The copy is this thread's store, made at its cp_async_wait."""
+        seen, memory = copy.seen, copy.seen.memory
+        for address in copy.addresses:
+            if self.under_way.get((memory, address)) is copy:
+                del self.under_way[memory, address]
+        for address in range(copy.addresses.start, copy.addresses.start + copy.data.size, seen.itemsize):
+            self._record("store", memory, address, line)
+            if self.sees_tiles:
+                self._leave_unfenced(address, seen.itemsize, line)
+
+    def _too_early(self, seen, address, index, line, verb):
+        """An access to an element that a cp.async still writes: a race with the copy."""
+        copy, thread = self.under_way[seen.memory, address], self.current
+        owner = copy.thread
+        self.raced.add((seen.memory, address))
+        place = f"{seen.name}[{', '.join(map(str, index))}]"
+        last = owner.copies.last_wait
+        uncommitted = copy in [item for group, item in owner.copies.items if group == owner.copies.committed]
+        if uncommitted:
+            why = "it has not been committed: ptx.cp_async_commit() is missing"
+        elif last is not None and last[1] > copy.line:
+            why = f"ptx.cp_async_wait({last[0]}) at line {last[1]} leaves it under way"
+        else:
+            why = "no ptx.cp_async_wait has come after it"
+        whose = "its own copy" if owner is thread else f"the copy that {self._who(owner)} started"
+        advice = f"Put ptx.cp_async_wait(0) and cuda.syncthreads() before line {line}."
+        if uncommitted:
+            advice = f"Put ptx.cp_async_commit() after line {copy.line}, and a wait that covers it before line {line}."
+        elif owner is thread:
+            advice = f"Put ptx.cp_async_wait(0) before line {line} (and cuda.syncthreads() for the other threads)."
+        self.report.race(
+            KernelFinding(
+                "race", self.program.name, sorted({copy.line, line}), [owner.where, thread.where], thread.block,
+                seen.name, index,
+                f"race: {self._who(thread)} {verb} {place} at line {line}, and {whose} into it at line {copy.line} "
+                f"(ptx.{copy.name}) may still be under way: {why}. {advice}",
+            ),
+            (seen.name, frozenset([(copy.line, "copy"), (line, verb)])),
+            0 if owner is thread else 1,
+        )  # fmt: skip
+
+    # ---------------- tiles that wgmma and TMA read
+
+    def fenced_for_async(self):
+        for address in self.unfenced_by.pop(self.current, ()):
+            if self.unfenced.get(address, (None,))[0] is self.current:
+                del self.unfenced[address]
+
+    def reads_tile(self, name, addresses, line, thread, lasting=True):
+        """wgmma or a TMA store reads shared memory, beside the threads; with `lasting`, until a wgmma_wait."""
+        late = [address for address in addresses if address in self.unfenced]
+        if late:
+            writer, written = self.unfenced[late[0]]
+            self.report.race(
+                KernelFinding(
+                    "race", self.program.name, sorted({written, line}), [writer.where, thread.where], thread.block,
+                    self.state.name_of(late[0])[0], None,
+                    f"race: {self._who(writer)} writes {self.state.name_of(late[0])[0]} at line {written}, and "
+                    f"ptx.{name} at line {line} reads it with no ptx.fence_proxy_async() by the writer in between. Put "
+                    f"ptx.fence_proxy_async() after line {written}, before the barrier.",
+                ),
+                ("fence", written, line), 1,
+            )  # fmt: skip
+        if lasting:
+            self.in_products.update(dict.fromkeys(addresses, (name, line, thread)))
+
+    def has_read_tiles(self, running, first):
+        """A warpgroup has waited for its products, but for those `running`: (line, thread) each."""
+        lines = {line for line, _ in running}
+        group = first.linear // 128
+        done = [address for address, (_, line, thread) in self.in_products.items()
+                if thread.linear // 128 == group and line not in lines]  # fmt: skip
+        for address in done:
+            del self.in_products[address]
+
+    def _leave_unfenced(self, address, size, line):
+        parts = range(address, address + size, 2)
+        self.unfenced.update(dict.fromkeys(parts, (self.current, line)))
+        self.unfenced_by.setdefault(self.current, set()).update(parts)
+
+    def _stores_for_async(self, seen, address, index, line):
+        """A store to shared memory, in a kernel with wgmma or TMA."""
+        self._leave_unfenced(address, seen.itemsize, line)
+        for part in range(address, address + seen.itemsize, 2):
+            if part in self.in_products:
+                name, read, reader = self.in_products[part]
+                place = f"{seen.name}[{', '.join(map(str, index))}]"
+                self.report.race(
+                    KernelFinding(
+                        "race", self.program.name, sorted({read, line}), [reader.where, self.current.where],
+                        self.current.block, seen.name, index,
+                        f"race: {self._who(self.current)} writes {place} at line {line}, and ptx.{name} of line {read} "
+                        "may still read it: no ptx.wgmma_wait has covered it. Put ptx.wgmma_wait(0) (and a barrier) "
+                        f"before line {line}.",
+                    ),
+                    ("product", read, line), 1,
+                )  # fmt: skip
+                return

@@ -1,0 +1,159 @@
+"""The race detector.
+
+Two accesses to one address are a race if different threads make them, one of them stores, and nothing orders them: no
+barrier between them for threads of a block (or syncwarp, within a warp), nothing at all for two blocks.
+"""
+
+import ast
+
+import numpy as np
+
+from labkit.simt.observer.report import KernelFinding
+
+_CONFLICTS = {"load": ("store", "atomic"), "store": ("store", "load", "atomic"), "atomic": ("store", "load")}
+
+
+class RaceDetector:
+    """The part of an observation that compares each access with those of other threads to the same address."""
+
+    def start_races(self, function):
+        self.time = 0
+        self.raced = set()  # (memory, address) of races
+        # With fences, an atomic shows a block what the blocks saw that updated the same element before it.
+        self.fenced, self.known, self.released = _has_fences(function), {}, {}
+        nodes = [n for s in self.program.body for n in ast.walk(s)]
+        updates = [n for n in nodes if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Subscript)]
+        self.updating = {n.lineno for n in updates}
+
+    def _race(self, kind, seen, address, index, line):
+        """Compare with the last accesses of others to this address that nothing has ordered before this one."""
+        thread = self.current
+        if self.under_way and (seen.memory, address) in self.under_way:
+            verb = {"load": "reads", "store": "writes", "atomic": "updates"}[kind]
+            self._too_early(seen, address, index, line, verb)
+        if kind != "load" and self.read_only and (seen.memory, address) in self.read_only:
+            flat = np.ravel_multi_index(index, seen.shape)
+            self._broken(seen, flat, thread, line, *self.read_only[seen.memory, address])
+        if self.sees_tiles and kind != "load" and seen.memory.space == "shared":
+            self._stores_for_async(seen, address, index, line)
+        epochs = (thread.epoch, thread.warp_epoch, thread.grid_epoch)
+        self.time += 1
+        thread.step = self.time
+        if self.fenced and kind == "atomic" and seen.memory.space == "global":
+            released = self.released.setdefault((seen.memory, address), {})
+            known = self.known.setdefault(thread.block, {})
+            for block, until in released.items():
+                known[block] = max(known.get(block, 0), until)
+            released.update(known)
+            released[thread.block] = self.time
+        visited = thread.visited.get(line)
+        if visited is None or visited[0] != epochs:
+            thread.visited[line] = (epochs, thread.step, visited is not None)
+        mine = (thread, epochs, kind, line, thread.step)
+        cell = self._cell(seen.memory, address)
+        for entry in [e for k in _CONFLICTS[kind] for e in cell[k]]:
+            other = entry[0]
+            if other is not thread and not self._ordered(entry, thread):
+                self.raced.add((seen.memory, address))
+                self._report_race(seen, index, entry, mine)
+                break
+        self._keep(cell, kind, mine)
+
+    @staticmethod
+    def _cell(memory, address):
+        cell = memory.cells.get(address)
+        if cell is None:
+            cell = memory.cells[address] = {"load": [], "store": [], "atomic": []}
+        return cell
+
+    def _record(self, kind, memory, address, line):
+        """An access that was looked at before; from here on it counts as made now, at this line."""
+        thread = self.current
+        self.time += 1
+        thread.step = self.time
+        epochs = (thread.epoch, thread.warp_epoch, thread.grid_epoch)
+        thread.visited[line] = (epochs, thread.step, line in thread.visited)
+        self._keep(self._cell(memory, address), kind, (thread, epochs, kind, line, thread.step))
+
+    @staticmethod
+    def _keep(cell, kind, mine):
+        before, thread = cell[kind], mine[0]
+        if not before or (len(before) == 1 and before[0][0] is thread):
+            cell[kind] = [mine]
+            return
+        # the last two of this warp, of other warps and of other blocks are enough to find any later conflict
+        warp, block, blocks = [], [], []
+        for entry in before:
+            other = entry[0]
+            if other is not thread:
+                (warp if other.warp == thread.warp else block if other.block == thread.block else blocks).append(entry)
+        cell[kind] = [*blocks[-2:], *block[-2:], *warp[-1:], mine]
+
+    def _ordered(self, entry, thread):
+        """True if something makes this earlier access come before what the thread does now."""
+        other, epochs, _, _, step = entry
+        if other.block != thread.block:
+            seen_until = self.known.get(thread.block, {}).get(other.block, 0) if self.fenced else 0
+            return epochs[2] != thread.grid_epoch or step < seen_until
+        if epochs[0] != thread.epoch or epochs[2] != thread.grid_epoch:
+            return True
+        return other.warp == thread.warp and epochs[1] != thread.warp_epoch
+
+    @staticmethod
+    def _came_before(line, entry):
+        """True if the thread of this access had been at that line since the last barrier."""
+        thread, epochs, _, _, step = entry
+        visited = thread.visited.get(line)
+        return visited is not None and visited[0] == epochs and visited[1] < step
+
+    def _report_race(self, seen, index, first, second):
+        # in the program's order, which in a loop need not be that of the lines
+        forth, back = self._came_before(first[3], second), self._came_before(second[3], first)
+        if (back and not forth) or (forth == back and first[3] > second[3]):
+            first, second = second, first
+        (a, _, a_kind, a_line, _), (b, _, b_kind, b_line, _) = first, second
+        place = f"{seen.name}[{', '.join(map(str, index))}]"
+        verb = {"load": "reads", "store": "writes", "atomic": "updates"}
+        reach = 2 if a.block != b.block else 1 if a.warp != b.warp else 0
+        updates = a_line == b_line and a_line in self.updating
+        if a_kind == b_kind == "store" and a_line == b_line:
+            advice = "Two threads must not store to one element: give each its own, or use an atomic."
+        elif "atomic" in (a_kind, b_kind) and reach == 2:
+            advice = "An atomic and a plain access do not see each other: use atomics for both, or a second launch."
+        elif reach == 2 and self.program.cooperative:
+            advice = "Put a barrier of the whole grid, cg.this_grid().sync(), between them."
+        elif reach == 2 and self.program.has_atomics and b_kind == "load" and not self.fenced:
+            advice = "An atomic after the write orders the two only if cuda.threadfence() stands before it."
+        elif reach == 2:
+            advice = "Blocks cannot wait for one another within a launch: use an atomic, or a second launch."
+        elif updates:
+            advice = "If both mean to add to it, use cuda.atomic.add; else put cuda.syncthreads() between them."
+        elif a_line == b_line:
+            advice = "Read into a variable, put cuda.syncthreads(), then write."
+        elif a_line > b_line:
+            again = " again" if b.visited[b_line][2] else ""
+            advice = f"Put cuda.syncthreads() after line {a_line}, before line {b_line} is reached{again}."
+        else:
+            advice = f"Put cuda.syncthreads() between line {a_line} and line {b_line}."
+        if reach == 0 and "Put cuda.syncthreads()" in advice:
+            advice += " These threads are of one warp: for them cuda.syncwarp() is enough."
+        rest = "and blocks run in any order" if reach == 2 else "with no barrier between them"
+        line = f"it at line {b_line}" if a_line != b_line else "it at the same line"
+        self.report.race(
+            KernelFinding(
+                "race", self.program.name, sorted({a_line, b_line}), [a.where, b.where], b.block, seen.name, index,
+                f"race: {self._who(a)} {verb[a_kind]} {place} at line {a_line}, and {self._who(b)} {verb[b_kind]} "
+                f"{line}, {rest}. {advice}",
+            ),
+            (seen.name, frozenset([(a_line, a_kind), (b_line, b_kind)])),
+            reach,
+        )  # fmt: skip
+
+
+def _has_fences(function, depth=3):
+    """True if a kernel, or a device function that it calls, has a cuda.threadfence()."""
+    code = function.__code__
+    if any(name.startswith("threadfence") for name in (*code.co_names, *code.co_freevars)):
+        return True
+    called = [function.__globals__.get(name) for name in code.co_names] if depth else []
+    return any(_has_fences(f.py_func, depth - 1) for f in called if hasattr(f, "py_func"))

@@ -1,0 +1,80 @@
+"""PTX intrinsics that compute with registers: packing, conversions, approximations."""
+
+import numpy as np
+
+from labkit.simt.unsigned import Unsigned
+
+
+def from_bf16(bits):
+    """uint16 bits of bfloat16 -> float32."""
+    return (np.asarray(bits).astype(np.uint32) << 16).view(np.float32)
+
+
+def to_bf16(values):
+    """float32 -> uint16 bits of the nearest bfloat16, ties to even."""
+    values = np.asarray(values, np.float32)
+    bits = values.view(np.uint32)
+    rounded = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16
+    return np.where(np.isnan(values), 0x7FFF, rounded).astype(np.uint16)
+
+
+def _pack(halves):
+    low, high = halves.view(np.uint16).tolist()
+    return Unsigned(low | high << 16)
+
+
+def _halves(word, dtype):
+    word = int(word)
+    return np.array([word & 0xFFFF, word >> 16 & 0xFFFF], np.uint16).view(dtype)
+
+
+def pack_half2(x, y):
+    return _pack(np.array([x, y], np.float32).astype(np.float16))
+
+
+def unpack_half2(word):
+    return tuple(_halves(word, np.float16).astype(np.float32))
+
+
+def pack_bf162(x, y):
+    return _pack(to_bf16(np.array([x, y], np.float32)))
+
+
+def unpack_bf162(word):
+    return tuple(from_bf16(_halves(word, np.uint16)))
+
+
+def float_bits(x):
+    return Unsigned(np.float32(x).view(np.uint32))
+
+
+def bits_float(u):
+    return np.uint32(int(u) & 0xFFFFFFFF).view(np.float32)
+
+
+def to_tf32(x):
+    x = np.float32(x)
+    if np.isnan(x):
+        return Unsigned(0x7FFFFFFF)
+    return Unsigned(int(x.view(np.uint32)) + 0x1000 & 0xFFFFE000)
+
+
+def _flush(x):
+    x = np.float32(x)
+    return np.float32(np.copysign(0, x)) if abs(x) < np.finfo(np.float32).tiny else x
+
+
+def tanh_approx(x):
+    return np.tanh(np.float32(x))
+
+
+def exp2_approx(x):
+    return _flush(np.exp2(_flush(x)))
+
+
+def rcp_approx(x):
+    return _flush(np.float32(1) / _flush(x))
+
+
+VALUES = (pack_half2, unpack_half2, pack_bf162, unpack_bf162, float_bits, bits_float, to_tf32, tanh_approx,
+          exp2_approx, rcp_approx)  # fmt: skip

@@ -1,0 +1,150 @@
+"""Barriers and warp collectives: who takes part, and what each thread gets.
+
+live[t], mask[t]: 1 for the threads that have not returned; that are executing this. Threads of a block are padded to
+whole warps: thread t of block b stands at b * padded + t. alive[w], active[w]: the same, a bit for each lane of warp w.
+None is inlined: a kernel with many collectives would take LLVM a minute.
+"""
+
+import numpy as np
+
+from labkit.simt.runtime.fault_record import BARRIER, WARP_MASK, WARP_SELF, WARP_SOURCE, fail
+from labkit.simt.runtime.shared_function import never_inline, shared_function
+
+
+@shared_function
+def barrier(mask, live, threads, padded, blocks, b, err, site):
+    """Fault unless all the threads of each block are here, or none."""
+    never_inline()
+    for k in range(blocks):
+        start = k * padded
+        here = 0
+        for t in range(start, start + threads):
+            here += mask[t]
+        if here != 0 and here != threads:
+            missing = start
+            while mask[missing]:
+                missing += 1
+            fail(BARRIER, err, missing - start, b + k, site, here, threads, live[missing])
+
+
+@shared_function
+def grid_barrier(mask, live, threads, padded, blocks, b, err, site):
+    """Fault unless all the threads of the grid are here, or none."""
+    never_inline()
+    here = 0
+    for k in range(blocks):
+        for t in range(k * padded, k * padded + threads):
+            here += mask[t]
+    if here != 0 and here != threads * blocks:
+        for k in range(blocks):
+            for t in range(k * padded, k * padded + threads):
+                if not mask[t]:
+                    fail(BARRIER, err, t - k * padded, b + k, site, here, threads * blocks, live[t])
+
+
+@shared_function
+def lanes(mask, active):
+    """active[w] = a bit for each lane of warp w whose mask is set."""
+    never_inline()
+    for w in range(active.size):
+        bits = np.uint32(0)
+        for lane in range(32):
+            bits |= np.uint32(mask[w * 32 + lane]) << np.uint32(lane)
+        active[w] = bits
+
+
+@shared_function
+def warps(mask, live, active, alive):
+    """The lanes that are here and those that have not returned, of every warp."""
+    never_inline()
+    lanes(mask, active)
+    lanes(live, alive)
+
+
+@shared_function
+def check_mask(member, t, active, alive, err, tb, b, site):
+    """The lanes that a collective acts on. Fault if the mask leaves out the caller or names an absent lane."""
+    never_inline()
+    bits = np.uint32(member)
+    w = t >> 5
+    if (bits >> np.uint32(t & 31)) & np.uint32(1) == 0:
+        fail(WARP_SELF, err, tb, b, site, bits, active[w], 0)
+    absent = bits & alive[w] & ~active[w]
+    if absent != 0:
+        fail(WARP_MASK, err, tb, b, site, bits, active[w], absent)
+    return bits & active[w]
+
+
+@shared_function
+def shuffle(values, member, source, t, active, alive, err, tb, b, site):
+    """The value of lane `source` of this warp; the thread's own where source is outside the warp."""
+    never_inline()
+    present = check_mask(member, t, active, alive, err, tb, b, site)
+    lane = t & 31
+    if source < 0 or source > 31:
+        return values[t]
+    if (present >> np.uint32(source)) & np.uint32(1) == 0:
+        fail(WARP_SOURCE, err, tb, b, site, source, present, 0)
+    return values[t - lane + source]
+
+
+@shared_function
+def match_any(values, t, present):
+    never_inline()
+    bits = np.uint32(0)
+    start = t - (t & 31)
+    for lane in range(32):
+        here = (present >> np.uint32(lane)) & np.uint32(1)
+        if here != 0 and values[start + lane] == values[t]:
+            bits |= np.uint32(1) << np.uint32(lane)
+    return np.int32(bits)
+
+
+@shared_function
+def match_all(values, t, present):
+    never_inline()
+    if np.uint32(match_any(values, t, present)) == present:
+        return np.int32(present), True
+    return np.int32(0), False
+
+
+@shared_function
+def clear_padding(mask, threads, padded, blocks):
+    """Masks have an entry for each lane of whole warps; the lanes that do not exist stay 0."""
+    never_inline()
+    for k in range(blocks):
+        for t in range(threads, padded):
+            mask[k * padded + t] = 0
+
+
+@shared_function
+def any_set(mask):
+    never_inline()
+    for k in range(mask.size):  # noqa: SIM110 (compiled)
+        if mask[k]:
+            return True
+    return False
+
+
+@shared_function
+def count_set(values, mask, start, threads):
+    """How many of a block's threads that are here have a value that is not 0."""
+    never_inline()
+    count = 0
+    for t in range(start, start + threads):
+        if mask[t] and values[t]:
+            count += 1
+    return count
+
+
+@shared_function
+def value_bits(values, mask, bits):
+    """bits[w] = a bit for each lane of warp w that is here and whose value is not 0."""
+    never_inline()
+    for w in range(bits.size):
+        word = np.uint32(0)
+        for lane in range(32):
+            t = w * 32 + lane
+            if mask[t] and values[t]:
+                word |= np.uint32(1) << np.uint32(lane)
+        bits[w] = word

@@ -1,0 +1,92 @@
+"""The fault record, and how compiled code writes it.
+
+The record `err` is an int64 array of RECORD_SIZE: err[ABORT] is set from outside to stop the kernel, err[ASYNC] says
+where the queues of cp.async are (ptx_copies.py); the rest is written by the first fault. A fault raises Stop, which
+the launcher turns into an error that a person can read (faults.py of labkit.simt).
+"""
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+# The record: where each number stands. INDEX and SHAPE are the first of four.
+ABORT, CODE, SITE, THREAD, BLOCK, COUNT, INDEX, SHAPE, DONE, ASYNC = 0, 1, 2, 3, 4, 5, 6, 10, 14, 15
+RECORD_SIZE = 16
+MAX_RECORDED_AXES = SHAPE - INDEX
+
+CODES = range(1, 12)
+(OUT_OF_BOUNDS, BARRIER, WARP_MASK, WARP_SOURCE, WARP_SELF, ASSERTION, ABORTED, WIDE_BOUNDS, MISALIGNED, COPY_SIZE,
+ WARP_PART) = CODES  # fmt: skip
+
+_I64 = ir.IntType(64)
+
+
+class Stop(Exception):
+    """Raised by compiled code after it has written the fault record."""
+
+
+def emit_fail(context, builder, err_type, err, code, where, numbers=()):
+    """Emit: write the fault record, raise Stop. `where` is (t, b, site); `numbers` fill the record from COUNT on."""
+    name = "labkit_simt_fail"
+    argument_types = [_I64.as_pointer()] + [_I64] * (4 + SHAPE + MAX_RECORDED_AXES - COUNT)
+    function = builder.module.globals.get(name)
+    if function is None:  # one cold function per module keeps the checks small
+        function = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), argument_types), name)
+        function.linkage = "internal"
+        for attribute in ("noinline", "cold", "nounwind"):
+            function.attributes.add(attribute)
+        inner = ir.IRBuilder(function.append_basic_block())
+        slots = [CODE, SITE, THREAD, BLOCK, *range(COUNT, SHAPE + MAX_RECORDED_AXES)]
+        for slot, value in zip(slots, function.args[1:], strict=True):
+            inner.store(value, inner.gep(function.args[0], [ir.Constant(_I64, slot)]))
+        inner.ret_void()
+    t, b, site = where
+    data = context.make_array(err_type)(context, builder, err).data
+    padded = [ir.Constant(_I64, 0)] * (SHAPE + MAX_RECORDED_AXES - COUNT)
+    padded[: len(numbers)] = numbers
+    builder.call(function, [data, ir.Constant(_I64, code), site, t, b, *padded])
+    context.call_conv.return_user_exc(builder, Stop, ())
+
+
+def emit_where(context, builder, argument_types, arguments):
+    """The last three arguments (t, b, site) as 64-bit integers."""
+    pairs = zip(argument_types[-3:], arguments[-3:], strict=True)
+    return [context.cast(builder, value, ty, types.int64) for ty, value in pairs]
+
+
+@intrinsic
+def fail(typing_context, code, err, t, b, site, n0, n1, n2):
+    """Stop the kernel with this fault code and three numbers."""
+
+    def codegen(context, builder, signature, arguments):
+        values = [
+            value if ty == err else context.cast(builder, value, ty, types.int64)
+            for ty, value in zip(signature.args, arguments, strict=True)
+        ]
+        code, record, t, b, site, *numbers = values
+        data = context.make_array(err)(context, builder, record).data
+        # the code after a return needs a block of its own, reachable as far as the builder can tell
+        with builder.if_then(cgutils.true_bit):
+            slots = (CODE, SITE, THREAD, BLOCK, COUNT, INDEX, INDEX + 1)
+            for slot, value in zip(slots, (code, site, t, b, *numbers), strict=True):
+                builder.store(value, builder.gep(data, [ir.Constant(_I64, slot)]))
+            context.call_conv.return_user_exc(builder, Stop, ())
+        return context.get_dummy_value()
+
+    return types.void(code, err, t, b, site, n0, n1, n2), codegen
+
+
+@intrinsic
+def poll(typing_context, err, t, b, site):
+    """Stop here if the launcher asks for it. In every loop, so that no kernel runs for ever."""
+
+    def codegen(context, builder, signature, arguments):
+        data = context.make_array(err)(context, builder, arguments[0]).data
+        flag = builder.load_atomic(data, "monotonic", 8)
+        with builder.if_then(builder.icmp_unsigned("!=", flag, ir.Constant(_I64, 0)), likely=False):
+            where = emit_where(context, builder, signature.args, arguments)
+            emit_fail(context, builder, err, arguments[0], ABORTED, where)
+        return context.get_dummy_value()
+
+    return types.void(err, t, b, site), codegen

@@ -1,0 +1,50 @@
+"""Numba functions that kernels share: compiled once, cached on disk, called by the kernels rather than inlined."""
+
+import contextlib
+import functools
+import hashlib
+from pathlib import Path
+
+from numba import njit, types
+from numba.extending import intrinsic
+
+
+def shared_function(function):
+    """A Numba function that kernels share: compiled once, and cached beside its file where that is possible."""
+    options = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    try:
+        made = njit(**options, cache=True)(function)
+        with contextlib.suppress(AttributeError):  # what they call stands in these files, not in one alone
+            made._cache._cache_file._source_stamp = _own_files()
+    except RuntimeError:  # no place for Numba's cache
+        made = njit(**options)(function)
+    return without_literals(made)
+
+
+@functools.cache
+def _own_files():
+    """A digest of the files that shared functions are made from: those of this folder."""
+    sources = [file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py"))]
+    return hashlib.sha256(b"".join(sources)).hexdigest()
+
+
+def without_literals(dispatcher):
+    """Compiled code calls the function with the types of its arguments: not once more for each constant."""
+    template = dispatcher.get_call_template
+
+    def get_call_template(args, kws):
+        return template(tuple(map(types.unliteral, args)), {name: types.unliteral(ty) for name, ty in kws.items()})
+
+    dispatcher.get_call_template = get_call_template
+    return dispatcher
+
+
+@intrinsic
+def never_inline(typing_context):
+    """Keeps LLVM from copying the function that calls this into its callers."""
+
+    def codegen(context, builder, signature, arguments):
+        builder.function.attributes.add("noinline")
+        return context.get_dummy_value()
+
+    return types.void(), codegen

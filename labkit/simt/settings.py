@@ -1,0 +1,114 @@
+"""What can be set from outside: environment variables, the order of threads, the time limit; and the device's limits.
+
+LABKIT_CACHE_DIR      where compiled kernels are kept
+LABKIT_WORKERS        how many threads run blocks; the number of cores unless set
+LABKIT_TIME_LIMIT     seconds that one block may run; 60 unless set, 0 is no limit
+LABKIT_BOUNDS_CHECK   0: array indices are not checked
+"""
+
+import contextlib
+import contextvars
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from labkit.simt.errors import SettingError
+
+
+@dataclass(frozen=True)
+class DeviceLimits:
+    """What a launch may ask for: compute capability 9.0, and 48 KB of shared memory as every CUDA device grants.
+
+    shared_per_block_optin: what a kernel gets that was allowed more, on an H200.
+    """
+
+    max_threads_per_block: int = 1024
+    max_block_dim: tuple[int, int, int] = (1024, 1024, 64)
+    max_grid_dim: tuple[int, int, int] = (2**31 - 1, 65535, 65535)
+    shared_per_block: int = 48 * 1024
+    shared_per_block_optin: int = 232_448
+    warp_size: int = 32
+
+
+LIMITS = DeviceLimits()
+MAX_COOPERATIVE_THREADS = 1 << 18  # a large GPU holds about as many at once
+ORDERS = ("forward", "reverse", "scattered")
+_ORDER = contextvars.ContextVar("labkit_simt_order", default="forward")
+_TIME_LIMIT = contextvars.ContextVar("labkit_simt_time_limit", default=None)
+
+
+def cache_directory():
+    """Where compiled kernels are kept: $LABKIT_CACHE_DIR, or labkit-simt in the user's cache directory."""
+    if given := os.environ.get("LABKIT_CACHE_DIR"):
+        return Path(given)
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    return base / "labkit-simt"
+
+
+@contextlib.contextmanager
+def thread_order(order):
+    """Launches below this run the threads of a block, and the blocks, in another order: one of ORDERS.
+
+    A kernel whose result depends on it has a race.
+    """
+    if order not in ORDERS:
+        raise ValueError(f"order is {order!r}; it must be one of {', '.join(ORDERS)}")
+    token = _ORDER.set(order)
+    try:
+        yield
+    finally:
+        _ORDER.reset(token)
+
+
+def current_order():
+    """The order in which launches run their threads now: one of ORDERS."""
+    return _ORDER.get()
+
+
+@contextlib.contextmanager
+def time_limit(seconds):
+    """Launches below this are stopped after this many seconds in which no block ended; 0 is no limit."""
+    token = _TIME_LIMIT.set(float(seconds))
+    try:
+        yield
+    finally:
+        _TIME_LIMIT.reset(token)
+
+
+def time_limit_s():
+    """Seconds that one block may run before the launch is stopped: $LABKIT_TIME_LIMIT, 60 unless set; 0 is no limit."""
+    given = _TIME_LIMIT.get()
+    if given is not None:
+        return given
+    return _number("LABKIT_TIME_LIMIT", float, 60.0, "a number of seconds, or 0 for no limit")
+
+
+def worker_count():
+    """How many threads run blocks: $LABKIT_WORKERS, or one for each core that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return _number("LABKIT_WORKERS", int, 0, "a number of threads, or 0 for one on each core") or cores
+
+
+def _number(variable, convert, default, allowed):
+    """The value of an environment variable, at least 0; the default where it is not set, or empty."""
+    text = os.environ.get(variable)
+    if not text:
+        return default
+    try:
+        value = convert(text)
+    except ValueError:
+        value = -1
+    if not value >= 0:  # NaN included
+        raise SettingError(f"{variable} is {text!r}; it must be {allowed}")
+    return value
+
+
+def is_checked():
+    """False where $LABKIT_BOUNDS_CHECK is 0: array indices are then not checked, as on a GPU."""
+    return os.environ.get("LABKIT_BOUNDS_CHECK", "1") != "0"

@@ -1,0 +1,150 @@
+"""Blocks over cores: a launch runs here.
+
+A launch is synchronous. Blocks are handed out to a few threads (compiled code holds no interpreter lock) while the
+main thread waits, so that Ctrl-C and the time limit reach a running kernel. Kernels with atomics, and kernels that
+synchronise the grid, run on one thread, so that their results repeat.
+"""
+
+import os
+import queue
+import threading
+import time
+
+import numpy as np
+
+from labkit.simt.faults import describe
+from labkit.simt.interpreter import Interpreter
+from labkit.simt.runtime.fault_record import ABORT, CODE, DONE, RECORD_SIZE, Stop
+from labkit.simt.settings import time_limit_s, worker_count
+
+_LAUNCH_LOCK = threading.RLock()
+_WORKERS = None
+
+
+def _after_fork():
+    """A child process has none of its parent's threads, and must not wait for the locks that they held."""
+    global _LAUNCH_LOCK, _WORKERS
+    _LAUNCH_LOCK, _WORKERS = threading.RLock(), None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+class _Workers:
+    """A few threads that run compiled code. Started at the first launch; they end with the process."""
+
+    def __init__(self):
+        self.count = worker_count()
+        self.queue = queue.SimpleQueue()
+        self.scratch = threading.local()
+        for k in range(self.count):
+            threading.Thread(target=self._work, name=f"labkit-simt-{k}", daemon=True).start()
+
+    def _work(self):
+        while True:
+            self.queue.get()()
+
+    def memory(self, size):
+        """This thread's scratch memory, 64-byte aligned, grown when needed."""
+        held = getattr(self.scratch, "array", None)
+        if held is None or held.size < size:
+            raw = np.empty(max(size, 1 << 16) + 64, np.uint8)
+            start = -raw.ctypes.data % 64
+            held = self.scratch.array = raw[start : start + max(size, 1 << 16)]
+        return held
+
+
+def _workers():
+    global _WORKERS
+    if _WORKERS is None:
+        _WORKERS = _Workers()
+    return _WORKERS
+
+
+class RunningLaunch:
+    """One launch under way: hands out ranges of blocks, collects the first fault."""
+
+    def __init__(self, compiled, grid, block, dynamic, arguments):
+        self.compiled, self.grid, self.block, self.dynamic = compiled, grid, block, dynamic
+        self.arguments = (*compiled.constants, *arguments)
+        self.blocks = grid[0] * grid[1] * grid[2]
+        self.threads = block[0] * block[1] * block[2]
+        self.whole = compiled.program.cooperative
+        workers = _workers()
+        ordered = compiled.order != "forward"
+        serial = self.whole or ordered or compiled.program.has_atomics
+        self.shares = 1 if serial else min(workers.count, self.blocks)
+        self.chunk = self.blocks if self.whole or ordered else max(1, min(self.blocks // (self.shares * 8), 1 << 14))
+        self.records = np.zeros((self.shares, RECORD_SIZE), np.int64)
+        self.lock = threading.Lock()
+        self.next, self.running, self.fault = 0, self.shares, None
+        self.finished = threading.Event()
+        scratch = compiled.scratch_bytes(self.threads, self.blocks if self.whole else 1, dynamic)
+        for k in range(self.shares):
+            workers.queue.put(lambda k=k: self._share(workers, scratch, self.records[k]))
+
+    def _share(self, workers, scratch, record):
+        try:
+            memory = workers.memory(scratch)
+            while self.fault is None:
+                with self.lock:
+                    first = self.next
+                    self.next = last = min(first + self.chunk, self.blocks)
+                if first >= last:
+                    break
+                self.compiled.entry(first, last, self.grid, self.block, self.dynamic, memory, record, *self.arguments)
+        except BaseException as error:  # reported by the thread that waits
+            with self.lock:
+                not_a_fault = record[CODE] == 0
+                if self.fault is None or (isinstance(self.fault[0], Stop) and not_a_fault):
+                    self.fault = (error, record.copy())
+            self.stop()
+        finally:
+            with self.lock:
+                self.running -= 1
+                if not self.running:
+                    self.finished.set()
+
+    def stop(self):
+        self.records[:, ABORT] = 1
+
+    def progress(self):
+        return int(self.records[:, DONE].sum()), self.next
+
+    def wait(self, limit):
+        """Until the last block is done. Returns the limit in seconds if no block ended for so long, else None."""
+        if self.finished.wait(0.05):
+            return None
+        seen, since = self.progress(), time.monotonic()
+        while not self.finished.wait(0.05):
+            now = self.progress()
+            if now != seen:
+                seen, since = now, time.monotonic()
+            elif limit and time.monotonic() - since > limit:
+                self.stop()
+                self.finished.wait()
+                return limit
+        return None
+
+
+def interpret(compiled, grid, block, dynamic, arguments):
+    with _LAUNCH_LOCK:
+        Interpreter(compiled.program, grid, block, dynamic, arguments).run()
+
+
+def run_blocks(kernel, compiled, grid, block, dynamic, arguments):
+    limit = time_limit_s()
+    with _LAUNCH_LOCK:
+        run = RunningLaunch(compiled, grid, block, dynamic, arguments)
+        try:
+            limit_reached = run.wait(limit)
+        except BaseException:  # Ctrl-C: the kernel stops at its next loop or block, then the exception goes on
+            run.stop()
+            run.finished.wait()
+            raise
+    if run.fault is not None:
+        error, record = run.fault
+        if isinstance(error, Stop):
+            raise describe(record, kernel.__name__, compiled.sites, grid, block, limit_reached) from None
+        raise error

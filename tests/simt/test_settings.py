@@ -1,0 +1,51 @@
+"""Environment variables of the CPU device: what they may be, and the error that names the one that is wrong."""
+
+import os
+
+import numpy as np
+import pytest
+
+from labkit import cuda
+from labkit.simt import settings, time_limit
+from labkit.simt.errors import SettingError
+
+pytestmark = pytest.mark.cpu_device
+
+
+@cuda.jit
+def one(out):
+    out[cuda.grid(1)] = 1
+
+
+@pytest.mark.parametrize("text", ["abc", "-1", "nan", "1 s"])
+def test_a_wrong_time_limit_is_named(text, monkeypatch):
+    monkeypatch.setenv("LABKIT_TIME_LIMIT", text)
+    with pytest.raises(SettingError, match=f"^LABKIT_TIME_LIMIT is '{text}'; it must be a number of seconds, or 0 for"):
+        one[1, 1](np.zeros(1))
+
+
+def test_a_time_limit_in_the_program_comes_first(monkeypatch):
+    monkeypatch.setenv("LABKIT_TIME_LIMIT", "abc")
+    with time_limit(3):
+        assert settings.time_limit_s() == 3
+        one[1, 1](np.zeros(1))
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("", 60), ("0", 0), ("0.25", 0.25), (" 7 ", 7)])
+def test_time_limits(text, seconds, monkeypatch):
+    monkeypatch.setenv("LABKIT_TIME_LIMIT", text)
+    assert settings.time_limit_s() == seconds
+
+
+@pytest.mark.parametrize("text", ["abc", "-2", "1.5"])
+def test_a_wrong_number_of_workers_is_named(text, monkeypatch):
+    monkeypatch.setenv("LABKIT_WORKERS", text)
+    with pytest.raises(SettingError, match=f"^LABKIT_WORKERS is '{text}'; it must be a number of threads, or 0 for"):
+        settings.worker_count()
+
+
+@pytest.mark.parametrize("text", ["", "0", "3"])
+def test_numbers_of_workers(text, monkeypatch):
+    monkeypatch.setenv("LABKIT_WORKERS", text)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    assert settings.worker_count() == int(text or 0) or settings.worker_count() == cores
