@@ -10,19 +10,15 @@ Numbers integers are Python's, floats are NumPy scalars of their dtype, so float
 
 import ast
 import copy
-import math
-import operator
 import sys
 import time
 
 import numpy as np
-from numba.core import types
 from numba.np import numpy_support
 
 from labkit.simt import launch as launching
-from labkit.simt import rewrite
 from labkit.simt.arrays import DeviceNDArray
-from labkit.simt.compiled import full_name
+from labkit.simt.codegen.types import full_name
 from labkit.simt.errors import (
     ArgumentError,
     BarrierError,
@@ -35,297 +31,16 @@ from labkit.simt.errors import (
     WarpError,
     place,
 )
+from labkit.simt.interpreted_source import _module
+from labkit.simt.interpreted_values import _HELPERS, as_seen, converter, dtype_of, new_value
+from labkit.simt.ir import ID_NAMES, DtypeOf, sync_kind
 from labkit.simt.ptx_interpreted import WINDOW, Block, Intrinsics, Pending, mma
 from labkit.simt.ptx_interpreted import ldmatrix as load_matrices
 from labkit.simt.stubs import SHUFFLES
-from labkit.simt.unsigned import Unsigned
-
-# ---------------------------------------------------------------- the kernel as a Python generator
-
-
-class _ToPython(ast.NodeTransformer):
-    """The normal form -> Python: a Sync is a yield, an Exit an exception or a return, divisions follow CUDA.
-
-    With `branches`, each outcome of a test is told to `_branch`.
-    """
-
-    def __init__(self, branches):
-        self.labels, self.branches = set(), branches
-
-    def visit(self, node):
-        new = super().visit(node)
-        if isinstance(new, ast.AST) and not hasattr(new, "lineno") and hasattr(node, "lineno"):
-            new.lineno, new.col_offset = node.lineno, getattr(node, "col_offset", 0)
-        return new
-
-    def block(self, statements):
-        out = []
-        for s in statements:
-            result = self.visit(s)
-            out += result if isinstance(result, list) else [result]
-        return out
-
-    def visit_Sync(self, node):
-        parts = [
-            ast.Constant(node.op),
-            ast.Constant(node.lineno),
-            ast.Tuple([self.visit(a) for a in node.args], ast.Load()),
-        ]
-        request = ast.Yield(ast.Tuple(parts, ast.Load()))
-        return ast.Expr(request) if node.target is None else ast.Assign([node.target], request)
-
-    def visit_Inline(self, node):
-        self.labels.add(node.label)
-        handler = ast.ExceptHandler(ast.Name(f"_Leave{node.label}", ast.Load()), None, [ast.Pass()])
-        return ast.Try(self.block(node.body) or [ast.Pass()], [handler], [], [])
-
-    def visit_Exit(self, node):
-        if node.label == "kernel":
-            return ast.Return(None)
-        return ast.Raise(ast.Call(ast.Name(f"_Leave{node.label}", ast.Load()), [], []), None)
-
-    def visit_If(self, node):
-        test = self._branch(self.visit(node.test))
-        return ast.If(test, self.block(node.body) or [ast.Pass()], self.block(node.orelse))
-
-    def visit_While(self, node):
-        tick = ast.Expr(ast.Call(ast.Name("_tick", ast.Load()), [], []))
-        return ast.While(self._branch(self.visit(node.test)), [tick, *self.block(node.body)], [])
-
-    def visit_For(self, node):
-        tick = ast.Expr(ast.Call(ast.Name("_tick", ast.Load()), [], []))
-        return ast.For(self.visit(node.target), self.visit(node.iter), [tick, *self.block(node.body)], [])
-
-    def _branch(self, test):
-        if isinstance(test, ast.Constant) or not self.branches:
-            return test
-        return ast.Call(ast.Name("_branch", ast.Load()), [test], [])
-
-    def visit_IfExp(self, node):
-        return ast.IfExp(self._branch(self.visit(node.test)), self.visit(node.body), self.visit(node.orelse))
-
-    def visit_BinOp(self, node):
-        self.generic_visit(node)
-        name = {ast.Div: "_divide", ast.FloorDiv: "_floor_divide", ast.Mod: "_modulo"}.get(type(node.op))
-        return ast.Call(ast.Name(name, ast.Load()), [node.left, node.right], []) if name else node
-
-    def visit_AugAssign(self, node):
-        self.generic_visit(node)
-        name = {ast.Div: "_divide", ast.FloorDiv: "_floor_divide", ast.Mod: "_modulo"}.get(type(node.op))
-        if name is None:
-            return node
-        value = copy.deepcopy(node.target)
-        value.ctx = ast.Load()
-        return ast.Assign([node.target], ast.Call(ast.Name(name, ast.Load()), [value, node.value], []))
-
-
-def _locate(node, line):
-    """Give every node the line it came from, or its parent's; the frame of an access then tells the kernel's line."""
-    line = getattr(node, "lineno", line)
-    if "lineno" in node._attributes:
-        node.lineno = node.end_lineno = line
-        node.col_offset = node.end_col_offset = 0
-    for child in ast.iter_child_nodes(node):
-        _locate(child, line)
-
-
-def _define(name, arguments, body):
-    return ast.FunctionDef(name=name, args=arguments, body=body, decorator_list=[], returns=None, type_params=[])
-
-
-def _divide(a, b):
-    try:
-        return a / b
-    except ZeroDivisionError:
-        return np.float64(a) / np.float64(b)
-
-
-def _floor_divide(a, b):
-    return 0 if not isinstance(b, np.inexact | float) and b == 0 else a // b
-
-
-def _modulo(a, b):
-    return 0 if not isinstance(b, np.inexact | float) and b == 0 else a % b
-
-
-class _Numpy:
-    """NumPy as kernels see it here: integer types wrap Python's integers."""
-
-    def __getattr__(self, name):
-        found = self.__dict__[name] = self._find(name)
-        return found
-
-    @staticmethod
-    def _find(name):
-        dtype = (
-            np.dtype(name) if name in ("bool_", "float16", "float32", "float64", "complex64", "complex128") else None
-        )
-        if dtype is None and name.lstrip("u").startswith("int") and name.lstrip("uint").isdigit():
-            dtype = np.dtype(name)
-        if dtype is None:
-            return getattr(np, name)
-        return converter(dtype)
-
-
-class _Math:
-    """math as kernels see it: float32 stays float32, and what has no value is NaN or infinite instead of an error."""
-
-    _NAMES = {
-        "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan",
-        "atan2": "arctan2", "atanh": "arctanh", "pow": "power",
-    }  # fmt: skip
-
-    def __getattr__(self, name):
-        found = self.__dict__[name] = self._find(name)
-        return found
-
-    def _find(self, name):
-        function = getattr(math, name)
-        if isinstance(function, float):
-            return function
-        of_numpy = getattr(np, self._NAMES.get(name, name), None)
-        if of_numpy is not None:
-            return lambda *args: of_numpy(*(float(a) if isinstance(a, int) else a for a in args))
-
-        def guarded(*args):
-            try:
-                return function(*args)
-            except ValueError:
-                return math.nan
-            except OverflowError:
-                return math.inf
-
-        return guarded
-
-
-def _integer(value=0):
-    """int() as a kernel has it: NaN and infinity become some integer."""
-    try:
-        return int(value)
-    except (ValueError, OverflowError):
-        return -(1 << 63)
-
-
-def converter(dtype):
-    """The type as a function of the kernel: `uint32(x)`."""
-    dtype = np.dtype(dtype)
-    if dtype.kind in "iu":
-        bits = 8 * dtype.itemsize
-        mask, half = (1 << bits) - 1, 1 << (bits - 1)
-
-        def convert(value):
-            kind = type(value)
-            if kind is Unsigned and value <= mask:
-                return value
-            return Unsigned((value if kind is int else _integer(value)) & mask)
-
-        def convert_signed(value):
-            value = (value if type(value) is int else _integer(value)) & mask
-            return value - mask - 1 if value >= half else value
-
-        made = convert if dtype.kind == "u" else convert_signed
-    else:
-
-        def made(value):
-            return dtype.type(value)
-
-    made.dtype = dtype
-    return made
-
-
-_HELPERS = {
-    "_popc": lambda x: int(x & 0xFFFFFFFFFFFFFFFF).bit_count(),
-    "_fma": lambda a, b, c: type(c)(float(a) * float(b) + float(c)) if isinstance(c, np.float32) else a * b + c,
-    "_rsqrt": lambda x: type(x)(1) / np.sqrt(x),
-    "_cbrt": np.cbrt,
-    "_selp": lambda test, a, b: a if test else b,
-    "_remainder": math.remainder,
-    "_modf": math.modf,
-    "_ffs": lambda x: (x & -x).bit_length(),
-    "_clz": lambda x: 32 - x.bit_length() if 0 <= x < 2**32 else 64 - (x & (2**64 - 1)).bit_length(),
-    "_brev": lambda x: int(f"{x & (2**32 - 1):032b}"[::-1], 2),
-    "_divide": _divide,
-    "_floor_divide": _floor_divide,
-    "_modulo": _modulo,
-    "_np": _Numpy(),
-    "_math": _Math(),
-    "int": _integer,
-    "_operator": operator,
-}
-
-
-def new_value(op, old, value, extra=None):
-    """What an atomic leaves behind."""
-    return {
-        "add": lambda: old + value,
-        "sub": lambda: old - value,
-        "max": lambda: max(old, value),
-        "min": lambda: min(old, value),
-        "nanmax": lambda: np.fmax(old, value),
-        "nanmin": lambda: np.fmin(old, value),
-        "and_": lambda: old & value,
-        "or_": lambda: old | value,
-        "xor": lambda: old ^ value,
-        "exch": lambda: value,
-        "inc": lambda: 0 if old >= value else old + 1,
-        "dec": lambda: value if old == 0 or old > value else old - 1,
-        "cas": lambda: extra if old == value else old,
-    }[op]()
-
-
-class _DeviceIds(ast.NodeTransformer):
-    """Device functions are called without hidden arguments here; they ask for the current thread's indices."""
-
-    def visit_Name(self, node):
-        if node.id in rewrite.ID_NAMES and isinstance(node.ctx, ast.Load):
-            return ast.Call(ast.Name("_id", ast.Load()), [ast.Constant(node.id)], [])
-        return node
-
-
-# ---------------------------------------------------------------- arrays
-
-
-class _Floats(np.ndarray):
-    """A float array as an interpreted kernel sees it: NumPy's, and view() takes the kernel's types."""
-
-    def view(self, dtype):
-        return as_seen(np.asarray(self).view(getattr(dtype, "dtype", dtype)))
-
-
-class _Integers(_Floats):
-    """An integer array: its elements are Python's integers, and what is stored wraps around."""
-
-    def __getitem__(self, index):
-        value = np.ndarray.__getitem__(self, index)
-        if isinstance(value, np.ndarray):
-            return value
-        return Unsigned(value) if value.dtype.kind == "u" else int(value)
-
-    def __iter__(self):
-        return (self[k] for k in range(len(self)))
-
-    def __setitem__(self, index, value):
-        try:
-            np.ndarray.__setitem__(self, index, value)
-        except (OverflowError, ValueError):
-            np.ndarray.__setitem__(self, index, converter(self.dtype)(value))
-
-
-def as_seen(array):
-    """An array as interpreted code takes it."""
-    return np.ndarray.view(array, _Integers if array.dtype.kind in "iu" else _Floats)
-
-
-def dtype_of(ty):
-    """The NumPy dtype of a declaration's Numba type."""
-    return np.dtype(bool) if ty == types.boolean else numpy_support.as_dtype(ty)
 
 
 def _round_up(n, unit):
     return -(-n // unit) * unit
-
-
-# ---------------------------------------------------------------- running
 
 
 class Thread:
@@ -360,48 +75,10 @@ class Thread:
         self.copies, self.stores, self.commits = Pending(), Pending(), 0  # cp.async; TMA stores; groups of wgmma
 
 
-def _module(program, branches):
-    """(the kernel's generator and its device functions as a Python module, labels that inlined functions leave)."""
-    transformer = _ToPython(branches)
-    body = transformer.block(copy.deepcopy(program.body)) or [ast.Pass()]
-    body = [s for s in body if s is not None]
-    locals_ = [
-        ast.Assign(
-            [ast.Name(a.name, ast.Store())], ast.Call(ast.Name("_local", ast.Load()), [ast.Constant(a.name)], [])
-        )
-        for a in program.local.values()
-    ]
-    # the unreachable yield makes a generator of a kernel without barriers
-    unreachable = ast.If(ast.Constant(False), [ast.Expr(ast.Yield(ast.Constant(None)))], [])
-    params = [*rewrite.ID_NAMES, "_t", "_b", *program.shared, *program.params]
-    arguments = ast.arguments([], [ast.arg(n) for n in params], None, [], [], None, [])
-    functions = [_define(program.name, arguments, [unreachable, *locals_, *body])]
-    for device in program.devices.values():
-        inner = _ToPython(branches)
-        inner_body = []
-        for a in device.local:
-            call = ast.Call(
-                ast.Name("_local_of_device", ast.Load()), [ast.Constant(device.name), ast.Constant(a.name)], []
-            )
-            inner_body.append(ast.Assign([ast.Name(a.name, ast.Store())], call))
-        inner_body += inner.block(copy.deepcopy(device.body)) or [ast.Pass()]
-        inner_params = ast.arguments([], [ast.arg(n) for n in device.params], None, [], [], None, [])
-        functions.append(_DeviceIds().visit(_define(device.name, inner_params, inner_body)))
-    module = ast.Module(functions, [])
-    _locate(module, program.line)
-    return module, transformer.labels
-
-
-def source(program):
-    """The Python source of an interpreted kernel, as text: a yield is where a thread waits."""
-    heading = f"# {program.name} ({place(program.filename)}:{program.line}), as the CPU device interprets it\n\n"
-    return heading + ast.unparse(ast.fix_missing_locations(_module(program, False)[0])) + "\n"
-
-
 def shared_bytes(program):
     """Bytes of a program's shared arrays but dynamic ones; 8 an element where an argument gives the dtype."""
     arrays = [a for a in program.shared.values() if a.shape != (0,)]
-    sizes = [8 if isinstance(a.dtype, rewrite.DtypeOf) else dtype_of(a.dtype).itemsize for a in arrays]
+    sizes = [8 if isinstance(a.dtype, DtypeOf) else dtype_of(a.dtype).itemsize for a in arrays]
     return sum(int(np.prod(a.shape)) * size for a, size in zip(arrays, sizes, strict=True))
 
 
@@ -562,7 +239,7 @@ class Interpreter:
 
     def _dtype(self, declaration):
         dtype = declaration.dtype
-        if isinstance(dtype, rewrite.DtypeOf):
+        if isinstance(dtype, DtypeOf):
             position = self.program.params.index(dtype.param)
             dtype = numpy_support.from_dtype(np.dtype(self.args[position].dtype))
         return dtype_of(dtype)
@@ -699,7 +376,7 @@ class Interpreter:
             thread_index = (linear % bx, linear // bx % by, linear // (bx * by))
             thread = Thread(linear, b, thread_index)
             ids = (*thread_index, *block_index, *self.block, *self.grid)
-            self.ids.append(dict(zip(rewrite.ID_NAMES, ids, strict=True)))
+            self.ids.append(dict(zip(ID_NAMES, ids, strict=True)))
             thread.generator = self.make_thread(ids, linear, b, shared)
             threads.append(thread)
         ids_of_block = self.ids
@@ -815,7 +492,7 @@ class Interpreter:
     def _kind(self, op):
         kind = self._kinds.get(op)
         if kind is None:
-            kind = self._kinds[op] = rewrite.sync_kind(op)
+            kind = self._kinds[op] = sync_kind(op)
         return kind
 
     def _pass_barrier(self, threads):

@@ -24,9 +24,10 @@ import numpy as np
 from numba.core import sigutils, types
 from numba.core.errors import NumbaError
 
-from labkit.simt import half, lowlevel, nodes, rewrite  # noqa: F401 (half registers float16)
+from labkit.simt import half, ir, lowlevel  # noqa: F401 (half registers float16)
 from labkit.simt.arrays import LIMITS, ArgHint, DeviceNDArray, DeviceRecord
-from labkit.simt.compiled import Generator, code_name
+from labkit.simt.codegen.emit import Generator, code_name
+from labkit.simt.codegen.inference import type_error
 from labkit.simt.errors import (
     ArgumentError,
     BarrierError,
@@ -40,8 +41,9 @@ from labkit.simt.errors import (
     WarpError,
     place,
 )
-from labkit.simt.inference import type_error
+from labkit.simt.flatten import rewrite
 from labkit.simt.ptx import TensorMap
+from labkit.simt.scope import read_source
 
 JIT_OPTIONS = {"device", "inline", "forceinline", "link", "debug", "opt", "lineinfo", "cache", "launch_bounds", "lto",
                "shared_memory_carveout", "fastmath", "max_registers", "extensions", "nopython", "argtypes", "restype",
@@ -108,7 +110,7 @@ def is_checked():
 
 def _own_version():
     digest = hashlib.sha256(f"{numba.__version__} {np.__version__}".encode())
-    for file in sorted(Path(__file__).parent.glob("*.py")):
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 
@@ -205,10 +207,10 @@ def fingerprint_of(program):
     body = [ast.dump(node, include_attributes=False) for node in program.body]
     lines = [str(getattr(n, "lineno", "")) for s in program.body for n in ast.walk(s) if isinstance(n, ast.stmt)]
     special = [
-        f"{type(n).__name__} {getattr(n, 'op', '') if isinstance(n, nodes.Sync) else getattr(n, 'label', '')}"
+        f"{type(n).__name__} {getattr(n, 'op', '') if isinstance(n, ir.Sync) else getattr(n, 'label', '')}"
         for s in program.body
         for n in ast.walk(s)
-        if isinstance(n, (nodes.Sync, nodes.Exit, nodes.Inline))
+        if isinstance(n, (ir.Sync, ir.Exit, ir.Inline))
     ]
     devices = [
         f"{d.name} {d.params} {d.local} {d.filename} {[ast.dump(s, include_attributes=True) for s in d.body]}"
@@ -271,7 +273,7 @@ class DeviceFunction:
     """What `@cuda.jit(device=True)` makes on the CPU device: kernels call it, the host cannot."""
 
     def __init__(self, function):
-        rewrite.read_source(function)
+        read_source(function)
         self.py_func = function
         self.__name__, self.__doc__, self.__module__ = function.__name__, function.__doc__, function.__module__
         self.__wrapped__ = function
@@ -295,7 +297,7 @@ class Kernel:
         self.__name__, self.__doc__, self.__module__ = function.__name__, function.__doc__, function.__module__
         self.__qualname__ = function.__qualname__
         self.__wrapped__ = function
-        rewrite.read_source(function)
+        read_source(function)
         self.dynamic_allowed = LIMITS.shared_per_block
         self._compiled = {}
         self._given = [tuple(s) for s in signatures]
@@ -373,7 +375,7 @@ class Kernel:
                     f"{self.__name__} has {len(self.params)} parameters and its signature {len(argument_types)}"
                 )
             with _COMPILE_LOCK:
-                program = rewrite.rewrite(self.py_func)
+                program = rewrite(self.py_func)
                 compiled = (
                     Interpreted(program) if program.interpreted else Compiled(program, argument_types, order, flat)
                 )
@@ -837,9 +839,9 @@ def show(kernel, *args):
     """
     if not isinstance(kernel, Kernel):
         raise TypeError(f"show takes a kernel of the CPU device, not {kernel!r}")
-    program = rewrite.rewrite(kernel.py_func)
+    program = rewrite(kernel.py_func)
     if program.interpreted:
-        from labkit.simt.interpreter import source
+        from labkit.simt.interpreted_source import source
 
         return source(program)
     if kernel._given and not args:

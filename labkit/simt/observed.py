@@ -16,9 +16,10 @@ import sys
 import numpy as np
 
 from labkit.simt import launch as launching
-from labkit.simt import rewrite
 from labkit.simt.arrays import DeviceNDArray
-from labkit.simt.interpreter import Interpreter, converter, new_value
+from labkit.simt.flatten import rewrite
+from labkit.simt.interpreted_values import converter, new_value
+from labkit.simt.interpreter import Interpreter
 from labkit.simt.report import Finding, Report
 from labkit.simt.unsigned import Unsigned
 
@@ -275,7 +276,7 @@ class _Observation(Interpreter):
     counts_branches, doing = True, "observed"
 
     def __init__(self, function, grid, block, shared_bytes, args):
-        super().__init__(rewrite.rewrite(function), grid, block, shared_bytes, args)
+        super().__init__(rewrite(function), grid, block, shared_bytes, args)
         self.report = Report(self.program.name, self.program.filename, grid, block)
         self.requests, self.branches, self.starts, self.memories, self.copies = {}, {}, {}, {}, []
         # With fences, an atomic shows a block what the blocks saw that updated the same element before it.

@@ -11,7 +11,7 @@ done before a kernel is cut into regions. Works on the normal form, in place.
 
 import ast
 
-from labkit.simt.nodes import Exit, Inline, Sync
+from labkit.simt.ir import Exit, Inline, Sync
 
 
 class _Webs:

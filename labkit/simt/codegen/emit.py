@@ -1,34 +1,48 @@
-"""The normal form -> loops over the threads of a block, compiled by Numba for the CPU.
-
-The code between two barriers is a region. A region runs for one thread of the block after the other, in a loop; then
-comes the next region. What a thread carries from one region to the next is kept in an array with an entry for each
-thread. Control flow that contains a barrier runs for the whole block at once, under a mask that says which threads
-take part: so a barrier knows who is missing.
-
-    total = float32(0)                     for thread in block:
-    for k in range(n):                         total[thread] = 0
-        tile[t] = a[...]                   for k in range(n):
-        cuda.syncthreads()         ->          for thread in block: tile[t] = a[...]
-        total += tile[...]                     for thread in block: total[thread] += tile[...]
-        cuda.syncthreads()
-"""
+"""Writes the source of a kernel for one set of argument types."""
 
 import ast
 import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from numba.core import types
 from numba.core.errors import NumbaError
 from numba.np import numpy_support
 
-from labkit.simt import ptx, ptx_compiled
+from labkit.simt import ptx_compiled
+from labkit.simt.codegen.checks import HIDDEN_IDS, _Checker, _slot
+from labkit.simt.codegen.inference import infer_types, type_error
+from labkit.simt.codegen.plan import (
+    _PURE_CALLS,
+    Branch,
+    Call,
+    Loop,
+    Read,
+    Region,
+    Wait,
+    _Flow,
+    _Folder,
+    _is_range,
+    _own,
+    _reads,
+    _targets,
+    _writes,
+)
+from labkit.simt.codegen.types import (
+    _COLLECTIVE_TYPES,
+    _HALF_MMA,
+    MMA,
+    VOTES,
+    _collective_type,
+    _contributed,
+    _matrices,
+    _typed,
+    full_name,
+)
 from labkit.simt.errors import KernelTypeError, UnsupportedError, place
-from labkit.simt.inference import infer_types, type_error
-from labkit.simt.nodes import Exit, Inline, Sync
-from labkit.simt.rewrite import BUILTINS, FOLDABLE, ID_NAMES, DtypeOf, contains, type_code
+from labkit.simt.ir import BUILTINS, DtypeOf, Exit, Inline, Sync, contains
+from labkit.simt.scope import type_code
 from labkit.simt.stubs import SHUFFLES
 
-VOTES = {"all_sync", "any_sync", "eq_sync", "ballot_sync"}
 HELPERS = (
     "load", "store", "view_parts", "view_of", "axis", "fail", "poll", "carve", "row", "poison",
     "atomic_add", "atomic_sub", "atomic_max", "atomic_min", "atomic_nanmax", "atomic_nanmin", "atomic_and_",
@@ -42,195 +56,11 @@ IMPORTS = (
     "import operator as _operator",
     "import numpy as _np",
     "from numba import njit as _njit",
-    "from labkit.simt.inference import KernelCompiler as _KernelCompiler",
+    "from labkit.simt.codegen.inference import KernelCompiler as _KernelCompiler",
     *(f"from labkit.simt.lowlevel import {helper} as _{helper}" for helper in HELPERS),
     *(f"from labkit.simt.ptx_compiled import {helper} as _ptx_{helper}" for helper in ptx_compiled.HELPERS),
 )
-HIDDEN_IDS = ("_E", "_t", "_b", *ID_NAMES)  # what a device function is handed beside its own arguments
-_PURE_CALLS = {"len", "min", "max", "int", "abs", "float", "bool"}
 _ALIGN = 64
-
-
-class Read(ast.stmt):
-    """The second half of a collective: each thread reads what the others left."""
-
-    _fields = ()
-
-
-@dataclass
-class Region:
-    """Statements without a barrier: one thread after the other."""
-
-    statements: list = field(default_factory=list)
-
-
-@dataclass
-class Branch:
-    test: ast.expr
-    body: list
-    orelse: list
-    line: int
-
-
-@dataclass
-class Loop:
-    """While a thread's test holds (or, for a range, while its counter runs)."""
-
-    node: ast.stmt
-    body: list
-    names: dict
-    uniform: bool = False
-
-
-@dataclass
-class Call:
-    """An inlined device function that some threads may leave before others."""
-
-    label: str
-    name: str
-    body: list
-
-
-@dataclass
-class Wait:
-    """A barrier or a collective, between its two halves. `args` are the names of the values that threads contribute."""
-
-    sync: Sync
-    args: list
-
-
-def full_name(op):
-    """What an error calls a barrier or a collective."""
-    return op if op.startswith("ptx.") else f"cuda.{op}"
-
-
-def _is_integer(ty):
-    return isinstance(ty, types.Integer)
-
-
-_MASK = ("mask", _is_integer, "an integer is needed")
-_SHUFFLED = ("value", lambda ty: ty in (types.int32, types.int64, types.float32, types.float64),
-             "int32, int64, float32 and float64 are allowed")  # fmt: skip
-_COUNTED = ("predicate", _is_integer, "an integer is needed: wrap the condition, int32(...)")
-_VOTED = ("predicate", lambda ty: isinstance(ty, (types.Integer, types.Boolean)), "an integer or a bool is needed")
-_FRAGMENT = ("register of a fragment", _is_integer, "a uint32 is needed")
-_ACCUMULATOR = ("accumulator", lambda ty: isinstance(ty, types.Float), "a float32 is needed")
-MMA = {  # the kind of A and B as ptx_compiled has it
-    "ptx.mma_m16n8k16_f32_f16": 0, "ptx.mma_m16n8k16_f32_bf16": 1, "ptx.mma_m16n8k8_f32_tf32": 2,
-}  # fmt: skip
-_HALF_MMA = "ptx.mma_m16n8k16_f16_f16"
-_COLLECTIVE_TYPES = {
-    **dict.fromkeys(MMA, (_FRAGMENT,) * 6 + (_ACCUMULATOR,) * 4),
-    _HALF_MMA: (_FRAGMENT,) * 8,
-    **{f"syncthreads_{name}": (_COUNTED,) for name in ("count", "and", "or")},
-    **dict.fromkeys(SHUFFLES, (_MASK, _SHUFFLED, ("lane", _is_integer, "an integer is needed"))),
-    **dict.fromkeys(VOTES, (_MASK, _VOTED)),
-    "syncwarp": (_MASK,),
-}
-
-
-def _reads(node):
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-
-
-def _writes(node):
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-
-
-def _is_range(node):
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range"
-
-
-def _own(statements, kind):
-    """True if a break or continue (kind) among the statements belongs to the loop around them."""
-    for s in statements:
-        if isinstance(s, kind):
-            return True
-        if isinstance(s, (ast.If, Inline)) and (_own(s.body, kind) or _own(getattr(s, "orelse", []), kind)):
-            return True
-    return False
-
-
-class _Folder(ast.NodeTransformer):
-    """Leaves out branches that the kernel's settings and the number of its arrays' axes decide, as Numba does."""
-
-    def __init__(self, ndims):
-        self.ndims = ndims
-
-    def block(self, statements):
-        return [new for s in statements for new in self._statements(self.visit(s))]
-
-    @staticmethod
-    def _statements(result):
-        return result if isinstance(result, list) else [result]
-
-    def visit_Attribute(self, node):
-        if node.attr == "ndim" and isinstance(node.value, ast.Name) and node.value.id in self.ndims:
-            return ast.copy_location(ast.Constant(self.ndims[node.value.id]), node)
-        return self.generic_visit(node)
-
-    def visit_If(self, node):
-        node.test = self.visit(node.test)
-        if all(isinstance(n, FOLDABLE) for n in ast.walk(node.test)):
-            chosen = node.body if eval(compile(ast.Expression(node.test), "<setting>", "eval")) else node.orelse
-            return self.block(chosen) or [ast.copy_location(ast.Pass(), node)]
-        node.body, node.orelse = self.block(node.body), self.block(node.orelse)
-        return node
-
-
-class _Flow:
-    """What a region reads before it writes it, what it writes, and what it surely writes."""
-
-    def __init__(self, statements):
-        self.exposed, self.assigned, self.leaves = set(), set(), False
-        defined = self._block(statements, set())
-        self.surely = self.assigned if defined is None else defined
-
-    def _read(self, node, defined):
-        self.exposed |= _reads(node) - defined
-
-    def _write(self, names, defined):
-        self.assigned |= names
-        defined |= names
-
-    def _block(self, statements, defined):
-        """The names that are set after the statements; None if the end is never reached."""
-        for s in statements:
-            if isinstance(s, (Exit, ast.Break, ast.Continue)):
-                self.leaves |= not (isinstance(s, Exit) and s.label == "kernel")
-                return None
-            if isinstance(s, Read):
-                self._write({s.target} if s.target else set(), defined)
-            elif isinstance(s, ast.Assign):
-                self._read(s.value, defined)
-                for target in s.targets:
-                    self._read(target, defined)
-                    self._write(_writes(target), defined)
-            elif isinstance(s, ast.AugAssign):
-                self._read(s.value, defined)
-                self._read(s.target, defined)
-                if isinstance(s.target, ast.Name):
-                    self.exposed |= {s.target.id} - defined
-                    self._write({s.target.id}, defined)
-            elif isinstance(s, ast.If):
-                self._read(s.test, defined)
-                self._write(_writes(s.test), defined)
-                yes, no = self._block(s.body, set(defined)), self._block(s.orelse, set(defined))
-                if yes is None and no is None:
-                    return None
-                defined = no if yes is None else yes if no is None else yes & no
-            elif isinstance(s, ast.While):
-                self._read(s.test, defined)
-                self._block(s.body, set(defined))
-            elif isinstance(s, ast.For):
-                self._read(s.iter, defined)
-                inner = set(defined)
-                self._write(_writes(s.target), inner)
-                self._block(s.body, inner)
-            else:
-                self._read(s, defined)
-                self._write(_writes(s), defined)
-        return defined
 
 
 class Generator:
@@ -1198,181 +1028,6 @@ class Generator:
 def code_name(program):
     """The name of the generated function: the kernel's, unless the generated code needs that for something else."""
     return f"kernel_{program.name}" if program.name.startswith("_") or program.name in BUILTINS else program.name
-
-
-def _targets(node):
-    """Names that a statement assigns by itself, not in what it contains."""
-    if isinstance(node, ast.Assign):
-        return {n for t in node.targets for n in _writes(t)}
-    if isinstance(node, Sync):
-        return {node.target.id} if node.target is not None else set()
-    return _writes(node.target)
-
-
-def _matrices(sync):
-    """How many matrices an ldmatrix loads."""
-    return 4 if "_x4" in sync.op else 2
-
-
-def _contributed(sync):
-    """The expressions that a thread evaluates before it waits."""
-    if not sync.op.startswith("ptx.ldmatrix"):
-        return sync.args
-    count = ast.Constant(_matrices(sync))
-    call = ast.Call(ast.Name("_ptx_row_address", ast.Load()), [*sync.args, count], [])
-    call.intrinsic, call.lineno, call.filename = ptx.INTRINSICS[sync.op[4:]], sync.lineno, sync.filename
-    return [call]
-
-
-def _collective_type(sync):
-    op, names = sync.op, sync.names
-    if op in MMA:
-        return "(_np.float32(0), _np.float32(0), _np.float32(0), _np.float32(0))"
-    if op.startswith("ptx."):
-        words = ["_np.uint32(0)"] * (2 if op == _HALF_MMA else _matrices(sync))
-        return f"({', '.join(words)})"
-    if op in SHUFFLES:
-        return names[1]
-    if op in ("all_sync", "any_sync", "eq_sync"):
-        return "_go"  # a bool that Numba cannot prove: it would leave a branch without types
-    if op == "match_all_sync":
-        return "(_np.int32(0), _go)"
-    return "_np.uint32(0)" if op == "activemask" else "_np.int32(0)"
-
-
-class _TypedCalls(ast.NodeTransformer):
-    """Atomics and device functions with their hidden arguments, as in the code that will run."""
-
-    def visit_Call(self, node):
-        self.generic_visit(node)
-        name = node.func.id if isinstance(node.func, ast.Name) else ""
-        if name.startswith("_atomic"):
-            node.args += [ast.Name(n, ast.Load()) for n in ("_E", "_t", "_b", "_b")]
-        elif _touches_memory(node):
-            sites = ["_b"] * (2 if node.intrinsic.name in TWO_ARRAYS else 1)
-            node.args += [ast.Name(n, ast.Load()) for n in ("_E", "_t", "_b", *sites)]
-        elif getattr(node, "device", False):
-            node.args += [ast.Name(n, ast.Load()) for n in HIDDEN_IDS]
-        elif name in ("_poison", "_assertion"):
-            return ast.Constant(None)
-        return node
-
-
-TWO_ARRAYS = {"cp_async_16", "cp_async_4"}
-
-
-def _touches_memory(node):
-    """True for a call of an intrinsic that is handed its place in the source, to check addresses."""
-    stub = getattr(node, "intrinsic", None)
-    return stub is not None and (stub.kind == "memory" or stub.name.startswith("ldmatrix"))
-
-
-def _typed(node):
-    return ast.unparse(_TypedCalls().visit(copy.deepcopy(node)))
-
-
-class _Checker(ast.NodeTransformer):
-    """Plain indexing -> checked loads and stores, atomics and device functions with their hidden arguments."""
-
-    def __init__(self, generator, line):
-        self.generator, self.at = generator, line
-        self.before = []
-
-    def statement(self, s):
-        """The statements that stand for a simple statement (no control flow)."""
-        s = copy.deepcopy(s)
-        if self.generator.pretty:
-            return [s]
-        if isinstance(s, ast.Assign) and self.generator.checked:
-            target = s.targets[0]
-            if isinstance(target, ast.Subscript) and self._is_checked(target):
-                return self._emit_store(target, self.visit(s.value))
-            if isinstance(target, ast.Tuple) and any(isinstance(t, ast.Subscript) for t in target.elts):
-                raise UnsupportedError(
-                    f"{self.generator.program.name}, line {s.lineno}: unpacking into array elements is not supported; "
-                    f"unpack into names first ({place(self.generator.filename)})"
-                )
-        is_update = isinstance(s, ast.AugAssign) and isinstance(s.target, ast.Subscript)
-        if is_update and self.generator.checked and self._is_checked(s.target):
-            loaded = ast.Subscript(copy.deepcopy(s.target.value), copy.deepcopy(s.target.slice), ast.Load())
-            return self._emit_store(s.target, ast.BinOp(self.visit(loaded), s.op, self.visit(s.value)))
-        return [self.visit(s)]
-
-    def _is_checked(self, node):
-        if isinstance(node.value, ast.Attribute) and node.value.attr in ("shape", "strides"):
-            return False
-        if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
-            return False
-        return not any(isinstance(n, ast.Slice) for n in ast.walk(node.slice))
-
-    def _names(self, *names):
-        return [ast.Name(n, ast.Load()) for n in names]
-
-    def _site(self, node, intrinsic=None):
-        """The number of this place in the source. Its text: the array, or `intrinsic|array`."""
-        named = copy.deepcopy(node)
-        for name in ast.walk(named):
-            if isinstance(name, ast.Name):
-                name.id = getattr(name, "shown", name.id)
-        line, filename = getattr(node, "lineno", self.at), getattr(node, "filename", None)
-        text = ast.unparse(named) if intrinsic is None else f"{intrinsic}|{ast.unparse(named)}"
-        return ast.Constant(self.generator.site(line, text, filename))
-
-    def _emit_store(self, target, value):
-        site = self._site(target.value)
-        arguments = [self.visit(target.value), self.visit(target.slice), value, *self._names("_E", "_t", "_b"), site]
-        return [ast.Expr(ast.Call(ast.Name("_store", ast.Load()), arguments, []))]
-
-    def visit_Subscript(self, node):
-        if self.generator.pretty or not self.generator.checked:
-            return self.generic_visit(node)
-        if not self._is_checked(node) and isinstance(node.slice, ast.Tuple):
-            return self._check_axes(node)
-        if not self._is_checked(node) or not isinstance(node.ctx, ast.Load):
-            return self.generic_visit(node)
-        site = self._site(node.value)
-        arguments = [self.visit(node.value), self.visit(node.slice), *self._names("_E", "_t", "_b"), site]
-        return ast.Call(ast.Name("_load", ast.Load()), arguments, [])
-
-    def _check_axes(self, node):
-        site = self._site(node.value)
-        array = self.visit(node.value)
-        parts = []
-        for k, part in enumerate(node.slice.elts):
-            if isinstance(part, ast.Slice):
-                parts.append(self.generic_visit(part))
-            else:
-                arguments = [array, ast.Constant(k), self.visit(part), *self._names("_E", "_t", "_b"), site]
-                parts.append(ast.Call(ast.Name("_axis", ast.Load()), arguments, []))
-        return ast.Subscript(array, ast.Tuple(parts, ast.Load()), node.ctx)
-
-    def visit_Call(self, node):
-        name = node.func.id if isinstance(node.func, ast.Name) else ""
-        if self.generator.pretty:
-            return self.generic_visit(node)
-        if name == "_assertion":
-            numbers = [ast.Constant(0)] * 3
-            where = [*self._names("_E", "_t", "_b"), ast.Constant(self.generator.site(self.at, "assert"))]
-            return ast.Call(ast.Name("_fail", ast.Load()), [ast.Constant(_slot("ASSERTION")), *where, *numbers], [])
-        sites = [self._site(node.args[0])] if name.startswith("_atomic") else []
-        if _touches_memory(node):
-            stub = node.intrinsic
-            arrays = [node.args[k] for k in (0, 2)] if stub.name in TWO_ARRAYS else node.args[:1]
-            arrays = arrays if stub.params and stub.params[0] in ("array", "shared") else [ast.Name("", ast.Load())]
-            sites = [self._site(array, stub.full_name) for array in arrays]
-        device = getattr(node, "device", False)
-        self.generic_visit(node)
-        if sites:
-            node.args += [*self._names("_E", "_t", "_b"), *sites]
-        if device:
-            node.args += self._names(*HIDDEN_IDS)
-        return node
-
-
-def _slot(name):
-    from labkit.simt import lowlevel
-
-    return getattr(lowlevel, name)
 
 
 def _round_up(n, unit):
