@@ -10,35 +10,35 @@ HIDDEN_IDS = ("_E", "_t", "_b", *ID_NAMES)  # what a device function is handed b
 TWO_ARRAYS = {"cp_async_16", "cp_async_4"}
 
 
-def _touches_memory(node):
+def touches_memory(node):
     """True for a call of an intrinsic that is handed its place in the source, to check addresses."""
     stub = getattr(node, "intrinsic", None)
     return stub is not None and (stub.kind == "memory" or stub.name.startswith("ldmatrix"))
 
 
-class _Checker(ast.NodeTransformer):
+class Checker(ast.NodeTransformer):
     """Plain indexing -> checked loads and stores, atomics and device functions with their hidden arguments."""
 
-    def __init__(self, generator, line):
-        self.generator, self.at = generator, line
+    def __init__(self, out, line):
+        self.out, self.at = out, line
         self.before = []
 
     def statement(self, s):
         """The statements that stand for a simple statement (no control flow)."""
         s = copy.deepcopy(s)
-        if self.generator.pretty:
+        if self.out.pretty:
             return [s]
-        if isinstance(s, ast.Assign) and self.generator.checked:
+        if isinstance(s, ast.Assign) and self.out.checked:
             target = s.targets[0]
             if isinstance(target, ast.Subscript) and self._is_checked(target):
                 return self._emit_store(target, self.visit(s.value))
             if isinstance(target, ast.Tuple) and any(isinstance(t, ast.Subscript) for t in target.elts):
                 raise UnsupportedError(
-                    f"{self.generator.program.name}, line {s.lineno}: unpacking into array elements is not supported; "
-                    f"unpack into names first ({place(self.generator.filename)})"
+                    f"{self.out.kernel}, line {s.lineno}: unpacking into array elements is not supported; "
+                    f"unpack into names first ({place(self.out.filename)})"
                 )
         is_update = isinstance(s, ast.AugAssign) and isinstance(s.target, ast.Subscript)
-        if is_update and self.generator.checked and self._is_checked(s.target):
+        if is_update and self.out.checked and self._is_checked(s.target):
             loaded = ast.Subscript(copy.deepcopy(s.target.value), copy.deepcopy(s.target.slice), ast.Load())
             return self._emit_store(s.target, ast.BinOp(self.visit(loaded), s.op, self.visit(s.value)))
         return [self.visit(s)]
@@ -61,7 +61,7 @@ class _Checker(ast.NodeTransformer):
                 name.id = getattr(name, "shown", name.id)
         line, filename = getattr(node, "lineno", self.at), getattr(node, "filename", None)
         text = ast.unparse(named) if intrinsic is None else f"{intrinsic}|{ast.unparse(named)}"
-        return ast.Constant(self.generator.site(line, text, filename))
+        return ast.Constant(self.out.site(line, text, filename))
 
     def _emit_store(self, target, value):
         site = self._site(target.value)
@@ -69,7 +69,7 @@ class _Checker(ast.NodeTransformer):
         return [ast.Expr(ast.Call(ast.Name("_store", ast.Load()), arguments, []))]
 
     def visit_Subscript(self, node):
-        if self.generator.pretty or not self.generator.checked:
+        if self.out.pretty or not self.out.checked:
             return self.generic_visit(node)
         if not self._is_checked(node) and isinstance(node.slice, ast.Tuple):
             return self._check_axes(node)
@@ -93,14 +93,14 @@ class _Checker(ast.NodeTransformer):
 
     def visit_Call(self, node):
         name = node.func.id if isinstance(node.func, ast.Name) else ""
-        if self.generator.pretty:
+        if self.out.pretty:
             return self.generic_visit(node)
         if name == "_assertion":
             numbers = [ast.Constant(0)] * 3
-            where = [*self._names("_E", "_t", "_b"), ast.Constant(self.generator.site(self.at, "assert"))]
-            return ast.Call(ast.Name("_fail", ast.Load()), [ast.Constant(_slot("ASSERTION")), *where, *numbers], [])
+            where = [*self._names("_E", "_t", "_b"), ast.Constant(self.out.site(self.at, "assert"))]
+            return ast.Call(ast.Name("_fail", ast.Load()), [ast.Constant(slot("ASSERTION")), *where, *numbers], [])
         sites = [self._site(node.args[0])] if name.startswith("_atomic") else []
-        if _touches_memory(node):
+        if touches_memory(node):
             stub = node.intrinsic
             arrays = [node.args[k] for k in (0, 2)] if stub.name in TWO_ARRAYS else node.args[:1]
             arrays = arrays if stub.params and stub.params[0] in ("array", "shared") else [ast.Name("", ast.Load())]
@@ -114,7 +114,7 @@ class _Checker(ast.NodeTransformer):
         return node
 
 
-def _slot(name):
+def slot(name):
     from labkit.simt import lowlevel
 
     return getattr(lowlevel, name)
