@@ -18,7 +18,6 @@ from numba.np import numpy_support
 
 from labkit.simt import launch as launching
 from labkit.simt.arrays import DeviceNDArray
-from labkit.simt.codegen.types import full_name
 from labkit.simt.errors import (
     ArgumentError,
     BarrierError,
@@ -33,10 +32,9 @@ from labkit.simt.errors import (
 )
 from labkit.simt.interpreted_source import _module
 from labkit.simt.interpreted_values import _HELPERS, as_seen, converter, dtype_of, new_value
-from labkit.simt.ir import ID_NAMES, DtypeOf, sync_kind
-from labkit.simt.ptx_interpreted import WINDOW, Block, Intrinsics, Pending, mma
-from labkit.simt.ptx_interpreted import ldmatrix as load_matrices
-from labkit.simt.stubs import SHUFFLES
+from labkit.simt.ir import ID_NAMES, DtypeOf
+from labkit.simt.ptx_interpreted import WINDOW, Block, Intrinsics, Pending
+from labkit.simt.scheduler import Scheduler
 
 
 def _round_up(n, unit):
@@ -98,8 +96,8 @@ class Interpreter:
             raise ArgumentError(
                 f"{self.program.name} takes {len(params)} arguments ({', '.join(params)}), {len(args)} given"
             )
-        self.current, self.state, self.deadline, self.ticks, self.epoch = None, None, None, 0, 0
-        self.intrinsics = Intrinsics(self)
+        self.current, self.state, self.deadline, self.ticks = None, None, None, 0
+        self.intrinsics, self.scheduler = Intrinsics(self), Scheduler(self)
         self._place_shared()
 
     def _place_shared(self):
@@ -165,8 +163,8 @@ class Interpreter:
             if lines and ended:
                 gx, gy, _ = self.grid
                 b = ended[0]
-                name = self._short((b % gx, b // gx % gy, b // (gx * gy)), self.grid)
-                self._stuck(
+                name = self.short((b % gx, b // gx % gy, b // (gx * gy)), self.grid)
+                self.stuck(
                     "grid", lines[0], None, "grid_sync",
                     f"cg.this_grid().sync() was reached by {len(waiting) - len(ended)} of the {len(waiting)} blocks; "
                     f"block {name} has ended without it. Every thread of the grid must reach it.", lines, [], block=b,
@@ -340,7 +338,7 @@ class Interpreter:
         thread = thread or self.current
         gx, gy, _ = self.grid
         block = (thread.block % gx, thread.block // gx % gy, thread.block // (gx * gy))
-        return f"block {self._short(block, self.grid)}, thread {self._short(thread.where, self.block)}"
+        return f"block {self.short(block, self.grid)}, thread {self.short(thread.where, self.block)}"
 
     def _where(self, line, thread=None):
         thread = thread or self.current
@@ -385,7 +383,7 @@ class Interpreter:
             self.ids, self.state = ids_of_block, state
             for thread in self._in_order(runnable):
                 self._advance(thread)
-            runnable = self._resolve(threads)
+            runnable = self.scheduler.resolve(threads)
             if runnable == "grid":
                 yield threads[0].request[1]
                 for thread in threads:
@@ -442,255 +440,7 @@ class Interpreter:
         found.array, found.index, found.shape = "", (), ()
         return found
 
-    # ---------------- barriers and collectives
-
-    def _resolve(self, threads):
-        """The threads that can go on, "grid" at a grid barrier, or none; tells of threads that can never go on."""
-        while True:
-            warps, warpgroups, waits, blocked = set(), {}, [], []
-            for thread in threads:
-                if thread.done:
-                    continue
-                kind = self._kind(thread.request[0])
-                if kind == "warp":
-                    warps.add(thread.linear // 32)
-                elif kind == "warpgroup":
-                    warpgroups.setdefault((thread.linear // 128, *thread.request[:2]), []).append(thread)
-                elif kind == "wait":
-                    waits.append(thread)
-                else:
-                    blocked.append(thread)
-            going = []
-            for w in sorted(warps):
-                going += self._resolve_warp(threads[32 * w : 32 * w + 32])
-            for group in warpgroups.values():
-                if len(group) == 128:
-                    self._resolve_warpgroup(group)
-                    going += group
-            going += self._resolve_waits(waits)
-            if going:
-                return going
-            if blocked and len(blocked) == len(threads) and len({t.request[:2] for t in blocked}) == 1:
-                return self._pass_barrier(threads)
-            if not self.intrinsics.deliver():
-                break
-        waiting = [t for t in threads if not t.done]
-        if not waiting:
-            return []
-        if waits:
-            self._deadlocked(waiting)
-        elif warps:
-            self._diverged([t for t in waiting if self._kind(t.request[0]) == "warp"], threads, "warp")
-        elif warpgroups:
-            self._diverged(next(iter(warpgroups.values())), threads, "warpgroup")
-        else:
-            self._diverged(waiting, threads, "block")
-        return []
-
-    _kinds = {}
-
-    def _kind(self, op):
-        kind = self._kinds.get(op)
-        if kind is None:
-            kind = self._kinds[op] = sync_kind(op)
-        return kind
-
-    def _pass_barrier(self, threads):
-        op, line, _ = threads[0].request
-        self.passed_barrier(line)
-        if op == "grid_sync":
-            return "grid"
-        if op != "syncthreads":
-            values = [bool(t.request[2][0]) for t in threads]
-            result = {"count": sum(values), "and": int(all(values)), "or": int(any(values))}[op.split("_")[1]]
-            for t in threads:
-                t.reply = result
-        self._order(threads)
-        return threads
-
-    def _order(self, threads):
-        """What these threads did before comes before what they do now."""
-        self.epoch += 1
-        for t in threads:
-            t.epoch = self.epoch
-
-    def _resolve_warpgroup(self, group):
-        op = group[0].request[0]
-        if op == "ptx.wgmma_wait":
-            self.intrinsics.finish_products(group)
-        else:
-            self.intrinsics.start_product(op[4:], group)
-
-    def _resolve_waits(self, waits):
-        """Threads at mbarriers whose phase has ended, and at named barriers that are complete."""
-        going, named = [], {}
-        for t in waits:
-            op, line, args = t.request
-            if op == "ptx.named_barrier_sync":
-                named.setdefault(int(args[0]), []).append(t)
-            elif self.intrinsics.barrier("mbarrier_wait", args[0], args[1], line, t).passes(args[2]):
-                going.append(t)
-        for number, group in named.items():
-            wanted = {int(t.request[2][1]) for t in group}
-            first = group[0]
-            if len(wanted) > 1 or max(wanted) % 32 or len(group) > max(wanted) or not 0 <= number < 16:
-                self.fault(
-                    "assertion", first.request[1],
-                    f"waits at named barrier {number} for {' or '.join(map(str, sorted(wanted)))} threads, and "
-                    f"{len(group)} are there: all must name one multiple of 32, and a barrier from 0 to 15", first,
-                )  # fmt: skip
-            if len(group) == max(wanted):
-                self._order(group)
-                going += group
-        passed = [t for t in going if t.request[0] == "ptx.mbarrier_wait"]
-        if passed:
-            self._order(passed)
-        return going
-
-    def _resolve_warp(self, warp):
-        """Lanes of a warp whose collective is complete go on, with its result."""
-        groups = {}
-        for t in warp:
-            if not t.done and self._kind(t.request[0]) == "warp":
-                groups.setdefault(t.request[:2], []).append(t)
-        going = []
-        for (op, _), lanes in groups.items():
-            present = {t.linear % 32: t for t in lanes}
-            if op.startswith("ptx."):
-                if len(lanes) == 32:
-                    self._intrinsic(op[4:], lanes)
-                    going += lanes
-                continue
-            if op == "activemask":
-                bits = sum(1 << lane for lane in present)
-                for t in lanes:
-                    t.reply = bits
-                going += lanes
-                continue
-            alive = {t.linear % 32 for t in warp if not t.done}
-            for t in lanes:
-                mask = (int(t.request[2][0]) if t.request[2] else 0xFFFFFFFF) & 0xFFFFFFFF
-                named = {lane for lane in alive if mask >> lane & 1}
-                if named <= set(present) and mask >> (t.linear % 32) & 1:
-                    t.reply = self._collective(op, t, {lane: present[lane] for lane in named})
-                    going.append(t)
-        for t in going:
-            if t.request[0] == "syncwarp":
-                t.warp_epoch += 1
-        return going
-
-    def _intrinsic(self, name, lanes):
-        """ldmatrix or mma, by the 32 lanes of a warp in order."""
-        if name.startswith("mma"):
-            results = mma(name, [t.request[2] for t in lanes])
-        else:
-            count = 4 if "_x4" in name else 2
-            rows = np.zeros((8 * count, 8), np.uint16)
-            for t, row in zip(lanes, rows, strict=False):
-                self.current = t
-                (shared, i), line = t.request[2], t.request[1]
-                found = self.wide("load", name, shared, int(i), 16, 16, line, t.generator.gi_frame)
-                if found is not None:
-                    row[...] = found.view(np.uint16)
-            results = load_matrices(rows, count, name.endswith("trans"))
-        for t, result in zip(lanes, results, strict=True):
-            t.reply = result
-
-    def _collective(self, op, thread, lanes):
-        lane, args = thread.linear % 32, thread.request[2]
-        if op == "syncwarp":
-            return None
-        if op in SHUFFLES:
-            delta = int(args[2])
-            source = {
-                "shfl_sync": delta & 31,
-                "shfl_up_sync": lane - delta,
-                "shfl_down_sync": lane + delta,
-                "shfl_xor_sync": lane ^ delta,
-            }[op]
-            if not 0 <= source <= 31:
-                return args[1]
-            if source not in lanes:
-                self._stuck(
-                    "warp", thread.request[1], thread, op,
-                    f"{self._who(thread)} reads lane {source} with cuda.{op}, and that lane takes no part in it: it "
-                    "has returned, does not exist, or is not in the mask.", index=source)  # fmt: skip
-                return args[1]
-            return lanes[source].request[2][1]
-        values = {k: t.request[2][1] for k, t in lanes.items()}
-        bits = sum(1 << k for k, v in values.items() if v)
-        everyone = sum(1 << k for k in values)
-        if op == "match_any_sync":
-            return sum(1 << k for k, v in values.items() if v == args[1])
-        if op == "match_all_sync":
-            same = all(v == args[1] for v in values.values())
-            return (everyone, True) if same else (0, False)
-        ballot = bits - (1 << 32) if bits >> 31 else bits
-        return {
-            "all_sync": bits == everyone,
-            "any_sync": bits != 0,
-            "eq_sync": bits in (0, everyone),
-            "ballot_sync": ballot,
-        }[op]
-
-    def _diverged(self, waiting, threads, who):
-        """Tells of a barrier, or a collective of a warp or warpgroup, that its threads can never pass together."""
-        first = waiting[0]
-        op, line, _ = first.request
-        name = "cg.this_grid().sync" if op == "grid_sync" else full_name(op)
-        of_block = "" if self.blocks == 1 else f" of {self._block_name(first)}"
-        if who == "block":
-            group = f"threads of {self._block_name(first)}"
-            rule = "Every thread of the block must reach the same barrier, or none of them."
-        else:
-            size = 32 if who == "warp" else 128
-            number = first.linear // size
-            threads = [t for t in threads if t.linear // size == number]
-            group = f"{'lanes' if who == 'warp' else 'threads'} of {who} {number}{of_block}"
-            rule = "Every lane that the mask names must make the same call."
-            if op.startswith("ptx."):
-                rule = f"All {size} must make the same call."
-        here = [t for t in threads if not t.done and t.request[:2] == first.request[:2]]
-        others = [t for t in threads if t not in here] or here
-        other = others[0]
-        if other.done:
-            where = "has ended without it"
-        elif other not in here:
-            where = f"waits at line {other.request[1]}"
-        else:
-            where = "is not named by its mask"
-        lines = sorted({line, *(t.request[1] for t in others if not t.done)})
-        who = "warp" if who == "warpgroup" else who
-        self._stuck(
-            who, line, first, op,
-            f"{name}() was reached by {len(here)} of the {len(threads)} {group}; "
-            f"thread {self._short(other.where, self.block)} {where}. {rule}", lines, others)  # fmt: skip
-
-    def _deadlocked(self, waiting):
-        """Nobody can go on, and some wait at mbarriers or named barriers."""
-        groups = {}
-        for t in waiting:
-            op, line, args = t.request
-            if op == "ptx.mbarrier_wait":
-                barrier = self.intrinsics.barrier("mbarrier_wait", args[0], args[1], line, t)
-                told = f"at line {line} for {barrier.name}, parity {int(args[2])} ({barrier})"
-            elif op == "ptx.named_barrier_sync":
-                told = f"at line {line} for {int(args[1])} threads at named barrier {int(args[0])}"
-            else:
-                told = f"at line {line} in {full_name(op)}()"
-            groups.setdefault((line, told), []).append(t)
-        parts = [
-            f"{_ranges([t.linear for t in group])} {'waits' if len(group) == 1 else 'wait'} {told}"
-            for (_, told), group in groups.items()
-        ]
-        first = waiting[0]
-        lines = sorted({line for line, _ in groups})
-        self._stuck(
-            "deadlock", lines[0], first, first.request[0],
-            f"deadlock in {self._block_name(first)}: no thread can go on. {'; '.join(parts)}.", lines, waiting[:1],
-        )  # fmt: skip
-
-    def _stuck(self, kind, line, thread, op, sentence, lines=(), others=(), index=None, block=None):
+    def stuck(self, kind, line, thread, op, sentence, lines=(), others=(), index=None, block=None):
         """Threads that can never go on: raises. kind: "warp", "block", "grid" or "deadlock"."""
         kinds = {"deadlock": DeadlockError, "warp": WarpError}
         self._raise(kinds.get(kind, BarrierError), line, sentence, thread)
@@ -698,31 +448,19 @@ class Interpreter:
     # ---------------- words
 
     @staticmethod
-    def _short(position, shape):
+    def short(position, shape):
         if shape[1] == shape[2] == 1:
             return str(position[0])
         return str(tuple(position[:2] if shape[2] == 1 else position))
 
-    def _block_name(self, thread):
+    def block_name(self, thread):
         gx, gy, _ = self.grid
         position = (thread.block % gx, thread.block // gx % gy, thread.block // (gx * gy))
-        return f"block {self._short(position, self.grid)}"
+        return f"block {self.short(position, self.grid)}"
 
-    def _who(self, thread):
-        name = f"thread {self._short(thread.where, self.block)}"
-        return name if self.blocks == 1 else f"{name} of {self._block_name(thread)}"
-
-
-def _ranges(numbers):
-    """Thread numbers in words: thread 5; threads 0 to 127; threads 0 to 31, 64."""
-    runs = []
-    for n in sorted(numbers):
-        if runs and runs[-1][1] == n - 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    text = ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in runs[:4]) + (", ..." if len(runs) > 4 else "")
-    return f"thread {text}" if len(numbers) == 1 else f"threads {text}"
+    def who(self, thread):
+        name = f"thread {self.short(thread.where, self.block)}"
+        return name if self.blocks == 1 else f"{name} of {self.block_name(thread)}"
 
 
 def _has_effects(node):

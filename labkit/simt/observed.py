@@ -379,7 +379,7 @@ class _Observation(Interpreter):
     def passed_barrier(self, line):
         self.report.count("barriers", line)
 
-    def _stuck(self, kind, line, thread, op, sentence, lines=(), others=(), index=None, block=None):
+    def stuck(self, kind, line, thread, op, sentence, lines=(), others=(), index=None, block=None):
         self.report.divergent_barriers.append(
             Finding(
                 "divergent_barrier", self.program.name, list(lines) or [line],
@@ -409,7 +409,7 @@ class _Observation(Interpreter):
         self.report.outside(
             Finding(
                 "out_of_bounds", self.program.name, [line], [thread.where], thread.block, array.name, (i,),
-                f"line {line}: {self._who(thread)} {verb} elements {i} to {i + count - 1} of {array.name} with "
+                f"line {line}: {self.who(thread)} {verb} elements {i} to {i + count - 1} of {array.name} with "
                 f"ptx.{name}, and its shape {array.shape} has {array.size:,} elements.",
             ),
             array.name, line,
@@ -449,7 +449,7 @@ class _Observation(Interpreter):
             Finding(
                 "race", self.program.name, sorted({write, read}), [reader.where, writer.where], reader.block, seen.name,
                 index,
-                f"race: {self._who(reader)} reads {place} at line {read} with ptx.load_nc4, and {self._who(writer)} "
+                f"race: {self.who(reader)} reads {place} at line {read} with ptx.load_nc4, and {self.who(writer)} "
                 f"writes it at line {write} in the same launch: that cache does not see stores. Use ptx.load_global4.",
             ),
             ("read only", seen.name, write, read), 2,
@@ -487,7 +487,7 @@ class _Observation(Interpreter):
                 Finding(
                     "race", self.program.name, sorted({written, line}), [writer.where, thread.where], thread.block,
                     self.state.name_of(late[0])[0], None,
-                    f"race: {self._who(writer)} writes {self.state.name_of(late[0])[0]} at line {written}, and "
+                    f"race: {self.who(writer)} writes {self.state.name_of(late[0])[0]} at line {written}, and "
                     f"ptx.{name} at line {line} reads it with no ptx.fence_proxy_async() by the writer in between. Put "
                     f"ptx.fence_proxy_async() after line {written}, before the barrier.",
                 ),
@@ -521,7 +521,7 @@ class _Observation(Interpreter):
                     Finding(
                         "race", self.program.name, sorted({read, line}), [reader.where, self.current.where],
                         self.current.block, seen.name, index,
-                        f"race: {self._who(self.current)} writes {place} at line {line}, and ptx.{name} of line {read} "
+                        f"race: {self.who(self.current)} writes {place} at line {line}, and ptx.{name} of line {read} "
                         "may still read it: no ptx.wgmma_wait has covered it. Put ptx.wgmma_wait(0) (and a barrier) "
                         f"before line {line}.",
                     ),
@@ -556,7 +556,7 @@ class _Observation(Interpreter):
             why = f"ptx.cp_async_wait({last[0]}) at line {last[1]} leaves it under way"
         else:
             why = "no ptx.cp_async_wait has come after it"
-        whose = "its own copy" if owner is thread else f"the copy that {self._who(owner)} started"
+        whose = "its own copy" if owner is thread else f"the copy that {self.who(owner)} started"
         advice = f"Put ptx.cp_async_wait(0) and cuda.syncthreads() before line {line}."
         if uncommitted:
             advice = f"Put ptx.cp_async_commit() after line {copy.line}, and a wait that covers it before line {line}."
@@ -566,7 +566,7 @@ class _Observation(Interpreter):
             Finding(
                 "race", self.program.name, sorted({copy.line, line}), [owner.where, thread.where], thread.block,
                 seen.name, index,
-                f"race: {self._who(thread)} {verb} {place} at line {line}, and {whose} into it at line {copy.line} "
+                f"race: {self.who(thread)} {verb} {place} at line {line}, and {whose} into it at line {copy.line} "
                 f"(ptx.{copy.name}) may still be under way: {why}. {advice}",
             ),
             (seen.name, frozenset([(copy.line, "copy"), (line, verb)])),
@@ -632,7 +632,7 @@ class _Observation(Interpreter):
             thread.block,
             seen.name,
             index,
-            f"line {line}: {self._who(thread)} reads {place}, {kind} that nothing has written yet.",
+            f"line {line}: {self.who(thread)} reads {place}, {kind} that nothing has written yet.",
         )
 
     def out_of_bounds(self, seen, index, frame, verb):
@@ -649,7 +649,7 @@ class _Observation(Interpreter):
                 thread.block,
                 seen.name,
                 tuple(parts),
-                f"line {line}: {self._who(thread)} {verb} {seen.name}[{shown}], outside its shape {seen.shape}{why}.",
+                f"line {line}: {self.who(thread)} {verb} {seen.name}[{shown}], outside its shape {seen.shape}{why}.",
             ),
             seen.name,
             line,
@@ -772,7 +772,7 @@ class _Observation(Interpreter):
         self.report.race(
             Finding(
                 "race", self.program.name, sorted({a_line, b_line}), [a.where, b.where], b.block, seen.name, index,
-                f"race: {self._who(a)} {verb[a_kind]} {place} at line {a_line}, and {self._who(b)} {verb[b_kind]} "
+                f"race: {self.who(a)} {verb[a_kind]} {place} at line {a_line}, and {self.who(b)} {verb[b_kind]} "
                 f"{line}, {rest}. {advice}",
             ),
             (seen.name, frozenset([(a_line, a_kind), (b_line, b_kind)])),
