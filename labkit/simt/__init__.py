@@ -2,9 +2,12 @@
 
 A library of its own: it imports NumPy and Numba, and nothing of labkit. Read it in this order:
 
-ir.py, scope.py, resolve.py, flatten.py, live_ranges.py
-              a kernel's source -> a typed tree: names resolved, device functions with barriers inlined, barriers
-              statements of their own, variables split that are several at once
+ir.py         the typed tree of a kernel, which both runs share
+rewrite.py    a kernel's source -> its tree, in these steps:
+  scope.py        what the names of a function mean
+  resolve.py      names resolved; what a GPU does not have refused, with the line
+  flatten.py      barriers out of expressions; device functions with barriers inlined
+  live_ranges.py  variables split that are several at once
 codegen/      the tree -> loops over the threads of a block, compiled by Numba for the CPU
 lowlevel.py   the checked loads, stores, atomics and bit operations that the generated code calls
 launch.py     kernel[grid, block](...): limits, arguments, blocks over cores, faults, Ctrl-C

@@ -4,10 +4,10 @@ import ast
 import copy
 
 from labkit.simt.errors import place
-from labkit.simt.ir import ID_NAMES
+from labkit.simt.ir import ID_NAMES, Lowering
 
 
-class _ToPython(ast.NodeTransformer):
+class _ToPython(Lowering):
     """The normal form -> Python: a Sync is a yield, an Exit an exception or a return, divisions follow CUDA.
 
     With `branches`, each outcome of a test is told to `_branch`.

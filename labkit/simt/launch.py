@@ -5,7 +5,6 @@ main thread waits, so that Ctrl-C and the time limit reach a running kernel. Ker
 synchronise the grid, run on one thread, so that their results repeat.
 """
 
-import ast
 import contextlib
 import contextvars
 import hashlib
@@ -24,7 +23,7 @@ import numpy as np
 from numba.core import sigutils, types
 from numba.core.errors import NumbaError
 
-from labkit.simt import half, ir, lowlevel  # noqa: F401 (half registers float16)
+from labkit.simt import half, lowlevel  # noqa: F401 (half registers float16)
 from labkit.simt.arrays import LIMITS, ArgHint, DeviceNDArray, DeviceRecord
 from labkit.simt.codegen.emit import Generator, code_name
 from labkit.simt.codegen.inference import type_error
@@ -41,8 +40,9 @@ from labkit.simt.errors import (
     WarpError,
     place,
 )
-from labkit.simt.flatten import rewrite
+from labkit.simt.ir import fingerprint_of
 from labkit.simt.ptx import TensorMap
+from labkit.simt.rewrite import rewrite
 from labkit.simt.scope import read_source
 
 JIT_OPTIONS = {"device", "inline", "forceinline", "link", "debug", "opt", "lineinfo", "cache", "launch_bounds", "lto",
@@ -200,26 +200,6 @@ def _quicker_compiles():
         yield
     finally:
         numba.core.config.OPT = before
-
-
-def fingerprint_of(program):
-    """Everything that the generated source depends on, as text."""
-    body = [ast.dump(node, include_attributes=False) for node in program.body]
-    lines = [str(getattr(n, "lineno", "")) for s in program.body for n in ast.walk(s) if isinstance(n, ast.stmt)]
-    special = [
-        f"{type(n).__name__} {getattr(n, 'op', '') if isinstance(n, ir.Sync) else getattr(n, 'label', '')}"
-        for s in program.body
-        for n in ast.walk(s)
-        if isinstance(n, (ir.Sync, ir.Exit, ir.Inline))
-    ]
-    devices = [
-        f"{d.name} {d.params} {d.local} {d.filename} {[ast.dump(s, include_attributes=True) for s in d.body]}"
-        for d in program.devices.values()
-    ]
-    files = sorted({getattr(n, "filename", "") for s in program.body for n in ast.walk(s)})
-    header = [*files, program.name, program.filename, program.params, program.shared, program.local,
-              list(program.constants), program.cooperative, program.has_atomics]  # fmt: skip
-    return "\n".join(map(str, [*header, *body, *lines, *special, *devices]))
 
 
 def _constant(array):

@@ -11,7 +11,7 @@ done before a kernel is cut into regions. Works on the normal form, in place.
 
 import ast
 
-from labkit.simt.ir import Exit, Inline, Sync
+from labkit.simt.ir import Exit, Inline, Sync, shown
 
 
 class _Webs:
@@ -147,5 +147,5 @@ def split(body, params, taken):
                 new += "_"
             taken.add(new)
             for node in groups[root]:
-                node.shown = getattr(node, "shown", node.id)  # what an error calls it
+                node.shown = shown(node)
                 node.id = new

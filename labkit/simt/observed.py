@@ -17,10 +17,10 @@ import numpy as np
 
 from labkit.simt import launch as launching
 from labkit.simt.arrays import DeviceNDArray
-from labkit.simt.flatten import rewrite
 from labkit.simt.interpreted_values import converter, new_value
 from labkit.simt.interpreter import Interpreter
 from labkit.simt.report import Finding, Report
+from labkit.simt.rewrite import rewrite
 from labkit.simt.unsigned import Unsigned
 
 SECTOR, LINE, BANKS = 32, 128, 32

@@ -14,8 +14,25 @@ from numba.core import types
 
 from labkit.simt import ptx, stubs
 from labkit.simt.arrays import DeviceNDArray
-from labkit.simt.ir import BUILTINS, FOLDABLE, ArrayDeclaration, DtypeOf, _assign, _at, _strip
-from labkit.simt.scope import _as_type, _is_device_function, _waits, type_code
+from labkit.simt.ir import (
+    BUILTINS,
+    FOLDABLE,
+    ArrayDeclaration,
+    AtomicCall,
+    DeviceCall,
+    DtypeOf,
+    InlineCall,
+    IntrinsicCall,
+    Name,
+    Subscript,
+    SyncCall,
+    assign,
+    at,
+    load,
+    store,
+    without_positions,
+)
+from labkit.simt.scope import as_type, is_device_function, type_code, waits
 
 # numba.cuda's functions of math and NumPy. Those with another home lack one on Numba's CPU target, or differ there.
 MATH = {
@@ -48,7 +65,7 @@ _REFUSED_STATEMENTS = {
 }  # fmt: skip
 
 
-class _Resolver:
+class Resolver:
     """Resolves the names of one function and checks that it stays within device code."""
 
     def __init__(self, rewriter, scope, names, device):
@@ -90,10 +107,10 @@ class _Resolver:
         if isinstance(s.value, ast.Constant):
             return []  # a docstring
         value = self.expression(s.value)
-        return _at(ast.Expr(value), s) if value is not None else []
+        return at(ast.Expr(value), s) if value is not None else []
 
     def _return(self, s):
-        return _at(ast.Return(None if s.value is None else self.expression(s.value)), s)
+        return at(ast.Return(None if s.value is None else self.expression(s.value)), s)
 
     def _assign(self, s):
         if len(s.targets) == 1 and isinstance(s.targets[0], ast.Name) and s.targets[0].id in self.scope.aliases:
@@ -116,10 +133,10 @@ class _Resolver:
                 return self._unpack(targets[0], value, s)
         if len(targets) > 1:
             name = self.rewriter.fresh("c")
-            return [_assign(name, value, s)] + [
-                _at(ast.Assign([t], ast.Name(name, ast.Load())), s) for t in targets
+            return [assign(name, value, s)] + [
+                at(ast.Assign([t], load(name)), s) for t in targets
             ]
-        return _at(ast.Assign(targets, value), s)
+        return at(ast.Assign(targets, value), s)
 
     def _split_tuple(self, target, value, s):
         """col, row = x, y -> two assignments, where no value depends on a target."""
@@ -128,63 +145,63 @@ class _Resolver:
         written = {n.id for t in target.elts for n in ast.walk(t) if isinstance(n, ast.Name)}
         read = {n.id for v in value.elts for n in ast.walk(v) if isinstance(n, ast.Name)}
         if all(isinstance(t, ast.Name) for t in target.elts) and not written & read:
-            return [_at(ast.Assign([t], v), s) for t, v in zip(target.elts, value.elts, strict=True)]
+            return [at(ast.Assign([t], v), s) for t, v in zip(target.elts, value.elts, strict=True)]
         kept = [self.rewriter.fresh("c") for _ in value.elts]
-        return [_assign(k, v, s) for k, v in zip(kept, value.elts, strict=True)] + [
-            _at(ast.Assign([t], ast.Name(k, ast.Load())), s) for t, k in zip(target.elts, kept, strict=True)
+        return [assign(k, v, s) for k, v in zip(kept, value.elts, strict=True)] + [
+            at(ast.Assign([t], load(k)), s) for t, k in zip(target.elts, kept, strict=True)
         ]
 
     def _unpack(self, target, value, s):
         """a[0], a[1] = f() -> into names, then from the names into the elements."""
         names = [self.rewriter.fresh("c") for _ in target.elts]
-        whole = ast.Tuple([ast.Name(name, ast.Store()) for name in names], ast.Store())
-        return [_at(ast.Assign([whole], value), s)] + [
-            _at(ast.Assign([t], ast.Name(name, ast.Load())), s) for t, name in zip(target.elts, names, strict=True)
+        whole = ast.Tuple([store(name) for name in names], ast.Store())
+        return [at(ast.Assign([whole], value), s)] + [
+            at(ast.Assign([t], load(name)), s) for t, name in zip(target.elts, names, strict=True)
         ]
 
     def _annassign(self, s):
         if s.value is None:
             return []
-        return self._assign(_at(ast.Assign([s.target], s.value), s))
+        return self._assign(at(ast.Assign([s.target], s.value), s))
 
     def _augassign(self, s):
-        return _at(ast.AugAssign(self.expression(s.target), s.op, self.expression(s.value)), s)
+        return at(ast.AugAssign(self.expression(s.target), s.op, self.expression(s.value)), s)
 
     def _if(self, s):
         test = self.expression(s.test)
         if all(isinstance(n, FOLDABLE) for n in ast.walk(test)):  # a setting of the surroundings, such as STAGES == 2
             chosen = eval(compile(ast.Expression(test), "<setting>", "eval"))
             return self.block(s.body if chosen else s.orelse)  # Numba leaves out the other branch as well
-        return _at(ast.If(test, self.block(s.body) or [_at(ast.Pass(), s)], self.block(s.orelse)), s)
+        return at(ast.If(test, self.block(s.body) or [at(ast.Pass(), s)], self.block(s.orelse)), s)
 
     def _while(self, s):
         test = self.expression(s.test)
         body, after = self._loop_body(s)
-        return [*after[:1], _at(ast.While(test, body, []), s), *after[1:]]
+        return [*after[:1], at(ast.While(test, body, []), s), *after[1:]]
 
     def _for(self, s):
         iterable = self.expression(s.iter)
         target = self.expression(s.target)
         body, after = self._loop_body(s)
-        return [*after[:1], _at(ast.For(target, iterable, body, [], None), s), *after[1:]]
+        return [*after[:1], at(ast.For(target, iterable, body, [], None), s), *after[1:]]
 
     def _loop_body(self, s):
         """(body, []), or for a loop with an else, (body, [before the loop, after it])."""
-        body = self.block(s.body) or [_at(ast.Pass(), s)]
+        body = self.block(s.body) or [at(ast.Pass(), s)]
         if not s.orelse:
             return body, []
         finished = self.rewriter.fresh("c")
         _mark_breaks(body, finished)
-        test = ast.Name(finished, ast.Load())
-        return body, [_assign(finished, ast.Constant(True), s), _at(ast.If(test, self.block(s.orelse), []), s)]
+        test = load(finished)
+        return body, [assign(finished, ast.Constant(True), s), at(ast.If(test, self.block(s.orelse), []), s)]
 
     def _assert(self, s):
         test = self.expression(s.test)
         call = ast.Expr(ast.Call(ast.Name("_assertion", ast.Load()), [], []))
-        return _at(ast.If(ast.UnaryOp(ast.Not(), test), [call], []), s)
+        return at(ast.If(ast.UnaryOp(ast.Not(), test), [call], []), s)
 
     def _raise(self, s):
-        return _at(ast.Expr(ast.Call(ast.Name("_assertion", ast.Load()), [], [])), s)
+        return at(ast.Expr(ast.Call(ast.Name("_assertion", ast.Load()), [], [])), s)
 
     # ---------------- shared, local and constant arrays
 
@@ -206,7 +223,7 @@ class _Resolver:
                 "bind the value to a name outside the kernel, and use that name",
             )  # fmt: skip
         known, dtype = self.scope.constant(dtype_node)
-        dtype = _as_type(dtype) if known and dtype not in (int, float, bool, complex) else None
+        dtype = as_type(dtype) if known and dtype not in (int, float, bool, complex) else None
         if not known and isinstance(dtype_node, ast.Attribute) and dtype_node.attr == "dtype":
             array = self.expression(dtype_node.value)
             if isinstance(array, ast.Name) and array.id in self.program.params:
@@ -241,17 +258,17 @@ class _Resolver:
                 self.program.shared[known] = ArrayDeclaration(known, space, shape, dtype, where.lineno, alignment)
             if known == name or target is None:
                 return []
-            return [_assign(self.names[target.id], ast.Name(known, ast.Load()), where)]
+            return [assign(self.names[target.id], load(known), where)]
         known = name or self.rewriter.fresh("local")
         declaration = ArrayDeclaration(known, space, shape, dtype, where.lineno)
         if self.device is not None:
             self.device.local.append(declaration)
         else:
             self.program.local[known] = declaration
-        fresh = _at(ast.Expr(ast.Call(ast.Name("_poison", ast.Load()), [ast.Name(known, ast.Load())], [])), where)
+        fresh = at(ast.Expr(ast.Call(ast.Name("_poison", ast.Load()), [load(known)], [])), where)
         if known == name or target is None:
             return [fresh]
-        return [fresh, _assign(self.names[target.id], ast.Name(known, ast.Load()), where)]
+        return [fresh, assign(self.names[target.id], load(known), where)]
 
     def _hidden(self, array):
         """The name of a hidden argument that carries a constant array."""
@@ -284,6 +301,9 @@ class _Resolver:
             return self._call(node)
         if isinstance(node, ast.Attribute) and node.attr in _UNCHECKED_ATTRIBUTES:
             self.scope.refuse(node, f".{node.attr} cannot be used in device code")
+        if isinstance(node, ast.Subscript):
+            value, index = self.expression(node.value), self.expression(node.slice)
+            return ast.copy_location(Subscript(value, index, node.ctx, self.scope.filename), node)
         new = copy.copy(node)
         for name, value in ast.iter_fields(node):
             if isinstance(value, ast.expr):
@@ -296,10 +316,8 @@ class _Resolver:
         if node.id in self.names:
             replacement = self.names[node.id]
             if isinstance(replacement, ast.AST):
-                return _at(_strip(copy.deepcopy(replacement)), node)
-            new = ast.copy_location(ast.Name(replacement, node.ctx), node)
-            new.shown = node.id  # what an error calls it
-            return new
+                return at(without_positions(copy.deepcopy(replacement)), node)
+            return ast.copy_location(Name(replacement, node.ctx, node.id), node)
         known, obj = self.scope.static(node)
         return self.embed(obj, node)
 
@@ -311,19 +329,17 @@ class _Resolver:
         if isinstance(obj, stubs.Value):
             return self._code(obj.code, node)
         if isinstance(obj, (bool, int, np.bool_)) or obj is None:
-            return _at(ast.Constant(bool(obj) if isinstance(obj, np.bool_) else obj), node)
+            return at(ast.Constant(bool(obj) if isinstance(obj, np.bool_) else obj), node)
         if isinstance(obj, np.generic) and obj.dtype.kind in "iufc":
             return self._code(f"_np.{obj.dtype.name}({_number(obj.item())})", node)
         if isinstance(obj, (float, complex)):
             return self._code(_number(obj), node)
         if isinstance(obj, tuple):
-            return _at(ast.Tuple([self.embed(item, node) for item in obj], ast.Load()), node)
+            return at(ast.Tuple([self.embed(item, node) for item in obj], ast.Load()), node)
         if isinstance(obj, (np.ndarray, DeviceNDArray)):
-            new = self._code(self._hidden(obj), node)
-            new.shown = source  # what an error calls it
-            return new
+            return at(Name(self._hidden(obj), ast.Load(), source), node)
         if isinstance(obj, types.Type) or (isinstance(obj, type) and issubclass(obj, np.generic)):
-            ty = _as_type(obj)
+            ty = as_type(obj)
             if isinstance(ty, (types.Number, types.Boolean)):
                 return self._code(type_code(ty), node)
         if isinstance(obj, (stubs.Dim3, stubs.Module)):
@@ -335,7 +351,7 @@ class _Resolver:
         )
 
     def _code(self, text, node):
-        return _at(_strip(ast.parse(text, mode="eval").body), node)
+        return at(without_positions(ast.parse(text, mode="eval").body), node)
 
     def _bind(self, stub, node):
         """The arguments of a call of a stub, in the order of its parameters."""
@@ -365,16 +381,16 @@ class _Resolver:
         if not known:
             if isinstance(func, ast.Attribute) and func.attr in METHODS and not node.keywords:
                 method = ast.Attribute(self.expression(func.value), func.attr, ast.Load())
-                return _at(ast.Call(method, [self.expression(a) for a in node.args], []), node)
+                return at(ast.Call(method, [self.expression(a) for a in node.args], []), node)
             if isinstance(func, ast.Attribute):
                 self.scope.refuse(node, f"the method .{func.attr}() cannot be used in device code")
             self.scope.refuse(node, f"{ast.unparse(func)} cannot be called in device code")
         if isinstance(target, stubs.Function):
             return self._call_stub(target, node)
-        if _is_device_function(target):
+        if is_device_function(target):
             return self._call_device(target.py_func, node)
         arguments = [self.expression(a) for a in node.args]
-        ty = _as_type(target) if isinstance(target, (types.Type, np.dtype)) or _is_scalar_class(target) else None
+        ty = as_type(target) if isinstance(target, (types.Type, np.dtype)) or _is_scalar_class(target) else None
         if isinstance(ty, (types.Number, types.Boolean)):
             return self._plain_call(type_code(ty), arguments, node)
         if target in (bool, int, float, complex) or getattr(builtins, getattr(target, "__name__", ""), 0) is target:
@@ -403,26 +419,24 @@ class _Resolver:
     def _plain_call(self, name, arguments, node):
         if node.keywords:
             self.scope.refuse(node, f"keyword arguments of {ast.unparse(node.func)} are not supported in device code")
-        return _at(ast.Call(_strip(ast.parse(name, mode="eval").body), arguments, []), node)
+        return at(ast.Call(without_positions(ast.parse(name, mode="eval").body), arguments, []), node)
 
     def _sync(self, op, arguments, node):
-        call = _at(ast.Call(ast.Name(f"_{op}", ast.Load()), arguments, []), node)
-        call.sync_op = op
-        return call
+        return at(SyncCall(op, arguments), node)
 
     def _call_stub(self, stub, node):
         if stub.name in ("shared.array", "local.array"):
             space, shape, dtype, alignment = self._declaration(node)
             name = self.rewriter.fresh(space)
             self.pending += self._declare(space, shape, dtype, alignment, node, name)
-            return self._code(self.rewriter.shared_keys.get(
-                (self.scope.key, node.lineno, node.col_offset), name), node)  # fmt: skip
+            key = (self.scope.key, node.lineno, node.col_offset)
+            return at(load(self.rewriter.shared_keys.get(key, name)), node)
         bound = self._bind(stub, node)
         if stub.name == "const.array_like":
             known, array = self.scope.static(bound[0])
             if not known or not isinstance(array, np.ndarray):
                 self.scope.refuse(node, "cuda.const.array_like takes a NumPy array that is a global of the kernel")
-            return self._code(self._hidden(array), node)
+            return at(load(self._hidden(array)), node)
         if stub.name in ("grid", "gridsize"):
             known, ndim = self.scope.constant(bound[0])
             if not known or ndim not in (1, 2, 3):
@@ -444,11 +458,14 @@ class _Resolver:
         if stub.name == "atomic.compare_and_swap":
             arguments.insert(1, ast.Constant(0))
             self.program.has_atomics = True
-            return self._plain_bound("_atomic_cas", arguments, node)
+            return self._atomic("cas", arguments, node)
         if stub.name.startswith("atomic."):
             self.program.has_atomics = True
-            return self._plain_bound(f"_atomic_{stub.name[7:]}", arguments, node)
-        return self._plain_bound(f"_{stub.name}", arguments, node)
+            return self._atomic(stub.name.removeprefix("atomic."), arguments, node)
+        return at(ast.Call(ast.Name(f"_{stub.name}", ast.Load()), arguments, []), node)
+
+    def _atomic(self, op, arguments, node):
+        return at(AtomicCall(op, arguments, self.scope.filename), node)
 
     def _call_intrinsic(self, stub, given, arguments, node):
         """A call of labkit.ptx. What is constant on a GPU must be constant, and arrays must be where they belong."""
@@ -467,13 +484,11 @@ class _Resolver:
         if stub.interpreted and not self.program.interpreted:
             self.program.interpreted = stub.full_name
         self.program.has_copies |= stub.name.startswith("cp_async")
-        if _waits(stub):
+        if waits(stub):
             return self._sync(stub.full_name, arguments, node)
         if stub.kind == "order":
             return self._code("None", node)
-        call = self._plain_bound(f"_ptx_{stub.name}", arguments, node)
-        call.intrinsic = stub
-        return call
+        return at(IntrinsicCall(stub.name, arguments, self.scope.filename), node)
 
     def _check_space(self, stub, parameter, space, value, source):
         name = value.id if isinstance(value, ast.Name) and self.device is None else None
@@ -488,9 +503,6 @@ class _Resolver:
             self.scope.refuse(source, f"{parameter} of {stub.full_name} must be in {space} memory, and "
                               f"{ast.unparse(source)} is {kind}")  # fmt: skip
 
-    def _plain_bound(self, name, arguments, node):
-        return _at(ast.Call(ast.Name(name, ast.Load()), arguments, []), node)
-
     def _call_device(self, function, node):
         try:
             bound = inspect.signature(function).bind(*node.args, **{k.arg: k.value for k in node.keywords})
@@ -501,12 +513,8 @@ class _Resolver:
             given = bound.arguments.get(name)
             arguments.append(self.expression(given) if given is not None else self.embed(parameter.default, node))
         if self.rewriter.needs_inline(function):
-            call = _at(ast.Call(ast.Name(f"_{function.__name__}", ast.Load()), arguments, []), node)
-            call.inline = function
-            return call
-        call = self._plain_bound(self.rewriter.device_function(function), arguments, node)
-        call.device = True
-        return call
+            return at(InlineCall(function, arguments), node)
+        return at(DeviceCall(self.rewriter.device_function(function), arguments), node)
 
 
 def _is_scalar_class(obj):
@@ -530,7 +538,7 @@ def _mark_breaks(statements, name):
     for k in reversed(range(len(statements))):
         s = statements[k]
         if isinstance(s, ast.Break):
-            statements.insert(k, _assign(name, ast.Constant(False), s))
+            statements.insert(k, assign(name, ast.Constant(False), s))
         elif isinstance(s, ast.If):
             _mark_breaks(s.body, name)
             _mark_breaks(s.orelse, name)

@@ -69,7 +69,7 @@ def _cells(function):
     return found
 
 
-class _Scope:
+class Scope:
     """The names of one function: what is local, what the rest means."""
 
     def __init__(self, function):
@@ -190,16 +190,16 @@ def _on_cpu(obj):
     return ours if isinstance(ours, stubs.Function) else obj
 
 
-def _waits(stub):
+def waits(stub):
     """True if threads wait for one another in a call of this function."""
     return stub.name in stubs.SYNC or getattr(stub, "kind", "") in ("warp", "warpgroup", "wait")
 
 
-def _is_device_function(obj):
+def is_device_function(obj):
     return isinstance(obj, Dispatcher) or hasattr(obj, "py_func")
 
 
-def _as_type(obj):
+def as_type(obj):
     """The Numba type of a dtype-like object, or None."""
     if isinstance(obj, types.Type):
         return obj
@@ -218,7 +218,7 @@ def type_code(ty):
     return "_np.bool_" if ty == types.boolean else f"_np.{ty.name}"
 
 
-def _own_names(scope):
+def own_names(scope):
     """Each local's name in the normal form: range and its kind, and names that begin with _, are taken."""
     names = {}
     for name in sorted(scope.locals):

@@ -4,8 +4,8 @@ from labkit.simt.codegen.types import HALF_MMA, MMA, VOTES, full_name, matrices
 from labkit.simt.stubs import SHUFFLES
 
 
-def write_wait(out, plan, sync, mask):
-    op, here = sync.op, mask or "_m0"
+def write_wait(out, plan, wait, mask):
+    sync, op, here = wait.sync, wait.sync.op, mask or "_m0"
     site = out.site(sync.lineno, op, sync.filename)
     if sync.kind in ("block", "grid"):
         if mask:
@@ -14,21 +14,21 @@ def write_wait(out, plan, sync, mask):
             out.line(f"{which}({here}, _m0, _T, _P, _B, {first}, _E, {site})")
         out.line(f"# ---- cuda.{op if sync.kind == 'block' else 'cg.this_grid().sync'}(), line {sync.lineno}")
         if op.startswith("syncthreads_") and not plan.program.cooperative:
-            out.line(f"_count = _count_set(_v{sync.names[0]}, {here}, 0, _T)")
+            out.line(f"_count = _count_set(_v{wait.names[0]}, {here}, 0, _T)")
         return
     out.line(f"# ---- {full_name(op)}(), line {sync.lineno}")
     if op.startswith("ptx."):
         out.line(f"_lanes({here}, _active)")
-        _write_intrinsic(out, plan, sync, site)
+        _write_intrinsic(out, plan, wait, site)
         return
     out.line(f"_warps({here}, _m0, _active, _alive)")
     if op in VOTES:
-        out.line(f"_value_bits(_v{sync.names[1]}, {here}, _bits)")
+        out.line(f"_value_bits(_v{wait.names[1]}, {here}, _bits)")
 
 
-def _write_intrinsic(out, plan, sync, site):
+def _write_intrinsic(out, plan, wait, site):
     """An intrinsic of whole warps, for all of the block."""
-    op, values = sync.op, ", ".join(f"_v{name}" for name in sync.names)
+    op, values = wait.sync.op, ", ".join(f"_v{name}" for name in wait.names)
     first = "_first" if plan.program.cooperative else "_b"
     out.line(f"_ptx_whole_warps(_active, _P, {first}, _E, {site})")
     if op in MMA:
@@ -36,17 +36,17 @@ def _write_intrinsic(out, plan, sync, site):
     elif op == HALF_MMA:
         out.line(f"_ptx_mma_f16(_active, {values})")
     else:
-        registers = [name for name, _ in plan.kept[sync.result]]
+        registers = [name for name, _ in plan.kept[wait.result]]
         registers = ", ".join((registers * 2)[:4])
-        out.line(f"_ptx_ldmatrix({values}, _active, {registers}, {matrices(sync)}, {op.endswith('_trans')})")
+        out.line(f"_ptx_ldmatrix({values}, _active, {registers}, {matrices(wait.sync)}, {op.endswith('_trans')})")
 
 
 def write_read(out, plan, s):
-    sync, op = s.sync, s.sync.op
+    sync, op = s.wait.sync, s.wait.sync.op
     if op.startswith("ptx."):
         _read_intrinsic(out, plan, s)
         return
-    args = [name and f"_v{name}" for name in sync.names]
+    args = [name and f"_v{name}" for name in s.wait.names]
     values = [f"{kept}[_t]" if kept else given.value for kept, given in zip(args, sync.args, strict=False)]
     site = out.site(sync.lineno, op, sync.filename)
     where = f"_E, _t, _b, {site}"
@@ -88,11 +88,11 @@ def write_read(out, plan, s):
 
 
 def _read_intrinsic(out, plan, s):
-    op, names = s.sync.op, s.sync.names
+    op, names = s.wait.sync.op, s.wait.names
     if op in MMA:
         values = [f"_np.float32(_v{name}[_t])" for name in names[-4:]]
     elif op == HALF_MMA:
         values = [f"_np.uint32(_v{name}[_t])" for name in names[-2:]]
     else:
-        values = [f"{name}[_t]" for name, _ in plan.kept[s.sync.result]]
+        values = [f"{name}[_t]" for name, _ in plan.kept[s.wait.result]]
     out.line(f"{s.target} = ({', '.join(values)})" if s.target else "pass", s.lineno)

@@ -119,7 +119,7 @@ class Generator:
             if isinstance(item, Region):
                 self._region(item.statements, mask, frames)
             elif isinstance(item, Wait):
-                write_wait(self.out, self.plan, item.sync, mask)
+                write_wait(self.out, self.plan, item, mask)
             elif isinstance(item, Branch):
                 self._branch(item, mask, frames)
             elif isinstance(item, Loop):

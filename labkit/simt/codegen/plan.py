@@ -8,16 +8,11 @@ from numba.core import types
 
 from labkit.simt.codegen.types import collective_arguments, matrices
 from labkit.simt.errors import UnsupportedError, place
-from labkit.simt.ir import FOLDABLE, DtypeOf, Exit, Inline, Sync, contains
+from labkit.simt.ir import FOLDABLE, DtypeOf, Exit, Inline, Sync, assign, at, contains, load, store, with_fields
 from labkit.simt.stubs import SHUFFLES
 
 _PURE_CALLS = {"len", "min", "max", "int", "abs", "float", "bool"}
 
-
-class Read(ast.stmt):
-    """The second half of a collective: each thread reads what the others left."""
-
-    _fields = ()
 
 
 @dataclass
@@ -56,10 +51,27 @@ class Call:
 
 @dataclass
 class Wait:
-    """A barrier or a collective, between its two halves. `args` are the names of the values that threads contribute."""
+    """A barrier or a collective, between its two halves.
+
+    names: what holds the values that threads contribute; None for one that is the same for all.
+    result: what holds the registers that an ldmatrix loads.
+    """
 
     sync: Sync
-    args: list
+    names: list
+    result: str | None = None
+
+    @property
+    def args(self):
+        return [name for name in self.names if name]
+
+
+@with_fields
+class Read(ast.stmt):
+    """The second half of a collective: each thread reads what the others left."""
+
+    wait: Wait
+    target: str | None
 
 
 def _reads(node):
@@ -196,6 +208,7 @@ class Plan:
         self.body = self._prepare(program.body)
         self.has_waits = contains(self.body, Sync, Inline)
         self.has_exit = any(isinstance(n, Exit) and n.label == "kernel" for s in self.body for n in ast.walk(s))
+        self.wait_of = {}  # each Sync of the body -> its Wait in the tree
         self.tree = self._build(self.body)
         self._classify()
 
@@ -208,9 +221,9 @@ class Plan:
         self.renamed_params = [p for p in self.program.params if p in written]
         first = []
         for p in self.renamed_params:
-            node = ast.Assign([ast.Name(p, ast.Store())], ast.Name(f"_given_{p}", ast.Load()))
-            node.lineno = self.program.line
-            first.append(node)
+            given = ast.Assign([store(p)], load(f"_given_{p}"))
+            given.lineno = self.program.line
+            first.append(given)
         return first + body
 
     @property
@@ -231,22 +244,18 @@ class Plan:
 
         for s in statements:
             if isinstance(s, Sync):
-                args = []
+                names = []
                 for k, argument in enumerate(collective_arguments(s)):
                     if s.op in SHUFFLES and k != 1 and type(getattr(argument, "value", None)) is int:
-                        args.append(None)  # a mask or a distance, the same for all: nothing to keep
+                        names.append(None)  # a mask or a distance, the same for all: nothing to keep
                         continue
                     name = self._fresh("a")
-                    target = ast.Assign([ast.Name(name, ast.Store())], argument)
-                    target.lineno = s.lineno
-                    region().append(target)
-                    args.append(name)
-                s.names = args
-                items.append(Wait(s, [name for name in args if name]))
+                    region().append(assign(name, argument, s))
+                    names.append(name)
+                wait = self.wait_of[s] = Wait(s, names)
+                items.append(wait)
                 if s.op not in ("syncthreads", "grid_sync"):
-                    read = Read()
-                    read.sync, read.lineno, read.target = s, s.lineno, s.target.id if s.target else None
-                    items.append(Region([read]))
+                    items.append(Region([at(Read(wait, s.target.id if s.target else None), s)]))
             elif not contains(s, Sync, Inline):
                 region().append(s)
             elif isinstance(s, ast.If):
@@ -344,7 +353,7 @@ class Plan:
                     self.kept[name] = [(f"_v{name}", types.int64)]
         for wait in self.waits():
             if wait.sync.op.startswith("ptx.ldmatrix"):  # what the lanes get; mma leaves its result in c
-                name = wait.sync.result = f"{wait.args[0]}_r"
+                name = wait.result = f"{wait.args[0]}_r"
                 self.kept[name] = [(f"_v{name}{k}", types.uint32) for k in range(matrices(wait.sync))]
 
     def _keep(self, name, found):

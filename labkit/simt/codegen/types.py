@@ -6,11 +6,10 @@ import copy
 from numba.core import types
 from numba.core.errors import NumbaError
 
-from labkit.simt import ptx
-from labkit.simt.codegen.checks import HIDDEN_IDS, TWO_ARRAYS, touches_memory
+from labkit.simt.codegen.checks import HIDDEN_IDS, TWO_ARRAYS, names, touches_memory
 from labkit.simt.codegen.inference import infer_types, type_error
 from labkit.simt.errors import KernelTypeError, place
-from labkit.simt.ir import BUILTINS, Exit, Inline, Sync
+from labkit.simt.ir import BUILTINS, AtomicCall, DeviceCall, Exit, Inline, IntrinsicCall, Lowering, Sync, at
 from labkit.simt.stubs import SHUFFLES
 
 VOTES = {"all_sync", "any_sync", "eq_sync", "ballot_sync"}
@@ -55,21 +54,19 @@ def collective_arguments(sync):
     """The expressions that a thread evaluates before it waits."""
     if not sync.op.startswith("ptx.ldmatrix"):
         return sync.args
-    count = ast.Constant(matrices(sync))
-    call = ast.Call(ast.Name("_ptx_row_address", ast.Load()), [*sync.args, count], [])
-    call.intrinsic, call.lineno, call.filename = ptx.INTRINSICS[sync.op[4:]], sync.lineno, sync.filename
-    return [call]
+    address = IntrinsicCall(sync.op.removeprefix("ptx."), [*sync.args, ast.Constant(matrices(sync))], sync.filename)
+    return [at(address, sync)]
 
 
-def _collective_type(sync):
-    op, names = sync.op, sync.names
+def _collective_type(wait):
+    sync, op = wait.sync, wait.sync.op
     if op in MMA:
         return "(_np.float32(0), _np.float32(0), _np.float32(0), _np.float32(0))"
     if op.startswith("ptx."):
         words = ["_np.uint32(0)"] * (2 if op == HALF_MMA else matrices(sync))
         return f"({', '.join(words)})"
     if op in SHUFFLES:
-        return names[1]
+        return wait.names[1]
     if op in ("all_sync", "any_sync", "eq_sync"):
         return "_go"  # a bool that Numba cannot prove: it would leave a branch without types
     if op == "match_all_sync":
@@ -77,22 +74,22 @@ def _collective_type(sync):
     return "_np.uint32(0)" if op == "activemask" else "_np.int32(0)"
 
 
-class _TypedCalls(ast.NodeTransformer):
+class _TypedCalls(Lowering):
     """Atomics and device functions with their hidden arguments, as in the code that will run."""
+
+    def hidden_arguments(self, call):
+        if isinstance(call, AtomicCall):
+            return names("_E", "_t", "_b", "_b")
+        if isinstance(call, DeviceCall):
+            return names(*HIDDEN_IDS)
+        if not touches_memory(call):
+            return []
+        return names("_E", "_t", "_b", *["_b"] * (2 if call.intrinsic in TWO_ARRAYS else 1))
 
     def visit_Call(self, node):
         self.generic_visit(node)
-        name = node.func.id if isinstance(node.func, ast.Name) else ""
-        if name.startswith("_atomic"):
-            node.args += [ast.Name(n, ast.Load()) for n in ("_E", "_t", "_b", "_b")]
-        elif touches_memory(node):
-            sites = ["_b"] * (2 if node.intrinsic.name in TWO_ARRAYS else 1)
-            node.args += [ast.Name(n, ast.Load()) for n in ("_E", "_t", "_b", *sites)]
-        elif getattr(node, "device", False):
-            node.args += [ast.Name(n, ast.Load()) for n in HIDDEN_IDS]
-        elif name in ("_poison", "_assertion"):
-            return ast.Constant(None)
-        return node
+        is_note = isinstance(node.func, ast.Name) and node.func.id in ("_poison", "_assertion")
+        return ast.Constant(None) if is_note else node
 
 
 def _typed(node):
@@ -125,7 +122,7 @@ def _check_collectives(plan, found):
     for wait in plan.waits():
         sync = wait.sync
         allowed = _COLLECTIVE_TYPES.get(sync.op.rstrip("_"), ())
-        for name, (what, fits, advice) in zip(sync.names, allowed, strict=False):
+        for name, (what, fits, advice) in zip(wait.names, allowed, strict=False):
             ty = found.get(name)
             if ty is not None and not fits(ty):
                 raise KernelTypeError(
@@ -149,11 +146,11 @@ def typing_source(plan):
         start = len(lines)
         for s in statements:
             if isinstance(s, Sync):
-                for kept, argument in zip(s.names, collective_arguments(s), strict=True):
+                for kept, argument in zip(plan.wait_of[s].names, collective_arguments(s), strict=True):
                     if kept is not None:
                         lines.append(f"{pad}{kept} = {_typed(argument)}  # {s.lineno}")
                 if s.target is not None:
-                    lines.append(f"{pad}{s.target.id} = {_collective_type(s)}")
+                    lines.append(f"{pad}{s.target.id} = {_collective_type(plan.wait_of[s])}")
             elif isinstance(s, Inline):
                 block(s.body, depth)
             elif isinstance(s, (Exit, ast.Pass)):

@@ -1,0 +1,95 @@
+"""A kernel's source -> its typed tree (ir.py), which the compiled and the interpreted run share.
+
+scope.py says what the names of a function mean, resolve.py resolves them and refuses what a GPU does not have,
+flatten.py takes barriers out of expressions and inlines device functions, live_ranges.py splits variables.
+"""
+
+import ast
+import itertools
+
+from labkit.simt import live_ranges, stubs
+from labkit.simt.errors import UnsupportedError
+from labkit.simt.flatten import Flattener, finish_returns
+from labkit.simt.ir import DeviceSource, Program
+from labkit.simt.resolve import Resolver
+from labkit.simt.scope import Scope, is_device_function, own_names, waits
+
+
+def rewrite(function):
+    """The typed tree of a kernel, as a Program.
+
+    Takes the Python function. Raises UnsupportedError, naming the line, for what a kernel may not contain.
+    """
+    return Rewriter(function).program()
+
+
+class Rewriter:
+    """One kernel under way: its Program so far, and what its functions share."""
+
+    def __init__(self, function):
+        self.function = function
+        self.counter = itertools.count(1)
+        self.needs_inline_cache = {}
+        self.shared_keys = {}
+        self.device_names = {}
+        self.inlining = []
+
+    def program(self):
+        scope = Scope(self.function)
+        arguments = scope.definition.args
+        if arguments.defaults or any(arguments.kw_defaults):
+            scope.refuse(scope.definition, "default values of a kernel's parameters are not supported")
+        self.result = Program(self.function.__name__, scope.filename, scope.definition.lineno, scope.params)
+        names = own_names(scope)
+        self.result.params = [names[p] for p in scope.params]
+        body = self.resolve(scope, names)
+        self.result.body = finish_returns(Flattener(self, scope).block(body), "kernel", None, scope)
+        names_in_use = {n.id for s in self.result.body for n in ast.walk(s) if isinstance(n, ast.Name)}
+        live_ranges.split(self.result.body, self.result.params, names_in_use)
+        return self.result
+
+    def resolve(self, scope, names, device=None):
+        """The statements of a function with their names resolved. names: the tree's name for each local."""
+        resolver = Resolver(self, scope, names, device)
+        return [statement for node in scope.definition.body for statement in resolver.statement(node)]
+
+    def fresh(self, stem):
+        return f"_{stem}{next(self.counter)}"
+
+    def needs_inline(self, function):
+        """True for device functions that hold a barrier, a collective or a shared array, also through others."""
+        scope = Scope(function)
+        key = scope.key
+        if key in self.needs_inline_cache:
+            return self.needs_inline_cache[key]
+        self.needs_inline_cache[key] = False  # a recursive call does not make it so
+        found = False
+        for node in ast.walk(scope.definition):
+            if not isinstance(node, ast.Call):
+                continue
+            known, target = scope.static(node.func)
+            if not known:
+                found |= isinstance(node.func, ast.Attribute) and node.func.attr == "sync"
+            elif isinstance(target, stubs.Function):
+                found |= waits(target) or target.name == "shared.array"
+            elif is_device_function(target):
+                found |= self.needs_inline(target.py_func)
+        self.needs_inline_cache[key] = found
+        return found
+
+    def device_function(self, function):
+        """Register a device function that stays a function; returns its name in the generated module."""
+        scope = Scope(function)
+        if scope.key in self.inlining:
+            raise UnsupportedError(f"device function {function.__name__} calls itself: recursion is not supported")
+        if scope.key in self.device_names:
+            return self.device_names[scope.key]
+        name = f"{function.__name__}_d{next(self.counter)}"
+        self.device_names[scope.key] = name
+        names = own_names(scope)
+        source = DeviceSource(name, [names[p] for p in scope.params], [], [], scope.filename)
+        self.result.devices[name] = source
+        self.inlining.append(scope.key)
+        source.body = self.resolve(scope, names, device=source)
+        self.inlining.pop()
+        return name
