@@ -8,9 +8,9 @@ from labkit.simt.ir import ID_NAMES, Lowering
 
 
 class _ToPython(Lowering):
-    """The normal form -> Python: a Sync is a yield, an Exit an exception or a return, divisions follow CUDA.
+    """The tree -> Python: a Sync is a yield, an Exit an exception or a return, divisions follow CUDA.
 
-    With `branches`, each outcome of a test is told to `_branch`.
+    With `branches`, each outcome of a test is passed to `_branch`.
     """
 
     def __init__(self, branches):
@@ -84,7 +84,7 @@ class _ToPython(Lowering):
 
 
 def _locate(node, line):
-    """Give every node the line it came from, or its parent's; the frame of an access then tells the kernel's line."""
+    """Give every node the line it came from, or its parent's; the frame of an access then has the kernel's line."""
     line = getattr(node, "lineno", line)
     if "lineno" in node._attributes:
         node.lineno = node.end_lineno = line
@@ -106,7 +106,7 @@ class _DeviceIds(ast.NodeTransformer):
         return node
 
 
-def _module(program, branches):
+def python_module(program, branches):
     """(the kernel's generator and its device functions as a Python module, labels that inlined functions leave)."""
     transformer = _ToPython(branches)
     body = transformer.block(copy.deepcopy(program.body)) or [ast.Pass()]
@@ -141,4 +141,4 @@ def _module(program, branches):
 def source(program):
     """The Python source of an interpreted kernel, as text: a yield is where a thread waits."""
     heading = f"# {program.name} ({place(program.filename)}:{program.line}), as the CPU device interprets it\n\n"
-    return heading + ast.unparse(ast.fix_missing_locations(_module(program, False)[0])) + "\n"
+    return heading + ast.unparse(ast.fix_missing_locations(python_module(program, False)[0])) + "\n"

@@ -110,7 +110,7 @@ def converter(dtype):
     return made
 
 
-_HELPERS = {
+FUNCTIONS = {
     "_popc": lambda x: int(x & 0xFFFFFFFFFFFFFFFF).bit_count(),
     "_fma": lambda a, b, c: type(c)(float(a) * float(b) + float(c)) if isinstance(c, np.float32) else a * b + c,
     "_rsqrt": lambda x: type(x)(1) / np.sqrt(x),

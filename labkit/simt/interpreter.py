@@ -1,4 +1,4 @@
-"""Runs a kernel in plain Python: each thread is a generator over the kernel's normal form, and stops where it waits.
+"""Runs a kernel in plain Python: each thread is a generator over the kernel's tree, and stops where it waits.
 
 Two runs are made of this: `observe` (observed.py), which sees every access, and launches of kernels whose warps run
 different loops and wait for one another (mbarriers, wgmma, TMA). Those cannot be compiled into loops over the threads
@@ -30,8 +30,8 @@ from labkit.simt.errors import (
     WarpError,
     place,
 )
-from labkit.simt.interpreted_source import _module
-from labkit.simt.interpreted_values import _HELPERS, as_seen, converter, dtype_of, new_value
+from labkit.simt.interpreted_source import python_module
+from labkit.simt.interpreted_values import FUNCTIONS, as_seen, converter, dtype_of, new_value
 from labkit.simt.ir import ID_NAMES, DtypeOf
 from labkit.simt.ptx_interpreted import WINDOW, Block, Intrinsics, Pending
 from labkit.simt.scheduler import Scheduler
@@ -176,9 +176,9 @@ class Interpreter:
     def _compile(self, bound):
         """A function that starts a thread's generator, given the thread's indices and the block's shared arrays."""
         p = self.program
-        self.module, labels = _module(p, self.counts_branches)
+        self.module, labels = python_module(p, self.counts_branches)
         namespace = {
-            **_HELPERS,
+            **FUNCTIONS,
             **bound,
             "_tick": self._tick,
             "_local": self._local,
@@ -469,7 +469,7 @@ def _has_effects(node):
         root = call.func
         while isinstance(root, ast.Attribute):
             root = root.value
-        return isinstance(root, ast.Name) and root.id in _HELPERS
+        return isinstance(root, ast.Name) and root.id in FUNCTIONS
 
     return any(isinstance(n, ast.Yield) or (isinstance(n, ast.Call) and not is_free(n)) for n in ast.walk(node))
 

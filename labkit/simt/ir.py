@@ -170,7 +170,7 @@ class DeviceSource:
 
 @dataclass
 class Program:
-    """A kernel in normal form."""
+    """A kernel as a tree."""
 
     name: str
     filename: str
@@ -194,6 +194,11 @@ def sync_kind(op):
     if op.startswith("ptx."):
         return ptx.INTRINSICS[op[4:]].kind
     return "block" if op.startswith("syncthreads") else "warp"
+
+
+def full_name(op):
+    """What an error calls a barrier or a collective."""
+    return op if op.startswith("ptx.") else f"cuda.{op}"
 
 
 def contains(nodes, *kinds):

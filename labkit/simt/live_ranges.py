@@ -6,7 +6,7 @@
     x = f[t] * float32(.5)  # another: a float. It becomes x_2
 
 Two assignments belong together if some read can see both. Numba does the same within one function (SSA); here it is
-done before a kernel is cut into regions. Works on the normal form, in place.
+done before a kernel is cut into regions. Works on the tree of a kernel, in place.
 """
 
 import ast
@@ -129,7 +129,7 @@ def _merge(a, b):
 
 
 def split(body, params, taken):
-    """Rename, in place, the variables of a body in normal form that are several at once. `taken`: names in use."""
+    """Rename, in place, the variables of a tree's body that are several at once. `taken`: names in use."""
     webs = _Webs(params)
     webs.block(body, dict(webs.start))
     names, taken = {}, set(taken)

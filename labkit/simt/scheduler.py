@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from labkit.simt.codegen.types import full_name
-from labkit.simt.ir import sync_kind
+from labkit.simt.ir import full_name, sync_kind
 from labkit.simt.ptx_interpreted import ldmatrix as load_matrices
 from labkit.simt.ptx_interpreted import mma
 from labkit.simt.stubs import SHUFFLES
@@ -16,7 +15,7 @@ class Scheduler:
         self.execution, self.epoch = execution, 0
 
     def resolve(self, threads):
-        """The threads that can go on, "grid" at a grid barrier, or none; tells of threads that can never go on."""
+        """The threads that can go on, "grid" at a grid barrier, or none; reports threads that can never go on."""
         while True:
             warps, warpgroups, waits, blocked = set(), {}, [], []
             for thread in threads:
@@ -205,7 +204,7 @@ class Scheduler:
         }[op]
 
     def _diverged(self, waiting, threads, who):
-        """Tells of a barrier, or a collective of a warp or warpgroup, that its threads can never pass together."""
+        """Reports a barrier, or a collective of a warp or warpgroup, that its threads can never pass together."""
         first = waiting[0]
         op, line, _ = first.request
         name = "cg.this_grid().sync" if op == "grid_sync" else full_name(op)
@@ -239,21 +238,21 @@ class Scheduler:
             f"thread {other_index} {where}. {rule}", lines, others)  # fmt: skip
 
     def _deadlocked(self, waiting):
-        """Nobody can go on, and some wait at mbarriers or named barriers."""
+        """No thread can go on, and some wait at mbarriers or named barriers."""
         groups = {}
         for t in waiting:
             op, line, args = t.request
             if op == "ptx.mbarrier_wait":
                 barrier = self.execution.intrinsics.barrier("mbarrier_wait", args[0], args[1], line, t)
-                told = f"at line {line} for {barrier.name}, parity {int(args[2])} ({barrier})"
+                wait = f"at line {line} for {barrier.name}, parity {int(args[2])} ({barrier})"
             elif op == "ptx.named_barrier_sync":
-                told = f"at line {line} for {int(args[1])} threads at named barrier {int(args[0])}"
+                wait = f"at line {line} for {int(args[1])} threads at named barrier {int(args[0])}"
             else:
-                told = f"at line {line} in {full_name(op)}()"
-            groups.setdefault((line, told), []).append(t)
+                wait = f"at line {line} in {full_name(op)}()"
+            groups.setdefault((line, wait), []).append(t)
         parts = [
-            f"{_ranges([t.linear for t in group])} {'waits' if len(group) == 1 else 'wait'} {told}"
-            for (_, told), group in groups.items()
+            f"{_ranges([t.linear for t in group])} {'waits' if len(group) == 1 else 'wait'} {wait}"
+            for (_, wait), group in groups.items()
         ]
         first = waiting[0]
         lines, block = sorted({line for line, _ in groups}), self.execution.block_name(first)

@@ -219,7 +219,7 @@ def type_code(ty):
 
 
 def own_names(scope):
-    """Each local's name in the normal form: range and its kind, and names that begin with _, are taken."""
+    """Each local's name in the tree: range and its kind, and names that begin with _, are taken."""
     names = {}
     for name in sorted(scope.locals):
         new = name

@@ -1,6 +1,7 @@
 """Barriers, collectives of a warp, and intrinsics of whole warps, between two regions."""
 
-from labkit.simt.codegen.types import HALF_MMA, MMA, VOTES, full_name, matrices
+from labkit.simt.codegen.types import HALF_MMA, MMA, VOTES, matrices
+from labkit.simt.ir import full_name
 from labkit.simt.stubs import SHUFFLES
 
 

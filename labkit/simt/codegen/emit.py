@@ -14,10 +14,10 @@ from labkit.simt.codegen.plan import (
     Read,
     Region,
     Wait,
-    _is_range,
-    _own,
-    _reads,
+    is_range,
     jumps,
+    owns,
+    reads,
 )
 from labkit.simt.codegen.types import code_name, variable_types
 from labkit.simt.codegen.writer import IMPORTS, Writer, device_functions
@@ -139,7 +139,7 @@ class Generator:
             self.out.line("_bx = _b % _gdx")
             self.out.line("_by = _b // _gdx % _gdy")
             self.out.line("_bz = _b // (_gdx * _gdy)")
-            used = self.plan.with_sources({n for s in statements for n in _reads(s)})
+            used = self.plan.with_sources({n for s in statements for n in reads(s)})
             for name in sorted(used & set(self.plan.program.shared)):
                 array = self.plan.program.shared[name]
                 part = f"[: _dynamic // {itemsize(array.dtype)}]" if array.shape == (0,) else ""
@@ -166,7 +166,7 @@ class Generator:
 
     def _region(self, statements, mask, frames):
         flow = Flow(statements)
-        names = {n for s in statements for n in _reads(s)}
+        names = {n for s in statements for n in reads(s)}
         read_names = names | {s.target for s in statements if isinstance(s, Read)}
         depth = self._open_threads(mask, statements)
         loads = flow.exposed | (flow.assigned if flow.leaves else flow.assigned - flow.surely)
@@ -281,8 +281,8 @@ class Generator:
         test = ast.Expr(item.test)
         test.lineno = item.line
         depth = self._open_threads(mask, [test])
-        self._prelude(_reads(item.test))
-        self._load(_reads(item.test))
+        self._prelude(reads(item.test))
+        self._load(reads(item.test))
         self.out.line(f"if {self.out.expression(item.test)}:")
         self.out.line(f"    {yes}[_t] = 1", item.line)
         self.out.line("    _some = True")
@@ -323,7 +323,7 @@ class Generator:
             self._step(item, looping)
         self._poll_block(s.lineno)
         masks = [looping]
-        if _own(s.body, ast.Continue):
+        if owns(s.body, ast.Continue):
             masks.insert(0, self._mask())
             self.out.line(f"_copy({masks[0]}, {looping})")
         self._block(item.body, masks[0], [*frames, ("loop", masks)])
@@ -338,7 +338,7 @@ class Generator:
         if not isinstance(s, ast.For):
             return
         iterable = s.iter
-        if not _is_range(iterable) or not isinstance(s.target, ast.Name):
+        if not is_range(iterable) or not isinstance(s.target, ast.Name):
             raise UnsupportedError(
                 f"{self.plan.program.name}, line {s.lineno}: a for loop that contains a barrier must run over a range "
                 f"({place(self.plan.program.filename)})"
@@ -346,8 +346,8 @@ class Generator:
         parts = [ast.Constant(0), *iterable.args, ast.Constant(1)] if len(iterable.args) == 1 else list(iterable.args)
         parts = parts if len(parts) == 3 else [*parts, ast.Constant(1)]
         depth = self._open_threads(mask, [iterable])
-        self._prelude(_reads(iterable))
-        self._load(_reads(iterable))
+        self._prelude(reads(iterable))
+        self._load(reads(iterable))
         for key, value in zip(("next", "stop", "step"), parts, strict=True):
             self.out.line(f"_v{item.names[key]}[_t] = {self.out.expression(value)}", s.lineno)
         self.out.indent = depth
@@ -362,8 +362,8 @@ class Generator:
         self.out.line("_some = False")
         depth = self._open_threads(looping, [ast.Expr(s.test if isinstance(s, ast.While) else s.iter)])
         if isinstance(s, ast.While):
-            self._prelude(_reads(s.test))
-            self._load(_reads(s.test))
+            self._prelude(reads(s.test))
+            self._load(reads(s.test))
             self.out.line(f"if {self.out.expression(s.test)}:")
             self.out.line("    _some = True")
         else:

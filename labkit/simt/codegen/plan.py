@@ -74,24 +74,24 @@ class Read(ast.stmt):
     target: str | None
 
 
-def _reads(node):
+def reads(node):
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
 
 
-def _writes(node):
+def writes(node):
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
 
-def _is_range(node):
+def is_range(node):
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range"
 
 
-def _own(statements, kind):
+def owns(statements, kind):
     """True if a break or continue (kind) among the statements belongs to the loop around them."""
     for s in statements:
         if isinstance(s, kind):
             return True
-        if isinstance(s, (ast.If, Inline)) and (_own(s.body, kind) or _own(getattr(s, "orelse", []), kind)):
+        if isinstance(s, (ast.If, Inline)) and (owns(s.body, kind) or owns(getattr(s, "orelse", []), kind)):
             return True
     return False
 
@@ -132,7 +132,7 @@ class Flow:
         self.surely = self.assigned if defined is None else defined
 
     def _read(self, node, defined):
-        self.exposed |= _reads(node) - defined
+        self.exposed |= reads(node) - defined
 
     def _write(self, names, defined):
         self.assigned |= names
@@ -150,7 +150,7 @@ class Flow:
                 self._read(s.value, defined)
                 for target in s.targets:
                     self._read(target, defined)
-                    self._write(_writes(target), defined)
+                    self._write(writes(target), defined)
             elif isinstance(s, ast.AugAssign):
                 self._read(s.value, defined)
                 self._read(s.target, defined)
@@ -159,7 +159,7 @@ class Flow:
                     self._write({s.target.id}, defined)
             elif isinstance(s, ast.If):
                 self._read(s.test, defined)
-                self._write(_writes(s.test), defined)
+                self._write(writes(s.test), defined)
                 yes, no = self._block(s.body, set(defined)), self._block(s.orelse, set(defined))
                 if yes is None and no is None:
                     return None
@@ -170,21 +170,21 @@ class Flow:
             elif isinstance(s, ast.For):
                 self._read(s.iter, defined)
                 inner = set(defined)
-                self._write(_writes(s.target), inner)
+                self._write(writes(s.target), inner)
                 self._block(s.body, inner)
             else:
                 self._read(s, defined)
-                self._write(_writes(s), defined)
+                self._write(writes(s), defined)
         return defined
 
 
-def _targets(node):
+def targets(node):
     """Names that a statement assigns by itself, not in what it contains."""
     if isinstance(node, ast.Assign):
-        return {n for t in node.targets for n in _writes(t)}
+        return {n for t in node.targets for n in writes(t)}
     if isinstance(node, Sync):
         return {node.target.id} if node.target is not None else set()
-    return _writes(node.target)
+    return writes(node.target)
 
 
 class Plan:
@@ -217,7 +217,7 @@ class Plan:
         arrays = zip(self.program.params, self.types[len(self.program.constants) :], strict=True)
         ndims = {name: ty.ndim for name, ty in arrays if isinstance(ty, types.Array)}
         body = _Folder(ndims).block(copy.deepcopy(body))
-        written = {name for s in body for n in ast.walk(s) for name in _writes(n)}
+        written = {name for s in body for n in ast.walk(s) for name in writes(n)}
         self.renamed_params = [p for p in self.program.params if p in written]
         first = []
         for p in self.renamed_params:
@@ -307,7 +307,7 @@ class Plan:
     def _assignments(self, name):
         return [
             n for s in self.body for n in ast.walk(s)
-            if isinstance(n, (ast.Assign, ast.AugAssign, ast.For, ast.NamedExpr, Sync)) and name in _targets(n)
+            if isinstance(n, (ast.Assign, ast.AugAssign, ast.For, ast.NamedExpr, Sync)) and name in targets(n)
         ]  # fmt: skip
 
     # ------------------------------------------------ what becomes of each variable
@@ -315,7 +315,7 @@ class Plan:
     def _classify(self):
         """Which variables are kept for each thread, which are computed anew in each region, which once for a block."""
         self.uniform, self.rematerialised, self.kept, self.kept_views = {}, {}, {}, {}
-        self.variables = {name for s in self.body for name in _writes(s)}
+        self.variables = {name for s in self.body for name in writes(s)}
         self.exposed, self.local_per_thread = set(), set()
         if not self.has_waits:
             return
@@ -325,7 +325,7 @@ class Plan:
         for k, statements in enumerate(self._regions(self.tree)):
             flow = Flow(statements)
             exposed |= flow.exposed & self.variables
-            for name in self.with_sources({n for s in statements for n in _reads(s)}) & set(self.program.local):
+            for name in self.with_sources({n for s in statements for n in reads(s)}) & set(self.program.local):
                 used_in.setdefault(name, set()).add(k)
         self.local_per_thread = {name for name, regions in used_in.items() if len(regions) > 1}
         for loop in self._loops(self.tree):
@@ -346,7 +346,7 @@ class Plan:
             self._keep(name, found)
         for view in self.kept_views:  # a view of a local array may be of any thread's
             for assignment in self._assignments(view):
-                self.local_per_thread |= _reads(assignment.value) & set(self.program.local)
+                self.local_per_thread |= reads(assignment.value) & set(self.program.local)
         for loop in self._loops(self.tree):
             if not loop.uniform and isinstance(loop.node, ast.For):
                 for name in loop.names.values():
@@ -384,7 +384,7 @@ class Plan:
             if name not in found:
                 found.add(name)
                 node = self.rematerialised.get(name)
-                todo += _reads(node.value) if node is not None else ()
+                todo += reads(node.value) if node is not None else ()
         return found
 
     def _find_pure(self):
@@ -393,7 +393,7 @@ class Plan:
         for s in self.body:
             for n in ast.walk(s):
                 if isinstance(n, (ast.Assign, ast.AugAssign, ast.For, ast.NamedExpr, Sync)):
-                    for name in _targets(n):
+                    for name in targets(n):
                         counts[name] = counts.get(name, 0) + 1
                         if isinstance(n, ast.Assign) and len(n.targets) == 1 and isinstance(n.targets[0], ast.Name):
                             candidates.append((name, n))
@@ -418,7 +418,7 @@ class Plan:
             node = loop.node
             if not isinstance(node, ast.For) or not isinstance(node.target, ast.Name) or counts[node.target.id] != 1:
                 continue
-            if _is_range(node.iter):
+            if is_range(node.iter):
                 atoms = [self._atoms(a) for a in node.iter.args]
                 loop.uniform = all(a is not None and not _is_thread(a) for a in atoms) and (
                     not jumps(node) or not self._is_read_outside(node)
@@ -487,7 +487,7 @@ def _with_dtypes(program, argument_types):
 
 
 def jumps(loop):
-    return _own(loop.body, ast.Break) or _own(loop.body, ast.Continue) or contains(loop.body, Exit)
+    return owns(loop.body, ast.Break) or owns(loop.body, ast.Continue) or contains(loop.body, Exit)
 
 
 def _is_thread(atoms):

@@ -9,15 +9,10 @@ from numba.core.errors import NumbaError
 from labkit.simt.codegen.checks import HIDDEN_IDS, TWO_ARRAYS, names, touches_memory
 from labkit.simt.codegen.inference import infer_types, type_error
 from labkit.simt.errors import KernelTypeError, place
-from labkit.simt.ir import BUILTINS, AtomicCall, DeviceCall, Exit, Inline, IntrinsicCall, Lowering, Sync, at
+from labkit.simt.ir import BUILTINS, AtomicCall, DeviceCall, Exit, Inline, IntrinsicCall, Lowering, Sync, at, full_name
 from labkit.simt.stubs import SHUFFLES
 
 VOTES = {"all_sync", "any_sync", "eq_sync", "ballot_sync"}
-
-
-def full_name(op):
-    """What an error calls a barrier or a collective."""
-    return op if op.startswith("ptx.") else f"cuda.{op}"
 
 
 def _is_integer(ty):

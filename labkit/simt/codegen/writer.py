@@ -54,7 +54,7 @@ class Writer:
     # ---------------- functions
 
     def decorator(self, device=False):
-        """No wrapper is made that nobody calls: Python calls the kernel, the kernel its device functions."""
+        """No wrapper is made that is never called: Python calls the kernel, the kernel its device functions."""
         if not self.pretty:
             wrappers = ["no_cfunc_wrapper=True", *(["no_cpython_wrapper=True"] if device else [])]
             options = ["nogil=True", 'error_model="numpy"', "pipeline_class=_KernelCompiler", *wrappers, "cache=True"]
