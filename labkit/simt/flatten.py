@@ -208,9 +208,7 @@ def finish_returns(body, label, result, scope):
                 if result is not None and s.value is not None:
                     out.append(assign(result, s.value, s))
                 if not is_tail:
-                    leave = at(Exit(), s)
-                    leave.label = label
-                    out.append(leave)
+                    out.append(at(Exit(label), s))
                 return out  # what follows a return in one block never runs
             if isinstance(s, ast.If):
                 s.body, s.orelse = replace(s.body, is_tail), replace(s.orelse, is_tail)

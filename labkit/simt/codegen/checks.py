@@ -27,7 +27,6 @@ class Checker(Lowering):
 
     def __init__(self, out, line):
         self.out, self.at = out, line
-        self.before = []
 
     def statement(self, s):
         """The statements that stand for a simple statement (no control flow)."""
