@@ -16,10 +16,13 @@ What a program sees
     settings.py   environment variables, the order of threads, the time limit, the device's limits
 
 From a kernel's source to code
-    rewrite.py    source -> a normal form: names resolved, device functions with barriers inlined
-    webs.py       splits variables that are several at once
-    compiled.py   the normal form -> loops over the threads of a block, compiled by Numba for the CPU
-    inference.py  Numba's type inference: what threads keep across a barrier, clear errors
+    ir.py         the typed tree of a kernel, which both runs share
+    rewrite.py    source -> its tree, in these steps:
+      scope.py        what the names of a function mean
+      resolve.py      names resolved; what a GPU does not have refused, with the line
+      flatten.py      barriers out of expressions; device functions with barriers inlined
+      live_ranges.py  variables split that are several at once
+    codegen/      the tree -> loops over the threads of a block, compiled by Numba for the CPU
     compiled_kernel.py  a kernel compiled for one set of argument types
     cache.py      compiled kernels on disk
     runtime/      what the generated code calls: memory, atomics, warps, tensor cores
@@ -31,7 +34,7 @@ A launch
     faults.py     a fault record -> the error, with kernel, line, block and thread
 
 In plain Python
-    interpreter.py    the same normal form, for kernels whose warps wait for one another
+    interpreter.py    the same tree, for kernels whose warps wait for one another
     ptx_interpreted/  what labkit.ptx's intrinsics do there
     observer/         observe: the race detector, memory requests, a report, a figure
 """

@@ -17,7 +17,6 @@ from pathlib import Path
 import numba
 import numpy as np
 
-from labkit.simt import nodes
 from labkit.simt.settings import cache_directory
 
 
@@ -29,26 +28,6 @@ def own_version():
     for file in sorted(folder.rglob("*.py")):
         digest.update(str(file.relative_to(folder)).encode() + file.read_bytes())
     return digest.hexdigest()
-
-
-def fingerprint_of(program):
-    """Everything that the generated source depends on, as text."""
-    body = [ast.dump(node, include_attributes=False) for node in program.body]
-    lines = [str(getattr(n, "lineno", "")) for s in program.body for n in ast.walk(s) if isinstance(n, ast.stmt)]
-    special = [
-        f"{type(n).__name__} {getattr(n, 'op', '') if isinstance(n, nodes.Sync) else getattr(n, 'label', '')}"
-        for s in program.body
-        for n in ast.walk(s)
-        if isinstance(n, (nodes.Sync, nodes.Exit, nodes.Inline))
-    ]
-    devices = [
-        f"{d.name} {d.params} {d.local} {d.filename} {[ast.dump(s, include_attributes=True) for s in d.body]}"
-        for d in program.devices.values()
-    ]
-    files = sorted({getattr(n, "filename", "") for s in program.body for n in ast.walk(s)})
-    header = [*files, program.name, program.filename, program.params, program.shared, program.local,
-              list(program.constants), program.cooperative, program.has_atomics]  # fmt: skip
-    return "\n".join(map(str, [*header, *body, *lines, *special, *devices]))
 
 
 def forget(name):

@@ -1,4 +1,4 @@
-"""Runs a kernel in plain Python: each thread is a generator over the kernel's normal form, and stops where it waits.
+"""Runs a kernel in plain Python: each thread is a generator over the kernel's tree, and stops where it waits.
 
 Two runs are made of this: `observe` (observer/), which sees every access, and launches of kernels whose warps run
 different loops and wait for one another (mbarriers, wgmma, TMA). Those cannot be compiled into loops over the threads
@@ -10,18 +10,14 @@ Numbers integers are Python's, floats are NumPy scalars of their dtype, so float
 
 import ast
 import copy
-import math
-import operator
 import sys
 import time
 
 import numpy as np
-from numba.core import types
 from numba.np import numpy_support
 
-from labkit.simt import faults, rewrite, settings
+from labkit.simt import faults, settings
 from labkit.simt.arrays import DeviceNDArray
-from labkit.simt.compiled import full_name
 from labkit.simt.errors import (
     ArgumentError,
     BarrierError,
@@ -34,299 +30,16 @@ from labkit.simt.errors import (
     WarpError,
     place,
 )
+from labkit.simt.interpreted_source import python_module
+from labkit.simt.interpreted_values import FUNCTIONS, as_seen, converter, dtype_of, new_value
+from labkit.simt.ir import ID_NAMES, DtypeOf
 from labkit.simt.ptx_interpreted.intrinsics import Intrinsics
-from labkit.simt.ptx_interpreted.matrices import ldmatrix as load_matrices
-from labkit.simt.ptx_interpreted.matrices import mma
 from labkit.simt.ptx_interpreted.under_way import WINDOW, Block, Pending
-from labkit.simt.stubs import SHUFFLES
-from labkit.simt.unsigned import Unsigned
-
-# ---------------------------------------------------------------- the kernel as a Python generator
-
-
-class _ToPython(ast.NodeTransformer):
-    """The normal form -> Python: a Sync is a yield, an Exit an exception or a return, divisions follow CUDA.
-
-    With `branches`, each outcome of a test is told to `_branch`.
-    """
-
-    def __init__(self, branches):
-        self.labels, self.branches = set(), branches
-
-    def visit(self, node):
-        new = super().visit(node)
-        if isinstance(new, ast.AST) and not hasattr(new, "lineno") and hasattr(node, "lineno"):
-            new.lineno, new.col_offset = node.lineno, getattr(node, "col_offset", 0)
-        return new
-
-    def block(self, statements):
-        out = []
-        for s in statements:
-            result = self.visit(s)
-            out += result if isinstance(result, list) else [result]
-        return out
-
-    def visit_Sync(self, node):
-        parts = [
-            ast.Constant(node.op),
-            ast.Constant(node.lineno),
-            ast.Tuple([self.visit(a) for a in node.args], ast.Load()),
-        ]
-        request = ast.Yield(ast.Tuple(parts, ast.Load()))
-        return ast.Expr(request) if node.target is None else ast.Assign([node.target], request)
-
-    def visit_Inline(self, node):
-        self.labels.add(node.label)
-        handler = ast.ExceptHandler(ast.Name(f"_Leave{node.label}", ast.Load()), None, [ast.Pass()])
-        return ast.Try(self.block(node.body) or [ast.Pass()], [handler], [], [])
-
-    def visit_Exit(self, node):
-        if node.label == "kernel":
-            return ast.Return(None)
-        return ast.Raise(ast.Call(ast.Name(f"_Leave{node.label}", ast.Load()), [], []), None)
-
-    def visit_If(self, node):
-        test = self._branch(self.visit(node.test))
-        return ast.If(test, self.block(node.body) or [ast.Pass()], self.block(node.orelse))
-
-    def visit_While(self, node):
-        tick = ast.Expr(ast.Call(ast.Name("_tick", ast.Load()), [], []))
-        return ast.While(self._branch(self.visit(node.test)), [tick, *self.block(node.body)], [])
-
-    def visit_For(self, node):
-        tick = ast.Expr(ast.Call(ast.Name("_tick", ast.Load()), [], []))
-        return ast.For(self.visit(node.target), self.visit(node.iter), [tick, *self.block(node.body)], [])
-
-    def _branch(self, test):
-        if isinstance(test, ast.Constant) or not self.branches:
-            return test
-        return ast.Call(ast.Name("_branch", ast.Load()), [test], [])
-
-    def visit_IfExp(self, node):
-        return ast.IfExp(self._branch(self.visit(node.test)), self.visit(node.body), self.visit(node.orelse))
-
-    def visit_BinOp(self, node):
-        self.generic_visit(node)
-        name = {ast.Div: "_divide", ast.FloorDiv: "_floor_divide", ast.Mod: "_modulo"}.get(type(node.op))
-        return ast.Call(ast.Name(name, ast.Load()), [node.left, node.right], []) if name else node
-
-    def visit_AugAssign(self, node):
-        self.generic_visit(node)
-        name = {ast.Div: "_divide", ast.FloorDiv: "_floor_divide", ast.Mod: "_modulo"}.get(type(node.op))
-        if name is None:
-            return node
-        value = copy.deepcopy(node.target)
-        value.ctx = ast.Load()
-        return ast.Assign([node.target], ast.Call(ast.Name(name, ast.Load()), [value, node.value], []))
-
-
-def _locate(node, line):
-    """Give every node the line it came from, or its parent's; the frame of an access then tells the kernel's line."""
-    line = getattr(node, "lineno", line)
-    if "lineno" in node._attributes:
-        node.lineno = node.end_lineno = line
-        node.col_offset = node.end_col_offset = 0
-    for child in ast.iter_child_nodes(node):
-        _locate(child, line)
-
-
-def _define(name, arguments, body):
-    return ast.FunctionDef(name=name, args=arguments, body=body, decorator_list=[], returns=None, type_params=[])
-
-
-def _divide(a, b):
-    try:
-        return a / b
-    except ZeroDivisionError:
-        return np.float64(a) / np.float64(b)
-
-
-def _floor_divide(a, b):
-    return 0 if not isinstance(b, np.inexact | float) and b == 0 else a // b
-
-
-def _modulo(a, b):
-    return 0 if not isinstance(b, np.inexact | float) and b == 0 else a % b
-
-
-class _Numpy:
-    """NumPy as kernels see it here: integer types wrap Python's integers."""
-
-    def __getattr__(self, name):
-        found = self.__dict__[name] = self._find(name)
-        return found
-
-    @staticmethod
-    def _find(name):
-        dtype = (
-            np.dtype(name) if name in ("bool_", "float16", "float32", "float64", "complex64", "complex128") else None
-        )
-        if dtype is None and name.lstrip("u").startswith("int") and name.lstrip("uint").isdigit():
-            dtype = np.dtype(name)
-        if dtype is None:
-            return getattr(np, name)
-        return converter(dtype)
-
-
-class _Math:
-    """math as kernels see it: float32 stays float32, and what has no value is NaN or infinite instead of an error."""
-
-    _NAMES = {
-        "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan",
-        "atan2": "arctan2", "atanh": "arctanh", "pow": "power",
-    }  # fmt: skip
-
-    def __getattr__(self, name):
-        found = self.__dict__[name] = self._find(name)
-        return found
-
-    def _find(self, name):
-        function = getattr(math, name)
-        if isinstance(function, float):
-            return function
-        of_numpy = getattr(np, self._NAMES.get(name, name), None)
-        if of_numpy is not None:
-            return lambda *args: of_numpy(*(float(a) if isinstance(a, int) else a for a in args))
-
-        def guarded(*args):
-            try:
-                return function(*args)
-            except ValueError:
-                return math.nan
-            except OverflowError:
-                return math.inf
-
-        return guarded
-
-
-def _integer(value=0):
-    """int() as a kernel has it: NaN and infinity become some integer."""
-    try:
-        return int(value)
-    except (ValueError, OverflowError):
-        return -(1 << 63)
-
-
-def converter(dtype):
-    """The type as a function of the kernel: `uint32(x)`."""
-    dtype = np.dtype(dtype)
-    if dtype.kind in "iu":
-        bits = 8 * dtype.itemsize
-        mask, half = (1 << bits) - 1, 1 << (bits - 1)
-
-        def convert(value):
-            kind = type(value)
-            if kind is Unsigned and value <= mask:
-                return value
-            return Unsigned((value if kind is int else _integer(value)) & mask)
-
-        def convert_signed(value):
-            value = (value if type(value) is int else _integer(value)) & mask
-            return value - mask - 1 if value >= half else value
-
-        made = convert if dtype.kind == "u" else convert_signed
-    else:
-
-        def made(value):
-            return dtype.type(value)
-
-    made.dtype = dtype
-    return made
-
-
-_HELPERS = {
-    "_popc": lambda x: int(x & 0xFFFFFFFFFFFFFFFF).bit_count(),
-    "_fma": lambda a, b, c: type(c)(float(a) * float(b) + float(c)) if isinstance(c, np.float32) else a * b + c,
-    "_rsqrt": lambda x: type(x)(1) / np.sqrt(x),
-    "_cbrt": np.cbrt,
-    "_selp": lambda test, a, b: a if test else b,
-    "_remainder": math.remainder,
-    "_modf": math.modf,
-    "_ffs": lambda x: (x & -x).bit_length(),
-    "_clz": lambda x: 32 - x.bit_length() if 0 <= x < 2**32 else 64 - (x & (2**64 - 1)).bit_length(),
-    "_brev": lambda x: int(f"{x & (2**32 - 1):032b}"[::-1], 2),
-    "_divide": _divide,
-    "_floor_divide": _floor_divide,
-    "_modulo": _modulo,
-    "_np": _Numpy(),
-    "_math": _Math(),
-    "int": _integer,
-    "_operator": operator,
-}
-
-
-def new_value(op, old, value, extra=None):
-    """What an atomic leaves behind."""
-    return {
-        "add": lambda: old + value,
-        "sub": lambda: old - value,
-        "max": lambda: max(old, value),
-        "min": lambda: min(old, value),
-        "nanmax": lambda: np.fmax(old, value),
-        "nanmin": lambda: np.fmin(old, value),
-        "and_": lambda: old & value,
-        "or_": lambda: old | value,
-        "xor": lambda: old ^ value,
-        "exch": lambda: value,
-        "inc": lambda: 0 if old >= value else old + 1,
-        "dec": lambda: value if old == 0 or old > value else old - 1,
-        "cas": lambda: extra if old == value else old,
-    }[op]()
-
-
-class _DeviceIds(ast.NodeTransformer):
-    """Device functions are called without hidden arguments here; they ask for the current thread's indices."""
-
-    def visit_Name(self, node):
-        if node.id in rewrite.ID_NAMES and isinstance(node.ctx, ast.Load):
-            return ast.Call(ast.Name("_id", ast.Load()), [ast.Constant(node.id)], [])
-        return node
-
-
-# ---------------------------------------------------------------- arrays
-
-
-class _Floats(np.ndarray):
-    """A float array as an interpreted kernel sees it: NumPy's, and view() takes the kernel's types."""
-
-    def view(self, dtype):
-        return as_seen(np.asarray(self).view(getattr(dtype, "dtype", dtype)))
-
-
-class _Integers(_Floats):
-    """An integer array: its elements are Python's integers, and what is stored wraps around."""
-
-    def __getitem__(self, index):
-        value = np.ndarray.__getitem__(self, index)
-        if isinstance(value, np.ndarray):
-            return value
-        return Unsigned(value) if value.dtype.kind == "u" else int(value)
-
-    def __iter__(self):
-        return (self[k] for k in range(len(self)))
-
-    def __setitem__(self, index, value):
-        try:
-            np.ndarray.__setitem__(self, index, value)
-        except (OverflowError, ValueError):
-            np.ndarray.__setitem__(self, index, converter(self.dtype)(value))
-
-
-def as_seen(array):
-    """An array as interpreted code takes it."""
-    return np.ndarray.view(array, _Integers if array.dtype.kind in "iu" else _Floats)
-
-
-def dtype_of(ty):
-    """The NumPy dtype of a declaration's Numba type."""
-    return np.dtype(bool) if ty == types.boolean else numpy_support.as_dtype(ty)
+from labkit.simt.scheduler import Scheduler
 
 
 def _round_up(n, unit):
     return -(-n // unit) * unit
-
-
-# ---------------------------------------------------------------- running
 
 
 class Thread:
@@ -361,48 +74,10 @@ class Thread:
         self.copies, self.stores, self.commits = Pending(), Pending(), 0  # cp.async; TMA stores; groups of wgmma
 
 
-def _module(program, branches):
-    """(the kernel's generator and its device functions as a Python module, labels that inlined functions leave)."""
-    transformer = _ToPython(branches)
-    body = transformer.block(copy.deepcopy(program.body)) or [ast.Pass()]
-    body = [s for s in body if s is not None]
-    locals_ = [
-        ast.Assign(
-            [ast.Name(a.name, ast.Store())], ast.Call(ast.Name("_local", ast.Load()), [ast.Constant(a.name)], [])
-        )
-        for a in program.local.values()
-    ]
-    # the unreachable yield makes a generator of a kernel without barriers
-    unreachable = ast.If(ast.Constant(False), [ast.Expr(ast.Yield(ast.Constant(None)))], [])
-    params = [*rewrite.ID_NAMES, "_t", "_b", *program.shared, *program.params]
-    arguments = ast.arguments([], [ast.arg(n) for n in params], None, [], [], None, [])
-    functions = [_define(program.name, arguments, [unreachable, *locals_, *body])]
-    for device in program.devices.values():
-        inner = _ToPython(branches)
-        inner_body = []
-        for a in device.local:
-            call = ast.Call(
-                ast.Name("_local_of_device", ast.Load()), [ast.Constant(device.name), ast.Constant(a.name)], []
-            )
-            inner_body.append(ast.Assign([ast.Name(a.name, ast.Store())], call))
-        inner_body += inner.block(copy.deepcopy(device.body)) or [ast.Pass()]
-        inner_params = ast.arguments([], [ast.arg(n) for n in device.params], None, [], [], None, [])
-        functions.append(_DeviceIds().visit(_define(device.name, inner_params, inner_body)))
-    module = ast.Module(functions, [])
-    _locate(module, program.line)
-    return module, transformer.labels
-
-
-def source(program):
-    """The Python source of an interpreted kernel, as text: a yield is where a thread waits."""
-    heading = f"# {program.name} ({place(program.filename)}:{program.line}), as the CPU device interprets it\n\n"
-    return heading + ast.unparse(ast.fix_missing_locations(_module(program, False)[0])) + "\n"
-
-
 def shared_bytes(program):
     """Bytes of a program's shared arrays but dynamic ones; 8 an element where an argument gives the dtype."""
     arrays = [a for a in program.shared.values() if a.shape != (0,)]
-    sizes = [8 if isinstance(a.dtype, rewrite.DtypeOf) else dtype_of(a.dtype).itemsize for a in arrays]
+    sizes = [8 if isinstance(a.dtype, DtypeOf) else dtype_of(a.dtype).itemsize for a in arrays]
     return sum(int(np.prod(a.shape)) * size for a, size in zip(arrays, sizes, strict=True))
 
 
@@ -422,8 +97,8 @@ class Interpreter:
             raise ArgumentError(
                 f"{self.program.name} takes {len(params)} arguments ({', '.join(params)}), {len(args)} given"
             )
-        self.current, self.state, self.deadline, self.ticks, self.epoch = None, None, None, 0, 0
-        self.intrinsics = Intrinsics(self)
+        self.current, self.state, self.deadline, self.ticks = None, None, None, 0
+        self.intrinsics, self.scheduler = Intrinsics(self), Scheduler(self)
         self._place_shared()
 
     def _place_shared(self):
@@ -489,8 +164,8 @@ class Interpreter:
             if lines and ended:
                 gx, gy, _ = self.grid
                 b = ended[0]
-                name = self._short((b % gx, b // gx % gy, b // (gx * gy)), self.grid)
-                self._stuck(
+                name = self.short((b % gx, b // gx % gy, b // (gx * gy)), self.grid)
+                self.stuck(
                     "grid", lines[0], None, "grid_sync",
                     f"cg.this_grid().sync() was reached by {len(waiting) - len(ended)} of the {len(waiting)} blocks; "
                     f"block {name} has ended without it. Every thread of the grid must reach it.", lines, [], block=b,
@@ -502,9 +177,9 @@ class Interpreter:
     def _compile(self, bound):
         """A function that starts a thread's generator, given the thread's indices and the block's shared arrays."""
         p = self.program
-        self.module, labels = _module(p, self.counts_branches)
+        self.module, labels = python_module(p, self.counts_branches)
         namespace = {
-            **_HELPERS,
+            **FUNCTIONS,
             **bound,
             "_tick": self._tick,
             "_local": self._local,
@@ -563,7 +238,7 @@ class Interpreter:
 
     def _dtype(self, declaration):
         dtype = declaration.dtype
-        if isinstance(dtype, rewrite.DtypeOf):
+        if isinstance(dtype, DtypeOf):
             position = self.program.params.index(dtype.param)
             dtype = numpy_support.from_dtype(np.dtype(self.args[position].dtype))
         return dtype_of(dtype)
@@ -664,7 +339,7 @@ class Interpreter:
         thread = thread or self.current
         gx, gy, _ = self.grid
         block = (thread.block % gx, thread.block // gx % gy, thread.block // (gx * gy))
-        return f"block {self._short(block, self.grid)}, thread {self._short(thread.where, self.block)}"
+        return f"block {self.short(block, self.grid)}, thread {self.short(thread.where, self.block)}"
 
     def _where(self, line, thread=None):
         thread = thread or self.current
@@ -700,7 +375,7 @@ class Interpreter:
             thread_index = (linear % bx, linear // bx % by, linear // (bx * by))
             thread = Thread(linear, b, thread_index)
             ids = (*thread_index, *block_index, *self.block, *self.grid)
-            self.ids.append(dict(zip(rewrite.ID_NAMES, ids, strict=True)))
+            self.ids.append(dict(zip(ID_NAMES, ids, strict=True)))
             thread.generator = self.make_thread(ids, linear, b, shared)
             threads.append(thread)
         ids_of_block = self.ids
@@ -709,7 +384,7 @@ class Interpreter:
             self.ids, self.state = ids_of_block, state
             for thread in self._in_order(runnable):
                 self._advance(thread)
-            runnable = self._resolve(threads)
+            runnable = self.scheduler.resolve(threads)
             if runnable == "grid":
                 yield threads[0].request[1]
                 for thread in threads:
@@ -766,255 +441,7 @@ class Interpreter:
         found.array, found.index, found.shape = "", (), ()
         return found
 
-    # ---------------- barriers and collectives
-
-    def _resolve(self, threads):
-        """The threads that can go on, "grid" at a grid barrier, or none; tells of threads that can never go on."""
-        while True:
-            warps, warpgroups, waits, blocked = set(), {}, [], []
-            for thread in threads:
-                if thread.done:
-                    continue
-                kind = self._kind(thread.request[0])
-                if kind == "warp":
-                    warps.add(thread.linear // 32)
-                elif kind == "warpgroup":
-                    warpgroups.setdefault((thread.linear // 128, *thread.request[:2]), []).append(thread)
-                elif kind == "wait":
-                    waits.append(thread)
-                else:
-                    blocked.append(thread)
-            going = []
-            for w in sorted(warps):
-                going += self._resolve_warp(threads[32 * w : 32 * w + 32])
-            for group in warpgroups.values():
-                if len(group) == 128:
-                    self._resolve_warpgroup(group)
-                    going += group
-            going += self._resolve_waits(waits)
-            if going:
-                return going
-            if blocked and len(blocked) == len(threads) and len({t.request[:2] for t in blocked}) == 1:
-                return self._pass_barrier(threads)
-            if not self.intrinsics.deliver():
-                break
-        waiting = [t for t in threads if not t.done]
-        if not waiting:
-            return []
-        if waits:
-            self._deadlocked(waiting)
-        elif warps:
-            self._diverged([t for t in waiting if self._kind(t.request[0]) == "warp"], threads, "warp")
-        elif warpgroups:
-            self._diverged(next(iter(warpgroups.values())), threads, "warpgroup")
-        else:
-            self._diverged(waiting, threads, "block")
-        return []
-
-    _kinds = {}
-
-    def _kind(self, op):
-        kind = self._kinds.get(op)
-        if kind is None:
-            kind = self._kinds[op] = rewrite.sync_kind(op)
-        return kind
-
-    def _pass_barrier(self, threads):
-        op, line, _ = threads[0].request
-        self.passed_barrier(line)
-        if op == "grid_sync":
-            return "grid"
-        if op != "syncthreads":
-            values = [bool(t.request[2][0]) for t in threads]
-            result = {"count": sum(values), "and": int(all(values)), "or": int(any(values))}[op.split("_")[1]]
-            for t in threads:
-                t.reply = result
-        self._order(threads)
-        return threads
-
-    def _order(self, threads):
-        """What these threads did before comes before what they do now."""
-        self.epoch += 1
-        for t in threads:
-            t.epoch = self.epoch
-
-    def _resolve_warpgroup(self, group):
-        op = group[0].request[0]
-        if op == "ptx.wgmma_wait":
-            self.intrinsics.finish_products(group)
-        else:
-            self.intrinsics.start_product(op[4:], group)
-
-    def _resolve_waits(self, waits):
-        """Threads at mbarriers whose phase has ended, and at named barriers that are complete."""
-        going, named = [], {}
-        for t in waits:
-            op, line, args = t.request
-            if op == "ptx.named_barrier_sync":
-                named.setdefault(int(args[0]), []).append(t)
-            elif self.intrinsics.barrier("mbarrier_wait", args[0], args[1], line, t).passes(args[2]):
-                going.append(t)
-        for number, group in named.items():
-            wanted = {int(t.request[2][1]) for t in group}
-            first = group[0]
-            if len(wanted) > 1 or max(wanted) % 32 or len(group) > max(wanted) or not 0 <= number < 16:
-                self.fault(
-                    "assertion", first.request[1],
-                    f"waits at named barrier {number} for {' or '.join(map(str, sorted(wanted)))} threads, and "
-                    f"{len(group)} are there: all must name one multiple of 32, and a barrier from 0 to 15", first,
-                )  # fmt: skip
-            if len(group) == max(wanted):
-                self._order(group)
-                going += group
-        passed = [t for t in going if t.request[0] == "ptx.mbarrier_wait"]
-        if passed:
-            self._order(passed)
-        return going
-
-    def _resolve_warp(self, warp):
-        """Lanes of a warp whose collective is complete go on, with its result."""
-        groups = {}
-        for t in warp:
-            if not t.done and self._kind(t.request[0]) == "warp":
-                groups.setdefault(t.request[:2], []).append(t)
-        going = []
-        for (op, _), lanes in groups.items():
-            present = {t.linear % 32: t for t in lanes}
-            if op.startswith("ptx."):
-                if len(lanes) == 32:
-                    self._intrinsic(op[4:], lanes)
-                    going += lanes
-                continue
-            if op == "activemask":
-                bits = sum(1 << lane for lane in present)
-                for t in lanes:
-                    t.reply = bits
-                going += lanes
-                continue
-            alive = {t.linear % 32 for t in warp if not t.done}
-            for t in lanes:
-                mask = (int(t.request[2][0]) if t.request[2] else 0xFFFFFFFF) & 0xFFFFFFFF
-                named = {lane for lane in alive if mask >> lane & 1}
-                if named <= set(present) and mask >> (t.linear % 32) & 1:
-                    t.reply = self._collective(op, t, {lane: present[lane] for lane in named})
-                    going.append(t)
-        for t in going:
-            if t.request[0] == "syncwarp":
-                t.warp_epoch += 1
-        return going
-
-    def _intrinsic(self, name, lanes):
-        """ldmatrix or mma, by the 32 lanes of a warp in order."""
-        if name.startswith("mma"):
-            results = mma(name, [t.request[2] for t in lanes])
-        else:
-            count = 4 if "_x4" in name else 2
-            rows = np.zeros((8 * count, 8), np.uint16)
-            for t, row in zip(lanes, rows, strict=False):
-                self.current = t
-                (shared, i), line = t.request[2], t.request[1]
-                found = self.wide("load", name, shared, int(i), 16, 16, line, t.generator.gi_frame)
-                if found is not None:
-                    row[...] = found.view(np.uint16)
-            results = load_matrices(rows, count, name.endswith("trans"))
-        for t, result in zip(lanes, results, strict=True):
-            t.reply = result
-
-    def _collective(self, op, thread, lanes):
-        lane, args = thread.linear % 32, thread.request[2]
-        if op == "syncwarp":
-            return None
-        if op in SHUFFLES:
-            delta = int(args[2])
-            source = {
-                "shfl_sync": delta & 31,
-                "shfl_up_sync": lane - delta,
-                "shfl_down_sync": lane + delta,
-                "shfl_xor_sync": lane ^ delta,
-            }[op]
-            if not 0 <= source <= 31:
-                return args[1]
-            if source not in lanes:
-                self._stuck(
-                    "warp", thread.request[1], thread, op,
-                    f"{self._who(thread)} reads lane {source} with cuda.{op}, and that lane takes no part in it: it "
-                    "has returned, does not exist, or is not in the mask.", index=source)  # fmt: skip
-                return args[1]
-            return lanes[source].request[2][1]
-        values = {k: t.request[2][1] for k, t in lanes.items()}
-        bits = sum(1 << k for k, v in values.items() if v)
-        everyone = sum(1 << k for k in values)
-        if op == "match_any_sync":
-            return sum(1 << k for k, v in values.items() if v == args[1])
-        if op == "match_all_sync":
-            same = all(v == args[1] for v in values.values())
-            return (everyone, True) if same else (0, False)
-        ballot = bits - (1 << 32) if bits >> 31 else bits
-        return {
-            "all_sync": bits == everyone,
-            "any_sync": bits != 0,
-            "eq_sync": bits in (0, everyone),
-            "ballot_sync": ballot,
-        }[op]
-
-    def _diverged(self, waiting, threads, who):
-        """Tells of a barrier, or a collective of a warp or warpgroup, that its threads can never pass together."""
-        first = waiting[0]
-        op, line, _ = first.request
-        name = "cg.this_grid().sync" if op == "grid_sync" else full_name(op)
-        of_block = "" if self.blocks == 1 else f" of {self._block_name(first)}"
-        if who == "block":
-            group = f"threads of {self._block_name(first)}"
-            rule = "Every thread of the block must reach the same barrier, or none of them."
-        else:
-            size = 32 if who == "warp" else 128
-            number = first.linear // size
-            threads = [t for t in threads if t.linear // size == number]
-            group = f"{'lanes' if who == 'warp' else 'threads'} of {who} {number}{of_block}"
-            rule = "Every lane that the mask names must make the same call."
-            if op.startswith("ptx."):
-                rule = f"All {size} must make the same call."
-        here = [t for t in threads if not t.done and t.request[:2] == first.request[:2]]
-        others = [t for t in threads if t not in here] or here
-        other = others[0]
-        if other.done:
-            where = "has ended without it"
-        elif other not in here:
-            where = f"waits at line {other.request[1]}"
-        else:
-            where = "is not named by its mask"
-        lines = sorted({line, *(t.request[1] for t in others if not t.done)})
-        who = "warp" if who == "warpgroup" else who
-        self._stuck(
-            who, line, first, op,
-            f"{name}() was reached by {len(here)} of the {len(threads)} {group}; "
-            f"thread {self._short(other.where, self.block)} {where}. {rule}", lines, others)  # fmt: skip
-
-    def _deadlocked(self, waiting):
-        """Nobody can go on, and some wait at mbarriers or named barriers."""
-        groups = {}
-        for t in waiting:
-            op, line, args = t.request
-            if op == "ptx.mbarrier_wait":
-                barrier = self.intrinsics.barrier("mbarrier_wait", args[0], args[1], line, t)
-                told = f"at line {line} for {barrier.name}, parity {int(args[2])} ({barrier})"
-            elif op == "ptx.named_barrier_sync":
-                told = f"at line {line} for {int(args[1])} threads at named barrier {int(args[0])}"
-            else:
-                told = f"at line {line} in {full_name(op)}()"
-            groups.setdefault((line, told), []).append(t)
-        parts = [
-            f"{_ranges([t.linear for t in group])} {'waits' if len(group) == 1 else 'wait'} {told}"
-            for (_, told), group in groups.items()
-        ]
-        first = waiting[0]
-        lines = sorted({line for line, _ in groups})
-        self._stuck(
-            "deadlock", lines[0], first, first.request[0],
-            f"deadlock in {self._block_name(first)}: no thread can go on. {'; '.join(parts)}.", lines, waiting[:1],
-        )  # fmt: skip
-
-    def _stuck(self, kind, line, thread, op, sentence, lines=(), others=(), index=None, block=None):
+    def stuck(self, kind, line, thread, op, sentence, lines=(), others=(), index=None, block=None):
         """Threads that can never go on: raises. kind: "warp", "block", "grid" or "deadlock"."""
         kinds = {"deadlock": DeadlockError, "warp": WarpError}
         self._raise(kinds.get(kind, BarrierError), line, sentence, thread)
@@ -1022,31 +449,19 @@ class Interpreter:
     # ---------------- words
 
     @staticmethod
-    def _short(position, shape):
+    def short(position, shape):
         if shape[1] == shape[2] == 1:
             return str(position[0])
         return str(tuple(position[:2] if shape[2] == 1 else position))
 
-    def _block_name(self, thread):
+    def block_name(self, thread):
         gx, gy, _ = self.grid
         position = (thread.block % gx, thread.block // gx % gy, thread.block // (gx * gy))
-        return f"block {self._short(position, self.grid)}"
+        return f"block {self.short(position, self.grid)}"
 
-    def _who(self, thread):
-        name = f"thread {self._short(thread.where, self.block)}"
-        return name if self.blocks == 1 else f"{name} of {self._block_name(thread)}"
-
-
-def _ranges(numbers):
-    """Thread numbers in words: thread 5; threads 0 to 127; threads 0 to 31, 64."""
-    runs = []
-    for n in sorted(numbers):
-        if runs and runs[-1][1] == n - 1:
-            runs[-1][1] = n
-        else:
-            runs.append([n, n])
-    text = ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in runs[:4]) + (", ..." if len(runs) > 4 else "")
-    return f"thread {text}" if len(numbers) == 1 else f"threads {text}"
+    def who(self, thread):
+        name = f"thread {self.short(thread.where, self.block)}"
+        return name if self.blocks == 1 else f"{name} of {self.block_name(thread)}"
 
 
 def _has_effects(node):
@@ -1055,7 +470,7 @@ def _has_effects(node):
         root = call.func
         while isinstance(root, ast.Attribute):
             root = root.value
-        return isinstance(root, ast.Name) and root.id in _HELPERS
+        return isinstance(root, ast.Name) and root.id in FUNCTIONS
 
     return any(isinstance(n, ast.Yield) or (isinstance(n, ast.Call) and not is_free(n)) for n in ast.walk(node))
 

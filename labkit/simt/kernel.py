@@ -8,12 +8,13 @@ import numba
 from numba.core import sigutils
 from numba.core.errors import NumbaError
 
-from labkit.simt import rewrite
+from labkit.simt.rewrite import rewrite
+from labkit.simt.scope import read_source
 from labkit.simt.arguments import TENSOR_MAP_TYPE, as_scalar, fits, host_view
-from labkit.simt.compiled import Generator
+from labkit.simt.codegen.emit import Generator
 from labkit.simt.compiled_kernel import CompiledKernel, InterpretedKernel, frozen_constant
 from labkit.simt.errors import ArgumentError, KernelTypeError, LaunchError
-from labkit.simt.interpreter import source
+from labkit.simt.interpreted_source import source
 from labkit.simt.launch import ConfiguredKernel, dimensions
 from labkit.simt.ptx import TensorMap
 from labkit.simt.settings import LIMITS, current_order, is_checked
@@ -38,7 +39,7 @@ class DeviceFunction:
     """What `@cuda.jit(device=True)` makes on the CPU device: kernels call it, the host cannot."""
 
     def __init__(self, function):
-        rewrite.read_source(function)
+        read_source(function)
         self.py_func = function
         self.__name__, self.__doc__, self.__module__ = function.__name__, function.__doc__, function.__module__
         self.__wrapped__ = function
@@ -62,7 +63,7 @@ class Kernel:
         self.__name__, self.__doc__, self.__module__ = function.__name__, function.__doc__, function.__module__
         self.__qualname__ = function.__qualname__
         self.__wrapped__ = function
-        rewrite.read_source(function)
+        read_source(function)
         self.dynamic_allowed = LIMITS.shared_per_block
         self._compiled = {}
         self._given = [tuple(s) for s in signatures]
@@ -141,7 +142,7 @@ class Kernel:
                     f"{self.__name__} has {len(self.params)} parameters and its signature {len(argument_types)}"
                 )
             with _COMPILE_LOCK:
-                program = rewrite.rewrite(self.py_func)
+                program = rewrite(self.py_func)
                 if program.interpreted:
                     compiled = InterpretedKernel(program)
                 else:
@@ -188,7 +189,7 @@ def show(kernel, *args):
     """
     if not isinstance(kernel, Kernel):
         raise TypeError(f"show takes a kernel of the CPU device, not {kernel!r}")
-    program = rewrite.rewrite(kernel.py_func)
+    program = rewrite(kernel.py_func)
     if program.interpreted:
         return source(program)
     if kernel._given and not args:

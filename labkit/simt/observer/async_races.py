@@ -36,7 +36,7 @@ class AsyncRaceDetector:
             KernelFinding(
                 "race", self.program.name, sorted({write, read}), [reader.where, writer.where], reader.block, seen.name,
                 index,
-                f"race: {self._who(reader)} reads {place} at line {read} with ptx.load_nc4, and {self._who(writer)} "
+                f"race: {self.who(reader)} reads {place} at line {read} with ptx.load_nc4, and {self.who(writer)} "
                 f"writes it at line {write} in the same launch: that cache does not see stores. Use ptx.load_global4.",
             ),
             ("read only", seen.name, write, read), 2,
@@ -76,7 +76,7 @@ class AsyncRaceDetector:
             why = f"ptx.cp_async_wait({last[0]}) at line {last[1]} leaves it under way"
         else:
             why = "no ptx.cp_async_wait has come after it"
-        whose = "its own copy" if owner is thread else f"the copy that {self._who(owner)} started"
+        whose = "its own copy" if owner is thread else f"the copy that {self.who(owner)} started"
         advice = f"Put ptx.cp_async_wait(0) and cuda.syncthreads() before line {line}."
         if uncommitted:
             advice = f"Put ptx.cp_async_commit() after line {copy.line}, and a wait that covers it before line {line}."
@@ -86,7 +86,7 @@ class AsyncRaceDetector:
             KernelFinding(
                 "race", self.program.name, sorted({copy.line, line}), [owner.where, thread.where], thread.block,
                 seen.name, index,
-                f"race: {self._who(thread)} {verb} {place} at line {line}, and {whose} into it at line {copy.line} "
+                f"race: {self.who(thread)} {verb} {place} at line {line}, and {whose} into it at line {copy.line} "
                 f"(ptx.{copy.name}) may still be under way: {why}. {advice}",
             ),
             (seen.name, frozenset([(copy.line, "copy"), (line, verb)])),
@@ -109,7 +109,7 @@ class AsyncRaceDetector:
                 KernelFinding(
                     "race", self.program.name, sorted({written, line}), [writer.where, thread.where], thread.block,
                     self.state.name_of(late[0])[0], None,
-                    f"race: {self._who(writer)} writes {self.state.name_of(late[0])[0]} at line {written}, and "
+                    f"race: {self.who(writer)} writes {self.state.name_of(late[0])[0]} at line {written}, and "
                     f"ptx.{name} at line {line} reads it with no ptx.fence_proxy_async() by the writer in between. Put "
                     f"ptx.fence_proxy_async() after line {written}, before the barrier.",
                 ),
@@ -143,7 +143,7 @@ class AsyncRaceDetector:
                     KernelFinding(
                         "race", self.program.name, sorted({read, line}), [reader.where, self.current.where],
                         self.current.block, seen.name, index,
-                        f"race: {self._who(self.current)} writes {place} at line {line}, and ptx.{name} of line {read} "
+                        f"race: {self.who(self.current)} writes {place} at line {line}, and ptx.{name} of line {read} "
                         "may still read it: no ptx.wgmma_wait has covered it. Put ptx.wgmma_wait(0) (and a barrier) "
                         f"before line {line}.",
                     ),

@@ -5,9 +5,10 @@ import sys
 
 import numpy as np
 
-from labkit.simt import rewrite
 from labkit.simt.arrays import DeviceNDArray
-from labkit.simt.interpreter import Interpreter, converter
+from labkit.simt.interpreted_values import converter
+from labkit.simt.interpreter import Interpreter
+from labkit.simt.rewrite import rewrite
 from labkit.simt.launch import ConfiguredKernel
 from labkit.simt.observer.async_races import AsyncRaceDetector
 from labkit.simt.observer.memory_requests import RequestCounter
@@ -48,7 +49,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
     counts_branches, doing = True, "observed"
 
     def __init__(self, function, grid, block, shared_bytes, args):
-        super().__init__(rewrite.rewrite(function), grid, block, shared_bytes, args)
+        super().__init__(rewrite(function), grid, block, shared_bytes, args)
         self.report = Report(self.program.name, self.program.filename, grid, block)
         self.memories, self.copies = {}, []
         self.unwritten = []  # (memory, address, finding) of reads of memory that nothing wrote
@@ -143,7 +144,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
     def passed_barrier(self, line):
         self.report.count("barriers", line)
 
-    def _stuck(self, kind, line, thread, op, sentence, lines=(), others=(), index=None, block=None):
+    def stuck(self, kind, line, thread, op, sentence, lines=(), others=(), index=None, block=None):
         self.report.divergent_barriers.append(
             KernelFinding(
                 "divergent_barrier", self.program.name, list(lines) or [line],
@@ -173,7 +174,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
         self.report.outside(
             KernelFinding(
                 "out_of_bounds", self.program.name, [line], [thread.where], thread.block, array.name, (i,),
-                f"line {line}: {self._who(thread)} {verb} elements {i} to {i + count - 1} of {array.name} with "
+                f"line {line}: {self.who(thread)} {verb} elements {i} to {i + count - 1} of {array.name} with "
                 f"ptx.{name}, and its shape {array.shape} has {array.size:,} elements.",
             ),
             array.name, line,
@@ -231,7 +232,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
                 thread.block,
                 seen.name,
                 tuple(parts),
-                f"line {line}: {self._who(thread)} {verb} {seen.name}[{shown}], outside its shape {seen.shape}{why}.",
+                f"line {line}: {self.who(thread)} {verb} {seen.name}[{shown}], outside its shape {seen.shape}{why}.",
             ),
             seen.name,
             line,
@@ -259,5 +260,5 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
             thread.block,
             seen.name,
             index,
-            f"line {line}: {self._who(thread)} reads {place}, {kind} that nothing has written yet.",
+            f"line {line}: {self.who(thread)} reads {place}, {kind} that nothing has written yet.",
         )

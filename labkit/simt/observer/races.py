@@ -142,7 +142,7 @@ class RaceDetector:
         self.report.race(
             KernelFinding(
                 "race", self.program.name, sorted({a_line, b_line}), [a.where, b.where], b.block, seen.name, index,
-                f"race: {self._who(a)} {verb[a_kind]} {place} at line {a_line}, and {self._who(b)} {verb[b_kind]} "
+                f"race: {self.who(a)} {verb[a_kind]} {place} at line {a_line}, and {self.who(b)} {verb[b_kind]} "
                 f"{line}, {rest}. {advice}",
             ),
             (seen.name, frozenset([(a_line, a_kind), (b_line, b_kind)])),

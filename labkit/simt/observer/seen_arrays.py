@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 
-from labkit.simt.interpreter import converter, new_value
+from labkit.simt.interpreted_values import converter, new_value
 from labkit.simt.unsigned import Unsigned
 
 

@@ -6,12 +6,12 @@
     x = f[t] * float32(.5)  # another: a float. It becomes x_2
 
 Two assignments belong together if some read can see both. Numba does the same within one function (SSA); here it is
-done before a kernel is cut into regions. Works on the normal form, in place.
+done before a kernel is cut into regions. Works on the tree of a kernel, in place.
 """
 
 import ast
 
-from labkit.simt.nodes import Exit, Inline, Sync
+from labkit.simt.ir import Exit, Inline, Sync, shown
 
 
 class _Webs:
@@ -129,7 +129,7 @@ def _merge(a, b):
 
 
 def split(body, params, taken):
-    """Rename, in place, the variables of a body in normal form that are several at once. `taken`: names in use."""
+    """Rename, in place, the variables of a tree's body that are several at once. `taken`: names in use."""
     webs = _Webs(params)
     webs.block(body, dict(webs.start))
     names, taken = {}, set(taken)
@@ -147,5 +147,5 @@ def split(body, params, taken):
                 new += "_"
             taken.add(new)
             for node in groups[root]:
-                node.shown = getattr(node, "shown", node.id)  # what an error calls it
+                node.shown = shown(node)
                 node.id = new

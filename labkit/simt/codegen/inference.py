@@ -112,22 +112,22 @@ _REPORT = (  # how Numba says it -> how we do; the last match in its report is t
 def type_error(program, error, source):
     """Numba's report of a typing failure, cut down to what it says about the kernel, with the kernel's line."""
     report = str(error)
-    told = None
+    message = None
     for pattern, form in _REPORT:
         matches = re.findall(pattern, report)
         if matches:
             last = matches[-1]
-            told = form.format(*(last if isinstance(last, tuple) else (last,)))
+            message = form.format(*(last if isinstance(last, tuple) else (last,)))
             break
-    if told is None:
+    if message is None:
         lines = [part.strip() for part in report.split("\n") if part.strip()]
-        told = next((t for t in lines if not t.startswith("Failed in nopython")), "unknown reason")
-    told = re.sub(r"<built-in function (\w+)>", r"\1", told)
-    told = re.sub(r"array\((\w+), (\d)d, \w\)", r"array of \1 (\2D)", told)
-    told = re.sub(r"Literal\[\w+\]\((.+?)\)", r"\1", told)
+        message = next((t for t in lines if not t.startswith("Failed in nopython")), "unknown reason")
+    message = re.sub(r"<built-in function (\w+)>", r"\1", message)
+    message = re.sub(r"array\((\w+), (\d)d, \w\)", r"array of \1 (\2D)", message)
+    message = re.sub(r"Literal\[\w+\]\((.+?)\)", r"\1", message)
     return KernelTypeError(
         f"{program.name}{_kernel_line(report, source)}: does not compile for these argument types: "
-        f"{textwrap.shorten(told, 300, placeholder=' ...')} ({place(program.filename)}:{program.line})"
+        f"{textwrap.shorten(message, 300, placeholder=' ...')} ({place(program.filename)}:{program.line})"
     )
 
 

@@ -1,0 +1,22 @@
+"""The tree of a kernel -> loops over the threads of a block, compiled by Numba for the CPU.
+
+The code between two barriers is a region. A region runs for one thread of the block after the other, in a loop; then
+comes the next region. What a thread carries from one region to the next is kept in an array with an entry for each
+thread. Control flow that contains a barrier runs for the whole block at once, under a mask that says which threads
+take part: so a barrier knows who is missing.
+
+    total = float32(0)                     for thread in block:
+    for k in range(n):                         total[thread] = 0
+        tile[t] = a[...]                   for k in range(n):
+        cuda.syncthreads()         ->          for thread in block: tile[t] = a[...]
+        total += tile[...]                     for thread in block: total[thread] += tile[...]
+        cuda.syncthreads()
+
+plan.py         regions, branches, loops and waits; which variables are kept for each thread
+types.py        the types of variables, from Numba's inference (inference.py)
+checks.py       indexing -> checked loads and stores
+writer.py       lines of code, and the places where a fault can happen
+memory.py       where arrays stand in the scratch memory
+collectives.py  barriers and collectives between two regions
+emit.py         the whole function
+"""

@@ -1,0 +1,121 @@
+"""Plain indexing -> checked loads and stores that name the place of a fault."""
+
+import ast
+import copy
+
+from labkit.simt.runtime import fault_record
+from labkit.simt import ptx
+from labkit.simt.errors import UnsupportedError, place
+from labkit.simt.ir import ID_NAMES, AtomicCall, DeviceCall, IntrinsicCall, Lowering, Subscript, shown
+
+HIDDEN_IDS = ("_E", "_t", "_b", *ID_NAMES)  # what a device function is handed beside its own arguments
+TWO_ARRAYS = {"cp_async_16", "cp_async_4"}
+
+
+def touches_memory(call):
+    """True for an intrinsic that is handed its place in the source, to check addresses."""
+    if not isinstance(call, IntrinsicCall):
+        return False
+    return ptx.INTRINSICS[call.intrinsic].kind == "memory" or call.intrinsic.startswith("ldmatrix")
+
+
+def names(*ids):
+    return [ast.Name(name, ast.Load()) for name in ids]
+
+
+class Checker(Lowering):
+    """Plain indexing -> checked loads and stores, atomics and device functions with their hidden arguments."""
+
+    def __init__(self, out, line):
+        self.out, self.at = out, line
+
+    def statement(self, s):
+        """The statements that stand for a simple statement (no control flow)."""
+        s = copy.deepcopy(s)
+        if self.out.pretty:
+            return [self.visit(s)]
+        if isinstance(s, ast.Assign) and self.out.checked:
+            target = s.targets[0]
+            if isinstance(target, ast.Subscript) and self._is_checked(target):
+                return self._emit_store(target, self.visit(s.value))
+            if isinstance(target, ast.Tuple) and any(isinstance(t, ast.Subscript) for t in target.elts):
+                raise UnsupportedError(
+                    f"{self.out.kernel}, line {s.lineno}: unpacking into array elements is not supported; "
+                    f"unpack into names first ({place(self.out.filename)})"
+                )
+        is_update = isinstance(s, ast.AugAssign) and isinstance(s.target, ast.Subscript)
+        if is_update and self.out.checked and self._is_checked(s.target):
+            array, index = copy.deepcopy(s.target.value), copy.deepcopy(s.target.slice)
+            loaded = Subscript(array, index, ast.Load(), s.target.filename)
+            return self._emit_store(s.target, ast.BinOp(self.visit(loaded), s.op, self.visit(s.value)))
+        return [self.visit(s)]
+
+    def _is_checked(self, node):
+        if isinstance(node.value, ast.Attribute) and node.value.attr in ("shape", "strides"):
+            return False
+        if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+            return False
+        return not any(isinstance(n, ast.Slice) for n in ast.walk(node.slice))
+
+    def _site(self, node, filename, intrinsic=None):
+        """The number of this place in the source. Its text: the array, or `intrinsic|array`."""
+        named = Lowering().visit(copy.deepcopy(node))
+        for name in ast.walk(named):
+            if isinstance(name, ast.Name):
+                name.id = shown(name)
+        line = getattr(node, "lineno", self.at)
+        text = ast.unparse(named) if intrinsic is None else f"{intrinsic}|{ast.unparse(named)}"
+        return ast.Constant(self.out.site(line, text, filename))
+
+    def _emit_store(self, target, value):
+        site = self._site(target.value, target.filename)
+        arguments = [self.visit(target.value), self.visit(target.slice), value, *names("_E", "_t", "_b"), site]
+        return [ast.Expr(ast.Call(ast.Name("_store", ast.Load()), arguments, []))]
+
+    def visit_Subscript(self, node):
+        if self.out.pretty or not self.out.checked:
+            return self.generic_visit(node)
+        if not self._is_checked(node) and isinstance(node.slice, ast.Tuple):
+            return self._check_axes(node)
+        if not self._is_checked(node) or not isinstance(node.ctx, ast.Load):
+            return self.generic_visit(node)
+        site = self._site(node.value, node.filename)
+        arguments = [self.visit(node.value), self.visit(node.slice), *names("_E", "_t", "_b"), site]
+        return ast.Call(ast.Name("_load", ast.Load()), arguments, [])
+
+    def _check_axes(self, node):
+        site = self._site(node.value, node.filename)
+        array = self.visit(node.value)
+        parts = []
+        for k, part in enumerate(node.slice.elts):
+            if isinstance(part, ast.Slice):
+                parts.append(self.generic_visit(part))
+            else:
+                arguments = [array, ast.Constant(k), self.visit(part), *names("_E", "_t", "_b"), site]
+                parts.append(ast.Call(ast.Name("_axis", ast.Load()), arguments, []))
+        return ast.Subscript(array, ast.Tuple(parts, ast.Load()), node.ctx)
+
+    def hidden_arguments(self, call):
+        if self.out.pretty:
+            return []
+        if isinstance(call, DeviceCall):
+            return names(*HIDDEN_IDS)
+        if isinstance(call, AtomicCall):
+            return [*names("_E", "_t", "_b"), self._site(call.args[0], call.filename)]
+        if not touches_memory(call):
+            return []
+        stub = ptx.INTRINSICS[call.intrinsic]
+        arrays = [call.args[k] for k in (0, 2)] if stub.name in TWO_ARRAYS else call.args[:1]
+        arrays = arrays if stub.params and stub.params[0] in ("array", "shared") else names("")
+        return [*names("_E", "_t", "_b"), *(self._site(array, call.filename, stub.full_name) for array in arrays)]
+
+    def visit_Call(self, node):
+        if not self.out.pretty and isinstance(node.func, ast.Name) and node.func.id == "_assertion":
+            numbers = [ast.Constant(0)] * 3
+            where = [*names("_E", "_t", "_b"), ast.Constant(self.out.site(self.at, "assert"))]
+            return ast.Call(ast.Name("_fail", ast.Load()), [ast.Constant(slot("ASSERTION")), *where, *numbers], [])
+        return self.generic_visit(node)
+
+
+def slot(name):
+    return getattr(fault_record, name)

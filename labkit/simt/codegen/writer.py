@@ -1,0 +1,130 @@
+"""Lines of generated code: statements without barriers, device functions, the places where faults can happen."""
+
+import ast
+import copy
+
+from labkit.simt import runtime
+from labkit.simt.codegen.checks import HIDDEN_IDS, Checker
+from labkit.simt.scope import type_code
+
+IMPORTS = (
+    "import math as _math",
+    "import operator as _operator",
+    "import numpy as _np",
+    "from numba import njit as _njit",
+    "from labkit.simt.codegen.inference import KernelCompiler as _KernelCompiler",
+    *runtime.IMPORTS,
+)
+
+
+class Writer:
+    """Lines of Python, their indentation, and `sites`: (kernel, file, line, text) of each place that can fault.
+
+    checked: indexing is checked. pretty: for people to read, without checks and what serves them.
+    """
+
+    def __init__(self, program, checked=True, pretty=False):
+        self.kernel, self.filename = program.name, program.filename
+        self.checked, self.pretty = checked, pretty
+        self.lines, self.indent = [], 0
+        self.sites, self.site_index = [], {}
+
+    def line(self, text, where=None):
+        comment = f"  # {where}" if where is not None and not text.endswith(":") else ""
+        for part in text.split("\n"):
+            self.lines.append("    " * self.indent + part + comment)
+            comment = ""
+
+    def site(self, line, text="", filename=None):
+        key = (self.kernel, filename or self.filename, line, text)
+        if key not in self.site_index:
+            self.site_index[key] = len(self.sites)
+            self.sites.append(key)
+        return self.site_index[key]
+
+    # ---------------- functions
+
+    def decorator(self, device=False):
+        """No wrapper is made that is never called: Python calls the kernel, the kernel its device functions."""
+        if not self.pretty:
+            wrappers = ["no_cfunc_wrapper=True", *(["no_cpython_wrapper=True"] if device else [])]
+            options = ["nogil=True", 'error_model="numpy"', "pipeline_class=_KernelCompiler", *wrappers, "cache=True"]
+            self.lines += ["@_without_literals"] if device else []
+            self.line(f"@_njit({', '.join(options)})")
+
+    def device(self, source):
+        """A device function that stays a function."""
+        filename, hidden = self.filename, [] if self.pretty else list(HIDDEN_IDS)
+        self.decorator(device=True)
+        self.filename = source.filename
+        self.line(f"def {source.name}({', '.join([*source.params, *hidden])}):")
+        self.indent += 1
+        for array in source.local:
+            self.line(f"{array.name} = _np.empty({shape_code(array.shape)}, {type_code(array.dtype)})")
+        for s in source.body or [ast.Pass()]:
+            self.plain(copy.deepcopy(s))
+        self.indent -= 1
+        self.line("")
+        self.filename = filename
+
+    # ---------------- statements and expressions
+
+    def plain(self, s):
+        """A statement of a device function, or below a region's loops: no exits to care for."""
+        if isinstance(s, ast.If):
+            self.line(f"if {self.expression(s.test)}:")
+            self.plain_block(s.body)
+            if s.orelse:
+                self.line("else:")
+                self.plain_block(s.orelse)
+        elif isinstance(s, (ast.For, ast.While)):
+            self.loop_head(s)
+            self.plain_block(s.body, poll=s)
+        elif isinstance(s, ast.Return):
+            self.line("return" if s.value is None else f"return {self.expression(s.value)}", s.lineno)
+        elif isinstance(s, ast.Pass):
+            self.line("pass")
+        elif isinstance(s, (ast.Break, ast.Continue)):
+            self.line("break" if isinstance(s, ast.Break) else "continue", s.lineno)
+        else:
+            self._simple(s)
+
+    def plain_block(self, statements, poll=None):
+        self.indent += 1
+        if poll is not None:
+            self.poll(poll.lineno)
+        for s in statements:
+            self.plain(s)
+        self.indent -= 1
+
+    def loop_head(self, s):
+        if isinstance(s, ast.While):
+            always = isinstance(s.test, ast.Constant) and s.test.value and not self.pretty
+            # Numba cannot compile a loop that it can prove endless; a block has threads, always
+            self.line("while _bdx > 0:" if always else f"while {self.expression(s.test)}:")
+        else:
+            self.line(f"for {ast.unparse(s.target)} in {self.expression(s.iter)}:")
+
+    def poll(self, line):
+        if not self.pretty:
+            self.line(f"_poll(_E, _t, _b, {self.site(line, 'loop')})")
+
+    def _simple(self, s):
+        for part in Checker(self, s.lineno).statement(s):
+            self.line(ast.unparse(part), s.lineno)
+
+    def expression(self, node):
+        checker = Checker(self, getattr(node, "lineno", 0))
+        return ast.unparse(checker.visit(copy.deepcopy(node)))
+
+
+def device_functions(program, checked):
+    """The source of a module with a kernel's device functions, for Numba to infer types from."""
+    out = Writer(program, checked)
+    for device in program.devices.values():
+        out.device(device)
+    return "\n".join([*IMPORTS, *out.lines]).replace(", cache=True", "")
+
+
+def shape_code(shape):
+    return f"({', '.join(map(str, shape))},)"

@@ -1,0 +1,144 @@
+"""The tree of a kernel -> a Python generator that stops where its thread waits."""
+
+import ast
+import copy
+
+from labkit.simt.errors import place
+from labkit.simt.ir import ID_NAMES, Lowering
+
+
+class _ToPython(Lowering):
+    """The tree -> Python: a Sync is a yield, an Exit an exception or a return, divisions follow CUDA.
+
+    With `branches`, each outcome of a test is passed to `_branch`.
+    """
+
+    def __init__(self, branches):
+        self.labels, self.branches = set(), branches
+
+    def visit(self, node):
+        new = super().visit(node)
+        if isinstance(new, ast.AST) and not hasattr(new, "lineno") and hasattr(node, "lineno"):
+            new.lineno, new.col_offset = node.lineno, getattr(node, "col_offset", 0)
+        return new
+
+    def block(self, statements):
+        out = []
+        for s in statements:
+            result = self.visit(s)
+            out += result if isinstance(result, list) else [result]
+        return out
+
+    def visit_Sync(self, node):
+        parts = [
+            ast.Constant(node.op),
+            ast.Constant(node.lineno),
+            ast.Tuple([self.visit(a) for a in node.args], ast.Load()),
+        ]
+        request = ast.Yield(ast.Tuple(parts, ast.Load()))
+        return ast.Expr(request) if node.target is None else ast.Assign([node.target], request)
+
+    def visit_Inline(self, node):
+        self.labels.add(node.label)
+        handler = ast.ExceptHandler(ast.Name(f"_Leave{node.label}", ast.Load()), None, [ast.Pass()])
+        return ast.Try(self.block(node.body) or [ast.Pass()], [handler], [], [])
+
+    def visit_Exit(self, node):
+        if node.label == "kernel":
+            return ast.Return(None)
+        return ast.Raise(ast.Call(ast.Name(f"_Leave{node.label}", ast.Load()), [], []), None)
+
+    def visit_If(self, node):
+        test = self._branch(self.visit(node.test))
+        return ast.If(test, self.block(node.body) or [ast.Pass()], self.block(node.orelse))
+
+    def visit_While(self, node):
+        tick = ast.Expr(ast.Call(ast.Name("_tick", ast.Load()), [], []))
+        return ast.While(self._branch(self.visit(node.test)), [tick, *self.block(node.body)], [])
+
+    def visit_For(self, node):
+        tick = ast.Expr(ast.Call(ast.Name("_tick", ast.Load()), [], []))
+        return ast.For(self.visit(node.target), self.visit(node.iter), [tick, *self.block(node.body)], [])
+
+    def _branch(self, test):
+        if isinstance(test, ast.Constant) or not self.branches:
+            return test
+        return ast.Call(ast.Name("_branch", ast.Load()), [test], [])
+
+    def visit_IfExp(self, node):
+        return ast.IfExp(self._branch(self.visit(node.test)), self.visit(node.body), self.visit(node.orelse))
+
+    def visit_BinOp(self, node):
+        self.generic_visit(node)
+        name = {ast.Div: "_divide", ast.FloorDiv: "_floor_divide", ast.Mod: "_modulo"}.get(type(node.op))
+        return ast.Call(ast.Name(name, ast.Load()), [node.left, node.right], []) if name else node
+
+    def visit_AugAssign(self, node):
+        self.generic_visit(node)
+        name = {ast.Div: "_divide", ast.FloorDiv: "_floor_divide", ast.Mod: "_modulo"}.get(type(node.op))
+        if name is None:
+            return node
+        value = copy.deepcopy(node.target)
+        value.ctx = ast.Load()
+        return ast.Assign([node.target], ast.Call(ast.Name(name, ast.Load()), [value, node.value], []))
+
+
+def _locate(node, line):
+    """Give every node the line it came from, or its parent's; the frame of an access then has the kernel's line."""
+    line = getattr(node, "lineno", line)
+    if "lineno" in node._attributes:
+        node.lineno = node.end_lineno = line
+        node.col_offset = node.end_col_offset = 0
+    for child in ast.iter_child_nodes(node):
+        _locate(child, line)
+
+
+def _define(name, arguments, body):
+    return ast.FunctionDef(name=name, args=arguments, body=body, decorator_list=[], returns=None, type_params=[])
+
+
+class _DeviceIds(ast.NodeTransformer):
+    """Device functions are called without hidden arguments here; they ask for the current thread's indices."""
+
+    def visit_Name(self, node):
+        if node.id in ID_NAMES and isinstance(node.ctx, ast.Load):
+            return ast.Call(ast.Name("_id", ast.Load()), [ast.Constant(node.id)], [])
+        return node
+
+
+def python_module(program, branches):
+    """(the kernel's generator and its device functions as a Python module, labels that inlined functions leave)."""
+    transformer = _ToPython(branches)
+    body = transformer.block(copy.deepcopy(program.body)) or [ast.Pass()]
+    body = [s for s in body if s is not None]
+    locals_ = [
+        ast.Assign(
+            [ast.Name(a.name, ast.Store())], ast.Call(ast.Name("_local", ast.Load()), [ast.Constant(a.name)], [])
+        )
+        for a in program.local.values()
+    ]
+    # the unreachable yield makes a generator of a kernel without barriers
+    unreachable = ast.If(ast.Constant(False), [ast.Expr(ast.Yield(ast.Constant(None)))], [])
+    params = [*ID_NAMES, "_t", "_b", *program.shared, *program.params]
+    arguments = ast.arguments([], [ast.arg(n) for n in params], None, [], [], None, [])
+    functions = [_define(program.name, arguments, [unreachable, *locals_, *body])]
+    for device in program.devices.values():
+        inner = _ToPython(branches)
+        inner_body = []
+        for a in device.local:
+            call = ast.Call(
+                ast.Name("_local_of_device", ast.Load()), [ast.Constant(device.name), ast.Constant(a.name)], []
+            )
+            inner_body.append(ast.Assign([ast.Name(a.name, ast.Store())], call))
+        inner_body += inner.block(copy.deepcopy(device.body)) or [ast.Pass()]
+        inner_params = ast.arguments([], [ast.arg(n) for n in device.params], None, [], [], None, [])
+        functions.append(_DeviceIds().visit(_define(device.name, inner_params, inner_body)))
+    module = ast.Module(functions, [])
+    _locate(module, program.line)
+    return module, transformer.labels
+
+
+def source(program):
+    """The Python source of an interpreted kernel, as text: a yield is where a thread waits."""
+    heading = f"# {program.name} ({place(program.filename)}:{program.line}), as the CPU device interprets it\n\n"
+    return heading + ast.unparse(ast.fix_missing_locations(python_module(program, False)[0])) + "\n"

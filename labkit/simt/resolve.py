@@ -1,0 +1,544 @@
+"""Resolves the names of one function, and refuses what a GPU does not have, with the line."""
+
+import ast
+import builtins
+import copy
+import enum
+import inspect
+import math
+import operator
+import types as python_types
+
+import numpy as np
+from numba.core import types
+
+from labkit.simt import ptx, stubs
+from labkit.simt.arrays import DeviceNDArray
+from labkit.simt.ir import (
+    BUILTINS,
+    FOLDABLE,
+    ArrayDeclaration,
+    AtomicCall,
+    DeviceCall,
+    DtypeOf,
+    InlineCall,
+    IntrinsicCall,
+    Name,
+    Subscript,
+    SyncCall,
+    assign,
+    at,
+    load,
+    store,
+    without_positions,
+)
+from labkit.simt.scope import as_type, is_device_function, type_code, waits
+
+# numba.cuda's functions of math and NumPy. Those with another home lack one on Numba's CPU target, or differ there.
+MATH = {
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "copysign", "cos", "cosh", "degrees", "erf",
+    "erfc", "exp", "exp2", "expm1", "fabs", "floor", "fmod", "frexp", "gamma", "hypot", "isfinite", "isinf", "isnan",
+    "ldexp", "lgamma", "log", "log10", "log1p", "log2", "modf", "nextafter", "pow", "radians", "remainder", "sin",
+    "sinh", "sqrt", "tan", "tanh", "trunc",
+}  # fmt: skip
+_MATH_ELSEWHERE = {"fmod": "_np.fmod", "exp2": "_np.exp2", "remainder": "_remainder", "modf": "_modf",
+                   "floor": "_np.floor", "ceil": "_np.ceil", "trunc": "_np.trunc"}  # fmt: skip
+UFUNCS = {
+    "sin", "cos", "tan", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh",
+    "arctan2", "hypot", "log", "log2", "log10", "deg2rad", "rad2deg", "degrees", "radians", "maximum", "minimum",
+    "fmax", "fmin", "greater", "greater_equal", "less", "less_equal", "equal", "not_equal", "logical_and",
+    "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift",
+    "right_shift", "isnan", "conjugate", "divide",
+}  # fmt: skip
+METHODS = {"conjugate", "conj", "reshape", "view", "fill", "sum"}
+_UNCHECKED_ATTRIBUTES = {"flat", "ctypes", "data", "base", "flags"}
+_REFUSED_EXPRESSIONS = {
+    ast.List: "a list", ast.Dict: "a dictionary", ast.Set: "a set", ast.ListComp: "a list comprehension",
+    ast.DictComp: "a dict comprehension", ast.SetComp: "a set comprehension", ast.GeneratorExp: "a generator",
+    ast.Lambda: "a lambda", ast.JoinedStr: "an f-string", ast.Await: "await", ast.Yield: "yield",
+    ast.YieldFrom: "yield", ast.Starred: "a starred expression", ast.NamedExpr: "an assignment expression (:=)",
+}  # fmt: skip
+_REFUSED_STATEMENTS = {
+    ast.With: "a with statement", ast.Try: "a try statement", ast.FunctionDef: "a function inside a kernel",
+    ast.ClassDef: "a class", ast.Import: "an import", ast.ImportFrom: "an import", ast.Global: "global",
+    ast.Nonlocal: "nonlocal", ast.Delete: "del", ast.Match: "match", ast.AsyncFunctionDef: "async",
+}  # fmt: skip
+
+
+class Resolver:
+    """Resolves the names of one function and checks that it stays within device code."""
+
+    def __init__(self, rewriter, scope, names, device):
+        self.rewriter, self.scope, self.names, self.device = rewriter, scope, names, device
+        self.program = rewriter.result
+        self.pending = []
+        self.grid_groups = set()
+
+    # ---------------- statements
+
+    def statement(self, s):
+        """The resolved statements for one statement of the source."""
+        for kind, what in _REFUSED_STATEMENTS.items():
+            if isinstance(s, kind):
+                self.scope.refuse(s, f"{what} cannot be used in device code")
+        method = getattr(self, f"_{type(s).__name__.lower()}", None)
+        if method is None:
+            self.scope.refuse(s, f"{type(s).__name__} cannot be used in device code")
+        result = method(s)
+        result = result if isinstance(result, list) else [result]
+        before, self.pending = self.pending, []
+        return before + result
+
+    def block(self, statements):
+        outer, self.pending = self.pending, []
+        body = [r for s in statements for r in self.statement(s)]
+        self.pending = outer
+        return body
+
+    def _pass(self, s):
+        return []
+
+    def _break(self, s):
+        return s
+
+    _continue = _break
+
+    def _expr(self, s):
+        if isinstance(s.value, ast.Constant):
+            return []  # a docstring
+        value = self.expression(s.value)
+        return at(ast.Expr(value), s) if value is not None else []
+
+    def _return(self, s):
+        return at(ast.Return(None if s.value is None else self.expression(s.value)), s)
+
+    def _assign(self, s):
+        if len(s.targets) == 1 and isinstance(s.targets[0], ast.Name) and s.targets[0].id in self.scope.aliases:
+            return []
+        group = self._grid_group(s.value)
+        if group and len(s.targets) == 1 and isinstance(s.targets[0], ast.Name):
+            self.grid_groups.add(s.targets[0].id)
+            return []
+        declared = self._declaration(s.value)
+        if declared and len(s.targets) == 1 and isinstance(s.targets[0], ast.Name):
+            name = s.targets[0].id
+            once = self.scope.assigned[name] == 1 and name not in self.scope.params
+            return self._declare(*declared, s, self.names[name] if once else None, s.targets[0])
+        value = self.expression(s.value)
+        targets = [self.expression(t) for t in s.targets]
+        if len(targets) == 1 and isinstance(targets[0], ast.Tuple):
+            if isinstance(value, ast.Tuple):
+                return self._split_tuple(targets[0], value, s)
+            if any(isinstance(t, ast.Subscript) for t in targets[0].elts):
+                return self._unpack(targets[0], value, s)
+        if len(targets) > 1:
+            name = self.rewriter.fresh("c")
+            return [assign(name, value, s)] + [
+                at(ast.Assign([t], load(name)), s) for t in targets
+            ]
+        return at(ast.Assign(targets, value), s)
+
+    def _split_tuple(self, target, value, s):
+        """col, row = x, y -> two assignments, where no value depends on a target."""
+        if len(target.elts) != len(value.elts):
+            self.scope.refuse(s, f"{len(value.elts)} values for {len(target.elts)} names")
+        written = {n.id for t in target.elts for n in ast.walk(t) if isinstance(n, ast.Name)}
+        read = {n.id for v in value.elts for n in ast.walk(v) if isinstance(n, ast.Name)}
+        if all(isinstance(t, ast.Name) for t in target.elts) and not written & read:
+            return [at(ast.Assign([t], v), s) for t, v in zip(target.elts, value.elts, strict=True)]
+        kept = [self.rewriter.fresh("c") for _ in value.elts]
+        return [assign(k, v, s) for k, v in zip(kept, value.elts, strict=True)] + [
+            at(ast.Assign([t], load(k)), s) for t, k in zip(target.elts, kept, strict=True)
+        ]
+
+    def _unpack(self, target, value, s):
+        """a[0], a[1] = f() -> into names, then from the names into the elements."""
+        names = [self.rewriter.fresh("c") for _ in target.elts]
+        whole = ast.Tuple([store(name) for name in names], ast.Store())
+        return [at(ast.Assign([whole], value), s)] + [
+            at(ast.Assign([t], load(name)), s) for t, name in zip(target.elts, names, strict=True)
+        ]
+
+    def _annassign(self, s):
+        if s.value is None:
+            return []
+        return self._assign(at(ast.Assign([s.target], s.value), s))
+
+    def _augassign(self, s):
+        return at(ast.AugAssign(self.expression(s.target), s.op, self.expression(s.value)), s)
+
+    def _if(self, s):
+        test = self.expression(s.test)
+        if all(isinstance(n, FOLDABLE) for n in ast.walk(test)):  # a setting of the surroundings, such as STAGES == 2
+            chosen = eval(compile(ast.Expression(test), "<setting>", "eval"))
+            return self.block(s.body if chosen else s.orelse)  # Numba leaves out the other branch as well
+        return at(ast.If(test, self.block(s.body) or [at(ast.Pass(), s)], self.block(s.orelse)), s)
+
+    def _while(self, s):
+        test = self.expression(s.test)
+        body, after = self._loop_body(s)
+        return [*after[:1], at(ast.While(test, body, []), s), *after[1:]]
+
+    def _for(self, s):
+        iterable = self.expression(s.iter)
+        target = self.expression(s.target)
+        body, after = self._loop_body(s)
+        return [*after[:1], at(ast.For(target, iterable, body, [], None), s), *after[1:]]
+
+    def _loop_body(self, s):
+        """(body, []), or for a loop with an else, (body, [before the loop, after it])."""
+        body = self.block(s.body) or [at(ast.Pass(), s)]
+        if not s.orelse:
+            return body, []
+        finished = self.rewriter.fresh("c")
+        _mark_breaks(body, finished)
+        test = load(finished)
+        return body, [assign(finished, ast.Constant(True), s), at(ast.If(test, self.block(s.orelse), []), s)]
+
+    def _assert(self, s):
+        test = self.expression(s.test)
+        call = ast.Expr(ast.Call(ast.Name("_assertion", ast.Load()), [], []))
+        return at(ast.If(ast.UnaryOp(ast.Not(), test), [call], []), s)
+
+    def _raise(self, s):
+        return at(ast.Expr(ast.Call(ast.Name("_assertion", ast.Load()), [], [])), s)
+
+    # ---------------- shared, local and constant arrays
+
+    def _declaration(self, node):
+        """("shared" | "local", shape, dtype) if the expression allocates an array of the device."""
+        if not isinstance(node, ast.Call):
+            return None
+        known, target = self.scope.static(node.func)
+        if not known or not isinstance(target, stubs.Function) or target.name not in ("shared.array", "local.array"):
+            return None
+        shape_node, dtype_node, *rest = self._bind(target, node)
+        known, shape = self.scope.constant(shape_node)
+        whole = (int, np.integer)
+        parts = shape if isinstance(shape, tuple) else (shape,)
+        if not known or not all(isinstance(p, whole) and not isinstance(p, bool) for p in parts):
+            text = ast.unparse(shape_node)
+            self.scope.refuse(
+                node, f"the shape of cuda.{target.name} must be constant, and {text} is computed",
+                "bind the value to a name outside the kernel, and use that name",
+            )  # fmt: skip
+        known, dtype = self.scope.constant(dtype_node)
+        dtype = as_type(dtype) if known and dtype not in (int, float, bool, complex) else None
+        if not known and isinstance(dtype_node, ast.Attribute) and dtype_node.attr == "dtype":
+            array = self.expression(dtype_node.value)
+            if isinstance(array, ast.Name) and array.id in self.program.params:
+                dtype = DtypeOf(array.id)
+        if dtype is None:
+            self.scope.refuse(node, f"{ast.unparse(dtype_node)} is not a dtype for cuda.{target.name}")
+        parts = tuple(int(p) for p in parts)
+        space = target.name.split(".")[0]
+        if any(p < 0 for p in parts) or (0 in parts and (space == "local" or parts != (0,))):
+            self.scope.refuse(node, f"the shape {parts} of cuda.{target.name} must be positive")
+        return space, parts, dtype, self._alignment(rest[0], node) if rest else 16
+
+    def _alignment(self, given, node):
+        known, alignment = self.scope.constant(given)
+        if alignment is None:
+            return 16
+        if not known or not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):
+            text = ast.unparse(given)
+            self.scope.refuse(node, f"the alignment of an array must be a constant power of two from 8 on, not {text}")
+        return max(alignment, 16)
+
+    def _declare(self, space, shape, dtype, alignment, where, name=None, target=None):
+        """Register the array; the statements that stand for its allocation."""
+        if space == "shared":
+            if self.device is not None:
+                raise AssertionError("a device function with shared memory is inlined")
+            key = (self.scope.key, where.lineno, where.col_offset)
+            known = self.rewriter.shared_keys.get(key)
+            if known is None:
+                known = name or self.rewriter.fresh("shared")
+                self.rewriter.shared_keys[key] = known
+                self.program.shared[known] = ArrayDeclaration(known, space, shape, dtype, where.lineno, alignment)
+            if known == name or target is None:
+                return []
+            return [assign(self.names[target.id], load(known), where)]
+        known = name or self.rewriter.fresh("local")
+        declaration = ArrayDeclaration(known, space, shape, dtype, where.lineno)
+        if self.device is not None:
+            self.device.local.append(declaration)
+        else:
+            self.program.local[known] = declaration
+        fresh = at(ast.Expr(ast.Call(ast.Name("_poison", ast.Load()), [load(known)], [])), where)
+        if known == name or target is None:
+            return [fresh]
+        return [fresh, assign(self.names[target.id], load(known), where)]
+
+    def _hidden(self, array):
+        """The name of a hidden argument that carries a constant array."""
+        for name, known in self.program.constants.items():
+            if known is array:
+                return name
+        name = f"_g{len(self.program.constants)}"
+        self.program.constants[name] = array
+        return name
+
+    def _grid_group(self, node):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, (ast.Name, ast.Attribute)):
+            return False
+        known, target = self.scope.static(node.func)
+        return known and target is stubs.this_grid
+
+    # ---------------- expressions
+
+    def expression(self, node):
+        for kind, what in _REFUSED_EXPRESSIONS.items():
+            if isinstance(node, kind):
+                self.scope.refuse(node, f"{what} cannot be used in device code")
+        if isinstance(node, ast.Name):
+            return self._name(node)
+        if isinstance(node, (ast.Attribute, ast.Subscript)):
+            known, obj = self.scope.static(node)
+            if known:
+                return self.embed(obj, node)
+        if isinstance(node, ast.Call):
+            return self._call(node)
+        if isinstance(node, ast.Attribute) and node.attr in _UNCHECKED_ATTRIBUTES:
+            self.scope.refuse(node, f".{node.attr} cannot be used in device code")
+        if isinstance(node, ast.Subscript):
+            value, index = self.expression(node.value), self.expression(node.slice)
+            return ast.copy_location(Subscript(value, index, node.ctx, self.scope.filename), node)
+        new = copy.copy(node)
+        for name, value in ast.iter_fields(node):
+            if isinstance(value, ast.expr):
+                setattr(new, name, self.expression(value))
+            elif isinstance(value, list):
+                setattr(new, name, [self.expression(v) if isinstance(v, ast.expr) else v for v in value])
+        return new
+
+    def _name(self, node):
+        if node.id in self.names:
+            replacement = self.names[node.id]
+            if isinstance(replacement, ast.AST):
+                return at(without_positions(copy.deepcopy(replacement)), node)
+            return ast.copy_location(Name(replacement, node.ctx, node.id), node)
+        known, obj = self.scope.static(node)
+        return self.embed(obj, node)
+
+    def embed(self, obj, node):
+        """An expression for a Python object of the kernel's surroundings."""
+        source = ast.unparse(node)
+        if isinstance(obj, enum.Enum):
+            obj = obj.value
+        if isinstance(obj, stubs.Value):
+            return self._code(obj.code, node)
+        if isinstance(obj, (bool, int, np.bool_)) or obj is None:
+            return at(ast.Constant(bool(obj) if isinstance(obj, np.bool_) else obj), node)
+        if isinstance(obj, np.generic) and obj.dtype.kind in "iufc":
+            return self._code(f"_np.{obj.dtype.name}({_number(obj.item())})", node)
+        if isinstance(obj, (float, complex)):
+            return self._code(_number(obj), node)
+        if isinstance(obj, tuple):
+            return at(ast.Tuple([self.embed(item, node) for item in obj], ast.Load()), node)
+        if isinstance(obj, (np.ndarray, DeviceNDArray)):
+            return at(Name(self._hidden(obj), ast.Load(), source), node)
+        if isinstance(obj, types.Type) or (isinstance(obj, type) and issubclass(obj, np.generic)):
+            ty = as_type(obj)
+            if isinstance(ty, (types.Number, types.Boolean)):
+                return self._code(type_code(ty), node)
+        if isinstance(obj, (stubs.Dim3, stubs.Module)):
+            self.scope.refuse(node, f"{source} cannot be used whole", f"use one of its parts, such as {source}.x")
+        if isinstance(obj, (stubs.Function, python_types.FunctionType, python_types.BuiltinFunctionType)):
+            self.scope.refuse(node, f"the function {source} can be called here, but not passed around")
+        self.scope.refuse(
+            node, f"{source} is a host object ({type(obj).__name__}); device code takes numbers, tuples and arrays"
+        )
+
+    def _code(self, text, node):
+        return at(without_positions(ast.parse(text, mode="eval").body), node)
+
+    def _bind(self, stub, node):
+        """The arguments of a call of a stub, in the order of its parameters."""
+        given = dict(zip(stub.params, node.args, strict=False))
+        if node.keywords and (stub.name.startswith("atomic.") or stub.name == "syncwarp"):
+            self.scope.refuse(node, f"{stub.full_name} takes no keyword arguments")
+        extra = node.args[len(stub.params) :]
+        for keyword in node.keywords:
+            if keyword.arg not in stub.params or keyword.arg in given:
+                self.scope.refuse(node, f"{stub.full_name} has no argument {keyword.arg!r}")
+            given[keyword.arg] = keyword.value
+        missing = [p for p in stub.params if p not in given and p not in stub.optional]
+        if missing or extra:
+            self.scope.refuse(node, f"{stub.full_name} takes ({', '.join(stub.params)}), {len(node.args)} given")
+        return [given[p] for p in stub.params if p in given]
+
+    def _call(self, node):
+        func = node.func
+        if isinstance(func, ast.Attribute) and func.attr == "sync" and not self.scope.static(func)[0]:
+            is_group = self._grid_group(func.value) or (
+                isinstance(func.value, ast.Name) and func.value.id in self.grid_groups
+            )
+            if is_group:
+                self.program.cooperative = True
+                return self._sync("grid_sync", [], node)
+        known, target = self.scope.static(func)
+        if not known:
+            if isinstance(func, ast.Attribute) and func.attr in METHODS and not node.keywords:
+                method = ast.Attribute(self.expression(func.value), func.attr, ast.Load())
+                return at(ast.Call(method, [self.expression(a) for a in node.args], []), node)
+            if isinstance(func, ast.Attribute):
+                self.scope.refuse(node, f"the method .{func.attr}() cannot be used in device code")
+            self.scope.refuse(node, f"{ast.unparse(func)} cannot be called in device code")
+        if isinstance(target, stubs.Function):
+            return self._call_stub(target, node)
+        if is_device_function(target):
+            return self._call_device(target.py_func, node)
+        arguments = [self.expression(a) for a in node.args]
+        ty = as_type(target) if isinstance(target, (types.Type, np.dtype)) or _is_scalar_class(target) else None
+        if isinstance(ty, (types.Number, types.Boolean)):
+            return self._plain_call(type_code(ty), arguments, node)
+        if target in (bool, int, float, complex) or getattr(builtins, getattr(target, "__name__", ""), 0) is target:
+            if target.__name__ in BUILTINS:
+                return self._plain_call(target.__name__, arguments, node)
+            self.scope.refuse(node, f"{target.__name__}() cannot be used in device code")
+        if isinstance(target, np.ufunc):
+            if target.__name__ not in UFUNCS:
+                better = f"use math.{target.__name__}" if target.__name__ in MATH else None
+                self.scope.refuse(node, f"numba.cuda has no np.{target.__name__}", better)
+            return self._plain_call(f"_np.{target.__name__}", arguments, node)
+        if getattr(math, getattr(target, "__name__", ""), None) is target:
+            if target.__name__ not in MATH:
+                better = "use cuda.cbrt" if target.__name__ == "cbrt" else None
+                self.scope.refuse(node, f"numba.cuda has no math.{target.__name__}", better)
+            if target.__name__ in _MATH_ELSEWHERE:
+                return self._plain_call(_MATH_ELSEWHERE[target.__name__], arguments, node)
+            return self._plain_call(f"_math.{target.__name__}", arguments, node)
+        if getattr(operator, getattr(target, "__name__", ""), None) is target:
+            return self._plain_call(f"_operator.{target.__name__}", arguments, node)
+        name = ast.unparse(func)
+        if isinstance(target, python_types.FunctionType):
+            self.scope.refuse(node, f"{name} is a host function", "decorate it with @cuda.jit(device=True)")
+        self.scope.refuse(node, f"{name} cannot be called in device code")
+
+    def _plain_call(self, name, arguments, node):
+        if node.keywords:
+            self.scope.refuse(node, f"keyword arguments of {ast.unparse(node.func)} are not supported in device code")
+        return at(ast.Call(without_positions(ast.parse(name, mode="eval").body), arguments, []), node)
+
+    def _sync(self, op, arguments, node):
+        return at(SyncCall(op, arguments), node)
+
+    def _call_stub(self, stub, node):
+        if stub.name in ("shared.array", "local.array"):
+            space, shape, dtype, alignment = self._declaration(node)
+            name = self.rewriter.fresh(space)
+            self.pending += self._declare(space, shape, dtype, alignment, node, name)
+            key = (self.scope.key, node.lineno, node.col_offset)
+            return at(load(self.rewriter.shared_keys.get(key, name)), node)
+        bound = self._bind(stub, node)
+        if stub.name == "const.array_like":
+            known, array = self.scope.static(bound[0])
+            if not known or not isinstance(array, np.ndarray):
+                self.scope.refuse(node, "cuda.const.array_like takes a NumPy array that is a global of the kernel")
+            return at(load(self._hidden(array)), node)
+        if stub.name in ("grid", "gridsize"):
+            known, ndim = self.scope.constant(bound[0])
+            if not known or ndim not in (1, 2, 3):
+                self.scope.refuse(node, f"cuda.{stub.name} takes 1, 2 or 3, not {ast.unparse(bound[0])}")
+            form = "_b{0} * _bd{0} + _t{0}" if stub.name == "grid" else "_bd{0} * _gd{0}"
+            parts = [form.format(axis) for axis in "xyz"[:ndim]]
+            return self._code(parts[0] if ndim == 1 else f"({', '.join(parts)})", node)
+        if stub is stubs.this_grid:
+            self.scope.refuse(node, "cg.this_grid() has one use here: cg.this_grid().sync()")
+        arguments = [self.expression(a) for a in bound]
+        if isinstance(stub, ptx.Intrinsic):
+            return self._call_intrinsic(stub, bound, arguments, node)
+        if stub.name in stubs.SYNC:
+            return self._sync(stub.name, arguments, node)
+        if stub.name.startswith("threadfence") or stub.name == "nanosleep":
+            return self._code("None", node)  # the CPU device runs one thread of a block at a time: always in order
+        if stub.name == "lanemask_lt":
+            return self._code("_np.uint32((1 << (_t & 31)) - 1)", node)
+        if stub.name == "atomic.compare_and_swap":
+            arguments.insert(1, ast.Constant(0))
+            self.program.has_atomics = True
+            return self._atomic("cas", arguments, node)
+        if stub.name.startswith("atomic."):
+            self.program.has_atomics = True
+            return self._atomic(stub.name.removeprefix("atomic."), arguments, node)
+        return at(ast.Call(ast.Name(f"_{stub.name}", ast.Load()), arguments, []), node)
+
+    def _atomic(self, op, arguments, node):
+        return at(AtomicCall(op, arguments, self.scope.filename), node)
+
+    def _call_intrinsic(self, stub, given, arguments, node):
+        """A call of labkit.ptx. What is constant on a GPU must be constant, and arrays must be where they belong."""
+        for parameter, source, value in zip(stub.params, given, arguments, strict=True):
+            if parameter in stub.constants:
+                known, constant = self.scope.constant(source)
+                allowed = stub.constants[parameter]
+                if not known or isinstance(constant, bool) or constant not in allowed:
+                    self.scope.refuse(
+                        node, f"{parameter} of {stub.full_name} is {ast.unparse(source)}; it must be a constant, "
+                        f"{ptx.words(allowed)}"
+                    )  # fmt: skip
+            elif parameter in ("shared", "bars", "array"):
+                space = "global" if parameter == "array" else "shared"
+                self._check_space(stub, parameter, space, value, source)
+        if stub.interpreted and not self.program.interpreted:
+            self.program.interpreted = stub.full_name
+        self.program.has_copies |= stub.name.startswith("cp_async")
+        if waits(stub):
+            return self._sync(stub.full_name, arguments, node)
+        if stub.kind == "order":
+            return self._code("None", node)
+        return at(IntrinsicCall(stub.name, arguments, self.scope.filename), node)
+
+    def _check_space(self, stub, parameter, space, value, source):
+        name = value.id if isinstance(value, ast.Name) and self.device is None else None
+        held = (
+            "shared" if name in self.program.shared
+            else "local" if name in self.program.local
+            else "global" if name in self.program.params or name in self.program.constants
+            else space
+        )  # fmt: skip
+        if held != space:
+            kind = f"a {held} array" if held != "global" else "in global memory"
+            self.scope.refuse(source, f"{parameter} of {stub.full_name} must be in {space} memory, and "
+                              f"{ast.unparse(source)} is {kind}")  # fmt: skip
+
+    def _call_device(self, function, node):
+        try:
+            bound = inspect.signature(function).bind(*node.args, **{k.arg: k.value for k in node.keywords})
+        except TypeError as error:
+            self.scope.refuse(node, f"call of device function {function.__name__}: {error}")
+        arguments = []
+        for name, parameter in inspect.signature(function).parameters.items():
+            given = bound.arguments.get(name)
+            arguments.append(self.expression(given) if given is not None else self.embed(parameter.default, node))
+        if self.rewriter.needs_inline(function):
+            return at(InlineCall(function, arguments), node)
+        return at(DeviceCall(self.rewriter.device_function(function), arguments), node)
+
+
+def _is_scalar_class(obj):
+    return isinstance(obj, type) and issubclass(obj, np.generic)
+
+
+def _number(value):
+    """Source of a number that evaluates to it exactly."""
+    if isinstance(value, complex):
+        return f"complex({_number(value.real)}, {_number(value.imag)})"
+    if isinstance(value, float):
+        if math.isnan(value):
+            return "_np.nan"
+        if math.isinf(value):
+            return "_np.inf" if value > 0 else "(-_np.inf)"
+    return repr(value)
+
+
+def _mark_breaks(statements, name):
+    """Before each break of the loop around these statements, set `name` to False."""
+    for k in reversed(range(len(statements))):
+        s = statements[k]
+        if isinstance(s, ast.Break):
+            statements.insert(k, assign(name, ast.Constant(False), s))
+        elif isinstance(s, ast.If):
+            _mark_breaks(s.body, name)
+            _mark_breaks(s.orelse, name)

@@ -1,0 +1,274 @@
+"""Which threads of an interpreted block can go on: barriers, mbarriers, and what collectives of warps give."""
+
+import numpy as np
+
+from labkit.simt.ir import full_name, sync_kind
+from labkit.simt.ptx_interpreted.matrices import ldmatrix as load_matrices
+from labkit.simt.ptx_interpreted.matrices import mma
+from labkit.simt.stubs import SHUFFLES
+
+
+class Scheduler:
+    """Looks at what each thread of a block waits for, and lets those go on whose wait is over."""
+
+    def __init__(self, execution):
+        self.execution, self.epoch = execution, 0
+
+    def resolve(self, threads):
+        """The threads that can go on, "grid" at a grid barrier, or none; reports threads that can never go on."""
+        while True:
+            warps, warpgroups, waits, blocked = set(), {}, [], []
+            for thread in threads:
+                if thread.done:
+                    continue
+                kind = self._kind(thread.request[0])
+                if kind == "warp":
+                    warps.add(thread.linear // 32)
+                elif kind == "warpgroup":
+                    warpgroups.setdefault((thread.linear // 128, *thread.request[:2]), []).append(thread)
+                elif kind == "wait":
+                    waits.append(thread)
+                else:
+                    blocked.append(thread)
+            going = []
+            for w in sorted(warps):
+                going += self._resolve_warp(threads[32 * w : 32 * w + 32])
+            for group in warpgroups.values():
+                if len(group) == 128:
+                    self._resolve_warpgroup(group)
+                    going += group
+            going += self._resolve_waits(waits)
+            if going:
+                return going
+            if blocked and len(blocked) == len(threads) and len({t.request[:2] for t in blocked}) == 1:
+                return self._pass_barrier(threads)
+            if not self.execution.intrinsics.deliver():
+                break
+        waiting = [t for t in threads if not t.done]
+        if not waiting:
+            return []
+        if waits:
+            self._deadlocked(waiting)
+        elif warps:
+            self._diverged([t for t in waiting if self._kind(t.request[0]) == "warp"], threads, "warp")
+        elif warpgroups:
+            self._diverged(next(iter(warpgroups.values())), threads, "warpgroup")
+        else:
+            self._diverged(waiting, threads, "block")
+        return []
+
+    _kinds = {}
+
+    def _kind(self, op):
+        kind = self._kinds.get(op)
+        if kind is None:
+            kind = self._kinds[op] = sync_kind(op)
+        return kind
+
+    def _pass_barrier(self, threads):
+        op, line, _ = threads[0].request
+        self.execution.passed_barrier(line)
+        if op == "grid_sync":
+            return "grid"
+        if op != "syncthreads":
+            values = [bool(t.request[2][0]) for t in threads]
+            result = {"count": sum(values), "and": int(all(values)), "or": int(any(values))}[op.split("_")[1]]
+            for t in threads:
+                t.reply = result
+        self._order(threads)
+        return threads
+
+    def _order(self, threads):
+        """What these threads did before comes before what they do now."""
+        self.epoch += 1
+        for t in threads:
+            t.epoch = self.epoch
+
+    def _resolve_warpgroup(self, group):
+        op = group[0].request[0]
+        if op == "ptx.wgmma_wait":
+            self.execution.intrinsics.finish_products(group)
+        else:
+            self.execution.intrinsics.start_product(op[4:], group)
+
+    def _resolve_waits(self, waits):
+        """Threads at mbarriers whose phase has ended, and at named barriers that are complete."""
+        going, named = [], {}
+        for t in waits:
+            op, line, args = t.request
+            if op == "ptx.named_barrier_sync":
+                named.setdefault(int(args[0]), []).append(t)
+            elif self.execution.intrinsics.barrier("mbarrier_wait", args[0], args[1], line, t).passes(args[2]):
+                going.append(t)
+        for number, group in named.items():
+            wanted = {int(t.request[2][1]) for t in group}
+            first = group[0]
+            if len(wanted) > 1 or max(wanted) % 32 or len(group) > max(wanted) or not 0 <= number < 16:
+                self.execution.fault(
+                    "assertion", first.request[1],
+                    f"waits at named barrier {number} for {' or '.join(map(str, sorted(wanted)))} threads, and "
+                    f"{len(group)} are there: all must name one multiple of 32, and a barrier from 0 to 15", first,
+                )  # fmt: skip
+            if len(group) == max(wanted):
+                self._order(group)
+                going += group
+        passed = [t for t in going if t.request[0] == "ptx.mbarrier_wait"]
+        if passed:
+            self._order(passed)
+        return going
+
+    def _resolve_warp(self, warp):
+        """Lanes of a warp whose collective is complete go on, with its result."""
+        groups = {}
+        for t in warp:
+            if not t.done and self._kind(t.request[0]) == "warp":
+                groups.setdefault(t.request[:2], []).append(t)
+        going = []
+        for (op, _), lanes in groups.items():
+            present = {t.linear % 32: t for t in lanes}
+            if op.startswith("ptx."):
+                if len(lanes) == 32:
+                    self._intrinsic(op[4:], lanes)
+                    going += lanes
+                continue
+            if op == "activemask":
+                bits = sum(1 << lane for lane in present)
+                for t in lanes:
+                    t.reply = bits
+                going += lanes
+                continue
+            alive = {t.linear % 32 for t in warp if not t.done}
+            for t in lanes:
+                mask = (int(t.request[2][0]) if t.request[2] else 0xFFFFFFFF) & 0xFFFFFFFF
+                named = {lane for lane in alive if mask >> lane & 1}
+                if named <= set(present) and mask >> (t.linear % 32) & 1:
+                    t.reply = self._collective(op, t, {lane: present[lane] for lane in named})
+                    going.append(t)
+        for t in going:
+            if t.request[0] == "syncwarp":
+                t.warp_epoch += 1
+        return going
+
+    def _intrinsic(self, name, lanes):
+        """ldmatrix or mma, by the 32 lanes of a warp in order."""
+        if name.startswith("mma"):
+            results = mma(name, [t.request[2] for t in lanes])
+        else:
+            count = 4 if "_x4" in name else 2
+            rows = np.zeros((8 * count, 8), np.uint16)
+            for t, row in zip(lanes, rows, strict=False):
+                self.execution.current = t
+                (shared, i), line = t.request[2], t.request[1]
+                found = self.execution.wide("load", name, shared, int(i), 16, 16, line, t.generator.gi_frame)
+                if found is not None:
+                    row[...] = found.view(np.uint16)
+            results = load_matrices(rows, count, name.endswith("trans"))
+        for t, result in zip(lanes, results, strict=True):
+            t.reply = result
+
+    def _collective(self, op, thread, lanes):
+        lane, args = thread.linear % 32, thread.request[2]
+        if op == "syncwarp":
+            return None
+        if op in SHUFFLES:
+            delta = int(args[2])
+            source = {
+                "shfl_sync": delta & 31,
+                "shfl_up_sync": lane - delta,
+                "shfl_down_sync": lane + delta,
+                "shfl_xor_sync": lane ^ delta,
+            }[op]
+            if not 0 <= source <= 31:
+                return args[1]
+            if source not in lanes:
+                self.execution.stuck(
+                    "warp", thread.request[1], thread, op,
+                    f"{self.execution.who(thread)} reads lane {source} with cuda.{op}, and that lane takes no part in "
+                    "it: it has returned, does not exist, or is not in the mask.", index=source)  # fmt: skip
+                return args[1]
+            return lanes[source].request[2][1]
+        values = {k: t.request[2][1] for k, t in lanes.items()}
+        bits = sum(1 << k for k, v in values.items() if v)
+        everyone = sum(1 << k for k in values)
+        if op == "match_any_sync":
+            return sum(1 << k for k, v in values.items() if v == args[1])
+        if op == "match_all_sync":
+            same = all(v == args[1] for v in values.values())
+            return (everyone, True) if same else (0, False)
+        ballot = bits - (1 << 32) if bits >> 31 else bits
+        return {
+            "all_sync": bits == everyone,
+            "any_sync": bits != 0,
+            "eq_sync": bits in (0, everyone),
+            "ballot_sync": ballot,
+        }[op]
+
+    def _diverged(self, waiting, threads, who):
+        """Reports a barrier, or a collective of a warp or warpgroup, that its threads can never pass together."""
+        first = waiting[0]
+        op, line, _ = first.request
+        name = "cg.this_grid().sync" if op == "grid_sync" else full_name(op)
+        of_block = "" if self.execution.blocks == 1 else f" of {self.execution.block_name(first)}"
+        if who == "block":
+            group = f"threads of {self.execution.block_name(first)}"
+            rule = "Every thread of the block must reach the same barrier, or none of them."
+        else:
+            size = 32 if who == "warp" else 128
+            number = first.linear // size
+            threads = [t for t in threads if t.linear // size == number]
+            group = f"{'lanes' if who == 'warp' else 'threads'} of {who} {number}{of_block}"
+            rule = "Every lane that the mask names must make the same call."
+            if op.startswith("ptx."):
+                rule = f"All {size} must make the same call."
+        here = [t for t in threads if not t.done and t.request[:2] == first.request[:2]]
+        others = [t for t in threads if t not in here] or here
+        other = others[0]
+        if other.done:
+            where = "has ended without it"
+        elif other not in here:
+            where = f"waits at line {other.request[1]}"
+        else:
+            where = "is not named by its mask"
+        lines = sorted({line, *(t.request[1] for t in others if not t.done)})
+        who = "warp" if who == "warpgroup" else who
+        other_index = self.execution.short(other.where, self.execution.block)
+        self.execution.stuck(
+            who, line, first, op,
+            f"{name}() was reached by {len(here)} of the {len(threads)} {group}; "
+            f"thread {other_index} {where}. {rule}", lines, others)  # fmt: skip
+
+    def _deadlocked(self, waiting):
+        """No thread can go on, and some wait at mbarriers or named barriers."""
+        groups = {}
+        for t in waiting:
+            op, line, args = t.request
+            if op == "ptx.mbarrier_wait":
+                barrier = self.execution.intrinsics.barrier("mbarrier_wait", args[0], args[1], line, t)
+                wait = f"at line {line} for {barrier.name}, parity {int(args[2])} ({barrier})"
+            elif op == "ptx.named_barrier_sync":
+                wait = f"at line {line} for {int(args[1])} threads at named barrier {int(args[0])}"
+            else:
+                wait = f"at line {line} in {full_name(op)}()"
+            groups.setdefault((line, wait), []).append(t)
+        parts = [
+            f"{_ranges([t.linear for t in group])} {'waits' if len(group) == 1 else 'wait'} {wait}"
+            for (_, wait), group in groups.items()
+        ]
+        first = waiting[0]
+        lines, block = sorted({line for line, _ in groups}), self.execution.block_name(first)
+        self.execution.stuck(
+            "deadlock", lines[0], first, first.request[0],
+            f"deadlock in {block}: no thread can go on. {'; '.join(parts)}.", lines, waiting[:1],
+        )  # fmt: skip
+
+
+def _ranges(numbers):
+    """Thread numbers in words: thread 5; threads 0 to 127; threads 0 to 31, 64."""
+    runs = []
+    for n in sorted(numbers):
+        if runs and runs[-1][1] == n - 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    text = ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in runs[:4]) + (", ..." if len(runs) > 4 else "")
+    return f"thread {text}" if len(numbers) == 1 else f"threads {text}"

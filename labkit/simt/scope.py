@@ -1,0 +1,229 @@
+"""The names of one function: its source, what is local to it, what the other names mean."""
+
+import ast
+import builtins
+import contextlib
+import copy
+import enum
+import inspect
+import linecache
+import types as python_types
+import weakref
+
+import numba
+import numpy as np
+from numba.core import types
+from numba.core.dispatcher import Dispatcher
+
+from labkit.simt import stubs
+from labkit.simt.arrays import DeviceNDArray
+from labkit.simt.errors import UnsupportedError, place
+from labkit.simt.ir import BUILTINS
+
+_ATTRIBUTES_OF_ARRAYS = {"shape", "size", "ndim", "strides", "itemsize", "nbytes"}
+_LITERAL_NODES = (ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)
+_SOURCES = weakref.WeakKeyDictionary()
+
+
+def read_source(function):
+    """(FunctionDef with the line numbers of the file, filename) of a Python function.
+
+    Read once, when the function is decorated: the file may be edited before the first launch.
+    """
+    known = _SOURCES.get(function) if isinstance(function, python_types.FunctionType) else None
+    if known is None:
+        known = _SOURCES[function] = _read_source(function)
+    return copy.deepcopy(known[0]), known[1]
+
+
+def _read_source(function):
+    if not isinstance(function, python_types.FunctionType):
+        raise UnsupportedError(f"a kernel must be a Python function, not {type(function).__name__} {function!r}")
+    if function.__name__ == "<lambda>":
+        raise UnsupportedError("a lambda cannot be a kernel: write it with def")
+    filename = function.__code__.co_filename
+    linecache.checkcache(filename)
+    try:
+        lines, first = inspect.getsourcelines(function)
+    except (OSError, TypeError):
+        raise UnsupportedError(
+            f"the source of {function.__name__} cannot be read ({filename}): define it in a file or a notebook cell"
+        ) from None
+    if lines[0][:1].isspace():  # a nested function; its text may also have lines at the margin
+        definition = ast.parse("if True:\n" + "".join(lines)).body[0].body[0]
+        ast.increment_lineno(definition, first - 2)
+    else:
+        definition = ast.parse("".join(lines)).body[0]
+        ast.increment_lineno(definition, first - 1)
+    if not isinstance(definition, ast.FunctionDef):
+        raise UnsupportedError(f"{function.__name__}: expected a def statement at {filename}:{first}")
+    return definition, filename
+
+
+def _cells(function):
+    """What a function closes over; cells that are still empty are left out."""
+    found = []
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):
+            found.append(cell.cell_contents)
+    return found
+
+
+class Scope:
+    """The names of one function: what is local, what the rest means."""
+
+    def __init__(self, function):
+        self.function = function
+        self.definition, self.filename = read_source(function)
+        arguments = self.definition.args
+        if arguments.vararg or arguments.kwarg:
+            raise UnsupportedError(f"{function.__name__}: *args and **kwargs are not supported in device code")
+        # functions from one factory share their code and differ in what they close over
+        self.key = function.__code__, tuple(map(id, _cells(function)))
+        self.params = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+        self.environment = dict(function.__globals__)
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in cells:
+            try:
+                self.environment[name] = cell.cell_contents
+            except ValueError:
+                self.environment.pop(name, None)
+        stores = [n for n in ast.walk(self.definition) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+        self.locals = set(self.params) | {n.id for n in stores}
+        self.assigned = {}
+        for name in stores:
+            self.assigned[name.id] = self.assigned.get(name.id, 0) + 1
+        self.local_constants, self.aliases = {}, {}
+        self._find_constant_locals()
+
+    def _find_constant_locals(self):
+        """Locals set once: to an integer literal (they may be array shapes), or to cuda.threadIdx and its kind."""
+        for node in ast.walk(self.definition):
+            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+                name = node.targets[0].id
+                if self.assigned[name] != 1 or name in self.params:
+                    continue
+                if isinstance(node.value, ast.Constant) and type(node.value.value) is int:
+                    self.local_constants[name] = node.value.value
+                elif isinstance(node.value, (ast.Name, ast.Attribute)):
+                    known, obj = self.static(node.value)
+                    if known and isinstance(obj, (stubs.Dim3, stubs.Module)):
+                        self.aliases[name] = obj
+
+    def refuse(self, node, what, instead=None):
+        advice = f"; {instead}" if instead else ""
+        raise UnsupportedError(f"{self.function.__name__}, line {node.lineno}: {what}{advice} ({place(self.filename)})")
+
+    def static(self, node):
+        """(True, object) if the expression is a constant of the kernel's surroundings."""
+        if isinstance(node, ast.Name):
+            if node.id in self.aliases:
+                return True, self.aliases[node.id]
+            if node.id in self.locals:
+                return False, None
+            if node.id in self.environment:
+                return True, _on_cpu(self.environment[node.id])
+            if hasattr(builtins, node.id):
+                return True, getattr(builtins, node.id)
+            self.refuse(node, f"the name {node.id!r} is not defined")
+        if isinstance(node, ast.Attribute):
+            known, base = self.static(node.value)
+            if not known:
+                return False, None
+            if isinstance(base, (np.ndarray, DeviceNDArray)) and node.attr not in _ATTRIBUTES_OF_ARRAYS:
+                return False, None
+            if isinstance(base, np.generic) and node.attr in ("real", "imag"):
+                return True, getattr(base, node.attr)
+            ours = _counterpart(base, node.attr)
+            if ours is not None:
+                return True, ours
+            name = ast.unparse(node.value)
+            if not _may_hold_constants(base):
+                self.refuse(node, f"{name} is a host object ({type(base).__name__})",
+                            f"bind {name}.{node.attr} to a name outside the kernel, and use that")  # fmt: skip
+            if not hasattr(base, node.attr):
+                self.refuse(node, f"{name}.{node.attr} does not exist on the CPU device")
+            return True, _on_cpu(getattr(base, node.attr))
+        if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Slice):
+            known, base = self.static(node.value)
+            if known and isinstance(base, tuple):
+                index_known, index = self.constant(node.slice)
+                if index_known:
+                    return True, base[index]
+        return False, None
+
+    def constant(self, node):
+        """(True, value) for literals and static objects."""
+        if isinstance(node, ast.Constant):
+            return True, node.value
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+            return True, -node.operand.value
+        if isinstance(node, ast.BinOp) and all(isinstance(n, _LITERAL_NODES) for n in ast.walk(node)):
+            return True, eval(compile(ast.Expression(node), "<literal>", "eval"))  # Python folds 4 * 8 as well
+        if isinstance(node, ast.Name) and node.id in self.local_constants:
+            return True, self.local_constants[node.id]
+        if isinstance(node, ast.Tuple):
+            parts = [self.constant(part) for part in node.elts]
+            return all(known for known, _ in parts), tuple(value for _, value in parts)
+        return self.static(node)
+
+
+def _may_hold_constants(obj):
+    """Modules, classes, arrays and numbers: what device code may take an attribute of."""
+    kinds = (python_types.ModuleType, type, np.ndarray, np.generic, np.dtype, DeviceNDArray, tuple, enum.Enum,
+             types.Type, stubs.Module, stubs.Dim3, stubs.Function, stubs.Value, int, float, complex)  # fmt: skip
+    return isinstance(obj, kinds)
+
+
+def _counterpart(base, attribute):
+    """The stub for a name of numba.cuda: on a GPU a kernel's `cuda` is that module, and `observe` reads it here."""
+    if isinstance(base, python_types.ModuleType) and base.__name__ in ("numba.cuda", "numba.cuda.cg"):
+        return getattr(stubs, attribute, None)
+    return None
+
+
+def _on_cpu(obj):
+    """An intrinsic of labkit.ptx as it is on a GPU -> the CPU device's; anything else as it is."""
+    if isinstance(obj, (stubs.Function, python_types.ModuleType, np.ndarray, int, float)):
+        return obj
+    ours = getattr(obj, "cpu_device", None)
+    return ours if isinstance(ours, stubs.Function) else obj
+
+
+def waits(stub):
+    """True if threads wait for one another in a call of this function."""
+    return stub.name in stubs.SYNC or getattr(stub, "kind", "") in ("warp", "warpgroup", "wait")
+
+
+def is_device_function(obj):
+    return isinstance(obj, Dispatcher) or hasattr(obj, "py_func")
+
+
+def as_type(obj):
+    """The Numba type of a dtype-like object, or None."""
+    if isinstance(obj, types.Type):
+        return obj
+    if isinstance(obj, str) or obj in (int, float, bool, complex) or isinstance(obj, (np.dtype, type)):
+        try:
+            return numba.from_dtype(np.dtype(obj))
+        except (TypeError, numba.core.errors.NumbaError):
+            return None
+    return None
+
+
+def type_code(ty):
+    """Python source for a scalar Numba type."""
+    if isinstance(ty, types.Record):
+        raise UnsupportedError("shared and local arrays of records are not supported on the CPU device")
+    return "_np.bool_" if ty == types.boolean else f"_np.{ty.name}"
+
+
+def own_names(scope):
+    """Each local's name in the tree: range and its kind, and names that begin with _, are taken."""
+    names = {}
+    for name in sorted(scope.locals):
+        new = name
+        while new.startswith("_") or new in BUILTINS or (new != name and new in scope.locals):
+            new = f"u{new}"
+        names[name] = new
+    return names
