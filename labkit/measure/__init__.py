@@ -23,6 +23,7 @@ from labkit.measure.ladder import (
 from labkit.measure.machine import import_rival, machine, slug, stamped
 from labkit.measure.recorded import recorded, recorded_beside, recorded_series
 from labkit.measure.timing import (
+    SMALL_MS,
     Timing,
     fill_kernel,
     flush_cache,
@@ -36,7 +37,7 @@ from labkit.measure.timing import (
 )
 
 __all__ = [
-    "CPU_DEVICE", "TORCH_TENSORS", "Ladder", "LadderRow", "Timing", "days", "fill_kernel", "flush_cache",
+    "CPU_DEVICE", "SMALL_MS", "TORCH_TENSORS", "Ladder", "LadderRow", "Timing", "days", "fill_kernel", "flush_cache",
     "hand_over", "import_rival", "ladder", "machine", "recorded", "recorded_beside", "recorded_ladder",
     "recorded_series", "rivals_of", "slug", "stamped", "steps", "time_copy", "time_graph", "time_host", "time_kernel",
     "time_launch", "time_torch_graph", "where",

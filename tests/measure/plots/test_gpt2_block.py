@@ -35,7 +35,7 @@ def test_the_pictures_name_their_bytes():
 def test_recorded_times_may_be_missing(monkeypatch):
     monkeypatch.setattr(pictures.measure, "recorded_ladder", lambda *_, **__: None)
     times = pictures.recorded_times()
-    assert len(times) == len(pictures.RECORDED) and set(map(tuple, times.values())) == {(None,) * 4}
+    assert len(times) == len(pictures.LESSON_ROWS) and set(map(tuple, times.values())) == {(None,) * 4}
 
 
 def test_rows_that_are_recorded_are_those_of_the_operations():
@@ -43,4 +43,4 @@ def test_rows_that_are_recorded_are_those_of_the_operations():
 
     known = {(op.name, name) for op in (GPT2_BLOCK, GPT2_BLOCK_HALF)
              for name in (*(rung.__name__ for rung in op.rungs), *(rival.title for rival in op.rivals))}
-    assert set(pictures.RECORDED.values()) <= known
+    assert set(pictures.LESSON_ROWS.values()) <= known
