@@ -25,6 +25,7 @@ from labkit.measure.machine import import_library, machine
 from labkit.measure.recorded import recorded
 from labkit.measure.timing import (
     GRAPH_LAUNCHES,
+    SMALL_MS,
     Timing,
     graph_launches,
     steps,
@@ -35,8 +36,7 @@ from labkit.measure.timing import (
 )
 
 TORCH_TENSORS = ("torch", "triton")  # libraries that take PyTorch's tensors and run on its current stream
-SMALL_MS = 1.0  # a kernel below this is timed in a graph, too
-SMALL_MS_OF_MANY = 10.0  # and an operation of many launches, most of whose time may be Python's
+SMALL_MS_OF_MANY = 10.0  # an operation of many launches below this is, too: most of its time may be Python's
 
 
 @dataclass(frozen=True)

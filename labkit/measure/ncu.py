@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from labkit._common import paths, recordings
+from labkit._common.files import write_text
 
 METRICS = {
     "requests": ("l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum"),
@@ -356,11 +357,10 @@ def _write_profiles(names: list[str], out: Path) -> None:
     machine = measure.machine()
     gpu = measure.slug(machine["device"])
     result = {**(recorded(gpu) or {"ops": {}}), "machine": machine}  # what is not profiled again stays
-    out.mkdir(parents=True, exist_ok=True)
     path = out / f"{gpu}-kernels.json"
 
     def keep():
-        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(result, indent=1) + "\n")
 
     for name in [name for name in names if name in HOMES]:
         try:
@@ -385,9 +385,8 @@ def _write_comparison(out: Path) -> None:
     for name in ours:
         for what in METRICS:
             print(f"{name:12}{what:18}{ours[name][what]:>10,}{theirs[name][what]:>10,}")
-    out.mkdir(parents=True, exist_ok=True)
     result = {"machine": measure.machine(), "size": SIZE, "observe": ours, "ncu": theirs}
-    (out / "observe-and-ncu.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    write_text(out / "observe-and-ncu.json", json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

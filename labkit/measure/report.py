@@ -22,6 +22,7 @@ from markupsafe import Markup
 
 from labkit import cuda, device, measure
 from labkit._common.errors import UserError
+from labkit._common.files import write_text
 from labkit._common.paths import ASSETS
 from labkit._common.tables import PlainTable, number, to_html
 from labkit.device import occupancy
@@ -441,8 +442,7 @@ def write(path: Path, here: dict | None = None, make: Callable[[dict | None], li
     path = path / "report.html" if path.is_dir() else path
     page = render(make(here))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8", newline="\n")
+        write_text(path, page)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}") from None
     return path

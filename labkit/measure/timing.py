@@ -29,6 +29,7 @@ from labkit.measure.machine import import_library
 
 FLUSH_BYTES = 512 * 2**20  # ten times the L2 of an H200; written in about 0.15 ms there
 GRAPH_LAUNCHES = 20
+SMALL_MS = 1.0  # a kernel below this is timed in a graph, too
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ A module's name carries a digest of everything that it was made from: labkit.sim
 and NumPy, the kernel's source, the types of its arguments and the settings. So nothing stale is ever loaded.
 """
 
-import ast
 import contextlib
 import functools
 import hashlib

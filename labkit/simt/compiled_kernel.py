@@ -14,8 +14,8 @@ from labkit.simt.cache import forget, load_module, own_version
 from labkit.simt.codegen.emit import Generator, code_name
 from labkit.simt.codegen.inference import type_error
 from labkit.simt.errors import KernelError
-from labkit.simt.ir import fingerprint_of
 from labkit.simt.interpreter import shared_bytes
+from labkit.simt.ir import fingerprint_of
 from labkit.simt.runtime import float16  # noqa: F401 (float16 is registered by its import)
 from labkit.simt.settings import MAX_COOPERATIVE_THREADS, is_checked
 

@@ -8,8 +8,6 @@ import numba
 from numba.core import sigutils
 from numba.core.errors import NumbaError
 
-from labkit.simt.rewrite import rewrite
-from labkit.simt.scope import read_source
 from labkit.simt.arguments import TENSOR_MAP_TYPE, as_scalar, fits, host_view
 from labkit.simt.codegen.emit import Generator
 from labkit.simt.compiled_kernel import CompiledKernel, InterpretedKernel, frozen_constant
@@ -17,6 +15,8 @@ from labkit.simt.errors import ArgumentError, KernelTypeError, LaunchError
 from labkit.simt.interpreted_source import source
 from labkit.simt.launch import ConfiguredKernel, dimensions
 from labkit.simt.ptx import TensorMap
+from labkit.simt.rewrite import rewrite
+from labkit.simt.scope import read_source
 from labkit.simt.settings import LIMITS, current_order, is_checked
 
 _OF_GPU_CODE = {"get_regs_per_thread", "get_local_mem_per_thread", "get_const_mem_size", "get_max_threads_per_block",

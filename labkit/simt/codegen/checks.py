@@ -3,10 +3,10 @@
 import ast
 import copy
 
-from labkit.simt.runtime import fault_record
 from labkit.simt import ptx
 from labkit.simt.errors import UnsupportedError, place
 from labkit.simt.ir import ID_NAMES, AtomicCall, DeviceCall, IntrinsicCall, Lowering, Subscript, shown
+from labkit.simt.runtime import fault_record
 
 HIDDEN_IDS = ("_E", "_t", "_b", *ID_NAMES)  # what a device function is handed beside its own arguments
 TWO_ARRAYS = {"cp_async_16", "cp_async_4"}

@@ -3,8 +3,8 @@
 from numba.np import numpy_support
 
 from labkit.simt.codegen.writer import shape_code
-from labkit.simt.scope import type_code
 from labkit.simt.runtime.ptx_copies import QUEUE_BYTES
+from labkit.simt.scope import type_code
 
 _ALIGN = 64
 

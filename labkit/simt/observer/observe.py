@@ -8,13 +8,13 @@ import numpy as np
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.interpreted_values import converter
 from labkit.simt.interpreter import Interpreter
-from labkit.simt.rewrite import rewrite
 from labkit.simt.launch import ConfiguredKernel
 from labkit.simt.observer.async_races import AsyncRaceDetector
 from labkit.simt.observer.memory_requests import RequestCounter
 from labkit.simt.observer.races import RaceDetector
 from labkit.simt.observer.report import KernelFinding, Report
 from labkit.simt.observer.seen_arrays import Allocation, SeenArray, SeenLocal, address_of, owner_of
+from labkit.simt.rewrite import rewrite
 
 
 def observe(configured, *args):
