@@ -370,7 +370,7 @@ PlainTable(f"On one of {gpu.multiprocessors} multiprocessors of the {gpu.name}, 
 # %%
 from labkit import device
 
-if device.on_gpu() and measure.import_rival("torch"):
+if device.on_gpu() and measure.import_library("torch"):
     import torch
 
     from labkit.kernels.softmax.torch_op import masked_softmax

@@ -30,7 +30,7 @@ TOOLKIT_PACKAGES = (
     "nvidia-nvjitlink",
     "nvidia-nvjitlink-cu12",
 )
-RIVALS = ("torch", "cupy-cuda13x", "cupy-cuda12x", "cupy", "triton", "cuda-tile")
+BASELINES = ("torch", "cupy-cuda13x", "cupy-cuda12x", "cupy", "triton", "cuda-tile")
 OLDEST_PYTHON = (3, 11)
 OLDEST_DRIVER = (12, 0)  # the oldest CUDA that numba-cuda 0.30 has wheels for
 CUDA_13_CAPABILITY = (7, 5)  # the CUDA 13 toolkit compiles for no GPU older than this
@@ -74,7 +74,7 @@ class Facts:
     machine: str = "x86_64"
     container: bool = False
     packages: dict[str, str | None] = field(default_factory=dict)
-    rivals: dict[str, str] = field(default_factory=dict)
+    baselines: dict[str, str] = field(default_factory=dict)
     numpy_allowed: str = ""  # what the installed numba accepts, such as "<2.6,>=1.22"
     numba_error: str = ""  # importing numba raised this
     cudasim: str = ""  # NUMBA_ENABLE_CUDASIM
@@ -390,7 +390,7 @@ def collect() -> Facts:
         machine=platform.machine(),
         container=Path("/.dockerenv").exists() or Path("/run/.containerenv").exists(),
         packages={name: _installed(name) for name in (*PACKAGES, *TOOLKIT_PACKAGES)},
-        rivals={name: version for name in RIVALS if (version := _installed(name))},
+        baselines={name: version for name in BASELINES if (version := _installed(name))},
         numpy_allowed=_numpy_allowed(),
         cudasim=os.environ.get("NUMBA_ENABLE_CUDASIM", ""),
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
@@ -618,7 +618,7 @@ def report(console, facts: Facts, findings: list[Finding]) -> None:
     row("Python", f"{_dots(facts.python)} on {facts.platform} {facts.machine}")
     for name in PACKAGES:
         row(name, facts.packages.get(name) or "not installed")
-    row("rivals", ", ".join(f"{name} {version}" for name, version in facts.rivals.items()) or "none installed")
+    row("baselines", ", ".join(f"{name} {version}" for name, version in facts.baselines.items()) or "none installed")
     if facts.driver_library:
         known = f", knows CUDA {_dots(facts.driver_cuda)}" if facts.driver_cuda else ""
         row("driver", (facts.driver_release or "present") + known)

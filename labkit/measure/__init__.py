@@ -1,6 +1,6 @@
 """Timing: how long a launch takes, on what, and against whom.
 
-    ladder(MATMUL)                     every rung and its rivals, checked and timed
+    ladder(MATMUL)                     every rung and its baselines, checked and timed
     time_kernel(lambda: launch(...))   p5, p50, p95 in milliseconds, and where they were taken
     time_copy(nbytes)                  host to device and back
 
@@ -149,7 +149,7 @@ def time_graph(launch: Callable, *, launches: int = GRAPH_LAUNCHES, runs: int = 
 
 def time_torch_graph(call: Callable[[], object], *, launches: int = GRAPH_LAUNCHES, runs: int = 20) -> Timing | None:
     """As time_graph, for a call into PyTorch (or Triton): captured by torch.cuda.CUDAGraph."""
-    torch = import_rival("torch") if device.on_gpu() else None
+    torch = import_library("torch") if device.on_gpu() else None
     if torch is None:
         return None
     stream = torch.cuda.Stream()
@@ -281,7 +281,7 @@ def slug(name: str) -> str:
 
 
 @functools.cache
-def import_rival(name: str):
+def import_library(name: str):
     """numpy, cupy or torch; None where it is not installed, or sees no GPU."""
     try:
         module = importlib.import_module(name)
@@ -290,7 +290,7 @@ def import_rival(name: str):
                 return None
             module.backends.cuda.matmul.allow_tf32 = False  # float32 means float32 for everyone
         return module
-    except Exception:  # a broken install of a rival must not stop the measurement
+    except Exception:  # a broken install of a baseline must not stop the measurement
         return None
 
 
@@ -355,12 +355,12 @@ def days(ladders: Iterable[Ladder]) -> str:
 
 @dataclass(frozen=True)
 class LadderRow:
-    """One rung or rival. Rates and the fraction of the limit, which are those of `timing`, are None where they would
+    """One rung or baseline. Rates and the fraction of the limit, which are those of `timing`, are None where they would
     not be a GPU's. Of an operation of many launches `timing` is its time in a graph, and `called` that from Python."""
 
     name: str
     idea: str
-    kind: str  # "rung", "rival" (a library on the GPU) or "host" (NumPy)
+    kind: str  # "rung", "baseline" (a library on the GPU) or "host" (NumPy)
     timing: Timing
     graph: Timing | None = None
     called: Timing | None = None
@@ -376,7 +376,7 @@ class LadderRow:
 
 @dataclass(frozen=True, repr=False)
 class Ladder(ResultTable):
-    """Every rung and rival of an operation, timed at one size on one machine."""
+    """Every rung and baseline of an operation, timed at one size on one machine."""
 
     op: str
     title: str
@@ -404,7 +404,7 @@ class Ladder(ResultTable):
         return tuple(row for row in self.rows if row.kind == "rung")
 
     @property
-    def rivals(self) -> tuple[LadderRow, ...]:
+    def baselines(self) -> tuple[LadderRow, ...]:
         return tuple(row for row in self.rows if row.kind != "rung")
 
     def row(self, name: str) -> LadderRow:
@@ -414,7 +414,7 @@ class Ladder(ResultTable):
         raise ValueError(f"the ladder has no row {name!r}; it has {', '.join(row.name for row in self.rows)}")
 
     def only(self, *rungs: str) -> Ladder:
-        """The same measurement with these rungs alone, and every rival."""
+        """The same measurement with these rungs alone, and every baseline."""
         for name in rungs:
             self.row(name)
         return replace(self, rows=tuple(row for row in self.rows if row.kind != "rung" or row.name in rungs))
@@ -481,7 +481,9 @@ class Ladder(ResultTable):
         def timing(value):
             return None if value is None else Timing(**value)
 
-        rows = tuple(LadderRow(**{**row, **{name: timing(row.get(name)) for name in ("timing", "graph", "called")},
+        kinds = {"rival": "baseline"}  # recordings keep an earlier word
+        rows = tuple(LadderRow(**{**row, "kind": kinds.get(row["kind"], row["kind"]),
+                                  **{name: timing(row.get(name)) for name in ("timing", "graph", "called")},
                                   "kernels": tuple(row["kernels"]), "resources": tuple(row.get("resources", ()))})
                      for row in data["rows"])
         return cls(**{**data, "rows": rows})
@@ -503,13 +505,13 @@ def steps(label: str, items: list) -> Iterator:
         print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-def ladder(op: Op, size: dict | None = None, *, rivals: bool = True, rungs=None, seed: int = 0,
+def ladder(op: Op, size: dict | None = None, *, baselines: bool = True, rungs=None, seed: int = 0,
            budget_s: float = 0.6, limits=None) -> Ladder:
-    """Times every rung of `op` and its rivals at one size, and checks each result at that size.
+    """Times every rung of `op` and its baselines at one size, and checks each result at that size.
 
     size: axis lengths such as {"n": 10_000_000}; the op's own for the present device if left out.
     A rung whose result is wrong raises AssertionError: the time of a wrong answer means nothing. A rung that the device
-    or the size does not allow is left out and named, and so is a rival that fails.
+    or the size does not allow is left out and named, and so is a baseline that fails.
     """
     from labkit.measure import roofline  # roofline times with this module
 
@@ -570,30 +572,30 @@ def ladder(op: Op, size: dict | None = None, *, rivals: bool = True, rungs=None,
         taken = [launches.resources(one) for one in launches.of(launcher, *on_device, out)] if device.on_gpu() else []
         rows.append(row(name, launcher.idea, "rung", timing, verdict, graph=graph, failed=launcher.failed,
                         kernels=launcher.kernel_names, resources=tuple(taken)))
-    for rival in steps(f"{op.name}: rival", baselines_of(op) if rivals else []):
-        xp = import_rival(rival.library)
+    for baseline in steps(f"{op.name}: baseline", baselines_of(op) if baselines else []):
+        xp = import_library(baseline.library)
         try:
-            if rival.library == "numpy":
+            if baseline.library == "numpy":
                 host_out = unwritten.copy()
-                call = functools.partial(rival.call, xp, *inputs, host_out)
+                call = functools.partial(baseline.call, xp, *inputs, host_out)
                 returned = call()
-                verdict = sample.check(host_out if returned is None else np.asarray(returned), rival)
+                verdict = sample.check(host_out if returned is None else np.asarray(returned), baseline)
                 if verdict.problem:
                     raise AssertionError(verdict.problem)
                 timing = time_host(call, budget_s=budget_s, min_runs=1 if device.on_gpu() else 5, warm_up=False)
-                rows.append(row(rival.title, "", "host", timing, verdict))
+                rows.append(row(baseline.title, "", "host", timing, verdict))
                 continue
-            theirs = hand_over(rival.library, *on_device, out)
-            call = functools.partial(rival.call, xp, *theirs)
-            verdict = checked(rival.title, call, lambda result: _fetch(result, out), rival)
+            theirs = hand_over(baseline.library, *on_device, out)
+            call = functools.partial(baseline.call, xp, *theirs)
+            verdict = checked(baseline.title, call, lambda result: _fetch(result, out), baseline)
             timing = time_kernel(call, budget_s=budget_s)
             graph = None
-            if timing.p50 < small and rival.library in TORCH_TENSORS:
+            if timing.p50 < small and baseline.library in TORCH_TENSORS:
                 graph = time_torch_graph(call, launches=graph_launches(timing))
-            rows.append(row(rival.title, "", "rival", timing, verdict, graph=graph))
-        except Exception as error:  # a rival that fails is left out, and named
-            skipped[rival.title] = f"{type(error).__name__}: {error}"
-            print(f"{rival.title} was not measured: {type(error).__name__}: {error}", file=sys.stderr)
+            rows.append(row(baseline.title, "", "baseline", timing, verdict, graph=graph))
+        except Exception as error:  # a baseline that fails is left out, and named
+            skipped[baseline.title] = f"{type(error).__name__}: {error}"
+            print(f"{baseline.title} was not measured: {type(error).__name__}: {error}", file=sys.stderr)
 
     return Ladder(op.name, op.title, size, op.work.unit, where(), bound.flops, bound.bytes, bound.time_ms,
                   bound.binds, bound.rate(op.work.unit), bound.label, tuple(rows),
@@ -605,7 +607,7 @@ TORCH_TENSORS = ("torch", "triton")  # libraries that take PyTorch's tensors and
 
 def baselines_of(op: Op) -> list[Baseline]:
     """The op's baselines whose libraries are installed; without a GPU NumPy's alone."""
-    return [one for one in op.baselines if (one.library == "numpy" or device.on_gpu()) and import_rival(one.library)]
+    return [one for one in op.baselines if (one.library == "numpy" or device.on_gpu()) and import_library(one.library)]
 
 
 def hand_over(library: str, *values) -> list:
@@ -618,20 +620,20 @@ def _hand_over(library: str, value):
     if not hasattr(value, "__cuda_array_interface__"):
         return value
     if library not in TORCH_TENSORS:
-        return import_rival(library).asarray(value)
-    torch = import_rival("torch")
+        return import_library(library).asarray(value)
+    torch = import_library("torch")
     if value.dtype == np.uint16:
         return torch.as_tensor(value.view(np.int16), device="cuda").view(torch.bfloat16)
     return torch.as_tensor(value, device="cuda")
 
 
 def _fetch(result, out) -> np.ndarray:
-    """What a rival computed, on the host: what it returned, or what it wrote into out."""
+    """What a baseline computed, on the host: what it returned, or what it wrote into out."""
     if result is None or result is out:
         return out.copy_to_host()
     if hasattr(result, "cpu"):  # a tensor
         result = result.contiguous()
         if str(result.dtype) == "torch.bfloat16":
-            return result.view(import_rival("torch").int16).cpu().numpy().view(np.uint16).reshape(out.shape)
+            return result.view(import_library("torch").int16).cpu().numpy().view(np.uint16).reshape(out.shape)
         return result.cpu().numpy().reshape(out.shape)
     return np.asarray(result.get() if hasattr(result, "get") else result).reshape(out.shape)

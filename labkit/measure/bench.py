@@ -1,4 +1,4 @@
-"""`labkit bench`: times every rung of every operation and its rivals, prints the ladders, writes what it found.
+"""`labkit bench`: times every rung of every operation and its baselines, prints the ladders, writes what it found.
 
     labkit bench matmul
     python3 -m labkit.measure.bench all --out DIR        the same without an install, from the repository's root
@@ -95,7 +95,7 @@ def volume_add_block_shapes(size: dict | None = None, shapes=BLOCK_SHAPES, budge
 
 
 def matmul_sizes(sizes=None, budget_s: float = 0.12) -> dict:
-    """The first rungs of the matrix product, the fastest and its rivals over square sizes. Each result is checked."""
+    """The first rungs of the matrix product, the fastest and its baselines over square sizes, each result checked."""
     matmul = op("matmul")
     sizes = sizes or device.pick(gpu=(256, 512, 1024, 2048, 4096), cpu=(32, 64, 96, 128))
     rungs = ["matmul_naive", "matmul_coalesced", "matmul_tiled", "matmul_tiled_32", "matmul_pipelined"]
@@ -127,7 +127,7 @@ def launch_overhead(n: int = 1024) -> dict:
     graph = time_graph(lambda stream: vector_add_per_thread(a, b, out, stream=stream), launches=100)
     if graph is not None:
         series["graph_us"] = 1000 * graph.p50
-    torch = measure.import_rival("torch") if device.on_gpu() else None
+    torch = measure.import_library("torch") if device.on_gpu() else None
     if torch is not None:
         x, y, z = (torch.ones(n, device="cuda") for _ in range(3))
 

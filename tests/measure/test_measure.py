@@ -106,7 +106,7 @@ def test_a_failed_rung_is_marked():
         vector_add_per_thread(a, b, out, stream=stream)
         vector_add_per_thread(a, b, out, stream=stream)
 
-    found = ladder(VECTOR_ADD, {"n": 100}, rungs=[twice], rivals=False, budget_s=0.01)
+    found = ladder(VECTOR_ADD, {"n": 100}, rungs=[twice], baselines=False, budget_s=0.01)
     assert "twice failed: twice the work" in str(found)
 
 
@@ -148,7 +148,7 @@ def test_graph_is_not_measured_without_a_gpu():
 
 @pytest.mark.gpu
 def test_graph_time_is_below_the_launch_time():
-    if measure.import_rival("torch") is None:
+    if measure.import_library("torch") is None:
         pytest.skip("PyTorch captures the graph and is not installed")
     a, b, out = (cuda.to_device(np.ones(1024, np.float32)) for _ in range(3))
     vector_add_per_thread(a, b, out)
@@ -239,10 +239,10 @@ def test_a_rung_that_refuses_the_size_is_named():
         vector_add_per_thread(a, b, out, stream=stream)
 
     op = VECTOR_ADD.with_rungs(vector_add_per_thread, picky)
-    found = ladder(op, {"n": 102}, rivals=False, budget_s=0.01)
+    found = ladder(op, {"n": 102}, baselines=False, budget_s=0.01)
     assert [row.name for row in found.rows] == ["vector_add_per_thread"]
     assert "multiples of 4 only: out has 102 elements" in found.skipped["picky"]
-    assert len(ladder(op, {"n": 104}, rivals=False, budget_s=0.01).rows) == 2
+    assert len(ladder(op, {"n": 104}, baselines=False, budget_s=0.01).rows) == 2
 
 
 def test_resources_are_shown_and_kept():
@@ -277,7 +277,7 @@ def test_a_gpu_ladder_knows_what_its_kernels_take():
     assert 1 <= taken["blocks_per_sm"] <= 32
     assert 0 < taken["occupancy"] <= 1
     assert found.row("matmul_tiled").graph.p50 > 0
-    assert all(row.graph for row in found.rivals if row.name.startswith("PyTorch"))
+    assert all(row.graph for row in found.baselines if row.name.startswith("PyTorch"))
 
 
 def test_what_is_launched_in_a_graph_and_from_python_is_told_apart():

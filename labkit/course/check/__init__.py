@@ -791,10 +791,10 @@ def _equal(given, true) -> bool:
 
 
 def _timed(exercise: Exercise, answer, seed: int):
-    """(ms, ratio to the rival, a sentence) at the exercise's large size; (None, None, "") without a GPU."""
+    """(ms, ratio to the baseline, a sentence) at the exercise's large size; (None, None, "") without a GPU."""
     if not device.on_gpu() or exercise.timed_gpu is None:
         return None, None, ""
-    from labkit.measure import import_rival, time_kernel
+    from labkit.measure import import_library, time_kernel
 
     size = exercise.timed_gpu
     inputs = exercise.inputs(np.random.default_rng([seed, 99]), **size)
@@ -805,8 +805,8 @@ def _timed(exercise: Exercise, answer, seed: int):
     mine = time_kernel(lambda: launch(*arguments)).p50
     sentence = f"{mine:.3g} ms at {size_text(size)}, measured on {device.name()}."
     for library, label in (("torch", "PyTorch"), ("cupy", "CuPy")):
-        xp = import_rival(library)
-        if exercise.rival is None or xp is None:
+        xp = import_library(library)
+        if exercise.baseline is None or xp is None:
             continue
 
         def convert(v, xp=xp, library=library):
@@ -816,8 +816,8 @@ def _timed(exercise: Exercise, answer, seed: int):
 
         try:
             theirs_args = [convert(v) for v in (*on_device, out)]
-            theirs = time_kernel(lambda call=exercise.rival, xp=xp, a=theirs_args: call(xp, *a)).p50
-        except Exception:  # a rival that fails is left out
+            theirs = time_kernel(lambda call=exercise.baseline, xp=xp, a=theirs_args: call(xp, *a)).p50
+        except Exception:  # a baseline that fails is left out
             continue
         return mine, mine / theirs, f"{sentence} {label} takes {theirs:.3g} ms: yours is {mine / theirs:.2f} of that."
     return mine, None, sentence

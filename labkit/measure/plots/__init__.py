@@ -1,6 +1,6 @@
 """The course's plots, all in one style. Each function returns a figure; a notebook shows it.
 
-    ladder(measured)               a bar for each rung, rivals in grey, the hardware's limit as a dashed line
+    ladder(measured)               a bar for each rung, baselines in grey, the hardware's limit as a dashed line
     crossover(series)              vector addition over sizes: from where on the GPU is worth the trip
     block_shapes(series)           one kernel, many shapes of a block
     sizes(series)                  every rung over sizes
@@ -115,7 +115,7 @@ def _panels(here, recorded) -> list:
 
 
 def ladder(measured: Ladder, recorded: Ladder | None | str = "auto") -> CourseFigure:
-    """A bar for each rung, slowest idea first, rivals below in grey.
+    """A bar for each rung, slowest idea first, baselines below in grey.
 
     On a GPU the bars are GB/s or TFLOP/s, with the limit. On the CPU device they are times, and the recorded ladder of
     a GPU stands below; recorded=None leaves it out.
@@ -317,7 +317,7 @@ def _short(n: float) -> str:
 
 
 def sizes(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
-    """Every rung over sizes, rivals in grey: TFLOP/s or GB/s on a GPU, times on the CPU device."""
+    """Every rung over sizes, baselines in grey: TFLOP/s or GB/s on a GPU, times on the CPU device."""
     recorded = measure.recorded_beside(series, f"{series['op']}_sizes", recorded)
     panels = _panels(series, recorded)
     figure, axes = _figure([2.9] * len(panels), f"{series['title']} over sizes",
@@ -329,12 +329,12 @@ def sizes(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
             on_gpu = panel["where"] != CPU_DEVICE
             xs, ends = panel["x"], []
             rung_styles = iter(zip(LINES, MARKERS, strict=True))
-            rival_markers = iter(("P", "X", "s"))
+            baseline_markers = iter(("P", "X", "s"))
             for line in panel["lines"]:
                 if on_gpu and line["kind"] == "host":
                     continue
                 values = line["rate"] if on_gpu else line["ms"]
-                colour, marker = next(rung_styles) if line["kind"] == "rung" else (GREY, next(rival_markers))
+                colour, marker = next(rung_styles) if line["kind"] == "rung" else (GREY, next(baseline_markers))
                 ax.plot(xs, values, color=colour, marker=marker, markeredgewidth=0)
                 ends.append((xs[-1], values[-1], line["name"], TEXT[colour]))
             ax.set_xscale("log", base=2)
@@ -510,9 +510,9 @@ MANY = ("#0072B2", "#C04F00", "#00785A", "#A34D82", "#8F6200", "#332288", "#7A1F
 def every_rung(measured: list[Ladder], title: str = "Every rung on one roofline") -> CourseFigure:
     """Every rung of every operation on one roofline: numbers on the points, names and fractions of the limit below.
 
-    Of an operation measured at several sizes pass the ladder of one. Rivals are grey, with letters. Operations that do
-    no arithmetic have no place on it and are named under the title. Where the operations leave a wide gap between the
-    slope and the flat roofs the axis is broken there. 1,280 pixels wide; 840 for one or two operations.
+    Of an operation measured at several sizes pass the ladder of one. Baselines are grey, with letters. Operations that
+    do no arithmetic have no place on it and are named under the title. Where the operations leave a wide gap between
+    the slope and the flat roofs the axis is broken there. 1,280 pixels wide; 840 for one or two operations.
     """
     ladders = _gpu_ladders(measured)
     without = [one.op for one in ladders if not one.flops]
@@ -521,8 +521,8 @@ def every_rung(measured: list[Ladder], title: str = "Every rung on one roofline"
     blocks = []  # of the legend: ladder, colour, lines
     for one, colour in zip(ladders, MANY * 4, strict=False):
         rungs = [(str(k), row) for k, row in enumerate(one.rungs, 1)]
-        rivals = [(chr(ord("a") + k), row) for k, row in enumerate(r for r in one.rows if r.kind == "rival")]
-        blocks.append((one, colour, [*rungs, *rivals]))
+        baselines = [(chr(ord("a") + k), row) for k, row in enumerate(r for r in one.rows if r.kind == "baseline")]
+        blocks.append((one, colour, [*rungs, *baselines]))
     line, columns, width, plot = 0.158, 5 if len(blocks) > 12 else 4, 12.8, 6.0
     if len(blocks) <= 2:
         columns, width, plot = 2, 8.4, 4.4

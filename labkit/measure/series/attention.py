@@ -63,7 +63,7 @@ def attention_sizes(lengths=None, heads: int | None = None) -> dict:
     """Attention of S tokens over S: three passes, the whole matrix, flash in float32 and halves, PyTorch's SDPA."""
     lengths = lengths or device.pick(gpu=LENGTHS, cpu=(16, 32, 64))
     heads = heads or device.pick(gpu=HEADS, cpu=1)
-    torch = measure.import_rival("torch") if device.on_gpu() else None
+    torch = measure.import_library("torch") if device.on_gpu() else None
     launchers = {"three passes": attention_three_pass, "whole matrix": attention_whole_matrix,
                  "flash": attention_flash}
     if device.on_gpu():
@@ -91,7 +91,7 @@ def attention_keys(caches=None, heads: int | None = None) -> dict:
     """One query against a cache of N keys, as for each token that a model writes."""
     caches = caches or device.pick(gpu=CACHES, cpu=(64, 256))
     heads = heads or device.pick(gpu=HEADS, cpu=1)
-    torch = measure.import_rival("torch") if device.on_gpu() else None
+    torch = measure.import_library("torch") if device.on_gpu() else None
     launchers = {"three passes": attention_three_pass, "flash": attention_flash, "decode": attention_decode}
     if device.on_gpu():
         launchers[f"decode, {HALF}"] = attention_decode_half

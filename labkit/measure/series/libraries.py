@@ -74,10 +74,10 @@ def products(size: int | None = None, budget_s: float = 0.3) -> dict:
             lambda: half_out.copy_to_host().astype(np.float64))
     add(f"{library} GEMM bf16, sums f32", lambda: blas.matmul(*brains, brain_out),
         lambda: float32_of(brain_out.copy_to_host()).astype(np.float64))
-    if device.on_gpu() and (cupy := measure.import_rival("cupy")) is not None:
+    if device.on_gpu() and (cupy := measure.import_library("cupy")) is not None:
         x, y, z = (cupy.asarray(array) for array in (a, b, out))
         add("cupy.matmul, float32", lambda: cupy.matmul(x, y, out=z), lambda: out.copy_to_host().astype(np.float64))
-    if device.on_gpu() and (torch := measure.import_rival("torch")) is not None:
+    if device.on_gpu() and (torch := measure.import_library("torch")) is not None:
         for name, dtype in (("float32", torch.float32), ("float16", torch.float16), ("bfloat16", torch.bfloat16)):
             x, y = (torch.as_tensor(array, device="cuda").to(dtype) for array in (a, b))
             z = torch.empty_like(x)
@@ -96,7 +96,7 @@ def projection(M: int = 5, N: int = 512, K: int = 2048) -> dict:
     got = float32_of(out.copy_to_host()).astype(np.float64)
     series = {"M": M, "N": N, "K": K, "max_error": float(np.abs(got - truth).max()),
               "relative_error": float(np.linalg.norm(got - truth) / np.linalg.norm(truth)), "source": blas.source()}
-    torch = measure.import_rival("torch") if device.on_gpu() else None
+    torch = measure.import_library("torch") if device.on_gpu() else None
     if torch is not None:
         t_x, t_w = (torch.as_tensor(array, device="cuda").view(torch.bfloat16) for array in (d_x, d_w))
         theirs = (t_x @ t_w.T).double().cpu().numpy()
@@ -125,7 +125,7 @@ def softmax_rows(counts=None, cols: int = 1024, budget_s: float = 0.2) -> dict:
     one_launch = blas_softmax.SOFTMAX.rung("softmax_warp")
     launchers = [*blas_softmax.BLAS_SOFTMAX.rungs, one_launch]
     lines = {launcher.__name__: [] for launcher in launchers}
-    torch = measure.import_rival("torch") if device.on_gpu() else None
+    torch = measure.import_library("torch") if device.on_gpu() else None
     if torch is not None:
         lines["torch.softmax"] = []
     rng = np.random.default_rng(3)
@@ -145,7 +145,7 @@ def softmax_rows(counts=None, cols: int = 1024, budget_s: float = 0.2) -> dict:
 
 def three_languages(budget_s: float = 0.3) -> dict | None:
     """Vector addition and softmax by the course's kernel, by Triton, by cuTile and by PyTorch. None without a GPU."""
-    torch = measure.import_rival("torch") if device.on_gpu() else None
+    torch = measure.import_library("torch") if device.on_gpu() else None
     if torch is None:
         return None
     from labkit.kernels.elementwise import VECTOR_ADD
@@ -173,7 +173,7 @@ def tile_sizes(n: int = 2**27, budget_s: float = 0.2) -> dict | None:
 
     A grid of cuTile has fewer than 2^24 blocks along an axis: 2^28 elements would be too many for tiles of 16.
     """
-    torch = measure.import_rival("torch") if device.on_gpu() else None
+    torch = measure.import_library("torch") if device.on_gpu() else None
     if torch is None:
         return None
     from labkit.kernels.libraries import triton as triton_kernels

@@ -97,7 +97,7 @@ def launch_sizes(exponents=None, times: int = 50) -> dict:
     from labkit.kernels.elementwise import vector_add_four_loads
 
     exponents = exponents or device.pick(gpu=range(8, 27, 2), cpu=range(8, 17, 2))
-    torch = measure.import_rival("torch") if device.on_gpu() else None
+    torch = measure.import_library("torch") if device.on_gpu() else None
     series = {"n": [], "python_us": [], "graph_us": [], "torch_us": [], "torch_graph_us": []}
     for n in measure.steps("launches over sizes", [2**e for e in exponents]):
         a, b, out = (cuda.to_device(np.ones(n, np.float32)) for _ in range(3))
@@ -140,18 +140,18 @@ def fair_baseline(times: int = 100) -> dict:
 
         row(launcher.__name__.removeprefix("bias_gelu_add_").replace("_", " "), len(launches.kernels_of(launcher)), run,
             time_graph(run, launches=times))
-    for rival in measure.baselines_of(op):
-        theirs = measure.hand_over(rival.library, *arrays, out)
-        module = measure.import_rival(rival.library)
+    for baseline in measure.baselines_of(op):
+        theirs = measure.hand_over(baseline.library, *arrays, out)
+        module = measure.import_library(baseline.library)
 
-        def call(rival=rival, theirs=theirs, module=module):
-            rival.call(module, *theirs)
+        def call(baseline=baseline, theirs=theirs, module=module):
+            baseline.call(module, *theirs)
 
         try:
             call()
-            row(rival.title, None, call, time_torch_graph(call, launches=times))
+            row(baseline.title, None, call, time_torch_graph(call, launches=times))
         except Exception as error:  # torch.compile needs a compiler of its own
-            print(f"{rival.title} was not measured: {type(error).__name__}: {error}", file=sys.stderr)
+            print(f"{baseline.title} was not measured: {type(error).__name__}: {error}", file=sys.stderr)
     return measure.stamped({"size": size, "rows": rows})
 
 
@@ -201,7 +201,7 @@ def trace() -> dict | None:
     {"events": [{"row": "ranges 1" | "ranges 2" | "driver" | "GPU", "name", "start_us", "us"}]}, from the outer range's
     start on.
     """
-    torch = measure.import_rival("torch") if device.on_gpu() else None
+    torch = measure.import_library("torch") if device.on_gpu() else None
     if torch is None:
         return None
     from torch.profiler import ProfilerActivity, profile, record_function

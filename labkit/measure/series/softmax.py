@@ -82,7 +82,7 @@ def masked_softmax_sizes(sizes=None, runs: int = 100, warm_up: int = 5) -> dict:
     for B, S in measure.steps("masked softmax over sizes", list(sizes)):
         host = 40 * np.random.default_rng(0).random((B, S, S), dtype=np.float32)
         scores, out = cuda.to_device(host), cuda.device_array(host.shape, np.float32)
-        library = measure.import_rival("torch") if device.on_gpu() else np
+        library = measure.import_library("torch") if device.on_gpu() else np
         arrays = [host, np.empty_like(host)]
         if device.on_gpu():
             arrays = [library.as_tensor(array, device="cuda") for array in (scores, out)]

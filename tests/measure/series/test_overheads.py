@@ -64,7 +64,7 @@ def test_a_trace_is_cut_to_its_last_product():
 
 @pytest.mark.gpu
 def test_the_trace_shows_ranges_and_the_gpus_work():
-    if measure.import_rival("torch") is None:
+    if measure.import_library("torch") is None:
         pytest.skip("the trace is PyTorch's profiler's")
     rows = {one["row"] for one in overheads.trace()["events"]}
     assert {"ranges 1", "ranges 2", "GPU"} <= rows
