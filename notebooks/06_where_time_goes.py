@@ -229,7 +229,7 @@ print(f"\nH200: {h200['launcher_us'] / h200['torch_us']:.1f} times PyTorch's, "
 
 # %% [markdown]
 # Numba's launches are dear. On another day, with another host around the same kind of GPU, I read 47 µs for one from
-# Python and 0.88 µs for one in a graph. It is the host that launches, so rivals have to be timed in the same run.
+# Python and 0.88 µs for one in a graph. It is the host that launches, so baselines have to be timed in the same run.
 #
 # Over sizes it looks like this. Each point is one addition among many in a row.
 

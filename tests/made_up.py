@@ -13,15 +13,15 @@ def timing(ms, where=GPU):
 
 
 def ladder(op="vector_add", unit="GB/s", on_gpu=True, flops=10**9, nbytes=12 * 10**9):
-    """Two rungs and a rival at 40 %, 80 % and 90 % of the limit, and NumPy."""
+    """Two rungs and a baseline at 40 %, 80 % and 90 % of the limit, and NumPy."""
     bytes_ms, flops_ms = nbytes / 1e9, flops / 1e10
     bound = max(bytes_ms, flops_ms)
     where = GPU if on_gpu else CPU_DEVICE
     rows = []
     shares = ((f"{op}_slow", "rung", 0.4), (f"{op}_fast", "rung", 0.8), ("NumPy, on the host", "host", 0.01),
-              ("PyTorch", "rival", 0.9))
+              ("PyTorch", "baseline", 0.9))
     for name, kind, share in shares:
-        if kind == "rival" and not on_gpu:
+        if kind == "baseline" and not on_gpu:
             continue
         ms = bound / share
         rows.append(LadderRow(
@@ -51,7 +51,7 @@ def block_shapes(on_gpu=True):
 def matmul_sizes(on_gpu=True):
     lines = [{"name": "matmul_naive", "kind": "rung", "ms": [4.0, 9.0], "rate": [1.0, 2.0]},
              {"name": "NumPy, on the host", "kind": "host", "ms": [1.0, 2.0], "rate": [0.1, 0.2]},
-             {"name": "PyTorch (cuBLAS)", "kind": "rival", "ms": [0.5, 1.0], "rate": [6.0, 8.0]}]
+             {"name": "PyTorch (cuBLAS)", "kind": "baseline", "ms": [0.5, 1.0], "rate": [6.0, 8.0]}]
     return {"op": "matmul", "title": "Matrix multiplication", "x": [256, 512], "x_label": "M = N = K", "lines": lines,
             "unit": "TFLOP/s", "limit": 10.0, "limit_name": "float32 peak", "where": GPU if on_gpu else CPU_DEVICE,
             "date": "2026-01-02"}

@@ -329,7 +329,7 @@ def report(console, facts: Facts, findings: list[Finding]) -> None:
     row("Python", f"{_dots(facts.python)} on {facts.platform} {facts.machine}")
     for name in PACKAGES:
         row(name, facts.packages.get(name) or "not installed")
-    row("rivals", ", ".join(f"{name} {version}" for name, version in facts.rivals.items()) or "none installed")
+    row("baselines", ", ".join(f"{name} {version}" for name, version in facts.baselines.items()) or "none installed")
     if facts.driver_library:
         known = f", knows CUDA {_dots(facts.driver_cuda)}" if facts.driver_cuda else ""
         row("driver", (facts.driver_release or "present") + known)

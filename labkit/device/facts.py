@@ -25,7 +25,7 @@ TOOLKIT_PACKAGES = (
     "nvidia-nvjitlink",
     "nvidia-nvjitlink-cu12",
 )
-RIVALS = ("torch", "cupy-cuda13x", "cupy-cuda12x", "cupy", "triton", "cuda-tile")
+BASELINES = ("torch", "cupy-cuda13x", "cupy-cuda12x", "cupy", "triton", "cuda-tile")
 SMOKE_TIMEOUT_S = 120
 DRIVER_ERRORS = {
     100: "CUDA_ERROR_NO_DEVICE",
@@ -65,7 +65,7 @@ class Facts:
     machine: str = "x86_64"
     container: bool = False
     packages: dict[str, str | None] = field(default_factory=dict)
-    rivals: dict[str, str] = field(default_factory=dict)
+    baselines: dict[str, str] = field(default_factory=dict)
     numpy_allowed: str = ""  # what the installed numba accepts, such as "<2.6,>=1.22"
     numba_error: str = ""  # importing numba raised this
     cudasim: str = ""  # NUMBA_ENABLE_CUDASIM
@@ -95,7 +95,7 @@ def collect() -> Facts:
         machine=platform.machine(),
         container=Path("/.dockerenv").exists() or Path("/run/.containerenv").exists(),
         packages={name: _installed(name) for name in (*PACKAGES, *TOOLKIT_PACKAGES)},
-        rivals={name: version for name in RIVALS if (version := _installed(name))},
+        baselines={name: version for name in BASELINES if (version := _installed(name))},
         numpy_allowed=_numpy_allowed(),
         cudasim=os.environ.get("NUMBA_ENABLE_CUDASIM", ""),
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),

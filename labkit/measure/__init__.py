@@ -1,6 +1,6 @@
 """Timing: how long a launch takes, on what, and against whom.
 
-    ladder(MATMUL)                     every rung and its rivals, checked and timed
+    ladder(MATMUL)                     every rung and its baselines, checked and timed
     time_kernel(lambda: launch(...))   p5, p50, p95 in milliseconds, and where they were taken
     time_copy(nbytes)                  host to device and back
     recorded_ladder("matmul")          a ladder as recorded on a GPU; recorded_series(name) for a series

@@ -1,4 +1,4 @@
-"""`labkit bench`: times every rung of every operation and its rivals, prints the ladders, writes what it found.
+"""`labkit bench`: times every rung of every operation and its baselines, prints the ladders, writes what it found.
 
     labkit bench matmul
     python3 -m labkit.measure.bench all --out DIR        the same without an install, from the repository's root

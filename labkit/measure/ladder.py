@@ -41,12 +41,12 @@ SMALL_MS_OF_MANY = 10.0  # an operation of many launches below this is, too: mos
 
 @dataclass(frozen=True)
 class LadderRow:
-    """One rung or rival. Rates and the fraction of the limit, which are those of `timing`, are None where they would
+    """One rung or baseline. Rates and the fraction of the limit, which are those of `timing`, are None where they would
     not be a GPU's. Of an operation of many launches `timing` is its time in a graph, and `called` that from Python."""
 
     name: str
     idea: str
-    kind: str  # "rung", "rival" (a library on the GPU) or "host" (NumPy)
+    kind: str  # "rung", "baseline" (a library on the GPU) or "host" (NumPy)
     timing: Timing
     graph: Timing | None = None
     called: Timing | None = None
@@ -62,7 +62,7 @@ class LadderRow:
 
 @dataclass(frozen=True, repr=False)
 class Ladder(ResultTable):
-    """Every rung and rival of an operation, timed at one size on one machine."""
+    """Every rung and baseline of an operation, timed at one size on one machine."""
 
     op: str
     title: str
@@ -90,7 +90,7 @@ class Ladder(ResultTable):
         return tuple(row for row in self.rows if row.kind == "rung")
 
     @property
-    def rivals(self) -> tuple[LadderRow, ...]:
+    def baselines(self) -> tuple[LadderRow, ...]:
         return tuple(row for row in self.rows if row.kind != "rung")
 
     def row(self, name: str) -> LadderRow:
@@ -100,7 +100,7 @@ class Ladder(ResultTable):
         raise ValueError(f"the ladder has no row {name!r}; it has {', '.join(row.name for row in self.rows)}")
 
     def only(self, *rungs: str) -> Ladder:
-        """The same measurement with these rungs alone, and every rival."""
+        """The same measurement with these rungs alone, and every baseline."""
         for name in rungs:
             self.row(name)
         return replace(self, rows=tuple(row for row in self.rows if row.kind != "rung" or row.name in rungs))
@@ -167,7 +167,9 @@ class Ladder(ResultTable):
         def timing(value):
             return None if value is None else Timing(**value)
 
-        rows = tuple(LadderRow(**{**row, **{name: timing(row.get(name)) for name in ("timing", "graph", "called")},
+        kinds = {"rival": "baseline"}  # recordings keep an earlier word
+        rows = tuple(LadderRow(**{**row, "kind": kinds.get(row["kind"], row["kind"]),
+                                  **{name: timing(row.get(name)) for name in ("timing", "graph", "called")},
                                   "kernels": tuple(row["kernels"]), "resources": tuple(row.get("resources", ()))})
                      for row in data["rows"])
         return cls(**{**data, "rows": rows})
@@ -217,7 +219,7 @@ def ladder(op: Op, size: dict | None = None, *, baselines: bool = True, rungs=No
             skipped[launcher.__name__] = f"it allows {launcher.sizes} only: {error}"
             continue
         rows.append(contest.time_rung(launcher, verdict))
-    for baseline in steps(f"{op.name}: rival", baselines_of(op) if baselines else []):
+    for baseline in steps(f"{op.name}: baseline", baselines_of(op) if baselines else []):
         try:
             rows.append((contest.time_on_host if baseline.library == "numpy" else contest.time_library)(baseline))
         except Exception as error:  # a baseline that fails is left out, and named
@@ -283,7 +285,7 @@ class _Contest:
         graph = None
         if self._is_small(timing) and baseline.library in TORCH_TENSORS:
             graph = time_torch_graph(call, launches=self._launches_in_graph(timing))
-        return self._row(baseline.title, "", "rival", timing, verdict, graph)
+        return self._row(baseline.title, "", "baseline", timing, verdict, graph)
 
     def _judged(self, name: str, result: np.ndarray, one: Rung | Baseline) -> Verdict:
         verdict = self.sample.check(result, one)

@@ -81,5 +81,5 @@ def import_library(name: str):
                 return None
             module.backends.cuda.matmul.allow_tf32 = False  # float32 means float32 for everyone
         return module
-    except Exception:  # a broken install of a rival must not stop the measurement
+    except Exception:  # a broken install of a baseline must not stop the measurement
         return None

@@ -147,7 +147,7 @@ STALLS = tuple(REASONS)
 PROFILES = paths.MEASUREMENTS / "ncu"
 
 
-def workload(name: str, rungs: tuple[str, ...], sequence: Path, with_rival: bool = True) -> None:
+def workload(name: str, rungs: tuple[str, ...], sequence: Path, with_baseline: bool = True) -> None:
     """Launches each rung and PyTorch once for ncu, which profiles between profile_start and profile_stop; writes which
     launch was whose into `sequence`."""
     from labkit import cuda, measure
@@ -183,12 +183,12 @@ def workload(name: str, rungs: tuple[str, ...], sequence: Path, with_rival: bool
             once(launcher.__name__, "rung", call)
         except ValueError as error:  # a size that the rung does not allow
             print(f"{launcher.__name__}: {error}", file=sys.stderr)
-    rivals = [rival for rival in measure.baselines_of(one) if rival.library == "torch" and "compile" not in rival.name]
-    # Which kernels a rival launches is not known: they are the last ones, whatever their number.
-    for rival in rivals[:1] if with_rival else ():
+    baselines = [each for each in measure.baselines_of(one) if each.library == "torch" and "compile" not in each.name]
+    # Which kernels a baseline launches is not known: they are the last ones, whatever their number.
+    for baseline in baselines[:1] if with_baseline else ():
         tensors = measure.hand_over("torch", *on_device, out)
-        run = functools.partial(rival.call, measure.import_library("torch"), *tensors)
-        once(rival.title, "rival", lambda: (run(), None)[1])  # noqa: B023
+        run = functools.partial(baseline.call, measure.import_library("torch"), *tensors)
+        once(baseline.title, "baseline", lambda: (run(), None)[1])  # noqa: B023
     sequence.write_text(json.dumps({"size": size, "bytes": one.work.bytes(**size), "done": done}), encoding="utf-8")
 
 
@@ -221,7 +221,7 @@ def ncu_report(name: str, rung: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         command = ["ncu", "--clock-control", "none", "--profile-from-start", "off", "--section", "SpeedOfLight",
                    "--section", "LaunchStats", "--section", "Occupancy", sys.executable, "-m", "labkit.measure.ncu",
-                   "--workload", name, "--rungs", rung, "--no-rival", "--sequence", f"{folder}/x"]  # fmt: skip
+                   "--workload", name, "--rungs", rung, "--no-baseline", "--sequence", f"{folder}/x"]  # fmt: skip
         printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=90).stdout.splitlines()
     kept = [line.rstrip() for line in printed if not line.startswith("==")]
     while kept and not kept[0].strip():
@@ -252,7 +252,7 @@ def _launches(output: str) -> list[dict]:
 
 
 def _assign(measured: list[dict], launched: dict) -> list[dict]:
-    """To each of ncu's launches the rung or the rival that made it."""
+    """To each of ncu's launches the rung or the baseline that made it."""
     rows = []
     at = 0
     for one in launched["done"]:
@@ -332,12 +332,12 @@ def main():
     parser.add_argument("--profile", nargs="*", metavar="OP", help="profile these operations; all of PROFILED if none")
     parser.add_argument("--workload", nargs="?", const="", help="only launch the kernels: ncu runs this")
     parser.add_argument("--rungs", default="", help="with --workload: only these rungs")
-    parser.add_argument("--no-rival", action="store_true", help="with --workload: leave PyTorch out")
+    parser.add_argument("--no-baseline", action="store_true", help="with --workload: leave PyTorch out")
     parser.add_argument("--sequence", type=Path, help="with --workload: where to write what was launched")
     options = parser.parse_args()
     if options.workload:
         workload(options.workload, tuple(filter(None, options.rungs.split(","))), options.sequence,
-                 not options.no_rival)
+                 not options.no_baseline)
     elif options.workload == "":
         from labkit import cuda
 

@@ -1,10 +1,10 @@
 """What the kernels have to reach beside the libraries, as data, and whether a run of `labkit bench` shows it.
 
-    evaluate(measurements)      a row for each target: the rival and ours as measured in one run, and whether it is met
+    evaluate(measurements)      a row for each target: baseline and ours as measured in one run, and whether it is met
     table(rows)                 the same to print
 
-A rival is the fastest row of the ladder whose name holds `rival`; ours is the fastest rung that did not fail, among
-those whose name holds `only` and nothing of `without`. Both were timed in the same process on the same arrays.
+A baseline is the fastest row of the ladder whose name holds `baseline`; ours is the fastest rung that did not fail,
+among those whose name holds `only` and nothing of `without`. Both were timed in the same process on the same arrays.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from labkit.measure import Ladder, LadderRow
 
 @dataclass(frozen=True)
 class Target:
-    """metric: "GB/s", "TFLOP/s", "ms", "us in a graph". ratio: our speed over the rival's, at least. figure: in the
+    """metric: "GB/s", "TFLOP/s", "ms", "us in a graph". ratio: our speed over the baseline's, at least. figure: in the
     metric, at least for rates and at most for times. why: what bounds a kernel that misses it, and what was tried."""
 
     work: str
     op: str
     size: dict
     metric: str
-    rival: str
+    baseline: str
     ratio: float | None = None
     figure: float | None = None
     only: str = ""
@@ -88,15 +88,15 @@ TARGETS = (
 
 @dataclass(frozen=True)
 class TargetRow:
-    """A target as measured. Values are in `unit`; ratio is our speed over the rival's; met is None if not measured."""
+    """A target as measured. Values are in `unit`; ratio: our speed over the baseline's; met is None if not measured."""
 
     work: str
     op: str
     size: dict
     metric: str
     unit: str
-    rival: str
-    rival_value: float | None
+    baseline: str
+    baseline_value: float | None
     rung: str
     value: float | None
     ratio: float | None
@@ -130,22 +130,22 @@ def _judge(target: Target, ladder: Ladder | None) -> TargetRow:
     rungs = [] if ladder is None else [
         row for row in ladder.rungs if not row.failed and target.only in row.name
         and not any(part in row.name for part in target.without)]
-    rivals = [] if ladder is None else [row for row in ladder.rivals if row.kind == "rival"
-                                        and target.rival in row.name and "compile" not in row.name]
-    ours, theirs = _fastest(target, rungs), _fastest(target, rivals)
+    baselines = [] if ladder is None else [row for row in ladder.baselines if row.kind == "baseline"
+                                           and target.baseline in row.name and "compile" not in row.name]
+    ours, theirs = _fastest(target, rungs), _fastest(target, baselines)
     value = None if ours is None else target.value(ours)
-    rival_value = None if theirs is None else target.value(theirs)
+    baseline_value = None if theirs is None else target.value(theirs)
     ratio = None
-    if value is not None and rival_value is not None:
-        ratio = rival_value / value if target.is_time else value / rival_value
+    if value is not None and baseline_value is not None:
+        ratio = baseline_value / value if target.is_time else value / baseline_value
     met = None
     if target.figure is not None and value is not None:
         met = value <= target.figure if target.is_time else value >= target.figure
     elif target.ratio is not None and ratio is not None:
         met = ratio >= target.ratio
     return TargetRow(target.work, target.op, target.size, target.metric, target.unit,
-                     target.rival if theirs is None else theirs.name, rival_value, "" if ours is None else ours.name,
-                     value, ratio, target.asked, met, target.why)
+                     target.baseline if theirs is None else theirs.name, baseline_value,
+                     "" if ours is None else ours.name, value, ratio, target.asked, met, target.why)
 
 
 def _fastest(target: Target, rows: list[LadderRow]) -> LadderRow | None:
@@ -160,16 +160,16 @@ def table(rows: list[TargetRow], where: str = "") -> PlainTable:
     def cell(value, unit):
         return "-" if value is None else f"{number(value)} {unit}"
 
-    lines = tuple((row.work, row.rival, cell(row.rival_value, row.unit), row.rung or "-", cell(row.value, row.unit),
-                   "-" if row.ratio is None else f"{row.ratio:.2f}", row.asked,
+    lines = tuple((row.work, row.baseline, cell(row.baseline_value, row.unit), row.rung or "-",
+                   cell(row.value, row.unit), "-" if row.ratio is None else f"{row.ratio:.2f}", row.asked,
                    {True: "yes", False: "no", None: "not measured"}[row.met]) for row in rows)
     met, measured = sum(row.met is True for row in rows), sum(row.met is not None for row in rows)
     notes = [f"{met} of {measured} met." + (f" Measured on {where}." if where else ""),
              *([f"{len(rows) - measured} of {len(rows)} not measured yet."] if measured < len(rows) else []),
-             "Ratio: our speed over the rival's, both p50 of one run. us: in a CUDA graph.",
+             "Ratio: our speed over the baseline's, both p50 of one run. us: in a CUDA graph.",
              *(f"{row.work}: {row.why}" for row in rows if row.met is False and row.why)]
-    return PlainTable("Beside the libraries", ("work", "rival", "theirs", "ours", "measured", "ratio", "goal", "met"),
-                      lines, tuple(notes), kind="targets")
+    columns = ("work", "baseline", "theirs", "ours", "measured", "ratio", "goal", "met")
+    return PlainTable("Beside the libraries", columns, lines, tuple(notes), kind="targets")
 
 
 def to_json(rows: list[TargetRow]) -> list[dict]:

@@ -258,7 +258,7 @@ def test_the_cards_on_the_bus_and_a_missing_libcuda(monkeypatch):
 def test_the_report_reads_and_the_json_parses(monkeypatch, capsys):
     from rich.console import Console
 
-    facts = machine(driver_cuda=(12, 8), smoke=PTX, rivals={"torch": "2.11"})
+    facts = machine(driver_cuda=(12, 8), smoke=PTX, baselines={"torch": "2.11"})
     monkeypatch.setattr(doctor, "collect", lambda: facts)
     assert doctor.main(Console(width=200, highlight=False)) == 1
     text = capsys.readouterr().out

@@ -152,7 +152,7 @@ def test_a_gpu_ladder_knows_what_its_kernels_take():
     assert 1 <= taken["blocks_per_sm"] <= 32
     assert 0 < taken["occupancy"] <= 1
     assert found.row("matmul_tiled").graph.p50 > 0
-    assert all(row.graph for row in found.rivals if row.name.startswith("PyTorch"))
+    assert all(row.graph for row in found.baselines if row.name.startswith("PyTorch"))
 
 
 def test_what_is_launched_in_a_graph_and_from_python_is_told_apart():

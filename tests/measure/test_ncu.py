@@ -61,7 +61,7 @@ NCU = "\n".join([
 
 def test_a_profile_gives_each_launch_to_the_rung_that_made_it():
     launched = {"done": [{"name": "two", "kind": "rung", "kernels": ["a_kernel", "b_kernel"]},
-                         {"name": "PyTorch", "kind": "rival", "kernels": None}]}
+                         {"name": "PyTorch", "kind": "baseline", "kernels": None}]}
     rows = counters._assign(counters._launches(NCU), launched)
     assert [(row["name"], row["kernel"]) for row in rows] == [
         ("two", "a_kernel"), ("two", "b_kernel"), ("PyTorch", "softmax")]

@@ -20,11 +20,11 @@ def one(target, ladder=None):
     return row
 
 
-def test_the_fastest_rung_is_held_against_the_rival():
+def test_the_fastest_rung_is_held_against_the_baseline():
     row = one(RATE)
-    assert (row.rung, row.rival) == ("vector_add_fast", "PyTorch")
+    assert (row.rung, row.baseline) == ("vector_add_fast", "PyTorch")
     assert row.value == pytest.approx(800.0)
-    assert row.rival_value == pytest.approx(900.0)
+    assert row.baseline_value == pytest.approx(900.0)
     assert row.ratio == pytest.approx(8 / 9)
     assert row.met is True
     assert one(replace(RATE, ratio=0.9)).met is False
@@ -52,18 +52,18 @@ def test_times_in_a_graph_need_a_graph():
 
 def test_failed_compiled_and_other_rungs_are_left_out():
     ladder = made_up.ladder()
-    slow, fast, host, rival = ladder.rows
-    failed = replace(ladder, rows=(slow, replace(fast, failed="too slow"), host, rival))
+    slow, fast, host, baseline = ladder.rows
+    failed = replace(ladder, rows=(slow, replace(fast, failed="too slow"), host, baseline))
     assert one(RATE, failed).rung == "vector_add_slow"
     assert one(replace(RATE, only="slow")).rung == "vector_add_slow"
     assert one(replace(RATE, without=("fast",))).rung == "vector_add_slow"
-    compiled = replace(rival, name="PyTorch, torch.compile", gbs=5000.0)
-    assert one(RATE, replace(ladder, rows=(*ladder.rows, compiled))).rival == "PyTorch"
+    compiled = replace(baseline, name="PyTorch, torch.compile", gbs=5000.0)
+    assert one(RATE, replace(ladder, rows=(*ladder.rows, compiled))).baseline == "PyTorch"
 
 
 def test_what_was_not_measured_is_said():
     row = one(replace(RATE, size={"n": 5}))
-    assert (row.met, row.value, row.rival_value) == (None, None, None)
+    assert (row.met, row.value, row.baseline_value) == (None, None, None)
     shown = str(targets.table([row, one(RATE), one(replace(RATE, ratio=0.9, why="the tail of the grid."))]))
     for part in ("not measured", "yes", "no", "1 of 2 met", "0.85 of its speed", "the tail of the grid"):
         assert part in shown

@@ -791,7 +791,7 @@ def _equal(given, true) -> bool:
 
 
 def _timed(exercise: Exercise, answer, seed: int):
-    """(ms, ratio to the rival, a sentence) at the exercise's large size; (None, None, "") without a GPU."""
+    """(ms, ratio to the baseline, a sentence) at the exercise's large size; (None, None, "") without a GPU."""
     if not device.on_gpu() or exercise.timed_gpu is None:
         return None, None, ""
     from labkit.measure import import_library, time_kernel
@@ -806,7 +806,7 @@ def _timed(exercise: Exercise, answer, seed: int):
     sentence = f"{mine:.3g} ms at {size_text(size)}, measured on {device.name()}."
     for library, label in (("torch", "PyTorch"), ("cupy", "CuPy")):
         xp = import_library(library)
-        if exercise.rival is None or xp is None:
+        if exercise.baseline is None or xp is None:
             continue
 
         def convert(v, xp=xp, library=library):
@@ -816,8 +816,8 @@ def _timed(exercise: Exercise, answer, seed: int):
 
         try:
             theirs_args = [convert(v) for v in (*on_device, out)]
-            theirs = time_kernel(lambda call=exercise.rival, xp=xp, a=theirs_args: call(xp, *a)).p50
-        except Exception:  # a rival that fails is left out
+            theirs = time_kernel(lambda call=exercise.baseline, xp=xp, a=theirs_args: call(xp, *a)).p50
+        except Exception:  # a baseline that fails is left out
             continue
         return mine, mine / theirs, f"{sentence} {label} takes {theirs:.3g} ms: yours is {mine / theirs:.2f} of that."
     return mine, None, sentence

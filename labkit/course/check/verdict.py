@@ -35,7 +35,7 @@ class Verdict:
     seed: int | None = None  # repeats the check: check(name, kernel, seed=...)
     seconds: float = 0.0
     time_ms: float | None = None  # on a GPU, where the exercise is timed
-    ratio: float | None = None  # time over the rival's
+    ratio: float | None = None  # time over the baseline's
 
     def result(self) -> dict:
         """For tools, as JSON."""

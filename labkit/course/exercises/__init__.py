@@ -52,7 +52,7 @@ class Exercise:
     truth: Callable | None = None  # predict: () -> {"idle": 24, "sectors": 4}
     how: Mapping[str, str] = field(default_factory=dict)  # predict: name -> how to count it
     timed_gpu: dict | None = None  # a large size to be timed at on a GPU
-    rival: Callable | None = None  # (xp, *inputs, out): the same in NumPy, CuPy or PyTorch
+    baseline: Callable | None = None  # (xp, *inputs, out): the same in NumPy, CuPy or PyTorch
 
     def __post_init__(self):
         def demand(condition, message: str):

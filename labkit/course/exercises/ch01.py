@@ -106,7 +106,7 @@ EVERY_SECOND = Exercise(
     sizes=tuple({"n": n} for n in (1, 2, 65, 256, 513, 1000, 70_001)),
     launch=lambda n: (_blocks((n + 1) // 2), BLOCK),
     timed_gpu={"n": 2**27},
-    rival=_every_second,
+    baseline=_every_second,
     wrong={
         "the guard compares with the length of x, and out is half as long": every_second_guards_x,
         "it takes elements 1, 3, 5, ... where 0, 2, 4, ... are asked for": every_second_from_one,

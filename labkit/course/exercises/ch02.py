@@ -134,7 +134,7 @@ def flip_no_x_guard(v, out):
         out[z, y, x] = v[z, ny - 1 - y, x]
 
 
-def _flip_rival(xp, v, out):
+def _flip_by_library(xp, v, out):
     out[:] = xp.flip(v, (1,))
 
 
@@ -146,7 +146,7 @@ FLIP_Y = Exercise(
     sizes=VOLUMES,
     launch=_launch,
     timed_gpu={"nx": 512, "ny": 512, "nz": 512},
-    rival=_flip_rival,
+    baseline=_flip_by_library,
     wrong={
         "x is flipped, not y": flip_x_instead,
         "z is flipped, not y": flip_z_instead,
@@ -335,7 +335,7 @@ def front_guard_of_out(v, out):
         out[x, z, y] = v[z, y, x]
 
 
-def _front_rival(xp, v, out):
+def _front_by_library(xp, v, out):
     out[:] = xp.moveaxis(v, 2, 0)
 
 
@@ -347,7 +347,7 @@ X_TO_FRONT = Exercise(
     sizes=VOLUMES,
     launch=_launch,
     timed_gpu={"nx": 512, "ny": 512, "nz": 512},
-    rival=_front_rival,
+    baseline=_front_by_library,
     wrong={
         "y and z have changed places as well: these are all three axes backwards": front_backwards,
         "the elements stay in the order of memory: a reshape, where the axes should change places": front_reshape,

@@ -1,6 +1,6 @@
 """What was measured: ladders, and times and rates over sizes.
 
-    ladder(measured)               a bar for each rung, rivals in grey, the hardware's limit as a dashed line
+    ladder(measured)               a bar for each rung, baselines in grey, the hardware's limit as a dashed line
     crossover(series)              vector addition over sizes: from where on the GPU is worth the trip
     sizes(series)                  every rung over sizes
     block_shapes(series)           one kernel, many shapes of a block
@@ -48,7 +48,7 @@ from labkit.measure.roofline import PEAK_NAMES
 
 
 def ladder(measured: Ladder, recorded: Ladder | None | str = "auto") -> CourseFigure:
-    """A bar for each rung, slowest idea first, rivals below in grey.
+    """A bar for each rung, slowest idea first, baselines below in grey.
 
     On a GPU the bars are GB/s or TFLOP/s, with the limit. On the CPU device they are times, and the recorded ladder of
     a GPU stands below; recorded=None leaves it out.
@@ -177,7 +177,7 @@ def _rounded(n: float) -> str:
 
 
 def sizes(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
-    """Every rung over sizes, rivals in grey: TFLOP/s or GB/s on a GPU, times on the CPU device."""
+    """Every rung over sizes, baselines in grey: TFLOP/s or GB/s on a GPU, times on the CPU device."""
     recorded = measure.recorded_beside(series, f"{series['op']}_sizes", recorded)
     panels = here_and_recorded(series, recorded)
     figure, axes = new_figure([2.9] * len(panels), f"{series['title']} over sizes",
@@ -189,12 +189,12 @@ def sizes(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
             on_gpu = panel["where"] != CPU_DEVICE
             xs, ends = panel["x"], []
             rung_styles = iter(zip(LINES, MARKERS, strict=True))
-            rival_markers = iter(("P", "X", "s"))
+            baseline_markers = iter(("P", "X", "s"))
             for line in panel["lines"]:
                 if on_gpu and line["kind"] == "host":
                     continue
                 values = line["rate"] if on_gpu else line["ms"]
-                colour, marker = next(rung_styles) if line["kind"] == "rung" else (GREY, next(rival_markers))
+                colour, marker = next(rung_styles) if line["kind"] == "rung" else (GREY, next(baseline_markers))
                 ax.plot(xs, values, color=colour, marker=marker, markeredgewidth=0)
                 ends.append((xs[-1], values[-1], line["name"], TEXT[colour]))
             ax.set_xscale("log", base=2)

@@ -128,9 +128,9 @@ MANY = ("#0072B2", "#C04F00", "#00785A", "#A34D82", "#8F6200", "#332288", "#7A1F
 def every_rung(measured: list[Ladder], title: str = "Every rung on one roofline") -> CourseFigure:
     """Every rung of every operation on one roofline: numbers on the points, names and fractions of the limit below.
 
-    Of an operation measured at several sizes pass the ladder of one. Rivals are grey, with letters. Operations that do
-    no arithmetic have no place on it and are named under the title. Where the operations leave a wide gap between the
-    slope and the flat roofs the axis is broken there. 1,280 pixels wide; 840 for one or two operations.
+    Of an operation measured at several sizes pass the ladder of one. Baselines are grey, with letters. Operations that
+    do no arithmetic have no place on it and are named under the title. Where the operations leave a wide gap between
+    the slope and the flat roofs the axis is broken there. 1,280 pixels wide; 840 for one or two operations.
     """
     ladders = _gpu_ladders(measured)
     without = [one.op for one in ladders if not one.flops]
@@ -139,8 +139,8 @@ def every_rung(measured: list[Ladder], title: str = "Every rung on one roofline"
     blocks = []  # of the legend: ladder, colour, lines
     for one, colour in zip(ladders, MANY * 4, strict=False):
         rungs = [(str(k), row) for k, row in enumerate(one.rungs, 1)]
-        rivals = [(chr(ord("a") + k), row) for k, row in enumerate(r for r in one.rows if r.kind == "rival")]
-        blocks.append((one, colour, [*rungs, *rivals]))
+        baselines = [(chr(ord("a") + k), row) for k, row in enumerate(r for r in one.rows if r.kind == "baseline")]
+        blocks.append((one, colour, [*rungs, *baselines]))
     line, columns, width, plot = 0.158, 5 if len(blocks) > 12 else 4, 12.8, 6.0
     if len(blocks) <= 2:
         columns, width, plot = 2, 8.4, 4.4

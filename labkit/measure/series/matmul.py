@@ -8,7 +8,7 @@ from labkit.measure.ops import op
 
 
 def matmul_sizes(sizes=None, budget_s: float = 0.12) -> dict:
-    """The first rungs of the matrix product, the fastest and its rivals over square sizes. Each result is checked."""
+    """The first rungs of the matrix product, the fastest and its baselines over square sizes, each result checked."""
     matmul = op("matmul")
     sizes = sizes or device.pick(gpu=(256, 512, 1024, 2048, 4096), cpu=(32, 64, 96, 128))
     rungs = ["matmul_naive", "matmul_coalesced", "matmul_tiled", "matmul_tiled_32", "matmul_pipelined"]

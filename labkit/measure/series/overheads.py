@@ -184,18 +184,18 @@ def fair_baseline(times: int = 100) -> dict:
 
         row(launcher.__name__.removeprefix("bias_gelu_add_").replace("_", " "), len(launches.kernels_of(launcher)), run,
             time_graph(run, launches=times))
-    for rival in measure.baselines_of(op):
-        theirs = measure.hand_over(rival.library, *arrays, out)
-        module = measure.import_library(rival.library)
+    for baseline in measure.baselines_of(op):
+        theirs = measure.hand_over(baseline.library, *arrays, out)
+        module = measure.import_library(baseline.library)
 
-        def call(rival=rival, theirs=theirs, module=module):
-            rival.call(module, *theirs)
+        def call(baseline=baseline, theirs=theirs, module=module):
+            baseline.call(module, *theirs)
 
         try:
             call()
-            row(rival.title, None, call, time_torch_graph(call, launches=times))
+            row(baseline.title, None, call, time_torch_graph(call, launches=times))
         except Exception as error:  # torch.compile needs a compiler of its own
-            print(f"{rival.title} was not measured: {type(error).__name__}: {error}", file=sys.stderr)
+            print(f"{baseline.title} was not measured: {type(error).__name__}: {error}", file=sys.stderr)
     return measure.stamped({"size": size, "rows": rows})
 
 

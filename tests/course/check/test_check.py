@@ -444,7 +444,7 @@ def test_a_demand_is_made_of_what_observe_counted(report):
 def test_on_a_gpu_the_time_and_the_ratio_are_given():
     from dataclasses import replace
 
-    timed = replace(exercises.find("scale_vector"), timed_gpu={"n": 2**24}, rival=lambda xp, a, s, out: a * float(s))
+    timed = replace(exercises.find("scale_vector"), timed_gpu={"n": 2**24}, baseline=lambda xp, a, s, out: a * float(s))
     told = examine(timed, right)
     assert told.passed and told.where.startswith("measured on")
     assert told.time_ms > 0
