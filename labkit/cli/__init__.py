@@ -43,7 +43,3 @@ for command in COMMANDS:
 
 def main() -> None:
     app()
-
-
-if __name__ == "__main__":
-    main()
