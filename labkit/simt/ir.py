@@ -231,8 +231,7 @@ def without_positions(new):
     """Forget the positions of parsed helper code, so that `at` gives it the kernel's."""
     for child in ast.walk(new):
         for attribute in child._attributes:
-            if hasattr(child, attribute):
-                delattr(child, attribute)
+            vars(child).pop(attribute, None)
     return new
 
 
