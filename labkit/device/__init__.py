@@ -107,6 +107,13 @@ def name() -> str:
     return raw.decode() if isinstance(raw, bytes) else str(raw)
 
 
+@functools.cache
+def sm_count() -> int:
+    """How many streaming multiprocessors the GPU has. On the CPU device an H200's, so that kernels are chosen and
+    divided as they are there."""
+    return numba_cuda().get_current_device().MULTIPROCESSOR_COUNT if on_gpu() else 132
+
+
 def where() -> str:
     """Where a time taken now is taken: the GPU's name, or that it is no GPU."""
     return name() if on_gpu() else CPU_DEVICE

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit import cuda, device
+from labkit.device.lazy import built
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ def _type_of(value):
 
 
 def kernels_of(launcher: Callable) -> tuple:
-    return launcher.kernel if isinstance(launcher.kernel, tuple) else (launcher.kernel,)
+    named = launcher.kernel if isinstance(launcher.kernel, tuple) else (launcher.kernel,)
+    return tuple(built(kernel) for kernel in named)
 
 
 @contextlib.contextmanager
@@ -64,7 +66,7 @@ def record(kernels):
     """A list that fills with every launch while the block below runs, of these kernels and of others of their kind: a
     launcher may choose among several, made for different widths. The kernels do run."""
     launched: list[Launch] = []
-    kinds = {type(kernel): vars(type(kernel))["configure"] for kernel in kernels}
+    kinds = {type(kernel): vars(type(kernel))["configure"] for kernel in map(built, kernels)}
     for kind, configure in kinds.items():
         kind.configure = _watch(configure, launched)
     try:

@@ -21,6 +21,7 @@ from numba import float32, uint32
 
 from labkit import cuda, device
 from labkit.device import ptx
+from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, MAX_SHARED, aligned, dynamic_shared
 from labkit.kernels.attention.heads import check_heads, keys_and_values
 from labkit.kernels.op import rung
@@ -167,7 +168,7 @@ def make_copy_rows(height: int, size: int, pitch: int, threads: int, chunk: int,
     return copy_rows
 
 
-@functools.cache
+@kernel_factory
 def make_flash(size: int, down: int):
     """Attention for heads of `size` numbers; a thread has `down` queries and eight keys of a tile.
 
@@ -384,7 +385,7 @@ def teams_of(size: int) -> int:
     return max(1, 256 // size)
 
 
-@functools.cache
+@kernel_factory
 def make_decode(size: int, half: bool = False):
     """Two kernels for heads of `size` numbers: the first for a slice of the keys, the second for what they found.
     half: the numbers are halves, of which 16 bytes hold eight."""

@@ -31,6 +31,7 @@ from numba import float32, uint32, uint64
 
 from labkit import cuda, device
 from labkit.device import ptx
+from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array, dynamic_shared
 from labkit.kernels.linear.fused import seconds_between
 from labkit.kernels.op import rung
@@ -179,7 +180,7 @@ def wgmma_of(cols: int, weights: bool):
 SIMPLE = Tile(cols=128, stages=3)
 
 
-@functools.cache
+@kernel_factory
 def make_wgmma(*, weights: bool, bias: bool):
     """A block of two warpgroups computes 128 x 128 sums, 64 rows each: 64 registers of a thread.
 
@@ -268,7 +269,7 @@ TILES = (Tile(cols=256, stages=3), Tile(cols=192, stages=4), Tile(cols=128, stag
 DEEP = 1024  # from this K on the widest tile is the fastest for its work, below it the one with four stages
 
 
-@functools.cache
+@kernel_factory
 def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation, residual: bool = False,
                            split: bool = False):
     """As many blocks as multiprocessors; each computes one tile after the other, until none is left.
@@ -494,7 +495,7 @@ def parts_of(rows: int, cols: int, depth: int, blocks: int) -> tuple[int, int]:
 
 def block_count() -> int:
     """How many blocks work at the same time."""
-    return cuda.get_current_device().MULTIPROCESSOR_COUNT if device.on_gpu() else CPU_BLOCKS
+    return device.sm_count() if device.on_gpu() else CPU_BLOCKS
 
 
 def multiply(a, b, bias, out, *, weights: bool, stream=0) -> None:

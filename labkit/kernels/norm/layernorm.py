@@ -13,13 +13,13 @@ A row is kept in registers, four neighbours in each of a thread's quads. How man
 known of a row's length, is fixed when a kernel is compiled; the launchers pick the kernel.
 """
 
-import functools
 
 import numpy as np
 from numba import float32, int32, uint32
 
 from labkit import cuda
 from labkit.device import ptx
+from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array
 from labkit.kernels.op import Op, Rival, rung, uniform
 from labkit.kernels.reduce import block_reduce_sum, warp_sum
@@ -267,7 +267,7 @@ def put_four(local, e, four):
 WARP_QUADS = {128: 1, 384: 3, 768: 6, 1024: 8, 2048: 16, 4096: 32}  # columns at most -> quads a lane
 
 
-@functools.cache
+@kernel_factory
 def make_layernorm_warp(quads: int, kind: str):
     """A kernel for rows of up to 128 * quads columns."""
     (load_four, store_four), whole = FOUR[kind], kind == WHOLE
@@ -343,7 +343,7 @@ def block_sum_once(value, partial, lane, warp, warps):
     return total
 
 
-@functools.cache
+@kernel_factory
 def make_layernorm_registers(threads: int, quads: int, kind: str):
     """A kernel for rows of up to 4 * threads * quads columns."""
     (load_four, store_four), whole = FOUR[kind], kind == WHOLE
@@ -395,7 +395,7 @@ def layernorm_registers(x, weight, bias, out, stream=0):
     kernel[rows, threads, stream](flat(x), weight, bias, flat(out))
 
 
-@functools.cache
+@kernel_factory
 def make_layernorm_persistent(threads: int, quads: int, kind: str):
     """As make_layernorm_registers, for a grid that is smaller than the number of rows."""
     (load_four, store_four), whole = FOUR[kind], kind == WHOLE
@@ -461,7 +461,7 @@ def layernorm_persistent(x, weight, bias, out, stream=0):
 # --- With a residual -----------------------------------------------------------------------------------------------
 
 
-@functools.cache
+@kernel_factory
 def make_residual_layernorm(warps: int, quads: int, kind: str, keep: bool):
     """As make_layernorm_warp (warps = 1) and make_layernorm_registers. keep: the sum is stored, too."""
     (load_four, store_four), whole = FOUR[kind], kind == WHOLE
