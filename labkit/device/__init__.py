@@ -36,6 +36,9 @@ def numba_cuda():
 
     if not hasattr(cuda, "rsqrt"):
         _add_rsqrt(cuda)
+    from labkit.device import kernel_cache
+
+    kernel_cache.install()
     return cuda
 
 

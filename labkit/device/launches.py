@@ -101,6 +101,38 @@ def of(launcher: Callable, *args) -> list[Launch]:
     return list({(id(one.kernel), one.block, one.shared_bytes, str(one.signature)): one for one in launched}.values())
 
 
+_imagined = False
+
+
+def imagined() -> bool:
+    """True while `needed` looks at what would be launched: nothing is to be compiled then."""
+    return _imagined
+
+
+def needed(work: Callable) -> list[tuple]:
+    """(kernel, argument types) of what work() launches, each once, for labkit.device.kernel_cache.prepare: nothing is
+    compiled and no kernel runs, so that what work() reads back from the device is not what it would be. On the CPU
+    device, which compiles quickly and keeps what it compiled by itself, nothing."""
+    global _imagined
+    if not device.on_gpu():
+        return []
+    from numba.cuda.dispatcher import CUDADispatcher
+
+    found: dict[tuple, None] = {}
+
+    def configure(kernel, griddim, blockdim, stream=0, sharedmem=0):
+        return lambda *args: found.setdefault((kernel, tuple(kernel.typeof_pyval(value) for value in args)))
+
+    before, CUDADispatcher.configure, _imagined = CUDADispatcher.configure, configure, True
+    try:
+        work()
+    except Exception:  # that of a launcher which depends on results; what it launched before is known, at least
+        pass
+    finally:
+        CUDADispatcher.configure, _imagined = before, False
+    return list(found)
+
+
 def resources(launched: Launch) -> dict | None:
     """What a launch takes on the present GPU, from the compiled kernel; None on the CPU device, which has no registers.
 
