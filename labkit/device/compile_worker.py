@@ -1,4 +1,4 @@
-"""One of the processes that labkit.device.kernel_cache.prepare starts: compiles kernels without touching the GPU.
+"""One of the processes that labkit.device.compile_ahead starts: compiles kernels without touching the GPU.
 
 Standard input brings kernels, each after eight bytes that say how long it is; standard output takes a 1 for each one
 that is now kept on disk and a 0 for each one that is not.

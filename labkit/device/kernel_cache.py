@@ -1,7 +1,7 @@
 """Compiled GPU kernels on disk, so that a second process loads in milliseconds what the first one compiled in seconds.
 
-    stats()                                # Stats(hits=17, misses=0, ...)
-    prepare(launches.needed(work))         # compiles what `work` will launch and is not kept yet, side by side
+    stats()                    # Stats(hits=17, misses=0, ...)
+    directory()                # where they are
 
 Every kernel that `from labkit import cuda` compiles for a GPU is kept, a learner's own as well as labkit's:
 labkit.device installs the cache when it imports numba.cuda. A kernel is found again by labkit.device.kernel_key, which
@@ -21,15 +21,10 @@ import contextlib
 import functools
 import hashlib
 import os
-import queue
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -191,7 +186,7 @@ class DiskCache:
             return None
         dispatcher = self._dispatcher()
         try:
-            key = key_for(dispatcher, argument_types, _capability())
+            key = key_for(dispatcher, argument_types, capability_here())
         except Uncacheable as error:
             _stats.uncacheable[dispatcher.__name__] = str(error)
             return None
@@ -223,7 +218,8 @@ def _argument_types(signature) -> tuple:
     return tuple(sigutils.normalize_signature(signature)[0])
 
 
-def _capability() -> tuple:
+def capability_here() -> tuple:
+    """The compute capability of the GPU that kernels are compiled for."""
     from numba.cuda import dispatcher
 
     return tuple(dispatcher.get_current_device().compute_capability)
@@ -292,116 +288,3 @@ def install() -> None:
 
     CUDADispatcher.__init__, CUDADispatcher.compile_device = with_cache, remembered
     CUDADispatcher._labkit_cache = True
-
-
-# --- Ahead of time, side by side --------------------------------------------------------------------------------------
-
-FEW = 3  # kernels for which no worker is started: to start one takes as long as to compile two
-MOST_WORKERS = 16
-
-
-def missing(needed: Iterable[tuple], capability: tuple) -> dict[str, tuple]:
-    """Key -> (kernel, argument types), of those that are neither compiled in this process nor kept on disk."""
-    files, found = store(), {}
-    for kernel, argument_types in needed:
-        if argument_types in kernel.overloads:
-            continue
-        with contextlib.suppress(Exception):  # what has no key is compiled when it is launched
-            key = key_for(kernel, argument_types, capability)
-            if not files.path(key).exists():
-                found[key] = (kernel, argument_types)
-    return found
-
-
-def prepare(needed: Iterable[tuple], *, workers: int | None = None, capability: tuple | None = None,
-            progress: Callable[[int, int], None] | None = None) -> int:
-    """Compile side by side, in processes of their own, what is needed and not kept yet. Returns how many were compiled.
-
-    needed: (kernel, argument types), as launches.needed gives them. progress(done, of) is called as they are done.
-    A worker keeps what it compiled on disk, where the launch finds it; a kernel that fails there is compiled, and fails
-    in its own words, when it is launched. KeyboardInterrupt stops the workers; what they had kept stays.
-    """
-    needed = list(needed)
-    if not needed or store() is None:
-        return 0
-    capability = capability or _capability()
-    jobs = missing(needed, capability)
-    count = min(len(jobs), MOST_WORKERS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else
-                os.cpu_count() or 1) if workers is None else min(workers, len(jobs))
-    if count < 1 or (workers is None and (len(jobs) < FEW or count < 2)):
-        return 0
-    waiting, answers = queue.SimpleQueue(), queue.SimpleQueue()
-    for key, (kernel, argument_types) in jobs.items():
-        if (job := _pickled((kernel, argument_types, capability, key))) is not None:
-            waiting.put(job)
-    started = [_start_worker() for _ in range(count)]
-    try:
-        for worker in started:
-            threading.Thread(target=_feed, args=(worker, waiting, answers), daemon=True).start()
-        done = compiled = ended = 0
-        while ended < count:
-            if progress:
-                progress(done, len(jobs))
-            answer = answers.get()
-            if answer is None:
-                ended += 1
-            else:
-                done, compiled = done + 1, compiled + answer
-        return compiled
-    finally:
-        for worker in started:
-            worker.kill()
-        for worker in started:
-            worker.wait()
-            with contextlib.suppress(OSError):
-                worker.stdin.close()
-            worker.stdout.close()
-
-
-def _pickled(job: tuple) -> bytes | None:
-    """None for a kernel that cannot be sent to another process."""
-    import io
-
-    from numba.cuda.serialize import NumbaPickler
-
-    from labkit.device import ptx_gpu
-
-    class Pickler(NumbaPickler):
-        """By name what another process imports: the instructions of labkit.ptx, which Numba would send by value."""
-
-        def reducer_override(self, value):
-            name = getattr(value, "_name", None)
-            if isinstance(name, str) and getattr(ptx_gpu, name, None) is value:
-                return getattr, (ptx_gpu, name)
-            return super().reducer_override(value)
-
-    target = io.BytesIO()
-    try:
-        Pickler(target, protocol=4).dump(job)
-    except Exception:  # pickle has many ways to refuse
-        return None
-    return target.getvalue()
-
-
-def _start_worker() -> subprocess.Popen:
-    """In a session of its own: Ctrl-C reaches this process, which stops the worker."""
-    return subprocess.Popen([sys.executable, "-m", "labkit.device.compile_worker"], stdin=subprocess.PIPE,
-                            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
-                            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
-
-
-def _feed(worker: subprocess.Popen, waiting: queue.SimpleQueue, answers: queue.SimpleQueue) -> None:
-    """One kernel after the other to one worker, until there are no more or it is gone; then None is the answer."""
-    answer = b"0"
-    while answer:
-        try:
-            job = waiting.get_nowait()
-        except queue.Empty:
-            break
-        answer = b""
-        with contextlib.suppress(OSError, ValueError):
-            worker.stdin.write(len(job).to_bytes(8, "little") + job)
-            worker.stdin.flush()
-            answer = worker.stdout.read(1)
-        answers.put(answer == b"1")
-    answers.put(None)

@@ -102,7 +102,7 @@ class Fingerprint:
             return f"ufunc:{value.__name__}"
         if _is_numba_type(value):
             return type_text(value)
-        if (name := _intrinsic_name(value)) is not None:
+        if (name := instruction_name(value)) is not None:
             return f"ptx:{name}"
         if hasattr(value, "py_func") and _trusted(type(value).__module__):
             return self._jitted(value)
@@ -195,16 +195,15 @@ def type_text(value) -> str:
     return text
 
 
-def _intrinsic_name(value) -> str | None:
-    """The name of one of labkit.ptx's instructions, on either device."""
-    name = getattr(value, "_name", None) or getattr(value, "name", None)
-    if not isinstance(name, str):
+def instruction_name(value) -> str | None:
+    """The name of one of labkit.ptx's instructions, on either device; None for anything else."""
+    meaning = getattr(value, "cpu_device", value)  # what a GPU's instruction does on the CPU device
+    if not type(meaning).__module__.startswith("labkit.simt"):
         return None
-    on_gpu = sys.modules.get("labkit.device.ptx_gpu")
-    if on_gpu is not None and getattr(on_gpu, name, None) is value:
-        return name
-    meaning = sys.modules.get("labkit.simt.ptx")
-    return name if meaning is not None and meaning.INTRINSICS.get(name) is value else None
+    from labkit.simt.ptx import INTRINSICS
+
+    name = getattr(meaning, "name", None)
+    return name if isinstance(name, str) and INTRINSICS.get(name) is meaning else None
 
 
 # --- What compiles --------------------------------------------------------------------------------------------------

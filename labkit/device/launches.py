@@ -110,7 +110,7 @@ def imagined() -> bool:
 
 
 def needed(work: Callable) -> list[tuple]:
-    """(kernel, argument types) of what work() launches, each once, for labkit.device.kernel_cache.prepare: nothing is
+    """(kernel, argument types) of what work() launches, each once, for labkit.device.compile_ahead.prepare: nothing is
     compiled and no kernel runs, so that what work() reads back from the device is not what it would be. On the CPU
     device, which compiles quickly and keeps what it compiled by itself, nothing."""
     global _imagined

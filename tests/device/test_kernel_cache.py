@@ -11,7 +11,7 @@ import warnings
 import pytest
 
 from labkit import device
-from labkit.device import compiling, kernel_cache
+from labkit.device import compile_ahead, compiling, kernel_cache
 from labkit.device.kernel_cache import SUFFIX, Store
 
 pytest.importorskip("numba.cuda", reason="numba-cuda is not installed")
@@ -159,17 +159,17 @@ def test_a_kernel_is_compiled_once(cuda):
 
 
 def test_options_of_a_device_function_are_part_of_the_key(cuda):
-    keys = set()
-    for options in ({}, {"fastmath": True}, {"inline": "always"}, {"forceinline": True}):
+    def key_with(**options):
         scaled = cuda.jit(device=True, **options)(lambda x: x * 2)
 
         @cuda.jit
-        def scale_kernel(a, scaled=None):
-            a[0] = called(a[0])
+        def scale_kernel(a):
+            a[0] = scaled(a[0])
 
-        called = scaled
-        keys.add(kernel_cache.key_for(scale_kernel, vector(cuda), CAPABILITY))
-    assert len(keys) == 4
+        return kernel_cache.key_for(scale_kernel, vector(cuda), CAPABILITY)
+
+    assert key_with() == key_with(fastmath=False)
+    assert len({key_with(), key_with(fastmath=True), key_with(inline="always"), key_with(forceinline=True)}) == 4
 
 
 def test_a_damaged_kernel_is_compiled_anew(cuda, tmp_path):
@@ -276,13 +276,13 @@ def test_workers_compile_what_is_needed_side_by_side(cuda, tmp_path):
     matrix = (types.Array(types.float32, 1, "C"),)
     seen = []
     needed = [(kernel, matrix) for kernel in [*kernels, kernels[0]]]
-    compiled = kernel_cache.prepare(needed, workers=2, capability=CAPABILITY,
+    compiled = compile_ahead.prepare(needed, workers=2, capability=CAPABILITY,
                                     progress=lambda done, of: seen.append((done, of)))
     assert compiled == 3 and seen[0] == (0, 3) and seen[-1] == (3, 3)
     for kernel in kernels:
         kernel.compile(matrix)
     assert (kernel_cache.stats().hits, kernel_cache.stats().misses) == (3, 0)
-    assert kernel_cache.prepare(needed, workers=2, capability=CAPABILITY) == 0
+    assert compile_ahead.prepare(needed, workers=2, capability=CAPABILITY) == 0
 
 
 def test_workers_compile_kernels_with_instructions_of_their_own(cuda):
@@ -298,7 +298,7 @@ def test_workers_compile_kernels_with_instructions_of_their_own(cuda):
         out[0] = ptx.exp2_approx(x)
 
     arguments = (types.Array(types.float32, 1, "C"),) * 2
-    assert kernel_cache.prepare([(first_of_four, arguments)], workers=1, capability=CAPABILITY) == 1
+    assert compile_ahead.prepare([(first_of_four, arguments)], workers=1, capability=CAPABILITY) == 1
     first_of_four.compile(arguments)
     assert kernel_cache.stats().hits == 1, kernel_cache.stats()
 
@@ -309,7 +309,7 @@ def test_a_kernel_that_does_not_compile_leaves_the_others(cuda):
         a[0] = a.no_such_attribute
 
     needed = [(wrong, vector(cuda)), (scale_by(cuda, 5), vector(cuda))]
-    assert kernel_cache.prepare(needed, workers=1, capability=CAPABILITY) == 1
+    assert compile_ahead.prepare(needed, workers=1, capability=CAPABILITY) == 1
 
 
 def test_an_interrupt_stops_the_workers(cuda, tmp_path):
@@ -319,7 +319,7 @@ def test_an_interrupt_stops_the_workers(cuda, tmp_path):
 
     needed = [(scale_by(cuda, factor), vector(cuda)) for factor in range(20)]
     with pytest.raises(KeyboardInterrupt):
-        kernel_cache.prepare(needed, workers=1, capability=CAPABILITY, progress=interrupt)
+        compile_ahead.prepare(needed, workers=1, capability=CAPABILITY, progress=interrupt)
     kept = list((tmp_path / "kernels").glob(f"*{SUFFIX}"))
     assert 1 <= len(kept) < 20
     assert all(kernel_cache.store().load(file.name.removesuffix(SUFFIX)) for file in kept)

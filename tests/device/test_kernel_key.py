@@ -34,12 +34,12 @@ class Color(enum.Enum):
 Point = namedtuple("Point", "x y")
 
 DIFFERENT = [
-    None, ..., True, 1, 1.0, -1.0, 0.0, -0.0, 1j, "1", b"1", (1,), (1, 2), ((1,), 2), (1, (2,)), frozenset({1}), slice(1),
-    Point(1, 2), np.float32(1), np.float64(1), np.int32(1), np.uint32(1), np.bool_(True), np.dtype(np.float32),
-    np.float32, np.float16, float, int, float32, uint32, numba.types.Array(float32, 1, "C"),
+    None, ..., True, 1, 1.0, -1.0, 0.0, -0.0, 1j, "1", b"1", (1,), (1, 2), ((1,), 2), (1, (2,)), frozenset({1}),
+    slice(1), Point(1, 2), np.float32(1), np.float64(1), np.int32(1), np.uint32(1), np.bool_(True),
+    np.dtype(np.float32), np.float32, np.float16, float, int, float32, uint32, numba.types.Array(float32, 1, "C"),
     numba.types.Array(float32, 1, "A"), Color.RED, Color.BLUE, np.sqrt, np.exp, min, max, range, np.ones(3),
-    np.ones(3, np.float32), np.ones((3, 1)), np.ones((1, 3)), np.zeros(3), np.zeros(3, "i4,f4"), numba, np, ptx.load_nc4,
-    ptx.load_global4,
+    np.ones(3, np.float32), np.ones((3, 1)), np.ones((1, 3)), np.zeros(3), np.zeros(3, "i4,f4"), numba, np,
+    ptx.load_nc4, ptx.load_global4,
 ]  # fmt: skip
 
 
