@@ -39,15 +39,26 @@ def missing(needed: Iterable[tuple], capability: tuple) -> dict[str, tuple]:
 
 def prepare(needed: Iterable[tuple], *, workers: int | None = None, capability: tuple | None = None,
             progress: Callable[[int, int], None] | None = None) -> int:
-    """Compile side by side, in processes of their own, what is needed and not kept yet. Returns how many were compiled.
+    """Compile side by side, in processes of their own, what is needed and not kept yet; then load what is needed.
+    Returns how many were compiled.
 
     needed: (kernel, argument types), as launches.needed gives them. progress(done, of) is called as they are done.
-    A worker keeps what it compiled on disk, where the launch finds it; a kernel that fails there is compiled, and fails
-    in its own words, when it is launched. KeyboardInterrupt stops the workers; what they had kept stays.
+    A kernel that fails in a worker is compiled, and fails in its own words, when it is launched. KeyboardInterrupt
+    stops the workers; what they had kept stays.
     """
     needed = list(needed)
     if not needed or kernel_cache.store() is None:
         return 0
+    compiled = compile_missing(needed, workers, capability, progress)
+    for kernel, argument_types in needed:
+        with contextlib.suppress(Exception):  # the launch will say what is wrong
+            kernel.compile(argument_types)
+    return compiled
+
+
+def compile_missing(needed: list[tuple], workers: int | None, capability: tuple | None,
+                    progress: Callable[[int, int], None] | None) -> int:
+    """The part of `prepare` that workers do."""
     capability = capability or kernel_cache.capability_here()
     jobs = missing(needed, capability)
     if workers is None:
