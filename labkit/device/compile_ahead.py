@@ -52,7 +52,7 @@ def prepare(needed: Iterable[tuple], *, workers: int | None = None, capability: 
     compiled = compile_missing(needed, workers, capability, progress)
     for kernel, argument_types in needed:
         with contextlib.suppress(Exception):  # the launch will say what is wrong
-            kernel.compile(argument_types)
+            kernel.compile(argument_types).bind()
     return compiled
 
 

@@ -95,8 +95,10 @@ def generate(model: GPT2, prompt: Sequence[int], count: int, sampler: Sampler = 
         on_device = sampler.greedy and decoder is not None
         # The likeliest is four bytes; all logits are hundreds of kilobytes.
         token = decoder.likeliest() if on_device else sampler.choose(logits.copy_to_host()[0], rng)
+        last = token in stop or done == count or workspace.length == workspace.context
+        if not last and decoder is None:
+            decoder = Decoder(model, workspace)  # before the first token is shown, so that the others follow evenly
         yield token
-        if token in stop or done == count or workspace.length == workspace.context:
+        if last:
             return
-        decoder = decoder or Decoder(model, workspace)
         logits = decoder(None if on_device else token)

@@ -90,7 +90,7 @@ def test_where_kernels_are_kept(monkeypatch, tmp_path):
 
 # --- Kernels ----------------------------------------------------------------------------------------------------------
 
-CAPABILITY = (9, 0)
+CAPABILITY = tuple(device.numba_cuda().get_current_device().compute_capability) if device.on_gpu() else (9, 0)
 
 
 def compiler_is_missing() -> str:
@@ -365,3 +365,69 @@ def test_processes_that_compile_the_same_at_once(cuda, tmp_path):
     assert [hits for _, hits in again] == ["1", "1"]
     assert [cubin for cubin, _ in again] == [first[0][0], first[2][0]]
     assert len(list((tmp_path / "kernels").iterdir())) == 2
+
+
+# --- What is needed ---------------------------------------------------------------------------------------------------
+
+
+def test_what_would_be_launched_is_found_without_a_launch(cuda, monkeypatch):
+    import numpy as np
+
+    from labkit.device import launches
+    from labkit.kernels.arguments import _allow_on_gpu
+
+    monkeypatch.setattr(launches.device, "on_gpu", lambda: True)
+    scale, other = scale_by(cuda, 2), scale_by(cuda, 3)
+
+    def work():
+        assert launches.imagined()
+        scale[1, 32](np.ones(4, np.float32))
+        scale[2, 64, 0, 8](np.ones(8, np.float32))
+        _allow_on_gpu(other, 100_000, ())  # would compile it
+        other[1, 32](np.ones(4))
+        raise ValueError("what it read back makes no sense")
+
+    found = launches.needed(work)
+    assert [kernel for kernel, _ in found] == [scale, other] and not launches.imagined()
+    assert [str(types[0]) for _, types in found] == ["array(float32, 1d, C)", "array(float64, 1d, C)"]
+    assert not scale.overloads and kernel_cache.stats() == kernel_cache.Stats()
+    assert found[0][1] in (scale.compile(found[0][1]) and scale.overloads)
+
+
+@pytest.mark.cpu_device
+def test_the_cpu_device_needs_nothing_ahead_of_time():
+    from labkit.device import launches
+
+    assert launches.needed(lambda: 1 / 0) == []
+    assert compile_ahead.prepare([]) == 0
+
+
+@pytest.mark.gpu
+def test_a_kernel_from_disk_computes_the_same(cuda):
+    import numpy as np
+
+    for hits in (0, 1):
+        x = cuda.to_device(np.arange(100, dtype=np.float32))
+        scale_by(cuda, 7)[1, 128](x)
+        np.testing.assert_array_equal(x.copy_to_host(), 7 * np.arange(100))
+        assert kernel_cache.stats().hits == hits
+
+
+@pytest.mark.gpu
+def test_a_model_is_prepared_by_workers(cuda, tmp_path):
+    import numpy as np
+
+    from labkit.models.gpt2 import GPT2, Config, Workspace, shapes
+
+    config = Config(vocab_size=64, n_positions=32, n_embd=48, n_layer=1, n_head=3)
+    rng = np.random.default_rng(0)
+    model = GPT2(config, {name: rng.random(shape, np.float32) for name, shape in shapes(config).items()})
+    workspace = Workspace(config)
+    needed = model.needed(workspace, 5)
+    assert len(needed) > 5
+    compile_ahead.prepare(needed)
+    before = kernel_cache.stats().misses
+    model.prefill([1, 2, 3, 4, 5], workspace)
+    model.step(workspace)
+    cuda.synchronize()
+    assert kernel_cache.stats().misses == before, "a kernel was launched that was not foreseen"
