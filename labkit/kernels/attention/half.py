@@ -19,7 +19,8 @@ from numba import float32, uint32
 from labkit import cuda, device
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.attention.flash import SIZES, check_flash, launch_decode, launch_flash, make_copy_rows, make_decode
+from labkit.kernels.attention.decode import make_decode
+from labkit.kernels.attention.flash import SIZES, check_flash, launch_decode, launch_flash, make_copy_rows
 from labkit.kernels.attention.heads import check_heads
 from labkit.kernels.attention.three_pass import (
     ATTENTION_CACHED,

@@ -28,7 +28,8 @@ from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, dynamic_shared
 from labkit.kernels.attention.flash import check_flash, scale_for_powers_of_two, takes_flash
 from labkit.kernels.attention.heads import keys_and_values
-from labkit.kernels.matmul.wgmma import HOPPER, ROW_GROUP
+from labkit.kernels.matmul.wgmma import HOPPER
+from labkit.kernels.matmul.wgmma_tiles import ROW_GROUP
 from labkit.kernels.op import missing, rung
 from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO
 

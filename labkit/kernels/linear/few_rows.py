@@ -43,9 +43,10 @@ from labkit.kernels.linear.fused import (
 )
 from labkit.kernels.matmul import mma as tensor_core
 from labkit.kernels.matmul import wgmma
-from labkit.kernels.matmul.float32 import load_four, load_four_singly
+from labkit.kernels.matmul.float32_tiles import load_four, load_four_singly
 from labkit.kernels.matmul.mma import MMA, Tile, add_product, launch, make_pipelined
-from labkit.kernels.matmul.wgmma import HOPPER, multiply_parts, multiply_specialised, unchanged
+from labkit.kernels.matmul.wgmma import HOPPER, multiply_parts, multiply_specialised
+from labkit.kernels.matmul.wgmma_tiles import unchanged
 from labkit.kernels.op import Op, Rival, missing, rung
 
 COLS = 16  # of a block

@@ -24,7 +24,7 @@ from labkit.device import graphs, ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared
 from labkit.kernels.gelu import gelu_sigmoid, gelu_tanh_reference
-from labkit.kernels.matmul.float32 import (
+from labkit.kernels.matmul.float32_tiles import (
     A_LINE,
     LINE,
     ON_THE_WAY,

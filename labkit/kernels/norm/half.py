@@ -17,7 +17,8 @@ from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array
 from labkit.kernels.norm import layernorm as full
-from labkit.kernels.norm.layernorm import ONE, SMALL, ZERO, fitting, flat
+from labkit.kernels.norm.layernorm import ONE, SMALL, ZERO
+from labkit.kernels.norm.rows import fitting, flat
 from labkit.kernels.op import Op, Rival, rung, uniform
 from labkit.kernels.reduce import warp_sum
 
