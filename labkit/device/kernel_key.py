@@ -44,11 +44,27 @@ def _trusted(module: str | None) -> bool:
 def _global_names(code: types.CodeType) -> tuple[str, ...]:
     """The names that the code, and functions inside it, look up among globals; names of attributes are not among
     them."""
-    names = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    names = _read_names(code) if sys.version_info < (3, 14) else _disassembled_names(code)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names.update(_global_names(constant))
     return tuple(sorted(names))
+
+
+def _disassembled_names(code: types.CodeType) -> set[str]:
+    return {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
+
+
+def _read_names(code: types.CodeType) -> set[str]:
+    """As _disassembled_names, from the bytes themselves: some twenty times quicker, for versions whose bytes are known,
+    in which an instruction has two of them and the number of a global's name is doubled."""
+    load, extended, high, names = dis.opmap["LOAD_GLOBAL"], dis.EXTENDED_ARG, 0, set()
+    for operation, argument in zip(code.co_code[::2], code.co_code[1::2], strict=True):
+        argument |= high
+        high = argument << 8 if operation == extended else 0
+        if operation == load:
+            names.add(code.co_names[argument >> 1])
+    return names
 
 
 def _all_names(code: types.CodeType) -> set[str]:

@@ -213,6 +213,22 @@ def test_kernels_that_are_linked_or_traced_are_refused():
         fingerprint(traced)
 
 
+def test_the_names_of_globals_are_read_as_the_disassembler_reads_them():
+    from labkit.device import kernel_key
+    from labkit.kernels import op as module
+
+    many = "def many():\n" + "".join(f"    name_{i}(attribute.name_{i + 1})\n" for i in range(700))
+    scope = {}
+    exec(many, scope)  # more names than a byte can count
+    functions = [value for value in vars(module).values() if hasattr(value, "__code__")]
+    for function in [scope["many"], *functions]:
+        found = kernel_key._disassembled_names(function.__code__)
+        assert set(kernel_key._global_names(function.__code__)) >= found
+        if sys.version_info < (3, 14):
+            assert kernel_key._read_names(function.__code__) == found
+    assert len(kernel_key._global_names(scope["many"].__code__)) == 701
+
+
 # --- Every kernel of labkit -------------------------------------------------------------------------------------------
 
 EVERY = """
