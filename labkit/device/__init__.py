@@ -22,7 +22,8 @@ class Choice:
 
 
 def numba_cuda():
-    """The module numba.cuda, with what numba-cuda 0.30 needs from NumPy >= 2.5 put back first.
+    """The module numba.cuda, with what numba-cuda 0.30 needs from NumPy >= 2.5 put back first, and with a place on disk
+    where compiled kernels are kept (labkit.device.kernel_cache).
 
     Raises ImportError where it is not installed or does not import.
     """

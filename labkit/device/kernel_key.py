@@ -5,7 +5,8 @@
 
 Numba compiles a kernel together with all that it refers to: device functions of other files, numbers that it closes
 over, globals. The key goes through all of these by value. What it does not know how to compare raises Uncacheable:
-such a kernel is compiled anew, which is slow but never wrong.
+such a kernel is compiled anew, which is slow but never wrong. Functions of Python, NumPy and Numba go by their names
+and versions: what a program adds to them itself, with Numba's @overload, the key does not see.
 """
 
 from __future__ import annotations

@@ -312,6 +312,22 @@ def test_a_kernel_that_does_not_compile_leaves_the_others(cuda):
     assert compile_ahead.prepare(needed, workers=1, capability=CAPABILITY) == 1
 
 
+def test_a_worker_that_is_killed_leaves_the_rest_to_the_others(cuda):
+    needed = [(scale_by(cuda, factor), vector(cuda)) for factor in range(4)]
+    plain, started = compile_ahead._start_worker, []
+
+    def start():
+        started.append(plain())
+        if len(started) == 1:
+            started[0].kill()
+        return started[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compile_ahead, "_start_worker", start)
+        assert compile_ahead.prepare(needed, workers=2, capability=CAPABILITY) == 3  # one went with its worker
+    assert kernel_cache.stats().hits == 3 and kernel_cache.stats().misses == 1
+
+
 def test_an_interrupt_stops_the_workers(cuda, tmp_path):
     def interrupt(done, of):
         if done:
