@@ -97,7 +97,7 @@ for size in ("_4", "", "_16"):
 # writes it, and the driver makes of it the machine code of the GPU at hand.)
 
 # %%
-from labkit.kernels.matmul.float32 import load_four
+from labkit.kernels.matmul.float32_tiles import load_four
 
 show_source(load_four)
 
@@ -196,7 +196,7 @@ for name in ("matmul_vectorized", "matmul_double_buffered", "PyTorch (cuBLAS)"):
 #   running is fetched once.
 
 # %%
-from labkit.kernels.matmul.float32 import add_products_to_and_fro, copy_pair, two_steps
+from labkit.kernels.matmul.float32_tiles import add_products_to_and_fro, copy_pair, two_steps
 
 show_source(copy_pair)
 

@@ -584,7 +584,7 @@ roofline.predict(ATTENTION_CACHED, **ATTENTION_CACHED.work.timed_gpu)
 # to a block. Each block leaves its `largest`, its `total` and its `mixed`, and a second kernel joins them.
 
 # %%
-from labkit.kernels.attention.flash import make_decode
+from labkit.kernels.attention.decode import make_decode
 
 show_source(make_decode(64)[1])
 

@@ -1,6 +1,7 @@
 """Where things lie: the only module of labkit outside the CPU device that knows where the repository is."""
 
 import os
+import sys
 from pathlib import Path
 
 from labkit._common.errors import UserError
@@ -23,3 +24,12 @@ def find_root() -> Path:
         "the lessons were not found. labkit is installed apart from its repository; "
         "run the command inside a checkout of it, or install that checkout with: pip install -e ."
     )
+
+
+def user_cache() -> Path:
+    """The directory in which this user's programs keep what they can make again."""
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches"
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))

@@ -52,6 +52,9 @@ def generate(
     waiting = notes.status("Reading the prompt (the first time, kernels are compiled: some seconds)")
     begun = False
 
+    def compiling(done: int, of: int) -> None:
+        waiting.update(f"Compiling kernels, {done} of {of}; they are kept for the next time")
+
     def show(piece: str) -> None:
         nonlocal begun
         if not begun:
@@ -70,7 +73,7 @@ def generate(
 
     try:
         with waiting:
-            told = write(loaded, prompt, show, tokens=tokens, sampler=sampler, seed=seed)
+            told = write(loaded, prompt, show, tokens=tokens, sampler=sampler, seed=seed, compiling=compiling)
     except KeyboardInterrupt as stopped:
         end(getattr(stopped, "told", None))
         raise

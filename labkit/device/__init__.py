@@ -22,7 +22,8 @@ class Choice:
 
 
 def numba_cuda():
-    """The module numba.cuda, with what numba-cuda 0.30 needs from NumPy >= 2.5 put back first.
+    """The module numba.cuda, with what numba-cuda 0.30 needs from NumPy >= 2.5 put back first, and with a place on disk
+    where compiled kernels are kept (labkit.device.kernel_cache).
 
     Raises ImportError where it is not installed or does not import.
     """
@@ -36,6 +37,9 @@ def numba_cuda():
 
     if not hasattr(cuda, "rsqrt"):
         _add_rsqrt(cuda)
+    from labkit.device import kernel_cache
+
+    kernel_cache.install()
     return cuda
 
 
@@ -105,6 +109,13 @@ def name() -> str:
         return "labkit CPU device"
     raw = numba_cuda().get_current_device().name
     return raw.decode() if isinstance(raw, bytes) else str(raw)
+
+
+@functools.cache
+def sm_count() -> int:
+    """How many streaming multiprocessors the GPU has. On the CPU device an H200's, so that kernels are chosen and
+    divided as they are there."""
+    return numba_cuda().get_current_device().MULTIPROCESSOR_COUNT if on_gpu() else 132
 
 
 def where() -> str:

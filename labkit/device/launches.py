@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit import cuda, device
+from labkit.device.lazy import built
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ def _type_of(value):
 
 
 def kernels_of(launcher: Callable) -> tuple:
-    return launcher.kernel if isinstance(launcher.kernel, tuple) else (launcher.kernel,)
+    named = launcher.kernel if isinstance(launcher.kernel, tuple) else (launcher.kernel,)
+    return tuple(built(kernel) for kernel in named)
 
 
 @contextlib.contextmanager
@@ -64,7 +66,7 @@ def record(kernels):
     """A list that fills with every launch while the block below runs, of these kernels and of others of their kind: a
     launcher may choose among several, made for different widths. The kernels do run."""
     launched: list[Launch] = []
-    kinds = {type(kernel): vars(type(kernel))["configure"] for kernel in kernels}
+    kinds = {type(kernel): vars(type(kernel))["configure"] for kernel in map(built, kernels)}
     for kind, configure in kinds.items():
         kind.configure = _watch(configure, launched)
     try:
@@ -97,6 +99,38 @@ def of(launcher: Callable, *args) -> list[Launch]:
         launcher(*args)
     cuda.synchronize()
     return list({(id(one.kernel), one.block, one.shared_bytes, str(one.signature)): one for one in launched}.values())
+
+
+_imagined = False
+
+
+def imagined() -> bool:
+    """True while `needed` looks at what would be launched: nothing is to be compiled then."""
+    return _imagined
+
+
+def needed(work: Callable) -> list[tuple]:
+    """(kernel, argument types) of what work() launches, each once, for labkit.device.compile_ahead.prepare: nothing is
+    compiled and no kernel runs, so that what work() reads back from the device is not what it would be. On the CPU
+    device, which compiles quickly and keeps what it compiled by itself, nothing."""
+    global _imagined
+    if not device.on_gpu():
+        return []
+    from numba.cuda.dispatcher import CUDADispatcher
+
+    found: dict[tuple, None] = {}
+
+    def configure(kernel, griddim, blockdim, stream=0, sharedmem=0):
+        return lambda *args: found.setdefault((kernel, tuple(kernel.typeof_pyval(value) for value in args)))
+
+    before, CUDADispatcher.configure, _imagined = CUDADispatcher.configure, configure, True
+    try:
+        work()
+    except Exception:  # that of a launcher which depends on results; what it launched before is known, at least
+        pass
+    finally:
+        CUDADispatcher.configure, _imagined = before, False
+    return list(found)
 
 
 def resources(launched: Launch) -> dict | None:

@@ -42,19 +42,20 @@ class Sampler:
         logits = np.asarray(logits, np.float64)
         if np.isnan(logits).any():
             raise ValueError(f"logits of {int(np.isnan(logits).sum()):,} tokens are NaN: something before went wrong")
-        order = np.argsort(-logits, kind="stable")  # likeliest first, of equal ones the first
-        if self.greedy:
-            order, temperature = order[:1], 1.0
-        else:
-            order, temperature = order[: self.top_k], self.temperature
-        chosen = logits[order]
-        powers = np.exp((chosen - chosen[0]) / temperature)
-        shares = powers / powers.sum()
-        if self.top_p is not None:
-            kept = int(np.searchsorted(np.cumsum(shares), self.top_p)) + 1  # the one that reaches p is kept
-            order, shares = order[:kept], shares[:kept]
         result = np.zeros(logits.size)
-        result[order] = shares / shares.sum()
+        if self.greedy:
+            result[np.argmax(logits)] = 1.0
+            return result
+        chosen = np.arange(logits.size) if self.top_k is None else likeliest(logits, self.top_k)
+        exponentials = np.exp((logits[chosen] - logits.max()) / self.temperature)
+        shares = exponentials / exponentials.sum()
+        if self.top_p is not None and self.top_p < 1:
+            # Those with less than a share of what may be left out cannot be needed: to sort all takes milliseconds.
+            enough = np.flatnonzero(shares >= 0.5 * (1 - self.top_p) / shares.size)
+            order = enough[np.argsort(-shares[enough], kind="stable")]  # likeliest first, of equal ones the first
+            kept = int(np.searchsorted(np.cumsum(shares[order]), self.top_p)) + 1  # the one that reaches p is kept
+            chosen, shares = chosen[order[:kept]], shares[order[:kept]]
+        result[chosen] = shares / shares.sum()
         return result
 
     def choose(self, logits: np.ndarray, rng: np.random.Generator) -> int:
@@ -63,6 +64,15 @@ class Sampler:
             return int(np.argmax(logits))
         shares = np.cumsum(self.probabilities(logits))
         return int(np.searchsorted(shares, rng.random() * shares[-1], side="right"))
+
+
+def likeliest(logits: np.ndarray, count: int) -> np.ndarray:
+    """The indices of the `count` largest, in their order; of equal ones the first."""
+    if count >= logits.size:
+        return np.arange(logits.size)
+    least = np.partition(logits, logits.size - count)[logits.size - count]
+    above, equal = np.flatnonzero(logits > least), np.flatnonzero(logits == least)
+    return np.sort(np.concatenate([above, equal[: count - above.size]]))
 
 
 GREEDY = Sampler(temperature=0)
@@ -82,12 +92,13 @@ def generate(model: GPT2, prompt: Sequence[int], count: int, sampler: Sampler = 
     logits = model.prefill(prompt, workspace)
     decoder = None
     for done in range(1, count + 1):
-        if sampler.greedy and decoder is not None:
-            token = decoder.likeliest()  # the device has it already: four bytes instead of all logits
-        else:
-            token = sampler.choose(logits.copy_to_host()[0], rng)
+        on_device = sampler.greedy and decoder is not None
+        # The likeliest is four bytes; all logits are hundreds of kilobytes.
+        token = decoder.likeliest() if on_device else sampler.choose(logits.copy_to_host()[0], rng)
+        last = token in stop or done == count or workspace.length == workspace.context
+        if not last and decoder is None:
+            decoder = Decoder(model, workspace)  # before the first token is shown, so that the others follow evenly
         yield token
-        if token in stop or done == count or workspace.length == workspace.context:
+        if last:
             return
-        decoder = decoder or Decoder(model, workspace)
-        logits = decoder(token)
+        logits = decoder(None if on_device else token)

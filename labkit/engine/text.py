@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from labkit import device
 from labkit._common.errors import UserError
+from labkit.device import compile_ahead
 from labkit.engine.sampler import GREEDY, Sampler, generate
+from labkit.models.gpt2 import Workspace
 from labkit.models.load import Loaded
 
 
@@ -47,9 +49,11 @@ def _tokens(count: int) -> str:
 
 
 def write(loaded: Loaded, prompt: str, show: Callable[[str], None], *, tokens: int = 64, sampler: Sampler = GREEDY,
-          seed: int = 0) -> Told:
+          seed: int = 0, compiling: Callable[[int, int], None] | None = None) -> Told:
     """Generates up to `tokens` tokens after `prompt` and hands `show` each piece of text as soon as it is whole.
 
+    compiling(done, of): called while kernels are compiled that are not kept from an earlier run. Their time is part of
+    the time to the first token.
     Ends early where the model ends its text, or when its context is full. Stopped by Ctrl-C, what came so far is in the
     exception's `told`. Raises UserError for a prompt that has no token or does not fit.
     """
@@ -64,7 +68,10 @@ def write(loaded: Loaded, prompt: str, show: Callable[[str], None], *, tokens: i
 
     def timed() -> Iterator[int]:
         last = time.perf_counter()
-        for token in generate(loaded.model, ids, tokens, sampler, seed=seed, stop=loaded.tokenizer.stop):
+        workspace = Workspace(loaded.model.config)
+        compile_ahead.prepare(loaded.model.needed(workspace, len(ids)), progress=compiling)
+        for token in generate(loaded.model, ids, tokens, sampler, seed=seed, stop=loaded.tokenizer.stop,
+                              workspace=workspace):
             now = time.perf_counter()
             if told.tokens:
                 told.decode_s += now - last

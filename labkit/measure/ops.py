@@ -65,6 +65,23 @@ def op(name: str):
     return getattr(module, name.upper())
 
 
+def needed(operation, size: dict | None = None) -> list[tuple]:
+    """The kernels that the rungs of an Op launch at this size, or at the one that is timed, as
+    labkit.device.compile_ahead wants them."""
+    import numpy as np
+
+    from labkit import cuda
+    from labkit.device import launches
+    from labkit.kernels.op import missing, to_device
+
+    size = size or operation.timed
+    arguments = (*to_device(operation.inputs(np.random.default_rng(0), **size)),
+                 cuda.device_array(operation.shape(**size), operation.dtype))
+    found = {one: None for launcher in operation.rungs if not missing(launcher)
+             for one in launches.needed(lambda launcher=launcher: launcher(*arguments))}
+    return list(found)
+
+
 def all_ops() -> list:
     """Every Op, in the order of the course."""
     return [op(name) for name in HOMES]

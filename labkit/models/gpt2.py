@@ -26,7 +26,7 @@ import numpy as np
 from numba import int32
 
 from labkit import cuda
-from labkit.device import graphs
+from labkit.device import graphs, launches
 from labkit.kernels.argmax import argmax
 from labkit.kernels.embedding import embedding_vectorized
 from labkit.kernels.linear.projection import logits as project_on_vocabulary
@@ -263,6 +263,18 @@ class GPT2:
         self.forward(ws, 1, stream)
         self.kernels.argmax(ws.logits, ws.rows(1).ids, stream=stream)
         advance_kernel[1, 1, stream](ws.start, np.int32(1))
+
+    def needed(self, ws: Workspace, prompt: int) -> list[tuple]:
+        """The kernels that a prompt of so many tokens and the steps after it take, as labkit.device.compile_ahead wants
+        them: found without running any."""
+        counts = {min(prompt, ws.tokens), prompt % ws.tokens or ws.tokens}
+
+        def all_that_runs():
+            for count in counts:
+                self.forward(ws, count)
+            self.step(ws)
+
+        return launches.needed(all_that_runs)
 
     def all_logits(self, ids: Sequence[int]) -> np.ndarray:
         """Logits after each of the tokens, (T, V), on the host: to compare with another implementation."""

@@ -19,7 +19,9 @@ from numba import float32, uint32
 
 from labkit import cuda, device
 from labkit.device import ptx
-from labkit.kernels.attention.flash import SIZES, check_flash, launch_decode, launch_flash, make_copy_rows, make_decode
+from labkit.device.lazy import kernel_factory
+from labkit.kernels.attention.decode import make_decode
+from labkit.kernels.attention.flash import SIZES, check_flash, launch_decode, launch_flash, make_copy_rows
 from labkit.kernels.attention.heads import check_heads
 from labkit.kernels.attention.three_pass import (
     ATTENTION_CACHED,
@@ -39,7 +41,7 @@ from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO
 KEYS = 64  # of a tile
 
 
-@functools.cache
+@kernel_factory
 def make_flash_half(size: int, warps: int, down: int):
     """Attention for heads of `size` halves; each of `warps` warps has `down` times 16 queries."""
     SIZE, DOWN = size, down

@@ -12,13 +12,13 @@ Work    4*T*(start + T)*H*D flop for the two products. Of the scores, each H*T*(
 This is how attention is computed where nobody has joined its steps. It is here to be compared with.
 """
 
-import functools
 import math
 
 import numpy as np
 from numba import float32, uint32
 
 from labkit import cuda, device
+from labkit.device.lazy import kernel_factory
 from labkit.kernels.attention.heads import check_heads, keys_and_values
 from labkit.kernels.reduce import NOTHING, ZERO, block_max, block_sum
 
@@ -194,7 +194,7 @@ def softmax_scores_kernel(scores, start):
 # --- And as one ------------------------------------------------------------------------------------------------------
 
 
-@functools.cache
+@kernel_factory
 def make_masked_softmax_from(held: int):
     """Scale, mask and softmax of rows of up to 256 * held keys, read once and kept in registers."""
 

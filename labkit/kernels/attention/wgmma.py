@@ -17,7 +17,6 @@ No part is small beside another. One after the other, as mma.sync has them, they
 same time. wgmma makes it possible: it runs on while the warp that started it does something else.
 """
 
-import functools
 import math
 
 import numpy as np
@@ -25,10 +24,12 @@ from numba import float32, int32, uint32, uint64
 
 from labkit import cuda, device
 from labkit.device import ptx
+from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, dynamic_shared
 from labkit.kernels.attention.flash import check_flash, scale_for_powers_of_two, takes_flash
 from labkit.kernels.attention.heads import keys_and_values
-from labkit.kernels.matmul.wgmma import HOPPER, ROW_GROUP
+from labkit.kernels.matmul.wgmma import HOPPER
+from labkit.kernels.matmul.wgmma_tiles import ROW_GROUP
 from labkit.kernels.op import missing, rung
 from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO
 
@@ -37,7 +38,7 @@ BOX = 64 * PANEL  # halves of 64 rows
 REGISTERS = {1: (40, 216), 2: (24, 240), 3: (32, 160)}  # of a thread of the producer, of a consumer
 
 
-@functools.cache
+@kernel_factory
 def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
     """Attention for heads of `size` halves: a block has `consumers` warpgroups with 64 queries each, takes tiles of
     `keys` keys, and has room for `stages` of them, at least two.

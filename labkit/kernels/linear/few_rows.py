@@ -20,12 +20,12 @@ from numba import float32, uint32
 
 from labkit import cuda, device
 from labkit.device import ptx
+from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, blocks_for
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.gelu import gelu_sigmoid
 from labkit.kernels.linear import fused as fused_linear
 from labkit.kernels.linear.fused import (
-    PROCESSORS,
     ZERO,
     add_parts,
     as_rung,
@@ -45,9 +45,10 @@ from labkit.kernels.linear.fused import (
 )
 from labkit.kernels.matmul import mma as tensor_core
 from labkit.kernels.matmul import wgmma
-from labkit.kernels.matmul.float32 import load_four, load_four_singly
+from labkit.kernels.matmul.float32_tiles import load_four, load_four_singly
 from labkit.kernels.matmul.mma import MMA, Tile, add_product, launch, make_pipelined
-from labkit.kernels.matmul.wgmma import HOPPER, multiply_parts, multiply_specialised, unchanged
+from labkit.kernels.matmul.wgmma import HOPPER, multiply_parts, multiply_specialised
+from labkit.kernels.matmul.wgmma_tiles import unchanged
 from labkit.kernels.op import Op, Work, missing
 
 COLS = 16  # of a block
@@ -81,7 +82,7 @@ def make_fold(count: int, distance: int):
     return fold
 
 
-@functools.cache
+@kernel_factory
 def make_skinny(rows_each: int, wide: bool, split: bool, gelu: bool, residual: bool):
     """rows_each: of a block, 1, 4 or 16. wide: rows of weights begin at multiples of 16 bytes. split: out is
     (parts, M, N), and nothing follows the sums here."""
@@ -202,7 +203,7 @@ RING_SIZE = WARPS * RING_OF_WARP
 NONE = uint32(0)
 
 
-@functools.cache
+@kernel_factory
 def make_skinny_half(row_tiles: int, split: bool, gelu: bool, residual: bool):
     """row_tiles: of 16 rows each, for which the fragments of weights are used.
 
@@ -341,7 +342,7 @@ def parts_of(rows: int, cols: int, depth: int, dtype) -> tuple[int, int]:
         return -(-depth // (parts * step)) * step
 
     def cost(parts):
-        rounds = -(-blocks * parts // PROCESSORS)
+        rounds = -(-blocks * parts // device.sm_count())
         return rounds * (slice_of(parts) + step / 2) * seconds + seconds_between(parts, rows, cols)
 
     best = min(range(1, -(-depth // step) + 1), key=cost)
@@ -402,7 +403,7 @@ WIDE_TILES = {  # of products of halves by mma.sync -> how fast each multiplies,
 def wide_tile(rows: int, cols: int) -> Tile:
     """The tile with which the busiest multiprocessor is done first."""
     def cost(tile):
-        return -(-tile.count(rows, cols) // PROCESSORS) * tile.rows * tile.cols / WIDE_TILES[tile]
+        return -(-tile.count(rows, cols) // device.sm_count()) * tile.rows * tile.cols / WIDE_TILES[tile]
 
     return min(WIDE_TILES, key=cost)
 

@@ -19,12 +19,13 @@ import functools
 import numpy as np
 from numba import float32, uint32
 
-from labkit import cuda
+from labkit import cuda, device
 from labkit.device import graphs, ptx
+from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.gelu import gelu_sigmoid, gelu_tanh_reference
-from labkit.kernels.matmul.float32 import (
+from labkit.kernels.matmul.float32_tiles import (
     A_LINE,
     LINE,
     ON_THE_WAY,
@@ -43,7 +44,6 @@ from labkit.kernels.op import Op, Work, rung, uniform
 TILE = 16
 ZERO = float32(0.0)
 BLOCK = 256
-PROCESSORS = 132  # an H200's; the choice of parts has to be the same wherever a workspace is made
 
 
 def fused_reference(x, weights, bias, residual=None, *, gelu=False):
@@ -72,7 +72,7 @@ def make_finish(gelu: bool, residual: bool):
 # --- A thread for each element ----------------------------------------------------------------------------------------
 
 
-@functools.cache
+@kernel_factory
 def make_fused_naive(gelu: bool, residual: bool):
     finish = make_finish(gelu, residual)
 
@@ -103,7 +103,7 @@ def fused_naive(x, weights, bias, out, *, residual=None, gelu=False, parts=None,
 # --- 16 x 16 tiles ----------------------------------------------------------------------------------------------------
 
 
-@functools.cache
+@kernel_factory
 def make_fused_tiled(gelu: bool, residual: bool):
     finish = make_finish(gelu, residual)
 
@@ -158,7 +158,7 @@ def copy_pair_rows(shared, fill, a, a_row, a_col, b, b_row, b_col):
         ptx.cp_async_16(shared, uint32(b_to + uint32(8 * i * LINE)), b, uint32(b_from + uint32(8 * i) * cols), 16)
 
 
-@functools.cache
+@kernel_factory
 def make_fused_pipelined(exact: bool, split: bool, gelu: bool, residual: bool):
     """exact: N is a multiple of 128, K of 16, and all begin at multiples of 16 bytes. split: out is (parts, M, N), and
     a block computes one part of its tile's sums, `slice_` steps along K; nothing follows them here."""
@@ -270,7 +270,7 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool, residual: bool):
     return fused_pipelined_kernel
 
 
-@functools.cache
+@kernel_factory
 def make_add_parts(count: int, gelu: bool, residual: bool):
     """`count` is known to the compiler, so that a thread asks for all its parts before it waits for the first."""
     finish = make_finish(gelu, residual)
@@ -308,7 +308,7 @@ def parts_of(rows: int, cols: int, depth: int) -> tuple[int, int]:
     tiles = -(-rows // WIDE) * -(-cols // WIDE)
 
     def cost(parts):
-        rounds = -(-tiles * parts // PROCESSORS)
+        rounds = -(-tiles * parts // device.sm_count())
         return rounds * (slice_of(parts) + FILLING) * SLOWNESS + seconds_between(parts, rows, cols)
 
     def slice_of(parts):

@@ -194,10 +194,9 @@ def linear_tile(rows: int, cols: int, depth: int) -> Tile:
     """The tile with which the busiest multiprocessor is done first. On the CPU device, which has no such haste, one."""
     if not device.on_gpu():
         return list(PIPELINED_TILES)[-1]
-    processors = cuda.get_current_device().MULTIPROCESSOR_COUNT
 
     def cost(tile):
-        rounds = -(-tile.count(rows, cols) // processors)
+        rounds = -(-tile.count(rows, cols) // device.sm_count())
         return rounds * tile.rows * tile.cols * (depth + OVERHEAD / tile.blocks) / PIPELINED_TILES[tile]
 
     return min(PIPELINED_TILES, key=cost)

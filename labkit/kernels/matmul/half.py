@@ -233,7 +233,8 @@ def matmul_half_hand_blocked(a, b, out, stream=0):
 
 # --- Tensor cores, 16 bytes at a time ---------------------------------------------------------------------------------
 
-DOUBLE_BUFFERED = make_staged(Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=32, stages=2, blocks=2))
+TWO_STAGES = Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=32, stages=2, blocks=2)
+DOUBLE_BUFFERED = make_staged(TWO_STAGES)
 THREE_STAGE = make_staged(Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=32, stages=3, blocks=2))
 
 
@@ -258,7 +259,7 @@ def matmul_half_three_stage(a, b, out, stream=0):
     launch(THREE_STAGE, a, b, None, None, out, stream)
 
 
-F16_SUMS = make_staged(DOUBLE_BUFFERED.tile, half_sums=True)
+F16_SUMS = make_staged(TWO_STAGES, half_sums=True)
 
 
 @rung(kernel=F16_SUMS, needs=MMA,

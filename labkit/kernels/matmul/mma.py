@@ -9,7 +9,6 @@ Every kernel takes (a, b, bias, residual, out). bias (N,) and residual (M, N) ar
 for them; pass `out` for one that is not there.
 """
 
-import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +16,7 @@ from numba import float32, uint32
 
 from labkit import cuda
 from labkit.device import ptx
+from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared
 
 BAND = 8  # tiles that neighbouring blocks go down before they go to the next column
@@ -139,7 +139,7 @@ def read_sums_f16(sums, at):
 # --- Two or three stages, padded rows ---------------------------------------------------------------------------------
 
 
-@functools.cache
+@kernel_factory
 def make_staged(tile: Tile, *, weights: bool = False, bias: bool = False, half_sums: bool = False):
     """cp.async into `tile.stages` buffers and ldmatrix; a warp's fragments are loaded just before they are multiplied.
 
@@ -337,7 +337,7 @@ def make_store_floats(tile: Tile):
     return store_floats
 
 
-@functools.cache
+@kernel_factory
 def make_pipelined(tile: Tile, *, weights: bool = False, bias: bool = False, residual: bool = False,
                    activation=unchanged, bf16: bool = False):
     """out = activation(a @ b + bias + residual), with b (N, K) if it holds weights. bf16: uint16 in, float32 out.

@@ -10,13 +10,13 @@ mma.sync multiplies 16 x 8 by 8 x 8 numbers. Lane L holds a at rows L // 4 and 8
 at rows L % 4 and 4 below, column L // 4; sums as with halves.
 """
 
-import functools
 
 import numpy as np
 from numba import float32, uint32
 
 from labkit import cuda
 from labkit.device import ptx
+from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import blocks_for
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.matmul.half import store_sums
@@ -102,7 +102,7 @@ def matmul_tf32_tensor_core(a, b, out, stream=0):
     matmul_tf32_tensor_core_kernel[blocks_for((cols, rows), (32, 32)), 128, stream](a, b, out)
 
 
-@functools.cache
+@kernel_factory
 def make_pipelined_tf32(tile: Tile):
     """As tensor_core.make_pipelined. ldmatrix loads four numbers of eight rows where it loads eight halves; but it
     cannot transpose them, so b is read number by number, from rows that are padded by 32 bytes."""

@@ -24,154 +24,32 @@ The descriptor that wgmma takes says the same; so must the code that writes a ti
 """
 
 import functools
-from dataclasses import dataclass
 
 import numpy as np
 from numba import float32, uint32, uint64
 
 from labkit import cuda, device
 from labkit.device import ptx
+from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array, dynamic_shared
 from labkit.kernels.linear.fused import seconds_between
+from labkit.kernels.matmul.wgmma_tiles import (
+    BOX,
+    DEPTH,
+    ROW_GROUP,
+    Tile,
+    b_layout,
+    make_finish,
+    make_load,
+    make_place,
+    make_store_part,
+    place_of_bias,
+    unchanged,
+    wgmma_of,
+)
 from labkit.kernels.op import rung
 
-DEPTH = 64  # halves of K in a stage: a row of 128 bytes, the widest swizzle
-BOX = 64 * DEPTH  # halves in a box of 64 rows, 8 KB
-ROW_GROUP = 1024  # bytes from eight rows of a tile to the next eight
-BAND = 8  # tiles that neighbouring blocks go down before they go to the next column
 CPU_BLOCKS = 2  # persistent blocks on the CPU device: few, so that each has several tiles
-
-
-@dataclass(frozen=True)
-class Tile:
-    """What a block computes at a time: 128 rows x cols, in steps of 64 along K, `stages` of them in shared memory."""
-
-    cols: int
-    stages: int
-    rows: int = 128
-
-    @property
-    def stage_halves(self) -> int:
-        return (self.rows + self.cols) * DEPTH
-
-    def count(self, rows: int, cols: int) -> int:
-        """Tiles that cover rows x cols."""
-        return -(-rows // self.rows) * -(-cols // self.cols)
-
-    def __str__(self):
-        return f"{self.rows}x{self.cols}x{DEPTH}, {self.stages} stages"
-
-
-# --- Pieces that the kernels share ---------------------------------------------------------------------------------
-
-
-@cuda.jit(device=True)
-def unchanged(x):
-    return x
-
-
-@cuda.jit(device=True)
-def place_of_bias(col):
-    """Where the bias of a tile's column stands: columns 2q, 2q + 1, 2q + 8 and 2q + 9 of 16, which one thread needs,
-    next to each other, for a 128-bit load."""
-    pair, odd = col // uint32(2) % uint32(4), col % uint32(2)
-    return uint32(col // uint32(16) * uint32(16) + pair * uint32(4) + col // uint32(8) % uint32(2) * uint32(2) + odd)
-
-
-def make_place(tile: Tile):
-    """A device function: the first row and column of a tile, from its number."""
-    ROWS, COLS = tile.rows, tile.cols
-
-    @cuda.jit(device=True)
-    def place(number, rows, cols):
-        """Numbers go down BAND tiles, then to the next column: tiles computed at the same time form a patch, not a
-        line, and find each other's rows and columns in the L2."""
-        down = uint32((rows + uint32(ROWS - 1)) // uint32(ROWS))
-        across = uint32((cols + uint32(COLS - 1)) // uint32(COLS))
-        band = number // uint32(uint32(BAND) * across)
-        first = uint32(band * uint32(BAND))
-        height = uint32(min(uint32(down - first), uint32(BAND)))
-        rest = uint32(number - uint32(first * across))
-        col = uint32(rest // height)
-        row = uint32(first + rest - col * height)
-        return uint32(row * uint32(ROWS)), uint32(col * uint32(COLS))
-
-    return place
-
-
-def make_load(tile: Tile, weights: bool):
-    """A device function: starts the copies of one stage. One thread calls it, when the stage is free."""
-    A_HALVES, STAGE, STAGE_BYTES = tile.rows * DEPTH, tile.stage_halves, 2 * tile.stage_halves
-    B_BOXES = tile.cols // 64
-
-    @cuda.jit(device=True)
-    def load(tiles, loaded, stage, a_map, b_map, row, col, k):
-        a_tile = stage * uint32(STAGE)
-        b_tile = a_tile + uint32(A_HALVES)
-        ptx.mbarrier_expect_tx(loaded, stage, uint32(STAGE_BYTES))  # whole boxes count, also beyond an edge
-        ptx.tma_load_2d(tiles, a_tile, a_map, k, row, loaded, stage)
-        if weights:
-            ptx.tma_load_2d(tiles, b_tile, b_map, k, col, loaded, stage)
-        else:
-            for box in range(B_BOXES):
-                ptx.tma_load_2d(tiles, b_tile + uint32(box * BOX), b_map, col + uint32(box * 64), k, loaded, stage)
-
-    return load
-
-
-def make_finish(activation, residual=False):
-    """A device function: writes a thread's sums of 64 columns, as halves, to a box that TMA can store. residual: the
-    box holds the residual, which is added."""
-
-    @cuda.jit(device=True, forceinline=True)
-    def finish(sums, box, words, word, eighth):
-        """`word` is the place of the thread's first two sums in box 0, `eighth` its row among eight. A call for each
-        box: the compiler unrolls each on its own, and has to, for sums that are indexed in a loop leave registers."""
-        for j in range(8):
-            upper = word + uint32(box * BOX // 2) + (uint32(j) ^ eighth) * uint32(4)
-            lower = upper + uint32(8 * 32)  # eight rows below
-            s = 32 * box + 4 * j
-            if residual:
-                p, q = ptx.unpack_half2(words[upper])
-                r, t = ptx.unpack_half2(words[lower])
-                words[upper] = ptx.pack_half2(activation(sums[s]) + p, activation(sums[s + 1]) + q)
-                words[lower] = ptx.pack_half2(activation(sums[s + 2]) + r, activation(sums[s + 3]) + t)
-            else:
-                words[upper] = ptx.pack_half2(activation(sums[s]), activation(sums[s + 1]))
-                words[lower] = ptx.pack_half2(activation(sums[s + 2]), activation(sums[s + 3]))
-
-    return finish
-
-
-def make_store_part(columns: int):
-    """A device function: stores a thread's sums of `columns` columns among those of its part of K."""
-    COLUMNS = columns
-
-    @cuda.jit(device=True, forceinline=True)
-    def store_part(sums, parts, above, row, col, rows, cols):
-        """Rows row and row + 8, columns col + 8 * j and the next. A quad of lanes stores 32 bytes of a row."""
-        for j in range(COLUMNS // 8):
-            near = uint32(col + uint32(8 * j))
-            if near < cols:
-                upper = uint32((above + row) * cols + near)
-                if row < rows:
-                    parts[upper] = sums[4 * j]
-                    parts[upper + uint32(1)] = sums[4 * j + 1]
-                if uint32(row + uint32(8)) < rows:
-                    lower = uint32(upper + uint32(8) * cols)
-                    parts[lower] = sums[4 * j + 2]
-                    parts[lower + uint32(1)] = sums[4 * j + 3]
-
-    return store_part
-
-
-def b_layout(weights: bool) -> tuple:
-    """For wgmma_descriptor: bytes from 64 columns to the next 64 (unused if K-major), and what advances K by 16."""
-    return (16, 2) if weights else (2 * BOX, 16 * 128 // 16)
-
-
-def wgmma_of(cols: int, weights: bool):
-    return getattr(ptx, f"wgmma_m64n{cols}k16_f32_f16" + ("" if weights else "_bmn"))
 
 
 # --- All threads do the same -----------------------------------------------------------------------------------------
@@ -179,7 +57,7 @@ def wgmma_of(cols: int, weights: bool):
 SIMPLE = Tile(cols=128, stages=3)
 
 
-@functools.cache
+@kernel_factory
 def make_wgmma(*, weights: bool, bias: bool):
     """A block of two warpgroups computes 128 x 128 sums, 64 rows each: 64 registers of a thread.
 
@@ -268,7 +146,7 @@ TILES = (Tile(cols=256, stages=3), Tile(cols=192, stages=4), Tile(cols=128, stag
 DEEP = 1024  # from this K on the widest tile is the fastest for its work, below it the one with four stages
 
 
-@functools.cache
+@kernel_factory
 def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation, residual: bool = False,
                            split: bool = False):
     """As many blocks as multiprocessors; each computes one tile after the other, until none is left.
@@ -494,7 +372,7 @@ def parts_of(rows: int, cols: int, depth: int, blocks: int) -> tuple[int, int]:
 
 def block_count() -> int:
     """How many blocks work at the same time."""
-    return cuda.get_current_device().MULTIPROCESSOR_COUNT if device.on_gpu() else CPU_BLOCKS
+    return device.sm_count() if device.on_gpu() else CPU_BLOCKS
 
 
 def multiply(a, b, bias, out, *, weights: bool, stream=0) -> None:

@@ -8,17 +8,18 @@ A lane loads eight neighbours at once: 128 bits are four words of two halves eac
 each lane of a warp.
 """
 
-import functools
 
 import numpy as np
 from numba import float32, int32, uint32
 
 from labkit import cuda
 from labkit.device import ptx
+from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.norm import layernorm as full
-from labkit.kernels.norm.layernorm import ONE, SMALL, ZERO, fitting, flat
+from labkit.kernels.norm.layernorm import ONE, SMALL, ZERO
+from labkit.kernels.norm.rows import fitting, flat
 from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.kernels.reduce import warp_sum
 
@@ -95,7 +96,7 @@ def put_eight(local, at, e):
     local[at + 4], local[at + 5], local[at + 6], local[at + 7] = e[4], e[5], e[6], e[7]
 
 
-@functools.cache
+@kernel_factory
 def make_layernorm_half(octets: int, together: bool, with_residual: bool):
     """A kernel for rows of up to 256 * octets columns. together: columns come in eights, at multiples of 16 bytes."""
     load, store = (load_eight, store_eight) if together else (load_singles, store_singles)

@@ -13,16 +13,16 @@ A row is kept in registers, four neighbours in each of a thread's quads. How man
 known of a row's length, is fixed when a kernel is compiled; the launchers pick the kernel.
 """
 
-import functools
 from dataclasses import replace
 
 import numpy as np
 from numba import float32, int32, uint32
 
 from labkit import cuda
-from labkit.device import ptx
-from labkit.kernels.arguments import aligned, check_array
+from labkit.device.lazy import kernel_factory
+from labkit.kernels.arguments import check_array
 from labkit.kernels.baselines import Baseline
+from labkit.kernels.norm.rows import FOUR, WHOLE, block_sum_once, fitting, flat, kind_of, put_four
 from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.kernels.reduce import block_reduce_sum, warp_sum
 from labkit.kernels.residual_add import residual_add_vectorized, residual_add_vectorized_kernel
@@ -193,83 +193,12 @@ def layernorm_welford(x, weight, bias, out, stream=0):
     layernorm_welford_kernel[-(-rows // WARPS), (32, WARPS), stream](x, weight, bias, out)
 
 
-# --- Four neighbours of a row, whatever its length -----------------------------------------------------------------
-
-WHOLE, QUADS, SINGLES = "whole", "quads", "singles"
-
-
-@cuda.jit(device=True)
-def load_whole(array, i, left):
-    return ptx.load_global4(array, i)
-
-
-@cuda.jit(device=True)
-def store_whole(array, i, left, a, b, c, d):
-    ptx.store_global4(array, i, a, b, c, d)
-
-
-@cuda.jit(device=True)
-def load_quads(array, i, left):
-    a, b, c, d = ZERO, ZERO, ZERO, ZERO
-    if left > 0:
-        a, b, c, d = ptx.load_global4(array, i)
-    return a, b, c, d
-
-
-@cuda.jit(device=True)
-def store_quads(array, i, left, a, b, c, d):
-    if left > 0:
-        ptx.store_global4(array, i, a, b, c, d)
-
-
-@cuda.jit(device=True)
-def load_singles(array, i, left):
-    a, b, c, d = ZERO, ZERO, ZERO, ZERO
-    if left > 0:
-        a = array[i]
-    if left > 1:
-        b = array[i + uint32(1)]
-    if left > 2:
-        c = array[i + uint32(2)]
-    if left > 3:
-        d = array[i + uint32(3)]
-    return a, b, c, d
-
-
-@cuda.jit(device=True)
-def store_singles(array, i, left, a, b, c, d):
-    if left > 0:
-        array[i] = a
-    if left > 1:
-        array[i + uint32(1)] = b
-    if left > 2:
-        array[i + uint32(2)] = c
-    if left > 3:
-        array[i + uint32(3)] = d
-
-
-# `left` of the four neighbours from flat index i on are inside the row; the others load as zero and are not stored.
-# WHOLE: all rows fill all lanes. QUADS: all four neighbours are inside or none. SINGLES: nothing is known.
-FOUR = {WHOLE: (load_whole, store_whole), QUADS: (load_quads, store_quads), SINGLES: (load_singles, store_singles)}
-
-
-def kind_of(columns: int, capacity: int, *arrays) -> str:
-    if columns % 4 or not aligned(*arrays):
-        return SINGLES
-    return WHOLE if columns == capacity else QUADS
-
-
-@cuda.jit(device=True)
-def put_four(local, e, four):
-    local[e], local[e + 1], local[e + 2], local[e + 3] = four[0], four[1], four[2], four[3]
-
-
 # --- A warp for each row -------------------------------------------------------------------------------------------
 
 WARP_QUADS = {128: 1, 384: 3, 768: 6, 1024: 8, 2048: 16, 4096: 32}  # columns at most -> quads a lane
 
 
-@functools.cache
+@kernel_factory
 def make_layernorm_warp(quads: int, kind: str):
     """A kernel for rows of up to 128 * quads columns."""
     (load_four, store_four), whole = FOUR[kind], kind == WHOLE
@@ -327,25 +256,7 @@ def layernorm_warp_per_row(x, weight, bias, out, stream=0):
 BLOCK_QUADS = {1024: (256, 1), 2048: (256, 2), 4096: (512, 2), 8192: (512, 4), 16384: (1024, 4)}  # -> threads, quads
 
 
-@cuda.jit(device=True)
-def block_sum_once(value, partial, lane, warp, warps):
-    """The sum over a block with a single barrier: each warp by shuffles, then every thread adds up the warps' sums.
-
-    `partial` is shared, one place a warp. One more barrier has to pass before it may be written again.
-    """
-    value = warp_sum(value)
-    if lane == 0:
-        partial[warp] = value
-    cuda.syncthreads()
-    total = ZERO
-    w = uint32(0)
-    while w < warps:
-        total += partial[w]
-        w += uint32(1)
-    return total
-
-
-@functools.cache
+@kernel_factory
 def make_layernorm_registers(threads: int, quads: int, kind: str):
     """A kernel for rows of up to 4 * threads * quads columns."""
     (load_four, store_four), whole = FOUR[kind], kind == WHOLE
@@ -397,7 +308,7 @@ def layernorm_registers(x, weight, bias, out, stream=0):
     kernel[rows, threads, stream](flat(x), weight, bias, flat(out))
 
 
-@functools.cache
+@kernel_factory
 def make_layernorm_persistent(threads: int, quads: int, kind: str):
     """As make_layernorm_registers, for a grid that is smaller than the number of rows."""
     (load_four, store_four), whole = FOUR[kind], kind == WHOLE
@@ -463,7 +374,7 @@ def layernorm_persistent(x, weight, bias, out, stream=0):
 # --- With a residual -----------------------------------------------------------------------------------------------
 
 
-@functools.cache
+@kernel_factory
 def make_residual_layernorm(warps: int, quads: int, kind: str, keep: bool):
     """As make_layernorm_warp (warps = 1) and make_layernorm_registers. keep: the sum is stored, too."""
     (load_four, store_four), whole = FOUR[kind], kind == WHOLE
@@ -571,18 +482,6 @@ def add_layernorm_fused(x, residual, weight, bias, out, stream=0):
     _check(x, weight, bias, out)
     check_array("residual", residual, shape=x.shape)
     _launch_residual(x, residual, weight, bias, out, out, stream, keep=False)
-
-
-def fitting(columns: int, capacities: dict, what: str):
-    """The smallest of `capacities` (columns at most -> what to compile) that holds a row: (capacity, value)."""
-    for capacity, value in capacities.items():
-        if columns <= capacity:
-            return capacity, value
-    raise ValueError(f"x has {columns:,} columns; {what} keeps at most {max(capacities):,} in registers")
-
-
-def flat(array):
-    return array.reshape(array.size)
 
 
 def _check(x, weight, bias, out):

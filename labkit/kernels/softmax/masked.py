@@ -19,6 +19,7 @@ from numba import float32, uint32
 
 from labkit import cuda
 from labkit.device import ptx
+from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array
 from labkit.kernels.baselines import Baseline, numpy_cupy_torch
 from labkit.kernels.op import Op, Work, rung, uniform
@@ -184,7 +185,7 @@ def masked_softmax_bounded(scores, out, lengths=None, *, causal=False, scale=SCA
 # factor is scale * log2(e): the exponential is then 2 ** (factor * x - largest).
 
 
-@functools.cache
+@kernel_factory
 def make_warp_row(vectors: int):
     """One warp a row, rows of up to 128 * vectors elements, of which a lane holds `vectors` times four neighbours."""
     held = 4 * vectors
@@ -231,7 +232,7 @@ def make_warp_row(vectors: int):
     return masked_softmax_warp_row_kernel
 
 
-@functools.cache
+@kernel_factory
 def make_warp_row_unaligned(held: int):
     """As make_warp_row, one element at a time, for rows that do not all begin at a multiple of 16 bytes."""
 
@@ -267,7 +268,7 @@ def make_warp_row_unaligned(held: int):
     return masked_softmax_warp_row_unaligned_kernel
 
 
-@functools.cache
+@kernel_factory
 def make_block_row(vectors: int):
     """As make_warp_row, but a block holds a row; the warps' results pass through shared memory."""
     held = 4 * vectors
@@ -322,7 +323,7 @@ def make_block_row(vectors: int):
     return masked_softmax_block_row_kernel
 
 
-@functools.cache
+@kernel_factory
 def make_block_row_unaligned(held: int):
     """As make_block_row, one element at a time, for rows that do not all begin at a multiple of 16 bytes."""
 

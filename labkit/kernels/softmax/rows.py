@@ -8,7 +8,6 @@ The maximum is subtracted so that no exponential is larger than 1: exp(89) is be
 but -inf has no softmax and comes out as NaN, as it does in PyTorch.
 """
 
-import functools
 import math
 
 import numpy as np
@@ -16,6 +15,7 @@ from numba import float32, uint32
 
 from labkit import cuda
 from labkit.device import ptx
+from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import check_array
 from labkit.kernels.baselines import Baseline, numpy_cupy_torch
 from labkit.kernels.libraries import triton_softmax
@@ -219,7 +219,7 @@ def softmax_online(x, out, stream=0):
 # --- Vectorized: the row stays in registers --------------------------------------------------------------------------
 
 
-@functools.cache
+@kernel_factory
 def make_softmax_vectorized(vectors: int):
     """A kernel whose threads hold `vectors` times four neighbours each: registers are sized at compile time."""
     held = 4 * vectors
@@ -271,7 +271,7 @@ def make_softmax_vectorized(vectors: int):
     return softmax_vectorized_kernel
 
 
-@functools.cache
+@kernel_factory
 def make_softmax_in_registers(held: int):
     """As make_softmax_vectorized, one element at a time: for rows that do not begin at a multiple of 16 bytes."""
 

@@ -7,11 +7,11 @@ from labkit import cuda, observe
 from labkit.kernels.agree import agree
 from labkit.kernels.arguments import dynamic_shared
 from labkit.kernels.attention import flash as module
+from labkit.kernels.attention.decode import decode_workspace_numbers
 from labkit.kernels.attention.flash import (
     attention_decode,
     attention_flash,
     attention_whole_matrix,
-    decode_workspace_numbers,
     launch_flash,
     make_flash,
 )

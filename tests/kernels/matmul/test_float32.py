@@ -9,7 +9,6 @@ from labkit.kernels.agree import agree
 from labkit.kernels.arguments import blocks_for
 from labkit.kernels.matmul.float32 import (
     MATMUL,
-    RING,
     make_matmul_register_blocked,
     make_matmul_tiled,
     matmul_double_buffered,
@@ -18,6 +17,7 @@ from labkit.kernels.matmul.float32 import (
     matmul_tiled,
     matmul_vectorized,
 )
+from labkit.kernels.matmul.float32_tiles import RING
 from labkit.kernels.op import rung
 
 

@@ -13,11 +13,9 @@ from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_sigmoid, gelu
 from labkit.kernels.matmul.wgmma import (
     SIMPLE,
     TILES,
-    Tile,
     choose_tile,
     linear_wgmma,
     linear_wgmma_specialised,
-    make_place,
     make_wgmma,
     make_wgmma_specialised,
     matmul_half_wgmma,
@@ -26,9 +24,8 @@ from labkit.kernels.matmul.wgmma import (
     multiply_parts,
     multiply_specialised,
     parts_of,
-    place_of_bias,
-    unchanged,
 )
+from labkit.kernels.matmul.wgmma_tiles import Tile, make_place, place_of_bias, unchanged
 
 pytestmark = pytest.mark.skipif(bool(linear_wgmma.missing), reason=linear_wgmma.missing)
 

@@ -1,0 +1,144 @@
+"""Compile several kernels side by side before they are launched: a program that needs seventeen waits for the longest.
+
+    prepare(launches.needed(work))         # what `work` will launch and labkit.device.kernel_cache has not kept yet
+
+Numba compiles with the interpreter's lock held, so threads would take turns. Each worker is a process of its own that
+does not touch the GPU; what it compiled it leaves in the cache, where the launch finds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable
+
+from labkit.device import kernel_cache
+from labkit.device.kernel_key import instruction_name
+
+FEW = 3  # kernels for which no worker is started: to start one takes as long as to compile two
+MOST_WORKERS = 16
+
+
+def missing(needed: Iterable[tuple], capability: tuple) -> dict[str, tuple]:
+    """Key -> (kernel, argument types), of those that are neither compiled in this process nor kept on disk."""
+    files, found = kernel_cache.store(), {}
+    for kernel, argument_types in needed:
+        if argument_types in kernel.overloads:
+            continue
+        with contextlib.suppress(Exception):  # what has no key is compiled when it is launched
+            key = kernel_cache.key_for(kernel, argument_types, capability)
+            if not files.path(key).exists():
+                found[key] = (kernel, argument_types)
+    return found
+
+
+def prepare(needed: Iterable[tuple], *, workers: int | None = None, capability: tuple | None = None,
+            progress: Callable[[int, int], None] | None = None) -> int:
+    """Compile side by side, in processes of their own, what is needed and not kept yet; then load what is needed.
+    Returns how many were compiled.
+
+    needed: (kernel, argument types), as launches.needed gives them. progress(done, of) is called as they are done.
+    A kernel that fails in a worker is compiled, and fails in its own words, when it is launched. KeyboardInterrupt
+    stops the workers; what they had kept stays.
+    """
+    needed = list(needed)
+    if not needed or kernel_cache.store() is None:
+        return 0
+    compiled = compile_missing(needed, workers, capability, progress)
+    for kernel, argument_types in needed:
+        with contextlib.suppress(Exception):  # the launch will say what is wrong
+            kernel.compile(argument_types).bind()
+    return compiled
+
+
+def compile_missing(needed: list[tuple], workers: int | None, capability: tuple | None,
+                    progress: Callable[[int, int], None] | None) -> int:
+    """The part of `prepare` that workers do."""
+    capability = capability or kernel_cache.capability_here()
+    jobs = missing(needed, capability)
+    if workers is None:
+        workers = min(MOST_WORKERS, _cores()) if len(jobs) >= FEW and _cores() > 1 else 0
+    count = min(workers, len(jobs))
+    if not count:
+        return 0
+    waiting, answers = queue.SimpleQueue(), queue.SimpleQueue()
+    for key, (kernel, argument_types) in jobs.items():
+        if (job := _pickled((kernel, argument_types, capability, key))) is not None:
+            waiting.put(job)
+    started = [_start_worker() for _ in range(count)]
+    try:
+        for worker in started:
+            threading.Thread(target=_feed, args=(worker, waiting, answers), daemon=True).start()
+        done = compiled = ended = 0
+        while ended < count:
+            if progress:
+                progress(done, len(jobs))
+            answer = answers.get()
+            if answer is None:
+                ended += 1
+            else:
+                done, compiled = done + 1, compiled + answer
+        return compiled
+    finally:
+        for worker in started:
+            worker.kill()
+        for worker in started:
+            worker.wait()
+            with contextlib.suppress(OSError):
+                worker.stdin.close()
+            worker.stdout.close()
+
+
+def _cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _pickled(job: tuple) -> bytes | None:
+    """None for a kernel that cannot be sent to another process."""
+    from numba.cuda.serialize import NumbaPickler
+
+    class Pickler(NumbaPickler):
+        """By name what another process imports: the instructions of labkit.ptx, which Numba would send by value."""
+
+        def reducer_override(self, value):
+            name = instruction_name(value)
+            if name is not None:
+                return getattr, (sys.modules[value.__module__], name)
+            return super().reducer_override(value)
+
+    target = io.BytesIO()
+    try:
+        Pickler(target, protocol=4).dump(job)
+    except Exception:  # pickle has many ways to refuse
+        return None
+    return target.getvalue()
+
+
+def _start_worker() -> subprocess.Popen:
+    """In a session of its own: Ctrl-C reaches this process, which stops the worker."""
+    return subprocess.Popen([sys.executable, "-m", "labkit.device.compile_worker"], stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
+                            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+
+
+def _feed(worker: subprocess.Popen, waiting: queue.SimpleQueue, answers: queue.SimpleQueue) -> None:
+    """One kernel after the other to one worker, until there are no more or it is gone; then None is the answer."""
+    answer = b"0"
+    while answer:
+        try:
+            job = waiting.get_nowait()
+        except queue.Empty:
+            break
+        answer = b""
+        with contextlib.suppress(OSError, ValueError):
+            worker.stdin.write(len(job).to_bytes(8, "little") + job)
+            worker.stdin.flush()
+            answer = worker.stdout.read(1)
+        answers.put(answer == b"1")
+    answers.put(None)

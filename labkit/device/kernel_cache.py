@@ -1,0 +1,290 @@
+"""Compiled GPU kernels on disk, so that a second process loads in milliseconds what the first one compiled in seconds.
+
+    stats()                    # Stats(hits=17, misses=0, ...)
+    directory()                # where they are
+
+Every kernel that `from labkit import cuda` compiles for a GPU is kept, a learner's own as well as labkit's:
+labkit.device installs the cache when it imports numba.cuda. A kernel is found again by labkit.device.kernel_key, which
+changes with whatever the kernel refers to. Nothing is kept of kernels that are compiled for a debugger or linked with
+files.
+
+LABKIT_KERNEL_CACHE is the directory, or `off`. Without it: `gpu` in $LABKIT_CACHE_DIR if that is set, else labkit-gpu
+in the user's cache directory. The least recently used files go when there is more than a gigabyte.
+
+A file is a checksum and Numba's own state of a compiled kernel. One that was damaged is deleted and compiled anew;
+several processes may write at once, for a file appears only when it is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import tempfile
+import time
+import warnings
+import weakref
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from labkit._common import paths
+from labkit.device.kernel_key import Fingerprint, Uncacheable, key_of, own_files
+
+LIMIT = 1 << 30  # bytes
+MAGIC = b"labkit kernel 1\n"
+SUFFIX = ".kernel"
+ABANDONED = 3600  # seconds after which a temporary file belongs to a process that is no more
+
+
+def directory() -> Path | None:
+    """Where compiled kernels are kept; None if LABKIT_KERNEL_CACHE turns that off."""
+    given = os.environ.get("LABKIT_KERNEL_CACHE", "").strip()
+    if given.lower() in ("off", "0", "no", "false"):
+        return None
+    if given:
+        return Path(given).expanduser()
+    if beside := os.environ.get("LABKIT_CACHE_DIR"):
+        return Path(beside) / "gpu"
+    return paths.user_cache() / "labkit-gpu"
+
+
+# --- Files ----------------------------------------------------------------------------------------------------------
+
+
+class Store:
+    """Bytes under keys, in a directory. Never raises OSError: what cannot be written is not kept."""
+
+    def __init__(self, where: Path, limit: int = LIMIT):
+        self.where, self.limit, self.failed = where, limit, False
+
+    def path(self, key: str) -> Path:
+        return self.where / f"{key}{SUFFIX}"
+
+    def load(self, key: str) -> bytes | None:
+        """What was saved under this key; None if there is nothing, or nothing whole, which is deleted."""
+        path = self.path(key)
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        start = len(MAGIC) + 32
+        content = data[start:]
+        if data[: len(MAGIC)] != MAGIC or data[len(MAGIC) : start] != hashlib.sha256(content).digest():
+            self.forget(key)
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # the least recently used go first
+        return content
+
+    def save(self, key: str, content: bytes) -> bool:
+        """False if it could not be written, of which the first time warns."""
+        try:
+            self.where.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle, temporary = tempfile.mkstemp(dir=self.where, suffix=".tmp")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(MAGIC + hashlib.sha256(content).digest() + content)
+                os.replace(temporary, self.path(key))
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+                raise
+            self._trim()
+        except OSError as error:
+            if not self.failed:
+                self.failed = True
+                warnings.warn(f"compiled kernels are not kept: {self.where} cannot be written ({error}). "
+                              f"LABKIT_KERNEL_CACHE names another directory", RuntimeWarning, stacklevel=2)
+            return False
+        return True
+
+    def forget(self, key: str) -> None:
+        with contextlib.suppress(OSError):
+            self.path(key).unlink()
+
+    def _trim(self) -> None:
+        """Remove the least recently used files until what is left is well below the limit."""
+        files, now = [], time.time()
+        for entry in os.scandir(self.where):
+            with contextlib.suppress(OSError):  # another process may have removed it
+                state = entry.stat()
+                if entry.name.endswith(SUFFIX):
+                    files.append((state.st_mtime, state.st_size, entry.path))
+                elif entry.name.endswith(".tmp") and now - state.st_mtime > ABANDONED:
+                    os.unlink(entry.path)
+        total = sum(size for _, size, _ in files)
+        if total <= self.limit:
+            return
+        for _, size, path in sorted(files):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            total -= size
+            if total <= 0.9 * self.limit:
+                return
+
+
+@functools.cache
+def _store_in(where: Path) -> Store:
+    return Store(where)
+
+
+def store() -> Store | None:
+    where = directory()
+    return None if where is None else _store_in(where)
+
+
+# --- Between Numba and the files --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Stats:
+    """What the cache did in this process. uncacheable: a kernel's name -> why it is not kept."""
+
+    hits: int = 0
+    misses: int = 0
+    saved: int = 0
+    uncacheable: dict[str, str] = field(default_factory=dict)
+
+
+_stats = Stats()
+
+
+def stats() -> Stats:
+    return replace(_stats, uncacheable=dict(_stats.uncacheable))
+
+
+# A device function keeps what it was first compiled to, whatever becomes of the globals it refers to: these are the
+# fingerprints from then. A kernel that calls one that has changed since is not what its key says.
+_first: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def key_for(kernel, argument_types: tuple, capability: tuple) -> str:
+    """The key of a kernel for these argument types. Raises Uncacheable, also where a device function's globals have
+    changed since it was compiled."""
+    fingerprint = Fingerprint()
+    key = key_of(kernel, argument_types, capability, fingerprint)
+    for called in fingerprint.device_functions:
+        if called in _first and _first[called] != fingerprint.of(called):
+            raise Uncacheable(f"{called.__name__}, which was compiled before what it refers to changed")
+    return key
+
+
+class DiskCache:
+    """What a dispatcher of numba-cuda asks for a compiled kernel, and gives one to: its _Cache, over a Store."""
+
+    cache_path = None
+
+    def __init__(self, dispatcher):
+        self._dispatcher = weakref.ref(dispatcher)
+        self._keys: dict[tuple, str] = {}  # of what is being compiled: as it was when that began
+
+    def load_overload(self, signature, target_context):
+        files, argument_types = store(), _argument_types(signature)
+        self._keys.pop(argument_types, None)
+        if files is None:
+            return None
+        dispatcher = self._dispatcher()
+        try:
+            key = key_for(dispatcher, argument_types, capability_here())
+        except Uncacheable as error:
+            _stats.uncacheable[dispatcher.__name__] = str(error)
+            return None
+        except Exception as error:  # a kernel that cannot be cached can be compiled all the same
+            _stats.uncacheable[dispatcher.__name__] = f"{type(error).__name__}: {error}"
+            return None
+        self._keys[argument_types] = key
+        kernel = restore(files, key)
+        if kernel is None:
+            _stats.misses += 1
+        else:
+            _stats.hits += 1
+        return kernel
+
+    def save_overload(self, signature, kernel):
+        files, key = store(), self._keys.pop(_argument_types(signature), None)
+        if files is not None and key is not None:
+            _stats.saved += keep(files, key, kernel)
+
+    def enable(self):
+        pass
+
+    disable = flush = enable
+
+
+def _argument_types(signature) -> tuple:
+    from numba.cuda.core import sigutils
+
+    return tuple(sigutils.normalize_signature(signature)[0])
+
+
+def capability_here() -> tuple:
+    """The compute capability of the GPU that kernels are compiled for."""
+    from numba.cuda import dispatcher
+
+    return tuple(dispatcher.get_current_device().compute_capability)
+
+
+def restore(files: Store, key: str):
+    """The kernel that is kept under this key; None if there is none that can be used."""
+    content = files.load(key)
+    if content is None:
+        return None
+    from numba.cuda import serialize
+    from numba.cuda.dispatcher import _Kernel
+
+    try:
+        kernel = _Kernel._rebuild(**serialize.loads(content))
+        if kernel._codelibrary._cubin_cache:
+            return kernel
+    except Exception:  # written by something else under the same name; what pickle raises then is anything
+        pass
+    files.forget(key)
+    return None
+
+
+def keep(files: Store, key: str, kernel) -> bool:
+    """Save a compiled kernel. False if it is of a kind that cannot be, or the disk does not take it."""
+    if getattr(kernel, "launch_config_sensitive", False) or kernel._codelibrary._linking_files:
+        return False
+    from numba.cuda import serialize
+
+    try:
+        content = serialize.dumps(kernel._reduce_states())
+    except Exception:  # Numba refuses some; and whatever else cannot be pickled
+        return False
+    return files.save(key, content)
+
+
+def install() -> None:
+    """Give every dispatcher that numba-cuda makes from now on this cache, unless it was asked for Numba's own. Where
+    numba-cuda has no such place, as in another version, nothing changes."""
+    try:
+        from numba.cuda.core.caching import NullCache
+        from numba.cuda.dispatcher import CUDADispatcher, _Kernel
+
+        initialise, compile_device = CUDADispatcher.__init__, CUDADispatcher.compile_device
+        _Kernel._rebuild, _Kernel._reduce_states  # noqa: B018
+    except (ImportError, AttributeError):
+        return
+    if getattr(CUDADispatcher, "_labkit_cache", False):
+        return
+    own_files()
+
+    @functools.wraps(initialise)
+    def with_cache(self, *args, **kwargs):
+        initialise(self, *args, **kwargs)
+        if isinstance(getattr(self, "_cache", None), NullCache):
+            self._cache = DiskCache(self)
+
+    @functools.wraps(compile_device)
+    def remembered(self, args, return_type=None):
+        if args not in self.overloads and self not in _first:
+            try:
+                _first[self] = Fingerprint().of(self)
+            except Exception:  # what cannot be compared cannot have a kernel that is kept, either
+                _first[self] = ""
+        return compile_device(self, args, return_type)
+
+    CUDADispatcher.__init__, CUDADispatcher.compile_device = with_cache, remembered
+    CUDADispatcher._labkit_cache = True

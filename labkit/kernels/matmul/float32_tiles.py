@@ -1,0 +1,132 @@
+"""What the float32 products with large tiles share: loads and stores of four numbers, copies of tiles to shared memory,
+and products of what a thread holds in registers.
+
+A block computes WIDE x WIDE elements of out. In shared memory lie pairs of tiles, that of a transposed.
+"""
+
+from numba import float32, uint32
+
+from labkit import cuda
+from labkit.device import ptx
+
+WIDE = 128  # a block computes WIDE x WIDE elements
+A_LINE = WIDE + 4  # the tile of a is turned; 4 more, and what a warp writes into it lies in 32 different banks
+
+
+@cuda.jit(device=True)
+def load_four(array, row, col):
+    """array[row, col : col + 4] in one load, or zeros beyond an edge. Rows are a multiple of 4 long, and so is col."""
+    rows, cols = uint32(array.shape[0]), uint32(array.shape[1])
+    x, y, z, w = float32(0.0), float32(0.0), float32(0.0), float32(0.0)
+    if row < rows and col < cols:
+        x, y, z, w = ptx.load_nc4(array, uint32(row * cols + col))
+    return x, y, z, w
+
+
+@cuda.jit(device=True)
+def load_four_singly(array, row, col):
+    """The same in four loads, for rows of any length."""
+    inside, cols = row < array.shape[0], uint32(array.shape[1])
+    x = array[row, col] if inside and col < cols else float32(0.0)
+    y = array[row, col + uint32(1)] if inside and col + uint32(1) < cols else float32(0.0)
+    z = array[row, col + uint32(2)] if inside and col + uint32(2) < cols else float32(0.0)
+    w = array[row, col + uint32(3)] if inside and col + uint32(3) < cols else float32(0.0)
+    return x, y, z, w
+
+
+@cuda.jit(device=True)
+def store_four(out, row, col, x, y, z, w):
+    """out[row, col : col + 4] = x, y, z, w in one store, unless it is beyond an edge."""
+    rows, cols = uint32(out.shape[0]), uint32(out.shape[1])
+    if row < rows and col < cols:
+        ptx.store_global4(out, uint32(row * cols + col), x, y, z, w)
+
+
+@cuda.jit(device=True)
+def store_four_singly(out, row, col, x, y, z, w):
+    inside, cols = row < out.shape[0], uint32(out.shape[1])
+    if inside and col < cols:
+        out[row, col] = x
+    if inside and col + uint32(1) < cols:
+        out[row, col + uint32(1)] = y
+    if inside and col + uint32(2) < cols:
+        out[row, col + uint32(2)] = z
+    if inside and col + uint32(3) < cols:
+        out[row, col + uint32(3)] = w
+
+
+@cuda.jit(device=True)
+def read_eight(shared, at, further, part):
+    """Four numbers from shared[at] on, and four from `further` behind: a patch is four quarters of 4 x 4 elements."""
+    part[0], part[1], part[2], part[3] = ptx.load_shared4(shared, at)
+    part[4], part[5], part[6], part[7] = ptx.load_shared4(shared, uint32(at + uint32(further)))
+
+
+@cuda.jit(device=True)
+def add_products(sums, a_part, b_part):
+    """sums[i, j] += a_part[i] * b_part[j]: 64 multiply-adds on 16 numbers."""
+    for i in range(8):
+        for j in range(8):
+            sums[i * 8 + j] += a_part[i] * b_part[j]
+
+
+STEPS = 16  # columns of a, and rows of b, in one tile
+STAGES = 3  # pairs of tiles: one is read, two are on their way
+ON_THE_WAY = STAGES - 2  # groups of copies that may be unfinished when the next pair is wanted
+LINE = A_LINE + WIDE  # a line of shared memory is one step: a column of the tile of a, then a row of the tile of b
+PAIR = STEPS * LINE
+RING = STAGES * PAIR
+
+
+@cuda.jit(device=True)
+def copy_pair(shared, fill, a, a_row, a_col, b, b_row, b_col):
+    """Starts this thread's share of a pair of tiles: of a 8 numbers, 16 rows apart; of b twice 4, 8 rows apart."""
+    depth, cols = uint32(a.shape[1]), uint32(b.shape[1])
+    a_to = uint32(fill + a_col % uint32(STEPS) * uint32(LINE) + a_row % uint32(WIDE))
+    b_to = uint32(fill + b_row % uint32(STEPS) * uint32(LINE) + uint32(A_LINE) + b_col % uint32(WIDE))
+    a_from, b_from = uint32(a_row * depth + a_col), uint32(b_row * cols + b_col)
+    for i in range(8):
+        ptx.cp_async_4(shared, uint32(a_to + uint32(16 * i)), a, uint32(a_from + uint32(16 * i) * depth), 4)
+    for i in range(2):
+        ptx.cp_async_16(shared, uint32(b_to + uint32(8 * i * LINE)), b, uint32(b_from + uint32(8 * i) * cols), 16)
+
+
+@cuda.jit(device=True)
+def copy_pair_guarded(shared, fill, a, a_row, a_col, b, b_row, b_col):
+    """As copy_pair, but number by number, and zeros beyond the edges: there 0 bytes are copied."""
+    rows, depth, cols = uint32(a.shape[0]), uint32(a.shape[1]), uint32(b.shape[1])
+    a_to = uint32(fill + a_col % uint32(STEPS) * uint32(LINE) + a_row % uint32(WIDE))
+    b_to = uint32(fill + b_row % uint32(STEPS) * uint32(LINE) + uint32(A_LINE) + b_col % uint32(WIDE))
+    for i in range(8):
+        row = uint32(a_row + uint32(16 * i))
+        inside = row < rows and a_col < depth
+        ptx.cp_async_4(shared, uint32(a_to + uint32(16 * i)),
+                       a, uint32(row * depth + a_col) if inside else uint32(0), uint32(4) if inside else uint32(0))
+    for i in range(8):
+        row, col = uint32(b_row + uint32(i // 4 * 8)), uint32(b_col + uint32(i % 4))
+        inside = row < depth and col < cols
+        ptx.cp_async_4(shared, uint32(b_to + uint32(i // 4 * 8 * LINE + i % 4)),
+                       b, uint32(row * cols + col) if inside else uint32(0), uint32(4) if inside else uint32(0))
+
+
+@cuda.jit(device=True)
+def add_products_to_and_fro(sums, a_part, b_part):
+    """As add_products, in an order in which each product shares a factor with the one before: a register that is read
+    twice running is fetched once."""
+    for j in range(8):
+        for n in range(8):
+            i = n if j % 2 == 0 else 7 - n
+            sums[i * 8 + j] += a_part[i] * b_part[j]
+
+
+@cuda.jit(device=True)
+def two_steps(shared, a_at, b_at, step, sums, a_even, b_even, a_odd, b_odd):
+    """The products of `step`, an even one, and of the next. Each step's numbers are read one step ahead."""
+    ahead = uint32((step + 1) * LINE)
+    read_eight(shared, uint32(a_at + ahead), 32, a_odd)
+    read_eight(shared, uint32(b_at + ahead), 16, b_odd)
+    add_products_to_and_fro(sums, a_even, b_even)
+    ahead = uint32((step + 2) * LINE)
+    read_eight(shared, uint32(a_at + ahead), 32, a_even)
+    read_eight(shared, uint32(b_at + ahead), 16, b_even)
+    add_products_to_and_fro(sums, a_odd, b_odd)
