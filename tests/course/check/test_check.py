@@ -8,12 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from labkit import cuda
+from labkit import cuda, device
 from labkit._common.paths import REPOSITORY
-from labkit.course import check as checking
 from labkit.course import exercises, progress
 from labkit.course import registry as course
-from labkit.course.check import check, examine, verdict
+from labkit.course.check import check, examine, limits, run, verdict
 from labkit.course.check.verdict import CheckFailed, Verdict, pattern
 from labkit.course.exercises import Exercise
 
@@ -138,14 +137,14 @@ def never_ends(a, s, out):
         out[i] = a[i] * s
 
 
-cpu_only = pytest.mark.skipif(checking.device.on_gpu(), reason="what the CPU device explains")
+cpu_only = pytest.mark.skipif(device.on_gpu(), reason="what the CPU device explains")
 
 
 def test_a_right_kernel_passes_and_the_verdict_says_where():
     told = examined(right)
     assert told.passed and told.kind == "passed"
     assert "Right at 5 sizes, from n=1" in told.headline
-    assert "measured on" in told.footer if checking.device.on_gpu() else "Reached on the CPU device" in told.footer
+    assert "measured on" in told.footer if device.on_gpu() else "Reached on the CPU device" in told.footer
 
 
 @cpu_only
@@ -193,7 +192,7 @@ def test_out_of_bounds_names_thread_index_shape_line_and_asks_for_the_guard():
 
 @cpu_only
 def test_an_endless_loop_is_stopped_and_its_line_named(monkeypatch):
-    monkeypatch.setattr(checking, "KERNEL_LIMIT_S", 0.3)
+    monkeypatch.setattr(limits, "KERNEL_LIMIT_S", 0.3)
     begin = time.perf_counter()
     told = examined(never_ends)
     assert time.perf_counter() - begin < 10
@@ -203,7 +202,7 @@ def test_an_endless_loop_is_stopped_and_its_line_named(monkeypatch):
 
 
 def test_an_endless_function_of_the_host_is_stopped(monkeypatch):
-    monkeypatch.setattr(checking, "FUNCTION_LIMIT_S", 0.3)
+    monkeypatch.setattr(run, "FUNCTION_LIMIT_S", 0.3)
 
     def count_blocks(n, threads):
         while True:
