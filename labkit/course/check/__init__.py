@@ -21,13 +21,14 @@ import warnings
 import numpy as np
 
 from labkit import device
+from labkit._common.errors import UserError
 from labkit._common.tables import size_text
 from labkit.course import exercises
-from labkit.course.check.cases import _cases
-from labkit.course.check.predict import _predicted
-from labkit.course.check.preflight import _preflight
-from labkit.course.check.stages import _run_stages
-from labkit.course.check.timing import _timed
+from labkit.course.check.cases import draw_cases
+from labkit.course.check.predict import check_prediction
+from labkit.course.check.preflight import refused
+from labkit.course.check.stages import run_stages
+from labkit.course.check.timing import time_answer
 from labkit.course.check.verdict import CheckFailed, Verdict
 from labkit.course.exercises import Exercise
 
@@ -60,28 +61,28 @@ def examine(exercise: Exercise, answer, *, seed: int | None = None, numbers: dic
     begin = time.perf_counter()
     told = {"exercise": exercise.name, "title": _title(exercise.name), "where": _where(), "seed": seed}
     if exercise.kind == "predict":
-        outcome, mistake = _predicted(exercise, answer, numbers or {})
-        return Verdict(**{**told, "where": "", "seed": None}, passed=outcome.kind == "passed", kind=outcome.kind,
-                       headline=outcome.headline, details=outcome.details, table=outcome.table, mistake=mistake,
+        attempt, mistake = check_prediction(exercise, answer, numbers or {})
+        return Verdict(**{**told, "where": "", "seed": None}, passed=attempt.kind == "passed", kind=attempt.kind,
+                       headline=attempt.headline, details=attempt.details, table=attempt.table, mistake=mistake,
                        seconds=time.perf_counter() - begin)
     if numbers:
         raise ValueError(f"check({exercise.name!r}, ...) takes the answer and seed, not {', '.join(numbers)}")
 
-    outcome = _preflight(exercise, answer)
+    attempt = refused(exercise, answer)
     case, mistake = None, ""
-    if outcome is None:
-        cases = _cases(exercise, seed)
-        outcome, case, mistake = _run_stages(exercise, answer, cases)
-    if outcome is not None:
+    if attempt is None:
+        cases = draw_cases(exercise, seed)
+        attempt, case, mistake = run_stages(exercise, answer, cases)
+    if attempt is not None:
         if case is None:
             told["seed"] = None  # nothing was drawn
-        return Verdict(**told, passed=False, kind=outcome.kind, headline=outcome.headline, details=outcome.details,
-                       table=outcome.table, mistake=mistake,
+        return Verdict(**told, passed=False, kind=attempt.kind, headline=attempt.headline, details=attempt.details,
+                       table=attempt.table, mistake=mistake,
                        size={k: int(v) if isinstance(v, np.integer) else v for k, v in case.size.items()} if case
                        else None,
                        seconds=time.perf_counter() - begin)
     headline = f"Right at {len(cases)} sizes, from {size_text(cases[0].size)} to {size_text(cases[-1].size)}."
-    time_ms, ratio, note = _timed(exercise, answer, seed)
+    time_ms, ratio, note = time_answer(exercise, answer, seed)
     details = (note,) if note else ()
     return Verdict(**told, passed=True, kind="passed", headline=headline, details=details, time_ms=time_ms,
                    ratio=ratio, seconds=time.perf_counter() - begin)
@@ -94,7 +95,7 @@ def _where() -> str:
 def _title(name: str) -> str:
     from labkit.course import registry as course
 
-    with contextlib.suppress(course.CourseError):
+    with contextlib.suppress(UserError):
         return course.load().exercise(name).title
     return name
 
@@ -106,7 +107,7 @@ def _record(name: str) -> None:
     from labkit.course import progress
     from labkit.course import registry as course
 
-    with contextlib.suppress(course.CourseError, OSError):
+    with contextlib.suppress(UserError, OSError):
         progress.passed(course.load(), name)
 
 

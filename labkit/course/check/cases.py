@@ -1,4 +1,4 @@
-"""A case: one size of an exercise with its inputs and the truth; and the outcome of one run of an answer on it."""
+"""Cases, the sizes of an exercise with inputs and truth, and attempts, what one run of an answer on a case gives."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from labkit.course.exercises import Exercise
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
-    """Of one run. `got` and `trace` are what another answer's run is compared by."""
+class Attempt:
+    """What one run of an answer gives. Another answer's run is compared by `got` and `trace`."""
 
     kind: str
     headline: str = ""
@@ -39,7 +39,7 @@ class Case:
     start: np.ndarray | None  # what the output holds before the launch; None is poison
 
 
-def _cases(exercise: Exercise, seed: int) -> list[Case]:
+def draw_cases(exercise: Exercise, seed: int) -> list[Case]:
     """The exercise's sizes and a random one, smallest output first."""
     rng = np.random.default_rng([seed, 0])
     extra = exercise.random_size(rng) if exercise.random_size else _near(rng, exercise.sizes)
@@ -74,10 +74,10 @@ def _case(exercise: Exercise, size: dict, rng) -> Case:
     return Case(size, inputs, expected, np.broadcast_to(allowed, expected.shape), start)
 
 
-def _threads(exercise: Exercise, case: Case) -> int:
+def threads_of(exercise: Exercise, case: Case) -> int:
     grid, block = exercise.launch(**case.size)[:2]
     return int(np.prod(grid) * np.prod(block))
 
 
-def _arguments(exercise: Exercise, inputs: tuple, out, size: dict) -> tuple:
+def arguments_of(exercise: Exercise, inputs: tuple, out, size: dict) -> tuple:
     return (*inputs, out) if exercise.arguments is None else tuple(exercise.arguments(inputs, out, size))

@@ -6,7 +6,7 @@ import numpy as np
 
 from labkit import cuda
 from labkit._common.tables import size_text
-from labkit.course.check.cases import Case, Outcome
+from labkit.course.check.cases import Attempt, Case
 from labkit.course.check.verdict import pattern, show_value, table_of
 from labkit.course.exercises import Exercise
 
@@ -44,7 +44,7 @@ def _guarded(content: np.ndarray, fill):
     return whole, whole[GUARD : GUARD + content.size].reshape(content.shape)
 
 
-def _compared(exercise: Exercise | None, case: Case, got: np.ndarray, unwritten: np.ndarray) -> Outcome:
+def _compared(exercise: Exercise | None, case: Case, got: np.ndarray, unwritten: np.ndarray) -> Attempt:
     expected = case.expected
     with np.errstate(invalid="ignore", over="ignore"):  # any bits may stand there, also a NaN that signals
         found, truth = got.astype(np.float64), expected.astype(np.float64)
@@ -53,10 +53,10 @@ def _compared(exercise: Exercise | None, case: Case, got: np.ndarray, unwritten:
     both_nan = np.isnan(found) & np.isnan(truth) & ~unwritten
     wrong &= ~both_nan
     if not wrong.any():
-        return Outcome("passed", got=got)
+        return Attempt("passed", got=got)
     unwritten = unwritten & wrong
     threads = 0
-    if exercise is not None and exercise.launch is not None and expected.ndim == 1:
+    if exercise is not None and exercise.kind == "kernel" and expected.ndim == 1:
         threads = int(np.prod(exercise.launch(**case.size)[1]))
     seen = "" if wrong.size == 1 else pattern(expected, got, wrong, unwritten, case.inputs, threads)
     if case.start is not None and np.array_equal(got, case.start):
@@ -81,7 +81,7 @@ def _compared(exercise: Exercise | None, case: Case, got: np.ndarray, unwritten:
     if 0 < relative < 1e-3 and np.isfinite(got).all():
         details.append(f"It is close: at most {relative:.1e} of the value. The allowed error is that of float32 used "
                        "with care; is something summed in another type, or is a small term missing?")
-    return Outcome("wrong_result", head, tuple(details), table_of(expected, got, wrong, unwritten), got=got,
+    return Attempt("wrong_result", head, tuple(details), table_of(expected, got, wrong, unwritten), got=got,
                    seen=seen)
 
 

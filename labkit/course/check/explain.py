@@ -6,21 +6,21 @@ import re
 
 from labkit import device
 from labkit._common.tables import size_text
-from labkit.course.check.cases import Case, Outcome, _threads
+from labkit.course.check.cases import Attempt, Case, threads_of
 from labkit.course.check.limits import KERNEL_LIMIT_S, HostTimeout
-from labkit.course.check.verdict import _count, coordinates, frame_in, place, show_index, split_line, without_file
+from labkit.course.check.verdict import coordinates, counted, frame_in, place, show_index, split_line, without_file
 from labkit.course.exercises import Exercise
 
 
-def _guard_question(exercise: Exercise, case: Case) -> tuple[str, ...]:
-    if exercise.launch is None:
+def guard_question(exercise: Exercise, case: Case) -> tuple[str, ...]:
+    if exercise.kind != "kernel":
         return ()
     grid, block = exercise.launch(**case.size)[:2]
-    threads, elements = _threads(exercise, case), case.expected.size
+    threads, elements = threads_of(exercise, case), case.expected.size
     if threads <= elements:
         return ()
     return (f"The launch [{_plain(grid)}, {_plain(block)}] starts {threads:,} threads for "
-            f"{_count(elements, 'element')} of the output. Is there a guard, and does it stop exactly the threads "
+            f"{counted(elements, 'element')} of the output. Is there a guard, and does it stop exactly the threads "
             "beyond the end?",)
 
 
@@ -31,15 +31,15 @@ def _plain(dimensions) -> str:
     return str(int(dimensions))
 
 
-def _explained(exercise: Exercise, answer, case: Case, error: Exception) -> Outcome:
-    """An exception of the answer as an Outcome."""
+def explained(exercise: Exercise, answer, case: Case, error: Exception) -> Attempt:
+    """What an exception of the answer says, in words."""
     function = getattr(answer, "py_func", answer)
     own_file = getattr(getattr(function, "__code__", None), "co_filename", "")
     at = f"At {size_text(case.size)}: "
     name = type(error).__name__
     if isinstance(error, HostTimeout):
         line = frame_in(error, own_file)
-        return Outcome("never_ends", f"It never ends{f': line {line}' if line else ''}.",
+        return Attempt("never_ends", f"It never ends{f': line {line}' if line else ''}.",
                        (*((place(own_file, line),) if line else ()), "It was stopped after some seconds. Does the loop "
                         "come nearer to its end at each turn?", *_gpu_hangs()))
     filename, line = getattr(error, "filename", own_file), getattr(error, "line", 0)
@@ -51,42 +51,42 @@ def _explained(exercise: Exercise, answer, case: Case, error: Exception) -> Outc
         index = show_index(tuple(error.index)).strip("[]")
         reached = (f"{at}thread {coordinates(error.thread)} of block {coordinates(error.block)} uses "
                 f"`{error.array}[{index}]`, and `{error.array}` has the shape {error.shape}: its last index is {last}.")
-        guard = _guard_question(exercise, case)
+        guard = guard_question(exercise, case)
         if min(error.index) < 0:
             guard = ("A negative index: is something subtracted before the guard?",)
         elif not any((*error.thread, *error.block)):
             guard = ("This is the very first thread, which no guard would stop: is the index right?",)
-        return Outcome("out_of_bounds", f"A thread reaches outside `{error.array}`.", (reached, place(filename, line),
+        return Attempt("out_of_bounds", f"A thread reaches outside `{error.array}`.", (reached, place(filename, line),
                        *guard), trace=(error.shape,), exact=(error.index,))
     if name == "KernelTimeout":
-        return Outcome("never_ends", f"It never ends: line {line}.",
+        return Attempt("never_ends", f"It never ends: line {line}.",
                        (place(filename, line), f"{at}thread {coordinates(error.thread)} of block "
                         f"{coordinates(error.block)} was stopped there after {KERNEL_LIMIT_S:g} s. Does the loop come "
                         "nearer to its end at each turn?"))
     if name == "BarrierError":
-        return Outcome("barrier", "Some threads of a block never reach a barrier that others wait at.",
+        return Attempt("barrier", "Some threads of a block never reach a barrier that others wait at.",
                        (f"{at}{told}.", place(filename, line), "Move the barrier out of the `if`, and let "
                         "no thread return before it: guard the loads and stores instead."))
     if name == "WarpError":
-        return Outcome("warp", "A warp collective is called where not all its lanes take part.",
+        return Attempt("warp", "A warp collective is called where not all its lanes take part.",
                        (f"{at}{told}.", place(filename, line)))
     if name == "KernelAssertionError":
-        return Outcome("raised", "The kernel raised an error.", (f"{at}{told}.", place(filename, line)))
+        return Attempt("raised", "The kernel raised an error.", (f"{at}{told}.", place(filename, line)))
     if name == "UnsupportedError":
-        return Outcome("unsupported", "A kernel cannot do this.", (_sentence(told), *its_line))
+        return Attempt("unsupported", "A kernel cannot do this.", (_sentence(told), *its_line))
     if name in ("KernelTypeError", "TypingError", "LoweringError", "UnsupportedBytecodeError", "NumbaValueError"):
-        return Outcome("wrong_types", "The kernel does not compile.", (_sentence(_short(told)), *its_line))
+        return Attempt("wrong_types", "The kernel does not compile.", (_sentence(_short(told)), *its_line))
     if name == "ArgumentError":
-        return Outcome("wrong_arguments", "The kernel was launched with arguments that it does not take.", (message,))
+        return Attempt("wrong_arguments", "The kernel was launched with arguments that it does not take.", (message,))
     if name == "LaunchError":
-        return Outcome("launch", "The launch breaks a limit of the device.", (at + message,))
+        return Attempt("launch", "The launch breaks a limit of the device.", (at + message,))
     if name.startswith("Cuda") or "CUDA_ERROR" in message:
-        return Outcome("gpu_fault", "The GPU stopped the kernel.",
+        return Attempt("gpu_fault", "The GPU stopped the kernel.",
                        (_short(message), "Most likely a thread reached outside an array. The GPU takes no more launches"
                         " from this process: restart the notebook's kernel."))
     line = frame_in(error, own_file)
     where = (place(own_file, line),) if line else ()
-    return Outcome("raised", f"It raised {name}.", (f"{at}{message}" if message else at.rstrip(": ") + ".", *where),
+    return Attempt("raised", f"It raised {name}.", (f"{at}{message}" if message else at.rstrip(": ") + ".", *where),
                    trace=(name,))
 
 

@@ -17,7 +17,8 @@ class HostTimeout(Exception):
 
 
 @contextlib.contextmanager
-def _order(order: str):
+def limited(order: str):
+    """On the CPU device the block's kernels run their threads in this order, and for KERNEL_LIMIT_S at most."""
     if device.on_gpu():
         yield
         return
@@ -27,7 +28,7 @@ def _order(order: str):
         yield
 
 
-def _wait() -> None:
+def wait() -> None:
     """cuda.synchronize, but not for ever: a GPU cannot stop a kernel, but the learner can be told."""
     if not device.on_gpu():
         cuda.synchronize()
@@ -43,7 +44,7 @@ def _wait() -> None:
 
 
 @contextlib.contextmanager
-def _host_limit(seconds: float):
+def host_limit(seconds: float):
     """Raises HostTimeout in this thread if the block takes longer. Reaches Python code, a `while True: pass` too."""
     ident, lock, state = threading.get_ident(), threading.Lock(), {"over": False}
 

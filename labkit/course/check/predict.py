@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from labkit.course.check.cases import Outcome
-from labkit.course.check.verdict import _count, show_value
+from labkit.course.check.cases import Attempt
+from labkit.course.check.verdict import counted, show_value
 from labkit.course.exercises import Exercise
 
 
-def _predicted(exercise: Exercise, answer, numbers: dict) -> tuple[Outcome, str]:
-    """The outcome, and the known mistake that was made."""
+def check_prediction(exercise: Exercise, answer, numbers: dict) -> tuple[Attempt, str]:
+    """What the prediction is worth, and the known mistake in it."""
     truth = exercise.truth()
     if isinstance(answer, dict):
         numbers = {**answer, **numbers}
@@ -22,20 +22,20 @@ def _predicted(exercise: Exercise, answer, numbers: dict) -> tuple[Outcome, str]
         raise ValueError(f"check({exercise.name!r}, ...) knows no {sorted(unknown)[0]!r}; asked are {', '.join(truth)}")
     missing = [key for key in truth if numbers.get(key) is None or numbers[key] is Ellipsis]
     if missing:
-        return Outcome("unchanged", f"No prediction yet for {', '.join(f'`{key}`' for key in missing)}.",
+        return Attempt("unchanged", f"No prediction yet for {', '.join(f'`{key}`' for key in missing)}.",
                        ("Set the number in the cell above, run that cell, then this one.",)), ""
     wrong = [key for key in truth if not _equal(numbers[key], truth[key])]
     rows = [[key, show_value(numbers[key]), "no" if key in wrong else "yes"] for key in truth]
     table = {"columns": ["asked", "your prediction", "right"], "rows": rows}
     if not wrong:
-        return Outcome("passed", "Each prediction is what happens.", table=table), ""
+        return Attempt("passed", "Each prediction is what happens.", table=table), ""
     details = tuple(f"`{key}`: {exercise.how[key]}" for key in wrong if key in exercise.how)
-    head = f"{len(wrong)} of {_count(list(truth), 'prediction')} {'is' if len(wrong) == 1 else 'are'} wrong."
+    head = f"{len(wrong)} of {counted(list(truth), 'prediction')} {'is' if len(wrong) == 1 else 'are'} wrong."
     if len(truth) == 1:
         head = "The prediction is wrong."
     mistake = next((told for told, values in exercise.wrong.items()
                     if all(_equal(numbers[key], value) for key, value in values.items())), "")
-    return Outcome("wrong_result", head, details, table), mistake
+    return Attempt("wrong_result", head, details, table), mistake
 
 
 def _equal(given, true) -> bool:

@@ -7,8 +7,8 @@ import inspect
 import re
 import textwrap
 
-from labkit.course.check.cases import Outcome
-from labkit.course.check.verdict import _count, place
+from labkit.course.check.cases import Attempt
+from labkit.course.check.verdict import counted, place
 from labkit.course.exercises import Exercise
 
 STUB = re.compile(r"#\s*your code here", re.IGNORECASE)
@@ -24,32 +24,32 @@ def _is_device_function(answer) -> bool:
     return type(answer).__name__ == "DeviceFunction" or bool(options.get("device"))
 
 
-def _preflight(exercise: Exercise, answer) -> Outcome | None:
+def refused(exercise: Exercise, answer) -> Attempt | None:
     """What can be said without running: None if nothing."""
     noun = "kernel" if exercise.kind == "kernel" else "function"
     if answer is None or answer is Ellipsis:
-        return Outcome("unchanged", f"There is no {noun} yet.",
+        return Attempt("unchanged", f"There is no {noun} yet.",
                        (f"The name passed to check still stands for {answer}. Write the {noun} in the cell above, run "
                         "that cell, then this one.",))
     if exercise.kind == "function":
         if _is_kernel(answer):
-            return Outcome("not_a_function", f"`{answer.__name__}` is a kernel; asked for is a function of the host.",
+            return Attempt("not_a_function", f"`{answer.__name__}` is a kernel; asked for is a function of the host.",
                            ("It runs on the CPU, without `@cuda.jit`, and may launch kernels.",))
         if not callable(answer):
-            return Outcome("not_a_function", f"Asked for is a function, not {_kind_of(answer)}.")
+            return Attempt("not_a_function", f"Asked for is a function, not {_kind_of(answer)}.")
         return _not_started(answer) if _unchanged(answer) else None
     if not _is_kernel(answer):
         if type(answer).__name__ in ("Launch", "_LaunchConfiguration"):
-            return Outcome("not_a_kernel", "Pass the kernel itself, without [grid, block].",
+            return Attempt("not_a_kernel", "Pass the kernel itself, without [grid, block].",
                            ("check chooses grid and block, and launches it at many sizes.",))
         name = getattr(answer, "__name__", "it")
         if _is_device_function(answer):
-            return Outcome("not_a_kernel", f"`{name}` is a device function, and asked for is a kernel.",
+            return Attempt("not_a_kernel", f"`{name}` is a device function, and asked for is a kernel.",
                            ("Take `device=True` out of `@cuda.jit(...)`.",))
         if callable(answer):
-            return Outcome("not_a_kernel", f"`{name}` is a plain Python function, not a kernel.",
+            return Attempt("not_a_kernel", f"`{name}` is a plain Python function, not a kernel.",
                            (f"Put `@cuda.jit` on the line above `def {name}(...)`, and run that cell again.",))
-        return Outcome("not_a_kernel", f"Asked for is a kernel, not {_kind_of(answer)}.",
+        return Attempt("not_a_kernel", f"Asked for is a kernel, not {_kind_of(answer)}.",
                        ("Pass the function under `@cuda.jit`, by its name.",))
     if _unchanged(answer):
         return _not_started(answer)
@@ -60,22 +60,22 @@ def _kind_of(value) -> str:
     return f"{value!r} ({type(value).__name__})" if len(repr(value)) < 40 else f"a {type(value).__name__}"
 
 
-def _wrong_parameters(exercise: Exercise, answer) -> Outcome | None:
+def _wrong_parameters(exercise: Exercise, answer) -> Attempt | None:
     mine = list(inspect.signature(answer.py_func).parameters)
     asked = list(inspect.signature(next(iter(exercise.wrong.values())).py_func).parameters)
     if len(mine) == len(asked):
         return None
-    return Outcome("wrong_arguments", f"`{answer.__name__}` has {_count(mine, 'parameter')}; it is launched with "
+    return Attempt("wrong_arguments", f"`{answer.__name__}` has {counted(mine, 'parameter')}; it is launched with "
                    f"{len(asked)}.", (f"Yours: {', '.join(mine) or 'none'}. Launched with: {', '.join(asked)}, in this "
                                       "order.",))
 
 
-def _returns(answer) -> Outcome | None:
+def _returns(answer) -> Attempt | None:
     tree, first = _tree(answer)
     for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
             line = first + node.lineno - 1
-            return Outcome("returns", "A kernel returns nothing: it writes its result into an array.",
+            return Attempt("returns", "A kernel returns nothing: it writes its result into an array.",
                            (place(inspect.getsourcefile(answer.py_func), line),
                             "Store the value in the output array instead, at this thread's index."))
     return None
@@ -117,7 +117,7 @@ def _unchanged(answer) -> bool:
     return True
 
 
-def _not_started(answer) -> Outcome:
+def _not_started(answer) -> Attempt:
     name = getattr(answer, "__name__", "It")
-    return Outcome("unchanged", f"`{name}` is still as it was given: nothing is computed yet.",
+    return Attempt("unchanged", f"`{name}` is still as it was given: nothing is computed yet.",
                    ("Replace the line under `# Your code here`, run that cell, then this one.",))

@@ -6,13 +6,13 @@ import numpy as np
 
 from labkit import cuda, device
 from labkit._common.tables import size_text
-from labkit.course.check.cases import _arguments
+from labkit.course.check.cases import arguments_of
 from labkit.course.exercises import Exercise
 
 
-def _timed(exercise: Exercise, answer, seed: int):
+def time_answer(exercise: Exercise, answer, seed: int):
     """(ms, ratio to the rival, a sentence) at the exercise's large size; (None, None, "") without a GPU."""
-    if not device.on_gpu() or exercise.timed_gpu is None:
+    if not device.on_gpu() or exercise.kind != "kernel" or exercise.timed_gpu is None:
         return None, None, ""
     from labkit.measure import import_rival, time_kernel
 
@@ -20,8 +20,8 @@ def _timed(exercise: Exercise, answer, seed: int):
     inputs = exercise.inputs(np.random.default_rng([seed, 99]), **size)
     on_device = tuple(cuda.to_device(v) if isinstance(v, np.ndarray) else v for v in inputs)
     out = cuda.device_array(tuple(exercise.shape(**size)), exercise.dtype)
-    arguments = _arguments(exercise, on_device, out, size)
-    launch = answer[exercise.launch(**size)] if exercise.kind == "kernel" else answer
+    arguments = arguments_of(exercise, on_device, out, size)
+    launch = answer[exercise.launch(**size)]
     mine = time_kernel(lambda: launch(*arguments)).p50
     sentence = f"{mine:.3g} ms at {size_text(size)}, measured on {device.name()}."
     for library, label in (("torch", "PyTorch"), ("cupy", "CuPy")):

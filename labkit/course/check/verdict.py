@@ -159,7 +159,7 @@ def show_value(value) -> str:
     return f"{value:.6g}" if isinstance(value, (float, np.floating)) else str(value)
 
 
-def _count(things, noun: str) -> str:
+def counted(things, noun: str) -> str:
     count = things if isinstance(things, int) else len(things)
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 

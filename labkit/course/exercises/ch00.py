@@ -6,7 +6,7 @@ Sizes name the threads of a block beside the elements: a kernel must be right un
 import numpy as np
 
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import FunctionExercise, KernelExercise, PredictionExercise
 from labkit.kernels.positions import positions
 
 
@@ -56,7 +56,7 @@ def count_down_from_all_threads(out):
         out[i] = cuda.gridDim.x * cuda.blockDim.x - 1 - i
 
 
-COUNT_DOWN = Exercise(
+COUNT_DOWN = KernelExercise(
     name="count_down",
     reference=lambda n: np.arange(n - 1, -1, -1),
     inputs=lambda rng, n, threads: (n,),
@@ -76,9 +76,8 @@ COUNT_DOWN = Exercise(
 
 # --- blocks_needed -------------------------------------------------------------------------------------------------
 
-BLOCKS_NEEDED = Exercise(
+BLOCKS_NEEDED = FunctionExercise(
     name="blocks_needed",
-    kind="function",
     reference=lambda n, each, threads: -(-n // (each * threads)),
     inputs=lambda rng, n, each, threads: (n, each, threads),
     sizes=(
@@ -113,9 +112,8 @@ def who_is_last(n: int = 1000, threads: int = 96) -> dict[str, int]:
     return {"blocks": blocks, "idle": blocks * threads - n, "last_block": last_block, "last_thread": last_thread}
 
 
-PREDICT_LAST_BLOCK = Exercise(
+PREDICT_LAST_BLOCK = PredictionExercise(
     name="predict_last_block",
-    kind="predict",
     truth=who_is_last,
     how={
         "blocks": "how many blocks of 96 does it take until 1,000 elements are covered? Whole blocks only.",
@@ -163,7 +161,7 @@ def lanes_one_short(out):
         out[i] = cuda.threadIdx.x % 32
 
 
-LANE_NUMBERS = Exercise(
+LANE_NUMBERS = KernelExercise(
     name="lane_numbers",
     reference=lambda n, threads: np.arange(n) % threads % 32,
     inputs=lambda rng, n, threads: (n, threads),
@@ -212,7 +210,7 @@ def stripes_of_32(out):
         out[i] = i // 32 % 2
 
 
-STRIPES = Exercise(
+STRIPES = KernelExercise(
     name="stripes",
     reference=lambda n, threads: np.arange(n) // threads % 2,
     inputs=lambda rng, n, threads: (n, threads),
@@ -263,9 +261,8 @@ def starts_never_launched(tokens):
     return cuda.to_device(np.zeros(len(tokens), np.int32)).copy_to_host()
 
 
-ROW_STARTS = Exercise(
+ROW_STARTS = FunctionExercise(
     name="row_starts",
-    kind="function",
     reference=lambda tokens: np.array(tokens) * 8,
     inputs=lambda rng, n: (rng.integers(1, 128_000, n).tolist(),),
     sizes=({"n": 1}, {"n": 5}, {"n": 64}, {"n": 65}, {"n": 1000}),

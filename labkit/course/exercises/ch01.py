@@ -3,7 +3,7 @@
 import numpy as np
 
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import KernelExercise, PredictionExercise
 from labkit.kernels.op import dot_products, relative_to, uniform
 
 BLOCK = 128
@@ -43,7 +43,7 @@ def saxpy_unguarded(s, x, y):
     y[i] = s * x[i] + y[i]
 
 
-SAXPY = Exercise(
+SAXPY = KernelExercise(
     name="saxpy",
     reference=lambda s, x, y: np.float64(s) * x + y,
     inputs=lambda rng, n: (np.float32(rng.uniform(1.5, 3)), uniform(rng, n), uniform(rng, n)),
@@ -97,7 +97,7 @@ def _every_second(xp, x, out):
     out[:] = x[::2]
 
 
-EVERY_SECOND = Exercise(
+EVERY_SECOND = KernelExercise(
     name="every_second",
     reference=lambda x: x[::2],
     inputs=lambda rng, n: (uniform(rng, n),),
@@ -140,9 +140,8 @@ def what_it_moves(n: int = 500_000, block: int = 256) -> dict[str, int]:
     }
 
 
-PREDICT_EVERY_SECOND = Exercise(
+PREDICT_EVERY_SECOND = PredictionExercise(
     name="predict_every_second",
-    kind="predict",
     truth=what_it_moves,
     how={
         "idle": "count the threads of all blocks, and take away the elements of out.",
@@ -199,7 +198,7 @@ def scale_stride_too_long(s, x, out):
         i += stride
 
 
-SCALE_GRID_STRIDE = Exercise(
+SCALE_GRID_STRIDE = KernelExercise(
     name="scale_grid_stride",
     reference=lambda s, x: np.float64(s) * x,
     inputs=lambda rng, n: (np.float32(rng.uniform(1.5, 3)), uniform(rng, n)),
@@ -272,7 +271,7 @@ def _rows(x, threads):
     return rows.reshape(rounds, threads)
 
 
-PARTIAL_SUMS = Exercise(
+PARTIAL_SUMS = KernelExercise(
     name="partial_sums",
     reference=lambda x, threads: _rows(x, threads).sum(axis=0),
     inputs=lambda rng, n, blocks, threads: (uniform(rng, n), blocks * threads),
@@ -333,7 +332,7 @@ def reverse_one_off(x):
         x[x.size - i] = mine
 
 
-REVERSE_IN_PLACE = Exercise(
+REVERSE_IN_PLACE = KernelExercise(
     name="reverse_in_place",
     reference=lambda x: x[::-1],
     inputs=lambda rng, n: (uniform(rng, n),),

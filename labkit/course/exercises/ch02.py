@@ -7,7 +7,7 @@ are 1, so that exchanged axes show.
 import numpy as np
 
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import KernelExercise, PredictionExercise
 from labkit.kernels.op import relative_to, uniform
 
 BLOCK = (32, 4, 2)
@@ -72,7 +72,7 @@ def above_no_top(out, nx, ny, nz):
         out[i] = i + nx * ny
 
 
-LAYER_ABOVE = Exercise(
+LAYER_ABOVE = KernelExercise(
     name="layer_above",
     reference=_layer_above,
     inputs=lambda rng, nx, ny, nz: (nx, ny, nz),
@@ -137,7 +137,7 @@ def _flip_rival(xp, v, out):
     out[:] = xp.flip(v, (1,))
 
 
-FLIP_Y = Exercise(
+FLIP_Y = KernelExercise(
     name="flip_y",
     reference=lambda v: v[:, ::-1],
     inputs=_volume,
@@ -187,7 +187,7 @@ def cut_grid_exchanged(v, y, out, nx, ny):
         out[z, x] = v[x + y * nx + z * nx * ny]
 
 
-CUT_PLANE = Exercise(
+CUT_PLANE = KernelExercise(
     name="cut_plane",
     reference=lambda v, y: v[:, y],
     inputs=lambda rng, nx, ny, nz: (*_volume(rng, nx, ny, nz), int(rng.integers(ny))),
@@ -222,9 +222,8 @@ def _sectors(block: tuple, warp: int = 0, nx: int = 512, ny: int = 512) -> int:
     return len(np.unique(touched.copy_to_host() * 4 // 32))
 
 
-PREDICT_SECTORS = Exercise(
+PREDICT_SECTORS = PredictionExercise(
     name="predict_sectors",
-    kind="predict",
     truth=lambda: {"rows_of_8": _sectors((8, 32, 4)), "rows_of_2": _sectors((2, 128, 4)),
                    "second_warp": _sectors((32, 8, 4), warp=1, nx=513)},
     how={
@@ -281,7 +280,7 @@ def difference_next_row(v, out, nx, ny, nz):
         out[i] = v[i + nx] - v[i]
 
 
-LAYER_DIFFERENCE = Exercise(
+LAYER_DIFFERENCE = KernelExercise(
     name="layer_difference",
     reference=lambda v: np.diff(v.astype(np.float64), axis=0),
     inputs=_volume,
@@ -338,7 +337,7 @@ def _front_rival(xp, v, out):
     out[:] = xp.moveaxis(v, 2, 0)
 
 
-X_TO_FRONT = Exercise(
+X_TO_FRONT = KernelExercise(
     name="x_to_front",
     reference=lambda v: np.moveaxis(v, 2, 0),
     inputs=_volume,

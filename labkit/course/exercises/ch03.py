@@ -6,7 +6,7 @@ Matrices have the shape (R, C) and volumes (X, Y, Z), as NumPy writes them: C an
 import numpy as np
 
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import KernelExercise, PredictionExercise
 from labkit.kernels.op import relative_to, uniform
 
 WIDE = (32, 8)  # threads along the columns and the rows of a matrix
@@ -65,7 +65,7 @@ def row_grid_turned(a, v, out):
         out[row, col] = a[row, col] + v[col]
 
 
-ADD_ROW = Exercise(
+ADD_ROW = KernelExercise(
     name="add_row",
     reference=lambda a, v: a.astype(np.float64) + v.astype(np.float64)[None, :],
     inputs=lambda rng, R, C: (uniform(rng, R, C), uniform(rng, C)),
@@ -116,7 +116,7 @@ def outer_half_guard(a, b, out):
         out[row, col] = a[row] - b[col]
 
 
-OUTER_DIFFERENCE = Exercise(
+OUTER_DIFFERENCE = KernelExercise(
     name="outer_difference",
     reference=lambda a, b: a.astype(np.float64)[:, None] - b.astype(np.float64)[None, :],
     inputs=lambda rng, R, C: (uniform(rng, R), uniform(rng, C)),
@@ -169,7 +169,7 @@ def middle_is_x(a, g, out, ny, nz):
         out[i] = a[i] * g[i // (ny * nz)]
 
 
-SCALE_MIDDLE = Exercise(
+SCALE_MIDDLE = KernelExercise(
     name="scale_middle",
     reference=lambda a, g: a.astype(np.float64) * g.astype(np.float64)[None, :, None],
     inputs=lambda rng, X, Y, Z: (uniform(rng, X, Y, Z), uniform(rng, Y)),
@@ -215,7 +215,7 @@ def aligned_lesson(a, b, c, out, nx, ny, nz):
         out[i] = a[i] + b[pair] + c[z]
 
 
-ADD_ALIGNED = Exercise(
+ADD_ALIGNED = KernelExercise(
     name="add_aligned",
     reference=lambda a, b, c: a.astype(np.float64) + b.astype(np.float64) + c.astype(np.float64),
     inputs=lambda rng, X, Y, Z: (uniform(rng, X, Y, Z), uniform(rng, Y, Z), uniform(rng, Z)),
@@ -246,9 +246,8 @@ def _reads_counted() -> dict:
             "sectors_b": len(np.unique((lane_y * Z + lane_z) // 8))}
 
 
-PREDICT_READS = Exercise(
+PREDICT_READS = PredictionExercise(
     name="predict_reads",
-    kind="predict",
     truth=_reads_counted,
     how={"reads_b": "One element of `b` belongs to one pair (y, z). How many elements of `out` have that y and that z?",
          "reads_c": "One element of `c` belongs to one z. Along which axes can you walk without changing z?",
@@ -314,7 +313,7 @@ def _random_operand(rng):
     return _with_operand(*volume, *(length if rng.random() < 0.5 else 1 for length in volume))
 
 
-ADD_BROADCAST = Exercise(
+ADD_BROADCAST = KernelExercise(
     name="add_broadcast",
     reference=lambda a, b: a.astype(np.float64) + b.astype(np.float64),
     inputs=lambda rng, X, Y, Z, bX, bY, bZ: (uniform(rng, X, Y, Z), uniform(rng, bX, bY, bZ)),

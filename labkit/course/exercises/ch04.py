@@ -12,7 +12,7 @@ from numba import float32
 
 import labkit
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import KernelExercise, PredictionExercise
 from labkit.kernels.op import dot_products, uniform
 
 TILE = (16, 16)
@@ -98,7 +98,7 @@ def matvec_adds_to_out(a, x, out):
             out[row] += a[row, k] * x[k]
 
 
-MATVEC = Exercise(
+MATVEC = KernelExercise(
     name="matvec",
     reference=lambda a, x: a.astype(np.float64) @ x.astype(np.float64),
     inputs=lambda rng, M, K: (uniform(rng, M, K), uniform(rng, K)),
@@ -170,7 +170,7 @@ def _bt_reference(a, b):
     return a @ b.T
 
 
-MATMUL_BT = Exercise(
+MATMUL_BT = KernelExercise(
     name="matmul_bt",
     reference=_bt_reference,
     inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, N, K)),
@@ -262,7 +262,7 @@ def _layer_reference(a, b, bias):
     return np.maximum(a @ b + bias, 0)
 
 
-DENSE_LAYER = Exercise(
+DENSE_LAYER = KernelExercise(
     name="dense_layer",
     reference=_layer_reference,
     inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, K, N), uniform(rng, N)),
@@ -349,7 +349,7 @@ def transpose_without_tile(a, out):
         out[col, row] = a[row, col]
 
 
-TRANSPOSE_TILED = Exercise(
+TRANSPOSE_TILED = KernelExercise(
     name="transpose_tiled",
     reference=lambda a: a.T,
     inputs=lambda rng, R, C: (uniform(rng, R, C),),
@@ -454,7 +454,7 @@ def _gram_reference(a):
     return a @ a.T
 
 
-GRAM = Exercise(
+GRAM = KernelExercise(
     name="gram",
     reference=_gram_reference,
     inputs=lambda rng, M, K: (uniform(rng, M, K),),
@@ -541,7 +541,7 @@ def _product_reference(a, b):
     return a @ b
 
 
-MATMUL_AHEAD = Exercise(
+MATMUL_AHEAD = KernelExercise(
     name="matmul_ahead",
     reference=_product_reference,
     inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, K, N)),
@@ -576,9 +576,8 @@ def _loads_counted() -> dict:
     return {"naive": naive, "tiled": tiled, "barriers": barriers}
 
 
-PREDICT_LOADS = Exercise(
+PREDICT_LOADS = PredictionExercise(
     name="predict_loads",
-    kind="predict",
     truth=_loads_counted,
     how={"naive": "Each thread with an element walks through a row of `a` and a column of `b`. How many numbers is "
                   "that, and how many threads have an element?",
@@ -744,7 +743,7 @@ def _at_reference(a, b):
     return a.T @ b
 
 
-MATMUL_AT = Exercise(
+MATMUL_AT = KernelExercise(
     name="matmul_at",
     reference=_at_reference,
     inputs=lambda rng, M, N, K: (uniform(rng, K, M), uniform(rng, K, N)),

@@ -5,7 +5,7 @@ import numpy as np
 from numba import float32
 
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import FunctionExercise, KernelExercise, PredictionExercise
 from labkit.device import graphs, ptx
 from labkit.kernels.op import relative_to, uniform
 
@@ -65,14 +65,12 @@ def _tree(rng, n):
     return parent, total
 
 
-OWN_TIME = Exercise(
+OWN_TIME = FunctionExercise(
     name="own_time",
-    kind="function",
     reference=_own_time,
     inputs=_tree,
     sizes=tuple({"n": n} for n in (1, 2, 3, 6, 20, 100)),
     tolerance=lambda parent, total: np.full(len(total), 1e-6),
-    observe=False,
     wrong={
         "nothing is taken away: an outer range is counted with all that lies in it": own_time_is_total,
         "grandchildren are taken away from their grandparent as well, and they lie in a child already":
@@ -109,9 +107,8 @@ def launches_truth() -> dict[str, int]:
     }
 
 
-PREDICT_LAUNCHES = Exercise(
+PREDICT_LAUNCHES = PredictionExercise(
     name="predict_launches",
-    kind="predict",
     truth=launches_truth,
     how={
         "short_us": "draw two rows, host and GPU. The host launches every 30 us. When does the last kernel start?",
@@ -171,9 +168,8 @@ def run_steps_squared(x, y, steps):
         graph.launch()
 
 
-RUN_STEPS = Exercise(
+RUN_STEPS = FunctionExercise(
     name="run_steps",
-    kind="function",
     reference=lambda x, y, steps: 0.5**steps * y.astype(np.float64) + x * 2 * (1 - 0.5**steps),
     inputs=lambda rng, n, steps: (uniform(rng, n), uniform(rng, n), steps),
     shape=lambda n, steps: (n,),
@@ -182,7 +178,6 @@ RUN_STEPS = Exercise(
     sizes=({"n": 1, "steps": 2}, {"n": 129, "steps": 3}, {"n": 300, "steps": 5}, {"n": 1000, "steps": 4}),
     random_size=lambda rng: {"n": int(rng.integers(2, 500)), "steps": int(rng.integers(2, 7))},
     tolerance=relative_to(lambda x, y, steps: 2 * np.abs(x) + np.abs(y), roundings=8),
-    observe=False,
     wrong={
         "the warm-up runs the step once more than the launches do": run_steps_warmed,
         "capturing is counted as a run, and it only writes the launch down": run_steps_captured_is_run,
@@ -238,7 +233,7 @@ def _each_array_once(report):
     return None
 
 
-FUSED_TAIL = Exercise(
+FUSED_TAIL = KernelExercise(
     name="fused_tail",
     reference=lambda x, bias, residual: np.maximum(
         x.astype(np.float64) + np.resize(bias, x.size), 0) + residual,
@@ -306,9 +301,8 @@ def requests_truth() -> dict[str, int]:
     return found
 
 
-PREDICT_REQUESTS = Exercise(
+PREDICT_REQUESTS = PredictionExercise(
     name="predict_requests",
-    kind="predict",
     truth=requests_truth,
     how={
         "row": "32 floats in a row are 128 bytes.",

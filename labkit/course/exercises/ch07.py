@@ -5,7 +5,7 @@ The calls go to cuBLAS on a GPU with CuPy, and to its NumPy model elsewhere. No 
 
 import numpy as np
 
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import FunctionExercise, PredictionExercise
 from labkit.kernels.libraries.blas import OP_N, OP_T, at, gemm, gemm_strided_batched
 from labkit.kernels.libraries.column_major import isamax, sasum
 from labkit.kernels.op import dot_products, uniform
@@ -23,9 +23,8 @@ AWKWARD = _products((1, 1, 1), (3, 5, 2), (5, 3, 4), (16, 16, 16), (1, 33, 17), 
 
 # --- Predict: the numbers of a call ----------------------------------------------------------------------------------
 
-PREDICT_CALL = Exercise(
+PREDICT_CALL = PredictionExercise(
     name="predict_call",
-    kind="predict",
     truth=lambda: {"m": 10, "n": 20, "k": 32, "lda": 32, "ldb": 64, "ldc": 10},
     how={"m": "cuBLAS computes the transpose of `out`: how many rows does that have?",
          "n": "the columns of the transpose of `out`",
@@ -80,9 +79,8 @@ def _at_reference(a, b):
     return a.T @ b
 
 
-AT_BY_BLAS = Exercise(
+AT_BY_BLAS = FunctionExercise(
     name="at_by_blas",
-    kind="function",
     reference=_at_reference,
     inputs=lambda rng, M, N, K: (uniform(rng, K, M), uniform(rng, K, N)),
     shape=lambda M, N, K: (M, N),
@@ -131,9 +129,8 @@ def _scores_reference(qkv):
     return 0.5 * q @ k.T
 
 
-HEAD_SCORES = Exercise(
+HEAD_SCORES = FunctionExercise(
     name="head_scores",
-    kind="function",
     reference=_scores_reference,
     inputs=lambda rng, T: (uniform(rng, T, 3 * HEADS * WIDTH),),
     shape=lambda T: (T, T),
@@ -175,9 +172,8 @@ def _batch_reference(a, b):
     return a @ b
 
 
-BATCH_BY_BLAS = Exercise(
+BATCH_BY_BLAS = FunctionExercise(
     name="batch_by_blas",
-    kind="function",
     reference=_batch_reference,
     inputs=lambda rng, B, M, N, K: (uniform(rng, B, M, K), uniform(rng, K, N)),
     shape=lambda B, M, N, K: (B, M, N),
@@ -224,9 +220,8 @@ def _rows(rng, R, C):
     return (x,)
 
 
-PEAKS = Exercise(
+PEAKS = FunctionExercise(
     name="peaks",
-    kind="function",
     reference=_peaks_reference,
     inputs=_rows,
     sizes=tuple({"R": R, "C": C} for R, C in ((1, 2), (2, 3), (5, 7), (4, 33), (16, 100))),
@@ -279,9 +274,8 @@ def _softmax_tolerance(x):
     return np.finfo(np.float32).eps * (10 + below + np.sqrt(x.size)) * _softmax_reference(x) + 1e-37
 
 
-SAFE_SOFTMAX = Exercise(
+SAFE_SOFTMAX = FunctionExercise(
     name="safe_softmax",
-    kind="function",
     reference=_softmax_reference,
     inputs=_softmax_row,
     sizes=tuple({"n": n} for n in (1, 2, 3, 31, 257)),

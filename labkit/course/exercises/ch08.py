@@ -9,7 +9,7 @@ import numpy as np
 from numba import float32
 
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import FunctionExercise, KernelExercise, PredictionExercise
 from labkit.kernels.libraries import cutile_model as ct
 from labkit.kernels.op import dot_products, relative_to, uniform
 
@@ -23,9 +23,8 @@ def _wide(*arrays):
 
 # --- Predict: masks --------------------------------------------------------------------------------------------------
 
-PREDICT_MASKS = Exercise(
+PREDICT_MASKS = PredictionExercise(
     name="predict_masks",
-    kind="predict",
     truth=lambda: {"programs": 98, "masked": 352, "length": 1024, "wasted": 243},
     how={"programs": "100,000 elements, 1,024 a program, and a last program that is only partly full",
          "masked": "all programs together have `programs` times 1,024 places",
@@ -88,7 +87,7 @@ def _axpy_reference(s, x, y):
     return np.float64(s) * x + y
 
 
-AXPY_PROGRAM = Exercise(
+AXPY_PROGRAM = KernelExercise(
     name="axpy_program",
     reference=_axpy_reference,
     inputs=lambda rng, n: (np.float32(1.7), uniform(rng, n), uniform(rng, n)),
@@ -223,7 +222,7 @@ def _softmax_tolerance(x):
     return float(np.finfo(np.float32).eps) * (16 + below) * _softmax_reference(x) + 1e-37
 
 
-PADDED_SOFTMAX = Exercise(
+PADDED_SOFTMAX = KernelExercise(
     name="padded_softmax",
     reference=_softmax_reference,
     inputs=_softmax_rows,
@@ -307,9 +306,8 @@ def _product_reference(a, b):
     return a @ b
 
 
-TILE_PRODUCT = Exercise(
+TILE_PRODUCT = FunctionExercise(
     name="tile_product",
-    kind="function",
     reference=_product_reference,
     inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, K, N)),
     shape=lambda M, N, K: (M, N),
@@ -372,7 +370,7 @@ def sums_last_lane_stores(x, out):
         out[row] = total
 
 
-ROW_SUMS = Exercise(
+ROW_SUMS = KernelExercise(
     name="row_sums",
     reference=lambda x: x.astype(np.float64).sum(axis=1),
     inputs=lambda rng, R, C: (uniform(rng, R, C),),

@@ -6,7 +6,7 @@ import numpy as np
 from numba import float32
 
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import FunctionExercise, KernelExercise, PredictionExercise
 from labkit.kernels.op import relative_to, uniform
 
 ALL_LANES = 0xFFFFFFFF
@@ -72,7 +72,7 @@ def range_from_above_into_lane_31(x, out):
             out[row] = largest - smallest
 
 
-ROW_RANGE = Exercise(
+ROW_RANGE = KernelExercise(
     name="row_range",
     reference=lambda x: x.astype(np.float64).max(axis=1) - x.astype(np.float64).min(axis=1),
     inputs=lambda rng, R, C: (uniform(rng, R, C) - np.float32(2.0),),  # all negative: a start of 0 shows
@@ -101,9 +101,8 @@ def _steps():
     return {"steps": tree["barriers"] - 2, "shuffles": 2 * 5, "stored": levels["shared_stores"]}
 
 
-PREDICT_STEPS = Exercise(
+PREDICT_STEPS = PredictionExercise(
     name="predict_steps",
-    kind="predict",
     truth=_steps,
     how={"steps": "Each step halves the number of sums. How often can 512 be halved until 1 is left?",
          "shuffles": "Five within the thread's own warp. Then every warp adds the warps' sums, in another five.",
@@ -219,7 +218,7 @@ def _centre_reference(x):
     return from_mean / np.abs(from_mean).max(axis=1, keepdims=True)
 
 
-CENTRE = Exercise(
+CENTRE = KernelExercise(
     name="centre",
     reference=_centre_reference,
     inputs=lambda rng, R, C: (uniform(rng, R, C),),
@@ -282,9 +281,8 @@ def _parts(rng, n):
     return largest, totals
 
 
-JOIN_PARTS = Exercise(
+JOIN_PARTS = FunctionExercise(
     name="join_parts",
-    kind="function",
     reference=_join_reference,
     inputs=_parts,
     sizes=({"n": 1}, {"n": 2}, {"n": 3}, {"n": 7}, {"n": 64}),
@@ -362,7 +360,7 @@ def _one_pass(report) -> str | None:
             f"sum, and correct the sum when the maximum changes.")
 
 
-LOGSUMEXP = Exercise(
+LOGSUMEXP = KernelExercise(
     name="logsumexp",
     reference=_lse_reference,
     inputs=lambda rng, R, C: (80 * uniform(rng, R, C),),  # up to 120: exp of it is beyond float32

@@ -10,7 +10,7 @@ import numpy as np
 from numba import float32
 
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import KernelExercise, PredictionExercise
 from labkit.kernels.op import uniform
 
 ALL_LANES = 0xFFFFFFFF
@@ -110,7 +110,7 @@ def _left_inputs(rng, B, S):
     return 5 * uniform(rng, B, S, S), lengths
 
 
-LEFT_PADDING = Exercise(
+LEFT_PADDING = KernelExercise(
     name="left_padding",
     reference=_left_reference,
     inputs=_left_inputs,
@@ -181,7 +181,7 @@ def _causal_inputs(rng, B, S):
     return (scores,)
 
 
-LARGEST_SEEN = Exercise(
+LARGEST_SEEN = KernelExercise(
     name="largest_seen",
     reference=lambda scores: _probabilities(scores, np.tril(np.ones(scores.shape[-2:], bool))),
     inputs=_causal_inputs,
@@ -212,9 +212,8 @@ def _loads():
     return {name: observe(launch, *arguments).counts["bytes_loaded"] // 4 for name, launch in launches.items()}
 
 
-PREDICT_LOADS_MASKED = Exercise(
+PREDICT_LOADS_MASKED = PredictionExercise(
     name="predict_masked_loads",
-    kind="predict",
     truth=_loads,
     how={"three_read": "Each of its three loops loads all 32 x 32 numbers, hidden or not.",
          "bounded": "Row q is loaded up to its own number: q + 1 numbers, three times. Sum over q from 0 to 31.",
@@ -235,9 +234,8 @@ def _blocks():
     return {"few": blocks(H200, 256, 32), "many": blocks(H200, 256, 64), "shared": blocks(H200, 256, 32, 33 * 1024)}
 
 
-PREDICT_BLOCKS = Exercise(
+PREDICT_BLOCKS = PredictionExercise(
     name="predict_blocks",
-    kind="predict",
     truth=_blocks,
     how={"few": "2,048 threads fit, and 65,536 registers are enough for as many threads with 32 each.",
          "many": "256 threads with 64 registers each take 16,384 of 65,536.",
@@ -310,7 +308,7 @@ def _backward_inputs(rng, R, C):
     return _probabilities(3 * uniform(rng, R, C), True).astype(np.float32), uniform(rng, R, C), np.float32(0.125)
 
 
-SOFTMAX_BACKWARD = Exercise(
+SOFTMAX_BACKWARD = KernelExercise(
     name="softmax_backward",
     reference=_backward_reference,
     inputs=_backward_inputs,

@@ -9,7 +9,7 @@ import numpy as np
 from numba import float32
 
 from labkit import cuda, observe
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import KernelExercise, PredictionExercise
 from labkit.kernels.gelu import gelu_erf_reference
 from labkit.kernels.norm.layernorm import layernorm_reference
 from labkit.kernels.norm.layernorm import tolerance as layernorm_tolerance
@@ -142,7 +142,7 @@ def rmsnorm_one_element_a_lane(x, weight, out):
             out[row, lane] = x[row, lane] * scale * weight[lane]
 
 
-RMSNORM_WARP = Exercise(
+RMSNORM_WARP = KernelExercise(
     name="rmsnorm_warp",
     reference=_rmsnorm_reference,
     inputs=lambda rng, R, C: (_some_rows_small(rng, R, C), uniform(rng, C)),
@@ -247,7 +247,7 @@ def barrier_for_some(x, weight, bias, out):
         out[row, col] = (x[row, col] - mean) * scale * weight[col] + bias[col]
 
 
-LAYERNORM_TWO_SUMS = Exercise(
+LAYERNORM_TWO_SUMS = KernelExercise(
     name="layernorm_two_sums",
     reference=layernorm_reference,
     inputs=lambda rng, R, C: (uniform(rng, R, C) + np.float32(0.5), uniform(rng, C), uniform(rng, C)),
@@ -279,9 +279,8 @@ def _steps(pitch: int) -> int:
     return 1 + observe(read_a_column[1, 32], np.zeros(32, np.float32)).counts["bank_conflicts"]
 
 
-PREDICT_BANKS = Exercise(
+PREDICT_BANKS = PredictionExercise(
     name="predict_banks",
-    kind="predict",
     truth=lambda: {f"pitch_{pitch}": _steps(pitch) for pitch in (32, 33, 34, 40, 47)},
     how={f"pitch_{pitch}": f"lane L reads element {pitch} * L + 5; count how many lanes meet in one bank of 32, and "
                            f"take the most crowded bank" for pitch in (32, 33, 34, 40, 47)},
@@ -347,7 +346,7 @@ def bias_gelu_no_guard(x, bias, out):
     out[row, col] = float32(0.5) * v * (float32(1.0) + math.erf(v * ROOT_HALF))
 
 
-BIAS_GELU = Exercise(
+BIAS_GELU = KernelExercise(
     name="bias_gelu",
     reference=lambda x, bias: gelu_erf_reference(x.astype(np.float64) + bias),
     inputs=lambda rng, R, C: (2 * uniform(rng, R, C), uniform(rng, C)),
@@ -456,7 +455,7 @@ def _each_read_once(report) -> str | None:
             f"`cuda.local.array(4, float32)`.")
 
 
-ADD_RMSNORM = Exercise(
+ADD_RMSNORM = KernelExercise(
     name="add_rmsnorm",
     reference=lambda x, residual, weight: _rmsnorm_reference(np.asarray(x, np.float64) + residual, weight),
     inputs=lambda rng, R, C: (_some_rows_small(rng, R, C), _some_rows_small(rng, R, C), uniform(rng, C)),

@@ -9,7 +9,7 @@ import numpy as np
 from numba import float32
 
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import KernelExercise, PredictionExercise
 from labkit.kernels.op import uniform
 
 ALL_LANES = 0xFFFFFFFF
@@ -89,7 +89,7 @@ def _values_of(flat, heads, head, size):
     return flat.reshape(-1, 3, heads, size)[:, 2, head]
 
 
-HEAD_VALUES = Exercise(
+HEAD_VALUES = KernelExercise(
     name="head_values",
     reference=_values_of,
     inputs=lambda rng, S, H, D: (uniform(rng, S * 3 * H * D), H, H - 2, D),
@@ -191,7 +191,7 @@ def _scores_tolerance(queries, keys, t):
     return EPS * (4 + np.sqrt(keys.shape[1])) * (np.abs(keys) @ np.abs(queries[t])) / math.sqrt(keys.shape[1])
 
 
-QUERY_SCORES = Exercise(
+QUERY_SCORES = KernelExercise(
     name="query_scores",
     reference=_query_scores,
     inputs=lambda rng, S, D: (uniform(rng, S, D), uniform(rng, S, D), (S - 1) // 2),
@@ -223,9 +223,8 @@ def _rooms():
             "tiles_causal": tiles * (tiles + 1) // 2, "fewer": tokens / tiles}
 
 
-PREDICT_ROOMS = Exercise(
+PREDICT_ROOMS = PredictionExercise(
     name="predict_rooms",
-    kind="predict",
     truth=_rooms,
     how={"row_bytes": "one float32 for each key, and there are as many keys as tokens",
          "matrix_kb": "a row of scores for each of the 500 queries; a KB has 1,000 bytes here",
@@ -354,7 +353,7 @@ def _average_tolerance(scores, values):
     return EPS * (weights * each) @ np.abs(values)
 
 
-WEIGHTED_VALUES = Exercise(
+WEIGHTED_VALUES = KernelExercise(
     name="weighted_values",
     reference=lambda scores, values: _softmax(scores.astype(np.float64)) @ values.astype(np.float64),
     inputs=_climbing,
@@ -504,7 +503,7 @@ def _tiles_needed(report) -> str | None:
             f"sees the key. Let the loop over the tiles end after the one on the diagonal.")
 
 
-BEST_SCORES = Exercise(
+BEST_SCORES = KernelExercise(
     name="best_scores",
     reference=_best,
     inputs=lambda rng, S: (uniform(rng, S, WIDE), uniform(rng, S, WIDE)),
@@ -700,7 +699,7 @@ def _keys_read_once(report) -> str | None:
             f"the sums when a larger score comes.")
 
 
-ATTEND_WARP = Exercise(
+ATTEND_WARP = KernelExercise(
     name="attend_warp",
     reference=lambda queries, keys, values: _softmax(_attend_scores(queries, keys)) @ values.astype(np.float64),
     inputs=_attend_inputs,

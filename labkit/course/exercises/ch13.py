@@ -9,7 +9,7 @@ import numpy as np
 from numba import float32
 
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import FunctionExercise, KernelExercise, PredictionExercise
 from labkit.kernels.embedding import embedding_reference
 from labkit.kernels.gelu import gelu_tanh_reference
 from labkit.kernels.linear.fused import fused_reference, fused_tiled
@@ -62,9 +62,8 @@ def offsets_inner_bias(width, inner):
     return _offsets(sizes)
 
 
-BLOCK_OFFSETS = Exercise(
+BLOCK_OFFSETS = FunctionExercise(
     name="block_offsets",
-    kind="function",
     reference=_reference_offsets,
     inputs=lambda rng, width, inner: (width, inner),
     sizes=tuple({"width": width, "inner": inner} for width, inner in ((2, 3), (5, 4), (48, 80), (768, 3072))),
@@ -170,7 +169,7 @@ def _some_large(rng, R, C):
     return uniform(rng, R, C) * scale.reshape(R, C)
 
 
-BIAS_GELU_TANH = Exercise(
+BIAS_GELU_TANH = KernelExercise(
     name="bias_gelu_tanh",
     reference=lambda x, bias: gelu_tanh_reference(x.astype(np.float64) + bias.astype(np.float64)),
     inputs=lambda rng, R, C: (_some_large(rng, R, C), uniform(rng, C)),
@@ -248,9 +247,8 @@ def _mlp_inputs(rng, S, C, I):  # noqa: E741
             uniform(rng, I, C), uniform(rng, C))
 
 
-MLP_HALF = Exercise(
+MLP_HALF = FunctionExercise(
     name="mlp_half",
-    kind="function",
     reference=_mlp_reference,
     inputs=_mlp_inputs,
     shape=lambda S, C, I: (S, C),  # noqa: E741
@@ -281,9 +279,8 @@ def _saved() -> dict:
 
 ROW = 4 * 768 * TOKENS  # bytes of a matrix with a row of 768 for each token
 
-PREDICT_BLOCK = Exercise(
+PREDICT_BLOCK = PredictionExercise(
     name="predict_block",
-    kind="predict",
     truth=_saved,
     how={"launches": "GELU and two additions lose their kernels",
          "gelu_bytes": "a kernel of its own reads 1,024 x 3,072 numbers and writes as many",
@@ -358,7 +355,7 @@ def _embedding_inputs(rng, T, C, before):
     return ids, uniform(rng, 50, C), uniform(rng, before + T + 3, C), np.array([before], np.int32)
 
 
-EMBED_TOKENS = Exercise(
+EMBED_TOKENS = KernelExercise(
     name="embed_tokens",
     reference=embedding_reference,
     inputs=_embedding_inputs,

@@ -12,7 +12,7 @@ import numpy as np
 from numba import float32, int32
 
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import FunctionExercise, KernelExercise, PredictionExercise
 from labkit.kernels.argmax import argmax_reference
 from labkit.kernels.op import uniform
 
@@ -93,9 +93,8 @@ def tensor_high_byte_first(raw, name):
     return _part(raw, 8 + length + begin, 8 + length + end, header[name]["shape"])
 
 
-READ_TENSOR = Exercise(
+READ_TENSOR = FunctionExercise(
     name="read_tensor",
-    kind="function",
     reference=_tensor,
     inputs=_file,
     sizes=tuple({"tensors": n, "rows": r, "cols": c} for n, r, c in ((2, 1, 3), (3, 2, 5), (5, 1, 1), (9, 4, 7))),
@@ -167,7 +166,7 @@ def _cache_inputs(rng, S, C, N, before):
     return uniform(rng, S, 3 * C), np.array([before], np.int32), uniform(rng, N, 2 * C)
 
 
-APPEND_ROWS = Exercise(
+APPEND_ROWS = KernelExercise(
     name="append_rows",
     reference=_appended,
     inputs=_cache_inputs,
@@ -195,9 +194,8 @@ def _rows():
             "cache_bytes": 12 * 2 * 768 * 4}
 
 
-PREDICT_ROWS = Exercise(
+PREDICT_ROWS = PredictionExercise(
     name="predict_rows",
-    kind="predict",
     truth=_rows,
     how={"rows_with": "The prompt's 10 rows give the first token. Each further token needs one row: 49 of them.",
          "rows_without": "The first token needs 10 rows, the second 11, the last 59: the sum of 10 to 59.",
@@ -272,7 +270,7 @@ def _scores_inputs(rng, T, N, before):
     return 4 * uniform(rng, T, N), np.array([before], np.int32)
 
 
-SEEN_FROM_START = Exercise(
+SEEN_FROM_START = KernelExercise(
     name="seen_from_start",
     reference=_masked_softmax,
     inputs=_scores_inputs,
@@ -410,7 +408,7 @@ def largest_one_shuffle_short(x, out):
         out[row] = at
 
 
-FIRST_LARGEST = Exercise(
+FIRST_LARGEST = KernelExercise(
     name="first_largest",
     reference=argmax_reference,
     inputs=_few_values,
@@ -490,9 +488,8 @@ def _logits(rng, V, k, scale):
     return scale * uniform(rng, V) + np.float32(scale), float(rng.choice((0.5, 0.7, 1.6))), k
 
 
-KEEP_LIKELIEST = Exercise(
+KEEP_LIKELIEST = FunctionExercise(
     name="keep_likeliest",
-    kind="function",
     reference=_shares,
     inputs=_logits,
     sizes=({"V": 6, "k": 3, "scale": 2}, {"V": 10, "k": 10, "scale": 3}, {"V": 50, "k": 1, "scale": 4},
@@ -510,9 +507,8 @@ KEEP_LIKELIEST = Exercise(
 
 # --- Predict: Amdahl -----------------------------------------------------------------------------------------------
 
-PREDICT_AMDAHL = Exercise(
+PREDICT_AMDAHL = PredictionExercise(
     name="predict_amdahl",
-    kind="predict",
     truth=lambda: {"step_us": 185, "least_us": 180, "prompt_us": 700, "needed_us": 100},
     how={"step_us": "20 us become 20 / 4 = 5, and the other 180 stay.",
          "least_us": "If the softmax took no time, the other 180 would be left.",

@@ -14,7 +14,7 @@ from labkit.course import exercises, progress
 from labkit.course import registry as course
 from labkit.course.check import check, examine, limits, run, verdict
 from labkit.course.check.verdict import CheckFailed, Verdict, pattern
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import FunctionExercise, KernelExercise, PredictionExercise
 
 pytestmark = pytest.mark.cpu_device
 
@@ -327,7 +327,7 @@ def test_integer_outputs_and_outputs_that_start_with_something():
     def nothing(values, out):
         pass
 
-    histogram = Exercise(
+    histogram = KernelExercise(
         "histogram", reference=lambda values: np.bincount(values, minlength=4).astype(np.int32),
         inputs=lambda rng, n: (rng.integers(0, 4, n).astype(np.int32),), shape=lambda n: (4,), dtype=np.int32,
         sizes=({"n": 40}, {"n": 130}), launch=lambda n: (-(-n // 64), 64), start=lambda values: np.zeros(4),
@@ -341,13 +341,25 @@ def test_integer_outputs_and_outputs_that_start_with_something():
 
 @pytest.mark.parametrize(
     ("missing", "message"),
-    [({"launch": None}, "launch is missing"), ({"kind": "cernel"}, "kind is 'cernel'"),
-     ({"wrong": {"one": right}}, "two known wrong answers")],
+    [({"launch": None}, "launch is missing"), ({"sizes": ()}, "sizes is missing"),
+     ({"inputs": 3}, "inputs must be a function, not 3"), ({"wrong": {"one": right}}, "two known wrong answers"),
+     ({"observe_sizes": ({"n": 7},)}, "observe_sizes has {'n': 7}, which is not one of sizes")],
 )
 def test_an_exercise_says_what_it_lacks(missing, message):
     whole = {**exercises.find("scale_vector").__dict__, **missing}
     with pytest.raises(ValueError, match=f"exercise 'scale_vector': .*{message}"):
-        Exercise(**whole)
+        KernelExercise(**whole)
+
+
+def test_each_kind_of_exercise_has_only_its_own_fields():
+    numbers = {"one": {"idle": 1}, "two": {"idle": 2}}
+    assert PredictionExercise("guess", truth=dict, wrong=numbers).kind == "predict"
+    with pytest.raises(TypeError, match="unexpected keyword argument 'launch'"):
+        PredictionExercise("guess", truth=dict, wrong=numbers, launch=lambda: (1, 1))
+    with pytest.raises(ValueError, match=r"exercise 'guess': wrong\['two'\] must be a dictionary of numbers, not 2"):
+        PredictionExercise("guess", truth=dict, wrong={**numbers, "two": 2})
+    with pytest.raises(ValueError, match="start is for a launcher, which has a shape"):
+        FunctionExercise("host", reference=abs, inputs=lambda rng, n: n, sizes=({"n": 1},), wrong=numbers, start=abs)
 
 
 GRID = np.arange(1.0, 26.0).reshape(5, 5) ** 1.5
