@@ -9,10 +9,8 @@ A cell that calls check("name", ...) is the exercise's test cell, locked and wor
 region above it is its answer cell.
 """
 
-import ast
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -22,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from labkit._common import paths
+from labkit.course.answer_cells import BEGIN, END, checked_name, without_markers
 from labkit.course.registry import (
     Chapter,
     Course,
@@ -39,7 +38,6 @@ from labkit.course.registry import (
     write_text,
 )
 
-BEGIN, END = "BEGIN SOLUTION", "END SOLUTION"
 STUB = ("# Your code here", "pass")
 CELL_LIMIT_S = 120  # check stops what it runs much earlier; this is for the cells around it
 
@@ -73,32 +71,6 @@ def cut(source: str, name: str) -> tuple[str, bool, bool]:
     if inside:
         raise CourseError(f"{name}: {BEGIN} without {END}")
     return "\n".join(kept).rstrip(), was_cut, is_left
-
-
-def without_markers(source: str) -> str:
-    """An answer cell as it is shown: at column 0 the answer alone, which stands for the whole."""
-    lines = source.split("\n")
-    begins = [k for k, line in enumerate(lines) if BEGIN in line]
-    if begins and not lines[begins[0]][:1].isspace():
-        ends = [k for k, line in enumerate(lines) if END in line]
-        lines = lines[begins[0] : ends[-1] + 1]
-    return "\n".join(line for line in lines if BEGIN not in line and END not in line).strip("\n")
-
-
-def checked_name(source: str) -> str | None:
-    """The name in a cell's check("name", ...), or None."""
-    if "check(" not in source:
-        return None
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:  # a learner's cell, or a magic
-        found = re.search(r"""^check\(\s*['"](\w+)['"]""", source, re.MULTILINE)
-        return found.group(1) if found else None
-    for node in ast.walk(tree):
-        called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "check"
-        if called and node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str):
-            return node.args[0].value
-    return None
 
 
 # ---------------------------------------------------------------------------------------------------------------

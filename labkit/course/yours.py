@@ -15,13 +15,9 @@ course's answers.
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import copy
 import functools
 import inspect
-import io
-import linecache
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -31,7 +27,7 @@ from numba import float32
 from labkit import cuda
 from labkit._common.errors import UserError
 from labkit._common.tables import ResultTable
-from labkit.course import exercises
+from labkit.course import answer_cells, exercises
 from labkit.course import registry as courses
 from labkit.course import workbooks as workbook
 from labkit.course.check import examine
@@ -299,7 +295,8 @@ def read(course, name: str, *, solutions: bool = False):
     cell, above = _cell(notebook, name)
     if not solutions and cell == _cell(workbook.to_notebook(course, chapter), name)[0]:
         return None
-    return _run(_program(above, cell), name, f"<{'solutions' if solutions else chapter.workbook.name}: {name}>")
+    file = "solutions" if solutions else chapter.workbook.name
+    return answer_cells.run(answer_cells.program(above, cell), name, f"<{file}: {name}>")
 
 
 def _cell(notebook, name: str) -> tuple[str, list[str]]:
@@ -311,48 +308,9 @@ def _cell(notebook, name: str) -> tuple[str, list[str]]:
         about = cell.metadata.get("labkit", {})
         if about.get("exercise") == name and about.get("role") == "answer":
             return cell.source, above
-        if workbook.checked_name(cell.source) is None:
+        if answer_cells.checked_name(cell.source) is None:
             above.append(cell.source)
     raise courses.CourseError(f"its cell is not in the notebook; labkit reset {name} puts it back")
-
-
-def _program(above: Sequence[str], answer: str) -> str:
-    """The answer's cell, after those statements of the cells above it that define what it uses."""
-    needed = _names_read(ast.parse(answer))
-    kept: list[str] = []
-    for cell in reversed(above):
-        try:
-            statements = ast.parse(cell).body
-        except SyntaxError:  # a magic, or half a thought
-            continue
-        for statement in reversed(statements):
-            if _names_bound(statement) & needed:
-                needed |= _names_read(statement)
-                kept.append(ast.unparse(statement))
-    return "\n".join([*reversed(kept), answer, ""])
-
-
-def _names_read(tree) -> set[str]:
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-
-
-def _names_bound(statement) -> set[str]:
-    if isinstance(statement, (ast.Import, ast.ImportFrom)):
-        return {(alias.asname or alias.name).split(".")[0] for alias in statement.names}
-    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
-        return {statement.name}
-    if isinstance(statement, (ast.Assign, ast.AnnAssign)):
-        names = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
-        return {node.id for node in names if isinstance(node.ctx, ast.Store)}
-    return set()
-
-
-def _run(program: str, name: str, filename: str):
-    linecache.cache[filename] = (len(program), None, program.splitlines(keepends=True), filename)
-    namespace = {"__name__": "__main__"}
-    with contextlib.redirect_stdout(io.StringIO()):
-        exec(compile(program, filename, "exec"), namespace)
-    return namespace.get(name)
 
 
 # --- The model's kernels, with some of them replaced -----------------------------------------------------------------
