@@ -1,4 +1,4 @@
-"""The cells that hold answers, in solutions/NN_topic.py and in learners' notebooks: finding an answer, running it alone.
+"""Cells with answers, in solutions/NN_topic.py and in learners' notebooks: finding an answer, running it alone.
 
 An answer stands between nbgrader's markers, ### BEGIN SOLUTION and ### END SOLUTION, in the last such cell above the
 one that calls check("name", answer).
@@ -8,12 +8,89 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import io
 import linecache
+import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from labkit._common import paths
 
 BEGIN, END = "BEGIN SOLUTION", "END SOLUTION"
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The course's answer to an exercise, as text: without markers, and the code of the cells above it."""
+
+    exercise: str
+    answer: str
+    above: tuple[str, ...]
+    file: str
+
+    def run(self, answer: str, filename: str):
+        """What `answer`, put in the place of this one, defines under the exercise's name."""
+        return run(program(self.above, answer), self.exercise, filename)
+
+
+def solutions_directories() -> list[Path]:
+    """Where solutions lie: in the checkout, else where the wheel has them; then in the course that LABKIT_COURSE names.
+    None of them is there where a teacher gave the exercises out without answers."""
+    own = paths.REPOSITORY / "solutions" if (paths.REPOSITORY / "course.toml").is_file() else paths.SOLUTIONS_IN_WHEEL
+    given = os.environ.get("LABKIT_COURSE")
+    return [path for path in (own, *([Path(given).resolve() / "solutions"] if given else [])) if path.is_dir()]
+
+
+def solution(exercise: str) -> Solution | None:
+    """The course's answer to this exercise; None where no solutions are at hand. KeyError where they do not hold it."""
+    directories = solutions_directories()
+    for directory in directories:
+        for path in sorted(directory.glob("[0-9][0-9]_*.py")):
+            if exercise in (found := _solutions(path, path.stat().st_mtime_ns)):
+                return found[exercise]
+    if directories:
+        looked = " or ".join(map(str, directories))
+        raise KeyError(f"no file of {looked} has an answer above check({exercise!r}, ...)")
+    return None
+
+
+@functools.lru_cache(maxsize=64)
+def _solutions(path: Path, changed_ns: int) -> dict[str, Solution]:
+    """Exercise -> its answer, in one file. The time of its last change is there for the cache."""
+    found, above = {}, []
+    last = None  # the last answer, and how many cells stand above it
+    for source in code_cells(path.read_text(encoding="utf-8")):
+        exercise = checked_name(source)
+        if exercise is not None:
+            if last is not None:
+                found[exercise] = Solution(exercise, last[0], tuple(above[: last[1]]), path.name)
+            last = None
+            continue
+        above.append(source)
+        if BEGIN in source:  # at column 0 the code above the region is in the answer's cell, and stays available
+            last = (without_markers(source), len(above) if _at_column_0(source) else len(above) - 1)
+    return found
+
+
+def code_cells(text: str) -> list[str]:
+    """The code cells of a py:percent source."""
+    cells: list[list[str]] = []
+    current: list[str] | None = None
+    for line in text.split("\n"):
+        if re.match(r"# ?%%(\s|$)", line):
+            current = None
+            if "[markdown]" not in line:
+                cells.append(current := [])
+        elif current is not None:
+            current.append(line)
+    return ["\n".join(cell).strip("\n") for cell in cells]
+
+
+def _at_column_0(source: str) -> bool:
+    return not next(line for line in source.split("\n") if BEGIN in line)[:1].isspace()
 
 
 def without_markers(source: str) -> str:

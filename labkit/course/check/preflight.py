@@ -62,7 +62,10 @@ def _kind_of(value) -> str:
 
 def _wrong_parameters(exercise: Exercise, answer) -> Attempt | None:
     mine = list(inspect.signature(answer.py_func).parameters)
-    asked = list(inspect.signature(next(iter(exercise.wrong.values())).py_func).parameters)
+    wrong = next(iter(exercise.wrong.values()), None)
+    if wrong is None:  # all are edits of the answer, and it is not at hand
+        return None
+    asked = list(inspect.signature(wrong.py_func).parameters)
     if len(mine) == len(asked):
         return None
     return Attempt("wrong_arguments", f"`{answer.__name__}` has {counted(mine, 'parameter')}; it is launched with "

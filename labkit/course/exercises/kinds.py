@@ -8,10 +8,13 @@ from typing import ClassVar
 
 import numpy as np
 
+from labkit.course.exercises.edits import WrongAnswers
+
 
 @dataclass(frozen=True)
 class Exercise:
-    """What every exercise has. `wrong` maps a mistake, in a few words, to an answer that makes it."""
+    """What every exercise has. `wrong` maps a mistake, in a few words, to an answer that makes it or to an Edit of the
+    right answer."""
 
     kind: ClassVar[str]
     name: str
@@ -19,8 +22,9 @@ class Exercise:
     wrong: Mapping[str, object]
 
     def __post_init__(self):
-        self._demand(len(self.wrong) >= 2,
-                     "`wrong` needs two known wrong answers at least, so that check can be tested")
+        declared = getattr(self.wrong, "declared", self.wrong)  # a copy's were wrapped before
+        self._demand(len(declared) >= 2, "`wrong` needs two known wrong answers at least, so that check can be tested")
+        object.__setattr__(self, "wrong", WrongAnswers(self.name, declared))
 
     def _demand(self, condition, message: str) -> None:
         if not condition:
