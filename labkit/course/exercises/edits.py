@@ -58,7 +58,7 @@ def _replaced(lines: list[str], old: str, new: str) -> list[str]:
 
 
 class WrongAnswers(Mapping):
-    """mistake -> an answer that makes it. Where an Edit is declared, it is made from the right answer when first wanted.
+    """mistake -> an answer that makes it. An Edit is applied to the right answer when it is first asked for.
 
     Without solutions at hand (a teacher may give exercises out without them) edits are left out.
     """
