@@ -15,8 +15,8 @@ from labkit.course import answer_cells
 class Edit:
     """An edit of the exercise's answer in solutions/NN_topic.py: Edit(old, new), or Edit(old, new, old, new, ...).
 
-    `old` is one or more whole lines of the answer, which must stand there exactly once; `new` takes their place. "" as
-    `new` deletes them. Both are written without the indentation that their lines share, and without comments.
+    `old` is a part of a line, or several whole lines, and must stand in the answer exactly once, comments left out; `new`
+    takes its place. Several lines are written without the indentation that they share. "" as `new` deletes.
     """
 
     pairs: tuple[tuple[str, str], ...]
@@ -45,16 +45,22 @@ def _code_lines(source: str) -> list[str]:
 
 
 def _replaced(lines: list[str], old: str, new: str) -> list[str]:
+    if "\n" not in old + new:
+        _demand_once(old, sum(line.count(old) for line in lines))
+        return [line for line in (line.replace(old, new) for line in lines) if line.strip()]
     wanted = textwrap.dedent(old).strip("\n").split("\n")
     starts = [start for start in range(len(lines) - len(wanted) + 1)
               if textwrap.dedent("\n".join(lines[start : start + len(wanted)])).split("\n") == wanted]
-    if len(starts) != 1:
-        raise ValueError(f"these lines must stand in the answer exactly once, and stand there {len(starts)} times: "
-                         f"{old!r}")
+    _demand_once(old, len(starts))
     (start,) = starts
     indent = lines[start][: len(lines[start]) - len(wanted[0])]
     put = textwrap.indent(textwrap.dedent(new).strip("\n"), indent).split("\n") if new else []
     return [*lines[:start], *put, *lines[start + len(wanted) :]]
+
+
+def _demand_once(old: str, count: int) -> None:
+    if count != 1:
+        raise ValueError(f"{old!r} must stand in the answer exactly once, and stands there {count} times")
 
 
 class WrongAnswers(Mapping):
