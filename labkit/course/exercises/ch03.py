@@ -6,7 +6,7 @@ Matrices have the shape (R, C) and volumes (X, Y, Z), as NumPy writes them: C an
 import numpy as np
 
 from labkit import cuda
-from labkit.course.exercises import KernelExercise, PredictionExercise
+from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
 from labkit.kernels.op import relative_to, uniform
 
 WIDE = (32, 8)  # threads along the columns and the rows of a matrix
@@ -37,34 +37,6 @@ def _volumes(*sizes):
 # --- A row vector added to each row --------------------------------------------------------------------------------
 
 
-@cuda.jit
-def row_by_row_index(a, v, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        out[row, col] = a[row, col] + v[row]
-
-
-@cuda.jit
-def row_first_only(a, v, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        out[row, col] = a[row, col] + v[0]
-
-
-@cuda.jit
-def row_left_out(a, v, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        out[row, col] = a[row, col]
-
-
-@cuda.jit
-def row_grid_turned(a, v, out):
-    row, col = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        out[row, col] = a[row, col] + v[col]
-
-
 ADD_ROW = KernelExercise(
     name="add_row",
     reference=lambda a, v: a.astype(np.float64) + v.astype(np.float64)[None, :],
@@ -73,47 +45,18 @@ ADD_ROW = KernelExercise(
     sizes=_matrices((1, 1), (1, 7), (5, 3), (3, 5), (8, 32), (37, 23), (19, 70)),
     launch=_over_matrix,
     tolerance=relative_to(lambda a, v: np.abs(a) + np.abs(v)[None, :], roundings=1),
-    wrong={"`v` is read at the row, and not at the column": row_by_row_index,
-           "every element adds the same `v[0]`": row_first_only, "`v` is never added": row_left_out,
-           GRID_TURNED: row_grid_turned},
+    wrong={
+        "`v` is read at the row, and not at the column":
+            Edit("out[row, col] = a[row, col] + v[col]", "out[row, col] = a[row, col] + v[row]"),
+        "every element adds the same `v[0]`":
+            Edit("out[row, col] = a[row, col] + v[col]", "out[row, col] = a[row, col] + v[0]"),
+        "`v` is never added": Edit("out[row, col] = a[row, col] + v[col]", "out[row, col] = a[row, col]"),
+        GRID_TURNED: Edit("col, row = cuda.grid(2)", "row, col = cuda.grid(2)"),
+    },
 )
 
 
 # --- The difference of each pair -----------------------------------------------------------------------------------
-
-
-@cuda.jit
-def outer_axes_exchanged(a, b, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        out[row, col] = a[col] - b[row]
-
-
-@cuda.jit
-def outer_sign(a, b, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        out[row, col] = b[col] - a[row]
-
-
-@cuda.jit
-def outer_grid_turned(a, b, out):
-    row, col = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        out[row, col] = a[row] - b[col]
-
-
-@cuda.jit
-def outer_no_guard(a, b, out):
-    col, row = cuda.grid(2)
-    out[row, col] = a[row] - b[col]
-
-
-@cuda.jit
-def outer_half_guard(a, b, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0]:
-        out[row, col] = a[row] - b[col]
 
 
 OUTER_DIFFERENCE = KernelExercise(
@@ -124,10 +67,15 @@ OUTER_DIFFERENCE = KernelExercise(
     sizes=_matrices((1, 1), (1, 7), (5, 3), (3, 5), (8, 32), (37, 23), (19, 70)),
     launch=_over_matrix,
     tolerance=relative_to(lambda a, b: np.abs(a)[:, None] + np.abs(b)[None, :], roundings=1),
-    wrong={"`a` is read at the column and `b` at the row": outer_axes_exchanged,
-           "`b - a` in place of `a - b`": outer_sign,
-           GRID_TURNED: outer_grid_turned,
-           "no guard": outer_no_guard, "a guard for the rows, and none for the columns": outer_half_guard},
+    wrong={
+        "`a` is read at the column and `b` at the row":
+            Edit("out[row, col] = a[row] - b[col]", "out[row, col] = a[col] - b[row]"),
+        "`b - a` in place of `a - b`": Edit("out[row, col] = a[row] - b[col]", "out[row, col] = b[col] - a[row]"),
+        GRID_TURNED: Edit("col, row = cuda.grid(2)", "row, col = cuda.grid(2)"),
+        "no guard": Edit("if row < out.shape[0] and col < out.shape[1]:", "if True:"),
+        "a guard for the rows, and none for the columns":
+            Edit("if row < out.shape[0] and col < out.shape[1]:", "if row < out.shape[0]:"),
+    },
 )
 
 
@@ -135,38 +83,10 @@ OUTER_DIFFERENCE = KernelExercise(
 
 
 @cuda.jit
-def middle_no_wrap(a, g, out, ny, nz):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = a[i] * g[i // nz]
-
-
-@cuda.jit
-def middle_as_fastest(a, g, out, ny, nz):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = a[i] * g[i % ny]
-
-
-@cuda.jit
-def middle_lengths_exchanged(a, g, out, ny, nz):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = a[i] * g[i // ny % nz]
-
-
-@cuda.jit
 def middle_one_too_far(a, g, out, ny, nz):
     i = cuda.grid(1)
     if i <= out.size:
         out[i] = a[i] * g[i // nz % ny]
-
-
-@cuda.jit
-def middle_is_x(a, g, out, ny, nz):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = a[i] * g[i // (ny * nz)]
 
 
 SCALE_MIDDLE = KernelExercise(
@@ -178,41 +98,18 @@ SCALE_MIDDLE = KernelExercise(
     launch=lambda X, Y, Z: (-(-X * Y * Z // 128), 128),
     arguments=lambda inputs, out, size: (_flat(inputs[0]), inputs[1], _flat(out), size["Y"], size["Z"]),
     tolerance=relative_to(lambda a, g: np.abs(a) * np.abs(g)[None, :, None], roundings=1),
-    wrong={"`i // nz` goes on counting through every x: `% ny` is missing": middle_no_wrap,
-           "`i % ny`, as if y ran fastest": middle_as_fastest,
-           "`i // (ny * nz)`, which is x": middle_is_x, "`ny` and `nz` exchanged": middle_lengths_exchanged,
-           "`<=` in place of `<` in the guard": middle_one_too_far},
+    wrong={
+        "`i // nz` goes on counting through every x: `% ny` is missing":
+            Edit("out[i] = a[i] * g[y]", "out[i] = a[i] * g[i // nz]"),
+        "`i % ny`, as if y ran fastest": Edit("out[i] = a[i] * g[y]", "out[i] = a[i] * g[i % ny]"),
+        "`i // (ny * nz)`, which is x": Edit("out[i] = a[i] * g[y]", "out[i] = a[i] * g[i // (ny * nz)]"),
+        "`ny` and `nz` exchanged": Edit("out[i] = a[i] * g[y]", "out[i] = a[i] * g[i // ny % nz]"),
+        "`<=` in place of `<` in the guard": middle_one_too_far,
+    },
 )
 
 
 # --- Find the bug: it agrees with NumPy on every cube --------------------------------------------------------------
-
-
-@cuda.jit
-def aligned_wrong_row_length(a, b, c, out, nx, ny, nz):
-    z, y, x = cuda.grid(3)
-    if x < nx and y < ny and z < nz:
-        pair = y * ny + z
-        i = (x * ny + y) * nz + z
-        out[i] = a[i] + b[pair] + c[z]
-
-
-@cuda.jit
-def aligned_c_at_x(a, b, c, out, nx, ny, nz):
-    z, y, x = cuda.grid(3)
-    if x < nx and y < ny and z < nz:
-        pair = y * nz + z
-        i = (x * ny + y) * nz + z
-        out[i] = a[i] + b[pair] + c[x]
-
-
-@cuda.jit
-def aligned_lesson(a, b, c, out, nx, ny, nz):
-    z, y, x = cuda.grid(3)
-    if x < nx and y < ny and z < nz:
-        pair = x * ny + y
-        i = pair * nz + z
-        out[i] = a[i] + b[pair] + c[z]
 
 
 ADD_ALIGNED = KernelExercise(
@@ -224,8 +121,13 @@ ADD_ALIGNED = KernelExercise(
     launch=_over_volume,
     arguments=lambda inputs, out, size: (*map(_flat, inputs), _flat(out), size["X"], size["Y"], size["Z"]),
     tolerance=relative_to(lambda a, b, c: np.abs(a) + np.abs(b) + np.abs(c), roundings=2),
-    wrong={"one step in y is taken to be `ny` elements of `b`": aligned_wrong_row_length,
-           "`c` is read at x": aligned_c_at_x, "`b` is read at x and y, as in the lesson": aligned_lesson},
+    wrong={
+        "one step in y is taken to be `ny` elements of `b`": Edit("pair = y * nz + z", "pair = y * ny + z"),
+        "`c` is read at x": Edit("out[i] = a[i] + b[pair] + c[z]", "out[i] = a[i] + b[pair] + c[x]"),
+        "`b` is read at x and y, as in the lesson":
+            Edit("pair = y * nz + z", "pair = x * ny + y",
+                 "i = (x * ny + y) * nz + z", "i = pair * nz + z"),
+    },
 )
 
 
@@ -264,41 +166,6 @@ PREDICT_READS = PredictionExercise(
 # --- One kernel for every broadcast --------------------------------------------------------------------------------
 
 
-@cuda.jit
-def steps_exchanged(a, b, out, x_step, y_step, z_step):
-    z, y, x = cuda.grid(3)
-    if x < out.shape[0] and y < out.shape[1] and z < out.shape[2]:
-        out[x, y, z] = a[x, y, z] + b[x * z_step + y * y_step + z * x_step]
-
-
-@cuda.jit
-def steps_modulo(a, b, out, x_step, y_step, z_step):
-    z, y, x = cuda.grid(3)
-    if x < out.shape[0] and y < out.shape[1] and z < out.shape[2]:
-        i = (x * out.shape[1] + y) * out.shape[2] + z
-        out[x, y, z] = a[x, y, z] + b[i % b.size]
-
-
-@cuda.jit
-def steps_ignored(a, b, out, x_step, y_step, z_step):
-    z, y, x = cuda.grid(3)
-    if x < out.shape[0] and y < out.shape[1] and z < out.shape[2]:
-        out[x, y, z] = a[x, y, z] + b[(x * out.shape[1] + y) * out.shape[2] + z]
-
-
-@cuda.jit
-def steps_no_guard(a, b, out, x_step, y_step, z_step):
-    z, y, x = cuda.grid(3)
-    out[x, y, z] = a[x, y, z] + b[x * x_step + y * y_step + z * z_step]
-
-
-@cuda.jit
-def steps_grid_turned(a, b, out, x_step, y_step, z_step):
-    x, y, z = cuda.grid(3)
-    if x < out.shape[0] and y < out.shape[1] and z < out.shape[2]:
-        out[x, y, z] = a[x, y, z] + b[x * x_step + y * y_step + z * z_step]
-
-
 def steps_of(bX: int, bY: int, bZ: int, **_) -> tuple[int, int, int]:
     """Elements from one x, y, z to the next in a C-contiguous (bX, bY, bZ); 0 along an axis of length 1."""
     return (bY * bZ if bX > 1 else 0, bZ if bY > 1 else 0, 1 if bZ > 1 else 0)
@@ -325,11 +192,19 @@ ADD_BROADCAST = KernelExercise(
     launch=_over_volume,
     arguments=lambda inputs, out, size: (inputs[0], _flat(inputs[1]), out, *steps_of(**size)),
     tolerance=relative_to(lambda a, b: np.abs(a) + np.abs(b), roundings=1),
-    wrong={"the steps of x and z are exchanged": steps_exchanged,
-           "the index into `b` wraps around with `%`: right only for axes that are missing on the left": steps_modulo,
-           "the steps are not used: `b` is read as if it were as large as `a`": steps_ignored,
-           "no guard": steps_no_guard,
-           "`x, y, z = cuda.grid(3)`, where the grid is laid with its x along z": steps_grid_turned},
+    wrong={
+        "the steps of x and z are exchanged":
+            Edit("x_step + y * y_step + z * z_step", "z_step + y * y_step + z * x_step"),
+        "the index into `b` wraps around with `%`: right only for axes that are missing on the left":
+            Edit("out[x, y, z] = a[x, y, z] + b[x * x_step + y * y_step + z * z_step]",
+                 "i = (x * out.shape[1] + y) * out.shape[2] + z\n"
+                 "out[x, y, z] = a[x, y, z] + b[i % b.size]"),
+        "the steps are not used: `b` is read as if it were as large as `a`":
+            Edit("x * x_step + y * y_step + z * z_step", "(x * out.shape[1] + y) * out.shape[2] + z"),
+        "no guard": Edit("if x < out.shape[0] and y < out.shape[1] and z < out.shape[2]:", "if True:"),
+        "`x, y, z = cuda.grid(3)`, where the grid is laid with its x along z":
+            Edit("z, y, x = cuda.grid(3)", "x, y, z = cuda.grid(3)"),
+    },
 )
 
 EXERCISES = (ADD_ROW, OUTER_DIFFERENCE, SCALE_MIDDLE, ADD_ALIGNED, PREDICT_READS, ADD_BROADCAST)

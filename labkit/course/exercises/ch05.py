@@ -8,7 +8,7 @@ import numpy as np
 from numba import float32, uint32
 
 from labkit import cuda
-from labkit.course.exercises import KernelExercise, PredictionExercise
+from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
 from labkit.device import ptx
 from labkit.kernels.op import dot_products, uniform
 
@@ -114,91 +114,6 @@ LINEAR_PATCH = KernelExercise(
 # --- Find the bug: the last copy -------------------------------------------------------------------------------------
 
 
-@cuda.jit
-def mirrored_last_not_awaited(a, out):
-    tile = cuda.shared.array(128, float32)
-    i = uint32(cuda.threadIdx.x)
-    rows = uint32(a.shape[0])
-    ptx.cp_async_4(tile, i, a, i, 4)
-    ptx.cp_async_commit()
-    total = ZERO
-    row = uint32(0)
-    while row < rows:
-        after = uint32(row + uint32(1))
-        if after < rows:
-            ptx.cp_async_4(tile, uint32(after % uint32(2) * uint32(64) + i), a, uint32(after * uint32(64) + i), 4)
-            ptx.cp_async_commit()
-        ptx.cp_async_wait(1)
-        cuda.syncthreads()
-        total += tile[row % uint32(2) * uint32(64) + uint32(63) - i]
-        cuda.syncthreads()
-        row = after
-    out[i] = total
-
-
-@cuda.jit
-def mirrored_never_awaited(a, out):
-    tile = cuda.shared.array(128, float32)
-    i = uint32(cuda.threadIdx.x)
-    rows = uint32(a.shape[0])
-    ptx.cp_async_4(tile, i, a, i, 4)
-    ptx.cp_async_commit()
-    total = ZERO
-    row = uint32(0)
-    while row < rows:
-        after = uint32(row + uint32(1))
-        if after < rows:
-            ptx.cp_async_4(tile, uint32(after % uint32(2) * uint32(64) + i), a, uint32(after * uint32(64) + i), 4)
-        ptx.cp_async_commit()
-        cuda.syncthreads()
-        total += tile[row % uint32(2) * uint32(64) + uint32(63) - i]
-        cuda.syncthreads()
-        row = after
-    out[i] = total
-
-
-@cuda.jit
-def mirrored_no_first_barrier(a, out):
-    tile = cuda.shared.array(128, float32)
-    i = uint32(cuda.threadIdx.x)
-    rows = uint32(a.shape[0])
-    ptx.cp_async_4(tile, i, a, i, 4)
-    ptx.cp_async_commit()
-    total = ZERO
-    row = uint32(0)
-    while row < rows:
-        after = uint32(row + uint32(1))
-        if after < rows:
-            ptx.cp_async_4(tile, uint32(after % uint32(2) * uint32(64) + i), a, uint32(after * uint32(64) + i), 4)
-        ptx.cp_async_commit()
-        ptx.cp_async_wait(1)
-        total += tile[row % uint32(2) * uint32(64) + uint32(63) - i]
-        cuda.syncthreads()
-        row = after
-    out[i] = total
-
-
-@cuda.jit
-def mirrored_no_second_barrier(a, out):
-    tile = cuda.shared.array(128, float32)
-    i = uint32(cuda.threadIdx.x)
-    rows = uint32(a.shape[0])
-    ptx.cp_async_4(tile, i, a, i, 4)
-    ptx.cp_async_commit()
-    total = ZERO
-    row = uint32(0)
-    while row < rows:
-        after = uint32(row + uint32(1))
-        if after < rows:
-            ptx.cp_async_4(tile, uint32(after % uint32(2) * uint32(64) + i), a, uint32(after * uint32(64) + i), 4)
-        ptx.cp_async_commit()
-        ptx.cp_async_wait(1)
-        cuda.syncthreads()
-        total += tile[row % uint32(2) * uint32(64) + uint32(63) - i]
-        row = after
-    out[i] = total
-
-
 MIRRORED_SUMS = KernelExercise(
     name="mirrored_sums",
     reference=lambda a: a.astype(np.float64).sum(axis=0)[::-1],
@@ -207,10 +122,22 @@ MIRRORED_SUMS = KernelExercise(
     sizes=tuple({"R": R} for R in (1, 2, 3, 6)),
     launch=lambda R: (1, 64),
     tolerance=dot_products(lambda a: np.abs(a).sum(axis=0)[::-1], length=lambda a: a.shape[0]),
-    wrong={"in the last round there is one group only, and the wait lets it pass": mirrored_last_not_awaited,
-           "nothing waits for the copies": mirrored_never_awaited,
-           "no barrier between the wait and the reads": mirrored_no_first_barrier,
-           "no barrier between the reads and the next copy into the same place": mirrored_no_second_barrier},
+    wrong={
+        "in the last round there is one group only, and the wait lets it pass":
+            Edit("ptx.cp_async_commit()\n"
+                 "ptx.cp_async_wait(1)",
+                 "    ptx.cp_async_commit()\n"
+                 "ptx.cp_async_wait(1)"),
+        "nothing waits for the copies": Edit("ptx.cp_async_wait(1)", ""),
+        "no barrier between the wait and the reads":
+            Edit("cuda.syncthreads()\n"
+                 "total += tile[row % uint32(2) * uint32(64) + uint32(63) - i]",
+                 "total += tile[row % uint32(2) * uint32(64) + uint32(63) - i]"),
+        "no barrier between the reads and the next copy into the same place":
+            Edit("cuda.syncthreads()\n"
+                 "row = after",
+                 "row = after"),
+    },
 )
 
 

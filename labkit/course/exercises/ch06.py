@@ -5,7 +5,7 @@ import numpy as np
 from numba import float32
 
 from labkit import cuda
-from labkit.course.exercises import FunctionExercise, KernelExercise, PredictionExercise
+from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
 from labkit.device import graphs, ptx
 from labkit.kernels.op import relative_to, uniform
 
@@ -40,22 +40,6 @@ def own_time_takes_all_below(parent, total):
     return own
 
 
-def own_time_takes_parent(parent, total):
-    own = np.array(total, np.float64)
-    for child, at in enumerate(parent):
-        if at >= 0:
-            own[child] -= total[at]
-    return own
-
-
-def own_time_of_root_only(parent, total):
-    own = np.array(total, np.float64)
-    for child, at in enumerate(parent):
-        if at == 0:
-            own[0] -= total[child]
-    return own
-
-
 def _tree(rng, n):
     """Ranges in the order in which they begin: each one's parent stands before it, and its children fit into it."""
     parent = np.array([-1] + [int(rng.integers(0, k)) for k in range(1, n)], np.int64)
@@ -75,8 +59,14 @@ OWN_TIME = FunctionExercise(
         "nothing is taken away: an outer range is counted with all that lies in it": own_time_is_total,
         "grandchildren are taken away from their grandparent as well, and they lie in a child already":
             own_time_takes_all_below,
-        "the outer range is taken away from the inner one": own_time_takes_parent,
-        "only the outermost range loses what lies in it": own_time_of_root_only,
+        "the outer range is taken away from the inner one":
+            Edit("for child, outer in enumerate(parent):", "for child, at in enumerate(parent):",
+                 "if outer >= 0:", "if at >= 0:",
+                 "own[outer] -= total[child]", "own[child] -= total[at]"),
+        "only the outermost range loses what lies in it":
+            Edit("for child, outer in enumerate(parent):", "for child, at in enumerate(parent):",
+                 "if outer >= 0:", "if at == 0:",
+                 "own[outer] -= total[child]", "own[0] -= total[child]"),
     },
 )
 
@@ -190,42 +180,6 @@ RUN_STEPS = FunctionExercise(
 # --- fused_tail: three kernels made one ------------------------------------------------------------------------------
 
 
-@cuda.jit
-def fused_tail_residual_inside(x, bias, residual, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = max(x[i] + bias[i % bias.size] + residual[i], float32(0.0))
-
-
-@cuda.jit
-def fused_tail_bias_by_row(x, bias, residual, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = max(x[i] + bias[(i // bias.size) % bias.size], float32(0.0)) + residual[i]
-
-
-@cuda.jit
-def fused_tail_bias_after(x, bias, residual, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = max(x[i], float32(0.0)) + bias[i % bias.size] + residual[i]
-
-
-@cuda.jit
-def fused_tail_unguarded(x, bias, residual, out):
-    i = cuda.grid(1)
-    out[i] = max(x[i] + bias[i % bias.size], float32(0.0)) + residual[i]
-
-
-@cuda.jit
-def fused_tail_through_memory(x, bias, residual, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = x[i] + bias[i % bias.size]
-        out[i] = max(out[i], float32(0.0))
-        out[i] += residual[i]
-
-
 def _each_array_once(report):
     if report.counts["global_loads"] != 3 * report.counts["global_stores"]:
         return ("The result is right, but it goes through memory on its way: each thread should load three numbers, "
@@ -245,11 +199,19 @@ FUSED_TAIL = KernelExercise(
                           roundings=2),
     demand=_each_array_once,
     wrong={
-        "the result so far is kept in out, and goes to memory and back between the steps": fused_tail_through_memory,
-        "the residual is added before the maximum, not after it": fused_tail_residual_inside,
-        "the bias is taken by the row, and there is one for each column": fused_tail_bias_by_row,
-        "the bias is added after the maximum": fused_tail_bias_after,
-        "there is no guard": fused_tail_unguarded,
+        "the result so far is kept in out, and goes to memory and back between the steps":
+            Edit("out[i] = max(x[i] + bias[i % bias.size], float32(0.0)) + residual[i]",
+                 "out[i] = x[i] + bias[i % bias.size]\n"
+                 "out[i] = max(out[i], float32(0.0))\n"
+                 "out[i] += residual[i]"),
+        "the residual is added before the maximum, not after it":
+            Edit("out[i] = max(x[i] + bias[i % bias.size], float32(0.0)) + residual[i]",
+                 "out[i] = max(x[i] + bias[i % bias.size] + residual[i], float32(0.0))"),
+        "the bias is taken by the row, and there is one for each column":
+            Edit("i % bias.size", "(i // bias.size) % bias.size"),
+        "the bias is added after the maximum":
+            Edit("(x[i] + bias[i % bias.size], float32(0.0))", "(x[i], float32(0.0)) + bias[i % bias.size]"),
+        "there is no guard": Edit("if i < out.size:", "if True:"),
     },
 )
 

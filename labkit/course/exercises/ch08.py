@@ -3,13 +3,12 @@
 Two are in Numba and take a program's shape by hand; one is a tile program, which runs on the model of cuTile.
 """
 
-import math
 
 import numpy as np
 from numba import float32
 
 from labkit import cuda
-from labkit.course.exercises import FunctionExercise, KernelExercise, PredictionExercise
+from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
 from labkit.kernels.libraries import cutile_model as ct
 from labkit.kernels.op import dot_products, relative_to, uniform
 
@@ -41,26 +40,9 @@ PREDICT_MASKS = PredictionExercise(
 
 
 @cuda.jit
-def axpy_blocks_overlap(s, x, y, out):
-    start = cuda.blockIdx.x * THREADS
-    for step in range(0, BLOCK, THREADS):
-        i = start + step + cuda.threadIdx.x
-        if i < out.size:
-            out[i] = s * x[i] + y[i]
-
-
-@cuda.jit
 def axpy_first_part_only(s, x, y, out):
     i = cuda.blockIdx.x * BLOCK + cuda.threadIdx.x
     if i < out.size:
-        out[i] = s * x[i] + y[i]
-
-
-@cuda.jit
-def axpy_no_mask(s, x, y, out):
-    start = cuda.blockIdx.x * BLOCK
-    for step in range(0, BLOCK, THREADS):
-        i = start + step + cuda.threadIdx.x
         out[i] = s * x[i] + y[i]
 
 
@@ -70,15 +52,6 @@ def axpy_mask_of_the_first(s, x, y, out):
     if start + BLOCK - THREADS + cuda.threadIdx.x < out.size:
         for step in range(0, BLOCK, THREADS):
             i = start + step + cuda.threadIdx.x
-            out[i] = s * x[i] + y[i]
-
-
-@cuda.jit
-def axpy_leaves_holes(s, x, y, out):
-    start = cuda.blockIdx.x * BLOCK
-    for step in range(0, BLOCK, 2 * THREADS):
-        i = start + step + cuda.threadIdx.x
-        if i < out.size:
             out[i] = s * x[i] + y[i]
 
 
@@ -95,114 +68,19 @@ AXPY_PROGRAM = KernelExercise(
     sizes=tuple({"n": n} for n in (1, 63, 64, 65, 255, 256, 257, 1000)),
     launch=lambda n: (-(-n // BLOCK), THREADS),
     tolerance=relative_to(lambda s, x, y: np.abs(s * x) + np.abs(y), roundings=2),
-    wrong={"the blocks begin 64 elements apart, not 256: they compute the same elements, and the end is never reached":
-           axpy_blocks_overlap,
-           "only the first 64 elements of each block are computed": axpy_first_part_only,
-           "no mask": axpy_no_mask,
-           "one mask for all four elements of a thread, that of the last": axpy_mask_of_the_first,
-           "the steps are 128 apart: every other 64 elements are left out": axpy_leaves_holes},
+    wrong={
+        "the blocks begin 64 elements apart, not 256: they compute the same elements, and the end is never reached":
+            Edit("start = cuda.blockIdx.x * 256", "start = cuda.blockIdx.x * 64"),
+        "only the first 64 elements of each block are computed": axpy_first_part_only,
+        "no mask": Edit("if i < out.size:", "if True:"),
+        "one mask for all four elements of a thread, that of the last": axpy_mask_of_the_first,
+        "the steps are 128 apart: every other 64 elements are left out":
+            Edit("for step in range(0, 256, 64):", "for step in range(0, 256, 2 * 64):"),
+    },
 )
 
 
 # --- Find the bug: the padding of a maximum --------------------------------------------------------------------------
-
-
-@cuda.jit
-def padded_with_zero(x, out):
-    tile = cuda.shared.array(64, float32)
-    row, t = cuda.blockIdx.x, cuda.threadIdx.x
-    value = x[row, t] if t < x.shape[1] else ZERO
-    tile[t] = value
-    cuda.syncthreads()
-    largest = tile[0]
-    for i in range(1, 64):
-        largest = max(largest, tile[i])
-    cuda.syncthreads()
-    tile[t] = math.exp(value - largest)
-    cuda.syncthreads()
-    total = ZERO
-    for i in range(64):
-        total += tile[i]
-    if t < x.shape[1]:
-        out[row, t] = tile[t] / total
-
-
-@cuda.jit
-def padded_in_the_maximum(x, out):
-    tile = cuda.shared.array(64, float32)
-    row, t = cuda.blockIdx.x, cuda.threadIdx.x
-    value = x[row, t] if t < x.shape[1] else ZERO
-    tile[t] = value
-    cuda.syncthreads()
-    largest = tile[0]
-    for i in range(1, 64):
-        largest = max(largest, tile[i])
-    cuda.syncthreads()
-    tile[t] = math.exp(value - largest) if t < x.shape[1] else ZERO
-    cuda.syncthreads()
-    total = ZERO
-    for i in range(64):
-        total += tile[i]
-    if t < x.shape[1]:
-        out[row, t] = tile[t] / total
-
-
-@cuda.jit
-def padded_in_the_sum(x, out):
-    tile = cuda.shared.array(64, float32)
-    row, t = cuda.blockIdx.x, cuda.threadIdx.x
-    value = x[row, t] if t < x.shape[1] else NOTHING
-    tile[t] = value
-    cuda.syncthreads()
-    largest = tile[0]
-    for i in range(1, 64):
-        largest = max(largest, tile[i])
-    cuda.syncthreads()
-    tile[t] = math.exp(value - largest) if t < x.shape[1] else float32(1.0)
-    cuda.syncthreads()
-    total = ZERO
-    for i in range(64):
-        total += tile[i]
-    if t < x.shape[1]:
-        out[row, t] = tile[t] / total
-
-
-@cuda.jit
-def padded_but_a_barrier_short(x, out):
-    tile = cuda.shared.array(64, float32)
-    row, t = cuda.blockIdx.x, cuda.threadIdx.x
-    value = x[row, t] if t < x.shape[1] else NOTHING
-    tile[t] = value
-    cuda.syncthreads()
-    largest = tile[0]
-    for i in range(1, 64):
-        largest = max(largest, tile[i])
-    tile[t] = math.exp(value - largest)
-    cuda.syncthreads()
-    total = ZERO
-    for i in range(64):
-        total += tile[i]
-    if t < x.shape[1]:
-        out[row, t] = tile[t] / total
-
-
-@cuda.jit
-def padded_and_stored_everywhere(x, out):
-    tile = cuda.shared.array(64, float32)
-    row, t = cuda.blockIdx.x, cuda.threadIdx.x
-    value = x[row, t] if t < x.shape[1] else NOTHING
-    tile[t] = value
-    cuda.syncthreads()
-    largest = tile[0]
-    for i in range(1, 64):
-        largest = max(largest, tile[i])
-    cuda.syncthreads()
-    tile[t] = math.exp(value - largest)
-    cuda.syncthreads()
-    total = ZERO
-    for i in range(64):
-        total += tile[i]
-    out[row, t] = tile[t] / total
 
 
 def _softmax_reference(x):
@@ -231,11 +109,20 @@ PADDED_SOFTMAX = KernelExercise(
     random_size=lambda rng: {"R": int(rng.integers(1, 9)), "C": int(rng.integers(1, 65))},
     launch=lambda R, C: (R, 64),
     tolerance=_softmax_tolerance,
-    wrong={"the places without an element hold 0, and take part in the maximum and in the sum": padded_with_zero,
-           "the places without an element hold 0, and take part in the maximum": padded_in_the_maximum,
-           "each place without an element adds 1 to the sum": padded_in_the_sum,
-           "no barrier between the search for the maximum and the exponentials": padded_but_a_barrier_short,
-           "places without an element are stored, too": padded_and_stored_everywhere},
+    wrong={
+        "the places without an element hold 0, and take part in the maximum and in the sum":
+            Edit("float32(-np.inf)", "float32(0.0)"),
+        "the places without an element hold 0, and take part in the maximum":
+            Edit("float32(-np.inf)", "float32(0.0)",
+                 "(value - largest)", "(value - largest) if t < x.shape[1] else float32(0.0)"),
+        "each place without an element adds 1 to the sum":
+            Edit("(value - largest)", "(value - largest) if t < x.shape[1] else float32(1.0)"),
+        "no barrier between the search for the maximum and the exponentials":
+            Edit("cuda.syncthreads()\n"
+                 "tile[t] = math.exp(value - largest)",
+                 "tile[t] = math.exp(value - largest)"),
+        "places without an element are stored, too": Edit("if t < x.shape[1]:", "if True:"),
+    },
 )
 
 
@@ -325,51 +212,6 @@ TILE_PRODUCT = FunctionExercise(
 # --- From a blank page: row sums -------------------------------------------------------------------------------------
 
 
-@cuda.jit
-def sums_one_pass(x, out):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    total = x[row, lane] if lane < x.shape[1] else ZERO
-    for offset in (16, 8, 4, 2, 1):
-        total += cuda.shfl_down_sync(0xFFFFFFFF, total, offset)
-    if lane == 0:
-        out[row] = total
-
-
-@cuda.jit
-def sums_no_exchange(x, out):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    total = ZERO
-    for col in range(lane, x.shape[1], 32):
-        total += x[row, col]
-    if lane == 0:
-        out[row] = total
-
-
-@cuda.jit
-def sums_padded_with_the_last(x, out):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    last = x.shape[1] - 1
-    total = ZERO
-    for start in range(0, x.shape[1], 32):
-        total += x[row, min(start + lane, last)]
-    for offset in (16, 8, 4, 2, 1):
-        total += cuda.shfl_down_sync(0xFFFFFFFF, total, offset)
-    if lane == 0:
-        out[row] = total
-
-
-@cuda.jit
-def sums_last_lane_stores(x, out):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    total = ZERO
-    for col in range(lane, x.shape[1], 32):
-        total += x[row, col]
-    for offset in (16, 8, 4, 2, 1):
-        total += cuda.shfl_down_sync(0xFFFFFFFF, total, offset)
-    if lane == 31:
-        out[row] = total
-
-
 ROW_SUMS = KernelExercise(
     name="row_sums",
     reference=lambda x: x.astype(np.float64).sum(axis=1),
@@ -378,10 +220,24 @@ ROW_SUMS = KernelExercise(
     sizes=tuple({"R": R, "C": C} for R, C in ((1, 1), (2, 31), (3, 32), (4, 33), (5, 100), (2, 781))),
     launch=lambda R, C: (R, 32),
     tolerance=dot_products(lambda x: np.abs(x).sum(axis=1), length=lambda x: x.shape[1]),
-    wrong={"only the first 32 elements of a row are added": sums_one_pass,
-           "the lanes never join their sums": sums_no_exchange,
-           "the last element stands in for those that are missing": sums_padded_with_the_last,
-           "lane 31 stores, and the sum is in lane 0": sums_last_lane_stores},
+    wrong={
+        "only the first 32 elements of a row are added":
+            Edit("total = float32(0.0)\n"
+                 "for col in range(lane, x.shape[1], 32):\n"
+                 "    total += x[row, col]",
+                 "total = x[row, lane] if lane < x.shape[1] else float32(0.0)"),
+        "the lanes never join their sums":
+            Edit("for offset in (16, 8, 4, 2, 1):\n"
+                 "    total += cuda.shfl_down_sync(0xFFFFFFFF, total, offset)",
+                 ""),
+        "the last element stands in for those that are missing":
+            Edit("total = float32(0.0)",
+                 "last = x.shape[1] - 1\n"
+                 "total = float32(0.0)",
+                 "for col in range(lane, x.shape[1], 32):", "for start in range(0, x.shape[1], 32):",
+                 "total += x[row, col]", "total += x[row, min(start + lane, last)]"),
+        "lane 31 stores, and the sum is in lane 0": Edit("if lane == 0:", "if lane == 31:"),
+    },
 )
 
 EXERCISES = (PREDICT_MASKS, AXPY_PROGRAM, PADDED_SOFTMAX, TILE_PRODUCT, ROW_SUMS)

@@ -12,7 +12,7 @@ import numpy as np
 from numba import float32, int32
 
 from labkit import cuda
-from labkit.course.exercises import FunctionExercise, KernelExercise, PredictionExercise
+from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
 from labkit.kernels.argmax import argmax_reference
 from labkit.kernels.op import uniform
 
@@ -117,48 +117,11 @@ def _appended(qkv, start, cache):
 
 
 @cuda.jit
-def append_from_row_zero(qkv, start, cache):
-    t = cuda.blockIdx.x
-    width = cache.shape[1] // 2
-    if t < cache.shape[0]:
-        for col in range(cuda.threadIdx.x, 2 * width, 32):
-            cache[t, col] = qkv[t, width + col]
-
-
-@cuda.jit
-def append_queries(qkv, start, cache):
-    t = cuda.blockIdx.x
-    row = start[0] + t
-    if row < cache.shape[0]:
-        for col in range(cuda.threadIdx.x, cache.shape[1], 32):
-            cache[row, col] = qkv[t, col]
-
-
-@cuda.jit
-def append_keys_only(qkv, start, cache):
-    t = cuda.blockIdx.x
-    width = cache.shape[1] // 2
-    row = start[0] + t
-    if row < cache.shape[0]:
-        for col in range(cuda.threadIdx.x, width, 32):
-            cache[row, col] = qkv[t, width + col]
-
-
-@cuda.jit
 def append_one_round(qkv, start, cache):
     t, col = cuda.blockIdx.x, cuda.threadIdx.x
     width = cache.shape[1] // 2
     row = start[0] + t
     if row < cache.shape[0] and col < 2 * width:
-        cache[row, col] = qkv[t, width + col]
-
-
-@cuda.jit
-def append_no_guard(qkv, start, cache):
-    t = cuda.blockIdx.x
-    width = cache.shape[1] // 2
-    row = start[0] + t
-    for col in range(cuda.threadIdx.x, 2 * width, 32):
         cache[row, col] = qkv[t, width + col]
 
 
@@ -178,11 +141,19 @@ APPEND_ROWS = KernelExercise(
     random_size=lambda rng: {"S": int(rng.integers(1, 6)), "C": int(rng.integers(17, 70)), "N": 12,
                              "before": int(rng.integers(1, 12))},
     launch=lambda S, C, N, before: (S, 32),
-    wrong={"the rows go to the beginning of the cache: `start` is not used": append_from_row_zero,
-           "queries and keys are copied, not keys and values: the columns begin one width later": append_queries,
-           "the keys are copied, the values are not": append_keys_only,
-           "one column a thread: rows longer than 32 are left unfinished": append_one_round,
-           "no guard: a full cache has no row for the last tokens": append_no_guard},
+    wrong={
+        "the rows go to the beginning of the cache: `start` is not used":
+            Edit("row = start[0] + t\n"
+                 "if row < cache.shape[0]:",
+                 "if t < cache.shape[0]:",
+                 "cache[row, col] = qkv[t, width + col]", "cache[t, col] = qkv[t, width + col]"),
+        "queries and keys are copied, not keys and values: the columns begin one width later":
+            Edit("2 * width, 32", "cache.shape[1], 32",
+                 "cache[row, col] = qkv[t, width + col]", "cache[row, col] = qkv[t, col]"),
+        "the keys are copied, the values are not": Edit("2 * width, 32", "width, 32"),
+        "one column a thread: rows longer than 32 are left unfinished": append_one_round,
+        "no guard: a full cache has no row for the last tokens": Edit("if row < cache.shape[0]:", "if True:"),
+    },
 )
 
 # --- Predict: rows and bytes of a cache ------------------------------------------------------------------------------
@@ -297,83 +268,6 @@ def _few_values(rng, R, C):
 
 
 @cuda.jit
-def largest_last_of_equals(x, out):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    largest, at = float32(-np.inf), int32(-1)
-    for col in range(lane, x.shape[1], 32):
-        if x[row, col] >= largest:
-            largest, at = x[row, col], int32(col)
-    for distance in (16, 8, 4, 2, 1):
-        other = cuda.shfl_xor_sync(ALL_LANES, largest, distance)
-        other_at = cuda.shfl_xor_sync(ALL_LANES, at, distance)
-        if other > largest or (other == largest and other_at > at):
-            largest, at = other, other_at
-    if lane == 0:
-        out[row] = at
-
-
-@cuda.jit
-def largest_from_zero(x, out):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    largest, at = float32(0.0), int32(0)
-    for col in range(lane, x.shape[1], 32):
-        if x[row, col] > largest:
-            largest, at = x[row, col], int32(col)
-    for distance in (16, 8, 4, 2, 1):
-        other = cuda.shfl_xor_sync(ALL_LANES, largest, distance)
-        other_at = cuda.shfl_xor_sync(ALL_LANES, at, distance)
-        if other > largest or (other == largest and other_at < at):
-            largest, at = other, other_at
-    if lane == 0:
-        out[row] = at
-
-
-@cuda.jit
-def largest_without_its_index(x, out):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    largest, at = float32(-np.inf), int32(0x7FFFFFFF)
-    for col in range(lane, x.shape[1], 32):
-        if x[row, col] > largest:
-            largest, at = x[row, col], int32(col)
-    for distance in (16, 8, 4, 2, 1):
-        largest = max(largest, cuda.shfl_xor_sync(ALL_LANES, largest, distance))
-    if lane == 0:
-        out[row] = at
-
-
-@cuda.jit
-def largest_ties_by_lane(x, out):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    largest, at = float32(-np.inf), int32(0x7FFFFFFF)
-    for col in range(lane, x.shape[1], 32):
-        if x[row, col] > largest:
-            largest, at = x[row, col], int32(col)
-    for distance in (16, 8, 4, 2, 1):
-        other = cuda.shfl_xor_sync(ALL_LANES, largest, distance)
-        other_at = cuda.shfl_xor_sync(ALL_LANES, at, distance)
-        if other > largest:
-            largest, at = other, other_at
-    if lane == 0:
-        out[row] = at
-
-
-@cuda.jit
-def largest_swaps_equals(x, out):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    largest, at = float32(-np.inf), int32(0)
-    for col in range(lane, x.shape[1], 32):
-        if x[row, col] > largest:
-            largest, at = x[row, col], int32(col)
-    for distance in (16, 8, 4, 2, 1):
-        other = cuda.shfl_xor_sync(ALL_LANES, largest, distance)
-        other_at = cuda.shfl_xor_sync(ALL_LANES, at, distance)
-        if other >= largest:
-            largest, at = other, other_at
-    if lane == 0:
-        out[row] = at
-
-
-@cuda.jit
 def largest_by_one_lane(x, out):
     row, lane = cuda.blockIdx.x, cuda.threadIdx.x
     if lane == 0:
@@ -392,22 +286,6 @@ def _all_lanes_look(report) -> str | None:
             "lanes takes every 32nd column, 3 times are enough for a row.")
 
 
-@cuda.jit
-def largest_one_shuffle_short(x, out):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    largest, at = float32(-np.inf), int32(0x7FFFFFFF)
-    for col in range(lane, x.shape[1], 32):
-        if x[row, col] > largest:
-            largest, at = x[row, col], int32(col)
-    for distance in (16, 8, 4, 2):
-        other = cuda.shfl_xor_sync(ALL_LANES, largest, distance)
-        other_at = cuda.shfl_xor_sync(ALL_LANES, at, distance)
-        if other > largest or (other == largest and other_at < at):
-            largest, at = other, other_at
-    if lane == 0:
-        out[row] = at
-
-
 FIRST_LARGEST = KernelExercise(
     name="first_largest",
     reference=argmax_reference,
@@ -419,13 +297,28 @@ FIRST_LARGEST = KernelExercise(
     observe_sizes=({"R": 12, "C": 70},),
     launch=lambda R, C: (R, 32),
     demand=_all_lanes_look,
-    wrong={"of equal numbers the last is taken": largest_last_of_equals,
-           "the search begins at 0, and all of these are less": largest_from_zero,
-           "the lanes exchange the values, but not where they were": largest_without_its_index,
-           "between lanes, equal numbers are decided by the lane and not by the column": largest_ties_by_lane,
-           "between lanes, the other lane's column is taken when the numbers are equal": largest_swaps_equals,
-           "one lane goes through the whole row, and 31 wait": largest_by_one_lane,
-           "the last shuffle, with the neighbour, is missing": largest_one_shuffle_short},
+    wrong={
+        "of equal numbers the last is taken":
+            Edit("largest, at = float32(-np.inf), int32(0x7FFFFFFF)", "largest, at = float32(-np.inf), int32(-1)",
+                 "if x[row, col] > largest:", "if x[row, col] >= largest:",
+                 "other_at < at", "other_at > at"),
+        "the search begins at 0, and all of these are less":
+            Edit("largest, at = float32(-np.inf), int32(0x7FFFFFFF)", "largest, at = float32(0.0), int32(0)"),
+        "the lanes exchange the values, but not where they were":
+            Edit("other = cuda.shfl_xor_sync(0xFFFFFFFF, largest, distance)\n"
+                 "other_at = cuda.shfl_xor_sync(0xFFFFFFFF, at, distance)\n"
+                 "if other > largest or (other == largest and other_at < at):\n"
+                 "    largest, at = other, other_at",
+                 "largest = max(largest, cuda.shfl_xor_sync(0xFFFFFFFF, largest, distance))"),
+        "between lanes, equal numbers are decided by the lane and not by the column":
+            Edit("if other > largest or (other == largest and other_at < at):", "if other > largest:"),
+        "between lanes, the other lane's column is taken when the numbers are equal":
+            Edit("largest, at = float32(-np.inf), int32(0x7FFFFFFF)", "largest, at = float32(-np.inf), int32(0)",
+                 "if other > largest or (other == largest and other_at < at):", "if other >= largest:"),
+        "one lane goes through the whole row, and 31 wait": largest_by_one_lane,
+        "the last shuffle, with the neighbour, is missing":
+            Edit("for distance in (16, 8, 4, 2, 1):", "for distance in (16, 8, 4, 2):"),
+    },
 )
 
 # --- Temperature and top-k -------------------------------------------------------------------------------------------
