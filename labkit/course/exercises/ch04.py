@@ -131,7 +131,7 @@ DENSE_LAYER = KernelExercise(
         "the bias is read at the row": Edit("total = bias[col]", "total = bias[row]"),
         "the bias is added after negative values have become 0":
             Edit("total = bias[col]", "total = float32(0.0)",
-                 "(total, float32(0.0))", "(total, float32(0.0)) + bias[col]"),
+                 "max(total, float32(0.0))", "max(total, float32(0.0)) + bias[col]"),
         "the maximum is taken at every step of the loop":
             Edit("total += a[row, k] * b[k, col]", "total = max(total + a[row, k] * b[k, col], float32(0.0))",
                  "out[row, col] = max(total, float32(0.0))", "out[row, col] = total"),
@@ -185,26 +185,6 @@ TRANSPOSE_TILED = KernelExercise(
 # --- Find the bug: the tail of a tile ------------------------------------------------------------------------------
 
 
-@cuda.jit
-def gram_leaves_early(a, out):
-    mine = cuda.shared.array((16, 16), float32)
-    theirs = cuda.shared.array((16, 16), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    row, col = cuda.blockIdx.y * 16 + y, cuda.blockIdx.x * 16 + x
-    other = cuda.blockIdx.x * 16 + y
-    if row >= out.shape[0] or col >= out.shape[1]:
-        return
-    total = float32(0.0)
-    for start in range(0, a.shape[1], 16):
-        mine[y, x] = a[row, start + x] if start + x < a.shape[1] else ZERO
-        theirs[y, x] = a[other, start + x] if other < a.shape[0] and start + x < a.shape[1] else ZERO
-        cuda.syncthreads()
-        for k in range(16):
-            total += mine[y, k] * theirs[x, k]
-        cuda.syncthreads()
-    out[row, col] = total
-
-
 def _gram_reference(a):
     (a,) = _wide(a)
     return a @ a.T
@@ -235,7 +215,11 @@ GRAM = KernelExercise(
             Edit("for start in range(0, depth, 16):", "for start in range(0, depth // 16 * 16, 16):",
                  "row < rows and start + x < depth else", "row < rows else",
                  "other < rows and start + x < depth else", "other < rows else"),
-        "threads without an element go home before the barriers": gram_leaves_early,
+        "threads without an element go home before the barriers":
+            Edit("rows, depth = a.shape",
+                 "rows, depth = a.shape\n"
+                 "if row >= rows or col >= rows:\n"
+                 "    return"),
     },
 )
 
@@ -317,26 +301,6 @@ PREDICT_LOADS = PredictionExercise(
 
 
 @cuda.jit
-def at_leaves_early(a, b, out):
-    a_tile = cuda.shared.array((16, 16), float32)
-    b_tile = cuda.shared.array((16, 16), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    left, top = cuda.blockIdx.x * 16, cuda.blockIdx.y * 16
-    if top + y >= out.shape[0] or left + x >= out.shape[1]:
-        return
-    total = float32(0.0)
-    for start in range(0, a.shape[0], 16):
-        k = start + y
-        a_tile[y, x] = a[k, top + x] if k < a.shape[0] and top + x < a.shape[1] else ZERO
-        b_tile[y, x] = b[k, left + x] if k < b.shape[0] else ZERO
-        cuda.syncthreads()
-        for i in range(16):
-            total += a_tile[i, y] * b_tile[i, x]
-        cuda.syncthreads()
-    out[top + y, left + x] = total
-
-
-@cuda.jit
 def at_without_tiles(a, b, out):
     col, row = cuda.grid(2)
     if row < out.shape[0] and col < out.shape[1]:
@@ -375,19 +339,15 @@ MATMUL_AT = KernelExercise(
                  "    a_tile[y, x] = a[k, top + x]\n"
                  "if k < depth and left + x < cols:\n"
                  "    b_tile[y, x] = b[k, left + x]"),
-        "threads without an element go home before the barriers": at_leaves_early,
+        "threads without an element go home before the barriers":
+            Edit("depth, rows, cols = a.shape[0], a.shape[1], b.shape[1]",
+                 "depth, rows, cols = a.shape[0], a.shape[1], b.shape[1]\n"
+                 "if top + y >= rows or left + x >= cols:\n"
+                 "    return"),
         "the loads have no guard":
-            Edit("k = start + y\n"
-                 "a_tile[y, x] = a[k, top + x] if k < depth and top + x < rows else float32(0.0)\n"
-                 "b_tile[y, x] = b[k, left + x] if k < depth and left + x < cols else float32(0.0)",
-                 "a_tile[y, x] = a[start + y, top + x]\n"
-                 "b_tile[y, x] = b[start + y, left + x]"),
-        "every step loads the first tiles again":
-            Edit("k = start + y\n"
-                 "a_tile[y, x] = a[k, top + x] if k < depth and top + x < rows else float32(0.0)\n"
-                 "b_tile[y, x] = b[k, left + x] if k < depth and left + x < cols else float32(0.0)",
-                 "a_tile[y, x] = a[y, top + x] if y < depth and top + x < rows else float32(0.0)\n"
-                 "b_tile[y, x] = b[y, left + x] if y < depth and left + x < cols else float32(0.0)"),
+            Edit(" if k < depth and top + x < rows else float32(0.0)", "",
+                 " if k < depth and left + x < cols else float32(0.0)", ""),
+        "every step loads the first tiles again": Edit("k = start + y", "k = y"),
         **_seen_by_observe({
             "no barrier between reading the tiles and writing the next ones":
                 Edit("    cuda.syncthreads()\n"

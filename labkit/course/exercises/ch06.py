@@ -60,13 +60,8 @@ OWN_TIME = FunctionExercise(
         "grandchildren are taken away from their grandparent as well, and they lie in a child already":
             own_time_takes_all_below,
         "the outer range is taken away from the inner one":
-            Edit("for child, outer in enumerate(parent):", "for child, at in enumerate(parent):",
-                 "if outer >= 0:", "if at >= 0:",
-                 "own[outer] -= total[child]", "own[child] -= total[at]"),
-        "only the outermost range loses what lies in it":
-            Edit("for child, outer in enumerate(parent):", "for child, at in enumerate(parent):",
-                 "if outer >= 0:", "if at == 0:",
-                 "own[outer] -= total[child]", "own[0] -= total[child]"),
+            Edit("own[outer] -= total[child]", "own[child] -= total[outer]"),
+        "only the outermost range loses what lies in it": Edit("if outer >= 0:", "if outer == 0:"),
     },
 )
 

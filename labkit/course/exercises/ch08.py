@@ -5,7 +5,6 @@ Two are in Numba and take a program's shape by hand; one is a tile program, whic
 
 
 import numpy as np
-from numba import float32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
@@ -13,7 +12,6 @@ from labkit.kernels.libraries import cutile_model as ct
 from labkit.kernels.op import dot_products, relative_to, uniform
 
 BLOCK, THREADS = 256, 64
-ZERO, NOTHING = float32(0.0), float32(-np.inf)
 
 
 def _wide(*arrays):
@@ -75,7 +73,7 @@ AXPY_PROGRAM = KernelExercise(
         "no mask": Edit("if i < out.size:", "if True:"),
         "one mask for all four elements of a thread, that of the last": axpy_mask_of_the_first,
         "the steps are 128 apart: every other 64 elements are left out":
-            Edit("for step in range(0, 256, 64):", "for step in range(0, 256, 2 * 64):"),
+            Edit("range(0, 256, 64)", "range(0, 256, 128)"),
     },
 )
 
@@ -114,9 +112,9 @@ PADDED_SOFTMAX = KernelExercise(
             Edit("float32(-np.inf)", "float32(0.0)"),
         "the places without an element hold 0, and take part in the maximum":
             Edit("float32(-np.inf)", "float32(0.0)",
-                 "(value - largest)", "(value - largest) if t < x.shape[1] else float32(0.0)"),
+                 "math.exp(value - largest)", "math.exp(value - largest) if t < x.shape[1] else float32(0.0)"),
         "each place without an element adds 1 to the sum":
-            Edit("(value - largest)", "(value - largest) if t < x.shape[1] else float32(1.0)"),
+            Edit("math.exp(value - largest)", "math.exp(value - largest) if t < x.shape[1] else float32(1.0)"),
         "no barrier between the search for the maximum and the exponentials":
             Edit("cuda.syncthreads()\n"
                  "tile[t] = math.exp(value - largest)",

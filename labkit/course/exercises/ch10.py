@@ -13,8 +13,6 @@ from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
 from labkit.kernels.op import uniform
 
-ALL_LANES = 0xFFFFFFFF
-
 
 def _matrices(*sizes):
     return tuple({"B": B, "S": S} for B, S in sizes)

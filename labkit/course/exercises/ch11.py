@@ -3,7 +3,6 @@
 Sizes are R (rows) and C (columns). Kernels with a warp for each row get blocks of 32 x 4 threads: four rows a block.
 """
 
-import math
 
 import numpy as np
 from numba import float32
@@ -165,7 +164,6 @@ PREDICT_BANKS = PredictionExercise(
 
 # --- Bias and GELU in one kernel -----------------------------------------------------------------------------------
 
-ROOT_HALF = float32(math.sqrt(0.5))
 
 
 BIAS_GELU = KernelExercise(
@@ -258,14 +256,11 @@ ADD_RMSNORM = KernelExercise(
         "`x` and the residual are read twice": add_rmsnorm_reads_twice,
         "the sums wait in `out`, in global memory, and are read back": add_rmsnorm_through_out,
         "the squares are those of `x`, without the residual":
-            Edit("kept[k] = x[row, col] + residual[row, col] if col < x.shape[1] else float32(0.0)\n"
-                 "squares += kept[k] * kept[k]",
-                 "kept[k] = float32(0.0)\n"
+            Edit("squares += kept[k] * kept[k]",
                  "if col < x.shape[1]:\n"
-                 "    kept[k] = x[row, col] + residual[row, col]\n"
                  "    squares += x[row, col] * x[row, col]"),
         "the residual is added after the norm":
-            Edit("[row, col] + residual[row, col] if", "[row, col] if",
+            Edit("x[row, col] + residual[row, col] if", "x[row, col] if",
                  "weight[col]", "weight[col] + residual[row, col]"),
     },
 )

@@ -42,21 +42,16 @@ HEAD_VALUES = KernelExercise(
     sizes=_sizes("SHD", (2, 3, 2), (1, 4, 8), (5, 3, 16), (20, 4, 33)),
     launch=lambda S, H, D: ((-(-D // 32), -(-S // 8)), (32, 8)),
     wrong={
-        "those are the keys: the values are another heads * size numbers further":
-            Edit("width + 2 * width", "heads * size + heads * size"),
+        "those are the keys: the values are another heads * size numbers further": Edit("2 * width", "width"),
         "it takes all queries to come first, then all keys, then all values":
-            Edit("t * 3 * width + 2 * width", "(2 * out.shape[0] + t) * heads * size"),
+            Edit("t * 3 * width + 2 * width", "(2 * out.shape[0] + t) * width"),
         "it takes each head to have its query, key and value side by side":
-            Edit("width + 2 * width + head", "heads * size + head * 3 * size + 2"),
-        "the numbers of a head lie side by side, not `heads` apart":
-            Edit("width + 2 * width + head * size + i", "heads * size + 2 * heads * size + i * heads + head"),
+            Edit("2 * width + head * size", "head * 3 * size + 2 * size"),
+        "the numbers of a head lie side by side, not `heads` apart": Edit("head * size + i", "i * heads + head"),
         "before the values lie the queries and the keys of all heads: 2 * heads * size, then head * size":
-            Edit("width + 2 * width + head", "heads * size + 2 * head"),
-        "the grid's x runs along the columns: `i` comes first":
-            Edit("i, t = cuda.grid(2)", "t, i = cuda.grid(2)",
-                 "width + 2 * width", "heads * size + 2 * heads * size"),
-        "a token's row is three times as long: it holds queries, keys and values":
-            Edit("3 * width + 2 * width", "heads * size + 2 * heads * size"),
+            Edit("2 * width + head * size", "2 * head * size"),
+        "the grid's x runs along the columns: `i` comes first": Edit("i, t = cuda.grid(2)", "t, i = cuda.grid(2)"),
+        "a token's row is three times as long: it holds queries, keys and values": Edit("t * 3 * width", "t * width"),
     },
 )
 
@@ -85,12 +80,11 @@ QUERY_SCORES = KernelExercise(
     tolerance=_scores_tolerance,
     wrong={
         "the scores are not divided by the root of the size":
-            Edit("score / math.sqrt(float32(keys.shape[1])) if", "score if"),
+            Edit("score / math.sqrt(float32(keys.shape[1]))", "score"),
         "divided by the size, not by its root": Edit("math.sqrt(float32(keys.shape[1]))", "float32(keys.shape[1])"),
         "divided by 8, the root of 64: here the keys have other sizes":
             Edit("math.sqrt(float32(keys.shape[1]))", "float32(8.0)"),
-        "no mask: a query does not see the keys of later tokens":
-            Edit("(float32(keys.shape[1])) if j <= t else float32(-1e30)", "(float32(keys.shape[1]))"),
+        "no mask: a query does not see the keys of later tokens": Edit(" if j <= t else float32(-1e30)", ""),
         "a query sees its own key, too": Edit("j <= t else", "j < t else"),
         "a hidden score is 0, which is not hidden at all: its power is 1": Edit("float32(-1e30)", "float32(0.0)"),
         "query `j` against key `t`: the other way round":
@@ -169,36 +163,16 @@ WEIGHTED_VALUES = KernelExercise(
     tolerance=_average_tolerance,
     wrong={
         "`total` is corrected and `mixed` is not, or with a factor taken after `largest` has moved, which is 1":
-            Edit("factor, power = math.exp(largest - new), math.exp", "power = math.exp",
-                 "total = total * factor + power", "total = total * math.exp(largest - new) + power",
-                 "mixed = mixed * factor + power * values[j, i]", "mixed = mixed + power * values[j, i]"),
-        "`mixed` is corrected and `total` is not":
-            Edit("factor, power = math.exp(largest - new), math.exp", "power = math.exp",
-                 "total = total * factor + power", "total = total + power",
-                 "mixed * factor", "mixed * math.exp(largest - new)"),
+            Edit("mixed = mixed * factor", "mixed = mixed"),
+        "`mixed` is corrected and `total` is not": Edit("total = total * factor", "total = total"),
         "what is new is multiplied by the factor, too":
-            Edit("factor, power = math.exp(largest - new), math.exp", "power = math.exp",
-                 "total = total * factor + power", "total = (total + power) * math.exp(largest - new)",
-                 "mixed = mixed * factor + power * values[j, i]",
-                 "mixed = (mixed + power * values[j, i]) * math.exp(largest - new)"),
-        "`largest` never becomes `new`":
-            Edit("factor, power = math.exp(largest - new), math.exp(scores[row, j] - new)\n"
-                 "total = total * factor + power\n"
-                 "mixed = mixed * factor + power * values[j, i]\n"
-                 "largest = new",
-                 "power = math.exp(scores[row, j] - new)\n"
-                 "total = total * math.exp(largest - new) + power\n"
-                 "mixed = mixed * math.exp(largest - new) + power * values[j, i]"),
+            Edit("total * factor + power", "(total + power) * factor",
+                 "mixed * factor + power * values[j, i]", "(mixed + power * values[j, i]) * factor"),
+        "`largest` never becomes `new`": Edit("largest = new", ""),
         "the factor is exp(largest - new), never more than 1; this is its inverse":
-            Edit("factor, power = math.exp(largest - new), math.exp", "power = math.exp",
-                 "total = total * factor + power", "total = total * math.exp(new - largest) + power",
-                 "mixed * factor", "mixed * math.exp(new - largest)"),
+            Edit("math.exp(largest - new)", "math.exp(new - largest)"),
         "the first score in place of the largest: powers of far larger ones are infinite": average_first_for_largest,
-        "nobody divides by `total`":
-            Edit("factor, power = math.exp(largest - new), math.exp", "power = math.exp",
-                 "total = total * factor + power", "total = total * math.exp(largest - new) + power",
-                 "mixed * factor", "mixed * math.exp(largest - new)",
-                 "out[row, i] = mixed / total", "out[row, i] = mixed"),
+        "nobody divides by `total`": Edit("mixed / total", "mixed"),
     },
 )
 
@@ -344,23 +318,16 @@ ATTEND_WARP = KernelExercise(
     demand=_keys_read_once,
     wrong={
         "`total` is corrected and the weighted values are not":
-            Edit("mixed_left = mixed_left * factor + power", "mixed_left += power",
-                 "mixed_right = mixed_right * factor + power", "mixed_right += power"),
+            Edit("mixed_left * factor", "mixed_left", "mixed_right * factor", "mixed_right"),
         "`largest` begins at 0, and scores far below it vanish": Edit("(-math.inf)", "(0.0)"),
         "`shfl_down_sync`: only lane 0 has the whole score": Edit("cuda.shfl_xor_sync", "cuda.shfl_down_sync"),
         "the scores are not divided by 8, the root of 64": Edit("score *= float32(0.125)", ""),
         "nobody divides by the sum of the powers":
-            Edit("largest, total = float32(-math.inf), float32(0.0)\n"
-                 "mixed_left, mixed_right = float32(0.0), float32(0.0)",
-                 "largest, mixed_left, mixed_right = float32(-math.inf), float32(0.0), float32(0.0)",
-                 "total = total * factor + power", "",
-                 "mixed_left / total, mixed_right / total", "mixed_left, mixed_right"),
+            Edit("mixed_left / total, mixed_right / total", "mixed_left, mixed_right"),
         "a lane takes its own two products for the whole score":
-            Edit("score = left * keys[j, lane] + right * keys[j, lane + 32]\n"
-                 "for distance in (16, 8, 4, 2, 1):\n"
-                 "    score += cuda.shfl_xor_sync(0xFFFFFFFF, score, distance)\n"
-                 "score *= float32(0.125)",
-                 "score = (left * keys[j, lane] + right * keys[j, lane + 32]) * float32(0.125)"),
+            Edit("for distance in (16, 8, 4, 2, 1):\n"
+                 "    score += cuda.shfl_xor_sync(0xFFFFFFFF, score, distance)",
+                 ""),
         "the keys are read twice, or the query again for each key": attend_in_two_passes,
     },
 )

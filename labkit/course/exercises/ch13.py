@@ -3,10 +3,8 @@
 Sizes are R (rows) and C (columns); S, C and I for the tokens, the width and the inner width of a block; T tokens.
 """
 
-import math
 
 import numpy as np
-from numba import float32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
@@ -78,9 +76,6 @@ BLOCK_OFFSETS = FunctionExercise(
 
 # --- Bias and GELU, the form with tanh -----------------------------------------------------------------------------
 
-ROOT_2_PI = float32(math.sqrt(2 / math.pi))
-CUBIC = float32(0.044715)
-ROOT_HALF = float32(math.sqrt(0.5))
 
 
 def _some_large(rng, R, C):
@@ -99,11 +94,10 @@ BIAS_GELU_TANH = KernelExercise(
     tolerance=relative_to(lambda x, bias: np.abs(x) + np.abs(bias), roundings=8),
     wrong={
         "the exact form, with the error function: close, but not what GPT-2 was trained with":
-            Edit("math.tanh(ROOT * (v + CUBIC * v * v * v))", "math.erf(v * ROOT_HALF)"),
+            Edit("math.tanh(ROOT * (v + CUBIC * v * v * v))", "math.erf(v * float32(0.70710678))"),
         "the bias is added after GELU":
             Edit("v = x[row, col] + bias[col]", "v = x[row, col]",
-                 "(float32(1.0) + math.tanh(ROOT * (v + CUBIC * v * v * v)))",
-                 "(float32(1.0) + math.tanh(ROOT * (v + CUBIC * v * v * v))) + bias[col]"),
+                 "CUBIC * v * v * v)))", "CUBIC * v * v * v))) + bias[col]"),
         "the bias is read at the row": Edit("v = x[row, col] + bias[col]", "v = x[row, col] + bias[row % bias.size]"),
         "the small term holds the square in place of the cube": Edit("CUBIC * v * v * v", "CUBIC * v * v"),
         "the small term is missing": Edit("(v + CUBIC * v * v * v)", "v"),
@@ -256,8 +250,9 @@ EMBED_TOKENS = KernelExercise(
         "the position is never added": Edit("[ids[t], col] + positions[start[0] + t, col]", "[ids[t], col]"),
         "every token gets the position of the first one": Edit("[0] + t, col", "[0], col"),
         "one element a thread: rows longer than 128 are left unfinished":
-            Edit("t = cuda.blockIdx.x", "t, col = cuda.blockIdx.x, cuda.threadIdx.x",
-                 "for col in range(cuda.threadIdx.x, out.shape[1], 128):", "if col < out.shape[1]:"),
+            Edit("for col in range(cuda.threadIdx.x, out.shape[1], 128):",
+                 "col = cuda.threadIdx.x\n"
+                 "if col < out.shape[1]:"),
         "no guard: the last round of a row goes on beyond it":
             Edit("for col in range(cuda.threadIdx.x, out.shape[1], 128):",
                  "for first in range(0, out.shape[1], 128):\n"

@@ -142,14 +142,9 @@ APPEND_ROWS = KernelExercise(
                              "before": int(rng.integers(1, 12))},
     launch=lambda S, C, N, before: (S, 32),
     wrong={
-        "the rows go to the beginning of the cache: `start` is not used":
-            Edit("row = start[0] + t\n"
-                 "if row < cache.shape[0]:",
-                 "if t < cache.shape[0]:",
-                 "cache[row, col] = qkv[t, width + col]", "cache[t, col] = qkv[t, width + col]"),
+        "the rows go to the beginning of the cache: `start` is not used": Edit("row = start[0] + t", "row = t"),
         "queries and keys are copied, not keys and values: the columns begin one width later":
-            Edit("2 * width, 32", "cache.shape[1], 32",
-                 "cache[row, col] = qkv[t, width + col]", "cache[row, col] = qkv[t, col]"),
+            Edit("qkv[t, width + col]", "qkv[t, col]"),
         "the keys are copied, the values are not": Edit("2 * width, 32", "width, 32"),
         "one column a thread: rows longer than 32 are left unfinished": append_one_round,
         "no guard: a full cache has no row for the last tokens": Edit("if row < cache.shape[0]:", "if True:"),
