@@ -37,6 +37,7 @@ from labkit.course.registry import (
     write_notebook,
     write_text,
 )
+from labkit.course.sources import sources_of
 
 STUB = ("# Your code here", "pass")
 CELL_LIMIT_S = 120  # check stops what it runs much earlier; this is for the cells around it
@@ -233,14 +234,14 @@ def verify(course: Course, chapters, on_chapter: Callable | None = None) -> list
 
 
 def _state(course: Course, chapter: Chapter) -> str:
-    """The hash of all that decides whether a chapter's solutions pass."""
-    package = paths.PACKAGE
-    files = [package / "kernels" / "op.py", *sorted((package / "simt").rglob("*.py"))]
-    files += [*sorted((package / "course" / "check").glob("*.py")),
-              *sorted((package / "course" / "exercises").glob("*.py"))]
-    for folder in filter(None, os.environ.get("LABKIT_EXERCISES", "").split(os.pathsep)):
-        files += sorted(Path(folder).glob("ch[0-9][0-9].py"))
-    parts = [digest(course, chapter), *(file.read_text(encoding="utf-8") for file in files)]
+    """The hash of all that decides whether a chapter's solutions pass: the solutions, the exercises, and each file of
+    labkit that these import, check and the CPU device among them."""
+    folders = [paths.PACKAGE / "course" / "exercises",
+               *map(Path, filter(None, os.environ.get("LABKIT_EXERCISES", "").split(os.pathsep)))]
+    sources = [chapter.solutions, *(folder / f"ch{chapter.number}.py" for folder in folders)]
+    sources = [path for path in sources if path.is_file()]
+    files = {*sources[1:], *(file for path in sources for file in sources_of(path))}
+    parts = [digest(course, chapter), *(file.read_text(encoding="utf-8") for file in sorted(files))]
     return sha256("\0".join(parts))
 
 

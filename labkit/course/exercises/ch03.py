@@ -132,7 +132,6 @@ ADD_ALIGNED = KernelExercise(
 # --- Predict: how often, and in how many sectors -------------------------------------------------------------------
 
 COUNTED = {"X": 6, "Y": 10, "Z": 8}
-COUNTED_BLOCK = (8, 2, 2)  # threads along z, y, x
 
 
 def _reads_counted() -> dict:
