@@ -59,10 +59,12 @@ def explained(exercise: Exercise, answer, case: Case, error: Exception) -> Attem
         return Attempt("out_of_bounds", f"A thread reaches outside `{error.array}`.", (reached, place(filename, line),
                        *guard), trace=(error.shape,), exact=(error.index,))
     if name == "KernelTimeout":
+        who = f"thread {coordinates(error.thread)}" if error.thread else "a thread"
+        if error.block:  # observe does not say which
+            who += f" of block {coordinates(error.block)}"
         return Attempt("never_ends", f"It never ends: line {line}.",
-                       (place(filename, line), f"{at}thread {coordinates(error.thread)} of block "
-                        f"{coordinates(error.block)} was stopped there after {KERNEL_LIMIT_S:g} s. Does the loop come "
-                        "nearer to its end at each turn?"))
+                       (place(filename, line), f"{at}{who} was stopped there after {KERNEL_LIMIT_S:g} s. Does the loop "
+                        "come nearer to its end at each turn?"))
     if name == "BarrierError":
         return Attempt("barrier", "Some threads of a block never reach a barrier that others wait at.",
                        (f"{at}{told}.", place(filename, line), "Move the barrier out of the `if`, and let "

@@ -12,7 +12,7 @@ from labkit import cuda, device
 from labkit._common.paths import REPOSITORY
 from labkit.course import exercises, progress
 from labkit.course import registry as course
-from labkit.course.check import check, examine, limits, run, verdict
+from labkit.course.check import check, examine, explain, limits, run, verdict
 from labkit.course.check.verdict import CheckFailed, Verdict, pattern
 from labkit.course.exercises import FunctionExercise, KernelExercise, PredictionExercise
 
@@ -199,6 +199,16 @@ def test_an_endless_loop_is_stopped_and_its_line_named(monkeypatch):
     line = never_ends.py_func.__code__.co_firstlineno + 3
     assert told.kind == "never_ends" and told.headline == f"It never ends: line {line}."
     assert told.details[0] == f"Line {line}: `while i < out.size:`"
+
+
+@cpu_only
+def test_a_loop_that_observe_stops_is_told_without_a_block():
+    from labkit.simt.errors import KernelTimeout
+
+    error = KernelTimeout("never_ends, line 4: stopped", kernel="never_ends", filename="", line=4, block=None,
+                          thread=(1, 0, 0))
+    attempt = explain.explained(exercises.find("scale_vector"), right, SimpleNamespace(size={"n": 33}), error)
+    assert attempt.kind == "never_ends" and "At n=33: thread 1 was stopped there after 5 s." in attempt.details[1]
 
 
 def test_an_endless_function_of_the_host_is_stopped(monkeypatch):
