@@ -101,10 +101,8 @@ def observer(exercise: Exercise, case: Case, whole: bool = False):
     """A run under observe. whole: compare every finding, not only their kinds."""
 
     def run(answer) -> Attempt:
-        try:
-            from labkit import observe
-        except (ImportError, AttributeError):
-            return Attempt("passed")
+        from labkit import observe  # looked up late, so that a test can put another in its place
+
         dtype = np.dtype(exercise.dtype)
         out = np.full(case.expected.shape, _poison(dtype), dtype) if case.start is None else case.start.copy()
         inputs = tuple(v.copy() if isinstance(v, np.ndarray) else v for v in case.inputs)

@@ -2,6 +2,7 @@
 
 labkit/course/exercises/chNN.py holds EXERCISES, a tuple, for chapter NN. What a learner reads of an exercise (title,
 points, hints) stands in course.toml, the text and the answers in solutions/NN_topic.py; labkit.course.check checks.
+A wrong answer that differs from the right one by a few lines is stated as an Edit of it.
 
 A teacher's own exercises: LABKIT_EXERCISES names a directory (or several, as in PATH) with files chNN.py of the same
 kind.

@@ -10,13 +10,11 @@ between two rounds leaves its numbers right: only observe sees it.
 import numpy as np
 from numba import float32
 
-import labkit
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
 from labkit.kernels.op import dot_products, uniform
 
 TILE = (16, 16)
-ZERO = float32(0.0)
 
 
 def _over(cols, rows):
@@ -29,11 +27,6 @@ def _products(*sizes):
 
 AWKWARD = _products((1, 1, 1), (3, 5, 2), (5, 3, 4), (16, 16, 16), (1, 33, 17), (33, 1, 31), (17, 18, 1), (37, 23, 19),
                     (20, 35, 50))
-
-
-def _seen_by_observe(wrong: dict) -> dict:
-    """Wrong kernels that compute the right numbers on the CPU device."""
-    return wrong if "observe" in labkit.__all__ else {}
 
 
 def _uses_tiles(report) -> str | None:
@@ -175,9 +168,7 @@ TRANSPOSE_TILED = KernelExercise(
                  "if left + y < out.shape[0] and top + x < out.shape[1]:",
                  "    cuda.syncthreads()\n"
                  "if left + y < out.shape[0] and top + x < out.shape[1]:"),
-        **_seen_by_observe({
-            "no shared memory: a warp writes down a column": transpose_without_tile,
-        }),
+        "no shared memory: a warp writes down a column": transpose_without_tile,
     },
 )
 
@@ -248,15 +239,13 @@ MATMUL_AHEAD = KernelExercise(
                  "a_tile[y, x] = a[row, ahead + x] if row < rows and ahead + x < depth else float32(0.0)"),
         "the last tiles are loaded and never multiplied":
             Edit("for ahead in range(16, depth + 16, 16):", "for ahead in range(16, depth, 16):"),
-        **_seen_by_observe({
-            "no barrier between writing the tiles and reading them":
-                Edit("cuda.syncthreads()\n"
-                     "total = float32(0.0)",
-                     "total = float32(0.0)",
-                     "    cuda.syncthreads()\n"
-                     "if row < rows and col < cols:",
-                     "if row < rows and col < cols:"),
-        }),
+        "no barrier between writing the tiles and reading them":
+            Edit("cuda.syncthreads()\n"
+                 "total = float32(0.0)",
+                 "total = float32(0.0)",
+                 "    cuda.syncthreads()\n"
+                 "if row < rows and col < cols:",
+                 "if row < rows and col < cols:"),
     },
 )
 
@@ -348,13 +337,11 @@ MATMUL_AT = KernelExercise(
             Edit(" if k < depth and top + x < rows else float32(0.0)", "",
                  " if k < depth and left + x < cols else float32(0.0)", ""),
         "every step loads the first tiles again": Edit("k = start + y", "k = y"),
-        **_seen_by_observe({
-            "no barrier between reading the tiles and writing the next ones":
-                Edit("    cuda.syncthreads()\n"
-                     "if top + y < rows and left + x < cols:",
-                     "if top + y < rows and left + x < cols:"),
-            "no tiles: every thread walks through global memory": at_without_tiles,
-        }),
+        "no barrier between reading the tiles and writing the next ones":
+            Edit("    cuda.syncthreads()\n"
+                 "if top + y < rows and left + x < cols:",
+                 "if top + y < rows and left + x < cols:"),
+        "no tiles: every thread walks through global memory": at_without_tiles,
     },
 )
 

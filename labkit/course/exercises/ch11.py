@@ -165,7 +165,6 @@ PREDICT_BANKS = PredictionExercise(
 # --- Bias and GELU in one kernel -----------------------------------------------------------------------------------
 
 
-
 BIAS_GELU = KernelExercise(
     name="bias_gelu",
     reference=lambda x, bias: gelu_erf_reference(x.astype(np.float64) + bias),

@@ -77,7 +77,6 @@ BLOCK_OFFSETS = FunctionExercise(
 # --- Bias and GELU, the form with tanh -----------------------------------------------------------------------------
 
 
-
 def _some_large(rng, R, C):
     """Every fifth number is so large that the exponential of its cube does not fit into a float32."""
     scale = np.where(np.arange(R * C) % 5 == 4, 20, 2).astype(np.float32)
