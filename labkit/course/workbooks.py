@@ -9,10 +9,8 @@ A cell that calls check("name", ...) is the exercise's test cell, locked and wor
 region above it is its answer cell.
 """
 
-import ast
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -23,6 +21,7 @@ from pathlib import Path
 
 from labkit._common import paths
 from labkit._common.files import write_text
+from labkit.course.answer_cells import BEGIN, END, checked_name, without_markers
 from labkit.course.notebooks import (
     back_up,
     cells_sha256,
@@ -35,8 +34,8 @@ from labkit.course.notebooks import (
     write_notebook,
 )
 from labkit.course.registry import Chapter, Course, CourseError, Entry
+from labkit.course.sources import sources_of
 
-BEGIN, END = "BEGIN SOLUTION", "END SOLUTION"
 STUB = ("# Your code here", "pass")
 CELL_LIMIT_S = 120  # check stops what it runs much earlier; this is for the cells around it
 
@@ -70,32 +69,6 @@ def cut(source: str, name: str) -> tuple[str, bool, bool]:
     if inside:
         raise CourseError(f"{name}: {BEGIN} without {END}")
     return "\n".join(kept).rstrip(), was_cut, is_left
-
-
-def without_markers(source: str) -> str:
-    """An answer cell as it is shown: at column 0 the answer alone, which stands for the whole."""
-    lines = source.split("\n")
-    begins = [k for k, line in enumerate(lines) if BEGIN in line]
-    if begins and not lines[begins[0]][:1].isspace():
-        ends = [k for k, line in enumerate(lines) if END in line]
-        lines = lines[begins[0] : ends[-1] + 1]
-    return "\n".join(line for line in lines if BEGIN not in line and END not in line).strip("\n")
-
-
-def checked_name(source: str) -> str | None:
-    """The name in a cell's check("name", ...), or None."""
-    if "check(" not in source:
-        return None
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:  # a learner's cell, or a magic
-        found = re.search(r"""^check\(\s*['"](\w+)['"]""", source, re.MULTILINE)
-        return found.group(1) if found else None
-    for node in ast.walk(tree):
-        called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "check"
-        if called and node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str):
-            return node.args[0].value
-    return None
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -258,14 +231,14 @@ def verify(course: Course, chapters, on_chapter: Callable | None = None) -> list
 
 
 def _state(course: Course, chapter: Chapter) -> str:
-    """The hash of all that decides whether a chapter's solutions pass."""
-    package = paths.PACKAGE
-    files = [package / "kernels" / "op.py", *sorted((package / "simt").rglob("*.py"))]
-    files += [*sorted((package / "course" / "check").glob("*.py")),
-              *sorted((package / "course" / "exercises").glob("*.py"))]
-    for folder in filter(None, os.environ.get("LABKIT_EXERCISES", "").split(os.pathsep)):
-        files += sorted(Path(folder).glob("ch[0-9][0-9].py"))
-    parts = [digest(course, chapter), *(file.read_text(encoding="utf-8") for file in files)]
+    """The hash of all that decides whether a chapter's solutions pass: the solutions, the exercises, and each file of
+    labkit that these import, check and the CPU device among them."""
+    folders = [paths.PACKAGE / "course" / "exercises",
+               *map(Path, filter(None, os.environ.get("LABKIT_EXERCISES", "").split(os.pathsep)))]
+    sources = [chapter.solutions, *(folder / f"ch{chapter.number}.py" for folder in folders)]
+    sources = [path for path in sources if path.is_file()]
+    files = {*sources[1:], *(file for path in sources for file in sources_of(path))}
+    parts = [digest(course, chapter), *(file.read_text(encoding="utf-8") for file in sorted(files))]
     return sha256("\0".join(parts))
 
 

@@ -72,7 +72,8 @@ def needed(operation, size: dict | None = None) -> list[tuple]:
 
     from labkit import cuda
     from labkit.device import launches
-    from labkit.kernels.op import missing, to_device
+    from labkit.kernels.agree import to_device
+    from labkit.kernels.op import missing
 
     size = size or operation.timed
     arguments = (*to_device(operation.inputs(np.random.default_rng(0), **size)),

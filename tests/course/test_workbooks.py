@@ -6,7 +6,7 @@ import textwrap
 import nbformat
 import pytest
 
-from labkit._common.paths import REPOSITORY
+from labkit._common.paths import PACKAGE, REPOSITORY
 from labkit.course import registry as course
 from labkit.course import workbooks as workbook
 from labkit.course.registry import CourseError
@@ -168,6 +168,23 @@ def test_verify_remembers_what_was_well_until_it_changes(small, monkeypatch):
     change(small, "## Count the blocks", "## Count blocks")
     workbook.verify(small, small.chapters)
     assert runs == ["00_first", "00_first"]
+
+
+def test_a_kernel_that_a_solution_imports_is_looked_at_again_when_it_changes(small, monkeypatch):
+    change(small, "from labkit import check, cuda", "from labkit import check, cuda\nfrom labkit.kernels import gelu")
+    read, gelu = type(REPOSITORY).read_text, PACKAGE / "kernels" / "gelu.py"
+    before = workbook._state(small, small.chapters[0])
+    assert workbook._state(small, small.chapters[0]) == before
+    with monkeypatch.context() as patched:
+        patched.setattr(type(gelu), "read_text",
+                        lambda path, *rest, **options: read(path, *rest, **options) + "# changed" * (path == gelu))
+        assert workbook._state(small, small.chapters[0]) != before
+    change(small, "\nfrom labkit.kernels import gelu", "")
+    changed = []
+    monkeypatch.setattr(type(gelu), "read_text",
+                        lambda path, *rest, **options: changed.append(path) or read(path, *rest, **options))
+    workbook._state(small, small.chapters[0])
+    assert gelu not in changed and PACKAGE / "course" / "check" / "run.py" in changed
 
 
 def test_the_registry_and_the_exercises_must_name_the_same(small):

@@ -11,6 +11,7 @@ from labkit.course import exercises, yours
 from labkit.course import registry as course
 from labkit.course import workbooks as workbook
 from labkit.course.yours import PARTS, PLACES, block_parity, one_by_one, with_kernels
+from labkit.course.yours.steps import _step
 from labkit.models.gpt2 import GPT2, Config, Decoder, Workspace, shapes
 from labkit.models.gpt2_block import FUSED, Kernels, Shape, separately
 from labkit.models.gpt2_reference import parity
@@ -140,7 +141,7 @@ def test_a_known_mistake_is_found_at_its_step(place, model):
         outside = place.part in OUTSIDE
         steps = yours.model_parity(model, IDS, mine) if outside else block_parity(mine, shape=HEADS_OF_64, tokens=9)
         if not steps.passed and not steps.stopped:
-            assert yours._step(steps.first.name) in places, mistake
+            assert _step(steps.first.name) in places, mistake
             assert f"The first that differs is {steps.first.name}" in str(steps)
             caught += 1
     assert caught >= 1

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import FunctionExercise, KernelExercise, PredictionExercise
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import relative_to
 
@@ -37,7 +37,7 @@ def adds(a, s, out):
         out[i] = a[i] + s
 
 
-SCALE = Exercise(
+SCALE = KernelExercise(
     name="scale_vector",
     reference=lambda a, s: a.astype(np.float64) * s,
     inputs=lambda rng, n: (uniform(rng, n), np.float32(1.7)),
@@ -52,17 +52,15 @@ SCALE = Exercise(
 EXERCISES = (
     SCALE,
     replace(SCALE, name="scale_again"),
-    Exercise(
+    FunctionExercise(
         name="count_blocks",
-        kind="function",
         reference=lambda n, threads: -(-n // threads),
         inputs=lambda rng, n: (n, 128),
         sizes=({"n": 1}, {"n": 127}, {"n": 128}, {"n": 129}, {"n": 1000}),
         wrong={"rounds down": lambda n, threads: n // threads, "always one more": lambda n, threads: n // threads + 1},
     ),
-    Exercise(
+    PredictionExercise(
         name="idle_threads",
-        kind="predict",
         truth=lambda: {"idle": 24, "blocks": 8},
         how={"idle": "Take the elements from the number of threads that are started."},
         wrong={"counts the last block's busy threads": {"idle": 104}, "rounds down": {"blocks": 7}},

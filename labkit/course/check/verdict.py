@@ -159,6 +159,11 @@ def show_value(value) -> str:
     return f"{value:.6g}" if isinstance(value, (float, np.floating)) else str(value)
 
 
+def counted(things, noun: str) -> str:
+    count = things if isinstance(things, int) else len(things)
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def show_index(index: tuple) -> str:
     return str(index[0]) if len(index) == 1 else f"[{', '.join(map(str, index))}]"
 

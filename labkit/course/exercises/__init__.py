@@ -2,6 +2,7 @@
 
 labkit/course/exercises/chNN.py holds EXERCISES, a tuple, for chapter NN. What a learner reads of an exercise (title,
 points, hints) stands in course.toml, the text and the answers in solutions/NN_topic.py; labkit.course.check checks.
+A wrong answer that differs from the right one by a few lines is stated as an Edit of it.
 
 A teacher's own exercises: LABKIT_EXERCISES names a directory (or several, as in PATH) with files chNN.py of the same
 kind.
@@ -13,58 +14,13 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
+from labkit.course.exercises.edits import Edit
+from labkit.course.exercises.kinds import Exercise, FunctionExercise, KernelExercise, PredictionExercise
 
-KINDS = ("kernel", "function", "predict")
-
-
-@dataclass(frozen=True)
-class Exercise:
-    """One exercise. A size is a dictionary of axis lengths, such as {"n": 33}: inputs, shape and launch take it.
-
-    kind="kernel": the learner writes a `@cuda.jit` kernel. check launches it as launch(**size) says, on
-        arguments(inputs, out, size), by default (*inputs, out), and compares out with reference(*inputs).
-    kind="function", with shape: a launcher. It is called with the same arguments, arrays on the device.
-    kind="function", without shape: called with inputs as they are; what it returns is compared with reference(*inputs).
-    kind="predict": the learner gives numbers, check(name, idle=24, sectors=4); truth() gives the true ones.
-    """
-
-    name: str
-    kind: str = "kernel"
-    reference: Callable | None = None  # NumPy, float64 where that is the truth
-    inputs: Callable | None = None  # (rng, **size) -> tuple of host arrays and scalars
-    shape: Callable | None = None  # (**size) -> shape of the output
-    dtype: type = np.float32  # of the output
-    sizes: tuple[dict, ...] = ()  # awkward ones, smallest first
-    random_size: Callable | None = None  # (rng) -> a size; left out, one near a random one of `sizes` is taken
-    launch: Callable | None = None  # (**size) -> (grid, block[, stream, shared_bytes])
-    arguments: Callable | None = None  # (inputs, out, size) -> the kernel's arguments
-    start: Callable | None = None  # (*inputs) -> what the output holds before the launch, instead of NaN
-    tolerance: Callable | None = None  # (*inputs in float64) -> largest error allowed; None: equal to the last bit
-    wrong: Mapping[str, object] = field(default_factory=dict)  # what is wrong, in a few words -> a kernel with it
-    demand: Callable | None = None  # (Report of observe, at the largest observed size) -> a sentence, or None if met
-    observe_sizes: tuple[dict, ...] | None = None  # default: the small ones of `sizes`
-    observe: bool = True  # False: races are wanted here, or observe does not apply
-    truth: Callable | None = None  # predict: () -> {"idle": 24, "sectors": 4}
-    how: Mapping[str, str] = field(default_factory=dict)  # predict: name -> how to count it
-    timed_gpu: dict | None = None  # a large size to be timed at on a GPU
-    baseline: Callable | None = None  # (xp, *inputs, out): the same in NumPy, CuPy or PyTorch
-
-    def __post_init__(self):
-        def demand(condition, message: str):
-            if not condition:
-                raise ValueError(f"exercise {self.name!r}: {message}")
-
-        demand(self.kind in KINDS, f"kind is {self.kind!r}; allowed are {', '.join(KINDS)}")
-        needed = {"kernel": ("reference", "inputs", "shape", "sizes", "launch"),
-                  "function": ("reference", "inputs", "sizes"), "predict": ("truth",)}[self.kind]
-        for field_name in needed:
-            demand(getattr(self, field_name), f"{field_name} is missing; kind={self.kind!r} needs it")
-        demand(len(self.wrong) >= 2, "`wrong` needs two known wrong answers at least, so that check can be tested")
+__all__ = ["Edit", "Exercise", "FunctionExercise", "KernelExercise", "PredictionExercise", "find", "load"]
 
 
 def load(own: bool = True) -> dict[str, Exercise]:

@@ -6,7 +6,7 @@ Sizes name the threads of a block beside the elements: a kernel must be right un
 import numpy as np
 
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
 from labkit.kernels.positions import positions
 
 
@@ -28,35 +28,7 @@ SIZES = (
 # --- count_down ----------------------------------------------------------------------------------------------------
 
 
-@cuda.jit
-def count_down_to_one(out):
-    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    if i < out.size:
-        out[i] = out.size - i
-
-
-@cuda.jit
-def count_up(out):
-    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    if i < out.size:
-        out[i] = i
-
-
-@cuda.jit
-def count_down_in_each_block(out):
-    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    if i < out.size:
-        out[i] = cuda.blockDim.x - 1 - cuda.threadIdx.x
-
-
-@cuda.jit
-def count_down_from_all_threads(out):
-    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    if i < out.size:
-        out[i] = cuda.gridDim.x * cuda.blockDim.x - 1 - i
-
-
-COUNT_DOWN = Exercise(
+COUNT_DOWN = KernelExercise(
     name="count_down",
     reference=lambda n: np.arange(n - 1, -1, -1),
     inputs=lambda rng, n, threads: (n,),
@@ -66,19 +38,21 @@ COUNT_DOWN = Exercise(
     launch=_launch,
     arguments=lambda inputs, out, size: (out,),
     wrong={
-        "it counts down to 1, and the last element is number 0 from the end": count_down_to_one,
-        "it counts from the beginning": count_up,
-        "it counts down within each block, not over all elements": count_down_in_each_block,
-        "it counts down from the number of threads, and some of them have no element": count_down_from_all_threads,
+        "it counts down to 1, and the last element is number 0 from the end":
+            Edit("out[i] = out.size - 1 - i", "out[i] = out.size - i"),
+        "it counts from the beginning": Edit("out[i] = out.size - 1 - i", "out[i] = i"),
+        "it counts down within each block, not over all elements":
+            Edit("out[i] = out.size - 1 - i", "out[i] = cuda.blockDim.x - 1 - cuda.threadIdx.x"),
+        "it counts down from the number of threads, and some of them have no element":
+            Edit("out[i] = out.size - 1 - i", "out[i] = cuda.gridDim.x * cuda.blockDim.x - 1 - i"),
     },
 )
 
 
 # --- blocks_needed -------------------------------------------------------------------------------------------------
 
-BLOCKS_NEEDED = Exercise(
+BLOCKS_NEEDED = FunctionExercise(
     name="blocks_needed",
-    kind="function",
     reference=lambda n, each, threads: -(-n // (each * threads)),
     inputs=lambda rng, n, each, threads: (n, each, threads),
     sizes=(
@@ -113,9 +87,8 @@ def who_is_last(n: int = 1000, threads: int = 96) -> dict[str, int]:
     return {"blocks": blocks, "idle": blocks * threads - n, "last_block": last_block, "last_thread": last_thread}
 
 
-PREDICT_LAST_BLOCK = Exercise(
+PREDICT_LAST_BLOCK = PredictionExercise(
     name="predict_last_block",
-    kind="predict",
     truth=who_is_last,
     how={
         "blocks": "how many blocks of 96 does it take until 1,000 elements are covered? Whole blocks only.",
@@ -136,34 +109,7 @@ PREDICT_LAST_BLOCK = Exercise(
 # --- lane_numbers --------------------------------------------------------------------------------------------------
 
 
-@cuda.jit
-def lanes_guarded_by_thread(out):
-    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    if cuda.threadIdx.x < out.size:
-        out[i] = cuda.threadIdx.x % 32
-
-
-@cuda.jit
-def lanes_unguarded(out):
-    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    out[i] = cuda.threadIdx.x % 32
-
-
-@cuda.jit
-def lanes_one_too_far(out):
-    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    if i <= out.size:
-        out[i] = cuda.threadIdx.x % 32
-
-
-@cuda.jit
-def lanes_one_short(out):
-    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    if i < out.size - 1:
-        out[i] = cuda.threadIdx.x % 32
-
-
-LANE_NUMBERS = Exercise(
+LANE_NUMBERS = KernelExercise(
     name="lane_numbers",
     reference=lambda n, threads: np.arange(n) % threads % 32,
     inputs=lambda rng, n, threads: (n, threads),
@@ -174,10 +120,10 @@ LANE_NUMBERS = Exercise(
     arguments=lambda inputs, out, size: (out,),
     wrong={
         "the guard looks at the thread's number within its block, and that says nothing about the element":
-            lanes_guarded_by_thread,
-        "there is no guard": lanes_unguarded,
-        "the guard says `<=`, which lets one thread too many through": lanes_one_too_far,
-        "the guard stops one element too early": lanes_one_short,
+            Edit("if i < out.size:", "if cuda.threadIdx.x < out.size:"),
+        "there is no guard": Edit("if i < out.size:", "if True:"),
+        "the guard says `<=`, which lets one thread too many through": Edit("if i < out.size:", "if i <= out.size:"),
+        "the guard stops one element too early": Edit("if i < out.size:", "if i < out.size - 1:"),
     },
 )
 
@@ -185,34 +131,7 @@ LANE_NUMBERS = Exercise(
 # --- stripes -------------------------------------------------------------------------------------------------------
 
 
-@cuda.jit
-def stripes_by_thread(out):
-    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    if i < out.size:
-        out[i] = cuda.threadIdx.x % 2
-
-
-@cuda.jit
-def stripes_inverted(out):
-    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    if i < out.size:
-        out[i] = 1 - cuda.blockIdx.x % 2
-
-
-@cuda.jit
-def stripes_unguarded(out):
-    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    out[i] = cuda.blockIdx.x % 2
-
-
-@cuda.jit
-def stripes_of_32(out):
-    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    if i < out.size:
-        out[i] = i // 32 % 2
-
-
-STRIPES = Exercise(
+STRIPES = KernelExercise(
     name="stripes",
     reference=lambda n, threads: np.arange(n) // threads % 2,
     inputs=lambda rng, n, threads: (n, threads),
@@ -222,10 +141,13 @@ STRIPES = Exercise(
     launch=_launch,
     arguments=lambda inputs, out, size: (out,),
     wrong={
-        "the stripes follow the threads of a block, not the blocks": stripes_by_thread,
-        "the stripes are the other way round: block 0 writes 0": stripes_inverted,
-        "there is no guard": stripes_unguarded,
-        "the stripes are 32 elements wide, whatever the size of a block": stripes_of_32,
+        "the stripes follow the threads of a block, not the blocks":
+            Edit("out[i] = cuda.blockIdx.x % 2", "out[i] = cuda.threadIdx.x % 2"),
+        "the stripes are the other way round: block 0 writes 0":
+            Edit("out[i] = cuda.blockIdx.x % 2", "out[i] = 1 - cuda.blockIdx.x % 2"),
+        "there is no guard": Edit("if i < out.size:", "if True:"),
+        "the stripes are 32 elements wide, whatever the size of a block":
+            Edit("out[i] = cuda.blockIdx.x % 2", "out[i] = i // 32 % 2"),
     },
 )
 
@@ -263,9 +185,8 @@ def starts_never_launched(tokens):
     return cuda.to_device(np.zeros(len(tokens), np.int32)).copy_to_host()
 
 
-ROW_STARTS = Exercise(
+ROW_STARTS = FunctionExercise(
     name="row_starts",
-    kind="function",
     reference=lambda tokens: np.array(tokens) * 8,
     inputs=lambda rng, n: (rng.integers(1, 128_000, n).tolist(),),
     sizes=({"n": 1}, {"n": 5}, {"n": 64}, {"n": 65}, {"n": 1000}),

@@ -3,7 +3,7 @@
 import numpy as np
 
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import dot_products, relative_to
 
@@ -17,34 +17,7 @@ def _blocks(n: int, block: int = BLOCK) -> int:
 # --- saxpy: in place -----------------------------------------------------------------------------------------------
 
 
-@cuda.jit
-def saxpy_overwrites(s, x, y):
-    i = cuda.grid(1)
-    if i < y.size:
-        y[i] = s * x[i]
-
-
-@cuda.jit
-def saxpy_scales_y(s, x, y):
-    i = cuda.grid(1)
-    if i < y.size:
-        y[i] = x[i] + s * y[i]
-
-
-@cuda.jit
-def saxpy_adds(s, x, y):
-    i = cuda.grid(1)
-    if i < y.size:
-        y[i] = x[i] + y[i]
-
-
-@cuda.jit
-def saxpy_unguarded(s, x, y):
-    i = cuda.grid(1)
-    y[i] = s * x[i] + y[i]
-
-
-SAXPY = Exercise(
+SAXPY = KernelExercise(
     name="saxpy",
     reference=lambda s, x, y: np.float64(s) * x + y,
     inputs=lambda rng, n: (np.float32(rng.uniform(1.5, 3)), uniform(rng, n), uniform(rng, n)),
@@ -55,10 +28,10 @@ SAXPY = Exercise(
     launch=lambda n: (_blocks(n), BLOCK),
     tolerance=relative_to(lambda s, x, y: np.abs(s * x) + np.abs(y), roundings=2),
     wrong={
-        "what stood in y is overwritten, not added to": saxpy_overwrites,
-        "s multiplies y where it should multiply x": saxpy_scales_y,
-        "s is left out": saxpy_adds,
-        "there is no guard": saxpy_unguarded,
+        "what stood in y is overwritten, not added to": Edit("y[i] = s * x[i] + y[i]", "y[i] = s * x[i]"),
+        "s multiplies y where it should multiply x": Edit("y[i] = s * x[i] + y[i]", "y[i] = x[i] + s * y[i]"),
+        "s is left out": Edit("y[i] = s * x[i] + y[i]", "y[i] = x[i] + y[i]"),
+        "there is no guard": Edit("if i < y.size:", "if True:"),
     },
 )
 
@@ -66,39 +39,11 @@ SAXPY = Exercise(
 # --- every_second --------------------------------------------------------------------------------------------------
 
 
-@cuda.jit
-def every_second_guards_x(x, out):
-    i = cuda.grid(1)
-    if i < x.size:
-        out[i] = x[2 * i]
-
-
-@cuda.jit
-def every_second_from_one(x, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = x[2 * i + 1]
-
-
-@cuda.jit
-def every_second_copies(x, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = x[i]
-
-
-@cuda.jit
-def every_second_rounds_down(x, out):
-    i = cuda.grid(1)
-    if i < x.size // 2:
-        out[i] = x[2 * i]
-
-
 def _every_second(xp, x, out):
     out[:] = x[::2]
 
 
-EVERY_SECOND = Exercise(
+EVERY_SECOND = KernelExercise(
     name="every_second",
     reference=lambda x: x[::2],
     inputs=lambda rng, n: (uniform(rng, n),),
@@ -108,10 +53,12 @@ EVERY_SECOND = Exercise(
     timed_gpu={"n": 2**27},
     baseline=_every_second,
     wrong={
-        "the guard compares with the length of x, and out is half as long": every_second_guards_x,
-        "it takes elements 1, 3, 5, ... where 0, 2, 4, ... are asked for": every_second_from_one,
-        "it copies the first half of x": every_second_copies,
-        "half of an odd length is rounded down, and the last element is left out": every_second_rounds_down,
+        "the guard compares with the length of x, and out is half as long": Edit("if i < out.size:", "if i < x.size:"),
+        "it takes elements 1, 3, 5, ... where 0, 2, 4, ... are asked for":
+            Edit("out[i] = x[2 * i]", "out[i] = x[2 * i + 1]"),
+        "it copies the first half of x": Edit("out[i] = x[2 * i]", "out[i] = x[i]"),
+        "half of an odd length is rounded down, and the last element is left out":
+            Edit("if i < out.size:", "if i < x.size // 2:"),
     },
 )
 
@@ -141,9 +88,8 @@ def what_it_moves(n: int = 500_000, block: int = 256) -> dict[str, int]:
     }
 
 
-PREDICT_EVERY_SECOND = Exercise(
+PREDICT_EVERY_SECOND = PredictionExercise(
     name="predict_every_second",
-    kind="predict",
     truth=what_it_moves,
     how={
         "idle": "count the threads of all blocks, and take away the elements of out.",
@@ -167,40 +113,13 @@ PREDICT_EVERY_SECOND = Exercise(
 
 
 @cuda.jit
-def scale_last_round_left_out(s, x, out):
-    i = cuda.grid(1)
-    stride = cuda.gridsize(1)
-    while i + stride < out.size:
-        out[i] = s * x[i]
-        i += stride
-
-
-@cuda.jit
-def scale_one_too_far(s, x, out):
-    i = cuda.grid(1)
-    stride = cuda.gridsize(1)
-    while i <= out.size:
-        out[i] = s * x[i]
-        i += stride
-
-
-@cuda.jit
 def scale_only_first(s, x, out):
     i = cuda.grid(1)
     if i < out.size:
         out[i] = s * x[i]
 
 
-@cuda.jit
-def scale_stride_too_long(s, x, out):
-    i = cuda.grid(1)
-    stride = cuda.gridsize(1) + 1
-    while i < out.size:
-        out[i] = s * x[i]
-        i += stride
-
-
-SCALE_GRID_STRIDE = Exercise(
+SCALE_GRID_STRIDE = KernelExercise(
     name="scale_grid_stride",
     reference=lambda s, x: np.float64(s) * x,
     inputs=lambda rng, n: (np.float32(rng.uniform(1.5, 3)), uniform(rng, n)),
@@ -209,60 +128,18 @@ SCALE_GRID_STRIDE = Exercise(
     launch=lambda n: (3, 32),
     tolerance=relative_to(lambda s, x: np.abs(s * x), roundings=1),
     wrong={
-        "a thread stops one round early, and never does its last element": scale_last_round_left_out,
-        "the loop says `<=`, which lets a thread go one element too far": scale_one_too_far,
+        "a thread stops one round early, and never does its last element":
+            Edit("while i < out.size:", "while i + stride < out.size:"),
+        "the loop says `<=`, which lets a thread go one element too far":
+            Edit("while i < out.size:", "while i <= out.size:"),
         "there is no loop: each thread does its first element and stops": scale_only_first,
-        "the stride is one more than the threads of the grid": scale_stride_too_long,
+        "the stride is one more than the threads of the grid":
+            Edit("stride = cuda.gridsize(1)", "stride = cuda.gridsize(1) + 1"),
     },
 )
 
 
 # --- partial_sums --------------------------------------------------------------------------------------------------
-
-
-@cuda.jit
-def partial_steps_by_block(x, out):
-    me = cuda.grid(1)
-    total = np.float32(0)
-    i = me
-    while i < x.size:
-        total += x[i]
-        i += cuda.blockDim.x
-    out[me] = total
-
-
-@cuda.jit
-def partial_skips_first(x, out):
-    me = cuda.grid(1)
-    total = np.float32(0)
-    i = me + cuda.gridsize(1)
-    while i < x.size:
-        total += x[i]
-        i += cuda.gridsize(1)
-    out[me] = total
-
-
-@cuda.jit
-def partial_keeps_last(x, out):
-    me = cuda.grid(1)
-    total = np.float32(0)
-    i = me
-    while i < x.size:
-        total = x[i]
-        i += cuda.gridsize(1)
-    out[me] = total
-
-
-@cuda.jit
-def partial_only_busy(x, out):
-    me = cuda.grid(1)
-    total = np.float32(0)
-    i = me
-    while i < x.size:
-        total += x[i]
-        i += cuda.gridsize(1)
-    if me < x.size:
-        out[me] = total
 
 
 def _rows(x, threads):
@@ -273,7 +150,7 @@ def _rows(x, threads):
     return rows.reshape(rounds, threads)
 
 
-PARTIAL_SUMS = Exercise(
+PARTIAL_SUMS = KernelExercise(
     name="partial_sums",
     reference=lambda x, threads: _rows(x, threads).sum(axis=0),
     inputs=lambda rng, n, blocks, threads: (uniform(rng, n), blocks * threads),
@@ -290,10 +167,14 @@ PARTIAL_SUMS = Exercise(
     tolerance=dot_products(lambda x, threads: _rows(np.abs(x), threads).sum(axis=0),
                            lambda x, threads: _blocks(len(x), threads)),
     wrong={
-        "the stride is a block, not the grid, so blocks add elements of each other": partial_steps_by_block,
-        "each thread begins one round late and misses its first element": partial_skips_first,
-        "the total is replaced, not added to": partial_keeps_last,
-        "a thread without an element writes nothing, and its sum should be 0": partial_only_busy,
+        "the stride is a block, not the grid, so blocks add elements of each other":
+            Edit("i += cuda.gridsize(1)", "i += cuda.blockDim.x"),
+        "each thread begins one round late and misses its first element": Edit("i = me", "i = me + cuda.gridsize(1)"),
+        "the total is replaced, not added to": Edit("total += x[i]", "total = x[i]"),
+        "a thread without an element writes nothing, and its sum should be 0":
+            Edit("out[me] = total",
+                 "if me < x.size:\n"
+                 "    out[me] = total"),
     },
 )
 
@@ -325,16 +206,7 @@ def reverse_lost(x):
         x[x.size - 1 - i] = x[i]
 
 
-@cuda.jit
-def reverse_one_off(x):
-    i = cuda.grid(1)
-    if i < x.size // 2:
-        mine = x[i]
-        x[i] = x[x.size - i]
-        x[x.size - i] = mine
-
-
-REVERSE_IN_PLACE = Exercise(
+REVERSE_IN_PLACE = KernelExercise(
     name="reverse_in_place",
     reference=lambda x: x[::-1],
     inputs=lambda rng, n: (uniform(rng, n),),
@@ -348,7 +220,9 @@ REVERSE_IN_PLACE = Exercise(
         "all threads swap, so each pair is swapped by two threads": reverse_all_swap,
         "all threads copy without a variable in between, and read what others have overwritten": reverse_all_copy,
         "the first of the two stores destroys what the second was to move": reverse_lost,
-        "the partner of i is taken to be size - i, which is one too far": reverse_one_off,
+        "the partner of i is taken to be size - i, which is one too far":
+            Edit("x[i] = x[partner]", "x[i] = x[x.size - i]",
+                 "x[partner] = mine", "x[x.size - i] = mine"),
     },
 )
 

@@ -7,7 +7,7 @@ are 1, so that exchanged axes show.
 import numpy as np
 
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import relative_to
 
@@ -73,7 +73,7 @@ def above_no_top(out, nx, ny, nz):
         out[i] = i + nx * ny
 
 
-LAYER_ABOVE = Exercise(
+LAYER_ABOVE = KernelExercise(
     name="layer_above",
     reference=_layer_above,
     inputs=lambda rng, nx, ny, nz: (nx, ny, nz),
@@ -94,51 +94,11 @@ LAYER_ABOVE = Exercise(
 # --- flip_y --------------------------------------------------------------------------------------------------------
 
 
-@cuda.jit
-def flip_x_instead(v, out):
-    x, y, z = cuda.grid(3)
-    nz, ny, nx = out.shape
-    if x < nx and y < ny and z < nz:
-        out[z, y, x] = v[z, y, nx - 1 - x]
-
-
-@cuda.jit
-def flip_z_instead(v, out):
-    x, y, z = cuda.grid(3)
-    nz, ny, nx = out.shape
-    if x < nx and y < ny and z < nz:
-        out[z, y, x] = v[nz - 1 - z, y, x]
-
-
-@cuda.jit
-def flip_one_too_far(v, out):
-    x, y, z = cuda.grid(3)
-    nz, ny, nx = out.shape
-    if x < nx and y < ny and z < nz:
-        out[z, y, x] = v[z, ny - y, x]
-
-
-@cuda.jit
-def flip_no_z_guard(v, out):
-    x, y, z = cuda.grid(3)
-    nz, ny, nx = out.shape
-    if x < nx and y < ny:
-        out[z, y, x] = v[z, ny - 1 - y, x]
-
-
-@cuda.jit
-def flip_no_x_guard(v, out):
-    x, y, z = cuda.grid(3)
-    nz, ny, nx = out.shape
-    if y < ny and z < nz:
-        out[z, y, x] = v[z, ny - 1 - y, x]
-
-
-def _flip_by_library(xp, v, out):
+def _flip_baseline(xp, v, out):
     out[:] = xp.flip(v, (1,))
 
 
-FLIP_Y = Exercise(
+FLIP_Y = KernelExercise(
     name="flip_y",
     reference=lambda v: v[:, ::-1],
     inputs=_volume,
@@ -146,13 +106,14 @@ FLIP_Y = Exercise(
     sizes=VOLUMES,
     launch=_launch,
     timed_gpu={"nx": 512, "ny": 512, "nz": 512},
-    baseline=_flip_by_library,
+    baseline=_flip_baseline,
     wrong={
-        "x is flipped, not y": flip_x_instead,
-        "z is flipped, not y": flip_z_instead,
-        "the row opposite to y is taken to be ny - y, which is one too far": flip_one_too_far,
-        "there is no guard along z": flip_no_z_guard,
-        "there is no guard along x": flip_no_x_guard,
+        "x is flipped, not y": Edit("out[z, y, x] = v[z, ny - 1 - y, x]", "out[z, y, x] = v[z, y, nx - 1 - x]"),
+        "z is flipped, not y": Edit("out[z, y, x] = v[z, ny - 1 - y, x]", "out[z, y, x] = v[nz - 1 - z, y, x]"),
+        "the row opposite to y is taken to be ny - y, which is one too far":
+            Edit("out[z, y, x] = v[z, ny - 1 - y, x]", "out[z, y, x] = v[z, ny - y, x]"),
+        "there is no guard along z": Edit("if x < nx and y < ny and z < nz:", "if x < nx and y < ny:"),
+        "there is no guard along x": Edit("if x < nx and y < ny and z < nz:", "if y < ny and z < nz:"),
     },
 )
 
@@ -160,35 +121,7 @@ FLIP_Y = Exercise(
 # --- cut_plane -----------------------------------------------------------------------------------------------------
 
 
-@cuda.jit
-def cut_at_z(v, y, out, nx, ny):
-    x, z = cuda.grid(2)
-    if z < out.shape[0] and x < out.shape[1]:
-        out[z, x] = v[x + z * nx + y * nx * ny]
-
-
-@cuda.jit
-def cut_short_layers(v, y, out, nx, ny):
-    x, z = cuda.grid(2)
-    if z < out.shape[0] and x < out.shape[1]:
-        out[z, x] = v[x + y * nx + z * nx]
-
-
-@cuda.jit
-def cut_no_z_guard(v, y, out, nx, ny):
-    x, z = cuda.grid(2)
-    if x < out.shape[1]:
-        out[z, x] = v[x + y * nx + z * nx * ny]
-
-
-@cuda.jit
-def cut_grid_exchanged(v, y, out, nx, ny):
-    z, x = cuda.grid(2)
-    if z < out.shape[0] and x < out.shape[1]:
-        out[z, x] = v[x + y * nx + z * nx * ny]
-
-
-CUT_PLANE = Exercise(
+CUT_PLANE = KernelExercise(
     name="cut_plane",
     reference=lambda v, y: v[:, y],
     inputs=lambda rng, nx, ny, nz: (*_volume(rng, nx, ny, nz), int(rng.integers(ny))),
@@ -197,10 +130,13 @@ CUT_PLANE = Exercise(
     launch=lambda nx, ny, nz: (_grid((nx, nz), (32, 4)), (32, 4)),
     arguments=lambda inputs, out, size: (_flat(inputs[0]), inputs[1], out, size["nx"], size["ny"]),
     wrong={
-        "y and z have changed places in the address: it cuts at a fixed z": cut_at_z,
-        "a step along z jumps over a row, nx, where it has to jump over a layer, nx * ny": cut_short_layers,
-        "there is no guard along z": cut_no_z_guard,
-        "cuda.grid(2) gives x first, and here z is taken from it first": cut_grid_exchanged,
+        "y and z have changed places in the address: it cuts at a fixed z":
+            Edit("out[z, x] = v[x + y * nx + z * nx * ny]", "out[z, x] = v[x + z * nx + y * nx * ny]"),
+        "a step along z jumps over a row, nx, where it has to jump over a layer, nx * ny":
+            Edit("out[z, x] = v[x + y * nx + z * nx * ny]", "out[z, x] = v[x + y * nx + z * nx]"),
+        "there is no guard along z": Edit("if z < out.shape[0] and x < out.shape[1]:", "if x < out.shape[1]:"),
+        "cuda.grid(2) gives x first, and here z is taken from it first":
+            Edit("x, z = cuda.grid(2)", "z, x = cuda.grid(2)"),
     },
 )
 
@@ -223,9 +159,8 @@ def _sectors(block: tuple, warp: int = 0, nx: int = 512, ny: int = 512) -> int:
     return len(np.unique(touched.copy_to_host() * 4 // 32))
 
 
-PREDICT_SECTORS = Exercise(
+PREDICT_SECTORS = PredictionExercise(
     name="predict_sectors",
-    kind="predict",
     truth=lambda: {"rows_of_8": _sectors((8, 32, 4)), "rows_of_2": _sectors((2, 128, 4)),
                    "second_warp": _sectors((32, 8, 4), warp=1, nx=513)},
     how={
@@ -250,39 +185,7 @@ PREDICT_SECTORS = Exercise(
 # --- layer_difference ----------------------------------------------------------------------------------------------
 
 
-@cuda.jit
-def difference_rows_of_ny(v, out, nx, ny, nz):
-    x, y, z = cuda.grid(3)
-    if x < nx and y < ny and z < nz - 1:
-        i = x + y * ny + z * nx * ny
-        out[i] = v[i + nx * ny] - v[i]
-
-
-@cuda.jit
-def difference_guard_exchanged(v, out, nx, ny, nz):
-    x, y, z = cuda.grid(3)
-    if x < ny and y < nx and z < nz - 1:
-        i = x + y * nx + z * nx * ny
-        out[i] = v[i + nx * ny] - v[i]
-
-
-@cuda.jit
-def difference_top_layer(v, out, nx, ny, nz):
-    x, y, z = cuda.grid(3)
-    if x < nx and y < ny and z < nz:
-        i = x + y * nx + z * nx * ny
-        out[i] = v[i + nx * ny] - v[i]
-
-
-@cuda.jit
-def difference_next_row(v, out, nx, ny, nz):
-    x, y, z = cuda.grid(3)
-    if x < nx and y < ny and z < nz - 1:
-        i = x + y * nx + z * nx * ny
-        out[i] = v[i + nx] - v[i]
-
-
-LAYER_DIFFERENCE = Exercise(
+LAYER_DIFFERENCE = KernelExercise(
     name="layer_difference",
     reference=lambda v: np.diff(v.astype(np.float64), axis=0),
     inputs=_volume,
@@ -292,10 +195,14 @@ LAYER_DIFFERENCE = Exercise(
     arguments=lambda inputs, out, size: (_flat(inputs[0]), _flat(out), size["nx"], size["ny"], size["nz"]),
     tolerance=relative_to(lambda v: np.abs(v[1:]) + np.abs(v[:-1]), roundings=1),
     wrong={
-        "a step along y jumps over ny elements, and a row has nx": difference_rows_of_ny,
-        "nx and ny have changed places in the guard": difference_guard_exchanged,
-        "the guard lets the top layer through, and there is no layer above it": difference_top_layer,
-        "it takes the next row, nx further, in place of the next layer": difference_next_row,
+        "a step along y jumps over ny elements, and a row has nx":
+            Edit("i = x + y * nx + z * nx * ny", "i = x + y * ny + z * nx * ny"),
+        "nx and ny have changed places in the guard":
+            Edit("if x < nx and y < ny and z < nz - 1:", "if x < ny and y < nx and z < nz - 1:"),
+        "the guard lets the top layer through, and there is no layer above it":
+            Edit("if x < nx and y < ny and z < nz - 1:", "if x < nx and y < ny and z < nz:"),
+        "it takes the next row, nx further, in place of the next layer":
+            Edit("out[i] = v[i + nx * ny] - v[i]", "out[i] = v[i + nx] - v[i]"),
     },
 )
 
@@ -303,43 +210,11 @@ LAYER_DIFFERENCE = Exercise(
 # --- x_to_front ----------------------------------------------------------------------------------------------------
 
 
-@cuda.jit
-def front_backwards(v, out):
-    x, y, z = cuda.grid(3)
-    nz, ny, nx = v.shape
-    if x < nx and y < ny and z < nz:
-        out[x, y, z] = v[z, y, x]
-
-
-@cuda.jit
-def front_reshape(v, out):
-    x, y, z = cuda.grid(3)
-    nz, ny, nx = v.shape
-    if x < nx and y < ny and z < nz:
-        i = x + y * nx + z * nx * ny
-        out[i // (nz * ny), i // ny % nz, i % ny] = v[z, y, x]
-
-
-@cuda.jit
-def front_other_way(v, out):
-    x, y, z = cuda.grid(3)
-    nz, ny, nx = v.shape
-    if x < nx and y < ny and z < nz:
-        out[y, x, z] = v[z, y, x]
-
-
-@cuda.jit
-def front_guard_of_out(v, out):
-    x, y, z = cuda.grid(3)
-    if x < out.shape[2] and y < out.shape[1] and z < out.shape[0]:
-        out[x, z, y] = v[z, y, x]
-
-
-def _front_by_library(xp, v, out):
+def _front_baseline(xp, v, out):
     out[:] = xp.moveaxis(v, 2, 0)
 
 
-X_TO_FRONT = Exercise(
+X_TO_FRONT = KernelExercise(
     name="x_to_front",
     reference=lambda v: np.moveaxis(v, 2, 0),
     inputs=_volume,
@@ -347,12 +222,18 @@ X_TO_FRONT = Exercise(
     sizes=VOLUMES,
     launch=_launch,
     timed_gpu={"nx": 512, "ny": 512, "nz": 512},
-    baseline=_front_by_library,
+    baseline=_front_baseline,
     wrong={
-        "y and z have changed places as well: these are all three axes backwards": front_backwards,
-        "the elements stay in the order of memory: a reshape, where the axes should change places": front_reshape,
-        "z goes to the end, which brings y to the front, not x": front_other_way,
-        "the guard uses the axes of out as if they were x, y and z": front_guard_of_out,
+        "y and z have changed places as well: these are all three axes backwards":
+            Edit("out[x, z, y] = v[z, y, x]", "out[x, y, z] = v[z, y, x]"),
+        "the elements stay in the order of memory: a reshape, where the axes should change places":
+            Edit("out[x, z, y] = v[z, y, x]",
+                 "i = x + y * nx + z * nx * ny\n"
+                 "out[i // (nz * ny), i // ny % nz, i % ny] = v[z, y, x]"),
+        "z goes to the end, which brings y to the front, not x":
+            Edit("out[x, z, y] = v[z, y, x]", "out[y, x, z] = v[z, y, x]"),
+        "the guard uses the axes of out as if they were x, y and z":
+            Edit("if x < nx and y < ny and z < nz:", "if x < out.shape[2] and y < out.shape[1] and z < out.shape[0]:"),
     },
 )
 

@@ -6,7 +6,7 @@ Matrices have the shape (R, C) and volumes (X, Y, Z), as NumPy writes them: C an
 import numpy as np
 
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import relative_to
 
@@ -38,35 +38,7 @@ def _volumes(*sizes):
 # --- A row vector added to each row --------------------------------------------------------------------------------
 
 
-@cuda.jit
-def row_by_row_index(a, v, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        out[row, col] = a[row, col] + v[row]
-
-
-@cuda.jit
-def row_first_only(a, v, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        out[row, col] = a[row, col] + v[0]
-
-
-@cuda.jit
-def row_left_out(a, v, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        out[row, col] = a[row, col]
-
-
-@cuda.jit
-def row_grid_turned(a, v, out):
-    row, col = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        out[row, col] = a[row, col] + v[col]
-
-
-ADD_ROW = Exercise(
+ADD_ROW = KernelExercise(
     name="add_row",
     reference=lambda a, v: a.astype(np.float64) + v.astype(np.float64)[None, :],
     inputs=lambda rng, R, C: (uniform(rng, R, C), uniform(rng, C)),
@@ -74,50 +46,21 @@ ADD_ROW = Exercise(
     sizes=_matrices((1, 1), (1, 7), (5, 3), (3, 5), (8, 32), (37, 23), (19, 70)),
     launch=_over_matrix,
     tolerance=relative_to(lambda a, v: np.abs(a) + np.abs(v)[None, :], roundings=1),
-    wrong={"`v` is read at the row, and not at the column": row_by_row_index,
-           "every element adds the same `v[0]`": row_first_only, "`v` is never added": row_left_out,
-           GRID_TURNED: row_grid_turned},
+    wrong={
+        "`v` is read at the row, and not at the column":
+            Edit("out[row, col] = a[row, col] + v[col]", "out[row, col] = a[row, col] + v[row]"),
+        "every element adds the same `v[0]`":
+            Edit("out[row, col] = a[row, col] + v[col]", "out[row, col] = a[row, col] + v[0]"),
+        "`v` is never added": Edit("out[row, col] = a[row, col] + v[col]", "out[row, col] = a[row, col]"),
+        GRID_TURNED: Edit("col, row = cuda.grid(2)", "row, col = cuda.grid(2)"),
+    },
 )
 
 
 # --- The difference of each pair -----------------------------------------------------------------------------------
 
 
-@cuda.jit
-def outer_axes_exchanged(a, b, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        out[row, col] = a[col] - b[row]
-
-
-@cuda.jit
-def outer_sign(a, b, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        out[row, col] = b[col] - a[row]
-
-
-@cuda.jit
-def outer_grid_turned(a, b, out):
-    row, col = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        out[row, col] = a[row] - b[col]
-
-
-@cuda.jit
-def outer_no_guard(a, b, out):
-    col, row = cuda.grid(2)
-    out[row, col] = a[row] - b[col]
-
-
-@cuda.jit
-def outer_half_guard(a, b, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0]:
-        out[row, col] = a[row] - b[col]
-
-
-OUTER_DIFFERENCE = Exercise(
+OUTER_DIFFERENCE = KernelExercise(
     name="outer_difference",
     reference=lambda a, b: a.astype(np.float64)[:, None] - b.astype(np.float64)[None, :],
     inputs=lambda rng, R, C: (uniform(rng, R), uniform(rng, C)),
@@ -125,35 +68,19 @@ OUTER_DIFFERENCE = Exercise(
     sizes=_matrices((1, 1), (1, 7), (5, 3), (3, 5), (8, 32), (37, 23), (19, 70)),
     launch=_over_matrix,
     tolerance=relative_to(lambda a, b: np.abs(a)[:, None] + np.abs(b)[None, :], roundings=1),
-    wrong={"`a` is read at the column and `b` at the row": outer_axes_exchanged,
-           "`b - a` in place of `a - b`": outer_sign,
-           GRID_TURNED: outer_grid_turned,
-           "no guard": outer_no_guard, "a guard for the rows, and none for the columns": outer_half_guard},
+    wrong={
+        "`a` is read at the column and `b` at the row":
+            Edit("out[row, col] = a[row] - b[col]", "out[row, col] = a[col] - b[row]"),
+        "`b - a` in place of `a - b`": Edit("out[row, col] = a[row] - b[col]", "out[row, col] = b[col] - a[row]"),
+        GRID_TURNED: Edit("col, row = cuda.grid(2)", "row, col = cuda.grid(2)"),
+        "no guard": Edit("if row < out.shape[0] and col < out.shape[1]:", "if True:"),
+        "a guard for the rows, and none for the columns":
+            Edit("if row < out.shape[0] and col < out.shape[1]:", "if row < out.shape[0]:"),
+    },
 )
 
 
 # --- From a flat index back to a coordinate ------------------------------------------------------------------------
-
-
-@cuda.jit
-def middle_no_wrap(a, g, out, ny, nz):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = a[i] * g[i // nz]
-
-
-@cuda.jit
-def middle_as_fastest(a, g, out, ny, nz):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = a[i] * g[i % ny]
-
-
-@cuda.jit
-def middle_lengths_exchanged(a, g, out, ny, nz):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = a[i] * g[i // ny % nz]
 
 
 @cuda.jit
@@ -163,14 +90,7 @@ def middle_one_too_far(a, g, out, ny, nz):
         out[i] = a[i] * g[i // nz % ny]
 
 
-@cuda.jit
-def middle_is_x(a, g, out, ny, nz):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = a[i] * g[i // (ny * nz)]
-
-
-SCALE_MIDDLE = Exercise(
+SCALE_MIDDLE = KernelExercise(
     name="scale_middle",
     reference=lambda a, g: a.astype(np.float64) * g.astype(np.float64)[None, :, None],
     inputs=lambda rng, X, Y, Z: (uniform(rng, X, Y, Z), uniform(rng, Y)),
@@ -179,44 +99,21 @@ SCALE_MIDDLE = Exercise(
     launch=lambda X, Y, Z: (-(-X * Y * Z // 128), 128),
     arguments=lambda inputs, out, size: (_flat(inputs[0]), inputs[1], _flat(out), size["Y"], size["Z"]),
     tolerance=relative_to(lambda a, g: np.abs(a) * np.abs(g)[None, :, None], roundings=1),
-    wrong={"`i // nz` goes on counting through every x: `% ny` is missing": middle_no_wrap,
-           "`i % ny`, as if y ran fastest": middle_as_fastest,
-           "`i // (ny * nz)`, which is x": middle_is_x, "`ny` and `nz` exchanged": middle_lengths_exchanged,
-           "`<=` in place of `<` in the guard": middle_one_too_far},
+    wrong={
+        "`i // nz` goes on counting through every x: `% ny` is missing":
+            Edit("out[i] = a[i] * g[y]", "out[i] = a[i] * g[i // nz]"),
+        "`i % ny`, as if y ran fastest": Edit("out[i] = a[i] * g[y]", "out[i] = a[i] * g[i % ny]"),
+        "`i // (ny * nz)`, which is x": Edit("out[i] = a[i] * g[y]", "out[i] = a[i] * g[i // (ny * nz)]"),
+        "`ny` and `nz` exchanged": Edit("out[i] = a[i] * g[y]", "out[i] = a[i] * g[i // ny % nz]"),
+        "`<=` in place of `<` in the guard": middle_one_too_far,
+    },
 )
 
 
 # --- Find the bug: it agrees with NumPy on every cube --------------------------------------------------------------
 
 
-@cuda.jit
-def aligned_wrong_row_length(a, b, c, out, nx, ny, nz):
-    z, y, x = cuda.grid(3)
-    if x < nx and y < ny and z < nz:
-        pair = y * ny + z
-        i = (x * ny + y) * nz + z
-        out[i] = a[i] + b[pair] + c[z]
-
-
-@cuda.jit
-def aligned_c_at_x(a, b, c, out, nx, ny, nz):
-    z, y, x = cuda.grid(3)
-    if x < nx and y < ny and z < nz:
-        pair = y * nz + z
-        i = (x * ny + y) * nz + z
-        out[i] = a[i] + b[pair] + c[x]
-
-
-@cuda.jit
-def aligned_lesson(a, b, c, out, nx, ny, nz):
-    z, y, x = cuda.grid(3)
-    if x < nx and y < ny and z < nz:
-        pair = x * ny + y
-        i = pair * nz + z
-        out[i] = a[i] + b[pair] + c[z]
-
-
-ADD_ALIGNED = Exercise(
+ADD_ALIGNED = KernelExercise(
     name="add_aligned",
     reference=lambda a, b, c: a.astype(np.float64) + b.astype(np.float64) + c.astype(np.float64),
     inputs=lambda rng, X, Y, Z: (uniform(rng, X, Y, Z), uniform(rng, Y, Z), uniform(rng, Z)),
@@ -225,15 +122,17 @@ ADD_ALIGNED = Exercise(
     launch=_over_volume,
     arguments=lambda inputs, out, size: (*map(_flat, inputs), _flat(out), size["X"], size["Y"], size["Z"]),
     tolerance=relative_to(lambda a, b, c: np.abs(a) + np.abs(b) + np.abs(c), roundings=2),
-    wrong={"one step in y is taken to be `ny` elements of `b`": aligned_wrong_row_length,
-           "`c` is read at x": aligned_c_at_x, "`b` is read at x and y, as in the lesson": aligned_lesson},
+    wrong={
+        "one step in y is taken to be `ny` elements of `b`": Edit("pair = y * nz + z", "pair = y * ny + z"),
+        "`c` is read at x": Edit("out[i] = a[i] + b[pair] + c[z]", "out[i] = a[i] + b[pair] + c[x]"),
+        "`b` is read at x and y, as in the lesson": Edit("pair = y * nz + z", "pair = x * ny + y"),
+    },
 )
 
 
 # --- Predict: how often, and in how many sectors -------------------------------------------------------------------
 
 COUNTED = {"X": 6, "Y": 10, "Z": 8}
-COUNTED_BLOCK = (8, 2, 2)  # threads along z, y, x
 
 
 def _reads_counted() -> dict:
@@ -247,9 +146,8 @@ def _reads_counted() -> dict:
             "sectors_b": len(np.unique((lane_y * Z + lane_z) // 8))}
 
 
-PREDICT_READS = Exercise(
+PREDICT_READS = PredictionExercise(
     name="predict_reads",
-    kind="predict",
     truth=_reads_counted,
     how={"reads_b": "One element of `b` belongs to one pair (y, z). How many elements of `out` have that y and that z?",
          "reads_c": "One element of `c` belongs to one z. Along which axes can you walk without changing z?",
@@ -266,41 +164,6 @@ PREDICT_READS = Exercise(
 # --- One kernel for every broadcast --------------------------------------------------------------------------------
 
 
-@cuda.jit
-def steps_exchanged(a, b, out, x_step, y_step, z_step):
-    z, y, x = cuda.grid(3)
-    if x < out.shape[0] and y < out.shape[1] and z < out.shape[2]:
-        out[x, y, z] = a[x, y, z] + b[x * z_step + y * y_step + z * x_step]
-
-
-@cuda.jit
-def steps_modulo(a, b, out, x_step, y_step, z_step):
-    z, y, x = cuda.grid(3)
-    if x < out.shape[0] and y < out.shape[1] and z < out.shape[2]:
-        i = (x * out.shape[1] + y) * out.shape[2] + z
-        out[x, y, z] = a[x, y, z] + b[i % b.size]
-
-
-@cuda.jit
-def steps_ignored(a, b, out, x_step, y_step, z_step):
-    z, y, x = cuda.grid(3)
-    if x < out.shape[0] and y < out.shape[1] and z < out.shape[2]:
-        out[x, y, z] = a[x, y, z] + b[(x * out.shape[1] + y) * out.shape[2] + z]
-
-
-@cuda.jit
-def steps_no_guard(a, b, out, x_step, y_step, z_step):
-    z, y, x = cuda.grid(3)
-    out[x, y, z] = a[x, y, z] + b[x * x_step + y * y_step + z * z_step]
-
-
-@cuda.jit
-def steps_grid_turned(a, b, out, x_step, y_step, z_step):
-    x, y, z = cuda.grid(3)
-    if x < out.shape[0] and y < out.shape[1] and z < out.shape[2]:
-        out[x, y, z] = a[x, y, z] + b[x * x_step + y * y_step + z * z_step]
-
-
 def steps_of(bX: int, bY: int, bZ: int, **_) -> tuple[int, int, int]:
     """Elements from one x, y, z to the next in a C-contiguous (bX, bY, bZ); 0 along an axis of length 1."""
     return (bY * bZ if bX > 1 else 0, bZ if bY > 1 else 0, 1 if bZ > 1 else 0)
@@ -315,7 +178,7 @@ def _random_operand(rng):
     return _with_operand(*volume, *(length if rng.random() < 0.5 else 1 for length in volume))
 
 
-ADD_BROADCAST = Exercise(
+ADD_BROADCAST = KernelExercise(
     name="add_broadcast",
     reference=lambda a, b: a.astype(np.float64) + b.astype(np.float64),
     inputs=lambda rng, X, Y, Z, bX, bY, bZ: (uniform(rng, X, Y, Z), uniform(rng, bX, bY, bZ)),
@@ -327,11 +190,19 @@ ADD_BROADCAST = Exercise(
     launch=_over_volume,
     arguments=lambda inputs, out, size: (inputs[0], _flat(inputs[1]), out, *steps_of(**size)),
     tolerance=relative_to(lambda a, b: np.abs(a) + np.abs(b), roundings=1),
-    wrong={"the steps of x and z are exchanged": steps_exchanged,
-           "the index into `b` wraps around with `%`: right only for axes that are missing on the left": steps_modulo,
-           "the steps are not used: `b` is read as if it were as large as `a`": steps_ignored,
-           "no guard": steps_no_guard,
-           "`x, y, z = cuda.grid(3)`, where the grid is laid with its x along z": steps_grid_turned},
+    wrong={
+        "the steps of x and z are exchanged":
+            Edit("x_step + y * y_step + z * z_step", "z_step + y * y_step + z * x_step"),
+        "the index into `b` wraps around with `%`: right only for axes that are missing on the left":
+            Edit("out[x, y, z] = a[x, y, z] + b[x * x_step + y * y_step + z * z_step]",
+                 "i = (x * out.shape[1] + y) * out.shape[2] + z\n"
+                 "out[x, y, z] = a[x, y, z] + b[i % b.size]"),
+        "the steps are not used: `b` is read as if it were as large as `a`":
+            Edit("x * x_step + y * y_step + z * z_step", "(x * out.shape[1] + y) * out.shape[2] + z"),
+        "no guard": Edit("if x < out.shape[0] and y < out.shape[1] and z < out.shape[2]:", "if True:"),
+        "`x, y, z = cuda.grid(3)`, where the grid is laid with its x along z":
+            Edit("z, y, x = cuda.grid(3)", "x, y, z = cuda.grid(3)"),
+    },
 )
 
 EXERCISES = (ADD_ROW, OUTER_DIFFERENCE, SCALE_MIDDLE, ADD_ALIGNED, PREDICT_READS, ADD_BROADCAST)

@@ -10,14 +10,12 @@ between two rounds leaves its numbers right: only observe sees it.
 import numpy as np
 from numba import float32
 
-import labkit
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import dot_products
 
 TILE = (16, 16)
-ZERO = float32(0.0)
 
 
 def _over(cols, rows):
@@ -30,11 +28,6 @@ def _products(*sizes):
 
 AWKWARD = _products((1, 1, 1), (3, 5, 2), (5, 3, 4), (16, 16, 16), (1, 33, 17), (33, 1, 31), (17, 18, 1), (37, 23, 19),
                     (20, 35, 50))
-
-
-def _seen_by_observe(wrong: dict) -> dict:
-    """Wrong kernels that compute the right numbers on the CPU device."""
-    return wrong if "observe" in labkit.__all__ else {}
 
 
 def _uses_tiles(report) -> str | None:
@@ -52,46 +45,6 @@ def _wide(*arrays):
 
 
 @cuda.jit
-def matvec_down_a_column(a, x, out):
-    row = cuda.grid(1)
-    if row < out.size:
-        total = float32(0.0)
-        for k in range(x.size):
-            total += a[k, row] * x[k]
-        out[row] = total
-
-
-@cuda.jit
-def matvec_last_only(a, x, out):
-    row = cuda.grid(1)
-    if row < out.size:
-        total = float32(0.0)
-        for k in range(x.size):
-            total = a[row, k] * x[k]
-        out[row] = total
-
-
-@cuda.jit
-def matvec_x_at_row(a, x, out):
-    row = cuda.grid(1)
-    if row < out.size:
-        total = float32(0.0)
-        for k in range(x.size):
-            total += a[row, k] * x[row]
-        out[row] = total
-
-
-@cuda.jit
-def matvec_one_short(a, x, out):
-    row = cuda.grid(1)
-    if row < out.size:
-        total = float32(0.0)
-        for k in range(x.size - 1):
-            total += a[row, k] * x[k]
-        out[row] = total
-
-
-@cuda.jit
 def matvec_adds_to_out(a, x, out):
     row = cuda.grid(1)
     if row < out.size:
@@ -99,7 +52,7 @@ def matvec_adds_to_out(a, x, out):
             out[row] += a[row, k] * x[k]
 
 
-MATVEC = Exercise(
+MATVEC = KernelExercise(
     name="matvec",
     reference=lambda a, x: a.astype(np.float64) @ x.astype(np.float64),
     inputs=lambda rng, M, K: (uniform(rng, M, K), uniform(rng, K)),
@@ -107,63 +60,18 @@ MATVEC = Exercise(
     sizes=tuple({"M": M, "K": K} for M, K in ((1, 1), (1, 6), (6, 1), (5, 3), (16, 16), (37, 19), (129, 65))),
     launch=lambda M, K: (-(-M // 64), 64),
     tolerance=dot_products(lambda a, x: np.abs(a) @ np.abs(x), length=lambda a, x: a.shape[1]),
-    wrong={"`a[k, row]`: it walks down a column of `a`": matvec_down_a_column,
-           "`=` in place of `+=`: only the last product is left": matvec_last_only,
-           "`x` is read at the row": matvec_x_at_row, "the last product is left out": matvec_one_short,
-           "the products are added to `out`, which nothing has set to 0 (check fills it with NaN)": matvec_adds_to_out},
+    wrong={
+        "`a[k, row]`: it walks down a column of `a`": Edit("total += a[row, k] * x[k]", "total += a[k, row] * x[k]"),
+        "`=` in place of `+=`: only the last product is left":
+            Edit("total += a[row, k] * x[k]", "total = a[row, k] * x[k]"),
+        "`x` is read at the row": Edit("total += a[row, k] * x[k]", "total += a[row, k] * x[row]"),
+        "the last product is left out": Edit("for k in range(x.size):", "for k in range(x.size - 1):"),
+        "the products are added to `out`, which nothing has set to 0 (check fills it with NaN)": matvec_adds_to_out,
+    },
 )
 
 
 # --- A @ B.T: rows against rows ------------------------------------------------------------------------------------
-
-
-@cuda.jit
-def bt_not_transposed(a, b, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        total = float32(0.0)
-        for k in range(a.shape[1]):
-            total += a[row, k] * b[k, col]
-        out[row, col] = total
-
-
-@cuda.jit
-def bt_loop_over_rows_of_b(a, b, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        total = float32(0.0)
-        for k in range(b.shape[0]):
-            total += a[row, k] * b[col, k]
-        out[row, col] = total
-
-
-@cuda.jit
-def bt_output_transposed(a, b, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        total = float32(0.0)
-        for k in range(a.shape[1]):
-            total += a[col, k] * b[row, k]
-        out[row, col] = total
-
-
-@cuda.jit
-def bt_no_guard(a, b, out):
-    col, row = cuda.grid(2)
-    total = float32(0.0)
-    for k in range(a.shape[1]):
-        total += a[row, k] * b[col, k]
-    out[row, col] = total
-
-
-@cuda.jit
-def bt_grid_turned(a, b, out):
-    row, col = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        total = float32(0.0)
-        for k in range(a.shape[1]):
-            total += a[row, k] * b[col, k]
-        out[row, col] = total
 
 
 def _bt_reference(a, b):
@@ -171,7 +79,7 @@ def _bt_reference(a, b):
     return a @ b.T
 
 
-MATMUL_BT = Exercise(
+MATMUL_BT = KernelExercise(
     name="matmul_bt",
     reference=_bt_reference,
     inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, N, K)),
@@ -179,83 +87,21 @@ MATMUL_BT = Exercise(
     sizes=AWKWARD,
     launch=lambda M, N, K: _over(N, M),
     tolerance=dot_products(lambda a, b: np.abs(a) @ np.abs(b).T, length=lambda a, b: a.shape[1]),
-    wrong={"`b[k, col]`: it multiplies by `b`, not by its transpose": bt_not_transposed,
-           "the loop runs over the rows of `b` (N of them), not over K": bt_loop_over_rows_of_b,
-           "the row of `b` and the row of `a` exchanged": bt_output_transposed, "no guard": bt_no_guard,
-           "`row, col = cuda.grid(2)`, where the grid is laid with its x along the columns": bt_grid_turned},
+    wrong={
+        "`b[k, col]`: it multiplies by `b`, not by its transpose":
+            Edit("total += a[row, k] * b[col, k]", "total += a[row, k] * b[k, col]"),
+        "the loop runs over the rows of `b` (N of them), not over K":
+            Edit("for k in range(a.shape[1]):", "for k in range(b.shape[0]):"),
+        "the row of `b` and the row of `a` exchanged":
+            Edit("total += a[row, k] * b[col, k]", "total += a[col, k] * b[row, k]"),
+        "no guard": Edit("if row < out.shape[0] and col < out.shape[1]:", "if True:"),
+        "`row, col = cuda.grid(2)`, where the grid is laid with its x along the columns":
+            Edit("col, row = cuda.grid(2)", "row, col = cuda.grid(2)"),
+    },
 )
 
 
 # --- A layer in one kernel: relu(A @ B + bias) ---------------------------------------------------------------------
-
-
-@cuda.jit
-def layer_bias_each_step(a, b, bias, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        total = float32(0.0)
-        for k in range(a.shape[1]):
-            total += a[row, k] * b[k, col] + bias[col]
-        out[row, col] = max(total, ZERO)
-
-
-@cuda.jit
-def layer_bias_by_row(a, b, bias, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        total = bias[row]
-        for k in range(a.shape[1]):
-            total += a[row, k] * b[k, col]
-        out[row, col] = max(total, ZERO)
-
-
-@cuda.jit
-def layer_bias_after(a, b, bias, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        total = float32(0.0)
-        for k in range(a.shape[1]):
-            total += a[row, k] * b[k, col]
-        out[row, col] = max(total, ZERO) + bias[col]
-
-
-@cuda.jit
-def layer_no_rectifier(a, b, bias, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        total = bias[col]
-        for k in range(a.shape[1]):
-            total += a[row, k] * b[k, col]
-        out[row, col] = total
-
-
-@cuda.jit
-def layer_no_bias(a, b, bias, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        total = float32(0.0)
-        for k in range(a.shape[1]):
-            total += a[row, k] * b[k, col]
-        out[row, col] = max(total, ZERO)
-
-
-@cuda.jit
-def layer_no_guard(a, b, bias, out):
-    col, row = cuda.grid(2)
-    total = bias[col]
-    for k in range(a.shape[1]):
-        total += a[row, k] * b[k, col]
-    out[row, col] = max(total, ZERO)
-
-
-@cuda.jit
-def layer_maximum_each_step(a, b, bias, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        total = bias[col]
-        for k in range(a.shape[1]):
-            total = max(total + a[row, k] * b[k, col], ZERO)
-        out[row, col] = total
 
 
 def _layer_reference(a, b, bias):
@@ -263,7 +109,7 @@ def _layer_reference(a, b, bias):
     return np.maximum(a @ b + bias, 0)
 
 
-DENSE_LAYER = Exercise(
+DENSE_LAYER = KernelExercise(
     name="dense_layer",
     reference=_layer_reference,
     inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, K, N), uniform(rng, N)),
@@ -272,75 +118,25 @@ DENSE_LAYER = Exercise(
     launch=lambda M, N, K: _over(N, M),
     tolerance=dot_products(lambda a, b, bias: np.abs(a) @ np.abs(b) + np.abs(bias),
                            length=lambda a, b, bias: a.shape[1] + 1),
-    wrong={"the bias is added at every step of the loop": layer_bias_each_step,
-           "the bias is read at the row": layer_bias_by_row,
-           "the bias is added after negative values have become 0": layer_bias_after,
-           "the maximum is taken at every step of the loop": layer_maximum_each_step,
-           "negative values stay": layer_no_rectifier, "the bias is never added": layer_no_bias,
-           "no guard": layer_no_guard},
+    wrong={
+        "the bias is added at every step of the loop":
+            Edit("total = bias[col]", "total = float32(0.0)",
+                 "total += a[row, k] * b[k, col]", "total += a[row, k] * b[k, col] + bias[col]"),
+        "the bias is read at the row": Edit("total = bias[col]", "total = bias[row]"),
+        "the bias is added after negative values have become 0":
+            Edit("total = bias[col]", "total = float32(0.0)",
+                 "max(total, float32(0.0))", "max(total, float32(0.0)) + bias[col]"),
+        "the maximum is taken at every step of the loop":
+            Edit("total += a[row, k] * b[k, col]", "total = max(total + a[row, k] * b[k, col], float32(0.0))",
+                 "out[row, col] = max(total, float32(0.0))", "out[row, col] = total"),
+        "negative values stay": Edit("out[row, col] = max(total, float32(0.0))", "out[row, col] = total"),
+        "the bias is never added": Edit("total = bias[col]", "total = float32(0.0)"),
+        "no guard": Edit("if row < out.shape[0] and col < out.shape[1]:", "if True:"),
+    },
 )
 
 
 # --- Transpose through shared memory -------------------------------------------------------------------------------
-
-
-@cuda.jit
-def transpose_no_barrier(a, out):
-    tile = cuda.shared.array((16, 16), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    left, top = cuda.blockIdx.x * 16, cuda.blockIdx.y * 16
-    if top + y < a.shape[0] and left + x < a.shape[1]:
-        tile[y, x] = a[top + y, left + x]
-    if left + y < out.shape[0] and top + x < out.shape[1]:
-        out[left + y, top + x] = tile[x, y]
-
-
-@cuda.jit
-def transpose_tiles_stay(a, out):
-    tile = cuda.shared.array((16, 16), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    left, top = cuda.blockIdx.x * 16, cuda.blockIdx.y * 16
-    if top + y < a.shape[0] and left + x < a.shape[1]:
-        tile[y, x] = a[top + y, left + x]
-    cuda.syncthreads()
-    if top + y < out.shape[0] and left + x < out.shape[1]:
-        out[top + y, left + x] = tile[x, y]
-
-
-@cuda.jit
-def transpose_inside_untouched(a, out):
-    tile = cuda.shared.array((16, 16), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    left, top = cuda.blockIdx.x * 16, cuda.blockIdx.y * 16
-    if top + y < a.shape[0] and left + x < a.shape[1]:
-        tile[y, x] = a[top + y, left + x]
-    cuda.syncthreads()
-    if left + y < out.shape[0] and top + x < out.shape[1]:
-        out[left + y, top + x] = tile[y, x]
-
-
-@cuda.jit
-def transpose_guard_of_the_load(a, out):
-    tile = cuda.shared.array((16, 16), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    left, top = cuda.blockIdx.x * 16, cuda.blockIdx.y * 16
-    if top + y < a.shape[0] and left + x < a.shape[1]:
-        tile[y, x] = a[top + y, left + x]
-    cuda.syncthreads()
-    if top + y < a.shape[0] and left + x < a.shape[1]:
-        out[left + y, top + x] = tile[x, y]
-
-
-@cuda.jit
-def transpose_barrier_in_guard(a, out):
-    tile = cuda.shared.array((16, 16), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    left, top = cuda.blockIdx.x * 16, cuda.blockIdx.y * 16
-    if top + y < a.shape[0] and left + x < a.shape[1]:
-        tile[y, x] = a[top + y, left + x]
-        cuda.syncthreads()
-    if left + y < out.shape[0] and top + x < out.shape[1]:
-        out[left + y, top + x] = tile[x, y]
 
 
 @cuda.jit
@@ -350,7 +146,7 @@ def transpose_without_tile(a, out):
         out[col, row] = a[row, col]
 
 
-TRANSPOSE_TILED = Exercise(
+TRANSPOSE_TILED = KernelExercise(
     name="transpose_tiled",
     reference=lambda a: a.T,
     inputs=lambda rng, R, C: (uniform(rng, R, C),),
@@ -358,96 +154,27 @@ TRANSPOSE_TILED = Exercise(
     sizes=tuple({"R": R, "C": C} for R, C in ((1, 1), (1, 7), (5, 3), (16, 16), (17, 16), (19, 37), (50, 33))),
     launch=lambda R, C: _over(C, R),
     demand=_uses_tiles,
-    wrong={"no barrier between writing the tile and reading it": transpose_no_barrier,
-           "each tile is turned, and stays where it was": transpose_tiles_stay,
-           "each tile goes to its new place, and is not turned": transpose_inside_untouched,
-           "the store has the guard of the load": transpose_guard_of_the_load,
-           "the barrier stands inside the guard": transpose_barrier_in_guard,
-           **_seen_by_observe({"no shared memory: a warp writes down a column": transpose_without_tile})},
+    wrong={
+        "no barrier between writing the tile and reading it": Edit("cuda.syncthreads()", ""),
+        "each tile is turned, and stays where it was":
+            Edit("left + y < out.shape[0] and top", "top + y < out.shape[0] and left",
+                 "out[left + y, top + x] = tile[x, y]", "out[top + y, left + x] = tile[x, y]"),
+        "each tile goes to its new place, and is not turned":
+            Edit("out[left + y, top + x] = tile[x, y]", "out[left + y, top + x] = tile[y, x]"),
+        "the store has the guard of the load":
+            Edit("if left + y < out.shape[0] and top + x < out.shape[1]:",
+                 "if top + y < a.shape[0] and left + x < a.shape[1]:"),
+        "the barrier stands inside the guard":
+            Edit("cuda.syncthreads()\n"
+                 "if left + y < out.shape[0] and top + x < out.shape[1]:",
+                 "    cuda.syncthreads()\n"
+                 "if left + y < out.shape[0] and top + x < out.shape[1]:"),
+        "no shared memory: a warp writes down a column": transpose_without_tile,
+    },
 )
 
 
 # --- Find the bug: the tail of a tile ------------------------------------------------------------------------------
-
-
-@cuda.jit
-def gram_stale_tails(a, out):
-    mine = cuda.shared.array((16, 16), float32)
-    theirs = cuda.shared.array((16, 16), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    row, col = cuda.blockIdx.y * 16 + y, cuda.blockIdx.x * 16 + x
-    other = cuda.blockIdx.x * 16 + y
-    total = float32(0.0)
-    for start in range(0, a.shape[1], 16):
-        if row < a.shape[0] and start + x < a.shape[1]:
-            mine[y, x] = a[row, start + x]
-        if other < a.shape[0] and start + x < a.shape[1]:
-            theirs[y, x] = a[other, start + x]
-        cuda.syncthreads()
-        for k in range(16):
-            total += mine[y, k] * theirs[x, k]
-        cuda.syncthreads()
-    if row < out.shape[0] and col < out.shape[1]:
-        out[row, col] = total
-
-
-@cuda.jit
-def gram_one_tail(a, out):
-    mine = cuda.shared.array((16, 16), float32)
-    theirs = cuda.shared.array((16, 16), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    row, col = cuda.blockIdx.y * 16 + y, cuda.blockIdx.x * 16 + x
-    other = cuda.blockIdx.x * 16 + y
-    total = float32(0.0)
-    for start in range(0, a.shape[1], 16):
-        if row < a.shape[0] and start + x < a.shape[1]:
-            mine[y, x] = a[row, start + x]
-        theirs[y, x] = a[other, start + x] if other < a.shape[0] and start + x < a.shape[1] else ZERO
-        cuda.syncthreads()
-        for k in range(16):
-            total += mine[y, k] * theirs[x, k]
-        cuda.syncthreads()
-    if row < out.shape[0] and col < out.shape[1]:
-        out[row, col] = total
-
-
-@cuda.jit
-def gram_no_tail(a, out):
-    mine = cuda.shared.array((16, 16), float32)
-    theirs = cuda.shared.array((16, 16), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    row, col = cuda.blockIdx.y * 16 + y, cuda.blockIdx.x * 16 + x
-    other = cuda.blockIdx.x * 16 + y
-    total = float32(0.0)
-    for start in range(0, a.shape[1] // 16 * 16, 16):
-        mine[y, x] = a[row, start + x] if row < a.shape[0] else ZERO
-        theirs[y, x] = a[other, start + x] if other < a.shape[0] else ZERO
-        cuda.syncthreads()
-        for k in range(16):
-            total += mine[y, k] * theirs[x, k]
-        cuda.syncthreads()
-    if row < out.shape[0] and col < out.shape[1]:
-        out[row, col] = total
-
-
-@cuda.jit
-def gram_leaves_early(a, out):
-    mine = cuda.shared.array((16, 16), float32)
-    theirs = cuda.shared.array((16, 16), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    row, col = cuda.blockIdx.y * 16 + y, cuda.blockIdx.x * 16 + x
-    other = cuda.blockIdx.x * 16 + y
-    if row >= out.shape[0] or col >= out.shape[1]:
-        return
-    total = float32(0.0)
-    for start in range(0, a.shape[1], 16):
-        mine[y, x] = a[row, start + x] if start + x < a.shape[1] else ZERO
-        theirs[y, x] = a[other, start + x] if other < a.shape[0] and start + x < a.shape[1] else ZERO
-        cuda.syncthreads()
-        for k in range(16):
-            total += mine[y, k] * theirs[x, k]
-        cuda.syncthreads()
-    out[row, col] = total
 
 
 def _gram_reference(a):
@@ -455,7 +182,7 @@ def _gram_reference(a):
     return a @ a.T
 
 
-GRAM = Exercise(
+GRAM = KernelExercise(
     name="gram",
     reference=_gram_reference,
     inputs=lambda rng, M, K: (uniform(rng, M, K),),
@@ -464,77 +191,32 @@ GRAM = Exercise(
     launch=lambda M, K: _over(M, M),
     observe_sizes=({"M": 5, "K": 3}, {"M": 16, "K": 35}),
     tolerance=dot_products(lambda a: np.abs(a) @ np.abs(a).T, length=lambda a: a.shape[1]),
-    wrong={"where a tile reaches beyond `a`, it keeps what stood there before, and not zeros": gram_stale_tails,
-           "one tile has zeros beyond the edge, and the other keeps what stood there before": gram_one_tail,
-           "the last tile is left out where K is no multiple of 16": gram_no_tail,
-           "threads without an element go home before the barriers": gram_leaves_early},
+    wrong={
+        "where a tile reaches beyond `a`, it keeps what stood there before, and not zeros":
+            Edit("mine[y, x] = a[row, start + x] if row < rows and start + x < depth else float32(0.0)\n"
+                 "theirs[y, x] = a[other, start + x] if other < rows and start + x < depth else float32(0.0)",
+                 "if row < rows and start + x < depth:\n"
+                 "    mine[y, x] = a[row, start + x]\n"
+                 "if other < rows and start + x < depth:\n"
+                 "    theirs[y, x] = a[other, start + x]"),
+        "one tile has zeros beyond the edge, and the other keeps what stood there before":
+            Edit("mine[y, x] = a[row, start + x] if row < rows and start + x < depth else float32(0.0)",
+                 "if row < rows and start + x < depth:\n"
+                 "    mine[y, x] = a[row, start + x]"),
+        "the last tile is left out where K is no multiple of 16":
+            Edit("for start in range(0, depth, 16):", "for start in range(0, depth // 16 * 16, 16):",
+                 "row < rows and start + x < depth else", "row < rows else",
+                 "other < rows and start + x < depth else", "other < rows else"),
+        "threads without an element go home before the barriers":
+            Edit("rows, depth = a.shape",
+                 "rows, depth = a.shape\n"
+                 "if row >= rows or col >= rows:\n"
+                 "    return"),
+    },
 )
 
 
 # --- Find the bug: the next tiles are loaded at the end of a round -------------------------------------------------
-
-
-@cuda.jit
-def ahead_no_barrier_before_loads(a, b, out):
-    a_tile = cuda.shared.array((16, 16), float32)
-    b_tile = cuda.shared.array((16, 16), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    row, col = cuda.blockIdx.y * 16 + y, cuda.blockIdx.x * 16 + x
-    rows, depth, cols = a.shape[0], a.shape[1], b.shape[1]
-    a_tile[y, x] = a[row, x] if row < rows and x < depth else ZERO
-    b_tile[y, x] = b[y, col] if y < depth and col < cols else ZERO
-    cuda.syncthreads()
-    total = float32(0.0)
-    for following in range(16, depth + 16, 16):
-        for k in range(16):
-            total += a_tile[y, k] * b_tile[k, x]
-        a_tile[y, x] = a[row, following + x] if row < rows and following + x < depth else ZERO
-        b_tile[y, x] = b[following + y, col] if following + y < depth and col < cols else ZERO
-        cuda.syncthreads()
-    if row < rows and col < cols:
-        out[row, col] = total
-
-
-@cuda.jit
-def ahead_no_barrier_after_loads(a, b, out):
-    a_tile = cuda.shared.array((16, 16), float32)
-    b_tile = cuda.shared.array((16, 16), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    row, col = cuda.blockIdx.y * 16 + y, cuda.blockIdx.x * 16 + x
-    rows, depth, cols = a.shape[0], a.shape[1], b.shape[1]
-    a_tile[y, x] = a[row, x] if row < rows and x < depth else ZERO
-    b_tile[y, x] = b[y, col] if y < depth and col < cols else ZERO
-    total = float32(0.0)
-    for following in range(16, depth + 16, 16):
-        for k in range(16):
-            total += a_tile[y, k] * b_tile[k, x]
-        cuda.syncthreads()
-        a_tile[y, x] = a[row, following + x] if row < rows and following + x < depth else ZERO
-        b_tile[y, x] = b[following + y, col] if following + y < depth and col < cols else ZERO
-    if row < rows and col < cols:
-        out[row, col] = total
-
-
-@cuda.jit
-def ahead_one_round_short(a, b, out):
-    a_tile = cuda.shared.array((16, 16), float32)
-    b_tile = cuda.shared.array((16, 16), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    row, col = cuda.blockIdx.y * 16 + y, cuda.blockIdx.x * 16 + x
-    rows, depth, cols = a.shape[0], a.shape[1], b.shape[1]
-    a_tile[y, x] = a[row, x] if row < rows and x < depth else ZERO
-    b_tile[y, x] = b[y, col] if y < depth and col < cols else ZERO
-    cuda.syncthreads()
-    total = float32(0.0)
-    for following in range(16, depth, 16):
-        for k in range(16):
-            total += a_tile[y, k] * b_tile[k, x]
-        cuda.syncthreads()
-        a_tile[y, x] = a[row, following + x] if row < rows and following + x < depth else ZERO
-        b_tile[y, x] = b[following + y, col] if following + y < depth and col < cols else ZERO
-        cuda.syncthreads()
-    if row < rows and col < cols:
-        out[row, col] = total
 
 
 def _product_reference(a, b):
@@ -542,7 +224,7 @@ def _product_reference(a, b):
     return a @ b
 
 
-MATMUL_AHEAD = Exercise(
+MATMUL_AHEAD = KernelExercise(
     name="matmul_ahead",
     reference=_product_reference,
     inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, K, N)),
@@ -551,10 +233,21 @@ MATMUL_AHEAD = Exercise(
     launch=lambda M, N, K: _over(N, M),
     observe_sizes=_products((5, 3, 4), (1, 33, 17)),
     tolerance=dot_products(lambda a, b: np.abs(a) @ np.abs(b), length=lambda a, b: a.shape[1]),
-    wrong={"no barrier between reading the tiles and writing the next ones": ahead_no_barrier_before_loads,
-           "the last tiles are loaded and never multiplied": ahead_one_round_short,
-           **_seen_by_observe({
-               "no barrier between writing the tiles and reading them": ahead_no_barrier_after_loads})},
+    wrong={
+        "no barrier between reading the tiles and writing the next ones":
+            Edit("cuda.syncthreads()\n"
+                 "a_tile[y, x] = a[row, ahead + x] if row < rows and ahead + x < depth else float32(0.0)",
+                 "a_tile[y, x] = a[row, ahead + x] if row < rows and ahead + x < depth else float32(0.0)"),
+        "the last tiles are loaded and never multiplied":
+            Edit("for ahead in range(16, depth + 16, 16):", "for ahead in range(16, depth, 16):"),
+        "no barrier between writing the tiles and reading them":
+            Edit("cuda.syncthreads()\n"
+                 "total = float32(0.0)",
+                 "total = float32(0.0)",
+                 "    cuda.syncthreads()\n"
+                 "if row < rows and col < cols:",
+                 "if row < rows and col < cols:"),
+    },
 )
 
 
@@ -577,9 +270,8 @@ def _loads_counted() -> dict:
     return {"naive": naive, "tiled": tiled, "barriers": barriers}
 
 
-PREDICT_LOADS = Exercise(
+PREDICT_LOADS = PredictionExercise(
     name="predict_loads",
-    kind="predict",
     truth=_loads_counted,
     how={"naive": "Each thread with an element walks through a row of `a` and a column of `b`. How many numbers is "
                   "that, and how many threads have an element?",
@@ -599,138 +291,6 @@ PREDICT_LOADS = Exercise(
 
 
 @cuda.jit
-def at_tile_not_turned(a, b, out):
-    a_tile = cuda.shared.array((16, 16), float32)
-    b_tile = cuda.shared.array((16, 16), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    left, top = cuda.blockIdx.x * 16, cuda.blockIdx.y * 16
-    total = float32(0.0)
-    for start in range(0, a.shape[0], 16):
-        k = start + y
-        a_tile[y, x] = a[k, top + x] if k < a.shape[0] and top + x < a.shape[1] else ZERO
-        b_tile[y, x] = b[k, left + x] if k < b.shape[0] and left + x < b.shape[1] else ZERO
-        cuda.syncthreads()
-        for i in range(16):
-            total += a_tile[y, i] * b_tile[i, x]
-        cuda.syncthreads()
-    if top + y < out.shape[0] and left + x < out.shape[1]:
-        out[top + y, left + x] = total
-
-
-@cuda.jit
-def at_no_first_barrier(a, b, out):
-    a_tile = cuda.shared.array((16, 16), float32)
-    b_tile = cuda.shared.array((16, 16), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    left, top = cuda.blockIdx.x * 16, cuda.blockIdx.y * 16
-    total = float32(0.0)
-    for start in range(0, a.shape[0], 16):
-        k = start + y
-        a_tile[y, x] = a[k, top + x] if k < a.shape[0] and top + x < a.shape[1] else ZERO
-        b_tile[y, x] = b[k, left + x] if k < b.shape[0] and left + x < b.shape[1] else ZERO
-        for i in range(16):
-            total += a_tile[i, y] * b_tile[i, x]
-        cuda.syncthreads()
-    if top + y < out.shape[0] and left + x < out.shape[1]:
-        out[top + y, left + x] = total
-
-
-@cuda.jit
-def at_stale_tails(a, b, out):
-    a_tile = cuda.shared.array((16, 16), float32)
-    b_tile = cuda.shared.array((16, 16), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    left, top = cuda.blockIdx.x * 16, cuda.blockIdx.y * 16
-    total = float32(0.0)
-    for start in range(0, a.shape[0], 16):
-        k = start + y
-        if k < a.shape[0] and top + x < a.shape[1]:
-            a_tile[y, x] = a[k, top + x]
-        if k < b.shape[0] and left + x < b.shape[1]:
-            b_tile[y, x] = b[k, left + x]
-        cuda.syncthreads()
-        for i in range(16):
-            total += a_tile[i, y] * b_tile[i, x]
-        cuda.syncthreads()
-    if top + y < out.shape[0] and left + x < out.shape[1]:
-        out[top + y, left + x] = total
-
-
-@cuda.jit
-def at_leaves_early(a, b, out):
-    a_tile = cuda.shared.array((16, 16), float32)
-    b_tile = cuda.shared.array((16, 16), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    left, top = cuda.blockIdx.x * 16, cuda.blockIdx.y * 16
-    if top + y >= out.shape[0] or left + x >= out.shape[1]:
-        return
-    total = float32(0.0)
-    for start in range(0, a.shape[0], 16):
-        k = start + y
-        a_tile[y, x] = a[k, top + x] if k < a.shape[0] and top + x < a.shape[1] else ZERO
-        b_tile[y, x] = b[k, left + x] if k < b.shape[0] else ZERO
-        cuda.syncthreads()
-        for i in range(16):
-            total += a_tile[i, y] * b_tile[i, x]
-        cuda.syncthreads()
-    out[top + y, left + x] = total
-
-
-@cuda.jit
-def at_loads_unguarded(a, b, out):
-    a_tile = cuda.shared.array((16, 16), float32)
-    b_tile = cuda.shared.array((16, 16), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    left, top = cuda.blockIdx.x * 16, cuda.blockIdx.y * 16
-    total = float32(0.0)
-    for start in range(0, a.shape[0], 16):
-        a_tile[y, x] = a[start + y, top + x]
-        b_tile[y, x] = b[start + y, left + x]
-        cuda.syncthreads()
-        for i in range(16):
-            total += a_tile[i, y] * b_tile[i, x]
-        cuda.syncthreads()
-    if top + y < out.shape[0] and left + x < out.shape[1]:
-        out[top + y, left + x] = total
-
-
-@cuda.jit
-def at_first_tiles_again(a, b, out):
-    a_tile = cuda.shared.array((16, 16), float32)
-    b_tile = cuda.shared.array((16, 16), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    left, top = cuda.blockIdx.x * 16, cuda.blockIdx.y * 16
-    total = float32(0.0)
-    for start in range(0, a.shape[0], 16):  # noqa: B007 (unused: that is the mistake)
-        a_tile[y, x] = a[y, top + x] if y < a.shape[0] and top + x < a.shape[1] else ZERO
-        b_tile[y, x] = b[y, left + x] if y < b.shape[0] and left + x < b.shape[1] else ZERO
-        cuda.syncthreads()
-        for i in range(16):
-            total += a_tile[i, y] * b_tile[i, x]
-        cuda.syncthreads()
-    if top + y < out.shape[0] and left + x < out.shape[1]:
-        out[top + y, left + x] = total
-
-
-@cuda.jit
-def at_no_second_barrier(a, b, out):
-    a_tile = cuda.shared.array((16, 16), float32)
-    b_tile = cuda.shared.array((16, 16), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    left, top = cuda.blockIdx.x * 16, cuda.blockIdx.y * 16
-    total = float32(0.0)
-    for start in range(0, a.shape[0], 16):
-        k = start + y
-        a_tile[y, x] = a[k, top + x] if k < a.shape[0] and top + x < a.shape[1] else ZERO
-        b_tile[y, x] = b[k, left + x] if k < b.shape[0] and left + x < b.shape[1] else ZERO
-        cuda.syncthreads()
-        for i in range(16):
-            total += a_tile[i, y] * b_tile[i, x]
-    if top + y < out.shape[0] and left + x < out.shape[1]:
-        out[top + y, left + x] = total
-
-
-@cuda.jit
 def at_without_tiles(a, b, out):
     col, row = cuda.grid(2)
     if row < out.shape[0] and col < out.shape[1]:
@@ -745,7 +305,7 @@ def _at_reference(a, b):
     return a.T @ b
 
 
-MATMUL_AT = Exercise(
+MATMUL_AT = KernelExercise(
     name="matmul_at",
     reference=_at_reference,
     inputs=lambda rng, M, N, K: (uniform(rng, K, M), uniform(rng, K, N)),
@@ -755,15 +315,35 @@ MATMUL_AT = Exercise(
     observe_sizes=_products((5, 3, 4), (1, 33, 17)),
     demand=_uses_tiles,
     tolerance=dot_products(lambda a, b: np.abs(a).T @ np.abs(b), length=lambda a, b: a.shape[0]),
-    wrong={"the tile of `a` is read along a row, as for `a @ b`": at_tile_not_turned,
-           "no barrier between writing the tiles and reading them": at_no_first_barrier,
-           "where a tile reaches beyond its matrix, it keeps what stood there before, and not zeros": at_stale_tails,
-           "threads without an element go home before the barriers": at_leaves_early,
-           "the loads have no guard": at_loads_unguarded,
-           "every step loads the first tiles again": at_first_tiles_again,
-           **_seen_by_observe({
-               "no barrier between reading the tiles and writing the next ones": at_no_second_barrier,
-               "no tiles: every thread walks through global memory": at_without_tiles})},
+    wrong={
+        "the tile of `a` is read along a row, as for `a @ b`":
+            Edit("total += a_tile[i, y] * b_tile[i, x]", "total += a_tile[y, i] * b_tile[i, x]"),
+        "no barrier between writing the tiles and reading them":
+            Edit("cuda.syncthreads()\n"
+                 "for i in range(16):",
+                 "for i in range(16):"),
+        "where a tile reaches beyond its matrix, it keeps what stood there before, and not zeros":
+            Edit("a_tile[y, x] = a[k, top + x] if k < depth and top + x < rows else float32(0.0)\n"
+                 "b_tile[y, x] = b[k, left + x] if k < depth and left + x < cols else float32(0.0)",
+                 "if k < depth and top + x < rows:\n"
+                 "    a_tile[y, x] = a[k, top + x]\n"
+                 "if k < depth and left + x < cols:\n"
+                 "    b_tile[y, x] = b[k, left + x]"),
+        "threads without an element go home before the barriers":
+            Edit("depth, rows, cols = a.shape[0], a.shape[1], b.shape[1]",
+                 "depth, rows, cols = a.shape[0], a.shape[1], b.shape[1]\n"
+                 "if top + y >= rows or left + x >= cols:\n"
+                 "    return"),
+        "the loads have no guard":
+            Edit(" if k < depth and top + x < rows else float32(0.0)", "",
+                 " if k < depth and left + x < cols else float32(0.0)", ""),
+        "every step loads the first tiles again": Edit("k = start + y", "k = y"),
+        "no barrier between reading the tiles and writing the next ones":
+            Edit("    cuda.syncthreads()\n"
+                 "if top + y < rows and left + x < cols:",
+                 "if top + y < rows and left + x < cols:"),
+        "no tiles: every thread walks through global memory": at_without_tiles,
+    },
 )
 
 EXERCISES = (MATVEC, MATMUL_BT, DENSE_LAYER, TRANSPOSE_TILED, GRAM, MATMUL_AHEAD, PREDICT_LOADS, MATMUL_AT)

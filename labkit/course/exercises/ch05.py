@@ -8,7 +8,7 @@ import numpy as np
 from numba import float32, uint32
 
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
 from labkit.device import ptx
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import dot_products
@@ -20,9 +20,8 @@ ZERO = float32(0.0)
 
 PATCH = {"loads": 6 + 4, "products": 6 * 4, "busy": 60, "tile_bytes": (96 + 64) * 8 * 4}
 
-PREDICT_PATCH = Exercise(
+PREDICT_PATCH = PredictionExercise(
     name="predict_patch",
-    kind="predict",
     truth=lambda: PATCH,
     how={"loads": "a number for each row of the patch, and one for each of its columns",
          "products": "each of the one kind meets each of the other",
@@ -93,7 +92,7 @@ def _loads_once(report):
             f"patch make 1,024: load a number once, into `x_part` or `w_part`, and use it four times.")
 
 
-LINEAR_PATCH = Exercise(
+LINEAR_PATCH = KernelExercise(
     name="linear_patch",
     reference=lambda x, w: x.astype(np.float64) @ w.astype(np.float64).T,
     inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, N, K)),
@@ -116,92 +115,7 @@ LINEAR_PATCH = Exercise(
 # --- Find the bug: the last copy -------------------------------------------------------------------------------------
 
 
-@cuda.jit
-def mirrored_last_not_awaited(a, out):
-    tile = cuda.shared.array(128, float32)
-    i = uint32(cuda.threadIdx.x)
-    rows = uint32(a.shape[0])
-    ptx.cp_async_4(tile, i, a, i, 4)
-    ptx.cp_async_commit()
-    total = ZERO
-    row = uint32(0)
-    while row < rows:
-        after = uint32(row + uint32(1))
-        if after < rows:
-            ptx.cp_async_4(tile, uint32(after % uint32(2) * uint32(64) + i), a, uint32(after * uint32(64) + i), 4)
-            ptx.cp_async_commit()
-        ptx.cp_async_wait(1)
-        cuda.syncthreads()
-        total += tile[row % uint32(2) * uint32(64) + uint32(63) - i]
-        cuda.syncthreads()
-        row = after
-    out[i] = total
-
-
-@cuda.jit
-def mirrored_never_awaited(a, out):
-    tile = cuda.shared.array(128, float32)
-    i = uint32(cuda.threadIdx.x)
-    rows = uint32(a.shape[0])
-    ptx.cp_async_4(tile, i, a, i, 4)
-    ptx.cp_async_commit()
-    total = ZERO
-    row = uint32(0)
-    while row < rows:
-        after = uint32(row + uint32(1))
-        if after < rows:
-            ptx.cp_async_4(tile, uint32(after % uint32(2) * uint32(64) + i), a, uint32(after * uint32(64) + i), 4)
-        ptx.cp_async_commit()
-        cuda.syncthreads()
-        total += tile[row % uint32(2) * uint32(64) + uint32(63) - i]
-        cuda.syncthreads()
-        row = after
-    out[i] = total
-
-
-@cuda.jit
-def mirrored_no_first_barrier(a, out):
-    tile = cuda.shared.array(128, float32)
-    i = uint32(cuda.threadIdx.x)
-    rows = uint32(a.shape[0])
-    ptx.cp_async_4(tile, i, a, i, 4)
-    ptx.cp_async_commit()
-    total = ZERO
-    row = uint32(0)
-    while row < rows:
-        after = uint32(row + uint32(1))
-        if after < rows:
-            ptx.cp_async_4(tile, uint32(after % uint32(2) * uint32(64) + i), a, uint32(after * uint32(64) + i), 4)
-        ptx.cp_async_commit()
-        ptx.cp_async_wait(1)
-        total += tile[row % uint32(2) * uint32(64) + uint32(63) - i]
-        cuda.syncthreads()
-        row = after
-    out[i] = total
-
-
-@cuda.jit
-def mirrored_no_second_barrier(a, out):
-    tile = cuda.shared.array(128, float32)
-    i = uint32(cuda.threadIdx.x)
-    rows = uint32(a.shape[0])
-    ptx.cp_async_4(tile, i, a, i, 4)
-    ptx.cp_async_commit()
-    total = ZERO
-    row = uint32(0)
-    while row < rows:
-        after = uint32(row + uint32(1))
-        if after < rows:
-            ptx.cp_async_4(tile, uint32(after % uint32(2) * uint32(64) + i), a, uint32(after * uint32(64) + i), 4)
-        ptx.cp_async_commit()
-        ptx.cp_async_wait(1)
-        cuda.syncthreads()
-        total += tile[row % uint32(2) * uint32(64) + uint32(63) - i]
-        row = after
-    out[i] = total
-
-
-MIRRORED_SUMS = Exercise(
+MIRRORED_SUMS = KernelExercise(
     name="mirrored_sums",
     reference=lambda a: a.astype(np.float64).sum(axis=0)[::-1],
     inputs=lambda rng, R: (uniform(rng, R, 64),),
@@ -209,10 +123,22 @@ MIRRORED_SUMS = Exercise(
     sizes=tuple({"R": R} for R in (1, 2, 3, 6)),
     launch=lambda R: (1, 64),
     tolerance=dot_products(lambda a: np.abs(a).sum(axis=0)[::-1], length=lambda a: a.shape[0]),
-    wrong={"in the last round there is one group only, and the wait lets it pass": mirrored_last_not_awaited,
-           "nothing waits for the copies": mirrored_never_awaited,
-           "no barrier between the wait and the reads": mirrored_no_first_barrier,
-           "no barrier between the reads and the next copy into the same place": mirrored_no_second_barrier},
+    wrong={
+        "in the last round there is one group only, and the wait lets it pass":
+            Edit("ptx.cp_async_commit()\n"
+                 "ptx.cp_async_wait(1)",
+                 "    ptx.cp_async_commit()\n"
+                 "ptx.cp_async_wait(1)"),
+        "nothing waits for the copies": Edit("ptx.cp_async_wait(1)", ""),
+        "no barrier between the wait and the reads":
+            Edit("cuda.syncthreads()\n"
+                 "total += tile[row % uint32(2) * uint32(64) + uint32(63) - i]",
+                 "total += tile[row % uint32(2) * uint32(64) + uint32(63) - i]"),
+        "no barrier between the reads and the next copy into the same place":
+            Edit("cuda.syncthreads()\n"
+                 "row = after",
+                 "row = after"),
+    },
 )
 
 
@@ -220,9 +146,8 @@ MIRRORED_SUMS = Exercise(
 
 LANES = {"a_lane": 15, "a_register": 1, "b_lane": 10, "b_register": 1, "sum_lane": 11, "sum_register": 1}
 
-PREDICT_LANES = Exercise(
+PREDICT_LANES = PredictionExercise(
     name="predict_lanes",
-    kind="predict",
     truth=lambda: LANES,
     how={"a_lane": "the row modulo 8 is g; two neighbouring columns belong to one q; the lane is 4 * g + q",
          "a_register": "a0 top left, a1 below it, a2 to the right of a0, a3 below a2",
@@ -282,7 +207,7 @@ def _products_of_halves(a, b):
     return a.astype(np.float64) @ b.astype(np.float64)
 
 
-ONE_MMA = Exercise(
+ONE_MMA = KernelExercise(
     name="one_mma",
     reference=_products_of_halves,
     inputs=lambda rng, T: (_halves(rng, 16 * T, 16), _halves(rng, 16, 8)),
@@ -335,7 +260,7 @@ def _make_linear_mma(turned=False, keeps=True, whole=True):
     return linear_mma
 
 
-LINEAR_MMA = Exercise(
+LINEAR_MMA = KernelExercise(
     name="linear_mma",
     reference=lambda x, w: _products_of_halves(x, w.T),
     inputs=lambda rng, T, C, K: (_halves(rng, 16 * T, 16 * K), _halves(rng, 8 * C, 16 * K)),
@@ -354,9 +279,8 @@ LINEAR_MMA = Exercise(
 
 TRAFFIC = {"loaded": 2 * 128 * 4096, "flop_per_byte": 32, "rounds": 4, "ring_bytes": 3 * 16 * (132 + 128) * 4}
 
-PREDICT_TRAFFIC = Exercise(
+PREDICT_TRAFFIC = PredictionExercise(
     name="predict_traffic",
-    kind="predict",
     truth=lambda: TRAFFIC,
     how={"loaded": "128 rows of a and 128 columns of b, each 4,096 long",
          "flop_per_byte": "2 * 128 * 128 * 4,096 flops for 4 * `loaded` bytes",

@@ -5,7 +5,7 @@ import numpy as np
 from numba import float32
 
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
 from labkit.device import graphs, ptx
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import relative_to
@@ -41,22 +41,6 @@ def own_time_takes_all_below(parent, total):
     return own
 
 
-def own_time_takes_parent(parent, total):
-    own = np.array(total, np.float64)
-    for child, at in enumerate(parent):
-        if at >= 0:
-            own[child] -= total[at]
-    return own
-
-
-def own_time_of_root_only(parent, total):
-    own = np.array(total, np.float64)
-    for child, at in enumerate(parent):
-        if at == 0:
-            own[0] -= total[child]
-    return own
-
-
 def _tree(rng, n):
     """Ranges in the order in which they begin: each one's parent stands before it, and its children fit into it."""
     parent = np.array([-1] + [int(rng.integers(0, k)) for k in range(1, n)], np.int64)
@@ -66,20 +50,19 @@ def _tree(rng, n):
     return parent, total
 
 
-OWN_TIME = Exercise(
+OWN_TIME = FunctionExercise(
     name="own_time",
-    kind="function",
     reference=_own_time,
     inputs=_tree,
     sizes=tuple({"n": n} for n in (1, 2, 3, 6, 20, 100)),
     tolerance=lambda parent, total: np.full(len(total), 1e-6),
-    observe=False,
     wrong={
         "nothing is taken away: an outer range is counted with all that lies in it": own_time_is_total,
         "grandchildren are taken away from their grandparent as well, and they lie in a child already":
             own_time_takes_all_below,
-        "the outer range is taken away from the inner one": own_time_takes_parent,
-        "only the outermost range loses what lies in it": own_time_of_root_only,
+        "the outer range is taken away from the inner one":
+            Edit("own[outer] -= total[child]", "own[child] -= total[outer]"),
+        "only the outermost range loses what lies in it": Edit("if outer >= 0:", "if outer == 0:"),
     },
 )
 
@@ -110,9 +93,8 @@ def launches_truth() -> dict[str, int]:
     }
 
 
-PREDICT_LAUNCHES = Exercise(
+PREDICT_LAUNCHES = PredictionExercise(
     name="predict_launches",
-    kind="predict",
     truth=launches_truth,
     how={
         "short_us": "draw two rows, host and GPU. The host launches every 30 us. When does the last kernel start?",
@@ -172,9 +154,8 @@ def run_steps_squared(x, y, steps):
         graph.launch()
 
 
-RUN_STEPS = Exercise(
+RUN_STEPS = FunctionExercise(
     name="run_steps",
-    kind="function",
     reference=lambda x, y, steps: 0.5**steps * y.astype(np.float64) + x * 2 * (1 - 0.5**steps),
     inputs=lambda rng, n, steps: (uniform(rng, n), uniform(rng, n), steps),
     shape=lambda n, steps: (n,),
@@ -183,7 +164,6 @@ RUN_STEPS = Exercise(
     sizes=({"n": 1, "steps": 2}, {"n": 129, "steps": 3}, {"n": 300, "steps": 5}, {"n": 1000, "steps": 4}),
     random_size=lambda rng: {"n": int(rng.integers(2, 500)), "steps": int(rng.integers(2, 7))},
     tolerance=relative_to(lambda x, y, steps: 2 * np.abs(x) + np.abs(y), roundings=8),
-    observe=False,
     wrong={
         "the warm-up runs the step once more than the launches do": run_steps_warmed,
         "capturing is counted as a run, and it only writes the launch down": run_steps_captured_is_run,
@@ -196,42 +176,6 @@ RUN_STEPS = Exercise(
 # --- fused_tail: three kernels made one ------------------------------------------------------------------------------
 
 
-@cuda.jit
-def fused_tail_residual_inside(x, bias, residual, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = max(x[i] + bias[i % bias.size] + residual[i], float32(0.0))
-
-
-@cuda.jit
-def fused_tail_bias_by_row(x, bias, residual, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = max(x[i] + bias[(i // bias.size) % bias.size], float32(0.0)) + residual[i]
-
-
-@cuda.jit
-def fused_tail_bias_after(x, bias, residual, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = max(x[i], float32(0.0)) + bias[i % bias.size] + residual[i]
-
-
-@cuda.jit
-def fused_tail_unguarded(x, bias, residual, out):
-    i = cuda.grid(1)
-    out[i] = max(x[i] + bias[i % bias.size], float32(0.0)) + residual[i]
-
-
-@cuda.jit
-def fused_tail_through_memory(x, bias, residual, out):
-    i = cuda.grid(1)
-    if i < out.size:
-        out[i] = x[i] + bias[i % bias.size]
-        out[i] = max(out[i], float32(0.0))
-        out[i] += residual[i]
-
-
 def _each_array_once(report):
     if report.counts["global_loads"] != 3 * report.counts["global_stores"]:
         return ("The result is right, but it goes through memory on its way: each thread should load three numbers, "
@@ -239,7 +183,7 @@ def _each_array_once(report):
     return None
 
 
-FUSED_TAIL = Exercise(
+FUSED_TAIL = KernelExercise(
     name="fused_tail",
     reference=lambda x, bias, residual: np.maximum(
         x.astype(np.float64) + np.resize(bias, x.size), 0) + residual,
@@ -251,11 +195,19 @@ FUSED_TAIL = Exercise(
                           roundings=2),
     demand=_each_array_once,
     wrong={
-        "the result so far is kept in out, and goes to memory and back between the steps": fused_tail_through_memory,
-        "the residual is added before the maximum, not after it": fused_tail_residual_inside,
-        "the bias is taken by the row, and there is one for each column": fused_tail_bias_by_row,
-        "the bias is added after the maximum": fused_tail_bias_after,
-        "there is no guard": fused_tail_unguarded,
+        "the result so far is kept in out, and goes to memory and back between the steps":
+            Edit("out[i] = max(x[i] + bias[i % bias.size], float32(0.0)) + residual[i]",
+                 "out[i] = x[i] + bias[i % bias.size]\n"
+                 "out[i] = max(out[i], float32(0.0))\n"
+                 "out[i] += residual[i]"),
+        "the residual is added before the maximum, not after it":
+            Edit("out[i] = max(x[i] + bias[i % bias.size], float32(0.0)) + residual[i]",
+                 "out[i] = max(x[i] + bias[i % bias.size] + residual[i], float32(0.0))"),
+        "the bias is taken by the row, and there is one for each column":
+            Edit("i % bias.size", "(i // bias.size) % bias.size"),
+        "the bias is added after the maximum":
+            Edit("(x[i] + bias[i % bias.size], float32(0.0))", "(x[i], float32(0.0)) + bias[i % bias.size]"),
+        "there is no guard": Edit("if i < out.size:", "if True:"),
     },
 )
 
@@ -307,9 +259,8 @@ def requests_truth() -> dict[str, int]:
     return found
 
 
-PREDICT_REQUESTS = Exercise(
+PREDICT_REQUESTS = PredictionExercise(
     name="predict_requests",
-    kind="predict",
     truth=requests_truth,
     how={
         "row": "32 floats in a row are 128 bytes.",

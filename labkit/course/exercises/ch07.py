@@ -5,8 +5,8 @@ The calls go to cuBLAS on a GPU with CuPy, and to its NumPy model elsewhere. No 
 
 import numpy as np
 
-from labkit.course.exercises import Exercise
-from labkit.kernels.libraries.blas import OP_N, OP_T, at, gemm, gemm_strided_batched
+from labkit.course.exercises import Edit, FunctionExercise, PredictionExercise
+from labkit.kernels.libraries.blas import OP_N, OP_T, at, gemm
 from labkit.kernels.libraries.column_major import isamax, sasum
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import dot_products
@@ -24,9 +24,8 @@ AWKWARD = _products((1, 1, 1), (3, 5, 2), (5, 3, 4), (16, 16, 16), (1, 33, 17), 
 
 # --- Predict: the numbers of a call ----------------------------------------------------------------------------------
 
-PREDICT_CALL = Exercise(
+PREDICT_CALL = PredictionExercise(
     name="predict_call",
-    kind="predict",
     truth=lambda: {"m": 10, "n": 20, "k": 32, "lda": 32, "ldb": 64, "ldc": 10},
     how={"m": "cuBLAS computes the transpose of `out`: how many rows does that have?",
          "n": "the columns of the transpose of `out`",
@@ -46,53 +45,26 @@ PREDICT_CALL = Exercise(
 # --- a.T @ b ---------------------------------------------------------------------------------------------------------
 
 
-def at_flags_exchanged(a, b, out):
-    K, M = a.shape
-    N = b.shape[1]
-    gemm(OP_T, OP_N, N, M, K, 1.0, b, N, a, M, 0.0, out, N)
-
-
-def at_a_first(a, b, out):
-    K, M = a.shape
-    N = b.shape[1]
-    gemm(OP_N, OP_T, M, N, K, 1.0, a, M, b, N, 0.0, out, M)
-
-
-def at_not_transposed(a, b, out):
-    K, M = a.shape
-    N = b.shape[1]
-    gemm(OP_N, OP_N, N, M, K, 1.0, b, N, a, K, 0.0, out, N)
-
-
-def at_m_and_n_exchanged(a, b, out):
-    K, M = a.shape
-    N = b.shape[1]
-    gemm(OP_N, OP_T, M, N, K, 1.0, b, N, a, M, 0.0, out, N)
-
-
-def at_adds_to_out(a, b, out):
-    K, M = a.shape
-    N = b.shape[1]
-    gemm(OP_N, OP_T, N, M, K, 1.0, b, N, a, M, 1.0, out, N)
-
-
 def _at_reference(a, b):
     a, b = _wide(a, b)
     return a.T @ b
 
 
-AT_BY_BLAS = Exercise(
+AT_BY_BLAS = FunctionExercise(
     name="at_by_blas",
-    kind="function",
     reference=_at_reference,
     inputs=lambda rng, M, N, K: (uniform(rng, K, M), uniform(rng, K, N)),
     shape=lambda M, N, K: (M, N),
     sizes=AWKWARD,
     tolerance=dot_products(lambda a, b: np.abs(a).T @ np.abs(b), length=lambda a, b: a.shape[0]),
-    wrong={"the flags are exchanged": at_flags_exchanged,
-           "`a` goes first, so that the transpose of the result is written": at_a_first,
-           "`a` is taken as (M, K)": at_not_transposed, "m and n are exchanged": at_m_and_n_exchanged,
-           "beta is 1, so that the product is added to what lay in `out`": at_adds_to_out},
+    wrong={
+        "the flags are exchanged": Edit("OP_N, OP_T", "OP_T, OP_N"),
+        "`a` goes first, so that the transpose of the result is written":
+            Edit("N, M, K, 1.0, b, N, a, M, 0.0, out, N", "M, N, K, 1.0, a, M, b, N, 0.0, out, M"),
+        "`a` is taken as (M, K)": Edit("OP_T, N, M, K, 1.0, b, N, a, M", "OP_N, N, M, K, 1.0, b, N, a, K"),
+        "m and n are exchanged": Edit("OP_T, N, M", "OP_T, M, N"),
+        "beta is 1, so that the product is added to what lay in `out`": Edit("0.0, out, N", "1.0, out, N"),
+    },
 )
 
 
@@ -132,9 +104,8 @@ def _scores_reference(qkv):
     return 0.5 * q @ k.T
 
 
-HEAD_SCORES = Exercise(
+HEAD_SCORES = FunctionExercise(
     name="head_scores",
-    kind="function",
     reference=_scores_reference,
     inputs=lambda rng, T: (uniform(rng, T, 3 * HEADS * WIDTH),),
     shape=lambda T: (T, T),
@@ -156,39 +127,25 @@ def batch_first_only(a, b, out):
         gemm(OP_N, OP_N, N, M, K, 1.0, b, N, a, K, 0.0, out, N)
 
 
-def batch_same_a(a, b, out):
-    (count, M, K), N = a.shape, b.shape[1]
-    gemm_strided_batched(OP_N, OP_N, N, M, K, 1.0, b, N, 0, a, K, 0, 0.0, out, N, M * N, count)
-
-
-def batch_b_moves_on(a, b, out):
-    (count, M, K), N = a.shape, b.shape[1]
-    gemm_strided_batched(OP_N, OP_N, N, M, K, 1.0, b, N, K * N, a, K, M * K, 0.0, out, N, M * N, count)
-
-
-def batch_one_row_further(a, b, out):
-    (count, M, K), N = a.shape, b.shape[1]
-    gemm_strided_batched(OP_N, OP_N, N, M, K, 1.0, b, N, 0, a, K, K, 0.0, out, N, M * N, count)
-
-
 def _batch_reference(a, b):
     a, b = _wide(a, b)
     return a @ b
 
 
-BATCH_BY_BLAS = Exercise(
+BATCH_BY_BLAS = FunctionExercise(
     name="batch_by_blas",
-    kind="function",
     reference=_batch_reference,
     inputs=lambda rng, B, M, N, K: (uniform(rng, B, M, K), uniform(rng, K, N)),
     shape=lambda B, M, N, K: (B, M, N),
     sizes=tuple({"B": B, "M": M, "N": N, "K": K} for B, M, N, K in
                 ((1, 1, 1, 1), (2, 3, 5, 2), (5, 1, 4, 3), (3, 16, 16, 16), (7, 5, 9, 1), (4, 9, 6, 13))),
     tolerance=dot_products(lambda a, b: np.abs(a) @ np.abs(b), length=lambda a, b: b.shape[0]),
-    wrong={"only the first product is computed, again and again": batch_first_only,
-           "every product reads the first matrix of `a`": batch_same_a,
-           "`b` moves on from product to product, though there is only one": batch_b_moves_on,
-           "the stride of `a` is one row, not one matrix": batch_one_row_further},
+    wrong={
+        "only the first product is computed, again and again": batch_first_only,
+        "every product reads the first matrix of `a`": Edit("M * K, 0.0", "0, 0.0"),
+        "`b` moves on from product to product, though there is only one": Edit("0, a, K, M", "K * N, a, K, M"),
+        "the stride of `a` is one row, not one matrix": Edit("M * K, 0.0", "K, 0.0"),
+    },
 )
 
 
@@ -225,9 +182,8 @@ def _rows(rng, R, C):
     return (x,)
 
 
-PEAKS = Exercise(
+PEAKS = FunctionExercise(
     name="peaks",
-    kind="function",
     reference=_peaks_reference,
     inputs=_rows,
     sizes=tuple({"R": R, "C": C} for R, C in ((1, 2), (2, 3), (5, 7), (4, 33), (16, 100))),
@@ -280,9 +236,8 @@ def _softmax_tolerance(x):
     return np.finfo(np.float32).eps * (10 + below + np.sqrt(x.size)) * _softmax_reference(x) + 1e-37
 
 
-SAFE_SOFTMAX = Exercise(
+SAFE_SOFTMAX = FunctionExercise(
     name="safe_softmax",
-    kind="function",
     reference=_softmax_reference,
     inputs=_softmax_row,
     sizes=tuple({"n": n} for n in (1, 2, 3, 31, 257)),

@@ -3,19 +3,16 @@
 Two are in Numba and take a program's shape by hand; one is a tile program, which runs on the model of cuTile.
 """
 
-import math
 
 import numpy as np
-from numba import float32
 
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
 from labkit.kernels.libraries import cutile_model as ct
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import dot_products, relative_to
 
 BLOCK, THREADS = 256, 64
-ZERO, NOTHING = float32(0.0), float32(-np.inf)
 
 
 def _wide(*arrays):
@@ -24,9 +21,8 @@ def _wide(*arrays):
 
 # --- Predict: masks --------------------------------------------------------------------------------------------------
 
-PREDICT_MASKS = Exercise(
+PREDICT_MASKS = PredictionExercise(
     name="predict_masks",
-    kind="predict",
     truth=lambda: {"programs": 98, "masked": 352, "length": 1024, "wasted": 243},
     how={"programs": "100,000 elements, 1,024 a program, and a last program that is only partly full",
          "masked": "all programs together have `programs` times 1,024 places",
@@ -43,26 +39,9 @@ PREDICT_MASKS = Exercise(
 
 
 @cuda.jit
-def axpy_blocks_overlap(s, x, y, out):
-    start = cuda.blockIdx.x * THREADS
-    for step in range(0, BLOCK, THREADS):
-        i = start + step + cuda.threadIdx.x
-        if i < out.size:
-            out[i] = s * x[i] + y[i]
-
-
-@cuda.jit
 def axpy_first_part_only(s, x, y, out):
     i = cuda.blockIdx.x * BLOCK + cuda.threadIdx.x
     if i < out.size:
-        out[i] = s * x[i] + y[i]
-
-
-@cuda.jit
-def axpy_no_mask(s, x, y, out):
-    start = cuda.blockIdx.x * BLOCK
-    for step in range(0, BLOCK, THREADS):
-        i = start + step + cuda.threadIdx.x
         out[i] = s * x[i] + y[i]
 
 
@@ -75,21 +54,12 @@ def axpy_mask_of_the_first(s, x, y, out):
             out[i] = s * x[i] + y[i]
 
 
-@cuda.jit
-def axpy_leaves_holes(s, x, y, out):
-    start = cuda.blockIdx.x * BLOCK
-    for step in range(0, BLOCK, 2 * THREADS):
-        i = start + step + cuda.threadIdx.x
-        if i < out.size:
-            out[i] = s * x[i] + y[i]
-
-
 def _axpy_reference(s, x, y):
     x, y = _wide(x, y)
     return np.float64(s) * x + y
 
 
-AXPY_PROGRAM = Exercise(
+AXPY_PROGRAM = KernelExercise(
     name="axpy_program",
     reference=_axpy_reference,
     inputs=lambda rng, n: (np.float32(1.7), uniform(rng, n), uniform(rng, n)),
@@ -97,114 +67,19 @@ AXPY_PROGRAM = Exercise(
     sizes=tuple({"n": n} for n in (1, 63, 64, 65, 255, 256, 257, 1000)),
     launch=lambda n: (-(-n // BLOCK), THREADS),
     tolerance=relative_to(lambda s, x, y: np.abs(s * x) + np.abs(y), roundings=2),
-    wrong={"the blocks begin 64 elements apart, not 256: they compute the same elements, and the end is never reached":
-           axpy_blocks_overlap,
-           "only the first 64 elements of each block are computed": axpy_first_part_only,
-           "no mask": axpy_no_mask,
-           "one mask for all four elements of a thread, that of the last": axpy_mask_of_the_first,
-           "the steps are 128 apart: every other 64 elements are left out": axpy_leaves_holes},
+    wrong={
+        "the blocks begin 64 elements apart, not 256: they compute the same elements, and the end is never reached":
+            Edit("start = cuda.blockIdx.x * 256", "start = cuda.blockIdx.x * 64"),
+        "only the first 64 elements of each block are computed": axpy_first_part_only,
+        "no mask": Edit("if i < out.size:", "if True:"),
+        "one mask for all four elements of a thread, that of the last": axpy_mask_of_the_first,
+        "the steps are 128 apart: every other 64 elements are left out":
+            Edit("range(0, 256, 64)", "range(0, 256, 128)"),
+    },
 )
 
 
 # --- Find the bug: the padding of a maximum --------------------------------------------------------------------------
-
-
-@cuda.jit
-def padded_with_zero(x, out):
-    tile = cuda.shared.array(64, float32)
-    row, t = cuda.blockIdx.x, cuda.threadIdx.x
-    value = x[row, t] if t < x.shape[1] else ZERO
-    tile[t] = value
-    cuda.syncthreads()
-    largest = tile[0]
-    for i in range(1, 64):
-        largest = max(largest, tile[i])
-    cuda.syncthreads()
-    tile[t] = math.exp(value - largest)
-    cuda.syncthreads()
-    total = ZERO
-    for i in range(64):
-        total += tile[i]
-    if t < x.shape[1]:
-        out[row, t] = tile[t] / total
-
-
-@cuda.jit
-def padded_in_the_maximum(x, out):
-    tile = cuda.shared.array(64, float32)
-    row, t = cuda.blockIdx.x, cuda.threadIdx.x
-    value = x[row, t] if t < x.shape[1] else ZERO
-    tile[t] = value
-    cuda.syncthreads()
-    largest = tile[0]
-    for i in range(1, 64):
-        largest = max(largest, tile[i])
-    cuda.syncthreads()
-    tile[t] = math.exp(value - largest) if t < x.shape[1] else ZERO
-    cuda.syncthreads()
-    total = ZERO
-    for i in range(64):
-        total += tile[i]
-    if t < x.shape[1]:
-        out[row, t] = tile[t] / total
-
-
-@cuda.jit
-def padded_in_the_sum(x, out):
-    tile = cuda.shared.array(64, float32)
-    row, t = cuda.blockIdx.x, cuda.threadIdx.x
-    value = x[row, t] if t < x.shape[1] else NOTHING
-    tile[t] = value
-    cuda.syncthreads()
-    largest = tile[0]
-    for i in range(1, 64):
-        largest = max(largest, tile[i])
-    cuda.syncthreads()
-    tile[t] = math.exp(value - largest) if t < x.shape[1] else float32(1.0)
-    cuda.syncthreads()
-    total = ZERO
-    for i in range(64):
-        total += tile[i]
-    if t < x.shape[1]:
-        out[row, t] = tile[t] / total
-
-
-@cuda.jit
-def padded_but_a_barrier_short(x, out):
-    tile = cuda.shared.array(64, float32)
-    row, t = cuda.blockIdx.x, cuda.threadIdx.x
-    value = x[row, t] if t < x.shape[1] else NOTHING
-    tile[t] = value
-    cuda.syncthreads()
-    largest = tile[0]
-    for i in range(1, 64):
-        largest = max(largest, tile[i])
-    tile[t] = math.exp(value - largest)
-    cuda.syncthreads()
-    total = ZERO
-    for i in range(64):
-        total += tile[i]
-    if t < x.shape[1]:
-        out[row, t] = tile[t] / total
-
-
-@cuda.jit
-def padded_and_stored_everywhere(x, out):
-    tile = cuda.shared.array(64, float32)
-    row, t = cuda.blockIdx.x, cuda.threadIdx.x
-    value = x[row, t] if t < x.shape[1] else NOTHING
-    tile[t] = value
-    cuda.syncthreads()
-    largest = tile[0]
-    for i in range(1, 64):
-        largest = max(largest, tile[i])
-    cuda.syncthreads()
-    tile[t] = math.exp(value - largest)
-    cuda.syncthreads()
-    total = ZERO
-    for i in range(64):
-        total += tile[i]
-    out[row, t] = tile[t] / total
 
 
 def _softmax_reference(x):
@@ -224,7 +99,7 @@ def _softmax_tolerance(x):
     return float(np.finfo(np.float32).eps) * (16 + below) * _softmax_reference(x) + 1e-37
 
 
-PADDED_SOFTMAX = Exercise(
+PADDED_SOFTMAX = KernelExercise(
     name="padded_softmax",
     reference=_softmax_reference,
     inputs=_softmax_rows,
@@ -233,11 +108,20 @@ PADDED_SOFTMAX = Exercise(
     random_size=lambda rng: {"R": int(rng.integers(1, 9)), "C": int(rng.integers(1, 65))},
     launch=lambda R, C: (R, 64),
     tolerance=_softmax_tolerance,
-    wrong={"the places without an element hold 0, and take part in the maximum and in the sum": padded_with_zero,
-           "the places without an element hold 0, and take part in the maximum": padded_in_the_maximum,
-           "each place without an element adds 1 to the sum": padded_in_the_sum,
-           "no barrier between the search for the maximum and the exponentials": padded_but_a_barrier_short,
-           "places without an element are stored, too": padded_and_stored_everywhere},
+    wrong={
+        "the places without an element hold 0, and take part in the maximum and in the sum":
+            Edit("float32(-np.inf)", "float32(0.0)"),
+        "the places without an element hold 0, and take part in the maximum":
+            Edit("float32(-np.inf)", "float32(0.0)",
+                 "math.exp(value - largest)", "math.exp(value - largest) if t < x.shape[1] else float32(0.0)"),
+        "each place without an element adds 1 to the sum":
+            Edit("math.exp(value - largest)", "math.exp(value - largest) if t < x.shape[1] else float32(1.0)"),
+        "no barrier between the search for the maximum and the exponentials":
+            Edit("cuda.syncthreads()\n"
+                 "tile[t] = math.exp(value - largest)",
+                 "tile[t] = math.exp(value - largest)"),
+        "places without an element are stored, too": Edit("if t < x.shape[1]:", "if True:"),
+    },
 )
 
 
@@ -308,9 +192,8 @@ def _product_reference(a, b):
     return a @ b
 
 
-TILE_PRODUCT = Exercise(
+TILE_PRODUCT = FunctionExercise(
     name="tile_product",
-    kind="function",
     reference=_product_reference,
     inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, K, N)),
     shape=lambda M, N, K: (M, N),
@@ -328,52 +211,7 @@ TILE_PRODUCT = Exercise(
 # --- From a blank page: row sums -------------------------------------------------------------------------------------
 
 
-@cuda.jit
-def sums_one_pass(x, out):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    total = x[row, lane] if lane < x.shape[1] else ZERO
-    for offset in (16, 8, 4, 2, 1):
-        total += cuda.shfl_down_sync(0xFFFFFFFF, total, offset)
-    if lane == 0:
-        out[row] = total
-
-
-@cuda.jit
-def sums_no_exchange(x, out):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    total = ZERO
-    for col in range(lane, x.shape[1], 32):
-        total += x[row, col]
-    if lane == 0:
-        out[row] = total
-
-
-@cuda.jit
-def sums_padded_with_the_last(x, out):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    last = x.shape[1] - 1
-    total = ZERO
-    for start in range(0, x.shape[1], 32):
-        total += x[row, min(start + lane, last)]
-    for offset in (16, 8, 4, 2, 1):
-        total += cuda.shfl_down_sync(0xFFFFFFFF, total, offset)
-    if lane == 0:
-        out[row] = total
-
-
-@cuda.jit
-def sums_last_lane_stores(x, out):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    total = ZERO
-    for col in range(lane, x.shape[1], 32):
-        total += x[row, col]
-    for offset in (16, 8, 4, 2, 1):
-        total += cuda.shfl_down_sync(0xFFFFFFFF, total, offset)
-    if lane == 31:
-        out[row] = total
-
-
-ROW_SUMS = Exercise(
+ROW_SUMS = KernelExercise(
     name="row_sums",
     reference=lambda x: x.astype(np.float64).sum(axis=1),
     inputs=lambda rng, R, C: (uniform(rng, R, C),),
@@ -381,10 +219,24 @@ ROW_SUMS = Exercise(
     sizes=tuple({"R": R, "C": C} for R, C in ((1, 1), (2, 31), (3, 32), (4, 33), (5, 100), (2, 781))),
     launch=lambda R, C: (R, 32),
     tolerance=dot_products(lambda x: np.abs(x).sum(axis=1), length=lambda x: x.shape[1]),
-    wrong={"only the first 32 elements of a row are added": sums_one_pass,
-           "the lanes never join their sums": sums_no_exchange,
-           "the last element stands in for those that are missing": sums_padded_with_the_last,
-           "lane 31 stores, and the sum is in lane 0": sums_last_lane_stores},
+    wrong={
+        "only the first 32 elements of a row are added":
+            Edit("total = float32(0.0)\n"
+                 "for col in range(lane, x.shape[1], 32):\n"
+                 "    total += x[row, col]",
+                 "total = x[row, lane] if lane < x.shape[1] else float32(0.0)"),
+        "the lanes never join their sums":
+            Edit("for offset in (16, 8, 4, 2, 1):\n"
+                 "    total += cuda.shfl_down_sync(0xFFFFFFFF, total, offset)",
+                 ""),
+        "the last element stands in for those that are missing":
+            Edit("total = float32(0.0)",
+                 "last = x.shape[1] - 1\n"
+                 "total = float32(0.0)",
+                 "for col in range(lane, x.shape[1], 32):", "for start in range(0, x.shape[1], 32):",
+                 "total += x[row, col]", "total += x[row, min(start + lane, last)]"),
+        "lane 31 stores, and the sum is in lane 0": Edit("if lane == 0:", "if lane == 31:"),
+    },
 )
 
 EXERCISES = (PREDICT_MASKS, AXPY_PROGRAM, PADDED_SOFTMAX, TILE_PRODUCT, ROW_SUMS)

@@ -6,11 +6,9 @@ import numpy as np
 from numba import float32
 
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import relative_to
-
-ALL_LANES = 0xFFFFFFFF
 
 
 def _rows(*sizes):
@@ -18,20 +16,6 @@ def _rows(*sizes):
 
 
 # --- Largest less smallest, one warp a row -------------------------------------------------------------------------
-
-
-@cuda.jit
-def range_four_steps(x, out):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        largest, smallest = float32(-math.inf), float32(math.inf)
-        for col in range(lane, x.shape[1], 32):
-            largest, smallest = max(largest, x[row, col]), min(smallest, x[row, col])
-        for distance in (16, 8, 4, 2):
-            largest = max(largest, cuda.shfl_xor_sync(ALL_LANES, largest, distance))
-            smallest = min(smallest, cuda.shfl_xor_sync(ALL_LANES, smallest, distance))
-        if lane == 0:
-            out[row] = largest - smallest
 
 
 @cuda.jit
@@ -45,35 +29,7 @@ def range_of_one_lane(x, out):
             out[row] = largest - smallest
 
 
-@cuda.jit
-def range_largest_of_smallest(x, out):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        largest, smallest = float32(-math.inf), float32(math.inf)
-        for col in range(lane, x.shape[1], 32):
-            largest, smallest = max(largest, x[row, col]), min(smallest, x[row, col])
-        for distance in (16, 8, 4, 2, 1):
-            largest = max(largest, cuda.shfl_xor_sync(ALL_LANES, largest, distance))
-            smallest = max(smallest, cuda.shfl_xor_sync(ALL_LANES, smallest, distance))
-        if lane == 0:
-            out[row] = largest - smallest
-
-
-@cuda.jit
-def range_from_above_into_lane_31(x, out):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < x.shape[0]:
-        largest, smallest = float32(-math.inf), float32(math.inf)
-        for col in range(lane, x.shape[1], 32):
-            largest, smallest = max(largest, x[row, col]), min(smallest, x[row, col])
-        for distance in (16, 8, 4, 2, 1):
-            largest = max(largest, cuda.shfl_down_sync(ALL_LANES, largest, distance))
-            smallest = min(smallest, cuda.shfl_down_sync(ALL_LANES, smallest, distance))
-        if lane == 31:
-            out[row] = largest - smallest
-
-
-ROW_RANGE = Exercise(
+ROW_RANGE = KernelExercise(
     name="row_range",
     reference=lambda x: x.astype(np.float64).max(axis=1) - x.astype(np.float64).min(axis=1),
     inputs=lambda rng, R, C: (uniform(rng, R, C) - np.float32(2.0),),  # all negative: a start of 0 shows
@@ -81,10 +37,17 @@ ROW_RANGE = Exercise(
     sizes=_rows((1, 70), (1, 33), (2, 31), (3, 1), (3, 32), (4, 100), (7, 257)),
     launch=lambda R, C: (-(-R // 2), 64),
     tolerance=relative_to(lambda x: np.abs(x).max(axis=1), roundings=2),
-    wrong={"the step with distance 1 is missing: lanes 0 and 1 never meet": range_four_steps,
-           "lane 0 stores what it found by itself; nobody asked the other lanes": range_of_one_lane,
-           "the largest of the lanes' smallest numbers": range_largest_of_smallest,
-           "`shfl_down` gathers in lane 0, and another lane stores": range_from_above_into_lane_31},
+    wrong={
+        "the step with distance 1 is missing: lanes 0 and 1 never meet":
+            Edit("for distance in (16, 8, 4, 2, 1):", "for distance in (16, 8, 4, 2):"),
+        "lane 0 stores what it found by itself; nobody asked the other lanes": range_of_one_lane,
+        "the largest of the lanes' smallest numbers":
+            Edit("min(smallest, cuda.shfl_xor_sync", "max(smallest, cuda.shfl_xor_sync"),
+        "`shfl_down` gathers in lane 0, and another lane stores":
+            Edit("largest, cuda.shfl_xor_sync", "largest, cuda.shfl_down_sync",
+                 "smallest, cuda.shfl_xor_sync", "smallest, cuda.shfl_down_sync",
+                 "if lane == 0:", "if lane == 31:"),
+    },
 )
 
 
@@ -102,9 +65,8 @@ def _steps():
     return {"steps": tree["barriers"] - 2, "shuffles": 2 * 5, "stored": levels["shared_stores"]}
 
 
-PREDICT_STEPS = Exercise(
+PREDICT_STEPS = PredictionExercise(
     name="predict_steps",
-    kind="predict",
     truth=_steps,
     how={"steps": "Each step halves the number of sums. How often can 512 be halved until 1 is left?",
          "shuffles": "Five within the thread's own warp. Then every warp adds the warps' sums, in another five.",
@@ -118,109 +80,13 @@ PREDICT_STEPS = Exercise(
 # --- Find the bug: used twice --------------------------------------------------------------------------------------
 
 
-@cuda.jit
-def centre_no_barrier(x, out):
-    shared = cuda.shared.array(64, float32)
-    row, thread = cuda.blockIdx.x, cuda.threadIdx.x
-    total = float32(0.0)
-    for col in range(thread, x.shape[1], 64):
-        total += x[row, col]
-    shared[thread] = total
-    cuda.syncthreads()
-    stride = 32
-    while stride > 0:
-        if thread < stride:
-            shared[thread] += shared[thread + stride]
-        cuda.syncthreads()
-        stride //= 2
-    mean = shared[0] / float32(x.shape[1])
-    far = float32(0.0)
-    for col in range(thread, x.shape[1], 64):
-        far = max(far, abs(x[row, col] - mean))
-    shared[thread] = far
-    cuda.syncthreads()
-    stride = 32
-    while stride > 0:
-        if thread < stride:
-            shared[thread] = max(shared[thread], shared[thread + stride])
-        cuda.syncthreads()
-        stride //= 2
-    for col in range(thread, x.shape[1], 64):
-        out[row, col] = (x[row, col] - mean) / shared[0]
-
-
-@cuda.jit
-def centre_barrier_for_one(x, out):
-    shared = cuda.shared.array(64, float32)
-    row, thread = cuda.blockIdx.x, cuda.threadIdx.x
-    total = float32(0.0)
-    for col in range(thread, x.shape[1], 64):
-        total += x[row, col]
-    shared[thread] = total
-    cuda.syncthreads()
-    stride = 32
-    while stride > 0:
-        if thread < stride:
-            shared[thread] += shared[thread + stride]
-        cuda.syncthreads()
-        stride //= 2
-    mean = shared[0] / float32(x.shape[1])
-    if thread == 0:
-        cuda.syncthreads()
-    far = float32(0.0)
-    for col in range(thread, x.shape[1], 64):
-        far = max(far, abs(x[row, col] - mean))
-    shared[thread] = far
-    cuda.syncthreads()
-    stride = 32
-    while stride > 0:
-        if thread < stride:
-            shared[thread] = max(shared[thread], shared[thread + stride])
-        cuda.syncthreads()
-        stride //= 2
-    for col in range(thread, x.shape[1], 64):
-        out[row, col] = (x[row, col] - mean) / shared[0]
-
-
-@cuda.jit
-def centre_only_above(x, out):
-    shared = cuda.shared.array(64, float32)
-    row, thread = cuda.blockIdx.x, cuda.threadIdx.x
-    total = float32(0.0)
-    for col in range(thread, x.shape[1], 64):
-        total += x[row, col]
-    shared[thread] = total
-    cuda.syncthreads()
-    stride = 32
-    while stride > 0:
-        if thread < stride:
-            shared[thread] += shared[thread + stride]
-        cuda.syncthreads()
-        stride //= 2
-    mean = shared[0] / float32(x.shape[1])
-    cuda.syncthreads()
-    far = float32(0.0)
-    for col in range(thread, x.shape[1], 64):
-        far = max(far, x[row, col] - mean)
-    shared[thread] = far
-    cuda.syncthreads()
-    stride = 32
-    while stride > 0:
-        if thread < stride:
-            shared[thread] = max(shared[thread], shared[thread + stride])
-        cuda.syncthreads()
-        stride //= 2
-    for col in range(thread, x.shape[1], 64):
-        out[row, col] = (x[row, col] - mean) / shared[0]
-
-
 def _centre_reference(x):
     x = x.astype(np.float64)
     from_mean = x - x.mean(axis=1, keepdims=True)
     return from_mean / np.abs(from_mean).max(axis=1, keepdims=True)
 
 
-CENTRE = Exercise(
+CENTRE = KernelExercise(
     name="centre",
     reference=_centre_reference,
     inputs=lambda rng, R, C: (uniform(rng, R, C),),
@@ -230,9 +96,20 @@ CENTRE = Exercise(
     # The mean of C numbers, a difference and a quotient; what is divided by may be small.
     tolerance=lambda x: 2.0**-22 * (4 + np.sqrt(x.shape[1])) * np.abs(x).max(axis=1, keepdims=True)
     / np.abs(x - x.mean(axis=1, keepdims=True)).max(axis=1, keepdims=True) * np.ones_like(x),
-    wrong={"no barrier between the last read of the sum and the next store into `shared`": centre_no_barrier,
-           "only thread 0 comes to the new barrier": centre_barrier_for_one,
-           "`abs` is gone: distances below the mean do not count": centre_only_above},
+    wrong={
+        "no barrier between the last read of the sum and the next store into `shared`":
+            Edit("cuda.syncthreads()\n"
+                 "far = float32(0.0)",
+                 "far = float32(0.0)"),
+        "only thread 0 comes to the new barrier":
+            Edit("cuda.syncthreads()\n"
+                 "far = float32(0.0)",
+                 "if thread == 0:\n"
+                 "    cuda.syncthreads()\n"
+                 "far = float32(0.0)"),
+        "`abs` is gone: distances below the mean do not count":
+            Edit("far = max(far, abs(x[row, col] - mean))", "far = max(far, x[row, col] - mean)"),
+    },
 )
 
 
@@ -283,9 +160,8 @@ def _parts(rng, n):
     return largest, totals
 
 
-JOIN_PARTS = Exercise(
+JOIN_PARTS = FunctionExercise(
     name="join_parts",
-    kind="function",
     reference=_join_reference,
     inputs=_parts,
     sizes=({"n": 1}, {"n": 2}, {"n": 3}, {"n": 7}, {"n": 64}),
@@ -323,32 +199,6 @@ def lse_two_passes(x, out):
         out[row] = largest + math.log(total)
 
 
-@cuda.jit
-def lse_not_corrected(x, out):
-    row = cuda.grid(1)
-    if row < out.size:
-        largest, total = x[row, 0], float32(1.0)
-        for col in range(1, x.shape[1]):
-            value = x[row, col]
-            largest = max(largest, value)
-            total += math.exp(value - largest)
-        out[row] = largest + math.log(total)
-
-
-@cuda.jit
-def lse_maximum_left_out(x, out):
-    row = cuda.grid(1)
-    if row < out.size:
-        largest, total = x[row, 0], float32(1.0)
-        for col in range(1, x.shape[1]):
-            value = x[row, col]
-            if value > largest:
-                total *= math.exp(largest - value)
-                largest = value
-            total += math.exp(value - largest)
-        out[row] = math.log(total)
-
-
 def _lse_reference(x):
     x = x.astype(np.float64)
     m = x.max(axis=1)
@@ -363,7 +213,7 @@ def _one_pass(report) -> str | None:
             f"sum, and correct the sum when the maximum changes.")
 
 
-LOGSUMEXP = Exercise(
+LOGSUMEXP = KernelExercise(
     name="logsumexp",
     reference=_lse_reference,
     inputs=lambda rng, R, C: (80 * uniform(rng, R, C),),  # up to 120: exp of it is beyond float32
@@ -373,10 +223,17 @@ LOGSUMEXP = Exercise(
     tolerance=lambda x: 2.0**-23 * (8 + 4 * np.sqrt(x.shape[1]) + 2 * np.abs(_lse_reference(x))),
     demand=_one_pass,
     observe_sizes=_rows((1, 1), (3, 20)),
-    wrong={"nothing is subtracted, and exp of 120 is infinite": lse_overflows,
-           "it reads every row twice": lse_two_passes,
-           "the sum is not corrected when the maximum changes": lse_not_corrected,
-           "the maximum is left out of the result": lse_maximum_left_out},
+    wrong={
+        "nothing is subtracted, and exp of 120 is infinite": lse_overflows,
+        "it reads every row twice": lse_two_passes,
+        "the sum is not corrected when the maximum changes":
+            Edit("if value > largest:\n"
+                 "    total *= math.exp(largest - value)\n"
+                 "    largest = value",
+                 "largest = max(largest, value)"),
+        "the maximum is left out of the result":
+            Edit("out[row] = largest + math.log(total)", "out[row] = math.log(total)"),
+    },
 )
 
 EXERCISES = (ROW_RANGE, PREDICT_STEPS, CENTRE, JOIN_PARTS, LOGSUMEXP)

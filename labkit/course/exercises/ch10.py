@@ -10,10 +10,8 @@ import numpy as np
 from numba import float32
 
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
 from labkit.kernels.op import uniform
-
-ALL_LANES = 0xFFFFFFFF
 
 
 def _matrices(*sizes):
@@ -51,54 +49,6 @@ def left_as_right(scores, lengths, out):
             out[b, q, k] = math.exp(scores[b, q, k] - largest) / total if k < lengths[b] else float32(0.0)
 
 
-@cuda.jit
-def left_hidden_not_written(scores, lengths, out):
-    q, b = cuda.grid(2)
-    size = scores.shape[2]
-    if q < size:
-        first = size - lengths[b]
-        largest = float32(-math.inf)
-        for k in range(first, size):
-            largest = max(largest, scores[b, q, k])
-        total = float32(0.0)
-        for k in range(first, size):
-            total += math.exp(scores[b, q, k] - largest)
-        for k in range(first, size):
-            out[b, q, k] = math.exp(scores[b, q, k] - largest) / total
-
-
-@cuda.jit
-def left_one_too_many(scores, lengths, out):
-    q, b = cuda.grid(2)
-    size = scores.shape[2]
-    if q < size:
-        first = max(size - lengths[b] - 1, 0)
-        largest = float32(-math.inf)
-        for k in range(first, size):
-            largest = max(largest, scores[b, q, k])
-        total = float32(0.0)
-        for k in range(first, size):
-            total += math.exp(scores[b, q, k] - largest)
-        for k in range(size):
-            out[b, q, k] = math.exp(scores[b, q, k] - largest) / total if k >= first else float32(0.0)
-
-
-@cuda.jit
-def left_length_of_the_query(scores, lengths, out):
-    q, b = cuda.grid(2)
-    size = scores.shape[2]
-    if q < size:
-        first = size - lengths[q % lengths.size]
-        largest = float32(-math.inf)
-        for k in range(first, size):
-            largest = max(largest, scores[b, q, k])
-        total = float32(0.0)
-        for k in range(first, size):
-            total += math.exp(scores[b, q, k] - largest)
-        for k in range(size):
-            out[b, q, k] = math.exp(scores[b, q, k] - largest) / total if k >= first else float32(0.0)
-
-
 def _left_reference(scores, lengths):
     key = np.arange(scores.shape[-1])
     return _probabilities(scores, key >= (scores.shape[-1] - lengths)[:, None, None])
@@ -110,7 +60,7 @@ def _left_inputs(rng, B, S):
     return 5 * uniform(rng, B, S, S), lengths
 
 
-LEFT_PADDING = Exercise(
+LEFT_PADDING = KernelExercise(
     name="left_padding",
     reference=_left_reference,
     inputs=_left_inputs,
@@ -118,29 +68,19 @@ LEFT_PADDING = Exercise(
     sizes=_matrices((1, 4), (2, 3), (1, 1), (3, 8), (4, 33), (2, 70)),
     launch=lambda B, S: ((-(-S // 64), B), (64, 1)),
     tolerance=lambda scores, lengths: _few_roundings(scores),
-    wrong={"the last keys are hidden, not the first": left_as_right,
-           "what is hidden is never written (check fills `out` with NaN)": left_hidden_not_written,
-           "one key too many is seen": left_one_too_many,
-           "the length is taken from the query's number, not from the sequence": left_length_of_the_query},
+    wrong={
+        "the last keys are hidden, not the first": left_as_right,
+        "what is hidden is never written (check fills `out` with NaN)":
+            Edit("for k in range(size):", "for k in range(first, size):",
+                 "total if k >= first else float32(0.0)", "total"),
+        "one key too many is seen": Edit("first = size - lengths[b]", "first = max(size - lengths[b] - 1, 0)"),
+        "the length is taken from the query's number, not from the sequence":
+            Edit("first = size - lengths[b]", "first = size - lengths[q % lengths.size]"),
+    },
 )
 
 
 # --- Find the bug: the largest of what nobody sees -----------------------------------------------------------------
-
-
-@cuda.jit
-def largest_of_all(scores, out):
-    q, b = cuda.grid(2)
-    size = scores.shape[2]
-    if q < size:
-        largest = float32(-math.inf)
-        for k in range(size):
-            largest = max(largest, scores[b, q, k])
-        total = float32(0.0)
-        for k in range(q + 1):
-            total += math.exp(scores[b, q, k] - largest)
-        for k in range(size):
-            out[b, q, k] = math.exp(scores[b, q, k] - largest) / total if k <= q else float32(0.0)
 
 
 @cuda.jit
@@ -159,21 +99,6 @@ def largest_without_the_diagonal(scores, out):
             out[b, q, k] = math.exp(scores[b, q, k] - largest) / total if k <= q else float32(0.0)
 
 
-@cuda.jit
-def sum_of_all(scores, out):
-    q, b = cuda.grid(2)
-    size = scores.shape[2]
-    if q < size:
-        largest = float32(-math.inf)
-        for k in range(q + 1):
-            largest = max(largest, scores[b, q, k])
-        total = float32(0.0)
-        for k in range(size):
-            total += math.exp(scores[b, q, k] - largest)
-        for k in range(size):
-            out[b, q, k] = math.exp(scores[b, q, k] - largest) / total if k <= q else float32(0.0)
-
-
 def _causal_inputs(rng, B, S):
     """What the mask hides is larger by 200 than what it leaves, as scores of the future may well be."""
     scores = 5 * uniform(rng, B, S, S)
@@ -181,7 +106,7 @@ def _causal_inputs(rng, B, S):
     return (scores,)
 
 
-LARGEST_SEEN = Exercise(
+LARGEST_SEEN = KernelExercise(
     name="largest_seen",
     reference=lambda scores: _probabilities(scores, np.tril(np.ones(scores.shape[-2:], bool))),
     inputs=_causal_inputs,
@@ -189,9 +114,19 @@ LARGEST_SEEN = Exercise(
     sizes=_matrices((1, 3), (1, 1), (2, 8), (3, 33), (1, 70)),
     launch=lambda B, S: ((-(-S // 64), B), (64, 1)),
     tolerance=_few_roundings,
-    wrong={"the largest is looked for among hidden scores, too: next to it all others vanish": largest_of_all,
-           "the diagonal is left out: a query sees its own key": largest_without_the_diagonal,
-           "hidden scores count in the sum": sum_of_all},
+    wrong={
+        "the largest is looked for among hidden scores, too: next to it all others vanish":
+            Edit("for k in range(q + 1):\n"
+                 "    largest = max(largest, scores[b, q, k])",
+                 "for k in range(size):\n"
+                 "    largest = max(largest, scores[b, q, k])"),
+        "the diagonal is left out: a query sees its own key": largest_without_the_diagonal,
+        "hidden scores count in the sum":
+            Edit("for k in range(q + 1):\n"
+                 "    total += math.exp(scores[b, q, k] - largest)",
+                 "for k in range(size):\n"
+                 "    total += math.exp(scores[b, q, k] - largest)"),
+    },
 )
 
 
@@ -212,9 +147,8 @@ def _loads():
     return {name: observe(launch, *arguments).counts["bytes_loaded"] // 4 for name, launch in launches.items()}
 
 
-PREDICT_LOADS_MASKED = Exercise(
+PREDICT_LOADS_MASKED = PredictionExercise(
     name="predict_masked_loads",
-    kind="predict",
     truth=_loads,
     how={"three_read": "Each of its three loops loads all 32 x 32 numbers, hidden or not.",
          "bounded": "Row q is loaded up to its own number: q + 1 numbers, three times. Sum over q from 0 to 31.",
@@ -235,9 +169,8 @@ def _blocks():
     return {"few": blocks(H200, 256, 32), "many": blocks(H200, 256, 64), "shared": blocks(H200, 256, 32, 33 * 1024)}
 
 
-PREDICT_BLOCKS = Exercise(
+PREDICT_BLOCKS = PredictionExercise(
     name="predict_blocks",
-    kind="predict",
     truth=_blocks,
     how={"few": "2,048 threads fit, and 65,536 registers are enough for as many threads with 32 each.",
          "many": "256 threads with 64 registers each take 16,384 of 65,536.",
@@ -251,56 +184,6 @@ PREDICT_BLOCKS = Exercise(
 # --- The derivative ------------------------------------------------------------------------------------------------
 
 
-@cuda.jit
-def backward_sum_of_gradient(p, g, scale, out):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < p.shape[0]:
-        total = float32(0.0)
-        for col in range(lane, p.shape[1], 32):
-            total += g[row, col]
-        for distance in (16, 8, 4, 2, 1):
-            total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
-        for col in range(lane, p.shape[1], 32):
-            out[row, col] = scale * p[row, col] * (g[row, col] - total)
-
-
-@cuda.jit
-def backward_without_scale(p, g, scale, out):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < p.shape[0]:
-        total = float32(0.0)
-        for col in range(lane, p.shape[1], 32):
-            total += p[row, col] * g[row, col]
-        for distance in (16, 8, 4, 2, 1):
-            total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
-        for col in range(lane, p.shape[1], 32):
-            out[row, col] = p[row, col] * (g[row, col] - total)
-
-
-@cuda.jit
-def backward_lanes_apart(p, g, scale, out):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < p.shape[0]:
-        total = float32(0.0)
-        for col in range(lane, p.shape[1], 32):
-            total += p[row, col] * g[row, col]
-        for col in range(lane, p.shape[1], 32):
-            out[row, col] = scale * p[row, col] * (g[row, col] - total)
-
-
-@cuda.jit
-def backward_times_gradient(p, g, scale, out):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < p.shape[0]:
-        total = float32(0.0)
-        for col in range(lane, p.shape[1], 32):
-            total += p[row, col] * g[row, col]
-        for distance in (16, 8, 4, 2, 1):
-            total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
-        for col in range(lane, p.shape[1], 32):
-            out[row, col] = scale * (p[row, col] * g[row, col] - total)
-
-
 def _backward_reference(p, g, scale):
     p, g = p.astype(np.float64), g.astype(np.float64)
     return float(scale) * p * (g - (p * g).sum(axis=1, keepdims=True))
@@ -310,7 +193,7 @@ def _backward_inputs(rng, R, C):
     return _probabilities(3 * uniform(rng, R, C), True).astype(np.float32), uniform(rng, R, C), np.float32(0.125)
 
 
-SOFTMAX_BACKWARD = Exercise(
+SOFTMAX_BACKWARD = KernelExercise(
     name="softmax_backward",
     reference=_backward_reference,
     inputs=_backward_inputs,
@@ -319,10 +202,17 @@ SOFTMAX_BACKWARD = Exercise(
     launch=lambda R, C: (-(-R // 2), 64),
     tolerance=lambda p, g, scale: 2.0**-23 * (6 + 2 * np.sqrt(p.shape[1])) * scale * p
     * (np.abs(g) + (p * np.abs(g)).sum(axis=1, keepdims=True)),
-    wrong={"the sum of `g` alone: each has to be weighed by its `p`": backward_sum_of_gradient,
-           "`scale` is left out": backward_without_scale,
-           "each lane subtracts its own sum; nobody asked the other lanes": backward_lanes_apart,
-           "the sum is subtracted without its factor `p`": backward_times_gradient},
+    wrong={
+        "the sum of `g` alone: each has to be weighed by its `p`":
+            Edit("total += p[row, col] * g[row, col]", "total += g[row, col]"),
+        "`scale` is left out": Edit("scale * p[row, col]", "p[row, col]"),
+        "each lane subtracts its own sum; nobody asked the other lanes":
+            Edit("for distance in (16, 8, 4, 2, 1):\n"
+                 "    total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)",
+                 ""),
+        "the sum is subtracted without its factor `p`":
+            Edit("p[row, col] * (g[row, col] - total)", "(p[row, col] * g[row, col] - total)"),
+    },
 )
 
 EXERCISES = (LEFT_PADDING, LARGEST_SEEN, PREDICT_LOADS_MASKED, PREDICT_BLOCKS, SOFTMAX_BACKWARD)

@@ -3,13 +3,12 @@
 Sizes are R (rows) and C (columns). Kernels with a warp for each row get blocks of 32 x 4 threads: four rows a block.
 """
 
-import math
 
 import numpy as np
 from numba import float32
 
 from labkit import cuda, observe
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
 from labkit.kernels.gelu import gelu_erf_reference
 from labkit.kernels.norm.layernorm import layernorm_reference
 from labkit.kernels.norm.layernorm import tolerance as layernorm_tolerance
@@ -69,66 +68,6 @@ def rmsnorm_subtracts_the_mean(x, weight, out):
 
 
 @cuda.jit
-def rmsnorm_one_shuffle_short(x, weight, out):
-    lane = cuda.threadIdx.x
-    row = cuda.blockIdx.x * 4 + cuda.threadIdx.y
-    if row < x.shape[0]:
-        squares = float32(0.0)
-        for col in range(lane, x.shape[1], 32):
-            squares += x[row, col] * x[row, col]
-        for distance in (16, 8, 4, 2):
-            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
-        scale = cuda.rsqrt(squares / float32(x.shape[1]) + float32(1e-5))
-        for col in range(lane, x.shape[1], 32):
-            out[row, col] = x[row, col] * scale * weight[col]
-
-
-@cuda.jit
-def rmsnorm_total_in_one_lane(x, weight, out):
-    lane = cuda.threadIdx.x
-    row = cuda.blockIdx.x * 4 + cuda.threadIdx.y
-    if row < x.shape[0]:
-        squares = float32(0.0)
-        for col in range(lane, x.shape[1], 32):
-            squares += x[row, col] * x[row, col]
-        for distance in (16, 8, 4, 2, 1):
-            squares += cuda.shfl_down_sync(ALL_LANES, squares, distance)
-        scale = cuda.rsqrt(squares / float32(x.shape[1]) + float32(1e-5))
-        for col in range(lane, x.shape[1], 32):
-            out[row, col] = x[row, col] * scale * weight[col]
-
-
-@cuda.jit
-def rmsnorm_over_the_lanes(x, weight, out):
-    lane = cuda.threadIdx.x
-    row = cuda.blockIdx.x * 4 + cuda.threadIdx.y
-    if row < x.shape[0]:
-        squares = float32(0.0)
-        for col in range(lane, x.shape[1], 32):
-            squares += x[row, col] * x[row, col]
-        for distance in (16, 8, 4, 2, 1):
-            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
-        scale = cuda.rsqrt(squares / float32(32) + float32(1e-5))
-        for col in range(lane, x.shape[1], 32):
-            out[row, col] = x[row, col] * scale * weight[col]
-
-
-@cuda.jit
-def rmsnorm_no_epsilon(x, weight, out):
-    lane = cuda.threadIdx.x
-    row = cuda.blockIdx.x * 4 + cuda.threadIdx.y
-    if row < x.shape[0]:
-        squares = float32(0.0)
-        for col in range(lane, x.shape[1], 32):
-            squares += x[row, col] * x[row, col]
-        for distance in (16, 8, 4, 2, 1):
-            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
-        scale = cuda.rsqrt(squares / float32(x.shape[1]))
-        for col in range(lane, x.shape[1], 32):
-            out[row, col] = x[row, col] * scale * weight[col]
-
-
-@cuda.jit
 def rmsnorm_one_element_a_lane(x, weight, out):
     lane = cuda.threadIdx.x
     row = cuda.blockIdx.x * 4 + cuda.threadIdx.y
@@ -143,7 +82,7 @@ def rmsnorm_one_element_a_lane(x, weight, out):
             out[row, lane] = x[row, lane] * scale * weight[lane]
 
 
-RMSNORM_WARP = Exercise(
+RMSNORM_WARP = KernelExercise(
     name="rmsnorm_warp",
     reference=_rmsnorm_reference,
     inputs=lambda rng, R, C: (_some_rows_small(rng, R, C), uniform(rng, C)),
@@ -151,104 +90,22 @@ RMSNORM_WARP = Exercise(
     sizes=_rows((1, 1), (2, 3), (4, 32), (5, 31), (3, 33), (7, 100), (9, 260)),
     launch=_four_rows,
     tolerance=_rmsnorm_tolerance,
-    wrong={"the mean is subtracted, as in LayerNorm": rmsnorm_subtracts_the_mean,
-           "the last shuffle, with the neighbour, is missing": rmsnorm_one_shuffle_short,
-           "`shfl_down_sync`: only lane 0 has the sum of the row": rmsnorm_total_in_one_lane,
-           "the sum is divided by the 32 lanes, not by the columns": rmsnorm_over_the_lanes,
-           "no epsilon under the root": rmsnorm_no_epsilon,
-           "one element a lane: rows longer than 32 are left unfinished": rmsnorm_one_element_a_lane},
+    wrong={
+        "the mean is subtracted, as in LayerNorm": rmsnorm_subtracts_the_mean,
+        "the last shuffle, with the neighbour, is missing":
+            Edit("for distance in (16, 8, 4, 2, 1):", "for distance in (16, 8, 4, 2):"),
+        "`shfl_down_sync`: only lane 0 has the sum of the row": Edit("cuda.shfl_xor_sync", "cuda.shfl_down_sync"),
+        "the sum is divided by the 32 lanes, not by the columns": Edit("(x.shape[1])", "(32)"),
+        "no epsilon under the root": Edit("(x.shape[1]) + float32(1e-5)", "(x.shape[1])"),
+        "one element a lane: rows longer than 32 are left unfinished": rmsnorm_one_element_a_lane,
+    },
 )
 
 
 # --- Find the bug: the second sum ----------------------------------------------------------------------------------
 
 
-@cuda.jit
-def second_sum_too_early(x, weight, bias, out):
-    partial = cuda.shared.array(2, float32)
-    thread, row, columns = cuda.threadIdx.x, cuda.blockIdx.x, x.shape[1]
-    total = float32(0.0)
-    for col in range(thread, columns, 64):
-        total += x[row, col]
-    for distance in (16, 8, 4, 2, 1):
-        total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
-    if thread % 32 == 0:
-        partial[thread // 32] = total
-    cuda.syncthreads()
-    mean = (partial[0] + partial[1]) / float32(columns)
-
-    squares = float32(0.0)
-    for col in range(thread, columns, 64):
-        squares += (x[row, col] - mean) * (x[row, col] - mean)
-    for distance in (16, 8, 4, 2, 1):
-        squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
-    if thread % 32 == 0:
-        partial[thread // 32] = squares
-    cuda.syncthreads()
-    variance = (partial[0] + partial[1]) / float32(columns)
-    scale = cuda.rsqrt(variance + float32(1e-5))
-    for col in range(thread, columns, 64):
-        out[row, col] = (x[row, col] - mean) * scale * weight[col] + bias[col]
-
-
-@cuda.jit
-def squares_of_the_values(x, weight, bias, out):
-    partial = cuda.shared.array(2, float32)
-    thread, row, columns = cuda.threadIdx.x, cuda.blockIdx.x, x.shape[1]
-    total = float32(0.0)
-    for col in range(thread, columns, 64):
-        total += x[row, col]
-    for distance in (16, 8, 4, 2, 1):
-        total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
-    if thread % 32 == 0:
-        partial[thread // 32] = total
-    cuda.syncthreads()
-    mean = (partial[0] + partial[1]) / float32(columns)
-    cuda.syncthreads()
-    squares = float32(0.0)
-    for col in range(thread, columns, 64):
-        squares += x[row, col] * x[row, col]
-    for distance in (16, 8, 4, 2, 1):
-        squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
-    if thread % 32 == 0:
-        partial[thread // 32] = squares
-    cuda.syncthreads()
-    variance = (partial[0] + partial[1]) / float32(columns)
-    scale = cuda.rsqrt(variance + float32(1e-5))
-    for col in range(thread, columns, 64):
-        out[row, col] = (x[row, col] - mean) * scale * weight[col] + bias[col]
-
-
-@cuda.jit
-def barrier_for_some(x, weight, bias, out):
-    partial = cuda.shared.array(2, float32)
-    thread, row, columns = cuda.threadIdx.x, cuda.blockIdx.x, x.shape[1]
-    total = float32(0.0)
-    for col in range(thread, columns, 64):
-        total += x[row, col]
-    for distance in (16, 8, 4, 2, 1):
-        total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
-    if thread % 32 == 0:
-        partial[thread // 32] = total
-    cuda.syncthreads()
-    mean = (partial[0] + partial[1]) / float32(columns)
-
-    squares = float32(0.0)
-    for col in range(thread, columns, 64):
-        squares += (x[row, col] - mean) * (x[row, col] - mean)
-    for distance in (16, 8, 4, 2, 1):
-        squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
-    if thread % 32 == 0:
-        cuda.syncthreads()
-        partial[thread // 32] = squares
-    cuda.syncthreads()
-    variance = (partial[0] + partial[1]) / float32(columns)
-    scale = cuda.rsqrt(variance + float32(1e-5))
-    for col in range(thread, columns, 64):
-        out[row, col] = (x[row, col] - mean) * scale * weight[col] + bias[col]
-
-
-LAYERNORM_TWO_SUMS = Exercise(
+LAYERNORM_TWO_SUMS = KernelExercise(
     name="layernorm_two_sums",
     reference=layernorm_reference,
     inputs=lambda rng, R, C: (uniform(rng, R, C) + np.float32(0.5), uniform(rng, C), uniform(rng, C)),
@@ -256,9 +113,21 @@ LAYERNORM_TWO_SUMS = Exercise(
     sizes=_rows((1, 1), (2, 5), (3, 64), (2, 131), (3, 300)),
     launch=lambda R, C: (R, 64),
     tolerance=layernorm_tolerance,
-    wrong={"the second sum is stored while a slow warp may still read the first": second_sum_too_early,
-           "the squares are those of the values, without the mean taken off": squares_of_the_values,
-           "the new barrier stands inside an `if`, where one lane of a warp arrives": barrier_for_some},
+    wrong={
+        "the second sum is stored while a slow warp may still read the first":
+            Edit("cuda.syncthreads()\n"
+                 "squares = float32(0.0)",
+                 "squares = float32(0.0)"),
+        "the squares are those of the values, without the mean taken off":
+            Edit("squares += (x[row, col] - mean) * (x[row, col] - mean)", "squares += x[row, col] * x[row, col]"),
+        "the new barrier stands inside an `if`, where one lane of a warp arrives":
+            Edit("cuda.syncthreads()\n"
+                 "squares = float32(0.0)",
+                 "squares = float32(0.0)",
+                 "partial[thread // 32] = squares",
+                 "cuda.syncthreads()\n"
+                 "partial[thread // 32] = squares"),
+    },
 )
 
 
@@ -280,9 +149,8 @@ def _steps(pitch: int) -> int:
     return 1 + observe(read_a_column[1, 32], np.zeros(32, np.float32)).counts["bank_conflicts"]
 
 
-PREDICT_BANKS = Exercise(
+PREDICT_BANKS = PredictionExercise(
     name="predict_banks",
-    kind="predict",
     truth=lambda: {f"pitch_{pitch}": _steps(pitch) for pitch in (32, 33, 34, 40, 47)},
     how={f"pitch_{pitch}": f"lane L reads element {pitch} * L + 5; count how many lanes meet in one bank of 32, and "
                            f"take the most crowded bank" for pitch in (32, 33, 34, 40, 47)},
@@ -297,58 +165,8 @@ PREDICT_BANKS = Exercise(
 
 # --- Bias and GELU in one kernel -----------------------------------------------------------------------------------
 
-ROOT_HALF = float32(math.sqrt(0.5))
 
-
-@cuda.jit
-def bias_gelu_bias_last(x, bias, out):
-    col, row = cuda.grid(2)
-    if row < x.shape[0] and col < x.shape[1]:
-        v = x[row, col]
-        out[row, col] = float32(0.5) * v * (float32(1.0) + math.erf(v * ROOT_HALF)) + bias[col]
-
-
-@cuda.jit
-def bias_gelu_bias_by_row(x, bias, out):
-    col, row = cuda.grid(2)
-    if row < x.shape[0] and col < x.shape[1]:
-        v = x[row, col] + bias[row % bias.size]
-        out[row, col] = float32(0.5) * v * (float32(1.0) + math.erf(v * ROOT_HALF))
-
-
-@cuda.jit
-def bias_gelu_tanh(x, bias, out):
-    col, row = cuda.grid(2)
-    if row < x.shape[0] and col < x.shape[1]:
-        v = x[row, col] + bias[col]
-        inner = float32(0.7978845608) * (v + float32(0.044715) * v * v * v)
-        out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(inner))
-
-
-@cuda.jit
-def bias_gelu_no_root(x, bias, out):
-    col, row = cuda.grid(2)
-    if row < x.shape[0] and col < x.shape[1]:
-        v = x[row, col] + bias[col]
-        out[row, col] = float32(0.5) * v * (float32(1.0) + math.erf(v))
-
-
-@cuda.jit
-def bias_gelu_factor_without_bias(x, bias, out):
-    col, row = cuda.grid(2)
-    if row < x.shape[0] and col < x.shape[1]:
-        v = x[row, col] + bias[col]
-        out[row, col] = float32(0.5) * x[row, col] * (float32(1.0) + math.erf(v * ROOT_HALF))
-
-
-@cuda.jit
-def bias_gelu_no_guard(x, bias, out):
-    col, row = cuda.grid(2)
-    v = x[row, col] + bias[col]
-    out[row, col] = float32(0.5) * v * (float32(1.0) + math.erf(v * ROOT_HALF))
-
-
-BIAS_GELU = Exercise(
+BIAS_GELU = KernelExercise(
     name="bias_gelu",
     reference=lambda x, bias: gelu_erf_reference(x.astype(np.float64) + bias),
     inputs=lambda rng, R, C: (2 * uniform(rng, R, C), uniform(rng, C)),
@@ -356,12 +174,19 @@ BIAS_GELU = Exercise(
     sizes=_rows((1, 1), (2, 3), (8, 32), (5, 33), (17, 40)),
     launch=lambda R, C: ((-(-C // 32), -(-R // 8)), (32, 8)),
     tolerance=relative_to(lambda x, bias: np.abs(x) + np.abs(bias), roundings=8),
-    wrong={"the bias is added after GELU": bias_gelu_bias_last,
-           "the bias is read at the row": bias_gelu_bias_by_row,
-           "the tanh form: close, but not the exact one": bias_gelu_tanh,
-           "the argument of erf is not divided by the root of 2": bias_gelu_no_root,
-           "the factor in front lacks the bias": bias_gelu_factor_without_bias,
-           "no guard": bias_gelu_no_guard},
+    wrong={
+        "the bias is added after GELU":
+            Edit("v = x[row, col] + bias[col]", "v = x[row, col]",
+                 "(float32(1.0) + math.erf(v * ROOT_HALF))", "(float32(1.0) + math.erf(v * ROOT_HALF)) + bias[col]"),
+        "the bias is read at the row": Edit("v = x[row, col] + bias[col]", "v = x[row, col] + bias[row % bias.size]"),
+        "the tanh form: close, but not the exact one":
+            Edit("out[row, col] = float32(0.5) * v * (float32(1.0) + math.erf(v * ROOT_HALF))",
+                 "inner = float32(0.7978845608) * (v + float32(0.044715) * v * v * v)\n"
+                 "out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(inner))"),
+        "the argument of erf is not divided by the root of 2": Edit("v * ROOT_HALF", "v"),
+        "the factor in front lacks the bias": Edit("float32(0.5) * v", "float32(0.5) * x[row, col]"),
+        "no guard": Edit("if row < x.shape[0] and col < x.shape[1]:", "if True:"),
+    },
 )
 
 
@@ -401,48 +226,6 @@ def add_rmsnorm_through_out(x, residual, weight, out):
             out[row, col] *= scale * weight[col]
 
 
-@cuda.jit
-def add_rmsnorm_of_x(x, residual, weight, out):
-    lane = cuda.threadIdx.x
-    row = cuda.blockIdx.x * 4 + cuda.threadIdx.y
-    if row < x.shape[0]:
-        kept = cuda.local.array(4, float32)
-        squares = float32(0.0)
-        for k in range(4):
-            col = lane + 32 * k
-            kept[k] = float32(0.0)
-            if col < x.shape[1]:
-                kept[k] = x[row, col] + residual[row, col]
-                squares += x[row, col] * x[row, col]
-        for distance in (16, 8, 4, 2, 1):
-            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
-        scale = cuda.rsqrt(squares / float32(x.shape[1]) + float32(1e-5))
-        for k in range(4):
-            col = lane + 32 * k
-            if col < x.shape[1]:
-                out[row, col] = kept[k] * scale * weight[col]
-
-
-@cuda.jit
-def add_rmsnorm_residual_after(x, residual, weight, out):
-    lane = cuda.threadIdx.x
-    row = cuda.blockIdx.x * 4 + cuda.threadIdx.y
-    if row < x.shape[0]:
-        kept = cuda.local.array(4, float32)
-        squares = float32(0.0)
-        for k in range(4):
-            col = lane + 32 * k
-            kept[k] = x[row, col] if col < x.shape[1] else float32(0.0)
-            squares += kept[k] * kept[k]
-        for distance in (16, 8, 4, 2, 1):
-            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
-        scale = cuda.rsqrt(squares / float32(x.shape[1]) + float32(1e-5))
-        for k in range(4):
-            col = lane + 32 * k
-            if col < x.shape[1]:
-                out[row, col] = kept[k] * scale * weight[col] + residual[row, col]
-
-
 OBSERVED = {"R": 3, "C": 100}
 
 
@@ -457,7 +240,7 @@ def _each_read_once(report) -> str | None:
             f"`cuda.local.array(4, float32)`.")
 
 
-ADD_RMSNORM = Exercise(
+ADD_RMSNORM = KernelExercise(
     name="add_rmsnorm",
     reference=lambda x, residual, weight: _rmsnorm_reference(np.asarray(x, np.float64) + residual, weight),
     inputs=lambda rng, R, C: (_some_rows_small(rng, R, C), _some_rows_small(rng, R, C), uniform(rng, C)),
@@ -469,10 +252,17 @@ ADD_RMSNORM = Exercise(
     tolerance=lambda x, residual, weight: (_rmsnorm_tolerance(x + residual, weight)
                                            + 1e-6 * np.abs(weight) * (np.abs(x) + np.abs(residual))),
     demand=_each_read_once,
-    wrong={"`x` and the residual are read twice": add_rmsnorm_reads_twice,
-           "the sums wait in `out`, in global memory, and are read back": add_rmsnorm_through_out,
-           "the squares are those of `x`, without the residual": add_rmsnorm_of_x,
-           "the residual is added after the norm": add_rmsnorm_residual_after},
+    wrong={
+        "`x` and the residual are read twice": add_rmsnorm_reads_twice,
+        "the sums wait in `out`, in global memory, and are read back": add_rmsnorm_through_out,
+        "the squares are those of `x`, without the residual":
+            Edit("squares += kept[k] * kept[k]",
+                 "if col < x.shape[1]:\n"
+                 "    squares += x[row, col] * x[row, col]"),
+        "the residual is added after the norm":
+            Edit("x[row, col] + residual[row, col] if", "x[row, col] if",
+                 "weight[col]", "weight[col] + residual[row, col]"),
+    },
 )
 
 EXERCISES = (RMSNORM_WARP, LAYERNORM_TWO_SUMS, PREDICT_BANKS, BIAS_GELU, ADD_RMSNORM)

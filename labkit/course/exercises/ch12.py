@@ -9,7 +9,7 @@ import numpy as np
 from numba import float32
 
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
 from labkit.kernels.op import uniform
 
 ALL_LANES = 0xFFFFFFFF
@@ -29,67 +29,11 @@ def _softmax(scores):
 # --- The values of one head ----------------------------------------------------------------------------------------
 
 
-@cuda.jit
-def head_of_keys(flat, heads, head, out):
-    i, t = cuda.grid(2)
-    size = out.shape[1]
-    if t < out.shape[0] and i < size:
-        out[t, i] = flat[t * 3 * heads * size + heads * size + head * size + i]
-
-
-@cuda.jit
-def head_parts_apart(flat, heads, head, out):
-    i, t = cuda.grid(2)
-    size = out.shape[1]
-    if t < out.shape[0] and i < size:
-        out[t, i] = flat[(2 * out.shape[0] + t) * heads * size + head * size + i]
-
-
-@cuda.jit
-def head_after_head(flat, heads, head, out):
-    i, t = cuda.grid(2)
-    size = out.shape[1]
-    if t < out.shape[0] and i < size:
-        out[t, i] = flat[t * 3 * heads * size + head * 3 * size + 2 * size + i]
-
-
-@cuda.jit
-def head_every_so_many(flat, heads, head, out):
-    i, t = cuda.grid(2)
-    size = out.shape[1]
-    if t < out.shape[0] and i < size:
-        out[t, i] = flat[t * 3 * heads * size + 2 * heads * size + i * heads + head]
-
-
-@cuda.jit
-def head_two_of_one(flat, heads, head, out):
-    i, t = cuda.grid(2)
-    size = out.shape[1]
-    if t < out.shape[0] and i < size:
-        out[t, i] = flat[t * 3 * heads * size + 2 * head * size + i]
-
-
-@cuda.jit
-def head_axes_swapped(flat, heads, head, out):
-    t, i = cuda.grid(2)
-    size = out.shape[1]
-    if t < out.shape[0] and i < size:
-        out[t, i] = flat[t * 3 * heads * size + 2 * heads * size + head * size + i]
-
-
-@cuda.jit
-def head_short_rows(flat, heads, head, out):
-    i, t = cuda.grid(2)
-    size = out.shape[1]
-    if t < out.shape[0] and i < size:
-        out[t, i] = flat[t * heads * size + 2 * heads * size + head * size + i]
-
-
 def _values_of(flat, heads, head, size):
     return flat.reshape(-1, 3, heads, size)[:, 2, head]
 
 
-HEAD_VALUES = Exercise(
+HEAD_VALUES = KernelExercise(
     name="head_values",
     reference=_values_of,
     inputs=lambda rng, S, H, D: (uniform(rng, S * 3 * H * D), H, H - 2, D),
@@ -97,88 +41,22 @@ HEAD_VALUES = Exercise(
     shape=lambda S, H, D: (S, D),
     sizes=_sizes("SHD", (2, 3, 2), (1, 4, 8), (5, 3, 16), (20, 4, 33)),
     launch=lambda S, H, D: ((-(-D // 32), -(-S // 8)), (32, 8)),
-    wrong={"those are the keys: the values are another heads * size numbers further": head_of_keys,
-           "it takes all queries to come first, then all keys, then all values": head_parts_apart,
-           "it takes each head to have its query, key and value side by side": head_after_head,
-           "the numbers of a head lie side by side, not `heads` apart": head_every_so_many,
-           "before the values lie the queries and the keys of all heads: 2 * heads * size, then head * size":
-           head_two_of_one,
-           "the grid's x runs along the columns: `i` comes first": head_axes_swapped,
-           "a token's row is three times as long: it holds queries, keys and values": head_short_rows},
+    wrong={
+        "those are the keys: the values are another heads * size numbers further": Edit("2 * width", "width"),
+        "it takes all queries to come first, then all keys, then all values":
+            Edit("t * 3 * width + 2 * width", "(2 * out.shape[0] + t) * width"),
+        "it takes each head to have its query, key and value side by side":
+            Edit("2 * width + head * size", "head * 3 * size + 2 * size"),
+        "the numbers of a head lie side by side, not `heads` apart": Edit("head * size + i", "i * heads + head"),
+        "before the values lie the queries and the keys of all heads: 2 * heads * size, then head * size":
+            Edit("2 * width + head * size", "2 * head * size"),
+        "the grid's x runs along the columns: `i` comes first": Edit("i, t = cuda.grid(2)", "t, i = cuda.grid(2)"),
+        "a token's row is three times as long: it holds queries, keys and values": Edit("t * 3 * width", "t * width"),
+    },
 )
 
 
 # --- The scores of one query ---------------------------------------------------------------------------------------
-
-
-@cuda.jit
-def scores_not_scaled(queries, keys, t, out):
-    j = cuda.grid(1)
-    if j < keys.shape[0]:
-        score = float32(0.0)
-        for i in range(keys.shape[1]):
-            score += queries[t, i] * keys[j, i]
-        out[j] = score if j <= t else float32(-1e30)
-
-
-@cuda.jit
-def scores_over_size(queries, keys, t, out):
-    j = cuda.grid(1)
-    if j < keys.shape[0]:
-        score = float32(0.0)
-        for i in range(keys.shape[1]):
-            score += queries[t, i] * keys[j, i]
-        out[j] = score / float32(keys.shape[1]) if j <= t else float32(-1e30)
-
-
-@cuda.jit
-def scores_without_own_key(queries, keys, t, out):
-    j = cuda.grid(1)
-    if j < keys.shape[0]:
-        score = float32(0.0)
-        for i in range(keys.shape[1]):
-            score += queries[t, i] * keys[j, i]
-        out[j] = score / math.sqrt(float32(keys.shape[1])) if j < t else float32(-1e30)
-
-
-@cuda.jit
-def scores_hidden_are_zero(queries, keys, t, out):
-    j = cuda.grid(1)
-    if j < keys.shape[0]:
-        score = float32(0.0)
-        for i in range(keys.shape[1]):
-            score += queries[t, i] * keys[j, i]
-        out[j] = score / math.sqrt(float32(keys.shape[1])) if j <= t else float32(0.0)
-
-
-@cuda.jit
-def scores_without_a_mask(queries, keys, t, out):
-    j = cuda.grid(1)
-    if j < keys.shape[0]:
-        score = float32(0.0)
-        for i in range(keys.shape[1]):
-            score += queries[t, i] * keys[j, i]
-        out[j] = score / math.sqrt(float32(keys.shape[1]))
-
-
-@cuda.jit
-def scores_over_8(queries, keys, t, out):
-    j = cuda.grid(1)
-    if j < keys.shape[0]:
-        score = float32(0.0)
-        for i in range(keys.shape[1]):
-            score += queries[t, i] * keys[j, i]
-        out[j] = score / float32(8.0) if j <= t else float32(-1e30)
-
-
-@cuda.jit
-def scores_of_query_j(queries, keys, t, out):
-    j = cuda.grid(1)
-    if j < keys.shape[0]:
-        score = float32(0.0)
-        for i in range(keys.shape[1]):
-            score += queries[j, i] * keys[t, i]
-        out[j] = score / math.sqrt(float32(keys.shape[1])) if j <= t else float32(-1e30)
 
 
 def _query_scores(queries, keys, t):
@@ -191,7 +69,7 @@ def _scores_tolerance(queries, keys, t):
     return EPS * (4 + np.sqrt(keys.shape[1])) * (np.abs(keys) @ np.abs(queries[t])) / math.sqrt(keys.shape[1])
 
 
-QUERY_SCORES = Exercise(
+QUERY_SCORES = KernelExercise(
     name="query_scores",
     reference=_query_scores,
     inputs=lambda rng, S, D: (uniform(rng, S, D), uniform(rng, S, D), (S - 1) // 2),
@@ -200,13 +78,18 @@ QUERY_SCORES = Exercise(
     random_size=lambda rng: {"S": int(rng.integers(10, 90)), "D": int(rng.integers(2, 40))},
     launch=lambda S, D: (-(-S // 64), 64),
     tolerance=_scores_tolerance,
-    wrong={"the scores are not divided by the root of the size": scores_not_scaled,
-           "divided by the size, not by its root": scores_over_size,
-           "divided by 8, the root of 64: here the keys have other sizes": scores_over_8,
-           "no mask: a query does not see the keys of later tokens": scores_without_a_mask,
-           "a query sees its own key, too": scores_without_own_key,
-           "a hidden score is 0, which is not hidden at all: its power is 1": scores_hidden_are_zero,
-           "query `j` against key `t`: the other way round": scores_of_query_j},
+    wrong={
+        "the scores are not divided by the root of the size":
+            Edit("score / math.sqrt(float32(keys.shape[1]))", "score"),
+        "divided by the size, not by its root": Edit("math.sqrt(float32(keys.shape[1]))", "float32(keys.shape[1])"),
+        "divided by 8, the root of 64: here the keys have other sizes":
+            Edit("math.sqrt(float32(keys.shape[1]))", "float32(8.0)"),
+        "no mask: a query does not see the keys of later tokens": Edit(" if j <= t else float32(-1e30)", ""),
+        "a query sees its own key, too": Edit("j <= t else", "j < t else"),
+        "a hidden score is 0, which is not hidden at all: its power is 1": Edit("float32(-1e30)", "float32(0.0)"),
+        "query `j` against key `t`: the other way round":
+            Edit("score += queries[t, i] * keys[j, i]", "score += queries[j, i] * keys[t, i]"),
+    },
 )
 
 
@@ -223,9 +106,8 @@ def _rooms():
             "tiles_causal": tiles * (tiles + 1) // 2, "fewer": tokens / tiles}
 
 
-PREDICT_ROOMS = Exercise(
+PREDICT_ROOMS = PredictionExercise(
     name="predict_rooms",
-    kind="predict",
     truth=_rooms,
     how={"row_bytes": "one float32 for each key, and there are as many keys as tokens",
          "matrix_kb": "a row of scores for each of the 500 queries; a KB has 1,000 bytes here",
@@ -245,75 +127,6 @@ PREDICT_ROOMS = Exercise(
 
 
 @cuda.jit
-def average_mixed_not_corrected(scores, values, out):
-    i, row = cuda.grid(2)
-    if row < out.shape[0] and i < out.shape[1]:
-        largest, total, mixed = scores[row, 0], float32(1.0), values[0, i]
-        for j in range(1, scores.shape[1]):
-            new = max(largest, scores[row, j])
-            power = math.exp(scores[row, j] - new)
-            total = total * math.exp(largest - new) + power
-            mixed = mixed + power * values[j, i]
-            largest = new
-        out[row, i] = mixed / total
-
-
-@cuda.jit
-def average_total_not_corrected(scores, values, out):
-    i, row = cuda.grid(2)
-    if row < out.shape[0] and i < out.shape[1]:
-        largest, total, mixed = scores[row, 0], float32(1.0), values[0, i]
-        for j in range(1, scores.shape[1]):
-            new = max(largest, scores[row, j])
-            power = math.exp(scores[row, j] - new)
-            total = total + power
-            mixed = mixed * math.exp(largest - new) + power * values[j, i]
-            largest = new
-        out[row, i] = mixed / total
-
-
-@cuda.jit
-def average_correction_too_late(scores, values, out):
-    i, row = cuda.grid(2)
-    if row < out.shape[0] and i < out.shape[1]:
-        largest, total, mixed = scores[row, 0], float32(1.0), values[0, i]
-        for j in range(1, scores.shape[1]):
-            new = max(largest, scores[row, j])
-            power = math.exp(scores[row, j] - new)
-            total = (total + power) * math.exp(largest - new)
-            mixed = (mixed + power * values[j, i]) * math.exp(largest - new)
-            largest = new
-        out[row, i] = mixed / total
-
-
-@cuda.jit
-def average_largest_stays(scores, values, out):
-    i, row = cuda.grid(2)
-    if row < out.shape[0] and i < out.shape[1]:
-        largest, total, mixed = scores[row, 0], float32(1.0), values[0, i]
-        for j in range(1, scores.shape[1]):
-            new = max(largest, scores[row, j])
-            power = math.exp(scores[row, j] - new)
-            total = total * math.exp(largest - new) + power
-            mixed = mixed * math.exp(largest - new) + power * values[j, i]
-        out[row, i] = mixed / total
-
-
-@cuda.jit
-def average_factor_inverted(scores, values, out):
-    i, row = cuda.grid(2)
-    if row < out.shape[0] and i < out.shape[1]:
-        largest, total, mixed = scores[row, 0], float32(1.0), values[0, i]
-        for j in range(1, scores.shape[1]):
-            new = max(largest, scores[row, j])
-            power = math.exp(scores[row, j] - new)
-            total = total * math.exp(new - largest) + power
-            mixed = mixed * math.exp(new - largest) + power * values[j, i]
-            largest = new
-        out[row, i] = mixed / total
-
-
-@cuda.jit
 def average_first_for_largest(scores, values, out):
     i, row = cuda.grid(2)
     if row < out.shape[0] and i < out.shape[1]:
@@ -323,20 +136,6 @@ def average_first_for_largest(scores, values, out):
             total = total + power
             mixed = mixed + power * values[j, i]
         out[row, i] = mixed / total
-
-
-@cuda.jit
-def average_not_divided(scores, values, out):
-    i, row = cuda.grid(2)
-    if row < out.shape[0] and i < out.shape[1]:
-        largest, total, mixed = scores[row, 0], float32(1.0), values[0, i]
-        for j in range(1, scores.shape[1]):
-            new = max(largest, scores[row, j])
-            power = math.exp(scores[row, j] - new)
-            total = total * math.exp(largest - new) + power
-            mixed = mixed * math.exp(largest - new) + power * values[j, i]
-            largest = new
-        out[row, i] = mixed
 
 
 def _climbing(rng, Q, N, D):
@@ -354,7 +153,7 @@ def _average_tolerance(scores, values):
     return EPS * (weights * each) @ np.abs(values)
 
 
-WEIGHTED_VALUES = Exercise(
+WEIGHTED_VALUES = KernelExercise(
     name="weighted_values",
     reference=lambda scores, values: _softmax(scores.astype(np.float64)) @ values.astype(np.float64),
     inputs=_climbing,
@@ -362,104 +161,25 @@ WEIGHTED_VALUES = Exercise(
     sizes=_sizes("QND", (1, 12, 3), (3, 20, 5), (2, 1, 40), (5, 33, 16), (9, 100, 33)),
     launch=lambda Q, N, D: ((-(-D // 32), -(-Q // 4)), (32, 4)),
     tolerance=_average_tolerance,
-    wrong={"`total` is corrected and `mixed` is not, or with a factor taken after `largest` has moved, which is 1":
-           average_mixed_not_corrected,
-           "`mixed` is corrected and `total` is not": average_total_not_corrected,
-           "what is new is multiplied by the factor, too": average_correction_too_late,
-           "`largest` never becomes `new`": average_largest_stays,
-           "the factor is exp(largest - new), never more than 1; this is its inverse": average_factor_inverted,
-           "the first score in place of the largest: powers of far larger ones are infinite": average_first_for_largest,
-           "nobody divides by `total`": average_not_divided},
+    wrong={
+        "`total` is corrected and `mixed` is not, or with a factor taken after `largest` has moved, which is 1":
+            Edit("mixed = mixed * factor", "mixed = mixed"),
+        "`mixed` is corrected and `total` is not": Edit("total = total * factor", "total = total"),
+        "what is new is multiplied by the factor, too":
+            Edit("total * factor + power", "(total + power) * factor",
+                 "mixed * factor + power * values[j, i]", "(mixed + power * values[j, i]) * factor"),
+        "`largest` never becomes `new`": Edit("largest = new", ""),
+        "the factor is exp(largest - new), never more than 1; this is its inverse":
+            Edit("math.exp(largest - new)", "math.exp(new - largest)"),
+        "the first score in place of the largest: powers of far larger ones are infinite": average_first_for_largest,
+        "nobody divides by `total`": Edit("mixed / total", "mixed"),
+    },
 )
 
 
 # --- Tiles above the diagonal --------------------------------------------------------------------------------------
 
 TILE, WIDE = 32, 8
-
-
-@cuda.jit
-def best_all_tiles(queries, keys, out):
-    tile = cuda.shared.array((32, 8), float32)
-    t, thread = cuda.grid(1), cuda.threadIdx.x
-    tokens = keys.shape[0]
-    best = float32(-math.inf)
-    for first in range(0, tokens, 32):
-        for i in range(8):
-            tile[thread, i] = keys[first + thread, i] if first + thread < tokens else float32(0.0)
-        cuda.syncthreads()
-        for j in range(32):
-            if first + j <= t and t < tokens:
-                score = float32(0.0)
-                for i in range(8):
-                    score += queries[t, i] * tile[j, i]
-                best = max(best, score)
-        cuda.syncthreads()
-    if t < tokens:
-        out[t] = best
-
-
-@cuda.jit
-def best_diagonal_left_out(queries, keys, out):
-    tile = cuda.shared.array((32, 8), float32)
-    t, thread = cuda.grid(1), cuda.threadIdx.x
-    tokens = keys.shape[0]
-    best = float32(-math.inf)
-    for first in range(0, cuda.blockIdx.x * 32, 32):
-        for i in range(8):
-            tile[thread, i] = keys[first + thread, i] if first + thread < tokens else float32(0.0)
-        cuda.syncthreads()
-        for j in range(32):
-            if first + j <= t and t < tokens:
-                score = float32(0.0)
-                for i in range(8):
-                    score += queries[t, i] * tile[j, i]
-                best = max(best, score)
-        cuda.syncthreads()
-    if t < tokens:
-        out[t] = best
-
-
-@cuda.jit
-def best_without_a_mask(queries, keys, out):
-    tile = cuda.shared.array((32, 8), float32)
-    t, thread = cuda.grid(1), cuda.threadIdx.x
-    tokens = keys.shape[0]
-    best = float32(-math.inf)
-    for first in range(0, min(cuda.blockIdx.x * 32 + 32, tokens), 32):
-        for i in range(8):
-            tile[thread, i] = keys[first + thread, i] if first + thread < tokens else float32(0.0)
-        cuda.syncthreads()
-        for j in range(32):
-            if first + j < tokens and t < tokens:
-                score = float32(0.0)
-                for i in range(8):
-                    score += queries[t, i] * tile[j, i]
-                best = max(best, score)
-        cuda.syncthreads()
-    if t < tokens:
-        out[t] = best
-
-
-@cuda.jit
-def best_own_key_left_out(queries, keys, out):
-    tile = cuda.shared.array((32, 8), float32)
-    t, thread = cuda.grid(1), cuda.threadIdx.x
-    tokens = keys.shape[0]
-    best = float32(-math.inf)
-    for first in range(0, min(cuda.blockIdx.x * 32 + 32, tokens), 32):
-        for i in range(8):
-            tile[thread, i] = keys[first + thread, i] if first + thread < tokens else float32(0.0)
-        cuda.syncthreads()
-        for j in range(32):
-            if first + j < t and t < tokens:
-                score = float32(0.0)
-                for i in range(8):
-                    score += queries[t, i] * tile[j, i]
-                best = max(best, score)
-        cuda.syncthreads()
-    if t < tokens:
-        out[t] = best
 
 
 @cuda.jit
@@ -504,7 +224,7 @@ def _tiles_needed(report) -> str | None:
             f"sees the key. Let the loop over the tiles end after the one on the diagonal.")
 
 
-BEST_SCORES = Exercise(
+BEST_SCORES = KernelExercise(
     name="best_scores",
     reference=_best,
     inputs=lambda rng, S: (uniform(rng, S, WIDE), uniform(rng, S, WIDE)),
@@ -514,135 +234,20 @@ BEST_SCORES = Exercise(
     tolerance=_best_tolerance,
     demand=_tiles_needed,
     observe_sizes=_sizes("S", (OBSERVED_TOKENS,)),
-    wrong={"tiles above the diagonal are loaded, too, and all of their scores hidden": best_all_tiles,
-           "the loop ends before the tile on the diagonal": best_diagonal_left_out,
-           "in the tile on the diagonal nothing is hidden": best_without_a_mask,
-           "a query sees its own key, too": best_own_key_left_out,
-           "threads without a query stay away from the barriers": best_barrier_for_some},
+    wrong={
+        "tiles above the diagonal are loaded, too, and all of their scores hidden":
+            Edit("min(cuda.blockIdx.x * 32 + 32, tokens)", "tokens"),
+        "the loop ends before the tile on the diagonal":
+            Edit("min(cuda.blockIdx.x * 32 + 32, tokens)", "cuda.blockIdx.x * 32"),
+        "in the tile on the diagonal nothing is hidden":
+            Edit("if first + j <= t and t < tokens:", "if first + j < tokens and t < tokens:"),
+        "a query sees its own key, too": Edit("if first + j <= t and t < tokens:", "if first + j < t and t < tokens:"),
+        "threads without a query stay away from the barriers": best_barrier_for_some,
+    },
 )
 
 
 # --- From a blank page: attention by a warp ------------------------------------------------------------------------
-
-
-@cuda.jit
-def attend_not_corrected(queries, keys, values, out):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < queries.shape[0]:
-        left, right = queries[row, lane], queries[row, lane + 32]
-        largest, total = float32(-math.inf), float32(0.0)
-        mixed_left, mixed_right = float32(0.0), float32(0.0)
-        for j in range(keys.shape[0]):
-            score = left * keys[j, lane] + right * keys[j, lane + 32]
-            for distance in (16, 8, 4, 2, 1):
-                score += cuda.shfl_xor_sync(ALL_LANES, score, distance)
-            score *= float32(0.125)
-            new = max(largest, score)
-            factor, power = math.exp(largest - new), math.exp(score - new)
-            total = total * factor + power
-            mixed_left += power * values[j, lane]
-            mixed_right += power * values[j, lane + 32]
-            largest = new
-        out[row, lane], out[row, lane + 32] = mixed_left / total, mixed_right / total
-
-
-@cuda.jit
-def attend_largest_from_zero(queries, keys, values, out):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < queries.shape[0]:
-        left, right = queries[row, lane], queries[row, lane + 32]
-        largest, total = float32(0.0), float32(0.0)
-        mixed_left, mixed_right = float32(0.0), float32(0.0)
-        for j in range(keys.shape[0]):
-            score = left * keys[j, lane] + right * keys[j, lane + 32]
-            for distance in (16, 8, 4, 2, 1):
-                score += cuda.shfl_xor_sync(ALL_LANES, score, distance)
-            score *= float32(0.125)
-            new = max(largest, score)
-            factor, power = math.exp(largest - new), math.exp(score - new)
-            total = total * factor + power
-            mixed_left = mixed_left * factor + power * values[j, lane]
-            mixed_right = mixed_right * factor + power * values[j, lane + 32]
-            largest = new
-        out[row, lane], out[row, lane + 32] = mixed_left / total, mixed_right / total
-
-
-@cuda.jit
-def attend_lane_0_knows(queries, keys, values, out):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < queries.shape[0]:
-        left, right = queries[row, lane], queries[row, lane + 32]
-        largest, total = float32(-math.inf), float32(0.0)
-        mixed_left, mixed_right = float32(0.0), float32(0.0)
-        for j in range(keys.shape[0]):
-            score = left * keys[j, lane] + right * keys[j, lane + 32]
-            for distance in (16, 8, 4, 2, 1):
-                score += cuda.shfl_down_sync(ALL_LANES, score, distance)
-            score *= float32(0.125)
-            new = max(largest, score)
-            factor, power = math.exp(largest - new), math.exp(score - new)
-            total = total * factor + power
-            mixed_left = mixed_left * factor + power * values[j, lane]
-            mixed_right = mixed_right * factor + power * values[j, lane + 32]
-            largest = new
-        out[row, lane], out[row, lane + 32] = mixed_left / total, mixed_right / total
-
-
-@cuda.jit
-def attend_not_scaled(queries, keys, values, out):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < queries.shape[0]:
-        left, right = queries[row, lane], queries[row, lane + 32]
-        largest, total = float32(-math.inf), float32(0.0)
-        mixed_left, mixed_right = float32(0.0), float32(0.0)
-        for j in range(keys.shape[0]):
-            score = left * keys[j, lane] + right * keys[j, lane + 32]
-            for distance in (16, 8, 4, 2, 1):
-                score += cuda.shfl_xor_sync(ALL_LANES, score, distance)
-            new = max(largest, score)
-            factor, power = math.exp(largest - new), math.exp(score - new)
-            total = total * factor + power
-            mixed_left = mixed_left * factor + power * values[j, lane]
-            mixed_right = mixed_right * factor + power * values[j, lane + 32]
-            largest = new
-        out[row, lane], out[row, lane + 32] = mixed_left / total, mixed_right / total
-
-
-@cuda.jit
-def attend_not_divided(queries, keys, values, out):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < queries.shape[0]:
-        left, right = queries[row, lane], queries[row, lane + 32]
-        largest, mixed_left, mixed_right = float32(-math.inf), float32(0.0), float32(0.0)
-        for j in range(keys.shape[0]):
-            score = left * keys[j, lane] + right * keys[j, lane + 32]
-            for distance in (16, 8, 4, 2, 1):
-                score += cuda.shfl_xor_sync(ALL_LANES, score, distance)
-            score *= float32(0.125)
-            new = max(largest, score)
-            factor, power = math.exp(largest - new), math.exp(score - new)
-            mixed_left = mixed_left * factor + power * values[j, lane]
-            mixed_right = mixed_right * factor + power * values[j, lane + 32]
-            largest = new
-        out[row, lane], out[row, lane + 32] = mixed_left, mixed_right
-
-
-@cuda.jit
-def attend_scores_of_a_lane(queries, keys, values, out):
-    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < queries.shape[0]:
-        left, right = queries[row, lane], queries[row, lane + 32]
-        largest, total = float32(-math.inf), float32(0.0)
-        mixed_left, mixed_right = float32(0.0), float32(0.0)
-        for j in range(keys.shape[0]):
-            score = (left * keys[j, lane] + right * keys[j, lane + 32]) * float32(0.125)
-            new = max(largest, score)
-            factor, power = math.exp(largest - new), math.exp(score - new)
-            total = total * factor + power
-            mixed_left = mixed_left * factor + power * values[j, lane]
-            mixed_right = mixed_right * factor + power * values[j, lane + 32]
-            largest = new
-        out[row, lane], out[row, lane + 32] = mixed_left / total, mixed_right / total
 
 
 @cuda.jit
@@ -700,7 +305,7 @@ def _keys_read_once(report) -> str | None:
             f"the sums when a larger score comes.")
 
 
-ATTEND_WARP = Exercise(
+ATTEND_WARP = KernelExercise(
     name="attend_warp",
     reference=lambda queries, keys, values: _softmax(_attend_scores(queries, keys)) @ values.astype(np.float64),
     inputs=_attend_inputs,
@@ -711,13 +316,20 @@ ATTEND_WARP = Exercise(
     launch=lambda Q, N: (-(-Q // 2), 64),
     tolerance=_attend_tolerance,
     demand=_keys_read_once,
-    wrong={"`total` is corrected and the weighted values are not": attend_not_corrected,
-           "`largest` begins at 0, and scores far below it vanish": attend_largest_from_zero,
-           "`shfl_down_sync`: only lane 0 has the whole score": attend_lane_0_knows,
-           "the scores are not divided by 8, the root of 64": attend_not_scaled,
-           "nobody divides by the sum of the powers": attend_not_divided,
-           "a lane takes its own two products for the whole score": attend_scores_of_a_lane,
-           "the keys are read twice, or the query again for each key": attend_in_two_passes},
+    wrong={
+        "`total` is corrected and the weighted values are not":
+            Edit("mixed_left * factor", "mixed_left", "mixed_right * factor", "mixed_right"),
+        "`largest` begins at 0, and scores far below it vanish": Edit("(-math.inf)", "(0.0)"),
+        "`shfl_down_sync`: only lane 0 has the whole score": Edit("cuda.shfl_xor_sync", "cuda.shfl_down_sync"),
+        "the scores are not divided by 8, the root of 64": Edit("score *= float32(0.125)", ""),
+        "nobody divides by the sum of the powers":
+            Edit("mixed_left / total, mixed_right / total", "mixed_left, mixed_right"),
+        "a lane takes its own two products for the whole score":
+            Edit("for distance in (16, 8, 4, 2, 1):\n"
+                 "    score += cuda.shfl_xor_sync(0xFFFFFFFF, score, distance)",
+                 ""),
+        "the keys are read twice, or the query again for each key": attend_in_two_passes,
+    },
 )
 
 EXERCISES = (HEAD_VALUES, QUERY_SCORES, PREDICT_ROOMS, WEIGHTED_VALUES, BEST_SCORES, ATTEND_WARP)

@@ -3,13 +3,11 @@
 Sizes are R (rows) and C (columns); S, C and I for the tokens, the width and the inner width of a block; T tokens.
 """
 
-import math
 
 import numpy as np
-from numba import float32
 
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
 from labkit.kernels.embedding import embedding_reference
 from labkit.kernels.gelu import gelu_tanh_reference
 from labkit.kernels.linear.fused import fused_reference, fused_tiled
@@ -63,9 +61,8 @@ def offsets_inner_bias(width, inner):
     return _offsets(sizes)
 
 
-BLOCK_OFFSETS = Exercise(
+BLOCK_OFFSETS = FunctionExercise(
     name="block_offsets",
-    kind="function",
     reference=_reference_offsets,
     inputs=lambda rng, width, inner: (width, inner),
     sizes=tuple({"width": width, "inner": inner} for width, inner in ((2, 3), (5, 4), (48, 80), (768, 3072))),
@@ -80,90 +77,6 @@ BLOCK_OFFSETS = Exercise(
 
 # --- Bias and GELU, the form with tanh -----------------------------------------------------------------------------
 
-ROOT_2_PI = float32(math.sqrt(2 / math.pi))
-CUBIC = float32(0.044715)
-ROOT_HALF = float32(math.sqrt(0.5))
-
-
-@cuda.jit
-def gelu_tanh_exact_form(x, bias, out):
-    col, row = cuda.grid(2)
-    if row < x.shape[0] and col < x.shape[1]:
-        v = x[row, col] + bias[col]
-        out[row, col] = float32(0.5) * v * (float32(1.0) + math.erf(v * ROOT_HALF))
-
-
-@cuda.jit
-def gelu_tanh_bias_last(x, bias, out):
-    col, row = cuda.grid(2)
-    if row < x.shape[0] and col < x.shape[1]:
-        v = x[row, col]
-        out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(ROOT_2_PI * (v + CUBIC * v * v * v))) + bias[col]
-
-
-@cuda.jit
-def gelu_tanh_bias_by_row(x, bias, out):
-    col, row = cuda.grid(2)
-    if row < x.shape[0] and col < x.shape[1]:
-        v = x[row, col] + bias[row % bias.size]
-        out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(ROOT_2_PI * (v + CUBIC * v * v * v)))
-
-
-@cuda.jit
-def gelu_tanh_square(x, bias, out):
-    col, row = cuda.grid(2)
-    if row < x.shape[0] and col < x.shape[1]:
-        v = x[row, col] + bias[col]
-        out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(ROOT_2_PI * (v + CUBIC * v * v)))
-
-
-@cuda.jit
-def gelu_tanh_no_cube(x, bias, out):
-    col, row = cuda.grid(2)
-    if row < x.shape[0] and col < x.shape[1]:
-        v = x[row, col] + bias[col]
-        out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(ROOT_2_PI * v))
-
-
-@cuda.jit
-def gelu_tanh_root_of_v(x, bias, out):
-    col, row = cuda.grid(2)
-    if row < x.shape[0] and col < x.shape[1]:
-        v = x[row, col] + bias[col]
-        out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(ROOT_2_PI * v + CUBIC * v * v * v))
-
-
-@cuda.jit
-def gelu_tanh_whole(x, bias, out):
-    col, row = cuda.grid(2)
-    if row < x.shape[0] and col < x.shape[1]:
-        v = x[row, col] + bias[col]
-        out[row, col] = v * (float32(1.0) + math.tanh(ROOT_2_PI * (v + CUBIC * v * v * v)))
-
-
-@cuda.jit
-def gelu_tanh_axes_swapped(x, bias, out):
-    row, col = cuda.grid(2)
-    if row < x.shape[0] and col < x.shape[1]:
-        v = x[row, col] + bias[col]
-        out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(ROOT_2_PI * (v + CUBIC * v * v * v)))
-
-
-@cuda.jit
-def gelu_tanh_overflows(x, bias, out):
-    col, row = cuda.grid(2)
-    if row < x.shape[0] and col < x.shape[1]:
-        v = x[row, col] + bias[col]
-        power = math.exp(float32(2.0) * ROOT_2_PI * (v + CUBIC * v * v * v))
-        out[row, col] = v * (power / (power + float32(1.0)))
-
-
-@cuda.jit
-def gelu_tanh_no_guard(x, bias, out):
-    col, row = cuda.grid(2)
-    v = x[row, col] + bias[col]
-    out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(ROOT_2_PI * (v + CUBIC * v * v * v)))
-
 
 def _some_large(rng, R, C):
     """Every fifth number is so large that the exponential of its cube does not fit into a float32."""
@@ -171,7 +84,7 @@ def _some_large(rng, R, C):
     return uniform(rng, R, C) * scale.reshape(R, C)
 
 
-BIAS_GELU_TANH = Exercise(
+BIAS_GELU_TANH = KernelExercise(
     name="bias_gelu_tanh",
     reference=lambda x, bias: gelu_tanh_reference(x.astype(np.float64) + bias.astype(np.float64)),
     inputs=lambda rng, R, C: (_some_large(rng, R, C), uniform(rng, C)),
@@ -179,16 +92,25 @@ BIAS_GELU_TANH = Exercise(
     sizes=tuple({"R": R, "C": C} for R, C in ((1, 1), (2, 5), (8, 32), (5, 33), (17, 40))),
     launch=lambda R, C: ((-(-C // 32), -(-R // 8)), (32, 8)),
     tolerance=relative_to(lambda x, bias: np.abs(x) + np.abs(bias), roundings=8),
-    wrong={"the exact form, with the error function: close, but not what GPT-2 was trained with": gelu_tanh_exact_form,
-           "the bias is added after GELU": gelu_tanh_bias_last,
-           "the bias is read at the row": gelu_tanh_bias_by_row,
-           "the small term holds the square in place of the cube": gelu_tanh_square,
-           "the small term is missing": gelu_tanh_no_cube,
-           "the root belongs to both terms: ROOT * (v + ...)": gelu_tanh_root_of_v,
-           "the half is missing": gelu_tanh_whole,
-           "the grid's x runs along the columns: `col` comes first": gelu_tanh_axes_swapped,
-           "the quotient of two exponentials, which are infinite for large numbers": gelu_tanh_overflows,
-           "no guard": gelu_tanh_no_guard},
+    wrong={
+        "the exact form, with the error function: close, but not what GPT-2 was trained with":
+            Edit("math.tanh(ROOT * (v + CUBIC * v * v * v))", "math.erf(v * float32(0.70710678))"),
+        "the bias is added after GELU":
+            Edit("v = x[row, col] + bias[col]", "v = x[row, col]",
+                 "CUBIC * v * v * v)))", "CUBIC * v * v * v))) + bias[col]"),
+        "the bias is read at the row": Edit("v = x[row, col] + bias[col]", "v = x[row, col] + bias[row % bias.size]"),
+        "the small term holds the square in place of the cube": Edit("CUBIC * v * v * v", "CUBIC * v * v"),
+        "the small term is missing": Edit("(v + CUBIC * v * v * v)", "v"),
+        "the root belongs to both terms: ROOT * (v + ...)": Edit("(v + CUBIC * v * v * v)", "v + CUBIC * v * v * v"),
+        "the half is missing": Edit("float32(0.5) * v", "v"),
+        "the grid's x runs along the columns: `col` comes first":
+            Edit("col, row = cuda.grid(2)", "row, col = cuda.grid(2)"),
+        "the quotient of two exponentials, which are infinite for large numbers":
+            Edit("out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(ROOT * (v + CUBIC * v * v * v)))",
+                 "power = math.exp(float32(2.0) * ROOT * (v + CUBIC * v * v * v))\n"
+                 "out[row, col] = v * (power / (power + float32(1.0)))"),
+        "no guard": Edit("if row < x.shape[0] and col < x.shape[1]:", "if True:"),
+    },
 )
 
 
@@ -249,9 +171,8 @@ def _mlp_inputs(rng, S, C, I):  # noqa: E741
             uniform(rng, I, C), uniform(rng, C))
 
 
-MLP_HALF = Exercise(
+MLP_HALF = FunctionExercise(
     name="mlp_half",
-    kind="function",
     reference=_mlp_reference,
     inputs=_mlp_inputs,
     shape=lambda S, C, I: (S, C),  # noqa: E741
@@ -282,9 +203,8 @@ def _saved() -> dict:
 
 ROW = 4 * 768 * TOKENS  # bytes of a matrix with a row of 768 for each token
 
-PREDICT_BLOCK = Exercise(
+PREDICT_BLOCK = PredictionExercise(
     name="predict_block",
-    kind="predict",
     truth=_saved,
     how={"launches": "GELU and two additions lose their kernels",
          "gelu_bytes": "a kernel of its own reads 1,024 x 3,072 numbers and writes as many",
@@ -311,55 +231,12 @@ PREDICT_BLOCK = Exercise(
 # --- From a blank page: tokens become rows --------------------------------------------------------------------------
 
 
-@cuda.jit
-def embed_from_zero(ids, tokens, positions, start, out):
-    t = cuda.blockIdx.x
-    for col in range(cuda.threadIdx.x, out.shape[1], 128):
-        out[t, col] = tokens[ids[t], col] + positions[t, col]
-
-
-@cuda.jit
-def embed_by_place(ids, tokens, positions, start, out):
-    t = cuda.blockIdx.x
-    for col in range(cuda.threadIdx.x, out.shape[1], 128):
-        out[t, col] = tokens[t % tokens.shape[0], col] + positions[start[0] + t, col]
-
-
-@cuda.jit
-def embed_without_positions(ids, tokens, positions, start, out):
-    t = cuda.blockIdx.x
-    for col in range(cuda.threadIdx.x, out.shape[1], 128):
-        out[t, col] = tokens[ids[t], col]
-
-
-@cuda.jit
-def embed_one_round(ids, tokens, positions, start, out):
-    t, col = cuda.blockIdx.x, cuda.threadIdx.x
-    if col < out.shape[1]:
-        out[t, col] = tokens[ids[t], col] + positions[start[0] + t, col]
-
-
-@cuda.jit
-def embed_no_guard(ids, tokens, positions, start, out):
-    t = cuda.blockIdx.x
-    for first in range(0, out.shape[1], 128):
-        col = first + cuda.threadIdx.x
-        out[t, col] = tokens[ids[t], col] + positions[start[0] + t, col]
-
-
-@cuda.jit
-def embed_position_of_the_start(ids, tokens, positions, start, out):
-    t = cuda.blockIdx.x
-    for col in range(cuda.threadIdx.x, out.shape[1], 128):
-        out[t, col] = tokens[ids[t], col] + positions[start[0], col]
-
-
 def _embedding_inputs(rng, T, C, before):
     ids = rng.integers(0, 50, T).astype(np.int32)
     return ids, uniform(rng, 50, C), uniform(rng, before + T + 3, C), np.array([before], np.int32)
 
 
-EMBED_TOKENS = Exercise(
+EMBED_TOKENS = KernelExercise(
     name="embed_tokens",
     reference=embedding_reference,
     inputs=_embedding_inputs,
@@ -367,12 +244,20 @@ EMBED_TOKENS = Exercise(
     sizes=tuple({"T": T, "C": C, "before": before} for T, C, before in
                 ((1, 1, 2), (2, 3, 0), (3, 5, 4), (4, 128, 1), (3, 129, 7), (5, 300, 2))),
     launch=lambda T, C, **_: (T, 128),
-    wrong={"positions count from 0: those before `start[0]` are tokens of an earlier call": embed_from_zero,
-           "the row of `tokens` is taken at the place, not at the id": embed_by_place,
-           "the position is never added": embed_without_positions,
-           "every token gets the position of the first one": embed_position_of_the_start,
-           "one element a thread: rows longer than 128 are left unfinished": embed_one_round,
-           "no guard: the last round of a row goes on beyond it": embed_no_guard},
+    wrong={
+        "positions count from 0: those before `start[0]` are tokens of an earlier call": Edit("start[0] + t", "t"),
+        "the row of `tokens` is taken at the place, not at the id": Edit("ids[t], col", "t % tokens.shape[0], col"),
+        "the position is never added": Edit("[ids[t], col] + positions[start[0] + t, col]", "[ids[t], col]"),
+        "every token gets the position of the first one": Edit("[0] + t, col", "[0], col"),
+        "one element a thread: rows longer than 128 are left unfinished":
+            Edit("for col in range(cuda.threadIdx.x, out.shape[1], 128):",
+                 "col = cuda.threadIdx.x\n"
+                 "if col < out.shape[1]:"),
+        "no guard: the last round of a row goes on beyond it":
+            Edit("for col in range(cuda.threadIdx.x, out.shape[1], 128):",
+                 "for first in range(0, out.shape[1], 128):\n"
+                 "    col = first + cuda.threadIdx.x"),
+    },
 )
 
 EXERCISES = (BLOCK_OFFSETS, BIAS_GELU_TANH, MLP_HALF, PREDICT_BLOCK, EMBED_TOKENS)

@@ -12,7 +12,7 @@ import numpy as np
 from numba import float32, int32
 
 from labkit import cuda
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
 from labkit.kernels.argmax import argmax_reference
 from labkit.kernels.op import uniform
 
@@ -93,9 +93,8 @@ def tensor_high_byte_first(raw, name):
     return _part(raw, 8 + length + begin, 8 + length + end, header[name]["shape"])
 
 
-READ_TENSOR = Exercise(
+READ_TENSOR = FunctionExercise(
     name="read_tensor",
-    kind="function",
     reference=_tensor,
     inputs=_file,
     sizes=tuple({"tensors": n, "rows": r, "cols": c} for n, r, c in ((2, 1, 3), (3, 2, 5), (5, 1, 1), (9, 4, 7))),
@@ -118,34 +117,6 @@ def _appended(qkv, start, cache):
 
 
 @cuda.jit
-def append_from_row_zero(qkv, start, cache):
-    t = cuda.blockIdx.x
-    width = cache.shape[1] // 2
-    if t < cache.shape[0]:
-        for col in range(cuda.threadIdx.x, 2 * width, 32):
-            cache[t, col] = qkv[t, width + col]
-
-
-@cuda.jit
-def append_queries(qkv, start, cache):
-    t = cuda.blockIdx.x
-    row = start[0] + t
-    if row < cache.shape[0]:
-        for col in range(cuda.threadIdx.x, cache.shape[1], 32):
-            cache[row, col] = qkv[t, col]
-
-
-@cuda.jit
-def append_keys_only(qkv, start, cache):
-    t = cuda.blockIdx.x
-    width = cache.shape[1] // 2
-    row = start[0] + t
-    if row < cache.shape[0]:
-        for col in range(cuda.threadIdx.x, width, 32):
-            cache[row, col] = qkv[t, width + col]
-
-
-@cuda.jit
 def append_one_round(qkv, start, cache):
     t, col = cuda.blockIdx.x, cuda.threadIdx.x
     width = cache.shape[1] // 2
@@ -154,20 +125,11 @@ def append_one_round(qkv, start, cache):
         cache[row, col] = qkv[t, width + col]
 
 
-@cuda.jit
-def append_no_guard(qkv, start, cache):
-    t = cuda.blockIdx.x
-    width = cache.shape[1] // 2
-    row = start[0] + t
-    for col in range(cuda.threadIdx.x, 2 * width, 32):
-        cache[row, col] = qkv[t, width + col]
-
-
 def _cache_inputs(rng, S, C, N, before):
     return uniform(rng, S, 3 * C), np.array([before], np.int32), uniform(rng, N, 2 * C)
 
 
-APPEND_ROWS = Exercise(
+APPEND_ROWS = KernelExercise(
     name="append_rows",
     reference=_appended,
     inputs=_cache_inputs,
@@ -179,11 +141,14 @@ APPEND_ROWS = Exercise(
     random_size=lambda rng: {"S": int(rng.integers(1, 6)), "C": int(rng.integers(17, 70)), "N": 12,
                              "before": int(rng.integers(1, 12))},
     launch=lambda S, C, N, before: (S, 32),
-    wrong={"the rows go to the beginning of the cache: `start` is not used": append_from_row_zero,
-           "queries and keys are copied, not keys and values: the columns begin one width later": append_queries,
-           "the keys are copied, the values are not": append_keys_only,
-           "one column a thread: rows longer than 32 are left unfinished": append_one_round,
-           "no guard: a full cache has no row for the last tokens": append_no_guard},
+    wrong={
+        "the rows go to the beginning of the cache: `start` is not used": Edit("row = start[0] + t", "row = t"),
+        "queries and keys are copied, not keys and values: the columns begin one width later":
+            Edit("qkv[t, width + col]", "qkv[t, col]"),
+        "the keys are copied, the values are not": Edit("2 * width, 32", "width, 32"),
+        "one column a thread: rows longer than 32 are left unfinished": append_one_round,
+        "no guard: a full cache has no row for the last tokens": Edit("if row < cache.shape[0]:", "if True:"),
+    },
 )
 
 # --- Predict: rows and bytes of a cache ------------------------------------------------------------------------------
@@ -195,9 +160,8 @@ def _rows():
             "cache_bytes": 12 * 2 * 768 * 4}
 
 
-PREDICT_ROWS = Exercise(
+PREDICT_ROWS = PredictionExercise(
     name="predict_rows",
-    kind="predict",
     truth=_rows,
     how={"rows_with": "The prompt's 10 rows give the first token. Each further token needs one row: 49 of them.",
          "rows_without": "The first token needs 10 rows, the second 11, the last 59: the sum of 10 to 59.",
@@ -272,7 +236,7 @@ def _scores_inputs(rng, T, N, before):
     return 4 * uniform(rng, T, N), np.array([before], np.int32)
 
 
-SEEN_FROM_START = Exercise(
+SEEN_FROM_START = KernelExercise(
     name="seen_from_start",
     reference=_masked_softmax,
     inputs=_scores_inputs,
@@ -299,83 +263,6 @@ def _few_values(rng, R, C):
 
 
 @cuda.jit
-def largest_last_of_equals(x, out):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    largest, at = float32(-np.inf), int32(-1)
-    for col in range(lane, x.shape[1], 32):
-        if x[row, col] >= largest:
-            largest, at = x[row, col], int32(col)
-    for distance in (16, 8, 4, 2, 1):
-        other = cuda.shfl_xor_sync(ALL_LANES, largest, distance)
-        other_at = cuda.shfl_xor_sync(ALL_LANES, at, distance)
-        if other > largest or (other == largest and other_at > at):
-            largest, at = other, other_at
-    if lane == 0:
-        out[row] = at
-
-
-@cuda.jit
-def largest_from_zero(x, out):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    largest, at = float32(0.0), int32(0)
-    for col in range(lane, x.shape[1], 32):
-        if x[row, col] > largest:
-            largest, at = x[row, col], int32(col)
-    for distance in (16, 8, 4, 2, 1):
-        other = cuda.shfl_xor_sync(ALL_LANES, largest, distance)
-        other_at = cuda.shfl_xor_sync(ALL_LANES, at, distance)
-        if other > largest or (other == largest and other_at < at):
-            largest, at = other, other_at
-    if lane == 0:
-        out[row] = at
-
-
-@cuda.jit
-def largest_without_its_index(x, out):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    largest, at = float32(-np.inf), int32(0x7FFFFFFF)
-    for col in range(lane, x.shape[1], 32):
-        if x[row, col] > largest:
-            largest, at = x[row, col], int32(col)
-    for distance in (16, 8, 4, 2, 1):
-        largest = max(largest, cuda.shfl_xor_sync(ALL_LANES, largest, distance))
-    if lane == 0:
-        out[row] = at
-
-
-@cuda.jit
-def largest_ties_by_lane(x, out):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    largest, at = float32(-np.inf), int32(0x7FFFFFFF)
-    for col in range(lane, x.shape[1], 32):
-        if x[row, col] > largest:
-            largest, at = x[row, col], int32(col)
-    for distance in (16, 8, 4, 2, 1):
-        other = cuda.shfl_xor_sync(ALL_LANES, largest, distance)
-        other_at = cuda.shfl_xor_sync(ALL_LANES, at, distance)
-        if other > largest:
-            largest, at = other, other_at
-    if lane == 0:
-        out[row] = at
-
-
-@cuda.jit
-def largest_swaps_equals(x, out):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    largest, at = float32(-np.inf), int32(0)
-    for col in range(lane, x.shape[1], 32):
-        if x[row, col] > largest:
-            largest, at = x[row, col], int32(col)
-    for distance in (16, 8, 4, 2, 1):
-        other = cuda.shfl_xor_sync(ALL_LANES, largest, distance)
-        other_at = cuda.shfl_xor_sync(ALL_LANES, at, distance)
-        if other >= largest:
-            largest, at = other, other_at
-    if lane == 0:
-        out[row] = at
-
-
-@cuda.jit
 def largest_by_one_lane(x, out):
     row, lane = cuda.blockIdx.x, cuda.threadIdx.x
     if lane == 0:
@@ -394,23 +281,7 @@ def _all_lanes_look(report) -> str | None:
             "lanes takes every 32nd column, 3 times are enough for a row.")
 
 
-@cuda.jit
-def largest_one_shuffle_short(x, out):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    largest, at = float32(-np.inf), int32(0x7FFFFFFF)
-    for col in range(lane, x.shape[1], 32):
-        if x[row, col] > largest:
-            largest, at = x[row, col], int32(col)
-    for distance in (16, 8, 4, 2):
-        other = cuda.shfl_xor_sync(ALL_LANES, largest, distance)
-        other_at = cuda.shfl_xor_sync(ALL_LANES, at, distance)
-        if other > largest or (other == largest and other_at < at):
-            largest, at = other, other_at
-    if lane == 0:
-        out[row] = at
-
-
-FIRST_LARGEST = Exercise(
+FIRST_LARGEST = KernelExercise(
     name="first_largest",
     reference=argmax_reference,
     inputs=_few_values,
@@ -421,13 +292,28 @@ FIRST_LARGEST = Exercise(
     observe_sizes=({"R": 12, "C": 70},),
     launch=lambda R, C: (R, 32),
     demand=_all_lanes_look,
-    wrong={"of equal numbers the last is taken": largest_last_of_equals,
-           "the search begins at 0, and all of these are less": largest_from_zero,
-           "the lanes exchange the values, but not where they were": largest_without_its_index,
-           "between lanes, equal numbers are decided by the lane and not by the column": largest_ties_by_lane,
-           "between lanes, the other lane's column is taken when the numbers are equal": largest_swaps_equals,
-           "one lane goes through the whole row, and 31 wait": largest_by_one_lane,
-           "the last shuffle, with the neighbour, is missing": largest_one_shuffle_short},
+    wrong={
+        "of equal numbers the last is taken":
+            Edit("largest, at = float32(-np.inf), int32(0x7FFFFFFF)", "largest, at = float32(-np.inf), int32(-1)",
+                 "if x[row, col] > largest:", "if x[row, col] >= largest:",
+                 "other_at < at", "other_at > at"),
+        "the search begins at 0, and all of these are less":
+            Edit("largest, at = float32(-np.inf), int32(0x7FFFFFFF)", "largest, at = float32(0.0), int32(0)"),
+        "the lanes exchange the values, but not where they were":
+            Edit("other = cuda.shfl_xor_sync(0xFFFFFFFF, largest, distance)\n"
+                 "other_at = cuda.shfl_xor_sync(0xFFFFFFFF, at, distance)\n"
+                 "if other > largest or (other == largest and other_at < at):\n"
+                 "    largest, at = other, other_at",
+                 "largest = max(largest, cuda.shfl_xor_sync(0xFFFFFFFF, largest, distance))"),
+        "between lanes, equal numbers are decided by the lane and not by the column":
+            Edit("if other > largest or (other == largest and other_at < at):", "if other > largest:"),
+        "between lanes, the other lane's column is taken when the numbers are equal":
+            Edit("largest, at = float32(-np.inf), int32(0x7FFFFFFF)", "largest, at = float32(-np.inf), int32(0)",
+                 "if other > largest or (other == largest and other_at < at):", "if other >= largest:"),
+        "one lane goes through the whole row, and 31 wait": largest_by_one_lane,
+        "the last shuffle, with the neighbour, is missing":
+            Edit("for distance in (16, 8, 4, 2, 1):", "for distance in (16, 8, 4, 2):"),
+    },
 )
 
 # --- Temperature and top-k -------------------------------------------------------------------------------------------
@@ -490,9 +376,8 @@ def _logits(rng, V, k, scale):
     return scale * uniform(rng, V) + np.float32(scale), float(rng.choice((0.5, 0.7, 1.6))), k
 
 
-KEEP_LIKELIEST = Exercise(
+KEEP_LIKELIEST = FunctionExercise(
     name="keep_likeliest",
-    kind="function",
     reference=_shares,
     inputs=_logits,
     sizes=({"V": 6, "k": 3, "scale": 2}, {"V": 10, "k": 10, "scale": 3}, {"V": 50, "k": 1, "scale": 4},
@@ -510,9 +395,8 @@ KEEP_LIKELIEST = Exercise(
 
 # --- Predict: Amdahl -----------------------------------------------------------------------------------------------
 
-PREDICT_AMDAHL = Exercise(
+PREDICT_AMDAHL = PredictionExercise(
     name="predict_amdahl",
-    kind="predict",
     truth=lambda: {"step_us": 185, "least_us": 180, "prompt_us": 700, "needed_us": 100},
     how={"step_us": "20 us become 20 / 4 = 5, and the other 180 stay.",
          "least_us": "If the softmax took no time, the other 180 would be left.",

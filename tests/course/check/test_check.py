@@ -8,14 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from labkit import cuda
+from labkit import cuda, device
 from labkit._common.paths import REPOSITORY
-from labkit.course import check as checking
 from labkit.course import exercises, progress
 from labkit.course import registry as course
-from labkit.course.check import check, examine, verdict
+from labkit.course.check import check, examine, explain, limits, run, verdict
 from labkit.course.check.verdict import CheckFailed, Verdict, pattern
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import FunctionExercise, KernelExercise, PredictionExercise
 
 pytestmark = pytest.mark.cpu_device
 
@@ -138,14 +137,14 @@ def never_ends(a, s, out):
         out[i] = a[i] * s
 
 
-cpu_only = pytest.mark.skipif(checking.device.on_gpu(), reason="what the CPU device explains")
+cpu_only = pytest.mark.skipif(device.on_gpu(), reason="what the CPU device explains")
 
 
 def test_a_right_kernel_passes_and_the_verdict_says_where():
     told = examined(right)
     assert told.passed and told.kind == "passed"
     assert "Right at 5 sizes, from n=1" in told.headline
-    assert "measured on" in told.footer if checking.device.on_gpu() else "Reached on the CPU device" in told.footer
+    assert "measured on" in told.footer if device.on_gpu() else "Reached on the CPU device" in told.footer
 
 
 @cpu_only
@@ -193,7 +192,7 @@ def test_out_of_bounds_names_thread_index_shape_line_and_asks_for_the_guard():
 
 @cpu_only
 def test_an_endless_loop_is_stopped_and_its_line_named(monkeypatch):
-    monkeypatch.setattr(checking, "KERNEL_LIMIT_S", 0.3)
+    monkeypatch.setattr(limits, "KERNEL_LIMIT_S", 0.3)
     begin = time.perf_counter()
     told = examined(never_ends)
     assert time.perf_counter() - begin < 10
@@ -202,8 +201,18 @@ def test_an_endless_loop_is_stopped_and_its_line_named(monkeypatch):
     assert told.details[0] == f"Line {line}: `while i < out.size:`"
 
 
+@cpu_only
+def test_a_loop_that_observe_stops_is_told_without_a_block():
+    from labkit.simt.errors import KernelTimeout
+
+    error = KernelTimeout("never_ends, line 4: stopped", kernel="never_ends", filename="", line=4, block=None,
+                          thread=(1, 0, 0))
+    attempt = explain.explained(exercises.find("scale_vector"), right, SimpleNamespace(size={"n": 33}), error)
+    assert attempt.kind == "never_ends" and "At n=33: thread 1 was stopped there after 5 s." in attempt.details[1]
+
+
 def test_an_endless_function_of_the_host_is_stopped(monkeypatch):
-    monkeypatch.setattr(checking, "FUNCTION_LIMIT_S", 0.3)
+    monkeypatch.setattr(run, "FUNCTION_LIMIT_S", 0.3)
 
     def count_blocks(n, threads):
         while True:
@@ -328,7 +337,7 @@ def test_integer_outputs_and_outputs_that_start_with_something():
     def nothing(values, out):
         pass
 
-    histogram = Exercise(
+    histogram = KernelExercise(
         "histogram", reference=lambda values: np.bincount(values, minlength=4).astype(np.int32),
         inputs=lambda rng, n: (rng.integers(0, 4, n).astype(np.int32),), shape=lambda n: (4,), dtype=np.int32,
         sizes=({"n": 40}, {"n": 130}), launch=lambda n: (-(-n // 64), 64), start=lambda values: np.zeros(4),
@@ -342,13 +351,25 @@ def test_integer_outputs_and_outputs_that_start_with_something():
 
 @pytest.mark.parametrize(
     ("missing", "message"),
-    [({"launch": None}, "launch is missing"), ({"kind": "cernel"}, "kind is 'cernel'"),
-     ({"wrong": {"one": right}}, "two known wrong answers")],
+    [({"launch": None}, "launch is missing"), ({"sizes": ()}, "sizes is missing"),
+     ({"inputs": 3}, "inputs must be a function, not 3"), ({"wrong": {"one": right}}, "two known wrong answers"),
+     ({"observe_sizes": ({"n": 7},)}, "observe_sizes has {'n': 7}, which is not one of sizes")],
 )
 def test_an_exercise_says_what_it_lacks(missing, message):
     whole = {**exercises.find("scale_vector").__dict__, **missing}
     with pytest.raises(ValueError, match=f"exercise 'scale_vector': .*{message}"):
-        Exercise(**whole)
+        KernelExercise(**whole)
+
+
+def test_each_kind_of_exercise_has_only_its_own_fields():
+    numbers = {"one": {"idle": 1}, "two": {"idle": 2}}
+    assert PredictionExercise("guess", truth=dict, wrong=numbers).kind == "predict"
+    with pytest.raises(TypeError, match="unexpected keyword argument 'launch'"):
+        PredictionExercise("guess", truth=dict, wrong=numbers, launch=lambda: (1, 1))
+    with pytest.raises(ValueError, match=r"exercise 'guess': wrong\['two'\] must be a dictionary of numbers, not 2"):
+        PredictionExercise("guess", truth=dict, wrong={**numbers, "two": 2})
+    with pytest.raises(ValueError, match="start is for a launcher, which has a shape"):
+        FunctionExercise("host", reference=abs, inputs=lambda rng, n: n, sizes=({"n": 1},), wrong=numbers, start=abs)
 
 
 GRID = np.arange(1.0, 26.0).reshape(5, 5) ** 1.5

@@ -1,0 +1,159 @@
+"""Cells with answers, in solutions/NN_topic.py and in learners' notebooks: finding an answer, running it alone.
+
+An answer stands between nbgrader's markers, ### BEGIN SOLUTION and ### END SOLUTION, in the last such cell above the
+one that calls check("name", answer).
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import io
+import linecache
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from labkit._common import paths
+
+BEGIN, END = "BEGIN SOLUTION", "END SOLUTION"
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The course's answer to an exercise, as text: without markers, and the code of the cells above it."""
+
+    exercise: str
+    answer: str
+    above: tuple[str, ...]
+    file: str
+
+    def run(self, answer: str, filename: str):
+        """What `answer`, put in the place of this one, defines under the exercise's name."""
+        return run(program(self.above, answer), self.exercise, filename)
+
+
+def solutions_directories() -> list[Path]:
+    """Where solutions lie: in the checkout, else where the wheel has them; then in the course that LABKIT_COURSE names.
+    None of them is there where a teacher gave the exercises out without answers."""
+    own = paths.REPOSITORY / "solutions" if (paths.REPOSITORY / "course.toml").is_file() else paths.SOLUTIONS_IN_WHEEL
+    given = os.environ.get("LABKIT_COURSE")
+    return [path for path in (own, *([Path(given).resolve() / "solutions"] if given else [])) if path.is_dir()]
+
+
+def solution(exercise: str) -> Solution | None:
+    """The course's answer to this exercise; None where no solutions are at hand. KeyError where they do not hold it."""
+    directories = solutions_directories()
+    for directory in directories:
+        for path in sorted(directory.glob("[0-9][0-9]_*.py")):
+            if exercise in (found := _solutions(path, path.stat().st_mtime_ns)):
+                return found[exercise]
+    if directories:
+        looked = " or ".join(map(str, directories))
+        raise KeyError(f"no file of {looked} has an answer above check({exercise!r}, ...)")
+    return None
+
+
+@functools.lru_cache(maxsize=64)
+def _solutions(path: Path, changed_ns: int) -> dict[str, Solution]:
+    """Exercise -> its answer, in one file. The time of its last change is there for the cache."""
+    found, above = {}, []
+    last = None  # the last answer, and how many cells stand above it
+    for source in code_cells(path.read_text(encoding="utf-8")):
+        exercise = checked_name(source)
+        if exercise is not None:
+            if last is not None:
+                found[exercise] = Solution(exercise, last[0], tuple(above[: last[1]]), path.name)
+            last = None
+            continue
+        above.append(source)
+        if BEGIN in source:  # at column 0 the code above the region is in the answer's cell, and stays available
+            last = (without_markers(source), len(above) if _at_column_0(source) else len(above) - 1)
+    return found
+
+
+def code_cells(text: str) -> list[str]:
+    """The code cells of a py:percent source."""
+    cells: list[list[str]] = []
+    current: list[str] | None = None
+    for line in text.split("\n"):
+        if re.match(r"# ?%%(\s|$)", line):
+            current = None
+            if "[markdown]" not in line:
+                cells.append(current := [])
+        elif current is not None:
+            current.append(line)
+    return ["\n".join(cell).strip("\n") for cell in cells]
+
+
+def _at_column_0(source: str) -> bool:
+    return not next(line for line in source.split("\n") if BEGIN in line)[:1].isspace()
+
+
+def without_markers(source: str) -> str:
+    """An answer cell as it is shown: at column 0 the answer alone, which stands for the whole."""
+    lines = source.split("\n")
+    begins = [k for k, line in enumerate(lines) if BEGIN in line]
+    if begins and not lines[begins[0]][:1].isspace():
+        ends = [k for k, line in enumerate(lines) if END in line]
+        lines = lines[begins[0] : ends[-1] + 1]
+    return "\n".join(line for line in lines if BEGIN not in line and END not in line).strip("\n")
+
+
+def checked_name(source: str) -> str | None:
+    """The name in a cell's check("name", ...), or None."""
+    if "check(" not in source:
+        return None
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # a learner's cell, or a magic
+        found = re.search(r"""^check\(\s*['"](\w+)['"]""", source, re.MULTILINE)
+        return found.group(1) if found else None
+    for node in ast.walk(tree):
+        called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "check"
+        if called and node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str):
+            return node.args[0].value
+    return None
+
+
+def program(above: Sequence[str], answer: str) -> str:
+    """The answer's cell, after those statements of the cells above it that define what it uses."""
+    needed = _names_read(ast.parse(answer))
+    kept: list[str] = []
+    for cell in reversed(above):
+        try:
+            statements = ast.parse(cell).body
+        except SyntaxError:  # a magic, or half a thought
+            continue
+        for statement in reversed(statements):
+            if _names_bound(statement) & needed:
+                needed |= _names_read(statement)
+                kept.append(ast.unparse(statement))
+    return "\n".join([*reversed(kept), answer, ""])
+
+
+def _names_read(tree) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+
+
+def _names_bound(statement) -> set[str]:
+    if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        return {(alias.asname or alias.name).split(".")[0] for alias in statement.names}
+    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
+        return {statement.name}
+    if isinstance(statement, (ast.Assign, ast.AnnAssign)):
+        names = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+        return {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    return set()
+
+
+def run(program: str, name: str, filename: str):
+    """What the program defines under this name. Kernels compiled from a string find their source in linecache."""
+    linecache.cache[filename] = (len(program), None, program.splitlines(keepends=True), filename)
+    namespace = {"__name__": "__main__"}
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(compile(program, filename, "exec"), namespace)
+    return namespace.get(name)

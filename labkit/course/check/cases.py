@@ -1,0 +1,83 @@
+"""Cases, the sizes of an exercise with inputs and truth, and attempts, what one run of an answer on a case gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit._common.tables import size_text
+from labkit.course.exercises import Exercise
+
+
+@dataclass(frozen=True, eq=False)
+class Attempt:
+    """What one run of an answer gives. Another answer's run is compared by `got` and `trace`."""
+
+    kind: str
+    headline: str = ""
+    details: tuple[str, ...] = ()
+    table: dict | None = None
+    got: np.ndarray | None = None
+    trace: tuple = ()  # must be equal for two runs to be alike
+    exact: tuple = ()  # the more of these are equal the more alike they are
+    seen: str = ""  # what the wrong elements have in common
+
+    @property
+    def good(self) -> bool:
+        return self.kind == "passed"
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One size with its inputs and the truth."""
+
+    size: dict
+    inputs: tuple
+    expected: np.ndarray
+    allowed: np.ndarray
+    start: np.ndarray | None  # what the output holds before the launch; None is poison
+
+
+def draw_cases(exercise: Exercise, seed: int) -> list[Case]:
+    """The exercise's sizes and a random one, smallest output first."""
+    rng = np.random.default_rng([seed, 0])
+    extra = exercise.random_size(rng) if exercise.random_size else _near(rng, exercise.sizes)
+    sizes = list(exercise.sizes) + [extra] * (extra not in exercise.sizes)
+    cases = [_case(exercise, size, np.random.default_rng([seed, k])) for k, size in enumerate(sizes, 1)]
+    return sorted(cases, key=lambda case: (case.expected.size, _extent(case.size)))
+
+
+def _extent(size: dict) -> int:
+    return sum(value for value in size.values() if isinstance(value, int))
+
+
+def _near(rng, sizes) -> dict:
+    """One of the sizes, a little longer on each axis that is longer than 1."""
+    longer = [size for size in sizes if _extent(size) > len(size)] or sizes
+    base = longer[int(rng.integers(len(longer)))]
+    return {k: v + int(rng.integers(1, 8)) if isinstance(v, int) and v > 1 else v for k, v in base.items()}
+
+
+def _case(exercise: Exercise, size: dict, rng) -> Case:
+    inputs = exercise.inputs(rng, **size)
+    inputs = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    expected = np.asarray(exercise.reference(*inputs))
+    if exercise.shape is not None and expected.shape != tuple(exercise.shape(**size)):
+        raise ValueError(f"exercise {exercise.name!r} at {size_text(size)}: shape gives {exercise.shape(**size)}, "
+                         f"and the reference has {expected.shape}")
+    allowed = 0.0
+    if exercise.tolerance is not None:
+        wide = (v.astype(np.float64) if isinstance(v, np.ndarray) and v.dtype.kind == "f" else v for v in inputs)
+        allowed = exercise.tolerance(*wide)
+    start = None if exercise.start is None else np.asarray(exercise.start(*inputs), exercise.dtype)
+    return Case(size, inputs, expected, np.broadcast_to(allowed, expected.shape), start)
+
+
+def threads_of(exercise: Exercise, case: Case) -> int:
+    grid, block = exercise.launch(**case.size)[:2]
+    return int(np.prod(grid) * np.prod(block))
+
+
+def arguments_of(exercise: Exercise, inputs: tuple, out, size: dict) -> tuple:
+    return (*inputs, out) if exercise.arguments is None else tuple(exercise.arguments(inputs, out, size))

@@ -1,0 +1,46 @@
+"""Predictions: numbers compared with the true ones."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from labkit.course.check.cases import Attempt
+from labkit.course.check.verdict import counted, show_value
+from labkit.course.exercises import Exercise
+
+
+def check_prediction(exercise: Exercise, answer, numbers: dict) -> tuple[Attempt, str]:
+    """What the prediction is worth, and the known mistake in it."""
+    truth = exercise.truth()
+    if isinstance(answer, dict):
+        numbers = {**answer, **numbers}
+    elif answer is not None:
+        if len(truth) != 1:
+            raise ValueError(f"check({exercise.name!r}, ...) needs names: {', '.join(f'{k}=...' for k in truth)}")
+        numbers = {**dict.fromkeys(truth, answer), **numbers}
+    if unknown := numbers.keys() - truth.keys():
+        raise ValueError(f"check({exercise.name!r}, ...) knows no {sorted(unknown)[0]!r}; asked are {', '.join(truth)}")
+    missing = [key for key in truth if numbers.get(key) is None or numbers[key] is Ellipsis]
+    if missing:
+        return Attempt("unchanged", f"No prediction yet for {', '.join(f'`{key}`' for key in missing)}.",
+                       ("Set the number in the cell above, run that cell, then this one.",)), ""
+    wrong = [key for key in truth if not _equal(numbers[key], truth[key])]
+    rows = [[key, show_value(numbers[key]), "no" if key in wrong else "yes"] for key in truth]
+    table = {"columns": ["asked", "your prediction", "right"], "rows": rows}
+    if not wrong:
+        return Attempt("passed", "Each prediction is what happens.", table=table), ""
+    details = tuple(f"`{key}`: {exercise.how[key]}" for key in wrong if key in exercise.how)
+    head = f"{len(wrong)} of {counted(list(truth), 'prediction')} {'is' if len(wrong) == 1 else 'are'} wrong."
+    if len(truth) == 1:
+        head = "The prediction is wrong."
+    mistake = next((told for told, values in exercise.wrong.items()
+                    if all(_equal(numbers[key], value) for key, value in values.items())), "")
+    return Attempt("wrong_result", head, details, table), mistake
+
+
+def _equal(given, true) -> bool:
+    try:
+        a, b = np.asarray(given, np.float64), np.asarray(true, np.float64)
+    except (TypeError, ValueError):
+        return given == true
+    return a.shape == b.shape and bool(np.allclose(a, b, rtol=1e-6, atol=0))

@@ -1,0 +1,126 @@
+"""What can be said of an answer before anything runs."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+
+from labkit.course.check.cases import Attempt
+from labkit.course.check.verdict import counted, place
+from labkit.course.exercises import Exercise
+
+STUB = re.compile(r"#\s*your code here", re.IGNORECASE)
+
+
+def _is_kernel(answer) -> bool:
+    return hasattr(answer, "py_func") and hasattr(answer, "__getitem__") and not _is_device_function(answer)
+
+
+def _is_device_function(answer) -> bool:
+    """As the CPU device makes them, or as numba.cuda does."""
+    options = getattr(answer, "targetoptions", None) or {}
+    return type(answer).__name__ == "DeviceFunction" or bool(options.get("device"))
+
+
+def refused(exercise: Exercise, answer) -> Attempt | None:
+    """What can be said without running: None if nothing."""
+    noun = "kernel" if exercise.kind == "kernel" else "function"
+    if answer is None or answer is Ellipsis:
+        return Attempt("unchanged", f"There is no {noun} yet.",
+                       (f"The name passed to check still stands for {answer}. Write the {noun} in the cell above, run "
+                        "that cell, then this one.",))
+    if exercise.kind == "function":
+        if _is_kernel(answer):
+            return Attempt("not_a_function", f"`{answer.__name__}` is a kernel; asked for is a function of the host.",
+                           ("It runs on the CPU, without `@cuda.jit`, and may launch kernels.",))
+        if not callable(answer):
+            return Attempt("not_a_function", f"Asked for is a function, not {_kind_of(answer)}.")
+        return _not_started(answer) if _unchanged(answer) else None
+    if not _is_kernel(answer):
+        if type(answer).__name__ in ("Launch", "_LaunchConfiguration"):
+            return Attempt("not_a_kernel", "Pass the kernel itself, without [grid, block].",
+                           ("check chooses grid and block, and launches it at many sizes.",))
+        name = getattr(answer, "__name__", "it")
+        if _is_device_function(answer):
+            return Attempt("not_a_kernel", f"`{name}` is a device function, and asked for is a kernel.",
+                           ("Take `device=True` out of `@cuda.jit(...)`.",))
+        if callable(answer):
+            return Attempt("not_a_kernel", f"`{name}` is a plain Python function, not a kernel.",
+                           (f"Put `@cuda.jit` on the line above `def {name}(...)`, and run that cell again.",))
+        return Attempt("not_a_kernel", f"Asked for is a kernel, not {_kind_of(answer)}.",
+                       ("Pass the function under `@cuda.jit`, by its name.",))
+    if _unchanged(answer):
+        return _not_started(answer)
+    return _wrong_parameters(exercise, answer) or _returns(answer)
+
+
+def _kind_of(value) -> str:
+    return f"{value!r} ({type(value).__name__})" if len(repr(value)) < 40 else f"a {type(value).__name__}"
+
+
+def _wrong_parameters(exercise: Exercise, answer) -> Attempt | None:
+    mine = list(inspect.signature(answer.py_func).parameters)
+    wrong = next(iter(exercise.wrong.values()), None)
+    if wrong is None:  # all are edits of the answer, and it is not at hand
+        return None
+    asked = list(inspect.signature(wrong.py_func).parameters)
+    if len(mine) == len(asked):
+        return None
+    return Attempt("wrong_arguments", f"`{answer.__name__}` has {counted(mine, 'parameter')}; it is launched with "
+                   f"{len(asked)}.", (f"Yours: {', '.join(mine) or 'none'}. Launched with: {', '.join(asked)}, in this "
+                                      "order.",))
+
+
+def _returns(answer) -> Attempt | None:
+    tree, first = _tree(answer)
+    for node in ast.walk(tree) if tree else ():
+        if isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
+            line = first + node.lineno - 1
+            return Attempt("returns", "A kernel returns nothing: it writes its result into an array.",
+                           (place(inspect.getsourcefile(answer.py_func), line),
+                            "Store the value in the output array instead, at this thread's index."))
+    return None
+
+
+def _is_none(node) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _tree(answer):
+    """The answer's source as a tree, and the line in its file at which it starts; (None, 0) if it is not to be had."""
+    function = getattr(answer, "py_func", answer)
+    try:
+        lines, first = inspect.getsourcelines(function)
+        return ast.parse(textwrap.dedent("".join(lines))), first
+    except (OSError, TypeError, SyntaxError):
+        return None, 0
+
+
+def _unchanged(answer) -> bool:
+    """The stub is still there, and nothing is stored, called or returned beside it."""
+    function = getattr(answer, "py_func", answer)
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):
+        return False
+    if not STUB.search(source):
+        return False
+    tree, _ = _tree(answer)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Return) and node.value is not None:
+            return False
+        if isinstance(node, (ast.Assign, ast.AugAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(target, ast.Subscript) for target in targets):
+                return False
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            return False  # an atomic, a launch
+    return True
+
+
+def _not_started(answer) -> Attempt:
+    name = getattr(answer, "__name__", "It")
+    return Attempt("unchanged", f"`{name}` is still as it was given: nothing is computed yet.",
+                   ("Replace the line under `# Your code here`, run that cell, then this one.",))

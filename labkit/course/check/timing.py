@@ -1,0 +1,43 @@
+"""On a GPU: the time of a right answer at a large size, and its ratio to the baseline."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from labkit import cuda, device
+from labkit._common.tables import size_text
+from labkit.course.check.cases import arguments_of
+from labkit.course.exercises import Exercise
+
+
+def time_answer(exercise: Exercise, answer, seed: int):
+    """(ms, ratio to the baseline, a sentence) at the exercise's large size; (None, None, "") without a GPU."""
+    if not device.on_gpu() or exercise.kind != "kernel" or exercise.timed_gpu is None:
+        return None, None, ""
+    from labkit.measure import import_library, time_kernel
+
+    size = exercise.timed_gpu
+    inputs = exercise.inputs(np.random.default_rng([seed, 99]), **size)
+    on_device = tuple(cuda.to_device(v) if isinstance(v, np.ndarray) else v for v in inputs)
+    out = cuda.device_array(tuple(exercise.shape(**size)), exercise.dtype)
+    arguments = arguments_of(exercise, on_device, out, size)
+    launch = answer[exercise.launch(**size)]
+    mine = time_kernel(lambda: launch(*arguments)).p50
+    sentence = f"{mine:.3g} ms at {size_text(size)}, measured on {device.name()}."
+    for library, label in (("torch", "PyTorch"), ("cupy", "CuPy")):
+        xp = import_library(library)
+        if exercise.baseline is None or xp is None:
+            continue
+
+        def convert(v, xp=xp, library=library):
+            if not hasattr(v, "copy_to_host"):
+                return v
+            return xp.as_tensor(v, device="cuda") if library == "torch" else xp.asarray(v)
+
+        try:
+            theirs_args = [convert(v) for v in (*on_device, out)]
+            theirs = time_kernel(lambda call=exercise.baseline, xp=xp, a=theirs_args: call(xp, *a)).p50
+        except Exception:  # a baseline that fails is left out
+            continue
+        return mine, mine / theirs, f"{sentence} {label} takes {theirs:.3g} ms: yours is {mine / theirs:.2f} of that."
+    return mine, None, sentence

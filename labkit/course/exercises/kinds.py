@@ -1,0 +1,110 @@
+"""The three kinds of exercise: write a kernel, write a function of the host, predict numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from labkit.course.exercises.edits import WrongAnswers
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """What every exercise has. `wrong` maps a mistake, in a few words, to an answer that makes it or to an Edit of the
+    right answer."""
+
+    kind: ClassVar[str]
+    name: str
+    _: KW_ONLY
+    wrong: Mapping[str, object]
+
+    def __post_init__(self):
+        declared = getattr(self.wrong, "declared", self.wrong)  # a copy's were wrapped before
+        self._demand(len(declared) >= 2, "`wrong` needs two known wrong answers at least, so that check can be tested")
+        object.__setattr__(self, "wrong", WrongAnswers(self.name, declared))
+
+    def _demand(self, condition, message: str) -> None:
+        if not condition:
+            raise ValueError(f"exercise {self.name!r}: {message}")
+
+    def _demand_callable(self, *fields: str) -> None:
+        for name in fields:
+            self._demand(getattr(self, name) is not None, f"{name} is missing")
+            self._demand(callable(getattr(self, name)), f"{name} must be a function, not {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputedExercise(Exercise):
+    """An answer that computes an array, compared with a reference at several sizes. A size is a dictionary of axis
+    lengths, such as {"n": 33}: inputs, shape and launch take it.
+    """
+
+    reference: Callable  # (*inputs) in NumPy, float64 where that is the truth
+    inputs: Callable  # (rng, **size) -> tuple of host arrays and scalars
+    sizes: tuple[dict, ...]  # awkward ones, smallest first
+    random_size: Callable | None = None  # (rng) -> a size; left out, one near a random one of `sizes` is taken
+    tolerance: Callable | None = None  # (*inputs in float64) -> largest error allowed; None: equal to the last bit
+    shape: Callable | None = None  # (**size) -> shape of the output
+    dtype: type = np.float32  # of the output
+    arguments: Callable | None = None  # (inputs, out, size) -> the answer's arguments; left out, (*inputs, out)
+    start: Callable | None = None  # (*inputs) -> what the output holds before the launch, instead of NaN
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._demand_callable("reference", "inputs")
+        self._demand(self.sizes and all(isinstance(size, dict) for size in self.sizes),
+                     'sizes is missing; it is a tuple of dictionaries, such as ({"n": 1}, {"n": 33})')
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelExercise(ComputedExercise):
+    """The learner writes a `@cuda.jit` kernel. check launches it as launch(**size) says and compares `out`."""
+
+    kind = "kernel"
+    shape: Callable
+    launch: Callable  # (**size) -> (grid, block[, stream, shared_bytes])
+    demand: Callable | None = None  # (Report of observe, at the largest observed size) -> a sentence, or None if met
+    observe_sizes: tuple[dict, ...] | None = None  # left out, the small ones of `sizes`
+    timed_gpu: dict | None = None  # a large size to be timed at on a GPU
+    baseline: Callable | None = None  # (xp, *inputs, out): the same in NumPy, CuPy or PyTorch
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._demand_callable("shape", "launch")
+        for size in self.observe_sizes or ():
+            self._demand(size in self.sizes, f"observe_sizes has {size}, which is not one of sizes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionExercise(ComputedExercise):
+    """The learner writes a function of the host.
+
+    With shape it is a launcher, called as a kernel is, with arrays on the device. Without shape it gets the inputs as
+    they are, and what it returns is compared.
+    """
+
+    kind = "function"
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("arguments", "start"):
+            self._demand(self.shape or getattr(self, name) is None, f"{name} is for a launcher, which has a shape")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionExercise(Exercise):
+    """The learner gives numbers: check(name, idle=24, sectors=4). A wrong answer is a dictionary of wrong numbers."""
+
+    kind = "predict"
+    truth: Callable  # () -> {"idle": 24, "sectors": 4}
+    how: Mapping[str, str] = field(default_factory=dict)  # name -> how to count it
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._demand_callable("truth")
+        for mistake, numbers in self.wrong.items():
+            self._demand(isinstance(numbers, Mapping) and numbers,
+                         f"wrong[{mistake!r}] must be a dictionary of numbers, not {numbers!r}")

@@ -1,0 +1,84 @@
+"""Which of labkit's files a lesson, a solution or any other Python source depends on, through all that they import."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from pathlib import Path
+
+import labkit
+from labkit._common import paths
+
+
+def sources_of(source: Path | str) -> list[Path]:
+    """The files of labkit that a .py file, or a source text, imports, directly or through others; sorted.
+
+    Imports inside functions count, names in strings do not. A package's __init__.py counts where a module in it is
+    imported. A name taken from the door, `from labkit import cuda` or `labkit.cuda`, leads to its home. The source
+    itself is among the files if it is labkit's and they import it.
+    """
+    modules = _modules(paths.PACKAGE)
+    path = source if isinstance(source, Path) else None
+    text = source if path is None else path.read_text(encoding="utf-8")
+    waiting = _files(_imported(text, _package_of(path, modules)), modules)
+    found: set[Path] = set()
+    while waiting:
+        file = waiting.pop()
+        if file not in found:
+            found.add(file)
+            if file != modules["labkit"]:  # the door imports only what is asked of it
+                waiting |= _files(_imported_by(file, file.stat().st_mtime_ns, _package_of(file, modules)), modules)
+    return sorted(found)
+
+
+def _modules(package: Path) -> dict[str, Path]:
+    """Dotted name -> file."""
+    return {".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__"): path
+            for path in package.rglob("*.py")}
+
+
+def _package_of(path: Path | None, modules: dict[str, Path]) -> str:
+    """The package that a file's relative imports start from; "" for a file outside labkit."""
+    name = next((name for name, file in modules.items() if file == path), "")
+    return name if path is not None and path.name == "__init__.py" else name.rpartition(".")[0]
+
+
+@functools.lru_cache(maxsize=1024)
+def _imported_by(file: Path, changed_ns: int, package: str) -> frozenset[str]:
+    """_imported, remembered until the file changes."""
+    return _imported(file.read_text(encoding="utf-8"), package)
+
+
+def _imported(text: str, package: str) -> frozenset[str]:
+    """Every dotted name that the source imports; `from a import b` gives a and a.b, an attribute of labkit its name.
+    None from a source that is not Python yet, or has a notebook's magics in it."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return frozenset()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            origin = ".".join([*above, *([node.module] if node.module else [])])
+            names |= {origin} | {f"{origin}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "labkit":
+            names.add(f"labkit.{node.attr}")
+    return frozenset(names)
+
+
+def _files(names: frozenset[str], modules: dict[str, Path]) -> set[Path]:
+    """The files that importing these names runs: each module, and the packages that it lies in."""
+    found = set()
+    for name in names:
+        first, *rest = name.split(".")
+        if first != "labkit":
+            continue
+        if rest and rest[0] in labkit._HOMES:
+            rest = [*labkit._HOMES[rest[0]].partition(":")[0].split(".")[1:], *rest[1:]]
+        for count in range(len(rest) + 1):
+            if file := modules.get(".".join(["labkit", *rest[:count]])):
+                found.add(file)
+    return found

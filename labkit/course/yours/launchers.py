@@ -1,0 +1,142 @@
+"""The launchers of a model with some of them replaced: learners' kernels in their parts, the rest the model's own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numba import float32
+
+from labkit import cuda
+from labkit.course.yours.places import PARTS
+from labkit.kernels.attention.three_pass import attention as models_attention
+from labkit.kernels.gelu import gelu_sigmoid_form
+from labkit.kernels.linear.projection import add_bias_kernel
+from labkit.kernels.residual_add import residual_add_vectorized
+from labkit.models.gpt2 import Kernels
+from labkit.models.gpt2_block import FUSED
+
+
+def kernels(parts: Mapping[str, Callable]) -> Kernels:
+    """The launchers of a model with these in their places, called as PARTS says; the rest is the model's own."""
+    for part in parts:
+        if part not in PARTS:
+            raise ValueError(f"{part!r} is no part of the model; the parts are {', '.join(PARTS)}")
+    whole = ("embedding", "layernorm", "attention", "append_to_cache", "logits", "argmax")
+    chosen = {part: parts[part] for part in whole if part in parts}
+    if "one_head" in parts and "attention" not in parts:
+        chosen["attention"] = attention_of_heads(parts["one_head"])
+    elif "softmax" in parts and "attention" not in parts:
+        chosen["attention"] = attention_around(parts["softmax"])
+    if parts.keys() & {"product", "bias", "bias_gelu", "gelu", "add"}:
+        chosen["linear"] = linear_of(parts)
+    return Kernels(**chosen)
+
+
+def linear_of(parts: Mapping[str, Callable]) -> Callable:
+    """A linear layer and what follows it, a launch for each where one of these parts is in it, else the model's own."""
+
+    def linear(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
+        both = gelu and "bias_gelu" in mine
+        here = {"product", "bias", *(["bias_gelu", "gelu"] if gelu else []), *(["add"] if residual is not None else [])}
+        if not here & mine.keys():
+            FUSED.linear(x, weights, bias, out, residual=residual, gelu=gelu, parts=parts, stream=stream)
+            return
+        if "product" in mine:
+            mine["product"](x, weights, out, stream=stream)
+        else:
+            FUSED.linear(x, weights, _zeros(out.shape[1]), out, parts=parts, stream=stream)
+        if both:
+            mine["bias_gelu"](out, bias, out, stream=stream)
+        else:
+            mine.get("bias", _add_bias)(out, bias, out, stream=stream)
+        if gelu and not both:
+            mine.get("gelu", gelu_sigmoid_form)(out, out, stream=stream)
+        if residual is not None:
+            mine.get("add", residual_add_vectorized)(out, residual, out, stream=stream)
+
+    mine = dict(parts)
+    return linear
+
+
+@functools.cache
+def _zeros(count: int):
+    return cuda.to_device(np.zeros(count, np.float32))
+
+
+def _add_bias(x, bias, out, stream=0):
+    rows, cols = out.shape
+    add_bias_kernel[(-(-cols // 256), min(rows, 65_535)), 256, stream](bias, out)
+
+
+@cuda.jit
+def scores_kernel(qkv, scores, scale):
+    key, query, head = cuda.grid(3)
+    if key < scores.shape[2] and query < scores.shape[1]:
+        width = qkv.shape[1] // 3
+        size = width // scores.shape[0]
+        total = float32(0.0)
+        for i in range(size):
+            total += qkv[query, head * size + i] * qkv[key, width + head * size + i]
+        scores[head, query, key] = total * scale
+
+
+@cuda.jit
+def mix_kernel(weights, qkv, out):
+    col, query = cuda.grid(2)
+    if col < out.shape[1] and query < out.shape[0]:
+        head = col // (out.shape[1] // weights.shape[0])
+        total = float32(0.0)
+        for key in range(weights.shape[2]):
+            total += weights[head, query, key] * qkv[key, 2 * out.shape[1] + col]
+        out[query, col] = total
+
+
+def _looks_back(out, cache, start) -> bool:
+    """Whether there may be keys of earlier tokens, in the cache. One row with a cache is a step of decoding, which may
+    be about to be recorded in a graph: there the host cannot look at start."""
+    return cache is not None and (out.shape[0] == 1 or int(start.copy_to_host()[0]) > 0)
+
+
+def attention_of_heads(one_head: Callable) -> Callable:
+    """Attention from a kernel for one head without a mask: with one, a launch for each query and the keys it sees. It
+    sees the rows of qkv only: where there are keys of earlier tokens, the model's own attention is used."""
+
+    def attention(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
+        if _looks_back(out, cache, start):
+            models_attention(qkv, heads, out, cache=cache, start=start, causal=causal, stream=stream)
+            return
+        tokens, width = out.shape
+        size = width // heads
+        rows = [(t, t + 1, t + 1) for t in range(tokens)] if causal else [(0, tokens, tokens)]
+        for left in range(0, width, size):
+            queries, keys, values = (qkv[:, part + left : part + left + size] for part in (0, width, 2 * width))
+            for first, end, seen in rows:
+                one_head(queries[first:end], keys[:seen], values[:seen], out[first:end, left : left + size],
+                         stream=stream)
+
+    return attention
+
+
+def attention_around(softmax: Callable) -> Callable:
+    """Attention in three launches, the causal softmax of (heads, S, S) scores between two products. It, too, sees the
+    rows of qkv only."""
+
+    @functools.cache
+    def matrices(heads, tokens):
+        return tuple(cuda.device_array((heads, tokens, tokens), np.float32) for _ in range(2))
+
+    def attention(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
+        tokens, width = out.shape
+        if not causal or _looks_back(out, cache, start):
+            models_attention(qkv, heads, out, cache=cache, start=start, causal=causal, stream=stream)
+            return
+        scores, weights = matrices(heads, tokens)
+        across = -(-tokens // 32)
+        scores_kernel[(across, -(-tokens // 8), heads), (32, 8, 1), stream](
+            qkv, scores, np.float32((width // heads) ** -0.5))
+        softmax(scores, weights, stream=stream)
+        mix_kernel[(-(-width // 32), -(-tokens // 8)), (32, 8), stream](weights, qkv, out)
+
+    return attention

@@ -1,0 +1,88 @@
+"""Where an exercise has its place in the model: the parts, and the kernel that each exercise gives to one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+LINEAR = ("attn.c_attn", "attn.added", "mlp.gelu", "out")  # the steps that end a linear layer
+
+
+@dataclass(frozen=True)
+class Place:
+    """The part of the model that an exercise's kernel can do.
+
+    part: its name in PARTS, which says what it is called with. size: from these arguments the exercise's size, which
+    its launch configuration depends on. arguments: from the same those of the exercise's kernel. head: the only size
+    of a head that it can do; None for any.
+    """
+
+    exercise: str
+    part: str
+    size: Callable
+    arguments: Callable = lambda *arguments: arguments
+    head: int | None = None
+
+
+# part -> (in words, the steps that it writes; the names are those that labkit.models watches). Called with:
+#   embedding(ids, tokens, positions, start, out)   layernorm(x, weight, bias, out)
+#   product(x, weights, out)   bias(x, bias, out)   bias_gelu(x, bias, out)   gelu(x, out)   add(x, residual, out)
+#   softmax(scores, out)   one_head(queries, keys, values, out)   attention(qkv, heads, out, cache=, start=, causal=)
+#   append_to_cache(qkv, start, cache)
+#   logits(x, table, out)   argmax(x, out)          and stream= each. Elementwise parts: out may be x
+PARTS = {
+    "embedding": ("tokens to rows", ("embedding",)),
+    "layernorm": ("LayerNorm", ("ln_1", "ln_2", "ln_f")),
+    "product": ("the products", LINEAR),
+    "bias": ("the biases", LINEAR),
+    "bias_gelu": ("bias and GELU", ("mlp.gelu",)),
+    "gelu": ("GELU", ("mlp.gelu",)),
+    "add": ("the residuals", ("attn.added", "out")),
+    "softmax": ("attention's softmax", ("attn",)),
+    "one_head": ("attention, head by head", ("attn",)),
+    "attention": ("attention", ("attn",)),
+    "append_to_cache": ("keys and values to the cache", ("attn",)),
+    "logits": ("rows to logits", ("logits",)),
+    "argmax": ("the likeliest token", ()),
+}
+
+
+def _rows(x, *_):
+    return {"R": x.shape[0], "C": x.shape[1]}
+
+
+def _transposed_product(x, table, out):
+    return {"M": x.shape[0], "N": table.shape[0], "K": x.shape[1]}
+
+
+def _flat(array):
+    return array.reshape(array.size)
+
+
+# In the order of the lessons. Where two do the same part, the later one does it when all are put in.
+PLACES = [
+    Place("saxpy", "add", lambda x, residual, out: {"n": out.size},
+          lambda x, residual, out: (np.float32(1), _flat(residual), _flat(out))),  # y = 1 * residual + y
+    Place("add_row", "bias", _rows),
+    Place("matmul_bt", "logits", _transposed_product),
+    Place("matmul_ahead", "product", lambda x, w, out: {"M": x.shape[0], "N": w.shape[1], "K": x.shape[1]}),
+    Place("linear_patch", "logits", _transposed_product),
+    Place("largest_seen", "softmax", lambda scores, out: {"B": scores.shape[0], "S": scores.shape[1]}),
+    Place("layernorm_two_sums", "layernorm", _rows),
+    Place("attend_warp", "one_head", lambda queries, keys, *_: {"Q": queries.shape[0], "N": keys.shape[0]}, head=64),
+    Place("bias_gelu_tanh", "bias_gelu", _rows),
+    Place("embed_tokens", "embedding", lambda *arrays: {"T": arrays[4].shape[0], "C": arrays[4].shape[1]}),
+    Place("append_rows", "append_to_cache", lambda qkv, start, cache: {"S": qkv.shape[0], "C": cache.shape[1] // 2,
+                                                                       "N": cache.shape[0], "before": 0}),
+    Place("first_largest", "argmax", _rows),
+]
+
+
+def place_of(exercise: str) -> Place:
+    for place in PLACES:
+        if place.exercise == exercise:
+            return place
+    raise ValueError(f"{exercise!r} has no place in the model; these have: "
+                     f"{', '.join(place.exercise for place in PLACES)}")
