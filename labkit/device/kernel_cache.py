@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from labkit._common import paths
-from labkit.device.kernel_key import Fingerprint, Uncacheable, key_of, own_files
+from labkit.device.kernel_key import Fingerprint, Uncacheable, compiler_files, key_of, own_files
 
 LIMIT = 1 << 30  # bytes
 MAGIC = b"labkit kernel 1\n"
@@ -162,6 +162,9 @@ _first: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 def key_for(kernel, argument_types: tuple, capability: tuple) -> str:
     """The key of a kernel for these argument types. Raises Uncacheable, also where a device function's globals have
     changed since it was compiled."""
+    unknown = [name for name, file in compiler_files().items() if not file]
+    if unknown:
+        raise Uncacheable(f"what compiles is not known: {unknown[0]} was not found")
     fingerprint = Fingerprint()
     key = key_of(kernel, argument_types, capability, fingerprint)
     for called in fingerprint.device_functions:

@@ -240,16 +240,33 @@ def _asked(question) -> str:
         return ""
 
 
-def _libraries() -> list[str]:
-    """The compiler and the linker of the CUDA toolkit: which files they are."""
+def _loaded_from(name: str) -> str:
     from cuda import pathfinder
 
-    found = []
-    for name in ("nvvm", "nvJitLink"):
-        path = _asked(lambda name=name: pathfinder.load_nvidia_dynamic_lib(name).abs_path)
-        state = Path(path).stat() if path else None
-        found.append(f"{path} {state.st_size} {state.st_mtime_ns}" if state else f"no {name}")
-    return found
+    return pathfinder.load_nvidia_dynamic_lib(name).abs_path
+
+
+def _libdevice() -> str:
+    from numba.cuda.cudadrv import libs
+
+    return libs.get_libdevice()
+
+
+def _driver() -> str:
+    from cuda.bindings import driver
+
+    return str(driver.cuDriverGetVersion())
+
+
+@functools.cache
+def compiler_files() -> dict[str, str]:
+    """The compiler, the linker and the library of functions of the CUDA toolkit: which files they are, "" for one that
+    is not found. Without nvJitLink the driver links, and its version counts."""
+    found = {"nvvm": _asked(lambda: _loaded_from("nvvm")), "libdevice": _asked(_libdevice),
+             "nvJitLink": _asked(lambda: _loaded_from("nvJitLink"))}
+    stated = {name: path and f"{path} {Path(path).stat().st_size} {Path(path).stat().st_mtime_ns}"
+              for name, path in found.items()}
+    return stated if stated["nvJitLink"] else stated | {"nvJitLink": _asked(_driver)}
 
 
 def _settings() -> list[str]:
@@ -274,7 +291,7 @@ PACKAGES = ("numba", "numba-cuda", "llvmlite", "numpy", "cuda-bindings", "cuda-c
 def toolchain() -> str:
     """All that compiles: the versions of Python, of Numba and of the CUDA toolkit."""
     return _digest(str(FORMAT), sys.implementation.cache_tag or "", sys.version, own_files(),
-                   *(f"{name} {_version(name)}" for name in PACKAGES), _asked(_libraries), _asked(_settings))
+                   *(f"{name} {_version(name)}" for name in PACKAGES), str(compiler_files()), _asked(_settings))
 
 
 def key_of(kernel, argument_types: tuple, capability: tuple, fingerprint: Fingerprint | None = None) -> str:
