@@ -73,12 +73,11 @@ def needed(operation, size: dict | None = None) -> list[tuple]:
     from labkit import cuda
     from labkit.device import launches
     from labkit.kernels.agree import to_device
-    from labkit.kernels.op import missing
 
-    size = size or operation.timed
+    size = size or operation.work.timed
     arguments = (*to_device(operation.inputs(np.random.default_rng(0), **size)),
                  cuda.device_array(operation.shape(**size), operation.dtype))
-    found = {one: None for launcher in operation.rungs if not missing(launcher)
+    found = {one: None for launcher in operation.rungs if not launcher.missing
              for one in launches.needed(lambda launcher=launcher: launcher(*arguments))}
     return list(found)
 

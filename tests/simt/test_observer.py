@@ -635,12 +635,13 @@ def test_no_kernel_of_the_course_raises_anything(name, order, monkeypatch):
     assert sizes
     kernels = launcher.kernel if isinstance(launcher.kernel, (tuple, list)) else [launcher.kernel]
     watching = {}
-    for key, value in launcher.__globals__.items():
+    globals_ = launcher.launcher.__globals__
+    for key, value in globals_.items():
         if any(value is k for k in kernels):
             watching[key] = Watching(value)
     assert watching
     for key, value in watching.items():
-        monkeypatch.setitem(launcher.__globals__, key, value)
+        monkeypatch.setitem(globals_, key, value)
     for size in sizes:
         rng = np.random.default_rng(1)
         inputs = op.inputs(rng, **size)
