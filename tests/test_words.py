@@ -8,7 +8,6 @@ import re
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -59,7 +58,7 @@ class Text:
 
 
 def names(tree: ast.Module) -> Iterator[Text]:
-    """What the file names itself: functions, classes, arguments, what is assigned, and what an import is called here."""
+    """What the file names itself: functions, classes, arguments, what is assigned, and what an import is called."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield Text(node.lineno, node.name, True)

@@ -69,7 +69,7 @@ transpose_padded_kernel = make_transpose_tiled(TILE + 1)
 
 @rung(kernel=transpose_tiled_kernel, idea="turned in a tile of shared memory")
 def transpose_tiled(a, out, stream=0):
-    """As naive, but the turn takes place in a 32 x 32 tile: loads and stores of global memory both run along rows. The
+    """As naive, but through a 32 x 32 tile in shared memory: loads and stores of global memory both run along rows. The
     column of the tile that a warp reads lies in a single bank, so the read takes 32 steps."""
     rows, cols = _check(a, out)
     transpose_tiled_kernel[blocks_for((cols, rows), (TILE, TILE)), BLOCK, stream](a, out)

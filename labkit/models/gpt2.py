@@ -86,13 +86,13 @@ class Config:
         return cls.of(json.loads(Path(path).read_text(encoding="utf-8")), str(path))
 
     @classmethod
-    def of(cls, said: Mapping, path: str = "config") -> Config:
+    def of(cls, entries: Mapping, path: str = "config") -> Config:
         for name, allowed in ONLY.items():
-            if said.get(name, allowed[0]) not in allowed:
-                raise ValueError(f"{path}: {name} is {said[name]!r}; only {' and '.join(map(repr, allowed))} can be "
+            if entries.get(name, allowed[0]) not in allowed:
+                raise ValueError(f"{path}: {name} is {entries[name]!r}; only {' and '.join(map(repr, allowed))} can be "
                                  f"computed here")
         names = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in said.items() if name in names})
+        return cls(**{name: value for name, value in entries.items() if name in names})
 
 
 def shapes(config: Config) -> dict[str, tuple[int, ...]]:

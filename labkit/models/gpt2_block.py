@@ -290,7 +290,7 @@ def forward(x, out, w: Mapping, heads: int, rows: Rows, *, causal=False, cache=N
     w: the parameters by name. cache, start: keys and values of earlier tokens, as attention_three_pass takes them.
     watch(name, array) is called after each launch, to look at what it wrote.
     """
-    run, seen = kernels, watch or _nobody
+    run, seen = kernels, watch or _unwatched
     linear = functools.partial(run.linear, parts=rows.parts, stream=stream)
 
     run.layernorm(x, w["ln_1.weight"], w["ln_1.bias"], rows.normed, stream=stream)  # (S, C)
@@ -320,7 +320,7 @@ def forward_post_ln(x, out, w: Mapping, heads: int, rows: Rows, *, causal=False,
     The same kernels, weights and buffers as forward, and another result: the sum itself is normalised each time, where
     in a Pre-LN block it runs from the first layer to the last untouched. `out` may be `x`.
     """
-    run, seen = kernels, watch or _nobody
+    run, seen = kernels, watch or _unwatched
     linear = functools.partial(run.linear, parts=rows.parts, stream=stream)
 
     linear(x, w["attn.c_attn.weight"], w["attn.c_attn.bias"], rows.qkv)  # (S, 3C)
@@ -387,5 +387,5 @@ def _first_rows(name: str, array, count: int, width: int, dtype):
     return array.reshape(array.size)[: count * width].reshape(count, width)
 
 
-def _nobody(name: str, array) -> None:
+def _unwatched(name: str, array) -> None:
     """Nobody watches."""

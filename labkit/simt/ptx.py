@@ -282,7 +282,7 @@ _BARS = """
 bars is a shared array of uint64 and i the number of the barrier in it.
 """
 _intrinsic("mbarrier_init", "bars i count", "memory", SM80, f"{_MB}.init",
-           """Makes bars[i] a barrier whose phases end after count arrivals (and after the bytes it was told to expect).
+           """Makes bars[i] a barrier whose phases end after count arrivals (and after the bytes that it expects).
            One thread does it, then fence_mbarrier_init() and a barrier of the block.""", _BARS, interpreted=True)
 _intrinsic("fence_mbarrier_init", "", "order", SM90, "Parallel Synchronization and Communication: fence.mbarrier_init",
            "Shows fresh barriers to the TMA unit. Nothing to do on the CPU device.", interpreted=True)
@@ -295,7 +295,8 @@ _intrinsic("mbarrier_wait", "bars i parity", "wait", SM90, f"{_MB}.try_wait",
            """Waits until the phase of this parity has ended. Phases count from 0: the first has parity 0, the next 1,
            then 0 again. A wait for the parity before the running phase returns at once, so on a fresh barrier a wait
            for parity 1 passes: a ring of buffers is empty to begin with.
-           The CPU device stops with a deadlock error, which names the barriers and the lines, where nobody can go on.
+           The CPU device stops with a deadlock error, which names the barriers and the lines, where no thread can go
+           on.
            """, _BARS, interpreted=True)
 _TMA = "Data Movement and Conversion Instructions: cp.async.bulk.tensor"
 _TMAP = """

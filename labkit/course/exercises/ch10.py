@@ -80,7 +80,7 @@ LEFT_PADDING = KernelExercise(
 )
 
 
-# --- Find the bug: the largest of what nobody sees -----------------------------------------------------------------
+# --- Find the bug: the largest of what is masked out ---------------------------------------------------------------
 
 
 @cuda.jit

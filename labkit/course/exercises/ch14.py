@@ -77,12 +77,12 @@ def tensor_of_doubles(raw, name):
 def tensor_in_the_headers_order(raw, name):
     length, header = _header(raw)
     begin = 8 + length
-    for other, said in header.items():
+    for other, entry in header.items():
         if other == "__metadata__":
             continue
-        end = begin + 4 * math.prod(said["shape"])
+        end = begin + 4 * math.prod(entry["shape"])
         if other == name:
-            return _part(raw, begin, end, said["shape"])
+            return _part(raw, begin, end, entry["shape"])
         begin = end
 
 

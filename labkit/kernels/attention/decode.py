@@ -38,7 +38,7 @@ def make_decode(size: int, half: bool = False):
     DISTANCES = (1,) if half else (1, 2)
     TEAMS, AT_ONCE = teams_of(size), 4  # threads that combine slices, for each number; slices that one loads at once
     OF_TEAMS = TEAMS * size
-    RECORD = SIZE + 4  # of a slice: its mixed values, its total, its largest score and two numbers that nobody reads
+    RECORD = SIZE + 4  # of a slice: its weighted values, its row_sum, its row_max and two numbers that are never read
 
     @cuda.jit(device=True)
     def read(numbers, to, array, at):

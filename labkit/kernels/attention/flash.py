@@ -292,7 +292,7 @@ def make_flash(size: int, down: int):
                 add_scores(scores, query_part, shared, key_at, 4)
                 query_at, key_at = uint32(query_at + uint32(4)), uint32(key_at + uint32(4))
             ptx.cp_async_wait(0)
-            cuda.syncthreads()  # the values are there, and nobody reads these keys any more
+            cuda.syncthreads()  # the values are there, and no thread reads these keys any more
             key1 = uint32(key0 + uint32(KEYS))
             if key1 < end:
                 copy_keys(shared, uint32(KEYS_AT), keys_values, key1, end, key_column, thread)
@@ -321,7 +321,7 @@ def make_flash(size: int, down: int):
                 add_values(mixed, query_part, shared, value_at, 3)
                 power_at, value_at = uint32(power_at + uint32(4)), uint32(value_at + uint32(4 * SIZE))
             ptx.cp_async_wait(0)
-            cuda.syncthreads()  # the next keys are there, and nobody reads these values any more
+            cuda.syncthreads()  # the next keys are there, and no thread reads these values any more
             key0 = key1
 
         for i in range(DOWN):

@@ -9,7 +9,7 @@ Shapes  as in attention.py; scores (H, T, N): T queries, and room for N keys, of
 Work    4*T*(start + T)*H*D flop for the two products. Of the scores, each H*T*(start + T) numbers, the three launches
         read five times as many and write four times as many; the fused one reads and writes them once
 
-This is how attention is computed where nobody has joined its steps. It is here to be compared with.
+Attention with one launch for each step is what the fused kernels are compared with.
 """
 
 import math

@@ -444,11 +444,11 @@ def flash_wgmma_form(size: int, rows: int, heads: int, causal: bool) -> tuple[in
     forms = FORMS[size]
     if not device.on_gpu():
         return min(forms)
-    processors = cuda.get_current_device().MULTIPROCESSOR_COUNT
+    sms = cuda.get_current_device().MULTIPROCESSOR_COUNT
 
     def time(form):
         consumers = form[0]
-        rounds = heads * -(-rows // (64 * consumers)) / (processors * (2 if consumers == 1 else 1))
+        rounds = heads * -(-rows // (64 * consumers)) / (sms * (2 if consumers == 1 else 1))
         # Causal blocks take half the time on average, the longest one all of it, and it comes first.
         return forms[form] * (max(1, rounds / 2) if causal else math.ceil(rounds))
 

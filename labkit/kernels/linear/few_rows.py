@@ -360,7 +360,7 @@ def skinny(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stre
 
 def skinny_half(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
     """As skinny, for halves, on tensor cores: 16 rows at a time, of which those beyond the last are zeros. Each of
-    eight warps takes every eighth step of K and has a ring of its own, so that nobody waits for a barrier."""
+    eight warps takes every eighth step of K and has a ring of its own, so that no warp waits for a barrier."""
     sizes = check_fused(x, weights, bias, residual, out, np.float16)
     check_eights(sizes, x, weights)
     make = functools.partial(make_skinny_half, rows_of_block(sizes[0], np.float16) // 16)

@@ -334,7 +334,7 @@ def make_matmul_double_buffered(wide: bool):
             shared[fill + a_to], shared[fill + a_to + uint32(A_LINE)] = a0, a1
             shared[fill + a_to + uint32(2 * A_LINE)], shared[fill + a_to + uint32(3 * A_LINE)] = a2, a3
             ptx.store_shared4(shared, uint32(fill + b_to), b0, b1, b2, b3)
-            cuda.syncthreads()  # this pair is complete; and nobody reads the other one any more, which is filled next
+            cuda.syncthreads()  # this pair is complete, and no thread reads the other one, which is filled next
             start = uint32(start + uint32(DEPTH))
             if start < depth:  # these loads are on their way through all of the products below
                 a0, a1, a2, a3 = load(a, uint32(top + a_row), uint32(start + a_col))

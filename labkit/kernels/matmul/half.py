@@ -287,10 +287,10 @@ def pipelined_tile(rows: int, cols: int, depth: int) -> Tile:
     """The tile with which the busiest multiprocessor is done first. On the CPU device, which has no such haste, one."""
     if not device.on_gpu():
         return next(iter(PIPELINED_TILES))
-    processors = cuda.get_current_device().MULTIPROCESSOR_COUNT
+    sms = cuda.get_current_device().MULTIPROCESSOR_COUNT
 
     def cost(tile):
-        rounds = -(-tile.count(rows, cols) // processors)
+        rounds = -(-tile.count(rows, cols) // sms)
         return rounds * tile.rows * tile.cols * (depth + OVERHEAD / tile.blocks) / PIPELINED_TILES[tile]
 
     return min(PIPELINED_TILES, key=cost)

@@ -7,7 +7,7 @@ Needs   compute capability 9.0 exactly (sm_90a)
 Source  PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions", "Tensors", "mbarrier"; NVIDIA CUTLASS, "Efficient
         GEMM in CUDA: Hopper Warp Specialization"; P. Shankhdhar, "Outperforming cuBLAS on H100" (2024)
 
-Three parts of the chip work here at once, and each is told what to do by few threads:
+Three parts of the chip work here at once, each under the control of few threads:
 
     TMA           copies boxes of a matrix to shared memory. One thread starts a copy, says where it lies in the matrix
                   and which mbarrier counts its bytes; zeros stand for what lies outside. No thread computes addresses.

@@ -85,7 +85,7 @@ def tile_walk(M: int = 7, N: int = 11, K: int = 10, tile: int = 4, block: tuple[
             ax.text(x + 0.11 + 0.08 * len(name), y - 0.14, size, fontsize=8, color=FAINT, va="center")
         lines = (f"In each step the {tile * tile} threads", "1  load one element of each tile,",
                  "2  wait until both tiles are there,", f"3  do {tile} multiply-adds from the tiles,",
-                 "4  wait until nobody reads them.")
+                 "4  wait until no thread reads them.")
         for number_, text in enumerate(lines):
             ax.text(0.45, 1.05 + 0.25 * number_, text, fontsize=9.5, va="center",
                     fontweight="normal" if number_ else "bold")
