@@ -62,7 +62,7 @@ def block_fused(x, weights, out, stream=0):
 
 @rung(kernel=(), idea="seven launches on tensor cores, sums in float32", needs=(8, 0))
 def block_half(x, weights, out, stream=0):
-    """As block_fused, in halves."""
+    """As block_fused, in float16."""
     _solve(x, weights, out, HALF, stream)
 
 
@@ -186,7 +186,7 @@ GPT2_BLOCK = Op(
 
 GPT2_BLOCK_HALF = Op(
     "gpt2_block_half",
-    title="A block of GPT-2 in halves",
+    title="A block of GPT-2 in float16",
     rungs=(block_half,),
     inputs=functools.partial(_inputs, dtype=np.float16),
     tolerance=functools.partial(_tolerance, dtype=np.float16),

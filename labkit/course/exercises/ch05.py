@@ -199,18 +199,18 @@ def _make_one_mma(a1_down=8, a1_right=0, b_turned=False, swapped=False, c1_down=
     return one_mma
 
 
-def _halves(rng, *shape):
+def _float16(rng, *shape):
     return uniform(rng, *shape).astype(np.float16)
 
 
-def _products_of_halves(a, b):
+def _products_in_float16(a, b):
     return a.astype(np.float64) @ b.astype(np.float64)
 
 
 ONE_MMA = KernelExercise(
     name="one_mma",
-    reference=_products_of_halves,
-    inputs=lambda rng, T: (_halves(rng, 16 * T, 16), _halves(rng, 16, 8)),
+    reference=_products_in_float16,
+    inputs=lambda rng, T: (_float16(rng, 16 * T, 16), _float16(rng, 16, 8)),
     shape=lambda T: (16 * T, 8),
     sizes=({"T": 1}, {"T": 3}),
     launch=lambda T: (T, 32),
@@ -262,8 +262,8 @@ def _make_linear_mma(turned=False, keeps=True, whole=True):
 
 LINEAR_MMA = KernelExercise(
     name="linear_mma",
-    reference=lambda x, w: _products_of_halves(x, w.T),
-    inputs=lambda rng, T, C, K: (_halves(rng, 16 * T, 16 * K), _halves(rng, 8 * C, 16 * K)),
+    reference=lambda x, w: _products_in_float16(x, w.T),
+    inputs=lambda rng, T, C, K: (_float16(rng, 16 * T, 16 * K), _float16(rng, 8 * C, 16 * K)),
     shape=lambda T, C, K: (16 * T, 8 * C),
     sizes=({"T": 1, "C": 1, "K": 1}, {"T": 1, "C": 2, "K": 3}, {"T": 3, "C": 1, "K": 2}),
     random_size=lambda rng: {"T": int(rng.integers(1, 4)), "C": int(rng.integers(1, 4)), "K": int(rng.integers(1, 5))},

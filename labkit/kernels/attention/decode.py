@@ -23,7 +23,7 @@ def teams_of(size: int) -> int:
 @kernel_factory
 def make_decode(size: int, half: bool = False):
     """Two kernels for heads of `size` numbers: the first for a slice of the keys, the second for what they found.
-    half: the numbers are halves, of which 16 bytes hold eight."""
+    half: the numbers are float16, of which 16 bytes hold eight."""
     CHUNK = 8 if half else 4  # numbers in 16 bytes
     SIZE, LOADS = size, size // 16
     LANES = 16 // CHUNK  # neighbours that share a key: 16 numbers in a step

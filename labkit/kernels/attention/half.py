@@ -1,4 +1,4 @@
-"""Attention of halves on tensor cores, in tiles of keys. The sums are float32.
+"""Attention in float16 on tensor cores, in tiles of keys. The sums are float32.
 
 Shapes  as in attention.py: qkv (S, 3*H*D), out (S, H*D), cache (N, 2*H*D), float16; start (1,) int32
 Sizes   D a multiple of 16, at most 256; any other
@@ -8,7 +8,7 @@ Source  T. Dao, "FlashAttention-2" (2023), https://arxiv.org/abs/2307.08691; PTX
 A warp has 16 or 32 queries, and all keys of a tile: scores = queries @ keys.T, then mixed += powers @ values. In the
 sums of mma.sync lane L holds columns 2 * (L % 4) and the next of rows L // 4 and 8 below; in its first factor it holds
 words of the same columns and rows. So two products of 16 x 8 scores, side by side, become powers, are rounded to
-halves, two to a word, and are the first factor of the product with the values: they never leave their registers.
+float16 , two to a word, and are the first factor of the product with the values: they never leave their registers.
 """
 
 import functools
@@ -43,7 +43,7 @@ KEYS = 64  # of a tile
 
 @kernel_factory
 def make_flash_half(size: int, warps: int, down: int):
-    """Attention for heads of `size` halves; each of `warps` warps has `down` times 16 queries."""
+    """Attention for heads of `size` float16 values; each of `warps` warps has `down` times 16 queries."""
     SIZE, DOWN = size, down
     THREADS, WARP_ROWS = 32 * warps, 16 * down
     ROWS = warps * WARP_ROWS
@@ -144,7 +144,7 @@ def make_flash_half(size: int, warps: int, down: int):
     @cuda.jit(launch_bounds=(THREADS, 65_536 // (REGISTERS * THREADS)))
     def attention_flash_half_kernel(qkv, keys_values, start, out, first, scale, causal):
         shared = cuda.shared.array(0, np.float16)
-        pairs = cuda.shared.array(0, uint32)  # the same memory, two halves at a time
+        pairs = cuda.shared.array(0, uint32)  # the same memory, two float16 values at a time
         scores = cuda.local.array(SCORES, float32)
         mixed = cuda.local.array(MIXED, float32)
         query_words = cuda.local.array(QUERY_WORDS, uint32)
@@ -263,7 +263,8 @@ def attention_flash_half(qkv, heads, out, *, cache=None, start=None, causal=Fals
 @rung(kernel=make_decode(64, True), sizes=f"{SIZES}, and at most 65,535 rows",
       idea="for a query or a few: blocks share the keys, a second launch combines what they found")
 def attention_decode_half(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0, workspace=None):
-    """As attention_decode, which also says what workspace is: 16 bytes are eight halves, and all sums float32."""
+    """As attention_decode, which also says what workspace is: 16 bytes are eight float16 values, and all sums
+    float32."""
     launch_decode(qkv, heads, out, cache, start, causal, stream, workspace, np.float16)
 
 
@@ -305,7 +306,7 @@ def _inputs(rng, S, H, D):
 
 
 def _inputs_with_cache(rng, S, H, D, before):
-    """In halves, what ATTENTION_CACHED takes."""
+    """In float16, what ATTENTION_CACHED takes."""
     return tuple(value.astype(np.float16) if getattr(value, "dtype", None) == np.float32 else value
                  for value in ATTENTION_CACHED.inputs(rng, S, H, D, before))
 
@@ -323,10 +324,10 @@ def _half(causal: bool) -> dict:
     }
 
 
-ATTENTION_HALF = make_op("attention_half", "Multi-head attention of halves", False, **_half(False))
-ATTENTION_HALF_CAUSAL = make_op("attention_half_causal", "Multi-head attention of halves, causal", True, **_half(True))
+ATTENTION_HALF = make_op("attention_half", "Multi-head attention in float16", False, **_half(False))
+ATTENTION_HALF_CAUSAL = make_op("attention_half_causal", "Multi-head attention in float16, causal", True, **_half(True))
 ATTENTION_HALF_CACHED = make_op(
-    "attention_half_cached", "Multi-head attention of halves with a KV cache, causal", True, **_half(True) | {
+    "attention_half_cached", "Multi-head attention in float16 with a KV cache, causal", True, **_half(True) | {
         "launchers": (attention_flash_half, attention_decode_half),
         "inputs": _inputs_with_cache,
         "shape": ATTENTION_CACHED.shape,

@@ -1,4 +1,4 @@
-"""Attention of halves on Hopper: wgmma multiplies, TMA copies, and powers are taken while products run.
+"""Attention in float16 on Hopper: wgmma multiplies, TMA copies, and powers are taken while products run.
 
 Shapes  as in attention.py: qkv (S, 3*H*D), out (S, H*D), cache (N, 2*H*D), float16; start (1,) int32
 Sizes   D 64 or 128; any other
@@ -33,20 +33,20 @@ from labkit.kernels.matmul.wgmma_tiles import ROW_GROUP
 from labkit.kernels.op import missing, rung
 from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO
 
-PANEL = 64  # halves of a row of shared memory: 128 bytes, the widest swizzle
-BOX = 64 * PANEL  # halves of 64 rows
+PANEL = 64  # float16 values of a row of shared memory: 128 bytes, the widest swizzle
+BOX = 64 * PANEL  # float16 values of 64 rows
 REGISTERS = {1: (40, 216), 2: (24, 240), 3: (32, 160)}  # of a thread of the producer, of a consumer
 
 
 @kernel_factory
 def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
-    """Attention for heads of `size` halves: a block has `consumers` warpgroups with 64 queries each, takes tiles of
-    `keys` keys, and has room for `stages` of them, at least two.
+    """Attention for heads of `size` float16 values: a block has `consumers` warpgroups with 64 queries each, takes
+    tiles of `keys` keys, and has room for `stages` of them, at least two.
 
     The last warpgroup, the producer, gives its registers away, and one thread of it starts every copy. A consumer has,
-    in registers, the scores of a tile (keys / 2 of a thread), the powers of the tile before as halves (keys / 4) and
+    in registers, the scores of a tile (keys / 2 of a thread), the powers of the tile before as float16 (keys / 4) and
     the mixed values (size / 2): 128 of the 160 that a thread of three consumers can have. In the sums of a product a
-    thread holds pairs of columns that are, rounded to halves, its part of a first factor: the powers are that of the
+    thread holds pairs of columns that are, rounded to float16, its part of a first factor: the powers are that of the
     product with the values, without leaving their registers.
 
         producer                            consumer
@@ -62,7 +62,8 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
     loaded once, by TMA, and read by each consumer.
 
     Shared memory, for three consumers and 128 keys of heads of 64, 88 KB:
-            0  queries, 192 x 64 halves; each consumer writes its results to where its queries were, for TMA to store
+            0  queries, 192 x 64 float16 values; each consumer writes its results to where its queries were, for TMA to
+            store
         24576  two tiles of keys, 128 x 64 each
         57344  two tiles of values
     Heads of 128 lie in two panels of 64 columns each. Rows of queries beyond the end are computed from zeros and not
@@ -228,7 +229,7 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
 
     @cuda.jit(device=True, forceinline=True)
     def finish(mixed, panel, pairs, pair, eighth):
-        """A thread's results of 64 columns, as halves, to a box that TMA can store."""
+        """A thread's results of 64 columns, as float16, to a box that TMA can store."""
         for j in range(8):
             upper = pair + uint32(panel * QUERY_PANEL // 2) + (uint32(j) ^ eighth) * uint32(4)
             s = 32 * panel + 4 * j
@@ -238,7 +239,7 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
     @cuda.jit(launch_bounds=(THREADS, BLOCKS))
     def attention_flash_wgmma_kernel(query_map, kv_map, out_map, start, rows, room, first, width, scale, causal):
         tiles = cuda.shared.array(0, np.float16, alignment=1024)
-        pairs = cuda.shared.array(0, uint32, alignment=1024)  # the same memory, two halves at a time
+        pairs = cuda.shared.array(0, uint32, alignment=1024)  # the same memory, two float16 values at a time
         queries_there = cuda.shared.array(1, np.uint64)
         keys_there = cuda.shared.array(STAGES, np.uint64)
         keys_read = cuda.shared.array(STAGES, np.uint64)

@@ -197,7 +197,7 @@ def make_skinny(rows_each: int, wide: bool, split: bool, gelu: bool, residual: b
 STEP = 32  # of K: two products of 16 steps
 STAGES = 4  # of each warp's own ring: three steps on their way
 PENDING = STAGES - 2
-STAGE = STEP * COLS  # halves
+STAGE = STEP * COLS  # float16 values
 RING_OF_WARP = STAGES * STAGE
 RING_SIZE = WARPS * RING_OF_WARP
 NONE = uint32(0)
@@ -208,9 +208,10 @@ def make_skinny_half(row_tiles: int, split: bool, gelu: bool, residual: bool):
     """row_tiles: of 16 rows each, for which the fragments of weights are used.
 
     A sum over K may be taken in any order, if both factors keep to it. A lane wants, of x, words of two neighbours at
-    2q and 2q + 8 for each of two products (q = lane % 4): eight halves in four places. Here row j of product t is step
-    8 * (j % 8 // 2) + 2 * (j // 8) + j % 2 + 4 * t of K instead: the eight halves are neighbours, one load of 16 bytes
-    straight from memory, and only the weights pass shared memory, whose rows are put there in that order.
+    2q and 2q + 8 for each of two products (q = lane % 4): eight float16 values in four places. Here row j of product t
+    is step 8 * (j % 8 // 2) + 2 * (j // 8) + j % 2 + 4 * t of K instead: the eight float16 values are neighbours, one
+    load of 16 bytes straight from memory, and only the weights pass shared memory, whose rows are put there in that
+    order.
     """
     TILES, SUMS, WORDS = row_tiles, 8 * row_tiles, 8 * row_tiles
     ROWS = 16 * row_tiles
@@ -359,7 +360,7 @@ def skinny(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stre
 
 
 def skinny_half(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
-    """As skinny, for halves, on tensor cores: 16 rows at a time, of which those beyond the last are zeros. Each of
+    """As skinny, for float16, on tensor cores: 16 rows at a time, of which those beyond the last are zeros. Each of
     eight warps takes every eighth step of K and has a ring of its own, so that no warp waits for a barrier."""
     sizes = check_fused(x, weights, bias, residual, out, np.float16)
     check_eights(sizes, x, weights)
@@ -394,7 +395,7 @@ def _launch(make, sizes, x, weights, bias, residual, out, gelu, parts, stream):
 
 FEW, FEW_HALF = 64, 32  # rows up to which the kernels above are the ones to use
 FEW_ON_CPU = 8  # rows from which tiles of 16 x 16 are worth their while where threads run one after the other
-WIDE_TILES = {  # of products of halves by mma.sync -> how fast each multiplies, as a part of the first
+WIDE_TILES = {  # of products in float16 by mma.sync -> how fast each multiplies, as a part of the first
     Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=32, stages=3, blocks=2): 1.0,
     Tile(rows=64, cols=64, depth=64, warp_rows=32, warp_cols=32, stages=4, blocks=2): 0.7,
 }
@@ -409,7 +410,7 @@ def wide_tile(rows: int, cols: int) -> Tile:
 
 
 def wide_half(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
-    """A product of halves with many rows: by wgmma, on GPUs that are not Hopper by mma.sync."""
+    """A product in float16 with many rows: by wgmma, on GPUs that are not Hopper by mma.sync."""
     sizes = check_fused(x, weights, bias, residual, out, np.float16)
     check_eights(sizes, x, weights)
     activation = gelu_sigmoid if gelu else unchanged
@@ -506,7 +507,7 @@ SKINNY_LINEAR = Op(
 
 SKINNY_LINEAR_HALF = Op(
     "skinny_linear_half",
-    title="A linear layer of few rows of halves",
+    title="A float16 linear layer of few rows",
     rungs=(as_rung(fused_tiled, "skinny_linear_half_tiled", make_fused_tiled(False, False),
                    "16 x 16 tiles, nearly empty"),
            as_rung(skinny_half, "skinny_linear_half_tensor_core",

@@ -9,8 +9,8 @@ from numba import uint32
 from labkit import cuda
 from labkit.device import ptx
 
-DEPTH = 64  # halves of K in a stage: a row of 128 bytes, the widest swizzle
-BOX = 64 * DEPTH  # halves in a box of 64 rows, 8 KB
+DEPTH = 64  # float16 values of K in a stage: a row of 128 bytes, the widest swizzle
+BOX = 64 * DEPTH  # float16 values in a box of 64 rows, 8 KB
 ROW_GROUP = 1024  # bytes from eight rows of a tile to the next eight
 BAND = 8  # tiles that neighbouring blocks go down before they go to the next column
 
@@ -24,7 +24,7 @@ class Tile:
     rows: int = 128
 
     @property
-    def stage_halves(self) -> int:
+    def stage_elements(self) -> int:
         return (self.rows + self.cols) * DEPTH
 
     def count(self, rows: int, cols: int) -> int:
@@ -71,13 +71,13 @@ def make_place(tile: Tile):
 
 def make_load(tile: Tile, weights: bool):
     """A device function: starts the copies of one stage. One thread calls it, when the stage is free."""
-    A_HALVES, STAGE, STAGE_BYTES = tile.rows * DEPTH, tile.stage_halves, 2 * tile.stage_halves
+    A_ELEMENTS, STAGE, STAGE_BYTES = tile.rows * DEPTH, tile.stage_elements, 2 * tile.stage_elements
     B_BOXES = tile.cols // 64
 
     @cuda.jit(device=True)
     def load(tiles, loaded, stage, a_map, b_map, row, col, k):
         a_tile = stage * uint32(STAGE)
-        b_tile = a_tile + uint32(A_HALVES)
+        b_tile = a_tile + uint32(A_ELEMENTS)
         ptx.mbarrier_expect_tx(loaded, stage, uint32(STAGE_BYTES))  # whole boxes count, also beyond an edge
         ptx.tma_load_2d(tiles, a_tile, a_map, k, row, loaded, stage)
         if weights:
@@ -90,7 +90,7 @@ def make_load(tile: Tile, weights: bool):
 
 
 def make_finish(activation, residual=False):
-    """A device function: writes a thread's sums of 64 columns, as halves, to a box that TMA can store. residual: the
+    """A device function: writes a thread's sums of 64 columns, as float16, to a box that TMA can store. residual: the
     box holds the residual, which is added."""
 
     @cuda.jit(device=True, forceinline=True)

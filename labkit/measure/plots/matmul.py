@@ -172,8 +172,8 @@ def mma_lanes(lane: int = 13) -> CourseFigure:
                  ("c2, c3  row g + 8", TEXT[ORANGE], "normal"))
         for k, (text, ink, weight) in enumerate(lines):
             ax.text(left, top + 0.25 + 0.26 * k, text, fontsize=9, color=ink, fontweight=weight, va="center")
-        ax.text(0.14, a_y + 16 * tall + 0.22, "The number is the lane. A register of a or b holds two halves; each sum "
-                "is a float32 of its own.", fontsize=8, color=FAINT, va="center")
+        ax.text(0.14, a_y + 16 * tall + 0.22, "The number is the lane. A register of a or b holds two float16 values; "
+                "each accumulator is a float32 of its own.", fontsize=8, color=FAINT, va="center")
     return figure
 
 

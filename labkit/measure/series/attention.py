@@ -32,7 +32,7 @@ from labkit.kernels.reduce import ZERO
 HEADS, SIZE = 12, 64  # GPT-2 small
 LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 CACHES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
-HALF = "f16"  # in the name of a line: halves
+HALF = "f16"  # in the name of a line: float16
 
 
 def _us(launch, in_torch: bool = False) -> float:
@@ -60,7 +60,7 @@ def _torch_parts(torch, array, heads: int):
 
 
 def attention_sizes(lengths=None, heads: int | None = None) -> dict:
-    """Attention of S tokens over S: three passes, the whole matrix, flash in float32 and halves, PyTorch's SDPA."""
+    """Attention of S tokens over S: three passes, the whole matrix, flash in float32 and float16, PyTorch's SDPA."""
     lengths = lengths or device.pick(gpu=LENGTHS, cpu=(16, 32, 64))
     heads = heads or device.pick(gpu=HEADS, cpu=1)
     torch = measure.import_library("torch") if device.on_gpu() else None

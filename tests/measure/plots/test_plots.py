@@ -202,7 +202,7 @@ def test_tile_walk_fills_the_tails_with_zeros():
 
 def test_warp_addresses_name_the_lanes_that_share_an_element():
     lane = np.arange(32)
-    touched = {"row": lane, "pairs": lane // 2, "halves": 4096 * (lane // 16), "one": 0 * lane}
+    touched = {"row": lane, "pairs": lane // 2, "half_warps": 4096 * (lane // 16), "one": 0 * lane}
     shown = texts(plots.warp_addresses(touched, "A warp"))
     for part in ("4 sectors, 100% of the bytes used", "2 sectors, 12% of", "1 sector, 12% of the bytes used",
                  "16,384", "30,\n31", "0\u2013\n15", "0\u2013\n31"):
