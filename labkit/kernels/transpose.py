@@ -67,7 +67,7 @@ transpose_tiled_kernel = make_transpose_tiled(TILE)
 transpose_padded_kernel = make_transpose_tiled(TILE + 1)
 
 
-@rung(kernel=transpose_tiled_kernel, idea="turned in a tile of shared memory")
+@rung(kernel=transpose_tiled_kernel, idea="transposed in a tile of shared memory")
 def transpose_tiled(a, out, stream=0):
     """As naive, but through a 32 x 32 tile in shared memory: loads and stores of global memory both run along rows. The
     column of the tile that a warp reads lies in a single bank, so the read takes 32 steps."""

@@ -105,8 +105,8 @@ def torch_block(torch, x, weights, out):
     m = _torch_modules(torch, weights)
     rows, heads = x.shape[0], GPT2_SMALL.heads
     parts = m["attn.c_attn"](m["ln_1"](x)).view(1, rows, 3, heads, -1).permute(2, 0, 3, 1, 4)
-    mixed = torch.nn.functional.scaled_dot_product_attention(*parts)[0].transpose(0, 1).reshape(rows, -1)
-    y = x + m["attn.c_proj"](mixed)
+    attended = torch.nn.functional.scaled_dot_product_attention(*parts)[0].transpose(0, 1).reshape(rows, -1)
+    y = x + m["attn.c_proj"](attended)
     hidden = torch.nn.functional.gelu(m["mlp.c_fc"](m["ln_2"](y)), approximate="tanh")
     return y + m["mlp.c_proj"](hidden)
 

@@ -31,15 +31,15 @@ LONGEST = 4096  # keys: a block of 256 threads keeps 16 of them each
 
 # --- Scores and values, one query at a time --------------------------------------------------------------------------
 # Element i of a head's key j is keys_values[j, first + head*D + i], and of its value keys_values[j, first + width +
-# head*D + i]. `total` is how many keys there are: start lies in device memory, so that a graph can be used again.
+# head*D + i]. `in_use` is how many keys there are: start lies in device memory, so that a graph can be used again.
 
 
 @cuda.jit
 def scores_kernel(qkv, keys_values, start, scores, first, size):
     t, head = uint32(cuda.blockIdx.y), uint32(cuda.blockIdx.z)
     j = uint32(cuda.grid(1))
-    total = uint32(uint32(start[0]) + uint32(scores.shape[1]))
-    if j < min(total, uint32(scores.shape[2])):
+    in_use = uint32(uint32(start[0]) + uint32(scores.shape[1]))
+    if j < min(in_use, uint32(scores.shape[2])):
         column = uint32(head * size)
         score = ZERO
         i = uint32(0)
@@ -53,31 +53,31 @@ def scores_kernel(qkv, keys_values, start, scores, first, size):
 def values_kernel(weights, keys_values, start, out, first, size):
     sums = cuda.shared.array(BLOCK, float32)
     t, head, thread = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y), uint32(cuda.threadIdx.x)
-    total = min(uint32(uint32(start[0]) + uint32(weights.shape[1])), uint32(weights.shape[2]))
+    in_use = min(uint32(uint32(start[0]) + uint32(weights.shape[1])), uint32(weights.shape[2]))
     groups = uint32(BLOCK) // size  # each takes every groups-th key
     i, group = thread % size, thread // size
     column = uint32(first + uint32(out.shape[1]) + head * size + i)
-    mixed = ZERO
+    acc = ZERO
     if group < groups:
         j = group
-        while uint32(j + uint32(3) * groups) < total:  # four loads on their way
+        while uint32(j + uint32(3) * groups) < in_use:  # four loads on their way
             k, m, n = uint32(j + groups), uint32(j + uint32(2) * groups), uint32(j + uint32(3) * groups)
             a, b = keys_values[j, column], keys_values[k, column]
             c, d = keys_values[m, column], keys_values[n, column]
-            mixed += weights[head, t, j] * a + weights[head, t, k] * b
-            mixed += weights[head, t, m] * c + weights[head, t, n] * d
+            acc += weights[head, t, j] * a + weights[head, t, k] * b
+            acc += weights[head, t, m] * c + weights[head, t, n] * d
             j = uint32(n + groups)
-        while j < total:
-            mixed += weights[head, t, j] * keys_values[j, column]
+        while j < in_use:
+            acc += weights[head, t, j] * keys_values[j, column]
             j += groups
-    sums[thread] = mixed
+    sums[thread] = acc
     cuda.syncthreads()
     if group == uint32(0):
         other = uint32(1)
         while other < groups:
-            mixed += sums[uint32(other * size) + i]
+            acc += sums[uint32(other * size) + i]
             other += uint32(1)
-        out[t, uint32(head * size) + i] = mixed
+        out[t, uint32(head * size) + i] = acc
 
 
 # --- Scores and values of many queries, in tiles ----------------------------------------------------------------------
@@ -126,23 +126,23 @@ def tile_product(a, a_at, a_row, b, b_at, b_row, b_col, out, out_at, out_row, M,
 @cuda.jit
 def scores_tiled_kernel(qkv, keys_values, start, scores, first, size, columns, room, count):
     """All arrays flat: rows of qkv have 3*columns numbers. count: queries; room: keys that scores has room for."""
-    total = min(uint32(uint32(start[0]) + count), room)
-    if uint32(cuda.blockIdx.x * TILE) < total:
+    in_use = min(uint32(uint32(start[0]) + count), room)
+    if uint32(cuda.blockIdx.x * TILE) < in_use:
         head = uint32(cuda.blockIdx.z)
         line = uint32(uint32(keys_values.size) // room)
         tile_product(qkv, uint32(head * size), uint32(uint32(3) * columns),
                      keys_values, uint32(first + head * size), uint32(1), line,
-                     scores, uint32(head * uint32(count * room)), room, count, total, size)
+                     scores, uint32(head * uint32(count * room)), room, count, in_use, size)
 
 
 @cuda.jit
 def values_tiled_kernel(weights, keys_values, start, out, first, size, columns, room, count):
-    total = min(uint32(uint32(start[0]) + count), room)
+    in_use = min(uint32(uint32(start[0]) + count), room)
     head = uint32(cuda.blockIdx.z)
     line = uint32(uint32(keys_values.size) // room)
     tile_product(weights, uint32(head * uint32(count * room)), room,
                  keys_values, uint32(first + columns + head * size), line, uint32(1),
-                 out, uint32(head * size), columns, count, size, total)
+                 out, uint32(head * size), columns, count, size, in_use)
 
 
 # --- Scale, mask, softmax: three launches ----------------------------------------------------------------------------
@@ -152,8 +152,8 @@ def values_tiled_kernel(weights, keys_values, start, out, first, size, columns, 
 @cuda.jit
 def scale_scores_kernel(scores, start, scale):
     j, t, head = uint32(cuda.grid(1)), uint32(cuda.blockIdx.y), uint32(cuda.blockIdx.z)
-    total = min(uint32(uint32(start[0]) + uint32(scores.shape[1])), uint32(scores.shape[2]))
-    if j < total:
+    in_use = min(uint32(uint32(start[0]) + uint32(scores.shape[1])), uint32(scores.shape[2]))
+    if j < in_use:
         scores[head, t, j] *= scale
 
 
@@ -161,8 +161,8 @@ def scale_scores_kernel(scores, start, scale):
 def mask_scores_kernel(scores, start):
     j, t, head = uint32(cuda.grid(1)), uint32(cuda.blockIdx.y), uint32(cuda.blockIdx.z)
     before = uint32(start[0])
-    total = min(uint32(before + uint32(scores.shape[1])), uint32(scores.shape[2]))
-    if j < total and j > uint32(before + t):
+    in_use = min(uint32(before + uint32(scores.shape[1])), uint32(scores.shape[2]))
+    if j < in_use and j > uint32(before + t):
         scores[head, t, j] = NOTHING
 
 
@@ -170,24 +170,24 @@ def mask_scores_kernel(scores, start):
 def softmax_scores_kernel(scores, start):
     partial = cuda.shared.array(32, float32)
     t, head, thread = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y), uint32(cuda.threadIdx.x)
-    total = min(uint32(uint32(start[0]) + uint32(scores.shape[1])), uint32(scores.shape[2]))
-    largest = NOTHING
+    in_use = min(uint32(uint32(start[0]) + uint32(scores.shape[1])), uint32(scores.shape[2]))
+    row_max = NOTHING
     j = thread
-    while j < total:
-        largest = max(largest, scores[head, t, j])
+    while j < in_use:
+        row_max = max(row_max, scores[head, t, j])
         j += uint32(BLOCK)
-    largest = block_max(largest, partial)
-    powers = ZERO
+    row_max = block_max(row_max, partial)
+    row_sum = ZERO
     j = thread
-    while j < total:
-        power = math.exp(scores[head, t, j] - largest)
-        scores[head, t, j] = power
-        powers += power
+    while j < in_use:
+        exponential = math.exp(scores[head, t, j] - row_max)
+        scores[head, t, j] = exponential
+        row_sum += exponential
         j += uint32(BLOCK)
-    powers = block_sum(powers, partial)
+    row_sum = block_sum(row_sum, partial)
     j = thread
-    while j < total:
-        scores[head, t, j] /= powers
+    while j < in_use:
+        scores[head, t, j] /= row_sum
         j += uint32(BLOCK)
 
 
@@ -204,23 +204,23 @@ def make_masked_softmax_from(held: int):
         values = cuda.local.array(held, float32)
         t, head, thread = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y), uint32(cuda.threadIdx.x)
         before = uint32(start[0])
-        total = min(uint32(before + uint32(scores.shape[1])), uint32(scores.shape[2]))
-        seen = min(uint32(before + t + uint32(1)), total) if causal else total
+        in_use = min(uint32(before + uint32(scores.shape[1])), uint32(scores.shape[2]))
+        seen = min(uint32(before + t + uint32(1)), in_use) if causal else in_use
 
-        largest = NOTHING
+        row_max = NOTHING
         for i in range(held):
             j = uint32(uint32(BLOCK * i) + thread)
             values[i] = scores[head, t, j] * scale if j < seen else NOTHING
-            largest = max(largest, values[i])
-        largest = block_max(largest, partial)
-        powers = ZERO
+            row_max = max(row_max, values[i])
+        row_max = block_max(row_max, partial)
+        row_sum = ZERO
         for i in range(held):
-            values[i] = math.exp(values[i] - largest)
-            powers += values[i]
-        share = float32(1.0) / block_sum(powers, partial)
+            values[i] = math.exp(values[i] - row_max)
+            row_sum += values[i]
+        share = float32(1.0) / block_sum(row_sum, partial)
         for i in range(held):
             j = uint32(uint32(BLOCK * i) + thread)
-            if j < total:
+            if j < in_use:
                 scores[head, t, j] = values[i] * share  # 0 where it is hidden
 
     return masked_softmax_from_kernel
