@@ -242,7 +242,7 @@ class Workspace:
     def _rows(self, count: int) -> Rows:
         """Views of the first `count` rows."""
         if count > self.tokens:
-            raise ValueError(f"the workspace has room for {self.tokens} tokens; {count} were asked for")
+            raise ValueError(f"the workspace's capacity is {self.tokens} tokens; {count} were asked for")
         return Rows(self.normed[:count], self.qkv[:count], self.attended[:count], self.added[:count],
                     self.hidden[:count], self.parts)
 

@@ -245,7 +245,7 @@ def test_refusals_say_what_is_allowed():
         run(x=cuda.to_device(x.astype(np.float16)))
     with pytest.raises(TypeError, match="weights is a NumPy array on the host"):
         run(weights=weights)
-    with pytest.raises(ValueError, match="the workspace has room for 3 tokens; 5 were asked for"):
+    with pytest.raises(ValueError, match="the workspace's capacity is 3 tokens; 5 were asked for"):
         run(workspace=Workspace(SMALL, 3))
     with pytest.raises(ValueError, match="the workspace is for"):
         run(workspace=Workspace(ODD, 5))

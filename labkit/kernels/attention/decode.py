@@ -170,7 +170,7 @@ def make_decode(size: int, half: bool = False):
                 found[record + uint32(SIZE + 1)] = row_max
 
     @cuda.jit
-    def attention_decode_combine_kernel(found, start, out, room, slices, causal):
+    def attention_decode_combine_kernel(found, start, out, capacity, slices, causal):
         """A thread has one number of the head; TEAMS of them share the slices, corrected as tiles are."""
         team_max = cuda.shared.array(TEAMS, float32)
         team_sum = cuda.shared.array(TEAMS, float32)
@@ -182,7 +182,7 @@ def make_decode(size: int, half: bool = False):
         team, i = uint32(thread // uint32(SIZE)), uint32(thread % uint32(SIZE))
         head, t = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y)
         seen = uint32(uint32(start[0]) + (t + uint32(1) if causal else uint32(out.shape[0])))
-        count = uint32((min(seen, room) + uint32(SLICE - 1)) // uint32(SLICE))
+        count = uint32((min(seen, capacity) + uint32(SLICE - 1)) // uint32(SLICE))
         first = uint32(uint32(uint32(t * uint32(cuda.gridDim.x)) + head) * slices)
         row_max, row_sum, acc = NOTHING, ZERO, ZERO
         slice_ = team
@@ -219,6 +219,6 @@ def make_decode(size: int, half: bool = False):
     return attention_decode_slice_kernel, attention_decode_combine_kernel
 
 
-def decode_workspace_numbers(rows: int, room: int, heads: int, size: int) -> int:
-    """How many float32 numbers attention_decode needs between its two launches, for `room` keys at most."""
-    return rows * heads * -(-room // SLICE) * (size + 4)
+def decode_workspace_numbers(rows: int, capacity: int, heads: int, size: int) -> int:
+    """How many float32 numbers attention_decode needs between its two launches, for `capacity` keys at most."""
+    return rows * heads * -(-capacity // SLICE) * (size + 4)

@@ -39,12 +39,12 @@ def scale_for_powers_of_two(size: int) -> np.float32:
 
 def check_flash(qkv, heads, out, cache, start, dtype=np.float32, widest: int = 256) -> tuple[int, int]:
     """As check_heads; and rows move 16 bytes at a time."""
-    size, room = check_heads(qkv, heads, out, cache, start, dtype)
+    size, capacity = check_heads(qkv, heads, out, cache, start, dtype)
     if size % STEP or size > widest:
         raise ValueError(f"a head has {size} numbers; it must be a multiple of {STEP}, at most {widest}")
     if not aligned(*(array for array in (qkv, out, cache) if array is not None)):
         raise ValueError("qkv, out and cache must begin at a multiple of 16 bytes; one is a view that does not")
-    return size, room
+    return size, capacity
 
 
 def takes_flash(size: int, qkv, out, cache) -> bool:
@@ -59,13 +59,13 @@ WHOLE_THREADS = 256
 
 @cuda.jit
 def attention_whole_matrix_kernel(qkv, keys_values, start, out, first, size, scale, causal):
-    scores = cuda.shared.array(0, float32)  # rows * room
+    scores = cuda.shared.array(0, float32)  # rows * capacity
     thread = uint32(cuda.threadIdx.x)
     lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
-    rows, width, room = uint32(out.shape[0]), uint32(out.shape[1]), uint32(keys_values.shape[0])
+    rows, width, capacity = uint32(out.shape[0]), uint32(out.shape[1]), uint32(keys_values.shape[0])
     head_column = uint32(uint32(cuda.blockIdx.x) * size)
     before = uint32(start[0])
-    keys = min(uint32(before + rows), room)
+    keys = min(uint32(before + rows), capacity)
 
     place = thread
     while place < uint32(rows * keys):  # the scores
@@ -125,11 +125,11 @@ def attention_whole_matrix_kernel(qkv, keys_values, start, out, first, size, sca
 def attention_whole_matrix(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
     """The obvious fusion: one block computes a head's S x S scores, its softmax and the weighted values, and nothing
     between them goes to global memory. What is saved there the caches would have held anyway."""
-    size, room = check_heads(qkv, heads, out, cache, start)
-    nbytes = 4 * out.shape[0] * room
+    size, capacity = check_heads(qkv, heads, out, cache, start)
+    nbytes = 4 * out.shape[0] * capacity
     if nbytes > MAX_SHARED:
-        raise ValueError(f"the scores of {out.shape[0]:,} queries and {room:,} keys take {nbytes:,} bytes of shared "
-                         f"memory; a block can have {MAX_SHARED:,}: {math.isqrt(MAX_SHARED // 4)} x "
+        raise ValueError(f"the scores of {out.shape[0]:,} queries and {capacity:,} keys take {nbytes:,} bytes of "
+                         f"shared memory; a block can have {MAX_SHARED:,}: {math.isqrt(MAX_SHARED // 4)} x "
                          f"{math.isqrt(MAX_SHARED // 4)} scores. Tiled attention has no such limit")
     keys_values, start, first = keys_and_values(qkv, out, cache, start)
     arguments = (qkv, keys_values, start, out, first, np.uint32(size), scale_for_powers_of_two(size), np.uint32(causal))
@@ -357,7 +357,7 @@ def flash_rows(size: int, rows: int, heads: int) -> int:
 @rung(kernel=make_flash(64, 4), needs=ASYNC, sizes=SIZES,
       idea="tiles of keys, corrected accumulators: no row of scores; products from registers")
 def attention_flash(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
-    """A block takes 16 to 128 queries of one head, and the keys in tiles of 64. A thread has a patch of the scores in
+    """A block takes 16 to 128 queries of one head, and the keys in tiles of 64. A thread has a tile of the scores in
     registers, as in a matrix product, and of the sums: a number from shared memory feeds several products. cp.async
     brings the values during the scores and the next keys during the values. Tiles that no query sees are left out."""
     size, _ = check_flash(qkv, heads, out, cache, start)
@@ -398,11 +398,11 @@ def attention_decode(qkv, heads, out, *, cache=None, start=None, causal=False, s
 
 
 def launch_decode(qkv, heads, out, cache, start, causal, stream, workspace, dtype=np.float32) -> None:
-    size, room = check_flash(qkv, heads, out, cache, start, dtype)
-    rows, slices = out.shape[0], -(-room // SLICE)
+    size, capacity = check_flash(qkv, heads, out, cache, start, dtype)
+    rows, slices = out.shape[0], -(-capacity // SLICE)
     if rows > MAX_GRID_YZ:
         raise ValueError(f"{rows:,} rows are too many; at most {MAX_GRID_YZ:,} are allowed")
-    numbers = decode_workspace_numbers(rows, room, heads, size)
+    numbers = decode_workspace_numbers(rows, capacity, heads, size)
     if workspace is None:
         workspace = _decode_workspace(numbers)
     elif np.dtype(workspace.dtype) != np.float32 or workspace.size < numbers:
@@ -413,4 +413,4 @@ def launch_decode(qkv, heads, out, cache, start, causal, stream, workspace, dtyp
     find[(slices, heads, rows), DECODE_THREADS, stream](
         qkv, keys_values, start, out, first, scale_for_powers_of_two(size), np.uint32(causal), workspace)
     combine[(heads, rows), size * teams_of(size), stream](
-        workspace, start, out, np.uint32(room), np.uint32(slices), np.uint32(causal))
+        workspace, start, out, np.uint32(capacity), np.uint32(slices), np.uint32(causal))

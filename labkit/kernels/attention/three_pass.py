@@ -93,7 +93,7 @@ def weigh_keys(qkv, keys_values, first, head_column, size, seen, scale, scores, 
 
 @cuda.jit
 def attention_three_pass_kernel(qkv, keys_values, start, out, first, size, scale, causal):
-    scores = cuda.shared.array(0, float32)  # one for each key that there is room for; the launch says how many
+    scores = cuda.shared.array(0, float32)  # one for each key of the cache's capacity, which the launch passes
     partial = cuda.shared.array(32, float32)
     t, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
     head_column, width = uint32(uint32(cuda.blockIdx.y) * size), uint32(out.shape[1])
@@ -166,11 +166,11 @@ def attention_all_threads(qkv, heads, out, *, cache=None, start=None, causal=Fal
 
 
 def _launch(kernel, qkv, heads, out, cache, start, causal, stream):
-    size, room = check_heads(qkv, heads, out, cache, start)
+    size, capacity = check_heads(qkv, heads, out, cache, start)
     fixed = PARTIAL + (4 * BLOCK if kernel is attention_all_threads_kernel else 0)
-    nbytes = 4 * room
+    nbytes = 4 * capacity
     if fixed + nbytes > MAX_SHARED:
-        raise ValueError(f"the scores of {room:,} keys take {nbytes:,} bytes of shared memory; a block can have "
+        raise ValueError(f"the scores of {capacity:,} keys take {nbytes:,} bytes of shared memory; a block can have "
                          f"{MAX_SHARED - fixed:,} bytes for them, {(MAX_SHARED - fixed) // 4:,} keys. Tiled attention "
                          f"has no such limit")
     keys_values, start, first = keys_and_values(qkv, out, cache, start)

@@ -5,7 +5,7 @@ then the product with the values. The part in the middle is three launches, or o
     attention(qkv, heads, out, cache=cache, start=start, causal=True)
     attention.launches(...)                         # the same, one by one: (name, launch(stream)), ...
 
-Shapes  as in attention.py; scores (H, T, N): T queries, and room for N keys, of which start + T are in use
+Shapes  as in attention.py; scores (H, T, N): T queries, and N keys at most, of which start + T are in use
 Work    4*T*(start + T)*H*D flop for the two products. Of the scores, each H*T*(start + T) numbers, the three launches
         read five times as many and write four times as many; the fused one reads and writes them once
 
@@ -124,23 +124,23 @@ def tile_product(a, a_at, a_row, b, b_at, b_row, b_col, out, out_at, out_row, M,
 
 
 @cuda.jit
-def scores_tiled_kernel(qkv, keys_values, start, scores, first, size, columns, room, count):
-    """All arrays flat: rows of qkv have 3*columns numbers. count: queries; room: keys that scores has room for."""
-    in_use = min(uint32(uint32(start[0]) + count), room)
+def scores_tiled_kernel(qkv, keys_values, start, scores, first, size, columns, capacity, count):
+    """All arrays flat: rows of qkv have 3*columns numbers. count: queries; capacity: keys that fit into scores."""
+    in_use = min(uint32(uint32(start[0]) + count), capacity)
     if uint32(cuda.blockIdx.x * TILE) < in_use:
         head = uint32(cuda.blockIdx.z)
-        line = uint32(uint32(keys_values.size) // room)
+        line = uint32(uint32(keys_values.size) // capacity)
         tile_product(qkv, uint32(head * size), uint32(uint32(3) * columns),
                      keys_values, uint32(first + head * size), uint32(1), line,
-                     scores, uint32(head * uint32(count * room)), room, count, in_use, size)
+                     scores, uint32(head * uint32(count * capacity)), capacity, count, in_use, size)
 
 
 @cuda.jit
-def values_tiled_kernel(weights, keys_values, start, out, first, size, columns, room, count):
-    in_use = min(uint32(uint32(start[0]) + count), room)
+def values_tiled_kernel(weights, keys_values, start, out, first, size, columns, capacity, count):
+    in_use = min(uint32(uint32(start[0]) + count), capacity)
     head = uint32(cuda.blockIdx.z)
-    line = uint32(uint32(keys_values.size) // room)
-    tile_product(weights, uint32(head * uint32(count * room)), room,
+    line = uint32(uint32(keys_values.size) // capacity)
+    tile_product(weights, uint32(head * uint32(count * capacity)), capacity,
                  keys_values, uint32(first + columns + head * size), line, uint32(1),
                  out, uint32(head * size), columns, count, size, in_use)
 
@@ -247,20 +247,20 @@ class AttentionInSteps:
 
     def launches(self, qkv, heads, out, *, cache=None, start=None, causal=False) -> list[tuple]:
         """(name, launch(stream)) of each, in order: scores, scale, mask, softmax, values."""
-        size, room = check_heads(qkv, heads, out, cache, start)
+        size, capacity = check_heads(qkv, heads, out, cache, start)
         if size > BLOCK:
             raise ValueError(f"heads of {size} numbers are too large for attention in steps; at most {BLOCK} are "
                              f"allowed")
-        if room > LONGEST:
-            raise ValueError(f"there is room for {room:,} keys; attention in steps takes at most {LONGEST:,}")
+        if capacity > LONGEST:
+            raise ValueError(f"the capacity is {capacity:,} keys; attention in steps takes at most {LONGEST:,}")
         count, columns = out.shape
         keys_values, start, first = keys_and_values(qkv, out, cache, start)
-        scores = self._room_for(heads, count, room)
+        scores = self._scores_for(heads, count, capacity)
         tiled = count > FEW and device.on_gpu() if self.tiled is None else self.tiled
         scale, causal = np.float32(1 / math.sqrt(size)), np.uint32(causal)
         size = np.uint32(size)
-        flat = (np.uint32(columns), np.uint32(room), np.uint32(count))
-        over_keys = (-(-room // BLOCK), count, heads)
+        flat = (np.uint32(columns), np.uint32(capacity), np.uint32(count))
+        over_keys = (-(-capacity // BLOCK), count, heads)
 
         def product(plain, in_tiles, a, out, grid, tiles):
             if not tiled:
@@ -270,8 +270,8 @@ class AttentionInSteps:
                                                                  *flat)
 
         rows = -(-count // TILE)
-        middle = [("softmax", lambda stream: make_masked_softmax_from(self._held(room))[(count, heads), BLOCK, stream](
-            scores, start, scale, causal))]
+        middle = [("softmax", lambda stream: make_masked_softmax_from(self._held(capacity))[
+            (count, heads), BLOCK, stream](scores, start, scale, causal))]
         if not self.fused:
             middle = [("scale", lambda stream: scale_scores_kernel[over_keys, BLOCK, stream](scores, start, scale)),
                       ("mask", lambda stream: mask_scores_kernel[over_keys, BLOCK, stream](scores, start)),
@@ -279,20 +279,20 @@ class AttentionInSteps:
             if not causal:
                 del middle[1]
         return [("scores", product(scores_kernel, scores_tiled_kernel, qkv, scores, over_keys,
-                                   (-(-room // TILE), rows, heads))),
+                                   (-(-capacity // TILE), rows, heads))),
                 *middle,
                 ("values", product(values_kernel, values_tiled_kernel, scores, out, (count, heads),
                                    (-(-int(size) // TILE), rows, heads)))]
 
-    def _room_for(self, *shape):
+    def _scores_for(self, *shape):
         if shape not in self._scores:
             self._scores[shape] = cuda.device_array(shape, np.float32)
         return self._scores[shape]
 
     @staticmethod
-    def _held(room: int) -> int:
+    def _held(capacity: int) -> int:
         """Keys that a thread keeps."""
-        return next(held for held in (1, 2, 4, 8, 16) if BLOCK * held >= room)
+        return next(held for held in (1, 2, 4, 8, 16) if BLOCK * held >= capacity)
 
 
 attention_unfused = AttentionInSteps(fused=False)

@@ -10,7 +10,7 @@ What an SM has to do for 64 queries and 128 keys of heads of 64, in clocks:
 
     tensor cores              two products of 64 x 128 x 64, 4,096 operations a clock          512
     special-function units    64 x 128 powers of two, 16 a clock                               512
-    the rest                  scaling, maximum, sum, rounding: about 400 instructions    400
+    the rest                  scaling, maximum, sum, rounding: about 400 instructions          400
                               for each of the four warps, one a clock from each scheduler
 
 No part is small beside another. One after the other, as mma.sync has them, they add up; the aim is to have them at the
@@ -41,7 +41,7 @@ REGISTERS = {1: (40, 216), 2: (24, 240), 3: (32, 160)}  # of a thread of the pro
 @kernel_factory
 def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
     """Attention for heads of `size` float16 values: a block has `consumers` warpgroups with 64 queries each, takes
-    tiles of `keys` keys, and has room for `stages` of them, at least two.
+    tiles of `keys` keys, and keeps `stages` of them in shared memory, at least two.
 
     The last warpgroup, the producer, gives its registers away, and one thread of it starts every copy. A consumer has,
     in registers, the scores of a tile (keys / 2 of a thread), the exponentials of the tile before as float16 (keys / 4)
@@ -229,7 +229,7 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
             pack_chunk(words, scores, 2)
 
     @cuda.jit(device=True, forceinline=True)
-    def finish(acc, panel, pairs, pair, eighth):
+    def epilogue(acc, panel, pairs, pair, eighth):
         """A thread's results of 64 columns, as float16, to a box that TMA can store."""
         for j in range(8):
             upper = pair + uint32(panel * QUERY_PANEL // 2) + (uint32(j) ^ eighth) * uint32(4)
@@ -238,7 +238,7 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
             pairs[upper + uint32(8 * 32)] = ptx.pack_half2(acc[s + 2], acc[s + 3])  # eight rows below
 
     @cuda.jit(launch_bounds=(THREADS, BLOCKS))
-    def attention_flash_wgmma_kernel(query_map, kv_map, out_map, start, rows, room, first, width, scale, causal):
+    def attention_flash_wgmma_kernel(query_map, kv_map, out_map, start, rows, capacity, first, width, scale, causal):
         tiles = cuda.shared.array(0, np.float16, alignment=1024)
         pairs = cuda.shared.array(0, uint32, alignment=1024)  # the same memory, two float16 values at a time
         queries_there = cuda.shared.array(1, np.uint64)
@@ -264,7 +264,7 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
         head_column = uint32(uint32(cuda.blockIdx.x) * uint32(size))
         row0 = uint32(uint32(cuda.gridDim.y - cuda.blockIdx.y - 1) * uint32(ROWS))  # causal: the most work comes first
         before = uint32(start[0])
-        end = min(uint32(before + rows), room)  # of the keys; what lies beyond may be anything
+        end = min(uint32(before + rows), capacity)  # of the keys; what lies beyond may be anything
         all_end = min(uint32(before + row0 + uint32(ROWS)), end) if causal else end
         count = uint32((all_end + uint32(KEYS - 1)) // uint32(KEYS))
         stage, parity = uint32(0), uint32(0)
@@ -368,7 +368,7 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
 
                 ptx.mbarrier_wait(values_there, value_stage, value_parity)
                 last0 = uint32(uint32(number - uint32(1)) * uint32(KEYS))
-                if end < room and end < uint32(last0 + uint32(KEYS)):
+                if end < capacity and end < uint32(last0 + uint32(KEYS)):
                     # Values of no key, which may be NaN, are multiplied by zero, and have to be zero too.
                     at = uint32(uint32(VALUES_AT) + value_stage * uint32(STAGE))
                     for panel in range(PANELS):
@@ -392,9 +392,9 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
                 multiply_rows(acc, correction)
                 # Out through the place of this consumer's queries.
                 pair = uint32(warpgroup * uint32(BOX // 2) + upper * uint32(32) + quad)
-                finish(acc, 0, pairs, pair, eighth)
+                epilogue(acc, 0, pairs, pair, eighth)
                 if PANELS > 1:
-                    finish(acc, 1, pairs, pair, eighth)
+                    epilogue(acc, 1, pairs, pair, eighth)
                 ptx.fence_proxy_async()
                 ptx.named_barrier_sync(warpgroup + uint32(1), uint32(128))
                 if first_member:

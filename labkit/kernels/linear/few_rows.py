@@ -36,7 +36,7 @@ from labkit.kernels.linear.fused import (
     fused_tiled,
     layer,
     make_add_parts,
-    make_finish,
+    make_epilogue,
     make_fused_tiled,
     memory_for,
     seconds_between,
@@ -91,7 +91,7 @@ def make_skinny(rows_each: int, wide: bool, split: bool, gelu: bool, residual: b
     QUADS, SUMS = ROWS // 4, 4 * ROWS
     KEPT = max(1, SUMS // 8)  # sums of a lane after three folds
     X_SIZE, MEETING = CHUNK * PITCH, WARPS * ROWS * COLS
-    load, finish = load_four if wide else load_four_singly, make_finish(gelu, residual)
+    load, epilogue = load_four if wide else load_four_singly, make_epilogue(gelu, residual)
     fold_16, fold_8, fold_4 = make_fold(SUMS, 16), make_fold(SUMS // 2, 8), make_fold(SUMS // 4, 4)
 
     @cuda.jit(device=True)
@@ -122,7 +122,7 @@ def make_skinny(rows_each: int, wide: bool, split: bool, gelu: bool, residual: b
 
     @cuda.jit(launch_bounds=(THREADS, 2))
     def skinny_kernel(x, weights, bias, residual_of, out, slice_):
-        x_tile = cuda.shared.array(X_SIZE, float32, alignment=16)  # turned: the rows of a step of K are neighbours
+        x_tile = cuda.shared.array(X_SIZE, float32, alignment=16)  # transposed: the rows of a step of K are neighbours
         meeting = cuda.shared.array(MEETING, float32)
         sums = cuda.local.array(SUMS, float32)
         thread = uint32(cuda.threadIdx.x)
@@ -187,7 +187,7 @@ def make_skinny(rows_each: int, wide: bool, split: bool, gelu: bool, residual: b
                 if split:
                     out[part, row, col] = total
                 else:
-                    out[row, col] = finish(total, bias, residual_of, row, col)
+                    out[row, col] = epilogue(total, bias, residual_of, row, col)
 
     return skinny_kernel
 
@@ -216,7 +216,7 @@ def make_skinny_half(row_tiles: int, split: bool, gelu: bool, residual: bool):
     TILES, SUMS, WORDS = row_tiles, 8 * row_tiles, 8 * row_tiles
     ROWS = 16 * row_tiles
     MEETING = WARPS * 256
-    finish = make_finish(gelu, residual)
+    epilogue = make_epilogue(gelu, residual)
 
     @cuda.jit(device=True)
     def copy_step(ring, stage, weights, k0, col0, lane, inside):
@@ -313,7 +313,7 @@ def make_skinny_half(row_tiles: int, split: bool, gelu: bool, residual: bool):
                 if split:
                     out[part, out_row, out_col] = total
                 else:
-                    out[out_row, out_col] = finish(total, bias, residual_of, out_row, out_col)
+                    out[out_row, out_col] = epilogue(total, bias, residual_of, out_row, out_col)
             if i + 1 < TILES:
                 cuda.syncthreads()  # free for the next 16 rows
 

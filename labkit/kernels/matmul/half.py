@@ -303,7 +303,7 @@ PIPELINED = tuple(make_pipelined(tile) for tile in PIPELINED_TILES)
       idea="four stages, swizzled; 64 x 64 a warp, fragments loaded ahead; rows stored whole")
 def matmul_half_pipelined(a, b, out, stream=0):
     """As three_stage, but a warp's tile is 64 x 64, its next fragments are loaded while the last are multiplied, pieces
-    of a row are permuted instead of padded, and blocks that run together form a patch of out."""
+    of a row are permuted instead of padded, and blocks that run together form a rectangle of out."""
     rows, cols, depth = check_product(a, b, None, None, out, weights=False)
     launch(make_pipelined(pipelined_tile(rows, cols, depth)), a, b, None, None, out, stream)
 

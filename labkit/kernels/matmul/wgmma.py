@@ -39,7 +39,7 @@ from labkit.kernels.matmul.wgmma_tiles import (
     ROW_GROUP,
     Tile,
     b_layout,
-    make_finish,
+    make_epilogue,
     make_load,
     make_place,
     make_store_part,
@@ -69,7 +69,7 @@ def make_wgmma(*, weights: bool, bias: bool):
     SUMS, BOXES = COLS // 2, COLS // 64
     B_LEADING, B_STEP = b_layout(weights)
     place, load, wgmma = make_place(SIMPLE), make_load(SIMPLE, weights), wgmma_of(COLS, weights)
-    finish = make_finish(unchanged)
+    epilogue = make_epilogue(unchanged)
 
     @cuda.jit(launch_bounds=(256, 2))
     def wgmma_kernel(a_map, b_map, out_map, bias_of, rows, cols, depth):
@@ -126,8 +126,8 @@ def make_wgmma(*, weights: bool, bias: bool):
                 sums[4 * j + 3] += y
         finished = warpgroup * uint32(BOXES * BOX)  # the first stage is free by now: it takes the float16 output
         word = finished // uint32(2) + upper * uint32(32) + quad
-        finish(sums, 0, words, word, eighth)
-        finish(sums, 1, words, word, eighth)
+        epilogue(sums, 0, words, word, eighth)
+        epilogue(sums, 1, words, word, eighth)
         ptx.fence_proxy_async()
         cuda.syncthreads()
         if member == uint32(0):
@@ -193,7 +193,7 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
     B_LEADING, B_STEP = b_layout(weights)
     place, load, wgmma = make_place(tile), make_load(tile, weights), wgmma_of(COLS, weights)
     RESIDUAL_BYTES = 2 * BOXES * BOX
-    finish = make_finish(activation, residual)
+    epilogue = make_epilogue(activation, residual)
     store_part = make_store_part(COLS)
 
     @cuda.jit(launch_bounds=(384, 1))  # a bound, so that setmaxnreg has something to move: 168 registers a thread
@@ -315,13 +315,13 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
                     if residual:
                         ptx.mbarrier_wait(arrived, warpgroup, residual_parity)
                         residual_parity = uint32(1) - residual_parity
-                    finish(sums, 0, words, word, eighth)
+                    epilogue(sums, 0, words, word, eighth)
                     if BOXES > 1:
-                        finish(sums, 1, words, word, eighth)
+                        epilogue(sums, 1, words, word, eighth)
                     if BOXES > 2:
-                        finish(sums, 2, words, word, eighth)
+                        epilogue(sums, 2, words, word, eighth)
                     if BOXES > 3:
-                        finish(sums, 3, words, word, eighth)
+                        epilogue(sums, 3, words, word, eighth)
                     ptx.fence_proxy_async()
                     ptx.named_barrier_sync(warpgroup + uint32(1), uint32(128))
                     if first_member:

@@ -54,7 +54,7 @@ def make_place(tile: Tile):
 
     @cuda.jit(device=True)
     def place(number, rows, cols):
-        """Numbers go down BAND tiles, then to the next column: tiles computed at the same time form a patch, not a
+        """Numbers go down BAND tiles, then to the next column: tiles computed at the same time form a rectangle, not a
         line, and find each other's rows and columns in the L2."""
         down = uint32((rows + uint32(ROWS - 1)) // uint32(ROWS))
         across = uint32((cols + uint32(COLS - 1)) // uint32(COLS))
@@ -89,12 +89,12 @@ def make_load(tile: Tile, weights: bool):
     return load
 
 
-def make_finish(activation, residual=False):
+def make_epilogue(activation, residual=False):
     """A device function: writes a thread's sums of 64 columns, as float16, to a box that TMA can store. residual: the
     box holds the residual, which is added."""
 
     @cuda.jit(device=True, forceinline=True)
-    def finish(sums, box, words, word, eighth):
+    def epilogue(sums, box, words, word, eighth):
         """`word` is the place of the thread's first two sums in box 0, `eighth` its row among eight. A call for each
         box: the compiler unrolls each on its own, and has to, for sums that are indexed in a loop leave registers."""
         for j in range(8):
@@ -110,7 +110,7 @@ def make_finish(activation, residual=False):
                 words[upper] = ptx.pack_half2(activation(sums[s]), activation(sums[s + 1]))
                 words[lower] = ptx.pack_half2(activation(sums[s + 2]), activation(sums[s + 3]))
 
-    return finish
+    return epilogue
 
 
 def make_store_part(columns: int):

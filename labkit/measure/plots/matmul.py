@@ -1,7 +1,7 @@
 """Drawings of the matrix product: which elements a block, a thread and a lane read and keep, and when.
 
     tile_walk()                    which tiles a block of a product reads, step by step
-    patch()                        what one thread of a register-blocked product keeps and reads
+    thread_tile()                  what one thread of a register-blocked product keeps and reads
     mma_lanes(lane)                which lane holds which element of a tensor-core instruction
     overlap()                      loads and products of one block in time
 """
@@ -94,8 +94,8 @@ def tile_walk(M: int = 7, N: int = 11, K: int = 10, tile: int = 4, block: tuple[
     return figure
 
 
-def patch(threads: int = 4, size: int = 4, thread: tuple[int, int] = (2, 1)) -> CourseFigure:
-    """One step of k in a block of threads x threads, each with a patch of size x size elements, `threads` apart.
+def thread_tile(threads: int = 4, size: int = 4, thread: tuple[int, int] = (2, 1)) -> CourseFigure:
+    """One step of k in a block of threads x threads, each with a tile of size x size elements, `threads` apart.
 
     Coloured: what thread (x, y) keeps, and the numbers of a and b that it reads for it.
     """

@@ -277,7 +277,7 @@ def test_costs_over_sizes_say_where_and_leave_out_what_was_not_measured():
 
 
 def test_pictures_of_the_product_to_the_limit():
-    figure = plots.patch(threads=4, size=2, thread=(1, 3))
+    figure = plots.thread_tile(threads=4, size=2, thread=(1, 3))
     for part in ("2 numbers of a,", "2 numbers of b,", "of its 4 sums.", "Thread (1, 3)"):
         assert part in texts(figure)
     shown = texts(plots.mma_lanes(lane=31))
