@@ -54,6 +54,8 @@ def test_the_sources_numbers_hold_together():
     for (S, _), ((slow, *_), (fast, *_), rates, ratio, _) in report.MICROBENCHMARK.items():
         assert slow / fast == pytest.approx(ratio, rel=0.04)  # the times are rounded to a microsecond
         assert report.TRAFFIC[1, S][0] / slow / 1e3 == pytest.approx(rates[0], rel=0.2)
+    for prompt, (baseline, fused) in generation_experiment.SOURCE.items():
+        assert baseline[0] / fused[0] == pytest.approx(generation_experiment.SOURCE_RATIO[prompt], abs=0.006)
 
 
 def test_the_command_writes_it(tmp_path, monkeypatch):

@@ -386,21 +386,21 @@ def generation_table(series: Mapping, model: str | None = None, how: str | None 
         for name, known in (("unfused", theirs[0]), ("fused", theirs[1]), ("one kernel", None)):
             row = next(r for r in prompt["rows"] if (r["attention"], r["how"]) == (name, how))
             quoted = "-" if known is None else "{:.2f}, {:.3f}, {:.3f}".format(*known).replace(" ", NO_BREAK)
-            if known and name == "fused":
-                quoted += f"; {SOURCE_RATIO[prompt['text']]:.2f}"
+            their_ratio = f"{SOURCE_RATIO[prompt['text']]:.2f}" if known and name == "fused" else "-"
             rows.append((prompt["text"] if name == "unfused" else "", WORDS[name], f"{row['tokens_per_second']:,.1f}",
                          f"{row['ms_per_token']:.3f}", f"{row['seconds']['p50']:.3f}", _ratio(prompt, name, how),
                          "yes" if row["same_tokens"] else "no",
-                         quoted))
+                         quoted, their_ratio))
     random = " Random weights: they take the same time, and write no text." if one["weights"] == "random" else ""
     return PlainTable(
         f"Generated text: {one['name']}, {HOWS[how]}",
-        ("prompt", "attention", "tokens/s", "ms/token", "p50, s", "ratio", "same text", "theirs: tokens/s, ms, s; ratio"),
+        ("prompt", "attention", "tokens/s", "ms/token", "p50, s", "ratio", "same text", "theirs: tokens/s, ms, s",
+         "ratio"),
         tuple(rows),
         (f"{series['where']}, {series['date']}. {one['log']}.{random}",
          "Softmax in 3: scale, mask and softmax as three launches; in 1: as one. One kernel: all of attention. Ratio: "
-         "to softmax in 3. Theirs: distilgpt2 on an NVIDIA L4, baseline and fused. Its ratio is baseline over fused, so a number "
-         "above 1 means that fusing lost; ours is the other way up."))
+         "to softmax in 3. Theirs: distilgpt2 on an NVIDIA L4, baseline and fused. The last column is its own "
+         "ratio, baseline over fused, so above 1 fusing lost; ours is the other way up."))
 
 
 def _ratio(prompt: Mapping, name: str, how: str) -> str:
