@@ -403,14 +403,13 @@ counters.profile("matmul")
 # is at another place, the next one comes for a tile when it is gone. That gives two predictions.
 
 # %%
-b_mb, at_once = 4 * 4096**2 / 1e6, 132 * 8
-rows_of_blocks = 4096 // 16
-together = rows_of_blocks * rows_of_blocks / at_once
-print(f"b once for all blocks that run together   {together:4.0f} x {b_mb:.0f} MB = {together * b_mb:6,.0f} MB")
-print(f"b once for each row of blocks             {rows_of_blocks:4} x {b_mb:.0f} MB = {rows_of_blocks * b_mb:6,.0f} MB")
+b_mb, rows_of_blocks = 4 * 4096**2 / 1e6, 4096 // 16
+for how, times in (("b once for all blocks that run together", rows_of_blocks**2 / (8 * 132)),
+                   ("b once for each row of blocks", rows_of_blocks)):
+    print(f"{how:40} {times:4.0f} x {b_mb:.0f} MB = {times * b_mb:6,.0f} MB")
 for row in counters.recorded()["ops"]["matmul"]["rows"]:
     if row["name"] in ("matmul_coalesced", "matmul_tiled"):
-        print(f"counted, {row['name']:32} {row['dram_read'] / 1e6:16,.0f} MB")
+        print(f"counted, {row['name']:47} {row['dram_read'] / 1e6:6,.0f} MB")
 
 # %% [markdown]
 # The coalesced kernel's blocks keep in step, and the tiled kernel's do not. The counts do not say why. And it costs the

@@ -64,10 +64,10 @@ NUMBERS = re.compile("|".join((
     rf"{_NUMBER}[ -]?(?:{_UNIT})",  # 12 us, forty instructions
     rf"{_NUMBER} times (?:as|the|that|slower|faster|larger|smaller|longer|shorter|PyTorch|its|less|more)\b",
     rf"factors? of (?:about |some |nearly )?{_NUMBER}",
-    r"\b(?:twice|half) (?:as|the|of|that|its)\b",
+    r"\b(?:twice|(?<!first )(?<!second )(?<!upper )(?<!other )(?<!right )half) (?:as|the|of|that|its)\b",
     r"\b(?:doubles?|triples?|halves) (?:the|its)\b",
     rf"\b(?:an?|one|two|three|four|five|nine) {_PART}",
-    r"(?<![\w.])\d+\.\d+(?!\.?\w)",  # any decimal: 0.96
+    r"(?<![\w.])(?<!CUDA )(?<!Llama )(?<!tileiras )(?<!ptxas )\d+\.\d+(?!\.?\w)",  # any decimal but a version: 0.96
 )), re.IGNORECASE)
 
 
@@ -153,6 +153,16 @@ def rates_of(op: str, names: tuple[str, ...]) -> dict[str, float]:
     return {name: row(op, name).tflops for name in names}
 
 
+def times_of(op: str, names: tuple[str, ...], before: str = "") -> dict[str, float]:
+    """name -> ms of the row that is called `before` and the name."""
+    return {name: row(op, before + name).ms for name in names}
+
+
+def profiled(op: str) -> list[dict]:
+    """Every kernel of an operation that Nsight Compute counted."""
+    return counters.recorded()["ops"][op]["rows"]
+
+
 def ncu(op: str, name: str) -> Record:
     """What Nsight Compute counted for a row's first kernel."""
     rows = counters.recorded()["ops"][op]["rows"]
@@ -169,7 +179,8 @@ def stall(op: str, name: str, reason: str) -> float:
 
 def report(metric: str) -> float:
     """A number from Nsight Compute's own report on the tiled product."""
-    return float(re.search(rf"{re.escape(metric)} +[^ ]+ +([\d,.]+)", counters.recorded()["report"])[1].replace(",", ""))
+    text = counters.recorded()["report"]
+    return float(re.search(rf"{re.escape(metric)} +[^ ]+ +([\d,.]+)", text)[1].replace(",", ""))
 
 
 def words(value: float) -> str:
@@ -197,9 +208,11 @@ def so(said: str, holds: bool) -> str:
 def namespace(let: Mapping[str, str] | None = None) -> dict:
     """Everything that an expression may use."""
     data = measure.recorded(gpu=GPU)
-    names = {"row": row, "rates_of": rates_of, "ncu": ncu, "stall": stall, "report": report, "words": words, "about": about, "so": so, "min": min,
-             "max": max, "abs": abs, "sum": sum, "round": round, "len": len, "series": Record(data["series"]),
-             "limits": Record(data["limits"]), "machine": Record(data["machine"]), "__builtins__": {}}
+    functions = (row, rates_of, times_of, ncu, profiled, stall, report, words, about, so,
+                 min, max, abs, sum, round, len)
+    names = {function.__name__: function for function in functions}
+    names |= {"series": Record(data["series"]), "limits": Record(data["limits"]), "machine": Record(data["machine"]),
+              "__builtins__": {}}
     for name, expression in (let or {}).items():
         names[name] = eval(expression, names)  # data/claims.toml is ours
     return names
