@@ -114,8 +114,8 @@ for B, S in ((1, 512), (1, 1024), (64, 1024)):
     rows.append((str(B), str(S), f"{unfused_bytes:,}", f"{fused_bytes:,}", f"{1 - fused_bytes / unfused_bytes:.1%}",
                  "-" if known is None else "the same" if known == (unfused_bytes, fused_bytes) else "another"))
 PlainTable("The report's model", ("B", "S", "unfused", "fused", "saved", "in the report"), tuple(rows),
-           ("The report's tables say 71.4%, its summary about 75%. The headings of those tables count four passes against "
-            "one, which would be 75%; the bytes under them are those of seven against two.",))
+           ("The report's tables say 71.4%, its summary about 75%. The headings of those tables count four passes "
+            "against one, which would be 75%; the bytes under them are those of seven against two.",))
 
 # %% [markdown]
 # $1 - 2/7 = 71.4\%$, whatever the size. Seven is not derived there. Which seven could it be? The scaling reads and

@@ -8,7 +8,7 @@ keys are the kinds, and each holds fragments of prose, word for word as they sta
 
     recorded     with {expressions} over the recording in place of numbers: "the swap is worth {naive / tiled:.1f}"
     arithmetic   the same, where nothing was measured: "{8191 // 256 + 8} steps"
-    quoted       somebody else's number; the prose says whose
+    quoted       somebody else's numbers: the title of what they are from, and the fragments; the prose says whose
     hardware     a fact of a data sheet, a standard or NVIDIA's documentation
     example      a number that was chosen, or a guess that the lesson takes back
     to_record    as recorded, for a value that no recording has yet: unrecorded() lists those
@@ -42,7 +42,9 @@ from labkit.measure import ncu as counters
 
 CLAIMS = paths.REPOSITORY / "data" / "claims.toml"
 FILLED = ("recorded", "arithmetic", "to_record")
-LITERAL = ("quoted", "hardware", "example")
+LITERAL = ("hardware", "example", "quoted")
+WHOSE = re.compile(r"\b([Tt]he source|[Rr]eport|[Tt]heirs?|[Aa]uthor|port of|write-up|article|said to be|"
+                   r"Sentences such as|notebook that this course)\b")
 GPU = "NVIDIA H200"
 ADVICE = ("Print it in a cell, or give the fragment an entry in data/claims.toml: recorded (with the expression), "
           "arithmetic, quoted, hardware or example.")
@@ -183,6 +185,20 @@ def report(metric: str) -> float:
     return float(re.search(rf"{re.escape(metric)} +[^ ]+ +([\d,.]+)", text)[1].replace(",", ""))
 
 
+def block_bytes(tokens: int, fused: bool = True) -> int:
+    """What the launches of a GPT-2 block read and write, as lesson 13 counts it."""
+    from labkit.models.gpt2_block import GPT2_SMALL, traffic
+
+    return sum(traffic(GPT2_SMALL, tokens, fused=fused).values())
+
+
+def mean_rate(model: Record, how: str) -> float:
+    """Tokens a second of a recorded model with softmax in three launches, over its prompts."""
+    rates = [one["tokens_per_second"] for prompt in model._value["prompts"] for one in prompt["rows"]
+             if (one["attention"], one["how"]) == ("unfused", how)]
+    return sum(rates) / len(rates)
+
+
 def words(value: float) -> str:
     """7.06 -> "seven", 0.5 -> "half"; a number without a word of its own stays a number."""
     for part, name in _PARTS.items():
@@ -208,8 +224,8 @@ def so(said: str, holds: bool) -> str:
 def namespace(let: Mapping[str, str] | None = None) -> dict:
     """Everything that an expression may use."""
     data = measure.recorded(gpu=GPU)
-    functions = (row, rates_of, times_of, ncu, profiled, stall, report, words, about, so,
-                 min, max, abs, sum, round, len)
+    functions = (row, rates_of, times_of, ncu, profiled, stall, report, block_bytes, mean_rate, words, about, so,
+                 min, max, abs, all, sum, round, len)
     names = {function.__name__: function for function in functions}
     names |= {"series": Record(data["series"]), "limits": Record(data["limits"]), "machine": Record(data["machine"]),
               "__builtins__": {}}
@@ -262,6 +278,8 @@ def _covered(name: str, text: str, kinds: Mapping) -> tuple[list[tuple[int, int]
         if kind not in FILLED + LITERAL:
             wrong.append(f"{kind!r} is no kind of claim")
             continue
+        if kind == "quoted":
+            fragments = [fragment for one in fragments.values() for fragment in one]
         for fragment in fragments:
             said = " ".join(fragment.split())
             if kind in FILLED:
@@ -274,6 +292,8 @@ def _covered(name: str, text: str, kinds: Mapping) -> tuple[list[tuple[int, int]
             places = [match.span() for match in re.finditer(re.escape(said), text)]
             if len(places) != 1:
                 wrong.append(_misplaced(kind, fragment, said, text, len(places)))
+            elif kind == "quoted" and not WHOSE.search(text, max(0, places[0][0] - 400), places[0][1] + 60):
+                wrong.append(f"{said!r} is quoted, and the prose does not say from whom")
             covered += places or _like(fragment, text)
     return covered, wrong
 
