@@ -3,8 +3,9 @@
     problems()      what prose says and no recording does, and what no entry covers: a list of sentences
     unrecorded()    what still has to be recorded
 
-data/claims.toml has a table for each lesson, for README ("README") and for the summaries in course.toml ("course"). Its
-keys are the kinds, and each holds fragments of prose, word for word as they stand there (a line break is a space):
+data/claims.toml has a table for each lesson, for README ("README"), data/README.md ("data") and the summaries in
+course.toml ("course"). Its keys are the kinds, and each holds fragments of prose, word for word as they stand there (a
+line break is a space):
 
     recorded     with {expressions} over the recording in place of numbers: "the swap is worth {naive / tiled:.1f}"
     arithmetic   the same, where nothing was measured: "{8191 // 256 + 8} steps"
@@ -22,7 +23,7 @@ recording names the sentences that are no longer true, and says what would be. I
     ncu("matmul", "tiled")                    a profiled kernel: .dram_read .occupancy_percent ...
     stall("matmul", "tiled", "barrier")       how many of its warps waited for that
     report("L1/TEX Cache Throughput")         a line of the profiler's report on the tiled product
-    limits.bandwidth_gbs, machine.sms
+    limits.bandwidth_gbs, machine.sms         of the machine; training.last.loss of data/tiny-gpt2/training.json
     words(7.06)                               "seven"; words(0.5) "half"
     about("two thirds", value, 2 / 3)         the words if the value is within a tenth, else the value
     so("more than half", value > 0.5)         the words if it is so
@@ -30,6 +31,7 @@ recording names the sentences that are no longer true, and says what would be. I
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping
@@ -40,6 +42,7 @@ from labkit import measure
 from labkit._common import paths
 from labkit.measure import ncu as counters
 
+TINY = paths.REPOSITORY / "data" / "tiny-gpt2"
 CLAIMS = paths.REPOSITORY / "data" / "claims.toml"
 FILLED = ("recorded", "arithmetic", "to_record")
 LITERAL = ("hardware", "example", "quoted")
@@ -95,11 +98,12 @@ def plain(text: str) -> str:
 
 
 def texts() -> dict[str, str]:
-    """name -> prose, of every lesson, README and the summaries of course.toml."""
+    """name -> prose, of every lesson, the two READMEs and the summaries of course.toml."""
     found = {path.stem: prose_of(path.read_text(encoding="utf-8"))
              for path in sorted((paths.REPOSITORY / "notebooks").glob("[0-9]*.py"))}
     found["README"] = plain((paths.REPOSITORY / "README.md").read_text(encoding="utf-8"))
     course = tomllib.loads((paths.REPOSITORY / "course.toml").read_text(encoding="utf-8"))
+    found["data"] = plain((paths.REPOSITORY / "data" / "README.md").read_text(encoding="utf-8"))
     found["course"] = " ".join(chapter["summary"] for chapter in course["chapter"])
     return found
 
@@ -199,6 +203,11 @@ def mean_rate(model: Record, how: str) -> float:
     return sum(rates) / len(rates)
 
 
+def file_mb(name: str) -> float:
+    """The size of a file of data/tiny-gpt2."""
+    return (TINY / name).stat().st_size / 1e6
+
+
 def words(value: float) -> str:
     """7.06 -> "seven", 0.5 -> "half"; a number without a word of its own stays a number."""
     for part, name in _PARTS.items():
@@ -224,11 +233,11 @@ def so(said: str, holds: bool) -> str:
 def namespace(let: Mapping[str, str] | None = None) -> dict:
     """Everything that an expression may use."""
     data = measure.recorded(gpu=GPU)
-    functions = (row, rates_of, times_of, ncu, profiled, stall, report, block_bytes, mean_rate, words, about, so,
-                 min, max, abs, all, sum, round, len)
+    functions = (row, rates_of, times_of, ncu, profiled, stall, report, block_bytes, mean_rate, file_mb, words, about,
+                 so, min, max, abs, all, sum, round, len)
     names = {function.__name__: function for function in functions}
     names |= {"series": Record(data["series"]), "limits": Record(data["limits"]), "machine": Record(data["machine"]),
-              "__builtins__": {}}
+              "training": Record(json.loads((TINY / "training.json").read_text(encoding="utf-8"))), "__builtins__": {}}
     for name, expression in (let or {}).items():
         names[name] = eval(expression, names)  # data/claims.toml is ours
     return names

@@ -3,6 +3,7 @@
     problems(recording)         what is wrong within a file of data/measurements: a list of sentences, empty if none
     differences(one, other)     which times of two recordings of the same GPU are further apart than the tolerance
     profile_differences(recording, profile)     the same for a recording and Nsight Compute's times of those launches
+    check(recording, known)     raises ValueError for problems, prints differences: before a file is replaced
 
 They work on the JSON as data/measurements/README.md describes it, and need neither a GPU nor the kernels.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import sys
 from collections.abc import Iterator, Mapping
 
 from labkit._common.tables import size_text
@@ -59,6 +61,14 @@ def profile_differences(recording: Mapping, profile: Mapping, tolerance: float =
     return found
 
 
+def check(recording: Mapping, known: Mapping | None = None) -> None:
+    """Raises ValueError for a recording that makes no sense; prints to stderr what differs from the `known` one."""
+    if found := problems(recording):
+        raise ValueError("the recording makes no sense:\n" + "\n".join(found))
+    for difference in differences(known, recording) if known else ():
+        print(f"not as before: {difference}", file=sys.stderr)
+
+
 # --- Ladders ---------------------------------------------------------------------------------------------------------
 
 
@@ -78,6 +88,9 @@ def _of_row(ladder: Mapping, row: Mapping) -> Iterator[str]:
             yield from (f"{kind}: {problem}" for problem in _percentiles(row[kind]))
     ms = row["timing"]["p50"]
     if not _positive(ms):
+        return
+    if ladder["machine"].get("kind") != "gpu":  # the CPU device's rates would not be a GPU's: it has none
+        yield from (f"{name} is {row[name]}, of no GPU" for name in ("gbs", "tflops", "fraction") if row[name])
         return
     expected = {"gbs": ladder["bytes"] / ms / 1e6, "tflops": ladder["flops"] / ms / 1e9}
     if row["kind"] != "host":

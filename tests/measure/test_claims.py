@@ -17,7 +17,7 @@ def test_nothing_waits_to_be_recorded():
     assert claims.unrecorded() == []
 
 
-# --- The check itself, on prose of its own -----------------------------------------------------------------------------
+# --- The check itself, on prose of its own ----------------------------------------------------------------------------
 
 LAUNCH = "The launch takes {series.launch_overhead.launcher_us:.1f} us"
 

@@ -99,3 +99,14 @@ def test_a_profile_that_differs_is_named(recording):
     next(one for one in profile["ops"]["softmax"]["rows"] if one["name"] == "softmax_warp")["time_us"] *= 2
     (found,) = sense.profile_differences(recording, profile)
     assert found.startswith("softmax_warp under ncu")
+
+
+def test_a_recording_without_sense_is_refused_and_one_that_differs_is_announced(recording, capsys):
+    changed = copy.deepcopy(recording)
+    changed["series"]["softmax_cpu"]["ms"] = 470.0
+    sense.check(changed, recording)
+    assert "not as before: series softmax_cpu.ms: 270.2 and 470" in capsys.readouterr().err
+    sense.check(changed)
+    row(changed, "softmax", "softmax_naive")["timing"]["p95"] = 0.001
+    with pytest.raises(ValueError, match="makes no sense:\nsoftmax, .*p5, p50, p95"):
+        sense.check(changed, recording)
