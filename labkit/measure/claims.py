@@ -10,6 +10,7 @@ line break is a space):
     recorded     with {expressions} over the recording in place of numbers: "the swap is worth {naive / tiled:.1f}"
     arithmetic   the same, where nothing was measured: "{8191 // 256 + 8} steps"
     quoted       somebody else's numbers: the title of what they are from, and the fragments; the prose says whose
+    compiled     read from machine code that was compiled offline; the prose says by what
     hardware     a fact of a data sheet, a standard or NVIDIA's documentation
     example      a number that was chosen, or a guess that the lesson takes back
     to_record    as recorded, for a value that no recording has yet: unrecorded() lists those
@@ -45,10 +46,12 @@ from labkit.measure import ncu as counters
 TINY = paths.REPOSITORY / "data" / "tiny-gpt2"
 CLAIMS = paths.REPOSITORY / "data" / "claims.toml"
 FILLED = ("recorded", "arithmetic", "to_record")
-LITERAL = ("hardware", "example", "quoted")
+LITERAL = ("hardware", "example", "quoted", "compiled")
 WHOSE = re.compile(r"\b([Tt]he source|[Rr]eport|[Tt]heirs?|[Aa]uthor|port of|write-up|article|said to be|"
                    r"Sentences such as|notebook that this course)\b")
+COMPILED = re.compile(r"\b(compiled|ptxas|machine code|assembler)\b")
 GPU = "NVIDIA H200"
+NEARBY = {"quoted": WHOSE, "compiled": COMPILED}  # what the prose has to say within a few lines
 ADVICE = ("Print it in a cell, or give the fragment an entry in data/claims.toml: recorded (with the expression), "
           "arithmetic, quoted, hardware or example.")
 
@@ -119,6 +122,8 @@ class Record:
 
     def __getattr__(self, name: str):
         if name.startswith("_") or not isinstance(self._value, Mapping) or name not in self._value:
+            raise KeyError(name)
+        if self._value[name] is None:  # there, and not measured
             raise KeyError(name)
         return _wrapped(self._value[name])
 
@@ -298,11 +303,14 @@ def _covered(name: str, text: str, kinds: Mapping) -> tuple[list[tuple[int, int]
                     wrong += [f"no recording has {error}: {fragment!r}"] if kind != "to_record" else []
                     covered += _like(fragment, text) or _literal(fragment, text)
                     continue
+                except Exception as error:  # whatever an expression may raise
+                    wrong.append(f"{fragment!r} cannot be worked out: {type(error).__name__}: {error}")
+                    continue
             places = [match.span() for match in re.finditer(re.escape(said), text)]
             if len(places) != 1:
                 wrong.append(_misplaced(kind, fragment, said, text, len(places)))
-            elif kind == "quoted" and not WHOSE.search(text, max(0, places[0][0] - 400), places[0][1] + 60):
-                wrong.append(f"{said!r} is quoted, and the prose does not say from whom")
+            elif kind in NEARBY and not NEARBY[kind].search(text, max(0, places[0][0] - 400), places[0][1] + 60):
+                wrong.append(f"{said!r} is {kind}, and the prose does not say from where")
             covered += places or _like(fragment, text)
     return covered, wrong
 

@@ -80,7 +80,15 @@ def test_a_quotation_says_whose_it_is():
     quoted = {"A title": ["it takes 5.5 ms"]}
     assert problems("By the report it takes 5.5 ms.", quoted=quoted) == []
     (found,) = problems("Somewhere it takes 5.5 ms.", quoted=quoted)
-    assert "does not say from whom" in found
+    assert "is quoted, and the prose does not say from where" in found
+    compiled = ["255 registers"]
+    assert problems("In the machine code it has 255 registers.", compiled=compiled) == []
+    assert "is compiled, and the prose" in problems("It has 255 registers.", compiled=compiled)[0]
+
+
+def test_an_expression_that_fails_is_named():
+    (found, _) = problems("It takes 12 us.", arithmetic=["It takes {1 / 0:.0f} us"])
+    assert "cannot be worked out: ZeroDivisionError" in found
 
 
 def test_what_is_to_be_recorded_is_listed_and_not_a_problem_yet():
