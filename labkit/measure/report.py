@@ -154,8 +154,8 @@ def traffic() -> Section:
     parts: list = [PlainTable(
         "Bytes by the source's model", ("", "unfused", "fused", "saved", "theirs: unfused", "fused", "saved"),
         tuple(rows), ("Unfused: seven passes over the array and a number for each row; fused: one reading and one "
-                      "writing. The source's summary says about 75%, and its headings count four passes against one; its "
-                      "bytes are those of seven against two.",))]
+                      "writing. The source's summary says about 75%, and its headings count four passes against one; "
+                      "its bytes are those of seven against two.",))]
     found = counters.recorded()
     if found and "masked_softmax_causal" in found["ops"]:
         moved = {}
