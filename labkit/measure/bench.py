@@ -173,6 +173,7 @@ def merge(path: Path, data: dict) -> dict:
     for note in ("seconds", "problems"):
         merged.pop(note, None)  # of this run, not of the file
     merged["targets"] = targets.to_json(targets.evaluate(merged))
+    sense.check(merged, known)
     write_text(path, json.dumps(merged, indent=1, allow_nan=False) + "\n")
     return merged
 
