@@ -271,9 +271,9 @@ print(f"    NumPy takes as long as          {recorded['numpy_ms'] / kernel:6.0f}
 print(f"    NumPy takes as long as          {recorded['numpy_ms'] / trip_ms:6.2f} trips")
 
 # %% [markdown]
-# That is this lesson in one picture. On the H200 the kernel is more than a hundred times as fast as NumPy, and the trip
-# is no faster at all. The kernel reads from the GPU's own memory, thousands of GB each second. The data got there over
-# the *bus* that joins host and GPU, and through a queue at its gate.
+# That is this lesson in one picture. On the H200 the kernel is far faster than NumPy, and the whole trip is slower:
+# NumPy is done before it ends. The kernel reads from the GPU's own memory, thousands of GB each second. The data got
+# there over the *bus* that joins host and GPU, and through a queue at its gate.
 #
 # On the CPU device there is no bus. A "copy to the device" is a copy from one part of your memory to another, and the
 # kernel runs on the processor that NumPy runs on. Its bars show that the steps happen, and nothing about a GPU.
@@ -379,8 +379,8 @@ plots.crossover(sizes, recorded=recorded_sizes)
 
 # %% [markdown]
 # Read the H200's lines from the left. Small sizes all cost the same. The kernel takes its few microseconds, the call
-# from Python about eight times that, the trip six times as much again, while NumPy is done with a thousand elements in
-# less than one microsecond. Then the lines bend upwards, each where its bytes begin to count.
+# from Python about seven times that, the trip six times as much again, while NumPy is done with a thousand elements
+# in less than one microsecond. Then the lines bend upwards, each where its bytes begin to count.
 
 # %%
 s = recorded_sizes

@@ -325,25 +325,42 @@ for name, asked in flop_per_byte.items():
 
 # %% [markdown]
 # The coalesced rung does more than four times what its requests would allow. So most of them never reach memory. The
-# cache answers them, because neighbouring warps and blocks have asked for the same numbers a moment before. Tiling does
-# on purpose what the cache does by chance.
+# caches answer them, because neighbouring warps and blocks have asked for the same numbers a moment before. Tiling
+# takes part of that reuse into the block's own hands: it asks the caches for less. Whether memory itself then has
+# less to deliver is another question. Lesson 06 counts it, and the answer is no.
 #
-# The two tiled rungs surprised me more. A tile of 32 asks for half as much as a tile of 16, and is worth 5%. Both stay
-# far below what memory would allow. Whatever they wait for, it is not memory any more.
+# The two tiled rungs surprised me more. A tile of 32 asks for half as much as a tile of 16, and is worth 5%. Both
+# stay far below what memory would allow. The bandwidth of memory is not what holds them back.
 #
 # To find out I read the machine code that NVIDIA's assembler, ptxas 13.0, makes of the tile of 16. In each step a
 # thread does 16 multiply-adds, and 20 loads from shared memory feed them: 16 for a column of `b_tile`, and 4 that
 # fetch four neighbours in `a_tile` at once. A multiprocessor of the H200 has 128 float32 units, enough for the
-# multiply-adds of four warps in one clock. Its shared memory has 32 banks, enough for the load of one warp. Twenty
-# clocks of loading stand against four of arithmetic.
+# multiply-adds of four warps in one clock. Its shared memory has 32 banks, enough for the load of one warp. So twenty
+# clocks of loading, at the least, stand against four of arithmetic. And Nsight Compute, the profiler of lesson 06,
+# has counted for how many clocks that unit was really busy.
 
 # %%
+import re
+
+from labkit.measure import ncu
+
+
+def counted(metric):
+    """A number from the profiler's report on the tile of 16."""
+    return float(re.search(rf"{metric} +[^ ]+ +([\d,.]+)", ncu.recorded()["report"])[1].replace(",", ""))
+
+
+busy = counted("SM Active Cycles") * counted("L1/TEX Cache Throughput") / 100
+steps = 4096**3 / 16 / 32 / 132  # of warps, on each multiprocessor
 print(f"at best {4 / 20:.0%} of {peak:.1f} TFLOP/s: {peak * 4 / 20:.0f} TFLOP/s")
+print(f"counted: busy for {counted('L1/TEX Cache Throughput'):.0f}% of the time, "
+      f"which is {busy / steps:.0f} clocks for each step of a warp")
 
 # %% [markdown]
-# That is a ceiling, and the tiles stay under it. The rest may go to the barriers, and to sums that wait for the sum
-# before them. I have not measured these apart. But the direction is clear: shared memory has become what memory was,
-# and a larger tile asks it for just as much.
+# My ceiling was too high, and the unit is full. Shared memory and the L1 cache are one unit, and more passes through
+# it than I had counted: the two loads from global memory, the two stores into the tiles, and perhaps a second clock
+# for each load of four neighbours. I have not measured these apart. But the direction is clear: shared memory has
+# become what memory was, and a larger tile asks it for just as much.
 #
 # ## Over sizes
 
@@ -417,11 +434,11 @@ if not device.on_gpu():
 #
 # ## What I learned
 #
-# - I count what a warp asks for before I measure. For the swapped names the count came within 15% of the clock.
+# - I count what a warp asks for before I measure. For the swapped names the count came within 16% of the clock.
 # - In a kernel with barriers the guard moves down to the store. No thread goes home early.
 # - A kernel can be right by luck. Of each barrier I want to know which write it keeps from which read.
-# - When the bytes are under control, look for what has become scarce next. Here everything points to the loads from
-#   shared memory.
+# - When bandwidth is not the limit, look for what has become scarce next. Here it is the unit that holds shared
+#   memory and the L1 cache.
 # - Naive, coalesced, tiled: that was the first 13% of the way.
 #
 # ## Resources

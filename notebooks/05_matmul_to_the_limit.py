@@ -83,11 +83,11 @@ for size in ("_4", "", "_16"):
           f"{used['local_bytes']:4d} bytes of local memory a thread")
 
 # %% [markdown]
-# 4 × 4 doubles the speed of the tiles, or nearly so, and 8 × 8 more than triples it. And 16 × 16, which should need the
-# fewest loads of all, is slower than 4 × 4. Its 256 sums do not fit. What does not fit is kept in *local memory*, which
-# in spite of its name is ordinary memory behind the caches. NVIDIA's profiler, which the next lesson introduces,
-# counted 4.5 GB through the L2 cache for 8 × 8 and 59 GB for 16 × 16. I keep the rung, marked as failed. The formula
-# that recommended it was right about loads, and knew nothing of registers.
+# 4 × 4 doubles the speed of the tiles, or nearly so, and 8 × 8 more than triples it. And 16 × 16, which should need
+# the fewest loads of all, is slower than 4 × 4. Its 256 sums do not fit. What does not fit is kept in *local memory*,
+# which in spite of its name is ordinary memory behind the caches. The last column says how many bytes of it each
+# thread needs, and they are written and read again in every step. I keep the rung, marked as failed. The formula that
+# recommended it was right about loads, and knew nothing of registers.
 #
 # ## 128 bits at a time
 #
@@ -126,30 +126,39 @@ for name in ("matmul_register_blocked", "matmul_vectorized"):
     print(f"{name:24}  {h200.row(name).tflops:.1f} TFLOP/s on the H200")
 
 # %% [markdown]
-# It is not, and it could not be. The numbers are as many as before, and shared memory still takes four clocks for the
-# 512 bytes of one such load. What is saved is instructions. A multiprocessor has four *schedulers*. Each issues one
-# instruction of one of its warps in a clock, and one that is not a multiply-add takes the place of one.
+# It is not, and it could not be. The numbers are as many as before, and shared memory, with 128 bytes in a clock,
+# still takes four clocks for the 512 bytes of one such load. What is saved is instructions. A multiprocessor has four
+# *schedulers*. Each issues one instruction of one of its warps in a clock, and one that is not a multiply-add takes
+# the place of one.
 #
-# That suggests another way to look at a kernel: how many of its instructions are multiply-adds? The profiler counts
-# them. The product of 4,096 takes 2.15 billion multiply-adds of whole warps, for everyone.
+# That suggests another way to look at a kernel: how many of its instructions are multiply-adds? NVIDIA's profiler,
+# which the next lesson introduces, counts the instructions. The product of 4,096 takes 2.15 billion multiply-adds of
+# whole warps, for everyone.
 
 # %%
-# Read with Nsight Compute on the H200: instructions of warps in billions, how busy the units were.
-counted = {
-    "register_blocked": (3.906, 0.528),
-    "vectorized": (2.775, 0.618),
-    "double_buffered": (2.838, 0.625),
-    "pipelined": (2.438, 0.770),
-    "cuBLAS": (2.428, 0.791),
-}
-print("                    instructions   multiply-adds   units busy")
-for name, (instructions, busy) in counted.items():
-    share = 4096**3 / 32 / 1e9 / instructions
-    print(f"{name:18} {instructions:9.3f} bn {share:12.0%} {busy:14.0%}")
+# Read with Nsight Compute on the H200: instructions of warps, how busy the units for multiply-adds were, and how many
+# warps of a scheduler waited for global memory whenever one of its warps issued an instruction.
+from labkit.measure import ncu
+
+rows = {row["name"].split(" (")[0].removeprefix("matmul_"): row for row in ncu.recorded()["ops"]["matmul"]["rows"]}
+
+
+def shown(value, format_spec):
+    return "-" if value is None else format(value, format_spec)
+
+
+print("                    instructions   multiply-adds   units busy   wait for memory")
+for name in ("register_blocked", "vectorized", "double_buffered", "pipelined", "PyTorch"):
+    row = rows.get(name, {})
+    instructions, busy = row.get("instructions"), row.get("fma_percent")
+    share = instructions and 4096**3 / 32 / instructions
+    waiting = row["stalls"].get("long_scoreboard", 0.0) if row else None
+    print(f"{name:18} {shown(instructions and instructions / 1e9, '9.3f'):>9} bn {shown(share, '.0%'):>12} "
+          f"{shown(busy and busy / 100, '.0%'):>14} {shown(waiting, '.2f'):>17}")
 
 # %% [markdown]
-# The share of multiply-adds is a ceiling: of *vectorized* 77%. Its units are busy for 62% of the time. The rest is
-# waiting, and the next two rungs go after that.
+# (PyTorch's product is cuBLAS's.) The share of multiply-adds is a ceiling, and the units of *vectorized* stay well
+# below theirs. The rest is waiting, and the next two rungs go after that.
 #
 # ## Two pairs of tiles
 #
@@ -171,9 +180,8 @@ show_source(make_matmul_double_buffered)
 # waits. There is one barrier in a round. It says that this pair is complete, and as everybody is past the last round's
 # products by then, the other pair is free.
 #
-# On the H200 the waiting for global memory disappeared. For each instruction that a scheduler issues, the profiler
-# counts how many of its warps stand and wait for global memory: 0.74 on average before, 0.01 now. What do you expect of
-# the speed?
+# On the H200 the waiting for global memory disappeared: compare the last column of the table above, for *vectorized*
+# and for *double_buffered*. What do you expect of the speed?
 
 # %%
 for name in ("matmul_vectorized", "matmul_double_buffered", "PyTorch (cuBLAS)"):
@@ -208,9 +216,9 @@ show_source(two_steps)
 
 # %% [markdown]
 # The kernel calls `two_steps` seven times in a row, with the numbers 0, 2, 4 and so on. It looks clumsy, and it is on
-# purpose. As a loop nearly the same code ran at 0.81 times the speed of cuBLAS on the H200, written out at 0.96. The
+# purpose. Written out, the code runs at 0.96 of the speed of cuBLAS on the H200; as a loop it was clearly slower. The
 # compiler does not unroll a loop of this size, and where a loop ends, the reading ahead ends, too. The order of the
-# products is worth another 3%.
+# products gains a little more.
 #
 # A copy that nobody waits for is a new way to be wrong. `cp_async_commit` closes a group of copies, `cp_async_wait(n)`
 # waits until at most n groups are still on their way, and only a barrier after that makes the numbers everybody's. Here
@@ -332,10 +340,10 @@ plots.ladder(found)
 # are made when they are waited for. The order of the rungs there says nothing about a GPU.
 #
 # The bars of the H200 do. From the naive kernel to the pipeline it is a factor of fifty. What separates the last rung
-# from cuBLAS can be read in the table of counts above: nearly the same number of instructions, and units that are busy
-# for 77% of the time where cuBLAS keeps them busy for 79%. That neither comes closer to 100% has two causes at least.
-# One instruction in eight is not a multiply-add. And a multiply-add reads three registers, which the register file
-# cannot always deliver in one clock. The profiler calls that a *dispatch stall*, and sees more of it in my kernel.
+# from cuBLAS can be read in the table of counts above: nearly the same number of instructions, and units that cuBLAS
+# keeps busy for a little more of the time. That neither comes closer to all of it has two causes at least. Not every
+# instruction is a multiply-add. And a multiply-add reads three registers, which the register file cannot always
+# deliver in one clock. The profiler calls that a *dispatch stall*, and sees more of it in my kernel.
 
 # %%
 ours, theirs = h200.row("matmul_pipelined"), h200.row("PyTorch (cuBLAS)")
@@ -353,8 +361,9 @@ for at, n in enumerate(sizes["x"]):
     print(f"{n:5,}  {(n // 128) ** 2:5,} blocks  {ours:5.1f} of {theirs:4.1f} TFLOP/s: {ours / theirs:.2f}")
 
 # %% [markdown]
-# A product of 1,024 has 64 tiles of 128 × 128, and the H200 has 132 multiprocessors. Half of them get nothing. cuBLAS
-# has many kernels: it can take one with smaller tiles, or let several blocks share the steps of k. I have one kernel.
+# A product of 1,024 has 64 tiles of 128 × 128, and the H200 has 132 multiprocessors. More than half of them get
+# nothing. cuBLAS has many kernels: it can take one with smaller tiles, or let several blocks share the steps of k. I
+# have one kernel.
 #
 # ## Another unit
 #
@@ -455,8 +464,8 @@ for M, N, K in ((8192, 1152, 384), (8192, 384, 1536), (4096, 4096, 4096)):
 # ## What halves cost
 #
 # A half has 11 bits of precision and a largest value of 65,504. bfloat16 has the range of a float32 and 8 bits. TF32
-# has that range and the 11 bits of a half. In all three the products of two numbers are exact and the sums are float32.
-# So the error comes from rounding the inputs. NumPy can show its size.
+# has that range and the 11 bits of a half. In all three the products of two numbers are exact and the sums are
+# float32. So the error comes from rounding the inputs. NumPy can show its size.
 
 # %%
 def to_bf16(x):
@@ -510,7 +519,7 @@ for depth in (64, 256, 1024, 4096):
 # and 1,536. And the H200 is no GeForce. Here is the same kernel with float32 sums and with half sums.
 
 # %%
-for name in ("double_buffered", "f16_sums"):
+for name in ("double_buffered", "f16_accumulators"):
     print(f"{name:16} {2 * 4096**3 / times[name] / 1e6:.0f} TFLOP/s on the H200")
 
 # %% [markdown]
@@ -525,7 +534,7 @@ steps = [
     ("tiles in shared memory", "naive", "tiled", "7 to 2.6 ms", 7 / 2.6),
     ("tensor cores, a tile a warp", "tiled", "tensor_core", "2.6 to 0.91 ms", 2.6 / 0.91),
     ("cp.async, 64 x 32 a warp", "tensor_core", "double_buffered", "0.225 to 0.10 ms", 2.25),
-    ("half sums", "double_buffered", "f16_sums", "0.101 to 0.091 ms", 0.101 / 0.091),
+    ("half sums", "double_buffered", "f16_accumulators", "0.101 to 0.091 ms", 0.101 / 0.091),
 ]
 print(f"{'':30}{'source, RTX 3090':30}ours, H200")
 for idea, before, after, theirs, factor in steps:
@@ -558,7 +567,7 @@ for before, after in ((384, 1152), (384, 384), (384, 1536), (1536, 384)):
 
 # %% [markdown]
 # The gap of 13% is closed here without giving up precision. It took the instructions of another GPU. With `mma.sync`,
-# which is what the RTX 3090 has, the same four layers take 1.4 to 1.8 times as long on the H200.
+# which is what the RTX 3090 has, the same four layers take 1.3 to 1.8 times as long on the H200.
 #
 # ## Every rung on one roofline
 

@@ -70,8 +70,7 @@ overheads.trips_table(first.to_json(), second.to_json())
 # %% [markdown]
 # The source's allocation takes 125 ms, thirty-four thousand times its kernel. Nothing is slow about allocating. The
 # first call that needs the GPU, whichever it is, makes a *context*: the driver sets up its memory, its queues and its
-# page tables for this process. The bill goes to the range that happens to be open. On the H200 it came to nearly the
-# same.
+# page tables for this process. The bill goes to the range that happens to be open. On the H200 it was a fifth more.
 #
 # In Python the list of what happens once is longer.
 #
@@ -167,10 +166,9 @@ source = [{"path": [outer] if part == outer else [outer, part], "ms": us / 1000,
 ranges.RecordedRanges(source, "The source's ranges", "CUDA C++, as the source printed it")
 
 # %% [markdown]
-# On the H200 of this course, Nsight Systems could record and could not write its report. So a GPU's rows in the time
-# line above come from PyTorch's profiler, `torch.profiler.profile`, which reads the same records from the driver
-# (through a library called CUPTI), with `record_function` for the ranges. It sees Numba's kernels as well as PyTorch's
-# own:
+# The GPU's rows in the time line above come from PyTorch's profiler, `torch.profiler.profile`, which needs no other
+# program. It reads the same records from the driver (through a library called CUPTI), with `record_function` for the
+# ranges. It sees Numba's kernels as well as PyTorch's own:
 #
 # ```python
 # with torch.profiler.profile() as watched:
@@ -202,8 +200,8 @@ for way in ("h2d_pageable", "h2d_pinned", "d2h_pageable", "d2h_pinned"):
     print(f"{way:13} {start:17.0f} us {gbs:13.1f} GB/s {start * gbs:14,.0f} KB")
 
 # %% [markdown]
-# The way there starts three times as dear as the way back, from pinned memory as well. So it is not the bus. I have not
-# looked for the cause.
+# A copy to the device costs three times as much to start as a copy back, from pinned memory as well. So it is not the
+# bus. I have not looked for the cause.
 
 # %% [markdown]
 # ## What a launch costs
@@ -228,8 +226,8 @@ print(f"\nH200: {h200['launcher_us'] / h200['torch_us']:.1f} times PyTorch's, "
       f"{h200['launcher_us'] / h200['graph_us']:.0f} times that of a graph")
 
 # %% [markdown]
-# Numba's launches are dear. On another day, with another host around the same kind of GPU, I read 47 µs for one from
-# Python and 0.88 µs for one in a graph. It is the host that launches, so baselines have to be timed in the same run.
+# Numba's launches are expensive. It is the host that launches, so the price is that of the host: around the same GPU,
+# another machine has another one. Times of calls can only be compared if they come from the same run.
 #
 # Over sizes it looks like this. Each point is one addition among many in a row.
 
@@ -333,11 +331,11 @@ agree(BIAS_GELU_ADD)
 overheads.baseline_table(overheads.fair_baseline(times=20))
 
 # %% [markdown]
-# On the H200, PyTorch's three calls from Python cost a quarter of my one. Whoever stops there reports that fusing is no
-# use, and has timed Numba's launch. (It is dearer still than that of an addition. The launcher checks four arrays and
-# flattens three of them each time.) `torch.compile` launches one kernel and costs more than the three calls that it
-# replaces: before it launches, it has to make sure that what it compiled still fits. In a graph all of this is gone,
-# and one kernel beats three, in both libraries.
+# On the H200, PyTorch's three calls from Python cost a quarter of my one. Whoever stops there reports that fusing is
+# no use, and has timed Numba's launch. (It costs even more than that of an addition. The launcher checks four arrays
+# and flattens three of them each time.) `torch.compile` launches one kernel and costs more than the three calls that
+# it replaces: before it launches, it has to make sure that what it compiled still fits. In a graph all of this is
+# gone, and one kernel beats three, in both libraries.
 
 # %%
 found = ladder(BIAS_GELU_ADD)
@@ -370,11 +368,11 @@ from labkit.measure import ncu as counters
 print(counters.recorded_report())
 
 # %% [markdown]
-# *Throughput* as a percentage is the first thing to read: how close is the kernel to what memory can deliver, how close
-# to what the multiprocessors can issue. If one of them is near 100, that is the roof. If neither is, the kernel waits.
-# On the H200 we recorded, memory stands above 90 %, and the lines below say which memory. It is not DRAM, the GPU's
-# memory, with a fifth of what it could deliver. It is L1/TEX, where shared memory lives. Lesson 04 came to the same by
-# counting instructions.
+# *Throughput* as a percentage is the first thing to read: how close is the kernel to what memory can deliver, how
+# close to what the multiprocessors can issue. If one of them is near 100, that is the roof. If neither is, the kernel
+# waits. On the H200 we recorded, memory stands above 90%, and the lines below say which memory. It is not DRAM, the
+# GPU's memory, with a fifth of what it could deliver. It is L1/TEX, the unit in which shared memory lives. Lesson 04
+# suspected it after counting instructions.
 #
 # *Occupancy* is how many warps a multiprocessor holds at once, of the most it can hold. More of them hide more waiting.
 # Here nearly all are there, and it does not help: a queue at a counter gets no shorter when more people join it.
@@ -389,12 +387,35 @@ print(counters.recorded_report())
 counters.profile("matmul")
 
 # %% [markdown]
-# Two columns are worth a look before all others. *load* is how many sectors of 32 bytes one load of a warp touches, on
-# average. For 32 lanes that load 32 different numbers of four bytes, 4 is the best there is, and 16 if each loads four
-# at once. 32 says that every lane has a sector of its own: neighbours stand in different rows. Lesson 04 counted such
-# sectors by hand. *waits* says what warps stand still for when an instruction is issued, and how many of them:
-# `long_scoreboard` is data from memory, `mio_throttle` and `short_scoreboard` are shared memory, `barrier` is a
-# `syncthreads`, `math_pipe_throttle` is arithmetic, the one thing worth waiting for.
+# Two columns are worth a look before all others. *load* is how many sectors of 32 bytes one load of a warp touches,
+# on average. For 32 lanes that load 32 different numbers of four bytes, 4 is the best there is, and 16 if each loads
+# four at once. Fewer than 4 means that lanes share a number. Lesson 04 counted by hand: 17 sectors for the two loads
+# of the naive kernel, 4 for those of the coalesced one. Half of that is what stands here. *waits* says what warps
+# stand still for when an instruction is issued, and how many of them: `long_scoreboard` is data from global memory,
+# out of whichever cache, `mio_throttle` and `short_scoreboard` are shared memory, `barrier` is a `syncthreads`,
+# `math_pipe_throttle` is arithmetic, the one thing worth waiting for.
+#
+# One column contradicts what I believed. The tiled kernel asks for far less than the coalesced one, and four times as
+# many bytes come from memory for it. To see why, ask which blocks run at the same time. Blocks of 256 threads fit
+# eight to a multiprocessor, so 1,056 of them run at once: four rows of blocks, since a row of them has 4,096 / 16. All
+# four rows want the same columns of `b`, which is all of `b`, 67 MB, more than the L2 cache can hold. If the four walk
+# down `b` in step, each tile of it is fetched once for all four, and they share it in the cache. If each row of blocks
+# is at another place, the next one comes for a tile when it is gone. That gives two predictions.
+
+# %%
+b_mb, rows_of_blocks = 4 * 4096**2 / 1e6, 4096 // 16
+for how, times in (("b once for all blocks that run together", rows_of_blocks**2 / (8 * 132)),
+                   ("b once for each row of blocks", rows_of_blocks)):
+    print(f"{how:40} {times:4.0f} x {b_mb:.0f} MB = {times * b_mb:6,.0f} MB")
+for row in counters.recorded()["ops"]["matmul"]["rows"]:
+    if row["name"] in ("matmul_coalesced", "matmul_tiled"):
+        print(f"counted, {row['name']:47} {row['dram_read'] / 1e6:6,.0f} MB")
+
+# %% [markdown]
+# Both predictions come within a few percent of a count. So the coalesced kernel's blocks keep in step, and the tiled
+# kernel's do not. The counts do not say why. And it costs the tiled kernel little: it is the faster one with four
+# times the bytes, because neither kernel waits for the bandwidth of memory. Fewer loads are what tiling promises.
+# Fewer bytes from memory it does not.
 #
 # ## In which order to look
 #
@@ -428,7 +449,7 @@ plots.every_rung([measure.recorded_ladder(name, gpu="NVIDIA H200") for name in n
 # - The first call pays for the context, whoever makes it. I now make one on purpose before I time anything.
 # - A range that does not wait shows who was asked. It does not show who worked.
 # - Percentages of nested ranges count things twice. The source's 50% and 50% are one and the same 125 ms.
-# - Below some ten million additions, called from Python, the launch is the price. I had been optimising the rest.
+# - Below some eight million additions, called from Python, the launch is the price. I had been optimising the rest.
 # - A graph remembers arrays, not names, and its warm-up is a run.
 # - A baseline is fair when its author would have agreed to it.
 #

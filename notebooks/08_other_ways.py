@@ -208,19 +208,19 @@ pictures.over_tiles(series.tile_sizes())
 # Softmax surprised me twice. PyTorch's own takes twice as long as the other two. And cuTile's, with the shortest source
 # of all, takes longer still.
 #
-# To find out I compiled it offline for the H200, as `translate(..., output="cubin")` does, told tileiras 13.3 that the
-# rows are well aligned, and read the machine code. A block has 256 threads, of which 128 compute: each holds 64 numbers
-# of the row in registers. The other 128 carry the result away with the tensor memory accelerator. The kernel has 255
-# registers a thread, the most there can be, and 256 × 255 registers are all that a multiprocessor has. So there is room
-# for one block at a time. While it computes, nobody loads, and while it stores, nobody computes. Triton's program was
-# launched with 16 warps and has 32 registers a thread, so four of its blocks share a multiprocessor, and one can load
-# while another computes.
+# To find out I compiled it offline for the H200, as `translate(..., output="cubin")` does, told tileiras 13.3 that
+# the rows are well aligned, and read the machine code. A block has 256 threads, of which 128 compute: each holds 64
+# numbers of the row in registers. The other 128 carry the result away with the tensor memory accelerator. The kernel
+# has 255 registers a thread, the most there can be, and 256 × 255 registers are nearly all that a multiprocessor has.
+# So there is room for one block at a time. While it computes, nobody loads, and while it stores, nobody computes.
+# Triton's program was launched with 16 warps and has 32 registers a thread, so four of its blocks share a
+# multiprocessor, and one can load while another computes.
 #
 # In Triton the number of warps is one that I chose, in the launcher. In cuTile I left it all to the compiler, as one
 # should at first. Its decorator takes hints, and `occupancy` is the one that fits the suspicion: how many blocks a
-# multiprocessor should hold. With `ct.kernel(occupancy=4)` the same program is compiled to 64 registers a thread. Write
-# down what you expect of 2, 4 and 8. At 8, a thread has 32 registers for its 64 numbers, and the compiler moves some of
-# them to memory and back. The next cell tries it where cuTile runs, and elsewhere shows the H200's run.
+# multiprocessor should hold. With `ct.kernel(occupancy=4)` the same program has to do with 64 registers a thread.
+# Write down what you expect of 2, 4 and 8. At 8, a thread has 32 registers for its 64 numbers, and the compiler moves
+# some of them to memory and back. The next cell tries it where cuTile runs, and elsewhere shows the H200's run.
 
 # %%
 hints = series.tile_hints() or measure.recorded_series("tile_hints", gpu="NVIDIA H200")
@@ -231,9 +231,9 @@ for row in hints["found"]:
 
 # %% [markdown]
 # On the H200 the suspicion was right. With room for four blocks the same source takes less than half of its time, and
-# stands within a few percent of Triton's program and of our kernel. Two blocks go half of the way. Eight are slower
-# than no hint at all: what no longer fits the registers goes through memory. One word to the compiler was worth more
-# than anything I could have changed in the program.
+# stands within a few percent of Triton's program and of our kernel. Two blocks go two thirds of the way. Eight are
+# slower than no hint at all: what no longer fits the registers goes through memory. One word to the compiler was
+# worth more than anything I could have changed in the program.
 
 # %% [markdown]
 # ## What each leaves to the compiler

@@ -114,7 +114,8 @@ for B, S in ((1, 512), (1, 1024), (64, 1024)):
     rows.append((str(B), str(S), f"{unfused_bytes:,}", f"{fused_bytes:,}", f"{1 - fused_bytes / unfused_bytes:.1%}",
                  "-" if known is None else "the same" if known == (unfused_bytes, fused_bytes) else "another"))
 PlainTable("The report's model", ("B", "S", "unfused", "fused", "saved", "in the report"), tuple(rows),
-           ("The report's tables say 71.4%, its summary about 75%: that would be eight passes against two.",))
+           ("The report's tables say 71.4%, its summary about 75%. The headings of those tables count four passes "
+            "against one, which would be 75%; the bytes under them are those of seven against two.",))
 
 # %% [markdown]
 # $1 - 2/7 = 71.4\%$, whatever the size. Seven is not derived there. Which seven could it be? The scaling reads and
@@ -238,8 +239,8 @@ plots.traffic(moved, "What memory delivers", "passes over the array", place="Mea
 # fit. But each has eight loads of 16 bytes on their way.
 #
 # It also shows that the model of seven passes is too much for real kernels: PyTorch's three read and write about six
-# times the size of the scores. (Written is less than one would think everywhere: when a kernel ends, its last 20 MB or
-# so are still on their way, in the L2 cache.)
+# times the size of the scores. (Written is less than one would think everywhere: when a kernel ends, its last 20 to
+# 27 MB are still on their way, in the L2 cache.)
 #
 # The columns *load* and *store* tell how well the accesses of a warp lie together: 4 sectors for 32 numbers of 4 bytes
 # is all that is needed, and 16 for 32 times 16 bytes. Everything here is coalesced. The last column says what warps
@@ -276,9 +277,9 @@ PlainTable("In a graph, us", columns, tuple(rows),
 #
 # ## The report's microbenchmark
 #
-# It times the unfused way by PyTorch against the fused kernel, for one matrix of 512 and of 1,024: 5 calls to warm up,
-# then 100 with a clock around each, blocks of 256 threads, on the L4. The same here, as recorded on an H200; our fused
-# kernel is `single_read`.
+# It times the unfused way by PyTorch against the fused kernel, for one matrix of 512 and of 1,024: 5 calls to warm
+# up, then 100 with a clock around each, blocks of 256 threads, on the L4. The same here, as recorded on an H200, but
+# for the blocks: our fused kernel is `single_read`, with 128 threads, a row for each warp.
 
 # %%
 series = measure.recorded_series("masked_softmax_sizes", gpu="NVIDIA H200")
@@ -314,10 +315,10 @@ PlainTable("Called from Python, us: p50 (p5–p95)", columns, tuple(rows),
 # Look at the report's figures first. 512 and 1,024 take the same time: 0.030 ms, with four times the work. So it was
 # not the work that was timed. A kernel that needs less than its launch shows the time of the launch.
 #
-# Ours tell the same story, louder. At B = 1 a call of ours costs a little over 40 us for both sizes, more than
-# PyTorch's calls, although the kernel itself takes 2 to 3 us. The rest is Python. The report also gives a ratio of
-# bandwidths, 0.85, and that is of the same kind: the fused kernel reaches fewer GB/s because it has fewer bytes to move
-# in the same time. It is no fault.
+# Ours tell the same story, louder. At B = 1 a call of ours costs about 40 us for both sizes, more than PyTorch's
+# calls, although the kernel itself takes 2 to 3 us. The rest is Python. The report also gives a ratio of bandwidths,
+# 0.85, and that is of the same kind: the fused kernel reaches fewer GB/s because it has fewer bytes to move in the
+# same time. It is no fault. (The report calls it a bandwidth improvement, of 0.85, which is a loss.)
 #
 # Where does the floor end? Here is one matrix over its size, called and in a graph, in which Python has no part.
 

@@ -222,9 +222,10 @@ for row in wide.rows:
 # %% [markdown]
 # Three things surprised me.
 #
-# The kernel with three loops comes within 15% of a copy on the wide rows. I had counted (3 + 1) / (1 + 1), twice as
-# slow. But a row is 16 KB and its block reads it again at once. The second and the third pass come out of a cache, and
-# not out of memory. The source of a kernel says what it asks for. What it gets from memory is another question.
+# The kernel with three loops reaches 85% of the speed of a copy on the wide rows. I had counted (3 + 1) / (1 + 1),
+# twice as slow. But a row is 16 KB and its block reads it again at once. The second and the third pass come out of a
+# cache, and not out of memory. The source of a kernel says what it asks for. What it gets from memory is another
+# question.
 #
 # The same kernel falls far behind on the small rows. Each of 256 threads has three elements to add, and then stands at
 # twenty barriers. Here the barriers are the work, and the warp that has none is three times as fast.
@@ -246,9 +247,9 @@ for name in ("layernorm_registers", "layernorm_persistent"):
     print(f"{name:22} {row.gbs:,.0f} GB/s, {row.resources[0]['registers']} registers a thread")
 
 # %% [markdown]
-# It is the slower one, with twice the text. With several blocks on a multiprocessor one loads while another adds up,
-# and nobody has to program it. My first version had an `if` around the early load and was another quarter slower. I
-# suppose that a load in a branch is waited for where the branch ends, which is the opposite of early.
+# It is the slower one, and the longer one. With several blocks on a multiprocessor one loads while another adds up,
+# and nobody has to program it. My first version had an `if` around the early load and was slower still. I suppose
+# that a load in a branch is waited for where the branch ends, which is the opposite of early.
 #
 # ## A tile that turns
 #
@@ -377,9 +378,11 @@ plots.curves(at, {"apart": apart}, "GELU: the tanh form less the exact one", "x"
 
 # %% [markdown]
 # Half a thousandth. A float16 near 1 has a step of one thousandth. But a model was trained with one of the two, and
-# layers are many, so a port takes the form of the model.
+# layers are many, so a port takes the form of the model. (The GPT-2 in CUDA that I studied calls the tanh form a Padé
+# approximant, and says that PyTorch uses it. A Padé approximant is a quotient of two polynomials, which this is not;
+# and PyTorch's `gelu` is the exact form unless one asks for `approximate="tanh"`.)
 #
-# Which of them is faster? The tanh and the error function each cost twenty instructions or more, and the tanh form can
+# Which of them is faster? The tanh and the error function each cost a long row of instructions, and the tanh form can
 # do without a tanh: with $u$ for what stands in its brackets, $(1 + \tanh u) / 2 = 1 / (1 + e^{-2u})$.
 
 # %%
@@ -416,8 +419,8 @@ for name, row in rows.items():
 
 # %% [markdown]
 # The table names what is fused and what is not. PyTorch's line is a product by cuBLAS, with the bias in its epilogue,
-# and a GELU after it. An epilogue is no free lunch: the product's sums fill the registers, and the error function wants
-# some, too. The first version of `fused` took 76 us where two kernels took 46.
+# and a GELU after it. An epilogue is no free lunch: the product's sums fill the registers, and the error function
+# wants some, too. The first version of `fused` was slower than the two kernels that it replaced.
 #
 # The rung on wgmma is the fastest. It computes GELU while its next tile is being copied. That hides the copy and not
 # the arithmetic, as the line without GELU shows: twelve million error functions cost about what the 50 MB would have

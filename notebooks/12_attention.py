@@ -91,9 +91,12 @@ show_source(at.attention_three_pass_kernel)
 # of lesson 09, with the barrier that was missing in print. `keys_values`, `first` and `start` let the same kernel read
 # keys from a cache, which comes at the end. Here `keys_values` is `qkv` itself, `first` is 768 and `start` is 0.
 #
-# Two things in the source do not fit each other. Its text names online softmax among the patterns of the program; its
-# code has none, for it knows the whole row before the second pass. And its kernel has no causal mask: each token sees
-# the later ones as well, which is not what a GPT-2 was trained for. Here `causal` is an argument.
+# Two things in that program do not fit each other. Its text names online softmax among the patterns of the program;
+# its code has none, for it knows the whole row before the second pass. And its kernel has no causal mask: each token
+# sees the later ones as well, which is not what a GPT-2 was trained for. Here `causal` is an argument. A third thing
+# concerns the port of MiniLM as well: in both, the search for the largest score starts at -1e30. A row whose scores
+# all lie below that gets a maximum which is none of its own, every weight underflows to 0, and the row becomes 0
+# divided by 0. The maximum of no numbers is minus infinity, and that is where the search begins here.
 
 # %%
 from labkit import agree
@@ -131,8 +134,8 @@ from labkit.kernels.arguments import dynamic_shared
 show_source(dynamic_shared)
 
 # %% [markdown]
-# And above the limit? The author's program asks after none of its launches whether it took place. The kernel would not
-# run, and the next one would work on whatever lies in that memory. A launcher has to be louder.
+# And above the limit? The author's program never checks whether a launch succeeded. The kernel would not run, and the
+# next one would work on whatever lies in that memory. A launcher has to be louder.
 
 # %%
 import textwrap
@@ -178,8 +181,8 @@ h200_table("attention", ("three_pass", "all_threads"))
 # %% [markdown]
 # My own guess was 2.5: five units of time before, two after. What came is less than nothing. With all threads at work
 # it is never faster, and at 4,096 tokens it takes more than half as long again. If four times as many threads do not
-# help, the third pass is not where the time goes. So I took the kernel apart: the first two passes alone, and the third
-# alone with weights of 1.
+# help, the third pass is not where the time goes. So I took the kernel apart: the first two passes alone, and the
+# third alone with weights of 1.
 
 # %%
 passes = measure.recorded_series("attention_passes", gpu="NVIDIA H200")
@@ -333,7 +336,7 @@ PlainTable("1,024 tokens, 12 heads", ("queries of a block", "blocks", "shared me
 # values, in both kernels a block goes through each of them once. What differs is how many blocks there are.
 #
 # (128 queries look better still. I tried: then a thread has eight queries, which take all the registers that a thread
-# can have, and at 4,096 tokens it was a sixth slower. So 64 are the most that the launcher picks.)
+# can have, and at 4,096 tokens it was slower. So 64 are the most that the launcher picks.)
 #
 # The kernel is made by a function, for each size of a head and each number of queries that a thread has. Here is the
 # part that corrects.
@@ -372,8 +375,8 @@ from labkit.kernels.attention.three_pass import ATTENTION_CAUSAL
 agree(ATTENTION_CAUSAL, sizes=sizes)
 
 # %% [markdown]
-# What is allowed depends on the inputs: a score that misses by a little makes its weight miss by the same part of
-# itself. On the CPU device a block has 16 queries, on a GPU up to 64, and the tests run other numbers, too.
+# What is allowed depends on the inputs: a small absolute error of a score gives its weight the same relative error.
+# On the CPU device a block has 16 queries, on a GPU up to 64, and the tests run other numbers, too.
 #
 # ## Above the diagonal
 #
@@ -512,8 +515,8 @@ for op in ("attention", "attention_half"):
 
 # %% [markdown]
 # Halves are several times as fast as float32. What sets their limit? Take a tile of 64 queries and 128 keys, in heads
-# of 64, and count the clocks of a multiprocessor for each kind of work in it. Write down your order before you run the
-# cell: the two products, the powers, and the rest, for which I counted some 400 instructions a warp.
+# of 64, and count the clocks of a multiprocessor for each kind of work in it. Write down your order before you run
+# the cell: the two products, the powers, and the rest, for which I allow 400 instructions a warp.
 
 # %%
 tiles = 12 * (4096 // 64) * (4096 // 128) / 132  # of each multiprocessor, at 4,096 tokens
@@ -557,12 +560,12 @@ print(textwrap.dedent(" " * 20 + middle))
 # four lengths. With 16 tokens there is little to overlap and more to set up, and `flash` is the faster one. So
 # `attention_half`, the dotted line of flash over the lengths, picks `mma.sync` up to 64 queries, and `wgmma` beyond.
 #
-# Was it the overlap? To find out I let a warpgroup wait for all its products before it takes powers. It took 109 us for
-# 4,096 tokens, in place of 100. So most of what was gained against `flash` was there before: the instruction is
-# quicker, and while one warpgroup takes powers, the tensor cores multiply for the two others. Two more ideas only cost
-# time: blocks that stay and fetch their next queries early (105), and every fourth power by a polynomial, against the
-# queue at the units for exponentials (114). What is left is what the tensor cores and the exponentials would take one
-# after the other, with everything else thrown in. Of what overlapping could save, that is more than a third.
+# Was it the overlap? To find out I let a warpgroup wait for all its products before it takes powers. That was a
+# little slower, and still far ahead of `flash`. So most of the gain has other causes: the instruction is quicker, and
+# while one warpgroup takes powers, the tensor cores multiply for the two others. Two more ideas only cost time:
+# blocks that stay and fetch their next queries early, and every fourth power by a polynomial, against the queue at
+# the units for exponentials. What is left is about what the tensor cores and the exponentials would take one after
+# the other, with everything else hidden. That is more than a third of what perfect overlap could save.
 #
 # ## One query, a long cache
 #
@@ -617,11 +620,11 @@ PlainTable("Keys and values read, GB/s on an H200", ("", *(f"{keys:,} keys" for 
 
 # %% [markdown]
 # This table led me to a mistake of mine. In the first version of the second kernel, every thread went through the
-# slices one after the other, and waited for its loads at each. 32,768 keys are 256 slices. The last column had 1,205
-# for floats and 757 for halves: half the bytes in nearly the same time, so it did not wait for bytes. Now four threads
-# share the slices for each number of the head, and each has four on their way before it adds. The 1,024 tokens of a
-# GPT-2 are eight slices. There it gains a microsecond or two, and I would not have found it without the long caches. At
-# the longest two PyTorch's form for halves still reads faster, near the pace of a copy.
+# slices one after the other, and waited for its loads at each. 32,768 keys are 256 slices. In the last column floats
+# and halves were both far from the pace of a copy: half the bytes took nearly the same time, so it did not wait for
+# bytes. Now four threads share the slices for each number of the head, and each has four on their way before it adds.
+# The 1,024 tokens of a GPT-2 are eight slices. There it gains a microsecond or two, and I would not have found it
+# without the long caches. At the longest two PyTorch's form for halves still reads faster, near the pace of a copy.
 #
 # `start`, the number of tokens so far, lies in device memory and is no argument of the launch. So one captured graph
 # (lesson 06) serves every token, however long the cache has become. The grid has blocks for a full cache, and those

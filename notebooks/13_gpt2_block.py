@@ -348,8 +348,8 @@ for attempt in (lambda: solve(d_x, out, weights, 5000),
 
 # %% [markdown]
 # The last one is a bad launch: a block has at most 1,024 threads. All of these come before anything is launched. What
-# no launcher can see beforehand, an index gone wild for instance, the CPU device reports with the line. A GPU does not,
-# and that was lesson 07.
+# no launcher can see beforehand, an index gone wild for instance, the CPU device reports with the line. A GPU does
+# not, and that was lesson 01.
 #
 # The other condition of the challenge is: no library. The next cell reads the source of every file of kernels and
 # models that is loaded by now, and lists what they import.
@@ -416,17 +416,19 @@ yours.block_parity(yours.kernels({"gelu": gelu_erf_vectorized}))
 # ## The clock
 #
 # Now the times on an H200, each in a graph. PyTorch runs `torch.nn`'s layers with the same weights. In float32 it
-# computes its products in float32 as well, without TF32. The CUDA C++ is ten plain kernels, compiled by nvcc, once with
-# its memory at hand and once with eight allocations a call, which no graph can hold.
+# computes its products in float32 as well, without TF32. The CUDA C++ is ten plain kernels of our own, written to the
+# design of that article and compiled by nvcc, once with its memory at hand and once with eight allocations a call,
+# which no graph can hold.
 
 # %%
 times = block_pictures.recorded_times()
-rows = [("the source, quoted", "239", "602", "6,899", "68,923")]
+rows = [("the article's own code, timed once", "239", "602", "6,899", "68,923")]
 for name, microseconds in times.items():
     rows.append((name, *("not measured" if us is None else f"{us:,.1f}" for us in microseconds)))
 heads = ("", *(f"{tokens:,} tokens" for tokens in block_pictures.LENGTHS))
 PlainTable("One block: microseconds", heads, tuple(rows),
-           ("Recorded on an NVIDIA H200. The source's own code was timed there on another day.",))
+           ("Recorded on an NVIDIA H200. The article states no times: the first row is what we measured with its own "
+            "code, once, on an H200 on another day. It is not part of the recording.",))
 
 # %%
 from labkit import plots
@@ -455,10 +457,10 @@ for kind in ("float32", "float16"):
         print(f"{kind} {tokens:6,} tokens {f'{a / b:.2f}' if a and b else 'not measured'}")
 
 # %% [markdown]
-# It leads nowhere. With few tokens the launches, the waiting and the weights decide, and a program that is written for
-# one model can fuse more of them, and split each product as its shape wants it. With many it is the products and
-# attention. No product of ours is ahead of cuBLAS by that much (lesson 05). Attention is by something (lesson 12), and
-# the three kernels that are no longer there do the rest, as far as I can see.
+# It is not the fastest at any size. With few tokens the launches, the waiting and the weights decide, and a program
+# that is written for one model can fuse more of them, and split each product as its shape wants it. With many it is
+# the products and attention. No product of ours is ahead of cuBLAS by that much (lesson 05). Attention is by
+# something (lesson 12), and the three kernels that are no longer there do the rest, as far as I can see.
 #
 # ## In halves
 #

@@ -37,6 +37,8 @@ def run(
 
     results = []
     try:
+        if used.kind() == "gpu" and len(chosen) > 1:
+            compile_kernels(console)
         with progress_bar(console) as bar:
             for chapter in chosen:
                 task = bar.add_task(f"{chapter.number} {chapter.title}", total=None)
@@ -65,6 +67,16 @@ def run(
         webbrowser.open(index.resolve().as_uri())
     if not all(result.passed for _, result in results):
         raise typer.Exit(1)
+
+
+def compile_kernels(console) -> None:
+    """The kernels that the lessons will launch, side by side: each lesson alone would compile its own one by one."""
+    from labkit.measure import ops
+
+    with console.status("Looking for kernels that are not compiled yet") as status:
+        compiled = ops.compile_ahead(lambda done, of: status.update(f"Compiling kernels side by side, {done} of {of}"))
+    if compiled:
+        console.print(f"Compiled {compiled} kernels, which are kept for the next time.")
 
 
 def line_of(chapter, result):

@@ -38,9 +38,9 @@ def missing(needed: Iterable[tuple], capability: tuple) -> dict[str, tuple]:
 
 
 def prepare(needed: Iterable[tuple], *, workers: int | None = None, capability: tuple | None = None,
-            progress: Callable[[int, int], None] | None = None) -> int:
-    """Compile side by side, in processes of their own, what is needed and not kept yet; then load what is needed.
-    Returns how many were compiled.
+            progress: Callable[[int, int], None] | None = None, load: bool = True) -> int:
+    """Compile side by side, in processes of their own, what is needed and not kept yet; then, unless it is for other
+    processes, load what is needed. Returns how many were compiled.
 
     needed: (kernel, argument types), as launches.needed gives them. progress(done, of) is called as they are done.
     A kernel that fails in a worker is compiled, and fails in its own words, when it is launched. KeyboardInterrupt
@@ -50,7 +50,7 @@ def prepare(needed: Iterable[tuple], *, workers: int | None = None, capability: 
     if not needed or kernel_cache.store() is None:
         return 0
     compiled = compile_missing(needed, workers, capability, progress)
-    for kernel, argument_types in needed:
+    for kernel, argument_types in needed if load else ():
         with contextlib.suppress(Exception):  # the launch will say what is wrong
             kernel.compile(argument_types).bind()
     return compiled

@@ -82,6 +82,15 @@ def needed(operation, size: dict | None = None) -> list[tuple]:
     return list(found)
 
 
+def compile_ahead(progress=None) -> int:
+    """On a GPU: compiles side by side, and keeps for later processes, what the rungs of all operations launch at their
+    last awkward size. Returns how many kernels were compiled; progress(done, of) is called as they are."""
+    from labkit.device import compile_ahead
+
+    kernels = {one: None for each in all_ops() for one in needed(each, each.awkward[-1])}
+    return compile_ahead.prepare(list(kernels), progress=progress, load=False)
+
+
 def all_ops() -> list:
     """Every Op, in the order of the course."""
     return [op(name) for name in HOMES]

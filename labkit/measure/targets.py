@@ -76,7 +76,7 @@ TARGETS = (
     Target("product, 4096^3 f16, with wgmma", "matmul_half", _square(4096), "TFLOP/s", "cuBLAS", ratio=0.95,
            only="wgmma"),
     Target("product, 4096^3 f16, with mma.sync", "matmul_half", _square(4096), "TFLOP/s", "cuBLAS", ratio=0.55,
-           without=("wgmma", "half_sums", "f16_sums")),
+           without=("wgmma", "f16_accumulators")),
     *(Target(f"linear layer with bias, f16, 8192 x {K} -> {N}", "linear", {"M": 8192, "N": N, "K": K}, "us in a graph",
              "PyTorch", ratio=1.0) for K, N in ((384, 1152), (384, 384), (384, 1536), (1536, 384))),
     *(Target(f"block of GPT-2, {S:,} tokens, {kind}", name, {"S": S}, "us in a graph", "PyTorch", figure=figure)

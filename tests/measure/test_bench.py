@@ -99,7 +99,7 @@ def test_merge_leaves_the_old_file_when_writing_fails(tmp_path):
     path = tmp_path / "gpu.json"
     bench.merge(path, made_up.measurements())
     before = path.read_text()
-    with pytest.raises(ValueError, match="JSON"):
+    with pytest.raises(ValueError, match="bandwidth_gbs is nan"):
         bench.merge(path, {**made_up.measurements(), "limits": {"bandwidth_gbs": float("nan")}})
     assert path.read_text() == before
     assert [p.name for p in tmp_path.iterdir()] == ["gpu.json"]

@@ -54,6 +54,8 @@ def test_the_sources_numbers_hold_together():
     for (S, _), ((slow, *_), (fast, *_), rates, ratio, _) in report.MICROBENCHMARK.items():
         assert slow / fast == pytest.approx(ratio, rel=0.04)  # the times are rounded to a microsecond
         assert report.TRAFFIC[1, S][0] / slow / 1e3 == pytest.approx(rates[0], rel=0.2)
+    for prompt, (baseline, fused) in generation_experiment.SOURCE.items():
+        assert baseline[0] / fused[0] == pytest.approx(generation_experiment.SOURCE_RATIO[prompt], abs=0.006)
 
 
 def test_the_command_writes_it(tmp_path, monkeypatch):
@@ -90,3 +92,32 @@ def test_what_is_long_is_folded_and_figures_come_first():
     assert isinstance(parts[0], CourseFigure) and parts[1].title.startswith("Generated text: distilgpt2's shape")
     assert isinstance(parts[2], report.Folded) and len(parts) == 3
     assert "<details><summary>" in report._html(parts[2])
+
+
+def test_the_headline_compares_like_with_like():
+    """A kernel in a graph stands beside a library in a graph, and one called from Python beside one called so."""
+    series = measure.recorded_series("masked_softmax_sizes", gpu="NVIDIA H200")
+    both = {name: [measure.recorded_series(name, gpu="NVIDIA H200")] for name in report.SERIES}
+    cases = [row for row in series["rows"] if row["B"] == 1 and row["S"] in (512, 1024) and row["mask"] != "padding"]
+    assert len(cases) == 4
+    called, graph = (sum(row[f"unfused{key}"]["p50"] / row[f"fused{key}"]["p50"] for row in cases) / 4
+                     for key in ("", "_graph"))
+    texts = [part for part in report.summary(both).parts if isinstance(part, str)]
+    (python,), (graphed,) = ([text for text in texts if f"{words} on both sides" in text]
+                             for words in ("launched from Python", "in a graph"))
+    assert f"our fused kernel is {called:.2f} times as fast" in python
+    assert f"our fused kernel is {graph:.2f} times as fast" in graphed
+    assert not any(f"{value:.2f} times as fast as PyTorch's steps" in text for text in texts
+                   for value in (called, graph) if text not in (python, graphed))
+
+
+def test_no_figure_calls_random_weights_by_a_models_name():
+    recorded = measure.recorded_series("generation", gpu="NVIDIA H200")
+    figures = [report.generation_pictures.rates(recorded), report.generation_pictures.gains(recorded)]
+    figures += [part for part in report.summary({name: [measure.recorded_series(name)] for name in report.SERIES}).parts
+                if isinstance(part, CourseFigure)]
+    for figure in figures:
+        said = " ".join(figure.summary.split())
+        assert "shape of distilgpt2, random weights" in said
+        ours = said.replace("distilgpt2, NVIDIA L4", "").replace("shape of distilgpt2, random weights", "")
+        assert "distilgpt2" not in ours

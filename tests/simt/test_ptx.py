@@ -560,7 +560,7 @@ def fragments16(a, b):
 
 
 C_ROWS, C_COLS = np.stack([G, G, G + 8, G + 8], 1), np.stack([2 * Q, 2 * Q + 1] * 2, 1)
-KINDS = {"f16": "mma_m16n8k16_f32_f16", "bf16": "mma_m16n8k16_f32_bf16", "half_sums": "mma_m16n8k16_f16_f16",
+KINDS = {"f16": "mma_m16n8k16_f32_f16", "bf16": "mma_m16n8k16_f32_bf16", "f16_accumulators": "mma_m16n8k16_f16_f16",
          "tf32": "mma_m16n8k8_f32_tf32"}  # fmt: skip
 
 
@@ -579,7 +579,7 @@ def _operands(rng, kind):
         a, b = ((x.astype(np.uint32) << 16).view(np.float32) if kind == "bf16" else x.view(np.float16) for x in bits)
     c = rng.standard_normal((16, 8)).astype(np.float32)
     rc = c[C_ROWS, C_COLS]
-    if kind == "half_sums":
+    if kind == "f16_accumulators":
         c = c.astype(np.float16)
         in_float16 = c.view(np.uint16)[C_ROWS, C_COLS]
         rc = np.stack([_word(in_float16[:, 0], in_float16[:, 1]), _word(in_float16[:, 2], in_float16[:, 3])], 1)
@@ -588,7 +588,7 @@ def _operands(rng, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_mma(rng, kind):
-    width = 2 if kind == "half_sums" else 4
+    width = 2 if kind == "f16_accumulators" else 4
     kernel = _mma_kernel(getattr(ptx, KINDS[kind]), width)
     warps = [_operands(rng, kind) for _ in range(6)]  # three blocks of two warps; the third block does nothing
     registers = [cuda.to_device(np.concatenate([w[1][k] for w in warps])) for k in range(3)]
@@ -600,7 +600,7 @@ def test_mma(rng, kind):
     assert np.array_equal(*results)  # the two forms add up in one order
     for w, ((a, b, c), _) in enumerate(warps[:4]):
         d, exact = results[0][32 * w : 32 * w + 32], (a @ b + c)[C_ROWS, C_COLS]
-        if kind == "half_sums":
+        if kind == "f16_accumulators":
             d = d.view(np.uint16).view(np.float16).reshape(32, 4)
             assert (np.abs(d.astype(np.float64) - exact) <= np.spacing(np.abs(exact).astype(np.float16))).all()
         else:

@@ -6,19 +6,11 @@ import numpy as np
 
 from labkit._common.tables import size_text
 from labkit.course.check.cases import Attempt, Case, arguments_of
-from labkit.course.check.compare import (
-    GUARD,
-    _called,
-    _compared,
-    _guarded,
-    _poison,
-    _shaped,
-    _still_unwritten,
-    _unwritten,
-)
+from labkit.course.check.compare import called_with, compared, shaped
 from labkit.course.check.explain import explained, guard_question
 from labkit.course.check.limits import host_limit, limited, wait
 from labkit.course.exercises import Exercise
+from labkit.kernels.agree import guarded, is_poison, poison, same_bits, sentinel_of
 
 FUNCTION_LIMIT_S = 10.0  # for a host function
 LAUNCHER_LIMIT_S = 20.0  # for a function that launches kernels, compiling included; nbgrader gives a cell 30 s
@@ -38,11 +30,10 @@ def run_once(exercise: Exercise, answer, case: Case, order: str = "forward") -> 
 
 def _launched(exercise: Exercise, answer, case: Case, order: str) -> Attempt:
     dtype = np.dtype(exercise.dtype)
-    sentinel = dtype.type(-1.5e30) if dtype.kind in "fc" else _poison(dtype)
-    start = _unwritten(case.expected.shape, dtype) if case.start is None else case.start
-    whole, out = _guarded(start, sentinel)
-    on_device = [_guarded(v, _poison(v.dtype))[1] if isinstance(v, np.ndarray) else v for v in case.inputs]
-    arguments = arguments_of(exercise, tuple(on_device), out, case.size)
+    start = poison(case.expected.shape, dtype) if case.start is None else case.start
+    out = guarded(start, sentinel_of(dtype))
+    on_device = [guarded(v).array if isinstance(v, np.ndarray) else v for v in case.inputs]
+    arguments = arguments_of(exercise, tuple(on_device), out.array, case.size)
     with limited(order):
         if exercise.kind == "kernel":
             answer[exercise.launch(**case.size)](*arguments)
@@ -50,23 +41,19 @@ def _launched(exercise: Exercise, answer, case: Case, order: str) -> Attempt:
             with host_limit(LAUNCHER_LIMIT_S):
                 answer(*arguments)
         wait()
-    host = whole.copy_to_host()
-    got = host[GUARD : host.size - GUARD].reshape(case.expected.shape)
-    changed = np.flatnonzero(np.concatenate([host[:GUARD], host[host.size - GUARD :]]) != sentinel)
-    if changed.size:
-        flat = int(changed[0]) - GUARD if changed[0] < GUARD else got.size + int(changed[0]) - GUARD
+    got, outside = out.read()
+    if outside.size:
+        flat = int(outside[0])
         return Attempt("out_of_bounds", "A thread writes outside the output.",
                        (f"At {size_text(case.size)} element {flat} was written (counted in memory order), and the "
                         f"output has {got.size:,}.", *guard_question(exercise, case)),
-                       trace=(got.shape,), exact=(changed.size, flat))
+                       trace=(got.shape,), exact=(outside.size, flat))
     for number, (before, after) in enumerate(zip(case.inputs, on_device, strict=True), 1):
-        if isinstance(before, np.ndarray) and before.tobytes() != after.copy_to_host().tobytes():
+        if isinstance(before, np.ndarray) and not same_bits(before, after.copy_to_host()):
             return Attempt("input_changed", f"Input number {number} was written to.",
                            ("Inputs are only read here; write to the output.",), trace=(number,))
-    unwritten = np.zeros(got.shape, bool)
-    if case.start is None:
-        unwritten = _still_unwritten(got)
-    return _compared(exercise, case, got, unwritten)
+    unwritten = is_poison(got) if case.start is None else np.zeros(got.shape, bool)
+    return compared(exercise, case, got, unwritten)
 
 
 def _returned(case: Case, value) -> Attempt:
@@ -83,9 +70,9 @@ def _returned(case: Case, value) -> Attempt:
     if not comparable:
         return Attempt("wrong_types", f"The function returns {type(value).__name__}, not numbers.")
     if got.shape != case.expected.shape:
-        return Attempt("wrong_shape", f"The function returns {_shaped(got)}; expected is {_shaped(case.expected)}.",
-                       (f"It was called with {_called(case)}.",), trace=(got.shape,))
-    return _compared(None, case, got, np.zeros(got.shape, bool))
+        return Attempt("wrong_shape", f"The function returns {shaped(got)}; expected is {shaped(case.expected)}.",
+                       (f"It was called with {called_with(case)}.",), trace=(got.shape,))
+    return compared(None, case, got, np.zeros(got.shape, bool))
 
 
 FINDINGS = (
@@ -104,7 +91,7 @@ def observer(exercise: Exercise, case: Case, whole: bool = False):
         from labkit import observe  # looked up late, so that a test can put another in its place
 
         dtype = np.dtype(exercise.dtype)
-        out = np.full(case.expected.shape, _poison(dtype), dtype) if case.start is None else case.start.copy()
+        out = poison(case.expected.shape, dtype) if case.start is None else case.start.copy()
         inputs = tuple(v.copy() if isinstance(v, np.ndarray) else v for v in case.inputs)
         try:
             with host_limit(LAUNCHER_LIMIT_S), limited("forward"):

@@ -1,7 +1,8 @@
 """Linear layers of few rows, and `linear`, which picks a kernel by shape: out = x @ weights + bias, then GELU or a
 residual.
 
-Shapes  x (M, K), weights (K, N), bias (N,), residual and out (M, N); all float32, or all float16 with float32 sums
+Shapes  x (M, K), weights (K, N), bias (N,), residual and out (M, N); all float32, or all float16 with float32
+        accumulators
 Sizes   any for float32, K and N multiples of 8 for float16; quick for M up to 64 (float32) and 128 (float16)
 Work    2*M*N*K flop; 4 (2) * (M*K + K*N + N + M*N) bytes, nearly all of them weights where M is small
 Source  PTX ISA, "Matrix Fragments for mma.m16n8k16", "ldmatrix"; NVIDIA CUTLASS, "Efficient GEMM in CUDA" (slices of K)
@@ -68,16 +69,16 @@ def make_fold(count: int, distance: int):
     half = count // 2
 
     @cuda.jit(device=True)
-    def fold(sums, lane):
+    def fold(acc, lane):
         if half:
             upper = lane & uint32(distance) != uint32(0)
             for i in range(half):
-                kept, given = sums[i], sums[half + i]
+                kept, given = acc[i], acc[half + i]
                 if upper:
                     kept, given = given, kept
-                sums[i] = kept + cuda.shfl_xor_sync(ALL_LANES, given, distance)
+                acc[i] = kept + cuda.shfl_xor_sync(ALL_LANES, given, distance)
         else:
-            sums[0] = sums[0] + cuda.shfl_xor_sync(ALL_LANES, sums[0], distance)
+            acc[0] = acc[0] + cuda.shfl_xor_sync(ALL_LANES, acc[0], distance)
 
     return fold
 
@@ -85,46 +86,47 @@ def make_fold(count: int, distance: int):
 @kernel_factory
 def make_skinny(rows_each: int, wide: bool, split: bool, gelu: bool, residual: bool):
     """rows_each: of a block, 1, 4 or 16. wide: rows of weights begin at multiples of 16 bytes. split: out is
-    (parts, M, N), and nothing follows the sums here."""
+    (parts, M, N), and no epilogue here."""
     ROWS = rows_each
     PITCH = ROWS + 4 if ROWS > 4 else ROWS  # of x: eight lanes that store four rows each find eight groups of banks
-    QUADS, SUMS = ROWS // 4, 4 * ROWS
-    KEPT = max(1, SUMS // 8)  # sums of a lane after three folds
+    QUADS, ACCUMULATORS = ROWS // 4, 4 * ROWS
+    KEPT = max(1, ACCUMULATORS // 8)  # accumulators of a lane after three folds
     X_SIZE, MEETING = CHUNK * PITCH, WARPS * ROWS * COLS
     load, epilogue = load_four if wide else load_four_singly, make_epilogue(gelu, residual)
-    fold_16, fold_8, fold_4 = make_fold(SUMS, 16), make_fold(SUMS // 2, 8), make_fold(SUMS // 4, 4)
+    fold_16, fold_8 = make_fold(ACCUMULATORS, 16), make_fold(ACCUMULATORS // 2, 8)
+    fold_4 = make_fold(ACCUMULATORS // 4, 4)
 
     @cuda.jit(device=True)
     def x_or_zero(x, row, k):
         return x[row, k] if row < uint32(x.shape[0]) and k < uint32(x.shape[1]) else ZERO
 
     @cuda.jit(device=True)
-    def add_row(sums, n, value, w):
+    def add_row(acc, n, value, w):
         a, b, c, d = w
-        sums[n] += value * a
-        sums[n + 1] += value * b
-        sums[n + 2] += value * c
-        sums[n + 3] += value * d
+        acc[n] += value * a
+        acc[n + 1] += value * b
+        acc[n + 2] += value * c
+        acc[n + 3] += value * d
 
     @cuda.jit(device=True)
-    def add_step(sums, x_tile, at, w):
+    def add_step(acc, x_tile, at, w):
         """Four weights of one step of K, times that step of every row."""
         if QUADS > 0:
             for r in range(QUADS):
                 p, q, s, t = ptx.load_shared4(x_tile, uint32(at + uint32(4 * r)))
-                add_row(sums, 16 * r, p, w)
-                add_row(sums, 16 * r + 4, q, w)
-                add_row(sums, 16 * r + 8, s, w)
-                add_row(sums, 16 * r + 12, t, w)
+                add_row(acc, 16 * r, p, w)
+                add_row(acc, 16 * r + 4, q, w)
+                add_row(acc, 16 * r + 8, s, w)
+                add_row(acc, 16 * r + 12, t, w)
         else:
             for r in range(ROWS):
-                add_row(sums, 4 * r, x_tile[at + uint32(r)], w)
+                add_row(acc, 4 * r, x_tile[at + uint32(r)], w)
 
     @cuda.jit(launch_bounds=(THREADS, 2))
     def skinny_kernel(x, weights, bias, residual_of, out, slice_):
         x_tile = cuda.shared.array(X_SIZE, float32, alignment=16)  # transposed: the rows of a step of K are neighbours
         meeting = cuda.shared.array(MEETING, float32)
-        sums = cuda.local.array(SUMS, float32)
+        acc = cuda.local.array(ACCUMULATORS, float32)
         thread = uint32(cuda.threadIdx.x)
         lane, warp = thread % uint32(32), thread // uint32(32)
         group, quad = thread // uint32(4), thread % uint32(4)  # which steps of K, which four columns
@@ -133,8 +135,8 @@ def make_skinny(rows_each: int, wide: bool, split: bool, gelu: bool, residual: b
         part = uint32(cuda.blockIdx.z)
         start = uint32(part * slice_)
         end = min(uint32(start + slice_), uint32(x.shape[1]))
-        for i in range(SUMS):
-            sums[i] = ZERO
+        for i in range(ACCUMULATORS):
+            acc[i] = ZERO
 
         while start < end:
             k, col = uint32(start + group), uint32(col0 + quad * uint32(4))  # asked for before x is staged
@@ -154,28 +156,28 @@ def make_skinny(rows_each: int, wide: bool, split: bool, gelu: bool, residual: b
                     x_tile[thread * uint32(PITCH) + uint32(r)] = x_or_zero(x, uint32(row0 + uint32(r)), k)
             cuda.syncthreads()  # x is there
             at = uint32(group * uint32(PITCH))
-            add_step(sums, x_tile, at, w0)
-            add_step(sums, x_tile, uint32(at + uint32(GROUPS * PITCH)), w1)
-            add_step(sums, x_tile, uint32(at + uint32(2 * GROUPS * PITCH)), w2)
-            add_step(sums, x_tile, uint32(at + uint32(3 * GROUPS * PITCH)), w3)
+            add_step(acc, x_tile, at, w0)
+            add_step(acc, x_tile, uint32(at + uint32(GROUPS * PITCH)), w1)
+            add_step(acc, x_tile, uint32(at + uint32(2 * GROUPS * PITCH)), w2)
+            add_step(acc, x_tile, uint32(at + uint32(3 * GROUPS * PITCH)), w3)
             cuda.syncthreads()  # x is free to overwrite
             start = uint32(start + uint32(CHUNK))
 
         # The eight groups of a warp fold their sums, so that each of its lanes ends with an eighth of them.
-        fold_16(sums, lane)
-        fold_8(sums, lane)
-        fold_4(sums, lane)
+        fold_16(acc, lane)
+        fold_8(acc, lane)
+        fold_4(acc, lane)
         first = uint32(0)  # of 4 * row + column, which the lane has kept
-        if SUMS // 2 > 0:
-            first += lane // uint32(16) * uint32(SUMS // 2)
-        if SUMS // 4 > 0:
-            first += lane // uint32(8) % uint32(2) * uint32(SUMS // 4)
-        if SUMS // 8 > 0:
-            first += lane // uint32(4) % uint32(2) * uint32(SUMS // 8)
+        if ACCUMULATORS // 2 > 0:
+            first += lane // uint32(16) * uint32(ACCUMULATORS // 2)
+        if ACCUMULATORS // 4 > 0:
+            first += lane // uint32(8) % uint32(2) * uint32(ACCUMULATORS // 4)
+        if ACCUMULATORS // 8 > 0:
+            first += lane // uint32(4) % uint32(2) * uint32(ACCUMULATORS // 8)
         for i in range(KEPT):
             n = uint32(first + uint32(i))
             row, col = n // uint32(4), uint32(quad * uint32(4) + n % uint32(4))
-            meeting[uint32(warp * uint32(ROWS) + row) * uint32(COLS) + col] = sums[i]
+            meeting[uint32(warp * uint32(ROWS) + row) * uint32(COLS) + col] = acc[i]
         cuda.syncthreads()  # the sums of all warps are there
         row, col = thread // uint32(COLS), thread % uint32(COLS)
         if row < uint32(ROWS):
@@ -213,7 +215,7 @@ def make_skinny_half(row_tiles: int, split: bool, gelu: bool, residual: bool):
     load of 16 bytes straight from memory, and only the weights pass shared memory, whose rows are put there in that
     order.
     """
-    TILES, SUMS, WORDS = row_tiles, 8 * row_tiles, 8 * row_tiles
+    TILES, ACCUMULATORS, WORDS = row_tiles, 8 * row_tiles, 8 * row_tiles
     ROWS = 16 * row_tiles
     MEETING = WARPS * 256
     epilogue = make_epilogue(gelu, residual)
@@ -252,7 +254,7 @@ def make_skinny_half(row_tiles: int, split: bool, gelu: bool, residual: bool):
     def skinny_half_kernel(x, weights, bias, residual_of, out, slice_):
         ring = cuda.shared.array(RING_SIZE, np.float16, alignment=16)
         meeting = cuda.shared.array(MEETING, float32)
-        sums = cuda.local.array(SUMS, float32)
+        acc = cuda.local.array(ACCUMULATORS, float32)
         words = cuda.local.array(WORDS, uint32)
         ahead = cuda.local.array(WORDS, uint32)
         thread = uint32(cuda.threadIdx.x)
@@ -267,8 +269,8 @@ def make_skinny_half(row_tiles: int, split: bool, gelu: bool, residual: bool):
         # Which row of a stage this lane names to ldmatrix: four tiles of 8 x 8, k down, then columns.
         j = lane % uint32(16)
         at = uint32(mine + j * uint32(COLS) + (lane // uint32(16) ^ j // uint32(4) % uint32(2)) * uint32(8))
-        for i in range(SUMS):
-            sums[i] = ZERO
+        for i in range(ACCUMULATORS):
+            acc[i] = ZERO
 
         for s in range(STAGES - 1):
             copied = uint32(k + uint32(s * WARPS * STEP))
@@ -288,8 +290,8 @@ def make_skinny_half(row_tiles: int, split: bool, gelu: bool, residual: bool):
                 b0, b1, b2, b3 = ptx.ldmatrix_x4_trans(ring, uint32(at + stage + uint32(t * 256)))
                 for i in range(TILES):
                     n = 8 * i + 4 * t
-                    add_product(sums, 8 * i, words[n], words[n + 1], words[n + 2], words[n + 3], b0, b1)
-                    add_product(sums, 8 * i + 4, words[n], words[n + 1], words[n + 2], words[n + 3], b2, b3)
+                    add_product(acc, 8 * i, words[n], words[n + 1], words[n + 2], words[n + 3], b0, b1)
+                    add_product(acc, 8 * i + 4, words[n], words[n + 1], words[n + 2], words[n + 3], b2, b3)
             for i in range(WORDS):
                 words[i] = ahead[i]
             stage = uint32(stage + uint32(STAGE)) if stage < uint32((STAGES - 1) * STAGE) else NONE
@@ -301,9 +303,9 @@ def make_skinny_half(row_tiles: int, split: bool, gelu: bool, residual: bool):
         for i in range(TILES):
             for n in range(2):
                 place = uint32(warp * uint32(256) + down * uint32(16) + right + uint32(8 * n))
-                meeting[place], meeting[place + uint32(1)] = sums[8 * i + 4 * n], sums[8 * i + 4 * n + 1]
-                meeting[place + uint32(128)] = sums[8 * i + 4 * n + 2]
-                meeting[place + uint32(129)] = sums[8 * i + 4 * n + 3]
+                meeting[place], meeting[place + uint32(1)] = acc[8 * i + 4 * n], acc[8 * i + 4 * n + 1]
+                meeting[place + uint32(128)] = acc[8 * i + 4 * n + 2]
+                meeting[place + uint32(129)] = acc[8 * i + 4 * n + 3]
             cuda.syncthreads()  # the sums of all warps are there
             total = ZERO
             for other in range(WARPS):

@@ -5,13 +5,13 @@ Sizes   any. pipelined moves 128 bits at a time where N is a multiple of 128 and
 Work    2*M*N*K flop; 4*(M*K + K*N + N + M*N) bytes, and 4*M*N more with a residual
 Source  torch.nn.functional.linear; NVIDIA CUTLASS, "Efficient GEMM in CUDA", for the epilogue and for split-K
 
-What follows a product is done while its sums are still in registers: GELU after a product of its own reads and writes
-M*N numbers again, a residual as well. residual may be `out`: each element is read by the thread that writes it.
+What follows a product is done while its accumulators are still in registers: GELU after a product of its own reads and
+writes M*N numbers again, a residual as well. residual may be `out`: each element is read by the thread that writes it.
 
-A product with few tiles leaves multiprocessors without work: 128 x 768 sums are 6 tiles of 128 x 128, and an H200 has
-132 multiprocessors. Split-K gives the K of one tile to several blocks. Each writes its part of the sums, and a second
-kernel adds the parts up, always in the same order, and does what follows. Which number of parts is the quickest is
-computed: the busiest multiprocessor against the bytes of the parts.
+A product with few tiles leaves multiprocessors without work: 128 x 768 elements are 6 tiles of 128 x 128, and an H200
+has 132 multiprocessors. Split-K gives the K of one tile to several blocks. Each writes its part of the sums, and a
+second kernel adds the parts up, always in the same order, and does what follows. Which number of parts is the quickest
+is computed: the busiest multiprocessor against the bytes of the parts.
 """
 
 import functools
@@ -161,41 +161,41 @@ def copy_pair_rows(shared, fill, a, a_row, a_col, b, b_row, b_col):
 @kernel_factory
 def make_fused_pipelined(exact: bool, split: bool, gelu: bool, residual: bool):
     """exact: N is a multiple of 128, K of 16, and all begin at multiples of 16 bytes. split: out is (parts, M, N), and
-    a block computes one part of its tile's sums, `slice_` steps along K; nothing follows them here."""
+    a block computes one part of its tile's output, `slice_` steps along K; no epilogue here."""
     copy = copy_pair_rows if exact else copy_pair_guarded
     epilogue = make_epilogue(gelu, residual)
 
     @cuda.jit(device=True)
-    def store_four(sums, n, bias, residual_of, out, row, col):
+    def store_four(acc, n, bias, residual_of, out, row, col):
         rows, cols = uint32(out.shape[0]), uint32(out.shape[1])
         if exact:
             if row < rows:
                 ptx.store_global4(out, uint32(row * cols + col),
-                                  epilogue(sums[n], bias, residual_of, row, col),
-                                  epilogue(sums[n + 1], bias, residual_of, row, col + uint32(1)),
-                                  epilogue(sums[n + 2], bias, residual_of, row, col + uint32(2)),
-                                  epilogue(sums[n + 3], bias, residual_of, row, col + uint32(3)))
+                                  epilogue(acc[n], bias, residual_of, row, col),
+                                  epilogue(acc[n + 1], bias, residual_of, row, col + uint32(1)),
+                                  epilogue(acc[n + 2], bias, residual_of, row, col + uint32(2)),
+                                  epilogue(acc[n + 3], bias, residual_of, row, col + uint32(3)))
         else:
             for i in range(4):
                 if row < rows and col + uint32(i) < cols:
-                    out[row, col + uint32(i)] = epilogue(sums[n + i], bias, residual_of, row, col + uint32(i))
+                    out[row, col + uint32(i)] = epilogue(acc[n + i], bias, residual_of, row, col + uint32(i))
 
     @cuda.jit(device=True)
-    def store_four_of_part(sums, n, out, part, row, col):
+    def store_four_of_part(acc, n, out, part, row, col):
         rows, cols = uint32(out.shape[1]), uint32(out.shape[2])
         if exact:
             if row < rows:
                 ptx.store_global4(out, uint32(uint32(part * rows + row) * cols + col),
-                                  sums[n], sums[n + 1], sums[n + 2], sums[n + 3])
+                                  acc[n], acc[n + 1], acc[n + 2], acc[n + 3])
         else:
             for i in range(4):
                 if row < rows and col + uint32(i) < cols:
-                    out[part, row, col + uint32(i)] = sums[n + i]
+                    out[part, row, col + uint32(i)] = acc[n + i]
 
     @cuda.jit(launch_bounds=(256, 2))
     def fused_pipelined_kernel(a, b, bias, residual_of, out, slice_):
         shared = cuda.shared.array(0, float32)
-        sums = cuda.local.array(64, float32)
+        acc = cuda.local.array(64, float32)
         a_even = cuda.local.array(8, float32)
         b_even = cuda.local.array(8, float32)
         a_odd = cuda.local.array(8, float32)
@@ -214,7 +214,7 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool, residual: bool):
         a_row, a_col = uint32(top + thread // uint32(STEPS)), uint32(start + thread % uint32(STEPS))
         b_row, b_col = uint32(start + thread // uint32(32)), uint32(left + thread % uint32(32) * uint32(4))
         for i in range(64):
-            sums[i] = ZERO
+            acc[i] = ZERO
 
         ahead, fill = start, uint32(0)  # how far the copies have come in K, and in the ring
         for _ in range(STAGES - 1):
@@ -237,16 +237,16 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool, residual: bool):
             a_col, b_row = uint32(a_col + uint32(STEPS)), uint32(b_row + uint32(STEPS))
             if fill == uint32(RING):
                 fill = uint32(0)
-            two_steps(shared, a_at, b_at, 0, sums, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_at, b_at, 2, sums, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_at, b_at, 4, sums, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_at, b_at, 6, sums, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_at, b_at, 8, sums, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_at, b_at, 10, sums, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_at, b_at, 12, sums, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 0, acc, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 2, acc, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 4, acc, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 6, acc, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 8, acc, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 10, acc, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 12, acc, a_even, b_even, a_odd, b_odd)
             read_eight(shared, uint32(a_at + uint32(15 * LINE)), 32, a_odd)
             read_eight(shared, uint32(b_at + uint32(15 * LINE)), 16, b_odd)
-            add_products_to_and_fro(sums, a_even, b_even)
+            add_products_to_and_fro(acc, a_even, b_even)
 
             ptx.cp_async_wait(ON_THE_WAY)
             cuda.syncthreads()  # the next pair is complete; and this one has been read by all, and may be filled again
@@ -255,7 +255,7 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool, residual: bool):
                 a_at, b_at = row, uint32(uint32(A_LINE) + col)
             read_eight(shared, a_at, 32, a_even)
             read_eight(shared, b_at, 16, b_even)
-            add_products_to_and_fro(sums, a_odd, b_odd)
+            add_products_to_and_fro(acc, a_odd, b_odd)
             start = uint32(start + uint32(STEPS))
 
         for i in range(8):
@@ -263,9 +263,9 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool, residual: bool):
             for j in range(0, 8, 4):
                 out_col = uint32(left + col + uint32(j * 4))
                 if split:
-                    store_four_of_part(sums, i * 8 + j, out, part, out_row, out_col)
+                    store_four_of_part(acc, i * 8 + j, out, part, out_row, out_col)
                 else:
-                    store_four(sums, i * 8 + j, bias, residual_of, out, out_row, out_col)
+                    store_four(acc, i * 8 + j, bias, residual_of, out, out_row, out_col)
 
     return fused_pipelined_kernel
 
@@ -291,7 +291,7 @@ def make_add_parts(count: int, gelu: bool, residual: bool):
     return add_parts_kernel
 
 
-SLOWNESS = 86e-9  # seconds in which a multiprocessor takes 128 x 128 sums one step along K, at 50 TFLOP/s together
+SLOWNESS = 86e-9  # seconds in which a multiprocessor takes 128 x 128 elements one step along K, at 50 TFLOP/s together
 FILLING = 40  # steps of K that a block costs besides its own: until the first tiles are there, and storing
 BANDWIDTH = 3.5e12  # bytes a second, parts written and read
 SECOND_LAUNCH = 2e-6
@@ -325,9 +325,9 @@ def scratch_size(rows: int, cols: int, depth: int) -> int:
 
 
 def fused_pipelined(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
-    """As tiled, but with the pipeline of the matmul ladder: 128 x 128 sums a block, 8 x 8 a thread, cp.async two tiles
-    ahead. Where tiles are few, their K is split. `parts` is memory for that, scratch_size(M, N, K) numbers; without it
-    memory is allocated at each call."""
+    """As tiled, but with the pipeline of the matmul ladder: 128 x 128 elements a block, 8 x 8 a thread, cp.async two
+    tiles ahead. Where tiles are few, their K is split. `parts` is memory for that, scratch_size(M, N, K) numbers;
+    without it memory is allocated at each call."""
     rows, cols, depth = check_fused(x, weights, bias, residual, out)
     count, slice_ = parts_of(rows, cols, depth)
     target = out

@@ -1,6 +1,7 @@
 """Linear layers, out = x @ weights.T + bias, and what may follow before out is written: GELU, or a residual.
 
-Shapes  x (M, K), weights (N, K), bias (N,), residual (M, N), out (M, N); float16 with sums in float32, or all float32
+Shapes  x (M, K), weights (N, K), bias (N,), residual (M, N), out (M, N); float16 with accumulators in float32, or
+        all float32
 Sizes   any for naive, tiled and tensor_core; K and N multiples of 8 for the others, which move 16 bytes at a time
 Work    2*M*N*K flop; at least 2*(M*K + N*K + M*N) bytes and the bias
 Source  PTX ISA, "Matrix Fragments for mma.m16n8k16"; torch.nn.functional.linear
@@ -137,9 +138,9 @@ def linear_tensor_core_kernel(x, weights, bias, out):
     col = uint32(cuda.blockIdx.x) * uint32(32) + warp % uint32(2) * uint32(16)
     down, right = lane // uint32(4), lane % uint32(4) * uint32(2)
     rows, depth, cols = uint32(x.shape[0]), uint32(x.shape[1]), uint32(weights.shape[0])
-    sums = cuda.local.array(8, float32)
+    acc = cuda.local.array(8, float32)
     for i in range(8):
-        sums[i] = float32(0.0)
+        acc[i] = float32(0.0)
     k = uint32(0)
     while k < depth:
         a0 = pair_in_row(x, row + down, k + right)
@@ -149,14 +150,14 @@ def linear_tensor_core_kernel(x, weights, bias, out):
         for j in range(2):  # column n of the right factor is row n of the weights
             b0 = pair_in_row(weights, col + down + uint32(8 * j), k + right)
             b1 = pair_in_row(weights, col + down + uint32(8 * j), k + right + uint32(8))
-            add_product(sums, 4 * j, a0, a1, a2, a3, b0, b1)
+            add_product(acc, 4 * j, a0, a1, a2, a3, b0, b1)
         k += uint32(16)
     for j in range(2):
         for below in range(2):
             for beside in range(2):
                 r, c = row + down + uint32(8 * below), col + uint32(8 * j + beside) + right
                 if r < rows and c < cols:
-                    out[r, c] = sums[4 * j + 2 * below + beside] + float32(bias[c])
+                    out[r, c] = acc[4 * j + 2 * below + beside] + float32(bias[c])
 
 
 @rung(kernel=linear_tensor_core_kernel, needs=MMA,
@@ -281,7 +282,7 @@ def linear_gelu_unfused(x, weights, bias, out, stream=0):
 @rung(kernel=kernels_with(activation=gelu_erf), needs=MMA,
       idea="one launch: GELU on the way out of the block", sizes=SIZES)
 def linear_gelu_fused(x, weights, bias, out, stream=0):
-    """As unfused, but GELU is applied before the sums leave the block: 4*M*N bytes less, one launch less."""
+    """As unfused, but GELU is applied before the output leaves the block: 4*M*N bytes less, one launch less."""
     pipelined(x, weights, bias, None, out, stream, activation=gelu_erf)
 
 
@@ -303,7 +304,7 @@ def linear_gelu_tanh_unfused(x, weights, bias, out, stream=0):
 @rung(kernel=kernels_with(activation=gelu_tanh), needs=MMA,
       idea="one launch: GELU on the way out of the block", sizes=SIZES)
 def linear_gelu_tanh_fused(x, weights, bias, out, stream=0):
-    """As unfused, but GELU is applied before the sums leave the block."""
+    """As unfused, but GELU is applied before the output leaves the block."""
     pipelined(x, weights, bias, None, out, stream, activation=gelu_tanh)
 
 
@@ -325,7 +326,7 @@ def linear_residual_unfused(x, weights, bias, residual, out, stream=0):
 
 
 @rung(kernel=kernels_with(residual=True), needs=MMA,
-      idea="one launch: the residual is added to the sums", sizes=SIZES)
+      idea="one launch: the residual is added to the accumulators", sizes=SIZES)
 def linear_residual_fused(x, weights, bias, residual, out, stream=0):
     """As unfused, but a warp copies its part of the residual to shared memory and adds it before it stores."""
     pipelined(x, weights, bias, residual, out, stream)

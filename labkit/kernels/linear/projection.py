@@ -66,7 +66,7 @@ SLICES = 16  # of K: each warp of a block takes one
 
 @cuda.jit
 def projection_few_rows_kernel(x, weights, bias, out):
-    sums = cuda.shared.array((SLICES, 32), float32)
+    acc = cuda.shared.array((SLICES, 32), float32)
     lane, part = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
     row, col = uint32(cuda.blockIdx.y), uint32(uint32(cuda.blockIdx.x) * uint32(32) + lane)
     depth, cols = uint32(x.shape[1]), uint32(out.shape[1])
@@ -76,12 +76,12 @@ def projection_few_rows_kernel(x, weights, bias, out):
         while k < depth:
             total += x[row, k] * weights[k, col]  # neighbours read neighbours; x[row, k] is the same for all
             k += uint32(SLICES)
-    sums[part, lane] = total
+    acc[part, lane] = total
     cuda.syncthreads()
     if part == uint32(0) and col < cols:
         total = bias[col]
         for other in range(SLICES):
-            total += sums[other, lane]
+            total += acc[other, lane]
         out[row, col] = total
 
 

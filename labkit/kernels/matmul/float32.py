@@ -154,7 +154,7 @@ def make_matmul_register_blocked(thread_tile: int):
     def matmul_register_blocked_kernel(a, b, out):
         a_tile = cuda.shared.array((tile, DEPTH), float32)
         b_tile = cuda.shared.array((DEPTH, tile), float32)
-        sums = cuda.local.array(count, float32)  # every index is a constant once the loops are unrolled: registers
+        acc = cuda.local.array(count, float32)  # every index is a constant once the loops are unrolled: registers
         a_part = cuda.local.array(thread_tile, float32)
         b_part = cuda.local.array(thread_tile, float32)
         x, y = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
@@ -163,7 +163,7 @@ def make_matmul_register_blocked(thread_tile: int):
         left = uint32(uint32(cuda.blockIdx.x) * uint32(tile))
         rows, depth, cols = uint32(a.shape[0]), uint32(a.shape[1]), uint32(b.shape[1])
         for i in range(count):
-            sums[i] = float32(0.0)
+            acc[i] = float32(0.0)
 
         start = uint32(0)
         while start < depth:
@@ -184,7 +184,7 @@ def make_matmul_register_blocked(thread_tile: int):
                     b_part[i] = b_tile[k, x + uint32(16 * i)]
                 for i in range(thread_tile):  # 2 * thread_tile numbers loaded, for their products
                     for j in range(thread_tile):
-                        sums[i * thread_tile + j] += a_part[i] * b_part[j]
+                        acc[i * thread_tile + j] += a_part[i] * b_part[j]
             cuda.syncthreads()  # both tiles are free to overwrite
             start = uint32(start + uint32(DEPTH))
 
@@ -192,7 +192,7 @@ def make_matmul_register_blocked(thread_tile: int):
             for j in range(thread_tile):
                 row, col = top + y + uint32(16 * i), left + x + uint32(16 * j)
                 if row < rows and col < cols:
-                    out[row, col] = sums[i * thread_tile + j]
+                    out[row, col] = acc[i * thread_tile + j]
 
     return matmul_register_blocked_kernel
 
@@ -217,7 +217,7 @@ def matmul_register_blocked(a, b, out, stream=0):
 
 @rung(kernel=matmul_register_blocked_16_kernel, idea="a thread computes 16 x 16 elements",
       failed="13.2 TFLOP/s on an H200, where 8 x 8 elements gave 27.9: a thread has 255 registers, too few for 256 "
-             "sums, and some of them live in memory")
+             "accumulators, and some of them live in memory")
 def matmul_register_blocked_16(a, b, out, stream=0):
     """As register_blocked, but 16 x 16 elements of a 256 x 256 tile: 32 numbers would feed 256 products."""
     _launch_register_blocked(matmul_register_blocked_16_kernel, 16, a, b, out, stream)
@@ -245,7 +245,7 @@ def make_matmul_vectorized(wide: bool):
     @cuda.jit(launch_bounds=(256, 2))
     def matmul_vectorized_kernel(a, b, out):
         shared = cuda.shared.array(TILES, float32)
-        sums = cuda.local.array(64, float32)
+        acc = cuda.local.array(64, float32)
         a_part = cuda.local.array(8, float32)
         b_part = cuda.local.array(8, float32)
         thread = uint32(cuda.threadIdx.x)
@@ -258,7 +258,7 @@ def make_matmul_vectorized(wide: bool):
         a_to = uint32(a_col * uint32(A_LINE) + a_row)
         b_to = uint32(uint32(DEPTH * A_LINE) + b_row * uint32(WIDE) + b_col)
         for i in range(64):
-            sums[i] = float32(0.0)
+            acc[i] = float32(0.0)
 
         start = uint32(0)
         while start < depth:
@@ -272,7 +272,7 @@ def make_matmul_vectorized(wide: bool):
             while a_at < uint32(DEPTH * A_LINE):
                 read_eight(shared, a_at, 64, a_part)
                 read_eight(shared, b_at, 64, b_part)
-                add_products(sums, a_part, b_part)
+                add_products(acc, a_part, b_part)
                 a_at, b_at = uint32(a_at + uint32(A_LINE)), uint32(b_at + uint32(WIDE))
             cuda.syncthreads()  # both tiles are free to overwrite
             start = uint32(start + uint32(DEPTH))
@@ -281,7 +281,7 @@ def make_matmul_vectorized(wide: bool):
             out_row = uint32(top + row + uint32(i // 4 * 64 + i % 4))
             for j in range(0, 8, 4):
                 n = i * 8 + j
-                store(out, out_row, uint32(left + col + uint32(j * 16)), sums[n], sums[n + 1], sums[n + 2], sums[n + 3])
+                store(out, out_row, uint32(left + col + uint32(j * 16)), acc[n], acc[n + 1], acc[n + 2], acc[n + 3])
 
     return matmul_vectorized_kernel
 
@@ -313,7 +313,7 @@ def make_matmul_double_buffered(wide: bool):
     @cuda.jit(launch_bounds=(256, 2))
     def matmul_double_buffered_kernel(a, b, out):
         shared = cuda.shared.array(TWO_PAIRS, float32)
-        sums = cuda.local.array(64, float32)
+        acc = cuda.local.array(64, float32)
         a_part = cuda.local.array(8, float32)
         b_part = cuda.local.array(8, float32)
         thread = uint32(cuda.threadIdx.x)
@@ -326,7 +326,7 @@ def make_matmul_double_buffered(wide: bool):
         a_to = uint32(a_col * uint32(A_LINE) + a_row)
         b_to = uint32(uint32(DEPTH * A_LINE) + b_row * uint32(WIDE) + b_col)
         for i in range(64):
-            sums[i] = float32(0.0)
+            acc[i] = float32(0.0)
 
         fill, start = uint32(0), uint32(0)
         a0, a1, a2, a3 = load(a, uint32(top + a_row), a_col)
@@ -345,7 +345,7 @@ def make_matmul_double_buffered(wide: bool):
             while a_at < end:
                 read_eight(shared, a_at, 64, a_part)
                 read_eight(shared, b_at, 64, b_part)
-                add_products(sums, a_part, b_part)
+                add_products(acc, a_part, b_part)
                 a_at, b_at = uint32(a_at + uint32(A_LINE)), uint32(b_at + uint32(WIDE))
             fill = uint32(uint32(TILES) - fill)
 
@@ -353,7 +353,7 @@ def make_matmul_double_buffered(wide: bool):
             out_row = uint32(top + row + uint32(i // 4 * 64 + i % 4))
             for j in range(0, 8, 4):
                 n = i * 8 + j
-                store(out, out_row, uint32(left + col + uint32(j * 16)), sums[n], sums[n + 1], sums[n + 2], sums[n + 3])
+                store(out, out_row, uint32(left + col + uint32(j * 16)), acc[n], acc[n + 1], acc[n + 2], acc[n + 3])
 
     return matmul_double_buffered_kernel
 
@@ -383,7 +383,7 @@ def make_matmul_pipelined(exact: bool):
     @cuda.jit(launch_bounds=(256, 2))
     def matmul_pipelined_kernel(a, b, out):
         shared = cuda.shared.array(0, float32)  # RING numbers: more than 48 KB, so the launch has to ask for them
-        sums = cuda.local.array(64, float32)
+        acc = cuda.local.array(64, float32)
         a_even = cuda.local.array(8, float32)
         b_even = cuda.local.array(8, float32)
         a_odd = cuda.local.array(8, float32)
@@ -400,7 +400,7 @@ def make_matmul_pipelined(exact: bool):
         a_row, a_col = uint32(top + thread // uint32(STEPS)), uint32(thread % uint32(STEPS))
         b_row, b_col = uint32(thread // uint32(32)), uint32(left + thread % uint32(32) * uint32(4))
         for i in range(64):
-            sums[i] = float32(0.0)
+            acc[i] = float32(0.0)
 
         ahead, fill = uint32(0), uint32(0)  # how far the copies have come in K, and in the ring
         for _ in range(STAGES - 1):
@@ -426,16 +426,16 @@ def make_matmul_pipelined(exact: bool):
                 fill = uint32(0)
 
             # Written out, as the compiler would not unroll a loop of this size: with one it took a fifth longer.
-            two_steps(shared, a_at, b_at, 0, sums, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_at, b_at, 2, sums, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_at, b_at, 4, sums, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_at, b_at, 6, sums, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_at, b_at, 8, sums, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_at, b_at, 10, sums, a_even, b_even, a_odd, b_odd)
-            two_steps(shared, a_at, b_at, 12, sums, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 0, acc, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 2, acc, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 4, acc, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 6, acc, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 8, acc, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 10, acc, a_even, b_even, a_odd, b_odd)
+            two_steps(shared, a_at, b_at, 12, acc, a_even, b_even, a_odd, b_odd)
             read_eight(shared, uint32(a_at + uint32(15 * LINE)), 32, a_odd)
             read_eight(shared, uint32(b_at + uint32(15 * LINE)), 16, b_odd)
-            add_products_to_and_fro(sums, a_even, b_even)
+            add_products_to_and_fro(acc, a_even, b_even)
 
             ptx.cp_async_wait(ON_THE_WAY)
             cuda.syncthreads()  # the next pair is complete; and this one has been read by all, and may be filled again
@@ -444,14 +444,14 @@ def make_matmul_pipelined(exact: bool):
                 a_at, b_at = row, uint32(uint32(A_LINE) + col)
             read_eight(shared, a_at, 32, a_even)
             read_eight(shared, b_at, 16, b_even)
-            add_products_to_and_fro(sums, a_odd, b_odd)
+            add_products_to_and_fro(acc, a_odd, b_odd)
             start = uint32(start + uint32(STEPS))
 
         for i in range(8):
             out_row = uint32(top + row + uint32(i // 4 * 32 + i % 4))
             for j in range(0, 8, 4):
                 n = i * 8 + j
-                store(out, out_row, uint32(left + col + uint32(j * 4)), sums[n], sums[n + 1], sums[n + 2], sums[n + 3])
+                store(out, out_row, uint32(left + col + uint32(j * 4)), acc[n], acc[n + 1], acc[n + 2], acc[n + 3])
 
     return matmul_pipelined_kernel
 

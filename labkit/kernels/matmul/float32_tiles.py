@@ -64,11 +64,11 @@ def read_eight(shared, at, further, part):
 
 
 @cuda.jit(device=True)
-def add_products(sums, a_part, b_part):
-    """sums[i, j] += a_part[i] * b_part[j]: 64 multiply-adds on 16 numbers."""
+def add_products(acc, a_part, b_part):
+    """acc[i, j] += a_part[i] * b_part[j]: 64 multiply-adds on 16 numbers."""
     for i in range(8):
         for j in range(8):
-            sums[i * 8 + j] += a_part[i] * b_part[j]
+            acc[i * 8 + j] += a_part[i] * b_part[j]
 
 
 STEPS = 16  # columns of a, and rows of b, in one tile
@@ -111,23 +111,23 @@ def copy_pair_guarded(shared, fill, a, a_row, a_col, b, b_row, b_col):
 
 
 @cuda.jit(device=True)
-def add_products_to_and_fro(sums, a_part, b_part):
+def add_products_to_and_fro(acc, a_part, b_part):
     """As add_products, in an order in which each product shares a factor with the one before: a register that is read
     twice running is fetched once."""
     for j in range(8):
         for n in range(8):
             i = n if j % 2 == 0 else 7 - n
-            sums[i * 8 + j] += a_part[i] * b_part[j]
+            acc[i * 8 + j] += a_part[i] * b_part[j]
 
 
 @cuda.jit(device=True)
-def two_steps(shared, a_at, b_at, step, sums, a_even, b_even, a_odd, b_odd):
+def two_steps(shared, a_at, b_at, step, acc, a_even, b_even, a_odd, b_odd):
     """The products of `step`, an even one, and of the next. Each step's numbers are read one step ahead."""
     ahead = uint32((step + 1) * LINE)
     read_eight(shared, uint32(a_at + ahead), 32, a_odd)
     read_eight(shared, uint32(b_at + ahead), 16, b_odd)
-    add_products_to_and_fro(sums, a_even, b_even)
+    add_products_to_and_fro(acc, a_even, b_even)
     ahead = uint32((step + 2) * LINE)
     read_eight(shared, uint32(a_at + ahead), 32, a_even)
     read_eight(shared, uint32(b_at + ahead), 16, b_even)
-    add_products_to_and_fro(sums, a_odd, b_odd)
+    add_products_to_and_fro(acc, a_odd, b_odd)

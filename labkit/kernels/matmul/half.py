@@ -1,6 +1,6 @@
 """Matrix multiply in float16 on tensor cores, out = a @ b. One rung for each idea, slowest first.
 
-Shapes  a (M, K), b (K, N), out (M, N); float16, C-contiguous; sums in float32 unless a rung says otherwise
+Shapes  a (M, K), b (K, N), out (M, N); float16, C-contiguous; accumulators in float32 unless a rung says otherwise
 Sizes   any for the first four rungs; K and N multiples of 8 for the others, which move 16 bytes at a time
 Work    2*M*N*K flop; at least 2*(M*K + K*N + M*N) bytes
 Source  PTX ISA, "Matrix Fragments for mma.m16n8k16"; NVIDIA CUTLASS, "Efficient GEMM in CUDA"
@@ -9,7 +9,7 @@ mma.sync multiplies 16 x 16 by 16 x 8 float16 values in one instruction of a war
 
     a    words of two float16 values in rows L // 4 and 8 below, columns 2 * (L % 4) and 8 further     4 registers
     b    words of two float16 values in rows 2 * (L % 4) and 8 below, column L // 4                    2 registers
-    sums rows L // 4 and 8 below, columns 2 * (L % 4) and the next                             4 registers
+    out  rows L // 4 and 8 below, columns 2 * (L % 4) and the next                                     4 registers
 """
 
 from dataclasses import replace
@@ -42,7 +42,7 @@ def tolerance(a, b):
     return (2 * SINGLE_EPS * np.sqrt(a.shape[1]) * (np.abs(a) @ np.abs(b)) + HALF_EPS * np.abs(a @ b) + SMALLEST_HALF)
 
 
-def tolerance_f16_sums(a, b):
+def tolerance_f16_accumulators(a, b):
     """Sums that are rounded to float16 after every 8 or 16 products.
 
     A sum of k products is about sqrt(a**2 @ b**2 * k / K); its rounding errors, eps/2 of it at most, add up like a
@@ -127,8 +127,8 @@ def pair_in_column(matrix, row, col):
 
 
 @cuda.jit(device=True)
-def store_sums(sums, at, out, row, col):
-    """A lane's four sums of a 16 x 8 product whose first element is (row, col)."""
+def store_accumulators(acc, at, out, row, col):
+    """A lane's four accumulators of a 16 x 8 product whose first element is (row, col)."""
     lane = uint32(cuda.threadIdx.x) % uint32(32)
     rows, cols = uint32(out.shape[0]), uint32(out.shape[1])
     for below in range(2):
@@ -136,7 +136,7 @@ def store_sums(sums, at, out, row, col):
             r = row + lane // uint32(4) + uint32(8 * below)
             c = col + lane % uint32(4) * uint32(2) + uint32(right)
             if r < rows and c < cols:
-                out[r, c] = sums[at + below * 2 + right]
+                out[r, c] = acc[at + below * 2 + right]
 
 
 @cuda.jit
@@ -146,9 +146,9 @@ def matmul_half_tensor_core_kernel(a, b, out):
     row = uint32(cuda.blockIdx.y) * uint32(32) + warp // uint32(2) * uint32(16)  # of this warp's 16 x 16 tile
     col = uint32(cuda.blockIdx.x) * uint32(32) + warp % uint32(2) * uint32(16)
     down, right = lane // uint32(4), lane % uint32(4) * uint32(2)
-    sums = cuda.local.array(8, float32)
+    acc = cuda.local.array(8, float32)
     for i in range(8):
-        sums[i] = float32(0.0)
+        acc[i] = float32(0.0)
     depth = uint32(a.shape[1])
     k = uint32(0)
     while k < depth:
@@ -159,10 +159,10 @@ def matmul_half_tensor_core_kernel(a, b, out):
         for j in range(2):  # two products of 16 x 8 beside each other
             b0 = pair_in_column(b, k + right, col + down + uint32(8 * j))
             b1 = pair_in_column(b, k + right + uint32(8), col + down + uint32(8 * j))
-            add_product(sums, 4 * j, a0, a1, a2, a3, b0, b1)
+            add_product(acc, 4 * j, a0, a1, a2, a3, b0, b1)
         k += uint32(16)
     for j in range(2):
-        store_sums(sums, 4 * j, out, row, col + uint32(8 * j))
+        store_accumulators(acc, 4 * j, out, row, col + uint32(8 * j))
 
 
 @rung(kernel=matmul_half_tensor_core_kernel, needs=MMA,
@@ -189,9 +189,9 @@ def matmul_half_hand_blocked_kernel(a, b, out):
     warp_row, warp_col = warp // uint32(2) * uint32(32), warp % uint32(2) * uint32(32)
     down, right = lane // uint32(4), lane % uint32(4) * uint32(2)
     rows, depth, cols = uint32(a.shape[0]), uint32(a.shape[1]), uint32(b.shape[1])
-    sums = cuda.local.array(32, float32)
+    acc = cuda.local.array(32, float32)
     for i in range(32):
-        sums[i] = float32(0.0)
+        acc[i] = float32(0.0)
     start = uint32(0)
     while start < depth:
         for i in range(HAND_COPIES):
@@ -212,12 +212,13 @@ def matmul_half_hand_blocked_kernel(a, b, out):
                 for j in range(4):
                     x = warp_col + uint32(8 * j) + down
                     b0, b1 = pair_in_column(b_tile, k, x), pair_in_column(b_tile, k + uint32(8), x)
-                    add_product(sums, (i * 4 + j) * 4, a0, a1, a2, a3, b0, b1)
+                    add_product(acc, (i * 4 + j) * 4, a0, a1, a2, a3, b0, b1)
         cuda.syncthreads()  # both tiles are free to overwrite
         start += uint32(HAND_DEPTH)
     for i in range(2):
         for j in range(4):
-            store_sums(sums, (i * 4 + j) * 4, out, row0 + warp_row + uint32(16 * i), col0 + warp_col + uint32(8 * j))
+            store_accumulators(acc, (i * 4 + j) * 4, out, row0 + warp_row + uint32(16 * i),
+                               col0 + warp_col + uint32(8 * j))
 
 
 @rung(kernel=matmul_half_hand_blocked_kernel, needs=MMA,
@@ -259,19 +260,19 @@ def matmul_half_three_stage(a, b, out, stream=0):
     launch(THREE_STAGE, a, b, None, None, out, stream)
 
 
-F16_SUMS = make_staged(TWO_STAGES, half_sums=True)
+F16_ACCUMULATORS = make_staged(TWO_STAGES, f16_accumulators=True)
 
 
-@rung(kernel=F16_SUMS, needs=MMA,
-      idea="as double_buffered, but the accumulators are float16", sizes=SIZES, tolerance=tolerance_f16_sums)
-def matmul_half_f16_sums(a, b, out, stream=0):
-    """As double_buffered, with sums in float16: half the registers, and rounded at every step of 16 along K.
+@rung(kernel=F16_ACCUMULATORS, needs=MMA,
+      idea="as double_buffered, but the accumulators are float16", sizes=SIZES, tolerance=tolerance_f16_accumulators)
+def matmul_half_f16_accumulators(a, b, out, stream=0):
+    """As double_buffered, with float16 accumulators: half the registers, and rounded at every step of 16 along K.
 
     GeForce GPUs multiply twice as fast this way; the H200 does not: 283 against 281 TFLOP/s at 4096^3. The relative
     error grows from 2.1e-4 to 7.3e-4 at K = 384, 1.4e-3 at 1536, 2.4e-3 at 4096.
     """
     check_product(a, b, None, None, out, weights=False)
-    launch(F16_SUMS, a, b, None, None, out, stream)
+    launch(F16_ACCUMULATORS, a, b, None, None, out, stream)
 
 
 # The tiles of the pipelined kernel, and how fast each multiplies as a part of the first, on an H200 at 4096^3.
@@ -318,10 +319,10 @@ def random_float16(rng, *shape):
 MATMUL_HALF = Op(
     "matmul_half",
     title="Matrix multiplication in float16",
-    formula="out[row, col] = sum over k of a[row, k] * b[k, col], in float16 with sums in float32",
+    formula="out[row, col] = sum over k of a[row, k] * b[k, col], in float16 with accumulators in float32",
     reference=matmul_half_reference,
     rungs=(matmul_half_naive, matmul_half_tiled, matmul_half_tensor_core, matmul_half_hand_blocked,
-           matmul_half_double_buffered, matmul_half_three_stage, matmul_half_f16_sums, matmul_half_pipelined,
+           matmul_half_double_buffered, matmul_half_three_stage, matmul_half_f16_accumulators, matmul_half_pipelined,
            matmul_half_wgmma, matmul_half_wgmma_specialised),
     inputs=lambda rng, M, N, K: (random_float16(rng, M, K), random_float16(rng, K, N)),
     shape=lambda M, N, K: (M, N),
@@ -378,7 +379,8 @@ PIPELINED_BF16 = tuple(make_pipelined(tile, bf16=True) for tile in PIPELINED_TIL
 @rung(kernel=PIPELINED_BF16, needs=MMA,
       idea="matmul_half_pipelined with mma.sync for bfloat16; out in float32", sizes=SIZES)
 def matmul_bf16_pipelined(a, b, out, stream=0):
-    """The pipelined kernel of matmul_half: the same fragments, one other instruction, and sums stored as they are."""
+    """The pipelined kernel of matmul_half: the same fragments, one other instruction, and accumulators stored as they
+    are."""
     rows, cols, depth = check_product(a, b, None, None, out, weights=False, dtype=np.uint16, out_dtype=np.float32)
     launch(make_pipelined(pipelined_tile(rows, cols, depth), bf16=True), a, b, None, None, out, stream)
 

@@ -1,6 +1,6 @@
 """Products on tensor cores through mma.sync: the kernels that matmul_half, matmul_bf16 and linear share.
 
-Shapes  a (M, K), b (K, N), or as the weights of a linear layer (N, K); out (M, N); 16-bit numbers, float32 sums
+Shapes  a (M, K), b (K, N), or as the weights of a linear layer (N, K); out (M, N); 16-bit numbers, float32 accumulators
 Sizes   K and N multiples of 8: rows move in pieces of 16 bytes, which begin at multiples of 16 bytes. Any M
 Needs   compute capability 8.0 (cp.async, mma m16n8k16)
 Source  PTX ISA, "Matrix Fragments for mma.m16n8k16", "ldmatrix", "cp.async"; NVIDIA CUTLASS, "Efficient GEMM in CUDA"
@@ -103,37 +103,37 @@ def tile_of_block(block, down, across, height):
 
 
 @cuda.jit(device=True)
-def add_product(sums, at, a0, a1, a2, a3, b0, b1):
-    """sums[at : at + 4] += a 16 x 8 product in float16 over 16 steps of K, in float32."""
-    w, x, y, z = ptx.mma_m16n8k16_f32_f16(a0, a1, a2, a3, b0, b1, sums[at], sums[at + 1], sums[at + 2], sums[at + 3])
-    sums[at], sums[at + 1], sums[at + 2], sums[at + 3] = w, x, y, z
+def add_product(acc, at, a0, a1, a2, a3, b0, b1):
+    """acc[at : at + 4] += a 16 x 8 product in float16 over 16 steps of K, in float32."""
+    w, x, y, z = ptx.mma_m16n8k16_f32_f16(a0, a1, a2, a3, b0, b1, acc[at], acc[at + 1], acc[at + 2], acc[at + 3])
+    acc[at], acc[at + 1], acc[at + 2], acc[at + 3] = w, x, y, z
 
 
 @cuda.jit(device=True)
-def add_product_bf16(sums, at, a0, a1, a2, a3, b0, b1):
+def add_product_bf16(acc, at, a0, a1, a2, a3, b0, b1):
     """The same of bfloat16 numbers."""
-    w, x, y, z = ptx.mma_m16n8k16_f32_bf16(a0, a1, a2, a3, b0, b1, sums[at], sums[at + 1], sums[at + 2], sums[at + 3])
-    sums[at], sums[at + 1], sums[at + 2], sums[at + 3] = w, x, y, z
+    w, x, y, z = ptx.mma_m16n8k16_f32_bf16(a0, a1, a2, a3, b0, b1, acc[at], acc[at + 1], acc[at + 2], acc[at + 3])
+    acc[at], acc[at + 1], acc[at + 2], acc[at + 3] = w, x, y, z
 
 
 @cuda.jit(device=True)
-def add_product_f16(sums, at, a0, a1, a2, a3, b0, b1):
-    """The same with float16 accumulators: sums[at] and sums[at + 1] are words of two."""
-    x, y = ptx.mma_m16n8k16_f16_f16(a0, a1, a2, a3, b0, b1, sums[at], sums[at + 1])
-    sums[at], sums[at + 1] = x, y
+def add_product_f16(acc, at, a0, a1, a2, a3, b0, b1):
+    """The same with float16 accumulators: acc[at] and acc[at + 1] are words of two."""
+    x, y = ptx.mma_m16n8k16_f16_f16(a0, a1, a2, a3, b0, b1, acc[at], acc[at + 1])
+    acc[at], acc[at + 1] = x, y
 
 
 @cuda.jit(device=True)
-def read_sums(sums, at):
-    """A lane's sums of a 16 x 8 product: two neighbours in row lane // 4, then two in the row 8 below."""
-    return sums[at], sums[at + 1], sums[at + 2], sums[at + 3]
+def read_accumulators(acc, at):
+    """A lane's accumulators of a 16 x 8 product: two neighbours in row lane // 4, then two in the row 8 below."""
+    return acc[at], acc[at + 1], acc[at + 2], acc[at + 3]
 
 
 @cuda.jit(device=True)
-def read_sums_f16(sums, at):
+def read_accumulators_f16(acc, at):
     """The same with float16 accumulators."""
-    w, x = ptx.unpack_half2(sums[at])
-    y, z = ptx.unpack_half2(sums[at + 1])
+    w, x = ptx.unpack_half2(acc[at])
+    y, z = ptx.unpack_half2(acc[at + 1])
     return w, x, y, z
 
 
@@ -141,10 +141,10 @@ def read_sums_f16(sums, at):
 
 
 @kernel_factory
-def make_staged(tile: Tile, *, weights: bool = False, bias: bool = False, half_sums: bool = False):
+def make_staged(tile: Tile, *, weights: bool = False, bias: bool = False, f16_accumulators: bool = False):
     """cp.async into `tile.stages` buffers and ldmatrix; a warp's fragments are loaded just before they are multiplied.
 
-    weights: b is (N, K), the layout of a linear layer. half_sums: the accumulators are float16, two in a register.
+    weights: b is (N, K), the layout of a linear layer. f16_accumulators: they are float16, two in a register.
     """
     ROWS, COLS, DEPTH = tile.rows, tile.cols, tile.depth
     STAGES, PENDING = tile.stages, tile.stages - 2
@@ -155,9 +155,9 @@ def make_staged(tile: Tile, *, weights: bool = False, bias: bool = False, half_s
     B_PITCH = A_PITCH if weights else COLS + CHUNK
     A_SIZE = ROWS * A_PITCH
     STAGE = A_SIZE + (COLS if weights else DEPTH) * B_PITCH
-    SUM, SUM_TYPE = (2, uint32) if half_sums else (4, float32)  # registers of a lane for its part of 16 x 8 sums
-    SUMS, A_WORDS, B_WORDS = DOWN_MMA * ACROSS_MMA * SUM, DOWN_MMA * 4, ACROSS_MMA * 2
-    add, read = (add_product_f16, read_sums_f16) if half_sums else (add_product, read_sums)
+    ACC, ACC_TYPE = (2, uint32) if f16_accumulators else (4, float32)  # registers of a lane for a 16 x 8 product
+    ACCUMULATORS, A_WORDS, B_WORDS = DOWN_MMA * ACROSS_MMA * ACC, DOWN_MMA * 4, ACROSS_MMA * 2
+    add, read = (add_product_f16, read_accumulators_f16) if f16_accumulators else (add_product, read_accumulators)
     copy_a = make_copy(ROWS, DEPTH, THREADS, A_PITCH, swizzled=False)
     copy_b = make_copy(*((COLS, DEPTH) if weights else (DEPTH, COLS)), THREADS, B_PITCH, swizzled=False)
 
@@ -188,11 +188,11 @@ def make_staged(tile: Tile, *, weights: bool = False, bias: bool = False, half_s
         else:
             b_at = uint32(A_SIZE) + lane % uint32(16) * uint32(B_PITCH) + warp_col + lane // uint32(16) * uint32(CHUNK)
 
-        sums = cuda.local.array(SUMS, SUM_TYPE)
+        acc = cuda.local.array(ACCUMULATORS, ACC_TYPE)
         a_words = cuda.local.array(A_WORDS, uint32)
         b_words = cuda.local.array(B_WORDS, uint32)
-        for i in range(SUMS):
-            sums[i] = SUM_TYPE(0)
+        for i in range(ACCUMULATORS):
+            acc[i] = ACC_TYPE(0)
 
         steps = uint32((depth + uint32(DEPTH - 1)) // uint32(DEPTH))
         for s in range(STAGES - 1):
@@ -222,7 +222,7 @@ def make_staged(tile: Tile, *, weights: bool = False, bias: bool = False, half_s
                         b_words[i * 4 + j] = words[j]
                 for i in range(DOWN_MMA):
                     for j in range(ACROSS_MMA):
-                        add(sums, (i * ACROSS_MMA + j) * SUM, a_words[i * 4], a_words[i * 4 + 1],
+                        add(acc, (i * ACROSS_MMA + j) * ACC, a_words[i * 4], a_words[i * 4 + 1],
                             a_words[i * 4 + 2], a_words[i * 4 + 3], b_words[j * 2], b_words[j * 2 + 1])
             step = uint32(step + uint32(1))
 
@@ -232,7 +232,7 @@ def make_staged(tile: Tile, *, weights: bool = False, bias: bool = False, half_s
                 left = float32(bias_of[col]) if bias else float32(0.0)
                 right = float32(bias_of[col + uint32(1)]) if bias else float32(0.0)
                 for i in range(DOWN_MMA):
-                    w, x, y, z = read(sums, (i * ACROSS_MMA + j) * SUM)
+                    w, x, y, z = read(acc, (i * ACROSS_MMA + j) * ACC)
                     row = uint32(row0 + warp_row + uint32(i * 16) + lane // uint32(4))
                     if row < rows:
                         ptx.store_global_half2(out, row * cols + col, w + left, x + right)
@@ -254,10 +254,11 @@ def unchanged(x):
 
 
 def make_store_float16(tile: Tile, bias: bool, residual: bool, activation):
-    """A device function: a warp's sums, through shared memory, to out as float16: its rows whole, 16 bytes a lane.
+    """A device function: a warp's accumulators, through shared memory, to out as float16: its rows whole, 16 bytes a
+    lane.
 
-    A lane holds two neighbouring sums: stored as they are, each store would fill an eighth of a 32-byte sector. The
-    activation is applied on the way out, to float16: a loop over all sums in registers would be unrolled to thousands
+    A lane holds two neighbouring accumulators: stored as they are, each store would fill an eighth of a 32-byte sector.
+    The activation is applied on the way out, to float16: a loop over all accumulators would be unrolled to thousands
     of instructions, or not be unrolled and lose the registers.
     """
     activated = activation is not unchanged
@@ -273,7 +274,7 @@ def make_store_float16(tile: Tile, bias: bool, residual: bool, activation):
         return ptx.pack_half2(activation(left), activation(right))
 
     @cuda.jit(device=True)
-    def store_float16(sums, shared, words, bias_of, residual_of, out, row0, col0, warp, lane):
+    def store_float16(acc, shared, words, bias_of, residual_of, out, row0, col0, warp, lane):
         rows, cols = uint32(out.shape[0]), uint32(out.shape[1])
         biases = cuda.local.array(BIASES, float32)
         for j in range(ACROSS_MMA):
@@ -299,7 +300,7 @@ def make_store_float16(tile: Tile, bias: bool, residual: bool, activation):
                     at = (i * ACROSS_MMA + j) * 4 + below * 2
                     row = uint32(i * 16 + below * 8) + lane // uint32(4)
                     word = (mine + row * uint32(PITCH)) // uint32(2) + uint32(j * 4) + lane % uint32(4)
-                    left, right = sums[at] + biases[2 * j], sums[at + 1] + biases[2 * j + 1]
+                    left, right = acc[at] + biases[2 * j], acc[at + 1] + biases[2 * j + 1]
                     if residual:
                         add_left, add_right = ptx.unpack_half2(words[word])
                         left += add_left
@@ -319,11 +320,11 @@ def make_store_float16(tile: Tile, bias: bool, residual: bool, activation):
 
 
 def make_store_floats(tile: Tile):
-    """A device function: a warp's sums to out as float32: four lanes fill a 32-byte sector."""
+    """A device function: a warp's accumulators to out as float32: four lanes fill a 32-byte sector."""
     DOWN_MMA, ACROSS_MMA = tile.warp_rows // 16, tile.warp_cols // 8
 
     @cuda.jit(device=True)
-    def store_floats(sums, shared, words, bias_of, residual_of, out, row0, col0, warp, lane):
+    def store_floats(acc, shared, words, bias_of, residual_of, out, row0, col0, warp, lane):
         rows, cols = uint32(out.shape[0]), uint32(out.shape[1])
         for i in range(DOWN_MMA):
             for j in range(ACROSS_MMA):
@@ -332,8 +333,8 @@ def make_store_floats(tile: Tile):
                     row = row0 + uint32(i * 16 + below * 8) + lane // uint32(4)
                     col = col0 + uint32(j * 8) + lane % uint32(4) * uint32(2)
                     if row < rows and col < cols:
-                        out[row, col] = sums[at]
-                        out[row, col + uint32(1)] = sums[at + 1]
+                        out[row, col] = acc[at]
+                        out[row, col + uint32(1)] = acc[at + 1]
 
     return store_floats
 
@@ -353,7 +354,7 @@ def make_pipelined(tile: Tile, *, weights: bool = False, bias: bool = False, res
     DOWN_MMA, ACROSS_MMA, PAIRS, STEPS = WARP_ROWS // 16, WARP_COLS // 8, WARP_COLS // 16, DEPTH // 16
     A_SIZE = ROWS * DEPTH
     STAGE = A_SIZE + COLS * DEPTH
-    SUMS, A_WORDS, B_WORDS = DOWN_MMA * ACROSS_MMA * 4, DOWN_MMA * 4, ACROSS_MMA * 2
+    ACCUMULATORS, A_WORDS, B_WORDS = DOWN_MMA * ACROSS_MMA * 4, DOWN_MMA * 4, ACROSS_MMA * 2
     SHIFT, MASK = swizzle_of(DEPTH // CHUNK)
     ELEMENT = np.uint16 if bf16 else np.float16
     copy_a = make_copy(ROWS, DEPTH, THREADS, DEPTH, swizzled=True)
@@ -399,11 +400,11 @@ def make_pipelined(tile: Tile, *, weights: bool = False, bias: bool = False, res
                 b_chunk = warp_col // uint32(CHUNK) + uint32(2 * j) + lane // uint32(16) ^ lane % uint32(8)
                 b_at[j] = uint32(A_SIZE) + lane % uint32(16) * uint32(COLS) + b_chunk * uint32(CHUNK)
 
-        sums = cuda.local.array(SUMS, float32)
+        acc = cuda.local.array(ACCUMULATORS, float32)
         a_words = cuda.local.array((2, A_WORDS), uint32)
         b_words = cuda.local.array((2, B_WORDS), uint32)
-        for i in range(SUMS):
-            sums[i] = float32(0.0)
+        for i in range(ACCUMULATORS):
+            acc[i] = float32(0.0)
         for i in range(A_WORDS):
             a_words[1, i] = uint32(0)  # the first product has nothing to multiply yet: it adds zeros
         for i in range(B_WORDS):
@@ -442,18 +443,18 @@ def make_pipelined(tile: Tile, *, weights: bool = False, bias: bool = False, res
                     empty = uint32(empty + uint32(1)) if empty < uint32(AHEAD) else uint32(0)
                 for i in range(DOWN_MMA):
                     for j in range(ACROSS_MMA):
-                        add(sums, (i * ACROSS_MMA + j) * 4,
+                        add(acc, (i * ACROSS_MMA + j) * 4,
                             a_words[before, i * 4], a_words[before, i * 4 + 1], a_words[before, i * 4 + 2],
                             a_words[before, i * 4 + 3], b_words[before, j * 2], b_words[before, j * 2 + 1])
             step = uint32(step + uint32(1))
         for i in range(DOWN_MMA):
             for j in range(ACROSS_MMA):
-                add(sums, (i * ACROSS_MMA + j) * 4, a_words[1, i * 4], a_words[1, i * 4 + 1], a_words[1, i * 4 + 2],
+                add(acc, (i * ACROSS_MMA + j) * 4, a_words[1, i * 4], a_words[1, i * 4 + 1], a_words[1, i * 4 + 2],
                     a_words[1, i * 4 + 3], b_words[1, j * 2], b_words[1, j * 2 + 1])
 
         ptx.cp_async_wait(0)
-        cuda.syncthreads()  # the stages are free: they hold the sums on their way out
-        store(sums, shared, words, bias_of, residual_of, out, uint32(row0 + warp_row), uint32(col0 + warp_col),
+        cuda.syncthreads()  # the stages are free: they hold the output on its way to memory
+        store(acc, shared, words, bias_of, residual_of, out, uint32(row0 + warp_row), uint32(col0 + warp_col),
               warp, lane)
 
     way_out = 0 if bf16 else tile.warps * WARP_ROWS * (WARP_COLS + CHUNK)

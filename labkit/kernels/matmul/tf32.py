@@ -19,7 +19,7 @@ from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import blocks_for
 from labkit.kernels.baselines import Baseline
-from labkit.kernels.matmul.half import store_sums
+from labkit.kernels.matmul.half import store_accumulators
 from labkit.kernels.matmul.mma import (
     BAND,
     MMA,
@@ -48,10 +48,10 @@ def tolerance(a, b):
 
 
 @cuda.jit(device=True)
-def add_product_tf32(sums, at, a0, a1, a2, a3, b0, b1):
-    """sums[at : at + 4] += a 16 x 8 product of TF32 numbers over 8 steps of K, in float32."""
-    w, x, y, z = ptx.mma_m16n8k8_f32_tf32(a0, a1, a2, a3, b0, b1, sums[at], sums[at + 1], sums[at + 2], sums[at + 3])
-    sums[at], sums[at + 1], sums[at + 2], sums[at + 3] = w, x, y, z
+def add_product_tf32(acc, at, a0, a1, a2, a3, b0, b1):
+    """acc[at : at + 4] += a 16 x 8 product of TF32 numbers over 8 steps of K, in float32."""
+    w, x, y, z = ptx.mma_m16n8k8_f32_tf32(a0, a1, a2, a3, b0, b1, acc[at], acc[at + 1], acc[at + 2], acc[at + 3])
+    acc[at], acc[at + 1], acc[at + 2], acc[at + 3] = w, x, y, z
 
 
 @cuda.jit(device=True)
@@ -75,9 +75,9 @@ def matmul_tf32_tensor_core_kernel(a, b, out):
     row = uint32(cuda.blockIdx.y) * uint32(32) + warp // uint32(2) * uint32(16)  # of this warp's 16 x 16 tile
     col = uint32(cuda.blockIdx.x) * uint32(32) + warp % uint32(2) * uint32(16)
     down, right = lane // uint32(4), lane % uint32(4)
-    sums = cuda.local.array(8, float32)
+    acc = cuda.local.array(8, float32)
     for i in range(8):
-        sums[i] = float32(0.0)
+        acc[i] = float32(0.0)
     depth = uint32(a.shape[1])
     k = uint32(0)
     while k < depth:
@@ -87,10 +87,10 @@ def matmul_tf32_tensor_core_kernel(a, b, out):
         for j in range(2):  # two products of 16 x 8 beside each other
             b0 = tf32_at(b, k + right, col + down + uint32(8 * j))
             b1 = tf32_at(b, k + right + uint32(4), col + down + uint32(8 * j))
-            add_product_tf32(sums, 4 * j, a0, a1, a2, a3, b0, b1)
+            add_product_tf32(acc, 4 * j, a0, a1, a2, a3, b0, b1)
         k += uint32(8)
     for j in range(2):
-        store_sums(sums, 4 * j, out, row, col + uint32(8 * j))
+        store_accumulators(acc, 4 * j, out, row, col + uint32(8 * j))
 
 
 @rung(kernel=matmul_tf32_tensor_core_kernel, needs=MMA,
@@ -113,7 +113,7 @@ def make_pipelined_tf32(tile: Tile):
     B_PITCH = COLS + 8  # four rows and eight columns then lie in 32 banks
     A_SIZE = ROWS * DEPTH
     STAGE = A_SIZE + DEPTH * B_PITCH
-    SUMS, A_WORDS, B_WORDS = DOWN_MMA * ACROSS_MMA * 4, DOWN_MMA * 4, ACROSS_MMA * 2
+    ACCUMULATORS, A_WORDS, B_WORDS = DOWN_MMA * ACROSS_MMA * 4, DOWN_MMA * 4, ACROSS_MMA * 2
     SHIFT, MASK = swizzle_of(DEPTH // CHUNK)
     copy_a = make_copy(ROWS, DEPTH, tile.threads, DEPTH, swizzled=True, chunk=CHUNK)
     copy_b = make_copy(DEPTH, COLS, tile.threads, B_PITCH, swizzled=False, chunk=CHUNK)
@@ -144,11 +144,11 @@ def make_pipelined_tf32(tile: Tile):
         a_at = uint32(a_row * uint32(DEPTH) + a_chunk * uint32(CHUNK))
         b_at = uint32(uint32(A_SIZE) + lane % uint32(4) * uint32(B_PITCH) + warp_col + lane // uint32(4))
 
-        sums = cuda.local.array(SUMS, float32)
+        acc = cuda.local.array(ACCUMULATORS, float32)
         a_words = cuda.local.array((2, A_WORDS), uint32)
         b_words = cuda.local.array((2, B_WORDS), uint32)
-        for i in range(SUMS):
-            sums[i] = float32(0.0)
+        for i in range(ACCUMULATORS):
+            acc[i] = float32(0.0)
         for i in range(A_WORDS):
             a_words[1, i] = uint32(0)  # the first product has nothing to multiply yet: it adds zeros
         for i in range(B_WORDS):
@@ -183,18 +183,18 @@ def make_pipelined_tf32(tile: Tile):
                     empty = uint32(empty + uint32(1)) if empty < uint32(AHEAD) else uint32(0)
                 for i in range(DOWN_MMA):
                     for j in range(ACROSS_MMA):
-                        add_product_tf32(sums, (i * ACROSS_MMA + j) * 4,  # rounded here, in the tensor cores' shade
+                        add_product_tf32(acc, (i * ACROSS_MMA + j) * 4,  # rounded here, in the tensor cores' shade
                                          rounded(a_words[before, i * 4]), rounded(a_words[before, i * 4 + 1]),
                                          rounded(a_words[before, i * 4 + 2]), rounded(a_words[before, i * 4 + 3]),
                                          rounded(b_words[before, j * 2]), rounded(b_words[before, j * 2 + 1]))
             step = uint32(step + uint32(1))
         for i in range(DOWN_MMA):
             for j in range(ACROSS_MMA):
-                add_product_tf32(sums, (i * ACROSS_MMA + j) * 4,
+                add_product_tf32(acc, (i * ACROSS_MMA + j) * 4,
                                  rounded(a_words[1, i * 4]), rounded(a_words[1, i * 4 + 1]),
                                  rounded(a_words[1, i * 4 + 2]), rounded(a_words[1, i * 4 + 3]),
                                  rounded(b_words[1, j * 2]), rounded(b_words[1, j * 2 + 1]))
-        store(sums, shared, words, bias_of, residual_of, out, uint32(row0 + warp_row), uint32(col0 + warp_col),
+        store(acc, shared, words, bias_of, residual_of, out, uint32(row0 + warp_row), uint32(col0 + warp_col),
               warp, lane)
 
     pipelined_tf32_kernel.tile, pipelined_tf32_kernel.in_bands = tile, True
@@ -226,7 +226,7 @@ def tf32_matmul(torch, a, b, out):
 MATMUL_TF32 = Op(
     "matmul_tf32",
     title="Matrix multiplication in TF32",
-    formula="out[row, col] = sum over k of a[row, k] * b[k, col], each rounded to TF32, sums in float32",
+    formula="out[row, col] = sum over k of a[row, k] * b[k, col], each rounded to TF32, accumulators in float32",
     reference=matmul_tf32_reference,
     rungs=(matmul_tf32_tensor_core, matmul_tf32_pipelined),
     inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, K, N)),

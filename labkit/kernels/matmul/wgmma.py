@@ -1,7 +1,7 @@
 """Products on Hopper's tensor cores: wgmma fed by TMA. The kernels behind the last rungs of matmul_half and linear.
 
 Shapes  a (M, K), b (K, N), or as the weights of a linear layer (N, K); bias (N,); residual and out (M, N). float16,
-        sums in float32; the bias may be float16 or float32
+        accumulators in float32; the bias may be float16 or float32
 Sizes   K and N multiples of 8: TMA wants rows of a multiple of 16 bytes. Any M
 Needs   compute capability 9.0 exactly (sm_90a)
 Source  PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions", "Tensors", "mbarrier"; NVIDIA CUTLASS, "Efficient
@@ -11,9 +11,9 @@ Three parts of the chip work here at once, each under the control of few threads
 
     TMA           copies boxes of a matrix to shared memory. One thread starts a copy, says where it lies in the matrix
                   and which mbarrier counts its bytes; zeros stand for what lies outside. No thread computes addresses.
-    tensor cores  multiply. wgmma reads both operands from shared memory and adds to sums in the registers of 128
-                  threads, a warpgroup: 64 rows x up to 256 columns. It runs on while the threads do something else.
-    threads       only wait, and convert the sums in the end.
+    tensor cores  multiply. wgmma reads both operands from shared memory and adds to accumulators in the registers of
+                  128 threads, a warpgroup: 64 rows x up to 256 columns. It runs on while the threads do something else.
+    threads       only wait, and convert the accumulators in the end.
 
 How a tile lies in shared memory: rows of 64 float16 values are 128 bytes, all 32 banks. TMA writes 16-byte piece c of
 row r at place c ^ (r % 8), the 128-byte swizzle, so that eight rows of the same piece lie in eight different groups of
@@ -59,14 +59,14 @@ SIMPLE = Tile(cols=128, stages=3)
 
 @kernel_factory
 def make_wgmma(*, weights: bool, bias: bool):
-    """A block of two warpgroups computes 128 x 128 sums, 64 rows each: 64 registers of a thread.
+    """A block of two warpgroups computes 128 x 128 elements, 64 rows each: 64 registers of a thread.
 
     Shared memory: three stages, each 16 KB of a and 16 KB of b. Two blocks fit a multiprocessor: where one waits for
-    its tensor cores or stores its sums, the other multiplies.
+    its tensor cores or stores its accumulators, the other multiplies.
     """
     COLS, STAGES, STAGE = SIMPLE.cols, SIMPLE.stages, SIMPLE.stage_elements
     A_ELEMENTS, STAGE_STEP = SIMPLE.rows * DEPTH, STAGE * 2 // 16
-    SUMS, BOXES = COLS // 2, COLS // 64
+    ACCUMULATORS, BOXES = COLS // 2, COLS // 64
     B_LEADING, B_STEP = b_layout(weights)
     place, load, wgmma = make_place(SIMPLE), make_load(SIMPLE, weights), wgmma_of(COLS, weights)
     epilogue = make_epilogue(unchanged)
@@ -89,7 +89,7 @@ def make_wgmma(*, weights: bool, bias: bool):
                     load(tiles, loaded, uint32(stage), a_map, b_map, row, col, uint32(stage * DEPTH))
         cuda.syncthreads()  # the barriers are there
 
-        sums = cuda.local.array(SUMS, float32)
+        acc = cuda.local.array(ACCUMULATORS, float32)
         a_first = ptx.wgmma_descriptor(tiles, warpgroup * uint32(BOX), 16, ROW_GROUP, 128)
         b_first = ptx.wgmma_descriptor(tiles, uint32(A_ELEMENTS), B_LEADING, ROW_GROUP, 128)
         stage, parity, k = uint32(0), uint32(0), uint32(0)
@@ -100,7 +100,7 @@ def make_wgmma(*, weights: bool, bias: bool):
             ptx.wgmma_fence()
             for i in range(DEPTH // 16):
                 add = uint32(1) if i > 0 else uint32(k > uint32(0))
-                wgmma(sums, a_tile + uint64(2 * i), b_tile + uint64(B_STEP * i), add)
+                wgmma(acc, a_tile + uint64(2 * i), b_tile + uint64(B_STEP * i), add)
             ptx.wgmma_commit()
             ptx.wgmma_wait(0)
             cuda.syncthreads()  # both warpgroups have read the stage: it is free to overwrite
@@ -112,7 +112,8 @@ def make_wgmma(*, weights: bool, bias: bool):
             if stage == uint32(STAGES):  # once round the ring: the barriers are in their next phase
                 stage, parity = uint32(0), uint32(1) - parity
 
-        # A thread's sums: rows `upper` and upper + 8 of its warpgroup's 64, columns 8 * j + 2 * quad and the next.
+        # A thread's accumulators: rows `upper` and upper + 8 of its warpgroup's 64, columns 8 * j + 2 * quad and the
+        # next.
         lane, quad = member % uint32(32), member % uint32(4)
         eighth = lane // uint32(4)  # its row among eight, which the swizzle takes
         upper = member // uint32(32) * uint32(16) + eighth
@@ -120,14 +121,14 @@ def make_wgmma(*, weights: bool, bias: bool):
             for j in range(COLS // 8):
                 near = uint32(min(uint32(col + uint32(8 * j) + quad * uint32(2)), uint32(cols - uint32(2))))
                 x, y = float32(bias_of[near]), float32(bias_of[near + uint32(1)])
-                sums[4 * j] += x
-                sums[4 * j + 1] += y
-                sums[4 * j + 2] += x
-                sums[4 * j + 3] += y
+                acc[4 * j] += x
+                acc[4 * j + 1] += y
+                acc[4 * j + 2] += x
+                acc[4 * j + 3] += y
         finished = warpgroup * uint32(BOXES * BOX)  # the first stage is free by now: it takes the float16 output
         word = finished // uint32(2) + upper * uint32(32) + quad
-        epilogue(sums, 0, words, word, eighth)
-        epilogue(sums, 1, words, word, eighth)
+        epilogue(acc, 0, words, word, eighth)
+        epilogue(acc, 1, words, word, eighth)
         ptx.fence_proxy_async()
         cuda.syncthreads()
         if member == uint32(0):
@@ -178,7 +179,7 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
         clusters of two blocks, which load b once for both (TMA multicast): L2 traffic falls by a third, but
         each block waits for both                                                                               0.96
     and of 8192 x 1152, K 384, with bias, where it took 14.9 us in the same run:
-        the sums begin as the bias: its loads are waited for while no product runs                           16.6 us
+        the accumulators begin as the bias: its loads are waited for while no product runs                   16.6 us
         each consumer has a tile of its own, one multiplies while the other stores ("ping-pong"); at 384
         columns, where a block has one tile only, it is slower: 7.9 instead of 7.3 us                        14.9 us
         programmatic dependent launch, which lets a kernel begin while the one before it ends: would take
@@ -187,7 +188,7 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
     """
     ROWS, COLS, STAGES, STAGE = tile.rows, tile.cols, tile.stages, tile.stage_elements
     A_ELEMENTS, STAGE_STEP = ROWS * DEPTH, STAGE * 2 // 16
-    SUMS, BOXES = COLS // 2, COLS // 64
+    ACCUMULATORS, BOXES = COLS // 2, COLS // 64
     BOTH_COLS = 2 * COLS
     FINISHED = STAGES * STAGE  # where the finished float16 values begin
     B_LEADING, B_STEP = b_layout(weights)
@@ -247,11 +248,12 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
                     number = uint32(number + (count if split else uint32(cuda.gridDim.x)))
         else:
             ptx.setmaxnreg_increase(240)
-            sums = cuda.local.array(SUMS, float32)
+            acc = cuda.local.array(ACCUMULATORS, float32)
             a_first = ptx.wgmma_descriptor(tiles, warpgroup * uint32(BOX), 16, ROW_GROUP, 128)
             b_first = ptx.wgmma_descriptor(tiles, uint32(A_ELEMENTS), B_LEADING, ROW_GROUP, 128)
 
-            # A thread's sums: rows `upper` and upper + 8 of its consumer's 64, columns 8 * j + 2 * quad and the next.
+            # A thread's accumulators: rows `upper` and upper + 8 of its consumer's 64, columns 8 * j + 2 * quad and the
+            # next.
             lane, quad = member % uint32(32), member % uint32(4)
             eighth = lane // uint32(4)  # its row among eight, which the swizzle takes
             upper = member // uint32(32) * uint32(16) + eighth
@@ -282,7 +284,7 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
                     ptx.wgmma_fence()
                     for i in range(DEPTH // 16):
                         add = uint32(1) if i > 0 else uint32(k > first_k)
-                        wgmma(sums, a_tile + uint64(2 * i), b_tile + uint64(B_STEP * i), add)
+                        wgmma(acc, a_tile + uint64(2 * i), b_tile + uint64(B_STEP * i), add)
                     ptx.wgmma_commit()
                     ptx.wgmma_wait(0)  # the other consumer's products keep the tensor cores busy meanwhile
                     if first_member:
@@ -293,7 +295,7 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
                         stage, parity = uint32(0), uint32(1) - parity
 
                 if split:
-                    store_part(sums, bias_of, uint32(part * rows), uint32(row + upper),
+                    store_part(acc, bias_of, uint32(part * rows), uint32(row + upper),
                                uint32(col + uint32(2) * quad), rows, cols)
                 else:
                     if bias:
@@ -308,20 +310,20 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
                         for j in range(COLS // 16):
                             x, y, z, w = ptx.load_shared4(bias_tile, bias_first + uint32(16 * j) + quad * uint32(4))
                             for down in range(2):
-                                sums[8 * j + 2 * down] += x
-                                sums[8 * j + 2 * down + 1] += y
-                                sums[8 * j + 2 * down + 4] += z
-                                sums[8 * j + 2 * down + 5] += w
+                                acc[8 * j + 2 * down] += x
+                                acc[8 * j + 2 * down + 1] += y
+                                acc[8 * j + 2 * down + 4] += z
+                                acc[8 * j + 2 * down + 5] += w
                     if residual:
                         ptx.mbarrier_wait(arrived, warpgroup, residual_parity)
                         residual_parity = uint32(1) - residual_parity
-                    epilogue(sums, 0, words, word, eighth)
+                    epilogue(acc, 0, words, word, eighth)
                     if BOXES > 1:
-                        epilogue(sums, 1, words, word, eighth)
+                        epilogue(acc, 1, words, word, eighth)
                     if BOXES > 2:
-                        epilogue(sums, 2, words, word, eighth)
+                        epilogue(acc, 2, words, word, eighth)
                     if BOXES > 3:
-                        epilogue(sums, 3, words, word, eighth)
+                        epilogue(acc, 3, words, word, eighth)
                     ptx.fence_proxy_async()
                     ptx.named_barrier_sync(warpgroup + uint32(1), uint32(128))
                     if first_member:

@@ -90,13 +90,14 @@ def make_load(tile: Tile, weights: bool):
 
 
 def make_epilogue(activation, residual=False):
-    """A device function: writes a thread's sums of 64 columns, as float16, to a box that TMA can store. residual: the
-    box holds the residual, which is added."""
+    """A device function: writes a thread's accumulators of 64 columns, as float16, to a box that TMA can store.
+    residual: the box holds the residual, which is added."""
 
     @cuda.jit(device=True, forceinline=True)
-    def epilogue(sums, box, words, word, eighth):
-        """`word` is the place of the thread's first two sums in box 0, `eighth` its row among eight. A call for each
-        box: the compiler unrolls each on its own, and has to, for sums that are indexed in a loop leave registers."""
+    def epilogue(acc, box, words, word, eighth):
+        """`word` is the place of the thread's first two accumulators in box 0, `eighth` its row among eight. A call for
+        each box: the compiler unrolls each on its own, and has to, for accumulators that are indexed in a loop leave
+        registers."""
         for j in range(8):
             upper = word + uint32(box * BOX // 2) + (uint32(j) ^ eighth) * uint32(4)
             lower = upper + uint32(8 * 32)  # eight rows below
@@ -104,33 +105,33 @@ def make_epilogue(activation, residual=False):
             if residual:
                 p, q = ptx.unpack_half2(words[upper])
                 r, t = ptx.unpack_half2(words[lower])
-                words[upper] = ptx.pack_half2(activation(sums[s]) + p, activation(sums[s + 1]) + q)
-                words[lower] = ptx.pack_half2(activation(sums[s + 2]) + r, activation(sums[s + 3]) + t)
+                words[upper] = ptx.pack_half2(activation(acc[s]) + p, activation(acc[s + 1]) + q)
+                words[lower] = ptx.pack_half2(activation(acc[s + 2]) + r, activation(acc[s + 3]) + t)
             else:
-                words[upper] = ptx.pack_half2(activation(sums[s]), activation(sums[s + 1]))
-                words[lower] = ptx.pack_half2(activation(sums[s + 2]), activation(sums[s + 3]))
+                words[upper] = ptx.pack_half2(activation(acc[s]), activation(acc[s + 1]))
+                words[lower] = ptx.pack_half2(activation(acc[s + 2]), activation(acc[s + 3]))
 
     return epilogue
 
 
 def make_store_part(columns: int):
-    """A device function: stores a thread's sums of `columns` columns among those of its part of K."""
+    """A device function: stores a thread's accumulators of `columns` columns among those of its part of K."""
     COLUMNS = columns
 
     @cuda.jit(device=True, forceinline=True)
-    def store_part(sums, parts, above, row, col, rows, cols):
+    def store_part(acc, parts, above, row, col, rows, cols):
         """Rows row and row + 8, columns col + 8 * j and the next. A quad of lanes stores 32 bytes of a row."""
         for j in range(COLUMNS // 8):
             near = uint32(col + uint32(8 * j))
             if near < cols:
                 upper = uint32((above + row) * cols + near)
                 if row < rows:
-                    parts[upper] = sums[4 * j]
-                    parts[upper + uint32(1)] = sums[4 * j + 1]
+                    parts[upper] = acc[4 * j]
+                    parts[upper + uint32(1)] = acc[4 * j + 1]
                 if uint32(row + uint32(8)) < rows:
                     lower = uint32(upper + uint32(8) * cols)
-                    parts[lower] = sums[4 * j + 2]
-                    parts[lower + uint32(1)] = sums[4 * j + 3]
+                    parts[lower] = acc[4 * j + 2]
+                    parts[lower + uint32(1)] = acc[4 * j + 3]
 
     return store_part
 

@@ -52,6 +52,11 @@ WAYS = {"unfused": ("softmax in 3 launches", GREY), "fused": ("softmax in 1", BL
         "one kernel": ("attention in 1 kernel", GREEN)}
 
 
+def labelled(name: str) -> str:
+    """ "distilgpt2's shape" -> "shape of distilgpt2, random weights": no figure calls random weights distilgpt2."""
+    return f"shape of {name.removesuffix(SHAPE)},\nrandom weights" if name.endswith(SHAPE) else name
+
+
 def file_layout(entries: Mapping[str, object], header_bytes: int, names: Sequence[str]) -> CourseFigure:
     """A safetensors file from its first byte on. entries: name -> an object with begin, end and shape, as
     labkit.models.safetensors.read gives them; `names` are drawn, the rest is hinted at."""
@@ -133,7 +138,8 @@ def step_shares(series: dict, which: int = 0) -> CourseFigure:
              for row in rows]
     limits = {} if series["where"] == measure.CPU_DEVICE else (measure.recorded() or {}).get("limits", {})
     bandwidth = limits.get("bandwidth_gbs")
-    title = f"One token of {series['model'].replace(SHAPE, '')}, {step['position']:,} before it"
+    model = labelled(series["model"]).replace("\n", " ")
+    title = f"One token, {step['position']:,} before it: {model}"
     caption = "; ".join(f"{row['name']} {row['us'] / step['us']:.0%}" for row in rows)
     figure, (ax,) = new_figure([0.33 * len(rows) + 0.15], title,
                                f"{title}: {caption}. {taken(series)}.")
@@ -169,7 +175,7 @@ def rates(series: dict) -> CourseFigure:
         for how in dict.fromkeys(row["how"] for row in one["prompts"][0]["rows"]):
             found = {name: [row["tokens_per_second"] for prompt in one["prompts"] for row in prompt["rows"]
                             if (row["attention"], row["how"]) == (name, how)] for name in ATTENTIONS}
-            panels.setdefault(how, {})[one["name"].replace(SHAPE, "")] = {
+            panels.setdefault(how, {})[labelled(one["name"])] = {
                 name: float(np.mean(values)) for name, values in found.items() if values}
     if series["where"] != measure.CPU_DEVICE and "called" in panels:
         theirs = {name: float(np.mean([both[k][0] for both in SOURCE.values()]))
@@ -220,7 +226,7 @@ def gains(series: dict) -> CourseFigure:
     """For each case: how many times as fast the softmax became by fusing, and the whole."""
     cases = []
     for one in series["models"]:
-        name = one["name"].replace(SHAPE, "")
+        name = labelled(one["name"])
         graphed = "called_us" in one["step"]["unfused"]
         cases.append((f"{name}: a token{', graph' if graphed else ''}", judged(one["step"])))
         if graphed:
@@ -236,10 +242,10 @@ def both_speedups(cases: Sequence[tuple[str, float, float, float | None]], title
                   x_label: str) -> CourseFigure:
     """Two bars from 1 on for each case: (name, of the part, of the whole, of the whole as predicted or None)."""
     figure, (ax,) = new_figure([0.62 * len(cases) + 0.1], title, "Speed-up by fusing: " + "; ".join(
-        f"{name}: softmax {part:.2f}, whole {whole:.3f}" + ("" if known is None else f", predicted {known:.3f}")
-        for name, part, whole, known in cases) + f". {place}.")
+        f"{' '.join(name.split())}: softmax {part:.2f}, whole {whole:.3f}"
+        + ("" if known is None else f", predicted {known:.3f}") for name, part, whole, known in cases) + f". {place}.")
     with rc_context(STYLE):
-        widen_left(ax, [name for name, *_ in cases])
+        widen_left(ax, [line for name, *_ in cases for line in name.split("\n")])
         longest = max(max(part, whole) for _, part, whole, _ in cases)
         for y, (name, part, whole, known) in enumerate(cases):
             for at, value, colour in ((y - 0.19, part, GREY), (y + 0.19, whole, BLUE)):
@@ -253,7 +259,8 @@ def both_speedups(cases: Sequence[tuple[str, float, float, float | None]], title
         ax.axvline(1, color=INK, linewidth=1.0)
         ax.set_ylim(len(cases) - 0.45, -0.55)
         ax.set_yticks([])
-        ax.set_xlim(min(0.97, *(whole - 0.03 for _, _, whole, _ in cases)), 1 + 1.14 * (longest - 1))
+        least = min(min(part, whole) for _, part, whole, _ in cases)
+        ax.set_xlim(min(0.97, least - 0.03), 1 + 1.14 * (longest - 1))
         ax.set_xlabel(x_label)
         ax.spines["left"].set_visible(False)
         ax.grid(True, axis="x")

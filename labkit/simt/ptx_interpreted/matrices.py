@@ -32,8 +32,8 @@ def mma(name, lanes):
     columns = list(zip(*lanes, strict=True))
     words = [words_of(c) for c in columns[:6]]
     c = np.empty((16, 8), np.float32)
-    half_sums = name == "mma_m16n8k16_f16_f16"
-    if half_sums:
+    f16_accumulators = name == "mma_m16n8k16_f16_f16"
+    if f16_accumulators:
         for r, word in enumerate(words_of(x) for x in columns[6:]):
             row, col = _C[2 * r]
             c[row, col], c[row, col + 1] = _numbers(word, "f16")
@@ -56,7 +56,7 @@ def mma(name, lanes):
             b[k, col], b[k + 1, col] = _numbers(word, kind)
     for k in range(a.shape[1]):  # in the order of the compiled form: the same bits
         c += a[:, k : k + 1] * b[k]
-    if half_sums:
+    if f16_accumulators:
         d = c.astype(np.float16).view(np.uint16).astype(np.uint32)
         words = [d[row, col] | d[row, col + 1] << 16 for row, col in _C[::2]]
         return list(zip(*(map(Unsigned, w.tolist()) for w in words), strict=True))

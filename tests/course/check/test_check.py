@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from labkit import cuda, device
+from labkit._common import paths
 from labkit._common.paths import REPOSITORY
 from labkit.course import exercises, progress
 from labkit.course import registry as course
@@ -318,6 +319,15 @@ def test_a_pass_is_remembered(monkeypatch, tmp_path):
     assert progress.read(course.load())["passed"] == {}
     assert check("count_blocks", lambda n, threads: -(-n // threads)).title == "Count the blocks"
     assert list(progress.read(course.load())["passed"]) == ["count_blocks"]
+
+
+def test_without_a_checkout_check_works_and_remembers_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr(paths, "REPOSITORY", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LABKIT_COURSE", raising=False)
+    monkeypatch.delenv("LABKIT_PROGRESS")
+    verdict = check("count_blocks", lambda n, threads: -(-n // threads))
+    assert verdict.passed and verdict.title == "count_blocks" and list(tmp_path.iterdir()) == []
 
 
 def test_integer_outputs_and_outputs_that_start_with_something():

@@ -22,14 +22,16 @@ def drawn(figure):
 def test_tokens_a_second_of_a_gpu_stand_beside_the_sources():
     figure = pictures.rates(series("NVIDIA H200", ("called", "graph")))
     assert len(figure.axes) == 2
-    assert drawn(figure).count("small") == 2 and "distilgpt2, NVIDIA L4:\nthe source's" in drawn(figure)
+    assert drawn(figure).count("shape of small,\nrandom weights") == 2
+    assert "distilgpt2, NVIDIA L4:\nthe source's" in drawn(figure)
     assert drawn(figure).count("125  (1.25 times)") == 2
-    assert "small 100 and 110 and 125" in figure.summary and "the source's 180 and 181" in figure.summary
+    assert "shape of small, random weights 100 and 110 and 125" in figure.summary
+    assert "the source's 180 and 181" in figure.summary
 
 
 def test_those_of_the_cpu_device_do_not():
     figure = pictures.rates(series(measure.CPU_DEVICE, ("called",)))
-    assert len(figure.axes) == 1 and drawn(figure)[0] == "small"
+    assert len(figure.axes) == 1 and drawn(figure)[0] == "shape of small,\nrandom weights"
     assert "shows work, not GPU speed" in figure.summary
 
 

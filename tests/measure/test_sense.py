@@ -1,0 +1,112 @@
+"""Every recording makes sense, and a recording that was tampered with does not."""
+
+import copy
+import json
+
+import pytest
+
+from labkit._common import paths
+from labkit.measure import sense
+
+RECORDINGS = sorted(paths.MEASUREMENTS.glob("*.json"))
+
+
+def read(path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def recording():
+    return read(paths.MEASUREMENTS / "nvidia-h200.json")
+
+
+def row(recording, op, name):
+    return next(one for one in recording["ops"][op][0]["rows"] if one["name"] == name)
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+def test_a_recording_makes_sense(path):
+    assert sense.problems(read(path)) == []
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+def test_a_recording_agrees_with_the_profile_of_the_same_gpu(path):
+    profile = path.parent / "ncu" / f"{path.stem}-kernels.json"
+    if profile.is_file():
+        assert sense.profile_differences(read(path), read(profile)) == []
+
+
+def test_a_recording_agrees_with_itself(recording):
+    assert sense.differences(recording, copy.deepcopy(recording)) == []
+
+
+def test_a_median_outside_its_own_percentiles(recording):
+    for name, p50 in (("p5", 0.5), ("p95", 2.0)):
+        changed = copy.deepcopy(recording)
+        timing = row(changed, "softmax", "softmax_naive")["timing"]
+        timing["p50"] = p50 * timing[name]
+        assert any("softmax_naive: timing: p5, p50, p95" in problem for problem in sense.problems(changed))
+    changed = copy.deepcopy(recording)
+    changed["series"]["copies"]["h2d_pinned"]["p50"] = 0.5
+    assert any("series copies: h2d_pinned: p5, p50, p95" in problem for problem in sense.problems(changed))
+
+
+def test_a_rate_that_is_not_work_over_time(recording):
+    for name in ("gbs", "tflops", "fraction"):
+        changed = copy.deepcopy(recording)
+        row(changed, "softmax", "softmax_naive")[name] *= 1.1
+        (problem,) = sense.problems(changed)
+        assert f"softmax_naive: {name} is" in problem
+
+
+def test_a_row_beyond_the_hardware(recording):
+    fast = row(recording, "softmax", "softmax_vectorized")
+    ladder = recording["ops"]["softmax"][0]
+    ms = ladder["bound_ms"] / 1.2
+    fast["timing"].update(p5=ms, p50=ms, p95=ms)
+    fast.update(gbs=ladder["bytes"] / ms / 1e6, tflops=ladder["flops"] / ms / 1e9, fraction=1.2)
+    (problem,) = sense.problems(recording)
+    assert problem.endswith("softmax_vectorized: 120% of what the hardware can do")
+
+
+def test_dates_units_and_signs(recording):
+    recording["ops"]["softmax"][0]["unit"] = "GB"
+    recording["ops"]["matmul"][0]["machine"]["date"] = "yesterday"
+    recording["series"]["softmax_cpu"]["ms"] = -1.0
+    recording["series"]["copy_sizes"]["date"] = None
+    recording["series"]["vector_add_sizes"]["call_ms"].pop()
+    found = sense.problems(recording)
+    assert len(found) == 5
+    for part in ("the unit is 'GB'", "the date is 'yesterday'", "series softmax_cpu: ms is -1.0",
+                 "series copy_sizes: the date is None", "differ in length"):
+        assert any(part in problem for problem in found), part
+
+
+def test_a_second_recording_that_differs_is_named(recording):
+    changed = copy.deepcopy(recording)
+    assert changed["series"]["softmax_cpu"]["ms"] == pytest.approx(270, abs=1)
+    changed["series"]["softmax_cpu"]["ms"] = 470.0
+    assert sense.problems(changed) == []  # in itself it could be true
+    (found,) = sense.differences(recording, changed)
+    assert found.startswith("series softmax_cpu.ms: 270.2 and 470")
+    assert sense.differences(recording, changed, tolerance=0.8) == []
+    changed["machine"]["device"] = "another GPU"
+    assert sense.differences(recording, changed) == []
+
+
+def test_a_profile_that_differs_is_named(recording):
+    profile = read(paths.MEASUREMENTS / "ncu" / "nvidia-h200-kernels.json")
+    next(one for one in profile["ops"]["softmax"]["rows"] if one["name"] == "softmax_warp")["time_us"] *= 2
+    (found,) = sense.profile_differences(recording, profile)
+    assert found.startswith("softmax_warp under ncu")
+
+
+def test_a_recording_without_sense_is_refused_and_one_that_differs_is_announced(recording, capsys):
+    changed = copy.deepcopy(recording)
+    changed["series"]["softmax_cpu"]["ms"] = 470.0
+    sense.check(changed, recording)
+    assert "not as before: series softmax_cpu.ms: 270.2 and 470" in capsys.readouterr().err
+    sense.check(changed)
+    row(changed, "softmax", "softmax_naive")["timing"]["p95"] = 0.001
+    with pytest.raises(ValueError, match="makes no sense:\nsoftmax, .*p5, p50, p95"):
+        sense.check(changed, recording)
