@@ -225,14 +225,14 @@ def words(value: float) -> str:
     return _WORDS[whole - 1] if 0 < whole <= len(_WORDS) else f"{value:.3g}"
 
 
-def about(said: str, value: float, meant: float, within: float = 0.1) -> str:
-    """`said`, if the value is as near to what that means as `within`."""
-    return said if abs(value / meant - 1) <= within else f"({said}: {value:.4g})"
+def about(phrase: str, value: float, meant: float, within: float = 0.1) -> str:
+    """`phrase`, if the value is as near to what that means as `within`."""
+    return phrase if abs(value / meant - 1) <= within else f"({phrase}: {value:.4g})"
 
 
-def so(said: str, holds: bool) -> str:
-    """`said`, if it is so."""
-    return said if holds else f"(not {said})"
+def so(phrase: str, holds: bool) -> str:
+    """`phrase`, if it is so."""
+    return phrase if holds else f"(not {phrase})"
 
 
 def namespace(let: Mapping[str, str] | None = None) -> dict:
@@ -295,10 +295,10 @@ def _covered(name: str, text: str, kinds: Mapping) -> tuple[list[tuple[int, int]
         if kind == "quoted":
             fragments = [fragment for one in fragments.values() for fragment in one]
         for fragment in fragments:
-            said = " ".join(fragment.split())
+            phrase = " ".join(fragment.split())
             if kind in FILLED:
                 try:
-                    said = fill(said, names)
+                    phrase = fill(phrase, names)
                 except KeyError as error:
                     wrong += [f"no recording has {error}: {fragment!r}"] if kind != "to_record" else []
                     covered += _like(fragment, text) or _literal(fragment, text)
@@ -306,19 +306,19 @@ def _covered(name: str, text: str, kinds: Mapping) -> tuple[list[tuple[int, int]
                 except Exception as error:  # whatever an expression may raise
                     wrong.append(f"{fragment!r} cannot be worked out: {type(error).__name__}: {error}")
                     continue
-            places = [match.span() for match in re.finditer(re.escape(said), text)]
+            places = [match.span() for match in re.finditer(re.escape(phrase), text)]
             if len(places) != 1:
-                wrong.append(_misplaced(kind, fragment, said, text, len(places)))
+                wrong.append(_misplaced(kind, fragment, phrase, text, len(places)))
             elif kind in NEARBY and not NEARBY[kind].search(text, max(0, places[0][0] - 400), places[0][1] + 60):
-                wrong.append(f"{said!r} is {kind}, and the prose does not say from where")
+                wrong.append(f"{phrase!r} is {kind}, and the prose does not say from where")
             covered += places or _like(fragment, text)
     return covered, wrong
 
 
 def _literal(template: str, text: str) -> list[tuple[int, int]]:
     """Where the prose has a template that holds words in its expressions, as in {so('half as much', ...)}."""
-    said = " ".join(re.sub(r"\{(?:so|about)\('([^']*)'.*?\}", r"\1", template).split())
-    return [match.span() for match in re.finditer(re.escape(said), text)]
+    phrase = " ".join(re.sub(r"\{(?:so|about)\('([^']*)'.*?\}", r"\1", template).split())
+    return [match.span() for match in re.finditer(re.escape(phrase), text)]
 
 
 def unrecorded(claims: Mapping | None = None) -> list[str]:
@@ -340,12 +340,12 @@ def _like(template: str, text: str) -> list[tuple[int, int]]:
     return [match.span() for match in re.finditer(".{1,40}?".join(map(re.escape, parts)), text)]
 
 
-def _misplaced(kind: str, fragment: str, said: str, text: str, places: int) -> str:
+def _misplaced(kind: str, fragment: str, phrase: str, text: str, places: int) -> str:
     if places > 1:
-        return f"{said!r} stands there {places} times; take a longer fragment"
+        return f"{phrase!r} stands there {places} times; take a longer fragment"
     there = _like(fragment, text)
     instead = f"it says {text[slice(*there[0])]!r}" if there else "nothing like it is there"
-    return f"the prose should say {said!r} ({kind}), and {instead}"
+    return f"the prose should say {phrase!r} ({kind}), and {instead}"
 
 
 def _around(text: str, match: re.Match) -> str:

@@ -410,10 +410,10 @@ def summary(both: dict) -> Section:
 def _headline(where: str, how: str, pairs: list[tuple[float, float]]) -> str:
     """The kernel and the program, both launched in the same way: on both sides, ours and PyTorch's."""
     part, gains = pairs[0][0], [gain for _, gain in pairs]
-    said = {"called": "launched from Python on both sides, as theirs was,", "graph": "in a graph on both sides,"}[how]
+    both = {"called": "launched from Python on both sides, as theirs was,", "graph": "in a graph on both sides,"}[how]
     why = {"called": " A call of ours costs more than the three of PyTorch, whatever the kernel does.",
            "graph": " There the GPU's time counts and nothing else."}[how]
-    return (f"On {where}, {said} our fused kernel is {part:.2f} times as fast as PyTorch's steps, in the mean of the "
+    return (f"On {where}, {both} our fused kernel is {part:.2f} times as fast as PyTorch's steps, in the mean of the "
             f"source's four cases. With softmax in one launch in place of three, text comes {min(gains):.2f} to "
             f"{max(gains):.2f} times as fast.{why}")
 

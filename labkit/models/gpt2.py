@@ -173,7 +173,7 @@ class Workspace:
         self.x = cuda.device_array((T, C), np.float32)  # what runs past the layers and is added to
         self.block = block.Workspace(config.block, T)  # what a layer writes between x and x
         self.logits = cuda.device_array((1, config.vocab_size), np.float32)
-        # Nobody reads a row of the cache before it is written, but zeros are easier to look at than what was there.
+        # No row of the cache is read before it is written, but zeros are easier to look at than what was there.
         self.caches = tuple(cuda.to_device(np.zeros((self.context, 2 * C), np.float32)) for _ in range(config.n_layer))
         self.rows = functools.cache(self._rows)
 

@@ -388,4 +388,4 @@ def _first_rows(name: str, array, count: int, width: int, dtype):
 
 
 def _unwatched(name: str, array) -> None:
-    """Nobody watches."""
+    """The watch that does nothing."""

@@ -17,7 +17,7 @@ import numpy as np
 from labkit import device
 from labkit.kernels.op import rung
 
-LARGEST_ROW = 65_536
+LONGEST_ROW = 65_536
 
 
 class _Absent:
@@ -76,8 +76,8 @@ def vector_add_triton(a, b, out, block: int = 1024) -> None:
 def softmax_triton(x, out) -> None:
     """Softmax of each row. One program for a row, which it holds in registers: a power of two of elements."""
     rows, cols = x.shape
-    if cols > LARGEST_ROW:
-        raise ValueError(f"x has {cols:,} columns; a program holds a row, and at most {LARGEST_ROW:,} are allowed")
+    if cols > LONGEST_ROW:
+        raise ValueError(f"x has {cols:,} columns; a program holds a row, and at most {LONGEST_ROW:,} are allowed")
     block = next_power_of_2(cols)
     warps = min(16, max(4, block // 512))
     _launch(lambda *tensors: softmax_kernel[(rows,)](*tensors, cols, cols, BLOCK=block, num_warps=warps), x, out)

@@ -161,7 +161,7 @@ def layernorm_half_warp(x, weight, bias, out, stream=0):
 @rung(kernel=make_layernorm_half(3, False, True), idea="one warp a row, float16 values loaded one by one",
       sizes="rows of at most 2,048 columns")
 def add_layernorm_half_singles(x, residual, weight, bias, out, stream=0):
-    """One warp adds and normalises one row; the sum stays in registers, in float32. Halves are loaded one by one."""
+    """One warp adds and normalises one row; the sum stays in registers, in float32. Values are loaded one by one."""
     _check(x, weight, bias, out, residual)
     _launch(x, residual, weight, bias, out, stream, with_residual=True, together=False)
 

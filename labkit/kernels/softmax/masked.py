@@ -30,7 +30,7 @@ BLOCK = 256
 SCALE = 0.125  # 1 / sqrt(64), for heads of 64 numbers
 CAUSAL, PADDING = uint32(1), uint32(2)  # bits of `mask`
 WARP_ROW = 1024  # the longest row that one warp holds: 32 elements a lane
-LARGEST_ROW = 16_384  # the longest that 512 threads hold
+LONGEST_ROW = 16_384  # the longest that 512 threads hold
 ROWS = 4  # rows, and warps, of a block
 
 
@@ -380,8 +380,8 @@ def masked_softmax_single_read(scores, out, lengths=None, *, causal=False, scale
     """
     grid, lengths, mask = _check(scores, out, lengths, causal)
     size = scores.shape[1]
-    if size > LARGEST_ROW:
-        raise ValueError(f"scores has rows of {size:,}; single_read keeps a row in registers, at most {LARGEST_ROW:,}")
+    if size > LONGEST_ROW:
+        raise ValueError(f"scores has rows of {size:,}; single_read keeps a row in registers, at most {LONGEST_ROW:,}")
     kernels = UNALIGNED if size % 4 else ALIGNED
     factor = np.float32(scale * math.log2(math.e))
     if size <= WARP_ROW:

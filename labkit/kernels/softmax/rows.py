@@ -35,7 +35,7 @@ BLOCK = 256
 WARPS = BLOCK // 32
 LOG2_E = float32(math.log2(math.e))
 LOWEST = float32(np.finfo(np.float32).min)  # the smallest finite number: -inf minus itself would be NaN
-LARGEST_ROW = 16_384  # 512 threads with 32 elements each
+LONGEST_ROW = 16_384  # 512 threads with 32 elements each
 
 
 def softmax_reference(x):
@@ -167,7 +167,7 @@ def merge(row_max, row_sum, other_max, other_sum):
 
 @cuda.jit(device=True)
 def warp_merge(row_max, row_sum):
-    """Largest element and sum over the lanes of a warp, in every lane: five times two shuffles."""
+    """Maximum and sum over the lanes of a warp, in every lane: five times two shuffles."""
     for distance in (16, 8, 4, 2, 1):
         other_max = cuda.shfl_xor_sync(ALL_LANES, row_max, distance)
         other_sum = cuda.shfl_xor_sync(ALL_LANES, row_sum, distance)
@@ -327,8 +327,8 @@ def softmax_vectorized(x, out, stream=0):
     multiple of four are read element by element.
     """
     rows, cols = _check(x, out)
-    if cols > LARGEST_ROW:
-        raise ValueError(f"x has {cols:,} columns; vectorized keeps a row in registers: {LARGEST_ROW:,} at most")
+    if cols > LONGEST_ROW:
+        raise ValueError(f"x has {cols:,} columns; vectorized keeps a row in registers: {LONGEST_ROW:,} at most")
     threads = next(t for t in (32, 64, 128, 256, 512) if 4 * VECTORS * t >= cols)
     kernel = softmax_in_registers_kernel if cols % 4 else softmax_vectorized_kernel
     kernel[rows, threads, stream](x, out)

@@ -189,7 +189,7 @@ def generation(models: Iterable[str] | None = None, prompts: Iterable[str] | Non
             ids = {text: loaded.tokenizer.encode(text) for text in prompts or PROMPTS}
             for text, tokens in ids.items():
                 if not 0 < len(tokens) < length:
-                    raise UserError(f"the prompt {text[:40]!r} has {len(tokens)} tokens; there is room for 1 to "
+                    raise UserError(f"the prompt {text[:40]!r} has {len(tokens)} tokens; it must have 1 to "
                                     f"{length - 1}")
         hows = device.pick(gpu=("called", "graph"), cpu=("called",))  # without a GPU a graph is a list of calls
         found.append(experiment(model, ids, name=name, log=log, weights=weights, runs=runs, hows=hows,

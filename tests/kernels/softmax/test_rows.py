@@ -5,7 +5,7 @@ import pytest
 
 from labkit import cuda
 from labkit.kernels.agree import agree
-from labkit.kernels.softmax.rows import LARGEST_ROW, SOFTMAX, softmax_block_tree, softmax_reference, softmax_vectorized
+from labkit.kernels.softmax.rows import LONGEST_ROW, SOFTMAX, softmax_block_tree, softmax_reference, softmax_vectorized
 
 
 def run(launch, x):
@@ -72,6 +72,6 @@ def test_errors_name_the_argument():
         softmax_vectorized(x, cuda.to_device(np.ones((8, 2), np.float32)))
     with pytest.raises(ValueError, match="block is 100; a tree needs"):
         softmax_block_tree(x, x, block=100)
-    long = cuda.device_array((1, LARGEST_ROW + 4), np.float32)
+    long = cuda.device_array((1, LONGEST_ROW + 4), np.float32)
     with pytest.raises(ValueError, match="16,388 columns; vectorized keeps a row in registers"):
         softmax_vectorized(long, long)
