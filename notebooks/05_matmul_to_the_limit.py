@@ -55,7 +55,7 @@ for p in (1, 2, 4, 8, 16):
 # %%
 from labkit import plots
 
-plots.patch(threads=4, size=4)
+plots.thread_tile(threads=4, size=4)
 
 # %%
 from labkit import show_source

@@ -345,7 +345,7 @@ PlainTable("1,024 tokens, 12 heads", ("queries of a block", "blocks", "shared me
 import inspect
 
 parts = inspect.getclosurevars(make_flash(64, 4).py_func).nonlocals
-show_source(parts["take_powers"])
+show_source(parts["take_exponentials"])
 
 # %% [markdown]
 # And here is the kernel. Read it with the picture beside you: `while key0 < end` is the walk along the framed row.

@@ -212,9 +212,9 @@ for number, layer in enumerate(layers, 1):
 # store.
 
 # %%
-from labkit.kernels.linear.fused import FUSED_LINEAR_GELU, make_finish
+from labkit.kernels.linear.fused import FUSED_LINEAR_GELU, make_epilogue
 
-show_source(make_finish)
+show_source(make_epilogue)
 
 # %%
 from labkit import agree

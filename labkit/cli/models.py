@@ -64,22 +64,22 @@ def generate(
         sys.stdout.write(piece)
         sys.stdout.flush()
 
-    def end(told) -> None:
+    def end(continuation) -> None:
         if begun:
             sys.stdout.write("\n")
             sys.stdout.flush()
-        if told is not None and told.tokens:
-            notes.print(str(told), style="dim", markup=False, soft_wrap=True)
+        if continuation is not None and continuation.tokens:
+            notes.print(str(continuation), style="dim", markup=False, soft_wrap=True)
 
     try:
         with waiting:
-            told = write(loaded, prompt, show, tokens=tokens, sampler=sampler, seed=seed, compiling=compiling)
+            continuation = write(loaded, prompt, show, tokens=tokens, sampler=sampler, seed=seed, compiling=compiling)
     except KeyboardInterrupt as stopped:
-        end(getattr(stopped, "told", None))
+        end(getattr(stopped, "continuation", None))
         raise
-    if not told.text:
+    if not continuation.text:
         show("")  # the model ended its text at once: the prompt stands alone
-    end(told)
+    end(continuation)
 
 
 def with_your_kernels(loaded, notes):
@@ -90,7 +90,7 @@ def with_your_kernels(loaded, notes):
 
     with notes.status("Checking your exercises"):
         mine = answers()
-    for line in mine.told():
+    for line in mine.messages():
         notes.print(line, style="dim", markup=False)
     return replace(loaded, model=with_kernels(loaded.model, mine))
 

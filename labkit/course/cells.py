@@ -19,8 +19,8 @@ def in_a_line(error: BaseException) -> str:
         return f"{type(error).__name__}: {error.msg}, line {error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename.startswith("<ipython-input")]
-    said = f"{type(error).__name__}: {error}".split("\n")[0].rstrip(": ")
-    return f"{said}, line {lines[-1]}" if lines else said
+    message = f"{type(error).__name__}: {error}".split("\n")[0].rstrip(": ")
+    return f"{message}, line {lines[-1]}" if lines else message
 
 
 def main(job: str) -> None:
@@ -44,8 +44,8 @@ def main(job: str) -> None:
             done = shell.run_cell(source, store_history=False)
         error = done.error_before_exec or done.error_in_exec
         verdict = done.result.result() if isinstance(done.result, Verdict) else None
-        told = in_a_line(error) if error else ""
-        print(json.dumps({"cell": number, "verdict": verdict, "error": told}), file=report, flush=True)
+        message = in_a_line(error) if error else ""
+        print(json.dumps({"cell": number, "verdict": verdict, "error": message}), file=report, flush=True)
 
 
 if __name__ == "__main__":

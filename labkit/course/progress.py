@@ -2,7 +2,7 @@
 
 A lesson is finished once all code cells of notebooks/NN_topic.ipynb have been run, without an error, and the notebook
 was saved. Built notebooks carry no execution counts, so the notebook itself tells. An exercise is passed once `check`
-has said so. What was done once stays done: a rebuilt or reset notebook takes nothing away.
+has reported it. What was done once stays done: a rebuilt or reset notebook takes nothing away.
 """
 
 import json

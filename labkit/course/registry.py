@@ -84,8 +84,8 @@ class Course:
 
         names = [entry.name for entry in self.exercises]
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-        told = f"did you mean {' or '.join(near)}?" if near else f"the exercises are {', '.join(names) or 'none yet'}"
-        raise CourseError(f"there is no exercise {name!r}; {told}")
+        hint = f"did you mean {' or '.join(near)}?" if near else f"the exercises are {', '.join(names) or 'none yet'}"
+        raise CourseError(f"there is no exercise {name!r}; {hint}")
 
     def exercises_of(self, chapter: Chapter) -> tuple[Entry, ...]:
         return tuple(entry for entry in self.exercises if entry.chapter == chapter)

@@ -248,7 +248,7 @@ def verify_chapter(course: Course, chapter: Chapter) -> list[str]:
     quiet = {"LABKIT_PROGRESS": "0"}
     for result in run_cells(course, chapter, to_notebook(course, chapter, answers=True), env=quiet):
         if not result.passed:
-            problems.append(f"the solution of {result.exercise} fails: {result.told}")
+            problems.append(f"the solution of {result.exercise} fails: {result.message}")
     for result in run_cells(course, chapter, to_notebook(course, chapter), env=quiet):
         if result.passed:
             problems.append(f"the exercise {result.exercise} passes before anything is done")
@@ -263,7 +263,7 @@ def verify_chapter(course: Course, chapter: Chapter) -> list[str]:
 
 @dataclass
 class Result:
-    """What became of one exercise in a notebook. `verdict` is what check said (its JSON), or None with a problem."""
+    """What became of one exercise in a notebook. `verdict` is what check returned (as JSON), or None with a problem."""
 
     exercise: str
     verdict: dict | None = None
@@ -274,7 +274,7 @@ class Result:
         return bool(self.verdict and self.verdict["passed"])
 
     @property
-    def told(self) -> str:
+    def message(self) -> str:
         if self.problem:
             return self.problem
         return " ".join([self.verdict["headline"], *self.verdict["details"]])
@@ -296,7 +296,8 @@ def run_cells(
     env: dict | None = None,
     on_check: Callable | None = None,
 ) -> list[Result]:
-    """Run a notebook's cells in a process of its own, whatever fails, and collect what check said, for each exercise.
+    """Run a notebook's cells in a process of its own, whatever fails, and collect what check returned, for each
+    exercise.
 
     only: leave the other exercises' test cells out. on_check(result) is called after each.
     A cell that takes longer than CELL_LIMIT_S ends the run.

@@ -246,10 +246,10 @@ def _no_gpu(facts: Facts) -> Finding:
             "Its module for unified memory is often not loaded after a suspend.",
             "sudo modprobe -r nvidia_uvm && sudo modprobe nvidia_uvm",
         )
-    said = f"cuInit said {facts.driver_error}." if facts.driver_error else "It lists no device."
+    message = f"cuInit reports {facts.driver_error}." if facts.driver_error else "It lists no device."
     if facts.container:
-        return Finding("error", "The driver is there, but sees no GPU.", said, "docker run --gpus all ...")
-    return Finding("error", "The driver is there, but sees no GPU.", said, "nvidia-smi")
+        return Finding("error", "The driver is there, but sees no GPU.", message, "docker run --gpus all ...")
+    return Finding("error", "The driver is there, but sees no GPU.", message, "nvidia-smi")
 
 
 def _fitting_extra(facts: Facts) -> str:

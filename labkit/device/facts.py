@@ -74,7 +74,7 @@ class Facts:
     nvidia_hardware: bool | None = None  # None: this platform does not tell
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES
     driver_library: bool = False  # libcuda could be loaded
-    driver_error: str = ""  # what cuInit said
+    driver_error: str = ""  # the error of cuInit
     driver_cuda: tuple[int, int] | None = None  # the newest CUDA that the driver knows
     driver_release: str = ""  # "580.95.05"
     gpus: list[Gpu] = field(default_factory=list)

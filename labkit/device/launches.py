@@ -5,8 +5,8 @@
     launched[0].block                      # (16, 16, 1)
     resources(launched[0])                 # registers, shared memory, blocks a multiprocessor holds: on a GPU
 
-Launchers choose their grid and block by themselves; this looks over their shoulder, so that nobody has to write twice
-what a kernel is launched with.
+Launchers choose their grid and block by themselves; this reads off what they chose, so that it need not be written
+twice what a kernel is launched with.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ FOUR_OR_TWO = ((4, 2), "4-byte types, and 2-byte types, which travel as four uin
 
 
 def _words(array):
-    """What four 32-bit words of this array are: four elements, or two halves in each of four uint32."""
+    """What four 32-bit words of this array are: four elements, or two float16 values in each of four uint32."""
     return array.dtype if array.dtype in (f32, u32, i32) else u32
 
 

@@ -1,7 +1,7 @@
 """`labkit generate`: text that follows a prompt, piece by piece as it is made, and how fast that went.
 
-    told = write(load("path/to/folder"), "A hacker is", print_piece)
-    print(told)          # 64 tokens, as many as were asked for; the first after 0.31 s ..., then 49.0 a second
+    continuation = write(load("path/to/folder"), "A hacker is", print_piece)
+    print(continuation)          # 64 tokens, as many as were asked for; the first after 0.31 s ..., then 49.0 a second
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from labkit.models.load import Loaded
 
 
 @dataclass
-class Told:
+class Continuation:
     """What was generated, and its times in seconds. prefill_s ends with the first token, decode_s with the last.
 
     ended: why there is no more of it; "" if it was stopped.
@@ -49,13 +49,13 @@ def _tokens(count: int) -> str:
 
 
 def write(loaded: Loaded, prompt: str, show: Callable[[str], None], *, tokens: int = 64, sampler: Sampler = GREEDY,
-          seed: int = 0, compiling: Callable[[int, int], None] | None = None) -> Told:
+          seed: int = 0, compiling: Callable[[int, int], None] | None = None) -> Continuation:
     """Generates up to `tokens` tokens after `prompt` and hands `show` each piece of text as soon as it is whole.
 
     compiling(done, of): called while kernels are compiled that are not kept from an earlier run. Their time is part of
     the time to the first token.
     Ends early where the model ends its text, or when its context is full. Stopped by Ctrl-C, what came so far is in the
-    exception's `told`. Raises UserError for a prompt that has no token or does not fit.
+    exception's `continuation`. Raises UserError for a prompt that has no token or does not fit.
     """
     ids = loaded.tokenizer.encode(prompt)
     context = loaded.model.config.n_positions
@@ -64,7 +64,7 @@ def write(loaded: Loaded, prompt: str, show: Callable[[str], None], *, tokens: i
     if len(ids) >= context:
         raise UserError(f"the prompt has {len(ids):,} tokens; {loaded.name} has a context of {context:,}, and at least "
                         f"one place must be left for what follows")
-    told = Told(len(ids))
+    continuation = Continuation(len(ids))
 
     def timed() -> Iterator[int]:
         last = time.perf_counter()
@@ -73,24 +73,24 @@ def write(loaded: Loaded, prompt: str, show: Callable[[str], None], *, tokens: i
         for token in generate(loaded.model, ids, tokens, sampler, seed=seed, stop=loaded.tokenizer.stop,
                               workspace=workspace):
             now = time.perf_counter()
-            if told.tokens:
-                told.decode_s += now - last
+            if continuation.tokens:
+                continuation.decode_s += now - last
             else:
-                told.prefill_s = now - last
+                continuation.prefill_s = now - last
             last = now
             if token in loaded.tokenizer.stop:
-                told.ended = "then the model ended its text"
+                continuation.ended = "then the model ended its text"
             else:
-                told.tokens += 1
+                continuation.tokens += 1
                 yield token
 
     try:
         for piece in loaded.tokenizer.stream(timed()):
-            told.text += piece
+            continuation.text += piece
             show(piece)
-        told.ended = told.ended or ("as many as were asked for" if told.tokens == tokens
+        continuation.ended = continuation.ended or ("as many as were asked for" if continuation.tokens == tokens
                                     else f"then the context of {context:,} was full")
     except KeyboardInterrupt as stopped:
-        stopped.told = told
+        stopped.continuation = continuation
         raise
-    return told
+    return continuation

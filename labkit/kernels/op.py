@@ -33,7 +33,7 @@ class Rung:
     kernel: what it launches, or a tuple of all that it may launch. idea: in a line.
     failed: why it is no success, with a measurement; empty if it is one.
     tolerance(*inputs): this rung's own, in place of the op's, when it computes less exactly on purpose.
-    needs: the least compute capability, such as (9, 0); on an older GPU the rung is left out, and that is said.
+    needs: the least compute capability, such as (9, 0); on an older GPU the rung is left out, with a note.
         (9, 0, "a") for what exists on that one only, as wgmma does.
     sizes: which sizes the launcher allows, "N and K multiples of 8", if not all; it raises ValueError for others.
     """

@@ -67,9 +67,9 @@ transpose_tiled_kernel = make_transpose_tiled(TILE)
 transpose_padded_kernel = make_transpose_tiled(TILE + 1)
 
 
-@rung(kernel=transpose_tiled_kernel, idea="turned in a tile of shared memory")
+@rung(kernel=transpose_tiled_kernel, idea="transposed in a tile of shared memory")
 def transpose_tiled(a, out, stream=0):
-    """As naive, but the turn takes place in a 32 x 32 tile: loads and stores of global memory both run along rows. The
+    """As naive, but through a 32 x 32 tile in shared memory: loads and stores of global memory both run along rows. The
     column of the tile that a warp reads lies in a single bank, so the read takes 32 steps."""
     rows, cols = _check(a, out)
     transpose_tiled_kernel[blocks_for((cols, rows), (TILE, TILE)), BLOCK, stream](a, out)
@@ -106,9 +106,9 @@ def transpose_swizzled(a, out, stream=0):
     transpose_swizzled_kernel[blocks_for((cols, rows), (TILE, TILE)), BLOCK, stream](a, out)
 
 
-PATCHES = 64  # the tile of the vectorized rung is 64 x 64: 32 patches of four rows by 32 columns, one a warp at a time
+WIDE_TILE = 64  # of the vectorized rung: 32 pieces of four rows by 32 columns, one a warp at a time
 PITCH = 65
-PLACES = PATCHES * PITCH
+PLACES = WIDE_TILE * PITCH
 
 
 @cuda.jit
@@ -116,18 +116,18 @@ def transpose_vectorized_kernel(a, out, rows, cols):  # a and out as one long ve
     tile = cuda.shared.array(PLACES, float32)
     lane, warp = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
     quad, line = uint32(4) * (lane & uint32(7)), lane >> uint32(3)  # eight lanes along a row, four rows
-    left, top = uint32(cuda.blockIdx.x) * uint32(PATCHES), uint32(cuda.blockIdx.y) * uint32(PATCHES)
+    left, top = uint32(cuda.blockIdx.x) * uint32(WIDE_TILE), uint32(cuda.blockIdx.y) * uint32(WIDE_TILE)
     for step in range(4):
-        patch = warp + uint32(8 * step)
-        row, col = uint32(4) * (patch >> uint32(1)) + line, uint32(32) * (patch & uint32(1)) + quad
+        piece = warp + uint32(8 * step)
+        row, col = uint32(4) * (piece >> uint32(1)) + line, uint32(32) * (piece & uint32(1)) + quad
         if top + row < rows and left + col < cols:
             place = row * uint32(PITCH) + col
             w, x, y, z = ptx.load_nc4(a, uint32((top + row) * cols + left + col))
             tile[place], tile[place + uint32(1)], tile[place + uint32(2)], tile[place + uint32(3)] = w, x, y, z
     cuda.syncthreads()
     for step in range(4):
-        patch = warp + uint32(8 * step)
-        row, col = uint32(4) * (patch >> uint32(1)) + line, uint32(32) * (patch & uint32(1)) + quad
+        piece = warp + uint32(8 * step)
+        row, col = uint32(4) * (piece >> uint32(1)) + line, uint32(32) * (piece & uint32(1)) + quad
         if left + row < cols and top + col < rows:
             place = col * uint32(PITCH) + row
             ptx.store_global4(out, uint32((left + row) * rows + top + col), tile[place], tile[place + uint32(PITCH)],
@@ -143,7 +143,7 @@ def transpose_vectorized(a, out, stream=0):
     if rows % 4 or cols % 4 or not aligned(a, out):
         transpose_padded(a, out, stream=stream)
     else:
-        grid = blocks_for((cols, rows), (PATCHES, PATCHES))
+        grid = blocks_for((cols, rows), (WIDE_TILE, WIDE_TILE))
         transpose_vectorized_kernel[grid, BLOCK, stream](a.reshape(a.size), out.reshape(out.size), np.uint32(rows),
                                                          np.uint32(cols))
 

@@ -26,7 +26,7 @@ from labkit import device, measure
 from labkit._common import paths
 from labkit._common.files import write_text
 from labkit._common.tables import number, size_text, to_markdown
-from labkit.measure import Ladder, roofline, targets
+from labkit.measure import Ladder, roofline, sense, targets
 from labkit.measure.ops import HOMES, op
 from labkit.measure.series.matmul import matmul_sizes
 from labkit.measure.series.overheads import copies, launch_overhead

@@ -324,9 +324,9 @@ def memory(both: dict) -> Section:
 def parallel() -> Section:
     return Section("Parallel work", "Figure 10", (
         plots.reductions(),
-        "The largest score of a row and the sum of its powers are found in two levels: shuffles inside a warp, five "
-        "steps for 32 lanes, then one number of each warp through shared memory. single_read goes further where a row "
-        "fits into the registers of one warp: there is no second level, and no barrier. (The source has no Figure 9.)"))
+        "The maximum of a row of scores and the sum of its exponentials are found in two levels: shuffles inside a "
+        "warp, five steps for 32 lanes, then one number of each warp through shared memory. single_read goes "
+        "further where a row fits into the registers of one warp: there is no second level, and no barrier. (The source has no Figure 9.)"))
 
 
 def block() -> Section:

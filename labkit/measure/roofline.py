@@ -216,7 +216,7 @@ WGMMA_ROUNDS = 256
 
 @cuda.jit(device=True)
 def f16_operands(x):
-    """Two words of a and two of b, with two halves each."""
+    """Two words of a and two of b, with two float16 values each."""
     return (ptx.pack_half2(x, -x), ptx.pack_half2(x * x, x), ptx.pack_half2(float32(0.5) - x, x),
             ptx.pack_half2(-x, x * x))
 

@@ -58,7 +58,7 @@ def without_guard() -> dict:
         i = cuda.grid(1)
         x[i] += np.float32(1)
 
-    x = cuda.to_device(np.zeros(1024, np.float32))  # 4 KB: the next byte belongs to nobody
+    x = cuda.to_device(np.zeros(1024, np.float32))  # 4 KB: the next byte belongs to no array
     add_one_kernel[5, 256](x)
     cuda.synchronize()
     return {}

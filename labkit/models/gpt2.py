@@ -5,7 +5,7 @@
     logits = model.prefill([464, 3280, 318], workspace)     # all tokens of a prompt at once
     logits = model.decode(7544, workspace)                  # one token more: it sees the others through the cache
 
-Shapes at the ends of lines: T tokens in this call, N that the cache has room for, C the width of the model, V the
+Shapes at the ends of lines: T tokens in this call, N the capacity of the cache, C the width of the model, V the
 size of its vocabulary. All numbers are float32, and every multiplication is done by a kernel of labkit.kernels.
 
 Source  A. Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); parameters are named and laid
@@ -86,13 +86,13 @@ class Config:
         return cls.of(json.loads(Path(path).read_text(encoding="utf-8")), str(path))
 
     @classmethod
-    def of(cls, said: Mapping, path: str = "config") -> Config:
+    def of(cls, entries: Mapping, path: str = "config") -> Config:
         for name, allowed in ONLY.items():
-            if said.get(name, allowed[0]) not in allowed:
-                raise ValueError(f"{path}: {name} is {said[name]!r}; only {' and '.join(map(repr, allowed))} can be "
+            if entries.get(name, allowed[0]) not in allowed:
+                raise ValueError(f"{path}: {name} is {entries[name]!r}; only {' and '.join(map(repr, allowed))} can be "
                                  f"computed here")
         names = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in said.items() if name in names})
+        return cls(**{name: value for name, value in entries.items() if name in names})
 
 
 def shapes(config: Config) -> dict[str, tuple[int, ...]]:
@@ -154,7 +154,7 @@ def advance_kernel(start, count):
 class Workspace:
     """All the memory that a sequence needs besides the weights, allocated once: nothing is allocated for a token.
 
-    context: how many tokens the cache has room for, at most n_positions. tokens: how many a single pass takes; a longer
+    context: the capacity of the cache in tokens, at most n_positions. tokens: how many a single pass takes; a longer
     prompt goes in several.
     """
 

@@ -230,7 +230,7 @@ class Workspace:
         S, C = tokens, shape.width
         self.normed = cuda.device_array((S, C), dtype)
         self.qkv = cuda.device_array((S, 3 * C), dtype)
-        self.mixed = cuda.device_array((S, C), dtype)
+        self.attended = cuda.device_array((S, C), dtype)
         self.added = cuda.device_array((S, C), dtype)  # x and what attention adds to it
         self.hidden = cuda.device_array((S, shape.inner), dtype)
         # Where the K of a product is split: its parts. Fewer tokens may need more of them than many.
@@ -242,13 +242,13 @@ class Workspace:
     def _rows(self, count: int) -> Rows:
         """Views of the first `count` rows."""
         if count > self.tokens:
-            raise ValueError(f"the workspace has room for {self.tokens} tokens; {count} were asked for")
-        return Rows(self.normed[:count], self.qkv[:count], self.mixed[:count], self.added[:count], self.hidden[:count],
-                    self.parts)
+            raise ValueError(f"the workspace's capacity is {self.tokens} tokens; {count} were asked for")
+        return Rows(self.normed[:count], self.qkv[:count], self.attended[:count], self.added[:count],
+                    self.hidden[:count], self.parts)
 
     @property
     def nbytes(self) -> int:
-        arrays = (self.normed, self.qkv, self.mixed, self.added, self.hidden, self.parts)
+        arrays = (self.normed, self.qkv, self.attended, self.added, self.hidden, self.parts)
         return sum(array.nbytes for array in arrays if array is not None)
 
 
@@ -258,7 +258,7 @@ def eight_buffers(shape: Shape, tokens: int, dtype=np.float32) -> Workspace:
     workspace = Workspace.__new__(Workspace)
     workspace.shape, workspace.tokens, workspace.dtype = shape, tokens, np.dtype(dtype)
     wide = (1, 3, 1, 1, 1)
-    workspace.normed, workspace.qkv, workspace.mixed, _, workspace.added = (
+    workspace.normed, workspace.qkv, workspace.attended, _, workspace.added = (
         cuda.device_array((tokens, times * shape.width), dtype) for times in wide)
     cuda.device_array((tokens, shape.width), dtype)
     workspace.hidden = cuda.device_array((tokens, shape.inner), dtype)
@@ -274,7 +274,7 @@ class Rows:
 
     normed: object  # (S, C)
     qkv: object  # (S, 3C)
-    mixed: object  # (S, C)
+    attended: object  # (S, C)
     added: object  # (S, C)
     hidden: object  # (S, inner)
     parts: object
@@ -290,7 +290,7 @@ def forward(x, out, w: Mapping, heads: int, rows: Rows, *, causal=False, cache=N
     w: the parameters by name. cache, start: keys and values of earlier tokens, as attention_three_pass takes them.
     watch(name, array) is called after each launch, to look at what it wrote.
     """
-    run, seen = kernels, watch or _nobody
+    run, seen = kernels, watch or _unwatched
     linear = functools.partial(run.linear, parts=rows.parts, stream=stream)
 
     run.layernorm(x, w["ln_1.weight"], w["ln_1.bias"], rows.normed, stream=stream)  # (S, C)
@@ -298,12 +298,12 @@ def forward(x, out, w: Mapping, heads: int, rows: Rows, *, causal=False, cache=N
     linear(rows.normed, w["attn.c_attn.weight"], w["attn.c_attn.bias"], rows.qkv)  # (S, C) x (C, 3C) -> (S, 3C)
     seen("attn.c_attn", rows.qkv)
     if cache is None:
-        run.attention(rows.qkv, heads, rows.mixed, causal=causal, stream=stream)  # (S, C)
+        run.attention(rows.qkv, heads, rows.attended, causal=causal, stream=stream)  # (S, C)
     else:
         run.append_to_cache(rows.qkv, start, cache, stream=stream)  # rows start to start + S of (N, 2C)
-        run.attention(rows.qkv, heads, rows.mixed, cache=cache, start=start, causal=causal, stream=stream)  # (S, C)
-    seen("attn", rows.mixed)
-    linear(rows.mixed, w["attn.c_proj.weight"], w["attn.c_proj.bias"], rows.added, residual=x)  # (S, C)
+        run.attention(rows.qkv, heads, rows.attended, cache=cache, start=start, causal=causal, stream=stream)  # (S, C)
+    seen("attn", rows.attended)
+    linear(rows.attended, w["attn.c_proj.weight"], w["attn.c_proj.bias"], rows.added, residual=x)  # (S, C)
     seen("attn.added", rows.added)
     run.layernorm(rows.added, w["ln_2.weight"], w["ln_2.bias"], rows.normed, stream=stream)  # (S, C)
     seen("ln_2", rows.normed)
@@ -320,14 +320,14 @@ def forward_post_ln(x, out, w: Mapping, heads: int, rows: Rows, *, causal=False,
     The same kernels, weights and buffers as forward, and another result: the sum itself is normalised each time, where
     in a Pre-LN block it runs from the first layer to the last untouched. `out` may be `x`.
     """
-    run, seen = kernels, watch or _nobody
+    run, seen = kernels, watch or _unwatched
     linear = functools.partial(run.linear, parts=rows.parts, stream=stream)
 
     linear(x, w["attn.c_attn.weight"], w["attn.c_attn.bias"], rows.qkv)  # (S, 3C)
     seen("attn.c_attn", rows.qkv)
-    run.attention(rows.qkv, heads, rows.mixed, causal=causal, stream=stream)  # (S, C)
-    seen("attn", rows.mixed)
-    linear(rows.mixed, w["attn.c_proj.weight"], w["attn.c_proj.bias"], rows.added, residual=x)  # (S, C)
+    run.attention(rows.qkv, heads, rows.attended, causal=causal, stream=stream)  # (S, C)
+    seen("attn", rows.attended)
+    linear(rows.attended, w["attn.c_proj.weight"], w["attn.c_proj.bias"], rows.added, residual=x)  # (S, C)
     seen("attn.added", rows.added)
     run.layernorm(rows.added, w["ln_1.weight"], w["ln_1.bias"], rows.normed, stream=stream)  # (S, C)
     seen("ln_1", rows.normed)
@@ -387,5 +387,5 @@ def _first_rows(name: str, array, count: int, width: int, dtype):
     return array.reshape(array.size)[: count * width].reshape(count, width)
 
 
-def _nobody(name: str, array) -> None:
+def _unwatched(name: str, array) -> None:
     """Nobody watches."""

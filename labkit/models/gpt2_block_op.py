@@ -62,7 +62,7 @@ def block_fused(x, weights, out, stream=0):
 
 @rung(kernel=(), idea="seven launches on tensor cores, sums in float32", needs=(8, 0))
 def block_half(x, weights, out, stream=0):
-    """As block_fused, in halves."""
+    """As block_fused, in float16."""
     _solve(x, weights, out, HALF, stream)
 
 
@@ -105,8 +105,8 @@ def torch_block(torch, x, weights, out):
     m = _torch_modules(torch, weights)
     rows, heads = x.shape[0], GPT2_SMALL.heads
     parts = m["attn.c_attn"](m["ln_1"](x)).view(1, rows, 3, heads, -1).permute(2, 0, 3, 1, 4)
-    mixed = torch.nn.functional.scaled_dot_product_attention(*parts)[0].transpose(0, 1).reshape(rows, -1)
-    y = x + m["attn.c_proj"](mixed)
+    attended = torch.nn.functional.scaled_dot_product_attention(*parts)[0].transpose(0, 1).reshape(rows, -1)
+    y = x + m["attn.c_proj"](attended)
     hidden = torch.nn.functional.gelu(m["mlp.c_fc"](m["ln_2"](y)), approximate="tanh")
     return y + m["mlp.c_proj"](hidden)
 
@@ -186,7 +186,7 @@ GPT2_BLOCK = Op(
 
 GPT2_BLOCK_HALF = Op(
     "gpt2_block_half",
-    title="A block of GPT-2 in halves",
+    title="A block of GPT-2 in float16",
     rungs=(block_half,),
     inputs=functools.partial(_inputs, dtype=np.float16),
     tolerance=functools.partial(_tolerance, dtype=np.float16),

@@ -102,8 +102,11 @@ def _why(error: Exception) -> str:
                         (errors.LocalEntryNotFoundError, "the hub is out of reach, and nothing was downloaded before")):
         if isinstance(error, kind):
             return words
-    said = (str(error).removeprefix("Got: ").strip().splitlines() or [type(error).__name__])[0]
-    return f"{said}. Is this machine online?" if isinstance(error, ConnectionError) or "Connect" in said else said
+    message = (str(error).removeprefix("Got: ").strip().splitlines() or [type(error).__name__])[0]
+
+    if isinstance(error, ConnectionError) or "Connect" in message:
+        return f"{message}. Is this machine online?"
+    return message
 
 
 def tensors(path: Path) -> Mapping[str, np.ndarray]:
@@ -156,8 +159,8 @@ class Tokenizer:
             tokenizer = tokenizers.ByteLevelBPETokenizer.from_file(str(path / "vocab.json"), str(path / "merges.txt"))
         else:
             raise FileNotFoundError("there is no tokenizer")
-        said = json.loads((path / CONFIG).read_text(encoding="utf-8")).get("eos_token_id")
-        return cls(tokenizer, tuple(said) if isinstance(said, list) else () if said is None else (said,))
+        end_ids = json.loads((path / CONFIG).read_text(encoding="utf-8")).get("eos_token_id")
+        return cls(tokenizer, tuple(end_ids) if isinstance(end_ids, list) else () if end_ids is None else (end_ids,))
 
     def __len__(self) -> int:
         return self._tokenizer.get_vocab_size()

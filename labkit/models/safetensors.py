@@ -126,7 +126,7 @@ def parse_header(text: bytes, path: str) -> tuple[dict[str, Entry], dict[str, st
     metadata = header.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise SafetensorsError(f"{path}: {METADATA} must be a dictionary of strings; it is {_short(metadata)}")
-    return {name: _entry(name, said, path) for name, said in header.items()}, metadata
+    return {name: _entry(name, header_entry, path) for name, header_entry in header.items()}, metadata
 
 
 class DuplicateName(Exception):
@@ -134,7 +134,7 @@ class DuplicateName(Exception):
 
 
 def _without_duplicates(pairs: list) -> dict:
-    """json.loads keeps the last of two equal names, and nobody would notice."""
+    """json.loads keeps the last of two equal names, unnoticed."""
     result = dict(pairs)
     if len(result) < len(pairs):
         names = [name for name, _ in pairs]
@@ -142,13 +142,13 @@ def _without_duplicates(pairs: list) -> dict:
     return result
 
 
-def _entry(name: str, said, path: str) -> Entry:
+def _entry(name: str, header_entry, path: str) -> Entry:
     def bad(what: str) -> SafetensorsError:
         return SafetensorsError(f"{path}: tensor {name!r}: {what}")
 
-    if not isinstance(said, dict) or set(said) != {"dtype", "shape", "data_offsets"}:
-        raise bad(f"must have dtype, shape and data_offsets, and nothing else; the header says {_short(said)}")
-    dtype, shape, offsets = said["dtype"], said["shape"], said["data_offsets"]
+    if not isinstance(header_entry, dict) or set(header_entry) != {"dtype", "shape", "data_offsets"}:
+        raise bad(f"must have dtype, shape and data_offsets, and nothing else; the header says {_short(header_entry)}")
+    dtype, shape, offsets = header_entry["dtype"], header_entry["shape"], header_entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise bad(f"dtype {_short(dtype)} is unknown; known are {', '.join(DTYPES)}")
     if not _counts(shape) or len(shape) > MOST_DIMENSIONS:

@@ -164,7 +164,7 @@ class DeviceNDArray:
         result._array[...] = self._array.T
         return result
 
-    # What device memory cannot do, said to the learner who tries
+    # What device memory cannot do: errors with a message for the learner who tries
 
     def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
         raise TypeError(

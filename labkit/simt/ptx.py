@@ -4,9 +4,9 @@ INTRINSICS, {name: Function}, is the list that both sides go by: the GPU has a l
 runtime/ptx_*.py and ptx_interpreted/ have its meaning on the CPU device.
 
 Notation of the layouts below
-    lane                 number of a thread in its warp, 0 to 31; g = lane // 4, q = lane % 4
+    lane                         number of a thread in its warp, 0 to 31; g = lane // 4, q = lane % 4
     A is M x K, B is K x N, C and D are M x N; A[row, k], B[k, col], C[row, col]
-    word of two halves   a uint32: the element with the lower index in the low 16 bits
+    word of two float16 values   a uint32: the element with the lower index in the low 16 bits
 """
 
 import inspect
@@ -67,9 +67,9 @@ ANY, SM75, SM80, SM90, SM90A = (
 
 _FOUR = """
 Elements of 4 bytes: four of them, as they are. Elements of 2 bytes (float16, or uint16 that holds bfloat16): eight of
-them, as four words of two halves.
+them, as four words of two float16 values.
 array is C-contiguous, of any rank; i is the flat index of the first element. The address must be a multiple of 16
-bytes: for the first element of an array it is, so i must be a multiple of 4 (of 8 for halves). A GPU stops the kernel
+bytes: for the first element of an array it is, so i must be a multiple of 4 (of 8 for float16). A GPU stops the kernel
 with a misaligned address otherwise; the CPU device says which thread, array and index.
 """
 _intrinsic("load_global4", "array i", "memory", ANY, "Data Movement and Conversion Instructions: ld",
@@ -148,11 +148,11 @@ All 32 lanes of the warp must be here: within a branch, all of the warp or none.
 """
 _LDMATRIX = """
 shared is a shared array of 2-byte (or 4-byte) elements and i a flat index; the address must be a multiple of 16 bytes.
-Lane 8 * m + r passes where row r of matrix m begins: 8 halves in a row, rows anywhere (lanes beyond the last matrix
-pass anything). Conflict-free where the 8 rows of a matrix lie in different banks: rows padded by 8 halves, or
-swizzled."""
+Lane 8 * m + r passes where row r of matrix m begins: 8 float16 values in a row, rows anywhere (lanes beyond the last
+matrix pass anything). Conflict-free where the 8 rows of a matrix lie in different banks: rows padded by 8 float16
+values, or swizzled."""
 _PLAIN = """
-Register m of a lane: row g of matrix m, columns 2q and 2q + 1, a word of two halves."""
+Register m of a lane: row g of matrix m, columns 2q and 2q + 1, a word of two float16 values."""
 _TRANS = """
 Register m of a lane: rows 2q and 2q + 1 of column g of matrix m: what ldmatrix gives for the transposed matrix."""
 _FRAGMENT = """
@@ -164,7 +164,7 @@ for _count in (4, 2):
     for _trans in (False, True):
         _intrinsic(
             f"ldmatrix_x{_count}{'_trans' if _trans else ''}", "shared i", "warp", SM75, _LDM,
-            f"Loads {_count} matrices of 8 x 8 halves from shared memory into fragments: {_count} uint32 for a lane.",
+            f"Loads {_count} matrices of 8 x 8 float16 from shared memory into fragments: {_count} uint32 for a lane.",
             _LDMATRIX, _TRANS if _trans else _PLAIN, _FRAGMENT, _WARP,
         )
 
@@ -209,16 +209,16 @@ All 128 threads of the warpgroup (threads 128 * n to 128 * n + 127 of the block)
 _GM = "Asynchronous Warpgroup Level Matrix Instructions"
 _intrinsic("wgmma_descriptor", "shared i leading_bytes stride_bytes swizzle", "memory", SM90A,
            f"{_GM}: Matrix Descriptor Format",
-           """Where an operand of wgmma lies: a tile of halves in shared memory from shared[i] on, as a uint64.
+           """Where an operand of wgmma lies: a float16 tile in shared memory from shared[i] on, as a uint64.
            Bits 0-13 hold the start address / 16, 16-29 leading_bytes / 16, 32-45 stride_bytes / 16, 62-63 the swizzle
            (0 none, 1 128 bytes, 2 64 bytes, 3 32 bytes). So d + uint64(2) begins 32 bytes later.
            leading_bytes, stride_bytes and swizzle (0 or 128, also 64 and 32) are constants.
 
-           K-major (A; B without _bmn), swizzle 128: rows of 64 halves, 128 bytes, one after the other; stride_bytes is
-           from 8 rows to the next 8, 1024 in a tile without gaps; leading_bytes is not used. d + uint64(2) advances
-           k by 16 within the 64.
-           K-major, no swizzle: blocks of 8 rows x 8 halves, 128 bytes each; leading_bytes is from one block to the next
-           along k, stride_bytes along the rows.
+           K-major (A; B without _bmn), swizzle 128: rows of 64 float16 values, 128 bytes, one after the other;
+           stride_bytes is from 8 rows to the next 8, 1024 in a tile without gaps; leading_bytes is not used. d +
+           uint64(2) advances k by 16 within the 64.
+           K-major, no swizzle: blocks of 8 rows x 8 float16, 128 bytes each; leading_bytes is from one block to the
+           next along k, stride_bytes along the rows.
            MN-major (B with _bmn), swizzle 128: rows of k with 64 columns, 128 bytes; stride_bytes is from 8 rows of k
            to the next 8 (1024), leading_bytes from 64 columns to the next 64. d + uint64(128) advances k by 16.
            MN-major, no swizzle: blocks of 8 k x 8 columns, 128 bytes each, a row for each k; leading_bytes is from one
@@ -282,7 +282,7 @@ _BARS = """
 bars is a shared array of uint64 and i the number of the barrier in it.
 """
 _intrinsic("mbarrier_init", "bars i count", "memory", SM80, f"{_MB}.init",
-           """Makes bars[i] a barrier whose phases end after count arrivals (and after the bytes it was told to expect).
+           """Makes bars[i] a barrier whose phases end after count arrivals (and after the bytes that it expects).
            One thread does it, then fence_mbarrier_init() and a barrier of the block.""", _BARS, interpreted=True)
 _intrinsic("fence_mbarrier_init", "", "order", SM90, "Parallel Synchronization and Communication: fence.mbarrier_init",
            "Shows fresh barriers to the TMA unit. Nothing to do on the CPU device.", interpreted=True)
@@ -295,7 +295,8 @@ _intrinsic("mbarrier_wait", "bars i parity", "wait", SM90, f"{_MB}.try_wait",
            """Waits until the phase of this parity has ended. Phases count from 0: the first has parity 0, the next 1,
            then 0 again. A wait for the parity before the running phase returns at once, so on a fresh barrier a wait
            for parity 1 passes: a ring of buffers is empty to begin with.
-           The CPU device stops with a deadlock error, which names the barriers and the lines, where nobody can go on.
+           The CPU device stops with a deadlock error, which names the barriers and the lines, where no thread can go
+           on.
            """, _BARS, interpreted=True)
 _TMA = "Data Movement and Conversion Instructions: cp.async.bulk.tensor"
 _TMAP = """

@@ -215,7 +215,7 @@ def test_a_cell_that_never_ends_and_a_deleted_test_cell_are_named(small, monkeyp
     notebook = workbook.learners(small.chapters[0])
     notebook.cells = [cell for cell in notebook.cells if not cell.source.startswith('check("count_blocks"')]
     results = workbook.run_cells(small, small.chapters[0], notebook, env={"LABKIT_PROGRESS": "0"})
-    got = {result.exercise: result.told for result in results}
+    got = {result.exercise: result.message for result in results}
     assert got["count_blocks"] == "its test cell, check(...), is not in the notebook: labkit reset puts it back"
     assert got["idle_threads"] == "a cell did not end within 4 s and was stopped"
 

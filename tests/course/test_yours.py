@@ -195,8 +195,8 @@ def test_a_learners_answer_is_read_checked_and_used(classroom):
     write(classroom, "matmul_bt", "@cuda.jit\ndef matmul_bt(a, b, out)\n    pass")
     states = {row.exercise: row for row in yours.answers("saxpy", "add_row", "matmul_bt", "largest_seen").rows}
     assert states["saxpy"].usable
-    assert states["add_row"].state == yours.WRONG and "not right yet" in states["add_row"].told
-    assert states["matmul_bt"].state == yours.BROKEN and "SyntaxError" in states["matmul_bt"].told
+    assert states["add_row"].state == yours.WRONG and "not right yet" in states["add_row"].message
+    assert states["matmul_bt"].state == yours.BROKEN and "SyntaxError" in states["matmul_bt"].message
     assert states["largest_seen"].state == yours.TO_DO
     mine = yours.answers("saxpy", "add_row")
     assert [name for name, _, _ in one_by_one(mine, shape=SMALL).runs] == ["saxpy"]
@@ -210,9 +210,9 @@ def test_a_notebook_that_is_gone_or_a_cell_that_was_deleted(classroom):
     notebook = workbook.learners(chapter)
     notebook.cells = [cell for cell in notebook.cells if cell.metadata.get("labkit", {}).get("exercise") != "saxpy"]
     nbformat.write(notebook, chapter.workbook)
-    assert "labkit reset saxpy puts it back" in yours.answers("saxpy").rows[0].told
+    assert "labkit reset saxpy puts it back" in yours.answers("saxpy").rows[0].message
     chapter.workbook.unlink()
-    assert "is not there" in yours.answers("saxpy").rows[0].told
+    assert "is not there" in yours.answers("saxpy").rows[0].message
 
 
 def test_wrong_names():

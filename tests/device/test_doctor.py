@@ -105,7 +105,7 @@ FAULTS = [
         "driver without GPU",
         {**NO_GPU, "driver_error": "CUDA_ERROR_NO_DEVICE"},
         "error",
-        "sees no GPU. cuInit said CUDA_ERROR_NO_DEVICE",
+        "sees no GPU. cuInit reports CUDA_ERROR_NO_DEVICE",
         "nvidia-smi",
     ),
     (

@@ -67,7 +67,7 @@ def test_four_elements_in_one_access(dtype, rng):
 
 
 @cuda.jit
-def copy_eight_halves(source, out):
+def copy_eight_float16(source, out):
     i = uint32(cuda.grid(1)) * uint32(8)
     if i < out.size:
         x, y, z, w = ptx.load_nc4(source, i)
@@ -78,7 +78,7 @@ def copy_eight_halves(source, out):
 def test_eight_halves_in_one_access(dtype, rng):
     source = (rng.integers(0, 1000, 80)).astype(dtype)
     out = cuda.to_device(np.zeros(80, dtype))
-    copy_eight_halves[1, 32](cuda.to_device(source), out)
+    copy_eight_float16[1, 32](cuda.to_device(source), out)
     np.testing.assert_array_equal(out.copy_to_host(), source)
 
 
@@ -90,14 +90,14 @@ def test_shared_memory_in_four_words(rng):
 
 
 @cuda.jit
-def convert(x, y, words, halves, bf16s, floats):
+def convert(x, y, words, in_float16, bf16s, floats):
     i = uint32(cuda.grid(1))
     if i < x.size:
         words[i, 0] = ptx.pack_half2(x[i], y[i])
         words[i, 1] = ptx.pack_bf162(x[i], y[i])
         words[i, 2] = ptx.float_bits(x[i])
         words[i, 3] = ptx.to_tf32(x[i])
-        ptx.store_global_half2(halves, uint32(2) * i, x[i], y[i])
+        ptx.store_global_half2(in_float16, uint32(2) * i, x[i], y[i])
         ptx.store_global_bf162(bf16s, uint32(2) * i, x[i], y[i])
         a, b = ptx.unpack_half2(words[i, 0])
         c, d = ptx.unpack_bf162(words[i, 1])
@@ -115,9 +115,9 @@ def test_conversions_round_as_their_formats_say(rng):
     n = 64
     x, y = (rng.standard_normal((2, n)) * 10.0 ** rng.integers(-3, 4, (2, n))).astype(np.float32)
     words = cuda.to_device(np.zeros((n, 4), np.uint32))
-    halves, bf16s = cuda.to_device(np.zeros(2 * n, np.float16)), cuda.to_device(np.zeros(2 * n, np.uint16))
+    in_float16, bf16s = cuda.to_device(np.zeros(2 * n, np.float16)), cuda.to_device(np.zeros(2 * n, np.uint16))
     floats = cuda.to_device(np.zeros((n, 5), np.float32))
-    convert[2, 32](cuda.to_device(x), cuda.to_device(y), words, halves, bf16s, floats)
+    convert[2, 32](cuda.to_device(x), cuda.to_device(y), words, in_float16, bf16s, floats)
     both = np.stack([x, y], axis=1)
     as_half, as_bf16 = both.astype(np.float16), nearest_even_bf16(both)
     words, floats = words.copy_to_host(), floats.copy_to_host()
@@ -125,7 +125,7 @@ def test_conversions_round_as_their_formats_say(rng):
     np.testing.assert_array_equal(words[:, 1], as_bf16[:, 0] | as_bf16[:, 1] << 16)
     np.testing.assert_array_equal(words[:, 2], x.view(np.uint32))
     np.testing.assert_array_equal(words[:, 3] & 0xFFFFE000, x.view(np.uint32) + 0x1000 & 0xFFFFE000)
-    np.testing.assert_array_equal(halves.copy_to_host(), as_half.reshape(-1))
+    np.testing.assert_array_equal(in_float16.copy_to_host(), as_half.reshape(-1))
     np.testing.assert_array_equal(bf16s.copy_to_host(), as_bf16.reshape(-1))
     np.testing.assert_array_equal(floats[:, :2], as_half.astype(np.float32))
     np.testing.assert_array_equal(floats[:, 2:4], (as_bf16 << 16).astype(np.uint32).view(np.float32).reshape(n, 2))
@@ -184,7 +184,7 @@ def test_cp_async_copies_and_fills_with_zeros(rng):
 
 # --- ldmatrix ---------------------------------------------------------------------------------------------------------
 
-LD = 24  # halves from one row of the tile to the next: 48 bytes, so that every row is 16-byte aligned
+LD = 24  # float16 values from one row of the tile to the next: 48 bytes, so that every row is 16-byte aligned
 
 
 @cuda.jit
@@ -303,7 +303,7 @@ def test_mma_multiplies_tf32(rng):
 
 
 def swizzled(matrix):
-    """A (rows, 64) matrix of halves in the 128-byte swizzle: 16-byte chunk c of row r lies in chunk c ^ r % 8."""
+    """A (rows, 64) matrix in float16 in the 128-byte swizzle: 16-byte chunk c of row r lies in chunk c ^ r % 8."""
     rows = matrix.shape[0]
     chunks = matrix.reshape(rows, 8, 8)
     placed = np.empty_like(chunks)

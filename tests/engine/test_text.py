@@ -40,14 +40,14 @@ def loaded(folder):
 
 def test_the_pieces_are_the_tokens_as_text(loaded):
     pieces = []
-    told = write(loaded, "a kernel", pieces.append, tokens=12, sampler=CHANCE, seed=3)
+    continuation = write(loaded, "a kernel", pieces.append, tokens=12, sampler=CHANCE, seed=3)
     ids = list(generate(loaded.model, loaded.tokenizer.encode("a kernel"), 12, CHANCE, seed=3, stop=(0,)))
     ids = [token for token in ids if token != 0]
-    assert told.text == "".join(pieces) == loaded.tokenizer.decode(ids)
-    assert told.tokens == len(ids) > 1
-    assert told.prompt_tokens == len(loaded.tokenizer.encode("a kernel"))
-    assert told.prefill_s > 0 and told.per_second > 0
-    assert f"{told.tokens} tokens, {told.ended}; the first after" in str(told)
+    assert continuation.text == "".join(pieces) == loaded.tokenizer.decode(ids)
+    assert continuation.tokens == len(ids) > 1
+    assert continuation.prompt_tokens == len(loaded.tokenizer.encode("a kernel"))
+    assert continuation.prefill_s > 0 and continuation.per_second > 0
+    assert f"{continuation.tokens} tokens, {continuation.ended}; the first after" in str(continuation)
 
 
 def test_why_it_ended_is_told(loaded, monkeypatch):
@@ -67,7 +67,7 @@ def test_what_was_said_before_a_stop_is_kept(loaded):
 
     with pytest.raises(KeyboardInterrupt) as stopped:
         write(loaded, "a loop", stop_at_once, tokens=12, sampler=CHANCE, seed=3)
-    assert stopped.value.told.tokens >= 1 and stopped.value.told.text
+    assert stopped.value.continuation.tokens >= 1 and stopped.value.continuation.text
 
 
 @pytest.mark.parametrize(("prompt", "message"), [("", "the prompt has no token"),
@@ -102,11 +102,11 @@ def test_stopped_by_ctrl_c_the_line_is_ended(run, folder, monkeypatch, pieces):
     from labkit.engine import text as generating
 
     def stopped(loaded, prompt, show, **options):
-        told = generating.Told(2, decode_s=0.5)
-        for told.tokens in range(1, pieces + 1):
+        continuation = generating.Continuation(2, decode_s=0.5)
+        for continuation.tokens in range(1, pieces + 1):
             show("x")
         error = KeyboardInterrupt()
-        error.told = told
+        error.continuation = continuation
         raise error
 
     monkeypatch.setattr(generating, "write", stopped)

@@ -253,7 +253,7 @@ def scale_half_kernel(a, factor, out):
 def scale_op(*rungs, **changes) -> Op:
     """out = a * factor: float16 in, float32 out, and a number that is no array."""
     fields = {
-        "title": "Scaled halves", "reference": lambda a, factor: a.astype(np.float64) * factor, "rungs": rungs,
+        "title": "Scaled float16 values", "reference": lambda a, factor: a.astype(np.float64) * factor, "rungs": rungs,
         "inputs": lambda rng, n: (uniform(rng, n).astype(np.float16), np.float32(3.0)), "shape": lambda n: (n,),
         "awkward": ({"n": 1}, {"n": 300}), "by_row": (0,),
         "work": Work(flops=lambda n: n, bytes=lambda n: 6 * n, timed_gpu={"n": 300}, timed_cpu={"n": 300}),

@@ -134,8 +134,8 @@ def test_names_with_and_without_prefix_and_a_head_of_its_own(prefix, head):
 
 
 def test_halves_become_float32(config, tensors):
-    halves = {name: tensors[name].astype(np.float16) for name in tensors}
-    assert parity(GPT2(config, halves), PROMPT).passed
+    in_float16 = {name: tensors[name].astype(np.float16) for name in tensors}
+    assert parity(GPT2(config, in_float16), PROMPT).passed
 
 
 # --- The cache -------------------------------------------------------------------------------------------------------

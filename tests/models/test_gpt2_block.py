@@ -166,8 +166,8 @@ def test_pytorch_agrees():
     for causal in (False, True):
         q, k, v = (F.layer_norm(y, (48,), w["ln_1.weight"], w["ln_1.bias"]) @ w["attn.c_attn.weight"]
                    + w["attn.c_attn.bias"]).split(48, dim=1)
-        mixed = F.scaled_dot_product_attention(heads(q), heads(k), heads(v), is_causal=causal)
-        z = y + mixed.swapaxes(0, 1).reshape(7, 48) @ w["attn.c_proj.weight"] + w["attn.c_proj.bias"]
+        attended = F.scaled_dot_product_attention(heads(q), heads(k), heads(v), is_causal=causal)
+        z = y + attended.swapaxes(0, 1).reshape(7, 48) @ w["attn.c_proj.weight"] + w["attn.c_proj.bias"]
         hidden = F.layer_norm(z, (48,), w["ln_2.weight"], w["ln_2.bias"]) @ w["mlp.c_fc.weight"] + w["mlp.c_fc.bias"]
         expected = z + F.gelu(hidden, approximate="tanh") @ w["mlp.c_proj.weight"] + w["mlp.c_proj.bias"]
         np.testing.assert_allclose(truth(x, weights, SMALL, causal=causal)["out"], expected.numpy(), rtol=1e-10,
@@ -245,7 +245,7 @@ def test_refusals_say_what_is_allowed():
         run(x=cuda.to_device(x.astype(np.float16)))
     with pytest.raises(TypeError, match="weights is a NumPy array on the host"):
         run(weights=weights)
-    with pytest.raises(ValueError, match="the workspace has room for 3 tokens; 5 were asked for"):
+    with pytest.raises(ValueError, match="the workspace's capacity is 3 tokens; 5 were asked for"):
         run(workspace=Workspace(SMALL, 3))
     with pytest.raises(ValueError, match="the workspace is for"):
         run(workspace=Workspace(ODD, 5))

@@ -18,8 +18,8 @@ from labkit.models.gpt2_block import GPT2_SMALL
 def test_rung_agrees(launcher):
     if launcher.missing:
         pytest.skip(launcher.missing)
-    of_halves = launcher is block_op.block_half
-    one = op("gpt2_block_half" if of_halves else "gpt2_block")
+    in_float16 = launcher is block_op.block_half
+    one = op("gpt2_block_half" if in_float16 else "gpt2_block")
     assert agree(one, [launcher], sizes=({"S": 1}, {"S": device.pick(gpu=130, cpu=3)})).passed
 
 

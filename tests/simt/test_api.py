@@ -725,7 +725,7 @@ def test_halves():
         exact = [a + b, a - b, a * b, -a, abs(a), a * np.float16(0.5), (a.astype(np.float32) * 3).astype(np.float16)]
         quotient = a / b
     np.testing.assert_array_equal(out[[0, 1, 2, 4, 5, 6, 7]], exact)
-    np.testing.assert_allclose(out[3], quotient, rtol=1e-3)  # a GPU's division of halves may be off by one place
+    np.testing.assert_allclose(out[3], quotient, rtol=1e-3)  # a GPU's division in float16 may be off by one place
     np.testing.assert_array_equal(single, a.astype(np.float32) + (a > b))
 
 

@@ -1,4 +1,4 @@
-"""float16 on the CPU device: every half, every rounding, arithmetic rounded to halves."""
+"""float16 on the CPU device: every half, every rounding, arithmetic rounded to float16."""
 
 import numpy as np
 import pytest
@@ -17,10 +17,10 @@ def convert(given, out):
 
 
 def test_every_half_widens_exactly():
-    halves = np.arange(65536, dtype=np.uint16).view(np.float16)
-    out = np.zeros(halves.size, np.float32)
-    convert[256, 256](halves, out)
-    expected = halves.astype(np.float32)
+    in_float16 = np.arange(65536, dtype=np.uint16).view(np.float16)
+    out = np.zeros(in_float16.size, np.float32)
+    convert[256, 256](in_float16, out)
+    expected = in_float16.astype(np.float32)
     numbers = ~np.isnan(expected)
     np.testing.assert_array_equal(out[numbers].view(np.uint32), expected[numbers].view(np.uint32))
     assert np.isnan(out[~numbers]).all()
@@ -28,7 +28,7 @@ def test_every_half_widens_exactly():
 
 def test_narrowing_rounds_to_nearest_even():
     bits = np.random.default_rng(0).integers(0, 2**32, 1 << 18, dtype=np.uint32)
-    ties = (np.arange(1 << 16, dtype=np.uint32) << 16) | 0x1000  # half way between two halves
+    ties = (np.arange(1 << 16, dtype=np.uint32) << 16) | 0x1000  # half way between two float16 values
     given = np.concatenate([bits, ties]).view(np.float32)
     out = np.zeros(given.size, np.float16)
     convert[-(-given.size // 256), 256](given, out)

@@ -175,10 +175,10 @@ def test_counts_of_wide_accesses():
 
 
 @cuda.jit
-def pairs(x, halves, bfloats, i):
+def pairs(x, in_float16, in_bfloat16, i):
     k = uint32(2) * uint32(cuda.threadIdx.x) + uint32(i)
-    ptx.store_global_half2(halves, k, x[k], x[k + uint32(1)])
-    ptx.store_global_bf162(bfloats, k, x[k], x[k + uint32(1)])
+    ptx.store_global_half2(in_float16, k, x[k], x[k + uint32(1)])
+    ptx.store_global_bf162(in_bfloat16, k, x[k], x[k + uint32(1)])
 
 
 AWKWARD = np.array(
@@ -196,18 +196,18 @@ def same(ours, expected):
 
 @BOTH
 def test_pairs_are_rounded_and_stored(by):
-    halves, bfloats = cuda.device_array(AWKWARD.size, np.float16), cuda.device_array(AWKWARD.size, np.uint16)
-    launched(pairs, 1, AWKWARD.size // 2, cuda.to_device(AWKWARD), halves, bfloats, 0, by=by)
+    in_float16, in_bfloat16 = cuda.device_array(AWKWARD.size, np.float16), cuda.device_array(AWKWARD.size, np.uint16)
+    launched(pairs, 1, AWKWARD.size // 2, cuda.to_device(AWKWARD), in_float16, in_bfloat16, 0, by=by)
     with np.errstate(over="ignore"):
-        same(halves.copy_to_host(), AWKWARD.astype(np.float16))
-    given = bfloats.copy_to_host().astype(np.uint32) << 16
+        same(in_float16.copy_to_host(), AWKWARD.astype(np.float16))
+    given = in_bfloat16.copy_to_host().astype(np.uint32) << 16
     exact = np.where(np.isfinite(AWKWARD), AWKWARD, 0).astype(np.float64)
     ulp = 2.0 ** (np.floor(np.log2(np.maximum(np.abs(exact), 2.0**-126))) - 7)
     nearest = np.where(np.isfinite(AWKWARD), np.round(exact / ulp) * ulp, AWKWARD)
     with np.errstate(over="ignore"):
         same(given.view(np.float32), nearest.astype(np.float32))
     with pytest.raises(errors.MisalignedError, match="element 1 on with ptx.store_global_half2.* 4 bytes"):
-        pairs[1, 1](cuda.to_device(AWKWARD), halves, bfloats, 1)
+        pairs[1, 1](cuda.to_device(AWKWARD), in_float16, in_bfloat16, 1)
 
 
 # ---------------------------------------------------------------- values
@@ -581,8 +581,8 @@ def _operands(rng, kind):
     rc = c[C_ROWS, C_COLS]
     if kind == "half_sums":
         c = c.astype(np.float16)
-        halves = c.view(np.uint16)[C_ROWS, C_COLS]
-        rc = np.stack([_word(halves[:, 0], halves[:, 1]), _word(halves[:, 2], halves[:, 3])], 1)
+        in_float16 = c.view(np.uint16)[C_ROWS, C_COLS]
+        rc = np.stack([_word(in_float16[:, 0], in_float16[:, 1]), _word(in_float16[:, 2], in_float16[:, 3])], 1)
     return [x.astype(np.float64) for x in (a, b, c)], [ra, rb, rc]
 
 
@@ -634,7 +634,7 @@ BOTH_STAGES = 2 * STAGE
 
 @cuda.jit(device=True)
 def load_tile(tile, at, a, row0, rows, k0, k_size, count):
-    """count rows of BK halves from row0 on, column k0; zeros beyond the matrix."""
+    """count rows of BK float16 values from row0 on, column k0; zeros beyond the matrix."""
     c = uint32(cuda.threadIdx.x)
     while c < uint32(count * 4):
         r, q = c // uint32(4), c % uint32(4) * uint32(8)
@@ -774,10 +774,10 @@ def test_refused(kernel, args, told):
 @cuda.jit
 def fill_dynamic(out):
     floats = cuda.shared.array(0, float32, alignment=1024)
-    halves = cuda.shared.array(0, float16)
+    in_float16 = cuda.shared.array(0, float16)
     floats[floats.size - 1] = float32(1)
     out[0] = floats.size
-    out[1] = int32(halves[2 * floats.size - 1] == float16(1.875))
+    out[1] = int32(in_float16[2 * floats.size - 1] == float16(1.875))
 
 
 def test_dynamic_shared_memory_above_48_kb():
@@ -978,7 +978,7 @@ def test_tensor_maps_that_tma_cannot_describe():
 
 
 TILE_M, TILE_N, TILE_K, STAGES = 64, 64, 64, 2
-STAGE_HALVES = (TILE_M + TILE_N) * TILE_K
+STAGE_ELEMENTS = (TILE_M + TILE_N) * TILE_K
 SUMS = TILE_N // 2
 
 
@@ -1003,10 +1003,10 @@ def pipeline(a_map, b_map, out, rows, columns, depth, mistake):
             while k < turns:
                 s, phase = k % uint32(STAGES), k // uint32(STAGES) % uint32(2)
                 ptx.mbarrier_wait(empty, s, phase ^ uint32(1))  # for an empty stage
-                ptx.mbarrier_expect_tx(full, s, 2 * STAGE_HALVES)
-                ptx.tma_load_2d(tile, s * uint32(STAGE_HALVES), a_map, k * uint32(TILE_K), row0, full, s)
+                ptx.mbarrier_expect_tx(full, s, 2 * STAGE_ELEMENTS)
+                ptx.tma_load_2d(tile, s * uint32(STAGE_ELEMENTS), a_map, k * uint32(TILE_K), row0, full, s)
                 if mistake != 1 or k == uint32(0):
-                    ptx.tma_load_2d(tile, s * uint32(STAGE_HALVES) + uint32(TILE_M * TILE_K), b_map,
+                    ptx.tma_load_2d(tile, s * uint32(STAGE_ELEMENTS) + uint32(TILE_M * TILE_K), b_map,
                                     k * uint32(TILE_K), col0, full, s)  # fmt: skip
                 k += uint32(1)
         return
@@ -1015,8 +1015,8 @@ def pipeline(a_map, b_map, out, rows, columns, depth, mistake):
         s, phase = k % uint32(STAGES), k // uint32(STAGES) % uint32(2)
         if mistake != 2:
             ptx.mbarrier_wait(full, s, phase)  # for a full stage
-        da = ptx.wgmma_descriptor(tile, s * uint32(STAGE_HALVES), 16, 1024, 128)
-        db = ptx.wgmma_descriptor(tile, s * uint32(STAGE_HALVES) + uint32(TILE_M * TILE_K), 16, 1024, 128)
+        da = ptx.wgmma_descriptor(tile, s * uint32(STAGE_ELEMENTS), 16, 1024, 128)
+        db = ptx.wgmma_descriptor(tile, s * uint32(STAGE_ELEMENTS) + uint32(TILE_M * TILE_K), 16, 1024, 128)
         ptx.wgmma_fence()
         for j in range(TILE_K // 16):
             ptx.wgmma_m64n64k16_f32_f16(acc, da + uint64(2 * j), db + uint64(2 * j), uint32(k > 0 or j > 0))  # product
@@ -1040,7 +1040,7 @@ def run_pipeline(rng, rows, columns, depth, mistake=0, run=None):
     out = cuda.device_array((rows, columns), np.float32)
     maps = ptx.tensor_map_2d(cuda.to_device(a), TILE_M, TILE_K), ptx.tensor_map_2d(cuda.to_device(b), TILE_N, TILE_K)
     args = *maps, out, rows, columns, depth, mistake
-    nbytes = STAGES * STAGE_HALVES * 2
+    nbytes = STAGES * STAGE_ELEMENTS * 2
     launching.dynamic_shared(pipeline, nbytes, *args)
     configured = pipeline[(-(-columns // TILE_N), -(-rows // TILE_M)), 160, 0, nbytes]
     report = configured(*args) if run is None else run(configured, *args)

@@ -59,10 +59,10 @@ def examine(exercise: Exercise, answer, *, seed: int | None = None, numbers: dic
     """As check, for an Exercise at hand; shows and records nothing."""
     seed = secrets.randbelow(2**31) if seed is None else seed
     begin = time.perf_counter()
-    told = {"exercise": exercise.name, "title": _title(exercise.name), "where": _where(), "seed": seed}
+    common = {"exercise": exercise.name, "title": _title(exercise.name), "where": _where(), "seed": seed}
     if exercise.kind == "predict":
         attempt, mistake = check_prediction(exercise, answer, numbers or {})
-        return Verdict(**{**told, "where": "", "seed": None}, passed=attempt.kind == "passed", kind=attempt.kind,
+        return Verdict(**{**common, "where": "", "seed": None}, passed=attempt.kind == "passed", kind=attempt.kind,
                        headline=attempt.headline, details=attempt.details, table=attempt.table, mistake=mistake,
                        seconds=time.perf_counter() - begin)
     if numbers:
@@ -75,8 +75,8 @@ def examine(exercise: Exercise, answer, *, seed: int | None = None, numbers: dic
         attempt, case, mistake = run_stages(exercise, answer, cases)
     if attempt is not None:
         if case is None:
-            told["seed"] = None  # nothing was drawn
-        return Verdict(**told, passed=False, kind=attempt.kind, headline=attempt.headline, details=attempt.details,
+            common["seed"] = None  # nothing was drawn
+        return Verdict(**common, passed=False, kind=attempt.kind, headline=attempt.headline, details=attempt.details,
                        table=attempt.table, mistake=mistake,
                        size={k: int(v) if isinstance(v, np.integer) else v for k, v in case.size.items()} if case
                        else None,
@@ -84,7 +84,7 @@ def examine(exercise: Exercise, answer, *, seed: int | None = None, numbers: dic
     headline = f"Right at {len(cases)} sizes, from {size_text(cases[0].size)} to {size_text(cases[-1].size)}."
     time_ms, ratio, note = time_answer(exercise, answer, seed)
     details = (note,) if note else ()
-    return Verdict(**told, passed=True, kind="passed", headline=headline, details=details, time_ms=time_ms,
+    return Verdict(**common, passed=True, kind="passed", headline=headline, details=details, time_ms=time_ms,
                    ratio=ratio, seconds=time.perf_counter() - begin)
 
 

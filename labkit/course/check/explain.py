@@ -44,8 +44,8 @@ def explained(exercise: Exercise, answer, case: Case, error: Exception) -> Attem
                         "come nearer to its end at each turn?", *_gpu_hangs()))
     filename, line = getattr(error, "filename", own_file), getattr(error, "line", 0)
     message = without_file(str(error))
-    told, told_line = split_line(message)
-    its_line = (place(own_file, told_line),) if told_line else ()
+    text, text_line = split_line(message)
+    its_line = (place(own_file, text_line),) if text_line else ()
     if name == "OutOfBoundsError":
         last = ", ".join(str(n - 1) for n in error.shape)
         index = show_index(tuple(error.index)).strip("[]")
@@ -67,17 +67,17 @@ def explained(exercise: Exercise, answer, case: Case, error: Exception) -> Attem
                         "come nearer to its end at each turn?"))
     if name == "BarrierError":
         return Attempt("barrier", "Some threads of a block never reach a barrier that others wait at.",
-                       (f"{at}{told}.", place(filename, line), "Move the barrier out of the `if`, and let "
+                       (f"{at}{text}.", place(filename, line), "Move the barrier out of the `if`, and let "
                         "no thread return before it: guard the loads and stores instead."))
     if name == "WarpError":
         return Attempt("warp", "A warp collective is called where not all its lanes take part.",
-                       (f"{at}{told}.", place(filename, line)))
+                       (f"{at}{text}.", place(filename, line)))
     if name == "KernelAssertionError":
-        return Attempt("raised", "The kernel raised an error.", (f"{at}{told}.", place(filename, line)))
+        return Attempt("raised", "The kernel raised an error.", (f"{at}{text}.", place(filename, line)))
     if name == "UnsupportedError":
-        return Attempt("unsupported", "A kernel cannot do this.", (_sentence(told), *its_line))
+        return Attempt("unsupported", "A kernel cannot do this.", (_sentence(text), *its_line))
     if name in ("KernelTypeError", "TypingError", "LoweringError", "UnsupportedBytecodeError", "NumbaValueError"):
-        return Attempt("wrong_types", "The kernel does not compile.", (_sentence(_short(told)), *its_line))
+        return Attempt("wrong_types", "The kernel does not compile.", (_sentence(_short(text)), *its_line))
     if name == "ArgumentError":
         return Attempt("wrong_arguments", "The kernel was launched with arguments that it does not take.", (message,))
     if name == "LaunchError":

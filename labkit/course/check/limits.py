@@ -29,7 +29,7 @@ def limited(order: str):
 
 
 def wait() -> None:
-    """cuda.synchronize, but not for ever: a GPU cannot stop a kernel, but the learner can be told."""
+    """cuda.synchronize, but not for ever: a kernel cannot be stopped on a GPU, but the learner can get a message."""
     if not device.on_gpu():
         cuda.synchronize()
         return

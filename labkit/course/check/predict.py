@@ -33,7 +33,7 @@ def check_prediction(exercise: Exercise, answer, numbers: dict) -> tuple[Attempt
     head = f"{len(wrong)} of {counted(list(truth), 'prediction')} {'is' if len(wrong) == 1 else 'are'} wrong."
     if len(truth) == 1:
         head = "The prediction is wrong."
-    mistake = next((told for told, values in exercise.wrong.items()
+    mistake = next((mistake_text for mistake_text, values in exercise.wrong.items()
                     if all(_equal(numbers[key], value) for key, value in values.items())), "")
     return Attempt("wrong_result", head, details, table), mistake
 

@@ -1,4 +1,4 @@
-"""What can be said of an answer before anything runs."""
+"""What can be found wrong with an answer before anything runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _is_device_function(answer) -> bool:
 
 
 def refused(exercise: Exercise, answer) -> Attempt | None:
-    """What can be said without running: None if nothing."""
+    """What is wrong with the answer, without running it; None if nothing is."""
     noun = "kernel" if exercise.kind == "kernel" else "function"
     if answer is None or answer is Ellipsis:
         return Attempt("unchanged", f"There is no {noun} yet.",

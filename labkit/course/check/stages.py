@@ -44,8 +44,8 @@ def _with_larger(answer, attempt: Attempt, case: Case, more: list) -> Attempt:
         return attempt
     for larger, run in more:
         if larger.expected.size >= TELLING_ELEMENTS and (theirs := run(answer)).seen:
-            told = f"At {size_text(larger.size)}, in the table: {theirs.seen}"
-            return replace(attempt, details=(*attempt.details, told), table=theirs.table)
+            detail = f"At {size_text(larger.size)}, in the table: {theirs.seen}"
+            return replace(attempt, details=(*attempt.details, detail), table=theirs.table)
     return attempt
 
 

@@ -58,8 +58,8 @@ class Verdict:
             parts.append(f"the same inputs again: seed={self.seed}")
         if not self.passed and self.kind != "unchanged":
             parts.append(f'a hint: hint("{self.exercise}")')
-        told = "; ".join(parts)
-        return f"{told[0].upper()}{told[1:]}." if told else ""
+        text = "; ".join(parts)
+        return f"{text[0].upper()}{text[1:]}." if text else ""
 
     @property
     def status(self) -> str:
@@ -194,8 +194,8 @@ def pattern(expected, got, wrong, unwritten, inputs: tuple = (), threads: int = 
     if count == 1:
         place = "first" if flat[0] == 0 else "last" if flat[0] == total - 1 else ""
         return f"Only the {place} element {verb.replace('are', 'is').replace('were', 'was')}." if place else ""
-    if wrong.ndim == 2 and (told := _lines(wrong, verb)):
-        return told
+    if wrong.ndim == 2 and (text := _lines(wrong, verb)):
+        return text
     first, last = int(flat[0]), int(flat[-1])
     if count == last - first + 1:  # one run without a gap
         if last == total - 1 and threads and first == total // threads * threads:
@@ -207,10 +207,10 @@ def pattern(expected, got, wrong, unwritten, inputs: tuple = (), threads: int = 
     if steps.size == 1 and count >= 3:
         ordinal = {2: "second", 3: "third", 4: "fourth"}.get(int(steps[0]), f"{steps[0]}th")
         return f"Every {ordinal} element, from {first} on: they {verb}."
-    if wrong.ndim == 2 and (told := _whole(expected.astype(np.float64), got.astype(np.float64), ())):
-        return told
-    if told := _shifted(expected.reshape(-1).astype(np.float64), got.reshape(-1).astype(np.float64)):
-        return told
+    if wrong.ndim == 2 and (text := _whole(expected.astype(np.float64), got.astype(np.float64), ())):
+        return text
+    if text := _shifted(expected.reshape(-1).astype(np.float64), got.reshape(-1).astype(np.float64)):
+        return text
     return ""
 
 
@@ -242,8 +242,8 @@ def _whole(expected, got, inputs) -> str:
             return f"The output is a copy of input number {number + 1}."
     if not got.any():
         return "Every element is 0."
-    if told := _shifted(expected.reshape(-1), got.reshape(-1)):
-        return told
+    if text := _shifted(expected.reshape(-1), got.reshape(-1)):
+        return text
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = got / expected
     if np.isfinite(ratio).all() and ratio.size > 2 and abs(ratio.flat[0]) > 1e-12:

@@ -43,8 +43,8 @@ def find(name: str) -> Exercise:
     import difflib
 
     near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
-    told = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(names) or 'none'}"
-    raise KeyError(f"there is no exercise {name!r}; {told}")
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(names) or 'none'}"
+    raise KeyError(f"there is no exercise {name!r}; {hint}")
 
 
 def _all(own: bool = True) -> Iterator[Exercise]:

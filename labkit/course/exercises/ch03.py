@@ -12,7 +12,7 @@ from labkit.kernels.tolerance import relative_to
 
 WIDE = (32, 8)  # threads along the columns and the rows of a matrix
 LONG = (32, 4, 1)  # threads along z, y, x of a volume
-GRID_TURNED = "`row, col = cuda.grid(2)`, where the grid is laid with its x along the columns"
+GRID_TRANSPOSED = "`row, col = cuda.grid(2)`, where the grid is laid with its x along the columns"
 
 
 def _over_matrix(R, C):
@@ -52,7 +52,7 @@ ADD_ROW = KernelExercise(
         "every element adds the same `v[0]`":
             Edit("out[row, col] = a[row, col] + v[col]", "out[row, col] = a[row, col] + v[0]"),
         "`v` is never added": Edit("out[row, col] = a[row, col] + v[col]", "out[row, col] = a[row, col]"),
-        GRID_TURNED: Edit("col, row = cuda.grid(2)", "row, col = cuda.grid(2)"),
+        GRID_TRANSPOSED: Edit("col, row = cuda.grid(2)", "row, col = cuda.grid(2)"),
     },
 )
 
@@ -72,7 +72,7 @@ OUTER_DIFFERENCE = KernelExercise(
         "`a` is read at the column and `b` at the row":
             Edit("out[row, col] = a[row] - b[col]", "out[row, col] = a[col] - b[row]"),
         "`b - a` in place of `a - b`": Edit("out[row, col] = a[row] - b[col]", "out[row, col] = b[col] - a[row]"),
-        GRID_TURNED: Edit("col, row = cuda.grid(2)", "row, col = cuda.grid(2)"),
+        GRID_TRANSPOSED: Edit("col, row = cuda.grid(2)", "row, col = cuda.grid(2)"),
         "no guard": Edit("if row < out.shape[0] and col < out.shape[1]:", "if True:"),
         "a guard for the rows, and none for the columns":
             Edit("if row < out.shape[0] and col < out.shape[1]:", "if row < out.shape[0]:"),

@@ -1,4 +1,4 @@
-"""The exercises of lesson 05: patches, copies that are on their way, and who holds what on a tensor core.
+"""The exercises of lesson 05: thread tiles, copies that are on their way, and who holds what on a tensor core.
 
 Sizes are M (rows of the output), N (its columns) and K (the length of the dot products), as in
 labkit.kernels.matmul.float32.
@@ -16,20 +16,20 @@ from labkit.kernels.tolerance import dot_products
 ZERO = float32(0.0)
 
 
-# --- Predict: a patch ------------------------------------------------------------------------------------------------
+# --- Predict: a thread tile ------------------------------------------------------------------------------------------
 
-PATCH = {"loads": 6 + 4, "products": 6 * 4, "busy": 60, "tile_bytes": (96 + 64) * 8 * 4}
+THREAD_TILE = {"loads": 6 + 4, "products": 6 * 4, "busy": 60, "tile_bytes": (96 + 64) * 8 * 4}
 
 PREDICT_PATCH = PredictionExercise(
     name="predict_patch",
-    truth=lambda: PATCH,
+    truth=lambda: THREAD_TILE,
     how={"loads": "a number for each row of the patch, and one for each of its columns",
          "products": "each of the one kind meets each of the other",
          "busy": "100 * products / (4 * loads)",
          "tile_bytes": "16 threads times 6 rows, 16 threads times 4 columns, 8 steps of k, 4 bytes"},
-    wrong={"a load for each factor of each product": {**PATCH, "loads": 48, "busy": 12},
-           "shared memory serves four warps, too": {**PATCH, "busy": 100},
-           "one tile, not two": {**PATCH, "tile_bytes": 96 * 8 * 4}},
+    wrong={"a load for each factor of each product": {**THREAD_TILE, "loads": 48, "busy": 12},
+           "shared memory serves four warps, too": {**THREAD_TILE, "busy": 100},
+           "one tile, not two": {**THREAD_TILE, "tile_bytes": 96 * 8 * 4}},
 )
 
 
@@ -84,7 +84,7 @@ def linear_one_element(x, w, out):
 
 
 def _loads_once(report):
-    """At 32 x 32 x 2: the 64 patches load 8 numbers a step each, 1,024 in all; element by element it is 4,096."""
+    """At 32 x 32 x 2: the 64 thread tiles load 8 numbers a step each, 1,024 in all; element by element it is 4,096."""
     loads = report.counts["global_loads"]
     if loads <= 2048:
         return None
@@ -164,7 +164,7 @@ PREDICT_LANES = PredictionExercise(
 # --- One product on the tensor cores ---------------------------------------------------------------------------------
 
 
-def _make_one_mma(a1_down=8, a1_right=0, b_turned=False, swapped=False, c1_down=0, c1_right=1):
+def _make_one_mma(a1_down=8, a1_right=0, b_transposed=False, swapped=False, c1_down=0, c1_right=1):
     a2_down, a2_right, c2_down, c2_right = a1_right, a1_down, c1_right * 8, c1_down // 8
 
     @cuda.jit
@@ -184,7 +184,7 @@ def _make_one_mma(a1_down=8, a1_right=0, b_turned=False, swapped=False, c1_down=
         r, c = uint32(row + uint32(8)), uint32(col + uint32(8))
         a3 = ptx.pack_half2(float32(a[r, c]), float32(a[r, c + one]))
         k = uint32(uint32(2) * q)
-        if b_turned:
+        if b_transposed:
             b0 = ptx.pack_half2(float32(b[g, k]), float32(b[g, k + one]))
             b1 = ptx.pack_half2(float32(b[g + uint32(8), k]), float32(b[g + uint32(8), k + one]))
         else:
@@ -199,24 +199,24 @@ def _make_one_mma(a1_down=8, a1_right=0, b_turned=False, swapped=False, c1_down=
     return one_mma
 
 
-def _halves(rng, *shape):
+def _float16(rng, *shape):
     return uniform(rng, *shape).astype(np.float16)
 
 
-def _products_of_halves(a, b):
+def _products_in_float16(a, b):
     return a.astype(np.float64) @ b.astype(np.float64)
 
 
 ONE_MMA = KernelExercise(
     name="one_mma",
-    reference=_products_of_halves,
-    inputs=lambda rng, T: (_halves(rng, 16 * T, 16), _halves(rng, 16, 8)),
+    reference=_products_in_float16,
+    inputs=lambda rng, T: (_float16(rng, 16 * T, 16), _float16(rng, 16, 8)),
     shape=lambda T: (16 * T, 8),
     sizes=({"T": 1}, {"T": 3}),
     launch=lambda T: (T, 32),
     tolerance=dot_products(lambda a, b: np.abs(a) @ np.abs(b), length=lambda a, b: a.shape[1]),
     wrong={"a1 and a2 exchanged: a1 lies below a0, not beside it": _make_one_mma(a1_down=0, a1_right=8),
-           "b is read along a row, as a is": _make_one_mma(b_turned=True),
+           "b is read along a row, as a is": _make_one_mma(b_transposed=True),
            "g and q are taken from the lane the other way round": _make_one_mma(swapped=True),
            "c1 and c2 exchanged: c1 lies beside c0, not below it": _make_one_mma(c1_down=8, c1_right=0)},
 )
@@ -225,7 +225,7 @@ ONE_MMA = KernelExercise(
 # --- x @ w.T on the tensor cores -------------------------------------------------------------------------------------
 
 
-def _make_linear_mma(turned=False, keeps=True, whole=True):
+def _make_linear_mma(backwards=False, keeps=True, whole=True):
     step = 16 if whole else 8
 
     @cuda.jit
@@ -244,7 +244,7 @@ def _make_linear_mma(turned=False, keeps=True, whole=True):
             a2 = ptx.pack_half2(float32(x[row, k + eight]), float32(x[row, k + eight + one]))
             a3 = ptx.pack_half2(float32(x[row + eight, k + eight]), float32(x[row + eight, k + eight + one]))
             n = uint32(col + g)
-            if turned:
+            if backwards:
                 n = uint32(col + eight - one - g)
             b0 = ptx.pack_half2(float32(w[n, k]), float32(w[n, k + one]))
             b1 = ptx.pack_half2(float32(w[n, k + eight]), float32(w[n, k + eight + one]))
@@ -262,14 +262,14 @@ def _make_linear_mma(turned=False, keeps=True, whole=True):
 
 LINEAR_MMA = KernelExercise(
     name="linear_mma",
-    reference=lambda x, w: _products_of_halves(x, w.T),
-    inputs=lambda rng, T, C, K: (_halves(rng, 16 * T, 16 * K), _halves(rng, 8 * C, 16 * K)),
+    reference=lambda x, w: _products_in_float16(x, w.T),
+    inputs=lambda rng, T, C, K: (_float16(rng, 16 * T, 16 * K), _float16(rng, 8 * C, 16 * K)),
     shape=lambda T, C, K: (16 * T, 8 * C),
     sizes=({"T": 1, "C": 1, "K": 1}, {"T": 1, "C": 2, "K": 3}, {"T": 3, "C": 1, "K": 2}),
     random_size=lambda rng: {"T": int(rng.integers(1, 4)), "C": int(rng.integers(1, 4)), "K": int(rng.integers(1, 5))},
     launch=lambda T, C, K: ((C, T), 32),
     tolerance=dot_products(lambda x, w: np.abs(x) @ np.abs(w).T, length=lambda x, w: x.shape[1]),
-    wrong={"the columns of a tile come out in reverse": _make_linear_mma(turned=True),
+    wrong={"the columns of a tile come out in reverse": _make_linear_mma(backwards=True),
            "every step begins with zeros: only the last 16 products are left": _make_linear_mma(keeps=False),
            "k moves on by 8, and 8 products are added twice": _make_linear_mma(whole=False)},
 )

@@ -21,9 +21,9 @@ def _matrices(*sizes):
 def _probabilities(x, seen):
     x = np.where(seen, x.astype(np.float64), -np.inf)
     largest = x.max(axis=-1, keepdims=True)
-    powers = np.exp(x - np.where(np.isinf(largest), 0.0, largest))
-    total = powers.sum(axis=-1, keepdims=True)
-    return powers / np.where(total == 0.0, 1.0, total)
+    exponentials = np.exp(x - np.where(np.isinf(largest), 0.0, largest))
+    total = exponentials.sum(axis=-1, keepdims=True)
+    return exponentials / np.where(total == 0.0, 1.0, total)
 
 
 def _few_roundings(x):
@@ -80,7 +80,7 @@ LEFT_PADDING = KernelExercise(
 )
 
 
-# --- Find the bug: the largest of what nobody sees -----------------------------------------------------------------
+# --- Find the bug: the largest of what is masked out ---------------------------------------------------------------
 
 
 @cuda.jit

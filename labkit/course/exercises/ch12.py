@@ -22,8 +22,8 @@ def _sizes(names: str, *sizes):
 
 
 def _softmax(scores):
-    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
+    exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return exponentials / exponentials.sum(axis=1, keepdims=True)
 
 
 # --- The values of one head ----------------------------------------------------------------------------------------

@@ -77,12 +77,12 @@ def tensor_of_doubles(raw, name):
 def tensor_in_the_headers_order(raw, name):
     length, header = _header(raw)
     begin = 8 + length
-    for other, said in header.items():
+    for other, entry in header.items():
         if other == "__metadata__":
             continue
-        end = begin + 4 * math.prod(said["shape"])
+        end = begin + 4 * math.prod(entry["shape"])
         if other == name:
-            return _part(raw, begin, end, said["shape"])
+            return _part(raw, begin, end, entry["shape"])
         begin = end
 
 
@@ -180,8 +180,8 @@ def _masked_softmax(scores, start):
     count, keys = scores.shape
     seen = np.arange(keys) <= int(start[0]) + np.arange(count)[:, None]
     x = np.where(seen, scores.astype(np.float64), -np.inf)
-    powers = np.exp(x - x.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
+    exponentials = np.exp(x - x.max(axis=1, keepdims=True))
+    return exponentials / exponentials.sum(axis=1, keepdims=True)
 
 
 @cuda.jit(device=True)
@@ -322,9 +322,9 @@ FIRST_LARGEST = KernelExercise(
 def _shares(logits, temperature, k):
     logits = np.asarray(logits, np.float64)
     kept = np.argsort(-logits, kind="stable")[:k]
-    powers = np.exp((logits[kept] - logits.max()) / temperature)
+    exponentials = np.exp((logits[kept] - logits.max()) / temperature)
     result = np.zeros(logits.size)
-    result[kept] = powers / powers.sum()
+    result[kept] = exponentials / exponentials.sum()
     return result
 
 
@@ -347,9 +347,9 @@ def shares_of_all(logits, temperature, k):
 def shares_of_the_least(logits, temperature, k):
     logits = np.asarray(logits, np.float64)
     kept = np.argsort(logits, kind="stable")[:k]
-    powers = np.exp((logits[kept] - logits[kept].max()) / temperature)
+    exponentials = np.exp((logits[kept] - logits[kept].max()) / temperature)
     result = np.zeros(logits.size)
-    result[kept] = powers / powers.sum()
+    result[kept] = exponentials / exponentials.sum()
     return result
 
 
@@ -360,16 +360,16 @@ def shares_one_more(logits, temperature, k):
 def shares_too_large(logits, temperature, k):
     logits = np.asarray(logits, np.float64)
     with np.errstate(all="ignore"):
-        powers = np.exp(logits / temperature)
-        powers[np.argsort(-logits, kind="stable")[k:]] = 0
-        return powers / powers.sum()
+        exponentials = np.exp(logits / temperature)
+        exponentials[np.argsort(-logits, kind="stable")[k:]] = 0
+        return exponentials / exponentials.sum()
 
 
 def shares_of_zeros(logits, temperature, k):
     logits = np.array(logits, np.float64)
     logits[np.argsort(-logits, kind="stable")[k:]] = 0
-    powers = np.exp((logits - logits.max()) / temperature)
-    return powers / powers.sum()
+    exponentials = np.exp((logits - logits.max()) / temperature)
+    return exponentials / exponentials.sum()
 
 
 def _logits(rng, V, k, scale):

@@ -28,7 +28,7 @@ class Answer:
     place: Place
     lesson: str  # "04"
     state: str
-    told: str = ""  # why it is not used, in a sentence
+    message: str = ""  # why it is not used, in a sentence
     kernel: object = field(default=None, repr=False)
 
     @property
@@ -94,13 +94,13 @@ class Answers(ResultTable):
         """The launchers of a model, these among them."""
         return kernels(self.parts)
 
-    def told(self) -> list[str]:
+    def messages(self) -> list[str]:
         """In sentences: which kernels are used, which are not and why."""
         used = ", ".join(f"{row.exercise} ({PARTS[row.place.part][0]})" for row in self.usable)
         return [f"Your kernels: {used}." if used else "Your kernels: none yet.", *self.notes()]
 
     def notes(self) -> list[str]:
-        return [row.told for row in self.rows if row.told and row.state != TO_DO] + _to_do(self.rows)
+        return [row.message for row in self.rows if row.message and row.state != TO_DO] + _to_do(self.rows)
 
     def by(self) -> dict[str, str]:
         """Step -> the exercises whose kernels have a part in it."""

@@ -23,7 +23,7 @@ def teams_of(size: int) -> int:
 @kernel_factory
 def make_decode(size: int, half: bool = False):
     """Two kernels for heads of `size` numbers: the first for a slice of the keys, the second for what they found.
-    half: the numbers are halves, of which 16 bytes hold eight."""
+    half: the numbers are float16, of which 16 bytes hold eight."""
     CHUNK = 8 if half else 4  # numbers in 16 bytes
     SIZE, LOADS = size, size // 16
     LANES = 16 // CHUNK  # neighbours that share a key: 16 numbers in a step
@@ -38,7 +38,7 @@ def make_decode(size: int, half: bool = False):
     DISTANCES = (1,) if half else (1, 2)
     TEAMS, AT_ONCE = teams_of(size), 4  # threads that combine slices, for each number; slices that one loads at once
     OF_TEAMS = TEAMS * size
-    RECORD = SIZE + 4  # of a slice: its mixed values, its total, its largest score and two numbers that nobody reads
+    RECORD = SIZE + 4  # of a slice: its weighted values, its row_sum, its row_max and two numbers that are never read
 
     @cuda.jit(device=True)
     def read(numbers, to, array, at):
@@ -90,7 +90,7 @@ def make_decode(size: int, half: bool = False):
         query_part = cuda.local.array(QUERY, float32)
         own_scores = cuda.local.array(STEPS, float32)
         numbers = cuda.local.array(CHUNK, float32)
-        mixed_part = cuda.local.array(CHUNK, float32)
+        acc_part = cuda.local.array(CHUNK, float32)
         thread = uint32(cuda.threadIdx.x)
         head, t = uint32(cuda.blockIdx.y), uint32(cuda.blockIdx.z)
         rows, width = uint32(out.shape[0]), uint32(out.shape[1])
@@ -119,106 +119,106 @@ def make_decode(size: int, half: bool = False):
             if STEPS == 4:
                 own_scores[2] = score_of(query_part, keys_values, min(uint32(row + uint32(2 * KEYS)), last), key_column)
                 own_scores[3] = score_of(query_part, keys_values, min(uint32(row + uint32(3 * KEYS)), last), key_column)
-            largest = NOTHING
+            row_max = NOTHING
             for step in range(STEPS):
                 own = uint32(key + uint32(step * KEYS))
                 score = own_scores[step] * scale
                 for distance in DISTANCES:
                     score += cuda.shfl_xor_sync(ALL_LANES, score, distance)
                 score = score if key0 + own < end else NOTHING
-                largest = max(largest, score)
+                row_max = max(row_max, score)
                 if part == uint32(0):
                     scores[own] = score
-            largest = block_max(largest, partial)  # its barriers also make the scores visible to all
-            power = ptx.exp2_approx(scores[thread] - largest)
-            scores[thread] = power  # 0 for what is not seen
+            row_max = block_max(row_max, partial)  # its barriers also make the scores visible to all
+            exponential = ptx.exp2_approx(scores[thread] - row_max)
+            scores[thread] = exponential  # 0 for what is not seen
             if thread < uint32(SCORES - SLICE):
                 scores[thread + uint32(SLICE)] = ZERO
-            total = block_sum(power, partial)
+            row_sum = block_sum(exponential, partial)
 
             group, column = uint32(thread // uint32(PARTS)), uint32(thread % uint32(PARTS) * uint32(CHUNK))
             if group < uint32(GROUPS):  # each takes every GROUPS-th key
                 value_column = uint32(first + query_column + width + column)
                 for n in range(CHUNK):
-                    mixed_part[n] = ZERO
+                    acc_part[n] = ZERO
                 own = group
                 while own < uint32(SCORES):
                     for _ in range(ROUND):
                         row = min(uint32(key0 + own), last)
                         read(numbers, 0, keys_values, uint32(row * columns + value_column))
-                        power = scores[own]
+                        exponential = scores[own]
                         for n in range(CHUNK):
-                            mixed_part[n] += power * numbers[n]
+                            acc_part[n] += exponential * numbers[n]
                         own = uint32(own + uint32(GROUPS))
                 for n in range(0, CHUNK, 4):
-                    ptx.store_shared4(sums, uint32(group * uint32(SIZE) + column + uint32(n)), mixed_part[n],
-                                      mixed_part[n + 1], mixed_part[n + 2], mixed_part[n + 3])
+                    ptx.store_shared4(sums, uint32(group * uint32(SIZE) + column + uint32(n)), acc_part[n],
+                                      acc_part[n + 1], acc_part[n + 2], acc_part[n + 3])
             cuda.syncthreads()
             record = uint32((uint32(t * uint32(cuda.gridDim.y) + head) * uint32(cuda.gridDim.x)
                              + uint32(cuda.blockIdx.x)) * uint32(RECORD))
             i = thread
             while i < uint32(SIZE):
-                mixed = ZERO
+                acc = ZERO
                 place = i
                 while place < uint32(FOUND):
-                    mixed += sums[place]
+                    acc += sums[place]
                     place = uint32(place + uint32(SIZE))
-                found[record + i] = mixed
+                found[record + i] = acc
                 i = uint32(i + uint32(DECODE_THREADS))
             if thread == uint32(0):
-                found[record + uint32(SIZE)] = total
-                found[record + uint32(SIZE + 1)] = largest
+                found[record + uint32(SIZE)] = row_sum
+                found[record + uint32(SIZE + 1)] = row_max
 
     @cuda.jit
-    def attention_decode_combine_kernel(found, start, out, room, slices, causal):
+    def attention_decode_combine_kernel(found, start, out, capacity, slices, causal):
         """A thread has one number of the head; TEAMS of them share the slices, corrected as tiles are."""
-        team_largest = cuda.shared.array(TEAMS, float32)
-        team_total = cuda.shared.array(TEAMS, float32)
-        team_mixed = cuda.shared.array(OF_TEAMS, float32)
-        largests = cuda.local.array(AT_ONCE, float32)
-        totals = cuda.local.array(AT_ONCE, float32)
+        team_max = cuda.shared.array(TEAMS, float32)
+        team_sum = cuda.shared.array(TEAMS, float32)
+        team_acc = cuda.shared.array(OF_TEAMS, float32)
+        maxima = cuda.local.array(AT_ONCE, float32)
+        row_sums = cuda.local.array(AT_ONCE, float32)
         parts = cuda.local.array(AT_ONCE, float32)
         thread = uint32(cuda.threadIdx.x)
         team, i = uint32(thread // uint32(SIZE)), uint32(thread % uint32(SIZE))
         head, t = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y)
         seen = uint32(uint32(start[0]) + (t + uint32(1) if causal else uint32(out.shape[0])))
-        count = uint32((min(seen, room) + uint32(SLICE - 1)) // uint32(SLICE))
+        count = uint32((min(seen, capacity) + uint32(SLICE - 1)) // uint32(SLICE))
         first = uint32(uint32(uint32(t * uint32(cuda.gridDim.x)) + head) * slices)
-        largest, total, mixed = NOTHING, ZERO, ZERO
+        row_max, row_sum, acc = NOTHING, ZERO, ZERO
         slice_ = team
         while slice_ < count:
             for n in range(AT_ONCE):  # no branches, so that all loads can be under way at once
                 one = uint32(slice_ + uint32(n * TEAMS))
                 record = uint32(uint32(first + min(one, uint32(count - uint32(1)))) * uint32(RECORD))
-                parts[n], totals[n] = found[record + i], found[record + uint32(SIZE)]
-                largests[n] = found[record + uint32(SIZE + 1)] if one < count else NOTHING
-            new = largest
+                parts[n], row_sums[n] = found[record + i], found[record + uint32(SIZE)]
+                maxima[n] = found[record + uint32(SIZE + 1)] if one < count else NOTHING
+            new = row_max
             for n in range(AT_ONCE):
-                new = max(new, largests[n])
-            correction = ptx.exp2_approx(largest - new)
-            total, mixed = total * correction, mixed * correction
+                new = max(new, maxima[n])
+            correction = ptx.exp2_approx(row_max - new)
+            row_sum, acc = row_sum * correction, acc * correction
             for n in range(AT_ONCE):
-                weight = ptx.exp2_approx(largests[n] - new)
-                total += totals[n] * weight
-                mixed += parts[n] * weight
-            largest = new
+                weight = ptx.exp2_approx(maxima[n] - new)
+                row_sum += row_sums[n] * weight
+                acc += parts[n] * weight
+            row_max = new
             slice_ = uint32(slice_ + uint32(AT_ONCE * TEAMS))
-        team_mixed[thread] = mixed
+        team_acc[thread] = acc
         if i == uint32(0):
-            team_largest[team], team_total[team] = largest, total
+            team_max[team], team_sum[team] = row_max, row_sum
         cuda.syncthreads()
         if team == uint32(0):
             for other in range(1, TEAMS):
-                new = max(largest, team_largest[other])
-                correction, weight = ptx.exp2_approx(largest - new), ptx.exp2_approx(team_largest[other] - new)
-                total = total * correction + team_total[other] * weight
-                mixed = mixed * correction + team_mixed[uint32(other * SIZE) + i] * weight
-                largest = new
-            out[t, uint32(head * uint32(SIZE)) + i] = mixed / total
+                new = max(row_max, team_max[other])
+                correction, weight = ptx.exp2_approx(row_max - new), ptx.exp2_approx(team_max[other] - new)
+                row_sum = row_sum * correction + team_sum[other] * weight
+                acc = acc * correction + team_acc[uint32(other * SIZE) + i] * weight
+                row_max = new
+            out[t, uint32(head * uint32(SIZE)) + i] = acc / row_sum
 
     return attention_decode_slice_kernel, attention_decode_combine_kernel
 
 
-def decode_workspace_numbers(rows: int, room: int, heads: int, size: int) -> int:
-    """How many float32 numbers attention_decode needs between its two launches, for `room` keys at most."""
-    return rows * heads * -(-room // SLICE) * (size + 4)
+def decode_workspace_numbers(rows: int, capacity: int, heads: int, size: int) -> int:
+    """How many float32 numbers attention_decode needs between its two launches, for `capacity` keys at most."""
+    return rows * heads * -(-capacity // SLICE) * (size + 4)

@@ -7,10 +7,10 @@ Source  T. Dao et al., "FlashAttention" (2022), https://arxiv.org/abs/2205.14135
 
 For a query, over the keys seen so far, with scores s and values v:
 
-    largest = max s        total = sum of 2**(s - largest)        mixed = sum of 2**(s - largest) * v
+    row_max = max s        row_sum = sum of 2**(s - row_max)        acc = sum of 2**(s - row_max) * v
 
-A new tile has a larger score, or it has not: total and mixed are multiplied by 2**(old largest - new largest), and the
-tile's own sums are added. The scale 1/sqrt(D) and the log2(e) that turns exp into 2** are one factor.
+Where a new tile has a larger score, row_sum and acc are multiplied by 2**(old row_max - new row_max); then the tile's
+own sums are added. The scale 1/sqrt(D) and the log2(e) that turns exp into 2** are one factor.
 """
 
 import functools
@@ -37,14 +37,14 @@ def scale_for_powers_of_two(size: int) -> np.float32:
     return np.float32(math.log2(math.e) / math.sqrt(size))
 
 
-def check_flash(qkv, heads, out, cache, start, dtype=np.float32, largest: int = 256) -> tuple[int, int]:
+def check_flash(qkv, heads, out, cache, start, dtype=np.float32, widest: int = 256) -> tuple[int, int]:
     """As check_heads; and rows move 16 bytes at a time."""
-    size, room = check_heads(qkv, heads, out, cache, start, dtype)
-    if size % STEP or size > largest:
-        raise ValueError(f"a head has {size} numbers; it must be a multiple of {STEP}, at most {largest}")
+    size, capacity = check_heads(qkv, heads, out, cache, start, dtype)
+    if size % STEP or size > widest:
+        raise ValueError(f"a head has {size} numbers; it must be a multiple of {STEP}, at most {widest}")
     if not aligned(*(array for array in (qkv, out, cache) if array is not None)):
         raise ValueError("qkv, out and cache must begin at a multiple of 16 bytes; one is a view that does not")
-    return size, room
+    return size, capacity
 
 
 def takes_flash(size: int, qkv, out, cache) -> bool:
@@ -59,13 +59,13 @@ WHOLE_THREADS = 256
 
 @cuda.jit
 def attention_whole_matrix_kernel(qkv, keys_values, start, out, first, size, scale, causal):
-    scores = cuda.shared.array(0, float32)  # rows * room
+    scores = cuda.shared.array(0, float32)  # rows * capacity
     thread = uint32(cuda.threadIdx.x)
     lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
-    rows, width, room = uint32(out.shape[0]), uint32(out.shape[1]), uint32(keys_values.shape[0])
+    rows, width, capacity = uint32(out.shape[0]), uint32(out.shape[1]), uint32(keys_values.shape[0])
     head_column = uint32(uint32(cuda.blockIdx.x) * size)
     before = uint32(start[0])
-    keys = min(uint32(before + rows), room)
+    keys = min(uint32(before + rows), capacity)
 
     place = thread
     while place < uint32(rows * keys):  # the scores
@@ -82,20 +82,20 @@ def attention_whole_matrix_kernel(qkv, keys_values, start, out, first, size, sca
 
     t = warp
     while t < rows:  # softmax, a warp a row
-        largest = NOTHING
+        row_max = NOTHING
         j = lane
         while j < keys:
-            largest = max(largest, scores[uint32(t * keys) + j])
+            row_max = max(row_max, scores[uint32(t * keys) + j])
             j += uint32(32)
-        largest = warp_max(largest)
-        total = ZERO
+        row_max = warp_max(row_max)
+        row_sum = ZERO
         j = lane
         while j < keys:
-            power = ptx.exp2_approx(scores[uint32(t * keys) + j] - largest)
-            scores[uint32(t * keys) + j] = power
-            total += power
+            exponential = ptx.exp2_approx(scores[uint32(t * keys) + j] - row_max)
+            scores[uint32(t * keys) + j] = exponential
+            row_sum += exponential
             j += uint32(32)
-        share = float32(1.0) / warp_sum(total)
+        share = float32(1.0) / warp_sum(row_sum)
         j = lane
         while j < keys:
             scores[uint32(t * keys) + j] *= share
@@ -107,12 +107,12 @@ def attention_whole_matrix_kernel(qkv, keys_values, start, out, first, size, sca
     while place < uint32(rows * size):  # the weighted values
         t, i = uint32(place // size), uint32(place % size)
         column = uint32(first + width + head_column + i)
-        mixed = ZERO
+        acc = ZERO
         j = uint32(0)
         while j < keys:
-            mixed += scores[uint32(t * keys) + j] * keys_values[j, column]
+            acc += scores[uint32(t * keys) + j] * keys_values[j, column]
             j += uint32(1)
-        out[t, head_column + i] = mixed
+        out[t, head_column + i] = acc
         place = uint32(place + uint32(WHOLE_THREADS))
 
 
@@ -125,11 +125,11 @@ def attention_whole_matrix_kernel(qkv, keys_values, start, out, first, size, sca
 def attention_whole_matrix(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
     """The obvious fusion: one block computes a head's S x S scores, its softmax and the weighted values, and nothing
     between them goes to global memory. What is saved there the caches would have held anyway."""
-    size, room = check_heads(qkv, heads, out, cache, start)
-    nbytes = 4 * out.shape[0] * room
+    size, capacity = check_heads(qkv, heads, out, cache, start)
+    nbytes = 4 * out.shape[0] * capacity
     if nbytes > MAX_SHARED:
-        raise ValueError(f"the scores of {out.shape[0]:,} queries and {room:,} keys take {nbytes:,} bytes of shared "
-                         f"memory; a block can have {MAX_SHARED:,}: {math.isqrt(MAX_SHARED // 4)} x "
+        raise ValueError(f"the scores of {out.shape[0]:,} queries and {capacity:,} keys take {nbytes:,} bytes of "
+                         f"shared memory; a block can have {MAX_SHARED:,}: {math.isqrt(MAX_SHARED // 4)} x "
                          f"{math.isqrt(MAX_SHARED // 4)} scores. Tiled attention has no such limit")
     keys_values, start, first = keys_and_values(qkv, out, cache, start)
     arguments = (qkv, keys_values, start, out, first, np.uint32(size), scale_for_powers_of_two(size), np.uint32(causal))
@@ -184,12 +184,12 @@ def make_flash(size: int, down: int):
     ROWS, KEYS = DOWN * GROUPS, 8 * ACROSS
     SCORES, QUADS = DOWN * 8, SIZE // (4 * ACROSS)
     COLUMNS = 4 * QUADS
-    MIXED, QUERY_PART = DOWN * COLUMNS, DOWN * 4
-    PITCH, POWERS_PITCH = SIZE + 4, KEYS + 8  # neighbouring rows begin in different banks
+    ACCUMULATORS, QUERY_PART = DOWN * COLUMNS, DOWN * 4
+    PITCH, EXP_PITCH = SIZE + 4, KEYS + 8  # neighbouring rows begin in different banks
     KEYS_AT = ROWS * PITCH
     VALUES_AT = KEYS_AT + KEYS * PITCH
-    POWERS_AT = VALUES_AT + KEYS * SIZE
-    NUMBERS = POWERS_AT + ROWS * POWERS_PITCH
+    EXP_AT = VALUES_AT + KEYS * SIZE
+    NUMBERS = EXP_AT + ROWS * EXP_PITCH
     DISTANCES = (4, 2, 1) if ACROSS == 8 else (2, 1)
     BLOCKS = max(1, min({1: 4, 2: 4, 4: 3}.get(DOWN, 2), 233_472 // (4 * NUMBERS + 1024)))
     if SIZE > 64 and DOWN > 4 or SIZE > 128:
@@ -199,7 +199,7 @@ def make_flash(size: int, down: int):
     copy_values = make_copy_rows(KEYS, SIZE, SIZE, THREADS, 4)
 
     # The parts of these functions are as large as the compiler unrolls: a loop that stayed one would index scores and
-    # mixed by a number that is not constant, and they would lose their registers.
+    # acc by a number that is not constant, and they would lose their registers.
 
     @cuda.jit(device=True)
     def read_four(part, shared, at, pitch):
@@ -219,44 +219,44 @@ def make_flash(size: int, down: int):
                     scores[8 * i + j0 + j] += query_part[4 * i + n] * four[n]
 
     @cuda.jit(device=True)
-    def add_values(mixed, power_part, shared, value_at, n):
-        """mixed += the value of a tile's key n, times its powers."""
+    def add_values(acc, exp_part, shared, value_at, n):
+        """acc += the value of a tile's key n, times its exponentials."""
         for q in range(QUADS):
             four = ptx.load_shared4(shared, uint32(value_at + uint32(n * SIZE + q * 4 * ACROSS)))
             for j in range(4):
                 for i in range(DOWN):
-                    mixed[COLUMNS * i + 4 * q + j] += power_part[4 * i + n] * four[j]
+                    acc[COLUMNS * i + 4 * q + j] += exp_part[4 * i + n] * four[j]
 
     @cuda.jit(device=True)
-    def take_powers(scores, mixed, largest, total, shared, power_at, scale, i0):
-        """The scores of PART queries become powers, in shared memory; their sums so far are corrected."""
+    def take_exponentials(scores, acc, row_max, row_sum, shared, exp_at, scale, i0):
+        """The scores of PART queries become exponentials, in shared memory; their sums so far are corrected."""
         for k in range(PART):
             i = i0 + k
-            new = largest[i]
+            new = row_max[i]
             for j in range(8):
                 new = max(new, scores[8 * i + j])
             for distance in DISTANCES:
                 new = max(new, cuda.shfl_xor_sync(ALL_LANES, new, distance))
-            correction = ptx.exp2_approx((largest[i] - new) * scale)  # 0 for the first tile
-            largest[i] = new
+            correction = ptx.exp2_approx((row_max[i] - new) * scale)  # 0 for the first tile
+            row_max[i] = new
             shift = -(new * scale)
             part = ZERO
             for j in range(8):
-                power = ptx.exp2_approx(scores[8 * i + j] * scale + shift)
-                part += power
-                shared[uint32(power_at + uint32(i * GROUPS * POWERS_PITCH + j * ACROSS))] = power
-            total[i] = total[i] * correction + part  # of this thread's keys; the row's at the end
+                exponential = ptx.exp2_approx(scores[8 * i + j] * scale + shift)
+                part += exponential
+                shared[uint32(exp_at + uint32(i * GROUPS * EXP_PITCH + j * ACROSS))] = exponential
+            row_sum[i] = row_sum[i] * correction + part  # of this thread's keys; the row's at the end
             for j in range(COLUMNS):
-                mixed[COLUMNS * i + j] *= correction
+                acc[COLUMNS * i + j] *= correction
 
     @cuda.jit(launch_bounds=(THREADS, BLOCKS))
     def attention_flash_kernel(qkv, keys_values, start, out, first, scale, causal):
         shared = cuda.shared.array(0, float32)
         scores = cuda.local.array(SCORES, float32)
-        mixed = cuda.local.array(MIXED, float32)
+        acc = cuda.local.array(ACCUMULATORS, float32)
         query_part = cuda.local.array(QUERY_PART, float32)
-        largest = cuda.local.array(DOWN, float32)
-        total = cuda.local.array(DOWN, float32)
+        row_max = cuda.local.array(DOWN, float32)
+        row_sum = cuda.local.array(DOWN, float32)
         thread = uint32(cuda.threadIdx.x)
         x, y = uint32(thread % uint32(ACROSS)), uint32(thread // uint32(ACROSS))
         rows, width = uint32(out.shape[0]), uint32(out.shape[1])
@@ -267,10 +267,10 @@ def make_flash(size: int, down: int):
         keys = min(uint32(before + rows), uint32(keys_values.shape[0]))  # what lies beyond may be anything
         seen_by_first = min(uint32(before + row0 + uint32(1)), keys) if causal else keys
         end = min(uint32(before + row0 + uint32(ROWS)), keys) if causal else keys  # no query here sees more
-        for i in range(MIXED):
-            mixed[i] = ZERO
+        for i in range(ACCUMULATORS):
+            acc[i] = ZERO
         for i in range(DOWN):
-            largest[i], total[i] = NOTHING, ZERO
+            row_max[i], row_sum[i] = NOTHING, ZERO
 
         copy_queries(shared, uint32(0), qkv, row0, rows, head_column, thread)
         copy_keys(shared, uint32(KEYS_AT), keys_values, uint32(0), end, key_column, thread)
@@ -292,7 +292,7 @@ def make_flash(size: int, down: int):
                 add_scores(scores, query_part, shared, key_at, 4)
                 query_at, key_at = uint32(query_at + uint32(4)), uint32(key_at + uint32(4))
             ptx.cp_async_wait(0)
-            cuda.syncthreads()  # the values are there, and nobody reads these keys any more
+            cuda.syncthreads()  # the values are there, and no thread reads these keys any more
             key1 = uint32(key0 + uint32(KEYS))
             if key1 < end:
                 copy_keys(shared, uint32(KEYS_AT), keys_values, key1, end, key_column, thread)
@@ -305,27 +305,27 @@ def make_flash(size: int, down: int):
                     for j in range(8):
                         if uint32(key0 + x + uint32(j * ACROSS)) >= seen:
                             scores[8 * i + j] = NOTHING
-            power_at = uint32(uint32(POWERS_AT) + y * uint32(POWERS_PITCH))
-            take_powers(scores, mixed, largest, total, shared, uint32(power_at + x), scale, 0)
+            exp_at = uint32(uint32(EXP_AT) + y * uint32(EXP_PITCH))
+            take_exponentials(scores, acc, row_max, row_sum, shared, uint32(exp_at + x), scale, 0)
             if DOWN > PART:
-                take_powers(scores, mixed, largest, total, shared, uint32(power_at + x), scale, PART)
-            cuda.syncwarp()  # the powers of this warp's queries are complete; no other warp wants them
+                take_exponentials(scores, acc, row_max, row_sum, shared, uint32(exp_at + x), scale, PART)
+            cuda.syncwarp()  # the exponentials of this warp's queries are complete; no other warp wants them
 
             value_at = uint32(uint32(VALUES_AT) + x * uint32(4))
-            power_end = uint32(power_at + uint32(KEYS))
-            while power_at < power_end:
-                read_four(query_part, shared, power_at, POWERS_PITCH)
-                add_values(mixed, query_part, shared, value_at, 0)
-                add_values(mixed, query_part, shared, value_at, 1)
-                add_values(mixed, query_part, shared, value_at, 2)
-                add_values(mixed, query_part, shared, value_at, 3)
-                power_at, value_at = uint32(power_at + uint32(4)), uint32(value_at + uint32(4 * SIZE))
+            exp_end = uint32(exp_at + uint32(KEYS))
+            while exp_at < exp_end:
+                read_four(query_part, shared, exp_at, EXP_PITCH)
+                add_values(acc, query_part, shared, value_at, 0)
+                add_values(acc, query_part, shared, value_at, 1)
+                add_values(acc, query_part, shared, value_at, 2)
+                add_values(acc, query_part, shared, value_at, 3)
+                exp_at, value_at = uint32(exp_at + uint32(4)), uint32(value_at + uint32(4 * SIZE))
             ptx.cp_async_wait(0)
-            cuda.syncthreads()  # the next keys are there, and nobody reads these values any more
+            cuda.syncthreads()  # the next keys are there, and no thread reads these values any more
             key0 = key1
 
         for i in range(DOWN):
-            whole = total[i]
+            whole = row_sum[i]
             for distance in DISTANCES:
                 whole += cuda.shfl_xor_sync(ALL_LANES, whole, distance)
             share = float32(1.0) / whole
@@ -334,8 +334,8 @@ def make_flash(size: int, down: int):
                 for q in range(QUADS):
                     at = COLUMNS * i + 4 * q
                     place = uint32(row * width + head_column + x * uint32(4) + uint32(q * 4 * ACROSS))
-                    ptx.store_global4(out, place, mixed[at] * share, mixed[at + 1] * share, mixed[at + 2] * share,
-                                      mixed[at + 3] * share)
+                    ptx.store_global4(out, place, acc[at] * share, acc[at + 1] * share, acc[at + 2] * share,
+                                      acc[at + 3] * share)
 
     attention_flash_kernel.rows, attention_flash_kernel.threads = ROWS, THREADS
     attention_flash_kernel.shared_bytes = 4 * NUMBERS
@@ -355,9 +355,9 @@ def flash_rows(size: int, rows: int, heads: int) -> int:
 
 
 @rung(kernel=make_flash(64, 4), needs=ASYNC, sizes=SIZES,
-      idea="tiles of keys, corrected sums: no row of scores; products from registers")
+      idea="tiles of keys, corrected accumulators: no row of scores; products from registers")
 def attention_flash(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
-    """A block takes 16 to 128 queries of one head, and the keys in tiles of 64. A thread has a patch of the scores in
+    """A block takes 16 to 128 queries of one head, and the keys in tiles of 64. A thread has a tile of the scores in
     registers, as in a matrix product, and of the sums: a number from shared memory feeds several products. cp.async
     brings the values during the scores and the next keys during the values. Tiles that no query sees are left out."""
     size, _ = check_flash(qkv, heads, out, cache, start)
@@ -398,11 +398,11 @@ def attention_decode(qkv, heads, out, *, cache=None, start=None, causal=False, s
 
 
 def launch_decode(qkv, heads, out, cache, start, causal, stream, workspace, dtype=np.float32) -> None:
-    size, room = check_flash(qkv, heads, out, cache, start, dtype)
-    rows, slices = out.shape[0], -(-room // SLICE)
+    size, capacity = check_flash(qkv, heads, out, cache, start, dtype)
+    rows, slices = out.shape[0], -(-capacity // SLICE)
     if rows > MAX_GRID_YZ:
         raise ValueError(f"{rows:,} rows are too many; at most {MAX_GRID_YZ:,} are allowed")
-    numbers = decode_workspace_numbers(rows, room, heads, size)
+    numbers = decode_workspace_numbers(rows, capacity, heads, size)
     if workspace is None:
         workspace = _decode_workspace(numbers)
     elif np.dtype(workspace.dtype) != np.float32 or workspace.size < numbers:
@@ -413,4 +413,4 @@ def launch_decode(qkv, heads, out, cache, start, causal, stream, workspace, dtyp
     find[(slices, heads, rows), DECODE_THREADS, stream](
         qkv, keys_values, start, out, first, scale_for_powers_of_two(size), np.uint32(causal), workspace)
     combine[(heads, rows), size * teams_of(size), stream](
-        workspace, start, out, np.uint32(room), np.uint32(slices), np.uint32(causal))
+        workspace, start, out, np.uint32(capacity), np.uint32(slices), np.uint32(causal))

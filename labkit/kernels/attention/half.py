@@ -1,14 +1,15 @@
-"""Attention of halves on tensor cores, in tiles of keys. The sums are float32.
+"""Attention in float16 on tensor cores, in tiles of keys. The sums are float32.
 
 Shapes  as in attention.py: qkv (S, 3*H*D), out (S, H*D), cache (N, 2*H*D), float16; start (1,) int32
 Sizes   D a multiple of 16, at most 256; any other
 Source  T. Dao, "FlashAttention-2" (2023), https://arxiv.org/abs/2307.08691; PTX ISA, "Matrix Fragments for
         mma.m16n8k16"
 
-A warp has 16 or 32 queries, and all keys of a tile: scores = queries @ keys.T, then mixed += powers @ values. In the
-sums of mma.sync lane L holds columns 2 * (L % 4) and the next of rows L // 4 and 8 below; in its first factor it holds
-words of the same columns and rows. So two products of 16 x 8 scores, side by side, become powers, are rounded to
-halves, two to a word, and are the first factor of the product with the values: they never leave their registers.
+A warp has 16 or 32 queries, and all keys of a tile: scores = queries @ keys.T, then acc += exponentials @ values. In
+the accumulators of mma.sync lane L holds columns 2 * (L % 4) and the next of rows L // 4 and 8 below; in its first
+factor it holds words of the same columns and rows. So two products of 16 x 8 scores, side by side, become exponentials,
+are rounded to float16, two to a word, and are the first factor of the product with the values: they never leave their
+registers.
 """
 
 import functools
@@ -43,7 +44,7 @@ KEYS = 64  # of a tile
 
 @kernel_factory
 def make_flash_half(size: int, warps: int, down: int):
-    """Attention for heads of `size` halves; each of `warps` warps has `down` times 16 queries."""
+    """Attention for heads of `size` float16 values; each of `warps` warps has `down` times 16 queries."""
     SIZE, DOWN = size, down
     THREADS, WARP_ROWS = 32 * warps, 16 * down
     ROWS = warps * WARP_ROWS
@@ -53,7 +54,7 @@ def make_flash_half(size: int, warps: int, down: int):
     TILE = KEYS * PITCH
     STAGE, KEYS_AT = 2 * TILE, ROWS * PITCH
     STEPS, PIECES, ACROSS = SIZE // 16, SIZE // CHUNK, KEYS // 8
-    SCORES, MIXED, LANE_ROWS = DOWN * ACROSS * 4, DOWN * PIECES * 4, DOWN * 2
+    SCORES, ACCUMULATORS, LANE_ROWS = DOWN * ACROSS * 4, DOWN * PIECES * 4, DOWN * 2
     WORDS = DOWN * 4
     KEPT = DOWN * STEPS <= 8  # the queries' words stay in registers; larger heads read them for every tile
     QUERY_WORDS = WORDS * STEPS if KEPT else WORDS
@@ -101,17 +102,17 @@ def make_flash_half(size: int, warps: int, down: int):
                     scores[r // 2 * ACROSS * 4 + r % 2 * 2 + 4 * j + right] = NOTHING
 
     @cuda.jit(device=True)
-    def take_powers(scores, mixed, largest, total, scale, r):
-        """The scores of this lane's row r become powers, and its sums so far are corrected. Row 0 is L // 4, row 1 the
-        row 8 below; 2 and 3 are the same of the warp's next 16 queries."""
+    def take_exponentials(scores, acc, row_max, row_sum, scale, r):
+        """The scores of this lane's row r become exponentials, and its sums so far are corrected. Row 0 is L // 4, row
+        1 the row 8 below; 2 and 3 are the same of the warp's next 16 queries."""
         first = r // 2 * ACROSS * 4 + r % 2 * 2
-        new = largest[r]
+        new = row_max[r]
         for j in range(ACROSS):
             new = max(new, max(scores[first + 4 * j], scores[first + 4 * j + 1]))
         new = max(new, cuda.shfl_xor_sync(ALL_LANES, new, 1))
         new = max(new, cuda.shfl_xor_sync(ALL_LANES, new, 2))
-        correction = ptx.exp2_approx((largest[r] - new) * scale)  # 0 for the first tile
-        largest[r] = new
+        correction = ptx.exp2_approx((row_max[r] - new) * scale)  # 0 for the first tile
+        row_max[r] = new
         shift = -(new * scale)
         part = ZERO
         for j in range(ACROSS):
@@ -119,15 +120,15 @@ def make_flash_half(size: int, warps: int, down: int):
             right = ptx.exp2_approx(scores[first + 4 * j + 1] * scale + shift)
             part += left + right
             scores[first + 4 * j], scores[first + 4 * j + 1] = left, right
-        total[r] = total[r] * correction + part  # of this lane's keys; the row's at the end
+        row_sum[r] = row_sum[r] * correction + part  # of this lane's keys; the row's at the end
         first = r // 2 * PIECES * 4 + r % 2 * 2
         for j in range(PIECES):
-            mixed[first + 4 * j] *= correction
-            mixed[first + 4 * j + 1] *= correction
+            acc[first + 4 * j] *= correction
+            acc[first + 4 * j + 1] *= correction
 
     @cuda.jit(device=True)
-    def add_values(scores, mixed, words, shared, at, piece, k):
-        """mixed += powers @ values, of the keys 16 * k to 16 * k + 15."""
+    def add_values(scores, acc, words, shared, at, piece, k):
+        """acc += exponentials @ values, of the keys 16 * k to 16 * k + 15."""
         for i in range(DOWN):
             for n in range(4):  # rows L // 4 and 8 below, of the left 8 columns, then of the right
                 left = (i * ACROSS + 2 * k + n // 2) * 4 + n % 2 * 2
@@ -138,19 +139,19 @@ def make_flash_half(size: int, warps: int, down: int):
             for i in range(DOWN):
                 to = (i * PIECES + 2 * pair) * 4
                 a0, a1, a2, a3 = words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]
-                add_product(mixed, to, a0, a1, a2, a3, b0, b1)
-                add_product(mixed, to + 4, a0, a1, a2, a3, b2, b3)
+                add_product(acc, to, a0, a1, a2, a3, b0, b1)
+                add_product(acc, to + 4, a0, a1, a2, a3, b2, b3)
 
     @cuda.jit(launch_bounds=(THREADS, 65_536 // (REGISTERS * THREADS)))
     def attention_flash_half_kernel(qkv, keys_values, start, out, first, scale, causal):
         shared = cuda.shared.array(0, np.float16)
-        pairs = cuda.shared.array(0, uint32)  # the same memory, two halves at a time
+        pairs = cuda.shared.array(0, uint32)  # the same memory, two float16 values at a time
         scores = cuda.local.array(SCORES, float32)
-        mixed = cuda.local.array(MIXED, float32)
+        acc = cuda.local.array(ACCUMULATORS, float32)
         query_words = cuda.local.array(QUERY_WORDS, uint32)
         words = cuda.local.array(WORDS, uint32)
-        largest = cuda.local.array(LANE_ROWS, float32)
-        total = cuda.local.array(LANE_ROWS, float32)
+        row_max = cuda.local.array(LANE_ROWS, float32)
+        row_sum = cuda.local.array(LANE_ROWS, float32)
         thread = uint32(cuda.threadIdx.x)
         lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
         rows, width = uint32(out.shape[0]), uint32(out.shape[1])
@@ -162,10 +163,10 @@ def make_flash_half(size: int, warps: int, down: int):
         seen_by_first = min(uint32(before + row0 + uint32(1)), keys) if causal else keys
         end = min(uint32(before + row0 + uint32(ROWS)), keys) if causal else keys  # no query here sees more
         own = uint32(before + row0 + warp * uint32(WARP_ROWS) + lane // uint32(4) + uint32(1))  # what row 0 sees
-        for i in range(MIXED):
-            mixed[i] = ZERO
+        for i in range(ACCUMULATORS):
+            acc[i] = ZERO
         for i in range(LANE_ROWS):
-            largest[i], total[i] = NOTHING, ZERO
+            row_max[i], row_sum[i] = NOTHING, ZERO
 
         swizzle = lane & uint32(MASK)
         query_at = uint32((warp * uint32(WARP_ROWS) + lane % uint32(16)) * uint32(PITCH))
@@ -203,16 +204,16 @@ def make_flash_half(size: int, warps: int, down: int):
                 for r in range(LANE_ROWS):
                     hide(scores, key, min(uint32(own + uint32(8 * r)), keys) if causal else keys, r)
             for r in range(LANE_ROWS):
-                take_powers(scores, mixed, largest, total, scale, r)
+                take_exponentials(scores, acc, row_max, row_sum, scale, r)
             for k in range(KEYS // 16):
-                add_values(scores, mixed, words, shared, uint32(value_at + stage), wide, k)
+                add_values(scores, acc, words, shared, uint32(value_at + stage), wide, k)
             key0, stage = key1, uint32(uint32(STAGE) - stage)
 
         for r in range(LANE_ROWS):
-            whole = total[r]
+            whole = row_sum[r]
             whole += cuda.shfl_xor_sync(ALL_LANES, whole, 1)
             whole += cuda.shfl_xor_sync(ALL_LANES, whole, 2)
-            total[r] = float32(1.0) / whole
+            row_sum[r] = float32(1.0) / whole
         # Out through the place of this warp's queries, so that lanes store rows whole, 16 bytes each.
         mine = uint32(warp * uint32(WARP_ROWS * PITCH))
         for r in range(LANE_ROWS):
@@ -220,8 +221,8 @@ def make_flash_half(size: int, warps: int, down: int):
             for j in range(PIECES):
                 at = (r // 2 * PIECES + j) * 4 + r % 2 * 2
                 place = uint32(mine + row * uint32(PITCH) + (uint32(j) ^ row & uint32(MASK)) * uint32(CHUNK))
-                pairs[uint32(place // uint32(2) + lane % uint32(4))] = ptx.pack_half2(mixed[at] * total[r],
-                                                                                      mixed[at + 1] * total[r])
+                pairs[uint32(place // uint32(2) + lane % uint32(4))] = ptx.pack_half2(acc[at] * row_sum[r],
+                                                                                      acc[at + 1] * row_sum[r])
         cuda.syncwarp()
         for i in range(MOVES):
             move = uint32(lane + uint32(32 * i))
@@ -241,7 +242,8 @@ FORMS = ((4, 2), (4, 1), (2, 1), (1, 1))  # warps of a block, and 16 queries so 
 
 
 def flash_half_form(size: int, rows: int, heads: int) -> tuple[int, int]:
-    """The largest block of which there is one for each multiprocessor. On the CPU device, the largest."""
+    """The form with the most rows of which there is a block for each SM. On the CPU device, the one with the most
+    rows."""
     forms = FORMS if size <= 64 else FORMS[1:]
     wanted = cuda.get_current_device().MULTIPROCESSOR_COUNT if device.on_gpu() else 1
     for warps, down in forms:
@@ -251,7 +253,7 @@ def flash_half_form(size: int, rows: int, heads: int) -> tuple[int, int]:
 
 
 @rung(kernel=make_flash_half(64, 4, 1), needs=MMA, sizes=SIZES,
-      idea="tensor cores: scores become powers, and a factor of the next product, in registers")
+      idea="tensor cores: scores become exponentials, and a factor of the next product, in registers")
 def attention_flash_half(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
     """A block takes 16 to 128 queries of one head, a warp 16 or 32 of them, and the keys in tiles of 64. cp.async
     brings the next tile, swizzled, while this one is multiplied. Tiles that no query sees are left out."""
@@ -263,7 +265,8 @@ def attention_flash_half(qkv, heads, out, *, cache=None, start=None, causal=Fals
 @rung(kernel=make_decode(64, True), sizes=f"{SIZES}, and at most 65,535 rows",
       idea="for a query or a few: blocks share the keys, a second launch combines what they found")
 def attention_decode_half(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0, workspace=None):
-    """As attention_decode, which also says what workspace is: 16 bytes are eight halves, and all sums float32."""
+    """As attention_decode, which also says what workspace is: 16 bytes are eight float16 values, and all sums
+    float32."""
     launch_decode(qkv, heads, out, cache, start, causal, stream, workspace, np.float16)
 
 
@@ -305,7 +308,7 @@ def _inputs(rng, S, H, D):
 
 
 def _inputs_with_cache(rng, S, H, D, before):
-    """In halves, what ATTENTION_CACHED takes."""
+    """In float16, what ATTENTION_CACHED takes."""
     return tuple(value.astype(np.float16) if getattr(value, "dtype", None) == np.float32 else value
                  for value in ATTENTION_CACHED.inputs(rng, S, H, D, before))
 
@@ -323,10 +326,10 @@ def _half(causal: bool) -> dict:
     }
 
 
-ATTENTION_HALF = make_op("attention_half", "Multi-head attention of halves", False, **_half(False))
-ATTENTION_HALF_CAUSAL = make_op("attention_half_causal", "Multi-head attention of halves, causal", True, **_half(True))
+ATTENTION_HALF = make_op("attention_half", "Multi-head attention in float16", False, **_half(False))
+ATTENTION_HALF_CAUSAL = make_op("attention_half_causal", "Multi-head attention in float16, causal", True, **_half(True))
 ATTENTION_HALF_CACHED = make_op(
-    "attention_half_cached", "Multi-head attention of halves with a KV cache, causal", True, **_half(True) | {
+    "attention_half_cached", "Multi-head attention in float16 with a KV cache, causal", True, **_half(True) | {
         "launchers": (attention_flash_half, attention_decode_half),
         "inputs": _inputs_with_cache,
         "shape": ATTENTION_CACHED.shape,

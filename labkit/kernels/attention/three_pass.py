@@ -45,8 +45,8 @@ def attention_weights(queries, keys, start: int, causal: bool):
     query, key = start + np.arange(queries.shape[1])[:, None], np.arange(keys.shape[1])
     seen = key <= query if causal else key < start + queries.shape[1]
     masked = np.where(seen, scores, -np.inf)
-    powers = np.exp(masked - masked.max(axis=2, keepdims=True))
-    return powers / powers.sum(axis=2, keepdims=True), scores
+    exponentials = np.exp(masked - masked.max(axis=2, keepdims=True))
+    return exponentials / exponentials.sum(axis=2, keepdims=True), scores
 
 
 def attention_reference(qkv, heads, cache=None, start=None, *, causal=False):
@@ -65,9 +65,9 @@ def attention_reference(qkv, heads, cache=None, start=None, *, causal=False):
 
 @cuda.jit(device=True)
 def weigh_keys(qkv, keys_values, first, head_column, size, seen, scale, scores, partial):
-    """Passes 1 and 2: scores[j] becomes exp(score of key j - the largest score); returns their sum."""
+    """Passes 1 and 2: scores[j] becomes exp(score of key j - row_max); returns their sum."""
     t, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
-    largest = NOTHING
+    row_max = NOTHING
     j = thread
     while j < seen:
         score = ZERO
@@ -77,40 +77,40 @@ def weigh_keys(qkv, keys_values, first, head_column, size, seen, scale, scores, 
             i += uint32(1)
         score *= scale
         scores[j] = score
-        largest = max(largest, score)
+        row_max = max(row_max, score)
         j += uint32(BLOCK)
-    largest = block_max(largest, partial)
+    row_max = block_max(row_max, partial)
 
-    total = ZERO
+    row_sum = ZERO
     j = thread
     while j < seen:
-        power = math.exp(scores[j] - largest)
-        scores[j] = power
-        total += power
+        exponential = math.exp(scores[j] - row_max)
+        scores[j] = exponential
+        row_sum += exponential
         j += uint32(BLOCK)
-    return block_sum(total, partial)  # its barriers also make the scores visible to all
+    return block_sum(row_sum, partial)  # its barriers also make the scores visible to all
 
 
 @cuda.jit
 def attention_three_pass_kernel(qkv, keys_values, start, out, first, size, scale, causal):
-    scores = cuda.shared.array(0, float32)  # one for each key that there is room for; the launch says how many
+    scores = cuda.shared.array(0, float32)  # one for each key of the cache's capacity, which the launch passes
     partial = cuda.shared.array(32, float32)
     t, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
     head_column, width = uint32(uint32(cuda.blockIdx.y) * size), uint32(out.shape[1])
     seen = uint32(uint32(start[0]) + (t + uint32(1) if causal else uint32(out.shape[0])))
     seen = min(seen, uint32(keys_values.shape[0]))  # never beyond the last key
-    total = weigh_keys(qkv, keys_values, first, head_column, size, seen, scale, scores, partial)
+    row_sum = weigh_keys(qkv, keys_values, first, head_column, size, seen, scale, scores, partial)
 
-    share = float32(1.0) / total
+    share = float32(1.0) / row_sum
     i = thread
     while i < size:  # 64 of the 256 threads, for heads of 64
         column = uint32(first + width + head_column + i)
-        mixed = ZERO
+        acc = ZERO
         j = uint32(0)
         while j < seen:
-            mixed += scores[j] * keys_values[j, column]
+            acc += scores[j] * keys_values[j, column]
             j += uint32(1)
-        out[t, head_column + i] = mixed * share
+        out[t, head_column + i] = acc * share
         i += uint32(BLOCK)
 
 
@@ -123,33 +123,33 @@ def attention_all_threads_kernel(qkv, keys_values, start, out, first, size, scal
     head_column, width = uint32(uint32(cuda.blockIdx.y) * size), uint32(out.shape[1])
     seen = uint32(uint32(start[0]) + (t + uint32(1) if causal else uint32(out.shape[0])))
     seen = min(seen, uint32(keys_values.shape[0]))
-    total = weigh_keys(qkv, keys_values, first, head_column, size, seen, scale, scores, partial)
+    row_sum = weigh_keys(qkv, keys_values, first, head_column, size, seen, scale, scores, partial)
 
-    share = float32(1.0) / total
+    share = float32(1.0) / row_sum
     groups = uint32(BLOCK) // size  # each takes every groups-th key
     i, group = thread % size, thread // size
     column = uint32(first + width + head_column + i)
-    mixed = ZERO
+    acc = ZERO
     if group < groups:  # where size does not divide 256, some threads are left over
         j = group
         while j < seen:
-            mixed += scores[j] * keys_values[j, column]
+            acc += scores[j] * keys_values[j, column]
             j += groups
-    sums[thread] = mixed
+    sums[thread] = acc
     cuda.syncthreads()
     if group == uint32(0):
         other = uint32(1)
         while other < groups:
-            mixed += sums[uint32(other * size) + i]
+            acc += sums[uint32(other * size) + i]
             other += uint32(1)
-        out[t, head_column + i] = mixed * share
+        out[t, head_column + i] = acc * share
 
 
-@rung(kernel=attention_three_pass_kernel, idea="one block a query and head: scores, powers, weighted values",
+@rung(kernel=attention_three_pass_kernel, idea="one block a query and head: scores, exponentials, weighted values",
       sizes="as many keys as there is shared memory for: 58,080 on an H200")
 def attention_three_pass(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
     """One block takes one query of one head, and keeps its scores in shared memory. First pass: a thread takes every
-    256th key, a whole dot product each. Second: the powers and their sum. Third: a thread takes a column of the
+    256th key, a whole dot product each. Second: the exponentials and their sum. Third: a thread takes a column of the
     values, so that only D of the 256 threads have work; neighbours read neighbours."""
     _launch(attention_three_pass_kernel, qkv, heads, out, cache, start, causal, stream)
 
@@ -166,11 +166,11 @@ def attention_all_threads(qkv, heads, out, *, cache=None, start=None, causal=Fal
 
 
 def _launch(kernel, qkv, heads, out, cache, start, causal, stream):
-    size, room = check_heads(qkv, heads, out, cache, start)
+    size, capacity = check_heads(qkv, heads, out, cache, start)
     fixed = PARTIAL + (4 * BLOCK if kernel is attention_all_threads_kernel else 0)
-    nbytes = 4 * room
+    nbytes = 4 * capacity
     if fixed + nbytes > MAX_SHARED:
-        raise ValueError(f"the scores of {room:,} keys take {nbytes:,} bytes of shared memory; a block can have "
+        raise ValueError(f"the scores of {capacity:,} keys take {nbytes:,} bytes of shared memory; a block can have "
                          f"{MAX_SHARED - fixed:,} bytes for them, {(MAX_SHARED - fixed) // 4:,} keys. Tiled attention "
                          f"has no such limit")
     keys_values, start, first = keys_and_values(qkv, out, cache, start)
@@ -225,8 +225,8 @@ EPS = float(np.finfo(np.float32).eps)
 
 
 def tolerance_of(qkv, heads, cache=None, start=None, *, causal=False):
-    """A score is a sum of D products, and what it misses by, its weight misses by as a part of itself. Then come the
-    roundings of the difference from the largest score, of the power and of the sums."""
+    """A score is a sum of D products; its absolute error gives its weight the same relative error. To that come the
+    roundings of the difference from row_max, of the exponential and of the sums."""
     width = qkv.shape[1] // 3
     keys_values = qkv[:, width:] if cache is None else cache
     queries, keys, values = (split_heads(part, heads) for part in
@@ -290,8 +290,8 @@ def fused_by_torch(causal: bool):
     def call(torch, qkv, heads, out):
         rows, width = out.shape
         q, k, v = qkv.view(1, rows, 3, heads, width // heads).permute(2, 0, 3, 1, 4)  # (1, H, S, D) each
-        mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-        return mixed.transpose(1, 2).reshape(rows, width)
+        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        return attended.transpose(1, 2).reshape(rows, width)
 
     return Baseline("PyTorch, fused", "torch", call, "SDPA")
 

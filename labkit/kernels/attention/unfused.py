@@ -5,11 +5,11 @@ then the product with the values. The part in the middle is three launches, or o
     attention(qkv, heads, out, cache=cache, start=start, causal=True)
     attention.launches(...)                         # the same, one by one: (name, launch(stream)), ...
 
-Shapes  as in attention.py; scores (H, T, N): T queries, and room for N keys, of which start + T are in use
+Shapes  as in attention.py; scores (H, T, N): T queries, and N keys at most, of which start + T are in use
 Work    4*T*(start + T)*H*D flop for the two products. Of the scores, each H*T*(start + T) numbers, the three launches
         read five times as many and write four times as many; the fused one reads and writes them once
 
-This is how attention is computed where nobody has joined its steps. It is here to be compared with.
+Attention with one launch for each step is what the fused kernels are compared with.
 """
 
 import math
@@ -31,15 +31,15 @@ LONGEST = 4096  # keys: a block of 256 threads keeps 16 of them each
 
 # --- Scores and values, one query at a time --------------------------------------------------------------------------
 # Element i of a head's key j is keys_values[j, first + head*D + i], and of its value keys_values[j, first + width +
-# head*D + i]. `total` is how many keys there are: start lies in device memory, so that a graph can be used again.
+# head*D + i]. `in_use` is how many keys there are: start lies in device memory, so that a graph can be used again.
 
 
 @cuda.jit
 def scores_kernel(qkv, keys_values, start, scores, first, size):
     t, head = uint32(cuda.blockIdx.y), uint32(cuda.blockIdx.z)
     j = uint32(cuda.grid(1))
-    total = uint32(uint32(start[0]) + uint32(scores.shape[1]))
-    if j < min(total, uint32(scores.shape[2])):
+    in_use = uint32(uint32(start[0]) + uint32(scores.shape[1]))
+    if j < min(in_use, uint32(scores.shape[2])):
         column = uint32(head * size)
         score = ZERO
         i = uint32(0)
@@ -53,31 +53,31 @@ def scores_kernel(qkv, keys_values, start, scores, first, size):
 def values_kernel(weights, keys_values, start, out, first, size):
     sums = cuda.shared.array(BLOCK, float32)
     t, head, thread = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y), uint32(cuda.threadIdx.x)
-    total = min(uint32(uint32(start[0]) + uint32(weights.shape[1])), uint32(weights.shape[2]))
+    in_use = min(uint32(uint32(start[0]) + uint32(weights.shape[1])), uint32(weights.shape[2]))
     groups = uint32(BLOCK) // size  # each takes every groups-th key
     i, group = thread % size, thread // size
     column = uint32(first + uint32(out.shape[1]) + head * size + i)
-    mixed = ZERO
+    acc = ZERO
     if group < groups:
         j = group
-        while uint32(j + uint32(3) * groups) < total:  # four loads on their way
+        while uint32(j + uint32(3) * groups) < in_use:  # four loads on their way
             k, m, n = uint32(j + groups), uint32(j + uint32(2) * groups), uint32(j + uint32(3) * groups)
             a, b = keys_values[j, column], keys_values[k, column]
             c, d = keys_values[m, column], keys_values[n, column]
-            mixed += weights[head, t, j] * a + weights[head, t, k] * b
-            mixed += weights[head, t, m] * c + weights[head, t, n] * d
+            acc += weights[head, t, j] * a + weights[head, t, k] * b
+            acc += weights[head, t, m] * c + weights[head, t, n] * d
             j = uint32(n + groups)
-        while j < total:
-            mixed += weights[head, t, j] * keys_values[j, column]
+        while j < in_use:
+            acc += weights[head, t, j] * keys_values[j, column]
             j += groups
-    sums[thread] = mixed
+    sums[thread] = acc
     cuda.syncthreads()
     if group == uint32(0):
         other = uint32(1)
         while other < groups:
-            mixed += sums[uint32(other * size) + i]
+            acc += sums[uint32(other * size) + i]
             other += uint32(1)
-        out[t, uint32(head * size) + i] = mixed
+        out[t, uint32(head * size) + i] = acc
 
 
 # --- Scores and values of many queries, in tiles ----------------------------------------------------------------------
@@ -124,25 +124,25 @@ def tile_product(a, a_at, a_row, b, b_at, b_row, b_col, out, out_at, out_row, M,
 
 
 @cuda.jit
-def scores_tiled_kernel(qkv, keys_values, start, scores, first, size, columns, room, count):
-    """All arrays flat: rows of qkv have 3*columns numbers. count: queries; room: keys that scores has room for."""
-    total = min(uint32(uint32(start[0]) + count), room)
-    if uint32(cuda.blockIdx.x * TILE) < total:
+def scores_tiled_kernel(qkv, keys_values, start, scores, first, size, columns, capacity, count):
+    """All arrays flat: rows of qkv have 3*columns numbers. count: queries; capacity: keys that fit into scores."""
+    in_use = min(uint32(uint32(start[0]) + count), capacity)
+    if uint32(cuda.blockIdx.x * TILE) < in_use:
         head = uint32(cuda.blockIdx.z)
-        line = uint32(uint32(keys_values.size) // room)
+        line = uint32(uint32(keys_values.size) // capacity)
         tile_product(qkv, uint32(head * size), uint32(uint32(3) * columns),
                      keys_values, uint32(first + head * size), uint32(1), line,
-                     scores, uint32(head * uint32(count * room)), room, count, total, size)
+                     scores, uint32(head * uint32(count * capacity)), capacity, count, in_use, size)
 
 
 @cuda.jit
-def values_tiled_kernel(weights, keys_values, start, out, first, size, columns, room, count):
-    total = min(uint32(uint32(start[0]) + count), room)
+def values_tiled_kernel(weights, keys_values, start, out, first, size, columns, capacity, count):
+    in_use = min(uint32(uint32(start[0]) + count), capacity)
     head = uint32(cuda.blockIdx.z)
-    line = uint32(uint32(keys_values.size) // room)
-    tile_product(weights, uint32(head * uint32(count * room)), room,
+    line = uint32(uint32(keys_values.size) // capacity)
+    tile_product(weights, uint32(head * uint32(count * capacity)), capacity,
                  keys_values, uint32(first + columns + head * size), line, uint32(1),
-                 out, uint32(head * size), columns, count, size, total)
+                 out, uint32(head * size), columns, count, size, in_use)
 
 
 # --- Scale, mask, softmax: three launches ----------------------------------------------------------------------------
@@ -152,8 +152,8 @@ def values_tiled_kernel(weights, keys_values, start, out, first, size, columns, 
 @cuda.jit
 def scale_scores_kernel(scores, start, scale):
     j, t, head = uint32(cuda.grid(1)), uint32(cuda.blockIdx.y), uint32(cuda.blockIdx.z)
-    total = min(uint32(uint32(start[0]) + uint32(scores.shape[1])), uint32(scores.shape[2]))
-    if j < total:
+    in_use = min(uint32(uint32(start[0]) + uint32(scores.shape[1])), uint32(scores.shape[2]))
+    if j < in_use:
         scores[head, t, j] *= scale
 
 
@@ -161,8 +161,8 @@ def scale_scores_kernel(scores, start, scale):
 def mask_scores_kernel(scores, start):
     j, t, head = uint32(cuda.grid(1)), uint32(cuda.blockIdx.y), uint32(cuda.blockIdx.z)
     before = uint32(start[0])
-    total = min(uint32(before + uint32(scores.shape[1])), uint32(scores.shape[2]))
-    if j < total and j > uint32(before + t):
+    in_use = min(uint32(before + uint32(scores.shape[1])), uint32(scores.shape[2]))
+    if j < in_use and j > uint32(before + t):
         scores[head, t, j] = NOTHING
 
 
@@ -170,24 +170,24 @@ def mask_scores_kernel(scores, start):
 def softmax_scores_kernel(scores, start):
     partial = cuda.shared.array(32, float32)
     t, head, thread = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y), uint32(cuda.threadIdx.x)
-    total = min(uint32(uint32(start[0]) + uint32(scores.shape[1])), uint32(scores.shape[2]))
-    largest = NOTHING
+    in_use = min(uint32(uint32(start[0]) + uint32(scores.shape[1])), uint32(scores.shape[2]))
+    row_max = NOTHING
     j = thread
-    while j < total:
-        largest = max(largest, scores[head, t, j])
+    while j < in_use:
+        row_max = max(row_max, scores[head, t, j])
         j += uint32(BLOCK)
-    largest = block_max(largest, partial)
-    powers = ZERO
+    row_max = block_max(row_max, partial)
+    row_sum = ZERO
     j = thread
-    while j < total:
-        power = math.exp(scores[head, t, j] - largest)
-        scores[head, t, j] = power
-        powers += power
+    while j < in_use:
+        exponential = math.exp(scores[head, t, j] - row_max)
+        scores[head, t, j] = exponential
+        row_sum += exponential
         j += uint32(BLOCK)
-    powers = block_sum(powers, partial)
+    row_sum = block_sum(row_sum, partial)
     j = thread
-    while j < total:
-        scores[head, t, j] /= powers
+    while j < in_use:
+        scores[head, t, j] /= row_sum
         j += uint32(BLOCK)
 
 
@@ -204,23 +204,23 @@ def make_masked_softmax_from(held: int):
         values = cuda.local.array(held, float32)
         t, head, thread = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y), uint32(cuda.threadIdx.x)
         before = uint32(start[0])
-        total = min(uint32(before + uint32(scores.shape[1])), uint32(scores.shape[2]))
-        seen = min(uint32(before + t + uint32(1)), total) if causal else total
+        in_use = min(uint32(before + uint32(scores.shape[1])), uint32(scores.shape[2]))
+        seen = min(uint32(before + t + uint32(1)), in_use) if causal else in_use
 
-        largest = NOTHING
+        row_max = NOTHING
         for i in range(held):
             j = uint32(uint32(BLOCK * i) + thread)
             values[i] = scores[head, t, j] * scale if j < seen else NOTHING
-            largest = max(largest, values[i])
-        largest = block_max(largest, partial)
-        powers = ZERO
+            row_max = max(row_max, values[i])
+        row_max = block_max(row_max, partial)
+        row_sum = ZERO
         for i in range(held):
-            values[i] = math.exp(values[i] - largest)
-            powers += values[i]
-        share = float32(1.0) / block_sum(powers, partial)
+            values[i] = math.exp(values[i] - row_max)
+            row_sum += values[i]
+        share = float32(1.0) / block_sum(row_sum, partial)
         for i in range(held):
             j = uint32(uint32(BLOCK * i) + thread)
-            if j < total:
+            if j < in_use:
                 scores[head, t, j] = values[i] * share  # 0 where it is hidden
 
     return masked_softmax_from_kernel
@@ -247,20 +247,20 @@ class AttentionInSteps:
 
     def launches(self, qkv, heads, out, *, cache=None, start=None, causal=False) -> list[tuple]:
         """(name, launch(stream)) of each, in order: scores, scale, mask, softmax, values."""
-        size, room = check_heads(qkv, heads, out, cache, start)
+        size, capacity = check_heads(qkv, heads, out, cache, start)
         if size > BLOCK:
             raise ValueError(f"heads of {size} numbers are too large for attention in steps; at most {BLOCK} are "
                              f"allowed")
-        if room > LONGEST:
-            raise ValueError(f"there is room for {room:,} keys; attention in steps takes at most {LONGEST:,}")
+        if capacity > LONGEST:
+            raise ValueError(f"the capacity is {capacity:,} keys; attention in steps takes at most {LONGEST:,}")
         count, columns = out.shape
         keys_values, start, first = keys_and_values(qkv, out, cache, start)
-        scores = self._room_for(heads, count, room)
+        scores = self._scores_for(heads, count, capacity)
         tiled = count > FEW and device.on_gpu() if self.tiled is None else self.tiled
         scale, causal = np.float32(1 / math.sqrt(size)), np.uint32(causal)
         size = np.uint32(size)
-        flat = (np.uint32(columns), np.uint32(room), np.uint32(count))
-        over_keys = (-(-room // BLOCK), count, heads)
+        flat = (np.uint32(columns), np.uint32(capacity), np.uint32(count))
+        over_keys = (-(-capacity // BLOCK), count, heads)
 
         def product(plain, in_tiles, a, out, grid, tiles):
             if not tiled:
@@ -270,8 +270,8 @@ class AttentionInSteps:
                                                                  *flat)
 
         rows = -(-count // TILE)
-        middle = [("softmax", lambda stream: make_masked_softmax_from(self._held(room))[(count, heads), BLOCK, stream](
-            scores, start, scale, causal))]
+        middle = [("softmax", lambda stream: make_masked_softmax_from(self._held(capacity))[
+            (count, heads), BLOCK, stream](scores, start, scale, causal))]
         if not self.fused:
             middle = [("scale", lambda stream: scale_scores_kernel[over_keys, BLOCK, stream](scores, start, scale)),
                       ("mask", lambda stream: mask_scores_kernel[over_keys, BLOCK, stream](scores, start)),
@@ -279,20 +279,20 @@ class AttentionInSteps:
             if not causal:
                 del middle[1]
         return [("scores", product(scores_kernel, scores_tiled_kernel, qkv, scores, over_keys,
-                                   (-(-room // TILE), rows, heads))),
+                                   (-(-capacity // TILE), rows, heads))),
                 *middle,
                 ("values", product(values_kernel, values_tiled_kernel, scores, out, (count, heads),
                                    (-(-int(size) // TILE), rows, heads)))]
 
-    def _room_for(self, *shape):
+    def _scores_for(self, *shape):
         if shape not in self._scores:
             self._scores[shape] = cuda.device_array(shape, np.float32)
         return self._scores[shape]
 
     @staticmethod
-    def _held(room: int) -> int:
+    def _held(capacity: int) -> int:
         """Keys that a thread keeps."""
-        return next(held for held in (1, 2, 4, 8, 16) if BLOCK * held >= room)
+        return next(held for held in (1, 2, 4, 8, 16) if BLOCK * held >= capacity)
 
 
 attention_unfused = AttentionInSteps(fused=False)

@@ -1,4 +1,4 @@
-"""Attention of halves on Hopper: wgmma multiplies, TMA copies, and powers are taken while products run.
+"""Attention in float16 on Hopper: wgmma multiplies, TMA copies, and exponentials are taken while products run.
 
 Shapes  as in attention.py: qkv (S, 3*H*D), out (S, H*D), cache (N, 2*H*D), float16; start (1,) int32
 Sizes   D 64 or 128; any other
@@ -6,11 +6,11 @@ Needs   compute capability 9.0 exactly (sm_90a)
 Source  J. Shah et al., "FlashAttention-3" (2024), https://arxiv.org/abs/2407.08608; PTX ISA, "Asynchronous Warpgroup
         Level Matrix Instructions"
 
-What a multiprocessor has to do for 64 queries and 128 keys of heads of 64, in clocks:
+What an SM has to do for 64 queries and 128 keys of heads of 64, in clocks:
 
     tensor cores              two products of 64 x 128 x 64, 4,096 operations a clock          512
     special-function units    64 x 128 powers of two, 16 a clock                               512
-    the rest                  scaling, largest score, sum, rounding: about 400 instructions    400
+    the rest                  scaling, maximum, sum, rounding: about 400 instructions          400
                               for each of the four warps, one a clock from each scheduler
 
 No part is small beside another. One after the other, as mma.sync has them, they add up; the aim is to have them at the
@@ -33,36 +33,37 @@ from labkit.kernels.matmul.wgmma_tiles import ROW_GROUP
 from labkit.kernels.op import missing, rung
 from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO
 
-PANEL = 64  # halves of a row of shared memory: 128 bytes, the widest swizzle
-BOX = 64 * PANEL  # halves of 64 rows
+PANEL = 64  # float16 values of a row of shared memory: 128 bytes, the widest swizzle
+BOX = 64 * PANEL  # float16 values of 64 rows
 REGISTERS = {1: (40, 216), 2: (24, 240), 3: (32, 160)}  # of a thread of the producer, of a consumer
 
 
 @kernel_factory
 def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
-    """Attention for heads of `size` halves: a block has `consumers` warpgroups with 64 queries each, takes tiles of
-    `keys` keys, and has room for `stages` of them, at least two.
+    """Attention for heads of `size` float16 values: a block has `consumers` warpgroups with 64 queries each, takes
+    tiles of `keys` keys, and keeps `stages` of them in shared memory, at least two.
 
     The last warpgroup, the producer, gives its registers away, and one thread of it starts every copy. A consumer has,
-    in registers, the scores of a tile (keys / 2 of a thread), the powers of the tile before as halves (keys / 4) and
-    the mixed values (size / 2): 128 of the 160 that a thread of three consumers can have. In the sums of a product a
-    thread holds pairs of columns that are, rounded to halves, its part of a first factor: the powers are that of the
-    product with the values, without leaving their registers.
+    in registers, the scores of a tile (keys / 2 of a thread), the exponentials of the tile before as float16 (keys / 4)
+    and the accumulators (size / 2): 128 of the 160 that a thread of three consumers can have. In the accumulators of a
+    product a thread holds pairs of columns that are, rounded to float16, its part of a first factor: the exponentials
+    are that of the product with the values, without leaving their registers.
 
         producer                            consumer
         queries; then for each tile:        wait for keys_there; start scores = queries @ keys.T
-        wait for keys_read, copy keys       wait for values_there; start mixed += powers @ values, of the tile before
+        wait for keys_read, copy keys       wait for values_there; start acc += exponentials @ values of the last tile
         wait for values_read, copy values   wait for the scores, arrive at keys_read
-                                            powers of the scores, their largest and their sum   <- the products run on
+                                            exponentials of the scores, row_max, row_sum: products run
                                             wait for the products, arrive at values_read
-                                            correct mixed, round the powers
+                                            correct acc, round the exponentials
 
-    So the tensor cores have work while a warpgroup takes powers: its own product with the values, and what the others
-    have started. There are barriers for keys and values of each stage, for the loaded and the read ones: they are
-    loaded once, by TMA, and read by each consumer.
+    So the tensor cores have work while a warpgroup takes exponentials: its own product with the values, and what the
+    others have started. There are barriers for keys and values of each stage, for the loaded and the read ones: they
+    are loaded once, by TMA, and read by each consumer.
 
     Shared memory, for three consumers and 128 keys of heads of 64, 88 KB:
-            0  queries, 192 x 64 halves; each consumer writes its results to where its queries were, for TMA to store
+            0  queries, 192 x 64 float16 values; each consumer writes its results to where its queries were, for TMA to
+            store
         24576  two tiles of keys, 128 x 64 each
         57344  two tiles of values
     Heads of 128 lie in two panels of 64 columns each. Rows of queries beyond the end are computed from zeros and not
@@ -73,20 +74,21 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
     Measured on an H200 in a graph, 12 heads of 64, microseconds for 4,096 tokens (causal), PyTorch 112 (84) in the
     same runs, mma.sync 169 (98):
         as it stands: three consumers, 128 keys, two stages; 100 to 102                                  101 (57)
-        waits for all products before it takes powers: overlap only with other warpgroups                109 (60)
+        waits for all products before it takes exponentials: overlap only with other warpgroups          109 (60)
         one consumer, two blocks a multiprocessor: up to 1,024 tokens the fastest                        114 (64)
         two consumers                                                                                    119 (69)
         three consumers, 64 keys                                                                         115 (64)
         two consumers, 192 keys                                                                          142 (74)
         consumers take turns: one starts products when the one before has started its own                100 (59)
         two consumers, 192 keys, in turns                                                                121 (69)
-        largest score and sum in more chains of instructions, which wait less for each other             102 (57)
+        row_max and row_sum in more chains of instructions, which wait less for each other               102 (57)
         persistent blocks, which copy the next queries early                                             105 (60)
-        persistent, and mixed is corrected only where a row of the warp has a new largest score          108 (60)
+        persistent, and acc is corrected only where a row of the warp has a new row_max                  108 (60)
         persistent, and every fourth power is a polynomial of degree three, which takes load off the
         special-function units: they are not what it waits for                                           114 (63)
-    A round of three tiles takes 1.5 us; 0.8 us of it would be enough for the tensor cores, and as much for the powers.
-    Heads of 128 (6 of them, 4,096 tokens): 100 to 122 us in different runs, causal 51; PyTorch 105 and 79.
+    A round of three tiles takes 1.5 us; 0.8 us of it would be enough for the tensor cores, and as much for the
+    exponentials. Heads of 128 (6 of them, 4,096 tokens): 100 to 122 us in different runs, causal 51; PyTorch 105 and
+    79.
     """
     CONSUMERS, KEYS, STAGES = consumers, keys, stages
     THREADS, BLOCKS = 128 * (consumers + 1), 2 if consumers == 1 else 1
@@ -97,7 +99,7 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
     KEYS_AT, VALUES_AT = ROWS * size, ROWS * size + stages * STAGE
     QUERY_STEP, KEY_STEP, STAGE_STEP = QUERY_PANEL // 8, KEY_PANEL // 8, STAGE // 8  # in 16 bytes, for descriptors
     VALUES_LEADING = 2 * KEY_PANEL
-    SCORES, CHUNKS, WORDS, MIXED = keys // 2, keys // 64, keys // 4, size // 2
+    SCORES, CHUNKS, WORDS, ACCUMULATORS = keys // 2, keys // 64, keys // 4, size // 2
     STAGE_BYTES, QUERY_BYTES = 2 * STAGE, 2 * ROWS * size
     score = getattr(ptx, f"wgmma_m64n{keys}k16_f32_f16")
     mix = getattr(ptx, f"wgmma_m64n{size}k16_f32_f16_ra_bmn")
@@ -122,19 +124,19 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
         ptx.wgmma_commit()
 
     @cuda.jit(device=True, forceinline=True)
-    def mix_chunk(mixed, words, tile, chunk):
+    def mix_chunk(acc, words, tile, chunk):
         for i in range(4):
             w = 16 * chunk + 4 * i
-            mix(mixed, words[w], words[w + 1], words[w + 2], words[w + 3], tile + uint64(128 * (4 * chunk + i)),
+            mix(acc, words[w], words[w + 1], words[w + 2], words[w + 3], tile + uint64(128 * (4 * chunk + i)),
                 uint32(1))
 
     @cuda.jit(device=True, forceinline=True)
-    def start_mixing(mixed, words, tile):
-        mix_chunk(mixed, words, tile, 0)
+    def start_mixing(acc, words, tile):
+        mix_chunk(acc, words, tile, 0)
         if CHUNKS > 1:
-            mix_chunk(mixed, words, tile, 1)
+            mix_chunk(acc, words, tile, 1)
         if CHUNKS > 2:
-            mix_chunk(mixed, words, tile, 2)
+            mix_chunk(acc, words, tile, 2)
         ptx.wgmma_commit()
 
     @cuda.jit(device=True, forceinline=True)
@@ -158,7 +160,7 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
             hide_chunk(scores, 2, key, upper, lower)
 
     @cuda.jit(device=True, forceinline=True)
-    def largest_chunk(scores, chunk, upper, lower):
+    def max_chunk(scores, chunk, upper, lower):
         for j in range(8):
             s = 32 * chunk + 4 * j
             upper = max(upper, max(scores[s], scores[s + 1]))
@@ -166,7 +168,7 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
         return upper, lower
 
     @cuda.jit(device=True, forceinline=True)
-    def powers_chunk(scores, chunk, scale, upper, lower, upper_sum, lower_sum):
+    def exp_chunk(scores, chunk, scale, upper, lower, upper_sum, lower_sum):
         for j in range(8):
             s = 32 * chunk + 4 * j
             a, b = ptx.exp2_approx(scores[s] * scale + upper), ptx.exp2_approx(scores[s + 1] * scale + upper)
@@ -177,40 +179,40 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
         return upper_sum, lower_sum
 
     @cuda.jit(device=True, forceinline=True)
-    def take_powers(scores, largest, total, correction, scale):
-        """Scores become powers; what the sums so far have to be multiplied by is left in `correction`."""
-        upper, lower = largest_chunk(scores, 0, largest[0], largest[1])
+    def take_exponentials(scores, row_max, row_sum, correction, scale):
+        """Scores become exponentials; what the sums so far have to be multiplied by is left in `correction`."""
+        upper, lower = max_chunk(scores, 0, row_max[0], row_max[1])
         if CHUNKS > 1:
-            upper, lower = largest_chunk(scores, 1, upper, lower)
+            upper, lower = max_chunk(scores, 1, upper, lower)
         if CHUNKS > 2:
-            upper, lower = largest_chunk(scores, 2, upper, lower)
+            upper, lower = max_chunk(scores, 2, upper, lower)
         upper = max(upper, cuda.shfl_xor_sync(ALL_LANES, upper, 1))
         lower = max(lower, cuda.shfl_xor_sync(ALL_LANES, lower, 1))
         upper = max(upper, cuda.shfl_xor_sync(ALL_LANES, upper, 2))
         lower = max(lower, cuda.shfl_xor_sync(ALL_LANES, lower, 2))
-        correction[0] = ptx.exp2_approx((largest[0] - upper) * scale)  # 0 for the first tile
-        correction[1] = ptx.exp2_approx((largest[1] - lower) * scale)
-        largest[0], largest[1] = upper, lower
+        correction[0] = ptx.exp2_approx((row_max[0] - upper) * scale)  # 0 for the first tile
+        correction[1] = ptx.exp2_approx((row_max[1] - lower) * scale)
+        row_max[0], row_max[1] = upper, lower
         shift, shift_lower = -(upper * scale), -(lower * scale)
-        a, b = powers_chunk(scores, 0, scale, shift, shift_lower, ZERO, ZERO)
+        a, b = exp_chunk(scores, 0, scale, shift, shift_lower, ZERO, ZERO)
         if CHUNKS > 1:
-            a, b = powers_chunk(scores, 1, scale, shift, shift_lower, a, b)
+            a, b = exp_chunk(scores, 1, scale, shift, shift_lower, a, b)
         if CHUNKS > 2:
-            a, b = powers_chunk(scores, 2, scale, shift, shift_lower, a, b)
-        total[0] = total[0] * correction[0] + a  # of this thread's keys; the row's at the end
-        total[1] = total[1] * correction[1] + b
+            a, b = exp_chunk(scores, 2, scale, shift, shift_lower, a, b)
+        row_sum[0] = row_sum[0] * correction[0] + a  # of this thread's keys; the row's at the end
+        row_sum[1] = row_sum[1] * correction[1] + b
 
     @cuda.jit(device=True, forceinline=True)
-    def multiply_rows(mixed, factors):
+    def multiply_rows(acc, factors):
         for j in range(8):
             s = 4 * j
-            mixed[s], mixed[s + 1] = mixed[s] * factors[0], mixed[s + 1] * factors[0]
-            mixed[s + 2], mixed[s + 3] = mixed[s + 2] * factors[1], mixed[s + 3] * factors[1]
+            acc[s], acc[s + 1] = acc[s] * factors[0], acc[s + 1] * factors[0]
+            acc[s + 2], acc[s + 3] = acc[s + 2] * factors[1], acc[s + 3] * factors[1]
         if PANELS > 1:
             for j in range(8):
                 s = 32 + 4 * j
-                mixed[s], mixed[s + 1] = mixed[s] * factors[0], mixed[s + 1] * factors[0]
-                mixed[s + 2], mixed[s + 3] = mixed[s + 2] * factors[1], mixed[s + 3] * factors[1]
+                acc[s], acc[s + 1] = acc[s] * factors[0], acc[s + 1] * factors[0]
+                acc[s + 2], acc[s + 3] = acc[s + 2] * factors[1], acc[s + 3] * factors[1]
 
     @cuda.jit(device=True, forceinline=True)
     def pack_chunk(words, scores, chunk):
@@ -227,18 +229,18 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
             pack_chunk(words, scores, 2)
 
     @cuda.jit(device=True, forceinline=True)
-    def finish(mixed, panel, pairs, pair, eighth):
-        """A thread's results of 64 columns, as halves, to a box that TMA can store."""
+    def epilogue(acc, panel, pairs, pair, eighth):
+        """A thread's results of 64 columns, as float16, to a box that TMA can store."""
         for j in range(8):
             upper = pair + uint32(panel * QUERY_PANEL // 2) + (uint32(j) ^ eighth) * uint32(4)
             s = 32 * panel + 4 * j
-            pairs[upper] = ptx.pack_half2(mixed[s], mixed[s + 1])
-            pairs[upper + uint32(8 * 32)] = ptx.pack_half2(mixed[s + 2], mixed[s + 3])  # eight rows below
+            pairs[upper] = ptx.pack_half2(acc[s], acc[s + 1])
+            pairs[upper + uint32(8 * 32)] = ptx.pack_half2(acc[s + 2], acc[s + 3])  # eight rows below
 
     @cuda.jit(launch_bounds=(THREADS, BLOCKS))
-    def attention_flash_wgmma_kernel(query_map, kv_map, out_map, start, rows, room, first, width, scale, causal):
+    def attention_flash_wgmma_kernel(query_map, kv_map, out_map, start, rows, capacity, first, width, scale, causal):
         tiles = cuda.shared.array(0, np.float16, alignment=1024)
-        pairs = cuda.shared.array(0, uint32, alignment=1024)  # the same memory, two halves at a time
+        pairs = cuda.shared.array(0, uint32, alignment=1024)  # the same memory, two float16 values at a time
         queries_there = cuda.shared.array(1, np.uint64)
         keys_there = cuda.shared.array(STAGES, np.uint64)
         keys_read = cuda.shared.array(STAGES, np.uint64)
@@ -262,7 +264,7 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
         head_column = uint32(uint32(cuda.blockIdx.x) * uint32(size))
         row0 = uint32(uint32(cuda.gridDim.y - cuda.blockIdx.y - 1) * uint32(ROWS))  # causal: the most work comes first
         before = uint32(start[0])
-        end = min(uint32(before + rows), room)  # of the keys; what lies beyond may be anything
+        end = min(uint32(before + rows), capacity)  # of the keys; what lies beyond may be anything
         all_end = min(uint32(before + row0 + uint32(ROWS)), end) if causal else end
         count = uint32((all_end + uint32(KEYS - 1)) // uint32(KEYS))
         stage, parity = uint32(0), uint32(0)
@@ -288,18 +290,18 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
         else:
             ptx.setmaxnreg_increase(CONSUMER)
             scores = cuda.local.array(SCORES, float32)
-            mixed = cuda.local.array(MIXED, float32)
+            acc = cuda.local.array(ACCUMULATORS, float32)
             words = cuda.local.array(WORDS, uint32)
-            largest = cuda.local.array(2, float32)
-            total = cuda.local.array(2, float32)
+            row_max = cuda.local.array(2, float32)
+            row_sum = cuda.local.array(2, float32)
             correction = cuda.local.array(2, float32)
             for j in range(16):
-                mixed[j], mixed[j + 16] = ZERO, ZERO
+                acc[j], acc[j + 16] = ZERO, ZERO
             if PANELS > 1:
                 for j in range(16):
-                    mixed[j + 32], mixed[j + 48] = ZERO, ZERO
+                    acc[j + 32], acc[j + 48] = ZERO, ZERO
             for r in range(2):
-                largest[r], total[r] = NOTHING, ZERO
+                row_max[r], row_sum[r] = NOTHING, ZERO
 
             # A thread's rows are `upper` and upper + 8 of its consumer's 64; of 8 columns it has 2 * quad and the next.
             lane, quad = member % uint32(32), member % uint32(4)
@@ -329,7 +331,7 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
                 key = uint32(quad * uint32(2))
                 if uint32(KEYS) > warp_sees:
                     hide(scores, key, sees, sees_lower)
-                take_powers(scores, largest, total, correction, scale)
+                take_exponentials(scores, row_max, row_sum, correction, scale)
                 pack(words, scores)
                 number = uint32(1)
                 value_stage, value_parity = uint32(0), uint32(0)
@@ -341,22 +343,22 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
                     ptx.wgmma_fence()
                     start_scores(scores, query_tile, key_tile)
                     ptx.mbarrier_wait(values_there, value_stage, value_parity)
-                    start_mixing(mixed, words, value_tile)
-                    ptx.wgmma_wait(1)  # these scores are there; the values may still be on their way into mixed
+                    start_mixing(acc, words, value_tile)
+                    ptx.wgmma_wait(1)  # these scores are there; the values may still be on their way into acc
                     if first_member:
                         ptx.mbarrier_arrive(keys_read, stage)
                     key = uint32(key + uint32(KEYS))
                     if uint32(number * uint32(KEYS) + uint32(KEYS)) > warp_sees:
                         hide(scores, key, sees, sees_lower)
-                    take_powers(scores, largest, total, correction, scale)
-                    # Never less than zero. But the compiler, which may wait before it takes powers, and would, has to
-                    # have their sum first where a branch depends on it.
-                    while cuda.any_sync(ALL_LANES, total[0] + total[1] < ZERO):
+                    take_exponentials(scores, row_max, row_sum, correction, scale)
+                    # Never less than zero. But the compiler, which may wait before it takes exponentials, and would,
+                    # has to have their sum first where a branch depends on it.
+                    while cuda.any_sync(ALL_LANES, row_sum[0] + row_sum[1] < ZERO):
                         pass
-                    ptx.wgmma_wait(0)  # the values of the tile before are mixed in
+                    ptx.wgmma_wait(0)  # the values of the tile before are added
                     if first_member:
                         ptx.mbarrier_arrive(values_read, value_stage)
-                    multiply_rows(mixed, correction)
+                    multiply_rows(acc, correction)
                     pack(words, scores)
                     number = uint32(number + uint32(1))
                     value_stage, value_parity = stage, parity
@@ -366,7 +368,7 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
 
                 ptx.mbarrier_wait(values_there, value_stage, value_parity)
                 last0 = uint32(uint32(number - uint32(1)) * uint32(KEYS))
-                if end < room and end < uint32(last0 + uint32(KEYS)):
+                if end < capacity and end < uint32(last0 + uint32(KEYS)):
                     # Values of no key, which may be NaN, are multiplied by zero, and have to be zero too.
                     at = uint32(uint32(VALUES_AT) + value_stage * uint32(STAGE))
                     for panel in range(PANELS):
@@ -377,22 +379,22 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
                     ptx.fence_proxy_async()
                     ptx.named_barrier_sync(warpgroup + uint32(1), uint32(128))
                 ptx.wgmma_fence()
-                start_mixing(mixed, words, value_first + uint64(value_stage * uint32(STAGE_STEP)))
+                start_mixing(acc, words, value_first + uint64(value_stage * uint32(STAGE_STEP)))
                 ptx.wgmma_wait(0)
                 if first_member:
                     ptx.mbarrier_arrive(values_read, value_stage)
 
                 for r in range(2):
-                    whole = total[r]
+                    whole = row_sum[r]
                     whole += cuda.shfl_xor_sync(ALL_LANES, whole, 1)
                     whole += cuda.shfl_xor_sync(ALL_LANES, whole, 2)
                     correction[r] = ptx.rcp_approx(whole)
-                multiply_rows(mixed, correction)
+                multiply_rows(acc, correction)
                 # Out through the place of this consumer's queries.
                 pair = uint32(warpgroup * uint32(BOX // 2) + upper * uint32(32) + quad)
-                finish(mixed, 0, pairs, pair, eighth)
+                epilogue(acc, 0, pairs, pair, eighth)
                 if PANELS > 1:
-                    finish(mixed, 1, pairs, pair, eighth)
+                    epilogue(acc, 1, pairs, pair, eighth)
                 ptx.fence_proxy_async()
                 ptx.named_barrier_sync(warpgroup + uint32(1), uint32(128))
                 if first_member:
@@ -444,11 +446,11 @@ def flash_wgmma_form(size: int, rows: int, heads: int, causal: bool) -> tuple[in
     forms = FORMS[size]
     if not device.on_gpu():
         return min(forms)
-    processors = cuda.get_current_device().MULTIPROCESSOR_COUNT
+    sms = cuda.get_current_device().MULTIPROCESSOR_COUNT
 
     def time(form):
         consumers = form[0]
-        rounds = heads * -(-rows // (64 * consumers)) / (processors * (2 if consumers == 1 else 1))
+        rounds = heads * -(-rows // (64 * consumers)) / (sms * (2 if consumers == 1 else 1))
         # Causal blocks take half the time on average, the longest one all of it, and it comes first.
         return forms[form] * (max(1, rounds / 2) if causal else math.ceil(rounds))
 
@@ -461,10 +463,10 @@ def takes_flash_wgmma(size: int, qkv, out, cache) -> bool:
 
 
 @rung(kernel=tuple(make_flash_wgmma(64, *form) for form in FORMS[64]), needs=HOPPER, sizes=SIZES,
-      idea="wgmma and TMA: products run while warpgroups take powers, which are a factor in registers")
+      idea="wgmma and TMA: products run while warpgroups take exponentials, which are a factor in registers")
 def attention_flash_wgmma(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
     """As flash, but wgmma in place of mma.sync: a block has 192 queries, or 64 where there are few, a warpgroup 64 of
-    them, and the products of one tile run while the scores of the next become powers. TMA copies."""
+    them, and the products of one tile run while the scores of the next become exponentials. TMA copies."""
     size, _ = check_flash(qkv, heads, out, cache, start, np.float16)
     if size not in FORMS:
         raise ValueError(f"a head has {size} numbers; it must have {' or '.join(map(str, FORMS))}")

@@ -36,7 +36,7 @@ from labkit.kernels.linear.fused import (
     fused_tiled,
     layer,
     make_add_parts,
-    make_finish,
+    make_epilogue,
     make_fused_tiled,
     memory_for,
     seconds_between,
@@ -91,7 +91,7 @@ def make_skinny(rows_each: int, wide: bool, split: bool, gelu: bool, residual: b
     QUADS, SUMS = ROWS // 4, 4 * ROWS
     KEPT = max(1, SUMS // 8)  # sums of a lane after three folds
     X_SIZE, MEETING = CHUNK * PITCH, WARPS * ROWS * COLS
-    load, finish = load_four if wide else load_four_singly, make_finish(gelu, residual)
+    load, epilogue = load_four if wide else load_four_singly, make_epilogue(gelu, residual)
     fold_16, fold_8, fold_4 = make_fold(SUMS, 16), make_fold(SUMS // 2, 8), make_fold(SUMS // 4, 4)
 
     @cuda.jit(device=True)
@@ -122,7 +122,7 @@ def make_skinny(rows_each: int, wide: bool, split: bool, gelu: bool, residual: b
 
     @cuda.jit(launch_bounds=(THREADS, 2))
     def skinny_kernel(x, weights, bias, residual_of, out, slice_):
-        x_tile = cuda.shared.array(X_SIZE, float32, alignment=16)  # turned: the rows of a step of K are neighbours
+        x_tile = cuda.shared.array(X_SIZE, float32, alignment=16)  # transposed: the rows of a step of K are neighbours
         meeting = cuda.shared.array(MEETING, float32)
         sums = cuda.local.array(SUMS, float32)
         thread = uint32(cuda.threadIdx.x)
@@ -187,7 +187,7 @@ def make_skinny(rows_each: int, wide: bool, split: bool, gelu: bool, residual: b
                 if split:
                     out[part, row, col] = total
                 else:
-                    out[row, col] = finish(total, bias, residual_of, row, col)
+                    out[row, col] = epilogue(total, bias, residual_of, row, col)
 
     return skinny_kernel
 
@@ -197,7 +197,7 @@ def make_skinny(rows_each: int, wide: bool, split: bool, gelu: bool, residual: b
 STEP = 32  # of K: two products of 16 steps
 STAGES = 4  # of each warp's own ring: three steps on their way
 PENDING = STAGES - 2
-STAGE = STEP * COLS  # halves
+STAGE = STEP * COLS  # float16 values
 RING_OF_WARP = STAGES * STAGE
 RING_SIZE = WARPS * RING_OF_WARP
 NONE = uint32(0)
@@ -208,14 +208,15 @@ def make_skinny_half(row_tiles: int, split: bool, gelu: bool, residual: bool):
     """row_tiles: of 16 rows each, for which the fragments of weights are used.
 
     A sum over K may be taken in any order, if both factors keep to it. A lane wants, of x, words of two neighbours at
-    2q and 2q + 8 for each of two products (q = lane % 4): eight halves in four places. Here row j of product t is step
-    8 * (j % 8 // 2) + 2 * (j // 8) + j % 2 + 4 * t of K instead: the eight halves are neighbours, one load of 16 bytes
-    straight from memory, and only the weights pass shared memory, whose rows are put there in that order.
+    2q and 2q + 8 for each of two products (q = lane % 4): eight float16 values in four places. Here row j of product t
+    is step 8 * (j % 8 // 2) + 2 * (j // 8) + j % 2 + 4 * t of K instead: the eight float16 values are neighbours, one
+    load of 16 bytes straight from memory, and only the weights pass shared memory, whose rows are put there in that
+    order.
     """
     TILES, SUMS, WORDS = row_tiles, 8 * row_tiles, 8 * row_tiles
     ROWS = 16 * row_tiles
     MEETING = WARPS * 256
-    finish = make_finish(gelu, residual)
+    epilogue = make_epilogue(gelu, residual)
 
     @cuda.jit(device=True)
     def copy_step(ring, stage, weights, k0, col0, lane, inside):
@@ -312,7 +313,7 @@ def make_skinny_half(row_tiles: int, split: bool, gelu: bool, residual: bool):
                 if split:
                     out[part, out_row, out_col] = total
                 else:
-                    out[out_row, out_col] = finish(total, bias, residual_of, out_row, out_col)
+                    out[out_row, out_col] = epilogue(total, bias, residual_of, out_row, out_col)
             if i + 1 < TILES:
                 cuda.syncthreads()  # free for the next 16 rows
 
@@ -359,8 +360,8 @@ def skinny(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stre
 
 
 def skinny_half(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
-    """As skinny, for halves, on tensor cores: 16 rows at a time, of which those beyond the last are zeros. Each of
-    eight warps takes every eighth step of K and has a ring of its own, so that nobody waits for a barrier."""
+    """As skinny, for float16, on tensor cores: 16 rows at a time, of which those beyond the last are zeros. Each of
+    eight warps takes every eighth step of K and has a ring of its own, so that no warp waits for a barrier."""
     sizes = check_fused(x, weights, bias, residual, out, np.float16)
     check_eights(sizes, x, weights)
     make = functools.partial(make_skinny_half, rows_of_block(sizes[0], np.float16) // 16)
@@ -394,7 +395,7 @@ def _launch(make, sizes, x, weights, bias, residual, out, gelu, parts, stream):
 
 FEW, FEW_HALF = 64, 32  # rows up to which the kernels above are the ones to use
 FEW_ON_CPU = 8  # rows from which tiles of 16 x 16 are worth their while where threads run one after the other
-WIDE_TILES = {  # of products of halves by mma.sync -> how fast each multiplies, as a part of the first
+WIDE_TILES = {  # of products in float16 by mma.sync -> how fast each multiplies, as a part of the first
     Tile(rows=128, cols=128, depth=32, warp_rows=64, warp_cols=32, stages=3, blocks=2): 1.0,
     Tile(rows=64, cols=64, depth=64, warp_rows=32, warp_cols=32, stages=4, blocks=2): 0.7,
 }
@@ -409,7 +410,7 @@ def wide_tile(rows: int, cols: int) -> Tile:
 
 
 def wide_half(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
-    """A product of halves with many rows: by wgmma, on GPUs that are not Hopper by mma.sync."""
+    """A product in float16 with many rows: by wgmma, on GPUs that are not Hopper by mma.sync."""
     sizes = check_fused(x, weights, bias, residual, out, np.float16)
     check_eights(sizes, x, weights)
     activation = gelu_sigmoid if gelu else unchanged
@@ -506,7 +507,7 @@ SKINNY_LINEAR = Op(
 
 SKINNY_LINEAR_HALF = Op(
     "skinny_linear_half",
-    title="A linear layer of few rows of halves",
+    title="A float16 linear layer of few rows",
     rungs=(as_rung(fused_tiled, "skinny_linear_half_tiled", make_fused_tiled(False, False),
                    "16 x 16 tiles, nearly empty"),
            as_rung(skinny_half, "skinny_linear_half_tensor_core",

@@ -54,11 +54,11 @@ def fused_reference(x, weights, bias, residual=None, *, gelu=False):
 
 
 @functools.cache
-def make_finish(gelu: bool, residual: bool):
+def make_epilogue(gelu: bool, residual: bool):
     """A device function: a sum of products becomes an element of out."""
 
     @cuda.jit(device=True)
-    def finish(total, bias_of, residual_of, row, col):
+    def epilogue(total, bias_of, residual_of, row, col):
         value = total + float32(bias_of[col])
         if gelu:
             value = gelu_sigmoid(value)
@@ -66,7 +66,7 @@ def make_finish(gelu: bool, residual: bool):
             value += float32(residual_of[row, col])
         return value
 
-    return finish
+    return epilogue
 
 
 # --- A thread for each element ----------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ def make_finish(gelu: bool, residual: bool):
 
 @kernel_factory
 def make_fused_naive(gelu: bool, residual: bool):
-    finish = make_finish(gelu, residual)
+    epilogue = make_epilogue(gelu, residual)
 
     @cuda.jit
     def fused_naive_kernel(x, weights, bias, residual_of, out):
@@ -88,7 +88,7 @@ def make_fused_naive(gelu: bool, residual: bool):
             while k < depth:
                 total += float32(x[row, k]) * float32(weights[k, col])
                 k += uint32(1)
-            out[row, col] = finish(total, bias, residual_of, row, col)
+            out[row, col] = epilogue(total, bias, residual_of, row, col)
 
     return fused_naive_kernel
 
@@ -105,7 +105,7 @@ def fused_naive(x, weights, bias, out, *, residual=None, gelu=False, parts=None,
 
 @kernel_factory
 def make_fused_tiled(gelu: bool, residual: bool):
-    finish = make_finish(gelu, residual)
+    epilogue = make_epilogue(gelu, residual)
 
     @cuda.jit
     def fused_tiled_kernel(x, weights, bias, residual_of, out):
@@ -126,7 +126,7 @@ def make_fused_tiled(gelu: bool, residual: bool):
             cuda.syncthreads()  # both tiles are free to overwrite
             start += uint32(TILE)
         if row < rows and col < cols:
-            out[row, col] = finish(total, bias, residual_of, row, col)
+            out[row, col] = epilogue(total, bias, residual_of, row, col)
 
     return fused_tiled_kernel
 
@@ -163,7 +163,7 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool, residual: bool):
     """exact: N is a multiple of 128, K of 16, and all begin at multiples of 16 bytes. split: out is (parts, M, N), and
     a block computes one part of its tile's sums, `slice_` steps along K; nothing follows them here."""
     copy = copy_pair_rows if exact else copy_pair_guarded
-    finish = make_finish(gelu, residual)
+    epilogue = make_epilogue(gelu, residual)
 
     @cuda.jit(device=True)
     def store_four(sums, n, bias, residual_of, out, row, col):
@@ -171,14 +171,14 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool, residual: bool):
         if exact:
             if row < rows:
                 ptx.store_global4(out, uint32(row * cols + col),
-                                  finish(sums[n], bias, residual_of, row, col),
-                                  finish(sums[n + 1], bias, residual_of, row, col + uint32(1)),
-                                  finish(sums[n + 2], bias, residual_of, row, col + uint32(2)),
-                                  finish(sums[n + 3], bias, residual_of, row, col + uint32(3)))
+                                  epilogue(sums[n], bias, residual_of, row, col),
+                                  epilogue(sums[n + 1], bias, residual_of, row, col + uint32(1)),
+                                  epilogue(sums[n + 2], bias, residual_of, row, col + uint32(2)),
+                                  epilogue(sums[n + 3], bias, residual_of, row, col + uint32(3)))
         else:
             for i in range(4):
                 if row < rows and col + uint32(i) < cols:
-                    out[row, col + uint32(i)] = finish(sums[n + i], bias, residual_of, row, col + uint32(i))
+                    out[row, col + uint32(i)] = epilogue(sums[n + i], bias, residual_of, row, col + uint32(i))
 
     @cuda.jit(device=True)
     def store_four_of_part(sums, n, out, part, row, col):
@@ -207,7 +207,7 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool, residual: bool):
         part = uint32(cuda.blockIdx.z)
         start = uint32(part * slice_)
         depth = min(uint32(start + slice_), uint32(a.shape[1]))  # where this part ends
-        # Its patch: 2 x 4 warps, each with a tile of 64 x 32, in each of them 8 x 4 lanes.
+        # Its thread tile: 2 x 4 warps, each with a tile of 64 x 32, in each of them 8 x 4 lanes.
         row = uint32(warp // uint32(4) * uint32(64) + lane // uint32(4) * uint32(4))
         col = uint32(warp % uint32(4) * uint32(32) + lane % uint32(4) * uint32(4))
         # What it copies.
@@ -273,7 +273,7 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool, residual: bool):
 @kernel_factory
 def make_add_parts(count: int, gelu: bool, residual: bool):
     """`count` is known to the compiler, so that a thread asks for all its parts before it waits for the first."""
-    finish = make_finish(gelu, residual)
+    epilogue = make_epilogue(gelu, residual)
     COUNT = count
 
     @cuda.jit
@@ -286,7 +286,7 @@ def make_add_parts(count: int, gelu: bool, residual: bool):
             for part in range(COUNT):  # always in this order: the same sum every time
                 total += parts[uint32(i + uint32(part) * size)]
             col = uint32(i - uint32(row * cols))
-            out[row, col] = finish(total, bias, residual_of, row, col)
+            out[row, col] = epilogue(total, bias, residual_of, row, col)
 
     return add_parts_kernel
 

@@ -17,7 +17,7 @@ from labkit.device import ptx
 from labkit.kernels.arguments import blocks_for
 from labkit.kernels.baselines import Baseline, numpy_cupy_torch
 from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_sigmoid, gelu_tanh, gelu_tanh_reference
-from labkit.kernels.matmul.half import HALF_EPS, SINGLE_EPS, SIZES, SMALLEST_HALF, halves, pair_in_row
+from labkit.kernels.matmul.half import HALF_EPS, SINGLE_EPS, SIZES, SMALLEST_HALF, pair_in_row, random_float16
 from labkit.kernels.matmul.mma import MMA, Tile, add_product, check_product, launch, make_pipelined, make_staged
 from labkit.kernels.matmul.wgmma import (
     linear_wgmma,
@@ -58,7 +58,7 @@ def check_linear(x, weights, bias, residual, out, multiple: int = 8, dtype=np.fl
                          dtype=dtype, out_dtype=dtype)
 
 
-# --- Without tensor cores, for halves and for float32 -----------------------------------------------------------------
+# --- Without tensor cores, for float16 and for float32 ----------------------------------------------------------------
 
 
 @cuda.jit
@@ -229,10 +229,10 @@ def linear_pipelined(x, weights, bias, out, stream=0):
 # --- What follows, in the same launch or in the next ------------------------------------------------------------------
 
 
-def make_gelu_of_halves(gelu):
+def make_gelu_float16(gelu):
     @cuda.jit
-    def gelu_of_halves_kernel(values):
-        i = uint32(uint32(cuda.grid(1)) * uint32(8))  # a thread's eight halves, 16 bytes
+    def gelu_float16_kernel(values):
+        i = uint32(uint32(cuda.grid(1)) * uint32(8))  # a thread's eight float16 values, 16 bytes
         if i < values.size:
             a, b, c, d = ptx.load_global4(values, i)
             a0, a1 = ptx.unpack_half2(a)
@@ -242,22 +242,22 @@ def make_gelu_of_halves(gelu):
             ptx.store_global4(values, i, ptx.pack_half2(gelu(a0), gelu(a1)), ptx.pack_half2(gelu(b0), gelu(b1)),
                               ptx.pack_half2(gelu(c0), gelu(c1)), ptx.pack_half2(gelu(d0), gelu(d1)))
 
-    return gelu_of_halves_kernel
+    return gelu_float16_kernel
 
 
-GELU_ERF, GELU_TANH = make_gelu_of_halves(gelu_erf), make_gelu_of_halves(gelu_tanh)
+GELU_ERF, GELU_TANH = make_gelu_float16(gelu_erf), make_gelu_float16(gelu_tanh)
 
 
 @cuda.jit(device=True)
 def add_words(one, other):
-    """Two words of two halves each, added: in float32, then rounded."""
+    """Two words of two float16 values each, added: in float32, then rounded."""
     left, right = ptx.unpack_half2(one)
     more_left, more_right = ptx.unpack_half2(other)
     return ptx.pack_half2(left + more_left, right + more_right)
 
 
 @cuda.jit
-def add_halves_kernel(values, residual):
+def add_float16_kernel(values, residual):
     i = uint32(uint32(cuda.grid(1)) * uint32(8))
     if i < values.size:
         a, b, c, d = ptx.load_global4(values, i)
@@ -314,14 +314,14 @@ def linear_gelu_tanh_wgmma(x, weights, bias, out, stream=0):
     multiply_specialised(x, weights, bias, out, weights=True, activation=gelu_sigmoid, stream=stream)
 
 
-@rung(kernel=(*PIPELINED, add_halves_kernel), needs=MMA,
+@rung(kernel=(*PIPELINED, add_float16_kernel), needs=MMA,
       idea="two launches: the layer, then the residual added to what it wrote",
       sizes=SIZES)
 def linear_residual_unfused(x, weights, bias, residual, out, stream=0):
     """linear_pipelined, and then a kernel that adds the residual to out in place."""
     check_linear(x, weights, bias, residual, out)
     pipelined(x, weights, bias, None, out, stream)
-    after(add_halves_kernel, out, residual, stream=stream)
+    after(add_float16_kernel, out, residual, stream=stream)
 
 
 @rung(kernel=kernels_with(residual=True), needs=MMA,
@@ -340,7 +340,8 @@ WIDE = tuple({"M": 8192, "N": N, "K": K} for K, N in ((384, 1152), (384, 384), (
 
 def layer(rng, M, N, K):
     """x, weights and bias. The weights are so small that sums are of the size of x."""
-    return halves(rng, M, K), (uniform(rng, N, K) / np.float32(np.sqrt(K))).astype(np.float16), halves(rng, N)
+    weights = (uniform(rng, N, K) / np.float32(np.sqrt(K))).astype(np.float16)
+    return random_float16(rng, M, K), weights, random_float16(rng, N)
 
 
 def _op(name, title, formula, reference, rungs, tolerance, call, timed_gpu, note, also_gpu=()):
@@ -366,7 +367,7 @@ def gelu_tolerance(x, weights, bias):
 
 
 LINEAR = _op(
-    "linear", "A linear layer of halves", "out = x @ weights.T + bias", linear_reference,
+    "linear", "A float16 linear layer", "out = x @ weights.T + bias", linear_reference,
     (linear_naive, linear_tiled, linear_tensor_core, linear_double_buffered, linear_pipelined, linear_wgmma,
      linear_wgmma_specialised),
     lambda x, weights, bias: sum_error(x, weights, bias) + HALF_EPS * np.abs(x @ weights.T + bias) + SMALLEST_HALF,
@@ -390,7 +391,7 @@ LINEAR_RESIDUAL = Op(
     formula="out = x @ weights.T + bias + residual",
     reference=linear_residual_reference,
     rungs=(linear_residual_unfused, linear_residual_fused),
-    inputs=lambda rng, M, N, K: (*layer(rng, M, N, K), halves(rng, M, N)),
+    inputs=lambda rng, M, N, K: (*layer(rng, M, N, K), random_float16(rng, M, N)),
     shape=lambda M, N, K: (M, N),
     awkward=AWKWARD,
     tolerance=lambda x, weights, bias, residual: (

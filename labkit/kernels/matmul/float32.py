@@ -138,15 +138,16 @@ def matmul_tiled_32(a, b, out, stream=0):
     matmul_tiled_32_kernel[blocks_for((cols, rows), (32, 32)), (32, 32), stream](a, b, out)
 
 
-# --- Register blocking: a thread computes a patch of out --------------------------------------------------------------
+# --- Register blocking: a thread computes a tile of out ---------------------------------------------------------------
 
 DEPTH = 8  # columns of a, and rows of b, in one tile
 
 
-def make_matmul_register_blocked(patch: int):
-    """A kernel in which each of 16 x 16 threads computes patch x patch elements, 16 apart in each direction."""
-    tile = 16 * patch  # a block computes tile x tile elements
-    count = patch * patch
+def make_matmul_register_blocked(thread_tile: int):
+    """A kernel in which each of 16 x 16 threads computes thread_tile x thread_tile elements, 16 apart in each
+    direction."""
+    tile = 16 * thread_tile  # a block computes tile x tile elements
+    count = thread_tile * thread_tile
     copies = tile * DEPTH // 256  # elements of each tile that a thread loads
 
     @cuda.jit
@@ -154,8 +155,8 @@ def make_matmul_register_blocked(patch: int):
         a_tile = cuda.shared.array((tile, DEPTH), float32)
         b_tile = cuda.shared.array((DEPTH, tile), float32)
         sums = cuda.local.array(count, float32)  # every index is a constant once the loops are unrolled: registers
-        a_part = cuda.local.array(patch, float32)
-        b_part = cuda.local.array(patch, float32)
+        a_part = cuda.local.array(thread_tile, float32)
+        b_part = cuda.local.array(thread_tile, float32)
         x, y = uint32(cuda.threadIdx.x), uint32(cuda.threadIdx.y)
         thread = uint32(y * uint32(16) + x)
         top = uint32(uint32(cuda.blockIdx.y) * uint32(tile))
@@ -178,20 +179,20 @@ def make_matmul_register_blocked(patch: int):
                 b_tile[r, c] = b[start + r, left + c] if inside else float32(0.0)
             cuda.syncthreads()  # both tiles are complete
             for k in range(DEPTH):
-                for i in range(patch):
+                for i in range(thread_tile):
                     a_part[i] = a_tile[y + uint32(16 * i), k]
                     b_part[i] = b_tile[k, x + uint32(16 * i)]
-                for i in range(patch):  # 2 * patch numbers loaded, patch * patch multiply-adds
-                    for j in range(patch):
-                        sums[i * patch + j] += a_part[i] * b_part[j]
+                for i in range(thread_tile):  # 2 * thread_tile numbers loaded, for their products
+                    for j in range(thread_tile):
+                        sums[i * thread_tile + j] += a_part[i] * b_part[j]
             cuda.syncthreads()  # both tiles are free to overwrite
             start = uint32(start + uint32(DEPTH))
 
-        for i in range(patch):
-            for j in range(patch):
+        for i in range(thread_tile):
+            for j in range(thread_tile):
                 row, col = top + y + uint32(16 * i), left + x + uint32(16 * j)
                 if row < rows and col < cols:
-                    out[row, col] = sums[i * patch + j]
+                    out[row, col] = sums[i * thread_tile + j]
 
     return matmul_register_blocked_kernel
 
@@ -222,9 +223,9 @@ def matmul_register_blocked_16(a, b, out, stream=0):
     _launch_register_blocked(matmul_register_blocked_16_kernel, 16, a, b, out, stream)
 
 
-def _launch_register_blocked(kernel, patch, a, b, out, stream):
+def _launch_register_blocked(kernel, thread_tile, a, b, out, stream):
     rows, cols = _check(a, b, out)
-    kernel[blocks_for((cols, rows), (16 * patch, 16 * patch)), (16, 16), stream](a, b, out)
+    kernel[blocks_for((cols, rows), (16 * thread_tile, 16 * thread_tile)), (16, 16), stream](a, b, out)
 
 
 # --- 128 bits at a time -----------------------------------------------------------------------------------------------
@@ -251,7 +252,7 @@ def make_matmul_vectorized(wide: bool):
         top = uint32(uint32(cuda.blockIdx.y) * uint32(WIDE))
         left = uint32(uint32(cuda.blockIdx.x) * uint32(WIDE))
         depth = uint32(a.shape[1])
-        row, col = uint32(thread // uint32(16) * uint32(4)), uint32(thread % uint32(16) * uint32(4))  # of its patch
+        row, col = uint32(thread // uint32(16) * uint32(4)), uint32(thread % uint32(16) * uint32(4))  # of its tile
         a_row, a_col = uint32(thread // uint32(2)), uint32(thread % uint32(2) * uint32(4))  # what it loads of a
         b_row, b_col = uint32(thread // uint32(32)), uint32(thread % uint32(32) * uint32(4))  # and of b
         a_to = uint32(a_col * uint32(A_LINE) + a_row)
@@ -292,8 +293,8 @@ matmul_vectorized_any_kernel = make_matmul_vectorized(wide=False)
 @rung(kernel=(matmul_vectorized_kernel, matmul_vectorized_any_kernel), idea="128 bits a load and a store")
 def matmul_vectorized(a, b, out, stream=0):
     """As register_blocked, but four numbers a load, from global memory and from shared: 4 loads feed 64 products. For
-    that the tile of a is turned: the rows of a patch become neighbours. Where rows do not begin at multiples of 16
-    bytes, global memory is read and written number by number."""
+    that the tile of a is transposed: the rows of a thread tile become neighbours. Where rows do not begin at multiples
+    of 16 bytes, global memory is read and written number by number."""
     rows, cols = _check(a, b, out)
     kernel = matmul_vectorized_kernel if _wide(a, b, out) else matmul_vectorized_any_kernel
     kernel[blocks_for((cols, rows), (WIDE, WIDE)), 256, stream](a, b, out)
@@ -334,7 +335,7 @@ def make_matmul_double_buffered(wide: bool):
             shared[fill + a_to], shared[fill + a_to + uint32(A_LINE)] = a0, a1
             shared[fill + a_to + uint32(2 * A_LINE)], shared[fill + a_to + uint32(3 * A_LINE)] = a2, a3
             ptx.store_shared4(shared, uint32(fill + b_to), b0, b1, b2, b3)
-            cuda.syncthreads()  # this pair is complete; and nobody reads the other one any more, which is filled next
+            cuda.syncthreads()  # this pair is complete, and no thread reads the other one, which is filled next
             start = uint32(start + uint32(DEPTH))
             if start < depth:  # these loads are on their way through all of the products below
                 a0, a1, a2, a3 = load(a, uint32(top + a_row), uint32(start + a_col))
@@ -365,7 +366,7 @@ matmul_double_buffered_any_kernel = make_matmul_double_buffered(wide=False)
       idea="the next tiles load while these are multiplied")
 def matmul_double_buffered(a, b, out, stream=0):
     """As vectorized, but with two pairs of tiles: the loads of the next pair are under way during the products, and
-    wait in registers until there is room. One barrier a tile is enough."""
+    wait in registers until shared memory is free. One barrier a tile is enough."""
     rows, cols = _check(a, b, out)
     kernel = matmul_double_buffered_kernel if _wide(a, b, out) else matmul_double_buffered_any_kernel
     kernel[blocks_for((cols, rows), (WIDE, WIDE)), 256, stream](a, b, out)
@@ -392,7 +393,7 @@ def make_matmul_pipelined(exact: bool):
         top = uint32(uint32(cuda.blockIdx.y) * uint32(WIDE))
         left = uint32(uint32(cuda.blockIdx.x) * uint32(WIDE))
         depth = uint32(a.shape[1])
-        # Its patch: 2 x 4 warps, each with a tile of 64 x 32, in each of them 8 x 4 lanes.
+        # Its thread tile: 2 x 4 warps, each with a tile of 64 x 32, in each of them 8 x 4 lanes.
         row = uint32(warp // uint32(4) * uint32(64) + lane // uint32(4) * uint32(4))
         col = uint32(warp % uint32(4) * uint32(32) + lane % uint32(4) * uint32(4))
         # What it copies.
@@ -463,9 +464,9 @@ matmul_pipelined_any_kernel = make_matmul_pipelined(exact=False)
       idea="copies past the registers, two tiles ahead; numbers read one step ahead")
 def matmul_pipelined(a, b, out, stream=0):
     """As double_buffered, with four changes. cp.async copies from global to shared memory past the registers, and three
-    pairs of tiles form a ring. The numbers of the next step are read during the products of this one. The 32 patches of
-    a warp form a tile of 64 x 32, of which it reads 96 numbers a step; two rows of 16 patches need 144. And the
-    products go to and fro. Sizes that are not whole tiles are copied number by number, which is slower."""
+    pairs of tiles form a ring. The numbers of the next step are read during the products of this one. The 32 thread
+    tiles of a warp form a tile of 64 x 32, of which it reads 96 numbers a step; two rows of 16 thread tiles need 144.
+    And the products go to and fro. Sizes that are not whole tiles are copied number by number, which is slower."""
     rows, cols = _check(a, b, out)
     exact = rows % WIDE == 0 and cols % WIDE == 0 and a.shape[1] % STEPS == 0 and aligned(a, b, out)
     kernel = matmul_pipelined_kernel if exact else matmul_pipelined_any_kernel

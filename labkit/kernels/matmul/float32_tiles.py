@@ -10,7 +10,7 @@ from labkit import cuda
 from labkit.device import ptx
 
 WIDE = 128  # a block computes WIDE x WIDE elements
-A_LINE = WIDE + 4  # the tile of a is turned; 4 more, and what a warp writes into it lies in 32 different banks
+A_LINE = WIDE + 4  # the tile of a is transposed; 4 more, and what a warp writes into it lies in 32 different banks
 
 
 @cuda.jit(device=True)
@@ -57,7 +57,8 @@ def store_four_singly(out, row, col, x, y, z, w):
 
 @cuda.jit(device=True)
 def read_eight(shared, at, further, part):
-    """Four numbers from shared[at] on, and four from `further` behind: a patch is four quarters of 4 x 4 elements."""
+    """Four numbers from shared[at] on, and four from `further` behind: a thread tile is four quarters of 4 x 4
+    elements."""
     part[0], part[1], part[2], part[3] = ptx.load_shared4(shared, at)
     part[4], part[5], part[6], part[7] = ptx.load_shared4(shared, uint32(at + uint32(further)))
 

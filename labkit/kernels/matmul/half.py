@@ -1,14 +1,14 @@
-"""Matrix multiply of halves on tensor cores, out = a @ b. One rung for each idea, slowest first.
+"""Matrix multiply in float16 on tensor cores, out = a @ b. One rung for each idea, slowest first.
 
 Shapes  a (M, K), b (K, N), out (M, N); float16, C-contiguous; sums in float32 unless a rung says otherwise
 Sizes   any for the first four rungs; K and N multiples of 8 for the others, which move 16 bytes at a time
 Work    2*M*N*K flop; at least 2*(M*K + K*N + M*N) bytes
 Source  PTX ISA, "Matrix Fragments for mma.m16n8k16"; NVIDIA CUTLASS, "Efficient GEMM in CUDA"
 
-mma.sync multiplies 16 x 16 by 16 x 8 halves in one instruction of a warp. Lane L holds, of
+mma.sync multiplies 16 x 16 by 16 x 8 float16 values in one instruction of a warp. Lane L holds, of
 
-    a    words of two halves in rows L // 4 and 8 below, columns 2 * (L % 4) and 8 further     4 registers
-    b    words of two halves in rows 2 * (L % 4) and 8 below, column L // 4                    2 registers
+    a    words of two float16 values in rows L // 4 and 8 below, columns 2 * (L % 4) and 8 further     4 registers
+    b    words of two float16 values in rows 2 * (L % 4) and 8 below, column L // 4                    2 registers
     sums rows L // 4 and 8 below, columns 2 * (L % 4) and the next                             4 registers
 """
 
@@ -43,7 +43,7 @@ def tolerance(a, b):
 
 
 def tolerance_f16_sums(a, b):
-    """Sums that are rounded to halves after every 8 or 16 products.
+    """Sums that are rounded to float16 after every 8 or 16 products.
 
     A sum of k products is about sqrt(a**2 @ b**2 * k / K); its rounding errors, eps/2 of it at most, add up like a
     random walk over K / 8 steps. Allowed is eight times that.
@@ -69,9 +69,9 @@ def matmul_half_naive_kernel(a, b, out):
         out[row, col] = total
 
 
-@rung(kernel=matmul_half_naive_kernel, idea="one thread an element, float32 arithmetic on halves")
+@rung(kernel=matmul_half_naive_kernel, idea="one thread an element, float32 arithmetic on float16")
 def matmul_half_naive(a, b, out, stream=0):
-    """One thread computes one element; halves are half the bytes of float32, but the arithmetic is the same."""
+    """One thread computes one element; float16 values are half the bytes of float32, but the arithmetic is the same."""
     rows, cols, _ = check_product(a, b, None, None, out, weights=False, multiple=1)
     matmul_half_naive_kernel[blocks_for((cols, rows), BLOCK), BLOCK, stream](a, b, out)
 
@@ -221,10 +221,10 @@ def matmul_half_hand_blocked_kernel(a, b, out):
 
 
 @rung(kernel=matmul_half_hand_blocked_kernel, needs=MMA,
-      idea="tiles of 64 x 64 in shared memory, halves copied one by one",
+      idea="tiles of 64 x 64 in shared memory, float16 values copied one by one",
       failed="on the H200 it ran 4096^3 at 11.1 TFLOP/s, where tensor_core reached 13.6: the repeated reads of that "
-             "one hit the caches, and this adds barriers and copies of single halves. Shared memory pays with copies "
-             "of 16 bytes past the registers and with ldmatrix: the next rung")
+             "one hit the caches, and this adds barriers and copies of single float16 values. Shared memory pays "
+             "with copies of 16 bytes past the registers and with ldmatrix: the next rung")
 def matmul_half_hand_blocked(a, b, out, stream=0):
     """As tensor_core, but a block stages its tiles in shared memory first, and lanes collect their words from there."""
     rows, cols, _ = check_product(a, b, None, None, out, weights=False, multiple=1)
@@ -263,7 +263,7 @@ F16_SUMS = make_staged(TWO_STAGES, half_sums=True)
 
 
 @rung(kernel=F16_SUMS, needs=MMA,
-      idea="as double_buffered, but the sums are halves", sizes=SIZES, tolerance=tolerance_f16_sums)
+      idea="as double_buffered, but the accumulators are float16", sizes=SIZES, tolerance=tolerance_f16_sums)
 def matmul_half_f16_sums(a, b, out, stream=0):
     """As double_buffered, with sums in float16: half the registers, and rounded at every step of 16 along K.
 
@@ -287,10 +287,10 @@ def pipelined_tile(rows: int, cols: int, depth: int) -> Tile:
     """The tile with which the busiest multiprocessor is done first. On the CPU device, which has no such haste, one."""
     if not device.on_gpu():
         return next(iter(PIPELINED_TILES))
-    processors = cuda.get_current_device().MULTIPROCESSOR_COUNT
+    sms = cuda.get_current_device().MULTIPROCESSOR_COUNT
 
     def cost(tile):
-        rounds = -(-tile.count(rows, cols) // processors)
+        rounds = -(-tile.count(rows, cols) // sms)
         return rounds * tile.rows * tile.cols * (depth + OVERHEAD / tile.blocks) / PIPELINED_TILES[tile]
 
     return min(PIPELINED_TILES, key=cost)
@@ -303,7 +303,7 @@ PIPELINED = tuple(make_pipelined(tile) for tile in PIPELINED_TILES)
       idea="four stages, swizzled; 64 x 64 a warp, fragments loaded ahead; rows stored whole")
 def matmul_half_pipelined(a, b, out, stream=0):
     """As three_stage, but a warp's tile is 64 x 64, its next fragments are loaded while the last are multiplied, pieces
-    of a row are permuted instead of padded, and blocks that run together form a patch of out."""
+    of a row are permuted instead of padded, and blocks that run together form a rectangle of out."""
     rows, cols, depth = check_product(a, b, None, None, out, weights=False)
     launch(make_pipelined(pipelined_tile(rows, cols, depth)), a, b, None, None, out, stream)
 
@@ -311,19 +311,19 @@ def matmul_half_pipelined(a, b, out, stream=0):
 # --- The operation ----------------------------------------------------------------------------------------------------
 
 
-def halves(rng, *shape):
+def random_float16(rng, *shape):
     return uniform(rng, *shape).astype(np.float16)
 
 
 MATMUL_HALF = Op(
     "matmul_half",
-    title="Matrix multiplication of halves",
+    title="Matrix multiplication in float16",
     formula="out[row, col] = sum over k of a[row, k] * b[k, col], in float16 with sums in float32",
     reference=matmul_half_reference,
     rungs=(matmul_half_naive, matmul_half_tiled, matmul_half_tensor_core, matmul_half_hand_blocked,
            matmul_half_double_buffered, matmul_half_three_stage, matmul_half_f16_sums, matmul_half_pipelined,
            matmul_half_wgmma, matmul_half_wgmma_specialised),
-    inputs=lambda rng, M, N, K: (halves(rng, M, K), halves(rng, K, N)),
+    inputs=lambda rng, M, N, K: (random_float16(rng, M, K), random_float16(rng, K, N)),
     shape=lambda M, N, K: (M, N),
     awkward=tuple({"M": M, "N": N, "K": K} for M, N, K in
                   ((1, 1, 1), (16, 16, 16), (37, 23, 19), (1, 65, 33), (33, 17, 1), (1, 8, 8), (37, 24, 40),

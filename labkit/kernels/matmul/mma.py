@@ -92,7 +92,8 @@ def swizzle_of(chunks: int) -> tuple:
 def tile_of_block(block, down, across, height):
     """The row and column of a block's tile: blocks go down `height` tiles, then to the next column of tiles.
 
-    The blocks that run at the same time then form a patch, not a line, and share rows of a and columns of b in the L2.
+    The blocks that run at the same time then form a rectangle, not a line, and share rows of a and columns of b in the
+    L2.
     """
     size = uint32(height * across)
     band = uint32(block // size)
@@ -103,7 +104,7 @@ def tile_of_block(block, down, across, height):
 
 @cuda.jit(device=True)
 def add_product(sums, at, a0, a1, a2, a3, b0, b1):
-    """sums[at : at + 4] += a 16 x 8 product of halves over 16 steps of K, in float32."""
+    """sums[at : at + 4] += a 16 x 8 product in float16 over 16 steps of K, in float32."""
     w, x, y, z = ptx.mma_m16n8k16_f32_f16(a0, a1, a2, a3, b0, b1, sums[at], sums[at + 1], sums[at + 2], sums[at + 3])
     sums[at], sums[at + 1], sums[at + 2], sums[at + 3] = w, x, y, z
 
@@ -117,7 +118,7 @@ def add_product_bf16(sums, at, a0, a1, a2, a3, b0, b1):
 
 @cuda.jit(device=True)
 def add_product_f16(sums, at, a0, a1, a2, a3, b0, b1):
-    """The same of halves with sums in halves: sums[at] and sums[at + 1] are words of two."""
+    """The same with float16 accumulators: sums[at] and sums[at + 1] are words of two."""
     x, y = ptx.mma_m16n8k16_f16_f16(a0, a1, a2, a3, b0, b1, sums[at], sums[at + 1])
     sums[at], sums[at + 1] = x, y
 
@@ -130,7 +131,7 @@ def read_sums(sums, at):
 
 @cuda.jit(device=True)
 def read_sums_f16(sums, at):
-    """The same of sums in halves."""
+    """The same with float16 accumulators."""
     w, x = ptx.unpack_half2(sums[at])
     y, z = ptx.unpack_half2(sums[at + 1])
     return w, x, y, z
@@ -143,7 +144,7 @@ def read_sums_f16(sums, at):
 def make_staged(tile: Tile, *, weights: bool = False, bias: bool = False, half_sums: bool = False):
     """cp.async into `tile.stages` buffers and ldmatrix; a warp's fragments are loaded just before they are multiplied.
 
-    weights: b is (N, K), the layout of a linear layer. half_sums: the sums are halves, two in a register.
+    weights: b is (N, K), the layout of a linear layer. half_sums: the accumulators are float16, two in a register.
     """
     ROWS, COLS, DEPTH = tile.rows, tile.cols, tile.depth
     STAGES, PENDING = tile.stages, tile.stages - 2
@@ -252,12 +253,12 @@ def unchanged(x):
     return x
 
 
-def make_store_halves(tile: Tile, bias: bool, residual: bool, activation):
-    """A device function: a warp's sums, through shared memory, to out as halves: its rows whole, 16 bytes a lane.
+def make_store_float16(tile: Tile, bias: bool, residual: bool, activation):
+    """A device function: a warp's sums, through shared memory, to out as float16: its rows whole, 16 bytes a lane.
 
     A lane holds two neighbouring sums: stored as they are, each store would fill an eighth of a 32-byte sector. The
-    activation is applied on the way out, to halves: a loop over all sums in registers would be unrolled to thousands of
-    instructions, or not be unrolled and lose the registers.
+    activation is applied on the way out, to float16: a loop over all sums in registers would be unrolled to thousands
+    of instructions, or not be unrolled and lose the registers.
     """
     activated = activation is not unchanged
     WARP_ROWS, WARP_COLS = tile.warp_rows, tile.warp_cols
@@ -272,7 +273,7 @@ def make_store_halves(tile: Tile, bias: bool, residual: bool, activation):
         return ptx.pack_half2(activation(left), activation(right))
 
     @cuda.jit(device=True)
-    def store_halves(sums, shared, words, bias_of, residual_of, out, row0, col0, warp, lane):
+    def store_float16(sums, shared, words, bias_of, residual_of, out, row0, col0, warp, lane):
         rows, cols = uint32(out.shape[0]), uint32(out.shape[1])
         biases = cuda.local.array(BIASES, float32)
         for j in range(ACROSS_MMA):
@@ -314,7 +315,7 @@ def make_store_halves(tile: Tile, bias: bool, residual: bool, activation):
             if row0 + row < rows and col0 + col < cols:
                 ptx.store_global4(out, (row0 + row) * cols + col0 + col, x, y, z, w)
 
-    return store_halves
+    return store_float16
 
 
 def make_store_floats(tile: Tile):
@@ -358,7 +359,7 @@ def make_pipelined(tile: Tile, *, weights: bool = False, bias: bool = False, res
     copy_a = make_copy(ROWS, DEPTH, THREADS, DEPTH, swizzled=True)
     copy_b = make_copy(COLS, DEPTH, THREADS, DEPTH, True) if weights else make_copy(DEPTH, COLS, THREADS, COLS, True)
     add = add_product_bf16 if bf16 else add_product
-    store = make_store_floats(tile) if bf16 else make_store_halves(tile, bias, residual, activation)
+    store = make_store_floats(tile) if bf16 else make_store_float16(tile, bias, residual, activation)
 
     @cuda.jit(device=True)
     def copy_stage(shared, slot, a, b, row0, col0, k0, thread):
@@ -372,7 +373,7 @@ def make_pipelined(tile: Tile, *, weights: bool = False, bias: bool = False, res
     @cuda.jit(launch_bounds=(tile.threads, tile.blocks))
     def pipelined_kernel(a, b, bias_of, residual_of, out):
         shared = cuda.shared.array(0, ELEMENT)
-        words = cuda.shared.array(0, uint32)  # the same memory, read two halves at a time
+        words = cuda.shared.array(0, uint32)  # the same memory, read two float16 values at a time
         rows, cols, depth = uint32(out.shape[0]), uint32(out.shape[1]), uint32(a.shape[1])
         thread = uint32(cuda.threadIdx.x)
         lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))

@@ -7,7 +7,7 @@ Needs   compute capability 8.0
 Source  PTX ISA, "Matrix Fragments for mma.m16n8k8"
 
 mma.sync multiplies 16 x 8 by 8 x 8 numbers. Lane L holds a at rows L // 4 and 8 below, columns L % 4 and 4 further; b
-at rows L % 4 and 4 below, column L // 4; sums as with halves.
+at rows L % 4 and 4 below, column L // 4; accumulators as with float16.
 """
 
 
@@ -104,8 +104,8 @@ def matmul_tf32_tensor_core(a, b, out, stream=0):
 
 @kernel_factory
 def make_pipelined_tf32(tile: Tile):
-    """As tensor_core.make_pipelined. ldmatrix loads four numbers of eight rows where it loads eight halves; but it
-    cannot transpose them, so b is read number by number, from rows that are padded by 32 bytes."""
+    """As tensor_core.make_pipelined. ldmatrix loads four numbers of eight rows where it loads eight float16 values; but
+    it cannot transpose them, so b is read number by number, from rows that are padded by 32 bytes."""
     ROWS, COLS, DEPTH = tile.rows, tile.cols, tile.depth
     STAGES, AHEAD, PENDING = tile.stages, tile.stages - 1, tile.stages - 2
     ACROSS, WARP_ROWS, WARP_COLS = tile.cols // tile.warp_cols, tile.warp_rows, tile.warp_cols

@@ -7,7 +7,7 @@ Needs   compute capability 9.0 exactly (sm_90a)
 Source  PTX ISA, "Asynchronous Warpgroup Level Matrix Instructions", "Tensors", "mbarrier"; NVIDIA CUTLASS, "Efficient
         GEMM in CUDA: Hopper Warp Specialization"; P. Shankhdhar, "Outperforming cuBLAS on H100" (2024)
 
-Three parts of the chip work here at once, and each is told what to do by few threads:
+Three parts of the chip work here at once, each under the control of few threads:
 
     TMA           copies boxes of a matrix to shared memory. One thread starts a copy, says where it lies in the matrix
                   and which mbarrier counts its bytes; zeros stand for what lies outside. No thread computes addresses.
@@ -15,11 +15,11 @@ Three parts of the chip work here at once, and each is told what to do by few th
                   threads, a warpgroup: 64 rows x up to 256 columns. It runs on while the threads do something else.
     threads       only wait, and convert the sums in the end.
 
-How a tile lies in shared memory: rows of 64 halves are 128 bytes, all 32 banks. TMA writes 16-byte piece c of row r at
-place c ^ (r % 8), the 128-byte swizzle, so that eight rows of the same piece lie in eight different groups of banks.
-The descriptor that wgmma takes says the same; so must the code that writes a tile for TMA to store.
+How a tile lies in shared memory: rows of 64 float16 values are 128 bytes, all 32 banks. TMA writes 16-byte piece c of
+row r at place c ^ (r % 8), the 128-byte swizzle, so that eight rows of the same piece lie in eight different groups of
+banks. The descriptor that wgmma takes says the same; so must the code that writes a tile for TMA to store.
 
-    a, and weights (N, K)   a box has 64 halves of K and a row for each row of the tile: "K-major"
+    a, and weights (N, K)   a box has 64 float16 values of K and a row for each row of the tile: "K-major"
     b (K, N)                boxes of 64 columns, with a row for each k: "MN-major". wgmma transposes as it reads
 """
 
@@ -39,7 +39,7 @@ from labkit.kernels.matmul.wgmma_tiles import (
     ROW_GROUP,
     Tile,
     b_layout,
-    make_finish,
+    make_epilogue,
     make_load,
     make_place,
     make_store_part,
@@ -64,17 +64,17 @@ def make_wgmma(*, weights: bool, bias: bool):
     Shared memory: three stages, each 16 KB of a and 16 KB of b. Two blocks fit a multiprocessor: where one waits for
     its tensor cores or stores its sums, the other multiplies.
     """
-    COLS, STAGES, STAGE = SIMPLE.cols, SIMPLE.stages, SIMPLE.stage_halves
-    A_HALVES, STAGE_STEP = SIMPLE.rows * DEPTH, STAGE * 2 // 16
+    COLS, STAGES, STAGE = SIMPLE.cols, SIMPLE.stages, SIMPLE.stage_elements
+    A_ELEMENTS, STAGE_STEP = SIMPLE.rows * DEPTH, STAGE * 2 // 16
     SUMS, BOXES = COLS // 2, COLS // 64
     B_LEADING, B_STEP = b_layout(weights)
     place, load, wgmma = make_place(SIMPLE), make_load(SIMPLE, weights), wgmma_of(COLS, weights)
-    finish = make_finish(unchanged)
+    epilogue = make_epilogue(unchanged)
 
     @cuda.jit(launch_bounds=(256, 2))
     def wgmma_kernel(a_map, b_map, out_map, bias_of, rows, cols, depth):
         tiles = cuda.shared.array(0, np.float16, alignment=1024)
-        words = cuda.shared.array(0, np.uint32, alignment=1024)  # the same memory, two halves at a time
+        words = cuda.shared.array(0, np.uint32, alignment=1024)  # the same memory, two float16 values at a time
         loaded = cuda.shared.array(STAGES, np.uint64)
         thread = uint32(cuda.threadIdx.x)
         warpgroup, member = thread // uint32(128), thread % uint32(128)
@@ -91,7 +91,7 @@ def make_wgmma(*, weights: bool, bias: bool):
 
         sums = cuda.local.array(SUMS, float32)
         a_first = ptx.wgmma_descriptor(tiles, warpgroup * uint32(BOX), 16, ROW_GROUP, 128)
-        b_first = ptx.wgmma_descriptor(tiles, uint32(A_HALVES), B_LEADING, ROW_GROUP, 128)
+        b_first = ptx.wgmma_descriptor(tiles, uint32(A_ELEMENTS), B_LEADING, ROW_GROUP, 128)
         stage, parity, k = uint32(0), uint32(0), uint32(0)
         while k < depth:
             ptx.mbarrier_wait(loaded, stage, parity)
@@ -124,10 +124,10 @@ def make_wgmma(*, weights: bool, bias: bool):
                 sums[4 * j + 1] += y
                 sums[4 * j + 2] += x
                 sums[4 * j + 3] += y
-        finished = warpgroup * uint32(BOXES * BOX)  # the first stage is free by now: it takes the finished halves
+        finished = warpgroup * uint32(BOXES * BOX)  # the first stage is free by now: it takes the float16 output
         word = finished // uint32(2) + upper * uint32(32) + quad
-        finish(sums, 0, words, word, eighth)
-        finish(sums, 1, words, word, eighth)
+        epilogue(sums, 0, words, word, eighth)
+        epilogue(sums, 1, words, word, eighth)
         ptx.fence_proxy_async()
         cuda.syncthreads()
         if member == uint32(0):
@@ -165,15 +165,15 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
 
     Shared memory, for 256 columns:
              0  three stages, each 16 KB of a and 32 KB of b
-        147456  128 x 256 finished halves, 64 KB, as boxes of 64 x 64 that TMA stores; four for each consumer
-    and the barriers, and a tile's part of the bias for each consumer. A residual is copied to where the finished halves
-    will be, before the products begin.
+        147456  128 x 256 finished float16, 64 KB, as boxes of 64 x 64 that TMA stores; four for each consumer
+    and the barriers, and a tile's part of the bias for each consumer. A residual is copied to where those will
+    be, before the products begin.
 
     split: where tiles are fewer than multiprocessors, several blocks share the K of a tile. `bias_of` is then memory
     for their sums, (parts, M, N) in float32, which a second kernel adds up; `depth_of_part` is a multiple of 64.
 
     Measured on an H200, 4096 x 4096 x 4096, as a part of cuBLAS's speed in the same run; 0.985 as it stands here:
-        finished halves leave in four parts, through two buffers of 64 columns instead of four                 0.96
+        finished float16 leaves in four parts, through two buffers of 64 columns instead of four                0.96
         the same, and a stage is freed one step later: two steps of products in flight, one stage less to fill  0.95
         clusters of two blocks, which load b once for both (TMA multicast): L2 traffic falls by a third, but
         each block waits for both                                                                               0.96
@@ -185,21 +185,21 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
         another 0.4 to 0.8 us off each of the four products of MiniLM
     At 4096 and beyond the limit is power: the clock falls from 1,980 to about 1,460 MHz, for cuBLAS as for this.
     """
-    ROWS, COLS, STAGES, STAGE = tile.rows, tile.cols, tile.stages, tile.stage_halves
-    A_HALVES, STAGE_STEP = ROWS * DEPTH, STAGE * 2 // 16
+    ROWS, COLS, STAGES, STAGE = tile.rows, tile.cols, tile.stages, tile.stage_elements
+    A_ELEMENTS, STAGE_STEP = ROWS * DEPTH, STAGE * 2 // 16
     SUMS, BOXES = COLS // 2, COLS // 64
     BOTH_COLS = 2 * COLS
-    FINISHED = STAGES * STAGE  # where the finished halves begin
+    FINISHED = STAGES * STAGE  # where the finished float16 values begin
     B_LEADING, B_STEP = b_layout(weights)
     place, load, wgmma = make_place(tile), make_load(tile, weights), wgmma_of(COLS, weights)
     RESIDUAL_BYTES = 2 * BOXES * BOX
-    finish = make_finish(activation, residual)
+    epilogue = make_epilogue(activation, residual)
     store_part = make_store_part(COLS)
 
     @cuda.jit(launch_bounds=(384, 1))  # a bound, so that setmaxnreg has something to move: 168 registers a thread
     def wgmma_specialised_kernel(a_map, b_map, out_map, bias_of, residual_map, rows, cols, depth, depth_of_part):
         tiles = cuda.shared.array(0, np.float16, alignment=1024)
-        words = cuda.shared.array(0, np.uint32, alignment=1024)  # the same memory, two halves at a time
+        words = cuda.shared.array(0, np.uint32, alignment=1024)  # the same memory, two float16 values at a time
         loaded = cuda.shared.array(STAGES, np.uint64)
         freed = cuda.shared.array(STAGES, np.uint64)
         arrived = cuda.shared.array(2, np.uint64)  # the residual, for each consumer
@@ -249,7 +249,7 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
             ptx.setmaxnreg_increase(240)
             sums = cuda.local.array(SUMS, float32)
             a_first = ptx.wgmma_descriptor(tiles, warpgroup * uint32(BOX), 16, ROW_GROUP, 128)
-            b_first = ptx.wgmma_descriptor(tiles, uint32(A_HALVES), B_LEADING, ROW_GROUP, 128)
+            b_first = ptx.wgmma_descriptor(tiles, uint32(A_ELEMENTS), B_LEADING, ROW_GROUP, 128)
 
             # A thread's sums: rows `upper` and upper + 8 of its consumer's 64, columns 8 * j + 2 * quad and the next.
             lane, quad = member % uint32(32), member % uint32(4)
@@ -315,13 +315,13 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
                     if residual:
                         ptx.mbarrier_wait(arrived, warpgroup, residual_parity)
                         residual_parity = uint32(1) - residual_parity
-                    finish(sums, 0, words, word, eighth)
+                    epilogue(sums, 0, words, word, eighth)
                     if BOXES > 1:
-                        finish(sums, 1, words, word, eighth)
+                        epilogue(sums, 1, words, word, eighth)
                     if BOXES > 2:
-                        finish(sums, 2, words, word, eighth)
+                        epilogue(sums, 2, words, word, eighth)
                     if BOXES > 3:
-                        finish(sums, 3, words, word, eighth)
+                        epilogue(sums, 3, words, word, eighth)
                     ptx.fence_proxy_async()
                     ptx.named_barrier_sync(warpgroup + uint32(1), uint32(128))
                     if first_member:
@@ -380,7 +380,7 @@ def multiply(a, b, bias, out, *, weights: bool, stream=0) -> None:
     _check(a, b, bias, out, weights)
     kernel = make_wgmma(weights=weights, bias=bias is not None)
     arguments = _arguments(a, b, bias, out, SIMPLE, weights)
-    shared = 2 * SIMPLE.stages * SIMPLE.stage_halves
+    shared = 2 * SIMPLE.stages * SIMPLE.stage_elements
     dynamic_shared(kernel, shared, *arguments)
     kernel[SIMPLE.count(*out.shape), 256, stream, shared](*arguments)
 
@@ -419,7 +419,7 @@ def multiply_parts(a, b, out, parts, count: int, slice_: int, *, weights: bool, 
 
 
 def _launch_specialised(kernel, tile: Tile, blocks: int, arguments: tuple, stream) -> None:
-    shared = 2 * (tile.stages * tile.stage_halves + tile.rows * tile.cols)
+    shared = 2 * (tile.stages * tile.stage_elements + tile.rows * tile.cols)
     dynamic_shared(kernel, shared, *arguments)
     kernel[blocks, 384, stream, shared](*arguments)
 

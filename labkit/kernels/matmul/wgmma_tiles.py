@@ -9,8 +9,8 @@ from numba import uint32
 from labkit import cuda
 from labkit.device import ptx
 
-DEPTH = 64  # halves of K in a stage: a row of 128 bytes, the widest swizzle
-BOX = 64 * DEPTH  # halves in a box of 64 rows, 8 KB
+DEPTH = 64  # float16 values of K in a stage: a row of 128 bytes, the widest swizzle
+BOX = 64 * DEPTH  # float16 values in a box of 64 rows, 8 KB
 ROW_GROUP = 1024  # bytes from eight rows of a tile to the next eight
 BAND = 8  # tiles that neighbouring blocks go down before they go to the next column
 
@@ -24,7 +24,7 @@ class Tile:
     rows: int = 128
 
     @property
-    def stage_halves(self) -> int:
+    def stage_elements(self) -> int:
         return (self.rows + self.cols) * DEPTH
 
     def count(self, rows: int, cols: int) -> int:
@@ -54,7 +54,7 @@ def make_place(tile: Tile):
 
     @cuda.jit(device=True)
     def place(number, rows, cols):
-        """Numbers go down BAND tiles, then to the next column: tiles computed at the same time form a patch, not a
+        """Numbers go down BAND tiles, then to the next column: tiles computed at the same time form a rectangle, not a
         line, and find each other's rows and columns in the L2."""
         down = uint32((rows + uint32(ROWS - 1)) // uint32(ROWS))
         across = uint32((cols + uint32(COLS - 1)) // uint32(COLS))
@@ -71,13 +71,13 @@ def make_place(tile: Tile):
 
 def make_load(tile: Tile, weights: bool):
     """A device function: starts the copies of one stage. One thread calls it, when the stage is free."""
-    A_HALVES, STAGE, STAGE_BYTES = tile.rows * DEPTH, tile.stage_halves, 2 * tile.stage_halves
+    A_ELEMENTS, STAGE, STAGE_BYTES = tile.rows * DEPTH, tile.stage_elements, 2 * tile.stage_elements
     B_BOXES = tile.cols // 64
 
     @cuda.jit(device=True)
     def load(tiles, loaded, stage, a_map, b_map, row, col, k):
         a_tile = stage * uint32(STAGE)
-        b_tile = a_tile + uint32(A_HALVES)
+        b_tile = a_tile + uint32(A_ELEMENTS)
         ptx.mbarrier_expect_tx(loaded, stage, uint32(STAGE_BYTES))  # whole boxes count, also beyond an edge
         ptx.tma_load_2d(tiles, a_tile, a_map, k, row, loaded, stage)
         if weights:
@@ -89,12 +89,12 @@ def make_load(tile: Tile, weights: bool):
     return load
 
 
-def make_finish(activation, residual=False):
-    """A device function: writes a thread's sums of 64 columns, as halves, to a box that TMA can store. residual: the
+def make_epilogue(activation, residual=False):
+    """A device function: writes a thread's sums of 64 columns, as float16, to a box that TMA can store. residual: the
     box holds the residual, which is added."""
 
     @cuda.jit(device=True, forceinline=True)
-    def finish(sums, box, words, word, eighth):
+    def epilogue(sums, box, words, word, eighth):
         """`word` is the place of the thread's first two sums in box 0, `eighth` its row among eight. A call for each
         box: the compiler unrolls each on its own, and has to, for sums that are indexed in a loop leave registers."""
         for j in range(8):
@@ -110,7 +110,7 @@ def make_finish(activation, residual=False):
                 words[upper] = ptx.pack_half2(activation(sums[s]), activation(sums[s + 1]))
                 words[lower] = ptx.pack_half2(activation(sums[s + 2]), activation(sums[s + 3]))
 
-    return finish
+    return epilogue
 
 
 def make_store_part(columns: int):

@@ -1,11 +1,11 @@
-"""Layer normalisation of rows of halves, alone or with a residual added first; the arithmetic is float32.
+"""Layer normalisation of float16 rows, alone or with a residual added first; the arithmetic is float32.
 
 Shapes  x, residual, out (R, C), weight, bias (C,); float16, C-contiguous
 Work    about 8 flops an element; 4*R*C bytes, 6*R*C with a residual
 Source  as labkit.kernels.norm.layernorm; MiniLM and BERT run so
 
-A lane loads eight neighbours at once: 128 bits are four words of two halves each. A row of 768 is three such octets in
-each lane of a warp.
+A lane loads eight neighbours at once: 128 bits are four words of two float16 values each. A row of 768 is three such
+octets in each lane of a warp.
 """
 
 
@@ -141,7 +141,7 @@ def make_layernorm_half(octets: int, together: bool, with_residual: bool):
     return layernorm_half_kernel
 
 
-@rung(kernel=make_layernorm_half(3, False, False), idea="one warp a row, halves loaded one by one",
+@rung(kernel=make_layernorm_half(3, False, False), idea="one warp a row, float16 values loaded one by one",
       sizes="rows of at most 2,048 columns")
 def layernorm_half_singles(x, weight, bias, out, stream=0):
     """One warp normalises one row, which stays in registers. A lane takes eight neighbours and loads each by itself."""
@@ -149,7 +149,7 @@ def layernorm_half_singles(x, weight, bias, out, stream=0):
     _launch(x, x, weight, bias, out, stream, with_residual=False, together=False)
 
 
-@rung(kernel=make_layernorm_half(3, True, False), idea="eight halves in one load",
+@rung(kernel=make_layernorm_half(3, True, False), idea="eight float16 values in one load",
       sizes="rows of at most 2,048 columns")
 def layernorm_half_warp(x, weight, bias, out, stream=0):
     """As singles, but the eight neighbours are one load of 128 bits, where the columns come in eights. `out` may be
@@ -158,7 +158,7 @@ def layernorm_half_warp(x, weight, bias, out, stream=0):
     _launch(x, x, weight, bias, out, stream, with_residual=False)
 
 
-@rung(kernel=make_layernorm_half(3, False, True), idea="one warp a row, halves loaded one by one",
+@rung(kernel=make_layernorm_half(3, False, True), idea="one warp a row, float16 values loaded one by one",
       sizes="rows of at most 2,048 columns")
 def add_layernorm_half_singles(x, residual, weight, bias, out, stream=0):
     """One warp adds and normalises one row; the sum stays in registers, in float32. Halves are loaded one by one."""
@@ -166,7 +166,8 @@ def add_layernorm_half_singles(x, residual, weight, bias, out, stream=0):
     _launch(x, residual, weight, bias, out, stream, with_residual=True, together=False)
 
 
-@rung(kernel=make_layernorm_half(3, True, True), idea="eight halves in one load", sizes="rows of at most 2,048 columns")
+@rung(kernel=make_layernorm_half(3, True, True), idea="eight float16 values in one load",
+      sizes="rows of at most 2,048 columns")
 def add_layernorm_half_warp(x, residual, weight, bias, out, stream=0):
     """As singles, but eight neighbours are one load of 128 bits, where the columns come in eights. `out` may be `x`
     or `residual`."""
@@ -214,7 +215,7 @@ TIMED = {
 
 LAYERNORM_HALF = Op(
     "layernorm_half",
-    title="Layer normalisation in halves",
+    title="Layer normalisation in float16",
     formula="out = (x - mean) / sqrt(variance + 1e-5) * weight + bias, for each row",
     reference=layernorm_half_reference,
     rungs=(layernorm_half_singles, layernorm_half_warp),
@@ -229,7 +230,7 @@ LAYERNORM_HALF = Op(
 
 ADD_LAYERNORM_HALF = Op(
     "add_layernorm_half",
-    title="Residual addition and layer normalisation in halves",
+    title="Residual addition and layer normalisation in float16",
     formula="out = layernorm(x + residual)",
     reference=add_layernorm_half_reference,
     rungs=(add_layernorm_half_singles, add_layernorm_half_warp),

@@ -42,10 +42,10 @@ def masked_softmax_reference(scores, lengths=None, *, causal=False, scale=SCALE)
         of_matrix = np.repeat(lengths, count // len(lengths))
         seen = seen & (key < of_matrix[:, None, None])
     x = np.where(seen, scores.astype(np.float64) * scale, -np.inf)
-    largest = x.max(axis=-1, keepdims=True)
-    powers = np.exp(x - np.where(np.isinf(largest), 0.0, largest))
-    total = powers.sum(axis=-1, keepdims=True)
-    return powers / np.where(total == 0.0, 1.0, total)
+    row_max = x.max(axis=-1, keepdims=True)
+    exponentials = np.exp(x - np.where(np.isinf(row_max), 0.0, row_max))
+    row_sum = exponentials.sum(axis=-1, keepdims=True)
+    return exponentials / np.where(row_sum == 0.0, 1.0, row_sum)
 
 
 # --- Unfused: a kernel for each step ---------------------------------------------------------------------------------
@@ -107,30 +107,30 @@ def masked_softmax_three_read_kernel(scores, lengths, out, scale, mask):
     size, threads = uint32(scores.shape[2]), uint32(cuda.blockDim.x)
     seen = columns_seen(row, size, lengths, uint32(cuda.blockIdx.z), mask)
 
-    largest = NOTHING
+    row_max = NOTHING
     col = thread
     while col < size:
         value = scores[matrix, row, col] * scale
         if col >= seen:
             value = NOTHING
-        largest = max(largest, value)
+        row_max = max(row_max, value)
         col += threads
-    largest = block_max(largest, partial)
+    row_max = block_max(row_max, partial)
 
-    total = ZERO
+    row_sum = ZERO
     col = thread
     while col < size:
         value = scores[matrix, row, col] * scale
         if col >= seen:
             value = NOTHING
-        total += math.exp(value - largest)
+        row_sum += math.exp(value - row_max)
         col += threads
-    total = block_sum(total, partial)
+    row_sum = block_sum(row_sum, partial)
 
     col = thread
     while col < size:
         value = scores[matrix, row, col] * scale
-        out[matrix, row, col] = math.exp(value - largest) / total if col < seen else ZERO
+        out[matrix, row, col] = math.exp(value - row_max) / row_sum if col < seen else ZERO
         col += threads
 
 
@@ -150,23 +150,23 @@ def masked_softmax_bounded_kernel(scores, lengths, out, scale, mask):
     size, threads = uint32(scores.shape[2]), uint32(cuda.blockDim.x)
     seen = columns_seen(row, size, lengths, uint32(cuda.blockIdx.z), mask)
 
-    largest = NOTHING
+    row_max = NOTHING
     col = thread
     while col < seen:  # not size: what the mask hides is never loaded
-        largest = max(largest, scores[matrix, row, col] * scale)
+        row_max = max(row_max, scores[matrix, row, col] * scale)
         col += threads
-    largest = block_max(largest, partial)
+    row_max = block_max(row_max, partial)
 
-    total = ZERO
+    row_sum = ZERO
     col = thread
     while col < seen:
-        total += math.exp(scores[matrix, row, col] * scale - largest)
+        row_sum += math.exp(scores[matrix, row, col] * scale - row_max)
         col += threads
-    total = block_sum(total, partial)
+    row_sum = block_sum(row_sum, partial)
 
     col = thread
     while col < seen:
-        out[matrix, row, col] = math.exp(scores[matrix, row, col] * scale - largest) / total
+        out[matrix, row, col] = math.exp(scores[matrix, row, col] * scale - row_max) / row_sum
         col += threads
     while col < size:
         out[matrix, row, col] = ZERO
@@ -182,7 +182,7 @@ def masked_softmax_bounded(scores, out, lengths=None, *, causal=False, scale=SCA
 
 
 # --- Fused, a single read --------------------------------------------------------------------------------------------
-# factor is scale * log2(e): the exponential is then 2 ** (factor * x - largest).
+# factor is scale * log2(e): the exponential is then 2 ** (factor * x - row_max).
 
 
 @kernel_factory
@@ -208,18 +208,18 @@ def make_warp_row(vectors: int):
                     a, b, c, d = ptx.load_nc4(scores, first + col)
                     values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
 
-            largest = NOTHING
+            row_max = NOTHING
             for i in range(held):
                 col = uint32(uint32(128 * (i // 4) + i % 4) + mine)
                 values[i] = values[i] * factor if col < seen else NOTHING
-                largest = max(largest, values[i])
-            largest = warp_max(largest)
+                row_max = max(row_max, values[i])
+            row_max = warp_max(row_max)
 
-            total = ZERO
+            row_sum = ZERO
             for i in range(held):
-                values[i] = ptx.exp2_approx(values[i] - largest)
-                total += values[i]
-            share = float32(1.0) / warp_sum(total)
+                values[i] = ptx.exp2_approx(values[i] - row_max)
+                row_sum += values[i]
+            share = float32(1.0) / warp_sum(row_sum)
 
             for v in range(vectors):
                 col = uint32(uint32(128 * v) + mine)
@@ -247,18 +247,18 @@ def make_warp_row_unaligned(held: int):
             lane = thread & uint32(31)
             seen = columns_seen(row, size, lengths, uint32(cuda.blockIdx.z), mask)
 
-            largest = NOTHING
+            row_max = NOTHING
             for i in range(held):
                 col = uint32(uint32(32 * i) + lane)
                 values[i] = scores[matrix, row, col] * factor if col < seen else NOTHING
-                largest = max(largest, values[i])
-            largest = warp_max(largest)
+                row_max = max(row_max, values[i])
+            row_max = warp_max(row_max)
 
-            total = ZERO
+            row_sum = ZERO
             for i in range(held):
-                values[i] = ptx.exp2_approx(values[i] - largest)
-                total += values[i]
-            share = float32(1.0) / warp_sum(total)
+                values[i] = ptx.exp2_approx(values[i] - row_max)
+                row_sum += values[i]
+            share = float32(1.0) / warp_sum(row_sum)
 
             for i in range(held):
                 col = uint32(uint32(32 * i) + lane)
@@ -275,7 +275,7 @@ def make_block_row(vectors: int):
 
     @cuda.jit(launch_bounds=512)  # so that ptxas keeps to the registers that 512 threads can have
     def masked_softmax_block_row_kernel(scores, lengths, out, factor, mask):
-        partial_largest, partial_total = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
+        partial_max, partial_sum = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
         values = cuda.local.array(held, float32)
         row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
         matrix = uint32(cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y)
@@ -290,27 +290,27 @@ def make_block_row(vectors: int):
                 a, b, c, d = ptx.load_nc4(scores, first + col)
                 values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
 
-        largest = NOTHING
+        row_max = NOTHING
         for i in range(held):
             col = uint32(uint32(4) * (uint32(i // 4) * threads + thread) + uint32(i % 4))
             values[i] = values[i] * factor if col < seen else NOTHING
-            largest = max(largest, values[i])
-        largest = warp_max(largest)
+            row_max = max(row_max, values[i])
+        row_max = warp_max(row_max)
         if lane == uint32(0):
-            partial_largest[warp] = largest
+            partial_max[warp] = row_max
         cuda.syncthreads()
         inside = lane < threads >> uint32(5)
-        largest = warp_max(partial_largest[lane] if inside else NOTHING)
+        row_max = warp_max(partial_max[lane] if inside else NOTHING)
 
-        total = ZERO
+        row_sum = ZERO
         for i in range(held):
-            values[i] = ptx.exp2_approx(values[i] - largest)
-            total += values[i]
-        total = warp_sum(total)
+            values[i] = ptx.exp2_approx(values[i] - row_max)
+            row_sum += values[i]
+        row_sum = warp_sum(row_sum)
         if lane == uint32(0):
-            partial_total[warp] = total
+            partial_sum[warp] = row_sum
         cuda.syncthreads()
-        share = float32(1.0) / warp_sum(partial_total[lane] if inside else ZERO)
+        share = float32(1.0) / warp_sum(partial_sum[lane] if inside else ZERO)
 
         for v in range(vectors):
             col = uint32(uint32(4) * (uint32(v) * threads + thread))
@@ -329,7 +329,7 @@ def make_block_row_unaligned(held: int):
 
     @cuda.jit(launch_bounds=512)
     def masked_softmax_block_row_unaligned_kernel(scores, lengths, out, factor, mask):
-        partial_largest, partial_total = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
+        partial_max, partial_sum = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
         values = cuda.local.array(held, float32)
         row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
         matrix = uint32(cuda.blockIdx.z * cuda.gridDim.y + cuda.blockIdx.y)
@@ -337,27 +337,27 @@ def make_block_row_unaligned(held: int):
         lane, warp = thread & uint32(31), thread >> uint32(5)
         seen = columns_seen(row, size, lengths, uint32(cuda.blockIdx.z), mask)
 
-        largest = NOTHING
+        row_max = NOTHING
         for i in range(held):
             col = uint32(uint32(i) * threads + thread)
             values[i] = scores[matrix, row, col] * factor if col < seen else NOTHING
-            largest = max(largest, values[i])
-        largest = warp_max(largest)
+            row_max = max(row_max, values[i])
+        row_max = warp_max(row_max)
         if lane == uint32(0):
-            partial_largest[warp] = largest
+            partial_max[warp] = row_max
         cuda.syncthreads()
         inside = lane < threads >> uint32(5)
-        largest = warp_max(partial_largest[lane] if inside else NOTHING)
+        row_max = warp_max(partial_max[lane] if inside else NOTHING)
 
-        total = ZERO
+        row_sum = ZERO
         for i in range(held):
-            values[i] = ptx.exp2_approx(values[i] - largest)
-            total += values[i]
-        total = warp_sum(total)
+            values[i] = ptx.exp2_approx(values[i] - row_max)
+            row_sum += values[i]
+        row_sum = warp_sum(row_sum)
         if lane == uint32(0):
-            partial_total[warp] = total
+            partial_sum[warp] = row_sum
         cuda.syncthreads()
-        share = float32(1.0) / warp_sum(partial_total[lane] if inside else ZERO)
+        share = float32(1.0) / warp_sum(partial_sum[lane] if inside else ZERO)
 
         for i in range(held):
             col = uint32(uint32(i) * threads + thread)

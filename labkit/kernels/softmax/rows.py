@@ -41,8 +41,8 @@ LARGEST_ROW = 16_384  # 512 threads with 32 elements each
 def softmax_reference(x):
     x = x.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        powers = np.exp(x - x.max(axis=-1, keepdims=True))
-    return powers / powers.sum(axis=-1, keepdims=True)
+        exponentials = np.exp(x - x.max(axis=-1, keepdims=True))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
 # --- One thread a row, one block a row, one warp a row ---------------------------------------------------------------
@@ -53,27 +53,27 @@ def softmax_naive_kernel(x, out):
     row = uint32(cuda.grid(1))
     if row < x.shape[0]:
         cols = uint32(x.shape[1])
-        largest = NOTHING
+        row_max = NOTHING
         col = uint32(0)
         while col < cols:
-            largest = max(largest, x[row, col])
+            row_max = max(row_max, x[row, col])
             col += uint32(1)
-        total = ZERO
+        row_sum = ZERO
         col = uint32(0)
         while col < cols:
-            power = math.exp(x[row, col] - largest)
-            out[row, col] = power
-            total += power
+            exponential = math.exp(x[row, col] - row_max)
+            out[row, col] = exponential
+            row_sum += exponential
             col += uint32(1)
         col = uint32(0)
         while col < cols:
-            out[row, col] /= total
+            out[row, col] /= row_sum
             col += uint32(1)
 
 
 @rung(kernel=softmax_naive_kernel, idea="one thread a row: three loops")
 def softmax_naive(x, out, stream=0, block=BLOCK):
-    """One thread takes a row: the largest, then the exponentials and their sum, then the quotients."""
+    """One thread takes a row: the maximum, then the exponentials and their sum, then the quotients."""
     rows, _ = _check(x, out)
     softmax_naive_kernel[-(-rows // block), block, stream](x, out)
 
@@ -84,25 +84,25 @@ def softmax_block_tree_kernel(x, out):
     row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
     threads, cols = uint32(cuda.blockDim.x), uint32(x.shape[1])
 
-    largest = NOTHING
+    row_max = NOTHING
     col = thread
     while col < cols:
-        largest = max(largest, x[row, col])
+        row_max = max(row_max, x[row, col])
         col += threads
-    largest = block_reduce_max(largest, shared)
+    row_max = block_reduce_max(row_max, shared)
 
-    total = ZERO
+    row_sum = ZERO
     col = thread
     while col < cols:
-        power = math.exp(x[row, col] - largest)
-        out[row, col] = power
-        total += power
+        exponential = math.exp(x[row, col] - row_max)
+        out[row, col] = exponential
+        row_sum += exponential
         col += threads
-    total = block_reduce_sum(total, shared)
+    row_sum = block_reduce_sum(row_sum, shared)
 
     col = thread
     while col < cols:
-        out[row, col] /= total
+        out[row, col] /= row_sum
         col += threads
 
 
@@ -121,24 +121,24 @@ def softmax_warp_kernel(x, out):
     if row < x.shape[0]:  # the same for all lanes of a warp
         cols, lane = uint32(x.shape[1]), thread & uint32(31)
 
-        largest = NOTHING
+        row_max = NOTHING
         col = lane
         while col < cols:
-            largest = max(largest, x[row, col])
+            row_max = max(row_max, x[row, col])
             col += uint32(32)
-        largest = warp_max(largest)
+        row_max = warp_max(row_max)
 
-        total = ZERO
+        row_sum = ZERO
         col = lane
         while col < cols:
-            total += math.exp(x[row, col] - largest)
+            row_sum += math.exp(x[row, col] - row_max)
             col += uint32(32)
-        total = warp_sum(total)
+        row_sum = warp_sum(row_sum)
 
-        scale = float32(1.0) / total
+        scale = float32(1.0) / row_sum
         col = lane
         while col < cols:
-            out[row, col] = math.exp(x[row, col] - largest) * scale
+            out[row, col] = math.exp(x[row, col] - row_max) * scale
             col += uint32(32)
 
 
@@ -152,61 +152,61 @@ def softmax_warp(x, out, stream=0):
     softmax_warp_kernel[-(-rows // WARPS), BLOCK, stream](x, out)
 
 
-# --- Online: the largest and the sum in one pass ---------------------------------------------------------------------
+# --- Online: the maximum and the sum in one pass ---------------------------------------------------------------------
 
 
 @cuda.jit(device=True)
-def merge(largest, total, other_largest, other_total):
-    """Two parts of a row, each with its largest element and its sum of exp(x - largest) -> the same of both.
+def merge(row_max, row_sum, other_max, other_sum):
+    """Two parts of a row, each with its row_max and its sum of exp(x - row_max) -> the same of both.
 
     The part with the smaller maximum is measured against the larger one: exp(x - M) = exp(x - m) * exp(m - M).
     """
-    together = max(largest, other_largest)
-    return together, total * math.exp(largest - together) + other_total * math.exp(other_largest - together)
+    together = max(row_max, other_max)
+    return together, row_sum * math.exp(row_max - together) + other_sum * math.exp(other_max - together)
 
 
 @cuda.jit(device=True)
-def warp_merge(largest, total):
+def warp_merge(row_max, row_sum):
     """Largest element and sum over the lanes of a warp, in every lane: five times two shuffles."""
     for distance in (16, 8, 4, 2, 1):
-        other_largest = cuda.shfl_xor_sync(ALL_LANES, largest, distance)
-        other_total = cuda.shfl_xor_sync(ALL_LANES, total, distance)
-        largest, total = merge(largest, total, other_largest, other_total)
-    return largest, total
+        other_max = cuda.shfl_xor_sync(ALL_LANES, row_max, distance)
+        other_sum = cuda.shfl_xor_sync(ALL_LANES, row_sum, distance)
+        row_max, row_sum = merge(row_max, row_sum, other_max, other_sum)
+    return row_max, row_sum
 
 
 @cuda.jit
 def softmax_online_kernel(x, out):
-    partial_largest, partial_total = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
+    partial_max, partial_sum = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
     row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
     threads, cols = uint32(cuda.blockDim.x), uint32(x.shape[1])
     lane, warp = thread & uint32(31), thread >> uint32(5)
 
-    largest, total = LOWEST, ZERO  # finite, so that -inf in a row is 0 and not NaN
+    row_max, row_sum = LOWEST, ZERO  # finite, so that -inf in a row is 0 and not NaN
     col = thread
     while col < cols:
         value = x[row, col]
-        if value > largest:
-            total *= math.exp(largest - value)  # what came before is measured against the new maximum
-            largest = value
-        total += math.exp(value - largest)
+        if value > row_max:
+            row_sum *= math.exp(row_max - value)  # what came before is measured against the new maximum
+            row_max = value
+        row_sum += math.exp(value - row_max)
         col += threads
 
-    largest, total = warp_merge(largest, total)
+    row_max, row_sum = warp_merge(row_max, row_sum)
     if lane == uint32(0):
-        partial_largest[warp], partial_total[warp] = largest, total
+        partial_max[warp], partial_sum[warp] = row_max, row_sum
     cuda.syncthreads()
     inside = lane < threads >> uint32(5)
-    largest, total = warp_merge(partial_largest[lane] if inside else LOWEST, partial_total[lane] if inside else ZERO)
+    row_max, row_sum = warp_merge(partial_max[lane] if inside else LOWEST, partial_sum[lane] if inside else ZERO)
 
-    scale = float32(1.0) / total
+    scale = float32(1.0) / row_sum
     col = thread
     while col < cols:
-        out[row, col] = math.exp(x[row, col] - largest) * scale
+        out[row, col] = math.exp(x[row, col] - row_max) * scale
         col += threads
 
 
-@rung(kernel=softmax_online_kernel, idea="one block a row: the largest and the sum in one pass")
+@rung(kernel=softmax_online_kernel, idea="one block a row: the maximum and the sum in one pass")
 def softmax_online(x, out, stream=0):
     """As warp, but in two passes instead of three: a running maximum, and a running sum that is corrected with it.
 
@@ -226,7 +226,7 @@ def make_softmax_vectorized(vectors: int):
 
     @cuda.jit(launch_bounds=512)  # so that ptxas keeps to the registers that 512 threads can have
     def softmax_vectorized_kernel(x, out):
-        partial_largest, partial_total = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
+        partial_max, partial_sum = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
         values = cuda.local.array(held, float32)
         row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
         threads, cols = uint32(cuda.blockDim.x), uint32(x.shape[1])
@@ -241,27 +241,27 @@ def make_softmax_vectorized(vectors: int):
                 a = b = c = d = NOTHING
             values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
 
-        largest = NOTHING
+        row_max = NOTHING
         for i in range(held):
-            largest = max(largest, values[i])
-        largest = warp_max(largest)
+            row_max = max(row_max, values[i])
+        row_max = warp_max(row_max)
         if lane == uint32(0):
-            partial_largest[warp] = largest
+            partial_max[warp] = row_max
         cuda.syncthreads()
         inside = lane < threads >> uint32(5)
-        largest = warp_max(partial_largest[lane] if inside else NOTHING)
+        row_max = warp_max(partial_max[lane] if inside else NOTHING)
 
-        total = ZERO
+        row_sum = ZERO
         for i in range(held):
-            values[i] = ptx.exp2_approx((values[i] - largest) * LOG2_E)  # exp(x) = 2 ** (x * log2(e))
-            total += values[i]
-        total = warp_sum(total)
+            values[i] = ptx.exp2_approx((values[i] - row_max) * LOG2_E)  # exp(x) = 2 ** (x * log2(e))
+            row_sum += values[i]
+        row_sum = warp_sum(row_sum)
         if lane == uint32(0):
-            partial_total[warp] = total  # an array of its own: no barrier has to protect partial_largest
+            partial_sum[warp] = row_sum  # an array of its own: no barrier has to protect partial_max
         cuda.syncthreads()
-        total = warp_sum(partial_total[lane] if inside else ZERO)
+        row_sum = warp_sum(partial_sum[lane] if inside else ZERO)
 
-        scale = float32(1.0) / total
+        scale = float32(1.0) / row_sum
         for v in range(vectors):
             col = uint32(uint32(4) * (uint32(v) * threads + thread))
             if col < cols:
@@ -277,35 +277,35 @@ def make_softmax_in_registers(held: int):
 
     @cuda.jit(launch_bounds=512)
     def softmax_in_registers_kernel(x, out):
-        partial_largest, partial_total = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
+        partial_max, partial_sum = cuda.shared.array(32, float32), cuda.shared.array(32, float32)
         values = cuda.local.array(held, float32)
         row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
         threads, cols = uint32(cuda.blockDim.x), uint32(x.shape[1])
         lane, warp = thread & uint32(31), thread >> uint32(5)
 
-        largest = NOTHING
+        row_max = NOTHING
         for i in range(held):
             col = uint32(uint32(i) * threads + thread)
             values[i] = x[row, col] if col < cols else NOTHING
-            largest = max(largest, values[i])
-        largest = warp_max(largest)
+            row_max = max(row_max, values[i])
+        row_max = warp_max(row_max)
         if lane == uint32(0):
-            partial_largest[warp] = largest
+            partial_max[warp] = row_max
         cuda.syncthreads()
         inside = lane < threads >> uint32(5)
-        largest = warp_max(partial_largest[lane] if inside else NOTHING)
+        row_max = warp_max(partial_max[lane] if inside else NOTHING)
 
-        total = ZERO
+        row_sum = ZERO
         for i in range(held):
-            values[i] = ptx.exp2_approx((values[i] - largest) * LOG2_E)
-            total += values[i]
-        total = warp_sum(total)
+            values[i] = ptx.exp2_approx((values[i] - row_max) * LOG2_E)
+            row_sum += values[i]
+        row_sum = warp_sum(row_sum)
         if lane == uint32(0):
-            partial_total[warp] = total
+            partial_sum[warp] = row_sum
         cuda.syncthreads()
-        total = warp_sum(partial_total[lane] if inside else ZERO)
+        row_sum = warp_sum(partial_sum[lane] if inside else ZERO)
 
-        scale = float32(1.0) / total
+        scale = float32(1.0) / row_sum
         for i in range(held):
             col = uint32(uint32(i) * threads + thread)
             if col < cols:

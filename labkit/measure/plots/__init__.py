@@ -4,7 +4,7 @@
     roofline           roofline, every_rung
     where_time_goes    round_trip, timeline, launch_cost, copy_cost
     drawings           launch_map, owners, warp_addresses, banks, broadcast_reads
-    matmul             tile_walk, patch, mma_lanes, overlap
+    matmul             tile_walk, thread_tile, mma_lanes, overlap
     reductions         reductions, masks, quads, launch_floor
     style              CourseFigure, the colours, the parts of a plot
 
@@ -15,7 +15,7 @@ device, and the recorded ones of a GPU.
 """
 
 from labkit.measure.plots.drawings import banks, broadcast_reads, launch_map, owners, sectors, warp_addresses
-from labkit.measure.plots.matmul import mma_lanes, overlap, patch, tile_walk
+from labkit.measure.plots.matmul import mma_lanes, overlap, thread_tile, tile_walk
 from labkit.measure.plots.reductions import launch_floor, masks, quads, reductions
 from labkit.measure.plots.results import block_shapes, crossing, crossover, curves, ladder, sizes, traffic
 from labkit.measure.plots.roofline import every_rung, roofline
@@ -25,6 +25,6 @@ from labkit.measure.plots.where_time_goes import copy_cost, launch_cost, round_t
 __all__ = [
     "CourseFigure", "banks", "block_shapes", "broadcast_reads", "copy_cost", "crossing", "crossover", "curves",
     "every_rung", "ladder", "launch_cost", "launch_floor", "launch_map", "masks", "mma_lanes", "overlap", "owners",
-    "patch", "quads", "reductions", "roofline", "round_trip", "sectors", "sizes", "tile_walk", "timeline", "traffic",
-    "warp_addresses",
+    "quads", "reductions", "roofline", "round_trip", "sectors", "sizes", "thread_tile", "tile_walk", "timeline",
+    "traffic", "warp_addresses",
 ]

@@ -139,8 +139,8 @@ LENGTH_LINES = {"three passes": (PURPLE, "v", "-"), "whole matrix": (VERMILLION,
 
 def over_lengths(series: dict, mask: str = "none", recorded: dict | None | str = "auto") -> CourseFigure:
     """Attention over the number of tokens, both axes logarithmic."""
-    said = "every query sees every key" if mask == "none" else "causal"
-    return _over(series, recorded, "attention_sizes", "S", f"Attention over the number of tokens, {said}", "tokens",
+    caption = "every query sees every key" if mask == "none" else "causal"
+    return _over(series, recorded, "attention_sizes", "S", f"Attention over the number of tokens, {caption}", "tokens",
                  mask)
 
 

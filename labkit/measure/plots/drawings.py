@@ -128,7 +128,7 @@ def sectors(indices, itemsize: int = 4) -> int:
 def warp_addresses(touched: dict[str, np.ndarray], title: str = "What one warp asks memory for", *,
                    itemsize: int = 4, columns: int = 3) -> CourseFigure:
     """The memory that the 32 lanes of one warp touch in one instruction: a row for each sector of 32 bytes, a cell for
-    each element, with the lanes that want it. Grey cells travel too and nobody wants them.
+    each element, with the lanes that want it. Grey cells travel too, although no lane wants them.
 
     touched: a name -> the index of the element that each lane touches, lane 0 first. `columns` of them stand in a
     line.
@@ -198,15 +198,15 @@ def banks(places: dict, size: int = 8, column: int = 2) -> CourseFigure:
     """
     gap, left, top = 0.42, 0.2, 1.00
     cell = min(0.29, (WIDTH - 2 * left - gap * (len(places) - 1)) / (len(places) * size))
-    said, panels = [], []
+    captions, panels = [], []
     for name, place in places.items():
         bank = [[place(row, col) % size for col in range(size)] for row in range(size)]
         wanted = [bank[row][column] for row in range(size)]
         steps = max(wanted.count(b) for b in wanted)
         panels.append((name, bank, steps))
-        said.append(f"{name}: {count_of(steps, 'step')}")
+        captions.append(f"{name}: {count_of(steps, 'step')}")
     figure, ax = canvas(top + size * cell + 0.42, f"A column of a tile, and its banks (drawn with {size} for 32)",
-                        "Reading a column of a tile: " + "; ".join(said) + ".")
+                        "Reading a column of a tile: " + "; ".join(captions) + ".")
     with rc_context(STYLE):
         for number_, (name, bank, steps) in enumerate(panels):
             x0 = left + number_ * (size * cell + gap)

@@ -113,8 +113,8 @@ def next_token(tokens: Sequence[str], panels: Mapping[str, np.ndarray], title: s
                           rotation=55, ha="right", rotation_mode="anchor")
             grid_along(ax, "y")
             kept = int((shares > 0).sum())
-            said = "" if kept == len(tokens) else f"; {kept} of these {len(tokens)} are left"
-            panel_title(ax, f"{name}{said}")
+            caption = "" if kept == len(tokens) else f"; {kept} of these {len(tokens)} are left"
+            panel_title(ax, f"{name}{caption}")
     return figure
 
 
@@ -140,9 +140,9 @@ def step_shares(series: dict, which: int = 0) -> CourseFigure:
     bandwidth = limits.get("bandwidth_gbs")
     model = labelled(series["model"]).replace("\n", " ")
     title = f"One token, {step['position']:,} before it: {model}"
-    said = "; ".join(f"{row['name']} {row['us'] / step['us']:.0%}" for row in rows)
+    caption = "; ".join(f"{row['name']} {row['us'] / step['us']:.0%}" for row in rows)
     figure, (ax,) = new_figure([0.33 * len(rows) + 0.15], title,
-                               f"{title}: {said}. {taken(series)}.")
+                               f"{title}: {caption}. {taken(series)}.")
     with rc_context(STYLE):
         widen_left(ax, names)
         longest = max(row["us"] for row in rows)
@@ -181,11 +181,11 @@ def rates(series: dict) -> CourseFigure:
         theirs = {name: float(np.mean([both[k][0] for both in SOURCE.values()]))
                   for k, name in enumerate(("unfused", "fused"))}
         panels["called"] = {"distilgpt2, NVIDIA L4:\nthe source's": theirs, **panels["called"]}
-    said = "; ".join(f"{HOWS[how]}: " + ", ".join(
+    caption = "; ".join(f"{HOWS[how]}: " + ", ".join(
         f"{name} " + " and ".join(f"{rate:,.0f}" for rate in found.values()) for name, found in groups.items())
         for how, groups in panels.items()).replace("\n", " ")
     heights = [0.24 * sum(len(found) + 0.8 for found in groups.values()) for groups in panels.values()]
-    figure, axes = new_figure(heights, "Tokens a second", f"Tokens a second. {said}. "
+    figure, axes = new_figure(heights, "Tokens a second", f"Tokens a second. {caption}. "
                               f"{taken(series)}.", gap=0.72)
     with rc_context(STYLE):
         names = [line for groups in panels.values() for name in groups for line in name.split("\n")]

@@ -1,7 +1,7 @@
 """Drawings of the matrix product: which elements a block, a thread and a lane read and keep, and when.
 
     tile_walk()                    which tiles a block of a product reads, step by step
-    patch()                        what one thread of a register-blocked product keeps and reads
+    thread_tile()                  what one thread of a register-blocked product keeps and reads
     mma_lanes(lane)                which lane holds which element of a tensor-core instruction
     overlap()                      loads and products of one block in time
 """
@@ -85,7 +85,7 @@ def tile_walk(M: int = 7, N: int = 11, K: int = 10, tile: int = 4, block: tuple[
             ax.text(x + 0.11 + 0.08 * len(name), y - 0.14, size, fontsize=8, color=FAINT, va="center")
         lines = (f"In each step the {tile * tile} threads", "1  load one element of each tile,",
                  "2  wait until both tiles are there,", f"3  do {tile} multiply-adds from the tiles,",
-                 "4  wait until nobody reads them.")
+                 "4  wait until no thread reads them.")
         for number_, text in enumerate(lines):
             ax.text(0.45, 1.05 + 0.25 * number_, text, fontsize=9.5, va="center",
                     fontweight="normal" if number_ else "bold")
@@ -94,8 +94,8 @@ def tile_walk(M: int = 7, N: int = 11, K: int = 10, tile: int = 4, block: tuple[
     return figure
 
 
-def patch(threads: int = 4, size: int = 4, thread: tuple[int, int] = (2, 1)) -> CourseFigure:
-    """One step of k in a block of threads x threads, each with a patch of size x size elements, `threads` apart.
+def thread_tile(threads: int = 4, size: int = 4, thread: tuple[int, int] = (2, 1)) -> CourseFigure:
+    """One step of k in a block of threads x threads, each with a tile of size x size elements, `threads` apart.
 
     Coloured: what thread (x, y) keeps, and the numbers of a and b that it reads for it.
     """
@@ -172,8 +172,8 @@ def mma_lanes(lane: int = 13) -> CourseFigure:
                  ("c2, c3  row g + 8", TEXT[ORANGE], "normal"))
         for k, (text, ink, weight) in enumerate(lines):
             ax.text(left, top + 0.25 + 0.26 * k, text, fontsize=9, color=ink, fontweight=weight, va="center")
-        ax.text(0.14, a_y + 16 * tall + 0.22, "The number is the lane. A register of a or b holds two halves; each sum "
-                "is a float32 of its own.", fontsize=8, color=FAINT, va="center")
+        ax.text(0.14, a_y + 16 * tall + 0.22, "The number is the lane. A register of a or b holds two float16 values; "
+                "each accumulator is a float32 of its own.", fontsize=8, color=FAINT, va="center")
     return figure
 
 

@@ -73,7 +73,7 @@ def reductions(threads: int = 8) -> CourseFigure:
                     draw_box(ax, middle[t] - pitch / 2 + 0.03, y, pitch - 0.06, cell, t if row == 0 else 1 << row,
                              fill=colour if t < holds else PALE[GREY], ink="white" if t < holds else GREY, size=7.5)
         ax.text(left, height - 0.30, "First row: the thread's number. Below: of how many numbers it holds the sum. "
-                "Grey: nobody reads it.", fontsize=8, color=FAINT, va="center")
+                "Grey: never read.", fontsize=8, color=FAINT, va="center")
     return figure
 
 

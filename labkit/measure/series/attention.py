@@ -32,7 +32,7 @@ from labkit.kernels.reduce import ZERO
 HEADS, SIZE = 12, 64  # GPT-2 small
 LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 CACHES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
-HALF = "f16"  # in the name of a line: halves
+HALF = "f16"  # in the name of a line: float16
 
 
 def _us(launch, in_torch: bool = False) -> float:
@@ -60,7 +60,7 @@ def _torch_parts(torch, array, heads: int):
 
 
 def attention_sizes(lengths=None, heads: int | None = None) -> dict:
-    """Attention of S tokens over S: three passes, the whole matrix, flash in float32 and halves, PyTorch's SDPA."""
+    """Attention of S tokens over S: three passes, the whole matrix, flash in float32 and float16, PyTorch's SDPA."""
     lengths = lengths or device.pick(gpu=LENGTHS, cpu=(16, 32, 64))
     heads = heads or device.pick(gpu=HEADS, cpu=1)
     torch = measure.import_library("torch") if device.on_gpu() else None
@@ -125,9 +125,10 @@ def scores_only_kernel(qkv, keys_values, start, out, first, size, scale, causal)
     scores = cuda.shared.array(0, float32)
     partial = cuda.shared.array(32, float32)
     head_column = uint32(uint32(cuda.blockIdx.y) * size)
-    total = weigh_keys(qkv, keys_values, first, head_column, size, uint32(keys_values.shape[0]), scale, scores, partial)
+    row_sum = weigh_keys(qkv, keys_values, first, head_column, size, uint32(keys_values.shape[0]), scale, scores,
+                         partial)
     if cuda.threadIdx.x < size:
-        out[cuda.blockIdx.x, head_column + uint32(cuda.threadIdx.x)] = total
+        out[cuda.blockIdx.x, head_column + uint32(cuda.threadIdx.x)] = row_sum
 
 
 def make_values_only(all_threads: bool):
@@ -148,20 +149,20 @@ def make_values_only(all_threads: bool):
         groups = uint32(BLOCK) // size if all_threads else uint32(1)
         i, group = thread % size, thread // size
         column = uint32(first + width + head_column + i)
-        mixed = ZERO
+        acc = ZERO
         if group < groups:
             j = group
             while j < keys:
-                mixed += scores[j] * keys_values[j, column]
+                acc += scores[j] * keys_values[j, column]
                 j += groups
-        sums[thread] = mixed
+        sums[thread] = acc
         cuda.syncthreads()
         if group == uint32(0):
             other = uint32(1)
             while other < groups:
-                mixed += sums[uint32(other * size) + i]
+                acc += sums[uint32(other * size) + i]
                 other += uint32(1)
-            out[cuda.blockIdx.x, head_column + i] = mixed
+            out[cuda.blockIdx.x, head_column + i] = acc
 
     return values_only_kernel
 
@@ -178,7 +179,7 @@ def attention_passes(S: int | None = None, heads: int | None = None) -> dict:
         return _us(lambda stream=0: kernel[(S, heads), BLOCK, stream, 4 * S](*arguments))
 
     return measure.stamped({"S": S, "heads": heads, "size": SIZE, "us": {
-        "scores and powers": us(scores_only_kernel),
+        "scores and exponentials": us(scores_only_kernel),
         "values, a head's width of threads": us(make_values_only(False)),
         "values, all threads": us(make_values_only(True)),
         attention_three_pass.__name__: us(attention_three_pass_kernel),

@@ -43,14 +43,14 @@ def products(size: int | None = None, budget_s: float = 0.3) -> dict:
     sample = min(size, SAMPLE)
     truth = host_a[:sample].astype(np.float64) @ host_b.astype(np.float64)
     a, b = cuda.to_device(host_a), cuda.to_device(host_b)
-    halves = [cuda.to_device(x.astype(np.float16)) for x in (host_a, host_b)]
+    float16_arrays = [cuda.to_device(x.astype(np.float16)) for x in (host_a, host_b)]
     brains = [cuda.to_device(bfloat16_of(x)) for x in (host_a, host_b)]
     out, half_out, brain_out = (cuda.device_array((size, size), dtype) for dtype in (np.float32, np.float16, np.uint16))
 
     def with_conversion():
-        convert(a, halves[0])
-        convert(b, halves[1])
-        blas.matmul(*halves, half_out)
+        convert(a, float16_arrays[0])
+        convert(b, float16_arrays[1])
+        blas.matmul(*float16_arrays, half_out)
         convert(half_out, out)
 
     library = "cuBLAS" if device.on_gpu() else "model"
@@ -66,11 +66,11 @@ def products(size: int | None = None, budget_s: float = 0.3) -> dict:
                      "relative_error": error})
 
     add(f"{library} SGEMM", lambda: blas.matmul(a, b, out), lambda: out.copy_to_host().astype(np.float64))
-    add(f"{library} GEMM f16, sums f32", lambda: blas.matmul(*halves, half_out),
+    add(f"{library} GEMM f16, sums f32", lambda: blas.matmul(*float16_arrays, half_out),
         lambda: half_out.copy_to_host().astype(np.float64))
     add("the same, and the conversions", with_conversion, lambda: out.copy_to_host().astype(np.float64))
-    if device.on_gpu():  # the model adds halves one product after another
-        add(f"{library} GEMM f16, sums f16", lambda: blas.matmul(*halves, half_out, accumulate="f16"),
+    if device.on_gpu():  # the model adds float16 values one product after another
+        add(f"{library} GEMM f16, sums f16", lambda: blas.matmul(*float16_arrays, half_out, accumulate="f16"),
             lambda: half_out.copy_to_host().astype(np.float64))
     add(f"{library} GEMM bf16, sums f32", lambda: blas.matmul(*brains, brain_out),
         lambda: float32_of(brain_out.copy_to_host()).astype(np.float64))

@@ -100,7 +100,8 @@ def _child(mode, **environment):
 
 
 def time_cpu_device(report=lambda text: None):
-    """{what: number} for the rows of GOALS, and the single times behind them. `report` is told what runs."""
+    """{what: number} for the rows of GOALS, and the single times behind them. `report` is called with the name of
+    each."""
     from labkit.simt import api as cuda
 
     matmul, add = make_kernels(cuda)

@@ -48,7 +48,7 @@ def memory_latency() -> dict | None:
 
 @njit
 def softmax_on_one_core(x, out):
-    """What every GPU kernel is compared with: three loops over each row, compiled for the processor."""
+    """What every GPU kernel is compared with: three loops over each row, compiled for the CPU."""
     for row in range(x.shape[0]):
         largest = x[row, 0]
         for col in range(1, x.shape[1]):
@@ -62,7 +62,7 @@ def softmax_on_one_core(x, out):
 
 
 def softmax_cpu(rows: int | None = None, cols: int | None = None) -> dict:
-    """The three loops on one core of this machine's processor, in ms."""
+    """The three loops on one core of this machine's CPU, in ms."""
     rows = rows or device.pick(gpu=8192, cpu=256)
     cols = cols or device.pick(gpu=8192, cpu=1024)
     x = 8 * np.random.default_rng(0).random((rows, cols), dtype=np.float32)

@@ -66,7 +66,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
         self.shown = {n.id: n.shown for n in nodes if isinstance(n, ast.Name) and getattr(n, "shown", None)}
         self._run_blocks(bound)
         for memory, address, finding in self.unwritten:
-            if (memory, address) not in self.raced:  # what a race explains is not said twice
+            if (memory, address) not in self.raced:  # what a race explains is not reported twice
                 self.report.uninitialized(finding, finding.array, finding.lines[0])
         self._count_requests()
         for device_array, host in copies:

@@ -109,7 +109,7 @@ class Report:
             into.append(finding)
 
     def race(self, finding, key, reach):
-        """reach: 0 within a warp, 1 within a block, 2 between blocks. Of one pair of lines the widest is told."""
+        """reach: 0 within a warp, 1 within a block, 2 between blocks. Of one pair of lines the widest is kept."""
         finding.reach = reach
         known = self.seen.get(("race", key))
         if known is not None and reach > known.reach:

@@ -320,7 +320,7 @@ class Intrinsics:
             matrix[there] = box[here]
 
     def check_finished(self, threads):
-        """At the end of a block: a fault for a product or a store that nobody has waited for."""
+        """At the end of a block: a fault for a product or a store that no thread has waited for."""
         for queue in self.execution.state.products.values():
             for _, (name, *_, line, thread) in queue.items:
                 self.fault(

@@ -22,7 +22,7 @@ def words_of(registers):
 
 
 def _numbers(words, kind):
-    """(low, high) halves of the words of A or B, as float32."""
+    """(low, high) float16 values of the words of A or B, as float32."""
     parts = [(words & 0xFFFF).astype(np.uint16), (words >> 16).astype(np.uint16)]
     return [from_bf16(p) if kind == "bf16" else p.view(np.float16).astype(np.float32) for p in parts]
 
@@ -84,7 +84,7 @@ def swizzled(addresses, nbytes):
 
 @functools.lru_cache(256)
 def tile_offsets(rows, leading, stride, nbytes, mn_major):
-    """Where element (row, k) of a tile of rows x 16 halves lies, in bytes from its start, before the swizzle.
+    """Where element (row, k) of a tile of rows x 16 float16 values lies, in bytes from its start, before the swizzle.
 
     Source: PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout".
     """

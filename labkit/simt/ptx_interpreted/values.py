@@ -18,12 +18,12 @@ def to_bf16(values):
     return np.where(np.isnan(values), 0x7FFF, rounded).astype(np.uint16)
 
 
-def _pack(halves):
-    low, high = halves.view(np.uint16).tolist()
+def _pack(pair):
+    low, high = pair.view(np.uint16).tolist()
     return Unsigned(low | high << 16)
 
 
-def _halves(word, dtype):
+def _split_word(word, dtype):
     word = int(word)
     return np.array([word & 0xFFFF, word >> 16 & 0xFFFF], np.uint16).view(dtype)
 
@@ -33,7 +33,7 @@ def pack_half2(x, y):
 
 
 def unpack_half2(word):
-    return tuple(_halves(word, np.float16).astype(np.float32))
+    return tuple(_split_word(word, np.float16).astype(np.float32))
 
 
 def pack_bf162(x, y):
@@ -41,7 +41,7 @@ def pack_bf162(x, y):
 
 
 def unpack_bf162(word):
-    return tuple(from_bf16(_halves(word, np.uint16)))
+    return tuple(from_bf16(_split_word(word, np.uint16)))
 
 
 def float_bits(x):

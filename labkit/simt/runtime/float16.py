@@ -1,7 +1,7 @@
 """float16 for Numba's CPU target, which has the type but no code for it.
 
 A half is kept in 16 bits; arithmetic converts to float32, computes, and rounds to the nearest half, ties to even: what
-a GPU's half instructions give for +, -, * and /. Other functions of halves give float32. Importing this registers it.
+a GPU's half instructions give for +, -, * and /. Other functions of float16 give float32. Importing this registers it.
 Source: the conversions are the branch-by-range ones of F. Giesen, "Half to float done quick" and its inverse.
 """
 

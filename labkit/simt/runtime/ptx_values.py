@@ -46,8 +46,8 @@ def _unpack(convert):
     @intrinsic
     def unpack(typing_context, word):
         def codegen(context, builder, signature, arguments):
-            halves = [builder.trunc(builder.lshr(arguments[0], ir.Constant(_I32, k)), _I16) for k in (0, 16)]
-            return cgutils.pack_array(builder, [convert(builder, half) for half in halves])
+            parts = [builder.trunc(builder.lshr(arguments[0], ir.Constant(_I32, k)), _I16) for k in (0, 16)]
+            return cgutils.pack_array(builder, [convert(builder, half) for half in parts])
 
         return types.UniTuple(types.float32, 2)(types.uint32), codegen
 

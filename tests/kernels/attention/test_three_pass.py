@@ -42,8 +42,8 @@ def test_the_reference_is_written_out():
         q = flat[t * 3 * W + h * D :][:D]
         keys = [flat[j * 3 * W + W + h * D :][:D] for j in range(seen)]
         values = [flat[j * 3 * W + 2 * W + h * D :][:D] for j in range(seen)]
-        powers = np.exp([q @ k / 2 for k in keys])
-        expected = sum(p * v for p, v in zip(powers, values, strict=True)) / powers.sum()
+        exponentials = np.exp([q @ k / 2 for k in keys])
+        expected = sum(p * v for p, v in zip(exponentials, values, strict=True)) / exponentials.sum()
         np.testing.assert_allclose(attention_reference(qkv, H, causal=causal)[t, h * D : h * D + D], expected)
 
 

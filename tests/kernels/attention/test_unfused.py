@@ -23,7 +23,7 @@ def test_it_is_attention(fused, tiled):
         for causal in (False, True):
             qkv = 2 * uniform(rng, S, 3 * H * D)
             given, cached = {}, {}
-            keys = np.full((before + S + 3, 2 * H * D), np.nan, np.float32)  # nobody reads beyond what is in use
+            keys = np.full((before + S + 3, 2 * H * D), np.nan, np.float32)  # nothing beyond what is in use is read
             if before:
                 keys[: before + S] = 2 * uniform(rng, before + S, 2 * H * D)
                 keys[before : before + S] = qkv[:, H * D :]

@@ -86,9 +86,9 @@ def test_no_race_in_the_pipelined_kernels():
 
 def test_what_feeds_a_multiply_add():
     """The counts that docstrings and lesson state: numbers read from shared memory for the products of one step."""
-    for patch, numbers in ((4, 8), (8, 16)):
-        kernel = make_matmul_register_blocked(patch)
-        tile = 16 * patch
+    for thread_tile, numbers in ((4, 8), (8, 16)):
+        kernel = make_matmul_register_blocked(thread_tile)
+        tile = 16 * thread_tile
         a, b = np.ones((tile, 8), np.float32), np.ones((8, tile), np.float32)
         report = observe(kernel[1, (16, 16)], a, b, np.zeros((tile, tile), np.float32))
         assert report.ok

@@ -1,4 +1,4 @@
-"""Products of halves and bfloat16 numbers: every rung at awkward shapes, the cost of sums in halves, clear refusals."""
+"""Products in float16 and bfloat16: every rung at awkward shapes, the cost of sums in float16, clear refusals."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,6 @@ from labkit.kernels.agree import agree
 from labkit.kernels.matmul.half import (
     MATMUL_BF16,
     MATMUL_HALF,
-    halves,
     matmul_half_double_buffered,
     matmul_half_f16_sums,
     matmul_half_hand_blocked,
@@ -16,6 +15,7 @@ from labkit.kernels.matmul.half import (
     matmul_half_pipelined,
     matmul_half_tensor_core,
     matmul_half_tiled,
+    random_float16,
 )
 
 ANY_SIZE = (matmul_half_naive, matmul_half_tiled, matmul_half_tensor_core, matmul_half_hand_blocked)
@@ -40,7 +40,7 @@ def test_random_shapes_agree():
 
 
 def test_zeros_are_no_answer():
-    """The tolerances, that of sums in halves too, tell a product from zeros and from one without its last element."""
+    """The tolerances, that of sums in float16 too, tell a product from zeros and from one without its last element."""
     rng = np.random.default_rng(3)
     a, b = (m.astype(np.float64) for m in MATMUL_HALF.inputs(rng, M=64, N=64, K=4096))
     for tolerance in (MATMUL_HALF.tolerance, matmul_half_f16_sums.tolerance):
@@ -57,7 +57,7 @@ def relative_error(launcher, a, b):
 def test_sums_in_halves_lose_digits_as_k_grows():
     """What float16 accumulators cost. On an H200 1,024 x 1,024 x 4,096 gives 2.4e-3 against 2.1e-4."""
     rng = np.random.default_rng(4)
-    short, long = ([relative_error(launcher, halves(rng, 32, K), halves(rng, K, 32))
+    short, long = ([relative_error(launcher, random_float16(rng, 32, K), random_float16(rng, K, 32))
                     for launcher in (matmul_half_double_buffered, matmul_half_f16_sums)] for K in (384, 1536))
     assert short[0] == pytest.approx(2.1e-4, rel=0.2) and long[0] == pytest.approx(2.1e-4, rel=0.2)
     assert short[1] > 3 * short[0] and long[1] > 1.5 * short[1]

@@ -1,4 +1,4 @@
-"""Layer normalisation in halves: every rung, a residual in place, views at odd addresses, errors."""
+"""Layer normalisation in float16: every rung, a residual in place, views at odd addresses, errors."""
 
 import numpy as np
 import pytest

@@ -202,7 +202,7 @@ def test_tile_walk_fills_the_tails_with_zeros():
 
 def test_warp_addresses_name_the_lanes_that_share_an_element():
     lane = np.arange(32)
-    touched = {"row": lane, "pairs": lane // 2, "halves": 4096 * (lane // 16), "one": 0 * lane}
+    touched = {"row": lane, "pairs": lane // 2, "half_warps": 4096 * (lane // 16), "one": 0 * lane}
     shown = texts(plots.warp_addresses(touched, "A warp"))
     for part in ("4 sectors, 100% of the bytes used", "2 sectors, 12% of", "1 sector, 12% of the bytes used",
                  "16,384", "30,\n31", "0\u2013\n15", "0\u2013\n31"):
@@ -277,7 +277,7 @@ def test_costs_over_sizes_say_where_and_leave_out_what_was_not_measured():
 
 
 def test_pictures_of_the_product_to_the_limit():
-    figure = plots.patch(threads=4, size=2, thread=(1, 3))
+    figure = plots.thread_tile(threads=4, size=2, thread=(1, 3))
     for part in ("2 numbers of a,", "2 numbers of b,", "of its 4 sums.", "Thread (1, 3)"):
         assert part in texts(figure)
     shown = texts(plots.mma_lanes(lane=31))
