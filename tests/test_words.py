@@ -126,7 +126,8 @@ def problems_in(path: str, source: str, words: tuple[Word, ...] = WORDS) -> list
             for match in (as_name if each.is_name else in_prose).finditer(each.text):
                 if not any(begin <= match.start() and match.end() <= end for begin, end in excused):
                     line = each.line + each.text.count("\n", 0, match.start())
-                    found.append((line, f"labkit/{path}:{line}: {re.sub(spread(' '), ' ', match[0])!r}: say {word.use!r}"))
+                    seen = re.sub(spread(" "), " ", match[0])
+                    found.append((line, f"labkit/{path}:{line}: {seen!r}: say {word.use!r}"))
     return [message for _, message in sorted(set(found))]
 
 

@@ -327,7 +327,7 @@ def parallel() -> Section:
         "The maximum of a row of scores and the sum of its exponentials are found in two levels: shuffles inside a "
         "warp, five steps for 32 lanes, then one number of each warp through shared memory. single_read goes "
         "further where a row fits into the registers of one warp: there is no second level, and no barrier. (The "
-        "source has no Figure 9.)"))
+        "article has no Figure 9.)"))
 
 
 def block() -> Section:

@@ -96,7 +96,7 @@ PREDICT_EVERY_SECOND = PredictionExercise(
         "deliveries": "write down the first and the last element of x that lanes 0 to 31 load. How many pieces of "
                       "eight floats lie between?",
         "bytes_used": "each element of out is one number read and one number written, four bytes each.",
-        "bytes_moved": "memory delivers whole pieces of 32 bytes. Which pieces of x does nobody ask for? Then add out.",
+        "bytes_moved": "memory delivers whole pieces of 32 bytes. Which pieces of x does no thread use? Then add out.",
     },
     wrong={
         "one thread is counted for each element of x, and there is one for each element of out": {"idle": 192},

@@ -40,7 +40,7 @@ ROW_RANGE = KernelExercise(
     wrong={
         "the step with distance 1 is missing: lanes 0 and 1 never meet":
             Edit("for distance in (16, 8, 4, 2, 1):", "for distance in (16, 8, 4, 2):"),
-        "lane 0 stores what it found by itself; nobody asked the other lanes": range_of_one_lane,
+        "lane 0 stores what it found by itself, without the other lanes' values": range_of_one_lane,
         "the largest of the lanes' smallest numbers":
             Edit("min(smallest, cuda.shfl_xor_sync", "max(smallest, cuda.shfl_xor_sync"),
         "`shfl_down` gathers in lane 0, and another lane stores":

@@ -206,7 +206,7 @@ SOFTMAX_BACKWARD = KernelExercise(
         "the sum of `g` alone: each has to be weighed by its `p`":
             Edit("total += p[row, col] * g[row, col]", "total += g[row, col]"),
         "`scale` is left out": Edit("scale * p[row, col]", "p[row, col]"),
-        "each lane subtracts its own sum; nobody asked the other lanes":
+        "each lane subtracts its own sum, not that of all lanes":
             Edit("for distance in (16, 8, 4, 2, 1):\n"
                  "    total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)",
                  ""),

@@ -172,7 +172,7 @@ WEIGHTED_VALUES = KernelExercise(
         "the factor is exp(largest - new), never more than 1; this is its inverse":
             Edit("math.exp(largest - new)", "math.exp(new - largest)"),
         "the first score in place of the largest: powers of far larger ones are infinite": average_first_for_largest,
-        "nobody divides by `total`": Edit("mixed / total", "mixed"),
+        "the division by `total` is missing": Edit("mixed / total", "mixed"),
     },
 )
 
@@ -322,7 +322,7 @@ ATTEND_WARP = KernelExercise(
         "`largest` begins at 0, and scores far below it vanish": Edit("(-math.inf)", "(0.0)"),
         "`shfl_down_sync`: only lane 0 has the whole score": Edit("cuda.shfl_xor_sync", "cuda.shfl_down_sync"),
         "the scores are not divided by 8, the root of 64": Edit("score *= float32(0.125)", ""),
-        "nobody divides by the sum of the powers":
+        "the division by the sum of the exponentials is missing":
             Edit("mixed_left / total, mixed_right / total", "mixed_left, mixed_right"),
         "a lane takes its own two products for the whole score":
             Edit("for distance in (16, 8, 4, 2, 1):\n"

@@ -101,7 +101,7 @@ READ_TENSOR = FunctionExercise(
     wrong={"the offsets are counted from the first byte of the file": tensor_from_the_files_start,
            "the 8 bytes before the header are not counted": tensor_without_the_eight,
            "the numbers are right, but the shape is missing": tensor_flat,
-           "np.frombuffer takes float64 if it is not told np.float32": tensor_of_doubles,
+           "np.frombuffer takes float64 unless it is given np.float32": tensor_of_doubles,
            "the header's order is taken for the order of the data": tensor_in_the_headers_order,
            "the header's size is read with its highest byte first": tensor_high_byte_first},
 )
