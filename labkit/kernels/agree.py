@@ -151,7 +151,7 @@ def _largest(values: np.ndarray) -> float:
 def differences(got: np.ndarray, expected: np.ndarray, allowed, unwritten: np.ndarray | None = None) -> Differences:
     """Element by element against a tolerance of each element's own.
 
-    Two infinities of one sign agree, and two NaNs do unless one is poison; anything else that is no number is wrong.
+    Two infinities of one sign agree, and two NaNs do unless one is poison; anything else that is not a number is wrong.
     `unwritten` says which elements were never written, where poison cannot: in an output that held something else.
     """
     unwritten = is_poison(got) if unwritten is None else unwritten

@@ -1,4 +1,4 @@
-"""The index of the largest element of each row: which token a language model holds for the likeliest.
+"""The index of the largest element of each row: which token a language model finds most likely.
 
 Shapes  x (R, C) float32, out (R,) int32; C-contiguous; any sizes
 Work    R*C comparisons; 4*R*C bytes read
@@ -109,10 +109,10 @@ def argmax_pairs(x, out, stream=0):
 
 @cuda.jit(device=True)
 def key_of(value, index):
-    """A 64-bit number that is the larger, the larger the pair: the value's bits above, the index's complement below.
+    """A 64-bit number that orders as the pairs do: the value's bits above, the index's complement below.
 
-    The bits of floats are ordered as signed integers are, except that negative ones run backwards: turning all bits but
-    the sign puts that right.
+    The bits of floats are ordered as signed integers are, except that negative ones run backwards; flipping all bits
+    but the sign corrects that.
     """
     bits = int32(ptx.float_bits(value + float32(0.0)))  # -0.0 + 0.0 is 0.0
     if bits < int32(0):

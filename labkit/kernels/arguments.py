@@ -63,7 +63,7 @@ MAX_SHARED = 232_448  # bytes a block can have on compute capability 9.0; withou
 def dynamic_shared(kernel, nbytes: int, *args) -> None:
     """Allow `kernel`, as compiled for these arguments, up to `nbytes` of dynamic shared memory a block.
 
-    Above 48 KB CUDA wants to be asked once; then kernel[grid, block, stream, nbytes](*args) may be launched.
+    More than 48 KB must be allowed once, by this call; then kernel[grid, block, stream, nbytes](*args) may be launched.
     """
     if not 0 <= nbytes <= MAX_SHARED:
         raise ValueError(f"nbytes is {nbytes:,}; a block can have 0 to {MAX_SHARED:,} bytes of shared memory")

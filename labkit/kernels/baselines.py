@@ -1,4 +1,4 @@
-"""Baselines: libraries that do the same job as an operation's rungs, to hold their times against."""
+"""Baselines: libraries that do the same job as an operation's rungs, to compare their times with."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Add two arrays, element by element. One rung for each idea, slowest first.
 
 Shapes  vector_add: a, b, out (n,).  volume_add: a, b, out (nz, ny, nx).  float32, C-contiguous
-Work    n additions; 12*n bytes: read a, read b, write out. So memory is what it waits for
+Work    n additions; 12*n bytes: read a, read b, write out. The limit is memory
 Source  CUDA C++ Programming Guide, "Thread Hierarchy"
 
 Indices are uint32. Numba's default, int64, may be negative, and Numba then adds a wraparound test to each access.

@@ -89,7 +89,7 @@ def embedding_vectorized_kernel(ids, tokens, positions, start, out):
       idea="four columns a thread in one load, all rows in one line")
 def embedding_vectorized(ids, tokens, positions, start, out, stream=0):
     """As strided, but a thread takes four neighbours, 128 bits at a time, and blocks do not end with a row. Rows that
-    are no multiple of four, and views that do not begin at a multiple of 16 bytes, go the way of strided."""
+    are no multiple of four, and views that do not begin at a multiple of 16 bytes, take the strided kernel."""
     count, columns = _check(ids, tokens, positions, start, out)
     if columns % 4 or not aligned(tokens, positions, out):
         embedding_strided(ids, tokens, positions, start, out, stream=stream)

@@ -1,4 +1,4 @@
-"""An operation: what is true (NumPy, float64), the rungs that compute it on the device, and what computing it costs.
+"""An operation: its reference (NumPy, float64), the rungs that compute it on the device, and what computing it costs.
 
     agree(MATMUL)          every rung, at awkward sizes, against the reference; raises if one is wrong
     MATMUL.work.flops(M=37, N=23, K=19)
@@ -31,7 +31,7 @@ class Rung:
     """A launcher with its kernel and its idea. Called as the launcher is, and has its name, signature and source.
 
     kernel: what it launches, or a tuple of all that it may launch. idea: in a line.
-    failed: why it is no success, with a measurement; empty if it is one.
+    failed: why it is not faster, with a measurement; empty if it is.
     tolerance(*inputs): this rung's own, in place of the op's, when it computes less exactly on purpose.
     needs: the least compute capability, such as (9, 0); on an older GPU the rung is left out, with a note.
         (9, 0, "a") for what exists on that one only, as wgmma does.

@@ -1,11 +1,11 @@
 """Reduce each row of a matrix to its sum or its largest element. One rung for each idea, slowest first.
 
 Shapes  x (R, C), out (R,); float32, C-contiguous; any sizes
-Work    R*C operations; 4*R*C + 4*R bytes: memory is what it waits for
+Work    R*C operations; 4*R*C + 4*R bytes: the limit is memory
 Source  CUDA C++ Programming Guide, "Warp Shuffle Functions"; M. Harris, "Optimizing Parallel Reduction in CUDA"
 
 The device functions at the top are used by softmax and LayerNorm, too. Each gives its result to every thread. Sum and
-maximum differ in one operation and in what they start from, so a function makes the kernel of either.
+maximum differ in one operation and in their initial value, so one function makes both kernels.
 """
 
 import numpy as np
@@ -101,7 +101,7 @@ def block_reduce_max(value, shared):
 def block_sum(value, partial):
     """The sum over a block of whole warps in two levels: each warp by shuffles, then the warps' sums by shuffles.
 
-    partial: shared, 32 elements. Every warp works out the second level, so that no further barrier hands it round.
+    partial: shared, 32 elements. Every warp computes the second level, so that sharing it needs no further barrier.
     """
     thread = uint32(cuda.threadIdx.x)
     lane, warp = thread & uint32(31), thread >> uint32(5)
@@ -410,7 +410,7 @@ REDUCE_MAX = Op(
 
 @cuda.jit(device=True)
 def block_reduce_sum_racy(value, shared):
-    """As block_reduce_sum, without its last barrier: a form found in print. Right when it is called once."""
+    """As block_reduce_sum, without its last barrier, as it is often printed. Right only when called once."""
     thread = uint32(cuda.threadIdx.x)
     shared[thread] = value
     cuda.syncthreads()

@@ -8,7 +8,7 @@ import numpy as np
 def relative_to(scale: Callable, roundings: int, dtype=np.float32) -> Callable:
     """For a fixed number of roundings: each is at most eps/2 of a value no larger than `scale`; allowed is twice that.
 
-    Zeros and a neighbour's value miss by about `scale`, some ten million times too much.
+    Zeros or a neighbour's value are off by about `scale`, some ten million times too much.
     """
     eps = float(np.finfo(dtype).eps)
     return lambda *inputs: roundings * eps * scale(*inputs)
@@ -17,9 +17,9 @@ def relative_to(scale: Callable, roundings: int, dtype=np.float32) -> Callable:
 def dot_products(scale: Callable, length: Callable, dtype=np.float32) -> Callable:
     """For sums of K products, added in any order: 2 * eps * sqrt(K) * (|a| @ |b|).
 
-    In the worst case all K roundings, each at most eps/2, point the same way: K * eps/2 * (|a| @ |b|). They do not:
+    In the worst case all K roundings, each at most eps/2, have the same sign: K * eps/2 * (|a| @ |b|). In practice
     independent roundings add up like a random walk, as sqrt(K) * eps/2 (Higham and Mary, 2019). Allowed is four times
-    that, which for K up to 16 is the worst case itself. One product left out of the sum misses by 1/K of the scale on
+    that, which for K up to 16 is the worst case itself. Leaving one product out of the sum costs 1/K of the scale on
     average, far outside for any K below 100,000.
     """
     eps = float(np.finfo(dtype).eps)

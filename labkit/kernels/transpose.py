@@ -5,8 +5,8 @@ Work    no arithmetic; 8*R*C bytes, each matrix moved once. The limit is a copy
 Source  CUDA C++ Best Practices Guide, "Shared Memory and Memory Banks"
 
 Shared memory lies in 32 banks, four bytes wide: element i of a float32 array is in bank i % 32. A warp's access takes
-one step if its lanes want 32 different banks (or the same element), and as many steps as the most wanted bank has
-different elements otherwise.
+one step if its lanes use 32 different banks (or the same element); otherwise it takes as many steps as the busiest bank
+has different elements.
 """
 
 import numpy as np
@@ -36,7 +36,7 @@ def transpose_naive_kernel(a, out):
 
 @rung(kernel=transpose_naive_kernel, idea="one thread an element: reads a row, writes a column")
 def transpose_naive(a, out, stream=0):
-    """One thread moves one element. The loads of a warp lie side by side, its stores a whole row of out apart."""
+    """One thread moves one element. The loads of a warp are adjacent; its stores are a whole row of out apart."""
     rows, cols = _check(a, out)
     transpose_naive_kernel[blocks_for((cols, rows), BLOCK), BLOCK, stream](a, out)
 
@@ -137,8 +137,8 @@ def transpose_vectorized_kernel(a, out, rows, cols):  # a and out as one long ve
 @rung(kernel=(transpose_vectorized_kernel, transpose_padded_kernel), idea="64 x 64 tiles, 128-bit loads and stores")
 def transpose_vectorized(a, out, stream=0):
     """As padded, but a thread moves four neighbours at once, and four times before the barrier. Eight lanes along a row
-    and four rows meet 32 banks on either side. Sizes that are no multiples of four, and
-    views that begin at odd addresses, go the padded way."""
+    and four rows use 32 banks on either side. Sizes that are not multiples of four, and views that begin at odd
+    addresses, take the padded kernel."""
     rows, cols = _check(a, out)
     if rows % 4 or cols % 4 or not aligned(a, out):
         transpose_padded(a, out, stream=stream)

@@ -313,7 +313,7 @@ def _tensor_tflops(name: str, kernel, flops_per_thread: int) -> float | None:
     out = cuda.device_array(threads * blocks, np.float32)
     try:
         timing = time_kernel(lambda: kernel[blocks, threads](out), budget_s=0.3)
-    except Exception as error:  # a compiler that does not know the instruction: the data sheet has to do
+    except Exception as error:  # a compiler without the instruction: the data sheet's figure is used
         print(f"{name} was not measured: {type(error).__name__}: {error}", file=sys.stderr)
         return None
     return flops_per_thread * threads * blocks / timing.p50 / 1e9

@@ -265,7 +265,7 @@ class GPT2:
         advance_kernel[1, 1, stream](ws.start, np.int32(1))
 
     def needed(self, ws: Workspace, prompt: int) -> list[tuple]:
-        """The kernels that a prompt of so many tokens and the steps after it take, as labkit.device.compile_ahead wants
+        """The kernels that a prompt of so many tokens and the steps after it take, as labkit.device.compile_ahead takes
         them: found without running any."""
         counts = {min(prompt, ws.tokens), prompt % ws.tokens or ws.tokens}
 

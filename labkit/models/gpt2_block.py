@@ -253,8 +253,8 @@ class Workspace:
 
 
 def eight_buffers(shape: Shape, tokens: int, dtype=np.float32) -> Workspace:
-    """solve(..., memory=eight_buffers): allocates as a kernel for each step wants it, eight arrays in each call. Two of
-    them are not used: what they would hold is added in the kernel that computes it."""
+    """solve(..., memory=eight_buffers): allocates as a separate kernel for each step would, eight arrays in each call.
+    Two of them are not used: what they would hold is added in the kernel that computes it."""
     workspace = Workspace.__new__(Workspace)
     workspace.shape, workspace.tokens, workspace.dtype = shape, tokens, np.dtype(dtype)
     wide = (1, 3, 1, 1, 1)

@@ -155,17 +155,17 @@ def test_a_missing_lesson_does_not_stop_the_others(labkit, course_dir):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "words"),
     [
         (["run", "9"], "there is no chapter '9'; the chapters are 00, 01"),
         (["run", "--device", "tpu"], "--device tpu is not known; allowed are auto, gpu, cpu"),
         (["learn", "0"], "notebooks/00_first.ipynb is not built yet: run labkit build 00"),
     ],
 )
-def test_wrong_use_is_a_sentence_and_code_2(labkit, arguments, said):
+def test_wrong_use_is_a_sentence_and_code_2(labkit, arguments, words):
     done = labkit(*arguments)
     assert done.exit_code == 2
-    assert f"labkit: {said}" in done.output
+    assert f"labkit: {words}" in done.output
     assert "Traceback" not in done.output
 
 
@@ -434,7 +434,7 @@ def test_a_solution_is_shown_after_passing_or_giving_up(exercised):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "words"),
     [
         (["check", "scale_vektor"], "there is no exercise 'scale_vektor'; did you mean scale_vector or scale_again?"),
         (["check", "01"], "chapter 01 has no exercises"),
@@ -444,9 +444,9 @@ def test_a_solution_is_shown_after_passing_or_giving_up(exercised):
         (["solution", "nothing"], "there is no exercise 'nothing'"),
     ],
 )
-def test_wrong_use_of_the_exercises_is_a_sentence_and_code_2(exercised, arguments, said):
+def test_wrong_use_of_the_exercises_is_a_sentence_and_code_2(exercised, arguments, words):
     done = exercised(*arguments)
-    assert done.exit_code == 2 and f"labkit: {said}" in done.output
+    assert done.exit_code == 2 and f"labkit: {words}" in done.output
 
 
 def test_a_notebook_that_is_gone_is_a_sentence(exercised):

@@ -34,7 +34,7 @@ def test_nothing_in_the_repository_is_stale():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "words"),
     [
         ('title = "First"\n', "", "chapter 1: 'title' must be a text"),
         ('summary = "The first one."', 'summary = ""', "chapter 1: 'summary' must be a text"),
@@ -45,10 +45,10 @@ def test_nothing_in_the_repository_is_stale():
         ("[course]", "[course", "not valid TOML"),
     ],
 )
-def test_a_mistake_in_the_registry_is_named(course_dir, old, new, said):
+def test_a_mistake_in_the_registry_is_named(course_dir, old, new, words):
     path = course_dir / "course.toml"
     path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(courses.CourseError, match=said):
+    with pytest.raises(courses.CourseError, match=words):
         courses.load(course_dir)
 
 

@@ -27,10 +27,10 @@ def here():
 
 def test_every_figure_and_table_of_the_source_is_answered(here):
     found = report.sections(here)
-    said = " ".join(section.theirs for section in found)
-    figures = {int(n) for part in re.findall(r"Figures? ([\d, and]+)", said) for n in re.findall(r"\d+", part)}
+    summary = " ".join(section.theirs for section in found)
+    figures = {int(n) for part in re.findall(r"Figures? ([\d, and]+)", summary) for n in re.findall(r"\d+", part)}
     assert figures == {1, 2, 3, 4, 5, 6, 7, 8, 10, 11}  # the source has no figure 9
-    assert {int(n) for n in re.findall(r"Table (\d)", said)} == {1, 2, 3, 4}
+    assert {int(n) for n in re.findall(r"Table (\d)", summary)} == {1, 2, 3, 4}
     assert len({section.anchor for section in found}) == len(found)
     assert all(section.parts for section in found)
 
@@ -117,7 +117,7 @@ def test_no_figure_calls_random_weights_by_a_models_name():
     figures += [part for part in report.summary({name: [measure.recorded_series(name)] for name in report.SERIES}).parts
                 if isinstance(part, CourseFigure)]
     for figure in figures:
-        said = " ".join(figure.summary.split())
-        assert "shape of distilgpt2, random weights" in said
-        ours = said.replace("distilgpt2, NVIDIA L4", "").replace("shape of distilgpt2, random weights", "")
+        summary = " ".join(figure.summary.split())
+        assert "shape of distilgpt2, random weights" in summary
+        ours = summary.replace("distilgpt2, NVIDIA L4", "").replace("shape of distilgpt2, random weights", "")
         assert "distilgpt2" not in ours

@@ -224,15 +224,15 @@ def test_a_workspace_that_cannot_be(config):
         Workspace(config, context=8, tokens=9)
 
 
-@pytest.mark.parametrize(("said", "message"), [
+@pytest.mark.parametrize(("entries", "message"), [
     ({"activation_function": "relu"}, "activation_function is 'relu'; only 'gelu_new' and 'gelu_pytorch_tanh'"),
     ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon"), ({"model_type": "llama"}, "model_type is 'llama'"),
     ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by"), ({"n_head": 5}, "768, which 5 heads"),
     ({"n_layer": 0}, "n_layer is 0"), ({"n_embd": "768"}, "n_embd is '768'"),
 ])  # fmt: skip
-def test_a_configuration_that_would_be_computed_wrongly_is_refused(said, message):
+def test_a_configuration_that_would_be_computed_wrongly_is_refused(entries, message):
     with pytest.raises(ValueError, match=message):
-        Config.of(said)
+        Config.of(entries)
 
 
 def test_parameters_that_are_missing_or_of_another_shape():

@@ -82,9 +82,9 @@ def write_bfloat16(tensors, path):
 
 def test_the_older_pair_of_tokenizer_files(path):
     expected = load(str(path)).tokenizer.encode(TEXT[1])
-    said = json.loads((path / "tokenizer.json").read_text())["model"]
-    (path / "vocab.json").write_text(json.dumps(said["vocab"]))
-    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in said["merges"]]
+    words = json.loads((path / "tokenizer.json").read_text())["model"]
+    (path / "vocab.json").write_text(json.dumps(words["vocab"]))
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in words["merges"]]
     (path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
     (path / "tokenizer.json").unlink()
     assert load(str(path)).tokenizer.encode(TEXT[1]) == expected

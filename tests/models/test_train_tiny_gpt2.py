@@ -71,9 +71,9 @@ def test_the_three_steps(script, tmp_path):
 
     pytest.importorskip("torch", reason="PyTorch is not installed")
     script.train([4], [0.1], batch=4, rate=1e-3, device="cpu", minutes=5)
-    told = json.loads((script.WORK / "training.json").read_text())
-    assert [line["step"] for line in told["runs"][0]["log"]] == [1, 2, 3, 4]
-    assert told["runs"][0]["log"][-1]["held_out"] < told["runs"][0]["log"][0]["held_out"]
+    training = json.loads((script.WORK / "training.json").read_text())
+    assert [line["step"] for line in training["runs"][0]["log"]] == [1, 2, 3, 4]
+    assert training["runs"][0]["log"][-1]["held_out"] < training["runs"][0]["log"][0]["held_out"]
     script.finish(tmp_path / "result", "last")
     loaded = load(str(tmp_path / "result"))
     assert loaded.tokenizer.encode("foo1:")[0] == 0  # the mark at the beginning of a text

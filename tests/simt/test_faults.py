@@ -591,8 +591,8 @@ def test_unsupported_source(tmp_path):
         path.write_text(HEAD + textwrap.indent(source, "    "))
         names = {}
         exec(compile(path.read_text(), str(path), "exec"), names)
-        told = str(fault((UnsupportedError, KernelTypeError), names["kernel"][1, 1], np.zeros(4, np.int64), 3))
-        assert words in told and ("line 8" in told or "line 9" in told), f"{source}: {told}"
+        message = str(fault((UnsupportedError, KernelTypeError), names["kernel"][1, 1], np.zeros(4, np.int64), 3))
+        assert words in message and ("line 8" in message or "line 9" in message), f"{source}: {message}"
 
 
 def test_not_kernels():

@@ -114,8 +114,8 @@ def test_beyond_the_array(index):
     a, out = cuda.to_device(np.zeros((3, 5), np.float32)), cuda.device_array(1, np.float32)
     with pytest.raises(errors.OutOfBoundsError) as found:
         load_at[1, 1](a, index, out)
-    told = f"thread 0 uses elements {index} to {int(index) + 3} of a with ptx.load_global4"
-    assert told in str(found.value) and "(3, 5) has 15 elements" in str(found.value)
+    message = f"thread 0 uses elements {index} to {int(index) + 3} of a with ptx.load_global4"
+    assert message in str(found.value) and "(3, 5) has 15 elements" in str(found.value)
     assert (found.value.array, found.value.index, found.value.shape) == ("a", (index,), (3, 5))
     report = observe(load_at[1, 1], a, index, out)
     assert "elements" in str(report.out_of_bounds[0]) and report.out_of_bounds[0].array == "a"
@@ -338,15 +338,15 @@ def copied_from(a, i, j, out):
     out[0] = tile[i]
 
 
-@pytest.mark.parametrize(("i", "j", "kind", "told"), [
+@pytest.mark.parametrize(("i", "j", "kind", "message"), [
     (0, 2, errors.MisalignedError, "uses a from element 2 on"),
     (1, 4, errors.MisalignedError, "uses tile from element 1 on"),
     (0, 16, errors.OutOfBoundsError, "uses elements 16 to 19 of a with ptx.cp_async_16"),
     (8, 0, errors.OutOfBoundsError, "uses elements 8 to 11 of tile with ptx.cp_async_16"),
 ])  # fmt: skip
-def test_faults_of_copies_name_the_array(i, j, kind, told):
+def test_faults_of_copies_name_the_array(i, j, kind, message):
     a, out = cuda.to_device(np.ones(16, np.float32)), cuda.device_array(1, np.float32)
-    with pytest.raises(kind, match=told):
+    with pytest.raises(kind, match=message):
         copied_from[1, 1](a, i, j, out)
 
 
@@ -432,7 +432,7 @@ def test_observe_says_which_wait_or_barrier_is_missing(rng, mistake):
         assert np.array_equal(out.copy_to_host(), a[:, (4 * LANES + 5) % 128])
         return
     copy, weak, wait, read = (line_of(shifted, mark) for mark in ("copy", "weak", "wait", "read"))
-    told = "\n".join(map(str, report.races))
+    message = "\n".join(map(str, report.races))
     assert report.races and report.findings == report.races
     expected = {
         1: [f"(ptx.cp_async_16) may still be under way: ptx.cp_async_wait(1) at line {wait} leaves it under way"],
@@ -442,7 +442,7 @@ def test_observe_says_which_wait_or_barrier_is_missing(rng, mistake):
         4: [f"at line {wait}, and", f"reads it at line {read}", "with no barrier between them"],
         5: [f"at line {read}, and", f"writes it at line {copy}", "with no barrier between them"],
     }[mistake]  # fmt: skip
-    assert all(part in told for part in expected), told
+    assert all(part in message for part in expected), message
 
 
 def test_a_missing_wait_shows_in_the_result(rng):
@@ -754,7 +754,7 @@ def float_fragment(out):
     out[0] = ptx.mma_m16n8k16_f32_f16(x, u, u, u, u, u, x, x, x, x)[0]
 
 
-@pytest.mark.parametrize(("kernel", "args", "told"), [
+@pytest.mark.parametrize(("kernel", "args", "message"), [
     (waits_for_a_variable, (1,), "n of ptx.cp_async_wait is n; it must be a constant, 0 to 32"),
     (swaps_its_arrays, (np.zeros(8, np.float32),),
      "shared of ptx.cp_async_16 must be in shared memory, and a is in global"),
@@ -763,8 +763,8 @@ def float_fragment(out):
     (float_fragment, (np.zeros(8, np.float32),),
      "register of a fragment of ptx.mma_m16n8k16_f32_f16 is float32; a uint32 is needed"),
 ])  # fmt: skip
-def test_refused(kernel, args, told):
-    with pytest.raises(errors.KernelError, match=told):
+def test_refused(kernel, args, message):
+    with pytest.raises(errors.KernelError, match=message):
         kernel[1, 32](*args)
 
 
@@ -964,7 +964,7 @@ def test_boxes(rng, by, swizzle, col, row):
 
 def test_tensor_maps_that_tma_cannot_describe():
     good = cuda.to_device(np.zeros((8, 64), np.float16))
-    for args, told in [
+    for args, message in [
         ((np.zeros(8, np.float16), 8, 64), "rank 2"),
         ((cuda.to_device(np.zeros((8, 64))), 8, 64), "dtype float64"),
         ((cuda.to_device(np.zeros((8, 9), np.float16)), 8, 8), "9 elements, 18 bytes"),
@@ -973,7 +973,7 @@ def test_tensor_maps_that_tma_cannot_describe():
         ((good, 8, 128), "at most 128"),
         ((good, 8, 64, 100), "swizzle is 100"),
     ]:
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             ptx.tensor_map_2d(*args)
 
 
@@ -1061,10 +1061,10 @@ def test_a_pipeline_observed(rng):
 def test_a_missing_load_is_a_deadlock(rng):
     with pytest.raises(errors.DeadlockError) as found:
         run_pipeline(rng, 64, 64, 192, mistake=1)
-    told = str(found.value)
-    assert "deadlock in block 0: no thread can go on" in told
-    assert f"threads 0 to 127 wait at line {line_of(pipeline, 'for a full stage')} for full[1], parity 0" in told
-    assert "(full[1]: in phase 0 (parity 0), 0 of 1 arrived" not in told and "8,192 bytes expected" in told
+    message = str(found.value)
+    assert "deadlock in block 0: no thread can go on" in message
+    assert f"threads 0 to 127 wait at line {line_of(pipeline, 'for a full stage')} for full[1], parity 0" in message
+    assert "(full[1]: in phase 0 (parity 0), 0 of 1 arrived" not in message and "8,192 bytes expected" in message
     report = run_pipeline(rng, 64, 64, 192, mistake=1, run=observe)[1]
     assert "deadlock" in str(report.divergent_barriers[0])
 
@@ -1112,7 +1112,7 @@ def misuse(what, tensor_map, out):
         ptx.mbarrier_wait(bars, 0, 0)
 
 
-@pytest.mark.parametrize(("what", "kind", "told"), [
+@pytest.mark.parametrize(("what", "kind", "message"), [
     (0, errors.DeviceFault, r"uses bars\[0\] with ptx.mbarrier_arrive before any ptx.mbarrier_init"),
     (1, errors.OutOfBoundsError, r"uses bars\[2\] with ptx.mbarrier_init, and there are 2 barriers"),
     (2, errors.MisalignedError, "tile from element 8 on to ptx.tma_load_2d, which is not at a multiple of 128"),
@@ -1125,9 +1125,9 @@ def misuse(what, tensor_map, out):
     (9, errors.OutOfBoundsError, r"block 0, thread 0 uses out\[4\], outside its shape \(4,\)"),
     (10, errors.DeadlockError, r"threads 0 to 127 wait at line .* for bars\[0\], parity 0 .*0 of 1 arrived"),
 ])  # fmt: skip
-def test_misuse(what, kind, told):
+def test_misuse(what, kind, message):
     tensor_map = ptx.tensor_map_2d(cuda.to_device(np.zeros((8, 64), np.float16)), 8, 64)
-    with pytest.raises(kind, match=told):
+    with pytest.raises(kind, match=message):
         misuse[1, 128](what, tensor_map, cuda.device_array(4, np.float32))
 
 

@@ -1,4 +1,5 @@
-"""The kernels of attention for a query or a few against many keys: slices of the keys first, then what they found.
+"""The kernels of attention for one or a few queries against many keys: slices of the keys first, then their results
+combined.
 
 Shapes  as in attention.py: qkv (S, 3*H*D), out (S, H*D), cache (N, 2*H*D), start (1,); float32 or float16; D a multiple
         of 16. The launcher is in flash.py
@@ -22,7 +23,7 @@ def teams_of(size: int) -> int:
 
 @kernel_factory
 def make_decode(size: int, half: bool = False):
-    """Two kernels for heads of `size` numbers: the first for a slice of the keys, the second for what they found.
+    """Two kernels for heads of `size` numbers: the first for a slice of the keys, the second to combine the slices.
     half: the numbers are float16, of which 16 bytes hold eight."""
     CHUNK = 8 if half else 4  # numbers in 16 bytes
     SIZE, LOADS = size, size // 16

@@ -1,5 +1,5 @@
-"""Attention without a row of scores: tiles of keys come one after the other, and what was summed up is corrected when
-a larger score turns up. And two forms that are not of that kind: a whole matrix of scores, and one query alone.
+"""Attention without a row of scores: tiles of keys come one after the other, and the sums so far are corrected when a
+larger score comes. And two other forms: a whole matrix of scores, and one query alone.
 
 Shapes  as in attention.py: qkv (S, 3*H*D), out (S, H*D), cache (N, 2*H*D), start (1,); float32; D a multiple of 16
 Source  T. Dao et al., "FlashAttention" (2022), https://arxiv.org/abs/2205.14135; M. Milakov and N. Gimelshein, "Online
@@ -124,7 +124,7 @@ def attention_whole_matrix_kernel(qkv, keys_values, start, out, first, size, sca
              "would fit beside it; longer it cannot be at all")
 def attention_whole_matrix(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
     """The obvious fusion: one block computes a head's S x S scores, its softmax and the weighted values, and nothing
-    between them goes to global memory. What is saved there the caches would have held anyway."""
+    between them goes to global memory. This saves only what the caches would have held anyway."""
     size, capacity = check_heads(qkv, heads, out, cache, start)
     nbytes = 4 * out.shape[0] * capacity
     if nbytes > MAX_SHARED:
@@ -309,7 +309,7 @@ def make_flash(size: int, down: int):
             take_exponentials(scores, acc, row_max, row_sum, shared, uint32(exp_at + x), scale, 0)
             if DOWN > PART:
                 take_exponentials(scores, acc, row_max, row_sum, shared, uint32(exp_at + x), scale, PART)
-            cuda.syncwarp()  # the exponentials of this warp's queries are complete; no other warp wants them
+            cuda.syncwarp()  # the exponentials of this warp's queries are complete; no other warp reads them
 
             value_at = uint32(uint32(VALUES_AT) + x * uint32(4))
             exp_end = uint32(exp_at + uint32(KEYS))
@@ -343,7 +343,7 @@ def make_flash(size: int, down: int):
 
 
 def flash_rows(size: int, rows: int, heads: int) -> int:
-    """How many queries a thread has: as many as leave a block for each multiprocessor. On the CPU device, one."""
+    """How many queries a thread has: as many as leave a block for each SM. On the CPU device, one."""
     if not device.on_gpu():
         return 1
     wanted = cuda.get_current_device().MULTIPROCESSOR_COUNT

@@ -291,7 +291,8 @@ HALF_EPS, SMALLEST_HALF = float(np.finfo(np.float16).eps), float(np.finfo(np.flo
 
 
 def tolerance_half(qkv, heads, cache=None, start=None, *, causal=False):
-    """Beyond that of float32: each power is rounded to a half, and so is the result; of each twice is allowed."""
+    """Beyond that of float32: each exponential and each result is rounded to float16; twice these errors are
+    allowed."""
     width = qkv.shape[1] // 3
     keys_values = qkv[:, width:] if cache is None else cache
     queries, keys, values = (split_heads(part, heads) for part in

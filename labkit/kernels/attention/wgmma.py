@@ -13,8 +13,8 @@ What an SM has to do for 64 queries and 128 keys of heads of 64, in clocks:
     the rest                  scaling, maximum, sum, rounding: about 400 instructions          400
                               for each of the four warps, one a clock from each scheduler
 
-No part is small beside another. One after the other, as mma.sync has them, they add up; the aim is to have them at the
-same time. wgmma makes it possible: it runs on while the warp that started it does something else.
+No part is small beside another. One after the other, as with mma.sync, they add up; the aim is to run them at the
+same time. wgmma makes this possible: it runs while the warp that started it does something else.
 """
 
 import math
@@ -68,8 +68,8 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
         57344  two tiles of values
     Heads of 128 lie in two panels of 64 columns each. Rows of queries beyond the end are computed from zeros and not
     stored; a consumer that has no others only keeps its barriers going. Scores of keys beyond the end count as nothing.
-    In a cache what lies beyond may be NaN, also among values, where no power of zero helps: the last tile's are
-    overwritten with zeros.
+    In a cache what lies beyond may be NaN, also among values, where an exponential of zero does not help: the last
+    tile's values are overwritten with zeros.
 
     Measured on an H200 in a graph, 12 heads of 64, microseconds for 4,096 tokens (causal), PyTorch 112 (84) in the
     same runs, mma.sync 169 (98):
@@ -84,7 +84,7 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
         row_max and row_sum in more chains of instructions, which wait less for each other               102 (57)
         persistent blocks, which copy the next queries early                                             105 (60)
         persistent, and acc is corrected only where a row of the warp has a new row_max                  108 (60)
-        persistent, and every fourth power is a polynomial of degree three, which takes load off the
+        persistent, and every fourth exponential is a polynomial of degree three, which takes load off the
         special-function units: they are not what it waits for                                           114 (63)
     A round of three tiles takes 1.5 us; 0.8 us of it would be enough for the tensor cores, and as much for the
     exponentials. Heads of 128 (6 of them, 4,096 tokens): 100 to 122 us in different runs, causal 51; PyTorch 105 and
@@ -403,7 +403,7 @@ def make_flash_wgmma(size: int, consumers: int, keys: int, stages: int):
                                          uint32(warpgroup * uint32(BOX) + uint32(panel * QUERY_PANEL)))
                     ptx.tma_store_commit()
 
-            while number < count:  # tiles that only other consumers want: so that their barriers go on
+            while number < count:  # tiles that only other consumers use: their barriers need this one's arrivals
                 if first_member:
                     ptx.mbarrier_wait(keys_there, stage, parity)
                     ptx.mbarrier_arrive(keys_read, stage)
@@ -442,7 +442,7 @@ FORMS = {64: {(3, 128, 2): 1.55, (1, 128, 2): 1.2}, 128: {(2, 128, 2): 1.55}}
 
 
 def flash_wgmma_form(size: int, rows: int, heads: int, causal: bool) -> tuple[int, int, int]:
-    """The form that is done first: what make_flash_wgmma takes after the size. On the CPU device, the smallest."""
+    """The form that finishes first: what make_flash_wgmma takes after the size. On the CPU device, the smallest."""
     forms = FORMS[size]
     if not device.on_gpu():
         return min(forms)

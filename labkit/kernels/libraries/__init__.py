@@ -27,7 +27,7 @@ def __dir__():
 
 
 def triton_vector_add(triton, a, b, out) -> None:
-    """out = a + b by Triton, for PyTorch's tensors. The call of a baseline: it wants to be given the module first."""
+    """out = a + b by Triton, for PyTorch's tensors. Called as a baseline is, with the module as first argument."""
     from labkit.kernels.libraries import triton as triton_kernels
 
     triton_kernels.vector_add_triton(a, b, out)

@@ -78,7 +78,7 @@ def batch_problem(transa, transb, m, n, k, lda, ldb, ldc, count) -> str | None:
 
 
 def check_batch(m, n, ldc, stride_c, count) -> None:
-    """Whether the products are written apart from each other: what cuBLAS does not ask."""
+    """Whether the products are written apart from each other, which cuBLAS does not check."""
     if count > 1 and abs(stride_c) < ldc * (n - 1) + m:
         raise ValueError(f"stride_c is {stride_c}: the results would overlap, since one takes {ldc * (n - 1) + m} "
                          f"elements. cuBLAS would not notice, and what came out would depend on the order")
@@ -110,7 +110,7 @@ def read_column_major(memory: np.ndarray, rows: int, cols: int, ld: int | None =
 
 
 def check_matrix(name: str, size: int, rows: int, cols: int, ld: int) -> None:
-    """Whether a matrix fits into a memory of `size` elements: what cuBLAS cannot ask."""
+    """Whether a matrix fits into a memory of `size` elements, which cuBLAS cannot check."""
     last = (rows - 1) + (cols - 1) * ld
     if rows and cols and last >= size:
         raise IndexError(f"{name} as a matrix of {rows} x {cols} with leading dimension {ld} ends at element {last} of "

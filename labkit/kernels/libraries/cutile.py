@@ -126,7 +126,7 @@ def _compiled(function, **hints):
 
 
 def _stream():
-    """The stream that PyTorch or CuPy launches on; cuTile wants one of theirs."""
+    """The stream that PyTorch or CuPy launches on; cuTile takes only theirs."""
     try:
         import torch
 

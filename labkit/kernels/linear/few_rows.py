@@ -7,10 +7,10 @@ Sizes   any for float32, K and N multiples of 8 for float16; quick for M up to 6
 Work    2*M*N*K flop; 4 (2) * (M*K + K*N + N + M*N) bytes, nearly all of them weights where M is small
 Source  PTX ISA, "Matrix Fragments for mma.m16n8k16", "ldmatrix"; NVIDIA CUTLASS, "Efficient GEMM in CUDA" (slices of K)
 
-A decoder that writes text has one row, a prompt a few: the weights have to come from memory for a handful of products
-each, and what counts is how many bytes are on their way. A block has 16 columns, so that there are many blocks; its
-eight warps share K, and their sums meet in shared memory. Where even so there are too few blocks, K is divided among
-blocks as well (fused_linear).
+A decoder has one row for each new token and a few for a prompt: the weights have to come from memory for a handful of
+products each, and what counts is how many bytes are in flight. A block has 16 columns, so that there are many blocks;
+its eight warps share K, and their sums are added in shared memory. Where there are still too few blocks, K is divided
+among blocks as well (fused_linear).
 """
 
 import functools
@@ -207,12 +207,12 @@ NONE = uint32(0)
 
 @kernel_factory
 def make_skinny_half(row_tiles: int, split: bool, gelu: bool, residual: bool):
-    """row_tiles: of 16 rows each, for which the fragments of weights are used.
+    """row_tiles: of 16 rows each, for all of which a fragment of the weights is used.
 
     A sum over K may be taken in any order, if both factors keep to it. A lane wants, of x, words of two neighbours at
     2q and 2q + 8 for each of two products (q = lane % 4): eight float16 values in four places. Here row j of product t
     is step 8 * (j % 8 // 2) + 2 * (j // 8) + j % 2 + 4 * t of K instead: the eight float16 values are neighbours, one
-    load of 16 bytes straight from memory, and only the weights pass shared memory, whose rows are put there in that
+    load of 16 bytes straight from memory, and only the weights go through shared memory, with their rows in that
     order.
     """
     TILES, ACCUMULATORS, WORDS = row_tiles, 8 * row_tiles, 8 * row_tiles
@@ -404,7 +404,7 @@ WIDE_TILES = {  # of products in float16 by mma.sync -> how fast each multiplies
 
 
 def wide_tile(rows: int, cols: int) -> Tile:
-    """The tile with which the busiest multiprocessor is done first."""
+    """The tile with which the busiest SM finishes first."""
     def cost(tile):
         return -(-tile.count(rows, cols) // device.sm_count()) * tile.rows * tile.cols / WIDE_TILES[tile]
 
@@ -486,7 +486,7 @@ WORK = Work(
 
 
 def _half_tolerance(x, weights, bias):
-    """As for float32, and a rounding to a half, of which twice is allowed."""
+    """As for float32, and twice the error of one rounding to float16."""
     return sum_error(x, weights, bias) + HALF_EPS * np.abs(fused_reference(x, weights, bias)) + SMALLEST_HALF
 
 

@@ -8,10 +8,10 @@ Source  torch.nn.functional.linear; NVIDIA CUTLASS, "Efficient GEMM in CUDA", fo
 What follows a product is done while its accumulators are still in registers: GELU after a product of its own reads and
 writes M*N numbers again, a residual as well. residual may be `out`: each element is read by the thread that writes it.
 
-A product with few tiles leaves multiprocessors without work: 128 x 768 elements are 6 tiles of 128 x 128, and an H200
-has 132 multiprocessors. Split-K gives the K of one tile to several blocks. Each writes its part of the sums, and a
-second kernel adds the parts up, always in the same order, and does what follows. Which number of parts is the quickest
-is computed: the busiest multiprocessor against the bytes of the parts.
+A product with few tiles leaves SMs idle: 128 x 768 elements are 6 tiles of 128 x 128, and an H200
+has 132 SMs. Split-K gives the K of one tile to several blocks. Each writes its part of the sums, and a
+second kernel adds the parts up, always in the same order, and does what follows. The number of parts
+is chosen by a model: the time of the busiest SM against the bytes of the parts.
 """
 
 import functools
@@ -272,7 +272,7 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool, residual: bool):
 
 @kernel_factory
 def make_add_parts(count: int, gelu: bool, residual: bool):
-    """`count` is known to the compiler, so that a thread asks for all its parts before it waits for the first."""
+    """`count` is known to the compiler, so that a thread loads all its parts before it waits for the first."""
     epilogue = make_epilogue(gelu, residual)
     COUNT = count
 
@@ -298,13 +298,13 @@ SECOND_LAUNCH = 2e-6
 
 
 def seconds_between(parts: int, rows: int, cols: int) -> float:
-    """What it costs that K is in `parts`: their sums are written and read, by a second launch."""
+    """What dividing K among `parts` costs: their sums are written, and read by a second launch."""
     return 0.0 if parts == 1 else 8 * parts * rows * cols / BANDWIDTH + SECOND_LAUNCH
 
 
 @functools.cache
 def parts_of(rows: int, cols: int, depth: int) -> tuple[int, int]:
-    """(parts, steps of K in each) with which a product is done first, by the model that the constants above are."""
+    """(parts, steps of K in each) with which a product finishes first, by the model whose constants stand above."""
     tiles = -(-rows // WIDE) * -(-cols // WIDE)
 
     def cost(parts):
@@ -386,7 +386,7 @@ EPS = float(np.finfo(np.float32).eps)
 
 
 def sum_error(x, weights, bias):
-    """What sums of K products and the bias in float32 may miss."""
+    """The error allowed for sums of K products and the bias in float32."""
     return 2 * EPS * np.sqrt(x.shape[1] + 1) * (np.abs(x) @ np.abs(weights) + np.abs(bias))
 
 

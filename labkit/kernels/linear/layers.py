@@ -50,7 +50,7 @@ def linear_residual_reference(x, weights, bias, residual):
 
 
 def sum_error(x, weights, bias):
-    """What sums of K products and the bias in float32 may miss."""
+    """The error allowed for sums of K products and the bias in float32."""
     return 2 * SINGLE_EPS * np.sqrt(x.shape[1] + 1) * (np.abs(x) @ np.abs(weights).T + np.abs(bias))
 
 
@@ -192,7 +192,7 @@ OVERHEAD = 256  # what a tile costs besides its products, as steps of K; blocks 
 
 
 def linear_tile(rows: int, cols: int, depth: int) -> Tile:
-    """The tile with which the busiest multiprocessor is done first. On the CPU device, which has no such haste, one."""
+    """The tile with which the busiest SM finishes first. On the CPU device always the same one."""
     if not device.on_gpu():
         return list(PIPELINED_TILES)[-1]
 
@@ -311,7 +311,8 @@ def linear_gelu_tanh_fused(x, weights, bias, out, stream=0):
 @rung(kernel=specialised_kernels(weights=True, bias=True, activation=gelu_sigmoid), sizes=SIZES,
       needs=linear_wgmma_specialised.needs, idea="the same on wgmma: GELU while the next tile is copied")
 def linear_gelu_tanh_wgmma(x, weights, bias, out, stream=0):
-    """As fused, on Hopper's tensor cores (wgmma.py), and with GELU in its short form: one power and one reciprocal."""
+    """As fused, on Hopper's tensor cores (wgmma.py), and with GELU in its short form: one exponential and one
+    reciprocal."""
     multiply_specialised(x, weights, bias, out, weights=True, activation=gelu_sigmoid, stream=stream)
 
 

@@ -5,7 +5,7 @@ Shapes  x (M, K), weights (K, N), bias (N,), out (M, N); table (V, K), logits (M
 Work    2*M*N*K flop; 4*(M*K + K*N + N + M*N) bytes
 Source  torch.nn.functional.linear; its weights would be (N, K)
 
-With one token at a time M is 1: each weight is read for a single product, and memory is all that counts.
+With one token at a time M is 1: each weight is read for a single product, and only memory counts.
 """
 
 import numpy as np
@@ -89,7 +89,7 @@ def projection_few_rows_kernel(x, weights, bias, out):
       sizes="at most 65,535 rows")
 def projection_few_rows(x, weights, bias, out, stream=0):
     """For one row or a few, where tiles would be nearly empty: a block computes 32 elements of a row, its 16 warps
-    take every 16th step of K each, and their sums meet in shared memory, with the bias."""
+    take every 16th step of K each, and their sums are added in shared memory, with the bias."""
     rows, cols = _check_projection(x, weights, bias, out)
     projection_few_rows_kernel[blocks_for((cols, rows), (32, 1)), (32, SLICES), stream](x, weights, bias, out)
 
@@ -120,7 +120,7 @@ FEW = 8  # rows, from which on a tile of the product is worth its while
 
 def projection(x, weights, bias, out, stream=0):
     """The rung to use for these sizes on this device. On the CPU device, where threads run one after the other, few
-    rows go best one thread an element, and many by the plain tiles."""
+    rows are fastest with one thread an element, and many with the plain tiles."""
     if out.shape[0] < FEW:
         (projection_few_rows if device.on_gpu() else projection_naive)(x, weights, bias, out, stream=stream)
     elif device.on_gpu():

@@ -205,7 +205,7 @@ matmul_register_blocked_16_kernel = make_matmul_register_blocked(16)
 @rung(kernel=matmul_register_blocked_4_kernel, idea="a thread computes 4 x 4 elements, in registers")
 def matmul_register_blocked_4(a, b, out, stream=0):
     """As tiled, but a thread computes 4 x 4 elements of a 64 x 64 tile: 8 numbers from shared memory feed 16 products,
-    where it took 2 for 1."""
+    where tiled loads 2 for 1."""
     _launch_register_blocked(matmul_register_blocked_4_kernel, 4, a, b, out, stream)
 
 
@@ -382,7 +382,7 @@ def make_matmul_pipelined(exact: bool):
 
     @cuda.jit(launch_bounds=(256, 2))
     def matmul_pipelined_kernel(a, b, out):
-        shared = cuda.shared.array(0, float32)  # RING numbers: more than 48 KB, so the launch has to ask for them
+        shared = cuda.shared.array(0, float32)  # RING numbers: more than 48 KB, so the launch requests them
         acc = cuda.local.array(64, float32)
         a_even = cuda.local.array(8, float32)
         b_even = cuda.local.array(8, float32)
@@ -466,7 +466,8 @@ def matmul_pipelined(a, b, out, stream=0):
     """As double_buffered, with four changes. cp.async copies from global to shared memory past the registers, and three
     pairs of tiles form a ring. The numbers of the next step are read during the products of this one. The 32 thread
     tiles of a warp form a tile of 64 x 32, of which it reads 96 numbers a step; two rows of 16 thread tiles need 144.
-    And the products go to and fro. Sizes that are not whole tiles are copied number by number, which is slower."""
+    And the order of the products alternates. Sizes that are not whole tiles are copied number by number, which is
+    slower."""
     rows, cols = _check(a, b, out)
     exact = rows % WIDE == 0 and cols % WIDE == 0 and a.shape[1] % STEPS == 0 and aligned(a, b, out)
     kernel = matmul_pipelined_kernel if exact else matmul_pipelined_any_kernel

@@ -1,7 +1,7 @@
 """What the float32 products with large tiles share: loads and stores of four numbers, copies of tiles to shared memory,
 and products of what a thread holds in registers.
 
-A block computes WIDE x WIDE elements of out. In shared memory lie pairs of tiles, that of a transposed.
+A block computes WIDE x WIDE elements of out. Shared memory holds pairs of tiles, the tile of a transposed.
 """
 
 from numba import float32, uint32
@@ -113,7 +113,7 @@ def copy_pair_guarded(shared, fill, a, a_row, a_col, b, b_row, b_col):
 @cuda.jit(device=True)
 def add_products_to_and_fro(acc, a_part, b_part):
     """As add_products, in an order in which each product shares a factor with the one before: a register that is read
-    twice running is fetched once."""
+    twice in a row is fetched once."""
     for j in range(8):
         for n in range(8):
             i = n if j % 2 == 0 else 7 - n

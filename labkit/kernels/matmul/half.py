@@ -38,7 +38,7 @@ def matmul_half_reference(a, b):
 
 
 def tolerance(a, b):
-    """Sums of K products in float32, as dot_products allows, and one rounding to a half, of which twice is allowed."""
+    """As dot_products allows for sums of K products in float32, and twice the error of one rounding to float16."""
     return (2 * SINGLE_EPS * np.sqrt(a.shape[1]) * (np.abs(a) @ np.abs(b)) + HALF_EPS * np.abs(a @ b) + SMALLEST_HALF)
 
 
@@ -253,8 +253,9 @@ def matmul_half_double_buffered(a, b, out, stream=0):
 def matmul_half_three_stage(a, b, out, stream=0):
     """As double_buffered, with a third buffer: a copy has two stages' time to arrive.
 
-    Third buffers have lost on other GPUs: on an RTX 3090 one is reported slower than two at every shape of MiniLM,
-    whose K is 384 or 1536. On the H200 it is ahead of two by 1% and 4% at those K, in a graph, and by 9% at 4096^3.
+    On other GPUs a third buffer did not pay: on an RTX 3090 three are reported slower than two at every shape of
+    MiniLM, whose K is 384 or 1536. On the H200 three are faster than two by 1% and 4% at those K, in a graph, and by 9%
+    at 4096^3.
     """
     check_product(a, b, None, None, out, weights=False)
     launch(THREE_STAGE, a, b, None, None, out, stream)
@@ -285,7 +286,7 @@ OVERHEAD = 256  # what a tile costs besides its products, as steps of K; blocks 
 
 
 def pipelined_tile(rows: int, cols: int, depth: int) -> Tile:
-    """The tile with which the busiest multiprocessor is done first. On the CPU device, which has no such haste, one."""
+    """The tile with which the busiest SM finishes first. On the CPU device always the same one."""
     if not device.on_gpu():
         return next(iter(PIPELINED_TILES))
     sms = cuda.get_current_device().MULTIPROCESSOR_COUNT

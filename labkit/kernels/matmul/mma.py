@@ -93,7 +93,7 @@ def tile_of_block(block, down, across, height):
     """The row and column of a block's tile: blocks go down `height` tiles, then to the next column of tiles.
 
     The blocks that run at the same time then form a rectangle, not a line, and share rows of a and columns of b in the
-    L2.
+    L2 cache.
     """
     size = uint32(height * across)
     band = uint32(block // size)

@@ -43,7 +43,7 @@ def matmul_tf32_reference(a, b):
 
 def tolerance(a, b):
     """Each factor is rounded once, by eps/2 of it at most: the errors of K products add up like a random walk, to some
-    eps/2 * sqrt(a**2 @ b**2). Allowed is eight times that, and what float32 sums may miss."""
+    eps/2 * sqrt(a**2 @ b**2). Allowed is eight times that, and what is allowed for float32 sums."""
     return 4 * TF32_EPS * np.sqrt(a**2 @ b**2) + 2 * SINGLE_EPS * np.sqrt(a.shape[1]) * (np.abs(a) @ np.abs(b))
 
 

@@ -13,7 +13,7 @@ Three parts of the chip work here at once, each under the control of few threads
                   and which mbarrier counts its bytes; zeros stand for what lies outside. No thread computes addresses.
     tensor cores  multiply. wgmma reads both operands from shared memory and adds to accumulators in the registers of
                   128 threads, a warpgroup: 64 rows x up to 256 columns. It runs on while the threads do something else.
-    threads       only wait, and convert the accumulators in the end.
+    threads       only wait, and convert the accumulators at the end.
 
 How a tile lies in shared memory: rows of 64 float16 values are 128 bytes, all 32 banks. TMA writes 16-byte piece c of
 row r at place c ^ (r % 8), the 128-byte swizzle, so that eight rows of the same piece lie in eight different groups of
@@ -61,7 +61,7 @@ SIMPLE = Tile(cols=128, stages=3)
 def make_wgmma(*, weights: bool, bias: bool):
     """A block of two warpgroups computes 128 x 128 elements, 64 rows each: 64 registers of a thread.
 
-    Shared memory: three stages, each 16 KB of a and 16 KB of b. Two blocks fit a multiprocessor: where one waits for
+    Shared memory: three stages, each 16 KB of a and 16 KB of b. Two blocks fit on an SM: while one waits for
     its tensor cores or stores its accumulators, the other multiplies.
     """
     COLS, STAGES, STAGE = SIMPLE.cols, SIMPLE.stages, SIMPLE.stage_elements
@@ -150,14 +150,14 @@ DEEP = 1024  # from this K on the widest tile is the fastest for its work, below
 @kernel_factory
 def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation, residual: bool = False,
                            split: bool = False):
-    """As many blocks as multiprocessors; each computes one tile after the other, until none is left.
+    """One block for each SM; each computes one tile after another until none is left.
 
-    Warpgroups 0 and 1, the consumers, multiply: 64 rows each, one sum of a thread for every two columns, 128 registers
-    for 256 columns. Warpgroup 2, the producer, gives its registers away, and one thread of it starts every copy; it
-    runs ahead by up to `stages` steps, also into the next tile while the consumers store this one.
+    Warpgroups 0 and 1, the consumers, multiply: 64 rows each, one accumulator of a thread for every two columns, 128
+    registers for 256 columns. Warpgroup 2, the producer, gives its registers away, and one thread of it starts every
+    copy; it runs ahead by up to `stages` steps, also into the next tile while the consumers store this one.
 
-    Two barriers for each stage of the ring. `loaded`: its bytes have come (the producer arrives once and says how many
-    it expects). `freed`: it may be overwritten (each consumer arrives once).
+    Two barriers for each stage of the ring. `loaded`: its bytes are in shared memory (the producer arrives once, with
+    the number of bytes to expect). `freed`: it may be overwritten (each consumer arrives once).
 
         producer                               consumer
         wait for freed[stage]                  wait for loaded[stage]
@@ -170,7 +170,7 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
     and the barriers, and a tile's part of the bias for each consumer. A residual is copied to where those will
     be, before the products begin.
 
-    split: where tiles are fewer than multiprocessors, several blocks share the K of a tile. `bias_of` is then memory
+    split: where tiles are fewer than SMs, several blocks share the K of a tile. `bias_of` is then memory
     for their sums, (parts, M, N) in float32, which a second kernel adds up; `depth_of_part` is a multiple of 64.
 
     Measured on an H200, 4096 x 4096 x 4096, as a part of cuBLAS's speed in the same run; 0.985 as it stands here:
@@ -344,7 +344,7 @@ COLS_OF_A_TILE = 8  # columns whose time a tile costs besides its own
 
 
 def choose_tile(rows: int, cols: int, depth: int, blocks: int) -> Tile:
-    """The tile with which `blocks` blocks are done first.
+    """The tile with which `blocks` blocks finish first.
 
     A tile takes a time in proportion to its columns, so what counts is how many tiles the busiest block has and how
     many columns these have together. Where two come within 5%, the depth decides.
@@ -359,7 +359,7 @@ SECONDS = 2.2e-9  # for a step of 64 along K, for each column of a tile
 
 @functools.cache
 def parts_of(rows: int, cols: int, depth: int, blocks: int) -> tuple[int, int]:
-    """(parts, K of each) with which a product is done first, by a model like fused_linear's: more than one
+    """(parts, K of each) with which a product finishes first, by a model like fused_linear's: more than one
     part only where all of them run at the same time."""
     tile = choose_tile(rows, cols, depth, blocks)
     tiles, steps = tile.count(rows, cols), -(-depth // DEPTH)
@@ -404,7 +404,7 @@ def multiply_specialised(a, b, bias, out, *, weights: bool, activation=unchanged
 
 
 def multiply_parts(a, b, out, parts, count: int, slice_: int, *, weights: bool, stream=0) -> None:
-    """parts[p] = a[:, P] @ b[P], or b[:, P].T, where P is the p-th `slice_` of K: what is to be added up is out's.
+    """parts[p] = a[:, P] @ b[P], or b[:, P].T, where P is the p-th `slice_` of K: their sum is out.
 
     parts: (count, M, N) float32, flat. count, slice_: as parts_of returns them.
     """

@@ -197,7 +197,8 @@ def _half(array):
 
 
 def _tolerance(x, weight, bias):
-    """The result is rounded to a half, to 2^-11 of itself; allowed is twice that, and what float32 is allowed."""
+    """The result is rounded to float16, a relative error of 2^-11; allowed is twice that, and what float32 is
+    allowed."""
     size = np.abs(full.layernorm_reference(x, weight, bias))
     return float(np.finfo(np.float16).eps) * size + full.tolerance(x, weight, bias) + 6e-8
 

@@ -6,8 +6,8 @@ Work    about 8 flops an element; 8*R*C bytes: each row read once, written once
 Source  Ba, Kiros, Hinton: Layer Normalization (2016), https://arxiv.org/abs/1607.06450
 
 The variance is that of the differences from the mean, summed after the mean is known. The other formula, the mean of
-the squares less the square of the mean, needs a single pass, and loses all its digits where the mean is large against
-the spread.
+the squares less the square of the mean, needs a single pass, but loses all its digits where the mean is large compared
+with the spread.
 
 A row is kept in registers, four neighbours in each of a thread's quads. How many quads a thread holds, and what is
 known of a row's length, is fixed when a kernel is compiled; the launchers pick the kernel.
@@ -363,7 +363,7 @@ def make_layernorm_persistent(threads: int, quads: int, kind: str):
              "one loads while another adds up, without any of this")
 def layernorm_persistent(x, weight, bias, out, stream=0):
     """As registers, but the grid is as large as the GPU can run at once. A block goes from row to row, keeps weight and
-    bias in registers, and has asked for its next row before it adds up the present one."""
+    bias in registers, and loads its next row before it adds up the present one."""
     rows, columns = _check(x, weight, bias, out)
     capacity, (threads, quads) = fitting(columns, BLOCK_QUADS, "a block")
     kernel = make_layernorm_persistent(threads, quads, kind_of(columns, capacity, x, weight, bias, out))

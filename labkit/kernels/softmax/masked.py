@@ -136,7 +136,7 @@ def masked_softmax_three_read_kernel(scores, lengths, out, scale, mask):
 
 @rung(kernel=masked_softmax_three_read_kernel, idea="one kernel, one block a row: it reads the row three times")
 def masked_softmax_three_read(scores, out, lengths=None, *, causal=False, scale=SCALE, stream=0, block=BLOCK):
-    """As unfused, but in one kernel: scale and mask are worked out anew in each of three loops, and never stored."""
+    """As unfused, but in one kernel: scale and mask are computed again in each of three loops, and never stored."""
     grid, lengths, mask = _check(scores, out, lengths, causal)
     kernel = masked_softmax_three_read_kernel[(scores.shape[1], *grid), block, stream]
     kernel(scores, lengths, out, np.float32(scale), mask)

@@ -219,7 +219,7 @@ def banks(places: dict, size: int = 8, column: int = 2) -> CourseFigure:
                     fill = (PALE[GREY], VERMILLION if steps > 1 else GREEN)[hot]
                     draw_box(ax, x0 + col * cell, top + row * cell, cell, cell, bank[row][col], fill=fill,
                              ink="white" if hot else FAINT, size=8)
-        ax.text(0.14, top + size * cell + 0.24, "The number is the bank. Coloured: what the lanes of a warp want in "
+        ax.text(0.14, top + size * cell + 0.24, "The number is the bank. Coloured: what the lanes of a warp read in "
                 "one read. A bank gives one element in a step.", fontsize=8, color=FAINT, va="center")
     return figure
 

@@ -157,7 +157,7 @@ def every_rung(measured: list[Ladder], title: str = "Every rung on one roofline"
         figure.text(0.012, 1 - 0.24 / total, title, fontsize=13, fontweight="bold", va="center")
         note = f"{place}. Operations of nearly the same intensity stand side by side."
         if without:
-            note += f" Not on it, for want of arithmetic: {', '.join(without)}."
+            note += f" Not on it, since they have no arithmetic: {', '.join(without)}."
         figure.text(0.012, 1 - 0.50 / total, note, fontsize=9, color=FAINT, va="center")
         roofs, bandwidth = _roofs([newest], ("fp32", "tf32", "f16"))
         rates = [row.tflops for one in ladders for row in one.rows if row.kind != "host"]

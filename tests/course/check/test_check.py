@@ -142,15 +142,15 @@ cpu_only = pytest.mark.skipif(device.on_gpu(), reason="what the CPU device expla
 
 
 def test_a_right_kernel_passes_and_the_verdict_says_where():
-    told = examined(right)
-    assert told.passed and told.kind == "passed"
-    assert "Right at 5 sizes, from n=1" in told.headline
-    assert "measured on" in told.footer if device.on_gpu() else "Reached on the CPU device" in told.footer
+    result = examined(right)
+    assert result.passed and result.kind == "passed"
+    assert "Right at 5 sizes, from n=1" in result.headline
+    assert "measured on" in result.footer if device.on_gpu() else "Reached on the CPU device" in result.footer
 
 
 @cpu_only
 @pytest.mark.parametrize(
-    ("answer", "kind", "said"),
+    ("answer", "kind", "words"),
     [
         (None, "unchanged", "There is no kernel yet."),
         (stub, "unchanged", "`stub` is still as it was given"),
@@ -171,21 +171,21 @@ def test_a_right_kernel_passes_and_the_verdict_says_where():
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_wrong_answers_are_told_in_words(answer, kind, said):
-    told = examined(answer)
-    assert not told.passed and told.kind == kind
-    text = " ".join([told.headline, *told.details])
-    assert said in text
+def test_wrong_answers_are_told_in_words(answer, kind, words):
+    result = examined(answer)
+    assert not result.passed and result.kind == kind
+    text = " ".join([result.headline, *result.details])
+    assert words in text
     assert "Traceback" not in text and str(Path.cwd()) not in text
-    json.dumps(told.result())
-    assert Verdict.from_result(told.result()).result() == told.result()
+    json.dumps(result.result())
+    assert Verdict.from_result(result.result()).result() == result.result()
 
 
 @cpu_only
 def test_out_of_bounds_names_thread_index_shape_line_and_asks_for_the_guard():
-    told = examined(exercises.find("scale_vector").wrong["no guard at the tail"])
-    text = " ".join(told.details)
-    assert told.headline == "A thread reaches outside `a`." and told.size == {"n": 1}
+    result = examined(exercises.find("scale_vector").wrong["no guard at the tail"])
+    text = " ".join(result.details)
+    assert result.headline == "A thread reaches outside `a`." and result.size == {"n": 1}
     assert "At n=1: thread 1 of block 0 uses `a[1]`, and `a` has the shape (1,): its last index is 0." in text
     assert "`out[i] = a[i] * s`" in text
     assert "The launch [1, 128] starts 128 threads for 1 element of the output. Is there a guard" in text
@@ -195,11 +195,11 @@ def test_out_of_bounds_names_thread_index_shape_line_and_asks_for_the_guard():
 def test_an_endless_loop_is_stopped_and_its_line_named(monkeypatch):
     monkeypatch.setattr(limits, "KERNEL_LIMIT_S", 0.3)
     begin = time.perf_counter()
-    told = examined(never_ends)
+    result = examined(never_ends)
     assert time.perf_counter() - begin < 10
     line = never_ends.py_func.__code__.co_firstlineno + 3
-    assert told.kind == "never_ends" and told.headline == f"It never ends: line {line}."
-    assert told.details[0] == f"Line {line}: `while i < out.size:`"
+    assert result.kind == "never_ends" and result.headline == f"It never ends: line {line}."
+    assert result.details[0] == f"Line {line}: `while i < out.size:`"
 
 
 @cpu_only
@@ -219,12 +219,12 @@ def test_an_endless_function_of_the_host_is_stopped(monkeypatch):
         while True:
             n += 1
 
-    told = examined(count_blocks, "count_blocks")
-    assert told.kind == "never_ends" and "line" in told.headline
+    result = examined(count_blocks, "count_blocks")
+    assert result.kind == "never_ends" and "line" in result.headline
 
 
 @pytest.mark.parametrize(
-    ("function", "kind", "said"),
+    ("function", "kind", "words"),
     [
         (lambda n, threads: None, "no_value", "Is `return` missing?"),
         (lambda n, threads: [n, n], "wrong_shape", "The function returns 2 numbers; expected is one number."),
@@ -235,10 +235,10 @@ def test_an_endless_function_of_the_host_is_stopped(monkeypatch):
         (right, "not_a_function", "`right` is a kernel; asked for is a function of the host."),
     ],
 )
-def test_functions_of_the_host(function, kind, said):
-    told = examined(function, "count_blocks")
-    assert told.kind == kind
-    assert said in " ".join([told.headline, *told.details])
+def test_functions_of_the_host(function, kind, words):
+    result = examined(function, "count_blocks")
+    assert result.kind == kind
+    assert words in " ".join([result.headline, *result.details])
 
 
 def test_predictions():
@@ -247,10 +247,10 @@ def test_predictions():
 
     assert predicted(idle=24, blocks=8).passed
     assert predicted(idle=None, blocks=8).headline == "No prediction yet for `idle`."
-    told = predicted(idle=104, blocks=8)
-    assert told.headline == "1 of 2 predictions is wrong." and "Take the elements from" in told.details[0]
-    assert told.mistake == "counts the last block's busy threads"
-    assert "24" not in json.dumps(told.result()["table"])  # the truth is not told
+    result = predicted(idle=104, blocks=8)
+    assert result.headline == "1 of 2 predictions is wrong." and "Take the elements from" in result.details[0]
+    assert result.mistake == "counts the last block's busy threads"
+    assert "24" not in json.dumps(result.result()["table"])  # the truth is not shown
     with pytest.raises(ValueError, match="knows no 'idel'; asked are idle, blocks"):
         predicted(idel=1)
 
@@ -263,18 +263,18 @@ def test_a_seed_repeats_the_inputs_and_without_one_they_are_fresh():
 
 
 def test_the_table_stands_around_the_first_wrong_element():
-    told = examined(first_block, seed=1)
-    assert told.table["columns"] == ["index", "expected", "got", ""]
-    indices = [int(row[0]) for row in told.table["rows"]]
+    result = examined(first_block, seed=1)
+    assert result.table["columns"] == ["index", "expected", "got", ""]
+    indices = [int(row[0]) for row in result.table["rows"]]
     assert indices == list(range(125, 134))
-    assert [row[2] for row in told.table["rows"]][3:] == ["not written"] * 6
-    text = str(told)
-    assert "129 of 257 elements were never written." in text and f"seed={told.seed}" in text
+    assert [row[2] for row in result.table["rows"]][3:] == ["not written"] * 6
+    text = str(result)
+    assert "129 of 257 elements were never written." in text and f"seed={result.seed}" in text
 
 
 def test_a_nan_that_was_computed_counts_as_written():
-    told = examined(infinite_over_infinite)
-    assert not told.passed and "written" not in str(told) and "NaN" in str(told)
+    result = examined(infinite_over_infinite)
+    assert not result.passed and "written" not in str(result) and "NaN" in str(result)
 
 
 def test_no_guard_is_asked_for_where_the_first_thread_fails():
@@ -284,15 +284,15 @@ def test_no_guard_is_asked_for_where_the_first_thread_fails():
         if i < out.size:
             out[i] = a[i + 1000] * s
 
-    told = str(examined(too_far))
-    assert "very first thread" in told and "Is there a guard" not in told
+    result = str(examined(too_far))
+    assert "very first thread" in result and "Is there a guard" not in result
 
 
 def test_all_that_a_page_shows_is_escaped():
-    told = Verdict("x", "<b>", False, "raised", "It raised <script>.", ("`a < b`",), mistake="<i>", where="on <x>")
-    html = told._repr_mimebundle_()["text/html"]
+    result = Verdict("x", "<b>", False, "raised", "It raised <script>.", ("`a < b`",), mistake="<i>", where="on <x>")
+    html = result._repr_mimebundle_()["text/html"]
     assert "<script>" not in html and "<b>" not in html and "<code>a &lt; b</code>" in html
-    assert told._repr_mimebundle_()["application/vnd.labkit.result+json"]["exercise"] == "x"
+    assert result._repr_mimebundle_()["application/vnd.labkit.result+json"]["exercise"] == "x"
 
 
 def test_check_prints_in_a_script_and_takes_names_it_knows(capsys):
@@ -354,8 +354,8 @@ def test_integer_outputs_and_outputs_that_start_with_something():
         wrong={"counts each value once": count_without_atomics, "counts nothing": nothing},
     )
     assert examine(histogram, count).passed
-    told = examine(histogram, count_without_atomics)
-    assert told.mistake == "counts each value once"
+    result = examine(histogram, count_without_atomics)
+    assert result.mistake == "counts each value once"
     assert examine(histogram, nothing).mistake == "counts nothing"
 
 
@@ -393,7 +393,7 @@ def changed(where, value=-1.0, base=LINE):
 
 
 @pytest.mark.parametrize(
-    ("expected", "got", "said"),
+    ("expected", "got", "words"),
     [
         (LINE, np.full(300, np.nan), "No element was written."),
         (LINE, changed(slice(256, None)), "They are all of the last block: elements 256 to 299 are wrong."),
@@ -412,10 +412,10 @@ def changed(where, value=-1.0, base=LINE):
         (GRID, changed((slice(None), 4), base=GRID), "Whole columns are wrong: 4."),
     ],
 )
-def test_patterns(expected, got, said):
+def test_patterns(expected, got, words):
     unwritten = np.isnan(got)
     wrong = ~(np.abs(got - expected) <= 1e-9)
-    assert said in pattern(expected, got, wrong, unwritten, threads=128)
+    assert words in pattern(expected, got, wrong, unwritten, threads=128)
 
 
 def test_a_copy_of_an_input_is_recognised():
@@ -442,16 +442,16 @@ def report(monkeypatch):
 
 class Finding(SimpleNamespace):
     def __str__(self):
-        return self.told
+        return self.text
 
 
 @cpu_only
 def test_what_observe_finds_is_a_verdict(report):
-    report.races = [Finding(told="Threads 0 and 1 both write out[0].", kind="race", index=(0,))] * 3
-    told = examined(right)
-    assert told.kind == "race" and told.headline == "Two threads race for the same element."
-    assert told.details[:2] == ("Threads 0 and 1 both write out[0].",) * 2
-    assert "There are 3 such findings" in told.details[2]
+    report.races = [Finding(text="Threads 0 and 1 both write out[0].", kind="race", index=(0,))] * 3
+    result = examined(right)
+    assert result.kind == "race" and result.headline == "Two threads race for the same element."
+    assert result.details[:2] == ("Threads 0 and 1 both write out[0].",) * 2
+    assert "There are 3 such findings" in result.details[2]
     report.races = []
     assert examined(right).passed
 
@@ -465,8 +465,8 @@ def test_a_demand_is_made_of_what_observe_counted(report):
 
     careful = replace(exercises.find("scale_vector"), demand=few_loads)
     report.counts["global_loads"] = 20
-    told = examine(careful, right)
-    assert told.kind == "demand" and told.details == ("It loads each element more than once.",)
+    result = examine(careful, right)
+    assert result.kind == "demand" and result.details == ("It loads each element more than once.",)
     report.counts["global_loads"] = 10
     assert examine(careful, right).passed
 
@@ -476,9 +476,9 @@ def test_on_a_gpu_the_time_and_the_ratio_are_given():
     from dataclasses import replace
 
     timed = replace(exercises.find("scale_vector"), timed_gpu={"n": 2**24}, baseline=lambda xp, a, s, out: a * float(s))
-    told = examine(timed, right)
-    assert told.passed and told.where.startswith("measured on")
-    assert told.time_ms > 0
+    result = examine(timed, right)
+    assert result.passed and result.where.startswith("measured on")
+    assert result.time_ms > 0
 
 
 def test_checking_is_quick_enough():
