@@ -113,7 +113,7 @@ def name() -> str:
 
 @functools.cache
 def sm_count() -> int:
-    """How many streaming multiprocessors the GPU has. On the CPU device an H200's, so that kernels are chosen and
+    """How many streaming multiprocessors (SMs) the GPU has. On the CPU device an H200's, so that kernels are chosen and
     divided as they are there."""
     return numba_cuda().get_current_device().MULTIPROCESSOR_COUNT if on_gpu() else 132
 

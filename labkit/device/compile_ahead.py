@@ -1,9 +1,10 @@
-"""Compile several kernels side by side before they are launched: a program that needs seventeen waits for the longest.
+"""Compile several kernels in parallel before they are launched: a program that needs seventeen waits only for the
+longest.
 
     prepare(launches.needed(work))         # what `work` will launch and labkit.device.kernel_cache has not kept yet
 
 Numba compiles with the interpreter's lock held, so threads would take turns. Each worker is a process of its own that
-does not touch the GPU; what it compiled it leaves in the cache, where the launch finds it.
+does not touch the GPU; it leaves what it compiled in the cache, where the launch finds it.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def prepare(needed: Iterable[tuple], *, workers: int | None = None, capability: 
     processes, load what is needed. Returns how many were compiled.
 
     needed: (kernel, argument types), as launches.needed gives them. progress(done, of) is called as they are done.
-    A kernel that fails in a worker is compiled, and fails in its own words, when it is launched. KeyboardInterrupt
-    stops the workers; what they had kept stays.
+    A kernel that fails in a worker is compiled again when it is launched, and raises its own error there.
+    KeyboardInterrupt stops the workers; what they had kept stays.
     """
     needed = list(needed)
     if not needed or kernel_cache.store() is None:

@@ -44,7 +44,8 @@ def compile_and_keep(job: bytes) -> bool:
 
 
 def compile_for(capability: tuple) -> None:
-    """Numba asks the current GPU what to compile for; in this process the answer is given. No context is made."""
+    """Numba asks the current GPU what to compile for; in this process a fixed answer is given, without a CUDA
+    context."""
     from numba.cuda import codegen, dispatcher
 
     gpu = types.SimpleNamespace(compute_capability=capability)

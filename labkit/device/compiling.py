@@ -1,4 +1,4 @@
-"""What a kernel compiles to for a GPU, read without one: its PTX, and the registers and spills that ptxas counts.
+"""What a kernel compiles to for a GPU, without one: its PTX, and the registers and spills that ptxas counts.
 
     text = ptx(kernel, types.void(types.float32[::1], types.uint32))
     resources(text)                      # {"registers": 32, "spill_bytes": 0, ...}, where ptxas is installed
@@ -99,7 +99,7 @@ def ptx(kernel, signature, cc=(9, 0), **options) -> str:
 
 
 def resources(text: str, max_registers: int | None = None) -> dict | None:
-    """What ptxas says of the one kernel in a PTX text; None where ptxas is not installed or too old for the PTX.
+    """What ptxas reports on the one kernel in a PTX text; None where ptxas is not installed or too old for the PTX.
 
     {"registers", "spill_bytes" (stores and loads), "stack_bytes", "shared_bytes" (static), "warnings"}.
     """

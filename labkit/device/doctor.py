@@ -1,4 +1,4 @@
-"""`labkit doctor`: what this machine has, which device labkit uses and why, and how to mend what is wrong.
+"""`labkit doctor`: what this machine has, which device labkit uses and why, and how to fix what is wrong.
 
 facts = collect()            # in facts.py; looks at the machine
 findings = diagnose(facts)   # a pure function of the facts, so each fault is tested without having it
@@ -272,7 +272,7 @@ def _toolkit_version(facts: Facts) -> tuple[int, int] | None:
 
 
 def _clean_install(facts: Facts, install: str) -> str:
-    """The install command; the compiler of the other CUDA would be found first, so it goes away before."""
+    """The install command; the compiler of the other CUDA would be found first, so it is removed before."""
     if "cu12" in install and facts.packages.get("nvidia-nvvm"):
         return f"pip uninstall -y nvidia-nvvm && {install}"
     return install

@@ -88,7 +88,7 @@ class Facts:
 
 
 def collect() -> Facts:
-    """Look at the machine. Each look may fail; what it would have found is then left at its default."""
+    """Look at the machine. Each step may fail; what it would have found then keeps its default."""
     facts = Facts(
         python=sys.version_info[:3],
         platform=platform.system(),
@@ -159,7 +159,7 @@ def _look_at_hardware(facts: Facts) -> None:
 
 
 def _look_at_driver(facts: Facts) -> None:
-    """Ask libcuda itself, through ctypes: it answers even where the Python packages are broken."""
+    """Ask libcuda itself, through ctypes: this works even where the Python packages are broken."""
     cuda = _load_driver()
     if cuda is None:
         return

@@ -78,7 +78,7 @@ class Store:
         return content
 
     def save(self, key: str, content: bytes) -> bool:
-        """False if it could not be written, of which the first time warns."""
+        """False if it could not be written; the first failure warns."""
         try:
             self.where.mkdir(parents=True, exist_ok=True, mode=0o700)
             handle, temporary = tempfile.mkstemp(dir=self.where, suffix=".tmp")
@@ -174,7 +174,7 @@ def key_for(kernel, argument_types: tuple, capability: tuple) -> str:
 
 
 class DiskCache:
-    """What a dispatcher of numba-cuda asks for a compiled kernel, and gives one to: its _Cache, over a Store."""
+    """Where a dispatcher of numba-cuda loads and saves compiled kernels: its _Cache, over a Store."""
 
     cache_path = None
 
@@ -247,7 +247,7 @@ def restore(files: Store, key: str):
 
 
 def keep(files: Store, key: str, kernel) -> bool:
-    """Save a compiled kernel. False if it is of a kind that cannot be, or the disk does not take it."""
+    """Save a compiled kernel. False if kernels of its kind cannot be saved, or the disk cannot be written."""
     if getattr(kernel, "launch_config_sensitive", False) or kernel._codelibrary._linking_files:
         return False
     from numba.cuda import serialize
@@ -261,7 +261,7 @@ def keep(files: Store, key: str, kernel) -> bool:
 
 def install() -> None:
     """Give every dispatcher that numba-cuda makes from now on this cache, unless it was asked for Numba's own. Where
-    numba-cuda has no such place, as in another version, nothing changes."""
+    another version of numba-cuda has no place for it, nothing changes."""
     try:
         from numba.cuda.core.caching import NullCache
         from numba.cuda.dispatcher import CUDADispatcher, _Kernel

@@ -1,12 +1,12 @@
-"""A key for a compiled kernel: equal where the compiled code would be equal, in every process, and else different.
+"""A key for a compiled kernel: equal in every process where the compiled code would be equal, and different elsewhere.
 
     key_of(kernel, argument_types, capability=(9, 0))     # 64 hexadecimal digits
     Fingerprint().of(function)                            # of anything that a kernel can refer to
 
 Numba compiles a kernel together with all that it refers to: device functions of other files, numbers that it closes
-over, globals. The key goes through all of these by value. What it does not know how to compare raises Uncacheable:
-such a kernel is compiled anew, which is slow but never wrong. Functions of Python, NumPy and Numba go by their names
-and versions: what a program adds to them itself, with Numba's @overload, the key does not see.
+over, globals. The key covers all of these by value. What it cannot compare raises Uncacheable:
+such a kernel is compiled again, which is slow but never wrong. Functions of Python, NumPy and Numba count by their
+names and versions: what a program adds to them with Numba's @overload is not part of the key.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _disassembled_names(code: types.CodeType) -> set[str]:
 
 
 def _read_names(code: types.CodeType) -> set[str]:
-    """As _disassembled_names, from the bytes themselves: some twenty times quicker, for versions whose bytes are known,
+    """As _disassembled_names, from the bytes themselves: about twenty times faster, for versions whose bytes are known,
     in which an instruction has two of them and the number of a global's name is doubled."""
     load, extended, high, names = dis.opmap["LOAD_GLOBAL"], dis.EXTENDED_ARG, 0, set()
     for operation, argument in zip(code.co_code[::2], code.co_code[1::2], strict=True):
@@ -75,7 +75,8 @@ def _all_names(code: types.CodeType) -> set[str]:
 
 
 class Fingerprint:
-    """Text that is the same for equal values in every process. One object serves one key: it remembers what it saw."""
+    """Text that is the same for equal values in every process. One object serves one key: it keeps what it has
+    visited."""
 
     def __init__(self):
         self._known: dict[int, tuple[object, str]] = {}  # id -> the object, held so that its id stays its own; text
@@ -289,7 +290,7 @@ PACKAGES = ("numba", "numba-cuda", "llvmlite", "numpy", "cuda-bindings", "cuda-c
 
 @functools.cache
 def toolchain() -> str:
-    """All that compiles: the versions of Python, of Numba and of the CUDA toolkit."""
+    """Everything that takes part in compiling: the versions of Python, of Numba and of the CUDA toolkit."""
     return _digest(str(FORMAT), sys.implementation.cache_tag or "", sys.version, own_files(),
                    *(f"{name} {_version(name)}" for name in PACKAGES), str(compiler_files()), _asked(_settings))
 

@@ -1,12 +1,12 @@
-"""What a launcher launches: which kernels, in what shape, and what each takes of a multiprocessor.
+"""What a launcher launches: which kernels, in what shape, and what each uses of an SM.
 
     with record(kernels) as launched:
         launcher(a, b, out)
     launched[0].block                      # (16, 16, 1)
-    resources(launched[0])                 # registers, shared memory, blocks a multiprocessor holds: on a GPU
+    resources(launched[0])                 # registers, shared memory, blocks an SM holds: on a GPU
 
-Launchers choose their grid and block by themselves; this reads off what they chose, so that it need not be written
-twice what a kernel is launched with.
+Launchers choose their grid and block by themselves; this records what they chose, so that a kernel's launch
+is described in one place only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from labkit.device.lazy import built
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch. shared_bytes is the dynamic part, the one that the launch asks for."""
+    """One launch. shared_bytes is the dynamic part, which the launch requests."""
 
     kernel: object
     grid: tuple[int, ...]
@@ -137,7 +137,7 @@ def resources(launched: Launch) -> dict | None:
     """What a launch takes on the present GPU, from the compiled kernel; None on the CPU device, which has no registers.
 
     kernel, block; registers and local_bytes of a thread (local memory: what did not fit into registers), shared_bytes
-    of a block (static and dynamic), blocks_per_sm (how many a multiprocessor holds at once), occupancy (their threads
+    of a block (static and dynamic), blocks_per_sm (how many an SM holds at once), occupancy (their threads
     over the most it can hold).
     """
     if not device.on_gpu():

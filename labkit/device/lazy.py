@@ -9,7 +9,7 @@
     scale = make_scale(2)          # costs nothing; scale.__name__ is "scale_kernel"
     scale[grid, block](x)          # the factory runs here, once
 
-A rung can so name a kernel for each tile without anyone having to wait for those that are never launched.
+So a rung can name a kernel for each tile, and those that are never launched cost no time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import types
 
 
 class LazyKernel:
-    """Stands for one kernel of a factory, which it builds when anything but its name is asked of it."""
+    """Stands for one kernel of a factory, which it builds when anything but its name is used."""
 
     def __init__(self, name: str, make, number: int):
         self.__name__ = self.__qualname__ = name

@@ -1,7 +1,7 @@
-"""How many blocks of a kernel a multiprocessor holds at once, and which of its resources sets the limit.
+"""How many blocks of a kernel an SM holds at once, and which of its resources sets the limit.
 
     blocks(L4, threads=256, registers=32, shared_bytes=256)         # 6
-    of_device()                                                     # the present GPU's multiprocessor
+    of_device()                                                     # the present GPU's SM
 
 Source  CUDA C++ Programming Guide, "Compute Capabilities", the table of technical specifications
 """
@@ -19,7 +19,7 @@ SHARED_OF_SYSTEM = 1024  # bytes that every block takes for itself, from compute
 
 @dataclass(frozen=True)
 class GPU:
-    """What one multiprocessor has, and how many of them there are."""
+    """What one SM has, and how many SMs there are."""
 
     name: str
     multiprocessors: int
@@ -38,7 +38,7 @@ H200 = GPU("NVIDIA H200", 132, 2048, 32, 65_536, 233_472)
 
 
 def of_device() -> GPU | None:
-    """The present GPU; None on the CPU device, which has no multiprocessors."""
+    """The present GPU; None on the CPU device, which has no SMs."""
     if not device.on_gpu():
         return None
     gpu = cuda.get_current_device()
@@ -48,7 +48,7 @@ def of_device() -> GPU | None:
 
 
 def limits(gpu: GPU, threads: int, registers: int, shared_bytes: int = 0) -> dict[str, int]:
-    """How many blocks each resource of a multiprocessor allows."""
+    """How many blocks each resource of an SM allows."""
     warps = -(-threads // 32)
     per_warp = -(-32 * registers // REGISTERS_AT_ONCE) * REGISTERS_AT_ONCE
     shared = -(-(shared_bytes + SHARED_OF_SYSTEM) // SHARED_AT_ONCE) * SHARED_AT_ONCE
@@ -63,5 +63,5 @@ def blocks(gpu: GPU, threads: int, registers: int, shared_bytes: int = 0) -> int
 
 
 def occupancy(gpu: GPU, threads: int, registers: int, shared_bytes: int = 0) -> float:
-    """The warps that fit, over the most that a multiprocessor can hold."""
+    """The warps that fit, over the most that an SM can hold."""
     return blocks(gpu, threads, registers, shared_bytes) * -(-threads // 32) / gpu.warps

@@ -1,4 +1,4 @@
-"""Instructions of the GPU that Numba has no name for, usable in any `@cuda.jit` kernel or device function.
+"""GPU instructions for which Numba has no function, usable in any `@cuda.jit` kernel or device function.
 
     from labkit import cuda, ptx
 

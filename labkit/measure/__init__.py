@@ -1,4 +1,4 @@
-"""Timing: how long a launch takes, on what, and against whom.
+"""Timing: how long a launch takes, on what device, and compared with what.
 
     ladder(MATMUL)                     every rung and its baselines, checked and timed
     time_kernel(lambda: launch(...))   p5, p50, p95 in milliseconds, and where they were taken
@@ -6,7 +6,7 @@
     recorded_ladder("matmul")          a ladder as recorded on a GPU; recorded_series(name) for a series
     machine()                          GPU, driver, versions, date
 
-This is the door: each name lives in labkit.measure.timing, .machine, .recorded or .ladder.
+The names live in labkit.measure.timing, .machine, .recorded or .ladder.
 """
 
 from labkit.device import CPU_DEVICE, where

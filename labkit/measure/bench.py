@@ -6,7 +6,7 @@
 On a GPU the measurements are merged into data/measurements/<gpu>.json, which README, lessons and plots quote. Without
 one they go to build/bench/<device>.json and never into data/measurements: a CPU device's time is not a GPU's. The plots
 go to build/bench/. With --out everything goes there: a directory, or a file that ends in .json (then no plots).
-A run of all ends with the table of labkit.measure.targets: what the kernels have to reach beside the libraries.
+A run of all ends with the table of labkit.measure.targets: what the kernels must reach compared with the libraries.
 data/measurements/README.md describes the JSON.
 """
 
@@ -101,7 +101,7 @@ QUICK = {
 def collect(name: str = "all", *, quick: bool = False, show: Callable[[object], None] = print,
             keep: Callable[[dict], object] | None = None) -> dict:
     """Measures one operation with its series, one series, or all, and returns the measurements. `show` is given each
-    ladder as it is done, `keep` all that is measured so far, so that what ends a long run early costs only the rest."""
+    ladder as it is done, `keep` all that is measured so far, so that a run that ends early loses only the rest."""
     if name not in ("all", *HOMES, *SERIES):
         raise ValueError(f"no operation is called {name!r}; there are all, {', '.join(HOMES)}; and no series, "
                          f"{', '.join(SERIES)}")
@@ -141,7 +141,7 @@ def collect(name: str = "all", *, quick: bool = False, show: Callable[[object], 
 
 
 def _problem(error: Exception) -> str:
-    """What went wrong, and in which line: a run of all cannot be looked into afterwards."""
+    """What went wrong, and in which line: a run of all cannot be debugged afterwards."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "labkit" in Path(frame.filename).parts]
     at = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{at}"

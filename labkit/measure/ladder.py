@@ -199,7 +199,7 @@ def ladder(op: Op, size: dict | None = None, *, baselines: bool = True, rungs=No
     """Times every rung of `op` and its baselines at one size, and checks each result at that size.
 
     size: axis lengths such as {"n": 10_000_000}; the op's own for the present device if left out.
-    A rung whose result is wrong raises AssertionError: the time of a wrong answer means nothing. A rung that the device
+    A rung whose result is wrong raises AssertionError: the time of a wrong result means nothing. A rung that the device
     or the size does not allow is left out and named, and so is a baseline that fails.
     """
     size = dict(op.work.timed if size is None else size)

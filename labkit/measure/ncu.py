@@ -1,6 +1,6 @@
 """A GPU's own counters, read with Nsight Compute (ncu).
 
-    python -m labkit.measure.ncu --out FOLDER               what `observe` counts beside what a GPU counts
+    python -m labkit.measure.ncu --out FOLDER               what `observe` counts, compared with a GPU
     python -m labkit.measure.ncu --profile --out FOLDER     the course's kernels: bytes, occupancy, what warps wait for
     profile("softmax")                                   the recorded profile of an operation, as a table
 
@@ -252,7 +252,7 @@ def _launches(output: str) -> list[dict]:
 
 
 def _assign(measured: list[dict], launched: dict) -> list[dict]:
-    """To each of ncu's launches the rung or the baseline that made it."""
+    """Assigns to each of ncu's launches the rung or the baseline that made it."""
     rows = []
     at = 0
     for one in launched["done"]:

@@ -1,4 +1,4 @@
-"""Named ranges: which part of a program takes how long.
+"""Named ranges: how long each part of a program takes.
 
     ranges = Ranges()
     with ranges("copy there"):
@@ -43,9 +43,9 @@ class _Range:
 class Ranges(ResultTable):
     """Times named parts of a program by the host's clock. Prints as a table.
 
-    wait: at the end of each range wait for the device, so that a range holds the work it asked for. With wait=False a
-    range ends when Python gets there, as an NVTX range does: a launch only puts work into a queue, and its time turns
-    up in whatever waits next.
+    wait: at the end of each range wait for the device, so that a range includes the work it launched. With wait=False a
+    range ends when Python gets there, as an NVTX range does: a launch only puts work into a queue, and its time shows
+    in whatever waits next.
     """
 
     def __init__(self, title: str = "Ranges", *, wait: bool = True):

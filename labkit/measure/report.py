@@ -95,7 +95,7 @@ def measure_here(model: str | None = None, prompts: Iterable[str] | None = None)
 
 
 def sections(here: dict | None = None) -> list[Section]:
-    """All of the page. Sections that need a recording which is not there yet say so."""
+    """All of the page. Sections without their recording say so."""
     here = here or {}
     known = {name: measure.recorded_series(name) for name in SERIES}
     both = {name: [series for series in (known[name], here.get(name)) if series] for name in SERIES}

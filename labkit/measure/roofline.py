@@ -7,8 +7,8 @@ operation can take.
 
 Bandwidth is that of a copy inside the GPU's memory, bytes read plus bytes written. Peak flops are those of kernels that
 do nothing else: multiply-adds in registers for float32, products of tiles that stay in shared memory for the tensor
-cores. Two flops a multiply-add. The tensor cores' peak is that of wgmma where the GPU has it; what mma.sync reaches
-there, an instruction made for the GPUs before, stands beside it.
+cores. Two flops a multiply-add. The tensor cores' peak is that of wgmma where the GPU has it; the peak of
+mma.sync, an instruction made for earlier GPUs, is given beside it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ PEAK_NAMES = {"fp32": "float32 peak", "tf32": "TF32 peak of the tensor cores", "
 
 @dataclass(frozen=True)
 class Limits:
-    """bandwidth in GB/s, flops in TFLOP/s: float32 without tensor cores, tensor cores in TF32 and f16, float32 sums.
+    """bandwidth in GB/s, flops in TFLOP/s: float32 without tensor cores, tensor cores in TF32 and f16, float32
+    accumulators.
 
     mma_*: what mma.sync reaches by itself. None where it is not known.
     """
@@ -227,7 +228,7 @@ def tf32_operands(x):
 
 
 def make_mma_peak(multiply, operands):
-    """16 x 8 products of what lies in registers, MMA_CHAINS independent sums a warp."""
+    """16 x 8 products from registers, MMA_CHAINS independent accumulators a warp."""
 
     @cuda.jit
     def mma_peak_kernel(out):

@@ -5,7 +5,7 @@
 
 Needs a GPU and compute-sanitizer. Writes <gpu>.json, what each tool found for each operation, and <gpu>.log, the tools'
 own words. Each operation runs in a process of its own at its last awkward size, its results checked as everywhere. Two
-controls show that the tools see what they are there for: a kernel without its guard for memcheck, and lesson 09's block
+controls show that the tools find what they should: a kernel without its guard for memcheck, and lesson 09's block
 reduction without its last barrier for racecheck, which is also launched many times without a tool.
 """
 
@@ -36,7 +36,7 @@ LOG_LINES = 60  # of one tool on one operation
 
 
 def workload(name: str) -> dict:
-    """Launches what a tool is to watch, and returns what came of it: {"rungs", "size"}, or {"wrong", "rows"}."""
+    """Launches what a tool watches, and returns the outcome: {"rungs", "size"}, or {"wrong", "rows"}."""
     if name in CONTROLS:
         return {"no guard": without_guard, "no last barrier": without_last_barrier}[name]()
     from labkit.kernels.agree import agree
@@ -111,7 +111,8 @@ def checked(name: str, tool: str) -> tuple[dict, list[str]]:
 
 
 def take(names: list[str], folder: Path, workers: int) -> dict:
-    """Every operation of `names` under both tools, and the controls. Written after each, so that a run may be ended."""
+    """Every operation of `names` under both tools, and the controls. Written after each, so that a run can be
+    stopped."""
     from labkit import measure
 
     machine = measure.machine()

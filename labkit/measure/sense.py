@@ -24,7 +24,7 @@ SIGNED = ("max_difference", "max_error", "relative_error", "torch_max_difference
 
 
 def problems(recording: Mapping) -> list[str]:
-    """What does not hold together in a recording, each as a sentence that names the row."""
+    """What is inconsistent in a recording, each as a sentence that names the row."""
     found = [] if _is_date(recording["machine"].get("date")) else [f"the date is {recording['machine'].get('date')!r}"]
     found += [f"limits: {name} is {value!r}" for name, value in recording["limits"].items()
               if not isinstance(value, str) and not _positive(value)]

@@ -59,7 +59,7 @@ def labelled(name: str) -> str:
 
 def file_layout(entries: Mapping[str, object], header_bytes: int, names: Sequence[str]) -> CourseFigure:
     """A safetensors file from its first byte on. entries: name -> an object with begin, end and shape, as
-    labkit.models.safetensors.read gives them; `names` are drawn, the rest is hinted at."""
+    labkit.models.safetensors.read gives them; `names` are drawn, the rest only indicated."""
     left, wide, tall, top = 0.2, 6.6, 0.42, 0.80
     figure, ax = canvas(top + 1.9, "A safetensors file", f"8 bytes, a header of {header_bytes:,} bytes of JSON, then "
                         f"{len(entries)} tensors one after the other: " + ", ".join(names) + ".")

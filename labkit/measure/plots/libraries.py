@@ -43,7 +43,7 @@ COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
 
 
 def two_readings(rows: int = 2, cols: int = 3) -> CourseFigure:
-    """A row-major matrix, its memory, and what someone sees who reads that memory column by column."""
+    """A row-major matrix, its memory, and the same memory read column by column."""
     if not (1 <= rows <= 4 and 1 <= cols <= 6 and rows * cols <= 14):
         raise ValueError(f"rows, cols are {rows}, {cols}; a picture holds at most 4 rows, 6 columns and 14 elements")
     cell, tall = 0.40, 0.30

@@ -1,7 +1,7 @@
 """What was measured: ladders, and times and rates over sizes.
 
     ladder(measured)               a bar for each rung, baselines in grey, the hardware's limit as a dashed line
-    crossover(series)              vector addition over sizes: from where on the GPU is worth the trip
+    crossover(series)              vector addition over sizes: from which size the GPU pays
     sizes(series)                  every rung over sizes
     block_shapes(series)           one kernel, many shapes of a block
     traffic(moved, ...)            bytes read and written

@@ -36,7 +36,7 @@ def roofline(measured: list[Ladder] | Ladder) -> CourseFigure | None:
     """flop/s over flop per byte: the roofs, and a point for each rung. GPU ladders only: a CPU time has no place here.
 
     Bytes are the least an operation must move, so all rungs of an operation stand above one another. The tensor cores'
-    roofs are drawn where an operation runs on them. More points than have room for their names are numbered, as by
+    roofs are drawn where an operation runs on them. Where points are too many for their names, they are numbered, as by
     every_rung().
     """
     ladders = _gpu_ladders(measured)

@@ -148,7 +148,7 @@ def test_every_rung_has_a_number_of_its_own_on_the_plot():
     figure = plots.every_rung([*ladders, nothing])
     shown = [item.get_text() for item in figure.findobj(Text)]
     assert shown.count("1") == 2 * 9, "each once on the plot and once in the legend"
-    assert "Not on it, for want of arithmetic: transpose" in texts(figure)
+    assert "Not on it, since they have no arithmetic: transpose" in texts(figure)
     discs = [line.get_xydata()[0] for line in figure.axes[0].lines if len(line.get_xdata()) == 1]
     places = figure.axes[0].transData.transform(discs)
     gaps = np.abs(places[:, None] - places[None]).max(axis=2) + 1e9 * np.eye(len(places))
