@@ -1,4 +1,4 @@
-"""What the kernels have to reach beside the libraries, as data, and whether a run of `labkit bench` shows it.
+"""What the kernels must reach compared with the libraries, as data, and whether a run of `labkit bench` reaches it.
 
     evaluate(measurements)      a row for each target: baseline and ours as measured in one run, and whether it is met
     table(rows)                 the same to print
@@ -156,7 +156,7 @@ def _fastest(target: Target, rows: list[LadderRow]) -> LadderRow | None:
 
 
 def table(rows: list[TargetRow], where: str = "") -> PlainTable:
-    """The targets as a table; what misses is explained below it."""
+    """The targets as a table, with an explanation of each that is missed below it."""
     def cell(value, unit):
         return "-" if value is None else f"{number(value)} {unit}"
 

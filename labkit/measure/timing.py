@@ -113,7 +113,7 @@ def flush_cache() -> None:
 
 
 def time_graph(launch: Callable, *, launches: int = GRAPH_LAUNCHES, runs: int = 20) -> Timing | None:
-    """Time of one launch inside a CUDA graph of `launches`, where Python takes no part. The inputs stay in the cache.
+    """Time of one launch inside a CUDA graph of `launches`, without Python's overhead. The inputs stay in the cache.
 
     `launch(stream)` must launch on that stream. None without a GPU, or where the launch cannot be captured: then it was
     not measured.
@@ -171,7 +171,7 @@ def _time_replay(replay: Callable[[], object], launches: int, runs: int) -> Timi
 
 
 def graph_launches(once_ms: float) -> int:
-    """So many that one replay takes about 2 ms: long beside what it costs to start it."""
+    """As many as make one replay take about 2 ms, long compared with what starting it costs."""
     return int(np.clip(2.0 / once_ms, 4, 100))
 
 
@@ -192,7 +192,7 @@ def time_launch(launch: Callable[[], None], *, launches: int = 200) -> Timing:
 def time_copy(nbytes: int = 2**28) -> dict[str, dict]:
     """Copies between host and device: {"h2d_pageable": {"p50": ms, ..., "gbs": GB/s}, "h2d_pinned", "d2h_...", ...}.
 
-    Pageable is memory as NumPy allocates it; pinned memory stays where it is, so the GPU can read it by itself.
+    Pageable memory is what NumPy allocates; pinned memory stays where it is, so the GPU can read it directly.
     """
     count = nbytes // 4
     on_device = cuda.device_array(count, np.float32)

@@ -1,1 +1,1 @@
-"""Whole models: one file each, to be read from top to bottom."""
+"""Whole models, one file each; read them from top to bottom."""

@@ -3,7 +3,7 @@
     model = GPT2(Config.read("gpt2/config.json"), read("gpt2/model.safetensors"))
     workspace = Workspace(model.config)
     logits = model.prefill([464, 3280, 318], workspace)     # all tokens of a prompt at once
-    logits = model.decode(7544, workspace)                  # one token more: it sees the others through the cache
+    logits = model.decode(7544, workspace)                  # one more token, which reads the others from the cache
 
 Shapes at the ends of lines: T tokens in this call, N the capacity of the cache, C the width of the model, V the
 size of its vocabulary. All numbers are float32, and every multiplication is done by a kernel of labkit.kernels.
@@ -252,11 +252,11 @@ class GPT2:
         return ws.logits
 
     def decode(self, token: int, ws: Workspace, watch=None):
-        """One token more. The work is that of one token, and of one pass over the cache."""
+        """One more token. The work is that of one token and one pass over the cache."""
         return self.prefill([token], ws, watch)
 
     def step(self, ws: Workspace, stream=0) -> None:
-        """Takes the token in ws.ids[0] and leaves there the likeliest next one: a greedy step without the host.
+        """Takes the token in ws.ids[0] and replaces it by the most likely next one: a greedy step without the host.
 
         ws.length is the host's to count.
         """
@@ -310,7 +310,7 @@ class Decoder:
         ws.start.copy_to_device(np.array([ws.length], np.int32))
 
     def __call__(self, token: int | None = None):
-        """The logits after one token more, (1, V). None: the likeliest after the last, which stays on the device."""
+        """The logits after one more token, (1, V). None: the most likely after the last, which stays on the device."""
         if self._ws.length == self._ws.context:
             raise ValueError(f"1 token does not fit: {self._ws.context} of {self._ws.context} places are taken")
         if token is not None:
@@ -320,7 +320,7 @@ class Decoder:
         return self._ws.logits
 
     def likeliest(self) -> int:
-        """The token that the last logits hold for the likeliest."""
+        """The most likely token by the last logits."""
         return int(self._first.copy_to_host()[0])
 
 

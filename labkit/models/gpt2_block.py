@@ -9,7 +9,7 @@ Seven launches, where a kernel for each step takes ten (KERNEL_FOR_EACH_STEP): G
 the kernels of the products before them. Shapes at the ends of lines: S tokens, C the width of the model.
 
 Source  A. Radford et al., "Language Models are Unsupervised Multitask Learners" (2019): normalise before each layer,
-        and let the sum run past (Pre-LN). R. Xiong et al., "On Layer Normalization in the Transformer Architecture"
+        with the residual around it (Pre-LN). R. Xiong et al., "On Layer Normalization in the Transformer Architecture"
         (2020): how that differs from the original Post-LN
 """
 
@@ -142,12 +142,12 @@ def block_steps(x, weights: Mapping, heads: int, *, causal=False, post_ln=False)
 
 
 def allowed_error(shape: Shape, expected: np.ndarray, launches: int, dtype=np.float32) -> float:
-    """What may be missed after so many launches, relative to the largest number that they wrote.
+    """The error allowed after so many launches, relative to the largest number that they wrote.
 
-    float32: one sum of K products misses by about sqrt(K) * eps/2 of what it adds up, and the misses of the launches
-    before it are independent, so that they add up like a random walk. Allowed is twice that. float16: the sums are in
-    float32, but every launch rounds what it writes, and LayerNorm and the sums spread that; allowed is eight times the
-    walk of these roundings.
+    float32: one sum of K products has an error of about sqrt(K) * eps/2 of what it adds up, and the errors of the
+    launches before it are independent, so that they add up like a random walk. Allowed is twice that. float16: the sums
+    are in float32, but every launch rounds what it writes, and LayerNorm and the sums spread that; allowed is eight
+    times the walk of these roundings.
     """
     largest = float(np.abs(expected).max())
     if np.dtype(dtype) == np.float16:
@@ -317,8 +317,8 @@ def forward_post_ln(x, out, w: Mapping, heads: int, rows: Rows, *, causal=False,
                     watch=None) -> None:
     """The first transformer's order: out = layernorm(y + mlp(y)), where y = layernorm(x + attention(x)).
 
-    The same kernels, weights and buffers as forward, and another result: the sum itself is normalised each time, where
-    in a Pre-LN block it runs from the first layer to the last untouched. `out` may be `x`.
+    The same kernels, weights and buffers as forward, but a different result: the sum itself is normalised each time,
+    where in a Pre-LN block it runs from the first layer to the last untouched. `out` may be `x`.
     """
     run, seen = kernels, watch or _unwatched
     linear = functools.partial(run.linear, parts=rows.parts, stream=stream)

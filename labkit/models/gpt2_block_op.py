@@ -1,6 +1,7 @@
 """The block of GPT-2 as an operation: its rungs, PyTorch and CUDA C++ beside it, so that `labkit bench` times them.
 
-Shapes  x (S, 768), weights (7087872,), out (S, 768); float32, or float16 with float32 sums; every key is seen by every
+Shapes  x (S, 768), weights (7087872,), out (S, 768); float32, or float16 with float32 accumulators; every key is seen
+by every
         query (no causal mask), as in the CUDA C++
 Work    2 * S * (7,077,888 + 2 * 768 * S) flop; the bytes are those that a block has to read and write as a whole: the
         weights, x and out
@@ -56,7 +57,7 @@ def block_ten_kernels(x, weights, out, stream=0):
 
 @rung(kernel=(), idea="seven launches: bias, GELU and residual in the products, attention in tiles")
 def block_fused(x, weights, out, stream=0):
-    """The kernels that are the quickest for each length."""
+    """The fastest kernels for each length."""
     _solve(x, weights, out, FUSED, stream)
 
 

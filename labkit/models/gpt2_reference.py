@@ -1,4 +1,4 @@
-"""GPT-2 in NumPy and float64: what is true. And parity, which compares a model with it, launch by launch.
+"""GPT-2 in NumPy and float64, the reference; and parity, which compares a model with it, launch by launch.
 
     parity(model, ids)            a table of all activations; .first names the first that differs
 """
@@ -39,9 +39,9 @@ def launches_of(config: Config) -> int:
 
 
 def allowed_error(config: Config, expected: np.ndarray, launches: int) -> float:
-    """What float32 may miss after so many launches, relative to the largest number of the activation.
+    """The error allowed in float32 after so many launches, relative to the largest number of the activation.
 
-    One sum of C products misses by about sqrt(C) * eps/2 of what it adds up; the misses of all launches before are
+    One sum of C products has an error of about sqrt(C) * eps/2 of what it adds up; those of all launches before are
     independent, and grow like the square root of their number. Allowed is twice that.
     """
     eps = float(np.finfo(np.float32).eps)

@@ -1,1 +1,1 @@
-"""Measurements beside the ladders: what a lesson shows over sizes, or of one part of a program."""
+"""Measurements other than the ladders: what a lesson shows over sizes, or for one part of a program."""

@@ -1,4 +1,4 @@
-"""The source's end-to-end experiment: does a faster softmax make a GPT-2 write faster? And where a step's time goes.
+"""The source's end-to-end experiment: does a faster softmax make GPT-2 generate faster? And where a step's time goes.
 
     generation()        three prompts, greedy, with attention in steps (softmax in three launches, or in one) and as a
                         single kernel: tokens a second; and the softmax's share of a step, for Amdahl's law
@@ -60,7 +60,7 @@ RANDOM = {"distilgpt2's shape": Config(n_layer=6), "GPT-2 small's shape": Config
 
 
 def random_tensors(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
-    """Weights about as large as trained ones. They take as long to multiply as any others, and mean nothing."""
+    """Weights about as large as trained ones. They take as long to multiply as any others; the text is meaningless."""
     rng, found = np.random.default_rng(seed), {}
     for name, shape in shapes(config).items():
         values = rng.standard_normal(shape, np.float32)
@@ -285,8 +285,8 @@ def amdahl(share: float, speedup: float) -> float:
 
 
 def judged(step: Mapping, called: bool = False) -> dict:
-    """From softmax_share: the softmax's share of a step, its own speed-up, what Amdahl's law makes of it, what would be
-    gained if it took no time, and what was measured."""
+    """From softmax_share: the softmax's share of a step, its own speed-up, what Amdahl's law predicts from it, the gain
+    if it took no time, and what was measured."""
     prefix = "called_" if called else ""
     one, other = step["unfused"], step["fused"]
     share = one[f"{prefix}softmax_us"] / one[f"{prefix}us"]
@@ -296,7 +296,8 @@ def judged(step: Mapping, called: bool = False) -> dict:
 
 
 def apart(series: Mapping) -> dict[str, float]:
-    """By how much Amdahl's law misses what was measured, at most: for what is called from Python, and in a graph."""
+    """The largest difference between Amdahl's law and what was measured: for what is called from Python, and in a
+    graph."""
     found: dict[str, list[float]] = {}
     for step in [one["step"] for one in series["models"]] + list(series.get("prefill", ())):
         for called in (False, True)[: 1 + ("called_us" in step["unfused"])]:
@@ -310,7 +311,7 @@ def apart(series: Mapping) -> dict[str, float]:
 
 
 def cache_curve(name: str | None = None, positions=None) -> dict:
-    """The time of one token more, when so many came before: with_us from the cache; without_us by going through the
+    """The time of one more token after so many: with_us from the cache; without_us by going through the
     whole text again, which is also the time of a prompt of that length."""
     model, name = _model(name)
     positions = positions or device.pick(gpu=(16, 32, 64, 128, 256, 512, 768, 1023), cpu=(4, 16, 48))

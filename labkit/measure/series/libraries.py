@@ -87,7 +87,8 @@ def products(size: int | None = None, budget_s: float = 0.3) -> dict:
 
 
 def projection(M: int = 5, N: int = 512, K: int = 2048) -> dict:
-    """x (M, K) times w (N, K) transposed, in bfloat16 with sums in float32, as a language model's layers need it."""
+    """x (M, K) times w (N, K) transposed, in bfloat16 with accumulators in float32, as a language model's layers need
+    it."""
     rng = np.random.default_rng(1)
     x, w = bfloat16_of(uniform(rng, M, K)), bfloat16_of(uniform(rng, N, K))
     truth = float32_of(x).astype(np.float64) @ float32_of(w).astype(np.float64).T

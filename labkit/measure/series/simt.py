@@ -4,7 +4,7 @@
 
 Work    a tiled 64 x 64 x 64 product on both; 512 x 512 x 512 and a vector addition of 10 million elements here; the
         first call of a kernel with its compile (empty cache), and the same in a second process (from the cache).
-        Compile time is left out of the first three. Times are of this machine's CPU and say nothing about a GPU.
+        Compile time is left out of the first three. Times are of this machine's CPU and do not apply to a GPU.
 """
 
 import json

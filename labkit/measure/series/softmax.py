@@ -24,7 +24,7 @@ def latencies(places=None) -> dict:
     """Nanoseconds for one load from shared memory, the L1 cache, the L2 cache and memory.
 
     places: {name: (bytes of the chain, steps)}. A cache is warm because the chain fits into it and was followed before.
-    The time is that of 2n steps less that of n steps, over n: what comes before and after the loop falls out.
+    The time is that of 2n steps less that of n steps, over n: what comes before and after the loop cancels.
     """
     places = places or {"shared memory": (4 * SHARED, 32_768), "L1 cache": (4 * SHARED, 32_768),
                         "L2 cache": (2**23, 65_536), "memory": (2**29, 8192)}
@@ -42,7 +42,7 @@ def latencies(places=None) -> dict:
 
 
 def memory_latency() -> dict | None:
-    """Nanoseconds for a load from each memory of a GPU; None on the CPU device, whose memories are all one."""
+    """Nanoseconds for a load from each memory of a GPU; None on the CPU device, which has a single memory."""
     return measure.stamped({"places": latencies()}) if device.on_gpu() else None
 
 
@@ -101,7 +101,7 @@ def masked_softmax_sizes(sizes=None, runs: int = 100, warm_up: int = 5) -> dict:
 
 
 def _called(call, runs: int, warm_up: int) -> dict:
-    """Calls one after another, each waited for, as the source timed them."""
+    """Calls one after another, waiting for each, as the source timed them."""
     for _ in range(warm_up):
         call()
     cuda.synchronize()
