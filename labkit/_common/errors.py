@@ -2,4 +2,4 @@
 
 
 class UserError(Exception):
-    """Something the person at the keyboard can mend. The message says what was wrong and what to do."""
+    """Something that the user can fix. The message says what was wrong and what to do."""

@@ -15,7 +15,7 @@ Device = Annotated[
 
 
 def friendly(command):
-    """Show what the user can mend as a sentence, without a traceback."""
+    """Show what the user can fix as a sentence, without a traceback."""
 
     @functools.wraps(command)
     def wrapper(*args, **kwargs):
@@ -47,7 +47,7 @@ def fail(message: str, code: int):
 
 
 def choose_device(device: str | None):
-    """Apply --device and return labkit.device, with an error in a sentence where the choice cannot be had."""
+    """Apply --device and return labkit.device, with an error in a sentence where the chosen device cannot be used."""
     from labkit._common.errors import UserError
     from labkit.course.execution import DEVICES
 

@@ -38,7 +38,7 @@ class Solution:
 
 def solutions_directories() -> list[Path]:
     """Where solutions lie: in the checkout, else where the wheel has them; then in the course that LABKIT_COURSE names.
-    None of them is there where a teacher gave the exercises out without answers."""
+    There are none where a teacher gave the exercises out without answers."""
     own = paths.REPOSITORY / "solutions" if (paths.REPOSITORY / "course.toml").is_file() else paths.SOLUTIONS_IN_WHEEL
     given = os.environ.get("LABKIT_COURSE")
     return [path for path in (own, *([Path(given).resolve() / "solutions"] if given else [])) if path.is_dir()]

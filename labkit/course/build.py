@@ -44,7 +44,8 @@ def build_chapter(course: Course, chapter: Chapter, device: str | None = None, o
 
 
 def check(course: Course) -> list[str]:
-    """What `labkit build` would have to mend, one sentence each; empty when everything is fresh. Executes nothing."""
+    """What `labkit build` would have to rebuild, one sentence each; empty when everything is fresh. Executes
+    nothing."""
     problems = []
     for chapter in course.chapters:
         if not chapter.source.is_file():

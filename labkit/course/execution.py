@@ -1,6 +1,6 @@
-"""Executes a lesson, cell by cell, in a kernel of its own, and says in plain words what went wrong.
+"""Executes a lesson, cell by cell, in a kernel of its own, and reports in plain words what went wrong.
 
-The kernel is this very interpreter: no kernelspec has to be installed. It lives no longer than the lesson.
+The kernel is this very interpreter: no kernelspec has to be installed. It ends with the lesson.
 """
 
 import asyncio

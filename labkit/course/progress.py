@@ -1,8 +1,8 @@
 """What a learner has done: lessons finished, exercises passed, hints seen. Kept in .labkit/progress.json.
 
 A lesson is finished once all code cells of notebooks/NN_topic.ipynb have been run, without an error, and the notebook
-was saved. Built notebooks carry no execution counts, so the notebook itself tells. An exercise is passed once `check`
-has reported it. What was done once stays done: a rebuilt or reset notebook takes nothing away.
+was saved. Built notebooks carry no execution counts, so the notebook itself shows it. An exercise is passed once
+`check` has reported it. What was done once stays done: a rebuilt or reset notebook takes nothing away.
 """
 
 import json

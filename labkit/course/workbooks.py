@@ -1,4 +1,4 @@
-"""The exercises' notebooks: built from solutions/NN_topic.py with the answers cut, run, mended, reset.
+"""The exercises' notebooks: built from solutions/NN_topic.py with the answers cut, run, checked, reset.
 
 An answer stands between nbgrader's markers, ### BEGIN SOLUTION and ### END SOLUTION. Two ways to cut it:
 - a region that is indented (the inside of a function) becomes "# Your code here" and `pass`. The markers stay, so that
@@ -163,7 +163,7 @@ def with_exercises(course: Course, chapters) -> list[Chapter]:
 
 
 def stale(course: Course) -> list[str]:
-    """What `labkit build` would have to mend, one sentence each. Executes nothing."""
+    """What `labkit build` would have to rebuild, one sentence each. Executes nothing."""
     problems = []
     for chapter in with_exercises(course, course.chapters):
         name = f"exercises/{chapter.name}.ipynb"
@@ -208,7 +208,7 @@ def unmatched(course: Course) -> list[str]:
 
 
 def verify(course: Course, chapters, on_chapter: Callable | None = None) -> list[str]:
-    """Executes solutions, which must pass, and workbooks, which must not. What is well is remembered until a file of
+    """Executes solutions, which must pass, and workbooks, which must not. What passes is remembered until a file of
     it changes."""
     path = course.state_dir / "verified.json"
     try:

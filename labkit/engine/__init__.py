@@ -1,1 +1,1 @@
-"""From a model to text: sampling tokens and writing them."""
+"""From a model to text: sampling tokens and generating text."""

@@ -1,4 +1,4 @@
-"""From logits to the next token: the likeliest, or one drawn by chance with a seed; and text from a prompt.
+"""From logits to the next token: the most likely, or one drawn at random with a seed; and text from a prompt.
 
     for token in generate(model, prompt_ids, 64, Sampler(temperature=0.8, top_k=40), seed=1): ...
 """
@@ -15,10 +15,10 @@ from labkit.models.gpt2 import GPT2, Decoder, Workspace
 
 @dataclass(frozen=True)
 class Sampler:
-    """How a token is drawn. temperature 0 takes the likeliest; of equally likely ones, the first.
+    """How a token is drawn. temperature 0 takes the most likely; of equally likely ones, the first.
 
-    temperature: logits are divided by it; below 1 the likely ones become likelier.
-    top_k: only the k likeliest are drawn. top_p: of these, only so many of the likeliest as together reach p.
+    temperature: logits are divided by it; below 1 the likely tokens become more likely.
+    top_k: only the k most likely are drawn. top_p: of these, only as many of the most likely as together reach p.
     """
 
     temperature: float = 1.0

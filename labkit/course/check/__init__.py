@@ -2,11 +2,11 @@
 
 Each check draws fresh inputs (the seed is shown), takes awkward sizes, fills the output with NaN, lays guards around
 output and inputs, compares with NumPy, repeats under other thread orders, and lets `observe` look at the small cases.
-A wrong answer is compared with the exercise's known wrong kernels. Whatever the answer does, check says it in words:
+A wrong answer is compared with the exercise's known wrong kernels. Whatever the answer does, check reports it in words:
 it raises only for a wrong call of check itself, and CheckFailed under nbgrader, where a wrong answer must fail its cell
 (NBGRADER_EXECUTION is set there). `check(...).passed` tells scripts.
 
-On a GPU small cases are observed first, on the CPU: an endless loop or a wild index is found before the GPU meets it.
+On a GPU small cases are observed first, on the CPU: an endless loop or a wild index is found before it runs on the GPU.
 """
 
 from __future__ import annotations

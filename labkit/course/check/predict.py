@@ -10,7 +10,7 @@ from labkit.course.exercises import Exercise
 
 
 def check_prediction(exercise: Exercise, answer, numbers: dict) -> tuple[Attempt, str]:
-    """What the prediction is worth, and the known mistake in it."""
+    """Whether the prediction is right, and the known mistake in it."""
     truth = exercise.truth()
     if isinstance(answer, dict):
         numbers = {**answer, **numbers}

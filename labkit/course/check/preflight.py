@@ -89,7 +89,7 @@ def _is_none(node) -> bool:
 
 
 def _tree(answer):
-    """The answer's source as a tree, and the line in its file at which it starts; (None, 0) if it is not to be had."""
+    """The answer's source as a tree, and the line in its file at which it starts; (None, 0) if there is none."""
     function = getattr(answer, "py_func", answer)
     try:
         lines, first = inspect.getsourcelines(function)

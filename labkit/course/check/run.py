@@ -17,7 +17,7 @@ LAUNCHER_LIMIT_S = 20.0  # for a function that launches kernels, compiling inclu
 
 
 def run_once(exercise: Exercise, answer, case: Case, order: str = "forward") -> Attempt:
-    """One launch (or call) on fresh copies; everything that it could have touched is looked at."""
+    """One launch (or call) on fresh copies; everything that it could have touched is checked."""
     try:
         if exercise.kind == "function" and exercise.shape is None:
             with host_limit(FUNCTION_LIMIT_S):

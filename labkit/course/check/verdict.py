@@ -100,7 +100,7 @@ class Verdict:
         return {"text/plain": str(self), "text/html": self._html(), MIMETYPE: self.result()}
 
     def _html(self) -> str:
-        """Colours that carry on a light page and on a dark one; the text takes the page's own."""
+        """Colours that can be read on a light page and on a dark one; the text takes the page's own."""
         colour = "#2e9e4f" if self.passed else "#d9534f"
         line = '<div style="margin:.35em 0{}">{}</div>'.format
         parts = [

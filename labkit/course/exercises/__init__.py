@@ -1,4 +1,4 @@
-"""The exercises as data: what is asked, which inputs, how right is right, and which wrong answers are known.
+"""The exercises as data: what is asked, which inputs, which tolerance, and which wrong answers are known.
 
 labkit/course/exercises/chNN.py holds EXERCISES, a tuple, for chapter NN. What a learner reads of an exercise (title,
 points, hints) stands in course.toml, the text and the answers in solutions/NN_topic.py; labkit.course.check checks.

@@ -1,6 +1,6 @@
 """The site that `labkit run` writes: an index with the results, and a page for every lesson that was run.
 
-Our own pages and stylesheet, no script, no request to anywhere: it reads the same on a plane. Formulas become MathML.
+Our own pages and stylesheet, no script and no request to any server: it can be read offline. Formulas become MathML.
 """
 
 import base64

@@ -100,8 +100,8 @@ def _looks_back(out, cache, start) -> bool:
 
 
 def attention_of_heads(one_head: Callable) -> Callable:
-    """Attention from a kernel for one head without a mask: with one, a launch for each query and the keys it sees. It
-    sees the rows of qkv only: where there are keys of earlier tokens, the model's own attention is used."""
+    """Attention from a kernel for one head without a mask: with a mask, there is one launch for each query and the keys
+    it sees. It uses the rows of qkv only: where there are keys of earlier tokens, the model's own attention is used."""
 
     def attention(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0):
         if _looks_back(out, cache, start):
@@ -120,7 +120,7 @@ def attention_of_heads(one_head: Callable) -> Callable:
 
 
 def attention_around(softmax: Callable) -> Callable:
-    """Attention in three launches, the causal softmax of (heads, S, S) scores between two products. It, too, sees the
+    """Attention in three launches, the causal softmax of (heads, S, S) scores between two products. It, too, uses the
     rows of qkv only."""
 
     @functools.cache

@@ -29,7 +29,7 @@ def with_kernels(model: GPT2, mine: Answers | Kernels) -> GPT2:
 
 @dataclass(frozen=True, repr=False)
 class Steps(Parity):
-    """Parity, with whose kernels computed what, and where it stopped if one of them failed."""
+    """Parity, with the exercises whose kernels computed each step, and where it stopped if one of them failed."""
 
     by: Mapping[str, str] = field(default_factory=dict)
     stopped: str = ""

@@ -1,4 +1,4 @@
-"""cuBLAS, called as in C: pointers, dimensions and leading dimensions, and a status that is looked at each time.
+"""cuBLAS, called as in C: pointers, dimensions and leading dimensions, and a status that is checked each time.
 
     gemm(OP_N, OP_N, N, M, K, 1.0, b, N, a, K, 0.0, out, N)        # out = a @ b for row-major arrays
 
@@ -6,8 +6,8 @@ On a GPU with CuPy the calls go to cuBLAS. Anywhere else they go to the NumPy mo
 same memory in the same way. source() says which it is. Arrays are device arrays, of which only the memory counts;
 at(array, i) is the memory from element i on, as array + i is in C.
 
-A refused call raises BlasError. C code gets a number instead, and an unchanged result if it does not look at it. A call
-that would leave the memory of an array raises IndexError: cuBLAS itself has no sizes and would go ahead.
+A refused call raises BlasError. C code gets a status instead, and an unchanged result where it does not check it. A
+call that would leave the memory of an array raises IndexError: cuBLAS itself has no sizes and would read on.
 """
 
 import ctypes
@@ -44,7 +44,7 @@ def at(array, offset: int) -> At:
 
 
 def source() -> str:
-    """Who does the work: cuBLAS, with its version, or the NumPy model."""
+    """What does the work: cuBLAS, with its version, or the NumPy model."""
     library = _cublas()
     if library is None:
         return "the NumPy model of cuBLAS"
@@ -58,8 +58,8 @@ def source() -> str:
 def gemm(transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, *, accumulate="f32") -> None:
     """c = alpha * op(a) @ op(b) + beta * c, column-major: op(a) is m x k, op(b) is k x n, c is m x n.
 
-    float32 goes to cublasSgemm; float16 and uint16 (the bits of bfloat16) go to cublasGemmEx, with sums in float32.
-    accumulate="f16" keeps the sums of float16 in half precision, as cublasHgemm does.
+    float32 goes to cublasSgemm; float16 and uint16 (the bits of bfloat16) go to cublasGemmEx, with accumulators in
+    float32. accumulate="f16" keeps the accumulators of float16 in half precision, as cublasHgemm does.
     """
     dtype = _one_dtype(a, b, c)
     library = _cublas()
@@ -108,7 +108,8 @@ def matmul(a, b, out, *, accumulate="f32") -> None:
 
 
 def linear(x, w, out, *, accumulate="f32") -> None:
-    """out = x @ w.T for row-major arrays: x (M, K), w (N, K), out (M, N). cuBLAS sees w.T and turns it back: OP_T."""
+    """out = x @ w.T for row-major arrays: x (M, K), w (N, K), out (M, N). cuBLAS sees w.T and transposes it back:
+    OP_T."""
     (M, K), N = x.shape, w.shape[0]
     gemm(OP_T, OP_N, N, M, K, 1.0, w, K, x, K, 0.0, out, N, accumulate=accumulate)
 
@@ -207,7 +208,8 @@ def _handle() -> int:
 
 
 def _extended(library, dtype, accumulate: str):
-    """cublasGemmEx's names for a dtype and its sums: the elements, the compute type, the type of alpha and beta."""
+    """cublasGemmEx's names for a dtype and its accumulators: the elements, the compute type, the type of alpha and
+    beta."""
     from cupy.cuda import runtime
 
     if accumulate == "f16" and dtype == np.float16:

@@ -25,7 +25,8 @@ EPS = float(np.finfo(np.float32).eps)
 
 
 def far_tolerance(x):
-    """Where c with |c| up to max |x| is subtracted, x - c is rounded at up to 2 * max |x|, and exp hands that on."""
+    """Where c with |c| up to max |x| is subtracted, x - c is rounded at up to 2 * max |x|, and exp passes that error
+    on."""
     far = 2 * np.abs(x).max(axis=1, keepdims=True)
     return 2 * EPS * (far + np.sqrt(x.shape[1]) + 4) * SOFTMAX.reference(x)
 

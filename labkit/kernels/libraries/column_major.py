@@ -16,7 +16,7 @@ INVALID_VALUE = "CUBLAS_STATUS_INVALID_VALUE"
 
 
 class BlasError(RuntimeError):
-    """A call that cuBLAS refuses. `status` is the name that C code gets as a number and has to look at by itself."""
+    """A call that cuBLAS refuses. `status` is the name of the number that C code gets and has to check."""
 
     def __init__(self, status: str, why: str = ""):
         super().__init__(f"{status}: {why}" if why else status)
@@ -26,7 +26,7 @@ class BlasError(RuntimeError):
 def gemm_column_major(transa, transb, m, n, k, alpha, A, lda, B, ldb, beta, C, ldc, *, accumulate="f32"):
     """C = alpha * op(A) @ op(B) + beta * C. op(A) is m x k, op(B) is k x n, C is m x n and written in place.
 
-    accumulate: "f32", or "f16" for the sums that cublasHgemm keeps in half precision.
+    accumulate: "f32", or "f16" for the accumulators that cublasHgemm keeps in half precision.
     """
     problem = gemm_problem(transa, transb, m, n, k, lda, ldb, ldc)
     if problem:

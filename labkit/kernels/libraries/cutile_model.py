@@ -27,7 +27,7 @@ _BLOCK = contextvars.ContextVar("block")
 
 
 class TileError(Exception):
-    """What a tile program may not do. cuTile says it when it compiles, as a TileTypeError or TileValueError."""
+    """What a tile program may not do. cuTile raises it when it compiles, as a TileTypeError or TileValueError."""
 
 
 class PaddingMode(Enum):

@@ -133,7 +133,7 @@ def _tensor(array):
 
 
 class _HostTensor:
-    """As much of a tensor as Triton's interpreter asks for, so that it needs no PyTorch. It works in place."""
+    """As much of a tensor as Triton's interpreter uses, so that it needs no PyTorch. It works in place."""
 
     def __init__(self, array: np.ndarray):
         self.array = array
