@@ -118,19 +118,22 @@ class Copy:
     running: set = set()  # the processes of all copies
     stopping = threading.Event()
 
-    def __init__(self, pristine: Path, folder: Path):
+    def __init__(self, pristine: Path, folder: Path, left_out: list[str]):
         self.pristine, self.root, self.cache = pristine, folder / "checkout", folder / "cache"
+        self.left_out = left_out  # tests that fail without any mutation; shared by all copies
         shutil.copytree(pristine, self.root)
 
-    def pytest(self, tests: tuple[str, ...], limit_s: float, selection: str | None, own_cache: bool) -> tuple[str, str]:
-        """("killed", the first failing test), ("survived", "") or ("no tests", "")."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-n", "0"]
-        command += [*(("-m", selection) if selection else ()), *tests]
+    def pytest(self, tests: tuple[str, ...], limit_s: float, selection: str | None = None, *, own_cache: bool = False,
+               whole: bool = False) -> tuple[str, list[str]]:
+        """("killed", the tests that failed: the first, or with `whole` all), ("survived", []) or ("no tests", [])."""
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0"]
+        command += [*([] if whole else ["-x"]), *(["-m", selection] if selection else [])]
+        command += [*(f"--deselect={test}" for test in self.left_out), *tests]
         environment = {**os.environ, "PYTHONPATH": str(self.root), "MPLBACKEND": "Agg"}
         if own_cache:  # what mutated code compiled is of no use to anybody
             environment["LABKIT_CACHE_DIR"] = str(self.cache)
         if self.stopping.is_set():
-            return "not run", ""
+            return "not run", []
         process = subprocess.Popen(command, cwd=self.root, env=environment, stdin=subprocess.DEVNULL, text=True,
                                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
         self.running.add(process)
@@ -139,24 +142,25 @@ class Copy:
         except subprocess.TimeoutExpired:
             end(process)
             process.communicate()
-            return "killed", "the time limit"
+            return "killed", ["the time limit"]
         finally:
             self.running.discard(process)
         if self.stopping.is_set():
-            return "not run", ""
+            return "not run", []
         if process.returncode in (0, NO_TESTS):
-            return ("no tests" if process.returncode else "survived"), ""
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
-        return "killed", failed[1] if failed else output.strip().split("\n")[-1]
+            return ("no tests" if process.returncode else "survived"), []
+        failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
+        return "killed", failed or output.strip().split("\n")[-1:]
 
     def try_mutation(self, mutation: Mutation, limit_s: float) -> Outcome:
         outcome, begin = Outcome(mutation), time.perf_counter()
         own_cache = mutation.room == "simt"  # a part of the key of whatever that compiles
         (self.root / mutation.file).write_text(mutation.applied(self.root), encoding="utf-8")
         try:
-            outcome.default, outcome.by = self.pytest(mutation.tests, limit_s, None, own_cache)
+            outcome.default, failed = self.pytest(mutation.tests, limit_s, own_cache=own_cache)
             if outcome.default in ("survived", "no tests"):
-                outcome.sweep, outcome.by = self.pytest(mutation.tests, limit_s, REST, own_cache)
+                outcome.sweep, failed = self.pytest(mutation.tests, limit_s, REST, own_cache=own_cache)
+            outcome.by = failed[0] if failed else ""
         finally:  # the package as it was, with what Numba keeps beside the files
             shutil.rmtree(self.root / "labkit")
             shutil.rmtree(self.cache, ignore_errors=True)
@@ -213,6 +217,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (2)")
     parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="for the tests of one (300)")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "build" / "mutations.json", help="where the JSON goes")
+    parser.add_argument("--deselect", metavar="TEST", action="append", default=[], help="a test to leave out")
     parser.add_argument("--no-baseline", action="store_true", help="don't run the tests without a mutation first")
     options = parser.parse_args()
 
@@ -228,15 +233,18 @@ def main() -> int:
     if not mutations:
         parser.error("no mutation has these words in its name or its file")
 
+    for ending in (signal.SIGINT, signal.SIGTERM):  # also where a shell has put this into the background
+        signal.signal(ending, signal.default_int_handler)
     outcomes: list[Outcome] = []
     stopped = False
     with tempfile.TemporaryDirectory(prefix="labkit-mutations-", ignore_cleanup_errors=True) as folder:
         try:
             pristine = Path(folder) / "pristine"
             shutil.copytree(REPOSITORY, pristine, ignore=LEFT_OUT)
-            copies = [Copy(pristine, Path(folder) / str(n)) for n in range(min(options.jobs, len(mutations)))]
+            left_out = list(options.deselect)
+            copies = [Copy(pristine, Path(folder) / str(n), left_out) for n in range(min(options.jobs, len(mutations)))]
             if not options.no_baseline:
-                baseline(sorted({test for m in mutations for test in m.tests}), copies, 3 * options.limit)
+                left_out += failing(sorted({test for m in mutations for test in m.tests}), copies, 3 * options.limit)
             tried = each_in_a_copy(mutations, lambda copy, m: copy.try_mutation(m, options.limit), copies)
             for number, (_, outcome) in enumerate(tried, 1):
                 outcomes.append(outcome)
@@ -252,12 +260,19 @@ def main() -> int:
     return int(any(one.survived and not one.mutation.equivalent for one in outcomes))
 
 
-def baseline(tests: list[str], copies: list[Copy], limit_s: float) -> None:
-    """A test that fails by itself would kill everything."""
-    print(f"without a mutation: {len(tests)} test files", flush=True)
-    for test, (how, by) in each_in_a_copy(tests, lambda copy, one: copy.pytest((one,), limit_s, None, False), copies):
-        if how == "killed":
-            raise SystemExit(f"{test} fails without any mutation: {by}")
+def failing(tests: list[str], copies: list[Copy], limit_s: float) -> list[str]:
+    """The tests that fail without any mutation: they would kill everything, and are left out."""
+    found = []
+
+    def run(copy, test):
+        return copy.pytest((test,), limit_s, "not slow", whole=True)
+
+    for number, (test, (_, failed)) in enumerate(each_in_a_copy(tests, run, copies), 1):
+        print(f"{number:3} of {len(tests)}  without a mutation: {test}{' FAILED' if failed else ''}", flush=True)
+        found += failed
+    if found:
+        print(f"Left out, since they fail without any mutation: {', '.join(found)}")
+    return found
 
 
 def line_of(one: Outcome) -> str:
