@@ -160,6 +160,17 @@ def test_what_a_kernel_does_not_read_does_not_matter(modules, changed):
     assert fingerprint(modules().make(1)) == fingerprint(modules(**changed).make(1))
 
 
+def test_an_option_counts_by_its_value():
+    def body(x):
+        x[0] = 1
+
+    def key(**options):
+        return fingerprint(cuda.jit(**options)(body))
+
+    assert len({key(fastmath=True), key(fastmath=False), key(launch_bounds=256), key(launch_bounds=512)}) == 4
+    assert key(launch_bounds=256) == key(launch_bounds=256)
+
+
 def test_constants_and_options_are_part_of_the_key(modules):
     above = modules()
     kernels = [above.make(1), above.make(2), above.make(1.0), above.make(np.float32(1)),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from labkit._common.paths import REPOSITORY
-from labkit.engine.sampler import GREEDY, Sampler, generate
+from labkit.engine.sampler import GREEDY, Sampler, generate, likeliest
 from labkit.models.gpt2 import GPT2, Config, Workspace
 from labkit.models.safetensors import read
 
@@ -24,6 +24,16 @@ def test_probabilities_written_out():
     np.testing.assert_allclose(Sampler(temperature=0.5).probabilities(LOGITS), np.exp(2 * LOGITS) / 0.285)
     np.testing.assert_allclose(GREEDY.probabilities(LOGITS), [0, 1, 0, 0, 0])
     np.testing.assert_allclose(Sampler(top_p=1.0, top_k=99).probabilities(LOGITS), np.exp(LOGITS))
+
+
+@pytest.mark.parametrize("distinct", [3, 10**6])
+def test_top_k_takes_as_many_as_asked_for_and_of_equal_ones_the_first(distinct):
+    rng = np.random.default_rng(distinct)
+    for size in (1, 2, 17, 400):
+        logits = rng.integers(0, distinct, size).astype(np.float64)
+        for count in {1, 2, size // 2, size - 1, size, size + 1} - {0}:
+            expected = np.sort(np.argsort(-logits, kind="stable")[:count])
+            np.testing.assert_array_equal(likeliest(logits, count), expected)
 
 
 def test_ties_and_the_ends_of_the_range():
