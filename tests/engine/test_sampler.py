@@ -1,6 +1,7 @@
 """Sampling: which tokens may be drawn, how often, and the same ones with the same seed."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -53,6 +54,12 @@ def test_tokens_come_as_often_as_their_probability_says():
     shares = sampler.probabilities(LOGITS)
     assert counts[2] == 0
     assert (np.abs(counts - count * shares) <= 5 * np.sqrt(count * shares * (1 - shares)) + 1e-9).all()
+
+
+def test_the_least_and_the_largest_number_drawn_give_the_first_and_the_last_token():
+    for drawn, token in ((0.0, 0), (0.0999, 0), (0.1001, 1), (0.8499, 3), (0.8501, 4), (np.nextafter(1, 0), 4)):
+        assert Sampler().choose(LOGITS, SimpleNamespace(random=lambda drawn=drawn: drawn)) == token
+    assert Sampler().choose(np.array([-np.inf, 0, -np.inf]), SimpleNamespace(random=lambda: 0.0)) == 1
 
 
 @pytest.mark.parametrize(("wrong", "message"), [
