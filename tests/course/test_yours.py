@@ -159,7 +159,7 @@ def test_the_right_step_of_the_right_layer(solutions, model):
     assert steps.first.name == "h.1.ln_2"
 
 
-def test_a_kernel_that_fails_is_told_of():
+def test_a_kernel_that_fails_is_reported():
     @cuda.jit
     def too_far(x, weight, bias, out):
         out[x.shape[0], 0] = weight[0]
@@ -174,7 +174,7 @@ def test_a_kernel_that_fails_is_told_of():
 # --- What stands in the notebooks ------------------------------------------------------------------------------------
 
 
-def test_what_was_not_begun_is_said_to_be_not_done(classroom):
+def test_what_was_not_begun_is_reported_as_not_done(classroom):
     mine = yours.answers()
     assert mine.usable == () and {row.state for row in mine.rows} == {yours.TO_DO}
     assert "Not done yet: saxpy, add_row" in str(mine)

@@ -50,7 +50,7 @@ def test_the_pieces_are_the_tokens_as_text(loaded):
     assert f"{continuation.tokens} tokens, {continuation.ended}; the first after" in str(continuation)
 
 
-def test_why_it_ended_is_told(loaded, monkeypatch):
+def test_why_it_ended_is_reported(loaded, monkeypatch):
     def ended(tokens):
         return write(loaded, "a kernel", lambda piece: None, tokens=tokens).ended
 
@@ -61,7 +61,7 @@ def test_why_it_ended_is_told(loaded, monkeypatch):
     assert ended(200) == "then the model ended its text"
 
 
-def test_what_was_said_before_a_stop_is_kept(loaded):
+def test_the_text_before_a_stop_is_kept(loaded):
     def stop_at_once(piece):
         raise KeyboardInterrupt
 
