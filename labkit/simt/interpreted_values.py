@@ -136,8 +136,8 @@ def new_value(op, old, value, extra=None):
     return {
         "add": lambda: old + value,
         "sub": lambda: old - value,
-        "max": lambda: max(old, value),
-        "min": lambda: min(old, value),
+        "max": lambda: value if value != value else max(old, value),  # a NaN on either side stays, as when compiled
+        "min": lambda: value if value != value else min(old, value),
         "nanmax": lambda: np.fmax(old, value),
         "nanmin": lambda: np.fmin(old, value),
         "and_": lambda: old & value,

@@ -169,6 +169,25 @@ def test_wrong_use_is_a_sentence_and_code_2(labkit, arguments, words):
     assert "Traceback" not in done.output
 
 
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_fault_that_was_found_is_the_exit_code_of_doctor_and_bench(monkeypatch, code):
+    from labkit.device import doctor
+    from labkit.measure import bench
+
+    asked = []
+    monkeypatch.setattr(doctor, "main", lambda console, as_json: asked.append(as_json) or code)
+    monkeypatch.setattr(bench, "main", lambda op, out, quick: asked.append((op, out, quick)) or code)
+    for words in (("doctor",), ("doctor", "--json"), ("bench", "vector_add", "--quick")):
+        assert CliRunner().invoke(cli.app, list(words)).exit_code == code
+    assert asked == [False, True, ("vector_add", None, True)]
+
+
+def test_the_device_that_was_asked_for_is_the_one_of_every_process(labkit, cpu_device, monkeypatch):
+    monkeypatch.setenv("LABKIT_DEVICE", "auto")
+    assert labkit("run", "0", "--device", "cpu").exit_code == 0
+    assert os.environ["LABKIT_DEVICE"] == "cpu"
+
+
 def test_a_device_that_cannot_be_had_is_a_sentence(labkit, cpu_device):
     def refuse():
         raise RuntimeError("LABKIT_DEVICE=gpu, but there is no GPU. Run `labkit doctor`.")
@@ -441,6 +460,9 @@ def test_a_solution_is_shown_after_passing_or_giving_up(exercised):
         (["check", "7"], "there is no chapter '7'; the chapters are 00, 01"),
         (["hint", "scale_vector", "--tier", "4"], "tier is 4; the hints of scale_vector are 1 to 3"),
         (["reset"], "say which exercise or chapter, or --all"),
+        (["reset", "scale_vector", "--all"], "say which exercise or chapter, or --all"),
+        (["check", "--device", "tpu"], "--device tpu is not known; allowed are auto, gpu, cpu"),
+        (["watch", "--device", "tpu"], "--device tpu is not known; allowed are auto, gpu, cpu"),
         (["solution", "nothing"], "there is no exercise 'nothing'"),
     ],
 )

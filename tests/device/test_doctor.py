@@ -54,6 +54,11 @@ def test_a_healthy_machine_has_no_finding():
     assert diagnose(machine()) == []
 
 
+def test_the_oldest_that_is_allowed_is_no_fault():
+    assert diagnose(machine(python=(3, 11, 0))) == []
+    assert diagnose(machine(**CUDA12, driver_cuda=(12, 0))) == []
+
+
 def test_no_gpu_at_all_is_a_note_and_no_fault():
     (finding,) = diagnose(machine(**NO_GPU, driver_library=False, nvidia_hardware=False, driver_cuda=None))
     assert finding.level == "note" and finding.fix == ""
@@ -269,6 +274,11 @@ def test_the_report_reads_and_the_json_parses(monkeypatch, capsys):
     data = json.loads(capsys.readouterr().out)
     assert data["facts"]["gpus"][0]["multiprocessors"] == 132
     assert Finding(**data["findings"][0]).level == "error"
+
+    a_note = machine(**NO_GPU, driver_library=False, nvidia_hardware=False, driver_cuda=None)
+    monkeypatch.setattr(doctor, "collect", lambda: a_note)
+    assert doctor.main(Console(width=200)) == 0  # a machine without a GPU has no fault
+    assert "There is nothing to mend." in capsys.readouterr().out
 
     monkeypatch.setattr(doctor, "collect", machine)
     assert doctor.main(Console(width=200)) == 0

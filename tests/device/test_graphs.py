@@ -1,5 +1,11 @@
 """Graphs: what was recorded is replayed, in order, on whatever the arrays hold then."""
 
+import gc
+import sys
+import types
+import weakref
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from numba import float32
@@ -111,3 +117,70 @@ def test_an_error_in_the_work_leaves_nothing_in_capture():
 def test_work_must_be_a_function():
     with pytest.raises(TypeError, match="work is a int"):
         graphs.capture(3)
+
+
+# --- A GPU's graph, with a driver that only counts -------------------------------------------------------------------
+
+
+class CountingDriver:
+    """The calls of cuda.bindings.driver that a graph makes, each answered with success."""
+
+    CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED="relaxed")
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        def call(*args):
+            self.calls.append(name)
+            return (0, None, 2) if name == "cuGraphGetNodes" else (0, name)
+
+        return call
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    counting, package, bindings = CountingDriver(), types.ModuleType("cuda"), types.ModuleType("cuda.bindings")
+    bindings.driver = counting
+    monkeypatch.setitem(sys.modules, "cuda", package)
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    monkeypatch.setattr(graphs, "cuda", SimpleNamespace(stream=lambda: SimpleNamespace(handle=7),
+                                                        synchronize=lambda: None))
+    monkeypatch.setattr(graphs, "device", SimpleNamespace(on_gpu=lambda: True))
+    return counting
+
+
+class Array:
+    """Something that can be watched: is it still alive?"""
+
+
+def test_a_gpus_graph_holds_what_was_kept_while_it_was_captured_and_nothing_else(driver):
+    own, before = [], Array()
+    graphs.keep(before)
+
+    def work(stream):
+        own.append(weakref.ref(graphs.keep(Array())))
+
+    graph = graphs.capture(work)
+    gc.collect()
+    warmed_up, captured = own
+    assert warmed_up() is None and captured() is not None
+    before = weakref.ref(graphs.keep(before))
+    gc.collect()
+    assert before() is None  # the capture has ended: nothing is kept any more
+    del graph
+    gc.collect()
+    assert captured() is None
+    assert driver.calls == ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphGetNodes", "cuGraphInstantiate",
+                            "cuGraphExecDestroy", "cuGraphDestroy"]
+
+
+@pytest.mark.parametrize(("said", "kind"), [("mine", KeyError), ("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", ValueError)])
+def test_an_error_in_the_work_ends_a_gpus_capture(driver, said, kind):
+    def broken(stream):
+        raise KeyError(said)
+
+    with pytest.raises(kind):
+        graphs.capture(broken, warm_up=False)
+    assert driver.calls == ["cuStreamBeginCapture", "cuStreamEndCapture"]
+    assert graphs._kept is None

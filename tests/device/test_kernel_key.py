@@ -160,6 +160,32 @@ def test_what_a_kernel_does_not_read_does_not_matter(modules, changed):
     assert fingerprint(modules().make(1)) == fingerprint(modules(**changed).make(1))
 
 
+def test_the_defaults_of_a_device_function_count():
+    def make(default):
+        @cuda.jit(device=True)
+        def shifted(x, by=default, *, twice=default):
+            return x + by + twice
+
+        return shifted
+
+    assert len({fingerprint(make(default)) for default in (1, 2, 2.0, None)}) == 4
+    assert fingerprint(make(1)) == fingerprint(make(1))
+    one, other = make(1), make(1)
+    other.py_func.__defaults__ = (2,)  # of the two kinds of defaults this one alone
+    assert fingerprint(one) != fingerprint(other)
+
+
+def test_an_option_counts_by_its_value():
+    def body(x):
+        x[0] = 1
+
+    def key(**options):
+        return fingerprint(cuda.jit(**options)(body))
+
+    assert len({key(fastmath=True), key(fastmath=False), key(launch_bounds=256), key(launch_bounds=512)}) == 4
+    assert key(launch_bounds=256) == key(launch_bounds=256)
+
+
 def test_constants_and_options_are_part_of_the_key(modules):
     above = modules()
     kernels = [above.make(1), above.make(2), above.make(1.0), above.make(np.float32(1)),

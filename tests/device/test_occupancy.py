@@ -14,6 +14,7 @@ def test_the_table_of_the_source():
 @pytest.mark.parametrize(("threads", "registers", "shared_bytes", "blocks", "scarce"), [
     (256, 32, 0, 8, "threads"), (256, 33, 0, 6, "registers"), (256, 64, 0, 4, "registers"), (32, 16, 0, 32, "blocks"),
     (1024, 32, 0, 2, "threads"), (256, 32, 100_000, 2, "shared memory"), (128, 48, 0, 10, "registers"),
+    (128, 32, 45_568, 5, "shared memory"), (128, 32, 45_569, 4, "shared memory"),  # and 1,024 for itself, by 128s
     (96, 33, 0, 16, "registers"),  # registers for 51 warps, of which four schedulers hold 12 each: 48
 ])
 def test_the_scarcest_resource_sets_the_limit(threads, registers, shared_bytes, blocks, scarce):

@@ -1,12 +1,13 @@
 """Sampling: which tokens may be drawn, how often, and the same ones with the same seed."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from labkit._common.paths import REPOSITORY
-from labkit.engine.sampler import GREEDY, Sampler, generate
+from labkit.engine.sampler import GREEDY, Sampler, generate, likeliest
 from labkit.models.gpt2 import GPT2, Config, Workspace
 from labkit.models.safetensors import read
 
@@ -26,6 +27,16 @@ def test_probabilities_written_out():
     np.testing.assert_allclose(Sampler(top_p=1.0, top_k=99).probabilities(LOGITS), np.exp(LOGITS))
 
 
+@pytest.mark.parametrize("distinct", [3, 10**6])
+def test_top_k_takes_as_many_as_asked_for_and_of_equal_ones_the_first(distinct):
+    rng = np.random.default_rng(distinct)
+    for size in (1, 2, 17, 400):
+        logits = rng.integers(0, distinct, size).astype(np.float64)
+        for count in {1, 2, size // 2, size - 1, size, size + 1} - {0}:
+            expected = np.sort(np.argsort(-logits, kind="stable")[:count])
+            np.testing.assert_array_equal(likeliest(logits, count), expected)
+
+
 def test_ties_and_the_ends_of_the_range():
     assert GREEDY.choose(np.array([1.0, 3, 3, 2]), None) == 1
     np.testing.assert_allclose(Sampler(top_k=1).probabilities(np.zeros(4)), [1, 0, 0, 0])
@@ -43,6 +54,12 @@ def test_tokens_come_as_often_as_their_probability_says():
     shares = sampler.probabilities(LOGITS)
     assert counts[2] == 0
     assert (np.abs(counts - count * shares) <= 5 * np.sqrt(count * shares * (1 - shares)) + 1e-9).all()
+
+
+def test_the_least_and_the_largest_number_drawn_give_the_first_and_the_last_token():
+    for drawn, token in ((0.0, 0), (0.0999, 0), (0.1001, 1), (0.8499, 3), (0.8501, 4), (np.nextafter(1, 0), 4)):
+        assert Sampler().choose(LOGITS, SimpleNamespace(random=lambda drawn=drawn: drawn)) == token
+    assert Sampler().choose(np.array([-np.inf, 0, -np.inf]), SimpleNamespace(random=lambda: 0.0)) == 1
 
 
 @pytest.mark.parametrize(("wrong", "message"), [

@@ -1,6 +1,6 @@
 """agree() accepts right rungs and rejects wrong ones, for the right reason."""
 
-
+import importlib
 from dataclasses import replace
 
 import numpy as np
@@ -274,6 +274,25 @@ def test_float16_in_numbers_among_the_inputs():
     assert agree(op).passed
     inputs = op.inputs(np.random.default_rng(0), n=300)
     assert not check_sample(op, inputs, op.reference(*inputs).astype(np.float32), budget=20).problem
+
+
+@pytest.mark.parametrize(("at", "flat"), [(GUARD - 1, -1), (GUARD + 300, 300)])
+def test_one_element_written_beside_the_output_is_enough(monkeypatch, at, flat):
+    """As a GPU lets a kernel do it: the CPU device stops it first."""
+    home, outputs = importlib.import_module("labkit.kernels.agree"), []
+    poisoned = home.poisoned
+    monkeypatch.setattr(home, "poisoned", lambda *args: outputs.append(poisoned(*args)) or outputs[-1])
+
+    @rung(kernel=vector_add_per_thread.kernel, idea="right, and one element more")
+    def stray(a, b, out, stream=0):
+        vector_add_per_thread(a, b, out, stream=stream)
+        whole = outputs[-1].whole
+        host = whole.copy_to_host()
+        host[at] = 0.5
+        whole.copy_to_device(host)
+
+    with pytest.raises(AssertionError, match=f"wrote outside the output: flat index {flat} of 300 elements"):
+        agree(VECTOR_ADD, [stray], sizes=({"n": 300},))
 
 
 def test_float16_out_are_poisoned_and_compared():

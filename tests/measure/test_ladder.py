@@ -1,5 +1,6 @@
 """Ladders: they refuse wrong rungs, name what was not timed, and survive JSON."""
 
+import importlib
 import json
 from dataclasses import replace
 
@@ -7,11 +8,12 @@ import pytest
 
 from labkit import device, measure
 from labkit._common.tables import MIMETYPE
+from labkit.kernels.agree import Verdict
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.elementwise import VECTOR_ADD, vector_add_per_thread
 from labkit.kernels.matmul.float32 import MATMUL
 from labkit.kernels.op import rung
-from labkit.measure import CPU_DEVICE, Ladder, ladder
+from labkit.measure import CPU_DEVICE, Ladder, Timing, ladder
 from tests import made_up
 
 
@@ -59,6 +61,35 @@ def test_gpu_ladder_table_has_rates_and_limit():
     assert "80%" in shown
     assert "Limit: 1,000 GB/s" in shown
     assert f"Measured on {made_up.GPU}" in shown
+
+
+def test_speed_ups_are_over_the_first_rung():
+    table = made_up.ladder().table()
+    at = table["columns"].index("speed-up")
+    assert {row[0]: row[at] for row in table["rows"]} == {
+        "vector_add_slow": "1", "vector_add_fast": "2", "NumPy, on the host": "0.025", "PyTorch": "2.25"}
+
+
+def test_rates_are_those_of_p50(monkeypatch):
+    """Of a mean they would be slower: p95 of a GPU's time is far out, at times."""
+    home = importlib.import_module("labkit.measure.ladder")
+    contest = home._Contest(VECTOR_ADD, {"n": 1000}, 0, 0.01, None)
+    monkeypatch.setattr(device, "on_gpu", lambda: True)
+    timing, verdict = Timing(1.0, 2.0, 40.0, 20, made_up.GPU), Verdict(0.0, 0.0, 1.0)
+    row = contest._row("rung", "", "rung", timing, verdict)
+    assert (row.gbs, row.tflops) == pytest.approx((12_000 / 2.0 / 1e6, 1000 / 2.0 / 1e9))
+    assert row.fraction == pytest.approx(contest.bound.time_ms / 2.0)
+    host = contest._row("NumPy", "", "host", timing, verdict)
+    assert host.gbs == row.gbs and host.fraction is None  # the limits are the GPU's
+
+
+def test_a_rung_that_writes_nothing_does_not_pass_with_what_the_one_before_wrote():
+    @rung(kernel=vector_add_per_thread.kernel, idea="does nothing")
+    def idle(a, b, out, stream=0):
+        pass
+
+    with pytest.raises(AssertionError, match="idle at n=100: 100 elements were never written"):
+        ladder(VECTOR_ADD, {"n": 100}, rungs=[vector_add_per_thread, idle], baselines=False, budget_s=0.01)
 
 
 def test_a_wrong_rung_is_not_timed():

@@ -34,6 +34,15 @@ def test_recorded_measurements_are_found(recorded_here):
         measure.recorded("Other")
 
 
+def test_a_ladder_is_recorded_at_each_of_its_sizes(recorded_here):
+    data = made_up.measurements()
+    (first,) = data["ops"]["vector_add"]
+    data["ops"]["vector_add"] = [first, {**first, "size": {"n": 5}}]
+    (recorded_here / f"{measure.slug(made_up.GPU)}.json").write_text(json.dumps(data))
+    assert measure.recorded_ladder("vector_add").size == first["size"]
+    assert measure.recorded_ladder("vector_add", {"n": 5}).size == {"n": 5}
+
+
 def test_the_h200_is_preferred(recorded_here):
     for name in ("a-gpu", "nvidia-h200", "z-gpu"):
         (recorded_here / f"{name}.json").write_text(json.dumps({"name": name}))

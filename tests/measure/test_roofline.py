@@ -37,6 +37,8 @@ def test_thin_matmul_is_bound_by_bytes():
 
 def test_the_ridge_is_where_both_bind():
     assert LIMITS.ridge == pytest.approx(10.0)
+    units = replace(LIMITS, tf32_tflops=40.0, f16_tflops=80.0)
+    assert [units.ridge_of(peak) for peak in ("fp32", "tf32", "f16")] == pytest.approx([10.0, 40.0, 80.0])
 
 
 def test_prediction_says_amounts_bound_and_whose_limits():

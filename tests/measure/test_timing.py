@@ -1,6 +1,7 @@
 """Timing: percentiles, and where a time was taken."""
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -45,6 +46,22 @@ def test_copies_are_timed_apart():
     found = measure.time_copy(2**16)
     assert set(found) == {"h2d_pageable", "d2h_pageable", "h2d_pinned", "d2h_pinned"}
     assert all(entry["p50"] > 0 and entry["gbs"] > 0 and entry["where"] == measure.where() for entry in found.values())
+
+
+def test_the_rate_of_a_copy_is_that_of_its_p50(monkeypatch):
+    monkeypatch.setattr(measure_timing, "time_host", lambda *args, **options: Timing(1.0, 2.0, 40.0, 5, "here"))
+    for entry in measure.time_copy(2**16).values():
+        assert entry["gbs"] == pytest.approx(2**16 / 2.0 / 1e6)
+
+
+def test_a_replay_is_timed_behind_another_and_divided_among_its_launches(monkeypatch):
+    done, elapsed = [], iter((500.0, 400.0, *[9.0, 12.0, 12.0, 15.0]))  # the first two are left out
+    event = SimpleNamespace(record=lambda: done.append("event"))
+    monkeypatch.setattr(measure_timing, "cuda", SimpleNamespace(
+        event=lambda: event, synchronize=lambda: None, event_elapsed_time=lambda start, stop: next(elapsed)))
+    timing = measure_timing._time_replay(lambda: done.append("replay"), launches=3, runs=4)
+    assert (timing.p50, timing.runs) == (4.0, 4) and "in a CUDA graph" in timing.where
+    assert done == ["replay", "event", "replay", "event"] * 6
 
 
 def test_graph_is_not_measured_without_a_gpu():

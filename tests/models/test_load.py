@@ -53,6 +53,18 @@ def test_a_folder(path, parameters):
     assert len(list(generate(loaded.model, ids[:4], 5))) == 5
 
 
+@pytest.mark.parametrize("missing", [0, 1])
+def test_the_model_must_know_each_token_of_the_tokenizer(path, parameters, missing):
+    size = len(Tokenizer.of(path)) - missing
+    (path / "config.json").write_text(json.dumps(SHAPE | {"model_type": "gpt2", "vocab_size": size}))
+    save_file(parameters | {"wte.weight": parameters["wte.weight"][:size]}, path / "model.safetensors")
+    if missing:
+        with pytest.raises(UserError, match=rf"the tokenizer knows {size + 1} tokens, the model {size}"):
+            load(str(path))
+    else:
+        assert load(str(path)).model.config.vocab_size == size
+
+
 def test_several_files_of_which_one_is_bfloat16(path, parameters):
     names = list(parameters)
     index = {name: f"model-0000{1 + n % 2}-of-00002.safetensors" for n, name in enumerate(names)}

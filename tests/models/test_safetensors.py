@@ -139,6 +139,8 @@ def test_a_file_that_lies_is_found_out(lie, tmp_path):
     (b"\2\0\0\0\0\0\0", "7 bytes"),
     (struct.pack("<Q", 3) + b"{}", "a header of 3 bytes is announced, but the file ends after 2"),
     (struct.pack("<Q", 2**64 - 1) + b"{}", "at most 100,000,000 are allowed"),
+    (struct.pack("<Q", 100_000_001) + b"{}", "at most 100,000,000 are allowed"),
+    (struct.pack("<Q", 100_000_000) + b"{}", "announced, but the file ends after 2"),
     (b"<!DOCTYPE html>", "no safetensors file"),
 ])  # fmt: skip
 def test_a_file_cut_off_in_or_before_its_header(content, message, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from numba import float32, float64, int32, uint32
 
 from labkit import cuda, observe
+from labkit.device import ptx
 from labkit.kernels.positions import positions_kernel
 from labkit.simt import thread_order
 from labkit.simt.random import create_xoroshiro128p_states, xoroshiro128p_uniform_float32
@@ -59,6 +60,49 @@ def test_missing_barrier_after_a_write():
     assert one[0] + other[0] == 63  # each reads what the other wrote
     assert f"writes s[{one[0]}] at line {write}" in str(race)
     assert f"Put cuda.syncthreads() between line {write} and line {read}" in str(race)
+
+
+@cuda.jit
+def one_updates_the_other_looks(a, out, first):
+    i = cuda.threadIdx.x
+    if i == first:
+        cuda.atomic.add(a, 0, float32(1))  # update
+    else:
+        out[i] = a[0]  # read
+
+
+@pytest.mark.parametrize("first", [0, 1])  # threads are observed in their order: once the update comes first
+def test_an_atomic_and_a_load_race_whichever_comes_first(first):
+    race = only(observe(one_updates_the_other_looks[1, 2], zeros(1), zeros(2), first), "races")
+    assert race.lines == lines_of(one_updates_the_other_looks, "update", "read")
+
+
+@cuda.jit
+def one_updates_the_other_stores(a, first):
+    i = cuda.threadIdx.x
+    if i == first:
+        cuda.atomic.add(a, 0, float32(1))  # update
+    else:
+        a[0] = float32(2)  # write
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_an_atomic_and_a_store_race_whichever_comes_first(first):
+    race = only(observe(one_updates_the_other_stores[1, 2], zeros(1), first), "races")
+    assert race.lines == lines_of(one_updates_the_other_stores, "update", "write")
+
+
+@cuda.jit
+def all_store(a):
+    a[0] = float32(cuda.threadIdx.x)
+
+
+@pytest.mark.parametrize(("grid", "block", "reach"), [(1, 32, 0), (1, 64, 1), (2, 64, 2)])
+def test_of_the_races_of_two_lines_the_widest_is_told(grid, block, reach):
+    """A barrier of the warp would mend the first, none within a launch the last."""
+    race = only(observe(all_store[grid, block], zeros(1)), "races")
+    assert race.reach == reach and race.times > 1
+    assert ("blocks run in any order" in str(race)) == (reach == 2)
 
 
 @cuda.jit
@@ -1001,6 +1045,29 @@ def transpose_with(pad):
         out[left + y, top + x] = tile[x, y]  # out
 
     return transpose
+
+
+@cuda.jit
+def wide_and_strided(out):
+    s = cuda.shared.array(128, float64)
+    i = cuda.threadIdx.x
+    s[i] = float64(i)  # side by side
+    s[(i * 2) % 64 + i // 32] = float64(i)  # every second
+
+
+@cuda.jit
+def fours(out):
+    s = cuda.shared.array(128, float32, alignment=16)
+    i = cuda.threadIdx.x
+    ptx.store_shared4(s, uint32(4) * uint32(i), float32(0), float32(1), float32(2), float32(3))  # four
+
+
+def test_accesses_of_8_and_16_bytes_go_in_steps_of_their_own():
+    """Half a warp's neighbours of 8 bytes fill the 32 banks once; at every second two words want each bank."""
+    report = observe(wide_and_strided[1, 32], zeros(1))
+    assert per_line(report, wide_and_strided, "side by side")["bank_conflicts"] == 0
+    assert per_line(report, wide_and_strided, "every second")["bank_conflicts"] == 2  # one in each of the two steps
+    assert per_line(observe(fours[1, 32], zeros(1)), fours, "four")["bank_conflicts"] == 0
 
 
 @pytest.mark.parametrize("pad, conflicts", [(0, 31), (1, 0)])

@@ -1,0 +1,121 @@
+"""Shuffles, votes and atomics, compiled and as observe runs them, against their definition."""
+
+import math
+
+import numpy as np
+import pytest
+from numba import float32, int32
+
+from labkit import cuda, observe
+
+pytestmark = pytest.mark.cpu_device
+
+ALL_LANES = 0xFFFFFFFF
+WAYS = pytest.mark.parametrize("way", ["compiled", "observed"])
+
+
+def run(way, configured, *args):
+    if way == "compiled":
+        configured(*args)
+    else:
+        assert observe(configured, *args).findings == []
+
+
+@cuda.jit
+def shuffles(x, by, out):
+    i = cuda.threadIdx.x
+    out[0, i] = cuda.shfl_sync(ALL_LANES, x[i], by)
+    out[1, i] = cuda.shfl_up_sync(ALL_LANES, x[i], by)
+    out[2, i] = cuda.shfl_down_sync(ALL_LANES, x[i], by)
+    out[3, i] = cuda.shfl_xor_sync(ALL_LANES, x[i], by)
+
+
+@WAYS
+@pytest.mark.parametrize("by", [0, 1, 7, 16, 31])
+def test_a_shuffle_gives_the_value_of_its_lane_and_outside_the_warp_the_threads_own(way, by):
+    x, out = np.arange(100, 164, dtype=np.float32), np.zeros((4, 64), np.float32)
+    run(way, shuffles[1, 64], x, np.int32(by), out)
+    lane = np.arange(32)
+    for row, source in zip(out, (np.full(32, by), lane - by, lane + by, lane ^ by), strict=True):
+        source = np.where((source < 0) | (source > 31), lane, source)
+        np.testing.assert_array_equal(row, np.concatenate([x[source], x[32 + source]]))
+
+
+@cuda.jit
+def votes(x, out):
+    i = cuda.threadIdx.x
+    out[0, i] = cuda.ballot_sync(ALL_LANES, x[i] > 0)
+    out[1, i] = cuda.all_sync(ALL_LANES, x[i] > 0)
+    out[2, i] = cuda.any_sync(ALL_LANES, x[i] > 0)
+
+
+@WAYS
+def test_a_vote_is_of_one_warp(way):
+    x = np.zeros(96, np.int32)
+    x[[3, 31]], x[64:] = 1, 1  # two lanes, none, all
+    out = np.full((3, 96), -7, np.int32)
+    run(way, votes[1, 96], x, out)
+    np.testing.assert_array_equal(out[0].view(np.uint32), np.repeat([2**31 + 2**3, 0, 2**32 - 1], 32))
+    np.testing.assert_array_equal(out[1] != 0, np.repeat([False, False, True], 32))
+    np.testing.assert_array_equal(out[2] != 0, np.repeat([True, False, True], 32))
+
+
+def make(operation):
+    @cuda.jit
+    def update(array, value, before):
+        before[0] = operation(array, 0, value)
+
+    return update
+
+
+MOST = 2**32 - 1
+EXPECTED = {  # (dtype, what is there, the value): what is there afterwards
+    "add": {("i4", 5, -7): -2, ("u4", MOST, 3): 2, ("f4", 1.5, 2.25): 3.75},
+    "sub": {("i4", 5, 7): -2, ("u4", 1, 3): MOST - 1, ("f4", 1.5, 2.25): -0.75},
+    "max": {("i4", -1, 1): 1, ("u4", MOST, 1): MOST, ("u4", 1, MOST): MOST, ("f4", -3, -2): -2,
+            ("f4", 1, math.nan): math.nan, ("f4", math.nan, 1): math.nan},
+    "min": {("i4", -1, 1): -1, ("u4", MOST, 1): 1, ("f4", -3, -2): -3, ("f4", 1, math.nan): math.nan},
+    "nanmax": {("f4", 1, math.nan): 1, ("f4", math.nan, 1): 1, ("f4", 1, 2): 2},
+    "nanmin": {("f4", 1, math.nan): 1, ("f4", math.nan, 1): 1, ("f4", 1, 2): 1},
+    "inc": {("u4", 3, 5): 4, ("u4", 4, 5): 5, ("u4", 5, 5): 0, ("u4", 9, 5): 0},
+    "dec": {("u4", 3, 5): 2, ("u4", 0, 5): 5, ("u4", 5, 5): 4, ("u4", 9, 5): 5},
+    "and_": {("u4", 12, 10): 8}, "or_": {("u4", 12, 10): 14}, "xor": {("u4", 12, 10): 6}, "exch": {("i4", 12, -1): -1},
+}  # fmt: skip
+
+
+@WAYS
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_atomic_leaves_its_result_and_returns_what_was_there(name, way):
+    update = make(getattr(cuda.atomic, name))
+    for (dtype, old, value), new in EXPECTED[name].items():
+        array, before = np.array([old, 77], dtype), np.zeros(1, dtype)
+        run(way, update[1, 1], array, np.dtype(dtype).type(value), before)
+        np.testing.assert_array_equal(array, np.array([new, 77], dtype), err_msg=f"{dtype}: {old}, {value}")
+        np.testing.assert_array_equal(before, np.array([old], dtype))
+
+
+@cuda.jit
+def swap(array, before):
+    before[0] = cuda.atomic.cas(array, 0, int32(3), int32(9))
+
+
+@WAYS
+@pytest.mark.parametrize(("old", "new"), [(3, 9), (4, 4), (9, 9)])
+def test_compare_and_swap_swaps_only_what_it_expects(way, old, new):
+    array, before = np.array([old], np.int32), np.zeros(1, np.int32)
+    run(way, swap[1, 1], array, before)
+    assert (array[0], before[0]) == (new, old)
+
+
+@cuda.jit
+def sum_of_all(x, total):
+    i = cuda.grid(1)
+    if i < x.size:
+        cuda.atomic.add(total, 0, float32(x[i]))
+
+
+@WAYS
+def test_no_update_is_lost(way):
+    x, total = np.arange(500, dtype=np.float32), np.zeros(1, np.float32)
+    run(way, sum_of_all[8, 64], x, total)
+    assert total[0] == x.sum()
