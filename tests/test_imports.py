@@ -119,8 +119,9 @@ def test_the_reader_of_imports_sees_each_form():
 
 def test_every_room_is_in_the_chain():
     assert {room(module) for module in MODULES if module not in ("labkit", "labkit.cuda")} == set(CHAIN)
-    assert sorted(path.name for path in PACKAGE.iterdir() if path.name != "__pycache__") == sorted(
-        [*CHAIN, "__init__.py", "cuda.py"])
+    there = {path.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*")
+             if path.is_file() and "__pycache__" not in path.parts}
+    assert there == {*CHAIN, "__init__.py", "cuda.py"}
 
 
 def test_each_room_uses_only_those_to_its_left():

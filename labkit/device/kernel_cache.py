@@ -238,6 +238,7 @@ def restore(files: Store, key: str):
 
     try:
         kernel = _Kernel._rebuild(**serialize.loads(content))
+        kernel.objectmode = False  # as _Kernel's own constructor has it: a dispatcher with signatures asks for it
         if kernel._codelibrary._cubin_cache:
             return kernel
     except Exception:  # written by something else under the same name; what pickle raises then is anything

@@ -159,15 +159,25 @@ def test_the_right_step_of_the_right_layer(solutions, model):
     assert steps.first.name == "h.1.ln_2"
 
 
-def test_a_kernel_that_fails_is_reported():
-    @cuda.jit
-    def too_far(x, weight, bias, out):
-        out[x.shape[0], 0] = weight[0]
+@cuda.jit
+def too_far(x, weight, bias, out):
+    out[x.shape[0], 0] = weight[0]
 
-    steps = block_parity(yours.answers(checked=False, layernorm_two_sums=too_far), shape=SMALL)
+
+@cuda.jit
+def does_not_compile(x, weight, bias, out):
+    out[0, 0] = weight.mean_of_nothing
+
+
+@pytest.mark.parametrize("kernel", [
+    pytest.param(too_far, marks=pytest.mark.cpu_device),  # a GPU checks no index: there it writes beside the array
+    does_not_compile,
+], ids=["out of bounds", "does not compile"])
+def test_a_kernel_that_fails_is_reported(kernel):
+    steps = block_parity(yours.answers(checked=False, layernorm_two_sums=kernel), shape=SMALL)
     assert not steps.passed and steps.first.name == "ln_1"
     assert "ln_1 could not be computed" in str(steps)
-    found = one_by_one(yours.answers(checked=False, layernorm_two_sums=too_far), shape=SMALL)
+    found = one_by_one(yours.answers(checked=False, layernorm_two_sums=kernel), shape=SMALL)
     assert found.first("layernorm_two_sums").name == "ln_1" and "could not be computed" in str(found)
 
 

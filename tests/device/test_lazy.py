@@ -111,6 +111,7 @@ def after_imports():
     return json.loads(run.stdout)
 
 
+@pytest.mark.cpu_device
 def test_importing_every_operation_builds_and_compiles_nothing(after_imports):
     assert after_imports["lazy"] > 60 and after_imports["kernels"] > 30  # the count sees something
     assert after_imports["built"] == []
@@ -123,6 +124,7 @@ def test_importing_every_operation_makes_few_kernels(after_imports):
     assert after_imports["kernels"] <= 110
 
 
+@pytest.mark.cpu_device  # on a GPU Numba itself looks for what else is installed
 def test_importing_every_operation_loads_no_library_to_compare_with(after_imports):
     assert after_imports["foreign"] == []
 

@@ -168,7 +168,7 @@ def attention_all_threads(qkv, heads, out, *, cache=None, start=None, causal=Fal
 def _launch(kernel, qkv, heads, out, cache, start, causal, stream):
     size, capacity = check_heads(qkv, heads, out, cache, start)
     fixed = PARTIAL + (4 * BLOCK if kernel is attention_all_threads_kernel else 0)
-    nbytes = 4 * capacity
+    nbytes = 16 * -(-capacity // 4)  # the compiler reads four scores at a time, beyond the last one, too
     if fixed + nbytes > MAX_SHARED:
         raise ValueError(f"the scores of {capacity:,} keys take {nbytes:,} bytes of shared memory; a block can have "
                          f"{MAX_SHARED - fixed:,} bytes for them, {(MAX_SHARED - fixed) // 4:,} keys. Tiled attention "
