@@ -42,7 +42,7 @@ def test_one_line_says_why_tests_were_skipped(tmp_path, workers):
     assert "[10/10]" in done.stdout
 
 
-def test_nothing_is_said_when_nothing_is_skipped(tmp_path):
+def test_nothing_is_printed_when_nothing_is_skipped(tmp_path):
     shutil.copy(Path(__file__).parent / "conftest.py", tmp_path)
     (tmp_path / "test_tiny.py").write_text("def test_runs():\n    pass\n")
     done = subprocess.run([sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider"], cwd=tmp_path,

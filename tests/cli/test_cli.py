@@ -289,7 +289,7 @@ def test_learn_as_a_user_types_it(course_dir, tmp_path, typed, lesson, passed_on
         ("--port 9000 --debug", None, "--port 9000 --debug"),
     ],
 )
-def test_the_lesson_is_told_from_the_options_of_jupyterlab(typed, lesson, passed_on):
+def test_the_lesson_is_distinguished_from_the_options_of_jupyterlab(typed, lesson, passed_on):
     assert cli.lessons.lesson_among(typed.split()) == (lesson, passed_on.split())
 
 

@@ -65,7 +65,7 @@ class Links(HTMLParser):
             assert self.open.pop() == tag
 
 
-def test_the_site_is_whole_and_asks_nobody_for_anything(course):
+def test_the_site_is_whole_and_makes_no_requests(course):
     plot = nbformat.v4.new_output("display_data", data={"image/png": PIXEL, "text/plain": "Bandwidth\nover size"})
     for chapter in course.chapters:
         keep(course, chapter, outputs=[plot])

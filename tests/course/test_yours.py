@@ -173,7 +173,7 @@ def does_not_compile(x, weight, bias, out):
     pytest.param(too_far, marks=pytest.mark.cpu_device),  # a GPU checks no index: there it writes beside the array
     does_not_compile,
 ], ids=["out of bounds", "does not compile"])
-def test_a_kernel_that_fails_is_told_of(kernel):
+def test_a_kernel_that_fails_is_reported(kernel):
     steps = block_parity(yours.answers(checked=False, layernorm_two_sums=kernel), shape=SMALL)
     assert not steps.passed and steps.first.name == "ln_1"
     assert "ln_1 could not be computed" in str(steps)
@@ -184,7 +184,7 @@ def test_a_kernel_that_fails_is_told_of(kernel):
 # --- What stands in the notebooks ------------------------------------------------------------------------------------
 
 
-def test_what_was_not_begun_is_said_to_be_not_done(classroom):
+def test_what_was_not_begun_is_reported_as_not_done(classroom):
     mine = yours.answers()
     assert mine.usable == () and {row.state for row in mine.rows} == {yours.TO_DO}
     assert "Not done yet: saxpy, add_row" in str(mine)

@@ -65,7 +65,7 @@ def test_no_gpu_at_all_is_a_note_and_no_fault():
     assert "nothing to mend" in finding.why
 
 
-def test_a_mac_is_told_that_there_is_nothing_to_mend():
+def test_a_mac_gets_the_message_that_there_is_nothing_to_mend():
     facts = Facts(platform="Darwin", machine="arm64", packages=without("numba-cuda"))
     (finding,) = diagnose(facts)
     assert finding.level == "note" and finding.what == "macOS has no CUDA."

@@ -75,7 +75,7 @@ def copy_eight_float16(source, out):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.uint16])
-def test_eight_halves_in_one_access(dtype, rng):
+def test_eight_float16_in_one_access(dtype, rng):
     source = (rng.integers(0, 1000, 80)).astype(dtype)
     out = cuda.to_device(np.zeros(80, dtype))
     copy_eight_float16[1, 32](cuda.to_device(source), out)
@@ -255,7 +255,7 @@ def accumulators(c):
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16"])
-def test_mma_multiplies_halves(kind, rng):
+def test_mma_multiplies_float16(kind, rng):
     needs(8)
     a, b, c = exact(rng, 16, 16), exact(rng, 16, 8), exact(rng, 16, 8, dtype=np.float32)
     stored = (a, b) if kind == "f16" else (bf16_bits(a), bf16_bits(b))
@@ -273,7 +273,7 @@ def multiply_f16(a, b, c, out):
                                                           b[lane, 1], c[lane, 0], c[lane, 1])
 
 
-def test_mma_with_half_accumulators_rounds_to_halves(rng):
+def test_mma_with_half_accumulators_rounds_to_float16(rng):
     needs(8)
     a, b, c = exact(rng, 16, 16), exact(rng, 16, 8), (exact(rng, 16, 8) * 64).astype(np.float16)
     held = accumulators(c)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from labkit import cli
 from labkit._common.errors import UserError
 from labkit.engine.sampler import Sampler, generate
-from labkit.engine.text import Told, write
+from labkit.engine.text import Continuation, write
 from labkit.models.gpt2 import Config, shapes
 from labkit.models.load import load
 
@@ -52,11 +52,11 @@ def test_the_pieces_are_the_tokens_as_text(loaded):
 
 def test_the_rate_is_of_the_tokens_after_the_first():
     """The first one's time is that of the prompt."""
-    assert Told(3, tokens=5, prefill_s=100.0, decode_s=2.0).per_second == 2.0
-    assert Told(3, tokens=1, prefill_s=1.0).per_second is None
+    assert Continuation(3, tokens=5, prefill_s=100.0, decode_s=2.0).per_second == 2.0
+    assert Continuation(3, tokens=1, prefill_s=1.0).per_second is None
 
 
-def test_why_it_ended_is_told(loaded, monkeypatch):
+def test_why_it_ended_is_reported(loaded, monkeypatch):
     def ended(tokens):
         return write(loaded, "a kernel", lambda piece: None, tokens=tokens).ended
 
@@ -67,7 +67,7 @@ def test_why_it_ended_is_told(loaded, monkeypatch):
     assert ended(200) == "then the model ended its text"
 
 
-def test_what_was_said_before_a_stop_is_kept(loaded):
+def test_the_text_before_a_stop_is_kept(loaded):
     def stop_at_once(piece):
         raise KeyboardInterrupt
 

@@ -269,7 +269,7 @@ def scale_rung(name="scale", kernel=scale_half_kernel, **marks):
     return rung(kernel=kernel, idea="one thread an element", **marks)(launch)
 
 
-def test_halves_in_numbers_among_the_inputs():
+def test_float16_in_numbers_among_the_inputs():
     op = scale_op(scale_rung())
     assert agree(op).passed
     inputs = op.inputs(np.random.default_rng(0), n=300)
@@ -295,7 +295,7 @@ def test_one_element_written_beside_the_output_is_enough(monkeypatch, at, flat):
         agree(VECTOR_ADD, [stray], sizes=({"n": 300},))
 
 
-def test_halves_out_are_poisoned_and_compared():
+def test_float16_out_are_poisoned_and_compared():
     tolerance = relative_to(lambda a, factor: np.abs(a * factor), roundings=1, dtype=np.float16)
     op = scale_op(scale_rung(), dtype=np.float16, tolerance=tolerance)
     assert agree(op).passed

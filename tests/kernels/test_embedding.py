@@ -35,7 +35,7 @@ def run(launch, *inputs):
     return out.copy_to_host()
 
 
-def test_a_block_of_2048_threads_is_refused_and_said():
+def test_a_block_of_2048_threads_is_refused_with_a_message():
     with pytest.raises(ValueError, match="2048 threads; a block has 1 to 1024"):
         run(embedding_whole_row, *arguments(2, 2048))
 

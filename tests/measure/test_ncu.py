@@ -36,7 +36,7 @@ def test_shared_loads_differ_by_what_the_compiler_joins(ours, theirs):
     assert ours["tiled"]["shared requests"] - theirs["tiled"]["shared requests"] == of_a_tile - of_a_tile // 4
 
 
-def test_missing_ncu_is_said(monkeypatch):
+def test_missing_ncu_is_reported(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(RuntimeError, match="ncu"):
         counters.measured()

@@ -61,7 +61,7 @@ def test_failed_compiled_and_other_rungs_are_left_out():
     assert one(RATE, replace(ladder, rows=(*ladder.rows, compiled))).baseline == "PyTorch"
 
 
-def test_what_was_not_measured_is_said():
+def test_what_was_not_measured_is_named():
     row = one(replace(RATE, size={"n": 5}))
     assert (row.met, row.value, row.baseline_value) == (None, None, None)
     shown = str(targets.table([row, one(RATE), one(replace(RATE, ratio=0.9, why="the tail of the grid."))]))

@@ -133,7 +133,7 @@ def test_names_with_and_without_prefix_and_a_head_of_its_own(prefix, head):
     np.testing.assert_array_equal(model.head.copy_to_host(), expected)
 
 
-def test_halves_become_float32(config, tensors):
+def test_float16_become_float32(config, tensors):
     in_float16 = {name: tensors[name].astype(np.float16) for name in tensors}
     assert parity(GPT2(config, in_float16), PROMPT).passed
 

@@ -117,7 +117,7 @@ def test_in_place_and_fewer_rows_than_there_are():
 
 
 @pytest.mark.sweep
-def test_halves():
+def test_float16():
     shape = Shape(width=64, heads=4, inner=96)
     x, weights = case(shape, 17, np.float16)
     for causal in (False, True):

@@ -707,7 +707,7 @@ def test_float32_stays_float32():
     assert out[0] == pytest.approx((x.astype(np.float64) ** 2).sum(), rel=1e-4)
 
 
-def test_halves():
+def test_float16():
     @cuda.jit
     def kernel(a, b, out, single):
         i = cuda.grid(1)
@@ -729,7 +729,7 @@ def test_halves():
     np.testing.assert_array_equal(single, a.astype(np.float32) + (a > b))
 
 
-def test_halves_in_shared_memory_and_loops():
+def test_float16_in_shared_memory_and_loops():
     @cuda.jit
     def kernel(a, out):
         tile = cuda.shared.array(32, float16)

@@ -1074,7 +1074,7 @@ def test_a_missing_wait_for_tma_shows(rng):
 
 
 @pytest.mark.parametrize("mistake", [3, 4])
-def test_a_product_that_nobody_waits_for(rng, mistake):
+def test_a_product_that_no_thread_waits_for(rng, mistake):
     with pytest.raises(errors.DeviceFault, match="started ptx.wgmma_m64n64k16_f32_f16, and no ptx.wgmma_wait covered"):
         run_pipeline(rng, 64, 64, 64, mistake=mistake)
 

@@ -171,7 +171,7 @@ def test_a_right_kernel_passes_and_the_verdict_says_where():
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_wrong_answers_are_told_in_words(answer, kind, words):
+def test_wrong_answers_are_explained_in_words(answer, kind, words):
     result = examined(answer)
     assert not result.passed and result.kind == kind
     text = " ".join([result.headline, *result.details])
@@ -203,7 +203,7 @@ def test_an_endless_loop_is_stopped_and_its_line_named(monkeypatch):
 
 
 @cpu_only
-def test_a_loop_that_observe_stops_is_told_without_a_block():
+def test_a_loop_that_observe_stops_is_reported_without_a_block():
     from labkit.simt.errors import KernelTimeout
 
     error = KernelTimeout("never_ends, line 4: stopped", kernel="never_ends", filename="", line=4, block=None,

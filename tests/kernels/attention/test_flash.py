@@ -103,19 +103,19 @@ def test_whole_matrix(causal):
 
 @pytest.mark.parametrize("operation", [ATTENTION_HALF, ATTENTION_HALF_CAUSAL, ATTENTION_HALF_CACHED],
                          ids=lambda one: one.name)
-def test_halves_agree(operation):
+def test_float16_agree(operation):
     assert agree(operation, seed=1).passed
     assert op(operation.name) is operation
 
 
-def test_the_halves_tolerance_tells_a_key_left_out():
+def test_the_float16_tolerance_tells_a_key_left_out():
     qkv, heads = ATTENTION_HALF.inputs(np.random.default_rng(0), 65, 1, 64)
     allowed = tolerance_half(qkv.astype(np.float64), heads)
     missed = np.abs(attention_reference(qkv[:, :], heads)[:64] - attention_reference(qkv[:64], heads))
     assert (missed > allowed[:64]).mean() > 0.2
 
 
-def test_large_halves_do_not_overflow():
+def test_large_float16_do_not_overflow():
     qkv = cuda.to_device(np.full((70, 3 * 64), 100, np.float16))  # scores of 80,000: no half is so large
     out = cuda.device_array((70, 64), np.float16)
     attention_flash_half(qkv, 1, out)

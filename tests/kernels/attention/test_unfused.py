@@ -48,7 +48,7 @@ def test_the_launches_have_names_and_can_be_captured():
         assert graph.nodes == len(expected)
 
 
-def test_what_it_does_not_take_is_said():
+def test_what_it_does_not_take_is_named():
     attention = AttentionInSteps(fused=True)
     wide = cuda.device_array((1, 3 * 300), np.float32)
     with pytest.raises(ValueError, match="at most 256"):

@@ -50,7 +50,7 @@ def test_a_cache_of_which_the_rest_is_not_a_number(size, form):
         check(launch, S, 2, size, causal, before, dtype=np.float16)
 
 
-def test_large_halves_do_not_overflow():
+def test_large_float16_do_not_overflow():
     qkv = cuda.to_device(np.full((70, 3 * 64), 100, np.float16))  # scores of 80,000: no half is so large
     out = cuda.device_array((70, 64), np.float16)
     attention_flash_wgmma(qkv, 1, out)
@@ -94,7 +94,7 @@ ARGUMENTS = (*[types.Array(types.uint64, 1, "C")] * 3, types.Array(types.int32, 
 
 
 @pytest.mark.parametrize(("size", "form"), ALL)
-def test_sums_stay_in_registers_and_powers_are_taken_while_products_run(size, form):
+def test_accumulators_stay_in_registers_and_exponentials_are_taken_while_products_run(size, form):
     kernel = make_flash_wgmma(size, *form)
     try:
         text = compiling.ptx(kernel, types.void(*ARGUMENTS), cc=(9, 0, "a"))
@@ -103,7 +103,7 @@ def test_sums_stay_in_registers_and_powers_are_taken_while_products_run(size, fo
     assert not re.search(r"\.f64\b|\.local\b", text)
     found = re.findall(r"wgmma\.mma_async|wgmma\.wait_group\.sync\.aligned (\d)|(ex2)\.", text)
     order = "".join(waited or ("p" if power else "m") for waited, power in found)
-    assert re.search(r"m1p{60,}0", order), f"in the loop, powers stand between the two waits: {order}"
+    assert re.search(r"m1p{60,}0", order), f"in the loop, exponentials stand between the two waits: {order}"
     taken = compiling.resources(text)
     if taken is None:
         pytest.skip("ptxas is not installed")

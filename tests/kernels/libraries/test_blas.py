@@ -145,7 +145,7 @@ def test_what_lay_in_c_does_not_count_when_beta_is_zero():
 
 
 @pytest.mark.parametrize("accumulate, allowed", (("f32", 6e-4), ("f16", 5e-3)))
-def test_halves(accumulate, allowed):
+def test_float16(accumulate, allowed):
     a, b = numbers((64, 128), (128, 96))
     out = poisoned((64, 96), np.float16)
     blas.matmul(*on_device(a.astype(np.float16), b.astype(np.float16)), out, accumulate=accumulate)

@@ -46,7 +46,7 @@ def test_parts_cover_the_depth(rows, dtype):
 
 @pytest.mark.parametrize("size", [(3, 24, 40), (65, 72, 40), (130, 16, 8)])
 @pytest.mark.parametrize("residual", [False, True])
-def test_halves_of_many_rows(size, residual):
+def test_float16_of_many_rows(size, residual):
     rows, cols, depth = size
     given = [array.astype(np.float16)
              for array in FUSED_LINEAR_RESIDUAL.inputs(np.random.default_rng(0), M=rows, N=cols, K=depth)]

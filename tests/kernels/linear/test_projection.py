@@ -26,7 +26,7 @@ def test_the_one_that_is_picked_is_right(rows):
         assert (miss <= operation.tolerance(*(array.astype(np.float64) for array in inputs))).all()
 
 
-def test_shapes_that_do_not_fit_are_said():
+def test_shapes_that_do_not_fit_are_named():
     x, weights, bias = (cuda.to_device(np.ones(shape, np.float32)) for shape in ((2, 3), (4, 5), (5,)))
     out = cuda.device_array((2, 5), np.float32)
     with pytest.raises(ValueError, match=r"columns of x \(3\) must equal the rows of weights \(4\)"):

@@ -54,7 +54,7 @@ def relative_error(launcher, a, b):
     return np.linalg.norm(out.copy_to_host().astype(np.float64) - expected) / np.linalg.norm(expected)
 
 
-def test_sums_in_halves_lose_digits_as_k_grows():
+def test_float16_accumulators_lose_digits_as_k_grows():
     """What float16 accumulators cost. On an H200 1,024 x 1,024 x 4,096 gives 2.4e-3 against 2.1e-4."""
     rng = np.random.default_rng(4)
     short, long = ([relative_error(launcher, random_float16(rng, 32, K), random_float16(rng, K, 32))

@@ -98,7 +98,7 @@ def test_bias_of_either_type(way, bias):
     pytest.param(gelu_tanh_approx, gelu_tanh_reference, id="tanh_approx"),
     pytest.param(gelu_sigmoid, gelu_tanh_reference, id="sigmoid"),
     pytest.param(gelu_erf, gelu_erf_reference, id="erf")])
-def test_an_activation_is_applied_to_the_sums_before_they_are_rounded(activation, reference):
+def test_an_activation_is_applied_to_the_accumulators_before_they_are_rounded(activation, reference):
     rng = np.random.default_rng(5)
     a, b, offset, sums, allowed = problem(rng, 70, 200, 40, weights=True, bias=np.float16)
     expected = reference(sums)
@@ -197,7 +197,7 @@ def variants():
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(("tile", "kernel"), [pytest.param(tile, kernel, id=name) for name, tile, kernel in variants()])
-def test_sums_stay_in_registers(tile, kernel):
+def test_accumulators_stay_in_registers(tile, kernel):
     """wgmma runs on its own only while its sums stay where they are: the compiler says so when it has to move them."""
     from numba import types
 
