@@ -39,7 +39,7 @@ def refused(exercise: Exercise, answer) -> Attempt | None:
             return Attempt("not_a_function", f"Asked for is a function, not {_kind_of(answer)}.")
         return _not_started(answer) if _unchanged(answer) else None
     if not _is_kernel(answer):
-        if type(answer).__name__ in ("Launch", "_LaunchConfiguration"):
+        if type(answer).__name__ in ("ConfiguredKernel", "_LaunchConfiguration"):
             return Attempt("not_a_kernel", "Pass the kernel itself, without [grid, block].",
                            ("check chooses grid and block, and launches it at many sizes.",))
         name = getattr(answer, "__name__", "it")
