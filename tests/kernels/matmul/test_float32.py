@@ -15,6 +15,7 @@ from labkit.kernels.matmul.float32 import (
     matmul_naive,
     matmul_pipelined,
     matmul_tiled,
+    matmul_tiled_32,
     matmul_vectorized,
 )
 from labkit.kernels.matmul.float32_tiles import RING
@@ -131,3 +132,13 @@ def test_errors_name_the_argument():
         matmul_tiled(ones(3), ones(3, 5), ones(1, 5))
     with pytest.raises(ValueError, match="b is not C-contiguous"):
         matmul_tiled(ones(2, 3), cuda.to_device(np.asfortranarray(np.ones((3, 5), np.float32))), ones(2, 5))
+
+
+@pytest.mark.parametrize("launch", [matmul_naive, matmul_tiled, matmul_tiled_32], ids=lambda f: f.__name__)
+def test_an_infinity_in_the_last_column_stays_one(launch):
+    """Beyond the edge a tile holds zeros on both sides: infinity times zero would be NaN."""
+    a, b = np.ones((3, 19), np.float32), np.ones((19, 5), np.float32)
+    a[1, -1] = np.inf
+    out = cuda.to_device(np.zeros((3, 5), np.float32))
+    launch(cuda.to_device(a), cuda.to_device(b), out)
+    np.testing.assert_array_equal(out.copy_to_host(), np.repeat([[19.0], [np.inf], [19.0]], 5, axis=1))
