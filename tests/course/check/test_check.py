@@ -1,5 +1,6 @@
 """What `check` says to right answers, to wrong ones and to nonsense."""
 
+import ctypes
 import json
 import time
 from pathlib import Path
@@ -274,6 +275,24 @@ def test_the_table_stands_around_the_first_wrong_element():
 def test_a_nan_that_was_computed_counts_as_written():
     told = examined(infinite_over_infinite)
     assert not told.passed and "written" not in str(told) and "NaN" in str(told)
+
+
+@pytest.mark.parametrize("element", [-1, 40, -4096, 4135])  # the guard zones have 4,096 elements
+def test_one_element_written_beside_the_output_is_enough(element):
+    """As a GPU lets a kernel do it: the CPU device stops it first."""
+
+    def stray(a, s, out):
+        right[1, 64](a, s, out)
+        ctypes.c_float.from_address(out._array.ctypes.data + 4 * element).value = 0.5
+
+    exercise = FunctionExercise(
+        "stray", reference=lambda a, s: a * s, inputs=lambda rng, n: (np.ones(n, np.float32), np.float32(2)),
+        sizes=({"n": 40},), random_size=lambda rng: {"n": 40}, shape=lambda n: (n,), tolerance=lambda a, s: 0.0 * a,
+        wrong={"writes nothing": lambda a, s, out: None, "writes 1": lambda a, s, out: right[1, 64](a, 1.0, out)})
+    told = examine(exercise, stray)
+    assert told.kind == "out_of_bounds" and told.headline == "A thread writes outside the output."
+    assert f"element {element} was written" in told.details[0]
+    assert examine(exercise, lambda a, s, out: right[1, 64](a, s, out)).passed
 
 
 def test_no_guard_is_asked_for_where_the_first_thread_fails():
