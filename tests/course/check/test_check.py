@@ -277,6 +277,23 @@ def test_a_nan_that_was_computed_counts_as_written():
     assert not told.passed and "written" not in str(told) and "NaN" in str(told)
 
 
+@cuda.jit
+def last_one_wins(a, out):
+    i = cuda.grid(1)
+    if i < a.size:
+        out[0] = a[i]
+
+
+def test_a_launchers_result_must_not_depend_on_the_order_of_threads():
+    """observe sees kernels only: for a launcher the other orders are all there is."""
+    exercise = FunctionExercise(
+        "last", reference=lambda a: a[-1:], inputs=lambda rng, n: np.arange(1, n + 1, dtype=np.float32),
+        sizes=({"n": 40},), random_size=lambda rng: {"n": 40}, shape=lambda n: (1,), tolerance=lambda a: 0.0,
+        wrong={"writes nothing": lambda a, out: None, "takes the first": lambda a, out: last_one_wins[1, 1](a, out)})
+    told = examine(exercise, lambda a, out: last_one_wins[1, 64](a, out))
+    assert told.kind == "race" and "depends on the order in which threads run" in told.headline
+
+
 @pytest.mark.parametrize("element", [-1, 40, -4096, 4135])  # the guard zones have 4,096 elements
 def test_one_element_written_beside_the_output_is_enough(element):
     """As a GPU lets a kernel do it: the CPU device stops it first."""
