@@ -255,6 +255,13 @@ def test_predictions():
         predicted(idel=1)
 
 
+@pytest.mark.parametrize(("idle", "right"), [(24, True), (24.0, True), (np.int64(24), True), (25, False), (23, False),
+                                             (24.001, False), ("24 threads", False), ([24], False)])
+def test_a_prediction_is_right_only_if_it_is_the_number(idle, right):
+    told = examined(None, "idle_threads", numbers={"idle": idle, "blocks": 8})
+    assert told.passed == right
+
+
 def test_a_seed_repeats_the_inputs_and_without_one_they_are_fresh():
     short = exercises.find("scale_vector").wrong["`+` in place of `*`"]
     first = examined(short)
