@@ -22,6 +22,15 @@ def test_every_rung_agrees(op):
     assert agree(op, seed=1).passed
 
 
+def test_the_references_are_the_papers():
+    """Its constants, 0.044715 and sqrt(2 / pi), written out once more."""
+    x = np.array([-2.0, -0.5, 1.0, 3.0])
+    inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+    np.testing.assert_allclose(gelu_tanh_reference(x), x / 2 * (1 + np.tanh(inner)), rtol=1e-13)
+    np.testing.assert_allclose(gelu_tanh_reference(x)[2], 0.8411919906082768, rtol=1e-13)
+    np.testing.assert_allclose(gelu_erf_reference(x)[2], 0.8413447460685429, rtol=1e-13)
+
+
 def test_the_references_are_pytorchs():
     torch = pytest.importorskip("torch")
     x = np.linspace(-8, 8, 1001)

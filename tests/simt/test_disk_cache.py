@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from labkit import simt
+from labkit import cuda, simt
 from labkit.simt import cache, runtime
 from labkit.simt.errors import OutOfBoundsError
 from labkit.simt.runtime import collectives, ptx_copies, ptx_matrices, shared_function
@@ -219,6 +219,31 @@ def test_device_functions_are_part_of_the_key(fresh):
 
 
 # What makes a file of the cache stale ---------------------------------------------------------------------------------
+
+
+def test_types_and_settings_are_part_of_the_key(tmp_path, monkeypatch):
+    """x is kept over the barrier, in an array of its type: a module made for float32 would round a float64."""
+    monkeypatch.setenv("LABKIT_CACHE_DIR", str(tmp_path))
+
+    @cuda.jit
+    def keeps(a, out):
+        t = cuda.threadIdx.x
+        x = a[t]
+        cuda.syncthreads()
+        out[t] = x
+
+    for dtype in (np.float32, np.float64, np.int64, np.complex128):
+        a, out = (np.arange(1, 33) / 7 * 1e9).astype(dtype), np.zeros(32, dtype)
+        keeps[1, 32](a, out)
+        np.testing.assert_array_equal(out, a)
+    assert len([*tmp_path.glob("keeps_*.py")]) == 4
+
+    short = np.zeros(31, np.int64)
+    monkeypatch.setenv("LABKIT_BOUNDS_CHECK", "0")
+    keeps[1, 31](np.arange(32), short)
+    monkeypatch.delenv("LABKIT_BOUNDS_CHECK")
+    with pytest.raises(OutOfBoundsError):
+        keeps[1, 32](np.arange(32), short)
 
 
 def test_the_version_covers_every_source_of_the_cpu_device(monkeypatch):

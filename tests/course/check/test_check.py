@@ -1,5 +1,6 @@
 """What `check` says to right answers, to wrong ones and to nonsense."""
 
+import ctypes
 import json
 import time
 from pathlib import Path
@@ -255,6 +256,13 @@ def test_predictions():
         predicted(idel=1)
 
 
+@pytest.mark.parametrize(("idle", "right"), [(24, True), (24.0, True), (np.int64(24), True), (25, False), (23, False),
+                                             (24.001, False), ("24 threads", False), ([24], False)])
+def test_a_prediction_is_right_only_if_it_is_the_number(idle, right):
+    told = examined(None, "idle_threads", numbers={"idle": idle, "blocks": 8})
+    assert told.passed == right
+
+
 def test_a_seed_repeats_the_inputs_and_without_one_they_are_fresh():
     short = exercises.find("scale_vector").wrong["`+` in place of `*`"]
     first = examined(short)
@@ -275,6 +283,41 @@ def test_the_table_stands_around_the_first_wrong_element():
 def test_a_nan_that_was_computed_counts_as_written():
     result = examined(infinite_over_infinite)
     assert not result.passed and "written" not in str(result) and "NaN" in str(result)
+
+
+@cuda.jit
+def last_one_wins(a, out):
+    i = cuda.grid(1)
+    if i < a.size:
+        out[0] = a[i]
+
+
+def test_a_launchers_result_must_not_depend_on_the_order_of_threads():
+    """observe sees kernels only: for a launcher the other orders are all there is."""
+    exercise = FunctionExercise(
+        "last", reference=lambda a: a[-1:], inputs=lambda rng, n: np.arange(1, n + 1, dtype=np.float32),
+        sizes=({"n": 40},), random_size=lambda rng: {"n": 40}, shape=lambda n: (1,), tolerance=lambda a: 0.0,
+        wrong={"writes nothing": lambda a, out: None, "takes the first": lambda a, out: last_one_wins[1, 1](a, out)})
+    told = examine(exercise, lambda a, out: last_one_wins[1, 64](a, out))
+    assert told.kind == "race" and "depends on the order in which threads run" in told.headline
+
+
+@pytest.mark.parametrize("element", [-1, 40, -4096, 4135])  # the guard zones have 4,096 elements
+def test_one_element_written_beside_the_output_is_enough(element):
+    """As a GPU lets a kernel do it: the CPU device stops it first."""
+
+    def stray(a, s, out):
+        right[1, 64](a, s, out)
+        ctypes.c_float.from_address(out._array.ctypes.data + 4 * element).value = 0.5
+
+    exercise = FunctionExercise(
+        "stray", reference=lambda a, s: a * s, inputs=lambda rng, n: (np.ones(n, np.float32), np.float32(2)),
+        sizes=({"n": 40},), random_size=lambda rng: {"n": 40}, shape=lambda n: (n,), tolerance=lambda a, s: 0.0 * a,
+        wrong={"writes nothing": lambda a, s, out: None, "writes 1": lambda a, s, out: right[1, 64](a, 1.0, out)})
+    told = examine(exercise, stray)
+    assert told.kind == "out_of_bounds" and told.headline == "A thread writes outside the output."
+    assert f"element {element} was written" in told.details[0]
+    assert examine(exercise, lambda a, s, out: right[1, 64](a, s, out)).passed
 
 
 def test_no_guard_is_asked_for_where_the_first_thread_fails():

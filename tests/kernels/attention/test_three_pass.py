@@ -136,3 +136,16 @@ def test_a_small_launch_takes_nothing_from_the_large_one_after_it():
         qkv, out = uniform(np.random.default_rng(S), S, 3 * 16), cuda.device_array((S, 16), np.float32)
         module.attention_whole_matrix(cuda.to_device(qkv), 1, out)
         assert (np.abs(out.copy_to_host() - attention_reference(qkv, 1)) <= tolerance_of(qkv.astype(float), 1)).all()
+
+
+@pytest.mark.parametrize("launch", [attention_three_pass, module.attention_all_threads], ids=lambda f: f.__name__)
+def test_no_key_beyond_the_last_of_a_full_cache_is_read(launch):
+    """start lies in device memory, where no launcher can look at it: a query there sees all keys, and no more."""
+    rng = np.random.default_rng(2)
+    qkv, cache = uniform(rng, 2, 24), uniform(rng, 4, 16)
+    out = cuda.to_device(np.full((2, 8), np.nan, np.float32))
+    launch(cuda.to_device(qkv), 1, out, cache=cuda.to_device(cache), start=cuda.to_device(np.array([9], np.int32)),
+           causal=True)
+    scores = qkv[:, :8].astype(np.float64) @ cache[:, :8].T / np.sqrt(8)
+    shares = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(out.copy_to_host(), shares @ cache[:, 8:], rtol=1e-4, atol=1e-5)

@@ -15,10 +15,11 @@ from labkit.kernels.matmul.float32 import (
     matmul_naive,
     matmul_pipelined,
     matmul_tiled,
+    matmul_tiled_32,
     matmul_vectorized,
 )
 from labkit.kernels.matmul.float32_tiles import RING
-from labkit.kernels.op import rung
+from labkit.kernels.op import rung, uniform
 
 
 def test_every_rung_agrees():
@@ -131,3 +132,21 @@ def test_errors_name_the_argument():
         matmul_tiled(ones(3), ones(3, 5), ones(1, 5))
     with pytest.raises(ValueError, match="b is not C-contiguous"):
         matmul_tiled(ones(2, 3), cuda.to_device(np.asfortranarray(np.ones((3, 5), np.float32))), ones(2, 5))
+
+
+@pytest.mark.parametrize("launch", [matmul_naive, matmul_tiled, matmul_tiled_32], ids=lambda f: f.__name__)
+def test_an_infinity_in_the_last_column_stays_one(launch):
+    """Beyond the edge a tile holds zeros on both sides: infinity times zero would be NaN."""
+    a, b = np.ones((3, 19), np.float32), np.ones((19, 5), np.float32)
+    a[1, -1] = np.inf
+    out = cuda.to_device(np.zeros((3, 5), np.float32))
+    launch(cuda.to_device(a), cuda.to_device(b), out)
+    np.testing.assert_array_equal(out.copy_to_host(), np.repeat([[19.0], [np.inf], [19.0]], 5, axis=1))
+
+
+@pytest.mark.cpu_device
+def test_a_tile_is_not_overwritten_while_others_read_it():
+    a, b = (uniform(np.random.default_rng(0), *shape) for shape in ((8, 19), (19, 8)))
+    out = np.zeros((8, 8), np.float32)
+    assert observe(make_matmul_tiled(8)[(1, 1), (8, 8)], a, b, out).findings == []
+    np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-5)
