@@ -397,9 +397,9 @@ plots.roofline([sums, found if device.on_gpu() else h200])
 #
 # On the H200 we recorded, the best of these four rungs reaches 13% of the peak. cuBLAS, NVIDIA's own library, reaches
 # 78%: six times as much. The next lesson goes after that distance one cause at a time. With *register blocking* a
-# thread computes a patch of `out` and not a single element, so that a number loaded from shared memory feeds several
-# multiply-adds. *Wider loads* move four numbers with one instruction. *Tensor cores* multiply small matrices in one go,
-# in other number formats, and under another roof. Write down how far you think each of them goes.
+# thread computes a small tile of `out` and not a single element, so that a number loaded from shared memory feeds
+# several multiply-adds. *Wider loads* move four numbers with one instruction. *Tensor cores* multiply small matrices
+# in one go, in other number formats, and under another roof. Write down how far you think each of them goes.
 #
 # ## How this runs without a GPU
 #
@@ -457,5 +457,5 @@ if not device.on_gpu():
 # - Choose sizes for `plots.tile_walk` such that the last tile of `b` holds a single row. How many of its
 #   multiplications are by zero?
 #
-# Next: **matrix multiplication to the limit**. A thread computes a patch of `out`, and of the factor of six a few
-# percent are left.
+# Next: **matrix multiplication to the limit**. Each thread computes a small tile of `out`, and of the
+# factor of six a few percent are left.

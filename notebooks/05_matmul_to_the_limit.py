@@ -5,7 +5,7 @@
 #
 # You will learn
 #
-# - why a thread should compute a patch of the product, and how large a patch it can afford
+# - why each thread should compute a small tile of the product, and how large a tile it can afford
 # - how loads are kept on their way while the multiply-adds run
 # - what a tensor core multiplies, which lane holds which number, and what its formats cost in accuracy
 #
@@ -35,7 +35,8 @@ roofline.predict(MATMUL, M=4096, N=4096, K=4096)
 # at best it serves the 32 lanes of one warp. If a thread loads L numbers for P products, at most P in 4 L of the units
 # can be busy.
 #
-# A thread with one element of `out` loads two numbers for each product. Now let it compute a *patch* of p × p elements.
+# A thread with one element of `out` loads two numbers for each product. Now let it compute a *thread tile* of
+# p × p elements.
 # In one step of k it loads p numbers of `a` and p of `b`, keeps them in registers, and multiplies each with each.
 #
 # Before you run the next cell: which p would keep all units busy? And what might stop you from taking p = 16 at once?
@@ -50,7 +51,7 @@ for p in (1, 2, 4, 8, 16):
 # From p = 8 on, shared memory is no longer what runs short. The price is registers. The p × p sums have to stay
 # somewhere between two steps, and a thread of this GPU has 255 registers at most.
 #
-# ## A patch for each thread
+# ## A tile for each thread
 
 # %%
 from labkit import plots
@@ -65,14 +66,14 @@ show_source(make_matmul_register_blocked)
 
 # %% [markdown]
 # `cuda.local.array` asks for memory of the thread's own. If every index is a constant when the kernel is compiled, the
-# compiler needs no memory for it and gives each element a register. The loops over `patch` have constant bounds and are
+# compiler needs no memory for it and gives each element a register. The loops over it have constant bounds and are
 # *unrolled*, written out round by round, and after that all indices are constants.
 #
-# The elements of a patch lie 16 apart. Then the 16 threads of a row of the block read 16 neighbours in `b_tile`: 16
-# different banks, in one go.
+# The elements of a thread tile lie 16 apart. Then the 16 threads of a row of the block read 16 neighbours in `b_tile`:
+# 16 different banks, in one go.
 #
-# With p = 8 the block's tile of `out` is 128 × 128, and each tile is only 8 deep. Here is what three sizes of patch did
-# on the H200. Registers and local memory are as the compiler reported them.
+# With p = 8 the block's tile of `out` is 128 × 128, and each tile is only 8 deep. Here is what three sizes of
+# thread tile did on the H200. Registers and local memory are as the compiler reported them.
 
 # %%
 for size in ("_4", "", "_16"):
@@ -107,8 +108,8 @@ show_source(load_four)
 # such word, the instruction says it.
 #
 # In shared memory the four numbers have to be neighbours, too. For `b` they are: a row of the tile is a row of the
-# matrix. A patch of `a` needs four *rows* at the same k. So the tile of `a` is turned when it is written, and its lines
-# are made four longer than they need to be. The picture shows why, for eight banks in place of 32.
+# matrix. A thread tile needs four *rows* of `a` at the same k. So the tile of `a` is transposed as it is written, and
+# its rows are made four longer than they need to be. The picture shows why, for eight banks in place of 32.
 
 # %%
 lines = {"8 in a line": lambda k, row: 8 * k + row, "9 in a line": lambda k, row: 9 * k + row}
@@ -584,7 +585,7 @@ plots.every_rung(recorded, "The products of this lesson")
 #
 # ## What was implemented
 #
-# - the float32 product in six more rungs: three sizes of patch, 128-bit accesses, double buffering, a pipeline
+# - the float32 product in six more rungs: three sizes of thread tile, 128-bit accesses, double buffering, a pipeline
 # - a rung that failed, with the reason in bytes
 # - products of halves, bfloat16 and TF32 on tensor cores, from one that is slower than float32 to `wgmma`
 # - half sums, with what they cost in accuracy

@@ -108,13 +108,20 @@ for name, kernel in (("with", mean_and_variance_kernel), ("without", mean_and_va
 # the row, and stores its new number into `shared[0]`. A slow thread of another warp has not yet read the old total from
 # there. What it gets is one thread's part of the second sum, and it takes that for the first.
 #
-# I tried it on an H200, and launched the racy kernel again and again. Not one row was wrong. Then I ran a single
-# launch under NVIDIA's own checker (`compute-sanitizer --tool racecheck`), which delays some threads more than
-# others. It reported the race, between this read and this write, and many of the rows came out wrong. For the form
-# with the barrier it reported nothing.
+# What happens on a real GPU? I launched the racy kernel again and again on an H200, then once under NVIDIA's own
+# checker (`compute-sanitizer --tool racecheck`), which delays some threads more than others.
+
+# %%
+from labkit.measure import sanitizer
+
+print(sanitizer.recorded_race())
+
+# %% [markdown]
+# Left alone, the race never showed. Under the checker it ruined most rows, and the checker named the read and the write
+# that race. It ran over every kernel of this course as well, with the barrier in place, and reported nothing.
 #
 # The function is right when it is called once. Called twice it needs the barrier, and it cannot know how often it is
-# called. So the barrier belongs into the function. (It could also be given a second array for the second call. Then no
+# called. So the barrier belongs in the function. (It could also be given a second array for the second call. Then no
 # barrier is needed, and that is how the fast kernels below do it.)
 #
 # ## Without shared memory

@@ -276,32 +276,32 @@ PlainTable(f"Blocks of 256 threads with {registers} registers each, on a multipr
 #
 # $$u_{\text{both}} = u \, e^{m - M} + u' \, e^{m' - M}$$
 #
-# So the keys can come in tiles. For each tile: its scores, the new largest, the factor for what was there, the powers,
-# and both sums. Then the tile may be forgotten. Here is one query, and 96 keys in tiles of 16, in NumPy.
+# So the keys can come in tiles. For each tile: its scores, the new maximum, the factor for what was there, the
+# exponentials, and both sums. Then the tile may be forgotten. Here is one query, and 96 keys in tiles of 16, in NumPy.
 
 # %%
 rng = np.random.default_rng(2)
 q, (keys, values) = 3 * rng.standard_normal(64), rng.standard_normal((2, 96, 64))
-largest, total, mixed = -np.inf, 0.0, np.zeros(64)
-print("keys    largest   factor    total    off from attention over these keys")
+row_max, row_sum, acc = -np.inf, 0.0, np.zeros(64)
+print("keys    row_max   factor  row_sum    off from attention over these keys")
 for j in range(0, 96, 16):
     scores = keys[j : j + 16] @ q / 8
-    new = max(largest, scores.max())
-    factor, powers = np.exp(largest - new), np.exp(scores - new)
-    total = total * factor + powers.sum()
-    mixed = mixed * factor + powers @ values[j : j + 16]
-    largest = new
+    new = max(row_max, scores.max())
+    factor, exponentials = np.exp(row_max - new), np.exp(scores - new)
+    row_sum = row_sum * factor + exponentials.sum()
+    acc = acc * factor + exponentials @ values[j : j + 16]
+    row_max = new
 
     row = np.exp(keys[: j + 16] @ q / 8)  # all keys so far, in one go
-    off = abs(mixed / total - row @ values[: j + 16] / row.sum()).max()
-    print(f"{j + 16:4} {largest:10.3f} {factor:8.4f} {total:8.3f}    {off:.0e}")
+    off = abs(acc / row_sum - row @ values[: j + 16] / row.sum()).max()
+    print(f"{j + 16:4} {row_max:10.3f} {factor:8.4f} {row_sum:8.3f}    {off:.0e}")
 
 # %% [markdown]
-# After each tile, `mixed / total` is the attention over all keys seen so far, to the last digits of a float64. Where
+# After each tile, `acc / row_sum` is the attention over all keys seen so far, to the last digits of a float64. Where
 # the factor is 1 the tile brought no new largest score. Where it is small, most of what had been added up is taken
 # back. The factor of the first tile is 0, for there was nothing.
 #
-# And what has to be kept? For each query two numbers and the 64 of `mixed`, however long the row is.
+# And what has to be kept? For each query two numbers and the 64 of `acc`, however long the row is.
 #
 # ## Tiles
 #
@@ -354,11 +354,11 @@ show_source(parts["take_exponentials"])
 show_source(make_flash(64, 4))
 
 # %% [markdown]
-# Everything in it is from earlier lessons. A patch of scores and of sums in each thread's registers, as in a product of
-# matrices (05). `cp.async`, which brings the values while the scores are computed, and the next keys during the rest
-# (05). Eight threads share a query, so its largest score goes round by three shuffles (09). A row in shared memory is
-# four numbers longer than it need be, against bank conflicts (11). Powers of two in place of powers of e, with one
-# factor for both the scale and $\log_2 e$ (09).
+# Everything in it is from earlier lessons. A tile of scores and of accumulators in each thread's registers, as in a
+# product of matrices (05). `cp.async`, which brings the values while the scores are computed, and the next keys during
+# the rest (05). Eight threads share a query, so its largest score goes round by three shuffles (09). A row in shared
+# memory is four numbers longer than it need be, against bank conflicts (11). Powers of two in place of powers of e,
+# with one factor for both the scale and $\log_2 e$ (09).
 #
 # Each thread adds up its own part of `total`, and only after the last tile the eight parts become one. The factor is
 # the same for all of them, so that is allowed.
@@ -539,8 +539,8 @@ for name, each in (*clocks.items(), ("one after the other", sum(clocks.values())
 # - Queries, keys and values go from shared memory into the product without passing through registers. The powers are
 #   the exception, and the gift of the layout holds there, too: `wgmma` takes its first factor from registers, and they
 #   are the ones that the sums came in.
-# - While a product runs, the powers of the next tile are taken. Here is the middle of the loop, one round for each
-#   tile. Before you read on: which of the two products may still be running during `take_powers`?
+# - While a product runs, the exponentials of the next tile are computed. Here is the middle of the loop, one round for
+#   each tile. Before you read on: which of the two products may still be running during `take_exponentials`?
 
 # %%
 from labkit.kernels.attention.wgmma import make_flash_wgmma
@@ -584,7 +584,7 @@ roofline.predict(ATTENTION_CACHED, **ATTENTION_CACHED.work.timed_gpu)
 # %% [markdown]
 # Twelve blocks, on 132 multiprocessors: the failure of the whole matrix again. But the correction above joins any two
 # parts of a row, in any order. It does not care who has computed them. So the keys of a head are split over blocks, 128
-# to a block. Each block leaves its `largest`, its `total` and its `mixed`, and a second kernel joins them.
+# to a block. Each block leaves its `row_max`, its `row_sum` and its `acc`, and a second kernel joins them.
 
 # %%
 from labkit.kernels.attention.decode import make_decode
@@ -662,7 +662,7 @@ PlainTable("Keys and values read, GB/s on an H200", ("", *(f"{keys:,} keys" for 
 #
 # - In the cell with the six tiles, sort the keys by their score first, ascending and then descending. What happens to
 #   the factors? Which order would a GPU like better, and does it matter to the result?
-# - In the same cell, leave the factor out of `mixed`. From which tile on is the result wrong?
+# - In the same cell, leave the factor out of `acc`. From which tile on is the result wrong?
 # - `attention_pictures.tiles(queries=32, tile=4, block=5)`: smaller tiles. How many scores are computed in vain, and
 #   what do small tiles cost instead?
 #

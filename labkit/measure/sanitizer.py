@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit._common import paths
+from labkit._common import paths, recordings
 from labkit._common.files import write_text
 
 TOOLS = ("memcheck", "racecheck")
@@ -142,6 +142,15 @@ def take(names: list[str], folder: Path, workers: int) -> dict:
     text = "\n\n".join("\n".join([f"# {job}", *lines]) for job, lines in sorted(log.items()))
     write_text(path.with_suffix(".log"), text + "\n")
     return result
+
+
+def recorded_race(gpu: str = "nvidia-h200") -> str:
+    """What lesson 09's race did on a GPU without a tool, and under racecheck, in two lines."""
+    found = recordings.read(RECORDED / f"{gpu}.json")
+    alone, watched = (found["controls"][name] for name in ("no last barrier, no tool", "no last barrier"))
+    return (f"{found['machine']['device']}, {found['machine']['date']}\n"
+            f"{alone['launches']} launches: {alone['wrong']} of {alone['rows']} rows wrong in the worst of them\n"
+            f"1 launch under racecheck: {watched['wrong']} of {watched['rows']} rows wrong, {watched['errors']} hazard")
 
 
 def problems(recorded: dict) -> list[str]:

@@ -1,6 +1,6 @@
 """Your own kernels in the model: what you wrote in the exercises does the work of a block, or of a whole GPT-2.
 
-    from labkit import yours
+    from labkit.course import yours
 
     mine = yours.answers()                    # reads exercises/*.ipynb: which have a place in the model, which are done
     yours.one_by_one(mine)                    # each alone in a block, then all together, every step against float64
