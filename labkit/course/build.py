@@ -21,6 +21,7 @@ from labkit.course.notebooks import (
     write_notebook,
 )
 from labkit.course.registry import Chapter, Course
+from labkit.course.sources import kernels_sha256
 
 
 def build_chapter(course: Course, chapter: Chapter, device: str | None = None, on_cell: Callable | None = None):
@@ -36,6 +37,7 @@ def build_chapter(course: Course, chapter: Chapter, device: str | None = None, o
     if outcome.problem:
         return outcome, None
     measurements = course.root / "data" / "measurements"
+    notebook.metadata["labkit"]["kernels"] = kernels_sha256(chapter.source)
     notebook.metadata["labkit"]["recordings"] = {part: recordings.digest(part, measurements) for part in quoted}
     scrub(notebook, course.root)
     backup = back_up(course, chapter.built) if chapter.built.exists() and edited(chapter.built) else None
@@ -67,6 +69,11 @@ def check(course: Course) -> list[str]:
             problems.append(
                 f"notebooks/{chapter.name}.ipynb was edited by hand: labkit build {chapter.number} makes it afresh "
                 "and keeps the edited one in .labkit/backups"
+            )
+        elif other := sorted(about.get("kernels", {}).items() ^ kernels_sha256(chapter.source).items()):
+            problems.append(
+                f"notebooks/{chapter.name}.ipynb is stale: it shows {other[0][0]}, which has changed; run labkit build "
+                f"{chapter.number}"
             )
         elif changed := recordings.changed(about.get("recordings", {}), course.root / "data" / "measurements"):
             problems.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import hashlib
 from pathlib import Path
 
 import labkit
@@ -29,6 +30,16 @@ def sources_of(source: Path | str) -> list[Path]:
             if file != modules["labkit"]:  # the door imports only what is asked of it
                 waiting |= _files(_imported_by(file, file.stat().st_mtime_ns, _package_of(file, modules)), modules)
     return sorted(found)
+
+
+SHOWN = ("kernels", "models", "engine")  # the rooms whose code a lesson shows and runs
+
+
+def kernels_sha256(source: Path) -> dict[str, str]:
+    """File -> the first 16 digits of its hash, for each file with kernels or models that a lesson's source imports."""
+    files = [file for file in sources_of(source) if file.relative_to(paths.PACKAGE).parts[0] in SHOWN]
+    return {file.relative_to(paths.PACKAGE.parent).as_posix():
+            hashlib.sha256(file.read_text(encoding="utf-8").encode()).hexdigest()[:16] for file in files}
 
 
 def _modules(package: Path) -> dict[str, Path]:

@@ -266,3 +266,19 @@ def test_a_page_is_stale_when_a_recording_that_it_quotes_changes(course_dir):
     (problem,) = [problem for problem in build.check(course) if "00_first.ipynb" in problem]
     assert problem == ("notebooks/00_first.ipynb is stale: it quotes a recording that has changed, data/measurements/"
                        "nvidia-h200.json ops.softmax; run labkit build 00")
+
+
+def test_a_page_is_stale_when_a_kernel_that_it_shows_changes(course_dir, monkeypatch):
+    source = course_dir / "notebooks" / "00_first.py"
+    source.write_text(source.read_text() + "\n# %%\nfrom labkit.kernels import elementwise\n")
+    course, chapter, (outcome, _) = built(course_dir)
+    assert outcome.problem is None
+    about = notebooks.read_notebook(chapter.built).metadata["labkit"]
+    assert "labkit/kernels/elementwise.py" in about["kernels"] and "labkit/kernels/op.py" in about["kernels"]
+    assert not any(name.startswith("labkit/measure") for name in about["kernels"])
+    assert [problem for problem in build.check(course) if "00_first.ipynb" in problem] == []
+    changed = {**about["kernels"], "labkit/kernels/elementwise.py": "0" * 16}
+    monkeypatch.setattr(build, "kernels_sha256", lambda source: changed)
+    (problem,) = [problem for problem in build.check(course) if "00_first.ipynb" in problem]
+    assert problem == ("notebooks/00_first.ipynb is stale: it shows labkit/kernels/elementwise.py, which has changed; "
+                       "run labkit build 00")
