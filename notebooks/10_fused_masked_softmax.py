@@ -382,12 +382,10 @@ if device.on_gpu() and measure.import_library("torch"):
     print(f"largest difference from PyTorch {(mine - theirs).abs().max().item():.1e}")
     print(torch.autograd.grad(mine[..., 0].sum(), x)[0].shape, "is the derivative's shape")
 else:
-    from pathlib import Path
-
-    import labkit
+    from labkit._common.paths import PACKAGE
 
     print("It needs PyTorch and a GPU. This is all of it:\n")
-    print(Path(labkit.__file__).with_name("torch_op.py").read_text())
+    print((PACKAGE / "kernels" / "softmax" / "torch_op.py").read_text())
 
 # %% [markdown]
 # ## What was implemented

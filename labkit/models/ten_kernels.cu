@@ -1,4 +1,4 @@
-// A block of GPT-2 in plain CUDA C++, ten launches: what the block in Python is timed beside (labkit.models.block_op).
+// A block of GPT-2 in plain CUDA C++, ten launches: what the block in Python is timed beside (labkit.models.gpt2_block_op).
 // Nothing here is tuned: 16 x 16 tiles, attention in three passes, one float a thread. All sums are float32.
 //
 //     block(x, out, weights, S, buffers, stream)    buffers: eight device arrays, of S times the numbers in `widths`

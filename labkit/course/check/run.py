@@ -7,7 +7,7 @@ import numpy as np
 from labkit._common.tables import size_text
 from labkit.course.check.cases import Attempt, Case, arguments_of
 from labkit.course.check.compare import called_with, compared, shaped
-from labkit.course.check.explain import explained, guard_question
+from labkit.course.check.exceptions import explained, guard_question
 from labkit.course.check.limits import host_limit, limited, wait
 from labkit.course.exercises import Exercise
 from labkit.kernels.agree import guarded, is_poison, poison, same_bits, sentinel_of

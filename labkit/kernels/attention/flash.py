@@ -1,7 +1,7 @@
 """Attention without a row of scores: tiles of keys come one after the other, and the sums so far are corrected when a
 larger score comes. And two other forms: a whole matrix of scores, and one query alone.
 
-Shapes  as in attention.py: qkv (S, 3*H*D), out (S, H*D), cache (N, 2*H*D), start (1,); float32; D a multiple of 16
+Shapes  as in three_pass.py: qkv (S, 3*H*D), out (S, H*D), cache (N, 2*H*D), start (1,); float32; D a multiple of 16
 Source  T. Dao et al., "FlashAttention" (2022), https://arxiv.org/abs/2205.14135; M. Milakov and N. Gimelshein, "Online
         normalizer calculation for softmax" (2018); for one query: T. Dao et al., "Flash-Decoding" (2023)
 

@@ -1,6 +1,6 @@
 """Attention in float16 on tensor cores, in tiles of keys. The sums are float32.
 
-Shapes  as in attention.py: qkv (S, 3*H*D), out (S, H*D), cache (N, 2*H*D), float16; start (1,) int32
+Shapes  as in three_pass.py: qkv (S, 3*H*D), out (S, H*D), cache (N, 2*H*D), float16; start (1,) int32
 Sizes   D a multiple of 16, at most 256; any other
 Source  T. Dao, "FlashAttention-2" (2023), https://arxiv.org/abs/2307.08691; PTX ISA, "Matrix Fragments for
         mma.m16n8k16"

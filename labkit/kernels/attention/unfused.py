@@ -5,7 +5,7 @@ then the product with the values. The part in the middle is three launches, or o
     attention(qkv, heads, out, cache=cache, start=start, causal=True)
     attention.launches(...)                         # the same, one by one: (name, launch(stream)), ...
 
-Shapes  as in attention.py; scores (H, T, N): T queries, and N keys at most, of which start + T are in use
+Shapes  as in three_pass.py; scores (H, T, N): T queries, and N keys at most, of which start + T are in use
 Work    4*T*(start + T)*H*D flop for the two products. Of the scores, each H*T*(start + T) numbers, the three launches
         read five times as many and write four times as many; the fused one reads and writes them once
 

@@ -1,6 +1,6 @@
 """Attention in float16 on Hopper: wgmma multiplies, TMA copies, and exponentials are taken while products run.
 
-Shapes  as in attention.py: qkv (S, 3*H*D), out (S, H*D), cache (N, 2*H*D), float16; start (1,) int32
+Shapes  as in three_pass.py: qkv (S, 3*H*D), out (S, H*D), cache (N, 2*H*D), float16; start (1,) int32
 Sizes   D 64 or 128; any other
 Needs   compute capability 9.0 exactly (sm_90a)
 Source  J. Shah et al., "FlashAttention-3" (2024), https://arxiv.org/abs/2407.08608; PTX ISA, "Asynchronous Warpgroup

@@ -1,6 +1,6 @@
 """Runs a notebook's code cells in this process, one after the other, whatever fails; writes one JSON line for each.
 
-    python -m labkit.course.cells cells.json
+    python -m labkit.course.run_cells cells.json
 
 labkit.course.workbooks starts it. It is an IPython without a kernel: magics work, and it starts faster than Jupyter.
 """
