@@ -45,6 +45,21 @@ def test_a_race_shows_itself():
     assert not all(_right(racy, 64, order) for order in ("forward", "reverse", "scattered"))
 
 
+@cuda.jit
+def last_one_wins(out):
+    out[0] = cuda.threadIdx.x
+
+
+def test_one_kernel_is_run_in_each_order_in_turn():
+    seen = []
+    for order in ("forward", "reverse", "forward", "scattered"):
+        out = np.full(1, -1, np.int64)
+        with thread_order(order):
+            last_one_wins[1, 64](out)
+        seen.append(out[0])
+    assert seen[:3] == [63, 0, 63] and seen[3] not in (-1, 0, 63)
+
+
 def test_an_unknown_order_is_refused():
     with pytest.raises(ValueError, match="order is 'sideways'"), thread_order("sideways"):
         pass
