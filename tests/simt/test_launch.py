@@ -7,7 +7,7 @@ from numba import float32
 from labkit import cuda
 from labkit.measure.series import simt as bench
 from labkit.simt import show, thread_order, time_limit
-from labkit.simt.errors import KernelTimeout
+from labkit.simt.errors import KernelTimeout, LaunchError
 
 pytestmark = pytest.mark.cpu_device
 
@@ -58,6 +58,12 @@ def test_one_kernel_is_run_in_each_order_in_turn():
             last_one_wins[1, 64](out)
         seen.append(out[0])
     assert seen[:3] == [63, 0, 63] and seen[3] not in (-1, 0, 63)
+
+
+@pytest.mark.parametrize(("block", "threads"), [((32, 33), "1,056"), ((64, 32), "2,048"), ((8, 8, 17), "1,088")])
+def test_a_block_of_more_than_1024_threads_is_refused(block, threads):
+    with pytest.raises(LaunchError, match=f"has {threads} threads; a block may have at most 1,024"):
+        ordered[1, block](np.zeros(64, np.float32), np.zeros(64, np.float32))
 
 
 def test_an_unknown_order_is_refused():
