@@ -66,6 +66,20 @@ def test_a_block_of_more_than_1024_threads_is_refused(block, threads):
         ordered[1, block](np.zeros(64, np.float32), np.zeros(64, np.float32))
 
 
+@cuda.jit
+def as_much_as_asked_for(out):
+    tile = cuda.shared.array(0, float32)
+    tile[cuda.threadIdx.x] = 1
+    out[0] = tile[0]
+
+
+def test_a_block_has_48_kilobytes_of_shared_memory_unless_it_was_allowed_more():
+    out = np.zeros(1, np.float32)
+    as_much_as_asked_for[1, 1, 0, 48 * 1024](out)
+    with pytest.raises(LaunchError, match="uses too much shared memory"):
+        as_much_as_asked_for[1, 1, 0, 48 * 1024 + 4](out)
+
+
 def test_an_unknown_order_is_refused():
     with pytest.raises(ValueError, match="order is 'sideways'"), thread_order("sideways"):
         pass
