@@ -238,12 +238,12 @@ def test_types_and_settings_are_part_of_the_key(tmp_path, monkeypatch):
         np.testing.assert_array_equal(out, a)
     assert len([*tmp_path.glob("keeps_*.py")]) == 4
 
-    short = np.zeros(31, np.int64)
+    a, short = np.arange(32, dtype=np.int16), np.zeros(31, np.int16)
     monkeypatch.setenv("LABKIT_BOUNDS_CHECK", "0")
-    keeps[1, 31](np.arange(32), short)
+    keeps[1, 31](a, short)
     monkeypatch.delenv("LABKIT_BOUNDS_CHECK")
     with pytest.raises(OutOfBoundsError):
-        keeps[1, 32](np.arange(32), short)
+        keeps[1, 32](a, short)
 
 
 def test_the_version_covers_every_source_of_the_cpu_device(monkeypatch):

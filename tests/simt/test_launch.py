@@ -7,7 +7,7 @@ from numba import float32
 from labkit import cuda
 from labkit.measure.series import simt as bench
 from labkit.simt import show, thread_order, time_limit
-from labkit.simt.errors import KernelTimeout
+from labkit.simt.errors import KernelTimeout, LaunchError
 
 pytestmark = pytest.mark.cpu_device
 
@@ -43,6 +43,41 @@ def test_a_right_kernel_is_right_in_every_order(order):
 
 def test_a_race_shows_itself():
     assert not all(_right(racy, 64, order) for order in ("forward", "reverse", "scattered"))
+
+
+@cuda.jit
+def last_one_wins(out):
+    out[0] = cuda.threadIdx.x
+
+
+def test_one_kernel_is_run_in_each_order_in_turn():
+    seen = []
+    for order in ("forward", "reverse", "forward", "scattered"):
+        out = np.full(1, -1, np.int64)
+        with thread_order(order):
+            last_one_wins[1, 64](out)
+        seen.append(out[0])
+    assert seen[:3] == [63, 0, 63] and seen[3] not in (-1, 0, 63)
+
+
+@pytest.mark.parametrize(("block", "threads"), [((32, 33), "1,056"), ((64, 32), "2,048"), ((8, 8, 17), "1,088")])
+def test_a_block_of_more_than_1024_threads_is_refused(block, threads):
+    with pytest.raises(LaunchError, match=f"has {threads} threads; a block may have at most 1,024"):
+        ordered[1, block](np.zeros(64, np.float32), np.zeros(64, np.float32))
+
+
+@cuda.jit
+def as_much_as_asked_for(out):
+    tile = cuda.shared.array(0, float32)
+    tile[cuda.threadIdx.x] = 1
+    out[0] = tile[0]
+
+
+def test_a_block_has_48_kilobytes_of_shared_memory_unless_it_was_allowed_more():
+    out = np.zeros(1, np.float32)
+    as_much_as_asked_for[1, 1, 0, 48 * 1024](out)
+    with pytest.raises(LaunchError, match="uses too much shared memory"):
+        as_much_as_asked_for[1, 1, 0, 48 * 1024 + 4](out)
 
 
 def test_an_unknown_order_is_refused():

@@ -263,6 +263,19 @@ def test_a_prediction_is_right_only_if_it_is_the_number(idle, right):
     assert told.passed == right
 
 
+@cuda.jit
+def under_the_comment(a, s, out):
+    i = cuda.grid(1)
+    # Your code here
+    if i < out.size:
+        out[i] = a[i] * s
+
+
+def test_an_answer_may_keep_the_comment_that_it_stands_under():
+    assert examined(under_the_comment).passed
+    assert examined(stub).kind == "unchanged"
+
+
 def test_a_seed_repeats_the_inputs_and_without_one_they_are_fresh():
     short = exercises.find("scale_vector").wrong["`+` in place of `*`"]
     first = examined(short)
