@@ -317,7 +317,8 @@ def run_cells(
         directory = chapter.workbook.parent if chapter.workbook.parent.is_dir() else course.root
         process = subprocess.Popen(
             [sys.executable, "-m", "labkit.course.run_cells", str(job)], stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8", env=environment, cwd=directory,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8", env=environment,
+            cwd=directory,
         )
         try:
             return _collect(process, owners, wanted, on_check)

@@ -1,8 +1,8 @@
 """The kernels of attention for one or a few queries against many keys: slices of the keys first, then their results
 combined.
 
-Shapes  as in three_pass.py: qkv (S, 3*H*D), out (S, H*D), cache (N, 2*H*D), start (1,); float32 or float16; D a multiple
-        of 16. The launcher is in flash.py
+Shapes  as in three_pass.py: qkv (S, 3*H*D), out (S, H*D), cache (N, 2*H*D), start (1,); float32 or float16; D a
+        multiple of 16. The launcher is in flash.py
 Source  T. Dao et al., "Flash-Decoding" (2023)
 """
 
