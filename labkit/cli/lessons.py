@@ -71,10 +71,18 @@ def run(
 
 def compile_kernels(console) -> None:
     """The kernels that the lessons will launch, side by side: each lesson alone would compile its own one by one."""
-    from labkit.measure import ops
-
     with console.status("Looking for kernels that are not compiled yet") as status:
-        compiled = ops.compile_ahead(lambda done, of: status.update(f"Compiling kernels side by side, {done} of {of}"))
+
+        def progress(done: int, of: int) -> None:
+            status.update(f"Compiling kernels side by side, {done} of {of}")
+
+        try:
+            from labkit.measure import ops
+
+            compiled = ops.compile_ahead(progress)
+        except Exception as error:  # the lessons compile what they need, one after the other
+            console.print(f"Kernels are compiled by each lesson: {type(error).__name__}: {error}", markup=False)
+            return
     if compiled:
         console.print(f"Compiled {compiled} kernels, which are kept for the next time.")
 

@@ -128,6 +128,13 @@ def test_version(labkit):
     assert labkit("--version").output == f"labkit {__version__}\n"
 
 
+def test_run_on_a_gpu_goes_on_where_kernels_cannot_be_compiled_first(labkit, cpu_device):
+    cpu_device.kind = lambda: "gpu"  # and has nothing else of a GPU, so that looking for kernels fails
+    done = labkit("run")
+    assert done.exit_code == 0 and "Kernels are compiled by each lesson: " in done.output
+    assert "passed  01 Second" in done.output
+
+
 def test_run_shows_what_passed_and_writes_the_site(labkit, course_dir):
     source = course_dir / "notebooks" / "01_second.py"
     source.write_text(source.read_text() + "\n# %%\nimport os\nassert os.environ['LABKIT_DEVICE'] == 'cpu'\n1 / 0\n")
