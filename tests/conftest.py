@@ -1,6 +1,7 @@
 """Shared by all tests: the markers `gpu` and `cpu_device`, the line that says what was skipped and why, and a small
 course in a temporary directory."""
 
+import gc
 import re
 import sys
 import textwrap
@@ -11,6 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 from tests.sampling import mark_sweeps
+
+
+def pytest_configure():
+    gc.set_threshold(100_000, 20, 100)  # a compile makes millions of objects that live until it ends
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the markers

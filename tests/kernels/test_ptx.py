@@ -67,6 +67,7 @@ def test_float32_kernels_compute_in_float32(launcher, op):
         assert not re.search(r"shr\.s64\s+%rd\d+, %rd\d+, 63", ptx), f"{kernel.__name__}: a signed index"
 
 
+@pytest.mark.sweep
 def test_every_kernel_is_read():
     """An operation may leave out a kernel that it shares with another, but some operation has to launch it."""
     named = {kernel.__name__ for launcher, _ in PAIRS for kernel in kernels_of(launcher)}

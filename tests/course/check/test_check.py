@@ -14,7 +14,7 @@ from labkit._common import paths
 from labkit._common.paths import REPOSITORY
 from labkit.course import exercises, progress
 from labkit.course import registry as course
-from labkit.course.check import check, examine, explain, limits, run, verdict
+from labkit.course.check import check, examine, exceptions, limits, run, verdict
 from labkit.course.check.verdict import CheckFailed, Verdict, pattern
 from labkit.course.exercises import FunctionExercise, KernelExercise, PredictionExercise
 
@@ -209,7 +209,7 @@ def test_a_loop_that_observe_stops_is_reported_without_a_block():
 
     error = KernelTimeout("never_ends, line 4: stopped", kernel="never_ends", filename="", line=4, block=None,
                           thread=(1, 0, 0))
-    attempt = explain.explained(exercises.find("scale_vector"), right, SimpleNamespace(size={"n": 33}), error)
+    attempt = exceptions.explained(exercises.find("scale_vector"), right, SimpleNamespace(size={"n": 33}), error)
     assert attempt.kind == "never_ends" and "At n=33: thread 1 was stopped there after 5 s." in attempt.details[1]
 
 
