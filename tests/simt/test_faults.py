@@ -4,6 +4,7 @@ Lines that fault carry a mark, `# (name)`; a test asks for the line of its mark.
 """
 
 import contextlib
+import functools
 import gc
 import inspect
 import os
@@ -902,7 +903,7 @@ def resident_bytes():
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
 def test_memory_stays_flat(request):
-    request.addfinalizer(lambda before=gc.get_threshold(): gc.set_threshold(*before))
+    request.addfinalizer(functools.partial(gc.set_threshold, *gc.get_threshold()))
     gc.set_threshold(700, 10, 10)  # as Python has it; tests/conftest.py lets the collector wait
     out, short = cuda.to_device(np.zeros(32, np.int64)), cuda.to_device(np.zeros(20, np.int64))
     host, launch = np.zeros(32, np.int64), healthy[2, 32]
