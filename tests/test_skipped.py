@@ -27,11 +27,19 @@ def test_runs():
 """
 
 
+def small_suite(folder: Path, tests: str) -> None:
+    """A folder with these tests and this suite's conftest.py, with what that imports."""
+    here = Path(__file__).parent
+    (folder / "tests").mkdir()
+    shutil.copy(here / "conftest.py", folder)
+    shutil.copy(here / "sampling.py", folder / "tests")
+    (folder / "test_tiny.py").write_text(tests)
+
+
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_one_line_says_why_tests_were_skipped(tmp_path, workers):
-    shutil.copy(Path(__file__).parent / "conftest.py", tmp_path)
+    small_suite(tmp_path, TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nconsole_output_style = count\n")
-    (tmp_path / "test_tiny.py").write_text(TESTS)
     done = subprocess.run([sys.executable, "-m", "pytest", "-n", workers, "-p", "no:cacheprovider"], cwd=tmp_path,
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -43,8 +51,7 @@ def test_one_line_says_why_tests_were_skipped(tmp_path, workers):
 
 
 def test_nothing_is_printed_when_nothing_is_skipped(tmp_path):
-    shutil.copy(Path(__file__).parent / "conftest.py", tmp_path)
-    (tmp_path / "test_tiny.py").write_text("def test_runs():\n    pass\n")
+    small_suite(tmp_path, "def test_runs():\n    pass\n")
     done = subprocess.run([sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider"], cwd=tmp_path,
                           capture_output=True, text=True)
     assert done.returncode == 0 and "skipped" not in done.stdout
