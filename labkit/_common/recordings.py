@@ -51,14 +51,19 @@ class _Watched(dict):
 
 
 @functools.lru_cache(maxsize=8)
-def _read(path: Path, modified: float) -> dict:
+def _parsed(path: Path, modified: float) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@functools.lru_cache(maxsize=8)
+def _watched(path: Path, modified: float) -> _Watched:
     name = path.relative_to(paths.MEASUREMENTS).as_posix() if path.is_relative_to(paths.MEASUREMENTS) else path.name
-    return _Watched(json.loads(path.read_text(encoding="utf-8")), f"{name} ")
+    return _Watched(_parsed(path, modified), f"{name} ")
 
 
 def read(path: Path) -> dict:
     """The recording at `path`; what is read of it is noted."""
-    return _read(path, path.stat().st_mtime)
+    return _watched(path, path.stat().st_mtime)
 
 
 def noted(path: Path) -> list[str]:
@@ -75,11 +80,6 @@ def digest(part: str, folder: Path) -> str | None:
             return None
         value = value[key]
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
-
-
-@functools.lru_cache(maxsize=8)
-def _parsed(path: Path, modified: float) -> dict:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _plain(path: Path) -> dict | None:
