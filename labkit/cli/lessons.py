@@ -27,6 +27,7 @@ def run(
     from rich.markup import escape
 
     from labkit.course import registry as courses
+    from labkit.course.execution import Kernels
     from labkit.course.lessons import run_lesson
 
     console, _ = consoles()
@@ -39,13 +40,13 @@ def run(
     try:
         if used.kind() == "gpu" and len(chosen) > 1:
             compile_kernels(console)
-        with progress_bar(console) as bar:
+        with progress_bar(console) as bar, Kernels(device, lessons=len(chosen)) as kernels:
             for chapter in chosen:
                 task = bar.add_task(f"{chapter.number} {chapter.title}", total=None)
                 result = run_lesson(
                     course,
                     chapter,
-                    device=device,
+                    kernels=kernels,
                     on_cell=lambda done, total, task=task: bar.update(task, completed=done, total=total),
                 )
                 bar.remove_task(task)

@@ -1,6 +1,7 @@
 """Executes a lesson, cell by cell, in a kernel of its own, and reports in plain words what went wrong.
 
-The kernel is this very interpreter: no kernelspec has to be installed. It ends with the lesson.
+The kernel is this very interpreter: no kernelspec has to be installed. It ends with the lesson. Where lessons run one
+after the other, `Kernels` starts the next one while a lesson runs: see labkit.course.lesson_kernel.
 """
 
 import asyncio
@@ -11,7 +12,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from labkit._common import paths
 from labkit._common.errors import UserError
 from labkit.course.notebooks import cell_lines
 from labkit.course.registry import Chapter
@@ -19,6 +22,7 @@ from labkit.course.registry import Chapter
 RESULT = "application/vnd.labkit.result+json"
 CELL_TIMEOUT_S = 600
 DEVICES = ("auto", "gpu", "cpu")
+CORES_FOR_TWO = 4  # a lesson that times something and the imports of the next one beside it
 
 
 @dataclass(frozen=True)
@@ -41,18 +45,64 @@ class Outcome:
     problem: Problem | None
 
 
+class Kernels:
+    """The kernels of `lessons` lessons that run one after the other, all with the same device and environment.
+
+        with Kernels("cpu", lessons=2) as kernels:
+            kernels.run(first, chapter)
+            kernels.run(second, another)        its kernel was started while the first one ran
+
+    device: auto, gpu or cpu, or None for what LABKIT_DEVICE says. env: variables of the kernels, beside those of this
+    process. On a machine with few cores no kernel is started early: its imports would disturb what a lesson times.
+    """
+
+    def __init__(self, device: str | None = None, *, lessons: int = 1, env: dict[str, str] | None = None):
+        if device is not None and device not in DEVICES:
+            raise UserError(f"device {device!r} is not known; allowed are {', '.join(DEVICES)}")
+        self._env = {**(env or {}), **({} if device is None else {"LABKIT_DEVICE": device})}
+        self._left = lessons
+        self._early = (os.cpu_count() or 1) >= CORES_FOR_TWO
+        self._loop = asyncio.Runner()  # one for all: what waits in a kernel's channels belongs to a loop
+        self._waiting: _Kernel | None = None
+
+    def __enter__(self) -> "Kernels":
+        return self
+
+    def __exit__(self, *_) -> None:
+        with self._loop:
+            if self._waiting is not None:
+                self._loop.run(self._waiting.stop())
+
+    def run(self, notebook, chapter: Chapter, *, on_cell: Callable | None = None) -> Outcome:
+        """Execute every cell of `notebook` in place. `on_cell(done, total)` is called after each cell.
+
+        Stops at the first failing cell. Ctrl-C shuts the lesson's kernel down and raises KeyboardInterrupt.
+        """
+        start = time.perf_counter()
+        self._left -= 1
+        problem = self._loop.run(self._run(notebook, chapter, on_cell))
+        return Outcome(time.perf_counter() - start, problem)
+
+    async def _run(self, notebook, chapter: Chapter, on_cell: Callable | None) -> Problem | None:
+        folder = chapter.source.parent
+        kernel, self._waiting = self._waiting, None
+        if kernel is None or kernel.works_in != folder:
+            if kernel is not None:
+                await kernel.stop()
+            kernel = await _Kernel.start(folder, self._env)
+        try:
+            if self._left > 0 and self._early:
+                self._waiting = await _Kernel.start(folder, self._env, imported=True)
+            return await _execute(notebook, chapter, kernel.manager, on_cell)
+        finally:
+            await kernel.stop()
+
+
 def run(notebook, chapter: Chapter, *, device: str | None = None, on_cell: Callable | None = None,
         env: dict[str, str] | None = None) -> Outcome:
-    """Execute every cell of `notebook` in place. `on_cell(done, total)` is called after each cell.
-    env: variables of the kernel, beside those of this process.
-
-    Stops at the first failing cell. Ctrl-C shuts the kernel down and raises KeyboardInterrupt.
-    """
-    if device is not None and device not in DEVICES:
-        raise UserError(f"device {device!r} is not known; allowed are {', '.join(DEVICES)}")
-    start = time.perf_counter()
-    problem = asyncio.run(_run(notebook, chapter, device, on_cell, env or {}))
-    return Outcome(time.perf_counter() - start, problem)
+    """Execute one lesson in a kernel of its own: see Kernels and Kernels.run."""
+    with Kernels(device, env=env) as kernels:
+        return kernels.run(notebook, chapter, on_cell=on_cell)
 
 
 def results(notebook) -> list[dict]:
@@ -66,13 +116,42 @@ def results(notebook) -> list[dict]:
     ]
 
 
-def _kernel_manager(folder: str):
+@dataclass(frozen=True)
+class _Kernel:
+    """A process in which one lesson runs, and the folder in which that lies which is its own."""
+
+    manager: object
+    own: tempfile.TemporaryDirectory
+    works_in: Path
+
+    @classmethod
+    async def start(cls, works_in: Path, env: dict[str, str], *, imported: bool = False) -> "_Kernel":
+        """imported: with what lessons import already imported."""
+        own = tempfile.TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True)
+        module = "labkit.course.lesson_kernel" if imported else "ipykernel_launcher"
+        manager = _kernel_manager(own.name, module)
+        # A profile of its own: the reader's IPython start-up files take no part in a lesson.
+        env = dict(os.environ, IPYTHONDIR=own.name, PYDEVD_DISABLE_FILE_VALIDATION="1", **env)
+        if imported:  # the package is found wherever this process found it
+            env["PYTHONPATH"] = os.pathsep.join([str(paths.PACKAGE.parent), *filter(None, [env.get("PYTHONPATH")])])
+        await manager.start_kernel(cwd=str(works_in), env=env)
+        return cls(manager, own, works_in)
+
+    async def stop(self) -> None:
+        try:
+            if self.manager.has_kernel:
+                await self.manager.shutdown_kernel(now=True)
+        finally:
+            self.own.cleanup()
+
+
+def _kernel_manager(folder: str, module: str):
     from jupyter_client import AsyncKernelManager
     from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 
     class ThisInterpreter(KernelSpecManager):
         def get_kernel_spec(self, kernel_name):
-            argv = [sys.executable, "-Xfrozen_modules=off", "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+            argv = [sys.executable, "-Xfrozen_modules=off", "-m", module, "-f", "{connection_file}"]
             return KernelSpec(argv=[*argv, "--log-level=ERROR"], display_name="Python 3", language="python")
 
     return AsyncKernelManager(
@@ -83,40 +162,31 @@ def _kernel_manager(folder: str):
     )
 
 
-async def _run(notebook, chapter: Chapter, device: str | None, on_cell: Callable | None,
-               more: dict[str, str]) -> Problem | None:
+async def _execute(notebook, chapter: Chapter, manager, on_cell: Callable | None) -> Problem | None:
+    """Every cell in the kernel of `manager`, which goes on when this returns."""
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-    with tempfile.TemporaryDirectory(prefix="labkit-", ignore_cleanup_errors=True) as folder:
-        # A profile of its own: the reader's IPython start-up files take no part in a lesson.
-        env = dict(os.environ, IPYTHONDIR=folder, PYDEVD_DISABLE_FILE_VALIDATION="1", **more)
-        if device is not None:
-            env["LABKIT_DEVICE"] = device
-        manager = _kernel_manager(folder)
-        client = NotebookClient(notebook, km=manager, record_timing=False, timeout=CELL_TIMEOUT_S)
-        index = 0
-        try:
-            await client.async_start_new_kernel(cwd=str(chapter.source.parent), env=env)
-            await client.async_start_new_kernel_client()
-            for index, cell in enumerate(notebook.cells):
-                await client.async_execute_cell(cell, index)
-                if on_cell:
-                    on_cell(index + 1, len(notebook.cells))
-            return None
-        except CellExecutionError as error:
-            return _problem(chapter, notebook, index, f"{error.ename}: {error.evalue}".strip().rstrip(":"))
-        except CellTimeoutError:
-            return _problem(chapter, notebook, index, f"the cell took longer than {CELL_TIMEOUT_S} s")
-        except DeadKernelError:
-            if asyncio.current_task().cancelling():  # nbclient takes a cancelled wait for a dead kernel
-                raise asyncio.CancelledError from None
-            return _problem(chapter, notebook, index, "the Python process of the lesson died (out of memory?)")
-        finally:
-            if client.kc is not None:
-                client.kc.stop_channels()
-            if manager.has_kernel:
-                await manager.shutdown_kernel(now=True)
+    client = NotebookClient(notebook, km=manager, record_timing=False, timeout=CELL_TIMEOUT_S)
+    index = 0
+    try:
+        await client.async_start_new_kernel_client()
+        for index, cell in enumerate(notebook.cells):
+            await client.async_execute_cell(cell, index)
+            if on_cell:
+                on_cell(index + 1, len(notebook.cells))
+        return None
+    except CellExecutionError as error:
+        return _problem(chapter, notebook, index, f"{error.ename}: {error.evalue}".strip().rstrip(":"))
+    except CellTimeoutError:
+        return _problem(chapter, notebook, index, f"the cell took longer than {CELL_TIMEOUT_S} s")
+    except DeadKernelError:
+        if asyncio.current_task().cancelling():  # nbclient takes a cancelled wait for a dead kernel
+            raise asyncio.CancelledError from None
+        return _problem(chapter, notebook, index, "the Python process of the lesson died (out of memory?)")
+    finally:
+        if client.kc is not None:
+            client.kc.stop_channels()
 
 
 def _problem(chapter: Chapter, notebook, index: int, error: str) -> Problem:

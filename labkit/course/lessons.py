@@ -7,6 +7,7 @@ lesson kept for the present source, so a run of one lesson does not lose the oth
 import math
 import platform
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -68,9 +69,13 @@ def in_words(problem: Problem, chapter: Chapter) -> str:
 
 
 def run_lesson(
-    course: Course, chapter: Chapter, device: str | None = None, on_cell: Callable | None = None
+    course: Course, chapter: Chapter, device: str | None = None, on_cell: Callable | None = None,
+    kernels: execution.Kernels | None = None,
 ) -> LessonResult:
-    """Execute one lesson from its source and keep it. A failing lesson is kept too: its page shows the error."""
+    """Execute one lesson from its source and keep it. A failing lesson is kept too: its page shows the error.
+
+    kernels: where lessons run one after the other, theirs; one of this lesson's own if left out.
+    """
     from labkit import device as chosen
 
     about = {
@@ -84,7 +89,8 @@ def run_lesson(
         notebook = to_notebook(chapter)
     except CourseError as error:  # one lesson that cannot be read does not stop the others
         return LessonResult(**about, **summarise([], str(error)), seconds=0.0, source_sha256="")
-    outcome = execution.run(notebook, chapter, device=device, on_cell=on_cell)
+    with nullcontext(kernels) if kernels else execution.Kernels(device) as kernels:
+        outcome = kernels.run(notebook, chapter, on_cell=on_cell)
     problem = in_words(outcome.problem, chapter) if outcome.problem else ""
     result = LessonResult(
         **about,

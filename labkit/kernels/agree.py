@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit import cuda, device
+from labkit._common.chunks import in_chunks
 from labkit._common.tables import ResultTable, size_text
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.dtypes import float64_of
@@ -261,15 +262,25 @@ class Sample:
         """Every element of out was written and is a number, and the sample is right. `by` is the rung or the baseline
         whose result it is: it may have a tolerance of its own."""
         flat = out.reshape(-1)
-        for wrong, what in ((is_poison(flat), "were never written"), (_is_nan(flat), "are NaN")):
-            if wrong.any():
-                return Verdict(np.inf, np.inf, 0.0, f"{np.count_nonzero(wrong):,} elements {what}, the first at flat "
-                                                    f"index {np.argmax(wrong)}")
+        for test, what in ((is_poison, "were never written"), (_is_nan, "are NaN")):
+            found = _find(flat, test)
+            if found is not None:
+                return Verdict(np.inf, np.inf, 0.0, f"{found[0]:,} elements {what}, the first at flat index {found[1]}")
         tolerance = _tolerance(self._op, by)
         if tolerance not in self._allowed:
             self._allowed[tolerance] = np.broadcast_to(
                 self._rows(allowed_error(self._op, by, self._inputs)), self._expected.shape)
         return compare(out[self._chosen], self._expected, self._allowed[tolerance])
+
+
+def _find(flat: np.ndarray, test: Callable[[np.ndarray], np.ndarray]) -> tuple[int, int] | None:
+    """How many elements pass the test, and the index of the first; None if none does."""
+    def piece(begin: int, end: int) -> tuple[int, int]:
+        passed = test(flat[begin:end])
+        return np.count_nonzero(passed), begin + int(np.argmax(passed)) if passed.size else begin
+
+    found = [one for one in in_chunks(flat.size, piece) if one[0]]
+    return (sum(count for count, _ in found), found[0][1]) if found else None
 
 
 def _is_nan(values: np.ndarray) -> np.ndarray:

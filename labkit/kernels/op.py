@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from labkit import cuda, device
+from labkit._common.chunks import CHUNK, in_chunks
 from labkit._common.tables import ResultTable
 from labkit.device import launches
 from labkit.kernels.baselines import Baseline
@@ -171,7 +172,16 @@ class Op(ResultTable):
 
 def uniform(rng: np.random.Generator, *shape: int) -> np.ndarray:
     """float32 in [-1.5, 1.5). The factor three fills all 24 bits, so that sums are rounded as they are in real use."""
-    values = rng.random(shape, dtype=np.float32)
-    values *= np.float32(3.0)
-    values -= np.float32(1.5)
+    values = np.empty(shape, np.float32)
+    flat = values.reshape(-1)
+    pieces = -(-flat.size // CHUNK)  # a large array is filled by several threads, each with a generator of its own
+    generators = rng.spawn(pieces) if pieces > 1 else [rng]
+
+    def fill(begin: int, end: int) -> None:
+        piece = flat[begin:end]
+        generators[begin // CHUNK].random(out=piece, dtype=np.float32)
+        piece *= np.float32(3.0)
+        piece -= np.float32(1.5)
+
+    in_chunks(flat.size, fill)
     return values

@@ -106,7 +106,7 @@ def collect(name: str = "all", *, quick: bool = False, show: Callable[[object], 
         raise ValueError(f"no operation is called {name!r}; there are all, {', '.join(HOMES)}; and no series, "
                          f"{', '.join(SERIES)}")
     names = list(HOMES) if name == "all" else [name] if name in HOMES else []
-    limits = roofline.limits()
+    limits = roofline.limits(anew=not quick)
     data = {"schema": SCHEMA, "machine": measure.machine(), "limits": asdict(limits), "ops": {}, "series": {},
             "seconds": {}, "problems": {}}
     for each in sorted(names, key=lambda name: not targets.sizes(name)):  # targets first: a run may be cut short
@@ -114,7 +114,7 @@ def collect(name: str = "all", *, quick: bool = False, show: Callable[[object], 
         found = []
         for size in _sizes(op(each), quick):
             try:
-                found.append(measure.ladder(op(each), size, budget_s=0.02 if quick else 0.3))
+                found.append(measure.ladder(op(each), size, **({"budget_s": 0.02} if quick else {})))
                 show(found[-1])
             except Exception as error:  # one wrong rung must not cost the measurements of the others
                 at = f"{each} at {size_text(size or op(each).work.timed)}"

@@ -57,6 +57,7 @@ def _dotted(get_version: Callable) -> str | None:
         return None
 
 
+@functools.cache
 def _nvidia_smi(query: str) -> str | None:
     try:
         run = subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True,

@@ -1,7 +1,7 @@
 """What the hardware allows: the bytes it can move and the flops it can do in a second, and so the least time an
 operation can take.
 
-    limits()                      measured on the present GPU; without one, those recorded on a GPU, and labelled so
+    limits()                      the present GPU's, measured once a day; without one, those recorded on a GPU
     bound(MATMUL, size)           the least time, and whether bytes or flops set it
     predict(MATMUL, M=4096, N=4096, K=4096)    the same as a table, to read before running
 
@@ -13,18 +13,26 @@ mma.sync, an instruction made for earlier GPUs, is given beside it.
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import functools
+import hashlib
+import json
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 from numba import float32, uint32, uint64
 from numba.types import float16
 
 from labkit import cuda, device
+from labkit._common.files import write_text
 from labkit._common.tables import ResultTable, number, size_text
-from labkit.device import ptx
+from labkit._common.version import __version__
+from labkit.device import kernel_cache, ptx
 from labkit.kernels.op import Op
+from labkit.measure.machine import machine
 from labkit.measure.recorded import recorded
 from labkit.measure.timing import time_kernel
 
@@ -154,20 +162,61 @@ def predict(op: Op, limits: Limits | None = None, **size: int) -> Prediction:
     return Prediction(op.name, size, bound(op, size, limits))
 
 
-def limits() -> Limits:
-    """The present GPU's, measured once in a process; without a GPU a recorded GPU's, and `source` says so."""
+def limits(*, anew: bool = False) -> Limits:
+    """The present GPU's; without a GPU a recorded GPU's, and `source` says so.
+
+    A GPU's limits take seconds to measure, so they are kept for the day beside the compiled kernels. anew: measured
+    now, whatever is kept.
+    """
+    if anew:
+        if device.on_gpu():
+            _keep(_measured())
+        _limits.cache_clear()
     return _limits()
 
 
 @functools.cache
 def _limits() -> Limits:
     if device.on_gpu():
-        return Limits(device.name(), copy_bandwidth_gbs(), peak_fp32_tflops(), "measured", **tensor_peaks())
+        return _kept() or _keep(_measured())
     data = recorded()
     if data is None or "limits" not in data:
         return H200_DATA_SHEET
     found = data["limits"]
     return Limits(**{**found, "source": f"recorded on {found['gpu']}, {data['machine']['date']}"})
+
+
+def _measured() -> Limits:
+    return Limits(device.name(), copy_bandwidth_gbs(), peak_fp32_tflops(), "measured", **tensor_peaks())
+
+
+def _kept_file() -> tuple[Path, str] | None:
+    """The file of this GPU, and what its content must be of to count; None where nothing is to be kept."""
+    folder = kernel_cache.directory()
+    if folder is None:
+        return None
+    gpu = str(cuda.get_current_device().uuid)
+    return (folder / f"limits-{hashlib.sha256(gpu.encode()).hexdigest()[:16]}.json",
+            f"{gpu}, driver {machine()['driver']}, labkit {__version__}, {datetime.date.today()}")
+
+
+def _kept() -> Limits | None:
+    kept = _kept_file()
+    if kept is None:
+        return None
+    try:
+        content = json.loads(kept[0].read_text(encoding="utf-8"))
+        return Limits(**content["limits"]) if content["of"] == kept[1] else None
+    except (OSError, ValueError, TypeError, KeyError):  # never measured, or not as this version keeps them
+        return None
+
+
+def _keep(found: Limits) -> Limits:
+    kept = _kept_file()
+    if kept is not None:
+        with contextlib.suppress(OSError):  # the next process measures again
+            write_text(kept[0], json.dumps({"of": kept[1], "limits": asdict(found)}))
+    return found
 
 
 def copy_bandwidth_gbs(nbytes: int = 2**30) -> float:

@@ -29,6 +29,7 @@ from labkit.measure.machine import import_library
 
 FLUSH_BYTES = 512 * 2**20  # ten times the L2 of an H200; written in about 0.15 ms there
 GRAPH_LAUNCHES = 20
+HOST_CPU = "host CPU"
 SMALL_MS = 1.0  # a kernel below this is timed in a graph, too
 
 
@@ -76,7 +77,7 @@ def time_kernel(launch: Callable[[], None], *, budget_s: float = 0.6, min_runs: 
     return Timing.of([cuda.event_elapsed_time(start, stop) for start, stop in pairs], device.name())
 
 
-def time_host(call: Callable[[], object], *, where: str = "host CPU", after: Callable[[], object] | None = None,
+def time_host(call: Callable[[], object], *, where: str = HOST_CPU, after: Callable[[], object] | None = None,
               budget_s: float = 0.6, min_runs: int = 5, max_runs: int = 100, warm_up: bool = True) -> Timing:
     """Wall clock around `call()` and, if given, `after()`. One run before the clock starts, if it has not run yet."""
     def once() -> float:

@@ -1,0 +1,21 @@
+"""Work on a large array in pieces, one thread for each core: NumPy lets other threads run while it computes."""
+
+import functools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+CHUNK = 2**22  # elements: large beside what a call costs, small beside a cache of the last level
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="labkit-chunk")
+
+
+def in_chunks(count: int, work: Callable[[int, int], object]) -> list:
+    """[work(begin, end), ...] for the pieces of 0 .. count, in order. What fits one piece runs in this thread."""
+    if count <= CHUNK:
+        return [work(0, count)]
+    begins = range(0, count, CHUNK)
+    return list(_threads().map(lambda begin: work(begin, min(begin + CHUNK, count)), begins))
