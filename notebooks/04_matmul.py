@@ -388,7 +388,7 @@ plots.sizes(bench.matmul_sizes())
 # %%
 from labkit.kernels.broadcast import BROADCAST_ADD
 
-sums = ladder(BROADCAST_ADD) if device.on_gpu() else measure.recorded_ladder("broadcast_add")
+sums = ladder(BROADCAST_ADD, baselines=False) if device.on_gpu() else measure.recorded_ladder("broadcast_add")
 plots.roofline([sums, found if device.on_gpu() else h200])
 
 # %% [markdown]

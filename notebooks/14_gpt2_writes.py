@@ -444,7 +444,7 @@ print(f"measured:  {1e6 / first['us']:,.0f}, with {sum(row['count'] for row in f
 from labkit import device
 
 length = device.pick(gpu=100, cpu=22)  # tokens of a text, the prompt among them
-mine_here = experiment.generation(("tiny",), ["The quick brown fox"], length=length)
+mine_here = experiment.generation(("tiny",), ["The quick brown fox"], length=length, runs=device.pick(gpu=2, cpu=1))
 experiment.generation_table(mine_here)
 
 # %% [markdown]

@@ -17,7 +17,10 @@ def bench(
     out: Annotated[
         str | None, typer.Option("--out", help="Write there: a directory, or a file ending in .json.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small sizes, few runs: shows that it works.")] = False,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Few runs, nothing is written: on a GPU beside its recording, else small sizes."),
+    ] = False,
 ):
     """Time every rung of every operation, beside NumPy and the libraries that are installed."""
     choose_device(device)

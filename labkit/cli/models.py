@@ -109,7 +109,7 @@ def report(
     device: Device = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser at the end.")] = False,
 ):
-    """Write the comparison with a fused softmax in GPT-2 as one page: figures and tables, ours beside the source's.
+    """Write the comparison with a fused softmax in GPT-2 as one page: figures and tables, ours beside the article's.
 
     It shows what a GPU recorded. With --measure, --prompts or --model this machine's own times stand beside it.
     """

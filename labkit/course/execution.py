@@ -63,15 +63,17 @@ class Kernels:
         self._left = lessons
         self._early = (os.cpu_count() or 1) >= CORES_FOR_TWO
         self._loop = asyncio.Runner()  # one for all: what waits in a kernel's channels belongs to a loop
-        self._waiting: _Kernel | None = None
+        self._waiting: _Kernel | None = None  # of the next lesson
+        self._ended: _Kernel | None = None  # of the lesson before: it ends while the next one begins
 
     def __enter__(self) -> "Kernels":
         return self
 
     def __exit__(self, *_) -> None:
         with self._loop:
-            if self._waiting is not None:
-                self._loop.run(self._waiting.stop())
+            for kernel in (self._waiting, self._ended):
+                if kernel is not None:
+                    self._loop.run(kernel.stop())
 
     def run(self, notebook, chapter: Chapter, *, on_cell: Callable | None = None) -> Outcome:
         """Execute every cell of `notebook` in place. `on_cell(done, total)` is called after each cell.
@@ -90,12 +92,15 @@ class Kernels:
             if kernel is not None:
                 await kernel.stop()
             kernel = await _Kernel.start(folder, self._env)
+        ended, self._ended = self._ended, kernel
+        ending = asyncio.create_task(ended.stop()) if ended else None
+        if self._left > 0 and self._early:
+            self._waiting = await _Kernel.start(folder, self._env, imported=True)
         try:
-            if self._left > 0 and self._early:
-                self._waiting = await _Kernel.start(folder, self._env, imported=True)
             return await _execute(notebook, chapter, kernel.manager, on_cell)
         finally:
-            await kernel.stop()
+            if ending is not None:
+                await ending
 
 
 def run(notebook, chapter: Chapter, *, device: str | None = None, on_cell: Callable | None = None,

@@ -6,6 +6,7 @@ Numba, Matplotlib and labkit's kernels take about two seconds to import, PyTorch
 done while the lesson before still runs. Nothing is launched on the GPU here: it would disturb that lesson's times.
 """
 
+import gc
 import importlib
 import sys
 
@@ -18,6 +19,7 @@ def import_ahead() -> None:
     if importlib.import_module("labkit.device").on_gpu():
         from labkit.measure.machine import import_library
 
+        _try(lambda: importlib.import_module("labkit").cuda.current_context())
         for name in ("torch", "cupy", "triton"):
             _try(import_library, name)
 
@@ -31,6 +33,7 @@ def _try(call, *arguments) -> None:
 
 if __name__ == "__main__":
     import_ahead()
+    gc.freeze()  # what is imported stays: no collection of the lesson has to go through it again
     from ipykernel import kernelapp
 
     kernelapp.launch_new_instance()

@@ -146,7 +146,8 @@ class Differences:
 
 
 def _largest(values: np.ndarray) -> float:
-    return float(np.nan_to_num(values, nan=np.inf, posinf=np.inf).max(initial=0.0))
+    largest = float(values.max(initial=0.0))  # NaN if one of them is
+    return np.inf if np.isnan(largest) else largest
 
 
 def differences(got: np.ndarray, expected: np.ndarray, allowed, unwritten: np.ndarray | None = None) -> Differences:
@@ -242,9 +243,10 @@ class Sample:
     def __init__(self, op: Op, inputs: tuple, *, seed: int = 0, budget: int = 2**20, shape: tuple):
         self._op = op
         rows, per_row = shape[0], max(1, int(np.prod(shape[1:])))
-        count = min(rows, max(8, budget // per_row))
-        self._chosen = np.arange(rows)
-        if count < rows:
+        count = min(rows, max(1, budget // per_row))
+        if count == rows:
+            self._chosen = np.arange(rows)
+        else:
             self._chosen = np.concatenate([np.random.default_rng(seed).integers(rows, size=count), [0, rows - 1]])
             self._chosen.sort()  # a row drawn twice does no harm, and np.unique on a million takes too long
         # Where a row of the output needs all of the inputs, as in a transpose: the whole truth, then its sample.
@@ -287,12 +289,6 @@ def _is_nan(values: np.ndarray) -> np.ndarray:
     if values.dtype == np.uint16:  # bfloat16: beyond infinity
         return values & np.uint16(0x7FFF) > np.uint16(0x7F80)
     return np.isnan(values) if values.dtype.kind == "f" else np.zeros(values.shape, bool)
-
-
-def check_sample(op: Op, inputs: tuple, out: np.ndarray, *, seed: int = 0, budget: int = 2**20,
-                 by: Rung | Baseline | None = None) -> Verdict:
-    """As compare, on a Sample that serves this one result."""
-    return Sample(op, inputs, seed=seed, budget=budget, shape=out.shape).check(out, by)
 
 
 # --- Agreement -------------------------------------------------------------------------------------------------------

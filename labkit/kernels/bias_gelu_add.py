@@ -17,6 +17,7 @@ from labkit.kernels.arguments import check_array
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.gelu import gelu_tanh, gelu_tanh_reference
 from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.tolerance import EPS32
 
 BLOCK = 256
 
@@ -84,7 +85,7 @@ def _tolerance(x, bias, residual):
     """The sum is rounded once, and GELU's slope is at most 1.13; GELU in some ten roundings of a value no larger than
     its argument; the last sum once. Allowed is twice that."""
     argument = np.abs(x) + np.abs(bias)
-    return float(np.finfo(np.float32).eps) * (12 * argument + np.abs(residual))
+    return EPS32 * (12 * argument + np.abs(residual))
 
 
 def _three_lines(torch, x, bias, residual, out=None):

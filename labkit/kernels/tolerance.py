@@ -4,6 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+# The gap between 1 and the next number: twice the largest relative error of a rounding. And float16's smallest number.
+EPS32, EPS16 = float(np.finfo(np.float32).eps), float(np.finfo(np.float16).eps)
+SMALLEST16 = float(np.finfo(np.float16).smallest_subnormal)
+
 
 def relative_to(scale: Callable, roundings: int, dtype=np.float32) -> Callable:
     """For a fixed number of roundings: each is at most eps/2 of a value no larger than `scale`; allowed is twice that.

@@ -63,7 +63,7 @@ SERIES: dict[str, tuple[str, Callable[[], dict | None]]] = {
     "launch_overhead": ("vector_add", launch_overhead),
     "copies": ("vector_add", copies),
     "volume_add_block_shapes": ("volume_add", volume_add_block_shapes),
-    "matmul_sizes": ("matmul", matmul_sizes),
+    "matmul_sizes": ("matmul", lambda: matmul_sizes(budget_s=0.12)),
     "cold_start": ("bias_gelu_add", _later("cold_start", "overheads")),
     "copy_sizes": ("bias_gelu_add", _later("copy_sizes", "overheads")),
     "launch_sizes": ("bias_gelu_add", _later("launch_sizes", "overheads")),
@@ -114,7 +114,7 @@ def collect(name: str = "all", *, quick: bool = False, show: Callable[[object], 
         found = []
         for size in _sizes(op(each), quick):
             try:
-                found.append(measure.ladder(op(each), size, **({"budget_s": 0.02} if quick else {})))
+                found.append(measure.ladder(op(each), size, budget_s=0.02 if quick else 0.3))
                 show(found[-1])
             except Exception as error:  # one wrong rung must not cost the measurements of the others
                 at = f"{each} at {size_text(size or op(each).work.timed)}"
@@ -148,11 +148,12 @@ def _problem(error: Exception) -> str:
 
 
 def _sizes(one, quick: bool) -> list[dict | None]:
-    """The op's own size, on a GPU those it asks for besides, and those at which it has a target; each once."""
-    if quick:
-        return [one.awkward[-1]]
+    """The op's own size, on a GPU those it asks for besides, and those at which it has a target; each once. Of a quick
+    run a small one, on a GPU the op's own, which has a recording beside it."""
     if not device.on_gpu():
-        return [None]
+        return [one.awkward[-1]] if quick else [None]
+    if quick:
+        return [one.work.timed_gpu]
     found = [one.work.timed_gpu]
     for size in (*one.work.also_gpu, *targets.sizes(one.name)):
         if size not in found:
@@ -220,6 +221,7 @@ def main(console=None, op: str | None = None, out: str | None = None, quick: boo
     data = collect(op or "all", quick=quick, show=console.print,
                    keep=None if nothing_to_keep else lambda so_far: merge(path, so_far))
     if nothing_to_keep:
+        beside_the_recording(console, data)
         console.print("A quick run shows that it works; nothing was written.", highlight=False)
         return 1 if data["problems"] else 0
     merged = merge(path, data)
@@ -234,6 +236,18 @@ def main(console=None, op: str | None = None, out: str | None = None, quick: boo
     console.print(f"{time.perf_counter() - begin:.0f} s. Wrote " + ", ".join(str(p) for p in written), highlight=False,
                   soft_wrap=True)
     return 1 if data["problems"] else 0
+
+
+def beside_the_recording(console, data: dict) -> None:
+    """Says which of the times in `data` do not agree with what was recorded on this GPU."""
+    known = measure.recorded() if device.on_gpu() else None
+    shared, apart = sense.against(known, data) if known else (0, [])
+    if shared:
+        console.print(f"{shared - len(apart)} of {shared} times agree with the recording of "
+                      f"{known['machine']['date']}: within {sense.NOISE:.0%} of it, or within its spread.",
+                      highlight=False)
+    for each in apart:
+        console.print(f"Recorded, and now: {each}", highlight=False, markup=False, soft_wrap=True)
 
 
 # --- The README's table ----------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
-"""`labkit report`: the whole comparison with the source's fused softmax as one page, with its figures inside.
+"""`labkit report`: the whole comparison with the article's fused softmax as one page, with its figures inside.
 
     write(Path("build/report.html"))                 # what a GPU recorded, and the checks made here
     write(path, here=measure_here())                 # and this machine's own times beside it
 
-The source is a report on a fused masked softmax in GPT-2 (distilgpt2) on an NVIDIA L4. Each of its figures and tables
+It is an article on a fused masked softmax in GPT-2 (distilgpt2) on an NVIDIA L4. Each of its figures and tables
 has a counterpart here, measured by us; its own numbers stand beside them.
 """
 
@@ -42,7 +42,7 @@ from labkit.measure.series import softmax as softmax_series
 
 SERIES = ("generation", "step_launches", "masked_softmax_sizes", "memory_latency")
 
-# What the source says, NVIDIA L4. Microbenchmark, one matrix: (S, mask) -> p50, p5, p95 in us of its baseline and of
+# What the article says, NVIDIA L4. Microbenchmark, one matrix: (S, mask) -> p50, p5, p95 in us of its baseline and of
 # its fused kernel, GB/s of both, and the ratio in the table and in the log of another run.
 MICROBENCHMARK = {
     (512, "none"): ((37, 36, 59), (30, 29, 39), (167.30, 62.80), 1.27, 1.27),
@@ -65,7 +65,7 @@ class Folded:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page. theirs: which of the source's figures and tables it answers. A text is a paragraph."""
+    """A part of the page. theirs: which of the article's figures and tables it answers. A text is a paragraph."""
 
     title: str
     theirs: str
@@ -80,7 +80,7 @@ class Section:
 
 
 def measure_here(model: str | None = None, prompts: Iterable[str] | None = None) -> dict:
-    """The series of the page, taken on this machine. prompts: texts in place of the source's three."""
+    """The series of the page, taken on this machine. prompts: texts in place of the article's three."""
     models = [model] if model or prompts is None else ["tiny"]
     taken = {"generation": experiment.generation(models if model or prompts else None, prompts)}
     if prompts is None:
@@ -119,7 +119,7 @@ def loaded(both: dict) -> Section:
 
 
 def right() -> Section:
-    """The source's two checks, made on the device at hand."""
+    """The article's two checks, made on the device at hand."""
     scores = np.random.default_rng(0).standard_normal((1, 64, 64), dtype=np.float32)
     results = {}
     for name, launch in (("unfused", masked_softmax_unfused), ("three_read", masked_softmax_three_read),
@@ -153,9 +153,9 @@ def traffic() -> Section:
                      *("-" if theirs is None else f"{n:,}" for n in theirs or (0, 0)),
                      "-" if theirs is None else f"{1 - theirs[1] / theirs[0]:.1%}"))
     parts: list = [PlainTable(
-        "Bytes by the source's model", ("", "unfused", "fused", "saved", "theirs: unfused", "fused", "saved"),
+        "Bytes by the article's model", ("", "unfused", "fused", "saved", "theirs: unfused", "fused", "saved"),
         tuple(rows), ("Unfused: seven passes over the array and a number for each row; fused: one reading and one "
-                      "writing. The source's summary says about 75%, and its headings count four passes against one; "
+                      "writing. The article's summary says about 75%, and its headings count four passes against one; "
                       "its bytes are those of seven against two.",))]
     found = counters.recorded()
     if found and "masked_softmax_causal" in found["ops"]:
@@ -177,14 +177,14 @@ def _us(timing: dict) -> str:
 
 
 def _rates(S: int, B: int, slow: float, fast: float) -> str:
-    """GB/s of both by the source's count of bytes, seven passes and two, from times in ms."""
+    """GB/s of both by the article's count of bytes, seven passes and two, from times in ms."""
     return f"{4 * (7 * B * S * S + B * S) / slow / 1e6:,.0f}, {8 * B * S * S / fast / 1e6:,.0f}"
 
 
 def microbenchmark_table(series: dict) -> PlainTable:
-    """The source's four cases, ours and its own."""
+    """The article's four cases, ours and its own."""
     rows = []
-    for row in _source_sizes(series):
+    for row in _article_sizes(series):
         S, slow, fast = row["S"], row["unfused"]["p50"], row["fused"]["p50"]
         (one, other, rates, ratio, logged) = MICROBENCHMARK[S, row["mask"]]
         theirs = (f"{p50} ({p5}–{p95})" for p50, p5, p95 in (one, other))
@@ -195,7 +195,7 @@ def microbenchmark_table(series: dict) -> PlainTable:
                       ("", "", "unfused", "fused", "GB/s", "ratio"), tuple(rows),
                       (f"Ours: {series['where']}, {series['date']}; {series['warm_up']} calls to warm up, then "
                        f"{series['runs']}. Theirs: NVIDIA L4; the log is that of another run.",
-                       "GB/s by the source's count of bytes: seven passes and two."))
+                       "GB/s by the article's count of bytes: seven passes and two."))
 
 
 def further_sizes_table(series: dict) -> PlainTable:
@@ -214,20 +214,20 @@ def further_sizes_table(series: dict) -> PlainTable:
                       (f"{series['where']}, {series['date']}.",))
 
 
-def _source_sizes(series: dict) -> list[dict]:
+def _article_sizes(series: dict) -> list[dict]:
     return [row for row in series["rows"] if row["B"] == 1 and (row["S"], row["mask"]) in MICROBENCHMARK]
 
 
 def _speedups(series: dict) -> dict[str, list[float]]:
-    """The speed-up of the fused kernel in the source's four cases, called from Python and in a graph."""
-    cases = _source_sizes(series)
+    """The speed-up of the fused kernel in the article's four cases, called from Python and in a graph."""
+    cases = _article_sizes(series)
     return {how: [row[f"unfused{key}"]["p50"] / row[f"fused{key}"]["p50"] for row in cases if row[f"fused{key}"]]
             for how, key in (("called", ""), ("graph", "_graph"))}
 
 
 def _ratios(series: dict) -> tuple[float, float] | None:
-    """The mean speed-up of the fused kernel over the source's four cases, and that of the rate in GB/s."""
-    cases = _source_sizes(series)
+    """The mean speed-up of the fused kernel over the article's four cases, and that of the rate in GB/s."""
+    cases = _article_sizes(series)
     if len(cases) < 4:
         return None
     ratios = _speedups(series)["called"]
@@ -240,7 +240,7 @@ def alone(both: dict) -> Section:
     for series in both["masked_softmax_sizes"]:
         if series["rows"][0]["fused_graph"]:
             parts.append(plots.launch_floor(series))
-        if _source_sizes(series):
+        if _article_sizes(series):
             parts.append(microbenchmark_table(series))
         parts.append(Folded(f"All sizes, {series['where'].split(':')[0]}", (further_sizes_table(series),)))
     theirs = [case[3] for case in MICROBENCHMARK.values()]
@@ -248,7 +248,7 @@ def alone(both: dict) -> Section:
              for series in both["masked_softmax_sizes"] if (ratios := _ratios(series))]
     parts.append(f"Mean speed-up over the four cases, and mean ratio of the rates in GB/s: theirs "
                  f"{np.mean(theirs):.2f} and 0.85{'; ' if found else ''}{'; '.join(found)}. Two sizes that differ by a "
-                 "factor of four in work take the same time in the source: what was timed is the launch. It is the "
+                 "factor of four in work take the same time in the article: what was timed is the launch. It is the "
                  "same with ours. Called from Python, a kernel of this course costs some tens of microseconds, since "
                  "Numba looks at every argument in Python, and PyTorch in C++; so at these sizes ours is the slower "
                  "call, whatever the kernel does. In a graph, where no launch waits for Python, every size has a time "
@@ -284,7 +284,7 @@ def text(both: dict) -> Section:
 
 def vanished(both: dict) -> Section:
     parts: list = [
-        "The source finds a kernel that is three times as fast in the mean, and a program as fast as before. Amdahl's "
+        "The article finds a kernel that is three times as fast in the mean, and a program as fast as before. Amdahl's "
         "law says why: if a part takes the share p of the time and becomes s times as fast, the whole becomes "
         "1 / (1 - p + p / s) times as fast, and never more than 1 / (1 - p). With a cache, a step of generation has "
         "one row of scores for each head, not a square; the softmax of one row is a small part of it."]
@@ -310,7 +310,7 @@ def vanished(both: dict) -> Section:
 
 
 def memory(both: dict) -> Section:
-    parts: list = ["What the source's report says of memory, in numbers: the steps of the unfused way hand an array of "
+    parts: list = ["What the article says of memory, in numbers: the steps of the unfused way hand an array of "
                    "scores over through global memory, the fused kernel keeps a row on the chip. So long takes a load "
                    "that waits for the one before it:"]
     for series in both["memory_latency"]:
@@ -352,7 +352,7 @@ def block() -> Section:
     return Section("What a block takes", "Table 4", (
         PlainTable("Resources and occupancy", ("kernel", "GPU", "SMs", "threads/SM", "block", "warps", "registers",
                                                "shared bytes", "blocks/SM", "occupancy"), tuple(rows)),
-        "A kernel takes no silicon, as the source says under Silicon Area; it takes registers and shared memory, and "
+        "A kernel takes no silicon, as the article says under Silicon Area; it takes registers and shared memory, and "
         "those limit how many blocks a multiprocessor holds. The fastest kernel, masked_softmax_warp_row, has the "
         "lowest occupancy: it has many loads on their way in each warp, and no need of many warps."))
 
@@ -366,11 +366,11 @@ def _now() -> list[dict]:
 
 
 def summary(both: dict) -> Section:
-    """The question, and the source's Figure 11: the kernel's speed-up beside the program's."""
+    """The question, and the article's Figure 11: the kernel's speed-up beside the program's."""
     kernel = float(np.mean([case[3] for case in MICROBENCHMARK.values()]))
     program = float(np.mean([rates[1][0] / rates[0][0] for rates in experiment.SOURCE.values()]))
     rows = [("NVIDIA L4 (theirs)", "distilgpt2, from PyTorch", f"{kernel:.2f}", f"{program:.3f}")]
-    cases = [("NVIDIA L4, called from PyTorch:\nthe source's", kernel, program, None)]
+    cases = [("NVIDIA L4, called from PyTorch:\nthe article's", kernel, program, None)]
     found: dict[tuple[str, str], list] = {}  # where, and how it was launched -> (the kernel, the program) of each model
     kernels = {(series["where"], how): float(np.mean(ratios)) for series in both["masked_softmax_sizes"]
                for how, ratios in _speedups(series).items() if ratios}
@@ -389,10 +389,10 @@ def summary(both: dict) -> Section:
                     cases.append((f"{where.removeprefix('NVIDIA ')}, {experiment.HOWS[how]}: "
                                   f"{generation_pictures.labelled(one['name'])}", part, gain, None))
     parts: list = [
-        "A report, here called the source, wrote a softmax that scales, masks and normalises in one kernel, in place "
-        "of the separate steps of PyTorch, put it into distilgpt2 and let it write. The kernel alone was "
+        "An article presents a softmax that scales, masks and normalises in one kernel, in place of PyTorch's separate "
+        "steps. Its authors put it into distilgpt2 and let it write. The kernel alone was "
         f"{kernel:.2f} times as fast, in the mean. The program was {program:.2f} times as fast. This page asks the "
-        "same questions of the kernels of this course, figure by figure and table by table. Theirs are the source's "
+        "same questions of the kernels of this course, figure by figure and table by table. Theirs are the article's "
         "numbers, ours are measured."]
     parts += [_headline(*key, pairs) for key, pairs in sorted(found.items())]
     parts += [generation_pictures.both_speedups(
@@ -414,7 +414,7 @@ def _headline(where: str, how: str, pairs: list[tuple[float, float]]) -> str:
     why = {"called": " A call of ours costs more than the three of PyTorch, whatever the kernel does.",
            "graph": " There the GPU's time counts and nothing else."}[how]
     return (f"On {where}, {both} our fused kernel is {part:.2f} times as fast as PyTorch's steps, in the mean of the "
-            f"source's four cases. With softmax in one launch in place of three, text comes {min(gains):.2f} to "
+            f"article's four cases. With softmax in one launch in place of three, text comes {min(gains):.2f} to "
             f"{max(gains):.2f} times as fast.{why}")
 
 

@@ -1,5 +1,6 @@
 """Does a recording make sense? Percentiles in order, rates that follow from times, nothing faster than the hardware.
 
+    against(recording, taken)   which times just taken do not agree with the recording of the same GPU
     problems(recording)         what is wrong within a file of data/measurements: a list of sentences, empty if none
     differences(one, other)     which times of two recordings of the same GPU are further apart than the tolerance
     profile_differences(recording, profile)     the same for a recording and Nsight Compute's times of those launches
@@ -19,6 +20,7 @@ from labkit._common.tables import size_text
 
 ABOVE_LIMIT = 1.05  # the limit is measured, by a copy; an operation that writes less than it reads is a little faster
 TOLERANCE = 0.25  # two runs on the same GPU: the host's times vary most
+NOISE = 0.1  # of kernels alone
 UNITS = ("GB/s", "TFLOP/s")
 SIGNED = ("max_difference", "max_error", "relative_error", "torch_max_difference", "start_us", "find_ms")  # 0 is fine
 
@@ -44,6 +46,19 @@ def differences(one: Mapping, other: Mapping, tolerance: float = TOLERANCE) -> l
     before, after = dict(_times(one)), dict(_times(other))
     return [_apart(name, ms, after[name]) for name, ms in before.items()
             if name in after and _far(ms, after[name], tolerance)]
+
+
+def against(recording: Mapping, taken: Mapping, tolerance: float = NOISE) -> tuple[int, list[str]]:
+    """How many of the times that were just `taken` have one in the recording, and those that do not agree with it:
+    further apart than `tolerance`, and neither's p5 to p95 reaches the other's. A time that Python or NumPy takes is
+    the host's, and left out. Of another GPU nothing is compared."""
+    if recording["machine"]["device"] != taken["machine"]["device"]:
+        return 0, []
+    before, after = dict(_timings(recording)), dict(_timings(taken))
+    shared = [name for name in after if name in before]
+    return len(shared), [_apart(name, before[name]["p50"], after[name]["p50"]) for name in shared
+                         if _far(before[name]["p50"], after[name]["p50"], tolerance)
+                         and not _overlap(before[name], after[name])]
 
 
 def profile_differences(recording: Mapping, profile: Mapping, tolerance: float = TOLERANCE) -> list[str]:
@@ -152,6 +167,20 @@ def _times(recording: Mapping) -> Iterator[tuple[str, float]]:
                         yield f"{ladder['op']}, {size_text(ladder['size'])}: {row['name']}: {kind}", row[kind]["p50"]
     for name, series in recording["series"].items():
         yield from _times_within(series, f"series {name}")
+
+
+def _timings(recording: Mapping) -> Iterator[tuple[str, Mapping]]:
+    """(what it is, its percentiles) of what the GPU took, of every row: alone and in a graph."""
+    for ladders in recording["ops"].values():
+        for ladder in ladders:
+            for row in ladder["rows"]:
+                for kind in ("timing", "graph") if row["kind"] != "host" else ():
+                    if row.get(kind) is not None:
+                        yield f"{ladder['op']}, {size_text(ladder['size'])}: {row['name']}: {kind}", row[kind]
+
+
+def _overlap(one: Mapping, other: Mapping) -> bool:
+    return one["p5"] <= other["p95"] and other["p5"] <= one["p95"]
 
 
 def _times_within(value, name: str) -> Iterator[tuple[str, float]]:

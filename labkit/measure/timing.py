@@ -15,6 +15,7 @@ time is left out. On the CPU device the time is the wall clock around launch and
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from labkit.measure.machine import import_library
 
 FLUSH_BYTES = 512 * 2**20  # ten times the L2 of an H200; written in about 0.15 ms there
 GRAPH_LAUNCHES = 20
+GRAPH_BUDGET_S, MIN_GRAPH_RUNS = 0.2, 5
 HOST_CPU = "host CPU"
 SMALL_MS = 1.0  # a kernel below this is timed in a graph, too
 
@@ -141,6 +143,7 @@ def time_torch_graph(call: Callable[[], object], *, launches: int = GRAPH_LAUNCH
         return None
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
+    frozen = gc.get_freeze_count()
     try:
         with torch.cuda.stream(stream):
             for _ in range(3):  # libraries choose their kernels and allocate their workspace before the capture
@@ -148,19 +151,27 @@ def time_torch_graph(call: Callable[[], object], *, launches: int = GRAPH_LAUNCH
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
+        gc.freeze()  # a capture begins with a collection: half a second over all that PyTorch and Numba have imported
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
             for _ in range(launches):
                 call()
     except Exception as error:
         print(f"not measured in a graph: {type(error).__name__}: {error}", file=sys.stderr)
         return None
+    finally:
+        if not frozen:
+            gc.unfreeze()
     return _time_replay(graph.replay, launches, runs)
 
 
 def _time_replay(replay: Callable[[], object], launches: int, runs: int) -> Timing:
-    """The replay before each timed one keeps the GPU busy while Python enqueues the events and the graph."""
+    """The replay before each timed one keeps the GPU busy while Python enqueues the events and the graph. As many runs
+    as fit into GRAPH_BUDGET_S, up to `runs`; MIN_GRAPH_RUNS at least, after two that do not count."""
     times = []
-    for _ in range(runs + 2):
+    began = time.perf_counter()
+    while len(times) < runs + 2:
+        if len(times) >= MIN_GRAPH_RUNS + 2 and time.perf_counter() - began > GRAPH_BUDGET_S:
+            break
         start, stop = cuda.event(), cuda.event()
         replay()
         start.record()

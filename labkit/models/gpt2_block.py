@@ -32,6 +32,7 @@ from labkit.kernels.linear.fused import fused_reference, fused_tiled
 from labkit.kernels.norm.half import layernorm_half_warp
 from labkit.kernels.norm.layernorm import layernorm, layernorm_block_tree, layernorm_reference
 from labkit.kernels.residual_add import residual_add_per_thread, residual_add_vectorized
+from labkit.kernels.tolerance import EPS16, EPS32
 
 LONGEST = 4096  # tokens that solve takes
 
@@ -151,8 +152,8 @@ def allowed_error(shape: Shape, expected: np.ndarray, launches: int, dtype=np.fl
     """
     largest = float(np.abs(expected).max())
     if np.dtype(dtype) == np.float16:
-        return 4 * float(np.finfo(np.float16).eps) * math.sqrt(launches) * largest
-    return float(np.finfo(np.float32).eps) * math.sqrt(shape.inner * launches) * largest
+        return 4 * EPS16 * math.sqrt(launches) * largest
+    return EPS32 * math.sqrt(shape.inner * launches) * largest
 
 
 # --- The kernels that it is made of ----------------------------------------------------------------------------------

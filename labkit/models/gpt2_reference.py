@@ -13,6 +13,7 @@ import numpy as np
 from labkit._common.tables import ResultTable
 from labkit.kernels.dtypes import float64_of
 from labkit.kernels.norm.layernorm import layernorm_reference
+from labkit.kernels.tolerance import EPS32
 from labkit.models.gpt2 import GPT2, HEAD, Config, Workspace
 from labkit.models.gpt2_block import block_steps
 
@@ -44,8 +45,7 @@ def allowed_error(config: Config, expected: np.ndarray, launches: int) -> float:
     One sum of C products has an error of about sqrt(C) * eps/2 of what it adds up; those of all launches before are
     independent, and grow like the square root of their number. Allowed is twice that.
     """
-    eps = float(np.finfo(np.float32).eps)
-    return eps * np.sqrt(config.inner * launches) * float(np.abs(expected).max())
+    return EPS32 * np.sqrt(config.inner * launches) * float(np.abs(expected).max())
 
 
 @dataclass(frozen=True)

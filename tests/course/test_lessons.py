@@ -1,6 +1,9 @@
 """A lesson that uses labkit as the real ones do, executed on this machine's device, down to its result and its page."""
 
-from labkit.course import execution, site
+import os
+from pathlib import Path
+
+from labkit.course import execution, notebooks, site
 from labkit.course import lessons as run
 from labkit.course import registry as courses
 
@@ -44,3 +47,41 @@ def test_a_lesson_with_real_results(course_dir):
     assert '<div class="labkit-source">' in page
     assert 'src="images/00_first-1.png"' in page
     assert str(course_dir) not in page
+
+
+def test_lessons_in_a_row_have_a_process_each_and_the_next_one_is_started_early(course_dir, monkeypatch):
+    monkeypatch.setattr(execution, "CORES_FOR_TWO", 1)
+    source = '# %%\nimport os, sys\nprint(os.getpid(), "labkit.measure.ops" in sys.modules, os.environ["LABKIT_DEVICE"])\n'
+    (course_dir / "notebooks" / "00_first.py").write_text("# %% [markdown]\n# # First\n\n" + source)
+    chapter = courses.load(course_dir).chapters[0]
+    printed = []
+    with execution.Kernels("cpu", lessons=3) as kernels:
+        for _ in range(3):
+            notebook = notebooks.to_notebook(chapter)
+            assert kernels.run(notebook, chapter).problem is None
+            printed.append(notebook.cells[-1].outputs[0].text.split())
+        assert kernels._waiting is None  # three were announced: no fourth
+    processes = [int(pid) for pid, *_ in printed]
+    assert len(set(processes)) == 3
+    assert [rest for _, *rest in printed] == [["False", "cpu"], ["True", "cpu"], ["True", "cpu"]]
+    assert not any(alive(pid) for pid in processes)
+
+
+def test_a_kernel_that_was_started_early_and_is_not_needed_ends(course_dir, monkeypatch):
+    monkeypatch.setattr(execution, "CORES_FOR_TWO", 1)
+    (course_dir / "notebooks" / "00_first.py").write_text("# %% [markdown]\n# # First\n\n# %%\n1 / 0\n")
+    chapter = courses.load(course_dir).chapters[0]
+    with execution.Kernels("cpu", lessons=2) as kernels:
+        assert "ZeroDivisionError" in kernels.run(notebooks.to_notebook(chapter), chapter).problem.error
+        waiting = kernels._waiting
+        assert waiting.manager.has_kernel
+    assert not waiting.manager.has_kernel
+    assert not Path(waiting.own.name).exists()
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

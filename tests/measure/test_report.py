@@ -1,4 +1,4 @@
-"""The page of the comparison: every figure and table of the source is answered, and the page needs no other file."""
+"""The page of the comparison: every figure and table of the article is answered, and the page needs no other file."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def test_every_figure_and_table_of_the_source_is_answered(here):
     found = report.sections(here)
     summary = " ".join(section.theirs for section in found)
     figures = {int(n) for part in re.findall(r"Figures? ([\d, and]+)", summary) for n in re.findall(r"\d+", part)}
-    assert figures == {1, 2, 3, 4, 5, 6, 7, 8, 10, 11}  # the source has no figure 9
+    assert figures == {1, 2, 3, 4, 5, 6, 7, 8, 10, 11}  # the article has no figure 9
     assert {int(n) for n in re.findall(r"Table (\d)", summary)} == {1, 2, 3, 4}
     assert len({section.anchor for section in found}) == len(found)
     assert all(section.parts for section in found)

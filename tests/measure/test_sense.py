@@ -94,6 +94,26 @@ def test_a_second_recording_that_differs_is_named(recording):
     assert sense.differences(recording, changed) == []
 
 
+def test_what_was_just_taken_is_compared_with_the_recording(recording):
+    taken = copy.deepcopy(recording)
+    count, apart = sense.against(recording, taken)
+    assert count > 100
+    assert apart == []
+
+    timing = row(taken, "softmax", "softmax_block_tree")["timing"]
+    for name in ("p5", "p50", "p95"):
+        timing[name] *= 1.2
+    assert [text.split(": ")[:3] for text in sense.against(recording, taken)[1]] == [
+        ["softmax, R=8,192, C=8,192", "softmax_block_tree", "timing"]]
+    timing["p5"] /= 2  # the spreads reach each other
+    assert sense.against(recording, taken)[1] == []
+    numpy = row(taken, "softmax", "NumPy, on the host")["timing"]
+    numpy["p5"], numpy["p50"], numpy["p95"] = 1e3, 2e3, 3e3  # the host's
+    assert sense.against(recording, taken)[1] == []
+    taken["machine"] = {**taken["machine"], "device": "another GPU"}
+    assert sense.against(recording, taken) == (0, [])
+
+
 def test_a_profile_that_differs_is_named(recording):
     profile = read(paths.MEASUREMENTS / "ncu" / "nvidia-h200-kernels.json")
     next(one for one in profile["ops"]["softmax"]["rows"] if one["name"] == "softmax_warp")["time_us"] *= 2

@@ -9,7 +9,7 @@ from labkit.course.exercises import Edit, FunctionExercise, PredictionExercise
 from labkit.kernels.libraries.blas import OP_N, OP_T, at, gemm
 from labkit.kernels.libraries.column_major import isamax, sasum
 from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import dot_products
+from labkit.kernels.tolerance import EPS32, dot_products
 
 
 def _wide(*arrays):
@@ -233,7 +233,7 @@ def _softmax_row(rng, n):
 
 def _softmax_tolerance(x):
     below = x.max() - x
-    return np.finfo(np.float32).eps * (10 + below + np.sqrt(x.size)) * _softmax_reference(x) + 1e-37
+    return EPS32 * (10 + below + np.sqrt(x.size)) * _softmax_reference(x) + 1e-37
 
 
 SAFE_SOFTMAX = FunctionExercise(

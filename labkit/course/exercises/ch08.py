@@ -10,7 +10,7 @@ from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
 from labkit.kernels.libraries import cutile_model as ct
 from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import dot_products, relative_to
+from labkit.kernels.tolerance import EPS32, dot_products, relative_to
 
 BLOCK, THREADS = 256, 64
 
@@ -96,7 +96,7 @@ def _softmax_rows(rng, R, C):
 
 def _softmax_tolerance(x):
     below = x.max(axis=1, keepdims=True) - x
-    return float(np.finfo(np.float32).eps) * (16 + below) * _softmax_reference(x) + 1e-37
+    return EPS32 * (16 + below) * _softmax_reference(x) + 1e-37
 
 
 PADDED_SOFTMAX = KernelExercise(

@@ -11,9 +11,9 @@ from numba import float32
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
 from labkit.kernels.op import uniform
+from labkit.kernels.tolerance import EPS32
 
 ALL_LANES = 0xFFFFFFFF
-EPS = 2.0**-23
 HIDDEN = np.float32(-1e30)  # a score that does not count
 
 
@@ -66,7 +66,7 @@ def _query_scores(queries, keys, t):
 
 
 def _scores_tolerance(queries, keys, t):
-    return EPS * (4 + np.sqrt(keys.shape[1])) * (np.abs(keys) @ np.abs(queries[t])) / math.sqrt(keys.shape[1])
+    return EPS32 * (4 + np.sqrt(keys.shape[1])) * (np.abs(keys) @ np.abs(queries[t])) / math.sqrt(keys.shape[1])
 
 
 QUERY_SCORES = KernelExercise(
@@ -150,7 +150,7 @@ def _climbing(rng, Q, N, D):
 def _average_tolerance(scores, values):
     weights = _softmax(scores)
     each = 16 + 4 * np.sqrt(scores.shape[1]) + 4 * np.abs(scores).max(axis=1, keepdims=True)
-    return EPS * (weights * each) @ np.abs(values)
+    return EPS32 * (weights * each) @ np.abs(values)
 
 
 WEIGHTED_VALUES = KernelExercise(
@@ -209,7 +209,7 @@ def _best(queries, keys):
 
 
 def _best_tolerance(queries, keys):
-    return EPS * 12 * (np.abs(queries) @ np.abs(keys).T).max(axis=1)
+    return EPS32 * 12 * (np.abs(queries) @ np.abs(keys).T).max(axis=1)
 
 
 OBSERVED_TOKENS = 96
@@ -289,7 +289,7 @@ def _attend_tolerance(queries, keys, values):
     weights = _softmax(_attend_scores(queries, keys))
     sizes = np.abs(queries) @ np.abs(keys).T / 8
     each = 16 + 4 * np.sqrt(keys.shape[0]) + 4 * sizes.max(axis=1, keepdims=True)
-    return EPS * (weights * each) @ np.abs(values)
+    return EPS32 * (weights * each) @ np.abs(values)
 
 
 ATTENDED = {"Q": 2, "N": 5}

@@ -38,6 +38,7 @@ from labkit.kernels.attention.wgmma import attention_flash_wgmma, takes_flash_wg
 from labkit.kernels.matmul.mma import CHUNK, MMA, add_product
 from labkit.kernels.op import rung, uniform
 from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO
+from labkit.kernels.tolerance import EPS16, SMALLEST16
 
 KEYS = 64  # of a tile
 
@@ -287,7 +288,6 @@ def attention_half(qkv, heads, out, *, cache=None, start=None, causal=False, str
 
 # --- The operations --------------------------------------------------------------------------------------------------
 
-HALF_EPS, SMALLEST_HALF = float(np.finfo(np.float16).eps), float(np.finfo(np.float16).smallest_subnormal)
 
 
 def tolerance_half(qkv, heads, cache=None, start=None, *, causal=False):
@@ -298,8 +298,8 @@ def tolerance_half(qkv, heads, cache=None, start=None, *, causal=False):
     queries, keys, values = (split_heads(part, heads) for part in
                              (qkv[:, :width], keys_values[:, :width], keys_values[:, width:]))
     weights, _ = attention_weights(queries, keys, 0 if start is None else int(start[0]), causal)
-    each = HALF_EPS * (weights @ np.abs(values) + np.abs(weights @ values))
-    least = SMALLEST_HALF * (1 + np.abs(values).sum(axis=1, keepdims=True))
+    each = EPS16 * (weights @ np.abs(values) + np.abs(weights @ values))
+    least = SMALLEST16 * (1 + np.abs(values).sum(axis=1, keepdims=True))
     return (tolerance_of(qkv, heads, cache, start, causal=causal)
             + np.moveaxis(each + least, 0, 1).reshape(len(qkv), width))
 

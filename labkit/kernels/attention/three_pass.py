@@ -28,6 +28,7 @@ from labkit.kernels.attention.heads import check_heads, keys_and_values
 from labkit.kernels.baselines import Baseline, numpy_cupy_torch
 from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.kernels.reduce import NOTHING, ZERO, block_max, block_sum
+from labkit.kernels.tolerance import EPS32
 
 BLOCK = 256
 SHARED_UNASKED = 48 * 1024  # bytes a block gets without asking; block_max and block_sum take some of them
@@ -221,7 +222,6 @@ def attention(qkv, heads, out, *, cache=None, start=None, causal=False, stream=0
 
 # --- The operations --------------------------------------------------------------------------------------------------
 
-EPS = float(np.finfo(np.float32).eps)
 
 
 def tolerance_of(qkv, heads, cache=None, start=None, *, causal=False):
@@ -236,7 +236,7 @@ def tolerance_of(qkv, heads, cache=None, start=None, *, causal=False):
     sizes = np.abs(queries) @ np.abs(np.swapaxes(keys, 1, 2)) / math.sqrt(size)
     below = np.abs(scores).max(axis=2, keepdims=True) + np.abs(scores)
     each = 4 * math.sqrt(size) * sizes.max(axis=2, keepdims=True) + below + 8 + 3 * math.sqrt(keys.shape[1])
-    return EPS * np.moveaxis((weights * each) @ np.abs(values), 0, 1).reshape(len(qkv), width)
+    return EPS32 * np.moveaxis((weights * each) @ np.abs(values), 0, 1).reshape(len(qkv), width)
 
 
 def _bound(launch, prefix: str, causal: bool):

@@ -19,16 +19,16 @@ from labkit.kernels.libraries import blas
 from labkit.kernels.op import rung
 from labkit.kernels.reduce import reduce_max_warp
 from labkit.kernels.softmax.rows import SOFTMAX
+from labkit.kernels.tolerance import EPS32
 
 BLOCK = 256
-EPS = float(np.finfo(np.float32).eps)
 
 
 def far_tolerance(x):
     """Where c with |c| up to max |x| is subtracted, x - c is rounded at up to 2 * max |x|, and exp passes that error
     on."""
     far = 2 * np.abs(x).max(axis=1, keepdims=True)
-    return 2 * EPS * (far + np.sqrt(x.shape[1]) + 4) * SOFTMAX.reference(x)
+    return 2 * EPS32 * (far + np.sqrt(x.shape[1]) + 4) * SOFTMAX.reference(x)
 
 
 @cuda.jit

@@ -51,6 +51,7 @@ from labkit.kernels.matmul.mma import MMA, Tile, add_product, launch, make_pipel
 from labkit.kernels.matmul.wgmma import HOPPER, multiply_parts, multiply_specialised
 from labkit.kernels.matmul.wgmma_tiles import unchanged
 from labkit.kernels.op import Op, Work, missing
+from labkit.kernels.tolerance import EPS16, SMALLEST16
 
 COLS = 16  # of a block
 WARPS = 8
@@ -467,7 +468,6 @@ def scratch_size(rows: int, cols: int, depth: int, dtype=np.float32) -> int:
 
 # --- The operations ---------------------------------------------------------------------------------------------------
 
-HALF_EPS, SMALLEST_HALF = float(np.finfo(np.float16).eps), float(np.finfo(np.float16).smallest_subnormal)
 
 
 ANY = {
@@ -487,7 +487,7 @@ WORK = Work(
 
 def _half_tolerance(x, weights, bias):
     """As for float32, and twice the error of one rounding to float16."""
-    return sum_error(x, weights, bias) + HALF_EPS * np.abs(fused_reference(x, weights, bias)) + SMALLEST_HALF
+    return sum_error(x, weights, bias) + EPS16 * np.abs(fused_reference(x, weights, bias)) + SMALLEST16
 
 
 SKINNY_LINEAR = Op(

@@ -40,6 +40,7 @@ from labkit.kernels.matmul.float32_tiles import (
     two_steps,
 )
 from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.tolerance import EPS32
 
 TILE = 16
 ZERO = float32(0.0)
@@ -382,21 +383,20 @@ def check_fused(x, weights, bias, residual, out, dtype=None) -> tuple:
 
 # --- The operations ---------------------------------------------------------------------------------------------------
 
-EPS = float(np.finfo(np.float32).eps)
 
 
 def sum_error(x, weights, bias):
     """The error allowed for sums of K products and the bias in float32."""
-    return 2 * EPS * np.sqrt(x.shape[1] + 1) * (np.abs(x) @ np.abs(weights) + np.abs(bias))
+    return 2 * EPS32 * np.sqrt(x.shape[1] + 1) * (np.abs(x) @ np.abs(weights) + np.abs(bias))
 
 
 def gelu_error(x, weights, bias):
     """GELU is nowhere steeper than 1.13, and is computed in some six roundings of what it is given."""
-    return 1.13 * sum_error(x, weights, bias) + 6 * EPS * np.abs(x @ weights + bias)
+    return 1.13 * sum_error(x, weights, bias) + 6 * EPS32 * np.abs(x @ weights + bias)
 
 
 def residual_error(x, weights, bias, residual):
-    return sum_error(x, weights, bias) + EPS * (np.abs(residual) + np.abs(x @ weights + bias))
+    return sum_error(x, weights, bias) + EPS32 * (np.abs(residual) + np.abs(x @ weights + bias))
 
 
 def as_rung(launch, name: str, kernel, idea: str, gelu=False, residual=False, **more):

@@ -18,7 +18,7 @@ from labkit.device import ptx
 from labkit.kernels.arguments import blocks_for
 from labkit.kernels.baselines import Baseline, numpy_cupy_torch
 from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_sigmoid, gelu_tanh, gelu_tanh_reference
-from labkit.kernels.matmul.half import HALF_EPS, SINGLE_EPS, SIZES, SMALLEST_HALF, pair_in_row, random_float16
+from labkit.kernels.matmul.half import SIZES, pair_in_row, random_float16
 from labkit.kernels.matmul.mma import MMA, Tile, add_product, check_product, launch, make_pipelined, make_staged
 from labkit.kernels.matmul.wgmma import (
     linear_wgmma,
@@ -27,6 +27,7 @@ from labkit.kernels.matmul.wgmma import (
     specialised_kernels,
 )
 from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.tolerance import EPS16, EPS32, SMALLEST16
 
 BLOCK = (16, 16)
 TILE = 16
@@ -51,7 +52,7 @@ def linear_residual_reference(x, weights, bias, residual):
 
 def sum_error(x, weights, bias):
     """The error allowed for sums of K products and the bias in float32."""
-    return 2 * SINGLE_EPS * np.sqrt(x.shape[1] + 1) * (np.abs(x) @ np.abs(weights).T + np.abs(bias))
+    return 2 * EPS32 * np.sqrt(x.shape[1] + 1) * (np.abs(x) @ np.abs(weights).T + np.abs(bias))
 
 
 def check_linear(x, weights, bias, residual, out, multiple: int = 8, dtype=np.float16) -> tuple:
@@ -365,14 +366,14 @@ def torch_gelu(approximate: str):
 def gelu_tolerance(x, weights, bias):
     """GELU is nowhere steeper than 1.13; its result is rounded, and unfused its argument is, too."""
     value = x @ weights.T + bias
-    return 1.13 * sum_error(x, weights, bias) + 1.6 * HALF_EPS * np.abs(value) + 8 * SINGLE_EPS + SMALLEST_HALF
+    return 1.13 * sum_error(x, weights, bias) + 1.6 * EPS16 * np.abs(value) + 8 * EPS32 + SMALLEST16
 
 
 LINEAR = _op(
     "linear", "A float16 linear layer", "out = x @ weights.T + bias", linear_reference,
     (linear_naive, linear_tiled, linear_tensor_core, linear_double_buffered, linear_pipelined, linear_wgmma,
      linear_wgmma_specialised),
-    lambda x, weights, bias: sum_error(x, weights, bias) + HALF_EPS * np.abs(x @ weights.T + bias) + SMALLEST_HALF,
+    lambda x, weights, bias: sum_error(x, weights, bias) + EPS16 * np.abs(x @ weights.T + bias) + SMALLEST16,
     lambda torch, x, weights, bias, out: torch.addmm(bias, x, weights.T, out=out), WIDE[0], "cuBLAS, bias fused",
     also_gpu=WIDE[1:])
 
@@ -397,7 +398,7 @@ LINEAR_RESIDUAL = Op(
     shape=lambda M, N, K: (M, N),
     awkward=AWKWARD,
     tolerance=lambda x, weights, bias, residual: (
-        sum_error(x, weights, bias) + HALF_EPS * (np.abs(x @ weights.T + bias) + np.abs(residual)) + SMALLEST_HALF),
+        sum_error(x, weights, bias) + EPS16 * (np.abs(x @ weights.T + bias) + np.abs(residual)) + SMALLEST16),
     dtype=np.float16,
     by_row=(0, 3),
     work=Work(

@@ -25,11 +25,10 @@ from labkit.kernels.dtypes import bfloat16_of, float64_of
 from labkit.kernels.matmul.mma import MMA, Tile, add_product, check_product, launch, make_pipelined, make_staged
 from labkit.kernels.matmul.wgmma import matmul_half_wgmma, matmul_half_wgmma_specialised
 from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.tolerance import EPS16, EPS32, SMALLEST16
 
 BLOCK = (16, 16)
 TILE = 16
-HALF_EPS, SINGLE_EPS = float(np.finfo(np.float16).eps), float(np.finfo(np.float32).eps)
-SMALLEST_HALF = float(np.finfo(np.float16).smallest_subnormal)
 SIZES = "K and N multiples of 8"
 
 
@@ -39,7 +38,7 @@ def matmul_half_reference(a, b):
 
 def tolerance(a, b):
     """As dot_products allows for sums of K products in float32, and twice the error of one rounding to float16."""
-    return (2 * SINGLE_EPS * np.sqrt(a.shape[1]) * (np.abs(a) @ np.abs(b)) + HALF_EPS * np.abs(a @ b) + SMALLEST_HALF)
+    return (2 * EPS32 * np.sqrt(a.shape[1]) * (np.abs(a) @ np.abs(b)) + EPS16 * np.abs(a @ b) + SMALLEST16)
 
 
 def tolerance_f16_accumulators(a, b):
@@ -49,7 +48,7 @@ def tolerance_f16_accumulators(a, b):
     random walk over K / 8 steps. Allowed is eight times that.
     """
     steps = max(1.0, a.shape[1] / 8)
-    return HALF_EPS * (np.abs(a @ b) + 4 * np.sqrt(steps) * np.sqrt(a**2 @ b**2)) + SMALLEST_HALF
+    return EPS16 * (np.abs(a @ b) + 4 * np.sqrt(steps) * np.sqrt(a**2 @ b**2)) + SMALLEST16
 
 
 # --- Without tensor cores ---------------------------------------------------------------------------------------------
@@ -392,7 +391,7 @@ def bfloat16s(rng, *shape):
 
 def bf16_tolerance(a, b):
     """Products of bfloat16 numbers are exact in float32: only the sums are rounded."""
-    return 2 * SINGLE_EPS * np.sqrt(a.shape[1]) * (np.abs(a) @ np.abs(b))
+    return 2 * EPS32 * np.sqrt(a.shape[1]) * (np.abs(a) @ np.abs(b))
 
 
 MATMUL_BF16 = Op(

@@ -32,9 +32,10 @@ from labkit.kernels.matmul.mma import (
     tile_of_block,
 )
 from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.tolerance import EPS32
 
 CHUNK = 4  # elements in 16 bytes
-TF32_EPS, SINGLE_EPS = 2.0**-10, float(np.finfo(np.float32).eps)
+EPS_TF32 = 2.0**-10
 
 
 def matmul_tf32_reference(a, b):
@@ -44,7 +45,7 @@ def matmul_tf32_reference(a, b):
 def tolerance(a, b):
     """Each factor is rounded once, by eps/2 of it at most: the errors of K products add up like a random walk, to some
     eps/2 * sqrt(a**2 @ b**2). Allowed is eight times that, and what is allowed for float32 sums."""
-    return 4 * TF32_EPS * np.sqrt(a**2 @ b**2) + 2 * SINGLE_EPS * np.sqrt(a.shape[1]) * (np.abs(a) @ np.abs(b))
+    return 4 * EPS_TF32 * np.sqrt(a**2 @ b**2) + 2 * EPS32 * np.sqrt(a.shape[1]) * (np.abs(a) @ np.abs(b))
 
 
 @cuda.jit(device=True)

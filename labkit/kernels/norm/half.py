@@ -22,6 +22,7 @@ from labkit.kernels.norm.layernorm import ONE, SMALL, ZERO
 from labkit.kernels.norm.rows import fitting, flat
 from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.kernels.reduce import warp_sum
+from labkit.kernels.tolerance import EPS16
 
 ROWS = 4  # in a block, a warp each
 OCTETS = {256: 1, 512: 2, 768: 3, 1024: 4, 2048: 8}  # columns at most -> octets a lane
@@ -200,7 +201,7 @@ def _tolerance(x, weight, bias):
     """The result is rounded to float16, a relative error of 2^-11; allowed is twice that, and what float32 is
     allowed."""
     size = np.abs(full.layernorm_reference(x, weight, bias))
-    return float(np.finfo(np.float16).eps) * size + full.tolerance(x, weight, bias) + 6e-8
+    return EPS16 * size + full.tolerance(x, weight, bias) + 6e-8
 
 
 SIZES = {

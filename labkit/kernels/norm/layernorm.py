@@ -26,6 +26,7 @@ from labkit.kernels.norm.rows import FOUR, WHOLE, block_sum_once, fitting, flat,
 from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.kernels.reduce import block_reduce_sum, warp_sum
 from labkit.kernels.residual_add import residual_add_vectorized, residual_add_vectorized_kernel
+from labkit.kernels.tolerance import EPS32
 
 EPSILON = 1e-5
 SMALL = float32(EPSILON)
@@ -501,7 +502,7 @@ def _scale_of(x, weight, bias):
 
 def tolerance(x, weight, bias):
     """The two sums go over C terms: as for dot products, roundings grow like sqrt(C)."""
-    return float(np.finfo(np.float32).eps) * (2 * np.sqrt(x.shape[1]) + 8) * _scale_of(x, weight, bias)
+    return EPS32 * (2 * np.sqrt(x.shape[1]) + 8) * _scale_of(x, weight, bias)
 
 
 def _inputs(rng, R, C):
@@ -556,7 +557,7 @@ def residual_layernorm_reference(x, residual, weight, bias):
 def _residual_tolerance(x, residual, weight, bias):
     """As for layernorm, for a sum that is rounded once: to half a unit of itself."""
     total = x + residual
-    return np.stack([tolerance(total, weight, bias), float(np.finfo(np.float32).eps) * np.abs(total)])
+    return np.stack([tolerance(total, weight, bias), EPS32 * np.abs(total)])
 
 
 def torch_add_layernorm(torch, x, residual, weight, bias, out):

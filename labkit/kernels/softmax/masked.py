@@ -25,6 +25,7 @@ from labkit.kernels.baselines import Baseline, numpy_cupy_torch
 from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.kernels.reduce import NOTHING, ZERO, block_max, block_sum, warp_max, warp_sum
 from labkit.kernels.softmax.rows import softmax_block_tree_kernel
+from labkit.kernels.tolerance import EPS32
 
 BLOCK = 256
 SCALE = 0.125  # 1 / sqrt(64), for heads of 64 numbers
@@ -446,7 +447,7 @@ def _tolerance(causal: bool):
         x = scores * SCALE
         below = x.max(axis=-1, keepdims=True) - x
         roundings = 6 + below + 2 * np.abs(x).max(axis=-1, keepdims=True) + np.sqrt(x.shape[-1])
-        return float(np.finfo(np.float32).eps) * roundings * truth + float(np.finfo(np.float32).tiny)
+        return EPS32 * roundings * truth + float(np.finfo(np.float32).tiny)
 
     return tolerance
 

@@ -30,6 +30,7 @@ from labkit.kernels.reduce import (
     warp_max,
     warp_sum,
 )
+from labkit.kernels.tolerance import EPS32
 
 BLOCK = 256
 WARPS = BLOCK // 32
@@ -347,7 +348,7 @@ def softmax_tolerance(x):
     """
     below = x.max(axis=-1, keepdims=True) - x
     roundings = 6 + below + np.sqrt(x.shape[-1])
-    return float(np.finfo(np.float32).eps) * roundings * softmax_reference(x) + float(np.finfo(np.float32).tiny)
+    return EPS32 * roundings * softmax_reference(x) + float(np.finfo(np.float32).tiny)
 
 
 def _by_library(xp, x, out):

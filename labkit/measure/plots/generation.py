@@ -169,7 +169,7 @@ def step_shares(series: dict, which: int = 0) -> CourseFigure:
 
 def rates(series: dict) -> CourseFigure:
     """Tokens a second, the mean over the prompts: for each model, launched from Python and in a graph, with attention
-    in steps and as one kernel. Beside what is launched from Python stand the source's."""
+    in steps and as one kernel. Beside what is launched from Python stand the article's."""
     panels = {}
     for one in series["models"]:
         for how in dict.fromkeys(row["how"] for row in one["prompts"][0]["rows"]):
@@ -180,7 +180,7 @@ def rates(series: dict) -> CourseFigure:
     if series["where"] != measure.CPU_DEVICE and "called" in panels:
         theirs = {name: float(np.mean([both[k][0] for both in SOURCE.values()]))
                   for k, name in enumerate(("unfused", "fused"))}
-        panels["called"] = {"distilgpt2, NVIDIA L4:\nthe source's": theirs, **panels["called"]}
+        panels["called"] = {"distilgpt2, NVIDIA L4:\nthe article's": theirs, **panels["called"]}
     caption = "; ".join(f"{HOWS[how]}: " + ", ".join(
         f"{name} " + " and ".join(f"{rate:,.0f}" for rate in found.values()) for name, found in groups.items())
         for how, groups in panels.items()).replace("\n", " ")

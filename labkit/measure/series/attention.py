@@ -37,7 +37,7 @@ HALF = "f16"  # in the name of a line: float16
 
 def _us(launch, in_torch: bool = False) -> float:
     """Of launch(stream=...), or of launch() in PyTorch: in a graph if it is short, alone with a cold cache if not."""
-    once = measure.time_kernel(launch, budget_s=0.03, min_runs=3, max_runs=20).p50
+    once = measure.time_kernel(launch, budget_s=0.03, min_runs=2, max_runs=20).p50
     short = None
     if once < measure.SMALL_MS:
         limits = {"launches": max(1, min(50, int(2 / once))), "runs": 10}

@@ -1,4 +1,4 @@
-"""The source's end-to-end experiment: does a faster softmax make GPT-2 generate faster? And where a step's time goes.
+"""The article's end-to-end experiment: does a faster softmax make GPT-2 generate faster? And where a step's time goes.
 
     generation()        three prompts, greedy, with attention in steps (softmax in three launches, or in one) and as a
                         single kernel: tokens a second; and the softmax's share of a step, for Amdahl's law
@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -27,14 +28,14 @@ from labkit.measure import Timing, time_graph, time_host, time_launch
 from labkit.models.gpt2 import GPT2, Config, Decoder, Kernels, Workspace, advance_kernel, shapes
 from labkit.models.gpt2_block import traffic
 
-LENGTH = 100  # tokens of a text, prompt and all: the source's max_length
+LENGTH = 100  # tokens of a text, prompt and all: the article's max_length
 ATTENTIONS = {"unfused": attention_unfused, "fused": attention_fused_softmax, "one kernel": attention}
 NO_BREAK = "\N{NO-BREAK SPACE}"
 WORDS = {name: words.replace(" ", NO_BREAK) for name, words in
          (("unfused", "softmax in 3"), ("fused", "softmax in 1"), ("one kernel", "one kernel"))}
 SOFTMAX = ("attn.scale", "attn.mask", "attn.softmax")
 
-# The source's prompts, with the numbers that GPT-2's tokenizer gives their tokens.
+# The article's prompts, with the numbers that GPT-2's tokenizer gives their tokens.
 PROMPTS = {
     "The future of artificial intelligence": (464, 2003, 286, 11666, 4430),
     "In a world where technology": (818, 257, 995, 810, 3037),
@@ -61,14 +62,18 @@ RANDOM = {"distilgpt2's shape": Config(n_layer=6), "GPT-2 small's shape": Config
 
 def random_tensors(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
     """Weights about as large as trained ones. They take as long to multiply as any others; the text is meaningless."""
-    rng, found = np.random.default_rng(seed), {}
-    for name, shape in shapes(config).items():
+    wanted = shapes(config)
+
+    def made(name: str, shape: tuple, rng: np.random.Generator) -> np.ndarray:
         values = rng.standard_normal(shape, np.float32)
         values *= np.float32(0.02 if name.startswith("w") else 0.6 / np.sqrt(shape[0]) if len(shape) == 2 else 0.1)
         if name.rsplit(".", 2)[-2].startswith("ln") and name.endswith("weight"):
             values += np.float32(1)
-        found[name] = values
-    return found
+        return values
+
+    with ThreadPoolExecutor() as threads:  # 124 million normal numbers take one core two seconds
+        arrays = threads.map(made, wanted, wanted.values(), np.random.default_rng(seed).spawn(len(wanted)))
+        return dict(zip(wanted, arrays, strict=True))
 
 
 @functools.lru_cache(maxsize=1)
@@ -99,7 +104,7 @@ def prompts_from(path, count: int = 3, words: int = 8) -> list[str]:
 
 
 def write_called(model: GPT2, ws: Workspace, prompt: Sequence[int], count: int) -> list[int]:
-    """Greedy tokens, with every launch made from Python, as the source's program did."""
+    """Greedy tokens, with every launch made from Python, as the article's program did."""
     ws.reset()
     token = ws.rows(1).ids
     model.prefill(prompt, ws)
@@ -170,7 +175,8 @@ def experiment(model: GPT2, prompts: Mapping[str, Sequence[int]], *, name: str, 
 def generation(models: Iterable[str] | None = None, prompts: Iterable[str] | None = None, *, length: int | None = None,
                runs: int | None = None) -> dict:
     """The experiment with each of these models: "distilgpt2's shape" and "GPT-2 small's shape", with random weights, or
-    whatever labkit.models.load takes. prompts: texts; left out, the source's."""
+    whatever labkit.models.load takes. prompts: texts; left out, the article's."""
+    prompts_too = models is None  # of the whole experiment, the softmax's share of a prompt as well
     models = list(models or device.pick(gpu=("tiny", *RANDOM), cpu=("tiny",)))
     length = length or device.pick(gpu=LENGTH, cpu=32)
     runs = runs or device.pick(gpu=5, cpu=1)
@@ -195,7 +201,7 @@ def generation(models: Iterable[str] | None = None, prompts: Iterable[str] | Non
         found.append(experiment(model, ids, name=name, log=log, weights=weights, runs=runs, hows=hows,
                                 length=min(length, model.config.n_positions)))
     result = {"models": found}
-    if device.on_gpu():
+    if device.on_gpu() and prompts_too:
         model, _ = random_model("GPT-2 small's shape")
         result["prefill"] = prefill_shares(model)
     return measure.stamped(result)
@@ -378,7 +384,7 @@ HOWS = {"called": "launched from Python", "graph": "in a graph"}
 
 
 def generation_table(series: Mapping, model: str | None = None, how: str | None = None) -> PlainTable:
-    """The source's table of generated text, with its numbers beside ours."""
+    """The article's table of generated text, with its numbers beside ours."""
     one = _of(series, model)
     how = how or one["prompts"][0]["rows"][0]["how"]
     rows = []

@@ -10,7 +10,7 @@ import numpy as np
 from numba import uint32
 
 from labkit import cuda, device, measure
-from labkit.kernels.agree import check_sample
+from labkit.kernels.agree import Sample, poison_of
 from labkit.kernels.arguments import blocks_for
 from labkit.kernels.dtypes import bfloat16_of, float32_of
 from labkit.kernels.libraries import blas, blas_softmax
@@ -107,7 +107,7 @@ def projection(M: int = 5, N: int = 512, K: int = 2048) -> dict:
 
 
 def softmax_check(rows: int = 128, cols: int = 128) -> dict:
-    """The source's own test: numbers in [-10, 10], every element within 1e-5, and the sum of the first row."""
+    """The article's own test: numbers in [-10, 10], every element within 1e-5, and the sum of the first row."""
     x = np.random.default_rng(2).uniform(-10, 10, (rows, cols)).astype(np.float32)
     truth = blas_softmax.SOFTMAX.reference(x)
     found = []
@@ -223,7 +223,10 @@ def _language(op, size: dict, ways: list, budget_s: float) -> dict:
     arrays = [cuda.to_device(array) for array in inputs]
     out = cuda.device_array(op.shape(**size), np.float32)
     tensors = [torch.as_tensor(array, device="cuda") for array in (*arrays, out)]
-    poison = np.full(op.shape(**size), np.nan, np.float32)
+    host = cuda.pinned_array(op.shape(**size), np.float32)
+    host[...] = poison_of(np.float32)
+    poison = cuda.to_device(host)
+    sample = Sample(op, inputs, shape=host.shape)
     rows = []
     for name, call, kind in ways:
         if absent.get(name):
@@ -236,8 +239,8 @@ def _language(op, size: dict, ways: list, budget_s: float) -> dict:
         except Exception as error:  # a library that fails is left out, and named
             print(f"{name} was not measured: {type(error).__name__}: {error}", file=sys.stderr)
             continue
-        result = out.copy_to_host() if returned is None or returned is tensors[-1] else returned.cpu().numpy()
-        verdict = check_sample(op, inputs, result, seed=0)
+        wrote = returned is None or returned is tensors[-1]
+        verdict = sample.check(out.copy_to_host(host) if wrote else returned.cpu().numpy())
         if verdict.problem:
             raise AssertionError(f"{name}: {verdict.problem}")
         ms = measure.time_kernel(lambda call=call, given=given: call(*given), budget_s=budget_s, max_runs=50).p50

@@ -207,14 +207,14 @@ SOURCE_US = {"matrix product": 125_366.415, "allocate": 125_357.659, "copy to th
 
 
 def trips_table(first: list[dict], second: list[dict], recorded: dict | None = None) -> PlainTable:
-    """The parts of the small product in microseconds: the source's, a recorded GPU's cold and warm, and two trips taken
-    here, each as Ranges.to_json() gives it."""
+    """The parts of the small product in microseconds: the article's, a recorded GPU's cold and warm, and two trips
+    taken here, each as Ranges.to_json() gives it."""
     recorded = recorded or measure.recorded_series("cold_start", gpu="NVIDIA H200")
     columns = [SOURCE_US, *({one["path"][-1]: 1000 * one["ms"] for one in trip}
                             for trip in (recorded["trips"][0], recorded["trips"][-1], first, second))]
     rows = [(part, *(number(column.get(part)) for column in columns)) for part in SOURCE_US]
     gpu = recorded["where"].removeprefix("NVIDIA ")
-    notes = ["Microseconds, by the host's clock. The source timed with nsys; its ranges do not wait for the device.",
+    notes = ["Microseconds, by the host's clock. The article timed with nsys; its ranges do not wait for the device.",
              f"Here: {measure.where()}.",
              f"{recorded['where']}, {recorded['date']}: a fresh process; before the first range it imported "
              f"labkit and Numba ({recorded['import_ms']:,.0f} ms)."]

@@ -16,7 +16,7 @@ from labkit.kernels.pointer_chase import SHARED, chase, random_cycle
 from labkit.kernels.softmax.masked import masked_softmax_single_read, unfused_by_library
 from labkit.measure import Timing
 
-# (B, S): first the two sizes of the source, then longer rows, then more of them
+# (B, S): first the two sizes of the article, then longer rows, then more of them
 SIZES = ((1, 512), (1, 1024), (1, 2048), (1, 4096), (1, 8192), (4, 1024), (16, 1024), (64, 1024), (64, 512))
 
 
@@ -72,7 +72,7 @@ def softmax_cpu(rows: int | None = None, cols: int | None = None) -> dict:
 
 
 def masked_softmax_sizes(sizes=None, runs: int = 100, warm_up: int = 5) -> dict:
-    """The source's microbenchmark and beyond: unfused by a library (PyTorch on a GPU, else NumPy) and our single read.
+    """The article's microbenchmark and beyond: unfused by a library (PyTorch on a GPU, else NumPy) and our single read.
 
     For each size and mask, in ms: `unfused`, `fused` (called from Python, one pair of events for each call) and
     `unfused_graph`, `fused_graph` (in a CUDA graph; None without a GPU), each with p5, p50, p95.
@@ -101,7 +101,7 @@ def masked_softmax_sizes(sizes=None, runs: int = 100, warm_up: int = 5) -> dict:
 
 
 def _called(call, runs: int, warm_up: int) -> dict:
-    """Calls one after another, waiting for each, as the source timed them."""
+    """Calls one after another, waiting for each, as the article timed them."""
     for _ in range(warm_up):
         call()
     cuda.synchronize()

@@ -23,10 +23,10 @@ def test_tokens_a_second_of_a_gpu_stand_beside_the_sources():
     figure = pictures.rates(series("NVIDIA H200", ("called", "graph")))
     assert len(figure.axes) == 2
     assert drawn(figure).count("shape of small,\nrandom weights") == 2
-    assert "distilgpt2, NVIDIA L4:\nthe source's" in drawn(figure)
+    assert "distilgpt2, NVIDIA L4:\nthe article's" in drawn(figure)
     assert drawn(figure).count("125  (1.25 times)") == 2
     assert "shape of small, random weights 100 and 110 and 125" in figure.summary
-    assert "the source's 180 and 181" in figure.summary
+    assert "the article's 180 and 181" in figure.summary
 
 
 def test_those_of_the_cpu_device_do_not():
