@@ -51,8 +51,9 @@ def test_a_lesson_with_real_results(course_dir):
 
 def test_lessons_in_a_row_have_a_process_each_and_the_next_one_is_started_early(course_dir, monkeypatch):
     monkeypatch.setattr(execution, "CORES_FOR_TWO", 1)
-    source = '# %%\nimport os, sys\nprint(os.getpid(), "labkit.measure.ops" in sys.modules, os.environ["LABKIT_DEVICE"])\n'
-    (course_dir / "notebooks" / "00_first.py").write_text("# %% [markdown]\n# # First\n\n" + source)
+    (course_dir / "notebooks" / "00_first.py").write_text(
+        "# %% [markdown]\n# # First\n\n# %%\nimport os, sys\n"
+        'print(os.getpid(), "labkit.measure.ops" in sys.modules, os.environ["LABKIT_DEVICE"])\n')
     chapter = courses.load(course_dir).chapters[0]
     printed = []
     with execution.Kernels("cpu", lessons=3) as kernels:
