@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from labkit._common.version import __version__
-from labkit.cli import doctor, exercises, lessons, measure, models
+from labkit.cli import authors, doctor, exercises, lessons, measure, models
 from labkit.cli.shared import friendly
 
 app = typer.Typer(
@@ -39,6 +39,12 @@ COMMANDS = (
 SETTINGS = {lessons.learn: {"ignore_unknown_options": True}}  # they are JupyterLab's
 for command in COMMANDS:
     app.command(context_settings=SETTINGS.get(command))(friendly(command))
+
+
+# For who writes exercises.
+authors_app = typer.Typer(help="For authors: are the checks of the exercises strict enough?", no_args_is_help=True)
+authors_app.command()(friendly(authors.mutate))
+app.add_typer(authors_app, name="exercises")
 
 
 def main() -> None:

@@ -1,0 +1,8 @@
+"""Mutants of the right answers: small systematic changes, each of which check must reject.
+
+operators    what is changed: guards, indices, barriers, identities, types, steps, launches, whole statements
+trial        runs mutants through check, each exercise in a process of its own
+ledger       data/mutants.toml: what was tried, what survived, and why an equivalent mutant is none
+
+    labkit exercises mutate row_range       one exercise; 09: a chapter; nothing: all
+"""

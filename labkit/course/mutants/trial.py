@@ -1,0 +1,240 @@
+"""Runs mutants through check: each exercise in a process of its own, which is replaced when a mutant hangs or kills it.
+
+    for outcome in try_all(["row_range", "saxpy"], count=30): ...
+
+    python -m labkit.course.mutants.trial row_range 30 0        the process: one line of JSON for each mutant
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from labkit.course import answer_cells, exercises
+from labkit.course.exercises import Exercise
+from labkit.course.mutants.operators import Mutant, chosen, mutants
+
+SEED = 11  # of the inputs: a mutant must not be caught by chance today and pass tomorrow
+MUTANT_LIMIT_S = 60.0  # one mutant, compiling included
+KERNEL_LIMIT_S = 1.0  # a loop that never ends ends sooner than for a learner
+FUNCTION_LIMIT_S = 3.0
+OBSERVED_THREADS, OBSERVED_CASES = 600, 4
+TYPES = "from numba import float32, int32"  # an answer that uses one of them may not have imported the other
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What check said to one mutant. verdict: its kind; "passed" is a survivor."""
+
+    exercise: str
+    mutant: str
+    verdict: str
+    headline: str = ""
+
+    @property
+    def survived(self) -> bool:
+        return self.verdict == "passed"
+
+
+# --- What there is to try --------------------------------------------------------------------------------------------
+
+
+def mutants_of(exercise: Exercise, count: int | None = None) -> list[Mutant]:
+    """The mutants of an exercise's answer, or `count` of them. Of a prediction: other numbers, as source."""
+    if exercise.kind == "predict":
+        found = _other_numbers(exercise.truth())
+    else:
+        solution = answer_cells.solution(exercise.name)
+        if solution is None:
+            raise ValueError(f"the answer to {exercise.name!r} is not at hand: there is no directory solutions")
+        found = mutants(solution.answer)
+    return found if count is None else chosen(found, count)
+
+
+def _other_numbers(truth: dict) -> list[Mutant]:
+    """Off by one (a large number by a tenth: some are asked for roughly), doubled, halved, of another sign, none; one
+    number in the place of the next."""
+    found, names = [], list(truth)
+    for at, (name, value) in enumerate(truth.items()):
+        following = truth[names[(at + 1) % len(names)]]
+        by = max(1, round(abs(value) / 10)) if isinstance(value, int) else abs(value) / 10
+        for operator, other in (("number", value + by), ("number", value - by), ("number", 2 * value),
+                                ("number", value / 2), ("number", -value), ("number", 0), ("number", value + by / 2),
+                                ("number", float("nan")), ("number", 10 * value), ("number", float("inf")),
+                                ("type", None), ("name", following)):
+            if not (isinstance(other, int | float) and other == value):
+                found.append(Mutant(operator, f"{name} = {value} -> {other}", repr({**truth, name: other})))
+    return found
+
+
+# --- One mutant ------------------------------------------------------------------------------------------------------
+
+
+def try_mutant(exercise: Exercise, mutant: Mutant) -> Outcome:
+    """What check says. The known mistakes are not compared with: only whether it passes counts."""
+    from labkit.course.check import examine
+
+    if exercise.kind == "predict":
+        numbers = eval(mutant.source, {"nan": float("nan"), "inf": float("inf")})  # our own repr, of six lines above
+        try:
+            verdict = examine(exercise, None, numbers=numbers)
+        except ValueError as error:  # no numbers at all
+            return Outcome(exercise.name, mutant.name, "refused", str(error))
+        return Outcome(exercise.name, mutant.name, verdict.kind, verdict.headline)
+    solution = answer_cells.solution(exercise.name)
+    solution = dataclasses.replace(solution, above=(TYPES, *solution.above))
+    try:
+        answer = solution.run(mutant.source, f"<mutant of {exercise.name}: {mutant.name}>")
+    except Exception as error:
+        return Outcome(exercise.name, mutant.name, "does_not_run", f"{type(error).__name__}: {error}")
+    if exercise.kind == "kernel" and (found := _observed(exercise, answer)) is not None:
+        return Outcome(exercise.name, mutant.name, *found)
+    verdict = examine(_without_known_mistakes(exercise), answer, seed=SEED)
+    return Outcome(exercise.name, mutant.name, verdict.kind, verdict.headline)
+
+
+def _observed(exercise: Exercise, answer) -> tuple[str, str] | None:
+    """(verdict, headline) of a kernel that is already wrong where check would only observe it, which needs no compiling
+    and so takes a tenth of the time; None if that shows nothing. Everything else goes through the whole of check."""
+    from labkit import observe
+    from labkit.course.check import cases, compare, limits, preflight, run
+    from labkit.kernels.agree import is_poison, poison, same_bits
+
+    if (attempt := preflight.refused(exercise, answer)) is not None:
+        return attempt.kind, attempt.headline
+    small = [case for case in cases.draw_cases(exercise, SEED) if cases.threads_of(exercise, case) <= OBSERVED_THREADS]
+    for case in small[:OBSERVED_CASES]:
+        out = poison(case.expected.shape, exercise.dtype) if case.start is None else case.start.copy()
+        inputs = tuple(value.copy() if isinstance(value, np.ndarray) else value for value in case.inputs)
+        arguments = cases.arguments_of(exercise, inputs, out, case.size)
+        try:
+            with warnings.catch_warnings(), limits.host_limit(run.LAUNCHER_LIMIT_S), limits.limited("forward"):
+                warnings.simplefilter("ignore")
+                report = observe(answer[exercise.launch(**case.size)], *arguments)
+        except Exception as error:
+            return "stopped", f"{type(error).__name__}: {error}".split("\n")[0]
+        for name, kind, headline in run.FINDINGS:
+            if getattr(report, name):
+                return kind, headline
+        for before, after in zip(case.inputs, inputs, strict=True):
+            if isinstance(before, np.ndarray) and not same_bits(before, after):
+                return "input_changed", "An input was written to."
+        unwritten = is_poison(out) if case.start is None else np.zeros(out.shape, bool)
+        attempt = compare.compared(exercise, case, out, unwritten)
+        if not attempt.good:
+            return attempt.kind, attempt.headline
+    return None
+
+
+def _without_known_mistakes(exercise: Exercise) -> Exercise:
+    alone = copy.copy(exercise)
+    object.__setattr__(alone, "wrong", {})
+    return alone
+
+
+# --- Processes -------------------------------------------------------------------------------------------------------
+
+
+def try_all(names: list[str], count: int | None, workers: int | None = None) -> Iterator[Outcome]:
+    """Outcomes as they come, exercises side by side. When the caller stops, the processes are ended."""
+    waiting: queue.SimpleQueue = queue.SimpleQueue()
+    done: queue.SimpleQueue = queue.SimpleQueue()
+    for name in names:
+        waiting.put(name)
+    stop = threading.Event()
+
+    def work():
+        while not stop.is_set():
+            try:
+                name = waiting.get_nowait()
+            except queue.Empty:
+                break
+            try:
+                for outcome in _try_one(name, count, stop):
+                    done.put(outcome)
+            except Exception as error:  # told to the caller, in whose thread it belongs
+                done.put(error)
+        done.put(None)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(workers or os.cpu_count() or 1)]
+    for thread in threads:
+        thread.start()
+    try:
+        ended = 0
+        while ended < len(threads):
+            outcome = done.get()
+            if isinstance(outcome, Exception):
+                raise outcome
+            if outcome is None:
+                ended += 1
+            else:
+                yield outcome
+    finally:
+        stop.set()
+
+
+def _try_one(name: str, count: int | None, stop: threading.Event) -> Iterator[Outcome]:
+    """All mutants of one exercise. A process that hangs or dies is replaced, and its mutant counts as rejected: a
+    learner's would have been stopped, too."""
+    wanted = mutants_of(exercises.find(name), count)
+    at = 0
+    while at < len(wanted) and not stop.is_set():
+        for line in _lines([sys.executable, "-m", __name__, name, str(count or 0), str(at)], stop):
+            yield Outcome(**json.loads(line))
+            at += 1
+        if at < len(wanted) and not stop.is_set():
+            yield Outcome(name, wanted[at].name, "process_ended", "The process died, or took too long.")
+            at += 1
+
+
+def _lines(command: list[str], stop: threading.Event) -> Iterator[str]:
+    """The lines of a process's output that are JSON, until it ends or MUTANT_LIMIT_S pass without one."""
+    env = {**os.environ, "LABKIT_DEVICE": "cpu", "LABKIT_PROGRESS": "0"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env)
+    lines: queue.SimpleQueue = queue.SimpleQueue()
+
+    def read():
+        for line in process.stdout:
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        while not stop.is_set():
+            try:
+                line = lines.get(timeout=MUTANT_LIMIT_S)
+            except queue.Empty:
+                return
+            if line is None:
+                return
+            if line.startswith("{"):
+                yield line
+    finally:
+        process.kill()
+        process.wait()
+
+
+def main(name: str, count: int, start: int) -> None:
+    from labkit.course.check import limits, run
+
+    limits.KERNEL_LIMIT_S, run.FUNCTION_LIMIT_S = KERNEL_LIMIT_S, FUNCTION_LIMIT_S
+    exercise = exercises.find(name)
+    out = sys.stdout
+    sys.stdout = sys.stderr  # what an answer prints is not ours
+    for mutant in mutants_of(exercise, count or None)[start:]:
+        print(json.dumps(asdict(try_mutant(exercise, mutant))), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
