@@ -80,7 +80,7 @@ class Place:
 
     @property
     def text(self) -> str:
-        return _short(self.node)
+        return self.node.name if isinstance(self.node, ast.FunctionDef) else _short(self.node)
 
     def with_node(self, node: ast.AST | list) -> str:
         """The source with another node, or several statements, in this place."""
@@ -103,7 +103,9 @@ def _places(tree: ast.Module) -> Iterator[Place]:
     for position, statement in enumerate(tree.body):
         if isinstance(statement, ast.FunctionDef):
             names = _local_names(statement)
-            yield from _below(tree, (("body", position),), statement, names)
+            path = (("body", position),)
+            yield Place(tree, path, statement, names)
+            yield from _below(tree, path, statement, names)
 
 
 def _below(tree, path, node, names) -> Iterator[Place]:

@@ -1,0 +1,58 @@
+"""Mutants of the real answers: each is rejected by check, or stands in data/mutants.toml."""
+
+import threading
+
+import pytest
+
+from labkit._common.paths import REPOSITORY
+from labkit.course import exercises
+from labkit.course.mutants import ledger, trial
+from labkit.course.mutants.operators import Mutant
+
+pytestmark = pytest.mark.cpu_device
+
+EXERCISES = exercises.load()
+KNOWN = ledger.survivors(REPOSITORY / "data" / ledger.NAME)
+TRIED = ledger.read(REPOSITORY / "data" / ledger.NAME)["tried"]
+COUNT = 30  # as `labkit exercises mutate` tries
+HERE = 5  # of them
+
+
+def test_every_exercise_was_tried_with_25_mutants_at_least_and_2000_in_all():
+    assert TRIED.keys() == EXERCISES.keys()
+    few = {name: count for name, count in TRIED.items() if count < 25}
+    # The answers of these are so short that there are no more.
+    assert all(count == len(trial.mutants_of(EXERCISES[name])) for name, count in few.items()), few
+    assert sum(TRIED.values()) >= 2000
+
+
+def test_the_ledger_names_mutants_that_there_are():
+    for name in {exercise for exercise, _ in KNOWN}:
+        names = {one.name for one in trial.mutants_of(EXERCISES[name], COUNT)}
+        assert {mutant for exercise, mutant in KNOWN if exercise == name} <= names, name
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("name", EXERCISES)
+def test_no_mutant_passes_that_is_not_known(name):
+    for mutant in trial.mutants_of(EXERCISES[name], COUNT)[:HERE]:
+        outcome = trial.try_mutant(EXERCISES[name], mutant)
+        assert not outcome.survived or (name, mutant.name) in KNOWN, mutant.source
+
+
+def test_the_answer_itself_survives_and_so_would_an_equivalent_mutant():
+    from labkit.course import answer_cells
+
+    answer = Mutant("none", "none", answer_cells.solution("saxpy").answer)
+    assert trial.try_mutant(EXERCISES["saxpy"], answer).survived
+
+
+def test_a_process_that_dies_costs_one_mutant(monkeypatch):
+    lines = iter([['{"exercise": "saxpy", "mutant": "first", "verdict": "race", "headline": ""}'],
+                  ['{"exercise": "saxpy", "mutant": "third", "verdict": "passed", "headline": ""}']])
+    started = []
+    monkeypatch.setattr(trial, "mutants_of", lambda *_: [Mutant("o", text, "") for text in ("1", "2", "3")])
+    monkeypatch.setattr(trial, "_lines", lambda command, stop: started.append(command[-1]) or next(lines))
+    outcomes = list(trial._try_one("saxpy", None, threading.Event()))
+    assert [one.verdict for one in outcomes] == ["race", "process_ended", "passed"]
+    assert started == ["0", "2"]
