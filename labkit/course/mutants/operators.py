@@ -77,6 +77,7 @@ class Place:
     path: tuple  # of (field, index or None) from the module down to the node
     node: ast.AST
     names: tuple[str, ...]  # local names of the function that hold numbers, as far as can be seen
+    call: str  # the innermost call around it, such as "cuda.shared.array"; "" outside of one
 
     @property
     def text(self) -> str:
@@ -104,11 +105,13 @@ def _places(tree: ast.Module) -> Iterator[Place]:
         if isinstance(statement, ast.FunctionDef):
             names = _local_names(statement)
             path = (("body", position),)
-            yield Place(tree, path, statement, names)
-            yield from _below(tree, path, statement, names)
+            yield Place(tree, path, statement, names, "")
+            yield from _below(tree, path, statement, names, "")
 
 
-def _below(tree, path, node, names) -> Iterator[Place]:
+def _below(tree, path, node, names, call) -> Iterator[Place]:
+    if isinstance(node, ast.Call):
+        call = ast.unparse(node.func)
     for field, value in ast.iter_fields(node):
         if field in ("decorator_list", "annotation", "returns", "ctx", "args") and isinstance(node, ast.FunctionDef):
             continue
@@ -116,8 +119,8 @@ def _below(tree, path, node, names) -> Iterator[Place]:
             if not isinstance(child, ast.AST) or _is_docstring(node, field, index, child):
                 continue
             below = (*path, (field, index))
-            yield Place(tree, below, child, names)
-            yield from _below(tree, below, child, names)
+            yield Place(tree, below, child, names, call)
+            yield from _below(tree, below, child, names, call)
 
 
 def _is_docstring(parent, field, index, child) -> bool:
@@ -218,12 +221,12 @@ def names(place: Place) -> Changes:
 
 
 def numbers(place: Place) -> Changes:
-    """Constants off by one, doubled, halved."""
+    """Constants off by one, doubled, halved. An array is made smaller only: a larger one does no harm."""
     node = place.node
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        value = node.value
+        value, larger = node.value, not place.call.endswith(".array")
         for other in (value + 1, value - 1, value * 2, value // 2 if type(value) is int else value / 2):
-            if other != value:
+            if other != value and (larger or other < value):
                 yield repr(other), ast.Constant(other)
 
 
@@ -254,15 +257,17 @@ def identities(place: Place) -> Changes:
 
 
 def types(place: Place) -> Changes:
-    """An accumulator or a number of another type."""
+    """A number of another type, and sums of numbers cut to integers. An accumulator that begins as int32(0) is none:
+    Numba makes it a float64, which is slow and right."""
     node = place.node
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 1:
+    if isinstance(node, ast.AugAssign) and not isinstance(node.value, ast.Constant):
+        yield from _as(node, value=ast.Call(ast.Name("int32", ast.Load()), [node.value], []))
+    if (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 1
+            and not isinstance(node.args[0], ast.Constant)):
         for old, new in (("float32", "int32"), ("float64", "int32"), ("uint32", "float32"), ("int32", "float32"),
                          ("float16", "int32")):
             if node.func.id == old:
                 yield from _as(node, func=ast.Name(new, ast.Load()))
-    if isinstance(node, ast.Attribute) and node.attr in ("float64", "float32"):
-        yield from _as(node, attr="int32")
 
 
 def barriers(place: Place) -> Changes:
@@ -343,8 +348,7 @@ def launches(place: Place) -> Changes:
     node = place.node
     if _is_launch(place):
         grid, block, *rest = node.slice.elts
-        for parts in ((block, grid), (ast.Constant(1), block), (grid, ast.Constant(1)), (_plus(grid, -1), block),
-                      (ast.Constant(128), block)):
+        for parts in ((block, grid), (ast.Constant(1), block), (grid, ast.Constant(1)), (_plus(grid, -1), block)):
             yield from _as(node, slice=ast.Tuple([*parts, *rest], ast.Load()))
         if rest:
             yield from _as(node, slice=ast.Tuple([grid, block], ast.Load()))

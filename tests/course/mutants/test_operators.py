@@ -45,9 +45,10 @@ def changes(operator, source=ANSWER):
     ("name", "(row, thread) -> (thread, row)"),
     ("name", "col -> acc"),
     ("number", "64 -> 63"),
+    ("number", "64 -> 128"),
     ("arithmetic", "-shared[1] -> shared[1]"),
     ("identity", "acc = float32(0.0) -> acc = float32(1.0)"),
-    ("type", "float32(0.0) -> int32(0.0)"),
+    ("type", "acc += x[row, col] -> acc += int32(x[row, col])"),
     ("barrier", "cuda.syncthreads() -> left out"),
     ("omission", "acc += x[row, col] -> acc = x[row, col]"),
     ("omission", "shared[thread] = acc -> left out"),
@@ -95,3 +96,9 @@ def test_the_same_few_are_chosen_every_time_and_every_operator_is_among_them():
     assert {one.operator for one in picked} == set(OPERATORS)
     assert [one.name for one in chosen(list(found), 40)] == [one.name for one in chosen(list(found), 40)]
     assert chosen(found, 10_000) and len(chosen(found, 10_000)) == len(found)
+
+
+def test_a_shared_array_is_made_smaller_only():
+    found = changes("number", "def f():\n    a = cuda.shared.array(24, float32)\n    return a[7] * 5\n")
+    assert {change for change in found if change.startswith("24")} == {"24 -> 23", "24 -> 12"}
+    assert "5 -> 10" in found
