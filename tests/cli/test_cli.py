@@ -88,11 +88,14 @@ OPTIONS = {
     "bench": "--device --out --quick",
     "generate": "--model --tokens --temperature --top-k --top-p --seed --greedy --yours --device",
     "report": "--measure --prompts --model --out --device --open",
+    "exercises mutate": "--count --all --workers",
 }
 
 
 def test_every_option_has_its_name():
-    commands = typer.main.get_command(cli.app).commands
+    commands = dict(typer.main.get_command(cli.app).commands)
+    for group in [name for name, command in commands.items() if hasattr(command, "commands")]:
+        commands |= {f"{group} {name}": command for name, command in commands.pop(group).commands.items()}
     found = {name: " ".join(parameter.opts[0] for parameter in command.params if parameter.param_type_name == "option")
              for name, command in commands.items()}
     assert found == OPTIONS

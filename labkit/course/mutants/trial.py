@@ -35,7 +35,7 @@ TYPES = "from numba import float32, int32"  # an answer that uses one of them ma
 
 @dataclass(frozen=True)
 class Outcome:
-    """What check said to one mutant. verdict: its kind; "passed" is a survivor."""
+    """The verdict of check on one mutant. verdict: its kind; "passed" is a survivor."""
 
     exercise: str
     mutant: str
@@ -163,7 +163,7 @@ def try_all(names: list[str], count: int | None, workers: int | None = None) -> 
             try:
                 for outcome in _try_one(name, count, stop):
                     done.put(outcome)
-            except Exception as error:  # told to the caller, in whose thread it belongs
+            except Exception as error:  # raised in the caller's thread, where it belongs
                 done.put(error)
         done.put(None)
 
