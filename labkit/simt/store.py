@@ -21,10 +21,15 @@ ABANDONED = 3600  # seconds after which a temporary file belongs to a process th
 
 
 class Store:
-    """Bytes under keys, in a directory. Never raises OSError: what cannot be written is not kept."""
+    """Bytes under keys, in a directory. Never raises OSError: what cannot be written is not kept.
 
-    def __init__(self, where: Path, limit: int = LIMIT):
-        self.where, self.limit, self.failed = where, limit, False
+    limit: bytes; when there are more, the least recently used files go. named_by: the environment variable that names
+    the directory, for messages. The first failure and the first damaged file warn.
+    """
+
+    def __init__(self, where: Path, limit: int = LIMIT, named_by: str = "LABKIT_KERNEL_CACHE"):
+        self.where, self.limit, self.named_by = where, limit, named_by
+        self._warned: set[str] = set()
 
     def path(self, key: str) -> Path:
         return self.where / f"{key}{SUFFIX}"
@@ -40,13 +45,14 @@ class Store:
         content = data[start:]
         if data[: len(MAGIC)] != MAGIC or data[len(MAGIC) : start] != hashlib.sha256(content).digest():
             self.forget(key)
+            self._warn("damaged", f"a compiled kernel was damaged on disk and is compiled anew: {path}")
             return None
         with contextlib.suppress(OSError):
             os.utime(path)  # the least recently used go first
         return content
 
     def save(self, key: str, content: bytes) -> bool:
-        """False if it could not be written; the first failure warns."""
+        """False if it could not be written."""
         try:
             self.where.mkdir(parents=True, exist_ok=True, mode=0o700)
             handle, temporary = tempfile.mkstemp(dir=self.where, suffix=".tmp")
@@ -60,12 +66,15 @@ class Store:
                 raise
             self._trim()
         except OSError as error:
-            if not self.failed:
-                self.failed = True
-                warnings.warn(f"compiled kernels are not kept: {self.where} cannot be written ({error}). "
-                              f"LABKIT_KERNEL_CACHE names another directory", RuntimeWarning, stacklevel=2)
+            self._warn("failed", f"compiled kernels are not kept: {self.where} cannot be written ({error}). "
+                                 f"{self.named_by} names another directory")
             return False
         return True
+
+    def _warn(self, what: str, message: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
 
     def forget(self, key: str) -> None:
         with contextlib.suppress(OSError):
