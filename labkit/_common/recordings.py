@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from labkit._common import paths
+from labkit._common.files import read_json
 
 SECTIONS = ("ops", "series")  # whose entries are parts of their own
 NOTES = "LABKIT_QUOTES"
@@ -52,7 +53,7 @@ class _Watched(dict):
 
 @functools.lru_cache(maxsize=8)
 def _parsed(path: Path, modified: float) -> dict:
-    return json.loads(path.read_text(encoding="utf-8"))
+    return read_json(path)
 
 
 @functools.lru_cache(maxsize=8)

@@ -1,7 +1,7 @@
 """Compiled kernels on disk: for each the generated Python module, and what Numba compiled it to.
 
 A key is a digest of everything that a kernel was made from: labkit.simt's own sources, the versions of Python, Numba
-and NumPy, the kernel's source, the types of its arguments, the settings and the processor. So nothing stale is ever
+and NumPy, the kernel's source, the types of its arguments, the settings and the CPU. So nothing stale is ever
 loaded; and nothing damaged, for the store checks each file before it gives it out.
 """
 
