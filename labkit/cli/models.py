@@ -77,6 +77,9 @@ def generate(
     except KeyboardInterrupt as stopped:
         end(getattr(stopped, "continuation", None))
         raise
+    except ValueError as error:  # the model is of a shape that a kernel refuses, or its numbers overflow
+        end(None)
+        raise UserError(f"{loaded.name}: {error}") from None
     if not continuation.text:
         show("")  # the model ended its text at once: the prompt stands alone
     end(continuation)
