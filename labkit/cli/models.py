@@ -37,6 +37,7 @@ def generate(
     from labkit.engine.sampler import GREEDY, Sampler
     from labkit.engine.text import write
     from labkit.models.load import folder, load
+    from labkit.simt.errors import SettingError
 
     try:
         sampler = GREEDY if greedy else Sampler(temperature, top_k or None, top_p)
@@ -76,6 +77,8 @@ def generate(
             continuation = write(loaded, prompt, show, tokens=tokens, sampler=sampler, seed=seed, compiling=compiling)
     except KeyboardInterrupt as stopped:
         end(getattr(stopped, "continuation", None))
+        raise
+    except SettingError:  # of the environment, not of the model
         raise
     except ValueError as error:  # the model is of a shape that a kernel refuses, or its numbers overflow
         end(None)

@@ -29,7 +29,10 @@ def friendly(command):
             with warnings.catch_warnings():
                 warnings.showwarning = functools.partial(show_warning, warnings.showwarning)
                 return command(*args, **kwargs)
-        except UserError as error:
+        except Exception as error:
+            simt = sys.modules.get("labkit.simt.errors")  # imported, if the error is the CPU device's own
+            if not isinstance(error, UserError) and not (simt and isinstance(error, simt.SettingError)):
+                raise
             fail(str(error), code=2)
         except KeyboardInterrupt:
             if sys.stderr.isatty():

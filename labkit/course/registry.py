@@ -1,5 +1,6 @@
 """course.toml as objects: the chapters in their order, and the exercises of each."""
 
+import os
 import re
 import tomllib
 from collections.abc import Iterable
@@ -116,7 +117,8 @@ def load(root: Path | None = None) -> Course:
     try:
         data = tomllib.loads(read_text(path))
     except FileNotFoundError:
-        raise CourseError(f"{path} is missing") from None
+        named = ", which LABKIT_COURSE names" if os.environ.get("LABKIT_COURSE") else ""
+        raise CourseError(f"{path} is missing: there is no course in {root}{named}") from None
     except tomllib.TOMLDecodeError as error:
         raise CourseError(f"course.toml is not valid TOML: {error}") from None
     except RecursionError:

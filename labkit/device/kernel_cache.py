@@ -23,8 +23,8 @@ import weakref
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from labkit._common import paths
 from labkit.device.kernel_key import Fingerprint, Uncacheable, compiler_files, key_of, own_files
+from labkit.simt.settings import user_cache
 from labkit.simt.store import Store
 
 
@@ -36,8 +36,8 @@ def directory() -> Path | None:
     if given:
         return Path(given).expanduser()
     if beside := os.environ.get("LABKIT_CACHE_DIR"):
-        return Path(beside) / "gpu"
-    return paths.user_cache() / "labkit-gpu"
+        return Path(beside).expanduser() / "gpu"
+    return user_cache() / "labkit-gpu"
 
 
 # --- Files ----------------------------------------------------------------------------------------------------------
