@@ -13,6 +13,7 @@ from labkit._common.paths import PACKAGE
 
 # cuda.py, the facade, chooses between device and simt: the three are one step for what stands to their right.
 CHAIN = ("_common", "simt", "device", "kernels", "models", "engine", "measure", "course", "cli")
+DOORS = ("labkit", "labkit.__main__", "labkit.cuda")  # `import labkit`, `python -m labkit`, `from labkit import cuda`
 FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
            for path in FILES}
@@ -67,7 +68,7 @@ def room(module: str) -> str:
 def breaks() -> list[str]:
     found = []
     for module, path in MODULES.items():
-        if module in ("labkit", "labkit.cuda"):
+        if module in DOORS:
             continue
         for name in sorted(imported(path)):
             target = module_of(name)
@@ -118,10 +119,10 @@ def test_the_reader_of_imports_sees_each_form():
 
 
 def test_every_room_is_in_the_chain():
-    assert {room(module) for module in MODULES if module not in ("labkit", "labkit.cuda")} == set(CHAIN)
+    assert {room(module) for module in MODULES if module not in DOORS} == set(CHAIN)
     there = {path.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*")
              if path.is_file() and "__pycache__" not in path.parts}
-    assert there == {*CHAIN, "__init__.py", "cuda.py"}
+    assert there == {*CHAIN, "__init__.py", "__main__.py", "cuda.py"}
 
 
 def test_each_room_uses_only_those_to_its_left():

@@ -1,8 +1,61 @@
-"""Files that are written whole or not at all."""
+"""Files that people may have changed, read with errors that name them; files that are written whole or not at all."""
 
+import contextlib
+import json
 import os
+import re
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
+
+from labkit._common.errors import UserError
+
+PATIENCE_S = 10.0  # a lock is held for milliseconds: who has one for longer has stopped
+JSON_NAMES = {dict: "an object, {...}", list: "a list, [...]", str: "a text", bool: "true or false", int: "a number",
+              float: "a number", type(None): "null"}
+
+
+class FileError(UserError, ValueError):
+    """A file that cannot be read, or does not hold what it must. The message names it."""
+
+
+def read_text(path: Path) -> str:
+    """The text of a file in UTF-8. Raises FileNotFoundError, and FileError for everything else that can be wrong."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise
+    except UnicodeDecodeError as error:
+        raise FileError(f"{path} is no text in UTF-8: the byte at {error.start:,} is {error.object[error.start]:#04x}"
+                        ) from None
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def read_json(path: Path, kind: type | None = dict):
+    """The JSON in a file, which must be of this kind: an object unless another is given, None for any. Raises as
+    read_text does."""
+    return parse_json(read_text(path), path, kind)
+
+
+def parse_json(text: str, path, kind: type | None = dict):
+    """The same of a text that is, or was, in the file."""
+    text = text.removeprefix("\ufeff")  # Windows' editors mark UTF-8
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise FileError(f"{path} is no JSON that can be read: it is nested too deeply") from None
+    except ValueError as error:
+        raise FileError(f"{path} is no JSON: {error}") from None
+    if kind is not None and not isinstance(value, kind):
+        raise FileError(f"{path} must hold {JSON_NAMES[kind]}; it holds {JSON_NAMES[type(value)]}")
+    if re.search(r"\\ud[89a-f]", text, re.IGNORECASE):  # as a pair it is a character, alone it is none
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise FileError(f"{path} holds half of a surrogate pair, which is no text") from None
+    return value
 
 
 def write_text(path: Path, text: str) -> None:
@@ -16,3 +69,34 @@ def write_text(path: Path, text: str) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """No other process, and no other thread, is between these lines for the same path. The lock is a file
+    beside it, which stays. Where the file system has no locks, or another holds it for PATIENCE_S, it goes on without.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(f"{path.name}.lock"), "ab") as file:
+        _lock(file)
+        yield  # closing the file ends the lock
+
+
+def _lock(file) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        try:
+            if os.name == "nt":
+                import msvcrt
+
+                file.seek(0)
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            else:
+                import fcntl
+
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except (BlockingIOError, PermissionError):  # held
+            time.sleep(0.005)
+        except OSError:  # there are no locks here
+            return

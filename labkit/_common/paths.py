@@ -1,7 +1,6 @@
 """Where things lie: the only module of labkit outside the CPU device that knows where the repository is."""
 
 import os
-import sys
 from pathlib import Path
 
 from labkit._common.errors import UserError
@@ -16,6 +15,8 @@ MEASUREMENTS = REPOSITORY / "data" / "measurements"
 def find_root() -> Path:
     """The checkout: what LABKIT_COURSE names, else where the package lies, or a directory above the current one."""
     if given := os.environ.get("LABKIT_COURSE"):
+        if not os.path.isdir(given):
+            raise UserError(f"LABKIT_COURSE is {given!r}; it must be a directory, with a course.toml in it")
         return Path(given).resolve()
     candidates = [REPOSITORY, Path.cwd(), *Path.cwd().parents]
     for directory in candidates:
@@ -25,12 +26,3 @@ def find_root() -> Path:
         "the lessons were not found. labkit is installed apart from its repository; "
         "run the command inside a checkout of it, or install that checkout with: pip install -e ."
     )
-
-
-def user_cache() -> Path:
-    """The directory in which this user's programs keep what they can make again."""
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))

@@ -12,6 +12,8 @@ import os
 from pathlib import Path
 
 from labkit._common import paths
+from labkit._common.errors import UserError
+from labkit._common.files import read_json
 
 SECTIONS = ("ops", "series")  # whose entries are parts of their own
 NOTES = "LABKIT_QUOTES"
@@ -30,8 +32,12 @@ class _Watched(dict):
         notes = os.environ.get(NOTES)
         parts = [f"{self._prefix}{key}\n" for key in keys if not isinstance(super(_Watched, self).get(key), _Watched)]
         if notes and parts:
-            with open(notes, "a", encoding="utf-8") as file:
-                file.writelines(parts)
+            try:
+                with open(notes, "a", encoding="utf-8") as file:
+                    file.writelines(parts)
+            except OSError as error:
+                raise UserError(f"{NOTES} is {notes!r}; it must name a file that can be written: {error.strerror}"
+                                ) from None
 
     def __getitem__(self, key):
         self._note(key)
@@ -52,7 +58,7 @@ class _Watched(dict):
 
 @functools.lru_cache(maxsize=8)
 def _parsed(path: Path, modified: float) -> dict:
-    return json.loads(path.read_text(encoding="utf-8"))
+    return read_json(path)
 
 
 @functools.lru_cache(maxsize=8)

@@ -37,6 +37,7 @@ def generate(
     from labkit.engine.sampler import GREEDY, Sampler
     from labkit.engine.text import write
     from labkit.models.load import folder, load
+    from labkit.simt.errors import SettingError
 
     try:
         sampler = GREEDY if greedy else Sampler(temperature, top_k or None, top_p)
@@ -77,6 +78,11 @@ def generate(
     except KeyboardInterrupt as stopped:
         end(getattr(stopped, "continuation", None))
         raise
+    except SettingError:  # of the environment, not of the model
+        raise
+    except ValueError as error:  # the model is of a shape that a kernel refuses, or its numbers overflow
+        end(None)
+        raise UserError(f"{loaded.name}: {error}") from None
     if not continuation.text:
         show("")  # the model ended its text at once: the prompt stands alone
     end(continuation)

@@ -3,9 +3,13 @@
 import functools
 import os
 import sys
+import warnings
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from labkit._common.paths import PACKAGE
 
 Device = Annotated[
     str | None,
@@ -22,8 +26,13 @@ def friendly(command):
         from labkit._common.errors import UserError
 
         try:
-            return command(*args, **kwargs)
-        except UserError as error:
+            with warnings.catch_warnings():
+                warnings.showwarning = functools.partial(show_warning, warnings.showwarning)
+                return command(*args, **kwargs)
+        except Exception as error:
+            simt = sys.modules.get("labkit.simt.errors")  # imported, if the error is the CPU device's own
+            if not isinstance(error, UserError) and not (simt and isinstance(error, simt.SettingError)):
+                raise
             fail(str(error), code=2)
         except KeyboardInterrupt:
             if sys.stderr.isatty():
@@ -31,6 +40,14 @@ def friendly(command):
             fail("Stopped.", code=130)
 
     return wrapper
+
+
+def show_warning(otherwise, message, category, filename, *where, **options):
+    """labkit's own warnings as sentences, too."""
+    if category in (UserWarning, RuntimeWarning) and Path(filename).is_relative_to(PACKAGE):
+        consoles()[1].print(f"labkit: {message}", style="yellow", markup=False, soft_wrap=True)
+    else:
+        otherwise(message, category, filename, *where, **options)
 
 
 def consoles():

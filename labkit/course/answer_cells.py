@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit._common import paths
+from labkit._common.files import read_text
 
 BEGIN, END = "BEGIN SOLUTION", "END SOLUTION"
 
@@ -62,7 +63,7 @@ def _solutions(path: Path, changed_ns: int) -> dict[str, Solution]:
     """Exercise -> its answer, in one file. The time of its last change is there for the cache."""
     found, above = {}, []
     last = None  # the last answer, and how many cells stand above it
-    for source in code_cells(path.read_text(encoding="utf-8")):
+    for source in code_cells(read_text(path)):
         exercise = checked_name(source)
         if exercise is not None:
             if last is not None:

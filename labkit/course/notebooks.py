@@ -11,7 +11,7 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
-from labkit._common.files import write_text
+from labkit._common.files import read_json, write_text
 from labkit._common.version import __version__
 from labkit.course.registry import Chapter, Course, CourseError
 
@@ -85,18 +85,42 @@ def read_notebook(path: Path):
     import nbformat
 
     try:
-        return nbformat.read(path, as_version=4)
-    except FileNotFoundError:
-        return None
+        read_json(path)  # half of a surrogate pair, too: nbformat lets it pass, and nothing can write it
+        notebook = nbformat.read(path, as_version=4)
+        return notebook if _is_whole(notebook) else None
     except Exception:  # nbformat raises whatever its JSON and schema layers raise
         return None
+
+
+def _is_whole(notebook) -> bool:
+    """Whether everything that is read of a notebook here is there, and of its type. Not the whole of nbformat's schema:
+    a notebook that breaks it somewhere else is still the learner's work."""
+
+    def is_own(metadata) -> bool:
+        own = metadata.get("labkit", {})
+        return isinstance(own, dict) and all(isinstance(own.get(name, {}), dict) for name in ("kernels", "recordings"))
+
+    def is_output(output) -> bool:
+        return isinstance(output, dict) and isinstance(output.get("output_type"), str)
+
+    def is_cell(cell) -> bool:
+        return (isinstance(cell.cell_type, str) and isinstance(cell.source, str) and isinstance(cell.metadata, dict)
+                and isinstance(cell.metadata.get("tags", []), list) and is_own(cell.metadata)
+                and isinstance(cell.get("id", ""), str)
+                and (cell.cell_type != "code" or ("execution_count" in cell and all(map(is_output, cell.outputs)))))
+
+    return (isinstance(notebook.metadata, dict) and is_own(notebook.metadata) and isinstance(notebook.cells, list)
+            and all(map(is_cell, notebook.cells)))
 
 
 def write_notebook(notebook, path: Path) -> None:
     """Write atomically: a reader sees the old file or the new one, never half of one."""
     import nbformat
 
-    nbformat.validate(notebook)
+    try:
+        nbformat.validate(notebook)
+    except nbformat.ValidationError as error:
+        raise CourseError(f"{path.name} is no notebook that Jupyter would open: {str(error).splitlines()[0]}") from None
     write_text(path, nbformat.writes(notebook) + "\n")
 
 
@@ -141,14 +165,20 @@ def edited(path: Path) -> bool:
 
 def back_up(course: Course, path: Path) -> Path:
     """Copy the notebook to .labkit/backups, under a name that no earlier copy has."""
+    copy = backup_path(course, path)
+    shutil.copy2(path, copy)
+    return copy
+
+
+def backup_path(course: Course, path: Path) -> Path:
+    """A name in .labkit/backups that no earlier copy of the file has."""
     folder = course.state_dir / "backups"
-    if path.parent.name != "notebooks":
+    if path.parent.name not in ("notebooks", course.state_dir.name):
         folder /= path.parent.name
     folder.mkdir(parents=True, exist_ok=True)
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    copy, number = folder / f"{path.stem}-{stamp}.ipynb", 1
+    copy, number = folder / f"{path.stem}-{stamp}{path.suffix}", 1
     while copy.exists():
         number += 1
-        copy = folder / f"{path.stem}-{stamp}-{number}.ipynb"
-    shutil.copy2(path, copy)
+        copy = folder / f"{path.stem}-{stamp}-{number}{path.suffix}"
     return copy

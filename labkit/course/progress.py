@@ -3,31 +3,115 @@
 A lesson is finished once all code cells of notebooks/NN_topic.ipynb have been run, without an error, and the notebook
 was saved. Built notebooks carry no execution counts, so the notebook itself shows it. An exercise is passed once
 `check` has reported it. What was done once stays done: a rebuilt or reset notebook takes nothing away.
+
+Several notebooks may report at once, so every change is made to what the file says then, under a lock. A file that
+cannot be read, or only in part, goes to .labkit/backups, and a warning says so.
 """
 
 import json
+import os
+import re
+import shutil
+import warnings
 from datetime import date
 
-from labkit._common.files import write_text
-from labkit.course.notebooks import read_notebook
+from labkit._common.errors import short
+from labkit._common.files import FileError, locked, parse_json, read_json, read_text, write_text
+from labkit.course.notebooks import backup_path, read_notebook
 from labkit.course.registry import Chapter, Course, CourseError
 
 TABLES = ("finished", "passed", "shown", "hints")  # name -> day, day, day, number of hints seen
 
 
 def read(course: Course) -> dict[str, dict]:
-    """Every table; empty ones where nothing is recorded or the file cannot be read."""
+    """Every table; empty ones where nothing is recorded."""
+    path = course.state_dir / "progress.json"
     try:
-        data = json.loads((course.state_dir / "progress.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        data = {}
-    found = {name: data.get(name) if isinstance(data, dict) else None for name in TABLES}
-    return {name: dict(table) if isinstance(table, dict) else {} for name, table in found.items()}
+        if not os.path.lexists(path):
+            return _sorted_out({})[0]
+        tables, problem = _loaded(path)
+        if problem:
+            with locked(path):
+                tables = _mended(course)
+    except OSError as error:
+        raise CourseError(f"{path} cannot be read: {error.strerror or error}") from None
+    return {name: tables[name] for name in TABLES}
+
+
+def _loaded(path) -> tuple[dict[str, dict], str]:
+    """What can be read of the file, and what is wrong with it; "" if nothing is."""
+    try:
+        tables, problem = _sorted_out(read_json(path))
+        return tables, problem and f"{path}: {problem}"
+    except FileNotFoundError:
+        return _sorted_out({})
+    except FileError as error:
+        return _sorted_out(_without_extra_commas(path))[0], str(error)
+
+
+def _without_extra_commas(path) -> dict:
+    """What a file of invalid JSON says but for a comma before a closing bracket, the slip of whoever edits it by hand;
+    nothing if that is not all."""
+    try:
+        return parse_json(re.sub(r",(\s*[}\]])", r"\1", read_text(path)), path)
+    except FileError:
+        return {}
+
+
+def _sorted_out(data: dict) -> tuple[dict[str, dict], str]:
+    """The entries that are as they should be, in their tables, with the tables of later versions; and what is wrong
+    with the others."""
+    tables, problem = {**data, **{name: {} for name in TABLES}}, ""
+    for name in TABLES:
+        table = data.get(name, {})
+        if not isinstance(table, dict):
+            problem = f"{name!r} must be a table, not {short(table)}"
+            continue
+        for entry, value in table.items():
+            if type(value) is int and value >= 1 if name == "hints" else isinstance(value, str):
+                tables[name][entry] = value
+            else:
+                wanted = "a number, 1 or more" if name == "hints" else "a day"
+                problem = f"{entry!r} in {name!r} must be {wanted}, not {short(value)}"
+    return tables, problem
+
+
+def _mended(course: Course) -> dict[str, dict]:
+    """What the file says. One with something wrong is put aside first, and what can be read of it is written anew. To
+    be called under the lock."""
+    path = course.state_dir / "progress.json"
+    tables, problem = _loaded(path)
+    if problem:
+        aside = backup_path(course, path)
+        if path.is_dir():
+            os.replace(path, aside)
+        else:
+            shutil.copy2(path, aside)
+        _write(course, tables)
+        kept = "What can be read of it is kept" if any(tables.values()) else "Progress begins anew"
+        warnings.warn(f"{problem.replace(str(path), '.labkit/progress.json')}. {kept}; the damaged one is now "
+                      f"{aside.relative_to(course.root)}", stacklevel=2)
+    return tables
 
 
 def _write(course: Course, tables: dict[str, dict]) -> None:
     kept = {name: table for name, table in tables.items() if table}
     write_text(course.state_dir / "progress.json", json.dumps(kept, indent=2) + "\n")
+
+
+def _change(course: Course, table: str, entries: dict) -> None:
+    """Adds to a table what is not there yet. A number replaces a smaller one."""
+    path = course.state_dir / "progress.json"
+    try:
+        with locked(path):
+            tables = _mended(course)
+            new = {name: value for name, value in entries.items()
+                   if name not in tables[table] or (table == "hints" and tables[table][name] < value)}
+            if new:
+                tables[table].update(new)
+                _write(course, tables)
+    except OSError as error:
+        raise CourseError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def was_run(notebook) -> bool:
@@ -43,17 +127,17 @@ def was_run(notebook) -> bool:
 
 def finished(course: Course) -> dict[str, str]:
     """Chapter name -> the day it was first seen finished. Remembers what the notebooks show now."""
-    tables = read(course)
-    now = dict(tables["finished"])
+    now = read(course)["finished"]
+    new = {}
     for chapter in course.chapters:
         if chapter.name in now or not chapter.built.is_file():
             continue
         notebook = read_notebook(chapter.built)
         if notebook is not None and was_run(notebook):
-            now[chapter.name] = date.today().isoformat()
-    if now != tables["finished"]:
-        _write(course, {**tables, "finished": now})
-    return now
+            new[chapter.name] = date.today().isoformat()
+    if new:
+        _change(course, "finished", new)
+    return {**now, **new}
 
 
 def next_lesson(course: Course) -> Chapter | None:
@@ -77,23 +161,16 @@ def shown(course: Course, name: str) -> None:
 
 
 def _note(course: Course, table: str, name: str) -> None:
-    tables = read(course)
-    if course.exercise(name) and name not in tables[table]:
-        tables[table][name] = date.today().isoformat()
-        _write(course, tables)
+    _change(course, table, {course.exercise(name).name: date.today().isoformat()})
 
 
 def hint(course: Course, name: str, tier: int | None = None) -> str:
     """The next hint that was not seen yet, or that of `tier`; after the last one, the last again."""
     entry = course.exercise(name)
-    tables = read(course)
     if tier is None:
-        seen = tables["hints"].get(name, 0)
-        tier = min(seen if isinstance(seen, int) else 0, len(entry.hints) - 1) + 1
-    if not isinstance(tier, int) or not 1 <= tier <= len(entry.hints):
+        tier = min(read(course)["hints"].get(name, 0), len(entry.hints) - 1) + 1
+    if type(tier) is not int or not 1 <= tier <= len(entry.hints):
         raise CourseError(f"tier is {tier!r}; the hints of {name} are 1 to {len(entry.hints)}")
-    if tables["hints"].get(name) != tier:
-        tables["hints"][name] = max(tier, tables["hints"].get(name, 0))
-        _write(course, tables)
+    _change(course, "hints", {name: tier})
     more = "" if tier == len(entry.hints) else " Ask again for more."
     return f"Hint {tier} of {len(entry.hints)}: {entry.hints[tier - 1]}{more}"

@@ -4,10 +4,9 @@ Each stands between `<!-- NAME: made by labkit build -->` and `<!-- end of NAME 
 """
 
 import importlib
-import json
 import re
 
-from labkit._common.files import write_text
+from labkit._common.files import read_json, read_text, write_text
 from labkit.course.registry import Course, CourseError
 
 
@@ -34,8 +33,8 @@ def _of_each_gpu(course: Course, maker: str) -> str:
     for path in sorted((course.root / "data" / "measurements").glob("*.json")):
         bench = importlib.import_module("labkit.measure.bench")  # imports Numba: only where there is something to show
         try:
-            tables.append(getattr(bench, maker)(json.loads(path.read_text(encoding="utf-8"))))
-        except (ValueError, KeyError, TypeError) as error:
+            tables.append(getattr(bench, maker)(read_json(path)))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CourseError(f"data/measurements/{path.name} is not what labkit bench writes: {error!r}") from None
     return "\n\n".join(table for table in tables if table)
 
@@ -48,7 +47,7 @@ def generate(course: Course) -> str:
     path = course.root / "README.md"
     if not path.is_file():
         raise CourseError("README.md is missing")
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path)
     for name, make in PARTS.items():
         marked = re.compile(rf"(<!-- {name}: made by labkit build -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
         if not marked.search(text):

@@ -1,5 +1,6 @@
 """course.toml as objects: the chapters in their order, and the exercises of each."""
 
+import os
 import re
 import tomllib
 from collections.abc import Iterable
@@ -8,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 
 from labkit._common import paths
-from labkit._common.errors import UserError
+from labkit._common.errors import UserError, short
+from labkit._common.files import read_text
 
 NAME = re.compile(r"\d\d_[a-z0-9]+(_[a-z0-9]+)*")
 EXERCISE_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
@@ -52,7 +54,7 @@ class Chapter:
     def source_text(self) -> str:
         if not self.source.is_file():
             raise CourseError(f"notebooks/{self.name}.py is missing: course.toml lists the chapter {self.name!r}")
-        return self.source.read_text(encoding="utf-8")  # universal newlines: the hash is the same on Windows
+        return read_text(self.source)  # universal newlines: the hash is the same on Windows
 
 
 @dataclass(frozen=True)
@@ -113,21 +115,35 @@ def load(root: Path | None = None) -> Course:
     root = paths.find_root() if root is None else Path(root)
     path = root / "course.toml"
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(read_text(path))
     except FileNotFoundError:
-        raise CourseError(f"{path} is missing") from None
+        named = ", which LABKIT_COURSE names" if os.environ.get("LABKIT_COURSE") else ""
+        raise CourseError(f"{path} is missing: there is no course in {root}{named}") from None
     except tomllib.TOMLDecodeError as error:
         raise CourseError(f"course.toml is not valid TOML: {error}") from None
+    except RecursionError:
+        raise CourseError("course.toml is not valid TOML: it is nested too deeply") from None
 
     unknown = data.keys() - {"course", "chapter", "exercise"}
     if unknown:
         raise CourseError(f"course.toml: unknown table {sorted(unknown)[0]!r}; known are course, chapter, exercise")
-    if not data.get("chapter"):
+    chapters = tuple(_chapter(entry, position, root) for position, entry in enumerate(_tables(data, "chapter")))
+    if not chapters:
         raise CourseError("course.toml lists no [[chapter]]")
-    chapters = tuple(_chapter(entry, position, root) for position, entry in enumerate(data["chapter"]))
     about = data.get("course", {})
-    exercises = _exercises(data.get("exercise", []), chapters)
+    if not isinstance(about, dict) or not all(isinstance(about.get(key, ""), str) for key in ("title", "tagline")):
+        raise CourseError(f"course.toml: [course] must be a table with a title and a tagline, both texts, not "
+                          f"{short(about)}")
+    exercises = _exercises(_tables(data, "exercise"), chapters)
     return Course(root, about.get("title", "labkit"), about.get("tagline", ""), chapters, exercises)
+
+
+def _tables(data: dict, name: str) -> list[dict]:
+    """The [[name]] tables; none if there are none."""
+    tables = data.get(name, [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise CourseError(f"course.toml: {name!r} must be tables, each beginning with [[{name}]], not {short(tables)}")
+    return tables
 
 
 def _chapter(entry: dict, position: int, root: Path) -> Chapter:
@@ -180,7 +196,7 @@ def _exercise(entry: dict, position: int, chapters: dict[str, Chapter]) -> Entry
         raise CourseError(f"{where}: chapter {entry['chapter']!r} is not listed; listed are {', '.join(chapters)}")
     points = entry.get("points")
     if not isinstance(points, int) or isinstance(points, bool) or points < 1:
-        raise CourseError(f"{where}: 'points' must be a whole number, 1 or more, not {points!r}")
+        raise CourseError(f"{where}: 'points' must be a whole number, 1 or more, not {short(points)}")
     needs, hints = entry.get("needs", []), entry.get("hints")
     if not isinstance(needs, list) or not all(isinstance(need, str) for need in needs):
         raise CourseError(f"{where}: 'needs' must be a list of names of exercises")

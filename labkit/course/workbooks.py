@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from labkit._common import paths
-from labkit._common.files import write_text
+from labkit._common.files import read_json, read_text, write_text
 from labkit.course.answer_cells import BEGIN, END, checked_name, without_markers
 from labkit.course.notebooks import (
     back_up,
@@ -78,7 +78,7 @@ def cut(source: str, name: str) -> tuple[str, bool, bool]:
 def source_text(chapter: Chapter) -> str:
     if not chapter.solutions.is_file():
         raise CourseError(f"solutions/{chapter.name}.py is missing: course.toml lists exercises of {chapter.name!r}")
-    return chapter.solutions.read_text(encoding="utf-8")
+    return read_text(chapter.solutions)
 
 
 def digest(course: Course, chapter: Chapter) -> str:
@@ -212,7 +212,7 @@ def verify(course: Course, chapters, on_chapter: Callable | None = None) -> list
     it changes."""
     path = course.state_dir / "verified.json"
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
+        known = read_json(path)
     except (OSError, ValueError):
         known = {}
     problems = []

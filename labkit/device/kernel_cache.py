@@ -17,24 +17,15 @@ several processes may write at once, for a file appears only when it is whole.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
 import os
-import tempfile
-import time
-import warnings
 import weakref
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from labkit._common import paths
 from labkit.device.kernel_key import Fingerprint, Uncacheable, compiler_files, key_of, own_files
-
-LIMIT = 1 << 30  # bytes
-MAGIC = b"labkit kernel 1\n"
-SUFFIX = ".kernel"
-ABANDONED = 3600  # seconds after which a temporary file belongs to a process that is no more
+from labkit.simt.settings import user_cache
+from labkit.simt.store import Store
 
 
 def directory() -> Path | None:
@@ -45,83 +36,11 @@ def directory() -> Path | None:
     if given:
         return Path(given).expanduser()
     if beside := os.environ.get("LABKIT_CACHE_DIR"):
-        return Path(beside) / "gpu"
-    return paths.user_cache() / "labkit-gpu"
+        return Path(beside).expanduser() / "gpu"
+    return user_cache() / "labkit-gpu"
 
 
 # --- Files ----------------------------------------------------------------------------------------------------------
-
-
-class Store:
-    """Bytes under keys, in a directory. Never raises OSError: what cannot be written is not kept."""
-
-    def __init__(self, where: Path, limit: int = LIMIT):
-        self.where, self.limit, self.failed = where, limit, False
-
-    def path(self, key: str) -> Path:
-        return self.where / f"{key}{SUFFIX}"
-
-    def load(self, key: str) -> bytes | None:
-        """What was saved under this key; None if there is nothing, or nothing whole, which is deleted."""
-        path = self.path(key)
-        try:
-            data = path.read_bytes()
-        except OSError:
-            return None
-        start = len(MAGIC) + 32
-        content = data[start:]
-        if data[: len(MAGIC)] != MAGIC or data[len(MAGIC) : start] != hashlib.sha256(content).digest():
-            self.forget(key)
-            return None
-        with contextlib.suppress(OSError):
-            os.utime(path)  # the least recently used go first
-        return content
-
-    def save(self, key: str, content: bytes) -> bool:
-        """False if it could not be written; the first failure warns."""
-        try:
-            self.where.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle, temporary = tempfile.mkstemp(dir=self.where, suffix=".tmp")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(MAGIC + hashlib.sha256(content).digest() + content)
-                os.replace(temporary, self.path(key))
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
-            self._trim()
-        except OSError as error:
-            if not self.failed:
-                self.failed = True
-                warnings.warn(f"compiled kernels are not kept: {self.where} cannot be written ({error}). "
-                              f"LABKIT_KERNEL_CACHE names another directory", RuntimeWarning, stacklevel=2)
-            return False
-        return True
-
-    def forget(self, key: str) -> None:
-        with contextlib.suppress(OSError):
-            self.path(key).unlink()
-
-    def _trim(self) -> None:
-        """Remove the least recently used files until what is left is well below the limit."""
-        files, now = [], time.time()
-        for entry in os.scandir(self.where):
-            with contextlib.suppress(OSError):  # another process may have removed it
-                state = entry.stat()
-                if entry.name.endswith(SUFFIX):
-                    files.append((state.st_mtime, state.st_size, entry.path))
-                elif entry.name.endswith(".tmp") and now - state.st_mtime > ABANDONED:
-                    os.unlink(entry.path)
-        total = sum(size for _, size, _ in files)
-        if total <= self.limit:
-            return
-        for _, size, path in sorted(files):
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-            total -= size
-            if total <= 0.9 * self.limit:
-                return
 
 
 @functools.cache

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from labkit import device, measure
 from labkit._common import paths
-from labkit._common.files import write_text
+from labkit._common.files import read_json, write_text
 from labkit._common.tables import number, size_text, to_markdown
 from labkit.measure import Ladder, roofline, sense, targets
 from labkit.measure.ops import HOMES, op
@@ -164,7 +164,7 @@ def _sizes(one, quick: bool) -> list[dict | None]:
 def merge(path: Path, data: dict) -> dict:
     """Puts `data` into the file at `path`, operation by operation, and replaces the file in one step."""
     path = Path(path)
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    known = read_json(path) if path.is_file() else {}
     if known.get("schema", SCHEMA) != SCHEMA:
         known = {}  # another layout: nothing in it can be kept
     merged = {**data, "ops": {**known.get("ops", {}), **data["ops"]},

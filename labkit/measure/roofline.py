@@ -27,7 +27,7 @@ from numba import float32, uint32, uint64
 from numba.types import float16
 
 from labkit import cuda, device
-from labkit._common.files import write_text
+from labkit._common.files import read_json, write_text
 from labkit._common.tables import ResultTable, number, size_text
 from labkit._common.version import __version__
 from labkit.device import kernel_cache, ptx
@@ -205,7 +205,7 @@ def _kept() -> Limits | None:
     if kept is None:
         return None
     try:
-        content = json.loads(kept[0].read_text(encoding="utf-8"))
+        content = read_json(kept[0])
         return Limits(**content["limits"]) if content["of"] == kept[1] else None
     except (OSError, ValueError, TypeError, KeyError):  # never measured, or not as this version keeps them
         return None

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from labkit._common import paths, recordings
-from labkit._common.files import write_text
+from labkit._common.files import read_json, write_text
 
 TOOLS = ("memcheck", "racecheck")
 RECORDED = paths.MEASUREMENTS / "sanitizer"
@@ -120,7 +120,7 @@ def take(names: list[str], folder: Path, workers: int) -> dict:
 
     machine = measure.machine()
     path = folder / f"{measure.slug(machine['device'])}.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    known = read_json(path) if path.is_file() else {}
     found = {tool: dict(known.get(tool, {})) for tool in TOOLS} | {"controls": {}}
     version = subprocess.run(["compute-sanitizer", "--version"], capture_output=True, text=True).stdout
     result = {"machine": {**machine, "compute-sanitizer": version.strip().splitlines()[-1]}, **found}

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit import cuda
+from labkit._common.chunks import in_chunks
 from labkit.kernels.dtypes import bfloat16_of
 from labkit.models.safetensors import Named
 
@@ -66,15 +67,26 @@ def converted(tensor: np.ndarray, dtype: np.dtype | None, bfloat16: bool = False
         return tensor.astype(dtype, copy=False)
 
 
+def _check_finite(tensor: np.ndarray, name: str) -> None:
+    flat = tensor.reshape(-1)
+    with np.errstate(all="ignore"):  # a sum is NaN or infinite where an element is; it may be where none is
+        if np.isfinite(in_chunks(flat.size, lambda begin, end: flat[begin:end].sum())).all():
+            return
+    wrong = np.flatnonzero(~np.isfinite(flat))
+    if wrong.size:
+        raise ValueError(f"{name}: {wrong.size:,} of its {flat.size:,} numbers are not finite in {tensor.dtype}, the "
+                         f"first is {flat[wrong[0]]}")
+
+
 class Blob(Named):
     """Device arrays by name, views into one buffer.
 
     tensors: name -> NumPy array, such as read(path) gives. dtype: what floating-point tensors become on the way; None
     leaves them as they are, uint16 means bfloat16. names: these tensors only, in this order; a dictionary also says
-    what the blob calls them: {name here: name in tensors}.
+    what the blob calls them: {name here: name in tensors}. finite: a NaN or an infinity among them raises ValueError.
     """
 
-    def __init__(self, tensors: Mapping[str, np.ndarray], dtype=None, names=None, stream=0):
+    def __init__(self, tensors: Mapping[str, np.ndarray], dtype=None, names=None, stream=0, *, finite=False):
         dtype = None if dtype is None else np.dtype(dtype)
         names = names if isinstance(names, Mapping) else {name: name for name in (tensors if names is None else names)}
         missing = [name for name in names.values() if name not in tensors]
@@ -89,6 +101,8 @@ class Blob(Named):
             place = self.entries[name]
             part = host[place.offset : place.offset + place.nbytes].view(place.dtype).reshape(place.shape)
             part[...] = converted(source, dtype, brain)
+            if finite:
+                _check_finite(part, names[name])
         self.buffer = cuda.to_device(host, stream)
         self._views: dict = {}
 

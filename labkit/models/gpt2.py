@@ -16,23 +16,24 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 
 import numpy as np
 from numba import int32
 
 from labkit import cuda
+from labkit._common.errors import short
+from labkit._common.files import read_json
 from labkit.device import graphs, launches
 from labkit.kernels.argmax import argmax
 from labkit.kernels.embedding import embedding_vectorized
 from labkit.kernels.linear.projection import logits as project_on_vocabulary
 from labkit.kernels.norm.layernorm import EPSILON
 from labkit.models import gpt2_block as block
-from labkit.models.blob import Blob
+from labkit.models.blob import Blob, is_bfloat16
 
 # --- The shape of a model --------------------------------------------------------------------------------------------
 
@@ -47,6 +48,9 @@ ONLY = {
 }
 
 
+LARGEST = 2**31 - 1  # kernels index with int32
+
+
 @dataclass(frozen=True)
 class Config:
     """The shape of a GPT-2; the names are those of its config.json. The defaults are GPT-2 small's."""
@@ -59,10 +63,12 @@ class Config:
     n_inner: int | None = None  # None: four times n_embd
 
     def __post_init__(self):
-        for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "inner"):
+        for name in (field.name for field in fields(self)):
             value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name} is {value!r}; it must be a whole number, 1 or more")
+            if name == "n_inner" and value is None:
+                continue
+            if type(value) is not int or not 1 <= value <= LARGEST:
+                raise ValueError(f"{name} is {short(value)}; it must be a whole number from 1 to {LARGEST:,}")
         if self.n_embd % self.n_head:
             raise ValueError(f"n_embd is {self.n_embd}, which {self.n_head} heads cannot share equally")
 
@@ -78,21 +84,26 @@ class Config:
 
     @property
     def parameters(self) -> int:
-        return sum(int(np.prod(shape)) for shape in shapes(self).values())
+        outside = {name: shape for name, shape in shapes(replace(self, n_layer=1)).items() if not name.startswith("h.")}
+        return (sum(map(math.prod, outside.values()))
+                + self.n_layer * sum(map(math.prod, self.block.parameters.values())))
 
     @classmethod
     def read(cls, path) -> Config:
         """From a model's config.json, if it describes a GPT-2 that this file computes."""
-        return cls.of(json.loads(Path(path).read_text(encoding="utf-8")), str(path))
+        return cls.of(read_json(path), str(path))
 
     @classmethod
     def of(cls, entries: Mapping, path: str = "config") -> Config:
         for name, allowed in ONLY.items():
             if entries.get(name, allowed[0]) not in allowed:
-                raise ValueError(f"{path}: {name} is {entries[name]!r}; only {' and '.join(map(repr, allowed))} can be "
-                                 f"computed here")
+                raise ValueError(f"{path}: {name} is {short(entries[name])}; only {' and '.join(map(repr, allowed))} "
+                                 f"can be computed here")
         names = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in entries.items() if name in names})
+        try:
+            return cls(**{name: value for name, value in entries.items() if name in names})
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
 
 
 def shapes(config: Config) -> dict[str, tuple[int, ...]]:
@@ -109,7 +120,11 @@ PREFIX = "transformer."  # before every name but the head's, in files that hold 
 
 
 def names_in(tensors: Mapping[str, np.ndarray], config: Config) -> dict[str, str]:
-    """Our name of each parameter -> the file's. Raises ValueError if one is missing or has another shape."""
+    """Our name of each parameter -> the file's. Raises ValueError if one is missing, has another shape, or holds no
+    floating-point numbers."""
+    if config.n_layer > len(tensors):  # before so many names are made
+        raise ValueError(f"n_layer is {config.n_layer:,}, each layer has {len(config.block.parameters)} parameters, "
+                         f"and the file has {len(tensors):,} tensors")
     prefix = PREFIX if f"{PREFIX}wte.weight" in tensors else ""
     names = {name: prefix + name for name in shapes(config)}
     if HEAD in tensors:
@@ -123,6 +138,9 @@ def names_in(tensors: Mapping[str, np.ndarray], config: Config) -> dict[str, str
         if tuple(tensors[theirs].shape) != expected[ours]:
             raise ValueError(f"{theirs} has shape {tuple(tensors[theirs].shape)}; the configuration says "
                              f"{expected[ours]}")
+        if tensors[theirs].dtype.kind != "f" and not is_bfloat16(tensors, theirs):
+            raise ValueError(f"{theirs} is of type {tensors[theirs].dtype}; it must be float16, bfloat16, float32 or "
+                             f"float64")
     return names
 
 
@@ -206,7 +224,7 @@ class GPT2:
 
     def __init__(self, config: Config, tensors: Mapping[str, np.ndarray], kernels: Kernels | None = None):
         self.config, self.kernels = config, kernels or Kernels()
-        self.weights = Blob(tensors, dtype=np.float32, names=names_in(tensors, config))
+        self.weights = Blob(tensors, dtype=np.float32, names=names_in(tensors, config), finite=True)
         self.head = self.weights[HEAD if HEAD in self.weights else "wte.weight"]  # (V, C)
         self.layers = [{name: self.weights[f"h.{layer}.{name}"] for name in config.block.parameters}
                        for layer in range(config.n_layer)]

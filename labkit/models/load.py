@@ -8,7 +8,9 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
+import functools
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit._common.errors import UserError
+from labkit._common.errors import UserError, short
+from labkit._common.files import read_json
 from labkit.models.gpt2 import GPT2, Config, Kernels
 from labkit.models.safetensors import Named, SafetensorsError, read
 
@@ -49,24 +52,24 @@ def load(name: str = TINY, kernels: Kernels | None = None, path: Path | None = N
     began = time.perf_counter()
     path = path or folder(name)
     try:
-        model = GPT2(_config(path), tensors(path), kernels)
+        config, weights = Config.read(path / CONFIG), tensors(path)
+        try:
+            model = GPT2(config, weights, kernels)
+        except ValueError as error:
+            raise ValueError(f"{weights.path}: {error}") from None
         tokenizer = Tokenizer.of(path)
     except FileNotFoundError as error:
         what = f"{Path(error.filename).name} is missing" if error.filename else str(error)
         raise UserError(f"{path} holds no model that can be loaded: {what}. What is needed: {CONFIG}, {WEIGHTS}, and "
                         "tokenizer.json or vocab.json with merges.txt") from None
+    except OSError as error:
+        raise UserError(f"{error.filename or path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # of the weights, too: SafetensorsError is one
         raise UserError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
-    if len(tokenizer) > model.config.vocab_size:
-        raise UserError(f"{path}: the tokenizer knows {len(tokenizer):,} tokens, the model {model.config.vocab_size:,}")
+    if tokenizer.largest_id >= config.vocab_size:
+        raise UserError(f"{path}: the tokenizer has tokens up to {tokenizer.largest_id:,}, the model those below its "
+                        f"vocab_size, {config.vocab_size:,}")
     return Loaded(name, path, model, tokenizer, time.perf_counter() - began)
-
-
-def _config(path: Path) -> Config:
-    try:
-        return Config.read(path / CONFIG)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{CONFIG} is no JSON: {error}") from None
 
 
 def folder(name: str) -> Path:
@@ -79,7 +82,7 @@ def folder(name: str) -> Path:
             raise UserError(f"{path} is missing; scripts/train_tiny_gpt2.py makes it. A folder, or a GPT-2's name on "
                             f"the hub, such as openai-community/gpt2, is loaded as well")
         return path
-    if Path(name).is_dir():
+    if os.path.isdir(name):
         return Path(name)
     if name.count("/") > 1 or name.startswith((".", "/", "~")):
         raise UserError(f"there is no folder {name}")
@@ -113,18 +116,27 @@ def tensors(path: Path) -> Mapping[str, np.ndarray]:
     """The tensors of a model's folder: of one file, or of several that an index names."""
     if (path / WEIGHTS).is_file() or not (path / INDEX).is_file():
         return read(path / WEIGHTS)
-    index = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
+    index = read_json(path / INDEX).get("weight_map")
+    if not isinstance(index, dict) or not all(isinstance(file, str) and _is_name(file) for file in index.values()):
+        raise SafetensorsError(f"{path / INDEX}: weight_map must say of each tensor in which file of this folder it "
+                               f"is; it is {short(index)}")
     files = {file: read(path / file) for file in sorted(set(index.values()))}
     missing = [name for name, file in index.items() if name not in files[file]]
     if missing:
         raise SafetensorsError(f"{path / INDEX}: {missing[0]} should be in {index[missing[0]]}, but is not")
-    return Parts({name: files[file] for name, file in index.items()})
+    return Parts(path / INDEX, {name: files[file] for name, file in index.items()})
+
+
+def _is_name(file: str) -> bool:
+    """A file in the folder itself: no path that leads out of it."""
+    return file == Path(file).name and "\0" not in file
 
 
 class Parts(Named):
     """The tensors of several files as one mapping."""
 
-    def __init__(self, homes: dict):
+    def __init__(self, path: Path, homes: dict):
+        self.path = path  # the index
         self._homes = homes  # name -> the Tensors of its file
         self.entries = {name: home.entries[name] for name, home in homes.items()}
 
@@ -133,6 +145,22 @@ class Parts(Named):
 
 
 # --- Text ------------------------------------------------------------------------------------------------------------
+
+
+class TokenizerError(UserError, ValueError):
+    """The library `tokenizers` refuses a file or a text."""
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    """What the library raises, of whatever kind, as an error that says what failed."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # a panic of its Rust code is no Exception
+        reason = str(error).strip() or type(error).__name__  # it quotes the file, whatever that holds
+        raise TokenizerError(f"{what}: {''.join(c if c.isprintable() else repr(c)[1:-1] for c in reason)}") from None
 
 
 class Tokenizer:
@@ -150,28 +178,46 @@ class Tokenizer:
         """From tokenizer.json, or from GPT-2's older pair of files."""
         import tokenizers
 
-        if (path / "tokenizer.json").is_file():
-            try:
-                tokenizer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
-            except Exception as error:  # it raises Exception itself
-                raise ValueError(f"tokenizer.json cannot be read: {error}") from None
-        elif (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
-            tokenizer = tokenizers.ByteLevelBPETokenizer.from_file(str(path / "vocab.json"), str(path / "merges.txt"))
+        whole, pair = path / "tokenizer.json", (path / "vocab.json", path / "merges.txt")
+        if whole.is_file():
+            with _named(f"{whole} cannot be read"):
+                tokenizer = tokenizers.Tokenizer.from_file(str(whole))
+                tokenizer.no_padding()  # a prompt stands alone, and is never cut off unsaid
+                tokenizer.no_truncation()
+        elif all(file.is_file() for file in pair):
+            with _named(f"{pair[0]} with {pair[1].name} cannot be read"):
+                tokenizer = tokenizers.ByteLevelBPETokenizer.from_file(*map(str, pair))
         else:
             raise FileNotFoundError("there is no tokenizer")
-        end_ids = json.loads((path / CONFIG).read_text(encoding="utf-8")).get("eos_token_id")
-        return cls(tokenizer, tuple(end_ids) if isinstance(end_ids, list) else () if end_ids is None else (end_ids,))
+        end_ids = read_json(path / CONFIG).get("eos_token_id")
+        end_ids = end_ids if isinstance(end_ids, list) else [] if end_ids is None else [end_ids]
+        if not all(type(token) is int and token >= 0 for token in end_ids):
+            raise ValueError(f"{path / CONFIG}: eos_token_id must be a token's number, a list of them, or null; it is "
+                             f"{short(end_ids)}")
+        return cls(tokenizer, tuple(end_ids))
+
+    @functools.cached_property
+    def largest_id(self) -> int:
+        """-1 where it knows no token."""
+        return max(self._tokenizer.get_vocab().values(), default=-1)
 
     def __len__(self) -> int:
         return self._tokenizer.get_vocab_size()
 
     def encode(self, text: str) -> list[int]:
-        """With the marks that the tokenizer sets around a text, if any."""
-        return self._tokenizer.encode(text).ids
+        """With the marks that the tokenizer sets around a text, if any. Raises UserError for what is no text."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"the prompt is no text: its character {error.start + 1} is {text[error.start]!r}, which "
+                            f"belongs to no character") from None
+        with _named("the tokenizer fails on this prompt"):
+            return self._tokenizer.encode(text).ids
 
     def decode(self, ids) -> str:
         """Without the marks."""
-        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        with _named("the tokenizer fails on what the model wrote"):
+            return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def stream(self, ids) -> Iterator[str]:
         """The text of token after token; what is half a character waits for its other half."""

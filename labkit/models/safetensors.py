@@ -25,6 +25,8 @@ from pathlib import Path
 
 import numpy as np
 
+from labkit._common.errors import short
+
 LARGEST_HEADER = 100_000_000  # bytes; the library's own limit
 MOST_DIMENSIONS = 64  # NumPy's
 METADATA = "__metadata__"
@@ -95,11 +97,18 @@ class Tensors(Named):
 def read(path) -> Tensors:
     """The tensors of a file. All that its header says is checked here, before any number is read."""
     path = Path(path)
-    size = path.stat().st_size
+    try:
+        size = path.stat().st_size
+        whole = np.memmap(path, np.uint8, "r") if size and path.is_file() else None
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise SafetensorsError(f"{path} cannot be read: {error.strerror or error}") from None
+    if not path.is_file():
+        raise SafetensorsError(f"{path} is no file")
     if size < 8:
         raise SafetensorsError(f"{path}: {size} bytes; a safetensors file begins with 8 that say how long its header "
                                f"is. Was the download cut off?")
-    whole = np.memmap(path, np.uint8, "r")
     length = int.from_bytes(whole[:8].tobytes(), "little")
     if length > LARGEST_HEADER:
         raise SafetensorsError(f"{path}: a header of {length:,} bytes is announced, at most {LARGEST_HEADER:,} are "
@@ -125,7 +134,7 @@ def parse_header(text: bytes, path: str) -> tuple[dict[str, Entry], dict[str, st
         raise SafetensorsError(f"{path}: the header is not JSON: {error}") from None
     metadata = header.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise SafetensorsError(f"{path}: {METADATA} must be a dictionary of strings; it is {_short(metadata)}")
+        raise SafetensorsError(f"{path}: {METADATA} must be a dictionary of strings; it is {short(metadata)}")
     return {name: _entry(name, header_entry, path) for name, header_entry in header.items()}, metadata
 
 
@@ -137,8 +146,8 @@ def _without_duplicates(pairs: list) -> dict:
     """json.loads keeps the last of two equal names, unnoticed."""
     result = dict(pairs)
     if len(result) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise DuplicateName(repr(next(name for name in names if names.count(name) > 1)))
+        seen: set[str] = set()
+        raise DuplicateName(repr(next(name for name, _ in pairs if name in seen or seen.add(name))))
     return result
 
 
@@ -147,18 +156,18 @@ def _entry(name: str, header_entry, path: str) -> Entry:
         return SafetensorsError(f"{path}: tensor {name!r}: {what}")
 
     if not isinstance(header_entry, dict) or set(header_entry) != {"dtype", "shape", "data_offsets"}:
-        raise bad(f"must have dtype, shape and data_offsets, and nothing else; the header says {_short(header_entry)}")
+        raise bad(f"must have dtype, shape and data_offsets, and nothing else; the header says {short(header_entry)}")
     dtype, shape, offsets = header_entry["dtype"], header_entry["shape"], header_entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise bad(f"dtype {_short(dtype)} is unknown; known are {', '.join(DTYPES)}")
+        raise bad(f"dtype {short(dtype)} is unknown; known are {', '.join(DTYPES)}")
     if not _counts(shape) or len(shape) > MOST_DIMENSIONS:
         raise bad(f"shape must be a list of at most {MOST_DIMENSIONS} whole numbers, none negative; "
-                  f"it is {_short(shape)}")
+                  f"it is {short(shape)}")
     if not _counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise bad(f"data_offsets must be [begin, end] with begin <= end; they are {_short(offsets)}")
+        raise bad(f"data_offsets must be [begin, end] with begin <= end; they are {short(offsets)}")
     itemsize = DTYPES[dtype].itemsize
     if math.prod(n for n in shape if n) * itemsize >= 2**63:  # zeros left out: NumPy multiplies the others all the same
-        raise bad(f"shape {_short(shape)} is larger than any memory")
+        raise bad(f"shape {short(shape)} is larger than any memory")
     begin, end = offsets
     if end - begin != math.prod(shape) * itemsize:
         raise bad(f"shape {shape} of {dtype} needs {math.prod(shape) * itemsize:,} bytes; "
@@ -169,11 +178,6 @@ def _entry(name: str, header_entry, path: str) -> Entry:
 def _counts(value) -> bool:
     """A list of whole numbers >= 0. True is an int to Python, but not to the format."""
     return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
-
-
-def _short(value, most: int = 80) -> str:
-    text = repr(value)
-    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def check_layout(entries: Mapping[str, Entry], size: int, path: str) -> None:

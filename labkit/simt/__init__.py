@@ -24,7 +24,7 @@ From a kernel's source to code
       live_ranges.py  variables split that are several at once
     codegen/      the tree -> loops over the threads of a block, compiled by Numba for the CPU
     compiled_kernel.py  a kernel compiled for one set of argument types
-    cache.py      compiled kernels on disk
+    cache.py      compiled kernels on disk; store.py: the files, with their checksums
     runtime/      what the generated code calls: memory, atomics, warps, tensor cores
 
 A launch

@@ -1,59 +1,123 @@
-"""Compiled kernels on disk: a Python module for each, with Numba's compiled code beside it.
+"""Compiled kernels on disk: for each the generated Python module, and what Numba compiled it to.
 
-A module's name carries a digest of everything that it was made from: labkit.simt's own sources, the versions of Numba
-and NumPy, the kernel's source, the types of its arguments and the settings. So nothing stale is ever loaded.
+A key is a digest of everything that a kernel was made from: labkit.simt's own sources, the versions of Python, Numba
+and NumPy, the kernel's source, the types of its arguments, the settings and the CPU. So nothing stale is ever
+loaded; and nothing damaged, for the store checks each file before it gives it out.
 """
 
-import contextlib
 import functools
 import hashlib
-import importlib.util
+import linecache
 import os
+import pickle
 import sys
-import tempfile
+import types
 from pathlib import Path
 
 import numba
 import numpy as np
+from numba.core.compiler import CompileResult
+from numba.core.dispatcher import Dispatcher
+from numba.core.serialize import dumps
 
+from labkit.simt.errors import SettingError
 from labkit.simt.settings import cache_directory
+from labkit.simt.store import Store
+
+VERSIONS = f"{sys.implementation.cache_tag} {numba.__version__} {np.__version__}"
 
 
 @functools.cache
 def own_version():
-    """A digest of labkit.simt's own sources, in all its folders, and of the versions of Numba and NumPy."""
-    digest = hashlib.sha256(f"{numba.__version__} {np.__version__}".encode())
+    """A digest of labkit.simt's own sources, in all its folders, and of the versions of Python, Numba and NumPy."""
+    digest = hashlib.sha256(VERSIONS.encode())
     folder = Path(__file__).parent
     for file in sorted(folder.rglob("*.py")):
         digest.update(str(file.relative_to(folder)).encode() + file.read_bytes())
     return digest.hexdigest()
 
 
-def forget(name):
-    """Delete what the cache holds of a generated module."""
-    for file in [*cache_directory().glob(f"{name}.*"), *cache_directory().glob(f"__pycache__/{name}.*")]:
-        with contextlib.suppress(OSError):
-            file.unlink()
-    importlib.invalidate_caches()
+@functools.cache
+def _store_in(directory):
+    return Store(directory, named_by="LABKIT_CACHE_DIR")
+
+
+def _store():
+    return _store_in(cache_directory())
 
 
 def load_module(name, make_source):
-    """Import the generated module from the cache directory, writing it first if it is not there."""
-    directory = cache_directory()
-    path = directory / f"{name}.py"
-    if not path.exists():
-        source = make_source()
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=directory, suffix=".tmp", delete=False, encoding="utf-8") as f:
-                f.write(source)
-            os.replace(f.name, path)
-        except OSError:  # no place to cache: compile from a directory that ends with the process
-            directory = Path(tempfile.mkdtemp(prefix="labkit-simt-"))
-            path = directory / f"{name}.py"
-            path.write_text(source, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(f"labkit_simt_cache.{name}", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    """The generated module of this name, from the store, or made and put there. SOURCE is its text."""
+    kept = _store().load(f"{name}.py")
+    source = make_source() if kept is None else kept.decode()
+    if kept is None:
+        _store().save(f"{name}.py", source.encode())
+    module = types.ModuleType(f"labkit_simt_cache.{name}")
+    module.__file__, module.SOURCE = f"<labkit.simt {name}>", source
+    linecache.cache[module.__file__] = len(source), None, source.splitlines(keepends=True), module.__file__
+    sys.modules[module.__name__] = module
+    exec(compile(source, module.__file__, "exec"), vars(module))
+    for function in vars(module).values():
+        if isinstance(function, Dispatcher) and function.py_func.__module__ == module.__name__:
+            function._cache = KeptCode(_store, f"{name}.{function.py_func.__name__}")
     return module
+
+
+def keep_beside(dispatcher, stamp):
+    """What Numba compiles of this function is kept in the __pycache__ beside its file, or in the cache directory where
+    that cannot be written. stamp: changes with whatever the function is made from."""
+    if not isinstance(dispatcher, Dispatcher):
+        raise SettingError(f"NUMBA_DISABLE_JIT is {os.environ.get('NUMBA_DISABLE_JIT', '1')!r}; it must be 0 or not "
+                           "set, for the CPU device is compiled with Numba. To step through a kernel, use observe")
+    function = dispatcher.py_func
+    folder = Path(function.__code__.co_filename).parent
+    digest = hashlib.sha256(f"{function.__module__} {function.__code__.co_firstlineno} {stamp}".encode()).hexdigest()
+
+    def store():
+        return _store_in(folder / "__pycache__" if os.access(folder, os.W_OK) else cache_directory())
+
+    dispatcher._cache = KeptCode(store, f"{function.__qualname__}_{digest[:20]}")
+    return dispatcher
+
+
+class KeptCode:
+    """Where a dispatcher of Numba's keeps what it compiled, as its _Cache, over a store of files.
+
+    Numba's own cache writes an index and a file for each compiled signature, one after the other: a disk that fills in
+    between leaves an index of nothing. And it checks neither, so a flipped bit is run as it is.
+    """
+
+    cache_path = None
+
+    def __init__(self, store, name):
+        self._store, self.name = store, name  # store: a function, for $LABKIT_CACHE_DIR may change
+
+    def _key(self, signature, codegen):
+        made_for = f"{VERSIONS} {signature} {codegen.magic_tuple()}"
+        return f"{self.name}.{hashlib.sha256(made_for.encode()).hexdigest()[:20]}"
+
+    def load_overload(self, signature, target_context):
+        target_context.refresh()
+        key = self._key(signature, target_context.codegen())
+        content = self._store().load(key)
+        if content is None:
+            return None
+        try:
+            return CompileResult._rebuild(target_context, *pickle.loads(content))
+        except Exception:  # whole, but written by something else under the same name: pickle raises anything then
+            self._store().forget(key)
+            return None
+
+    def save_overload(self, signature, result):
+        if result.library.has_dynamic_globals or not all(lifted.can_cache for lifted in result.lifted):
+            return  # addresses of this process
+        try:
+            content = dumps(result._reduce())
+        except Exception:  # what cannot be pickled is compiled again in the next process
+            return
+        self._store().save(self._key(signature, result.codegen), content)
+
+    def enable(self):
+        pass
+
+    disable = flush = enable

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-from pathlib import Path
 
 import numba
 import numpy as np
@@ -10,10 +9,9 @@ from numba.core import types
 from numba.core.errors import NumbaError
 
 from labkit.simt.arrays import DeviceNDArray
-from labkit.simt.cache import forget, load_module, own_version
+from labkit.simt.cache import load_module, own_version
 from labkit.simt.codegen.emit import Generator, code_name
 from labkit.simt.codegen.inference import type_error
-from labkit.simt.errors import KernelError
 from labkit.simt.interpreter import shared_bytes
 from labkit.simt.ir import fingerprint_of
 from labkit.simt.runtime import float16  # noqa: F401 (float16 is registered by its import)
@@ -35,13 +33,7 @@ class CompiledKernel:
         def source():
             return Generator(program, all_types, is_checked(), order=order, flat=flat).generate()
 
-        try:
-            self._load(load_module(name, source), all_types)
-        except (KernelError, NumbaError):
-            raise
-        except Exception:  # a file of the cache is damaged: unpickling, parsing and importing raise what they like
-            forget(name)
-            self._load(load_module(name, source), all_types)
+        self._load(load_module(name, source), all_types)
 
     def _load(self, module, all_types):
         """Compile the generated module for its one signature, or take what the cache has."""
@@ -56,7 +48,7 @@ class CompiledKernel:
             with _quicker_compiles():
                 self.function.compile(signature)
         except NumbaError as error:
-            raise type_error(program, error, Path(module.__file__).read_text(encoding="utf-8")) from error
+            raise type_error(program, error, module.SOURCE) from error
         self.entry = self.function.overloads[signature].entry_point
         self.function.disable_compile()
 

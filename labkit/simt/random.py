@@ -14,6 +14,7 @@ import numpy as np
 from numba import float32, float64, njit, uint32, uint64
 
 from labkit.simt.arrays import DeviceNDArray, device_array
+from labkit.simt.cache import keep_beside, own_version
 from labkit.simt.jit import jit
 
 xoroshiro128p_dtype = np.dtype([("s0", np.uint64), ("s1", np.uint64)], align=True)
@@ -24,22 +25,26 @@ TWO_PI_FLOAT32 = np.float32(2 * math.pi)
 TWO_PI_FLOAT64 = np.float64(2 * math.pi)
 
 
+def _compiled(function):
+    return keep_beside(njit(function), own_version())
+
+
 # On two numbers: called by the host and by the device functions below -------------------------------------------------
 
 
-@njit(cache=True)
+@_compiled
 def _rotate_left(x, k):
     return (x << uint32(k)) | (x >> uint32(64 - k))
 
 
-@njit(cache=True)
+@_compiled
 def _step(s0, s1):
     """The state after (s0, s1)."""
     s1 ^= s0
     return _rotate_left(s0, 55) ^ s1 ^ (s1 << uint32(14)), _rotate_left(s1, 36)
 
 
-@njit(cache=True)
+@_compiled
 def _jump(s0, s1):
     """The state 2**64 steps after (s0, s1)."""
     jumped0, jumped1 = uint64(0), uint64(0)
@@ -52,7 +57,7 @@ def _jump(s0, s1):
     return jumped0, jumped1
 
 
-@njit(cache=True)
+@_compiled
 def _split_mix(seed):
     z = seed + uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> uint32(30))) * uint64(0xBF58476D1CE4E5B9)
@@ -60,7 +65,7 @@ def _split_mix(seed):
     return z ^ (z >> uint32(31))
 
 
-@njit(cache=True)
+@_compiled
 def init_xoroshiro128p_states_cpu(states, seed, subsequence_start):
     """Fill a host array with generators that start 2**64 steps apart."""
     s0 = s1 = _split_mix(uint64(seed))

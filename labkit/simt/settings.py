@@ -4,12 +4,16 @@ LABKIT_CACHE_DIR      where compiled kernels are kept
 LABKIT_WORKERS        how many threads run blocks; the number of cores unless set
 LABKIT_TIME_LIMIT     seconds that one block may run; 60 unless set, 0 is no limit
 LABKIT_BOUNDS_CHECK   0: array indices are not checked
+
+Each is read when it is needed. One that is empty counts as not set; nonsense raises SettingError.
 """
 
 import contextlib
 import contextvars
+import math
 import os
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +36,7 @@ class DeviceLimits:
 
 
 LIMITS = DeviceLimits()
+MOST_WORKERS = 1024
 MAX_COOPERATIVE_THREADS = 1 << 18  # a large GPU holds about as many at once
 ORDERS = ("forward", "reverse", "scattered")
 _ORDER = contextvars.ContextVar("labkit_simt_order", default="forward")
@@ -40,15 +45,20 @@ _TIME_LIMIT = contextvars.ContextVar("labkit_simt_time_limit", default=None)
 
 def cache_directory():
     """Where compiled kernels are kept: $LABKIT_CACHE_DIR, or labkit-simt in the user's cache directory."""
-    if given := os.environ.get("LABKIT_CACHE_DIR"):
-        return Path(given)
+    given = os.environ.get("LABKIT_CACHE_DIR")
+    return Path(os.path.expanduser(given)) if given else user_cache() / "labkit-simt"
+
+
+def user_cache():
+    """The directory in which this user's programs keep what they can make again."""
+    home = Path(os.path.expanduser("~"))
+    if not home.is_absolute():  # a user without a home, as in some containers
+        home = Path(tempfile.gettempdir())
     if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    return base / "labkit-simt"
+        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
+    if sys.platform == "darwin":
+        return home / "Library" / "Caches"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
 
 
 @contextlib.contextmanager
@@ -92,11 +102,12 @@ def time_limit_s():
 def worker_count():
     """How many threads run blocks: $LABKIT_WORKERS, or one for each core that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return _number("LABKIT_WORKERS", int, 0, "a number of threads, or 0 for one on each core") or cores
+    allowed = f"a number of threads, or 0 for one on each core; at most {MOST_WORKERS:,} are allowed"
+    return _number("LABKIT_WORKERS", int, 0, allowed, MOST_WORKERS) or cores
 
 
-def _number(variable, convert, default, allowed):
-    """The value of an environment variable, at least 0; the default where it is not set, or empty."""
+def _number(variable, convert, default, allowed, most=math.inf):
+    """The value of an environment variable, 0 to `most`; the default where it is not set, or empty."""
     text = os.environ.get(variable)
     if not text:
         return default
@@ -104,11 +115,14 @@ def _number(variable, convert, default, allowed):
         value = convert(text)
     except ValueError:
         value = -1
-    if not value >= 0:  # NaN included
+    if not 0 <= value <= most:  # NaN included
         raise SettingError(f"{variable} is {text!r}; it must be {allowed}")
     return value
 
 
 def is_checked():
     """False where $LABKIT_BOUNDS_CHECK is 0: array indices are then not checked, as on a GPU."""
-    return os.environ.get("LABKIT_BOUNDS_CHECK", "1") != "0"
+    given = os.environ.get("LABKIT_BOUNDS_CHECK") or "1"
+    if given not in ("0", "1"):
+        raise SettingError(f"LABKIT_BOUNDS_CHECK is {given!r}; it must be 0, for unchecked array indices, or 1")
+    return given == "1"

@@ -1,12 +1,16 @@
-"""A file is written whole or not at all."""
+"""A file is written whole or not at all, and one that cannot be read is named."""
 
 import os
 import stat
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from labkit._common.files import write_text
+from labkit._common import files
+from labkit._common.errors import UserError, short
+from labkit._common.files import FileError, locked, read_json, write_text
 
 
 def test_the_old_text_stays_until_the_new_one_is_complete(tmp_path, monkeypatch):
@@ -46,3 +50,62 @@ def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(tmp_path, mon
         write_text(path, "\ud800")
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+# --- Reading ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    (b"\xff{}", "no text in UTF-8: the byte at 0 is 0xff"), (b"", "no JSON: Expecting value"), (b"[1]", "must hold an "
+     r"object, {...}; it holds a list"), (b"null", "it holds null"), (b"3", "it holds a number"),
+    (b'{"a":' * 100_000, "nested too deeply"), (b'{"a": ' + b"1" * 5000 + b"}", "no JSON: Exceeds the limit"),
+    (b'{"a": "\\ud83d"}', "half of a surrogate pair"), (b'{"\\uDE00": 1}', "half of a surrogate pair"),
+])
+def test_json_that_is_none_is_a_sentence_that_names_the_file(tmp_path, content, message):
+    path = tmp_path / "some.json"
+    path.write_bytes(content)
+    with pytest.raises(FileError, match=message) as raised:
+        read_json(path)
+    assert str(raised.value).startswith(str(path)) and isinstance(raised.value, UserError | ValueError)
+
+
+def test_json_that_is_right_is_read(tmp_path):
+    path = tmp_path / "some.json"
+    path.write_bytes('\ufeff{"a": "\\ud83d\\ude00 ü"}'.encode())
+    assert read_json(path) == {"a": "😀 ü"}
+    path.write_text("[1]")
+    assert read_json(path, list) == read_json(path, None) == [1]
+    with pytest.raises(FileNotFoundError):
+        read_json(tmp_path / "other.json")
+    with pytest.raises(FileError, match=f"{tmp_path} cannot be read: Is a directory"):
+        read_json(tmp_path)
+
+
+def test_only_one_at_a_time_holds_a_lock(tmp_path, monkeypatch):
+    inside, most = [], []
+
+    def work():
+        for _ in range(5):
+            with locked(tmp_path / "file"):
+                inside.append(1)
+                most.append(len(inside))
+                time.sleep(0.002)
+                inside.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 20
+    monkeypatch.setattr(files, "PATIENCE_S", 0.05)
+    with locked(tmp_path / "file"), locked(tmp_path / "file"):  # the other has stopped: it goes on without
+        pass
+
+
+def test_long_values_are_cut_off_in_messages():
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert short("x" * 100) == repr("x" * 100)[:77] + "..."
+    assert short(3) == "3" and short(10**5000) == "a int too large to show" and "list" in short(deep)

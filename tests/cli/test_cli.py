@@ -17,10 +17,10 @@ import typer.main
 from typer.testing import CliRunner
 
 from labkit import __version__, cli
-from labkit._common import paths
+from labkit._common import paths, recordings
 from labkit._common.errors import UserError
 from labkit._common.paths import REPOSITORY
-from labkit.course import notebooks
+from labkit.course import exercises, notebooks
 from labkit.course import registry as course
 
 ROOT = REPOSITORY
@@ -41,7 +41,7 @@ def test_help_is_quick_and_lists_every_command():
     for _ in range(3):  # the machine may be busy: processor time, not the clock on the wall
         before = os.times()
         done = subprocess.run(
-            [sys.executable, "-m", "labkit.cli", "--help"], capture_output=True, text=True, check=True
+            [sys.executable, "-m", "labkit", "--help"], capture_output=True, text=True, check=True
         )
         after = os.times()
         used = after.children_user + after.children_system - before.children_user - before.children_system
@@ -282,7 +282,7 @@ def test_learn_as_a_user_types_it(course_dir, tmp_path, typed, lesson, passed_on
     for chapter in course.load(course_dir).chapters:
         notebooks.write_notebook(notebooks.to_notebook(chapter), chapter.built)
     places = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run([sys.executable, "-m", "labkit.cli", *typed.split()], capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-m", "labkit", *typed.split()], capture_output=True, text=True,
                           env={**os.environ, "PYTHONPATH": places, "LABKIT_COURSE": str(course_dir)})
     assert done.returncode == 0, done.stderr
     given = json.loads(done.stdout.split("JupyterLab is given ")[1])
@@ -512,7 +512,7 @@ def test_build_check_looks_at_the_exercises(exercised):
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_watch_checks_again_on_save_and_ends_on_ctrl_c(exercised):
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "labkit.cli", "watch", "count_blocks"], stdout=subprocess.PIPE,
+        [sys.executable, "-u", "-m", "labkit", "watch", "count_blocks"], stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, cwd=exercised.root,
     )
     try:
@@ -527,3 +527,57 @@ def test_watch_checks_again_on_save_and_ends_on_ctrl_c(exercised):
     finally:
         process.kill()
     assert process.returncode == 130 and rest.strip() == "labkit: Stopped."
+
+
+# --- Damaged files and wrong variables -------------------------------------------------------------------------------
+
+
+def python_m_labkit(*arguments, **variables):
+    return subprocess.run([sys.executable, "-m", "labkit", *arguments], capture_output=True, text=True,
+                          env={**os.environ, "LABKIT_DEVICE": "cpu", "COLUMNS": "200", **variables})
+
+
+def test_a_damaged_model_is_a_sentence(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"n_layer": 10**9}))
+    (tmp_path / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
+    done = python_m_labkit("generate", "hello", "--model", str(tmp_path))
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"labkit: {tmp_path}/model.safetensors: n_layer is 1,000,000,000"), done.stderr
+
+
+def test_damaged_progress_is_a_sentence_and_what_it_says_stays(labkit, course_dir):
+    (course_dir / ".labkit").mkdir()
+    (course_dir / ".labkit" / "progress.json").write_text('{"finished": {"00_first": "2026-01-02",}}')
+    done = labkit("progress")
+    assert done.exit_code == 0 and "finished" in done.stdout
+    assert done.stderr.startswith("labkit: .labkit/progress.json is no JSON: ") and ".py" not in done.stderr
+    assert labkit("progress").stderr == ""
+
+
+VARIABLES = {  # nonsense in each, and what says so
+    "LABKIT_DEVICE": ("generate x", "abc", "it must be one of auto, gpu, cpu"),
+    "LABKIT_WORKERS": ("generate x", "abc", "it must be a number of threads"),
+    "LABKIT_COURSE": ("progress", "/no/where", "it must be a directory, with a course.toml in it"),
+}
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_a_wrong_variable_is_named_in_one_sentence(variable):
+    command, value, words = VARIABLES[variable]
+    done = python_m_labkit(*command.split(), **{variable: value})
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == 2 and lines[-1].startswith(f"labkit: {variable} is '{value}'; {words}"), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_other_wrong_variables_are_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("LABKIT_EXERCISES", "/no/where")
+    with pytest.raises(UserError, match="LABKIT_EXERCISES names '/no/where'; it must name a directory with files chNN"):
+        exercises.load(own=False)
+    monkeypatch.setenv("LABKIT_QUOTES", "/no/where/at/all")
+    (tmp_path / "a.json").write_text('{"ops": {"matmul": 1}}')
+    with pytest.raises(UserError, match="LABKIT_QUOTES is '/no/where/at/all'; it must name a file that can be written"):
+        recordings.read(tmp_path / "a.json")["ops"]["matmul"]
+    monkeypatch.setenv("LABKIT_COURSE", str(tmp_path))
+    with pytest.raises(UserError, match=f"there is no course in {tmp_path}, which LABKIT_COURSE names"):
+        course.load()

@@ -1,9 +1,12 @@
 """Notebooks that somebody has worked in are kept: every copy under a name of its own, also of what cannot be read."""
 
+import json
+
 import pytest
 
-from labkit.course import notebooks
+from labkit.course import build, lessons, notebooks, progress, workbooks
 from labkit.course import registry as courses
+from labkit.course.registry import CourseError
 
 
 @pytest.fixture
@@ -32,3 +35,51 @@ def test_what_cannot_be_read_counts_as_edited(course):
     notebook.cells[-1].source += "\n# mine"
     notebooks.write_notebook(notebook, path)
     assert notebooks.edited(path)
+
+
+CELL = {"cell_type": "code", "source": "1", "metadata": {}, "outputs": [], "execution_count": 1, "id": "a"}
+WHOLE = {"cells": [CELL], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+DAMAGED = {
+    "not JSON": "{", "a list": [], "null": None, "nothing in it": {}, "no UTF-8": b"\xff", "nested": "[" * 100_000,
+    "metadata null": WHOLE | {"metadata": None}, "metadata a list": WHOLE | {"metadata": [1]},
+    "ours a text": WHOLE | {"metadata": {"labkit": "text"}},
+    "kernels a list": WHOLE | {"metadata": {"labkit": {"kernels": [1]}}},
+    "recordings a number": WHOLE | {"metadata": {"labkit": {"recordings": 3}}},
+    "cells a dictionary": WHOLE | {"cells": {"a": CELL}}, "cells null": WHOLE | {"cells": None},
+    "a cell is a text": WHOLE | {"cells": ["text"]}, "a cell of no type": WHOLE | {"cells": [{"source": "1"}]},
+    **{f"{key} {value!r}": WHOLE | {"cells": [CELL | {key: value}]} for key, value in (
+        ("source", 5), ("source", None), ("source", ["a", 1]), ("metadata", None), ("metadata", {"tags": None}),
+        ("metadata", {"labkit": 3}), ("outputs", None), ("outputs", [5]), ("outputs", [{"text": "x"}]),
+        ("cell_type", 3), ("id", 3))},
+    "half a pair": json.dumps(WHOLE | {"cells": [CELL | {"source": "\ud800"}]}),
+    "of another version": WHOLE | {"nbformat": 99}, "of no version": WHOLE | {"nbformat": "x"},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_notebook_is_kept_and_stops_nothing(course, damage):
+    """Whatever reads notebooks goes on, and takes the damaged one for the learner's work."""
+    content = DAMAGED[damage]
+    text = content if isinstance(content, str | bytes) else json.dumps(content)
+    data = text if isinstance(text, bytes) else text.encode()
+    chapter = course.chapters[0]
+    for path in (chapter.built, chapter.workbook, lessons.kept_path(course, chapter)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    assert notebooks.read_notebook(chapter.built) is None and notebooks.edited(chapter.built)
+    assert progress.finished(course) == {} and lessons.kept(course, chapter) is None
+    assert any(f"notebooks/{chapter.name}.ipynb cannot be read" in problem for problem in build.check(course))
+    with pytest.raises(CourseError, match=f"{chapter.workbook.name} cannot be read: labkit reset"):
+        workbooks.learners(chapter)
+
+
+@pytest.mark.parametrize("more", [{"colour": "red"}, {"id": "not an id!"}])
+def test_what_only_the_schema_forbids_is_still_the_learners_work(course, more):
+    path = course.chapters[0].built
+    path.write_text(json.dumps(WHOLE | {"cells": [CELL | more]}))
+    notebook = notebooks.read_notebook(path)
+    assert progress.was_run(notebook)
+    before = path.read_bytes()
+    with pytest.raises(CourseError, match=f"{path.name} is no notebook that Jupyter would open: "):
+        notebooks.write_notebook(notebook, path)
+    assert path.read_bytes() == before

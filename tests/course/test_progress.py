@@ -3,6 +3,8 @@
 import datetime
 import json
 import shutil
+import subprocess
+import sys
 
 import nbformat
 import pytest
@@ -71,10 +73,89 @@ def test_a_finished_lesson_leaves_the_rest_of_what_is_remembered(course):
     assert after == before and list(after["passed"]) == ["count_blocks"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"passed": 3, "hints": null}'])
-def test_a_damaged_file_is_an_empty_one(course, text):
+DAY = "2026-01-02"
+GOOD = {"passed": {"count_blocks": DAY}, "hints": {"scale_vector": 2}}
+DAMAGED = {  # what the file holds -> what can be read of it
+    "empty": ("", {}),
+    "cut off": (json.dumps(GOOD)[:-9], {}),
+    "one comma too many": (json.dumps(GOOD)[:-1] + ",}", GOOD),
+    "a comma too many inside": (json.dumps(GOOD).replace('"}', '",}'), GOOD),
+    "a list": ("[1]", {}),
+    "nested without end": ("[" * 100_000, {}),
+    "not UTF-8": (b"\xff\xfe{}", {}),
+    "half a pair": ('{"passed": {"count_blocks": "\\ud800"}}', {}),
+    "no tables": (json.dumps(GOOD | {"shown": 3, "finished": None}), GOOD),
+    "hints that are no numbers": (json.dumps(GOOD | {"hints": {"scale_vector": "many", "scale_again": 1}}),
+                                  GOOD | {"hints": {"scale_again": 1}}),
+    "a negative hint": (json.dumps(GOOD | {"hints": {"scale_vector": -5}}), {"passed": GOOD["passed"]}),
+    "days that are none": (json.dumps({"passed": {"count_blocks": 5, "scale_vector": DAY}}),
+                           {"passed": {"scale_vector": DAY}}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+@pytest.mark.parametrize("command", ["read", "passed", "hint"])
+def test_a_damaged_file_is_kept_aside_with_what_can_be_read_of_it(course, damage, command):
+    text, expected = DAMAGED[damage]
+    content = text if isinstance(text, bytes) else text.encode()
     course.state_dir.mkdir(exist_ok=True)
-    (course.state_dir / "progress.json").write_text(text)
+    (course.state_dir / "progress.json").write_bytes(content)
+    with pytest.warns(UserWarning, match=r"^\.labkit/progress\.json.*; the damaged one is now \.labkit/backups/"):
+        {"read": progress.read, "passed": lambda course: progress.passed(course, "idle_threads"),
+         "hint": lambda course: progress.hint(course, "idle_threads", 3)}[command](course)
+    (backup,) = (course.state_dir / "backups").iterdir()
+    assert backup.read_bytes() == content
+    found = progress.read(course)  # without a warning: all is well again
+    added = {"read": {}, "passed": {"passed": "idle_threads"}, "hint": {"hints": "idle_threads"}}[command]
+    for table, name in added.items():
+        assert found[table].pop(name)
+    assert {name: table for name, table in found.items() if table} == expected
+
+
+def test_a_directory_in_its_place_is_kept_aside(course):
+    (course.state_dir / "progress.json").mkdir(parents=True)
+    (course.state_dir / "progress.json" / "mine").write_text("mine")
+    with pytest.warns(UserWarning, match="progress.json cannot be read: Is a directory"):
+        progress.passed(course, "count_blocks")
+    (backup,) = (course.state_dir / "backups").iterdir()
+    assert (backup / "mine").read_text() == "mine"
+    assert list(progress.read(course)["passed"]) == ["count_blocks"]
+
+
+def test_tables_of_a_later_version_stay(course):
+    course.state_dir.mkdir()
+    path = course.state_dir / "progress.json"
+    path.write_text(json.dumps(GOOD | {"stars": {"count_blocks": [1, 2]}}))
+    progress.passed(course, "idle_threads")
+    assert json.loads(path.read_text())["stars"] == {"count_blocks": [1, 2]}
+
+
+def test_what_cannot_be_written_is_a_sentence(course):
+    course.state_dir.write_text("a file where the directory should be")
+    with pytest.raises(CourseError, match="progress.json cannot be written: File exists"):
+        progress.passed(course, "count_blocks")
     assert progress.read(course) == {name: {} for name in progress.TABLES}
-    progress.passed(course, "count_blocks")
-    assert list(json.loads((course.state_dir / "progress.json").read_text())) == ["passed"]
+
+
+MANY = """
+from labkit.course import progress, registry
+import pathlib, sys
+course = registry.load(pathlib.Path(sys.argv[1]))
+for entry in course.exercises[int(sys.argv[2])::4]:
+    progress.passed(course, entry.name)
+    progress.hint(course, entry.name)
+"""
+
+
+def test_what_several_processes_report_at_once_is_all_kept(course):
+    chapter = course.chapters[0].name
+    with open(course.root / "course.toml", "a") as file:
+        for n in range(40):
+            file.write(f'[[exercise]]\nname = "more_{n}"\nchapter = "{chapter}"\ntitle = "{n}"\npoints = 1\n'
+                       'hints = ["a", "b", "c"]\n')
+    course = courses.load(course.root)
+    processes = [subprocess.Popen([sys.executable, "-c", MANY, course.root, str(part)]) for part in range(4)]
+    assert [process.wait(60) for process in processes] == [0] * 4
+    names = {entry.name for entry in course.exercises}
+    found = progress.read(course)
+    assert set(found["passed"]) == set(found["hints"]) == names and len(names) > 40

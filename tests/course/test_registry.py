@@ -7,6 +7,7 @@ import nbformat
 import pytest
 
 from labkit._common import files
+from labkit._common.errors import UserError
 from labkit._common.paths import REPOSITORY
 from labkit.course import build, execution, notebooks, progress, readme
 from labkit.course import registry as courses
@@ -43,12 +44,42 @@ def test_nothing_in_the_repository_is_stale():
         ('title = "Second"', 'title = "Second"\npoints = 3', "unknown key 'points'"),
         ("[course]", "[courses]", "unknown table 'courses'"),
         ("[course]", "[course", "not valid TOML"),
+        ("[course]", "course = 3\n[other]", "unknown table 'other'"),
+        ("tagline = ", "tagline = 5 # ", r"\[course\] must be a table with a title and a tagline"),
     ],
 )
 def test_a_mistake_in_the_registry_is_named(course_dir, old, new, words):
     path = course_dir / "course.toml"
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(courses.CourseError, match=words):
+        courses.load(course_dir)
+
+
+@pytest.mark.parametrize(("content", "words"), [
+    ("chapter = 3", r"'chapter' must be tables, each beginning with \[\[chapter\]\], not 3"),
+    ("chapter = [3]", "'chapter' must be tables"),
+    ("[chapter]\nname = 'x'", "'chapter' must be tables"),
+    ("course = 3\n[[chapter]]\nname = '00_a'\ntitle = 'A'\nsummary = 'A'", r"\[course\] must be a table"),
+    ("exercise = 'x'\n[[chapter]]\nname = '00_a'\ntitle = 'A'\nsummary = 'A'", "'exercise' must be tables"),
+    ("a = " + "[" * 100_000, "not valid TOML: it is nested too deeply"),
+    ("a = '\0'", "not valid TOML"),
+    ("", r"lists no \[\[chapter\]\]"),
+    (b"title = '\xff'", "course.toml is no text in UTF-8: the byte at 9 is 0xff"),
+])
+def test_a_registry_of_another_shape_is_named(tmp_path, content, words):
+    (tmp_path / "course.toml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UserError, match=words):
+        courses.load(tmp_path)
+
+
+def test_a_directory_in_the_place_of_a_file_is_named(course_dir):
+    source = courses.load(course_dir).chapters[0].source
+    source.write_bytes(b"\xfe")
+    with pytest.raises(UserError, match=f"{source.name} is no text in UTF-8"):
+        courses.load(course_dir).chapters[0].source_text()
+    (course_dir / "course.toml").unlink()
+    (course_dir / "course.toml").mkdir()
+    with pytest.raises(UserError, match="course.toml cannot be read: Is a directory"):
         courses.load(course_dir)
 
 
@@ -247,7 +278,8 @@ def test_a_lesson_is_finished_once_the_learner_has_run_it_all(fresh):
     notebooks.write_notebook(notebooks.to_notebook(first), first.built)
     assert progress.next_lesson(fresh) == second
     (fresh.state_dir / "progress.json").write_text("{")
-    assert progress.finished(fresh) == {}
+    with pytest.warns(UserWarning, match="progress.json is no JSON"):
+        assert progress.finished(fresh) == {}
 
 
 def test_a_page_is_stale_when_a_recording_that_it_quotes_changes(course_dir):

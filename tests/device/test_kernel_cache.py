@@ -1,78 +1,18 @@
 """Compiled kernels on disk: found again, never wrongly, whatever happens to the files. Compiled without a GPU, for
 compute capability 9.0, where the CUDA toolkit's compiler is installed."""
 
-import os
 import subprocess
 import sys
 import textwrap
 import types as python_types
-import warnings
 
 import pytest
 
 from labkit import device
 from labkit.device import compile_ahead, compiling, kernel_cache
-from labkit.device.kernel_cache import SUFFIX, Store
+from labkit.simt.store import SUFFIX
 
 pytest.importorskip("numba.cuda", reason="numba-cuda is not installed")
-
-
-# --- Files ------------------------------------------------------------------------------------------------------------
-
-
-def test_what_was_saved_is_loaded(tmp_path):
-    store = Store(tmp_path / "new" / "folder")
-    assert store.load("a") is None
-    assert store.save("a", b"kernel") and store.load("a") == b"kernel"
-    assert store.load("b") is None
-
-
-@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:10], lambda data: b"",
-                                    lambda data: data[:-1] + bytes([data[-1] ^ 1]),
-                                    lambda data: b"labkit kernel 0\n" + data[16:]])
-def test_a_damaged_file_is_deleted(tmp_path, damage):
-    store = Store(tmp_path)
-    store.save("a", b"kernel" * 100)
-    store.path("a").write_bytes(damage(store.path("a").read_bytes()))
-    assert store.load("a") is None and not store.path("a").exists()
-    assert store.save("a", b"again") and store.load("a") == b"again"
-
-
-def test_a_disk_that_takes_nothing_warns_once(tmp_path, monkeypatch):
-    store = Store(tmp_path)
-
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(kernel_cache.os, "replace", full)
-    with pytest.warns(RuntimeWarning, match="compiled kernels are not kept: .*No space left"):
-        assert not store.save("a", b"kernel")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert not store.save("b", b"kernel")
-    assert list(tmp_path.iterdir()) == []  # no half file is left
-    monkeypatch.undo()
-    assert store.save("a", b"kernel")
-
-
-def test_a_directory_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.warns(RuntimeWarning, match="LABKIT_KERNEL_CACHE names another directory"):
-        assert not Store(tmp_path / "file" / "below").save("a", b"")
-
-
-def test_the_least_recently_used_go_first(tmp_path):
-    store = Store(tmp_path, limit=10_000)
-    for age, name in enumerate("abcd"):
-        store.save(name, bytes(2000))
-        os.utime(store.path(name), (1000 + age, 1000 + age))
-    store.load("a")  # used now
-    old = tmp_path / "left behind.tmp"
-    old.write_bytes(b"half")
-    os.utime(old, (1000, 1000))
-    store.save("e", bytes(2000))
-    kept = {path.name.removesuffix(SUFFIX) for path in tmp_path.iterdir()}
-    assert kept == {"a", "d", "e", "c"} - ({"c"} if len(kept) == 3 else set()) and "b" not in kept
 
 
 def test_where_kernels_are_kept(monkeypatch, tmp_path):

@@ -90,3 +90,13 @@ def test_no_tensors_and_empty_ones():
     assert blob["one"].copy_to_host() == 1
     with pytest.raises(ValueError, match=r"empty has shape \(0, 3\), no elements"):
         blob["empty"]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_numbers_that_are_not_finite_are_refused_where_that_is_asked(dtype):
+    tensors = {"a": np.array([3e38, 3e38, -3e38], np.float32)[: 3 if dtype == np.float32 else 0],
+               "b": np.array([[1, np.nan], [np.inf, 2]], np.float32)}
+    with pytest.raises(ValueError, match=f"b: 2 of its 4 numbers are not finite in {dtype.__name__}, the fi"):
+        Blob(tensors, dtype=dtype, finite=True)
+    assert np.isnan(Blob(tensors, dtype=dtype)["b"].copy_to_host()).sum() == 1
+    assert Blob({"a": tensors["a"]}, dtype=dtype, finite=True).entries["a"].dtype == dtype

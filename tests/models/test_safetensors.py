@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 
 import numpy as np
 import pytest
@@ -185,3 +186,23 @@ def test_every_dtype_of_the_format_has_a_size():
         "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
         "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("repeated", [0, 39_999])
+def test_a_name_twice_among_very_many_is_found_at_once(tmp_path, repeated):
+    """The search takes each name once: two seconds would be a search that compares each with each other."""
+    names = [f"h.{n}.weight" for n in range(40_000)] + [f"h.{repeated}.weight"]
+    header = "{" + ", ".join(f'"{name}": 1' for name in names) + "}"
+    began = time.perf_counter()
+    with pytest.raises(SafetensorsError, match=f"the header names 'h.{repeated}.weight' twice"):
+        read(write(tmp_path / "many", header.encode()))
+    assert time.perf_counter() - began < 2
+
+
+def test_what_is_no_file_is_named(tmp_path):
+    with pytest.raises(SafetensorsError, match=f"{tmp_path} is no file"):
+        read(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        read(tmp_path / "nothing")
+    with pytest.raises(SafetensorsError, match="cannot be read: File name too long"):
+        read(tmp_path / ("x" * 300))

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numba import njit
 
 from labkit import cuda, simt
-from labkit.simt import cache, runtime
+from labkit.simt import cache, runtime, store
 from labkit.simt.errors import OutOfBoundsError
 from labkit.simt.runtime import collectives, ptx_copies, ptx_matrices, shared_function
 
@@ -61,9 +63,11 @@ def program(tmp_path):
     return run
 
 
-def finish(process):
+def finish(process, warnings=False):
+    """What the program printed. warnings: warnings may come before the result."""
     text = process.communicate(timeout=120)[0]
-    assert process.returncode == 0 and text.strip() == "right", text
+    assert process.returncode == 0 and (text.strip().split("\n")[-1] if warnings else text.strip()) == "right", text
+    return text
 
 
 def test_two_processes_at_once(program):
@@ -73,40 +77,67 @@ def test_two_processes_at_once(program):
     assert not list(program.cache.glob("*.tmp"))
 
 
+def flipped(content, where):
+    position = int(where * (len(content) - 1))
+    return content[:position] + bytes([content[position] ^ 4]) + content[position + 1 :]
+
+
 DAMAGES = {
-    ".py": [b"", b"garbage("],
-    ".nbi": [b"garbage", None],
-    ".nbc": [b"", None],
+    "gone": None, "empty": lambda content: b"", "garbage": lambda content: b"garbage(",
+    "half": lambda content: content[: len(content) // 2], "longer": lambda content: content + b"\0",
+    **{f"a bit at {where}": lambda content, where=where: flipped(content, where) for where in (0, 0.6, 1)},
 }
 
 
 def test_damaged_files(program):
-    """A process killed while it wrote, a full disk, a cleaner: each kernel has another file damaged."""
-    wanted = [(ending, damage) for ending, damages in DAMAGES.items() for damage in [*damages, "half"]]
-    program(1, len(wanted))
-    kernels = sorted(program.cache.glob("add_*.py"))
-    assert len(kernels) == len(wanted)
-    for kernel, (ending, damage) in zip(kernels, wanted, strict=True):
-        files = [f for f in program.cache.rglob(f"*{kernel.stem}*") if f.suffix == ending]
-        assert files
-        for file in files:
-            if damage is None:
-                file.unlink()
-            else:
-                file.write_bytes(file.read_bytes()[: file.stat().st_size // 2] if damage == "half" else damage)
-    program(1, len(wanted))
+    """A process killed while it wrote, a cleaner, a bad disk: each kernel has another damage, in both of its files."""
+    program(1, len(DAMAGES))
+    for kind in ("*.py.kernel", "*.add.*.kernel"):
+        files = sorted(program.cache.glob(kind))
+        assert len(files) == len(DAMAGES)
+        for file, damage in zip(files, DAMAGES.values(), strict=True):
+            content = file.read_bytes()
+            file.unlink()
+            if damage is not None:
+                file.write_bytes(damage(content))
+        text = finish(program.start(1, len(DAMAGES)), warnings=True)
+        assert text.count("a compiled kernel was damaged on disk and is compiled anew: ") == 1  # once for all of them
+    program(1, len(DAMAGES))
+
+
+def test_whole_files_that_hold_something_else(program):
+    """Written by another version under the same name: the checksum is right, and nothing in it is of use."""
+    contents = b"", b"no pickle", pickle.dumps((1, 2))
+    program(1, len(contents))
+    kept = store.Store(program.cache)
+    for file, content in zip(program.cache.glob("*.add.*.kernel"), contents, strict=True):
+        assert kept.save(file.name.removesuffix(store.SUFFIX), content)
+    program(1, len(contents))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such limit")
+@pytest.mark.parametrize("room", [0, 10_000])  # bytes: none, and enough for the source but not for what is compiled
+def test_a_disk_that_fills(program, room):
+    """The process may write files of so many bytes, and no larger ones."""
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room})); "
+    path = program.cache.parent / "program.py"
+    path.write_text(limit + PROGRAM)
+    text = finish(program.start(1, 2), warnings=True)
+    assert text.count("compiled kernels are not kept: ") == 1 and "LABKIT_CACHE_DIR names another directory" in text
+    assert not list(program.cache.glob("*.tmp"))
+    assert len(list(program.cache.glob("*.kernel"))) == (2 if room == 10_000 else 0)
+    path.write_text(PROGRAM)  # room again
+    program(1, 2)
+    assert len(list(program.cache.glob("*.kernel"))) == 4
 
 
 def test_places_that_cannot_be_written(program, tmp_path):
     occupied = tmp_path / "file"
     occupied.write_text("not a directory")
-    program(directory=occupied)
-    blocked = tmp_path / "blocked"
-    blocked.mkdir()
-    (blocked / "__pycache__").write_text("not a directory")
-    program(directory=blocked, NUMBA_CACHE_DIR=None)
-    started = program.start(LABKIT_CACHE_DIR=None, HOME="/dev/null", XDG_CACHE_HOME=None)
-    finish(started)
+    nowhere = {"LABKIT_CACHE_DIR": None, "HOME": "/dev/null", "XDG_CACHE_HOME": None}
+    for place in ({"directory": occupied}, nowhere):
+        text = finish(program.start(**place), warnings=True)
+        assert text.count("compiled kernels are not kept: ") == 1, text
 
 
 def test_values_from_outside_are_part_of_the_key(program):
@@ -236,7 +267,7 @@ def test_types_and_settings_are_part_of_the_key(tmp_path, monkeypatch):
         a, out = (np.arange(1, 33) / 7 * 1e9).astype(dtype), np.zeros(32, dtype)
         keeps[1, 32](a, out)
         np.testing.assert_array_equal(out, a)
-    assert len([*tmp_path.glob("keeps_*.py")]) == 4
+    assert len([*tmp_path.glob("keeps_*.py.kernel")]) == 4
 
     a, short = np.arange(32, dtype=np.int16), np.zeros(31, np.int16)
     monkeypatch.setenv("LABKIT_BOUNDS_CHECK", "0")
@@ -266,10 +297,21 @@ def test_shared_functions_use_nothing_of_labkit_outside_their_folder():
             elif isinstance(node, ast.Import):
                 used |= {alias.name for alias in node.names}
     of_labkit = {name for name in used if name.startswith("labkit")}
-    assert {name for name in of_labkit if not name.startswith("labkit.simt.runtime.")} == set()
+    assert {name for name in of_labkit if not name.startswith("labkit.simt.runtime.")} == {"labkit.simt.cache"}
 
 
-def test_shared_functions_are_cached_with_the_stamp_of_their_folder():
-    own = shared_function._own_files()
+def test_shared_functions_are_kept_beside_their_file_under_the_stamp_of_their_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("LABKIT_CACHE_DIR", str(tmp_path))
+    beside = Path(runtime.__file__).parent / "__pycache__"
+
+    def kept(stamp, writable=True):
+        monkeypatch.setattr(os, "access", lambda *_: writable)
+        made = cache.keep_beside(njit(collectives.barrier.py_func), stamp)._cache
+        return made.name, made._store().where
+
     for function in (collectives.barrier, ptx_copies.start_copy, ptx_matrices.mma_f32):
-        assert function._cache._cache_file._source_stamp == own
+        assert isinstance(function._cache, cache.KeptCode)
+    own = shared_function._own_files()
+    assert kept(own) == (collectives.barrier._cache.name, beside)
+    assert kept("other")[0] != collectives.barrier._cache.name
+    assert kept(own, writable=False)[1] == tmp_path

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from labkit._common.errors import UserError
 from labkit.course.exercises.edits import Edit
 from labkit.course.exercises.kinds import Exercise, FunctionExercise, KernelExercise, PredictionExercise
 
@@ -52,6 +53,9 @@ def _all(own: bool = True) -> Iterator[Exercise]:
     for path in sorted(Path(__file__).parent.glob("ch[0-9][0-9].py")) if own else ():
         yield from importlib.import_module(f"{__name__}.{path.stem}").EXERCISES
     for folder in filter(None, os.environ.get("LABKIT_EXERCISES", "").split(os.pathsep)):
+        if not os.path.isdir(folder):
+            raise UserError(f"LABKIT_EXERCISES names {folder!r}; it must name a directory with files chNN.py, or "
+                            f"several, with {os.pathsep!r} between them")
         for path in sorted(Path(folder).glob("ch[0-9][0-9].py")):
             yield from _module(path.resolve()).EXERCISES
 

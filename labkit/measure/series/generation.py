@@ -15,12 +15,12 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 
 from labkit import cuda, device, measure
 from labkit._common.errors import UserError
+from labkit._common.files import read_text
 from labkit._common.tables import PlainTable, number
 from labkit.kernels.attention.three_pass import attention
 from labkit.kernels.attention.unfused import attention_fused_softmax, attention_unfused
@@ -91,9 +91,9 @@ def prompts_from(path, count: int = 3, words: int = 8) -> list[str]:
     """The first words of the first paragraphs of a text file, such as WikiText-2's validation text: lines that are
     empty or headings (= Title =) are passed over."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as text: {error}") from None
+        lines = read_text(path).splitlines()
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing") from None
     texts = [" ".join(line.split()[:words]) for line in lines if line.strip() and not line.strip().startswith("=")]
     if not texts:
         raise UserError(f"{path} has no line to take a prompt from")

@@ -48,7 +48,7 @@ class Writer:
         """No wrapper is made that is never called: Python calls the kernel, the kernel its device functions."""
         if not self.pretty:
             wrappers = ["no_cfunc_wrapper=True", *(["no_cpython_wrapper=True"] if device else [])]
-            options = ["nogil=True", 'error_model="numpy"', "pipeline_class=_KernelCompiler", *wrappers, "cache=True"]
+            options = ["nogil=True", 'error_model="numpy"', "pipeline_class=_KernelCompiler", *wrappers]
             self.lines += ["@_without_literals"] if device else []
             self.line(f"@_njit({', '.join(options)})")
 
@@ -123,7 +123,7 @@ def device_functions(program, checked):
     out = Writer(program, checked)
     for device in program.devices.values():
         out.device(device)
-    return "\n".join([*IMPORTS, *out.lines]).replace(", cache=True", "")
+    return "\n".join([*IMPORTS, *out.lines])
 
 
 def shape_code(shape):

@@ -1,6 +1,5 @@
 """Numba functions that kernels share: compiled once, cached on disk, called by the kernels rather than inlined."""
 
-import contextlib
 import functools
 import hashlib
 from pathlib import Path
@@ -8,17 +7,14 @@ from pathlib import Path
 from numba import njit, types
 from numba.extending import intrinsic
 
+from labkit.simt.cache import keep_beside
+
 
 def shared_function(function):
-    """A Numba function that kernels share: compiled once, and cached beside its file where that is possible."""
+    """A Numba function that kernels share: compiled once, and kept on disk beside its file."""
     options = {"nogil": True, "error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    try:
-        made = njit(**options, cache=True)(function)
-        with contextlib.suppress(AttributeError):  # what they call stands in these files, not in one alone
-            made._cache._cache_file._source_stamp = _own_files()
-    except RuntimeError:  # no place for Numba's cache
-        made = njit(**options)(function)
-    return without_literals(made)
+    # What they call stands in the files of this folder, not in one alone.
+    return without_literals(keep_beside(njit(**options)(function), _own_files()))
 
 
 @functools.cache
