@@ -41,6 +41,6 @@ In plain Python
 
 from labkit.simt.kernel import show
 from labkit.simt.observer.observe import observe
-from labkit.simt.settings import thread_order, time_limit
+from labkit.simt.settings import strict_barriers, thread_order, time_limit
 
-__all__ = ["observe", "show", "thread_order", "time_limit"]
+__all__ = ["observe", "show", "strict_barriers", "thread_order", "time_limit"]

@@ -96,6 +96,16 @@ def owns(statements, kind):
     return False
 
 
+def syncs_that_the_rest_ends(statements, idle=True):
+    """The barriers of the grid where a thread that takes another branch has nothing left to do but to return."""
+    for k, s in enumerate(statements):
+        if isinstance(s, Sync) and s.kind == "grid" and idle:
+            yield s
+        elif isinstance(s, ast.If):
+            rest_is_idle = idle and k == len(statements) - 1 and not s.orelse
+            yield from syncs_that_the_rest_ends(s.body, rest_is_idle)
+
+
 class _Folder(ast.NodeTransformer):
     """Leaves out branches that the kernel's settings and the number of its arrays' axes decide, as Numba does."""
 
@@ -208,6 +218,7 @@ class Plan:
         self.body = self._prepare(program.body)
         self.has_waits = contains(self.body, Sync, Inline)
         self.has_exit = any(isinstance(n, Exit) and n.label == "kernel" for s in self.body for n in ast.walk(s))
+        self.absent_end = set(syncs_that_the_rest_ends(self.body))
         self.wait_of = {}  # each Sync of the body -> its Wait in the tree
         self.tree = self._build(self.body)
         self._classify()
