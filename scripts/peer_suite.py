@@ -73,6 +73,10 @@ _GPU_NAMES = {"CudaSupportError", "CudaDriverError", "CudaAPIError", "NvvmError"
               "DynamicLibNotFoundError", "LinkerError", "NvvmInternalError"}  # fmt: skip
 
 
+_NOT_REFUSALS = {"AssertionError", "BarrierError", "DeadlockError", "KernelAssertionError", "KernelTimeout",
+                 "MisalignedError", "OutOfBoundsError", "WarpError"}  # fmt: skip
+
+
 def classified(kind, raised=None, places=()):
     """The class of one result of unittest: kind is "passed", "skipped" or "error".
 
@@ -81,6 +85,8 @@ def classified(kind, raised=None, places=()):
     if kind != "error":
         return kind
     name, text = type(raised).__name__, str(raised)
+    if name == "Skipped":  # pytest.skip
+        return "skipped"
     ours = any("labkit/simt/" in place for place in places)
     if name == "OutOfTime":
         return "timeout"
@@ -88,7 +94,7 @@ def classified(kind, raised=None, places=()):
         return "gpu"
     if isinstance(raised, AssertionError) and re.search(r"\w+ not raised|not triggered", text):
         return "accepted"
-    internal = isinstance(raised, (KeyError, ZeroDivisionError, RecursionError)) or name == "AssertionError"
+    internal = isinstance(raised, (KeyError, ZeroDivisionError, RecursionError)) or name in _NOT_REFUSALS
     if ours and not internal and _SAYS_SO.search(text):
         return "refused"
     return "wrong"
@@ -109,14 +115,15 @@ def _become_numba_cuda():
     for name in ("filecheck", "filecheck.matcher", "filecheck.options", "filecheck.parser", "filecheck.finput"):
         sys.modules.setdefault(name, unittest.mock.MagicMock(name=name))  # reads LLVM's IR: there is none
     import numba.cuda.testing as testing
-    import numba.cuda.tests.support  # noqa: F401
+    import numba.cuda.tests.support
 
     from labkit.simt import api
 
     for name in dir(testing):
-        if name.startswith(("skip_unless_cc", "skip_if_cudadevrt", "skip_if_nvjitlink", "skip_under", "skip_on_nvj")):
+        if name.startswith(("skip_unless_cc", "skip_if_cudadevrt")):
             setattr(testing, name, lambda test: test)
-    testing.skip_on_nvjitlink_13_1_sm_120 = lambda reason: lambda test: test
+        elif name.startswith(("skip_if_nvjitlink", "skip_under", "skip_on_nvjitlink")):
+            setattr(testing, name, lambda reason: lambda test: test)
     testing.cc_X_or_above = lambda major, minor: True
     testing.CUDATestCase._dump_failed_filechecks = False
 
@@ -235,8 +242,9 @@ class _Process:
         done = {}
         while True:
             command = [sys.executable, __file__, "--work"]
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-                                       stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+            process = subprocess.Popen(command, text=True, cwd=ROOT, env=environment, **pipes)
             begun = None
             timer = None
             try:

@@ -4,7 +4,6 @@ import ast
 import builtins
 import copy
 import enum
-import inspect
 import math
 import operator
 import types as python_types
@@ -32,7 +31,7 @@ from labkit.simt.ir import (
     store,
     without_positions,
 )
-from labkit.simt.scope import as_type, is_device_function, type_code, waits
+from labkit.simt.scope import as_type, bind, is_device_function, type_code, waits
 
 # numba.cuda's functions of math and NumPy. Those with another home lack one on Numba's CPU target, or differ there.
 MATH = {
@@ -504,17 +503,14 @@ class Resolver:
                               f"{ast.unparse(source)} is {kind}")  # fmt: skip
 
     def _call_device(self, function, node):
-        try:
-            bound = inspect.signature(function).bind(*node.args, **{k.arg: k.value for k in node.keywords})
-        except TypeError as error:
-            self.scope.refuse(node, f"call of device function {function.__name__}: {error}")
-        arguments = []
-        for name, parameter in inspect.signature(function).parameters.items():
-            given = bound.arguments.get(name)
-            arguments.append(self.expression(given) if given is not None else self.embed(parameter.default, node))
-        if self.rewriter.needs_inline(function):
-            return at(InlineCall(function, arguments), node)
-        return at(DeviceCall(self.rewriter.device_function(function), arguments), node)
+        callee, given = bind(self.scope, function, node)
+        arguments = [
+            self.expression(value) if isinstance(value, ast.AST) else self.embed(value, node)
+            for value in given.values()
+        ]
+        if self.rewriter.needs_inline(callee):
+            return at(InlineCall(callee, arguments), node)
+        return at(DeviceCall(self.rewriter.device_function(callee), arguments), node)
 
 
 def _is_scalar_class(obj):
