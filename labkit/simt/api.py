@@ -10,6 +10,7 @@ from labkit.simt.arguments import *  # noqa: F403
 from labkit.simt.arrays import *  # noqa: F403
 from labkit.simt.devices import *  # noqa: F403
 from labkit.simt.jit import jit
+from labkit.simt.libraries import VECTOR_TYPES, fp16, libdevice
 from labkit.simt.reduction import Reduce
 from labkit.simt.streams import *  # noqa: F403
 from labkit.simt.stubs import (
@@ -58,6 +59,7 @@ from labkit.simt.stubs import (
 )
 
 reduce = Reduce
+globals().update(VECTOR_TYPES)  # cuda.float32x4, cuda.float4, ...
 # numba.cuda carries the types as attributes: cuda.float32
 boolean, int8, int16, int32, int64 = types.boolean, types.int8, types.int16, types.int32, types.int64
 uint8, uint16, uint32, uint64 = types.uint8, types.uint16, types.uint32, types.uint64
@@ -74,7 +76,7 @@ def declare_device(name, signature, link=None, use_cooperative=False, abi="numba
 
 _NEEDS_GPU = {
     "compile", "compile_ptx", "compile_all", "compile_for_current_device", "compile_ptx_for_current_device", "CUSource",
-    "PTXSource", "Cubin", "Fatbin", "Archive", "Object", "LTOIR", "open_ipc_handle", "set_memory_manager", "libdevice",
+    "PTXSource", "Cubin", "Fatbin", "Archive", "Object", "LTOIR", "open_ipc_handle", "set_memory_manager",
     "nvvm", "driver", "cudadrv", "vectorize", "guvectorize",
 }  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import cmath
 import copy
 import enum
 import math
@@ -11,7 +12,7 @@ import types as python_types
 import numpy as np
 from numba.core import types
 
-from labkit.simt import ptx, stubs
+from labkit.simt import libraries, ptx, stubs
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.ir import (
     BUILTINS,
@@ -42,6 +43,10 @@ MATH = {
 }  # fmt: skip
 _MATH_ELSEWHERE = {"fmod": "_np.fmod", "exp2": "_np.exp2", "remainder": "_remainder", "modf": "_modf",
                    "floor": "_np.floor", "ceil": "_np.ceil", "trunc": "_np.trunc"}  # fmt: skip
+CMATH = {
+    "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "exp", "isfinite", "isinf", "isnan", "log",
+    "log10", "phase", "polar", "rect", "sin", "sinh", "sqrt", "tan", "tanh",
+}  # fmt: skip
 UFUNCS = {
     "sin", "cos", "tan", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh",
     "arctan2", "hypot", "log", "log2", "log10", "deg2rad", "rad2deg", "degrees", "radians", "maximum", "minimum",
@@ -408,6 +413,10 @@ class Resolver:
             if target.__name__ in _MATH_ELSEWHERE:
                 return self._plain_call(_MATH_ELSEWHERE[target.__name__], arguments, node)
             return self._plain_call(f"_math.{target.__name__}", arguments, node)
+        if getattr(cmath, getattr(target, "__name__", ""), None) is target:
+            if target.__name__ not in CMATH:
+                self.scope.refuse(node, f"numba.cuda has no cmath.{target.__name__}")
+            return self._plain_call(f"_cmath.{target.__name__}", arguments, node)
         if getattr(operator, getattr(target, "__name__", ""), None) is target:
             return self._plain_call(f"_operator.{target.__name__}", arguments, node)
         name = ast.unparse(func)
@@ -430,6 +439,8 @@ class Resolver:
             self.pending += self._declare(space, shape, dtype, alignment, node, name)
             key = (self.scope.key, node.lineno, node.col_offset)
             return at(load(self.rewriter.shared_keys.get(key, name)), node)
+        if isinstance(stub, libraries.VectorType):
+            return self._plain_call(stub.code, [self.expression(a) for a in node.args], node)
         bound = self._bind(stub, node)
         if stub.name == "const.array_like":
             known, array = self.scope.static(bound[0])
@@ -446,6 +457,10 @@ class Resolver:
         if stub is stubs.this_grid:
             self.scope.refuse(node, "cg.this_grid() has one use here: cg.this_grid().sync()")
         arguments = [self.expression(a) for a in bound]
+        if isinstance(stub, libraries.LibraryFunction):
+            if stub.cast:
+                arguments = [ast.Call(self._code(f"_np.{stub.cast}", node), [a], []) for a in arguments]
+            return at(ast.Call(self._code(stub.code, node), arguments, []), node)
         if isinstance(stub, ptx.Intrinsic):
             return self._call_intrinsic(stub, bound, arguments, node)
         if stub.name in stubs.SYNC:

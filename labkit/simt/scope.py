@@ -16,7 +16,7 @@ import numpy as np
 from numba.core import types
 from numba.core.dispatcher import Dispatcher
 
-from labkit.simt import stubs
+from labkit.simt import libraries, stubs
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.errors import UnsupportedError, place
 from labkit.simt.ir import BUILTINS
@@ -156,7 +156,7 @@ class Scope:
                 self.refuse(node, f"{name} is a host object ({type(base).__name__})",
                             f"bind {name}.{node.attr} to a name outside the kernel, and use that")  # fmt: skip
             if not hasattr(base, node.attr):
-                self.refuse(node, f"{name}.{node.attr} does not exist on the CPU device")
+                self.refuse(node, f"{name}.{node.attr} is not supported by the CPU device")
             return True, _on_cpu(getattr(base, node.attr))
         if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Slice):
             known, base = self.static(node.value)
@@ -191,16 +191,21 @@ def _may_hold_constants(obj):
 
 def _counterpart(base, attribute):
     """The stub for a name of numba.cuda: on a GPU a kernel's `cuda` is that module, and `observe` reads it here."""
-    if isinstance(base, python_types.ModuleType) and base.__name__ in ("numba.cuda", "numba.cuda.cg"):
-        return getattr(stubs, attribute, None)
-    return None
+    if not isinstance(base, python_types.ModuleType):
+        return None
+    ours = libraries.counterpart(base.__name__, attribute)
+    if ours is None and base.__name__ in ("numba.cuda", "numba.cuda.cg"):
+        ours = getattr(stubs, attribute, None)
+    return ours
 
 
 def _on_cpu(obj):
     """An intrinsic of labkit.ptx as it is on a GPU -> the CPU device's; anything else as it is."""
     if isinstance(obj, (stubs.Function, python_types.ModuleType, np.ndarray, int, float)):
         return obj
-    ours = getattr(obj, "cpu_device", None)
+    ours = getattr(obj, "cpu_device", None) or libraries.counterpart(
+        getattr(obj, "__module__", None), getattr(obj, "__name__", None)
+    )
     return ours if isinstance(ours, stubs.Function) else obj
 
 

@@ -9,6 +9,7 @@ from numba.core import types
 from labkit.simt.codegen.types import collective_arguments, matrices
 from labkit.simt.errors import UnsupportedError, place
 from labkit.simt.ir import FOLDABLE, DtypeOf, Exit, Inline, Sync, assign, at, contains, load, store, with_fields
+from labkit.simt.runtime.vector_types import is_vector
 from labkit.simt.stubs import SHUFFLES
 
 _PURE_CALLS = {"len", "min", "max", "int", "abs", "float", "bool"}
@@ -206,6 +207,7 @@ class Plan:
     rematerialised  variables that each region computes anew: name -> its assignment
     kept            variables that are kept for each thread: name -> the (array, type) pairs that hold its parts
     kept_views      those among them that are views of arrays: name -> type
+    kept_vectors    those that are of a vector type: name -> its name
     local_per_thread  local arrays that outlive a region
 
     Where `needs_types` is true, `carry` must be called with the types of the variables.
@@ -325,7 +327,7 @@ class Plan:
 
     def _classify(self):
         """Which variables are kept for each thread, which are computed anew in each region, which once for a block."""
-        self.uniform, self.rematerialised, self.kept, self.kept_views = {}, {}, {}, {}
+        self.uniform, self.rematerialised, self.kept, self.kept_views, self.kept_vectors = {}, {}, {}, {}, {}
         self.variables = {name for s in self.body for name in writes(s)}
         self.exposed, self.local_per_thread = set(), set()
         if not self.has_waits:
@@ -384,6 +386,8 @@ class Plan:
             )
         if isinstance(ty, types.BaseTuple):
             self.kept[name] = [(f"_v{name}_{k}", p) for k, p in enumerate(parts)]
+            if is_vector(ty):
+                self.kept_vectors[name] = ty.instance_class.__name__
         else:
             self.kept[name] = [(f"_v{name}", ty)]
 
