@@ -8,6 +8,8 @@ What a program sees
     kernel.py     what it makes: kernels and device functions
     stubs.py      the names that mean something only inside a kernel
     arrays.py     device arrays and copies; allocation.py is the memory behind them
+    array_interface.py  __cuda_array_interface__, in both directions
+    libraries.py  libdevice, fp16, vector types; vectorize.py: cuda.vectorize and cuda.guvectorize
     streams.py    streams and events
     devices.py    what the device says of itself
     random.py     random numbers in kernels; reduction.py: cuda.reduce

@@ -57,6 +57,7 @@ from labkit.simt.stubs import (
     threadIdx,
     warpsize,
 )
+from labkit.simt.vectorize import guvectorize, vectorize
 
 reduce = Reduce
 globals().update(VECTOR_TYPES)  # cuda.float32x4, cuda.float4, ...
@@ -77,7 +78,7 @@ def declare_device(name, signature, link=None, use_cooperative=False, abi="numba
 _NEEDS_GPU = {
     "compile", "compile_ptx", "compile_all", "compile_for_current_device", "compile_ptx_for_current_device", "CUSource",
     "PTXSource", "Cubin", "Fatbin", "Archive", "Object", "LTOIR", "open_ipc_handle", "set_memory_manager",
-    "nvvm", "driver", "cudadrv", "vectorize", "guvectorize",
+    "nvvm", "driver", "cudadrv", "extending", "bf16", "fp8", "devicearray",
 }  # fmt: skip
 
 
@@ -85,8 +86,8 @@ def __getattr__(name):
     if name.startswith("__"):
         raise AttributeError(name)
     if name in _NEEDS_GPU:
-        raise AttributeError(f"cuda.{name} needs numba.cuda: the CPU device has no counterpart")
-    raise AttributeError(f"cuda.{name} does not exist on the CPU device")
+        raise AttributeError(f"cuda.{name} needs a GPU: it is not supported by the CPU device")
+    raise AttributeError(f"cuda.{name} is not supported by the CPU device")
 
 
 __all__ = [name for name in globals() if not name.startswith("_")]

@@ -55,8 +55,8 @@ class Rewriter:
     def refuse_recursion(self, scope):
         if scope.key in self.inlining:
             name = scope.function.__name__
-            scope.refuse(scope.definition, f"device function {name} calls itself, and recursion is not supported by the "
-                         "CPU device", "write it as a loop")  # fmt: skip
+            what = f"device function {name} calls itself, and recursion is not supported by the CPU device"
+            scope.refuse(scope.definition, what, "write it as a loop")
 
     def fresh(self, stem):
         return f"_{stem}{next(self.counter)}"
