@@ -147,7 +147,7 @@ def _become_numba_cuda():
         """`from numba.cuda import name`: the CPU device's, or what is no part of numba.cuda's interface."""
 
         def __getattr__(self, name):
-            inside = isinstance(getattr(real, name, None), type(real)) and name not in api._NEEDS_GPU
+            inside = isinstance(getattr(real, name, None), type(real)) and name not in api.NEEDS_GPU
             if name in kept or name.startswith("__") or (inside and not hasattr(api, name)):
                 return getattr(real, name)
             if not hasattr(api, name) and hasattr(real, name):

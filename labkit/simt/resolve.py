@@ -54,15 +54,15 @@ UFUNCS = {
     "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift",
     "right_shift", "isnan", "conjugate", "divide",
 }  # fmt: skip
-METHODS = {"conjugate", "conj", "reshape", "view", "fill", "sum"}
+METHODS = {"bit_count", "conjugate", "conj", "reshape", "view", "fill", "sum"}
 _UNCHECKED_ATTRIBUTES = {"flat", "ctypes", "data", "base", "flags"}
-_REFUSED_EXPRESSIONS = {
+REFUSED_EXPRESSIONS = {
     ast.List: "a list", ast.Dict: "a dictionary", ast.Set: "a set", ast.ListComp: "a list comprehension",
     ast.DictComp: "a dict comprehension", ast.SetComp: "a set comprehension", ast.GeneratorExp: "a generator",
     ast.Lambda: "a lambda", ast.JoinedStr: "an f-string", ast.Await: "await", ast.Yield: "yield",
     ast.YieldFrom: "yield", ast.Starred: "a starred expression", ast.NamedExpr: "an assignment expression (:=)",
 }  # fmt: skip
-_REFUSED_STATEMENTS = {
+REFUSED_STATEMENTS = {
     ast.With: "a with statement", ast.Try: "a try statement", ast.FunctionDef: "a function inside a kernel",
     ast.ClassDef: "a class", ast.Import: "an import", ast.ImportFrom: "an import", ast.Global: "global",
     ast.Nonlocal: "nonlocal", ast.Delete: "del", ast.Match: "match", ast.AsyncFunctionDef: "async",
@@ -82,7 +82,7 @@ class Resolver:
 
     def statement(self, s):
         """The resolved statements for one statement of the source."""
-        for kind, what in _REFUSED_STATEMENTS.items():
+        for kind, what in REFUSED_STATEMENTS.items():
             if isinstance(s, kind):
                 self.scope.refuse(s, f"{what} cannot be used in device code")
         method = getattr(self, f"_{type(s).__name__.lower()}", None)
@@ -110,8 +110,21 @@ class Resolver:
     def _expr(self, s):
         if isinstance(s.value, ast.Constant):
             return []  # a docstring
+        stored = self._cached_store(s)
+        if stored is not None:
+            return stored
         value = self.expression(s.value)
         return at(ast.Expr(value), s) if value is not None else []
+
+    def _cached_store(self, s):
+        """cuda.stcg(a, i, v) and its kind -> a[i] = v; None for another statement."""
+        if not isinstance(s.value, ast.Call) or not isinstance(s.value.func, (ast.Name, ast.Attribute)):
+            return None
+        known, stub = self.scope.static(s.value.func)
+        if not known or stub not in stubs.CACHED_STORES:
+            return None
+        array, index, value = self._bind(stub, s.value)
+        return self._assign(at(ast.Assign([ast.Subscript(array, index, ast.Store())], value), s))
 
     def _return(self, s):
         return at(ast.Return(None if s.value is None else self.expression(s.value)), s)
@@ -292,7 +305,7 @@ class Resolver:
     # ---------------- expressions
 
     def expression(self, node):
-        for kind, what in _REFUSED_EXPRESSIONS.items():
+        for kind, what in REFUSED_EXPRESSIONS.items():
             if isinstance(node, kind):
                 self.scope.refuse(node, f"{what} cannot be used in device code")
         if isinstance(node, ast.Name):
@@ -384,6 +397,8 @@ class Resolver:
         known, target = self.scope.static(func)
         if not known:
             if isinstance(func, ast.Attribute) and func.attr in METHODS and not node.keywords:
+                if func.attr == "bit_count":
+                    return at(ast.Call(ast.Name("_popc", ast.Load()), [self.expression(func.value)], []), node)
                 method = ast.Attribute(self.expression(func.value), func.attr, ast.Load())
                 return at(ast.Call(method, [self.expression(a) for a in node.args], []), node)
             if isinstance(func, ast.Attribute):
@@ -456,7 +471,11 @@ class Resolver:
             return self._code(parts[0] if ndim == 1 else f"({', '.join(parts)})", node)
         if stub is stubs.this_grid:
             self.scope.refuse(node, "cg.this_grid() has one use here: cg.this_grid().sync()")
+        if stub in stubs.CACHED_STORES:
+            self.scope.refuse(node, f"{stub.full_name} has no value", "let it stand alone")
         arguments = [self.expression(a) for a in bound]
+        if stub in stubs.CACHED_LOADS:
+            return at(Subscript(*arguments, ast.Load(), self.scope.filename), node)
         if isinstance(stub, libraries.LibraryFunction):
             if stub.cast:
                 arguments = [ast.Call(self._code(f"_np.{stub.cast}", node), [a], []) for a in arguments]

@@ -48,7 +48,8 @@ def _read_source(function):
         lines, first = inspect.getsourcelines(function)
     except (OSError, TypeError):
         raise UnsupportedError(
-            f"the source of {function.__name__} cannot be read ({filename}): define it in a file or a notebook cell"
+            f"the source of {function.__name__} cannot be read ({filename}), and the CPU device needs it: define it in "
+            "a file or a notebook cell; code made by exec() can be written to a file and imported"
         ) from None
     if lines[0][:1].isspace():  # a nested function; its text may also have lines at the margin
         definition = ast.parse("if True:\n" + "".join(lines)).body[0].body[0]
