@@ -112,6 +112,13 @@ def converter(dtype):
     return made
 
 
+def _as_interpreted(value):
+    """Integers are Python's here."""
+    if isinstance(value, tuple):
+        return tuple(map(_as_interpreted, value))
+    return int(value) if isinstance(value, np.integer) else value
+
+
 class _Guarded:
     """A module's functions; what has no value is NaN or infinite instead of an error."""
 
@@ -123,7 +130,7 @@ class _Guarded:
 
         def guarded(*args):
             try:
-                return function(*args)
+                return _as_interpreted(function(*args))
             except ValueError:
                 return math.nan
             except (OverflowError, ZeroDivisionError):

@@ -19,9 +19,7 @@ IMPORTS = {
 # Functions that the CPU device has already: the code, and the type that the arguments are converted to.
 _ELSEWHERE = {
     "fma": ("_fma", "float64", 3), "fmaf": ("_fma", "float32", 3), "fma_rn": ("_fma", "float64", 3),
-    "fmaf_rn": ("_fma", "float32", 3), "popc": ("_popc", "int32", 1), "popcll": ("_popc", "int64", 1),
-    "clz": ("_clz", "int32", 1), "clzll": ("_clz", "int64", 1), "brev": ("_brev", "int32", 1),
-    "brevll": ("_brev", "int64", 1), "ffs": ("_ffs", "int32", 1), "ffsll": ("_ffs", "int64", 1),
+    "fmaf_rn": ("_fma", "float32", 3),
     "remainder": ("_remainder", "float64", 2), "remainderf": ("_remainder", "float32", 2),
 }  # fmt: skip
 

@@ -11,7 +11,6 @@ from numba.core.typed_passes import NopythonTypeInference
 from numba.core.untyped_passes import DeadBranchPrune
 
 from labkit.simt.errors import KernelTypeError, place
-from labkit.simt.runtime.vector_types import is_vector
 
 
 @register_pass(mutates_CFG=False, analysis_only=True)
@@ -30,8 +29,6 @@ class _RefuseWholeArrays(FunctionPass):
                     op = getattr(statement.value, "op", "")
                     if op in ("binop", "inplace_binop", "unary", "arrayexpr"):
                         self._check(state, statement.target, statement.loc)
-                    if op in ("binop", "inplace_binop", "getitem", "static_getitem"):
-                        self._check_vectors(state, statement)
                 elif isinstance(statement, (ir.SetItem, ir.StaticSetItem)):
                     self._check(state, statement.value, statement.loc)
         return False
@@ -41,14 +38,6 @@ class _RefuseWholeArrays(FunctionPass):
         if isinstance(state.typemap[variable.name], types.Array):
             raise NumbaTypeError(
                 "whole arrays cannot be computed with or copied in device code: write it for one element", loc
-            )
-
-
-    @staticmethod
-    def _check_vectors(state, statement):
-        if any(is_vector(state.typemap[used.name]) for used in statement.value.list_vars()):
-            raise NumbaTypeError(
-                "a vector has no operators and no index: write it for each part, .x, .y, ...", statement.loc
             )
 
 

@@ -15,6 +15,7 @@ from numba.extending import register_jitable
 from labkit.simt.runtime.arithmetic import modf as _parts
 
 PARAMETERS = {}
+_magnitude = abs  # the name is CUDA's from here on
 
 
 def _define(name, parameters, function):
@@ -47,7 +48,7 @@ def _both(name, parameters, function):
 def _away_from_zero(x):
     """x rounded to an integer, halves away from zero."""
     whole = np.trunc(x)
-    return whole + np.copysign(1, x) if abs(x - whole) >= 0.5 else whole
+    return whole + np.copysign(1, x) if _magnitude(x - whole) >= 0.5 else whole
 
 
 @register_jitable
@@ -59,20 +60,20 @@ def _positive_difference(x, y):
 def _sine_of_pi(x):
     """sin(pi * x), exact at the multiples of 1/2."""
     rest = x - 2 * np.rint(x / 2)  # in [-1, 1], exact
-    if abs(rest) > 0.5:
+    if _magnitude(rest) > 0.5:
         rest = np.copysign(1, rest) - rest
     return np.sin(math.pi * rest)
 
 
 @register_jitable
 def _cosine_of_pi(x):
-    rest = abs(x - 2 * np.rint(x / 2))
+    rest = _magnitude(x - 2 * np.rint(x / 2))
     return np.sin(math.pi * (0.5 - rest))
 
 
 @register_jitable
 def _saturated(x):
-    return 1 if x > 1 else x if x > 0 else 0 * abs(x) if x == x else 0
+    return 1 if x > 1 else x if x > 0 else 0 * _magnitude(x) if x == x else 0
 
 
 @register_jitable
@@ -281,12 +282,80 @@ def _smaller(x, y):
     return x if x < y else y
 
 
-_define("abs", 1, _one(abs, np.int32))
-_define("llabs", 1, _one(abs, np.int64))
+@register_jitable
+def _as_int32(x):
+    return np.int32(np.int64(x))  # from above 2^31 too, where the interpreter's numbers are Python's
+
+
+@register_jitable
+def _bit(x, k):
+    return (np.int64(x) >> np.int64(k)) & np.int64(1)
+
+
+def _leading_zeros(bits):
+    def count(x):
+        zeros = 0
+        while zeros < bits and _bit(x, bits - 1 - zeros) == 0:
+            zeros += 1
+        return np.int32(zeros)
+
+    return count
+
+
+def _first_set(bits):
+    def position(x):
+        for k in range(bits):
+            if _bit(x, k):
+                return np.int32(k + 1)
+        return np.int32(0)
+
+    return position
+
+
+def _set_bits(bits):
+    def count(x):
+        total = 0
+        for k in range(bits):
+            total += _bit(x, k)
+        return np.int32(total)
+
+    return count
+
+
+def _reversed_bits(bits, ty):
+    def turned(x):
+        result = np.int64(0)
+        for k in range(bits):
+            result = (result << np.int64(1)) | _bit(x, k)
+        return ty(result)
+
+    return turned
+
+
+for _suffix, _bits, _type in (("", 32, np.int32), ("ll", 64, np.int64)):
+    _define(f"clz{_suffix}", 1, _leading_zeros(_bits))
+    _define(f"ffs{_suffix}", 1, _first_set(_bits))
+    _define(f"popc{_suffix}", 1, _set_bits(_bits))
+    _define(f"brev{_suffix}", 1, _reversed_bits(_bits, _type))
+
+
+def _of_int32(function, parameters):
+    if parameters == 1:
+        return lambda x: _as_int32(function(_as_int32(x)))
+    return lambda x, y: _as_int32(function(_as_int32(x), _as_int32(y)))
+
+
+def _sum_of_differences(x, y, z):
+    distance = _magnitude(np.int64(_as_int32(x)) - np.int64(_as_int32(y)))
+    return _as_int32(distance + np.int64(_as_int32(z)))
+
+
+_define("abs", 1, _of_int32(_magnitude, 1))
+_define("llabs", 1, _one(_magnitude, np.int64))
 for _name, _function in {"max": _larger, "min": _smaller}.items():
-    _define(_name, 2, _two(_function, np.int32))
+    _define(_name, 2, _of_int32(_function, 2))
     _define(f"ll{_name}", 2, _two(_function, np.int64))
-_define("mulhi", 2, _two(_high_half, np.int32))
-_define("hadd", 2, _two(_average, np.int32))
-_define("rhadd", 2, _two(_rounded_average, np.int32))
-_define("sad", 3, lambda x, y, z: np.int32(abs(np.int64(np.int32(x)) - np.int64(np.int32(y))) + np.int64(z)))
+_define("mulhi", 2, _of_int32(_high_half, 2))
+_define("hadd", 2, _of_int32(_average, 2))
+_define("rhadd", 2, _of_int32(_rounded_average, 2))
+_define("sad", 3, _sum_of_differences)
