@@ -329,6 +329,8 @@ def run_all(names, processes):
             except queue.Empty:
                 return
             _Process().run(name, results)
+            own = [kind for test, (kind, _) in results.items() if test.startswith(f"{name}.")]
+            print(f"{name.removeprefix(TESTS)[1:]}: {own.count('passed')} of {len(own)} passed", file=sys.stderr)
 
     threads = [threading.Thread(target=work) for _ in range(processes)]
     for thread in threads:

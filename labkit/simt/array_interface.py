@@ -1,4 +1,4 @@
-"""The CUDA Array Interface, version 3, for memory of the CPU device: how other libraries are told where an array is.
+"""The CUDA Array Interface, version 3, for memory of the CPU device: how other libraries learn where an array is.
 
 An address of the CPU device is one of the host. What another library describes is taken if it lies within an array that
 was described to it; memory of a GPU is refused, and so is any other address.
@@ -12,7 +12,7 @@ import numpy as np
 
 from labkit.simt.allocation import extent_bytes
 
-_EXPORTED = weakref.WeakValueDictionary()  # (first byte, end) -> the array that said so
+_EXPORTED = weakref.WeakValueDictionary()  # (first byte, end) -> the array that was described
 
 
 def exported(array: np.ndarray, stream) -> dict:

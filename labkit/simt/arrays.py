@@ -336,7 +336,8 @@ def as_cuda_array(obj, sync=True) -> DeviceNDArray:
     if is_device_memory(obj):
         return obj
     if not hasattr(obj, "__cuda_array_interface__"):
-        raise TypeError(f"as_cuda_array: obj must be a device array, not {type(obj).__name__}; to_device() copies it")
+        given = type(obj).__name__
+        raise TypeError(f"as_cuda_array: obj must be a device array, not {given}; use to_device() to copy it")
     described = obj.__cuda_array_interface__
     return DeviceNDArray(array_interface.imported("as_cuda_array", f"this {type(obj).__name__}", described, obj))
 

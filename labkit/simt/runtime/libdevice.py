@@ -46,7 +46,7 @@ def _both(name, parameters, function):
 
 @register_jitable
 def _away_from_zero(x):
-    """x rounded to an integer, halves away from zero."""
+    """x rounded to an integer, ties away from zero."""
     whole = np.trunc(x)
     return whole + np.copysign(1, x) if _magnitude(x - whole) >= 0.5 else whole
 
@@ -323,13 +323,13 @@ def _set_bits(bits):
 
 
 def _reversed_bits(bits, ty):
-    def turned(x):
+    def in_reverse(x):
         result = np.int64(0)
         for k in range(bits):
             result = (result << np.int64(1)) | _bit(x, k)
         return ty(result)
 
-    return turned
+    return in_reverse
 
 
 for _suffix, _bits, _type in (("", 32, np.int32), ("ll", 64, np.int64)):
