@@ -329,7 +329,7 @@ def run_all(names, processes):
             except queue.Empty:
                 return
             _Process().run(name, results)
-            own = [kind for test, (kind, _) in results.items() if test.startswith(f"{name}.")]
+            own = [kind for test, (kind, _) in list(results.items()) if test.startswith(f"{name}.")]
             print(f"{name.removeprefix(TESTS)[1:]}: {own.count('passed')} of {len(own)} passed", file=sys.stderr)
 
     threads = [threading.Thread(target=work) for _ in range(processes)]
