@@ -1,6 +1,7 @@
 """README's generated parts: the chapter map from course.toml, the measured tables from data/measurements/*.json.
 
-Each stands between `<!-- NAME: made by labkit build -->` and `<!-- end of NAME -->`.
+Beside them data/cpu-device.md, all of which is made by labkit.simt.supported. A part of README stands between
+`<!-- NAME: made by labkit build -->` and `<!-- end of NAME -->`.
 """
 
 import importlib
@@ -60,22 +61,32 @@ def generate(course: Course) -> str:
     return text
 
 
+def _pages(course: Course) -> dict:
+    """{path: text} of what is generated: README.md, and data/cpu-device.md where there is one."""
+    pages = {course.root / "README.md": generate(course)}
+    cpu_device = course.root / "data" / "cpu-device.md"
+    if cpu_device.is_file():
+        pages[cpu_device] = importlib.import_module("labkit.simt.supported").page()
+    return pages
+
+
 def write(course: Course) -> bool:
-    """Bring README.md up to date. True when something changed."""
-    text = generate(course)
-    path = course.root / "README.md"
-    if path.read_text(encoding="utf-8") == text:
-        return False
-    write_text(path, text)
-    return True
+    """Bring README.md and data/cpu-device.md up to date. True when something changed."""
+    changed = {p: text for p, text in _pages(course).items() if p.read_text(encoding="utf-8") != text}
+    for path, text in changed.items():
+        write_text(path, text)
+    return bool(changed)
 
 
 def stale(course: Course) -> list[str]:
     """What is wrong with README's generated parts, for `labkit build --check`."""
     try:
-        text = generate(course)
+        pages = _pages(course)
     except CourseError as error:
         return [str(error)]
-    if (course.root / "README.md").read_text(encoding="utf-8") != text:
-        return ["README.md is stale: its generated parts have changed; run labkit build --readme"]
-    return []
+    return [
+        f"{path.relative_to(course.root).as_posix()} is stale: its generated parts have changed; "
+        "run labkit build --readme"
+        for path, text in pages.items()
+        if path.read_text(encoding="utf-8") != text
+    ]

@@ -337,7 +337,7 @@ def hand_over(library: str, *values) -> list:
 
 def _on_same_memory(library: str, value):
     """A device array as CuPy's array or PyTorch's tensor, on the same memory; uint16 as bfloat16. Numbers stay."""
-    if not hasattr(value, "__cuda_array_interface__"):
+    if not device.on_gpu() or not hasattr(value, "__cuda_array_interface__"):
         return value
     if library not in TORCH_TENSORS:
         return import_library(library).asarray(value)

@@ -8,11 +8,14 @@ What a program sees
     kernel.py     what it makes: kernels and device functions
     stubs.py      the names that mean something only inside a kernel
     arrays.py     device arrays and copies; allocation.py is the memory behind them
+    array_interface.py  __cuda_array_interface__, in both directions
+    libraries.py  libdevice, fp16, vector types; vectorize.py: cuda.vectorize and cuda.guvectorize
     streams.py    streams and events
     devices.py    what the device says of itself
     random.py     random numbers in kernels; reduction.py: cuda.reduce
     ptx.py        the intrinsics of labkit.ptx: their names and documentation
     errors.py     what can go wrong
+    supported.py  the page that lists all this, data/cpu-device.md
     settings.py   environment variables, the order of threads, the time limit, the device's limits
 
 From a kernel's source to code
@@ -41,6 +44,6 @@ In plain Python
 
 from labkit.simt.kernel import show
 from labkit.simt.observer.observe import observe
-from labkit.simt.settings import thread_order, time_limit
+from labkit.simt.settings import strict_barriers, thread_order, time_limit
 
-__all__ = ["observe", "show", "thread_order", "time_limit"]
+__all__ = ["observe", "show", "strict_barriers", "thread_order", "time_limit"]

@@ -10,6 +10,7 @@ from labkit.simt.arguments import *  # noqa: F403
 from labkit.simt.arrays import *  # noqa: F403
 from labkit.simt.devices import *  # noqa: F403
 from labkit.simt.jit import jit
+from labkit.simt.libraries import VECTOR_TYPES, fp16, libdevice
 from labkit.simt.reduction import Reduce
 from labkit.simt.streams import *  # noqa: F403
 from labkit.simt.stubs import (
@@ -33,6 +34,11 @@ from labkit.simt.stubs import (
     gridsize,
     laneid,
     lanemask_lt,
+    ldca,
+    ldcg,
+    ldcs,
+    ldcv,
+    ldlu,
     local,
     match_all_sync,
     match_any_sync,
@@ -45,6 +51,10 @@ from labkit.simt.stubs import (
     shfl_sync,
     shfl_up_sync,
     shfl_xor_sync,
+    stcg,
+    stcs,
+    stwb,
+    stwt,
     syncthreads,
     syncthreads_and,
     syncthreads_count,
@@ -56,13 +66,17 @@ from labkit.simt.stubs import (
     threadIdx,
     warpsize,
 )
+from labkit.simt.vectorize import guvectorize, vectorize
 
 reduce = Reduce
+globals().update(VECTOR_TYPES)  # cuda.float32x4, cuda.float4, ...
 # numba.cuda carries the types as attributes: cuda.float32
-boolean, int8, int16, int32, int64 = types.boolean, types.int8, types.int16, types.int32, types.int64
-uint8, uint16, uint32, uint64 = types.uint8, types.uint16, types.uint32, types.uint64
-float32, float64, complex64, complex128 = types.float32, types.float64, types.complex64, types.complex128
-void = types.void
+_TYPES = (
+    "b1 bool_ boolean byte c16 c8 char complex128 complex64 double f4 f8 float32 float64 i1 i2 i4 i8 int16 int32 int64 "
+    "int8 int_ intc intp long_ longlong short size_t ssize_t u1 u2 u4 u8 uchar uint uint16 uint32 uint64 uint8 uintc "
+    "uintp ulong ulonglong ushort void"
+)
+globals().update({name: getattr(types, name) for name in _TYPES.split()})
 KernelRuntimeError = errors.KernelError
 is_simulator = False
 
@@ -72,19 +86,19 @@ def declare_device(name, signature, link=None, use_cooperative=False, abi="numba
     raise errors.UnsupportedError(f"cuda.declare_device({name!r}) links GPU code: it needs a GPU")
 
 
-_NEEDS_GPU = {
+NEEDS_GPU = {
     "compile", "compile_ptx", "compile_all", "compile_for_current_device", "compile_ptx_for_current_device", "CUSource",
-    "PTXSource", "Cubin", "Fatbin", "Archive", "Object", "LTOIR", "open_ipc_handle", "set_memory_manager", "libdevice",
-    "nvvm", "driver", "cudadrv", "vectorize", "guvectorize",
+    "PTXSource", "Cubin", "Fatbin", "Archive", "Object", "LTOIR", "open_ipc_handle", "set_memory_manager",
+    "nvvm", "driver", "cudadrv", "extending", "bf16", "fp8", "devicearray",
 }  # fmt: skip
 
 
 def __getattr__(name):
     if name.startswith("__"):
         raise AttributeError(name)
-    if name in _NEEDS_GPU:
-        raise AttributeError(f"cuda.{name} needs numba.cuda: the CPU device has no counterpart")
-    raise AttributeError(f"cuda.{name} does not exist on the CPU device")
+    if name in NEEDS_GPU:
+        raise AttributeError(f"cuda.{name} needs a GPU: it is not supported by the CPU device")
+    raise AttributeError(f"cuda.{name} is not supported by the CPU device")
 
 
-__all__ = [name for name in globals() if not name.startswith("_")]
+__all__ = [name for name in globals() if not name.startswith("_") and name not in ("NEEDS_GPU", "VECTOR_TYPES")]

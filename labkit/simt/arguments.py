@@ -4,7 +4,7 @@ import numba
 import numpy as np
 from numba.core import types
 
-from labkit.simt.arrays import DeviceNDArray, DeviceRecord, to_device
+from labkit.simt.arrays import DeviceNDArray, DeviceRecord, as_cuda_array, to_device
 from labkit.simt.errors import ArgumentError
 from labkit.simt.ptx import TensorMap
 
@@ -73,6 +73,8 @@ def argument_value(kernel, name, value):
         raise ArgumentError(
             f"{who} is a host object ({type(value).__name__}); a kernel takes numbers, tuples of numbers and arrays"
         )
+    if hasattr(value, "__cuda_array_interface__"):
+        return as_cuda_array(value)._array
     if hasattr(value, "__array__"):  # a torch tensor on the CPU, say
         return np.asarray(value)
     raise ArgumentError(f"{who} has the type {type(value).__name__}; a kernel takes numbers, tuples and arrays")

@@ -7,9 +7,12 @@ Source  CUDA C++ Programming Guide, "Device Memory"
 """
 
 import contextlib
+import ctypes
 
+import numba
 import numpy as np
 
+from labkit.simt import array_interface
 from labkit.simt.allocation import checked_dtype, extent_bytes, poisoned
 
 __all__ = [
@@ -36,6 +39,9 @@ class DeviceNDArray:
     nbytes = property(lambda self: self._array.nbytes)
     itemsize = property(lambda self: self._array.itemsize)
     T = property(lambda self: self.transpose())
+    _numba_type_ = property(lambda self: numba.typeof(self._array))
+    device_ctypes_pointer = property(lambda self: ctypes.c_void_p(self.__cuda_array_interface__["data"][0]))
+    __cuda_array_interface__ = property(lambda self: array_interface.exported(self._array, self.stream))
 
     @property
     def alloc_size(self) -> int:
@@ -83,7 +89,7 @@ class DeviceNDArray:
             return
         _check_contiguous(self._array)
         target = _core(self._array)
-        if is_cuda_array(ary):
+        if is_device_memory(ary):
             _check_contiguous(ary._array)
             source = _core(ary._array)
         else:
@@ -106,7 +112,7 @@ class DeviceNDArray:
         return part[()] if part.dtype.names is None else DeviceRecord(part, self.stream)
 
     def __setitem__(self, item, value):
-        value = value._array if is_cuda_array(value) else np.asarray(value)
+        value = value._array if is_device_memory(value) else np.asarray(value)
         target = self._array[(*_basic_index(item), ...)]
         if value.ndim > target.ndim:
             raise ValueError(f"cannot assign a {value.ndim}-D array to a {target.ndim}-D part of a device array")
@@ -220,6 +226,8 @@ class _HostVisible(np.ndarray):
     def _array(self) -> np.ndarray:
         return self.view(np.ndarray)
 
+    __cuda_array_interface__ = property(lambda self: array_interface.exported(self._array, self.stream))
+
     def copy_to_host(self, ary=None, stream=0):
         return DeviceNDArray(self._array).copy_to_host(ary)
 
@@ -242,7 +250,7 @@ def to_device(obj, stream=0, copy=True, to=None):
             to.copy_to_device(obj, stream)
         return to
     if is_cuda_array(obj):
-        return obj
+        return as_cuda_array(obj)
     host = np.asarray(obj)
     _check_contiguous(host)
     core = _core(host)
@@ -265,12 +273,17 @@ def pinned_array(shape, dtype=np.float64, strides=None, order="C") -> np.ndarray
 
 def mapped_array(shape, dtype=np.float64, strides=None, order="C", stream=0, portable=False, wc=False) -> MappedNDArray:
     """A NumPy array that kernels can read and write without a copy."""
-    return poisoned(shape, dtype, strides, order).view(MappedNDArray)
+    return _with_stream(poisoned(shape, dtype, strides, order).view(MappedNDArray), stream)
 
 
 def managed_array(shape, dtype=np.float64, strides=None, order="C", stream=0, attach_global=True) -> ManagedNDArray:
     """A NumPy array in unified memory, addressed by host and kernels."""
-    return poisoned(shape, dtype, strides, order).view(ManagedNDArray)
+    return _with_stream(poisoned(shape, dtype, strides, order).view(ManagedNDArray), stream)
+
+
+def _with_stream(array, stream):
+    array.stream = stream
+    return array
 
 
 def device_array_like(ary, stream=0) -> DeviceNDArray:
@@ -308,29 +321,36 @@ def defer_cleanup():
     yield
 
 
-def is_cuda_array(obj) -> bool:
-    """Whether kernels of the CPU device can use `obj` as device memory."""
+def is_device_memory(obj) -> bool:
+    """Whether `obj` is an array of the CPU device itself."""
     return isinstance(obj, (DeviceNDArray, _HostVisible))
 
 
+def is_cuda_array(obj) -> bool:
+    """Whether `obj` says where in device memory it is: it has __cuda_array_interface__."""
+    return is_device_memory(obj) or hasattr(obj, "__cuda_array_interface__")
+
+
 def as_cuda_array(obj, sync=True) -> DeviceNDArray:
-    if is_cuda_array(obj):
+    """The device array that `obj` is, or that it describes with __cuda_array_interface__: no copy."""
+    if is_device_memory(obj):
         return obj
-    if hasattr(obj, "__cuda_array_interface__"):
-        raise TypeError(
-            f"as_cuda_array: this {type(obj).__name__} is in GPU memory, which the CPU device cannot reach. "
-            "Run with LABKIT_DEVICE=gpu, or copy it to the host and use to_device()"
-        )
-    raise TypeError(f"as_cuda_array: obj must be a device array, not {type(obj).__name__}; use to_device() to copy it")
+    if not hasattr(obj, "__cuda_array_interface__"):
+        given = type(obj).__name__
+        raise TypeError(f"as_cuda_array: obj must be a device array, not {given}; use to_device() to copy it")
+    described = obj.__cuda_array_interface__
+    return DeviceNDArray(array_interface.imported("as_cuda_array", f"this {type(obj).__name__}", described, obj))
 
 
-def from_cuda_array_interface(desc, owner=None, sync=True):
-    raise TypeError("from_cuda_array_interface: the CPU device cannot reach GPU memory; use to_device() on a host copy")
+def from_cuda_array_interface(desc, owner=None, sync=True) -> DeviceNDArray:
+    """The device array that a dictionary of the CUDA Array Interface describes: no copy."""
+    what = "the memory that desc describes"
+    return DeviceNDArray(array_interface.imported("from_cuda_array_interface", what, desc, owner))
 
 
 def _poisoned_like(ary) -> np.ndarray:
     """Poisoned memory of the shape and dtype of `ary`, contiguous, with its order of axes."""
-    array = ary._array if is_cuda_array(ary) else ary
+    array = as_cuda_array(ary)._array if is_cuda_array(ary) else ary
     return poisoned(array.shape, array.dtype, np.empty_like(array, subok=False).strides if array.ndim > 1 else None)
 
 

@@ -65,6 +65,10 @@ class BarrierError(DeviceFault):
     """A barrier was reached by some threads of a block and not by others."""
 
 
+class BarrierWarning(UserWarning):
+    """A barrier of the grid was passed that some threads never reach: GPUs let it pass, CUDA does not promise it."""
+
+
 class WarpError(DeviceFault):
     """A warp collective was called where not all the lanes that its mask names take part."""
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from labkit.simt.errors import (
     BarrierError,
+    BarrierWarning,
     KernelAssertionError,
     KernelTimeout,
     MisalignedError,
@@ -15,7 +16,7 @@ from labkit.simt.errors import (
     place,
 )
 from labkit.simt.runtime import fault_record
-from labkit.simt.runtime.fault_record import BLOCK, CODE, COUNT, INDEX, SHAPE, SITE, THREAD
+from labkit.simt.runtime.fault_record import BLOCK, CODE, COUNT, INDEX, SHAPE, SITE, THREAD, WARNED
 
 
 def describe(record, kernel_name, sites, grid, block, limit):
@@ -127,6 +128,24 @@ def _barrier(fault):
         f"cuda.{fault.text}() was reached by {here} of the {threads} threads of block {fault.block}; thread "
         f"{fault.thread} {why}. Every thread of a block must reach a barrier",
     )
+
+
+def grid_barrier_warning(record, kernel_name, sites, grid, block):
+    """The warning for a barrier of the grid that was passed though some threads never reach it."""
+    site, thread, block_number, here, threads = (int(n) for n in record[WARNED : WARNED + 5])
+    written = np.zeros_like(record)
+    written[[SITE, THREAD, BLOCK]] = site - 1, thread, block_number
+    fault = Fault(written, kernel_name, sites, grid, block, None)
+    return fault.error(
+        _as_warning,
+        f"cg.this_grid().sync() was reached by {here} of the {threads} threads of the grid; thread {fault.thread} of "
+        f"block {fault.block} ends without it. GPUs let this pass as long as thread 0 of every block is there; CUDA "
+        "does not promise it: let every thread of the grid reach it",
+    )
+
+
+def _as_warning(text, **where):
+    return BarrierWarning(text)
 
 
 def _warp_mask(fault):

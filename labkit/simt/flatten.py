@@ -3,7 +3,6 @@
 import ast
 import copy
 
-from labkit.simt.errors import UnsupportedError
 from labkit.simt.ir import (
     ID_NAMES,
     Exit,
@@ -167,10 +166,9 @@ class Flattener:
         return self._inline(call, target)
 
     def _inline(self, call, target):
-        function, rewriter = call.function, self.rewriter
-        scope = Scope(function)
-        if scope.key in rewriter.inlining:
-            raise UnsupportedError(f"device function {function.__name__} calls itself: recursion is not supported")
+        rewriter, scope = self.rewriter, Scope(call.function)
+        function = scope.function
+        rewriter.refuse_recursion(scope)
         stem = f"_{function.__name__}{next(rewriter.counter)}"
         names = {name: f"{stem}_{name}" for name in scope.locals}
         statements = []

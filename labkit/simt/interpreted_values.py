@@ -1,5 +1,6 @@
 """Numbers, functions and arrays as an interpreted kernel sees them."""
 
+import cmath
 import math
 import operator
 
@@ -7,6 +8,7 @@ import numpy as np
 from numba.core import types
 from numba.np import numpy_support
 
+from labkit.simt.runtime import fp16, libdevice, vector_types
 from labkit.simt.unsigned import Unsigned
 
 
@@ -110,6 +112,34 @@ def converter(dtype):
     return made
 
 
+def _as_interpreted(value):
+    """Integers are Python's here."""
+    if isinstance(value, tuple):
+        return tuple(map(_as_interpreted, value))
+    return int(value) if isinstance(value, np.integer) else value
+
+
+class _Guarded:
+    """A module's functions; what has no value is NaN or infinite instead of an error."""
+
+    def __init__(self, module):
+        self._module = module
+
+    def __getattr__(self, name):
+        function = getattr(self._module, name)
+
+        def guarded(*args):
+            try:
+                return _as_interpreted(function(*args))
+            except ValueError:
+                return math.nan
+            except (OverflowError, ZeroDivisionError):
+                return math.inf
+
+        self.__dict__[name] = guarded
+        return guarded
+
+
 FUNCTIONS = {
     "_popc": lambda x: int(x & 0xFFFFFFFFFFFFFFFF).bit_count(),
     "_fma": lambda a, b, c: type(c)(float(a) * float(b) + float(c)) if isinstance(c, np.float32) else a * b + c,
@@ -126,6 +156,10 @@ FUNCTIONS = {
     "_modulo": _modulo,
     "_np": _Numpy(),
     "_math": _Math(),
+    "_cmath": _Guarded(cmath),
+    "_libdevice": _Guarded(libdevice),
+    "_fp16": _Guarded(fp16),
+    "_vector": vector_types,
     "int": _integer,
     "_operator": operator,
 }

@@ -64,7 +64,7 @@ class SyncCall(ast.expr):
 class InlineCall(ast.expr):
     """The call of a device function that will be inlined."""
 
-    function: object  # the Python function
+    function: object  # a scope.Callee
     args: list
 
 

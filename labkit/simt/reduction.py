@@ -11,7 +11,7 @@ Work    n - 1 calls of the function, in LANES chains that are joined at the end,
 
 from numba import njit
 
-from labkit.simt.arrays import DeviceNDArray, is_cuda_array
+from labkit.simt.arrays import DeviceNDArray, as_cuda_array, is_cuda_array
 
 LANES = 64 * 128  # the threads that numba.cuda reduces with: 64 blocks of 128
 
@@ -42,7 +42,7 @@ class Reduce:
         """Reduce arr[:size], starting from `init`. The result is returned, or written to res[0] if `res` is given."""
         if arr.ndim != 1:
             raise TypeError(f"reduce: arr must have 1 dimension, this one has {arr.ndim}")
-        values = (arr._array if is_cuda_array(arr) else arr)[:size]
+        values = (as_cuda_array(arr)._array if is_cuda_array(arr) else arr)[:size]
         init = values.dtype.type(init)
         result = _fold(self._function, values, values[:LANES].copy(), init) if values.size else init
         if res is None:

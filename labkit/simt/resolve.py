@@ -2,9 +2,9 @@
 
 import ast
 import builtins
+import cmath
 import copy
 import enum
-import inspect
 import math
 import operator
 import types as python_types
@@ -12,7 +12,7 @@ import types as python_types
 import numpy as np
 from numba.core import types
 
-from labkit.simt import ptx, stubs
+from labkit.simt import libraries, ptx, stubs
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.ir import (
     BUILTINS,
@@ -32,7 +32,7 @@ from labkit.simt.ir import (
     store,
     without_positions,
 )
-from labkit.simt.scope import as_type, is_device_function, type_code, waits
+from labkit.simt.scope import as_type, bind, is_device_function, type_code, waits
 
 # numba.cuda's functions of math and NumPy. Those with another home lack one on Numba's CPU target, or differ there.
 MATH = {
@@ -43,6 +43,10 @@ MATH = {
 }  # fmt: skip
 _MATH_ELSEWHERE = {"fmod": "_np.fmod", "exp2": "_np.exp2", "remainder": "_remainder", "modf": "_modf",
                    "floor": "_np.floor", "ceil": "_np.ceil", "trunc": "_np.trunc"}  # fmt: skip
+CMATH = {
+    "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "exp", "isfinite", "isinf", "isnan", "log",
+    "log10", "phase", "polar", "rect", "sin", "sinh", "sqrt", "tan", "tanh",
+}  # fmt: skip
 UFUNCS = {
     "sin", "cos", "tan", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh",
     "arctan2", "hypot", "log", "log2", "log10", "deg2rad", "rad2deg", "degrees", "radians", "maximum", "minimum",
@@ -50,15 +54,15 @@ UFUNCS = {
     "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift",
     "right_shift", "isnan", "conjugate", "divide",
 }  # fmt: skip
-METHODS = {"conjugate", "conj", "reshape", "view", "fill", "sum"}
+METHODS = {"bit_count", "conjugate", "conj", "reshape", "view", "fill", "sum"}
 _UNCHECKED_ATTRIBUTES = {"flat", "ctypes", "data", "base", "flags"}
-_REFUSED_EXPRESSIONS = {
+REFUSED_EXPRESSIONS = {
     ast.List: "a list", ast.Dict: "a dictionary", ast.Set: "a set", ast.ListComp: "a list comprehension",
     ast.DictComp: "a dict comprehension", ast.SetComp: "a set comprehension", ast.GeneratorExp: "a generator",
     ast.Lambda: "a lambda", ast.JoinedStr: "an f-string", ast.Await: "await", ast.Yield: "yield",
     ast.YieldFrom: "yield", ast.Starred: "a starred expression", ast.NamedExpr: "an assignment expression (:=)",
 }  # fmt: skip
-_REFUSED_STATEMENTS = {
+REFUSED_STATEMENTS = {
     ast.With: "a with statement", ast.Try: "a try statement", ast.FunctionDef: "a function inside a kernel",
     ast.ClassDef: "a class", ast.Import: "an import", ast.ImportFrom: "an import", ast.Global: "global",
     ast.Nonlocal: "nonlocal", ast.Delete: "del", ast.Match: "match", ast.AsyncFunctionDef: "async",
@@ -78,7 +82,7 @@ class Resolver:
 
     def statement(self, s):
         """The resolved statements for one statement of the source."""
-        for kind, what in _REFUSED_STATEMENTS.items():
+        for kind, what in REFUSED_STATEMENTS.items():
             if isinstance(s, kind):
                 self.scope.refuse(s, f"{what} cannot be used in device code")
         method = getattr(self, f"_{type(s).__name__.lower()}", None)
@@ -106,8 +110,21 @@ class Resolver:
     def _expr(self, s):
         if isinstance(s.value, ast.Constant):
             return []  # a docstring
+        stored = self._cached_store(s)
+        if stored is not None:
+            return stored
         value = self.expression(s.value)
         return at(ast.Expr(value), s) if value is not None else []
+
+    def _cached_store(self, s):
+        """cuda.stcg(a, i, v) and its kind -> a[i] = v; None for another statement."""
+        if not isinstance(s.value, ast.Call) or not isinstance(s.value.func, (ast.Name, ast.Attribute)):
+            return None
+        known, stub = self.scope.static(s.value.func)
+        if not known or stub not in stubs.CACHED_STORES:
+            return None
+        array, index, value = self._bind(stub, s.value)
+        return self._assign(at(ast.Assign([ast.Subscript(array, index, ast.Store())], value), s))
 
     def _return(self, s):
         return at(ast.Return(None if s.value is None else self.expression(s.value)), s)
@@ -288,7 +305,7 @@ class Resolver:
     # ---------------- expressions
 
     def expression(self, node):
-        for kind, what in _REFUSED_EXPRESSIONS.items():
+        for kind, what in REFUSED_EXPRESSIONS.items():
             if isinstance(node, kind):
                 self.scope.refuse(node, f"{what} cannot be used in device code")
         if isinstance(node, ast.Name):
@@ -380,6 +397,8 @@ class Resolver:
         known, target = self.scope.static(func)
         if not known:
             if isinstance(func, ast.Attribute) and func.attr in METHODS and not node.keywords:
+                if func.attr == "bit_count":
+                    return at(ast.Call(ast.Name("_popc", ast.Load()), [self.expression(func.value)], []), node)
                 method = ast.Attribute(self.expression(func.value), func.attr, ast.Load())
                 return at(ast.Call(method, [self.expression(a) for a in node.args], []), node)
             if isinstance(func, ast.Attribute):
@@ -409,6 +428,10 @@ class Resolver:
             if target.__name__ in _MATH_ELSEWHERE:
                 return self._plain_call(_MATH_ELSEWHERE[target.__name__], arguments, node)
             return self._plain_call(f"_math.{target.__name__}", arguments, node)
+        if getattr(cmath, getattr(target, "__name__", ""), None) is target:
+            if target.__name__ not in CMATH:
+                self.scope.refuse(node, f"numba.cuda has no cmath.{target.__name__}")
+            return self._plain_call(f"_cmath.{target.__name__}", arguments, node)
         if getattr(operator, getattr(target, "__name__", ""), None) is target:
             return self._plain_call(f"_operator.{target.__name__}", arguments, node)
         name = ast.unparse(func)
@@ -431,6 +454,8 @@ class Resolver:
             self.pending += self._declare(space, shape, dtype, alignment, node, name)
             key = (self.scope.key, node.lineno, node.col_offset)
             return at(load(self.rewriter.shared_keys.get(key, name)), node)
+        if isinstance(stub, libraries.VectorType):
+            return self._plain_call(stub.code, [self.expression(a) for a in node.args], node)
         bound = self._bind(stub, node)
         if stub.name == "const.array_like":
             known, array = self.scope.static(bound[0])
@@ -446,7 +471,15 @@ class Resolver:
             return self._code(parts[0] if ndim == 1 else f"({', '.join(parts)})", node)
         if stub is stubs.this_grid:
             self.scope.refuse(node, "cg.this_grid() has one use here: cg.this_grid().sync()")
+        if stub in stubs.CACHED_STORES:
+            self.scope.refuse(node, f"{stub.full_name} has no value", "let it stand alone")
         arguments = [self.expression(a) for a in bound]
+        if stub in stubs.CACHED_LOADS:
+            return at(Subscript(*arguments, ast.Load(), self.scope.filename), node)
+        if isinstance(stub, libraries.LibraryFunction):
+            if stub.cast:
+                arguments = [ast.Call(self._code(f"_np.{stub.cast}", node), [a], []) for a in arguments]
+            return at(ast.Call(self._code(stub.code, node), arguments, []), node)
         if isinstance(stub, ptx.Intrinsic):
             return self._call_intrinsic(stub, bound, arguments, node)
         if stub.name in stubs.SYNC:
@@ -504,17 +537,14 @@ class Resolver:
                               f"{ast.unparse(source)} is {kind}")  # fmt: skip
 
     def _call_device(self, function, node):
-        try:
-            bound = inspect.signature(function).bind(*node.args, **{k.arg: k.value for k in node.keywords})
-        except TypeError as error:
-            self.scope.refuse(node, f"call of device function {function.__name__}: {error}")
-        arguments = []
-        for name, parameter in inspect.signature(function).parameters.items():
-            given = bound.arguments.get(name)
-            arguments.append(self.expression(given) if given is not None else self.embed(parameter.default, node))
-        if self.rewriter.needs_inline(function):
-            return at(InlineCall(function, arguments), node)
-        return at(DeviceCall(self.rewriter.device_function(function), arguments), node)
+        callee, given = bind(self.scope, function, node)
+        arguments = [
+            self.expression(value) if isinstance(value, ast.AST) else self.embed(value, node)
+            for value in given.values()
+        ]
+        if self.rewriter.needs_inline(callee):
+            return at(InlineCall(callee, arguments), node)
+        return at(DeviceCall(self.rewriter.device_function(callee), arguments), node)
 
 
 def _is_scalar_class(obj):

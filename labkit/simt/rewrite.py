@@ -8,11 +8,10 @@ import ast
 import itertools
 
 from labkit.simt import live_ranges, stubs
-from labkit.simt.errors import UnsupportedError
 from labkit.simt.flatten import Flattener, finish_returns
 from labkit.simt.ir import DeviceSource, Program
 from labkit.simt.resolve import Resolver
-from labkit.simt.scope import Scope, is_device_function, own_names, waits
+from labkit.simt.scope import Scope, bind, is_device_function, own_names, waits
 
 
 def rewrite(function):
@@ -53,12 +52,18 @@ class Rewriter:
         resolver = Resolver(self, scope, names, device)
         return [statement for node in scope.definition.body for statement in resolver.statement(node)]
 
+    def refuse_recursion(self, scope):
+        if scope.key in self.inlining:
+            name = scope.function.__name__
+            what = f"device function {name} calls itself, and recursion is not supported by the CPU device"
+            scope.refuse(scope.definition, what, "write it as a loop")
+
     def fresh(self, stem):
         return f"_{stem}{next(self.counter)}"
 
-    def needs_inline(self, function):
+    def needs_inline(self, callee):
         """True for device functions that hold a barrier, a collective or a shared array, also through others."""
-        scope = Scope(function)
+        scope = Scope(callee)
         key = scope.key
         if key in self.needs_inline_cache:
             return self.needs_inline_cache[key]
@@ -73,18 +78,17 @@ class Rewriter:
             elif isinstance(target, stubs.Function):
                 found |= waits(target) or target.name == "shared.array"
             elif is_device_function(target):
-                found |= self.needs_inline(target.py_func)
+                found |= self.needs_inline(bind(scope, target.py_func, node)[0])
         self.needs_inline_cache[key] = found
         return found
 
-    def device_function(self, function):
+    def device_function(self, callee):
         """Register a device function that stays a function; returns its name in the generated module."""
-        scope = Scope(function)
-        if scope.key in self.inlining:
-            raise UnsupportedError(f"device function {function.__name__} calls itself: recursion is not supported")
+        scope = Scope(callee)
+        self.refuse_recursion(scope)
         if scope.key in self.device_names:
             return self.device_names[scope.key]
-        name = f"{function.__name__}_d{next(self.counter)}"
+        name = f"{scope.function.__name__}_d{next(self.counter)}"
         self.device_names[scope.key] = name
         names = own_names(scope)
         source = DeviceSource(name, [names[p] for p in scope.params], [], [], scope.filename)

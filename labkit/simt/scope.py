@@ -9,13 +9,14 @@ import inspect
 import linecache
 import types as python_types
 import weakref
+from typing import NamedTuple
 
 import numba
 import numpy as np
 from numba.core import types
 from numba.core.dispatcher import Dispatcher
 
-from labkit.simt import stubs
+from labkit.simt import libraries, stubs
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.errors import UnsupportedError, place
 from labkit.simt.ir import BUILTINS
@@ -47,7 +48,8 @@ def _read_source(function):
         lines, first = inspect.getsourcelines(function)
     except (OSError, TypeError):
         raise UnsupportedError(
-            f"the source of {function.__name__} cannot be read ({filename}): define it in a file or a notebook cell"
+            f"the source of {function.__name__} cannot be read ({filename}), and the CPU device needs it: define it in "
+            "a file or a notebook cell; code made by exec() can be written to a file and imported"
         ) from None
     if lines[0][:1].isspace():  # a nested function; its text may also have lines at the margin
         definition = ast.parse("if True:\n" + "".join(lines)).body[0].body[0]
@@ -69,18 +71,30 @@ def _cells(function):
     return found
 
 
+class Callee(NamedTuple):
+    """A device function as one call has it: fixed are the (parameter, object) pairs that are no values at run time.
+
+    Those are functions and types, and what its arrays take their shape or dtype from.
+    """
+
+    function: object  # the Python function
+    fixed: tuple = ()
+
+
 class Scope:
-    """The names of one function: what is local, what the rest means."""
+    """The names of one function: what is local, what the rest means. Takes a Python function, or a Callee."""
 
     def __init__(self, function):
+        function, fixed = function if isinstance(function, Callee) else (function, ())
         self.function = function
         self.definition, self.filename = read_source(function)
         arguments = self.definition.args
         if arguments.vararg or arguments.kwarg:
             raise UnsupportedError(f"{function.__name__}: *args and **kwargs are not supported in device code")
         # functions from one factory share their code and differ in what they close over
-        self.key = function.__code__, tuple(map(id, _cells(function)))
+        self.key = function.__code__, tuple(map(id, _cells(function))), tuple((n, _identity(v)) for n, v in fixed)
         self.params = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+        self.params = [name for name in self.params if name not in dict(fixed)]
         self.environment = dict(function.__globals__)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in cells:
@@ -88,6 +102,7 @@ class Scope:
                 self.environment[name] = cell.cell_contents
             except ValueError:
                 self.environment.pop(name, None)
+        self.environment.update(fixed)
         stores = [n for n in ast.walk(self.definition) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
         self.locals = set(self.params) | {n.id for n in stores}
         self.assigned = {}
@@ -142,7 +157,7 @@ class Scope:
                 self.refuse(node, f"{name} is a host object ({type(base).__name__})",
                             f"bind {name}.{node.attr} to a name outside the kernel, and use that")  # fmt: skip
             if not hasattr(base, node.attr):
-                self.refuse(node, f"{name}.{node.attr} does not exist on the CPU device")
+                self.refuse(node, f"{name}.{node.attr} is not supported by the CPU device")
             return True, _on_cpu(getattr(base, node.attr))
         if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Slice):
             known, base = self.static(node.value)
@@ -177,22 +192,66 @@ def _may_hold_constants(obj):
 
 def _counterpart(base, attribute):
     """The stub for a name of numba.cuda: on a GPU a kernel's `cuda` is that module, and `observe` reads it here."""
-    if isinstance(base, python_types.ModuleType) and base.__name__ in ("numba.cuda", "numba.cuda.cg"):
-        return getattr(stubs, attribute, None)
-    return None
+    if not isinstance(base, python_types.ModuleType):
+        return None
+    ours = libraries.counterpart(base.__name__, attribute)
+    if ours is None and base.__name__ in ("numba.cuda", "numba.cuda.cg"):
+        ours = getattr(stubs, attribute, None)
+    return ours
 
 
 def _on_cpu(obj):
     """An intrinsic of labkit.ptx as it is on a GPU -> the CPU device's; anything else as it is."""
     if isinstance(obj, (stubs.Function, python_types.ModuleType, np.ndarray, int, float)):
         return obj
-    ours = getattr(obj, "cpu_device", None)
+    ours = getattr(obj, "cpu_device", None) or libraries.counterpart(
+        getattr(obj, "__module__", None), getattr(obj, "__name__", None)
+    )
     return ours if isinstance(ours, stubs.Function) else obj
 
 
 def waits(stub):
     """True if threads wait for one another in a call of this function."""
     return stub.name in stubs.SYNC or getattr(stub, "kind", "") in ("warp", "warpgroup", "wait")
+
+
+def bind(scope, function, node):
+    """(Callee, {parameter: its node, or its default}) for the call of a device function within `scope`."""
+    try:
+        bound = inspect.signature(function).bind(*node.args, **{k.arg: k.value for k in node.keywords})
+    except TypeError as error:
+        scope.refuse(node, f"call of device function {function.__name__}: {error}")
+    definition, _ = read_source(function)
+    assigned = {n.id for n in ast.walk(definition) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    in_arrays = _names_in_declarations(definition)
+    fixed, given = [], {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        value = bound.arguments.get(name)
+        known, obj = (True, parameter.default) if value is None else scope.constant(value)
+        stays = _is_no_value(obj) or (name in in_arrays and isinstance(obj, (int, tuple, np.integer, str, np.dtype)))
+        if known and name not in assigned and stays:
+            fixed.append((name, obj))
+        else:
+            given[name] = parameter.default if value is None else value
+    return Callee(function, tuple(fixed)), given
+
+
+def _is_no_value(obj):
+    kinds = (stubs.Function, types.Type, np.ufunc, type, python_types.BuiltinFunctionType, python_types.FunctionType)
+    return isinstance(obj, kinds) or is_device_function(obj)
+
+
+def _names_in_declarations(definition):
+    """The names in calls of cuda.shared.array and cuda.local.array."""
+    calls = [
+        n for n in ast.walk(definition)
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "array"
+    ]  # fmt: skip
+    return {n.id for call in calls for n in ast.walk(call) if isinstance(n, ast.Name)}
+
+
+def _identity(obj):
+    return obj if isinstance(obj, (int, str, tuple)) else id(obj)
 
 
 def is_device_function(obj):

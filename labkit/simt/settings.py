@@ -40,6 +40,7 @@ MOST_WORKERS = 1024
 MAX_COOPERATIVE_THREADS = 1 << 18  # a large GPU holds about as many at once
 ORDERS = ("forward", "reverse", "scattered")
 _ORDER = contextvars.ContextVar("labkit_simt_order", default="forward")
+_STRICT = contextvars.ContextVar("labkit_simt_strict", default=False)
 _TIME_LIMIT = contextvars.ContextVar("labkit_simt_time_limit", default=None)
 
 
@@ -79,6 +80,23 @@ def thread_order(order):
 def current_order():
     """The order in which launches run their threads now: one of ORDERS."""
     return _ORDER.get()
+
+
+@contextlib.contextmanager
+def strict_barriers():
+    """Launches below this refuse a grid's barrier that some threads never reach, also where a GPU lets it pass.
+
+    CUDA leaves undefined what happens there. Otherwise a BarrierWarning names the line.
+    """
+    token = _STRICT.set(True)
+    try:
+        yield
+    finally:
+        _STRICT.reset(token)
+
+
+def is_strict():
+    return _STRICT.get()
 
 
 @contextlib.contextmanager

@@ -109,6 +109,16 @@ atomic = Module(
     compare_and_swap=Function("atomic.compare_and_swap", "ary old val", "cas on ary[0]."),
 )
 
+ldca, ldcg, ldcs, ldlu, ldcv = (
+    Function(name, "array index", "array[index], with a hint for the GPU's caches.")
+    for name in ("ldca", "ldcg", "ldcs", "ldlu", "ldcv")
+)
+stcg, stcs, stwb, stwt = (
+    Function(name, "array index value", "array[index] = value, with a hint for the GPU's caches.")
+    for name in ("stcg", "stcs", "stwb", "stwt")
+)
+CACHED_LOADS, CACHED_STORES = (ldca, ldcg, ldcs, ldlu, ldcv), (stcg, stcs, stwb, stwt)
+
 popc = Function("popc", "x", "Number of bits that are set.")
 clz = Function("clz", "x", "Number of leading zero bits.")
 ffs = Function("ffs", "x", "Position of the lowest bit set, counted from 1; 0 for 0.")

@@ -9,13 +9,14 @@ import os
 import queue
 import threading
 import time
+import warnings
 
 import numpy as np
 
-from labkit.simt.faults import describe
+from labkit.simt.faults import describe, grid_barrier_warning
 from labkit.simt.interpreter import Interpreter
-from labkit.simt.runtime.fault_record import ABORT, CODE, DONE, RECORD_SIZE, Stop
-from labkit.simt.settings import time_limit_s, worker_count
+from labkit.simt.runtime.fault_record import ABORT, CODE, DONE, RECORD_SIZE, STRICT, WARNED, Stop
+from labkit.simt.settings import is_strict, time_limit_s, worker_count
 
 _LAUNCH_LOCK = threading.RLock()
 _WORKERS = None
@@ -77,6 +78,7 @@ class RunningLaunch:
         self.shares = 1 if serial else min(workers.count, self.blocks)
         self.chunk = self.blocks if self.whole or ordered else max(1, min(self.blocks // (self.shares * 8), 1 << 14))
         self.records = np.zeros((self.shares, RECORD_SIZE), np.int64)
+        self.records[:, STRICT] = is_strict()
         self.lock = threading.Lock()
         self.next, self.running, self.fault = 0, self.shares, None
         self.finished = threading.Event()
@@ -148,3 +150,5 @@ def run_blocks(kernel, compiled, grid, block, dynamic, arguments):
         if isinstance(error, Stop):
             raise describe(record, kernel.__name__, compiled.sites, grid, block, limit_reached) from None
         raise error
+    if run.records[0, WARNED]:  # a kernel that synchronises the grid runs on one thread
+        warnings.warn(grid_barrier_warning(run.records[0], kernel.__name__, compiled.sites, grid, block), stacklevel=4)

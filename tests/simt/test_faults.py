@@ -19,9 +19,11 @@ import pytest
 from numba import float32, int32, int64
 
 from labkit import cuda
+from labkit.simt import strict_barriers
 from labkit.simt.errors import (
     ArgumentError,
     BarrierError,
+    BarrierWarning,
     DeviceFault,
     KernelAssertionError,
     KernelError,
@@ -396,7 +398,8 @@ def grid_barriers(out, which):
 def test_divergent_grid_barrier():
     """A grid's barrier is for every thread of every block."""
     for which, block, thread in ((0, 1, 5), (1, 2, 0)):
-        error = fault(BarrierError, grid_barriers[4, (5, 2)], np.zeros((4, 5)), which)
+        with strict_barriers():
+            error = fault(BarrierError, grid_barriers[4, (5, 2)], np.zeros((4, 5)), which)
         assert (error.line, error.block) == (line_of(grid_barriers, "grid"), (block, 0, 0))
         assert error.thread == (thread % 5, thread // 5, 0)
     error = fault(BarrierError, grid_barriers[4, 5], np.zeros((4, 5)), 2)
@@ -407,6 +410,45 @@ def test_divergent_grid_barrier():
     grid_barriers[4, 5](out, 9)
     assert (out == 2).all()
     fault(LaunchError, grid_barriers[100_000, 1024], out, 9)  # more than a GPU holds at once
+
+
+@cuda.jit
+def grid_barrier_in_a_branch(out, first, after):
+    i = cuda.grid(1)
+    if i % 4 < first:
+        cuda.cg.this_grid().sync()  # (branch)
+        out[i] = 1
+    if after:
+        out[i] = 3
+
+
+@cuda.jit
+def grid_barrier_at_the_end(out, seen, which):
+    i = cuda.grid(1)
+    out[i] = 2
+    if i % 4 < 2 and which == 0 or i % 4 > 0 and which == 1:
+        cuda.cg.this_grid().sync()  # (end)
+        seen[i] = out[(i + 4) % 8] + 1
+
+
+def test_grid_barrier_that_a_gpu_lets_pass():
+    """Threads that end early are no fault where thread 0 of every block is there; a warning names the line."""
+    out = np.zeros((4, 5))
+    with pytest.warns(BarrierWarning) as caught:
+        grid_barriers[4, (5, 2)](out, 0)
+    assert (out == 2).all()
+    text = str(caught[0].message)
+    assert f"line {line_of(grid_barriers, 'grid')}" in text and "35 of the 40 threads" in text and "block 1" in text
+    assert caught[0].filename == __file__
+    fault(BarrierError, grid_barriers[4, (5, 2)], out, 1)  # a whole block is missing: a GPU waits for ever
+    seen = np.zeros(8)
+    with pytest.warns(BarrierWarning, match=f"line {line_of(grid_barrier_at_the_end, 'end')}"):
+        grid_barrier_at_the_end[2, 4](np.zeros(8), seen, 0)
+    assert seen.tolist() == [3, 3, 0, 0, 3, 3, 0, 0]
+    with strict_barriers():
+        fault(BarrierError, grid_barrier_at_the_end[2, 4], np.zeros(8), seen, 0)
+    fault(BarrierError, grid_barrier_at_the_end[2, 4], np.zeros(8), seen, 1)  # thread 0 is missing
+    fault(BarrierError, grid_barrier_in_a_branch[2, 4], np.zeros(8), 2, 1)  # the others go on to something else
 
 
 def test_whole_blocks_may_return_early():

@@ -22,9 +22,9 @@ def limited(order: str):
     if device.on_gpu():
         yield
         return
-    from labkit.simt import thread_order, time_limit
+    from labkit.simt import strict_barriers, thread_order, time_limit
 
-    with thread_order(order), time_limit(KERNEL_LIMIT_S):
+    with thread_order(order), time_limit(KERNEL_LIMIT_S), strict_barriers():
         yield
 
 

@@ -12,7 +12,8 @@ def write_wait(out, plan, wait, mask):
         if mask:
             first = "_first" if plan.program.cooperative else "_b"
             which = "_barrier" if sync.kind == "block" else "_grid_barrier"
-            out.line(f"{which}({here}, _m0, _T, _P, _B, {first}, _E, {site})")
+            absent_end = "" if sync.kind == "block" else f", {sync in plan.absent_end}"
+            out.line(f"{which}({here}, _m0, _T, _P, _B, {first}, _E, {site}{absent_end})")
         out.line(f"# ---- cuda.{op if sync.kind == 'block' else 'cg.this_grid().sync'}(), line {sync.lineno}")
         if op.startswith("syncthreads_") and not plan.program.cooperative:
             out.line(f"_count = _count_set(_v{wait.names[0]}, {here}, 0, _T)")

@@ -20,7 +20,7 @@ from labkit.simt.codegen.plan import (
     reads,
 )
 from labkit.simt.codegen.types import code_name, variable_types
-from labkit.simt.codegen.writer import IMPORTS, Writer, device_functions
+from labkit.simt.codegen.writer import Writer, device_functions, imports
 from labkit.simt.errors import UnsupportedError, place
 from labkit.simt.ir import Exit, contains
 from labkit.simt.scope import type_code
@@ -79,7 +79,7 @@ class Generator:
         self.out.lines[body_start:body_start] = self.memory.carve_masks(self.masks)
         header = [
             f'"""{p.name} ({place(p.filename)}:{p.line}), as the CPU device runs it. Written by labkit.simt."""',
-            *IMPORTS,
+            *imports(p),
         ]
         tail = [f"SITES = {self.out.sites!r}", f"SIZES = {self.memory.sizes!r}"]
         if self.out.pretty:
@@ -197,6 +197,8 @@ class Generator:
             parts = [f"{array}[_t]" for array, _ in self.plan.kept[name]]
             is_tuple = self.plan.kept[name][0][0] != f"_v{name}"
             value = f"({', '.join(parts)},)" if is_tuple else parts[0]
+            if name in self.plan.kept_vectors:
+                value = f"_vector.{self.plan.kept_vectors[name]}({', '.join(parts)})"
             view = self.plan.kept_views.get(name)
             if view is not None:
                 value = f"_view_of({value}, {type_code(view.dtype)}, {view.layout!r}, {view.mutable})"
@@ -213,7 +215,8 @@ class Generator:
                     value = "_parts"
                     self.out.line(f"_parts = _view_parts({name})")
                 for k, (array, _) in enumerate(arrays):
-                    self.out.line(f"{array}[_t] = {value}[{k}]")
+                    part = f".{'xyzw'[k]}" if name in self.plan.kept_vectors else f"[{k}]"
+                    self.out.line(f"{array}[_t] = {value}{part}")
 
     def _statement(self, s, depth):
         """A statement of a region, below `depth` loops of its own."""

@@ -9,6 +9,7 @@ from numba.core import types
 from labkit.simt.codegen.types import collective_arguments, matrices
 from labkit.simt.errors import UnsupportedError, place
 from labkit.simt.ir import FOLDABLE, DtypeOf, Exit, Inline, Sync, assign, at, contains, load, store, with_fields
+from labkit.simt.runtime.vector_types import is_vector
 from labkit.simt.stubs import SHUFFLES
 
 _PURE_CALLS = {"len", "min", "max", "int", "abs", "float", "bool"}
@@ -94,6 +95,16 @@ def owns(statements, kind):
         if isinstance(s, (ast.If, Inline)) and (owns(s.body, kind) or owns(getattr(s, "orelse", []), kind)):
             return True
     return False
+
+
+def syncs_that_the_rest_ends(statements, idle=True):
+    """The barriers of the grid where a thread that takes another branch has nothing left to do but to return."""
+    for k, s in enumerate(statements):
+        if isinstance(s, Sync) and s.kind == "grid" and idle:
+            yield s
+        elif isinstance(s, ast.If):
+            rest_is_idle = idle and k == len(statements) - 1 and not s.orelse
+            yield from syncs_that_the_rest_ends(s.body, rest_is_idle)
 
 
 class _Folder(ast.NodeTransformer):
@@ -196,6 +207,7 @@ class Plan:
     rematerialised  variables that each region computes anew: name -> its assignment
     kept            variables that are kept for each thread: name -> the (array, type) pairs that hold its parts
     kept_views      those among them that are views of arrays: name -> type
+    kept_vectors    those that are of a vector type: name -> its name
     local_per_thread  local arrays that outlive a region
 
     Where `needs_types` is true, `carry` must be called with the types of the variables.
@@ -208,6 +220,7 @@ class Plan:
         self.body = self._prepare(program.body)
         self.has_waits = contains(self.body, Sync, Inline)
         self.has_exit = any(isinstance(n, Exit) and n.label == "kernel" for s in self.body for n in ast.walk(s))
+        self.absent_end = set(syncs_that_the_rest_ends(self.body))
         self.wait_of = {}  # each Sync of the body -> its Wait in the tree
         self.tree = self._build(self.body)
         self._classify()
@@ -314,7 +327,7 @@ class Plan:
 
     def _classify(self):
         """Which variables are kept for each thread, which are computed anew in each region, which once for a block."""
-        self.uniform, self.rematerialised, self.kept, self.kept_views = {}, {}, {}, {}
+        self.uniform, self.rematerialised, self.kept, self.kept_views, self.kept_vectors = {}, {}, {}, {}, {}
         self.variables = {name for s in self.body for name in writes(s)}
         self.exposed, self.local_per_thread = set(), set()
         if not self.has_waits:
@@ -373,6 +386,8 @@ class Plan:
             )
         if isinstance(ty, types.BaseTuple):
             self.kept[name] = [(f"_v{name}_{k}", p) for k, p in enumerate(parts)]
+            if is_vector(ty):
+                self.kept_vectors[name] = ty.instance_class.__name__
         else:
             self.kept[name] = [(f"_v{name}", ty)]
 

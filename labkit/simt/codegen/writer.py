@@ -3,7 +3,7 @@
 import ast
 import copy
 
-from labkit.simt import runtime
+from labkit.simt import libraries, runtime
 from labkit.simt.codegen.checks import HIDDEN_IDS, Checker
 from labkit.simt.scope import type_code
 
@@ -123,7 +123,14 @@ def device_functions(program, checked):
     out = Writer(program, checked)
     for device in program.devices.values():
         out.device(device)
-    return "\n".join([*IMPORTS, *out.lines])
+    return "\n".join([*imports(program), *out.lines])
+
+
+def imports(program):
+    """The lines that import what a kernel's code calls."""
+    bodies = [program.body, *(device.body for device in program.devices.values())]
+    names = {n.id for body in bodies for s in body for n in ast.walk(s) if isinstance(n, ast.Name)}
+    return [*IMPORTS, *(line for name, line in libraries.IMPORTS.items() if name in names)]
 
 
 def shape_code(shape):

@@ -7,7 +7,7 @@ None is inlined: a kernel with many collectives would take LLVM a minute.
 
 import numpy as np
 
-from labkit.simt.runtime.fault_record import BARRIER, WARP_MASK, WARP_SELF, WARP_SOURCE, fail
+from labkit.simt.runtime.fault_record import BARRIER, STRICT, WARNED, WARP_MASK, WARP_SELF, WARP_SOURCE, fail
 from labkit.simt.runtime.shared_function import never_inline, shared_function
 
 
@@ -28,8 +28,12 @@ def barrier(mask, live, threads, padded, blocks, b, err, site):
 
 
 @shared_function
-def grid_barrier(mask, live, threads, padded, blocks, b, err, site):
-    """Fault unless all the threads of the grid are here, or none."""
+def grid_barrier(mask, live, threads, padded, blocks, b, err, site, absent_end):
+    """Fault unless all the threads of the grid are here, or none; or, where this is not strict, a GPU lets them pass.
+
+    A GPU waits in each block for the threads that have not ended, and counts the block by its thread 0: threads other
+    than that may be absent if they have returned, or do nothing more but return (absent_end).
+    """
     never_inline()
     here = 0
     for k in range(blocks):
@@ -39,7 +43,12 @@ def grid_barrier(mask, live, threads, padded, blocks, b, err, site):
         for k in range(blocks):
             for t in range(k * padded, k * padded + threads):
                 if not mask[t]:
-                    fail(BARRIER, err, t - k * padded, b + k, site, here, threads * blocks, live[t])
+                    ends = absent_end or not live[t]
+                    if err[STRICT] or not ends or t == k * padded:
+                        fail(BARRIER, err, t - k * padded, b + k, site, here, threads * blocks, live[t])
+                    if not err[WARNED]:
+                        err[WARNED], err[WARNED + 1], err[WARNED + 2] = site + 1, t - k * padded, b + k
+                        err[WARNED + 3], err[WARNED + 4] = here, threads * blocks
 
 
 @shared_function

@@ -11,6 +11,7 @@ from numba.np.arrayobj import load_item, populate_array, store_item
 
 from labkit.simt.runtime.fault_record import MAX_RECORDED_AXES, OUT_OF_BOUNDS, emit_fail, emit_where
 from labkit.simt.runtime.shared_function import never_inline, shared_function
+from labkit.simt.runtime.vector_types import is_vector
 
 _I64 = ir.IntType(64)
 
@@ -90,6 +91,8 @@ def load(typing_context, array, index, err, t, b, site):
     if isinstance(array, types.Array):
         _check_index(index)
 
+    if is_vector(array):
+        raise NumbaTypeError("a vector has no index: use its parts, .x, .y, .z, .w")
     if isinstance(array, types.BaseTuple) and isinstance(index, types.IntegerLiteral):
         position = index.literal_value
         if not -len(array.types) <= position < len(array.types):

@@ -1,0 +1,97 @@
+"""What the CPU device supports, as a page: made from what the device itself reads.
+
+    python -m labkit.simt.supported
+"""
+
+import builtins
+import sys
+
+from numba.core import types
+
+from labkit.simt import api, libraries, resolve, stubs
+from labkit.simt.errors import UnsupportedError
+from labkit.simt.ir import BUILTINS
+from labkit.simt.jit import JIT_OPTIONS
+from labkit.simt.settings import LIMITS
+
+WIDTH = 116
+
+
+def page() -> str:
+    """The page, as Markdown."""
+    host = {name: getattr(api, name) for name in api.__all__}
+    device = (stubs.Function, stubs.Module, stubs.Dim3, stubs.Value)
+    scalars = [name for name, value in host.items() if isinstance(value, types.Type)]
+    calls = [name for name, value in host.items()
+             if not isinstance(value, (*device, types.Type)) and name not in _of_modules()]  # fmt: skip
+    vectors = sorted(name for name in libraries.VECTOR_TYPES if "x" in name)
+    others = sorted(name for name in libraries.VECTOR_TYPES if "x" not in name)
+    limits = LIMITS
+    parts = [
+        "# What the CPU device supports",
+        "Made by `labkit build --readme` from `labkit/simt`. What is not named here is refused, with the kernel and\n"
+        "the line: `K, line N: cuda.foo is not supported by the CPU device`.",
+        "## In kernels and device functions",
+        *_listed("Special registers", [f"{name}.{axis}" for name in _named(stubs.Dim3) for axis in "xyz"]
+                 + _named(stubs.Value)),
+        *_listed("Functions of `cuda`", _named(stubs.Function)),
+        *(line for name in _named(stubs.Module) for line in _listed(f"`cuda.{name}`", _members(getattr(stubs, name)))),
+        *_listed("`cuda.libdevice`", _members(libraries.libdevice)),
+        *_listed("`cuda.fp16`", _members(libraries.fp16)),
+        *_listed("Vector types, with the parts `.x .y .z .w`", vectors),
+        *_listed("The same by their names in C", others),
+        *_listed("`math`", resolve.MATH),
+        *_listed("`cmath`", resolve.CMATH),
+        *_listed("NumPy's functions, of numbers", resolve.UFUNCS),
+        *_listed("Methods", resolve.METHODS),
+        *_listed("Python's functions", [name for name in BUILTINS if hasattr(builtins, name)]),
+        "**Intrinsics**: those of `labkit.ptx`; its documentation lists them.",
+        "**Arguments of device functions** may be functions and types too, and the shapes of their shared and local\n"
+        "arrays.",
+        "## Refused in kernels",
+        *_listed("Expressions", resolve.REFUSED_EXPRESSIONS.values()),
+        *_listed("Statements", resolve.REFUSED_STATEMENTS.values()),
+        "**Also**: recursion; functions added with `numba.cuda.extending`; functions whose source cannot be read, as\n"
+        "those made by `exec`; shared and local arrays of records or of vectors.",
+        "## On the host",
+        *_listed("Names of `cuda`", calls),
+        *_listed("Types", scalars),
+        *_listed("Options of `cuda.jit`", JIT_OPTIONS),
+        *_listed("Refused, since they are a GPU's", api.NEEDS_GPU),
+        "## Limits",
+        f"A block has at most {limits.max_threads_per_block:,} threads, {limits.max_block_dim} along its axes; a grid\n"
+        f"at most {limits.max_grid_dim} blocks along its axes; a block {limits.shared_per_block:,} bytes of shared\n"
+        f"memory, and up to {limits.shared_per_block_optin:,} where a kernel was allowed more.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _of_modules():
+    return {"api", "errors", "random", "types", "stubs"}
+
+
+def _named(kind) -> list[str]:
+    return [name for name, value in vars(stubs).items() if type(value) is kind and not name.startswith("_")]
+
+
+def _members(module) -> list[str]:
+    return [name for name in vars(module) if not name.startswith("_")]
+
+
+def _listed(title: str, names) -> list[str]:
+    """A paragraph: the title, and the names in order, in lines of WIDTH."""
+    names = sorted(set(names))
+    if not names:
+        raise UnsupportedError(f"{title}: nothing is listed")
+    lines, line = [f"**{title}**", ""], ""
+    for k, name in enumerate(names):
+        shown = f"{name if ' ' in name else f'`{name}`'}{',' if k + 1 < len(names) else ''}"
+        if line and len(line) + 1 + len(shown) > WIDTH:
+            lines.append(line)
+            line = ""
+        line = f"{line} {shown}".strip()
+    return ["\n".join([*lines, line])]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,0 +1,71 @@
+"""cuda.vectorize and cuda.guvectorize: values, where results are, refusals."""
+
+import numpy as np
+import pytest
+
+from labkit import cuda
+from labkit.simt.arrays import DeviceNDArray
+from labkit.simt.errors import KernelTypeError, UnsupportedError
+
+pytestmark = pytest.mark.cpu_device
+
+
+@cuda.jit(device=True)
+def half_of(x):
+    return x / 2
+
+
+@cuda.vectorize(["float32(float32, float32)", "float64(float64, float64)"])
+def mixed(a, b):
+    return half_of(a) + b
+
+
+@cuda.guvectorize(["void(float64[:], float64[:], float64[:])"], "(n),(n)->()")
+def inner(a, b, out):
+    total = 0.0
+    for k in range(a.shape[0]):
+        total += a[k] * b[k]
+    out[0] = total
+
+
+def test_vectorize():
+    a, b = np.arange(6, dtype=np.float32).reshape(2, 3), np.float32(1)
+    on_host = mixed(a, b)
+    assert on_host.dtype == np.float32 and np.array_equal(on_host, a / 2 + 1)
+    on_device = mixed(cuda.to_device(a), b)
+    assert isinstance(on_device, DeviceNDArray) and np.array_equal(on_device.copy_to_host(), on_host)
+    target = cuda.device_array((2, 3), np.float32)
+    assert mixed(a, b, out=target) is target and np.array_equal(target.copy_to_host(), on_host)
+    assert mixed(np.float64(3), 0.25) == 1.75
+    assert mixed.reduce(np.array([8.0, 4.0, 2.0])) == (8 / 2 + 4) / 2 + 2
+    assert np.isinf(mixed(np.float32(np.inf), b))
+
+
+def test_guvectorize():
+    a = np.arange(12.0).reshape(4, 3)
+    assert np.array_equal(inner(a, a), (a * a).sum(axis=1))
+    result = inner(cuda.to_device(a), a)
+    assert isinstance(result, DeviceNDArray) and np.array_equal(result.copy_to_host(), (a * a).sum(axis=1))
+    out = np.zeros(4)
+    inner(a, a, out)
+    assert np.array_equal(out, (a * a).sum(axis=1))
+
+
+def test_refusals():
+    with pytest.raises(UnsupportedError, match="needs the signatures"):
+        cuda.vectorize(lambda x: x)
+    with pytest.raises(UnsupportedError, match="no option nonsense"):
+        cuda.vectorize(["f8(f8)"], nonsense=1)
+    with pytest.raises(TypeError, match="mixed takes 2 arguments, 1 given"):
+        mixed(1.0)
+
+    def by_thread(x):
+        return x + cuda.grid(1)
+
+    def wrong(x):
+        return x.nothing
+
+    with pytest.raises((UnsupportedError, KernelTypeError), match="by_thread"):
+        cuda.vectorize(["float64(float64)"])(by_thread)
+    with pytest.raises(KernelTypeError, match=r"cuda\.vectorize of wrong: does not compile"):
+        cuda.vectorize(["float64(float64)"])(wrong)
