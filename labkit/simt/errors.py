@@ -11,6 +11,21 @@ def place(filename):
     return relative if not relative.startswith("..") else filename
 
 
+def shown_index(parts):
+    """An index as it stands in a source: (2, slice(None, 5)) -> "2, :5"."""
+    parts = parts if isinstance(parts, tuple) else (parts,)
+    return ", ".join(_shown_part(part) for part in parts)
+
+
+def _shown_part(part):
+    if part is Ellipsis:
+        return "..."
+    if isinstance(part, slice):
+        bounds = ["" if bound is None else str(bound) for bound in (part.start, part.stop)]
+        return ":".join(bounds if part.step is None else [*bounds, str(part.step)])
+    return str(part)
+
+
 class KernelError(Exception):
     """Base of every error that a kernel raises on the CPU device."""
 

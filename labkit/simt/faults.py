@@ -13,6 +13,7 @@ from labkit.simt.errors import (
     OutOfBoundsError,
     WarpError,
     place,
+    shown_index,
 )
 from labkit.simt.runtime import fault_record
 from labkit.simt.runtime.fault_record import BLOCK, CODE, COUNT, INDEX, SHAPE, SITE, THREAD
@@ -60,9 +61,11 @@ class Fault:
 def _out_of_bounds(fault):
     dims, axes = divmod(fault.numbers[0], 16)
     index, shape = tuple(int(n) for n in fault.record[INDEX : INDEX + axes]), fault.shape(dims)
-    shown = ", ".join(map(str, index))
-    error = fault.error(OutOfBoundsError, f"{fault.spot} uses {fault.text}[{shown}], outside its shape {shape}")
-    error.array, error.index, error.shape = fault.text, index, shape
+    array, _, form = fault.text.partition("|")  # form: "#, 2:5" where slices stand beside the index
+    shown = shown_index(index)
+    shown = form.replace("#", shown) if form else shown
+    error = fault.error(OutOfBoundsError, f"{fault.spot} uses {array}[{shown}], outside its shape {shape}")
+    error.array, error.index, error.shape = array, index, shape
     return error
 
 

@@ -55,17 +55,13 @@ class Checker(Lowering):
             return False
         if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
             return False
-        return not any(isinstance(n, ast.Slice) for n in ast.walk(node.slice))
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        return not any(isinstance(part, ast.Slice) or _is_ellipsis(part) for part in parts)
 
-    def _site(self, node, filename, intrinsic=None):
-        """The number of this place in the source. Its text: the array, or `intrinsic|array`."""
-        named = Lowering().visit(copy.deepcopy(node))
-        for name in ast.walk(named):
-            if isinstance(name, ast.Name):
-                name.id = shown(name)
+    def _site(self, node, filename, text="@"):
+        """The number of this place in the source. text: what stands there, @ for the array."""
         line = getattr(node, "lineno", self.at)
-        text = ast.unparse(named) if intrinsic is None else f"{intrinsic}|{ast.unparse(named)}"
-        return ast.Constant(self.out.site(line, text, filename))
+        return ast.Constant(self.out.site(line, text.replace("@", _source(node)), filename))
 
     def _emit_store(self, target, value):
         site = self._site(target.value, target.filename)
@@ -84,13 +80,19 @@ class Checker(Lowering):
         return ast.Call(ast.Name("_load", ast.Load()), arguments, [])
 
     def _check_axes(self, node):
-        site = self._site(node.value, node.filename)
+        """x[i, 2:5] and x[..., j]: each integer is checked against its axis, from the end after an ellipsis."""
+        given = node.slice.elts
         array = self.visit(node.value)
-        parts = []
-        for k, part in enumerate(node.slice.elts):
-            if isinstance(part, ast.Slice):
+        parts, axes = [], [*range(len(given))]
+        for k, part in enumerate(given):
+            if _is_ellipsis(part):
+                axes[k:] = [axis - len(given) for axis in axes[k:]]
+        for k, part in zip(axes, given, strict=True):
+            if isinstance(part, ast.Slice) or _is_ellipsis(part):
                 parts.append(self.generic_visit(part))
             else:
+                form = ", ".join("#" if p is part else _source(p) for p in given)
+                site = self._site(node.value, node.filename, f"@|{form}")
                 arguments = [array, ast.Constant(k), self.visit(part), *names("_E", "_t", "_b"), site]
                 parts.append(ast.Call(ast.Name("_axis", ast.Load()), arguments, []))
         return ast.Subscript(array, ast.Tuple(parts, ast.Load()), node.ctx)
@@ -107,7 +109,8 @@ class Checker(Lowering):
         stub = ptx.INTRINSICS[call.intrinsic]
         arrays = [call.args[k] for k in (0, 2)] if stub.name in TWO_ARRAYS else call.args[:1]
         arrays = arrays if stub.params and stub.params[0] in ("array", "shared") else names("")
-        return [*names("_E", "_t", "_b"), *(self._site(array, call.filename, stub.full_name) for array in arrays)]
+        sites = [self._site(array, call.filename, f"{stub.full_name}|@") for array in arrays]
+        return [*names("_E", "_t", "_b"), *sites]
 
     def visit_Call(self, node):
         if not self.out.pretty and isinstance(node.func, ast.Name) and node.func.id == "_assertion":
@@ -115,6 +118,19 @@ class Checker(Lowering):
             where = [*names("_E", "_t", "_b"), ast.Constant(self.out.site(self.at, "assert"))]
             return ast.Call(ast.Name("_fail", ast.Load()), [ast.Constant(slot("ASSERTION")), *where, *numbers], [])
         return self.generic_visit(node)
+
+
+def _source(node):
+    """An expression with the names that the source has."""
+    named = Lowering().visit(copy.deepcopy(node))
+    for name in ast.walk(named):
+        if isinstance(name, ast.Name):
+            name.id = shown(name)
+    return ast.unparse(named)
+
+
+def _is_ellipsis(node):
+    return isinstance(node, ast.Constant) and node.value is Ellipsis
 
 
 def slot(name):

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 
 from labkit.simt.arrays import DeviceNDArray
+from labkit.simt.errors import shown_index
 from labkit.simt.interpreted_values import converter
 from labkit.simt.interpreter import Interpreter
 from labkit.simt.launch import ConfiguredKernel
@@ -38,6 +39,13 @@ def _configuration(configured):
     raise TypeError(f"observe takes kernel[grid, block] and the launch's arguments, not {type(configured).__name__}")
 
 
+def _literal(node):
+    """The number that an expression of the source is, else None."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+        return -node.operand.value
+    return node.value if isinstance(node, ast.Constant) else None
+
+
 def _same_memory(one, other):
     keys = ("data", "shape", "strides", "typestr")
     return all(one.__cuda_array_interface__[k] == other.__cuda_array_interface__[k] for k in keys)
@@ -52,6 +60,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
         super().__init__(rewrite(function), grid, block, shared_bytes, args)
         self.report = Report(self.program.name, self.program.filename, grid, block)
         self.memories, self.copies = {}, []
+        self.negative_literals = None
         self.unwritten = []  # (memory, address, finding) of reads of memory that nothing wrote
         self.start_races(function)
         self.start_async_races()
@@ -221,7 +230,6 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
     def out_of_bounds(self, seen, index, frame, verb):
         parts = index if isinstance(index, tuple) else (index,)
         thread, line = self.current, frame.f_lineno
-        shown = ", ".join(map(str, parts))
         why = ": an unsigned number went below zero" if any(isinstance(p, int) and p >= 1 << 63 for p in parts) else ""
         self.report.outside(
             KernelFinding(
@@ -232,11 +240,42 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
                 thread.block,
                 seen.name,
                 tuple(parts),
-                f"line {line}: {self.who(thread)} {verb} {seen.name}[{shown}], outside its shape {seen.shape}{why}.",
+                f"line {line}: {self.who(thread)} {verb} {seen.shown}[{shown_index(parts)}], outside its shape "
+                f"{seen.shape}{why}.",
             ),
             seen.name,
             line,
         )
+
+    def wrapped(self, seen, index):
+        """A negative index counts from the end, as in Numba: what an i - 1 at 0 seldom means. -1 in the source is."""
+        frame = sys._getframe(1)
+        while frame.f_globals is not self.functions:
+            frame = frame.f_back
+        thread, line = self.current, frame.f_lineno
+        negative = {part for part in index if not isinstance(part, slice) and part is not Ellipsis and part < 0}
+        if negative <= self._negative_literals().get(line, set()):
+            return
+        place = f"{seen.shown}[{shown_index(index)}]"
+        self.report.wrapped_index(
+            KernelFinding(
+                "warning", self.program.name, [line], [thread.where], thread.block, seen.name, tuple(index),
+                f"line {line}: {self.who(thread)} uses {place}: a negative index counts from the end of the array, "
+                f"whose shape is {seen.shape}.",
+            ),
+            seen.name, line,
+        )  # fmt: skip
+
+    def _negative_literals(self):
+        """{line: negative numbers that stand there as an index}."""
+        if self.negative_literals is None:
+            self.negative_literals = {}
+            for node in ast.walk(self.module):
+                if isinstance(node, ast.Subscript):
+                    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+                    literals = {_literal(part) for part in parts}
+                    self.negative_literals.setdefault(node.lineno, set()).update(literals)
+        return self.negative_literals
 
     def unwritten_local(self, seen, index, line):
         address = seen.memory.start, index
@@ -249,7 +288,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
 
     def _uninitialized(self, seen, index, line):
         thread = self.current
-        place = f"{seen.name}[{', '.join(map(str, index))}]"
+        place = f"{seen.shown}[{shown_index(index)}]"
         kinds = {"shared": "shared memory", "local": "an element of its local array", "global": "fresh device memory"}
         kind = kinds[seen.memory.space]
         return KernelFinding(

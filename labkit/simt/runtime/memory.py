@@ -29,8 +29,10 @@ def _unpack_index(builder, index_type, index):
     return [index]
 
 
-def _checked(context, builder, dims, parts, values, err_type, err, where):
+def _checked(context, builder, dims, parts, values, err_type, err, where, shape=None):
     """Emit the bounds check of integer indices; return them as non-negative intp values.
+
+    shape: what an error shows, where that is more than the axes that are indexed.
 
     As on a GPU under Numba, a signed index below zero counts from the end.
     """
@@ -48,7 +50,7 @@ def _checked(context, builder, dims, parts, values, err_type, err, where):
     with builder.if_then(builder.not_(inside), likely=False):
         axes = min(len(raw), MAX_RECORDED_AXES)
         zeros = [ir.Constant(_I64, 0)] * (MAX_RECORDED_AXES - axes)
-        shape = list(dims[:MAX_RECORDED_AXES])
+        shape = list((shape or dims)[:MAX_RECORDED_AXES])
         numbers = [ir.Constant(_I64, len(shape) * 16 + axes), *raw[:axes], *zeros, *shape]
         emit_fail(context, builder, err_type, err, OUT_OF_BOUNDS, where, numbers)
     return wrapped
@@ -166,16 +168,19 @@ def store(typing_context, array, index, value, err, t, b, site):
 
 @intrinsic
 def axis(typing_context, array, k, index, err, t, b, site):
-    """index, checked against axis k of array: for the integers beside a slice, a[i, 2:5]."""
+    """index, checked against axis k of array, from the end if k < 0: for the integers in a[i, 2:5] and a[..., i]."""
 
     def codegen(context, builder, signature, arguments):
         if isinstance(index, types.Integer) and isinstance(array, types.Array):
             struct = context.make_array(array)(context, builder, arguments[0])
             stack = cgutils.alloca_once_value(builder, struct.shape)
             position = context.cast(builder, arguments[1], k, types.int64)
+            from_end = builder.icmp_signed("<", position, ir.Constant(_I64, 0))
+            position = builder.select(from_end, builder.add(position, ir.Constant(_I64, array.ndim)), position)
             dim = builder.load(builder.gep(stack, [ir.Constant(ir.IntType(32), 0), position]))
             where = emit_where(context, builder, signature.args, arguments)
-            _checked(context, builder, [dim], [index], [arguments[2]], err, arguments[3], where)
+            dims = cgutils.unpack_tuple(builder, struct.shape, array.ndim)
+            _checked(context, builder, [dim], [index], [arguments[2]], err, arguments[3], where, dims)
         return arguments[2]
 
     return index(array, k, index, err, t, b, site), codegen
