@@ -136,10 +136,10 @@ def new_value(op, old, value, extra=None):
     return {
         "add": lambda: old + value,
         "sub": lambda: old - value,
-        "max": lambda: value if value != value else max(old, value),  # a NaN on either side stays, as when compiled
-        "min": lambda: value if value != value else min(old, value),
-        "nanmax": lambda: np.fmax(old, value),
-        "nanmin": lambda: np.fmin(old, value),
+        "max": lambda: value if value > old else old,
+        "min": lambda: value if value < old else old,
+        "nanmax": lambda: value if value > old or old != old else old,
+        "nanmin": lambda: value if value < old or old != old else old,
         "and_": lambda: old & value,
         "or_": lambda: old | value,
         "xor": lambda: old ^ value,

@@ -25,10 +25,13 @@ def jit(func_or_sig=None, device=False, **options):
         raise errors.UnsupportedError("cuda.jit(link=...) links GPU code: it needs a GPU")
     if callable(func_or_sig) and not isinstance(func_or_sig, types.Type):
         return DeviceFunction(func_or_sig) if device else Kernel(func_or_sig, options=options)
-    signatures = [] if device else _signatures(func_or_sig)  # a device function is compiled with each caller
+    if device:
+        signature = _device_signature(func_or_sig)
+        return lambda function: DeviceFunction(function, signature)
+    signatures = _signatures(func_or_sig)
 
     def decorate(function):
-        return DeviceFunction(function) if device else Kernel(function, signatures, options)
+        return Kernel(function, signatures, options)
 
     return decorate
 
@@ -44,3 +47,14 @@ def _signatures(given):
             raise errors.UnsupportedError(f"a kernel cannot return a value: its signature returns {returned}")
         found.append(arguments)
     return found
+
+
+def _device_signature(given):
+    """(argument types, type of the result or None) of a device function, or None. It is compiled with each caller."""
+    given = given if isinstance(given, list) else [] if given is None else [given]
+    if len(given) > 1:
+        raise errors.UnsupportedError(
+            "a device function with several signatures is not supported on the CPU device: leave them out, and it is "
+            "compiled for the types of each call"
+        )
+    return sigutils.normalize_signature(given[0]) if given else None

@@ -42,7 +42,7 @@ MATH = {
     "sinh", "sqrt", "tan", "tanh", "trunc",
 }  # fmt: skip
 _MATH_ELSEWHERE = {"fmod": "_np.fmod", "exp2": "_np.exp2", "remainder": "_remainder", "modf": "_modf",
-                   "floor": "_np.floor", "ceil": "_np.ceil", "trunc": "_np.trunc"}  # fmt: skip
+                   "pow": "_math_pow", "floor": "_np.floor", "ceil": "_np.ceil", "trunc": "_np.trunc"}  # fmt: skip
 UFUNCS = {
     "sin", "cos", "tan", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh",
     "arctan2", "hypot", "log", "log2", "log10", "deg2rad", "rad2deg", "degrees", "radians", "maximum", "minimum",
@@ -50,6 +50,7 @@ UFUNCS = {
     "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift",
     "right_shift", "isnan", "conjugate", "divide",
 }  # fmt: skip
+_OPERATORS = {"pow": ast.Pow, "truediv": ast.Div, "lshift": ast.LShift, "rshift": ast.RShift}
 METHODS = {"conjugate", "conj", "reshape", "view", "fill", "sum"}
 _UNCHECKED_ATTRIBUTES = {"flat", "ctypes", "data", "base", "flags"}
 _REFUSED_EXPRESSIONS = {
@@ -388,11 +389,14 @@ class Resolver:
         if isinstance(target, stubs.Function):
             return self._call_stub(target, node)
         if is_device_function(target):
-            return self._call_device(target.py_func, node)
+            return self._call_device(target.py_func, getattr(target, "signature", None), node)
         arguments = [self.expression(a) for a in node.args]
         ty = as_type(target) if isinstance(target, (types.Type, np.dtype)) or _is_scalar_class(target) else None
         if isinstance(ty, (types.Number, types.Boolean)):
             return self._plain_call(type_code(ty), arguments, node)
+        operator_node = _OPERATORS.get(getattr(target, "__name__", ""))
+        if operator_node and target in (pow, getattr(operator, target.__name__)) and len(arguments) == 2:
+            return at(ast.BinOp(arguments[0], operator_node(), arguments[1]), node)
         if target in (bool, int, float, complex) or getattr(builtins, getattr(target, "__name__", ""), 0) is target:
             if target.__name__ in BUILTINS:
                 return self._plain_call(target.__name__, arguments, node)
@@ -436,7 +440,7 @@ class Resolver:
             known, array = self.scope.static(bound[0])
             if not known or not isinstance(array, np.ndarray):
                 self.scope.refuse(node, "cuda.const.array_like takes a NumPy array that is a global of the kernel")
-            return at(load(self._hidden(array)), node)
+            return at(Name(self._hidden(array), ast.Load(), ast.unparse(bound[0])), node)
         if stub.name in ("grid", "gridsize"):
             known, ndim = self.scope.constant(bound[0])
             if not known or ndim not in (1, 2, 3):
@@ -503,7 +507,8 @@ class Resolver:
             self.scope.refuse(source, f"{parameter} of {stub.full_name} must be in {space} memory, and "
                               f"{ast.unparse(source)} is {kind}")  # fmt: skip
 
-    def _call_device(self, function, node):
+    def _call_device(self, function, signature, node):
+        """A call of a device function: of one with a signature, arguments and result are converted to its types."""
         try:
             bound = inspect.signature(function).bind(*node.args, **{k.arg: k.value for k in node.keywords})
         except TypeError as error:
@@ -512,9 +517,23 @@ class Resolver:
         for name, parameter in inspect.signature(function).parameters.items():
             given = bound.arguments.get(name)
             arguments.append(self.expression(given) if given is not None else self.embed(parameter.default, node))
+        argument_types, returned = signature or ([None] * len(arguments), None)
+        if len(argument_types) != len(arguments):
+            self.scope.refuse(
+                node, f"{function.__name__} has {len(arguments)} parameters and its signature {len(argument_types)}"
+            )
+        arguments = [self._converted(a, ty, node) for a, ty in zip(arguments, argument_types, strict=True)]
         if self.rewriter.needs_inline(function):
-            return at(InlineCall(function, arguments), node)
-        return at(DeviceCall(self.rewriter.device_function(function), arguments), node)
+            call = InlineCall(function, arguments)
+        else:
+            call = DeviceCall(self.rewriter.device_function(function), arguments)
+        return self._converted(at(call, node), returned, node)
+
+    def _converted(self, value, ty, node):
+        """The value in this type; as it is for None, and for what is no number."""
+        if not isinstance(ty, (types.Number, types.Boolean)):
+            return value
+        return at(ast.Call(self._code(type_code(ty), node), [value], []), node)
 
 
 def _is_scalar_class(obj):

@@ -9,6 +9,7 @@ from labkit.simt.ir import ID_NAMES, AtomicCall, DeviceCall, IntrinsicCall, Lowe
 from labkit.simt.runtime import fault_record
 
 HIDDEN_IDS = ("_E", "_t", "_b", *ID_NAMES)  # what a device function is handed beside its own arguments
+OPERATORS = {ast.Pow: "_power", ast.Div: "_divide", ast.LShift: "_shift_left", ast.RShift: "_shift_right"}
 TWO_ARRAYS = {"cp_async_16", "cp_async_4"}
 
 
@@ -34,6 +35,11 @@ class Checker(Lowering):
         s = copy.deepcopy(s)
         if self.out.pretty:
             return [self.visit(s)]
+        if isinstance(s, ast.AugAssign) and type(s.op) in OPERATORS:
+            target = copy.deepcopy(s.target)
+            target.ctx = ast.Load()
+            value = ast.copy_location(ast.BinOp(target, s.op, s.value), s)
+            return self.statement(ast.copy_location(ast.Assign([s.target], value), s))
         if isinstance(s, ast.Assign) and self.out.checked:
             target = s.targets[0]
             if isinstance(target, ast.Subscript) and self._is_checked(target):
@@ -112,6 +118,14 @@ class Checker(Lowering):
         sites = [self._site(array, call.filename, f"{stub.full_name}|@") for array in arrays]
         return [*names("_E", "_t", "_b"), *sites]
 
+    def visit_BinOp(self, node):
+        """The operators in which Numba's CPU target differs from a GPU."""
+        self.generic_visit(node)
+        name = OPERATORS.get(type(node.op))
+        if self.out.pretty or name is None or (_is_natural(node.right) and name != "_divide"):
+            return node
+        return ast.Call(ast.Name(name, ast.Load()), [node.left, node.right], [])
+
     def visit_Call(self, node):
         if not self.out.pretty and isinstance(node.func, ast.Name) and node.func.id == "_assertion":
             numbers = [ast.Constant(0)] * 3
@@ -127,6 +141,11 @@ def _source(node):
         if isinstance(name, ast.Name):
             name.id = shown(name)
     return ast.unparse(named)
+
+
+def _is_natural(node):
+    """True for a constant from 0 to 63: as an exponent, or the amount of a shift, it is no trouble."""
+    return isinstance(node, ast.Constant) and type(node.value) is int and 0 <= node.value < 64
 
 
 def _is_ellipsis(node):

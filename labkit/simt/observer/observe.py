@@ -5,11 +5,12 @@ import sys
 
 import numpy as np
 
+from labkit.simt.arguments import argument_value
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.errors import shown_index
 from labkit.simt.interpreted_values import converter
 from labkit.simt.interpreter import Interpreter
-from labkit.simt.launch import ConfiguredKernel
+from labkit.simt.launch import ConfiguredKernel, check_count
 from labkit.simt.observer.async_races import AsyncRaceDetector
 from labkit.simt.observer.memory_requests import RequestCounter
 from labkit.simt.observer.races import RaceDetector
@@ -26,6 +27,8 @@ def observe(configured, *args):
     Returns a Report. Raises as a launch does for wrong arguments, and KernelTimeout for an endless loop.
     """
     function, grid, block, shared_bytes = _configuration(configured)
+    if isinstance(configured, ConfiguredKernel):
+        args = _as_passed(configured.kernel, args)
     return Observation(function, grid, block, shared_bytes, args).run()
 
 
@@ -37,6 +40,13 @@ def _configuration(configured):
         full = [tuple((*np.atleast_1d(d).tolist(), 1, 1)[:3]) for d in (configured.griddim, configured.blockdim)]
         return dispatcher.py_func, *full, int(configured.sharedmem or 0)
     raise TypeError(f"observe takes kernel[grid, block] and the launch's arguments, not {type(configured).__name__}")
+
+
+def _as_passed(kernel, args):
+    """The arguments as a launch passes them: arrays as they are, scalars in the types of the kernel's signature."""
+    check_count(kernel, args)
+    values = [argument_value(kernel, name, a) for name, a in zip(kernel.params, args, strict=True)]
+    return [a if isinstance(v, np.ndarray) else v for a, v in zip(args, kernel.converted(values), strict=True)]
 
 
 def _literal(node):
@@ -71,7 +81,8 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
     def run(self):
         copies = self.copies
         bound = {n: self._argument(n, value) for n, value in zip(self.program.params, self.args, strict=True)}
-        nodes = [n for s in self.program.body for n in ast.walk(s)]
+        bodies = [self.program.body, *(device.body for device in self.program.devices.values())]
+        nodes = [n for body in bodies for s in body for n in ast.walk(s)]
         self.shown = {n.id: n.shown for n in nodes if isinstance(n, ast.Name) and getattr(n, "shown", None)}
         self._run_blocks(bound)
         for memory, address, finding in self.unwritten:
