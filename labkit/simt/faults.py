@@ -9,10 +9,13 @@ from labkit.simt.errors import (
     BarrierError,
     KernelAssertionError,
     KernelTimeout,
+    KernelValueError,
     MisalignedError,
     OutOfBoundsError,
     WarpError,
+    failure_sentence,
     place,
+    raised_error,
     shown_index,
 )
 from labkit.simt.runtime import fault_record
@@ -22,6 +25,17 @@ from labkit.simt.runtime.fault_record import BLOCK, CODE, COUNT, INDEX, SHAPE, S
 def describe(record, kernel_name, sites, grid, block, limit):
     """The error for a fault record. limit: seconds, if the launch was stopped by its time limit, else None."""
     return ERRORS[int(record[CODE])](Fault(record, kernel_name, sites, grid, block, limit))
+
+
+def unforeseen(error, function):
+    """The error for an exception of Numba's own code, which does not say where it was: the kernel at least is named."""
+    name, filename, line = function.__name__, function.__code__.co_filename, function.__code__.co_firstlineno
+    text = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
+    return KernelValueError(
+        f"{name}: a thread was stopped by {text}. Run observe on the launch to see the line and the thread "
+        f"({place(filename)}:{line})",
+        kernel=name, filename=filename, line=line, block=None, thread=None,
+    )  # fmt: skip
 
 
 class Fault:
@@ -171,7 +185,19 @@ def _warp_part(fault):
 
 
 def _assertion(fault):
-    return fault.error(KernelAssertionError, f"an assertion failed in {fault.spot}")
+    kind, _, text = fault.text.partition("|")
+    return fault.error(raised_error(kind), failure_sentence(fault.spot, kind, text))
+
+
+def _no_step(fault):
+    return fault.error(KernelValueError, f"{fault.spot} runs over a range whose step is 0")
+
+
+def _reshape(fault):
+    have, want, _ = fault.numbers
+    return fault.error(
+        KernelValueError, f"{fault.spot} reshapes {fault.text}, which has {have:,} elements, to a shape of {want:,}"
+    )
 
 
 def _timeout(fault):
@@ -195,6 +221,8 @@ ERRORS = {
     fault_record.WARP_PART: _warp_part,
     fault_record.ASSERTION: _assertion,
     fault_record.ABORTED: _timeout,
+    fault_record.NO_STEP: _no_step,
+    fault_record.RESHAPE: _reshape,
 }
 
 

@@ -1,10 +1,12 @@
 """What `@cuda.jit` makes on the CPU device: kernels and device functions. And `show`, the source that runs."""
 
 import os
+import sys
 import threading
 from functools import cached_property
 
 import numba
+from numba import cloudpickle
 from numba.core import sigutils
 from numba.core.errors import NumbaError
 
@@ -13,7 +15,7 @@ from labkit.simt.codegen.emit import Generator
 from labkit.simt.compiled_kernel import CompiledKernel, InterpretedKernel, frozen_constant
 from labkit.simt.errors import ArgumentError, KernelTypeError, LaunchError
 from labkit.simt.interpreted_source import source
-from labkit.simt.launch import ConfiguredKernel, dimensions
+from labkit.simt.launch import ConfiguredKernel, check_launch_bounds, dimensions
 from labkit.simt.ptx import TensorMap
 from labkit.simt.rewrite import rewrite
 from labkit.simt.scope import read_source
@@ -43,7 +45,10 @@ class DeviceFunction:
         read_source(function)
         self.py_func, self.signature = function, signature
         self.__name__, self.__doc__, self.__module__ = function.__name__, function.__doc__, function.__module__
-        self.__wrapped__ = function
+        self.__qualname__, self.__wrapped__ = function.__qualname__, function
+
+    def __reduce__(self):
+        return _pickled(self, DeviceFunction, self.signature)
 
     def __call__(self, *args, **kwargs):
         raise TypeError(f"{self.__name__} is a device function: only kernels and device functions can call it")
@@ -73,6 +78,9 @@ class Kernel:
 
     def __repr__(self):
         return f"<kernel {self.__name__}>"
+
+    def __reduce__(self):
+        return _pickled(self, Kernel, self._given, self.options)
 
     @property
     def overloads(self):
@@ -110,6 +118,7 @@ class Kernel:
     def configure(self, griddim, blockdim, stream=0, sharedmem=0):
         """The kernel bound to a launch configuration. grid and block are ints or tuples of up to three ints."""
         grid, block = dimensions(self, "grid", griddim), dimensions(self, "block", blockdim)
+        check_launch_bounds(self, block)
         return ConfiguredKernel(self, grid, block, stream, sharedmem)
 
     def forall(self, ntasks, tpb=0, stream=0, sharedmem=0):
@@ -187,6 +196,20 @@ class Kernel:
                 f"{self.__name__}: argument {self.params[position]!r} has the type {type(value).__name__}, which a "
                 f"kernel cannot take ({error})"
             ) from None
+
+
+def _pickled(made, kind, *settings):
+    """By name, as functions are pickled; by value where the name does not lead to it, in a function for one."""
+    found = sys.modules.get(made.__module__)
+    for name in made.__qualname__.split("."):
+        found = getattr(found, name, None)
+    if found is made:
+        return made.__qualname__
+    return _unpickled, (kind, cloudpickle.dumps(made.py_func), *settings)
+
+
+def _unpickled(kind, function, *settings):
+    return kind(cloudpickle.loads(function), *settings)
 
 
 class _ForAll:

@@ -32,6 +32,17 @@ def dimensions(kernel, name, value):
     return full
 
 
+def check_launch_bounds(kernel, block):
+    """Raises LaunchError for a block with more threads than the kernel's launch_bounds allow."""
+    bounds = kernel.options.get("launch_bounds")
+    most = bounds[0] if isinstance(bounds, tuple) else bounds
+    threads = block[0] * block[1] * block[2]
+    if most is not None and threads > most:
+        raise LaunchError(
+            f"{kernel.__name__}: a block of {threads:,} threads; the kernel's launch_bounds allow at most {most:,}"
+        )
+
+
 def check_count(kernel, args):
     """Raises ArgumentError for another number of arguments than the kernel takes."""
     if len(args) != len(kernel.params):

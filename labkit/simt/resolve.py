@@ -42,7 +42,7 @@ MATH = {
     "sinh", "sqrt", "tan", "tanh", "trunc",
 }  # fmt: skip
 _MATH_ELSEWHERE = {"fmod": "_np.fmod", "exp2": "_np.exp2", "remainder": "_remainder", "modf": "_modf",
-                   "pow": "_math_pow", "floor": "_np.floor", "ceil": "_np.ceil", "trunc": "_np.trunc"}  # fmt: skip
+                   "pow": "_math_pow", "floor": "_floor", "ceil": "_ceil", "trunc": "_trunc"}  # fmt: skip
 UFUNCS = {
     "sin", "cos", "tan", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh",
     "arctan2", "hypot", "log", "log2", "log10", "deg2rad", "rad2deg", "degrees", "radians", "maximum", "minimum",
@@ -198,11 +198,23 @@ class Resolver:
 
     def _assert(self, s):
         test = self.expression(s.test)
-        call = ast.Expr(ast.Call(ast.Name("_assertion", ast.Load()), [], []))
-        return at(ast.If(ast.UnaryOp(ast.Not(), test), [call], []), s)
+        return at(ast.If(ast.UnaryOp(ast.Not(), test), [self._failure("", [s.msg] if s.msg else [])], []), s)
 
     def _raise(self, s):
-        return at(ast.Expr(ast.Call(ast.Name("_assertion", ast.Load()), [], [])), s)
+        """A GPU keeps the class and the constants of what is raised, and so do both runs here."""
+        raised = s.exc.func if isinstance(s.exc, ast.Call) else s.exc
+        known, kind = self.scope.static(raised) if isinstance(raised, (ast.Name, ast.Attribute)) else (False, None)
+        name = kind.__name__ if known and isinstance(kind, type) and issubclass(kind, Exception) else "Exception"
+        return at(self._failure(name, s.exc.args if isinstance(s.exc, ast.Call) else []), s)
+
+    def _failure(self, kind, details):
+        """The statement that stops the kernel. kind: the class of an exception, empty for an assert."""
+        parts = []
+        for node in details:
+            known, value = self.scope.constant(node) if not isinstance(node, ast.Call) else (False, None)
+            parts.append(str(value) if known else ast.unparse(node))
+        arguments = [ast.Constant(kind), ast.Constant(", ".join(parts))]
+        return ast.Expr(ast.Call(ast.Name("_assertion", ast.Load()), arguments, []))
 
     # ---------------- shared, local and constant arrays
 
@@ -398,7 +410,10 @@ class Resolver:
         if operator_node and target in (pow, getattr(operator, target.__name__)) and len(arguments) == 2:
             return at(ast.BinOp(arguments[0], operator_node(), arguments[1]), node)
         if target in (bool, int, float, complex) or getattr(builtins, getattr(target, "__name__", ""), 0) is target:
+            if target is round and len(arguments) == 2:
+                return self._plain_call("_round_digits", arguments, node)
             if target.__name__ in BUILTINS:
+                self.program.prints |= target is print
                 return self._plain_call(target.__name__, arguments, node)
             self.scope.refuse(node, f"{target.__name__}() cannot be used in device code")
         if isinstance(target, np.ufunc):

@@ -10,7 +10,7 @@ import itertools
 from labkit.simt import live_ranges, stubs
 from labkit.simt.errors import UnsupportedError
 from labkit.simt.flatten import Flattener, finish_returns
-from labkit.simt.ir import DeviceCall, DeviceSource, Program, load
+from labkit.simt.ir import DeviceCall, DeviceSource, Program, check_local_bytes, load
 from labkit.simt.resolve import Resolver
 from labkit.simt.scope import Scope, is_device_function, own_names, waits
 
@@ -45,6 +45,7 @@ class Rewriter:
         body = self.resolve(scope, names)
         self.result.body = finish_returns(Flattener(self, scope).block(body), "kernel", None, scope)
         self._pass_global_arrays()
+        check_local_bytes(self.result)
         names_in_use = {n.id for s in self.result.body for n in ast.walk(s) if isinstance(n, ast.Name)}
         live_ranges.split(self.result.body, self.result.params, names_in_use)
         return self.result

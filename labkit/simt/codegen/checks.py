@@ -58,7 +58,7 @@ class Checker(Lowering):
 
     def _is_checked(self, node):
         if isinstance(node.value, ast.Attribute) and node.value.attr in ("shape", "strides"):
-            return False
+            return not _is_constant(node.slice)
         if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
             return False
         parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
@@ -129,9 +129,32 @@ class Checker(Lowering):
     def visit_Call(self, node):
         if not self.out.pretty and isinstance(node.func, ast.Name) and node.func.id == "_assertion":
             numbers = [ast.Constant(0)] * 3
-            where = [*names("_E", "_t", "_b"), ast.Constant(self.out.site(self.at, "assert"))]
+            text = "|".join(part.value for part in node.args)
+            where = [*names("_E", "_t", "_b"), ast.Constant(self.out.site(self.at, text))]
             return ast.Call(ast.Name("_fail", ast.Load()), [ast.Constant(slot("ASSERTION")), *where, *numbers], [])
+        if not self.out.pretty and isinstance(node.func, ast.Name) and node.func.id == "range" and len(node.args) == 3:
+            new = self.generic_visit(node)
+            new.args[2] = self.step(new.args[2])
+            return new
+        if not self.out.pretty and isinstance(node.func, ast.Attribute) and node.func.attr == "reshape":
+            return self._reshape(node)
         return self.generic_visit(node)
+
+    def step(self, node):
+        """The step of a range, checked: it must not be 0."""
+        if self.out.pretty or (_is_constant(node) and ast.literal_eval(node) != 0):
+            return node
+        thread = ast.Constant(0) if self.out.per_block else names("_t")[0]
+        site = ast.Constant(self.out.site(getattr(node, "lineno", self.at), "range"))
+        return ast.Call(ast.Name("_step", ast.Load()), [node, *names("_E"), thread, *names("_b"), site], [])
+
+    def _reshape(self, node):
+        site = self._site(node.func.value, self.out.filename)
+        array, given = self.visit(node.func.value), [self.visit(a) for a in node.args]
+        shape = given[0] if len(given) == 1 and isinstance(given[0], ast.Tuple) else ast.Tuple(given, ast.Load())
+        if len(given) == 1 and not isinstance(given[0], (ast.Tuple, ast.Constant)):
+            shape = given[0]
+        return ast.Call(ast.Name("_reshape", ast.Load()), [array, shape, *names("_E", "_t", "_b"), site], [])
 
 
 def _source(node):
@@ -141,6 +164,12 @@ def _source(node):
         if isinstance(name, ast.Name):
             name.id = shown(name)
     return ast.unparse(named)
+
+
+def _is_constant(node):
+    """True for an integer that stands in the source, perhaps with a minus."""
+    node = node.operand if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) else node
+    return isinstance(node, ast.Constant) and type(node.value) is int
 
 
 def _is_natural(node):

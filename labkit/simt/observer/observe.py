@@ -8,7 +8,6 @@ import numpy as np
 from labkit.simt.arguments import argument_value
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.errors import shown_index
-from labkit.simt.interpreted_values import converter
 from labkit.simt.interpreter import Interpreter
 from labkit.simt.launch import ConfiguredKernel, check_count
 from labkit.simt.observer.async_races import AsyncRaceDetector
@@ -17,6 +16,7 @@ from labkit.simt.observer.races import RaceDetector
 from labkit.simt.observer.report import KernelFinding, Report
 from labkit.simt.observer.seen_arrays import Allocation, SeenArray, SeenLocal, address_of, owner_of
 from labkit.simt.rewrite import rewrite
+from labkit.simt.typed_numbers import typed_scalar
 
 
 def observe(configured, *args):
@@ -105,10 +105,8 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
                 self.copies.append((value, array))
         elif isinstance(value, tuple):
             return tuple(self._argument(f"{name}[{k}]", part) for k, part in enumerate(value))
-        elif isinstance(value, np.integer):
-            return converter(value.dtype)(value)
         else:
-            return value
+            return typed_scalar(value)
         owner = owner_of(array)
         if address_of(owner) not in self.memories:  # two arguments may be views of one allocation
             # the CPU device aligns its arrays as a GPU does; a host array counts as if it were copied to one

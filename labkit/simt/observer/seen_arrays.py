@@ -1,12 +1,25 @@
 """Arrays whose loads and stores are seen: what an observed kernel gets in place of its arrays."""
 
+import operator
 import sys
 
 import numpy as np
 
 from labkit.simt.errors import shown_index
-from labkit.simt.interpreted_values import converter, new_value
-from labkit.simt.unsigned import Unsigned
+from labkit.simt.interpreted_values import new_value
+from labkit.simt.typed_numbers import converter
+
+_NUMBERS = (int, float, complex, np.number, np.bool_)
+_COMPLEX = (complex, np.complexfloating)
+
+
+def _index(part):
+    """An index as Python's int. Of a float it is a type error, as it is where a kernel is compiled."""
+    try:
+        return operator.index(part)
+    except TypeError:
+        kind = "an array" if isinstance(part, SeenArray) else type(part).__name__
+        raise TypeError(f"an index must be an integer or a slice, not {kind}") from None
 
 
 class Allocation:
@@ -41,6 +54,7 @@ class SeenArray:
         self.shown = shown or name
         self.shape, self.ndim, self.dtype = array.shape, array.ndim, array.dtype
         self.size, self.strides, self.itemsize, self.nbytes = array.size, array.strides, array.itemsize, array.nbytes
+        self.convert = converter(self.dtype) if self.dtype.kind in "iu" else None
         self.origin = memory.base - memory.start + address_of(array)  # of the first element, as a GPU would place it
         if memory.space != "local" and name not in observation.report.arrays:
             observation.report.arrays[name] = (self.origin, array.shape, array.itemsize)
@@ -59,6 +73,8 @@ class SeenArray:
         return self._part(lambda array: array.T, f"{self.shown}.T")
 
     def reshape(self, *shape):
+        if not self.array.flags.c_contiguous:
+            raise TypeError("only a C-contiguous array can be reshaped in device code")
         return self._part(lambda array: array.reshape(*shape), self.shown)
 
     def view(self, dtype):
@@ -67,7 +83,7 @@ class SeenArray:
     def _view(self, index, frame, verb):
         """The view of fewer indices than axes, or with slices; one of nothing where an index is out of bounds."""
         parts = index if type(index) is tuple else (index,)
-        parts = tuple(part if isinstance(part, slice) or part is Ellipsis else int(part) for part in parts)
+        parts = tuple(part if isinstance(part, slice) or part is Ellipsis else _index(part) for part in parts)
         given = sum(part is not Ellipsis for part in parts)
         if given > self.ndim:
             raise IndexError(f"{self.shown} has {self.ndim} axes, and {given} indices are used")
@@ -104,7 +120,7 @@ class SeenArray:
             if type(part) is not int:
                 if isinstance(part, slice) or part is Ellipsis:
                     return None, None
-                part = int(part)
+                part = _index(part)
             if not -length <= part < length:
                 whole = not any(isinstance(p, slice) or p is Ellipsis for p in parts)
                 return (-1, parts) if whole else (None, None)
@@ -157,6 +173,9 @@ class SeenArray:
         self._write(plain, value)
 
     def _write(self, plain, value):
+        if not isinstance(value, _NUMBERS) or (isinstance(value, _COMPLEX) and self.dtype.kind != "c"):
+            kind = "an array" if isinstance(value, SeenArray) else type(value).__name__
+            raise TypeError(f"cannot store a value of type {kind} into an array of {self.dtype}")
         try:
             self.array[plain] = value
         except (OverflowError, ValueError):
@@ -164,9 +183,9 @@ class SeenArray:
 
     def _number(self, value):
         kind = self.dtype.kind
-        if kind == "u":
-            return Unsigned(value)
-        return int(value) if kind == "i" else bool(value) if kind == "b" else value
+        if kind in "iu":
+            return self.convert(int(value))
+        return bool(value) if kind == "b" else value
 
     def atomic(self, op, index, value, extra, frame):
         address, plain = self._place(index)
@@ -192,6 +211,17 @@ class SeenArray:
     def _fill(self, value, frame):
         for position in np.ndindex(self.shape):
             self._store(position, value, frame)
+
+
+def _refuse_whole(self, *_):
+    raise TypeError("whole arrays cannot be computed with or copied in device code: write it for one element")
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"):
+    for _prefix in ("", "r", "i"):
+        setattr(SeenArray, f"__{_prefix}{_name}__", _refuse_whole)
+for _name in ("lt", "le", "eq", "ne", "gt", "ge", "neg", "invert", "abs", "bool"):
+    setattr(SeenArray, f"__{_name}__", _refuse_whole)
 
 
 class SeenNowhere(SeenArray):

@@ -202,6 +202,50 @@ def math_pow(typing_context, x, y):
 # ---------------------------------------------------------------- functions
 
 
+def _rounding(name):
+    """math.floor and its kind, which give a float on a GPU; of a float16 a float32."""
+    function = getattr(np, name)
+
+    def rounding(x):
+        raise NotImplementedError
+
+    @overload(rounding)
+    def _(x):
+        if x == types.float16:
+            return lambda x: function(np.float32(x))
+        return lambda x: function(x)
+
+    return rounding
+
+
+floor, ceil, trunc = _rounding("floor"), _rounding("ceil"), _rounding("trunc")
+
+
+def round_digits(x, digits):
+    """round(x, digits), as numba.cuda computes it: in float64, half to even. Numba's CPU target keeps to float32."""
+
+
+@overload(round_digits)
+def _round_digits(x, digits):
+    if not isinstance(x, types.Float):
+        return lambda x, digits: round(x, digits)
+
+    kind = types.float32 if x in (types.float16, types.float32) else types.float64
+
+    def typed(x, digits):
+        value = np.float64(x)
+        first, second = 10.0 ** abs(digits), 1.0
+        if digits > 22:
+            first, second = 1e22, 10.0 ** (digits - 22)
+        scaled = value * first * second if digits >= 0 else value / first
+        if not np.isfinite(scaled):
+            return kind(x)
+        whole = np.rint(scaled)
+        return kind(whole / second / first) if digits >= 0 else kind(whole * first)
+
+    return typed
+
+
 def remainder(x, y):
     """x - n*y for the integer n nearest to x/y, ties to even: math.remainder, which Numba's CPU target lacks."""
 
