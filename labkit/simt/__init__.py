@@ -42,8 +42,11 @@ In plain Python
     observer/         observe: the race detector, memory requests, a report, a figure
 """
 
-from labkit.simt.kernel import show
-from labkit.simt.observer.observe import observe
-from labkit.simt.settings import strict_barriers, thread_order, time_limit
+from labkit.simt.settings import check_numba, strict_barriers, thread_order, time_limit
+
+check_numba()  # before the modules below make compiled functions
+
+from labkit.simt.kernel import show  # noqa: E402
+from labkit.simt.observer.observe import observe  # noqa: E402
 
 __all__ = ["observe", "show", "strict_barriers", "thread_order", "time_limit"]

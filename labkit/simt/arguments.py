@@ -2,7 +2,8 @@
 
 import numba
 import numpy as np
-from numba.core import types
+from numba.core import registry, types
+from numba.np import numpy_support
 
 from labkit.simt.arrays import DeviceNDArray, DeviceRecord, as_cuda_array, to_device
 from labkit.simt.errors import ArgumentError
@@ -62,9 +63,12 @@ def argument_value(kernel, name, value):
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject or value.dtype.kind in "SUOmM":
             raise ArgumentError(f"{who} is an array of {value.dtype}; a kernel takes numbers")
+        _check_aligned(who, value.dtype)
         return value
     if isinstance(value, np.float16):
         return np.float32(value)
+    if type(value) is tuple:
+        return tuple(argument_value(kernel, f"{name}[{k}]", part) for k, part in enumerate(value))
     if isinstance(value, (bool, int, float, complex, np.generic, tuple, TensorMap)):
         if isinstance(value, int) and not -(2**63) <= value < 2**64:
             raise ArgumentError(f"{who} is {value}, which does not fit in 64 bits")
@@ -80,21 +84,66 @@ def argument_value(kernel, name, value):
     raise ArgumentError(f"{who} has the type {type(value).__name__}; a kernel takes numbers, tuples and arrays")
 
 
+def _check_aligned(who, dtype):
+    """A GPU loads a number of 4 bytes from a multiple of 4 only: the fields of a record must be aligned."""
+    if dtype.names is None:
+        return
+    for name in dtype.names:
+        field, offset = dtype.fields[name][:2]
+        if offset % field.alignment or dtype.itemsize % field.alignment:
+            raise ArgumentError(
+                f"{who} is an array of records whose field {name!r} ({field}) stands at byte {offset} of "
+                f"{dtype.itemsize}, not at a multiple of {field.alignment}; make the dtype with align=True"
+            )
+        _check_aligned(who, field.base)
+
+
+# ---------------------------------------------------------------- a kernel that is compiled for given types
+
+
 def fits(value, ty):
-    """Whether a kernel that was compiled for this type takes the value."""
+    """How far a value is from the type of a signature: 0 the same, more the worse; None if it cannot be passed."""
     if isinstance(value, TensorMap):
-        return True
+        return 0
     if isinstance(ty, types.Array):
         if not isinstance(value, np.ndarray) or value.ndim != ty.ndim:
-            return False
+            return None
         given = numba.typeof(value)
-        return given.dtype == ty.dtype and (ty.layout in ("A", given.layout) or value.size == 1) and (
-            given.mutable or not ty.mutable
-        )  # fmt: skip
-    return not isinstance(value, np.ndarray)
+        same = given.dtype == ty.dtype and (ty.layout in ("A", given.layout) or value.size == 1)
+        return 0 if same and (given.mutable or not ty.mutable) else None
+    if isinstance(ty, types.BaseTuple):
+        if not isinstance(value, tuple) or len(value) != len(ty.types):
+            return None
+        distances = [fits(part, part_type) for part, part_type in zip(value, ty.types, strict=True)]
+        return None if None in distances else max(distances, default=0)
+    if isinstance(ty, types.Record):
+        return 0 if isinstance(value, np.void) and numba.typeof(value) == ty else None
+    if isinstance(value, (np.ndarray, tuple, np.void)):
+        return None
+    if isinstance(ty, types.Integer) and not isinstance(value, (int, np.integer, np.bool_)):
+        return None  # a launch on a GPU refuses to cut a number off
+    if isinstance(ty, types.Float) and isinstance(value, (complex, np.complexfloating)):
+        return None
+    conversion = registry.cpu_target.typing_context.can_convert(numba.typeof(value), ty)
+    return None if conversion is None else conversion.value
 
 
 def as_scalar(value, ty):
-    if isinstance(ty, (types.Integer, types.Float, types.Complex, types.Boolean)):
-        return numba.np.numpy_support.as_dtype(ty).type(value)
+    """The value as a kernel takes it that is compiled for this type; integers wrap around, as in a GPU's launch."""
+    if isinstance(ty, types.BaseTuple):
+        return tuple(as_scalar(part, part_type) for part, part_type in zip(value, ty.types, strict=True))
+    if isinstance(ty, types.Integer):
+        bits = int(value) & ((1 << ty.bitwidth) - 1)
+        return np.array(bits, f"u{ty.bitwidth // 8}").view(ty.name)[()]
+    if ty == types.float16:
+        return np.float32(np.float16(value))
+    if isinstance(ty, (types.Float, types.Complex, types.Boolean)):
+        return numpy_support.as_dtype(ty).type(value)
     return value
+
+
+def passed_type(ty):
+    """The type that compiled code is given: Numba cannot pass a float16 to a CPU, its value travels as a float32."""
+    if isinstance(ty, types.BaseTuple):
+        return types.Tuple([passed_type(part) for part in ty.types])
+    return types.float32 if ty == types.float16 else ty

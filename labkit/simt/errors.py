@@ -1,5 +1,7 @@
 """What can go wrong with a kernel, in CUDA's words. Messages name the kernel and, where there is one, the line."""
 
+import builtins
+import functools
 import os
 
 
@@ -9,6 +11,21 @@ def place(filename):
         return "this notebook"
     relative = os.path.relpath(filename) if os.path.isabs(filename) else filename
     return relative if not relative.startswith("..") else filename
+
+
+def shown_index(parts):
+    """An index as it stands in a source: (2, slice(None, 5)) -> "2, :5"."""
+    parts = parts if isinstance(parts, tuple) else (parts,)
+    return ", ".join(_shown_part(part) for part in parts)
+
+
+def _shown_part(part):
+    if part is Ellipsis:
+        return "..."
+    if isinstance(part, slice):
+        bounds = ["" if bound is None else str(bound) for bound in (part.start, part.stop)]
+        return ":".join(bounds if part.step is None else [*bounds, str(part.step)])
+    return str(part)
 
 
 class KernelError(Exception):
@@ -79,6 +96,31 @@ class DeadlockError(DeviceFault):
 
 class KernelAssertionError(DeviceFault, AssertionError):
     """An assert in a kernel was false, or the kernel raised."""
+
+
+@functools.cache
+def raised_error(kind):
+    """The class of error for an exception that a kernel raised, by its name; empty for an assert.
+
+    It is that exception too, so that `except ValueError` around a launch does here what it does on a GPU.
+    """
+    original = getattr(builtins, kind, None) if kind else None
+    if not (isinstance(original, type) and issubclass(original, Exception)) or original in (Exception, AssertionError):
+        return KernelAssertionError
+    try:
+        return type(f"Raised{kind}", (KernelAssertionError, original), {"__module__": __name__})
+    except TypeError:  # an exception with a layout of its own, such as OSError
+        return KernelAssertionError
+
+
+def failure_sentence(spot, kind, text):
+    """What an assert or a raise of a kernel says."""
+    what = f"{spot} raised {kind}" if kind else f"an assertion failed in {spot}"
+    return f"{what}: {text}" if text else what
+
+
+class KernelValueError(DeviceFault, ValueError):
+    """An operation of a kernel has no result: a range whose step is 0, a reshape to another size."""
 
 
 class KernelTimeout(DeviceFault):

@@ -10,10 +10,14 @@ from labkit.simt.errors import (
     BarrierWarning,
     KernelAssertionError,
     KernelTimeout,
+    KernelValueError,
     MisalignedError,
     OutOfBoundsError,
     WarpError,
+    failure_sentence,
     place,
+    raised_error,
+    shown_index,
 )
 from labkit.simt.runtime import fault_record
 from labkit.simt.runtime.fault_record import BLOCK, CODE, COUNT, INDEX, SHAPE, SITE, THREAD, WARNED
@@ -22,6 +26,17 @@ from labkit.simt.runtime.fault_record import BLOCK, CODE, COUNT, INDEX, SHAPE, S
 def describe(record, kernel_name, sites, grid, block, limit):
     """The error for a fault record. limit: seconds, if the launch was stopped by its time limit, else None."""
     return ERRORS[int(record[CODE])](Fault(record, kernel_name, sites, grid, block, limit))
+
+
+def unforeseen(error, function):
+    """The error for an exception of Numba's own code, which does not say where it was: the kernel at least is named."""
+    name, filename, line = function.__name__, function.__code__.co_filename, function.__code__.co_firstlineno
+    text = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
+    return KernelValueError(
+        f"{name}: a thread was stopped by {text}. Run observe on the launch to see the line and the thread "
+        f"({place(filename)}:{line})",
+        kernel=name, filename=filename, line=line, block=None, thread=None,
+    )  # fmt: skip
 
 
 class Fault:
@@ -61,9 +76,11 @@ class Fault:
 def _out_of_bounds(fault):
     dims, axes = divmod(fault.numbers[0], 16)
     index, shape = tuple(int(n) for n in fault.record[INDEX : INDEX + axes]), fault.shape(dims)
-    shown = ", ".join(map(str, index))
-    error = fault.error(OutOfBoundsError, f"{fault.spot} uses {fault.text}[{shown}], outside its shape {shape}")
-    error.array, error.index, error.shape = fault.text, index, shape
+    array, _, form = fault.text.partition("|")  # form: "#, 2:5" where slices stand beside the index
+    shown = shown_index(index)
+    shown = form.replace("#", shown) if form else shown
+    error = fault.error(OutOfBoundsError, f"{fault.spot} uses {array}[{shown}], outside its shape {shape}")
+    error.array, error.index, error.shape = array, index, shape
     return error
 
 
@@ -187,7 +204,19 @@ def _warp_part(fault):
 
 
 def _assertion(fault):
-    return fault.error(KernelAssertionError, f"an assertion failed in {fault.spot}")
+    kind, _, text = fault.text.partition("|")
+    return fault.error(raised_error(kind), failure_sentence(fault.spot, kind, text))
+
+
+def _no_step(fault):
+    return fault.error(KernelValueError, f"{fault.spot} runs over a range whose step is 0")
+
+
+def _reshape(fault):
+    have, want, _ = fault.numbers
+    return fault.error(
+        KernelValueError, f"{fault.spot} reshapes {fault.text}, which has {have:,} elements, to a shape of {want:,}"
+    )
 
 
 def _timeout(fault):
@@ -211,6 +240,8 @@ ERRORS = {
     fault_record.WARP_PART: _warp_part,
     fault_record.ASSERTION: _assertion,
     fault_record.ABORTED: _timeout,
+    fault_record.NO_STEP: _no_step,
+    fault_record.RESHAPE: _reshape,
 }
 
 

@@ -8,7 +8,7 @@ from labkit.simt.ir import ID_NAMES, Lowering
 
 
 class _ToPython(Lowering):
-    """The tree -> Python: a Sync is a yield, an Exit an exception or a return, divisions follow CUDA.
+    """The tree -> Python: a Sync is a yield, an Exit an exception or a return, an operator one with Numba's types.
 
     With `branches`, each outcome of a test is passed to `_branch`.
     """
@@ -69,18 +69,50 @@ class _ToPython(Lowering):
         return ast.IfExp(self._branch(self.visit(node.test)), self.visit(node.body), self.visit(node.orelse))
 
     def visit_BinOp(self, node):
-        self.generic_visit(node)
-        name = {ast.Div: "_divide", ast.FloorDiv: "_floor_divide", ast.Mod: "_modulo"}.get(type(node.op))
-        return ast.Call(ast.Name(name, ast.Load()), [node.left, node.right], []) if name else node
+        if _is_small(node):
+            return node
+        return self._operation(node.op, self.visit(node.left), self.visit(node.right))
 
     def visit_AugAssign(self, node):
         self.generic_visit(node)
-        name = {ast.Div: "_divide", ast.FloorDiv: "_floor_divide", ast.Mod: "_modulo"}.get(type(node.op))
-        if name is None:
-            return node
         value = copy.deepcopy(node.target)
         value.ctx = ast.Load()
-        return ast.Assign([node.target], ast.Call(ast.Name(name, ast.Load()), [value, node.value], []))
+        return ast.Assign([node.target], self._operation(node.op, value, node.value))
+
+    @staticmethod
+    def _operation(op, left, right):
+        """An operator with Numba's types: a function of typed_numbers.py."""
+        is_constant = isinstance(op, ast.Pow) and _integer_literal(right) is not None
+        name = "_constant_power" if is_constant else f"_{type(op).__name__}"
+        return ast.Call(ast.Name(name, ast.Load()), [left, right], [])
+
+    def visit_UnaryOp(self, node):
+        if isinstance(node.op, ast.Not) or _integer_literal(node) is not None:
+            return self.generic_visit(node)
+        return ast.Call(ast.Name(f"_{type(node.op).__name__}", ast.Load()), [self.visit(node.operand)], [])
+
+    def visit_Constant(self, node):
+        """A number with a point is a float64, also beside a float32: NumPy would let Python's own give way."""
+        name = {float: "_float64", complex: "_complex128"}.get(type(node.value))
+        return ast.Call(ast.Name(name, ast.Load()), [ast.Constant(node.value)], []) if name else node
+
+
+def _integer_literal(node):
+    """The value of an integer that stands in the source, perhaps with a minus; else None."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _integer_literal(node.operand)
+        return None if value is None else -value
+    return node.value if isinstance(node, ast.Constant) and type(node.value) is int else None
+
+
+def _is_small(node, depth=3):
+    """True for sums and products of indices and small constants: they cannot overflow, and need no types."""
+    if isinstance(node, ast.Name):
+        return node.id in ID_NAMES
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub, ast.Mult)) and depth:
+        return _is_small(node.left, depth - 1) and _is_small(node.right, depth - 1)
+    value = _integer_literal(node)
+    return value is not None and abs(value) < 256
 
 
 def _locate(node, line):

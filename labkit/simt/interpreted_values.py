@@ -8,23 +8,9 @@ import numpy as np
 from numba.core import types
 from numba.np import numpy_support
 
+from labkit.simt import typed_numbers as numbers
 from labkit.simt.runtime import fp16, libdevice, vector_types
-from labkit.simt.unsigned import Unsigned
-
-
-def _divide(a, b):
-    try:
-        return a / b
-    except ZeroDivisionError:
-        return np.float64(a) / np.float64(b)
-
-
-def _floor_divide(a, b):
-    return 0 if not isinstance(b, np.inexact | float) and b == 0 else a // b
-
-
-def _modulo(a, b):
-    return 0 if not isinstance(b, np.inexact | float) and b == 0 else a % b
+from labkit.simt.typed_numbers import converter
 
 
 class _Numpy:
@@ -59,57 +45,55 @@ class _Math:
         return found
 
     def _find(self, name):
+        if name == "ldexp":
+            return lambda x, n: np.ldexp(_as_float(x), int(n))
+        if name == "frexp":
+            return lambda x: (np.frexp(_as_float(x))[0], numbers.Int32(np.frexp(_as_float(x))[1]))
         function = getattr(math, name)
         if isinstance(function, float):
             return function
         of_numpy = getattr(np, self._NAMES.get(name, name), None)
         if of_numpy is not None:
-            return lambda *args: of_numpy(*(float(a) if isinstance(a, int) else a for a in args))
+            return lambda *args: of_numpy(*map(_as_float, args))
 
         def guarded(*args):
             try:
-                return function(*args)
+                value = function(*args)
             except ValueError:
-                return math.nan
+                is_pole = name in ("gamma", "lgamma") and (name == "lgamma" or args[0] == 0)
+                value = math.inf if is_pole and math.isfinite(args[0]) else math.nan
             except OverflowError:
-                return math.inf
+                value = math.inf
+            return args[0].dtype.type(value) if isinstance(args[0], np.float32) else np.float64(value)
 
         return guarded
 
 
-def _integer(value=0):
-    """int() as a kernel has it: NaN and infinity become some integer."""
-    try:
-        return int(value)
-    except (ValueError, OverflowError):
-        return -(1 << 63)
+def _as_float(x):
+    """An argument of a function of math: integers are float64, halves float32."""
+    return np.float64(x) if isinstance(x, int) else np.float32(x) if isinstance(x, np.float16) else x
 
 
-def converter(dtype):
-    """The type as a function of the kernel: `uint32(x)`."""
-    dtype = np.dtype(dtype)
-    if dtype.kind in "iu":
-        bits = 8 * dtype.itemsize
-        mask, half = (1 << bits) - 1, 1 << (bits - 1)
+def _remainder(x, y):
+    """math.remainder; NaN where it has no value. A GPU computes with float64 where both are integers."""
+    kind = np.float32 if isinstance(x, np.float32) and isinstance(y, np.float32) else np.float64
+    if y == 0 or not math.isfinite(x) or math.isnan(y):
+        return kind(math.nan)
+    return kind(math.remainder(float(x), float(y)))
 
-        def convert(value):
-            kind = type(value)
-            if kind is Unsigned and value <= mask:
-                return value
-            return Unsigned((value if kind is int else _integer(value)) & mask)
 
-        def convert_signed(value):
-            value = (value if type(value) is int else _integer(value)) & mask
-            return value - mask - 1 if value >= half else value
+def _modf(x):
+    kind = np.float32 if isinstance(x, np.float32) else np.float64
+    return tuple(map(kind, math.modf(x)))
 
-        made = convert if dtype.kind == "u" else convert_signed
-    else:
 
-        def made(value):
-            return dtype.type(value)
+def _rsqrt(x):
+    kind = np.float64 if isinstance(x, int) else type(x)
+    return kind(1) / np.sqrt(kind(x))
 
-    made.dtype = dtype
-    return made
+
+def _range(*bounds):
+    return range(*map(numbers.as_integer, bounds))
 
 
 def _as_interpreted(value):
@@ -141,26 +125,40 @@ class _Guarded:
 
 
 FUNCTIONS = {
-    "_popc": lambda x: int(x & 0xFFFFFFFFFFFFFFFF).bit_count(),
+    **{f"_{name}": function for name, function in numbers.OPERATORS.items()},
+    "_constant_power": numbers.constant_power,
+    "_math_pow": numbers.math_pow,
+    "_popc": numbers.popc,
     "_fma": lambda a, b, c: type(c)(float(a) * float(b) + float(c)) if isinstance(c, np.float32) else a * b + c,
-    "_rsqrt": lambda x: type(x)(1) / np.sqrt(x),
+    "_rsqrt": _rsqrt,
     "_cbrt": np.cbrt,
     "_selp": lambda test, a, b: a if test else b,
-    "_remainder": math.remainder,
-    "_modf": math.modf,
-    "_ffs": lambda x: (x & -x).bit_length(),
-    "_clz": lambda x: 32 - x.bit_length() if 0 <= x < 2**32 else 64 - (x & (2**64 - 1)).bit_length(),
-    "_brev": lambda x: int(f"{x & (2**32 - 1):032b}"[::-1], 2),
-    "_divide": _divide,
-    "_floor_divide": _floor_divide,
-    "_modulo": _modulo,
+    "_remainder": _remainder,
+    "_modf": _modf,
+    "_floor": lambda x: np.floor(_as_float(x)),
+    "_ceil": lambda x: np.ceil(_as_float(x)),
+    "_trunc": lambda x: np.trunc(_as_float(x)),
+    "_ffs": numbers.ffs,
+    "_clz": numbers.clz,
+    "_brev": numbers.brev,
     "_np": _Numpy(),
     "_math": _Math(),
     "_cmath": _Guarded(cmath),
     "_libdevice": _Guarded(libdevice),
     "_fp16": _Guarded(fp16),
     "_vector": vector_types,
-    "int": _integer,
+    "_float64": np.float64,
+    "_complex128": np.complex128,
+    "int": numbers.as_integer,
+    "float": np.float64,
+    "complex": lambda *parts: np.complex128(complex(*parts)),
+    "abs": numbers.absolute,
+    "min": numbers.minimum,
+    "max": numbers.maximum,
+    "round": numbers.rounded,
+    "_round_digits": numbers.rounded,
+    "range": _range,
+    "divmod": lambda a, b: (numbers.floor_divide(a, b), numbers.modulo(a, b)),
     "_operator": operator,
 }
 
@@ -170,10 +168,10 @@ def new_value(op, old, value, extra=None):
     return {
         "add": lambda: old + value,
         "sub": lambda: old - value,
-        "max": lambda: value if value != value else max(old, value),  # a NaN on either side stays, as when compiled
-        "min": lambda: value if value != value else min(old, value),
-        "nanmax": lambda: np.fmax(old, value),
-        "nanmin": lambda: np.fmin(old, value),
+        "max": lambda: value if value > old else old,
+        "min": lambda: value if value < old else old,
+        "nanmax": lambda: value if value > old or old != old else old,
+        "nanmin": lambda: value if value < old or old != old else old,
         "and_": lambda: old & value,
         "or_": lambda: old | value,
         "xor": lambda: old ^ value,
@@ -192,13 +190,13 @@ class _Floats(np.ndarray):
 
 
 class _Integers(_Floats):
-    """An integer array: its elements are Python's integers, and what is stored wraps around."""
+    """An integer array: its elements are integers of its type, and what is stored wraps around."""
 
     def __getitem__(self, index):
         value = np.ndarray.__getitem__(self, index)
         if isinstance(value, np.ndarray):
             return value
-        return Unsigned(value) if value.dtype.kind == "u" else int(value)
+        return converter(value.dtype)(int(value))
 
     def __iter__(self):
         return (self[k] for k in range(len(self)))

@@ -10,6 +10,7 @@ Numbers integers are Python's, floats are NumPy scalars of their dtype, so float
 
 import ast
 import copy
+import re
 import sys
 import time
 
@@ -25,17 +26,22 @@ from labkit.simt.errors import (
     KernelAssertionError,
     KernelError,
     KernelTimeout,
+    KernelTypeError,
+    KernelValueError,
     MisalignedError,
     OutOfBoundsError,
     WarpError,
+    failure_sentence,
     place,
+    raised_error,
 )
 from labkit.simt.interpreted_source import python_module
-from labkit.simt.interpreted_values import FUNCTIONS, as_seen, converter, dtype_of, new_value
+from labkit.simt.interpreted_values import FUNCTIONS, as_seen, dtype_of, new_value
 from labkit.simt.ir import ID_NAMES, DtypeOf
 from labkit.simt.ptx_interpreted.intrinsics import Intrinsics
 from labkit.simt.ptx_interpreted.under_way import WINDOW, Block, Pending
 from labkit.simt.scheduler import Scheduler
+from labkit.simt.typed_numbers import typed_scalar
 
 
 def _round_up(n, unit):
@@ -141,7 +147,7 @@ class Interpreter:
             return as_seen(value)
         if isinstance(value, tuple):
             return tuple(self._argument(f"{name}[{k}]", part) for k, part in enumerate(value))
-        return converter(value.dtype)(value) if isinstance(value, np.integer) else value
+        return typed_scalar(value)
 
     def _constant(self, name, array):
         return as_seen(array._array if isinstance(array, DeviceNDArray) else np.array(array))
@@ -215,9 +221,9 @@ class Interpreter:
     def _id(self, name):
         return self.ids[self.current.linear][name]
 
-    def _assertion(self):
+    def _assertion(self, kind, text):
         line = sys._getframe(1).f_lineno
-        self._raise(KernelAssertionError, line, f"an assertion failed in {self._spot()}")
+        self._raise(raised_error(kind), line, failure_sentence(self._spot(), kind, text))
 
     def _tick(self):
         self.ticks += 1
@@ -404,19 +410,42 @@ class Interpreter:
             thread.reply = None
         except StopIteration:
             thread.done, thread.request = True, None
-        except IndexError as error:
-            if isinstance(error, KernelError):
-                raise
-            raise self._index_error(error) from None
+        except KernelError:
+            raise
+        except Exception as error:  # Python's complaint about what the kernel does, as the kernel's error
+            if isinstance(error, IndexError) and "scalar variable" not in str(error):
+                raise self._index_error(error) from None
+            raise self._python_error(error) from error
+
+    def _kernel_frame(self, error):
+        """(frame, line) of the kernel's own code where an exception came from; (None, the kernel's line) if nowhere."""
+        found, trace = (None, self.program.line), error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_globals is self.functions:
+                found = trace.tb_frame, trace.tb_lineno
+            trace = trace.tb_next
+        return found
+
+    def _python_error(self, error):
+        frame, line = self._kernel_frame(error)
+        if frame is None:
+            return error
+        if isinstance(error, ValueError):
+            no_step = "range() arg 3" in str(error)
+            sentence = "runs over a range whose step is 0" if no_step else f"is stopped: {error}"
+            self._raise(KernelValueError, line, f"{self._spot()} {sentence}")
+        unset = re.search(r"local variable '(\w+)'", str(error)) if isinstance(error, UnboundLocalError) else None
+        text = f"{unset[1]} is read before it is set" if unset else str(error).replace("'SeenArray' object", "an array")
+        if isinstance(error, IndexError):
+            text = "a number has no elements to index: are the parameters in the right order"
+        at, tail = f"{self.program.name}, line {line}: {self._spot()}", f" ({place(self.program.filename)})"
+        return KernelTypeError(f"{at}: {text}{tail}")
 
     def _index_error(self, error):
         """NumPy's complaint about an index, as the kernel's error: the subscript of that line that does not fit."""
-        frames, trace = [], error.__traceback__
-        while trace is not None:
-            if trace.tb_frame.f_globals is self.functions:
-                frames.append((trace.tb_frame, trace.tb_lineno))
-            trace = trace.tb_next
-        frame, line = frames[-1]
+        frame, line = self._kernel_frame(error)
+        if frame is None:
+            return error
         where = self._where(line)
         at, tail = f"{self.program.name}, line {line}: {self._spot()}", f" ({place(self.program.filename)})"
         for node in ast.walk(self.module):
@@ -428,14 +457,15 @@ class Interpreter:
             except (NameError, IndexError):
                 continue
             parts = index if isinstance(index, tuple) else (index,)
-            if not isinstance(array, np.ndarray) or any(isinstance(p, slice) for p in parts):
+            if not isinstance(array, (np.ndarray, tuple)) or any(isinstance(p, slice) for p in parts):
                 continue
-            if all(-n <= p < n for p, n in zip(parts, array.shape, strict=False)):
+            shape = (len(array),) if isinstance(array, tuple) else array.shape
+            if all(-n <= p < n for p, n in zip(parts, shape, strict=False)):
                 continue
             shown = ", ".join(map(str, parts))
-            name = ast.unparse(node.value)
-            found = OutOfBoundsError(f"{at} uses {name}[{shown}], outside its shape {array.shape}{tail}", **where)
-            found.array, found.index, found.shape = name, tuple(map(int, parts)), array.shape
+            name = re.sub(r"_(?:float64|complex128)\((.*?)\)", r"\1", ast.unparse(node.value))
+            found = OutOfBoundsError(f"{at} uses {name}[{shown}], outside its shape {shape}{tail}", **where)
+            found.array, found.index, found.shape = name, tuple(map(int, parts)), shape
             return found
         found = OutOfBoundsError(f"{at} uses an element that its array does not have: {error}{tail}", **where)
         found.array, found.index, found.shape = "", (), ()

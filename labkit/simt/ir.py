@@ -13,13 +13,17 @@ that they extend, so that `ast.unparse` and visitors take them for those.
 """
 
 import ast
+import math
 from dataclasses import dataclass, field, fields, is_dataclass
 
 import numpy as np
 from numba.core import types
+from numba.np import numpy_support
 
 from labkit.simt import ptx
 from labkit.simt.arrays import DeviceNDArray
+from labkit.simt.errors import UnsupportedError, place
+from labkit.simt.settings import LIMITS
 
 ID_NAMES = tuple(f"_{prefix}{axis}" for prefix in ("t", "b", "bd", "gd") for axis in "xyz")
 BUILTINS = {"range", "len", "min", "max", "abs", "int", "float", "bool", "round", "pow", "divmod", "complex", "print",
@@ -184,7 +188,20 @@ class Program:
     cooperative: bool = False
     has_atomics: bool = False
     has_copies: bool = False  # cp.async
+    prints: bool = False
     interpreted: str = ""  # the intrinsic that keeps the kernel from being compiled, if there is one
+
+
+def check_local_bytes(program):
+    """Raises UnsupportedError for more local memory than CUDA gives a thread; an unknown dtype does not count."""
+    arrays = [*program.local.values(), *(array for device in program.devices.values() for array in device.local)]
+    known = [array for array in arrays if not isinstance(array.dtype, DtypeOf)]
+    total = sum(math.prod(a.shape) * numpy_support.as_dtype(a.dtype).itemsize for a in known)
+    if total > LIMITS.local_per_thread:
+        raise UnsupportedError(
+            f"{program.name}, line {known[-1].line}: the local arrays of a thread take {total:,} bytes; CUDA gives it "
+            f"{LIMITS.local_per_thread:,} ({place(program.filename)})"
+        )
 
 
 def sync_kind(op):

@@ -23,14 +23,37 @@ def jit(func_or_sig=None, device=False, **options):
         raise errors.UnsupportedError(f"cuda.jit has no option {', '.join(sorted(unknown))}")
     if options.get("link"):
         raise errors.UnsupportedError("cuda.jit(link=...) links GPU code: it needs a GPU")
+    _check_options(**options)
     if callable(func_or_sig) and not isinstance(func_or_sig, types.Type):
         return DeviceFunction(func_or_sig) if device else Kernel(func_or_sig, options=options)
-    signatures = [] if device else _signatures(func_or_sig)  # a device function is compiled with each caller
+    if device:
+        signature = _device_signature(func_or_sig)
+        return lambda function: DeviceFunction(function, signature)
+    signatures = _signatures(func_or_sig)
 
     def decorate(function):
-        return DeviceFunction(function) if device else Kernel(function, signatures, options)
+        return Kernel(function, signatures, options)
 
     return decorate
+
+
+def _check_options(launch_bounds=None, shared_memory_carveout=None, **_):
+    """What numba.cuda refuses in the options that describe a launch."""
+    bounds = launch_bounds if isinstance(launch_bounds, tuple) else (launch_bounds,)
+    whole = all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in bounds)
+    if launch_bounds is not None and not (whole and 1 <= len(bounds) <= 3):
+        raise ValueError(
+            f"launch_bounds is {launch_bounds!r}; it must be the most threads of a block, or a tuple of that, the "
+            "fewest blocks on an SM and the most blocks of a cluster"
+        )
+    words, carveout = ("default", "maxl1", "maxshared"), shared_memory_carveout
+    known = carveout.lower() in words if isinstance(carveout, str) else carveout is None or (
+        isinstance(carveout, int) and -1 <= carveout <= 100
+    )  # fmt: skip
+    if not known:
+        raise ValueError(
+            f"shared_memory_carveout is {carveout!r}; it must be a percentage, -1 to 100, or one of {', '.join(words)}"
+        )
 
 
 def _signatures(given):
@@ -44,3 +67,14 @@ def _signatures(given):
             raise errors.UnsupportedError(f"a kernel cannot return a value: its signature returns {returned}")
         found.append(arguments)
     return found
+
+
+def _device_signature(given):
+    """(argument types, type of the result or None) of a device function, or None. It is compiled with each caller."""
+    given = given if isinstance(given, list) else [] if given is None else [given]
+    if len(given) > 1:
+        raise errors.UnsupportedError(
+            "a device function with several signatures is not supported on the CPU device: leave them out, and it is "
+            "compiled for the types of each call"
+        )
+    return sigutils.normalize_signature(given[0]) if given else None

@@ -1,19 +1,21 @@
 """What `@cuda.jit` makes on the CPU device: kernels and device functions. And `show`, the source that runs."""
 
 import os
+import sys
 import threading
 from functools import cached_property
 
 import numba
+from numba import cloudpickle
 from numba.core import sigutils
 from numba.core.errors import NumbaError
 
-from labkit.simt.arguments import TENSOR_MAP_TYPE, as_scalar, fits, host_view
+from labkit.simt.arguments import TENSOR_MAP_TYPE, as_scalar, fits, host_view, passed_type
 from labkit.simt.codegen.emit import Generator
 from labkit.simt.compiled_kernel import CompiledKernel, InterpretedKernel, frozen_constant
 from labkit.simt.errors import ArgumentError, KernelTypeError, LaunchError
 from labkit.simt.interpreted_source import source
-from labkit.simt.launch import ConfiguredKernel, dimensions
+from labkit.simt.launch import ConfiguredKernel, check_launch_bounds, dimensions
 from labkit.simt.ptx import TensorMap
 from labkit.simt.rewrite import rewrite
 from labkit.simt.scope import read_source
@@ -38,11 +40,15 @@ if hasattr(os, "register_at_fork"):
 class DeviceFunction:
     """What `@cuda.jit(device=True)` makes on the CPU device: kernels call it, the host cannot."""
 
-    def __init__(self, function):
+    def __init__(self, function, signature=None):
+        """signature: Numba's, of the types that arguments are converted to, and the result; None leaves them alone."""
         read_source(function)
-        self.py_func = function
+        self.py_func, self.signature = function, signature
         self.__name__, self.__doc__, self.__module__ = function.__name__, function.__doc__, function.__module__
-        self.__wrapped__ = function
+        self.__qualname__, self.__wrapped__ = function.__qualname__, function
+
+    def __reduce__(self):
+        return _pickled(self, DeviceFunction, self.signature)
 
     def __call__(self, *args, **kwargs):
         raise TypeError(f"{self.__name__} is a device function: only kernels and device functions can call it")
@@ -72,6 +78,9 @@ class Kernel:
 
     def __repr__(self):
         return f"<kernel {self.__name__}>"
+
+    def __reduce__(self):
+        return _pickled(self, Kernel, self._given, self.options)
 
     @property
     def overloads(self):
@@ -109,6 +118,7 @@ class Kernel:
     def configure(self, griddim, blockdim, stream=0, sharedmem=0):
         """The kernel bound to a launch configuration. grid and block are ints or tuples of up to three ints."""
         grid, block = dimensions(self, "grid", griddim), dimensions(self, "block", blockdim)
+        check_launch_bounds(self, block)
         return ConfiguredKernel(self, grid, block, stream, sharedmem)
 
     def forall(self, ntasks, tpb=0, stream=0, sharedmem=0):
@@ -148,7 +158,7 @@ class Kernel:
                 if program.interpreted:
                     compiled = InterpretedKernel(program)
                 else:
-                    compiled = CompiledKernel(program, argument_types, order, flat)
+                    compiled = CompiledKernel(program, tuple(map(passed_type, argument_types)), order, flat)
                 self._compiled[key] = compiled
         return compiled
 
@@ -156,12 +166,27 @@ class Kernel:
         """The compiled kernel for these (host view) arguments, and the arguments as it takes them."""
         if not self._given:
             return self._compile(tuple(self._typeof(k, a) for k, a in enumerate(args)), flat), args
-        fitting = [s for s in self._given if all(fits(a, ty) for a, ty in zip(args, s, strict=True))]
-        if not fitting:
+        signature = self._nearest(args)
+        return self._compile(signature), self.converted(args)
+
+    def converted(self, args):
+        """These (host view) arguments as the kernel takes them: scalars in the types of its signature."""
+        if not self._given:
+            return args
+        return [as_scalar(a, ty) for a, ty in zip(args, self._nearest(args), strict=True)]
+
+    def _nearest(self, args):
+        """The signature whose types the arguments reach with the fewest conversions, none of which loses much."""
+        found = []
+        for signature in self._given:
+            distances = [fits(a, ty) for a, ty in zip(args, signature, strict=True)]
+            if None not in distances:
+                found.append((sorted(distances, reverse=True), signature))
+        if not found:
             given = ", ".join(str(self._typeof(k, a)) for k, a in enumerate(args))
             wanted = " or ".join(f"({', '.join(map(str, s))})" for s in self._given)
             raise ArgumentError(f"{self.__name__} is compiled for {wanted}, and was launched with ({given})")
-        return self._compile(fitting[0]), [as_scalar(a, ty) for a, ty in zip(args, fitting[0], strict=True)]
+        return min(found, key=lambda item: item[0])[1]
 
     def _typeof(self, position, value):
         if isinstance(value, TensorMap):
@@ -173,6 +198,20 @@ class Kernel:
                 f"{self.__name__}: argument {self.params[position]!r} has the type {type(value).__name__}, which a "
                 f"kernel cannot take ({error})"
             ) from None
+
+
+def _pickled(made, kind, *settings):
+    """By name, as functions are pickled; by value where the name does not lead to it, in a function for one."""
+    found = sys.modules.get(made.__module__)
+    for name in made.__qualname__.split("."):
+        found = getattr(found, name, None)
+    if found is made:
+        return made.__qualname__
+    return _unpickled, (kind, cloudpickle.dumps(made.py_func), *settings)
+
+
+def _unpickled(kind, function, *settings):
+    return kind(cloudpickle.loads(function), *settings)
 
 
 class _ForAll:
@@ -195,7 +234,7 @@ def show(kernel, *args):
     if program.interpreted:
         return source(program)
     if kernel._given and not args:
-        argument_types = kernel._given[0]
+        argument_types = tuple(map(passed_type, kernel._given[0]))
     elif len(args) != len(kernel.params):
         raise ArgumentError(f"show({kernel.__name__}, ...) needs the arguments of a launch: {', '.join(kernel.params)}")
     else:

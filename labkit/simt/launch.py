@@ -32,6 +32,25 @@ def dimensions(kernel, name, value):
     return full
 
 
+def check_launch_bounds(kernel, block):
+    """Raises LaunchError for a block with more threads than the kernel's launch_bounds allow."""
+    bounds = kernel.options.get("launch_bounds")
+    most = bounds[0] if isinstance(bounds, tuple) else bounds
+    threads = block[0] * block[1] * block[2]
+    if most is not None and threads > most:
+        raise LaunchError(
+            f"{kernel.__name__}: a block of {threads:,} threads; the kernel's launch_bounds allow at most {most:,}"
+        )
+
+
+def check_count(kernel, args):
+    """Raises ArgumentError for another number of arguments than the kernel takes."""
+    if len(args) != len(kernel.params):
+        raise ArgumentError(
+            f"{kernel.__name__} takes {len(kernel.params)} arguments ({', '.join(kernel.params)}), {len(args)} given"
+        )
+
+
 class ConfiguredKernel:
     """A kernel with its launch configuration: call it with the kernel's arguments."""
 
@@ -54,11 +73,7 @@ class ConfiguredKernel:
 
     def run(self, *args):
         kernel = self.kernel
-        if len(args) != len(kernel.params):
-            raise ArgumentError(
-                f"{kernel.__name__} takes {len(kernel.params)} arguments ({', '.join(kernel.params)}), "
-                f"{len(args)} given"
-            )
+        check_count(kernel, args)
         afterwards = []  # copies back to the host, for cuda.Out and cuda.InOut
         args = [a.to_device(afterwards, self.stream) if isinstance(a, ArgHint) else a for a in args]
         values = [argument_value(kernel, name, a) for name, a in zip(kernel.params, args, strict=True)]

@@ -42,7 +42,7 @@ MATH = {
     "sinh", "sqrt", "tan", "tanh", "trunc",
 }  # fmt: skip
 _MATH_ELSEWHERE = {"fmod": "_np.fmod", "exp2": "_np.exp2", "remainder": "_remainder", "modf": "_modf",
-                   "floor": "_np.floor", "ceil": "_np.ceil", "trunc": "_np.trunc"}  # fmt: skip
+                   "pow": "_math_pow", "floor": "_floor", "ceil": "_ceil", "trunc": "_trunc"}  # fmt: skip
 CMATH = {
     "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "exp", "isfinite", "isinf", "isnan", "log",
     "log10", "phase", "polar", "rect", "sin", "sinh", "sqrt", "tan", "tanh",
@@ -54,6 +54,7 @@ UFUNCS = {
     "logical_or", "logical_xor", "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift",
     "right_shift", "isnan", "conjugate", "divide",
 }  # fmt: skip
+_OPERATORS = {"pow": ast.Pow, "truediv": ast.Div, "lshift": ast.LShift, "rshift": ast.RShift}
 METHODS = {"bit_count", "conjugate", "conj", "reshape", "view", "fill", "sum"}
 _UNCHECKED_ATTRIBUTES = {"flat", "ctypes", "data", "base", "flags"}
 REFUSED_EXPRESSIONS = {
@@ -214,11 +215,23 @@ class Resolver:
 
     def _assert(self, s):
         test = self.expression(s.test)
-        call = ast.Expr(ast.Call(ast.Name("_assertion", ast.Load()), [], []))
-        return at(ast.If(ast.UnaryOp(ast.Not(), test), [call], []), s)
+        return at(ast.If(ast.UnaryOp(ast.Not(), test), [self._failure("", [s.msg] if s.msg else [])], []), s)
 
     def _raise(self, s):
-        return at(ast.Expr(ast.Call(ast.Name("_assertion", ast.Load()), [], [])), s)
+        """A GPU keeps the class and the constants of what is raised, and so do both runs here."""
+        raised = s.exc.func if isinstance(s.exc, ast.Call) else s.exc
+        known, kind = self.scope.static(raised) if isinstance(raised, (ast.Name, ast.Attribute)) else (False, None)
+        name = kind.__name__ if known and isinstance(kind, type) and issubclass(kind, Exception) else "Exception"
+        return at(self._failure(name, s.exc.args if isinstance(s.exc, ast.Call) else []), s)
+
+    def _failure(self, kind, details):
+        """The statement that stops the kernel. kind: the class of an exception, empty for an assert."""
+        parts = []
+        for node in details:
+            known, value = self.scope.constant(node) if not isinstance(node, ast.Call) else (False, None)
+            parts.append(str(value) if known else ast.unparse(node))
+        arguments = [ast.Constant(kind), ast.Constant(", ".join(parts))]
+        return ast.Expr(ast.Call(ast.Name("_assertion", ast.Load()), arguments, []))
 
     # ---------------- shared, local and constant arrays
 
@@ -407,13 +420,19 @@ class Resolver:
         if isinstance(target, stubs.Function):
             return self._call_stub(target, node)
         if is_device_function(target):
-            return self._call_device(target.py_func, node)
+            return self._call_device(target.py_func, getattr(target, "signature", None), node)
         arguments = [self.expression(a) for a in node.args]
         ty = as_type(target) if isinstance(target, (types.Type, np.dtype)) or _is_scalar_class(target) else None
         if isinstance(ty, (types.Number, types.Boolean)):
             return self._plain_call(type_code(ty), arguments, node)
+        operator_node = _OPERATORS.get(getattr(target, "__name__", ""))
+        if operator_node and target in (pow, getattr(operator, target.__name__)) and len(arguments) == 2:
+            return at(ast.BinOp(arguments[0], operator_node(), arguments[1]), node)
         if target in (bool, int, float, complex) or getattr(builtins, getattr(target, "__name__", ""), 0) is target:
+            if target is round and len(arguments) == 2:
+                return self._plain_call("_round_digits", arguments, node)
             if target.__name__ in BUILTINS:
+                self.program.prints |= target is print
                 return self._plain_call(target.__name__, arguments, node)
             self.scope.refuse(node, f"{target.__name__}() cannot be used in device code")
         if isinstance(target, np.ufunc):
@@ -461,7 +480,7 @@ class Resolver:
             known, array = self.scope.static(bound[0])
             if not known or not isinstance(array, np.ndarray):
                 self.scope.refuse(node, "cuda.const.array_like takes a NumPy array that is a global of the kernel")
-            return at(load(self._hidden(array)), node)
+            return at(Name(self._hidden(array), ast.Load(), ast.unparse(bound[0])), node)
         if stub.name in ("grid", "gridsize"):
             known, ndim = self.scope.constant(bound[0])
             if not known or ndim not in (1, 2, 3):
@@ -536,15 +555,32 @@ class Resolver:
             self.scope.refuse(source, f"{parameter} of {stub.full_name} must be in {space} memory, and "
                               f"{ast.unparse(source)} is {kind}")  # fmt: skip
 
-    def _call_device(self, function, node):
+    def _call_device(self, function, signature, node):
+        """A call of a device function: of one with a signature, arguments and result are converted to its types."""
         callee, given = bind(self.scope, function, node)
+        names = list(inspect.signature(function).parameters)
+        argument_types, returned = signature or ([None] * len(names), None)
+        if len(argument_types) != len(names):
+            self.scope.refuse(
+                node, f"{function.__name__} has {len(names)} parameters and its signature {len(argument_types)}"
+            )
+        wanted = dict(zip(names, argument_types, strict=True))
         arguments = [
-            self.expression(value) if isinstance(value, ast.AST) else self.embed(value, node)
-            for value in given.values()
+            self._converted(self.expression(value) if isinstance(value, ast.AST) else self.embed(value, node),
+                            wanted[name], node)
+            for name, value in given.items()
         ]
         if self.rewriter.needs_inline(callee):
-            return at(InlineCall(callee, arguments), node)
-        return at(DeviceCall(self.rewriter.device_function(callee), arguments), node)
+            call = InlineCall(callee, arguments)
+        else:
+            call = DeviceCall(self.rewriter.device_function(callee), arguments)
+        return self._converted(at(call, node), returned, node)
+
+    def _converted(self, value, ty, node):
+        """The value in this type; as it is for None, and for what is no number."""
+        if not isinstance(ty, (types.Number, types.Boolean)):
+            return value
+        return at(ast.Call(self._code(type_code(ty), node), [value], []), node)
 
 
 def _is_scalar_class(obj):

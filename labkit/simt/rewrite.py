@@ -9,7 +9,7 @@ import itertools
 
 from labkit.simt import live_ranges, stubs
 from labkit.simt.flatten import Flattener, finish_returns
-from labkit.simt.ir import DeviceSource, Program
+from labkit.simt.ir import DeviceCall, DeviceSource, Program, check_local_bytes, load
 from labkit.simt.resolve import Resolver
 from labkit.simt.scope import Scope, bind, is_device_function, own_names, waits
 
@@ -43,6 +43,8 @@ class Rewriter:
         self.result.params = [names[p] for p in scope.params]
         body = self.resolve(scope, names)
         self.result.body = finish_returns(Flattener(self, scope).block(body), "kernel", None, scope)
+        self._pass_global_arrays()
+        check_local_bytes(self.result)
         names_in_use = {n.id for s in self.result.body for n in ast.walk(s) if isinstance(n, ast.Name)}
         live_ranges.split(self.result.body, self.result.params, names_in_use)
         return self.result
@@ -57,6 +59,20 @@ class Rewriter:
             name = scope.function.__name__
             what = f"device function {name} calls itself, and recursion is not supported by the CPU device"
             scope.refuse(scope.definition, what, "write it as a loop")
+
+    def _pass_global_arrays(self):
+        """A device function takes the global arrays that it uses, itself or through others, as further parameters."""
+        devices = self.result.devices
+        calls = {name: _nodes(device.body, DeviceCall) for name, device in devices.items()}
+        used = {name: {n.id for n in _nodes(device.body, ast.Name)} for name, device in devices.items()}
+        for _ in devices:  # the longest chain of calls has no more links
+            for name in devices:
+                used[name] = used[name].union(*(used[call.function] for call in calls[name]))
+        taken = {name: [array for array in self.result.constants if array in used[name]] for name in devices}
+        for call in [*_nodes(self.result.body, DeviceCall), *(c for inner in calls.values() for c in inner)]:
+            call.args = [*call.args, *map(load, taken[call.function])]
+        for name, device in devices.items():
+            device.params = [*device.params, *taken[name]]
 
     def fresh(self, stem):
         return f"_{stem}{next(self.counter)}"
@@ -97,3 +113,7 @@ class Rewriter:
         source.body = self.resolve(scope, names, device=source)
         self.inlining.pop()
         return name
+
+
+def _nodes(statements, kind):
+    return [node for s in statements for node in ast.walk(s) if isinstance(node, kind)]

@@ -59,6 +59,7 @@ def _read_source(function):
         ast.increment_lineno(definition, first - 1)
     if not isinstance(definition, ast.FunctionDef):
         raise UnsupportedError(f"{function.__name__}: expected a def statement at {filename}:{first}")
+    definition.decorator_list = []  # the host has run them
     return definition, filename
 
 

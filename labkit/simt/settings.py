@@ -17,6 +17,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import numba
+
 from labkit.simt.errors import SettingError
 
 
@@ -32,6 +34,7 @@ class DeviceLimits:
     max_grid_dim: tuple[int, int, int] = (2**31 - 1, 65535, 65535)
     shared_per_block: int = 48 * 1024
     shared_per_block_optin: int = 232_448
+    local_per_thread: int = 512 * 1024
     warp_size: int = 32
 
 
@@ -42,6 +45,15 @@ ORDERS = ("forward", "reverse", "scattered")
 _ORDER = contextvars.ContextVar("labkit_simt_order", default="forward")
 _STRICT = contextvars.ContextVar("labkit_simt_strict", default=False)
 _TIME_LIMIT = contextvars.ContextVar("labkit_simt_time_limit", default=None)
+
+
+def check_numba():
+    """Raises SettingError where Numba is told to compile nothing: the CPU device runs compiled code."""
+    if numba.config.DISABLE_JIT:
+        raise SettingError(
+            "NUMBA_DISABLE_JIT is set, and the CPU device compiles kernels with Numba: unset it. observe(kernel[grid, "
+            "block], ...) runs a kernel in plain Python"
+        )
 
 
 def cache_directory():

@@ -1,8 +1,8 @@
 """Blocks over cores: a launch runs here.
 
 A launch is synchronous. Blocks are handed out to a few threads (compiled code holds no interpreter lock) while the
-main thread waits, so that Ctrl-C and the time limit reach a running kernel. Kernels with atomics, and kernels that
-synchronise the grid, run on one thread, so that their results repeat.
+main thread waits, so that Ctrl-C and the time limit reach a running kernel. Kernels with atomics, kernels that
+print and kernels that synchronise the grid run on one thread, so that their results repeat.
 """
 
 import os
@@ -13,7 +13,7 @@ import warnings
 
 import numpy as np
 
-from labkit.simt.faults import describe, grid_barrier_warning
+from labkit.simt.faults import describe, grid_barrier_warning, unforeseen
 from labkit.simt.interpreter import Interpreter
 from labkit.simt.runtime.fault_record import ABORT, CODE, DONE, RECORD_SIZE, STRICT, WARNED, Stop
 from labkit.simt.settings import is_strict, time_limit_s, worker_count
@@ -74,7 +74,7 @@ class RunningLaunch:
         self.whole = compiled.program.cooperative
         workers = _workers()
         ordered = compiled.order != "forward"
-        serial = self.whole or ordered or compiled.program.has_atomics
+        serial = self.whole or ordered or compiled.program.has_atomics or compiled.program.prints
         self.shares = 1 if serial else min(workers.count, self.blocks)
         self.chunk = self.blocks if self.whole or ordered else max(1, min(self.blocks // (self.shares * 8), 1 << 14))
         self.records = np.zeros((self.shares, RECORD_SIZE), np.int64)
@@ -149,6 +149,8 @@ def run_blocks(kernel, compiled, grid, block, dynamic, arguments):
         error, record = run.fault
         if isinstance(error, Stop):
             raise describe(record, kernel.__name__, compiled.sites, grid, block, limit_reached) from None
+        if isinstance(error, Exception):
+            raise unforeseen(error, kernel.py_func) from error
         raise error
     if run.records[0, WARNED]:  # a kernel that synchronises the grid runs on one thread
         warnings.warn(grid_barrier_warning(run.records[0], kernel.__name__, compiled.sites, grid, block), stacklevel=4)

@@ -9,6 +9,7 @@ from labkit.simt.ir import ID_NAMES, AtomicCall, DeviceCall, IntrinsicCall, Lowe
 from labkit.simt.runtime import fault_record
 
 HIDDEN_IDS = ("_E", "_t", "_b", *ID_NAMES)  # what a device function is handed beside its own arguments
+OPERATORS = {ast.Pow: "_power", ast.Div: "_divide", ast.LShift: "_shift_left", ast.RShift: "_shift_right"}
 TWO_ARRAYS = {"cp_async_16", "cp_async_4"}
 
 
@@ -34,6 +35,11 @@ class Checker(Lowering):
         s = copy.deepcopy(s)
         if self.out.pretty:
             return [self.visit(s)]
+        if isinstance(s, ast.AugAssign) and type(s.op) in OPERATORS:
+            target = copy.deepcopy(s.target)
+            target.ctx = ast.Load()
+            value = ast.copy_location(ast.BinOp(target, s.op, s.value), s)
+            return self.statement(ast.copy_location(ast.Assign([s.target], value), s))
         if isinstance(s, ast.Assign) and self.out.checked:
             target = s.targets[0]
             if isinstance(target, ast.Subscript) and self._is_checked(target):
@@ -52,20 +58,16 @@ class Checker(Lowering):
 
     def _is_checked(self, node):
         if isinstance(node.value, ast.Attribute) and node.value.attr in ("shape", "strides"):
-            return False
+            return not _is_constant(node.slice)
         if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
             return False
-        return not any(isinstance(n, ast.Slice) for n in ast.walk(node.slice))
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        return not any(isinstance(part, ast.Slice) or _is_ellipsis(part) for part in parts)
 
-    def _site(self, node, filename, intrinsic=None):
-        """The number of this place in the source. Its text: the array, or `intrinsic|array`."""
-        named = Lowering().visit(copy.deepcopy(node))
-        for name in ast.walk(named):
-            if isinstance(name, ast.Name):
-                name.id = shown(name)
+    def _site(self, node, filename, text="@"):
+        """The number of this place in the source. text: what stands there, @ for the array."""
         line = getattr(node, "lineno", self.at)
-        text = ast.unparse(named) if intrinsic is None else f"{intrinsic}|{ast.unparse(named)}"
-        return ast.Constant(self.out.site(line, text, filename))
+        return ast.Constant(self.out.site(line, text.replace("@", _source(node)), filename))
 
     def _emit_store(self, target, value):
         site = self._site(target.value, target.filename)
@@ -84,13 +86,19 @@ class Checker(Lowering):
         return ast.Call(ast.Name("_load", ast.Load()), arguments, [])
 
     def _check_axes(self, node):
-        site = self._site(node.value, node.filename)
+        """x[i, 2:5] and x[..., j]: each integer is checked against its axis, from the end after an ellipsis."""
+        given = node.slice.elts
         array = self.visit(node.value)
-        parts = []
-        for k, part in enumerate(node.slice.elts):
-            if isinstance(part, ast.Slice):
+        parts, axes = [], [*range(len(given))]
+        for k, part in enumerate(given):
+            if _is_ellipsis(part):
+                axes[k:] = [axis - len(given) for axis in axes[k:]]
+        for k, part in zip(axes, given, strict=True):
+            if isinstance(part, ast.Slice) or _is_ellipsis(part):
                 parts.append(self.generic_visit(part))
             else:
+                form = ", ".join("#" if p is part else _source(p) for p in given)
+                site = self._site(node.value, node.filename, f"@|{form}")
                 arguments = [array, ast.Constant(k), self.visit(part), *names("_E", "_t", "_b"), site]
                 parts.append(ast.Call(ast.Name("_axis", ast.Load()), arguments, []))
         return ast.Subscript(array, ast.Tuple(parts, ast.Load()), node.ctx)
@@ -107,14 +115,70 @@ class Checker(Lowering):
         stub = ptx.INTRINSICS[call.intrinsic]
         arrays = [call.args[k] for k in (0, 2)] if stub.name in TWO_ARRAYS else call.args[:1]
         arrays = arrays if stub.params and stub.params[0] in ("array", "shared") else names("")
-        return [*names("_E", "_t", "_b"), *(self._site(array, call.filename, stub.full_name) for array in arrays)]
+        sites = [self._site(array, call.filename, f"{stub.full_name}|@") for array in arrays]
+        return [*names("_E", "_t", "_b"), *sites]
+
+    def visit_BinOp(self, node):
+        """The operators in which Numba's CPU target differs from a GPU."""
+        self.generic_visit(node)
+        name = OPERATORS.get(type(node.op))
+        if self.out.pretty or name is None or (_is_natural(node.right) and name != "_divide"):
+            return node
+        return ast.Call(ast.Name(name, ast.Load()), [node.left, node.right], [])
 
     def visit_Call(self, node):
         if not self.out.pretty and isinstance(node.func, ast.Name) and node.func.id == "_assertion":
             numbers = [ast.Constant(0)] * 3
-            where = [*names("_E", "_t", "_b"), ast.Constant(self.out.site(self.at, "assert"))]
+            text = "|".join(part.value for part in node.args)
+            where = [*names("_E", "_t", "_b"), ast.Constant(self.out.site(self.at, text))]
             return ast.Call(ast.Name("_fail", ast.Load()), [ast.Constant(slot("ASSERTION")), *where, *numbers], [])
+        if not self.out.pretty and isinstance(node.func, ast.Name) and node.func.id == "range" and len(node.args) == 3:
+            new = self.generic_visit(node)
+            new.args[2] = self.step(new.args[2])
+            return new
+        if not self.out.pretty and isinstance(node.func, ast.Attribute) and node.func.attr == "reshape":
+            return self._reshape(node)
         return self.generic_visit(node)
+
+    def step(self, node):
+        """The step of a range, checked: it must not be 0."""
+        if self.out.pretty or (_is_constant(node) and ast.literal_eval(node) != 0):
+            return node
+        thread = ast.Constant(0) if self.out.per_block else names("_t")[0]
+        site = ast.Constant(self.out.site(getattr(node, "lineno", self.at), "range"))
+        return ast.Call(ast.Name("_step", ast.Load()), [node, *names("_E"), thread, *names("_b"), site], [])
+
+    def _reshape(self, node):
+        site = self._site(node.func.value, self.out.filename)
+        array, given = self.visit(node.func.value), [self.visit(a) for a in node.args]
+        shape = given[0] if len(given) == 1 and isinstance(given[0], ast.Tuple) else ast.Tuple(given, ast.Load())
+        if len(given) == 1 and not isinstance(given[0], (ast.Tuple, ast.Constant)):
+            shape = given[0]
+        return ast.Call(ast.Name("_reshape", ast.Load()), [array, shape, *names("_E", "_t", "_b"), site], [])
+
+
+def _source(node):
+    """An expression with the names that the source has."""
+    named = Lowering().visit(copy.deepcopy(node))
+    for name in ast.walk(named):
+        if isinstance(name, ast.Name):
+            name.id = shown(name)
+    return ast.unparse(named)
+
+
+def _is_constant(node):
+    """True for an integer that stands in the source, perhaps with a minus."""
+    node = node.operand if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) else node
+    return isinstance(node, ast.Constant) and type(node.value) is int
+
+
+def _is_natural(node):
+    """True for a constant from 0 to 63: as an exponent, or the amount of a shift, it is no trouble."""
+    return isinstance(node, ast.Constant) and type(node.value) is int and 0 <= node.value < 64
+
+
+def _is_ellipsis(node):
+    return isinstance(node, ast.Constant) and node.value is Ellipsis
 
 
 def slot(name):

@@ -2,7 +2,7 @@
 
 import ast
 
-from labkit.simt.codegen.checks import slot
+from labkit.simt.codegen.checks import Checker, slot
 from labkit.simt.codegen.collectives import write_read, write_wait
 from labkit.simt.codegen.memory import Memory, itemsize
 from labkit.simt.codegen.plan import (
@@ -306,7 +306,7 @@ class Generator:
     def _loop(self, item, mask, frames):
         s = item.node
         if item.uniform and not jumps(s):
-            self.out.line(f"for {s.target.id} in {self.out.expression(s.iter)}:", s.lineno)
+            self.out.line(f"for {s.target.id} in {self._per_block(s.iter)}:", s.lineno)
             self.out.indent += 1
             self._poll_block(s.lineno)
             self._block(item.body, mask, frames)
@@ -315,7 +315,7 @@ class Generator:
         looping = self._mask()
         self.out.line(f"_copy({looping}, {mask or '_m0'})")
         if item.uniform:
-            self.out.line(f"for {s.target.id} in {self.out.expression(s.iter)}:", s.lineno)
+            self.out.line(f"for {s.target.id} in {self._per_block(s.iter)}:", s.lineno)
             self.out.indent += 1
             self.out.line(f"if not _any_set({looping}):")
             self.out.line("    break")
@@ -331,6 +331,13 @@ class Generator:
             self.out.line(f"_copy({masks[0]}, {looping})")
         self._block(item.body, masks[0], [*frames, ("loop", masks)])
         self.out.indent -= 1
+
+    def _per_block(self, node):
+        """An expression that is evaluated once for a block."""
+        self.out.per_block = True
+        text = self.out.expression(node)
+        self.out.per_block = False
+        return text
 
     def _poll_block(self, line):
         if not self.out.pretty:
@@ -352,6 +359,7 @@ class Generator:
         self._prelude(reads(iterable))
         self._load(reads(iterable))
         for key, value in zip(("next", "stop", "step"), parts, strict=True):
+            value = Checker(self.out, s.lineno).step(value) if key == "step" else value
             self.out.line(f"_v{item.names[key]}[_t] = {self.out.expression(value)}", s.lineno)
         self.out.indent = depth
 

@@ -1,5 +1,6 @@
 """Numba's type inference, put to our use: types of variables, what a kernel may not do, clear reports."""
 
+import ast
 import re
 import textwrap
 
@@ -11,6 +12,7 @@ from numba.core.typed_passes import NopythonTypeInference
 from numba.core.untyped_passes import DeadBranchPrune
 
 from labkit.simt.errors import KernelTypeError, place
+from labkit.simt.ir import shown
 
 
 @register_pass(mutates_CFG=False, analysis_only=True)
@@ -122,6 +124,8 @@ def type_error(program, error, source):
     if message is None:
         lines = [part.strip() for part in report.split("\n") if part.strip()]
         message = next((t for t in lines if not t.startswith("Failed in nopython")), "unknown reason")
+    for name, in_source in _names(program).items():
+        message = re.sub(rf"\b{re.escape(name)}\b", in_source, message)
     message = re.sub(r"<built-in function (\w+)>", r"\1", message)
     message = re.sub(r"array\((\w+), (\d)d, \w\)", r"array of \1 (\2D)", message)
     message = re.sub(r"Literal\[\w+\]\((.+?)\)", r"\1", message)
@@ -129,6 +133,13 @@ def type_error(program, error, source):
         f"{program.name}{_kernel_line(report, source)}: does not compile for these argument types: "
         f"{textwrap.shorten(message, 300, placeholder=' ...')} ({place(program.filename)}:{program.line})"
     )
+
+
+def _names(program):
+    """{name in the tree: name in the source} of the variables that were renamed."""
+    bodies = [program.body, *(device.body for device in program.devices.values())]
+    nodes = (node for body in bodies for s in body for node in ast.walk(s) if isinstance(node, ast.Name))
+    return {node.id: shown(node) for node in nodes if shown(node) != node.id and shown(node).isidentifier()}
 
 
 def _kernel_line(report, source):

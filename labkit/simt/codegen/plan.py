@@ -8,7 +8,20 @@ from numba.core import types
 
 from labkit.simt.codegen.types import collective_arguments, matrices
 from labkit.simt.errors import UnsupportedError, place
-from labkit.simt.ir import FOLDABLE, DtypeOf, Exit, Inline, Sync, assign, at, contains, load, store, with_fields
+from labkit.simt.ir import (
+    FOLDABLE,
+    DtypeOf,
+    Exit,
+    Inline,
+    Sync,
+    assign,
+    at,
+    check_local_bytes,
+    contains,
+    load,
+    store,
+    with_fields,
+)
 from labkit.simt.runtime.vector_types import is_vector
 from labkit.simt.stubs import SHUFFLES
 
@@ -498,7 +511,9 @@ def _with_dtypes(program, argument_types):
         )
 
     shared = {name: known(array) for name, array in program.shared.items()}
-    return replace(program, shared=shared, local={name: known(array) for name, array in program.local.items()})
+    program = replace(program, shared=shared, local={name: known(array) for name, array in program.local.items()})
+    check_local_bytes(program)
+    return program
 
 
 def jumps(loop):

@@ -27,6 +27,7 @@ class Writer:
         self.kernel, self.filename = program.name, program.filename
         self.checked, self.pretty = checked, pretty
         self.lines, self.indent = [], 0
+        self.per_block = False  # True where the code runs once for a block, and has no thread
         self.sites, self.site_index = [], {}
 
     def line(self, text, where=None):

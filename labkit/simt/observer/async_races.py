@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from labkit.simt.errors import shown_index
 from labkit.simt.observer.report import KernelFinding
 
 
@@ -31,7 +32,7 @@ class AsyncRaceDetector:
 
     def _broken(self, seen, flat, writer, write, reader, read):
         index = tuple(map(int, np.unravel_index(flat, seen.shape)))
-        place = f"{seen.name}[{', '.join(map(str, index))}]"
+        place = f"{seen.shown}[{shown_index(index)}]"
         self.report.race(
             KernelFinding(
                 "race", self.program.name, sorted({write, read}), [reader.where, writer.where], reader.block, seen.name,
@@ -67,7 +68,7 @@ class AsyncRaceDetector:
         copy, thread = self.under_way[seen.memory, address], self.current
         owner = copy.thread
         self.raced.add((seen.memory, address))
-        place = f"{seen.name}[{', '.join(map(str, index))}]"
+        place = f"{seen.shown}[{shown_index(index)}]"
         last = owner.copies.last_wait
         uncommitted = copy in [item for group, item in owner.copies.items if group == owner.copies.committed]
         if uncommitted:
@@ -138,7 +139,7 @@ class AsyncRaceDetector:
         for part in range(address, address + seen.itemsize, 2):
             if part in self.in_products:
                 name, read, reader = self.in_products[part]
-                place = f"{seen.name}[{', '.join(map(str, index))}]"
+                place = f"{seen.shown}[{shown_index(index)}]"
                 self.report.race(
                     KernelFinding(
                         "race", self.program.name, sorted({read, line}), [reader.where, self.current.where],

@@ -5,16 +5,18 @@ import sys
 
 import numpy as np
 
+from labkit.simt.arguments import argument_value
 from labkit.simt.arrays import DeviceNDArray
-from labkit.simt.interpreted_values import converter
+from labkit.simt.errors import shown_index
 from labkit.simt.interpreter import Interpreter
-from labkit.simt.launch import ConfiguredKernel
+from labkit.simt.launch import ConfiguredKernel, check_count
 from labkit.simt.observer.async_races import AsyncRaceDetector
 from labkit.simt.observer.memory_requests import RequestCounter
 from labkit.simt.observer.races import RaceDetector
 from labkit.simt.observer.report import KernelFinding, Report
 from labkit.simt.observer.seen_arrays import Allocation, SeenArray, SeenLocal, address_of, owner_of
 from labkit.simt.rewrite import rewrite
+from labkit.simt.typed_numbers import typed_scalar
 
 
 def observe(configured, *args):
@@ -25,6 +27,8 @@ def observe(configured, *args):
     Returns a Report. Raises as a launch does for wrong arguments, and KernelTimeout for an endless loop.
     """
     function, grid, block, shared_bytes = _configuration(configured)
+    if isinstance(configured, ConfiguredKernel):
+        args = _as_passed(configured.kernel, args)
     return Observation(function, grid, block, shared_bytes, args).run()
 
 
@@ -36,6 +40,20 @@ def _configuration(configured):
         full = [tuple((*np.atleast_1d(d).tolist(), 1, 1)[:3]) for d in (configured.griddim, configured.blockdim)]
         return dispatcher.py_func, *full, int(configured.sharedmem or 0)
     raise TypeError(f"observe takes kernel[grid, block] and the launch's arguments, not {type(configured).__name__}")
+
+
+def _as_passed(kernel, args):
+    """The arguments as a launch passes them: arrays as they are, scalars in the types of the kernel's signature."""
+    check_count(kernel, args)
+    values = [argument_value(kernel, name, a) for name, a in zip(kernel.params, args, strict=True)]
+    return [a if isinstance(v, np.ndarray) else v for a, v in zip(args, kernel.converted(values), strict=True)]
+
+
+def _literal(node):
+    """The number that an expression of the source is, else None."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+        return -node.operand.value
+    return node.value if isinstance(node, ast.Constant) else None
 
 
 def _same_memory(one, other):
@@ -52,6 +70,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
         super().__init__(rewrite(function), grid, block, shared_bytes, args)
         self.report = Report(self.program.name, self.program.filename, grid, block)
         self.memories, self.copies = {}, []
+        self.negative_literals = None
         self.unwritten = []  # (memory, address, finding) of reads of memory that nothing wrote
         self.start_races(function)
         self.start_async_races()
@@ -62,7 +81,8 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
     def run(self):
         copies = self.copies
         bound = {n: self._argument(n, value) for n, value in zip(self.program.params, self.args, strict=True)}
-        nodes = [n for s in self.program.body for n in ast.walk(s)]
+        bodies = [self.program.body, *(device.body for device in self.program.devices.values())]
+        nodes = [n for body in bodies for s in body for n in ast.walk(s)]
         self.shown = {n.id: n.shown for n in nodes if isinstance(n, ast.Name) and getattr(n, "shown", None)}
         self._run_blocks(bound)
         for memory, address, finding in self.unwritten:
@@ -85,10 +105,8 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
                 self.copies.append((value, array))
         elif isinstance(value, tuple):
             return tuple(self._argument(f"{name}[{k}]", part) for k, part in enumerate(value))
-        elif isinstance(value, np.integer):
-            return converter(value.dtype)(value)
         else:
-            return value
+            return typed_scalar(value)
         owner = owner_of(array)
         if address_of(owner) not in self.memories:  # two arguments may be views of one allocation
             # the CPU device aligns its arrays as a GPU does; a host array counts as if it were copied to one
@@ -221,7 +239,6 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
     def out_of_bounds(self, seen, index, frame, verb):
         parts = index if isinstance(index, tuple) else (index,)
         thread, line = self.current, frame.f_lineno
-        shown = ", ".join(map(str, parts))
         why = ": an unsigned number went below zero" if any(isinstance(p, int) and p >= 1 << 63 for p in parts) else ""
         self.report.outside(
             KernelFinding(
@@ -232,11 +249,42 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
                 thread.block,
                 seen.name,
                 tuple(parts),
-                f"line {line}: {self.who(thread)} {verb} {seen.name}[{shown}], outside its shape {seen.shape}{why}.",
+                f"line {line}: {self.who(thread)} {verb} {seen.shown}[{shown_index(parts)}], outside its shape "
+                f"{seen.shape}{why}.",
             ),
             seen.name,
             line,
         )
+
+    def wrapped(self, seen, index):
+        """A negative index counts from the end, as in Numba: what an i - 1 at 0 seldom means. -1 in the source is."""
+        frame = sys._getframe(1)
+        while frame.f_globals is not self.functions:
+            frame = frame.f_back
+        thread, line = self.current, frame.f_lineno
+        negative = {part for part in index if not isinstance(part, slice) and part is not Ellipsis and part < 0}
+        if negative <= self._negative_literals().get(line, set()):
+            return
+        place = f"{seen.shown}[{shown_index(index)}]"
+        self.report.wrapped_index(
+            KernelFinding(
+                "warning", self.program.name, [line], [thread.where], thread.block, seen.name, tuple(index),
+                f"line {line}: {self.who(thread)} uses {place}: a negative index counts from the end of the array, "
+                f"whose shape is {seen.shape}.",
+            ),
+            seen.name, line,
+        )  # fmt: skip
+
+    def _negative_literals(self):
+        """{line: negative numbers that stand there as an index}."""
+        if self.negative_literals is None:
+            self.negative_literals = {}
+            for node in ast.walk(self.module):
+                if isinstance(node, ast.Subscript):
+                    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+                    literals = {_literal(part) for part in parts}
+                    self.negative_literals.setdefault(node.lineno, set()).update(literals)
+        return self.negative_literals
 
     def unwritten_local(self, seen, index, line):
         address = seen.memory.start, index
@@ -249,7 +297,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
 
     def _uninitialized(self, seen, index, line):
         thread = self.current
-        place = f"{seen.name}[{', '.join(map(str, index))}]"
+        place = f"{seen.shown}[{shown_index(index)}]"
         kinds = {"shared": "shared memory", "local": "an element of its local array", "global": "fresh device memory"}
         kind = kinds[seen.memory.space]
         return KernelFinding(

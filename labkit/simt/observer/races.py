@@ -8,6 +8,7 @@ import ast
 
 import numpy as np
 
+from labkit.simt.errors import shown_index
 from labkit.simt.observer.report import KernelFinding
 
 _CONFLICTS = {"load": ("store", "atomic"), "store": ("store", "load", "atomic"), "atomic": ("store", "load")}
@@ -112,7 +113,7 @@ class RaceDetector:
         if (back and not forth) or (forth == back and first[3] > second[3]):
             first, second = second, first
         (a, _, a_kind, a_line, _), (b, _, b_kind, b_line, _) = first, second
-        place = f"{seen.name}[{', '.join(map(str, index))}]"
+        place = f"{seen.shown}[{shown_index(index)}]"
         verb = {"load": "reads", "store": "writes", "atomic": "updates"}
         reach = 2 if a.block != b.block else 1 if a.warp != b.warp else 0
         updates = a_line == b_line and a_line in self.updating

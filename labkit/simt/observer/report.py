@@ -35,7 +35,7 @@ COUNTS = (
 
 @dataclass
 class KernelFinding:
-    """Something wrong. kind: "race", "out_of_bounds", "divergent_barrier" or "uninitialized_read".
+    """Something wrong. kind: "race", "out_of_bounds", "divergent_barrier" or "uninitialized_read"; or a "warning".
 
     lines: of the source; threads: (x, y, z) each; block: its number; array: its name; index: of the element.
     """
@@ -56,7 +56,7 @@ class KernelFinding:
 
 @dataclass
 class Report:
-    """The result of `observe`. `ok` is True if nothing wrong was seen."""
+    """The result of `observe`. `ok` is True if nothing wrong was seen; `warnings` are of what may be meant."""
 
     kernel: str
     filename: str
@@ -66,6 +66,7 @@ class Report:
     out_of_bounds: list = field(default_factory=list)
     divergent_barriers: list = field(default_factory=list)
     uninitialized_reads: list = field(default_factory=list)
+    warnings: list = field(default_factory=list)
     counts: dict = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     lines: dict = field(default_factory=dict)
     touched: dict = field(default_factory=dict)
@@ -124,11 +125,14 @@ class Report:
     def uninitialized(self, finding, array, line):
         self._note(self.uninitialized_reads, finding, (array, line))
 
+    def wrapped_index(self, finding, array, line):
+        self._note(self.warnings, finding, (array, line))
+
     # ---------------- shown
 
     def to_json(self):
         """The report as plain Python objects, for tools."""
-        kinds = ("races", "out_of_bounds", "divergent_barriers", "uninitialized_reads")
+        kinds = ("races", "out_of_bounds", "divergent_barriers", "uninitialized_reads", "warnings")
         found = {kind: [asdict(f) | {"text": str(f)} for f in getattr(self, kind)] for kind in kinds}
         return {
             "kernel": self.kernel,
@@ -171,12 +175,13 @@ class Report:
         return "; ".join(parts)
 
     def _verdict(self):
+        lines = [f"- {finding}" for finding in self.findings]
         if self.ok:
-            return (
+            lines = [
                 "Nothing wrong was seen: no race, nothing out of bounds, no divergent barrier, "
                 "no read of memory that nothing had written."
-            )
-        return "\n".join(f"- {finding}" for finding in self.findings)
+            ]
+        return "\n".join([*lines, *(f"- warning: {warning}" for warning in self.warnings)])
 
     def __repr__(self):
         lines = [
@@ -200,8 +205,8 @@ class Report:
 
     def _repr_html_(self):
         names = ["loads", "stores", "sectors a request", "bank conflicts", "barriers", "divergent"]
-        findings = "".join(f"<li>{html.escape(str(f))}</li>" for f in self.findings)
-        verdict = f"<ul>{findings}</ul>" if findings else f"<p>{html.escape(self._verdict())}</p>"
+        verdict = "".join(f"<li>{html.escape(line.removeprefix('- '))}</li>" for line in self._verdict().split("\n"))
+        verdict = f"<ul>{verdict}</ul>" if self.findings or self.warnings else f"<p>{html.escape(self._verdict())}</p>"
         head = "".join(f"<th>{n}</th>" for n in names)
         body = "".join(
             f"<tr><td>{line}</td>"

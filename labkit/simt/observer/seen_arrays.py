@@ -1,11 +1,25 @@
 """Arrays whose loads and stores are seen: what an observed kernel gets in place of its arrays."""
 
+import operator
 import sys
 
 import numpy as np
 
-from labkit.simt.interpreted_values import converter, new_value
-from labkit.simt.unsigned import Unsigned
+from labkit.simt.errors import shown_index
+from labkit.simt.interpreted_values import new_value
+from labkit.simt.typed_numbers import converter
+
+_NUMBERS = (int, float, complex, np.number, np.bool_)
+_COMPLEX = (complex, np.complexfloating)
+
+
+def _index(part):
+    """An index as Python's int. Of a float it is a type error, as it is where a kernel is compiled."""
+    try:
+        return operator.index(part)
+    except TypeError:
+        kind = "an array" if isinstance(part, SeenArray) else type(part).__name__
+        raise TypeError(f"an index must be an integer or a slice, not {kind}") from None
 
 
 class Allocation:
@@ -30,12 +44,17 @@ def owner_of(array):
 
 
 class SeenArray:
-    """An array, or a view of one, whose loads and stores are recorded. `name` is what the kernel calls it."""
+    """An array, or a view of one, whose loads and stores are recorded.
 
-    def __init__(self, observation, memory, array, name):
+    name: what the kernel calls the array; shown: what a finding calls this view of it, such as x[2]
+    """
+
+    def __init__(self, observation, memory, array, name, shown=None):
         self.observation, self.memory, self.array, self.name = observation, memory, array, name
+        self.shown = shown or name
         self.shape, self.ndim, self.dtype = array.shape, array.ndim, array.dtype
-        self.size, self.strides, self.itemsize = array.size, array.strides, array.itemsize
+        self.size, self.strides, self.itemsize, self.nbytes = array.size, array.strides, array.itemsize, array.nbytes
+        self.convert = converter(self.dtype) if self.dtype.kind in "iu" else None
         self.origin = memory.base - memory.start + address_of(array)  # of the first element, as a GPU would place it
         if memory.space != "local" and name not in observation.report.arrays:
             observation.report.arrays[name] = (self.origin, array.shape, array.itemsize)
@@ -43,30 +62,70 @@ class SeenArray:
     def __len__(self):
         return len(self.array)
 
+    # ---------------- views
+
+    def _part(self, take, shown):
+        """The view `take(self.array)`, seen as this array is."""
+        return SeenArray(self.observation, self.memory, take(self.array), self.name, shown)
+
     @property
     def T(self):
-        return SeenArray(self.observation, self.memory, self.array.T, self.name)
+        return self._part(lambda array: array.T, f"{self.shown}.T")
 
     def reshape(self, *shape):
-        return SeenArray(self.observation, self.memory, self.array.reshape(*shape), self.name)
+        if not self.array.flags.c_contiguous:
+            raise TypeError("only a C-contiguous array can be reshaped in device code")
+        return self._part(lambda array: array.reshape(*shape), self.shown)
 
     def view(self, dtype):
-        return SeenArray(self.observation, self.memory, self.array.view(getattr(dtype, "dtype", dtype)), self.name)
+        return self._part(lambda array: array.view(getattr(dtype, "dtype", dtype)), self.shown)
+
+    def _view(self, index, frame, verb):
+        """The view of fewer indices than axes, or with slices; one of nothing where an index is out of bounds."""
+        parts = index if type(index) is tuple else (index,)
+        parts = tuple(part if isinstance(part, slice) or part is Ellipsis else _index(part) for part in parts)
+        given = sum(part is not Ellipsis for part in parts)
+        if given > self.ndim:
+            raise IndexError(f"{self.shown} has {self.ndim} axes, and {given} indices are used")
+        axes = [*range(self.ndim)]
+        if Ellipsis in parts:
+            before = parts.index(Ellipsis)
+            axes = [*axes[:before], None, *axes[self.ndim - (len(parts) - before - 1) :]]
+        for part, axis in zip(parts, axes, strict=False):
+            if type(part) is int and not -self.shape[axis] <= part < self.shape[axis]:
+                self.observation.out_of_bounds(self, index, frame, verb)
+                return self._nowhere(parts)
+        if any(type(part) is int and part < 0 for part in parts):
+            self.observation.wrapped(self, parts)
+        return self._part(lambda array: array[parts], f"{self.shown}[{shown_index(parts)}]")
+
+    def _nowhere(self, parts):
+        """What stands for a view that does not exist: zeros, whose accesses are not recorded.
+
+        The index that led here has been reported; what the kernel does with the view is no further fault.
+        """
+        ones = np.zeros([max(1, n) for n in self.shape], self.dtype)
+        zeros = ones[tuple(0 if type(part) is int else part for part in parts)].copy()
+        return SeenNowhere(self.observation, Allocation("local", zeros, True), zeros, self.name, self.shown)
+
+    # ---------------- elements
 
     def _place(self, index):
-        """(byte address, index) of an element; None and a view for fewer indices; OutOfBounds is recorded."""
+        """(byte address, index) of an element; (None, None) for a view; (-1, index) out of bounds."""
         parts = index if type(index) is tuple else (index,)
-        if len(parts) < self.ndim:
+        if len(parts) != self.ndim:
             return None, None
         address, plain = self.origin, []
         for part, length, stride in zip(parts, self.shape, self.strides, strict=True):
             if type(part) is not int:
-                if isinstance(part, slice):
+                if isinstance(part, slice) or part is Ellipsis:
                     return None, None
-                part = int(part)
+                part = _index(part)
             if not -length <= part < length:
-                return -1, parts
+                whole = not any(isinstance(p, slice) or p is Ellipsis for p in parts)
+                return (-1, parts) if whole else (None, None)
             if part < 0:
+                self.observation.wrapped(self, parts)
                 part += length
             plain.append(part)
             address += part * stride
@@ -83,39 +142,40 @@ class SeenArray:
     def _load(self, index, frame):
         address, plain = self._place(index)
         if address is None:
-            try:
-                return SeenArray(self.observation, self.memory, self.array[index], self.name)
-            except IndexError:
-                self.observation.out_of_bounds(self, index, frame, "reads")
-                return self
+            return self._view(index, frame, "reads")
         if address < 0:
             self.observation.out_of_bounds(self, plain, frame, "reads")
             if self.dtype.names:
-                return SeenRecord(self, (0,) * self.ndim)
+                return SeenRecord(self._nowhere((slice(None),) * self.ndim), (0,) * self.ndim)
             return self._number(self.dtype.type(0))
         if self.dtype.names:
             return SeenRecord(self, plain)
+        return self._load_element(address, plain, frame)
+
+    def _load_element(self, address, plain, frame):
         self.observation.access("load", self, address, plain, frame)
         return self._number(self.array[plain])
 
     def __setitem__(self, index, value):
+        self._store(index, value, sys._getframe(1))
+
+    def _store(self, index, value, frame):
         address, plain = self._place(index)
         if address is None:
-            part = self.array[index]
-            for position in np.ndindex(part.shape):
-                SeenArray(self.observation, self.memory, part, self.name)._store(position, value, sys._getframe(1))
-            return
-        if address < 0:
-            self.observation.out_of_bounds(self, plain, sys._getframe(1), "writes")
-            return
-        self._store(plain, value, sys._getframe(1))
+            self._view(index, frame, "writes")._fill(value, frame)
+        elif address < 0:
+            self.observation.out_of_bounds(self, plain, frame, "writes")
+        else:
+            self._store_element(address, plain, value, frame)
 
-    def _store(self, plain, value, frame):
-        address, plain = self._place(plain)
+    def _store_element(self, address, plain, value, frame):
         self.observation.access("store", self, address, plain, frame)
         self._write(plain, value)
 
     def _write(self, plain, value):
+        if not isinstance(value, _NUMBERS) or (isinstance(value, _COMPLEX) and self.dtype.kind != "c"):
+            kind = "an array" if isinstance(value, SeenArray) else type(value).__name__
+            raise TypeError(f"cannot store a value of type {kind} into an array of {self.dtype}")
         try:
             self.array[plain] = value
         except (OverflowError, ValueError):
@@ -123,9 +183,9 @@ class SeenArray:
 
     def _number(self, value):
         kind = self.dtype.kind
-        if kind == "u":
-            return Unsigned(value)
-        return int(value) if kind == "i" else bool(value) if kind == "b" else value
+        if kind in "iu":
+            return self.convert(int(value))
+        return bool(value) if kind == "b" else value
 
     def atomic(self, op, index, value, extra, frame):
         address, plain = self._place(index)
@@ -137,6 +197,49 @@ class SeenArray:
         self._write(plain, new_value(op, old, value, extra))
         return old
 
+    # ---------------- all elements
+
+    def sum(self):
+        frame, total = sys._getframe(1), self._number(self.dtype.type(0))
+        for position in np.ndindex(self.shape):
+            total += self._load(position, frame)
+        return total
+
+    def fill(self, value):
+        self._fill(value, sys._getframe(1))
+
+    def _fill(self, value, frame):
+        for position in np.ndindex(self.shape):
+            self._store(position, value, frame)
+
+
+def _refuse_whole(self, *_):
+    raise TypeError("whole arrays cannot be computed with or copied in device code: write it for one element")
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"):
+    for _prefix in ("", "r", "i"):
+        setattr(SeenArray, f"__{_prefix}{_name}__", _refuse_whole)
+for _name in ("lt", "le", "eq", "ne", "gt", "ge", "neg", "invert", "abs", "bool"):
+    setattr(SeenArray, f"__{_name}__", _refuse_whole)
+
+
+class SeenNowhere(SeenArray):
+    """A view that is out of bounds, or a part of one: zeros. An index into it was wrong before."""
+
+    def _part(self, take, shown):
+        array = take(self.array)
+        return SeenNowhere(self.observation, self.memory, array, self.name, shown)
+
+    def _load_element(self, address, plain, frame):
+        return self._number(self.dtype.type(0))
+
+    def _store_element(self, address, plain, value, frame):
+        pass
+
+    def atomic(self, op, index, value, extra, frame):
+        return self._number(self.dtype.type(0))
+
 
 class SeenLocal(SeenArray):
     """An array of one thread: no race, no request. Only its bounds are looked at, and what was never written.
@@ -144,49 +247,27 @@ class SeenLocal(SeenArray):
     written: True for each element that was.
     """
 
-    def __init__(self, observation, memory, array, name, written=None):
-        super().__init__(observation, memory, array, name)
+    def __init__(self, observation, memory, array, name, shown=None, written=None):
+        super().__init__(observation, memory, array, name, shown)
         self.written = np.zeros(array.shape, bool) if written is None else written
 
-    @property
-    def T(self):
-        return SeenLocal(self.observation, self.memory, self.array.T, self.name, self.written.T)
-
-    def reshape(self, *shape):
-        array, written = self.array.reshape(*shape), self.written.reshape(*shape)
-        return SeenLocal(self.observation, self.memory, array, self.name, written)
+    def _part(self, take, shown):
+        return SeenLocal(self.observation, self.memory, take(self.array), self.name, shown, take(self.written))
 
     def view(self, dtype):
         self.written[...] = True  # which bytes of other elements were written is not kept
         array = self.array.view(getattr(dtype, "dtype", dtype))
-        return SeenLocal(self.observation, self.memory, array, self.name, np.ones(array.shape, bool))
+        written = np.ones(array.shape, bool)
+        return SeenLocal(self.observation, self.memory, array, self.name, self.shown, written)
 
-    def __getitem__(self, index):
-        return self._load(index, sys._getframe(1))
+    def _load_element(self, address, plain, frame):
+        if not self.written[plain]:
+            self.observation.unwritten_local(self, plain, frame.f_lineno)
+        return self._number(self.array[plain])
 
-    def _load(self, index, frame):
-        try:
-            value, written = self.array[index], self.written[index]
-        except IndexError:
-            self.observation.out_of_bounds(self, index, frame, "reads")
-            return self._number(self.dtype.type(0))
-        if isinstance(value, np.ndarray):
-            return SeenLocal(self.observation, self.memory, value, self.name, written)
-        if not written:
-            place = index if isinstance(index, tuple) else (index,)
-            self.observation.unwritten_local(self, place, frame.f_lineno)
-        return self._number(value)
-
-    def __setitem__(self, index, value):
-        self._store(index, value, sys._getframe(1))
-
-    def _store(self, index, value, frame):
-        try:
-            self.written[index] = True
-        except IndexError:
-            self.observation.out_of_bounds(self, index, frame, "writes")
-        else:
-            self._write(index, value)
+    def _store_element(self, address, plain, value, frame):
+        self.written[plain] = True
+        self._write(plain, value)
 
 
 class SeenRecord:
@@ -200,7 +281,7 @@ class SeenRecord:
 
     def _field(self, name):
         seen = self._seen
-        return SeenArray(seen.observation, seen.memory, seen.array[name], seen.name)
+        return seen._part(lambda array: array[name], seen.shown)
 
     def __getitem__(self, name):
         return self._field(name)._load(self._index, sys._getframe(1))

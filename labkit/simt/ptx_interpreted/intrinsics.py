@@ -16,7 +16,7 @@ from labkit.simt.ptx_interpreted.matrices import (
 )
 from labkit.simt.ptx_interpreted.under_way import WINDOW, AsyncCopy, MBarrier, Pending
 from labkit.simt.ptx_interpreted.values import VALUES, from_bf16, pack_bf162, pack_half2
-from labkit.simt.unsigned import Unsigned
+from labkit.simt.typed_numbers import Uint32, Uint64
 
 
 class Intrinsics:
@@ -53,13 +53,13 @@ class Intrinsics:
         self._check_words(name, array, frame.f_lineno)
         flat = self.execution.wide("load", name, array, int(i), 16, 16, frame.f_lineno, frame)
         if flat is None:
-            zero = np.float32(0) if array.dtype == np.float32 else Unsigned(0)
+            zero = np.float32(0) if array.dtype == np.float32 else Uint32(0)
             return (zero,) * 4
         if flat.dtype == np.float32:
             return tuple(flat)
         if flat.dtype == np.int32:
             return tuple(flat.tolist())
-        return tuple(map(Unsigned, flat.view(np.uint32).tolist()))
+        return tuple(map(Uint32, flat.view(np.uint32).tolist()))
 
     def _store4(self, name, array, i, *values):
         frame = sys._getframe(1)
@@ -117,7 +117,7 @@ class Intrinsics:
             self.fault("misaligned", line, f"passes element {int(i)} of {self._name(shared)} to "
                                  "ptx.wgmma_descriptor, which is not at a multiple of 16 bytes")  # fmt: skip
         fixed = leading_bytes >> 4 << 16 | stride_bytes >> 4 << 32 | SWIZZLES[swizzle] << 62
-        return Unsigned((address & 0x3FFFF) >> 4 | fixed)
+        return Uint64((address & 0x3FFFF) >> 4 | fixed)
 
     def fence_proxy_async(self):
         self.execution.fenced_for_async()

@@ -6,7 +6,7 @@ import numpy as np
 
 from labkit.simt.ptx import SWIZZLES
 from labkit.simt.ptx_interpreted.values import from_bf16
-from labkit.simt.unsigned import Unsigned
+from labkit.simt.typed_numbers import Uint32
 
 LAYOUT_BYTES = {mode: nbytes for nbytes, mode in SWIZZLES.items()}
 LANE = np.arange(32)
@@ -59,7 +59,7 @@ def mma(name, lanes):
     if f16_accumulators:
         d = c.astype(np.float16).view(np.uint16).astype(np.uint32)
         words = [d[row, col] | d[row, col + 1] << 16 for row, col in _C[::2]]
-        return list(zip(*(map(Unsigned, w.tolist()) for w in words), strict=True))
+        return list(zip(*(map(Uint32, w.tolist()) for w in words), strict=True))
     return list(zip(*(c[row, col] for row, col in _C), strict=True))
 
 
@@ -71,7 +71,7 @@ def ldmatrix(rows, count, trans):
         if trans:
             matrix = matrix.T
         words = matrix[_G, 2 * _Q] | matrix[_G, 2 * _Q + 1] << 16
-        out.append(map(Unsigned, words.tolist()))
+        out.append(map(Uint32, words.tolist()))
     return list(zip(*out, strict=True))
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from labkit.simt.unsigned import Unsigned
+from labkit.simt.typed_numbers import Uint32
 
 
 def from_bf16(bits):
@@ -20,7 +20,7 @@ def to_bf16(values):
 
 def _pack(pair):
     low, high = pair.view(np.uint16).tolist()
-    return Unsigned(low | high << 16)
+    return Uint32(low | high << 16)
 
 
 def _split_word(word, dtype):
@@ -45,7 +45,7 @@ def unpack_bf162(word):
 
 
 def float_bits(x):
-    return Unsigned(np.float32(x).view(np.uint32))
+    return Uint32(np.float32(x).view(np.uint32))
 
 
 def bits_float(u):
@@ -55,8 +55,8 @@ def bits_float(u):
 def to_tf32(x):
     x = np.float32(x)
     if np.isnan(x):
-        return Unsigned(0x7FFFFFFF)
-    return Unsigned(int(x.view(np.uint32)) + 0x1000 & 0xFFFFE000)
+        return Uint32(0x7FFFFFFF)
+    return Uint32(int(x.view(np.uint32)) + 0x1000 & 0xFFFFE000)
 
 
 def _flush(x):

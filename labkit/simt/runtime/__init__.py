@@ -18,13 +18,18 @@ when a file of this folder changes.
 
 # The names that generated code imports, by module.
 HELPERS = {
-    "memory": ("load", "store", "view_parts", "view_of", "axis", "carve", "row", "poison", "fill", "copy"),
+    "memory": ("load", "store", "view_parts", "view_of", "axis", "carve", "row", "poison", "fill", "copy", "step",
+               "reshape"),
     "fault_record": ("fail", "poll"),
     "atomics": (
         "atomic_add", "atomic_sub", "atomic_max", "atomic_min", "atomic_nanmax", "atomic_nanmin", "atomic_and_",
         "atomic_or_", "atomic_xor", "atomic_exch", "atomic_inc", "atomic_dec", "atomic_cas",
     ),
-    "arithmetic": ("popc", "clz", "ffs", "brev", "fma", "cbrt", "rsqrt", "remainder", "modf", "selp", "coprime"),
+    "arithmetic": (
+        "popc", "clz", "ffs", "brev", "fma", "cbrt", "rsqrt", "remainder", "modf", "selp", "coprime", "power", "divide",
+        "shift_left", "shift_right", "math_pow", "floor", "ceil", "trunc",
+        "round_digits",
+    ),
     "collectives": (
         "barrier", "grid_barrier", "lanes", "warps", "check_mask", "shuffle", "match_any", "match_all",
         "clear_padding", "any_set", "count_set", "value_bits",

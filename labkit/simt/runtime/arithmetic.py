@@ -1,5 +1,8 @@
 """Operations on bits and numbers that Numba's CPU target lacks, or computes differently from a GPU."""
 
+import math
+import operator
+
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -71,9 +74,191 @@ def type_one(typing_context, x):
     return result(x), lambda context, builder, signature, arguments: context.get_constant(result, 1)
 
 
+# ---------------------------------------------------------------- operators
+
+
+def _operator(function, emit):
+    """A binary operator with the types of Numba's `function`.
+
+    emit(context, builder, a, b, resolved, arguments) emits what a GPU computes where Numba's CPU target differs, and
+    returns None where it does not; a, b: the types of the operands.
+    """
+
+    @intrinsic(prefer_literal=True)
+    def operation(typing_context, a, b):
+        plain = types.unliteral(a), types.unliteral(b)
+        resolved = typing_context.resolve_value_type(function).get_call_type(typing_context, plain, {})
+        if isinstance(resolved.return_type, types.Array):
+            raise NumbaTypeError(
+                "whole arrays cannot be computed with or copied in device code: write it for one element"
+            )
+        returned = resolved.return_type
+        if function is operator.pow and isinstance(b, types.IntegerLiteral) and not isinstance(plain[0], types.Integer):
+            returned = plain[0]  # Numba: a constant exponent keeps the type of the base
+
+        def codegen(context, builder, signature, arguments):
+            value = emit(context, builder, a, b, returned, arguments)
+            if value is not None:
+                return value
+            pairs = zip(arguments, plain, resolved.args, strict=True)
+            converted = [context.cast(builder, value, ty, wanted) for value, ty, wanted in pairs]
+            return context.get_function(function, resolved)(builder, converted)
+
+        return returned(a, b), codegen
+
+    return operation
+
+
+@intrinsic
+def _quotient(typing_context, x, y):
+    """x / y of two floats: infinite or NaN where y is 0, in a function that Numba compiles for itself too."""
+
+    def codegen(context, builder, signature, arguments):
+        return builder.fdiv(*arguments)
+
+    return x(x, x), codegen
+
+
+def _emit_power(context, builder, a, b, returned, arguments):
+    """A power with an integer exponent of a float or complex: below zero it is 1 / x ** -n, which is infinite at 0."""
+    if not isinstance(b, types.Integer) or isinstance(returned, types.Integer):
+        return None
+    base = context.cast(builder, arguments[0], types.unliteral(a), returned)
+    inverse = _inverse(returned)
+    if isinstance(b, types.IntegerLiteral):
+        n = abs(b.literal_value)
+        power = (lambda x: inverse(x**n)) if b.literal_value < 0 else (lambda x: x**n)
+        return context.compile_internal(builder, power, returned(returned), [base])
+
+    def power(x, n):
+        return inverse(x**-n) if n < 0 else returned(x**n)
+
+    return context.compile_internal(builder, power, returned(returned, types.unliteral(b)), [base, arguments[1]])
+
+
+def _inverse(ty):
+    if isinstance(ty, types.Complex):
+        return register_jitable(lambda x: _complex_quotient(ty(1), ty(x)))
+    return register_jitable(lambda x: _quotient(ty(1), ty(x)))
+
+
 @register_jitable
+def _complex_quotient(x, y):
+    """x / y of two complex numbers of one type; by zero, of their parts."""
+    if y == 0:
+        return complex(_quotient(x.real, y.real), _quotient(x.imag, y.real))
+    return x / y
+
+
+def _emit_divide(context, builder, a, b, returned, arguments):
+    """A complex number divided by zero: its parts are."""
+    if not isinstance(returned, types.Complex):
+        return None
+    pairs = zip(arguments, (a, b), strict=True)
+    parts = [context.cast(builder, value, types.unliteral(ty), returned) for value, ty in pairs]
+
+    def divide(x, y):
+        return returned(_complex_quotient(x, y))
+
+    return context.compile_internal(builder, divide, returned(returned, returned), parts)
+
+
+def _emit_shift(right):
+    """A shift by more than 63 bits, or by a negative number: all bits leave, as a GPU has it."""
+
+    def emit(context, builder, a, b, returned, arguments):
+        if isinstance(b, types.IntegerLiteral) and 0 <= b.literal_value < 64:
+            return None
+        value = context.cast(builder, arguments[0], types.unliteral(a), returned)
+        amount = context.cast(builder, arguments[1], types.unliteral(b), types.int64)
+        last, zero = ir.Constant(value.type, 63), ir.Constant(value.type, 0)
+        inside = builder.icmp_unsigned("<=", amount, last)
+        if right and returned.signed:
+            return builder.ashr(value, builder.select(inside, amount, last))
+        shift = builder.lshr if right else builder.shl
+        return builder.select(inside, shift(value, builder.and_(amount, last)), zero)
+
+    return emit
+
+
+power, divide = _operator(operator.pow, _emit_power), _operator(operator.truediv, _emit_divide)
+shift_left, shift_right = _operator(operator.lshift, _emit_shift(False)), _operator(operator.rshift, _emit_shift(True))
+
+
+@intrinsic
+def math_pow(typing_context, x, y):
+    """math.pow: of an integer exponent below zero too."""
+    resolved = typing_context.resolve_value_type(math.pow).get_call_type(typing_context, (x, y), {})
+
+    def codegen(context, builder, signature, arguments):
+        pairs = zip(arguments, (x, y), resolved.args, strict=True)
+        converted = [context.cast(builder, value, ty, wanted) for value, ty, wanted in pairs]
+        value = _emit_power(context, builder, *resolved.args, resolved.return_type, converted)
+        return context.get_function(math.pow, resolved)(builder, converted) if value is None else value
+
+    return resolved.return_type(x, y), codegen
+
+
+# ---------------------------------------------------------------- functions
+
+
+def _rounding(name):
+    """math.floor and its kind, which give a float on a GPU; of a float16 a float32."""
+    function = getattr(np, name)
+
+    def rounding(x):
+        raise NotImplementedError
+
+    @overload(rounding)
+    def _(x):
+        if x == types.float16:
+            return lambda x: function(np.float32(x))
+        return lambda x: function(x)
+
+    return rounding
+
+
+floor, ceil, trunc = _rounding("floor"), _rounding("ceil"), _rounding("trunc")
+
+
+def round_digits(x, digits):
+    """round(x, digits), as numba.cuda computes it: in float64, half to even. Numba's CPU target keeps to float32."""
+
+
+@overload(round_digits)
+def _round_digits(x, digits):
+    if not isinstance(x, types.Float):
+        return lambda x, digits: round(x, digits)
+
+    kind = types.float32 if x in (types.float16, types.float32) else types.float64
+
+    def typed(x, digits):
+        value = np.float64(x)
+        first, second = 10.0 ** abs(digits), 1.0
+        if digits > 22:
+            first, second = 1e22, 10.0 ** (digits - 22)
+        scaled = value * first * second if digits >= 0 else value / first
+        if not np.isfinite(scaled):
+            return kind(x)
+        whole = np.rint(scaled)
+        return kind(whole / second / first) if digits >= 0 else kind(whole * first)
+
+    return typed
+
+
 def remainder(x, y):
     """x - n*y for the integer n nearest to x/y, ties to even: math.remainder, which Numba's CPU target lacks."""
+
+
+@overload(remainder)
+def _remainder_overload(x, y):
+    if isinstance(x, types.Integer) and isinstance(y, types.Integer):  # a GPU computes with float64
+        return lambda x, y: _remainder(np.float64(x), np.float64(y))
+    return lambda x, y: _remainder(x, y)
+
+
+@register_jitable
+def _remainder(x, y):
     divisor = abs(y)
     rest = abs(np.fmod(x, divisor + divisor))  # exact, and keeps the parity of n
     if rest + rest > divisor:

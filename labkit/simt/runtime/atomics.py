@@ -69,17 +69,14 @@ def _arithmetic(float_op, int_op):
 
 
 def _extremum(relation, ignore_nan):
-    """max ('>') or min ('<'). Without ignore_nan a NaN on either side wins, with it the other side does."""
+    """max ('>') or min ('<'), as numba.cuda has them: a NaN that is given is ignored; one that is there stays, but for
+    nanmax and nanmin (ignore_nan)."""
 
     def compute(builder, old, value, dtype):
         chosen = builder.select(_compare(builder, relation, value, old, dtype), value, old)
-        if not isinstance(dtype, types.Float):
-            return chosen
-        nan_old = builder.fcmp_unordered("uno", old, old)
-        nan_value = builder.fcmp_unordered("uno", value, value)
-        if ignore_nan:
-            return builder.select(nan_old, value, chosen)
-        return builder.select(nan_value, value, chosen)
+        if ignore_nan and isinstance(dtype, types.Float):
+            return builder.select(builder.fcmp_unordered("uno", old, old), value, chosen)
+        return chosen
 
     return compute
 

@@ -6,10 +6,18 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.errors import NumbaTypeError
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload, register_jitable
 from numba.np.arrayobj import load_item, populate_array, store_item
 
-from labkit.simt.runtime.fault_record import MAX_RECORDED_AXES, OUT_OF_BOUNDS, emit_fail, emit_where
+from labkit.simt.runtime.fault_record import (
+    MAX_RECORDED_AXES,
+    NO_STEP,
+    OUT_OF_BOUNDS,
+    RESHAPE,
+    emit_fail,
+    emit_where,
+    fail,
+)
 from labkit.simt.runtime.shared_function import never_inline, shared_function
 from labkit.simt.runtime.vector_types import is_vector
 
@@ -30,8 +38,10 @@ def _unpack_index(builder, index_type, index):
     return [index]
 
 
-def _checked(context, builder, dims, parts, values, err_type, err, where):
+def _checked(context, builder, dims, parts, values, err_type, err, where, shape=None):
     """Emit the bounds check of integer indices; return them as non-negative intp values.
+
+    shape: what an error shows, where that is more than the axes that are indexed.
 
     As on a GPU under Numba, a signed index below zero counts from the end.
     """
@@ -49,7 +59,7 @@ def _checked(context, builder, dims, parts, values, err_type, err, where):
     with builder.if_then(builder.not_(inside), likely=False):
         axes = min(len(raw), MAX_RECORDED_AXES)
         zeros = [ir.Constant(_I64, 0)] * (MAX_RECORDED_AXES - axes)
-        shape = list(dims[:MAX_RECORDED_AXES])
+        shape = list((shape or dims)[:MAX_RECORDED_AXES])
         numbers = [ir.Constant(_I64, len(shape) * 16 + axes), *raw[:axes], *zeros, *shape]
         emit_fail(context, builder, err_type, err, OUT_OF_BOUNDS, where, numbers)
     return wrapped
@@ -113,9 +123,12 @@ def load(typing_context, array, index, err, t, b, site):
     parts = _parts(index)
 
     def general(context, builder, signature, arguments):
-        if isinstance(array, types.Array) and _are_integers(parts):
-            struct = context.make_array(array)(context, builder, arguments[0])
-            dims = cgutils.unpack_tuple(builder, struct.shape, array.ndim)
+        if isinstance(array, (types.Array, types.BaseTuple)) and _are_integers(parts):
+            if isinstance(array, types.Array):
+                struct = context.make_array(array)(context, builder, arguments[0])
+                dims = cgutils.unpack_tuple(builder, struct.shape, array.ndim)
+            else:
+                dims = [ir.Constant(_I64, len(array.types))]
             where = emit_where(context, builder, signature.args, arguments)
             values = _unpack_index(builder, index, arguments[1])
             _checked(context, builder, dims, parts, values, err, arguments[2], where)
@@ -169,22 +182,69 @@ def store(typing_context, array, index, value, err, t, b, site):
 
 @intrinsic
 def axis(typing_context, array, k, index, err, t, b, site):
-    """index, checked against axis k of array: for the integers beside a slice, a[i, 2:5]."""
+    """index, checked against axis k of array, from the end if k < 0: for the integers in a[i, 2:5] and a[..., i]."""
 
     def codegen(context, builder, signature, arguments):
         if isinstance(index, types.Integer) and isinstance(array, types.Array):
             struct = context.make_array(array)(context, builder, arguments[0])
             stack = cgutils.alloca_once_value(builder, struct.shape)
             position = context.cast(builder, arguments[1], k, types.int64)
+            from_end = builder.icmp_signed("<", position, ir.Constant(_I64, 0))
+            position = builder.select(from_end, builder.add(position, ir.Constant(_I64, array.ndim)), position)
             dim = builder.load(builder.gep(stack, [ir.Constant(ir.IntType(32), 0), position]))
             where = emit_where(context, builder, signature.args, arguments)
-            _checked(context, builder, [dim], [index], [arguments[2]], err, arguments[3], where)
+            dims = cgutils.unpack_tuple(builder, struct.shape, array.ndim)
+            _checked(context, builder, [dim], [index], [arguments[2]], err, arguments[3], where, dims)
         return arguments[2]
 
     return index(array, k, index, err, t, b, site), codegen
 
 
+@intrinsic
+def step(typing_context, value, err, t, b, site):
+    """The step of a range: faults where it is 0."""
+
+    def codegen(context, builder, signature, arguments):
+        is_zero = builder.icmp_unsigned("==", arguments[0], ir.Constant(arguments[0].type, 0))
+        with builder.if_then(is_zero, likely=False):
+            where = emit_where(context, builder, signature.args, arguments)
+            emit_fail(context, builder, err, arguments[1], NO_STEP, where)
+        return arguments[0]
+
+    if not isinstance(value, types.Integer):
+        raise NumbaTypeError(f"the step of a range must be an integer, not {value}")
+    return value(value, err, t, b, site), codegen
+
+
 # ---------------------------------------------------------------- views
+
+
+def reshape(array, shape, err, t, b, site):
+    """array.reshape(shape): faults where the number of elements is another."""
+
+
+@overload(reshape)
+def _reshape(array, shape, err, t, b, site):
+    if not isinstance(array, types.Array):
+        raise NumbaTypeError(f"{array} has no shape to change")
+    if array.layout != "C":
+        raise NumbaTypeError("only a C-contiguous array can be reshaped in device code")
+    if isinstance(shape, types.Integer):
+        return lambda array, shape, err, t, b, site: _reshape_to(array, (shape,), err, t, b, site)
+    return lambda array, shape, err, t, b, site: _reshape_to(array, shape, err, t, b, site)
+
+
+@register_jitable
+def _reshape_to(array, shape, err, t, b, site):
+    total, free = 1, 0
+    for length in shape:
+        if length == -1:
+            free += 1
+        else:
+            total *= length
+    if free == 0 and total != array.size or free and (free > 1 or total < 1 or array.size % total):
+        fail(RESHAPE, err, t, b, site, array.size, total, 0)
+    return array.reshape(shape)
 
 
 @intrinsic

@@ -1,0 +1,345 @@
+"""Numbers of interpreted kernels, with Numba's types: what an operator gives there, it gives here.
+
+An int64 is Python's int. Other integers are subclasses of it, which say how wide they are and whether they have a sign;
+their own arithmetic is that of int, so every operator of a kernel goes through the functions below. Floats are scalars
+of NumPy. For two int64, and two floats of one type, an operator costs one more call; for other pairs the types of its
+result are asked of Numba, once.
+"""
+
+import math
+import operator
+
+import numpy as np
+from numba.core import registry, types
+from numba.core.errors import NumbaError
+from numba.np import numpy_support
+
+_SMALLEST, _BEYOND, _MASK = -(1 << 63), 1 << 63, (1 << 64) - 1
+
+
+class Integer(int):
+    """An integer of another type than int64. bits: its width."""
+
+    __slots__ = ()
+
+
+class Unsigned(Integer):
+    __slots__ = ()
+
+
+def _integer_class(base, bits):
+    name = f"{'U' if base is Unsigned else ''}int{bits}".capitalize()
+    return type(name, (base,), {"bits": bits, "__slots__": ()})
+
+
+Int8, Int16, Int32 = (_integer_class(Integer, bits) for bits in (8, 16, 32))
+Uint8, Uint16, Uint32, Uint64 = (_integer_class(Unsigned, bits) for bits in (8, 16, 32, 64))
+_CLASSES = {"int8": Int8, "int16": Int16, "int32": Int32, "uint8": Uint8, "uint16": Uint16, "uint32": Uint32,
+            "uint64": Uint64, "int64": int}  # fmt: skip
+_FLOATS = (np.float16, np.float32, np.float64, np.complex64, np.complex128)
+_NUMBA = {
+    **{cls: getattr(types, name) for name, cls in _CLASSES.items()},
+    **{cls: getattr(types, cls.__name__) for cls in _FLOATS},
+    float: types.float64, complex: types.complex128, bool: types.boolean, np.bool_: types.boolean,
+}  # fmt: skip
+
+
+def width(x):
+    """Bits of an integer's type."""
+    return getattr(x, "bits", 64)
+
+
+def as_integer(value=0):
+    """int() as a kernel has it: NaN and infinity become some integer."""
+    try:
+        return int(value)
+    except (ValueError, OverflowError):
+        return _SMALLEST
+
+
+def converter(dtype):
+    """The type as a function of the kernel: `uint32(x)`."""
+    dtype = np.dtype(dtype)
+    if dtype.kind in "iu":
+        made = _integer_converter(_CLASSES[dtype.name], 8 * dtype.itemsize, dtype.kind == "i")
+    else:
+
+        def made(value):
+            return dtype.type(value)
+
+    made.dtype = dtype
+    return made
+
+
+def typed_scalar(value):
+    """An argument of a launch as an interpreted kernel has it."""
+    if isinstance(value, np.integer):
+        return converter(value.dtype)(int(value))
+    if type(value) in (float, complex):
+        return (np.float64 if type(value) is float else np.complex128)(value)
+    return value
+
+
+def _integer_converter(cls, bits, signed):
+    mask, half = (1 << bits) - 1, 1 << (bits - 1)
+    least, beyond = (-half, half) if signed else (0, mask + 1)
+
+    def convert(value):
+        kind = type(value)
+        if kind is cls:
+            if kind is not int or least <= value < beyond:
+                return value
+        elif not isinstance(value, int):
+            value = as_integer(value)
+        if not least <= value < beyond:
+            value &= mask
+            if signed and value >= half:
+                value -= mask + 1
+        return int(value) if cls is int else cls(value)
+
+    return convert
+
+
+# ---------------------------------------------------------------- operators of two numbers
+
+
+def _wrapped(value):
+    """An integer as an int64."""
+    return ((value - _SMALLEST) & _MASK) + _SMALLEST
+
+
+def _binary(function, compute=None):
+    """An operator with Numba's types. compute: for integers of one type, where that is not `function` itself."""
+    of_integers, known = compute or function, {}
+
+    def apply(a, b):
+        kinds = type(a), type(b)
+        if kinds == (int, int) and compute is None:
+            result = function(a, b)
+            return result if _SMALLEST <= result < _BEYOND else _wrapped(result)
+        typed = known.get(kinds)
+        if typed is None:
+            typed = known[kinds] = _typed(function, of_integers, *kinds)
+        return typed(a, b)
+
+    return apply
+
+
+def _typed(function, of_integers, kind_a, kind_b):
+    """The operator for two kinds of numbers: both converted as Numba converts them, and the result too."""
+    if kind_a not in _NUMBA or kind_b not in _NUMBA:
+        return function
+    context = registry.cpu_target.typing_context
+    context.refresh()
+    try:
+        found = context.resolve_value_type(function).get_call_type(context, (_NUMBA[kind_a], _NUMBA[kind_b]), {})
+    except NumbaError:
+        return _refused(function, *(_NUMBA[kind] for kind in (kind_a, kind_b)))
+    returned, (of_a, of_b) = _of(found.return_type), map(_of, found.args)
+    computing = function if isinstance(found.args[0], (types.Float, types.Complex)) else of_integers
+    if kind_a is kind_b in _FLOATS and found.args == (_NUMBA[kind_a],) * 2 and found.return_type == _NUMBA[kind_a]:
+        return _of_zero(function) if isinstance(found.return_type, types.Complex) else function
+    if isinstance(found.return_type, types.Integer) and function not in (operator.lshift, operator.rshift):
+        of_a = of_b = returned  # whatever the operands are, integers are computed in the result's type
+    if isinstance(found.return_type, types.Complex):
+        computing = _of_zero(function)
+    return lambda a, b: returned(computing(of_a(a), of_b(b)))
+
+
+def _refused(function, *operands):
+    def refuse(*_):
+        raise TypeError(f"{function.__name__} does not take the types ({', '.join(map(str, operands))})")
+
+    return refuse
+
+
+def _of(ty):
+    """The conversion to a type of Numba."""
+    return bool if ty == types.boolean else converter(numpy_support.as_dtype(ty))
+
+
+def _of_zero(function):
+    """Complex division by zero divides the parts."""
+    if function is not operator.truediv:
+        return function
+
+    def divide(a, b):
+        if b == 0:
+            return complex(np.float64(a.real) / np.float64(b.real), np.float64(a.imag) / np.float64(b.real))
+        return a / b
+
+    return divide
+
+
+def _shift(function, right):
+    """A shift by more than 63 bits, or by a negative number: all bits leave, as a GPU has it."""
+
+    def shift(a, amount):
+        if 0 <= amount < 64:
+            return function(a, amount)
+        return -1 if right and a < 0 else 0
+
+    return shift
+
+
+def _integer_power(a, n):
+    if n >= 0:
+        return pow(a, n) if n < 64 or a in (-1, 0, 1) else pow(a, n, 1 << 64)
+    if a == 0:
+        return _SMALLEST
+    return a ** (-n % 2) if a in (-1, 1) else 0
+
+
+add, subtract, multiply = _binary(operator.add), _binary(operator.sub), _binary(operator.mul)
+true_divide = _binary(operator.truediv, lambda a, b: np.float64(a) / np.float64(b))
+floor_divide = _binary(operator.floordiv, lambda a, b: a // b if b else 0)
+modulo = _binary(operator.mod, lambda a, b: a % b if b else 0)
+shift_left = _binary(operator.lshift, _shift(operator.lshift, False))
+shift_right = _binary(operator.rshift, _shift(operator.rshift, True))
+bit_and, bit_or, bit_xor = _binary(operator.and_), _binary(operator.or_), _binary(operator.xor)
+_power = _binary(operator.pow, _integer_power)
+
+
+def power(a, n):
+    """a ** n. With an integer exponent a product; below zero 1 / a ** -n, which is infinite at 0."""
+    if not isinstance(n, int) or isinstance(a, int):
+        return _power(a, n)
+    kind = type(a)
+    wide = kind if kind in (np.complex64, np.complex128) else np.float64
+    return _product(wide(a), n)
+
+
+def constant_power(a, n):
+    """a ** n for an n that stands in the source: the result has the type of a."""
+    return _power(a, n) if isinstance(a, int) else _product(a, n)
+
+
+def _product(a, n):
+    result, square, rest = type(a)(1), a, abs(n)
+    while rest:
+        if rest & 1:
+            result *= square
+        square, rest = square * square, rest >> 1
+    return true_divide(type(a)(1), result) if n < 0 else result
+
+
+def math_pow(x, y):
+    if isinstance(y, int):
+        return _product(np.float64(x), y)
+    single = isinstance(x, np.float32) and isinstance(y, np.float32)
+    return np.power(x, y) if single else np.power(np.float64(x), np.float64(y))
+
+
+# ---------------------------------------------------------------- operators of one number
+
+
+def negate(x):
+    kind = type(x)
+    if not isinstance(x, int):
+        return -x
+    if kind is int:
+        return -x if x != _SMALLEST else x
+    if kind is bool:
+        return -int(x)
+    result = int(converter_of(kind)(-int(x)))  # in the number's own width, then widened
+    return Uint64(result) if isinstance(x, Unsigned) else result
+
+
+def invert(x):
+    if isinstance(x, (bool, np.bool_)):
+        return not x
+    if isinstance(x, Unsigned):
+        return Uint64(~int(x) & ((1 << x.bits) - 1))
+    return ~int(x) if isinstance(x, int) else ~x
+
+
+def positive(x):
+    return Uint64(x) if isinstance(x, Unsigned) else +x
+
+
+def absolute(x):
+    if isinstance(x, Unsigned):
+        return Uint64(x)
+    return int(converter_of(type(x))(abs(int(x)))) if isinstance(x, Integer) or x == _SMALLEST else abs(x)
+
+
+_CONVERTERS = {cls: converter(name) for name, cls in _CLASSES.items()}
+
+
+def converter_of(kind):
+    """The conversion to one of the classes of integers."""
+    return _CONVERTERS[kind]
+
+
+# ---------------------------------------------------------------- functions that Python has
+
+
+def _chosen(choose):
+    """min or max: the result has the type that holds both."""
+    known = {}
+
+    def apply(*args):
+        args = args[0] if len(args) == 1 else args
+        result = choose(args)
+        kinds = tuple(map(type, args))
+        convert = known.get(kinds)
+        if convert is None:
+            same = len(set(kinds)) == 1 or not all(kind in _NUMBA for kind in kinds)
+            context = registry.cpu_target.typing_context
+            unified = None if same else context.unify_types(*(_NUMBA[kind] for kind in kinds))
+            convert = known[kinds] = _of(unified) if unified is not None else lambda x: x
+        return convert(result)
+
+    return apply
+
+
+minimum, maximum = _chosen(min), _chosen(max)
+
+
+def rounded(x, digits=None):
+    """round(): to an integer, half to even; or to digits, computed as numba.cuda does, in float64."""
+    if isinstance(x, int):
+        return round(int(x), digits) if digits is not None else int(x)
+    if digits is None:
+        return as_integer(np.rint(np.float64(x)))
+    kind, value = np.float32 if isinstance(x, np.float16) else type(x), np.float64(x)
+    if not math.isfinite(value):
+        return x
+    first, second = (10.0 ** min(digits, 22), 10.0 ** max(digits - 22, 0)) if digits >= 0 else (10.0**-digits, 1.0)
+    scaled = value * first * second if digits >= 0 else value / first
+    if not math.isfinite(scaled):
+        return x
+    whole = np.rint(scaled)
+    return kind(whole / second / first if digits >= 0 else whole * first)
+
+
+# ---------------------------------------------------------------- bits
+
+
+def _bits(x):
+    return int(x) & ((1 << width(x)) - 1)
+
+
+def popc(x):
+    return type(x)(_bits(x).bit_count())
+
+
+def clz(x):
+    return type(x)(width(x) - _bits(x).bit_length())
+
+
+def ffs(x):
+    bits = _bits(x)
+    return Uint32((bits & -bits).bit_length())
+
+
+def brev(x):
+    result = int(f"{_bits(x):0{width(x)}b}"[::-1], 2)
+    return Uint64(result) if width(x) == 64 else Uint32(result)
+
+
+OPERATORS = {
+    "Add": add, "Sub": subtract, "Mult": multiply, "Div": true_divide, "FloorDiv": floor_divide, "Mod": modulo,
+    "LShift": shift_left, "RShift": shift_right, "BitAnd": bit_and, "BitOr": bit_or, "BitXor": bit_xor, "Pow": power,
+    "USub": negate, "Invert": invert, "UAdd": positive,
+}  # fmt: skip

@@ -1,0 +1,720 @@
+"""A kernel compiled and the same kernel observed: one result, one fault, and never a raw exception of Python.
+
+Each section is a kind of code; `both` runs it twice and compares.
+"""
+
+import math
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from numba import float32, int32
+
+from labkit import cuda
+from labkit.simt import observe
+from labkit.simt.errors import (
+    ArgumentError,
+    DeviceFault,
+    KernelAssertionError,
+    KernelError,
+    KernelTypeError,
+    KernelValueError,
+    LaunchError,
+    OutOfBoundsError,
+    UnsupportedError,
+)
+
+pytestmark = pytest.mark.cpu_device
+
+
+def both(launch, *args):
+    """The arrays among the arguments as a launch leaves them, and as an observation does: they must be equal."""
+    compiled, observed = ([np.array(a) if isinstance(a, np.ndarray) else a for a in args] for _ in range(2))
+    launch(*compiled)
+    report = observe(launch, *observed)
+    assert report.ok, report.findings
+    for one, other in zip(compiled, observed, strict=True):
+        if isinstance(one, np.ndarray):
+            np.testing.assert_array_equal(other, one)
+    return compiled
+
+
+def result(launch, *args):
+    """The last array, from both runs."""
+    return both(launch, *args)[-1]
+
+
+def faults(kind, launch, *args):
+    """The error of a launch that names kernel, line and thread; an observation finds the same, or raises it too."""
+    with pytest.raises(kind) as caught:
+        launch(*[np.array(a) if isinstance(a, np.ndarray) else a for a in args])
+    error = caught.value
+    assert isinstance(error, DeviceFault) and f"{error.kernel}, line {error.line}: " in str(error)
+    try:
+        report = observe(launch, *args)
+    except KernelError as other:
+        assert type(other) is type(error) and other.line == error.line
+    else:
+        assert [f.lines for f in report.findings] == [[error.line]]
+    return error
+
+
+def ramp(rows, columns):
+    return np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
+
+
+def out(n):
+    return np.zeros(n, np.float32)
+
+
+# ---------------------------------------------------------------- views
+
+
+@cuda.jit
+def read_a_row(x, y):
+    i = cuda.grid(1)
+    row = x[i]
+    y[i] = row[1]
+
+
+@cuda.jit
+def read_a_slice(x, y):
+    i = cuda.grid(1)
+    row = x[i, :]
+    y[i] = row[1]
+
+
+@cuda.jit
+def read_after_an_ellipsis(x, y):
+    i = cuda.grid(1)
+    column = x[..., i]
+    y[i] = column[1]
+
+
+@cuda.jit
+def read_a_shared_row(x, y):
+    tile = cuda.shared.array((3, 4), float32)
+    i = cuda.grid(1)
+    for j in range(4):
+        tile[i % 3, j] = x[0, j]
+    cuda.syncwarp()
+    row = tile[i]
+    y[i] = row[1]
+
+
+@cuda.jit
+def read_a_local_row(x, y):
+    own = cuda.local.array((3, 4), float32)
+    i = cuda.grid(1)
+    for j in range(3):
+        own[j, 1] = x[0, 1]
+    row = own[i]
+    y[i] = row[1]
+
+
+@cuda.jit
+def iterate_over_a_row(x, y):
+    i = cuda.grid(1)
+    for value in x[i]:
+        y[i] += value
+
+
+@cuda.jit
+def write_through_a_row(x, y):
+    i = cuda.grid(1)
+    row = x[i]
+    row[0] = row[1]
+
+
+@cuda.jit
+def write_a_whole_row(x, y):
+    i = cuda.grid(1)
+    x[i] = float32(7)
+
+
+@cuda.jit
+def write_a_slice(x, y):
+    i = cuda.grid(1)
+    x[i, 1:3] = float32(7)
+
+
+@cuda.jit
+def write_after_an_ellipsis(x, y):
+    i = cuda.grid(1)
+    x[..., i] = float32(7)
+
+
+@cuda.jit
+def update_a_row(x, y):
+    i = cuda.grid(1)
+    cuda.atomic.add(x[i], 1, float32(2))
+
+
+@cuda.jit
+def sum_a_row(x, y):
+    i = cuda.grid(1)
+    y[i] = x[i].sum()
+
+
+@cuda.jit
+def fill_a_row(x, y):
+    i = cuda.grid(1)
+    x[i].fill(float32(3))
+
+
+@cuda.jit
+def attributes_of_a_row(x, y):
+    i = cuda.grid(1)
+    row = x[i]
+    y[i] = row.size + len(row) + row.ndim + row.shape[0] + row.strides[0] + row.nbytes + row.itemsize
+
+
+VIEWS = [read_a_row, read_a_slice, read_after_an_ellipsis, read_a_local_row, iterate_over_a_row, write_through_a_row,
+         write_a_whole_row, write_a_slice, write_after_an_ellipsis, update_a_row, sum_a_row, fill_a_row]  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel", [*VIEWS, attributes_of_a_row], ids=lambda k: k.__name__)
+def test_a_view_is_the_same_in_both_runs(kernel):
+    both(kernel[1, 3], ramp(3, 4), out(3))
+
+
+@pytest.mark.parametrize("kernel", VIEWS, ids=lambda k: k.__name__)
+def test_a_view_past_the_end_is_one_fault(kernel):
+    past = 4 if "ellipsis" in kernel.__name__ else 3
+    error = faults(OutOfBoundsError, kernel[1, past + 1], ramp(3, 4), out(5))
+    assert (error.index, error.thread, error.shape) == ((past,), (past, 0, 0), (3, 4))
+
+
+def test_a_shared_row_past_the_end_is_one_fault():
+    report = observe(read_a_shared_row[1, 4], ramp(3, 4), out(4))
+    assert [f.index for f in report.out_of_bounds] == [(3,)]
+
+
+def test_what_is_written_through_a_view_that_does_not_exist_goes_nowhere():
+    x = ramp(3, 4)
+    report = observe(write_through_a_row[1, 4], x, out(4))
+    assert not report.races and x[:, 0].tolist() == [1, 5, 9]
+
+
+def test_a_finding_names_the_row_through_which_an_element_was_used():
+    @cuda.jit
+    def past_the_row(x, y):
+        row = x[2, 1:]
+        y[0] = row[3]
+
+    report = observe(past_the_row[1, 1], ramp(3, 4), out(1))
+    assert "x[2, 1:][3], outside its shape (3,)" in str(report.findings[0])
+
+
+# ---------------------------------------------------------------- a negative index
+
+
+@cuda.jit
+def left_neighbour(x, y):
+    i = cuda.grid(1)
+    y[i] = x[i - 1]
+
+
+@cuda.jit
+def the_last_element(x, y):
+    i = cuda.grid(1)
+    y[i] = x[-1]
+
+
+def test_an_index_that_wraps_is_a_warning_and_no_error():
+    report = observe(left_neighbour[1, 4], np.arange(4, dtype=np.float32), out(4))
+    assert report.ok and not report.findings
+    (warning,) = report.warnings
+    assert (warning.kind, warning.threads, warning.index) == ("warning", [(0, 0, 0)], (-1,))
+    assert f"line {warning.lines[0]}: thread 0 uses x[-1]" in str(warning)
+    assert str(warning) in repr(report) and "Nothing wrong was seen" in repr(report)
+    assert report.to_json()["warnings"][0]["index"] == (-1,)
+    assert "warning" in report._repr_html_()
+
+
+def test_a_minus_one_in_the_source_is_meant():
+    assert not observe(the_last_element[1, 4], np.arange(4, dtype=np.float32), out(4)).warnings
+
+
+# ---------------------------------------------------------------- global arrays in device functions
+
+TABLE = np.array([1, 10, 100], np.float32)
+
+
+@cuda.jit(device=True)
+def looked_up(i):
+    return TABLE[i]
+
+
+@cuda.jit(device=True)
+def looked_up_in_constant_memory(i):
+    table = cuda.const.array_like(TABLE)
+    return table[i] + len(TABLE) + TABLE.shape[0]
+
+
+@cuda.jit(device=True)
+def through_others(i):
+    return looked_up(i) + looked_up_in_constant_memory(i)
+
+
+@cuda.jit
+def calls_for_globals(y):
+    i = cuda.grid(1)
+    y[i] = through_others(i) + len(TABLE)
+
+
+@cuda.jit
+def looks_up_past_the_end(y):
+    i = cuda.grid(1)
+    y[i] = looked_up(i)
+
+
+def test_a_device_function_uses_global_arrays():
+    assert result(calls_for_globals[1, 3], out(3)).tolist() == [11, 29, 209]
+
+
+def test_a_fault_in_a_global_array_has_its_name():
+    error = faults(OutOfBoundsError, looks_up_past_the_end[4, 1], out(4))
+    assert error.array == "TABLE" and error.block == (3, 0, 0)
+
+
+# ---------------------------------------------------------------- signatures
+
+
+@cuda.jit(["void(int32, float32[:])", "void(float64, float32[:])"])
+def of_two_overloads(value, y):
+    y[0] = value
+
+
+@cuda.jit("void(int32, UniTuple(int32, 2), float16, float32[:])")
+def of_one_signature(n, pair, half, y):
+    y[0], y[1], y[2], y[3] = n, pair[0], pair[1], half
+
+
+@cuda.jit("int32(int32)", device=True)
+def half_of(x):
+    return x / 2
+
+
+@cuda.jit("int32(int32)", device=True)
+def half_of_and_waits(x):
+    cuda.syncwarp()
+    return x / 2
+
+
+@cuda.jit
+def calls_with_a_signature(y):
+    y[0] = half_of(5)
+    y[1] = half_of(5.9)
+    y[2] = half_of_and_waits(7.9)
+
+
+def test_a_scalar_chooses_the_overload_that_holds_it():
+    assert result(of_two_overloads[1, 1], 2.75, out(1)).tolist() == [2.75]
+    assert result(of_two_overloads[1, 1], np.int32(2), out(1)).tolist() == [2]
+
+
+def test_scalars_are_converted_as_a_gpu_launch_converts_them():
+    y = result(of_one_signature[1, 1], 0xFFFFFFFF, (3, -1), np.float16(0.1), out(4))
+    assert y.tolist() == [-1, 3, -1, np.float32(np.float16(0.1))]
+
+
+UNFIT = [(2.5, (1, 2), 1.0), (1j, (1, 2), 1.0), (1, 7, 1.0), (1, (1, 2, 3), 1.0), (1, (1, 2.5), 1.0),
+         (1, (1, 2), (1,)), (math.nan, (1, 2), 1.0)]  # fmt: skip
+
+
+@pytest.mark.parametrize("scalars", UNFIT, ids=str)
+def test_a_scalar_that_a_signature_cannot_hold_is_refused(scalars):
+    for run in (of_one_signature[1, 1], lambda *args: observe(of_one_signature[1, 1], *args)):
+        with pytest.raises(ArgumentError, match="is compiled for"):
+            run(*scalars, out(4))
+
+
+def test_a_device_functions_signature_converts_arguments_and_result():
+    assert result(calls_with_a_signature[1, 1], out(3)).tolist() == [2, 2, 3]
+
+
+def test_several_signatures_of_a_device_function_are_refused():
+    with pytest.raises(UnsupportedError, match="several signatures"):
+        cuda.jit(["int32(int32)", "float32(float32)"], device=True)
+
+
+# ---------------------------------------------------------------- numbers: what a GPU gives where Python raises
+
+
+@cuda.jit
+def atomic_extrema(x, y):
+    cuda.atomic.max(y, 0, x[0])
+    cuda.atomic.min(y, 1, x[0])
+    cuda.atomic.nanmax(y, 2, x[0])
+    cuda.atomic.nanmin(y, 3, x[0])
+
+
+@pytest.mark.parametrize(("old", "given", "plain", "ignoring"), [(44, math.nan, 44, 44), (math.nan, 44, math.nan, 44)])
+def test_atomic_extrema_of_nan(old, given, plain, ignoring):
+    y = result(atomic_extrema[1, 1], np.array([given]), np.full(4, old, np.float64))
+    np.testing.assert_array_equal(y, [plain, plain, ignoring, ignoring])
+
+
+@cuda.jit
+def powers(x, n, y):
+    y[0] = x[0] ** -1
+    y[1] = x[0] ** -2
+    y[2] = math.pow(x[0], -1)
+    y[3] = pow(x[0], n[0])
+    y[4] = x[1]
+    y[4] **= n[0]
+    y[5] = x[1] ** 2
+    y[6] = x[1] ** -2
+    y[7] = n[1] ** n[0]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_negative_power_of_zero_is_infinite(dtype):
+    y = result(powers[1, 1], np.array([0, 3], dtype), np.array([-3, 2]), np.zeros(8))
+    assert np.isposinf(y[:4]).all()
+    np.testing.assert_allclose(y[4:], [3.0**-3, 9, 1 / 9, 0], rtol=1e-6)
+
+
+@cuda.jit
+def quotient(x, y):
+    y[0] = x[0] / x[1]
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+@pytest.mark.parametrize("top", [0, 1 + 2j, -3 + 4j])
+def test_complex_division_by_zero(dtype, top):
+    y = result(quotient[1, 1], np.array([top, 0], dtype), np.zeros(1, dtype))[0]
+    with np.errstate(all="ignore"):
+        assert str(y.real) == str(np.float64(top.real) / 0.0) and str(y.imag) == str(np.float64(top.imag) / 0.0)
+
+
+# ---------------------------------------------------------------- integers
+
+
+@cuda.jit
+def operators_of_integers(x, y):
+    a, b = x[0], x[1]
+    y[0] = ~a
+    y[1] = -a
+    y[2] = cuda.popc(~a)
+    y[3] = a << 3
+    y[4] = (a << 40) >> 2
+    y[5] = a - b
+    y[6] = a * b * b * b
+    y[7] = a // b + a % b
+    y[8] = a & -b | 3 ^ b
+    y[9] = a - 10
+    y[10] = cuda.clz(a) + cuda.ffs(a)
+    y[11] = cuda.brev(a)
+    y[12] = min(a, b) + max(a, b) + abs(a)
+    y[13] = (a << 62) // 3
+    y[14] = cuda.popc(a)
+
+
+@cuda.jit
+def xorshift(x, y):
+    state = x[0]
+    for i in range(len(y)):
+        state ^= state << 13
+        state ^= state >> 7
+        state ^= state << 17
+        y[i] = state
+
+
+@cuda.jit
+def shift_by(x, y):
+    y[0] = x[0] << x[1]
+    y[1] = x[0] >> x[1]
+    y[2] = 1 >> x[1]
+
+
+INTEGERS = [np.dtype(f"{sign}int{bits}").type for sign in ("", "u") for bits in (8, 16, 32, 64)]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_operators_of_integers_have_numbas_types(dtype):
+    info = np.iinfo(dtype)
+    for pair in ((5, 7), (info.max, 3), (info.min, 2)):
+        result(operators_of_integers[1, 1], np.array(pair, dtype), np.zeros(15, np.int64))
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.int64, np.uint64])
+def test_a_random_number_generator_overflows_alike(dtype):
+    result(xorshift[1, 1], np.array([88172645], dtype), np.zeros(9, np.uint64))
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+@pytest.mark.parametrize("amount", [-1, 0, 63, 64, 1000])
+def test_a_shift_by_more_bits_than_there_are_leaves_none(dtype, amount):
+    x = np.array([-5, amount]).astype(dtype)
+    y = result(shift_by[1, 1], x, np.zeros(3, dtype))
+    if not 0 <= amount < 64:
+        assert y.tolist() == [0, -1 if dtype is np.int64 else 0, 0]
+
+
+# ---------------------------------------------------------------- floats
+
+
+@cuda.jit
+def mixed_precision(x, n, y):
+    y[0] = x[0] * 0.1
+    y[1] = x[0] + 1
+    y[2] = n[0] * x[0]
+    y[3] = x[0] * x[1] + x[0]
+    y[4] = max(x[0], 0.0) * x[1]
+    y[5] = int(x[0] == 0.1)
+    y[6] = x[0] / 3
+    y[7] = math.floor(x[0]) + math.ceil(x[1]) + math.trunc(x[1])
+    y[8] = math.sqrt(n[0]) * x[1]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_a_float_keeps_the_precision_that_numba_gives_it(dtype):
+    result(mixed_precision[1, 1], np.array([0.1, 0.7], dtype), np.array([3], np.int32), np.zeros(9))
+
+
+@cuda.jit
+def rounding(x, y):
+    for i in range(len(x)):
+        y[i, 0] = round(x[i])
+        y[i, 1] = round(x[i], 3)
+        y[i, 2] = round(x[i], -1)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_round_is_computed_in_float64(dtype):
+    rng = np.random.default_rng(5)
+    x = np.concatenate([[2.5, -0.5, 2.3455, 1e9, np.inf, -np.inf, np.nan], rng.normal(size=40)]).astype(dtype)
+    y = result(rounding[1, 1], x, np.zeros((len(x), 3)))
+    assert y[2, 1] == dtype(2.345 if dtype is np.float32 else 2.346)  # float32(2.3455) is below the half
+
+
+@cuda.jit
+def remainder(x, y):
+    for i in range(len(x)):
+        y[i] = math.remainder(x[i, 0], x[i, 1])
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.float32, np.float64])
+def test_remainder(dtype):
+    pairs = [(0, 0), (5, 0), (5, 3), (7, 2), (3, 2), (9, 4)]
+    y = result(remainder[1, 1], np.array(pairs, dtype), np.zeros(len(pairs)))
+    np.testing.assert_array_equal(y, [np.nan, np.nan, *(math.remainder(a, b) for a, b in pairs[2:])])
+
+
+# ---------------------------------------------------------------- what has no result
+
+T = (1.0, 2.0)
+
+
+@cuda.jit
+def past_a_tuple(n, y):
+    i = cuda.grid(1)
+    y[i] = T[i]
+
+
+@cuda.jit
+def past_a_shape(n, y):
+    i = cuda.grid(1)
+    y[i] = y.shape[i]
+
+
+@cuda.jit
+def no_step(n, y):
+    for i in range(0, 5, n[cuda.grid(1)]):
+        y[i] = 1
+
+
+@cuda.jit
+def no_step_around_a_barrier(n, y):
+    for i in range(0, 5, n[cuda.grid(1)]):
+        cuda.syncthreads()
+        y[i] = 1
+
+
+@cuda.jit
+def to_another_size(n, y):
+    parts = y.reshape(n[cuda.grid(1)], 2)
+    parts[0, 0] = 1
+
+
+@cuda.jit
+def raises(n, y):
+    i = cuda.grid(1)
+    if i == 2:
+        raise ValueError("a bad value", 7)
+
+
+@cuda.jit
+def asserts(n, y):
+    i = cuda.grid(1)
+    assert i < 2, "i must be small"
+
+
+FAULTS = {past_a_tuple: OutOfBoundsError, past_a_shape: OutOfBoundsError, no_step: KernelValueError,
+          no_step_around_a_barrier: KernelValueError, to_another_size: KernelValueError, raises: ValueError,
+          asserts: KernelAssertionError}  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel", FAULTS, ids=lambda k: k.__name__)
+def test_a_fault_names_kernel_line_and_thread(kernel):
+    error = faults(FAULTS[kernel], kernel[1, 4], np.array([2, 2, 0, 0] if "step" in kernel.__name__ else [2, 2, 5, 5]),
+                   np.zeros(6))  # fmt: skip
+    assert error.thread == ((1, 0, 0) if kernel is past_a_shape else (2, 0, 0)), error
+
+
+def test_what_a_kernel_raises_keeps_its_class_and_text():
+    error = faults(KernelAssertionError, raises[1, 4], np.zeros(1), out(4))
+    assert isinstance(error, ValueError) and "thread 2 raised ValueError: a bad value, 7" in str(error)
+    assert "thread 2: i must be small" in str(faults(AssertionError, asserts[1, 4], np.zeros(1), out(4)))
+
+
+@cuda.jit
+def unpacks(x, y):
+    a, b = x
+    y[0] = a + b
+
+
+def test_an_exception_of_numbas_own_code_names_the_kernel():
+    error = faults_without_a_line(unpacks[1, 1], out(3), out(1))
+    assert "unpacks" in str(error) and "observe" in str(error)
+
+
+def faults_without_a_line(launch, *args):
+    with pytest.raises(KernelValueError) as caught:
+        launch(*args)
+    return caught.value
+
+
+# ---------------------------------------------------------------- what a GPU refuses
+
+
+@cuda.jit
+def float_index(x, y):
+    y[0] = x[1.0]
+
+
+@cuda.jit
+def whole_array(x, y):
+    y[0] = 1 if x == y else 0
+
+
+@cuda.jit
+def complex_into_real(x, y):
+    y[0] = 1j
+
+
+@cuda.jit
+def bits_of_a_float(x, y):
+    y[0] = x[0] & 1
+
+
+@cuda.jit
+def a_tuple_into_an_element(x, y):
+    y[0] = x.shape
+
+
+@cuda.jit
+def on_two_paths(x, y):
+    c = x[0]
+    y[0] = c
+    c = float32(1.5)
+    if y[0] > 1:
+        c = x
+    y[0] = c[0]
+
+
+REFUSED = [float_index, whole_array, complex_into_real, bits_of_a_float, a_tuple_into_an_element, on_two_paths]
+
+
+@pytest.mark.parametrize("kernel", REFUSED, ids=lambda k: k.__name__)
+def test_code_of_the_wrong_type_is_refused_in_both_runs(kernel):
+    for run in (kernel[1, 1], lambda *args: observe(kernel[1, 1], *args)):
+        with pytest.raises(KernelTypeError, match=rf"{kernel.__name__}, line \d+: "):
+            run(out(2), out(2))
+
+
+def test_a_type_error_calls_a_variable_what_the_source_calls_it():
+    with pytest.raises(KernelTypeError, match=": c is .* on one path and .* on another"):
+        on_two_paths[1, 1](out(2), out(2))
+
+
+def test_launch_bounds_and_carveout_are_held():
+    @cuda.jit(launch_bounds=(32, 2), shared_memory_carveout="maxL1")
+    def bounded(y):
+        y[cuda.grid(1)] = 1
+
+    bounded[2, 32](out(64))
+    with pytest.raises(LaunchError, match="launch_bounds allow at most 32"):
+        bounded[1, 33]
+    for options in ({"launch_bounds": "many"}, {"launch_bounds": 0}, {"shared_memory_carveout": 150},
+                    {"shared_memory_carveout": "most"}):  # fmt: skip
+        with pytest.raises(ValueError, match="it must be"):
+            cuda.jit(**options)
+
+
+def test_packed_records_are_refused():
+    fields = [("a", np.int8), ("b", np.float32)]
+
+    @cuda.jit
+    def field(x, y):
+        y[0] = x[0].b
+
+    assert result(field[1, 1], np.ones(2, np.dtype(fields, align=True)), out(1)) == [1]
+    with pytest.raises(ArgumentError, match="field 'b' .* align=True"):
+        field[1, 1](np.ones(2, np.dtype(fields)), out(1))
+
+
+def test_local_memory_has_cudas_limit():
+    @cuda.jit
+    def large(y):
+        one = cuda.local.array(70_000, float32)
+        two = cuda.local.array(70_000, int32)
+        one[0] = two[0] = 1
+        y[0] = one[0] + two[0]
+
+    for run in (large[1, 1], lambda *args: observe(large[1, 1], *args)):
+        with pytest.raises(UnsupportedError, match="560,000 bytes; CUDA gives it 524,288"):
+            run(out(1))
+
+
+# ---------------------------------------------------------------- print, pickle, Numba's own settings
+
+
+@cuda.jit
+def prints(y):
+    i = cuda.grid(1)
+    print(i, y[0], "hello", i * 2)
+
+
+def test_lines_that_threads_print_stay_whole(capfd):
+    prints[40, 32](out(1))
+    assert sorted(capfd.readouterr().out.splitlines()) == sorted(f"{i} 0.0 hello {2 * i}" for i in range(40 * 32))
+
+
+def scaled_by(factor):
+    @cuda.jit(device=True)
+    def scaled(x):
+        return x * factor
+
+    @cuda.jit
+    def scale(y):
+        y[cuda.grid(1)] = scaled(cuda.grid(1))
+
+    return scale
+
+
+def test_kernels_are_pickled_by_name_or_by_value():
+    assert pickle.loads(pickle.dumps(prints)) is prints and pickle.loads(pickle.dumps(looked_up)) is looked_up
+    assert result(pickle.loads(pickle.dumps(scaled_by(3)))[1, 4], out(4)).tolist() == [0, 3, 6, 9]
+
+
+def test_numba_told_not_to_compile_is_a_setting_that_is_named():
+    environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "LABKIT_DEVICE": "cpu"}
+    command = [sys.executable, "-c", "from labkit import cuda"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode and "SettingError: NUMBA_DISABLE_JIT is set" in done.stderr
