@@ -17,10 +17,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from labkit.course.exercises.domains import Reach
 from labkit.course.exercises.edits import Edit
 from labkit.course.exercises.kinds import Exercise, FunctionExercise, KernelExercise, PredictionExercise
 
-__all__ = ["Edit", "Exercise", "FunctionExercise", "KernelExercise", "PredictionExercise", "find", "load"]
+__all__ = ["Edit", "Exercise", "FunctionExercise", "KernelExercise", "PredictionExercise", "Reach", "find", "load"]
 
 
 def load(own: bool = True) -> dict[str, Exercise]:
