@@ -160,6 +160,7 @@ def join_wrong_way_round(largest, totals):
     return np.array([m, (totals[there] * np.exp(m - largest[there])).sum()])
 
 
+@np.errstate(invalid="ignore")
 def join_only_what_was_there(largest, totals):
     m, s = largest[0], totals[0]
     for i in range(1, len(largest)):
@@ -214,7 +215,7 @@ def _empty(count):
 
 def _maxima(values):
     """What a Property makes of the maxima; no part is empty."""
-    return lambda rng, largest, totals: (values.turned(largest, rng), rng.uniform(1, 50, len(totals)))
+    return lambda rng, largest, totals: (values.applied_to(largest, rng), rng.uniform(1, 50, len(totals)))
 
 
 def _far(largest):
@@ -226,7 +227,9 @@ JOIN_PARTS = FunctionExercise(
     reference=_join_reference,
     inputs=_parts,
     sizes=({"n": 1}, {"n": 2}, {"n": 3}, {"n": 7}, {"n": 64}),
-    domain=(Reach("the first two parts are empty", _empty(2)), Reach("all parts but the last are empty", _empty(-1)),
+    domain=(Reach("the first two parts are empty", _empty(2), {"n": 7}),
+            Reach("all parts but the last are empty", _empty(-1), {"n": 7}),
+            Reach("the first part is empty, and no other", _empty(1), {"n": 7}),
             *(Reach(f"of the largest elements of the parts {each.words}", _maxima(each)) for each in EXPONENTIALS)),
     tolerance=lambda largest, totals: 1e-12 * (1 + np.abs(_join_reference(largest, totals))) * _far(largest),
     wrong={"the sums are added as they are, each measured against another maximum": join_not_corrected,

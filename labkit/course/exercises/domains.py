@@ -34,14 +34,14 @@ class Property:
     words: str
     values: Callable  # (rng, array) -> an array of this shape
 
-    def turned(self, array: np.ndarray, rng) -> np.ndarray:
+    def applied_to(self, array: np.ndarray, rng) -> np.ndarray:
         return np.asarray(self.values(rng, array)).astype(array.dtype)
 
 
 def of(arguments, *properties: Property, at: Mapping | None = None) -> tuple[Reach, ...]:
     """A Reach for each property, of the arguments of these numbers: of(0, ...), or of((0, 2), ...) for both at once."""
     numbers = (arguments,) if isinstance(arguments, int) else tuple(arguments)
-    return tuple(Reach(each.words, functools.partial(_turned, each, numbers), at) for each in properties)
+    return tuple(Reach(each.words, functools.partial(_applied, each, numbers), at) for each in properties)
 
 
 def at(words: str, **size) -> Reach:
@@ -49,8 +49,8 @@ def at(words: str, **size) -> Reach:
     return Reach(words, lambda rng, *inputs: inputs, size)
 
 
-def _turned(each: Property, numbers, rng, *inputs) -> tuple:
-    return tuple(each.turned(value, rng) if number in numbers else value for number, value in enumerate(inputs))
+def _applied(each: Property, numbers, rng, *inputs) -> tuple:
+    return tuple(each.applied_to(value, rng) if number in numbers else value for number, value in enumerate(inputs))
 
 
 # --- The properties --------------------------------------------------------------------------------------------------
@@ -95,6 +95,7 @@ EQUAL = Property("all elements of a row are equal", _equal)
 ONE_FAR_ABOVE = Property("one element of each row is far above the others", _one_far(FAR))
 ONE_FAR_BELOW = Property("one element of each row is far below the others", _one_far(-FAR))
 FAR_ABOVE_ZERO = Property("all elements are near 10,000", _near(FAR))
+ABOVE_EXP = Property("all elements are near 200, exp of which float64 holds and float32 does not", _near(200.0))
 FAR_BELOW_ZERO = Property("all elements are near -10,000", _near(-FAR))
 NEGATIVE = Property("all elements are negative", lambda rng, x: -rng.uniform(0.5, 1.5, x.shape))
 POSITIVE = Property("all elements are positive", lambda rng, x: rng.uniform(0.5, 1.5, x.shape))
@@ -104,5 +105,5 @@ LOWEST = Property("all elements are near the lowest float32", lambda rng, x: -3.
 TIES = Property("many elements are equal", lambda rng, x: rng.integers(-2, 1, x.shape))
 MOVED = Property("some elements are NaN, infinite, -0 or subnormal", _moved)
 
-SUMMED = (HUGE_AND_TINY, ZEROS, NEGATIVE)  # of what is multiplied or added
-EXPONENTIALS = (FAR_ABOVE_ZERO, FAR_BELOW_ZERO, ONE_FAR_ABOVE, ONE_FAR_BELOW, EQUAL)  # of the rows of a softmax
+SUMMED = (HUGE_AND_TINY, ZEROS, NEGATIVE)  # of sums and products
+EXPONENTIALS = (FAR_ABOVE_ZERO, ABOVE_EXP, FAR_BELOW_ZERO, ONE_FAR_ABOVE, ONE_FAR_BELOW, EQUAL)  # of softmax

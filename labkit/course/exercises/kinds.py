@@ -40,8 +40,8 @@ class Exercise:
 @dataclass(frozen=True, kw_only=True)
 class ComputedExercise(Exercise):
     """An answer that computes an array, compared with a reference at several sizes. A size is a dictionary of axis
-    lengths, such as {"n": 33}: inputs, shape and launch take it. `domain` says what else inputs may be like, or, in a
-    sentence, why nothing is to be said.
+    lengths, such as {"n": 33}: inputs, shape and launch take it. `domain` says what else inputs may be like or, in a
+    sentence, why no property applies.
     """
 
     reference: Callable  # (*inputs) in NumPy, float64 where that is the truth
@@ -63,10 +63,10 @@ class ComputedExercise(Exercise):
         self._demand_domain()
 
     def _demand_domain(self) -> None:
-        said = isinstance(self.domain, str) and len(self.domain.split()) >= 3
+        excused = isinstance(self.domain, str) and len(self.domain.split()) >= 3
         named = isinstance(self.domain, tuple) and self.domain and all(isinstance(r, Reach) for r in self.domain)
-        self._demand(said or named, "domain names the properties that inputs may have, such as of(0, EQUAL, ZEROS), or "
-                     f"says in a sentence why there are none; it is {self.domain!r}")
+        self._demand(excused or named, "domain names the properties that inputs may have, such as of(0, EQUAL, ZEROS), "
+                     f"or says in a sentence why there are none; it is {self.domain!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
