@@ -18,6 +18,13 @@ def _blocks(n: int, block: int = BLOCK) -> int:
 # --- saxpy: in place -----------------------------------------------------------------------------------------------
 
 
+@cuda.jit
+def saxpy_by_one_thread(s, x, y):
+    if cuda.grid(1) == 0:
+        for i in range(y.size):
+            y[i] = s * x[i] + y[i]
+
+
 SAXPY = KernelExercise(
     name="saxpy",
     reference=lambda s, x, y: np.float64(s) * x + y,
@@ -33,6 +40,7 @@ SAXPY = KernelExercise(
         "what stood in y is overwritten, not added to": Edit("y[i] = s * x[i] + y[i]", "y[i] = s * x[i]"),
         "s multiplies y where it should multiply x": Edit("y[i] = s * x[i] + y[i]", "y[i] = x[i] + s * y[i]"),
         "s is left out": Edit("y[i] = s * x[i] + y[i]", "y[i] = x[i] + y[i]"),
+        "the first thread goes through the whole vector, and the others wait": saxpy_by_one_thread,
         "there is no guard": Edit("if i < y.size:", "if True:"),
     },
 )
@@ -223,6 +231,15 @@ def reverse_all_copy(x):
 
 
 @cuda.jit
+def reverse_by_one_thread(x):
+    if cuda.grid(1) == 0:
+        for i in range(x.size // 2):
+            mine = x[i]
+            x[i] = x[x.size - 1 - i]
+            x[x.size - 1 - i] = mine
+
+
+@cuda.jit
 def reverse_lost(x):
     i = cuda.grid(1)
     if i < x.size // 2:
@@ -248,6 +265,7 @@ REVERSE_IN_PLACE = KernelExercise(
         "the partner of i is taken to be size - i, which is one too far":
             Edit("x[i] = x[partner]", "x[i] = x[x.size - i]",
                  "x[partner] = mine", "x[x.size - i] = mine"),
+        "the first thread goes through the whole vector, and the others wait": reverse_by_one_thread,
     },
 )
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
-from labkit.course.exercises.demands import all_lanes, on_the_device, shuffles
+from labkit.course.exercises.demands import on_the_device, shuffles
 from labkit.course.exercises.domains import EXPONENTIALS, SUMMED, ZEROS, of
 from labkit.kernels.libraries import cutile_model as ct
 from labkit.kernels.op import uniform
@@ -77,8 +77,6 @@ AXPY_PROGRAM = KernelExercise(
     launch=lambda n: (-(-n // BLOCK), THREADS),
     tolerance=relative_to(lambda s, x, y: np.abs(s * x) + np.abs(y), roundings=2),
     domain=of((1, 2), *SUMMED),
-    observe_sizes=({"n": 65}, {"n": 1000}),
-    demand=all_lanes,
     wrong={
         "the blocks begin 64 elements apart, not 256: they compute the same elements, and the end is never reached":
             Edit("start = cuda.blockIdx.x * 256", "start = cuda.blockIdx.x * 64"),

@@ -8,7 +8,7 @@ import numpy as np
 
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import all_lanes, on_the_device
+from labkit.course.exercises.demands import on_the_device
 from labkit.course.exercises.domains import (
     FAR_ABOVE_ZERO,
     FAR_BELOW_ZERO,
@@ -273,7 +273,6 @@ EMBED_TOKENS = KernelExercise(
                 ((1, 1, 2), (2, 3, 0), (3, 5, 4), (4, 128, 1), (3, 129, 7), (5, 300, 2))),
     launch=lambda T, C, **_: (T, 128),
     observe_sizes=({"T": 4, "C": 128, "before": 1}, {"T": 3, "C": 129, "before": 7}),
-    demand=all_lanes,
     domain=(*of((1, 2), HUGE_AND_TINY, NEGATIVE),
             Reach("all tokens are the first of the table", lambda rng, ids, *others: (0 * ids, *others)),
             Reach("all tokens are the last of the table",

@@ -13,7 +13,7 @@ from numba import float32, int32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import all_lanes, shuffles
+from labkit.course.exercises.demands import shuffles
 from labkit.course.exercises.domains import (
     EQUAL,
     EXPONENTIALS,
@@ -172,7 +172,6 @@ APPEND_ROWS = KernelExercise(
     launch=lambda S, C, N, before: (S, 32),
     domain=(*of((0, 2), MOVED), Reach("the cache is empty", _starting_at(lambda cache: 0)),
             Reach("the cache is full", _starting_at(len))),
-    demand=all_lanes,
     wrong={
         "the rows go to the beginning of the cache: `start` is not used": Edit("row = start[0] + t", "row = t"),
         "queries and keys are copied, not keys and values: the columns begin one width later":

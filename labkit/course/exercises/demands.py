@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+ALONE = 8  # elements of a block: with fewer there may be no work for a second thread
+
 
 def elements_of_argument(report, number: int) -> int:
     """How many elements an array of the launch has; arrays alone are counted."""
@@ -28,15 +30,21 @@ def shuffles(report) -> str | None:
             "join the lanes' results with the shuffles that the text names.")
 
 
-def all_lanes(report) -> str | None:
-    """At least a quarter of a warp's lanes, on average, take part in an access to global memory."""
-    accesses = report.counts["global_loads"] + report.counts["global_stores"]
-    requests = report.counts["global_requests"]
-    if accesses >= 8 * requests:
+def several_threads(report) -> str | None:
+    """In no block may one thread do all the work. Asked of every kernel; a block that stores little says nothing."""
+    threads = int(np.prod(report.block))
+    stores = {}  # block: {thread: how many elements it stores}, of the first threads of the launch
+    for (_, space), cells in report.touched.items():
+        for (thread, _), kinds in cells.items():
+            if space == "global" and "store" in kinds:
+                of_block = stores.setdefault(thread // threads, {})
+                of_block[thread % threads] = of_block.get(thread % threads, 0) + 1
+    busy = [of_block for of_block in stores.values() if sum(of_block.values()) >= ALONE]
+    if threads == 1 or not busy or any(len(of_block) > 1 for of_block in busy):
         return None
-    return (f"The threads make {accesses:,} accesses to global memory in {requests:,} requests of their warps, "
-            f"{accesses / requests:.1f} in each, where 32 lanes can share one. Divide the work among the threads as "
-            "the text says: one thread that does it all keeps the others waiting.")
+    (thread, elements), = busy[0].items()
+    return (f"Of the {threads:,} threads of a block one alone, number {thread}, stores all {elements:,} elements that "
+            "the block stores. The launch has threads for all of them: let each do its share.")
 
 
 def on_the_device(run) -> str | None:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from labkit.course.exercises.demands import several_threads
 from labkit.course.exercises.domains import Reach
 from labkit.course.exercises.edits import WrongAnswers
 
@@ -86,6 +87,10 @@ class KernelExercise(ComputedExercise):
         self._demand_callable("shape", "launch")
         for size in self.observe_sizes or ():
             self._demand(size in self.sizes, f"observe_sizes has {size}, which is not one of sizes")
+
+    def missing(self, report) -> str | None:
+        """What is asked for besides a right result and was not seen, in a sentence."""
+        return several_threads(report) or (self.demand(report) if self.demand is not None else None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -495,7 +495,8 @@ def report(monkeypatch):
     """A stand-in for observe: what it finds is set by the test; each kernel finds the same."""
     import labkit
 
-    found = SimpleNamespace(races=[], out_of_bounds=[], divergent_barriers=[], uninitialized_reads=[], counts={})
+    found = SimpleNamespace(races=[], out_of_bounds=[], divergent_barriers=[], uninitialized_reads=[], counts={},
+                            touched={}, block=(128, 1, 1))
     monkeypatch.setitem(labkit.__dict__, "observe", lambda launch, *arguments: found)
     return found
 

@@ -19,6 +19,19 @@ def first_thread_copies(x, out):
 
 
 @cuda.jit
+def sums_of_rows(x, out):
+    total = cuda.shared.array(1, np.float32)
+    if cuda.threadIdx.x == 0:
+        total[0] = 0
+    cuda.syncthreads()
+    for col in range(cuda.threadIdx.x, x.shape[1], 32):
+        cuda.atomic.add(total, 0, x[cuda.blockIdx.x, col])
+    cuda.syncthreads()
+    if cuda.threadIdx.x == 0:
+        out[cuda.blockIdx.x] = total[0]
+
+
+@cuda.jit
 def all_threads_copy(x, out):
     i = cuda.threadIdx.x
     if i < out.size:
@@ -46,10 +59,16 @@ def seen(kernel, n=32):
 
 
 def test_one_thread_for_all_is_found():
-    assert demands.all_lanes(seen(all_threads_copy)) is None
-    assert demands.all_lanes(seen(all_threads_copy, 20)) is None
-    assert "64 accesses to global memory in 64 requests of their warps, 1.0 in each" in demands.all_lanes(
-        seen(first_thread_copies))
+    for block in (1, 2):
+        both = observe(first_thread_copies[block, 16], np.ones(32, np.float32), np.zeros(32, np.float32))
+        assert "Of the 16 threads of a block one alone, number 0, stores all 32 " in demands.several_threads(both)
+    assert demands.several_threads(seen(all_threads_copy)) is None
+    assert demands.several_threads(seen(first_thread_copies, demands.ALONE - 1)) is None  # too few to say
+
+
+def test_a_thread_that_stores_what_its_block_has_found_is_not_alone():
+    report = observe(sums_of_rows[12, 32], np.ones((12, 40), np.float32), np.zeros(12, np.float32))
+    assert demands.several_threads(report) is None
 
 
 def test_shuffles_and_copies_are_counted_by_name():
