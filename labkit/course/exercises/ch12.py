@@ -270,7 +270,8 @@ BEST_SCORES = KernelExercise(
     demand=_tiles_needed,
     observe_sizes=_sizes("S", (OBSERVED_TOKENS,)),
     domain=(*of((0, 1), *SUMMED),
-            Reach("all scores are negative", lambda rng, queries, keys: (-np.abs(queries) - 1, np.abs(keys) + 1))),
+            Reach("all scores are far below 0",
+                  lambda rng, queries, keys: (-np.abs(queries) - 100, np.abs(keys) + 100))),
     wrong={
         "tiles above the diagonal are loaded, too, and all of their scores hidden":
             Edit("min(cuda.blockIdx.x * 32 + 32, tokens)", "tokens"),
@@ -281,6 +282,7 @@ BEST_SCORES = KernelExercise(
         "a query sees its own key, too": Edit("if first + j <= t and t < tokens:", "if first + j < t and t < tokens:"),
         "threads without a query stay away from the barriers": best_barrier_for_some,
         "no tiles: every thread walks through the keys in global memory": best_without_tiles,
+        "the search begins at 0, and all scores may be less": Edit("(-math.inf)", "(0.0)"),
     },
 )
 

@@ -297,7 +297,11 @@ SEEN_FROM_START = KernelExercise(
            "a query does not see its own token": seen_not_itself,
            "every query sees all tokens of the pass, those after it as well": seen_all_of_the_pass,
            "the query's place in the pass is forgotten: all see as much as the first": seen_start_only,
-           "nothing is hidden": seen_everything},
+           "nothing is hidden": seen_everything,
+           "nothing is subtracted, and exp of a large score is infinite":
+               Edit("largest = max(largest, scores[t, key])", "largest = float32(0.0)",
+                    "float32(-np.inf)", "float32(0.0)"),
+           "the largest begins at 0, and scores far below it vanish": Edit("float32(-np.inf)", "float32(0.0)")},
 )
 
 # --- From a blank page: the first of the largest ----------------------------------------------------------------------
