@@ -5,6 +5,7 @@ import builtins
 import cmath
 import copy
 import enum
+import inspect
 import math
 import operator
 import types as python_types

@@ -6,6 +6,7 @@ import numpy as np
 
 from labkit import cuda
 from labkit.course.exercises import FunctionExercise, KernelExercise, PredictionExercise
+from labkit.course.exercises.domains import SUMMED, of
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import relative_to
 
@@ -43,6 +44,7 @@ SCALE = KernelExercise(
     inputs=lambda rng, n: (uniform(rng, n), np.float32(1.7)),
     shape=lambda n: (n,),
     sizes=({"n": 1}, {"n": 33}, {"n": 257}, {"n": 1000}),
+    domain=of(0, *SUMMED),
     launch=lambda n: ((n + 127) // 128, 128),
     tolerance=relative_to(lambda a, s: np.abs(a) * s, roundings=1),
     wrong={"no guard at the tail": no_guard, "`<=` in place of `<` in the guard": one_too_far,
@@ -57,6 +59,7 @@ EXERCISES = (
         reference=lambda n, threads: -(-n // threads),
         inputs=lambda rng, n: (n, 128),
         sizes=({"n": 1}, {"n": 127}, {"n": 128}, {"n": 129}, {"n": 1000}),
+        domain="Its inputs are lengths, and `sizes` has them.",
         wrong={"rounds down": lambda n, threads: n // threads, "always one more": lambda n, threads: n // threads + 1},
     ),
     PredictionExercise(

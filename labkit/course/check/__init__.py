@@ -81,7 +81,8 @@ def examine(exercise: Exercise, answer, *, seed: int | None = None, numbers: dic
                        size={k: int(v) if isinstance(v, np.integer) else v for k, v in case.size.items()} if case
                        else None,
                        seconds=time.perf_counter() - begin)
-    headline = f"Right at {len(cases)} sizes, from {size_text(cases[0].size)} to {size_text(cases[-1].size)}."
+    sizes = [case.size for case in cases if not case.where]
+    headline = f"Right at {len(sizes)} sizes, from {size_text(sizes[0])} to {size_text(sizes[-1])}."
     time_ms, ratio, note = time_answer(exercise, answer, seed)
     details = (note,) if note else ()
     return Verdict(**common, passed=True, kind="passed", headline=headline, details=details, time_ms=time_ms,

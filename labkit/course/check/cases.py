@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit._common.tables import size_text
-from labkit.course.exercises import Exercise
+from labkit.course.exercises import Exercise, Reach
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,15 +37,30 @@ class Case:
     expected: np.ndarray
     allowed: np.ndarray
     start: np.ndarray | None  # what the output holds before the launch; None is poison
+    where: str = ""  # the property of the exercise's domain that these inputs reach
 
 
 def draw_cases(exercise: Exercise, seed: int) -> list[Case]:
-    """The exercise's sizes and a random one, smallest output first."""
+    """The exercise's sizes and a random one, smallest output first; then one for each property of its domain."""
     rng = np.random.default_rng([seed, 0])
     extra = exercise.random_size(rng) if exercise.random_size else _near(rng, exercise.sizes)
     sizes = list(exercise.sizes) + [extra] * (extra not in exercise.sizes)
     cases = [_case(exercise, size, np.random.default_rng([seed, k])) for k, size in enumerate(sizes, 1)]
-    return sorted(cases, key=lambda case: (case.expected.size, _extent(case.size)))
+    return sorted(cases, key=lambda case: (case.expected.size, _extent(case.size))) + _reached(exercise, seed)
+
+
+def _reached(exercise: Exercise, seed: int) -> list[Case]:
+    """A small case for each property of the domain."""
+    reaches = () if isinstance(exercise.domain, str) else exercise.domain
+    return [_case(exercise, dict(reach.at or _small(exercise)), np.random.default_rng([seed, 1000 + k]), reach)
+            for k, reach in enumerate(reaches)]
+
+
+def _small(exercise: Exercise) -> dict:
+    """A size from the middle of the exercise's, with no axis of length 1 if there is one."""
+    wide = [size for size in exercise.sizes if all(v > 1 for v in size.values() if isinstance(v, int))]
+    ranked = sorted(wide or exercise.sizes, key=_extent)
+    return ranked[(len(ranked) - 1) // 2]
 
 
 def _extent(size: dict) -> int:
@@ -59,9 +74,11 @@ def _near(rng, sizes) -> dict:
     return {k: v + int(rng.integers(1, 8)) if isinstance(v, int) and v > 1 else v for k, v in base.items()}
 
 
-def _case(exercise: Exercise, size: dict, rng) -> Case:
+def _case(exercise: Exercise, size: dict, rng, reach: Reach | None = None) -> Case:
     inputs = exercise.inputs(rng, **size)
     inputs = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    if reach is not None:
+        inputs = tuple(reach.turn(rng, *inputs))
     expected = np.asarray(exercise.reference(*inputs))
     if exercise.shape is not None and expected.shape != tuple(exercise.shape(**size)):
         raise ValueError(f"exercise {exercise.name!r} at {size_text(size)}: shape gives {exercise.shape(**size)}, "
@@ -71,7 +88,7 @@ def _case(exercise: Exercise, size: dict, rng) -> Case:
         wide = (v.astype(np.float64) if isinstance(v, np.ndarray) and v.dtype.kind == "f" else v for v in inputs)
         allowed = exercise.tolerance(*wide)
     start = None if exercise.start is None else np.asarray(exercise.start(*inputs), exercise.dtype)
-    return Case(size, inputs, expected, np.broadcast_to(allowed, expected.shape), start)
+    return Case(size, inputs, expected, np.broadcast_to(allowed, expected.shape), start, reach.words if reach else "")
 
 
 def threads_of(exercise: Exercise, case: Case) -> int:

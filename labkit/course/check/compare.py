@@ -35,7 +35,8 @@ def compared(exercise: Exercise | None, case: Case, got: np.ndarray, unwritten: 
         head = f"{how_many} {wrong.size:,} elements {verb}."
     if wrong.size == 1 and not unwritten.all() and not seen:
         seen = f"Expected is {show_value(expected.flat[0])}, and it holds {show_value(got.flat[0])}."
-    details = [f"The smallest case that fails: {size_text(case.size)}." + (f" {seen}" if seen else "")]
+    which = f"It fails where {case.where}: at" if case.where else "The smallest case that fails:"
+    details = [f"{which} {size_text(case.size)}." + (f" {seen}" if seen else "")]
     if exercise is None:
         details.append(f"It was called with {called_with(case)}.")
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

@@ -109,7 +109,7 @@ def observer(exercise: Exercise, case: Case, whole: bool = False):
                     details += guard_question(exercise, case)
                 every = tuple(sorted((f.kind, str(f.index)) for f in found)) if whole else kinds
                 return Attempt(kind, headline, tuple(details), trace=(), exact=every)
-        if exercise.demand is not None and (missing := exercise.demand(report)):
+        if missing := exercise.missing(report):
             return Attempt("demand", "The result is right, but one thing is asked for besides.", (missing,),
                            trace=(missing,))
         return Attempt("passed")

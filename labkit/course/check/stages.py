@@ -23,11 +23,15 @@ def run_stages(exercise: Exercise, answer, cases: list[Case]):
     forward = [(case, _runner(exercise, case, "forward")) for case in cases]
     stages = [forward]
     if not device.on_gpu() and exercise.shape is not None:
-        small = [case for case in cases if case.expected.size <= ORDERED_ELEMENTS]
+        small = [case for case in cases if case.expected.size <= ORDERED_ELEMENTS and not case.where]
         stages.append([(case, _runner(exercise, case, order)) for order in ORDERS for case in small])
     if exercise.kind == "kernel":
         observed = [(case, observer(exercise, case)) for case in _observed_cases(exercise, cases)]
         stages.insert(0 if device.on_gpu() else len(stages), observed)
+    elif exercise.demand is not None and not device.on_gpu():
+        from labkit.course.check.host_runs import host_observer
+
+        stages.append([(case, host_observer(exercise, case)) for case in cases if not case.where])
     for stage in stages:
         for position, (case, run) in enumerate(stage):
             attempt = run(answer)
@@ -108,6 +112,7 @@ def _alike(a: Attempt, b: Attempt) -> int:
 
 def _observed_cases(exercise: Exercise, cases: list[Case]) -> list[Case]:
     """The named sizes, or the two largest small enough to be run in plain Python."""
+    cases = [case for case in cases if not case.where]
     if exercise.observe_sizes is not None:
         return [case for case in cases if case.size in exercise.observe_sizes]
     small = [case for case in cases if threads_of(exercise, case) <= OBSERVED_THREADS]

@@ -18,10 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from labkit._common.errors import UserError
+from labkit.course.exercises.domains import Reach
 from labkit.course.exercises.edits import Edit
 from labkit.course.exercises.kinds import Exercise, FunctionExercise, KernelExercise, PredictionExercise
 
-__all__ = ["Edit", "Exercise", "FunctionExercise", "KernelExercise", "PredictionExercise", "find", "load"]
+__all__ = ["Edit", "Exercise", "FunctionExercise", "KernelExercise", "PredictionExercise", "Reach", "find", "load"]
 
 
 def load(own: bool = True) -> dict[str, Exercise]:

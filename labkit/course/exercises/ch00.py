@@ -6,7 +6,9 @@ Sizes name the threads of a block beside the elements: a kernel must be right un
 import numpy as np
 
 from labkit import cuda
-from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
+from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
+from labkit.course.exercises.demands import on_the_device
+from labkit.course.exercises.domains import at
 from labkit.kernels.positions import positions
 
 
@@ -23,6 +25,10 @@ SIZES = (
     {"n": 1000, "threads": 96},
     {"n": 4099, "threads": 128},
 )
+BLOCKS = (  # of any size: nothing in these exercises says that a block is whole warps
+    at("a block is no multiple of 32 threads", n=150, threads=48),
+    at("a block is smaller than a warp", n=50, threads=7),
+)
 
 
 # --- count_down ----------------------------------------------------------------------------------------------------
@@ -37,6 +43,7 @@ COUNT_DOWN = KernelExercise(
     sizes=SIZES,
     launch=_launch,
     arguments=lambda inputs, out, size: (out,),
+    domain=BLOCKS,
     wrong={
         "it counts down to 1, and the last element is number 0 from the end":
             Edit("out[i] = out.size - 1 - i", "out[i] = out.size - i"),
@@ -64,6 +71,7 @@ BLOCKS_NEEDED = FunctionExercise(
         {"n": 1537, "each": 3, "threads": 64},
         {"n": 10_000_003, "each": 8, "threads": 256},
     ),
+    domain="Its inputs are three lengths, and `sizes` has the awkward ones.",
     wrong={
         "the division rounds down, and the rest of the elements gets no block":
             lambda n, each, threads: n // (each * threads),
@@ -118,12 +126,15 @@ LANE_NUMBERS = KernelExercise(
     sizes=SIZES,
     launch=_launch,
     arguments=lambda inputs, out, size: (out,),
+    domain=BLOCKS,
     wrong={
         "the guard looks at the thread's number within its block, and that says nothing about the element":
             Edit("if i < out.size:", "if cuda.threadIdx.x < out.size:"),
         "there is no guard": Edit("if i < out.size:", "if True:"),
         "the guard says `<=`, which lets one thread too many through": Edit("if i < out.size:", "if i <= out.size:"),
         "the guard stops one element too early": Edit("if i < out.size:", "if i < out.size - 1:"),
+        "lanes are counted from the first element, and each block begins anew at lane 0":
+            Edit("cuda.threadIdx.x % 32", "i % 32"),
     },
 )
 
@@ -140,6 +151,7 @@ STRIPES = KernelExercise(
     sizes=(*SIZES, {"n": 333, "threads": 7}),
     launch=_launch,
     arguments=lambda inputs, out, size: (out,),
+    domain=BLOCKS,
     wrong={
         "the stripes follow the threads of a block, not the blocks":
             Edit("out[i] = cuda.blockIdx.x % 2", "out[i] = cuda.threadIdx.x % 2"),
@@ -185,16 +197,41 @@ def starts_never_launched(tokens):
     return cuda.to_device(np.zeros(len(tokens), np.int32)).copy_to_host()
 
 
+def _in_blocks_of_64(run):
+    """A launch in blocks of 64 computes what comes back to the host."""
+    if missing := on_the_device(run):
+        return missing
+    for one in run.launches:
+        if one.block != (64, 1, 1):
+            return (f"The launch has a grid of {one.grid[0]} and blocks of {one.block[0]} threads; asked for are "
+                    "blocks of 64. The grid is the first number in the brackets, the block the second.")
+        if one.host_arrays:
+            return (f"The launch is given {one.host_arrays} array(s) of the host, which travel to the device and back "
+                    "with each launch. Asked for is an array that was sent there before, and room for the result.")
+    if hasattr(run.returned, "copy_to_host"):
+        return "What is returned still lies on the device, and asked for is a NumPy array: `copy_to_host` makes one."
+    if not isinstance(run.returned, np.ndarray):
+        return f"What is returned is a {type(run.returned).__name__}, and asked for is a NumPy array."
+    return None
+
+
 ROW_STARTS = FunctionExercise(
     name="row_starts",
     reference=lambda tokens: np.array(tokens) * 8,
     inputs=lambda rng, n: (rng.integers(1, 128_000, n).tolist(),),
     sizes=({"n": 1}, {"n": 5}, {"n": 64}, {"n": 65}, {"n": 1000}),
+    domain=(Reach("all tokens are 0", lambda rng, tokens: ([0] * len(tokens),)),
+            Reach("tokens are as large as int32 allows", lambda rng, tokens: ([2**28 - 1] * len(tokens),))),
+    demand=_in_blocks_of_64,
     wrong={
         "the number of blocks is rounded down": starts_rounded_down,
         "one block is launched, however many tokens there are": starts_in_one_block,
         "what comes back is the input, not the output": starts_returns_input,
         "the output comes back without a launch": starts_never_launched,
+        "grid and block are exchanged": Edit("[-(-len(tokens) // 64), 64]", "[64, -(-len(tokens) // 64)]"),
+        "the result stays on the device": Edit("return out.copy_to_host()", "return out"),
+        "NumPy computes what the kernel should": Edit("return out.copy_to_host()",
+                                                      "return np.array(tokens, dtype=np.int32) * 8"),
     },
 )
 

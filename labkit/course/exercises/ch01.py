@@ -4,6 +4,7 @@ import numpy as np
 
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
+from labkit.course.exercises.domains import MOVED, SUMMED, of
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import dot_products, relative_to
 
@@ -17,6 +18,13 @@ def _blocks(n: int, block: int = BLOCK) -> int:
 # --- saxpy: in place -----------------------------------------------------------------------------------------------
 
 
+@cuda.jit
+def saxpy_by_one_thread(s, x, y):
+    if cuda.grid(1) == 0:
+        for i in range(y.size):
+            y[i] = s * x[i] + y[i]
+
+
 SAXPY = KernelExercise(
     name="saxpy",
     reference=lambda s, x, y: np.float64(s) * x + y,
@@ -27,10 +35,12 @@ SAXPY = KernelExercise(
     sizes=tuple({"n": n} for n in (1, 127, 128, 129, 1000, 70_001)),
     launch=lambda n: (_blocks(n), BLOCK),
     tolerance=relative_to(lambda s, x, y: np.abs(s * x) + np.abs(y), roundings=2),
+    domain=of((1, 2), *SUMMED),
     wrong={
         "what stood in y is overwritten, not added to": Edit("y[i] = s * x[i] + y[i]", "y[i] = s * x[i]"),
         "s multiplies y where it should multiply x": Edit("y[i] = s * x[i] + y[i]", "y[i] = x[i] + s * y[i]"),
         "s is left out": Edit("y[i] = s * x[i] + y[i]", "y[i] = x[i] + y[i]"),
+        "the first thread goes through the whole vector, and the others wait": saxpy_by_one_thread,
         "there is no guard": Edit("if i < y.size:", "if True:"),
     },
 )
@@ -52,6 +62,7 @@ EVERY_SECOND = KernelExercise(
     launch=lambda n: (_blocks((n + 1) // 2), BLOCK),
     timed_gpu={"n": 2**27},
     baseline=_every_second,
+    domain=of(0, MOVED),
     wrong={
         "the guard compares with the length of x, and out is half as long": Edit("if i < out.size:", "if i < x.size:"),
         "it takes elements 1, 3, 5, ... where 0, 2, 4, ... are asked for":
@@ -127,6 +138,7 @@ SCALE_GRID_STRIDE = KernelExercise(
     sizes=tuple({"n": n} for n in (1, 95, 96, 97, 193, 1000, 9_999)),
     launch=lambda n: (3, 32),
     tolerance=relative_to(lambda s, x: np.abs(s * x), roundings=1),
+    domain=of(1, *SUMMED),
     wrong={
         "a thread stops one round early, and never does its last element":
             Edit("while i < out.size:", "while i + stride < out.size:"),
@@ -150,6 +162,15 @@ def _rows(x, threads):
     return rows.reshape(rounds, threads)
 
 
+def _one_store_each(report):
+    threads = int(np.prod(report.grid) * np.prod(report.block))
+    stores = report.counts["global_stores"]
+    if stores <= threads:
+        return None
+    return (f"{threads:,} threads make {stores:,} stores in global memory. Asked for is one number each, at the end: "
+            "add up in a variable of the thread's own.")
+
+
 PARTIAL_SUMS = KernelExercise(
     name="partial_sums",
     reference=lambda x, threads: _rows(x, threads).sum(axis=0),
@@ -166,11 +187,22 @@ PARTIAL_SUMS = KernelExercise(
     launch=lambda n, blocks, threads: (blocks, threads),
     tolerance=dot_products(lambda x, threads: _rows(np.abs(x), threads).sum(axis=0),
                            lambda x, threads: _blocks(len(x), threads)),
+    domain=of(0, *SUMMED),
+    demand=_one_store_each,
     wrong={
         "the stride is a block, not the grid, so blocks add elements of each other":
             Edit("i += cuda.gridsize(1)", "i += cuda.blockDim.x"),
         "each thread begins one round late and misses its first element": Edit("i = me", "i = me + cuda.gridsize(1)"),
         "the total is replaced, not added to": Edit("total += x[i]", "total = x[i]"),
+        "the sum so far is kept in out, and goes to memory and back at each step":
+            Edit("out[me] = total", "",
+                 "i = me\n"
+                 "while i < x.size:\n"
+                 "    total += x[i]",
+                 "i = me\n"
+                 "out[me] = total\n"
+                 "while i < x.size:\n"
+                 "    out[me] += x[i]"),
         "a thread without an element writes nothing, and its sum should be 0":
             Edit("out[me] = total",
                  "if me < x.size:\n"
@@ -199,6 +231,15 @@ def reverse_all_copy(x):
 
 
 @cuda.jit
+def reverse_by_one_thread(x):
+    if cuda.grid(1) == 0:
+        for i in range(x.size // 2):
+            mine = x[i]
+            x[i] = x[x.size - 1 - i]
+            x[x.size - 1 - i] = mine
+
+
+@cuda.jit
 def reverse_lost(x):
     i = cuda.grid(1)
     if i < x.size // 2:
@@ -216,6 +257,7 @@ REVERSE_IN_PLACE = KernelExercise(
     # Wrong kernels race, and between blocks a race has no certain outcome: enough sizes fit into one block.
     sizes=tuple({"n": n} for n in (1, 2, 33, 64, 101, 127, 1001, 9_999)),
     launch=lambda n: (_blocks(n), BLOCK),
+    domain=of(0, MOVED),
     wrong={
         "all threads swap, so each pair is swapped by two threads": reverse_all_swap,
         "all threads copy without a variable in between, and read what others have overwritten": reverse_all_copy,
@@ -223,6 +265,7 @@ REVERSE_IN_PLACE = KernelExercise(
         "the partner of i is taken to be size - i, which is one too far":
             Edit("x[i] = x[partner]", "x[i] = x[x.size - i]",
                  "x[partner] = mine", "x[x.size - i] = mine"),
+        "the first thread goes through the whole vector, and the others wait": reverse_by_one_thread,
     },
 )
 

@@ -7,7 +7,8 @@ are 1, so that exchanged axes show.
 import numpy as np
 
 from labkit import cuda
-from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
+from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
+from labkit.course.exercises.domains import MOVED, SUMMED, of
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import relative_to
 
@@ -82,6 +83,7 @@ LAYER_ABOVE = KernelExercise(
     sizes=VOLUMES,
     launch=_launch,
     arguments=lambda inputs, out, size: (_flat(out), *inputs),
+    domain="Its inputs are the lengths of the axes, and `sizes` has the awkward ones.",
     wrong={
         "the step is one row, nx, which leads to the next y": above_next_row,
         "the step is one element, which leads to the next x": above_next_element,
@@ -107,6 +109,7 @@ FLIP_Y = KernelExercise(
     launch=_launch,
     timed_gpu={"nx": 512, "ny": 512, "nz": 512},
     baseline=_flip_baseline,
+    domain=of(0, MOVED),
     wrong={
         "x is flipped, not y": Edit("out[z, y, x] = v[z, ny - 1 - y, x]", "out[z, y, x] = v[z, y, nx - 1 - x]"),
         "z is flipped, not y": Edit("out[z, y, x] = v[z, ny - 1 - y, x]", "out[z, y, x] = v[nz - 1 - z, y, x]"),
@@ -129,6 +132,8 @@ CUT_PLANE = KernelExercise(
     sizes=VOLUMES,
     launch=lambda nx, ny, nz: (_grid((nx, nz), (32, 4)), (32, 4)),
     arguments=lambda inputs, out, size: (_flat(inputs[0]), inputs[1], out, size["nx"], size["ny"]),
+    domain=(*of(0, MOVED), Reach("the plane is the first", lambda rng, v, y: (v, 0)),
+            Reach("the plane is the last", lambda rng, v, y: (v, v.shape[1] - 1))),
     wrong={
         "y and z have changed places in the address: it cuts at a fixed z":
             Edit("out[z, x] = v[x + y * nx + z * nx * ny]", "out[z, x] = v[x + z * nx + y * nx * ny]"),
@@ -194,6 +199,7 @@ LAYER_DIFFERENCE = KernelExercise(
     launch=_launch,
     arguments=lambda inputs, out, size: (_flat(inputs[0]), _flat(out), size["nx"], size["ny"], size["nz"]),
     tolerance=relative_to(lambda v: np.abs(v[1:]) + np.abs(v[:-1]), roundings=1),
+    domain=of(0, *SUMMED),
     wrong={
         "a step along y jumps over ny elements, and a row has nx":
             Edit("i = x + y * nx + z * nx * ny", "i = x + y * ny + z * nx * ny"),
@@ -223,6 +229,7 @@ X_TO_FRONT = KernelExercise(
     launch=_launch,
     timed_gpu={"nx": 512, "ny": 512, "nz": 512},
     baseline=_front_baseline,
+    domain=of(0, MOVED),
     wrong={
         "y and z have changed places as well: these are all three axes backwards":
             Edit("out[x, z, y] = v[z, y, x]", "out[x, y, z] = v[z, y, x]"),

@@ -7,6 +7,7 @@ import numpy as np
 
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
+from labkit.course.exercises.domains import SUMMED, of
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import relative_to
 
@@ -46,6 +47,7 @@ ADD_ROW = KernelExercise(
     sizes=_matrices((1, 1), (1, 7), (5, 3), (3, 5), (8, 32), (37, 23), (19, 70)),
     launch=_over_matrix,
     tolerance=relative_to(lambda a, v: np.abs(a) + np.abs(v)[None, :], roundings=1),
+    domain=of((0, 1), *SUMMED),
     wrong={
         "`v` is read at the row, and not at the column":
             Edit("out[row, col] = a[row, col] + v[col]", "out[row, col] = a[row, col] + v[row]"),
@@ -68,6 +70,7 @@ OUTER_DIFFERENCE = KernelExercise(
     sizes=_matrices((1, 1), (1, 7), (5, 3), (3, 5), (8, 32), (37, 23), (19, 70)),
     launch=_over_matrix,
     tolerance=relative_to(lambda a, b: np.abs(a)[:, None] + np.abs(b)[None, :], roundings=1),
+    domain=of((0, 1), *SUMMED),
     wrong={
         "`a` is read at the column and `b` at the row":
             Edit("out[row, col] = a[row] - b[col]", "out[row, col] = a[col] - b[row]"),
@@ -99,6 +102,7 @@ SCALE_MIDDLE = KernelExercise(
     launch=lambda X, Y, Z: (-(-X * Y * Z // 128), 128),
     arguments=lambda inputs, out, size: (_flat(inputs[0]), inputs[1], _flat(out), size["Y"], size["Z"]),
     tolerance=relative_to(lambda a, g: np.abs(a) * np.abs(g)[None, :, None], roundings=1),
+    domain=of((0, 1), *SUMMED),
     wrong={
         "`i // nz` goes on counting through every x: `% ny` is missing":
             Edit("out[i] = a[i] * g[y]", "out[i] = a[i] * g[i // nz]"),
@@ -122,6 +126,7 @@ ADD_ALIGNED = KernelExercise(
     launch=_over_volume,
     arguments=lambda inputs, out, size: (*map(_flat, inputs), _flat(out), size["X"], size["Y"], size["Z"]),
     tolerance=relative_to(lambda a, b, c: np.abs(a) + np.abs(b) + np.abs(c), roundings=2),
+    domain=of((0, 1, 2), *SUMMED),
     wrong={
         "one step in y is taken to be `ny` elements of `b`": Edit("pair = y * nz + z", "pair = y * ny + z"),
         "`c` is read at x": Edit("out[i] = a[i] + b[pair] + c[z]", "out[i] = a[i] + b[pair] + c[x]"),
@@ -190,6 +195,7 @@ ADD_BROADCAST = KernelExercise(
     launch=_over_volume,
     arguments=lambda inputs, out, size: (inputs[0], _flat(inputs[1]), out, *steps_of(**size)),
     tolerance=relative_to(lambda a, b: np.abs(a) + np.abs(b), roundings=1),
+    domain=of((0, 1), *SUMMED),
     wrong={
         "the steps of x and z are exchanged":
             Edit("x_step + y * y_step + z * z_step", "z_step + y * y_step + z * x_step"),

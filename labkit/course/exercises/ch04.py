@@ -12,6 +12,8 @@ from numba import float32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
+from labkit.course.exercises.demands import elements_of_argument
+from labkit.course.exercises.domains import FAR_ABOVE_ZERO, FAR_BELOW_ZERO, MOVED, SUMMED, of
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import dot_products
 
@@ -37,6 +39,17 @@ def _uses_tiles(report) -> str | None:
             "`cuda.shared.array((16, 16), float32)`.")
 
 
+def _rows_both_ways(report) -> str | None:
+    """Strided accesses on one side move four times as many sectors; sizes are at least a tile."""
+    if missing := _uses_tiles(report):
+        return missing
+    if report.coalescing > 0.5:
+        return None
+    return (f"Of the bytes in the {report.counts['sectors']:,} sectors that the warps move, {report.coalescing:.0%} "
+            "are asked for. Loads along the rows of `a` and stores along the rows of `out` ask for more than half: let "
+            "neighbouring threads, `x` and `x + 1`, load neighbours and store neighbours.")
+
+
 def _wide(*arrays):
     return (array.astype(np.float64) for array in arrays)
 
@@ -60,6 +73,7 @@ MATVEC = KernelExercise(
     sizes=tuple({"M": M, "K": K} for M, K in ((1, 1), (1, 6), (6, 1), (5, 3), (16, 16), (37, 19), (129, 65))),
     launch=lambda M, K: (-(-M // 64), 64),
     tolerance=dot_products(lambda a, x: np.abs(a) @ np.abs(x), length=lambda a, x: a.shape[1]),
+    domain=of((0, 1), *SUMMED),
     wrong={
         "`a[k, row]`: it walks down a column of `a`": Edit("total += a[row, k] * x[k]", "total += a[k, row] * x[k]"),
         "`=` in place of `+=`: only the last product is left":
@@ -87,6 +101,7 @@ MATMUL_BT = KernelExercise(
     sizes=AWKWARD,
     launch=lambda M, N, K: _over(N, M),
     tolerance=dot_products(lambda a, b: np.abs(a) @ np.abs(b).T, length=lambda a, b: a.shape[1]),
+    domain=of((0, 1), *SUMMED),
     wrong={
         "`b[k, col]`: it multiplies by `b`, not by its transpose":
             Edit("total += a[row, k] * b[col, k]", "total += a[row, k] * b[k, col]"),
@@ -109,6 +124,14 @@ def _layer_reference(a, b, bias):
     return np.maximum(a @ b + bias, 0)
 
 
+def _stays_in_registers(report) -> str | None:
+    elements, stores = elements_of_argument(report, 3), report.counts["global_stores"]
+    if stores <= elements:
+        return None
+    return (f"It stores {stores:,} numbers for {elements:,} elements of `out`. Asked for is one store each: keep the "
+            "sum in a variable until bias and maximum are done.")
+
+
 DENSE_LAYER = KernelExercise(
     name="dense_layer",
     reference=_layer_reference,
@@ -118,6 +141,9 @@ DENSE_LAYER = KernelExercise(
     launch=lambda M, N, K: _over(N, M),
     tolerance=dot_products(lambda a, b, bias: np.abs(a) @ np.abs(b) + np.abs(bias),
                            length=lambda a, b, bias: a.shape[1] + 1),
+    domain=(*of((0, 1, 2), *SUMMED), *of(2, FAR_ABOVE_ZERO, FAR_BELOW_ZERO)),
+    observe_sizes=_products((5, 3, 4), (1, 33, 17)),
+    demand=_stays_in_registers,
     wrong={
         "the bias is added at every step of the loop":
             Edit("total = bias[col]", "total = float32(0.0)",
@@ -132,6 +158,10 @@ DENSE_LAYER = KernelExercise(
         "negative values stay": Edit("out[row, col] = max(total, float32(0.0))", "out[row, col] = total"),
         "the bias is never added": Edit("total = bias[col]", "total = float32(0.0)"),
         "no guard": Edit("if row < out.shape[0] and col < out.shape[1]:", "if True:"),
+        "the sum so far is kept in `out`, and goes to memory and back at each step":
+            Edit("out[row, col] = max(total, float32(0.0))", "out[row, col] = max(out[row, col], float32(0.0))",
+                 "total = bias[col]", "out[row, col] = bias[col]",
+                 "total += a[row, k] * b[k, col]", "out[row, col] += a[row, k] * b[k, col]"),
     },
 )
 
@@ -153,7 +183,9 @@ TRANSPOSE_TILED = KernelExercise(
     shape=lambda R, C: (C, R),
     sizes=tuple({"R": R, "C": C} for R, C in ((1, 1), (1, 7), (5, 3), (16, 16), (17, 16), (19, 37), (50, 33))),
     launch=lambda R, C: _over(C, R),
-    demand=_uses_tiles,
+    observe_sizes=({"R": 17, "C": 16}, {"R": 19, "C": 37}),
+    demand=_rows_both_ways,
+    domain=of(0, MOVED),
     wrong={
         "no barrier between writing the tile and reading it": Edit("cuda.syncthreads()", ""),
         "each tile is turned, and stays where it was":
@@ -170,6 +202,10 @@ TRANSPOSE_TILED = KernelExercise(
                  "    cuda.syncthreads()\n"
                  "if left + y < out.shape[0] and top + x < out.shape[1]:"),
         "no shared memory: a warp writes down a column": transpose_without_tile,
+        "the tile is filled and read along its rows, and a warp writes down a column of `out`":
+            Edit("if left + y < out.shape[0] and top + x < out.shape[1]:",
+                 "if left + x < out.shape[0] and top + y < out.shape[1]:",
+                 "out[left + y, top + x] = tile[x, y]", "out[left + x, top + y] = tile[y, x]"),
     },
 )
 
@@ -182,6 +218,16 @@ def _gram_reference(a):
     return a @ a.T
 
 
+@cuda.jit
+def gram_without_tiles(a, out):
+    col, row = cuda.grid(2)
+    if row < out.shape[0] and col < out.shape[1]:
+        total = float32(0.0)
+        for k in range(a.shape[1]):
+            total += a[row, k] * a[col, k]
+        out[row, col] = total
+
+
 GRAM = KernelExercise(
     name="gram",
     reference=_gram_reference,
@@ -191,6 +237,8 @@ GRAM = KernelExercise(
     launch=lambda M, K: _over(M, M),
     observe_sizes=({"M": 5, "K": 3}, {"M": 16, "K": 35}),
     tolerance=dot_products(lambda a: np.abs(a) @ np.abs(a).T, length=lambda a: a.shape[1]),
+    domain=of(0, *SUMMED),
+    demand=_uses_tiles,
     wrong={
         "where a tile reaches beyond `a`, it keeps what stood there before, and not zeros":
             Edit("mine[y, x] = a[row, start + x] if row < rows and start + x < depth else float32(0.0)\n"
@@ -212,6 +260,7 @@ GRAM = KernelExercise(
                  "rows, depth = a.shape\n"
                  "if row >= rows or col >= rows:\n"
                  "    return"),
+        "no tiles: every thread walks through global memory": gram_without_tiles,
     },
 )
 
@@ -224,6 +273,16 @@ def _product_reference(a, b):
     return a @ b
 
 
+@cuda.jit
+def ahead_without_tiles(a, b, out):
+    col, row = cuda.grid(2)
+    if row < out.shape[0] and col < out.shape[1]:
+        total = float32(0.0)
+        for k in range(a.shape[1]):
+            total += a[row, k] * b[k, col]
+        out[row, col] = total
+
+
 MATMUL_AHEAD = KernelExercise(
     name="matmul_ahead",
     reference=_product_reference,
@@ -233,6 +292,8 @@ MATMUL_AHEAD = KernelExercise(
     launch=lambda M, N, K: _over(N, M),
     observe_sizes=_products((5, 3, 4), (1, 33, 17)),
     tolerance=dot_products(lambda a, b: np.abs(a) @ np.abs(b), length=lambda a, b: a.shape[1]),
+    domain=of((0, 1), *SUMMED),
+    demand=_uses_tiles,
     wrong={
         "no barrier between reading the tiles and writing the next ones":
             Edit("cuda.syncthreads()\n"
@@ -247,6 +308,7 @@ MATMUL_AHEAD = KernelExercise(
                  "    cuda.syncthreads()\n"
                  "if row < rows and col < cols:",
                  "if row < rows and col < cols:"),
+        "no tiles: every thread walks through global memory": ahead_without_tiles,
     },
 )
 
@@ -315,6 +377,7 @@ MATMUL_AT = KernelExercise(
     observe_sizes=_products((5, 3, 4), (1, 33, 17)),
     demand=_uses_tiles,
     tolerance=dot_products(lambda a, b: np.abs(a).T @ np.abs(b), length=lambda a, b: a.shape[0]),
+    domain=of((0, 1), *SUMMED),
     wrong={
         "the tile of `a` is read along a row, as for `a @ b`":
             Edit("total += a_tile[i, y] * b_tile[i, x]", "total += a_tile[y, i] * b_tile[i, x]"),

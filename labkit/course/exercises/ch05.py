@@ -9,6 +9,8 @@ from numba import float32, uint32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
+from labkit.course.exercises.demands import times_used
+from labkit.course.exercises.domains import SUMMED, of
 from labkit.device import ptx
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import dot_products
@@ -103,6 +105,7 @@ LINEAR_PATCH = KernelExercise(
     launch=lambda M, N, K: ((-(-N // 32), -(-M // 32)), (8, 8)),
     tolerance=dot_products(lambda x, w: np.abs(x) @ np.abs(w).T, length=lambda x, w: x.shape[1]),
     demand=_loads_once,
+    domain=of((0, 1), *SUMMED),
     wrong={"`w[k, col]`: it multiplies by `w`, not by its transpose": _make_linear_patch(transposed=False),
            "the loads have no guard": _make_linear_patch(guard_loads=False),
            "the stores have no guard": _make_linear_patch(guard_stores=False),
@@ -115,6 +118,27 @@ LINEAR_PATCH = KernelExercise(
 # --- Find the bug: the last copy -------------------------------------------------------------------------------------
 
 
+def _by_asynchronous_copies(report) -> str | None:
+    copies, loads = times_used(report, "ptx.cp_async_4", "ptx.cp_async_16"), report.counts["global_loads"]
+    if copies and copies >= loads:
+        return None
+    return (f"Of {loads:,} loads from global memory {copies:,} are asynchronous copies, and all are asked for: the "
+            "next row must be on its way while this one is added, by `ptx.cp_async_4`.")
+
+
+@cuda.jit
+def mirrored_sums_by_loads(a, out):
+    tile = cuda.shared.array(64, float32)
+    i = cuda.threadIdx.x
+    total = ZERO
+    for row in range(a.shape[0]):
+        tile[i] = a[row, i]
+        cuda.syncthreads()
+        total += tile[63 - i]
+        cuda.syncthreads()
+    out[i] = total
+
+
 MIRRORED_SUMS = KernelExercise(
     name="mirrored_sums",
     reference=lambda a: a.astype(np.float64).sum(axis=0)[::-1],
@@ -123,6 +147,8 @@ MIRRORED_SUMS = KernelExercise(
     sizes=tuple({"R": R} for R in (1, 2, 3, 6)),
     launch=lambda R: (1, 64),
     tolerance=dot_products(lambda a: np.abs(a).sum(axis=0)[::-1], length=lambda a: a.shape[0]),
+    domain=of(0, *SUMMED),
+    demand=_by_asynchronous_copies,
     wrong={
         "in the last round there is one group only, and the wait lets it pass":
             Edit("ptx.cp_async_commit()\n"
@@ -138,6 +164,7 @@ MIRRORED_SUMS = KernelExercise(
             Edit("cuda.syncthreads()\n"
                  "row = after",
                  "row = after"),
+        "no asynchronous copies: every row is waited for": mirrored_sums_by_loads,
     },
 )
 
@@ -207,6 +234,27 @@ def _products_in_float16(a, b):
     return a.astype(np.float64) @ b.astype(np.float64)
 
 
+def _products_of_warps(report, steps: int) -> str | None:
+    """mma.sync `steps` times in each warp."""
+    warps = int(np.prod(report.grid))
+    found, asked = times_used(report, "ptx.mma_") // 32, steps * warps
+    if found >= asked:
+        return None
+    return (f"{warps} warps make {found} products on the tensor cores, and {asked} are asked for: each 16 x 8 x 16 of "
+            "the product is one `ptx.mma_m16n8k16_f32_f16`.")
+
+
+@cuda.jit
+def one_mma_by_a_loop(a, b, out):
+    top, lane = cuda.blockIdx.x * 16, cuda.threadIdx.x
+    for place in range(lane, 128, 32):
+        row, col = top + place // 8, place % 8
+        total = ZERO
+        for k in range(16):
+            total += float32(a[row, k]) * float32(b[k, col])
+        out[row, col] = total
+
+
 ONE_MMA = KernelExercise(
     name="one_mma",
     reference=_products_in_float16,
@@ -215,10 +263,13 @@ ONE_MMA = KernelExercise(
     sizes=({"T": 1}, {"T": 3}),
     launch=lambda T: (T, 32),
     tolerance=dot_products(lambda a, b: np.abs(a) @ np.abs(b), length=lambda a, b: a.shape[1]),
+    domain=of((0, 1), *SUMMED),
+    demand=lambda report: _products_of_warps(report, 1),
     wrong={"a1 and a2 exchanged: a1 lies below a0, not beside it": _make_one_mma(a1_down=0, a1_right=8),
            "b is read along a row, as a is": _make_one_mma(b_transposed=True),
            "g and q are taken from the lane the other way round": _make_one_mma(swapped=True),
-           "c1 and c2 exchanged: c1 lies beside c0, not below it": _make_one_mma(c1_down=8, c1_right=0)},
+           "c1 and c2 exchanged: c1 lies beside c0, not below it": _make_one_mma(c1_down=8, c1_right=0),
+           "no tensor cores: each lane walks through its dot products": one_mma_by_a_loop},
 )
 
 
@@ -260,18 +311,35 @@ def _make_linear_mma(backwards=False, keeps=True, whole=True):
     return linear_mma
 
 
+@cuda.jit
+def linear_mma_by_a_loop(x, w, out):
+    top, left, lane = cuda.blockIdx.y * 16, cuda.blockIdx.x * 8, cuda.threadIdx.x
+    for place in range(lane, 128, 32):
+        row, col = top + place // 8, left + place % 8
+        total = ZERO
+        for k in range(x.shape[1]):
+            total += float32(x[row, k]) * float32(w[col, k])
+        out[row, col] = total
+
+
+MMA_OBSERVED = {"T": 1, "C": 2, "K": 3}
+
 LINEAR_MMA = KernelExercise(
     name="linear_mma",
     reference=lambda x, w: _products_in_float16(x, w.T),
     inputs=lambda rng, T, C, K: (_float16(rng, 16 * T, 16 * K), _float16(rng, 8 * C, 16 * K)),
     shape=lambda T, C, K: (16 * T, 8 * C),
-    sizes=({"T": 1, "C": 1, "K": 1}, {"T": 1, "C": 2, "K": 3}, {"T": 3, "C": 1, "K": 2}),
+    sizes=({"T": 1, "C": 1, "K": 1}, MMA_OBSERVED, {"T": 3, "C": 1, "K": 2}),
+    observe_sizes=(MMA_OBSERVED,),
+    demand=lambda report: _products_of_warps(report, MMA_OBSERVED["K"]),
     random_size=lambda rng: {"T": int(rng.integers(1, 4)), "C": int(rng.integers(1, 4)), "K": int(rng.integers(1, 5))},
     launch=lambda T, C, K: ((C, T), 32),
     tolerance=dot_products(lambda x, w: np.abs(x) @ np.abs(w).T, length=lambda x, w: x.shape[1]),
+    domain=of((0, 1), *SUMMED),
     wrong={"the columns of a tile come out in reverse": _make_linear_mma(backwards=True),
            "every step begins with zeros: only the last 16 products are left": _make_linear_mma(keeps=False),
-           "k moves on by 8, and 8 products are added twice": _make_linear_mma(whole=False)},
+           "k moves on by 8, and 8 products are added twice": _make_linear_mma(whole=False),
+           "no tensor cores: each lane walks through its dot products": linear_mma_by_a_loop},
 )
 
 

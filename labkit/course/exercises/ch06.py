@@ -5,7 +5,9 @@ import numpy as np
 from numba import float32
 
 from labkit import cuda
-from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
+from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
+from labkit.course.exercises.demands import on_the_device
+from labkit.course.exercises.domains import SUMMED, of
 from labkit.device import graphs, ptx
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import relative_to
@@ -50,12 +52,28 @@ def _tree(rng, n):
     return parent, total
 
 
+def _within(parent_of):
+    """Ranges that lie in one another as parent_of says, each longer than its children together."""
+    def turn(rng, parent, total):
+        parent = np.array([parent_of(k) for k in range(len(parent))], np.int64)
+        total = rng.integers(1, 50, len(parent)).astype(np.float64)
+        for child in range(len(parent) - 1, 0, -1):
+            if parent[child] >= 0:
+                total[parent[child]] += total[child]
+        return parent, total
+
+    return turn
+
+
 OWN_TIME = FunctionExercise(
     name="own_time",
     reference=_own_time,
     inputs=_tree,
     sizes=tuple({"n": n} for n in (1, 2, 3, 6, 20, 100)),
     tolerance=lambda parent, total: np.full(len(total), 1e-6),
+    domain=(Reach("no range lies in another", _within(lambda k: -1)),
+            Reach("each range lies in the one before it", _within(lambda k: k - 1)),
+            Reach("all ranges lie in the first", _within(lambda k: 0 if k else -1))),
     wrong={
         "nothing is taken away: an outer range is counted with all that lies in it": own_time_is_total,
         "grandchildren are taken away from their grandparent as well, and they lie in a child already":
@@ -128,6 +146,21 @@ def _step(x, y, stream=0):
     step_kernel[_blocks(y.size), BLOCK, stream](x, y)
 
 
+def _replays_a_graph(run) -> str | None:
+    replayed = sum(one.in_graph for one in run.launches)
+    if replayed < run.size["steps"] - 1:  # the warm-up may be a step
+        return (f"For {run.size['steps']} steps {len(run.launches)} kernels ran, {replayed} of them out of a graph. "
+                "Asked for is a step that is captured with `graphs.capture`, and then replayed.")
+    return on_the_device(run)
+
+
+def run_steps_on_the_host(x, y, steps):
+    mine, added = y.copy_to_host(), x.copy_to_host()
+    for _ in range(steps):
+        mine = np.float32(0.5) * mine + added
+    y.copy_to_device(mine)
+
+
 def run_steps_warmed(x, y, steps):
     graph = graphs.capture(lambda stream: _step(x, y, stream))
     for _ in range(steps):
@@ -164,11 +197,17 @@ RUN_STEPS = FunctionExercise(
     sizes=({"n": 1, "steps": 2}, {"n": 129, "steps": 3}, {"n": 300, "steps": 5}, {"n": 1000, "steps": 4}),
     random_size=lambda rng: {"n": int(rng.integers(2, 500)), "steps": int(rng.integers(2, 7))},
     tolerance=relative_to(lambda x, y, steps: 2 * np.abs(x) + np.abs(y), roundings=8),
+    domain=of((0, 1), *SUMMED),
+    demand=_replays_a_graph,
     wrong={
         "the warm-up runs the step once more than the launches do": run_steps_warmed,
         "capturing is counted as a run, and it only writes the launch down": run_steps_captured_is_run,
         "the graph is launched once, and it holds one step": run_steps_once,
         "the graph holds all the steps, and is launched as many times again": run_steps_squared,
+        "there is no graph: each step is launched by the host":
+            Edit("graph = graphs.capture(lambda stream: step_kernel[blocks, 128, stream](x, y), warm_up=False)", "",
+                 "graph.launch()", "step_kernel[blocks, 128](x, y)"),
+        "the steps are computed by NumPy, on the host": run_steps_on_the_host,
     },
 )
 
@@ -194,6 +233,7 @@ FUSED_TAIL = KernelExercise(
     tolerance=relative_to(lambda x, bias, residual: np.abs(x) + np.abs(np.resize(bias, x.size)) + np.abs(residual),
                           roundings=2),
     demand=_each_array_once,
+    domain=of((0, 1, 2), *SUMMED),
     wrong={
         "the result so far is kept in out, and goes to memory and back between the steps":
             Edit("out[i] = max(x[i] + bias[i % bias.size], float32(0.0)) + residual[i]",

@@ -6,6 +6,18 @@ The calls go to cuBLAS on a GPU with CuPy, and to its NumPy model elsewhere. No 
 import numpy as np
 
 from labkit.course.exercises import Edit, FunctionExercise, PredictionExercise
+from labkit.course.exercises.demands import on_the_device
+from labkit.course.exercises.domains import (
+    EQUAL,
+    EXPONENTIALS,
+    NEGATIVE,
+    ONE_FAR_ABOVE,
+    ONE_FAR_BELOW,
+    POSITIVE,
+    SUMMED,
+    ZEROS,
+    of,
+)
 from labkit.kernels.libraries.blas import OP_N, OP_T, at, gemm
 from labkit.kernels.libraries.column_major import isamax, sasum
 from labkit.kernels.op import uniform
@@ -50,6 +62,31 @@ def _at_reference(a, b):
     return a.T @ b
 
 
+def _by_cublas(run) -> str | None:
+    if not run.calls:
+        return "cuBLAS is not called, and asked for is a product of cuBLAS."
+    return on_the_device(run)
+
+
+def _one_call(*allowed: str):
+    """A single call of cuBLAS, of one of these functions, that computes the result."""
+    asked = " or ".join(f"`{name}`" for name in allowed)
+
+    def demand(run) -> str | None:
+        if run.calls and (len(run.calls) > 1 or run.calls[0] not in allowed):
+            made = " and ".join(f"{run.calls.count(name)} of `{name}`" for name in dict.fromkeys(run.calls))
+            return f"The calls of cuBLAS are {made}, and asked for is a single call, of {asked}."
+        if not run.calls:
+            return f"cuBLAS is not called, and asked for is one call of {asked}."
+        return on_the_device(run)
+
+    return demand
+
+
+def at_on_the_host(a, b, out):
+    out.copy_to_device(a.copy_to_host().T @ b.copy_to_host())
+
+
 AT_BY_BLAS = FunctionExercise(
     name="at_by_blas",
     reference=_at_reference,
@@ -57,6 +94,8 @@ AT_BY_BLAS = FunctionExercise(
     shape=lambda M, N, K: (M, N),
     sizes=AWKWARD,
     tolerance=dot_products(lambda a, b: np.abs(a).T @ np.abs(b), length=lambda a, b: a.shape[0]),
+    domain=of((0, 1), *SUMMED),
+    demand=_one_call("gemm"),
     wrong={
         "the flags are exchanged": Edit("OP_N, OP_T", "OP_T, OP_N"),
         "`a` goes first, so that the transpose of the result is written":
@@ -64,6 +103,7 @@ AT_BY_BLAS = FunctionExercise(
         "`a` is taken as (M, K)": Edit("OP_T, N, M, K, 1.0, b, N, a, M", "OP_N, N, M, K, 1.0, b, N, a, K"),
         "m and n are exchanged": Edit("OP_T, N, M", "OP_T, M, N"),
         "beta is 1, so that the product is added to what lay in `out`": Edit("0.0, out, N", "1.0, out, N"),
+        "NumPy computes the product, on the host": at_on_the_host,
     },
 )
 
@@ -98,6 +138,12 @@ def scores_not_scaled(qkv, out):
     gemm(OP_T, OP_N, T, T, WIDTH, 1.0, at(qkv, HEADS * WIDTH + WIDTH), row, at(qkv, WIDTH), row, 0.0, out, T)
 
 
+def scores_on_the_host(qkv, out):
+    host = qkv.copy_to_host()
+    q, k = host[:, WIDTH : 2 * WIDTH], host[:, (HEADS + 1) * WIDTH : (HEADS + 2) * WIDTH]
+    out.copy_to_device(np.float32(0.5) * q @ k.T)
+
+
 def _scores_reference(qkv):
     qkv = qkv.astype(np.float64)
     q, k = qkv[:, WIDTH : 2 * WIDTH], qkv[:, (HEADS + 1) * WIDTH : (HEADS + 2) * WIDTH]
@@ -111,10 +157,13 @@ HEAD_SCORES = FunctionExercise(
     shape=lambda T: (T, T),
     sizes=tuple({"T": T} for T in (1, 2, 5, 16, 33)),
     tolerance=dot_products(lambda qkv: _scores_reference(np.abs(qkv)), length=lambda qkv: WIDTH),
+    domain=of(0, *SUMMED),
+    demand=_by_cublas,
     wrong={"the leading dimension of a head that lies alone": scores_leading_dimension_of_a_head,
            "head 0 in place of head 1": scores_of_head_zero, "queries against queries": scores_q_against_q,
            "keys against queries: the scores are transposed": scores_transposed,
-           "the factor 0.5 is missing": scores_not_scaled},
+           "the factor 0.5 is missing": scores_not_scaled,
+           "NumPy computes the scores, on the host": scores_on_the_host},
 )
 
 
@@ -132,6 +181,16 @@ def _batch_reference(a, b):
     return a @ b
 
 
+def batch_by_a_loop(a, b, out):
+    (count, M, K), N = a.shape, b.shape[1]
+    for i in range(count):
+        gemm(OP_N, OP_N, N, M, K, 1.0, b, N, at(a, i * M * K), K, 0.0, at(out, i * M * N), N)
+
+
+def batch_on_the_host(a, b, out):
+    out.copy_to_device(a.copy_to_host() @ b.copy_to_host())
+
+
 BATCH_BY_BLAS = FunctionExercise(
     name="batch_by_blas",
     reference=_batch_reference,
@@ -140,11 +199,15 @@ BATCH_BY_BLAS = FunctionExercise(
     sizes=tuple({"B": B, "M": M, "N": N, "K": K} for B, M, N, K in
                 ((1, 1, 1, 1), (2, 3, 5, 2), (5, 1, 4, 3), (3, 16, 16, 16), (7, 5, 9, 1), (4, 9, 6, 13))),
     tolerance=dot_products(lambda a, b: np.abs(a) @ np.abs(b), length=lambda a, b: b.shape[0]),
+    domain=of((0, 1), *SUMMED),
+    demand=_one_call("gemm_strided_batched", "gemm"),
     wrong={
         "only the first product is computed, again and again": batch_first_only,
         "every product reads the first matrix of `a`": Edit("M * K, 0.0", "0, 0.0"),
         "`b` moves on from product to product, though there is only one": Edit("0, a, K, M", "K * N, a, K, M"),
         "the stride of `a` is one row, not one matrix": Edit("M * K, 0.0", "K, 0.0"),
+        "a call for each product, in a loop of Python": batch_by_a_loop,
+        "NumPy computes the products, on the host": batch_on_the_host,
     },
 )
 
@@ -187,6 +250,7 @@ PEAKS = FunctionExercise(
     reference=_peaks_reference,
     inputs=_rows,
     sizes=tuple({"R": R, "C": C} for R, C in ((1, 2), (2, 3), (5, 7), (4, 33), (16, 100))),
+    domain=of(0, NEGATIVE, POSITIVE, EQUAL, ONE_FAR_ABOVE, ONE_FAR_BELOW, ZEROS),
     wrong={"isamax counts from 1, and the index is used as if it counted from 0": peaks_counted_from_zero,
            "the sign is lost": peaks_without_sign, "the largest value, not the largest absolute value":
            peaks_of_largest_value, "the element after the largest": peaks_off_by_one_wrapped},
@@ -208,6 +272,12 @@ def softmax_by_absolute_maximum(x):
 
 def softmax_unshifted(x):
     return _softmax_shifted_by(x, np.float32(0.0))
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def softmax_unshifted_in_float64(x):
+    e = np.exp(x.astype(np.float64))
+    return e / e.sum()
 
 
 def softmax_by_magnitude(x):
@@ -233,7 +303,7 @@ def _softmax_row(rng, n):
 
 def _softmax_tolerance(x):
     below = x.max() - x
-    return EPS32 * (10 + below + np.sqrt(x.size)) * _softmax_reference(x) + 1e-37
+    return EPS32 * (10 + below + np.sqrt(x.size) + 2 * np.abs(x).max()) * _softmax_reference(x) + 1e-37
 
 
 SAFE_SOFTMAX = FunctionExercise(
@@ -242,8 +312,11 @@ SAFE_SOFTMAX = FunctionExercise(
     inputs=_softmax_row,
     sizes=tuple({"n": n} for n in (1, 2, 3, 31, 257)),
     tolerance=_softmax_tolerance,
+    domain=of(0, *EXPONENTIALS, ZEROS),
     wrong={"the value with the largest absolute value is subtracted": softmax_by_absolute_maximum,
            "nothing is subtracted": softmax_unshifted,
+           "nothing is subtracted, and float64 puts the overflow off: exp(1000) is infinite there, too":
+           softmax_unshifted_in_float64,
            "the largest absolute value is subtracted: all exponentials may vanish": softmax_by_magnitude,
            "the sum is taken over `x`, not over the exponentials": softmax_sum_of_x},
 )

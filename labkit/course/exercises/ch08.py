@@ -8,6 +8,8 @@ import numpy as np
 
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
+from labkit.course.exercises.demands import on_the_device, shuffles
+from labkit.course.exercises.domains import EXPONENTIALS, SUMMED, ZEROS, of
 from labkit.kernels.libraries import cutile_model as ct
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import EPS32, dot_products, relative_to
@@ -54,6 +56,13 @@ def axpy_mask_of_the_first(s, x, y, out):
             out[i] = s * x[i] + y[i]
 
 
+@cuda.jit
+def axpy_by_thread_0(s, x, y, out):
+    if cuda.threadIdx.x == 0:
+        for i in range(cuda.blockIdx.x * BLOCK, min(cuda.blockIdx.x * BLOCK + BLOCK, out.size)):
+            out[i] = s * x[i] + y[i]
+
+
 def _axpy_reference(s, x, y):
     x, y = _wide(x, y)
     return np.float64(s) * x + y
@@ -67,6 +76,7 @@ AXPY_PROGRAM = KernelExercise(
     sizes=tuple({"n": n} for n in (1, 63, 64, 65, 255, 256, 257, 1000)),
     launch=lambda n: (-(-n // BLOCK), THREADS),
     tolerance=relative_to(lambda s, x, y: np.abs(s * x) + np.abs(y), roundings=2),
+    domain=of((1, 2), *SUMMED),
     wrong={
         "the blocks begin 64 elements apart, not 256: they compute the same elements, and the end is never reached":
             Edit("start = cuda.blockIdx.x * 256", "start = cuda.blockIdx.x * 64"),
@@ -75,6 +85,7 @@ AXPY_PROGRAM = KernelExercise(
         "one mask for all four elements of a thread, that of the last": axpy_mask_of_the_first,
         "the steps are 128 apart: every other 64 elements are left out":
             Edit("range(0, 256, 64)", "range(0, 256, 128)"),
+        "the first thread of each block does the work of all 64": axpy_by_thread_0,
     },
 )
 
@@ -95,8 +106,8 @@ def _softmax_rows(rng, R, C):
 
 
 def _softmax_tolerance(x):
-    below = x.max(axis=1, keepdims=True) - x
-    return EPS32 * (16 + below) * _softmax_reference(x) + 1e-37
+    below, far = x.max(axis=1, keepdims=True) - x, np.abs(x).max(axis=1, keepdims=True)
+    return EPS32 * (16 + below + 2 * far) * _softmax_reference(x) + 1e-37
 
 
 PADDED_SOFTMAX = KernelExercise(
@@ -108,6 +119,7 @@ PADDED_SOFTMAX = KernelExercise(
     random_size=lambda rng: {"R": int(rng.integers(1, 9)), "C": int(rng.integers(1, 65))},
     launch=lambda R, C: (R, 64),
     tolerance=_softmax_tolerance,
+    domain=of(0, *EXPONENTIALS, ZEROS),
     wrong={
         "the places without an element hold 0, and take part in the maximum and in the sum":
             Edit("float32(-np.inf)", "float32(0.0)"),
@@ -121,6 +133,8 @@ PADDED_SOFTMAX = KernelExercise(
                  "tile[t] = math.exp(value - largest)",
                  "tile[t] = math.exp(value - largest)"),
         "places without an element are stored, too": Edit("if t < x.shape[1]:", "if True:"),
+        "the places without an element hold -1000, and rows may lie below that":
+            Edit("float32(-np.inf)", "float32(-1000.0)"),
     },
 )
 
@@ -192,6 +206,10 @@ def _product_reference(a, b):
     return a @ b
 
 
+def product_on_the_host(a, b, out):
+    out.copy_to_device(a.copy_to_host() @ b.copy_to_host())
+
+
 TILE_PRODUCT = FunctionExercise(
     name="tile_product",
     reference=_product_reference,
@@ -200,15 +218,28 @@ TILE_PRODUCT = FunctionExercise(
     sizes=tuple({"M": M, "N": N, "K": K} for M, N, K in ((1, 1, 1), (3, 5, 2), (16, 16, 16), (17, 18, 1), (1, 33, 17),
                                                          (33, 1, 31), (37, 23, 19), (20, 35, 50))),
     tolerance=dot_products(lambda a, b: np.abs(a) @ np.abs(b), length=lambda a, b: a.shape[1]),
+    domain=of((0, 1), *SUMMED),
+    demand=on_the_device,
     wrong={"beyond the edges of `a` and `b` the tiles hold whatever a load puts there: padding_mode is left out":
            _over_tiles(_product_without_padding),
            "the sum begins again at every step: only the last one is left": _over_tiles(_product_last_step_only),
            "every step multiplies the first tiles again": _over_tiles(_product_first_tiles),
            "the index counts elements, where a load counts tiles": _over_tiles(_product_counts_elements),
-           "the column of tiles of `b` is always the first": _over_tiles(_product_tile_not_moved)},
+           "the column of tiles of `b` is always the first": _over_tiles(_product_tile_not_moved),
+           "NumPy computes the whole product, on the host": product_on_the_host},
 )
 
 # --- From a blank page: row sums -------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def row_sums_by_lane_0(x, out):
+    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
+    if lane == 0:
+        total = np.float32(0)
+        for col in range(x.shape[1]):
+            total += x[row, col]
+        out[row] = total
 
 
 ROW_SUMS = KernelExercise(
@@ -219,6 +250,8 @@ ROW_SUMS = KernelExercise(
     sizes=tuple({"R": R, "C": C} for R, C in ((1, 1), (2, 31), (3, 32), (4, 33), (5, 100), (2, 781))),
     launch=lambda R, C: (R, 32),
     tolerance=dot_products(lambda x: np.abs(x).sum(axis=1), length=lambda x: x.shape[1]),
+    domain=of(0, *SUMMED),
+    demand=shuffles,
     wrong={
         "only the first 32 elements of a row are added":
             Edit("total = float32(0.0)\n"
@@ -236,6 +269,7 @@ ROW_SUMS = KernelExercise(
                  "for col in range(lane, x.shape[1], 32):", "for start in range(0, x.shape[1], 32):",
                  "total += x[row, col]", "total += x[row, min(start + lane, last)]"),
         "lane 31 stores, and the sum is in lane 0": Edit("if lane == 0:", "if lane == 31:"),
+        "lane 0 adds up the whole row, and 31 lanes wait": row_sums_by_lane_0,
     },
 )
 

@@ -3,10 +3,23 @@
 import math
 
 import numpy as np
-from numba import float32
+from numba import float32, float64
 
 from labkit import cuda
-from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
+from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
+from labkit.course.exercises.demands import shuffles
+from labkit.course.exercises.domains import (
+    EQUAL,
+    EXPONENTIALS,
+    FAR_ABOVE_ZERO,
+    FAR_BELOW_ZERO,
+    HUGE_AND_TINY,
+    ONE_FAR_ABOVE,
+    ONE_FAR_BELOW,
+    POSITIVE,
+    ZEROS,
+    of,
+)
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import relative_to
 
@@ -29,6 +42,17 @@ def range_of_one_lane(x, out):
             out[row] = largest - smallest
 
 
+@cuda.jit
+def range_without_shuffles(x, out):
+    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
+    if row < x.shape[0]:
+        largest, smallest = float32(-math.inf), float32(math.inf)
+        for col in range(x.shape[1]):
+            largest, smallest = max(largest, x[row, col]), min(smallest, x[row, col])
+        if lane == 0:
+            out[row] = largest - smallest
+
+
 ROW_RANGE = KernelExercise(
     name="row_range",
     reference=lambda x: x.astype(np.float64).max(axis=1) - x.astype(np.float64).min(axis=1),
@@ -37,6 +61,8 @@ ROW_RANGE = KernelExercise(
     sizes=_rows((1, 70), (1, 33), (2, 31), (3, 1), (3, 32), (4, 100), (7, 257)),
     launch=lambda R, C: (-(-R // 2), 64),
     tolerance=relative_to(lambda x: np.abs(x).max(axis=1), roundings=2),
+    domain=of(0, POSITIVE, EQUAL, ONE_FAR_ABOVE, ONE_FAR_BELOW, HUGE_AND_TINY),
+    demand=shuffles,
     wrong={
         "the step with distance 1 is missing: lanes 0 and 1 never meet":
             Edit("for distance in (16, 8, 4, 2, 1):", "for distance in (16, 8, 4, 2):"),
@@ -47,6 +73,7 @@ ROW_RANGE = KernelExercise(
             Edit("largest, cuda.shfl_xor_sync", "largest, cuda.shfl_down_sync",
                  "smallest, cuda.shfl_xor_sync", "smallest, cuda.shfl_down_sync",
                  "if lane == 0:", "if lane == 31:"),
+        "every lane goes through the whole row, and nothing is exchanged": range_without_shuffles,
     },
 )
 
@@ -96,6 +123,7 @@ CENTRE = KernelExercise(
     # The mean of C numbers, a difference and a quotient; what is divided by may be small.
     tolerance=lambda x: 2.0**-22 * (4 + np.sqrt(x.shape[1])) * np.abs(x).max(axis=1, keepdims=True)
     / np.abs(x - x.mean(axis=1, keepdims=True)).max(axis=1, keepdims=True) * np.ones_like(x),
+    domain=of(0, ONE_FAR_ABOVE, ONE_FAR_BELOW, FAR_ABOVE_ZERO, FAR_BELOW_ZERO, HUGE_AND_TINY),
     wrong={
         "no barrier between the last read of the sum and the next store into `shared`":
             Edit("cuda.syncthreads()\n"
@@ -132,12 +160,28 @@ def join_wrong_way_round(largest, totals):
     return np.array([m, (totals[there] * np.exp(m - largest[there])).sum()])
 
 
+@np.errstate(invalid="ignore")
 def join_only_what_was_there(largest, totals):
     m, s = largest[0], totals[0]
     for i in range(1, len(largest)):
         together = max(m, largest[i])
         s = s * np.exp(m - together) + totals[i]
         m = together
+    return np.array([m, s])
+
+
+def join_raw_exponentials(largest, totals):
+    with np.errstate(all="ignore"):
+        return np.array([largest.max(), (totals * np.exp(largest)).sum() * np.exp(-largest.max())])
+
+
+def join_only_the_first_may_be_empty(largest, totals):
+    m, s = largest[0], totals[0]
+    with np.errstate(invalid="ignore"):
+        for i in range(1, len(largest)):
+            together = max(m, largest[i])
+            kept = 0.0 if i == 1 and s == 0.0 else s * np.exp(m - together)
+            m, s = together, kept + totals[i] * np.exp(largest[i] - together)
     return np.array([m, s])
 
 
@@ -160,16 +204,40 @@ def _parts(rng, n):
     return largest, totals
 
 
+def _empty(count):
+    """The first parts are empty, `count` of them or all but -count."""
+    def turn(rng, largest, totals):
+        there = np.arange(len(largest)) >= (count if count > 0 else len(largest) + count)
+        return np.where(there, largest, -np.inf), np.where(there, totals, 0.0)
+
+    return turn
+
+
+def _maxima(values):
+    """What a Property makes of the maxima; no part is empty."""
+    return lambda rng, largest, totals: (values.applied_to(largest, rng), rng.uniform(1, 50, len(totals)))
+
+
+def _far(largest):
+    return 1 + np.abs(largest[np.isfinite(largest)]).max()
+
+
 JOIN_PARTS = FunctionExercise(
     name="join_parts",
     reference=_join_reference,
     inputs=_parts,
     sizes=({"n": 1}, {"n": 2}, {"n": 3}, {"n": 7}, {"n": 64}),
-    tolerance=lambda largest, totals: 1e-12 * (1 + np.abs(_join_reference(largest, totals))),
+    domain=(Reach("the first two parts are empty", _empty(2), {"n": 7}),
+            Reach("all parts but the last are empty", _empty(-1), {"n": 7}),
+            Reach("the first part is empty, and no other", _empty(1), {"n": 7}),
+            *(Reach(f"of the largest elements of the parts {each.words}", _maxima(each)) for each in EXPONENTIALS)),
+    tolerance=lambda largest, totals: 1e-12 * (1 + np.abs(_join_reference(largest, totals))) * _far(largest),
     wrong={"the sums are added as they are, each measured against another maximum": join_not_corrected,
            "`exp(M - m)` in place of `exp(m - M)`": join_wrong_way_round,
            "only the sum so far is corrected, not the one that comes in": join_only_what_was_there,
-           "an empty part gives NaN: -inf less -inf is not a number": join_not_a_number},
+           "an empty part gives NaN: -inf less -inf is not a number": join_not_a_number,
+           "an empty part is expected in the first place alone": join_only_the_first_may_be_empty,
+           "exp of the maxima themselves: beyond 709 it is infinite in float64, too": join_raw_exponentials},
 )
 
 
@@ -199,6 +267,16 @@ def lse_two_passes(x, out):
         out[row] = largest + math.log(total)
 
 
+@cuda.jit
+def lse_overflows_in_float64(x, out):
+    row = cuda.grid(1)
+    if row < out.size:
+        total = 0.0
+        for col in range(x.shape[1]):
+            total += math.exp(float64(x[row, col]))
+        out[row] = math.log(total)
+
+
 def _lse_reference(x):
     x = x.astype(np.float64)
     m = x.max(axis=1)
@@ -223,8 +301,11 @@ LOGSUMEXP = KernelExercise(
     tolerance=lambda x: 2.0**-23 * (8 + 4 * np.sqrt(x.shape[1]) + 2 * np.abs(_lse_reference(x))),
     demand=_one_pass,
     observe_sizes=_rows((1, 1), (3, 20)),
+    domain=of(0, *EXPONENTIALS, ZEROS),
     wrong={
         "nothing is subtracted, and exp of 120 is infinite": lse_overflows,
+        "nothing is subtracted, and float64 puts the overflow off: exp(1000) is infinite there, too":
+            lse_overflows_in_float64,
         "it reads every row twice": lse_two_passes,
         "the sum is not corrected when the maximum changes":
             Edit("if value > largest:\n"

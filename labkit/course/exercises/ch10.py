@@ -10,7 +10,9 @@ import numpy as np
 from numba import float32
 
 from labkit import cuda
-from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
+from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
+from labkit.course.exercises.demands import elements_of_argument, shuffles
+from labkit.course.exercises.domains import EXPONENTIALS, FAR, FAR_ABOVE_ZERO, HUGE_AND_TINY, NEGATIVE, ZEROS, of
 from labkit.kernels.op import uniform
 
 
@@ -26,9 +28,11 @@ def _probabilities(x, seen):
     return exponentials / np.where(total == 0.0, 1.0, total)
 
 
-def _few_roundings(x):
-    """For rows of a hundred elements or so, with differences of up to 30."""
-    return 2.0**-23 * 60 * np.ones_like(x)
+def _few_roundings(x, seen):
+    """For rows of a hundred elements or so; a score far from 0 may be rounded before the largest is subtracted."""
+    x, seen = np.broadcast_arrays(x, seen)
+    far = np.where(seen, np.abs(x), 0.0).max(axis=-1, keepdims=True)
+    return 2.0**-23 * (60 + 4 * far * _probabilities(x, seen))
 
 
 # --- Padding on the left -------------------------------------------------------------------------------------------
@@ -49,9 +53,21 @@ def left_as_right(scores, lengths, out):
             out[b, q, k] = math.exp(scores[b, q, k] - largest) / total if k < lengths[b] else float32(0.0)
 
 
+def _left_seen(scores, lengths):
+    return np.arange(scores.shape[-1]) >= (scores.shape[-1] - lengths)[:, None, None]
+
+
 def _left_reference(scores, lengths):
-    key = np.arange(scores.shape[-1])
-    return _probabilities(scores, key >= (scores.shape[-1] - lengths)[:, None, None])
+    return _probabilities(scores, _left_seen(scores, lengths))
+
+
+def _hidden_above(seen_of):
+    """What the mask hides lies far above what it leaves."""
+    def turn(rng, scores, *others):
+        hidden = np.broadcast_to(~seen_of(scores, *others), scores.shape)
+        return (np.where(hidden, np.float32(FAR), scores), *others)
+
+    return Reach("hidden scores are far above those that are seen", turn)
 
 
 def _left_inputs(rng, B, S):
@@ -67,7 +83,10 @@ LEFT_PADDING = KernelExercise(
     shape=lambda B, S: (B, S, S),
     sizes=_matrices((1, 4), (2, 3), (1, 1), (3, 8), (4, 33), (2, 70)),
     launch=lambda B, S: ((-(-S // 64), B), (64, 1)),
-    tolerance=lambda scores, lengths: _few_roundings(scores),
+    domain=(*of(0, *EXPONENTIALS), _hidden_above(_left_seen),
+            Reach("each sequence has one key", lambda rng, scores, lengths: (scores, np.ones_like(lengths))),
+            Reach("no sequence is padded", lambda rng, scores, lengths: (scores, lengths * 0 + scores.shape[-1]))),
+    tolerance=lambda scores, lengths: _few_roundings(scores, _left_seen(scores, lengths)),
     wrong={
         "the last keys are hidden, not the first": left_as_right,
         "what is hidden is never written (check fills `out` with NaN)":
@@ -76,6 +95,13 @@ LEFT_PADDING = KernelExercise(
         "one key too many is seen": Edit("first = size - lengths[b]", "first = max(size - lengths[b] - 1, 0)"),
         "the length is taken from the query's number, not from the sequence":
             Edit("first = size - lengths[b]", "first = size - lengths[q % lengths.size]"),
+        "nothing is subtracted, and exp of a large score is infinite":
+            Edit("largest = max(largest, scores[b, q, k])", "largest = float32(0.0)"),
+        "the largest begins at 0, and scores far below it vanish": Edit("float32(-math.inf)", "float32(0.0)"),
+        "the score of the query's own key stands in for the largest":
+            Edit("for k in range(first, size):\n"
+                 "    largest = max(largest, scores[b, q, k])",
+                 "largest = scores[b, q, q]"),
     },
 )
 
@@ -99,6 +125,10 @@ def largest_without_the_diagonal(scores, out):
             out[b, q, k] = math.exp(scores[b, q, k] - largest) / total if k <= q else float32(0.0)
 
 
+def _causal_seen(scores):
+    return np.tril(np.ones(scores.shape[-2:], bool))
+
+
 def _causal_inputs(rng, B, S):
     """What the mask hides is larger by 200 than what it leaves, as scores of the future may well be."""
     scores = 5 * uniform(rng, B, S, S)
@@ -108,12 +138,13 @@ def _causal_inputs(rng, B, S):
 
 LARGEST_SEEN = KernelExercise(
     name="largest_seen",
-    reference=lambda scores: _probabilities(scores, np.tril(np.ones(scores.shape[-2:], bool))),
+    reference=lambda scores: _probabilities(scores, _causal_seen(scores)),
     inputs=_causal_inputs,
     shape=lambda B, S: (B, S, S),
     sizes=_matrices((1, 3), (1, 1), (2, 8), (3, 33), (1, 70)),
     launch=lambda B, S: ((-(-S // 64), B), (64, 1)),
-    tolerance=_few_roundings,
+    domain=(*of(0, *EXPONENTIALS), _hidden_above(_causal_seen)),
+    tolerance=lambda scores: _few_roundings(scores, _causal_seen(scores)),
     wrong={
         "the largest is looked for among hidden scores, too: next to it all others vanish":
             Edit("for k in range(q + 1):\n"
@@ -126,6 +157,15 @@ LARGEST_SEEN = KernelExercise(
                  "    total += math.exp(scores[b, q, k] - largest)",
                  "for k in range(size):\n"
                  "    total += math.exp(scores[b, q, k] - largest)"),
+        "nothing is subtracted, and exp of a large score is infinite":
+            Edit("for k in range(q + 1):\n"
+                 "    largest = max(largest, scores[b, q, k])",
+                 "largest = float32(0.0)"),
+        "the largest begins at 0, and scores far below it vanish": Edit("float32(-math.inf)", "float32(0.0)"),
+        "the score of the query's own key stands in for the largest":
+            Edit("for k in range(q + 1):\n"
+                 "    largest = max(largest, scores[b, q, k])",
+                 "largest = scores[b, q, q]"),
     },
 )
 
@@ -193,6 +233,23 @@ def _backward_inputs(rng, R, C):
     return _probabilities(3 * uniform(rng, R, C), True).astype(np.float32), uniform(rng, R, C), np.float32(0.125)
 
 
+def _shared_by_the_lanes(report) -> str | None:
+    """p and g, each for the sum and for the result: four loads an element."""
+    loads, enough = report.counts["global_loads"], 4 * elements_of_argument(report, 0)
+    if loads <= 2 * enough:  # with room for those who read a number again
+        return shuffles(report)
+    return (f"It loads {loads:,} numbers, and {enough:,} are enough: p and g, each for the sum and for the result. A "
+            "warp takes a row, so let each lane take every 32nd column, and join the lanes' sums with shuffles.")
+
+
+def _one_is_certain(rng, p, g, scale):
+    return (np.arange(p.shape[1]) == rng.integers(0, p.shape[1], (len(p), 1))).astype(np.float32), g, scale
+
+
+def _half_is_hidden(rng, p, g, scale):
+    return np.where(np.arange(p.shape[1]) < p.shape[1] // 2, p, np.float32(0)), g, scale
+
+
 SOFTMAX_BACKWARD = KernelExercise(
     name="softmax_backward",
     reference=_backward_reference,
@@ -202,6 +259,10 @@ SOFTMAX_BACKWARD = KernelExercise(
     launch=lambda R, C: (-(-R // 2), 64),
     tolerance=lambda p, g, scale: 2.0**-23 * (6 + 2 * np.sqrt(p.shape[1])) * scale * p
     * (np.abs(g) + (p * np.abs(g)).sum(axis=1, keepdims=True)),
+    domain=(Reach("one probability of each row is 1 and the others 0", _one_is_certain),
+            Reach("the first half of each row is hidden, with the probability 0", _half_is_hidden),
+            *of(1, FAR_ABOVE_ZERO, HUGE_AND_TINY, NEGATIVE, ZEROS)),
+    demand=_shared_by_the_lanes,
     wrong={
         "the sum of `g` alone: each has to be weighed by its `p`":
             Edit("total += p[row, col] * g[row, col]", "total += g[row, col]"),
@@ -210,6 +271,13 @@ SOFTMAX_BACKWARD = KernelExercise(
             Edit("for distance in (16, 8, 4, 2, 1):\n"
                  "    total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)",
                  ""),
+        "every lane adds up the whole row, and nothing is exchanged":
+            Edit("for col in range(lane, p.shape[1], 32):\n"
+                 "    total += p[row, col] * g[row, col]\n"
+                 "for distance in (16, 8, 4, 2, 1):\n"
+                 "    total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)",
+                 "for col in range(p.shape[1]):\n"
+                 "    total += p[row, col] * g[row, col]"),
         "the sum is subtracted without its factor `p`":
             Edit("p[row, col] * (g[row, col] - total)", "(p[row, col] * g[row, col] - total)"),
     },

@@ -9,6 +9,18 @@ from numba import float32
 
 from labkit import cuda, observe
 from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
+from labkit.course.exercises.demands import shuffles
+from labkit.course.exercises.domains import (
+    EQUAL,
+    FAR_ABOVE_ZERO,
+    FAR_BELOW_ZERO,
+    HUGE_AND_TINY,
+    NEGATIVE,
+    ONE_FAR_ABOVE,
+    ONE_FAR_BELOW,
+    ZEROS,
+    of,
+)
 from labkit.kernels.gelu import gelu_erf_reference
 from labkit.kernels.norm.layernorm import layernorm_reference
 from labkit.kernels.norm.layernorm import tolerance as layernorm_tolerance
@@ -82,6 +94,19 @@ def rmsnorm_one_element_a_lane(x, weight, out):
             out[row, lane] = x[row, lane] * scale * weight[lane]
 
 
+@cuda.jit
+def rmsnorm_without_shuffles(x, weight, out):
+    lane = cuda.threadIdx.x
+    row = cuda.blockIdx.x * 4 + cuda.threadIdx.y
+    if row < x.shape[0]:
+        squares = float32(0.0)
+        for col in range(x.shape[1]):
+            squares += x[row, col] * x[row, col]
+        scale = cuda.rsqrt(squares / float32(x.shape[1]) + float32(1e-5))
+        for col in range(lane, x.shape[1], 32):
+            out[row, col] = x[row, col] * scale * weight[col]
+
+
 RMSNORM_WARP = KernelExercise(
     name="rmsnorm_warp",
     reference=_rmsnorm_reference,
@@ -90,6 +115,8 @@ RMSNORM_WARP = KernelExercise(
     sizes=_rows((1, 1), (2, 3), (4, 32), (5, 31), (3, 33), (7, 100), (9, 260)),
     launch=_four_rows,
     tolerance=_rmsnorm_tolerance,
+    domain=of(0, ZEROS, EQUAL, ONE_FAR_ABOVE, FAR_BELOW_ZERO, HUGE_AND_TINY),
+    demand=shuffles,
     wrong={
         "the mean is subtracted, as in LayerNorm": rmsnorm_subtracts_the_mean,
         "the last shuffle, with the neighbour, is missing":
@@ -98,6 +125,7 @@ RMSNORM_WARP = KernelExercise(
         "the sum is divided by the 32 lanes, not by the columns": Edit("(x.shape[1])", "(32)"),
         "no epsilon under the root": Edit("(x.shape[1]) + float32(1e-5)", "(x.shape[1])"),
         "one element a lane: rows longer than 32 are left unfinished": rmsnorm_one_element_a_lane,
+        "every lane adds up the whole row, and nothing is exchanged": rmsnorm_without_shuffles,
     },
 )
 
@@ -113,6 +141,7 @@ LAYERNORM_TWO_SUMS = KernelExercise(
     sizes=_rows((1, 1), (2, 5), (3, 64), (2, 131), (3, 300)),
     launch=lambda R, C: (R, 64),
     tolerance=layernorm_tolerance,
+    domain=of(0, ZEROS, EQUAL, ONE_FAR_ABOVE, FAR_BELOW_ZERO, HUGE_AND_TINY),
     wrong={
         "the second sum is stored while a slow warp may still read the first":
             Edit("cuda.syncthreads()\n"
@@ -174,6 +203,7 @@ BIAS_GELU = KernelExercise(
     sizes=_rows((1, 1), (2, 3), (8, 32), (5, 33), (17, 40)),
     launch=lambda R, C: ((-(-C // 32), -(-R // 8)), (32, 8)),
     tolerance=relative_to(lambda x, bias: np.abs(x) + np.abs(bias), roundings=8),
+    domain=of(0, FAR_ABOVE_ZERO, FAR_BELOW_ZERO, HUGE_AND_TINY, NEGATIVE, ZEROS),
     wrong={
         "the bias is added after GELU":
             Edit("v = x[row, col] + bias[col]", "v = x[row, col]",
@@ -252,6 +282,7 @@ ADD_RMSNORM = KernelExercise(
     tolerance=lambda x, residual, weight: (_rmsnorm_tolerance(x + residual, weight)
                                            + 1e-6 * np.abs(weight) * (np.abs(x) + np.abs(residual))),
     demand=_each_read_once,
+    domain=(*of(0, EQUAL, ONE_FAR_BELOW), *of((0, 1), ZEROS, ONE_FAR_ABOVE, HUGE_AND_TINY)),
     wrong={
         "`x` and the residual are read twice": add_rmsnorm_reads_twice,
         "the sums wait in `out`, in global memory, and are read back": add_rmsnorm_through_out,

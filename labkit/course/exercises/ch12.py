@@ -9,7 +9,8 @@ import numpy as np
 from numba import float32
 
 from labkit import cuda
-from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
+from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
+from labkit.course.exercises.domains import EXPONENTIALS, HUGE_AND_TINY, MOVED, SUMMED, ZEROS, of
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import EPS32
 
@@ -41,6 +42,8 @@ HEAD_VALUES = KernelExercise(
     shape=lambda S, H, D: (S, D),
     sizes=_sizes("SHD", (2, 3, 2), (1, 4, 8), (5, 3, 16), (20, 4, 33)),
     launch=lambda S, H, D: ((-(-D // 32), -(-S // 8)), (32, 8)),
+    domain=(*of(0, MOVED), Reach("the head is the first", lambda rng, flat, heads, head, size: (flat, heads, 0, size)),
+            Reach("the head is the last", lambda rng, flat, heads, head, size: (flat, heads, heads - 1, size))),
     wrong={
         "those are the keys: the values are another heads * size numbers further": Edit("2 * width", "width"),
         "it takes all queries to come first, then all keys, then all values":
@@ -78,6 +81,8 @@ QUERY_SCORES = KernelExercise(
     random_size=lambda rng: {"S": int(rng.integers(10, 90)), "D": int(rng.integers(2, 40))},
     launch=lambda S, D: (-(-S // 64), 64),
     tolerance=_scores_tolerance,
+    domain=(*of((0, 1), *SUMMED), Reach("the query is the first", lambda rng, queries, keys, t: (queries, keys, 0)),
+            Reach("the query is the last", lambda rng, queries, keys, t: (queries, keys, len(keys) - 1))),
     wrong={
         "the scores are not divided by the root of the size":
             Edit("score / math.sqrt(float32(keys.shape[1]))", "score"),
@@ -127,6 +132,18 @@ PREDICT_ROOMS = PredictionExercise(
 
 
 @cuda.jit
+def average_unshifted(scores, values, out):
+    i, row = cuda.grid(2)
+    if row < out.shape[0] and i < out.shape[1]:
+        total, mixed = float32(0.0), float32(0.0)
+        for j in range(scores.shape[1]):
+            weight = math.exp(scores[row, j])
+            total = total + weight
+            mixed = mixed + weight * values[j, i]
+        out[row, i] = mixed / total
+
+
+@cuda.jit
 def average_first_for_largest(scores, values, out):
     i, row = cuda.grid(2)
     if row < out.shape[0] and i < out.shape[1]:
@@ -161,6 +178,7 @@ WEIGHTED_VALUES = KernelExercise(
     sizes=_sizes("QND", (1, 12, 3), (3, 20, 5), (2, 1, 40), (5, 33, 16), (9, 100, 33)),
     launch=lambda Q, N, D: ((-(-D // 32), -(-Q // 4)), (32, 4)),
     tolerance=_average_tolerance,
+    domain=(*of(0, *EXPONENTIALS, ZEROS), *of(1, HUGE_AND_TINY)),
     wrong={
         "`total` is corrected and `mixed` is not, or with a factor taken after `largest` has moved, which is 1":
             Edit("mixed = mixed * factor", "mixed = mixed"),
@@ -173,6 +191,7 @@ WEIGHTED_VALUES = KernelExercise(
             Edit("math.exp(largest - new)", "math.exp(new - largest)"),
         "the first score in place of the largest: powers of far larger ones are infinite": average_first_for_largest,
         "the division by `total` is missing": Edit("mixed / total", "mixed"),
+        "nothing is subtracted, and exp of a large score is infinite": average_unshifted,
     },
 )
 
@@ -180,6 +199,19 @@ WEIGHTED_VALUES = KernelExercise(
 # --- Tiles above the diagonal --------------------------------------------------------------------------------------
 
 TILE, WIDE = 32, 8
+
+
+@cuda.jit
+def best_without_tiles(queries, keys, out):
+    t = cuda.grid(1)
+    if t < keys.shape[0]:
+        best = float32(-math.inf)
+        for j in range(t + 1):
+            score = float32(0.0)
+            for i in range(8):
+                score += queries[t, i] * keys[j, i]
+            best = max(best, score)
+        out[t] = best
 
 
 @cuda.jit
@@ -217,6 +249,9 @@ OBSERVED_TOKENS = 96
 
 def _tiles_needed(report) -> str | None:
     """One tile for the first block, two for the second, three for the third."""
+    if not report.counts["shared_loads"]:
+        return ("Nothing is read from shared memory, and the tiles of keys are meant to go through it: 32 queries "
+                "share what is loaded once.")
     stored, needed = report.counts["shared_stores"], (1 + 2 + 3) * TILE * WIDE
     if stored <= needed:
         return None
@@ -234,6 +269,9 @@ BEST_SCORES = KernelExercise(
     tolerance=_best_tolerance,
     demand=_tiles_needed,
     observe_sizes=_sizes("S", (OBSERVED_TOKENS,)),
+    domain=(*of((0, 1), *SUMMED),
+            Reach("all scores are far below 0",
+                  lambda rng, queries, keys: (-np.abs(queries) - 100, np.abs(keys) + 100))),
     wrong={
         "tiles above the diagonal are loaded, too, and all of their scores hidden":
             Edit("min(cuda.blockIdx.x * 32 + 32, tokens)", "tokens"),
@@ -243,6 +281,8 @@ BEST_SCORES = KernelExercise(
             Edit("if first + j <= t and t < tokens:", "if first + j < tokens and t < tokens:"),
         "a query sees its own key, too": Edit("if first + j <= t and t < tokens:", "if first + j < t and t < tokens:"),
         "threads without a query stay away from the barriers": best_barrier_for_some,
+        "no tiles: every thread walks through the keys in global memory": best_without_tiles,
+        "the search begins at 0, and all scores may be less": Edit("(-math.inf)", "(0.0)"),
     },
 )
 
@@ -316,6 +356,9 @@ ATTEND_WARP = KernelExercise(
     launch=lambda Q, N: (-(-Q // 2), 64),
     tolerance=_attend_tolerance,
     demand=_keys_read_once,
+    domain=(Reach("scores are thousands apart", lambda rng, queries, keys, values: (60 * queries, keys, values)),
+            Reach("all keys are equal", lambda rng, queries, keys, values: (queries, 0 * keys + keys[:1], values)),
+            *of((0, 1), ZEROS), *of(2, HUGE_AND_TINY)),
     wrong={
         "`total` is corrected and the weighted values are not":
             Edit("mixed_left * factor", "mixed_left", "mixed_right * factor", "mixed_right"),

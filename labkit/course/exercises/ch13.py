@@ -7,7 +7,17 @@ Sizes are R (rows) and C (columns); S, C and I for the tokens, the width and the
 import numpy as np
 
 from labkit import cuda
-from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
+from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
+from labkit.course.exercises.demands import on_the_device
+from labkit.course.exercises.domains import (
+    FAR_ABOVE_ZERO,
+    FAR_BELOW_ZERO,
+    HUGE_AND_TINY,
+    NEGATIVE,
+    ONE_FAR_ABOVE,
+    ZEROS,
+    of,
+)
 from labkit.kernels.embedding import embedding_reference
 from labkit.kernels.gelu import gelu_tanh_reference
 from labkit.kernels.linear.fused import fused_reference, fused_tiled
@@ -66,6 +76,7 @@ BLOCK_OFFSETS = FunctionExercise(
     reference=_reference_offsets,
     inputs=lambda rng, width, inner: (width, inner),
     sizes=tuple({"width": width, "inner": inner} for width, inner in ((2, 3), (5, 4), (48, 80), (768, 3072))),
+    domain="Its inputs are two lengths, and `sizes` has the awkward ones.",
     wrong={"attn.c_attn.weight holds queries, keys and values: it has three times as many columns as rows":
            offsets_one_of_three,
            "the biases of the four linear layers are left out": offsets_no_biases,
@@ -92,6 +103,7 @@ BIAS_GELU_TANH = KernelExercise(
     sizes=tuple({"R": R, "C": C} for R, C in ((1, 1), (2, 5), (8, 32), (5, 33), (17, 40))),
     launch=lambda R, C: ((-(-C // 32), -(-R // 8)), (32, 8)),
     tolerance=relative_to(lambda x, bias: np.abs(x) + np.abs(bias), roundings=8),
+    domain=of(0, FAR_ABOVE_ZERO, FAR_BELOW_ZERO, HUGE_AND_TINY, NEGATIVE, ZEROS),
     wrong={
         "the exact form, with the error function: close, but not what GPT-2 was trained with":
             Edit("math.tanh(ROOT * (v + CUBIC * v * v * v))", "math.erf(v * float32(0.70710678))"),
@@ -171,6 +183,11 @@ def _mlp_inputs(rng, S, C, I):  # noqa: E741
             uniform(rng, I, C), uniform(rng, C))
 
 
+def mlp_on_the_host(x, weight, bias, w_fc, b_fc, w_proj, b_proj, out):
+    arrays = (array.copy_to_host() for array in (x, weight, bias, w_fc, b_fc, w_proj, b_proj))
+    out.copy_to_device(_mlp_reference(*arrays).astype(np.float32))
+
+
 MLP_HALF = FunctionExercise(
     name="mlp_half",
     reference=_mlp_reference,
@@ -178,11 +195,14 @@ MLP_HALF = FunctionExercise(
     shape=lambda S, C, I: (S, C),  # noqa: E741
     sizes=tuple({"S": S, "C": C, "I": inner} for S, C, inner in ((1, 4, 5), (3, 8, 12), (5, 17, 33), (9, 48, 80))),
     tolerance=_mlp_tolerance,
+    domain=of(0, ONE_FAR_ABOVE, NEGATIVE, ZEROS),
+    demand=on_the_device,
     wrong={"LayerNorm comes last, over the sum: that is Post-LN": mlp_normed_last,
            "what is added at the end is the normalised row, not the row itself": mlp_adds_the_normed,
            "the row itself is never added": mlp_without_residual,
            "LayerNorm is computed and not used": mlp_norm_not_used,
-           "GELU stands behind the second product: it belongs between the two": mlp_gelu_last},
+           "GELU stands behind the second product: it belongs between the two": mlp_gelu_last,
+           "NumPy computes it all, on the host": mlp_on_the_host},
 )
 
 
@@ -236,6 +256,14 @@ def _embedding_inputs(rng, T, C, before):
     return ids, uniform(rng, 50, C), uniform(rng, before + T + 3, C), np.array([before], np.int32)
 
 
+@cuda.jit
+def embed_by_thread_0(ids, tokens, positions, start, out):
+    t = cuda.blockIdx.x
+    if cuda.threadIdx.x == 0:
+        for col in range(out.shape[1]):
+            out[t, col] = tokens[ids[t], col] + positions[start[0] + t, col]
+
+
 EMBED_TOKENS = KernelExercise(
     name="embed_tokens",
     reference=embedding_reference,
@@ -244,6 +272,11 @@ EMBED_TOKENS = KernelExercise(
     sizes=tuple({"T": T, "C": C, "before": before} for T, C, before in
                 ((1, 1, 2), (2, 3, 0), (3, 5, 4), (4, 128, 1), (3, 129, 7), (5, 300, 2))),
     launch=lambda T, C, **_: (T, 128),
+    observe_sizes=({"T": 4, "C": 128, "before": 1}, {"T": 3, "C": 129, "before": 7}),
+    domain=(*of((1, 2), HUGE_AND_TINY, NEGATIVE),
+            Reach("all tokens are the first of the table", lambda rng, ids, *others: (0 * ids, *others)),
+            Reach("all tokens are the last of the table",
+                  lambda rng, ids, tokens, *others: (0 * ids + np.int32(len(tokens) - 1), tokens, *others))),
     wrong={
         "positions count from 0: those before `start[0]` are tokens of an earlier call": Edit("start[0] + t", "t"),
         "the row of `tokens` is taken at the place, not at the id": Edit("ids[t], col", "t % tokens.shape[0], col"),
@@ -257,6 +290,7 @@ EMBED_TOKENS = KernelExercise(
             Edit("for col in range(cuda.threadIdx.x, out.shape[1], 128):",
                  "for first in range(0, out.shape[1], 128):\n"
                  "    col = first + cuda.threadIdx.x"),
+        "the first thread of each block does the work of all 128": embed_by_thread_0,
     },
 )
 

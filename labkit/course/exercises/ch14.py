@@ -12,7 +12,21 @@ import numpy as np
 from numba import float32, int32
 
 from labkit import cuda
-from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
+from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
+from labkit.course.exercises.demands import shuffles
+from labkit.course.exercises.domains import (
+    EQUAL,
+    EXPONENTIALS,
+    FAR_ABOVE_ZERO,
+    FAR_BELOW_ZERO,
+    LOWEST,
+    MOVED,
+    ONE_FAR_ABOVE,
+    ONE_FAR_BELOW,
+    TIES,
+    ZEROS,
+    of,
+)
 from labkit.kernels.argmax import argmax_reference
 from labkit.kernels.op import uniform
 
@@ -98,6 +112,8 @@ READ_TENSOR = FunctionExercise(
     reference=_tensor,
     inputs=_file,
     sizes=tuple({"tensors": n, "rows": r, "cols": c} for n, r, c in ((2, 1, 3), (3, 2, 5), (5, 1, 1), (9, 4, 7))),
+    domain=tuple(Reach(f"the {words} tensor of the header is asked for", lambda rng, raw, name, which=which:
+                       (raw, list(_header(raw)[1])[which])) for words, which in (("first", 1), ("last", -1))),
     wrong={"the offsets are counted from the first byte of the file": tensor_from_the_files_start,
            "the 8 bytes before the header are not counted": tensor_without_the_eight,
            "the numbers are right, but the shape is missing": tensor_flat,
@@ -129,6 +145,19 @@ def _cache_inputs(rng, S, C, N, before):
     return uniform(rng, S, 3 * C), np.array([before], np.int32), uniform(rng, N, 2 * C)
 
 
+@cuda.jit
+def append_by_lane_0(qkv, start, cache):
+    t = cuda.blockIdx.x
+    width = cache.shape[1] // 2
+    if start[0] + t < cache.shape[0] and cuda.threadIdx.x == 0:
+        for col in range(2 * width):
+            cache[start[0] + t, col] = qkv[t, width + col]
+
+
+def _starting_at(place):
+    return lambda rng, qkv, start, cache: (qkv, np.array([place(cache)], np.int32), cache)
+
+
 APPEND_ROWS = KernelExercise(
     name="append_rows",
     reference=_appended,
@@ -141,6 +170,8 @@ APPEND_ROWS = KernelExercise(
     random_size=lambda rng: {"S": int(rng.integers(1, 6)), "C": int(rng.integers(17, 70)), "N": 12,
                              "before": int(rng.integers(1, 12))},
     launch=lambda S, C, N, before: (S, 32),
+    domain=(*of((0, 2), MOVED), Reach("the cache is empty", _starting_at(lambda cache: 0)),
+            Reach("the cache is full", _starting_at(len))),
     wrong={
         "the rows go to the beginning of the cache: `start` is not used": Edit("row = start[0] + t", "row = t"),
         "queries and keys are copied, not keys and values: the columns begin one width later":
@@ -148,6 +179,7 @@ APPEND_ROWS = KernelExercise(
         "the keys are copied, the values are not": Edit("2 * width, 32", "width, 32"),
         "one column a thread: rows longer than 32 are left unfinished": append_one_round,
         "no guard: a full cache has no row for the last tokens": Edit("if row < cache.shape[0]:", "if True:"),
+        "the first lane of each block copies the whole row": append_by_lane_0,
     },
 )
 
@@ -176,10 +208,13 @@ PREDICT_ROWS = PredictionExercise(
 # --- Find the bug: where the row is ----------------------------------------------------------------------------------
 
 
-def _masked_softmax(scores, start):
+def _seen(scores, start):
     count, keys = scores.shape
-    seen = np.arange(keys) <= int(start[0]) + np.arange(count)[:, None]
-    x = np.where(seen, scores.astype(np.float64), -np.inf)
+    return np.arange(keys) <= int(start[0]) + np.arange(count)[:, None]
+
+
+def _masked_softmax(scores, start):
+    x = np.where(_seen(scores, start), scores.astype(np.float64), -np.inf)
     exponentials = np.exp(x - x.max(axis=1, keepdims=True))
     return exponentials / exponentials.sum(axis=1, keepdims=True)
 
@@ -232,6 +267,15 @@ def seen_everything(scores, start, out):
     _softmax_of_first(scores, out, t, scores.shape[1])
 
 
+def _hidden_far_above(rng, scores, start):
+    return np.where(_seen(scores, start), scores, np.float32(10_000)), start
+
+
+def _masked_tolerance(scores, start):
+    far = np.where(_seen(scores, start), np.abs(scores), 0).max(axis=1, keepdims=True)
+    return 2e-5 + 2.0**-21 * far * _masked_softmax(scores, start)
+
+
 def _scores_inputs(rng, T, N, before):
     return 4 * uniform(rng, T, N), np.array([before], np.int32)
 
@@ -246,12 +290,18 @@ SEEN_FROM_START = KernelExercise(
     random_size=lambda rng: {"T": int(rng.integers(2, 8)), "N": int(rng.integers(50, 90)),
                              "before": int(rng.integers(1, 40))},
     launch=lambda T, N, before: (T, 32),
-    tolerance=lambda scores, start: 2e-5 * np.ones(scores.shape),
+    domain=(*of(0, *EXPONENTIALS), Reach("no token came before", lambda rng, scores, start: (scores, 0 * start)),
+            Reach("hidden scores are far above those that are seen", _hidden_far_above)),
+    tolerance=_masked_tolerance,
     wrong={"`start` is forgotten: the queries do not see the tokens that came before this pass": seen_without_start,
            "a query does not see its own token": seen_not_itself,
            "every query sees all tokens of the pass, those after it as well": seen_all_of_the_pass,
            "the query's place in the pass is forgotten: all see as much as the first": seen_start_only,
-           "nothing is hidden": seen_everything},
+           "nothing is hidden": seen_everything,
+           "nothing is subtracted, and exp of a large score is infinite":
+               Edit("largest = max(largest, scores[t, key])", "largest = float32(0.0)",
+                    "float32(-np.inf)", "float32(0.0)"),
+           "the largest begins at 0, and scores far below it vanish": Edit("float32(-np.inf)", "float32(0.0)")},
 )
 
 # --- From a blank page: the first of the largest ----------------------------------------------------------------------
@@ -273,10 +323,27 @@ def largest_by_one_lane(x, out):
         out[row] = at
 
 
+@cuda.jit
+def largest_without_shuffles(x, out):
+    found = cuda.shared.array((32, 2), float32)
+    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
+    largest, at = float32(-np.inf), int32(0x7FFFFFF)
+    for col in range(lane, x.shape[1], 32):
+        if x[row, col] > largest:
+            largest, at = x[row, col], int32(col)
+    found[lane, 0], found[lane, 1] = largest, float32(at)
+    cuda.syncwarp()
+    if lane == 0:
+        for other in range(1, 32):
+            if found[other, 0] > largest or (found[other, 0] == largest and int32(found[other, 1]) < at):
+                largest, at = found[other, 0], int32(found[other, 1])
+        out[row] = at
+
+
 def _all_lanes_look(report) -> str | None:
     requests = report.counts["global_requests"]
     if requests <= 12 * 12:  # 3 for 70 columns, with room for those who read a column again
-        return None
+        return shuffles(report)
     return (f"The launch asks memory {requests} times for 12 rows of 70. If each of the 32 "
             "lanes takes every 32nd column, 3 times are enough for a row.")
 
@@ -292,6 +359,7 @@ FIRST_LARGEST = KernelExercise(
     observe_sizes=({"R": 12, "C": 70},),
     launch=lambda R, C: (R, 32),
     demand=_all_lanes_look,
+    domain=of(0, EQUAL, LOWEST, TIES, ZEROS, ONE_FAR_ABOVE, FAR_ABOVE_ZERO),
     wrong={
         "of equal numbers the last is taken":
             Edit("largest, at = float32(-np.inf), int32(0x7FFFFFFF)", "largest, at = float32(-np.inf), int32(-1)",
@@ -311,6 +379,7 @@ FIRST_LARGEST = KernelExercise(
             Edit("largest, at = float32(-np.inf), int32(0x7FFFFFFF)", "largest, at = float32(-np.inf), int32(0)",
                  "if other > largest or (other == largest and other_at < at):", "if other >= largest:"),
         "one lane goes through the whole row, and 31 wait": largest_by_one_lane,
+        "the lanes' results are joined by one lane, through shared memory": largest_without_shuffles,
         "the last shuffle, with the neighbour, is missing":
             Edit("for distance in (16, 8, 4, 2, 1):", "for distance in (16, 8, 4, 2):"),
     },
@@ -383,7 +452,8 @@ KEEP_LIKELIEST = FunctionExercise(
     sizes=({"V": 6, "k": 3, "scale": 2}, {"V": 10, "k": 10, "scale": 3}, {"V": 50, "k": 1, "scale": 4},
            {"V": 300, "k": 40, "scale": 1000}),
     random_size=lambda rng: {"V": int(rng.integers(40, 200)), "k": int(rng.integers(2, 30)), "scale": 3},
-    tolerance=lambda logits, temperature, k: np.full(logits.size, 2e-5),
+    domain=of(0, FAR_ABOVE_ZERO, FAR_BELOW_ZERO, ONE_FAR_ABOVE, ONE_FAR_BELOW),
+    tolerance=lambda logits, temperature, k: np.full(logits.size, 2e-5 + 2.0**-22 * np.abs(logits).max() / temperature),
     wrong={"the logits are multiplied by the temperature": shares_times_temperature,
            "the temperature divides the probabilities, which changes nothing": shares_temperature_last,
            "the kept ones have the shares that they had among all: the sum is less than 1": shares_of_all,

@@ -8,6 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from labkit.course.exercises.demands import several_threads
+from labkit.course.exercises.domains import Reach
 from labkit.course.exercises.edits import WrongAnswers
 
 
@@ -39,12 +41,14 @@ class Exercise:
 @dataclass(frozen=True, kw_only=True)
 class ComputedExercise(Exercise):
     """An answer that computes an array, compared with a reference at several sizes. A size is a dictionary of axis
-    lengths, such as {"n": 33}: inputs, shape and launch take it.
+    lengths, such as {"n": 33}: inputs, shape and launch take it. `domain` says what else inputs may be like or, in a
+    sentence, why no property applies.
     """
 
     reference: Callable  # (*inputs) in NumPy, float64 where that is the truth
     inputs: Callable  # (rng, **size) -> tuple of host arrays and scalars
     sizes: tuple[dict, ...]  # awkward ones, smallest first
+    domain: tuple[Reach, ...] | str | None = None  # must be given: see labkit.course.exercises.domains
     random_size: Callable | None = None  # (rng) -> a size; left out, one near a random one of `sizes` is taken
     tolerance: Callable | None = None  # (*inputs in float64) -> largest error allowed; None: equal to the last bit
     shape: Callable | None = None  # (**size) -> shape of the output
@@ -57,6 +61,13 @@ class ComputedExercise(Exercise):
         self._demand_callable("reference", "inputs")
         self._demand(self.sizes and all(isinstance(size, dict) for size in self.sizes),
                      'sizes is missing; it is a tuple of dictionaries, such as ({"n": 1}, {"n": 33})')
+        self._demand_domain()
+
+    def _demand_domain(self) -> None:
+        excused = isinstance(self.domain, str) and len(self.domain.split()) >= 3
+        named = isinstance(self.domain, tuple) and self.domain and all(isinstance(r, Reach) for r in self.domain)
+        self._demand(excused or named, "domain names the properties that inputs may have, such as of(0, EQUAL, ZEROS), "
+                     f"or says in a sentence why there are none; it is {self.domain!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +77,7 @@ class KernelExercise(ComputedExercise):
     kind = "kernel"
     shape: Callable
     launch: Callable  # (**size) -> (grid, block[, stream, shared_bytes])
-    demand: Callable | None = None  # (Report of observe, at the largest observed size) -> a sentence, or None if met
+    demand: Callable | None = None  # (Report of observe, at each observed size) -> a sentence, or None if met
     observe_sizes: tuple[dict, ...] | None = None  # left out, the small ones of `sizes`
     timed_gpu: dict | None = None  # a large size to be timed at on a GPU
     baseline: Callable | None = None  # (xp, *inputs, out): the same in NumPy, CuPy or PyTorch
@@ -77,16 +88,21 @@ class KernelExercise(ComputedExercise):
         for size in self.observe_sizes or ():
             self._demand(size in self.sizes, f"observe_sizes has {size}, which is not one of sizes")
 
+    def missing(self, report) -> str | None:
+        """What is asked for besides a right result and was not seen, in a sentence."""
+        return several_threads(report) or (self.demand(report) if self.demand is not None else None)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionExercise(ComputedExercise):
     """The learner writes a function of the host.
 
     With shape it is a launcher, called as a kernel is, with arrays on the device. Without shape it gets the inputs as
-    they are, and what it returns is compared.
+    they are, and what it returns is compared. demand is asked on the CPU device, where every launch is seen.
     """
 
     kind = "function"
+    demand: Callable | None = None  # (HostRun of check.host_runs, at each size) -> a sentence, or None if met
 
     def __post_init__(self):
         super().__post_init__()

@@ -162,6 +162,11 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
     def passed_barrier(self, line):
         self.report.count("barriers", line)
 
+    def _advance(self, thread):
+        super()._advance(thread)
+        if thread.request is not None:
+            self.report.used(thread.request[0])
+
     def stuck(self, kind, line, thread, op, sentence, lines=(), others=(), index=None, block=None):
         self.report.divergent_barriers.append(
             KernelFinding(
@@ -200,6 +205,8 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
 
     def widely(self, kind, name, seen, i, count, line, frame):
         """One request of the warp, as wide as its elements together; each of them is an access for races."""
+        if kind == "copy":
+            self.report.used(f"ptx.{name}")
         memory, kind = seen.memory, "store" if kind == "copy" else kind
         if name == "load_nc4":
             self._promised(seen, i, count, line)

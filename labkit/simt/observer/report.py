@@ -72,6 +72,7 @@ class Report:
     touched: dict = field(default_factory=dict)
     seen: dict = field(default_factory=dict)
     arrays: dict = field(default_factory=dict)  # name: (address of the first element, shape, bytes of an element)
+    instructions: dict = field(default_factory=dict)  # "shfl_xor_sync", "ptx.cp_async_4": how many threads' calls
 
     @property
     def findings(self):
@@ -94,6 +95,9 @@ class Report:
         self.counts[name] = self.counts.get(name, 0) + amount
         per_line = self.lines.setdefault(line, {})
         per_line[name] = per_line.get(name, 0) + amount
+
+    def used(self, instruction):
+        self.instructions[instruction] = self.instructions.get(instruction, 0) + 1
 
     def touch(self, name, space, kind, thread, address):
         """Remembered for `draw`: thread is numbered in the whole launch."""

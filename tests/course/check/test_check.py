@@ -310,6 +310,7 @@ def test_a_launchers_result_must_not_depend_on_the_order_of_threads():
     exercise = FunctionExercise(
         "last", reference=lambda a: a[-1:], inputs=lambda rng, n: np.arange(1, n + 1, dtype=np.float32),
         sizes=({"n": 40},), random_size=lambda rng: {"n": 40}, shape=lambda n: (1,), tolerance=lambda a: 0.0,
+        domain="Made up, for a test.",
         wrong={"writes nothing": lambda a, out: None, "takes the first": lambda a, out: last_one_wins[1, 1](a, out)})
     told = examine(exercise, lambda a, out: last_one_wins[1, 64](a, out))
     assert told.kind == "race" and "depends on the order in which threads run" in told.headline
@@ -326,6 +327,7 @@ def test_one_element_written_beside_the_output_is_enough(element):
     exercise = FunctionExercise(
         "stray", reference=lambda a, s: a * s, inputs=lambda rng, n: (np.ones(n, np.float32), np.float32(2)),
         sizes=({"n": 40},), random_size=lambda rng: {"n": 40}, shape=lambda n: (n,), tolerance=lambda a, s: 0.0 * a,
+        domain="Made up, for a test.",
         wrong={"writes nothing": lambda a, s, out: None, "writes 1": lambda a, s, out: right[1, 64](a, 1.0, out)})
     told = examine(exercise, stray)
     assert told.kind == "out_of_bounds" and told.headline == "A thread writes outside the output."
@@ -407,6 +409,7 @@ def test_integer_outputs_and_outputs_that_start_with_something():
         "histogram", reference=lambda values: np.bincount(values, minlength=4).astype(np.int32),
         inputs=lambda rng, n: (rng.integers(0, 4, n).astype(np.int32),), shape=lambda n: (4,), dtype=np.int32,
         sizes=({"n": 40}, {"n": 130}), launch=lambda n: (-(-n // 64), 64), start=lambda values: np.zeros(4),
+        domain="Made up, for a test.",
         wrong={"counts each value once": count_without_atomics, "counts nothing": nothing},
     )
     assert examine(histogram, count).passed
@@ -435,7 +438,8 @@ def test_each_kind_of_exercise_has_only_its_own_fields():
     with pytest.raises(ValueError, match=r"exercise 'guess': wrong\['two'\] must be a dictionary of numbers, not 2"):
         PredictionExercise("guess", truth=dict, wrong={**numbers, "two": 2})
     with pytest.raises(ValueError, match="start is for a launcher, which has a shape"):
-        FunctionExercise("host", reference=abs, inputs=lambda rng, n: n, sizes=({"n": 1},), wrong=numbers, start=abs)
+        FunctionExercise("host", reference=abs, inputs=lambda rng, n: n, sizes=({"n": 1},), wrong=numbers, start=abs,
+                         domain="Made up, for a test.")
 
 
 GRID = np.arange(1.0, 26.0).reshape(5, 5) ** 1.5
@@ -491,7 +495,8 @@ def report(monkeypatch):
     """A stand-in for observe: what it finds is set by the test; each kernel finds the same."""
     import labkit
 
-    found = SimpleNamespace(races=[], out_of_bounds=[], divergent_barriers=[], uninitialized_reads=[], counts={})
+    found = SimpleNamespace(races=[], out_of_bounds=[], divergent_barriers=[], uninitialized_reads=[], counts={},
+                            touched={}, block=(128, 1, 1))
     monkeypatch.setitem(labkit.__dict__, "observe", lambda launch, *arguments: found)
     return found
 

@@ -1,0 +1,116 @@
+"""What a function of the host did on the CPU device: its launches, its graphs, its calls of libraries.
+
+A function that computes on the host what a kernel or a library should compute gives itself away: its result is right
+even where launches and calls do nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from labkit.course.check.cases import Attempt, Case
+from labkit.course.check.run import run_once
+from labkit.course.exercises import Exercise
+from labkit.device import graphs
+from labkit.kernels.libraries import blas
+from labkit.kernels.libraries import cutile_model as tiles
+from labkit.simt.launch import ConfiguredKernel
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A kernel that ran, or a tile program."""
+
+    name: str
+    grid: tuple
+    block: tuple
+    in_graph: bool  # a replay of a graph ran it
+    host_arrays: int  # how many of its arguments are arrays of the host
+
+
+@dataclass
+class HostRun:
+    """One run of the function. Lists are in the order of the events."""
+
+    size: dict
+    launches: list[Launched] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)  # of cuBLAS: "gemm", "gemm_strided_batched"
+    returned: object = None
+    right_without: bool = False  # right even where no kernel runs and no library is called
+
+
+def host_observer(exercise: Exercise, case: Case):
+    """A run in which the exercise's demand is made of what the function did."""
+
+    def run(answer) -> Attempt:
+        seen = HostRun(case.size)
+
+        def remembering(*arguments):
+            seen.returned = answer(*arguments)
+            return seen.returned
+
+        with _seen_by(seen):
+            attempt = run_once(exercise, remembering, case)
+        if not attempt.good:
+            return attempt
+        with _idle():
+            seen.right_without = run_once(exercise, answer, case).good
+        if missing := exercise.demand(seen):
+            return Attempt("demand", "The result is right, but one thing is asked for besides.", (missing,),
+                           trace=(missing,))
+        return Attempt("passed")
+
+    return run
+
+
+@contextlib.contextmanager
+def _seen_by(seen: HostRun):
+    """Every launch and every call of a library goes into `seen`, and is made."""
+    replays = []  # not empty while a graph is replayed
+
+    def ran(configured, *args):
+        arrays = sum(isinstance(value, np.ndarray) for value in args)
+        seen.launches.append(
+            Launched(configured.kernel.__name__, configured.grid, configured.block, bool(replays), arrays))
+        return run(configured, *args)
+
+    def replayed(graph, *args, **options):
+        replays.append(graph)
+        try:
+            return replay(graph, *args, **options)
+        finally:
+            replays.pop()
+
+    def called(product, *args, **options):
+        seen.calls.append(product.__name__.removesuffix("_column_major"))
+        return call(product, *args, **options)
+
+    def tiled(stream, grid, program, args):
+        seen.launches.append(Launched(program.__name__, tuple(grid), (), False, 0))
+        return tile(stream, grid, program, args)
+
+    run, replay, call, tile = (ConfiguredKernel.run, graphs._RecordedGraph.launch, blas._on_host, tiles.launch)
+    with _replaced(ran, replayed, called, tiled):
+        yield
+
+
+def _idle():
+    """No launch and no call of a library does anything."""
+    return _replaced(*[lambda *args, **options: None] * 4)
+
+
+@contextlib.contextmanager
+def _replaced(*replacements):
+    """Other functions for a launch, a graph's replay, a call of cuBLAS and the launch of a tile program."""
+    owners = ((ConfiguredKernel, "run"), (graphs._RecordedGraph, "launch"), (blas, "_on_host"), (tiles, "launch"))
+    before = [getattr(owner, name) for owner, name in owners]
+    try:
+        for (owner, name), replacement in zip(owners, replacements, strict=True):
+            setattr(owner, name, replacement)
+        yield
+    finally:
+        for (owner, name), original in zip(owners, before, strict=True):
+            setattr(owner, name, original)

@@ -1,0 +1,109 @@
+"""What inputs may be like: the properties that an exercise's text promises, and inputs that reach them.
+
+    domain=of(0, EQUAL, ONE_FAR_ABOVE, FAR_BELOW_ZERO)       # of argument 0
+    domain=(*of((0, 1), ZEROS), Reach("a single key is seen", lambda rng, x, lengths: (x, np.ones_like(lengths))))
+    domain="Its only input is a length, and `sizes` has the awkward ones."
+
+check adds a small case for each, to those of `sizes`. What a property says of a row is meant of the last axis.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+FAR = 10_000.0  # exp of it is beyond float64, too; and float16 still holds it
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Inputs that reach a property of the domain. `words` follow "where" in a verdict."""
+
+    words: str
+    turn: Callable  # (rng, *inputs) -> inputs of the same shapes
+    at: Mapping | None = None  # the size; left out, a small one of the exercise's
+
+
+@dataclass(frozen=True)
+class Property:
+    """What one array may be like."""
+
+    words: str
+    values: Callable  # (rng, array) -> an array of this shape
+
+    def applied_to(self, array: np.ndarray, rng) -> np.ndarray:
+        return np.asarray(self.values(rng, array)).astype(array.dtype)
+
+
+def of(arguments, *properties: Property, at: Mapping | None = None) -> tuple[Reach, ...]:
+    """A Reach for each property, of the arguments of these numbers: of(0, ...), or of((0, 2), ...) for both at once."""
+    numbers = (arguments,) if isinstance(arguments, int) else tuple(arguments)
+    return tuple(Reach(each.words, functools.partial(_applied, each, numbers), at) for each in properties)
+
+
+def at(words: str, **size) -> Reach:
+    """Ordinary inputs at a size that has the property itself."""
+    return Reach(words, lambda rng, *inputs: inputs, size)
+
+
+def _applied(each: Property, numbers, rng, *inputs) -> tuple:
+    return tuple(each.applied_to(value, rng) if number in numbers else value for number, value in enumerate(inputs))
+
+
+# --- The properties --------------------------------------------------------------------------------------------------
+
+
+def _rows(shape: tuple) -> tuple:
+    return (*shape[:-1], 1)
+
+
+def _one_far(distance):
+    def values(rng, x):
+        place = np.arange(x.shape[-1]) == rng.integers(0, x.shape[-1], _rows(x.shape))
+        return np.where(place, distance, rng.uniform(-1, 1, x.shape))
+
+    return values
+
+
+def _equal(rng, x):
+    """One number for each row; among them, or as the only one, a number far from 0."""
+    numbers = rng.permutation([FAR, -FAR, 1.5, -0.25])
+    if np.prod(_rows(x.shape)) == 1:
+        numbers = rng.permutation([FAR, -FAR])
+    return np.broadcast_to(np.resize(numbers, _rows(x.shape)), x.shape)
+
+
+def _huge_and_tiny(rng, x):
+    return np.copysign(10.0 ** rng.uniform(-4, 4, x.shape), rng.uniform(-1, 1, x.shape))
+
+
+def _near(center):
+    """Within 4 of it, no two equal."""
+    return lambda rng, x: center - 4 + 8 * rng.permutation(x.size).reshape(x.shape) / x.size
+
+
+def _moved(rng, x):
+    """Numbers that arithmetic would change or lose, and that a copy keeps."""
+    special = [np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-40, -1e-45, 3.4e38, -3.4e38, 1.0]
+    return np.resize(rng.permutation(special), x.size).reshape(x.shape)
+
+
+EQUAL = Property("all elements of a row are equal", _equal)
+ONE_FAR_ABOVE = Property("one element of each row is far above the others", _one_far(FAR))
+ONE_FAR_BELOW = Property("one element of each row is far below the others", _one_far(-FAR))
+FAR_ABOVE_ZERO = Property("all elements are near 10,000", _near(FAR))
+ABOVE_EXP = Property("all elements are near 200, exp of which float64 holds and float32 does not", _near(200.0))
+FAR_BELOW_ZERO = Property("all elements are near -10,000", _near(-FAR))
+NEGATIVE = Property("all elements are negative", lambda rng, x: -rng.uniform(0.5, 1.5, x.shape))
+POSITIVE = Property("all elements are positive", lambda rng, x: rng.uniform(0.5, 1.5, x.shape))
+HUGE_AND_TINY = Property("some elements are large and others are small", _huge_and_tiny)
+ZEROS = Property("all elements are 0 or -0", lambda rng, x: np.copysign(0.0, rng.uniform(-1, 1, x.shape)))
+LOWEST = Property("all elements are near the lowest float32", lambda rng, x: -3.4e38 * rng.uniform(0.9, 1, x.shape))
+TIES = Property("many elements are equal", lambda rng, x: rng.integers(-2, 1, x.shape))
+MOVED = Property("some elements are NaN, infinite, -0 or subnormal", _moved)
+
+SUMMED = (HUGE_AND_TINY, ZEROS, NEGATIVE)  # of sums and products
+EXPONENTIALS = (FAR_ABOVE_ZERO, ABOVE_EXP, FAR_BELOW_ZERO, ONE_FAR_ABOVE, ONE_FAR_BELOW, EQUAL)  # of softmax

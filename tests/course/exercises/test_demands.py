@@ -1,0 +1,88 @@
+"""Demands that several exercises share: what is counted, and what the sentence says."""
+
+import numpy as np
+import pytest
+
+from labkit import cuda, observe
+from labkit.course.check.host_runs import HostRun, Launched
+from labkit.course.exercises import demands
+from labkit.device import ptx
+
+pytestmark = pytest.mark.cpu_device
+
+
+@cuda.jit
+def first_thread_copies(x, out):
+    if cuda.threadIdx.x == 0:
+        for i in range(out.size):
+            out[i] = x[i]
+
+
+@cuda.jit
+def sums_of_rows(x, out):
+    total = cuda.shared.array(1, np.float32)
+    if cuda.threadIdx.x == 0:
+        total[0] = 0
+    cuda.syncthreads()
+    for col in range(cuda.threadIdx.x, x.shape[1], 32):
+        cuda.atomic.add(total, 0, x[cuda.blockIdx.x, col])
+    cuda.syncthreads()
+    if cuda.threadIdx.x == 0:
+        out[cuda.blockIdx.x] = total[0]
+
+
+@cuda.jit
+def all_threads_copy(x, out):
+    i = cuda.threadIdx.x
+    if i < out.size:
+        out[i] = x[i]
+
+
+@cuda.jit
+def lanes_exchange(x, out):
+    lane = cuda.threadIdx.x
+    out[lane] = cuda.shfl_xor_sync(0xFFFFFFFF, x[lane], 1)
+
+
+@cuda.jit
+def copies_asynchronously(x, out):
+    tile = cuda.shared.array(32, np.float32)
+    lane = cuda.threadIdx.x
+    ptx.cp_async_4(tile, lane, x, lane, 4)
+    ptx.cp_async_commit()
+    ptx.cp_async_wait(0)
+    out[lane] = tile[lane]
+
+
+def seen(kernel, n=32):
+    return observe(kernel[1, 32], np.ones(n, np.float32), np.zeros(n, np.float32))
+
+
+def test_one_thread_for_all_is_found():
+    for block in (1, 2):
+        both = observe(first_thread_copies[block, 16], np.ones(32, np.float32), np.zeros(32, np.float32))
+        assert "Of the 16 threads of a block one alone, number 0, stores all 32 " in demands.several_threads(both)
+    assert demands.several_threads(seen(all_threads_copy)) is None
+    assert demands.several_threads(seen(first_thread_copies, demands.ALONE - 1)) is None  # too few to say
+
+
+def test_a_thread_that_stores_what_its_block_has_found_is_not_alone():
+    report = observe(sums_of_rows[12, 32], np.ones((12, 40), np.float32), np.zeros(12, np.float32))
+    assert demands.several_threads(report) is None
+
+
+def test_shuffles_and_copies_are_counted_by_name():
+    assert demands.shuffles(seen(lanes_exchange)) is None
+    assert "No shuffle was made" in demands.shuffles(seen(all_threads_copy))
+    assert demands.times_used(seen(lanes_exchange), "shfl_") == 32
+    assert demands.times_used(seen(copies_asynchronously), "ptx.cp_async_4") == 32
+    assert demands.elements_of_argument(seen(all_threads_copy, 20), 1) == 20
+
+
+def test_what_the_host_computes_is_found():
+    launched = Launched("k", (1, 1, 1), (64, 1, 1), in_graph=False, host_arrays=0)
+    assert demands.on_the_device(HostRun({}, launches=[launched])) is None
+    assert demands.on_the_device(HostRun({}, calls=["gemm"])) is None
+    assert "Nothing was launched" in demands.on_the_device(HostRun({}))
+    assert "The host computes it" in demands.on_the_device(HostRun({}, launches=[launched], right_without=True))
+    assert "Of 2 calls of cuBLAS" in demands.on_the_device(HostRun({}, calls=["gemm"] * 2, right_without=True))
