@@ -12,7 +12,8 @@ from labkit._common.files import write_text
 from labkit.course.notebooks import read_notebook
 from labkit.course.registry import Chapter, Course, CourseError
 
-TABLES = ("finished", "passed", "shown", "hints")  # name -> day, day, day, number of hints seen
+# name -> day, day, day, number of hints seen, wrong predictions
+TABLES = ("finished", "passed", "shown", "hints", "tried")
 
 
 def read(course: Course) -> dict[str, dict]:
@@ -80,6 +81,14 @@ def _note(course: Course, table: str, name: str) -> None:
     tables = read(course)
     if course.exercise(name) and name not in tables[table]:
         tables[table][name] = date.today().isoformat()
+        _write(course, tables)
+
+
+def tried(course: Course, name: str, predictions: list[str]) -> None:
+    """Remember the wrong predictions of an exercise, each as text."""
+    tables = read(course)
+    if course.exercise(name) and tables["tried"].get(name) != predictions:
+        tables["tried"][name] = predictions
         _write(course, tables)
 
 
