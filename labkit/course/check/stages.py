@@ -9,7 +9,7 @@ import numpy as np
 from labkit import device
 from labkit._common.tables import size_text
 from labkit.course.check.cases import Attempt, Case, threads_of
-from labkit.course.check.run import depends_on_before, observer, run_once, explained_by_before
+from labkit.course.check.run import depends_on_before, explained_by_before, observer, run_once
 from labkit.course.exercises import Exercise
 
 ORDERS = ("reverse", "scattered")  # after "forward"
