@@ -316,6 +316,10 @@ def _host_function(source, text, line):
     found = re.match(r"numba\.cuda has no (np\.\w+); use (math\.\w+)", text)
     if found:
         return f"A kernel has no `{found.group(1)}`. Use `{found.group(2)}`, which takes one number.", None
+    found = re.match(r"((?:numba\.)?cuda\.\w+) is a host function;", text)
+    if found:
+        barrier = " The barrier of a block is `cuda.syncthreads()`." if "synchronize" in found.group(1) else ""
+        return f"`{found.group(1)}` is for the host: a kernel cannot call it.{barrier}", None
     found = re.match(r"(\S+) is a host function; (.*)", text)
     if found:
         return f"`{found.group(1)}` is a function of the host. To call it in a kernel, {found.group(2)}.", None
@@ -350,6 +354,25 @@ def _whole_array(source, text, line):
     return f"This computes with a whole array, or stores one. {ONE_BY_ONE}, `out[i] = ...`: is an index missing?", None
 
 
+def _stored_array(source, text, line):
+    found = re.match(r"cannot store a value of type (array|.*[Tt]uple)", text, re.IGNORECASE)
+    if not found:
+        return None
+    what = "a whole array" if found.group(1) == "array" else "a tuple"
+    return f"What is stored here is {what}, and an element holds one number: is an index missing?", None
+
+
+def _stub_arguments(source, text, line):
+    found = re.match(r"([\w.]+) takes \((.*)\), (\d+) given", text)
+    if not found:
+        return None
+    name, parameters, count = found.groups()
+    if name.endswith(("grid", "gridsize")):
+        return f"`{name}` takes the number of axes, 1 to 3, as in `{name}(1)`.", None
+    many = counted(len(parameters.split(", ")) if parameters else 0, "argument")
+    return f"`{name}({parameters})` takes {many}, and is called with {count}.", None
+
+
 def _too_many_types(source, text, line):
     found = re.match(r"(\w+) is (.+) on one path and (.+) on another", text)
     if not found:
@@ -361,7 +384,7 @@ def _too_many_types(source, text, line):
 
 RULES = (_matrix_product, _unknown_name, _missing_in_module, _grid, _unknown_attribute,
          _shape_whole, _unpacking, _indices, _float_index, _operands, _host_function, _container, _unset, _whole_array,
-         _too_many_types)
+         _stored_array, _stub_arguments, _too_many_types)
 
 
 # --- Where the output is added to ------------------------------------------------------------------------------------
@@ -384,6 +407,12 @@ def store_that_adds(answer) -> tuple[tuple[str, int], str]:
     for source, node, _ in sorted(found, key=lambda one: one[2] not in (last, "out")):
         return (source.filename, node.lineno), _code(node)
     return ("", 0), ""
+
+
+def uses_shared(answer) -> bool:
+    """Whether threads of a block can hand anything to one another."""
+    words = ("shared", "shfl", "cp_async")
+    return any(word in ast.unparse(source.tree) for source in sources_of(answer).values() for word in words)
 
 
 # --- Words -----------------------------------------------------------------------------------------------------------

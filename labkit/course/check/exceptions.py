@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
-
 from labkit import device
 from labkit._common.tables import size_text
 from labkit.course.check.cases import Attempt, Case, threads_of
@@ -30,7 +28,10 @@ def guard_question(exercise: Exercise, case: Case, array_shape: tuple = (), thre
         sizes = tuple(a * b for a, b in zip(_three(grid), _three(block_size), strict=True))
         position = tuple(b * n + t for b, n, t in zip(_three(block, 0), _three(block_size), _three(thread, 0),
                                                       strict=True))
-        if not all(_beyond(position, sizes, shape) for shape in (case.expected.shape, array_shape) if shape):
+        of_array = _beyond(position, sizes, array_shape) if array_shape else None
+        of_output = _beyond(position, sizes, case.expected.shape)
+        number = position[0] + sizes[0] * (position[1] + sizes[1] * position[2])
+        if not (number >= elements if of_output is None else of_output) or of_array is False:
             return ("This thread has work of its own, so no guard would stop it: is the index right?",)
     return (f"The launch [{_plain(grid)}, {_plain(block_size)}] starts {threads:,} threads for "
             f"{counted(elements, 'element')} of the output. Is there a guard, and does it stop exactly the threads "
@@ -42,14 +43,14 @@ def _three(value, fill: int = 1) -> tuple[int, int, int]:
     return (*parts, fill, fill)[:3]
 
 
-def _beyond(position: tuple, sizes: tuple, shape: tuple) -> bool:
-    """Whether a thread at this position has no element: with x along the last axis or along the first, where the
-    launch covers the shape so, else by the thread's number in the launch."""
+def _beyond(position: tuple, sizes: tuple, shape: tuple) -> bool | None:
+    """Whether a thread at this position has no element, with x along the last axis or along the first; None where the
+    launch does not cover the shape so."""
     for axes in (shape[::-1], shape):
         lengths = (*axes, 1, 1, 1)[:3]
         if len(shape) <= 3 and all(size >= length for size, length in zip(sizes, lengths, strict=True)):
             return any(p >= n for p, n in zip(position, lengths, strict=True))
-    return position[0] + sizes[0] * (position[1] + sizes[1] * position[2]) >= int(np.prod(shape, dtype=int))
+    return None
 
 
 def _plain(dimensions) -> str:
@@ -85,7 +86,8 @@ def explained(exercise: Exercise, answer, case: Case, error: BaseException) -> A
     if name == "BarrierError":
         return Attempt("barrier", "Some threads of a block never reach a barrier that others wait at.",
                        (f"{at}{text}.", place(filename, line), "Move the barrier out of the `if`, and let "
-                        "no thread return before it: guard the loads and stores instead."), whole=(*who, code))
+                        "no thread return (or leave a loop) before it: guard the loads and stores instead."),
+                       whole=(*who, code))
     if name == "WarpError":
         return Attempt("warp", "A warp collective is called where not all its lanes take part.",
                        (f"{at}{text}.", place(filename, line)), whole=(*who, code))
@@ -148,7 +150,8 @@ def _outside(exercise: Exercise, case: Case, error, at: str, code: str) -> Attem
     if min(index) < 0:
         guard = ("A negative index: is something subtracted before the guard?",)
     elif not any((*(error.thread or (1,)), *(error.block or ()))):
-        guard = ("This is the very first thread, which no guard would stop: is the index right?",)
+        guard = ("This is the very first thread. Is the index right, and is it the index itself that is compared with "
+                 "the size?",)
     return Attempt("out_of_bounds", f"A thread reaches outside `{error.array}`.",
                    (reached, place(error.filename, error.line), *guard), trace=(shape,), exact=(index,),
                    whole=(error.thread, error.block, error.array, index, code))

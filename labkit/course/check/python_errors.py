@@ -137,6 +137,9 @@ RULES = (
     (ValueError, r"too many values to unpack \(expected (\d+)", "More values than the {0} names on the left."),
     (ValueError, r"not enough values to unpack \(expected (?:at least )?(\d+), got (\d+)",
      "{1} values for the {0} names on the left."),
+    (UnicodeError, r"", "These bytes are no text: is it the right range of bytes?"),
+    (ValueError, r"^(Expecting|Extra data|Unterminated|Invalid)\b.*line \d+ column \d+",
+     "This text is no JSON: does it begin and end at the right places?"),
     (ValueError, r"truth value of an array",
      "`if` and `while` take one truth value, and this is a whole array: compare one element."),
     (ImportError, r"No module named '([\w.]+)'", "There is no module `{0}` here. The exercises need NumPy and labkit "

@@ -9,6 +9,7 @@ import numpy as np
 from labkit import device
 from labkit._common.tables import size_text
 from labkit.course.check.cases import Attempt, Case, threads_of
+from labkit.course.check.complaints import uses_shared
 from labkit.course.check.run import depends_on_before, explained_by_before, observer, run_once
 from labkit.course.exercises import Exercise
 
@@ -46,7 +47,8 @@ def run_stages(exercise: Exercise, answer, cases: list[Case]):
                 known = _known_mistake(exercise, answer, attempt, run, more, case, before is not None)
                 if before is not None:
                     return explained_by_before(exercise, answer, case, attempt, before), case, known
-                return _with_larger(answer, attempt, case, more), case, known
+                attempt = _with_larger(answer, attempt, case, more)
+                return (attempt if known.exact else _with_observed(exercise, answer, attempt, cases)), case, known
     return None, None, Known()
 
 
@@ -58,6 +60,19 @@ def _with_larger(answer, attempt: Attempt, case: Case, more: list) -> Attempt:
         if larger.expected.size >= TELLING_ELEMENTS and (theirs := run(answer)).seen:
             detail = f"At {size_text(larger.size)}, in the table: {theirs.seen}"
             return replace(attempt, details=(*attempt.details, detail), table=theirs.table)
+    return attempt
+
+
+def _with_observed(exercise: Exercise, answer, attempt: Attempt, cases: list[Case]) -> Attempt:
+    """Threads that do not wait for one another give wrong numbers, too: what observe finds is the better half of the
+    verdict, where shared memory is used."""
+    if attempt.kind != "wrong_result" or exercise.kind != "kernel" or device.on_gpu() or not uses_shared(answer):
+        return attempt
+    for case in _observed_cases(exercise, cases):
+        seen = observer(exercise, case)(answer)
+        if seen.kind in ("race", "uninitialized", "barrier"):
+            return replace(attempt, details=(*attempt.details[:1], f"{seen.headline} {seen.details[0]}",
+                                             *attempt.details[1:]))
     return attempt
 
 
@@ -127,6 +142,8 @@ def _tells(pairs: list) -> bool:
         blank = unwritten if unwritten is not None and unwritten.shape == got.shape else np.zeros(got.shape, bool)
         written = got[~blank]
         if got.size == 1 and written.size and len(outputs) > 1 and np.isfinite(written).all() and written.any():
+            return True
+        if 0 < written.size < got.size:
             return True
         if got.size > 1 and written.size and not (written == written[0]).all() and not (written != written).all():
             return True
