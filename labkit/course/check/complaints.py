@@ -421,10 +421,8 @@ def uses_shared(answer) -> bool:
 def meant(name: str, known, prefix: str = "") -> str:
     """" Did you mean `size`?", or "" where no known name is near."""
     lower = {one.lower(): one for one in sorted(known, reverse=True)}
-    near = difflib.get_close_matches(name.lower(), [*lower], 2, 0.7)
-    if not near:
-        return ""
-    return f" Did you mean {' or '.join(f'`{prefix}{lower[one]}`' for one in near)}?"
+    near = difflib.get_close_matches(name.lower(), [*lower], 1, 0.7)
+    return f" Did you mean `{prefix}{lower[near[0]]}`?" if near else ""
 
 
 IMPORTS = {"np": "import numpy as np", "math": "import math", "cuda": "from labkit import cuda",

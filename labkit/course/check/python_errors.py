@@ -30,7 +30,8 @@ def _of_library(filename: str) -> bool:
 def raised_by_labkit(error: BaseException) -> bool:
     """Whether the message is labkit's own, which is written to be read."""
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and frames[-1].filename.startswith(str(paths.PACKAGE))
+    own = frames[-1].filename if frames else ""
+    return own.startswith(str(paths.PACKAGE)) and not own.startswith(str(paths.PACKAGE / "course" / "check"))
 
 
 def in_words(error: BaseException) -> str:
