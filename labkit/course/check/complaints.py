@@ -10,7 +10,7 @@ import builtins
 import difflib
 import inspect
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from labkit import cuda
 from labkit.course.check.verdict import counted, parsed, place, split_line, without_file
@@ -31,6 +31,7 @@ class Source:
     function: object
     filename: str
     tree: ast.AST  # with the lines of the file; an empty Module where the source is not at hand
+    axes: dict[str, int] = field(default_factory=dict)  # how many a parameter has
 
     def nodes(self, kind, line: int = 0):
         """The nodes of this kind, on this line if it is known."""
@@ -87,8 +88,8 @@ class Complaint:
         return (place(self.filename, self.line),) if self.line else ()
 
 
-def complaint(answer, error: Exception) -> Complaint:
-    """What is wrong with a kernel that does not compile."""
+def complaint(answer, error: Exception, axes: dict[str, int] | None = None) -> Complaint:
+    """What is wrong with a kernel that does not compile. axes: of its parameters that are arrays, where it is known."""
     message = without_file(re.sub(r"\x1b\[[0-9;]*m", "", str(error)))
     text, line = split_line(message)
     named = re.match(r"(\w+)(?:, line \d+)?: ", message)
@@ -99,7 +100,7 @@ def complaint(answer, error: Exception) -> Complaint:
     text = text.removeprefix("does not compile for these argument types: ")
     for one in [source] if source else sources.values():
         for rule in RULES:
-            if found := rule(one, text, line):
+            if found := rule(replace(one, axes=axes or {}), text, line):
                 sentence, node = found
                 return Complaint(sentence, getattr(node, "lineno", line), one.filename)
     source = source or next(iter(sources.values()), Source(None, "", ast.Module([], [])))
@@ -223,9 +224,10 @@ def _indices(source, text, line):
     if not found:
         return None
     axes, given = int(found.group(2)), int(found.group(3))
-    nodes = [n for n in source.nodes(ast.Subscript, line) if _width(n.slice) == given]
-    node = nodes[0] if nodes else None
-    whose = f"`{_code(node.value)}`" if node is not None else "The array"
+    nodes = [n for n in source.nodes(ast.Subscript, line) if _width(n.slice) == given
+             and source.axes.get(_code(n.value), axes) == axes]
+    node = nodes[0] if len({_code(n.value) for n in nodes}) == 1 else None
+    whose = f"`{_code(node.value)}`" if node is not None else "An array of this line"
     plural = "axis" if axes == 1 else "axes"
     return f"{whose} has {axes} {plural}, and gets {given} {'index' if given == 1 else 'indices'}.", node
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+
+import numpy as np
 
 from labkit import device
 from labkit._common.tables import size_text
-from labkit.course.check.cases import Attempt, Case, threads_of
+from labkit.course.check.cases import Attempt, Case, arguments_of, threads_of
 from labkit.course.check.complaints import complaint
 from labkit.course.check.limits import KERNEL_LIMIT_S, HostTimeout
 from labkit.course.check.python_errors import in_words, learners_frame, raised_by_labkit
@@ -101,7 +104,7 @@ def explained(exercise: Exercise, answer, case: Case, error: BaseException) -> A
         return Attempt("raised", "The kernel raised an error.", (f"{at}{text}.", place(filename, line)),
                        whole=(*who, code))
     if name in ("UnsupportedError", *NOT_COMPILED) or _is_compile_error(error):
-        found = complaint(answer, error)
+        found = complaint(answer, error, _axes(exercise, answer, case))
         kind, headline = "wrong_types", "The kernel does not compile."
         if name == "UnsupportedError":
             kind, headline = "unsupported", "A kernel cannot do this."
@@ -124,6 +127,15 @@ def explained(exercise: Exercise, answer, case: Case, error: BaseException) -> A
                        (f"{at}`exit` or `quit` was called. End a function with `return`.", *called_at))
     words = f"{message}." if raised_by_labkit(error) else in_words(error)
     return Attempt("raised", f"It raised {name}.", (f"{at}{words}", *called_at), trace=(name,), whole=(message,))
+
+
+def _axes(exercise: Exercise, answer, case: Case) -> dict[str, int]:
+    """How many axes each parameter of a kernel has."""
+    if exercise.kind != "kernel":
+        return {}
+    names = inspect.signature(answer.py_func).parameters
+    given = arguments_of(exercise, case.inputs, case.expected, case.size)
+    return {name: np.ndim(value) for name, value in zip(names, given, strict=False) if hasattr(value, "shape")}
 
 
 NOT_COMPILED = ("KernelTypeError", "TypingError", "LoweringError", "UnsupportedBytecodeError", "NumbaValueError")

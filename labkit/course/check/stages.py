@@ -133,21 +133,15 @@ def _the_same(a: Attempt, b: Attempt) -> bool:
 
 
 def _tells(pairs: list) -> bool:
-    """Whether the outputs that are equal say anything: an output that was not written, or holds one number throughout,
-    has many causes."""
-    outputs = [(mine.got, mine.unwritten) for mine, _ in pairs if not mine.good and mine.got is not None]
-    if not outputs:
-        return True
-    for got, unwritten in outputs:
-        blank = unwritten if unwritten is not None and unwritten.shape == got.shape else np.zeros(got.shape, bool)
-        written = got[~blank]
-        if got.size == 1 and written.size and len(outputs) > 1 and np.isfinite(written).all() and written.any():
+    """Whether the outputs that are equal say anything. That nothing was written, or that all wrong elements are 0 or
+    NaN, has many causes; which elements of several were not written, and two different wrong numbers, have few."""
+    outputs = [mine for mine, _ in pairs if mine.got is not None and mine.wrong is not None and mine.wrong.any()]
+    values = set()
+    for mine in outputs:
+        if 0 < np.count_nonzero(mine.unwritten) < mine.got.size:
             return True
-        if 0 < written.size < got.size:
-            return True
-        if got.size > 1 and written.size and not (written == written[0]).all() and not (written != written).all():
-            return True
-    return False
+        values.update(mine.got[mine.wrong & ~mine.unwritten].tolist()[:100])
+    return not outputs or len([value for value in values if value == value]) > 1
 
 
 def _alike(a: Attempt, b: Attempt) -> int:

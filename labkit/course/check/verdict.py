@@ -260,6 +260,8 @@ def _whole(expected, got, inputs) -> str:
             return f"The output is a copy of input number {number + 1}."
     if not got.any():
         return "Every element is 0."
+    if got.size > 2 and (got == got.flat[0]).all() and not (expected == expected.flat[0]).all():
+        return f"Every element holds {show_value(got.flat[0].item() if got.flat[0] % 1 else int(got.flat[0]))}."
     if text := _shifted(expected.reshape(-1), got.reshape(-1)):
         return text
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -271,7 +273,9 @@ def _whole(expected, got, inputs) -> str:
     if got.size > 2 and np.isfinite(got).all():
         off = got - expected
         if np.allclose(off, off.flat[0], rtol=1e-4, atol=1e-6) and abs(off.flat[0]) > 1e-3:
-            return f"Every element is {abs(off.flat[0]):.4g} too {'large' if off.flat[0] > 0 else 'small'}."
+            by = abs(off.flat[0])
+            shown = f"{by:,.0f}" if by == int(by) else f"{by:.4g}"
+            return f"Every element is {shown} too {'large' if off.flat[0] > 0 else 'small'}."
     return ""
 
 

@@ -231,7 +231,7 @@ def test_an_endless_function_of_the_host_is_stopped(monkeypatch):
         (lambda n, threads: [n, n], "wrong_shape", "The function returns 2 numbers; expected is one number."),
         (lambda n, threads: "many", "wrong_types", "The function returns str, not numbers."),
         (lambda n, threads: n // 0, "raised", "It raised ZeroDivisionError."),
-        (lambda n: n, "raised", "takes 1 positional argument but 2 were given"),
+        (lambda n: n, "raised", "`<lambda>` takes 1 argument, and is called with 2."),
         (lambda n, threads: n // threads + 1, "wrong_result", "It was called with 128, 128."),
         (right, "not_a_function", "`right` is a kernel; asked for is a function of the host."),
     ],

@@ -73,7 +73,7 @@ def whole_array(a, s, out):
 def two_indices(a, s, out):
     i = cuda.grid(1)
     if i < out.size:
-        out[i] = a[i, 0] * s
+        out[i] = s * a[i, 0]
 
 
 @cuda.jit
@@ -158,7 +158,7 @@ def unpacks_a_shape(a, s, out):
         (not_imported, "out[i] = float32(a[i] * s)", "There is no `float32` here. Import it: `from numba import float"),
         (product_of_rows, "out[i] = a @ a", "`a @ a`: a kernel has no `@`, which works on whole arrays."),
         (whole_array, "out[i] = a", "What is stored here is a whole array, and an element holds one number"),
-        (two_indices, "out[i] = a[i, 0] * s", "`a` has 1 axis, and gets 2 indices."),
+        (two_indices, "out[i] = s * a[i, 0]", "`a` has 1 axis, and gets 2 indices."),
         (float_index, "out[half] = a[i] * s", "`out.size / 2` has a `/`, which always gives a float. Use `//`."),
         (compares_a_shape, "if i < out.shape:", "Compare with one of them, `out.shape[0]`, or with the number of"),
         (numpys_sum, "out[i] = np.sum(a) * s", "`np.sum` works on whole arrays, on the CPU."),

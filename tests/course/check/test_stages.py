@@ -9,7 +9,9 @@ import pytest
 from labkit import cuda
 from labkit._common.paths import REPOSITORY
 from labkit.course import exercises
-from labkit.course.check import check, examine, run
+from labkit.course.check import check, examine, run, stages
+from labkit.course.check.cases import Case
+from labkit.course.check.compare import compared
 from labkit.course.check.exceptions import guard_question
 from labkit.course.check.verdict import Verdict
 from labkit.course.exercises import FunctionExercise, KernelExercise
@@ -84,6 +86,19 @@ def test_two_known_mistakes_that_do_the_same_are_alike_only():
     assert verdict.mistake == "one, or: two" and not verdict.mistake_is_exact
 
 
+@pytest.mark.parametrize(("expected", "got", "start", "tells"), [
+    ([1, 2, 3], [1, 5, 6], None, True),
+    ([1, 2, 3], [1, 0, 0], None, False),  # 0 where it is wrong
+    ([1, 2, 3], [1, np.nan, np.nan], None, False),
+    ([1, 2, 3], [7, 8, 9], [7, 8, 9], False),  # as before the launch
+])
+def test_which_wrong_outputs_tell_their_cause(expected, got, start, tells):
+    start = None if start is None else np.array(start, float)
+    case = Case({"n": 3}, (), np.array(expected, float), np.zeros(3), start)
+    attempt = compared(None, case, np.array(got, float), np.zeros(3, bool))
+    assert stages._tells([(attempt, attempt)]) == tells
+
+
 # --- What the output held before -------------------------------------------------------------------------------------
 
 
@@ -141,7 +156,8 @@ def test_integers_and_functions_of_the_host_add_as_well():
         inputs=lambda rng, n: (rng.integers(0, 4, n).astype(np.int32),), shape=lambda n: (4,), dtype=np.int32,
         sizes=({"n": 40}, {"n": 130}), launch=lambda n: (-(-n // 64), 64),
         wrong={"writes nothing": nothing, "writes nothing either": nothing})
-    assert "`cuda.atomic.add(out, values[i], 1)` takes what the output holds already" in str(examine(histogram, count))
+    verdict = examine(histogram, count)
+    assert "`cuda.atomic.add(out, values[i], 1)` takes what the output holds already" in verdict.details[0]
     host = FunctionExercise(
         "host", reference=lambda a: a, inputs=lambda rng, n: (np.ones(n, np.float32),), sizes=({"n": 40},),
         random_size=lambda rng: {"n": 40}, shape=lambda n: (n,), tolerance=lambda a: 0.0 * a,
