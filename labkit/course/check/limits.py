@@ -75,6 +75,18 @@ class _CompileClock(event.Listener):
 
 
 @contextlib.contextmanager
+def _listening(clock: _CompileClock):
+    """The clock runs with Numba's compiler, and with that of numba.cuda, which has events of its own."""
+    cuda_events = sys.modules.get("numba.cuda.core.event")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(event.install_listener("numba:compile", clock))
+        if device.on_gpu() and cuda_events is not None:
+            cuda_events.Listener.register(_CompileClock)
+            stack.enter_context(cuda_events.install_listener("numba-cuda:compiler_lock", clock))
+        yield
+
+
+@contextlib.contextmanager
 def host_limit(seconds: float):
     """Raises HostTimeout in this thread if the block takes longer, compiling left out. Reaches Python code, a
     `while True: pass` too. Once the block has been left nothing is raised any more."""
@@ -110,7 +122,7 @@ def host_limit(seconds: float):
     watcher = threading.Thread(target=watch, daemon=True, name="labkit-host-limit")
     before, sys.unraisablehook = sys.unraisablehook, unraisable
     try:
-        with event.install_listener("numba:compile", clock):
+        with _listening(clock):
             try:
                 watcher.start()
                 yield
@@ -142,7 +154,7 @@ def announced_compiling():
         clear()
 
     watcher = threading.Thread(target=watch, daemon=True, name="labkit-compiling")
-    with event.install_listener("numba:compile", clock):
+    with _listening(clock):
         watcher.start()
         try:
             yield
