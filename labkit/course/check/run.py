@@ -180,13 +180,19 @@ def observer(exercise: Exercise, case: Case, whole: bool = False):
                 if kind == "out_of_bounds":
                     details += guard_question(exercise, case, *_first_outside(found[0], report))
                 alike = tuple(sorted((f.kind, str(f.index)) for f in found)) if whole else kinds
-                return Attempt(kind, headline, tuple(details), trace=(), exact=alike, whole=every)
+                return Attempt(kind, headline, tuple(details), trace=_orders(found), exact=alike, whole=every)
         if exercise.demand is not None and (missing := exercise.demand(report)):
             return Attempt("demand", "The result is right, but one thing is asked for besides.", (missing,),
                            trace=(missing,), whole=tuple(sorted(report.counts.items())))
         return Attempt("passed")
 
     return run
+
+
+def _orders(findings: list) -> tuple:
+    """Of races, which access comes first: a barrier that is missing after a store is another than one after a load."""
+    found = (re.search(r"\b(reads|writes|updates)\b.* and .*\b(reads|writes|updates)\b", str(one)) for one in findings)
+    return tuple(sorted({match.groups() for match in found if match}))
 
 
 def _not_observed(case: Case) -> Attempt:

@@ -273,3 +273,9 @@ def test_a_hint_is_asked_for_as_the_place_allows(examined):
     verdict = examined(adds_in_its_own_words)
     assert "a hint: labkit hint scale_vector" in verdict.footer
     assert 'hint("scale_vector")' in verdict._repr_mimebundle_()["text/html"]
+
+
+@pytest.mark.parametrize(("first", "then"), [("reads", "writes"), ("writes", "reads")])
+def test_a_missing_barrier_is_known_by_which_access_comes_first(first, then):
+    text = f"race: thread 0 {first} tile[0] at line 3, and thread 1 of block 0 {then} it at line 4, with no barrier."
+    assert run._orders([Finding(text=text)] * 2) == ((first, then),)
