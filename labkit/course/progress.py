@@ -20,7 +20,8 @@ from labkit._common.files import FileError, locked, parse_json, read_json, read_
 from labkit.course.notebooks import backup_path, read_notebook
 from labkit.course.registry import Chapter, Course, CourseError
 
-TABLES = ("finished", "passed", "shown", "hints")  # name -> day, day, day, number of hints seen
+# name -> day, day, day, number of hints seen, wrong predictions
+TABLES = ("finished", "passed", "shown", "hints", "tried")
 
 
 def read(course: Course) -> dict[str, dict]:
@@ -162,6 +163,14 @@ def shown(course: Course, name: str) -> None:
 
 def _note(course: Course, table: str, name: str) -> None:
     _change(course, table, {course.exercise(name).name: date.today().isoformat()})
+
+
+def tried(course: Course, name: str, predictions: list[str]) -> None:
+    """Remember the wrong predictions of an exercise, each as text."""
+    tables = read(course)
+    if course.exercise(name) and tables["tried"].get(name) != predictions:
+        tables["tried"][name] = predictions
+        _write(course, tables)
 
 
 def hint(course: Course, name: str, tier: int | None = None) -> str:

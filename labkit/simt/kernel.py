@@ -13,7 +13,7 @@ from numba.core.errors import NumbaError
 from labkit.simt.arguments import TENSOR_MAP_TYPE, as_scalar, fits, host_view, passed_type
 from labkit.simt.codegen.emit import Generator
 from labkit.simt.compiled_kernel import CompiledKernel, InterpretedKernel, frozen_constant
-from labkit.simt.errors import ArgumentError, KernelTypeError, LaunchError
+from labkit.simt.errors import ArgumentError, KernelTypeError, LaunchError, UnsupportedError
 from labkit.simt.interpreted_source import source
 from labkit.simt.launch import ConfiguredKernel, check_launch_bounds, dimensions
 from labkit.simt.ptx import TensorMap
@@ -64,6 +64,8 @@ class Kernel:
     """
 
     def __init__(self, function, signatures=(), options=None):
+        if getattr(function, "__name__", "") == "<lambda>":
+            raise UnsupportedError("a lambda cannot be a kernel: write it with def")
         self.py_func = function
         self.options = options or {}
         self.__name__, self.__doc__, self.__module__ = function.__name__, function.__doc__, function.__module__

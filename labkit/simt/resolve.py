@@ -359,7 +359,7 @@ class Resolver:
             obj = obj.value
         if isinstance(obj, stubs.Value):
             return self._code(obj.code, node)
-        if isinstance(obj, (bool, int, np.bool_)) or obj is None:
+        if isinstance(obj, (bool, int, np.bool_, str)) or obj is None:  # a text can be compared, as in kind == "add"
             return at(ast.Constant(bool(obj) if isinstance(obj, np.bool_) else obj), node)
         if isinstance(obj, np.generic) and obj.dtype.kind in "iufc":
             return self._code(f"_np.{obj.dtype.name}({_number(obj.item())})", node)

@@ -7,6 +7,7 @@ import copy
 import enum
 import inspect
 import linecache
+import textwrap
 import types as python_types
 import weakref
 from typing import NamedTuple
@@ -40,8 +41,6 @@ def read_source(function):
 def _read_source(function):
     if not isinstance(function, python_types.FunctionType):
         raise UnsupportedError(f"a kernel must be a Python function, not {type(function).__name__} {function!r}")
-    if function.__name__ == "<lambda>":
-        raise UnsupportedError("a lambda cannot be a kernel: write it with def")
     filename = function.__code__.co_filename
     linecache.checkcache(filename)
     try:
@@ -51,6 +50,8 @@ def _read_source(function):
             f"the source of {function.__name__} cannot be read ({filename}), and the CPU device needs it: define it in "
             "a file or a notebook cell; code made by exec() can be written to a file and imported"
         ) from None
+    if function.__code__.co_name == "<lambda>":
+        return _as_definition(function, lines, first), filename
     if lines[0][:1].isspace():  # a nested function; its text may also have lines at the margin
         definition = ast.parse("if True:\n" + "".join(lines)).body[0].body[0]
         ast.increment_lineno(definition, first - 2)
@@ -61,6 +62,22 @@ def _read_source(function):
         raise UnsupportedError(f"{function.__name__}: expected a def statement at {filename}:{first}")
     definition.decorator_list = []  # the host has run them
     return definition, filename
+
+
+def _as_definition(function, lines, first):
+    """The lambda in these lines as a FunctionDef. It gets a name, under which it can be called in generated code."""
+    try:
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except SyntaxError:  # the lines begin or end within a statement
+        tree = ast.Module([], [])
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)
+             and [a.arg for a in node.args.args] == list(function.__code__.co_varnames[: len(node.args.args)])]
+    if len(found) != 1:
+        raise UnsupportedError(f"the lambda at line {first} cannot be read: write it with def")
+    function.__name__ = "lambda_"
+    body = ast.copy_location(ast.Return(found[0].body), found[0])
+    definition = ast.FunctionDef(function.__name__, found[0].args, [body], [], lineno=found[0].lineno, col_offset=0)
+    return ast.increment_lineno(ast.fix_missing_locations(definition), first - 1)
 
 
 def _cells(function):

@@ -14,9 +14,9 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import sys
 import time
 import warnings
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,11 +25,13 @@ from labkit._common.errors import UserError
 from labkit._common.tables import size_text
 from labkit.course import exercises
 from labkit.course.check.cases import draw_cases
-from labkit.course.check.predict import check_prediction
-from labkit.course.check.preflight import refused
-from labkit.course.check.stages import run_stages
+from labkit.course.check.limits import announced_compiling
+from labkit.course.check.numba_kernels import adopted, numba_on_cpu
+from labkit.course.check.predict import check_prediction, written
+from labkit.course.check.preflight import AS_GIVEN, as_given, refused
+from labkit.course.check.stages import Known, run_stages
 from labkit.course.check.timing import time_answer
-from labkit.course.check.verdict import CheckFailed, Verdict
+from labkit.course.check.verdict import CheckFailed, Verdict, can_be_typed_to, in_ipython
 from labkit.course.exercises import Exercise
 
 
@@ -42,42 +44,51 @@ def check(name: str, answer=None, /, *, seed: int | None = None, **numbers) -> V
         exercise = exercises.find(name)
     except KeyError as error:
         raise ValueError(error.args[0]) from None
-    with warnings.catch_warnings():
+    tried = _Tried(name, answer, numbers) if exercise.kind == "predict" else None
+    with warnings.catch_warnings(), announced_compiling():
         warnings.simplefilter("ignore")  # nbgrader gives no points to a cell that wrote to stderr
-        verdict = examine(exercise, answer, seed=seed, numbers=numbers)
+        verdict = examine(exercise, answer, seed=seed, numbers=numbers, tries=tried.before if tried else 0)
+    if tried and verdict.kind == "wrong_result":
+        tried.remember()
     if verdict.passed:
         _record(name)
     if os.environ.get("NBGRADER_EXECUTION") and not verdict.passed:
         _show(verdict)
         raise CheckFailed(verdict)
-    if not _displays():
+    if not can_be_typed_to():
         print(verdict)
     return verdict
 
 
-def examine(exercise: Exercise, answer, *, seed: int | None = None, numbers: dict | None = None) -> Verdict:
-    """As check, for an Exercise at hand; shows and records nothing."""
+def examine(exercise: Exercise, answer, *, seed: int | None = None, numbers: dict | None = None,
+            tries: int = 0) -> Verdict:
+    """As check, for an Exercise at hand; shows and records nothing. tries: how many wrong predictions came before."""
     seed = secrets.randbelow(2**31) if seed is None else seed
     begin = time.perf_counter()
     common = {"exercise": exercise.name, "title": _title(exercise.name), "where": _where(), "seed": seed}
     if exercise.kind == "predict":
-        attempt, mistake = check_prediction(exercise, answer, numbers or {})
+        attempt, mistake, exact = check_prediction(exercise, answer, numbers or {}, tries)
         return Verdict(**{**common, "where": "", "seed": None}, passed=attempt.kind == "passed", kind=attempt.kind,
                        headline=attempt.headline, details=attempt.details, table=attempt.table, mistake=mistake,
-                       seconds=time.perf_counter() - begin)
+                       mistake_is_exact=exact, seconds=time.perf_counter() - begin)
     if numbers:
         raise ValueError(f"check({exercise.name!r}, ...) takes the answer and seed, not {', '.join(numbers)}")
 
-    attempt = refused(exercise, answer)
-    case, mistake = None, ""
-    if attempt is None:
-        cases = draw_cases(exercise, seed)
-        attempt, case, mistake = run_stages(exercise, answer, cases)
+    with numba_on_cpu():
+        answer = adopted(answer)
+        attempt = refused(exercise, answer)
+        case, known = None, Known()
+        if attempt is None:
+            cases = draw_cases(exercise, seed)
+            attempt, case, known = run_stages(exercise, answer, cases)
+            if attempt is not None and as_given(exercise, answer):
+                attempt, known = replace(attempt, details=(*attempt.details, AS_GIVEN)), Known()
     if attempt is not None:
         if case is None:
             common["seed"] = None  # nothing was drawn
         return Verdict(**common, passed=False, kind=attempt.kind, headline=attempt.headline, details=attempt.details,
-                       table=attempt.table, mistake=mistake,
+                       table=attempt.table, mistake=known.mistake,
+                       mistake_is_exact=known.exact,
                        size={k: int(v) if isinstance(v, np.integer) else v for k, v in case.size.items()} if case
                        else None,
                        seconds=time.perf_counter() - begin)
@@ -101,9 +112,41 @@ def _title(name: str) -> str:
     return name
 
 
+_TRIED: dict[str, list[str]] = {}  # exercise: wrong predictions of this process
+
+
+class _Tried:
+    """The wrong predictions of an exercise up to now; the same numbers twice are one try."""
+
+    def __init__(self, name: str, answer, numbers: dict):
+        self.name, self.now = name, written(answer, numbers)
+        self.known = list(_TRIED.get(name, ()))
+        if _remembers():
+            from labkit.course import progress
+            from labkit.course import registry as course
+
+            with contextlib.suppress(UserError, OSError):
+                kept = progress.read(course.load())["tried"].get(name, [])
+                self.known += [one for one in kept if one not in self.known]
+        self.before = len([one for one in self.known if one != self.now])
+
+    def remember(self) -> None:
+        _TRIED[self.name] = [*(one for one in self.known if one != self.now), self.now]
+        if _remembers():
+            from labkit.course import progress
+            from labkit.course import registry as course
+
+            with contextlib.suppress(UserError, OSError):
+                progress.tried(course.load(), self.name, _TRIED[self.name])
+
+
+def _remembers() -> bool:
+    return not os.environ.get("NBGRADER_EXECUTION") and os.environ.get("LABKIT_PROGRESS") != "0"
+
+
 def _record(name: str) -> None:
     """Remember that this exercise was passed, where there is a course to remember it in."""
-    if os.environ.get("NBGRADER_EXECUTION") or os.environ.get("LABKIT_PROGRESS") == "0":
+    if not _remembers():
         return
     from labkit.course import progress
     from labkit.course import registry as course
@@ -112,18 +155,8 @@ def _record(name: str) -> None:
         progress.passed(course.load(), name)
 
 
-def _ipython():
-    module = sys.modules.get("IPython")
-    return module.get_ipython() if module else None
-
-
-def _displays() -> bool:
-    """Whether what check returns is displayed by itself: a notebook or an interactive Python."""
-    return _ipython() is not None or hasattr(sys, "ps1")
-
-
 def _show(verdict: Verdict) -> None:
-    if _ipython() is not None:
+    if in_ipython():
         from IPython.display import display
 
         display(verdict)
@@ -137,7 +170,7 @@ def hint(name: str, tier: int | None = None) -> str:
     from labkit.course import registry as course
 
     text = progress.hint(course.load(), name, tier)
-    if not _displays():
+    if not can_be_typed_to():
         print(text)
     return Hint(text)
 

@@ -21,6 +21,9 @@ class Attempt:
     got: np.ndarray | None = None
     trace: tuple = ()  # must be equal for two runs to be alike
     exact: tuple = ()  # the more of these are equal the more alike they are
+    whole: tuple | None = ()  # two runs do exactly the same only if these are equal; None: this cannot be known
+    wrong: np.ndarray | None = None  # which elements of `got` are wrong
+    unwritten: np.ndarray | None = None  # which of the wrong ones hold what they held before the launch
     seen: str = ""  # what the wrong elements have in common
 
     @property

@@ -16,7 +16,7 @@ def compared(exercise: Exercise | None, case: Case, got: np.ndarray, unwritten: 
     found = differences(got, expected, case.allowed, unwritten)
     wrong, unwritten, miss = found.wrong, found.unwritten, found.miss
     if not wrong.any():
-        return Attempt("passed", got=got)
+        return Attempt("passed", got=got, wrong=wrong, unwritten=unwritten)
     threads = 0
     if exercise is not None and exercise.kind == "kernel" and expected.ndim == 1:
         threads = int(np.prod(exercise.launch(**case.size)[1]))
@@ -45,7 +45,8 @@ def compared(exercise: Exercise | None, case: Case, got: np.ndarray, unwritten: 
         details.append(f"It is close: at most {relative:.1e} of the value. The allowed error is that of float32 used "
                        "with care; is something summed in another type, or is a small term missing?")
     return Attempt("wrong_result", head, tuple(details), table_of(expected, got, wrong, unwritten), got=got,
-                   seen=seen)
+                   seen=seen, wrong=wrong,
+                   unwritten=unwritten if case.start is None else wrong & (got == case.start))
 
 
 def shaped(array: np.ndarray) -> str:

@@ -2,26 +2,58 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+
+import numpy as np
 
 from labkit import device
 from labkit._common.tables import size_text
-from labkit.course.check.cases import Attempt, Case, threads_of
+from labkit.course.check.cases import Attempt, Case, arguments_of, threads_of
+from labkit.course.check.complaints import complaint
 from labkit.course.check.limits import KERNEL_LIMIT_S, HostTimeout
-from labkit.course.check.verdict import coordinates, counted, frame_in, place, show_index, split_line, without_file
+from labkit.course.check.python_errors import in_words, learners_frame, raised_by_labkit
+from labkit.course.check.verdict import bare_code, coordinates, counted, place, show_index, split_line, without_file
 from labkit.course.exercises import Exercise
 
 
-def guard_question(exercise: Exercise, case: Case) -> tuple[str, ...]:
+def guard_question(exercise: Exercise, case: Case, array_shape: tuple = (), thread=None, block=None) -> tuple[str, ...]:
+    """The question after the guard, where more threads start than there are elements. Where it is known which thread
+    went outside of which array, it is asked only if that thread lies beyond the output as well as beyond the array:
+    else it is one that the launch needs, and its index is wrong."""
     if exercise.kind != "kernel":
         return ()
-    grid, block = exercise.launch(**case.size)[:2]
+    grid, block_size = exercise.launch(**case.size)[:2]
     threads, elements = threads_of(exercise, case), case.expected.size
     if threads <= elements:
         return ()
-    return (f"The launch [{_plain(grid)}, {_plain(block)}] starts {threads:,} threads for "
+    if thread is not None and block is not None:
+        sizes = tuple(a * b for a, b in zip(_three(grid), _three(block_size), strict=True))
+        position = tuple(b * n + t for b, n, t in zip(_three(block, 0), _three(block_size), _three(thread, 0),
+                                                      strict=True))
+        of_array = _beyond(position, sizes, array_shape) if array_shape else None
+        of_output = _beyond(position, sizes, case.expected.shape)
+        number = position[0] + sizes[0] * (position[1] + sizes[1] * position[2])
+        if not (number >= elements if of_output is None else of_output) or of_array is False:
+            return ("This thread has work of its own, so no guard would stop it: is the index right?",)
+    return (f"The launch [{_plain(grid)}, {_plain(block_size)}] starts {threads:,} threads for "
             f"{counted(elements, 'element')} of the output. Is there a guard, and does it stop exactly the threads "
             "beyond the end?",)
+
+
+def _three(value, fill: int = 1) -> tuple[int, int, int]:
+    parts = tuple(int(v) for v in value) if isinstance(value, (tuple, list)) else (int(value),)
+    return (*parts, fill, fill)[:3]
+
+
+def _beyond(position: tuple, sizes: tuple, shape: tuple) -> bool | None:
+    """Whether a thread at this position has no element, with x along the last axis or along the first; None where the
+    launch does not cover the shape so."""
+    for axes in (shape[::-1], shape):
+        lengths = (*axes, 1, 1, 1)[:3]
+        if len(shape) <= 3 and all(size >= length for size, length in zip(sizes, lengths, strict=True)):
+            return any(p >= n for p, n in zip(position, lengths, strict=True))
+    return None
 
 
 def _plain(dimensions) -> str:
@@ -31,75 +63,120 @@ def _plain(dimensions) -> str:
     return str(int(dimensions))
 
 
-def explained(exercise: Exercise, answer, case: Case, error: Exception) -> Attempt:
+def explained(exercise: Exercise, answer, case: Case, error: BaseException) -> Attempt:
     """What an exception of the answer says, in words."""
     function = getattr(answer, "py_func", answer)
     own_file = getattr(getattr(function, "__code__", None), "co_filename", "")
     at = f"At {size_text(case.size)}: "
     name = type(error).__name__
+    learners_file, learners_line = learners_frame(error, own_file)
+    called_at = (place(learners_file, learners_line),) if learners_line else ()
     if isinstance(error, HostTimeout):
-        line = frame_in(error, own_file)
-        return Attempt("never_ends", f"It never ends{f': line {line}' if line else ''}.",
-                       (*((place(own_file, line),) if line else ()), "It was stopped after some seconds. Does the loop "
-                        "come nearer to its end at each turn?", *_gpu_hangs()))
+        return Attempt("never_ends", f"It never ends{f': line {learners_line}' if learners_line else ''}.",
+                       (*called_at, "It was stopped after some seconds. Does the loop come nearer to its end at each "
+                        "turn?", *_gpu_hangs()), whole=None)
     filename, line = getattr(error, "filename", own_file), getattr(error, "line", 0)
     message = without_file(str(error))
-    text, text_line = split_line(message)
-    its_line = (place(own_file, text_line),) if text_line else ()
+    text, _ = split_line(message)
+    who, code = (getattr(error, "thread", None), getattr(error, "block", None)), bare_code(filename, line)
     if name == "OutOfBoundsError":
-        last = ", ".join(str(n - 1) for n in error.shape)
-        index = show_index(tuple(error.index)).strip("[]")
-        reached = (f"{at}thread {coordinates(error.thread)} of block {coordinates(error.block)} uses "
-                f"`{error.array}[{index}]`, and `{error.array}` has the shape {error.shape}: its last index is {last}.")
-        guard = guard_question(exercise, case)
-        if min(error.index) < 0:
-            guard = ("A negative index: is something subtracted before the guard?",)
-        elif not any((*error.thread, *error.block)):
-            guard = ("This is the very first thread, which no guard would stop: is the index right?",)
-        return Attempt("out_of_bounds", f"A thread reaches outside `{error.array}`.", (reached, place(filename, line),
-                       *guard), trace=(error.shape,), exact=(error.index,))
+        return _outside(exercise, case, error, at, code)
     if name == "KernelTimeout":
-        who = f"thread {coordinates(error.thread)}" if error.thread else "a thread"
-        if error.block:  # observe does not say which
-            who += f" of block {coordinates(error.block)}"
+        stopped = f"{_who(error)} was stopped there after {KERNEL_LIMIT_S:g} s"
         return Attempt("never_ends", f"It never ends: line {line}.",
-                       (place(filename, line), f"{at}{who} was stopped there after {KERNEL_LIMIT_S:g} s. Does the loop "
-                        "come nearer to its end at each turn?"))
+                       (place(filename, line), f"{at}{stopped}. Does the loop come nearer to its end at each turn?"),
+                       whole=None)
     if name == "BarrierError":
         return Attempt("barrier", "Some threads of a block never reach a barrier that others wait at.",
                        (f"{at}{text}.", place(filename, line), "Move the barrier out of the `if`, and let "
-                        "no thread return before it: guard the loads and stores instead."))
+                        "no thread return (or leave a loop) before it: guard the loads and stores instead."),
+                       whole=(*who, code))
     if name == "WarpError":
         return Attempt("warp", "A warp collective is called where not all its lanes take part.",
-                       (f"{at}{text}.", place(filename, line)))
+                       (f"{at}{text}.", place(filename, line)), whole=(*who, code))
+    if name == "DeadlockError":
+        return Attempt("barrier", "The threads of a block wait for one another for ever.",
+                       (f"{at}{text}.", place(filename, line)), whole=(*who, code))
+    if name == "MisalignedError":
+        return Attempt("misaligned", "A wide access does not begin at a multiple of its width.",
+                       (f"{at}{text}.", place(filename, line)), whole=(*who, code))
     if name == "KernelAssertionError":
-        return Attempt("raised", "The kernel raised an error.", (f"{at}{text}.", place(filename, line)))
-    if name == "UnsupportedError":
-        return Attempt("unsupported", "A kernel cannot do this.", (_sentence(text), *its_line))
-    if name in ("KernelTypeError", "TypingError", "LoweringError", "UnsupportedBytecodeError", "NumbaValueError"):
-        return Attempt("wrong_types", "The kernel does not compile.", (_sentence(_short(text)), *its_line))
+        return Attempt("raised", "The kernel raised an error.", (f"{at}{text}.", place(filename, line)),
+                       whole=(*who, code))
+    if name in ("UnsupportedError", *NOT_COMPILED) or _is_compile_error(error):
+        found = complaint(answer, error, _axes(exercise, answer, case))
+        kind, headline = "wrong_types", "The kernel does not compile."
+        if name == "UnsupportedError":
+            kind, headline = "unsupported", "A kernel cannot do this."
+        return Attempt(kind, headline, (found.sentence, *(found.place or called_at)),
+                       whole=(found.sentence, bare_code(found.filename, found.line)))
     if name == "ArgumentError":
-        return Attempt("wrong_arguments", "The kernel was launched with arguments that it does not take.", (message,))
+        return Attempt("wrong_arguments", "The kernel was launched with arguments that it does not take.",
+                       (f"{message}.", *called_at), whole=(message,))
     if name == "LaunchError":
-        return Attempt("launch", "The launch breaks a limit of the device.", (at + message,))
+        headline = "The launch breaks a limit of the device."
+        if "is a kernel: launch it" in message or "takes [grid, block]" in message:
+            headline = "A kernel is launched with a grid and a block."
+        return Attempt("launch", headline, (f"{at}{message}.", *called_at), whole=(message,))
     if name.startswith("Cuda") or "CUDA_ERROR" in message:
         return Attempt("gpu_fault", "The GPU stopped the kernel.",
                        (_short(message), "Most likely a thread reached outside an array. The GPU takes no more launches"
-                        " from this process: restart the notebook's kernel."))
-    line = frame_in(error, own_file)
-    where = (place(own_file, line),) if line else ()
-    return Attempt("raised", f"It raised {name}.", (f"{at}{message}" if message else at.rstrip(": ") + ".", *where),
-                   trace=(name,))
+                        " from this process: restart the notebook's kernel."), whole=None)
+    if isinstance(error, SystemExit):
+        return Attempt("raised", "It ends the whole program.",
+                       (f"{at}`exit` or `quit` was called. End a function with `return`.", *called_at))
+    words = f"{message}." if raised_by_labkit(error) else in_words(error)
+    return Attempt("raised", f"It raised {name}.", (f"{at}{words}", *called_at), trace=(name,), whole=(message,))
+
+
+def _axes(exercise: Exercise, answer, case: Case) -> dict[str, int]:
+    """How many axes each parameter of a kernel has."""
+    if exercise.kind != "kernel":
+        return {}
+    names = inspect.signature(answer.py_func).parameters
+    given = arguments_of(exercise, case.inputs, case.expected, case.size)
+    return {name: np.ndim(value) for name, value in zip(names, given, strict=False) if hasattr(value, "shape")}
+
+
+NOT_COMPILED = ("KernelTypeError", "TypingError", "LoweringError", "UnsupportedBytecodeError", "NumbaValueError")
+
+
+def _is_compile_error(error: BaseException) -> bool:
+    """Also what Numba raises in a kernel that it is compiling, such as an ImportError for SciPy."""
+    return type(error).__module__.startswith("numba.") and "Error" in type(error).__name__ or (
+        isinstance(error, ImportError) and "scipy" in str(error))
+
+
+def _outside(exercise: Exercise, case: Case, error, at: str, code: str) -> Attempt:
+    """A thread reached outside an array."""
+    index, shape = tuple(error.index), tuple(error.shape)
+    if not index:
+        used = f"`{error.array}`" if error.array else "an element that its array does not have"
+        return Attempt("out_of_bounds", "A thread reaches outside an array.",
+                       (f"{at}{_who(error)} uses {used}.", place(error.filename, error.line)), trace=(shape,),
+                       whole=(error.thread, error.block, code))
+    last = ", ".join(str(n - 1) for n in shape)
+    reached = (f"{at}{_who(error)} uses `{error.array}[{show_index(index).strip('[]')}]`, and `{error.array}` has the "
+               f"shape {shape}: its last index is {last}.")
+    guard = guard_question(exercise, case, shape, error.thread, error.block)
+    if min(index) < 0:
+        guard = ("A negative index: is something subtracted before the guard?",)
+    elif not any((*(error.thread or (1,)), *(error.block or ()))):
+        guard = ("This is the very first thread. Is the index right, and is it the index itself that is compared with "
+                 "the size?",)
+    return Attempt("out_of_bounds", f"A thread reaches outside `{error.array}`.",
+                   (reached, place(error.filename, error.line), *guard), trace=(shape,), exact=(index,),
+                   whole=(error.thread, error.block, error.array, index, code))
+
+
+def _who(error) -> str:
+    """ "thread 96 of block 0": observe does not say which block it stopped, and a launch may not say which thread."""
+    who = f"thread {coordinates(error.thread)}" if error.thread else "a thread"
+    return f"{who} of block {coordinates(error.block)}" if error.block else who
 
 
 def _gpu_hangs() -> tuple[str, ...]:
     return ("The GPU still runs it: restart the notebook's kernel.",) if device.on_gpu() else ()
-
-
-def _sentence(text: str) -> str:
-    text = text.removeprefix("does not compile for these argument types: ")
-    first = text[:1] if "." in text.split(" ")[0] else text[:1].upper()  # cuda.grid is a name
-    return f"{first}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 
 def _short(message: str, lines: int = 6) -> str:

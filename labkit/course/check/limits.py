@@ -1,30 +1,37 @@
-"""Limits on time, and the order in which the CPU device runs threads."""
+"""Limits on time, a line while kernels are compiled, and the order in which the CPU device runs threads."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
+import sys
 import threading
 import time
+
+from numba.core import event
 
 from labkit import cuda, device
 
 KERNEL_LIMIT_S = 5.0  # without a block that ends
+QUIET_S = 2.0  # compiling for longer is announced
+AGAIN_S = 0.5  # a callback may swallow what stops a function: it is then stopped again
 
 
-class HostTimeout(Exception):
-    """A host function ran for too long."""
+class HostTimeout(BaseException):
+    """A host function ran for too long. No Exception: nothing between it and `host_limit` is meant to catch it."""
 
 
 @contextlib.contextmanager
-def limited(order: str):
-    """On the CPU device the block's kernels run their threads in this order, and for KERNEL_LIMIT_S at most."""
+def limited(order: str, seconds: float | None = None):
+    """On the CPU device the block's kernels run their threads in this order, and for KERNEL_LIMIT_S (or `seconds`) at
+    most."""
     if device.on_gpu():
         yield
         return
     from labkit.simt import strict_barriers, thread_order, time_limit
 
-    with thread_order(order), time_limit(KERNEL_LIMIT_S), strict_barriers():
+    with thread_order(order), strict_barriers(), time_limit(KERNEL_LIMIT_S if seconds is None else seconds):
         yield
 
 
@@ -43,22 +50,131 @@ def wait() -> None:
     cuda.synchronize()
 
 
+class _CompileClock(event.Listener):
+    """The seconds that one thread spends in Numba's compiler: not the answer's own, and announced if they are many."""
+
+    def __init__(self):
+        self.ident, self.depth, self.begin, self.spent = threading.get_ident(), 0, 0.0, 0.0
+
+    def on_start(self, event):
+        if threading.get_ident() == self.ident:
+            if self.depth == 0:
+                self.begin = time.monotonic()
+            self.depth += 1
+
+    def on_end(self, event):
+        if threading.get_ident() == self.ident and self.depth:
+            self.depth -= 1
+            if self.depth == 0:
+                self.spent += time.monotonic() - self.begin
+
+    def seconds(self) -> float:
+        """Also read by other threads: `depth` is looked at first, so that a compile that ends now counts at least."""
+        running = time.monotonic() - self.begin if self.depth else 0.0
+        return self.spent + running
+
+
+@contextlib.contextmanager
+def _listening(clock: _CompileClock):
+    """The clock runs with Numba's compiler, and with that of numba.cuda, which has events of its own."""
+    cuda_events = sys.modules.get("numba.cuda.core.event")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(event.install_listener("numba:compile", clock))
+        if device.on_gpu() and cuda_events is not None:
+            cuda_events.Listener.register(_CompileClock)
+            stack.enter_context(cuda_events.install_listener("numba-cuda:compiler_lock", clock))
+        yield
+
+
 @contextlib.contextmanager
 def host_limit(seconds: float):
-    """Raises HostTimeout in this thread if the block takes longer. Reaches Python code, a `while True: pass` too."""
-    ident, lock, state = threading.get_ident(), threading.Lock(), {"over": False}
+    """Raises HostTimeout in this thread if the block takes longer, compiling left out. Reaches Python code, a
+    `while True: pass` too. Once the block has been left nothing is raised any more."""
+    ident, lock, over = threading.get_ident(), threading.Lock(), threading.Event()
+    clock, begin = _CompileClock(), time.monotonic()
 
-    def fire():
-        with lock:
-            if not state["over"]:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(HostTimeout))
+    def left() -> float:
+        return seconds - (time.monotonic() - begin - clock.seconds())
 
-    timer = threading.Timer(seconds, fire)
-    timer.daemon = True
-    timer.start()
+    def watch():
+        while (rest := left()) > 0:
+            if over.wait(min(rest, 1.0)):
+                return
+        while not over.is_set():
+            with lock:
+                if not over.is_set():
+                    _raise_in(ident, HostTimeout)
+            over.wait(AGAIN_S)
+
+    def closed() -> bool:
+        try:
+            with lock:
+                over.set()
+                _raise_in(ident, None)  # what was asked for and did not come yet does not come any more
+            return True
+        except HostTimeout:  # it came just here
+            return False
+
+    def unraisable(found, before=sys.unraisablehook):  # raised in a destructor it would only be printed
+        if not isinstance(found.exc_value, HostTimeout):
+            before(found)
+
+    watcher = threading.Thread(target=watch, daemon=True, name="labkit-host-limit")
+    before, sys.unraisablehook = sys.unraisablehook, unraisable
     try:
-        yield
+        with _listening(clock):
+            try:
+                watcher.start()
+                yield
+            finally:
+                while not closed():
+                    pass
     finally:
-        with lock:
-            state["over"] = True
-        timer.cancel()
+        sys.unraisablehook = before
+
+
+def _raise_in(ident: int, kind) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(kind) if kind else None)
+
+
+@contextlib.contextmanager
+def announced_compiling():
+    """Says that kernels are being compiled where that takes longer than QUIET_S, in a line that goes again."""
+    if os.environ.get("NBGRADER_EXECUTION"):  # it gives no points to a cell that writes to stderr
+        yield
+        return
+    clock, over = _CompileClock(), threading.Event()
+
+    def watch():
+        while clock.seconds() < QUIET_S:
+            if over.wait(0.1):
+                return
+        clear = _shown_line("Compiling the kernels. This takes a while once; they are kept for the next time ...")
+        over.wait()
+        clear()
+
+    watcher = threading.Thread(target=watch, daemon=True, name="labkit-compiling")
+    with _listening(clock):
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watcher.join(5.0)
+
+
+def _shown_line(text: str):
+    """Shows a line below the notebook's cell, or on stderr; returns what takes it away."""
+    module = sys.modules.get("IPython")
+    if module is not None and hasattr(shell := module.get_ipython(), "kernel"):
+        from IPython.display import display
+
+        del shell
+        handle = display({"text/plain": text}, raw=True, display_id=True)
+        return lambda: handle.update({"text/plain": ""}, raw=True)
+    stream = sys.stderr
+    if stream.isatty():
+        print(text, end="", file=stream, flush=True)
+        return lambda: print(f"\r{' ' * len(text)}\r", end="", file=stream, flush=True)
+    print(text, file=stream, flush=True)
+    return lambda: None

@@ -8,9 +8,14 @@ from labkit.course.check.cases import Attempt
 from labkit.course.check.verdict import counted, show_value
 from labkit.course.exercises import Exercise
 
+WORKING_AFTER = 3  # wrong tries after which the working is shown
 
-def check_prediction(exercise: Exercise, answer, numbers: dict) -> tuple[Attempt, str]:
-    """Whether the prediction is right, and the known mistake in it."""
+
+def check_prediction(exercise: Exercise, answer, numbers: dict, tries: int = 0) -> tuple[Attempt, str, bool]:
+    """Whether the prediction is right, the known mistake in it, and whether that explains every wrong number.
+
+    tries: how many wrong ones came before. The working is shown from the third on: before, only what is wrong.
+    """
     truth = exercise.truth()
     if isinstance(answer, dict):
         numbers = {**answer, **numbers}
@@ -23,19 +28,29 @@ def check_prediction(exercise: Exercise, answer, numbers: dict) -> tuple[Attempt
     missing = [key for key in truth if numbers.get(key) is None or numbers[key] is Ellipsis]
     if missing:
         return Attempt("unchanged", f"No prediction yet for {', '.join(f'`{key}`' for key in missing)}.",
-                       ("Set the number in the cell above, run that cell, then this one.",)), ""
+                       ("Set the number in the cell above, run that cell, then this one.",)), "", False
     wrong = [key for key in truth if not _equal(numbers[key], truth[key])]
     rows = [[key, show_value(numbers[key]), "no" if key in wrong else "yes"] for key in truth]
     table = {"columns": ["asked", "your prediction", "right"], "rows": rows}
     if not wrong:
-        return Attempt("passed", "Each prediction is what happens.", table=table), ""
-    details = tuple(f"`{key}`: {exercise.how[key]}" for key in wrong if key in exercise.how)
+        return Attempt("passed", "Each prediction is what happens.", table=table), "", False
+    known = [key for key in wrong if key in exercise.how]
+    details = tuple(f"`{key}`: {exercise.how[key]}" for key in known)
+    if known and tries + 1 < WORKING_AFTER:
+        details = ("Think about it again, or ask for a hint. After the third try the working is shown.",)
     head = f"{len(wrong)} of {counted(list(truth), 'prediction')} {'is' if len(wrong) == 1 else 'are'} wrong."
     if len(truth) == 1:
         head = "The prediction is wrong."
     mistake = next((mistake_text for mistake_text, values in exercise.wrong.items()
                     if all(_equal(numbers[key], value) for key, value in values.items())), "")
-    return Attempt("wrong_result", head, details, table), mistake
+    exact = bool(mistake) and set(wrong) <= set(exercise.wrong[mistake])
+    return Attempt("wrong_result", head, details, table), mistake, exact
+
+
+def written(answer, numbers: dict) -> str:
+    """A prediction as text, equal for equal tries."""
+    given = {**answer, **numbers} if isinstance(answer, dict) else {"": answer, **numbers}
+    return ", ".join(f"{key}={value!r}"[:80] for key, value in sorted(given.items()))
 
 
 def _equal(given, true) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import textwrap
 
+from labkit.course import answer_cells
 from labkit.course.check.cases import Attempt
-from labkit.course.check.verdict import counted, place
+from labkit.course.check.complaints import matrix_product
+from labkit.course.check.verdict import counted, parsed, place
 from labkit.course.exercises import Exercise
 
 STUB = re.compile(r"#\s*your code here", re.IGNORECASE)
@@ -53,7 +54,7 @@ def refused(exercise: Exercise, answer) -> Attempt | None:
                        ("Pass the function under `@cuda.jit`, by its name.",))
     if _unchanged(answer):
         return _not_started(answer)
-    return _wrong_parameters(exercise, answer) or _returns(answer)
+    return _wrong_parameters(exercise, answer) or _returns(answer) or _multiplies_arrays(answer)
 
 
 def _kind_of(value) -> str:
@@ -74,7 +75,7 @@ def _wrong_parameters(exercise: Exercise, answer) -> Attempt | None:
 
 
 def _returns(answer) -> Attempt | None:
-    tree, first = _tree(answer)
+    tree, first = parsed(answer)
     for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
             line = first + node.lineno - 1
@@ -84,18 +85,19 @@ def _returns(answer) -> Attempt | None:
     return None
 
 
+def _multiplies_arrays(answer) -> Attempt | None:
+    """`@` in a kernel: where SciPy is installed the CPU device computes it, and no GPU does."""
+    tree, first = parsed(answer)
+    for node in ast.walk(tree) if tree else ():
+        if isinstance(getattr(node, "op", None), ast.MatMult):
+            return Attempt("unsupported", "A kernel cannot do this.",
+                           (matrix_product(node),
+                            place(inspect.getsourcefile(answer.py_func), first + node.lineno - 1)))
+    return None
+
+
 def _is_none(node) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
-
-
-def _tree(answer):
-    """The answer's source as a tree, and the line in its file at which it starts; (None, 0) if there is none."""
-    function = getattr(answer, "py_func", answer)
-    try:
-        lines, first = inspect.getsourcelines(function)
-        return ast.parse(textwrap.dedent("".join(lines))), first
-    except (OSError, TypeError, SyntaxError):
-        return None, 0
 
 
 def _unchanged(answer) -> bool:
@@ -107,7 +109,7 @@ def _unchanged(answer) -> bool:
         return False
     if not STUB.search(source):
         return False
-    tree, _ = _tree(answer)
+    tree, _ = parsed(answer)
     for node in ast.walk(tree):
         if isinstance(node, ast.Return) and node.value is not None:
             return False
@@ -124,3 +126,29 @@ def _not_started(answer) -> Attempt:
     name = getattr(answer, "__name__", "It")
     return Attempt("unchanged", f"`{name}` is still as it was given: nothing is computed yet.",
                    ("Replace the line under `# Your code here`, run that cell, then this one.",))
+
+
+AS_GIVEN = "This is as it was given, with its bug in it: find the line, and mend it."
+
+
+def as_given(exercise: Exercise, answer) -> bool:
+    """Whether the answer is what the learner starts from, where that is whole: a kernel with a bug to be found."""
+    try:
+        solution = answer_cells.solution(exercise.name)
+    except KeyError:  # made up in a test
+        return False
+    mine = _definition(parsed(answer)[0], exercise.name)
+    if solution is None or not solution.above or mine is None:
+        return False
+    try:
+        start = ast.parse(solution.above[-1].split(answer_cells.BEGIN)[0].rstrip("# "))
+    except SyntaxError:
+        return False
+    given = _definition(start, exercise.name)
+    is_known = any(answer is wrong for wrong in exercise.wrong.values())  # which may have the same bug
+    return given is not None and ast.unparse(given) == ast.unparse(mine) and not is_known
+
+
+def _definition(tree, name: str):
+    functions = (node for node in (tree.body if tree else ()) if isinstance(node, ast.FunctionDef))
+    return next((node for node in functions if node.name == name), None)

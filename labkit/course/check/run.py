@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass, replace
+
 import numpy as np
 
+from labkit import device
 from labkit._common.tables import size_text
 from labkit.course.check.cases import Attempt, Case, arguments_of
 from labkit.course.check.compare import called_with, compared, shaped
+from labkit.course.check.complaints import store_that_adds
 from labkit.course.check.exceptions import explained, guard_question
-from labkit.course.check.limits import host_limit, limited, wait
+from labkit.course.check.limits import HostTimeout, host_limit, limited, wait
+from labkit.course.check.verdict import bare_code, place
 from labkit.course.exercises import Exercise
 from labkit.kernels.agree import guarded, is_poison, poison, same_bits, sentinel_of
 
 FUNCTION_LIMIT_S = 10.0  # for a host function
-LAUNCHER_LIMIT_S = 20.0  # for a function that launches kernels, compiling included; nbgrader gives a cell 30 s
+LAUNCHER_LIMIT_S = 20.0  # for a function that launches kernels, compiling left out; nbgrader gives a cell 30 s
+OBSERVE_LIMIT_S = 15.0  # for a block under observe, on the CPU device, where the kernel is known to end
 
 
 def run_once(exercise: Exercise, answer, case: Case, order: str = "forward") -> Attempt:
@@ -24,7 +31,7 @@ def run_once(exercise: Exercise, answer, case: Case, order: str = "forward") -> 
                 value = answer(*(v.copy() if isinstance(v, np.ndarray) else v for v in case.inputs))
             return _returned(case, value)
         return _launched(exercise, answer, case, order)
-    except Exception as error:  # whatever the answer did wrong is the verdict
+    except (Exception, HostTimeout, SystemExit) as error:  # whatever the answer did wrong is the verdict
         return explained(exercise, answer, case, error)
 
 
@@ -47,11 +54,12 @@ def _launched(exercise: Exercise, answer, case: Case, order: str) -> Attempt:
         return Attempt("out_of_bounds", "A thread writes outside the output.",
                        (f"At {size_text(case.size)} element {flat} was written (counted in memory order), and the "
                         f"output has {got.size:,}.", *guard_question(exercise, case)),
-                       trace=(got.shape,), exact=(outside.size, flat))
+                       trace=(got.shape,), exact=(outside.size, flat), whole=tuple(outside.tolist()))
     for number, (before, after) in enumerate(zip(case.inputs, on_device, strict=True), 1):
         if isinstance(before, np.ndarray) and not same_bits(before, after.copy_to_host()):
             return Attempt("input_changed", f"Input number {number} was written to.",
-                           ("Inputs are only read here; write to the output.",), trace=(number,))
+                           ("Inputs are only read here; write to the output.",), trace=(number,),
+                           whole=(after.copy_to_host().tobytes(),))
     unwritten = is_poison(got) if case.start is None else np.zeros(got.shape, bool)
     return compared(exercise, case, got, unwritten)
 
@@ -71,8 +79,65 @@ def _returned(case: Case, value) -> Attempt:
         return Attempt("wrong_types", f"The function returns {type(value).__name__}, not numbers.")
     if got.shape != case.expected.shape:
         return Attempt("wrong_shape", f"The function returns {shaped(got)}; expected is {shaped(case.expected)}.",
-                       (f"It was called with {called_with(case)}.",), trace=(got.shape,))
+                       (f"It was called with {called_with(case)}.",), got=got, trace=(got.shape,))
     return compared(None, case, got, np.zeros(got.shape, bool))
+
+
+# --- What was there before -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Before:
+    """What the output held before a launch is part of its result. where: of which elements; right_from_zero: with an
+    output of zeros the result would be right."""
+
+    where: np.ndarray
+    right_from_zero: bool
+
+
+def depends_on_before(exercise: Exercise, answer, case: Case, attempt: Attempt) -> Before | None:
+    """Whether this wrong result has in it what the output held before: found by running again from other values. None
+    if it has not, or if it cannot be known."""
+    if exercise.shape is None or case.start is not None or attempt.kind != "wrong_result" or attempt.got is None:
+        return None
+    got, dtype = attempt.got, np.dtype(exercise.dtype)
+    if got.dtype.kind == "f" and not np.isnan(got).any():
+        return None  # what is added to NaN is NaN
+    ones = run_once(exercise, answer, replace(case, start=np.ones(got.shape, dtype)))
+    if ones.got is None or ones.got.shape != got.shape:
+        return None
+    left_alone = is_poison(got) & (ones.got == np.ones((), dtype))
+    where = ~left_alone & ~_same(got, ones.got)
+    if not where.any():
+        return None
+    return Before(where, run_once(exercise, answer, replace(case, start=np.zeros(got.shape, dtype))).good)
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return (a == b) | ((a != a) & (b != b))
+
+
+def explained_by_before(exercise: Exercise, answer, case: Case, attempt: Attempt, before: Before) -> Attempt:
+    """The verdict on a result that has in it what the output held before."""
+    count, total = int(before.where.sum()), before.where.size
+    line, code = store_that_adds(answer)
+    if code:
+        why = f"`{code}` takes what the output holds already, and nothing was there: the output is not set to 0 before."
+        where = (place(line[0], line[1]),)
+    else:
+        why = ("What the output holds already is used, by an update such as `+=` or by an option such as beta of a "
+               "library's call, and nothing was there: the output is not set to 0 before.")
+        where = ()
+    if before.right_from_zero:
+        cure = "From an output full of zeros the result would be right. Store with `=`, or begin with a total of 0."
+    else:
+        cure = "From an output full of zeros the result would be wrong, too."
+    head = "The result is added to what was in the output, and nothing was there." if before.right_from_zero else (
+        "The result depends on what was in the output, and nothing was there.")
+    how_many = "" if count == total else f" This is so for {count:,} of {total:,} elements."
+    again = compared(exercise, case, attempt.got, attempt.unwritten & ~before.where)
+    return replace(attempt, headline=head, table=again.table,
+                   details=(f"The smallest case that fails: {size_text(case.size)}. {why}{how_many}", *where, cure))
 
 
 FINDINGS = (
@@ -82,6 +147,9 @@ FINDINGS = (
     ("races", "race", "Two threads race for the same element."),
     ("uninitialized_reads", "uninitialized", "A thread reads memory that nothing has written."),
 )
+
+
+ONE_WARP = re.compile(r" These threads are of one warp: for them cuda\.syncwarp\(\) is enough\.")
 
 
 def observer(exercise: Exercise, case: Case, whole: bool = False):
@@ -94,24 +162,66 @@ def observer(exercise: Exercise, case: Case, whole: bool = False):
         out = poison(case.expected.shape, dtype) if case.start is None else case.start.copy()
         inputs = tuple(v.copy() if isinstance(v, np.ndarray) else v for v in case.inputs)
         try:
-            with host_limit(LAUNCHER_LIMIT_S), limited("forward"):
+            seconds = None if device.on_gpu() else OBSERVE_LIMIT_S
+            with host_limit(LAUNCHER_LIMIT_S), limited("forward", seconds):
                 report = observe(answer[exercise.launch(**case.size)], *arguments_of(exercise, inputs, out, case.size))
-        except Exception as error:  # as in run_once
+        except (Exception, HostTimeout) as error:  # as in run_once
+            if type(error).__name__ in ("KernelTimeout", "HostTimeout") and not device.on_gpu():
+                return _not_observed(case)
             return explained(exercise, answer, case, error)
         kinds = tuple((kind, len(getattr(report, name))) for name, kind, _ in FINDINGS)
+        every = tuple(sorted(_whole(f, report) for name, _, _ in FINDINGS for f in getattr(report, name)))
         for name, kind, headline in FINDINGS:
             if found := getattr(report, name):
-                details = [str(finding) for finding in found[:2]]
+                details = [_sentence(finding, found, report) for finding in found[:2]]
                 if len(found) > 2:
                     details.append(f"There are {len(found)} such findings at {size_text(case.size)}; these are the "
                                    "first two.")
                 if kind == "out_of_bounds":
-                    details += guard_question(exercise, case)
-                every = tuple(sorted((f.kind, str(f.index)) for f in found)) if whole else kinds
-                return Attempt(kind, headline, tuple(details), trace=(), exact=every)
+                    details += guard_question(exercise, case, *_first_outside(found[0], report))
+                alike = tuple(sorted((f.kind, str(f.index)) for f in found)) if whole else kinds
+                return Attempt(kind, headline, tuple(details), trace=_orders(found), exact=alike, whole=every)
         if missing := exercise.missing(report):
             return Attempt("demand", "The result is right, but one thing is asked for besides.", (missing,),
-                           trace=(missing,))
+                           trace=(missing,), whole=tuple(sorted(report.counts.items())))
         return Attempt("passed")
 
     return run
+
+
+def _orders(findings: list) -> tuple:
+    """Of races, which access comes first: a barrier that is missing after a store is another than one after a load."""
+    found = (re.search(r"\b(reads|writes|updates)\b.* and .*\b(reads|writes|updates)\b", str(one)) for one in findings)
+    return tuple(sorted({match.groups() for match in found if match}))
+
+
+def _not_observed(case: Case) -> Attempt:
+    """The kernel ended when it was launched, in every order: only the watching took too long."""
+    return Attempt("not_observed", "The result is right, but watching its threads took too long.",
+                   (f"At {size_text(case.size)} it was stopped after {OBSERVE_LIMIT_S:g} s. Is the machine busy? Then "
+                    "check again. If not: does a thread go through much more of the input than it needs?",), whole=None)
+
+
+def _whole(finding, report) -> tuple:
+    """Everything that a finding says but the numbers of its lines, whose text stands for them."""
+    file = getattr(report, "filename", "")
+    return (finding.kind, getattr(finding, "array", ""), str(finding.index), str(getattr(finding, "threads", "")),
+            str(getattr(finding, "block", "")), *(bare_code(file, line) for line in getattr(finding, "lines", ())))
+
+
+def _sentence(finding, found: list, report) -> str:
+    """What the finding says; that syncwarp is enough only if it is for all that race, in blocks of more than a warp."""
+    threads = int(np.prod(getattr(report, "block", (1,))))
+    if threads <= 32 or any(getattr(one, "reach", 0) for one in found):
+        return ONE_WARP.sub("", str(finding))
+    return str(finding)
+
+
+def _first_outside(finding, report) -> tuple:
+    """(shape of the array, thread, block) of the first access outside an array, for the question after the guard."""
+    array = getattr(report, "arrays", {}).get(getattr(finding, "array", ""))
+    block, threads = getattr(finding, "block", None), getattr(finding, "threads", None)
+    if array is None or block is None or not threads:
+        return ()
+    x, y, _ = report.grid
+    return array[1], threads[0], (block % x, block // x % y, block // (x * y))

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from labkit import device
 from labkit._common.tables import size_text
 from labkit.course.check.cases import Attempt, Case, threads_of
-from labkit.course.check.run import observer, run_once
+from labkit.course.check.complaints import uses_shared
+from labkit.course.check.run import depends_on_before, explained_by_before, observer, run_once
 from labkit.course.exercises import Exercise
 
 ORDERS = ("reverse", "scattered")  # after "forward"
 ORDERED_ELEMENTS = 20_000  # larger cases run forward only
 OBSERVED_THREADS = 1_100  # observe is plain Python: small cases only
 TELLING_ELEMENTS = 8  # fewer wrong elements show no pattern
+FAULTS = ("out_of_bounds", "barrier", "warp", "misaligned")  # of which a launch shows the first alone
+
+
+@dataclass(frozen=True)
+class Known:
+    """The known wrong answer that does the same as this one. exact: in everything that was compared."""
+
+    mistake: str = ""
+    exact: bool = False
 
 
 def run_stages(exercise: Exercise, answer, cases: list[Case]):
@@ -37,9 +47,13 @@ def run_stages(exercise: Exercise, answer, cases: list[Case]):
             attempt = run(answer)
             if not attempt.good:
                 more = stage[position + 1 :]
-                mistake = _known_mistake(exercise, answer, attempt, run, more, case)
-                return _with_larger(answer, attempt, case, more), case, mistake
-    return None, None, ""
+                before = depends_on_before(exercise, answer, case, attempt)
+                known = _known_mistake(exercise, answer, attempt, run, more, case, before is not None)
+                if before is not None:
+                    return explained_by_before(exercise, answer, case, attempt, before), case, known
+                attempt = _with_larger(answer, attempt, case, more)
+                return (attempt if known.exact else _with_observed(exercise, answer, attempt, cases)), case, known
+    return None, None, Known()
 
 
 def _with_larger(answer, attempt: Attempt, case: Case, more: list) -> Attempt:
@@ -50,6 +64,19 @@ def _with_larger(answer, attempt: Attempt, case: Case, more: list) -> Attempt:
         if larger.expected.size >= TELLING_ELEMENTS and (theirs := run(answer)).seen:
             detail = f"At {size_text(larger.size)}, in the table: {theirs.seen}"
             return replace(attempt, details=(*attempt.details, detail), table=theirs.table)
+    return attempt
+
+
+def _with_observed(exercise: Exercise, answer, attempt: Attempt, cases: list[Case]) -> Attempt:
+    """Threads that do not wait for one another give wrong numbers, too: what observe finds is the better half of the
+    verdict, where shared memory is used."""
+    if attempt.kind != "wrong_result" or exercise.kind != "kernel" or device.on_gpu() or not uses_shared(answer):
+        return attempt
+    for case in _observed_cases(exercise, cases):
+        seen = observer(exercise, case)(answer)
+        if seen.kind in ("race", "uninitialized", "barrier"):
+            return replace(attempt, details=(*attempt.details[:1], f"{seen.headline} {seen.details[0]}",
+                                             *attempt.details[1:]))
     return attempt
 
 
@@ -68,35 +95,58 @@ def _runner(exercise: Exercise, case: Case, order: str):
     return run
 
 
-def _known_mistake(exercise: Exercise, answer, attempt: Attempt, run, more: list, case: Case) -> str:
-    """The known wrong answer that does the same as this one, in the failing run and in the next ones; "" if none."""
-    if device.on_gpu() and attempt.kind in ("never_ends", "gpu_fault"):
-        return ""  # this GPU takes no more launches from this process
+def _known_mistake(exercise: Exercise, answer, attempt: Attempt, run, more: list, case: Case, adds: bool) -> Known:
+    """The known wrong answer that does the same as this one, in the failing run and in the next ones.
+
+    adds: the answer's result has in it what the output held before. It is then unlike one that writes nothing.
+    """
+    if attempt.kind == "not_observed" or (device.on_gpu() and attempt.kind in ("never_ends", "gpu_fault")):
+        return Known()  # after a fault the GPU takes no more launches from this process
     best, found = -1, []
-    theirs_more = None
+    mine_more = None
     for mistake, wrong in exercise.wrong.items():
         theirs = run(wrong)
         score = _alike(attempt, theirs)
-        if score < 0:
+        if score < 0 or (depends_on_before(exercise, wrong, case, theirs) is not None) != adds:
             continue
-        if theirs_more is None:  # a few more cases, run once, only when there is something to compare with
+        if mine_more is None:  # a few more cases, run once, only when there is something to compare with
             slow = attempt.kind in ("never_ends", "unsupported", "wrong_types", "wrong_arguments")
-            theirs_more = [] if slow else [(next_run, next_run(answer)) for _, next_run in more[:4]]
-        scores = [_alike(mine, next_run(wrong)) for next_run, mine in theirs_more]
-        if min(scores, default=0) < 0:
+            mine_more = [] if slow else [(next_run, next_run(answer)) for _, next_run in more[:4]]
+        pairs = [(attempt, theirs), *((mine, next_run(wrong)) for next_run, mine in mine_more)]
+        scores = [_alike(*pair) for pair in pairs]
+        if min(scores) < 0:
             continue
-        score += sum(scores)
-        if score > best:
-            best, found = score, []
-        if score == best:
-            found.append((mistake, wrong))
+        if sum(scores) > best:
+            best, found = sum(scores), []
+        if sum(scores) == best:
+            found.append((mistake, wrong, pairs))
     if exercise.kind == "kernel" and not device.on_gpu():
         # The first fault alone may not tell them apart: the first in another order does, or all that observe finds.
         for look in (lambda a: run_once(exercise, a, case, "reverse"), observer(exercise, case, whole=True)):
-            if len(found) > 1:
+            if len(found) > 1 or (found and attempt.kind in FAULTS):
                 mine = look(answer)
-                found = [pair for pair in found if _alike(mine, look(pair[1])) > 0] or found
-    return ", or: ".join(mistake for mistake, _ in found)
+                seen = [(mistake, wrong, [*pairs, (mine, look(wrong))]) for mistake, wrong, pairs in found]
+                found = [one for one in seen if _alike(*one[2][-1]) > 0] or seen
+    exact = len(found) == 1 and all(_the_same(*pair) for pair in found[0][2]) and _tells(found[0][2])
+    return Known(", or: ".join(mistake for mistake, *_ in found), exact)
+
+
+def _the_same(a: Attempt, b: Attempt) -> bool:
+    """Everything that can be compared is equal: a fault with its thread, array, index and line, or the output."""
+    counted = a.kind != "demand" or bool(a.whole)  # one thing that is missing has many causes
+    return a.kind == b.kind and a.whole is not None and a.whole == b.whole and counted and _alike(a, b) >= 0
+
+
+def _tells(pairs: list) -> bool:
+    """Whether the outputs that are equal say anything. That nothing was written, or that all wrong elements are 0 or
+    NaN, has many causes; which elements of several were not written, and two different wrong numbers, have few."""
+    outputs = [mine for mine, _ in pairs if mine.got is not None and mine.wrong is not None and mine.wrong.any()]
+    values = set()
+    for mine in outputs:
+        if 0 < np.count_nonzero(mine.unwritten) < mine.got.size:
+            return True
+        values.update(mine.got[mine.wrong & ~mine.unwritten].tolist()[:100])
+    return not outputs or len([value for value in values if value == value]) > 1
 
 
 def _alike(a: Attempt, b: Attempt) -> int:

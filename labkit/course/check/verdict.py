@@ -6,11 +6,14 @@ labkit._common.tables names).
 
 from __future__ import annotations
 
+import ast
 import html
+import inspect
 import io
 import linecache
 import re
-import traceback
+import sys
+import textwrap
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +32,8 @@ class Verdict:
     headline: str
     details: tuple[str, ...] = ()  # paragraphs; the first says most
     table: dict | None = None  # {"columns": [...], "rows": [[...]]}: expected against got
-    mistake: str = ""  # the known mistake that this answer makes
+    mistake: str = ""  # the known mistake that this answer makes, or that it resembles
+    mistake_is_exact: bool = False  # it does the same in everything that was compared; else it only looks like it
     where: str = ""  # "on the CPU device", "measured on NVIDIA H200"
     size: dict | None = None  # of the smallest case that failed
     seed: int | None = None  # repeats the check: check(name, kernel, seed=...)
@@ -41,8 +45,9 @@ class Verdict:
         """For tools, as JSON."""
         return {"kind": "check", "exercise": self.exercise, "title": self.title, "passed": self.passed,
                 "verdict": self.kind, "headline": self.headline, "details": list(self.details), "table": self.table,
-                "mistake": self.mistake, "where": self.where, "size": self.size, "seed": self.seed,
-                "seconds": round(self.seconds, 3), "time_ms": self.time_ms, "ratio": self.ratio}
+                "mistake": self.mistake, "mistake_is_exact": self.mistake_is_exact, "where": self.where,
+                "size": self.size, "seed": self.seed, "seconds": round(self.seconds, 3),
+                "time_ms": self.time_ms, "ratio": self.ratio}
 
     @classmethod
     def from_result(cls, result: dict) -> Verdict:
@@ -53,11 +58,14 @@ class Verdict:
 
     @property
     def footer(self) -> str:
+        return self._footer(can_be_typed_to())
+
+    def _footer(self, notebook: bool) -> str:
         parts = [f"Reached {self.where}, in {self.seconds:.1f} s"] if self.where else []
         if self.seed is not None and not self.passed:
             parts.append(f"the same inputs again: seed={self.seed}")
         if not self.passed and self.kind != "unchanged":
-            parts.append(f'a hint: hint("{self.exercise}")')
+            parts.append(f'a hint: hint("{self.exercise}")' if notebook else f"a hint: labkit hint {self.exercise}")
         text = "; ".join(parts)
         return f"{text[0].upper()}{text[1:]}." if text else ""
 
@@ -81,7 +89,7 @@ class Verdict:
                 table.add_row(*row)
             parts.append(Padding(table, (0, 0, 0, 2)))
         if self.mistake:
-            parts.append(Text(mistake_sentence(self.mistake), style="yellow"))
+            parts.append(Text(mistake_sentence(self.mistake, self.mistake_is_exact), style="yellow"))
         if self.footer:
             parts.append(Text(self.footer, style="dim"))
         return Group(head, *(Padding(part, (0, 0, 0, 2)) for part in parts))
@@ -119,9 +127,9 @@ class Verdict:
             parts.append(f'<table style="margin:.4em 0"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>')
         if self.mistake:
             parts.append(line(";border-left:3px solid #e0a030;padding-left:.6em", marked_up(
-                mistake_sentence(self.mistake))))
-        if self.footer:
-            parts.append(line(";opacity:.7;font-size:90%", marked_up(self.footer)))
+                mistake_sentence(self.mistake, self.mistake_is_exact))))
+        if footer := self._footer(notebook=True):
+            parts.append(line(";opacity:.7;font-size:90%", marked_up(footer)))
         return (
             f'<div class="labkit-verdict" style="border-left:4px solid {colour};padding:.3em 0 .3em .9em;'
             f'margin:.4em 0;max-width:62em">{"".join(parts)}</div>'
@@ -139,8 +147,18 @@ class CheckFailed(AssertionError):
         return [f"CheckFailed: {self}"]
 
 
-def mistake_sentence(mistake: str) -> str:
-    return f"A known mistake does exactly this: {mistake}."
+def mistake_sentence(mistake: str, exact: bool) -> str:
+    return f"A known mistake does exactly this: {mistake}." if exact else f"This looks like a known mistake: {mistake}."
+
+
+def in_ipython() -> bool:
+    module = sys.modules.get("IPython")
+    return bool(module and module.get_ipython())
+
+
+def can_be_typed_to() -> bool:
+    """A notebook or an interactive Python: it displays what check returns, and takes hint(...)."""
+    return in_ipython() or hasattr(sys, "ps1")
 
 
 def marked_up(text: str) -> str:
@@ -242,6 +260,8 @@ def _whole(expected, got, inputs) -> str:
             return f"The output is a copy of input number {number + 1}."
     if not got.any():
         return "Every element is 0."
+    if got.size > 2 and (got == got.flat[0]).all() and not (expected == expected.flat[0]).all():
+        return f"Every element holds {show_value(got.flat[0].item() if got.flat[0] % 1 else int(got.flat[0]))}."
     if text := _shifted(expected.reshape(-1), got.reshape(-1)):
         return text
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -253,7 +273,9 @@ def _whole(expected, got, inputs) -> str:
     if got.size > 2 and np.isfinite(got).all():
         off = got - expected
         if np.allclose(off, off.flat[0], rtol=1e-4, atol=1e-6) and abs(off.flat[0]) > 1e-3:
-            return f"Every element is {abs(off.flat[0]):.4g} too {'large' if off.flat[0] > 0 else 'small'}."
+            by = abs(off.flat[0])
+            shown = f"{by:,.0f}" if by == int(by) else f"{by:.4g}"
+            return f"Every element is {shown} too {'large' if off.flat[0] > 0 else 'small'}."
     return ""
 
 
@@ -278,9 +300,25 @@ def source_line(filename: str, line: int) -> str:
     return linecache.getline(filename, line).strip() if filename and line else ""
 
 
+def bare_code(filename: str, line: int) -> str:
+    """A line without its spaces: equal where two answers have the same line."""
+    return "".join(source_line(filename, line).split("#")[0].split())
+
+
 def place(filename: str, line: int) -> str:
     code = source_line(filename, line)
     return f"Line {line}: `{code}`" if code else f"Line {line}."
+
+
+def parsed(function):
+    """The source of a function or kernel as a tree, and the line in its file at which it starts; (None, 0) if there is
+    none to be read."""
+    function = getattr(function, "py_func", function)
+    try:
+        lines, first = inspect.getsourcelines(function)
+        return ast.parse(textwrap.dedent("".join(lines))), first
+    except (OSError, TypeError, SyntaxError):
+        return None, 0
 
 
 def without_file(message: str) -> str:
@@ -299,9 +337,3 @@ def coordinates(position: tuple) -> str:
     if position[1] == position[2] == 0:
         return str(position[0])
     return str(tuple(position[:2])) if position[2] == 0 else str(tuple(position))
-
-
-def frame_in(error: BaseException, filename: str) -> int:
-    """The line of `filename` in which the error was raised, or 0."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == filename]
-    return lines[-1] if lines else 0

@@ -162,8 +162,8 @@ def test_a_right_kernel_passes_and_the_verdict_says_where():
         (7, "not_a_kernel", "Asked for is a kernel, not 7 (int)."),
         (two_parameters, "wrong_arguments", "Yours: a, out. Launched with: a, s, out, in this order."),
         (returns, "returns", "A kernel returns nothing: it writes its result into an array."),
-        (no_attribute, "wrong_types", "loat32 has no attribute wide"),
-        (uses_a_dictionary, "unsupported", "A dictionary cannot be used in device code"),
+        (no_attribute, "wrong_types", "`a[i]` is a number (float32) here, and has no `.wide`"),
+        (uses_a_dictionary, "unsupported", "A kernel cannot make a dictionary: a thread can ask for no memory"),
         (writes_its_input, "input_changed", "Input number 1 was written to."),
         (barrier_in_a_branch, "barrier", "Some threads of a block never reach a barrier"),
         (neighbours_share, "race", ""),
@@ -231,7 +231,7 @@ def test_an_endless_function_of_the_host_is_stopped(monkeypatch):
         (lambda n, threads: [n, n], "wrong_shape", "The function returns 2 numbers; expected is one number."),
         (lambda n, threads: "many", "wrong_types", "The function returns str, not numbers."),
         (lambda n, threads: n // 0, "raised", "It raised ZeroDivisionError."),
-        (lambda n: n, "raised", "takes 1 positional argument but 2 were given"),
+        (lambda n: n, "raised", "`<lambda>` takes 1 argument, and is called with 2."),
         (lambda n, threads: n // threads + 1, "wrong_result", "It was called with 128, 128."),
         (right, "not_a_function", "`right` is a kernel; asked for is a function of the host."),
     ],
@@ -243,8 +243,8 @@ def test_functions_of_the_host(function, kind, words):
 
 
 def test_predictions():
-    def predicted(**numbers):
-        return examined(None, "idle_threads", numbers=numbers)
+    def predicted(tries=2, **numbers):
+        return examined(None, "idle_threads", numbers=numbers, tries=tries)
 
     assert predicted(idle=24, blocks=8).passed
     assert predicted(idle=None, blocks=8).headline == "No prediction yet for `idle`."

@@ -1,0 +1,460 @@
+"""A kernel that does not compile: which line, what was meant there, and what is allowed.
+
+The compiler's report says what did not fit; the learner's own source says what was written. RULES reads both.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import difflib
+import inspect
+import re
+from dataclasses import dataclass, field, replace
+
+from labkit import cuda
+from labkit.course.check.verdict import counted, parsed, place, split_line, without_file
+
+ARRAY_ATTRIBUTES = ("shape", "size", "ndim", "dtype", "strides", "itemsize", "nbytes", "T")
+_ENGLISH = {"a", "an", "the", "whole", "no", "cannot", "keyword", "call", "its", "it", "failed", "one", "arguments",
+            "default", "recursion", "await", "yield", "del", "match", "global", "nonlocal"}  # fmt: skip
+_OPERATORS = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**",
+              "matmul": "@", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=", "iadd": "+=",
+              "isub": "-=", "imul": "*=", "itruediv": "/=", "and_": "&", "or_": "|", "xor": "^"}  # fmt: skip
+ONE_BY_ONE = "A kernel computes single elements"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One function of the learner's."""
+
+    function: object
+    filename: str
+    tree: ast.AST  # with the lines of the file; an empty Module where the source is not at hand
+    axes: dict[str, int] = field(default_factory=dict)  # how many a parameter has
+
+    def nodes(self, kind, line: int = 0):
+        """The nodes of this kind, on this line if it is known."""
+        found = [node for node in ast.walk(self.tree) if isinstance(node, kind)]
+        return [node for node in found if node.lineno <= line <= node.end_lineno] or found if line else found
+
+    def names(self) -> set[str]:
+        """What its code can name: its own variables, its surroundings, and Python's."""
+        own = {node.id for node in self.nodes(ast.Name) if isinstance(node.ctx, ast.Store)}
+        own |= {node.arg for node in self.nodes(ast.arg)}
+        code = getattr(self.function, "__code__", None)
+        return own | set(getattr(self.function, "__globals__", {})) | set(getattr(code, "co_freevars", ()))
+
+
+def sources_of(answer, depth: int = 3) -> dict[str, Source]:
+    """The answer, and the functions that it names, by name."""
+    found: dict[str, Source] = {}
+    under_way = [(getattr(answer, "py_func", answer), depth)]
+    while under_way:
+        function, left = under_way.pop(0)
+        if not inspect.isfunction(function) or function.__name__ in found:
+            continue
+        if (function.__module__ or "").partition(".")[0] == "labkit":
+            continue
+        tree, first = parsed(function)
+        if tree is not None:
+            ast.increment_lineno(tree, first - 1)
+        found[function.__name__] = Source(function, function.__code__.co_filename, tree or ast.Module([], []))
+        cells = (cell.cell_contents for cell in function.__closure__ or () if _is_set(cell))
+        named = [*cells, *(function.__globals__.get(name) for name in function.__code__.co_names)]
+        if left:
+            under_way += [(getattr(one, "py_func", one), left - 1) for one in named
+                          if hasattr(one, "py_func") or inspect.isfunction(one)]
+    return found
+
+
+def _is_set(cell) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """A sentence, the line that it is about, the file of that line."""
+
+    sentence: str
+    line: int
+    filename: str
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        return (place(self.filename, self.line),) if self.line else ()
+
+
+def complaint(answer, error: Exception, axes: dict[str, int] | None = None) -> Complaint:
+    """What is wrong with a kernel that does not compile. axes: of its parameters that are arrays, where it is known."""
+    message = without_file(re.sub(r"\x1b\[[0-9;]*m", "", str(error)))
+    text, line = split_line(message)
+    named = re.match(r"(\w+)(?:, line \d+)?: ", message)
+    sources = sources_of(answer)
+    source = sources.get(named.group(1)) if named else None
+    if source is not None and line == 0:
+        text = message[named.end() :]
+    text = text.removeprefix("does not compile for these argument types: ")
+    for one in [source] if source else sources.values():
+        for rule in RULES:
+            if found := rule(replace(one, axes=axes or {}), text, line):
+                sentence, node = found
+                return Complaint(sentence, getattr(node, "lineno", line), one.filename)
+    source = source or next(iter(sources.values()), Source(None, "", ast.Module([], [])))
+    return Complaint(_cleaned(text, source), line, source.filename)
+
+
+# --- Rules: (source, text, line) -> (sentence, node), or None --------------------------------------------------------
+
+
+def _matrix_product(source, text, line):
+    products = [n for n in source.nodes((ast.BinOp, ast.AugAssign), line) if isinstance(n.op, ast.MatMult)]
+    if not products or not (line or "scipy" in text or "matmul" in text or "@" in text):
+        return None
+    return matrix_product(products[0]), products[0]
+
+
+def matrix_product(node) -> str:
+    return (f"`{_code(node)}`: a kernel has no `@`, which works on whole arrays. {ONE_BY_ONE}: add up the products in "
+            "a loop, `total += a[row, k] * b[k, col]`.")
+
+
+def _unknown_name(source, text, line):
+    found = re.search(r"the name '(\w+)' is not defined", text)
+    if not found:
+        return None
+    name = found.group(1)
+    return f"There is no `{name}` here.{meant_name(name, source.names())}", None
+
+
+def _missing_in_module(source, text, line):
+    found = re.match(r"([\w.]+)\.(\w+) does not exist|([\w.]+) has no attribute '(\w+)'", text)
+    if not found:
+        return None
+    base, name = (found.group(1) or found.group(3)), (found.group(2) or found.group(4))
+    return f"There is no `{base}.{name}`.{meant(name, _members(source, base), f'{base}.')}", None
+
+
+def _members(source, base: str) -> list[str]:
+    first, *rest = base.split(".")
+    function = source.function
+    value = getattr(function, "__globals__", {}).get(first, cuda if first == "cuda" else None)
+    for name in rest:
+        value = getattr(value, name, None)
+    return [name for name in dir(value) if not name.startswith("_")]
+
+
+def _unknown_attribute(source, text, line):
+    found = re.search(r"^(.+) has no attribute (\w+)$", text) or re.search(r"^the method \.(\w+)\(\)", text)
+    if not found:
+        return None
+    name = found.group(found.lastindex)
+    nodes = [n for n in source.nodes(ast.Attribute, line) if n.attr == name]
+    node = nodes[0] if nodes else None
+    whose = f"`{_code(node.value)}`" if node is not None else "It"
+    if found.lastindex == 2 and "array" not in found.group(1):
+        return f"{whose} is a number ({found.group(1)}) here, and has no `.{name}`.", node
+    if name in ARRAY_ATTRIBUTES:
+        return f"`{_code(node)}` is a value, not a function: write it without ().", node
+    sentence = f"{whose} has no `.{name}`{'()' if found.lastindex == 1 else ''} in a kernel."
+    near = meant(name, ARRAY_ATTRIBUTES, f"{_code(node.value)}." if node is not None else ".")
+    if not near and name in ("lenght", "length", "len", "count"):
+        near = " Did you mean `.size`, the number of its elements, or `.shape[0]`, the length of its first axis?"
+    return f"{sentence}{near or ' An array has `.shape`, `.size`, `.ndim` and `.dtype` there.'}", node
+
+
+def _grid(source, text, line):
+    """cuda.grid(2) in one name, cuda.grid(1) in two."""
+    for node in source.nodes(ast.Assign):
+        call = node.value
+        is_grid = isinstance(call, ast.Call) and _code(call.func).rpartition(".")[2] in ("grid", "gridsize")
+        if not is_grid or not call.args or not isinstance(call.args[0], ast.Constant) or len(node.targets) != 1:
+            continue
+        axes, target = call.args[0].value, node.targets[0]
+        count = len(target.elts) if isinstance(target, ast.Tuple) else 1
+        whole = isinstance(target, ast.Name) and any(
+            isinstance(n.value, ast.Name) and n.value.id == target.id for n in source.nodes(ast.Subscript))
+        if axes == count or axes not in (1, 2, 3) or (whole and axes > 1):
+            continue
+        names = ", ".join(("x", "y", "z")[:axes])
+        form = f"{names} = {_code(call)}" if axes > 1 else f"{_code(target).strip('()').split(',')[0]} = {_code(call)}"
+        if count == 1:
+            instead = f", or `{_code(call.func)}(1)` for one"
+        else:
+            instead = f", or `{_code(call.func)}({count})` for {count}"
+        return (f"`{_code(call)}` gives {counted(axes, 'number')}, and {counted(count, 'name')} "
+                f"{'stands' if count == 1 else 'stand'} on the left. Write `{form}`{instead}."), node
+    return None
+
+
+def _shape_whole(source, text, line):
+    """i < out.shape"""
+    if "UniTuple" not in text and "Tuple(" not in text:
+        return None
+    for node in source.nodes((ast.Compare, ast.BinOp), line):
+        sides = [node.left, *node.comparators] if isinstance(node, ast.Compare) else [node.left, node.right]
+        for side in sides:
+            if isinstance(side, ast.Attribute) and side.attr == "shape":
+                code = _code(side)
+                return (f"`{code}` is a tuple with the length of each axis. Compare with one of them, `{code}[0]`, or "
+                        f"with the number of elements, `{_code(side.value)}.size`."), node
+    return None
+
+
+def _unpacking(source, text, line):
+    found = re.search(r"[Ff]ailed to unpack (.+)|wrong tuple length.*?expected (\d+), got (\d+)", text)
+    if not found:
+        return None
+    nodes = [n for n in source.nodes(ast.Assign, line) if isinstance(n.targets[0], ast.Tuple)]
+    if not nodes:
+        return None
+    names, value = len(nodes[0].targets[0].elts), nodes[0].value
+    if isinstance(value, ast.Attribute) and value.attr == "shape" and found.group(3):
+        has = f"`{_code(value.value)}` has {counted(int(found.group(3)), 'axis').replace('axiss', 'axes')}"
+    else:
+        has = f"`{_code(value)}` is {'one number' if found.group(1) else counted(int(found.group(3)), 'number')}"
+    return f"{has}, and {counted(names, 'name')} stand on the left.", nodes[0]
+
+
+def _indices(source, text, line):
+    found = re.search(r"cannot index array of (\S+) \((\d)D\) with (\d+) ind", text, re.IGNORECASE)
+    if not found:
+        return None
+    axes, given = int(found.group(2)), int(found.group(3))
+    nodes = [n for n in source.nodes(ast.Subscript, line) if _width(n.slice) == given
+             and source.axes.get(_code(n.value), axes) == axes]
+    node = nodes[0] if len({_code(n.value) for n in nodes}) == 1 else None
+    whose = f"`{_code(node.value)}`" if node is not None else "An array of this line"
+    plural = "axis" if axes == 1 else "axes"
+    return f"{whose} has {axes} {plural}, and gets {given} {'index' if given == 1 else 'indices'}.", node
+
+
+def _width(index) -> int:
+    return len(index.elts) if isinstance(index, ast.Tuple) else 1
+
+
+def _float_index(source, text, line):
+    if not re.search(r"index must be an integer|float\d* .*index|indices must be integers", text):
+        return None
+    for node in source.nodes(ast.Subscript, line):
+        for part in ast.walk(node.slice):
+            divides = isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div)
+            if divides:
+                return f"The index `{_code(node.slice)}` is not an integer: `/` always gives a float. Use `//`.", node
+            if isinstance(part, ast.Name) and (given := _divided(source, part.id)) is not None:
+                return (f"The index `{part.id}` is not an integer: `{_code(given)}` has a `/`, which always gives a "
+                        "float. Use `//`."), node
+    nodes = source.nodes(ast.Subscript, line)
+    code = f"The index in `{_code(nodes[0])}`" if line and nodes else "An index"
+    return f"{code} is not an integer. Only integers are indices; `int(...)` makes one of a number.", (
+        nodes[0] if line and nodes else None)
+
+
+def _divided(source, name: str):
+    """The value that is assigned to the name, if it holds a division."""
+    for node in source.nodes((ast.Assign, ast.AugAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if any(isinstance(t, ast.Name) and t.id == name for t in targets):
+            whole = [*ast.walk(node.value), node]
+            if any(isinstance(getattr(n, "op", None), ast.Div) for n in whole):
+                return node.value
+    return None
+
+
+def _operands(source, text, line):
+    """An operator between types that it does not take."""
+    found = re.match(r"(?:<built-in function )?(\w+)>? does not take the types \((.*)\)$", text)
+    if not found or found.group(1) not in _OPERATORS:
+        return None
+    sign = _OPERATORS[found.group(1)]
+    kinds = [_type_words(part) for part in _split(found.group(2))]
+    nodes = [n for n in source.nodes((ast.BinOp, ast.AugAssign, ast.Compare), line) if _sign_of(n) == sign]
+    node = nodes[0] if nodes and (line or len(nodes) == 1) else None
+    where = f"`{_code(node)}`: " if node is not None else ""
+    which = " and ".join(kinds)
+    index = f" {ONE_BY_ONE}: is an index missing?" if "whole array" in which else ""
+    return f"{where}`{sign}` cannot be used with {which} in a kernel.{index}", node
+
+
+def _sign_of(node) -> str:
+    op = node.ops[0] if isinstance(node, ast.Compare) else node.op
+    signs = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**",
+             ast.MatMult: "@", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=",
+             ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^"}  # fmt: skip
+    return signs.get(type(op), "") + ("=" if isinstance(node, ast.AugAssign) else "")
+
+
+def _split(types_: str) -> list[str]:
+    parts, depth = [""], 0
+    for sign in types_:
+        depth += {"(": 1, ")": -1}.get(sign, 0)
+        if sign == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return [part.strip() for part in parts]
+
+
+def _type_words(name: str) -> str:
+    if found := re.match(r"array of (\w+) \((\d)D\)", name):
+        return f"a whole array of {found.group(1)}"
+    if found := re.match(r"UniTuple\((.+) x (\d+)\)", name):
+        return f"a tuple of {counted(int(found.group(2)), 'number')}"
+    if name.startswith("Tuple("):
+        return "a tuple"
+    if re.fullmatch(r"(u?int|float|bool|complex)\d*", name):
+        return f"a number ({name})"
+    return "nothing (None)" if name == "none" else f"`{name}`"
+
+
+def _host_function(source, text, line):
+    found = re.match(r"((?:np|numpy)\.\w+) cannot be called in device code", text)
+    if found:
+        return (f"`{found.group(1)}` works on whole arrays, on the CPU. {ONE_BY_ONE}: write the loop, with functions "
+                "of `math` for one number."), None
+    found = re.match(r"numba\.cuda has no (np\.\w+); use (math\.\w+)", text)
+    if found:
+        return f"A kernel has no `{found.group(1)}`. Use `{found.group(2)}`, which takes one number.", None
+    found = re.match(r"((?:numba\.)?cuda\.\w+) is a host function;", text)
+    if found:
+        barrier = " The barrier of a block is `cuda.syncthreads()`." if "synchronize" in found.group(1) else ""
+        return f"`{found.group(1)}` is for the host: a kernel cannot call it.{barrier}", None
+    found = re.match(r"(\S+) is a host function; (.*)", text)
+    if found:
+        return f"`{found.group(1)}` is a function of the host. To call it in a kernel, {found.group(2)}.", None
+    found = re.match(r"(.+) cannot be called in device code$", text)
+    if found and "[" in found.group(1):
+        return (f"`{found.group(1)}(...)`: a kernel is launched by the host, not in a kernel. What a kernel calls is a "
+                "function under `@cuda.jit(device=True)`, without [grid, block]."), None
+    if found:
+        return f"`{found.group(1)}` is no function. For an element of an array use [ ].", None
+    return None
+
+
+def _container(source, text, line):
+    found = re.match(r"(a list|a dictionary|a set|a \w+ comprehension|a generator) cannot be used in device", text)
+    if not found:
+        return None
+    return (f"A kernel cannot make {found.group(1)}: a thread can ask for no memory while it runs. Use variables, or "
+            "`cuda.local.array(shape, dtype)` with a constant shape."), None
+
+
+def _unset(source, text, line):
+    found = re.match(r"(\w+) is read before it is set", text)
+    if not found:
+        return None
+    return (f"`{found.group(1)}` is used here, and on some way to this line it has no value yet. Set it before, as in "
+            f"`{found.group(1)} = float32(0.0)`."), None
+
+
+def _whole_array(source, text, line):
+    if not text.startswith("whole arrays cannot be"):
+        return None
+    return f"This computes with a whole array, or stores one. {ONE_BY_ONE}, `out[i] = ...`: is an index missing?", None
+
+
+def _stored_array(source, text, line):
+    found = re.match(r"cannot store a value of type (array|.*[Tt]uple)", text, re.IGNORECASE)
+    if not found:
+        return None
+    what = "a whole array" if found.group(1) == "array" else "a tuple"
+    return f"What is stored here is {what}, and an element holds one number: is an index missing?", None
+
+
+def _stub_arguments(source, text, line):
+    found = re.match(r"([\w.]+) takes \((.*)\), (\d+) given", text)
+    if not found:
+        return None
+    name, parameters, count = found.groups()
+    if name.endswith(("grid", "gridsize")):
+        return f"`{name}` takes the number of axes, 1 to 3, as in `{name}(1)`.", None
+    many = counted(len(parameters.split(", ")) if parameters else 0, "argument")
+    return f"`{name}({parameters})` takes {many}, and is called with {count}.", None
+
+
+def _too_many_types(source, text, line):
+    found = re.match(r"(\w+) is (.+) on one path and (.+) on another", text)
+    if not found:
+        return None
+    name, *kinds = found.groups()
+    return (f"`{name}` is {_type_words(kinds[0])} on one path through the kernel and {_type_words(kinds[1])} on "
+            "another. A variable has one type: use two names."), None
+
+
+RULES = (_matrix_product, _unknown_name, _missing_in_module, _grid, _unknown_attribute,
+         _shape_whole, _unpacking, _indices, _float_index, _operands, _host_function, _container, _unset, _whole_array,
+         _stored_array, _stub_arguments, _too_many_types)
+
+
+# --- Where the output is added to ------------------------------------------------------------------------------------
+
+
+def store_that_adds(answer) -> tuple[tuple[str, int], str]:
+    """((file, line), code) of the first `array[...] += ...` or atomic in the answer or what it calls; (("", 0), "") if
+    there is none. The output is the last parameter: it is looked for first."""
+    sources = list(sources_of(answer).values())
+    parameters = list(inspect.signature(getattr(answer, "py_func", answer)).parameters) if callable(
+        getattr(answer, "py_func", answer)) else []
+    found = []
+    for source in sources:
+        for node in source.nodes((ast.AugAssign, ast.Call)):
+            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Subscript):
+                found.append((source, node, ast.unparse(node.target.value)))
+            elif isinstance(node, ast.Call) and ".atomic." in ast.unparse(node.func) and node.args:
+                found.append((source, node, ast.unparse(node.args[0])))
+    last = parameters[-1] if parameters else ""
+    for source, node, _ in sorted(found, key=lambda one: one[2] not in (last, "out")):
+        return (source.filename, node.lineno), _code(node)
+    return ("", 0), ""
+
+
+def uses_shared(answer) -> bool:
+    """Whether threads of a block can hand anything to one another."""
+    words = ("shared", "shfl", "cp_async")
+    return any(word in ast.unparse(source.tree) for source in sources_of(answer).values() for word in words)
+
+
+# --- Words -----------------------------------------------------------------------------------------------------------
+
+
+def meant(name: str, known, prefix: str = "") -> str:
+    """" Did you mean `size`?", or "" where no known name is near."""
+    lower = {one.lower(): one for one in sorted(known, reverse=True)}
+    near = difflib.get_close_matches(name.lower(), [*lower], 1, 0.7)
+    return f" Did you mean `{prefix}{lower[near[0]]}`?" if near else ""
+
+
+IMPORTS = {"np": "import numpy as np", "math": "import math", "cuda": "from labkit import cuda",
+           **{name: f"from numba import {name}" for name in ("float16", "float32", "float64", "int32", "int64",
+                                                             "uint32", "uint64", "uint8")}}  # fmt: skip
+
+
+def meant_name(name: str, own) -> str:
+    """What may be meant by a name that nothing has: one of the function's own, an import, one of Python's."""
+    if name in IMPORTS:
+        return f" Import it: `{IMPORTS[name]}`."
+    return meant(name, own) or meant(name, dir(builtins))
+
+
+def _code(node) -> str:
+    text = ast.unparse(node)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _cleaned(text: str, source: Source) -> str:
+    """The compiler's own sentence, where no rule knows it: types in words, and names as they were written."""
+    lines = [part.strip() for part in text.splitlines() if part.strip()]
+    text = " ".join(lines[:4])
+    text = re.sub(r"UniTuple\(.+? x (\d+)\)", lambda m: f"a tuple of {counted(int(m.group(1)), 'number')}", text)
+    text = re.sub(r"array of (\w+) \((\d)D\)", r"an array of \1", text)
+    text = re.sub(r"\$?\b\d+\w+(\.\d+)+\b:?", "", text)
+    first = text.split(" ")[0]
+    if first.lower() in _ENGLISH:
+        text = text[:1].upper() + text[1:]
+    elif first in source.names() or re.search(r"[.\[(]", first.rstrip(".,;")):
+        text = f"`{first}`{text[len(first):]}"
+    text = text.rstrip(" .")
+    return f"{text}." if text.startswith(("`",)) or first.lower() in _ENGLISH else f"{text[:1].upper()}{text[1:]}."

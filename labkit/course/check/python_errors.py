@@ -1,0 +1,154 @@
+"""An exception that Python or NumPy raised in a learner's function: what it means there, and what is allowed."""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+import traceback
+
+from labkit._common import paths
+from labkit.course.check.complaints import meant, meant_name
+
+
+def learners_frame(error: BaseException, own_file: str) -> tuple[str, int]:
+    """(file, line) of the innermost frame that is the learner's: of the answer's file, else of no library. ("", 0) if
+    there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    of_answer = [frame for frame in frames if frame.filename == own_file]
+    others = [frame for frame in frames if not _of_library(frame.filename)]
+    chosen = of_answer or others
+    return (chosen[-1].filename, chosen[-1].lineno or 0) if chosen else ("", 0)
+
+
+def _of_library(filename: str) -> bool:
+    if filename.startswith("<frozen"):
+        return True
+    roots = (str(paths.PACKAGE), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
+    return filename.startswith(tuple(root for root in roots if root))
+
+
+def raised_by_labkit(error: BaseException) -> bool:
+    """Whether the message is labkit's own, which is written to be read."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = frames[-1].filename if frames else ""
+    return own.startswith(str(paths.PACKAGE)) and not own.startswith(str(paths.PACKAGE / "course" / "check"))
+
+
+def in_words(error: BaseException) -> str:
+    """A sentence or two about an exception; its own message stands in quotation marks where no rule knows it."""
+    message = " ".join(str(error).split())
+    for kind, pattern, words in RULES:
+        if isinstance(error, kind) and (found := re.search(pattern, message)):
+            return words(error, found) if callable(words) else words.format(*found.groups())
+    name = type(error).__name__
+    return f"{name}: “{message}”" if message else f"{name}, without a message."
+
+
+def _unknown_name(error, found) -> str:
+    frame = _innermost(error)
+    known = {*frame.f_locals, *frame.f_globals} if frame else ()
+    return f"There is no `{found.group(1)}` here.{meant_name(found.group(1), known)}"
+
+
+def _unknown_attribute(error, found) -> str:
+    value, name = getattr(error, "obj", None), found.group(found.lastindex)
+    near = meant(name, [one for one in dir(value) if not one.startswith("_")], ".") if value is not None else ""
+    owner = f"The module {found.group(1)}" if found.re.pattern.startswith("module") else _a_kind(found.group(1))
+    return f"{owner} has no `.{name}`.{near}"
+
+
+def _innermost(error):
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_frame if trace else None
+
+
+_KINDS = {"int": "An integer", "float": "A number", "NoneType": "None", "list": "A list", "tuple": "A tuple",
+          "numpy.ndarray": "A NumPy array", "ndarray": "A NumPy array", "dict": "A dictionary", "str": "A text",
+          "function": "A function", "builtin_function_or_method": "A function", "Kernel": "A kernel",
+          "DeviceNDArray": "A device array", "module": "A module"}  # fmt: skip
+
+
+def _a_kind(name: str) -> str:
+    return _KINDS.get(name, f"A {name}")
+
+
+def _arguments(error, found) -> str:
+    return (f"`{found.group(1)}` takes {found.group(2)} {'argument' if found.group(2) == '1' else 'arguments'}, and is "
+            f"called with {found.group(3)}.")
+
+
+def _missing(error, found) -> str:
+    return f"`{found.group(1)}` is called without {found.group(3).replace(chr(39), '`')}."
+
+
+def _operands(error, found) -> str:
+    left, right = (kind if kind == "None" else kind[:1].lower() + kind[1:] for kind in map(_a_kind, found.groups()[1:]))
+    none = " What is None was never set: does a function return nothing?" if "NoneType" in found.groups() else ""
+    return f"`{found.group(1).split(' ')[0]}` is not defined for {left} and {right}.{none}"
+
+
+def _shapes(error, found) -> str:
+    return (f"Arrays of the shapes {found.group(1).replace(') (', ') and (')} do not fit together: counted from the "
+            "last axis, lengths must be equal, or one of them 1.")
+
+
+RULES = (
+    # exception, pattern in its message, the sentence or what makes it
+    (NameError, r"local variable '(\w+)'", "`{0}` is used before it has a value. Set it first, on every path."),
+    (NameError, r"free variable '(\w+)'", "`{0}` is used before it has a value."),
+    (NameError, r"name '(\w+)' is not defined", _unknown_name),
+    (AttributeError, r"module '([\w.]+)' has no attribute '(\w+)'", _unknown_attribute),
+    (AttributeError, r"'([\w.]+)' object has no attribute '(\w+)'", _unknown_attribute),
+    (IndexError, r"index (-?\d+) is out of bounds for axis (\d+) with size (\d+)",
+     "The index {0} lies outside axis {1}, which has {2} elements: indices go from 0 to one less."),
+    (IndexError, r"(\w+) index out of range", "The index lies outside the {0}: indices go from 0 to its length - 1."),
+    (IndexError, r"too many indices for array: array is (\d+)-dimensional, but (\d+) were indexed",
+     "The array has {0} axes, and gets {1} indices."),
+    (IndexError, r"only integers", "An index must be an integer (or a slice). `/` always gives a float: use `//`."),
+    (KeyError, r"(.+)", "The dictionary has no key {0}."),
+    (ZeroDivisionError, r"", "Something is divided by 0."),
+    (RecursionError, r"", "The function calls itself without end: which case stops it?"),
+    (TypeError, r"unsupported operand type\(s\) for (\S+(?: or pow\(\))?): '([\w.]+)' and '([\w.]+)'", _operands),
+    (TypeError, r"can only concatenate (\w+) \(not \"(\w+)\"\)", "`+` is not defined for {0} and {1}."),
+    (TypeError, r"'(\S+)' not supported between instances of '([\w.]+)' and '([\w.]+)'", _operands),
+    (TypeError, r"'([\w.]+)' object is not callable", lambda _, found: f"{_a_kind(found.group(1))} is followed by ( ) "
+     "as if it were a function. An element is taken with [ ], a product written with `*`."),
+    (TypeError, r"'([\w.]+)' object is not subscriptable",
+     lambda _, found: f"{_a_kind(found.group(1))} has no elements: nothing can be taken from it with [ ]."),
+    (TypeError, r"'([\w.]+)' object is not iterable",
+     lambda _, found: f"{_a_kind(found.group(1))} has no elements to go through. Is `range(...)` missing?"),
+    (TypeError, r"cannot unpack non-iterable ([\w.]+) object",
+     lambda _, found: f"{_a_kind(found.group(1))} cannot be taken apart into several names."),
+    (TypeError, r"'([\w.]+)' object cannot be interpreted as an integer",
+     "An integer is needed here, not a {0}. `/` always gives a float: use `//`."),
+    (TypeError, r"(<lambda>|\w+)\(\) takes (\d+) positional arguments? but (\d+) (?:was|were) given", _arguments),
+    (TypeError, r"(<lambda>|\w+)\(\) missing (\d+) required positional arguments?: (.+)", _missing),
+    (TypeError, r"(\w+)\(\) got an unexpected keyword argument '(\w+)'", "`{0}` has no argument `{1}`."),
+    (ValueError, r"operands could not be broadcast together with (?:remapped )?shapes (.+?)\s*$", _shapes),
+    (ValueError, r"matmul: .*\(size (\d+) is different from (\d+)\)",
+     "`@` needs as many columns on the left as there are rows on the right: here {1} and {0}."),
+    (ValueError, r"shapes (.+) and (.+) not aligned: (\d+) .*!= (\d+)",
+     "The shapes {0} and {1} do not fit a product: {2} is not {3}."),
+    (ValueError, r"cannot reshape array of size (\d+) into shape (.+)",
+     "{0} elements do not fill the shape {1}: the product of its lengths must be the same number."),
+    (ValueError, r"could not broadcast input array from shape (.+) into shape (.+)",
+     "An array of the shape {0} is stored where one of the shape {1} belongs."),
+    (ValueError, r"too many values to unpack \(expected (\d+)", "More values than the {0} names on the left."),
+    (ValueError, r"not enough values to unpack \(expected (?:at least )?(\d+), got (\d+)",
+     "{1} values for the {0} names on the left."),
+    (UnicodeError, r"", "These bytes are no text: is it the right range of bytes?"),
+    (ValueError, r"^(Expecting|Extra data|Unterminated|Invalid)\b.*line \d+ column \d+",
+     "This text is no JSON: does it begin and end at the right places?"),
+    (ValueError, r"truth value of an array",
+     "`if` and `while` take one truth value, and this is a whole array: compare one element."),
+    (ImportError, r"No module named '([\w.]+)'", "There is no module `{0}` here. The exercises need NumPy and labkit "
+     "alone."),
+    (ImportError, r"cannot import name '(\w+)' from '([\w.]+)'", "`{1}` has no `{0}` to import."),
+    (AssertionError, r"^(.*)$", lambda _, found: f"An `assert` was false{': ' if found.group(1) else ''}"
+     f"{found.group(1)}."),
+    (NotImplementedError, r"", "It raises NotImplementedError: the answer is to take the place of this line."),
+    (MemoryError, r"", "There is not memory enough for an array of that size: is a shape much too large?"),
+    (OverflowError, r"", "A number is too large for its type."),
+)

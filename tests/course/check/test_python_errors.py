@@ -1,0 +1,60 @@
+"""What Python and NumPy raise in a learner's function, in words, with the learner's line."""
+
+import numpy as np
+import pytest
+
+from labkit import cuda
+
+pytestmark = pytest.mark.cpu_device
+
+
+@cuda.jit
+def store(n, out):
+    out[0] = n
+
+
+def endless(n, threads):
+    return endless(n, threads)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda n, threads: thread, "There is no `thread` here. Did you mean `threads`?"),  # noqa: F821
+        (lambda n, threads: n.lenght, "An integer has no `.lenght`."),
+        (lambda n, threads: np.ciel(n / threads), "The module numpy has no `.ciel`. Did you mean `.ceil`?"),
+        (lambda n, threads: None + n, "`+` is not defined for None and an integer. What is None was never set"),
+        (lambda n, threads: n(threads), "An integer is followed by ( ) as if it were a function."),
+        (lambda n, threads: [n][threads], "The index lies outside the list"),
+        (lambda n, threads: np.zeros(3)[threads], "The index 128 lies outside axis 0, which has 3 elements"),
+        (lambda n, threads: {}[n], "The dictionary has no key 1."),
+        (lambda n, threads: n // 0, "Something is divided by 0."),
+        (lambda n, threads: np.zeros((2, 3)) + np.zeros((2, 2)), "the shapes (2,3) and (2,2) do not fit together"),
+        (lambda n, threads: np.zeros((2, 3)) @ np.zeros((2, 3)), "as many columns on the left as there are rows"),
+        (lambda n, threads: store(n, threads), "store is a kernel: launch it with a grid and a block"),
+        (lambda n, threads: store[n / threads, 32](n, np.zeros(1)), "grid must be an int"),
+        (endless, "The function calls itself without end"),
+        (lambda n, threads: exit(), "End a function with `return`."),
+        (lambda n: n, "`<lambda>` takes 1 argument, and is called with 2."),
+        (lambda n, threads: int("x"), "ValueError: “invalid literal"),
+    ],
+)
+def test_an_exception_in_words(examined, function, words):
+    verdict = examined(function, "count_blocks")
+    assert not verdict.passed
+    assert words in " ".join(verdict.details), str(verdict)
+
+
+def test_the_line_is_the_learners(examined):
+    def count_blocks(n, threads):
+        parts = np.zeros(2)
+        return parts[n:].reshape(threads)
+
+    details = " ".join(examined(count_blocks, "count_blocks").details)
+    assert "Line" in details and "`return parts[n:].reshape(threads)`" in details
+    assert "1 elements do not fill the shape (128,)" in details
+
+
+def test_a_kernel_without_a_grid_is_no_limit_of_the_device(examined):
+    verdict = examined(lambda n, threads: store(n, threads), "count_blocks")
+    assert verdict.kind == "launch" and verdict.headline == "A kernel is launched with a grid and a block."

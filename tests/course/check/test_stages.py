@@ -1,0 +1,281 @@
+"""Which known mistake an answer makes, and how sure that is; what an output held before; who went outside."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from labkit import cuda
+from labkit._common.paths import REPOSITORY
+from labkit.course import exercises
+from labkit.course.check import check, examine, run, stages
+from labkit.course.check.cases import Case
+from labkit.course.check.compare import compared
+from labkit.course.check.exceptions import guard_question
+from labkit.course.check.verdict import Verdict
+from labkit.course.exercises import FunctionExercise, KernelExercise
+from labkit.simt.errors import KernelTimeout
+
+pytestmark = [pytest.mark.cpu_device, pytest.mark.usefixtures("made_up")]
+
+
+# --- Exactly, or only alike ------------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def off_by_one_index(a, s, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = a[i + 1] * s
+
+
+@cuda.jit
+def no_guard_elsewhere(a, s, out):
+    i = cuda.grid(1)
+    value = a[i] * s
+    if i < out.size:
+        out[i] = value
+
+
+@cuda.jit
+def never_true(a, s, out):
+    i = cuda.grid(1)
+    if out.size < i < out.size:
+        out[i] = a[i] * s
+
+
+@cuda.jit
+def adds_in_its_own_words(a, s, out):
+    thread = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if thread >= out.size:
+        return
+    out[thread] = s + a[thread]
+
+
+def test_equal_outputs_at_every_size_are_exact(examined):
+    verdict = examined(adds_in_its_own_words)
+    assert (verdict.mistake, verdict.mistake_is_exact) == ("`+` in place of `*`", True)
+    assert "A known mistake does exactly this: `+` in place of `*`." in str(verdict)
+
+
+def test_a_fault_at_another_line_is_alike_at_most(examined):
+    verdict = examined(no_guard_elsewhere)
+    assert verdict.kind == "out_of_bounds" and verdict.mistake and not verdict.mistake_is_exact
+    assert "This looks like a known mistake: " in str(verdict) and "does exactly" not in str(verdict)
+    html = verdict._repr_mimebundle_()["text/html"]
+    assert "This looks like a known mistake" in html
+    assert verdict.result()["mistake_is_exact"] is False
+    assert Verdict.from_result(verdict.result()).mistake_is_exact is False
+
+
+def test_an_output_that_was_not_written_has_many_causes(examined):
+    @cuda.jit
+    def nothing(a, s, out):
+        pass
+
+    exercise = replace(exercises.find("scale_vector"), wrong={"writes nothing": nothing, "adds": adds_in_its_own_words})
+    verdict = examine(exercise, never_true)
+    assert verdict.mistake == "writes nothing" and not verdict.mistake_is_exact
+
+
+def test_two_known_mistakes_that_do_the_same_are_alike_only():
+    twin = cuda.jit(adds_in_its_own_words.py_func)
+    exercise = replace(exercises.find("scale_vector"), wrong={"one": adds_in_its_own_words, "two": twin})
+    verdict = examine(exercise, adds_in_its_own_words)
+    assert verdict.mistake == "one, or: two" and not verdict.mistake_is_exact
+
+
+@pytest.mark.parametrize(("expected", "got", "start", "tells"), [
+    ([1, 2, 3], [1, 5, 6], None, True),
+    ([1, 2, 3], [1, 0, 0], None, False),  # 0 where it is wrong
+    ([1, 2, 3], [1, np.nan, np.nan], None, False),
+    ([1, 2, 3], [7, 8, 9], [7, 8, 9], False),  # as before the launch
+])
+def test_which_wrong_outputs_tell_their_cause(expected, got, start, tells):
+    start = None if start is None else np.array(start, float)
+    case = Case({"n": 3}, (), np.array(expected, float), np.zeros(3), start)
+    attempt = compared(None, case, np.array(got, float), np.zeros(3, bool))
+    assert stages._tells([(attempt, attempt)]) == tells
+
+
+# --- What the output held before -------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def adds_to_the_output(a, s, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] += a[i] * s
+
+
+@cuda.jit
+def adds_twice_to_the_output(a, s, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] += 2 * a[i] * s
+
+
+@cuda.jit
+def adds_to_some(a, s, out):
+    i = cuda.grid(1)
+    if i < out.size - 1:
+        out[i] += a[i] * s
+
+
+def test_an_output_that_is_added_to_is_not_called_unwritten(examined):
+    verdict = examined(adds_to_the_output)
+    text = str(verdict)
+    assert verdict.headline == "The result is added to what was in the output, and nothing was there."
+    assert "`out[i] += a[i] * s`" in text and "From an output full of zeros the result would be right." in text
+    assert "written" not in text and verdict.mistake == ""
+
+
+def test_zeros_are_not_promised_where_they_would_not_do(examined):
+    text = str(examined(adds_twice_to_the_output))
+    assert "depends on what was in the output" in text and "the result would be wrong, too" in text
+
+
+def test_one_that_writes_nothing_beside_it_stays_unwritten(examined):
+    assert "was not written" in examined(adds_to_some).headline  # at n=1 it does nothing at all
+
+
+def test_integers_and_functions_of_the_host_add_as_well():
+    @cuda.jit
+    def count(values, out):
+        i = cuda.grid(1)
+        if i < values.size:
+            cuda.atomic.add(out, values[i], 1)
+
+    @cuda.jit
+    def nothing(values, out):
+        pass
+
+    histogram = KernelExercise(
+        "histogram", reference=lambda values: np.bincount(values, minlength=4).astype(np.int32),
+        inputs=lambda rng, n: (rng.integers(0, 4, n).astype(np.int32),), shape=lambda n: (4,), dtype=np.int32,
+        sizes=({"n": 40}, {"n": 130}), launch=lambda n: (-(-n // 64), 64),
+        wrong={"writes nothing": nothing, "writes nothing either": nothing})
+    verdict = examine(histogram, count)
+    assert "`cuda.atomic.add(out, values[i], 1)` takes what the output holds already" in verdict.details[0]
+    host = FunctionExercise(
+        "host", reference=lambda a: a, inputs=lambda rng, n: (np.ones(n, np.float32),), sizes=({"n": 40},),
+        random_size=lambda rng: {"n": 40}, shape=lambda n: (n,), tolerance=lambda a: 0.0 * a,
+        wrong={"writes nothing": lambda a, out: None, "copies": lambda a, out: None})
+
+    def blas(a, out, beta=1):
+        out.copy_to_device(a.copy_to_host() + beta * out.copy_to_host())
+
+    verdict = examine(host, blas)
+    assert "beta" in verdict.details[0] and "the result would be right" in str(verdict) and verdict.mistake == ""
+
+
+# --- Who went outside ------------------------------------------------------------------------------------------------
+
+
+def test_the_guard_is_asked_after_only_where_it_is_wrong(examined):
+    first = " ".join(examined(off_by_one_index).details)
+    assert "Is there a guard" not in first and "This is the very first thread" in first
+    exercise, case = exercises.find("scale_vector"), SimpleNamespace(size={"n": 100}, expected=np.zeros(100))
+    asked = guard_question(exercise, case, (100,), (101, 0, 0), (0, 0, 0))
+    assert "Is there a guard" in asked[0]
+    inside = guard_question(exercise, case, (50,), (60, 0, 0), (0, 0, 0))
+    assert inside == ("This thread has work of its own, so no guard would stop it: is the index right?",)
+
+
+@pytest.mark.parametrize(("thread", "question"), [((0, 5, 0), True), ((9, 0, 0), True), ((6, 4, 0), False)])
+def test_in_two_dimensions_each_axis_has_its_end(thread, question):
+    exercise = SimpleNamespace(kind="kernel", launch=lambda: ((1, 1), (16, 16)))
+    case = SimpleNamespace(size={}, expected=np.zeros((5, 9)))
+    asked = guard_question(exercise, case, (), thread, (0, 0, 0))
+    assert ("Is there a guard" in asked[0]) == question
+
+
+# --- What observe says -----------------------------------------------------------------------------------------------
+
+
+def race(reach):
+    text = ("race: it races. Put cuda.syncthreads() between line 1 and line 2. These threads are of one warp: for them "
+            "cuda.syncwarp() is enough.")
+    return SimpleNamespace(kind="race", index=(0,), reach=reach, text=text)
+
+
+class Finding(SimpleNamespace):
+    def __str__(self):
+        return self.text
+
+
+@pytest.mark.parametrize(("reaches", "block", "enough"), [((0,), (64, 1, 1), True), ((0, 1), (64, 1, 1), False),
+                                                          ((0,), (32, 1, 1), False)])
+def test_syncwarp_is_enough_only_if_it_is_for_all(monkeypatch, examined, reaches, block, enough):
+    import labkit
+
+    races = [Finding(**vars(race(reach))) for reach in reaches]
+    found = SimpleNamespace(races=races, out_of_bounds=[], divergent_barriers=[], uninitialized_reads=[], counts={},
+                            block=block)
+    monkeypatch.setitem(labkit.__dict__, "observe", lambda launch, *arguments: found)
+    verdict = examined(right)
+    assert verdict.kind == "race" and ("syncwarp" in str(verdict)) == enough
+
+
+@cuda.jit
+def right(a, s, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = a[i] * s
+
+
+def test_a_kernel_that_could_not_be_observed_in_time_does_not_count_as_endless(monkeypatch, examined):
+    import labkit
+
+    def observe(launch, *arguments):
+        raise KernelTimeout("right, line 4: stopped", kernel="right", filename="", line=4, block=None, thread=(1, 0, 0))
+
+    monkeypatch.setitem(labkit.__dict__, "observe", observe)
+    verdict = examined(right)
+    assert not verdict.passed and verdict.kind == "not_observed" and "Is the machine busy?" in verdict.details[0]
+    assert f"{run.OBSERVE_LIMIT_S:g} s" in verdict.details[0]
+
+
+# --- Nothing is given away -------------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def scale_again(a, s, out):
+    i = cuda.grid(1)
+    out[i] = a[i] * s
+
+
+def test_a_bug_hunt_as_it_was_given_is_not_given_away(monkeypatch, tmp_path):
+    (tmp_path / "solutions").mkdir()
+    source = (REPOSITORY / "tests" / "made_up_exercises" / "solutions_00.py").read_text()
+    (tmp_path / "solutions" / "00_first.py").write_text(source)
+    monkeypatch.setenv("LABKIT_COURSE", str(tmp_path))
+    exercise = exercises.find("scale_again")
+    verdict = examine(exercise, scale_again)
+    assert verdict.mistake == "" and "as it was given, with its bug in it" in verdict.details[-1]
+    assert verdict.kind == "out_of_bounds"  # what happens is still to be seen
+    assert examine(exercise, exercise.wrong["no guard at the tail"]).mistake == "no guard at the tail"
+
+
+def test_the_working_of_a_prediction_is_shown_after_the_third_try(capsys, monkeypatch):
+    from labkit.course import check as checks
+
+    monkeypatch.setattr(checks, "_TRIED", {})
+    shown = []
+    for idle in (104, 104, 99, 98):  # the same number again is no new try
+        check("idle_threads", idle=idle, blocks=8)
+        shown.append("Take the elements from" in capsys.readouterr().out)
+    assert shown == [False, False, False, True]
+
+
+def test_a_hint_is_asked_for_as_the_place_allows(examined):
+    verdict = examined(adds_in_its_own_words)
+    assert "a hint: labkit hint scale_vector" in verdict.footer
+    assert 'hint("scale_vector")' in verdict._repr_mimebundle_()["text/html"]
+
+
+@pytest.mark.parametrize(("first", "then"), [("reads", "writes"), ("writes", "reads")])
+def test_a_missing_barrier_is_known_by_which_access_comes_first(first, then):
+    text = f"race: thread 0 {first} tile[0] at line 3, and thread 1 of block 0 {then} it at line 4, with no barrier."
+    assert run._orders([Finding(text=text)] * 2) == ((first, then),)
