@@ -47,6 +47,7 @@ def load_module(name, make_source):
             directory.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=directory, suffix=".tmp", delete=False, encoding="utf-8") as f:
                 f.write(source)
+            os.chmod(f.name, 0o644)  # the temporary file is private; a cache may be shared
             os.replace(f.name, path)
         except OSError:  # no place to cache: compile from a directory that ends with the process
             directory = Path(tempfile.mkdtemp(prefix="labkit-simt-"))

@@ -12,6 +12,7 @@ import codecs
 import hashlib
 import json
 import math
+import operator
 import re
 from dataclasses import dataclass
 
@@ -401,82 +402,123 @@ def _names(tree, imported: dict[str, str], defined: set[str]) -> None:
 
 # --- Predictions ---------------------------------------------------------------------------------------------------
 
-OPERATORS = {ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b,
-             ast.Div: lambda a, b: a / b, ast.FloorDiv: lambda a, b: a // b, ast.Mod: lambda a, b: a % b}
-FUNCTIONS = {"int": int, "float": float, "round": round, "abs": abs, "min": min, "max": max, "math.ceil": math.ceil,
-             "math.floor": math.floor, "math.sqrt": math.sqrt, "math.log2": math.log2, "math.prod": math.prod}
+OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+             ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.BitAnd: operator.and_}
+COMPARISONS = {ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+               ast.Eq: operator.eq, ast.NotEq: operator.ne}
+FUNCTIONS = {"int": int, "float": float, "round": round, "abs": abs, "min": min, "max": max, "sum": sum, "len": len,
+             "math.ceil": math.ceil, "math.floor": math.floor, "math.sqrt": math.sqrt, "math.log2": math.log2,
+             "math.prod": math.prod}
 HUGE = 1e30
+STEPS = 200_000  # of arithmetic in one prediction
 
 
 def numbers_of(answer: Answer) -> tuple[object, dict[str, object]]:
     """What check(name, 3, idle=24) passes: (the answer or None, numbers by name), from constants and arithmetic alone.
     Raises Refused."""
     call = _call_of(answer)
-    known = _assigned_numbers(answer.above, {n.id for n in ast.walk(call) if isinstance(n, ast.Name)})
-    given = _number(call.args[1], known) if len(call.args) > 1 else None
-    return given, {k.arg: _number(k.value, known) for k in call.keywords if k.arg not in (None, "seed")}
-
-
-def _assigned_numbers(cells: tuple[str, ...], wanted: set[str]) -> dict[str, object]:
-    known: dict[str, object] = {}
-    for cell in cells:
+    arithmetic = Arithmetic()
+    for cell in answer.above:
         tree = parsed(_without_magics(cell)) if len(cell) <= MAX_CELL else None
         for statement in tree.body if tree else ():
-            if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
-                continue
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            for target in targets:
-                pairs = [(target, statement.value)]
-                if isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple):
-                    pairs = list(zip(target.elts, statement.value.elts, strict=False))
-                for name, value in pairs:
-                    if isinstance(name, ast.Name):
-                        try:
-                            known[name.id] = _number(value, known)
-                        except Refused as error:
-                            known[name.id] = error
-    return known
+            arithmetic.assign(statement)
+    given = arithmetic.value(call.args[1]) if len(call.args) > 1 else None
+    return given, {k.arg: arithmetic.value(k.value) for k in call.keywords if k.arg not in (None, "seed")}
 
 
-def _number(node, known: dict):
-    """The number, or tuple, list or dictionary of numbers, or None. Raises Refused."""
-    if isinstance(node, ast.Constant) and (node.value is None or node.value is ...):
-        return None
-    if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float | str):
-        return _bounded(node, node.value)
-    if isinstance(node, ast.Name):
-        value = known.get(node.id, Refused(f"`{node.id}` is not set to a number in a cell above"))
-        if isinstance(value, Refused):
-            raise value
-        return value
-    if isinstance(node, ast.Tuple | ast.List) and len(node.elts) <= 64:
-        return [_number(each, known) for each in node.elts]
-    if isinstance(node, ast.Dict) and len(node.keys) <= 64 and all(isinstance(k, ast.Constant) for k in node.keys):
-        return {k.value: _number(v, known) for k, v in zip(node.keys, node.values, strict=True)}
-    try:
+class Arithmetic:
+    """Values of expressions of numbers, computed without Python's eval, and at most STEPS of them."""
+
+    def __init__(self):
+        self.known: dict[str, object] = {}
+        self.steps = 0
+
+    def assign(self, statement) -> None:
+        """Remember the numbers that a statement gives names to; for anything else, why there is none."""
+        if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
+            return
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        for target in targets:
+            pairs = [(target, statement.value)]
+            if isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple):
+                pairs = list(zip(target.elts, statement.value.elts, strict=False))
+            for name, value in pairs:
+                if isinstance(name, ast.Name):
+                    self.steps = 0
+                    try:
+                        self.known[name.id] = self.value(value)
+                    except Refused as error:
+                        self.known[name.id] = error
+
+    def value(self, node):
+        """A number, a list or dictionary of numbers, or None. Raises Refused."""
+        try:
+            return self._value(node)
+        except (ArithmeticError, TypeError, ValueError, RecursionError) as error:
+            raise Refused(f"`{ast.unparse(node)[:60]}` cannot be computed: {error}") from None
+
+    def _value(self, node):
+        self.steps += 1
+        if self.steps > STEPS:
+            raise Refused("a prediction takes too many steps to compute")
+        if isinstance(node, ast.Constant) and (node.value is None or node.value is ...):
+            return None
+        if isinstance(node, ast.Constant) and isinstance(node.value, bool | int | float | str):
+            return _bounded(node.value)
+        if isinstance(node, ast.Name):
+            value = self.known.get(node.id, Refused(f"`{node.id}` is not set to a number in a cell above"))
+            if isinstance(value, Refused):
+                raise value
+            return value
+        if isinstance(node, ast.Tuple | ast.List | ast.Set) and len(node.elts) <= 1000:
+            return [self._value(each) for each in node.elts]
+        if isinstance(node, ast.Dict) and len(node.keys) <= 64 and all(isinstance(k, ast.Constant) for k in node.keys):
+            return {k.value: self._value(v) for k, v in zip(node.keys, node.values, strict=True)}
+        if isinstance(node, ast.GeneratorExp | ast.ListComp) and len(node.generators) == 1:
+            return self._each(node)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-            value = _number(node.operand, known)
+            value = self._value(node.operand)
             return -value if isinstance(node.op, ast.USub) else +value
+        if isinstance(node, ast.IfExp):
+            return self._value(node.body if self._value(node.test) else node.orelse)
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARISONS:
+            return COMPARISONS[type(node.ops[0])](self._value(node.left), self._value(node.comparators[0]))
         if isinstance(node, ast.BinOp):
-            left, right = _number(node.left, known), _number(node.right, known)
+            left, right = self._value(node.left), self._value(node.right)
             if any(not isinstance(side, int | float) for side in (left, right)):
                 raise Refused(f"`{ast.unparse(node)[:60]}` is not a number")
             if isinstance(node.op, ast.Pow) and abs(right) <= 64 and abs(left) <= 1e6:
-                return _bounded(node, left**right)
+                return _bounded(left**right)
             if type(node.op) in OPERATORS:
-                return _bounded(node, OPERATORS[type(node.op)](left, right))
+                return _bounded(OPERATORS[type(node.op)](left, right))
         if isinstance(node, ast.Call) and not node.keywords:
-            function = FUNCTIONS.get(_dotted(node.func, {}) or "")
-            if function is not None:
-                return _bounded(node, function(*(_number(each, known) for each in node.args)))
-    except (ArithmeticError, TypeError, ValueError, RecursionError) as error:
-        raise Refused(f"`{ast.unparse(node)[:60]}` cannot be computed: {error}") from None
-    raise Refused(f"a prediction is a number that you write down, not `{ast.unparse(node)[:60]}`")
+            name = _dotted(node.func, {})
+            if name in FUNCTIONS and name not in self.known:
+                return _bounded(FUNCTIONS[name](*(self._value(each) for each in node.args)))
+            if name == "range":
+                numbers = range(*(self._value(each) for each in node.args))
+                if len(numbers) <= STEPS:
+                    return list(numbers)
+        raise Refused(f"a prediction is a number that you write down, not `{ast.unparse(node)[:60]}`")
+
+    def _each(self, node) -> list:
+        """`expression for name in values if condition`."""
+        (loop,) = node.generators
+        if not isinstance(loop.target, ast.Name):
+            raise Refused(f"`{ast.unparse(node)[:60]}` is not a number")
+        name, found = loop.target.id, []
+        before = self.known.get(name)
+        for value in self._value(loop.iter):
+            self.known[name] = value
+            if all(self._value(condition) for condition in loop.ifs):
+                found.append(self._value(node.elt))
+        self.known[name] = before
+        return found
 
 
-def _bounded(node, value):
+def _bounded(value):
     if isinstance(value, str) and len(value) > 200 or isinstance(value, int | float) and abs(value) > HUGE:
-        raise Refused(f"line {node.lineno}: the value is too large")
+        raise Refused("a value of the prediction is too large")
     if not isinstance(value, bool | int | float | str) or value != value:
-        raise Refused(f"line {node.lineno}: this is no number")
+        raise Refused("a value of the prediction is no number")
     return value

@@ -32,7 +32,7 @@ def main() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)
-    os.umask(0o022)
+    os.umask(0 if settings["isolation"] == "namespaces" else 0o022)  # the folder of its files is closed to others
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")  # these processes first, and nothing else, if memory ends
     _warm(settings)
@@ -41,11 +41,10 @@ def main() -> None:
     spaces = settings["isolation"] == "namespaces"
     user = settings["uid"] if os.geteuid() == 0 else None  # None: stay who we are
     try:
-        if user is not None:
-            os.chown(settings["cache"], user, user)
+        os.chmod(settings["cache"], 0o777)  # in a folder that no one else can enter
         if spaces:
             own_user = isolate.enter(settings["stage"], settings["shown"], settings["hidden"], settings["cache"])
-            os.environ["LABKIT_CACHE_DIR"] = "/cache"
+            _cache_in("/cache")
             user = None if own_user else user
     except (OSError, KeyError) as error:
         control.sendall(json.dumps({"ready": False, "why": str(error)}).encode() + b"\n")
@@ -82,6 +81,14 @@ def _line(connection) -> bytes:
     return data
 
 
+def _cache_in(folder: str) -> None:
+    """Compiled kernels, and what Numba compiles of labkit itself, are kept there."""
+    import numba
+
+    os.environ["LABKIT_CACHE_DIR"] = folder
+    numba.config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"] = f"{folder}/numba"
+
+
 def _warm(settings: dict) -> None:
     """Import and start what every answer needs. Nothing of the course but this package."""
     import numba
@@ -103,7 +110,7 @@ def _supervise(lifeline, rpc, job: dict, taken: int, user: int | None, spaces: b
     """Fork the process that runs the answer; end it when the grader hangs up or the time is over; say how it ended."""
     limits = isolate.Limits(**job["limits"])
     hostile = job["kind"] != "kernel"
-    uid = None if user is None else user + hostile
+    uid = None if user is None else user + (hostile and not spaces)
     if spaces:
         isolate.new_processes()
     child = os.fork()
@@ -121,7 +128,9 @@ def _supervise(lifeline, rpc, job: dict, taken: int, user: int | None, spaces: b
                 os.chdir(folder)
                 os.environ["HOME"] = os.environ["TMPDIR"] = str(folder)
                 if hostile:
-                    os.environ["LABKIT_CACHE_DIR"] = str(folder / "kernels")
+                    _cache_in(str(folder / "kernels"))
+            if not hostile:
+                os.umask(0)  # what it compiles is for all workers, each of which has a user of its own
             isolate.confine(limits, taken, uid)
             _serve(rpc, job)
         finally:
@@ -186,7 +195,8 @@ def _serve(rpc, job: dict) -> None:
         try:
             data = wire.encode(*reply)
         except (TypeError, RecursionError) as error:
-            data = wire.encode({"error": {"type": "TypeError", "text": f"the result cannot be sent: {error}"[:300]}}, {})
+            text = f"the result cannot be sent: {error}"[:300]
+            data = wire.encode({"error": {"type": "TypeError", "text": text}}, {})
         rpc.sendall(data)
 
 
@@ -295,7 +305,7 @@ def _called(function, head: dict, values: dict):
 
 
 def _described(error: BaseException) -> dict:
-    """An exception as data: its type's name, its text, where it was raised, and what a kernel's fault says of itself."""
+    """An exception as data: its type's name, its text, its lines, and what a kernel's fault says of itself."""
     import traceback
 
     with contextlib.suppress(BaseException):

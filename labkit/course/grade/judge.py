@@ -1,4 +1,4 @@
-"""One answer: inputs drawn from a secret, the isolated run, the verdict. This process runs none of the answer's code."""
+"""One answer: inputs drawn from a secret, the isolated run, the verdict. None of the answer's code runs here."""
 
 from __future__ import annotations
 
@@ -71,9 +71,13 @@ class Judge:
         labkit.observe = remote.observe  # check looks it up there for each launch that it observes
         self.settings = settings
         settings.folder.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f"worker-{slot}-", dir=settings.folder))
+        settings.folder.chmod(0o700)
+        spaces = settings.isolation == "namespaces"
+        # Without namespaces another user must reach it by its path.
+        work = Path(tempfile.mkdtemp(prefix=f"worker-{slot}-", dir=settings.folder if spaces else None))
         work.chmod(0o711)
-        places = Places(work, settings.folder / "kernels", (*settings.hidden, settings.folder / "journal"), slot)
+        places = Places(work, (settings.folder if spaces else work) / "kernels",
+                        (*settings.hidden, settings.folder / "journal"), slot)
         self.sandbox = Sandbox(places, settings.isolation, settings.limits)
         self._kept: tuple[str, Job, dict] | None = None
 

@@ -293,7 +293,7 @@ def report_from(given, kernel: RemoteKernel) -> Report:
                     tuple(index) if isinstance(index, list) else index, text_of(finding["sentence"]),
                     int(finding["times"])))
         counts = given["counts"]
-        lines = {line: each for line, each in given["lines"]}
+        lines = dict(given["lines"])
         for table in (counts, *lines.values()):
             if not all(isinstance(value, int | float) and math.isfinite(value) for value in table.values()):
                 raise ValueError

@@ -189,7 +189,8 @@ def _environment(cache: Path) -> dict[str, str]:
     one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS",
                          "LABKIT_WORKERS"), "1")
     return {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "TMPDIR": "/tmp", "MPLBACKEND": "Agg",
-            "LABKIT_DEVICE": "cpu", "LABKIT_CACHE_DIR": str(cache), "LABKIT_PROGRESS": "0", **one}
+            "LABKIT_DEVICE": "cpu", "LABKIT_CACHE_DIR": str(cache), "NUMBA_CACHE_DIR": str(cache / "numba"),
+            "LABKIT_PROGRESS": "0", **one}
 
 
 def _bwrap(shown: list[str], hidden: list[str], cache: Path) -> list[str]:

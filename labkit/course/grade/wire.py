@@ -62,8 +62,9 @@ def unpack(value, read):
         return {"tuple": tuple, "list": list}[kind](unpack(each, read) for each in held)
     if kind == "array" and isinstance(held, list) and len(held) == 4:
         name, shape, scalar, order = held
-        if type(name) is not str or name not in DTYPES or order not in ("C", "F") or not isinstance(shape, list) or len(shape) > 16 or not all(
-                type(length) is int and 0 <= length < 1 << 40 for length in shape):
+        lengths = isinstance(shape, list) and len(shape) <= 16 and all(
+            type(length) is int and 0 <= length < 1 << 40 for length in shape)
+        if type(name) is not str or name not in DTYPES or order not in ("C", "F") or not lengths:
             raise WireError("no array")
         array = np.frombuffer(read(math.prod(shape) * DTYPES[name].itemsize), DTYPES[name])
         array = array.reshape(shape, order=order)
