@@ -235,11 +235,16 @@ def vetted(whole: Program) -> tuple[ast.Module, ast.Module]:
     parts = []
     needed = {whole.name}
     imported: dict[str, str] = {}
+    twice, others = set(), set()  # names that two imports give, or that something else gives
     trees = [ast.parse(whole.above), ast.parse(whole.answer)]
     for tree in trees:
         for statement in tree.body:
             if isinstance(statement, ast.Import | ast.ImportFrom):
-                imported |= _imported(statement)
+                for name, source in _imported(statement).items():
+                    if imported.setdefault(name, source) != source:
+                        twice.add(name)
+            else:
+                others |= _bound(statement)
     defined = {name for tree in trees for statement in tree.body for name in _bound(statement)}
     for tree in reversed(trees):
         kept = []
@@ -252,6 +257,8 @@ def vetted(whole: Program) -> tuple[ast.Module, ast.Module]:
             elif bound & needed:
                 kept.append(_statement(statement, imported, defined))
                 needed |= {n.id for n in ast.walk(statement) if isinstance(n, ast.Name)}
+        if ambiguous := needed & (twice | others & imported.keys()):
+            raise Refused(f"`{min(ambiguous)}` is imported and then means something else")
         parts.append(ast.fix_missing_locations(ast.Module(list(reversed(kept)), [])))
     return parts[1], parts[0]
 
@@ -263,7 +270,8 @@ def _refuse(node, why: str):
 def _imported(statement) -> dict[str, str]:
     if isinstance(statement, ast.Import):
         return {(alias.asname or alias.name).split(".")[0]: alias.name for alias in statement.names}
-    return {alias.asname or alias.name: f"{statement.module}.{alias.name}" for alias in statement.names}
+    module = "labkit" if statement.module == "numba" else statement.module  # where cuda and the types are the same
+    return {alias.asname or alias.name: f"{module}.{alias.name}" for alias in statement.names}
 
 
 def _pruned(statement, needed: set[str]):
@@ -339,7 +347,7 @@ def _statement(statement, imported: dict[str, str], defined: set[str]):
 
 
 def _is_jit(node, imported: dict[str, str]) -> bool:
-    return _dotted(node, imported) in ("labkit.cuda.jit", "numba.cuda.jit")
+    return _dotted(node, imported) == "labkit.cuda.jit"
 
 
 def _dotted(node, imported: dict[str, str]) -> str | None:
@@ -371,7 +379,8 @@ def _call(node: ast.Call, imported: dict[str, str], defined: set[str]) -> None:
     dotted = _dotted(node.func, imported) or ""
     root, _, rest = dotted.partition(".")
     good = (_is_jit(node.func, imported) or root in ("math", "cmath") and "." not in rest
-            or root == "numpy" and _is_of_numpy(rest) or root == "numba"
+            or root == "numpy" and _is_of_numpy(rest)
+            or root in ("numba", "labkit") and NUMBA.fullmatch(rest.removeprefix("cuda.").removeprefix("types."))
             or not rest and root in BUILTINS - {"print"} and root not in defined)
     if not good:
         _refuse(node, f"`{ast.unparse(node)[:60]}` cannot be called around a graded kernel")

@@ -198,6 +198,7 @@ def _work(connection, settings: Settings, slot: int) -> None:
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that hands out the work
+    os.environ["LABKIT_DEVICE"] = "cpu"
     judge = Judge(settings, slot)
     try:
         while True:
@@ -302,6 +303,7 @@ def judge_there(settings: Settings, tasks: list[Task]) -> list[dict]:
         if not _JUDGE:
             import tempfile
 
+            os.environ["LABKIT_DEVICE"] = "cpu"
             own = Path(tempfile.mkdtemp(prefix="labkit-grade-"))
             own.chmod(0o711)
             _JUDGE.append(Judge(Settings(own, settings.secret, settings.isolation, settings.hidden, settings.wall_s,

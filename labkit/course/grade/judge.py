@@ -64,10 +64,10 @@ class Judge:
     that what a class hands in several times is compiled once."""
 
     def __init__(self, settings: Settings, slot: int = 0):
-        os.environ["LABKIT_DEVICE"] = "cpu"
         import labkit
         from labkit.course.grade import remote
 
+        self._observe = labkit.observe
         labkit.observe = remote.observe  # check looks it up there for each launch that it observes
         self.settings = settings
         settings.folder.mkdir(parents=True, exist_ok=True)
@@ -82,10 +82,13 @@ class Judge:
         self._kept: tuple[str, Job, dict] | None = None
 
     def close(self) -> None:
-        self._drop()
-        self.sandbox.stop()
         import shutil
 
+        import labkit
+
+        labkit.observe = self._observe
+        self._drop()
+        self.sandbox.stop()
         shutil.rmtree(self.sandbox.places.folder, ignore_errors=True)
 
     def _drop(self) -> None:
