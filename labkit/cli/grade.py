@@ -68,6 +68,9 @@ def grade(
         raise UserError(f"no file in {folder} answers an exercise of this course: none calls check(\"name\", ...)")
     if isolation == "auto":
         isolation = sandbox.best_isolation()
+        if isolation == "limits":
+            raise UserError("this system offers no namespaces, so an answer could read the references and what you can "
+                            "read. Install bubblewrap (bwrap), or accept it with --isolation limits")
     elif not sandbox.works(isolation):
         raise UserError(f"--isolation {isolation} does not work on this system; here works "
                         f"{sandbox.best_isolation()}")

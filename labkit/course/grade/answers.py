@@ -71,7 +71,7 @@ def read_cells(data: bytes, suffix: str) -> list[str]:
         text = data.decode(encoding)
     except UnicodeDecodeError:
         raise Unreadable("the file is not UTF-8 text") from None
-    cells = _notebook_cells(text) if suffix == ".ipynb" else _script_cells(text)
+    cells = _notebook_cells(text) if suffix == ".ipynb" else _script_cells(re.sub("\r\n?", "\n", text))
     if len(cells) > MAX_CELLS:
         raise Unreadable(f"the file has {len(cells):,} code cells; at most {MAX_CELLS:,} are read")
     return [cell.replace("\r\n", "\n").replace("\r", "\n") for cell in cells]

@@ -35,7 +35,8 @@ def main() -> None:
     os.umask(0 if settings["isolation"] == "namespaces" else 0o022)  # the folder of its files is closed to others
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")  # these processes first, and nothing else, if memory ends
-    _warm(settings)
+    if settings["warm"]:
+        _warm()
     taken = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0]) if os.path.exists(
         "/proc/self/statm") else 4 << 30
     spaces = settings["isolation"] == "namespaces"
@@ -83,13 +84,12 @@ def _line(connection) -> bytes:
 
 def _cache_in(folder: str) -> None:
     """Compiled kernels, and what Numba compiles of labkit itself, are kept there."""
-    import numba
+    os.environ["LABKIT_CACHE_DIR"], os.environ["NUMBA_CACHE_DIR"] = folder, f"{folder}/numba"
+    if numba := sys.modules.get("numba"):
+        numba.config.CACHE_DIR = f"{folder}/numba"
 
-    os.environ["LABKIT_CACHE_DIR"] = folder
-    numba.config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"] = f"{folder}/numba"
 
-
-def _warm(settings: dict) -> None:
+def _warm() -> None:
     """Import and start what every answer needs. Nothing of the course but this package."""
     import numba
     import numpy  # noqa: F401
@@ -102,8 +102,7 @@ def _warm(settings: dict) -> None:
     # An answer's cells may still import and call these: here they do nothing.
     for name in ("check", "hint"):
         setattr(labkit, name, lambda *arguments, **keywords: None)
-    if settings.get("compile", True):
-        numba.njit(lambda x: x + 1)(1)
+    numba.njit(lambda x: x + 1)(1)  # Numba makes its tables at the first compile
 
 
 def _supervise(lifeline, rpc, job: dict, taken: int, user: int | None, spaces: bool) -> None:

@@ -34,6 +34,7 @@ MAX_RATIO = 200  # unpacked over packed: text reaches 20
 
 MOODLE = re.compile(r"(?P<name>.+?)_(?P<id>\d+)_assignsubmission_file_?(?P<file>.*)")
 CANVAS = re.compile(r"(?P<name>[^_\d][^_]*)(?:_LATE)?_(?P<id>\d+)_(?P<number>\d+)_(?P<file>.+)")
+CHAPTER = re.compile(r"\d\d_[a-z0-9_]+")
 
 
 @dataclass(frozen=True)
@@ -218,14 +219,18 @@ def _shown(path) -> str:
 
 
 def _without_shared_root(found: list[Found]) -> list[Found]:
-    """A zip often holds one folder with everything in it: "submitted", or that of the assignment."""
-    while found and all(len(each.path.parts) > 2 for each in found):
+    """A zip often holds one folder with everything in it: "submitted", or that of the assignment. A folder is taken for
+    such a one if it holds exports by name, or several folders, none of which a student's own would be called."""
+    while found and all(len(each.path.parts) > 1 for each in found):
         first = {each.path.parts[0] for each in found}
+        inner = {each.path.parts[1] for each in found}
         if len(first) > 1 or MOODLE.fullmatch(*first):
             return found
-        inner = {each.path.parts[1] for each in found}
-        if first != {"submitted"} and len(inner) == 1 and not MOODLE.fullmatch(*inner):
-            return found  # one student's folders
+        exports = all(MOODLE.fullmatch(name) or CANVAS.fullmatch(name) for name in inner)
+        folders = len(inner) > 1 and all(len(each.path.parts) > 2 for each in found) and not any(
+            name == "exercises" or CHAPTER.fullmatch(name) for name in inner)
+        if not (first == {"submitted"} or "submitted" in inner or exports or folders):
+            return found
         found = [Found(PurePosixPath(*each.path.parts[1:]), each.changed, each.size, each.read) for each in found]
     return found
 
@@ -243,7 +248,7 @@ def _student_of(path: PurePosixPath, folder: Path, prefix: str) -> Student:
         if (match := MOODLE.fullmatch(part)) or (match := CANVAS.fullmatch(part)):
             return Student(match["id"], match["name"].replace("_", " ").strip())
     if len(path.parts) == 1:
-        alone = re.fullmatch(r"\d\d_[a-z0-9_]+", path.stem)  # a chapter's notebook: the folder is the student's
+        alone = CHAPTER.fullmatch(path.stem)  # a chapter's notebook: the folder is the student's
         return Student(_clean(folder.resolve().stem) if alone else path.stem)
     first = path.parts[0]
     return Student(first.removeprefix(prefix) or first)

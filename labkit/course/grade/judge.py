@@ -134,13 +134,14 @@ class Judge:
         return self._tried(exercise, program, seed)[0] if late else result
 
     def _tried(self, exercise, program: Program, seed: int) -> tuple[dict, bool]:
-        from labkit.course.grade.remote import Connection, ProcessEnded, answer_from, raise_here
+        from labkit.course.grade.remote import Connection, ProcessEnded, answer_from, raise_here, show_source
 
         kind = "kernel" if exercise.kind == "kernel" else "function"
         file = f"<{exercise.name}>"
         digest = f"{kind} {program.digest} {hashlib.sha256(program.answer.encode('utf-8', 'replace')).hexdigest()}"
         if kind == "kernel":
             vetted(program)
+        show_source(program, file)
         job, reply = self._job(kind, program, file, digest)
         connection = Connection(job, file)
         try:
@@ -154,6 +155,8 @@ class Judge:
                     file, f"<above {file[1:]}"):
                 raise Refused(f"`{program.name}` is a kernel of a library; the answer is to be one of your own")
             result = self._examined(exercise, remote, seed)
+            if connection.why and not result["passed"]:
+                result |= {"verdict": "raised", "headline": "Its process ended.", "details": [connection.why]}
             return result, connection.late
         except ProcessEnded as error:
             return plain_result(exercise.name, "raised", "Its process ended.", str(error)), False

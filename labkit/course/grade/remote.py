@@ -10,10 +10,12 @@ import ast
 import linecache
 import math
 import re
+import sys
 import types
 
 import numpy as np
 
+from labkit._common import paths
 from labkit.course.check.limits import HostTimeout
 from labkit.course.grade import wire
 from labkit.course.grade.answers import Program, parsed
@@ -35,8 +37,8 @@ class Connection:
 
     def __init__(self, job, file: str):
         self.job, self.file = job, file
-        self.late = False
-        self.broken = False
+        self.late = self.broken = False
+        self.why = ""  # its process ended by itself
 
     def ask(self, head: dict, values: dict) -> tuple[dict, dict]:
         if self.job is None or self.broken:
@@ -48,7 +50,8 @@ class Connection:
             raise HostTimeout from None
         except wire.WireError as error:
             self.broken = True
-            raise ProcessEnded(self._how(error)) from None
+            self.why = self._how(error)
+            raise ProcessEnded(self.why) from None
         except HostTimeout:
             self.broken = self.late = True
             raise
@@ -69,6 +72,8 @@ class Connection:
 def text_of(value) -> str:
     """A text from the other side: without control characters, and not too long."""
     shown = re.sub(r"[^\S\n]|[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", " ", str(value))
+    for place in (paths.REPOSITORY, sys.prefix, sys.base_prefix):
+        shown = shown.replace(f"{place}/", "")
     return shown if len(shown) <= TEXT else f"{shown[:TEXT]} ..."
 
 
@@ -151,14 +156,17 @@ def _named(type_name: str, *, name: str, function=None):
     return made
 
 
+def show_source(program: Program, file: str) -> None:
+    """Let verdicts quote this answer's lines, and those of no answer before it."""
+    for filename, text in ((file, program.answer), (f"<above {file[1:]}", program.above)):
+        linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+
+
 def code_of(reply, program: Program, file: str):
     """The function of the answer, to be read and not to be called: its text compiled, without decorators or defaults.
     None of the student's statements runs."""
     line, name = reply.get("line"), reply.get("function")
-    texts = ((file, program.answer), (f"<above {file[1:]}", program.above))
-    for filename, text in texts:
-        linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    for filename, text in texts:
+    for filename, text in ((file, program.answer), (f"<above {file[1:]}", program.above)):
         tree = parsed(text)
         for node in ast.walk(tree) if tree else ():
             begin = min([node.lineno, *(d.lineno for d in node.decorator_list)]) if isinstance(

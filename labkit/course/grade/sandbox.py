@@ -53,8 +53,8 @@ class Sandbox:
         self.as_user = False  # whether answers run as a user of their own
         self._spoilt = False
 
-    def start(self) -> None:
-        """SandboxError where the system refuses this isolation."""
+    def start(self, *, warm: bool = True) -> None:
+        """SandboxError where the system refuses this isolation. warm: import what answers need."""
         stage = self.places.folder / "root"
         tmp = self.places.folder / "tmp"
         for folder in (stage, tmp, self.places.cache):
@@ -74,7 +74,7 @@ class Sandbox:
         self.control = mine
         uid = None if bwrap else isolate.FIRST_UID + 2 * self.places.slot
         settings = {"isolation": "namespaces" if self.isolation == "namespaces" else "limits", "uid": uid,
-                    "stage": str(stage), "shown": shown_paths(), "hidden": hidden, "cache": str(self.places.cache)}
+                    "warm": warm, "stage": str(stage), "shown": shown_paths(), "hidden": hidden, "cache": str(self.places.cache)}
         self._tmp = "/tmp" if bwrap else str(tmp)
         try:
             mine.sendall(json.dumps(settings).encode() + b"\n")
@@ -209,7 +209,6 @@ def _bwrap(shown: list[str], hidden: list[str], cache: Path) -> list[str]:
             "--cap-drop", "ALL", "--"]
 
 
-@functools.cache
 def best_isolation() -> str:
     """The strongest that works here: namespaces made by ourselves, else by bwrap, else limits alone."""
     for isolation in ISOLATIONS:
@@ -218,7 +217,9 @@ def best_isolation() -> str:
     raise UserError("answers cannot be isolated on this system: labkit grade needs Linux or macOS")
 
 
+@functools.cache
 def works(isolation: str) -> bool:
+    """Whether this system offers it: tried out."""
     if not sys.platform.startswith("linux") and isolation != "limits":
         return False
     if isolation == "bwrap" and shutil.which("bwrap") is None:
@@ -226,7 +227,7 @@ def works(isolation: str) -> bool:
     with tempfile.TemporaryDirectory(prefix="labkit-grade-", ignore_cleanup_errors=True) as folder:
         sandbox = Sandbox(Places(Path(folder), Path(folder) / "cache"), isolation)
         try:
-            sandbox.start()
+            sandbox.start(warm=False)
         except (SandboxError, OSError):
             return False
         sandbox.stop()
