@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -297,18 +297,22 @@ _JUDGE: list[Judge] = []
 _ONE_AT_A_TIME = threading.Lock()
 
 
-def judge_there(settings: Settings, tasks: list[Task]) -> list[dict]:
-    """On a worker of a dask cluster: the verdicts on these answers."""
+def judge_there(settings: Settings, tasks: list[Task], is_here: bool) -> list[dict]:
+    """On a worker of a dask cluster: the verdicts on these answers. is_here: it shares this machine's folders."""
     with _ONE_AT_A_TIME:
         if not _JUDGE:
             import tempfile
 
             os.environ["LABKIT_DEVICE"] = "cpu"
-            own = Path(tempfile.mkdtemp(prefix="labkit-grade-"))
-            own.chmod(0o711)
-            _JUDGE.append(Judge(Settings(own, settings.secret, settings.isolation, settings.hidden, settings.wall_s,
-                                         settings.limits), slot=os.getpid() % 100_000))
+            if not is_here:
+                settings = replace(settings, folder=Path(tempfile.mkdtemp(prefix="labkit-grade-")))
+            _JUDGE.append(Judge(settings, slot=os.getpid() % 100_000))
         return [_JUDGE[0].judge(task.student, task.exercise, task.answer) for task in tasks]
+
+
+def close_there() -> None:
+    while _JUDGE:
+        _JUDGE.pop().close()
 
 
 def judge_with_dask(settings: Settings, tasks: list[Task], workers: int, address: str | None
@@ -324,7 +328,7 @@ def judge_with_dask(settings: Settings, tasks: list[Task], workers: int, address
     try:
         held, attempts = {}, {}
         for chunk in chunks(tasks):
-            held[client.submit(judge_there, settings, chunk, pure=False)] = chunk
+            held[client.submit(judge_there, settings, chunk, cluster is not None, pure=False)] = chunk
         pending = as_completed(list(held))
         for future in pending:
             chunk = held.pop(future)
@@ -336,10 +340,12 @@ def judge_with_dask(settings: Settings, tasks: list[Task], workers: int, address
                 if attempts[task.key] >= ATTEMPTS:
                     yield task, given_up(task, "its worker ended or failed")
                 else:
-                    again = client.submit(judge_there, settings, [task], pure=False)
+                    again = client.submit(judge_there, settings, [task], cluster is not None, pure=False)
                     held[again] = [task]
                     pending.add(again)
     finally:
+        with suppress(Exception):  # a worker that has ended needs no closing
+            client.run(close_there)
         client.close()
         if cluster is not None:
             cluster.close()

@@ -5,13 +5,17 @@ Pages hold text of students. All of it is escaped, a page runs no script, and it
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import html
 import io
 import json
+import os
 import re
 import statistics
+import sys
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -146,13 +150,13 @@ def gradebook_class():
 
 def write_gradebook(path: Path, rows: list[Row]) -> None:
     """An nbgrader gradebook with each chapter as an assignment, and each check cell graded. Written whole."""
-    import contextlib
-    import os
-
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)
-    book = gradebook_class()(f"sqlite:///{temporary.resolve()}")
-    with contextlib.closing(book):
+    gradebook = gradebook_class()
+    # nbgrader runs alembic, which lies beside Python, whether that environment is activated or not.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    with contextlib.closing(gradebook(f"sqlite:///{temporary.resolve()}")) as book, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # SQLAlchemy's, about nbgrader's own use of it
         chapters = {row.entry.chapter.name: row.entry.chapter for row in rows}
         for name in chapters:
             book.update_or_create_assignment(name)

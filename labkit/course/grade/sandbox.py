@@ -74,7 +74,8 @@ class Sandbox:
         self.control = mine
         uid = None if bwrap else isolate.FIRST_UID + 2 * self.places.slot
         settings = {"isolation": "namespaces" if self.isolation == "namespaces" else "limits", "uid": uid,
-                    "warm": warm, "stage": str(stage), "shown": shown_paths(), "hidden": hidden, "cache": str(self.places.cache)}
+                    "warm": warm, "stage": str(stage), "shown": shown_paths(), "hidden": hidden,
+                    "cache": str(self.places.cache)}
         self._tmp = "/tmp" if bwrap else str(tmp)
         try:
             mine.sendall(json.dumps(settings).encode() + b"\n")
