@@ -16,7 +16,8 @@ ENVIRONMENT = yaml.safe_load((ROOT / "environment.yml").read_text())
 
 def wanted() -> dict[str, str]:
     project = PYPROJECT["project"]
-    found = [Requirement(text) for text in project["dependencies"] + project["optional-dependencies"]["test"]]
+    extras = project["optional-dependencies"]
+    found = [Requirement(text) for text in project["dependencies"] + extras["test"] + extras["grade"]]
     return {r.name: str(r.specifier) for r in found}
 
 

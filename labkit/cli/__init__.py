@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from labkit._common.version import __version__
-from labkit.cli import authors, doctor, exercises, lessons, measure, models
+from labkit.cli import authors, doctor, exercises, grade, lessons, measure, models
 from labkit.cli.shared import friendly
 
 app = typer.Typer(
@@ -34,6 +34,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Show the versi
 COMMANDS = (
     lessons.run, lessons.build, lessons.learn,
     exercises.check, exercises.watch, exercises.hint, exercises.reset, exercises.progress, exercises.solution,
+    grade.grade,
     doctor.doctor, measure.bench, models.generate, models.report,
 )
 SETTINGS = {lessons.learn: {"ignore_unknown_options": True}}  # they are JupyterLab's

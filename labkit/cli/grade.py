@@ -1,0 +1,127 @@
+"""The command for teachers: grade."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from labkit.cli.shared import consoles
+
+
+def grade(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The submissions: a folder or a .zip, as nbgrader, "
+                                           "Moodle, Canvas or GitHub Classroom export them.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where scores and pages go.")] = Path("grades"),
+    chapter: Annotated[list[str] | None, typer.Option("--chapter", metavar="NN", help="Grade this chapter's exercises "
+                                                      "only; may be given several times.")] = None,
+    roster: Annotated[Path | None, typer.Option("--roster", metavar="FILE", help="A CSV with the columns id, name, "
+                                                "email: who is missing is then listed.")] = None,
+    gradebook: Annotated[bool, typer.Option("--gradebook", help="Write nbgrader's gradebook.db, too.")] = False,
+    scheduler: Annotated[str | None, typer.Option("--scheduler", metavar="ADDRESS", help="Use this dask cluster, such "
+                                                  "as tcp://host:8786.")] = None,
+    workers: Annotated[int, typer.Option("--workers", metavar="N", help="Answers graded at a time; one for each core "
+                                         "unless given.")] = 0,
+    secret: Annotated[Path | None, typer.Option("--secret", "--seed-file", metavar="FILE", help="What inputs are drawn "
+                                                "from; made on first use.")] = None,
+    isolation: Annotated[str, typer.Option("--isolation", help="auto, namespaces, bwrap or limits.")] = "auto",
+):
+    """Grade a class: every exercise of every submission, each in a process that can reach nothing.
+
+    Interrupted, the same command goes on where it stopped. Leaves with code 1 if an answer could not be graded.
+    """
+    import functools
+    import importlib.util
+    import os
+    import time
+
+    from labkit._common.errors import UserError
+    from labkit.course import registry as courses
+    from labkit.course.grade import batch, feedback, sandbox
+    from labkit.course.grade.collect import collect
+    from labkit.course.grade.judge import Settings, read_secret
+
+    console, quiet = consoles()
+    os.environ["LABKIT_DEVICE"] = "cpu"  # the same verdicts on every machine
+    course = courses.load()
+    if workers < 0:
+        raise UserError(f"--workers is {workers}; it must be 1 or more, or 0 for one on each core")
+    allowed = ("auto", *sandbox.ISOLATIONS)
+    if isolation not in allowed:
+        raise UserError(f"--isolation {isolation} is not known; allowed are {', '.join(allowed)}")
+    if gradebook:
+        feedback.gradebook_class()
+    if scheduler and importlib.util.find_spec("distributed") is None:
+        raise UserError("--scheduler needs dask; install it with: pip install -e '.[grade]'")
+    workers = workers or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count()))
+    secret = secret or course.state_dir / "grading-secret"
+    out.mkdir(parents=True, exist_ok=True)
+    secret.parent.mkdir(parents=True, exist_ok=True)
+    work = out.resolve() / ".work"
+    lock = batch.Lock(work / "lock")
+
+    begin = time.monotonic()
+    collected = collect(folder, roster)
+    wanted = {one.name for one in course.pick(chapter)} if chapter else None
+    key = read_secret(secret)
+    made = batch.plan(course, collected, key, wanted)
+    if not made.entries:
+        raise UserError(f"no file in {folder} answers an exercise of this course: none calls check(\"name\", ...)")
+    if isolation == "auto":
+        isolation = sandbox.best_isolation()
+        if isolation == "limits":
+            raise UserError("this system offers no namespaces, so an answer could read the references and what you can "
+                            "read. Install bubblewrap (bwrap), or accept it with --isolation limits")
+    elif not sandbox.works(isolation):
+        raise UserError(f"--isolation {isolation} does not work on this system; here works "
+                        f"{sandbox.best_isolation()}")
+    described = sandbox.describe(isolation, os.geteuid() == 0 and isolation != "bwrap")
+    if isolation == "limits":
+        quiet.print(f"[yellow]{described}[/]")
+    settings = Settings(work, key, isolation, (folder.resolve(), secret.resolve()))
+    if scheduler or importlib.util.find_spec("distributed") is not None:
+        judged = functools.partial(batch.judge_with_dask, workers=workers, address=scheduler)
+    else:
+        judged = functools.partial(batch.judge_locally, workers=workers)
+
+    people = f"{len(collected.files)} student{'' if len(collected.files) == 1 else 's'}"
+    console.print(f"{people}, {len(made.tasks)} answers to {len(made.entries)} exercises.")
+    with _progress(quiet) as bar:
+        step = bar.add_task("", total=len(made.tasks))
+
+        def show(task, result, was_kept):
+            bar.update(step, advance=1, description=f"{task.student[:24]}  {task.exercise}")
+
+        verdicts = batch.run(settings, made, judged, show)
+
+    rows = batch.rows(collected, made, verdicts)
+    failed = [row for row in rows if row.result["verdict"] == "not_graded"]
+    about = {"graded_on": "the CPU device", "isolation": isolation, "isolation_says": described,
+             "notes": made.notes, "missing": [student.id for student in collected.missing]}
+    feedback.write_scores(out, rows, about)
+    feedback.write_pages(out, rows, course.title, described, made.notes)
+    if gradebook:
+        feedback.write_gradebook(out / "gradebook.db", rows)
+    passed = sum(row.passed for row in rows)
+    console.print(f"{passed} of {len(rows)} passed, in {time.monotonic() - begin:.0f} s. "
+                  f"{len(collected.missing)} students handed in nothing, {len(made.notes)} notes.")
+    console.print(described, style="dim")
+    console.print(f"{out}/scores.csv, {out}/scores.json, {out}/index.html", markup=False)
+    lock.release()
+    if failed:
+        for row in failed:
+            quiet.print(f"Not graded: {row.student.shown}, {row.entry.name}", markup=False)
+        raise typer.Exit(1)
+
+
+def _progress(console):
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+                    TextColumn("{task.description}", markup=False), console=console, transient=True)

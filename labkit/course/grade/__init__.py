@@ -1,0 +1,13 @@
+"""Grading a class: `labkit grade FOLDER`. No verdict is reached in the process in which a submission's code runs.
+
+collect.py   submissions in whatever layout a learning platform exports them; the roster
+answers.py   what a notebook answers: its check cells, the program of an answer, what of it may run beside the grader
+wire.py      arrays and messages between the two sides, as plain bytes, never pickle
+isolate.py   namespaces, mounts and limits around the code of a submission
+child.py     the isolated side: starts once, then forks a process of its own for each answer
+sandbox.py   the trusted side of child.py: starts it, asks it, stops it
+remote.py    an answer in another process, which labkit.course.check takes for a kernel or a function
+judge.py     one answer: secret inputs, the isolated run, the verdict
+batch.py     all answers: a journal, workers, retries
+feedback.py  scores, pages, nbgrader's gradebook
+"""

@@ -1,0 +1,327 @@
+"""The isolated side. It imports NumPy, Numba and labkit once, gives up what it can see, and then forks a process of its
+own for each answer; that process gets the answer's text and inputs and gives arrays back. References, verdicts and
+other submissions are never here.
+
+Two kinds of answer: a "kernel", of which only vetted statements run and whose launches may be observed; and a
+"function", any Python at all, of which nothing is believed but the arrays.
+"""
+
+import contextlib
+import json
+import linecache
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from labkit.course.grade import isolate, wire
+
+ATTRIBUTES = ("filename", "line", "thread", "block", "array", "index", "shape", "kernel")
+FINDINGS = ("races", "out_of_bounds", "divergent_barriers", "uninitialized_reads")
+
+
+def main() -> None:
+    """Started by labkit.course.grade.sandbox with a socket on stdin: one JSON line of settings, then jobs."""
+    control = socket.socket(fileno=os.dup(0))
+    settings = json.loads(_line(control))
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    os.umask(0 if settings["isolation"] == "namespaces" else 0o022)  # the folder of its files is closed to others
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")  # these processes first, and nothing else, if memory ends
+    if settings["warm"]:
+        _warm()
+    taken = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0]) if os.path.exists(
+        "/proc/self/statm") else 4 << 30
+    spaces = settings["isolation"] == "namespaces"
+    user = settings["uid"] if os.geteuid() == 0 else None  # None: stay who we are
+    try:
+        os.chmod(settings["cache"], 0o777)  # in a folder that no one else can enter
+        if spaces:
+            own_user = isolate.enter(settings["stage"], settings["shown"], settings["hidden"], settings["cache"])
+            _cache_in("/cache")
+            user = None if own_user else user
+    except (OSError, KeyError) as error:
+        control.sendall(json.dumps({"ready": False, "why": str(error)}).encode() + b"\n")
+        return
+    control.sendall(json.dumps({"ready": True, "user": user is not None}).encode() + b"\n")
+    while True:
+        try:
+            data, received, *_ = socket.recv_fds(control, 65536, 2)
+        except OSError:
+            return
+        if not data:
+            return  # the grader has ended, and so does this
+        job = json.loads(data)
+        lifeline, rpc = (socket.socket(fileno=number) for number in received)
+        if os.fork() == 0:
+            control.close()
+            with contextlib.suppress(BaseException):
+                _supervise(lifeline, rpc, job, taken, user, spaces)
+            os._exit(0)
+        lifeline.close()
+        rpc.close()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _line(connection) -> bytes:
+    data = b""
+    while not data.endswith(b"\n"):
+        part = connection.recv(1)
+        if not part:
+            raise SystemExit
+        data += part
+    return data
+
+
+def _cache_in(folder: str) -> None:
+    """Compiled kernels, and what Numba compiles of labkit itself, are kept there."""
+    os.environ["LABKIT_CACHE_DIR"], os.environ["NUMBA_CACHE_DIR"] = folder, f"{folder}/numba"
+    if numba := sys.modules.get("numba"):
+        numba.config.CACHE_DIR = f"{folder}/numba"
+
+
+def _warm() -> None:
+    """Import and start what every answer needs. Nothing of the course but this package."""
+    import numba
+    import numpy  # noqa: F401
+
+    import labkit
+    from labkit import cuda, ptx, simt  # noqa: F401
+    from labkit.course.grade import answers  # noqa: F401, what it reads will be out of sight
+    from labkit.simt.observer import observe  # noqa: F401
+
+    # An answer's cells may still import and call these: here they do nothing.
+    for name in ("check", "hint"):
+        setattr(labkit, name, lambda *arguments, **keywords: None)
+    numba.njit(lambda x: x + 1)(1)  # Numba makes its tables at the first compile
+
+
+def _supervise(lifeline, rpc, job: dict, taken: int, user: int | None, spaces: bool) -> None:
+    """Fork the process that runs the answer; end it when the grader hangs up or the time is over; say how it ended."""
+    limits = isolate.Limits(**job["limits"])
+    hostile = job["kind"] != "kernel"
+    uid = None if user is None else user + (hostile and not spaces)
+    if spaces:
+        isolate.new_processes()
+    child = os.fork()
+    if child == 0:
+        lifeline.close()
+        try:
+            os.setsid()
+            if spaces:
+                isolate.private_mounts(limits, shared_cache=not hostile)
+                os.chdir("/tmp")
+            else:
+                folder = Path(tempfile.mkdtemp(dir=job["tmp"]))
+                if uid is not None:
+                    os.chown(folder, uid, uid)
+                os.chdir(folder)
+                os.environ["HOME"] = os.environ["TMPDIR"] = str(folder)
+                if hostile:
+                    _cache_in(str(folder / "kernels"))
+            if not hostile:
+                os.umask(0)  # what it compiles is for all workers, each of which has a user of its own
+            isolate.confine(limits, taken, uid)
+            _serve(rpc, job)
+        finally:
+            os._exit(0)
+    rpc.close()
+    over = time.monotonic() + job["wall_s"]
+    status = None
+    while status is None:
+        ended, code = os.waitpid(child, os.WNOHANG)
+        if ended:
+            status = code
+        elif select.select([lifeline], [], [], 0.05)[0] or time.monotonic() > over:
+            break
+    _end(child, uid, spaces)
+    if status is None:
+        status = os.waitpid(child, 0)[1]
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    report = {"exit": os.waitstatus_to_exitcode(status), "cpu": used.ru_utime + used.ru_stime, "rss": used.ru_maxrss}
+    with contextlib.suppress(OSError):
+        lifeline.sendall(json.dumps(report).encode() + b"\n")
+
+
+def _end(child: int, uid: int | None, spaces: bool) -> None:
+    """The process and all that it has started. In a namespace of its own the first takes the rest with it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(child, signal.SIGKILL)
+    if spaces:
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)
+    if uid is not None:  # everything of that user
+        pid = os.fork()
+        if pid == 0:
+            os.setresuid(uid, uid, uid)
+            with contextlib.suppress(OSError):
+                os.kill(-1, signal.SIGKILL)
+            os._exit(0)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+
+
+# --- In the process of the answer ----------------------------------------------------------------------------------
+
+
+def _serve(rpc, job: dict) -> None:
+    """Define the answer, then do as asked until the grader hangs up."""
+    sys.path[:] = [path for path in sys.path if path not in ("", ".")]
+    namespace: dict = {"__name__": "__main__", "__builtins__": __builtins__}
+    text, _ = wire.receive(rpc)
+    try:
+        answer = _define(job | text, namespace)
+    except BaseException as error:
+        wire.send(rpc, {"error": _described(error)})
+        return
+    wire.send(rpc, {"defined": _kind_of(answer), "name": str(getattr(answer, "__name__", ""))[:80], **_where(answer)})
+    while True:
+        head, values = wire.receive(rpc)
+        try:
+            reply = ({"launch": _launch, "observe": _observe, "call": _called}[head["do"]])(answer, head, values)
+        except BaseException as error:
+            reply = {"error": _described(error)}, {}
+        try:
+            data = wire.encode(*reply)
+        except (TypeError, RecursionError) as error:
+            text = f"the result cannot be sent: {error}"[:300]
+            data = wire.encode({"error": {"type": "TypeError", "text": text}}, {})
+        rpc.sendall(data)
+
+
+def _define(job: dict, namespace: dict):
+    from labkit.course.grade.answers import Program, vetted
+
+    program = Program(job["name"], job["above"], job["answer"])
+    files = (f"<above {job['file'][1:]}", job["file"])
+    for file, text in zip(files, (program.above, program.answer), strict=True):
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    if job["kind"] == "kernel":
+        parts = vetted(program)
+    else:
+        parts = (program.above, program.answer)
+        namespace |= {"check": lambda *a, **k: None, "hint": lambda *a, **k: None, "display": lambda *a, **k: None}
+    for file, part in zip(files, parts, strict=True):
+        exec(compile(part, file, "exec", dont_inherit=True), namespace)
+    return namespace.get(job["name"])
+
+
+def _kind_of(answer) -> str:
+    name = type(answer).__name__
+    known = {"NoneType": "none", "ellipsis": "none", "Kernel": "kernel", "DeviceFunction": "device",
+             "ConfiguredKernel": "configured"}
+    return known.get(name) or ("function" if callable(answer) else f"a {name[:40]}")
+
+
+def _where(answer) -> dict:
+    code = getattr(getattr(answer, "py_func", answer), "__code__", None)
+    return {"file": str(getattr(code, "co_filename", ""))[:200], "line": int(getattr(code, "co_firstlineno", 0)),
+            "function": str(getattr(code, "co_name", ""))[:80]}
+
+
+@contextlib.contextmanager
+def _as_asked(head: dict):
+    from labkit.simt import thread_order, time_limit
+
+    with thread_order(head.get("order", "forward")), time_limit(float(head.get("limit", 5.0))):
+        yield
+
+
+def _arguments(values: dict, device: list):
+    import numpy as np
+
+    from labkit import cuda
+
+    return tuple(cuda.to_device(value) if on_device and isinstance(value, np.ndarray) else value
+                 for value, on_device in zip(values["arguments"], device, strict=True))
+
+
+def _changed(before, after) -> dict:
+    """Argument's number -> what it holds now, of those that are not as they were."""
+    changed = {}
+    for number, (old, new) in enumerate(zip(before, after, strict=True)):
+        if hasattr(new, "copy_to_host"):
+            now = new.copy_to_host()
+            if now.tobytes() != old.tobytes():
+                changed[str(number)] = now
+    return changed
+
+
+def _launch(kernel, head: dict, values: dict):
+    from labkit import cuda
+
+    given = _arguments(values, head["device"])
+    with _as_asked(head):
+        kernel[values["configuration"]](*given)
+        cuda.synchronize()
+    return {}, _changed(values["arguments"], given)
+
+
+def _observe(kernel, head: dict, values: dict):
+    from dataclasses import asdict
+
+    from labkit.simt.observer.observe import observe
+
+    given = tuple(values["arguments"])
+    with _as_asked(head):
+        report = observe(kernel[values["configuration"]], *given)
+    found = {name: [asdict(finding) for finding in getattr(report, name)] for name in FINDINGS}
+    head = {"report": {"kernel": report.kernel, "grid": list(report.grid), "block": list(report.block), **found,
+                       "counts": report.counts, "lines": sorted(report.lines.items())}}
+    import numpy as np
+
+    after = {str(k): v for k, v in enumerate(given) if isinstance(v, np.ndarray)}
+    return json.loads(json.dumps(head, default=int)), after
+
+
+def _called(function, head: dict, values: dict):
+    import numpy as np
+
+    given = _arguments(values, head["device"])
+    before = tuple(value.copy() if isinstance(value, np.ndarray) else value for value in values["arguments"])
+    with _as_asked(head):
+        value = function(*given)
+    if hasattr(value, "copy_to_host"):
+        value = value.copy_to_host()
+    changed = _changed(before, given)
+    try:
+        if isinstance(value, list | tuple):
+            value = np.asarray(value)
+        wire.pack(value, [])
+    except (TypeError, ValueError):
+        return {"opaque": type(value).__name__[:80]}, changed
+    return {}, {**changed, "value": value}
+
+
+def _described(error: BaseException) -> dict:
+    """An exception as data: its type's name, its text, its lines, and what a kernel's fault says of itself."""
+    import traceback
+
+    with contextlib.suppress(BaseException):
+        frames = [[frame.filename[:200], frame.lineno] for frame in traceback.extract_tb(error.__traceback__)
+                  if frame.filename.startswith("<")]
+        facts = {}
+        for name in ATTRIBUTES:
+            value = getattr(error, name, None)
+            if isinstance(value, str):
+                facts[name] = value[:200]
+            elif isinstance(value, int) and not isinstance(value, bool):
+                facts[name] = value
+            elif isinstance(value, tuple | list) and len(value) <= 8:
+                facts[name] = [int(each) for each in value]
+        return {"type": type(error).__name__[:80], "text": str(error)[:4000], "frames": frames[-8:], "facts": facts}
+    return {"type": "Exception", "text": ""}
+
+
+if __name__ == "__main__":
+    main()

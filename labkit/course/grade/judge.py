@@ -1,0 +1,226 @@
+"""One answer: inputs drawn from a secret, the isolated run, the verdict. None of the answer's code runs here."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import tempfile
+import time
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from labkit._common.errors import UserError
+from labkit.course.grade import isolate
+from labkit.course.grade.answers import Answer, Program, Refused, numbers_of, program_of, vetted
+from labkit.course.grade.sandbox import Job, Places, Sandbox, SandboxError
+
+WALL_S = 120.0  # for one answer, compiling included
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every worker needs. folder: of the grader's own files. hidden: what no answer may see."""
+
+    folder: Path
+    secret: bytes
+    isolation: str
+    hidden: tuple[Path, ...] = ()
+    wall_s: float = WALL_S
+    limits: isolate.Limits = isolate.Limits()
+
+
+def read_secret(path: Path) -> bytes:
+    """The teacher's secret, made on first use, readable by its owner alone."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        secret = path.read_bytes().strip()
+        if len(secret) < 16:
+            raise UserError(f"--secret {path} holds {len(secret)} bytes; it must hold 16 or more. Delete it, and a "
+                            "new one is made") from None
+        return secret
+    except OSError as error:
+        raise UserError(f"--secret {path} cannot be written: {error.strerror}") from None
+    secret = secrets.token_hex(32).encode()
+    with os.fdopen(handle, "wb") as file:
+        file.write(secret + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return secret
+
+
+def seed_of(secret: bytes, student: str, exercise: str) -> int:
+    """The seed of the inputs: the same whenever the same submission is graded, and known only with the secret."""
+    digest = hmac.new(secret, f"{student}\0{exercise}".encode("utf-8", "surrogatepass"), hashlib.sha256).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+class Judge:
+    """Judges one answer after the other. The process of a vetted answer is kept for the next one of the same text, so
+    that what a class hands in several times is compiled once."""
+
+    def __init__(self, settings: Settings, slot: int = 0):
+        import labkit
+        from labkit.course.grade import remote
+
+        self._observe = labkit.observe
+        labkit.observe = remote.observe  # check looks it up there for each launch that it observes
+        self.settings = settings
+        settings.folder.mkdir(parents=True, exist_ok=True)
+        settings.folder.chmod(0o700)
+        spaces = settings.isolation == "namespaces"
+        # Without namespaces another user must reach it by its path.
+        work = Path(tempfile.mkdtemp(prefix=f"worker-{slot}-", dir=settings.folder if spaces else None))
+        work.chmod(0o711)
+        places = Places(work, (settings.folder if spaces else work) / "kernels",
+                        (*settings.hidden, settings.folder / "journal"), slot)
+        self.sandbox = Sandbox(places, settings.isolation, settings.limits)
+        self._kept: tuple[str, Job, dict] | None = None
+
+    def close(self) -> None:
+        import shutil
+
+        import labkit
+
+        labkit.observe = self._observe
+        self._drop()
+        self.sandbox.stop()
+        shutil.rmtree(self.sandbox.places.folder, ignore_errors=True)
+
+    def _drop(self) -> None:
+        if self._kept is not None:
+            self._kept[1].end()
+            self._kept = None
+
+    def judge(self, student: str, exercise_name: str, answer: Answer) -> dict:
+        """The verdict as data, as Verdict.result() has it."""
+        begin = time.perf_counter()
+        from labkit.course import exercises
+
+        exercise = exercises.find(exercise_name)
+        seed = seed_of(self.settings.secret, student, exercise_name)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                if exercise.kind == "predict":
+                    result = self._prediction(exercise, answer)
+                else:
+                    result = self._computed(exercise, answer, seed)
+        except Refused as error:
+            result = plain_result(exercise_name, "refused", "It cannot be graded as it stands.", str(error))
+        result["seed"] = None  # inputs stay secret
+        result["seconds"] = round(time.perf_counter() - begin, 3)
+        return result
+
+    def _prediction(self, exercise, answer: Answer) -> dict:
+        from labkit.course.check import examine
+
+        given, numbers = numbers_of(answer)
+        try:
+            return examine(exercise, given, numbers=numbers).result()
+        except ValueError as error:  # a name that is not asked for
+            raise Refused(str(error)) from None
+
+    def _computed(self, exercise, answer: Answer, seed: int) -> dict:
+        program = program_of(answer)
+        if program is None:
+            return self._examined(exercise, None, seed)
+        result, late = self._tried(exercise, program, seed)
+        # A second chance for what ran out of time as a whole: another process may have had the machine.
+        return self._tried(exercise, program, seed)[0] if late else result
+
+    def _tried(self, exercise, program: Program, seed: int) -> tuple[dict, bool]:
+        from labkit.course.grade.remote import Connection, ProcessEnded, answer_from, raise_here, show_source
+
+        kind = "kernel" if exercise.kind == "kernel" else "function"
+        file = f"<{exercise.name}>"
+        digest = f"{kind} {program.digest} {hashlib.sha256(program.answer.encode('utf-8', 'replace')).hexdigest()}"
+        if kind == "kernel":
+            vetted(program)
+        show_source(program, file)
+        job, reply = self._job(kind, program, file, digest)
+        connection = Connection(job, file)
+        try:
+            if "error" in reply:
+                try:
+                    raise_here(reply["error"], file)
+                except Exception as error:
+                    return self._not_defined(exercise, program, file, error), False
+            remote = answer_from(reply, program, connection)
+            if kind == "kernel" and reply.get("defined") == "kernel" and reply.get("file") not in (
+                    file, f"<above {file[1:]}"):
+                raise Refused(f"`{program.name}` is a kernel of a library; the answer is to be one of your own")
+            result = self._examined(exercise, remote, seed)
+            if connection.why and not result["passed"]:
+                result |= {"verdict": "raised", "headline": "Its process ended.", "details": [connection.why]}
+            return result, connection.late
+        except ProcessEnded as error:
+            return plain_result(exercise.name, "raised", "Its process ended.", str(error)), False
+        finally:
+            if kind == "kernel" and not connection.broken and time.monotonic() < job.deadline - 30:
+                self._kept = (digest, job, reply)
+            else:
+                self._kept = None
+                job.end()
+
+    def _job(self, kind: str, program: Program, file: str, digest: str) -> tuple[Job, dict]:
+        if self._kept is not None and self._kept[0] == digest:
+            _, job, reply = self._kept
+            self._kept = None
+            job.deadline = min(job.deadline, time.monotonic() + self.settings.wall_s)
+            return job, reply
+        self._drop()
+        from labkit.course.grade import wire
+
+        wall = self.settings.wall_s * (4 if kind == "kernel" else 1)  # it may serve several
+        for attempt in (1, 2):
+            try:
+                job = self.sandbox.job(kind, program, file, wall)
+                break
+            except TypeError:
+                raise Refused("the code above the answer is too long") from None
+            except SandboxError:
+                if attempt == 2:
+                    raise
+        job.deadline = time.monotonic() + self.settings.wall_s
+        try:
+            reply, _ = job.hear()
+        except wire.Late:
+            reply = {"error": {"type": "HostTimeout"}}
+        except wire.WireError:
+            code = job.end().get("exit")
+            reply = {"error": {"type": "ProcessEnded",
+                               "text": "its process ended while the cells above the check ran"
+                               + (f" (signal {-code})" if isinstance(code, int) and code < 0 else "")}}
+        return job, reply if isinstance(reply, dict) else {}
+
+    def _examined(self, exercise, answer, seed: int) -> dict:
+        from labkit.course.check import examine
+
+        return examine(exercise, answer, seed=seed).result()
+
+    def _not_defined(self, exercise, program: Program, file: str, error: Exception) -> dict:
+        """The answer's cell itself raised."""
+        from labkit.course.check.verdict import frame_in, place
+
+        name = type(error).__name__
+        line = getattr(error, "line", 0) or frame_in(error, file)
+        details = f"{name}: {error}" if str(error) else name
+        result = plain_result(exercise.name, "raised", "The answer's cell raises an error.", details)
+        if name == "HostTimeout":
+            result["headline"], result["details"] = "The answer's cell never ends.", []
+        if line:
+            with suppress(Exception):
+                result["details"].append(place(file, line))
+        return result
+
+
+def plain_result(exercise: str, kind: str, headline: str, *details: str) -> dict:
+    """A verdict that no check has reached."""
+    return {"kind": "check", "exercise": exercise, "passed": False, "verdict": kind, "headline": headline,
+            "details": list(details), "table": None, "mistake": "", "where": "", "size": None, "seed": None,
+            "seconds": 0.0}

@@ -1,0 +1,320 @@
+"""An answer that runs in another process, in the shape in which labkit.course.check takes kernels and functions.
+
+A launch or a call sends its arguments there and puts what comes back into them; an exception there is raised here, as
+data: its type's name, its text and its line. Nothing that comes back is code, and everything is checked.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import math
+import re
+import sys
+import types
+
+import numpy as np
+
+from labkit._common import paths
+from labkit.course.check.limits import HostTimeout
+from labkit.course.grade import wire
+from labkit.course.grade.answers import Program, parsed
+from labkit.simt.observer.report import KernelFinding, Report
+from labkit.simt.settings import current_order, time_limit_s
+
+FINDINGS = ("races", "out_of_bounds", "divergent_barriers", "uninitialized_reads")
+KINDS = {"race", "out_of_bounds", "divergent_barrier", "uninitialized_read"}
+TEXT = 1_000  # characters of an error that are shown
+FALLBACK = "ProcessEnded"
+
+
+class ProcessEnded(Exception):
+    """The process of the answer ended, or sent what is no message."""
+
+
+class Connection:
+    """What a remote kernel or function asks through. `job` may be None: then nothing can be asked any more."""
+
+    def __init__(self, job, file: str):
+        self.job, self.file = job, file
+        self.late = self.broken = False
+        self.why = ""  # its process ended by itself
+
+    def ask(self, head: dict, values: dict) -> tuple[dict, dict]:
+        if self.job is None or self.broken:
+            raise ProcessEnded("its process had ended before")
+        try:
+            reply, changed = self.job.ask(head, values)
+        except wire.Late:
+            self.broken = self.late = True
+            raise HostTimeout from None
+        except wire.WireError as error:
+            self.broken = True
+            self.why = self._how(error)
+            raise ProcessEnded(self.why) from None
+        except HostTimeout:
+            self.broken = self.late = True
+            raise
+        if "error" in reply:
+            raise_here(reply["error"], self.file)
+        return reply, changed
+
+    def _how(self, error) -> str:
+        ended = self.job.end()
+        code = ended.get("exit")
+        if code == -24:
+            return "its process used up its time"
+        if isinstance(code, int) and code < 0:
+            return f"its process was killed (signal {-code}): too much memory or time, or a crash"
+        return "its process ended before it gave a result" if "closed" in str(error) else str(error)
+
+
+def text_of(value) -> str:
+    """A text from the other side: without control characters, and not too long."""
+    shown = re.sub(r"[^\S\n]|[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", " ", str(value))
+    for place in (paths.REPOSITORY, sys.prefix, sys.base_prefix):
+        shown = shown.replace(f"{place}/", "")
+    return shown if len(shown) <= TEXT else f"{shown[:TEXT]} ..."
+
+
+def raise_here(described, file: str):
+    """Raise the exception that was described, from the line of the answer where it was raised."""
+    described = described if isinstance(described, dict) else {}
+    name = described.get("type")
+    name = name if isinstance(name, str) and name.isidentifier() and len(name) < 60 else "Exception"
+    facts = _facts(described.get("facts"))
+    if name == "OutOfBoundsError" and not {"array", "index", "shape", "thread", "block", "line"} <= facts.keys():
+        name = "Exception"
+    if name == "KernelTimeout" and not {"thread", "block", "line"} <= facts.keys():
+        name = "Exception"
+    if name == "HostTimeout":
+        raise HostTimeout
+    error = type(name, (Exception,), {})(text_of(described.get("text", "")))
+    for key, value in facts.items():
+        setattr(error, key, value)
+    frames = described.get("frames")
+    line = 0
+    for frame in frames if isinstance(frames, list) else ():
+        if isinstance(frame, list) and len(frame) == 2 and frame[0] == file and type(frame[1]) is int:
+            line = frame[1]
+    if not 0 < line < 100_000:
+        raise error
+    tree = ast.parse("raise error")
+    ast.increment_lineno(tree, line - 1)
+    exec(compile(tree, file, "exec"), {"error": error})  # three tokens of our own, at the answer's line
+
+
+def _facts(given) -> dict:
+    """Attributes of a kernel's fault, each of its type."""
+    found = {}
+    for key, value in given.items() if isinstance(given, dict) else ():
+        if key == "line" and type(value) is int and 0 <= value < 100_000:
+            found[key] = value
+        elif key in ("filename", "array", "kernel") and isinstance(value, str):
+            found[key] = text_of(value)[:200]
+        elif key in ("thread", "block", "index", "shape") and _whole_numbers(value):
+            found[key] = tuple(value)
+    for key in ("thread", "block"):
+        if key in found and len(found[key]) != 3:
+            del found[key]
+    if not found.get("index", (0,)):
+        del found["index"]
+    return found
+
+
+def _whole_numbers(value) -> bool:
+    return isinstance(value, list) and len(value) <= 8 and all(
+        type(each) is int and abs(each) < 1 << 63 for each in value)
+
+
+# --- Answers -------------------------------------------------------------------------------------------------------
+
+
+def answer_from(reply, program: Program, connection: Connection):
+    """What check is to see for the answer that the other side has defined."""
+    defined, name = reply.get("defined"), text_of(reply.get("name", ""))[:80] or program.name
+    if defined == "none" or not isinstance(defined, str):
+        return None
+    function = code_of(reply, program, connection.file)
+    if defined == "kernel":
+        return RemoteKernel(name, function, connection)
+    if defined == "device":
+        return _named("DeviceFunction", name=name, function=function)
+    if defined == "configured":
+        return _named("ConfiguredKernel", name=name)
+    if defined == "function":
+        return remote_function(name, function, connection)
+    return _named(text_of(defined.removeprefix("a "))[:40] or "object", name=name)
+
+
+def _named(type_name: str, *, name: str, function=None):
+    made = type(type_name, (), {"__repr__": lambda self: f"<{name}>"})()
+    made.__name__ = name
+    if function is not None:
+        made.py_func = function
+        type(made).__getitem__ = lambda self, key: None
+    return made
+
+
+def show_source(program: Program, file: str) -> None:
+    """Let verdicts quote this answer's lines, and those of no answer before it."""
+    for filename, text in ((file, program.answer), (f"<above {file[1:]}", program.above)):
+        linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+
+
+def code_of(reply, program: Program, file: str):
+    """The function of the answer, to be read and not to be called: its text compiled, without decorators or defaults.
+    None of the student's statements runs."""
+    line, name = reply.get("line"), reply.get("function")
+    for filename, text in ((file, program.answer), (f"<above {file[1:]}", program.above)):
+        tree = parsed(text)
+        for node in ast.walk(tree) if tree else ():
+            begin = min([node.lineno, *(d.lineno for d in node.decorator_list)]) if isinstance(
+                node, ast.FunctionDef) else None
+            if begin is None or node.name != name or begin != line or reply.get("file") != filename:
+                continue
+            arguments = node.args
+            arguments.defaults, arguments.kw_defaults = [], [None] * len(arguments.kwonlyargs)
+            node.decorator_list, node.returns = [], None
+            for argument in ast.walk(arguments):
+                if isinstance(argument, ast.arg):
+                    argument.annotation = None
+            code = compile(ast.Module([node], []), filename, "exec", dont_inherit=True)
+            inner = next(each for each in code.co_consts if isinstance(each, types.CodeType))
+            if inner.co_freevars:
+                break
+            return types.FunctionType(inner.replace(co_firstlineno=begin), {}, node.name)
+    return _unread(file)
+
+
+def _unread(file: str):
+    """A function of which no source is known, such as a lambda."""
+    def unread(*arguments):
+        raise ProcessEnded
+
+    return types.FunctionType(unread.__code__.replace(co_filename=file, co_firstlineno=0), {}, "unread")
+
+
+class RemoteKernel:
+    """A kernel that is launched elsewhere."""
+
+    def __init__(self, name: str, py_func, connection: Connection):
+        self.__name__, self.py_func, self.connection = name, py_func, connection
+
+    def __getitem__(self, configuration):
+        return RemoteLaunch(self, tuple(configuration))
+
+    def __repr__(self):
+        return f"<kernel {self.__name__}>"
+
+
+class RemoteLaunch:
+    """kernel[grid, block], launched or observed elsewhere."""
+
+    def __init__(self, kernel: RemoteKernel, configuration: tuple):
+        self.kernel, self.configuration = kernel, _plain(configuration)
+
+    def __call__(self, *arguments) -> None:
+        sent, device = _sent(arguments)
+        _, changed = self.kernel.connection.ask({"do": "launch", "device": device, **_settings()},
+                                                {"configuration": self.configuration, "arguments": sent})
+        _put_back(arguments, sent, changed)
+
+    def observe(self, *arguments) -> Report:
+        sent, _ = _sent(arguments)
+        reply, changed = self.kernel.connection.ask({"do": "observe", **_settings()},
+                                                    {"configuration": self.configuration, "arguments": sent})
+        _put_back(arguments, sent, changed)
+        return report_from(reply.get("report"), self.kernel)
+
+
+def remote_function(name: str, code, connection: Connection):
+    """A function that is called elsewhere."""
+    def call(*arguments):
+        sent, device = _sent(arguments)
+        reply, changed = connection.ask({"do": "call", "device": device, **_settings()}, {"arguments": sent})
+        value = changed.pop("value", None)
+        _put_back(arguments, sent, changed)
+        if "opaque" in reply:
+            shown = text_of(reply["opaque"])
+            return type(shown if shown.isidentifier() else "object", (), {})()
+        return value
+
+    return RemoteFunction(name, code, call)
+
+
+class RemoteFunction:
+    """Callable, with the source of the answer where check looks for it."""
+
+    def __init__(self, name: str, code, call):
+        self.__name__, self.__wrapped__, self._call = name, code, call
+        self.__code__ = code.__code__
+
+    def __call__(self, *arguments):
+        return self._call(*arguments)
+
+
+def _settings() -> dict:
+    return {"order": current_order(), "limit": time_limit_s()}
+
+
+def _plain(value):
+    if isinstance(value, tuple | list):
+        return tuple(_plain(each) for each in value)
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _sent(arguments) -> tuple[tuple, list[bool]]:
+    """(the arguments as they are sent, which of them are arrays on the device)."""
+    device = [hasattr(value, "copy_to_host") for value in arguments]
+    return tuple(value.copy_to_host() if on_device else value
+                 for value, on_device in zip(arguments, device, strict=True)), device
+
+
+def _put_back(arguments, sent, changed: dict) -> None:
+    for key, value in changed.items():
+        number = int(key) if key.isdigit() and len(key) < 4 else len(arguments)
+        if number >= len(arguments) or not isinstance(sent[number], np.ndarray):
+            raise ProcessEnded("it gave back an argument that there is not")
+        before = sent[number]
+        if not isinstance(value, np.ndarray) or value.shape != before.shape or value.dtype != before.dtype:
+            raise ProcessEnded("it gave back an array of another shape or type")
+        target = arguments[number]
+        if hasattr(target, "copy_to_device"):
+            target.copy_to_device(np.asarray(value, order="F" if not before.flags.c_contiguous else "C"))
+        else:
+            target[...] = value
+
+
+def report_from(given, kernel: RemoteKernel) -> Report:
+    """An observation, rebuilt from what its process sent. ProcessEnded where it is none."""
+    try:
+        report = Report(kernel.__name__, kernel.connection.file, tuple(given["grid"]), tuple(given["block"]))
+        for name in FINDINGS:
+            for finding in given[name]:
+                if finding["kind"] not in KINDS:
+                    raise ValueError
+                index = finding["index"]
+                getattr(report, name).append(KernelFinding(
+                    finding["kind"], kernel.__name__, [int(line) for line in finding["lines"]],
+                    [tuple(thread) for thread in finding["threads"]], finding["block"], text_of(finding["array"]),
+                    tuple(index) if isinstance(index, list) else index, text_of(finding["sentence"]),
+                    int(finding["times"])))
+        counts = given["counts"]
+        lines = dict(given["lines"])
+        for table in (counts, *lines.values()):
+            if not all(isinstance(value, int | float) and math.isfinite(value) for value in table.values()):
+                raise ValueError
+        report.counts, report.lines = dict(counts), lines
+        return report
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ProcessEnded("what was observed of it cannot be read") from None
+
+
+def observe(launch, *arguments):
+    """labkit.observe, for launches here and elsewhere."""
+    if isinstance(launch, RemoteLaunch):
+        return launch.observe(*arguments)
+    from labkit.simt import observe as observe_here
+
+    return observe_here(launch, *arguments)
