@@ -59,6 +59,7 @@ class Store:
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(MAGIC + hashlib.sha256(content).digest() + content)
+                os.chmod(temporary, 0o644)  # mkstemp makes it private; whether others get here the directory says
                 os.replace(temporary, self.path(key))
             except BaseException:
                 with contextlib.suppress(OSError):
