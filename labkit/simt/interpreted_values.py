@@ -70,7 +70,7 @@ class _Math:
 
 
 def _as_float(x):
-    """An argument of a function of math: integers are float64, halves float32."""
+    """An argument of a function of math: integers are float64, float16 is float32."""
     return np.float64(x) if isinstance(x, int) else np.float32(x) if isinstance(x, np.float16) else x
 
 

@@ -48,7 +48,7 @@ _TIME_LIMIT = contextvars.ContextVar("labkit_simt_time_limit", default=None)
 
 
 def check_numba():
-    """Raises SettingError where Numba is told to compile nothing: the CPU device runs compiled code."""
+    """Raises SettingError where Numba is set to compile nothing: the CPU device runs compiled code."""
     if numba.config.DISABLE_JIT:
         raise SettingError(
             "NUMBA_DISABLE_JIT is set, and the CPU device compiles kernels with Numba: unset it. observe(kernel[grid, "

@@ -562,7 +562,7 @@ FAULTS = {past_a_tuple: OutOfBoundsError, past_a_shape: OutOfBoundsError, no_ste
 
 @pytest.mark.parametrize("kernel", FAULTS, ids=lambda k: k.__name__)
 def test_a_fault_names_kernel_line_and_thread(kernel):
-    error = faults(FAULTS[kernel], kernel[1, 4], np.array([2, 2, 0, 0] if "step" in kernel.__name__ else [2, 2, 5, 5]),
+    error = faults(FAULTS[kernel], kernel[1, 4], np.array([2, 2, 0, 0] if "step" in kernel.__name__ else [3, 3, 5, 5]),
                    np.zeros(6))  # fmt: skip
     assert error.thread == ((1, 0, 0) if kernel is past_a_shape else (2, 0, 0)), error
 
@@ -713,7 +713,7 @@ def test_kernels_are_pickled_by_name_or_by_value():
     assert result(pickle.loads(pickle.dumps(scaled_by(3)))[1, 4], out(4)).tolist() == [0, 3, 6, 9]
 
 
-def test_numba_told_not_to_compile_is_a_setting_that_is_named():
+def test_numba_set_not_to_compile_is_a_setting_that_is_named():
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "LABKIT_DEVICE": "cpu"}
     command = [sys.executable, "-c", "from labkit import cuda"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
