@@ -41,7 +41,7 @@ def imported(name: str, what: str, described: dict, owner) -> np.ndarray:
     CPU device's, NotImplementedError for a masked array.
     """
     if described.get("mask") is not None:
-        raise NotImplementedError(f"{name}: masked arrays are not supported")
+        raise NotImplementedError(f"Masked arrays are not supported by cuda.{name}")
     shape, dtype, strides = tuple(described["shape"]), np.dtype(described["typestr"]), described.get("strides")
     if 0 in shape:
         return np.empty(shape, dtype)

@@ -7,6 +7,7 @@ import copy
 import enum
 import inspect
 import linecache
+import sys
 import types as python_types
 import weakref
 from typing import NamedTuple
@@ -47,10 +48,12 @@ def _read_source(function):
     try:
         lines, first = inspect.getsourcelines(function)
     except (OSError, TypeError):
+        lines, first = _lines_of_command(function), function.__code__.co_firstlineno
+    if not lines:
         raise UnsupportedError(
             f"the source of {function.__name__} cannot be read ({filename}), and the CPU device needs it: define it in "
             "a file or a notebook cell; code made by exec() can be written to a file and imported"
-        ) from None
+        )
     if lines[0][:1].isspace():  # a nested function; its text may also have lines at the margin
         definition = ast.parse("if True:\n" + "".join(lines)).body[0].body[0]
         ast.increment_lineno(definition, first - 2)
@@ -60,6 +63,17 @@ def _read_source(function):
     if not isinstance(definition, ast.FunctionDef):
         raise UnsupportedError(f"{function.__name__}: expected a def statement at {filename}:{first}")
     return definition, filename
+
+
+def _lines_of_command(function):
+    """The lines of a function of `python -c TEXT`: Python itself does not keep them."""
+    given = getattr(sys, "orig_argv", [])
+    if function.__code__.co_filename != "<string>" or "-c" not in given[:-1]:
+        return []
+    text = given[given.index("-c") + 1].splitlines(keepends=True)
+    lines = inspect.getblock(text[function.__code__.co_firstlineno - 1 :])
+    is_it = any(line.split("(")[0].split() == ["def", function.__name__] for line in lines)
+    return lines if is_it else []
 
 
 def _cells(function):

@@ -64,5 +64,5 @@ def test_other_memory_is_refused():
             cuda.as_cuda_array(Foreign(device, **changed))
     with pytest.raises(TypeError, match="not memory of the CPU device"):
         increased[1, 1](Foreign(device, data=(64, False)))
-    with pytest.raises(NotImplementedError, match="masked"):
+    with pytest.raises(NotImplementedError, match="Masked"):
         cuda.as_cuda_array(Foreign(device, mask=device))
