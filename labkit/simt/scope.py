@@ -265,7 +265,9 @@ def _names_in_declarations(definition):
 
 
 def _identity(obj):
-    return obj if isinstance(obj, (int, str, tuple)) else id(obj)
+    """By value where that is what counts: an object made anew may have the id of one that is gone."""
+    by_value = isinstance(obj, (int, str, tuple, np.integer, np.dtype, types.Type))
+    return (type(obj), obj) if by_value else id(obj)
 
 
 def is_device_function(obj):

@@ -7,7 +7,7 @@ import pytest
 
 from labkit import cuda
 from labkit.simt.errors import UnsupportedError
-from labkit.simt.scope import read_source
+from labkit.simt.scope import Callee, Scope, read_source
 
 pytestmark = pytest.mark.cpu_device
 TEXT = "import math\n\ndef first(x):\n    return x\n\ndef second(x):\n    return 2 * x\n"
@@ -29,6 +29,19 @@ def test_a_function_made_by_exec_has_no_source(argv, monkeypatch):
     exec(compile(TEXT, "<string>", "exec"), names)
     with pytest.raises(UnsupportedError, match=r"source of second cannot be read \(<string>\).*define it in a file"):
         cuda.jit(names["second"])
+
+
+def staged(count, op):
+    tile = cuda.shared.array(count, "float32")
+    return op(tile)
+
+
+def test_each_way_to_call_a_device_function_has_a_key_of_its_own():
+    keys = [Scope(Callee(staged, (("count", n), ("op", op)))).key
+            for n in (8, np.int64(9), np.dtype("i4")) for op in (abs, cuda.atomic.add)]  # fmt: skip
+    assert len(set(keys)) == 6
+    again = Scope(Callee(staged, (("count", np.int64(9)), ("op", abs))))
+    assert again.key == keys[2] and again.params == []
 
 
 @cuda.jit(device=True)
