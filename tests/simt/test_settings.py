@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from labkit import cuda
-from labkit.simt import settings, time_limit
+from labkit.simt import settings, strict_barriers, time_limit
 from labkit.simt.errors import SettingError
 
 pytestmark = pytest.mark.cpu_device
@@ -49,3 +49,14 @@ def test_numbers_of_workers(text, monkeypatch):
     monkeypatch.setenv("LABKIT_WORKERS", text)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     assert settings.worker_count() == int(text or 0) or settings.worker_count() == cores
+
+
+def test_barriers_are_strict_where_work_is_checked():
+    from labkit.course.check.limits import limited
+
+    assert not settings.is_strict()
+    with strict_barriers():
+        assert settings.is_strict()
+    with limited("forward"):
+        assert settings.is_strict()
+    assert not settings.is_strict()
