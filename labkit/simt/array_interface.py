@@ -6,6 +6,9 @@ was described to it; memory of a GPU is refused, and so is any other address.
 Source  Numba's documentation, "CUDA Array Interface (Version 3)"
 """
 
+import ctypes
+import functools
+import sys
 import weakref
 
 import numpy as np
@@ -15,8 +18,21 @@ from labkit.simt.allocation import extent_bytes
 _EXPORTED = weakref.WeakValueDictionary()  # (first byte, end) -> the array that was described
 
 
+@functools.cache
+def driver_is_here() -> bool:
+    """Whether a driver of NVIDIA's can be loaded: then a library may take a host address for one of its GPU."""
+    try:
+        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def exported(array: np.ndarray, stream) -> dict:
-    """The description of `array`, whose work is ordered by `stream` (0 for none)."""
+    """The description of `array`, whose work is ordered by `stream` (0 for none). AttributeError where a GPU's library
+    could use the address, which is none of its memory."""
+    if driver_is_here():
+        raise AttributeError("an array of the CPU device has no __cuda_array_interface__ where there is a GPU's driver")
     address = array.__array_interface__["data"][0] if array.size else 0
     if array.size:
         _EXPORTED[_bounds(address, array.shape, array.strides, array.itemsize)] = array
@@ -41,7 +57,7 @@ def imported(name: str, what: str, described: dict, owner) -> np.ndarray:
     CPU device's, NotImplementedError for a masked array.
     """
     if described.get("mask") is not None:
-        raise NotImplementedError(f"{name}: masked arrays are not supported")
+        raise NotImplementedError(f"Masked arrays are not supported by cuda.{name}")
     shape, dtype, strides = tuple(described["shape"]), np.dtype(described["typestr"]), described.get("strides")
     if 0 in shape:
         return np.empty(shape, dtype)

@@ -133,7 +133,7 @@ class Kernel:
     def specialize(self, *args):
         """A copy of the kernel for the types of these arguments alone."""
         if self._given:
-            raise RuntimeError(f"{self.__name__} is already specialized: its signature says which types it takes")
+            raise RuntimeError(f"Dispatcher already specialized: the signature of {self.__name__} says its types")
         return Kernel(self.py_func, [tuple(numba.typeof(host_view(a)) for a in args)], self.options)
 
     def compile(self, signature):

@@ -7,6 +7,7 @@ import copy
 import enum
 import inspect
 import linecache
+import sys
 import textwrap
 import types as python_types
 import weakref
@@ -46,10 +47,12 @@ def _read_source(function):
     try:
         lines, first = inspect.getsourcelines(function)
     except (OSError, TypeError):
+        lines, first = _lines_of_command(function), function.__code__.co_firstlineno
+    if not lines:
         raise UnsupportedError(
             f"the source of {function.__name__} cannot be read ({filename}), and the CPU device needs it: define it in "
             "a file or a notebook cell; code made by exec() can be written to a file and imported"
-        ) from None
+        )
     if function.__code__.co_name == "<lambda>":
         return _as_definition(function, lines, first), filename
     if lines[0][:1].isspace():  # a nested function; its text may also have lines at the margin
@@ -78,6 +81,17 @@ def _as_definition(function, lines, first):
     body = ast.copy_location(ast.Return(found[0].body), found[0])
     definition = ast.FunctionDef(function.__name__, found[0].args, [body], [], lineno=found[0].lineno, col_offset=0)
     return ast.increment_lineno(ast.fix_missing_locations(definition), first - 1)
+
+
+def _lines_of_command(function):
+    """The lines of a function of `python -c TEXT`: Python itself does not keep them."""
+    given = getattr(sys, "orig_argv", [])
+    if function.__code__.co_filename != "<string>" or "-c" not in given[:-1]:
+        return []
+    text = given[given.index("-c") + 1].splitlines(keepends=True)
+    lines = inspect.getblock(text[function.__code__.co_firstlineno - 1 :])
+    is_it = any(line.split("(")[0].split() == ["def", function.__name__] for line in lines)
+    return lines if is_it else []
 
 
 def _cells(function):
@@ -269,7 +283,9 @@ def _names_in_declarations(definition):
 
 
 def _identity(obj):
-    return obj if isinstance(obj, (int, str, tuple)) else id(obj)
+    """By value where that is what counts: an object made anew may have the id of one that is gone."""
+    by_value = isinstance(obj, (int, str, tuple, np.integer, np.dtype, types.Type))
+    return (type(obj), obj) if by_value else id(obj)
 
 
 def is_device_function(obj):

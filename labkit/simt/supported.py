@@ -48,6 +48,8 @@ def page() -> str:
         "**Intrinsics**: those of `labkit.ptx`; its documentation lists them.",
         "**Arguments of device functions** may be functions and types too, and the shapes of their shared and local\n"
         "arrays.",
+        "**Barriers of the grid** that some threads never reach pass where a GPU lets them pass, with a "
+        "BarrierWarning\nthat names the line; under `labkit.simt.strict_barriers()`, and in `check`, they are errors.",
         "## Refused in kernels",
         *_listed("Expressions", resolve.REFUSED_EXPRESSIONS.values()),
         *_listed("Statements", resolve.REFUSED_STATEMENTS.values()),

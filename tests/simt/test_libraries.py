@@ -131,6 +131,20 @@ def test_half_arithmetic_is_rounded_once():
 
 
 @cuda.jit
+def fused(out, a, b, c):
+    out[0] = cuda.fp16.hfma(a[0], b[0], c[0])
+
+
+def test_a_sum_just_above_a_tie_is_rounded_up():
+    """1.5 * 683/1024 is the tie between 1 and the next float16; rounded to float32 first, the rest would be lost."""
+    a, b, c = (np.array([v], np.float16) for v in (1.5, 683 / 1024, 2.0**-24))
+    out = np.zeros(1, np.float16)
+    fused[1, 1](out, a, b, c)
+    assert out[0] == half_functions.hfma(a[0], b[0], c[0]) == 1 + 2.0**-10
+    assert half_functions.hfma(a[0], b[0], -c[0]) == half_functions.hfma(a[0], b[0], 0 * c[0]) == 1
+
+
+@cuda.jit
 def halves(out, tests, a, b):
     i = cuda.grid(1)
     out[i] = cuda.fp16.hfma(a[i], b[i], cuda.fp16.hsub(a[i], cuda.fp16.hsqrt(b[i])))

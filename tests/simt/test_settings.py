@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from labkit import cuda
-from labkit.simt import settings, time_limit
+from labkit.simt import settings, strict_barriers, time_limit
 from labkit.simt.errors import SettingError
 
 pytestmark = pytest.mark.cpu_device
@@ -81,3 +81,14 @@ def test_the_cache_directory(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # a user of no home
     assert settings.cache_directory() == Path(tempfile.gettempdir()) / ".cache" / "labkit-simt"
+
+
+def test_barriers_are_strict_where_work_is_checked():
+    from labkit.course.check.limits import limited
+
+    assert not settings.is_strict()
+    with strict_barriers():
+        assert settings.is_strict()
+    with limited("forward"):
+        assert settings.is_strict()
+    assert not settings.is_strict()

@@ -1,0 +1,65 @@
+"""Where the source of a kernel comes from, and what is refused without one; recursion."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from labkit import cuda
+from labkit.simt.errors import UnsupportedError
+from labkit.simt.scope import Callee, Scope, read_source
+
+pytestmark = pytest.mark.cpu_device
+TEXT = "import math\n\ndef first(x):\n    return x\n\ndef second(x):\n    return 2 * x\n"
+
+
+def test_the_text_of_python_c_is_read(monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-c", TEXT])
+    names = {}
+    exec(compile(TEXT, "<string>", "exec"), names)
+    definition, filename = read_source(names["second"])
+    assert (definition.name, definition.lineno, filename) == ("second", 6, "<string>")
+
+
+@pytest.mark.parametrize("argv", [["python"], ["python", "-c"], ["python", "-c", "def first(x):\n    return 3\n"]])
+def test_a_function_made_by_exec_has_no_source(argv, monkeypatch):
+    """Also where the text of `python -c` has another function on that line."""
+    monkeypatch.setattr(sys, "orig_argv", argv)
+    names = {}
+    exec(compile(TEXT, "<string>", "exec"), names)
+    with pytest.raises(UnsupportedError, match=r"source of second cannot be read \(<string>\).*define it in a file"):
+        cuda.jit(names["second"])
+
+
+def staged(count, op):
+    tile = cuda.shared.array(count, "float32")
+    return op(tile)
+
+
+def test_each_way_to_call_a_device_function_has_a_key_of_its_own():
+    keys = [Scope(Callee(staged, (("count", n), ("op", op)))).key
+            for n in (8, np.int64(9), np.dtype("i4")) for op in (abs, cuda.atomic.add)]  # fmt: skip
+    assert len(set(keys)) == 6
+    again = Scope(Callee(staged, (("count", np.int64(9)), ("op", abs))))
+    assert again.key == keys[2] and again.params == []
+
+
+@cuda.jit(device=True)
+def countdown(n):
+    return 0 if n == 0 else countdown(n - 1)
+
+
+@cuda.jit(device=True)
+def countdown_with_barrier(n):
+    cuda.syncthreads()
+    return 0 if n == 0 else countdown_with_barrier(n - 1)
+
+
+@pytest.mark.parametrize("function", [countdown, countdown_with_barrier])
+def test_recursion_is_named_with_the_line(function):
+    @cuda.jit
+    def kernel(out):
+        out[0] = function(3)
+
+    with pytest.raises(UnsupportedError, match=rf"{function.__name__}, line \d+: .* recursion is not supported"):
+        kernel[1, 1](np.zeros(1))
