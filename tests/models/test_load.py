@@ -161,6 +161,9 @@ def test_sizes_that_the_file_cannot_hold_take_neither_time_nor_memory(path):
         with pytest.raises(UserError, match=f"^{path}/model.safetensors: .*{words}"):
             load(str(path))
     assert time.perf_counter() - began < 2
+    (path / "config.json").write_text(json.dumps(SHAPE | {"n_layer": 29}))
+    with pytest.raises(UserError, match="n_layer is 29, each layer has 12 parameters, and the file has 28 tensors"):
+        load(str(path))
     assert Config(n_layer=10**9).parameters == 7_087_872 * 10**9 + Config(n_layer=1).parameters - 7_087_872
 
 
