@@ -37,9 +37,9 @@ def _inputs_changed(case: Case, given: tuple) -> Attempt | None:
     for number, (before, after) in enumerate(zip(case.inputs, given, strict=True), 1):
         same = same_bits(before, after) if isinstance(before, np.ndarray) else before == after
         if not same:
-            return Attempt("input_changed", f"Input number {number} was changed.",
-                           ("It belongs to the caller: work on a copy, such as `x.copy()` of an array.",),
-                           trace=(number,))
+            head = f"Input number {number} was changed."
+            cure = "It belongs to the caller: work on a copy, such as `x.copy()` of an array."
+            return Attempt("input_changed", head, (cure,), trace=(number,))
     return None
 
 
