@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from labkit import cuda
+from labkit.simt import array_interface
 
 pytestmark = [pytest.mark.cpu_device,
               pytest.mark.skipif(array_interface.driver_is_here(), reason="a GPU's driver is here: nothing is described")]

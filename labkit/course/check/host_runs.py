@@ -17,6 +17,7 @@ from labkit.course.exercises import Exercise
 from labkit.device import graphs
 from labkit.kernels.libraries import blas
 from labkit.kernels.libraries import cutile_model as tiles
+from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.launch import ConfiguredKernel
 
 
@@ -38,6 +39,7 @@ class HostRun:
     size: dict
     launches: list[Launched] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)  # of cuBLAS: "gemm", "gemm_strided_batched"
+    copies_to_host: int = 0  # by the function itself, not by the launches and calls
     returned: object = None
     right_without: bool = False  # right even where no kernel runs and no library is called
 
@@ -49,11 +51,11 @@ def host_observer(exercise: Exercise, case: Case):
         seen = HostRun(case.size)
 
         def remembering(*arguments):
-            seen.returned = answer(*arguments)
+            with _seen_by(seen):
+                seen.returned = answer(*arguments)
             return seen.returned
 
-        with _seen_by(seen):
-            attempt = run_once(exercise, remembering, case)
+        attempt = run_once(exercise, remembering, case)
         if not attempt.good:
             return attempt
         with _idle():
@@ -69,7 +71,7 @@ def host_observer(exercise: Exercise, case: Case):
 @contextlib.contextmanager
 def _seen_by(seen: HostRun):
     """Every launch and every call of a library goes into `seen`, and is made."""
-    replays = []  # not empty while a graph is replayed
+    replays, inside = [], []  # not empty while a graph is replayed, or a library at work
 
     def ran(configured, *args):
         arrays = sum(isinstance(value, np.ndarray) for value in args)
@@ -86,26 +88,39 @@ def _seen_by(seen: HostRun):
 
     def called(product, *args, **options):
         seen.calls.append(product.__name__.removesuffix("_column_major"))
-        return call(product, *args, **options)
+        return at_work(call, product, *args, **options)
 
     def tiled(stream, grid, program, args):
         seen.launches.append(Launched(program.__name__, tuple(grid), (), False, 0))
-        return tile(stream, grid, program, args)
+        return at_work(tile, stream, grid, program, args)
+
+    def at_work(function, *args, **options):
+        inside.append(function)
+        try:
+            return function(*args, **options)
+        finally:
+            inside.pop()
+
+    def copied(array, *args, **options):
+        seen.copies_to_host += not inside
+        return copy(array, *args, **options)
 
     run, replay, call, tile = (ConfiguredKernel.run, graphs._RecordedGraph.launch, blas._on_host, tiles.launch)
-    with _replaced(ran, replayed, called, tiled):
+    copy = DeviceNDArray.copy_to_host
+    with _replaced(ran, replayed, called, tiled, copied):
         yield
 
 
 def _idle():
     """No launch and no call of a library does anything."""
-    return _replaced(*[lambda *args, **options: None] * 4)
+    return _replaced(*[lambda *args, **options: None] * 4, DeviceNDArray.copy_to_host)
 
 
 @contextlib.contextmanager
 def _replaced(*replacements):
-    """Other functions for a launch, a graph's replay, a call of cuBLAS and the launch of a tile program."""
-    owners = ((ConfiguredKernel, "run"), (graphs._RecordedGraph, "launch"), (blas, "_on_host"), (tiles, "launch"))
+    """Other functions for a launch, a graph's replay, a call of cuBLAS, the launch of a tile program, and a copy."""
+    owners = ((ConfiguredKernel, "run"), (graphs._RecordedGraph, "launch"), (blas, "_on_host"), (tiles, "launch"),
+              (DeviceNDArray, "copy_to_host"))
     before = [getattr(owner, name) for owner, name in owners]
     try:
         for (owner, name), replacement in zip(owners, replacements, strict=True):

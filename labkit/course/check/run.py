@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import dataclass, replace
 
@@ -28,11 +29,24 @@ def run_once(exercise: Exercise, answer, case: Case, order: str = "forward") -> 
     try:
         if exercise.kind == "function" and exercise.shape is None:
             with host_limit(FUNCTION_LIMIT_S):
-                value = answer(*(v.copy() if isinstance(v, np.ndarray) else v for v in case.inputs))
-            return _returned(case, value)
+                given = copy.deepcopy(case.inputs)
+                value = answer(*given)
+            attempt = _returned(case, value)
+            return _inputs_changed(case, given) or attempt if attempt.good else attempt
         return _launched(exercise, answer, case, order)
     except (Exception, HostTimeout, SystemExit) as error:  # whatever the answer did wrong is the verdict
         return explained(exercise, answer, case, error)
+
+
+def _inputs_changed(case: Case, given: tuple) -> Attempt | None:
+    """A function of the host may not change what belongs to its caller."""
+    for number, (before, after) in enumerate(zip(case.inputs, given, strict=True), 1):
+        same = same_bits(before, after) if isinstance(before, np.ndarray) else before == after
+        if not same:
+            head = f"Input number {number} was changed."
+            cure = "It belongs to the caller: work on a copy, such as `x.copy()` of an array."
+            return Attempt("input_changed", head, (cure,), trace=(number,))
+    return None
 
 
 def _launched(exercise: Exercise, answer, case: Case, order: str) -> Attempt:

@@ -212,6 +212,9 @@ def _in_blocks_of_64(run):
         return "What is returned still lies on the device, and asked for is a NumPy array: `copy_to_host` makes one."
     if not isinstance(run.returned, np.ndarray):
         return f"What is returned is a {type(run.returned).__name__}, and asked for is a NumPy array."
+    if run.returned.dtype.kind not in "iu":
+        return (f"What is returned holds {run.returned.dtype}, and places are whole numbers: make room on the device "
+                "with a dtype, int32 as for the tokens.")
     return None
 
 
@@ -230,6 +233,7 @@ ROW_STARTS = FunctionExercise(
         "the output comes back without a launch": starts_never_launched,
         "grid and block are exchanged": Edit("[-(-len(tokens) // 64), 64]", "[64, -(-len(tokens) // 64)]"),
         "the result stays on the device": Edit("return out.copy_to_host()", "return out"),
+        "the room for the result has no dtype, and holds float64": Edit("len(tokens), dtype=np.int32", "len(tokens)"),
         "NumPy computes what the kernel should": Edit("return out.copy_to_host()",
                                                       "return np.array(tokens, dtype=np.int32) * 8"),
     },

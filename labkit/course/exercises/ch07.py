@@ -5,6 +5,7 @@ The calls go to cuBLAS on a GPU with CuPy, and to its NumPy model elsewhere. No 
 
 import numpy as np
 
+from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, PredictionExercise
 from labkit.course.exercises.demands import on_the_device
 from labkit.course.exercises.domains import (
@@ -65,6 +66,9 @@ def _at_reference(a, b):
 def _by_cublas(run) -> str | None:
     if not run.calls:
         return "cuBLAS is not called, and asked for is a product of cuBLAS."
+    if run.copies_to_host:
+        return (f"Arrays are copied {run.copies_to_host} times to the host, and asked for is a call that reads the "
+                "queries and the keys where they lie: `at(qkv, i)` is where they begin.")
     return on_the_device(run)
 
 
@@ -138,6 +142,12 @@ def scores_not_scaled(qkv, out):
     gemm(OP_T, OP_N, T, T, WIDTH, 1.0, at(qkv, HEADS * WIDTH + WIDTH), row, at(qkv, WIDTH), row, 0.0, out, T)
 
 
+def scores_of_copies(qkv, out):
+    T, host = qkv.shape[0], qkv.copy_to_host()
+    q, k = (cuda.to_device(np.ascontiguousarray(host[:, i : i + WIDTH])) for i in (WIDTH, (HEADS + 1) * WIDTH))
+    gemm(OP_T, OP_N, T, T, WIDTH, 0.5, k, WIDTH, q, WIDTH, 0.0, out, T)
+
+
 def scores_on_the_host(qkv, out):
     host = qkv.copy_to_host()
     q, k = host[:, WIDTH : 2 * WIDTH], host[:, (HEADS + 1) * WIDTH : (HEADS + 2) * WIDTH]
@@ -163,6 +173,7 @@ HEAD_SCORES = FunctionExercise(
            "head 0 in place of head 1": scores_of_head_zero, "queries against queries": scores_q_against_q,
            "keys against queries: the scores are transposed": scores_transposed,
            "the factor 0.5 is missing": scores_not_scaled,
+           "queries and keys are copied out of qkv, and the call was to save that": scores_of_copies,
            "NumPy computes the scores, on the host": scores_on_the_host},
 )
 

@@ -67,6 +67,30 @@ def _tensor(raw, name):
     return _part(raw, 8 + length + begin, 8 + length + end, header[name]["shape"])
 
 
+def _named(number):
+    return lambda rng, raw, name: (raw, f"h.{number}.weight")
+
+
+def _with_spaces(rng, raw, name):
+    """As the writers of files fill a header up to a multiple of 8."""
+    length = int.from_bytes(raw[:8].tobytes(), "little")
+    header, data = raw[8 : 8 + length].tobytes() + 5 * b" ", raw[8 + length :].tobytes()
+    return np.frombuffer(len(header).to_bytes(8, "little") + header + data, np.uint8), name
+
+
+def tensor_of_begin_and_length(raw, name):
+    length, header = _header(raw)
+    begin, count = header[name]["data_offsets"]
+    return _part(raw, 8 + length + begin, 8 + length + begin + count, header[name]["shape"])
+
+
+def tensor_behind_the_text(raw, name):
+    length, header = _header(raw)
+    begin, end = header[name]["data_offsets"]
+    start = 8 + len(raw[8 : 8 + length].tobytes().rstrip())
+    return _part(raw, start + begin, start + end, header[name]["shape"])
+
+
 def tensor_from_the_files_start(raw, name):
     _, header = _header(raw)
     return _part(raw, *header[name]["data_offsets"], header[name]["shape"])
@@ -112,14 +136,17 @@ READ_TENSOR = FunctionExercise(
     reference=_tensor,
     inputs=_file,
     sizes=tuple({"tensors": n, "rows": r, "cols": c} for n, r, c in ((2, 1, 3), (3, 2, 5), (5, 1, 1), (9, 4, 7))),
-    domain=tuple(Reach(f"the {words} tensor of the header is asked for", lambda rng, raw, name, which=which:
-                       (raw, list(_header(raw)[1])[which])) for words, which in (("first", 1), ("last", -1))),
+    domain=(*(Reach(f"the {words} of three tensors is asked for", _named(number), {"tensors": 3, "rows": 2, "cols": 5})
+              for words, number in (("first", 0), ("second", 1), ("last", 2))),
+            Reach("the header ends with spaces, which belong to it", _with_spaces)),
     wrong={"the offsets are counted from the first byte of the file": tensor_from_the_files_start,
            "the 8 bytes before the header are not counted": tensor_without_the_eight,
            "the numbers are right, but the shape is missing": tensor_flat,
            "np.frombuffer takes float64 unless it is given np.float32": tensor_of_doubles,
            "the header's order is taken for the order of the data": tensor_in_the_headers_order,
-           "the header's size is read with its highest byte first": tensor_high_byte_first},
+           "the header's size is read with its highest byte first": tensor_high_byte_first,
+           "data_offsets are taken for begin and length; they are begin and end": tensor_of_begin_and_length,
+           "the data are taken to begin behind the header's text, and spaces may follow it": tensor_behind_the_text},
 )
 
 # --- Into the cache ------------------------------------------------------------------------------------------------

@@ -63,6 +63,31 @@ def test_a_result_of_the_host_is_right_without_the_launches():
     assert not facts_of(replayed).right_without
 
 
+def test_copies_to_the_host_are_counted_but_not_those_of_a_library():
+    a, out = cuda.to_device(np.ones((2, 2), np.float32)), cuda.to_device(np.zeros((2, 2), np.float32))
+    run = HostRun({})
+    with _seen_by(run):
+        gemm(OP_N, OP_N, 2, 2, 2, 1.0, a, 2, a, 2, 0.0, out, 2)
+        assert run.copies_to_host == 0
+        out.copy_to_host()
+    assert run.copies_to_host == 1
+    assert facts_of(launched).copies_to_host == 0  # the check's own copies do not count
+
+
+def test_a_function_of_the_host_may_not_change_its_inputs():
+    exercise = FunctionExercise(
+        "twice", reference=lambda x: 2 * x, inputs=lambda rng, n: np.arange(n, dtype=np.float32), sizes=({"n": 5},),
+        domain="It only doubles each element.", wrong={"one": lambda x: x, "two": lambda x: x + 1})
+
+    def in_place(x):
+        x *= 2
+        return x
+
+    assert examine(exercise, lambda x: 2 * x).passed
+    verdict = examine(exercise, in_place)
+    assert verdict.kind == "input_changed" and verdict.headline == "Input number 1 was changed."
+
+
 def test_calls_of_a_library_are_seen_and_left_out():
     a, out = cuda.to_device(np.ones((2, 2), np.float32)), cuda.to_device(np.zeros((2, 2), np.float32))
     run = HostRun({})
