@@ -84,6 +84,7 @@ OPTIONS = {
     "reset": "--all",
     "progress": "--json",
     "solution": "--give-up",
+    "grade": "--out --chapter --roster --gradebook --scheduler --workers --secret --isolation",
     "doctor": "--json",
     "bench": "--device --out --quick",
     "generate": "--model --tokens --temperature --top-k --top-p --seed --greedy --yours --device",

@@ -19,6 +19,7 @@ from labkit.course.grade.answers import Answer, Program, Refused, numbers_of, pr
 from labkit.course.grade.sandbox import Job, Places, Sandbox, SandboxError
 
 WALL_S = 120.0  # for one answer, compiling included
+SERVES = 4  # a vetted answer's process may serve several students, and lives so many times as long
 
 
 @dataclass(frozen=True)
@@ -157,11 +158,11 @@ class Judge:
             result = self._examined(exercise, remote, seed)
             if connection.why and not result["passed"]:
                 result |= {"verdict": "raised", "headline": "Its process ended.", "details": [connection.why]}
-            return result, connection.late
+            return result, connection.late or result["verdict"] == "never_ends"
         except ProcessEnded as error:
             return plain_result(exercise.name, "raised", "Its process ended.", str(error)), False
         finally:
-            if kind == "kernel" and not connection.broken and time.monotonic() < job.deadline - 30:
+            if kind == "kernel" and not connection.broken and time.monotonic() < job.ends - self.settings.wall_s:
                 self._kept = (digest, job, reply)
             else:
                 self._kept = None
@@ -171,12 +172,12 @@ class Judge:
         if self._kept is not None and self._kept[0] == digest:
             _, job, reply = self._kept
             self._kept = None
-            job.deadline = min(job.deadline, time.monotonic() + self.settings.wall_s)
+            job.deadline = time.monotonic() + self.settings.wall_s
             return job, reply
         self._drop()
         from labkit.course.grade import wire
 
-        wall = self.settings.wall_s * (4 if kind == "kernel" else 1)  # it may serve several
+        wall = self.settings.wall_s * (SERVES if kind == "kernel" else 1)
         for attempt in (1, 2):
             try:
                 job = self.sandbox.job(kind, program, file, wall)

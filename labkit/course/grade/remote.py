@@ -7,6 +7,7 @@ data: its type's name, its text and its line. Nothing that comes back is code, a
 from __future__ import annotations
 
 import ast
+import functools
 import linecache
 import math
 import re
@@ -25,7 +26,6 @@ from labkit.simt.settings import current_order, time_limit_s
 FINDINGS = ("races", "out_of_bounds", "divergent_barriers", "uninitialized_reads")
 KINDS = {"race", "out_of_bounds", "divergent_barrier", "uninitialized_read"}
 TEXT = 1_000  # characters of an error that are shown
-FALLBACK = "ProcessEnded"
 
 
 class ProcessEnded(Exception):
@@ -66,7 +66,9 @@ class Connection:
             return "its process used up its time"
         if isinstance(code, int) and code < 0:
             return f"its process was killed (signal {-code}): too much memory or time, or a crash"
-        return "its process ended before it gave a result" if "closed" in str(error) else str(error)
+        if "closed" in str(error):
+            return "its process ended before it gave a result"
+        return "what it gave back cannot be read"
 
 
 def text_of(value) -> str:
@@ -82,7 +84,7 @@ def raise_here(described, file: str):
     described = described if isinstance(described, dict) else {}
     name = described.get("type")
     name = name if isinstance(name, str) and name.isidentifier() and len(name) < 60 else "Exception"
-    facts = _facts(described.get("facts"))
+    facts = _facts(described.get("facts"), file)
     if name == "OutOfBoundsError" and not {"array", "index", "shape", "thread", "block", "line"} <= facts.keys():
         name = "Exception"
     if name == "KernelTimeout" and not {"thread", "block", "line"} <= facts.keys():
@@ -104,14 +106,18 @@ def raise_here(described, file: str):
     exec(compile(tree, file, "exec"), {"error": error})  # three tokens of our own, at the answer's line
 
 
-def _facts(given) -> dict:
-    """Attributes of a kernel's fault, each of its type."""
+def _facts(given, file: str) -> dict:
+    """Attributes of a kernel's fault, each of its type. A verdict quotes a line of the file that a fault names, so only
+    the answer may be named, or a kernel of the library."""
     found = {}
     for key, value in given.items() if isinstance(given, dict) else ():
         if key == "line" and type(value) is int and 0 <= value < 100_000:
             found[key] = value
-        elif key in ("filename", "array", "kernel") and isinstance(value, str):
+        elif key in ("array", "kernel") and isinstance(value, str):
             found[key] = text_of(value)[:200]
+        elif key == "filename" and isinstance(value, str) and (
+                value in (file, f"<above {file[1:]}") or value in _library_files()):
+            found[key] = value
         elif key in ("thread", "block", "index", "shape") and _whole_numbers(value):
             found[key] = tuple(value)
     for key in ("thread", "block"):
@@ -120,6 +126,11 @@ def _facts(given) -> dict:
     if not found.get("index", (0,)):
         del found["index"]
     return found
+
+
+@functools.cache
+def _library_files() -> frozenset[str]:
+    return frozenset(map(str, (paths.PACKAGE / "kernels").rglob("*.py")))
 
 
 def _whole_numbers(value) -> bool:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from labkit._common import paths
@@ -24,6 +24,7 @@ ISOLATIONS = ("namespaces", "bwrap", "limits")
 SHOWN = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime")
 HIDDEN_IN_COURSE = ("exercises", "check", "solutions", "yours", "site")
 HIDDEN_IN_REPOSITORY = ("solutions", "tests", "exercises", "notebooks", "scripts", "course.toml", ".git", ".labkit")
+SLACK_S = 5  # by which the isolated side waits longer than the grader, who says what happened
 START_S = 120  # Numba's import, on a machine that does other things
 
 
@@ -112,7 +113,9 @@ class Sandbox:
         self._spoilt = kind == "function" and self.isolation != "namespaces"
         lifeline, their_lifeline = socket.socketpair()
         rpc, their_rpc = socket.socketpair()
-        job = {"kind": kind, "name": program.name, "file": file, "limits": asdict(self.limits), "wall_s": wall_s,
+        limits = replace(self.limits, seconds=max(self.limits.seconds, int(wall_s)))
+        job = {"kind": kind, "name": program.name, "file": file, "limits": asdict(limits),
+               "wall_s": wall_s + SLACK_S,
                "tmp": self._tmp}
         try:
             socket.send_fds(self.control, [json.dumps(job).encode()], [their_lifeline.fileno(), their_rpc.fileno()])
@@ -132,7 +135,8 @@ class Job:
     """A process that runs one answer."""
 
     def __init__(self, lifeline, rpc, deadline: float):
-        self.lifeline, self.rpc, self.deadline = lifeline, rpc, deadline
+        self.lifeline, self.rpc = lifeline, rpc
+        self.ends = self.deadline = deadline  # of the process, and of what is asked now
         self.ended: dict | None = None
 
     def ask(self, head: dict, values: dict) -> tuple[dict, dict]:

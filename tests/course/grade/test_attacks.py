@@ -263,6 +263,14 @@ def test_one_answer_never_quotes_another(place):
     assert "alice" not in str(result) and "nothing_of_that_name" in str(result)
 
 
+def test_a_fault_cannot_have_a_file_of_the_teachers_quoted(place):
+    attack = body("class OutOfBoundsError(Exception): pass", "e = OutOfBoundsError('x')",
+                  "e.array, e.index, e.shape, e.thread, e.block = 'a', (1,), (1,), (0, 0, 0), (0, 0, 0)",
+                  f"e.line, e.filename = 1, {str(place.canary)!r}", "raise e")
+    result = judged(place.judge, "blocks_needed", attack)
+    assert result["verdict"] == "out_of_bounds" and "untouched" not in str(result)
+
+
 def test_a_process_that_ends_is_named_as_such(place):
     result = judged(place.judge, "blocks_needed", FUNCTIONS["a crash"])
     assert result["headline"] == "Its process ended." and "signal 11" in result["details"][0]
