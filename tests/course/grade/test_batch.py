@@ -207,7 +207,7 @@ def test_a_grader_that_is_killed_goes_on_and_a_worker_that_is_killed_is_replaced
     folder = tmp_path / "class"
     for number in range(12):
         hand_in(folder / f"student{number:02d}" / "x.ipynb", *function_cells(f"K = {number}\n{RIGHT_FUNCTION}"))
-    command = [sys.executable, "-m", "labkit.cli", "grade", str(folder), "--out", str(tmp_path / "out"), "--secret",
+    command = [sys.executable, "-m", "labkit", "grade", str(folder), "--out", str(tmp_path / "out"), "--secret",
                str(tmp_path / "secret"), "--workers", "1"]
     journal = tmp_path / "out" / ".work" / "journal"
 

@@ -1,6 +1,0 @@
-"""`python -m labkit.cli`: the command, where its script is not on the PATH."""
-
-from labkit.cli import main
-
-if __name__ == "__main__":
-    main()
