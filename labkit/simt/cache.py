@@ -20,7 +20,6 @@ from numba.core.compiler import CompileResult
 from numba.core.dispatcher import Dispatcher
 from numba.core.serialize import dumps
 
-from labkit.simt.errors import SettingError
 from labkit.simt.settings import cache_directory
 from labkit.simt.store import Store
 
@@ -66,9 +65,6 @@ def load_module(name, make_source):
 def keep_beside(dispatcher, stamp):
     """What Numba compiles of this function is kept in the __pycache__ beside its file, or in the cache directory where
     that cannot be written. stamp: changes with whatever the function is made from."""
-    if not isinstance(dispatcher, Dispatcher):
-        raise SettingError(f"NUMBA_DISABLE_JIT is {os.environ.get('NUMBA_DISABLE_JIT', '1')!r}; it must be 0 or not "
-                           "set, for the CPU device is compiled with Numba. To step through a kernel, use observe")
     function = dispatcher.py_func
     folder = Path(function.__code__.co_filename).parent
     digest = hashlib.sha256(f"{function.__module__} {function.__code__.co_firstlineno} {stamp}".encode()).hexdigest()

@@ -9,7 +9,7 @@ from labkit import cuda
 from labkit.simt import array_interface
 
 pytestmark = [pytest.mark.cpu_device,
-              pytest.mark.skipif(array_interface.driver_is_here(), reason="a GPU's driver is here: nothing is described")]
+              pytest.mark.skipif(array_interface.driver_is_here(), reason="nothing is described beside a GPU's driver")]
 
 
 class Foreign:
