@@ -72,7 +72,7 @@ def explained(exercise: Exercise, answer, case: Case, error: Exception) -> Attem
     if name == "WarpError":
         return Attempt("warp", "A warp collective is called where not all its lanes take part.",
                        (f"{at}{text}.", place(filename, line)))
-    if name == "KernelAssertionError":
+    if name in ("KernelAssertionError", "KernelValueError") or name.startswith("Raised"):
         return Attempt("raised", "The kernel raised an error.", (f"{at}{text}.", place(filename, line)))
     if name == "UnsupportedError":
         return Attempt("unsupported", "A kernel cannot do this.", (_sentence(text), *its_line))
