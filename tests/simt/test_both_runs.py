@@ -432,7 +432,7 @@ def shift_by(x, y):
     y[2] = 1 >> x[1]
 
 
-INTEGERS = [np.dtype(f"{sign}int{bits}").type for sign in ("", "u") for bits in (8, 16, 32, 64)]
+INTEGERS = [np.dtype(f"{sign}int{bits}").type for sign in ("", "u") for bits in (8, 32, 64)]
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)

@@ -74,7 +74,8 @@ EXPECTED = {  # (dtype, what is there, the value): what is there afterwards
     "sub": {("i4", 5, 7): -2, ("u4", 1, 3): MOST - 1, ("f4", 1.5, 2.25): -0.75},
     "max": {("i4", -1, 1): 1, ("u4", MOST, 1): MOST, ("u4", 1, MOST): MOST, ("f4", -3, -2): -2,
             ("f4", 1, math.nan): 1, ("f4", math.nan, 1): math.nan},  # numba-cuda stores nothing where one is NaN
-    "min": {("i4", -1, 1): -1, ("u4", MOST, 1): 1, ("f4", -3, -2): -3, ("f4", 1, math.nan): 1},
+    "min": {("i4", -1, 1): -1, ("u4", MOST, 1): 1, ("f4", -3, -2): -3, ("f4", 1, math.nan): 1,
+            ("f4", math.nan, 1): math.nan},
     "nanmax": {("f4", 1, math.nan): 1, ("f4", math.nan, 1): 1, ("f4", 1, 2): 2},
     "nanmin": {("f4", 1, math.nan): 1, ("f4", math.nan, 1): 1, ("f4", 1, 2): 1},
     "inc": {("u4", 3, 5): 4, ("u4", 4, 5): 5, ("u4", 5, 5): 0, ("u4", 9, 5): 0},

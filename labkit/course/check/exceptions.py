@@ -100,7 +100,7 @@ def explained(exercise: Exercise, answer, case: Case, error: BaseException) -> A
     if name == "MisalignedError":
         return Attempt("misaligned", "A wide access does not begin at a multiple of its width.",
                        (f"{at}{text}.", place(filename, line)), whole=(*who, code))
-    if name == "KernelAssertionError":
+    if name in ("KernelAssertionError", "KernelValueError") or name.startswith("Raised"):
         return Attempt("raised", "The kernel raised an error.", (f"{at}{text}.", place(filename, line)),
                        whole=(*who, code))
     if name in ("UnsupportedError", *NOT_COMPILED) or _is_compile_error(error):

@@ -46,7 +46,8 @@ def _as_passed(kernel, args):
     """The arguments as a launch passes them: arrays as they are, scalars in the types of the kernel's signature."""
     check_count(kernel, args)
     values = [argument_value(kernel, name, a) for name, a in zip(kernel.params, args, strict=True)]
-    return [a if isinstance(v, np.ndarray) else v for a, v in zip(args, kernel.converted(values), strict=True)]
+    pairs = zip(args, kernel.converted(values), strict=True)
+    return [a if isinstance(a, DeviceNDArray) or isinstance(v, np.ndarray) else v for a, v in pairs]
 
 
 def _literal(node):
