@@ -58,6 +58,12 @@ COUNT_DOWN = KernelExercise(
 
 # --- blocks_needed -------------------------------------------------------------------------------------------------
 
+def _whole_number(run):
+    if isinstance(run.returned, (int, np.integer)):
+        return None
+    return f"What is returned is a {type(run.returned).__name__}, and a launch takes a whole number of blocks, an int."
+
+
 BLOCKS_NEEDED = FunctionExercise(
     name="blocks_needed",
     reference=lambda n, each, threads: -(-n // (each * threads)),
@@ -72,6 +78,7 @@ BLOCKS_NEEDED = FunctionExercise(
         {"n": 10_000_003, "each": 8, "threads": 256},
     ),
     domain="Its inputs are three lengths, and `sizes` has the awkward ones.",
+    demand=_whole_number,
     wrong={
         "the division rounds down, and the rest of the elements gets no block":
             lambda n, each, threads: n // (each * threads),
@@ -79,6 +86,7 @@ BLOCKS_NEEDED = FunctionExercise(
         "each thread is given one element, not several": lambda n, each, threads: -(-n // threads),
         "the number of threads is rounded down before the blocks are counted":
             lambda n, each, threads: -(-(n // each) // threads),
+        "it is rounded up as a float, and stays one": lambda n, each, threads: np.ceil(n / (each * threads)),
     },
 )
 
