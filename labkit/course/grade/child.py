@@ -277,7 +277,11 @@ def _observe(kernel, head: dict, values: dict):
         report = observe(kernel[values["configuration"]], *given)
     found = {name: [asdict(finding) for finding in getattr(report, name)] for name in FINDINGS}
     head = {"report": {"kernel": report.kernel, "grid": list(report.grid), "block": list(report.block), **found,
-                       "counts": report.counts, "lines": sorted(report.lines.items())}}
+                       "counts": report.counts, "lines": sorted(report.lines.items()),
+                       "instructions": report.instructions, "arrays": list(report.arrays.items()),
+                       "touched": [[name, space, thread, address, sorted(kinds)]
+                                   for (name, space), cells in report.touched.items()
+                                   for (thread, address), kinds in cells.items()]}}
     import numpy as np
 
     after = {str(k): v for k, v in enumerate(given) if isinstance(v, np.ndarray)}

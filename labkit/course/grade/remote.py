@@ -317,6 +317,12 @@ def report_from(given, kernel: RemoteKernel) -> Report:
             if not all(isinstance(value, int | float) and math.isfinite(value) for value in table.values()):
                 raise ValueError
         report.counts, report.lines = dict(counts), lines
+        report.instructions = {text_of(name): int(times) for name, times in given["instructions"].items()}
+        report.arrays = {text_of(name): (int(first), tuple(map(int, shape)), int(itemsize))
+                         for name, (first, shape, itemsize) in given["arrays"]}
+        for name, space, thread, address, kinds in given["touched"]:
+            cells = report.touched.setdefault((text_of(name), text_of(space)), {})
+            cells[int(thread), int(address)] = set(map(text_of, kinds))
         return report
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ProcessEnded("what was observed of it cannot be read") from None
