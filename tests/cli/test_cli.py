@@ -48,7 +48,7 @@ def test_help_is_quick_and_lists_every_command():
         best = min(best, used)
     assert best < 0.5
     for command in OPTIONS:
-        assert command in done.stdout
+        assert command.split()[0] in done.stdout
 
 
 AFTER_HELP = """\
@@ -117,7 +117,7 @@ def test_no_option_leaves_its_name_to_typer():
 
 @pytest.mark.parametrize("command", OPTIONS)
 def test_the_help_of_each_command_shows_its_options(labkit, command):
-    done = labkit(command, "--help")
+    done = labkit(*command.split(), "--help")
     assert done.exit_code == 0
     for option in OPTIONS[command].split():
         assert option in done.output

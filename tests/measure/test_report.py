@@ -64,7 +64,7 @@ def test_the_command_writes_it(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     assert path.is_file()
     done = CliRunner().invoke(app, ["report", "--prompts", str(tmp_path / "none.txt"), "--out", str(path)])
-    assert done.exit_code == 2 and "cannot be read" in " ".join(done.output.split())  # wrapped where the path ends
+    assert done.exit_code == 2 and "is missing" in " ".join(done.output.split())  # wrapped where the path ends
 
 
 def test_where_the_page_goes(tmp_path):

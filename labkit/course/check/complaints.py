@@ -132,9 +132,12 @@ def _unknown_name(source, text, line):
 
 def _missing_in_module(source, text, line):
     found = re.match(r"([\w.]+)\.(\w+) does not exist|([\w.]+) has no attribute '(\w+)'", text)
+    refused = re.match(r"([\w.]+)\.(\w+) is not supported by the CPU device", text)
+    if refused and meant(refused.group(2), _members(source, refused.group(1)), f"{refused.group(1)}."):
+        found = refused  # more likely misspelt than missing
     if not found:
         return None
-    base, name = (found.group(1) or found.group(3)), (found.group(2) or found.group(4))
+    base, name = [part for part in found.groups() if part]
     return f"There is no `{base}.{name}`.{meant(name, _members(source, base), f'{base}.')}", None
 
 

@@ -80,7 +80,7 @@ def explained(exercise: Exercise, answer, case: Case, error: BaseException) -> A
     text, _ = split_line(message)
     who, code = (getattr(error, "thread", None), getattr(error, "block", None)), bare_code(filename, line)
     if name == "OutOfBoundsError":
-        return _outside(exercise, case, error, at, code)
+        return _outside(exercise, case, error, at, filename, code)
     if name == "KernelTimeout":
         stopped = f"{_who(error)} was stopped there after {KERNEL_LIMIT_S:g} s"
         return Attempt("never_ends", f"It never ends: line {line}.",
@@ -147,13 +147,13 @@ def _is_compile_error(error: BaseException) -> bool:
         isinstance(error, ImportError) and "scipy" in str(error))
 
 
-def _outside(exercise: Exercise, case: Case, error, at: str, code: str) -> Attempt:
+def _outside(exercise: Exercise, case: Case, error, at: str, filename: str, code: str) -> Attempt:
     """A thread reached outside an array."""
     index, shape = tuple(error.index), tuple(error.shape)
     if not index:
         used = f"`{error.array}`" if error.array else "an element that its array does not have"
         return Attempt("out_of_bounds", "A thread reaches outside an array.",
-                       (f"{at}{_who(error)} uses {used}.", place(error.filename, error.line)), trace=(shape,),
+                       (f"{at}{_who(error)} uses {used}.", place(filename, error.line)), trace=(shape,),
                        whole=(error.thread, error.block, code))
     last = ", ".join(str(n - 1) for n in shape)
     reached = (f"{at}{_who(error)} uses `{error.array}[{show_index(index).strip('[]')}]`, and `{error.array}` has the "
@@ -165,7 +165,7 @@ def _outside(exercise: Exercise, case: Case, error, at: str, code: str) -> Attem
         guard = ("This is the very first thread. Is the index right, and is it the index itself that is compared with "
                  "the size?",)
     return Attempt("out_of_bounds", f"A thread reaches outside `{error.array}`.",
-                   (reached, place(error.filename, error.line), *guard), trace=(shape,), exact=(index,),
+                   (reached, place(filename, error.line), *guard), trace=(shape,), exact=(index,),
                    whole=(error.thread, error.block, error.array, index, code))
 
 

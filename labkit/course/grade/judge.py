@@ -9,6 +9,7 @@ import os
 import secrets
 import tempfile
 import time
+import traceback
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass
@@ -210,10 +211,10 @@ class Judge:
 
     def _not_defined(self, exercise, program: Program, file: str, error: Exception) -> dict:
         """The answer's cell itself raised."""
-        from labkit.course.check.verdict import frame_in, place
+        from labkit.course.check.verdict import place
 
         name = type(error).__name__
-        line = getattr(error, "line", 0) or frame_in(error, file)
+        line = getattr(error, "line", 0) or _line_in(error, file)
         details = f"{name}: {error}" if str(error) else name
         result = plain_result(exercise.name, "raised", "The answer's cell raises an error.", details)
         if name == "HostTimeout":
@@ -222,6 +223,12 @@ class Judge:
             with suppress(Exception):
                 result["details"].append(place(file, line))
         return result
+
+
+def _line_in(error: BaseException, filename: str) -> int:
+    """The line of `filename` in which the error was raised, or 0."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == filename]
+    return lines[-1] if lines else 0
 
 
 def plain_result(exercise: str, kind: str, headline: str, *details: str) -> dict:

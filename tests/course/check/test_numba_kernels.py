@@ -70,7 +70,7 @@ def test_a_function_of_the_host_may_launch_them_and_numba_is_left_as_it_was():
     exercise = FunctionExercise(
         "host", reference=lambda a, s: a * s, inputs=lambda rng, n: (np.ones(n, np.float32), np.float32(2)),
         sizes=({"n": 40},), random_size=lambda rng: {"n": 40}, shape=lambda n: (n,), tolerance=lambda a, s: 0.0 * a,
-        wrong={"writes nothing": lambda a, s, out: None,
+        domain="Made up, for a test.", wrong={"writes nothing": lambda a, s, out: None,
                "writes twice as much": lambda a, s, out: launcher(a, 2 * s, out)})
     before = cuda.device_array, type(from_the_package).__getitem__
     assert examine(exercise, launcher).passed

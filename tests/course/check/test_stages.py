@@ -155,13 +155,13 @@ def test_integers_and_functions_of_the_host_add_as_well():
         "histogram", reference=lambda values: np.bincount(values, minlength=4).astype(np.int32),
         inputs=lambda rng, n: (rng.integers(0, 4, n).astype(np.int32),), shape=lambda n: (4,), dtype=np.int32,
         sizes=({"n": 40}, {"n": 130}), launch=lambda n: (-(-n // 64), 64),
-        wrong={"writes nothing": nothing, "writes nothing either": nothing})
+        domain="Made up, for a test.", wrong={"writes nothing": nothing, "writes nothing either": nothing})
     verdict = examine(histogram, count)
     assert "`cuda.atomic.add(out, values[i], 1)` takes what the output holds already" in verdict.details[0]
     host = FunctionExercise(
         "host", reference=lambda a: a, inputs=lambda rng, n: (np.ones(n, np.float32),), sizes=({"n": 40},),
         random_size=lambda rng: {"n": 40}, shape=lambda n: (n,), tolerance=lambda a: 0.0 * a,
-        wrong={"writes nothing": lambda a, out: None, "copies": lambda a, out: None})
+        domain="Made up, for a test.", wrong={"writes nothing": lambda a, out: None, "copies": lambda a, out: None})
 
     def blas(a, out, beta=1):
         out.copy_to_device(a.copy_to_host() + beta * out.copy_to_host())

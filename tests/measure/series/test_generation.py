@@ -104,7 +104,7 @@ def test_prompts_from_a_file(tmp_path):
     path.write_text(" = only = \n")
     with pytest.raises(UserError, match="no line"):
         prompts_from(path)
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="is missing"):
         prompts_from(tmp_path / "missing")
 
 
