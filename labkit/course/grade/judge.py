@@ -137,6 +137,7 @@ class Judge:
         return self._tried(exercise, program, seed)[0] if late else result
 
     def _tried(self, exercise, program: Program, seed: int) -> tuple[dict, bool]:
+        from labkit.course.check.limits import HostTimeout
         from labkit.course.grade.remote import Connection, ProcessEnded, answer_from, raise_here, show_source
 
         kind = "kernel" if exercise.kind == "kernel" else "function"
@@ -151,7 +152,7 @@ class Judge:
             if "error" in reply:
                 try:
                     raise_here(reply["error"], file)
-                except Exception as error:
+                except (Exception, HostTimeout) as error:
                     return self._not_defined(exercise, program, file, error), False
             remote = answer_from(reply, program, connection)
             if kind == "kernel" and reply.get("defined") == "kernel" and reply.get("file") not in (
