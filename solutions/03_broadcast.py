@@ -183,7 +183,7 @@ plots.warp_addresses({"a[x, y, z]": (x * Y + y) * Z + z, "b[y, z]": y * Z + z, "
 # | (1, 1, 1) | 0 | 0 | 0 |
 #
 # Write `add_broadcast(a, b, out, x_step, y_step, z_step)` from the decorator down. The grid has three axes, with its x
-# along z, its y along y and its z along x, in blocks of 32 × 4 × 1.
+# along z, its y along y and its z along x, in blocks of 32 × 4 × 2.
 
 # %%
 add_broadcast = None  # write the kernel

@@ -12,7 +12,7 @@ from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import relative_to
 
 WIDE = (32, 8)  # threads along the columns and the rows of a matrix
-LONG = (32, 4, 1)  # threads along z, y, x of a volume
+LONG = (32, 4, 2)  # threads along z, y, x of a volume: a grid of them overhangs every axis
 GRID_TRANSPOSED = "`row, col = cuda.grid(2)`, where the grid is laid with its x along the columns"
 
 
@@ -21,7 +21,7 @@ def _over_matrix(R, C):
 
 
 def _over_volume(X, Y, Z, **_):
-    return (-(-Z // LONG[0]), -(-Y // LONG[1]), X), LONG
+    return (-(-Z // LONG[0]), -(-Y // LONG[1]), -(-X // LONG[2])), LONG
 
 
 def _flat(array):

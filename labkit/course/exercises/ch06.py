@@ -46,7 +46,7 @@ def own_time_takes_all_below(parent, total):
 def _tree(rng, n):
     """Ranges in the order in which they begin: each one's parent stands before it, and its children fit into it."""
     parent = np.array([-1] + [int(rng.integers(0, k)) for k in range(1, n)], np.int64)
-    total = rng.integers(1, 50, n).astype(np.float64)
+    total = rng.uniform(1, 50, n)
     for child in range(n - 1, 0, -1):
         total[parent[child]] += total[child]
     return parent, total
@@ -56,7 +56,7 @@ def _within(parent_of):
     """Ranges that lie in one another as parent_of says, each longer than its children together."""
     def turn(rng, parent, total):
         parent = np.array([parent_of(k) for k in range(len(parent))], np.int64)
-        total = rng.integers(1, 50, len(parent)).astype(np.float64)
+        total = rng.uniform(1, 50, len(parent))
         for child in range(len(parent) - 1, 0, -1):
             if parent[child] >= 0:
                 total[parent[child]] += total[child]

@@ -9,7 +9,7 @@ import numpy as np
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
 from labkit.course.exercises.demands import on_the_device, shuffles
-from labkit.course.exercises.domains import EXPONENTIALS, SUMMED, ZEROS, of
+from labkit.course.exercises.domains import EXPONENTIALS, SUMMED, ZEROS, largest_at, of
 from labkit.kernels.libraries import cutile_model as ct
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import EPS32, dot_products, relative_to
@@ -119,7 +119,7 @@ PADDED_SOFTMAX = KernelExercise(
     random_size=lambda rng: {"R": int(rng.integers(1, 9)), "C": int(rng.integers(1, 65))},
     launch=lambda R, C: (R, 64),
     tolerance=_softmax_tolerance,
-    domain=of(0, *EXPONENTIALS, ZEROS),
+    domain=(*of(0, *EXPONENTIALS, ZEROS), *of(0, largest_at(63), at={"R": 2, "C": 64})),
     wrong={
         "the places without an element hold 0, and take part in the maximum and in the sum":
             Edit("float32(-np.inf)", "float32(0.0)"),

@@ -18,6 +18,7 @@ from labkit.course.exercises.domains import (
     ONE_FAR_BELOW,
     POSITIVE,
     ZEROS,
+    largest_at,
     of,
 )
 from labkit.kernels.op import uniform
@@ -61,7 +62,8 @@ ROW_RANGE = KernelExercise(
     sizes=_rows((1, 70), (1, 33), (2, 31), (3, 1), (3, 32), (4, 100), (7, 257)),
     launch=lambda R, C: (-(-R // 2), 64),
     tolerance=relative_to(lambda x: np.abs(x).max(axis=1), roundings=2),
-    domain=of(0, POSITIVE, EQUAL, ONE_FAR_ABOVE, ONE_FAR_BELOW, HUGE_AND_TINY),
+    domain=(*of(0, POSITIVE, EQUAL, ONE_FAR_ABOVE, ONE_FAR_BELOW, HUGE_AND_TINY),
+            *of(0, largest_at(32), at={"R": 3, "C": 70})),
     demand=shuffles,
     wrong={
         "the step with distance 1 is missing: lanes 0 and 1 never meet":

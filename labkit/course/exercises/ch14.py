@@ -19,12 +19,14 @@ from labkit.course.exercises.domains import (
     EXPONENTIALS,
     FAR_ABOVE_ZERO,
     FAR_BELOW_ZERO,
+    LARGEST_APART,
     LOWEST,
     MOVED,
     ONE_FAR_ABOVE,
     ONE_FAR_BELOW,
     TIES,
     ZEROS,
+    largest_at,
     of,
 )
 from labkit.kernels.argmax import argmax_reference
@@ -386,7 +388,8 @@ FIRST_LARGEST = KernelExercise(
     observe_sizes=({"R": 12, "C": 70},),
     launch=lambda R, C: (R, 32),
     demand=_all_lanes_look,
-    domain=of(0, EQUAL, LOWEST, TIES, ZEROS, ONE_FAR_ABOVE, FAR_ABOVE_ZERO),
+    domain=(*of(0, EQUAL, LOWEST, TIES, ZEROS, ONE_FAR_ABOVE, FAR_ABOVE_ZERO),
+            *of(0, largest_at(32), LARGEST_APART, at={"R": 12, "C": 70})),
     wrong={
         "of equal numbers the last is taken":
             Edit("largest, at = float32(-np.inf), int32(0x7FFFFFFF)", "largest, at = float32(-np.inf), int32(-1)",

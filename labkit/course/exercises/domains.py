@@ -107,3 +107,23 @@ MOVED = Property("some elements are NaN, infinite, -0 or subnormal", _moved)
 
 SUMMED = (HUGE_AND_TINY, ZEROS, NEGATIVE)  # of sums and products
 EXPONENTIALS = (FAR_ABOVE_ZERO, ABOVE_EXP, FAR_BELOW_ZERO, ONE_FAR_ABOVE, ONE_FAR_BELOW, EQUAL)  # of softmax
+
+
+def largest_at(column: int) -> Property:
+    """A row whose largest element is number `column` of it, by far: a loop that steps over that one shows."""
+    def values(rng, array):
+        array = array.copy()
+        array[..., column] = FAR
+        return array
+
+    return Property(f"the largest element of a row is number {column}, counted from 0", values)
+
+
+def _largest_apart(rng, array):
+    rows = array.copy().reshape(-1, array.shape[-1])
+    for row in range(len(rows)):
+        rows[row, (rows.shape[1] // 2 + 7 * row) % rows.shape[1]] = FAR
+    return rows.reshape(array.shape)
+
+
+LARGEST_APART = Property("the largest element of each row stands in another column", _largest_apart)
