@@ -1,7 +1,7 @@
 """Answers as learners write them, in wrong_answers.toml: what check says to each.
 
 The known wrong answers beside each exercise were written by those who wrote its check. These were written by readers
-of the lessons alone, with the true cause of each mistake.
+of the lessons alone, with the true cause of each mistake. `open` says why check still takes a wrong one.
 """
 
 import ast
@@ -55,7 +55,7 @@ def test_there_are_enough_of_each_kind():
 def test_every_entry_is_well_formed():
     common = {"exercise", "id", "cause", "line", "right"}
     for answer in ANSWERS:
-        assert set(answer) - {"held_out"} in (common | {"source"}, common | {"numbers"}), answer["id"]
+        assert set(answer) - {"held_out", "open"} in (common | {"source"}, common | {"numbers"}), answer["id"]
         assert len(answer["cause"]) > 15, answer["id"]
         assert ("numbers" in answer) == (EXERCISES[answer["exercise"]].kind == "predict"), answer["id"]
         lines = [line.strip() for line in answer.get("source", "").splitlines()]
@@ -87,4 +87,6 @@ def test_every_answer_is_python_and_none_is_there_twice():
 def test_a_wrong_answer_does_not_pass_and_a_right_one_does(name):
     answer = BY_ID[name]
     taken, said = passed(answer)
+    if taken and "open" in answer:
+        pytest.xfail(answer["open"])
     assert taken == answer["right"], f"{answer['cause']}\n{said}"
