@@ -36,7 +36,7 @@ def test_course_toml_and_the_exercises_name_the_same():
     assert workbook.unmatched(COURSE) == []
 
 
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize(("name", "mistake"), WRONG)
 def test_a_known_wrong_answer_is_rejected_and_named(name, mistake):
     if device.on_gpu() and EXERCISES[name].kind == "kernel":

@@ -122,7 +122,7 @@ def largest_at(column: int) -> Property:
 def _largest_apart(rng, array):
     rows = array.copy().reshape(-1, array.shape[-1])
     for row in range(len(rows)):
-        rows[row, (rows.shape[1] // 2 + 7 * row) % rows.shape[1]] = FAR
+        rows[row, (rows.shape[1] // 2 + 11 * row) % rows.shape[1]] = FAR
     return rows.reshape(array.shape)
 
 

@@ -25,6 +25,7 @@ def is_subnormal(x):
 
 HOLDS = {
     "EQUAL": lambda x: (x == x[:, :1]).all() and np.abs(x).max() > 1000,
+    "LARGEST_APART": lambda x: len(set(x.argmax(axis=1))) == len(x) and (x.max(axis=1) > 1000).all(),
     "ONE_FAR_ABOVE": lambda x: ((x > 1000).sum(axis=1) == 1).all() and ((np.abs(x) <= 1).sum(axis=1) == 6).all(),
     "ONE_FAR_BELOW": lambda x: ((x < -1000).sum(axis=1) == 1).all(),
     "FAR_ABOVE_ZERO": lambda x: (x > 9000).all() and len(np.unique(x)) == x.size,

@@ -87,6 +87,7 @@ def test_other_heads(launch, size):
         check(launch, S, 2, size, True, before, dtype=dtype)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("causal", [False, True])
 def test_decode_with_slices_that_are_full_partly_full_and_empty(causal):
     for S, before in ((1, 0), (1, 57), (1, 127), (1, 128), (4, 254), (3, None)):

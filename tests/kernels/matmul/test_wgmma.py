@@ -111,6 +111,7 @@ def test_an_activation_is_applied_to_the_accumulators_before_they_are_rounded(ac
         assert (np.abs(out - expected) <= allowed).all(), str(tile)
 
 
+@pytest.mark.sweep  # nine seconds; the awkward sizes run the same kernels
 def test_a_block_takes_one_tile_after_the_other():
     """Many tiles for each block: the ring and its parities go on from tile to tile, the store waits its turn."""
     a, b, offset, expected, allowed = problem(np.random.default_rng(6), 400, 520, 72, weights=True, bias=np.float32)
