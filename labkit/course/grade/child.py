@@ -63,7 +63,7 @@ def main() -> None:
         if os.fork() == 0:
             control.close()
             with contextlib.suppress(BaseException):
-                _supervise(lifeline, rpc, job, taken, user, spaces)
+                _supervise(lifeline, rpc, job, taken, user, settings["shown"] if spaces else None)
             os._exit(0)
         lifeline.close()
         rpc.close()
@@ -105,8 +105,10 @@ def _warm() -> None:
     numba.njit(lambda x: x + 1)(1)  # Numba makes its tables at the first compile
 
 
-def _supervise(lifeline, rpc, job: dict, taken: int, user: int | None, spaces: bool) -> None:
-    """Fork the process that runs the answer; end it when the grader hangs up or the time is over; say how it ended."""
+def _supervise(lifeline, rpc, job: dict, taken: int, user: int | None, shown: list[str] | None) -> None:
+    """Fork the process that runs the answer; end it when the grader hangs up or the time is over; say how it ended.
+    shown: what it may read, if it is in namespaces of its own, else None."""
+    spaces = shown is not None
     limits = isolate.Limits(**job["limits"])
     hostile = job["kind"] != "kernel"
     uid = None if user is None else user + (hostile and not spaces)
@@ -118,7 +120,7 @@ def _supervise(lifeline, rpc, job: dict, taken: int, user: int | None, spaces: b
         try:
             os.setsid()
             if spaces:
-                isolate.private_mounts(limits, shared_cache=not hostile)
+                isolate.private_mounts(limits, shown, shared_cache=not hostile)
                 os.chdir("/tmp")
             else:
                 folder = Path(tempfile.mkdtemp(dir=job["tmp"]))

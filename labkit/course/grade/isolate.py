@@ -107,6 +107,9 @@ def enter(stage: str, shown: list[str], hidden: list[str], cache: str) -> bool:
             mount("tmpfs", target, "tmpfs", RDONLY | NOSUID | NODEV, "mode=000,size=4k")
         elif os.path.exists(target):
             mount("/dev/null", target, None, BIND)
+    for number, path in enumerate(_below_tmp(shown)):  # private_mounts covers /tmp and shows these again
+        os.makedirs(f"{stage}/shown/{number}")
+        _bind(stage + path, f"{stage}/shown/{number}")
     for name in ("tmp", "cache"):
         os.makedirs(f"{stage}/{name}", exist_ok=True)
     _bind(cache, f"{stage}/cache", read_only=False)
@@ -123,11 +126,20 @@ def new_processes() -> None:
     _call("unshare", NEWPID | NEWNS | NEWIPC | NEWNET)
 
 
-def private_mounts(limits: Limits, *, shared_cache: bool) -> None:
-    """An empty /tmp; a cache that others see only if shared_cache."""
+def _below_tmp(shown: list[str]) -> list[str]:
+    """The directories among `shown` that an empty /tmp would hide: a virtual environment may stand there."""
+    real = sorted({os.path.realpath(path) for path in shown})
+    return [path for path in real if path.startswith("/tmp/")]
+
+
+def private_mounts(limits: Limits, shown: list[str], *, shared_cache: bool) -> None:
+    """A /tmp that holds nothing but what is `shown` there; a cache that others see only if shared_cache."""
     mount(None, "/", None, REC | PRIVATE)
     options = f"size={limits.tmp},nr_inodes=4096,mode=1777"
     mount("tmpfs", "/tmp", "tmpfs", NOSUID | NODEV, options)
+    for number, path in enumerate(_below_tmp(shown)):
+        os.makedirs(path, mode=0o755, exist_ok=True)
+        _bind(f"/shown/{number}", path)
     mount("tmpfs", "/dev/shm", "tmpfs", NOSUID | NODEV, "size=1m,mode=1777")
     if shared_cache:
         return

@@ -205,12 +205,13 @@ def _bwrap(shown: list[str], hidden: list[str], cache: Path) -> list[str]:
             command += ["--symlink", os.readlink(link), link]
         elif os.path.isdir(link):
             command += ["--ro-bind", link, link]
+    command += ["--tmpfs", "/tmp"]  # before what is shown: a virtual environment may stand there
     for path in shown:
         command += ["--ro-bind", path, path]
     for path in hidden:
         if any(path.startswith(f"{each}/") for each in shown):
             command += ["--tmpfs", path] if os.path.isdir(path) else ["--ro-bind", "/dev/null", path]
-    return [*command, "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--bind", str(cache), str(cache),
+    return [*command, "--dev", "/dev", "--proc", "/proc", "--bind", str(cache), str(cache),
             "--cap-drop", "ALL", "--"]
 
 

@@ -3,7 +3,9 @@ none may pass, none may touch anything outside its process, and the next student
 
 import os
 import socket
+import tempfile
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -274,6 +276,31 @@ def test_a_fault_cannot_have_a_file_of_the_teachers_quoted(place):
 def test_a_process_that_ends_is_named_as_such(place):
     result = judged(place.judge, "blocks_needed", FUNCTIONS["a crash"])
     assert result["headline"] == "Its process ended." and "signal 11" in result["details"][0]
+
+
+@pytest.mark.parametrize("isolation", ["namespaces", "bwrap"])
+def test_what_stands_below_tmp_is_shown_there_too(isolation, tmp_path, monkeypatch):
+    """A virtual environment may stand below /tmp, of which an answer gets an empty one."""
+    if not sandbox.works(isolation):
+        pytest.skip(f"this system offers no {isolation}")
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        library = Path(folder, "deep", "library")
+        library.mkdir(parents=True)
+        (library / "one.txt").write_text("x" * 7)
+        Path(folder, "other.txt").write_text("x")
+        shown = [*sandbox.shown_paths(), str(library)]
+        monkeypatch.setattr(sandbox, "shown_paths", lambda: shown)
+        judge = Judge(Settings(tmp_path / "work", b"a secret of the tests", isolation))
+        right = "return -(-n // (each * threads))"
+        try:
+            read = body(f"if len(open('{library}/one.txt').read()) == 7: {right}")
+            assert judged(judge, "blocks_needed", read)["passed"]
+            for path in (f"{folder}/other.txt", f"{library}/one.txt"):
+                mode = "r" if "other" in path else "a"
+                assert not judged(judge, "blocks_needed", body(f"open({path!r}, {mode!r})", right))["passed"]
+        finally:
+            judge.close()
+        assert (library / "one.txt").read_text() == "x" * 7
 
 
 @pytest.mark.sweep
