@@ -2,6 +2,7 @@
 course in a temporary directory."""
 
 import gc
+import os
 import re
 import sys
 import textwrap
@@ -12,6 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.sampling import mark_sweeps
+
+
+os.environ.setdefault("NUMBA_OPT", "1")  # kernels of tests run for milliseconds: a tenth less time in the compiler
 
 
 def pytest_configure():

@@ -20,7 +20,7 @@ def theirs():
     return json.loads(RECORDED.read_text(encoding="utf-8"))["ncu"]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sweep
 @pytest.mark.cpu_device
 @pytest.mark.parametrize("kernel", ["naive", "coalesced", "tiled"])
 @pytest.mark.parametrize("what", ["requests", "sectors", "bank conflicts"])
@@ -28,6 +28,7 @@ def test_equal_to_the_counters_of_a_gpu(ours, theirs, kernel, what):
     assert ours[kernel][what] == theirs[kernel][what]
 
 
+@pytest.mark.sweep
 @pytest.mark.cpu_device
 def test_shared_loads_differ_by_what_the_compiler_joins(ours, theirs):
     """A row of a_tile is read four numbers at a time on the GPU: of its loads one in four is left."""

@@ -201,7 +201,7 @@ def changes_nothing(place, answer: str, exercise: str = "blocks_needed") -> dict
     return result
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("attack", FUNCTIONS)
 def test_a_function_changes_no_grade(attack, place):
     begin = time.monotonic()
@@ -223,7 +223,7 @@ def test_what_never_ends_is_ended(attack, place):
     assert judged(judge, "blocks_needed", RIGHT_FUNCTION)["passed"]
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("attack", KERNELS)
 def test_a_kernel_changes_no_grade(attack, place):
     changes_nothing(place, KERNELS[attack], "saxpy")

@@ -78,7 +78,7 @@ def test_flash_half_at_awkward_sizes(warps, down):
     every_size(launch, dtype=np.float16)
 
 
-@pytest.mark.sampled(1, by="launch")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [48, 128])
 @pytest.mark.parametrize("launch", [attention_flash, attention_flash_half, attention_decode, attention_decode_half])
 def test_other_heads(launch, size):
@@ -102,6 +102,7 @@ def test_whole_matrix(causal):
         check(attention_whole_matrix, S, H, D, causal, before)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("operation", [ATTENTION_HALF, ATTENTION_HALF_CAUSAL, ATTENTION_HALF_CACHED],
                          ids=lambda one: one.name)
 def test_float16_agree(operation):

@@ -11,6 +11,7 @@ from labkit.kernels.linear.few_rows import SKINNY_LINEAR, SKINNY_LINEAR_HALF
 from labkit.kernels.linear.fused import FUSED_LINEAR_RESIDUAL, fused_reference
 
 
+@pytest.mark.sampled(1, by="op")
 @pytest.mark.parametrize(("op", "launcher"), [pytest.param(op, launcher, id=launcher.__name__)
                                               for op in (SKINNY_LINEAR, SKINNY_LINEAR_HALF) for launcher in op.rungs])
 def test_rung_agrees(op, launcher):

@@ -12,7 +12,7 @@ from labkit.kernels.linear.fused import FUSED_LINEAR, FUSED_LINEAR_GELU, FUSED_L
 OPS = (FUSED_LINEAR, FUSED_LINEAR_GELU, FUSED_LINEAR_RESIDUAL)
 
 
-@pytest.mark.sampled(1, by="op")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("op", "launcher"), [pytest.param(op, launcher, id=launcher.__name__)
                                               for op in OPS for launcher in op.rungs])
 def test_rung_agrees(op, launcher):

@@ -9,6 +9,7 @@ from labkit.kernels.norm import layernorm as norm
 from labkit.kernels.norm.layernorm import ADD_LAYERNORM, LAYERNORM, RESIDUAL_LAYERNORM
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("launcher", LAYERNORM.rungs, ids=lambda rung: rung.__name__)
 def test_every_rung_agrees(launcher):
     assert agree(LAYERNORM, [launcher], seed=1).passed
