@@ -14,7 +14,6 @@ import pytest
 
 from tests.sampling import mark_sweeps
 
-
 os.environ.setdefault("NUMBA_OPT", "1")  # kernels of tests run for milliseconds: a tenth less time in the compiler
 
 
