@@ -360,7 +360,7 @@ def test_atomic_extrema_of_nan(old, given, plain, ignoring):
 
 
 @cuda.jit
-def powers(x, n, y):
+def raised(x, n, y):
     y[0] = x[0] ** -1
     y[1] = x[0] ** -2
     y[2] = math.pow(x[0], -1)
@@ -374,7 +374,7 @@ def powers(x, n, y):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_negative_power_of_zero_is_infinite(dtype):
-    y = result(powers[1, 1], np.array([0, 3], dtype), np.array([-3, 2]), np.zeros(8))
+    y = result(raised[1, 1], np.array([0, 3], dtype), np.array([-3, 2]), np.zeros(8))
     assert np.isposinf(y[:4]).all()
     np.testing.assert_allclose(y[4:], [3.0**-3, 9, 1 / 9, 0], rtol=1e-6)
 
