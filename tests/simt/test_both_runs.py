@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -357,6 +358,21 @@ def atomic_extrema(x, y):
 def test_atomic_extrema_of_nan(old, given, plain, ignoring):
     y = result(atomic_extrema[1, 1], np.array([given]), np.full(4, old, np.float64))
     np.testing.assert_array_equal(y, [plain, plain, ignoring, ignoring])
+
+
+Part = namedtuple("Part", "numbers by")
+Whole = namedtuple("Whole", "part shift")
+
+
+@cuda.jit
+def named_parts(whole, y):
+    y[0] = whole.part.numbers[1] * whole.part.by + whole.shift
+    y[1] = whole[0][1]
+
+
+@pytest.mark.parametrize("numbers", [np.arange(3.0), cuda.to_device(np.arange(3.0)), (np.float16(0), np.float16(1))])
+def test_a_named_tuple_keeps_its_names(numbers):
+    assert result(named_parts[1, 1], Whole(Part(numbers, 5), 0.5), np.zeros(2)).tolist() == [5.5, 5]
 
 
 @cuda.jit
