@@ -45,6 +45,12 @@ class Outcome:
     def survived(self) -> bool:
         return self.verdict == "passed"
 
+    @property
+    def ran_out_of_time(self) -> bool:
+        """Rejected for its time alone, which says little on a busy machine."""
+        return (self.verdict in ("process_ended", "never_ends", "not_observed")
+                or self.headline.startswith("KernelTimeout"))
+
 
 # --- What there is to try --------------------------------------------------------------------------------------------
 
