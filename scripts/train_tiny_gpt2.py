@@ -6,7 +6,7 @@
     python scripts/train_tiny_gpt2.py finish                                     # weights -> safetensors, samples
 
 The text is the Jargon File 4.4.7 (public domain) as Debian's package dict-jargon carries it: a dictionary in dictd's
-format, in which a headword begins at the left edge, what is said of it is indented, and the file is compressed by
+format, in which a headword begins at the left edge, its description is indented, and the file is compressed by
 dictzip, which gzip reads. `prepare` also takes such a file uncompressed. An entry becomes one text,
 
     headword: /pronunciation/, n. first paragraph, unwrapped
@@ -191,29 +191,29 @@ def train(steps: list[int], dropouts: list[float], batch: int, rate: float, devi
     with np.load(WORK / "tokens.npz") as file:
         tokens = {name: torch.tensor(file[name].astype(np.int64), device=device) for name in file.files}
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    told = {"device": name, "torch": torch.__version__, "batch": batch, "rate": rate, "seed": SEED,
+    record = {"device": name, "torch": torch.__version__, "batch": batch, "rate": rate, "seed": SEED,
             "train_tokens": len(tokens["train"]), "held_out_tokens": len(tokens["held_out"]), "runs": []}
     until = time.perf_counter() + 60 * minutes
     least = {"best": math.inf, "last": math.inf}
     for dropout in dropouts:
         for count in steps:
-            if told["runs"] and time.perf_counter() > until:
+            if record["runs"] and time.perf_counter() > until:
                 print("no time is left for further runs")
                 break
             print(f"{count} steps, dropout {dropout}, on {name}")
             log, best, last = one_run(torch, tokens, count, batch, rate, dropout, device, until)
-            told["runs"].append({"steps": count, "dropout": dropout, "log": log})
+            record["runs"].append({"steps": count, "dropout": dropout, "log": log})
             lowest = min(log, key=lambda line: line["held_out"])
             for which, value, weights, line in (("best", lowest["held_out"], best, lowest),
                                                 ("last", log[-1]["loss"], last, log[-1])):
                 if value < least[which]:
                     least[which] = value
                     np.savez(WORK / f"weights-{which}.npz", **weights)
-                    told[which] = {"steps": count, "dropout": dropout, **line}
-            told["parameters"] = sum(array.size for array in last.values())
-            (WORK / "training.json").write_text(json.dumps(told, indent=1) + "\n")
+                    record[which] = {"steps": count, "dropout": dropout, **line}
+            record["parameters"] = sum(array.size for array in last.values())
+            (WORK / "training.json").write_text(json.dumps(record, indent=1) + "\n")
     for which in least:
-        print(f"{which}: {told[which]}")
+        print(f"{which}: {record[which]}")
 
 
 def one_run(torch, tokens: dict, steps: int, batch: int, rate: float, dropout: float, device: str, until: float):
@@ -304,8 +304,8 @@ def finish(result: Path, keep: str) -> None:
     (result / "tokenizer_config.json").write_text(json.dumps({
         "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": END, "eos_token": END,
         "model_max_length": SHAPE["n_positions"], "clean_up_tokenization_spaces": False}, indent=2) + "\n")
-    told = json.loads((WORK / "training.json").read_text())
-    (result / "training.json").write_text(json.dumps({"kept": keep, **told}, indent=1) + "\n")
+    record = json.loads((WORK / "training.json").read_text())
+    (result / "training.json").write_text(json.dumps({"kept": keep, **record}, indent=1) + "\n")
     size = sum(file.stat().st_size for file in result.iterdir())
     print(f"{result}: {size:,} bytes")
     if size >= 12_000_000:

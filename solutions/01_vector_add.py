@@ -34,7 +34,7 @@ def saxpy(s, x, y):
 check("saxpy", saxpy)
 
 # %% [markdown]
-# It does not: each element has one owner, and nobody else reads it.
+# It does not: each element has one owner, and no other thread reads it.
 #
 # ## 2 · Every second element
 #

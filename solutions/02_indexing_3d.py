@@ -140,7 +140,7 @@ plots.warp_addresses({
 # The difference between each layer and the next, `v[z + 1, y, x] - v[z, y, x]`. `v` and `out` are flat. `out` has one
 # layer less than `v`, hence the third guard. On a volume of 64 × 64 × 64 this kernel is right to the last bit.
 #
-# Check it, and mend it. What would a test on cubes only have told you?
+# Check it, and mend it. What would a test on cubes alone have shown you?
 
 # %%
 @cuda.jit

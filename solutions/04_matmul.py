@@ -101,7 +101,7 @@ check("dense_layer", dense_layer)
 #
 # A transpose reads rows and writes columns. Whichever way you lay the threads, either the loads or the stores of a warp
 # lie far apart. Shared memory is the way out: a block loads a tile of 16 × 16 along the rows of `a`, and stores it
-# along the rows of `out`. The turn takes place inside of the tile, where it costs little.
+# along the rows of `out`. The transposing is done inside the tile, where it costs little.
 #
 # `a` has the shape (R, C) and `out` the shape (C, R). The grid lies over `a`, with its x along the columns; `left` and
 # `top` are where this block's tile begins in `a`. Load, wait, store, so that neighbouring threads store neighbours.
@@ -191,7 +191,7 @@ check("gram", gram)
 #
 # This is `a @ b` again, with one idea more. The first tiles are loaded before the loop, and each round ends with
 # loading the tiles of the next one. (Loading early is worth something on a GPU: with a second pair of tiles, the loads
-# can run while the block still multiplies.) The last round loads zeros that nobody uses.
+# can run while the block still multiplies.) The last round loads zeros that no thread uses.
 #
 # There is a barrier after every load. Is that enough?
 

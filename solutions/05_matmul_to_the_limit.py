@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 05 · Matrix multiplication to the limit: exercises
 #
-# Seven exercises: a patch in registers, copies that are on their way, two products on the tensor cores, and three
+# Seven exercises: a thread tile in registers, copies that are on their way, two products on the tensor cores, and three
 # predictions to be done on paper. `hint("linear_patch")` gives a hint, and a second call a better one.
 #
 # The tensor-core exercises run without a GPU: the CPU device does what the instruction does, lane by lane.
@@ -12,9 +12,9 @@ from numba import float32, uint32
 from labkit import check, cuda, hint, ptx
 
 # %% [markdown]
-# ## 1 · Predict: a patch that is not square
+# ## 1 · Predict: a thread tile that is not square
 #
-# Blocks of 16 × 16 threads, and a thread computes a patch of 6 rows and 4 columns. Tiles are 8 deep. Work out on paper:
+# Blocks of 16 × 16 threads, and a thread computes a tile of 6 rows and 4 columns. Tiles are 8 deep. Work out on paper:
 #
 # - `loads`: how many numbers does a thread read from shared memory in one step of k?
 # - `products`: how many multiply-adds does it do with them?
@@ -42,7 +42,7 @@ check("predict_patch", loads=loads, products=products, busy=busy, tile_bytes=til
 #
 # $$\text{out}_{m,n} = \sum_k x_{m,k} \, w_{n,k}$$
 #
-# That is `x @ w.T`, the form of a linear layer: `x` is (M, K), `w` is (N, K). A thread computes the patch of 4 × 4
+# That is `x @ w.T`, the form of a linear layer: `x` is (M, K), `w` is (N, K). A thread computes the tile of 4 × 4
 # elements that begins at `row0` and `col0`. No shared memory this time: in each step of k load four numbers of `x` and
 # four of `w` into `x_part` and `w_part`, zeros beyond the edges, and multiply each with each. Blocks are 8 × 8 threads.
 
@@ -165,13 +165,13 @@ check("predict_lanes", a_lane=a_lane, a_register=a_register, b_lane=b_lane, b_re
 # %% [markdown]
 # ## 5 · One product on the tensor cores
 #
-# `a` has 16 T rows of 16 halves, `b` is 16 × 8, `out` is 16 T × 8 in float32. Each block is one warp, and computes 16
+# In float16, `a` is 16 T × 16 and `b` is 16 × 8; `out` is 16 T × 8 in float32. Each block is one warp, and computes 16
 # rows of `out` with a single instruction:
 #
 # `c0, c1, c2, c3 = ptx.mma_m16n8k16_f32_f16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3)`
 #
 # What is missing is who loads what: a0 to a3, b0 and b1, and where the four sums go. They begin at `float32(0.0)`.
-# `ptx.pack_half2(x, y)` puts two float32 numbers into one register as halves, the first into the low half.
+# `ptx.pack_half2(x, y)` puts two float32 numbers into one register as float16, the first into the low half.
 
 
 # %%
@@ -201,7 +201,7 @@ check("one_mma", one_mma)
 # %% [markdown]
 # ## 6 · From a blank page: a linear layer on the tensor cores
 #
-# `x @ w.T` once more, now in halves: `x` is (16 T, 16 S), `w` is (8 C, 16 S), `out` is (16 T, 8 C) in float32. A block
+# `x @ w.T` once more, now in float16: `x` is (16 T, 16 S), `w` is (8 C, 16 S), `out` is (16 T, 8 C) in float32. A block
 # is one warp and computes 16 × 8 elements of `out`: rows from 16 · blockIdx.y, columns from 8 · blockIdx.x. It walks
 # along K in steps of 16 and gives the four sums of one product to the next.
 #

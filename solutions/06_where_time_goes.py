@@ -117,7 +117,7 @@ def run_steps(x, y, steps):
 check("run_steps", run_steps)
 
 # %% [markdown]
-# There are at least three cures, and `check` takes each. Large programs warm up on a copy that nobody needs: a step
+# There are at least three cures, and `check` takes each. Large programs warm up on a copy that is not needed: a step
 # that changes its input must not be run for practice.
 #
 # ## 4 · Three kernels made one

@@ -51,7 +51,7 @@ def at_by_blas(a, b, out):
     K, M = a.shape
     N = b.shape[1]
     ### BEGIN SOLUTION
-    # out.T = b.T @ a. cuBLAS sees b.T in b's memory, as wanted, and a.T in a's: that one is turned.
+    # out.T = b.T @ a. cuBLAS sees b.T in b's memory, as wanted, and a.T in a's: that one is transposed.
     gemm(OP_N, OP_T, N, M, K, 1.0, b, N, a, M, 0.0, out, N)
     ### END SOLUTION
 

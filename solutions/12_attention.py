@@ -43,7 +43,7 @@ check("head_values", head_values)
 # $$\text{out}_j = \frac{q_t \cdot k_j}{\sqrt{D}}$$
 #
 # under a causal mask. Query t sees the keys of its own token and of those before. The score of any other key becomes
-# `float32(-1e30)`, so far down that its power is 0. One thread takes one key.
+# `float32(-1e30)`, so far down that its exponential is 0. One thread takes one key.
 
 
 # %%
@@ -90,7 +90,7 @@ check("predict_rooms", row_bytes=row_bytes, matrix_kb=matrix_kb, blocks=blocks, 
 #
 # The end of attention, where the scores are there: a row of `out` is the average of all values, weighted by the softmax
 # of a row of scores. One thread takes one number of `out` and goes through the row once. It carries three things along,
-# `largest`, `total` and `mixed`. For rows that begin with their largest score it is right. Otherwise it is not.
+# `largest`, `total` and `acc`. For rows that begin with their largest score it is right. Otherwise it is not.
 
 
 # %%
@@ -98,14 +98,14 @@ check("predict_rooms", row_bytes=row_bytes, matrix_kb=matrix_kb, blocks=blocks, 
 def weighted_values(scores, values, out):
     i, row = cuda.grid(2)
     if row < out.shape[0] and i < out.shape[1]:
-        largest, total, mixed = scores[row, 0], float32(1.0), values[0, i]
+        largest, total, acc = scores[row, 0], float32(1.0), values[0, i]
         for j in range(1, scores.shape[1]):
             new = max(largest, scores[row, j])
-            power = math.exp(scores[row, j] - new)
-            total = total * math.exp(largest - new) + power
-            mixed = mixed + power * values[j, i]
+            weight = math.exp(scores[row, j] - new)
+            total = total * math.exp(largest - new) + weight
+            acc = acc + weight * values[j, i]
             largest = new
-        out[row, i] = mixed / total
+        out[row, i] = acc / total
 
 
 ### BEGIN SOLUTION
@@ -113,14 +113,14 @@ def weighted_values(scores, values, out):
 def weighted_values(scores, values, out):
     i, row = cuda.grid(2)
     if row < out.shape[0] and i < out.shape[1]:
-        largest, total, mixed = scores[row, 0], float32(1.0), values[0, i]
+        largest, total, acc = scores[row, 0], float32(1.0), values[0, i]
         for j in range(1, scores.shape[1]):
             new = max(largest, scores[row, j])
-            factor, power = math.exp(largest - new), math.exp(scores[row, j] - new)
-            total = total * factor + power
-            mixed = mixed * factor + power * values[j, i]  # it is a sum of the same powers
+            factor, weight = math.exp(largest - new), math.exp(scores[row, j] - new)
+            total = total * factor + weight
+            acc = acc * factor + weight * values[j, i]  # a sum of the same exponentials
             largest = new
-        out[row, i] = mixed / total
+        out[row, i] = acc / total
 
 
 ### END SOLUTION
@@ -214,19 +214,19 @@ def attend_warp(queries, keys, values, out):
     if row < queries.shape[0]:
         left, right = queries[row, lane], queries[row, lane + 32]
         largest, total = float32(-math.inf), float32(0.0)
-        mixed_left, mixed_right = float32(0.0), float32(0.0)
+        acc_left, acc_right = float32(0.0), float32(0.0)
         for j in range(keys.shape[0]):
             score = left * keys[j, lane] + right * keys[j, lane + 32]
             for distance in (16, 8, 4, 2, 1):
                 score += cuda.shfl_xor_sync(0xFFFFFFFF, score, distance)
             score *= float32(0.125)
             new = max(largest, score)
-            factor, power = math.exp(largest - new), math.exp(score - new)  # the first factor is 0
-            total = total * factor + power
-            mixed_left = mixed_left * factor + power * values[j, lane]
-            mixed_right = mixed_right * factor + power * values[j, lane + 32]
+            factor, weight = math.exp(largest - new), math.exp(score - new)  # the first factor is 0
+            total = total * factor + weight
+            acc_left = acc_left * factor + weight * values[j, lane]
+            acc_right = acc_right * factor + weight * values[j, lane + 32]
             largest = new
-        out[row, lane], out[row, lane + 32] = mixed_left / total, mixed_right / total
+        out[row, lane], out[row, lane + 32] = acc_left / total, acc_right / total
 
 
 ### END SOLUTION

@@ -29,10 +29,10 @@ from labkit.course import yours
 def read_tensor(raw, name):
     ### BEGIN SOLUTION
     length = int.from_bytes(raw[:8].tobytes(), "little")
-    said = json.loads(raw[8 : 8 + length].tobytes())[name]
-    begin, end = said["data_offsets"]
+    entry = json.loads(raw[8 : 8 + length].tobytes())[name]
+    begin, end = entry["data_offsets"]
     data = raw[8 + length :]
-    return np.frombuffer(data[begin:end].tobytes(), np.float32).reshape(said["shape"])
+    return np.frombuffer(data[begin:end].tobytes(), np.float32).reshape(entry["shape"])
     ### END SOLUTION
 
 
@@ -203,9 +203,9 @@ def keep_likeliest(logits, temperature, k):
     ### BEGIN SOLUTION
     logits = np.asarray(logits, np.float64)
     kept = np.argsort(-logits)[:k]
-    powers = np.exp((logits[kept] - logits.max()) / temperature)
+    exponentials = np.exp((logits[kept] - logits.max()) / temperature)
     shares = np.zeros(logits.size)
-    shares[kept] = powers / powers.sum()
+    shares[kept] = exponentials / exponentials.sum()
     return shares
     ### END SOLUTION
 

@@ -1,4 +1,4 @@
-"""Measurements that nobody took, for tests of plots and tables. Never shown to a reader."""
+"""Invented measurements, for tests of plots and tables. Never shown to a reader."""
 
 from labkit.measure import CPU_DEVICE, Ladder, LadderRow, Timing
 

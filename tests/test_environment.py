@@ -64,7 +64,7 @@ def test_every_extra_that_readme_names_exists():
     assert named <= PYPROJECT["project"]["optional-dependencies"].keys()
 
 
-# What CONTRIBUTING's recipes make, and nobody has.
+# What CONTRIBUTING's recipes make: no file of it is there.
 MADE = ("relu", "bigram", "ch15")
 
 

@@ -52,13 +52,13 @@ def test_a_list_that_no_longer_fits_is_named(tool, tmp_path):
     wrong = [one(), one(), one("gone", old="x < 0"), one("twice", old="1"), one("same", new="x >  0"),
              one("no Python", new="x >"), one("no file", file="labkit/cli/no.py"),
              one("no test", tests=("tests/no.py",))]
-    said = "\n".join(tool.problems(wrong, tmp_path))
-    assert said.count("\n") == 6
+    messages = "\n".join(tool.problems(wrong, tmp_path))
+    assert messages.count("\n") == 6
     for part in ("a: two mutations have this name", "gone: its old text occurs 0 times in labkit/cli/sign.py, not once",
                  "twice: its old text occurs 2 times", "same: it changes nothing",
                  "no Python: labkit/cli/sign.py is no Python with it", "no file: there is no file labkit/cli/no.py",
                  "no test: there is no test file tests/no.py"):
-        assert part in said
+        assert part in messages
 
 
 def test_killed_at_once_killed_by_the_sweep_survived_and_everything_as_it_was(tool, tmp_path):

@@ -1,8 +1,9 @@
-"""The field's words: one table of words that labkit/ does not use, what it says instead, and where a word of the table
-is the right one. Every identifier, docstring and comment is read; so are strings, except those of the exercises, which
-quote what learners write."""
+"""The field's words: one table of words that the repository does not use, what it says instead, and where a word of the
+table is the right one. Every identifier, docstring and comment of labkit/, solutions/, tests/ and scripts/ is read; of
+labkit/ so are the other strings, except those of the exercises, which quote what learners write."""
 
 import ast
+import functools
 import io
 import re
 import tokenize
@@ -11,13 +12,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from labkit._common.paths import PACKAGE
+from labkit._common.paths import REPOSITORY
 
 
 @dataclass(frozen=True)
 class Word:
     """`word`: a regular expression for a whole word, or for a part of an identifier between underscores. `where`: the
-    beginnings of the paths in labkit/ that it is about. names_only: the word is right in a sentence. `allowed`:
+    beginnings of the paths that it is about. names_only: the word is right in a sentence. `allowed`:
     expressions for true uses, each with its reason; what they match is left out of the search."""
 
     word: str
@@ -27,17 +28,18 @@ class Word:
     allowed: tuple[tuple[str, str], ...] = ()
 
 
-PRODUCTS = ("kernels/matmul/", "kernels/linear/")
-SOFTMAX = ("kernels/softmax/", "kernels/attention/")
-PASSES = (*SOFTMAX, "kernels/norm/", "kernels/reduce.py")
-MODEL = ("kernels/", "models/", "engine/", "measure/series/")
+KERNELS = "labkit/kernels/"
+PRODUCTS = (f"{KERNELS}matmul/", f"{KERNELS}linear/")
+SOFTMAX = (f"{KERNELS}softmax/", f"{KERNELS}attention/")
+PASSES = (*SOFTMAX, f"{KERNELS}norm/", f"{KERNELS}reduce.py")
+MODEL = (KERNELS, "labkit/models/", "labkit/engine/", "labkit/measure/series/")
 WORDS = (
     Word("halves", "float16 or half precision", allowed=(
         ("(both|its two|the two) halves", "of a whole: of a word of 64 bits, a barrier, a save"),
         ("halves the threads", "the verb"),
         (r"triples\?\|halves", "in an expression that looks for the verb"))),
     Word("sums", "accumulators (acc)", where=PRODUCTS, names_only=True),
-    Word("mixed", "accumulators (acc), or the output", where=MODEL),
+    Word("mixed", "accumulators (acc), or the output", where=(*MODEL, "labkit/course/exercises/", "solutions/")),
     Word("powers", "exponentials", allowed=(("powers.of.two", "they are"),)),
     Word("readings|visits", "passes", where=PASSES),
     Word("largest", "row_max, in a sentence the maximum", where=SOFTMAX),
@@ -46,16 +48,17 @@ WORDS = (
         ("(predict|linear)_patch", "names of exercises: learners' progress is kept under them"),)),
     Word("room", "capacity", where=MODEL),
     Word("turned", "transposed"),
-    Word("finish", "epilogue", where=("kernels/",), names_only=True),
+    Word("finish", "epilogue", where=(KERNELS,), names_only=True),
     Word("told|said", "message, or the name of what is given", allowed=(
         ("said to be", "in a source's text, which the expression looks for"),)),
     Word("nobody", "none, or no thread"),
     Word("rivals?", "baseline", allowed=(("^rival$", "the word of old recordings, which the ladder still reads"),)),
-    Word("processors?", "SMs or CPU"),
+    Word("processors?", "SMs or CPU", allowed=(("^post_processor$", "the tokenizers library's name for it"),)),
     Word("dear|dearer|dearest", "expensive"),
     Word("(take|takes|took|taken) place", "run"),
 )
-FILES = sorted(PACKAGE.rglob("*.py"))
+FILES = sorted(path for folder in ("labkit", "solutions", "tests", "scripts")
+               for path in (REPOSITORY / folder).rglob("*.py"))
 
 
 @dataclass(frozen=True)
@@ -102,16 +105,23 @@ def prose(source: str, tree: ast.Module, strings: bool) -> Iterator[Text]:
             yield Text(node.lineno, node.value)
 
 
+@functools.cache
+def texts_in(path: str, source: str) -> tuple[Text, ...]:
+    """What is read of a file. A string of a test or of an exercise may be what a learner or a library wrote."""
+    tree = ast.parse(source)
+    strings = path.startswith("labkit/") and not path.startswith("labkit/course/exercises/")
+    path_names = (Text(1, part, True) for part in path.removesuffix(".py").split("/"))
+    return (*path_names, *names(tree), *prose(source, tree, strings))
+
+
 def spread(pattern: str) -> str:
     """The pattern, with a space also matching the end of a line and the next line's #."""
     return pattern.replace(" ", r"[\s#]+")
 
 
 def problems_in(path: str, source: str, words: tuple[Word, ...] = WORDS) -> list[str]:
-    """path: of the file, from labkit/ on, such as kernels/matmul/half.py."""
-    tree = ast.parse(source)
-    texts = [Text(1, part, True) for part in path.removesuffix(".py").split("/")]
-    texts += [*names(tree), *prose(source, tree, strings=not path.startswith("course/exercises/"))]
+    """path: of the file in the repository, such as labkit/kernels/matmul/half.py."""
+    texts = texts_in(path, source)
     found = []
     for word in words:
         if not path.startswith(word.where):
@@ -119,21 +129,22 @@ def problems_in(path: str, source: str, words: tuple[Word, ...] = WORDS) -> list
         as_name = re.compile(rf"(?<![^_])(?:{word.word})(?![^_\d])", re.IGNORECASE)
         in_prose = re.compile(rf"(?<![^\W_])(?:{spread(word.word)})(?![^\W_])", re.IGNORECASE)
         for each in texts:
-            excused = [match.span() for pattern, _ in word.allowed
-                       for match in re.finditer(spread(pattern), each.text, re.IGNORECASE)]
             if word.names_only and not each.is_name:
                 continue
-            for match in (as_name if each.is_name else in_prose).finditer(each.text):
+            matches = list((as_name if each.is_name else in_prose).finditer(each.text))
+            excused = [match.span() for pattern, _ in word.allowed if matches
+                       for match in re.finditer(spread(pattern), each.text, re.IGNORECASE)]
+            for match in matches:
                 if not any(begin <= match.start() and match.end() <= end for begin, end in excused):
                     line = each.line + each.text.count("\n", 0, match.start())
                     seen = re.sub(spread(" "), " ", match[0])
-                    found.append((line, f"labkit/{path}:{line}: {seen!r}: say {word.use!r}"))
+                    found.append((line, f"{path}:{line}: {seen!r}: say {word.use!r}"))
     return [message for _, message in sorted(set(found))]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(REPOSITORY).as_posix())
 def test_the_words_are_the_fields(path):
-    assert not problems_in(path.relative_to(PACKAGE).as_posix(), path.read_text(encoding="utf-8"))
+    assert not problems_in(path.relative_to(REPOSITORY).as_posix(), path.read_text(encoding="utf-8"))
 
 
 def test_the_lint_finds_names_docstrings_comments_and_strings():
@@ -143,7 +154,7 @@ def test_the_lint_finds_names_docstrings_comments_and_strings():
         "    # what takes\n    # place\n"
         "    patch, text = dear, f'{dear} told'\n"
     )
-    assert problems_in("engine/made_up.py", source) == [
+    assert problems_in("labkit/engine/made_up.py", source) == [
         "labkit/engine/made_up.py:1: 'dear': say 'expensive'",
         "labkit/engine/made_up.py:1: 'rivals': say 'baseline'",
         "labkit/engine/made_up.py:3: 'halves': say 'float16 or half precision'",
@@ -154,16 +165,19 @@ def test_the_lint_finds_names_docstrings_comments_and_strings():
 
 
 def test_the_lint_knows_where_a_word_is_right():
-    assert problems_in("kernels/argmax.py", "largest = total = 0  # threads finish; both halves; powers of two\n") == []
-    assert problems_in("kernels/softmax/made_up.py", "largest = 0\n") == [
+    elsewhere = "largest = total = 0  # threads finish; both halves; powers of two\n"
+    assert problems_in("labkit/kernels/argmax.py", elsewhere) == []
+    assert problems_in("labkit/kernels/softmax/made_up.py", "largest = 0\n") == [
         "labkit/kernels/softmax/made_up.py:1: 'largest': say 'row_max, in a sentence the maximum'"]
-    assert problems_in("kernels/matmul/sums.py", "")  # a file's name, too
+    assert problems_in("labkit/kernels/matmul/sums.py", "")  # a file's name, too
+    assert problems_in("tests/made_up.py", "nobody = 'nobody'\n") == [  # a string of a test is what it quotes
+        "tests/made_up.py:1: 'nobody': say 'none, or no thread'"]
 
 
 def test_every_excuse_is_in_use():
     """An expression that matches nothing is left over from a text that has changed."""
-    texts = [text.text for path in FILES for source in [path.read_text(encoding="utf-8")]
-             for tree in [ast.parse(source)] for text in (*names(tree), *prose(source, tree, strings=True))]
+    texts = [text.text for path in FILES
+             for text in texts_in(path.relative_to(REPOSITORY).as_posix(), path.read_text(encoding="utf-8"))]
     for word in WORDS:
         for pattern, _ in word.allowed:
             assert any(re.search(spread(pattern), text, re.IGNORECASE) for text in texts), pattern

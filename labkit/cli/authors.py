@@ -29,16 +29,15 @@ def mutate(
     course = courses.load()
     chapters, entry = find_exercises(course, which)
     names = [entry.name] if entry else [one.name for chapter in chapters for one in course.exercises_of(chapter)]
-    wanted = None if all_ else count
     path = course.root / "data" / ledger.NAME
     known = ledger.survivors(path)
-    total = {name: len(trial.mutants_of(trial.exercises.find(name), wanted)) for name in names}
+    wanted = {name: trial.mutants_of(trial.exercises.find(name), None if all_ else count) for name in names}
     outcomes: dict[str, list] = {name: [] for name in names}
     tried = survived = new = 0
     try:
         with progress_bar(console) as bar:
-            task = bar.add_task("Mutants", total=sum(total.values()))
-            for outcome in trial.try_all(names, wanted, workers):
+            task = bar.add_task("Mutants", total=sum(map(len, wanted.values())))
+            for outcome in trial.try_all(wanted, workers):
                 of = outcomes[outcome.exercise]
                 of.append(outcome)
                 tried += 1
@@ -49,7 +48,7 @@ def mutate(
                     new += reason is None
                     say = f"equivalent: {reason}" if reason else "known" if reason == "" else "[bold red]new[/]"
                     console.print(f"survived  {outcome.exercise}  {escape(outcome.mutant)}  ({say})", soft_wrap=True)
-                if len(of) == total[outcome.exercise] and not all_:
+                if len(of) == len(wanted[outcome.exercise]) and not all_:
                     ledger.update(path, of)
     except KeyboardInterrupt:
         fail(f"Stopped. The exercises that were finished are in {os.path.relpath(path)}.", code=130)

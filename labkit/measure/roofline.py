@@ -170,7 +170,7 @@ def limits(*, anew: bool = False) -> Limits:
     """
     if anew:
         if device.on_gpu():
-            _keep(_measured())
+            _keep(_measured(), _kept_file())
         _limits.cache_clear()
     return _limits()
 
@@ -178,7 +178,8 @@ def limits(*, anew: bool = False) -> Limits:
 @functools.cache
 def _limits() -> Limits:
     if device.on_gpu():
-        return _kept() or _keep(_measured())
+        file = _kept_file()
+        return _kept(file) or _keep(_measured(), file)
     data = recorded()
     if data is None or "limits" not in data:
         return H200_DATA_SHEET
@@ -200,22 +201,22 @@ def _kept_file() -> tuple[Path, str] | None:
             f"{gpu}, driver {machine()['driver']}, labkit {__version__}, {datetime.date.today()}")
 
 
-def _kept() -> Limits | None:
-    kept = _kept_file()
-    if kept is None:
+def _kept(file: tuple[Path, str] | None) -> Limits | None:
+    if file is None:
         return None
+    path, of = file
     try:
-        content = read_json(kept[0])
-        return Limits(**content["limits"]) if content["of"] == kept[1] else None
+        content = read_json(path)
+        return Limits(**content["limits"]) if content["of"] == of else None
     except (OSError, ValueError, TypeError, KeyError):  # never measured, or not as this version keeps them
         return None
 
 
-def _keep(found: Limits) -> Limits:
-    kept = _kept_file()
-    if kept is not None:
+def _keep(found: Limits, file: tuple[Path, str] | None) -> Limits:
+    if file is not None:
+        path, of = file
         with contextlib.suppress(OSError):  # the next process measures again
-            write_text(kept[0], json.dumps({"of": kept[1], "limits": asdict(found)}))
+            write_text(path, json.dumps({"of": of, "limits": asdict(found)}))
     return found
 
 

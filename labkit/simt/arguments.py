@@ -47,12 +47,17 @@ class InOut(Out):
     """Copied to the device before the launch and back after it."""
 
 
+def tuple_like(value, parts):
+    """A tuple of these parts; where `value` has names for its own, a tuple with the same names."""
+    return value._make(parts) if hasattr(value, "_make") else tuple(parts)
+
+
 def host_view(value):
     """What compiled code works on: the NumPy array behind a device array, other values as they are."""
     if isinstance(value, DeviceRecord):
         return value._array[()]
-    if type(value) is tuple:
-        return tuple(host_view(v) for v in value)
+    if isinstance(value, tuple):
+        return tuple_like(value, map(host_view, value))
     return value._array if isinstance(value, DeviceNDArray) else value
 
 
@@ -67,9 +72,9 @@ def argument_value(kernel, name, value):
         return value
     if isinstance(value, np.float16):
         return np.float32(value)
-    if type(value) is tuple:
-        return tuple(argument_value(kernel, f"{name}[{k}]", part) for k, part in enumerate(value))
-    if isinstance(value, (bool, int, float, complex, np.generic, tuple, TensorMap)):
+    if isinstance(value, tuple):
+        return tuple_like(value, (argument_value(kernel, f"{name}[{k}]", part) for k, part in enumerate(value)))
+    if isinstance(value, (bool, int, float, complex, np.generic, TensorMap)):
         if isinstance(value, int) and not -(2**63) <= value < 2**64:
             raise ArgumentError(f"{who} is {value}, which does not fit in 64 bits")
         return value
@@ -131,7 +136,7 @@ def fits(value, ty):
 def as_scalar(value, ty):
     """The value as a kernel takes it that is compiled for this type; integers wrap around, as in a GPU's launch."""
     if isinstance(ty, types.BaseTuple):
-        return tuple(as_scalar(part, part_type) for part, part_type in zip(value, ty.types, strict=True))
+        return tuple_like(value, (as_scalar(part, of) for part, of in zip(value, ty.types, strict=True)))
     if isinstance(ty, types.Integer):
         bits = int(value) & ((1 << ty.bitwidth) - 1)
         return np.array(bits, f"u{ty.bitwidth // 8}").view(ty.name)[()]
@@ -145,5 +150,5 @@ def as_scalar(value, ty):
 def passed_type(ty):
     """The type that compiled code is given: Numba cannot pass a float16 to a CPU, its value travels as a float32."""
     if isinstance(ty, types.BaseTuple):
-        return types.Tuple([passed_type(part) for part in ty.types])
+        return types.BaseTuple.from_types([passed_type(part) for part in ty.types], getattr(ty, "instance_class", None))
     return types.float32 if ty == types.float16 else ty

@@ -9,6 +9,7 @@ from numba.core import types
 from numba.np import numpy_support
 
 from labkit.simt import typed_numbers as numbers
+from labkit.simt.arguments import tuple_like
 from labkit.simt.runtime import fp16, libdevice, vector_types
 from labkit.simt.typed_numbers import converter
 
@@ -99,7 +100,7 @@ def _range(*bounds):
 def _as_interpreted(value):
     """Integers are Python's here."""
     if isinstance(value, tuple):
-        return tuple(map(_as_interpreted, value))
+        return tuple_like(value, map(_as_interpreted, value))
     return int(value) if isinstance(value, np.integer) else value
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from numba.np import numpy_support
 
 from labkit.simt import faults, settings
+from labkit.simt.arguments import tuple_like
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.errors import (
     ArgumentError,
@@ -146,7 +147,7 @@ class Interpreter:
         if isinstance(value, np.ndarray):
             return as_seen(value)
         if isinstance(value, tuple):
-            return tuple(self._argument(f"{name}[{k}]", part) for k, part in enumerate(value))
+            return tuple_like(value, (self._argument(f"{name}[{k}]", part) for k, part in enumerate(value)))
         return typed_scalar(value)
 
     def _constant(self, name, array):

@@ -189,7 +189,8 @@ class Scope:
                 self.refuse(node, f"{name} is a host object ({type(base).__name__})",
                             f"bind {name}.{node.attr} to a name outside the kernel, and use that")  # fmt: skip
             if not hasattr(base, node.attr):
-                self.refuse(node, f"{name}.{node.attr} is not supported by the CPU device")
+                what = "is not supported by the CPU device" if _is_of_numba_cuda(base) else "does not exist"
+                self.refuse(node, f"{name}.{node.attr} {what}")
             return True, _on_cpu(getattr(base, node.attr))
         if isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Slice):
             known, base = self.static(node.value)
@@ -220,6 +221,13 @@ def _may_hold_constants(obj):
     kinds = (python_types.ModuleType, type, np.ndarray, np.generic, np.dtype, DeviceNDArray, tuple, enum.Enum,
              types.Type, stubs.Module, stubs.Dim3, stubs.Function, stubs.Value, int, float, complex)  # fmt: skip
     return isinstance(obj, kinds)
+
+
+def _is_of_numba_cuda(base):
+    """Whether a name that it lacks here may exist on a GPU."""
+    if isinstance(base, python_types.ModuleType):
+        return base.__name__.startswith(("numba.cuda", "labkit.cuda", "labkit.simt"))
+    return isinstance(base, (stubs.Module, stubs.Dim3, stubs.Function, stubs.Value))
 
 
 def _counterpart(base, attribute):

@@ -38,7 +38,7 @@ def labkit(course_dir, cpu_device, monkeypatch):
 
 def test_help_is_quick_and_lists_every_command():
     best = float("inf")
-    for _ in range(3):  # the machine may be busy: processor time, not the clock on the wall
+    for _ in range(3):  # the machine may be busy: CPU time, not the clock on the wall
         before = os.times()
         done = subprocess.run(
             [sys.executable, "-m", "labkit", "--help"], capture_output=True, text=True, check=True

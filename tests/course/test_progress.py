@@ -48,15 +48,15 @@ def test_the_first_day_stays(course, monkeypatch):
 
 
 def test_hints_come_one_after_the_other_and_an_earlier_one_takes_nothing_back(course):
-    def told(tier=None):
+    def hint(tier=None):
         return progress.hint(course, "scale_vector", tier)[:11]
 
-    assert [told() for _ in range(4)] == ["Hint 1 of 3", "Hint 2 of 3", "Hint 3 of 3", "Hint 3 of 3"]
-    assert told(1) == "Hint 1 of 3" and told() == "Hint 3 of 3"
+    assert [hint() for _ in range(4)] == ["Hint 1 of 3", "Hint 2 of 3", "Hint 3 of 3", "Hint 3 of 3"]
+    assert hint(1) == "Hint 1 of 3" and hint() == "Hint 3 of 3"
     assert progress.read(course)["hints"] == {"scale_vector": 3}
     for tier in (0, 4, "1"):
         with pytest.raises(CourseError, match="the hints of scale_vector are 1 to 3"):
-            told(tier)
+            hint(tier)
 
 
 def test_a_finished_lesson_leaves_the_rest_of_what_is_remembered(course):

@@ -105,7 +105,7 @@ def test_a_built_notebook_is_executed_and_says_what_it_was_made_from(course_dir)
     assert notebook.metadata.labkit.source_sha256 == notebooks.sha256(chapter.source_text())
     assert notebook.cells[2].outputs[0].text == "hello\n"
     assert execution.RESULT in notebook.cells[3].outputs[0].data
-    # No execution counts: they are how a learner's own run is told from ours.
+    # No execution counts: by them a learner's own run is known from ours.
     assert all(cell.execution_count is None for cell in notebook.cells if cell.cell_type == "code")
 
 

@@ -175,10 +175,11 @@ def test_a_gpus_graph_holds_what_was_kept_while_it_was_captured_and_nothing_else
                             "cuGraphExecDestroy", "cuGraphDestroy"]
 
 
-@pytest.mark.parametrize(("said", "kind"), [("mine", KeyError), ("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", ValueError)])
-def test_an_error_in_the_work_ends_a_gpus_capture(driver, said, kind):
+@pytest.mark.parametrize(("message", "kind"),
+                         [("mine", KeyError), ("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", ValueError)])
+def test_an_error_in_the_work_ends_a_gpus_capture(driver, message, kind):
     def broken(stream):
-        raise KeyError(said)
+        raise KeyError(message)
 
     with pytest.raises(kind):
         graphs.capture(broken, warm_up=False)

@@ -262,8 +262,8 @@ def test_a_worker_that_is_killed_leaves_the_rest_to_the_others(cuda):
             started[0].kill()
         return started[-1]
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compile_ahead, "_start_worker", start)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(compile_ahead, "_start_worker", start)
         assert compile_ahead.prepare(needed, workers=2, capability=CAPABILITY) == 3  # one went with its worker
     assert kernel_cache.stats().hits == 3 and kernel_cache.stats().misses == 1
 

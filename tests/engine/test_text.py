@@ -94,8 +94,8 @@ def test_the_command_writes_the_prompt_and_what_follows(run, folder):
     assert first.exit_code == 0, first.output
     assert first.stdout.startswith("a kernel") and first.stdout.endswith("\n")
     assert first.stdout == second.stdout != other.stdout
-    said = " ".join(first.stderr.split())
-    assert "1 layers, 8 wide" in said and "6 tokens, as many as were asked for" in said and "a second" in said
+    status = " ".join(first.stderr.split())
+    assert "1 layers, 8 wide" in status and "6 tokens, as many as were asked for" in status and "a second" in status
 
 
 def test_a_prompt_that_is_refused_is_not_written(run, folder):

@@ -245,7 +245,7 @@ def test_sample_includes_first_and_last_row():
         assert "expected" in check_sample(MATMUL, inputs, out, budget=200).problem
 
 
-# --- Halves, mixed types, numbers among the inputs -------------------------------------------------------------------
+# --- float16, mixed types, numbers among the inputs ------------------------------------------------------------------
 
 
 @cuda.jit

@@ -1,7 +1,7 @@
 """What the kernels compile to for a GPU, read without one: no float64, no 64-bit division, no wraparound test,
 no spilled register.
 
-Argument types come from launches at awkward sizes, so that nobody has to write them down.
+Argument types come from launches at awkward sizes, so that none has to be written down.
 """
 
 import functools
@@ -77,7 +77,7 @@ def test_every_kernel_is_read():
 @pytest.mark.sampled(10)
 @pytest.mark.parametrize(("launcher", "op"), CASES)
 def test_kernels_keep_to_their_registers(launcher, op):
-    """A spilled register is a load from memory that nobody wrote. Rungs that failed may show it."""
+    """A spilled register is a load from memory that the source does not have. Rungs that failed may show it."""
     for kernel, signature in launched(launcher, op):
         taken = compiling.resources(ptx_of(kernel, signature, capability(launcher)))
         if taken is None:

@@ -116,5 +116,5 @@ def test_prose_is_the_markdown_alone():
 
 
 def test_numbers_in_words():
-    said = [claims.words(value) for value in (0.5, 0.34, 0.74, 2, 7.06, 12.4, 50.5, 97, 0.12)]
-    assert said == ["half", "a third", "three quarters", "two", "seven", "twelve", "fifty", "a hundred", "0.12"]
+    found = [claims.words(value) for value in (0.5, 0.34, 0.74, 2, 7.06, 12.4, 50.5, 97, 0.12)]
+    assert found == ["half", "a third", "three quarters", "two", "seven", "twelve", "fifty", "a hundred", "0.12"]

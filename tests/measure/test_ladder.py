@@ -186,7 +186,7 @@ def test_a_gpu_ladder_knows_what_its_kernels_take():
     assert all(row.graph for row in found.baselines if row.name.startswith("PyTorch"))
 
 
-def test_what_is_launched_in_a_graph_and_from_python_is_told_apart():
+def test_what_is_launched_in_a_graph_and_from_python_has_two_columns():
     """Of many launches the time in a graph is the one that rates are of; the other has a column of its own."""
     recorded = measure.recorded_ladder("gpt2_block", {"S": 16}, "NVIDIA H200")
     row = recorded.row("block_fused")

@@ -75,6 +75,21 @@ def test_without_a_recording_the_data_sheet_is_named(fresh_limits):
     assert "data sheet, not measured" in bound(VECTOR_ADD, {"n": 10}).label
 
 
+def test_a_gpus_limits_are_measured_once_a_day(fresh_limits, monkeypatch):
+    asked, measured = [], []
+    file = (fresh_limits / "limits.json", "this GPU, today")
+    monkeypatch.setattr(device, "on_gpu", lambda: True)
+    monkeypatch.setattr(roofline, "_kept_file", lambda: asked.append(1) or file)
+    monkeypatch.setattr(roofline, "_measured", lambda: measured.append(1) or LIMITS)
+    for _ in range(2):  # a process, and the next one
+        roofline._limits.cache_clear()
+        assert roofline.limits() == roofline.limits() == LIMITS
+    assert (len(asked), len(measured)) == (2, 1)
+    file = (file[0], "this GPU, tomorrow")
+    roofline._limits.cache_clear()
+    assert roofline.limits() == LIMITS and len(measured) == 2
+
+
 def test_the_units_that_bound_an_op_are_its_own():
     from dataclasses import replace
 

@@ -156,7 +156,7 @@ def test_local_and_constant_memory():
                 scratch[row, col] = table[row, col] + t
         queue[0] = t
         queue[1] = queue[0] * t
-        cuda.syncthreads()  # nobody else has touched it
+        cuda.syncthreads()  # no other thread has touched it
         total = float32(0)
         for row in range(SIZE):
             for col in range(4):

@@ -29,10 +29,10 @@ def increased(ary):
 
 def test_what_a_device_array_says():
     device = cuda.to_device(np.arange(24, dtype=np.float32).reshape(2, 3, 4))
-    said = device.__cuda_array_interface__
-    assert (said["shape"], said["typestr"], said["strides"], said["version"]) == ((2, 3, 4), "<f4", None, 3)
+    whole = device.__cuda_array_interface__
+    assert (whole["shape"], whole["typestr"], whole["strides"], whole["version"]) == ((2, 3, 4), "<f4", None, 3)
     part = device[:, 1, ::2].__cuda_array_interface__
-    assert part["strides"] == (48, 8) and part["data"][0] == said["data"][0] + 16
+    assert part["strides"] == (48, 8) and part["data"][0] == whole["data"][0] + 16
     assert cuda.device_array(0).__cuda_array_interface__["data"][0] == 0
     assert cuda.mapped_array(3).__cuda_array_interface__["stream"] is None
     stream = cuda.stream()

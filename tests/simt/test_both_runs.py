@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -359,8 +360,23 @@ def test_atomic_extrema_of_nan(old, given, plain, ignoring):
     np.testing.assert_array_equal(y, [plain, plain, ignoring, ignoring])
 
 
+Part = namedtuple("Part", "numbers by")
+Whole = namedtuple("Whole", "part shift")
+
+
 @cuda.jit
-def powers(x, n, y):
+def named_parts(whole, y):
+    y[0] = whole.part.numbers[1] * whole.part.by + whole.shift
+    y[1] = whole[0][1]
+
+
+@pytest.mark.parametrize("numbers", [np.arange(3.0), cuda.to_device(np.arange(3.0)), (np.float16(0), np.float16(1))])
+def test_a_named_tuple_keeps_its_names(numbers):
+    assert result(named_parts[1, 1], Whole(Part(numbers, 5), 0.5), np.zeros(2)).tolist() == [5.5, 5]
+
+
+@cuda.jit
+def raised(x, n, y):
     y[0] = x[0] ** -1
     y[1] = x[0] ** -2
     y[2] = math.pow(x[0], -1)
@@ -374,7 +390,7 @@ def powers(x, n, y):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_a_negative_power_of_zero_is_infinite(dtype):
-    y = result(powers[1, 1], np.array([0, 3], dtype), np.array([-3, 2]), np.zeros(8))
+    y = result(raised[1, 1], np.array([0, 3], dtype), np.array([-3, 2]), np.zeros(8))
     assert np.isposinf(y[:4]).all()
     np.testing.assert_allclose(y[4:], [3.0**-3, 9, 1 / 9, 0], rtol=1e-6)
 

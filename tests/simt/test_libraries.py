@@ -145,7 +145,7 @@ def test_a_sum_just_above_a_tie_is_rounded_up():
 
 
 @cuda.jit
-def halves(out, tests, a, b):
+def half_functions_in_turn(out, tests, a, b):
     i = cuda.grid(1)
     out[i] = cuda.fp16.hfma(a[i], b[i], cuda.fp16.hsub(a[i], cuda.fp16.hsqrt(b[i])))
     tests[i] = cuda.fp16.hlt(a[i], b[i]) + 2 * cuda.fp16.hne(a[i], b[i])
@@ -157,10 +157,10 @@ def test_half_functions_in_a_kernel_compiled_and_observed():
     fma, minus, root = half_functions.hfma, half_functions.hsub, half_functions.hsqrt
     want = [fma(x, y, minus(x, root(y))) for x, y in zip(a, b, strict=True)]
     out, tests = np.zeros(8, np.float16), np.zeros(8, np.int64)
-    halves[1, 8](out, tests, a, b)
+    half_functions_in_turn[1, 8](out, tests, a, b)
     assert out.tolist() == want and tests.tolist() == ((a < b) + 2 * (a != b)).tolist()
     seen = np.zeros_like(out)
-    observe(halves[1, 8], seen, tests, a, b)
+    observe(half_functions_in_turn[1, 8], seen, tests, a, b)
     assert seen.tolist() == want
 
 

@@ -294,20 +294,20 @@ def test_local_memory():
     terms = 5
 
     @cuda.jit
-    def powers_sum(x, out):
-        powers = cuda.local.array(terms, dtype=numba.float64)
+    def power_sum(x, out):
+        power = cuda.local.array(terms, dtype=numba.float64)
         i = cuda.grid(1)
         if i < x.size:
-            powers[0] = 1.0
+            power[0] = 1.0
             for k in range(1, terms):
-                powers[k] = powers[k - 1] * x[i]
+                power[k] = power[k - 1] * x[i]
             total = 0.0
             for k in range(terms):
-                total += powers[k]
+                total += power[k]
             out[i] = total
 
     x, out = np.linspace(-1, 1, 45), np.zeros(45)
-    powers_sum[2, 32](x, out)
+    power_sum[2, 32](x, out)
     np.testing.assert_allclose(out, sum(x**k for k in range(terms)), rtol=1e-13, atol=1e-15)
 
 

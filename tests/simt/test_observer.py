@@ -98,7 +98,7 @@ def all_store(a):
 
 
 @pytest.mark.parametrize(("grid", "block", "reach"), [(1, 32, 0), (1, 64, 1), (2, 64, 2)])
-def test_of_the_races_of_two_lines_the_widest_is_told(grid, block, reach):
+def test_of_the_races_of_two_lines_the_widest_is_reported(grid, block, reach):
     """A barrier of the warp would mend the first, none within a launch the last."""
     race = only(observe(all_store[grid, block], zeros(1)), "races")
     assert race.reach == reach and race.times > 1

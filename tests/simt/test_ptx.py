@@ -275,10 +275,10 @@ def test_values(computed, form):
         assert not (words[1][~np.isnan(x)] & 0x1FFF).any()
         assert np.allclose(floats[5], np.tanh(exact), rtol=2e-6, atol=1e-44, equal_nan=True)
         tiny = np.finfo(np.float32).tiny
-        powers = np.exp2(exact).astype(np.float32)
-        powers[powers < tiny] = 0
-        powers[np.abs(x) < tiny] = 1
-        assert np.allclose(floats[6], powers, rtol=1e-6, atol=0, equal_nan=True)
+        exponentials = np.exp2(exact).astype(np.float32)
+        exponentials[exponentials < tiny] = 0
+        exponentials[np.abs(x) < tiny] = 1
+        assert np.allclose(floats[6], exponentials, rtol=1e-6, atol=0, equal_nan=True)
         inverse = (1 / np.where(np.abs(x) < tiny, np.copysign(0, x), x)).astype(np.float32)
         inverse[np.abs(inverse) < tiny] *= 0
         assert np.allclose(floats[7], inverse, rtol=1e-6, atol=0, equal_nan=True)

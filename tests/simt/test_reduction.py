@@ -35,7 +35,7 @@ def test_other_functions_and_views():
     host = np.random.default_rng(0).random((7, 301)) - 2
     assert largest(cuda.to_device(host)[:, 5], init=-10) == host[:, 5].max()
     assert largest(host[3, ::2], init=-10) == host[3, ::2].max()
-    assert largest(host[0]) == 0  # init is 0 unless told
+    assert largest(host[0]) == 0  # init is 0 unless given
 
 
 def test_the_input_stays_as_it_is():

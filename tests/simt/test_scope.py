@@ -1,5 +1,6 @@
 """Where the source of a kernel comes from, and what is refused without one; recursion."""
 
+import math
 import sys
 
 import numpy as np
@@ -42,6 +43,28 @@ def test_each_way_to_call_a_device_function_has_a_key_of_its_own():
     assert len(set(keys)) == 6
     again = Scope(Callee(staged, (("count", np.int64(9)), ("op", abs))))
     assert again.key == keys[2] and again.params == []
+
+
+def misspells_math(x):
+    x[0] = math.sqroot(x[0])
+
+
+def misspells_cuda(x):
+    x[0] = cuda.gird(1)
+
+
+def misspells_atomic(x):
+    cuda.atomic.plus(x, 0, 1)
+
+
+@pytest.mark.parametrize(("function", "words"), [
+    (misspells_math, r"math\.sqroot does not exist"),
+    (misspells_cuda, r"cuda\.gird is not supported by the CPU device"),  # a later numba.cuda may have it
+    (misspells_atomic, r"cuda\.atomic\.plus is not supported by the CPU device"),
+])
+def test_a_name_that_a_module_lacks(function, words):
+    with pytest.raises(UnsupportedError, match=rf"{function.__name__}, line \d+: {words}"):
+        cuda.jit(function)[1, 1](np.ones(1))
 
 
 @cuda.jit(device=True)

@@ -121,38 +121,30 @@ class _Tried:
     def __init__(self, name: str, answer, numbers: dict):
         self.name, self.now = name, written(answer, numbers)
         self.known = list(_TRIED.get(name, ()))
-        if _remembers():
-            from labkit.course import progress
-            from labkit.course import registry as course
-
-            with contextlib.suppress(UserError, OSError):
-                kept = progress.read(course.load())["tried"].get(name, [])
-                self.known += [one for one in kept if one not in self.known]
+        kept = _with_progress(lambda progress, course: progress.read(course)["tried"].get(name)) or ()
+        self.known += [one for one in kept if one not in self.known]
         self.before = len([one for one in self.known if one != self.now])
 
     def remember(self) -> None:
         _TRIED[self.name] = [*(one for one in self.known if one != self.now), self.now]
-        if _remembers():
-            from labkit.course import progress
-            from labkit.course import registry as course
-
-            with contextlib.suppress(UserError, OSError):
-                progress.tried(course.load(), self.name, _TRIED[self.name])
-
-
-def _remembers() -> bool:
-    return not os.environ.get("NBGRADER_EXECUTION") and os.environ.get("LABKIT_PROGRESS") != "0"
+        _with_progress(lambda progress, course: progress.tried(course, self.name, _TRIED[self.name]))
 
 
 def _record(name: str) -> None:
-    """Remember that this exercise was passed, where there is a course to remember it in."""
-    if not _remembers():
-        return
-    from labkit.course import progress
-    from labkit.course import registry as course
+    """Remember that this exercise was passed."""
+    _with_progress(lambda progress, course: progress.passed(course, name))
+
+
+def _with_progress(do):
+    """do(the module progress, the course) where there is a course to remember things in, and it is wanted; else
+    None."""
+    if os.environ.get("NBGRADER_EXECUTION") or os.environ.get("LABKIT_PROGRESS") == "0":
+        return None
+    from labkit.course import progress, registry
 
     with contextlib.suppress(UserError, OSError):
-        progress.passed(course.load(), name)
+        return do(progress, registry.load())
+    return None
 
 
 def _show(verdict: Verdict) -> None:

@@ -131,14 +131,15 @@ def _unknown_name(source, text, line):
 
 
 def _missing_in_module(source, text, line):
-    found = re.match(r"([\w.]+)\.(\w+) does not exist|([\w.]+) has no attribute '(\w+)'", text)
-    refused = re.match(r"([\w.]+)\.(\w+) is not supported by the CPU device", text)
-    if refused and meant(refused.group(2), _members(source, refused.group(1)), f"{refused.group(1)}."):
-        found = refused  # more likely misspelt than missing
+    found = re.match(r"([\w.]+)\.(\w+) (?:does not exist|is not supported by the CPU device)|"
+                     r"([\w.]+) has no attribute '(\w+)'", text)
     if not found:
         return None
     base, name = [part for part in found.groups() if part]
-    return f"There is no `{base}.{name}`.{meant(name, _members(source, base), f'{base}.')}", None
+    near = meant(name, _members(source, base), f"{base}.")
+    if "not supported" in found.group() and not near:
+        return None  # of numba.cuda: it may exist on a GPU
+    return f"There is no `{base}.{name}`.{near}", None
 
 
 def _members(source, base: str) -> list[str]:

@@ -32,13 +32,13 @@ def run_once(exercise: Exercise, answer, case: Case, order: str = "forward") -> 
                 given = copy.deepcopy(case.inputs)
                 value = answer(*given)
             attempt = _returned(case, value)
-            return _inputs_changed(case, given) or attempt if attempt.good else attempt
+            return inputs_changed(case, given) or attempt if attempt.good else attempt
         return _launched(exercise, answer, case, order)
     except (Exception, HostTimeout, SystemExit) as error:  # whatever the answer did wrong is the verdict
         return explained(exercise, answer, case, error)
 
 
-def _inputs_changed(case: Case, given: tuple) -> Attempt | None:
+def inputs_changed(case: Case, given: tuple) -> Attempt | None:
     """A function of the host may not change what belongs to its caller."""
     for number, (before, after) in enumerate(zip(case.inputs, given, strict=True), 1):
         same = same_bits(before, after) if isinstance(before, np.ndarray) else before == after
@@ -74,8 +74,12 @@ def _launched(exercise: Exercise, answer, case: Case, order: str) -> Attempt:
             return Attempt("input_changed", f"Input number {number} was written to.",
                            ("Inputs are only read here; write to the output.",), trace=(number,),
                            whole=(after.copy_to_host().tobytes(),))
-    unwritten = is_poison(got) if case.start is None else np.zeros(got.shape, bool)
-    return compared(exercise, case, got, unwritten)
+    return compared(exercise, case, got, unwritten(case, got))
+
+
+def unwritten(case: Case, got: np.ndarray) -> np.ndarray:
+    """Which elements of the output still hold poison."""
+    return is_poison(got) if case.start is None else np.zeros(got.shape, bool)
 
 
 def _returned(case: Case, value) -> Attempt:
@@ -166,35 +170,48 @@ FINDINGS = (
 ONE_WARP = re.compile(r" These threads are of one warp: for them cuda\.syncwarp\(\) is enough\.")
 
 
+def observed(exercise: Exercise, answer, case: Case, seconds: float | None = None) -> tuple:
+    """(report, inputs, output) of a kernel run under observe on fresh copies. Raises whatever the answer raises, and
+    KernelTimeout on the CPU device after `seconds` (limits.KERNEL_LIMIT_S if None)."""
+    from labkit import observe  # looked up late, so that a test can put another in its place
+
+    out = poison(case.expected.shape, np.dtype(exercise.dtype)) if case.start is None else case.start.copy()
+    inputs = tuple(v.copy() if isinstance(v, np.ndarray) else v for v in case.inputs)
+    with host_limit(LAUNCHER_LIMIT_S), limited("forward", seconds):
+        report = observe(answer[exercise.launch(**case.size)], *arguments_of(exercise, inputs, out, case.size))
+    return report, inputs, out
+
+
+def first_finding(report) -> tuple[str, str, list] | None:
+    """(kind, headline, the findings of this kind) of the gravest kind that a report holds."""
+    for name, kind, headline in FINDINGS:
+        if found := getattr(report, name):
+            return kind, headline, found
+    return None
+
+
 def observer(exercise: Exercise, case: Case, whole: bool = False):
     """A run under observe. whole: compare every finding, not only their kinds."""
 
     def run(answer) -> Attempt:
-        from labkit import observe  # looked up late, so that a test can put another in its place
-
-        dtype = np.dtype(exercise.dtype)
-        out = poison(case.expected.shape, dtype) if case.start is None else case.start.copy()
-        inputs = tuple(v.copy() if isinstance(v, np.ndarray) else v for v in case.inputs)
         try:
-            seconds = None if device.on_gpu() else OBSERVE_LIMIT_S
-            with host_limit(LAUNCHER_LIMIT_S), limited("forward", seconds):
-                report = observe(answer[exercise.launch(**case.size)], *arguments_of(exercise, inputs, out, case.size))
+            report, _, _ = observed(exercise, answer, case, OBSERVE_LIMIT_S)
         except (Exception, HostTimeout) as error:  # as in run_once
             if type(error).__name__ in ("KernelTimeout", "HostTimeout") and not device.on_gpu():
                 return _not_observed(case)
             return explained(exercise, answer, case, error)
         kinds = tuple((kind, len(getattr(report, name))) for name, kind, _ in FINDINGS)
         every = tuple(sorted(_whole(f, report) for name, _, _ in FINDINGS for f in getattr(report, name)))
-        for name, kind, headline in FINDINGS:
-            if found := getattr(report, name):
-                details = [_sentence(finding, found, report) for finding in found[:2]]
-                if len(found) > 2:
-                    details.append(f"There are {len(found)} such findings at {size_text(case.size)}; these are the "
-                                   "first two.")
-                if kind == "out_of_bounds":
-                    details += guard_question(exercise, case, *_first_outside(found[0], report))
-                alike = tuple(sorted((f.kind, str(f.index)) for f in found)) if whole else kinds
-                return Attempt(kind, headline, tuple(details), trace=_orders(found), exact=alike, whole=every)
+        if (first := first_finding(report)) is not None:
+            kind, headline, found = first
+            details = [_sentence(finding, found, report) for finding in found[:2]]
+            if len(found) > 2:
+                details.append(f"There are {len(found)} such findings at {size_text(case.size)}; these are the "
+                               "first two.")
+            if kind == "out_of_bounds":
+                details += guard_question(exercise, case, *_first_outside(found[0], report))
+            alike = tuple(sorted((f.kind, str(f.index)) for f in found)) if whole else kinds
+            return Attempt(kind, headline, tuple(details), trace=_orders(found), exact=alike, whole=every)
         if missing := exercise.missing(report):
             return Attempt("demand", "The result is right, but one thing is asked for besides.", (missing,),
                            trace=(missing,), whole=tuple(sorted(report.counts.items())))

@@ -91,7 +91,7 @@ def _loads_once(report):
     if loads <= 2048:
         return None
     return (f"At M = 32, N = 32, K = 2 the threads load {loads:,} numbers from global memory. 8 for each step and "
-            f"patch make 1,024: load a number once, into `x_part` or `w_part`, and use it four times.")
+            f"thread tile make 1,024: load a number once, into `x_part` or `w_part`, and use it four times.")
 
 
 LINEAR_PATCH = KernelExercise(

@@ -194,7 +194,8 @@ RUN_STEPS = FunctionExercise(
     shape=lambda n, steps: (n,),
     start=lambda x, y, steps: y,
     arguments=lambda inputs, out, size: (inputs[0], out, inputs[2]),
-    sizes=({"n": 1, "steps": 2}, {"n": 129, "steps": 3}, {"n": 300, "steps": 5}, {"n": 1000, "steps": 4}),
+    sizes=({"n": 1, "steps": 2}, {"n": 129, "steps": 3}, {"n": 300, "steps": 5}, {"n": 1000, "steps": 4},
+           {"n": 131_200, "steps": 2}),  # more than 1,024 blocks of 128: a block of as many threads cannot be
     random_size=lambda rng: {"n": int(rng.integers(2, 500)), "steps": int(rng.integers(2, 7))},
     tolerance=relative_to(lambda x, y, steps: 2 * np.abs(x) + np.abs(y), roundings=8),
     domain=of((0, 1), *SUMMED),
@@ -207,6 +208,8 @@ RUN_STEPS = FunctionExercise(
         "there is no graph: each step is launched by the host":
             Edit("graph = graphs.capture(lambda stream: step_kernel[blocks, 128, stream](x, y), warm_up=False)", "",
                  "graph.launch()", "step_kernel[blocks, 128](x, y)"),
+        "grid and block are exchanged: in the largest case a block would have more than 1,024 threads":
+            Edit("[blocks, 128, stream]", "[128, blocks, stream]"),
         "the steps are computed by NumPy, on the host": run_steps_on_the_host,
     },
 )

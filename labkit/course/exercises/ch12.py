@@ -91,7 +91,7 @@ QUERY_SCORES = KernelExercise(
             Edit("math.sqrt(float32(keys.shape[1]))", "float32(8.0)"),
         "no mask: a query does not see the keys of later tokens": Edit(" if j <= t else float32(-1e30)", ""),
         "a query sees its own key, too": Edit("j <= t else", "j < t else"),
-        "a hidden score is 0, which is not hidden at all: its power is 1": Edit("float32(-1e30)", "float32(0.0)"),
+        "a hidden score is 0, which is not hidden at all: its exponential is 1": Edit("float32(-1e30)", "float32(0.0)"),
         "query `j` against key `t`: the other way round":
             Edit("score += queries[t, i] * keys[j, i]", "score += queries[j, i] * keys[t, i]"),
     },
@@ -135,24 +135,24 @@ PREDICT_ROOMS = PredictionExercise(
 def average_unshifted(scores, values, out):
     i, row = cuda.grid(2)
     if row < out.shape[0] and i < out.shape[1]:
-        total, mixed = float32(0.0), float32(0.0)
+        total, acc = float32(0.0), float32(0.0)
         for j in range(scores.shape[1]):
             weight = math.exp(scores[row, j])
             total = total + weight
-            mixed = mixed + weight * values[j, i]
-        out[row, i] = mixed / total
+            acc = acc + weight * values[j, i]
+        out[row, i] = acc / total
 
 
 @cuda.jit
 def average_first_for_largest(scores, values, out):
     i, row = cuda.grid(2)
     if row < out.shape[0] and i < out.shape[1]:
-        total, mixed = float32(1.0), values[0, i]
+        total, acc = float32(1.0), values[0, i]
         for j in range(1, scores.shape[1]):
-            power = math.exp(scores[row, j] - scores[row, 0])
-            total = total + power
-            mixed = mixed + power * values[j, i]
-        out[row, i] = mixed / total
+            weight = math.exp(scores[row, j] - scores[row, 0])
+            total = total + weight
+            acc = acc + weight * values[j, i]
+        out[row, i] = acc / total
 
 
 def _climbing(rng, Q, N, D):
@@ -180,17 +180,18 @@ WEIGHTED_VALUES = KernelExercise(
     tolerance=_average_tolerance,
     domain=(*of(0, *EXPONENTIALS, ZEROS), *of(1, HUGE_AND_TINY)),
     wrong={
-        "`total` is corrected and `mixed` is not, or with a factor taken after `largest` has moved, which is 1":
-            Edit("mixed = mixed * factor", "mixed = mixed"),
-        "`mixed` is corrected and `total` is not": Edit("total = total * factor", "total = total"),
+        "`total` is corrected and `acc` is not, or with a factor taken after `largest` has moved, which is 1":
+            Edit("acc = acc * factor", "acc = acc"),
+        "`acc` is corrected and `total` is not": Edit("total = total * factor", "total = total"),
         "what is new is multiplied by the factor, too":
-            Edit("total * factor + power", "(total + power) * factor",
-                 "mixed * factor + power * values[j, i]", "(mixed + power * values[j, i]) * factor"),
+            Edit("total * factor + weight", "(total + weight) * factor",
+                 "acc * factor + weight * values[j, i]", "(acc + weight * values[j, i]) * factor"),
         "`largest` never becomes `new`": Edit("largest = new", ""),
         "the factor is exp(largest - new), never more than 1; this is its inverse":
             Edit("math.exp(largest - new)", "math.exp(new - largest)"),
-        "the first score in place of the largest: powers of far larger ones are infinite": average_first_for_largest,
-        "the division by `total` is missing": Edit("mixed / total", "mixed"),
+        "the first score in place of the largest: exponentials of far larger ones are infinite":
+            average_first_for_largest,
+        "the division by `total` is missing": Edit("acc / total", "acc"),
         "nothing is subtracted, and exp of a large score is infinite": average_unshifted,
     },
 )
@@ -296,7 +297,7 @@ def attend_in_two_passes(queries, keys, values, out):
     if row < queries.shape[0]:
         left, right = queries[row, lane], queries[row, lane + 32]
         largest, total = float32(-math.inf), float32(0.0)
-        mixed_left, mixed_right = float32(0.0), float32(0.0)
+        acc_left, acc_right = float32(0.0), float32(0.0)
         for j in range(keys.shape[0]):
             score = left * keys[j, lane] + right * keys[j, lane + 32]
             for distance in (16, 8, 4, 2, 1):
@@ -306,11 +307,11 @@ def attend_in_two_passes(queries, keys, values, out):
             score = left * keys[j, lane] + right * keys[j, lane + 32]
             for distance in (16, 8, 4, 2, 1):
                 score += cuda.shfl_xor_sync(ALL_LANES, score, distance)
-            power = math.exp(score * float32(0.125) - largest)
-            total += power
-            mixed_left += power * values[j, lane]
-            mixed_right += power * values[j, lane + 32]
-        out[row, lane], out[row, lane + 32] = mixed_left / total, mixed_right / total
+            weight = math.exp(score * float32(0.125) - largest)
+            total += weight
+            acc_left += weight * values[j, lane]
+            acc_right += weight * values[j, lane + 32]
+        out[row, lane], out[row, lane + 32] = acc_left / total, acc_right / total
 
 
 def _attend_inputs(rng, Q, N):
@@ -361,12 +362,12 @@ ATTEND_WARP = KernelExercise(
             *of((0, 1), ZEROS), *of(2, HUGE_AND_TINY)),
     wrong={
         "`total` is corrected and the weighted values are not":
-            Edit("mixed_left * factor", "mixed_left", "mixed_right * factor", "mixed_right"),
+            Edit("acc_left * factor", "acc_left", "acc_right * factor", "acc_right"),
         "`largest` begins at 0, and scores far below it vanish": Edit("(-math.inf)", "(0.0)"),
         "`shfl_down_sync`: only lane 0 has the whole score": Edit("cuda.shfl_xor_sync", "cuda.shfl_down_sync"),
         "the scores are not divided by 8, the root of 64": Edit("score *= float32(0.125)", ""),
         "the division by the sum of the exponentials is missing":
-            Edit("mixed_left / total, mixed_right / total", "mixed_left, mixed_right"),
+            Edit("acc_left / total, acc_right / total", "acc_left, acc_right"),
         "a lane takes its own two products for the whole score":
             Edit("for distance in (16, 8, 4, 2, 1):\n"
                  "    score += cuda.shfl_xor_sync(0xFFFFFFFF, score, distance)",

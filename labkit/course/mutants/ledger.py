@@ -8,7 +8,8 @@
     mutant = "number: 16 -> 8"
     equivalent = "why no check can tell it from the right answer"      # left out: a hole in the check
 
-`labkit exercises mutate` writes it. What a person wrote under `equivalent` is kept as long as the mutant is there.
+`labkit exercises mutate` writes it. What a person wrote under `equivalent` is kept as long as the mutant is there; a
+run that was out of time, as on a busy machine, does not remove it.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ def update(path: Path, outcomes: Iterable[Outcome]) -> dict:
     survived = []
     for one in outcomes:
         tried[one.exercise] = tried.get(one.exercise, 0) + 1
-        if one.survived:
-            survived.append((one.exercise, one.mutant))
+        key = one.exercise, one.mutant
+        if one.survived or (one.ran_out_of_time and reasons.get(key)):
+            survived.append(key)
     others = [key for key in reasons if key[0] not in tried]
     content = {"tried": dict(sorted((known["tried"] | tried).items())),
                "survivor": [{"exercise": exercise, "mutant": mutant, "equivalent": reasons.get((exercise, mutant), "")}

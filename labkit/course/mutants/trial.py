@@ -1,12 +1,13 @@
 """Runs mutants through check: each exercise in a process of its own, which is replaced when a mutant hangs or kills it.
 
-    for outcome in try_all(["row_range", "saxpy"], count=30): ...
+    for outcome in try_all({name: mutants_of(exercises.find(name), 30) for name in ("row_range", "saxpy")}): ...
 
-    python -m labkit.course.mutants.trial row_range 30 0        the process: one line of JSON for each mutant
+    python -m labkit.course.mutants.trial row_range < mutants.json      the process: one line of JSON for each mutant
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -18,8 +19,6 @@ import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-
-import numpy as np
 
 from labkit.course import answer_cells, exercises
 from labkit.course.exercises import Exercise
@@ -45,6 +44,12 @@ class Outcome:
     @property
     def survived(self) -> bool:
         return self.verdict == "passed"
+
+    @property
+    def ran_out_of_time(self) -> bool:
+        """Rejected for its time alone, which says little on a busy machine."""
+        return (self.verdict in ("process_ended", "never_ends", "not_observed")
+                or self.headline.startswith("KernelTimeout"))
 
 
 # --- What there is to try --------------------------------------------------------------------------------------------
@@ -107,31 +112,22 @@ def try_mutant(exercise: Exercise, mutant: Mutant) -> Outcome:
 def _observed(exercise: Exercise, answer) -> tuple[str, str] | None:
     """(verdict, headline) of a kernel that is already wrong where check would only observe it, which needs no compiling
     and so takes a tenth of the time; None if that shows nothing. Everything else goes through the whole of check."""
-    from labkit import observe
-    from labkit.course.check import cases, compare, limits, preflight, run
-    from labkit.kernels.agree import is_poison, poison, same_bits
+    from labkit.course.check import cases, compare, preflight, run
 
     if (attempt := preflight.refused(exercise, answer)) is not None:
         return attempt.kind, attempt.headline
     small = [case for case in cases.draw_cases(exercise, SEED) if cases.threads_of(exercise, case) <= OBSERVED_THREADS]
     for case in small[:OBSERVED_CASES]:
-        out = poison(case.expected.shape, exercise.dtype) if case.start is None else case.start.copy()
-        inputs = tuple(value.copy() if isinstance(value, np.ndarray) else value for value in case.inputs)
-        arguments = cases.arguments_of(exercise, inputs, out, case.size)
         try:
-            with warnings.catch_warnings(), limits.host_limit(run.LAUNCHER_LIMIT_S), limits.limited("forward"):
+            with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                report = observe(answer[exercise.launch(**case.size)], *arguments)
+                report, inputs, out = run.observed(exercise, answer, case)
         except Exception as error:
             return "stopped", f"{type(error).__name__}: {error}".split("\n")[0]
-        for name, kind, headline in run.FINDINGS:
-            if getattr(report, name):
-                return kind, headline
-        for before, after in zip(case.inputs, inputs, strict=True):
-            if isinstance(before, np.ndarray) and not same_bits(before, after):
-                return "input_changed", "An input was written to."
-        unwritten = is_poison(out) if case.start is None else np.zeros(out.shape, bool)
-        attempt = compare.compared(exercise, case, out, unwritten)
+        if (first := run.first_finding(report)) is not None:
+            return first[:2]
+        attempt = (run.inputs_changed(case, inputs)
+                   or compare.compared(exercise, case, out, run.unwritten(case, out)))
         if not attempt.good:
             return attempt.kind, attempt.headline
     return None
@@ -146,22 +142,23 @@ def _without_known_mistakes(exercise: Exercise) -> Exercise:
 # --- Processes -------------------------------------------------------------------------------------------------------
 
 
-def try_all(names: list[str], count: int | None, workers: int | None = None) -> Iterator[Outcome]:
-    """Outcomes as they come, exercises side by side. When the caller stops, the processes are ended."""
+def try_all(wanted: dict[str, list[Mutant]], workers: int | None = None) -> Iterator[Outcome]:
+    """Outcomes of the mutants of each exercise as they come, exercises side by side. When the caller stops, the
+    processes are ended."""
     waiting: queue.SimpleQueue = queue.SimpleQueue()
     done: queue.SimpleQueue = queue.SimpleQueue()
-    for name in names:
-        waiting.put(name)
+    for item in wanted.items():
+        waiting.put(item)
     stop = threading.Event()
 
     def work():
         while not stop.is_set():
             try:
-                name = waiting.get_nowait()
+                name, of = waiting.get_nowait()
             except queue.Empty:
                 break
             try:
-                for outcome in _try_one(name, count, stop):
+                for outcome in _try_one(name, of, stop):
                     done.put(outcome)
             except Exception as error:  # raised in the caller's thread, where it belongs
                 done.put(error)
@@ -184,13 +181,12 @@ def try_all(names: list[str], count: int | None, workers: int | None = None) -> 
         stop.set()
 
 
-def _try_one(name: str, count: int | None, stop: threading.Event) -> Iterator[Outcome]:
-    """All mutants of one exercise. A process that hangs or dies is replaced, and its mutant counts as rejected: a
+def _try_one(name: str, wanted: list[Mutant], stop: threading.Event) -> Iterator[Outcome]:
+    """These mutants of one exercise. A process that hangs or dies is replaced, and its mutant counts as rejected: a
     learner's would have been stopped, too."""
-    wanted = mutants_of(exercises.find(name), count)
     at = 0
     while at < len(wanted) and not stop.is_set():
-        for line in _lines([sys.executable, "-m", __name__, name, str(count or 0), str(at)], stop):
+        for line in _lines([sys.executable, "-m", __name__, name], wanted[at:], stop):
             yield Outcome(**json.loads(line))
             at += 1
         if at < len(wanted) and not stop.is_set():
@@ -198,10 +194,12 @@ def _try_one(name: str, count: int | None, stop: threading.Event) -> Iterator[Ou
             at += 1
 
 
-def _lines(command: list[str], stop: threading.Event) -> Iterator[str]:
-    """The lines of a process's output that are JSON, until it ends or MUTANT_LIMIT_S pass without one."""
+def _lines(command: list[str], wanted: list[Mutant], stop: threading.Event) -> Iterator[str]:
+    """The lines of a process's output that are JSON, until it ends or MUTANT_LIMIT_S pass without one. It gets the
+    mutants as its input."""
     env = {**os.environ, "LABKIT_DEVICE": "cpu", "LABKIT_PROGRESS": "0"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                               text=True, env=env)
     lines: queue.SimpleQueue = queue.SimpleQueue()
 
     def read():
@@ -211,6 +209,8 @@ def _lines(command: list[str], stop: threading.Event) -> Iterator[str]:
 
     threading.Thread(target=read, daemon=True).start()
     try:
+        with contextlib.suppress(BrokenPipeError), process.stdin:  # it may have died already
+            json.dump([asdict(one) for one in wanted], process.stdin)
         while not stop.is_set():
             try:
                 line = lines.get(timeout=MUTANT_LIMIT_S)
@@ -225,16 +225,16 @@ def _lines(command: list[str], stop: threading.Event) -> Iterator[str]:
         process.wait()
 
 
-def main(name: str, count: int, start: int) -> None:
+def main(name: str) -> None:
     from labkit.course.check import limits, run
 
     limits.KERNEL_LIMIT_S, run.FUNCTION_LIMIT_S = KERNEL_LIMIT_S, FUNCTION_LIMIT_S
     exercise = exercises.find(name)
     out = sys.stdout
     sys.stdout = sys.stderr  # what an answer prints is not ours
-    for mutant in mutants_of(exercise, count or None)[start:]:
-        print(json.dumps(asdict(try_mutant(exercise, mutant))), file=out, flush=True)
+    for mutant in json.load(sys.stdin):
+        print(json.dumps(asdict(try_mutant(exercise, Mutant(**mutant)))), file=out, flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1])

@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 
-from labkit.simt.arguments import argument_value
+from labkit.simt.arguments import argument_value, tuple_like
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.errors import shown_index
 from labkit.simt.interpreter import Interpreter
@@ -105,7 +105,7 @@ class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
             if twin is None:
                 self.copies.append((value, array))
         elif isinstance(value, tuple):
-            return tuple(self._argument(f"{name}[{k}]", part) for k, part in enumerate(value))
+            return tuple_like(value, (self._argument(f"{name}[{k}]", part) for k, part in enumerate(value)))
         else:
             return typed_scalar(value)
         owner = owner_of(array)

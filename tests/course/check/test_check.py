@@ -259,8 +259,8 @@ def test_predictions():
 @pytest.mark.parametrize(("idle", "right"), [(24, True), (24.0, True), (np.int64(24), True), (25, False), (23, False),
                                              (24.001, False), ("24 threads", False), ([24], False)])
 def test_a_prediction_is_right_only_if_it_is_the_number(idle, right):
-    told = examined(None, "idle_threads", numbers={"idle": idle, "blocks": 8})
-    assert told.passed == right
+    verdict = examined(None, "idle_threads", numbers={"idle": idle, "blocks": 8})
+    assert verdict.passed == right
 
 
 @cuda.jit
@@ -312,8 +312,8 @@ def test_a_launchers_result_must_not_depend_on_the_order_of_threads():
         sizes=({"n": 40},), random_size=lambda rng: {"n": 40}, shape=lambda n: (1,), tolerance=lambda a: 0.0,
         domain="Made up, for a test.",
         wrong={"writes nothing": lambda a, out: None, "takes the first": lambda a, out: last_one_wins[1, 1](a, out)})
-    told = examine(exercise, lambda a, out: last_one_wins[1, 64](a, out))
-    assert told.kind == "race" and "depends on the order in which threads run" in told.headline
+    verdict = examine(exercise, lambda a, out: last_one_wins[1, 64](a, out))
+    assert verdict.kind == "race" and "depends on the order in which threads run" in verdict.headline
 
 
 @pytest.mark.parametrize("element", [-1, 40, -4096, 4135])  # the guard zones have 4,096 elements
@@ -329,9 +329,9 @@ def test_one_element_written_beside_the_output_is_enough(element):
         sizes=({"n": 40},), random_size=lambda rng: {"n": 40}, shape=lambda n: (n,), tolerance=lambda a, s: 0.0 * a,
         domain="Made up, for a test.",
         wrong={"writes nothing": lambda a, s, out: None, "writes 1": lambda a, s, out: right[1, 64](a, 1.0, out)})
-    told = examine(exercise, stray)
-    assert told.kind == "out_of_bounds" and told.headline == "A thread writes outside the output."
-    assert f"element {element} was written" in told.details[0]
+    verdict = examine(exercise, stray)
+    assert verdict.kind == "out_of_bounds" and verdict.headline == "A thread writes outside the output."
+    assert f"element {element} was written" in verdict.details[0]
     assert examine(exercise, lambda a, s, out: right[1, 64](a, s, out)).passed
 
 

@@ -121,6 +121,18 @@ def mathematics(a, s, out):
 
 
 @cuda.jit
+def beyond_mathematics(a, s, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = math.wizardry(a[i]) * s
+
+
+@cuda.jit
+def beyond_cuda(a, s, out):
+    cuda.wizardry(a, s, out)
+
+
+@cuda.jit
 def launches(a, s, out):
     a_list[1, 32](a, s, out)
 
@@ -165,6 +177,8 @@ def unpacks_a_shape(a, s, out):
         (numpys_exp, "out[i] = np.exp(a[i]) * s", "Use `math.exp`, which takes one number."),
         (a_list, "values = [0.0]", "A kernel cannot make a list: a thread can ask for no memory"),
         (mathematics, "out[i] = math.sqroot(a[i]) * s", "There is no `math.sqroot`. Did you mean `math.sqrt`?"),
+        (beyond_mathematics, "out[i] = math.wizardry(a[i]) * s", "There is no `math.wizardry`."),
+        (beyond_cuda, "cuda.wizardry(a, s, out)", "`cuda.wizardry` is not supported by the CPU device."),
         (launches, "a_list[1, 32](a, s, out)", "a kernel is launched by the host, not in a kernel."),
         (synchronises, "cuda.synchronize()", "The barrier of a block is `cuda.syncthreads()`."),
         (unset, "total += a[i]", "Set it before, as in `total = float32(0.0)`."),

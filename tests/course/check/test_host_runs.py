@@ -51,7 +51,7 @@ def facts_of(function):
     return found[-1]
 
 
-def test_launches_and_replays_are_told_apart():
+def test_launches_and_replays_are_distinguished():
     (direct,), (inside,) = facts_of(launched).launches, facts_of(replayed).launches
     assert (direct.name, direct.grid, direct.block, direct.in_graph) == ("add_one", (2, 1, 1), (32, 1, 1), False)
     assert inside.in_graph and inside.block == (32, 1, 1)

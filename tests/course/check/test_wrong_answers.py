@@ -86,7 +86,7 @@ def test_every_answer_is_python_and_none_is_there_twice():
 @pytest.mark.parametrize("name", BY_ID)
 def test_a_wrong_answer_does_not_pass_and_a_right_one_does(name):
     answer = BY_ID[name]
-    taken, said = passed(answer)
+    taken, verdict = passed(answer)
     if taken and "open" in answer:
         pytest.xfail(answer["open"])
-    assert taken == answer["right"], f"{answer['cause']}\n{said}"
+    assert taken == answer["right"], f"{answer['cause']}\n{verdict}"

@@ -22,5 +22,17 @@ def test_survivors_are_listed_and_reasons_kept(tmp_path):
     assert ledger.read(path)["tried"] == {"a": 2, "b": 1}
 
 
+def test_a_run_out_of_time_removes_no_reason(tmp_path):
+    path = tmp_path / "mutants.toml"
+    ledger.update(path, [outcome("a", "one"), outcome("a", "two")])
+    path.write_text(path.read_text().replace('mutant = "one"', 'mutant = "one"\nequivalent = "twice is once"'))
+    ledger.update(path, [outcome("a", "one", "process_ended"), outcome("a", "two", "process_ended")])
+    assert ledger.survivors(path) == {("a", "one"): "twice is once"}
+    ledger.update(path, [Outcome("a", "one", "stopped", "KernelTimeout: after 1 s")])
+    assert ledger.survivors(path) == {("a", "one"): "twice is once"}
+    ledger.update(path, [outcome("a", "one", "wrong_result")])
+    assert ledger.survivors(path) == {}
+
+
 def test_nothing_is_known_where_there_is_no_file(tmp_path):
     assert ledger.read(tmp_path / "none.toml") == {"tried": {}, "survivor": []}

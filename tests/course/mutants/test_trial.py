@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from labkit._common.paths import REPOSITORY
-from labkit.course import exercises
+from labkit.course import answer_cells, exercises
 from labkit.course.mutants import ledger, trial
 from labkit.course.mutants.operators import Mutant
 
@@ -41,8 +41,6 @@ def test_no_mutant_passes_that_is_not_known(name):
 
 
 def test_the_answer_itself_survives_and_so_would_an_equivalent_mutant():
-    from labkit.course import answer_cells
-
     answer = Mutant("none", "none", answer_cells.solution("saxpy").answer)
     assert trial.try_mutant(EXERCISES["saxpy"], answer).survived
 
@@ -51,8 +49,16 @@ def test_a_process_that_dies_costs_one_mutant(monkeypatch):
     lines = iter([['{"exercise": "saxpy", "mutant": "first", "verdict": "race", "headline": ""}'],
                   ['{"exercise": "saxpy", "mutant": "third", "verdict": "passed", "headline": ""}']])
     started = []
-    monkeypatch.setattr(trial, "mutants_of", lambda *_: [Mutant("o", text, "") for text in ("1", "2", "3")])
-    monkeypatch.setattr(trial, "_lines", lambda command, stop: started.append(command[-1]) or next(lines))
-    outcomes = list(trial._try_one("saxpy", None, threading.Event()))
+    monkeypatch.setattr(trial, "_lines", lambda _, wanted, stop: started.append(wanted) or next(lines))
+    wanted = [Mutant("o", text, "") for text in ("1", "2", "3")]
+    outcomes = list(trial._try_one("saxpy", wanted, threading.Event()))
     assert [one.verdict for one in outcomes] == ["race", "process_ended", "passed"]
-    assert started == ["0", "2"]
+    assert started == [wanted, wanted[2:]]
+
+
+def test_the_process_gets_the_mutants_that_it_tries():
+    wanted = [Mutant("none", "none", answer_cells.solution("saxpy").answer),
+              Mutant("none", "no kernel", "saxpy = None")]
+    first, second = trial.try_all({"saxpy": wanted}, workers=1)
+    assert (first.mutant, first.survived) == ("none: none", True)
+    assert (second.mutant, second.survived) == ("none: no kernel", False)

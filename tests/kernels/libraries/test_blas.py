@@ -141,7 +141,7 @@ def test_what_lay_in_c_does_not_count_when_beta_is_zero():
     assert np.isfinite(out.copy_to_host()).all()
 
 
-# --- Halves ----------------------------------------------------------------------------------------------------------
+# --- float16 ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("accumulate, allowed", (("f32", 6e-4), ("f16", 5e-3)))
