@@ -28,18 +28,29 @@ class Place:
 
     def with_node(self, node: ast.AST | list) -> str:
         """The source with another node, or several statements, in this place."""
-        tree = copy.deepcopy(self.tree)
-        parent = tree
+        return ast.unparse(ast.fix_missing_locations(copy.deepcopy(self.tree_with(node))))
+
+    def tree_with(self, node: ast.AST | list) -> ast.Module:
+        """The tree with another node in this place. It shares with `tree` what is not on the way there."""
+        tree = parent = copy.copy(self.tree)
         for field, index in self.path[:-1]:
-            parent = getattr(parent, field) if index is None else getattr(parent, field)[index]
+            parent = _own_child(parent, field, index)
         field, index = self.path[-1]
         if index is None:
             setattr(parent, field, node)
-        elif isinstance(node, list):
-            getattr(parent, field)[index : index + 1] = node or [ast.Pass()]
-        else:
-            getattr(parent, field)[index] = node
-        return ast.unparse(ast.fix_missing_locations(tree))
+            return tree
+        children = list(getattr(parent, field))
+        children[index : index + 1] = (node or [ast.Pass()]) if isinstance(node, list) else [node]
+        setattr(parent, field, children)
+        return tree
+
+
+def _own_child(parent: ast.AST, field: str, index: int | None) -> ast.AST:
+    """A copy of a child, in the place of that child."""
+    value = getattr(parent, field)
+    child = copy.copy(value if index is None else value[index])
+    setattr(parent, field, child if index is None else [*value[:index], child, *value[index + 1 :]])
+    return child
 
 
 def places_in(tree: ast.Module) -> Iterator[Place]:

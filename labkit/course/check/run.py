@@ -27,15 +27,20 @@ OBSERVE_LIMIT_S = 15.0  # for a block under observe, on the CPU device, where th
 def run_once(exercise: Exercise, answer, case: Case, order: str = "forward") -> Attempt:
     """One launch (or call) on fresh copies; everything that it could have touched is checked."""
     try:
-        if exercise.kind == "function" and exercise.shape is None:
-            with host_limit(FUNCTION_LIMIT_S):
-                given = copy.deepcopy(case.inputs)
-                value = answer(*given)
-            attempt = _returned(case, value)
-            return _inputs_changed(case, given) or attempt if attempt.good else attempt
-        return _launched(exercise, answer, case, order)
+        return attempted(exercise, answer, case, order)
     except (Exception, HostTimeout, SystemExit) as error:  # whatever the answer did wrong is the verdict
         return explained(exercise, answer, case, error)
+
+
+def attempted(exercise: Exercise, answer, case: Case, order: str = "forward", seconds: float | None = None) -> Attempt:
+    """As run_once, and raises what the answer raises. seconds: the limit, if it is another than for an answer."""
+    if exercise.kind == "function" and exercise.shape is None:
+        with host_limit(seconds or FUNCTION_LIMIT_S):
+            given = copy.deepcopy(case.inputs)
+            value = answer(*given)
+        attempt = _returned(case, value)
+        return _inputs_changed(case, given) or attempt if attempt.good else attempt
+    return _launched(exercise, answer, case, order, seconds)
 
 
 def _inputs_changed(case: Case, given: tuple) -> Attempt | None:
@@ -49,17 +54,17 @@ def _inputs_changed(case: Case, given: tuple) -> Attempt | None:
     return None
 
 
-def _launched(exercise: Exercise, answer, case: Case, order: str) -> Attempt:
+def _launched(exercise: Exercise, answer, case: Case, order: str, seconds: float | None) -> Attempt:
     dtype = np.dtype(exercise.dtype)
     start = poison(case.expected.shape, dtype) if case.start is None else case.start
     out = guarded(start, sentinel_of(dtype))
     on_device = [guarded(v).array if isinstance(v, np.ndarray) else v for v in case.inputs]
     arguments = arguments_of(exercise, tuple(on_device), out.array, case.size)
-    with limited(order):
+    with limited(order, seconds):
         if exercise.kind == "kernel":
             answer[exercise.launch(**case.size)](*arguments)
         else:
-            with host_limit(LAUNCHER_LIMIT_S):
+            with host_limit(seconds or LAUNCHER_LIMIT_S):
                 answer(*arguments)
         wait()
     got, outside = out.read()
@@ -166,19 +171,24 @@ FINDINGS = (
 ONE_WARP = re.compile(r" These threads are of one warp: for them cuda\.syncwarp\(\) is enough\.")
 
 
+def watched(exercise: Exercise, answer, case: Case) -> tuple:
+    """(report of observe, output, inputs) of a kernel that ran under observe, on the CPU, on fresh copies."""
+    from labkit import observe  # looked up late, so that a test can put another in its place
+
+    out = poison(case.expected.shape, np.dtype(exercise.dtype)) if case.start is None else case.start.copy()
+    inputs = tuple(v.copy() if isinstance(v, np.ndarray) else v for v in case.inputs)
+    report = observe(answer[exercise.launch(**case.size)], *arguments_of(exercise, inputs, out, case.size))
+    return report, out, inputs
+
+
 def observer(exercise: Exercise, case: Case, whole: bool = False):
     """A run under observe. whole: compare every finding, not only their kinds."""
 
     def run(answer) -> Attempt:
-        from labkit import observe  # looked up late, so that a test can put another in its place
-
-        dtype = np.dtype(exercise.dtype)
-        out = poison(case.expected.shape, dtype) if case.start is None else case.start.copy()
-        inputs = tuple(v.copy() if isinstance(v, np.ndarray) else v for v in case.inputs)
         try:
             seconds = None if device.on_gpu() else OBSERVE_LIMIT_S
             with host_limit(LAUNCHER_LIMIT_S), limited("forward", seconds):
-                report = observe(answer[exercise.launch(**case.size)], *arguments_of(exercise, inputs, out, case.size))
+                report, *_ = watched(exercise, answer, case)
         except (Exception, HostTimeout) as error:  # as in run_once
             if type(error).__name__ in ("KernelTimeout", "HostTimeout") and not device.on_gpu():
                 return _not_observed(case)
