@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -110,8 +111,7 @@ REUSED = (
     _reused(1.0, operators.identities, lambda node, now: f"{_code(node.targets[0])} begins with the wrong value"),
     _reused(1.5, operators.moved_barriers, lambda node, now: "the barrier stands in the wrong place"),
     _reused(1.0, operators.omissions, _of_omission),
-    _reused(1.0, operators.loops,
-            lambda node, now: "this loop begins, ends or steps where it should not"),
+    _reused(1.3, operators.loops, lambda node, now: "this loop begins, ends or steps where it should not"),
     _reused(2.0, operators.shapes, lambda node, now: f"{_code(node)} is the length of another axis"),
     _reused(1.5, operators.launches, lambda node, now: "the grid and the block of this launch are wrong"),
     _reused(1.5, operators.calls, _of_call),
@@ -148,6 +148,36 @@ def index_orders(place: Place, vocabulary: Vocabulary) -> Found:
                 yield 0.5, f"the indices of {_code(node.value)} stand in the wrong order", changed
 
 
+def index_orders_throughout(place: Place, vocabulary: Vocabulary) -> Found:
+    """The two indices of an array exchanged wherever it is read."""
+    node = place.node
+    if not isinstance(node, (ast.FunctionDef, *SIMPLE)):
+        return
+    read = [n for n in ast.walk(node) if _is_pair(n)]
+    for name in dict.fromkeys(n.value.id for n in read):
+        first, *more = [n for n in read if n.value.id == name]
+        if more:
+            changed = _Transposed(name).visit(copied(node))
+            changed.moved = first
+            yield 0.9, f"the indices of `{name}` stand in the wrong order, here and where it is read again", changed
+
+
+def _is_pair(node) -> bool:
+    return (isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and isinstance(node.ctx, ast.Load)
+            and isinstance(node.slice, ast.Tuple) and len(node.slice.elts) == 2)
+
+
+class _Transposed(ast.NodeTransformer):
+    def __init__(self, name: str):
+        self.name = name
+
+    def visit_Subscript(self, node):
+        self.generic_visit(node)
+        if _is_pair(node) and node.value.id == self.name:
+            node.slice.elts = node.slice.elts[::-1]
+        return node
+
+
 def renamed_throughout(place: Place, vocabulary: Vocabulary) -> Found:
     """One name in the place of another in a whole statement, or two exchanged in it."""
     node = place.node
@@ -159,14 +189,18 @@ def renamed_throughout(place: Place, vocabulary: Vocabulary) -> Found:
             if used.count(name) > 1:
                 yield 2.0, f"`{name}` is the wrong variable in this statement", _Renamed({name: other}).on(node)
             if other in used and name < other:
-                yield 1.5, f"`{name}` and `{other}` are exchanged", _Renamed({name: other, other: name}).on(node)
+                exchange = _Renamed({name: other, other: name})
+                yield 1.5, f"`{name}` and `{other}` are exchanged", exchange.on(node)
+                if isinstance(node, (ast.Assign, ast.AugAssign)):
+                    yield 1.5, f"`{name}` and `{other}` are exchanged", with_fields(node, value=exchange.on(node.value))
 
 
 def expressions_throughout(place: Place, vocabulary: Vocabulary) -> Found:
-    """An expression of integers that stands several times in a statement, everywhere by another."""
+    """An expression of integers that stands several times, in a statement or in all of them, everywhere by another."""
     node = place.node
-    if not isinstance(node, SIMPLE):
+    if not isinstance(node, (ast.FunctionDef, *SIMPLE)):
         return
+    where = "here and where it stands again" if isinstance(node, ast.FunctionDef) else "in this statement"
     used: dict[str, list] = {}
     for each in ast.walk(node):
         if isinstance(each, (ast.Attribute, ast.BinOp, ast.Subscript)) and vocabulary.kind(each) == "int":
@@ -174,8 +208,20 @@ def expressions_throughout(place: Place, vocabulary: Vocabulary) -> Found:
     for same, found in used.items():
         for other in vocabulary.pool("int") if len(found) > 1 else ():
             if ast.dump(other) != same:
-                yield 2.0, f"{_code(found[0])} is not what belongs in this statement", _Replaced(same, other).visit(
-                    copied(node))
+                changed = _Replaced(same, other).visit(copied(node))
+                changed.moved = next((each for each in found if not _sets(node, each, other)), found[0])
+                rank = 1.8 if isinstance(other, ast.Name) else 2.4
+                yield rank, f"{_code(found[0])} is not what belongs there, {where}", changed
+
+
+def _sets(node: ast.AST, each: ast.AST, other: ast.expr) -> bool:
+    """Whether `each` stands in a statement that gives the variable `other` its value."""
+    return any(isinstance(one, ast.Assign) and ast.dump(other) == ast.dump(_loaded(one.targets[0]))
+               and each in ast.walk(one) for one in ast.walk(node))
+
+
+def _loaded(target: ast.expr) -> ast.expr:
+    return ast.Name(target.id, ast.Load()) if isinstance(target, ast.Name) else target
 
 
 class _Replaced(ast.NodeTransformer):
@@ -183,6 +229,8 @@ class _Replaced(ast.NodeTransformer):
         self.same, self.other = same, other
 
     def visit(self, node):
+        if isinstance(node, ast.Assign) and ast.dump(_loaded(node.targets[0])) == ast.dump(self.other):
+            return node  # the variable's own value
         return self.other if isinstance(node, ast.expr) and ast.dump(node) == self.same else super().generic_visit(node)
 
 
@@ -201,9 +249,13 @@ def constants_throughout(place: Place, vocabulary: Vocabulary) -> Found:
     """Another number in the place of one, also where that one stands several times."""
     node = place.node
     if isinstance(node, ast.Constant) and type(node.value) in (int, float) and not place.call.endswith(".array"):
+        if node.value == 0 and vocabulary.in_kernel:
+            for other in (ast.UnaryOp(ast.USub(), ast.Constant(math.inf)), ast.Constant(math.inf)):
+                yield 1.2, f"the number `{node.value}` is wrong", other
         for other in vocabulary.numbers:
             if other != node.value:
-                yield 2.5, f"the number `{node.value}` is wrong", ast.Constant(other)
+                rank = 1.5 if node.value in (0, 1) and other in (0, 1) else 2.5
+                yield rank, f"the number `{node.value}` is wrong", ast.Constant(other)
         if type(node.value) is int:
             for name in vocabulary.of_kind("int"):
                 yield 2.5, f"`{node.value}` is the same for all: a variable belongs there", ast.Name(name, ast.Load())
@@ -255,16 +307,22 @@ def missing_parts(place: Place, vocabulary: Vocabulary) -> Found:
     words = f"a factor or a term is missing at {_code(node)}"
     if kind == "int":
         for op, by in ((ast.Add, 1), (ast.Sub, 1)):
-            yield 2.2 if whole else 2.8, f"{_code(node)} is one too many or too few", ast.BinOp(node, op(),
-                                                                                                  ast.Constant(by))
+            rank = 1.4 if _is_index(place) else 2.2 if whole else 2.8
+            yield rank, f"{_code(node)} is one too many or too few", ast.BinOp(node, op(), ast.Constant(by))
     signs = (ast.Mult, ast.Add, ast.Sub) if kind == "int" else (ast.Mult, ast.Add, ast.Sub, ast.Div)
     for other in vocabulary.pool(kind, short_ones=True):
         for sign in signs:
-            yield 3.5 if whole else 4.0, words, ast.BinOp(node, sign(), other)
+            likely = isinstance(other, (ast.Name, ast.Subscript)) and sign in (ast.Mult, ast.Add)
+            yield (2.4 if likely else 3.5) + (0 if whole else 0.3), words, ast.BinOp(node, sign(), other)
         if kind != "int":
             yield 4.0, words, ast.BinOp(other, ast.Sub(), node)
     if whole:
-        yield 2.5, f"the sign of {_code(node)} is wrong", ast.UnaryOp(ast.USub(), node)
+        yield 2.5, f"{_code(node)} is not what belongs there", ast.UnaryOp(ast.USub(), node)
+
+
+def _is_index(place: Place) -> bool:
+    """An index of an array, whole."""
+    return place.path[-1][0] == "slice" or (place.path[-1][0] == "elts" and place.path[-2][0] == "slice")
 
 
 def _is_index_tuple(node) -> bool:
@@ -470,6 +528,14 @@ def _moves(block: list, k: int, statement: ast.stmt):
             *block[:k], block[k + 1], statement, *block[k + 2 :]], statement
 
 
+def other_loops(place: Place, vocabulary: Vocabulary) -> Found:
+    """The range of another loop."""
+    if isinstance(place.node, ast.For):
+        for other in vocabulary.ranges:
+            if ast.dump(other) != ast.dump(place.node.iter):
+                yield 1.1, "this loop does not go through what it should", with_fields(place.node, iter=other)
+
+
 def conditions(place: Place, vocabulary: Vocabulary) -> Found:
     """A statement that some threads or steps must not take part in; a condition that says too little or too much."""
     node = place.node
@@ -481,7 +547,7 @@ def conditions(place: Place, vocabulary: Vocabulary) -> Found:
         for condition in vocabulary.conditions:
             yield 2.6, "not always is this to be done: a condition is missing", ast.If(condition, [node], [])
     if isinstance(node, (ast.If, ast.While)):
-        for condition in vocabulary.conditions:
+        for condition in vocabulary.more_conditions:
             both = ast.BoolOp(ast.And(), [node.test, condition])
             yield 2.6, f"the condition {_code(node.test)} leaves something out", with_fields(node, test=both)
     if isinstance(node, ast.If) and not node.orelse:
@@ -494,7 +560,7 @@ def barriers(place: Place, vocabulary: Vocabulary) -> Found:
         return
     for field in BLOCKS:
         block = getattr(place.node, field, None)
-        if not isinstance(block, list):
+        if not isinstance(block, list) or not block:
             continue
         for k in range(len(block) + 1):
             neighbours = block[max(0, k - 1) : k + 1]
@@ -539,7 +605,7 @@ def host_functions(place: Place, vocabulary: Vocabulary) -> Found:
         yield 2.5, f"`{node.id}` is used as it lies, and not transposed", ast.Attribute(node, "T", ast.Load())
 
 
-OWN = (other_names, index_orders, renamed_throughout, expressions_throughout,
+OWN = (other_names, index_orders, index_orders_throughout, other_loops, renamed_throughout, expressions_throughout,
        constants_throughout, expressions, names_become_expressions, missing_parts,
        brackets, brackets_of_calls, rounding, operators_of_any_kind, functions, coordinates,
        coordinates_throughout, moved_statements, conditions, barriers, host_functions)

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit import device
+from labkit.course.check import rough_run
 from labkit.course.check.cases import Case, arguments_of, threads_of
 from labkit.course.check.changes import Change, changes
 from labkit.course.check.compare import compared
@@ -39,10 +40,11 @@ from labkit.simt.kernel import DeviceFunction, Kernel
 from labkit.simt.rewrite import rewrite
 from labkit.simt.scope import remember_source
 
-LOOKING_S = 3.0  # of the processor, for the whole search
+LOOKING_S = 4.0  # of the processor, for the whole search
 WALL_S = 8.0
 AFTER_FIRST_S = 0.8  # for another place, once one is found
 CANDIDATE_S = 0.3  # for one run of a changed answer: it may never end
+OBSERVED_S = 3.0  # for a block of one under observe
 PROVING_S = 3.0  # for all cases of one that is right where the answer failed
 SLOWEST_S = 0.8  # a case that takes the answer longer leaves time for too few changes
 SMALL_THREADS = 1_100  # what is run in plain Python
@@ -89,6 +91,8 @@ def repairs(exercise: Exercise, answer, attempt_kind: str, case: Case, cases: li
             search.run()
     except (HostTimeout, KeyboardInterrupt):
         pass
+    except Exception:  # a changed program can go wrong in any way, and the verdict does not depend on it
+        return ()
     return search.chosen()
 
 
@@ -122,13 +126,15 @@ class _Search:
                         and isinstance(getattr(source.tree, "body", [None])[:1], list) and _definition(source)}
         self.found: list[Repair] = []
         self.tried = 0
+        self.limit_s = CANDIDATE_S
+        self.rough: list[Case] = []  # for rough runs; the first says as the CPU device does that the answer is wrong
 
     def run(self) -> None:
         name = getattr(self.answer, "__name__", "")
         if name not in self.sources:
             return
-        fails = self._first_failing()
-        if fails is None:
+        stands = self._first_failing()
+        if stands is None:
             return
         seen = {ast.dump(source.tree) for source in self.sources.values()}
         for source, change in self._in_order():
@@ -140,8 +146,10 @@ class _Search:
                 continue
             seen.add(shown)
             self.tried += 1
+            if not all(self._roughly_right(source, tree, case) for case in self.rough):
+                continue
             made = self._made(source, tree)
-            if made is not None and fails(made) and self._proved(made):
+            if made is not None and stands(made) and self._proved(made):
                 self.ends = min(self.ends, _clock() + AFTER_FIRST_S) if not self.found else self.ends
                 self.found.append(Repair(source.filename, change.line, change.words, change.rank))
 
@@ -193,16 +201,53 @@ class _Search:
             return None
         small = [case for case in self.cases if self._is_small(case)]
         near = [self.case, *sorted((case for case in small if case is not self.case), key=self._threads)[:4]]
+        half = (_clock() + self.ends) / 2
         for test in self._tests():
             timed = []
             for case in near:
-                begin = _clock()
+                if timed and _clock() > half:
+                    break
+                begin, begin_wall = _clock(), time.monotonic()
                 if not test(kept, case):
-                    timed.append((_clock() - begin, len(timed), case))
+                    timed.append((_clock() - begin, len(timed), case, time.monotonic() - begin_wall))
             if timed:
-                took, _, cheapest = min(timed)
+                took, _, cheapest, wall = min(timed)
+                self.limit_s = max(CANDIDATE_S, 3 * wall)
+                if test == self._right and self._can_be_rough(kept, cheapest):
+                    others = [case for case in self.cases if self._is_small(case) and case is not cheapest]
+                    self.rough = [cheapest, *sorted(others, key=self._threads)]
                 return functools.partial(test, case=cheapest) if took < SLOWEST_S else None
         return None
+
+    def _can_be_rough(self, kept, case: Case) -> bool:
+        """Whether rough runs of the answer can be trusted to sort changes out."""
+        if self.exercise.kind != "kernel" or not rough_run.works(self._trees(), self._names()):
+            return False
+        if self._roughly_right(None, None, case):
+            return False
+        if self.failed_roughly:  # does it fail on the CPU device, too, or only because a rough run cannot do it?
+            with contextlib.suppress(Exception, HostTimeout):
+                attempted(self.exercise, kept, case, "forward", self.limit_s)
+                return False
+        return True
+
+    def _trees(self) -> dict[str, ast.Module]:
+        return {name: source.tree for name, source in self.sources.items()}
+
+    def _names(self) -> dict:
+        return _namespace(self.sources[self.answer.__name__].function)
+
+    def _roughly_right(self, source: Source | None, tree, case: Case) -> bool:
+        trees = self._trees()
+        if source is not None:
+            trees[source.function.__name__] = tree
+        self.failed_roughly = False
+        try:
+            run = rough_run.RoughRun(self.exercise, self.answer.__name__, trees, self._names(), CANDIDATE_S)
+            return run.right(case)
+        except Exception:
+            self.failed_roughly = True
+            return False
 
     def _tests(self) -> tuple[Callable, ...]:
         if device.on_gpu():
@@ -222,7 +267,8 @@ class _Search:
         if not device.on_gpu() and self.exercise.shape is not None:
             steps += [(lambda one, case: self._right(one, case, "reverse"), case) for case in with_order]
         if kernel:
-            steps += [(self._right_under_observe, case) for case in (small if device.on_gpu() else small[-3:])]
+            watched = small if device.on_gpu() else self._watched(small)
+            steps += [(self._right_under_observe, case) for case in watched]
         elif self.exercise.demand is not None:
             steps += [(self._meets_demand, case) for case in small if not case.where]
         for done, (test, case) in enumerate(steps):
@@ -232,6 +278,11 @@ class _Search:
                 return False
         return bool(steps)
 
+    def _watched(self, small: list[Case]) -> list[Case]:
+        """Those that check observes, and the one that failed."""
+        found = [case for case in self._demanded() if self._is_small(case)]
+        return found if self.case in found or not self._is_small(self.case) else [*found, self.case]
+
     def _is_small(self, case: Case) -> bool:
         return self.exercise.kind != "kernel" or threads_of(self.exercise, case) <= SMALL_THREADS
 
@@ -240,7 +291,7 @@ class _Search:
 
     def _right(self, made, case: Case, order: str = "forward") -> bool:
         try:
-            return attempted(self.exercise, made, case, order, CANDIDATE_S).good
+            return attempted(self.exercise, made, case, order, self.limit_s).good
         except (Exception, SystemExit):
             return False
         except HostTimeout:
@@ -248,7 +299,7 @@ class _Search:
 
     def _right_under_observe(self, made, case: Case) -> bool:
         try:
-            with time_limit(CANDIDATE_S), thread_order("forward"):
+            with time_limit(OBSERVED_S), thread_order("forward"):
                 report, out, inputs = watched(self.exercise, made, case)
         except Exception:
             return False

@@ -22,7 +22,9 @@ class Vocabulary:
         self.uses_math, self.shares = "math." in text, "shared.array" in text
         self._find_names()
         self.numbers = self._numbers()
-        self.conditions = self._conditions()
+        self.ranges = [node.iter for node in ast.walk(function) if isinstance(node, ast.For)]
+        self.more_conditions = self._conditions()
+        self.conditions = self.more_conditions[:MOST_EXPRESSIONS]
         self._pools: dict[str, list] = {}
 
     # --- Names
@@ -175,7 +177,7 @@ class Vocabulary:
                 texts += [f"{index} {sign} {other}" for other in indices if other != index for sign in ("<", "<=")]
             for text in texts:
                 found.setdefault(text, ast.parse(text, mode="eval").body)
-        return list(found.values())[:MOST_EXPRESSIONS]
+        return list(found.values())[: 3 * MOST_EXPRESSIONS]
 
 
 def _weight(node: ast.AST) -> int:
