@@ -212,6 +212,10 @@ def expressions_throughout(place: Place, vocabulary: Vocabulary) -> Found:
                 changed.moved = next((each for each in found if not _sets(node, each, other)), found[0])
                 rank = 1.8 if isinstance(other, ast.Name) else 2.4
                 yield rank, f"{_code(found[0])} is not what belongs there, {where}", changed
+                if isinstance(other, ast.Name):  # where it stands alone: as an index, or compared
+                    alone = _Replaced(same, other, alone=True).visit(copied(node))
+                    alone.moved = changed.moved
+                    yield rank, f"{_code(found[0])} is not what belongs there, {where}", alone
 
 
 def _sets(node: ast.AST, each: ast.AST, other: ast.expr) -> bool:
@@ -225,10 +229,12 @@ def _loaded(target: ast.expr) -> ast.expr:
 
 
 class _Replaced(ast.NodeTransformer):
-    def __init__(self, same: str, other: ast.expr):
-        self.same, self.other = same, other
+    def __init__(self, same: str, other: ast.expr, alone: bool = False):
+        self.same, self.other, self.alone = same, other, alone
 
     def visit(self, node):
+        if self.alone and isinstance(node, ast.BinOp):
+            return node
         if isinstance(node, ast.Assign) and ast.dump(_loaded(node.targets[0])) == ast.dump(self.other):
             return node  # the variable's own value
         return self.other if isinstance(node, ast.expr) and ast.dump(node) == self.same else super().generic_visit(node)
@@ -536,6 +542,30 @@ def other_loops(place: Place, vocabulary: Vocabulary) -> Found:
                 yield 1.1, "this loop does not go through what it should", with_fields(place.node, iter=other)
 
 
+def steps_of_halves(place: Place, vocabulary: Vocabulary) -> Found:
+    """for offset in (8, 4, 2, 1): a step that is missing before the first or behind the last."""
+    node = place.node
+    if isinstance(node, ast.For) and isinstance(node.iter, (ast.Tuple, ast.List)) and node.iter.elts:
+        numbers = [getattr(each, "value", None) for each in node.iter.elts]
+        if all(type(number) is int for number in numbers):
+            for more in ([2 * numbers[0], *numbers], [numbers[0] // 2, *numbers], [*numbers, 2 * numbers[-1]],
+                         [*numbers, numbers[-1] // 2]):
+                other = ast.Tuple([ast.Constant(number) for number in more], ast.Load())
+                yield 1.1, "a step of this loop is missing", with_fields(node, iter=other)
+
+
+def parameters(place: Place, vocabulary: Vocabulary) -> Found:
+    """Two parameters exchanged."""
+    node = place.node
+    if isinstance(node, ast.FunctionDef):
+        given = node.args.args
+        for i, j in itertools.combinations(range(len(given)), 2):
+            other = list(given)
+            other[i], other[j] = other[j], other[i]
+            words = f"the parameters `{given[i].arg}` and `{given[j].arg}` stand in the wrong order"
+            yield 0.8, words, with_fields(node, args=with_fields(node.args, args=other))
+
+
 def conditions(place: Place, vocabulary: Vocabulary) -> Found:
     """A statement that some threads or steps must not take part in; a condition that says too little or too much."""
     node = place.node
@@ -605,7 +635,8 @@ def host_functions(place: Place, vocabulary: Vocabulary) -> Found:
         yield 2.5, f"`{node.id}` is used as it lies, and not transposed", ast.Attribute(node, "T", ast.Load())
 
 
-OWN = (other_names, index_orders, index_orders_throughout, other_loops, renamed_throughout, expressions_throughout,
+OWN = (other_names, index_orders, index_orders_throughout, other_loops, steps_of_halves, parameters,
+       renamed_throughout, expressions_throughout,
        constants_throughout, expressions, names_become_expressions, missing_parts,
        brackets, brackets_of_calls, rounding, operators_of_any_kind, functions, coordinates,
        coordinates_throughout, moved_statements, conditions, barriers, host_functions)
