@@ -16,7 +16,7 @@ import numpy as np
 from numba.core.types import Type
 from numba.np import numpy_support
 
-from labkit.course.check.cases import Case, arguments_of
+from labkit.course.check.cases import Case, arguments_for
 from labkit.course.exercises import Exercise
 from labkit.kernels.agree import differences, is_poison, poison
 from labkit.simt.ir import copied
@@ -75,7 +75,7 @@ class RoughRun:
         """Whether the result is right. Raises what the kernel raises."""
         out = poison(case.expected.shape, np.dtype(self.exercise.dtype)) if case.start is None else case.start.copy()
         inputs = tuple(v.copy() if isinstance(v, np.ndarray) else v for v in case.inputs)
-        arguments = arguments_of(self.exercise, inputs, out, case.size)
+        arguments = arguments_for(self.exercise, case, inputs, out)
         grid, block, *more = self.exercise.launch(**case.size)
         if len(more) > 1 and more[1]:
             raise NotRough

@@ -117,7 +117,7 @@ def _observed(exercise: Exercise, answer) -> tuple[str, str] | None:
     for case in small[:OBSERVED_CASES]:
         out = poison(case.expected.shape, exercise.dtype) if case.start is None else case.start.copy()
         inputs = tuple(value.copy() if isinstance(value, np.ndarray) else value for value in case.inputs)
-        arguments = cases.arguments_of(exercise, inputs, out, case.size)
+        arguments = cases.arguments_for(exercise, case, inputs, out)
         try:
             with warnings.catch_warnings(), limits.host_limit(run.LAUNCHER_LIMIT_S), limits.limited("forward"):
                 warnings.simplefilter("ignore")
