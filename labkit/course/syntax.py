@@ -11,6 +11,8 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+Found = Iterator[tuple[float, str, ast.AST | list]]  # of a repair: rank, words, what stands there now
+
 
 @dataclass(frozen=True)
 class Place:
@@ -25,6 +27,13 @@ class Place:
     @property
     def text(self) -> str:
         return self.node.name if isinstance(self.node, ast.FunctionDef) else short(self.node)
+
+    @property
+    def parent(self) -> ast.AST:
+        node = self.tree
+        for field, index in self.path[:-1]:
+            node = getattr(node, field) if index is None else getattr(node, field)[index]
+        return node
 
     def with_node(self, node: ast.AST | list) -> str:
         """The source with another node, or several statements, in this place."""
@@ -101,6 +110,10 @@ def short(node: ast.AST) -> str:
     text = ast.unparse(node).split("\n")
     line = text[0] + (" ..." if len(text) > 1 else "")
     return line if len(line) <= 90 else line[:87] + "..."
+
+
+def quoted(node: ast.AST) -> str:
+    return f"`{short(node)}`"
 
 
 def compiles(source: str) -> bool:

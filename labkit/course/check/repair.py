@@ -14,11 +14,12 @@ import contextlib
 import functools
 import inspect
 import io
+import itertools
 import time
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -41,13 +42,15 @@ from labkit.simt.rewrite import rewrite
 from labkit.simt.scope import remember_source
 
 LOOKING_S = 4.0  # of the processor, for the whole search
-WALL_S = 8.0
+WALL_S = 10.0  # for the same, on a busy machine
 AFTER_FIRST_S = 0.8  # for another place, once one is found
 CANDIDATE_S = 0.3  # for one run of a changed answer: it may never end
 OBSERVED_S = 3.0  # for a block of one under observe
+ROUGH_S = 0.05  # for a rough run, or five times what the answer took
 PROVING_S = 3.0  # for all cases of one that is right where the answer failed
 SLOWEST_S = 0.8  # a case that takes the answer longer leaves time for too few changes
 SMALL_THREADS = 1_100  # what is run in plain Python
+PAIRED_RANK, MOST_OF_A_LINE = 2.6, 60  # which changes are tried two at a time
 NEAR = 0.5  # how much less likely another place may be that is named as well
 NOT_LOOKED_AT = ("unsupported", "wrong_types", "wrong_arguments", "unchanged", "returns", "not_observed", "gpu_fault")
 WITH_EFFECTS = {"open", "exec", "eval", "input", "os", "sys", "subprocess", "shutil", "pathlib", "Path", "socket",
@@ -62,14 +65,15 @@ class Repair:
     line: int
     words: str
     rank: float
+    count: int = 1  # of changes
 
 
 def sentences(found: tuple[Repair, ...]) -> tuple[str, ...]:
     """Paragraphs of a verdict."""
     if not found:
         return ()
-    first = f"{place(found[0].filename, found[0].line)}. Here {found[0].words}; with one small change every result " \
-            "is right."
+    many = "one small change" if found[0].count == 1 else "two small changes"
+    first = f"{place(found[0].filename, found[0].line)}. Here {found[0].words}; with {many} every result is right."
     return (first, *(f"Or {place(one.filename, one.line)[:1].lower()}{place(one.filename, one.line)[1:]}. There "
                      f"{one.words}; a small change there would do as well." for one in found[1:]))
 
@@ -127,6 +131,7 @@ class _Search:
         self.found: list[Repair] = []
         self.tried = 0
         self.limit_s = CANDIDATE_S
+        self.rough_s = CANDIDATE_S
         self.rough: list[Case] = []  # for rough runs; the first says as the CPU device does that the answer is wrong
 
     def run(self) -> None:
@@ -136,22 +141,34 @@ class _Search:
         stands = self._first_failing()
         if stands is None:
             return
-        seen = {ast.dump(source.tree) for source in self.sources.values()}
-        for source, change in self._in_order():
+        self.seen = {ast.dump(source.tree) for source in self.sources.values()}
+        in_order = self._in_order()
+        for source, change in in_order:
             if _clock() > self.ends or self._enough(change):
                 return
-            tree = change.tree()
-            shown = ast.dump(tree)
-            if shown in seen:
-                continue
-            seen.add(shown)
-            self.tried += 1
-            if not all(self._roughly_right(source, tree, case) for case in self.rough):
-                continue
-            made = self._made(source, tree)
-            if made is not None and stands(made) and self._proved(made):
+            if self._helps(source, change.tree(), stands):
                 self.ends = min(self.ends, _clock() + AFTER_FIRST_S) if not self.found else self.ends
                 self.found.append(Repair(source.filename, change.line, change.words, change.rank))
+        if self.found:
+            return
+        for source, line, tree in pairs(in_order):
+            if _clock() > self.ends:
+                return
+            if self._helps(source, tree, stands):
+                self.found.append(Repair(source.filename, line, "two things are wrong", 9.0, count=2))
+                return
+
+    def _helps(self, source: Source, tree: ast.Module, stands: Callable) -> bool:
+        """Whether the answer with this tree is right in everything that is tried."""
+        shown = ast.dump(tree)
+        if shown in self.seen:
+            return False
+        self.seen.add(shown)
+        self.tried += 1
+        if not all(self._roughly_right(source, tree, case) for case in self.rough):
+            return False
+        made = self._made(source, tree)
+        return made is not None and stands(made) and self._proved(made)
 
     def chosen(self) -> tuple[Repair, ...]:
         """The likeliest one, and that of another line if it is about as likely."""
@@ -162,7 +179,7 @@ class _Search:
         return bool(self.found) and (len({one.line for one in self.found}) > 1
                                      or change.rank > self.found[0].rank + NEAR)
 
-    def _in_order(self) -> Iterator[tuple[Source, Change]]:
+    def _in_order(self) -> list[tuple[Source, Change]]:
         every = []
         for source in self.sources.values():
             function = _definition(source)
@@ -173,7 +190,7 @@ class _Search:
             every += [(change.rank + (0 if is_answer else NEAR), source, change)
                       for change in changes(source.tree, vocabulary)]
         every.sort(key=lambda one: one[0])
-        return ((source, change) for _, source, change in every)
+        return [(source, change) for _, source, change in every]
 
     def _given(self, function: ast.FunctionDef) -> dict[str, tuple[str, int]]:
         """Kind and number of axes of the parameters, from what the answer is called with."""
@@ -223,8 +240,11 @@ class _Search:
         """Whether rough runs of the answer can be trusted to sort changes out."""
         if self.exercise.kind != "kernel" or not rough_run.works(self._trees(), self._names()):
             return False
+        begin = _clock()
         if self._roughly_right(None, None, case):
             return False
+        took = _clock() - begin
+        self.rough_s = max(ROUGH_S, 5 * took) if took < CANDIDATE_S else ROUGH_S
         if self.failed_roughly:  # does it fail on the CPU device, too, or only because a rough run cannot do it?
             with contextlib.suppress(Exception, HostTimeout):
                 attempted(self.exercise, kept, case, "forward", self.limit_s)
@@ -243,7 +263,7 @@ class _Search:
             trees[source.function.__name__] = tree
         self.failed_roughly = False
         try:
-            run = rough_run.RoughRun(self.exercise, self.answer.__name__, trees, self._names(), CANDIDATE_S)
+            run = rough_run.RoughRun(self.exercise, self.answer.__name__, trees, self._names(), self.rough_s)
             return run.right(case)
         except Exception:
             self.failed_roughly = True
@@ -356,6 +376,21 @@ class _Search:
             return self.answer
         found = _namespace(self.sources[self.answer.__name__].function).get(name)
         return found if found is not None else function
+
+
+def pairs(in_order: list[tuple[Source, Change]]) -> Iterator[tuple[Source, int, ast.Module]]:
+    """Two changes of expressions in one line, the likeliest first: (function, line, tree)."""
+    lines: dict[tuple, list] = {}
+    for source, change in in_order:
+        if change.rank <= PAIRED_RANK and isinstance(change.node, ast.expr):
+            lines.setdefault((source.filename, change.line), []).append((source, change))
+    found = [(one.rank + other.rank, source, one, other) for changed in lines.values()
+             for (source, one), (_, other) in itertools.combinations(changed[:MOST_OF_A_LINE], 2)
+             if one.place.path != other.place.path[: len(one.place.path)]
+             and other.place.path != one.place.path[: len(other.place.path)]]
+    for _, source, one, other in sorted(found, key=lambda pair: pair[0]):
+        place_in_changed = replace(other.place, tree=one.place.tree_with(one.node))
+        yield source, one.line, ast.fix_missing_locations(place_in_changed.tree_with(other.node))
 
 
 def _definition(source: Source) -> ast.FunctionDef | None:
