@@ -195,6 +195,20 @@ def names_become_expressions(place: Place, vocabulary: Vocabulary) -> Found:
                 yield 3.0, f"`{node.id}` is not what belongs there", other
 
 
+def elements(place: Place, vocabulary: Vocabulary) -> Found:
+    """A place in the place of the element that stands there."""
+    node = place.node
+    if _is_value(place) and vocabulary.kind(node) == "int" and not _is_index(place) and not _in_index(place):
+        for name, (kind, axes) in vocabulary.kinds.items():
+            if kind == "array" and axes == 1:
+                element = ast.Subscript(ast.Name(name, ast.Load()), node, ast.Load())
+                yield 2.0, f"{quoted(node)} is a place in an array, and not the element there", element
+
+
+def _in_index(place: Place) -> bool:
+    return any(field == "slice" for field, _ in place.path)
+
+
 def missing_parts(place: Place, vocabulary: Vocabulary) -> Found:
     """A factor or a term that is missing: one that the answer has elsewhere, or 1, 2 or a half."""
     node = place.node
@@ -405,5 +419,6 @@ def host_functions(place: Place, vocabulary: Vocabulary) -> Found:
 
 
 OPERATORS = (other_names, index_orders, index_orders_throughout, renamed_throughout, expressions_throughout,
-             constants_throughout, expressions, names_become_expressions, missing_parts, brackets, brackets_of_calls,
-             rounding, operators_of_any_kind, functions, coordinates, coordinates_throughout, host_functions)
+             constants_throughout, expressions, names_become_expressions, elements, missing_parts, brackets,
+             brackets_of_calls, rounding, operators_of_any_kind, functions, coordinates, coordinates_throughout,
+             host_functions)

@@ -44,7 +44,8 @@ from labkit.simt.scope import remember_source
 LOOKING_S = 4.0  # of the processor, for the whole search
 WALL_S = 10.0  # for the same, on a busy machine
 AFTER_FIRST_S = 0.8  # for another place, once one is found
-CANDIDATE_S = 0.3  # for one run of a changed answer: it may never end
+FIRST_S = 2.0  # for a run of the answer as it is
+CANDIDATE_S, LAUNCHED_S = 0.3, 3.0  # for one run of a changed answer, which may never end; for one that launches
 OBSERVED_S = 3.0  # for a block of one under observe
 ROUGH_S = 0.05  # for a rough run, or five times what the answer took
 PROVING_S = 3.0  # for all cases of one that is right where the answer failed
@@ -130,7 +131,7 @@ class _Search:
                         and isinstance(getattr(source.tree, "body", [None])[:1], list) and _definition(source)}
         self.found: list[Repair] = []
         self.tried = 0
-        self.limit_s = CANDIDATE_S
+        self.limit_s = FIRST_S
         self.rough_s = CANDIDATE_S
         self.rough: list[Case] = []  # for rough runs; the first says as the CPU device does that the answer is wrong
 
@@ -229,7 +230,8 @@ class _Search:
                     timed.append((_clock() - begin, len(timed), case, time.monotonic() - begin_wall))
             if timed:
                 took, _, cheapest, wall = min(timed)
-                self.limit_s = max(CANDIDATE_S, 3 * wall)
+                launcher = self.exercise.shape is not None and self.exercise.kind == "function"
+                self.limit_s = max(LAUNCHED_S if launcher else CANDIDATE_S, 5 * wall)
                 if test == self._right and self._can_be_rough(kept, cheapest):
                     others = [case for case in self.cases if self._is_small(case) and case is not cheapest]
                     self.rough = [cheapest, *sorted(others, key=self._threads)]

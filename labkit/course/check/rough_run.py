@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import math
 import time
 import types
 from types import SimpleNamespace
@@ -25,6 +26,12 @@ WAITS = {"syncthreads", "syncwarp", "shfl_sync", "shfl_up_sync", "shfl_down_sync
 KNOWN = WAITS | {"threadIdx", "blockIdx", "blockDim", "gridDim", "grid", "gridsize", "shared", "local", "atomic",
                  "laneid", "warpsize", "fma"}  # fmt: skip
 MODULES = {"math", "numpy"}
+
+
+MATH = SimpleNamespace(**{name: getattr(math, name) for name in dir(math) if not name.startswith("_")})
+for _name in ("exp", "expm1", "log", "log2", "log10", "log1p", "sqrt", "tanh", "sinh", "cosh"):
+    setattr(MATH, _name, getattr(np, _name))  # inf and NaN, where Python's raise
+MATH.pow = np.power
 
 
 class NotRough(Exception):
@@ -60,7 +67,8 @@ class RoughRun:
             gridsize=self._gridsize, laneid=0, local=SimpleNamespace(array=_local), fma=lambda a, b, c: a * b + c,
             atomic=SimpleNamespace(add=_atomic(np.add), max=_atomic(np.maximum), min=_atomic(np.minimum),
                                    sub=_atomic(np.subtract)))
-        space = {**namespace, "cuda": self.cuda, "_tick": self._tick, "_shared": self._shared}
+        space = {name: MATH if value is math else value for name, value in namespace.items()}
+        space |= {"cuda": self.cuda, "_tick": self._tick, "_shared": self._shared}
         numbers = itertools.count()
         for each, tree in trees.items():
             definition = _Roughly(waiting, numbers).visit(copied(tree.body[0]))

@@ -89,7 +89,7 @@ def parameters(place: Place, vocabulary: Vocabulary) -> Found:
             other = list(given)
             other[i], other[j] = other[j], other[i]
             words = f"the parameters `{given[i].arg}` and `{given[j].arg}` stand in the wrong order"
-            yield 0.8, words, with_fields(node, args=with_fields(node.args, args=other))
+            yield 2.2, words, with_fields(node, args=with_fields(node.args, args=other))
 
 
 def conditions(place: Place, vocabulary: Vocabulary) -> Found:
