@@ -41,7 +41,7 @@ from labkit.simt.kernel import DeviceFunction, Kernel
 from labkit.simt.rewrite import rewrite
 from labkit.simt.scope import remember_source
 
-LOOKING_S = 4.0  # of the processor, for the whole search
+LOOKING_S = 4.0  # of the CPU, for the whole search
 WALL_S = 10.0  # for the same, on a busy machine
 AFTER_FIRST_S = 0.8  # for another place, once one is found
 FIRST_S = 2.0  # for a run of the answer as it is

@@ -72,7 +72,7 @@ def other_loops(place: Place, vocabulary: Vocabulary) -> Found:
                 yield 1.1, "this loop does not go through what it should", with_fields(place.node, iter=other)
 
 
-def steps_of_halves(place: Place, vocabulary: Vocabulary) -> Found:
+def missing_steps(place: Place, vocabulary: Vocabulary) -> Found:
     """for offset in (8, 4, 2, 1): a step that is missing before the first or behind the last."""
     node = place.node
     if isinstance(node, ast.For) and isinstance(node.iter, (ast.Tuple, ast.List)) and node.iter.elts:
@@ -133,4 +133,4 @@ def barriers(place: Place, vocabulary: Vocabulary) -> Found:
             yield rank, f"a barrier is missing {'behind' if k else 'before'} this line", new
 
 
-OPERATORS = (moved_statements, other_loops, steps_of_halves, parameters, conditions, barriers)
+OPERATORS = (moved_statements, other_loops, missing_steps, parameters, conditions, barriers)

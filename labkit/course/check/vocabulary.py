@@ -1,6 +1,6 @@
 """What a function's own text offers to put in the place of something: names by kind, expressions, conditions, numbers.
 
-A kind is "int", "float", "array" or "" where it cannot be seen. An array's number of axes is told apart.
+A kind is "int", "float", "array" or "" where it cannot be seen. Arrays with different numbers of axes are different kinds.
 """
 
 from __future__ import annotations
