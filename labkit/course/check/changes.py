@@ -37,8 +37,16 @@ def changes(tree: ast.Module, vocabulary: Vocabulary) -> list[Change]:
     for place in places_in(tree):
         for operator in (*REUSED, *expression_changes.OPERATORS, *statement_changes.OPERATORS):
             for rank, words, node in operator(place, vocabulary):
-                found.append(Change(rank, _line(place.node, node), words, place, node))
+                if not _does_all_alone(place, node):
+                    found.append(Change(rank, _line(place.node, node), words, place, node))
     return sorted(found, key=lambda change: change.rank)
+
+
+def _does_all_alone(place: Place, node) -> bool:
+    """Whether a loop that shares its work now goes in steps of 1: right results, whatever the mistake, and no cure."""
+    step = node.iter.args[2:3] if isinstance(node, ast.For) and isinstance(node.iter, ast.Call) else (
+        [node] if place.path[-1] == ("args", 2) and place.call == "range" else [])
+    return bool(step) and isinstance(step[0], ast.Constant) and step[0].value == 1
 
 
 def _line(before: ast.AST, after) -> int:

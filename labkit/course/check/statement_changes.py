@@ -64,8 +64,8 @@ def other_loops(place: Place, vocabulary: Vocabulary) -> Found:
     """The range of another loop."""
     if isinstance(place.node, ast.For):
         turns = place.node.iter
-        if isinstance(turns, ast.Call) and len(turns.args) > 1:
-            begins = with_fields(turns, args=[ast.Constant(0), *turns.args[1:]])
+        if isinstance(turns, ast.Call) and len(turns.args) == 2:
+            begins = with_fields(turns, args=[ast.Constant(0), turns.args[1]])
             yield 1.1, "this loop begins where it should not", with_fields(place.node, iter=begins)
         for other in vocabulary.ranges:
             if ast.dump(other) != ast.dump(place.node.iter):

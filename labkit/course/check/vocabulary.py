@@ -1,6 +1,7 @@
 """What a function's own text offers to put in the place of something: names by kind, expressions, conditions, numbers.
 
-A kind is "int", "float", "array" or "" where it cannot be seen. Arrays with different numbers of axes are different kinds.
+A kind is "int", "float", "array" or "" where it cannot be seen. Arrays of one and of
+two axes are different kinds.
 """
 
 from __future__ import annotations

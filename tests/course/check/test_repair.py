@@ -207,6 +207,12 @@ def test_a_fault_of_the_search_is_not_the_learners(monkeypatch):
     assert not examine(MEAN, mean_of, seed=5, look=True).passed
 
 
+def test_a_loop_that_shares_its_work_is_not_made_one_that_does_all():
+    tree = ast.parse(kernel_source("rows", "range(x.shape[1])", "range(row, x.shape[1], 32)"))
+    found = changes(tree, Vocabulary(tree.body[0], {"x": ("array", 2), "out": ("array", 1)}, True))
+    assert not any("x.shape[1], 1)" in ast.unparse(change.tree()) for change in found)
+
+
 def test_changes_leave_the_tree_as_it_was_come_in_the_same_order_and_give_nothing_away():
     tree = ast.parse(kernel_source("rows"))
     before = ast.dump(tree)
