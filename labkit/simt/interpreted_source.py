@@ -4,7 +4,7 @@ import ast
 import copy
 
 from labkit.simt.errors import place
-from labkit.simt.ir import ID_NAMES, Lowering
+from labkit.simt.ir import ID_NAMES, Lowering, copied
 
 
 class _ToPython(Lowering):
@@ -141,7 +141,7 @@ class _DeviceIds(ast.NodeTransformer):
 def python_module(program, branches):
     """(the kernel's generator and its device functions as a Python module, labels that inlined functions leave)."""
     transformer = _ToPython(branches)
-    body = transformer.block(copy.deepcopy(program.body)) or [ast.Pass()]
+    body = transformer.block(copied(program.body)) or [ast.Pass()]
     body = [s for s in body if s is not None]
     locals_ = [
         ast.Assign(
@@ -162,7 +162,7 @@ def python_module(program, branches):
                 ast.Name("_local_of_device", ast.Load()), [ast.Constant(device.name), ast.Constant(a.name)], []
             )
             inner_body.append(ast.Assign([ast.Name(a.name, ast.Store())], call))
-        inner_body += inner.block(copy.deepcopy(device.body)) or [ast.Pass()]
+        inner_body += inner.block(copied(device.body)) or [ast.Pass()]
         inner_params = ast.arguments([], [ast.arg(n) for n in device.params], None, [], [], None, [])
         functions.append(_DeviceIds().visit(_define(device.name, inner_params, inner_body)))
     module = ast.Module(functions, [])

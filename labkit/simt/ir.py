@@ -252,6 +252,18 @@ def without_positions(new):
     return new
 
 
+def copied(tree):
+    """As copy.deepcopy of a tree, or of a list of them, and several times as fast. What is no node stays the same."""
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map(copied, tree))
+    if not isinstance(tree, ast.AST):
+        return tree
+    new = type(tree).__new__(type(tree))
+    for name, value in vars(tree).items():
+        setattr(new, name, copied(value) if isinstance(value, (ast.AST, list, tuple)) else value)
+    return new
+
+
 def shown(name):
     """What an error calls a variable."""
     return getattr(name, "shown", None) or name.id

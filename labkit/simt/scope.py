@@ -3,7 +3,6 @@
 import ast
 import builtins
 import contextlib
-import copy
 import enum
 import inspect
 import linecache
@@ -21,7 +20,7 @@ from numba.core.dispatcher import Dispatcher
 from labkit.simt import libraries, stubs
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.errors import UnsupportedError, place
-from labkit.simt.ir import BUILTINS
+from labkit.simt.ir import BUILTINS, copied
 
 _ATTRIBUTES_OF_ARRAYS = {"shape", "size", "ndim", "strides", "itemsize", "nbytes"}
 _LITERAL_NODES = (ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)
@@ -36,7 +35,12 @@ def read_source(function):
     known = _SOURCES.get(function) if isinstance(function, python_types.FunctionType) else None
     if known is None:
         known = _SOURCES[function] = _read_source(function)
-    return copy.deepcopy(known[0]), known[1]
+    return copied(known[0]), known[1]
+
+
+def remember_source(function, definition, filename):
+    """The FunctionDef of a function that was made of it: no file has this source."""
+    _SOURCES[function] = definition, filename
 
 
 def _read_source(function):

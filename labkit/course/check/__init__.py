@@ -29,6 +29,7 @@ from labkit.course.check.limits import announced_compiling
 from labkit.course.check.numba_kernels import adopted, numba_on_cpu
 from labkit.course.check.predict import check_prediction, written
 from labkit.course.check.preflight import AS_GIVEN, as_given, refused
+from labkit.course.check.repair import repairs, sentences
 from labkit.course.check.stages import Known, run_stages
 from labkit.course.check.timing import time_answer
 from labkit.course.check.verdict import CheckFailed, Verdict, can_be_typed_to, in_ipython
@@ -47,7 +48,8 @@ def check(name: str, answer=None, /, *, seed: int | None = None, **numbers) -> V
     tried = _Tried(name, answer, numbers) if exercise.kind == "predict" else None
     with warnings.catch_warnings(), announced_compiling():
         warnings.simplefilter("ignore")  # nbgrader gives no points to a cell that wrote to stderr
-        verdict = examine(exercise, answer, seed=seed, numbers=numbers, tries=tried.before if tried else 0)
+        verdict = examine(exercise, answer, seed=seed, numbers=numbers, tries=tried.before if tried else 0,
+                          look=True)
     if tried and verdict.kind == "wrong_result":
         tried.remember()
     if verdict.passed:
@@ -61,8 +63,12 @@ def check(name: str, answer=None, /, *, seed: int | None = None, **numbers) -> V
 
 
 def examine(exercise: Exercise, answer, *, seed: int | None = None, numbers: dict | None = None,
-            tries: int = 0) -> Verdict:
-    """As check, for an Exercise at hand; shows and records nothing. tries: how many wrong predictions came before."""
+            tries: int = 0, look: bool = False) -> Verdict:
+    """As check, for an Exercise at hand; shows and records nothing.
+
+    tries: how many wrong predictions came before. look: whether to look for the place of a mistake that is not known,
+    which runs changed copies of the answer in this process, for some seconds.
+    """
     seed = secrets.randbelow(2**31) if seed is None else seed
     begin = time.perf_counter()
     common = {"exercise": exercise.name, "title": _title(exercise.name), "where": _where(), "seed": seed}
@@ -83,6 +89,9 @@ def examine(exercise: Exercise, answer, *, seed: int | None = None, numbers: dic
             attempt, case, known = run_stages(exercise, answer, cases)
             if attempt is not None and as_given(exercise, answer):
                 attempt, known = replace(attempt, details=(*attempt.details, AS_GIVEN)), Known()
+            elif attempt is not None and look and not known.exact:
+                found = repairs(exercise, answer, attempt.kind, case, cases)
+                attempt = replace(attempt, details=(*attempt.details, *sentences(found)))
     if attempt is not None:
         if case is None:
             common["seed"] = None  # nothing was drawn

@@ -41,6 +41,7 @@ class Case:
     allowed: np.ndarray
     start: np.ndarray | None  # what the output holds before the launch; None is poison
     where: str = ""  # the property of the exercise's domain that these inputs reach
+    in_place: int | None = None  # the number of the input that is the output as well; `start` holds it, too
 
 
 def draw_cases(exercise: Exercise, seed: int) -> list[Case]:
@@ -91,12 +92,22 @@ def _case(exercise: Exercise, size: dict, rng, reach: Reach | None = None) -> Ca
         wide = (v.astype(np.float64) if isinstance(v, np.ndarray) and v.dtype.kind == "f" else v for v in inputs)
         allowed = exercise.tolerance(*wide)
     start = None if exercise.start is None else np.asarray(exercise.start(*inputs), exercise.dtype)
-    return Case(size, inputs, expected, np.broadcast_to(allowed, expected.shape), start, reach.words if reach else "")
+    place = reach.in_place if reach else None
+    if place is not None:
+        start = inputs[place]
+    return Case(size, inputs, expected, np.broadcast_to(allowed, expected.shape), start, reach.words if reach else "",
+                place)
 
 
 def threads_of(exercise: Exercise, case: Case) -> int:
     grid, block = exercise.launch(**case.size)[:2]
     return int(np.prod(grid) * np.prod(block))
+
+
+def arguments_for(exercise: Exercise, case: Case, inputs: tuple, out) -> tuple:
+    """What the answer is given in this case: copies of its inputs, one of which the output may be."""
+    given = tuple(out if number == case.in_place else value for number, value in enumerate(inputs))
+    return arguments_of(exercise, given, out, case.size)
 
 
 def arguments_of(exercise: Exercise, inputs: tuple, out, size: dict) -> tuple:

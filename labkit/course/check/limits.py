@@ -163,6 +163,29 @@ def announced_compiling():
             watcher.join(5.0)
 
 
+@contextlib.contextmanager
+def announced(text: str):
+    """Says so, in a line that goes again, where the block takes longer than QUIET_S."""
+    if os.environ.get("NBGRADER_EXECUTION"):
+        yield
+        return
+    over = threading.Event()
+
+    def watch():
+        if not over.wait(QUIET_S):
+            clear = _shown_line(text)
+            over.wait()
+            clear()
+
+    watcher = threading.Thread(target=watch, daemon=True, name="labkit-announcing")
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join(5.0)
+
+
 def _shown_line(text: str):
     """Shows a line below the notebook's cell, or on stderr; returns what takes it away."""
     module = sys.modules.get("IPython")

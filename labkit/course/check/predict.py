@@ -26,11 +26,12 @@ def check_prediction(exercise: Exercise, answer, numbers: dict, tries: int = 0) 
     if unknown := numbers.keys() - truth.keys():
         raise ValueError(f"check({exercise.name!r}, ...) knows no {sorted(unknown)[0]!r}; asked are {', '.join(truth)}")
     missing = [key for key in truth if numbers.get(key) is None or numbers[key] is Ellipsis]
-    if missing:
+    wrong = [key for key in truth if key not in missing and not _equal(numbers[key], truth[key])]
+    if missing and not wrong:
         return Attempt("unchanged", f"No prediction yet for {', '.join(f'`{key}`' for key in missing)}.",
                        ("Set the number in the cell above, run that cell, then this one.",)), "", False
-    wrong = [key for key in truth if not _equal(numbers[key], truth[key])]
-    rows = [[key, show_value(numbers[key]), "no" if key in wrong else "yes"] for key in truth]
+    rows = [[key, "none yet" if key in missing else show_value(numbers[key]),
+             "" if key in missing else "no" if key in wrong else "yes"] for key in truth]
     table = {"columns": ["asked", "your prediction", "right"], "rows": rows}
     if not wrong:
         return Attempt("passed", "Each prediction is what happens.", table=table), "", False
@@ -39,10 +40,12 @@ def check_prediction(exercise: Exercise, answer, numbers: dict, tries: int = 0) 
     if known and tries + 1 < WORKING_AFTER:
         details = ("Think about it again, or ask for a hint. After the third try the working is shown.",)
     head = f"{len(wrong)} of {counted(list(truth), 'prediction')} {'is' if len(wrong) == 1 else 'are'} wrong."
+    if missing:
+        head += f" No prediction yet for {', '.join(f'`{key}`' for key in missing)}."
     if len(truth) == 1:
         head = "The prediction is wrong."
     mistake = next((mistake_text for mistake_text, values in exercise.wrong.items()
-                    if all(_equal(numbers[key], value) for key, value in values.items())), "")
+                    if all(_equal(numbers.get(key), value) for key, value in values.items())), "")
     exact = bool(mistake) and set(wrong) <= set(exercise.wrong[mistake])
     return Attempt("wrong_result", head, details, table), mistake, exact
 

@@ -36,7 +36,7 @@ def run_stages(exercise: Exercise, answer, cases: list[Case]):
         small = [case for case in cases if case.expected.size <= ORDERED_ELEMENTS and not case.where]
         stages.append([(case, _runner(exercise, case, order)) for order in ORDERS for case in small])
     if exercise.kind == "kernel":
-        observed = [(case, observer(exercise, case)) for case in _observed_cases(exercise, cases)]
+        observed = [(case, observer(exercise, case)) for case in observed_cases(exercise, cases)]
         stages.insert(0 if device.on_gpu() else len(stages), observed)
     elif exercise.demand is not None and not device.on_gpu():
         from labkit.course.check.host_runs import host_observer
@@ -72,7 +72,7 @@ def _with_observed(exercise: Exercise, answer, attempt: Attempt, cases: list[Cas
     verdict, where shared memory is used."""
     if attempt.kind != "wrong_result" or exercise.kind != "kernel" or device.on_gpu() or not uses_shared(answer):
         return attempt
-    for case in _observed_cases(exercise, cases):
+    for case in observed_cases(exercise, cases):
         seen = observer(exercise, case)(answer)
         if seen.kind in ("race", "uninitialized", "barrier"):
             return replace(attempt, details=(*attempt.details[:1], f"{seen.headline} {seen.details[0]}",
@@ -160,7 +160,7 @@ def _alike(a: Attempt, b: Attempt) -> int:
     return int(a.exact == b.exact)
 
 
-def _observed_cases(exercise: Exercise, cases: list[Case]) -> list[Case]:
+def observed_cases(exercise: Exercise, cases: list[Case]) -> list[Case]:
     """The named sizes, or the two largest small enough to be run in plain Python."""
     cases = [case for case in cases if not case.where]
     if exercise.observe_sizes is not None:

@@ -475,6 +475,18 @@ def _logits(rng, V, k, scale):
     return scale * uniform(rng, V) + np.float32(scale), float(rng.choice((0.5, 0.7, 1.6))), k
 
 
+def _tied(rng, logits, temperature, k):
+    """Those in the places k to k + 2 are equal: one of them is kept, whichever."""
+    logits = logits.copy()
+    order = np.argsort(-logits)
+    logits[order[k : k + 2]] = logits[order[k - 1]]
+    return logits, temperature, k
+
+
+def _in_order_of_logits(shares, logits, temperature, k):
+    return shares[np.lexsort((shares, logits))]
+
+
 KEEP_LIKELIEST = FunctionExercise(
     name="keep_likeliest",
     reference=_shares,
@@ -482,7 +494,9 @@ KEEP_LIKELIEST = FunctionExercise(
     sizes=({"V": 6, "k": 3, "scale": 2}, {"V": 10, "k": 10, "scale": 3}, {"V": 50, "k": 1, "scale": 4},
            {"V": 300, "k": 40, "scale": 1000}),
     random_size=lambda rng: {"V": int(rng.integers(40, 200)), "k": int(rng.integers(2, 30)), "scale": 3},
-    domain=of(0, FAR_ABOVE_ZERO, FAR_BELOW_ZERO, ONE_FAR_ABOVE, ONE_FAR_BELOW),
+    domain=(*of(0, FAR_ABOVE_ZERO, FAR_BELOW_ZERO, ONE_FAR_ABOVE, ONE_FAR_BELOW),
+            Reach("some logits are as large as the last one that is kept", _tied, {"V": 10, "k": 3, "scale": 2})),
+    alike=_in_order_of_logits,
     tolerance=lambda logits, temperature, k: np.full(logits.size, 2e-5 + 2.0**-22 * np.abs(logits).max() / temperature),
     wrong={"the logits are multiplied by the temperature": shares_times_temperature,
            "the temperature divides the probabilities, which changes nothing": shares_temperature_last,

@@ -25,6 +25,7 @@ class Reach:
     words: str
     turn: Callable  # (rng, *inputs) -> inputs of the same shapes
     at: Mapping | None = None  # the size; left out, a small one of the exercise's
+    in_place: int | None = None  # the number of the input that is the output as well
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ def of(arguments, *properties: Property, at: Mapping | None = None) -> tuple[Rea
 def at(words: str, **size) -> Reach:
     """Ordinary inputs at a size that has the property itself."""
     return Reach(words, lambda rng, *inputs: inputs, size)
+
+
+def in_place(number: int) -> Reach:
+    """Ordinary inputs, and input `number` is the output as well."""
+    return Reach(f"the output is input number {number + 1}, in place", lambda rng, *inputs: inputs, in_place=number)
 
 
 def _applied(each: Property, numbers, rng, *inputs) -> tuple:

@@ -103,9 +103,11 @@ class FunctionExercise(ComputedExercise):
 
     kind = "function"
     demand: Callable | None = None  # (HostRun of check.host_runs, at each size) -> a sentence, or None if met
+    alike: Callable | None = None  # (result, *inputs) -> an array that is equal for results that are as good
 
     def __post_init__(self):
         super().__post_init__()
+        self._demand(self.shape is None or self.alike is None, "alike is for a function that returns its result")
         for name in ("arguments", "start"):
             self._demand(self.shape or getattr(self, name) is None, f"{name} is for a launcher, which has a shape")
 

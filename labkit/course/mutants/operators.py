@@ -16,6 +16,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from labkit.course.syntax import Place, compiles, is_launch, is_shape, places_in, plus, short, with_fields
+
 Changes = Iterator[tuple[str, ast.AST | list]]  # what stands there now, in words or code, and the node or the nodes
 
 
@@ -36,11 +38,11 @@ def mutants(source: str) -> list[Mutant]:
     """Every mutant of an answer: the source of its cell, without markers. ast.unparse loses comments, nothing else."""
     tree = ast.parse(source)
     seen, found, names = {ast.unparse(tree)}, [], defaultdict(int)
-    for place in _places(tree):
+    for place in places_in(tree):
         for operator, change in OPERATORS.items():
             for now, node in change(place):
                 mutated = place.with_node(node)
-                if mutated in seen or not _compiles(mutated):
+                if mutated in seen or not compiles(mutated):
                     continue
                 seen.add(mutated)
                 what = f"{place.text} -> {now}"
@@ -66,97 +68,6 @@ def chosen(found: Iterable[Mutant], count: int) -> list[Mutant]:
     return picked[:count]
 
 
-# --- Places ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Place:
-    """One node of the tree, inside a function: `parent`.`field`, or one of that list."""
-
-    tree: ast.Module
-    path: tuple  # of (field, index or None) from the module down to the node
-    node: ast.AST
-    names: tuple[str, ...]  # local names of the function that hold numbers, as far as can be seen
-    call: str  # the innermost call around it, such as "cuda.shared.array"; "" outside of one
-
-    @property
-    def text(self) -> str:
-        return self.node.name if isinstance(self.node, ast.FunctionDef) else _short(self.node)
-
-    def with_node(self, node: ast.AST | list) -> str:
-        """The source with another node, or several statements, in this place."""
-        tree = copy.deepcopy(self.tree)
-        parent = tree
-        for field, index in self.path[:-1]:
-            parent = getattr(parent, field) if index is None else getattr(parent, field)[index]
-        field, index = self.path[-1]
-        if index is None:
-            setattr(parent, field, node)
-        elif isinstance(node, list):
-            getattr(parent, field)[index : index + 1] = node or [ast.Pass()]
-        else:
-            getattr(parent, field)[index] = node
-        return ast.unparse(ast.fix_missing_locations(tree))
-
-
-def _places(tree: ast.Module) -> Iterator[Place]:
-    """Every node inside a function, decorators, docstrings and annotations left out."""
-    for position, statement in enumerate(tree.body):
-        if isinstance(statement, ast.FunctionDef):
-            names = _local_names(statement)
-            path = (("body", position),)
-            yield Place(tree, path, statement, names, "")
-            yield from _below(tree, path, statement, names, "")
-
-
-def _below(tree, path, node, names, call) -> Iterator[Place]:
-    if isinstance(node, ast.Call):
-        call = ast.unparse(node.func)
-    for field, value in ast.iter_fields(node):
-        if field in ("decorator_list", "annotation", "returns", "ctx", "args") and isinstance(node, ast.FunctionDef):
-            continue
-        for index, child in enumerate(value) if isinstance(value, list) else ((None, value),):
-            if not isinstance(child, ast.AST) or _is_docstring(node, field, index, child):
-                continue
-            below = (*path, (field, index))
-            yield Place(tree, below, child, names, call)
-            yield from _below(tree, below, child, names, call)
-
-
-def _is_docstring(parent, field, index, child) -> bool:
-    return (isinstance(parent, ast.FunctionDef) and field == "body" and index == 0 and isinstance(child, ast.Expr)
-            and isinstance(child.value, ast.Constant))
-
-
-def _local_names(function: ast.FunctionDef) -> tuple[str, ...]:
-    """Names that the function binds to an index or a number: targets of assignments of no array, and of loops."""
-    arrays, found = set(), {}
-    for node in ast.walk(function):
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                names = [n.id for n in ast.walk(target) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-                (arrays.update if "array" in ast.unparse(node.value) else found.update)(dict.fromkeys(names))
-        elif isinstance(node, ast.For) and isinstance(node.target, ast.Name):
-            found[node.target.id] = None
-    subscripted = {node.value.id for node in ast.walk(function)
-                   if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name)}
-    return tuple(name for name in found if name not in arrays and name not in subscripted)
-
-
-def _short(node: ast.AST) -> str:
-    text = ast.unparse(node).split("\n")
-    line = text[0] + (" ..." if len(text) > 1 else "")
-    return line if len(line) <= 90 else line[:87] + "..."
-
-
-def _compiles(source: str) -> bool:
-    try:
-        compile(source, "<mutant>", "exec")
-    except SyntaxError:
-        return False
-    return True
-
-
 # --- Operators -------------------------------------------------------------------------------------------------------
 
 COMPARED = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
@@ -177,14 +88,14 @@ def guards(place: Place) -> Changes:
     node = place.node
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARED:
         yield from _as(node, ops=[COMPARED[type(node.ops[0])]()])
-        yield from _as(node, comparators=[_plus(node.comparators[0], 1)])
-        yield from _as(node, comparators=[_plus(node.comparators[0], -1)])
+        yield from _as(node, comparators=[plus(node.comparators[0], 1)])
+        yield from _as(node, comparators=[plus(node.comparators[0], -1)])
     if isinstance(node, ast.BoolOp):
         yield from _as(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
         for k in range(len(node.values)):
             rest = node.values[:k] + node.values[k + 1 :]
             left = rest[0] if len(rest) == 1 else ast.BoolOp(node.op, rest)
-            yield _short(left), left
+            yield short(left), left
     if isinstance(node, ast.If):
         yield from _as(node, test=ast.Constant(True))
         yield from _as(node, test=ast.UnaryOp(ast.Not(), node.test))
@@ -193,7 +104,7 @@ def guards(place: Place) -> Changes:
 def indices(place: Place) -> Changes:
     """Indices exchanged, one too many or too few, negative, scaled, or always the first."""
     node = place.node
-    if not isinstance(node, ast.Subscript) or _is_launch(place) or _is_shape(node):
+    if not isinstance(node, ast.Subscript) or is_launch(place) or is_shape(node):
         return
     parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     for k in range(len(parts) - 1):
@@ -202,7 +113,7 @@ def indices(place: Place) -> Changes:
     for k, part in enumerate(parts):
         if isinstance(part, ast.Slice):
             continue
-        for changed in (_plus(part, 1), _plus(part, -1), ast.BinOp(part, ast.Mult(), ast.Constant(2)), ast.Constant(0),
+        for changed in (plus(part, 1), plus(part, -1), ast.BinOp(part, ast.Mult(), ast.Constant(2)), ast.Constant(0),
                         ast.UnaryOp(ast.USub(), part)):
             other = [*parts[:k], changed, *parts[k + 1 :]]
             yield from _as(node, slice=ast.Tuple(other, ast.Load()) if len(parts) > 1 else changed)
@@ -238,10 +149,10 @@ def arithmetic(place: Place) -> Changes:
             yield from _as(node, op=COMPUTED[type(node.op)]())
         if not isinstance(node.op, (ast.Add, ast.Mult, ast.BitAnd, ast.BitOr, ast.MatMult)):
             yield from _as(node, left=node.right, right=node.left)
-        yield _short(node.left), node.left
-        yield _short(node.right), node.right
+        yield short(node.left), node.left
+        yield short(node.right), node.right
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        yield _short(node.operand), node.operand
+        yield short(node.operand), node.operand
 
 
 def identities(place: Place) -> Changes:
@@ -292,7 +203,7 @@ def moved_barriers(place: Place) -> Changes:
                         mutated = copy.copy(node)
                         setattr(mutated, field, changed)
                         where = "before" if other < k else "behind"
-                        yield f"{_short(statement)} {where} {_short(block[other])}", mutated
+                        yield f"{short(statement)} {where} {short(block[other])}", mutated
 
 
 def omissions(place: Place) -> Changes:
@@ -305,10 +216,10 @@ def omissions(place: Place) -> Changes:
             yield "left out", []
     if isinstance(node, ast.AugAssign):
         changed = ast.Assign([node.target], node.value)
-        yield _short(ast.fix_missing_locations(changed)), changed
+        yield short(ast.fix_missing_locations(changed)), changed
     if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Subscript):
         changed = ast.AugAssign(node.targets[0], ast.Add(), node.value)
-        yield _short(ast.fix_missing_locations(changed)), changed
+        yield short(ast.fix_missing_locations(changed)), changed
 
 
 def loops(place: Place) -> Changes:
@@ -318,23 +229,23 @@ def loops(place: Place) -> Changes:
         bounds = node.iter.args
         for k in range(len(bounds)):
             for by in (1, -1) if k or len(bounds) == 1 else (1,):
-                other = [*bounds[:k], _plus(bounds[k], by), *bounds[k + 1 :]]
+                other = [*bounds[:k], plus(bounds[k], by), *bounds[k + 1 :]]
                 iterated = ast.Call(node.iter.func, other, [])
-                yield f"for {_short(node.target)} in {_short(iterated)}", _with(node, iter=iterated)
+                yield f"for {short(node.target)} in {short(iterated)}", with_fields(node, iter=iterated)
         if len(bounds) == 3:
             for step in (ast.BinOp(bounds[2], ast.Mult(), ast.Constant(2)), ast.Constant(1)):
                 iterated = ast.Call(node.iter.func, [*bounds[:2], step], [])
-                yield f"for {_short(node.target)} in {_short(iterated)}", _with(node, iter=iterated)
+                yield f"for {short(node.target)} in {short(iterated)}", with_fields(node, iter=iterated)
     if isinstance(node, ast.For) and isinstance(node.iter, ast.Tuple) and len(node.iter.elts) > 1:
         for part in (node.iter.elts[1:], node.iter.elts[:-1]):
             iterated = ast.Tuple(part, ast.Load())
-            yield f"for {_short(node.target)} in {_short(iterated)}", _with(node, iter=iterated)
+            yield f"for {short(node.target)} in {short(iterated)}", with_fields(node, iter=iterated)
 
 
 def shapes(place: Place) -> Changes:
     """The length of another axis, or a number that fits one shape only."""
     node = place.node
-    if isinstance(node, ast.Subscript) and _is_shape(node) and isinstance(node.slice, ast.Constant):
+    if isinstance(node, ast.Subscript) and is_shape(node) and isinstance(node.slice, ast.Constant):
         yield from _as(node, slice=ast.Constant(1 - node.slice.value if node.slice.value < 2 else 0))
         yield "128", ast.Constant(128)
     if isinstance(node, ast.Attribute) and node.attr == "size":
@@ -346,9 +257,9 @@ def shapes(place: Place) -> Changes:
 def launches(place: Place) -> Changes:
     """Grid and block exchanged, one block only, one thread a block, half a block."""
     node = place.node
-    if _is_launch(place):
+    if is_launch(place):
         grid, block, *rest = node.slice.elts
-        for parts in ((block, grid), (ast.Constant(1), block), (grid, ast.Constant(1)), (_plus(grid, -1), block)):
+        for parts in ((block, grid), (ast.Constant(1), block), (grid, ast.Constant(1)), (plus(grid, -1), block)):
             yield from _as(node, slice=ast.Tuple([*parts, *rest], ast.Load()))
         if rest:
             yield from _as(node, slice=ast.Tuple([grid, block], ast.Load()))
@@ -366,7 +277,7 @@ def calls(place: Place) -> Changes:
             other = node.args[:k] + [node.args[k + 1], node.args[k]] + node.args[k + 2 :]
             yield from _as(node, args=other)
     if len(node.args) == 1 and (name.startswith("math.") or name == "abs"):
-        yield _short(node.args[0]), node.args[0]
+        yield short(node.args[0]), node.args[0]
 
 
 def coordinates(place: Place) -> Changes:
@@ -375,7 +286,7 @@ def coordinates(place: Place) -> Changes:
     if isinstance(node, ast.Attribute) and node.attr in PLACES and ast.unparse(node).startswith("cuda."):
         yield from _as(node, attr=PLACES[node.attr])
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute) and node.value.attr in PLACES:
-        yield from _as(node, value=_with(node.value, attr=PLACES[node.value.attr]))
+        yield from _as(node, value=with_fields(node.value, attr=PLACES[node.value.attr]))
     if isinstance(node, ast.Call) and ast.unparse(node) == "cuda.grid(1)":
         for other in ("cuda.threadIdx.x", "cuda.blockIdx.x"):
             yield other, ast.parse(other, mode="eval").body
@@ -387,7 +298,7 @@ def host_code(place: Place) -> Changes:
     if isinstance(node, ast.Return) and node.value is not None:
         yield "return None", ast.Return(None)
     if isinstance(node, ast.Attribute) and node.attr == "T":
-        yield _short(node.value), node.value
+        yield short(node.value), node.value
     if isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, bool):
         yield f"{node.arg}={not node.value.value}", ast.keyword(node.arg, ast.Constant(not node.value.value))
 
@@ -400,30 +311,6 @@ OPERATORS: dict[str, Callable[[Place], Changes]] = {
 }
 
 
-def _with(node: ast.AST, **fields) -> ast.AST:
-    changed = copy.copy(node)
-    for name, value in fields.items():
-        setattr(changed, name, value)
-    return changed
-
-
 def _as(node: ast.AST, **fields) -> Changes:
-    changed = _with(node, **fields)
-    yield _short(ast.fix_missing_locations(copy.deepcopy(changed))), changed
-
-
-def _plus(node: ast.AST, by: int) -> ast.AST:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return ast.Constant(node.value + by)
-    return ast.BinOp(node, ast.Add() if by > 0 else ast.Sub(), ast.Constant(abs(by)))
-
-
-def _is_launch(place: Place) -> bool:
-    """kernel[grid, block](...): a subscript with two parts or more that is called."""
-    node = place.node
-    return (isinstance(node, ast.Subscript) and place.path[-1] == ("func", None)
-            and isinstance(node.slice, ast.Tuple) and len(node.slice.elts) >= 2)
-
-
-def _is_shape(node: ast.Subscript) -> bool:
-    return isinstance(node.value, ast.Attribute) and node.value.attr == "shape"
+    changed = with_fields(node, **fields)
+    yield short(ast.fix_missing_locations(copy.deepcopy(changed))), changed

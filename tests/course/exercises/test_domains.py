@@ -10,7 +10,7 @@ from labkit import cuda
 from labkit.course import exercises
 from labkit.course.check import examine
 from labkit.course.check.cases import draw_cases
-from labkit.course.check.stages import _observed_cases
+from labkit.course.check.stages import observed_cases
 from labkit.course.exercises import domains
 from labkit.course.exercises.domains import Reach, at, of
 
@@ -91,7 +91,7 @@ def test_the_inputs_depend_on_the_seed_alone_and_are_not_observed():
     one, same, other = ([case for case in draw_cases(exercise, seed) if case.where] for seed in (5, 5, 6))
     assert all(np.array_equal(a.inputs[0], b.inputs[0]) for a, b in zip(one, same, strict=True))
     assert one[0].where == domains.FAR_ABOVE_ZERO.words and not np.array_equal(one[0].inputs[0], other[0].inputs[0])
-    assert not any(case.where for case in _observed_cases(exercise, draw_cases(exercise, 5)))
+    assert not any(case.where for case in observed_cases(exercise, draw_cases(exercise, 5)))
 
 
 def test_several_arguments_and_a_size_of_its_own():

@@ -1,0 +1,113 @@
+"""Small changes to an answer that is wrong, the likeliest first: one of them may make it right.
+
+A change knows its line and says what is wrong there, in words that do not give away what belongs there instead.
+Most of what labkit.course.mutants does to a right answer is undone by the same operators; the others here are for what
+learners write.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from labkit.course.check import expression_changes, statement_changes
+from labkit.course.check.vocabulary import Vocabulary
+from labkit.course.mutants import operators
+from labkit.course.syntax import Found, Place, places_in, quoted, short
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """One change of a function. rank: the lower the likelier; words: what is wrong at that line, as a clause."""
+
+    rank: float
+    line: int
+    words: str
+    place: Place
+    node: ast.AST | list
+
+    def tree(self) -> ast.Module:
+        return ast.fix_missing_locations(self.place.tree_with(self.node))
+
+
+def changes(tree: ast.Module, vocabulary: Vocabulary) -> list[Change]:
+    """Every change of the function in `tree`, likeliest first. Lines are those that the tree's nodes have."""
+    found = []
+    for place in places_in(tree):
+        for operator in (*REUSED, *expression_changes.OPERATORS, *statement_changes.OPERATORS):
+            for rank, words, node in operator(place, vocabulary):
+                if not _does_all_alone(place, node):
+                    found.append(Change(rank, _line(place.node, node), words, place, node))
+    return sorted(found, key=lambda change: change.rank)
+
+
+def _does_all_alone(place: Place, node) -> bool:
+    """Whether a loop that shares its work now goes in steps of 1: right results, whatever the mistake, and no cure."""
+    step = node.iter.args[2:3] if isinstance(node, ast.For) and isinstance(node.iter, ast.Call) else (
+        [node] if place.path[-1] == ("args", 2) and place.call == "range" else [])
+    return bool(step) and isinstance(step[0], ast.Constant) and step[0].value == 1
+
+
+def _line(before: ast.AST, after) -> int:
+    """The line to be shown: of a block that is rearranged, that of the first statement which moves."""
+    moved = getattr(after, "moved", None)
+    return getattr(moved if moved is not None else before, "lineno", 0)
+
+
+# --- The operators of mutants, the other way round -------------------------------------------------------------------
+
+
+def _reused(rank: float, operator: Callable, words: Callable) -> Callable:
+    def change(place: Place, vocabulary: Vocabulary) -> Found:
+        if not isinstance(place.node, ast.FunctionDef):
+            for now, node in operator(place):
+                yield rank, words(place.node, now), node
+
+    return change
+
+
+def _of_index(node, now: str) -> str:
+    return f"the index of `{short(node.value)}` is not the one that belongs there"
+
+
+def _of_omission(node, now: str) -> str:
+    if now == "left out":
+        return "this statement is one too many"
+    target = node.target if isinstance(node, ast.AugAssign) else node.targets[0]
+    if isinstance(node, ast.AugAssign):
+        return f"{quoted(target)} is added to, and should be set"
+    return f"{quoted(target)} is set, and should be added to"
+
+
+def _of_arithmetic(node, now: str) -> str:
+    if isinstance(node, ast.UnaryOp):
+        return f"the sign of {quoted(node.operand)} is wrong"
+    if now in (short(node.left), short(node.right)):
+        return f"in {quoted(node)} something is one too many"
+    return f"in {quoted(node)} the operator, or the order of what stands beside it, is wrong"
+
+
+def _of_call(node, now: str) -> str:
+    if node.args and now == short(node.args[0]) and len(node.args) == 1:
+        return f"{quoted(node.func)} is one call too many"
+    if now.split("(")[0] == short(node.func):
+        return f"the arguments of {quoted(node.func)} stand in the wrong order"
+    return f"{quoted(node.func)} is not the function that belongs there"
+
+
+REUSED = (
+    _reused(1.0, operators.guards, lambda node, now: f"the condition of {quoted(node)} is wrong" if isinstance(
+        node, ast.If) else f"the condition {quoted(node)} is true once too often or too seldom"),
+    _reused(3.0, operators.indices, _of_index),
+    _reused(2.5, operators.numbers, lambda node, now: f"the number `{node.value}` is wrong"),
+    _reused(2.0, operators.arithmetic, _of_arithmetic),
+    _reused(1.0, operators.identities, lambda node, now: f"{quoted(node.targets[0])} begins with the wrong value"),
+    _reused(1.0, operators.omissions, _of_omission),
+    _reused(1.3, operators.loops, lambda node, now: "this loop begins, ends or steps where it should not"),
+    _reused(1.2, operators.shapes, lambda node, now: f"{quoted(node)} is the length of another axis"),
+    _reused(1.5, operators.launches, lambda node, now: "the grid and the block of this launch are wrong"),
+    _reused(1.5, operators.calls, _of_call),
+    _reused(2.0, operators.coordinates, lambda node, now: f"{quoted(node)} is not the coordinate that belongs there"),
+    _reused(2.0, operators.host_code, lambda node, now: f"{quoted(node)} is wrong"),
+)

@@ -1,0 +1,437 @@
+"""Where the mistake stands, by repair: a small change to the answer's source with which every result is right.
+
+The changes come from changes.py, the likeliest first. Each is tried on one small case that fails, in plain Python and
+without compiling; what is right there is tried on all small cases, in other orders of the threads and under observe.
+Only then does the verdict name the line, and what is wrong in it, not what belongs there instead.
+
+    found = repairs(exercise, answer, case, cases)
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import inspect
+import io
+import itertools
+import time
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from labkit import device
+from labkit.course.check import rough_run
+from labkit.course.check.cases import Case, arguments_of, threads_of
+from labkit.course.check.changes import Change, changes
+from labkit.course.check.compare import compared
+from labkit.course.check.complaints import Source, sources_of
+from labkit.course.check.limits import HostTimeout, announced, host_limit
+from labkit.course.check.run import attempted, first_finding, inputs_changed, observed, unwritten
+from labkit.course.check.verdict import place
+from labkit.course.check.vocabulary import Vocabulary
+from labkit.course.exercises import Exercise
+from labkit.simt import thread_order, time_limit
+from labkit.simt.compiled_kernel import InterpretedKernel
+from labkit.simt.kernel import DeviceFunction, Kernel
+from labkit.simt.rewrite import rewrite
+from labkit.simt.scope import remember_source
+
+LOOKING_S = 4.0  # of the CPU, for the whole search
+WALL_S = 10.0  # for the same, on a busy machine
+AFTER_FIRST_S = 0.8  # for another place, once one is found
+FIRST_S = 2.0  # for a run of the answer as it is
+CANDIDATE_S, LAUNCHED_S = 0.3, 3.0  # for one run of a changed answer, which may never end; for one that launches
+OBSERVED_S = 3.0  # for a block of one under observe
+ROUGH_S = 0.05  # for a rough run, or five times what the answer took
+PROVING_S = 3.0  # for all cases of one that is right where the answer failed
+SLOWEST_S = 0.8  # a case that takes the answer longer leaves time for too few changes
+SMALL_THREADS = 1_100  # what is run in plain Python
+PAIRED_RANK, MOST_OF_A_LINE = 2.6, 60  # which changes are tried two at a time
+NEAR = 0.5  # how much less likely another place may be that is named as well
+NOT_LOOKED_AT = ("unsupported", "wrong_types", "wrong_arguments", "unchanged", "returns", "not_observed", "gpu_fault")
+WITH_EFFECTS = {"open", "exec", "eval", "input", "os", "sys", "subprocess", "shutil", "pathlib", "Path", "socket",
+                "requests", "urllib", "compile", "__import__", "globals", "setattr", "exit", "quit"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Repair:
+    """A place where a small change makes every result right. words: what is wrong there, as a clause."""
+
+    filename: str
+    line: int
+    words: str
+    rank: float
+    count: int = 1  # of changes
+
+
+def sentences(found: tuple[Repair, ...]) -> tuple[str, ...]:
+    """Paragraphs of a verdict."""
+    if not found:
+        return ()
+    many = "one small change" if found[0].count == 1 else "two small changes"
+    first = f"{place(found[0].filename, found[0].line)}. Here {found[0].words}; with {many} every result is right."
+    return (first, *(f"Or {place(one.filename, one.line)[:1].lower()}{place(one.filename, one.line)[1:]}. There "
+                     f"{one.words}; a small change there would do as well." for one in found[1:]))
+
+
+def repairs(exercise: Exercise, answer, attempt_kind: str, case: Case, cases: list[Case],
+            seconds: float = LOOKING_S) -> tuple[Repair, ...]:
+    """The places, at most two, at which one small change makes the answer right; () where none is found in time.
+
+    Ctrl-C ends the search, not the check. Nothing runs on a GPU.
+    """
+    if attempt_kind in NOT_LOOKED_AT or not _can_be_changed(exercise, answer):
+        return ()
+    search = _Search(exercise, answer, case, cases, _clock() + seconds)
+    try:
+        with (announced("Looking for the place of the mistake. Interrupt, and the verdict comes without it ..."),
+              warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), np.errstate(all="ignore"),
+              host_limit(WALL_S)):
+            warnings.simplefilter("ignore")
+            search.run()
+    except (HostTimeout, KeyboardInterrupt):
+        pass
+    except Exception:  # a changed program can go wrong in any way, and the verdict does not depend on it
+        return ()
+    return search.chosen()
+
+
+def _can_be_changed(exercise: Exercise, answer) -> bool:
+    """A kernel or function of this process whose source is at hand, and that does nothing but compute."""
+    if exercise.kind == "kernel":
+        if not (isinstance(answer, Kernel) or type(answer).__name__ == "CUDADispatcher"):
+            return False
+    elif not isinstance(answer, types.FunctionType) or device.on_gpu():
+        return False
+    for source in sources_of(answer).values():
+        for node in ast.walk(source.tree):
+            if isinstance(node, (ast.Import, ast.ImportFrom, ast.Global, ast.With, ast.ClassDef)) or (
+                    isinstance(node, ast.Name) and node.id in WITH_EFFECTS):
+                return False
+    return True
+
+
+def _clock() -> float:
+    """Seconds of this thread, so that a busy machine does not end a search sooner; repairs() limits the others."""
+    return time.thread_time()
+
+
+# --- The search ------------------------------------------------------------------------------------------------------
+
+
+class _Search:
+    def __init__(self, exercise: Exercise, answer, case: Case, cases: list[Case], ends: float):
+        self.exercise, self.answer, self.case, self.cases, self.ends = exercise, answer, case, cases, ends
+        self.sources = {name: source for name, source in sources_of(answer).items() if source.tree is not None
+                        and isinstance(getattr(source.tree, "body", [None])[:1], list) and _definition(source)}
+        self.found: list[Repair] = []
+        self.tried = 0
+        self.limit_s = FIRST_S
+        self.rough_s = CANDIDATE_S
+        self.rough: list[Case] = []  # for rough runs; the first says as the CPU device does that the answer is wrong
+
+    def run(self) -> None:
+        name = getattr(self.answer, "__name__", "")
+        if name not in self.sources:
+            return
+        stands = self._first_failing()
+        if stands is None:
+            return
+        self.seen = {ast.dump(source.tree) for source in self.sources.values()}
+        in_order = self._in_order()
+        for source, change in in_order:
+            if _clock() > self.ends or self._enough(change):
+                return
+            if self._helps(source, change.tree(), stands):
+                self.ends = min(self.ends, _clock() + AFTER_FIRST_S) if not self.found else self.ends
+                self.found.append(Repair(source.filename, change.line, change.words, change.rank))
+        if self.found:
+            return
+        for source, line, tree in pairs(in_order):
+            if _clock() > self.ends:
+                return
+            if self._helps(source, tree, stands):
+                self.found.append(Repair(source.filename, line, "two things are wrong", 9.0, count=2))
+                return
+
+    def _helps(self, source: Source, tree: ast.Module, stands: Callable) -> bool:
+        """Whether the answer with this tree is right in everything that is tried."""
+        shown = ast.dump(tree)
+        if shown in self.seen:
+            return False
+        self.seen.add(shown)
+        self.tried += 1
+        if not all(self._roughly_right(source, tree, case) for case in self.rough):
+            return False
+        made = self._made(source, tree)
+        return made is not None and stands(made) and self._proved(made)
+
+    def chosen(self) -> tuple[Repair, ...]:
+        """The likeliest one, and that of another line if it is about as likely."""
+        first = self.found[:1]
+        return (*first, *[one for one in self.found if one.line != first[0].line][:1])
+
+    def _enough(self, change: Change) -> bool:
+        return bool(self.found) and (len({one.line for one in self.found}) > 1
+                                     or change.rank > self.found[0].rank + NEAR)
+
+    def _in_order(self) -> list[tuple[Source, Change]]:
+        every = []
+        for source in self.sources.values():
+            function = _definition(source)
+            is_answer = source.function.__name__ == self.answer.__name__
+            given = self._given(function) if is_answer else {}
+            in_kernel = self.exercise.kind == "kernel" or not is_answer
+            vocabulary = Vocabulary(function, given, in_kernel)
+            every += [(change.rank + (0 if is_answer else NEAR), source, change)
+                      for change in changes(source.tree, vocabulary)]
+        every.sort(key=lambda one: one[0])
+        return [(source, change) for _, source, change in every]
+
+    def _given(self, function: ast.FunctionDef) -> dict[str, tuple[str, int]]:
+        """Kind and number of axes of the parameters, from what the answer is called with."""
+        case = self.case
+        values = case.inputs
+        if self.exercise.shape is not None:
+            values = arguments_of(self.exercise, case.inputs, case.expected, case.size)
+        kinds = {}
+        for argument, value in zip(function.args.args, values, strict=False):
+            if isinstance(value, np.ndarray) and value.ndim:
+                kinds[argument.arg] = ("array", value.ndim)
+            elif isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+                kinds[argument.arg] = ("int", 0)
+            elif isinstance(value, (float, np.floating)):
+                kinds[argument.arg] = ("float", 0)
+        return kinds
+
+    # --- Running
+
+    def _first_failing(self) -> Callable | None:
+        """A test on the cheapest case which the answer as it is does not stand: (changed answer) -> whether it does.
+        None if every test that is cheap enough passes."""
+        kept = self._unchanged()
+        if kept is None:
+            return None
+        small = [case for case in self.cases if self._is_small(case)]
+        near = [self.case, *sorted((case for case in small if case is not self.case), key=self._threads)[:4]]
+        half = (_clock() + self.ends) / 2
+        for test in self._tests():
+            timed = []
+            for case in near:
+                if timed and _clock() > half:
+                    break
+                begin, begin_wall = _clock(), time.monotonic()
+                if not test(kept, case):
+                    timed.append((_clock() - begin, len(timed), case, time.monotonic() - begin_wall))
+            if timed:
+                took, _, cheapest, wall = min(timed)
+                launcher = self.exercise.shape is not None and self.exercise.kind == "function"
+                self.limit_s = max(LAUNCHED_S if launcher else CANDIDATE_S, 5 * wall)
+                if test == self._right and self._can_be_rough(kept, cheapest):
+                    others = [case for case in self.cases if self._is_small(case) and case is not cheapest]
+                    self.rough = [cheapest, *sorted(others, key=self._threads)]
+                return functools.partial(test, case=cheapest) if took < SLOWEST_S else None
+        return None
+
+    def _can_be_rough(self, kept, case: Case) -> bool:
+        """Whether rough runs of the answer can be trusted to sort changes out."""
+        if self.exercise.kind != "kernel" or not rough_run.works(self._trees(), self._names()):
+            return False
+        begin = _clock()
+        if self._roughly_right(None, None, case):
+            return False
+        took = _clock() - begin
+        self.rough_s = max(ROUGH_S, 5 * took) if took < CANDIDATE_S else ROUGH_S
+        if self.failed_roughly:  # does it fail on the CPU device, too, or only because a rough run cannot do it?
+            with contextlib.suppress(Exception, HostTimeout):
+                attempted(self.exercise, kept, case, "forward", self.limit_s)
+                return False
+        return True
+
+    def _trees(self) -> dict[str, ast.Module]:
+        return {name: source.tree for name, source in self.sources.items()}
+
+    def _names(self) -> dict:
+        return _namespace(self.sources[self.answer.__name__].function)
+
+    def _roughly_right(self, source: Source | None, tree, case: Case) -> bool:
+        trees = self._trees()
+        if source is not None:
+            trees[source.function.__name__] = tree
+        self.failed_roughly = False
+        try:
+            run = rough_run.RoughRun(self.exercise, self.answer.__name__, trees, self._names(), self.rough_s)
+            return run.right(case)
+        except Exception:
+            self.failed_roughly = True
+            return False
+
+    def _tests(self) -> tuple[Callable, ...]:
+        if device.on_gpu():
+            return (self._right_under_observe,)
+        if self.exercise.kind == "kernel":
+            return (self._right, lambda made, case: self._right(made, case, "reverse"), self._right_under_observe)
+        return (self._right, lambda made, case: self._right(made, case, "reverse"), self._meets_demand)
+
+    def _proved(self, made) -> bool:
+        """Whether it is right in every small case, whatever the order of the threads, and nothing is found by
+        observe."""
+        ends = _clock() + PROVING_S
+        small = sorted((case for case in self.cases if self._is_small(case)), key=self._threads)
+        with_order = [case for case in small if case.expected.size > 1][:2] or small[:1]
+        kernel = self.exercise.kind == "kernel"
+        steps = [] if device.on_gpu() and kernel else [(self._right, case) for case in small]
+        if not device.on_gpu() and self.exercise.shape is not None:
+            steps += [(lambda one, case: self._right(one, case, "reverse"), case) for case in with_order]
+        if kernel:
+            watched = small if device.on_gpu() else self._watched(small)
+            steps += [(self._right_under_observe, case) for case in watched]
+        elif self.exercise.demand is not None:
+            steps += [(self._meets_demand, case) for case in small if not case.where]
+        for done, (test, case) in enumerate(steps):
+            if _clock() > ends:
+                return done >= min(len(steps), 6)
+            if not test(made, case):
+                return False
+        return bool(steps)
+
+    def _watched(self, small: list[Case]) -> list[Case]:
+        """Those that check observes, and the one that failed."""
+        found = [case for case in self._demanded() if self._is_small(case)]
+        return found if self.case in found or not self._is_small(self.case) else [*found, self.case]
+
+    def _is_small(self, case: Case) -> bool:
+        return self.exercise.kind != "kernel" or threads_of(self.exercise, case) <= SMALL_THREADS
+
+    def _threads(self, case: Case) -> int:
+        return threads_of(self.exercise, case) if self.exercise.kind == "kernel" else case.expected.size
+
+    def _right(self, made, case: Case, order: str = "forward") -> bool:
+        try:
+            return attempted(self.exercise, made, case, order, self.limit_s).good
+        except (Exception, SystemExit):
+            return False
+        except HostTimeout:
+            return False
+
+    def _right_under_observe(self, made, case: Case) -> bool:
+        try:
+            with time_limit(OBSERVED_S), thread_order("forward"):
+                report, inputs, out = observed(self.exercise, made, case, OBSERVED_S)
+        except Exception:
+            return False
+        if first_finding(report) is not None or inputs_changed(case, inputs) is not None:
+            return False
+        if not case.where and case.size in [one.size for one in self._demanded()] and self.exercise.missing(report):
+            return False
+        return compared(self.exercise, case, out, unwritten(case, out)).good
+
+    def _demanded(self) -> list[Case]:
+        from labkit.course.check.stages import observed_cases
+
+        return observed_cases(self.exercise, self.cases)
+
+    def _meets_demand(self, made, case: Case) -> bool:
+        if self.exercise.demand is None:
+            return True
+        from labkit.course.check.host_runs import host_observer
+
+        return host_observer(self.exercise, case)(made).good
+
+    # --- Making
+
+    def _unchanged(self):
+        source = self.sources[self.answer.__name__]
+        return self._made(source, source.tree)
+
+    def _made(self, changed: Source, tree: ast.Module):
+        """The answer with the function `changed` as `tree` has it; None if that is no function."""
+        names = {}
+        for name, source in self.sources.items():
+            if changed.function.__name__ == self.answer.__name__ and name != self.answer.__name__:
+                continue  # as it is, and compiled
+            own = tree if source is changed else source.tree
+            try:
+                names[name] = (own, source)
+            except SyntaxError:
+                return None
+        namespace = _namespace(self.sources[self.answer.__name__].function)
+        try:
+            for name, (own, source) in names.items():
+                namespace[name] = _kernel_or_function(own, source, namespace, self._original(name))
+        except Exception:
+            return None
+        return namespace[self.answer.__name__]
+
+    def _original(self, name: str):
+        function = self.sources[name].function
+        if name == self.answer.__name__:
+            return self.answer
+        found = _namespace(self.sources[self.answer.__name__].function).get(name)
+        return found if found is not None else function
+
+
+def pairs(in_order: list[tuple[Source, Change]]) -> Iterator[tuple[Source, int, ast.Module]]:
+    """Two changes of expressions in one line, the likeliest first: (function, line, tree)."""
+    lines: dict[tuple, list] = {}
+    for source, change in in_order:
+        if change.rank <= PAIRED_RANK and isinstance(change.node, ast.expr):
+            lines.setdefault((source.filename, change.line), []).append((source, change))
+    found = [(one.rank + other.rank, source, one, other) for changed in lines.values()
+             for (source, one), (_, other) in itertools.combinations(changed[:MOST_OF_A_LINE], 2)
+             if one.place.path != other.place.path[: len(one.place.path)]
+             and other.place.path != one.place.path[: len(other.place.path)]]
+    for _, source, one, other in sorted(found, key=lambda pair: pair[0]):
+        place_in_changed = replace(other.place, tree=one.place.tree_with(one.node))
+        yield source, one.line, ast.fix_missing_locations(place_in_changed.tree_with(other.node))
+
+
+def _definition(source: Source) -> ast.FunctionDef | None:
+    body = getattr(source.tree, "body", [])
+    return body[0] if body and isinstance(body[0], ast.FunctionDef) else None
+
+
+def _namespace(function) -> dict:
+    closed = inspect.getclosurevars(function).nonlocals if function.__closure__ else {}
+    return {**function.__globals__, **closed}
+
+
+def _kernel_or_function(tree: ast.Module, source: Source, namespace: dict, like):
+    """What the tree defines, of the kind of `like`: a kernel is one that runs in plain Python."""
+    definition = tree.body[0]
+    bare = ast.FunctionDef(definition.name, _without_annotations(definition.args), definition.body, [], None)
+    ast.fix_missing_locations(ast.copy_location(bare, definition))
+    exec(compile(ast.Module([bare], []), source.filename, "exec", dont_inherit=True), namespace)
+    function = namespace[definition.name]
+    if not hasattr(like, "py_func"):
+        return function
+    remember_source(function, bare, source.filename)
+    options = getattr(like, "targetoptions", None) or {}
+    if type(like).__name__ == "DeviceFunction" or options.get("device"):
+        return DeviceFunction(function, getattr(like, "signature", None))
+    return _PlainKernel(function, like)
+
+
+def _without_annotations(arguments: ast.arguments) -> ast.arguments:
+    return ast.arguments(
+        [ast.arg(a.arg) for a in arguments.posonlyargs], [ast.arg(a.arg) for a in arguments.args], arguments.vararg,
+        [ast.arg(a.arg) for a in arguments.kwonlyargs], arguments.kw_defaults, arguments.kwarg, arguments.defaults)
+
+
+class _PlainKernel(Kernel):
+    """A kernel that is never compiled: its launches are interpreted."""
+
+    def __init__(self, function, like):
+        super().__init__(function, (), getattr(like, "options", None))
+        self._given = getattr(like, "_given", [])
+        self.dynamic_allowed = getattr(like, "dynamic_allowed", self.dynamic_allowed)
+        self._program = None
+
+    def _compile(self, argument_types, flat=False):
+        if self._program is None:
+            self._program = InterpretedKernel(rewrite(self.py_func))
+        return self._program

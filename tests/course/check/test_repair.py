@@ -1,0 +1,226 @@
+"""A small change that makes a wrong answer right: each kind is found, on its line, and nothing unproved is said."""
+
+import ast
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from labkit import cuda
+from labkit.course import answer_cells
+from labkit.course.check import cases, examine, repair
+from labkit.course.check.changes import changes
+from labkit.course.check.vocabulary import Vocabulary
+from labkit.course.exercises import FunctionExercise, KernelExercise
+
+pytestmark = pytest.mark.cpu_device
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A busy machine does not end a search: only its own work counts."""
+    monkeypatch.setattr(repair, "WALL_S", 120.0)
+
+
+ABOVE = "from numba import float32\nfrom labkit import cuda\n"
+KERNEL = """
+@cuda.jit
+def {name}(x, out):
+{body}
+"""
+
+
+def uniform(rng, *shape):
+    return rng.uniform(0.5, 1.5, shape).astype(np.float32)
+
+
+@cuda.jit
+def zero_x(x, out):
+    pass
+
+
+def exercise_of(reference, shape, sizes, launch, inputs, **more):
+    """An exercise for a kernel with as many parameters as there are inputs, and out."""
+    return KernelExercise(name="made_here", reference=reference, inputs=inputs, shape=shape, sizes=sizes, launch=launch,
+                          tolerance=lambda *given: 1e-4, wrong={"a": zero_x, "b": zero_x},
+                          domain="It is made for a test, and small.", random_size=lambda rng: sizes[-1], **more)
+
+
+DOUBLED = exercise_of(lambda x: 2.0 * x + 1, lambda n: (n,), ({"n": 1}, {"n": 33}, {"n": 70}),
+                      lambda n: (-(-n // 32), 32), lambda rng, n: (uniform(rng, n),))
+ROWS = exercise_of(lambda x: x.astype(np.float64).sum(1), lambda R, C: (R,), ({"R": 1, "C": 2}, {"R": 5, "C": 3}),
+                   lambda R, C: (1, 32), lambda rng, R, C: (uniform(rng, R, C),))
+FLIPPED = exercise_of(lambda x: x.reshape(-1, 64)[:, ::-1].reshape(-1), lambda n: (64 * n,), ({"n": 1}, {"n": 3}),
+                      lambda n: (n, 64), lambda rng, n: (uniform(rng, 64 * n),))
+TURNED = exercise_of(lambda x: x.T, lambda R, C: (C, R), ({"R": 2, "C": 3}, {"R": 5, "C": 4}),
+                     lambda R, C: ((1, 1), (8, 8)), lambda rng, R, C: (uniform(rng, R, C),))
+BODIES = {
+    "doubled": """
+    i = cuda.grid(1)
+    if i < x.size:
+        out[i] = 2 * x[i] + 1""",
+    "rows": """
+    row = cuda.grid(1)
+    if row < x.shape[0]:
+        total = float32(0.0)
+        for col in range(x.shape[1]):
+            total += x[row, col]
+        out[row] = total""",
+    "flipped": """
+    tile = cuda.shared.array(64, float32)
+    i = cuda.grid(1)
+    tile[cuda.threadIdx.x] = x[i]
+    cuda.syncthreads()
+    out[i] = tile[63 - cuda.threadIdx.x]""",
+    "turned": """
+    col, row = cuda.grid(2)
+    if row < x.shape[0] and col < x.shape[1]:
+        out[col, row] = x[row, col]""",
+}
+EXERCISES = {"doubled": DOUBLED, "rows": ROWS, "flipped": FLIPPED, "turned": TURNED}
+
+
+def kernel_line(source, line):
+    return f"{ABOVE}{source}".splitlines()[line - 1]
+
+
+def searched(exercise, source, seconds=4.0):
+    """The places that are found in the answer of this source."""
+    answer = answer_cells.run(f"{ABOVE}{source}", "made_here", "<an answer to be repaired>")
+    drawn = cases.draw_cases(exercise, 5)
+    return repair.repairs(exercise, answer, "wrong_result", drawn[0], drawn, seconds)
+
+
+def kernel_source(which, old="", new=""):
+    assert old in BODIES[which]
+    return KERNEL.format(name="made_here", body=BODIES[which].replace(old, new, 1) if old else BODIES[which])
+
+
+KINDS = (
+    # exercise, what stands in the right answer, what stands there now, the line's text, a part of the words
+    ("doubled", "2 * x[i] + 1", "2 * (x[i] + 1)", "out[i] =", "brackets"),
+    ("doubled", "2 * x[i] + 1", "2 * x[i]", "out[i] =", "missing"),
+    ("doubled", "2 * x[i] + 1", "2 * x[i] - 1", "out[i] =", "operator"),
+    ("doubled", "2 * x[i] + 1", "3 * x[i] + 2", "out[i] =", "two things"),
+    ("doubled", "out[i] = ", "out[i] += ", "out[i] +=", "should be set"),
+    ("doubled", "i < x.size", "i <= x.size", "if i <=", "condition"),
+    ("doubled", "i < x.size", "i < x.size - 1", "if i <", "condition"),
+    ("doubled", "cuda.grid(1)", "cuda.threadIdx.x", "i = ", "counts within the block"),
+    ("doubled", "    if i < x.size:\n        out", "    out", "out[i]", "condition is missing"),
+    ("rows", "range(x.shape[1])", "range(x.shape[1] - 1)", "for col", "loop"),
+    ("rows", "range(x.shape[1])", "range(x.shape[0])", "for col", "axis"),
+    ("rows", "total += ", "total = ", "total = x", "should be added to"),
+    ("rows", "float32(0.0)", "float32(1.0)", "total = float32", "begins with the wrong value"),
+    ("rows", "x[row, col]", "x[col, row]", "total +=", "wrong order"),
+    ("rows", "out[row] = ", "out[col] = ", "out[col]", "another variable"),
+    ("rows", "        total = float32(0.0)\n        for col in range(x.shape[1]):\n",
+     "        for col in range(x.shape[1]):\n            total = float32(0.0)\n", "total = float32", "before the loop"),
+    ("flipped", "    cuda.syncthreads()\n", "", "tile[cuda", "a barrier is missing behind"),
+    ("flipped", "63 - ", "64 - ", "out[i] =", "one too many or too few"),
+    ("turned", "out[col, row]", "out[row, col]", "out[row, col]", "wrong order"),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind[0]}: {kind[4]}")
+def test_each_kind_of_change_is_found_on_its_line(kind):
+    which, old, new, line, words = kind
+    source = kernel_source(which, old, new)
+    found = searched(EXERCISES[which], source)
+    assert line in kernel_line(source, found[0].line)
+    assert words in found[0].words
+
+
+def test_the_right_answer_and_one_with_two_mistakes_are_left_alone():
+    assert searched(DOUBLED, kernel_source("doubled")) == ()
+    source = kernel_source("flipped", "63 - ", "61 - ").replace("    cuda.syncthreads()\n", "")
+    assert searched(FLIPPED, source, 0.5) == ()
+
+
+def test_a_change_that_helps_in_the_failing_case_alone_is_not_named():
+    """Where a row has two elements `range(2)` is right."""
+    source = kernel_source("rows", "range(x.shape[1])", "range(1)")
+    two = ({"R": 1, "C": 2}, {"R": 5, "C": 2})
+    only_two = searched(replace(ROWS, sizes=two, random_size=lambda rng: two[1]), source)
+    assert "number" in only_two[0].words or "loop" in only_two[0].words
+    assert [found.words for found in searched(ROWS, source)] != [found.words for found in only_two]
+
+
+def mean_of(values):
+    total = 0.0
+    for value in values:
+        total += value
+        return total / len(values)
+
+
+MEAN = FunctionExercise(name="mean_of", reference=lambda x: np.asarray(x.mean()), inputs=lambda rng, n: (
+    uniform(rng, n),), sizes=({"n": 1}, {"n": 2}, {"n": 9}), tolerance=lambda x: 1e-5,
+    wrong={"a": lambda x: 0.0, "b": lambda x: 1.0}, domain="It is made for a test, and small.")
+
+
+def test_a_function_of_the_host_is_searched_and_the_verdict_names_the_line():
+    verdict = examine(MEAN, mean_of, seed=5, look=True)
+    assert not verdict.passed
+    assert "`return total / len(values)`. Here this belongs behind the loop" in " ".join(verdict.details)
+    plain = examine(MEAN, mean_of, seed=5)
+    assert "Here" not in " ".join(plain.details)
+
+
+def test_an_answer_that_does_more_than_compute_is_not_run_again():
+    def writes(values):
+        open("/dev/null", "w").close()
+        return values.sum()
+
+    drawn = cases.draw_cases(MEAN, 5)
+    assert repair.repairs(MEAN, writes, "wrong_result", drawn[0], drawn) == ()
+    assert not repair._can_be_changed(MEAN, writes)
+
+
+def test_an_answer_of_another_process_is_never_run_here():
+    from labkit.course.grade.remote import RemoteFunction, RemoteKernel
+
+    remote = RemoteKernel("made_here", zero_x.py_func, None)
+    assert not repair._can_be_changed(DOUBLED, remote)
+    assert not repair._can_be_changed(MEAN, RemoteFunction("mean_of", mean_of, mean_of))
+
+
+def test_an_endless_loop_among_the_changes_ends(monkeypatch):
+    source = kernel_source("rows", "for col in range(x.shape[1]):\n            total += x[row, col]",
+                           "col = 0\n        while col < x.shape[1]:\n            total += x[row, col]\n"
+                           "            col += 2")
+    found = searched(ROWS, source)
+    assert "col += 2" in kernel_line(source, found[0].line)
+
+
+def test_an_interrupt_ends_the_search_and_not_the_check(monkeypatch):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(repair._Search, "run", interrupted)
+    assert not examine(MEAN, mean_of, seed=5, look=True).passed
+
+
+def test_a_fault_of_the_search_is_not_the_learners(monkeypatch):
+    def broken(self):
+        raise RuntimeError
+
+    monkeypatch.setattr(repair._Search, "run", broken)
+    assert not examine(MEAN, mean_of, seed=5, look=True).passed
+
+
+def test_a_loop_that_shares_its_work_is_not_made_one_that_does_all():
+    tree = ast.parse(kernel_source("rows", "range(x.shape[1])", "range(row, x.shape[1], 32)"))
+    found = changes(tree, Vocabulary(tree.body[0], {"x": ("array", 2), "out": ("array", 1)}, True))
+    assert not any("x.shape[1], 1)" in ast.unparse(change.tree()) for change in found)
+
+
+def test_changes_leave_the_tree_as_it_was_come_in_the_same_order_and_give_nothing_away():
+    tree = ast.parse(kernel_source("rows"))
+    before = ast.dump(tree)
+    vocabulary = Vocabulary(tree.body[0], {"x": ("array", 2), "out": ("array", 1)}, True)
+    found = changes(tree, vocabulary)
+    for change in found:
+        compile(change.tree(), "<changed>", "exec")
+    assert ast.dump(tree) == before
+    assert [(c.rank, c.words) for c in found] == [(c.rank, c.words) for c in changes(tree, vocabulary)]
+    assert [c.rank for c in found] == sorted(c.rank for c in found)
+    assert all(change.line for change in found)
