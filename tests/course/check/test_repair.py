@@ -1,4 +1,4 @@
-"""A small change that makes a wrong answer right: each kind is found, on its line, and nothing unproved is said."""
+"""A small change that makes a wrong answer right: each kind is found, on its line, and nothing unproved is claimed."""
 
 import ast
 from dataclasses import replace
@@ -52,7 +52,7 @@ ROWS = exercise_of(lambda x: x.astype(np.float64).sum(1), lambda R, C: (R,), ({"
                    lambda R, C: (1, 32), lambda rng, R, C: (uniform(rng, R, C),))
 FLIPPED = exercise_of(lambda x: x.reshape(-1, 64)[:, ::-1].reshape(-1), lambda n: (64 * n,), ({"n": 1}, {"n": 3}),
                       lambda n: (n, 64), lambda rng, n: (uniform(rng, 64 * n),))
-TURNED = exercise_of(lambda x: x.T, lambda R, C: (C, R), ({"R": 2, "C": 3}, {"R": 5, "C": 4}),
+FLIPPED = exercise_of(lambda x: x.T, lambda R, C: (C, R), ({"R": 2, "C": 3}, {"R": 5, "C": 4}),
                      lambda R, C: ((1, 1), (8, 8)), lambda rng, R, C: (uniform(rng, R, C),))
 BODIES = {
     "doubled": """
@@ -77,7 +77,7 @@ BODIES = {
     if row < x.shape[0] and col < x.shape[1]:
         out[col, row] = x[row, col]""",
 }
-EXERCISES = {"doubled": DOUBLED, "rows": ROWS, "flipped": FLIPPED, "turned": TURNED}
+EXERCISES = {"doubled": DOUBLED, "rows": ROWS, "flipped": FLIPPED, "turned": FLIPPED}
 
 
 def kernel_line(source, line):
