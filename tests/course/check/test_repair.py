@@ -52,7 +52,7 @@ ROWS = exercise_of(lambda x: x.astype(np.float64).sum(1), lambda R, C: (R,), ({"
                    lambda R, C: (1, 32), lambda rng, R, C: (uniform(rng, R, C),))
 FLIPPED = exercise_of(lambda x: x.reshape(-1, 64)[:, ::-1].reshape(-1), lambda n: (64 * n,), ({"n": 1}, {"n": 3}),
                       lambda n: (n, 64), lambda rng, n: (uniform(rng, 64 * n),))
-FLIPPED = exercise_of(lambda x: x.T, lambda R, C: (C, R), ({"R": 2, "C": 3}, {"R": 5, "C": 4}),
+TRANSPOSED = exercise_of(lambda x: x.T, lambda R, C: (C, R), ({"R": 2, "C": 3}, {"R": 5, "C": 4}),
                      lambda R, C: ((1, 1), (8, 8)), lambda rng, R, C: (uniform(rng, R, C),))
 BODIES = {
     "doubled": """
@@ -72,12 +72,12 @@ BODIES = {
     tile[cuda.threadIdx.x] = x[i]
     cuda.syncthreads()
     out[i] = tile[63 - cuda.threadIdx.x]""",
-    "turned": """
+    "transposed": """
     col, row = cuda.grid(2)
     if row < x.shape[0] and col < x.shape[1]:
         out[col, row] = x[row, col]""",
 }
-EXERCISES = {"doubled": DOUBLED, "rows": ROWS, "flipped": FLIPPED, "turned": FLIPPED}
+EXERCISES = {"doubled": DOUBLED, "rows": ROWS, "flipped": FLIPPED, "transposed": TRANSPOSED}
 
 
 def kernel_line(source, line):
@@ -117,7 +117,7 @@ KINDS = (
      "        for col in range(x.shape[1]):\n            total = float32(0.0)\n", "total = float32", "before the loop"),
     ("flipped", "    cuda.syncthreads()\n", "", "tile[cuda", "a barrier is missing behind"),
     ("flipped", "63 - ", "64 - ", "out[i] =", "one too many or too few"),
-    ("turned", "out[col, row]", "out[row, col]", "out[row, col]", "wrong order"),
+    ("transposed", "out[col, row]", "out[row, col]", "out[row, col]", "wrong order"),
 )
 
 
