@@ -15,10 +15,11 @@ from typer.testing import CliRunner
 from labkit._common.errors import UserError
 from labkit.cli import app
 from labkit.course import registry
-from labkit.course.grade import batch, feedback, sandbox
-from labkit.course.grade.batch import Journal, Task
+from labkit.course.grade import batch, feedback, journal, sandbox, workers
 from labkit.course.grade.collect import collect
+from labkit.course.grade.journal import Journal, Lock
 from labkit.course.grade.judge import Settings, plain_result, read_secret, seed_of
+from labkit.course.grade.tasks import Plan, Task, plan
 from tests.course.grade.made_up import RIGHT_FUNCTION, function_cells, hand_in
 
 SECRET = b"a secret of the tests"
@@ -34,8 +35,8 @@ def handed_in(folder: Path, students: int = 3) -> Path:
     return folder
 
 
-def planned(folder: Path) -> batch.Plan:
-    return batch.plan(registry.load(), collect(folder), SECRET)
+def planned(folder: Path) -> Plan:
+    return plan(registry.load(), collect(folder), SECRET)
 
 
 def judged_by(kind):
@@ -97,15 +98,15 @@ def test_an_answer_that_has_changed_is_judged_anew(tmp_path, settings):
 
 
 def test_a_journal_file_that_is_half_written_or_forged_is_not_believed(tmp_path):
-    journal = Journal(tmp_path)
+    kept = Journal(tmp_path)
     task = Task("alice", None, "key", "alike")
     task = Task("alice", type("A", (), {"exercise": "saxpy"})(), "key", "alike")
-    journal.keep(task, plain_result("saxpy", "passed", ""))
+    kept.keep(task, plain_result("saxpy", "passed", ""))
     (path,) = tmp_path.iterdir()
-    assert journal.find(task) and journal.find(Task("alice", task.answer, "another key", "alike")) is None
+    assert kept.find(task) and kept.find(Task("alice", task.answer, "another key", "alike")) is None
     for text in ("", '{"key": "key"', "[]", '{"key": "key", "result": {"passed": "yes"}}'):
         path.write_text(text)
-        assert journal.find(task) is None
+        assert kept.find(task) is None
 
 
 def test_a_full_disk_stops_with_a_sentence_and_loses_nothing(tmp_path, settings, monkeypatch):
@@ -118,8 +119,8 @@ def test_a_full_disk_stops_with_a_sentence_and_loses_nothing(tmp_path, settings,
         written.append(path)
         write(path, text)
 
-    write = batch.write_text
-    monkeypatch.setattr(batch, "write_text", full)
+    write = journal.write_text
+    monkeypatch.setattr(journal, "write_text", full)
     with pytest.raises(UserError, match="No space left on device.*run the same command again"):
         batch.run(settings, made, judged_by("whole")[0])
     monkeypatch.undo()
@@ -138,16 +139,16 @@ def test_the_newest_of_several_files_counts_and_is_named(tmp_path):
 
 def test_equal_programs_are_judged_together():
     tasks = [Task(str(k), type("A", (), {"exercise": "saxpy"})(), str(k), "ab"[k % 2]) for k in range(20)]
-    made = batch.chunks(tasks)
+    made = workers.chunks(tasks)
     assert sorted(map(len, made)) == [2, 2, 8, 8] and all(len({task.alike for task in chunk}) == 1 for chunk in made)
 
 
 def test_a_second_grader_in_the_same_folder_is_refused(tmp_path):
-    lock = batch.Lock(tmp_path / "out" / ".work" / "lock")
+    lock = Lock(tmp_path / "out" / ".work" / "lock")
     with pytest.raises(UserError, match="another labkit grade"):
-        batch.Lock(tmp_path / "out" / ".work" / "lock")
+        Lock(tmp_path / "out" / ".work" / "lock")
     lock.release()
-    batch.Lock(tmp_path / "out" / ".work" / "lock").release()
+    Lock(tmp_path / "out" / ".work" / "lock").release()
 
 
 # --- Whole runs ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,91 @@
+"""What there is to judge: every file read, as text, and of files that answer the same exercise the newest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+from labkit._common import paths
+from labkit._common.errors import UserError
+from labkit.course.grade.answers import Answer, Refused, Unreadable, answers_in, program_of, read_cells
+from labkit.course.grade.collect import Collected
+from labkit.course.registry import Course, Entry
+
+
+@dataclass(frozen=True)
+class Task:
+    """One answer to be judged. key: of all that decides the verdict. alike: equal for equal programs."""
+
+    student: str
+    answer: Answer
+    key: str
+    alike: str
+
+    @property
+    def exercise(self) -> str:
+        return self.answer.exercise
+
+
+@dataclass
+class Plan:
+    """What there is to judge, what was found out by reading alone, and which exercises were set."""
+
+    tasks: list[Task] = field(default_factory=list)
+    entries: tuple[Entry, ...] = ()
+    files: dict[tuple[str, str], str] = field(default_factory=dict)  # (student, exercise) -> file
+    unreadable: dict[str, list[str]] = field(default_factory=dict)  # student -> why
+    notes: list[str] = field(default_factory=list)
+
+
+def plan(course: Course, collected: Collected, secret: bytes, wanted: set[str] | None = None) -> Plan:
+    """Read every file, as text. Of files that answer the same exercise the newest counts. wanted: names of chapters."""
+    made = Plan(notes=list(collected.notes))
+    known = {entry.name: entry for entry in course.exercises if wanted is None or entry.chapter.name in wanted}
+    version = labkit_digest()
+    chapters = set(wanted or ())
+    for name, files in collected.files.items():
+        chosen: dict[str, tuple[Answer, str]] = {}
+        for found in files:  # oldest first
+            where = str(found.path)
+            try:
+                answers = answers_in(read_cells(found.read(), found.path.suffix.lower()))
+            except (Unreadable, UserError, OSError) as error:
+                made.unreadable.setdefault(name, []).append(f"{found.path.name}: {error}")
+                made.notes.append(f"{where}: {error}")
+                continue
+            for exercise, answer in answers.items():
+                if exercise not in known:
+                    continue
+                if exercise in chosen:
+                    made.notes.append(f"{collected.students[name].shown}, {exercise}: {where} is newer than "
+                                      f"{chosen[exercise][1]}, and counts")
+                chosen[exercise] = (answer, where)
+        for exercise, (answer, where) in chosen.items():
+            chapters.add(known[exercise].chapter.name)
+            made.files[name, exercise] = where
+            key = _digest(name, exercise, *answer.above, "\0check\0", answer.call, version,
+                          hashlib.sha256(secret).hexdigest())
+            made.tasks.append(Task(name, answer, key, _alike(answer)))
+    made.entries = tuple(entry for entry in known.values() if entry.chapter.name in chapters)
+    return made
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _alike(answer: Answer) -> str:
+    try:
+        program = program_of(answer)
+    except Refused:
+        program = None
+    return _digest(answer.exercise, program.digest if program else "")
+
+
+def labkit_digest() -> str:
+    """Of every source that can change a verdict."""
+    digest = hashlib.sha256()
+    for path in sorted(paths.PACKAGE.rglob("*.py")):
+        digest.update(str(path.relative_to(paths.PACKAGE)).encode() + path.read_bytes())
+    return digest.hexdigest()
