@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 from labkit.course.grade.collect import Collected, Student
 from labkit.course.grade.journal import Journal
 from labkit.course.grade.judge import Settings, plain_result
-from labkit.course.grade.tasks import Plan
+from labkit.course.grade.tasks import Plan, Task
 from labkit.course.registry import Entry
 
 
@@ -37,29 +38,47 @@ class Row:
 
 def run(settings: Settings, made: Plan, judged: Callable[..., Iterator], on_verdict: Callable | None = None
         ) -> dict[tuple[str, str], dict]:
-    """(student, exercise) -> verdict, for every task. What the journal holds is not judged again.
+    """(student, exercise) -> verdict, for every task. What the journal holds is not judged again, and of equal answers
+    one is judged for all.
 
     judged(settings, tasks) gives (task, verdict) as they come; on_verdict(task, verdict, was it in the journal).
     """
-    for left in settings.folder.glob("worker-*"):  # of a run that was killed
-        shutil.rmtree(left, ignore_errors=True)
+    _remove_left_over(settings)
     journal = Journal(settings.folder / "journal")
-    verdicts, open_tasks = {}, []
-    for task in made.tasks:
-        result = journal.find(task)
-        if result is None:
-            open_tasks.append(task)
-            continue
-        verdicts[task.student, task.exercise] = result
-        if on_verdict:
-            on_verdict(task, result, True)
-    for task, result in judged(settings, open_tasks) if open_tasks else ():
-        if result["verdict"] != "not_graded":
+    verdicts: dict[tuple[str, str], dict] = {}
+    known: dict[str, dict] = {}  # alike -> verdict
+    waiting: dict[str, list[Task]] = {}
+
+    def reached(task: Task, result: dict, was_kept: bool) -> None:
+        if not was_kept and result["verdict"] != "not_graded":
             journal.keep(task, result)
         verdicts[task.student, task.exercise] = result
         if on_verdict:
-            on_verdict(task, result, False)
+            on_verdict(task, result, was_kept)
+
+    for task in made.tasks:
+        result = journal.find(task)
+        if result is None:
+            waiting.setdefault(task.alike, []).append(task)
+        else:
+            known[task.alike] = result
+            reached(task, result, True)
+    for alike in known.keys() & waiting.keys():
+        for task in waiting.pop(alike):
+            reached(task, known[alike], False)
+    if waiting:
+        with closing(judged(settings, [tasks[0] for tasks in waiting.values()])) as found:
+            for first, result in found:
+                for task in waiting.pop(first.alike):
+                    reached(task, result, False)
+    _remove_left_over(settings)
     return verdicts
+
+
+def _remove_left_over(settings: Settings) -> None:
+    """Folders of workers that were killed."""
+    for left in settings.folder.glob("worker-*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def rows(collected: Collected, made: Plan, verdicts: dict[tuple[str, str], dict]) -> list[Row]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from labkit._common.errors import UserError
 from labkit._common.files import write_text
-from labkit.course.grade.tasks import Task, _digest
+from labkit.course.grade.tasks import Task, digest
 
 
 class Journal:
@@ -18,7 +18,7 @@ class Journal:
         self.folder = folder
 
     def _path(self, student: str, exercise: str) -> Path:
-        return self.folder / f"{_digest(student, exercise)[:40]}.json"
+        return self.folder / f"{digest(student, exercise)[:40]}.json"
 
     def find(self, task: Task) -> dict | None:
         """The verdict on this very answer; None if there is none, or it cannot be read."""

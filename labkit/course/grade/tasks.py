@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from dataclasses import dataclass, field
 
@@ -15,7 +16,8 @@ from labkit.course.registry import Course, Entry
 
 @dataclass(frozen=True)
 class Task:
-    """One answer to be judged. key: of all that decides the verdict. alike: equal for equal programs."""
+    """One answer to be judged. key: of all that decides the verdict. alike: equal where the verdicts are equal, too,
+    because the programs are, to the letter."""
 
     student: str
     answer: Answer
@@ -64,28 +66,36 @@ def plan(course: Course, collected: Collected, secret: bytes, wanted: set[str] |
         for exercise, (answer, where) in chosen.items():
             chapters.add(known[exercise].chapter.name)
             made.files[name, exercise] = where
-            key = _digest(name, exercise, *answer.above, "\0check\0", answer.call, version,
+            key = digest(name, exercise, *answer.above, "\0check\0", answer.call, version,
                           hashlib.sha256(secret).hexdigest())
-            made.tasks.append(Task(name, answer, key, _alike(answer)))
+            made.tasks.append(Task(name, answer, key, _alike(answer, key)))
     made.entries = tuple(entry for entry in known.values() if entry.chapter.name in chapters)
     return made
 
 
-def _digest(*parts: str) -> str:
+def digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _alike(answer: Answer) -> str:
+def _alike(answer: Answer, key: str) -> str:
+    from labkit.course import exercises
+
+    if exercises.find(answer.exercise).kind == "predict":
+        return key
     try:
         program = program_of(answer)
     except Refused:
         program = None
-    return _digest(answer.exercise, program.digest if program else "")
+    if program is None:
+        return key
+    text = "\n".join(line.rstrip() for line in program.answer.rstrip().split("\n"))
+    return digest(answer.exercise, program.name, program.above, text)
 
 
+@functools.cache
 def labkit_digest() -> str:
     """Of every source that can change a verdict."""
-    digest = hashlib.sha256()
+    found = hashlib.sha256()
     for path in sorted(paths.PACKAGE.rglob("*.py")):
-        digest.update(str(path.relative_to(paths.PACKAGE)).encode() + path.read_bytes())
-    return digest.hexdigest()
+        found.update(str(path.relative_to(paths.PACKAGE)).encode() + path.read_bytes())
+    return found.hexdigest()

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from labkit._common.errors import UserError
 from labkit.cli import app
 from labkit.course import registry
-from labkit.course.grade import batch, feedback, journal, sandbox, workers
+from labkit.course.grade import batch, feedback, journal, sandbox
 from labkit.course.grade.collect import collect
 from labkit.course.grade.journal import Journal, Lock
 from labkit.course.grade.judge import Settings, plain_result, read_secret, seed_of
@@ -58,10 +58,10 @@ def settings(tmp_path):
     return Settings(tmp_path / "out" / ".work", SECRET, "namespaces")
 
 
-def test_seeds_are_secret_equal_and_different():
-    assert seed_of(SECRET, "alice", "saxpy") == seed_of(SECRET, "alice", "saxpy")
-    others = {seed_of(SECRET, "alice", "saxpy"), seed_of(SECRET, "bob", "saxpy"), seed_of(SECRET, "alice", "gram"),
-              seed_of(b"another", "alice", "saxpy"), seed_of(SECRET, "alic", "esaxpy")}
+def test_seeds_are_secret_equal_for_equal_programs_and_else_different():
+    assert seed_of(SECRET, "saxpy", "a digest") == seed_of(SECRET, "saxpy", "a digest")
+    others = {seed_of(SECRET, "saxpy", "a digest"), seed_of(SECRET, "saxpy", "another"), seed_of(SECRET, "gram",
+              "a digest"), seed_of(b"another", "saxpy", "a digest"), seed_of(SECRET, "saxp", "ya digest")}
     assert len(others) == 5
 
 
@@ -137,10 +137,27 @@ def test_the_newest_of_several_files_counts_and_is_named(tmp_path):
     assert any("late.ipynb is newer than" in note for note in made.notes)
 
 
-def test_equal_programs_are_judged_together():
-    tasks = [Task(str(k), type("A", (), {"exercise": "saxpy"})(), str(k), "ab"[k % 2]) for k in range(20)]
-    made = workers.chunks(tasks)
-    assert sorted(map(len, made)) == [2, 2, 8, 8] and all(len({task.alike for task in chunk}) == 1 for chunk in made)
+def answered(folder: Path, **answers: str) -> Path:
+    for student, answer in answers.items():
+        hand_in(folder / student / "x.ipynb", *function_cells(answer))
+    return folder
+
+
+def test_of_equal_answers_one_is_judged_for_all(tmp_path, settings):
+    folder = answered(tmp_path / "class", alice=RIGHT_FUNCTION, bob=f"{RIGHT_FUNCTION}  \n", carol=RIGHT_FUNCTION,
+                      commented=f"# mine\n{RIGHT_FUNCTION}", dora="blocks_needed = None", erik="blocks_needed = None")
+    judged, seen = judged_by("whole")
+    verdicts = batch.run(settings, planned(folder), judged)
+    assert [student for student, _ in seen] == ["alice", "commented", "dora"] and len(verdicts) == 6
+    answered(folder, carol=f"# late\n{RIGHT_FUNCTION}", felix=RIGHT_FUNCTION)
+    judged, seen = judged_by("whole")
+    assert len(batch.run(settings, planned(folder), judged)) == 7
+    assert [student for student, _ in seen] == ["carol"]
+
+
+def test_predictions_and_answers_that_cannot_be_read_are_judged_each(tmp_path):
+    made = planned(handed_in(answered(tmp_path / "class", alice="lambda", bob="lambda"), students=4))
+    assert len({task.alike for task in made.tasks}) == len(made.tasks) == 6
 
 
 def test_a_second_grader_in_the_same_folder_is_refused(tmp_path):
