@@ -82,7 +82,8 @@ def grade(
     if isolation == "limits":
         quiet.print(f"[yellow]{described}[/]")
     settings = Settings(work, key, isolation, (folder.resolve(), secret.resolve()))
-    if scheduler or importlib.util.find_spec("distributed") is not None:
+    # A dask scheduler runs whatever reaches it: with limits alone an answer could.
+    if scheduler or isolation != "limits" and importlib.util.find_spec("distributed") is not None:
         judged = functools.partial(judge_with_dask, workers=workers, address=scheduler)
     else:
         judged = functools.partial(judge_locally, workers=workers)

@@ -73,7 +73,8 @@ def judge_with_dask(settings: Settings, tasks: list[Task], workers: int, address
     """
     from dask.distributed import Client, LocalCluster
 
-    cluster = None if address else LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None)
+    cluster = None if address else LocalCluster(n_workers=workers, threads_per_worker=1, silence_logs="ERROR",
+                                                dashboard_address="127.0.0.1:0")
     try:
         client = Client(address or cluster, timeout="20s")
     except (OSError, TimeoutError, ValueError) as error:
@@ -132,10 +133,11 @@ class _HandOut:
     def _give_out(self) -> None:
         """A task for each worker that has none. One that failed ATTEMPTS times in a row gets no more."""
         occupied = {place for _, place, _ in self.busy.values()}
-        places = [place for place in self.client.nthreads() if self.faults[place] < ATTEMPTS]
+        present = list(self.client.nthreads())
+        places = [place for place in present if self.faults[place] < ATTEMPTS]
         if places or self.busy:
             self.seen_s = time.monotonic()
-        elif self.reason and any(self.faults.values()):
+        elif present:
             raise UserError(f"no worker of the dask cluster can grade. The last failed with: {self.reason}")
         elif time.monotonic() - self.seen_s > WORKERS_S:
             raise UserError("the dask cluster has no workers. Start one for each core: "
