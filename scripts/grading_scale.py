@@ -189,20 +189,22 @@ def simulate(given) -> None:
     drawn = [draw.choice(seconds) / given.faster for _ in range(SIMULATED)]
     tasks = [Task(f"s{k}", Answer("simulated", (), repr(drawn[k])), f"key {k}", f"program {k}")
              for k in range(SIMULATED)]
-    points = []
-    for workers in SIMULATED_WORKERS:
+    entry = {"answers": SIMULATED, "chapter": given.chapter, "faster": given.faster,
+             "mean_s": round(sum(drawn) / len(drawn), 4), "longest_s": round(max(drawn), 3), **machine()}
+    for workers in given.counts:
         times: list[float] = []
         with tempfile.TemporaryDirectory() as folder:
             judged = functools.partial(judge_with_dask, workers=workers, address=None, judge=sleeper)
             batch.run(Settings(Path(folder), b"none", "namespaces"), Plan(tasks), judged,
                       lambda task, result, was_kept, times=times: times.append(time.monotonic()))
-        rate = (len(times) - 1) / (times[-1] - times[0])
-        points.append({"workers": workers, "answers_per_s": round(rate, 2), "verdicts": len(times)})
-        print(points[-1], flush=True)
-    entry = {"answers": SIMULATED, "chapter": given.chapter, "faster": given.faster,
-             "mean_s": round(sum(drawn) / len(drawn), 4), "longest_s": round(max(drawn), 3), "points": points,
-             "load_after": round(os.getloadavg()[0], 1), **machine()}
-    record(given.record, "simulated", "dask", entry)
+        begin, end = SIMULATED // 10, SIMULATED * 9 // 10  # workers start in the first tenth, and run dry in the last
+        rate = (end - begin) / (times[end] - times[begin])
+        point = {"workers": workers, "answers_per_s": round(rate, 2), "verdicts": len(times),
+                 "load": round(os.getloadavg()[0], 1)}
+        print(point, flush=True)
+        points = recorded(given.record).get("simulated", {}).get("dask", {}).get("points", [])
+        points = sorted([point, *(each for each in points if each["workers"] != workers)], key=lambda p: p["workers"])
+        record(given.record, "simulated", "dask", {**entry, "points": points})
 
 
 # --- The figure ----------------------------------------------------------------------------------------------------
@@ -250,6 +252,7 @@ def main() -> None:
     parser.add_argument("--students", type=int, default=STUDENTS)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--faster", type=float, default=1.0, help="simulate: divide the times by this")
+    parser.add_argument("--counts", type=int, nargs="+", default=SIMULATED_WORKERS, help="simulate: how many workers")
     parser.add_argument("--record", type=Path, default=RECORD)
     given = parser.parse_args()
     what[given.what](given)
