@@ -38,16 +38,15 @@ class Row:
 
 def run(settings: Settings, made: Plan, judged: Callable[..., Iterator], on_verdict: Callable | None = None
         ) -> dict[tuple[str, str], dict]:
-    """(student, exercise) -> verdict, for every task. What the journal holds is not judged again, and of equal answers
-    one is judged for all.
+    """(student, exercise) -> verdict, for every task. What the journal holds is not judged again, of equal answers one
+    is judged for all, and what passes passes under other names of variables, too.
 
     judged(settings, tasks) gives (task, verdict) as they come; on_verdict(task, verdict, was it in the journal).
     """
     _remove_left_over(settings)
     journal = Journal(settings.folder / "journal")
     verdicts: dict[tuple[str, str], dict] = {}
-    known: dict[str, dict] = {}  # alike -> verdict
-    waiting: dict[str, list[Task]] = {}
+    waiting: dict[str, list[Task]] = {}  # by Task.alike
 
     def reached(task: Task, result: dict, was_kept: bool) -> None:
         if not was_kept and result["verdict"] != "not_graded":
@@ -56,21 +55,37 @@ def run(settings: Settings, made: Plan, judged: Callable[..., Iterator], on_verd
         if on_verdict:
             on_verdict(task, result, was_kept)
 
-    for task in made.tasks:
-        result = journal.find(task)
+    def spread(judged_task: Task, result: dict) -> None:
+        """Give the verdict to all whose it is."""
+        for task in waiting.pop(judged_task.alike, ()):
+            reached(task, result, False)
+        if result["passed"]:
+            for alike in [alike for alike, tasks in waiting.items() if tasks[0].program == judged_task.program]:
+                for task in waiting.pop(alike):
+                    reached(task, result, False)
+
+    kept = [(task, journal.find(task)) for task in made.tasks]
+    for task, result in kept:
         if result is None:
             waiting.setdefault(task.alike, []).append(task)
         else:
-            known[task.alike] = result
             reached(task, result, True)
-    for alike in known.keys() & waiting.keys():
-        for task in waiting.pop(alike):
-            reached(task, known[alike], False)
-    if waiting:
-        with closing(judged(settings, [tasks[0] for tasks in waiting.values()])) as found:
-            for first, result in found:
-                for task in waiting.pop(first.alike):
-                    reached(task, result, False)
+    for task, result in kept:
+        if result is not None:
+            spread(task, result)
+    tried = {task.program for task, result in kept if result is not None}
+    # One of each program first; then those whose program has failed, for each fails in its own words.
+    for first_of_a_program in (True, False):
+        todo: dict[str, Task] = {}
+        for alike, (task, *_) in waiting.items():
+            if not first_of_a_program:
+                todo[alike] = task
+            elif task.program not in tried:
+                todo.setdefault(task.program, task)
+        if todo:
+            with closing(judged(settings, list(todo.values()))) as found:
+                for task, result in found:
+                    spread(task, result)
     _remove_left_over(settings)
     return verdicts
 

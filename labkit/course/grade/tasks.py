@@ -16,13 +16,18 @@ from labkit.course.registry import Course, Entry
 
 @dataclass(frozen=True)
 class Task:
-    """One answer to be judged. key: of all that decides the verdict. alike: equal where the verdicts are equal, too,
-    because the programs are, to the letter."""
+    """One answer to be judged.
+
+    key: of all that decides the verdict. alike: equal where the answers are, to the letter, and so the verdicts.
+    program: equal for kernels that differ in comments and in the names of variables alone: if one passes, all do; if
+    not, the verdicts quote different lines.
+    """
 
     student: str
     answer: Answer
     key: str
     alike: str
+    program: str
 
     @property
     def exercise(self) -> str:
@@ -68,7 +73,7 @@ def plan(course: Course, collected: Collected, secret: bytes, wanted: set[str] |
             made.files[name, exercise] = where
             key = digest(name, exercise, *answer.above, "\0check\0", answer.call, version,
                           hashlib.sha256(secret).hexdigest())
-            made.tasks.append(Task(name, answer, key, _alike(answer, key)))
+            made.tasks.append(Task(name, answer, key, *_equals(answer, key)))
     made.entries = tuple(entry for entry in known.values() if entry.chapter.name in chapters)
     return made
 
@@ -77,19 +82,21 @@ def digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _alike(answer: Answer, key: str) -> str:
+def _equals(answer: Answer, key: str) -> tuple[str, str]:
+    """(alike, program) of a Task: its key where no other answer is equal."""
     from labkit.course import exercises
 
-    if exercises.find(answer.exercise).kind == "predict":
-        return key
+    kind = exercises.find(answer.exercise).kind
     try:
-        program = program_of(answer)
+        program = program_of(answer) if kind != "predict" else None
     except Refused:
         program = None
     if program is None:
-        return key
+        return key, key
     text = "\n".join(line.rstrip() for line in program.answer.rstrip().split("\n"))
-    return digest(answer.exercise, program.name, program.above, text)
+    alike = digest(answer.exercise, program.name, program.above, text)
+    # A function may ask for its own names, and run another way; what is vetted as a kernel cannot.
+    return alike, digest(answer.exercise, program.digest) if kind == "kernel" else alike
 
 
 @functools.cache

@@ -20,7 +20,14 @@ from labkit.course.grade.collect import collect
 from labkit.course.grade.journal import Journal, Lock
 from labkit.course.grade.judge import Settings, plain_result, read_secret, seed_of
 from labkit.course.grade.tasks import Plan, Task, plan
-from tests.course.grade.made_up import RIGHT_FUNCTION, function_cells, hand_in
+from tests.course.grade.made_up import (
+    RIGHT_FUNCTION,
+    RIGHT_KERNEL,
+    UNGUARDED,
+    function_cells,
+    hand_in,
+    kernel_cells,
+)
 
 SECRET = b"a secret of the tests"
 PREDICTION = ("blocks, idle, last_block, last_thread = {}", 'check("predict_last_block", blocks=blocks, idle=idle, '
@@ -40,7 +47,7 @@ def planned(folder: Path) -> Plan:
 
 
 def judged_by(kind):
-    """A worker of the tests: passes every answer, and remembers which."""
+    """A worker of the tests: passes every answer (kind "failing": none), and remembers which."""
     seen = []
 
     def judged(settings, tasks):
@@ -48,7 +55,8 @@ def judged_by(kind):
             seen.append((task.student, task.exercise))
             if kind == "interrupted" and len(seen) == 2:
                 raise KeyboardInterrupt
-            yield task, {**plain_result(task.exercise, "passed", "Right."), "passed": True}
+            verdict = "wrong_result" if kind == "failing" else "passed"
+            yield task, {**plain_result(task.exercise, verdict, task.student), "passed": verdict == "passed"}
 
     return judged, seen
 
@@ -99,11 +107,10 @@ def test_an_answer_that_has_changed_is_judged_anew(tmp_path, settings):
 
 def test_a_journal_file_that_is_half_written_or_forged_is_not_believed(tmp_path):
     kept = Journal(tmp_path)
-    task = Task("alice", None, "key", "alike")
-    task = Task("alice", type("A", (), {"exercise": "saxpy"})(), "key", "alike")
+    task = Task("alice", type("A", (), {"exercise": "saxpy"})(), "key", "alike", "program")
     kept.keep(task, plain_result("saxpy", "passed", ""))
     (path,) = tmp_path.iterdir()
-    assert kept.find(task) and kept.find(Task("alice", task.answer, "another key", "alike")) is None
+    assert kept.find(task) and kept.find(Task("alice", task.answer, "another key", "alike", "program")) is None
     for text in ("", '{"key": "key"', "[]", '{"key": "key", "result": {"passed": "yes"}}'):
         path.write_text(text)
         assert kept.find(task) is None
@@ -158,6 +165,26 @@ def test_of_equal_answers_one_is_judged_for_all(tmp_path, settings):
 def test_predictions_and_answers_that_cannot_be_read_are_judged_each(tmp_path):
     made = planned(handed_in(answered(tmp_path / "class", alice="lambda", bob="lambda"), students=4))
     assert len({task.alike for task in made.tasks}) == len(made.tasks) == 6
+
+
+def test_a_kernel_that_passes_passes_under_other_names_and_one_that_fails_fails_in_its_own_words(tmp_path, settings):
+    variants = {"alice": RIGHT_KERNEL, "bob": RIGHT_KERNEL.replace("i ", "row ").replace("[i]", "[row]"),
+                "carol": f"# mine\n{RIGHT_KERNEL}", "dora": RIGHT_KERNEL, "erik": UNGUARDED}
+    for student, answer in variants.items():
+        hand_in(tmp_path / "class" / student / "x.ipynb", *kernel_cells(answer))
+    judged, seen = judged_by("whole")
+    verdicts = batch.run(settings, planned(tmp_path / "class"), judged)
+    assert [student for student, _ in seen] == ["alice", "erik"] and len(verdicts) == 5
+    assert verdicts["bob", "saxpy"]["passed"]
+    judged, seen = judged_by("failing")
+    verdicts = batch.run(Settings(tmp_path / "other", SECRET, "namespaces"), planned(tmp_path / "class"), judged)
+    assert [student for student, _ in seen] == ["alice", "erik", "bob", "carol"]
+    assert {student: verdict["headline"] for (student, _), verdict in verdicts.items()} == {
+        "alice": "alice", "bob": "bob", "carol": "carol", "dora": "alice", "erik": "erik"}
+    judged, seen = judged_by("failing")
+    hand_in(tmp_path / "class" / "felix" / "x.ipynb", *kernel_cells(f"# me too\n{RIGHT_KERNEL}"))
+    batch.run(Settings(tmp_path / "other", SECRET, "namespaces"), planned(tmp_path / "class"), judged)
+    assert [student for student, _ in seen] == ["felix"]
 
 
 def test_a_second_grader_in_the_same_folder_is_refused(tmp_path):

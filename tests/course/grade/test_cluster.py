@@ -23,7 +23,7 @@ LIMIT_S = 90  # of the whole, on a machine that does other things
 
 def tasks(*students: str) -> list[Task]:
     answer = type("Named", (), {"exercise": "saxpy"})  # a class is pickled by value
-    return [Task(student, answer, f"key of {student}", student) for student in students]
+    return [Task(student, answer, f"key of {student}", student, student) for student in students]
 
 
 # --- On a worker, without dask -------------------------------------------------------------------------------------
