@@ -242,8 +242,8 @@ def plot(given) -> None:
         ax.set_ylabel("answers a second")
         grid_along(ax, "both")
         faster = "" if held["faster"] == 1 else f", divided by {held['faster']:g}"
-        panel_title(ax, f"Up to {held['answers']:,} answers; each sleeps as long as one of chapter {held['chapter']} took"
-                        f"{faster}: {held['mean_s']:.2f} s on average")
+        panel_title(ax, f"Up to {held['answers']:,} answers; for each a worker sleeps as long as one of chapter "
+                        f"{held['chapter']} took{faster}: {held['mean_s']:.2f} s on average")
     figure.save(FIGURE)
     print(FIGURE)
 
