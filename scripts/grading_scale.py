@@ -179,6 +179,8 @@ def sleeper(settings, task, is_here: bool, version: str) -> dict:
 
 
 def simulate(given) -> None:
+    from dask.distributed import LocalCluster
+
     from labkit.course.grade import batch
     from labkit.course.grade.answers import Answer
     from labkit.course.grade.cluster import judge_with_dask
@@ -195,8 +197,12 @@ def simulate(given) -> None:
     for workers in given.counts:
         times: list[float] = []
         count = min(SIMULATED * workers // SHARE, SIMULATED)
-        with tempfile.TemporaryDirectory() as folder:
-            judged = functools.partial(judge_with_dask, workers=workers, address=None, judge=sleeper)
+        # Workers that only sleep need no processes of their own; all that is sent still goes through sockets.
+        with (tempfile.TemporaryDirectory() as folder,
+              LocalCluster(n_workers=workers, threads_per_worker=1, processes=False, protocol="tcp",
+                           dashboard_address="127.0.0.1:0") as cluster):
+            judged = functools.partial(judge_with_dask, workers=workers, address=cluster.scheduler_address,
+                                       judge=sleeper)
             batch.run(Settings(Path(folder), b"none", "namespaces"), Plan(tasks[:count]), judged,
                       lambda task, result, was_kept, times=times: times.append(time.monotonic()))
         begin, end = count // 10, count * 9 // 10  # workers start in the first tenth, and run dry in the last
