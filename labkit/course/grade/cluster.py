@@ -7,12 +7,13 @@ answer holds no other, and one that joins has work at once.
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,8 +74,11 @@ def judge_with_dask(settings: Settings, tasks: list[Task], workers: int, address
     """
     from dask.distributed import Client, LocalCluster
 
-    cluster = None if address else LocalCluster(n_workers=workers, threads_per_worker=1, silence_logs="ERROR",
-                                                dashboard_address="127.0.0.1:0")
+    cluster = None
+    if address is None:
+        with _ctrl_c_ignored():
+            cluster = LocalCluster(n_workers=workers, threads_per_worker=1, silence_logs="ERROR",
+                                   dashboard_address="127.0.0.1:0")
     try:
         client = Client(address or cluster, timeout="20s")
     except (OSError, TimeoutError, ValueError) as error:
@@ -91,6 +95,19 @@ def judge_with_dask(settings: Settings, tasks: list[Task], workers: int, address
         client.close()
         if cluster is not None:
             cluster.close()
+
+
+@contextmanager
+def _ctrl_c_ignored():
+    """Processes that are started within the block ignore it too: it is for the one that hands out the work."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _HandOut:

@@ -206,6 +206,30 @@ def test_no_scheduler_no_worker_and_a_scheduler_that_ends_are_named(processes, m
 
 @pytest.mark.cpu_device
 @pytest.mark.sweep
+def test_ctrl_c_ends_a_run_on_a_local_cluster_quietly_and_the_next_goes_on(tmp_path):
+    pytest.importorskip("distributed", reason="needs dask: pip install -e '.[grade]'")
+    if not sandbox.works("namespaces"):
+        pytest.skip("this system offers no namespaces")
+    for number in range(12):
+        hand_in(tmp_path / "class" / f"student{number}" / "x.ipynb", *function_cells(f"K = {number}\n{RIGHT_FUNCTION}"))
+    command = [sys.executable, "-m", "labkit", "grade", str(tmp_path / "class"), "--out", str(tmp_path / "out"),
+               "--secret", str(tmp_path / "secret"), "--workers", "2"]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                               start_new_session=True)
+    journal, limit = tmp_path / "out" / ".work" / "journal", time.monotonic() + LIMIT_S
+    while len(list(journal.glob("*.json"))) < 3 and time.monotonic() < limit:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    output, _ = process.communicate(timeout=60)
+    kept = {path: path.stat().st_mtime_ns for path in journal.glob("*.json")}
+    assert process.returncode == 130 and "Traceback" not in output and 3 <= len(kept) < 12
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "12 of" in done.stdout
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+@pytest.mark.cpu_device
+@pytest.mark.sweep
 def test_scores_are_those_of_this_machines_own_processes(processes, tmp_path):
     if not sandbox.works("namespaces"):
         pytest.skip("this system offers no namespaces")
