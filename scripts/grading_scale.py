@@ -229,7 +229,7 @@ def plot(given) -> None:
     workers = [point["workers"] for point in held["points"]]
     rates = [point["answers_per_s"] for point in held["points"]]
     ideal = [point["ideal_per_s"] for point in held["points"]]
-    figure, (ax,) = new_figure([2.9], "Handing out answers to a dask cluster (simulated: nothing is graded)",
+    figure, (ax,) = new_figure([2.9], "Answers handed out to a dask cluster (simulated)",
                                f"Answers a second over workers: {dict(zip(workers, rates, strict=True))}.")
     with rc_context(STYLE):
         ax.plot(workers, ideal, color=GREY, linewidth=1.4)
@@ -244,12 +244,16 @@ def plot(given) -> None:
         ax.set_xticks(workers, [str(count) for count in workers])
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         ax.set_xlim(0.9, 24)
+        ax.set_ylim(0.6 * rates[0], 1.3 * ideal[-1])
         ax.set_xlabel("workers")
         ax.set_ylabel("answers a second")
         grid_along(ax, "both")
+        box = ax.get_position()
+        ax.set_position((box.x0, box.y0, box.width, 0.95 * box.height))
         faster = "" if held["faster"] == 1 else f", divided by {held['faster']:g}"
-        panel_title(ax, f"Up to {held['answers']:,} answers; for each a worker sleeps as long as one of chapter "
-                        f"{held['chapter']} took{faster}: {held['mean_s']:.2f} s on average")
+        panel_title(ax, f"Nothing is graded: for each answer a worker sleeps {held['mean_s']:.2f} s on average, as long "
+                        f"as\none of chapter {held['chapter']} took{faster}. Load of the machine: up to "
+                        f"{max(point['load'] for point in held['points']):.0f}")
     figure.save(FIGURE)
     print(FIGURE)
 

@@ -71,9 +71,9 @@ def _grading_of(held: dict) -> str:
     for one in held.get("simulated", {}).values():
         rates = ", ".join(f"{point['answers_per_s']:.1f} with {point['workers']}" for point in one["points"])
         lines.append(
-            f"- Simulated, nothing graded: {one['answers']:,} answers on workers of a dask cluster; for each a worker "
-            f"sleeps, {one['mean_s']:.2f} s on average, which is what real answers took divided by {one['faster']:g}. "
-            f"Answers a second: {rates} workers.")
+            f"- Simulated, nothing graded: up to {one['answers']:,} answers on workers of a dask cluster; for each a "
+            f"worker sleeps, {one['mean_s']:.2f} s on average, which is what real answers took divided by "
+            f"{one['faster']:g}. Answers a second: {rates} workers.")
         lines.append("\n![Answers a second over the number of workers, simulated](data/grading.png)")
     return "\n".join(lines) or "No class has been timed yet."
 
