@@ -251,8 +251,8 @@ def plot(given) -> None:
         box = ax.get_position()
         ax.set_position((box.x0, box.y0, box.width, 0.95 * box.height))
         faster = "" if held["faster"] == 1 else f", divided by {held['faster']:g}"
-        panel_title(ax, f"Nothing is graded: for each answer a worker sleeps {held['mean_s']:.2f} s on average, as long "
-                        f"as\none of chapter {held['chapter']} took{faster}. Load of the machine: up to "
+        panel_title(ax, f"Nothing is graded: for each answer a worker sleeps {held['mean_s']:.2f} s on average, as "
+                        f"long as\none of chapter {held['chapter']} took{faster}. Load of the machine: up to "
                         f"{max(point['load'] for point in held['points']):.0f}")
     figure.save(FIGURE)
     print(FIGURE)
