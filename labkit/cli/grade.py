@@ -37,8 +37,12 @@ def grade(
     from labkit._common.errors import UserError
     from labkit.course import registry as courses
     from labkit.course.grade import batch, feedback, sandbox
+    from labkit.course.grade.cluster import judge_with_dask
     from labkit.course.grade.collect import collect
+    from labkit.course.grade.journal import Lock
     from labkit.course.grade.judge import Settings, read_secret
+    from labkit.course.grade.tasks import plan
+    from labkit.course.grade.workers import judge_locally
 
     console, quiet = consoles()
     os.environ["LABKIT_DEVICE"] = "cpu"  # the same verdicts on every machine
@@ -57,13 +61,13 @@ def grade(
     out.mkdir(parents=True, exist_ok=True)
     secret.parent.mkdir(parents=True, exist_ok=True)
     work = out.resolve() / ".work"
-    lock = batch.Lock(work / "lock")
+    lock = Lock(work / "lock")
 
     begin = time.monotonic()
     collected = collect(folder, roster)
     wanted = {one.name for one in course.pick(chapter)} if chapter else None
     key = read_secret(secret)
-    made = batch.plan(course, collected, key, wanted)
+    made = plan(course, collected, key, wanted)
     if not made.entries:
         raise UserError(f"no file in {folder} answers an exercise of this course: none calls check(\"name\", ...)")
     if isolation == "auto":
@@ -78,10 +82,11 @@ def grade(
     if isolation == "limits":
         quiet.print(f"[yellow]{described}[/]")
     settings = Settings(work, key, isolation, (folder.resolve(), secret.resolve()))
-    if scheduler or importlib.util.find_spec("distributed") is not None:
-        judged = functools.partial(batch.judge_with_dask, workers=workers, address=scheduler)
+    # A dask scheduler runs whatever reaches it: with limits alone an answer could.
+    if scheduler or isolation != "limits" and importlib.util.find_spec("distributed") is not None:
+        judged = functools.partial(judge_with_dask, workers=workers, address=scheduler)
     else:
-        judged = functools.partial(batch.judge_locally, workers=workers)
+        judged = functools.partial(judge_locally, workers=workers)
 
     people = f"{len(collected.files)} student{'' if len(collected.files) == 1 else 's'}"
     console.print(f"{people}, {len(made.tasks)} answers to {len(made.entries)} exercises.")

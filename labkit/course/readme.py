@@ -40,7 +40,49 @@ def _of_each_gpu(course: Course, maker: str) -> str:
     return "\n\n".join(table for table in tables if table)
 
 
-PARTS = {"chapters": chapters, "targets": targets, "measured": measured}
+def grading(course: Course) -> str:
+    """How long a class takes, and how the hand-out to workers scales: from data/grading.json, which
+    scripts/grading_scale.py writes."""
+    path = course.root / "data" / "grading.json"
+    if not path.is_file():
+        return "No class has been timed yet."
+    try:
+        return _grading_of(read_json(path))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CourseError(f"data/grading.json is not what scripts/grading_scale.py writes: {error!r}") from None
+
+
+def _grading_of(held: dict) -> str:
+    lines = []
+    for name, one in held.get("classes", {}).items():
+        cold, warm = one["cold"], one.get("warm")
+        busy = max(run["load_before"] for run in (cold, warm or cold)) > one["cores"]
+        lines.append(
+            f"- Chapter {name}, {one['students']:,} made-up submissions with {one['answers']:,} answers, of which "
+            f"{one['programs']:,} differ, on {one['cores']} cores: {_minutes(cold)} with empty caches"
+            + (f", {_minutes(warm)} with warm ones" if warm else "")
+            + (", while the machine did other work, too" if busy else "") + f" ({one['date']}).")
+    for name, one in held.get("killed", {}).items():
+        same = "the scores of a run that nothing stopped" if one["same_scores"] else "other scores than without"
+        lines.append(
+            f"- Chapter {name}, {one['students']:,} submissions: killed (`kill -9`) with {one['kept_when_killed']:,} "
+            f"of {one['answers']:,} verdicts kept; the same command went on, judged {one['judged_again']} of those "
+            f"again, and gave {same}.")
+    for one in held.get("simulated", {}).values():
+        rates = ", ".join(f"{point['answers_per_s']:.1f} with {point['workers']}" for point in one["points"])
+        lines.append(
+            f"- Simulated, nothing graded: up to {one['answers']:,} answers on workers of a dask cluster; for each a "
+            f"worker sleeps, {one['mean_s']:.2f} s on average, which is what real answers took divided by "
+            f"{one['faster']:g}. Answers a second: {rates} workers.")
+        lines.append("\n![Answers a second over the number of workers, simulated](data/grading.png)")
+    return "\n".join(lines) or "No class has been timed yet."
+
+
+def _minutes(run: dict) -> str:
+    return f"{run['wall_s'] / 60:.1f} min ({run['cpu_s'] / 60:.1f} min of CPU)"
+
+
+PARTS = {"chapters": chapters, "grading": grading, "targets": targets, "measured": measured}
 
 
 def generate(course: Course) -> str:

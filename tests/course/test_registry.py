@@ -1,5 +1,6 @@
 """The registry, building, staleness and backups. The lessons here are small ones in a temporary directory."""
 
+import json
 import sys
 from types import SimpleNamespace
 
@@ -253,6 +254,32 @@ def test_readme_shows_what_was_measured_on_a_gpu(fresh, monkeypatch):
     (folder / "gpu-b.json").write_text("{}")
     with pytest.raises(courses.CourseError, match="gpu-b.json is not what labkit bench writes: KeyError"):
         readme.measured(fresh)
+
+
+def test_readme_says_how_long_a_class_took_and_what_was_simulated(fresh):
+    assert readme.grading(fresh) == "No class has been timed yet."
+    run = {"wall_s": 600.0, "cpu_s": 900.0, "load_before": 0.2, "load_after": 2.0}
+    point = {"workers": 4, "answers_per_s": 12.34, "verdicts": 3000}
+    held = {
+        "classes": {"04": {"students": 300, "answers": 2400, "programs": 700, "cores": 2, "cold": run,
+                           "warm": {**run, "wall_s": 240.0}, "date": "2026-01-02"}},
+        "killed": {"00": {"students": 30, "answers": 180, "kept_when_killed": 90, "judged_again": 0,
+                          "same_scores": True}},
+        "simulated": {"dask": {"answers": 3000, "mean_s": 0.4, "faster": 15.0, "points": [point]}},
+    }
+    path = fresh.root / "data" / "grading.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(held))
+    text = readme.grading(fresh)
+    assert "10.0 min (15.0 min of CPU) with empty caches, 4.0 min" in text and "other work" not in text
+    assert "90 of 180 verdicts kept" in text and "judged 0 of those again" in text
+    assert "Simulated, nothing graded" in text and "12.3 with 4 workers" in text
+    held["classes"]["04"]["warm"]["load_before"] = 9.0
+    path.write_text(json.dumps(held))
+    assert "while the machine did other work, too" in readme.grading(fresh)
+    path.write_text('{"classes": {"04": {}}}')
+    with pytest.raises(courses.CourseError, match="data/grading.json is not what"):
+        readme.grading(fresh)
 
 
 # --- Progress

@@ -8,6 +8,10 @@ child.py     the isolated side: starts once, then forks a process of its own for
 sandbox.py   the trusted side of child.py: starts it, asks it, stops it
 remote.py    an answer in another process, which labkit.course.check takes for a kernel or a function
 judge.py     one answer: secret inputs, the isolated run, the verdict
-batch.py     all answers: a journal, workers, retries
+tasks.py     all answers of a class, as they wait to be judged; which of them are equal
+journal.py   the verdicts that have been reached, and one grader at a time
+workers.py   processes of this machine that judge
+cluster.py   workers of a dask cluster that judge
+batch.py     a run: the journal's verdicts, then the workers', and a row of the scores for each
 feedback.py  scores, pages, nbgrader's gradebook
 """

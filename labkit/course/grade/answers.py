@@ -53,13 +53,38 @@ class Program:
 
     @property
     def digest(self) -> str:
-        """Equal for equal programs: comments, blank lines and spaces do not count."""
+        """Equal for equal programs: neither comments and spaces count, nor what a function calls its variables."""
         try:
-            text = "\0".join(ast.unparse(ast.parse(part)) for part in (self.above, self.answer))
+            text = "\0".join(normal_form(part) for part in (self.above, self.answer))
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             text = f"{self.above}\0{self.answer}"
         stub = re.search(r"#\s*your code here", self.answer, re.IGNORECASE) is not None
         return hashlib.sha256(f"{self.name}\0{stub}\0{text}".encode("utf-8", "replace")).hexdigest()
+
+
+# Within these a name may be of another scope, or stand in a place that is no ast.Name.
+OTHER_NAMES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.ListComp, ast.SetComp,
+               ast.DictComp, ast.GeneratorExp, ast.NamedExpr, ast.Global, ast.Nonlocal, ast.Import, ast.ImportFrom,
+               ast.Try, ast.Match)
+
+
+def normal_form(source: str) -> str:
+    """The source's statements, in which the variables of each function are numbered in place of their names. Arguments
+    keep theirs, and so do variables of functions with other scopes in them."""
+    tree = ast.parse(source)
+    for function in tree.body:
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        nodes = [node for statement in function.body for node in ast.walk(statement)]
+        if any(isinstance(node, OTHER_NAMES) for node in nodes):
+            continue
+        names = [node for node in nodes if isinstance(node, ast.Name)]
+        arguments = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
+        stored = dict.fromkeys(node.id for node in names if isinstance(node.ctx, ast.Store))
+        numbers = {name: f"\0{k}" for k, name in enumerate(name for name in stored if name not in arguments)}
+        for node in names:
+            node.id = numbers.get(node.id, node.id)
+    return ast.dump(tree)
 
 
 def read_cells(data: bytes, suffix: str) -> list[str]:

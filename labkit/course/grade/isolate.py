@@ -20,6 +20,7 @@ DETACH = 2
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}  # system calls that libc has no function for
 MOUNT_SETATTR = 442
 FIRST_UID = 61_000_000  # beyond users and the ranges of containers
+USERS = 100_000_000  # pairs of users from there on: two sandboxes hardly ever draw the same
 
 
 @dataclass(frozen=True)

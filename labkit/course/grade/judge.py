@@ -7,11 +7,11 @@ import hashlib
 import hmac
 import os
 import secrets
+import shutil
 import tempfile
 import time
-import traceback
 import warnings
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,6 @@ from labkit.course.grade.answers import Answer, Program, Refused, numbers_of, pr
 from labkit.course.grade.sandbox import Job, Places, Sandbox, SandboxError
 
 WALL_S = 120.0  # for one answer, compiling included
-SERVES = 4  # a vetted answer's process may serve several students, and lives so many times as long
 
 
 @dataclass(frozen=True)
@@ -56,63 +55,48 @@ def read_secret(path: Path) -> bytes:
     return secret
 
 
-def seed_of(secret: bytes, student: str, exercise: str) -> int:
-    """The seed of the inputs: the same whenever the same submission is graded, and known only with the secret."""
-    digest = hmac.new(secret, f"{student}\0{exercise}".encode("utf-8", "surrogatepass"), hashlib.sha256).digest()
+def seed_of(secret: bytes, exercise: str, program: str) -> int:
+    """The seed of the inputs: known only with the secret, and the same for equal programs (`program`: the digest).
+
+    So equal answers get equal verdicts, whoever hands them in; and an answer that has in it what feedback showed of its
+    inputs is another program, and gets others.
+    """
+    digest = hmac.new(secret, f"{exercise}\0{program}".encode("utf-8", "surrogatepass"), hashlib.sha256).digest()
     return int.from_bytes(digest[:4], "big") >> 1
 
 
 class Judge:
-    """Judges one answer after the other. The process of a vetted answer is kept for the next one of the same text, so
-    that what a class hands in several times is compiled once."""
+    """Judges one answer after the other."""
 
-    def __init__(self, settings: Settings, slot: int = 0):
-        import labkit
-        from labkit.course.grade import remote
-
-        self._observe = labkit.observe
-        labkit.observe = remote.observe  # check looks it up there for each launch that it observes
+    def __init__(self, settings: Settings):
         self.settings = settings
         settings.folder.mkdir(parents=True, exist_ok=True)
         settings.folder.chmod(0o700)
         spaces = settings.isolation == "namespaces"
         # Without namespaces another user must reach it by its path.
-        work = Path(tempfile.mkdtemp(prefix=f"worker-{slot}-", dir=settings.folder if spaces else None))
+        work = Path(tempfile.mkdtemp(prefix="worker-", dir=settings.folder if spaces else None))
         work.chmod(0o711)
         places = Places(work, (settings.folder if spaces else work) / "kernels",
-                        (*settings.hidden, settings.folder / "journal"), slot)
+                        (*settings.hidden, settings.folder / "journal"))
         self.sandbox = Sandbox(places, settings.isolation, settings.limits)
-        self._kept: tuple[str, Job, dict] | None = None
 
     def close(self) -> None:
-        import shutil
-
-        import labkit
-
-        labkit.observe = self._observe
-        self._drop()
         self.sandbox.stop()
         shutil.rmtree(self.sandbox.places.folder, ignore_errors=True)
 
-    def _drop(self) -> None:
-        if self._kept is not None:
-            self._kept[1].end()
-            self._kept = None
-
-    def judge(self, student: str, exercise_name: str, answer: Answer) -> dict:
+    def judge(self, exercise_name: str, answer: Answer) -> dict:
         """The verdict as data, as Verdict.result() has it."""
         begin = time.perf_counter()
         from labkit.course import exercises
 
         exercise = exercises.find(exercise_name)
-        seed = seed_of(self.settings.secret, student, exercise_name)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 if exercise.kind == "predict":
                     result = self._prediction(exercise, answer)
                 else:
-                    result = self._computed(exercise, answer, seed)
+                    result = self._computed(exercise, answer)
         except Refused as error:
             result = plain_result(exercise_name, "refused", "It cannot be graded as it stands.", str(error))
         result["seed"] = None  # inputs stay secret
@@ -128,8 +112,9 @@ class Judge:
         except ValueError as error:  # a name that is not asked for
             raise Refused(str(error)) from None
 
-    def _computed(self, exercise, answer: Answer, seed: int) -> dict:
+    def _computed(self, exercise, answer: Answer) -> dict:
         program = program_of(answer)
+        seed = seed_of(self.settings.secret, exercise.name, program.digest if program else "")
         if program is None:
             return self._examined(exercise, None, seed)
         result, late = self._tried(exercise, program, seed)
@@ -142,11 +127,10 @@ class Judge:
 
         kind = "kernel" if exercise.kind == "kernel" else "function"
         file = f"<{exercise.name}>"
-        digest = f"{kind} {program.digest} {hashlib.sha256(program.answer.encode('utf-8', 'replace')).hexdigest()}"
         if kind == "kernel":
             vetted(program)
         show_source(program, file)
-        job, reply = self._job(kind, program, file, digest)
+        job, reply = self._job(kind, program, file)
         connection = Connection(job, file)
         try:
             if "error" in reply:
@@ -165,32 +149,20 @@ class Judge:
         except ProcessEnded as error:
             return plain_result(exercise.name, "raised", "Its process ended.", str(error)), False
         finally:
-            if kind == "kernel" and not connection.broken and time.monotonic() < job.ends - self.settings.wall_s:
-                self._kept = (digest, job, reply)
-            else:
-                self._kept = None
-                job.end()
+            job.end()
 
-    def _job(self, kind: str, program: Program, file: str, digest: str) -> tuple[Job, dict]:
-        if self._kept is not None and self._kept[0] == digest:
-            _, job, reply = self._kept
-            self._kept = None
-            job.deadline = time.monotonic() + self.settings.wall_s
-            return job, reply
-        self._drop()
+    def _job(self, kind: str, program: Program, file: str) -> tuple[Job, dict]:
         from labkit.course.grade import wire
 
-        wall = self.settings.wall_s * (SERVES if kind == "kernel" else 1)
         for attempt in (1, 2):
             try:
-                job = self.sandbox.job(kind, program, file, wall)
+                job = self.sandbox.job(kind, program, file, self.settings.wall_s)
                 break
             except TypeError:
                 raise Refused("the code above the answer is too long") from None
             except SandboxError:
                 if attempt == 2:
                     raise
-        job.deadline = time.monotonic() + self.settings.wall_s
         try:
             reply, _ = job.hear()
         except wire.Late:
@@ -208,28 +180,39 @@ class Judge:
         if exercise.kind == "function" and exercise.demand is not None:
             # What a function launches happens in its process, whose word for it is not taken: the result alone counts.
             exercise = dataclasses.replace(exercise, demand=None)
-        return examine(exercise, answer, seed=seed).result()
+        with _observed_there():
+            return examine(exercise, answer, seed=seed).result()
 
     def _not_defined(self, exercise, program: Program, file: str, error: Exception) -> dict:
         """The answer's cell itself raised."""
+        from labkit.course.check.python_errors import learners_frame
         from labkit.course.check.verdict import place
 
         name = type(error).__name__
-        line = getattr(error, "line", 0) or _line_in(error, file)
+        where, line = learners_frame(error, file)
+        if hasattr(error, "line"):  # a kernel's fault names its own
+            where, line = getattr(error, "filename", file), error.line
         details = f"{name}: {error}" if str(error) else name
         result = plain_result(exercise.name, "raised", "The answer's cell raises an error.", details)
         if name == "HostTimeout":
             result["headline"], result["details"] = "The answer's cell never ends.", []
-        if line:
+        if line and where == file:
             with suppress(Exception):
                 result["details"].append(place(file, line))
         return result
 
 
-def _line_in(error: BaseException, filename: str) -> int:
-    """The line of `filename` in which the error was raised, or 0."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == filename]
-    return lines[-1] if lines else 0
+@contextmanager
+def _observed_there():
+    """check looks labkit.observe up for each launch that it observes: within the block those of other processes too."""
+    import labkit
+    from labkit.course.grade import remote
+
+    before, labkit.observe = labkit.observe, remote.observe
+    try:
+        yield
+    finally:
+        labkit.observe = before
 
 
 def plain_result(exercise: str, kind: str, headline: str, *details: str) -> dict:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -39,7 +40,6 @@ class Places:
     folder: Path
     cache: Path  # compiled kernels of vetted answers, shared by all workers
     hidden: tuple[Path, ...] = ()
-    slot: int = 0
 
 
 class Sandbox:
@@ -52,6 +52,8 @@ class Sandbox:
         self.limits = limits or isolate.Limits()
         self.process = None
         self.as_user = False  # whether answers run as a user of their own
+        # Of this sandbox alone, and of no other on the machine: what is left of a user's processes is killed by it.
+        self.uid = isolate.FIRST_UID + 2 * secrets.randbelow(isolate.USERS)
         self._spoilt = False
 
     def start(self, *, warm: bool = True) -> None:
@@ -73,7 +75,7 @@ class Sandbox:
                                         env=_environment(self.places.cache), cwd="/", start_new_session=True)
         theirs.close()
         self.control = mine
-        uid = None if bwrap else isolate.FIRST_UID + 2 * self.places.slot
+        uid = None if bwrap else self.uid
         settings = {"isolation": "namespaces" if self.isolation == "namespaces" else "limits", "uid": uid,
                     "warm": warm, "stage": str(stage), "shown": shown_paths(), "hidden": hidden,
                     "cache": str(self.places.cache)}
@@ -136,7 +138,7 @@ class Job:
 
     def __init__(self, lifeline, rpc, deadline: float):
         self.lifeline, self.rpc = lifeline, rpc
-        self.ends = self.deadline = deadline  # of the process, and of what is asked now
+        self.deadline = deadline
         self.ended: dict | None = None
 
     def ask(self, head: dict, values: dict) -> tuple[dict, dict]:

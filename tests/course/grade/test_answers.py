@@ -58,6 +58,31 @@ def test_equal_programs_have_equal_digests():
     assert program(RIGHT_KERNEL.replace("s * x", "x")).digest != one.digest
 
 
+SWAPS = RIGHT_KERNEL.replace("y[i] = s * x[i] + y[i]", "a = x[i]\n        b = y[i]\n        y[i] = s * a + b")
+
+
+@pytest.mark.parametrize(("one", "other", "equal"), [
+    (RIGHT_KERNEL, RIGHT_KERNEL.replace("i ", "row ").replace("[i]", "[row]"), True),
+    (SWAPS, SWAPS.replace("a = x", "b = x").replace("b = y", "a = y").replace("s * a + b", "s * b + a"), True),
+    (SWAPS, SWAPS.replace("s * a + b", "s * b + a"), False),  # the names now mean one another's values
+    (SWAPS, SWAPS.replace("b = y[i]", "a = y[i]").replace("+ b", "+ a"), False),  # one variable in place of two
+    (RIGHT_KERNEL, RIGHT_KERNEL.replace("x[i]", "i[i]"), False),  # a variable in place of an argument
+    (RIGHT_KERNEL, RIGHT_KERNEL.replace("(s, x, y)", "(s, y, x)"), False),
+    (SWAPS, SWAPS.replace("a = x[i]", "cuda = x[i]").replace("s * a", "s * cuda"), False),  # what @cuda.jit names
+    (f"K = 2\n{SWAPS}", f"K = 2\n{SWAPS.replace('a =', 'K =').replace('s * a', 's * K')}", True),  # hides the global
+    (f"K = 2\n{SWAPS}", f"K = 3\n{SWAPS}", False),
+])
+def test_what_variables_are_called_does_not_count_and_what_they_mean_does(one, other, equal):
+    assert (program(one).digest == program(other).digest) == equal
+
+
+@pytest.mark.parametrize("line", ["b = [a for a in x]", "b = lambda a: a", "global a", "import a", "def a(): pass"])
+def test_where_there_are_other_scopes_names_count(line):
+    one = SWAPS.replace("    b = y", f"    {line}\n        b = y")
+    renamed = one.replace("i ", "row ").replace("[i]", "[row]")
+    assert program(one).digest == program(one).digest != program(renamed).digest
+
+
 @pytest.mark.parametrize(("call", "message"), [
     ('check("saxpy")', "without an answer"),
     ('check("saxpy", make())', "by its name"),

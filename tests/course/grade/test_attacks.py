@@ -183,9 +183,9 @@ def place(tmp_path_factory):
     judge.close()
 
 
-def judged(judge, exercise: str, answer: str, above: str = FIRST, student: str = "mallory") -> dict:
+def judged(judge, exercise: str, answer: str, above: str = FIRST) -> dict:
     cells = read_cells(notebook(above, answer, f'check("{exercise}", {exercise})').encode(), ".ipynb")
-    return judge.judge(student, exercise, answers_in(cells)[exercise])
+    return judge.judge(exercise, answers_in(cells)[exercise])
 
 
 def changes_nothing(place, answer: str, exercise: str = "blocks_needed") -> dict:
@@ -196,7 +196,7 @@ def changes_nothing(place, answer: str, exercise: str = "blocks_needed") -> dict
     result = judged(judge, exercise, text)
     assert not result["passed"], result
     assert result["headline"] and isinstance(result["details"], list)
-    assert judged(judge, "blocks_needed", RIGHT_FUNCTION, student="alice")["passed"]
+    assert judged(judge, "blocks_needed", RIGHT_FUNCTION)["passed"]
     assert canary.read_text() == "untouched" and list(canary.parent.iterdir()) == [canary]
     return result
 
@@ -260,7 +260,7 @@ def _uid(pid: str) -> int:
 
 
 def test_one_answer_never_quotes_another(place):
-    judged(place.judge, "blocks_needed", "secret_of_alice = 1\n" * 3 + RIGHT_FUNCTION, student="alice")
+    judged(place.judge, "blocks_needed", "secret_of_alice = 1\n" * 3 + RIGHT_FUNCTION)
     result = judged(place.judge, "blocks_needed", "x = 1\nimport nothing_of_that_name\n" + WRONG)
     assert "alice" not in str(result) and "nothing_of_that_name" in str(result)
 

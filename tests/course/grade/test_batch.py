@@ -15,11 +15,19 @@ from typer.testing import CliRunner
 from labkit._common.errors import UserError
 from labkit.cli import app
 from labkit.course import registry
-from labkit.course.grade import batch, feedback, sandbox
-from labkit.course.grade.batch import Journal, Task
+from labkit.course.grade import batch, feedback, journal, sandbox
 from labkit.course.grade.collect import collect
+from labkit.course.grade.journal import Journal, Lock
 from labkit.course.grade.judge import Settings, plain_result, read_secret, seed_of
-from tests.course.grade.made_up import RIGHT_FUNCTION, function_cells, hand_in
+from labkit.course.grade.tasks import Plan, Task, plan
+from tests.course.grade.made_up import (
+    RIGHT_FUNCTION,
+    RIGHT_KERNEL,
+    UNGUARDED,
+    function_cells,
+    hand_in,
+    kernel_cells,
+)
 
 SECRET = b"a secret of the tests"
 PREDICTION = ("blocks, idle, last_block, last_thread = {}", 'check("predict_last_block", blocks=blocks, idle=idle, '
@@ -34,12 +42,12 @@ def handed_in(folder: Path, students: int = 3) -> Path:
     return folder
 
 
-def planned(folder: Path) -> batch.Plan:
-    return batch.plan(registry.load(), collect(folder), SECRET)
+def planned(folder: Path) -> Plan:
+    return plan(registry.load(), collect(folder), SECRET)
 
 
 def judged_by(kind):
-    """A worker of the tests: passes every answer, and remembers which."""
+    """A worker of the tests: passes every answer (kind "failing": none), and remembers which."""
     seen = []
 
     def judged(settings, tasks):
@@ -47,7 +55,8 @@ def judged_by(kind):
             seen.append((task.student, task.exercise))
             if kind == "interrupted" and len(seen) == 2:
                 raise KeyboardInterrupt
-            yield task, {**plain_result(task.exercise, "passed", "Right."), "passed": True}
+            verdict = "wrong_result" if kind == "failing" else "passed"
+            yield task, {**plain_result(task.exercise, verdict, task.student), "passed": verdict == "passed"}
 
     return judged, seen
 
@@ -57,10 +66,10 @@ def settings(tmp_path):
     return Settings(tmp_path / "out" / ".work", SECRET, "namespaces")
 
 
-def test_seeds_are_secret_equal_and_different():
-    assert seed_of(SECRET, "alice", "saxpy") == seed_of(SECRET, "alice", "saxpy")
-    others = {seed_of(SECRET, "alice", "saxpy"), seed_of(SECRET, "bob", "saxpy"), seed_of(SECRET, "alice", "gram"),
-              seed_of(b"another", "alice", "saxpy"), seed_of(SECRET, "alic", "esaxpy")}
+def test_seeds_are_secret_equal_for_equal_programs_and_else_different():
+    assert seed_of(SECRET, "saxpy", "a digest") == seed_of(SECRET, "saxpy", "a digest")
+    others = {seed_of(SECRET, "saxpy", "a digest"), seed_of(SECRET, "saxpy", "another"), seed_of(SECRET, "gram",
+              "a digest"), seed_of(b"another", "saxpy", "a digest"), seed_of(SECRET, "saxp", "ya digest")}
     assert len(others) == 5
 
 
@@ -97,15 +106,14 @@ def test_an_answer_that_has_changed_is_judged_anew(tmp_path, settings):
 
 
 def test_a_journal_file_that_is_half_written_or_forged_is_not_believed(tmp_path):
-    journal = Journal(tmp_path)
-    task = Task("alice", None, "key", "alike")
-    task = Task("alice", type("A", (), {"exercise": "saxpy"})(), "key", "alike")
-    journal.keep(task, plain_result("saxpy", "passed", ""))
+    kept = Journal(tmp_path)
+    task = Task("alice", type("A", (), {"exercise": "saxpy"})(), "key", "alike", "program")
+    kept.keep(task, plain_result("saxpy", "passed", ""))
     (path,) = tmp_path.iterdir()
-    assert journal.find(task) and journal.find(Task("alice", task.answer, "another key", "alike")) is None
+    assert kept.find(task) and kept.find(Task("alice", task.answer, "another key", "alike", "program")) is None
     for text in ("", '{"key": "key"', "[]", '{"key": "key", "result": {"passed": "yes"}}'):
         path.write_text(text)
-        assert journal.find(task) is None
+        assert kept.find(task) is None
 
 
 def test_a_full_disk_stops_with_a_sentence_and_loses_nothing(tmp_path, settings, monkeypatch):
@@ -118,8 +126,8 @@ def test_a_full_disk_stops_with_a_sentence_and_loses_nothing(tmp_path, settings,
         written.append(path)
         write(path, text)
 
-    write = batch.write_text
-    monkeypatch.setattr(batch, "write_text", full)
+    write = journal.write_text
+    monkeypatch.setattr(journal, "write_text", full)
     with pytest.raises(UserError, match="No space left on device.*run the same command again"):
         batch.run(settings, made, judged_by("whole")[0])
     monkeypatch.undo()
@@ -136,18 +144,55 @@ def test_the_newest_of_several_files_counts_and_is_named(tmp_path):
     assert any("late.ipynb is newer than" in note for note in made.notes)
 
 
-def test_equal_programs_are_judged_together():
-    tasks = [Task(str(k), type("A", (), {"exercise": "saxpy"})(), str(k), "ab"[k % 2]) for k in range(20)]
-    made = batch.chunks(tasks)
-    assert sorted(map(len, made)) == [2, 2, 8, 8] and all(len({task.alike for task in chunk}) == 1 for chunk in made)
+def answered(folder: Path, **answers: str) -> Path:
+    for student, answer in answers.items():
+        hand_in(folder / student / "x.ipynb", *function_cells(answer))
+    return folder
+
+
+def test_of_equal_answers_one_is_judged_for_all(tmp_path, settings):
+    folder = answered(tmp_path / "class", alice=RIGHT_FUNCTION, bob=f"{RIGHT_FUNCTION}  \n", carol=RIGHT_FUNCTION,
+                      commented=f"# mine\n{RIGHT_FUNCTION}", dora="blocks_needed = None", erik="blocks_needed = None")
+    judged, seen = judged_by("whole")
+    verdicts = batch.run(settings, planned(folder), judged)
+    assert [student for student, _ in seen] == ["alice", "commented", "dora"] and len(verdicts) == 6
+    answered(folder, carol=f"# late\n{RIGHT_FUNCTION}", felix=RIGHT_FUNCTION)
+    judged, seen = judged_by("whole")
+    assert len(batch.run(settings, planned(folder), judged)) == 7
+    assert [student for student, _ in seen] == ["carol"]
+
+
+def test_predictions_and_answers_that_cannot_be_read_are_judged_each(tmp_path):
+    made = planned(handed_in(answered(tmp_path / "class", alice="lambda", bob="lambda"), students=4))
+    assert len({task.alike for task in made.tasks}) == len(made.tasks) == 6
+
+
+def test_a_kernel_that_passes_passes_under_other_names_and_one_that_fails_fails_in_its_own_words(tmp_path, settings):
+    variants = {"alice": RIGHT_KERNEL, "bob": RIGHT_KERNEL.replace("i ", "row ").replace("[i]", "[row]"),
+                "carol": f"# mine\n{RIGHT_KERNEL}", "dora": RIGHT_KERNEL, "erik": UNGUARDED}
+    for student, answer in variants.items():
+        hand_in(tmp_path / "class" / student / "x.ipynb", *kernel_cells(answer))
+    judged, seen = judged_by("whole")
+    verdicts = batch.run(settings, planned(tmp_path / "class"), judged)
+    assert [student for student, _ in seen] == ["alice", "erik"] and len(verdicts) == 5
+    assert verdicts["bob", "saxpy"]["passed"]
+    judged, seen = judged_by("failing")
+    verdicts = batch.run(Settings(tmp_path / "other", SECRET, "namespaces"), planned(tmp_path / "class"), judged)
+    assert [student for student, _ in seen] == ["alice", "erik", "bob", "carol"]
+    assert {student: verdict["headline"] for (student, _), verdict in verdicts.items()} == {
+        "alice": "alice", "bob": "bob", "carol": "carol", "dora": "alice", "erik": "erik"}
+    judged, seen = judged_by("failing")
+    hand_in(tmp_path / "class" / "felix" / "x.ipynb", *kernel_cells(f"# me too\n{RIGHT_KERNEL}"))
+    batch.run(Settings(tmp_path / "other", SECRET, "namespaces"), planned(tmp_path / "class"), judged)
+    assert [student for student, _ in seen] == ["felix"]
 
 
 def test_a_second_grader_in_the_same_folder_is_refused(tmp_path):
-    lock = batch.Lock(tmp_path / "out" / ".work" / "lock")
+    lock = Lock(tmp_path / "out" / ".work" / "lock")
     with pytest.raises(UserError, match="another labkit grade"):
-        batch.Lock(tmp_path / "out" / ".work" / "lock")
+        Lock(tmp_path / "out" / ".work" / "lock")
     lock.release()
-    batch.Lock(tmp_path / "out" / ".work" / "lock").release()
+    Lock(tmp_path / "out" / ".work" / "lock").release()
 
 
 # --- Whole runs ----------------------------------------------------------------------------------------------------

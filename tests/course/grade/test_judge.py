@@ -33,7 +33,7 @@ def test_every_answer_passes_and_no_exercise_does_as_it_is_given(chapter, judge)
         answers = answers_in([cell.source for cell in notebook.cells if cell.cell_type == "code"])
         assert answers.keys() == {entry.name for entry in COURSE.exercises_of(chapter)}
         for name, answer in answers.items():
-            result = judge.judge("alice", name, answer)
+            result = judge.judge(name, answer)
             if result["passed"] != given or result["verdict"] == "refused":
                 wrong.append((name, given, result["headline"], result["details"]))
     assert not wrong
