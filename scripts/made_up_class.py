@@ -116,7 +116,8 @@ class Maker:
         if kind == "not done":
             return None, kind, False
         if kind == "hostile":
-            return hostile(name, exercise.kind, solution, self.draw), kind, False
+            # Of a kernel's answer the statements that attack are left out, and what remains is right.
+            return hostile(name, exercise.kind, solution, self.draw), kind, exercise.kind == "kernel"
         if kind.startswith("wrong") and wrong:
             # Few mistakes are made by many.
             source = self.draw.choices(wrong, [1 / (k + 1) for k in range(len(wrong))])[0]["source"].strip("\n")
