@@ -4,10 +4,8 @@ Our own pages and stylesheet, no script and no request to any server: it can be 
 """
 
 import base64
-import os
 import re
 import shutil
-import tempfile
 from dataclasses import dataclass, field
 from datetime import datetime
 from html import escape, unescape
@@ -21,6 +19,7 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
+from labkit._common.files import whole_folder
 from labkit._common.paths import ASSETS
 from labkit.course.lessons import LessonResult, kept, show_error, show_time
 from labkit.course.registry import Chapter, Course
@@ -54,9 +53,7 @@ def write(course: Course, folder: Path | None = None) -> Path:
         if found:
             pages[chapter.name] = render(course, chapter, *found)
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
-    try:
+    with whole_folder(folder) as fresh:
         (fresh / "images").mkdir()
         templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(ASSETS),
@@ -82,27 +79,11 @@ def write(course: Course, folder: Path | None = None) -> Path:
             for name, content in page.images.items():
                 (fresh / "images" / name).write_bytes(content)
         shutil.copyfile(ASSETS / "site.css", fresh / "site.css")
-        os.chmod(fresh, 0o755)  # mkdtemp makes it private
-        _swap(fresh, folder)
-    except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
     return folder / "index.html"
 
 
 def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8", newline="\n")
-
-
-def _swap(fresh: Path, folder: Path) -> None:
-    """Put `fresh` in the place of `folder`. A directory cannot be replaced in one step, so the old one moves aside."""
-    if not folder.exists():
-        fresh.rename(folder)
-        return
-    old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-old-"))
-    folder.rename(old / "site")
-    fresh.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _neighbour(course: Course, pages: dict[str, Page], order: range) -> Chapter | None:
