@@ -24,20 +24,24 @@ SEED = 12
 WRITTEN = (
     "", " ", ".", "a", "kernel", "Why is my kernel slow?", "The kernel reads each row of the matrix twice.",
     "Each row of the matrix is read two times by the kernel.", "Penguins cannot fly, but they swim very well.",
-    "A warp is 32 threads that execute together.", "Ein Warp besteht aus 32 Threads.", "CAFÉ, café, cafe\u0301 and Cafe",
-    "naïve Großmütter überqueren die Straße", "日本語の文を埋め込みます。", "今天天气很好，我们去公园吧。", "한국어 문장도 있습니다.",
+    "A warp is 32 threads that execute together.", "Ein Warp besteht aus 32 Threads.",
+    "CAFÉ, café, cafe\u0301 and Cafe", "naïve Großmütter überqueren die Straße", "日本語の文を埋め込みます。",
+    "今天天气很好，我们去公园吧。", "한국어 문장도 있습니다.",
     "Привет, мир! Как дела?", "مرحبا بالعالم", "שלום עולם", "γεια σου κόσμε", "नमस्ते दुनिया",
-    "🚀 blocks × threads → 🔥 (≈ 90 % of peak)", "x\u200by\u00adz\ufeff zero-width marks", "tabs\tand\nlines\r\nin one text",
-    "\u0000control\u0007characters\u001b", "supercalifragilisticexpialidocious" * 4, "0123456789 3.14159 -1e-12 0x7fff",
+    "🚀 blocks × threads → 🔥 (≈ 90 % of peak)", "x\u200by\u00adz\ufeff zero-width marks",
+    "tabs\tand\nlines\r\nin one text", "\u0000control\u0007characters\u001b", "supercalifragilisticexpialidocious" * 4,
+    "0123456789 3.14159 -1e-12 0x7fff",
     "out[i] = gelu(x @ w.T + b)  # float16, accumulators in float32", "[CLS] [SEP] [PAD] [MASK] [UNK]",
     "THE QUICK BROWN FOX JUMPS OVER THE LAZY DOG", "https://example.org/a/b?c=d&e=f#g", "a" * 300,
 )  # fmt: skip
-WORDS = ("attention bank barrier block bright cache carefully coalesced column copy count cycle depth device early embedding "
-         "every fast find float forest garden global grid half hidden history input kernel lane large latency launch "
-         "layer light list matrix mean memory model morning mountain music never number occupancy open order output "
-         "paper parallel pipeline position product quiet reader register result river row score sentence shared short "
-         "simple slow softmax stage store stream street summer table teacher tensor thread tile token value vector "
-         "wait warp water weight winter word yellow").split()
+WORDS = """
+    attention bank barrier block bright cache carefully coalesced column copy count cycle depth device early
+    embedding every fast find float forest garden global grid half hidden history input kernel lane large latency
+    launch layer light list matrix mean memory model morning mountain music never number occupancy open order output
+    paper parallel pipeline position product quiet reader register result river row score sentence shared short
+    simple slow softmax stage store stream street summer table teacher tensor thread tile token value vector wait
+    warp water weight winter word yellow
+""".split()  # noqa: SIM905
 LENGTHS = (3, 7, 12, 14, 15, 16, 24, 30, 31, 62, 63, 100, 126, 127, 200, 254)  # words; the last goes beyond the limit
 UNCUT = 600  # words of the longest text
 
@@ -69,7 +73,8 @@ def main() -> None:
     texts = sentences()
     ids = token_ids(folder, texts)
     expected = embeddings(folder, ids)
-    theirs = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(texts, normalize_embeddings=True)
+    library = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    theirs = library.encode(texts, normalize_embeddings=True)
     cosine = (expected * theirs).sum(axis=1).min()
     if cosine < 0.999999:
         raise SystemExit(f"sentence-transformers gives other embeddings: the smallest cosine is {cosine}")
