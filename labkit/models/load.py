@@ -8,9 +8,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,25 +51,43 @@ def load(name: str = TINY, kernels: Kernels | None = None, path: Path | None = N
     as it should be."""
     began = time.perf_counter()
     path = path or folder(name)
-    try:
+    with reading(path, f"{CONFIG}, {WEIGHTS}, and tokenizer.json or vocab.json with merges.txt"):
         config, weights = Config.read(path / CONFIG), tensors(path)
-        try:
+        with of_file(weights.path):
             model = GPT2(config, weights, kernels)
-        except ValueError as error:
-            raise ValueError(f"{weights.path}: {error}") from None
         tokenizer = Tokenizer.of(path)
+    check_vocabulary(path, tokenizer, config.vocab_size)
+    return Loaded(name, path, model, tokenizer, time.perf_counter() - began)
+
+
+@contextlib.contextmanager
+def reading(path: Path, needed: str) -> Iterator[None]:
+    """Whatever is wrong with a model's folder, as a UserError that names it. needed: the files that it must have."""
+    try:
+        yield
     except FileNotFoundError as error:
         what = f"{Path(error.filename).name} is missing" if error.filename else str(error)
-        raise UserError(f"{path} holds no model that can be loaded: {what}. What is needed: {CONFIG}, {WEIGHTS}, and "
-                        "tokenizer.json or vocab.json with merges.txt") from None
+        raise UserError(f"{path} holds no model that can be loaded: {what}. What is needed: {needed}") from None
     except OSError as error:
         raise UserError(f"{error.filename or path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # of the weights, too: SafetensorsError is one
         raise UserError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
-    if tokenizer.largest_id >= config.vocab_size:
+
+
+@contextlib.contextmanager
+def of_file(path: Path) -> Iterator[None]:
+    """What is wrong with numbers from a file, as a ValueError that names the file."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def check_vocabulary(path: Path, tokenizer, size: int) -> None:
+    """Raises UserError where the tokenizer has tokens that the model does not know."""
+    if tokenizer.largest_id >= size:
         raise UserError(f"{path}: the tokenizer has tokens up to {tokenizer.largest_id:,}, the model those below its "
-                        f"vocab_size, {config.vocab_size:,}")
-    return Loaded(name, path, model, tokenizer, time.perf_counter() - began)
+                        f"vocab_size, {size:,}")
 
 
 def folder(name: str) -> Path:
@@ -81,14 +100,17 @@ def folder(name: str) -> Path:
             raise UserError(f"{path} is missing; scripts/train_tiny_gpt2.py makes it. A folder, or a GPT-2's name on "
                             f"the hub, such as openai-community/gpt2, is loaded as well")
         return path
-    if os.path.isdir(name):
-        return Path(name)
+    return Path(name) if os.path.isdir(name) else from_hub(name, PATTERNS)
+
+
+def from_hub(name: str, patterns: list[str]) -> Path:
+    """The folder of a model's files that fit the patterns; downloaded, if they are not there yet."""
     if name.count("/") > 1 or name.startswith((".", "/", "~")):
         raise UserError(f"there is no folder {name}")
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=PATTERNS))
+        return Path(snapshot_download(name, allow_patterns=patterns))
     except Exception as error:  # the library has a kind of error for each
         raise UserError(f"there is no folder {name} here, and from the Hugging Face hub it could not be had: "
                         f"{_why(error)}") from None

@@ -4,14 +4,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from labkit._common.errors import UserError, short
 from labkit._common.files import read_json
 
 CONFIG = "config.json"
+WHOLE = "tokenizer.json"
 
 
 class TokenizerError(UserError, ValueError):
@@ -30,6 +35,17 @@ def _named(what: str) -> Iterator[None]:
         raise TokenizerError(f"{what}: {''.join(c if c.isprintable() else repr(c)[1:-1] for c in reason)}") from None
 
 
+def read_whole(path: Path):
+    """The library's tokenizer of a tokenizer.json, without the padding and the truncation that the file may ask for."""
+    import tokenizers
+
+    with _named(f"{path} cannot be read"):
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+    return tokenizer
+
+
 class Tokenizer:
     """Text to token ids and back, by the library `tokenizers`.
 
@@ -45,12 +61,9 @@ class Tokenizer:
         """From tokenizer.json, or from GPT-2's older pair of files."""
         import tokenizers
 
-        whole, pair = path / "tokenizer.json", (path / "vocab.json", path / "merges.txt")
-        if whole.is_file():
-            with _named(f"{whole} cannot be read"):
-                tokenizer = tokenizers.Tokenizer.from_file(str(whole))
-                tokenizer.no_padding()  # a prompt stands alone, and is never cut off unsaid
-                tokenizer.no_truncation()
+        pair = path / "vocab.json", path / "merges.txt"
+        if (path / WHOLE).is_file():
+            tokenizer = read_whole(path / WHOLE)  # a prompt stands alone, and is never cut off unsaid
         elif all(file.is_file() for file in pair):
             with _named(f"{pair[0]} with {pair[1].name} cannot be read"):
                 tokenizer = tokenizers.ByteLevelBPETokenizer.from_file(*map(str, pair))
@@ -97,3 +110,43 @@ class Tokenizer:
                 waiting.clear()
         if waiting:
             yield self.decode(waiting)
+
+
+class SentenceTokenizer:
+    """Sentences to token ids, at most `limit` for each: what is longer is cut off, as the model was trained.
+
+    The marks around a sentence, [CLS] and [SEP] of a BERT, are among them.
+    """
+
+    def __init__(self, tokenizer, limit: int):
+        self._tokenizer, self.limit = tokenizer, limit
+        marks = tokenizer.num_special_tokens_to_add(False)
+        if limit <= marks:
+            raise ValueError(f"at most {limit} tokens are allowed for a sentence, and the marks around it are {marks}")
+        with _named(f"the tokenizer cannot cut sentences at {limit:,} tokens"):
+            tokenizer.enable_truncation(limit)
+
+    @classmethod
+    def of(cls, path: Path, limit: int) -> SentenceTokenizer:
+        """From the tokenizer.json in a folder."""
+        if not (path / WHOLE).is_file():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path / WHOLE))
+        return cls(read_whole(path / WHOLE), limit)
+
+    @functools.cached_property
+    def largest_id(self) -> int:
+        """-1 where it knows no token."""
+        return max(self._tokenizer.get_vocab().values(), default=-1)
+
+    def encode(self, sentences: Sequence[str]) -> list[np.ndarray]:
+        """The token ids of each, int32. Raises UserError that names the sentence which is no text."""
+        sentences = list(sentences)
+        try:
+            for number, text in enumerate(sentences):  # noqa: B007
+                text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"sentences[{number}] is no text: its character {error.start + 1} is "
+                            f"{text[error.start]!r}, which belongs to no character") from None
+        encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)  # without offsets
+        with _named("the tokenizer fails on these sentences"):
+            return [np.array(one.ids, np.int32) for one in encode(sentences)]
