@@ -138,11 +138,11 @@ class SentenceTokenizer:
         """-1 where it knows no token."""
         return max(self._tokenizer.get_vocab().values(), default=-1)
 
-    def encode(self, sentences: Sequence[str]) -> list[np.ndarray]:
-        """The token ids of each, int32. Raises UserError that names the sentence which is no text."""
-        sentences = list(sentences)
+    def encode(self, sentences: Sequence[str], first: int = 0) -> list[np.ndarray]:
+        """The token ids of each, int32. Raises UserError that names the sentence which is no text, counting from
+        `first`."""
         try:
-            for number, text in enumerate(sentences):  # noqa: B007
+            for number, text in enumerate(sentences, first):  # noqa: B007
                 text.encode()
         except UnicodeEncodeError as error:
             raise UserError(f"sentences[{number}] is no text: its character {error.start + 1} is "
