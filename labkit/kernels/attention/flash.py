@@ -25,6 +25,7 @@ from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, MAX_SHARED, aligned, dynamic_shared
 from labkit.kernels.attention.decode import DECODE_THREADS, SLICE, decode_workspace_numbers, make_decode, teams_of
 from labkit.kernels.attention.heads import check_heads, keys_and_values
+from labkit.kernels.matmul.mma import swizzle_of
 from labkit.kernels.op import rung
 from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO, warp_max, warp_sum
 
@@ -146,9 +147,11 @@ def make_copy_rows(height: int, size: int, pitch: int, threads: int, chunk: int,
     """A device function: starts the copies of rows row0 to row0 + height - 1 of one head to shared memory.
 
     size: numbers of a head, which begin at column col0. Rows from `rows` on come as zeros. chunk: numbers in 16 bytes.
-    swizzled: piece p of row r lies at p ^ r % 8, so that the same piece of eight rows lies in eight different banks.
+    swizzled: the pieces of a row are permuted as swizzle_of says: the same piece of eight rows lies in eight different
+    banks.
     """
     chunks = size // chunk
+    shift, mask = swizzle_of(chunks)
     pieces = height * chunks
     copies = -(-pieces // threads)
     exact = pieces % threads == 0
@@ -159,7 +162,7 @@ def make_copy_rows(height: int, size: int, pitch: int, threads: int, chunk: int,
         for i in range(copies):
             piece = uint32(thread + uint32(i * threads))
             row, part = uint32(piece // uint32(chunks)), uint32(piece % uint32(chunks))
-            place = uint32(part ^ row & uint32(7)) if swizzled else part
+            place = uint32(part ^ row >> uint32(shift) & uint32(mask)) if swizzled else part
             if exact or piece < uint32(pieces):
                 inside = uint32(row0 + row) < rows
                 source = uint32(uint32(row0 + row) * columns + col0 + part * uint32(chunk))
