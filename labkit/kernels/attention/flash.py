@@ -25,6 +25,7 @@ from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, MAX_SHARED, aligned, dynamic_shared
 from labkit.kernels.attention.decode import DECODE_THREADS, SLICE, decode_workspace_numbers, make_decode, teams_of
 from labkit.kernels.attention.heads import check_heads, keys_and_values
+from labkit.kernels.matmul.mma import swizzle_of
 from labkit.kernels.op import rung
 from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO, warp_max, warp_sum
 
@@ -146,9 +147,11 @@ def make_copy_rows(height: int, size: int, pitch: int, threads: int, chunk: int,
     """A device function: starts the copies of rows row0 to row0 + height - 1 of one head to shared memory.
 
     size: numbers of a head, which begin at column col0. Rows from `rows` on come as zeros. chunk: numbers in 16 bytes.
-    swizzled: piece p of row r lies at p ^ r % 8, so that the same piece of eight rows lies in eight different banks.
+    swizzled: the pieces of a row are permuted as swizzle_of says: the same piece of eight rows lies in eight different
+    banks.
     """
     chunks = size // chunk
+    shift, mask = swizzle_of(chunks)
     pieces = height * chunks
     copies = -(-pieces // threads)
     exact = pieces % threads == 0
@@ -159,7 +162,7 @@ def make_copy_rows(height: int, size: int, pitch: int, threads: int, chunk: int,
         for i in range(copies):
             piece = uint32(thread + uint32(i * threads))
             row, part = uint32(piece // uint32(chunks)), uint32(piece % uint32(chunks))
-            place = uint32(part ^ row & uint32(7)) if swizzled else part
+            place = uint32(part ^ row >> uint32(shift) & uint32(mask)) if swizzled else part
             if exact or piece < uint32(pieces):
                 inside = uint32(row0 + row) < rows
                 source = uint32(uint32(row0 + row) * columns + col0 + part * uint32(chunk))
@@ -169,34 +172,17 @@ def make_copy_rows(height: int, size: int, pitch: int, threads: int, chunk: int,
     return copy_rows
 
 
-@kernel_factory
-def make_flash(size: int, down: int):
-    """Attention for heads of `size` numbers; a thread has `down` queries and eight keys of a tile.
-
-    Threads lie in a grid, `across` of them side by side: thread (x, y) has the queries y, y + groups, ..., the keys
-    x, x + across, ... and every across-th group of four columns of the values. The threads of a row of this grid are
-    neighbours in a warp, so that a row of scores is reduced by shuffles.
-    """
+def make_flash_steps(size: int, down: int):
+    """The device functions of which make_flash's tile of keys is made: read_four, add_scores, add_values and
+    take_exponentials."""
     SIZE, DOWN = size, down
     PART = min(down, 4)
     ACROSS = 8 if size % 32 == 0 else 4
     GROUPS = THREADS // ACROSS
-    ROWS, KEYS = DOWN * GROUPS, 8 * ACROSS
-    SCORES, QUADS = DOWN * 8, SIZE // (4 * ACROSS)
+    QUADS = SIZE // (4 * ACROSS)
     COLUMNS = 4 * QUADS
-    ACCUMULATORS, QUERY_PART = DOWN * COLUMNS, DOWN * 4
-    PITCH, EXP_PITCH = SIZE + 4, KEYS + 8  # neighbouring rows begin in different banks
-    KEYS_AT = ROWS * PITCH
-    VALUES_AT = KEYS_AT + KEYS * PITCH
-    EXP_AT = VALUES_AT + KEYS * SIZE
-    NUMBERS = EXP_AT + ROWS * EXP_PITCH
+    PITCH, EXP_PITCH = SIZE + 4, 8 * ACROSS + 8
     DISTANCES = (4, 2, 1) if ACROSS == 8 else (2, 1)
-    BLOCKS = max(1, min({1: 4, 2: 4, 4: 3}.get(DOWN, 2), 233_472 // (4 * NUMBERS + 1024)))
-    if SIZE > 64 and DOWN > 4 or SIZE > 128:
-        BLOCKS = 1
-    copy_queries = make_copy_rows(ROWS, SIZE, PITCH, THREADS, 4)
-    copy_keys = make_copy_rows(KEYS, SIZE, PITCH, THREADS, 4)
-    copy_values = make_copy_rows(KEYS, SIZE, SIZE, THREADS, 4)
 
     # The parts of these functions are as large as the compiler unrolls: a loop that stayed one would index scores and
     # acc by a number that is not constant, and they would lose their registers.
@@ -248,6 +234,39 @@ def make_flash(size: int, down: int):
             row_sum[i] = row_sum[i] * correction + part  # of this thread's keys; the row's at the end
             for j in range(COLUMNS):
                 acc[COLUMNS * i + j] *= correction
+
+    return read_four, add_scores, add_values, take_exponentials
+
+
+@kernel_factory
+def make_flash(size: int, down: int):
+    """Attention for heads of `size` numbers; a thread has `down` queries and eight keys of a tile.
+
+    Threads lie in a grid, `across` of them side by side: thread (x, y) has the queries y, y + groups, ..., the keys
+    x, x + across, ... and every across-th group of four columns of the values. The threads of a row of this grid are
+    neighbours in a warp, so that a row of scores is reduced by shuffles.
+    """
+    SIZE, DOWN = size, down
+    PART = min(down, 4)
+    ACROSS = 8 if size % 32 == 0 else 4
+    GROUPS = THREADS // ACROSS
+    ROWS, KEYS = DOWN * GROUPS, 8 * ACROSS
+    SCORES, QUADS = DOWN * 8, SIZE // (4 * ACROSS)
+    COLUMNS = 4 * QUADS
+    ACCUMULATORS, QUERY_PART = DOWN * COLUMNS, DOWN * 4
+    PITCH, EXP_PITCH = SIZE + 4, KEYS + 8  # neighbouring rows begin in different banks
+    KEYS_AT = ROWS * PITCH
+    VALUES_AT = KEYS_AT + KEYS * PITCH
+    EXP_AT = VALUES_AT + KEYS * SIZE
+    NUMBERS = EXP_AT + ROWS * EXP_PITCH
+    DISTANCES = (4, 2, 1) if ACROSS == 8 else (2, 1)
+    BLOCKS = max(1, min({1: 4, 2: 4, 4: 3}.get(DOWN, 2), 233_472 // (4 * NUMBERS + 1024)))
+    if SIZE > 64 and DOWN > 4 or SIZE > 128:
+        BLOCKS = 1
+    copy_queries = make_copy_rows(ROWS, SIZE, PITCH, THREADS, 4)
+    copy_keys = make_copy_rows(KEYS, SIZE, PITCH, THREADS, 4)
+    copy_values = make_copy_rows(KEYS, SIZE, SIZE, THREADS, 4)
+    read_four, add_scores, add_values, take_exponentials = make_flash_steps(SIZE, DOWN)
 
     @cuda.jit(launch_bounds=(THREADS, BLOCKS))
     def attention_flash_kernel(qkv, keys_values, start, out, first, scale, causal):

@@ -43,32 +43,11 @@ from labkit.kernels.tolerance import EPS16, SMALLEST16
 KEYS = 64  # of a tile
 
 
-@kernel_factory
-def make_flash_half(size: int, warps: int, down: int):
-    """Attention for heads of `size` float16 values; each of `warps` warps has `down` times 16 queries."""
-    SIZE, DOWN = size, down
-    THREADS, WARP_ROWS = 32 * warps, 16 * down
-    ROWS = warps * WARP_ROWS
-    SWIZZLED = size % 64 == 0
-    PITCH = SIZE if SWIZZLED else SIZE + CHUNK  # either way eight rows, as ldmatrix reads them, lie in different banks
-    MASK = 7 if SWIZZLED else 0
-    TILE = KEYS * PITCH
-    STAGE, KEYS_AT = 2 * TILE, ROWS * PITCH
-    STEPS, PIECES, ACROSS = SIZE // 16, SIZE // CHUNK, KEYS // 8
-    SCORES, ACCUMULATORS, LANE_ROWS = DOWN * ACROSS * 4, DOWN * PIECES * 4, DOWN * 2
-    WORDS = DOWN * 4
-    KEPT = DOWN * STEPS <= 8  # the queries' words stay in registers; larger heads read them for every tile
-    QUERY_WORDS = WORDS * STEPS if KEPT else WORDS
-    MOVES = WARP_ROWS * PIECES // 32
-    REGISTERS = 128 if size <= 64 and down == 1 else 256
-    copy_queries = make_copy_rows(ROWS, SIZE, PITCH, THREADS, CHUNK, SWIZZLED)
-    copy_rows = make_copy_rows(KEYS, SIZE, PITCH, THREADS, CHUNK, SWIZZLED)
-
-    @cuda.jit(device=True)
-    def copy_tile(shared, at, keys_values, key0, end, key_column, width, thread):
-        copy_rows(shared, at, keys_values, key0, end, key_column, thread)
-        copy_rows(shared, uint32(at + uint32(TILE)), keys_values, key0, end, uint32(key_column + width), thread)
-        ptx.cp_async_commit()
+def make_half_steps(size: int, down: int, keys: int, pitch: int):
+    """The device functions of which a tile of `keys` keys is made: read_queries, add_scores, hide, take_exponentials
+    and add_values. A warp has `down` times 16 queries of `size` float16 values; rows of shared memory take `pitch`."""
+    DOWN, PITCH = down, pitch
+    STEPS, PIECES, ACROSS = size // 16, size // CHUNK, keys // 8
 
     # `at` is where this lane's row of a first ldmatrix begins, `piece` the 16 bytes that it wants of the row for step
     # 0, both as the swizzle has them. Step k is two pieces further: an exclusive or, for these bits of it are zero.
@@ -142,6 +121,37 @@ def make_flash_half(size: int, warps: int, down: int):
                 a0, a1, a2, a3 = words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]
                 add_product(acc, to, a0, a1, a2, a3, b0, b1)
                 add_product(acc, to + 4, a0, a1, a2, a3, b2, b3)
+
+    return read_queries, add_scores, hide, take_exponentials, add_values
+
+
+@kernel_factory
+def make_flash_half(size: int, warps: int, down: int):
+    """Attention for heads of `size` float16 values; each of `warps` warps has `down` times 16 queries."""
+    SIZE, DOWN = size, down
+    THREADS, WARP_ROWS = 32 * warps, 16 * down
+    ROWS = warps * WARP_ROWS
+    SWIZZLED = size % 64 == 0
+    PITCH = SIZE if SWIZZLED else SIZE + CHUNK  # either way eight rows, as ldmatrix reads them, lie in different banks
+    MASK = 7 if SWIZZLED else 0
+    TILE = KEYS * PITCH
+    STAGE, KEYS_AT = 2 * TILE, ROWS * PITCH
+    STEPS, PIECES, ACROSS = SIZE // 16, SIZE // CHUNK, KEYS // 8
+    SCORES, ACCUMULATORS, LANE_ROWS = DOWN * ACROSS * 4, DOWN * PIECES * 4, DOWN * 2
+    WORDS = DOWN * 4
+    KEPT = DOWN * STEPS <= 8  # the queries' words stay in registers; larger heads read them for every tile
+    QUERY_WORDS = WORDS * STEPS if KEPT else WORDS
+    MOVES = WARP_ROWS * PIECES // 32
+    REGISTERS = 128 if size <= 64 and down == 1 else 256
+    copy_queries = make_copy_rows(ROWS, SIZE, PITCH, THREADS, CHUNK, SWIZZLED)
+    copy_rows = make_copy_rows(KEYS, SIZE, PITCH, THREADS, CHUNK, SWIZZLED)
+    read_queries, add_scores, hide, take_exponentials, add_values = make_half_steps(SIZE, DOWN, KEYS, PITCH)
+
+    @cuda.jit(device=True)
+    def copy_tile(shared, at, keys_values, key0, end, key_column, width, thread):
+        copy_rows(shared, at, keys_values, key0, end, key_column, thread)
+        copy_rows(shared, uint32(at + uint32(TILE)), keys_values, key0, end, uint32(key_column + width), thread)
+        ptx.cp_async_commit()
 
     @cuda.jit(launch_bounds=(THREADS, 65_536 // (REGISTERS * THREADS)))
     def attention_flash_half_kernel(qkv, keys_values, start, out, first, scale, causal):

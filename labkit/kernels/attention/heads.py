@@ -3,9 +3,12 @@
 import functools
 
 import numpy as np
+from numba import float32, uint32
 
 from labkit import cuda
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array
+
+NOT_A_NUMBER = float32(np.nan)
 
 
 def check_heads(qkv, heads, out, cache, start, dtype=np.float32) -> tuple[int, int]:
@@ -41,3 +44,29 @@ def keys_and_values(qkv, out, cache, start) -> tuple:
     if cache is None:
         return qkv, nothing_before(), np.uint32(out.shape[1])
     return cache, start, np.uint32(0)
+
+
+def check_sentences(qkv, heads, begins, lengths, longest, out, dtype=np.float32) -> int:
+    """The size of a head, or an error that names the argument. begins and lengths lie in device memory, so that a
+    captured graph serves the next batch: what they hold is checked by find_sentence."""
+    size, _ = check_heads(qkv, heads, out, None, None, dtype)
+    check_array("lengths", lengths, ndim=1, dtype=np.int32)
+    check_array("begins", begins, shape=lengths.shape, dtype=np.int32)
+    if not isinstance(longest, (int, np.integer)) or not 1 <= longest <= qkv.shape[0]:
+        raise ValueError(f"longest is {longest!r}; it must be a whole number from 1 to the {qkv.shape[0]:,} rows of "
+                         f"qkv, and no length may be larger")
+    if lengths.size > MAX_GRID_YZ:
+        raise ValueError(f"lengths has {lengths.size:,} elements; at most {MAX_GRID_YZ:,} sentences are allowed")
+    return size
+
+
+@cuda.jit(device=True)
+def find_sentence(begins, lengths, sentence, rows, longest, scale):
+    """(its first row, its tokens, the scale of its scores). A sentence that is longer than `longest`, or has rows that
+    are not there, could be computed only in part: its scale is NaN, and so becomes what is written of it."""
+    begin, tokens = uint32(begins[sentence]), uint32(lengths[sentence])
+    after = uint32(rows - begin) if begin < rows else uint32(0)
+    most = min(after, longest)
+    if tokens > most:
+        tokens, scale = most, NOT_A_NUMBER
+    return begin, tokens, scale

@@ -18,8 +18,8 @@ from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.norm import layernorm as full
-from labkit.kernels.norm.layernorm import ONE, SMALL, ZERO
-from labkit.kernels.norm.rows import fitting, flat
+from labkit.kernels.norm.layernorm import EPSILON, ONE, ZERO
+from labkit.kernels.norm.rows import fitting, flat, small
 from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.kernels.reduce import warp_sum
 from labkit.kernels.tolerance import EPS16
@@ -28,12 +28,12 @@ ROWS = 4  # in a block, a warp each
 OCTETS = {256: 1, 512: 2, 768: 3, 1024: 4, 2048: 8}  # columns at most -> octets a lane
 
 
-def layernorm_half_reference(x, weight, bias):
-    return full.layernorm_reference(x, weight, bias)
+def layernorm_half_reference(x, weight, bias, epsilon=EPSILON):
+    return full.layernorm_reference(x, weight, bias, epsilon)
 
 
-def add_layernorm_half_reference(x, residual, weight, bias):
-    return full.layernorm_reference(x.astype(np.float64) + residual, weight, bias)
+def add_layernorm_half_reference(x, residual, weight, bias, epsilon=EPSILON):
+    return full.layernorm_reference(x.astype(np.float64) + residual, weight, bias, epsilon)
 
 
 # --- Eight neighbours of a row; `left` of them are inside, the others load as zero and are not stored ---------------
@@ -98,10 +98,10 @@ def put_eight(local, at, e):
 
 
 @kernel_factory
-def make_layernorm_half(octets: int, together: bool, with_residual: bool):
+def make_layernorm_half(octets: int, together: bool, with_residual: bool, epsilon: float):
     """A kernel for rows of up to 256 * octets columns. together: columns come in eights, at multiples of 16 bytes."""
     load, store = (load_eight, store_eight) if together else (load_singles, store_singles)
-    count = 8 * octets
+    count, SMALL = 8 * octets, small(epsilon)
 
     @cuda.jit
     def layernorm_half_kernel(x, residual, weight, bias, out):
@@ -142,45 +142,45 @@ def make_layernorm_half(octets: int, together: bool, with_residual: bool):
     return layernorm_half_kernel
 
 
-@rung(kernel=make_layernorm_half(3, False, False), idea="one warp a row, float16 values loaded one by one",
+@rung(kernel=make_layernorm_half(3, False, False, EPSILON), idea="one warp a row, float16 values loaded one by one",
       sizes="rows of at most 2,048 columns")
-def layernorm_half_singles(x, weight, bias, out, stream=0):
+def layernorm_half_singles(x, weight, bias, out, epsilon=EPSILON, stream=0):
     """One warp normalises one row, which stays in registers. A lane takes eight neighbours and loads each by itself."""
     _check(x, weight, bias, out)
-    _launch(x, x, weight, bias, out, stream, with_residual=False, together=False)
+    _launch(x, x, weight, bias, out, epsilon, stream, with_residual=False, together=False)
 
 
-@rung(kernel=make_layernorm_half(3, True, False), idea="eight float16 values in one load",
+@rung(kernel=make_layernorm_half(3, True, False, EPSILON), idea="eight float16 values in one load",
       sizes="rows of at most 2,048 columns")
-def layernorm_half_warp(x, weight, bias, out, stream=0):
+def layernorm_half_warp(x, weight, bias, out, epsilon=EPSILON, stream=0):
     """As singles, but the eight neighbours are one load of 128 bits, where the columns come in eights. `out` may be
     `x`."""
     _check(x, weight, bias, out)
-    _launch(x, x, weight, bias, out, stream, with_residual=False)
+    _launch(x, x, weight, bias, out, epsilon, stream, with_residual=False)
 
 
-@rung(kernel=make_layernorm_half(3, False, True), idea="one warp a row, float16 values loaded one by one",
+@rung(kernel=make_layernorm_half(3, False, True, EPSILON), idea="one warp a row, float16 values loaded one by one",
       sizes="rows of at most 2,048 columns")
-def add_layernorm_half_singles(x, residual, weight, bias, out, stream=0):
+def add_layernorm_half_singles(x, residual, weight, bias, out, epsilon=EPSILON, stream=0):
     """One warp adds and normalises one row; the sum stays in registers, in float32. Values are loaded one by one."""
     _check(x, weight, bias, out, residual)
-    _launch(x, residual, weight, bias, out, stream, with_residual=True, together=False)
+    _launch(x, residual, weight, bias, out, epsilon, stream, with_residual=True, together=False)
 
 
-@rung(kernel=make_layernorm_half(3, True, True), idea="eight float16 values in one load",
+@rung(kernel=make_layernorm_half(3, True, True, EPSILON), idea="eight float16 values in one load",
       sizes="rows of at most 2,048 columns")
-def add_layernorm_half_warp(x, residual, weight, bias, out, stream=0):
+def add_layernorm_half_warp(x, residual, weight, bias, out, epsilon=EPSILON, stream=0):
     """As singles, but eight neighbours are one load of 128 bits, where the columns come in eights. `out` may be `x`
     or `residual`."""
     _check(x, weight, bias, out, residual)
-    _launch(x, residual, weight, bias, out, stream, with_residual=True)
+    _launch(x, residual, weight, bias, out, epsilon, stream, with_residual=True)
 
 
-def _launch(x, residual, weight, bias, out, stream, with_residual, together=True):
+def _launch(x, residual, weight, bias, out, epsilon, stream, with_residual, together=True):
     rows, columns = x.shape
     _, octets = fitting(columns, OCTETS, "a warp")
     together = together and columns % 8 == 0 and aligned(x, residual, weight, bias, out)
-    kernel = make_layernorm_half(octets, together, with_residual)
+    kernel = make_layernorm_half(octets, together, with_residual, epsilon)
     kernel[-(-rows // ROWS), (32, ROWS), stream](flat(x), flat(residual), weight, bias, flat(out))
 
 
@@ -197,11 +197,11 @@ def _half(array):
     return array.astype(np.float16)
 
 
-def _tolerance(x, weight, bias):
+def tolerance(x, weight, bias, epsilon=EPSILON):
     """The result is rounded to float16, a relative error of 2^-11; allowed is twice that, and what float32 is
     allowed."""
-    size = np.abs(full.layernorm_reference(x, weight, bias))
-    return EPS16 * size + full.tolerance(x, weight, bias) + 6e-8
+    size = np.abs(full.layernorm_reference(x, weight, bias, epsilon))
+    return EPS16 * size + full.tolerance(x, weight, bias, epsilon) + 6e-8
 
 
 SIZES = {
@@ -223,7 +223,7 @@ LAYERNORM_HALF = Op(
     rungs=(layernorm_half_singles, layernorm_half_warp),
     inputs=lambda rng, R, C: (_half(uniform(rng, R, C) + np.float32(0.75)), _half(uniform(rng, C)),
                               _half(uniform(rng, C))),
-    tolerance=_tolerance,
+    tolerance=tolerance,
     by_row=(0,),
     work=Work(flops=lambda R, C: 8 * R * C, bytes=lambda R, C: 4 * R * C, **TIMED),
     baselines=(Baseline("PyTorch", "torch", full.torch_layernorm),),
@@ -238,10 +238,10 @@ ADD_LAYERNORM_HALF = Op(
     rungs=(add_layernorm_half_singles, add_layernorm_half_warp),
     inputs=lambda rng, R, C: (_half(uniform(rng, R, C) + np.float32(0.75)), _half(uniform(rng, R, C)),
                               _half(uniform(rng, C)), _half(uniform(rng, C))),
-    tolerance=lambda x, residual, weight, bias: _tolerance(x + residual, weight, bias),
+    tolerance=lambda x, residual, weight, bias: tolerance(x + residual, weight, bias),
     by_row=(0, 1),
     work=Work(flops=lambda R, C: 9 * R * C, bytes=lambda R, C: 6 * R * C, **TIMED),
     baselines=(Baseline("PyTorch", "torch", full.torch_add_layernorm, note="add, then layer_norm", tolerance=lambda x,
-                        residual, weight, bias: 4 * _tolerance(x + residual, weight, bias) + 2e-3),),
+                        residual, weight, bias: 4 * tolerance(x + residual, weight, bias) + 2e-3),),
     **SIZES,
 )

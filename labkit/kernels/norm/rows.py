@@ -1,14 +1,17 @@
-"""What the LayerNorm kernels share: four neighbours of a row, whatever its length; a sum over a block; and which of the
-kernels made for different widths a row fits.
+"""What the LayerNorm kernels share: four neighbours of a row, whatever its length; a sum over a block; which of the
+kernels made for different widths a row fits; epsilon; and how right is right.
 """
 
+import numpy as np
 from numba import float32, uint32
 
 from labkit import cuda
 from labkit.device import ptx
-from labkit.kernels.arguments import aligned
+from labkit.kernels.arguments import aligned, check_array
 from labkit.kernels.reduce import warp_sum
+from labkit.kernels.tolerance import EPS32
 
+EPSILON = 1e-5  # GPT-2's, and PyTorch's default; BERT has 1e-12
 ZERO = float32(0.0)
 
 WHOLE, QUADS, SINGLES = "whole", "quads", "singles"
@@ -108,3 +111,31 @@ def fitting(columns: int, capacities: dict, what: str):
 
 def flat(array):
     return array.reshape(array.size)
+
+
+def small(epsilon: float):
+    """epsilon as a kernel adds it to the variance: a constant that is compiled into it."""
+    value = float32(epsilon)
+    if not 0 < value < np.inf:
+        raise ValueError(f"epsilon is {epsilon}; in float32 it must be above 0 and finite")
+    return value
+
+
+def check_rows(x, weight, bias, out):
+    check_array("x", x, ndim=2)
+    check_array("weight", weight, shape=x.shape[1:])
+    check_array("bias", bias, shape=x.shape[1:])
+    check_array("out", out, shape=x.shape)
+    return x.shape
+
+
+def scale_of(x, weight, bias, epsilon):
+    """What an element's roundings are relative to, for rows of any mean and spread."""
+    mean, spread = x.mean(axis=1, keepdims=True), np.sqrt(x.var(axis=1, keepdims=True) + epsilon)
+    size = np.abs(x).mean(axis=1, keepdims=True) + np.abs(x - mean)
+    return size / spread * np.abs(weight) + np.abs(bias)
+
+
+def tolerance(x, weight, bias, epsilon=EPSILON):
+    """The two sums go over C terms: as for dot products, roundings grow like sqrt(C)."""
+    return EPS32 * (2 * np.sqrt(x.shape[1]) + 8) * scale_of(x, weight, bias, epsilon)

@@ -1,4 +1,8 @@
-"""Layer normalisation, alone and with a residual: every rung, odd and misaligned rows, large means, in place."""
+"""Layer normalisation, alone and with a residual: every rung, odd and misaligned rows, large means, in place; BERT's
+epsilon."""
+
+import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,6 +11,7 @@ from labkit import cuda
 from labkit.kernels.agree import agree
 from labkit.kernels.norm import layernorm as norm
 from labkit.kernels.norm.layernorm import ADD_LAYERNORM, LAYERNORM, RESIDUAL_LAYERNORM
+from labkit.kernels.op import rung, uniform
 
 
 @pytest.mark.parametrize("launcher", LAYERNORM.rungs, ids=lambda rung: rung.__name__)
@@ -94,6 +99,70 @@ def test_the_fused_kernel_does_what_the_two_do():
     norm.residual_layernorm_unfused(*arrays, two)
     norm.residual_layernorm_fused(*arrays, one)
     np.testing.assert_array_equal(one.copy_to_host(), two.copy_to_host())
+
+
+# --- Another epsilon --------------------------------------------------------------------------------------------------
+
+
+def of_small_spread(rng, R, C):
+    """Rows whose variance is about 1e-10: ten times less than 1e-5 adds, a hundred times more than 1e-12 does."""
+    return (uniform(rng, R, C) * np.float32(1e-5), uniform(rng, C), uniform(rng, C))
+
+
+def with_epsilon(launcher, epsilon):
+    bound = functools.update_wrapper(functools.partial(launcher, epsilon=epsilon), launcher)
+    return rung(kernel=launcher.kernel, idea=launcher.idea)(bound)
+
+
+def op_with_epsilon(epsilon, *launchers):
+    return replace(LAYERNORM, reference=functools.partial(norm.layernorm_reference, epsilon=epsilon),
+                   tolerance=functools.partial(norm.tolerance, epsilon=epsilon), inputs=of_small_spread,
+                   rungs=tuple(with_epsilon(launcher, epsilon) for launcher in launchers))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("launcher", [*LAYERNORM.rungs, norm.layernorm], ids=lambda launcher: launcher.__name__)
+def test_every_rung_takes_the_epsilon_of_bert(launcher):
+    launcher = launcher if launcher in LAYERNORM.rungs else rung(kernel=(), idea="picks a rung")(launcher)
+    assert agree(op_with_epsilon(1e-12, launcher), seed=8, sizes=({"R": 3, "C": 384},)).passed
+
+
+def test_another_epsilon_is_another_kernel():
+    """Side by side: neither takes the other's from the cache. At this spread one is three hundred times the other."""
+    inputs = of_small_spread(np.random.default_rng(9), 2, 384)
+    d_inputs, found = on_device(*inputs), {}
+    for epsilon in (1e-5, 1e-12, 1e-5):
+        out = cuda.device_array(inputs[0].shape, np.float32)
+        norm.layernorm_warp_per_row(*d_inputs, out, epsilon=epsilon)
+        expected = norm.layernorm_reference(*inputs, epsilon)
+        allowed = norm.tolerance(*inputs, epsilon)
+        assert (np.abs(out.copy_to_host() - expected) <= allowed).all()
+        found[epsilon] = np.abs(out.copy_to_host() - inputs[2]).max()
+    assert found[1e-12] > 100 * found[1e-5]
+
+
+@pytest.mark.parametrize("launch", [norm.add_layernorm_unfused, norm.add_layernorm_fused,
+                                    norm.residual_layernorm_unfused, norm.residual_layernorm_fused],
+                         ids=lambda launch: launch.__name__)
+def test_the_epsilon_of_bert_with_a_residual(launch):
+    rng = np.random.default_rng(10)
+    x, weight, bias = of_small_spread(rng, 3, 384)
+    residual = of_small_spread(rng, 3, 384)[0]
+    kept = launch.__name__.startswith("residual")
+    out = cuda.device_array((2, 3, 384) if kept else (3, 384), np.float32)
+    launch(*on_device(x, residual, weight, bias), out, epsilon=1e-12)
+    got = out.copy_to_host()[0] if kept else out.copy_to_host()
+    total = x + residual
+    assert (np.abs(got - norm.layernorm_reference(total, weight, bias, 1e-12))
+            <= norm.tolerance(total.astype(np.float64), weight, bias, 1e-12)).all()
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1e-5, 1e-50, float("nan"), float("inf")])
+def test_an_epsilon_that_is_no_positive_float32_is_refused(epsilon):
+    x, weight, bias = on_device(np.ones((2, 4)), np.ones(4), np.ones(4))
+    for launch in (norm.layernorm_naive, norm.layernorm):
+        with pytest.raises(ValueError, match=f"epsilon is {epsilon}; in float32 it must be above 0 and finite"):
+            launch(x, weight, bias, x, epsilon=epsilon)
 
 
 def test_errors_name_the_argument():
