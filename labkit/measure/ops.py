@@ -37,6 +37,8 @@ HOMES = {
     "gelu": "kernels.gelu",
     "gelu_erf": "kernels.gelu",
     "embedding": "kernels.embedding",
+    "embedding_layernorm": "kernels.embedding_sum",
+    "embedding_layernorm_half": "kernels.embedding_sum",
     "argmax": "kernels.argmax",
     "fused_linear": "kernels.linear.fused",
     "fused_linear_gelu": "kernels.linear.fused",

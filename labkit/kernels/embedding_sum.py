@@ -1,0 +1,317 @@
+"""The first layer of BERT: rows of words, of positions and of token types gathered and added, then normalised.
+
+    out[t] = layernorm(words[ids[t]] + kinds[types[t]] + places[positions[t]])
+
+Shapes  ids, types, positions (T,) int32, words (V, C), places (P, C), kinds (K, C), weight and bias (C,), out (T, C);
+        all float32, or all float16 with float32 arithmetic; C-contiguous; up to 4,096 columns (float16: 2,048)
+Work    about 10 flops an element; 8*T*C bytes (float16: 4*T*C): a word's row is read and one written, while the few
+        rows of positions and types stay in the cache
+Source  Devlin, Chang, Lee, Toutanova: BERT (2019), https://arxiv.org/abs/1810.04805
+
+Types are 0 or 1, which of two texts a token belongs to. Positions are given, not counted: in a packed batch each
+sentence begins at 0 again. An index that is no row of its table gives a row of NaN: no launcher can look at what is in
+device memory without waiting for it.
+"""
+
+import functools
+
+import numpy as np
+from numba import float32, int32, uint32
+
+from labkit import cuda
+from labkit.device.lazy import kernel_factory
+from labkit.kernels.arguments import aligned, check_array
+from labkit.kernels.baselines import Baseline
+from labkit.kernels.norm import half
+from labkit.kernels.norm.layernorm import (
+    ONE,
+    WARP_QUADS,
+    WARPS,
+    layernorm,
+    layernorm_reference,
+    make_layernorm_warp,
+)
+from labkit.kernels.norm.layernorm import tolerance as layernorm_tolerance
+from labkit.kernels.norm.rows import EPSILON, FOUR, QUADS, SINGLES, WHOLE, fitting, flat, kind_of, put_four, small
+from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.reduce import warp_sum
+from labkit.kernels.tolerance import EPS16, EPS32
+
+BLOCK = 128
+ZERO, NAN = float32(0.0), float32(np.nan)
+
+
+def embedding_sum_reference(ids, types, positions, words, places, kinds):
+    known = np.ones(len(ids), bool)
+    total = np.zeros((len(ids), words.shape[1]))
+    for indices, table in ((ids, words), (types, kinds), (positions, places)):
+        inside = (indices >= 0) & (indices < len(table))
+        known &= inside
+        total += table[np.where(inside, indices, 0)].astype(np.float64)
+    return np.where(known[:, None], total, np.nan)
+
+
+def embedding_layernorm_reference(ids, types, positions, words, places, kinds, weight, bias, epsilon=EPSILON):
+    return layernorm_reference(embedding_sum_reference(ids, types, positions, words, places, kinds), weight, bias,
+                               epsilon)
+
+
+# --- The sum alone ----------------------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def embedding_sum_kernel(ids, types, positions, words, places, kinds, out):
+    t, col = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+    word, kind, place = uint32(ids[t]), uint32(types[t]), uint32(positions[t])  # what is negative becomes huge
+    known = (word < uint32(words.shape[0]) and kind < uint32(kinds.shape[0]) and place < uint32(places.shape[0]))
+    columns = uint32(out.shape[1])
+    while col < columns:
+        total = NAN
+        if known:
+            total = float32(words[word, col]) + float32(kinds[kind, col]) + float32(places[place, col])
+        out[t, col] = total
+        col += uint32(BLOCK)
+
+
+def embedding_sum(ids, types, positions, words, places, kinds, out, stream=0):
+    """One block gathers and adds one row; the sum is made in float32 and rounded once. Any width."""
+    rows, _, _ = _check(ids, types, positions, words, places, kinds, out)
+    embedding_sum_kernel[rows, BLOCK, stream](ids, types, positions, words, places, kinds, out)
+
+
+def embedding_then_layernorm(ids, types, positions, words, places, kinds, weight, bias, out, epsilon=EPSILON, stream=0):
+    """Two launches: the sum is written into out, and normalised there, in place."""
+    _, _, dtype = _check(ids, types, positions, words, places, kinds, out, weight, bias)
+    embedding_sum(ids, types, positions, words, places, kinds, out, stream=stream)
+    normalise = half.layernorm_half_warp if dtype == np.float16 else layernorm
+    normalise(out, weight, bias, out, epsilon=epsilon, stream=stream)
+
+
+# --- The sum normalised where it was made -----------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def sum_of_four(a, b, c):
+    return a[0] + b[0] + c[0], a[1] + b[1] + c[1], a[2] + b[2] + c[2], a[3] + b[3] + c[3]
+
+
+@cuda.jit(device=True)
+def sum_of_eight(a, b, c):
+    return (a[0] + b[0] + c[0], a[1] + b[1] + c[1], a[2] + b[2] + c[2], a[3] + b[3] + c[3],
+            a[4] + b[4] + c[4], a[5] + b[5] + c[5], a[6] + b[6] + c[6], a[7] + b[7] + c[7])
+
+
+@cuda.jit(device=True)
+def normalised_four(v, at, scale, w, b):
+    return (v[at] * scale * w[0] + b[0], v[at + 1] * scale * w[1] + b[1], v[at + 2] * scale * w[2] + b[2],
+            v[at + 3] * scale * w[3] + b[3])
+
+
+@cuda.jit(device=True)
+def normalised_eight(v, at, scale, w, b):
+    return (v[at] * scale * w[0] + b[0], v[at + 1] * scale * w[1] + b[1], v[at + 2] * scale * w[2] + b[2],
+            v[at + 3] * scale * w[3] + b[3], v[at + 4] * scale * w[4] + b[4], v[at + 5] * scale * w[5] + b[5],
+            v[at + 6] * scale * w[6] + b[6], v[at + 7] * scale * w[7] + b[7])
+
+
+def _store_of_four(store_four):
+    @cuda.jit(device=True)
+    def store(array, i, left, e):
+        store_four(array, i, left, e[0], e[1], e[2], e[3])
+
+    return store
+
+
+@kernel_factory
+def make_embedding_layernorm(pieces: int, access: str, is_half: bool, epsilon: float):
+    """A kernel for rows of up to 128 * pieces columns, float16: 256 * pieces. access: WHOLE, QUADS or SINGLES, what is
+    known of the neighbours that a lane loads (norm/rows.py)."""
+    if is_half:
+        together = access != SINGLES
+        load, store = (half.load_eight, half.store_eight) if together else (half.load_singles, half.store_singles)
+        put, add, normalised, EACH = half.put_eight, sum_of_eight, normalised_eight, 8
+    else:
+        load, store = FOUR[access][0], _store_of_four(FOUR[access][1])
+        put, add, normalised, EACH = put_four, sum_of_four, normalised_four, 4
+    count, STEP, SMALL = EACH * pieces, 32 * EACH, small(epsilon)
+
+    @cuda.jit
+    def embedding_layernorm_kernel(ids, types, positions, words, places, kinds, weight, bias, out):  # tables flat
+        lane = uint32(cuda.threadIdx.x)
+        row = uint32(uint32(cuda.blockIdx.x) * uint32(WARPS) + uint32(cuda.threadIdx.y))
+        if row < uint32(ids.size):  # the same for the whole warp
+            columns = uint32(weight.size)
+            share = ONE / float32(columns)
+            word, kind, place = uint32(ids[row]), uint32(types[row]), uint32(positions[row])
+            known = (word < uint32(words.size) // columns and kind < uint32(kinds.size) // columns
+                     and place < uint32(places.size) // columns)
+            if not known:
+                word, kind, place = uint32(0), uint32(0), uint32(0)
+            mine, left = uint32(EACH) * lane, int32(columns) - int32(EACH) * int32(lane)
+            word, kind = uint32(word * columns + mine), uint32(kind * columns + mine)
+            place = uint32(place * columns + mine)
+            v = cuda.local.array(count, float32)
+            for p in range(pieces):
+                inside = left - int32(STEP * p)
+                put(v, EACH * p, add(load(words, uint32(word + uint32(STEP * p)), inside),
+                                     load(kinds, uint32(kind + uint32(STEP * p)), inside),
+                                     load(places, uint32(place + uint32(STEP * p)), inside)))
+            total = ZERO
+            for e in range(count):
+                total += v[e]
+            mean = warp_sum(total) * share if known else NAN
+            squares = ZERO
+            for e in range(count):
+                v[e] -= mean
+                if left > int32(STEP * (e // EACH) + e % EACH):
+                    squares += v[e] * v[e]
+            scale = cuda.rsqrt(warp_sum(squares) * share + SMALL)
+            for p in range(pieces):
+                col, inside = uint32(mine + uint32(STEP * p)), left - int32(STEP * p)
+                store(out, uint32(row * columns + col), inside,
+                      normalised(v, EACH * p, scale, load(weight, col, inside), load(bias, col, inside)))
+
+    return embedding_layernorm_kernel
+
+
+def embedding_layernorm(ids, types, positions, words, places, kinds, weight, bias, out, epsilon=EPSILON, stream=0):
+    """One launch: a warp gathers a row, and normalises the sum in the registers in which it was made."""
+    rows, columns, dtype = _check(ids, types, positions, words, places, kinds, out, weight, bias)
+    if dtype == np.float16:
+        _, pieces = fitting(columns, half.OCTETS, "a warp")
+        access = SINGLES if columns % 8 or not aligned(words, places, kinds, weight, bias, out) else QUADS
+    else:
+        capacity, pieces = fitting(columns, WARP_QUADS, "a warp")
+        access = kind_of(columns, capacity, words, places, kinds, weight, bias, out)
+    kernel = make_embedding_layernorm(pieces, access, dtype == np.float16, epsilon)
+    tables = flat(words), flat(places), flat(kinds)
+    kernel[-(-rows // WARPS), (32, WARPS), stream](ids, types, positions, *tables, weight, bias, flat(out))
+
+
+def _check(ids, types, positions, words, places, kinds, out, weight=None, bias=None) -> tuple:
+    """(rows, columns, dtype), or an error that names the argument."""
+    dtype = np.dtype(getattr(words, "dtype", np.float32))
+    if dtype not in (np.float32, np.float16):
+        raise TypeError(f"words has dtype {dtype}; float32 and float16 are allowed")
+    check_array("ids", ids, ndim=1, dtype=np.int32)
+    check_array("types", types, shape=ids.shape, dtype=np.int32)
+    check_array("positions", positions, shape=ids.shape, dtype=np.int32)
+    check_array("words", words, ndim=2, dtype=dtype)
+    for name, table in (("places", places), ("kinds", kinds)):
+        check_array(name, table, ndim=2, dtype=dtype)
+        if table.shape[1] != words.shape[1]:
+            raise ValueError(f"{name} has shape {tuple(table.shape)} and words {tuple(words.shape)}; "
+                             f"they must have as many columns")
+    for name, vector in (("weight", weight), ("bias", bias)):
+        if vector is not None:
+            check_array(name, vector, shape=words.shape[1:], dtype=dtype)
+    check_array("out", out, shape=(ids.shape[0], words.shape[1]), dtype=dtype)
+    return (*out.shape, dtype)
+
+
+# --- The operations ---------------------------------------------------------------------------------------------------
+
+
+def _inputs(rng, T, C):
+    """With a vocabulary as large as BERT's where there are many tokens."""
+    vocabulary, positions = (30_522, 512) if T >= 1024 else (97, 40)
+    indices = [rng.integers(0, count, T).astype(np.int32) for count in (vocabulary, 2, positions)]
+    tables = [uniform(rng, count, C) for count in (vocabulary, positions, 2)]
+    return *indices, *tables, uniform(rng, C), uniform(rng, C)
+
+
+def _half_inputs(rng, T, C):
+    return tuple(array if array.dtype == np.int32 else array.astype(np.float16) for array in _inputs(rng, T, C))
+
+
+def _of_the_sum(ids, types, positions, words, places, kinds, weight, bias, epsilon=EPSILON):
+    """(the sum, what its roundings are relative to, and by how much LayerNorm scales an error of it)."""
+    total = embedding_sum_reference(ids, types, positions, words, places, kinds)
+    size = np.abs(words[ids]) + np.abs(places[positions]) + np.abs(kinds[types])
+    spread = np.sqrt(total.var(axis=1, keepdims=True) + epsilon)
+    normed = np.abs(total - total.mean(axis=1, keepdims=True)) / spread
+    return total, size + size.mean(axis=1, keepdims=True) * (1 + normed), np.abs(weight) / spread
+
+
+def tolerance(*inputs, epsilon=EPSILON):
+    """LayerNorm's, and two roundings of the sum before it."""
+    total, size, scale = _of_the_sum(*inputs, epsilon=epsilon)
+    return layernorm_tolerance(total, *inputs[-2:], epsilon) + 2 * EPS32 * size * scale
+
+
+def half_tolerance(*inputs, epsilon=EPSILON):
+    total, size, scale = _of_the_sum(*inputs, epsilon=epsilon)
+    return half.tolerance(total, *inputs[-2:], epsilon) + 2 * EPS32 * size * scale
+
+
+def _rounded_between(roundings: int):
+    """For a sum that goes through memory: it, or each of its terms, is rounded to float16."""
+    def allowed(*inputs):
+        _, size, scale = _of_the_sum(*inputs)
+        return half_tolerance(*inputs) + roundings * EPS16 * size * scale
+
+    return allowed
+
+
+def _torch(torch, ids, types, positions, words, places, kinds, weight, bias, out):
+    embedding = torch.nn.functional.embedding
+    total = embedding(ids, words) + embedding(types, kinds) + embedding(positions, places)
+    return torch.nn.functional.layer_norm(total, weight.shape, weight, bias, EPSILON)
+
+
+def _rungs(name: str, kernels: tuple, between=None, limit: str = "4,096"):
+    def named(launch, last: str, kernel, idea: str, **more):
+        @functools.wraps(launch)
+        def launcher(*args, **kwargs):
+            launch(*args, **kwargs)
+
+        launcher.__name__ = launcher.__qualname__ = f"{name}_{last}"
+        return rung(kernel=kernel, idea=idea, sizes=f"rows of at most {limit} columns", **more)(launcher)
+
+    return (named(embedding_then_layernorm, "two_launches", (embedding_sum_kernel, kernels[0]),
+                  "two launches: the sum through memory, then LayerNorm", tolerance=between),
+            named(embedding_layernorm, "fused", kernels[1], "one launch: a warp a row, the sum stays in registers"))
+
+
+NOTE = "three gathers, two additions, layer_norm"
+FORMULA = "out[t] = layernorm(words[ids[t]] + kinds[types[t]] + places[positions[t]])"
+SIZES = {
+    "reference": embedding_layernorm_reference,
+    "shape": lambda T, C: (T, C),
+    "awkward": tuple({"T": T, "C": C} for T, C in ((1, 1), (3, 13), (7, 260), (5, 384), (2, 1023))),
+    "by_row": (0, 1, 2),
+}  # fmt: skip
+TIMED = {
+    "flops": lambda T, C: 10 * T * C,
+    "timed_gpu": {"T": 8192, "C": 384},  # MiniLM, 64 sentences of 128 tokens
+    "timed_cpu": {"T": 64, "C": 384},
+    "also_gpu": ({"T": 1024, "C": 384},),  # and of 16
+}  # fmt: skip
+
+EMBEDDING_LAYERNORM = Op(
+    "embedding_layernorm",
+    title="BERT's embedding and its layer normalisation",
+    formula=FORMULA,
+    rungs=_rungs("embedding_layernorm", (make_layernorm_warp(3, WHOLE, EPSILON),
+                                         make_embedding_layernorm(3, WHOLE, False, EPSILON))),
+    inputs=_inputs,
+    tolerance=tolerance,
+    work=Work(bytes=lambda T, C: 8 * T * C, **TIMED),
+    baselines=(Baseline("PyTorch", "torch", _torch, note=NOTE),),
+    **SIZES,
+)
+
+EMBEDDING_LAYERNORM_HALF = Op(
+    "embedding_layernorm_half",
+    title="BERT's embedding and its layer normalisation in float16",
+    formula=FORMULA,
+    rungs=_rungs("embedding_layernorm_half", (half.make_layernorm_half(2, True, False, EPSILON),
+                                              make_embedding_layernorm(2, QUADS, True, EPSILON)),
+                 between=_rounded_between(1), limit="2,048"),
+    inputs=_half_inputs,
+    tolerance=half_tolerance,
+    dtype=np.float16,
+    work=Work(bytes=lambda T, C: 4 * T * C, **TIMED),
+    baselines=(Baseline("PyTorch", "torch", _torch, note=NOTE, tolerance=_rounded_between(4)),),
+    **SIZES,
+)
