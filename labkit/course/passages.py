@@ -126,7 +126,7 @@ def of_kernels(path: Path) -> Iterator[Passage]:
     tree = ast.parse(read_text(path))
     if about := ast.get_docstring(tree):
         for text in pieces(about):
-            yield Passage(file.removeprefix("labkit/"), text, file, 1)
+            yield Passage(file.removeprefix("labkit/").removesuffix("/__init__.py"), text, file, 1)
     for node in tree.body:
         if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
             continue

@@ -120,15 +120,17 @@ def by_meaning(found: Sequence[Passage], index: Index, query: np.ndarray) -> lis
 # Titles count three times. The site's search.js does the same.
 
 SATURATION, LENGTH, TITLE = 1.2, 0.75, 3
-# Words that a question has and an answer need not have. They count where a query has no others.
-ASKING = frozenset("""a an and are at be by can do doe for from has have how i in is it me my not of on or so that the
-their there thi to was what when where which who why will with you your""".split())
 
 
 def words(text: str) -> list[str]:
     """Letters and digits, in small letters; the s of a plural is dropped, and snake_case is several words."""
     found = re.findall(r"[^\W_]+", text.lower())
     return [word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word for word in found]
+
+
+# What a question has and an answer need not have. It counts where a query has no other word.
+ASKING = frozenset(words("a an and are at be by can do does for from has have how i in is it me my not of on or so that"
+                         " the their there this to was what when where which who why will with you your"))
 
 
 def by_words(found: Sequence[Passage], query: str) -> list[Hit]:

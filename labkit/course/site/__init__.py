@@ -1,14 +1,16 @@
 """The site that `labkit run` writes: an index with the results, and a page for every lesson that was run.
 
-Our own pages and stylesheet, no script and no request to any server: it can be read offline. Formulas become MathML.
+Our own pages and stylesheet, and no request to any server: it can be read offline. Formulas become MathML. The one
+script is the search's; without it the pages are the same but for its box.
 """
 
 import base64
+import json
 import re
 import shutil
 from dataclasses import dataclass, field
 from datetime import datetime
-from html import escape, unescape
+from html import escape
 from pathlib import Path
 
 import jinja2
@@ -21,7 +23,10 @@ from pygments.lexers import PythonLexer
 
 from labkit._common.files import whole_folder
 from labkit._common.paths import ASSETS
+from labkit.course import search
 from labkit.course.lessons import LessonResult, kept, show_error, show_time
+from labkit.course.passages import anchor as anchor_of
+from labkit.course.passages import passages
 from labkit.course.registry import Chapter, Course
 
 
@@ -78,8 +83,18 @@ def write(course: Course, folder: Path | None = None) -> Path:
             _write(fresh / page.href, lesson.render(page=page, chapter=chapter, **around, **shared))
             for name, content in page.images.items():
                 (fresh / "images" / name).write_bytes(content)
-        shutil.copyfile(ASSETS / "site.css", fresh / "site.css")
+        for name in ("site.css", "search.js"):
+            shutil.copyfile(ASSETS / name, fresh / name)
+        _write(fresh / "passages.js", _passages(course, pages))
     return folder / "index.html"
+
+
+def _passages(course: Course, pages: dict[str, Page]) -> str:
+    """What search.js searches: JSON, in a script since a page that was opened as a file may read no other. Each passage
+    is a title, where it is, a link or "", and its text. The lessons are those that have a page."""
+    found = [[one.title, f"{one.file}:{one.line}" if not one.lesson else f"Lesson {one.lesson[:2]}", one.page, one.text]
+             for one in passages(course) if not one.lesson or one.lesson in pages]
+    return f"labkitPassages({json.dumps([sorted(search.ASKING), found], ensure_ascii=False, separators=(',', ':'))});\n"
 
 
 def _write(path: Path, text: str) -> None:
@@ -184,7 +199,7 @@ class _Markdown:
             def heading(self, text: str, level: int, **attrs) -> str:
                 if level == 1 and not page.toc:
                     return ""  # the page's header already says it
-                anchor = _anchor(text, {known for _, known, _ in page.toc})
+                anchor = anchor_of(text, {known for _, known, _ in page.toc})
                 if level > 1:
                     page.toc.append((level, anchor, Markup(text)))
                 link = f'<a class="anchor" href="#{anchor}" aria-label="link to this section">#</a>'
@@ -212,13 +227,3 @@ def _mathml(latex: str, display: str) -> str:
     from latex2mathml.converter import convert
 
     return convert(latex, display=display)
-
-
-def _anchor(heading: str, taken: set[str]) -> str:
-    words = unescape(re.sub(r"<[^>]+>", "", heading)).lower()
-    stem = re.sub(r"[^a-z0-9]+", "-", words).strip("-") or "section"
-    anchor, number = stem, 1
-    while anchor in taken:
-        number += 1
-        anchor = f"{stem}-{number}"
-    return anchor
