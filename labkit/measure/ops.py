@@ -58,6 +58,8 @@ HOMES = {
     "attention_half": "kernels.attention.half",
     "attention_half_causal": "kernels.attention.half",
     "attention_half_cached": "kernels.attention.half",
+    "attention_sentences": "kernels.attention.sentences",
+    "attention_sentences_half": "kernels.attention.sentences",
     "gpt2_block": "models.gpt2_block_op",
     "gpt2_block_half": "models.gpt2_block_op",
 }
