@@ -37,7 +37,7 @@ from labkit import cuda, device
 from labkit._common.errors import short
 from labkit._common.files import read_json
 from labkit.device import graphs, launches
-from labkit.kernels.attention.sentences import attention_sentences_flash, attention_sentences_flash_half
+from labkit.kernels.attention.sentences import attention_sentences
 from labkit.kernels.embedding_sum import embedding_layernorm
 from labkit.kernels.gelu import gelu_erf
 from labkit.kernels.linear import few_rows
@@ -295,10 +295,10 @@ class Kernels:
     attention_takes: tuple[str, ...] = ()  # of that memory, what attention is given by name
 
 
-FLOAT32 = Kernels(few_rows.linear, attention_sentences_flash, add_layernorm_fused, in_out=True,
+FLOAT32 = Kernels(few_rows.linear, attention_sentences, add_layernorm_fused, in_out=True,
                   scratch=(parts_of_few_rows,))
-HALF = Kernels(linear_half, attention_sentences_flash_half, add_layernorm_half_warp)
-FEW_ROWS = Kernels(few_rows.linear, attention_sentences_flash_half, add_layernorm_half_warp, in_out=True,
+HALF = Kernels(linear_half, attention_sentences, add_layernorm_half_warp)
+FEW_ROWS = Kernels(few_rows.linear, attention_sentences, add_layernorm_half_warp, in_out=True,
                    scratch=(parts_of_few_rows,))  # for a single short sentence; and the CPU device
 
 

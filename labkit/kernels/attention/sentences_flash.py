@@ -188,6 +188,7 @@ def make_sentences_flash_half(size: int, warps: int, down: int, keys: int, teams
                 whole += cuda.shfl_xor_sync(ALL_LANES, whole, 2)
                 row_sum[r] = float32(1.0) / whole
             # Out through the place of this warp's queries, so that lanes store rows whole, 16 bytes each.
+            cuda.syncwarp()  # all lanes have read the queries
             place0 = uint32(base + mine * uint32(PITCH))
             for r in range(LANE_ROWS):
                 row = uint32(lane // uint32(4) + uint32(8 * r))

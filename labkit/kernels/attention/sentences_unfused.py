@@ -1,0 +1,449 @@
+"""Attention over sentences with its scores in memory: in global memory, between three launches, or a whole matrix of
+them in shared memory, in one.
+
+Shapes  as in sentences.py; scores (B*H, L, L) of qkv's dtype, where L is `longest` rounded up to 16: a matrix for each
+        sentence and head, of which a sentence of n tokens uses n rows and as many columns
+Work    beyond that of attention, for n tokens: n*n scores a head are written, read, written as weights and read again
+Source  as sentences.py
+
+Queries, keys and values are read by strides where the linear layer left them, and the context goes to where the next
+layer reads it: nothing is split into heads, nor merged. In float16 a score is rounded when it is stored, and must be
+less than 65,504, as in PyTorch's own two products and a softmax; the tiled kernels keep it in float32.
+"""
+
+import functools
+
+import numpy as np
+from numba import float32, uint32
+
+from labkit import cuda
+from labkit.device import ptx
+from labkit.device.lazy import kernel_factory
+from labkit.kernels.arguments import MAX_GRID_YZ, MAX_SHARED, check_array, dynamic_shared
+from labkit.kernels.attention.flash import make_copy_rows
+from labkit.kernels.attention.flash import scale_for_powers_of_two as scale_of
+from labkit.kernels.attention.half import make_half_steps
+from labkit.kernels.attention.heads import check_sentences, find_sentence
+from labkit.kernels.attention.sentences_flash import SIZES_HALF, WIDEST_HALF, check_tiled, rows_in_shared
+from labkit.kernels.attention.unfused import BLOCK, TILE, tile_product
+from labkit.kernels.matmul.mma import CHUNK, MMA, add_product, make_copy
+from labkit.kernels.op import rung
+from labkit.kernels.reduce import NOTHING, ZERO, warp_max, warp_sum
+
+ROWS = 4  # of a block of the softmax, a warp each
+HELD = (1, 2, 4, 8, 16)  # pairs of neighbouring scores that a lane keeps
+LONGEST = 64 * HELD[-1]
+WARPS = 8  # of a block that keeps a whole matrix
+
+
+def padded(longest: int) -> int:
+    """The rows and columns of a matrix of scores: whole steps of the tensor cores."""
+    return 16 * -(-longest // 16)
+
+
+def scores_shape(heads: int, sentences: int, longest: int) -> tuple[int, int, int]:
+    """The shape of `scores` that attention_sentences_three_launches takes."""
+    return heads * sentences, padded(longest), padded(longest)
+
+
+# --- Scores and context in float32: tiles of 64 x 64 ------------------------------------------------------------------
+# The grid: x and y over tiles, z over sentences and their heads. All arrays are flat; rows of qkv have 3*width numbers.
+
+
+@cuda.jit
+def sentence_scores_kernel(qkv, begins, lengths, scores, longest, heads, size, rows, length):
+    pair = uint32(cuda.blockIdx.z)
+    sentence, head, width = uint32(pair // heads), uint32(pair % heads), uint32(heads * size)
+    begin, tokens, _ = find_sentence(begins, lengths, sentence, rows, longest, ZERO)
+    if uint32(cuda.blockIdx.x * TILE) < tokens and uint32(cuda.blockIdx.y * TILE) < tokens:
+        line = uint32(uint32(3) * width)
+        first = uint32(begin * line + head * size)
+        tile_product(qkv, first, line, qkv, uint32(first + width), uint32(1), line,
+                     scores, uint32(pair * length * length), length, tokens, tokens, size)
+
+
+@cuda.jit
+def sentence_context_kernel(qkv, begins, lengths, weights, out, longest, heads, size, rows, length):
+    pair = uint32(cuda.blockIdx.z)
+    sentence, head, width = uint32(pair // heads), uint32(pair % heads), uint32(heads * size)
+    begin, tokens, _ = find_sentence(begins, lengths, sentence, rows, longest, ZERO)
+    if uint32(cuda.blockIdx.y * TILE) < tokens:
+        line = uint32(uint32(3) * width)
+        tile_product(weights, uint32(pair * length * length), length,
+                     qkv, uint32(begin * line + uint32(2) * width + head * size), line, uint32(1),
+                     out, uint32(begin * width + head * size), width, tokens, size, tokens)
+
+
+# --- The masked softmax, a warp a row ---------------------------------------------------------------------------------
+
+
+@kernel_factory
+def make_sentence_softmax(held: int, half: bool):
+    """Rows of up to 64 * held scores become weights where they are; a lane has `held` pairs of neighbours. Columns from
+    the sentence's end on are not read, and get zeros up to the next multiple of 16."""
+    COUNT = 2 * held
+
+    @cuda.jit(device=True)
+    def store_pair(scores, at, left, right):
+        if half:
+            ptx.store_global_half2(scores, at, left, right)
+        else:
+            scores[at], scores[at + uint32(1)] = left, right
+
+    @cuda.jit
+    def sentence_softmax_kernel(scores, begins, lengths, longest, heads, rows, length, scale):
+        values = cuda.local.array(COUNT, float32)
+        thread, pair = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.y)
+        row = uint32(uint32(cuda.blockIdx.x) * uint32(ROWS) + (thread >> uint32(5)))
+        _, tokens, scale = find_sentence(begins, lengths, uint32(pair // heads), rows, longest, scale)
+        if row < tokens:  # the same for all lanes of a warp
+            first = uint32((pair * length + row) * length)
+            mine = uint32(uint32(2) * (thread & uint32(31)))
+            row_max = NOTHING
+            for i in range(COUNT):
+                col = uint32(uint32(64 * (i // 2) + i % 2) + mine)
+                values[i] = float32(scores[uint32(first + col)]) * scale if col < tokens else NOTHING
+                row_max = max(row_max, values[i])
+            row_max = warp_max(row_max)
+            row_sum = ZERO
+            for i in range(COUNT):
+                values[i] = ptx.exp2_approx(values[i] - row_max)
+                row_sum += values[i]
+            share = float32(1.0) / warp_sum(row_sum)
+            last = uint32((tokens + uint32(15)) // uint32(16) * uint32(16))
+            for n in range(held):
+                col = uint32(uint32(64 * n) + mine)
+                if col < last:
+                    store_pair(scores, uint32(first + col), values[2 * n] * share, values[2 * n + 1] * share)
+
+    return sentence_softmax_kernel
+
+
+# --- Scores and context in float16, on tensor cores -------------------------------------------------------------------
+
+
+@kernel_factory
+def make_sentence_products(size: int, tile: int):
+    """(scores, context) for heads of `size` float16 values, in tiles of `tile` queries and keys; a warp has 16 queries.
+    The grid: x over tiles of keys, one for the context; y over tiles of queries; z over sentences and their heads."""
+    SIZE, EDGE = size, tile
+    THREADS = 2 * tile
+    SWIZZLED, PITCH, SHIFT, MASK = rows_in_shared(size)
+    STEPS, SCORES, ACCUMULATORS = size // 16, tile // 2, size // 2
+    SECOND = tile * PITCH  # where keys, or weights, begin in shared memory
+    WEIGHTS_PITCH = tile + CHUNK
+    copy_rows = make_copy_rows(tile, SIZE, PITCH, THREADS, CHUNK, SWIZZLED)
+    copy_weights = make_copy(tile, tile, THREADS, WEIGHTS_PITCH, swizzled=False)
+    read_queries, add_scores, _, _, _ = make_half_steps(SIZE, 1, tile, PITCH)
+
+    @cuda.jit(launch_bounds=THREADS)
+    def sentence_scores_half_kernel(qkv, begins, lengths, scores, longest, heads, scale):
+        shared = cuda.shared.array(0, np.float16)
+        acc = cuda.local.array(SCORES, float32)
+        words = cuda.local.array(4, uint32)
+        thread, pair = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.z)
+        lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
+        rows, width, length = uint32(qkv.shape[0]), uint32(uint32(qkv.shape[1]) // uint32(3)), uint32(scores.shape[1])
+        sentence, head_column = uint32(pair // heads), uint32(pair % heads * uint32(SIZE))
+        begin, tokens, scale = find_sentence(begins, lengths, sentence, rows, longest, scale)
+        row0, key0 = uint32(cuda.blockIdx.y * uint32(EDGE)), uint32(cuda.blockIdx.x * uint32(EDGE))
+        if row0 >= tokens or key0 >= tokens:
+            return
+        end = uint32(begin + tokens)
+        copy_rows(shared, uint32(0), qkv, uint32(begin + row0), end, head_column, thread)
+        copy_rows(shared, uint32(SECOND), qkv, uint32(begin + key0), end, uint32(width + head_column), thread)
+        ptx.cp_async_commit()
+        for i in range(SCORES):
+            acc[i] = ZERO
+        swizzle = uint32(lane >> uint32(SHIFT) & uint32(MASK))
+        query_at = uint32((warp * uint32(16) + lane % uint32(16)) * uint32(PITCH))
+        wide = uint32(lane // uint32(16) ^ swizzle)
+        key_at = uint32(uint32(SECOND) + (lane % uint32(8) + lane // uint32(16) * uint32(8)) * uint32(PITCH))
+        tall = uint32(lane // uint32(8) % uint32(2) ^ swizzle)
+        ptx.cp_async_wait(0)
+        cuda.syncthreads()  # queries and keys are there
+        for k in range(STEPS):
+            read_queries(words, shared, query_at, wide, k, 0)
+            add_scores(acc, words, shared, key_at, tall, k, 0)
+        for below in range(2):
+            row = uint32(row0 + warp * uint32(16) + lane // uint32(4) + uint32(8 * below))
+            if row < tokens:
+                for j in range(EDGE // 8):
+                    col = uint32(key0 + uint32(8 * j) + lane % uint32(4) * uint32(2))
+                    if col < length:
+                        ptx.store_global_half2(scores, uint32((pair * length + row) * length + col),
+                                               acc[4 * j + 2 * below] * scale, acc[4 * j + 2 * below + 1] * scale)
+
+    @cuda.jit(launch_bounds=THREADS)
+    def sentence_context_half_kernel(qkv, begins, lengths, weights, out, longest, heads):
+        shared = cuda.shared.array(0, np.float16)
+        acc = cuda.local.array(ACCUMULATORS, float32)
+        thread, pair = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.z)
+        lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
+        rows, width = uint32(out.shape[0]), uint32(out.shape[1])
+        length = uint32(weights.shape[1])  # weights: (B*H*L, L)
+        sentence, head_column = uint32(pair // heads), uint32(pair % heads * uint32(SIZE))
+        begin, tokens, _ = find_sentence(begins, lengths, sentence, rows, longest, ZERO)
+        row0 = uint32(cuda.blockIdx.y * uint32(EDGE))
+        if row0 >= tokens:
+            return
+        end = uint32(begin + tokens)
+        for i in range(ACCUMULATORS):
+            acc[i] = ZERO
+        swizzle = uint32(lane >> uint32(SHIFT) & uint32(MASK))
+        value_at = uint32(lane % uint32(16) * uint32(PITCH))
+        wide = uint32(lane // uint32(16) ^ swizzle)
+        weight_at = uint32(uint32(SECOND) + (warp * uint32(16) + lane % uint32(16)) * uint32(WEIGHTS_PITCH)
+                           + lane // uint32(16) * uint32(CHUNK))
+        key0 = uint32(0)
+        while key0 < tokens:
+            copy_rows(shared, uint32(0), qkv, uint32(begin + key0), end, uint32(uint32(2) * width + head_column),
+                      thread)
+            copy_weights(shared, uint32(SECOND), weights, uint32(pair * length + row0), key0, thread)
+            ptx.cp_async_commit()
+            ptx.cp_async_wait(0)
+            cuda.syncthreads()  # values and weights are there
+            for k in range(EDGE // 16):
+                if uint32(key0 + uint32(16 * k)) < tokens:  # beyond, no weight was written
+                    a0, a1, a2, a3 = ptx.ldmatrix_x4(shared, uint32(weight_at + uint32(16 * k)))
+                    for step in range(STEPS):
+                        place = uint32(value_at + (wide ^ uint32(2 * step)) * uint32(CHUNK))
+                        b0, b1, b2, b3 = ptx.ldmatrix_x4_trans(shared, uint32(place + uint32(16 * k * PITCH)))
+                        add_product(acc, 8 * step, a0, a1, a2, a3, b0, b1)
+                        add_product(acc, 8 * step + 4, a0, a1, a2, a3, b2, b3)
+            cuda.syncthreads()  # every warp has read them
+            key0 = uint32(key0 + uint32(EDGE))
+        for below in range(2):
+            t = uint32(row0 + warp * uint32(16) + lane // uint32(4) + uint32(8 * below))
+            if t < tokens:
+                for j in range(SIZE // 8):
+                    col = uint32(head_column + uint32(8 * j) + lane % uint32(4) * uint32(2))
+                    ptx.store_global_half2(out, uint32((begin + t) * width + col), acc[4 * j + 2 * below],
+                                           acc[4 * j + 2 * below + 1])
+
+    scores, context = sentence_scores_half_kernel, sentence_context_half_kernel
+    scores.tile = context.tile = tile
+    scores.shared_bytes, context.shared_bytes = 4 * SECOND, 2 * (SECOND + tile * WEIGHTS_PITCH)
+    return scores, context
+
+
+# --- The three launches -----------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _scores(shape: tuple, dtype: str):
+    return cuda.device_array(shape, dtype)
+
+
+def _check_scores(scores, heads, lengths, longest, dtype):
+    """The scratch: what was given, or one that is kept for the next launch of this shape."""
+    shape = scores_shape(heads, lengths.size, longest)
+    if longest > LONGEST:
+        raise ValueError(f"longest is {longest:,}; in three launches at most {LONGEST:,} tokens are allowed")
+    if shape[0] > MAX_GRID_YZ:
+        raise ValueError(f"{lengths.size:,} sentences of {heads} heads are too many; at most {MAX_GRID_YZ:,} pairs of "
+                         f"a sentence and a head are allowed")
+    if scores is None:
+        return _scores(shape, np.dtype(dtype).name)
+    check_array("scores", scores, shape=shape, dtype=dtype)
+    return scores
+
+
+@rung(kernel=(sentence_scores_kernel, make_sentence_softmax(2, False), sentence_context_kernel),
+      idea="three launches: scores, masked softmax, context", sizes=f"at most {LONGEST:,} tokens")
+def attention_sentences_three_launches(qkv, heads, begins, lengths, longest, out, *, scores=None, stream=0):
+    """Each step reads what the one before wrote to global memory. Products go by tiles of 64 x 64; the softmax has a
+    warp for each row.
+
+    scores: device memory of scores_shape(heads, sentences, longest) and qkv's dtype; if left out, it is made for each
+    shape and kept, which launches in two streams at the same time must not share.
+    """
+    size = check_sentences(qkv, heads, begins, lengths, longest, out)
+    scores = _check_scores(scores, heads, lengths, longest, np.float32)
+    pairs, length, _ = scores.shape
+    flat = [array.reshape(array.size) for array in (qkv, scores, out)]
+    sizes = (np.uint32(longest), np.uint32(heads), np.uint32(size), np.uint32(qkv.shape[0]), np.uint32(length))
+    tiles = -(-longest // TILE)
+    sentence_scores_kernel[(tiles, tiles, pairs), BLOCK, stream](flat[0], begins, lengths, flat[1], *sizes)
+    _softmax(flat[1], heads, begins, lengths, longest, qkv.shape[0], length, scale_of(size), stream)
+    sentence_context_kernel[(-(-size // TILE), tiles, pairs), BLOCK, stream](flat[0], begins, lengths, flat[1], flat[2],
+                                                                             *sizes)
+
+
+def _softmax(flat, heads, begins, lengths, longest, rows, length, scale, stream) -> None:
+    held = next(n for n in HELD if 64 * n >= length)
+    kernel = make_sentence_softmax(held, flat.dtype == np.float16)
+    kernel[(-(-longest // ROWS), heads * lengths.size), 32 * ROWS, stream](
+        flat, begins, lengths, np.uint32(longest), np.uint32(heads), np.uint32(rows), np.uint32(length), scale)
+
+
+@rung(kernel=(*make_sentence_products(32, 64), make_sentence_softmax(2, True)), needs=MMA,
+      idea="three launches: scores and context on tensor cores", sizes=f"{SIZES_HALF}; at most {LONGEST:,} tokens")
+def attention_sentences_three_launches_half(qkv, heads, begins, lengths, longest, out, *, scores=None, scores_tile=None,
+                                            stream=0):
+    """As attention_sentences_three_launches, which also says what scores is: products on tensor cores, in tiles of 16,
+    32 or 64 queries and keys, whichever the longest sentence fits. scores_tile: another tile for the scores."""
+    size = check_tiled(qkv, heads, begins, lengths, longest, out, np.float16, WIDEST_HALF)
+    scores = _check_scores(scores, heads, lengths, longest, np.float16)
+    pairs, length, _ = scores.shape
+    tile = next((n for n in (16, 32) if n >= longest), 64)
+    of_scores = scores_tile or tile
+    find_scores, find_context = make_sentence_products(size, of_scores)[0], make_sentence_products(size, tile)[1]
+    tiles = -(-longest // of_scores)
+    arguments = (qkv, begins, lengths, scores, np.uint32(longest), np.uint32(heads), scale_of(size))
+    find_scores[(tiles, tiles, pairs), 2 * of_scores, stream, find_scores.shared_bytes](*arguments)
+    _softmax(scores.reshape(scores.size), heads, begins, lengths, longest, qkv.shape[0], length, np.float32(1), stream)
+    weights = scores.reshape((pairs * length, length))
+    find_context[(1, -(-longest // tile), pairs), 2 * tile, stream, find_context.shared_bytes](
+        qkv, begins, lengths, weights, out, np.uint32(longest), np.uint32(heads))
+
+
+# --- The whole matrix in shared memory --------------------------------------------------------------------------------
+
+
+@kernel_factory
+def make_sentences_whole_matrix(size: int):
+    """Attention for heads of `size` float16 values. Shared memory has queries, keys, values and scores, in this order.
+    A warp takes every eighth strip of 16 queries: its scores, its softmax and its context are one after the other, and
+    no other warp needs them."""
+    SIZE = size
+    SWIZZLED, PITCH, SHIFT, MASK = rows_in_shared(size)
+    STEPS, ACCUMULATORS = size // 16, size // 2
+    copy_strip = make_copy_rows(16, SIZE, PITCH, 32, CHUNK, SWIZZLED)
+    read_queries, add_scores, _, _, _ = make_half_steps(SIZE, 1, 16, PITCH)
+
+    @cuda.jit(device=True)
+    def softmax_of_strip(pairs, strip_at, pitch, tokens, lane):
+        """The scores of 16 rows become weights, a row at a time; words of two float16 values."""
+        words, last = uint32(pitch // uint32(2)), uint32((tokens + uint32(15)) // uint32(16) * uint32(8))
+        row = uint32(0)
+        while row < uint32(16):
+            first = uint32(strip_at // uint32(2) + row * words)
+            row_max = NOTHING
+            word = lane
+            while word < last:
+                left, right = ptx.unpack_half2(pairs[uint32(first + word)])
+                if uint32(2) * word < tokens:
+                    row_max = max(row_max, left)
+                if uint32(2) * word + uint32(1) < tokens:
+                    row_max = max(row_max, right)
+                word = uint32(word + uint32(32))
+            row_max = warp_max(row_max)
+            row_sum = ZERO
+            word = lane
+            while word < last:
+                left, right = ptx.unpack_half2(pairs[uint32(first + word)])
+                left = ptx.exp2_approx(left - row_max) if uint32(2) * word < tokens else ZERO
+                right = ptx.exp2_approx(right - row_max) if uint32(2) * word + uint32(1) < tokens else ZERO
+                row_sum += left + right
+                pairs[uint32(first + word)] = ptx.pack_half2(left, right)
+                word = uint32(word + uint32(32))
+            share = float32(1.0) / warp_sum(row_sum)
+            word = lane
+            while word < last:
+                left, right = ptx.unpack_half2(pairs[uint32(first + word)])
+                pairs[uint32(first + word)] = ptx.pack_half2(left * share, right * share)
+                word = uint32(word + uint32(32))
+            row = uint32(row + uint32(1))
+
+    @cuda.jit(launch_bounds=32 * WARPS)
+    def attention_sentences_whole_matrix_kernel(qkv, begins, lengths, out, longest, length, scale):
+        shared = cuda.shared.array(0, np.float16)
+        pairs = cuda.shared.array(0, uint32)  # the same memory, two float16 values at a time
+        scores = cuda.local.array(8, float32)
+        acc = cuda.local.array(ACCUMULATORS, float32)
+        words = cuda.local.array(4, uint32)
+        thread = uint32(cuda.threadIdx.x)
+        lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
+        rows, width = uint32(out.shape[0]), uint32(out.shape[1])
+        head_column = uint32(uint32(cuda.blockIdx.x) * uint32(SIZE))
+        begin, tokens, scale = find_sentence(begins, lengths, uint32(cuda.blockIdx.y), rows, longest, scale)
+        end = uint32(begin + tokens)
+        part, pitch = uint32(length * uint32(PITCH)), uint32(length + uint32(CHUNK))
+        row0 = uint32(warp * uint32(16))
+        while row0 < tokens:
+            at, row = uint32(row0 * uint32(PITCH)), uint32(begin + row0)
+            copy_strip(shared, at, qkv, row, end, head_column, lane)
+            copy_strip(shared, uint32(part + at), qkv, row, end, uint32(width + head_column), lane)
+            copy_strip(shared, uint32(uint32(2) * part + at), qkv, row, end, uint32(uint32(2) * width + head_column),
+                       lane)
+            row0 = uint32(row0 + uint32(16 * WARPS))
+        ptx.cp_async_commit()
+        ptx.cp_async_wait(0)
+        cuda.syncthreads()  # queries, keys and values are there
+
+        swizzle = uint32(lane >> uint32(SHIFT) & uint32(MASK))
+        wide = uint32(lane // uint32(16) ^ swizzle)
+        tall = uint32(lane // uint32(8) % uint32(2) ^ swizzle)
+        own = uint32(lane % uint32(16) * uint32(PITCH))
+        key_at = uint32(part + (lane % uint32(8) + lane // uint32(16) * uint32(8)) * uint32(PITCH))
+        row0 = uint32(warp * uint32(16))
+        while row0 < tokens:
+            strip_at = uint32(uint32(3) * part + row0 * pitch)
+            corner = uint32(strip_at + lane // uint32(4) * pitch + lane % uint32(4) * uint32(2))
+            query_at = uint32(row0 * uint32(PITCH) + own)
+            key0 = uint32(0)
+            while key0 < tokens:
+                for i in range(8):
+                    scores[i] = ZERO
+                for k in range(STEPS):
+                    read_queries(words, shared, query_at, wide, k, 0)
+                    add_scores(scores, words, shared, uint32(key_at + key0 * uint32(PITCH)), tall, k, 0)
+                for n in range(4):  # rows L // 4 and 8 below, of the left 8 columns, then of the right
+                    place = uint32(corner + uint32(n % 2 * 8) * pitch + uint32(n // 2 * 8) + key0)
+                    pairs[uint32(place // uint32(2))] = ptx.pack_half2(scores[n // 2 * 4 + n % 2 * 2] * scale,
+                                                                       scores[n // 2 * 4 + n % 2 * 2 + 1] * scale)
+                key0 = uint32(key0 + uint32(16))
+            cuda.syncwarp()  # the strip's scores are complete
+            softmax_of_strip(pairs, strip_at, pitch, tokens, lane)
+            cuda.syncwarp()  # its weights are complete
+            for i in range(ACCUMULATORS):
+                acc[i] = ZERO
+            weight_at = uint32(strip_at + lane % uint32(16) * pitch + lane // uint32(16) * uint32(CHUNK))
+            key0 = uint32(0)
+            while key0 < tokens:
+                a0, a1, a2, a3 = ptx.ldmatrix_x4(shared, uint32(weight_at + key0))
+                value_at = uint32(uint32(2) * part + own + key0 * uint32(PITCH))
+                for step in range(STEPS):
+                    b0, b1, b2, b3 = ptx.ldmatrix_x4_trans(
+                        shared, uint32(value_at + (wide ^ uint32(2 * step)) * uint32(CHUNK)))
+                    add_product(acc, 8 * step, a0, a1, a2, a3, b0, b1)
+                    add_product(acc, 8 * step + 4, a0, a1, a2, a3, b2, b3)
+                key0 = uint32(key0 + uint32(16))
+            for below in range(2):
+                t = uint32(row0 + lane // uint32(4) + uint32(8 * below))
+                if t < tokens:
+                    for j in range(SIZE // 8):
+                        col = uint32(head_column + uint32(8 * j) + lane % uint32(4) * uint32(2))
+                        ptx.store_global_half2(out, uint32((begin + t) * width + col), acc[4 * j + 2 * below],
+                                               acc[4 * j + 2 * below + 1])
+            row0 = uint32(row0 + uint32(16 * WARPS))
+
+    attention_sentences_whole_matrix_kernel.pitch = PITCH
+    return attention_sentences_whole_matrix_kernel
+
+
+def whole_matrix_bytes(pitch: int, longest: int) -> int:
+    """Shared memory of a block: queries, keys and values in rows of `pitch`, and the scores."""
+    length = padded(longest)
+    return 2 * length * (3 * pitch + length + CHUNK)
+
+
+@rung(kernel=make_sentences_whole_matrix(32), needs=MMA,
+      idea="one block a sentence and head: its whole matrix of scores in shared memory",
+      sizes=f"{SIZES_HALF}; as many tokens as there is shared memory for: 288, in heads of 32")
+def attention_sentences_whole_matrix(qkv, heads, begins, lengths, longest, out, *, stream=0):
+    """The obvious fusion, on tensor cores: scores, softmax and context in one launch. For 128 tokens in heads of 32 a
+    block takes 59,392 bytes of shared memory, of which an SM of an H200 has room for three; tiles of keys need less
+    than half of that, and registers alone for the scores."""
+    size = check_tiled(qkv, heads, begins, lengths, longest, out, np.float16, WIDEST_HALF)
+    kernel = make_sentences_whole_matrix(size)
+    nbytes = whole_matrix_bytes(kernel.pitch, longest)
+    if nbytes > MAX_SHARED:
+        most = max(n for n in range(16, longest, 16) if whole_matrix_bytes(kernel.pitch, n) <= MAX_SHARED)
+        raise ValueError(f"longest is {longest:,}: a head's scores, queries, keys and values take {nbytes:,} bytes of "
+                         f"shared memory, and a block can have {MAX_SHARED:,}, {most} tokens. Tiled attention has no "
+                         f"such limit")
+    arguments = (qkv, begins, lengths, out, np.uint32(longest), np.uint32(padded(longest)), scale_of(size))
+    dynamic_shared(kernel, nbytes, *arguments)
+    kernel[(heads, lengths.size), 32 * WARPS, stream, nbytes](*arguments)
