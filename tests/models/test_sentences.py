@@ -289,7 +289,7 @@ def test_the_mean_in_the_newer_words_and_a_folder_that_says_nothing(folder):
     check_pooling(folder)
 
 
-# --- The real one ----------------------------------------------------------------------------------------------------
+# --- The real one: in the sweep, before which .ci/run fetches its weights --------------------------------------------
 
 GOLDEN = REPOSITORY / "tests" / "golden" / "minilm"
 NEEDS = pytest.mark.skipif(not weights.is_there(weights.MINILM),
@@ -297,6 +297,7 @@ NEEDS = pytest.mark.skipif(not weights.is_there(weights.MINILM),
 
 
 @NEEDS
+@pytest.mark.sweep
 def test_the_tokens_are_those_of_transformers():
     tokenizer = SentenceTokenizer.of(folder_of("minilm"), 256)
     golden = json.loads((GOLDEN / "sentences.json").read_text())["sentences"]

