@@ -47,6 +47,7 @@ HOMES = {
     "argmax": "kernels.argmax",
     "fused_linear": "kernels.linear.fused",
     "fused_linear_gelu": "kernels.linear.fused",
+    "fused_linear_gelu_erf": "kernels.linear.fused",
     "fused_linear_residual": "kernels.linear.fused",
     "skinny_linear": "kernels.linear.few_rows",
     "skinny_linear_half": "kernels.linear.few_rows",

@@ -223,7 +223,8 @@ def sentences_half_form(size: int, heads: int, sentences: int, longest: int) -> 
     one warp's, the block takes up to four heads: a GPU starts blocks one after the other."""
     keys = min(KEYS, 16 * -(-longest // 16))
     wanted = multiprocessors()
-    for warps, down in FORMS[1:] if size > 64 else FORMS:
+    # The widest takes a CPU twice as long to compile, and is no quicker there.
+    for warps, down in FORMS if size <= 64 and wanted > 1 else FORMS[1:]:
         rows = 16 * warps * down
         blocks = heads * sentences * -(-longest // rows)
         if rows // 2 < longest and blocks >= wanted:

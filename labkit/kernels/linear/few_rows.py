@@ -24,20 +24,20 @@ from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, blocks_for
 from labkit.kernels.baselines import Baseline
-from labkit.kernels.gelu import gelu_sigmoid
 from labkit.kernels.linear import fused as fused_linear
 from labkit.kernels.linear.fused import (
     ZERO,
     add_parts,
     as_rung,
     check_fused,
+    epilogue_for,
     fused_naive,
     fused_pipelined,
     fused_reference,
     fused_tiled,
+    gelu_of,
     layer,
     make_add_parts,
-    make_epilogue,
     make_fused_tiled,
     memory_for,
     seconds_between,
@@ -85,7 +85,7 @@ def make_fold(count: int, distance: int):
 
 
 @kernel_factory
-def make_skinny(rows_each: int, wide: bool, split: bool, gelu: bool, residual: bool):
+def make_skinny(rows_each: int, wide: bool, split: bool, gelu: bool | str, residual: bool):
     """rows_each: of a block, 1, 4 or 16. wide: rows of weights begin at multiples of 16 bytes. split: out is
     (parts, M, N), and no epilogue here."""
     ROWS = rows_each
@@ -93,7 +93,7 @@ def make_skinny(rows_each: int, wide: bool, split: bool, gelu: bool, residual: b
     QUADS, ACCUMULATORS = ROWS // 4, 4 * ROWS
     KEPT = max(1, ACCUMULATORS // 8)  # accumulators of a lane after three folds
     X_SIZE, MEETING = CHUNK * PITCH, WARPS * ROWS * COLS
-    load, epilogue = load_four if wide else load_four_singly, make_epilogue(gelu, residual)
+    load, epilogue = load_four if wide else load_four_singly, epilogue_for(gelu, residual)
     fold_16, fold_8 = make_fold(ACCUMULATORS, 16), make_fold(ACCUMULATORS // 2, 8)
     fold_4 = make_fold(ACCUMULATORS // 4, 4)
 
@@ -207,7 +207,7 @@ NONE = uint32(0)
 
 
 @kernel_factory
-def make_skinny_half(row_tiles: int, split: bool, gelu: bool, residual: bool):
+def make_skinny_half(row_tiles: int, split: bool, gelu: bool | str, residual: bool):
     """row_tiles: of 16 rows each, for all of which a fragment of the weights is used.
 
     A sum over K may be taken in any order, if both factors keep to it. A lane wants, of x, words of two neighbours at
@@ -219,7 +219,7 @@ def make_skinny_half(row_tiles: int, split: bool, gelu: bool, residual: bool):
     TILES, ACCUMULATORS, WORDS = row_tiles, 8 * row_tiles, 8 * row_tiles
     ROWS = 16 * row_tiles
     MEETING = WARPS * 256
-    epilogue = make_epilogue(gelu, residual)
+    epilogue = epilogue_for(gelu, residual)
 
     @cuda.jit(device=True)
     def copy_step(ring, stage, weights, k0, col0, lane, inside):
@@ -416,25 +416,26 @@ def wide_half(x, weights, bias, out, *, residual=None, gelu=False, parts=None, s
     """A product in float16 with many rows: by wgmma, on GPUs that are not Hopper by mma.sync."""
     sizes = check_fused(x, weights, bias, residual, out, np.float16)
     check_eights(sizes, x, weights)
-    activation = gelu_sigmoid if gelu else unchanged
+    activation = gelu_of(gelu)
     if not missing(HOPPER):
         count, slice_ = wgmma.parts_of(*sizes, wgmma.block_count())
         if count == 1:
-            multiply_specialised(x, weights, bias, out, weights=False, activation=activation, residual=residual,
-                                 stream=stream)
+            multiply_specialised(x, weights, bias, out, weights=False, activation=activation or unchanged,
+                                 residual=residual, stream=stream)
         else:
             parts = memory_for(parts, count, *sizes[:2])
             multiply_parts(x, weights, out, parts, count, slice_, weights=False, stream=stream)
             add_parts(parts, bias, residual, out, count, gelu, stream)
     else:
         kernel = make_pipelined(wide_tile(*sizes[:2]), weights=False, bias=True, residual=residual is not None,
-                                activation=gelu_sigmoid if gelu else tensor_core.unchanged)
+                                activation=activation or tensor_core.unchanged)
         launch(kernel, x, weights, bias, residual, out, stream)
 
 
 def linear(x, weights, bias, out, *, residual=None, gelu=False, parts=None, stream=0):
     """out = x @ weights + bias, then GELU, then + residual: with the kernel to use for these sizes on this device.
 
+    gelu: False, True for the tanh form of GPT-2, "erf" for the exact one of BERT.
     `parts`: memory of scratch_size(M, N, K, dtype) float32 numbers; without it, it is allocated where it is needed.
     On the CPU device, where threads run one after the other, the plain kernels are the quickest.
     """

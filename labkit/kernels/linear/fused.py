@@ -5,6 +5,8 @@ Sizes   any. pipelined moves 128 bits at a time where N is a multiple of 128 and
 Work    2*M*N*K flop; 4*(M*K + K*N + N + M*N) bytes, and 4*M*N more with a residual
 Source  torch.nn.functional.linear; NVIDIA CUTLASS, "Efficient GEMM in CUDA", for the epilogue and for split-K
 
+gelu is False, True for the tanh form of GPT-2, or "erf" for the exact one of BERT.
+
 What follows a product is done while its accumulators are still in registers: GELU after a product of its own reads and
 writes M*N numbers again, a residual as well. residual may be `out`: each element is read by the thread that writes it.
 
@@ -24,7 +26,7 @@ from labkit.device import graphs, ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared
 from labkit.kernels.baselines import Baseline
-from labkit.kernels.gelu import gelu_sigmoid, gelu_tanh_reference
+from labkit.kernels.gelu import gelu_erf, gelu_erf_reference, gelu_sigmoid, gelu_tanh_reference
 from labkit.kernels.matmul.float32_tiles import (
     A_LINE,
     LINE,
@@ -50,7 +52,7 @@ BLOCK = 256
 def fused_reference(x, weights, bias, residual=None, *, gelu=False):
     value = x.astype(np.float64) @ weights.astype(np.float64) + bias.astype(np.float64)
     if gelu:
-        value = gelu_tanh_reference(value)
+        value = gelu_erf_reference(value) if gelu == "erf" else gelu_tanh_reference(value)
     return value if residual is None else value + residual.astype(np.float64)
 
 
@@ -70,12 +72,40 @@ def make_epilogue(gelu: bool, residual: bool):
     return epilogue
 
 
+GELUS = {False: None, True: gelu_sigmoid, "erf": gelu_erf}
+
+
+def gelu_of(gelu: bool | str):
+    """The device function that `gelu` asks for; None without."""
+    if gelu not in GELUS:
+        raise ValueError(f"gelu is {gelu!r}; False, True (its tanh form) and 'erf' (the exact one) are allowed")
+    return GELUS[gelu]
+
+
+@functools.cache
+def epilogue_for(gelu: bool | str, residual: bool):
+    """make_epilogue's; with gelu="erf" the same with the exact GELU."""
+    exact = gelu_of(gelu)
+    if exact is not gelu_erf:
+        return make_epilogue(gelu, residual)
+    add_bias = make_epilogue(False, False)
+
+    @cuda.jit(device=True)
+    def epilogue(total, bias_of, residual_of, row, col):
+        value = exact(add_bias(total, bias_of, residual_of, row, col))
+        if residual:
+            value += float32(residual_of[row, col])
+        return value
+
+    return epilogue
+
+
 # --- A thread for each element ----------------------------------------------------------------------------------------
 
 
 @kernel_factory
-def make_fused_naive(gelu: bool, residual: bool):
-    epilogue = make_epilogue(gelu, residual)
+def make_fused_naive(gelu: bool | str, residual: bool):
+    epilogue = epilogue_for(gelu, residual)
 
     @cuda.jit
     def fused_naive_kernel(x, weights, bias, residual_of, out):
@@ -105,8 +135,8 @@ def fused_naive(x, weights, bias, out, *, residual=None, gelu=False, parts=None,
 
 
 @kernel_factory
-def make_fused_tiled(gelu: bool, residual: bool):
-    epilogue = make_epilogue(gelu, residual)
+def make_fused_tiled(gelu: bool | str, residual: bool):
+    epilogue = epilogue_for(gelu, residual)
 
     @cuda.jit
     def fused_tiled_kernel(x, weights, bias, residual_of, out):
@@ -160,11 +190,11 @@ def copy_pair_rows(shared, fill, a, a_row, a_col, b, b_row, b_col):
 
 
 @kernel_factory
-def make_fused_pipelined(exact: bool, split: bool, gelu: bool, residual: bool):
+def make_fused_pipelined(exact: bool, split: bool, gelu: bool | str, residual: bool):
     """exact: N is a multiple of 128, K of 16, and all begin at multiples of 16 bytes. split: out is (parts, M, N), and
     a block computes one part of its tile's output, `slice_` steps along K; no epilogue here."""
     copy = copy_pair_rows if exact else copy_pair_guarded
-    epilogue = make_epilogue(gelu, residual)
+    epilogue = epilogue_for(gelu, residual)
 
     @cuda.jit(device=True)
     def store_four(acc, n, bias, residual_of, out, row, col):
@@ -272,9 +302,9 @@ def make_fused_pipelined(exact: bool, split: bool, gelu: bool, residual: bool):
 
 
 @kernel_factory
-def make_add_parts(count: int, gelu: bool, residual: bool):
+def make_add_parts(count: int, gelu: bool | str, residual: bool):
     """`count` is known to the compiler, so that a thread loads all its parts before it waits for the first."""
-    epilogue = make_epilogue(gelu, residual)
+    epilogue = epilogue_for(gelu, residual)
     COUNT = count
 
     @cuda.jit
@@ -357,7 +387,7 @@ def memory_for(parts, count: int, rows: int, cols: int):
     return parts[:needed]
 
 
-def add_parts(parts, bias, residual, out, count: int, gelu: bool, stream) -> None:
+def add_parts(parts, bias, residual, out, count: int, gelu: bool | str, stream) -> None:
     """out = the sum of `count` parts and the bias, then GELU, then + residual."""
     add = make_add_parts(count, gelu, residual is not None)
     add[-(-out.size // BLOCK), BLOCK, stream](parts, bias, out if residual is None else residual, out)
@@ -409,7 +439,7 @@ def as_rung(launch, name: str, kernel, idea: str, gelu=False, residual=False, **
     return rung(kernel=kernel, idea=idea, **more)(bound)
 
 
-def rungs_for(name: str, gelu: bool, residual: bool) -> tuple:
+def rungs_for(name: str, gelu: bool | str, residual: bool) -> tuple:
     epilogue = (gelu, residual)
     pipelined = (*(make_fused_pipelined(exact, False, *epilogue) for exact in (True, False)),
                  *(make_fused_pipelined(exact, True, False, False) for exact in (True, False)),
@@ -450,6 +480,10 @@ def torch_addmm_gelu(torch, x, weights, bias, out):
     return torch.nn.functional.gelu(torch.addmm(bias, x, weights), approximate="tanh")
 
 
+def torch_addmm_gelu_erf(torch, x, weights, bias, out):
+    return torch.nn.functional.gelu(torch.addmm(bias, x, weights))
+
+
 def torch_addmm_residual(torch, x, weights, bias, residual, out):
     torch.add(torch.addmm(bias, x, weights), residual, out=out)
 
@@ -459,6 +493,10 @@ FUSED_LINEAR = _op("fused_linear", "A linear layer, its bias in the kernel", "ou
 FUSED_LINEAR_GELU = _op("fused_linear_gelu", "A linear layer and GELU", "out = gelu(x @ weights + bias)",
                         torch_addmm_gelu, gelu=True, tolerance=gelu_error, timed_gpu={"M": 128, "N": 3072, "K": 768},
                         also_gpu=({"M": 1024, "N": 3072, "K": 768},))
+FUSED_LINEAR_GELU_ERF = _op("fused_linear_gelu_erf", "A linear layer and exact GELU",
+                            "out = gelu(x @ weights + bias), with erf", torch_addmm_gelu_erf, gelu="erf",
+                            tolerance=gelu_error, timed_gpu={"M": 8192, "N": 1536, "K": 384},  # MiniLM's inner layer
+                            also_gpu=({"M": 1024, "N": 1536, "K": 384},))
 FUSED_LINEAR_RESIDUAL = _op("fused_linear_residual", "A linear layer and a residual",
                             "out = x @ weights + bias + residual", torch_addmm_residual, residual=True,
                             tolerance=residual_error, timed_gpu={"M": 128, "N": 768, "K": 3072},

@@ -7,9 +7,14 @@ from labkit import cuda, device
 from labkit.device import graphs
 from labkit.kernels.agree import agree, to_device
 from labkit.kernels.linear import fused
-from labkit.kernels.linear.fused import FUSED_LINEAR, FUSED_LINEAR_GELU, FUSED_LINEAR_RESIDUAL
+from labkit.kernels.linear.fused import (
+    FUSED_LINEAR,
+    FUSED_LINEAR_GELU,
+    FUSED_LINEAR_GELU_ERF,
+    FUSED_LINEAR_RESIDUAL,
+)
 
-OPS = (FUSED_LINEAR, FUSED_LINEAR_GELU, FUSED_LINEAR_RESIDUAL)
+OPS = (FUSED_LINEAR, FUSED_LINEAR_GELU, FUSED_LINEAR_GELU_ERF, FUSED_LINEAR_RESIDUAL)
 
 
 @pytest.mark.sampled(1, by="op")
@@ -57,6 +62,32 @@ def test_a_residual_may_be_the_output():
         np.testing.assert_allclose(out.copy_to_host(), fused.fused_reference(*inputs), atol=1e-5)
 
 
+def where_the_two_forms_differ():
+    """Sums of products near 2.7, -2.7 and 0.5: at the first two exact GELU and its tanh form are 0.0005 apart."""
+    x = np.float32([[2.0, 0.7], [-2.0, -0.7], [0.25, 0.25]])
+    return x, np.ones((2, 8), np.float32), np.linspace(-0.05, 0.05, 8, dtype=np.float32)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("launch", [fused.fused_naive, fused.fused_tiled, fused.fused_pipelined],
+                         ids=lambda launch: launch.__name__)
+def test_exact_gelu_is_not_its_tanh_form(launch):
+    inputs = where_the_two_forms_differ()
+    exact, tanh = (fused.fused_reference(*inputs, gelu=gelu) for gelu in ("erf", True))
+    assert np.abs(exact - tanh).max() > 3e-4
+    for gelu, expected in (("erf", exact), (True, tanh)):
+        out = cuda.device_array(expected.shape, np.float32)
+        launch(*to_device(inputs), out, gelu=gelu)
+        np.testing.assert_allclose(out.copy_to_host(), expected, atol=1e-6)
+
+
+def test_exact_gelu_before_a_residual():
+    x, weights, bias, residual = inputs = FUSED_LINEAR_RESIDUAL.inputs(np.random.default_rng(0), M=5, N=24, K=16)
+    out = cuda.device_array((5, 24), np.float32)
+    fused.fused_tiled(*to_device((x, weights, bias)), out, residual=cuda.to_device(residual), gelu="erf")
+    np.testing.assert_allclose(out.copy_to_host(), fused.fused_reference(*inputs, gelu="erf"), atol=1e-5)
+
+
 @pytest.mark.sweep
 def test_the_epilogue_costs_no_launch():
     x, weights, bias, residual = to_device(FUSED_LINEAR_RESIDUAL.inputs(np.random.default_rng(0), M=5, N=32, K=16))
@@ -76,5 +107,7 @@ def test_refusals_say_what_is_allowed():
         fused.fused_pipelined(ones(4, 8), ones(8, 8), ones(8), ones(4, 8), residual=ones(4, 9))
     with pytest.raises(TypeError, match="bias has dtype float16; only float32"):
         fused.fused_tiled(ones(4, 8), ones(8, 8), ones(8, dtype=np.float16), ones(4, 8))
+    with pytest.raises(ValueError, match="gelu is 'tanh'; False, True .its tanh form. and 'erf'"):
+        fused.fused_naive(ones(4, 8), ones(8, 8), ones(8), ones(4, 8), gelu="tanh")
     with pytest.raises(TypeError, match="float64"):
         fused.fused_tiled(*(ones(*shape, dtype=np.float64) for shape in ((4, 8), (8, 8), (8,), (4, 8))))
