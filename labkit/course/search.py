@@ -117,7 +117,8 @@ def by_meaning(found: Sequence[Passage], index: Index, query: np.ndarray) -> lis
 
 # --- By words --------------------------------------------------------------------------------------------------------
 # Okapi BM25: a word counts the more the fewer passages have it, less each time it comes again, and less in long ones.
-# Titles count three times. The site's search.js does the same.
+# Titles count three times. A word that no passage has stands for all that begin with it. The site's search.js does the
+# same.
 
 SATURATION, LENGTH, TITLE = 1.2, 0.75, 3
 
@@ -141,12 +142,14 @@ def by_words(found: Sequence[Passage], query: str) -> list[Hit]:
     scores = [0.0] * len(found)
     asked = set(words(query))
     for word in asked - ASKING or asked:
-        having = [number for number, count in enumerate(counts) if word in count]
-        rarity = math.log(1 + (len(found) - len(having) + 0.5) / (len(having) + 0.5))
-        for number in having:
-            often = counts[number][word]
-            scores[number] += rarity * often * (SATURATION + 1) / (
-                often + SATURATION * (1 - LENGTH + LENGTH * lengths[number] / mean))
+        often = [count[word] for count in counts]
+        if not any(often) and len(word) > 2:
+            often = [sum(times for has, times in count.items() if has.startswith(word)) for count in counts]
+        having = sum(map(bool, often))
+        rarity = math.log(1 + (len(found) - having + 0.5) / (having + 0.5))
+        for number, times in enumerate(often):
+            scores[number] += rarity * times * (SATURATION + 1) / (
+                times + SATURATION * (1 - LENGTH + LENGTH * lengths[number] / mean))
     return sections_of(Hit(passage, score) for passage, score in zip(found, scores, strict=True) if score)
 
 

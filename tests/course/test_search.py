@@ -150,6 +150,13 @@ def test_what_every_question_has_counts_only_where_nothing_else_is_asked(lessons
     assert titles(search.by_words(found, "for")) == ["First"]
 
 
+def test_a_word_that_is_not_typed_to_its_end_stands_for_all_that_begin_with_it(lessons):
+    found = passages.passages(lessons)
+    assert titles(search.by_words(found, "conf")) == ["First: Deeper"]
+    assert search.by_words(found, "co") == []
+    assert titles(search.by_words(found, "cop memor")) == ["First"]
+
+
 def test_of_a_long_section_only_the_best_piece_is_shown():
     same = [passages.Passage("Long", text, "notebooks/x.py", 7) for text in ("warp", "warp warp shuffle", "block")]
     (hit,) = search.by_words(same, "warp shuffle")

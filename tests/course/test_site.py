@@ -3,13 +3,16 @@
 import base64
 import json
 import re
+import shutil
+import subprocess
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
+from urllib.parse import quote
 
 import nbformat
 import pytest
 
-from labkit.course import notebooks, passages, site
+from labkit.course import notebooks, passages, search, site
 from labkit.course import registry as courses
 from labkit.course.lessons import LessonResult, kept_path, show_error, show_time, summarise
 
@@ -208,6 +211,45 @@ def test_the_search_has_the_passages_of_the_pages_that_are_there(course, monkeyp
     ids = Links((index.parent / "00_first.html").read_text()).ids
     assert {link.partition("#")[2] for _, _, link, _ in found if link} <= ids
     assert 'class="search" hidden' in index.read_text()  # until search.js has run
+
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Found(HTMLParser):
+    """The titles in the search's list, and whether its box is shown."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.titles, self.in_title, self.is_shown = [], False, False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.is_shown |= tag == "search" and "hidden" not in dict(attributes)
+        self.in_title = tag == "strong"
+
+    def handle_data(self, data):
+        if self.in_title:
+            self.titles.append(data)
+        self.in_title = False
+
+
+@pytest.mark.sweep
+@pytest.mark.skipif(BROWSER is None, reason="no browser is installed: Chromium would run search.js")
+def test_a_browser_finds_what_the_command_finds(course, tmp_path):
+    for chapter in course.chapters:
+        keep(course, chapter, text=LESSON if chapter.number == "00" else None)
+    index = site.write(course)
+    found = passages.passages(course)
+    for query in ("why is my kernel slow", "bank conflicts", "softmax_online", "tiles and block", "the", "transp",
+                  "zebra"):
+        done = subprocess.run(
+            [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom",
+             f"--user-data-dir={tmp_path / 'profile'}", f"{index.as_uri()}?q={quote(query)}"],
+            capture_output=True, text=True, timeout=60, check=True)
+        shown = Found(done.stdout)
+        assert shown.is_shown
+        assert shown.titles == [hit.passage.title for hit in search.by_words(found, query)[:12]], query
 
 
 def agreement(**changes):

@@ -33,9 +33,9 @@
     document.head.append(script);
   }
 
-  // A last word that no passage has may not be typed to its end: it stands for all that begin with it.
+  // A word that no passage has, and may not be typed to its end, stands for all that begin with it.
   function search(query) {
-    const asked = [...new Set(words(query))], open = /[\p{L}\p{N}]$/u.test(query) ? asked.at(-1) : null;
+    const asked = [...new Set(words(query))];
     const counting = asked.filter(word => !asking.has(word)), scores = new Map(), rarities = new Map();
     const mean = passages.reduce((sum, one) => sum + one.length, 0) / Math.max(1, passages.length);
     const beginning = word => one => {
@@ -46,7 +46,7 @@
     for (const word of counting.length ? counting : asked) {
       const counted = often => passages.map(one => [one, often(one)]).filter(([, count]) => count);
       let having = counted(one => one.counts.get(word) ?? 0);
-      if (!having.length && word === open) having = counted(beginning(word));
+      if (!having.length && word.length > 2) having = counted(beginning(word));
       const rarity = Math.log(1 + (passages.length - having.length + 0.5) / (having.length + 0.5));
       rarities.set(word, rarity);
       for (const [one, count] of having) {
