@@ -30,12 +30,13 @@ TEXTS = 4096  # that the tokenizer takes at once: Ctrl-C waits for it to come ba
 class Encoder:
     """A sentence encoder that is ready to use.
 
-    model: with `embed`, as labkit.models.minilm.MiniLM has it. form: of a batch, "packed", "padded" or "padded_to_128".
-    seconds: how long reading and copying to the device took.
+    model: with `embed` and `needed`, as labkit.models.minilm.MiniLM has them. form: of a batch, "packed", "padded" or
+    "padded_to_128". seconds: how long reading and copying to the device took.
     """
 
     def __init__(self, model, tokenizer: SentenceTokenizer, form: str = "packed", name: str = "", seconds: float = 0.0):
         self.model, self.tokenizer, self.form, self.name, self.seconds = model, tokenizer, form, name, seconds
+        self.is_compiled = False  # the kernels of a batch
 
     @classmethod
     def from_pretrained(cls, name: str | os.PathLike = weights.MINILM.name, *, dtype=None, form: str = "packed",
@@ -91,6 +92,7 @@ class Encoder:
         for first in range(0, len(texts), TEXTS):
             ids += self.tokenizer.encode(texts[first : first + TEXTS], first)
         order = np.argsort([-len(one) for one in ids], kind="stable")  # the longest first: memory is allocated once
+        self._compile([len(ids[i]) for i in order[:batch_size]])
         result = np.zeros((len(texts), self.model.config.hidden_size), np.float32)
         with bar(len(texts)) if show_progress_bar else contextlib.nullcontext() as shown:
             for first in range(0, len(texts), batch_size):
@@ -100,6 +102,17 @@ class Encoder:
                 for report in filter(None, (shown, progress)):
                     report(first + len(batch), len(texts))
         return result[0] if alone else result
+
+    def _compile(self, lengths: list[int]) -> None:
+        """Before the first batch, whose lengths these are: its kernels side by side, instead of each at its launch."""
+        if self.is_compiled or not lengths:
+            return
+        from labkit.device import compile_ahead
+        from labkit.models.minilm import FORMS
+
+        shape, _ = FORMS[self.form](np.array(lengths))
+        compile_ahead.prepare(self.model.needed(shape))
+        self.is_compiled = True
 
 
 def checked(sentences) -> list[str]:

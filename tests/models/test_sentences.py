@@ -42,7 +42,11 @@ class Table:
     def __init__(self, config=None, tensors=None, dtype=np.float32, kernels=None):
         self.config = config or types.SimpleNamespace(hidden_size=HIDDEN, vocab_size=1000, max_position_embeddings=64)
         self.table = np.random.default_rng(0).standard_normal((1000, HIDDEN))
-        self.dtype, self.batches = dtype, []
+        self.dtype, self.batches, self.shapes = dtype, [], []
+
+    def needed(self, shape):
+        self.shapes.append(shape)
+        return []
 
     def embed(self, sentences, form="packed", normalize=True):
         self.batches.append(sentences)
@@ -74,7 +78,7 @@ def folder(tmp_path):
 def stand_in(monkeypatch):
     """labkit.models.minilm with the table in the model's place."""
     fake = types.ModuleType("labkit.models.minilm")
-    fake.FORMS = {"packed": None, "padded": None}
+    fake.FORMS = dict.fromkeys(("packed", "padded"), lambda lengths: (lengths.tolist(), None))
     fake.MiniLM = Table
     fake.Config = types.SimpleNamespace(read=lambda path: types.SimpleNamespace(
         hidden_size=HIDDEN, vocab_size=1000, **json.loads(path.read_text())))
@@ -131,6 +135,13 @@ def test_sentences_of_similar_length_share_a_batch(encoder):
     lengths = [len(ids) for batch in encoder.model.batches for ids in batch]
     assert lengths == sorted(lengths, reverse=True) and lengths[0] == LIMIT == encoder.max_seq_length
     assert {len(batch) for batch in encoder.model.batches} == {2}
+
+
+def test_the_kernels_of_the_first_batch_are_compiled_side_by_side_and_once(encoder):
+    assert encoder.encode([]).size == 0 and encoder.model.shapes == []
+    encoder.encode(TEXTS, batch_size=2)
+    encoder.encode(TEXTS)
+    assert encoder.model.shapes == [[len(ids) for ids in encoder.model.batches[0]]]
 
 
 def test_one_text_alone_and_none(encoder):
