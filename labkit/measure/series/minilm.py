@@ -463,7 +463,7 @@ def minilm_profile(work=None) -> dict:
                 us = whole - together([one for one in all_of_it if one[0] != kind])
             else:
                 us = together([one for one in all_of_it if one[0] == kind])
-            rows.append({"name": kind, "count": sum(name == kind for name, _ in all_of_it), "us": us})
+            rows.append({"name": kind, "count": sum(name == kind for name, _ in all_of_it), "us_saved": us})
         nodes = graphs.capture(forward, warm_up=False).nodes
         called = called_us(forward)
         one = {"sentences": count, "tokens": tokens, "us": whole, "rows": rows, "launches": nodes, "called_us": called,
@@ -498,7 +498,8 @@ def minilm_lengths(lengths=None, count: int | None = None) -> dict:
     model, weights = _model()
     bert, count = torch_bert(), count or device.pick(gpu=64, cpu=1)
     lengths = list(lengths or device.pick(gpu=(16, 32, 48, 64, 96, 128, 192, 256), cpu=(16, 32)))
-    series: dict = {"weights": weights, "sentences": count, "tokens": lengths, "ours_us": [], "torch_us": []}
+    series = {"weights": weights, "sentences": count, "tokens": lengths, "ours_us": [],
+                    "torch_us": [] if bert is not None else None}
     for tokens in measure.steps("lengths", lengths):
         sentences = sentences_of([tokens] * count, model.config.vocab_size)
         series["ours_us"].append(in_graph_us(ready(model, sentences, "padded")[0]) / count)
