@@ -98,6 +98,7 @@ def plain(markdown: str) -> str:
     text = re.sub(r"!\[[^\]]*\]\([^)]*\)|<[^<>]*>", "", markdown)
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"(?m)^[ \t]*(```.*|[|: -]*-{3,}[|: -]*)$", "", text)  # a fence; the line below a table's head
+    text = re.sub(r"(?m)^[ \t]*([-*+>]|\d+\.)[ \t]+", "", text)  # of a list, of a quotation
     return re.sub(r"`|\*\*|(?<!\w)\*(?=\S)|(?<=[^\s*])\*(?!\w)|\|", "", text)
 
 

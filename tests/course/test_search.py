@@ -87,6 +87,11 @@ def test_the_anchors_are_those_of_the_site():
         assert anchors == [anchor for _, anchor, _ in page.toc] and anchors, chapter.name
 
 
+def test_markdown_without_its_marks():
+    text = "- one *two* **three** `f(x)`\n  2. [four](x.py) ![five](y.png)\n> a * b - c <br> d_e\n```python\n1 - 2\n```"
+    assert " ".join(passages.plain(text).split()) == "one two three f(x) four a * b - c d_e 1 - 2"
+
+
 def test_long_sections_are_cut_between_paragraphs():
     paragraphs = [" ".join([f"p{number}"] * count) for number, count in enumerate((100, 40, 20, 400, 3))]
     found = [text.split() for text in passages.pieces("\n\n".join(paragraphs))]

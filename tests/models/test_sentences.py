@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
+from labkit import device
 from labkit import models as models_package
 from labkit._common.errors import UserError
 from labkit._common.paths import REPOSITORY
@@ -324,4 +325,6 @@ def test_the_embeddings_are_those_of_transformers():
     encoder = Encoder.from_pretrained("minilm")
     found = encoder.encode([golden[number]["text"] for number in kept])
     cosines = (found * np.load(GOLDEN / "embeddings.npy")[kept]).sum(axis=1)
-    assert cosines.min() >= 0.9999
+    assert cosines.min() >= (0.99999 if encoder.model.dtype == np.float32 else 0.9999)
+    if not device.on_gpu():  # there float32 products may add in another order in another batch
+        np.testing.assert_array_equal(encoder.encode(golden[kept[3]]["text"]), found[3])
