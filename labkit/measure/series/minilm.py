@@ -40,6 +40,7 @@ from labkit.models.minilm import (
     names_in,
     shapes,
 )
+from labkit.models.minilm_reference import cosines
 from labkit.models.minilm_steps import ATTENTIONS, CONTROL, STEPS
 
 TINY = Config(vocab_size=61, max_position_embeddings=32, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
@@ -127,9 +128,9 @@ def called_us(call: Callable, after: Callable = cuda.synchronize) -> float:
 class TorchBert:
     """The same model of PyTorch's functions: weights and inputs are ours, padded, with a mask."""
 
-    def __init__(self, torch, model: MiniLM):
-        self.torch, self.config = torch, model.config
-        self.w = {ours: torch.as_tensor(np.array(model.tensors[theirs], np.float32)).to("cuda", torch.float16)
+    def __init__(self, torch, model: MiniLM, place: str = "cuda"):
+        self.torch, self.config, self.place = torch, model.config, place
+        self.w = {ours: torch.as_tensor(np.array(model.tensors[theirs], np.float32)).to(place, torch.float16)
                   for ours, theirs in names_in(model.tensors, model.config).items()}
         for layer in range(model.config.num_hidden_layers):
             at = f"encoder.layer.{layer}.attention.self."
@@ -142,7 +143,7 @@ class TorchBert:
         ids, mask = (np.zeros((len(sentences), seq), np.int64) for _ in range(2))
         for row, one in enumerate(sentences):
             ids[row, : len(one)], mask[row, : len(one)] = one, 1
-        return self.torch.as_tensor(ids, device="cuda"), self.torch.as_tensor(mask, device="cuda").bool()
+        return self.torch.as_tensor(ids, device=self.place), self.torch.as_tensor(mask, device=self.place).bool()
 
     def forward(self, ids, mask, sdpa: bool = True):
         torch, w, c = self.torch, self.w, self.config
@@ -210,7 +211,7 @@ def torch_rows(bert: TorchBert, sentences, seq: int) -> dict[str, float | None]:
     return found
 
 
-def transformers_call(bert: TorchBert, ids, mask) -> Callable:
+def transformers_call(bert: TorchBert, ids, mask, compiled: bool = True) -> Callable:
     """What a user writes: the library's model in half precision on the GPU, compiled, and a mean."""
     torch = bert.torch
 
@@ -219,10 +220,10 @@ def transformers_call(bert: TorchBert, ids, mask) -> Callable:
         import transformers
 
         fields = {name: getattr(bert.config, name) for name in Config.__dataclass_fields__}
-        with torch.device("cuda"):
+        with torch.device(bert.place):
             made = transformers.BertModel(transformers.BertConfig(**fields), add_pooling_layer=False).half().eval()
         made.load_state_dict({name: bert.w[name] for name in shapes(bert.config)}, strict=False)
-        return torch.compile(made)
+        return torch.compile(made) if compiled else made
 
     def call():
         hidden = model()(input_ids=ids, attention_mask=mask.long()).last_hidden_state
@@ -232,8 +233,7 @@ def transformers_call(bert: TorchBert, ids, mask) -> Callable:
 
 
 def smallest_cosine(ours: np.ndarray, theirs) -> float:
-    theirs = theirs.double().cpu().numpy()
-    return float((ours * theirs).sum(1).min())
+    return float(cosines(ours, theirs.double().cpu().numpy()).min())
 
 
 # --- The table -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 
 from labkit.measure.series import minilm as series
 from labkit.models.minilm import HALF, MiniLM
-from labkit.models.minilm_reference import parity
+from labkit.models.minilm_reference import embeddings, weights_of
 
 ON_CPU = pytest.mark.cpu_device
 
@@ -64,7 +64,15 @@ def test_every_launch_of_a_pass_is_recorded_and_none_runs():
     assert (forward.batch.pooled.copy_to_host() == 7).all() and shape == (16, 2, 16)
 
 
-@pytest.mark.sweep
-def test_the_random_model_is_computed_rightly():
+def test_what_runs_beside_it_computes_the_same():
+    """PyTorch's own functions in each form, and transformers' model, on the host."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     model = MiniLM(series.TINY, series.random_tensors(series.TINY), np.float16, HALF)
-    parity(model, series.sentences_of((5, 3), 61)).check()
+    sentences = series.sentences_of((5, 16, 3), 61)
+    expected = embeddings(series.TINY, weights_of(model.tensors, series.TINY), sentences)
+    with torch.no_grad():
+        bert = series.TorchBert(torch, model, "cpu")
+        inputs = bert.inputs(sentences, 16)
+        calls = [lambda sdpa=sdpa: bert.forward(*inputs, sdpa=sdpa) for sdpa in (True, False)]
+        for call in (*calls, series.transformers_call(bert, *inputs, compiled=False)):
+            assert series.smallest_cosine(expected, call()) > 0.9999
