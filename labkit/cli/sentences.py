@@ -95,7 +95,7 @@ def embed(
             encoder = loaded(model, notes)
             began = time.perf_counter()
             with progress_bar(notes, "texts") as bar:
-                task = bar.add_task("Embedding (the first time, kernels are compiled)", total=len(texts))
+                task = bar.add_task("Embedding (the first time, kernels are compiled: up to a minute)", total=len(texts))
                 embeddings = encoder.encode(
                     texts, batch_size=batch_size,
                     progress=lambda done, of: bar.update(task, completed=done, description="Embedding"))
@@ -163,7 +163,7 @@ def search(
         encoder = loaded(by.MODEL.name, notes)
 
         def encode(text: str):
-            with notes.status("Reading the question (the first time, kernels are compiled: some seconds)"):
+            with notes.status("Reading the question (the first time, kernels are compiled: up to a minute)"):
                 return encoder.encode(text)
 
     hits, remark = by.search(course, query, encode)

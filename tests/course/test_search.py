@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from labkit._common.errors import UserError
-from labkit._common.paths import PACKAGE, REPOSITORY
+from labkit._common.paths import REPOSITORY
 from labkit.course import passages, search, site
 from labkit.course import registry as courses
 
@@ -275,6 +275,7 @@ def test_the_repositorys_index_is_of_this_model_and_small():
     index = search.Index.read(path)
     assert index.embeddings.shape == (len(index.rows), 384) and len(index.rows) > 400
     assert path.stat().st_size < 1_000_000
+    found = passages.passages(courses.load(REPOSITORY))
+    assert len(index.missing(found)) < len(found) / 4, search.stale(courses.load(REPOSITORY))  # a few may wait
     lengths = np.linalg.norm(index.embeddings.astype(np.float64), axis=1)
     assert np.abs(lengths - 1).max() < 2e-3
-    assert PACKAGE.parent == REPOSITORY
