@@ -87,15 +87,16 @@ def embed(
 
     console, notes = consoles()
     texts = lines_of(file)
-    path = Path(out)
-    if path.is_dir():
-        raise UserError(f"--out {out} is a folder; it must be the path of a file")
+    path = Path(out).resolve()  # of a link, the file that it leads to
+    if path.exists() and not path.is_file():  # a device would be replaced by a file
+        raise UserError(f"--out {out} is a {'folder' if path.is_dir() else 'device'}; it must be the path of a file")
     try:
         with whole_file(path) as target:  # before the work: whether it can be written is known now
             encoder = loaded(model, notes)
             began = time.perf_counter()
             with progress_bar(notes, "texts") as bar:
-                task = bar.add_task("Embedding (the first time, kernels are compiled: up to a minute)", total=len(texts))
+                first = "Embedding (the first time, kernels are compiled: up to a minute)"
+                task = bar.add_task(first, total=len(texts))
                 embeddings = encoder.encode(
                     texts, batch_size=batch_size,
                     progress=lambda done, of: bar.update(task, completed=done, description="Embedding"))

@@ -123,11 +123,20 @@ def test_embed_the_standard_input_and_nothing(labkit, encoder, tmp_path):
     assert np.load(out).shape == (0, 26)
 
 
+def test_embed_through_a_link_writes_the_file_that_it_leads_to(labkit, encoder, tmp_path):
+    (tmp_path / "link.npy").symlink_to(tmp_path / "real.npy")
+    assert labkit("embed", "-", "-o", str(tmp_path / "link.npy"), input=b"one\n").exit_code == 0
+    assert (tmp_path / "link.npy").is_symlink() and np.load(tmp_path / "real.npy").shape == (1, 26)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no named pipes in folders")
 def test_embed_wrong_use_is_a_sentence_and_writes_nothing(labkit, encoder, tmp_path):
     (tmp_path / "text").write_text("one\n")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    os.mkfifo(tmp_path / "pipe")
     for file, out, words in (("none", "out.npy", "is not there"), ("bytes", "out.npy", "no text in UTF-8"),
                              ("text", ".", "is a folder; it must be the path of a file"),
+                             ("text", "pipe", "is a device; it must be the path of a file"),
                              ("text", "text/out.npy", "cannot be written: ")):
         done = labkit("embed", str(tmp_path / file), "-o", str(tmp_path / out))
         assert done.exit_code == 2 and words in done.output, (done.output, done.exception)
