@@ -41,6 +41,7 @@ SKIPPED = {
     "need PyTorch": r"torch",
     "need Triton": r"Triton (is not|was)",
     "need cuda-tile": r"cuda-tile|cuTile",
+    "need MiniLM's weights (labkit weights minilm)": r"labkit weights minilm",
     "need a CUDA compiler": r"compiler|ptxas",
     "need numba-cuda": r"numba.cuda",
     "need a GPU": r"GPU|compute capability|tensor cores",

@@ -1,13 +1,16 @@
-"""Files that people may have changed, read with errors that name them; files that are written whole or not at all."""
+"""Files that people may have changed, read with errors that name them; files and folders that are written whole or not
+at all."""
 
 import contextlib
 import json
 import os
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from labkit._common.errors import UserError
 
@@ -59,16 +62,50 @@ def parse_json(text: str, path, kind: type | None = dict):
 
 
 def write_text(path: Path, text: str) -> None:
+    with whole_file(path) as file:
+        file.write(text.encode("utf-8"))
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write bytes to, beside `path`. It takes the place of `path` when the block ends; when an error or
+    Ctrl-C ends it, what was there stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            yield file
         os.chmod(temporary, 0o644)  # mkstemp makes it private
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, beside `path`. It takes the place of `path` when the block ends; when an error or Ctrl-C ends
+    it, what was there stays."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
+    try:
+        yield fresh
+        os.chmod(fresh, 0o755)  # mkdtemp makes it private
+        _swap(fresh, path)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+
+
+def _swap(fresh: Path, folder: Path) -> None:
+    """Put `fresh` in the place of `folder`. A directory cannot be replaced in one step, so the old one moves aside."""
+    if not folder.exists():
+        fresh.rename(folder)
+        return
+    old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-old-"))
+    folder.rename(old / "old")
+    fresh.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 @contextlib.contextmanager

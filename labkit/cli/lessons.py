@@ -131,9 +131,11 @@ def build(
     ] = False,
     readme_only: Annotated[bool, typer.Option("--readme", help="Only README's generated parts.")] = False,
     exercises_only: Annotated[bool, typer.Option("--exercises", help="Only the exercises.")] = False,
+    search_only: Annotated[bool, typer.Option("--search", help="Only the index of labkit search.")] = False,
     device: Device = None,
 ):
-    """Make notebooks/NN_topic.ipynb from notebooks/NN_topic.py, executed, the exercises, and README's tables.
+    """Make notebooks/NN_topic.ipynb from notebooks/NN_topic.py, executed, the exercises, README's tables, and, where
+    the weights of the encoder are, the index of labkit search.
 
     A notebook that somebody has edited is first copied to .labkit/backups. With --check the solutions are executed,
     which must pass, and the exercises as they are given, which must not; what was well is not executed again until it
@@ -148,6 +150,10 @@ def build(
         check_build(console, errors, course, course.pick(lessons or []))
         return
 
+    if search_only:
+        build_index(console, course, device)
+        return
+
     failed = False
     if not readme_only:
         chapters = course.pick(lessons or [])
@@ -156,6 +162,8 @@ def build(
             failed = build_notebooks(console, course, chapters, device)
     if not exercises_only and readme.write(course):
         console.print("wrote   README.md")
+    if not exercises_only and not readme_only:
+        build_index(console, course, device, optional=True)
     if failed:
         raise typer.Exit(1)
 
@@ -164,7 +172,7 @@ def check_build(console, errors, course, chapters) -> None:
     """Say what is stale or wrong; leaves with code 1 if anything is."""
     from rich.markup import escape
 
-    from labkit.course import build
+    from labkit.course import build, search
     from labkit.course import workbooks as workbook
 
     def say(problems):
@@ -181,9 +189,37 @@ def check_build(console, errors, course, chapters) -> None:
                 wrong |= say(
                     workbook.verify(course, chapters, lambda c: status.update(f"Running the exercises of {c.number}"))
                 )
+    if remark := search.stale(course):  # no fault: to make it takes weights that not everybody has
+        errors.print(f"[yellow]-[/] {escape(remark)}")
     if wrong:
         raise typer.Exit(1)
-    console.print("Everything that labkit build makes is fresh.")
+    console.print(f"Everything {'else ' if remark else ''}that labkit build makes is fresh.")
+
+
+def build_index(console, course, device: str | None, optional: bool = False) -> None:
+    """Bring the index of labkit search up to date. optional: a sentence will do where there are no weights."""
+    from labkit.course import search
+    from labkit.models import weights
+
+    if not weights.is_there(search.MODEL):
+        if not optional:
+            weights.folder(search.MODEL)  # raises, and says how to get them
+        elif remark := search.stale(course):
+            console.print(f"left    data/{search.NAME}: {remark}, which takes the weights that `labkit weights "
+                          f"{search.MODEL.name}` fetches", markup=False, soft_wrap=True)
+        return
+    choose_device(device)
+    from labkit.models.sentences import Encoder
+
+    def encode(texts: list[str]):
+        with progress_bar(console, "passages") as bar:
+            task = bar.add_task(f"data/{search.NAME}", total=len(texts))
+            return Encoder.from_pretrained(search.MODEL.name).encode(
+                texts, progress=lambda done, of: bar.update(task, completed=done))
+
+    fresh = search.build(course, encode)
+    if fresh is not None:
+        console.print(f"wrote   data/{search.NAME}, {fresh:,} passages encoded")
 
 
 def build_workbooks(console, course, chapters) -> None:

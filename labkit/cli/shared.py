@@ -81,7 +81,7 @@ def choose_device(device: str | None):
     return chosen
 
 
-def progress_bar(console):
+def progress_bar(console, unit: str = "cells"):
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     return Progress(
@@ -89,7 +89,7 @@ def progress_bar(console):
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("cells"),
+        TextColumn(unit),
         TimeElapsedColumn(),
         console=console,
         transient=True,

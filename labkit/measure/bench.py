@@ -82,6 +82,8 @@ SERIES: dict[str, tuple[str, Callable[[], dict | None]]] = {
     "generation": ("attention_cached", _later("generation", "generation")),
     "cache_curve": ("attention_cached", _later("cache_curve", "generation")),
     "step_launches": ("attention_cached", _later("step_launches", "generation")),
+    **{name: ("attention_sentences_half", _later(name, "minilm")) for name in
+       ("minilm_ladder", "minilm_profile", "minilm_lengths", "minilm_corpus", "minilm")},
     "block_calls": ("gpt2_block", _later("block_calls", "gpt2_block")),
     "three_languages": ("vector_add", three_languages_to_record),
     "tile_sizes": ("vector_add", _later("tile_sizes")),

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -22,9 +21,10 @@ from labkit._common.errors import UserError, short
 from labkit._common.files import read_json
 from labkit.models.gpt2 import GPT2, Config, Kernels
 from labkit.models.safetensors import Named, SafetensorsError, read
+from labkit.models.tokenizer import CONFIG, Tokenizer
 
 TINY = "tiny"
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PATTERNS = [CONFIG, "*.safetensors", INDEX, "tokenizer.json", "vocab.json", "merges.txt"]
 
 
@@ -51,25 +51,43 @@ def load(name: str = TINY, kernels: Kernels | None = None, path: Path | None = N
     as it should be."""
     began = time.perf_counter()
     path = path or folder(name)
-    try:
+    with reading(path, f"{CONFIG}, {WEIGHTS}, and tokenizer.json or vocab.json with merges.txt"):
         config, weights = Config.read(path / CONFIG), tensors(path)
-        try:
+        with of_file(weights.path):
             model = GPT2(config, weights, kernels)
-        except ValueError as error:
-            raise ValueError(f"{weights.path}: {error}") from None
         tokenizer = Tokenizer.of(path)
+    check_vocabulary(path, tokenizer, config.vocab_size)
+    return Loaded(name, path, model, tokenizer, time.perf_counter() - began)
+
+
+@contextlib.contextmanager
+def reading(path: Path, needed: str) -> Iterator[None]:
+    """Whatever is wrong with a model's folder, as a UserError that names it. needed: the files that it must have."""
+    try:
+        yield
     except FileNotFoundError as error:
         what = f"{Path(error.filename).name} is missing" if error.filename else str(error)
-        raise UserError(f"{path} holds no model that can be loaded: {what}. What is needed: {CONFIG}, {WEIGHTS}, and "
-                        "tokenizer.json or vocab.json with merges.txt") from None
+        raise UserError(f"{path} holds no model that can be loaded: {what}. What is needed: {needed}") from None
     except OSError as error:
         raise UserError(f"{error.filename or path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # of the weights, too: SafetensorsError is one
         raise UserError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
-    if tokenizer.largest_id >= config.vocab_size:
+
+
+@contextlib.contextmanager
+def of_file(path: Path) -> Iterator[None]:
+    """What is wrong with numbers from a file, as a ValueError that names the file."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def check_vocabulary(path: Path, tokenizer, size: int) -> None:
+    """Raises UserError where the tokenizer has tokens that the model does not know."""
+    if tokenizer.largest_id >= size:
         raise UserError(f"{path}: the tokenizer has tokens up to {tokenizer.largest_id:,}, the model those below its "
-                        f"vocab_size, {config.vocab_size:,}")
-    return Loaded(name, path, model, tokenizer, time.perf_counter() - began)
+                        f"vocab_size, {size:,}")
 
 
 def folder(name: str) -> Path:
@@ -82,14 +100,17 @@ def folder(name: str) -> Path:
             raise UserError(f"{path} is missing; scripts/train_tiny_gpt2.py makes it. A folder, or a GPT-2's name on "
                             f"the hub, such as openai-community/gpt2, is loaded as well")
         return path
-    if os.path.isdir(name):
-        return Path(name)
+    return Path(name) if os.path.isdir(name) else from_hub(name, PATTERNS)
+
+
+def from_hub(name: str, patterns: list[str]) -> Path:
+    """The folder of a model's files that fit the patterns; downloaded, if they are not there yet."""
     if name.count("/") > 1 or name.startswith((".", "/", "~")):
         raise UserError(f"there is no folder {name}")
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=PATTERNS))
+        return Path(snapshot_download(name, allow_patterns=patterns))
     except Exception as error:  # the library has a kind of error for each
         raise UserError(f"there is no folder {name} here, and from the Hugging Face hub it could not be had: "
                         f"{_why(error)}") from None
@@ -142,91 +163,3 @@ class Parts(Named):
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._homes[name][name]
-
-
-# --- Text ------------------------------------------------------------------------------------------------------------
-
-
-class TokenizerError(UserError, ValueError):
-    """The library `tokenizers` refuses a file or a text."""
-
-
-@contextlib.contextmanager
-def _named(what: str) -> Iterator[None]:
-    """What the library raises, of whatever kind, as an error that says what failed."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as error:  # a panic of its Rust code is no Exception
-        reason = str(error).strip() or type(error).__name__  # it quotes the file, whatever that holds
-        raise TokenizerError(f"{what}: {''.join(c if c.isprintable() else repr(c)[1:-1] for c in reason)}") from None
-
-
-class Tokenizer:
-    """Text to token ids and back, by the library `tokenizers`.
-
-    A token is a piece of a text's bytes, and a character may be spread over several tokens: decode them together.
-    """
-
-    def __init__(self, tokenizer, stop: tuple[int, ...] = ()):
-        self._tokenizer = tokenizer
-        self.stop = stop  # the ids that end a text
-
-    @classmethod
-    def of(cls, path: Path) -> Tokenizer:
-        """From tokenizer.json, or from GPT-2's older pair of files."""
-        import tokenizers
-
-        whole, pair = path / "tokenizer.json", (path / "vocab.json", path / "merges.txt")
-        if whole.is_file():
-            with _named(f"{whole} cannot be read"):
-                tokenizer = tokenizers.Tokenizer.from_file(str(whole))
-                tokenizer.no_padding()  # a prompt stands alone, and is never cut off unsaid
-                tokenizer.no_truncation()
-        elif all(file.is_file() for file in pair):
-            with _named(f"{pair[0]} with {pair[1].name} cannot be read"):
-                tokenizer = tokenizers.ByteLevelBPETokenizer.from_file(*map(str, pair))
-        else:
-            raise FileNotFoundError("there is no tokenizer")
-        end_ids = read_json(path / CONFIG).get("eos_token_id")
-        end_ids = end_ids if isinstance(end_ids, list) else [] if end_ids is None else [end_ids]
-        if not all(type(token) is int and token >= 0 for token in end_ids):
-            raise ValueError(f"{path / CONFIG}: eos_token_id must be a token's number, a list of them, or null; it is "
-                             f"{short(end_ids)}")
-        return cls(tokenizer, tuple(end_ids))
-
-    @functools.cached_property
-    def largest_id(self) -> int:
-        """-1 where it knows no token."""
-        return max(self._tokenizer.get_vocab().values(), default=-1)
-
-    def __len__(self) -> int:
-        return self._tokenizer.get_vocab_size()
-
-    def encode(self, text: str) -> list[int]:
-        """With the marks that the tokenizer sets around a text, if any. Raises UserError for what is no text."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(f"the prompt is no text: its character {error.start + 1} is {text[error.start]!r}, which "
-                            f"belongs to no character") from None
-        with _named("the tokenizer fails on this prompt"):
-            return self._tokenizer.encode(text).ids
-
-    def decode(self, ids) -> str:
-        """Without the marks."""
-        with _named("the tokenizer fails on what the model wrote"):
-            return self._tokenizer.decode(list(ids), skip_special_tokens=True)
-
-    def stream(self, ids) -> Iterator[str]:
-        """The text of token after token; what is half a character waits for its other half."""
-        waiting: list[int] = []
-        for token in ids:
-            waiting.append(token)
-            text = self.decode(waiting)
-            if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-                yield text
-                waiting.clear()
-        if waiting:
-            yield self.decode(waiting)

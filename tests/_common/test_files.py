@@ -10,7 +10,7 @@ import pytest
 
 from labkit._common import files
 from labkit._common.errors import UserError, short
-from labkit._common.files import FileError, locked, read_json, write_text
+from labkit._common.files import FileError, locked, read_json, whole_file, whole_folder, write_text
 
 
 def test_the_old_text_stays_until_the_new_one_is_complete(tmp_path, monkeypatch):
@@ -50,6 +50,36 @@ def test_a_write_that_fails_leaves_what_was_there_and_nothing_else(tmp_path, mon
         write_text(path, "\ud800")
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, OSError])
+def test_a_file_that_is_stopped_half_way_is_as_if_nothing_had_begun(tmp_path, stop):
+    path = tmp_path / "deep" / "out.npy"
+    for before in (None, b"old"):
+        if before:
+            path.write_bytes(before)
+        with pytest.raises(stop), whole_file(path) as file:
+            file.write(b"half of it")
+            raise stop
+        assert [file.name for file in path.parent.iterdir()] == ([path.name] if before else [])
+    assert path.read_bytes() == b"old"
+
+
+def test_a_folder_comes_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "models" / "one"
+    with whole_folder(path) as fresh:
+        (fresh / "a").write_text("first")
+        assert not path.exists() and fresh.parent == path.parent
+    with pytest.raises(KeyboardInterrupt), whole_folder(path) as fresh:
+        (fresh / "a").write_text("half")
+        raise KeyboardInterrupt
+    assert (path / "a").read_text() == "first"
+    with whole_folder(path) as fresh:
+        (fresh / "b").write_text("second")
+    assert [file.name for file in path.iterdir()] == ["b"]
+    assert [folder.name for folder in path.parent.iterdir()] == ["one"]
+    if os.name != "nt":
+        assert stat.S_IMODE(path.stat().st_mode) == 0o755
 
 
 # --- Reading ----------------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ def labkit(course_dir, cpu_device, monkeypatch):
     """Runs the command on the small course. Wide, so that no line is folded."""
     monkeypatch.setattr(paths, "find_root", lambda: course_dir)
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("LABKIT_WEIGHTS", str(course_dir / "no-weights"))
     monkeypatch.chdir(course_dir)
     runner = CliRunner()
     return lambda *arguments: runner.invoke(cli.app, list(arguments))
@@ -76,8 +77,9 @@ def test_the_help_imports_nothing_heavy():
 # Every option by its name: some versions of typer lose one whose name is only implied.
 OPTIONS = {
     "run": "--device --open",
-    "build": "--check --readme --exercises --device",
+    "build": "--check --readme --exercises --search --device",
     "learn": "--list --browser",
+    "search": "--count --words --json --device",
     "check": "--json --device",
     "watch": "--device",
     "hint": "--tier",
@@ -89,6 +91,8 @@ OPTIONS = {
     "bench": "--device --out --quick",
     "generate": "--model --tokens --temperature --top-k --top-p --seed --greedy --yours --device",
     "report": "--measure --prompts --model --out --device --open",
+    "embed": "--out --model --batch-size --device",
+    "weights": "--from --cache",
     "exercises mutate": "--count --all --workers",
 }
 

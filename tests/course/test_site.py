@@ -1,14 +1,18 @@
 """The site: complete, self-contained, true to the results, and never half-written. No lesson is executed here."""
 
 import base64
+import json
 import re
+import shutil
+import subprocess
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
+from urllib.parse import quote
 
 import nbformat
 import pytest
 
-from labkit.course import notebooks, site
+from labkit.course import notebooks, passages, search, site
 from labkit.course import registry as courses
 from labkit.course.lessons import LessonResult, kept_path, show_error, show_time, summarise
 
@@ -76,7 +80,7 @@ def test_the_site_is_whole_and_makes_no_requests(course):
         text = page.read_text()
         parsed = Links(text)
         assert parsed.open == []  # every tag is closed
-        assert "<script" not in text
+        assert re.findall("<script[^>]*>", text) == ['<script src="search.js" defer>']
         for link in parsed.links:
             if link.startswith("#"):
                 assert link[1:] in parsed.ids
@@ -84,6 +88,7 @@ def test_the_site_is_whole_and_makes_no_requests(course):
                 assert not link.startswith(("/", "http")), link
                 assert (index.parent / link.split("#")[0]).is_file(), link
     assert "url(" not in (index.parent / "site.css").read_text()
+    assert not re.search("https?:|fetch|XMLHttp|import", (index.parent / "search.js").read_text())
     assert (index.parent / "images" / "00_first-1.png").read_bytes() == base64.b64decode(PIXEL)
     assert 'alt="Bandwidth over size"' in (index.parent / "00_first.html").read_text()
 
@@ -189,6 +194,62 @@ def test_the_old_site_stays_until_the_new_one_is_complete(course, monkeypatch):
     monkeypatch.undo()
     site.write(course)
     assert sorted(path.name for path in index.parent.parent.iterdir()) == ["lessons", "site"]
+
+
+def test_the_search_has_the_passages_of_the_pages_that_are_there(course, monkeypatch):
+    kernel = passages.Passage("softmax_online", "one pass </script> \u2028", "labkit/kernels/softmax/rows.py", 211)
+    monkeypatch.setattr(passages, "of_kernels", lambda path: [kernel] if path.match("softmax/rows.py") else [])
+    keep(course, course.chapters[0], text=LESSON)
+    index = site.write(course)
+    script = (index.parent / "passages.js").read_text(encoding="utf-8")
+    common, found = json.loads(script.removeprefix("labkitPassages(").removesuffix(");\n"))
+    assert "why" in common
+    assert [(title, where, link) for title, where, link, _ in found] == [
+        ("First: Tiles & blocks", "Lesson 00", "00_first.html#tiles-blocks"),
+        ("First: Tiles & blocks", "Lesson 00", "00_first.html#tiles-blocks-2"),
+        ("softmax_online", "labkit/kernels/softmax/rows.py:211", "")]
+    ids = Links((index.parent / "00_first.html").read_text()).ids
+    assert {link.partition("#")[2] for _, _, link, _ in found if link} <= ids
+    assert 'class="search" hidden' in index.read_text()  # until search.js has run
+
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Found(HTMLParser):
+    """The titles in the search's list, and whether its box is shown."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.titles, self.in_title, self.is_shown = [], False, False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.is_shown |= tag == "search" and "hidden" not in dict(attributes)
+        self.in_title = tag == "strong"
+
+    def handle_data(self, data):
+        if self.in_title:
+            self.titles.append(data)
+        self.in_title = False
+
+
+@pytest.mark.sweep
+@pytest.mark.skipif(BROWSER is None, reason="no browser is installed: Chromium would run search.js")
+def test_a_browser_finds_what_the_command_finds(course, tmp_path):
+    for chapter in course.chapters:
+        keep(course, chapter, text=LESSON if chapter.number == "00" else None)
+    index = site.write(course)
+    found = passages.passages(course)
+    for query in ("why is my kernel slow", "bank conflicts", "softmax_online", "tiles and block", "the", "transp",
+                  "zebra"):
+        done = subprocess.run(
+            [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom",
+             f"--user-data-dir={tmp_path / 'profile'}", f"{index.as_uri()}?q={quote(query)}"],
+            capture_output=True, text=True, timeout=60, check=True)
+        shown = Found(done.stdout)
+        assert shown.is_shown
+        assert shown.titles == [hit.passage.title for hit in search.by_words(found, query)[:12]], query
 
 
 def agreement(**changes):

@@ -1,16 +1,16 @@
 """The site that `labkit run` writes: an index with the results, and a page for every lesson that was run.
 
-Our own pages and stylesheet, no script and no request to any server: it can be read offline. Formulas become MathML.
+Our own pages and stylesheet, and no request to any server: it can be read offline. Formulas become MathML. The one
+script is the search's; without it the pages are the same but for its box.
 """
 
 import base64
-import os
+import json
 import re
 import shutil
-import tempfile
 from dataclasses import dataclass, field
 from datetime import datetime
-from html import escape, unescape
+from html import escape
 from pathlib import Path
 
 import jinja2
@@ -21,8 +21,12 @@ from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
+from labkit._common.files import whole_folder
 from labkit._common.paths import ASSETS
+from labkit.course import search
 from labkit.course.lessons import LessonResult, kept, show_error, show_time
+from labkit.course.passages import anchor as anchor_of
+from labkit.course.passages import passages
 from labkit.course.registry import Chapter, Course
 
 
@@ -54,9 +58,7 @@ def write(course: Course, folder: Path | None = None) -> Path:
         if found:
             pages[chapter.name] = render(course, chapter, *found)
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
-    try:
+    with whole_folder(folder) as fresh:
         (fresh / "images").mkdir()
         templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(ASSETS),
@@ -81,28 +83,22 @@ def write(course: Course, folder: Path | None = None) -> Path:
             _write(fresh / page.href, lesson.render(page=page, chapter=chapter, **around, **shared))
             for name, content in page.images.items():
                 (fresh / "images" / name).write_bytes(content)
-        shutil.copyfile(ASSETS / "site.css", fresh / "site.css")
-        os.chmod(fresh, 0o755)  # mkdtemp makes it private
-        _swap(fresh, folder)
-    except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
+        for name in ("site.css", "search.js"):
+            shutil.copyfile(ASSETS / name, fresh / name)
+        _write(fresh / "passages.js", _passages(course, pages))
     return folder / "index.html"
+
+
+def _passages(course: Course, pages: dict[str, Page]) -> str:
+    """What search.js searches: JSON, in a script since a page that was opened as a file may read no other. Each passage
+    is a title, where it is, a link or "", and its text. The lessons are those that have a page."""
+    found = [[one.title, f"{one.file}:{one.line}" if not one.lesson else f"Lesson {one.lesson[:2]}", one.page, one.text]
+             for one in passages(course) if not one.lesson or one.lesson in pages]
+    return f"labkitPassages({json.dumps([sorted(search.ASKING), found], ensure_ascii=False, separators=(',', ':'))});\n"
 
 
 def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8", newline="\n")
-
-
-def _swap(fresh: Path, folder: Path) -> None:
-    """Put `fresh` in the place of `folder`. A directory cannot be replaced in one step, so the old one moves aside."""
-    if not folder.exists():
-        fresh.rename(folder)
-        return
-    old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-old-"))
-    folder.rename(old / "site")
-    fresh.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _neighbour(course: Course, pages: dict[str, Page], order: range) -> Chapter | None:
@@ -203,7 +199,7 @@ class _Markdown:
             def heading(self, text: str, level: int, **attrs) -> str:
                 if level == 1 and not page.toc:
                     return ""  # the page's header already says it
-                anchor = _anchor(text, {known for _, known, _ in page.toc})
+                anchor = anchor_of(text, {known for _, known, _ in page.toc})
                 if level > 1:
                     page.toc.append((level, anchor, Markup(text)))
                 link = f'<a class="anchor" href="#{anchor}" aria-label="link to this section">#</a>'
@@ -231,13 +227,3 @@ def _mathml(latex: str, display: str) -> str:
     from latex2mathml.converter import convert
 
     return convert(latex, display=display)
-
-
-def _anchor(heading: str, taken: set[str]) -> str:
-    words = unescape(re.sub(r"<[^>]+>", "", heading)).lower()
-    stem = re.sub(r"[^a-z0-9]+", "-", words).strip("-") or "section"
-    anchor, number = stem, 1
-    while anchor in taken:
-        number += 1
-        anchor = f"{stem}-{number}"
-    return anchor

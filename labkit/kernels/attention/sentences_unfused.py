@@ -279,20 +279,22 @@ def _softmax(flat, heads, begins, lengths, longest, rows, length, scale, stream)
 
 @rung(kernel=(*make_sentence_products(32, 64), make_sentence_softmax(2, True)), needs=MMA,
       idea="three launches: scores and context on tensor cores", sizes=f"{SIZES_HALF}; at most {LONGEST:,} tokens")
-def attention_sentences_three_launches_half(qkv, heads, begins, lengths, longest, out, *, scores=None, stream=0):
+def attention_sentences_three_launches_half(qkv, heads, begins, lengths, longest, out, *, scores=None, scores_tile=None,
+                                            stream=0):
     """As attention_sentences_three_launches, which also says what scores is: products on tensor cores, in tiles of 16,
-    32 or 64 queries and keys, whichever the longest sentence fits."""
+    32 or 64 queries and keys, whichever the longest sentence fits. scores_tile: another tile for the scores."""
     size = check_tiled(qkv, heads, begins, lengths, longest, out, np.float16, WIDEST_HALF)
     scores = _check_scores(scores, heads, lengths, longest, np.float16)
     pairs, length, _ = scores.shape
     tile = next((n for n in (16, 32) if n >= longest), 64)
-    find_scores, find_context = make_sentence_products(size, tile)
-    tiles = -(-longest // tile)
+    of_scores = scores_tile or tile
+    find_scores, find_context = make_sentence_products(size, of_scores)[0], make_sentence_products(size, tile)[1]
+    tiles = -(-longest // of_scores)
     arguments = (qkv, begins, lengths, scores, np.uint32(longest), np.uint32(heads), scale_of(size))
-    find_scores[(tiles, tiles, pairs), 2 * tile, stream, find_scores.shared_bytes](*arguments)
+    find_scores[(tiles, tiles, pairs), 2 * of_scores, stream, find_scores.shared_bytes](*arguments)
     _softmax(scores.reshape(scores.size), heads, begins, lengths, longest, qkv.shape[0], length, np.float32(1), stream)
     weights = scores.reshape((pairs * length, length))
-    find_context[(1, tiles, pairs), 2 * tile, stream, find_context.shared_bytes](
+    find_context[(1, -(-longest // tile), pairs), 2 * tile, stream, find_context.shared_bytes](
         qkv, begins, lengths, weights, out, np.uint32(longest), np.uint32(heads))
 
 

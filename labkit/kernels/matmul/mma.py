@@ -137,14 +137,21 @@ def read_accumulators_f16(acc, at):
     return w, x, y, z
 
 
+@cuda.jit(device=True)
+def unchanged(x):
+    return x
+
+
 # --- Two or three stages, padded rows ---------------------------------------------------------------------------------
 
 
 @kernel_factory
-def make_staged(tile: Tile, *, weights: bool = False, bias: bool = False, f16_accumulators: bool = False):
+def make_staged(tile: Tile, *, weights: bool = False, bias: bool = False, f16_accumulators: bool = False,
+                activation=unchanged):
     """cp.async into `tile.stages` buffers and ldmatrix; a warp's fragments are loaded just before they are multiplied.
 
     weights: b is (N, K), the layout of a linear layer. f16_accumulators: they are float16, two in a register.
+    activation: a device function of one float32, applied to the sum and the bias while both are in registers.
     """
     ROWS, COLS, DEPTH = tile.rows, tile.cols, tile.depth
     STAGES, PENDING = tile.stages, tile.stages - 2
@@ -235,10 +242,10 @@ def make_staged(tile: Tile, *, weights: bool = False, bias: bool = False, f16_ac
                     w, x, y, z = read(acc, (i * ACROSS_MMA + j) * ACC)
                     row = uint32(row0 + warp_row + uint32(i * 16) + lane // uint32(4))
                     if row < rows:
-                        ptx.store_global_half2(out, row * cols + col, w + left, x + right)
+                        ptx.store_global_half2(out, row * cols + col, activation(w + left), activation(x + right))
                     row = uint32(row + uint32(8))
                     if row < rows:
-                        ptx.store_global_half2(out, row * cols + col, y + left, z + right)
+                        ptx.store_global_half2(out, row * cols + col, activation(y + left), activation(z + right))
 
     staged_kernel.tile, staged_kernel.in_bands = tile, False
     staged_kernel.shared_bytes = 2 * STAGES * STAGE
@@ -246,11 +253,6 @@ def make_staged(tile: Tile, *, weights: bool = False, bias: bool = False, f16_ac
 
 
 # --- Four stages, swizzled, fragments loaded ahead --------------------------------------------------------------------
-
-
-@cuda.jit(device=True)
-def unchanged(x):
-    return x
 
 
 def make_store_float16(tile: Tile, bias: bool, residual: bool, activation):

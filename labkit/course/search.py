@@ -1,0 +1,183 @@
+"""`labkit search`: the passages of the course nearest in meaning to a question, or, without an encoder, in words.
+
+data/search.npz holds an embedding of each passage, float16, under the passage's digest; `labkit build` makes it where
+the weights of MiniLM are. A passage that has changed since has another digest: it is not found by meaning until the
+index is made anew, and all others still are.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from labkit._common.errors import UserError
+from labkit._common.files import whole_file
+from labkit.course.passages import Passage, passages
+from labkit.course.registry import Course
+from labkit.models import weights
+
+NAME = "search.npz"
+MODEL = weights.MINILM
+
+
+@dataclass(frozen=True)
+class Hit:
+    passage: Passage
+    score: float  # a cosine, or BM25's
+
+
+# --- By meaning ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Index:
+    """rows: a passage's digest -> its row of embeddings (n, width), float16."""
+
+    rows: dict[str, int]
+    embeddings: np.ndarray
+
+    @classmethod
+    def read(cls, path: Path) -> Index:
+        """Empty where there is none, or one of another model or another format."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                digests, embeddings, model = (file[name] for name in ("digests", "embeddings", "model"))
+                if (str(model) == identity() and digests.ndim == 1 and digests.dtype.kind == "U"
+                        and embeddings.dtype == np.float16 and embeddings.shape[:-1] == digests.shape):
+                    return cls({str(digest): row for row, digest in enumerate(digests)}, embeddings)
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            pass
+        return cls({}, np.zeros((0, 0), np.float16))
+
+    def write(self, path: Path) -> None:
+        with whole_file(path) as file:
+            np.savez(file, digests=np.array(list(self.rows)), embeddings=self.embeddings, model=np.array(identity()))
+
+    def missing(self, found: Sequence[Passage]) -> list[Passage]:
+        return [passage for passage in found if passage.digest not in self.rows]
+
+
+def identity() -> str:
+    """Of the model whose embeddings can be compared with one another."""
+    return f"{MODEL.repository} {MODEL.files['model.safetensors'].sha256[:16]}"
+
+
+def index_path(course: Course) -> Path:
+    return course.root / "data" / NAME
+
+
+def read_by_encoder(passage: Passage) -> str:
+    return f"{passage.title}. {passage.text}"
+
+
+def build(course: Course, encode: Callable[[list[str]], np.ndarray]) -> int | None:
+    """Bring data/search.npz up to date. Only what has changed is encoded. Returns how many passages that were, None
+    where the index was fresh."""
+    path = index_path(course)
+    index, found = Index.read(path), passages(course)
+    wanted = list({passage.digest: passage for passage in found}.values())
+    missing = index.missing(wanted)
+    if not missing and len(wanted) == len(index.rows):
+        return None
+    fresh = encode([read_by_encoder(passage) for passage in missing]).astype(np.float16) if missing else ()
+    fresh_rows = dict(zip((passage.digest for passage in missing), fresh, strict=True))
+    embeddings = np.stack([fresh_rows[passage.digest] if passage.digest in fresh_rows
+                           else index.embeddings[index.rows[passage.digest]] for passage in wanted])
+    Index({passage.digest: row for row, passage in enumerate(wanted)}, embeddings).write(path)
+    return len(missing)
+
+
+def stale(course: Course) -> str:
+    """What of the index is no longer as the course is, in a sentence; "" where it is fresh, or there is none."""
+    path = index_path(course)
+    if not path.is_file():
+        return ""
+    found = passages(course)
+    return _changed(len(Index.read(path).missing(found)), len(found))
+
+
+def _changed(count: int, of: int) -> str:
+    return (f"data/{NAME}, the index of labkit search, is stale: {count:,} of {of:,} passages have changed; run "
+            f"labkit build --search") if count else ""
+
+
+def by_meaning(found: Sequence[Passage], index: Index, query: np.ndarray) -> list[Hit]:
+    """All passages that the index knows, the nearest first. query: (width,), of length 1."""
+    known = [passage for passage in found if passage.digest in index.rows]
+    rows = index.embeddings[[index.rows[passage.digest] for passage in known]].astype(np.float32)
+    return sections_of(Hit(passage, float(score)) for passage, score in zip(known, rows @ query, strict=True))
+
+
+# --- By words --------------------------------------------------------------------------------------------------------
+# Okapi BM25: a word counts the more the fewer passages have it, less each time it comes again, and less in long ones.
+# Titles count three times. A word that no passage has stands for all that begin with it. The site's search.js does the
+# same.
+
+SATURATION, LENGTH, TITLE = 1.2, 0.75, 3
+
+
+def words(text: str) -> list[str]:
+    """Letters and digits, in small letters; the s of a plural is dropped, and snake_case is several words."""
+    found = re.findall(r"[^\W_]+", text.lower())
+    return [word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word for word in found]
+
+
+# What a question has and an answer need not have. It counts where a query has no other word.
+ASKING = frozenset(words("a an and are at be by can do does for from has have how i in is it me my not of on or so that"
+                         " the their there this to was what when where which who why will with you your"))
+
+
+def by_words(found: Sequence[Passage], query: str) -> list[Hit]:
+    """The passages that share a word with the query, the best first, by BM25."""
+    counts = [Counter(words(passage.title) * TITLE + words(passage.text)) for passage in found]
+    lengths = [sum(count.values()) for count in counts]
+    mean = sum(lengths) / max(1, len(found))
+    scores = [0.0] * len(found)
+    asked = set(words(query))
+    for word in asked - ASKING or asked:
+        often = [count[word] for count in counts]
+        if not any(often) and len(word) > 2:
+            often = [sum(times for has, times in count.items() if has.startswith(word)) for count in counts]
+        having = sum(map(bool, often))
+        rarity = math.log(1 + (len(found) - having + 0.5) / (having + 0.5))
+        for number, times in enumerate(often):
+            scores[number] += rarity * times * (SATURATION + 1) / (
+                times + SATURATION * (1 - LENGTH + LENGTH * lengths[number] / mean))
+    return sections_of(Hit(passage, score) for passage, score in zip(found, scores, strict=True) if score)
+
+
+def sections_of(hits) -> list[Hit]:
+    """The best first, and of each section or docstring only its best passage."""
+    best: dict[tuple, Hit] = {}
+    for hit in sorted(hits, key=lambda hit: -hit.score):
+        best.setdefault((hit.passage.file, hit.passage.line), hit)
+    return list(best.values())
+
+
+# --- Both ------------------------------------------------------------------------------------------------------------
+
+
+def search(course: Course, query: str, encode: Callable[[str], np.ndarray] | None) -> tuple[list[Hit], str]:
+    """All hits, the best first, and a remark: why they were found by words, or what the index does not know yet.
+
+    encode: text -> embedding of length 1; None where there is no encoder.
+    """
+    if not words(query):
+        raise UserError("QUERY has no word to search for")
+    found = passages(course)
+    if encode is None:
+        return by_words(found, query), (f"Found by words, not by meaning: `labkit weights {MODEL.name}` fetches the "
+                                        f"encoder ({MODEL.nbytes / 1e6:.0f} MB)")
+    index = Index.read(index_path(course))
+    missing = index.missing(found)
+    if len(missing) == len(found):
+        return by_words(found, query), (f"Found by words, not by meaning: data/{NAME} is missing or is another "
+                                        f"model's; labkit build --search makes it")
+    return by_meaning(found, index, encode(query)), _changed(len(missing), len(found))

@@ -1,0 +1,75 @@
+"""Queries, keys and values of a layer taken apart by heads, and what attention made of them put together: the copies
+that kernels which read heads by strides do not need.
+
+Shapes  part (T, H*D), T rows of sentences padded to S each; apart (T*H, 3*D): row (b*H + h)*S + s has the query, key
+        and value of head h of token s of sentence b. merged (T, H*D). lengths (B,) int32, and for each sentence and
+        head of it begins and lengths of its rows in `apart`, (B*H,) int32: to attention those are sentences of one head
+Work    nothing is computed; 2*T*H*D numbers a launch, read once and written once
+"""
+
+import numpy as np
+from numba import uint32
+
+from labkit import cuda
+from labkit.kernels.arguments import check_array
+
+BLOCK = 256
+
+
+@cuda.jit
+def take_heads_apart_kernel(part, seq, heads, first, lengths, apart, head_begins, head_lengths):
+    i = uint32(cuda.grid(1))
+    if first == uint32(0) and i < uint32(head_begins.size):  # once a layer, with the queries
+        head_begins[i], head_lengths[i] = i * seq, lengths[i // heads]
+    if i < uint32(part.size):
+        width = uint32(part.shape[1])
+        t, col = i // width, i % width
+        size = uint32(width // heads)
+        row = uint32((t // seq * heads + col // size) * seq + t % seq)
+        apart[row, first + col % size] = part[t, col]
+
+
+@cuda.jit
+def put_heads_together_kernel(apart, seq, heads, merged):
+    i = uint32(cuda.grid(1))
+    if i < uint32(merged.size):
+        width = uint32(merged.shape[1])
+        t, col = i // width, i % width
+        size = uint32(width // heads)
+        row = uint32((t // seq * heads + col // size) * seq + t % seq)
+        merged[t, col] = apart[row, col % size]
+
+
+def take_heads_apart(part, which: int, lengths, heads: int, apart, head_begins, head_lengths, stream=0):
+    """Copies the queries (which = 0), keys (1) or values (2) to their columns of `apart`; with the queries, begins and
+    lengths are written as well."""
+    if which not in (0, 1, 2):
+        raise ValueError(f"which is {which!r}; 0 for queries, 1 for keys and 2 for values are allowed")
+    check_array("lengths", lengths, ndim=1, dtype=np.int32)
+    rows, size = _check(part, lengths.size, heads)
+    check_array("apart", apart, shape=(rows * heads, 3 * size), dtype=part.dtype)
+    for name, array in (("head_begins", head_begins), ("head_lengths", head_lengths)):
+        check_array(name, array, shape=(lengths.size * heads,), dtype=np.int32)
+    seq = rows // lengths.size
+    take_heads_apart_kernel[-(-part.size // BLOCK), BLOCK, stream](
+        part, uint32(seq), uint32(heads), uint32(which * size), lengths, apart, head_begins, head_lengths)
+
+
+def put_heads_together(apart, sentences: int, heads: int, merged, stream=0):
+    """Puts what attention wrote for each head, (T*H, D), side by side: (T, H*D)."""
+    rows, size = _check(merged, sentences, heads)
+    check_array("apart", apart, shape=(rows * heads, size), dtype=merged.dtype)
+    put_heads_together_kernel[-(-merged.size // BLOCK), BLOCK, stream](apart, uint32(rows // sentences), uint32(heads),
+                                                                       merged)
+
+
+def _check(array, sentences: int, heads: int) -> tuple[int, int]:
+    """(rows, size of a head), or an error that says what does not fit."""
+    check_array("part", array, ndim=2, dtype=array.dtype)
+    rows, width = array.shape
+    if sentences < 1 or rows % sentences:
+        raise ValueError(f"{rows} rows are no whole number for each of {sentences} sentences; every sentence must be "
+                         f"padded to the same")
+    if heads < 1 or width % heads:
+        raise ValueError(f"heads is {heads}; it must divide the width, {width}")
+    return rows, width // heads

@@ -1,0 +1,519 @@
+"""A sentence encoder, whole: token ids in, embeddings out. Read it from top to bottom.
+
+    model = MiniLM(Config.read("minilm/config.json"), read("minilm/model.safetensors"))
+    embeddings = model.embed([[101, 7592, 102], [101, 2129, 2024, 2017, 102]])     # (2, 384), each row of length 1
+    embeddings @ embeddings.T                                                      # their cosines
+
+Any BERT of this kind: all-MiniLM-L6-v2 is 384 wide, with 6 layers, 12 heads of 32 and 1,536 inner. Embeddings of words,
+positions and types; layers that normalise after each residual (Post-LN); the mean over a sentence's tokens.
+
+Shapes at the ends of lines: T rows in a batch, B sentences, C the width of the model. Numbers are float16 with float32
+accumulators, or float32.
+
+A batch is T rows and, in device memory, the row where each sentence begins and its length: whether it is padded or
+packed is decided before the first launch, and no kernel knows. Rows that belong to no sentence reach no result.
+
+The same sentence has the same embedding, bit for bit, alone or in any batch, at any padding or packed, as long as no
+kernel adds in an order that depends on the number of rows. On the CPU device none does. On a GPU the float16 kernels
+that are the default (HALF) hold to it as well: each tile of theirs adds up K in steps of 16, from the first to the
+last. Two others do not: `linear` of few_rows, which picks its kernel by the number of rows, and divides K among warps
+and blocks (FEW_ROWS, and on a GPU all of float32). There the last bits of a sentence depend on the size of its batch.
+
+Source  J. Devlin et al., "BERT" (2018); W. Wang et al., "MiniLM" (2020); N. Reimers and I. Gurevych, "Sentence-BERT"
+        (2019); parameters are named and laid out as in the files of transformers' BertModel
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import numpy as np
+
+from labkit import cuda, device
+from labkit._common.errors import short
+from labkit._common.files import read_json
+from labkit.device import graphs, launches
+from labkit.kernels.attention.sentences import attention_sentences
+from labkit.kernels.embedding_sum import embedding_layernorm
+from labkit.kernels.gelu import gelu_erf
+from labkit.kernels.linear import few_rows
+from labkit.kernels.linear.layers import pipelined
+from labkit.kernels.matmul.mma import unchanged as unchanged_mma
+from labkit.kernels.matmul.wgmma import HOPPER, multiply_specialised
+from labkit.kernels.matmul.wgmma_tiles import unchanged
+from labkit.kernels.norm.half import add_layernorm_half_warp
+from labkit.kernels.norm.layernorm import add_layernorm_fused
+from labkit.kernels.op import missing
+from labkit.kernels.pooling import mean_pool, mean_pool_normalized
+from labkit.models.blob import Blob, converted, is_bfloat16
+
+# --- The shape of a model --------------------------------------------------------------------------------------------
+
+# What config.json may say that would change what is computed, and what it must say for this file to be right.
+ONLY = {
+    "model_type": ("bert",),
+    "hidden_act": ("gelu",),  # the exact one, with erf
+    "position_embedding_type": ("absolute",),
+    "is_decoder": (False,),
+    "add_cross_attention": (False,),
+}
+
+LARGEST = 2**31 - 1  # kernels index with int32
+
+
+@dataclass(frozen=True)
+class Config:
+    """The shape of a BERT; the names are those of its config.json. The defaults are all-MiniLM-L6-v2's."""
+
+    vocab_size: int = 30522
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    hidden_size: int = 384
+    num_hidden_layers: int = 6
+    num_attention_heads: int = 12
+    intermediate_size: int = 1536
+    layer_norm_eps: float = 1e-12
+
+    def __post_init__(self):
+        for name in (field.name for field in fields(self)):
+            value = getattr(self, name)
+            if name == "layer_norm_eps":
+                if type(value) not in (int, float) or not 0 < value < 1:
+                    raise ValueError(f"layer_norm_eps is {short(value)}; it must be a number between 0 and 1")
+            elif type(value) is not int or not 1 <= value <= LARGEST:
+                raise ValueError(f"{name} is {short(value)}; it must be a whole number from 1 to {LARGEST:,}")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(f"hidden_size is {self.hidden_size}, which {self.num_attention_heads} heads cannot share "
+                             f"equally")
+
+    @property
+    def products(self) -> tuple[tuple[int, int], ...]:
+        """(out, in) of a layer's four products, queries, keys and values being one."""
+        C, inner = self.hidden_size, self.intermediate_size
+        return (3 * C, C), (C, C), (inner, C), (C, inner)
+
+    @classmethod
+    def read(cls, path) -> Config:
+        """From a model's config.json, if it describes a BERT that this file computes."""
+        return cls.of(read_json(path), str(path))
+
+    @classmethod
+    def of(cls, entries: Mapping, path: str = "config") -> Config:
+        for name, allowed in ONLY.items():
+            if entries.get(name, allowed[0]) not in allowed:
+                raise ValueError(f"{path}: {name} is {short(entries[name])}; only {' and '.join(map(repr, allowed))} "
+                                 f"can be computed here")
+        names = {field.name for field in fields(cls)}
+        try:
+            return cls(**{name: value for name, value in entries.items() if name in names})
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+
+# --- Its parameters --------------------------------------------------------------------------------------------------
+
+PREFIX = "bert."  # before every name in files that hold more than a BertModel
+PARTS = ("query", "key", "value")  # three products in the files; here one, in this order
+
+
+def shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """Every parameter of the files that is used, and its shape. Weights of linear layers are (out, in)."""
+    C, inner = config.hidden_size, config.intermediate_size
+    found = {
+        "embeddings.word_embeddings.weight": (config.vocab_size, C),
+        "embeddings.position_embeddings.weight": (config.max_position_embeddings, C),
+        "embeddings.token_type_embeddings.weight": (config.type_vocab_size, C),
+        "embeddings.LayerNorm.weight": (C,), "embeddings.LayerNorm.bias": (C,),
+    }  # fmt: skip
+    for layer in range(config.num_hidden_layers):
+        of_layer = {f"attention.self.{part}": (C, C) for part in PARTS}
+        of_layer |= {"attention.output.dense": (C, C), "attention.output.LayerNorm": (C,),
+                     "intermediate.dense": (inner, C), "output.dense": (C, inner), "output.LayerNorm": (C,)}
+        for name, shape in of_layer.items():
+            found[f"encoder.layer.{layer}.{name}.weight"] = shape
+            found[f"encoder.layer.{layer}.{name}.bias"] = shape[:1]
+    return found
+
+
+def names_in(tensors: Mapping[str, np.ndarray], config: Config) -> dict[str, str]:
+    """Our name of each parameter -> the file's. Raises ValueError if one is missing, has another shape, or holds no
+    floating-point numbers."""
+    if config.num_hidden_layers > len(tensors):  # before so many names are made
+        raise ValueError(f"num_hidden_layers is {config.num_hidden_layers:,}, and the file has {len(tensors):,} "
+                         f"tensors, fewer than one for each layer")
+    expected = shapes(config)
+    prefix = PREFIX if f"{PREFIX}{next(iter(expected))}" in tensors else ""
+    names = {name: prefix + name for name in expected}
+    missing_names = [theirs for theirs in names.values() if theirs not in tensors]
+    if missing_names:
+        raise ValueError(f"{len(missing_names)} parameters of a BERT with {config.num_hidden_layers} layers are not in "
+                         f"the file: {', '.join(missing_names[:5])}")
+    for ours, theirs in names.items():
+        tensor = tensors[theirs]
+        if tuple(tensor.shape) != expected[ours]:
+            raise ValueError(f"{theirs} has shape {tuple(tensor.shape)}; the configuration says {expected[ours]}")
+        if tensor.dtype.kind != "f" and not is_bfloat16(tensors, theirs):
+            raise ValueError(f"{theirs} is of type {tensor.dtype}; it must be float16, bfloat16, float32 or float64")
+    return names
+
+
+def arranged(tensors: Mapping[str, np.ndarray], config: Config, dtype, in_out: bool) -> dict[str, np.ndarray]:
+    """The parameters as the launches want them: queries, keys and values as one product, "attention.self.qkv".
+
+    in_out: weights of linear layers are (in, out), transposed.
+    """
+    found = {}
+    for ours, theirs in names_in(tensors, config).items():
+        found[ours] = converted(tensors[theirs], np.dtype(dtype), is_bfloat16(tensors, theirs))
+    for layer in range(config.num_hidden_layers):
+        place = f"encoder.layer.{layer}.attention.self."
+        for kind in ("weight", "bias"):
+            found[f"{place}qkv.{kind}"] = np.concatenate([found.pop(f"{place}{part}.{kind}") for part in PARTS])
+    if in_out:
+        found |= {name: value.T for name, value in found.items() if name.startswith("encoder.") and value.ndim == 2}
+    return found
+
+
+# --- A batch ---------------------------------------------------------------------------------------------------------
+
+ROUND = 16  # rows of a tile of the tensor cores: the number of rows is a multiple of it
+
+
+class Shape(NamedTuple):
+    """What a graph is captured for. All else of a batch lies in device memory."""
+
+    rows: int  # T
+    sentences: int  # B; those that a shape has too many are empty
+    longest: int  # at least the tokens of the longest sentence: how many tiles of queries it may have
+
+
+def up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+def few_values(count: int, multiple: int = 1) -> int:
+    """`count` rounded up by at most a sixteenth, and to a multiple, so that few different values occur."""
+    return up(count, max(multiple, 1 << max(0, count.bit_length() - 5)))
+
+
+def padded_to(seq: int, lengths: np.ndarray) -> tuple[Shape, np.ndarray]:
+    """(shape, begins) where every sentence takes `seq` rows."""
+    return Shape(len(lengths) * seq, len(lengths), seq), np.arange(len(lengths)) * seq
+
+
+def padded_to_128(lengths: np.ndarray) -> tuple[Shape, np.ndarray]:
+    """Every sentence takes 128 rows, or as many as a longer one needs."""
+    return padded_to(max(128, up(int(lengths.max()), ROUND)), lengths)
+
+
+def padded(lengths: np.ndarray) -> tuple[Shape, np.ndarray]:
+    """Every sentence takes as many rows as the longest, rounded up to 16."""
+    return padded_to(max(ROUND, up(int(lengths.max()), ROUND)), lengths)
+
+
+def packed(lengths: np.ndarray) -> tuple[Shape, np.ndarray]:
+    """Sentences end to end, no row of padding between them. What the shape is rounded up by stands at the end: rows of
+    no sentence, and empty sentences."""
+    rows, longest = few_values(max(1, int(lengths.sum())), ROUND), max(ROUND, up(int(lengths.max()), ROUND))
+    return Shape(rows, few_values(len(lengths)), longest), np.cumsum(lengths) - lengths
+
+
+FORMS = {"packed": packed, "padded": padded, "padded_to_128": padded_to_128}
+
+
+def lay_out(sentences: Sequence[np.ndarray], form: str) -> tuple[Shape, np.ndarray]:
+    """The batch as the device wants it: its shape, and ids, types, positions (T each), begins and lengths (B each) as
+    one array of int32, which is one copy."""
+    lengths = np.array([len(one) for one in sentences], np.int64)
+    shape, begins = FORMS[form](lengths)
+    T, B = shape.rows, shape.sentences
+    host = np.zeros(3 * T + 2 * B, np.int32)  # types are all 0: sentences, not pairs of them
+    ids, _, positions, all_begins, all_lengths = np.split(host, (T, 2 * T, 3 * T, 3 * T + B))
+    place = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)  # in its sentence
+    rows = place + np.repeat(begins, lengths)
+    ids[rows], positions[rows] = np.concatenate(sentences), place
+    all_begins[: len(begins)], all_lengths[: len(begins)] = begins, lengths
+    return shape, host
+
+
+# --- The kernels that it is made of ----------------------------------------------------------------------------------
+
+
+def linear_half(x, weights, bias, out, *, gelu=False, parts=None, stream=0):
+    """A float16 linear layer whose sums do not depend on how many rows there are: wgmma, or mma.sync where there is
+    none. weights: (out, in)."""
+    if missing(HOPPER):
+        pipelined(x, weights, bias, None, out, stream, activation=gelu_erf if gelu else unchanged_mma)
+    else:
+        multiply_specialised(x, weights, bias, out, weights=True, activation=gelu_erf if gelu else unchanged,
+                             stream=stream)
+
+
+def attention_of_one_product(x, w, b, kernels, heads, stream, seen) -> None:
+    """Queries, keys and values as one product. The heads are read from it by strides and written side by side: nothing
+    is split or merged. (The ladder's first steps have another function here: minilm_steps.)"""
+    kernels.linear(x, w["attention.self.qkv.weight"], w["attention.self.qkv.bias"], b.qkv,
+                   parts=b.scratch.get("parts"), stream=stream)  # (T, 3C)
+    seen("qkv", b.qkv)
+    kernels.attention(b.qkv, heads, b.begins, b.lengths, b.longest, b.attended, **b.given(kernels.attention_takes),
+                      stream=stream)  # (T, C)
+    seen("attended", b.attended)
+
+
+def parts_of_few_rows(config: Config, shape: Shape, dtype) -> dict:
+    """The memory that `linear` of few_rows needs where it divides K among blocks; fewer rows may need more of it."""
+    rows = range(ROUND, shape.rows + 1, ROUND)
+    return {"parts": (max(few_rows.scratch_size(T, *one, dtype) for T in rows for one in config.products), np.float32)}
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The launchers of a model, each called with stream=. To try one of your own:
+
+    MiniLM(config, tensors, kernels=replace(HALF, add_layernorm=mine))
+
+    embed(ids, types, positions, words, places, kinds, weight, bias, out, epsilon=)     the sum and its LayerNorm
+    linear(x, weights, bias, out, gelu=, parts=)                                        gelu: False or "erf"
+    attention(qkv, heads, begins, lengths, longest, out)
+    add_layernorm(x, residual, weight, bias, out, epsilon=)                             out may be the residual
+    pool, pool_normalized(x, begins, lengths, out)
+    """
+
+    linear: Callable
+    attention: Callable
+    add_layernorm: Callable
+    embed: Callable = embedding_layernorm
+    pool: Callable = mean_pool
+    pool_normalized: Callable = mean_pool_normalized
+    in_out: bool = False  # linear takes weights as (in, out); files hold them (out, in)
+    self_attention: Callable = attention_of_one_product
+    scratch: tuple[Callable, ...] = ()  # each (config, shape, dtype) -> {name: (numbers, type)}: memory to work in
+    attention_takes: tuple[str, ...] = ()  # of that memory, what attention is given by name
+
+
+FLOAT32 = Kernels(few_rows.linear, attention_sentences, add_layernorm_fused, in_out=True,
+                  scratch=(parts_of_few_rows,))
+HALF = Kernels(linear_half, attention_sentences, add_layernorm_half_warp)
+FEW_ROWS = Kernels(few_rows.linear, attention_sentences, add_layernorm_half_warp, in_out=True,
+                   scratch=(parts_of_few_rows,))  # for a single short sentence; and the CPU device
+
+
+def kernels_for(dtype) -> Kernels:
+    """Those to use for numbers of this type on this device."""
+    if np.dtype(dtype) == np.float32:
+        return FLOAT32
+    return HALF if device.on_gpu() else FEW_ROWS
+
+
+# --- Its memory ------------------------------------------------------------------------------------------------------
+
+
+class Workspace:
+    """All the memory that batches up to this shape need besides the weights, allocated once.
+
+    Layers read one of two buffers and write the other, in turns.
+    """
+
+    def __init__(self, config: Config, shape: Shape, dtype=np.float16, kernels: Kernels | None = None):
+        shape = Shape(*shape)
+        if min(shape) < 1:
+            raise ValueError(f"a workspace's rows, sentences and longest must be at least 1; they are {tuple(shape)}")
+        self.config, self.shape, self.dtype = config, shape, np.dtype(dtype)
+        T, B, C = shape.rows, shape.sentences, config.hidden_size
+        self.inputs = cuda.device_array(3 * T + 2 * B, np.int32)  # ids, types, positions, begins, lengths
+        self.ping, self.pong, self.attended, self.projected = (cuda.device_array((T, C), dtype) for _ in range(4))
+        self.qkv = cuda.device_array((T, 3 * C), dtype)
+        self.inner = cuda.device_array((T, config.intermediate_size), dtype)
+        self.pooled = cuda.device_array((B, C), np.float32)
+        needed = {}
+        for count in (kernels or kernels_for(dtype)).scratch:
+            needed |= count(config, shape, self.dtype)
+        self.scratch = {name: cuda.device_array(numbers, kind) for name, (numbers, kind) in needed.items() if numbers}
+        self.graphs: dict = {}  # of (model, shape, normalize)
+        self.batch = functools.lru_cache(maxsize=256)(self._batch)
+
+    def fits(self, shape: Shape) -> bool:
+        return all(wanted <= has for wanted, has in zip(shape, self.shape, strict=True))
+
+    def _batch(self, shape: Shape) -> Batch:
+        """The first rows of each buffer, for a batch of this shape."""
+        if not self.fits(shape):
+            raise ValueError(f"the workspace's capacity is {self.shape}; the batch is {shape}")
+        T, B = shape.rows, shape.sentences
+        ids, types, positions = (self.inputs[i * T : (i + 1) * T] for i in range(3))
+        begins, lengths = (self.inputs[3 * T + i * B : 3 * T + (i + 1) * B] for i in range(2))
+        return Batch(ids, types, positions, begins, lengths, shape.longest, self.inputs[: 3 * T + 2 * B],
+                     self.ping[:T], self.pong[:T], self.qkv[:T], self.attended[:T], self.projected[:T], self.inner[:T],
+                     self.pooled[:B], self.scratch)
+
+    @property
+    def nbytes(self) -> int:
+        arrays = (self.inputs, self.ping, self.pong, self.attended, self.projected, self.qkv, self.inner, self.pooled)
+        return sum(array.nbytes for array in (*arrays, *self.scratch.values()))
+
+
+class Batch(NamedTuple):
+    """A batch on the device: its inputs, and what the launches write."""
+
+    ids: object  # (T,) int32, as types and positions
+    types: object
+    positions: object
+    begins: object  # (B,) int32: the first row of each sentence
+    lengths: object  # (B,) int32: its tokens
+    longest: int
+    inputs: object  # all five in one
+    ping: object  # (T, C)
+    pong: object  # (T, C)
+    qkv: object  # (T, 3C)
+    attended: object  # (T, C)
+    projected: object  # (T, C): a product, before LayerNorm adds the residual
+    inner: object  # (T, inner)
+    pooled: object  # (B, C) float32
+    scratch: Mapping
+
+    def given(self, names: Sequence[str]) -> dict:
+        return {name: self.scratch[name] for name in names}
+
+
+# --- The model -------------------------------------------------------------------------------------------------------
+
+
+class MiniLM:
+    """The weights of a BERT on the device, and the launches that make embeddings with them.
+
+    tensors: name -> NumPy array, as labkit.models.safetensors.read gives them; any floating-point type.
+    dtype: float16 or float32. kernels: the launchers; left out, the fastest for this type and device.
+    """
+
+    def __init__(self, config: Config, tensors: Mapping[str, np.ndarray], dtype=np.float16,
+                 kernels: Kernels | None = None):
+        self.config, self.tensors, self.dtype = config, tensors, np.dtype(dtype)
+        if self.dtype not in (np.float16, np.float32):
+            raise TypeError(f"dtype is {self.dtype}; float16 and float32 are allowed")
+        self.kernels = kernels or kernels_for(dtype)
+        self.weights = Blob(arranged(tensors, config, dtype, self.kernels.in_out), finite=True)
+        self.layers = []
+        for layer in range(config.num_hidden_layers):
+            place = f"encoder.layer.{layer}."
+            self.layers.append({name.removeprefix(place): self.weights[name] for name in self.weights
+                                if name.startswith(place)})
+        self.workspace: Workspace | None = None  # made for the first batch, and anew for a larger one
+
+    def with_kernels(self, kernels: Kernels) -> MiniLM:
+        """The same model with other kernels; on the same weights, if these kernels take them as they are."""
+        if kernels.in_out != self.kernels.in_out:
+            return MiniLM(self.config, self.tensors, self.dtype, kernels)
+        other = copy.copy(self)
+        other.kernels, other.workspace = kernels, None
+        return other
+
+    def layer(self, number: int, x, out, b: Batch, stream=0, watch=None) -> None:
+        """One layer: out = norm(y + feed_forward(y)), where y = norm(x + attention(x)). `out` is not `x`."""
+        run, w, epsilon = self.kernels, self.layers[number], self.config.layer_norm_eps
+        linear = functools.partial(run.linear, parts=b.scratch.get("parts"), stream=stream)
+        seen = functools.partial(_seen, watch, f"layer.{number}.")
+
+        run.self_attention(x, w, b, run, self.config.num_attention_heads, stream, seen)  # (T, C) in b.attended
+        linear(b.attended, w["attention.output.dense.weight"], w["attention.output.dense.bias"], b.projected)  # (T, C)
+        seen("attention.projected", b.projected)
+        run.add_layernorm(b.projected, x, w["attention.output.LayerNorm.weight"], w["attention.output.LayerNorm.bias"],
+                          out, epsilon=epsilon, stream=stream)  # (T, C)
+        seen("attention.normed", out)
+        linear(out, w["intermediate.dense.weight"], w["intermediate.dense.bias"], b.inner, gelu="erf")  # (T, inner)
+        seen("gelu", b.inner)
+        linear(b.inner, w["output.dense.weight"], w["output.dense.bias"], b.projected)  # (T, C)
+        seen("projected", b.projected)
+        run.add_layernorm(b.projected, out, w["output.LayerNorm.weight"], w["output.LayerNorm.bias"], out,
+                          epsilon=epsilon, stream=stream)  # (T, C), in place
+        seen("out", out)
+
+    def forward(self, b: Batch, normalize: bool = True, stream=0, watch=None) -> None:
+        """From the inputs on the device to b.pooled. watch(name, array): called after each launch, to look at what it
+        wrote."""
+        run, w = self.kernels, self.weights
+        x, out = b.ping, b.pong
+        run.embed(b.ids, b.types, b.positions, w["embeddings.word_embeddings.weight"],
+                  w["embeddings.position_embeddings.weight"], w["embeddings.token_type_embeddings.weight"],
+                  w["embeddings.LayerNorm.weight"], w["embeddings.LayerNorm.bias"], x,
+                  epsilon=self.config.layer_norm_eps, stream=stream)  # (T, C)
+        _seen(watch, "", "embedding", x)
+        for number in range(self.config.num_hidden_layers):
+            self.layer(number, x, out, b, stream, watch)
+            x, out = out, x
+        (run.pool_normalized if normalize else run.pool)(x, b.begins, b.lengths, b.pooled, stream=stream)  # (B, C)
+        _seen(watch, "", "pooled", b.pooled)
+
+    def embed(self, sentences: Sequence[Sequence[int]], form: str = "packed", normalize: bool = True,
+              workspace: Workspace | None = None, watch=None) -> np.ndarray:
+        """The embeddings of one batch, (n, C) float32 on the host. A sentence without tokens has zeros.
+
+        sentences: token ids of each. form: "packed", "padded" (to the longest, rounded up to 16) or "padded_to_128".
+        normalize: rows of length 1. workspace: memory of one's own; left out, the model's, which grows where a batch
+        needs more. From its second time on, a shape is one graph.
+        """
+        sentences = self._checked(sentences, form)
+        if not sentences:
+            return np.zeros((0, self.config.hidden_size), np.float32)
+        shape, host = lay_out(sentences, form)
+        ws = workspace or self._workspace_for(shape)
+        b = ws.batch(shape)
+        b.inputs.copy_to_device(host)
+        key = (self, shape, normalize)
+        if watch is not None:
+            self.forward(b, normalize, watch=watch)
+        elif key in ws.graphs:
+            ws.graphs[key].launch()
+        else:  # this run compiles what is needed, so that the next can be captured
+            self.forward(b, normalize)
+            if len(ws.graphs) >= MOST_GRAPHS:
+                ws.graphs.pop(next(iter(ws.graphs)))
+            ws.graphs[key] = graphs.capture(lambda stream: self.forward(b, normalize, stream), warm_up=False)
+        return b.pooled.copy_to_host()[: len(sentences)]
+
+    def needed(self, shape: Shape) -> list[tuple]:
+        """The kernels that a batch of this shape takes, as labkit.device.compile_ahead takes them: found without
+        running any."""
+        b = self._workspace_for(Shape(*shape)).batch(Shape(*shape))
+        return launches.needed(lambda: self.forward(b))
+
+    def _workspace_for(self, shape: Shape) -> Workspace:
+        """The model's own memory, allocated anew, and half as large again, where the batch does not fit."""
+        if self.workspace is None or not self.workspace.fits(shape):
+            if self.workspace is not None:
+                shape = Shape(*(has if wanted <= has else up(wanted * 3 // 2, ROUND)
+                                for wanted, has in zip(shape, self.workspace.shape, strict=True)))
+            self.workspace = None  # its memory is free for the next one
+            self.workspace = Workspace(self.config, shape, self.dtype, self.kernels)
+        return self.workspace
+
+    def _checked(self, sentences, form: str) -> list[np.ndarray]:
+        if form not in FORMS:
+            raise ValueError(f"form is {form!r}; {', '.join(map(repr, FORMS))} are allowed")
+        if isinstance(sentences, str):
+            raise TypeError("sentences is a text; it must be a list of lists of token ids")
+        found, most = [], self.config.max_position_embeddings
+        for number, one in enumerate(sentences):
+            ids = np.asarray(one)
+            if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+                raise ValueError(f"sentence {number} must be a list of token ids; it has shape {ids.shape}, type "
+                                 f"{ids.dtype}")
+            if ids.size > most:
+                raise ValueError(f"sentence {number} has {ids.size:,} tokens; the model has {most:,} positions")
+            if ids.size and (ids.min() < 0 or ids.max() >= self.config.vocab_size):
+                wrong = ids[(ids < 0) | (ids >= self.config.vocab_size)][0]
+                raise ValueError(f"sentence {number}: token {wrong} is not in the vocabulary, which has "
+                                 f"{self.config.vocab_size:,}")
+            found.append(ids.astype(np.int32))
+        return found
+
+
+MOST_GRAPHS = 64  # of a workspace: the oldest goes first
+
+
+def _seen(watch, prefix: str, name: str, array) -> None:
+    if watch is not None:
+        watch(prefix + name, array)

@@ -1,0 +1,114 @@
+"""MiniLM in NumPy and float64, the reference; and parity, which compares a model with it, launch by launch.
+
+    parity(model, sentences)      a table of all activations; .first names the first that differs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from labkit.kernels.attention.three_pass import attention_reference
+from labkit.kernels.gelu import gelu_erf_reference
+from labkit.kernels.tolerance import EPS16, EPS32
+from labkit.models.blob import converted, is_bfloat16
+from labkit.models.gpt2_reference import Difference, Parity
+from labkit.models.minilm import PARTS, Config, MiniLM, lay_out, names_in
+
+
+def weights_of(tensors: Mapping[str, np.ndarray], config: Config, dtype=np.float32) -> dict[str, np.ndarray]:
+    """The parameters as a file holds them, rounded to `dtype` as the model's are, in float64."""
+    return {ours: converted(tensors[theirs], np.dtype(dtype), is_bfloat16(tensors, theirs)).astype(np.float64)
+            for ours, theirs in names_in(tensors, config).items()}
+
+
+def norm(x, weight, bias, epsilon: float) -> np.ndarray:
+    mean = x.mean(axis=1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(axis=1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + epsilon) * weight + bias
+
+
+def activations(config: Config, w: Mapping[str, np.ndarray], ids: Sequence[int]) -> dict[str, np.ndarray]:
+    """What each launch of minilm.py writes for one sentence, by the name under which it is watched; "mean" besides.
+
+    w: as weights_of gives them. A sentence without tokens has zeros.
+    """
+    ids = np.asarray(ids, np.int64)
+    if ids.size == 0:
+        return {"mean": np.zeros(config.hidden_size), "pooled": np.zeros(config.hidden_size)}
+
+    def linear(x, name):
+        return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+
+    def normed(x, name):
+        return norm(x, w[f"{name}.weight"], w[f"{name}.bias"], config.layer_norm_eps)
+
+    s = {}
+    total = (w["embeddings.word_embeddings.weight"][ids] + w["embeddings.position_embeddings.weight"][: len(ids)]
+             + w["embeddings.token_type_embeddings.weight"][0])
+    s["embedding.sum"] = total
+    x = s["embedding"] = normed(total, "embeddings.LayerNorm")
+    for layer in range(config.num_hidden_layers):
+        at, h = f"encoder.layer.{layer}.", f"layer.{layer}."
+        for part in PARTS:
+            s[h + part] = linear(x, f"{at}attention.self.{part}")
+        s[h + "qkv"] = np.concatenate([s[h + part] for part in PARTS], axis=1)
+        s[h + "attended"] = attention_reference(s[h + "qkv"], config.num_attention_heads)
+        s[h + "attention.projected"] = linear(s[h + "attended"], f"{at}attention.output.dense")
+        y = s[h + "attention.normed"] = normed(s[h + "attention.projected"] + x, f"{at}attention.output.LayerNorm")
+        s[h + "gelu"] = gelu_erf_reference(linear(y, f"{at}intermediate.dense"))
+        s[h + "projected"] = linear(s[h + "gelu"], f"{at}output.dense")
+        x = s[h + "out"] = normed(s[h + "projected"] + y, f"{at}output.LayerNorm")
+    s["mean"] = x.mean(axis=0)
+    s["pooled"] = s["mean"] / np.linalg.norm(s["mean"])
+    return s
+
+
+def embeddings(config: Config, w: Mapping[str, np.ndarray], sentences: Sequence, normalize: bool = True) -> np.ndarray:
+    """(n, C) float64, each sentence by itself."""
+    name = "pooled" if normalize else "mean"
+    return np.array([activations(config, w, ids)[name] for ids in sentences])
+
+
+def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """The cosine of each row with the other's; 1 where both are zeros."""
+    one, other = one.astype(np.float64), other.astype(np.float64)
+    lengths = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    both_zero = ~one.any(axis=1) & ~other.any(axis=1)
+    return np.where(both_zero, 1.0, (one * other).sum(axis=1) / np.where(lengths > 0, lengths, 1.0))
+
+
+def allowed_error(config: Config, expected: np.ndarray, launches: int, dtype) -> float:
+    """The error allowed after so many launches, relative to the largest number that they wrote: as for a block of GPT-2
+    (gpt2_block.allowed_error), whose roundings are the same."""
+    largest = float(np.abs(expected).max())
+    if np.dtype(dtype) == np.float16:
+        return 4 * EPS16 * np.sqrt(launches) * largest
+    return EPS32 * np.sqrt(config.intermediate_size * launches) * largest
+
+
+def parity(model: MiniLM, sentences: Sequence, form: str = "packed", normalize: bool = True,
+           times: float = 1.0) -> Parity:
+    """Runs a batch through the model, and compares all that its launches write with the truth; rows of no sentence are
+    left out. times: how many times the usual error is allowed, for kernels that round more often."""
+    w = weights_of(model.tensors, model.config, model.dtype)
+    truth = [activations(model.config, w, ids) for ids in sentences]
+    shape, host = lay_out([np.asarray(ids, np.int32) for ids in sentences], form)
+    begins = host[3 * shape.rows :][: len(sentences)]
+    rows = []
+
+    def watch(name, array):
+        found = array.copy_to_host().astype(np.float64)
+        if name == "pooled":
+            expected = np.array([one["pooled" if normalize else "mean"] for one in truth])
+            found = found[: len(sentences)]
+        else:
+            filled = [(begin, one[name]) for begin, one in zip(begins, truth, strict=True) if "embedding" in one]
+            found = np.concatenate([found[begin : begin + len(values)] for begin, values in filled])
+            expected = np.concatenate([values for _, values in filled])
+        error = float(np.nan_to_num(np.abs(found - expected).max(), nan=np.inf))
+        rows.append(Difference(name, error, times * allowed_error(model.config, expected, len(rows) + 1, model.dtype)))
+
+    model.embed(sentences, form, normalize, watch=watch)
+    return Parity(tuple(rows))

@@ -1,0 +1,152 @@
+"""Text to token ids and back, by the library `tokenizers`; what it refuses is an error that names the file or the text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from labkit._common.errors import UserError, short
+from labkit._common.files import read_json
+
+CONFIG = "config.json"
+WHOLE = "tokenizer.json"
+
+
+class TokenizerError(UserError, ValueError):
+    """The library `tokenizers` refuses a file or a text."""
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    """What the library raises, of whatever kind, as an error that says what failed."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # a panic of its Rust code is no Exception
+        reason = str(error).strip() or type(error).__name__  # it quotes the file, whatever that holds
+        raise TokenizerError(f"{what}: {''.join(c if c.isprintable() else repr(c)[1:-1] for c in reason)}") from None
+
+
+def read_whole(path: Path):
+    """The library's tokenizer of a tokenizer.json, without the padding and the truncation that the file may ask for."""
+    import tokenizers
+
+    with _named(f"{path} cannot be read"):
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+    return tokenizer
+
+
+class Tokenizer:
+    """Text to token ids and back, by the library `tokenizers`.
+
+    A token is a piece of a text's bytes, and a character may be spread over several tokens: decode them together.
+    """
+
+    def __init__(self, tokenizer, stop: tuple[int, ...] = ()):
+        self._tokenizer = tokenizer
+        self.stop = stop  # the ids that end a text
+
+    @classmethod
+    def of(cls, path: Path) -> Tokenizer:
+        """From tokenizer.json, or from GPT-2's older pair of files."""
+        import tokenizers
+
+        pair = path / "vocab.json", path / "merges.txt"
+        if (path / WHOLE).is_file():
+            tokenizer = read_whole(path / WHOLE)  # a prompt stands alone, and is never cut off unsaid
+        elif all(file.is_file() for file in pair):
+            with _named(f"{pair[0]} with {pair[1].name} cannot be read"):
+                tokenizer = tokenizers.ByteLevelBPETokenizer.from_file(*map(str, pair))
+        else:
+            raise FileNotFoundError("there is no tokenizer")
+        end_ids = read_json(path / CONFIG).get("eos_token_id")
+        end_ids = end_ids if isinstance(end_ids, list) else [] if end_ids is None else [end_ids]
+        if not all(type(token) is int and token >= 0 for token in end_ids):
+            raise ValueError(f"{path / CONFIG}: eos_token_id must be a token's number, a list of them, or null; it is "
+                             f"{short(end_ids)}")
+        return cls(tokenizer, tuple(end_ids))
+
+    @functools.cached_property
+    def largest_id(self) -> int:
+        """-1 where it knows no token."""
+        return max(self._tokenizer.get_vocab().values(), default=-1)
+
+    def __len__(self) -> int:
+        return self._tokenizer.get_vocab_size()
+
+    def encode(self, text: str) -> list[int]:
+        """With the marks that the tokenizer sets around a text, if any. Raises UserError for what is no text."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"the prompt is no text: its character {error.start + 1} is {text[error.start]!r}, which "
+                            f"belongs to no character") from None
+        with _named("the tokenizer fails on this prompt"):
+            return self._tokenizer.encode(text).ids
+
+    def decode(self, ids) -> str:
+        """Without the marks."""
+        with _named("the tokenizer fails on what the model wrote"):
+            return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def stream(self, ids) -> Iterator[str]:
+        """The text of token after token; what is half a character waits for its other half."""
+        waiting: list[int] = []
+        for token in ids:
+            waiting.append(token)
+            text = self.decode(waiting)
+            if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+                yield text
+                waiting.clear()
+        if waiting:
+            yield self.decode(waiting)
+
+
+class SentenceTokenizer:
+    """Sentences to token ids, at most `limit` for each: what is longer is cut off, as the model was trained.
+
+    The marks around a sentence, [CLS] and [SEP] of a BERT, are among them.
+    """
+
+    def __init__(self, tokenizer, limit: int):
+        self._tokenizer, self.limit = tokenizer, limit
+        marks = tokenizer.num_special_tokens_to_add(False)
+        if limit <= marks:
+            raise ValueError(f"at most {limit} tokens are allowed for a sentence, and the marks around it are {marks}")
+        with _named(f"the tokenizer cannot cut sentences at {limit:,} tokens"):
+            tokenizer.enable_truncation(limit)
+
+    @classmethod
+    def of(cls, path: Path, limit: int) -> SentenceTokenizer:
+        """From the tokenizer.json in a folder."""
+        if not (path / WHOLE).is_file():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path / WHOLE))
+        return cls(read_whole(path / WHOLE), limit)
+
+    @functools.cached_property
+    def largest_id(self) -> int:
+        """-1 where it knows no token."""
+        return max(self._tokenizer.get_vocab().values(), default=-1)
+
+    def encode(self, sentences: Sequence[str], first: int = 0) -> list[np.ndarray]:
+        """The token ids of each, int32. Raises UserError that names the sentence which is no text, counting from
+        `first`."""
+        try:
+            for number, text in enumerate(sentences, first):  # noqa: B007
+                text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"sentences[{number}] is no text: its character {error.start + 1} is "
+                            f"{text[error.start]!r}, which belongs to no character") from None
+        encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)  # without offsets
+        with _named("the tokenizer fails on these sentences"):
+            return [np.array(one.ids, np.int32) for one in encode(sentences)]

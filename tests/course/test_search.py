@@ -1,0 +1,281 @@
+"""The search: the course as passages, words, and an index whose encoder here only counts letters."""
+
+import re
+import string
+import types
+
+import numpy as np
+import pytest
+
+from labkit._common.errors import UserError
+from labkit._common.paths import REPOSITORY
+from labkit.course import passages, search, site
+from labkit.course import registry as courses
+
+LESSON = """\
+# %% [markdown]
+# # 00 · First
+#
+# *Lab notebook, 20 November 2026*
+#
+# A kernel waits for *memory*, and for [copies](01_second.ipynb).
+#
+# ## Tiles & `blocks`
+#
+# One tile.
+#
+# ```python
+# ## no heading
+# ```
+
+# %%
+x = 1  # ## no heading either
+
+# %% [markdown]
+# Still about tiles: $a_i * b$ in `tile[32]`.
+#
+# ## Tiles & `blocks`
+#
+# | a | b |
+# |---|--:|
+# | 1 | 2 |
+#
+# ### Deeper
+
+# %% [markdown]
+# Bank conflicts, softmax_online and 2 * 3 * 4.
+"""
+
+
+@pytest.fixture
+def course(course_dir):
+    (course_dir / "notebooks" / "00_first.py").write_text(LESSON)
+    return courses.load(course_dir)
+
+
+@pytest.fixture
+def lessons(course, monkeypatch):
+    """Without labkit's own kernels: few passages, which do not change with them."""
+    monkeypatch.setattr(passages, "of_kernels", lambda path: iter(()))
+    return course
+
+
+# --- Passages --------------------------------------------------------------------------------------------------------
+
+
+def test_a_lesson_is_its_sections(course):
+    found = list(passages.of_lesson(course.chapters[0]))
+    assert [(one.title, one.line, one.page) for one in found] == [
+        ("First", 1, "00_first.html"), ("First: Tiles & blocks", 8, "00_first.html#tiles-blocks"),
+        ("First: Tiles & blocks", 22, "00_first.html#tiles-blocks-2"), ("First: Deeper", 28, "00_first.html#deeper")]
+    assert [one.text for one in found] == [
+        "A kernel waits for memory, and for copies.",
+        "One tile. ## no heading Still about tiles: $a_i * b$ in tile[32].",
+        "a b 1 2", "Bank conflicts, softmax_online and 2 * 3 * 4."]
+    assert all(LESSON.splitlines()[one.line - 1].startswith("# ##") for one in found[1:])
+
+
+def test_the_anchors_are_those_of_the_site():
+    for chapter in courses.load(REPOSITORY).chapters:
+        page = types.SimpleNamespace(toc=[])
+        markdown = site._Markdown(page, set())
+        for cell in re.split(r"(?m)^# %%", chapter.source_text()):
+            if cell.startswith(" [markdown]"):
+                lines = [line[1:].removeprefix(" ") for line in cell.splitlines() if line.startswith("#")]
+                markdown.html("\n".join(lines))
+        anchors = [anchor for _, _, anchor, _ in passages.sections(chapter.source_text())[1:]]
+        assert anchors == [anchor for _, anchor, _ in page.toc] and anchors, chapter.name
+
+
+def test_markdown_without_its_marks():
+    text = "- one *two* **three** `f(x)`\n  2. [four](x.py) ![five](y.png)\n> a * b - c <br> d_e\n```python\n1 - 2\n```"
+    assert " ".join(passages.plain(text).split()) == "one two three f(x) four a * b - c d_e 1 - 2"
+
+
+def test_long_sections_are_cut_between_paragraphs():
+    paragraphs = [" ".join([f"p{number}"] * count) for number, count in enumerate((100, 40, 20, 400, 3))]
+    found = [text.split() for text in passages.pieces("\n\n".join(paragraphs))]
+    assert [len(one) for one in found] == [140, 20, 150, 150, 103]
+    assert [set(one) for one in found] == [{"p0", "p1"}, {"p2"}, {"p3"}, {"p3"}, {"p3", "p4"}]
+
+
+def test_what_stands_above_a_kernel(tmp_path, monkeypatch):
+    path = tmp_path / "labkit" / "kernels" / "made_up.py"
+    path.parent.mkdir(parents=True)
+    path.write_text('"""Rows, made up."""\n\n\n@rung(kernel=k, idea="a warp a row")\ndef rows_warp(x):\n'
+                    '    """No barrier."""\n\n\ndef helper(x):\n    """Too short to find."""\n\n\n'
+                    'def _own(x):\n    """' + "word " * 30 + '"""\n')
+    monkeypatch.setattr(passages, "PACKAGE", tmp_path / "labkit")
+    found = list(passages.of_kernels(path))
+    assert [(one.title, one.text, one.line, one.page) for one in found] == [
+        ("kernels/made_up.py", "Rows, made up.", 1, ""), ("rows_warp", "a warp a row No barrier.", 5, "")]
+    assert {one.file for one in found} == {"labkit/kernels/made_up.py"}
+
+
+def test_the_whole_course_can_be_found():
+    found = passages.passages(courses.load(REPOSITORY))
+    assert 400 < len(found) < 2000
+    assert all((REPOSITORY / one.file).is_file() and one.text and one.line >= 1 for one in found)
+    assert {"softmax_online", "kernels/transpose.py"} <= {one.title for one in found}
+
+
+def test_a_digest_is_of_the_words_alone(course):
+    before = [one.digest for one in passages.of_lesson(course.chapters[0])]
+    source = course.chapters[0].source
+    source.write_text("# %%\nx = 0\n\n" + source.read_text().replace("One tile.", "Two tiles."))
+    after = [one.digest for one in passages.of_lesson(course.chapters[0])]
+    assert [one == other for one, other in zip(before, after, strict=True)] == [True, False, True, True]
+
+
+# --- By words --------------------------------------------------------------------------------------------------------
+
+
+def test_words():
+    assert search.words("Why is `softmax_online` slow? Kernels, classes, 日本") == [
+        "why", "is", "softmax", "online", "slow", "kernel", "classe", "日本"]
+
+
+def titles(hits):
+    return [hit.passage.title for hit in hits]
+
+
+def test_rare_words_and_titles_count_more(lessons):
+    found = passages.passages(lessons)
+    assert titles(search.by_words(found, "bank conflict")) == ["First: Deeper"]
+    assert titles(search.by_words(found, "where are my tiles"))[0] == "First: Tiles & blocks"
+    hits = search.by_words(found, "the memory of a tile")
+    assert titles(hits) == ["First", "First: Tiles & blocks", "First: Tiles & blocks"]  # memory is rarer
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+    assert search.by_words(found, "zebra") == []
+
+
+def test_what_every_question_has_counts_only_where_nothing_else_is_asked(lessons):
+    found = passages.passages(lessons)
+    assert titles(search.by_words(found, "why does it have a conflict?")) == ["First: Deeper"]
+    assert titles(search.by_words(found, "for")) == ["First"]
+
+
+def test_a_word_that_is_not_typed_to_its_end_stands_for_all_that_begin_with_it(lessons):
+    found = passages.passages(lessons)
+    assert titles(search.by_words(found, "conf")) == ["First: Deeper"]
+    assert search.by_words(found, "co") == []
+    assert titles(search.by_words(found, "cop memor")) == ["First"]
+
+
+def test_of_a_long_section_only_the_best_piece_is_shown():
+    same = [passages.Passage("Long", text, "notebooks/x.py", 7) for text in ("warp", "warp warp shuffle", "block")]
+    (hit,) = search.by_words(same, "warp shuffle")
+    assert hit.passage is same[1]
+
+
+# --- By meaning ------------------------------------------------------------------------------------------------------
+
+
+def letters(texts):
+    """An embedding: how often each letter occurs, of length 1."""
+    alone = isinstance(texts, str)
+    counts = np.array([[text.lower().count(letter) + 1e-3 for letter in string.ascii_lowercase]
+                       for text in ([texts] if alone else texts)], np.float32)
+    counts /= np.linalg.norm(counts, axis=1, keepdims=True)
+    return counts[0] if alone else counts
+
+
+def test_the_index_finds_what_is_near(lessons):
+    assert search.stale(lessons) == ""  # there is none
+    count = len(passages.passages(lessons))
+    assert search.build(lessons, letters) == count
+    assert search.build(lessons, letters) is None and search.stale(lessons) == ""
+    wanted = passages.passages(lessons)[3]
+    hits, remark = search.search(lessons, search.read_by_encoder(wanted), letters)
+    assert hits[0].passage == wanted and hits[0].score == pytest.approx(1, abs=2e-3) and remark == ""
+    assert len(hits) == len({(one.file, one.line) for one in passages.passages(lessons)})
+
+
+def test_only_what_has_changed_is_encoded_and_what_is_stale_is_known(lessons):
+    search.build(lessons, letters)
+    before = search.Index.read(search.index_path(lessons))
+    source = lessons.chapters[0].source
+    source.write_text("# %%\n0\n\n" + source.read_text().replace("One tile.", "Two warps."))
+    count = len(passages.passages(lessons))
+    assert f"is stale: 1 of {count} passages have changed; run labkit build --search" in search.stale(lessons)
+    hits, remark = search.search(lessons, "memory", letters)
+    assert remark == search.stale(lessons)
+    assert "Two warps" not in " ".join(hit.passage.text for hit in hits) and len(hits) >= 3  # the others are found
+    assert {hit.passage.line for hit in hits if hit.passage.title == "First: Deeper"} == {31}  # where it is now
+    asked = []
+    assert search.build(lessons, lambda texts: asked.append(texts) or letters(texts)) == 1
+    assert len(asked[0]) == 1 and "Two warps" in asked[0][0]
+    after = search.Index.read(search.index_path(lessons))
+    kept = before.rows.keys() & after.rows.keys()
+    assert len(kept) == len(before.rows) - 1
+    for digest in kept:
+        np.testing.assert_array_equal(before.embeddings[before.rows[digest]], after.embeddings[after.rows[digest]])
+
+
+def test_passages_that_are_gone_leave_the_index(lessons):
+    search.build(lessons, letters)
+    source = lessons.chapters[0].source
+    source.write_text(source.read_text().split("# ### Deeper")[0])
+    assert search.stale(lessons) == ""  # all that there is can be found
+    assert search.build(lessons, letters) == 0
+    assert len(search.Index.read(search.index_path(lessons)).rows) == len(passages.passages(lessons))
+
+
+def test_the_same_passages_make_the_same_file(lessons):
+    search.build(lessons, letters)
+    path = search.index_path(lessons)
+    first = path.read_bytes()
+    path.unlink()
+    search.build(lessons, letters)
+    assert path.read_bytes() == first
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no zip", b"\x93NUMPY", "another model", "another type"])
+def test_an_index_that_cannot_be_used_is_none(lessons, content):
+    search.build(lessons, letters)
+    path = search.index_path(lessons)
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        with np.load(path) as file:
+            parts = dict(file)
+        changed = {"model": np.array("x")} if "model" in content else {"embeddings": parts["embeddings"].astype("f4")}
+        with open(path, "wb") as file:
+            np.savez(file, **parts | changed)
+    hits, remark = search.search(lessons, "memory", letters)
+    assert titles(hits) == titles(search.by_words(passages.passages(lessons), "memory"))
+    assert "Found by words, not by meaning: data/search.npz is missing or is another model's" in remark
+    assert "labkit build --search" in search.stale(lessons)
+    assert search.build(lessons, letters) == len(passages.passages(lessons))
+
+
+def test_a_build_that_is_stopped_leaves_the_index_as_it_was(lessons):
+    search.build(lessons, letters)
+    before = search.index_path(lessons).read_bytes()
+    lessons.chapters[0].source.write_text(LESSON.replace("One tile.", "Three tiles."))
+
+    def stopped(texts):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search.build(lessons, stopped)
+    assert search.index_path(lessons).read_bytes() == before
+
+
+def test_without_an_encoder_it_goes_by_words_and_says_so(lessons):
+    hits, remark = search.search(lessons, "bank conflicts", None)
+    assert titles(hits) == ["First: Deeper"]
+    assert remark == "Found by words, not by meaning: `labkit weights minilm` fetches the encoder (92 MB)"
+    with pytest.raises(UserError, match="QUERY has no word to search for"):
+        search.search(lessons, " ?! ", None)
+
+
+def test_the_repositorys_index_is_of_this_model_and_small():
+    path = REPOSITORY / "data" / search.NAME
+    index = search.Index.read(path)
+    assert index.embeddings.shape == (len(index.rows), 384) and len(index.rows) > 400
+    assert path.stat().st_size < 1_000_000
+    found = passages.passages(courses.load(REPOSITORY))
+    assert len(index.missing(found)) < len(found) / 4, search.stale(courses.load(REPOSITORY))  # a few may wait
+    lengths = np.linalg.norm(index.embeddings.astype(np.float64), axis=1)
+    assert np.abs(lengths - 1).max() < 2e-3
