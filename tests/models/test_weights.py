@@ -192,7 +192,7 @@ def test_without_a_network_the_message_says_what_to_do(cache):
     assert nothing(cache)
 
 
-def test_a_hub_that_is_turned_off_is_not_asked(cache, hub, monkeypatch):
+def test_a_hub_that_is_switched_off_is_not_asked(cache, hub, monkeypatch):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

@@ -178,7 +178,7 @@ def test_a_slow_answer_holds_no_other_and_a_deadly_one_is_given_up_alone(process
     assert sorted(order[20:]) == [("deadly", "not_graded"), ("slow", "passed")]
 
 
-def test_a_worker_that_fails_gets_no_more_and_with_no_other_that_is_said(processes):
+def test_a_worker_that_fails_gets_no_more_and_with_no_other_that_is_reported(processes):
     broken = processes.worker(LABKIT_TEST_BROKEN="1")
     good = processes.worker()
     processes.wait_for(2)
