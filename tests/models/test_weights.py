@@ -294,7 +294,7 @@ def test_files_in_the_cache_that_are_not_right_are_replaced(tmp_path, cache, the
     assert fetch(TINY, str(given))[1] == str(given) and whole(cache)
 
 
-def test_a_full_disk_is_said_before_anything_is_written(tmp_path, cache, monkeypatch):
+def test_a_full_disk_is_reported_before_anything_is_written(tmp_path, cache, monkeypatch):
     given = make_folder(tmp_path / "given")
     usage = weights.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(weights.shutil, "disk_usage", lambda path: usage._replace(free=100))
