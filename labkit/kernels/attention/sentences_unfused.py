@@ -7,8 +7,8 @@ Work    beyond that of attention, for n tokens: n*n scores a head are written, r
 Source  as sentences.py
 
 Queries, keys and values are read by strides where the linear layer left them, and the context goes to where the next
-layer reads it: nothing is split into heads, nor merged. In float16 a score is rounded when it is stored, and must be
-less than 65,504, as in PyTorch's own two products and a softmax; the tiled kernels keep it in float32.
+layer reads it: nothing is split into heads, nor merged. In float16 a score, times log2(e), is rounded when it is stored
+and must be less than 65,504; the tiled kernels keep it in float32.
 """
 
 import functools
@@ -434,8 +434,8 @@ def whole_matrix_bytes(pitch: int, longest: int) -> int:
       sizes=f"{SIZES_HALF}; as many tokens as there is shared memory for: 288, in heads of 32")
 def attention_sentences_whole_matrix(qkv, heads, begins, lengths, longest, out, *, stream=0):
     """The obvious fusion, on tensor cores: scores, softmax and context in one launch. For 128 tokens in heads of 32 a
-    block takes 59,392 bytes of shared memory, of which an SM of an H200 has room for three; tiles of keys need less
-    than half of that, and registers alone for the scores."""
+    block takes 59,392 bytes of shared memory, and an SM of an H200 holds three of them; tiles of keys need less than
+    half of that, and registers alone for the scores."""
     size = check_tiled(qkv, heads, begins, lengths, longest, out, np.float16, WIDEST_HALF)
     kernel = make_sentences_whole_matrix(size)
     nbytes = whole_matrix_bytes(kernel.pitch, longest)
