@@ -16,6 +16,7 @@ def is_json(found) -> dict:
     return json.loads(json.dumps(found, allow_nan=False))
 
 
+@pytest.mark.sweep
 @ON_CPU
 def test_the_table():
     found = is_json(series.minilm(((2, 16),)))
@@ -26,6 +27,7 @@ def test_the_table():
     assert found["weights"] == "random, tiny" and found["date"] and found["where"]
 
 
+@pytest.mark.sweep
 @ON_CPU
 def test_the_corpus():
     found = is_json(series.minilm_corpus(6, (4,)))
