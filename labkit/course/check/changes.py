@@ -68,32 +68,32 @@ def _reused(rank: float, operator: Callable, words: Callable) -> Callable:
 
 
 def _of_index(node, now: str) -> str:
-    return f"the index of `{short(node.value)}` is not the one that belongs there"
+    return f"the index of `{short(node.value)}` is wrong"
 
 
 def _of_omission(node, now: str) -> str:
     if now == "left out":
-        return "this statement is one too many"
+        return "this statement is not needed"
     target = node.target if isinstance(node, ast.AugAssign) else node.targets[0]
     if isinstance(node, ast.AugAssign):
-        return f"{quoted(target)} is added to, and should be set"
-    return f"{quoted(target)} is set, and should be added to"
+        return f"{quoted(target)} is added to where it should be overwritten"
+    return f"{quoted(target)} is overwritten where it should be added to"
 
 
 def _of_arithmetic(node, now: str) -> str:
     if isinstance(node, ast.UnaryOp):
         return f"the sign of {quoted(node.operand)} is wrong"
     if now in (short(node.left), short(node.right)):
-        return f"in {quoted(node)} something is one too many"
-    return f"in {quoted(node)} the operator, or the order of what stands beside it, is wrong"
+        return f"{quoted(node)} has a factor or a term too many"
+    return f"the operator of {quoted(node)}, or the order of its operands, is wrong"
 
 
 def _of_call(node, now: str) -> str:
     if node.args and now == short(node.args[0]) and len(node.args) == 1:
         return f"{quoted(node.func)} is one call too many"
     if now.split("(")[0] == short(node.func):
-        return f"the arguments of {quoted(node.func)} stand in the wrong order"
-    return f"{quoted(node.func)} is not the function that belongs there"
+        return f"the arguments of {quoted(node.func)} are in the wrong order"
+    return f"{quoted(node.func)} is the wrong function here"
 
 
 REUSED = (
@@ -108,6 +108,6 @@ REUSED = (
     _reused(1.2, operators.shapes, lambda node, now: f"{quoted(node)} is the length of another axis"),
     _reused(1.5, operators.launches, lambda node, now: "the grid and the block of this launch are wrong"),
     _reused(1.5, operators.calls, _of_call),
-    _reused(2.0, operators.coordinates, lambda node, now: f"{quoted(node)} is not the coordinate that belongs there"),
+    _reused(2.0, operators.coordinates, lambda node, now: f"{quoted(node)} is the wrong coordinate"),
     _reused(2.0, operators.host_code, lambda node, now: f"{quoted(node)} is wrong"),
 )

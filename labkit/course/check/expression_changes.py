@@ -18,14 +18,14 @@ def other_names(place: Place, vocabulary: Vocabulary) -> Found:
     node = place.node
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and place.path[-1][0] != "func":
         for other in vocabulary.like(node.id):
-            yield 1.5, f"another variable belongs in the place of `{node.id}`", ast.Name(other, ast.Load())
+            yield 1.5, f"`{node.id}` is the wrong variable", ast.Name(other, ast.Load())
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and isinstance(place.parent, ast.Assign):
         for other in vocabulary.like(node.id):
-            yield 3.5, f"the value is given to the wrong variable: `{node.id}`", ast.Name(other, ast.Store())
+            yield 3.5, f"the value is assigned to the wrong variable, `{node.id}`", ast.Name(other, ast.Store())
     if isinstance(node, ast.Tuple) and isinstance(node.ctx, ast.Store) and len(node.elts) > 1:
         for other in itertools.permutations(node.elts):
             if other != tuple(node.elts):
-                yield 0.5, f"the names {quoted(node)} stand in the wrong order", ast.Tuple(list(other), ast.Store())
+                yield 0.5, f"the names {quoted(node)} are in the wrong order", ast.Tuple(list(other), ast.Store())
 
 
 def index_orders(place: Place, vocabulary: Vocabulary) -> Found:
@@ -35,7 +35,7 @@ def index_orders(place: Place, vocabulary: Vocabulary) -> Found:
         for other in itertools.permutations(node.slice.elts):
             if other != tuple(node.slice.elts):
                 changed = with_fields(node, slice=ast.Tuple(list(other), ast.Load()))
-                yield 0.5, f"the indices of {quoted(node.value)} stand in the wrong order", changed
+                yield 0.5, f"the indices of {quoted(node.value)} are in the wrong order", changed
 
 
 def index_orders_throughout(place: Place, vocabulary: Vocabulary) -> Found:
@@ -49,7 +49,7 @@ def index_orders_throughout(place: Place, vocabulary: Vocabulary) -> Found:
         if more:
             changed = _Transposed(name).visit(copied(node))
             changed.moved = first
-            yield 0.9, f"the indices of `{name}` stand in the wrong order, here and where it is read again", changed
+            yield 0.9, f"the indices of `{name}` are in the wrong order, here and where it is read again", changed
 
 
 def _is_pair(node) -> bool:
@@ -80,9 +80,9 @@ def renamed_throughout(place: Place, vocabulary: Vocabulary) -> Found:
                 yield 2.0, f"`{name}` is the wrong variable in this statement", _Renamed({name: other}).on(node)
             if other in used and name < other:
                 exchange = _Renamed({name: other, other: name})
-                yield 1.5, f"`{name}` and `{other}` are exchanged", exchange.on(node)
+                yield 1.5, f"`{name}` and `{other}` are swapped", exchange.on(node)
                 if isinstance(node, (ast.Assign, ast.AugAssign)):
-                    yield 1.5, f"`{name}` and `{other}` are exchanged", with_fields(node, value=exchange.on(node.value))
+                    yield 1.5, f"`{name}` and `{other}` are swapped", with_fields(node, value=exchange.on(node.value))
 
 
 def expressions_throughout(place: Place, vocabulary: Vocabulary) -> Found:
@@ -90,7 +90,7 @@ def expressions_throughout(place: Place, vocabulary: Vocabulary) -> Found:
     node = place.node
     if not isinstance(node, (ast.FunctionDef, *SIMPLE)):
         return
-    where = "here and where it stands again" if isinstance(node, ast.FunctionDef) else "in this statement"
+    where = "here and where it occurs again" if isinstance(node, ast.FunctionDef) else "in this statement"
     used: dict[str, list] = {}
     for each in ast.walk(node):
         if isinstance(each, (ast.Attribute, ast.BinOp, ast.Subscript)) and vocabulary.kind(each) == "int":
@@ -101,11 +101,11 @@ def expressions_throughout(place: Place, vocabulary: Vocabulary) -> Found:
                 changed = _Replaced(same, other).visit(copied(node))
                 changed.moved = next((each for each in found if not _sets(node, each, other)), found[0])
                 rank = 1.8 if isinstance(other, ast.Name) else 2.4
-                yield rank, f"{quoted(found[0])} is not what belongs there, {where}", changed
+                yield rank, f"{quoted(found[0])} is wrong, {where}", changed
                 if isinstance(other, ast.Name):  # where it stands alone: as an index, or compared
                     alone = _Replaced(same, other, alone=True).visit(copied(node))
                     alone.moved = changed.moved
-                    yield rank, f"{quoted(found[0])} is not what belongs there, {where}", alone
+                    yield rank, f"{quoted(found[0])} is wrong, {where}", alone
 
 
 def _sets(node: ast.AST, each: ast.AST, other: ast.expr) -> bool:
@@ -156,14 +156,15 @@ def constants_throughout(place: Place, vocabulary: Vocabulary) -> Found:
                 yield rank, f"the number `{node.value}` is wrong", ast.Constant(other)
         if type(node.value) is int:
             for name in vocabulary.of_kind("int"):
-                yield 2.5, f"`{node.value}` is the same for all: a variable belongs there", ast.Name(name, ast.Load())
+                words = f"`{node.value}` is the same for every thread: a variable belongs there"
+                yield 2.5, words, ast.Name(name, ast.Load())
     if isinstance(node, ast.FunctionDef):
         numbers = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and type(n.value) is int]
         for value in dict.fromkeys(n for n in numbers if numbers.count(n) > 1 and n > 1):
             for other in (value // 2, value * 2, value + 1, value - 1):
                 changed = _Renumbered(value, other).visit(copied(node))
                 changed.moved = next(n for n in ast.walk(node) if isinstance(n, ast.Constant) and n.value == value)
-                yield 2.5, f"the number `{value}` is wrong, here and where it stands again", changed
+                yield 2.5, f"the number `{value}` is wrong, here and where it occurs again", changed
 
 
 class _Renumbered(ast.NodeTransformer):
@@ -184,7 +185,7 @@ def expressions(place: Place, vocabulary: Vocabulary) -> Found:
     for other in vocabulary.pool(kind):
         if ast.dump(other) != ast.dump(node):
             rank = 2.5 if isinstance(node, (ast.Attribute, ast.Subscript, ast.Constant)) else 3.0
-            yield rank, f"{quoted(node)} is not what belongs there", other
+            yield rank, f"{quoted(node)} is not what is needed there", other
 
 
 def names_become_expressions(place: Place, vocabulary: Vocabulary) -> Found:
@@ -192,7 +193,7 @@ def names_become_expressions(place: Place, vocabulary: Vocabulary) -> Found:
     if isinstance(node, ast.Name) and _is_value(place):
         for other in vocabulary.pool(vocabulary.kind(node)):
             if not isinstance(other, ast.Name):
-                yield 3.0, f"`{node.id}` is not what belongs there", other
+                yield 3.0, f"`{node.id}` is not what is needed there", other
 
 
 def elements(place: Place, vocabulary: Vocabulary) -> Found:
@@ -202,7 +203,7 @@ def elements(place: Place, vocabulary: Vocabulary) -> Found:
         for name, (kind, axes) in vocabulary.kinds.items():
             if kind == "array" and axes == 1:
                 element = ast.Subscript(ast.Name(name, ast.Load()), node, ast.Load())
-                yield 2.0, f"{quoted(node)} is a place in an array, and not the element there", element
+                yield 2.0, f"{quoted(node)} is an index, not the element at that index", element
 
 
 def _in_index(place: Place) -> bool:
@@ -220,7 +221,7 @@ def missing_parts(place: Place, vocabulary: Vocabulary) -> Found:
     if kind == "int":
         for op, by in ((ast.Add, 1), (ast.Sub, 1)):
             rank = 1.4 if _is_index(place) else 2.2 if whole else 2.8
-            yield rank, f"{quoted(node)} is one too many or too few", ast.BinOp(node, op(), ast.Constant(by))
+            yield rank, f"{quoted(node)} is off by one", ast.BinOp(node, op(), ast.Constant(by))
     elif whole and kind == "float":
         for op, by in ((ast.Mult, 0.5), (ast.Mult, 2), (ast.Add, 1), (ast.Sub, 1)):
             yield 2.4, words, ast.BinOp(node, op(), ast.Constant(by))
@@ -232,7 +233,7 @@ def missing_parts(place: Place, vocabulary: Vocabulary) -> Found:
         if kind != "int":
             yield 4.0, words, ast.BinOp(other, ast.Sub(), node)
     if whole:
-        yield 2.5, f"{quoted(node)} is not what belongs there", ast.UnaryOp(ast.USub(), node)
+        yield 2.5, f"{quoted(node)} is not what is needed there", ast.UnaryOp(ast.USub(), node)
 
 
 def _is_index(place: Place) -> bool:
@@ -263,7 +264,7 @@ def brackets(place: Place, vocabulary: Vocabulary) -> Found:
     node = place.node
     if not isinstance(node, ast.BinOp):
         return
-    words = f"the brackets: something else of {quoted(node)} is to be computed first"
+    words = f"brackets are missing or misplaced in {quoted(node)}"
     if isinstance(node.left, ast.BinOp):
         yield 0.8, words, ast.BinOp(node.left.left, node.left.op, ast.BinOp(node.left.right, node.op, node.right))
     if isinstance(node.right, ast.BinOp):
@@ -273,7 +274,7 @@ def brackets(place: Place, vocabulary: Vocabulary) -> Found:
         if isinstance(call, ast.Call) and len(call.args) == 1:  # f(a) * b and f(a * b)
             inner = ast.BinOp(call.args[0], node.op, other) if side == "left" else ast.BinOp(other, node.op,
                                                                                              call.args[0])
-            yield 1.5, f"{quoted(other)} stands on the wrong side of the brackets of {quoted(call.func)}", with_fields(
+            yield 1.5, f"{quoted(other)} is on the wrong side of the brackets of {quoted(call.func)}", with_fields(
                 call, args=[inner])
 
 
@@ -283,7 +284,7 @@ def brackets_of_calls(place: Place, vocabulary: Vocabulary) -> Found:
         inner = node.args[0]
         for side, other in (("left", "right"), ("right", "left")):
             call = with_fields(node, args=[getattr(inner, side)])
-            yield 1.8, f"something stands on the wrong side of the brackets of {quoted(node.func)}", with_fields(
+            yield 1.8, f"something is on the wrong side of the brackets of {quoted(node.func)}", with_fields(
                 inner, **{side: call, other: getattr(inner, other)})
 
 
@@ -316,7 +317,7 @@ def operators_of_any_kind(place: Place, vocabulary: Vocabulary) -> Found:
     if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
         target = node.targets[0]
         if vocabulary.kind(target) not in ("int", "array") or vocabulary.is_set_again(target.id):
-            yield 1.2, f"`{target.id}` is set anew, and should be added to", ast.AugAssign(target, ast.Add(),
+            yield 1.2, f"`{target.id}` is overwritten where it should be added to", ast.AugAssign(target, ast.Add(),
                                                                                            node.value)
         if isinstance(node.value, ast.Call) and short(node.value.func) in ("max", "min") and len(node.value.args) == 2:
             for kept in node.value.args:
@@ -340,16 +341,16 @@ def functions(place: Place, vocabulary: Vocabulary) -> Found:
             if node.func.attr in family:
                 for other in family:
                     if other != node.func.attr:
-                        yield 2.0, f"{quoted(node.func)} is not the function that belongs there", with_fields(
+                        yield 2.0, f"{quoted(node.func)} is the wrong function here", with_fields(
                             node, func=with_fields(node.func, attr=other))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("max", "min"):
         for kept in node.args:
-            yield 2.0, f"{quoted(node.func)} is not wanted here", kept
+            yield 2.0, f"{quoted(node.func)} is not needed here", kept
     if _is_value(place) and vocabulary.uses_math and vocabulary.kind(node) == "float" and not isinstance(
             node, ast.Constant):
         for name in FUNCTIONS[:3]:
             call = ast.Call(ast.Attribute(ast.Name("math", ast.Load()), name, ast.Load()), [node], [])
-            yield 3.8, f"{quoted(node)} is not yet what belongs there: a function of it is", call
+            yield 3.8, f"{quoted(node)} needs a function applied to it", call
 
 
 def coordinates(place: Place, vocabulary: Vocabulary) -> Found:
@@ -361,7 +362,7 @@ def coordinates(place: Place, vocabulary: Vocabulary) -> Found:
         names = {word: ast.Attribute(ast.Attribute(ast.Name("cuda", ast.Load()), word, ast.Load()), node.attr,
                                      ast.Load()) for word in ("blockIdx", "blockDim")}
         whole = ast.BinOp(ast.BinOp(names["blockIdx"], ast.Mult(), names["blockDim"]), ast.Add(), node)
-        yield 0.8, f"{quoted(node)} counts within the block, and something else is to be counted", whole
+        yield 0.8, f"{quoted(node)} counts within the block only", whole
 
 
 def coordinates_throughout(place: Place, vocabulary: Vocabulary) -> Found:
@@ -390,7 +391,7 @@ def host_functions(place: Place, vocabulary: Vocabulary) -> Found:
     """What goes wrong in functions of the host: a launch without ( ), an axis, a slice, a transposed matrix."""
     node = place.node
     if isinstance(node, ast.Expr) and isinstance(node.value, (ast.Name, ast.Attribute, ast.Subscript)):
-        yield 0.1, "something is named here and not done: ( ) is missing", ast.Expr(ast.Call(node.value, [], []))
+        yield 0.1, "a function is named but never called: ( ) is missing", ast.Expr(ast.Call(node.value, [], []))
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice) and not is_shape(node):
         lower, upper = node.slice.lower, node.slice.upper
         words = f"the slice {quoted(node)} begins or ends in the wrong place"
@@ -415,7 +416,7 @@ def host_functions(place: Place, vocabulary: Vocabulary) -> Found:
                 node, keywords=node.keywords[:k] + node.keywords[k + 1 :])
     if (isinstance(node, ast.Name) and _is_value(place) and vocabulary.kind(node) == "array"
             and not vocabulary.in_kernel):
-        yield 2.5, f"`{node.id}` is used as it lies, and not transposed", ast.Attribute(node, "T", ast.Load())
+        yield 2.5, f"`{node.id}` is used without being transposed", ast.Attribute(node, "T", ast.Load())
 
 
 OPERATORS = (other_names, index_orders, index_orders_throughout, renamed_throughout, expressions_throughout,

@@ -72,10 +72,10 @@ def sentences(found: tuple[Repair, ...]) -> tuple[str, ...]:
     """Paragraphs of a verdict."""
     if not found:
         return ()
-    many = "one small change" if found[0].count == 1 else "two small changes"
-    first = f"{place(found[0].filename, found[0].line)}. Here {found[0].words}; with {many} every result is right."
-    return (first, *(f"Or {place(one.filename, one.line)[:1].lower()}{place(one.filename, one.line)[1:]}. There "
-                     f"{one.words}; a small change there would do as well." for one in found[1:]))
+    many = "one small change there makes" if found[0].count == 1 else "two small changes there make"
+    ends = (f"{many} every result right.", "a small change there would do as well.")
+    return tuple(f"{place(one.filename, one.line).rstrip('.')}. {one.words[:1].upper()}{one.words[1:]}; {end}"
+                 for one, end in zip(found[:2], ends, strict=False))
 
 
 def repairs(exercise: Exercise, answer, attempt_kind: str, case: Case, cases: list[Case],

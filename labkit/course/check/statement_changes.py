@@ -32,32 +32,33 @@ def _moves(block: list, k: int, statement: ast.stmt):
         inside = statement.body
         if len(inside) > 1:
             last, first = inside[-1], inside[0]
-            yield 0.6, f"this belongs behind {what}, not in it", [
+            yield 0.6, f"this statement belongs after {what}, not inside it", [
                 *block[:k], with_fields(statement, body=inside[:-1]), last, *block[k + 1 :]], last
-            yield 0.9, f"this belongs before {what}, not in it", [
+            yield 0.9, f"this statement belongs before {what}, not inside it", [
                 *block[:k], first, with_fields(statement, body=inside[1:]), *block[k + 1 :]], first
         if isinstance(inside[-1], ast.Return) and len(inside) == 1:
-            yield 0.9, f"this belongs behind {what}, not in it", [*block[:k], inside[0], *block[k + 1 :]], inside[0]
+            yield 0.9, f"this statement belongs after {what}, not inside it", [
+                *block[:k], inside[0], *block[k + 1 :]], inside[0]
         if k + 1 < len(block):
             after = block[k + 1]
-            yield 1.2, f"this belongs into {what}", [
+            yield 1.2, f"this statement belongs inside {what}", [
                 *block[:k], with_fields(statement, body=[*inside, after]), *block[k + 2 :]], after
         if k > 0 and not isinstance(block[k - 1], (ast.For, ast.While)):
             before = block[k - 1]
-            yield 1.2, f"this belongs into {what}", [
+            yield 1.2, f"this statement belongs inside {what}", [
                 *block[: k - 1], with_fields(statement, body=[before, *inside]), *block[k + 1 :]], before
             for at in range(k - 1):  # what is prepared further above, and should be in each turn
                 if isinstance(statement, (ast.For, ast.While)) and isinstance(block[at], (ast.Assign, ast.For)):
-                    yield 1.8, f"this belongs into {what}", [
+                    yield 1.8, f"this statement belongs inside {what}", [
                         *block[:at], *block[at + 1 : k], with_fields(statement, body=[block[at], *inside]),
                         *block[k + 1 :]], block[at]
     if k + 1 < len(block):
         exchanged = [*block[:k], block[k + 1], statement, *block[k + 2 :]]
         barrier = next((one for one in (statement, block[k + 1]) if BARRIER in short(one)), None)
         if barrier is not None:
-            yield 1.0, "the barrier stands in the wrong place", exchanged, barrier
+            yield 1.0, "the barrier is in the wrong place", exchanged, barrier
         else:
-            yield 1.4, "this statement and the next stand in the wrong order", exchanged, statement
+            yield 1.4, "this statement and the next are in the wrong order", exchanged, statement
 
 
 def other_loops(place: Place, vocabulary: Vocabulary) -> Found:
@@ -66,10 +67,10 @@ def other_loops(place: Place, vocabulary: Vocabulary) -> Found:
         turns = place.node.iter
         if isinstance(turns, ast.Call) and len(turns.args) == 2:
             begins = with_fields(turns, args=[ast.Constant(0), turns.args[1]])
-            yield 1.1, "this loop begins where it should not", with_fields(place.node, iter=begins)
+            yield 1.1, "this loop starts at the wrong value", with_fields(place.node, iter=begins)
         for other in vocabulary.ranges:
             if ast.dump(other) != ast.dump(place.node.iter):
-                yield 1.1, "this loop does not go through what it should", with_fields(place.node, iter=other)
+                yield 1.1, "this loop runs over the wrong range", with_fields(place.node, iter=other)
 
 
 def missing_steps(place: Place, vocabulary: Vocabulary) -> Found:
@@ -81,7 +82,7 @@ def missing_steps(place: Place, vocabulary: Vocabulary) -> Found:
             for more in ([2 * numbers[0], *numbers], [numbers[0] // 2, *numbers], [*numbers, 2 * numbers[-1]],
                          [*numbers, numbers[-1] // 2]):
                 other = ast.Tuple([ast.Constant(number) for number in more], ast.Load())
-                yield 1.1, "a step of this loop is missing", with_fields(node, iter=other)
+                yield 1.1, "this loop lacks a step", with_fields(node, iter=other)
 
 
 def parameters(place: Place, vocabulary: Vocabulary) -> Found:
@@ -92,7 +93,7 @@ def parameters(place: Place, vocabulary: Vocabulary) -> Found:
         for i, j in itertools.combinations(range(len(given)), 2):
             other = list(given)
             other[i], other[j] = other[j], other[i]
-            words = f"the parameters `{given[i].arg}` and `{given[j].arg}` stand in the wrong order"
+            words = f"the parameters `{given[i].arg}` and `{given[j].arg}` are in the wrong order"
             yield 2.2, words, with_fields(node, args=with_fields(node.args, args=other))
 
 
@@ -105,13 +106,13 @@ def conditions(place: Place, vocabulary: Vocabulary) -> Found:
         if BARRIER in ast.unparse(node):
             return
         for condition in vocabulary.conditions:
-            yield 2.6, "not always is this to be done: a condition is missing", ast.If(condition, [node], [])
+            yield 2.6, "this must not always be done: a condition is missing", ast.If(condition, [node], [])
     if isinstance(node, (ast.If, ast.While)):
         for condition in vocabulary.more_conditions:
             both = ast.BoolOp(ast.And(), [node.test, condition])
-            yield 2.6, f"the condition {quoted(node.test)} leaves something out", with_fields(node, test=both)
+            yield 2.6, f"the condition {quoted(node.test)} is incomplete", with_fields(node, test=both)
     if isinstance(node, ast.If) and not node.orelse:
-        yield 2.6, "this condition is one too many", node.body
+        yield 2.6, "this condition is not needed", node.body
 
 
 def barriers(place: Place, vocabulary: Vocabulary) -> Found:
@@ -130,7 +131,7 @@ def barriers(place: Place, vocabulary: Vocabulary) -> Found:
             new = with_fields(place.node, **{field: [*block[:k], barrier, *block[k:]]})
             new.moved = block[k - 1] if k else block[0]
             rank = 0.7 if isinstance(place.node, (ast.For, ast.While)) else 0.9
-            yield rank, f"a barrier is missing {'behind' if k else 'before'} this line", new
+            yield rank, f"a barrier is missing {'after' if k else 'before'} this line", new
 
 
 OPERATORS = (moved_statements, other_loops, missing_steps, parameters, conditions, barriers)

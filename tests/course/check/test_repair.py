@@ -102,7 +102,7 @@ KINDS = (
     ("doubled", "2 * x[i] + 1", "2 * x[i]", "out[i] =", "missing"),
     ("doubled", "2 * x[i] + 1", "2 * x[i] - 1", "out[i] =", "operator"),
     ("doubled", "2 * x[i] + 1", "3 * x[i] + 2", "out[i] =", "two things"),
-    ("doubled", "out[i] = ", "out[i] += ", "out[i] +=", "should be set"),
+    ("doubled", "out[i] = ", "out[i] += ", "out[i] +=", "should be overwritten"),
     ("doubled", "i < x.size", "i <= x.size", "if i <=", "condition"),
     ("doubled", "i < x.size", "i < x.size - 1", "if i <", "condition"),
     ("doubled", "cuda.grid(1)", "cuda.threadIdx.x", "i = ", "counts within the block"),
@@ -112,11 +112,11 @@ KINDS = (
     ("rows", "total += ", "total = ", "total = x", "should be added to"),
     ("rows", "float32(0.0)", "float32(1.0)", "total = float32", "begins with the wrong value"),
     ("rows", "x[row, col]", "x[col, row]", "total +=", "wrong order"),
-    ("rows", "out[row] = ", "out[col] = ", "out[col]", "another variable"),
+    ("rows", "out[row] = ", "out[col] = ", "out[col]", "wrong variable"),
     ("rows", "        total = float32(0.0)\n        for col in range(x.shape[1]):\n",
      "        for col in range(x.shape[1]):\n            total = float32(0.0)\n", "total = float32", "before the loop"),
-    ("flipped", "    cuda.syncthreads()\n", "", "tile[cuda", "a barrier is missing behind"),
-    ("flipped", "63 - ", "64 - ", "out[i] =", "one too many or too few"),
+    ("flipped", "    cuda.syncthreads()\n", "", "tile[cuda", "a barrier is missing after"),
+    ("flipped", "63 - ", "64 - ", "out[i] =", "off by one"),
     ("transposed", "out[col, row]", "out[row, col]", "out[row, col]", "wrong order"),
 )
 
@@ -160,9 +160,9 @@ MEAN = FunctionExercise(name="mean_of", reference=lambda x: np.asarray(x.mean())
 def test_a_function_of_the_host_is_searched_and_the_verdict_names_the_line():
     verdict = examine(MEAN, mean_of, seed=5, look=True)
     assert not verdict.passed
-    assert "`return total / len(values)`. Here this belongs behind the loop" in " ".join(verdict.details)
+    assert "`return total / len(values)`. This statement belongs after the loop" in " ".join(verdict.details)
     plain = examine(MEAN, mean_of, seed=5)
-    assert "Here" not in " ".join(plain.details)
+    assert "belongs" not in " ".join(plain.details)
 
 
 def test_an_answer_that_does_more_than_compute_is_not_run_again():
