@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
@@ -225,7 +226,15 @@ def packed(lengths: np.ndarray) -> tuple[Shape, np.ndarray]:
 FORMS = {"packed": packed, "padded": padded, "padded_to_128": padded_to_128}
 
 
-def lay_out(sentences: Sequence[np.ndarray], form: str) -> tuple[Shape, np.ndarray]:
+def flat(sentences: Sequence) -> np.ndarray:
+    """The ids of all sentences, one after the other. One conversion: one for each sentence would cost more time than a
+    GPU takes for it."""
+    if all(isinstance(one, np.ndarray) for one in sentences):
+        return np.concatenate(sentences)
+    return np.array(list(itertools.chain.from_iterable(sentences)))
+
+
+def lay_out(sentences: Sequence[Sequence[int]], form: str) -> tuple[Shape, np.ndarray]:
     """The batch as the device wants it: its shape, and ids, types, positions (T each), begins and lengths (B each) as
     one array of int32, which is one copy."""
     lengths = np.array([len(one) for one in sentences], np.int64)
@@ -235,7 +244,7 @@ def lay_out(sentences: Sequence[np.ndarray], form: str) -> tuple[Shape, np.ndarr
     ids, _, positions, all_begins, all_lengths = np.split(host, (T, 2 * T, 3 * T, 3 * T + B))
     place = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)  # in its sentence
     rows = place + np.repeat(begins, lengths)
-    ids[rows], positions[rows] = np.concatenate(sentences), place
+    ids[rows], positions[rows] = flat(sentences), place
     all_begins[: len(begins)], all_lengths[: len(begins)] = begins, lengths
     return shape, host
 
@@ -490,25 +499,36 @@ class MiniLM:
             self.workspace = Workspace(self.config, shape, self.dtype, self.kernels)
         return self.workspace
 
-    def _checked(self, sentences, form: str) -> list[np.ndarray]:
+    def _checked(self, sentences, form: str) -> list:
         if form not in FORMS:
             raise ValueError(f"form is {form!r}; {', '.join(map(repr, FORMS))} are allowed")
         if isinstance(sentences, str):
             raise TypeError("sentences is a text; it must be a list of lists of token ids")
-        found, most = [], self.config.max_position_embeddings
-        for number, one in enumerate(sentences):
-            ids = np.asarray(one)
-            if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-                raise ValueError(f"sentence {number} must be a list of token ids; it has shape {ids.shape}, type "
-                                 f"{ids.dtype}")
-            if ids.size > most:
-                raise ValueError(f"sentence {number} has {ids.size:,} tokens; the model has {most:,} positions")
-            if ids.size and (ids.min() < 0 or ids.max() >= self.config.vocab_size):
-                wrong = ids[(ids < 0) | (ids >= self.config.vocab_size)][0]
-                raise ValueError(f"sentence {number}: token {wrong} is not in the vocabulary, which has "
-                                 f"{self.config.vocab_size:,}")
-            found.append(ids.astype(np.int32))
-        return found
+        sentences = list(sentences)
+        try:
+            ids = flat(sentences) if sentences else np.zeros(0, np.int32)
+            right = ids.size == 0 or (ids.ndim == 1 and ids.dtype.kind in "iu" and ids.min() >= 0
+                                      and ids.max() < self.config.vocab_size)
+            right = right and max(map(len, sentences), default=0) <= self.config.max_position_embeddings
+        except (TypeError, ValueError):  # of sentences that are no lists of numbers
+            right = False
+        if not right:
+            for number, one in enumerate(sentences):
+                self._check(number, np.asarray(one))
+        return sentences
+
+    def _check(self, number: int, ids: np.ndarray) -> None:
+        """Says what is wrong with one sentence."""
+        most = self.config.max_position_embeddings
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise ValueError(f"sentence {number} must be a list of token ids; it has shape {ids.shape}, type "
+                             f"{ids.dtype}")
+        if ids.size > most:
+            raise ValueError(f"sentence {number} has {ids.size:,} tokens; the model has {most:,} positions")
+        if ids.size and (ids.min() < 0 or ids.max() >= self.config.vocab_size):
+            wrong = ids[(ids < 0) | (ids >= self.config.vocab_size)][0]
+            raise ValueError(f"sentence {number}: token {wrong} is not in the vocabulary, which has "
+                             f"{self.config.vocab_size:,}")
 
 
 MOST_GRAPHS = 64  # of a workspace: the oldest goes first

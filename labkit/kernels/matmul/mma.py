@@ -151,7 +151,8 @@ def make_staged(tile: Tile, *, weights: bool = False, bias: bool = False, f16_ac
     """cp.async into `tile.stages` buffers and ldmatrix; a warp's fragments are loaded just before they are multiplied.
 
     weights: b is (N, K), the layout of a linear layer. f16_accumulators: they are float16, two in a register.
-    activation: a device function of one float32, applied to the sum and the bias while both are in registers.
+    activation: a device function of one float32, applied on the way out to what was rounded to float16. The way leads
+    through shared memory, and the loop over a lane's words is not unrolled: see make_store_float16.
     """
     ROWS, COLS, DEPTH = tile.rows, tile.cols, tile.depth
     STAGES, PENDING = tile.stages, tile.stages - 2
@@ -167,6 +168,8 @@ def make_staged(tile: Tile, *, weights: bool = False, bias: bool = False, f16_ac
     add, read = (add_product_f16, read_accumulators_f16) if f16_accumulators else (add_product, read_accumulators)
     copy_a = make_copy(ROWS, DEPTH, THREADS, A_PITCH, swizzled=False)
     copy_b = make_copy(*((COLS, DEPTH) if weights else (DEPTH, COLS)), THREADS, B_PITCH, swizzled=False)
+    activated = activation is not unchanged
+    OUT_WORDS = DOWN_MMA * ACROSS_MMA * 2  # of a lane
 
     @cuda.jit(device=True)
     def copy_stage(shared, slot, a, b, row0, col0, k0, thread):
@@ -180,6 +183,7 @@ def make_staged(tile: Tile, *, weights: bool = False, bias: bool = False, f16_ac
     @cuda.jit(launch_bounds=(tile.threads, tile.blocks))
     def staged_kernel(a, b, bias_of, residual, out):
         shared = cuda.shared.array(0, np.float16)
+        words = cuda.shared.array(0, uint32)  # the same memory, two float16 values at a time
         rows, cols, depth = uint32(out.shape[0]), uint32(out.shape[1]), uint32(a.shape[1])
         thread = uint32(cuda.threadIdx.x)
         lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
@@ -217,22 +221,26 @@ def make_staged(tile: Tile, *, weights: bool = False, bias: bool = False, f16_ac
             stage = uint32(step % uint32(STAGES) * uint32(STAGE))
             for k in range(STEPS):
                 for i in range(DOWN_MMA):
-                    words = ptx.ldmatrix_x4(shared, stage + a_at + uint32(i * 16 * A_PITCH + k * 16))
+                    four = ptx.ldmatrix_x4(shared, stage + a_at + uint32(i * 16 * A_PITCH + k * 16))
                     for j in range(4):
-                        a_words[i * 4 + j] = words[j]
+                        a_words[i * 4 + j] = four[j]
                 for i in range(PAIRS):
                     if weights:
-                        words = ptx.ldmatrix_x4(shared, stage + b_at + uint32(i * 16 * B_PITCH + k * 16))
+                        four = ptx.ldmatrix_x4(shared, stage + b_at + uint32(i * 16 * B_PITCH + k * 16))
                     else:
-                        words = ptx.ldmatrix_x4_trans(shared, stage + b_at + uint32(k * 16 * B_PITCH + i * 16))
+                        four = ptx.ldmatrix_x4_trans(shared, stage + b_at + uint32(k * 16 * B_PITCH + i * 16))
                     for j in range(4):
-                        b_words[i * 4 + j] = words[j]
+                        b_words[i * 4 + j] = four[j]
                 for i in range(DOWN_MMA):
                     for j in range(ACROSS_MMA):
                         add(acc, (i * ACROSS_MMA + j) * ACC, a_words[i * 4], a_words[i * 4 + 1],
                             a_words[i * 4 + 2], a_words[i * 4 + 3], b_words[j * 2], b_words[j * 2 + 1])
             step = uint32(step + uint32(1))
 
+        if activated:
+            ptx.cp_async_wait(0)
+            cuda.syncthreads()  # every warp has read the last stage: words wait there for the activation
+        mine = uint32(warp * uint32(32 * OUT_WORDS) + lane)  # a lane reads back only what it wrote
         for j in range(ACROSS_MMA):
             col = col0 + warp_col + uint32(j * 8) + lane % uint32(4) * uint32(2)
             if col < cols:
@@ -240,15 +248,30 @@ def make_staged(tile: Tile, *, weights: bool = False, bias: bool = False, f16_ac
                 right = float32(bias_of[col + uint32(1)]) if bias else float32(0.0)
                 for i in range(DOWN_MMA):
                     w, x, y, z = read(acc, (i * ACROSS_MMA + j) * ACC)
-                    row = uint32(row0 + warp_row + uint32(i * 16) + lane // uint32(4))
-                    if row < rows:
-                        ptx.store_global_half2(out, row * cols + col, activation(w + left), activation(x + right))
-                    row = uint32(row + uint32(8))
-                    if row < rows:
-                        ptx.store_global_half2(out, row * cols + col, activation(y + left), activation(z + right))
+                    if activated:
+                        at = uint32(mine + uint32(64 * (i * ACROSS_MMA + j)))
+                        words[at] = ptx.pack_half2(w + left, x + right)
+                        words[at + uint32(32)] = ptx.pack_half2(y + left, z + right)
+                    else:
+                        row = uint32(row0 + warp_row + uint32(i * 16) + lane // uint32(4))
+                        if row < rows:
+                            ptx.store_global_half2(out, row * cols + col, w + left, x + right)
+                        row = uint32(row + uint32(8))
+                        if row < rows:
+                            ptx.store_global_half2(out, row * cols + col, y + left, z + right)
+        if activated:
+            n = uint32(0)
+            while n < uint32(OUT_WORDS):
+                i, j = n // uint32(2 * ACROSS_MMA), n // uint32(2) % uint32(ACROSS_MMA)
+                row = row0 + warp_row + i * uint32(16) + n % uint32(2) * uint32(8) + lane // uint32(4)
+                col = col0 + warp_col + j * uint32(8) + lane % uint32(4) * uint32(2)
+                if row < rows and col < cols:
+                    left, right = ptx.unpack_half2(words[uint32(mine + n * uint32(32))])
+                    ptx.store_global_half2(out, row * cols + col, activation(left), activation(right))
+                n += uint32(1)
 
     staged_kernel.tile, staged_kernel.in_bands = tile, False
-    staged_kernel.shared_bytes = 2 * STAGES * STAGE
+    staged_kernel.shared_bytes = max(2 * STAGES * STAGE, 2 * ROWS * COLS if activated else 0)
     return staged_kernel
 
 

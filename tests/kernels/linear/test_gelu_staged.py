@@ -1,0 +1,38 @@
+"""GELU on the way out of the two-stage kernels: a step of MiniLM's ladder."""
+
+import numpy as np
+import pytest
+from numba import types
+
+from labkit import cuda
+from labkit.device import compiling
+from labkit.device.lazy import built
+from labkit.kernels.agree import to_device
+from labkit.kernels.linear import layers
+from labkit.kernels.linear.layers import LINEAR_GELU, f16_accumulators_error, gelu_tolerance
+
+
+@pytest.mark.parametrize(("launch", "allowed"), [
+    (layers.linear_gelu_double_buffered, gelu_tolerance),
+    (layers.linear_gelu_f16_accumulators, lambda *args: gelu_tolerance(*args) + 1.13 * f16_accumulators_error(*args))])
+@pytest.mark.parametrize("size", [{"M": 37, "N": 24, "K": 40}, {"M": 130, "N": 264, "K": 200}])
+def test_agrees(launch, allowed, size):
+    inputs = LINEAR_GELU.inputs(np.random.default_rng(0), **size)
+    out = cuda.to_device(np.full((size["M"], size["N"]), np.nan, np.float16))
+    launch(*to_device(inputs), out)
+    error = np.abs(out.copy_to_host().astype(np.float64) - LINEAR_GELU.reference(*inputs))
+    assert (error <= allowed(*(array.astype(np.float64) for array in inputs))).all()
+
+
+@pytest.mark.parametrize("kernel", [layers.GELU_DOUBLE_BUFFERED, layers.GELU_F16_ACCUMULATORS])
+def test_accumulators_stay_in_registers(kernel):
+    """A loop over them with GELU in it is not unrolled, and would put them on the stack."""
+    matrix, vector = types.Array(types.float16, 2, "C"), types.Array(types.float16, 1, "C")
+    try:
+        text = compiling.ptx(built(kernel), types.void(matrix, matrix, vector, matrix, matrix), cc=(9, 0))
+    except compiling.NoCompiler as error:
+        pytest.skip(str(error))
+    taken = compiling.resources(text)
+    if taken is None:
+        pytest.skip("ptxas is not installed")
+    assert taken["stack_bytes"] == taken["spill_bytes"] == 0
