@@ -101,8 +101,10 @@ def host_limit(seconds: float):
             if over.wait(min(rest, 1.0)):
                 return
         while not over.is_set():
-            with lock:
-                if not over.is_set():
+            with lock, threading._active_limbo_lock:
+                # Until a new thread runs, CPython holds its state under the ident of the thread that starts it, and
+                # gives it the exception: the new one would die, and its starter wait for it for ever.
+                if not over.is_set() and not threading._limbo:
                     _raise_in(ident, HostTimeout)
             over.wait(AGAIN_S)
 

@@ -2,6 +2,7 @@
 
 import io
 import sys
+import threading
 import time
 
 import pytest
@@ -67,3 +68,20 @@ def test_long_compiling_is_announced_on_stderr(monkeypatch, seconds, nbgrader, s
     with announced_compiling(), event.trigger_event("numba:compile"):
         time.sleep(seconds)
     assert ("Compiling the kernels" in stream.getvalue()) == shown
+
+
+def test_nothing_is_raised_while_a_thread_starts():
+    """It would end the new thread instead, and the one that starts it would wait for ever."""
+    reached = False
+    with pytest.raises(HostTimeout), host_limit(0.05):
+        threading._limbo[None] = None  # as Thread.start does before there is a thread
+        try:
+            end = time.monotonic() + 0.4
+            while time.monotonic() < end:
+                pass
+            reached = True
+        finally:
+            del threading._limbo[None]
+        while True:
+            pass
+    assert reached
