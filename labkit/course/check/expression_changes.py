@@ -260,7 +260,7 @@ def _is_value(place: Place) -> bool:
 
 
 def brackets(place: Place, vocabulary: Vocabulary) -> Found:
-    """(a / b) * c and a / (b * c); a * (b - c) and a * b - c; a - (b - c) and a - b - c."""
+    """(a / b) * c and a / (b * c); a * (b - c) and a * b - c; a - (b - c) and a - b - c; (a + b) * c and a * c + b."""
     node = place.node
     if not isinstance(node, ast.BinOp):
         return
@@ -269,6 +269,13 @@ def brackets(place: Place, vocabulary: Vocabulary) -> Found:
         yield 0.8, words, ast.BinOp(node.left.left, node.left.op, ast.BinOp(node.left.right, node.op, node.right))
     if isinstance(node.right, ast.BinOp):
         yield 0.8, words, ast.BinOp(ast.BinOp(node.left, node.op, node.right.left), node.right.op, node.right.right)
+    sums, products = (ast.Add, ast.Sub), (ast.Mult, ast.Div)
+    if isinstance(node.left, ast.BinOp):
+        (a, inner, b), outer, c = (node.left.left, node.left.op, node.left.right), node.op, node.right
+        if isinstance(inner, sums) and isinstance(outer, products):  # (a + b) * c
+            yield 0.9, words, ast.BinOp(ast.BinOp(a, outer, c), inner, b)  # a * c + b
+        if isinstance(inner, products) and isinstance(outer, sums):  # a * b + c
+            yield 0.9, words, ast.BinOp(ast.BinOp(a, outer, c), inner, b)  # (a + c) * b
     for side, other in (("left", node.right), ("right", node.left)):
         call = getattr(node, side)
         if isinstance(call, ast.Call) and len(call.args) == 1:  # f(a) * b and f(a * b)
@@ -392,6 +399,11 @@ def host_functions(place: Place, vocabulary: Vocabulary) -> Found:
     node = place.node
     if isinstance(node, ast.Expr) and isinstance(node.value, (ast.Name, ast.Attribute, ast.Subscript)):
         yield 0.1, "a function is named but never called: ( ) is missing", ast.Expr(ast.Call(node.value, [], []))
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        for given in node.value.args:
+            if isinstance(given, ast.Name) and vocabulary.set_often.get(given.id):
+                yield 1.0, f"the result of {quoted(node.value)} is not kept", ast.Assign(
+                    [ast.Name(given.id, ast.Store())], node.value)
     if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice) and not is_shape(node):
         lower, upper = node.slice.lower, node.slice.upper
         words = f"the slice {quoted(node)} begins or ends in the wrong place"

@@ -13,8 +13,8 @@ BARRIER = "cuda.syncthreads"
 
 
 def moved_statements(place: Place, vocabulary: Vocabulary) -> Found:
-    """A statement that stands in a loop or an `if` and belongs behind or before it, the other way round, and two
-    neighbours exchanged."""
+    """A statement that stands in a loop or an `if` and belongs behind or before it, the other way round, two
+    neighbours exchanged, and an assignment that comes a few statements too early or too late."""
     for field in BLOCKS:
         block = getattr(place.node, field, None)
         if not isinstance(block, list):
@@ -59,6 +59,13 @@ def _moves(block: list, k: int, statement: ast.stmt):
             yield 1.0, "the barrier is in the wrong place", exchanged, barrier
         else:
             yield 1.4, "this statement and the next are in the wrong order", exchanged, statement
+    if isinstance(statement, (ast.Assign, ast.AugAssign)):
+        for to in range(k + 2, min(k + 5, len(block))):
+            yield 1.6, "this statement comes too early", [
+                *block[:k], *block[k + 1 : to + 1], statement, *block[to + 1 :]], statement
+        for to in range(max(k - 4, 0), k - 1):
+            yield 1.6, "this statement comes too late", [
+                *block[:to], statement, *block[to:k], *block[k + 1 :]], statement
 
 
 def other_loops(place: Place, vocabulary: Vocabulary) -> Found:

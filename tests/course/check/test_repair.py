@@ -99,6 +99,7 @@ def kernel_source(which, old="", new=""):
 KINDS = (
     # exercise, what stands in the right answer, what stands there now, the line's text, a part of the words
     ("doubled", "2 * x[i] + 1", "2 * (x[i] + 1)", "out[i] =", "brackets"),
+    ("doubled", "2 * x[i] + 1", "(x[i] + 1) * 2", "out[i] =", "brackets"),
     ("doubled", "2 * x[i] + 1", "2 * x[i]", "out[i] =", "missing"),
     ("doubled", "2 * x[i] + 1", "2 * x[i] - 1", "out[i] =", "operator"),
     ("doubled", "2 * x[i] + 1", "3 * x[i] + 2", "out[i] =", "two things"),
@@ -163,6 +164,30 @@ def test_a_function_of_the_host_is_searched_and_the_verdict_names_the_line():
     assert "`return total / len(values)`. This statement belongs after the loop" in " ".join(verdict.details)
     plain = examine(MEAN, mean_of, seed=5)
     assert "belongs" not in " ".join(plain.details)
+
+
+def mean_too_early(values):
+    total = 0.0
+    mean = total / len(values)
+    count = len(values)
+    for i in range(count):
+        total += values[i]
+    return mean
+
+
+def mean_not_kept(values):
+    total = 0.0
+    for value in values:
+        np.add(total, value)
+    return total / len(values)
+
+
+@pytest.mark.parametrize(("answer", "line", "words"), [
+    (mean_too_early, "mean = total / len(values)", "This statement comes too early"),
+    (mean_not_kept, "np.add(total, value)", "The result of `np.add(total, value)` is not kept")])
+def test_a_statement_far_from_its_place_and_a_result_that_is_not_kept(answer, line, words):
+    verdict = examine(MEAN, answer, seed=5, look=True)
+    assert f"`{line}`. {words}" in " ".join(verdict.details)
 
 
 def test_an_answer_that_does_more_than_compute_is_not_run_again():
