@@ -21,17 +21,17 @@ from labkit.simt.settings import MAX_COOPERATIVE_THREADS, is_checked
 class CompiledKernel:
     """A kernel compiled for one set of argument types."""
 
-    def __init__(self, program, argument_types, order, flat):
+    def __init__(self, program, argument_types, ordered, flat):
         constants = [frozen_constant(a) for a in program.constants.values()]
         constant_types = [numba.typeof(a) for a in constants]
-        self.program, self.constants, self.order = program, constants, order
+        self.program, self.constants, self.ordered = program, constants, ordered
         all_types = (*constant_types, *argument_types)
-        settings = map(str, (all_types, is_checked(), order, flat))
+        settings = map(str, (all_types, is_checked(), ordered, flat))
         fingerprint = "\n".join([own_version(), *settings, fingerprint_of(program)])
         name = f"{program.name}_{hashlib.sha256(fingerprint.encode()).hexdigest()[:20]}"
 
         def source():
-            return Generator(program, all_types, is_checked(), order=order, flat=flat).generate()
+            return Generator(program, all_types, is_checked(), ordered=ordered, flat=flat).generate()
 
         self._load(load_module(name, source), all_types)
 

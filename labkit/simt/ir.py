@@ -259,8 +259,8 @@ def copied(tree):
     if not isinstance(tree, ast.AST):
         return tree
     new = type(tree).__new__(type(tree))
-    for name, value in vars(tree).items():
-        setattr(new, name, copied(value) if isinstance(value, (ast.AST, list, tuple)) else value)
+    for name, value in vars(tree).items():  # others may leave attributes on Python's nodes, such as the parent
+        setattr(new, name, copied(value) if name in tree._fields else value)
     return new
 
 

@@ -147,8 +147,9 @@ class Kernel:
 
     def _compile(self, argument_types, flat=False):
         """flat: for blocks of one dimension alone, whose code is shorter and compiles sooner."""
-        order = current_order()
-        key = (argument_types, is_checked(), order, flat)
+        ordered = current_order() != "forward"  # one kernel for all other orders
+        flat = flat and not ordered
+        key = (argument_types, is_checked(), ordered, flat)
         compiled = self._compiled.get(key)
         if compiled is None:
             if len(argument_types) != len(self.params):
@@ -160,7 +161,7 @@ class Kernel:
                 if program.interpreted:
                     compiled = InterpretedKernel(program)
                 else:
-                    compiled = CompiledKernel(program, tuple(map(passed_type, argument_types)), order, flat)
+                    compiled = CompiledKernel(program, tuple(map(passed_type, argument_types)), ordered, flat)
                 self._compiled[key] = compiled
         return compiled
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from labkit.simt.faults import describe, grid_barrier_warning, unforeseen
 from labkit.simt.interpreter import Interpreter
-from labkit.simt.runtime.fault_record import ABORT, CODE, DONE, RECORD_SIZE, STRICT, WARNED, Stop
-from labkit.simt.settings import is_strict, time_limit_s, worker_count
+from labkit.simt.runtime.fault_record import ABORT, CODE, DONE, ORDER, RECORD_SIZE, STRICT, WARNED, Stop
+from labkit.simt.settings import ORDERS, current_order, is_strict, time_limit_s, worker_count
 
 _LAUNCH_LOCK = threading.RLock()
 _WORKERS = None
@@ -73,12 +73,12 @@ class RunningLaunch:
         self.threads = block[0] * block[1] * block[2]
         self.whole = compiled.program.cooperative
         workers = _workers()
-        ordered = compiled.order != "forward"
-        serial = self.whole or ordered or compiled.program.has_atomics or compiled.program.prints
+        serial = self.whole or compiled.ordered or compiled.program.has_atomics or compiled.program.prints
         self.shares = 1 if serial else min(workers.count, self.blocks)
-        self.chunk = self.blocks if self.whole or ordered else max(1, min(self.blocks // (self.shares * 8), 1 << 14))
+        in_parts = max(1, min(self.blocks // (self.shares * 8), 1 << 14))
+        self.chunk = self.blocks if self.whole or compiled.ordered else in_parts
         self.records = np.zeros((self.shares, RECORD_SIZE), np.int64)
-        self.records[:, STRICT] = is_strict()
+        self.records[:, STRICT], self.records[:, ORDER] = is_strict(), ORDERS.index(current_order())
         self.lock = threading.Lock()
         self.next, self.running, self.fault = 0, self.shares, None
         self.finished = threading.Event()

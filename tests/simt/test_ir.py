@@ -8,6 +8,7 @@ import pytest
 from numba import float32
 
 from labkit import cuda, ptx
+from labkit.simt import ir
 from labkit.simt.ir import Exit, Inline, IntrinsicCall, Name, Subscript, Sync, fingerprint_of
 from labkit.simt.rewrite import rewrite
 
@@ -101,3 +102,17 @@ def test_the_fingerprint_sees_lines_and_flags(program):
         changed = copy.deepcopy(program)
         change(changed)
         assert fingerprint_of(changed) != fingerprint_of(program)
+
+
+def test_what_others_leave_on_a_node_is_not_followed():
+    """Libraries that show tracebacks set the parent of nodes, and Python shares the node Load among all trees."""
+    tree = ast.parse("x = [y]").body[0]
+    for node in ast.walk(tree):
+        for child in ast.iter_child_nodes(node):
+            child.parent = node
+    try:
+        new = ir.copied(tree)
+        assert ast.unparse(new) == "x = [y]" and new.value.elts[0] is not tree.value.elts[0]
+    finally:
+        for node in ast.walk(tree):
+            vars(node).pop("parent", None)

@@ -27,14 +27,17 @@ from labkit.simt.scope import type_code
 
 
 class Generator:
-    """Writes the Python source of a kernel for one set of argument types."""
+    """Writes the Python source of a kernel for one set of argument types.
 
-    def __init__(self, program, argument_types, checked=True, pretty=False, order="forward", flat=False):
+    ordered: its threads run in the order that the launch asks for, rather than in ascending order.
+    """
+
+    def __init__(self, program, argument_types, checked=True, pretty=False, ordered=False, flat=False):
         self.plan = Plan(program, argument_types)
         if self.plan.needs_types:
             self.plan.carry(variable_types(self.plan, device_functions(self.plan.program, checked)))
-        self.order = order
-        self.flat = flat and order != "scattered"  # blocks have one dimension
+        self.ordered = ordered
+        self.flat = flat and not ordered  # blocks have one dimension
         self.out = Writer(program, checked, pretty)
         self.memory = Memory(self.plan)
         self.masks = ["_m0"] if self.plan.has_waits else []
@@ -53,8 +56,8 @@ class Generator:
         self.out.line("_bdx, _bdy, _bdz = _block")
         self.out.line("_T = _bdx * _bdy * _bdz")
         self.out.line("_P = (_T + 31) // 32 * 32")
-        if self.order == "scattered":
-            self.out.line("_stride = _coprime(_T)")
+        if self.ordered:
+            self.out.line(f"_stride, _offset = _visits(_E[{slot('ORDER')}], _T)")
         if self.flat:
             self.out.line("_ty = _tz = 0")
         self.out.line("_B = _last - _first" if p.cooperative else "_B = 1")
@@ -65,7 +68,7 @@ class Generator:
             self._begin_block()
             self._block(self.plan.tree, "_m0" if self.plan.has_exit else None, [("kernel", ["_m0"])])
         else:
-            self.out.line("for _b in range(_first, _last):" if self.order == "forward" else
+            self.out.line("for _b in range(_first, _last):" if not self.ordered else
                       "for _b in range(_last - 1, _first - 1, -1):")  # fmt: skip
             self.out.indent += 1
             self._block_index()
@@ -145,18 +148,17 @@ class Generator:
                 part = f"[: _dynamic // {itemsize(array.dtype)}]" if array.shape == (0,) else ""
                 self.out.line(f"{name} = _row(_all_{name}, _k){part}")
         base = "_k * _P + " if self.plan.program.cooperative else ""
-        if self.order == "scattered":
+        if self.ordered:
             self.out.line("for _n in range(_T):")
             self.out.indent += 1
-            self.out.line("_linear = _n * _stride % _T")
+            self.out.line("_linear = (_n * _stride + _offset) % _T")
             self.out.line("_tx = _linear % _bdx")
             self.out.line("_ty = _linear // _bdx % _bdy")
             self.out.line("_tz = _linear // (_bdx * _bdy)")
             self.out.line(f"_t = {base}_linear")
         else:
             for axis in "x" if self.flat else "zyx":
-                bounds = f"_bd{axis}" if self.order == "forward" else f"_bd{axis} - 1, -1, -1"
-                self.out.line(f"for _t{axis} in range({bounds}):")
+                self.out.line(f"for _t{axis} in range(_bd{axis}):")
                 self.out.indent += 1
             self.out.line(f"_t = {base}_tx" if self.flat else f"_t = {base}(_tz * _bdy + _ty) * _bdx + _tx")
         if mask:

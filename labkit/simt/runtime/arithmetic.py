@@ -290,14 +290,19 @@ def _selp(test, a, b):
 
 
 @shared_function
-def coprime(n):
-    """A step that visits 0 to n - 1 in a scattered order: no common divisor with n, near n times the golden ratio."""
+def visits(order, n):
+    """(step, offset) of an order other than forward: the k-th thread to run is (k * step + offset) % n.
+
+    In reverse: from n - 1 down. Scattered: a step near n times the golden ratio that has no common divisor with n.
+    """
     never_inline()
+    if order == 1:
+        return n - 1, n - 1
     step = max(1, int(n * 0.618))
     while True:
         a, b = step, n
         while b:
             a, b = b, a % b
         if a == 1:
-            return step
+            return step, 0
         step += 1

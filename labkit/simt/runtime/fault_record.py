@@ -2,9 +2,9 @@
 
 The record `err` is an int64 array of RECORD_SIZE: err[ABORT] is set from outside to stop the kernel, err[ASYNC] says
 where the queues of cp.async are (ptx_copies.py); err[STRICT] is 1 where a barrier of the grid that a GPU would let pass
-is a fault all the same, err[WARNED] the place + 1 of the first that passed so, with four numbers after it; the rest is
-written by the first fault. A fault raises Stop, which the launcher turns into an error that a person can read
-(faults.py of labkit.simt).
+is a fault all the same, err[WARNED] the place + 1 of the first that passed so, with four numbers after it; err[ORDER]
+is the order of the threads, its place in settings.ORDERS; the rest is written by the first fault. A fault raises Stop,
+which the launcher turns into an error that a person can read (faults.py of labkit.simt).
 """
 
 from llvmlite import ir
@@ -15,7 +15,8 @@ from numba.extending import intrinsic
 # The record: where each number stands. INDEX and SHAPE are the first of four.
 ABORT, CODE, SITE, THREAD, BLOCK, COUNT, INDEX, SHAPE, DONE, ASYNC = 0, 1, 2, 3, 4, 5, 6, 10, 14, 15
 STRICT, WARNED = 16, 17
-RECORD_SIZE = 22
+ORDER = 22
+RECORD_SIZE = 23
 MAX_RECORDED_AXES = SHAPE - INDEX
 
 CODES = range(1, 14)

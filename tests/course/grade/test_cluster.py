@@ -18,6 +18,8 @@ from labkit.course.grade.judge import Settings
 from labkit.course.grade.tasks import Task, labkit_digest
 from tests.course.grade.made_up import RIGHT_FUNCTION, function_cells, hand_in, stand_in
 
+pytestmark = pytest.mark.sweep  # README's command installs no dask; .ci/run does, before the sweep
+
 LIMIT_S = 90  # of the whole, on a machine that does other things
 
 
@@ -205,7 +207,6 @@ def test_no_scheduler_no_worker_and_a_scheduler_that_ends_are_named(processes, m
 
 
 @pytest.mark.cpu_device
-@pytest.mark.sweep
 def test_ctrl_c_ends_a_run_on_a_local_cluster_quietly_and_the_next_goes_on(tmp_path):
     pytest.importorskip("distributed", reason="needs dask: pip install -e '.[grade]'")
     if not sandbox.works("namespaces"):
@@ -229,7 +230,6 @@ def test_ctrl_c_ends_a_run_on_a_local_cluster_quietly_and_the_next_goes_on(tmp_p
 
 
 @pytest.mark.cpu_device
-@pytest.mark.sweep
 def test_scores_are_those_of_this_machines_own_processes(processes, tmp_path):
     if not sandbox.works("namespaces"):
         pytest.skip("this system offers no namespaces")
