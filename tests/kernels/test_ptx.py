@@ -56,7 +56,7 @@ PAIRS = [(launcher, op) for op in all_ops() for launcher in op.rungs if kernels_
 CASES = [pytest.param(*pair, id=pair[0].__name__) for pair in PAIRS]
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("launcher", "op"), CASES)
 def test_float32_kernels_compute_in_float32(launcher, op):
     for kernel, signature in launched(launcher, op):
@@ -74,7 +74,7 @@ def test_every_kernel_is_read():
     assert named <= {kernel.__name__ for launcher, op in PAIRS for kernel, _ in launched(launcher, op)}
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("launcher", "op"), CASES)
 def test_kernels_keep_to_their_registers(launcher, op):
     """A spilled register is a load from memory that the source does not have. Rungs that failed may show it."""

@@ -79,6 +79,7 @@ SENTENCES = random_sentences(SMALL)
 # --- Against NumPy ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(1, by="either")
 @pytest.mark.parametrize("form", ["packed", "padded"])
 def test_every_launch_is_right(either, form):
     table = parity(either, SENTENCES, form).check()
@@ -88,6 +89,7 @@ def test_every_launch_is_right(either, form):
         "pooled"]
 
 
+@pytest.mark.sweep
 def test_every_launch_of_the_kernels_for_a_gpu_is_right(tensors):
     parity(MiniLM(SMALL, tensors, np.float16, HALF), SENTENCES).check()
 

@@ -60,7 +60,7 @@ def every_size(launch, **more):
     check(launch, 5, 2, 64, False, before=70, **more)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("down", [2, 8])
 def test_flash_at_awkward_sizes(down):
     def launch(qkv, heads, out, *, cache=None, start=None, causal=False):
@@ -78,7 +78,7 @@ def test_flash_half_at_awkward_sizes(warps, down):
     every_size(launch, dtype=np.float16)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("size", [48, 128])
 @pytest.mark.parametrize("launch", [attention_flash, attention_flash_half, attention_decode, attention_decode_half])
 def test_other_heads(launch, size):
@@ -87,7 +87,7 @@ def test_other_heads(launch, size):
         check(launch, S, 2, size, True, before, dtype=dtype)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("causal", [False, True])
 def test_decode_with_slices_that_are_full_partly_full_and_empty(causal):
     for S, before in ((1, 0), (1, 57), (1, 127), (1, 128), (4, 254), (3, None)):
@@ -124,7 +124,7 @@ def test_large_float16_do_not_overflow():
     np.testing.assert_array_equal(out.copy_to_host(), 100)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sweep
 @pytest.mark.cpu_device
 @pytest.mark.parametrize(("make", "form", "dtype"), [(make_flash, (64, 4), np.float32),
                                                      (make_flash_half, (64, 4, 1), np.float16)])

@@ -64,7 +64,7 @@ def run(way, a, b, offset, shape, **options):
     return found.astype(np.float64)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("weights", [False, True], ids=["a @ b", "x @ w.T"])
 @pytest.mark.parametrize("way", WAYS)
 def test_agrees_at_awkward_sizes(way, weights):
@@ -196,7 +196,7 @@ def variants():
                                                                                  activation=activation)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("tile", "kernel"), [pytest.param(tile, kernel, id=name) for name, tile, kernel in variants()])
 def test_accumulators_stay_in_registers(tile, kernel):
     """wgmma runs on its own only while its sums stay where they are: the compiler says so when it has to move them."""
@@ -221,7 +221,7 @@ def test_accumulators_stay_in_registers(tile, kernel):
     assert taken["registers"] <= (128 if tile is SIMPLE else 168)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_a_residual_is_added_on_the_way_out(tile, in_place):
