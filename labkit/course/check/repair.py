@@ -4,7 +4,7 @@ The changes come from changes.py, the likeliest first. Each is tried on one smal
 without compiling; what is right there is tried on all small cases, in other orders of the threads and under observe.
 Only then does the verdict name the line, and what is wrong in it, not what belongs there instead.
 
-    found = repairs(exercise, answer, case, cases)
+    found = repairs(exercise, answer, attempt.kind, case, cases)
 """
 
 from __future__ import annotations
