@@ -11,7 +11,7 @@ from labkit.kernels.embedding_sum import EMBEDDING_LAYERNORM, EMBEDDING_LAYERNOR
 OPS = (EMBEDDING_LAYERNORM, EMBEDDING_LAYERNORM_HALF)
 
 
-@pytest.mark.sampled(1, by="op")
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("op", "launcher"), [pytest.param(op, launcher, id=launcher.__name__)
                                               for op in OPS for launcher in op.rungs])
 def test_every_rung_agrees(op, launcher):
@@ -24,6 +24,7 @@ def run(launch, inputs, **more):
     return out.copy_to_host()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_the_epsilon_of_bert(op):
     """Tables so small that 1e-5 would hide the spread of a row."""
@@ -37,7 +38,7 @@ def test_the_epsilon_of_bert(op):
     assert np.abs(expected - es.embedding_layernorm_reference(*inputs)).max() > 1
 
 
-@pytest.mark.sampled(1, by="op")
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("launch", [es.embedding_layernorm, es.embedding_then_layernorm], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_indices_that_do_not_exist_give_nan(op, launch):
@@ -59,6 +60,7 @@ def test_the_sum_alone(op):
     np.testing.assert_allclose(run(es.embedding_sum, inputs), expected, rtol=2 * np.finfo(op.dtype).eps, atol=1e-6)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_a_table_at_an_odd_address(op):
     """To the last bit what the aligned table gives, though its numbers are loaded one by one."""

@@ -12,6 +12,7 @@ from labkit.kernels.linear import layers
 from labkit.kernels.linear.layers import LINEAR_GELU, f16_accumulators_error, gelu_tolerance
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("launch", "allowed"), [
     (layers.linear_gelu_double_buffered, gelu_tolerance),
     (layers.linear_gelu_f16_accumulators, lambda *args: gelu_tolerance(*args) + 1.13 * f16_accumulators_error(*args))])
