@@ -52,7 +52,7 @@ pictures.cosines(texts, recorded[chosen])
 #
 # ## Prediction
 #
-# A GPU wants many sentences at once, and sentences differ in length. The usual remedy is *padding*: every sentence is
+# A GPU wants many sentences at once, but sentences differ in length. The usual remedy is *padding*: every sentence is
 # extended to one common length, the model computes all rows, and the results of the padding are ignored. Take 64
 # sentences with 15 tokens on average, padded to 128 tokens each. Write down three numbers before you run the cell. How
 # many rows does the model compute? What fraction of them is padding? And by what factor do the matrix products become
@@ -118,8 +118,7 @@ for number in (5, 10, 33):
 
 # %% [markdown]
 # The greedy rule knows no grammar. It cuts "embedding" after "em", because "em" is in the vocabulary and nothing longer
-# fits, and it takes the English "best" out of a German verb. The model has to make sense of these pieces itself, and it
-# does: the German sentence was the one that landed in the right place.
+# fits, and it finds the English "best" in a German verb. Making sense of such pieces is left to the model.
 #
 # With the whole vocabulary, and some care for accents, Chinese characters and very long words, this is how every BERT
 # reads. From here on we take the tokens as recorded.
@@ -207,8 +206,8 @@ pictures.layouts(lengths)
 #
 # What does packing cost the kernels? Almost nothing. Products, GELU and LayerNorm treat each row by itself and do not
 # care which sentence it belongs to. Only attention and pooling need to know, and they read two small arrays from device
-# memory: where each sentence begins, and how long it is. A padded batch is described by the same two arrays. So the
-# kernels do not even know which layout they are working on.
+# memory: where each sentence begins, and how long it is. A padded batch is described by the same two arrays, so no
+# kernel can tell which layout it is working on.
 
 # %%
 for form in minilm.FORMS:
@@ -229,10 +228,12 @@ print("multiplied by a mask:", (x * mask).sum() / mask.sum())
 print("not read at all:     ", x[:2].mean())
 
 # %% [markdown]
-# In floating point 0 × NaN is NaN, and so is 0 × ∞. A mask that multiplies works until the day when the padding
-# contains one of them. A kernel that must not be influenced by a row should not read it. To find out whether ours keep
-# to that rule, we poison the batch: every padding row gets the token −1, which is in no vocabulary, and for which the
-# embedding returns a row of NaN.
+# In floating point 0 × NaN is NaN, and so is 0 × ∞. Attention has the same trap: a score that is masked with −∞ gets
+# the weight 0, and the weight is then multiplied with the row of values. Such a mask works until the day when the
+# padding contains a NaN. A kernel that must not be influenced by a row should not read it.
+#
+# To find out whether ours keep to that rule, we poison the batch: every padding row gets the token −1, which is in no
+# vocabulary, and for which the embedding returns a row of NaN.
 
 # %%
 shape, host = minilm.lay_out(ids, "padded")
@@ -301,7 +302,8 @@ print(f"cosines of the ten sentences, with random weights: {untrained.min():.2f}
 # %% [markdown]
 # A sentence without tokens has no mean; 0 / 0 would be NaN. The kernel divides by at least 1, and the normalisation by
 # at least a tiny number, so that the result is a row of zeros: a vector whose cosine with everything is 0. This is not
-# the same as the empty *text*, which still has its two marks, `[CLS]` and `[SEP]`, and therefore a proper embedding.
+# the same as the empty *text*, which still has its two special tokens, `[CLS]` and `[SEP]`, and therefore a proper
+# embedding.
 #
 # The last line is a warning. Our random model finds all ten sentences nearly alike, penguins and kernels included. It
 # runs the same launches on the same tokens as the real one; that its angles mean nothing is a matter of training alone.
@@ -319,9 +321,9 @@ exact = minilm.MiniLM(config, tensors, np.float32)
 parity(exact, ids).check()
 
 # %% [markdown]
-# Now two mistakes that are easily made when a model is ported. BERT's configuration asks for an epsilon of 1e-12 in its
-# LayerNorm; the usual default, in PyTorch and in lesson 11, is 1e-5. And there is the GELU with tanh, which GPT-2 uses.
-# Both models still run, and both produce embeddings of length 1. How far from 1 will the cosine with the correct
+# Now for two mistakes that are easily made when a model is ported. BERT's configuration asks for an epsilon of 1e-12 in
+# its LayerNorm; the usual default, in PyTorch and in lesson 11, is 1e-5. And there is the GELU with tanh, which GPT-2
+# uses. Both models still run, and both produce embeddings of length 1. How far from 1 will the cosine with the correct
 # embeddings be, and would you have noticed?
 
 # %%
@@ -349,12 +351,12 @@ for mistake, kernels in mistakes.items():
     other = exact.with_kernels(kernels)
     first = parity(other, ids).first
     print(f"{mistake:15} smallest cosine {cosines(other.embed(ids), truth).min():.8f}; the first that differs: "
-          f"{first and first.name}")
+          f"{first.name if first else '-'}")
 
 # %% [markdown]
-# A cosine close to 1 proves little: both mistakes hide in its last digits. The comparison by launch finds each of them
-# at once and names the place. (It is done in float32, because the roundings of float16 would cover up the wrong GELU.)
-# With the real weights the last word belongs to transformers itself.
+# A cosine close to 1 proves little: both mistakes hide in its last digits. The comparison launch by launch finds each
+# of them at once and names the place. (It is done in float32, because the roundings of float16 would cover up the wrong
+# GELU.) With the real weights the last word belongs to transformers itself.
 
 # %%
 from labkit.models import weights
@@ -362,9 +364,7 @@ from labkit.models.sentences import Encoder
 
 encoder = Encoder.from_pretrained("minilm", dtype=np.float32) if weights.is_there(weights.MINILM) else None
 if encoder:
-    few = [text["text"] for text in golden[:30]]
-    print(f"smallest cosine of {len(few)} texts with transformers': "
-          f"{cosines(encoder.encode(few), recorded[: len(few)]).min():.8f}")
+    print(f"smallest cosine with transformers': {cosines(encoder.encode(texts), recorded[chosen]).min():.8f}")
 else:
     print("The weights are not on this machine: `labkit weights minilm`, then run this cell again.")
 
