@@ -328,62 +328,13 @@ def _attended_with(words, lengths):
     return Reach(words, turn, {"B": 3, "S": 5})
 
 
-@cuda.jit
-def attend_padding_as_zero(queries, keys, values, lengths, out):
-    t, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    S = queries.shape[0] // lengths.size
-    first, seen = t - t % S, lengths[t // S]
-    row_max, row_sum, acc = float32(-math.inf), float32(0.0), float32(0.0)
-    for j in range(S):
-        score = queries[t, lane] * keys[first + j, lane]
-        for distance in (16, 8, 4, 2, 1):
-            score += cuda.shfl_xor_sync(ALL_LANES, score, distance)
-        score = score * float32(0.17677669) if j < seen else float32(0.0)
-        new = max(row_max, score)
-        factor, weight = math.exp(row_max - new), math.exp(score - new)
-        row_sum = row_sum * factor + weight
-        acc = acc * factor + weight * values[first + j, lane]
-        row_max = new
-    out[t, lane] = acc / row_sum if t - first < seen else float32(0.0)
+SCALED = "score *= float32(0.17677669)"
 
 
-@cuda.jit
-def attend_padding_far_below(queries, keys, values, lengths, out):
-    t, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    S = queries.shape[0] // lengths.size
-    first, seen = t - t % S, lengths[t // S]
-    row_max, row_sum, acc = float32(-math.inf), float32(0.0), float32(0.0)
-    for j in range(S):
-        score = queries[t, lane] * keys[first + j, lane]
-        for distance in (16, 8, 4, 2, 1):
-            score += cuda.shfl_xor_sync(ALL_LANES, score, distance)
-        score = score * float32(0.17677669) if j < seen else float32(-10000.0)
-        new = max(row_max, score)
-        factor, weight = math.exp(row_max - new), math.exp(score - new)
-        row_sum = row_sum * factor + weight
-        acc = acc * factor + weight * values[first + j, lane]
-        row_max = new
-    out[t, lane] = acc / row_sum if t - first < seen else float32(0.0)
-
-
-@cuda.jit
-def attend_padding_in_the_maximum(queries, keys, values, lengths, out):
-    t, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    S = queries.shape[0] // lengths.size
-    first, seen = t - t % S, lengths[t // S]
-    row_max, row_sum, acc = float32(-math.inf), float32(0.0), float32(0.0)
-    for j in range(S):
-        score = queries[t, lane] * keys[first + j, lane]
-        for distance in (16, 8, 4, 2, 1):
-            score += cuda.shfl_xor_sync(ALL_LANES, score, distance)
-        score *= float32(0.17677669)
-        new = max(row_max, score)
-        factor, weight = math.exp(row_max - new), math.exp(score - new)
-        if j < seen:
-            row_sum = row_sum * factor + weight
-            acc = acc * factor + weight * values[first + j, lane]
-        row_max = new
-    out[t, lane] = acc / row_sum if t - first < seen else float32(0.0)
+def _padding_scored(score: str) -> Edit:
+    """All S rows are read, and those of padding have this score."""
+    return Edit("for j in range(seen):", "for j in range(S):",
+                SCALED, f"{SCALED}\nif j >= seen:\n    score = {score}")
 
 
 ATTEND_PADDED = KernelExercise(
@@ -407,9 +358,14 @@ ATTEND_PADDED = KernelExercise(
                   lambda rng, queries, keys, *others: (-np.abs(queries) - 9, np.abs(keys) + 9, *others)),
             *of(2, HUGE_AND_TINY), *of((0, 1), ZEROS)),
     wrong={
-        "the score of padding is 0, and the exponential of 0 is not": attend_padding_as_zero,
-        "the score of padding is -10000: its weight is 0, but 0 times NaN is NaN": attend_padding_far_below,
-        "padding still counts in the maximum": attend_padding_in_the_maximum,
+        "the score of padding is 0, and the exponential of 0 is not": _padding_scored("float32(0.0)"),
+        "the score of padding is -10000: its weight is 0, but 0 times NaN is NaN": _padding_scored("float32(-10000.0)"),
+        "padding is left out of the sum of the weights, but its values are added":
+            Edit("for j in range(seen):", "for j in range(S):",
+                 "row_sum = row_sum * factor + weight",
+                 "row_sum = row_sum * factor + (weight if j < seen else float32(0.0))"),
+        "all rows of the batch are keys of every token":
+            Edit("for j in range(seen):", "for j in range(-first, queries.shape[0] - first):"),
         "the keys are those of the first sentence, for all of them":
             Edit("queries[t, lane] * keys[first + j, lane]", "queries[t, lane] * keys[j, lane]"),
         "the values are those of the first sentence, for all of them":
@@ -418,7 +374,7 @@ ATTEND_PADDED = KernelExercise(
         "the last token is left out": Edit("for j in range(seen):", "for j in range(seen - 1):"),
         "rows of padding get a result, too: they are to be 0":
             Edit("acc / row_sum if t - first < seen else float32(0.0)", "acc / row_sum"),
-        "the scores are not divided by the root of 32": Edit("score *= float32(0.17677669)", ""),
+        "the scores are not divided by the root of 32": Edit(SCALED, ""),
     },
 )
 
@@ -474,7 +430,8 @@ NEAREST = FunctionExercise(
     name="nearest",
     reference=_nearest,
     inputs=_passages,
-    sizes=tuple({"N": N, "C": C, "k": k} for N, C, k in ((1, 1, 1), (5, 3, 2), (9, 8, 9), (60, 17, 5), (300, 64, 10))),
+    sizes=tuple({"N": N, "C": C, "k": k} for N, C, k in  # np.argpartition happens to sort up to 256 of them
+                ((1, 1, 1), (5, 3, 2), (9, 8, 9), (60, 17, 5), (300, 64, 10), (1500, 8, 700))),
     random_size=lambda rng: {"N": int(rng.integers(20, 90)), "C": int(rng.integers(4, 40)),
                              "k": int(rng.integers(2, 15))},
     tolerance=lambda query, passages, k: np.full(k, 4 * EPS32 * (np.sqrt(query.size) + 4)),
@@ -492,8 +449,9 @@ NEAREST = FunctionExercise(
         "the products are divided by the squares of the lengths":
             Edit("np.maximum(np.linalg.norm(passages, axis=1), 1e-12)",
                  "np.maximum(np.linalg.norm(passages, axis=1) ** 2, 1e-12)"),
-        "the length of the whole array is taken, not of each row":
-            Edit("np.linalg.norm(passages, axis=1)", "np.linalg.norm(passages)"),
+        "the columns are divided by their lengths, not the rows by theirs":
+            Edit("(passages @ query) / np.maximum(np.linalg.norm(passages, axis=1), 1e-12)",
+                 "(passages / np.maximum(np.linalg.norm(passages, axis=0), 1e-12)) @ query"),
         "the farthest come first": Edit("np.argsort(-cosines", "np.argsort(cosines"),
         "the sign is lost: what points the other way counts as near":
             Edit("np.argsort(-cosines", "np.argsort(-np.abs(cosines)"),
