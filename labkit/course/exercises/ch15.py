@@ -123,7 +123,7 @@ WORD_PIECES = FunctionExercise(
     name="word_pieces",
     reference=_word_pieces,
     inputs=_word_inputs,
-    sizes=tuple({"letters": n, "pieces": p} for n, p in ((1, 2), (4, 3), (9, 12), (30, 40))),
+    sizes=tuple({"letters": n, "pieces": p} for n, p in ((1, 2), (4, 3), (9, 12), (150, 60))),
     domain=(Reach("no piece fits a letter in the middle of the word", _word("abxab", "ab", "##ab", "##b")),
             Reach("no piece fits the last letter", _word("abx", "a", "ab", "##b")),
             Reach("no piece fits the first letter", _word("xab", "ab", "##ab", "##a", "##b")),
