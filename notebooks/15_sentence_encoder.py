@@ -54,14 +54,14 @@ pictures.cosines(texts, recorded[chosen])
 #
 # A GPU wants many sentences at once, but sentences differ in length. The usual remedy is *padding*: every sentence is
 # extended to one common length, the model computes all rows, and the results of the padding are ignored. Take 64
-# sentences with 15 tokens on average, padded to 128 tokens each. Write down three numbers before you run the cell. How
-# many rows does the model compute? What fraction of them is padding? And by what factor do the matrix products become
-# more expensive?
+# sentences of about 15 tokens on average, padded to 128 tokens each. Write down three numbers before you run the cell.
+# How many rows does the model compute? What fraction of them is padding? And by what factor do the matrix products
+# become more expensive?
 
 # %%
 from labkit.models import minilm
 
-lengths = np.clip(np.random.default_rng(27).gamma(3.0, 5.0, 64).round(), 3, None).astype(int)
+lengths = np.clip(np.random.default_rng(28).gamma(3.0, 5.0, 64).round(), 3, None).astype(int)
 minilm_size = minilm.Config()  # the defaults are all-MiniLM-L6-v2's
 flops_a_row = 2 * minilm_size.num_hidden_layers * sum(out * into for out, into in minilm_size.products)
 rows, tokens = 64 * 128, lengths.sum()
@@ -156,7 +156,7 @@ show_source(embedding_sum_kernel)
 # one launch, as in lesson 11: one warp for each row, and the sum never leaves the registers.
 
 # %%
-agree(EMBEDDING_LAYERNORM, ["embedding_layernorm_fused"], sizes=({"T": 5, "C": 384}, {"T": 3, "C": 13}))
+agree(EMBEDDING_LAYERNORM, ["embedding_layernorm_fused"], sizes=({"T": 5, "C": 64}, {"T": 3, "C": 13}))
 
 # %% [markdown]
 # ## One layer
@@ -291,7 +291,8 @@ show_source(rows_of)
 show_source(mean_pool_columns_kernel)
 
 # %%
-agree(MEAN_POOL_NORMALIZED, ["mean_pool_normalized_fused"])
+sizes = {"B": 3, "T": 130, "C": 64}, {"B": 5, "T": 3, "C": 13}
+agree(MEAN_POOL_NORMALIZED, ["mean_pool_normalized_fused"], sizes=sizes)
 
 # %%
 found = model.embed([[], [101, 102], ids[0]])
