@@ -215,16 +215,14 @@ MEAN_POOL = KernelExercise(
             _pooled_with("every sentence is followed by rows of padding", lambda old: old, gap=7),
             *of(0, *SUMMED)),
     wrong={
-        "the sum of an empty sentence is divided by 0": Edit("float32(max(lengths[b], 1))", "float32(lengths[b])"),
-        "empty sentences are left unwritten":
-            Edit("if col < x.shape[1]:", "if col < x.shape[1] and lengths[b] > 0:"),
+        "an empty sentence is divided by 0, or left unwritten; its mean is to be 0":
+            Edit("float32(max(lengths[b], 1))", "float32(lengths[b])"),
         "the sum is not divided": Edit("total / float32(max(lengths[b], 1))", "total"),
         "the sum is divided by one number for all sentences, the rows of the batch over their count":
             Edit("float32(max(lengths[b], 1))", "float32(max(x.shape[0] // lengths.size, 1))"),
         "every sentence is read from the first row on": Edit("range(begins[b], begins[b] + lengths[b])",
                                                             "range(lengths[b])"),
         "the length is taken for the end": Edit("begins[b] + lengths[b]", "lengths[b]"),
-        "the sentence is read to the end of the batch": Edit("begins[b] + lengths[b]", "x.shape[0]"),
         "the last token is left out": Edit("begins[b] + lengths[b]", "begins[b] + lengths[b] - 1"),
         "no guard: the last block of columns is not full": Edit("if col < x.shape[1]:", "if True:"),
         "columns are counted within a block: those after 64 are never written":
@@ -309,25 +307,37 @@ def _attend_inputs(rng, B, S):
 
 
 def _padding_holds(value, *which):
-    """This number in the rows of padding, of these of the three arrays."""
+    """Sentences that all have padding; there these of the three arrays hold this number."""
     def turn(rng, *inputs):
         *parts, lengths = inputs
         S = len(parts[0]) // len(lengths)
-        is_padding = (np.arange(S) >= lengths[:, None]).reshape(-1, 1)
-        return *(np.where(is_padding, np.float32(value), part) if number in which else part
-                 for number, part in enumerate(parts)), lengths
+        lengths = (S - 1 - np.arange(len(lengths)) % S).astype(np.int32)
+        return *_with_padding(parts, lengths, value, which), lengths
 
     return turn
 
 
+def _with_padding(parts, lengths, value, which):
+    is_padding = (np.arange(len(parts[0]) // len(lengths)) >= lengths[:, None]).reshape(-1, 1)
+    return (np.where(is_padding, np.float32(value), part) if number in which else part
+            for number, part in enumerate(parts))
+
+
 def _attended_with(words, lengths):
+    """NaN in all padding, and the lengths that `lengths` makes of those that were drawn and S."""
     def turn(rng, *inputs):
-        new = lengths(inputs[-1], len(inputs[0]) // len(inputs[-1])).astype(np.int32)
-        return _padding_holds(np.nan, 0, 1, 2)(rng, *inputs[:3], new)
+        *parts, old = inputs
+        new = lengths(old, len(parts[0]) // len(old)).astype(np.int32)
+        return *_with_padding(parts, new, np.nan, (0, 1, 2)), new
 
-    return Reach(words, turn, {"B": 3, "S": 5})
+    return Reach(words, turn, PADDED)
 
 
+def _far_below(rng, queries, keys, values, lengths):
+    return _padding_holds(0, 0, 1)(rng, -np.abs(queries) - 9, np.abs(keys) + 9, values, lengths)
+
+
+PADDED = {"B": 3, "S": 5}
 SCALED = "score *= float32(0.17677669)"
 
 
@@ -345,17 +355,16 @@ ATTEND_PADDED = KernelExercise(
     sizes=tuple({"B": B, "S": S} for B, S in ((1, 1), (2, 3), (3, 5), (2, 16), (1, 40))),
     launch=lambda B, S: (B * S, WIDE),
     tolerance=_attended_tolerance,
-    observe_sizes=({"B": 3, "S": 5},),
-    domain=(Reach("keys of padding are far above the others", _padding_holds(100, 1), {"B": 3, "S": 5}),
-            Reach("values of padding are NaN", _padding_holds(np.nan, 2), {"B": 3, "S": 5}),
-            Reach("all that padding holds is NaN", _padding_holds(np.nan, 0, 1, 2), {"B": 3, "S": 5}),
+    observe_sizes=(PADDED,),
+    domain=(Reach("keys of padding are far above the others", _padding_holds(100, 1), PADDED),
+            Reach("values of padding are NaN", _padding_holds(np.nan, 2), PADDED),
+            Reach("all scores are far below 0, except those of padding", _far_below, PADDED),
+            Reach("all that padding holds is NaN", _padding_holds(np.nan, 0, 1, 2), PADDED),
             _attended_with("no sentence has padding", lambda old, S: 0 * old + S),
             _attended_with("every sentence has a single token", lambda old, S: 0 * old + 1),
             _attended_with("all sentences are empty", lambda old, S: 0 * old),
             _attended_with("the first sentence is empty", lambda old, S: np.minimum(np.arange(len(old)) * S, S - 1)),
             Reach("scores are thousands apart", lambda rng, queries, *others: (200 * queries, *others)),
-            Reach("all scores are far below 0",
-                  lambda rng, queries, keys, *others: (-np.abs(queries) - 9, np.abs(keys) + 9, *others)),
             *of(2, HUGE_AND_TINY), *of((0, 1), ZEROS)),
     wrong={
         "the score of padding is 0, and the exponential of 0 is not": _padding_scored("float32(0.0)"),
@@ -572,15 +581,8 @@ EMBED_NORM = KernelExercise(
     wrong={
         "the position is the row; in a batch each sentence begins at 0 again": Edit("positions[t]", "t"),
         "the type is never added": Edit(" + kinds[kind, col]", ""),
-        "the position is never added": Edit(" + places[place, col]", ""),
-        "types and positions are exchanged":
-            Edit("kinds[kind, col] + places[place, col]", "kinds[place % 2, col] + places[kind, col]"),
         "epsilon is GPT-2's 1e-5, and BERT's is 1e-12": Edit("float32(1e-12)", "float32(1e-5)"),
         "no epsilon: a row without variance is divided by 0": Edit(" + float32(1e-12)", ""),
-        "the variance is divided by the columns less one":
-            Edit("cuda.rsqrt(squares / float32(columns)", "cuda.rsqrt(squares / float32(columns - 1)"),
-        "the mean is divided by the 32 lanes, not by the columns":
-            Edit("mean = total / float32(columns)", "mean = total / float32(32)"),
         "the last shuffle of the mean, with the neighbour, is missing":
             Edit("for distance in (16, 8, 4, 2, 1):\n"
                  "    total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)",
@@ -589,7 +591,6 @@ EMBED_NORM = KernelExercise(
         "`shfl_down_sync`: only lane 0 has the sum of the row":
             Edit("total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)",
                  "total += cuda.shfl_down_sync(0xFFFFFFFF, total, distance)"),
-        "the bias is missing": Edit(" * weight[col] + bias[col]", " * weight[col]"),
         "no guard: the last block has warps without a row": Edit("if t < out.shape[0]:", "if True:"),
         "one pass for both sums: the variance is the difference of two large numbers": embed_norm_in_one_pass,
         "one element a lane: rows longer than 32 are left unfinished": embed_norm_one_element_a_lane,
