@@ -23,10 +23,10 @@
 # It is 1 for the same direction and 0 for a right angle. If every embedding has length 1, the denominator disappears,
 # and comparing a question with a million texts is a single matrix product.
 #
-# Our model is all-MiniLM-L6-v2, one of the most widely used: a BERT with six layers, whose embeddings have 384 numbers.
-# Its weights do not come with the course (`labkit weights minilm` downloads them), but this lesson does not need them.
-# The course's tests contain the embeddings of 48 texts, computed with the library transformers in float64. Here are ten
-# of them. Before you look at the figure, guess which two are closest, and whether the German sentence is closer to its
+# Our model is all-MiniLM-L6-v2, one of the most widely used: a BERT with six layers and embeddings of 384 numbers. Its
+# weights do not come with the course (`labkit weights minilm` downloads them), but this lesson does not need them. The
+# course's tests contain the embeddings of 48 texts, computed with the library transformers in float64. Here are ten of
+# them. Before you look at the figure, guess which two are closest, and whether the German sentence is closer to its
 # translation or to any other.
 
 # %%
@@ -71,7 +71,7 @@ print(f"products: {flops_a_row * rows / 1e9:.0f} GFLOP with the padding, {flops_
 
 # %% [markdown]
 # Nearly nine rows out of ten are computed and thrown away. No kernel can be tuned well enough to make up for that. We
-# shall come back to it as soon as there is a model to feed.
+# shall come back to this once there is a model to feed.
 #
 # ## From text to tokens
 #
@@ -125,8 +125,8 @@ for number in (5, 10, 33):
 #
 # ## A model to take apart
 #
-# To look inside we need weights. Where the real ones are missing, random ones will do: a wrong kernel is wrong with any
-# weights. This is a BERT with MiniLM's vocabulary and its heads of 32 numbers, but with two narrow layers.
+# To look inside the model we need weights, and random ones will do: a kernel that is wrong is wrong with them, too.
+# This is a BERT with MiniLM's vocabulary and heads of 32 numbers, but with only two narrow layers.
 
 # %%
 from labkit import agree, device, show_source
@@ -194,7 +194,7 @@ pictures.layer_launches(config, launches[0][1][0])
 #
 # How do 64 sentences of different lengths become one array? The model accepts three layouts: padded to 128, padded to
 # the longest sentence of the batch (rounded up to 16, the height of a tensor core's tile), and *packed*, which means
-# end to end with nothing in between. How many rows does each of them have, for the sentences of the prediction?
+# end to end with nothing in between. How many rows will each of them have for the sentences of the prediction?
 
 # %%
 pictures.layouts(lengths)
@@ -302,8 +302,8 @@ print(f"cosines of the ten sentences, with random weights: {untrained.min():.2f}
 
 # %% [markdown]
 # A sentence without tokens has no mean; 0 / 0 would be NaN. The kernel divides by at least 1, and the normalisation by
-# at least a tiny number, so that the result is a row of zeros: a vector whose cosine with everything is 0. This is not
-# the same as the empty *text*, which still has its two special tokens, `[CLS]` and `[SEP]`, and therefore a proper
+# at least a tiny number, so that the result is a row of zeros, whose product with any embedding is 0. This is not the
+# same as the empty *text*, which still has its two special tokens, `[CLS]` and `[SEP]`, and therefore a proper
 # embedding.
 #
 # The last line is a warning. Our random model finds all ten sentences nearly alike, penguins and kernels included. It
@@ -357,7 +357,7 @@ for mistake, kernels in mistakes.items():
 # %% [markdown]
 # A cosine close to 1 proves little: both mistakes hide in its last digits. The comparison launch by launch finds each
 # of them at once and names the place. (It is done in float32, because the roundings of float16 would cover up the wrong
-# GELU.) With the real weights the last word belongs to transformers itself.
+# GELU.) With the real weights, transformers itself has the last word.
 
 # %%
 from labkit.models import weights
@@ -410,11 +410,12 @@ print(f"two passages of the course at random: {middle:.2f}; nine in ten lie betw
 # the texts of one collection, and a threshold for "means the same" has to be found anew for each collection and each
 # model.
 #
-# Where the weights are missing, `labkit search` falls back on shared words, weighted by how rare they are. Change the
-# question to one of your own, and see how far each of the two gets.
+# Last, a question. Lesson 14 answers it in its section "Chance", in other words. Where the weights are missing, `labkit
+# search` falls back on words that question and passage share, weighted by how rare they are. Does that find the
+# section? With the weights, the same cell searches by meaning.
 
 # %%
-question = "threads that wait for each other for ever"
+question = "picking the next word at random"
 hits, remark = search.search(course, question, encoder and encoder.encode)
 print(question)
 for hit in hits[:3]:
@@ -454,7 +455,8 @@ print(remark)
 #   poison the batch again.
 # - With the weights: find two sentences that mean the opposite of each other and still have a cosine above 0.8.
 #
-# The exercises for this lesson build the pieces yourself, and put your kernels into the model with parity by launch.
+# In the exercises for this lesson you write pieces of this model yourself, and put one of your kernels to work in it,
+# with every launch compared.
 #
-# Next: **Matching PyTorch**, where the same model is made as fast as it can be, and the padding is paid for in
+# Next: **Matching PyTorch**, where the same model becomes as fast as we can make it, and padding is paid for in
 # microseconds.
