@@ -63,11 +63,12 @@ from labkit.models import minilm
 
 lengths = np.clip(np.random.default_rng(28).gamma(3.0, 5.0, 64).round(), 3, None).astype(int)
 minilm_size = minilm.Config()  # the defaults are all-MiniLM-L6-v2's
-flops_a_row = 2 * minilm_size.num_hidden_layers * sum(out * into for out, into in minilm_size.products)
+weights_of_a_layer = sum(outputs * inputs for outputs, inputs in minilm_size.products)
+gflop_a_row = 2e-9 * weights_of_a_layer * minilm_size.num_hidden_layers
 rows, tokens = 64 * 128, lengths.sum()
-print(f"{tokens} tokens, between {lengths.min()} and {lengths.max()} in a sentence; {rows:,} rows")
+print(f"{tokens} tokens, {lengths.min()} to {lengths.max()} in a sentence; {rows:,} rows")
 print(f"{1 - tokens / rows:.0%} of the rows are padding")
-print(f"products: {flops_a_row * rows / 1e9:.0f} GFLOP with the padding, {flops_a_row * tokens / 1e9:.0f} without")
+print(f"products: {gflop_a_row * rows:.0f} GFLOP with the padding, {gflop_a_row * tokens:.0f} without")
 
 # %% [markdown]
 # Nearly nine rows out of ten are computed and thrown away. No kernel can be tuned well enough to make up for that. We
@@ -86,9 +87,10 @@ print(f"products: {flops_a_row * rows / 1e9:.0f} GFLOP with the padding, {flops_
 import re
 
 tiny = {piece: int(number) for piece, number in re.findall(r"(\S+) (\d+)", """
-    [UNK] 100 [CLS] 101 [SEP] 102 . 1012 ? 1029 b 1038 e 1041 is 2003 ##s 2015 be 2022 my 2026 ##e 2063 ##ing 2075
-    ##d 2094 ##t 2102 best 2190 ##h 2232 every 2296 water 2300 large 2312 why 2339 ##b 2497 bed 2793 fast 3435 32 3590
-    slow 4030 ##di 4305 ##ding 4667 parallel 5903 em 7861 ##bed 8270 ##eh 11106 thread 11689 kernel 16293 ein 16417
+    [UNK] 100 [CLS] 101 [SEP] 102 . 1012 ? 1029 b 1038 e 1041 is 2003 ##s 2015 be 2022
+    my 2026 ##e 2063 ##ing 2075 ##d 2094 ##t 2102 best 2190 ##h 2232 every 2296 water 2300
+    large 2312 why 2339 ##b 2497 bed 2793 fast 3435 32 3590 slow 4030 ##di 4305 ##ding 4667
+    parallel 5903 em 7861 ##bed 8270 ##eh 11106 thread 11689 kernel 16293 ein 16417
     threads 16457 cache 17053 aus 17151 warp 24136""")}
 
 
@@ -108,7 +110,8 @@ def pieces_of(word, vocabulary):
 
 def tokenize(text, vocabulary):
     words = re.findall(r"\w+|[^\w\s]", text.lower())
-    return ["[CLS]", *(piece for word in words for piece in pieces_of(word, vocabulary)), "[SEP]"]
+    pieces = [piece for word in words for piece in pieces_of(word, vocabulary)]
+    return ["[CLS]", *pieces, "[SEP]"]
 
 
 for number in (5, 10, 33):
@@ -131,14 +134,17 @@ for number in (5, 10, 33):
 # %%
 from labkit import agree, device, show_source
 
-config = minilm.Config(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=256)
+config = minilm.Config(hidden_size=64, num_hidden_layers=2, num_attention_heads=2,
+                       intermediate_size=256)
 rng = np.random.default_rng(0)
 tensors = {}
 for name, shape in minilm.shapes(config).items():
     scale = shape[1] ** -0.5 if name.startswith("encoder") and len(shape) == 2 else 0.05
-    tensors[name] = scale * rng.standard_normal(shape, np.float32) + ("LayerNorm.weight" in name)
+    middle = 1 if name.endswith("LayerNorm.weight") else 0
+    tensors[name] = middle + scale * rng.standard_normal(shape, np.float32)
 model = minilm.MiniLM(config, tensors, device.pick(gpu=np.float16, cpu=np.float32))
-print(f"{sum(tensor.size for tensor in tensors.values()):,} parameters, {model.dtype}, on {device.name()}")
+count = sum(tensor.size for tensor in tensors.values())
+print(f"{count:,} parameters, {model.dtype}, on {device.name()}")
 
 # %% [markdown]
 # Its first kernel gathers. A row is the sum of three table rows: one for the word, one for its position, and one for
@@ -156,7 +162,8 @@ show_source(embedding_sum_kernel)
 # one launch, as in lesson 11: one warp for each row, and the sum never leaves the registers.
 
 # %%
-agree(EMBEDDING_LAYERNORM, ["embedding_layernorm_fused"], sizes=({"T": 5, "C": 64}, {"T": 3, "C": 13}))
+sizes = {"T": 5, "C": 64}, {"T": 3, "C": 13}
+agree(EMBEDDING_LAYERNORM, ["embedding_layernorm_fused"], sizes=sizes)
 
 # %% [markdown]
 # ## One layer
@@ -173,8 +180,8 @@ launches = []
 model.embed(ids, watch=lambda name, array: launches.append((name, array.shape)))
 for name, shape in launches[:9]:
     print(f"{name:28} {shape}")
-print(f"...\n{len(launches)} launches with {config.num_hidden_layers} layers; the real model takes "
-      f"{2 + 7 * minilm_size.num_hidden_layers}")
+print(f"...\n{len(launches)} launches with {config.num_hidden_layers} layers; "
+      f"the real model takes {2 + 7 * minilm_size.num_hidden_layers}")
 
 # %%
 pictures.layer_launches(config, launches[0][1][0])
@@ -260,8 +267,10 @@ print("NaN in the embeddings:", np.isnan(poisoned).any())
 
 # %%
 packed = model.embed(ids, "packed")
-others = {"padded": model.embed(ids, "padded"), "padded to 128": model.embed(ids, "padded_to_128"),
-          "padded with NaN": poisoned, "each sentence alone": np.concatenate([model.embed([one]) for one in ids])}
+others = {"padded": model.embed(ids, "padded"),
+          "padded to 128": model.embed(ids, "padded_to_128"),
+          "padded with NaN": poisoned,
+          "each sentence alone": np.concatenate([model.embed([one]) for one in ids])}
 for name, embeddings in others.items():
     print(f"{name:20} the same bits as packed: {np.array_equal(embeddings, packed)}")
 
@@ -298,7 +307,7 @@ agree(MEAN_POOL_NORMALIZED, ["mean_pool_normalized_fused"], sizes=sizes)
 found = model.embed([[], [101, 102], ids[0]])
 print("lengths of the embeddings:", np.linalg.norm(found, axis=1).round(6))
 untrained = (packed @ packed.T)[np.triu_indices(len(ids), 1)]
-print(f"cosines of the ten sentences, with random weights: {untrained.min():.2f} to {untrained.max():.2f}")
+print(f"cosines of the ten sentences: {untrained.min():.2f} to {untrained.max():.2f}")
 
 # %% [markdown]
 # A sentence without tokens has no mean; 0 / 0 would be NaN. The kernel divides by at least 1, and the normalisation by
@@ -307,8 +316,8 @@ print(f"cosines of the ten sentences, with random weights: {untrained.min():.2f}
 # embedding.
 #
 # The last line is a warning. Our random model finds all ten sentences nearly alike, penguins and kernels included. It
-# runs the same launches on the same tokens as the real one; that its angles mean nothing is a matter of training alone.
-# So a plausible cosine is no evidence that a model is right, and we need better.
+# makes the same launches as the real one; the meaning of an angle comes from training alone. So whether a kernel is
+# right cannot be judged from its cosines. That takes a comparison with the truth.
 #
 # ## Is it right?
 #
@@ -351,8 +360,8 @@ mistakes = {"none": exact.kernels,
 for mistake, kernels in mistakes.items():
     other = exact.with_kernels(kernels)
     first = parity(other, ids).first
-    print(f"{mistake:15} smallest cosine {cosines(other.embed(ids), truth).min():.8f}; the first that differs: "
-          f"{first.name if first else '-'}")
+    print(f"{mistake:15} smallest cosine {cosines(other.embed(ids), truth).min():.8f}; "
+          f"the first that differs: {first.name if first else '-'}")
 
 # %% [markdown]
 # A cosine close to 1 proves little: both mistakes hide in its last digits. The comparison launch by launch finds each
@@ -363,11 +372,13 @@ for mistake, kernels in mistakes.items():
 from labkit.models import weights
 from labkit.models.sentences import Encoder
 
-encoder = Encoder.from_pretrained("minilm", dtype=np.float32) if weights.is_there(weights.MINILM) else None
-if encoder:
-    print(f"smallest cosine with transformers': {cosines(encoder.encode(texts), recorded[chosen]).min():.8f}")
+encoder = None
+if weights.is_there(weights.MINILM):
+    encoder = Encoder.from_pretrained("minilm", dtype=np.float32)
+    with_theirs = cosines(encoder.encode(texts), recorded[chosen])
+    print(f"smallest cosine with the embeddings of transformers: {with_theirs.min():.8f}")
 else:
-    print("The weights are not on this machine: `labkit weights minilm`, then run this cell again.")
+    print("The weights are not here: `labkit weights minilm`, then run this cell again.")
 
 # %% [markdown]
 # ## What it is for
@@ -393,7 +404,8 @@ from labkit.course.passages import passages
 
 course = registry.load()
 index = search.Index.read(search.index_path(course))
-known = [one for one in passages(course) if one.digest in index.rows and one.lesson != "15_sentence_encoder"]
+known = [one for one in passages(course)
+         if one.digest in index.rows and one.lesson != "15_sentence_encoder"]
 vectors = index.embeddings[[index.rows[one.digest] for one in known]].astype(np.float32)
 near = vectors @ vectors.T
 
@@ -402,7 +414,8 @@ print(f"nearest to: {known[start].title}")
 for hit in search.by_meaning(known, index, vectors[start])[1:5]:
     print(f"    {hit.score:.2f}  {hit.passage.title}")
 low, middle, high = np.percentile(near[np.triu_indices(len(near), 1)], (5, 50, 95))
-print(f"two passages of the course at random: {middle:.2f}; nine in ten lie between {low:.2f} and {high:.2f}")
+print(f"any two passages of the course: {middle:.2f} in the middle, "
+      f"nine in ten between {low:.2f} and {high:.2f}")
 
 # %% [markdown]
 # Compare the last line with the first figure, where unrelated sentences had cosines close to 0. All passages of this
@@ -455,7 +468,7 @@ print(remark)
 #   poison the batch again.
 # - With the weights: find two sentences that mean the opposite of each other and still have a cosine above 0.8.
 #
-# In the exercises for this lesson you write pieces of this model yourself, and put one of your kernels to work in it,
+# In the exercises for this lesson you write pieces of this model yourself, and put two of your kernels to work in it,
 # with every launch compared.
 #
 # Next: **Matching PyTorch**, where the same model becomes as fast as we can make it, and padding is paid for in
