@@ -33,7 +33,7 @@ from labkit.measure.plots.style import (
 )
 from labkit.models.minilm import Config, lay_out
 
-ACROSS = 34  # characters of a line beside a row of the matrix, which has two lines at most
+ACROSS = 30  # characters of a line beside a row of the matrix, of which there are two at most
 
 
 def cosines(texts: Sequence[str], embeddings: np.ndarray) -> CourseFigure:
@@ -47,7 +47,7 @@ def cosines(texts: Sequence[str], embeddings: np.ndarray) -> CourseFigure:
     colours = LinearSegmentedColormap.from_list("cosine", ["#FFFFFF", PALE[BLUE], BLUE])
     near = [(matrix[i, j], i, j) for i in range(count) for j in range(i)]
     _, one, other = max(near)
-    left, top, tall = 3.02, 0.78, 0.34
+    left, top, tall = 2.78, 0.80, 0.42
     cell = (WIDTH - left - 0.16) / count
     figure, ax = canvas(top + count * tall + 0.34, "Cosines of sentences",
                         f"The cosine of each two of {count} sentences. The nearest two, {max(near)[0]:.2f}: "
@@ -56,16 +56,16 @@ def cosines(texts: Sequence[str], embeddings: np.ndarray) -> CourseFigure:
         for i, text in enumerate(texts):
             y = top + i * tall
             lines = textwrap.wrap(text, ACROSS, max_lines=2, placeholder="\u2026")
-            ax.text(left - 0.32, y + tall / 2, "\n".join(lines), fontsize=8, ha="right", linespacing=1.05,
+            ax.text(left - 0.32, y + tall / 2, "\n".join(lines), fontsize=9, ha="right", linespacing=1.05,
                     va="center" if len(lines) > 1 else "center_baseline")
-            ax.text(left - 0.10, y + tall / 2, i, fontsize=8.5, ha="right", va="center_baseline", color=FAINT)
-            ax.text(left + (i + 0.5) * cell, top - 0.14, i, fontsize=8.5, ha="center", va="center_baseline",
+            ax.text(left - 0.10, y + tall / 2, i, fontsize=9.5, ha="right", va="center_baseline", color=FAINT)
+            ax.text(left + (i + 0.5) * cell, top - 0.14, i, fontsize=9.5, ha="center", va="center_baseline",
                     color=FAINT)
             for j in range(count):
                 value = round(float(matrix[i, j]), 2) + 0.0  # without the sign of a zero
-                draw_box(ax, left + j * cell, y, cell, tall, f"{value:.2f}".replace("-", "\u2212"), size=8,
+                draw_box(ax, left + j * cell, y, cell, tall, f"{value:.2f}".replace("-", "\u2212"), size=9,
                          fill=colours(min(max(value, 0.0), 1.0)), ink="white" if value > 0.7 else INK)
-        ax.text(0.14, top + count * tall + 0.17, "White: 0, at right angles. Dark: 1, the same direction.", fontsize=8,
+        ax.text(0.14, top + count * tall + 0.17, "White: 0, at right angles. Dark: 1, the same direction.", fontsize=9,
                 color=FAINT, va="center")
     return figure
 
@@ -175,7 +175,7 @@ def layouts(lengths: Sequence[int]) -> CourseFigure:
                       extent=(left, left + LINE * cell, y + len(owner) * cell, y))
             y += len(owner) * cell + 0.16
         ax.text(left, y + 0.06, f"A line is {LINE} rows of the batch. A stretch of one colour is a sentence; grey rows "
-                "are padding.", fontsize=8, color=FAINT, va="center")
+                "are padding.", fontsize=9, color=FAINT, va="center")
         ax.set_xlim(0, WIDTH)
         ax.set_ylim(height, 0)
     return figure
