@@ -49,15 +49,15 @@ check("word_pieces", word_pieces)
 # `x` (T, C) float32 holds a row for each token of a batch. Sentence b has the rows `begins[b]` to
 # `begins[b] + lengths[b] - 1`; both arrays are int32. Row b of `out` (B, C) is the mean of these rows, and zeros for a
 # sentence without tokens. Rows that belong to no sentence may hold anything, NaN too. Sentences need not lie in the
-# order of their numbers. The grid is `(B, blocks)` with 64 threads a block: `cuda.blockIdx.x` is the sentence, and each
-# thread has one column, which is computed for you.
+# order of their numbers. The grid is `(blocks, B)` with 64 threads a block: `cuda.blockIdx.y` is the sentence, and each
+# thread has one column; both are computed for you.
 
 
 # %%
 @cuda.jit
 def mean_pool(x, begins, lengths, out):
-    b = cuda.blockIdx.x
-    col = cuda.blockIdx.y * 64 + cuda.threadIdx.x
+    b = cuda.blockIdx.y
+    col = cuda.blockIdx.x * 64 + cuda.threadIdx.x
     ### BEGIN SOLUTION
     if col < x.shape[1]:
         total = float32(0.0)

@@ -163,35 +163,38 @@ def _lengths(rng, B, S):
     return lengths
 
 
-def _laid_out(rng, lengths, C, gaps):
-    """Sentences of these lengths in any order, with `gaps` rows after each, in which there is NaN."""
-    order, begins, T = rng.permutation(len(lengths)), np.zeros(len(lengths), np.int32), 0
-    for sentence, gap in zip(order, gaps, strict=True):
-        begins[sentence] = T
-        T += int(lengths[sentence]) + int(gap)
-    x = np.full((max(T, 1), C), np.nan, np.float32)
-    for begin, length in zip(begins, lengths, strict=True):
-        x[begin : begin + length] = uniform(rng, int(length), C)
+GAP = 3  # rows of no sentence after each, at most
+
+
+def _laid_out(rng, rows, lengths, C, gaps):
+    """Sentences of these lengths in any order, with `gaps` rows after each. In rows of no sentence there is NaN."""
+    begins, end = np.zeros(len(lengths), np.int32), 0
+    x = np.full((rows, C), np.nan, np.float32)
+    for sentence, gap in zip(rng.permutation(len(lengths)), gaps, strict=True):
+        begins[sentence], length = end, int(lengths[sentence])
+        x[end : end + length] = uniform(rng, length, C)
+        end += length + int(gap)
     return x, begins, lengths
 
 
 def _pool_inputs(rng, B, S, C):
-    return _laid_out(rng, _lengths(rng, B, S), C, rng.integers(0, 4, B))
+    return _laid_out(rng, B * (S + GAP), _lengths(rng, B, S), C, rng.integers(0, GAP + 1, B))
 
 
 def _pooled_with(words, lengths, gap=None):
     """Sentences of the lengths that `lengths` makes of theirs."""
     def turn(rng, x, begins, old):
         new = lengths(old).astype(np.int32)
-        return _laid_out(rng, new, x.shape[1], rng.integers(0, 4, len(new)) if gap is None else np.full(len(new), gap))
+        gaps = rng.integers(0, GAP + 1, len(new)) if gap is None else np.full(len(new), gap)
+        return _laid_out(rng, len(x), new, x.shape[1], gaps)
 
     return Reach(words, turn, {"B": 4, "S": 9, "C": 33})
 
 
 @cuda.jit
 def mean_pool_by_thread_0(x, begins, lengths, out):
-    b = cuda.blockIdx.x
-    if cuda.threadIdx.x == 0 and cuda.blockIdx.y == 0:
+    b = cuda.blockIdx.y
+    if cuda.threadIdx.x == 0 and cuda.blockIdx.x == 0:
         for col in range(x.shape[1]):
             total = float32(0.0)
             for row in range(begins[b], begins[b] + lengths[b]):
@@ -204,15 +207,16 @@ MEAN_POOL = KernelExercise(
     reference=mean_pool_reference,
     inputs=_pool_inputs,
     shape=lambda B, S, C: (B, C),
-    sizes=tuple({"B": B, "S": S, "C": C} for B, S, C in ((1, 1, 1), (2, 3, 5), (3, 4, 64), (5, 9, 65), (4, 40, 130))),
-    launch=lambda B, S, C: ((B, -(-C // 64)), 64),
+    sizes=tuple({"B": B, "S": S, "C": C} for B, S, C in ((1, 1, 3), (2, 3, 5), (3, 4, 64), (5, 9, 65), (4, 40, 130))),
+    launch=lambda B, S, C: ((-(-C // 64), B), 64),
     tolerance=mean_tolerance,
     domain=(_pooled_with("all sentences are empty", lambda old: 0 * old),
             _pooled_with("every sentence has a single token", lambda old: 0 * old + 1),
             _pooled_with("the first sentence is empty", lambda old: np.where(np.arange(len(old)) == 0, 0, 5)),
             _pooled_with("the last sentence is empty", lambda old: np.where(np.arange(len(old)) == len(old) - 1, 0, 5)),
             _pooled_with("sentences lie end to end, with no row between them", lambda old: old, gap=0),
-            _pooled_with("every sentence is followed by rows of padding", lambda old: old, gap=7),
+            _pooled_with("every sentence is followed by rows of padding", lambda old: old, gap=GAP),
+            _pooled_with("the last row of x is a token", lambda old: 0 * old + 9 + GAP, gap=0),
             *of(0, *SUMMED)),
     wrong={
         "an empty sentence is divided by 0, or left unwritten; its mean is to be 0":
@@ -226,7 +230,7 @@ MEAN_POOL = KernelExercise(
         "the last token is left out": Edit("begins[b] + lengths[b]", "begins[b] + lengths[b] - 1"),
         "no guard: the last block of columns is not full": Edit("if col < x.shape[1]:", "if True:"),
         "columns are counted within a block: those after 64 are never written":
-            Edit("cuda.blockIdx.y * 64 + cuda.threadIdx.x", "cuda.threadIdx.x"),
+            Edit("cuda.blockIdx.x * 64 + cuda.threadIdx.x", "cuda.threadIdx.x"),
         "the first thread of each block does the work of all 64": mean_pool_by_thread_0,
     },
 )
@@ -577,7 +581,7 @@ EMBED_NORM = KernelExercise(
                   _indices(lambda each, rows: 0 * each)),
             Reach("all tokens, types and positions are the last of their tables",
                   _indices(lambda each, rows: 0 * each + rows - 1)),
-            *of((3, 4, 5), ZEROS, HUGE_AND_TINY), *of(3, FAR_ABOVE_ZERO, ONE_FAR_ABOVE), *of((6, 7), ZEROS)),
+            *of((3, 4, 5), ZEROS, HUGE_AND_TINY), *of(3, FAR_ABOVE_ZERO, ONE_FAR_ABOVE), *of((6, 7), NEGATIVE)),
     wrong={
         "the position is the row; in a batch each sentence begins at 0 again": Edit("positions[t]", "t"),
         "the type is never added": Edit(" + kinds[kind, col]", ""),
