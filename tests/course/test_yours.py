@@ -21,7 +21,9 @@ HEADS_OF_64 = Shape(width=64, heads=1, inner=40)
 TINY = Config(vocab_size=23, n_positions=16, n_embd=24, n_layer=2, n_head=3)
 IDS = [3, 1, 4, 1, 5, 9, 2]
 OUTSIDE = ("embedding", "append_to_cache", "logits", "argmax")  # of a block without a cache
-IN_A_BLOCK = [place for place in PLACES if place.part not in OUTSIDE]
+IN_A_BLOCK = [place for place in PLACES if not place.in_encoder and place.part not in OUTSIDE]
+IN_AN_ENCODER = [place for place in PLACES if place.in_encoder]
+SENTENCES = [[3, 1, 4, 1, 5], [], [9, 2], [6]]
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +40,11 @@ def random_tensors():
 @pytest.fixture(scope="module")
 def model():
     return GPT2(TINY, random_tensors())
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    return yours.small_encoder()
 
 
 @pytest.fixture
@@ -80,8 +87,37 @@ def test_each_answer_alone_and_all_together_in_a_model(solutions, model):
     found = one_by_one(solutions, model, IDS)
     assert found.passed
     assert [name for name, _, _ in found.runs] == [
-        *(place.exercise for place in PLACES if place.part not in ("argmax", "one_head")), "all together"]
+        *(place.exercise for place in PLACES if not place.in_encoder and place.part not in ("argmax", "one_head")),
+        "all together"]
     assert "attend_warp is left out: it is for heads of 64 numbers, and here a head has 8." in found.table()["notes"]
+
+
+def test_each_answer_alone_and_all_together_in_an_encoder(solutions, encoder):
+    found = one_by_one(solutions, encoder, SENTENCES)
+    assert found.passed
+    assert [name for name, _, _ in found.runs] == [*(place.exercise for place in IN_AN_ENCODER), "all together"]
+    notes = found.table()["notes"]
+    assert any(note.startswith("saxpy, add_row") and note.endswith("have their places in a GPT-2.") for note in notes)
+    names = [row.name for row in found.runs[0][2].rows]
+    assert names[0] == "embedding" and names[-2:] == ["mean", "pooled"]
+    assert yours.model_parity(encoder, SENTENCES).by == {}
+    assert found.runs[-1][2].by == {"embedding": "embed_norm", "mean": "mean_pool", "pooled": "mean_pool"}
+
+
+def test_an_encoder_with_kernels_has_the_same_embeddings(solutions, encoder):
+    other = with_kernels(encoder, solutions)
+    assert other is not encoder and other.kernels.pool is not encoder.kernels.pool
+    assert other.kernels.linear is encoder.kernels.linear
+    for normalize in (True, False):
+        for _ in range(2):  # the second from a graph
+            np.testing.assert_allclose(other.embed(SENTENCES, normalize=normalize),
+                                       encoder.embed(SENTENCES, normalize=normalize), atol=1e-5)
+
+
+def test_an_encoders_kernels_have_no_place_in_a_block(solutions):
+    found = one_by_one(solutions.only("mean_pool", "saxpy"), shape=SMALL)
+    assert [name for name, _, _ in found.runs] == ["saxpy"]
+    assert "mean_pool has its place in a sentence encoder." in found.table()["notes"]
 
 
 def test_text_is_the_same(solutions, model):
@@ -131,15 +167,19 @@ def test_a_step_names_the_kernels_in_it(solutions):
 @pytest.mark.sampled(3)
 @pytest.mark.cpu_device  # on a GPU a mistake may wait for ever
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.exercise)
-def test_a_known_mistake_is_found_at_its_step(place, model):
+def test_a_known_mistake_is_found_at_its_step(place, model, encoder):
     """Each wrong answer of the exercise, put in unchecked. Those that show at these sizes show at the part's steps."""
     if place.part == "argmax":
         pytest.skip("computes no activation")
     places, caught = PARTS[place.part][1], 0
     for mistake, kernel in exercises.find(place.exercise).wrong.items():
         mine = yours.answers(checked=False, **{place.exercise: kernel})
-        outside = place.part in OUTSIDE
-        steps = yours.model_parity(model, IDS, mine) if outside else block_parity(mine, shape=HEADS_OF_64, tokens=9)
+        if place.in_encoder:
+            steps = yours.model_parity(encoder, SENTENCES, mine)
+        elif place.part in OUTSIDE:
+            steps = yours.model_parity(model, IDS, mine)
+        else:
+            steps = block_parity(mine, shape=HEADS_OF_64, tokens=9)
         if not steps.passed and not steps.stopped:
             assert _step(steps.first.name) in places, mistake
             assert f"The first that differs is {steps.first.name}" in str(steps)

@@ -1,4 +1,5 @@
-"""Your own kernels in the model: what you wrote in the exercises does the work of a block, or of a whole GPT-2.
+"""Your own kernels in the model: what you wrote in the exercises does the work of a block, of a whole GPT-2, or of a
+sentence encoder.
 
     from labkit.course import yours
 
@@ -7,6 +8,7 @@
     yours.block_parity(mine)                  # one run, step by step; .first is the first step that differs
     yours.one_by_one(mine, model, ids)        # the same in a GPT-2
     yours.with_kernels(model, mine)           # that GPT-2, to write text with
+    yours.one_by_one(mine, yours.small_encoder(), sentences)      # in a sentence encoder; a MiniLM of one's own, too
 
 An exercise that is not done, or not right yet, leaves its place to the model's own kernel, and the table says so.
 yours.answers(add_row=my_kernel) takes a kernel at hand instead of the notebook's, yours.answers(solutions=True) the
@@ -15,9 +17,18 @@ course's answers.
 
 from labkit.course.yours.launchers import kernels
 from labkit.course.yours.places import PARTS, PLACES, Place, place_of
-from labkit.course.yours.steps import SMALL, OneByOne, Steps, block_parity, model_parity, one_by_one, with_kernels
+from labkit.course.yours.steps import (
+    SMALL,
+    OneByOne,
+    Steps,
+    block_parity,
+    model_parity,
+    one_by_one,
+    small_encoder,
+    with_kernels,
+)
 from labkit.course.yours.written import BROKEN, GIVEN_ANSWER, TO_DO, WRONG, YOURS, Answer, Answers, answers, read
 
 __all__ = ["BROKEN", "GIVEN_ANSWER", "PARTS", "PLACES", "SMALL", "TO_DO", "WRONG", "YOURS", "Answer", "Answers",
            "OneByOne", "Place", "Steps", "answers", "block_parity", "kernels", "model_parity", "one_by_one", "place_of",
-           "read", "with_kernels"]
+           "read", "small_encoder", "with_kernels"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 from numba import float32
@@ -13,7 +14,9 @@ from labkit.course.yours.places import PARTS
 from labkit.kernels.attention.three_pass import attention as models_attention
 from labkit.kernels.gelu import gelu_sigmoid_form
 from labkit.kernels.linear.projection import add_bias_kernel
+from labkit.kernels.pooling import l2_normalize
 from labkit.kernels.residual_add import residual_add_vectorized
+from labkit.models import minilm
 from labkit.models.gpt2 import Kernels
 from labkit.models.gpt2_block import FUSED
 
@@ -32,6 +35,22 @@ def kernels(parts: Mapping[str, Callable]) -> Kernels:
     if parts.keys() & {"product", "bias", "bias_gelu", "gelu", "add"}:
         chosen["linear"] = linear_of(parts)
     return Kernels(**chosen)
+
+
+def encoder_kernels(parts: Mapping[str, Callable], own: minilm.Kernels) -> minilm.Kernels:
+    """The launchers of a sentence encoder with these in their places; the rest is `own`. epsilon is not handed on: the
+    exercise's kernel holds BERT's."""
+    chosen = {}
+    if embed := parts.get("encoder_embedding"):
+        chosen["embed"] = lambda *arrays, epsilon, stream=0: embed(*arrays, stream=stream)
+    if pool := parts.get("pool"):
+
+        def pool_normalized(x, begins, lengths, out, stream=0):
+            pool(x, begins, lengths, out, stream=stream)
+            l2_normalize(out, out, stream=stream)
+
+        chosen |= {"pool": pool, "pool_normalized": pool_normalized}
+    return replace(own, **chosen)
 
 
 def linear_of(parts: Mapping[str, Callable]) -> Callable:

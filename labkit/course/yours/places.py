@@ -1,4 +1,4 @@
-"""Where an exercise has its place in the model: the parts, and the kernel that each exercise gives to one."""
+"""Where an exercise has its place in a model: the parts, and the kernel that each exercise gives to one."""
 
 from __future__ import annotations
 
@@ -25,6 +25,19 @@ class Place:
     arguments: Callable = lambda *arguments: arguments
     head: int | None = None
 
+    @property
+    def in_encoder(self) -> bool:
+        """Whether its model is a sentence encoder, and not a GPT-2."""
+        return self.part in ENCODER_PARTS
+
+
+# The parts of a sentence encoder, as PARTS has those of a GPT-2; labkit.models.minilm_reference names the steps. Called
+# with:
+#   encoder_embedding(ids, types, positions, words, places, kinds, weight, bias, out)   pool(x, begins, lengths, out)
+ENCODER_PARTS = {
+    "encoder_embedding": ("the encoder's embedding", ("embedding",)),
+    "pool": ("tokens to sentences", ("mean", "pooled")),
+}
 
 # part -> (in words, the steps that it writes; the names are those that labkit.models watches). Called with:
 #   embedding(ids, tokens, positions, start, out)   layernorm(x, weight, bias, out)
@@ -46,6 +59,7 @@ PARTS = {
     "append_to_cache": ("keys and values to the cache", ("attn",)),
     "logits": ("rows to logits", ("logits",)),
     "argmax": ("the likeliest token", ()),
+    **ENCODER_PARTS,
 }
 
 
@@ -77,6 +91,8 @@ PLACES = [
     Place("append_rows", "append_to_cache", lambda qkv, start, cache: {"S": qkv.shape[0], "C": cache.shape[1] // 2,
                                                                        "N": cache.shape[0], "before": 0}),
     Place("first_largest", "argmax", _rows),
+    Place("mean_pool", "pool", lambda x, begins, lengths, out: {"B": out.shape[0], "S": 0, "C": out.shape[1]}),
+    Place("embed_norm", "encoder_embedding", lambda *arrays: {"T": arrays[-1].shape[0], "C": arrays[-1].shape[1]}),
 ]
 
 

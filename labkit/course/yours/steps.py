@@ -1,10 +1,10 @@
-"""A block or a whole GPT-2 with learners' kernels in it, compared step by step with NumPy in float64."""
+"""A block, a whole GPT-2 or an encoder with learners' kernels in it, compared step by step with NumPy in float64."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -12,19 +12,41 @@ from labkit import cuda
 from labkit._common.tables import ResultTable
 from labkit.course.yours.places import PARTS, Place
 from labkit.course.yours.written import Answers, _in_a_line
+from labkit.kernels.op import uniform
 from labkit.models import gpt2_block as block
+from labkit.models import minilm, minilm_reference
 from labkit.models.gpt2 import GPT2, Kernels
 from labkit.models.gpt2_block import Shape
 from labkit.models.gpt2_reference import Difference, Parity, parity
+from labkit.models.minilm import MiniLM
 
 SMALL = Shape(width=128, heads=2, inner=512)  # a sixth of GPT-2 small, with heads of the same size
+SMALL_ENCODER = minilm.Config(vocab_size=61, max_position_embeddings=32, hidden_size=64, num_hidden_layers=2,
+                              num_attention_heads=2, intermediate_size=96)
 
 
-def with_kernels(model: GPT2, mine: Answers | Kernels) -> GPT2:
+def small_encoder(config: minilm.Config = SMALL_ENCODER, seed: int = 0) -> MiniLM:
+    """A sentence encoder of this shape, in float32, with random weights."""
+    rng = np.random.default_rng(seed)
+    tensors = {name: (name.endswith("Norm.weight") + uniform(rng, *shape) / np.float32(np.sqrt(shape[-1])))
+               for name, shape in minilm.shapes(config).items()}
+    return MiniLM(config, tensors, np.float32)
+
+
+def with_kernels(model: GPT2 | MiniLM, mine: Answers | Kernels | minilm.Kernels) -> GPT2 | MiniLM:
     """The model, on the same weights, with other kernels."""
+    if isinstance(mine, Answers):
+        fitting = mine.fitting(_block_of(model))
+        mine = fitting.encoder_kernels(model.kernels) if isinstance(model, MiniLM) else fitting.kernels()
+    if isinstance(model, MiniLM):
+        return model.with_kernels(mine)
     other = copy.copy(model)
-    other.kernels = mine.fitting(model.config.block).kernels() if isinstance(mine, Answers) else mine
+    other.kernels = mine
     return other
+
+
+def _block_of(model: GPT2 | MiniLM) -> Shape | None:
+    return None if isinstance(model, MiniLM) else model.config.block
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,15 +101,23 @@ def block_parity(mine: Answers | Kernels | None = None, *, shape: Shape = SMALL,
     return Steps(tuple(rows), mine.by() if isinstance(mine, Answers) else {}, stopped)
 
 
-def model_parity(model: GPT2, ids: Sequence[int], mine: Answers | Kernels | None = None) -> Steps:
-    """The same for a whole GPT-2: a prompt, all layers, to the logits."""
-    mine = mine.fitting(model.config.block) if isinstance(mine, Answers) else mine
+def model_parity(model: GPT2 | MiniLM, ids: Sequence, mine: Answers | Kernels | minilm.Kernels | None = None) -> Steps:
+    """The same for a whole GPT-2: a prompt, all layers, to the logits. For an encoder `ids` are sentences: all layers,
+    the means of the sentences, and these scaled to length 1."""
+    mine = mine.fitting(_block_of(model)) if isinstance(mine, Answers) else mine
     other = model if mine is None else with_kernels(model, mine)
     by = mine.by() if isinstance(mine, Answers) else {}
     try:
-        return Steps(parity(other, ids).rows, by)
+        return Steps(_encoder_rows(other, ids) if isinstance(model, MiniLM) else parity(other, ids).rows, by)
     except Exception as error:
         return Steps((Difference("the model", np.inf, 0.0),), by, _in_a_line(error))
+
+
+def _encoder_rows(model: MiniLM, sentences: Sequence) -> tuple[Difference, ...]:
+    """The scaling would hide a mean that is wrong by a factor: the mean is a step of its own."""
+    *rows, pooled = minilm_reference.parity(model, sentences).rows
+    *_, mean = minilm_reference.parity(model, sentences, normalize=False).rows
+    return *rows, replace(mean, name="mean"), pooled
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,23 +155,30 @@ class OneByOne(ResultTable):
                 "first": {name: None if steps.passed else steps.first.name for name, _, steps in self.runs}}
 
 
-def one_by_one(mine: Answers, model: GPT2 | None = None, ids: Sequence[int] = (), **options) -> OneByOne:
+def one_by_one(mine: Answers, model: GPT2 | MiniLM | None = None, ids: Sequence = (), **options) -> OneByOne:
     """Puts each answer into the model alone, then all together. model: left out, it is one block (options as for
-    block_parity); else a GPT-2 that gets the prompt `ids`."""
+    block_parity); else a GPT-2 that gets the prompt `ids`, or an encoder that gets these sentences."""
 
     def run(these: Answers) -> Steps:
         return block_parity(these, **options) if model is None else model_parity(model, ids, these)
 
     elsewhere = {"argmax"} if model is not None else {"embedding", "append_to_cache", "logits", "argmax"}
-    shape = options.get("shape", SMALL) if model is None else model.config.block
-    fitting = [row for row in mine.fitting(shape).usable if row.place.part not in elsewhere]
+    shape = options.get("shape", SMALL) if model is None else _block_of(model)
+    here = mine.fitting(shape)
+    fitting = [row for row in here.usable if row.place.part not in elsewhere]
     runs = [(row.exercise, row.place, run(Answers((row,)))) for row in fitting]
     if len(fitting) > 1:
         runs.append(("all together", None, run(Answers(tuple(fitting)))))
+    of_others = [row for row in mine.usable if row.place.in_encoder != (shape is None)]
     left_out = [f"{row.exercise} is left out: it is for heads of {row.place.head} numbers, and here a head has "
-                f"{shape.width // shape.heads}." for row in mine.usable if row not in mine.fitting(shape).rows]
-    outside = [row.exercise for row in mine.usable if model is None and row.place.part in elsewhere]
-    if outside:
-        verb = "has its place" if len(outside) == 1 else "have their places"
-        left_out.append(f"{', '.join(outside)} {verb} outside a block, in a whole model.")
-    return OneByOne(tuple(runs), mine, "a block" if model is None else "the model", tuple(left_out))
+                f"{shape.width // shape.heads}." for row in mine.usable if row not in (*here.rows, *of_others)]
+    outside = [row for row in here.usable if model is None and row.place.part in elsewhere]
+    left_out += [_elsewhere(outside, "outside a block, in a whole model")] if outside else []
+    left_out += [_elsewhere(of_others, "in a GPT-2" if shape is None else "in a sentence encoder")] if of_others else []
+    name = "a block" if model is None else "the encoder" if shape is None else "the model"
+    return OneByOne(tuple(runs), mine, name, tuple(left_out))
+
+
+def _elsewhere(rows: Sequence, where: str) -> str:
+    verb = "has its place" if len(rows) == 1 else "have their places"
+    return f"{', '.join(row.exercise for row in rows)} {verb} {where}."

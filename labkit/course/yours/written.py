@@ -12,8 +12,9 @@ from labkit.course import answer_cells, exercises
 from labkit.course import registry as courses
 from labkit.course import workbooks as workbook
 from labkit.course.check import examine
-from labkit.course.yours.launchers import kernels
+from labkit.course.yours.launchers import encoder_kernels, kernels
 from labkit.course.yours.places import PARTS, PLACES, Place, place_of
+from labkit.models import minilm
 from labkit.models.gpt2 import Kernels
 from labkit.models.gpt2_block import Shape
 
@@ -74,10 +75,13 @@ class Answers(ResultTable):
             place_of(name)
         return Answers(tuple(row for row in self.rows if row.exercise in names))
 
-    def fitting(self, shape: Shape) -> Answers:
-        """Without those that are for heads of another size."""
+    def fitting(self, shape: Shape | None) -> Answers:
+        """Those for a GPT-2's block of this shape: without those of an encoder, and those for heads of another size.
+        None: those of an encoder."""
+        if shape is None:
+            return Answers(tuple(row for row in self.rows if row.place.in_encoder))
         size = shape.width // shape.heads
-        return Answers(tuple(row for row in self.rows if row.place.head in (None, size)))
+        return Answers(tuple(row for row in self.rows if not row.place.in_encoder and row.place.head in (None, size)))
 
     def _last(self) -> dict[str, Answer]:
         """part -> the answer that does it when all are put in: the latest, and of softmax and heads the larger part."""
@@ -91,8 +95,12 @@ class Answers(ResultTable):
         return {part: row.launcher() for part, row in self._last().items()}
 
     def kernels(self) -> Kernels:
-        """The launchers of a model, these among them."""
+        """The launchers of a GPT-2, these among them."""
         return kernels(self.parts)
+
+    def encoder_kernels(self, own: minilm.Kernels) -> minilm.Kernels:
+        """The launchers of an encoder, these among them."""
+        return encoder_kernels(self.parts, own)
 
     def messages(self) -> list[str]:
         """In sentences: which kernels are used, which are not and why."""

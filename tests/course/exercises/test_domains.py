@@ -51,6 +51,9 @@ def test_a_property_reaches_what_it_says(name):
         assert HOLDS[name](found), found
 
 
+HOLD_NAN = ("join_parts", "mean_pool", "attend_padded")  # in parts that are not to be used
+
+
 @pytest.mark.parametrize("name", EXERCISES)
 def test_each_property_of_an_exercise_makes_a_case(name):
     """Of the shapes and types of ordinary inputs, and with a truth wherever the inputs are finite."""
@@ -66,7 +69,7 @@ def test_each_property_of_an_exercise_makes_a_case(name):
             assert type(value) is type(ordinary)
             if isinstance(value, np.ndarray):
                 assert value.dtype == ordinary.dtype and (value.shape == ordinary.shape or name == "read_tensor")
-        if domains.MOVED.words not in case.where and name != "join_parts":
+        if domains.MOVED.words not in case.where and name not in HOLD_NAN:
             assert all(np.isfinite(v).all() for v in case.inputs if isinstance(v, np.ndarray) and v.dtype.kind == "f")
         if domains.MOVED.words not in case.where:
             assert np.isfinite(case.expected).all() and np.isfinite(case.allowed).all()
