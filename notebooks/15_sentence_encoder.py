@@ -470,6 +470,3 @@ print(remark)
 #
 # In the exercises for this lesson you write pieces of this model yourself, and put two of your kernels to work in it,
 # with every launch compared.
-#
-# Next: **Matching PyTorch**, where the same model becomes as fast as we can make it, and padding is paid for in
-# microseconds.
