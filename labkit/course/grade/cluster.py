@@ -23,6 +23,7 @@ from labkit.course.grade.tasks import Task, labkit_digest
 from labkit.course.grade.workers import ATTEMPTS, TASK_S, given_up
 
 WORKERS_S = 60.0  # a cluster without workers is waited for so long
+RESULT_S = 30.0  # within which a verdict that is there can be fetched
 
 # --- On a worker of the cluster ------------------------------------------------------------------------------------
 
@@ -69,8 +70,8 @@ def judge_with_dask(settings: Settings, tasks: list[Task], workers: int, address
                     judge: Callable = judge_there) -> Iterator[tuple[Task, dict]]:
     """(task, verdict) as they come, from the cluster at `address`, or from one of `workers` processes of this machine.
 
-    An answer whose worker ends is judged on another. dask itself does that a few times; then, and where the judge
-    raises, it is tried ATTEMPTS times and given up. UserError where there is no scheduler or no worker.
+    An answer whose worker ends, or whose judge raises, is tried ATTEMPTS times and given up. UserError where there is
+    no scheduler or no worker.
     """
     from dask.distributed import Client, LocalCluster
 
@@ -122,6 +123,7 @@ class _HandOut:
         self.attempts: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()  # of a worker's address, in a row
         self.reason = ""
+        self.present: list[str] = []  # addresses of the workers
         self.seen_s = time.monotonic()  # when there was a worker last
 
     def verdicts(self) -> Iterator[tuple[Task, dict]]:
@@ -150,11 +152,11 @@ class _HandOut:
     def _give_out(self) -> None:
         """A task for each worker that has none. One that failed ATTEMPTS times in a row gets no more."""
         occupied = {place for _, place, _ in self.busy.values()}
-        present = list(self.client.nthreads())
-        places = [place for place in present if self.faults[place] < ATTEMPTS]
+        self.present = list(self.client.nthreads())
+        places = [place for place in self.present if self.faults[place] < ATTEMPTS]
         if places or self.busy:
             self.seen_s = time.monotonic()
-        elif present:
+        elif self.present:
             raise UserError(f"no worker of the dask cluster can grade. The last failed with: {self.reason}")
         elif time.monotonic() - self.seen_s > WORKERS_S:
             raise UserError("the dask cluster has no workers. Start one for each core: "
@@ -163,11 +165,12 @@ class _HandOut:
             if place not in occupied and self.waiting:
                 task = self.waiting.popleft()
                 future = self.client.submit(self.judge, self.settings, task, self.is_here, self.version, pure=False,
-                                            workers=[place], allow_other_workers=True)
+                                            workers=[place])
                 self.busy[future] = task, place, time.monotonic()
 
     def _ended(self) -> list:
-        """The futures that have ended, after a second at most; those that hang are broken off."""
+        """The futures that have ended, after a second at most. Those that hang, or whose worker is gone (dask would let
+        them wait for it to come back), are broken off."""
         from dask.distributed import wait
 
         if not self.busy:
@@ -175,6 +178,10 @@ class _HandOut:
             return []
         with suppress(TimeoutError):
             return list(wait(list(self.busy), timeout=1.0, return_when="FIRST_COMPLETED").done)
+        lost = [future for future, (_, place, _) in self.busy.items() if place not in self.present]
+        if lost:
+            self.client.cancel(lost, force=True)
+            return lost
         hung = [future for future, (_, _, began) in self.busy.items() if time.monotonic() - began > TASK_S]
         for future in hung:
             with suppress(Exception):
@@ -185,7 +192,11 @@ class _HandOut:
     def _result(self, future) -> dict | str:
         """The verdict, or why there is none."""
         if future.status == "finished":
-            return future.result()
+            try:
+                return future.result(timeout=RESULT_S)
+            except TimeoutError:  # its worker was lost with the verdict
+                self.client.cancel([future], force=True)
+                return "its worker was lost"
         if future.status != "error":
             if self.client.status != "running":
                 raise OSError("it has ended")

@@ -165,6 +165,21 @@ def test_a_worker_is_killed_and_another_joins_and_every_answer_has_one_verdict(p
     assert workers[0].pid in by[:20] and workers[0].pid not in by[22:] and workers[2].pid not in by[:20]
 
 
+def test_the_only_worker_of_a_local_cluster_is_killed_and_its_answer_is_judged_by_the_next(tmp_path, monkeypatch):
+    pytest.importorskip("distributed", reason="needs dask: pip install -e '.[grade]'")
+    monkeypatch.syspath_prepend(str(REPOSITORY))  # the worker, which gets this path, imports stand_in
+    found, by = Counter(), []
+    settings = Settings(tmp_path / "work", b"a secret of the tests", "namespaces")
+    for task, result in cluster.judge_with_dask(settings, tasks(*(f"s{k}" for k in range(20))), 1, None, stand_in):
+        found[task.student] += 1
+        by.append(int(result["details"][0]))
+        if len(by) == 5:
+            time.sleep(0.02)  # by now it has the next
+            os.kill(by[0], signal.SIGKILL)
+    assert len(found) == 20 and set(found.values()) == {1}
+    assert len(set(by)) == 2 and by[-1] != by[0]
+
+
 def test_a_slow_answer_holds_no_other_and_a_deadly_one_is_given_up_alone(processes):
     for _ in range(2):
         processes.worker(nanny=True)
