@@ -54,7 +54,7 @@ def skipped_by_reason(reasons: list[str]) -> str:
                      for reason in reasons)
     others = counts.pop("", 0)
     parts = [f"{count} {what.replace('need', 'needs').replace('are', 'is') if count == 1 else what}"
-             for what, count in counts.most_common()]
+             for what, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))]
     if others:
         parts.append(f"{others} for another reason" if others == 1 else f"{others} for other reasons")
     return f"{len(reasons)} skipped: {', '.join(parts)}"

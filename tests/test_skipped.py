@@ -44,7 +44,7 @@ def test_one_line_says_why_tests_were_skipped(tmp_path, workers):
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     *_, summary, last = done.stdout.splitlines()
-    assert summary == ("9 skipped: 3 need a GPU, 2 need PyTorch, 2 are about the CPU device, "
+    assert summary == ("9 skipped: 3 need a GPU, 2 are about the CPU device, 2 need PyTorch, "
                        "1 needs a CUDA compiler, 1 for another reason (pytest -rs lists them)")
     assert re.search("1 passed, 9 skipped", last)
     assert "[10/10]" in done.stdout
