@@ -24,7 +24,7 @@ def run(launch, inputs, **more):
     return out.copy_to_host()
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_the_epsilon_of_bert(op):
     """Tables so small that 1e-5 would hide the spread of a row."""
@@ -60,7 +60,7 @@ def test_the_sum_alone(op):
     np.testing.assert_allclose(run(es.embedding_sum, inputs), expected, rtol=2 * np.finfo(op.dtype).eps, atol=1e-6)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_a_table_at_an_odd_address(op):
     """To the last bit what the aligned table gives, though its numbers are loaded one by one."""

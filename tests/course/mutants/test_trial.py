@@ -26,6 +26,7 @@ def test_every_exercise_was_tried_with_25_mutants_at_least_and_2000_in_all():
     assert sum(TRIED.values()) >= 2000
 
 
+@pytest.mark.sweep
 def test_the_ledger_names_mutants_that_there_are():
     for name in {exercise for exercise, _ in KNOWN}:
         names = {one.name for one in trial.mutants_of(EXERCISES[name], COUNT)}

@@ -102,7 +102,7 @@ def test_whole_matrix(causal):
         check(attention_whole_matrix, S, H, D, causal, before)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("operation", [ATTENTION_HALF, ATTENTION_HALF_CAUSAL, ATTENTION_HALF_CACHED],
                          ids=lambda one: one.name)
 def test_float16_agree(operation):

@@ -59,6 +59,7 @@ def test_what_it_does_not_take_is_named():
 
 
 @pytest.mark.cpu_device
+@pytest.mark.sampled(1, by="tiled")
 @pytest.mark.parametrize("tiled", [False, True])
 @pytest.mark.parametrize("fused", [False, True])
 def test_no_race(fused, tiled):

@@ -34,6 +34,7 @@ def test_bf16_rung_agrees(launcher):
     assert agree(MATMUL_BF16, [launcher], seed=1).passed
 
 
+@pytest.mark.sweep
 def test_random_shapes_agree():
     rng = np.random.default_rng(7)
     sizes = tuple({"M": int(rng.integers(1, 300)), "N": 8 * int(rng.integers(1, 40)), "K": 8 * int(rng.integers(1, 30))}
