@@ -122,7 +122,8 @@ def report(
     choose_device(device)
     from pathlib import Path
 
-    from labkit.measure import report as page
+    from labkit.measure import page
+    from labkit.measure import report as comparison
     from labkit.measure.series.generation import prompts_from
 
     console, notes = consoles()
@@ -130,9 +131,9 @@ def report(
     here = None
     if measure or texts or model:
         notes.print("Measuring on this machine.", style="dim")  # the steps are named as they run
-        here = page.measure_here(model, texts)
+        here = comparison.measure_here(model, texts)
     with notes.status("Making the page"):
-        path = page.write(Path(out), here)
+        path = page.write(Path(out), lambda: comparison.page_of(here))
     for log in [one["log"] for one in (here or {"generation": {"models": []}})["generation"]["models"]]:
         notes.print(log, style="dim", markup=False, soft_wrap=True)
     console.print(f"Wrote {os.path.relpath(path)}", markup=False, soft_wrap=True)
