@@ -228,8 +228,8 @@ def main(console=None, op: str | None = None, out: str | None = None, quick: boo
         return 1 if data["problems"] else 0
     merged = merge(path, data)
     written = [path, *(draw(data, folder) if folder else [])]
-    if device.on_gpu() and any(row.op in data["ops"] for row in targets.evaluate(data)):
-        rows = [row for row in targets.evaluate(merged) if row.op in data["ops"]]
+    rows = [row for row in targets.evaluate(merged) if row.op in data["ops"] or row.op in data["series"]]
+    if device.on_gpu() and rows:
         console.print(targets.table(rows, measure.where()))
     longest = sorted(data["seconds"].items(), key=lambda item: -item[1])[:6]
     console.print("Took longest: " + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in longest), highlight=False)
@@ -260,9 +260,11 @@ def targets_table(measurements: dict) -> str:
     rows = targets.evaluate(measurements)
     if all(row.met is None for row in rows):
         return ""
-    judged = [Ladder.from_json(entry) for row in rows if row.met is not None
-              for entry in measurements["ops"][row.op] if entry["size"] == row.size]
-    spec = targets.table(rows, f"{measurements['machine']['device']}, {measure.days(judged)}").table()
+    measured = [row for row in rows if row.met is not None]
+    dates = {entry["machine"]["date"] for row in measured for entry in measurements["ops"].get(row.op, ())
+             if entry["size"] == row.size}
+    dates |= {measurements["series"][row.op]["date"] for row in measured if row.op in measurements["series"]}
+    spec = targets.table(rows, f"{measurements['machine']['device']}, {' and '.join(sorted(dates))}").table()
     for row in spec["rows"]:
         row[3] = f"`{row[3]}`" if row[3] != "-" else row[3]
     return to_markdown(spec) + "\n\n" + "\n".join(f"- {note}" for note in spec["notes"])
