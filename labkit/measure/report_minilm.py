@@ -229,7 +229,8 @@ def summary(loaded: Loaded, agreement: Agreement, here: dict, result: sts.Judged
     cosine = min(found[one] for _, found, _ in agreement.rows if found for one in found)
     verdict = "as close as is asked" if agreement.met else "not as close as is asked"
     parts: list = [
-        f"{_weights(loaded)} Embeddings and their truths have a cosine of at least {cosine:.7f}, which is {verdict}. "
+        f"{_weights(loaded)} The smallest cosine of an embedding with its reference is {cosine:.7f}, which is "
+        f"{verdict}. "
         f"{_batch(fastest)} takes {pictures.duration(fastest['us'] * fastest['sentences'])} on this device, "
         f"{fastest['form']}, in {fastest['type']}."
         + (f" On pairs of sentences that people have scored, Spearman's correlation is {_correlation(result)}."
@@ -266,15 +267,15 @@ def _correlation(result: sts.Judged) -> str:
 def model_section(loaded: Loaded) -> Section:
     c = loaded.config
     count = sum(int(np.prod(shape)) for shape in experiment.shapes(c).values())
-    rows = [("name", loaded.name), ("weights", "published, each byte" if loaded.published else
-                                    "of its folder" if loaded.encoder is not None else "random"),
+    kind = "random" if loaded.encoder is None else "as published" if loaded.published else "of its folder"
+    rows = [("name", loaded.name.rpartition("/")[2]), ("weights", kind),
             ("parameters", f"{count:,}"), ("layers", str(c.num_hidden_layers)),
             ("width", f"{c.hidden_size}, of a feed-forward {c.intermediate_size:,}"),
             ("heads", f"{c.num_attention_heads} of {c.hidden_size // c.num_attention_heads}"),
             ("words", f"{c.vocab_size:,}"), ("read and copied in", f"{loaded.seconds:.2f} s")]
     if loaded.encoder is not None:
         rows.insert(6, ("tokens of a sentence", f"at most {loaded.encoder.max_seq_length}"))
-    return Section("The model", "What is run", (PlainTable("", ("", "value"), tuple(rows)),))
+    return Section("The model", "What is run", (PlainTable("", ("", ""), tuple(rows)),))
 
 
 def parity(agreement: Agreement) -> Section:
@@ -292,13 +293,18 @@ def parity(agreement: Agreement) -> Section:
 
 
 def times(here: dict) -> Section:
-    rows = tuple((row["work"] if row["form"] == "packed" else "", row["form"], row["type"], f"{row['rows']:,}",
-                  pictures.duration(row["us"]), pictures.duration(row["us"] * row["sentences"]),
-                  pictures.duration(row["called_us"]) if device.on_gpu() else "-") for row in here["times"])
+    cells: dict[tuple, dict] = {}
+    for row in here["times"]:
+        cells.setdefault((row["work"], row["form"]), {})[row["type"]] = row
+    rows = tuple((work if form == "packed" else "", form, f"{of['float32']['rows']:,}",
+                  *(pictures.duration(of[one]["us"]) for one in TYPES),
+                  *(pictures.duration(of[one]["called_us"]) for one in TYPES if device.on_gpu()))
+                 for (work, form), of in cells.items())
+    called = tuple(f"{one}, called" for one in TYPES if device.on_gpu())
     parts: list = [PlainTable(
-        "Forward passes on this device", ("sentences × tokens", "form", "type", "rows", "a sentence", "a batch",
-                                          "a sentence, called"), rows,
-        (f"{_place()}; medians. Called: launched from Python, one kernel after the other.",))]
+        "Time of a sentence on this device", ("batch", "form", "rows", *TYPES, *called), rows,
+        (f"{_place()}; medians. Batch: sentences × tokens."
+         + (" Called: launched from Python, one kernel after the other." if called else ""),))]
     if not device.on_gpu():
         parts.append(NOT_GPU + " The batches are small for the same reason.")
     return Section("Padded to 128, padded, packed", "Every form of a batch", tuple(parts))
@@ -345,8 +351,8 @@ def launched(here: dict) -> Section:
             rows.append(("", "PyTorch", f"{t['launches']:,}", "-", "-", number(t["called_us"]),
                          number(t["called_us_a_launch"])))
     parts.append(PlainTable("Launches of a pass, and microseconds of each",
-                            ("sentences × tokens", "", "launches", "us", "us a launch", "called, us",
-                             "called, a launch"), tuple(rows),
+                            ("batch", "", "launches", "us", "us a launch", "called, us", "called, a launch"),
+                            tuple(rows),
                             (f"{series['where']}, {series['date']}, {here['type']}.",)))
     return Section("Where the time goes", "Launches", tuple(parts))
 
@@ -370,7 +376,7 @@ def similarity(result: sts.Judged, loaded: Loaded) -> Section:
     pairs = result.pairs
     rows = [("pairs", f"{len(pairs.sentences):,}"), ("Spearman's correlation", _correlation(result)),
             ("lines left out", f"{len(pairs.problems):,}")]
-    parts: list = [pictures.agreement(result), PlainTable("", ("", "value"), tuple(rows))]
+    parts: list = [pictures.agreement(result), PlainTable("", ("", ""), tuple(rows))]
     if pairs.problems:
         listed = PlainTable("Lines left out", ("line",), tuple((one,) for one in pairs.problems[:200]),
                             (f"{len(pairs.problems) - 200:,} more." if len(pairs.problems) > 200 else "",))
@@ -388,7 +394,11 @@ def on_a_gpu(recorded: Mapping[str, dict | None]) -> list[Section]:
     known = {name: series for name, series in recorded.items() if series}
     goals = targets.evaluate({"series": known}, targets.SERIES_TARGETS)
     where = next((f"{one['where']}, {one['date']}" for one in known.values()), "")
-    parts: list = [targets.table(goals, where)]
+    parts: list = [PlainTable("Goals, on an H200", ("work", "goal", "ours", "theirs", "ratio", "met"), tuple(
+        (row.work.removeprefix("MiniLM, f16, "), row.asked.replace(" a sentence", ""), number(row.value),
+         number(row.baseline_value), number(row.ratio), {True: "yes", False: "no", None: "not yet"}[row.met])
+        for row in goals), (where or "Nothing is measured yet.", "Float16; us: of a sentence, in a CUDA graph. Ratio: "
+                            "our speed over that of the fastest way to run it in PyTorch."))]
     missing = [name for name in SERIES if name not in known]
     if missing:
         parts.append(f"Not recorded on a GPU yet: {', '.join(missing)}. `labkit bench NAME` takes each.")

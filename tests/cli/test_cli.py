@@ -90,7 +90,7 @@ OPTIONS = {
     "doctor": "--json",
     "bench": "--device --out --quick",
     "generate": "--model --tokens --temperature --top-k --top-p --seed --greedy --yours --device",
-    "report": "--measure --prompts --model --out --device --open",
+    "report": "--measure --prompts --model --sts --out --device --open",
     "embed": "--out --model --batch-size --device",
     "weights": "--from --cache",
     "exercises mutate": "--count --all --workers",

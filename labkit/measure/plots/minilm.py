@@ -40,27 +40,30 @@ LAUNCHES = {"embedding": "embeddings, LayerNorm", "qkv": "product to q, k, v", "
             "attention.projected": "product after attention", "attention.normed": "residual, LayerNorm",
             "gelu": "product, GELU", "projected": "product back", "out": "residual, LayerNorm (2)",
             "pooled": "mean, length 1"}
+SIZE = 11.5  # of the type: on a phone a figure is shown at half its width
 FORM_COLOURS = {"packed": BLUE, "padded": ORANGE, "padded to 128": GREY}
 
 
 def _bars(title: str, place: str, names: Sequence[str], values: Sequence[float], texts: Sequence[str],
           colours: Sequence[str], x_label: str) -> CourseFigure:
     """A bar for each name, shorter is faster."""
-    figure, (ax,) = new_figure([0.34 * len(names) + 0.15], title, f"{title}: " + "; ".join(
+    figure, (ax,) = new_figure([0.36 * len(names) + 0.15], title, f"{title}: " + "; ".join(
         f"{name} {text}" for name, text in zip(names, texts, strict=True)) + f". {place}.")
     with rc_context(STYLE):
-        widen_left(ax, names)
+        widen_left(ax, names, SIZE)
         for y, (name, value, text, colour) in enumerate(zip(names, values, texts, colours, strict=True)):
             ax.barh(y, value, height=0.62, color=colour)
-            ax.annotate(text, (value, y), xytext=(5, 0), textcoords="offset points", va="center", fontsize=9)
+            ax.annotate(text, (value, y), xytext=(5, 0), textcoords="offset points", va="center",
+                        fontsize=SIZE)
             ax.annotate(shorten(name, LONGEST_NAME), (0, y), xytext=(-8, 0), textcoords="offset points", ha="right",
-                        va="center", fontsize=9, annotation_clip=False)
+                        va="center", fontsize=SIZE, annotation_clip=False)
         ax.set_ylim(len(names) - 0.45, -0.55)
         ax.set_yticks([])
-        ax.set_xlim(0, 1.3 * max(values))
+        ax.set_xlim(0, 1.45 * max(values))
         grid_along(ax, "x")
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-        ax.set_xlabel(x_label)
+        ax.tick_params(labelsize=SIZE - 1)
+        ax.set_xlabel(x_label, fontsize=SIZE - 1)
         panel_title(ax, place)
     return figure
 
@@ -71,11 +74,11 @@ def duration(us: float) -> str:
 
 
 def forms(rows: Sequence[Mapping], place: str) -> CourseFigure:
-    """rows: each with `work`, `form`, `type` and `us` a sentence."""
+    """rows: each with `work`, `form` and `us` a sentence."""
     return _bars("Time of a sentence, by the form of its batch", place,
-                 [f"{row['work']}, {row['form']}, {row['type']}" for row in rows], [row["us"] / 1000 for row in rows],
+                 [f"{row['work']}, {row['form']}" for row in rows], [row["us"] / 1000 for row in rows],
                  [duration(row["us"]) for row in rows], [FORM_COLOURS[row["form"]] for row in rows],
-                 "milliseconds a sentence (shorter is faster)")
+                 "milliseconds a sentence")
 
 
 LENGTH_LINES = (("torch_us", "PyTorch, SDPA", GREY, "s"), ("ours_us", "ours", BLUE, "o"))
@@ -91,6 +94,7 @@ def lengths(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     for ax, panel in zip(figure.axes, here_and_recorded(*panels[:1], panels[1] if len(panels) > 1 else None),
                          strict=True):
         ax.set_xticks(panel["tokens"], [f"{n:,}" for n in panel["tokens"]])
+        ax.tick_params(labelsize=SIZE - 1)
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     return figure
 
@@ -104,9 +108,11 @@ def shares(series: Mapping, which: int = 0) -> CourseFigure:
     batch = f"{one['sentences']:,} sentence{'s' if one['sentences'] != 1 else ''} of {one['tokens']}"
     colours = [ORANGE if row["name"] == "attended" else GREY if "norm" in row["name"] or row["name"] in
                ("out", "embedding", "pooled") else BLUE for row in rows]
+    shared = [us / sum(times) for us in times]
     return _bars(f"What each launch takes: {batch} tokens", taken(series), names, [us / 1000 for us in times],
-                 [f"{duration(us)}  ({us / sum(times):.0%})" for us in times], colours,
-                 f"milliseconds, of {number(one['us'] / 1000)} in all; blue: products, orange: attention")
+                 [f"{duration(us)} ({'<1%' if share < 0.005 else f'{share:.0%}'})" for us, share in
+                  zip(times, shared, strict=True)], colours,
+                 f"milliseconds, of {number(one['us'] / 1000)} in all")
 
 
 def ladder(series: Mapping, size: str) -> CourseFigure:
@@ -115,7 +121,7 @@ def ladder(series: Mapping, size: str) -> CourseFigure:
     values = [row["us"][size] for row in rows]
     return _bars(f"The steps, {size.replace('x', 'sentences of')} tokens", taken(series),
                  [row["name"] for row in rows], values, [duration(us) for us in values], [BLUE] * len(rows),
-                 "microseconds a sentence (shorter is faster)")
+                 "microseconds a sentence")
 
 
 def agreement(result: Judged) -> CourseFigure:
@@ -125,12 +131,12 @@ def agreement(result: Judged) -> CourseFigure:
                                f"Cosines of {len(result.cosines):,} pairs of sentences over their scores. {place}.")
     with rc_context(STYLE):
         many = len(result.cosines) > 200
+        ax.tick_params(labelsize=SIZE - 1)
         ax.plot(result.pairs.scores, result.cosines, "o", color=BLUE, alpha=0.35 if many else 0.8,
                 markersize=3 if many else 5, markeredgewidth=0)
         ax.axhline(0, color=INK, linewidth=0.8)
         grid_along(ax, "both")
-        ax.set_xlabel("score given by people")
-        ax.set_ylabel("cosine")
-        panel_title(ax, f"{len(result.cosines):,} pairs; {place[0].lower() + place[1:] if place else place}"
-                    .replace("spearman", "Spearman"))
+        ax.set_xlabel("score given by people", fontsize=SIZE - 1)
+        ax.set_ylabel("cosine", fontsize=SIZE - 1)
+        panel_title(ax, f"{len(result.cosines):,} pairs; {place}")
     return figure
