@@ -48,7 +48,7 @@ TINY = Config(vocab_size=61, max_position_embeddings=32, hidden_size=32, num_hid
 WORK = ((64, 16), (64, 128), (512, 16), (1, 16), (1, 128))  # sentences, tokens of each
 OURS = {"packed": ("packed", HALF), "padded": ("padded", HALF), "few rows": ("packed", FEW_ROWS)}
 CORPUS, MEAN_TOKENS = 2000, 15
-COMPILING_S = 200.0  # for torch.compile, of a whole table; what it cannot do in that time is left out
+COMPILING_S = 120.0  # for torch.compile, of a whole table; what it cannot do in that time is left out
 
 # --- The model and its batches ---------------------------------------------------------------------------------------
 
