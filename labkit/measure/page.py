@@ -28,7 +28,7 @@ class Folded:
     """Parts that the reader opens."""
 
     title: str
-    parts: tuple[PlainTable, ...]
+    parts: tuple[str | PlainTable, ...]
 
 
 @dataclass(frozen=True)

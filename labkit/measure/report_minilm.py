@@ -279,16 +279,16 @@ def model_section(loaded: Loaded) -> Section:
 
 
 def parity(agreement: Agreement) -> Section:
-    rows = tuple((name, *(("-",) * len(TYPES) if found is None else (f"{found[one]:.8f}" for one in TYPES)), why)
-                 for name, found, why in agreement.rows)
+    rows = tuple((name, *(("-",) * len(TYPES) if found is None else (f"{found[one]:.8f}" for one in TYPES)))
+                 for name, found, _ in agreement.rows)
     asked = ", ".join(f"{least:g} in {name}" for name, (_, least) in TYPES.items())
     bits = "; ".join(f"in {name} {'they are' if same else 'they are not'}"
                      for name, same in agreement.same_bits.items())
     low, high = agreement.tokens
     return Section("The same numbers", "Parity", (
-        PlainTable("The smallest cosine of ours with", ("", *TYPES, "remark"), rows,
+        PlainTable("The smallest cosine of ours with", ("", *TYPES), rows,
                    (f"{agreement.sentences} sentences of {low} to {high} tokens, {measure.where()}. Asked: at least "
-                    f"{asked}.",)),
+                    f"{asked}.", *(f"{name}: {why}." for name, _, why in agreement.rows if why))),
         f"Are the embeddings of a padded and of a packed batch the same, bit for bit? {bits[0].upper()}{bits[1:]}."))
 
 
@@ -296,13 +296,13 @@ def times(here: dict) -> Section:
     cells: dict[tuple, dict] = {}
     for row in here["times"]:
         cells.setdefault((row["work"], row["form"]), {})[row["type"]] = row
-    rows = tuple((work if form == "packed" else "", form, f"{of['float32']['rows']:,}",
+    rows = tuple((f"{work}, {form}", f"{of['float32']['rows']:,}",
                   *(pictures.duration(of[one]["us"]) for one in TYPES),
                   *(pictures.duration(of[one]["called_us"]) for one in TYPES if device.on_gpu()))
                  for (work, form), of in cells.items())
     called = tuple(f"{one}, called" for one in TYPES if device.on_gpu())
     parts: list = [PlainTable(
-        "Time of a sentence on this device", ("batch", "form", "rows", *TYPES, *called), rows,
+        "Time of a sentence on this device", ("batch", "rows", *TYPES, *called), rows,
         (f"{_place()}; medians. Batch: sentences × tokens."
          + (" Called: launched from Python, one kernel after the other." if called else ""),))]
     if not device.on_gpu():
@@ -395,7 +395,7 @@ def on_a_gpu(recorded: Mapping[str, dict | None]) -> list[Section]:
     goals = targets.evaluate({"series": known}, targets.SERIES_TARGETS)
     where = next((f"{one['where']}, {one['date']}" for one in known.values()), "")
     parts: list = [PlainTable("Goals, on an H200", ("work", "goal", "ours", "theirs", "ratio", "met"), tuple(
-        (row.work.removeprefix("MiniLM, f16, "), row.asked.replace(" a sentence", ""), number(row.value),
+        (row.work.removeprefix("MiniLM, f16, "), short(row.asked), number(row.value),
          number(row.baseline_value), number(row.ratio), {True: "yes", False: "no", None: "not yet"}[row.met])
         for row in goals), (where or "Nothing is measured yet.", "Float16; us: of a sentence, in a CUDA graph. Ratio: "
                             "our speed over that of the fastest way to run it in PyTorch."))]
@@ -419,6 +419,13 @@ def on_a_gpu(recorded: Mapping[str, dict | None]) -> list[Section]:
     return found
 
 
+def short(goal: str) -> str:
+    """ "at most 2 us a sentence" -> "≤ 2 us"."""
+    for words, sign in (("at most ", "≤ "), ("at least ", "≥ "), (" a sentence", ""), (" sentences/s", "/s")):
+        goal = goal.replace(words, sign)
+    return goal
+
+
 def corpus(series: dict) -> Section:
     rows = [(row["form"].replace("_", " "), f"{row['batch']:,}", f"{row['rows']:,}",
              f"{row['sentences_per_second']:,.0f}", f"{row['embed_sentences_per_second']:,.0f}")
@@ -438,12 +445,13 @@ def corpus(series: dict) -> Section:
 def steps(series: dict) -> Section:
     sizes = list(series["steps"][0]["us"])
     rows = tuple((row["name"], *(number(row["us"][size]) for size in sizes), f"{row['launches']}",
-                  number(1000 * THEIR_LADDER[row["name"]]) if row["name"] in THEIR_LADDER else "-", row["changes"])
+                  number(1000 * THEIR_LADDER[row["name"]]) if row["name"] in THEIR_LADDER else "-")
                  for row in series["steps"])
     parts: list = [pictures.ladder(series, sizes[0]), PlainTable(
-        "Microseconds a sentence", ("step", *sizes, "launches", "theirs", "what changed"), rows,
+        "Microseconds a sentence", ("step", *sizes, "launches", "theirs"), rows,
         (f"{series['where']}, {series['date']}. Theirs: 64 sentences on an RTX 3090, of 128 tokens but for the last "
-         "step, which is of 16.",))]
+         "step, which is of 16.",)), Folded("What each step changes", tuple(
+             f"{row['name']}: {row['changes']}." for row in series["steps"]))]
     if series["attention"]:
         parts.append(PlainTable("Attention, microseconds a layer", ("form", "sentences × tokens", "us"), tuple(
             (row["form"], f"{row['sentences']} × {row['tokens']}", number(row["us_a_layer"]))

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from matplotlib import rc_context
@@ -73,12 +73,18 @@ def duration(us: float) -> str:
     return f"{number(us)} us" if us < 1000 else f"{number(us / 1000)} ms" if us < 1e6 else f"{number(us / 1e6)} s"
 
 
+def _unit(times: Iterable[float]) -> tuple[float, str]:
+    """(microseconds of it, the unit's name) for an axis of these microseconds."""
+    return (1.0, "microseconds") if max(times) < 2000 else (1000.0, "milliseconds")
+
+
 def forms(rows: Sequence[Mapping], place: str) -> CourseFigure:
     """rows: each with `work`, `form` and `us` a sentence."""
+    scale, unit = _unit(row["us"] for row in rows)
     return _bars("Time of a sentence, by the form of its batch", place,
-                 [f"{row['work']}, {row['form']}" for row in rows], [row["us"] / 1000 for row in rows],
+                 [f"{row['work']}, {row['form']}" for row in rows], [row["us"] / scale for row in rows],
                  [duration(row["us"]) for row in rows], [FORM_COLOURS[row["form"]] for row in rows],
-                 "milliseconds a sentence")
+                 f"{unit} a sentence")
 
 
 LENGTH_LINES = (("torch_us", "PyTorch, SDPA", GREY, "s"), ("ours_us", "ours", BLUE, "o"))
@@ -108,11 +114,11 @@ def shares(series: Mapping, which: int = 0) -> CourseFigure:
     batch = f"{one['sentences']:,} sentence{'s' if one['sentences'] != 1 else ''} of {one['tokens']}"
     colours = [ORANGE if row["name"] == "attended" else GREY if "norm" in row["name"] or row["name"] in
                ("out", "embedding", "pooled") else BLUE for row in rows]
-    shared = [us / sum(times) for us in times]
-    return _bars(f"What each launch takes: {batch} tokens", taken(series), names, [us / 1000 for us in times],
+    shared, (scale, unit) = [us / sum(times) for us in times], _unit(times)
+    return _bars(f"What each launch takes: {batch} tokens", taken(series), names, [us / scale for us in times],
                  [f"{duration(us)} ({'<1%' if share < 0.005 else f'{share:.0%}'})" for us, share in
                   zip(times, shared, strict=True)], colours,
-                 f"milliseconds, of {number(one['us'] / 1000)} in all")
+                 f"{unit}, of {number(one['us'] / scale)} in all")
 
 
 def ladder(series: Mapping, size: str) -> CourseFigure:
