@@ -8,10 +8,10 @@ from labkit.cli.shared import Device, choose_device, consoles
 
 
 def bench(
-    op: Annotated[
-        str | None,
-        typer.Argument(help="An operation such as matmul, a series such as generation, or simt for the CPU device. "
-                            "All operations when left out.")
+    ops: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[OP]...", help="Operations such as matmul, series such as generation; or simt alone, "
+                                               "for the CPU device. All operations when left out.")
     ] = None,
     device: Device = None,
     out: Annotated[
@@ -24,7 +24,8 @@ def bench(
 ):
     """Time every rung of every operation, beside NumPy and the libraries that are installed."""
     choose_device(device)
-    if op == "simt":
+    ops = ops or []
+    if ops == ["simt"]:
         from labkit.measure.series import simt as measure_simt
 
         raise typer.Exit(measure_simt.main(consoles()[0]) or 0)
@@ -32,11 +33,14 @@ def bench(
     from labkit.measure import bench as measure
     from labkit.measure.ops import HOMES
 
-    if op not in (None, "all", *HOMES, *measure.SERIES):
-        raise UserError(f"there is no operation {op!r}; there are {', '.join(HOMES)}, all and simt; and the series "
-                        f"{', '.join(measure.SERIES)}")
+    for op in ops:
+        if op == "simt":
+            raise UserError("simt is timed alone: labkit bench simt")
+        if op not in ("all", *HOMES, *measure.SERIES):
+            raise UserError(f"there is no operation {op!r}; there are {', '.join(HOMES)}, all and simt; and the series "
+                            f"{', '.join(measure.SERIES)}")
     try:
         measure.places(out)
     except ValueError as error:
         raise UserError(str(error)) from None
-    raise typer.Exit(measure.main(op=op, out=out, quick=quick) or 0)
+    raise typer.Exit(measure.main(ops=ops, out=out, quick=quick) or 0)

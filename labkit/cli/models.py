@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from labkit.cli.shared import Device, choose_device, consoles
+from labkit.cli.shared import Device, choose_device, consoles, progress_bar
 
 
 def generate(
@@ -102,41 +102,113 @@ def with_your_kernels(loaded, notes):
 
 
 def report(
-    measure: Annotated[bool, typer.Option("--measure", help="Time it on this machine, too.")] = False,
+    subject: Annotated[
+        str, typer.Argument(metavar="[gpt2|minilm]", help="Which comparison: a fused softmax in GPT-2, or the sentence "
+                                                          "encoder MiniLM beside PyTorch.")
+    ] = "gpt2",
+    measure: Annotated[
+        bool, typer.Option("--measure", help="gpt2: time it on this machine, too. (minilm always is.)")
+    ] = False,
     prompts: Annotated[
         str | None,
-        typer.Option("--prompts", help="A text file, such as WikiText-2's validation text: prompts are taken from it."),
+        typer.Option("--prompts", help="gpt2: a text file to take prompts from, such as WikiText-2's validation text."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", help="The GPT-2 that writes: tiny, a folder, or a name on the hub such as distilgpt2."),
+        typer.Option("--model", help="A folder, or a name on the hub. gpt2: or tiny. minilm: or minilm, the default."),
     ] = None,
-    out: Annotated[str, typer.Option("--out", help="Where to write the page.")] = "build/report.html",
+    sts: Annotated[
+        str | None,
+        typer.Option("--sts", metavar="FILE", help="minilm: pairs of sentences with scores, as the STS benchmark has "
+                                                   "them; Spearman's correlation is taken."),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", help="Where to write the page: build/report.html, or build/report-minilm.html, when left "
+                                   "out."),
+    ] = None,
     device: Device = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser at the end.")] = False,
 ):
-    """Write the comparison with a fused softmax in GPT-2 as one page: figures and tables, ours beside the article's.
+    """Write a whole comparison as one page: figures and tables, ours beside theirs.
 
-    It shows what a GPU recorded. With --measure, --prompts or --model this machine's own times stand beside it.
+    gpt2 shows what a GPU recorded; with --measure, --prompts or --model this machine's own times stand beside it.
+    minilm is measured on this machine, with what a GPU recorded beside it.
+
+    For example: labkit report minilm --sts sts-test.csv
     """
-    choose_device(device)
     from pathlib import Path
 
-    from labkit.measure import report as page
-    from labkit.measure.series.generation import prompts_from
+    from labkit._common.errors import UserError
 
-    console, notes = consoles()
-    texts = prompts_from(prompts) if prompts else None
-    here = None
-    if measure or texts or model:
-        notes.print("Measuring on this machine.", style="dim")  # the steps are named as they run
-        here = page.measure_here(model, texts)
-    with notes.status("Making the page"):
-        path = page.write(Path(out), here)
-    for log in [one["log"] for one in (here or {"generation": {"models": []}})["generation"]["models"]]:
-        notes.print(log, style="dim", markup=False, soft_wrap=True)
-    console.print(f"Wrote {os.path.relpath(path)}", markup=False, soft_wrap=True)
+    subjects = {"gpt2": "build/report.html", "minilm": "build/report-minilm.html"}
+    if subject not in subjects:
+        raise UserError(f"there is no comparison {subject!r}; there are {' and '.join(subjects)}")
+    foreign = {"gpt2": {"--sts": sts}, "minilm": {"--prompts": prompts}}[subject]
+    for option, given in foreign.items():
+        if given:
+            raise UserError(f"{option} is not for {subject}")
+    choose_device(device)
+    path = Path(out or subjects[subject])
+    path = minilm_page(path, model, sts) if subject == "minilm" else gpt2_page(path, measure, model, prompts)
+    consoles()[0].print(f"Wrote {os.path.relpath(path)}", markup=False, soft_wrap=True)
     if open_:
         import webbrowser
 
         webbrowser.open(path.resolve().as_uri())
+
+
+def gpt2_page(path, measure: bool, model: str | None, prompts: str | None):
+    from labkit.measure import page
+    from labkit.measure import report as comparison
+    from labkit.measure.series.generation import prompts_from
+
+    notes = consoles()[1]
+    texts = prompts_from(prompts) if prompts else None
+    here = None
+    if measure or texts or model:
+        notes.print("Measuring on this machine.", style="dim")  # the steps are named as they run
+        here = comparison.measure_here(model, texts)
+    with notes.status("Making the page"):
+        path = page.write(path, lambda: comparison.page_of(here))
+    for log in [one["log"] for one in (here or {"generation": {"models": []}})["generation"]["models"]]:
+        notes.print(log, style="dim", markup=False, soft_wrap=True)
+    return path
+
+
+def minilm_page(path, model: str | None, sts_file: str | None):
+    from pathlib import Path
+
+    from labkit._common.errors import UserError
+    from labkit.measure import page, sts
+    from labkit.measure import report_minilm as comparison
+
+    console, notes = consoles()
+    pairs = sts.read(Path(sts_file)) if sts_file else None
+    for problem in pairs.problems[:10] if pairs else ():
+        notes.print(f"{sts_file}: left out: {problem}", style="yellow", markup=False, soft_wrap=True)
+    if pairs and len(pairs.problems) > 10:
+        notes.print(f"{sts_file}: and {len(pairs.problems) - 10:,} lines more, which the page names.", style="yellow",
+                    markup=False)
+
+    def encode(texts):
+        with progress_bar(notes, "texts") as bar:
+            task = bar.add_task("Embedding (the first time, kernels are compiled)", total=len(texts))
+            return loaded.encoder.encode(
+                texts, progress=lambda done, of: bar.update(task, completed=done, description="Embedding"))
+
+    def say(result):
+        value = "not defined: all scores or all cosines are equal" if result.spearman is None else \
+            f"{result.spearman:.4f}"
+        console.print(f"Spearman's correlation over {len(pairs.scores):,} pairs: {value}", markup=False)
+
+    def make():
+        notes.print("Measuring on this machine.", style="dim")  # the steps are named as they run
+        return comparison.page_of(loaded, pairs, encode, say)
+
+    with notes.status("Loading the model"):
+        loaded = comparison.load(model)
+    if pairs and loaded.encoder is None:
+        raise UserError("--sts needs a model with a tokenizer: `labkit weights minilm` fetches MiniLM's weights, or "
+                        "name a folder with --model")
+    return page.write(path, make)

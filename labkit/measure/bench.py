@@ -18,7 +18,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -83,7 +83,7 @@ SERIES: dict[str, tuple[str, Callable[[], dict | None]]] = {
     "cache_curve": ("attention_cached", _later("cache_curve", "generation")),
     "step_launches": ("attention_cached", _later("step_launches", "generation")),
     **{name: ("attention_sentences_half", _later(name, "minilm")) for name in
-       ("minilm_ladder", "minilm_profile", "minilm_lengths", "minilm_corpus", "minilm")},
+       ("minilm", "minilm_corpus", "minilm_ladder", "minilm_profile", "minilm_lengths")},
     "block_calls": ("gpt2_block", _later("block_calls", "gpt2_block")),
     "three_languages": ("vector_add", three_languages_to_record),
     "tile_sizes": ("vector_add", _later("tile_sizes")),
@@ -100,14 +100,15 @@ QUICK = {
 # --- Running ---------------------------------------------------------------------------------------------------------
 
 
-def collect(name: str = "all", *, quick: bool = False, show: Callable[[object], None] = print,
+def collect(*asked: str, quick: bool = False, show: Callable[[object], None] = print,
             keep: Callable[[dict], object] | None = None) -> dict:
-    """Measures one operation with its series, one series, or all, and returns the measurements. `show` is given each
+    """Measures operations with their series, single series, or all, and returns the measurements. `show` is given each
     ladder as it is done, `keep` all that is measured so far, so that a run that ends early loses only the rest."""
-    if name not in ("all", *HOMES, *SERIES):
-        raise ValueError(f"no operation is called {name!r}; there are all, {', '.join(HOMES)}; and no series, "
-                         f"{', '.join(SERIES)}")
-    names = list(HOMES) if name == "all" else [name] if name in HOMES else []
+    for name in asked:
+        if name not in ("all", *HOMES, *SERIES):
+            raise ValueError(f"no operation is called {name!r}; there are all, {', '.join(HOMES)}; and no series, "
+                             f"{', '.join(SERIES)}")
+    names = list(HOMES) if "all" in asked or not asked else [name for name in asked if name in HOMES]
     limits = roofline.limits(anew=not quick)
     data = {"schema": SCHEMA, "machine": measure.machine(), "limits": asdict(limits), "ops": {}, "series": {},
             "seconds": {}, "problems": {}}
@@ -127,7 +128,7 @@ def collect(name: str = "all", *, quick: bool = False, show: Callable[[object], 
         if keep is not None:
             keep(data)
     for key, (owner, take) in SERIES.items():
-        if (owner in names or key == name) and not (quick and key not in QUICK):
+        if (owner in names or key in asked) and not (quick and key not in QUICK):
             begin = time.perf_counter()
             try:
                 taken = QUICK[key]() if quick else take()
@@ -210,8 +211,8 @@ def places(out: str | Path | None) -> tuple[Path, Path | None]:
     return (out, None) if out.suffix == ".json" else (out / name, out)
 
 
-def main(console=None, op: str | None = None, out: str | None = None, quick: bool = False) -> int:
-    """Runs, prints, writes. `console` is rich's; without one it is made here."""
+def main(console=None, ops: Sequence[str] = (), out: str | None = None, quick: bool = False) -> int:
+    """Runs, prints, writes. `console` is rich's; without one it is made here. ops: all without any."""
     if console is None:
         from rich.console import Console
 
@@ -220,7 +221,7 @@ def main(console=None, op: str | None = None, out: str | None = None, quick: boo
     begin = time.perf_counter()
     console.print(f"Timing on {measure.where()}", highlight=False)
     nothing_to_keep = quick and out is None
-    data = collect(op or "all", quick=quick, show=console.print,
+    data = collect(*ops, quick=quick, show=console.print,
                    keep=None if nothing_to_keep else lambda so_far: merge(path, so_far))
     if nothing_to_keep:
         beside_the_recording(console, data)
@@ -228,8 +229,8 @@ def main(console=None, op: str | None = None, out: str | None = None, quick: boo
         return 1 if data["problems"] else 0
     merged = merge(path, data)
     written = [path, *(draw(data, folder) if folder else [])]
-    if device.on_gpu() and any(row.op in data["ops"] for row in targets.evaluate(data)):
-        rows = [row for row in targets.evaluate(merged) if row.op in data["ops"]]
+    rows = [row for row in targets.evaluate(merged) if row.op in data["ops"] or row.op in data["series"]]
+    if device.on_gpu() and rows:
         console.print(targets.table(rows, measure.where()))
     longest = sorted(data["seconds"].items(), key=lambda item: -item[1])[:6]
     console.print("Took longest: " + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in longest), highlight=False)
@@ -260,9 +261,11 @@ def targets_table(measurements: dict) -> str:
     rows = targets.evaluate(measurements)
     if all(row.met is None for row in rows):
         return ""
-    judged = [Ladder.from_json(entry) for row in rows if row.met is not None
-              for entry in measurements["ops"][row.op] if entry["size"] == row.size]
-    spec = targets.table(rows, f"{measurements['machine']['device']}, {measure.days(judged)}").table()
+    measured = [row for row in rows if row.met is not None]
+    dates = {entry["machine"]["date"] for row in measured for entry in measurements["ops"].get(row.op, ())
+             if entry["size"] == row.size}
+    dates |= {measurements["series"][row.op]["date"] for row in measured if row.op in measurements["series"]}
+    spec = targets.table(rows, f"{measurements['machine']['device']}, {' and '.join(sorted(dates))}").table()
     for row in spec["rows"]:
         row[3] = f"`{row[3]}`" if row[3] != "-" else row[3]
     return to_markdown(spec) + "\n\n" + "\n".join(f"- {note}" for note in spec["notes"])
@@ -297,9 +300,9 @@ def readme_table(measurements: dict) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python3 -m labkit.measure.bench", description=__doc__.splitlines()[0])
-    parser.add_argument("op", nargs="?", default="all",
-                        help="an operation such as matmul, a series such as generation, or all")
+    parser.add_argument("ops", nargs="*",
+                        help="operations such as matmul, series such as generation; all if none is named")
     parser.add_argument("--out", help="a directory for JSON and plots, or a file ending in .json")
     parser.add_argument("--quick", action="store_true", help="small sizes, few runs: shows that it works")
     options = parser.parse_args()
-    sys.exit(main(op=options.op, out=options.out, quick=options.quick))
+    sys.exit(main(ops=options.ops, out=options.out, quick=options.quick))

@@ -99,6 +99,14 @@ PROFILED: dict[str, tuple[str, ...]] = {
     "masked_softmax_causal": (),
     "layernorm": ("layernorm_naive", "layernorm_block_tree", "layernorm_warp_per_row", "layernorm_registers"),
     "matmul_half": (),
+    "attention_sentences_half": (),
+}
+
+# Profiles at another size than the operation's own -> the operation, the rungs, the size. PyTorch stands beside them.
+AT_SIZE: dict[str, tuple[str, tuple[str, ...], dict]] = {
+    "minilm_products": ("matmul_half", ("matmul_half_tensor_core", "matmul_half_hand_blocked",
+                                        "matmul_half_double_buffered", "matmul_half_three_stage",
+                                        "matmul_half_f16_accumulators"), {"M": 8192, "N": 384, "K": 384}),
 }
 
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
@@ -147,6 +155,11 @@ STALLS = tuple(REASONS)
 PROFILES = paths.MEASUREMENTS / "ncu"
 
 
+def _job(name: str) -> tuple[str, tuple[str, ...], dict | None]:
+    """(operation, rungs, size) of a profile's name; without a size it is the operation's own."""
+    return AT_SIZE.get(name) or (name, PROFILED.get(name, ()), None)
+
+
 def workload(name: str, rungs: tuple[str, ...], sequence: Path, with_baseline: bool = True) -> None:
     """Launches each rung and PyTorch once for ncu, which profiles between profile_start and profile_stop; writes which
     launch was whose into `sequence`."""
@@ -155,8 +168,9 @@ def workload(name: str, rungs: tuple[str, ...], sequence: Path, with_baseline: b
     from labkit.kernels.agree import to_device
     from labkit.measure.ops import op
 
+    name, at_size = _job(name)[::2]
     one = op(name)
-    size = one.work.timed_gpu
+    size = at_size or one.work.timed_gpu
     on_device = to_device(one.inputs(np.random.default_rng(0), **size))
     out = cuda.device_array(one.shape(**size), one.dtype)
     done = []
@@ -329,7 +343,8 @@ def profile(name: str, data: dict | None = None):
 def main():
     parser = argparse.ArgumentParser(prog="python -m labkit.measure.ncu", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("build/bench"))
-    parser.add_argument("--profile", nargs="*", metavar="OP", help="profile these operations; all of PROFILED if none")
+    parser.add_argument("--profile", nargs="*", metavar="OP",
+                        help="profile these operations, or names of AT_SIZE; all of PROFILED and AT_SIZE if none")
     parser.add_argument("--workload", nargs="?", const="", help="only launch the kernels: ncu runs this")
     parser.add_argument("--rungs", default="", help="with --workload: only these rungs")
     parser.add_argument("--no-baseline", action="store_true", help="with --workload: leave PyTorch out")
@@ -345,7 +360,7 @@ def main():
             kernel[grid, block](*_inputs())
             cuda.synchronize()
     elif options.profile is not None:
-        _write_profiles(options.profile or [*PROFILED], options.out)
+        _write_profiles(options.profile or [*PROFILED, *AT_SIZE], options.out)
     else:
         _write_comparison(options.out)
 
@@ -362,9 +377,9 @@ def _write_profiles(names: list[str], out: Path) -> None:
     def keep():
         write_text(path, json.dumps(result, indent=1) + "\n")
 
-    for name in [name for name in names if name in HOMES]:
+    for name in [name for name in names if name in HOMES or name in AT_SIZE]:
         try:
-            result["ops"][name] = {"date": machine["date"], **profiled(name, PROFILED.get(name, ()))}
+            result["ops"][name] = {"date": machine["date"], **profiled(name, _job(name)[1])}
             keep()
             print(profile(name, result))
         except Exception as error:  # the other operations' profiles are worth having

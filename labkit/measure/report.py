@@ -1,7 +1,7 @@
 """`labkit report`: the whole comparison with the article's fused softmax as one page, with its figures inside.
 
-    write(Path("build/report.html"))                 # what a GPU recorded, and the checks made here
-    write(path, here=measure_here())                 # and this machine's own times beside it
+    page.write(Path("build/report.html"), page_of)                      # what a GPU recorded, and the checks made here
+    page.write(path, lambda: page_of(here=measure_here()))              # and this machine's own times beside it
 
 It is an article on a fused masked softmax in GPT-2 (distilgpt2) on an NVIDIA L4. Each of its figures and tables
 has a counterpart here, measured by us; its own numbers stand beside them.
@@ -9,22 +9,13 @@ has a counterpart here, measured by us; its own numbers stand beside them.
 
 from __future__ import annotations
 
-import base64
-import datetime
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from html import escape
-from pathlib import Path
+from collections.abc import Iterable
 
-import jinja2
 import numpy as np
-from markupsafe import Markup
 
 from labkit import cuda, device, measure
 from labkit._common.errors import UserError
-from labkit._common.files import write_text
-from labkit._common.paths import ASSETS
-from labkit._common.tables import PlainTable, number, to_html
+from labkit._common.tables import PlainTable, number
 from labkit.device import occupancy
 from labkit.device.launches import record, resources
 from labkit.kernels.softmax.masked import (
@@ -35,7 +26,7 @@ from labkit.kernels.softmax.masked import (
 )
 from labkit.measure import CPU_DEVICE, plots
 from labkit.measure import ncu as counters
-from labkit.measure.plots import CourseFigure
+from labkit.measure.page import Badge, Folded, Page, Section, written_badge
 from labkit.measure.plots import generation as generation_pictures
 from labkit.measure.series import generation as experiment
 from labkit.measure.series import softmax as softmax_series
@@ -55,27 +46,6 @@ THEIR_BLOCK = {"multiprocessors": 58, "threads": 1536, "block": 256, "warps": 8,
                "occupancy": 1.0}
 
 
-@dataclass(frozen=True)
-class Folded:
-    """Parts that the reader opens."""
-
-    title: str
-    parts: tuple[PlainTable, ...]
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page. theirs: which of the article's figures and tables it answers. A text is a paragraph."""
-
-    title: str
-    theirs: str
-    parts: tuple[str | PlainTable | CourseFigure | Folded, ...]
-
-    @property
-    def anchor(self) -> str:
-        return "-".join("".join(c if c.isalnum() else " " for c in self.title.lower()).split())
-
-
 # --- Measured here ---------------------------------------------------------------------------------------------------
 
 
@@ -92,6 +62,16 @@ def measure_here(model: str | None = None, prompts: Iterable[str] | None = None)
 
 
 # --- The sections ----------------------------------------------------------------------------------------------------
+
+
+def page_of(here: dict | None = None) -> Page:
+    known = measure.recorded()
+    ours = () if known is None else (Badge(f"Ours: {known['machine']['device']}, {known['machine']['date']}", True),)
+    return Page("A fused softmax in GPT-2",
+                "Figures 1 to 8, 10 and 11 and tables 1 to 4 of a report on a fused masked softmax, each with its "
+                "counterpart from this course.",
+                (Badge("Theirs: distilgpt2, PyTorch and CUDA C++, NVIDIA L4"), *ours, written_badge()),
+                tuple(sections(here)))
 
 
 def sections(here: dict | None = None) -> list[Section]:
@@ -416,44 +396,3 @@ def _headline(where: str, how: str, pairs: list[tuple[float, float]]) -> str:
     return (f"On {where}, {both} our fused kernel is {part:.2f} times as fast as PyTorch's steps, in the mean of the "
             f"article's four cases. With softmax in one launch in place of three, text comes {min(gains):.2f} to "
             f"{max(gains):.2f} times as fast.{why}")
-
-
-# --- The page --------------------------------------------------------------------------------------------------------
-
-
-def _html(part) -> Markup:
-    if isinstance(part, Folded):
-        inside = Markup("").join(_html(one) for one in part.parts)
-        return Markup(f"<details><summary>{escape(part.title)}</summary>{inside}</details>")
-    if isinstance(part, PlainTable):
-        return Markup(f'<div class="rich">{to_html(part.table())}</div>')
-    if isinstance(part, CourseFigure):
-        encoded = base64.b64encode(part.png()).decode()
-        width = round(100 * part.get_figwidth())
-        return Markup(f'<figure><img src="data:image/png;base64,{encoded}" alt="{escape(part.summary)}" '
-                      f'width="{width}"></figure>')
-    return Markup(f'<div class="prose"><p>{escape(part)}</p></div>')
-
-
-def render(found: list[Section]) -> str:
-    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(ASSETS), autoescape=True, trim_blocks=True,
-                                   lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    templates.filters["part"] = _html
-    recorded = measure.recorded()
-    machine = recorded["machine"] if recorded else None
-    return templates.get_template("report.html").render(
-        sections=found, css=Markup((ASSETS / "site.css").read_text(encoding="utf-8")),
-        made=datetime.datetime.now().isoformat(sep=" ", timespec="minutes"),
-        recorded=machine and f"{machine['device']}, {machine['date']}", here=measure.where(),
-        cpu=measure.where() == CPU_DEVICE)
-
-
-def write(path: Path, here: dict | None = None, make: Callable[[dict | None], list[Section]] = sections) -> Path:
-    """The page, in one file that needs no other. A folder gets it as report.html."""
-    path = path / "report.html" if path.is_dir() else path
-    page = render(make(here))
-    try:
-        write_text(path, page)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from None
-    return path

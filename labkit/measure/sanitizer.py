@@ -128,7 +128,7 @@ def take(names: list[str], folder: Path, workers: int) -> dict:
     found = {tool: dict(known.get(tool, {})) for tool in TOOLS} | {"controls": {}}
     version = subprocess.run(["compute-sanitizer", "--version"], capture_output=True, text=True).stdout
     result = {"machine": {**machine, "compute-sanitizer": version.strip().splitlines()[-1]}, **found}
-    log: dict[str, list[str]] = {}
+    log = _kept_log(path.with_suffix(".log"))
 
     def one(job):
         name, tool = job
@@ -138,14 +138,22 @@ def take(names: list[str], folder: Path, workers: int) -> dict:
     with ThreadPoolExecutor(workers) as pool:
         for (name, tool), (given, lines) in pool.map(one, jobs):
             found["controls" if name in CONTROLS else tool][name] = given
-            log[f"{name}, {tool}"] = lines[:LOG_LINES]
+            log[f"{name}, {tool}"] = "\n".join(lines[:LOG_LINES])
             print(f"{name}, {tool}: {given.get('problem') or given['errors']} ({given['seconds']} s)", flush=True)
             write_text(path, json.dumps(result, indent=1) + "\n")
     found["controls"]["no last barrier, no tool"] = without_last_barrier(LAUNCHES)
     write_text(path, json.dumps(result, indent=1) + "\n")
-    text = "\n\n".join("\n".join([f"# {job}", *lines]) for job, lines in sorted(log.items()))
+    text = "\n\n".join(f"# {job}\n{lines}".rstrip() for job, lines in sorted(log.items()))
     write_text(path.with_suffix(".log"), text + "\n")
     return result
+
+
+def _kept_log(path: Path) -> dict[str, str]:
+    """The log of the runs before, of those operations too that are not run again."""
+    if not path.is_file():
+        return {}
+    parts = path.read_text(encoding="utf-8").removeprefix("# ").split("\n\n# ")
+    return {job: lines.rstrip("\n") for job, _, lines in (part.partition("\n") for part in parts)}
 
 
 def recorded_race(gpu: str = "nvidia-h200") -> str:

@@ -29,7 +29,7 @@ def problems(recording: Mapping) -> list[str]:
     """What is inconsistent in a recording, each as a sentence that names the row."""
     found = [] if _is_date(recording["machine"].get("date")) else [f"the date is {recording['machine'].get('date')!r}"]
     found += [f"limits: {name} is {value!r}" for name, value in recording["limits"].items()
-              if not isinstance(value, str) and not _positive(value)]
+              if value is not None and not isinstance(value, str) and not _positive(value)]  # None: not measured
     for ladders in recording["ops"].values():
         for ladder in ladders:
             found += _of_ladder(ladder)

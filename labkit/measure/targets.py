@@ -3,12 +3,15 @@
     evaluate(measurements)      a row for each target: baseline and ours as measured in one run, and whether it is met
     table(rows)                 the same to print
 
-A baseline is the fastest row of the ladder whose name holds `baseline`; ours is the fastest rung that did not fail,
-among those whose name holds `only` and nothing of `without`. Both were timed in the same process on the same arrays.
+Of a Target, a baseline is the fastest row of the ladder whose name holds `baseline`; ours is the fastest rung that did
+not fail, among those whose name holds `only` and nothing of `without`. Of a SeriesTarget, both are the fastest of what
+a series holds. Both were timed in the same process on the same arrays.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from labkit._common.tables import PlainTable, number
@@ -33,11 +36,7 @@ class Target:
 
     @property
     def asked(self) -> str:
-        if self.figure is not None:
-            return f"{'at most' if self.is_time else 'at least'} {number(self.figure)} {self.unit}"
-        if self.ratio == 1:
-            return "as fast"
-        return f"{self.ratio:g} of its speed" if self.ratio < 1 else f"{self.ratio:g} times as fast"
+        return _asked(self)
 
     @property
     def is_time(self) -> bool:
@@ -52,6 +51,106 @@ class Target:
         if self.metric == "us in a graph":
             return None if row.graph is None else 1000 * row.graph.p50
         return {"ms": row.timing.p50, "GB/s": row.gbs, "TFLOP/s": row.tflops}[self.metric]
+
+    def judge(self, measurements: dict) -> TargetRow:
+        return _judge(self, _ladder(measurements, self))
+
+
+Found = tuple[str, float] | None  # a name, and its value in the target's unit
+
+
+@dataclass(frozen=True)
+class SeriesTarget:
+    """A target that a series answers. read: the series -> the fastest of ours and the fastest baseline. unit: "us", "s"
+    and "us a sentence" are times; figure and ratio as a Target has them."""
+
+    work: str
+    series: str
+    read: Callable[[dict], tuple[Found, Found]]
+    unit: str
+    baseline: str
+    ratio: float | None = None
+    figure: float | None = None
+    why: str = ""
+
+    @property
+    def asked(self) -> str:
+        return _asked(self)
+
+    @property
+    def is_time(self) -> bool:
+        return self.unit in ("us", "s", "us a sentence")
+
+    def judge(self, measurements: dict) -> TargetRow:
+        series = measurements.get("series", {}).get(self.series)
+        ours, theirs = (None, None) if series is None else self.read(series)
+        value, baseline_value = (None if one is None else one[1] for one in (ours, theirs))
+        ratio, met = _compared(self, value, baseline_value)
+        return TargetRow(self.work, self.series, {}, self.unit, self.unit, self.baseline if theirs is None else
+                         theirs[0], baseline_value, "" if ours is None else ours[0], value, ratio, self.asked, met,
+                         self.why)
+
+
+def _asked(target: Target | SeriesTarget) -> str:
+    if target.figure is not None:
+        return f"{'at most' if target.is_time else 'at least'} {number(target.figure)} {target.unit}"
+    if target.ratio == 1:
+        return "as fast"
+    return f"{target.ratio:g} of its speed" if target.ratio < 1 else f"{target.ratio:g} times as fast"
+
+
+def _compared(target: Target | SeriesTarget, value: float | None, baseline_value: float | None
+              ) -> tuple[float | None, bool | None]:
+    """(our speed over the baseline's, whether the target is met), each None where a value is missing."""
+    ratio = met = None
+    if value is not None and baseline_value is not None:
+        ratio = baseline_value / value if target.is_time else value / baseline_value
+    if target.figure is not None and value is not None:
+        met = value <= target.figure if target.is_time else value >= target.figure
+    elif target.ratio is not None and ratio is not None:
+        met = ratio >= target.ratio
+    return ratio, met
+
+
+# --- What MiniLM's series say ----------------------------------------------------------------------------------------
+
+
+def _least(found: dict) -> Found:
+    """The smallest of the times; what is None or a text was not measured."""
+    times = [(name, value) for name, value in found.items() if isinstance(value, int | float)]
+    return min(times, key=lambda one: one[1], default=None)
+
+
+def _most(found: list[tuple[str, float | None]]) -> Found:
+    return max((one for one in found if one[1] is not None), key=lambda one: one[1], default=None)
+
+
+def of_a_batch(series: dict, sentences: int, tokens: int) -> tuple[Found, Found]:
+    """From "minilm": microseconds a sentence, ours in a graph and PyTorch in its fastest way."""
+    for row in series["rows"]:
+        if (row["sentences"], row["tokens"]) == (sentences, tokens):
+            return (_least({form: one["us_a_sentence"] for form, one in row["ours"].items()}),
+                    _least({f"PyTorch, {way}": us for way, us in (row["torch"] or {}).items()}))
+    return None, None
+
+
+def of_a_corpus(series: dict, form: str) -> tuple[Found, Found]:
+    """From "minilm_corpus": sentences a second at the best size of a batch, ours in graphs and PyTorch in its faster
+    way."""
+    ours = [(f"{form}, {row['batch']:,} a batch", row["sentences_per_second"]) for row in series["ours"]
+            if row["form"] == form]
+    theirs = [(f"PyTorch, {how}, {row['batch']:,} a batch", row[f"{key}_sentences_per_second"])
+              for row in series["torch"] for how, key in (("called", "called"), ("in graphs", "graph"))]
+    return _most(ours), _most(theirs)
+
+
+def of_texts(series: dict) -> tuple[Found, Found]:
+    """From "minilm_corpus": seconds from texts to embeddings, ours and sentence-transformers'."""
+    def best(key: str, name: str) -> Found:
+        return _least({f"{name}, {at.rsplit('_')[-1]} a batch": seconds for at, seconds in series["text"].items()
+                       if at.startswith(f"{key}_seconds_")})
+
+    return best("ours", "Encoder.encode"), best("library", "sentence-transformers")
 
 
 def _square(n: int) -> dict:
@@ -86,9 +185,24 @@ TARGETS = (
 )
 
 
+SERIES_TARGETS = (
+    *(SeriesTarget(f"MiniLM, f16, {sentences:,} {'sentence' if sentences == 1 else 'sentences'} of {tokens} tokens",
+                   "minilm", functools.partial(of_a_batch, sentences=sentences, tokens=tokens), "us a sentence",
+                   "PyTorch", figure=figure)
+      for sentences, tokens, figure in ((64, 16, 2.0), (64, 128, 7.5), (512, 16, 1.2), (1, 16, 60.0), (1, 128, 75.0))),
+    *(SeriesTarget(f"MiniLM, f16, 2,000 sentences by length, {form}", "minilm_corpus",
+                   functools.partial(of_a_corpus, form=form), "sentences/s", "PyTorch", figure=figure)
+      for form, figure in (("padded", 250_000.0), ("packed", 400_000.0))),
+    SeriesTarget("MiniLM, f16, 2,000 texts to embeddings", "minilm_corpus", of_texts, "s", "sentence-transformers",
+                 ratio=5.0),
+)
+
+
 @dataclass(frozen=True)
 class TargetRow:
-    """A target as measured. Values are in `unit`; ratio: our speed over the baseline's; met is None if not measured."""
+    """A target as measured; op is a series' name, and size empty, where a series answers it.
+
+    Values are in `unit`; ratio: our speed over the baseline's; met is None if not measured."""
 
     work: str
     op: str
@@ -114,9 +228,10 @@ def sizes(op_name: str) -> list[dict]:
     return found
 
 
-def evaluate(measurements: dict, targets: tuple[Target, ...] = TARGETS) -> list[TargetRow]:
-    """Each target against the ladders in `measurements`, as `labkit bench` writes them."""
-    return [_judge(target, _ladder(measurements, target)) for target in targets]
+def evaluate(measurements: dict, targets: tuple[Target | SeriesTarget, ...] = (*TARGETS, *SERIES_TARGETS)
+             ) -> list[TargetRow]:
+    """Each target against the ladders and series in `measurements`, as `labkit bench` writes them."""
+    return [target.judge(measurements) for target in targets]
 
 
 def _ladder(measurements: dict, target: Target) -> Ladder | None:
@@ -135,14 +250,7 @@ def _judge(target: Target, ladder: Ladder | None) -> TargetRow:
     ours, theirs = _fastest(target, rungs), _fastest(target, baselines)
     value = None if ours is None else target.value(ours)
     baseline_value = None if theirs is None else target.value(theirs)
-    ratio = None
-    if value is not None and baseline_value is not None:
-        ratio = baseline_value / value if target.is_time else value / baseline_value
-    met = None
-    if target.figure is not None and value is not None:
-        met = value <= target.figure if target.is_time else value >= target.figure
-    elif target.ratio is not None and ratio is not None:
-        met = ratio >= target.ratio
+    ratio, met = _compared(target, value, baseline_value)
     return TargetRow(target.work, target.op, target.size, target.metric, target.unit,
                      target.baseline if theirs is None else theirs.name, baseline_value,
                      "" if ours is None else ours.name, value, ratio, target.asked, met, target.why)
@@ -162,7 +270,7 @@ def table(rows: list[TargetRow], where: str = "") -> PlainTable:
 
     lines = tuple((row.work, row.baseline, cell(row.baseline_value, row.unit), row.rung or "-",
                    cell(row.value, row.unit), "-" if row.ratio is None else f"{row.ratio:.2f}", row.asked,
-                   {True: "yes", False: "no", None: "not measured"}[row.met]) for row in rows)
+                   {True: "yes", False: "no", None: "not measured yet"}[row.met]) for row in rows)
     met, measured = sum(row.met is True for row in rows), sum(row.met is not None for row in rows)
     notes = [f"{met} of {measured} met." + (f" Measured on {where}." if where else ""),
              *([f"{len(rows) - measured} of {len(rows)} not measured yet."] if measured < len(rows) else []),

@@ -90,7 +90,7 @@ OPTIONS = {
     "doctor": "--json",
     "bench": "--device --out --quick",
     "generate": "--model --tokens --temperature --top-k --top-p --seed --greedy --yours --device",
-    "report": "--measure --prompts --model --out --device --open",
+    "report": "--measure --prompts --model --sts --out --device --open",
     "embed": "--out --model --batch-size --device",
     "weights": "--from --cache",
     "exercises mutate": "--count --all --workers",
@@ -194,10 +194,10 @@ def test_a_fault_that_was_found_is_the_exit_code_of_doctor_and_bench(monkeypatch
 
     asked = []
     monkeypatch.setattr(doctor, "main", lambda console, as_json: asked.append(as_json) or code)
-    monkeypatch.setattr(bench, "main", lambda op, out, quick: asked.append((op, out, quick)) or code)
+    monkeypatch.setattr(bench, "main", lambda ops, out, quick: asked.append((ops, out, quick)) or code)
     for words in (("doctor",), ("doctor", "--json"), ("bench", "vector_add", "--quick")):
         assert CliRunner().invoke(cli.app, list(words)).exit_code == code
-    assert asked == [False, True, ("vector_add", None, True)]
+    assert asked == [False, True, (["vector_add"], None, True)]
 
 
 def test_the_device_that_was_asked_for_is_the_one_of_every_process(labkit, cpu_device, monkeypatch):

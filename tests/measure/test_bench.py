@@ -49,7 +49,7 @@ def test_an_unknown_operation_is_named():
 
 def test_main_writes_json_and_plots_into_out(folders, console):
     out = folders / "out"
-    assert bench.main(console, op="matmul", out=str(out), quick=True) == 0
+    assert bench.main(console, ops=["matmul"], out=str(out), quick=True) == 0
     name = f"{measure.slug(device.name())}.json"
     data = json.loads((out / name).read_text())
     assert data["schema"] == bench.SCHEMA
@@ -61,7 +61,7 @@ def test_main_writes_json_and_plots_into_out(folders, console):
 
 def test_main_writes_a_single_file(folders, console):
     out = folders / "mine.json"
-    bench.main(console, op="vector_add", out=str(out), quick=True)
+    bench.main(console, ops=["vector_add"], out=str(out), quick=True)
     assert json.loads(out.read_text())["ops"]["vector_add"]
     assert not list(folders.rglob("*.png"))
 
@@ -162,11 +162,11 @@ def test_one_wrong_rung_does_not_cost_the_other_measurements(monkeypatch, capsys
 
     monkeypatch.setattr(bench, "HOMES", {name: bench.HOMES[name] for name in ("vector_add", "volume_add")})
     monkeypatch.setattr(measure, "ladder", fails_for_volumes)
-    assert bench.main(console, op="all", out=str(folders / "x.json"), quick=True) == 1
+    assert bench.main(console, ops=["all"], out=str(folders / "x.json"), quick=True) == 1
     data = json.loads((folders / "x.json").read_text())
     assert data["ops"]["vector_add"]
     assert "problems" not in data
-    assert len(data["targets"]) == len(bench.targets.TARGETS)
+    assert len(data["targets"]) == len(bench.targets.TARGETS) + len(bench.targets.SERIES_TARGETS)
     assert "volume_add_3d: 1 of 9 elements" in console.export_text()
 
 
@@ -177,9 +177,16 @@ def test_targets_table():
     table = bench.targets_table(data)
     assert "| vector addition, 2^28 float32 | PyTorch | 900 GB/s | `vector_add_fast` | 800 GB/s | 0.89 |" in table
     assert "0 of 1 met. Measured on NVIDIA Imaginary, 2026-01-02." in table
+    assert ("| MiniLM, f16, 64 sentences of 16 tokens | PyTorch | - | - | - | - | at most 2 us a sentence | "
+            "not measured yet |" in table)
+    data["series"]["minilm"] = {"date": "2026-01-03", "rows": [
+        {"sentences": 64, "tokens": 16, "ours": {"packed": {"us_a_sentence": 1.5}}, "torch": None}]}
+    table = bench.targets_table(data)
+    assert "| `packed` | 1.5 us a sentence | - | at most 2 us a sentence | yes |" in table
+    assert "1 of 2 met. Measured on NVIDIA Imaginary, 2026-01-02 and 2026-01-03." in table
 
 
-def test_the_command_takes_an_operation_or_a_series(tmp_path, monkeypatch):
+def test_the_command_takes_operations_and_series(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
     from labkit.cli import app
@@ -188,11 +195,15 @@ def test_the_command_takes_an_operation_or_a_series(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "main", lambda console=None, **given: asked.append(given) or 0)
     run = CliRunner().invoke
     assert run(app, ["bench", "matmul", "--quick"]).exit_code == 0
-    assert run(app, ["bench", "generation", "--out", str(tmp_path)]).exit_code == 0
-    assert asked == [{"op": "matmul", "out": None, "quick": True},
-                     {"op": "generation", "out": str(tmp_path), "quick": False}]
-    refused = run(app, ["bench", "fft"])
-    assert refused.exit_code == 2 and "fft" in refused.output
+    assert run(app, ["bench", "generation", "minilm", "--out", str(tmp_path)]).exit_code == 0
+    assert run(app, ["bench"]).exit_code == 0
+    assert asked == [{"ops": ["matmul"], "out": None, "quick": True},
+                     {"ops": ["generation", "minilm"], "out": str(tmp_path), "quick": False},
+                     {"ops": [], "out": None, "quick": False}]
+    refused = run(app, ["bench", "matmul", "fft"])
+    assert refused.exit_code == 2 and "'fft'" in refused.output
+    refused = run(app, ["bench", "matmul", "simt"])
+    assert refused.exit_code == 2 and "labkit bench simt" in refused.output
     if not device.on_gpu():
         refused = run(app, ["bench", "matmul", "--out", str(paths.MEASUREMENTS)])
         assert refused.exit_code == 2 and "GPU measurements only" in refused.output.replace("\n", " ")
@@ -202,3 +213,5 @@ def test_a_series_alone(monkeypatch):
     monkeypatch.setitem(bench.SERIES, "made_up", ("matmul", lambda: {"n": [1]}))
     data = bench.collect("made_up")
     assert data["ops"] == {} and data["series"] == {"made_up": {"n": [1]}}
+    monkeypatch.setitem(bench.SERIES, "another", ("matmul", lambda: {"n": [2]}))
+    assert bench.collect("another", "made_up")["series"] == {"made_up": {"n": [1]}, "another": {"n": [2]}}

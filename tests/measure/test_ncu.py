@@ -108,3 +108,13 @@ def test_profiled_operations_and_rungs_exist():
     for name, rungs in counters.PROFILED.items():
         for rung in rungs if name in HOMES else ():
             op(name).rung(rung)
+
+
+def test_a_profile_may_have_a_size_of_its_own():
+    from labkit.measure.ops import op
+
+    for name, (operation, rungs, size) in counters.AT_SIZE.items():
+        assert counters._job(name) == (operation, rungs, size)
+        assert size.keys() == op(operation).work.timed_gpu.keys() and all(op(operation).rung(one) for one in rungs)
+    assert counters._job("layernorm") == ("layernorm", counters.PROFILED["layernorm"], None)
+    assert counters._job("gelu") == ("gelu", (), None)

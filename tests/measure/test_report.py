@@ -7,9 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from labkit import measure
-from labkit._common.errors import UserError
 from labkit.cli import app
-from labkit.measure import report
+from labkit.measure import page, report
 from labkit.measure.plots import CourseFigure
 from labkit.measure.series import generation as generation_experiment
 from labkit.models.gpt2 import GPT2, Config
@@ -27,7 +26,7 @@ def here():
 
 def test_every_figure_and_table_of_the_source_is_answered(here):
     found = report.sections(here)
-    summary = " ".join(section.theirs for section in found)
+    summary = " ".join(section.eyebrow for section in found)
     figures = {int(n) for part in re.findall(r"Figures? ([\d, and]+)", summary) for n in re.findall(r"\d+", part)}
     assert figures == {1, 2, 3, 4, 5, 6, 7, 8, 10, 11}  # the article has no figure 9
     assert {int(n) for n in re.findall(r"Table (\d)", summary)} == {1, 2, 3, 4}
@@ -36,14 +35,14 @@ def test_every_figure_and_table_of_the_source_is_answered(here):
 
 
 def test_the_page_is_one_file(here, tmp_path):
-    page = report.write(tmp_path / "deep" / "report.html", here).read_text(encoding="utf-8")
-    assert page.startswith("<!doctype html>") and page.rstrip().endswith("</html>")
-    assert not re.search(r'(?:src|href)="(?!data:|#)', page) and "<script" not in page
-    assert page.count('src="data:image/png;base64,') >= 3
-    assert "small &amp; sound" in page
+    text = page.write(tmp_path / "deep" / "report.html", lambda: report.page_of(here)).read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>") and text.rstrip().endswith("</html>")
+    assert not re.search(r'(?:src|href)="(?!data:|#)', text) and "<script" not in text
+    assert text.count('src="data:image/png;base64,') >= 3
+    assert "small &amp; sound" in text
     for theirs in ("7,342,080", "2,097,152", "29,364,224", "8,388,608", "71.4%", "2.99", "353 MB", "179.92", "5.492",
                    "0.527", "1,536"):
-        assert theirs in page, theirs
+        assert theirs in text, theirs
 
 
 def test_the_sources_numbers_hold_together():
@@ -67,13 +66,6 @@ def test_the_command_writes_it(tmp_path, monkeypatch):
     assert done.exit_code == 2 and "is missing" in " ".join(done.output.split())  # wrapped where the path ends
 
 
-def test_where_the_page_goes(tmp_path):
-    assert report.write(tmp_path, make=lambda here: []) == tmp_path / "report.html"
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"):
-        report.write(tmp_path / "file" / "report.html", make=lambda here: [])
-
-
 def test_prompts_from_a_file_are_written_on(tmp_path, monkeypatch):
     taken = {}
     monkeypatch.setattr(generation_experiment, "generation",
@@ -90,8 +82,8 @@ def test_what_is_long_is_folded_and_figures_come_first():
     assert next(iter(found)) == "The question and the answer"
     parts = found["Text is generated"].parts
     assert isinstance(parts[0], CourseFigure) and parts[1].title.startswith("Generated text: distilgpt2's shape")
-    assert isinstance(parts[2], report.Folded) and len(parts) == 3
-    assert "<details><summary>" in report._html(parts[2])
+    assert isinstance(parts[2], page.Folded) and len(parts) == 3
+    assert "<details><summary>" in page.html_of(parts[2])
 
 
 def test_the_headline_compares_like_with_like():

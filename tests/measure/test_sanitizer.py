@@ -68,3 +68,12 @@ def test_what_is_to_be_recorded_is_no_problem_until_it_is_recorded(monkeypatch):
 def test_what_was_recorded(path):
     assert sanitizer.problems(json.loads(path.read_text(encoding="utf-8"))) == []
     assert path.with_suffix(".log").is_file()
+
+
+def test_the_log_of_what_is_not_run_again_is_kept(tmp_path):
+    path = tmp_path / "x.log"
+    assert sanitizer._kept_log(path) == {}
+    path.write_text("# gelu, memcheck\n========= one\n========= two\n\n# softmax, racecheck\n\n# softmax, memcheck\n"
+                    "========= three\n")
+    assert sanitizer._kept_log(path) == {"gelu, memcheck": "========= one\n========= two", "softmax, racecheck": "",
+                                         "softmax, memcheck": "========= three"}

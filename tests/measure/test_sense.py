@@ -36,6 +36,13 @@ def test_a_recording_agrees_with_the_profile_of_the_same_gpu(path):
         assert sense.profile_differences(read(path), read(profile)) == []
 
 
+def test_limits_that_a_gpu_does_not_have_are_no_problem(recording):
+    recording["limits"]["mma_tf32_tflops"] = None
+    assert sense.problems(recording) == []
+    recording["limits"]["bandwidth_gbs"] = 0.0
+    assert sense.problems(recording) == ["limits: bandwidth_gbs is 0.0"]
+
+
 def test_a_recording_agrees_with_itself(recording):
     assert sense.differences(recording, copy.deepcopy(recording)) == []
 

@@ -7,7 +7,7 @@ import pytest
 
 from labkit.measure import targets
 from labkit.measure.ops import HOMES, op
-from labkit.measure.targets import TARGETS, Target, evaluate
+from labkit.measure.targets import SERIES_TARGETS, TARGETS, Target, evaluate
 from tests import made_up
 
 SIZE = {"n": 10**9}
@@ -80,3 +80,48 @@ def test_each_target_names_an_operation_and_its_axes(target):
     named = [r.__name__ for r in one.rungs if not r.failed and target.only in r.__name__
              and not any(part in r.__name__ for part in target.without)]
     assert named, f"no rung of {target.op} can meet it"
+
+
+# --- What series answer ----------------------------------------------------------------------------------------------
+
+MINILM = {"rows": [
+    {"sentences": 64, "tokens": 16, "ours": {"packed": {"us_a_sentence": 1.8}, "padded": {"us_a_sentence": 2.5}},
+     "torch": {"eager": 9.0, "SDPA, in a graph": 5.4, "compiled": None, "compiled: why not": "no compiler"}},
+    {"sentences": 1, "tokens": 128, "ours": {"few rows": {"us_a_sentence": 76.0}}, "torch": None}]}
+CORPUS = {"ours": [
+    {"form": "packed", "batch": 256, "sentences_per_second": 390_000.0},
+    {"form": "packed", "batch": 1024, "sentences_per_second": 410_000.0},
+    {"form": "padded", "batch": 64, "sentences_per_second": 200_000.0}],
+    "torch": [{"batch": 64, "called_sentences_per_second": 30_000.0, "graph_sentences_per_second": None}],
+    "text": {"ours_seconds_256": 0.03, "ours_seconds_2000": 0.02, "tokenizing_seconds": 0.01,
+             "library_seconds_32": 0.5, "library_seconds_256": 0.09}}
+
+
+def of_series(series):
+    return {row.work.removeprefix("MiniLM, f16, "): row for row in
+            evaluate({"ops": {}, "series": series}, SERIES_TARGETS)}
+
+
+def test_the_fastest_of_a_series_is_held_against_the_fastest_baseline():
+    rows = of_series({"minilm": MINILM, "minilm_corpus": CORPUS})
+    batch = rows["64 sentences of 16 tokens"]
+    assert (batch.rung, batch.value, batch.baseline, batch.baseline_value) == (
+        "packed", 1.8, "PyTorch, SDPA, in a graph", 5.4)
+    assert batch.ratio == pytest.approx(3.0) and batch.met is True
+    alone = rows["1 sentence of 128 tokens"]
+    assert alone.met is False and alone.ratio is None and alone.baseline_value is None
+    assert rows["64 sentences of 128 tokens"].met is None, "the series has no such row"
+    packed, padded = (rows[f"2,000 sentences by length, {form}"] for form in ("packed", "padded"))
+    assert (packed.rung, packed.value, packed.met) == ("packed, 1,024 a batch", 410_000, True)
+    assert packed.baseline == "PyTorch, called, 64 a batch" and packed.ratio == pytest.approx(410 / 30)
+    assert padded.met is False
+    texts = rows["2,000 texts to embeddings"]
+    assert texts.ratio == pytest.approx(4.5) and texts.met is False and "2000 a batch" in texts.rung
+    json.dumps(targets.to_json(list(rows.values())), allow_nan=False)
+
+
+def test_what_no_series_answers_is_not_measured_yet():
+    rows = of_series({"minilm_corpus": {**CORPUS, "torch": [], "text": {"why_not": "UserError: no weights"}}})
+    assert [row.met for row in rows.values()] == [None] * 5 + [False, True, None]
+    texts = targets.table(list(rows.values())).rows[-1]
+    assert texts[0].endswith("2,000 texts to embeddings") and texts[-2:] == ("5 times as fast", "not measured yet")

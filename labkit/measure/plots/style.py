@@ -125,9 +125,9 @@ def grid_along(ax, axis: str) -> None:
     ax.spines["left"].set_visible(axis != "x")
 
 
-def widen_left(ax, names=()) -> None:
-    """Room for names left of the bars: as much as the widest takes."""
-    outlines = [TextPath((0, 0), shorten(name, LONGEST_NAME), size=9).get_extents() for name in names]
+def widen_left(ax, names=(), size: float = 9) -> None:
+    """Room for names left of the bars: as much as the widest takes in this size of type."""
+    outlines = [TextPath((0, 0), shorten(name, LONGEST_NAME), size=size).get_extents() for name in names]
     widest = max((outline.width for outline in outlines), default=0)
     left = max(0.30, (1.08 * widest + 14) / 72 / WIDTH)  # drawn text is a little wider than its outline
     box = ax.get_position()

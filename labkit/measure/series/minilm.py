@@ -22,7 +22,7 @@ import numpy as np
 
 from labkit import cuda, device, measure
 from labkit._common.errors import UserError
-from labkit.device import graphs, launches
+from labkit.device import compile_ahead, graphs, launches
 from labkit.kernels.linear import layers
 from labkit.kernels.matmul import half
 from labkit.measure import time_graph, time_host
@@ -48,6 +48,7 @@ TINY = Config(vocab_size=61, max_position_embeddings=32, hidden_size=32, num_hid
 WORK = ((64, 16), (64, 128), (512, 16), (1, 16), (1, 128))  # sentences, tokens of each
 OURS = {"packed": ("packed", HALF), "padded": ("padded", HALF), "few rows": ("packed", FEW_ROWS)}
 CORPUS, MEAN_TOKENS = 2000, 15
+COMPILING_S = 120.0  # for torch.compile, of a whole table; what it cannot do in that time is left out
 
 # --- The model and its batches ---------------------------------------------------------------------------------------
 
@@ -62,9 +63,12 @@ def random_tensors(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
     return found
 
 
+Using = tuple[MiniLM, str]  # a model, and what its weights are
+
+
 @functools.lru_cache(maxsize=1)
-def _model() -> tuple[MiniLM, str]:
-    """The model to measure, and what its weights are."""
+def _model() -> Using:
+    """The model to measure where none is given."""
     if not device.on_gpu():
         return MiniLM(TINY, random_tensors(TINY), np.float16, HALF), "random, tiny"
     try:
@@ -98,6 +102,7 @@ def ready(model: MiniLM, sentences, form: str) -> tuple[Callable, Shape]:
     def forward(stream=0):
         model.forward(b, True, stream)
 
+    compile_ahead.prepare(launches.needed(forward))
     forward.workspace, forward.batch = ws, b  # alive as long as what is launched with them
     return forward, shape
 
@@ -139,11 +144,12 @@ class TorchBert:
                                                        ("query", "key", "value")])
 
     def inputs(self, sentences, seq: int) -> tuple:
-        """(ids, mask), each (B, seq)."""
+        """(ids, mask), each (B, seq); the mask is None where it would hide nothing, which PyTorch is faster with."""
         ids, mask = (np.zeros((len(sentences), seq), np.int64) for _ in range(2))
         for row, one in enumerate(sentences):
             ids[row, : len(one)], mask[row, : len(one)] = one, 1
-        return self.torch.as_tensor(ids, device=self.place), self.torch.as_tensor(mask, device=self.place).bool()
+        given = None if mask.all() else self.torch.as_tensor(mask, device=self.place).bool()
+        return self.torch.as_tensor(ids, device=self.place), given
 
     def forward(self, ids, mask, sdpa: bool = True):
         torch, w, c = self.torch, self.w, self.config
@@ -159,7 +165,7 @@ class TorchBert:
         x = F.embedding(ids, w["embeddings.word_embeddings.weight"])
         x = norm(x + w["embeddings.position_embeddings.weight"][:S] + w["embeddings.token_type_embeddings.weight"][0],
                  "embeddings.LayerNorm")
-        seen = mask[:, None, None, :]
+        seen = None if mask is None else mask[:, None, None, :]
         for layer in range(c.num_hidden_layers):
             at = f"encoder.layer.{layer}."
             parts = linear(x, f"{at}attention.self.qkv").view(B, S, 3, c.num_attention_heads, -1)
@@ -168,26 +174,38 @@ class TorchBert:
                 context = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
             else:
                 scores = q @ k.transpose(-1, -2) * (C // c.num_attention_heads) ** -0.5
-                context = scores.masked_fill(~seen, -65504.0).softmax(-1) @ v
+                if seen is not None:
+                    scores = scores.masked_fill(~seen, -65504.0)
+                context = scores.softmax(-1) @ v
             x = norm(linear(context.transpose(1, 2).reshape(B, S, C), f"{at}attention.output.dense") + x,
                      f"{at}attention.output.LayerNorm")
             x = norm(linear(F.gelu(linear(x, f"{at}intermediate.dense")), f"{at}output.dense") + x,
                      f"{at}output.LayerNorm")
-        weights = mask[..., None].to(x.dtype)
-        mean = (x * weights).sum(1).float() / weights.sum(1).float().clamp(min=1)
-        return F.normalize(mean, dim=1)
+        return F.normalize(mean_over(x, mask).float(), dim=1)
 
 
-def torch_bert() -> TorchBert | None:
+def mean_over(hidden, mask):
+    """The mean of each sentence's rows. hidden: (B, S, C)."""
+    if mask is None:
+        return hidden.mean(1)
+    weights = mask[..., None].to(hidden.dtype)
+    return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
+def torch_bert(model: MiniLM) -> TorchBert | None:
+    """PyTorch's model with the same weights; None without a GPU or PyTorch."""
     torch = measure.import_library("torch") if device.on_gpu() else None
     if torch is None:
         return None
     torch.set_grad_enabled(False)
-    return TorchBert(torch, _model()[0])
+    return TorchBert(torch, model)
 
 
-def torch_rows(bert: TorchBert, sentences, seq: int) -> dict[str, float | None]:
-    """Microseconds of a pass in each way to run it: called from Python, in a CUDA graph, compiled."""
+def torch_rows(bert: TorchBert, sentences, seq: int, compile_until: float = np.inf) -> dict[str, float | None | str]:
+    """Microseconds of a pass in each way to run it, called from Python and in a CUDA graph: "eager" and "SDPA" are
+    PyTorch's functions, "transformers" is that library's model, and two of the three are compiled, too. For what has
+    no time, "...: why not" says why. compile_until: on time.monotonic's clock, when not to begin to compile any more.
+    """
     torch = bert.torch
     ids, mask = bert.inputs(sentences, seq)
     found: dict[str, float | None] = {}
@@ -202,12 +220,20 @@ def torch_rows(bert: TorchBert, sentences, seq: int) -> dict[str, float | None]:
             found[name] = None
             found[f"{name}: why not"] = f"{type(error).__name__}: {error}"[:200]
 
+    @functools.cache
+    def compiled():
+        torch._dynamo.reset()
+        return torch.compile(bert.forward, dynamic=False)
+
     both("eager", lambda: bert.forward(ids, mask, sdpa=False))
     both("SDPA", lambda: bert.forward(ids, mask))
-    torch._dynamo.reset()
-    compiled = torch.compile(bert.forward, dynamic=False)
-    both("compiled", lambda: compiled(ids, mask))
-    both("three lines", transformers_call(bert, ids, mask))
+    both("transformers", transformers_call(bert, ids, mask, compiled=False))
+    for name, call in (("compiled", lambda: compiled()(ids, mask)),
+                       ("three lines", transformers_call(bert, ids, mask))):
+        if time.monotonic() < compile_until:
+            both(name, call)
+        else:
+            found[name], found[f"{name}: why not"] = None, "the time for compiling was used up"
     return found
 
 
@@ -226,8 +252,8 @@ def transformers_call(bert: TorchBert, ids, mask, compiled: bool = True) -> Call
         return torch.compile(made) if compiled else made
 
     def call():
-        hidden = model()(input_ids=ids, attention_mask=mask.long()).last_hidden_state
-        return torch.nn.functional.normalize((hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True), dim=1)
+        hidden = model()(input_ids=ids, attention_mask=None if mask is None else mask.long()).last_hidden_state
+        return torch.nn.functional.normalize(mean_over(hidden, mask), dim=1)
 
     return call
 
@@ -239,10 +265,10 @@ def smallest_cosine(ours: np.ndarray, theirs) -> float:
 # --- The table -------------------------------------------------------------------------------------------------------
 
 
-def minilm(work=None) -> dict:
+def minilm(work=None, using: Using | None = None) -> dict:
     """Microseconds a sentence, ours in each form and PyTorch in each way; the smallest cosine between the two."""
-    model, weights = _model()
-    bert = torch_bert()
+    model, weights = using or _model()
+    bert, compile_until = torch_bert(model), time.monotonic() + COMPILING_S
     rows = []
     for count, tokens in measure.steps("MiniLM", list(work or device.pick(gpu=WORK, cpu=((2, 16), (1, 16))))):
         sentences = sentences_of([tokens] * count, model.config.vocab_size)
@@ -256,7 +282,7 @@ def minilm(work=None) -> dict:
         found["copies_too_us_a_sentence"] = called_us(lambda one=one, s=sentences: one.embed(s)) / count
         if bert is not None:
             found["torch"] = {name: value if value is None or isinstance(value, str) else value / count
-                              for name, value in torch_rows(bert, sentences, tokens).items()}
+                              for name, value in torch_rows(bert, sentences, tokens, compile_until).items()}
             found["cosine"] = smallest_cosine(one.embed(sentences), bert.forward(*bert.inputs(sentences, tokens)))
         rows.append(found)
     return measure.stamped({"weights": weights, "rows": rows})
@@ -265,10 +291,10 @@ def minilm(work=None) -> dict:
 # --- A corpus --------------------------------------------------------------------------------------------------------
 
 
-def minilm_corpus(count: int | None = None, batches=None) -> dict:
+def minilm_corpus(count: int | None = None, batches=None, using: Using | None = None) -> dict:
     """Sentences a second over a corpus sorted by length, for each form and size of a batch: forward passes in graphs
     (forward), and with laying out, copies there and back from Python (embed); PyTorch called and in graphs."""
-    model, weights = _model()
+    model, weights = using or _model()
     model = model.with_kernels(HALF)
     count = count or device.pick(gpu=CORPUS, cpu=6)
     batches = batches or device.pick(gpu=(64, 256, 1024, 2000), cpu=(4,))
@@ -294,7 +320,7 @@ def minilm_corpus(count: int | None = None, batches=None) -> dict:
             rows.append({"form": form, "batch": size, "rows": sum(shape.rows for _, shape in passes),
                          "sentences_per_second": count / seconds,
                          "embed_sentences_per_second": count / (called_us(embed) / 1e6)})
-    bert, theirs = torch_bert(), []
+    bert, theirs = torch_bert(model), []
     for size in batches if bert is not None else ():
         parts = [bert.inputs(part, -(-max(map(len, part)) // 8) * 8)
                  for part in (sentences[first : first + size] for first in range(0, count, size))]
@@ -313,7 +339,8 @@ def minilm_corpus(count: int | None = None, batches=None) -> dict:
 
 
 def text_in(count: int) -> dict:
-    """Texts to embeddings, tokenization and all, ours and sentence-transformers'; or why it was not measured."""
+    """Texts to embeddings, tokenization and all, ours and sentence-transformers', and tokenization alone, the same for
+    both; or why it was not measured."""
     try:
         from labkit.models import weights
         from labkit.models.sentences import Encoder
@@ -325,20 +352,23 @@ def text_in(count: int) -> dict:
     words = ("kernel", "reads", "each", "row", "of", "the", "matrix", "and", "writes", "one", "number", "a", "warp")
     rng = np.random.default_rng(3)
     texts = [" ".join(rng.choice(words, count)) for count in corpus_lengths(count, 100)]
-    found = {"ours_seconds": _best_seconds(lambda: encoder.encode(texts, batch_size=256))}
+    found = {f"ours_seconds_{size}": _median_seconds(lambda size=size: encoder.encode(texts, batch_size=size))
+             for size in (256, 2000)}
+    found["tokenizing_seconds"] = _median_seconds(lambda: encoder.tokenizer.encode(texts))
     try:
         from sentence_transformers import SentenceTransformer
 
         library = SentenceTransformer(str(folder), device=device.pick(gpu="cuda", cpu="cpu")).half()
         for size in (32, 256):
-            found[f"library_seconds_{size}"] = _best_seconds(
-                lambda size=size: library.encode(texts, batch_size=size, normalize_embeddings=True))
+            found[f"library_seconds_{size}"] = _median_seconds(
+                lambda size=size: library.encode(texts, batch_size=size, normalize_embeddings=True,
+                                                 show_progress_bar=False))
     except Exception as error:
         found["why_no_library"] = f"{type(error).__name__}: {error}"[:200]
     return found
 
 
-def _best_seconds(call: Callable, runs: int = 3) -> float:
+def _median_seconds(call: Callable, runs: int = 3) -> float:
     call()
     seconds = []
     for _ in range(runs):
@@ -351,9 +381,9 @@ def _best_seconds(call: Callable, runs: int = 3) -> float:
 # --- The ladder ------------------------------------------------------------------------------------------------------
 
 
-def minilm_ladder(work=None) -> dict:
+def minilm_ladder(work=None, using: Using | None = None) -> dict:
     """Every step, and attention in each form beside the same kernels, in microseconds a sentence; what did not work."""
-    model, weights = _model()
+    model, weights = using or _model()
     work = list(work or device.pick(gpu=((64, 128), (64, 16)), cpu=((2, 16),)))
     steps = device.pick(gpu=STEPS, cpu=(STEPS[0], STEPS[-1]))
     rows, attention = [], []
@@ -387,8 +417,9 @@ def _only_attention(model: MiniLM, sentences, form: str) -> Callable:
 
 
 def failures() -> list[dict]:
-    """What the write-up found slower, at MiniLM's sizes, beside what it is compared with: time, occupancy. The hit rate
-    of L2 is ncu's: python -m labkit.measure.ncu --profile matmul_half attention_sentences_half."""
+    """The products that the write-up found slower, at MiniLM's sizes, beside what they are compared with: time and
+    occupancy. (The third, the whole matrix of scores, stands among ATTENTIONS.) The hit rate of L2 is ncu's:
+    python -m labkit.measure.ncu --profile minilm_products attention_sentences_half."""
     pairs = (("hand-blocked", half.matmul_half_hand_blocked, "a tile a warp", half.matmul_half_tensor_core),
              ("three stages", half.matmul_half_three_stage, "two stages", half.matmul_half_double_buffered))
     rng, found = np.random.default_rng(0), []
@@ -439,11 +470,11 @@ def launches_of(model: MiniLM, b) -> list[tuple[str, Callable]]:
     return found
 
 
-def minilm_profile(work=None) -> dict:
+def minilm_profile(work=None, using: Using | None = None) -> dict:
     """By how much a pass in a graph is shorter without each kind of launch (the CPU device: their own time); PyTorch's
     kernels by its profiler; launches, and microseconds a launch."""
-    model, weights = _model()
-    bert, found = torch_bert(), []
+    model, weights = using or _model()
+    bert, found = torch_bert(model), []
     for count, tokens in measure.steps("profile", list(work or device.pick(gpu=((64, 128), (64, 16)), cpu=((1, 16),)))):
         sentences = sentences_of([tokens] * count, model.config.vocab_size)
         forward, _ = ready(model, sentences, "packed")
@@ -493,13 +524,13 @@ def torch_profile(bert: TorchBert, sentences, tokens: int) -> dict:
             "called_us_a_launch": called / launched if launched else None}
 
 
-def minilm_lengths(lengths=None, count: int | None = None) -> dict:
+def minilm_lengths(lengths=None, count: int | None = None, using: Using | None = None) -> dict:
     """Microseconds a sentence over the length that all are padded to, ours and PyTorch's, in graphs."""
-    model, weights = _model()
-    bert, count = torch_bert(), count or device.pick(gpu=64, cpu=1)
+    model, weights = using or _model()
+    bert, count = torch_bert(model), count or device.pick(gpu=64, cpu=1)
     lengths = list(lengths or device.pick(gpu=(16, 32, 48, 64, 96, 128, 192, 256), cpu=(16, 32)))
     series = {"weights": weights, "sentences": count, "tokens": lengths, "ours_us": [],
-                    "torch_us": [] if bert is not None else None}
+              "torch_us": [] if bert is not None else None}
     for tokens in measure.steps("lengths", lengths):
         sentences = sentences_of([tokens] * count, model.config.vocab_size)
         series["ours_us"].append(in_graph_us(ready(model, sentences, "padded")[0]) / count)
