@@ -189,7 +189,8 @@ def linear_swiglu_streamed(x, gate_up, out, stream=0):
 @rung(kernel=tuple(make_wgmma_specialised(tile, weights=True, bias=False, activation=unchanged, bf16=True, swiglu=True)
                    for tile in SWIGLU_TILES), needs=HOPPER, sizes=SIZES, idea=IDEA_WGMMA)
 def linear_swiglu_wgmma(x, gate_up, out, stream=0):
-    """For many rows: SwiGLU while the next tile is copied. What leaves is half as wide, and leaves room for a stage."""
+    """For many rows: SwiGLU while the next tile is copied. The output is half as wide, which
+    leaves shared memory for a stage more."""
     specialised_swiglu(x, gate_up, None, out, stream=stream)
 
 
@@ -209,9 +210,9 @@ def lm_head_thread(x, weight, out, stream=0):
     by_thread(x, weight, None, out, check_linear(x, weight, None, out), wide=False, stream=stream)
 
 
-@rung(kernel=OF_LM_HEAD, needs=MMA, idea="streamed to tensor cores, sums stored as they are", sizes=EIGHTS)
+@rung(kernel=OF_LM_HEAD, needs=MMA, idea="streamed to tensor cores, accumulators stored as they are", sizes=EIGHTS)
 def lm_head_streamed(x, weight, out, stream=0):
-    """The kernel of streamed_tensor_cores, whose sums are not rounded."""
+    """The kernel of streamed_tensor_cores, whose accumulators are not rounded."""
     elements = check_linear(x, weight, None, out)
     check_wide(x, weight)
     by_tensor_cores(x, weight, None, out, elements, stream=stream)
@@ -267,20 +268,20 @@ def linear_swiglu_reference(x, gate_up):
     return silu(gate) * up
 
 
-def sums_error(x, weight):
+def sum_error(x, weight):
     """The error allowed for sums of K products in float32: those of bfloat16 numbers are exact."""
     return 2 * EPS32 * np.sqrt(x.shape[1]) * (np.abs(x) @ np.abs(weight).T)
 
 
 def linear_tolerance(x, weight):
-    return sums_error(x, weight) + EPS_BF16 * np.abs(x @ weight.T)
+    return sum_error(x, weight) + EPS_BF16 * np.abs(x @ weight.T)
 
 
 def swiglu_tolerance(x, gate_up):
     """SiLU is nowhere steeper than 1.1; gate, up, SiLU and the product are rounded, each to bfloat16."""
     gate, up = gate_and_up(x @ gate_up.T)
     gate_error, up_error = (part + EPS_BF16 * np.abs(of) for part, of in
-                            zip(gate_and_up(sums_error(x, gate_up)), (gate, up), strict=True))
+                            zip(gate_and_up(sum_error(x, gate_up)), (gate, up), strict=True))
     silu_error = 1.1 * gate_error + EPS_BF16 * np.abs(silu(gate))
     product = np.abs(silu(gate)) * up_error + (np.abs(up) + up_error) * silu_error
     return product + EPS_BF16 * np.abs(silu(gate) * up)
@@ -361,7 +362,7 @@ LINEAR_SWIGLU = Op(
 
 
 def torch_swiglu(torch, x, gate_up):
-    """With gate and up as two halves of the product's columns: which column is which changes no time."""
+    """Which column of the product is a gate and which an up changes no time."""
     apart = (x @ gate_up.T).view(x.shape[0], -1, 2, GROUP)
     return (torch.nn.functional.silu(apart[:, :, 0]) * apart[:, :, 1]).reshape(x.shape[0], -1)
 
@@ -375,7 +376,7 @@ LM_HEAD = Op(
     inputs=layer,
     shape=lambda M, N, K: (M, N),
     awkward=sizes((1, 3, 260), (1, 8, 8), (17, 40, 264), (130, 72, 136)),
-    tolerance=sums_error,
+    tolerance=sum_error,
     by_row=(0,),
     work=Work(bytes=lambda M, N, K: 2 * (M * K + N * K) + 4 * M * N, timed_gpu={"M": 1, "N": 128256, "K": 2048},
               timed_cpu={"M": 1, "N": 512, "K": 128}, also_gpu=sizes((32, 128256, 2048), (256, 128256, 2048)), **FLOPS),
