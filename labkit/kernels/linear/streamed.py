@@ -22,8 +22,8 @@ for before the first is used, 512 threads have 64 KB on their way: a layer of 2,
 
 Registers are those that ptxas counts for sm_90, without spills.
 
-For more than one token the sum must also be quick: FMAs on ordinary cores take as long as the reading from about four
-tokens on, tensor cores have the time for 64.
+For more tokens the sums must be quick as well: while a weight arrives, an H200's ordinary cores have time for 13 FMAs
+at their peak, besides unpacking it, and its tensor cores for some 200. A token needs one.
 """
 
 import numpy as np
