@@ -1,0 +1,129 @@
+"""Llama in NumPy and float64, the reference; and parity, which compares a model with it, launch by launch.
+
+    activations(config, weights, ids)                     the truth
+    activations(config, weights, ids, rounded=bfloat16)   the same, rounded wherever a model in bfloat16 rounds
+    parity(model, prompts)                                a table of all launches; .first names the first that differs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from labkit.kernels.dtypes import bfloat16_of, float32_of, float64_of
+from labkit.models.blob import converted, is_bfloat16
+from labkit.models.llama import DTYPES, EMBEDDING, HEAD, Config, names_in
+
+
+def weights_of(tensors: Mapping[str, np.ndarray], config: Config, dtype: str = "float32") -> dict[str, np.ndarray]:
+    """The parameters as a file holds them, rounded to `dtype` as the model's are, in float64."""
+    return {ours: float64_of(converted(tensors[theirs], DTYPES[dtype], is_bfloat16(tensors, theirs)))
+            for ours, theirs in names_in(tensors, config).items()}
+
+
+def bfloat16(values) -> np.ndarray:
+    """The nearest bfloat16 of each, in float64."""
+    return float32_of(bfloat16_of(values)).astype(np.float64)
+
+
+def unchanged(values):
+    return values
+
+
+# --- Its parts -------------------------------------------------------------------------------------------------------
+
+
+def rmsnorm(x, weight, epsilon: float, rounded: Callable = unchanged) -> np.ndarray:
+    """Every row divided by the root of its mean square, times the weights. It is rounded before the weights, too."""
+    return rounded(weight * rounded(x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + epsilon)))
+
+
+def frequencies(config: Config) -> np.ndarray:
+    """By how much the angle of each pair grows from one position to the next, (D/2,)."""
+    found = config.rope_theta ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
+    scaling = config.rope_scaling or {}
+    if scaling.get("rope_type") == "linear":
+        found = found / scaling["factor"]
+    elif scaling.get("rope_type") == "llama3":
+        turns = scaling["original_max_position_embeddings"] * found / (2 * np.pi)  # within the first training's context
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        kept = np.clip((turns - low) / (high - low), 0, 1)  # 1: as it is; 0: slower by the whole factor
+        found = found * (kept + (1 - kept) / scaling["factor"])
+    return found
+
+
+def rotate(heads, positions, config: Config) -> np.ndarray:
+    """(T, heads, D): the pair (d, d + D/2) is rotated by the angle of its position."""
+    angles = np.asarray(positions, np.float64)[:, None, None] * frequencies(config)
+    cos, sin = np.cos(angles), np.sin(angles)
+    first, second = np.split(heads, 2, axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def attention(q, keys, values) -> np.ndarray:
+    """q (T, H, D): the last T of the n tokens of keys and values (n, K, D), each seeing those up to itself. (T, H*D)"""
+    tokens, heads, size = q.shape
+    seen, shared = keys.shape[0], heads // keys.shape[1]
+    keys, values = (np.repeat(one, shared, axis=1) for one in (keys, values))
+    scores = np.einsum("thd,nhd->htn", q, keys) / np.sqrt(size)
+    later = np.arange(seen)[None, :] > np.arange(seen - tokens, seen)[:, None]
+    scores = np.where(later, -np.inf, scores)
+    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    shares /= shares.sum(axis=-1, keepdims=True)
+    return np.einsum("htn,nhd->thd", shares, values).reshape(tokens, heads * size)
+
+
+def swiglu(gate, up, rounded: Callable = unchanged) -> np.ndarray:
+    return rounded(rounded(gate / (1 + np.exp(-gate))) * up)
+
+
+# --- All of it -------------------------------------------------------------------------------------------------------
+
+
+def activations(config: Config, w: Mapping[str, np.ndarray], ids: Sequence[int], *, positions=None,
+                given: Mapping[str, np.ndarray] | None = None, rounded: Callable = unchanged) -> dict[str, np.ndarray]:
+    """What each launch of llama.py writes for the tokens `ids` of one sequence, by the name under which it is watched;
+    "logits" are those of all tokens. Keys and values are (tokens, K, D).
+
+    w: as weights_of gives them. positions: of the tokens; left out, from 0 on. given: what a model has written: each
+    activation is then computed from these, the model's own, and an error shows in the launch that made it and in no
+    other. Its keys and values may be of more tokens: those before. rounded: applied wherever a model rounds.
+    """
+    given = given or {}
+    tokens, size = len(ids), config.head_dim
+    queries, keys_at = config.num_attention_heads * size, (config.num_attention_heads + config.num_key_value_heads) * size
+    positions = np.arange(tokens) if positions is None else np.asarray(positions)
+    seen: dict[str, np.ndarray] = {}
+
+    def put(name, value):
+        seen[name] = value
+        return np.asarray(given.get(name, value), np.float64)
+
+    def linear(x, *names):
+        """Several of the file's products side by side."""
+        return rounded(np.concatenate([x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0) for name in names], 1))
+
+    def heads(x, norm):
+        x = x.reshape(tokens, -1, size)
+        return rmsnorm(x, w[norm], config.rms_norm_eps, rounded) if norm in w else x
+
+    x = put("embedding", w[EMBEDDING][np.asarray(ids)])
+    for layer in range(config.num_hidden_layers):
+        h = f"layers.{layer}."
+        normed = put(h + "input_norm", rmsnorm(x, w[h + "input_layernorm.weight"], config.rms_norm_eps, rounded))
+        qkv = put(h + "qkv", linear(normed, *(f"{h}self_attn.{part}_proj" for part in "qkv")))
+        q, k, v = np.split(qkv, (queries, keys_at), axis=1)
+        q = put(h + "q", rounded(rotate(heads(q, h + "self_attn.q_norm.weight"), positions, config)))
+        keys = put(h + "keys", rounded(rotate(heads(k, h + "self_attn.k_norm.weight"), positions, config)))
+        values = put(h + "values", heads(v, None))
+        attended = put(h + "attended", rounded(attention(q, keys, values)))
+        projected = put(h + "projected", linear(attended, h + "self_attn.o_proj"))
+        x = put(h + "added", rounded(x + projected))
+        normed = put(h + "post_norm", rmsnorm(x, w[h + "post_attention_layernorm.weight"], config.rms_norm_eps, rounded))
+        gated = put(h + "gated", swiglu(*(linear(normed, f"{h}mlp.{part}_proj") for part in ("gate", "up")), rounded))
+        down = put(h + "down", linear(gated, h + "mlp.down_proj"))
+        x = put(h + "out", rounded(x + down))
+    normed = put("norm", rmsnorm(x, w["norm.weight"], config.rms_norm_eps, rounded))
+    put("logits", normed @ w[HEAD if HEAD in w else EMBEDDING].T)  # float32: not rounded
+    return seen
