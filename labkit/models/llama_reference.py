@@ -11,9 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from labkit.kernels.attention.pages import gather, pages_for
 from labkit.kernels.dtypes import bfloat16_of, float32_of, float64_of
+from labkit.kernels.tolerance import EPS32
 from labkit.models.blob import converted, is_bfloat16
-from labkit.models.llama import DTYPES, EMBEDDING, HEAD, Config, names_in
+from labkit.models.gpt2_reference import Difference, Parity
+from labkit.models.llama import DTYPES, EMBEDDING, HEAD, Cache, Config, Llama, Workspace, names_in
+from labkit.models.step import Inputs, Piece
 
 
 def weights_of(tensors: Mapping[str, np.ndarray], config: Config, dtype: str = "float32") -> dict[str, np.ndarray]:
@@ -92,7 +96,8 @@ def activations(config: Config, w: Mapping[str, np.ndarray], ids: Sequence[int],
     """
     given = given or {}
     tokens, size = len(ids), config.head_dim
-    queries, keys_at = config.num_attention_heads * size, (config.num_attention_heads + config.num_key_value_heads) * size
+    queries = config.num_attention_heads * size
+    keys_end = queries + config.num_key_value_heads * size
     positions = np.arange(tokens) if positions is None else np.asarray(positions)
     seen: dict[str, np.ndarray] = {}
 
@@ -113,17 +118,79 @@ def activations(config: Config, w: Mapping[str, np.ndarray], ids: Sequence[int],
         h = f"layers.{layer}."
         normed = put(h + "input_norm", rmsnorm(x, w[h + "input_layernorm.weight"], config.rms_norm_eps, rounded))
         qkv = put(h + "qkv", linear(normed, *(f"{h}self_attn.{part}_proj" for part in "qkv")))
-        q, k, v = np.split(qkv, (queries, keys_at), axis=1)
+        q, k, v = np.split(qkv, (queries, keys_end), axis=1)
         q = put(h + "q", rounded(rotate(heads(q, h + "self_attn.q_norm.weight"), positions, config)))
         keys = put(h + "keys", rounded(rotate(heads(k, h + "self_attn.k_norm.weight"), positions, config)))
         values = put(h + "values", heads(v, None))
         attended = put(h + "attended", rounded(attention(q, keys, values)))
         projected = put(h + "projected", linear(attended, h + "self_attn.o_proj"))
         x = put(h + "added", rounded(x + projected))
-        normed = put(h + "post_norm", rmsnorm(x, w[h + "post_attention_layernorm.weight"], config.rms_norm_eps, rounded))
+        normed = put(h + "post_norm",
+                     rmsnorm(x, w[h + "post_attention_layernorm.weight"], config.rms_norm_eps, rounded))
         gated = put(h + "gated", swiglu(*(linear(normed, f"{h}mlp.{part}_proj") for part in ("gate", "up")), rounded))
         down = put(h + "down", linear(gated, h + "mlp.down_proj"))
         x = put(h + "out", rounded(x + down))
     normed = put("norm", rmsnorm(x, w["norm.weight"], config.rms_norm_eps, rounded))
     put("logits", normed @ w[HEAD if HEAD in w else EMBEDDING].T)  # float32: not rounded
     return seen
+
+
+# --- A model against it ----------------------------------------------------------------------------------------------
+
+EPS_OF = {"bfloat16": 2.0**-7, "float32": EPS32}  # the gap between 1 and the next number
+
+
+def allowed_error(config: Config, expected: np.ndarray, dtype: str) -> float:
+    """The error allowed in one launch, relative to the largest number that it writes: four roundings of the result, and
+    in float32 those of a sum of as many products as the longest one of the model has."""
+    longest = max(config.intermediate_size, config.hidden_size, config.num_attention_heads * config.head_dim)
+    roundings = 2 if dtype == "bfloat16" else 2 * np.sqrt(longest)
+    return EPS_OF[dtype] * roundings * float(np.abs(expected).max())
+
+
+def parity(model: Llama, prompts: Sequence[Sequence[int]], before: Sequence[int] | None = None) -> Parity:
+    """Runs prompts through a model in one step, and compares all that its launches write with the truth, each launch
+    on what the model itself gave it: so a wrong launch is one wrong row, and those after it are right.
+
+    before: how many tokens of each prompt are computed in a step of their own, which nothing looks at. Prompts of
+    which one token is left come first.
+    """
+    config, prompts = model.config, [list(prompt) for prompt in prompts]
+    before = [0] * len(prompts) if before is None else list(before)
+    counts = [pages_for(len(prompt)) for prompt in prompts]
+    order = np.random.default_rng(0).permutation(sum(counts))  # pages of a sequence may lie anywhere
+    pages = [part.tolist() for part in np.split(order, np.cumsum(counts)[:-1])]
+    tokens = sum(map(len, prompts))
+    cache = Cache(config, sum(counts), model.dtype)
+    inputs, workspace = Inputs(tokens, len(prompts), max(counts)), Workspace(config, tokens, len(prompts), model.dtype)
+    for prompt, count, own in zip(prompts, before, pages, strict=True):
+        if count:
+            model.forward(inputs.step([Piece(prompt[:count], 0, own)]), cache, workspace)
+    pieces = [Piece(prompt[count:], count, own) for prompt, count, own in zip(prompts, before, pages, strict=True)]
+    written: dict[str, np.ndarray] = {}
+    model.forward(inputs.step(pieces), cache, workspace,
+                  watch=lambda name, array: written.setdefault(name, float64_of(array.copy_to_host())))
+
+    w = weights_of(model.tensors, config, model.dtype)
+    truth, begin = [], 0
+    for number, (piece, own) in enumerate(zip(pieces, pages, strict=True)):
+        rows = slice(begin, begin + len(piece.ids))
+        begin = rows.stop
+        given = {}
+        for name, array in written.items():
+            if name.endswith((".keys", ".values")):
+                given[name] = gather(array, np.array(own), piece.before + len(piece.ids))
+            else:
+                given[name] = array[number : number + 1] if name == "logits" else array[rows]
+        expected = activations(config, w, piece.ids, positions=np.arange(piece.before, piece.before + len(piece.ids)),
+                               given=given, rounded=bfloat16 if model.dtype == "bfloat16" else unchanged)
+        truth.append((given, expected))
+    found = []
+    for name in written:
+        error, largest = 0.0, np.zeros(1)
+        for given, expected in truth:
+            right = expected[name][-1:] if name == "logits" else expected[name]
+            error = max(error, float(np.nan_to_num(np.abs(given[name][-len(right) :] - right).max(), nan=np.inf)))
+            largest = np.maximum(largest, np.abs(right).max())
+        found.append(Difference(name, error, allowed_error(config, largest, model.dtype)))
+    return Parity(tuple(found))

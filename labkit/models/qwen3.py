@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from labkit._common.errors import short
 from labkit.models import llama
+from labkit.models.step import Step
 
 
 @dataclass(frozen=True)
@@ -41,3 +42,13 @@ class Config(llama.Config):
             found |= {name.replace(".weight", ".bias"): shape[:1] for name, shape in found.items()
                       if name.startswith("self_attn.")}
         return found | {f"self_attn.{part}_norm.weight": (self.head_dim,) for part in "qk"}
+
+
+class Qwen3(llama.Llama):
+    def linear(self, x, w, name: str, out, stream) -> None:
+        self.kernels.linear(x, w[f"{name}.weight"], out, bias=w.get(f"{name}.bias"), stream=stream)
+
+    def split_heads(self, w, step: Step, keys, values, b: llama.Rows, stream) -> None:
+        self.kernels.rope_split_cache(
+            b.qkv, self.table, step.positions, step.slots, b.q, keys, values, q_norm=w["self_attn.q_norm.weight"],
+            k_norm=w["self_attn.k_norm.weight"], eps=self.config.rms_norm_eps, stream=stream)

@@ -14,8 +14,9 @@ from labkit._common.errors import UserError
 from labkit.engine.sampler import generate
 from labkit.engine.text import write
 from labkit.kernels.dtypes import bfloat16_of
+from labkit.models import llama
 from labkit.models.gpt2 import Config, shapes
-from labkit.models.load import TINY, Tokenizer, folder, load
+from labkit.models.load import ARCHITECTURES, TINY, Tokenizer, folder, load
 
 TEXT = ["kludge: a crock that works. “Naïve” users — café", "a kernel is a function, a kernel is a loop"]
 SHAPE = {"vocab_size": 320, "n_positions": 32, "n_embd": 8, "n_layer": 2, "n_head": 2}
@@ -100,6 +101,45 @@ def test_the_older_pair_of_tokenizer_files(path):
     expected = load(str(path)).tokenizer.encode(TEXT[1])
     older_pair(path)
     assert load(str(path)).tokenizer.encode(TEXT[1]) == expected
+
+
+LLAMA = {"model_type": "llama", "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,
+         "num_attention_heads": 2, "head_dim": 32, "eos_token_id": 0}
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_the_model_is_chosen_by_its_type(path, kind):
+    shape, model = ARCHITECTURES[kind]
+    (path / "config.json").write_text(json.dumps(LLAMA | {"model_type": kind}))
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 7]}))
+    rng = np.random.default_rng(0)
+    tensors = {name: rng.standard_normal(size).astype(np.float32)
+               for name, size in llama.shapes(shape.read(path / "config.json")).items()}
+    save_file(tensors, path / "model.safetensors")
+    loaded = load(str(path), dtype="float32")
+    assert type(loaded.model) is model and loaded.model.config == shape.read(path / "config.json")
+    assert load(str(path)).model.weights.nbytes < loaded.model.weights.nbytes  # bfloat16, if nothing else is said
+    assert "1 layers, 64 wide" in loaded.log
+    assert loaded.tokenizer.stop == (0, 7)
+    with pytest.raises(UserError, match="is no GPT-2"):
+        write(loaded, "a kernel", print)
+
+
+def test_a_kind_of_model_that_is_not_known(path):
+    edit(path / "config.json", model_type="mamba")
+    with pytest.raises(UserError, match="config.json: model_type is 'mamba'; only gpt2, llama, qwen3 can be computed"):
+        load(str(path))
+
+
+def test_a_conversation(path):
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ eos_token }}"
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>", "chat_template": template}))
+    tokenizer = load(str(path)).tokenizer
+    ids = tokenizer.chat([{"role": "user", "content": "a kernel"}])
+    assert ids == [*tokenizer.encode("user: a kernel\n"), 0]
+    (path / "tokenizer_config.json").unlink()
+    with pytest.raises(UserError, match="this model has no chat template"):
+        load(str(path)).tokenizer.chat([{"role": "user", "content": "a kernel"}])
 
 
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
