@@ -42,7 +42,7 @@ from labkit.kernels.attention.pages import cache_shape, pages_for
 from labkit.kernels.embedding import gather_rows
 from labkit.kernels.linear.bf16 import arrange_gate_up, linear, linear_swiglu
 from labkit.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
-from labkit.kernels.rope import rope_split_cache, rope_table
+from labkit.kernels.rope import frequencies, rope_split_cache, rope_table
 from labkit.models.blob import Blob, converted, is_bfloat16
 from labkit.models.step import Inputs, Piece, Step
 
@@ -50,9 +50,6 @@ from labkit.models.step import Inputs, Piece, Step
 
 LARGEST = 2**31 - 1  # kernels index with int32
 DTYPES = {"bfloat16": np.dtype(np.uint16), "float32": np.dtype(np.float32)}
-# What each kind of scaling of the rotary angles must say; all are numbers above 0.
-SCALINGS = {"default": (), "linear": ("factor",),
-            "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")}
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ class Config:
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10_000.0
-    rope_scaling: Mapping | None = None  # with its rope_type, as SCALINGS says; None: the angles as they are
+    rope_scaling: Mapping | None = None  # as labkit.kernels.rope takes it; None: the angles as they are
     tie_word_embeddings: bool = False
 
     def __post_init__(self):
@@ -108,7 +105,7 @@ class Config:
             raise ValueError(f"rope_theta is {short(self.rope_theta)}; it must be a number above 1")
         if type(self.tie_word_embeddings) is not bool:
             raise ValueError(f"tie_word_embeddings is {short(self.tie_word_embeddings)}; it must be true or false")
-        object.__setattr__(self, "rope_scaling", _checked_scaling(self.rope_scaling, self.max_position_embeddings))
+        object.__setattr__(self, "rope_scaling", _checked_scaling(self.rope_scaling, self))
 
     @property
     def qkv(self) -> int:
@@ -186,27 +183,18 @@ def _rotary(entries: Mapping) -> tuple[float, Mapping | None]:
     return 10_000.0 if theta is None else theta, found or None
 
 
-def _checked_scaling(scaling: Mapping | None, positions: int) -> dict | None:
-    """The scaling with the keys that are used, and no others; None for angles as they are."""
+def _checked_scaling(scaling: Mapping | None, config: Config) -> dict | None:
+    """The scaling under the names of today; None for angles as they are."""
     if scaling is None:
         return None
     if not isinstance(scaling, Mapping):
         raise ValueError(f"rope_scaling is {short(scaling)}; it must be an object or null")
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if not isinstance(kind, str) or kind not in SCALINGS:
-        raise ValueError(f"rope_type is {short(kind)}; only {', '.join(SCALINGS)} can be computed here")
-    if scaling.get("partial_rotary_factor") not in (None, 1, 1.0):
-        raise ValueError(f"partial_rotary_factor is {short(scaling['partial_rotary_factor'])}; only 1 can be computed "
-                         f"here")
-    values = {"original_max_position_embeddings": positions, **scaling}
-    for name in SCALINGS[kind]:
-        if not _is_number(values.get(name)) or not 0 < values[name] < math.inf:
-            raise ValueError(f"{name} of the rotary scaling {kind} is {short(values.get(name))}; it must be a number "
-                             f"above 0")
-    if kind == "llama3" and values["high_freq_factor"] <= values["low_freq_factor"]:
-        raise ValueError(f"high_freq_factor is {values['high_freq_factor']}; it must be above low_freq_factor, "
-                         f"{values['low_freq_factor']}")
-    return None if kind == "default" else {"rope_type": kind, **{name: values[name] for name in SCALINGS[kind]}}
+    found = {"rope_type": scaling.get("type", "default")} | {name: value for name, value in scaling.items()
+                                                             if name != "type" and value is not None}
+    if found["rope_type"] == "llama3":
+        found.setdefault("original_max_position_embeddings", config.max_position_embeddings)
+    frequencies(config.head_dim, config.rope_theta, found)  # it says what is wrong
+    return None if found["rope_type"] == "default" else found
 
 
 LLAMA_3_2_1B = Config(

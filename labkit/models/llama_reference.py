@@ -13,7 +13,8 @@ import numpy as np
 
 from labkit.kernels.attention.pages import gather, pages_for
 from labkit.kernels.dtypes import bfloat16_of, float32_of, float64_of
-from labkit.kernels.tolerance import EPS32
+from labkit.kernels.rope import frequencies
+from labkit.kernels.tolerance import EPS32, EPS_BF16
 from labkit.models.blob import converted, is_bfloat16
 from labkit.models.gpt2_reference import Difference, Parity
 from labkit.models.llama import DTYPES, EMBEDDING, HEAD, Cache, Config, Llama, Workspace, names_in
@@ -43,23 +44,10 @@ def rmsnorm(x, weight, epsilon: float, rounded: Callable = unchanged) -> np.ndar
     return rounded(weight * rounded(x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + epsilon)))
 
 
-def frequencies(config: Config) -> np.ndarray:
-    """By how much the angle of each pair grows from one position to the next, (D/2,)."""
-    found = config.rope_theta ** (-np.arange(0, config.head_dim, 2) / config.head_dim)
-    scaling = config.rope_scaling or {}
-    if scaling.get("rope_type") == "linear":
-        found = found / scaling["factor"]
-    elif scaling.get("rope_type") == "llama3":
-        turns = scaling["original_max_position_embeddings"] * found / (2 * np.pi)  # within the first training's context
-        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-        kept = np.clip((turns - low) / (high - low), 0, 1)  # 1: as it is; 0: slower by the whole factor
-        found = found * (kept + (1 - kept) / scaling["factor"])
-    return found
-
-
 def rotate(heads, positions, config: Config) -> np.ndarray:
     """(T, heads, D): the pair (d, d + D/2) is rotated by the angle of its position."""
-    angles = np.asarray(positions, np.float64)[:, None, None] * frequencies(config)
+    per_position = frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+    angles = np.asarray(positions, np.float64)[:, None, None] * per_position
     cos, sin = np.cos(angles), np.sin(angles)
     first, second = np.split(heads, 2, axis=-1)
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -137,7 +125,7 @@ def activations(config: Config, w: Mapping[str, np.ndarray], ids: Sequence[int],
 
 # --- A model against it ----------------------------------------------------------------------------------------------
 
-EPS_OF = {"bfloat16": 2.0**-7, "float32": EPS32}  # the gap between 1 and the next number
+EPS_OF = {"bfloat16": EPS_BF16, "float32": EPS32}  # the gap between 1 and the next number
 
 
 def allowed_error(config: Config, expected: np.ndarray, dtype: str) -> float:
