@@ -155,39 +155,39 @@ def split_kernel(qkv, slots, q, keys, values):
 
 
 @kernel_factory
-def make_rotate(dtype: str, dim: int, in_cache: bool, normalised: bool, eps: float):
+def make_rotate(dtype: str, in_cache: bool, normalised: bool, eps: float):
     """Rotates heads where they are, one thread a head: of q, or of the tokens' keys in the cache."""
-    (load, store, rounded, _, _), SMALL, HALF = ACCESS[dtype], small(eps), dim // 2
+    (load, store, rounded, _, _), SMALL = ACCESS[dtype], small(eps)
 
     @cuda.jit
-    def rotate_kernel(rows, table, positions, slots, weight, heads, page, places):  # rows as one long vector
+    def rotate_kernel(rows, table, positions, slots, weight, heads, dim, page, places):  # rows as one long vector
         t, head = uint32(cuda.blockIdx.x), uint32(uint32(cuda.blockIdx.y) * uint32(32) + uint32(cuda.threadIdx.x))
         slot = uint32(slots[t])
         if head < heads and slot < places:
-            start = uint32((t * heads + head) * uint32(dim))
+            start = uint32((t * heads + head) * dim)
             if in_cache:
-                start = uint32(((slot // page * heads + head) * page + slot % page) * uint32(dim))
+                start = uint32(((slot // page * heads + head) * page + slot % page) * dim)
             if normalised:
                 squares = ZERO
                 d = uint32(0)
-                while d < uint32(dim):
+                while d < dim:
                     value = load(rows, start + d)
                     squares += value * value
                     d += uint32(1)
                 scale = cuda.rsqrt(squares / float32(dim) + SMALL)
                 d = uint32(0)
-                while d < uint32(dim):
+                while d < dim:
                     store(rows, start + d, rounded(load(rows, start + d) * scale) * load(weight, d))
                     d += uint32(1)
-            position = uint32(positions[t])
+            position, half = uint32(positions[t]), dim >> uint32(1)
             d = uint32(0)
-            while d < uint32(HALF):
+            while d < half:
                 cos, sin = NAN, NAN
                 if position < uint32(table.shape[0]):
-                    cos, sin = table[position, d], table[position, d + uint32(HALF)]
-                first, second = load(rows, start + d), load(rows, start + d + uint32(HALF))
+                    cos, sin = table[position, d], table[position, d + half]
+                first, second = load(rows, start + d), load(rows, start + d + half)
                 store(rows, start + d, first * cos - second * sin)
-                store(rows, start + d + uint32(HALF), second * cos + first * sin)
+                store(rows, start + d + half, second * cos + first * sin)
                 d += uint32(1)
 
     return rotate_kernel
@@ -201,10 +201,10 @@ def rope_split_cache_three_launches(qkv, table, positions, slots, q, keys, value
     (count, heads, dim), (pages, shared, page, _) = q.shape, keys.shape
     split_kernel[blocks_for((count, qkv.shape[1]), (1, BLOCK)), BLOCK, stream](qkv, slots, q, keys, values)
     for rows, number, weight, in_cache in ((q, heads, q_norm, False), (keys, shared, k_norm, True)):
-        kernel = make_rotate(dtype, dim, in_cache, weight is not None, eps)
+        kernel = make_rotate(dtype, in_cache, weight is not None, eps)
         kernel[blocks_for((count, number), (1, 32)), 32, stream](
-            flat(rows), table, positions, slots, flat(qkv) if weight is None else weight, np.uint32(number),
-            np.uint32(page), np.uint32(pages * page))
+            flat(rows), table, positions, slots, flat(qkv) if weight is None else weight,
+            *map(np.uint32, (number, dim, page, pages * page)))
 
 
 # --- One launch -------------------------------------------------------------------------------------------------------
@@ -216,52 +216,52 @@ def lanes_of(dim: int) -> int:
 
 
 @kernel_factory
-def make_rope_split_cache(dtype: str, dim: int, together: bool, normalised: bool, eps: float):
+def make_rope_split_cache(dtype: str, together: bool, normalised: bool, eps: float):
     """together: both parts of a head come in eights, at multiples of 16 bytes."""
     (load, store), rounded = ACCESS[dtype].neighbours(together), ACCESS[dtype].rounded
     load_row = ACCESS[FLOAT32].neighbours(together)[0]
-    SMALL, HALF, LANES = small(eps), dim // 2, lanes_of(dim)
+    SMALL = small(eps)
 
     @cuda.jit
-    def rope_split_cache_kernel(qkv, table, positions, slots, q_norm, k_norm, q, keys, values, heads, shared, page,
-                                places):  # all but positions and slots as one long vector
+    def rope_split_cache_kernel(qkv, table, positions, slots, q_norm, k_norm, q, keys, values, heads, shared, dim, lanes,
+                                page, places):  # all but positions and slots as one long vector
         t = uint32(cuda.blockIdx.x)
         thread = uint32(uint32(cuda.blockIdx.y) * uint32(cuda.blockDim.x) + uint32(cuda.threadIdx.x))
-        head, slot = thread // uint32(LANES), uint32(slots[t])  # what is negative becomes huge
+        head, slot = thread // lanes, uint32(slots[t])  # what is negative becomes huge
         if slot < places:  # the same for the whole block
-            rotated, every = heads + shared, heads + shared + shared
-            d = uint32(8) * (thread % uint32(LANES))
-            left = int32(HALF) - int32(d) if head < every else int32(0)
-            start = uint32((t * every + head) * uint32(dim) + d)
+            rotated, every, half = heads + shared, heads + shared + shared, dim >> uint32(1)
+            d = uint32(8) * (thread % lanes)
+            left = int32(half) - int32(d) if head < every else int32(0)
+            start = uint32((t * every + head) * dim + d)
             a, b = cuda.local.array(8, float32), cuda.local.array(8, float32)  # eight pairs
             put_eight(a, 0, load(qkv, start, left))
-            put_eight(b, 0, load(qkv, uint32(start + uint32(HALF)), left))
+            put_eight(b, 0, load(qkv, uint32(start + half), left))
             if normalised:  # values come along: a shuffle needs all lanes of its warp
                 squares = ZERO
                 for e in range(8):
                     squares += a[e] * a[e] + b[e] * b[e]
-                distance = LANES // 2
-                while distance > 0:
+                distance = lanes >> uint32(1)
+                while distance > uint32(0):
                     squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
-                    distance >>= 1
+                    distance >>= uint32(1)
                 scale = cuda.rsqrt(squares / float32(dim) + SMALL)
                 if head < rotated:
                     v, w = cuda.local.array(8, float32), cuda.local.array(8, float32)
                     if head < heads:
                         put_eight(v, 0, load(q_norm, d, left))
-                        put_eight(w, 0, load(q_norm, uint32(d + uint32(HALF)), left))
+                        put_eight(w, 0, load(q_norm, uint32(d + half), left))
                     else:
                         put_eight(v, 0, load(k_norm, d, left))
-                        put_eight(w, 0, load(k_norm, uint32(d + uint32(HALF)), left))
+                        put_eight(w, 0, load(k_norm, uint32(d + half), left))
                     for e in range(8):
                         a[e] = rounded(rounded(a[e] * scale) * v[e])
                         b[e] = rounded(rounded(b[e] * scale) * w[e])
             if head < rotated:
                 cos, sin = cuda.local.array(8, float32), cuda.local.array(8, float32)
-                row = uint32(uint32(positions[t]) * uint32(dim))
-                if uint32(positions[t]) < uint32(table.size) // uint32(dim):
+                row = uint32(uint32(positions[t]) * dim)
+                if uint32(positions[t]) < uint32(table.size) // dim:
                     put_eight(cos, 0, load_row(table, uint32(row + d), left))
-                    put_eight(sin, 0, load_row(table, uint32(row + d + uint32(HALF)), left))
+                    put_eight(sin, 0, load_row(table, uint32(row + d + half), left))
                 else:
                     for e in range(8):
                         cos[e], sin[e] = NAN, NAN
@@ -272,18 +272,18 @@ def make_rope_split_cache(dtype: str, dim: int, together: bool, normalised: bool
             one = (a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7])
             other = (b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7])
             if head < heads:
-                to = uint32((t * heads + head) * uint32(dim) + d)
+                to = uint32((t * heads + head) * dim + d)
                 store(q, to, left, one)
-                store(q, uint32(to + uint32(HALF)), left, other)
+                store(q, uint32(to + half), left, other)
             elif head < every:
                 number = head - heads if head < rotated else head - rotated
-                to = uint32(((slot // page * shared + number) * page + slot % page) * uint32(dim) + d)
+                to = uint32(((slot // page * shared + number) * page + slot % page) * dim + d)
                 if head < rotated:
                     store(keys, to, left, one)
-                    store(keys, uint32(to + uint32(HALF)), left, other)
+                    store(keys, uint32(to + half), left, other)
                 else:
                     store(values, to, left, one)
-                    store(values, uint32(to + uint32(HALF)), left, other)
+                    store(values, uint32(to + half), left, other)
 
     return rope_split_cache_kernel
 
@@ -297,12 +297,13 @@ def rope_split_cache(qkv, table, positions, slots, q, keys, values, q_norm=None,
     normalised = q_norm is not None
     norms = (q_norm, k_norm) if normalised else (qkv, qkv)
     together = together and in_eights(dim // 2, qkv, table, *norms, q, keys, values)
-    threads = (heads + 2 * shared) * lanes_of(dim)
+    lanes = lanes_of(dim)
+    threads = (heads + 2 * shared) * lanes
     block = min(BLOCK, -(-threads // 32) * 32)
-    kernel = make_rope_split_cache(dtype, dim, together, normalised, eps)
+    kernel = make_rope_split_cache(dtype, together, normalised, eps)
     kernel[blocks_for((count, threads), (1, block)), block, stream](
-        flat(qkv), flat(table), positions, slots, *map(flat, (*norms, q, keys, values)), np.uint32(heads),
-        np.uint32(shared), np.uint32(page), np.uint32(pages * page))
+        flat(qkv), flat(table), positions, slots, *map(flat, (*norms, q, keys, values)),
+        *map(np.uint32, (heads, shared, dim, lanes, page, pages * page)))
 
 
 def _check(qkv, table, positions, slots, q, keys, values, q_norm, k_norm) -> str:
@@ -349,7 +350,7 @@ def _parts(qkv, table, heads, out):
             out[count + cached :].reshape(shape))
 
 
-@rung(kernel=(split_kernel, make_rotate(BFLOAT16, 64, False, False, EPS)),
+@rung(kernel=(split_kernel, make_rotate(BFLOAT16, False, False, EPS)),
       idea="three launches: split, rotate the queries, rotate the keys in the cache")
 def rope_three_launches(qkv, table, positions, slots, heads, q_norm, k_norm, out, stream=0):
     """One launch splits QKV, one rotates the queries, one the keys where they lie in the cache, a thread a head: what
@@ -358,7 +359,7 @@ def rope_three_launches(qkv, table, positions, slots, heads, q_norm, k_norm, out
                                     stream=stream)
 
 
-@rung(kernel=make_rope_split_cache(BFLOAT16, 64, False, False, EPS), idea="one launch: rotated on its way to the cache")
+@rung(kernel=make_rope_split_cache(BFLOAT16, False, False, EPS), idea="one launch: rotated on its way to the cache")
 def rope_one_launch(qkv, table, positions, slots, heads, q_norm, k_norm, out, stream=0):
     """As three_launches, but a thread reads eight pairs of a head, rotates them in registers and writes them to where
     they belong; with norms, the threads of a head meet by shuffles. Numbers are loaded one after the other."""
@@ -366,7 +367,7 @@ def rope_one_launch(qkv, table, positions, slots, heads, q_norm, k_norm, out, st
                      together=False)
 
 
-@rung(kernel=make_rope_split_cache(BFLOAT16, 64, True, False, EPS), idea="eight neighbours in one load")
+@rung(kernel=make_rope_split_cache(BFLOAT16, True, False, EPS), idea="eight neighbours in one load")
 def rope_vectorized(qkv, table, positions, slots, heads, q_norm, k_norm, out, stream=0):
     """As one_launch, but eight neighbours are one access of 128 bits, in float32 two, where both parts of a head come
     in eights."""
