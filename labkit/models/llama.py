@@ -39,7 +39,7 @@ from labkit._common.files import read_json
 from labkit.device import launches
 from labkit.kernels.attention.paged import decode_parts, paged_decode, paged_prefill
 from labkit.kernels.attention.pages import cache_shape, pages_for
-from labkit.kernels.embedding import gather_rows
+from labkit.kernels.embedding import token_embedding
 from labkit.kernels.linear.bf16 import arrange_gate_up, linear, linear_swiglu
 from labkit.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
 from labkit.kernels.rope import frequencies, rope_split_cache, rope_table
@@ -285,7 +285,7 @@ class Kernels:
     paged_prefill(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest)
     """
 
-    embedding: Callable = gather_rows
+    embedding: Callable = token_embedding
     rmsnorm: Callable = rmsnorm
     add_rmsnorm: Callable = add_rmsnorm
     linear: Callable = linear
@@ -364,7 +364,7 @@ class Workspace:
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in (self.x, self.normed, self.projected, self.q, self.attended, self.qkv,
-                                              self.gated, self.last, self.logits, self.parts) if array is not None)
+                                              self.gated, self.last, self.logits, *self.parts))
 
 
 # --- The model -------------------------------------------------------------------------------------------------------

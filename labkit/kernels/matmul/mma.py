@@ -18,6 +18,7 @@ from labkit import cuda
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, blocks_for, check_array, dynamic_shared
+from labkit.kernels.elements import bfloat16_number
 
 BAND = 8  # tiles that neighbouring blocks go down before they go to the next column
 MMA = (8, 0)  # the compute capability that these instructions need
@@ -278,15 +279,17 @@ def make_staged(tile: Tile, *, weights: bool = False, bias: bool = False, f16_ac
 # --- Four stages, swizzled, fragments loaded ahead --------------------------------------------------------------------
 
 
-def make_store_float16(tile: Tile, bias: bool, residual: bool, activation):
-    """A device function: a warp's accumulators, through shared memory, to out as float16: its rows whole, 16 bytes a
-    lane.
+def make_store_float16(tile: Tile, bias: bool, residual: bool, activation, bf16: bool = False):
+    """A device function: a warp's accumulators, through shared memory, to out as float16 (or bfloat16): its rows whole,
+    16 bytes a lane.
 
     A lane holds two neighbouring accumulators: stored as they are, each store would fill an eighth of a 32-byte sector.
     The activation is applied on the way out, to float16: a loop over all accumulators would be unrolled to thousands
     of instructions, or not be unrolled and lose the registers.
     """
     activated = activation is not unchanged
+    pack, unpack = (ptx.pack_bf162, ptx.unpack_bf162) if bf16 else (ptx.pack_half2, ptx.unpack_half2)
+    number = bfloat16_number if bf16 else float32
     WARP_ROWS, WARP_COLS = tile.warp_rows, tile.warp_cols
     DOWN_MMA, ACROSS_MMA, BIASES = WARP_ROWS // 16, WARP_COLS // 8, WARP_COLS // 4
     PITCH = WARP_COLS + CHUNK
@@ -295,8 +298,8 @@ def make_store_float16(tile: Tile, bias: bool, residual: bool, activation):
 
     @cuda.jit(device=True)
     def activate(word):
-        left, right = ptx.unpack_half2(word)
-        return ptx.pack_half2(activation(left), activation(right))
+        left, right = unpack(word)
+        return pack(activation(left), activation(right))
 
     @cuda.jit(device=True)
     def store_float16(acc, shared, words, bias_of, residual_of, out, row0, col0, warp, lane):
@@ -307,7 +310,7 @@ def make_store_float16(tile: Tile, bias: bool, residual: bool, activation):
                 biases[2 * j + half] = float32(0.0)
                 if bias:
                     col = col0 + uint32(j * 8 + half) + lane % uint32(4) * uint32(2)
-                    biases[2 * j + half] = float32(bias_of[col]) if col < cols else float32(0.0)
+                    biases[2 * j + half] = number(bias_of[col]) if col < cols else float32(0.0)
         mine = uint32(warp * uint32(WARP_ROWS * PITCH))  # each warp has its own part of shared memory
         if residual:
             for i in range(MOVES):
@@ -327,10 +330,10 @@ def make_store_float16(tile: Tile, bias: bool, residual: bool, activation):
                     word = (mine + row * uint32(PITCH)) // uint32(2) + uint32(j * 4) + lane % uint32(4)
                     left, right = acc[at] + biases[2 * j], acc[at + 1] + biases[2 * j + 1]
                     if residual:
-                        add_left, add_right = ptx.unpack_half2(words[word])
+                        add_left, add_right = unpack(words[word])
                         left += add_left
                         right += add_right
-                    words[word] = ptx.pack_half2(left, right)
+                    words[word] = pack(left, right)
         cuda.syncwarp()
         for i in range(MOVES):
             piece = uint32(lane + uint32(32 * i))
@@ -366,8 +369,9 @@ def make_store_floats(tile: Tile):
 
 @kernel_factory
 def make_pipelined(tile: Tile, *, weights: bool = False, bias: bool = False, residual: bool = False,
-                   activation=unchanged, bf16: bool = False):
-    """out = activation(a @ b + bias + residual), with b (N, K) if it holds weights. bf16: uint16 in, float32 out.
+                   activation=unchanged, bf16: bool = False, bf16_out: bool = False):
+    """out = activation(a @ b + bias + residual), with b (N, K) if it holds weights. bf16: uint16 in, and out as well
+    with bf16_out; without it out is float32, the accumulators as they are.
 
     While tensor cores multiply the fragments of one step of 16 along K, ldmatrix loads those of the next into other
     registers, and cp.async fills the stage that was used last. One barrier a stage.
@@ -385,7 +389,8 @@ def make_pipelined(tile: Tile, *, weights: bool = False, bias: bool = False, res
     copy_a = make_copy(ROWS, DEPTH, THREADS, DEPTH, swizzled=True)
     copy_b = make_copy(COLS, DEPTH, THREADS, DEPTH, True) if weights else make_copy(DEPTH, COLS, THREADS, COLS, True)
     add = add_product_bf16 if bf16 else add_product
-    store = make_store_floats(tile) if bf16 else make_store_float16(tile, bias, residual, activation)
+    floats = bf16 and not bf16_out
+    store = make_store_floats(tile) if floats else make_store_float16(tile, bias, residual, activation, bf16)
 
     @cuda.jit(device=True)
     def copy_stage(shared, slot, a, b, row0, col0, k0, thread):
@@ -482,7 +487,7 @@ def make_pipelined(tile: Tile, *, weights: bool = False, bias: bool = False, res
         store(acc, shared, words, bias_of, residual_of, out, uint32(row0 + warp_row), uint32(col0 + warp_col),
               warp, lane)
 
-    way_out = 0 if bf16 else tile.warps * WARP_ROWS * (WARP_COLS + CHUNK)
+    way_out = 0 if floats else tile.warps * WARP_ROWS * (WARP_COLS + CHUNK)
     pipelined_kernel.tile, pipelined_kernel.in_bands = tile, True
     pipelined_kernel.shared_bytes = 2 * max(STAGES * STAGE, way_out)
     return pipelined_kernel

@@ -32,6 +32,7 @@ from labkit import cuda, device
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, check_array, dynamic_shared
+from labkit.kernels.elements import bfloat16_number, swiglu_bfloat16
 from labkit.kernels.linear.fused import seconds_between
 from labkit.kernels.matmul.wgmma_tiles import (
     BOX,
@@ -41,6 +42,7 @@ from labkit.kernels.matmul.wgmma_tiles import (
     b_layout,
     make_epilogue,
     make_load,
+    make_pair_epilogue,
     make_place,
     make_store_part,
     place_of_bias,
@@ -144,12 +146,13 @@ def make_wgmma(*, weights: bool, bias: bool):
 # --- Each warpgroup has its task -------------------------------------------------------------------------------------
 
 TILES = (Tile(cols=256, stages=3), Tile(cols=192, stages=4), Tile(cols=128, stages=5), Tile(cols=64, stages=8))
+SWIGLU_TILES = (Tile(cols=256, stages=4), Tile(cols=128, stages=6))  # half the output leaves room for another stage
 DEEP = 1024  # from this K on the widest tile is the fastest for its work, below it the one with four stages
 
 
 @kernel_factory
 def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation, residual: bool = False,
-                           split: bool = False):
+                           split: bool = False, bf16: bool = False, swiglu: bool = False, floats: bool = False):
     """One block for each SM; each computes one tile after another until none is left.
 
     Warpgroups 0 and 1, the consumers, multiply: 64 rows each, one accumulator of a thread for every two columns, 128
@@ -173,6 +176,10 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
     split: where tiles are fewer than SMs, several blocks share the K of a tile. `bias_of` is then memory
     for their sums, (parts, M, N) in float32, which a second kernel adds up; `depth_of_part` is a multiple of 64.
 
+    bf16: a, b, bias, residual and out hold bfloat16 numbers. floats: `bias_of` is out, (M, N) in float32, and takes the
+    accumulators as they are. swiglu: out has half as many columns, silu(gate) * up; eight rows of b with gates and
+    eight with their ups take turns, so that a thread holds both (bfloat16 only, no bias, no residual).
+
     Measured on an H200, 4096 x 4096 x 4096, as a part of cuBLAS's speed in the same run; 0.985 as it stands here:
         finished float16 leaves in four parts, through two buffers of 64 columns instead of four                0.96
         the same, and a stage is freed one step later: two steps of products in flight, one stage less to fill  0.95
@@ -188,18 +195,20 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
     """
     ROWS, COLS, STAGES, STAGE = tile.rows, tile.cols, tile.stages, tile.stage_elements
     A_ELEMENTS, STAGE_STEP = ROWS * DEPTH, STAGE * 2 // 16
-    ACCUMULATORS, BOXES = COLS // 2, COLS // 64
-    BOTH_COLS = 2 * COLS
+    ACCUMULATORS = COLS // 2
+    BOXES = tile.out_boxes(swiglu)
+    BOTH_COLS = 2 * COLS if not swiglu else 4  # without a bias the space is better used for a stage
+    ELEMENT, number_of = (np.uint16, bfloat16_number) if bf16 else (np.float16, float32)
     FINISHED = STAGES * STAGE  # where the finished float16 values begin
     B_LEADING, B_STEP = b_layout(weights)
-    place, load, wgmma = make_place(tile), make_load(tile, weights), wgmma_of(COLS, weights)
+    place, load, wgmma = make_place(tile), make_load(tile, weights), wgmma_of(COLS, weights, bf16)
     RESIDUAL_BYTES = 2 * BOXES * BOX
-    epilogue = make_epilogue(activation, residual)
+    epilogue = make_pair_epilogue(swiglu_bfloat16) if swiglu else make_epilogue(activation, residual, bf16)
     store_part = make_store_part(COLS)
 
     @cuda.jit(launch_bounds=(384, 1))  # a bound, so that setmaxnreg has something to move: 168 registers a thread
     def wgmma_specialised_kernel(a_map, b_map, out_map, bias_of, residual_map, rows, cols, depth, depth_of_part):
-        tiles = cuda.shared.array(0, np.float16, alignment=1024)
+        tiles = cuda.shared.array(0, ELEMENT, alignment=1024)
         words = cuda.shared.array(0, np.uint32, alignment=1024)  # the same memory, two float16 values at a time
         loaded = cuda.shared.array(STAGES, np.uint64)
         freed = cuda.shared.array(STAGES, np.uint64)
@@ -294,15 +303,15 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
                     if stage == uint32(STAGES):
                         stage, parity = uint32(0), uint32(1) - parity
 
-                if split:
+                if split or floats:
                     store_part(acc, bias_of, uint32(part * rows), uint32(row + upper),
                                uint32(col + uint32(2) * quad), rows, cols)
                 else:
                     if bias:
                         if COLS >= 128 or member < uint32(COLS):
-                            bias_tile[bias_first + place_of_bias(member)] = float32(bias_near)
+                            bias_tile[bias_first + place_of_bias(member)] = number_of(bias_near)
                         if COLS > 128 and member < uint32(COLS - 128):
-                            bias_tile[bias_first + place_of_bias(member + uint32(128))] = float32(bias_far)
+                            bias_tile[bias_first + place_of_bias(member + uint32(128))] = number_of(bias_far)
                     if first_member:
                         ptx.tma_store_wait(0)  # the last tile has left shared memory
                     ptx.named_barrier_sync(warpgroup + uint32(1), uint32(128))
@@ -326,6 +335,8 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
                         epilogue(acc, 3, words, word, eighth)
                     ptx.fence_proxy_async()
                     ptx.named_barrier_sync(warpgroup + uint32(1), uint32(128))
+                    if swiglu:
+                        col = uint32(col // uint32(2))
                     if first_member:
                         for box in range(BOXES):
                             ptx.tma_store_2d(out_map, col + uint32(box * 64), row, tiles, finished + uint32(box * BOX))
@@ -343,13 +354,13 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
 COLS_OF_A_TILE = 8  # columns whose time a tile costs besides its own
 
 
-def choose_tile(rows: int, cols: int, depth: int, blocks: int) -> Tile:
+def choose_tile(rows: int, cols: int, depth: int, blocks: int, among: tuple = TILES) -> Tile:
     """The tile with which `blocks` blocks finish first.
 
     A tile takes a time in proportion to its columns, so what counts is how many tiles the busiest block has and how
     many columns these have together. Where two come within 5%, the depth decides.
     """
-    tiles = sorted(TILES, key=lambda tile: tile.cols != (256 if depth >= DEEP else 192))
+    tiles = sorted(among, key=lambda tile: tile.cols != (256 if depth >= DEEP else 192))
     together = {tile: -(-tile.count(rows, cols) // blocks) * (tile.cols + COLS_OF_A_TILE) for tile in tiles}
     return next(tile for tile in tiles if together[tile] <= 1.05 * min(together.values()))
 
@@ -379,7 +390,7 @@ def block_count() -> int:
 
 def multiply(a, b, bias, out, *, weights: bool, stream=0) -> None:
     """out = a @ b, or a @ b.T + bias with weights: two warpgroups that copy and multiply in turns."""
-    _check(a, b, bias, out, weights)
+    _check(a, b, bias, out, weights, dtype=np.float16)
     kernel = make_wgmma(weights=weights, bias=bias is not None)
     arguments = _arguments(a, b, bias, out, SIMPLE, weights)
     shared = 2 * SIMPLE.stages * SIMPLE.stage_elements
@@ -391,16 +402,38 @@ def multiply_specialised(a, b, bias, out, *, weights: bool, activation=unchanged
                          tile: Tile | None = None, stream=0) -> None:
     """out = activation(a @ b + bias) + residual, with b (N, K) if it holds weights: a producer and two consumers.
 
-    activation: a device function of one float32. residual: an array like out, or out itself.
-    tile: one of TILES; without it the one that suits the sizes.
+    All float16, or all bfloat16 (uint16). activation: a device function of one float32. residual: an array like out, or
+    out itself. tile: one of TILES; without it the one that suits the sizes.
     """
     _check(a, b, bias, out, weights, residual)
-    tile = tile or choose_tile(*out.shape, a.shape[1], block_count())
+    _multiply_specialised(a, b, bias, out, tile, TILES, stream, weights=weights, activation=activation,
+                          residual=residual)
+
+
+def multiply_floats(a, weights, out, *, tile: Tile | None = None, stream=0) -> None:
+    """out = a @ weights.T of bfloat16 numbers in float32, not rounded: logits. Whole blocks of K in a fixed order."""
+    _check(a, weights, None, out, True, dtype=np.uint16, out_dtype=np.float32)
+    _multiply_specialised(a, weights, None, out, tile, TILES, stream, weights=True, floats=True)
+
+
+def multiply_swiglu(a, weights, out, *, tile: Tile | None = None, stream=0) -> None:
+    """out = silu(gate) * up of bfloat16 numbers, where a @ weights.T has eight columns of gates, then the eight of
+    their ups, and so on. tile: one of SWIGLU_TILES."""
+    _check(a, weights, None, out, True, dtype=np.uint16, columns_each=2)
+    _multiply_specialised(a, weights, None, out, tile, SWIGLU_TILES, stream, weights=True, swiglu=True)
+
+
+def _multiply_specialised(a, b, bias, out, tile, tiles, stream, *, weights, activation=unchanged, residual=None,
+                          **options) -> None:
+    (rows, depth), cols = a.shape, b.shape[0 if weights else 1]
+    tile = tile or choose_tile(rows, cols, depth, block_count(), tiles)
+    options["bf16"] = np.dtype(a.dtype) == np.uint16
     kernel = make_wgmma_specialised(tile, weights=weights, bias=bias is not None, activation=activation,
-                                    residual=residual is not None)
-    *maps, rows, cols, depth = _arguments(a, b, bias, out, tile, weights)
-    arguments = (*maps, ptx.tensor_map_2d(out if residual is None else residual, 64, 64), rows, cols, depth, depth)
-    _launch_specialised(kernel, tile, min(block_count(), tile.count(*out.shape)), arguments, stream)
+                                    residual=residual is not None, **{name: on for name, on in options.items() if on})
+    *maps, rows_, cols_, depth_ = _arguments(a, b, bias, out, tile, weights)
+    last_map = ptx.tensor_map_2d(residual, 64, 64) if residual is not None else maps[2]
+    _launch_specialised(kernel, tile, min(block_count(), tile.count(rows, cols)),
+                        (*maps, last_map, rows_, cols_, depth_, depth_), stream, options.get("swiglu", False))
 
 
 def multiply_parts(a, b, out, parts, count: int, slice_: int, *, weights: bool, stream=0) -> None:
@@ -408,7 +441,7 @@ def multiply_parts(a, b, out, parts, count: int, slice_: int, *, weights: bool, 
 
     parts: (count, M, N) float32, flat. count, slice_: as parts_of returns them.
     """
-    _check(a, b, None, out, weights)
+    _check(a, b, None, out, weights, dtype=np.float16)
     check_array("parts", parts, shape=(count * out.size,), dtype=np.float32)
     if slice_ % DEPTH or not (count - 1) * slice_ < a.shape[1] <= count * slice_:
         raise ValueError(f"slice_ is {slice_}; it must be a multiple of {DEPTH} of which {count} cover K, "
@@ -420,35 +453,41 @@ def multiply_parts(a, b, out, parts, count: int, slice_: int, *, weights: bool, 
     _launch_specialised(kernel, tile, count * tile.count(*out.shape), arguments, stream)
 
 
-def _launch_specialised(kernel, tile: Tile, blocks: int, arguments: tuple, stream) -> None:
-    shared = 2 * (tile.stages * tile.stage_elements + tile.rows * tile.cols)
+def _launch_specialised(kernel, tile: Tile, blocks: int, arguments: tuple, stream, halved: bool = False) -> None:
+    shared = tile.shared_bytes(halved)
     dynamic_shared(kernel, shared, *arguments)
     kernel[blocks, 384, stream, shared](*arguments)
 
 
 def _arguments(a, b, bias, out, tile: Tile, weights: bool) -> tuple:
     """What the kernels take: for each matrix, what TMA has to know of it and of the boxes it copies; then the sizes."""
-    b_box = (tile.cols, DEPTH) if weights else (DEPTH, 64)
-    return (ptx.tensor_map_2d(a, tile.rows, DEPTH), ptx.tensor_map_2d(b, *b_box), ptx.tensor_map_2d(out, 64, 64),
-            out if bias is None else bias, np.uint32(out.shape[0]), np.uint32(out.shape[1]), np.uint32(a.shape[1]))
+    a_map = ptx.tensor_map_2d(a, tile.rows, DEPTH)
+    b_map = ptx.tensor_map_2d(b, *((tile.cols, DEPTH) if weights else (DEPTH, 64)))
+    sizes = np.uint32(a.shape[0]), np.uint32(b.shape[0 if weights else 1]), np.uint32(a.shape[1])
+    if np.dtype(out.dtype) == np.float32:  # stored by the threads
+        return a_map, b_map, a_map, out.reshape(-1), *sizes
+    return a_map, b_map, ptx.tensor_map_2d(out, 64, 64), out if bias is None else bias, *sizes
 
 
-def _check(a, b, bias, out, weights: bool, residual=None) -> None:
-    """Raise an error that names what does not fit."""
-    check_array("a", a, ndim=2, dtype=np.float16)
-    check_array("b", b, ndim=2, dtype=np.float16)
+def _check(a, b, bias, out, weights: bool, residual=None, *, dtype=None, out_dtype=None, columns_each=1) -> None:
+    """Raise an error that names what does not fit. columns_each: of the product, for one column of out."""
+    dtype = dtype or (np.uint16 if getattr(a, "dtype", None) == np.uint16 else np.float16)
+    check_array("a", a, ndim=2, dtype=dtype)
+    check_array("b", b, ndim=2, dtype=dtype)
     (rows, depth), (b_depth, cols) = a.shape, b.shape[::-1] if weights else b.shape
     if b_depth != depth:
         raise ValueError(f"a has shape {tuple(a.shape)} and b {tuple(b.shape)}; the columns of a ({depth}) must equal "
                          f"the {'columns' if weights else 'rows'} of b ({b_depth})")
-    for name, size in (("K", depth), ("N", cols)):
-        if size % 8:
-            raise ValueError(f"{name} is {size}; it must be a multiple of 8: TMA takes rows of a multiple of 16 bytes")
-    check_array("out", out, shape=(rows, cols), dtype=np.float16)
+    for name, size, multiple in (("K", depth, 8), ("N", cols, 8 * columns_each)):
+        if size % multiple:
+            raise ValueError(f"{name} is {size}; it must be a multiple of {multiple}: TMA takes rows of a multiple of "
+                             f"16 bytes")
+    check_array("out", out, shape=(rows, cols // columns_each), dtype=out_dtype or dtype)
     if bias is not None:
-        check_array("bias", bias, shape=(cols,), dtype=np.float32 if bias.dtype == np.float32 else np.float16)
+        float32_too = dtype == np.float16 and bias.dtype == np.float32
+        check_array("bias", bias, shape=(cols,), dtype=np.float32 if float32_too else dtype)
     if residual is not None:
-        check_array("residual", residual, shape=(rows, cols), dtype=np.float16)
+        check_array("residual", residual, shape=(rows, cols), dtype=dtype)
     if not aligned(a, b, out, out if residual is None else residual):
         raise ValueError("a, b, out and residual must begin at multiples of 16 bytes, for TMA; one is a view that does "
                          "not")

@@ -9,8 +9,8 @@ from numba import uint32
 from labkit import cuda
 from labkit.device import ptx
 
-DEPTH = 64  # float16 values of K in a stage: a row of 128 bytes, the widest swizzle
-BOX = 64 * DEPTH  # float16 values in a box of 64 rows, 8 KB
+DEPTH = 64  # 16-bit elements of K in a stage: a row of 128 bytes, the widest swizzle
+BOX = 64 * DEPTH  # 16-bit elements in a box of 64 rows, 8 KB
 ROW_GROUP = 1024  # bytes from eight rows of a tile to the next eight
 BAND = 8  # tiles that neighbouring blocks go down before they go to the next column
 
@@ -30,6 +30,14 @@ class Tile:
     def count(self, rows: int, cols: int) -> int:
         """Tiles that cover rows x cols."""
         return -(-rows // self.rows) * -(-cols // self.cols)
+
+    def out_boxes(self, halved: bool = False) -> int:
+        """Boxes of 64 columns that a consumer stores; halved: the output has one column for two of the tile."""
+        return self.cols // (128 if halved else 64)
+
+    def shared_bytes(self, halved: bool = False) -> int:
+        """The stages, and the finished output of both consumers."""
+        return 2 * (self.stages * self.stage_elements + 2 * self.out_boxes(halved) * BOX)
 
     def __str__(self):
         return f"{self.rows}x{self.cols}x{DEPTH}, {self.stages} stages"
@@ -89,9 +97,10 @@ def make_load(tile: Tile, weights: bool):
     return load
 
 
-def make_epilogue(activation, residual=False):
-    """A device function: writes a thread's accumulators of 64 columns, as float16, to a box that TMA can store.
-    residual: the box holds the residual, which is added."""
+def make_epilogue(activation, residual=False, bf16=False):
+    """A device function: writes a thread's accumulators of 64 columns, as float16 or bfloat16, to a box that TMA can
+    store. residual: the box holds the residual, which is added."""
+    pack, unpack = (ptx.pack_bf162, ptx.unpack_bf162) if bf16 else (ptx.pack_half2, ptx.unpack_half2)
 
     @cuda.jit(device=True, forceinline=True)
     def epilogue(acc, box, words, word, eighth):
@@ -103,15 +112,35 @@ def make_epilogue(activation, residual=False):
             lower = upper + uint32(8 * 32)  # eight rows below
             s = 32 * box + 4 * j
             if residual:
-                p, q = ptx.unpack_half2(words[upper])
-                r, t = ptx.unpack_half2(words[lower])
-                words[upper] = ptx.pack_half2(activation(acc[s]) + p, activation(acc[s + 1]) + q)
-                words[lower] = ptx.pack_half2(activation(acc[s + 2]) + r, activation(acc[s + 3]) + t)
+                p, q = unpack(words[upper])
+                r, t = unpack(words[lower])
+                words[upper] = pack(activation(acc[s]) + p, activation(acc[s + 1]) + q)
+                words[lower] = pack(activation(acc[s + 2]) + r, activation(acc[s + 3]) + t)
             else:
-                words[upper] = ptx.pack_half2(activation(acc[s]), activation(acc[s + 1]))
-                words[lower] = ptx.pack_half2(activation(acc[s + 2]), activation(acc[s + 3]))
+                words[upper] = pack(activation(acc[s]), activation(acc[s + 1]))
+                words[lower] = pack(activation(acc[s + 2]), activation(acc[s + 3]))
 
     return epilogue
+
+
+def make_pair_epilogue(combine):
+    """A device function like make_epilogue's, where columns belong in pairs, 16n + i with 16n + 8 + i: 128 columns of
+    accumulators become 64 of the output, combine(first, second) of each pair, rounded to bfloat16.
+
+    A thread holds columns 8j + 2q and the next of every j: so both of a pair are its own, and the pairs of two
+    neighbouring columns of the output, which share a word.
+    """
+
+    @cuda.jit(device=True, forceinline=True)
+    def pair_epilogue(acc, box, words, word, eighth):
+        for j in range(8):
+            upper = word + uint32(box * BOX // 2) + (uint32(j) ^ eighth) * uint32(4)
+            lower = upper + uint32(8 * 32)  # eight rows below
+            s = 64 * box + 8 * j
+            words[upper] = ptx.pack_bf162(combine(acc[s], acc[s + 4]), combine(acc[s + 1], acc[s + 5]))
+            words[lower] = ptx.pack_bf162(combine(acc[s + 2], acc[s + 6]), combine(acc[s + 3], acc[s + 7]))
+
+    return pair_epilogue
 
 
 def make_store_part(columns: int):
@@ -141,5 +170,5 @@ def b_layout(weights: bool) -> tuple:
     return (16, 2) if weights else (2 * BOX, 16 * 128 // 16)
 
 
-def wgmma_of(cols: int, weights: bool):
-    return getattr(ptx, f"wgmma_m64n{cols}k16_f32_f16" + ("" if weights else "_bmn"))
+def wgmma_of(cols: int, weights: bool, bf16: bool = False):
+    return getattr(ptx, f"wgmma_m64n{cols}k16_f32_{'bf16' if bf16 else 'f16'}" + ("" if weights else "_bmn"))

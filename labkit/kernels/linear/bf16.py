@@ -1,0 +1,384 @@
+"""The linear layers of a Llama, out = x @ weight.T, with weights (out, in) as files have them: which kernel for what.
+
+Shapes  x (T, K), weight (N, K), bias (N,), out (T, N); bfloat16 in arrays of uint16, or float32; out may be float32
+        where x is bfloat16 (logits). Accumulators in float32; a bfloat16 is rounded once, after the bias
+Work    2*T*N*K flop; 2*(T*K + N*K + T*N) bytes of bfloat16
+Source  torch.nn.functional.linear; LlamaMLP in transformers' modeling_llama.py
+
+On a GPU, bfloat16, K a multiple of 8:
+
+    up to 16 tokens    the weights are streamed to tensor cores by mma.sync (streamed.py); up to 32, if N is below 8,192
+    more               128 rows at a time by wgmma and TMA (matmul/wgmma.py) on Hopper, on other GPUs by mma.sync
+                       (matmul/mma.py); N must be a multiple of 8
+
+Why 8,192: wgmma's tiles are 64 columns or more, and a layer of 2,048 outputs is 32 of them, one for every fourth SM,
+where 32 rows of weights a block are 64; from 8,192 columns on there is a tile for each SM, whose weights come by
+TMA with 80 KB on their way, and x comes from the L2 once for 128 columns instead of once for 32.
+
+What does not fit, and float32, is computed by a warp for each output; on the CPU device by a thread.
+
+The last bits. The order of additions in an output depends on K and on the kernel, never on the number of rows, the
+tiles or the rest of a batch. So it changes where the kernel does: on a GPU after 16 tokens (after 32, if N is below
+8,192), and from there on it is the same for any number; on the CPU device never.
+"""
+
+import functools
+
+import numpy as np
+
+from labkit import device
+from labkit.kernels.arguments import aligned
+from labkit.kernels.baselines import Baseline
+from labkit.kernels.dtypes import bfloat16_of, float64_of
+from labkit.kernels.elements import BFLOAT16, FLOAT32, unchanged
+from labkit.kernels.linear.streamed import (
+    EIGHTS,
+    GROUP,
+    SEVERAL,
+    by_tensor_cores,
+    by_thread,
+    by_warp,
+    by_wide_warp,
+    check_linear,
+    check_wide,
+    loads_whole,
+    make_tensor,
+    make_thread,
+    make_thread_wide,
+    streamed_several,
+    streamed_tensor_cores,
+    streamed_thread,
+    streamed_warp,
+    streamed_wide,
+)
+from labkit.kernels.matmul.half import PIPELINED_TILES, pipelined_tile
+from labkit.kernels.matmul.mma import MMA, check_product, launch, make_pipelined
+from labkit.kernels.matmul.wgmma import (
+    HOPPER,
+    SWIGLU_TILES,
+    TILES,
+    make_wgmma_specialised,
+    multiply_floats,
+    multiply_specialised,
+    multiply_swiglu,
+)
+from labkit.kernels.op import Op, Work, missing, rung, uniform
+from labkit.kernels.tolerance import EPS32
+
+FEW = 16  # tokens up to which weights are streamed
+FEW_OF_A_SMALL_LAYER = 32
+SMALL = 8192  # outputs of a layer that has fewer tiles than an H200 has SMs
+
+
+# --- Any shape --------------------------------------------------------------------------------------------------------
+
+
+def linear(x, weight, out, bias=None, stream=0):
+    """out = x @ weight.T + bias, by the kernel to use for these sizes on this device.
+
+    x (T, K), weight (N, K), bias (N,): all bfloat16 (uint16) or all float32. out (T, N): of their type, or float32.
+    """
+    elements = check_linear(x, weight, bias, out)
+    _pick(x, weight, out, bias)(x, weight, bias, out, elements, stream=stream)
+
+
+def linear_swiglu(x, gate_up, out, stream=0):
+    """out = silu(x @ gate.T) * (x @ up.T), rounded as transformers' modules round: both products, silu, and out.
+
+    x (T, K), gate_up as arrange_gate_up makes it of gate and up (N, K), out (T, N): all bfloat16 or all float32.
+    """
+    elements = check_linear(x, gate_up, None, out, swiglu=True)
+    _pick(x, gate_up, out, None, swiglu=True)(x, gate_up, None, out, elements, stream=stream)
+
+
+def arrange_gate_up(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    """The weights that linear_swiglu takes, of gate and up (N, K), on the host: eight rows of gate, the eight of up,
+    the next eight of gate, and so on, (2N, K). Where N is no multiple of 8, rows of zeros fill the last eight of both.
+
+    So a tile of 16 rows on the tensor cores has gate and up of eight outputs, both in the registers of one thread.
+    """
+    for name, array in (("gate", gate), ("up", up)):
+        if not isinstance(array, np.ndarray) or array.ndim != 2:
+            raise TypeError(f"{name} must be a NumPy array (N, K), not {type(array).__name__} of shape "
+                            f"{getattr(array, 'shape', None)}")
+    if gate.shape != up.shape or gate.dtype != up.dtype:
+        raise ValueError(f"gate is {gate.dtype} of shape {gate.shape}, up {up.dtype} of {up.shape}; they must be alike")
+    groups = -(-gate.shape[0] // GROUP)
+    missing_rows = groups * GROUP - gate.shape[0]
+    both = [np.pad(rows, ((0, missing_rows), (0, 0))).reshape(groups, GROUP, -1) for rows in (gate, up)]
+    return np.stack(both, axis=1).reshape(2 * GROUP * groups, -1)
+
+
+def _pick(x, weight, out, bias, swiglu: bool = False):
+    """A launcher (x, weight, bias, out, elements, stream)."""
+    wide = loads_whole(x, weight)
+    options = {"swiglu": True} if swiglu else {}
+    if not device.on_gpu():
+        return functools.partial(by_thread, wide=wide, **options)
+    if np.dtype(x.dtype) != np.uint16 or not wide:
+        if wide and not swiglu:
+            return functools.partial(by_wide_warp, outputs=SEVERAL)
+        return functools.partial(by_warp, **options)
+    tokens, rows = x.shape[0], weight.shape[0]
+    floats = np.dtype(out.dtype) == np.float32
+    few = tokens <= (FEW_OF_A_SMALL_LAYER if rows < SMALL else FEW)
+    if few or out.shape[1] % 8 or not aligned(out) or missing(MMA):
+        return functools.partial(by_tensor_cores if not missing(MMA) else by_warp, **options)
+    if missing(HOPPER) or (floats and bias is not None):
+        return functools.partial(by_tensor_cores, **options) if swiglu or floats else pipelined
+    return specialised_swiglu if swiglu else specialised_floats if floats else specialised
+
+
+def specialised(x, weight, bias, out, elements=None, stream=0):
+    multiply_specialised(x, weight, bias, out, weights=True, stream=stream)
+
+
+def specialised_floats(x, weight, bias, out, elements=None, stream=0):
+    multiply_floats(x, weight, out, stream=stream)
+
+
+def specialised_swiglu(x, gate_up, bias, out, elements=None, stream=0):
+    multiply_swiglu(x, gate_up, out, stream=stream)
+
+
+def pipelined(x, weight, bias, out, elements=None, stream=0):
+    """By mma.sync, bfloat16 in and out."""
+    sizes = check_product(x, weight, bias, None, out, weights=True, dtype=np.uint16, out_dtype=np.uint16)
+    kernel = make_pipelined(pipelined_tile(*sizes), weights=True, bias=bias is not None, bf16=True, bf16_out=True)
+    launch(kernel, x, weight, bias, None, out, stream)
+
+
+# --- Rungs ------------------------------------------------------------------------------------------------------------
+
+SIZES = "K and N multiples of 8"
+IDEA_WGMMA = "wgmma: one warpgroup copies, two multiply 128 rows at a time"
+
+
+@rung(kernel=tuple(make_pipelined(tile, weights=True, bf16=True, bf16_out=True) for tile in PIPELINED_TILES), needs=MMA,
+      idea="mma.sync: tiles in a pipeline of four stages, rounded and stored whole", sizes=SIZES)
+def linear_bf16_pipelined(x, weight, out, stream=0):
+    """For many rows: a block computes a tile of 128 x 256 or so, and copies what comes next while it multiplies."""
+    pipelined(x, weight, None, out, stream=stream)
+
+
+@rung(kernel=tuple(make_wgmma_specialised(tile, weights=True, bias=False, activation=unchanged, bf16=True)
+                   for tile in TILES), needs=HOPPER, sizes=SIZES, idea=IDEA_WGMMA)
+def linear_bf16_wgmma(x, weight, out, stream=0):
+    """As pipelined, on Hopper's tensor cores: float16's kernel of matmul/wgmma.py with bfloat16's instruction."""
+    specialised(x, weight, None, out, stream=stream)
+
+
+OF_LINEAR = (make_thread_wide(BFLOAT16, BFLOAT16), make_thread(BFLOAT16, BFLOAT16), make_tensor(1, 1))
+
+
+@rung(kernel=OF_LINEAR, idea="the one to use, by the number of rows")
+def linear_bf16_picked(x, weight, out, stream=0):
+    """Streamed weights for few rows, tiles for many."""
+    linear(x, weight, out, stream=stream)
+
+
+@rung(kernel=tuple(make_tensor(tokens, rows, swiglu=True) for tokens, rows in ((1, 1), (2, 2), (4, 2))), needs=MMA,
+      idea="streamed: a thread adds up gate and up of the same output", sizes=EIGHTS)
+def linear_swiglu_streamed(x, gate_up, out, stream=0):
+    """For few rows: the kernel of streamed_tensor_cores, where eight rows of gates and their ups are a tile."""
+    elements = check_linear(x, gate_up, None, out, swiglu=True)
+    check_wide(x, gate_up)
+    by_tensor_cores(x, gate_up, None, out, elements, swiglu=True, stream=stream)
+
+
+@rung(kernel=tuple(make_wgmma_specialised(tile, weights=True, bias=False, activation=unchanged, bf16=True, swiglu=True)
+                   for tile in SWIGLU_TILES), needs=HOPPER, sizes=SIZES, idea=IDEA_WGMMA)
+def linear_swiglu_wgmma(x, gate_up, out, stream=0):
+    """For many rows: SwiGLU while the next tile is copied. What leaves is half as wide, and leaves room for a stage."""
+    specialised_swiglu(x, gate_up, None, out, stream=stream)
+
+
+@rung(kernel=(make_thread_wide(BFLOAT16, BFLOAT16, swiglu=True), make_thread(BFLOAT16, BFLOAT16, swiglu=True)),
+      idea="the one to use, by the number of rows")
+def linear_swiglu_picked(x, gate_up, out, stream=0):
+    """Streamed weights for few rows, tiles for many."""
+    linear_swiglu(x, gate_up, out, stream=stream)
+
+
+OF_LM_HEAD = tuple(make_tensor(tokens, 1, out_element=FLOAT32) for tokens in (1, 2))
+
+
+@rung(kernel=make_thread(BFLOAT16, FLOAT32), idea="one thread a logit", sizes="at most 65,535 rows")
+def lm_head_thread(x, weight, out, stream=0):
+    """One thread computes one logit, in float32."""
+    by_thread(x, weight, None, out, check_linear(x, weight, None, out), wide=False, stream=stream)
+
+
+@rung(kernel=OF_LM_HEAD, needs=MMA, idea="streamed to tensor cores, sums stored as they are", sizes=EIGHTS)
+def lm_head_streamed(x, weight, out, stream=0):
+    """The kernel of streamed_tensor_cores, whose sums are not rounded."""
+    elements = check_linear(x, weight, None, out)
+    check_wide(x, weight)
+    by_tensor_cores(x, weight, None, out, elements, stream=stream)
+
+
+@rung(kernel=tuple(make_wgmma_specialised(tile, weights=True, bias=False, activation=unchanged, bf16=True, floats=True)
+                   for tile in TILES), needs=HOPPER, sizes=SIZES, idea=IDEA_WGMMA)
+def lm_head_wgmma(x, weight, out, stream=0):
+    """For more than 16 rows: tiles, whose threads store their accumulators as they are."""
+    specialised_floats(x, weight, None, out, stream=stream)
+
+
+@rung(kernel=make_thread_wide(BFLOAT16, FLOAT32), idea="the one to use, by the number of rows")
+def lm_head_picked(x, weight, out, stream=0):
+    """Streamed weights for few rows, tiles for many."""
+    linear(x, weight, out, stream=stream)
+
+
+# --- The operations ---------------------------------------------------------------------------------------------------
+
+EPS_BF16 = 2.0**-7  # twice the largest relative error of a rounding to bfloat16
+
+
+def layer(rng, M, N, K):
+    """x and weights. The weights are so small that sums are of the size of x."""
+    return bfloat16_of(uniform(rng, M, K)), bfloat16_of(uniform(rng, N, K) / np.float32(np.sqrt(K)))
+
+
+def layer_of_two(rng, M, N, K):
+    """x, and the gate and up of N outputs as linear_swiglu takes them."""
+    gate, up = (bfloat16_of(uniform(rng, N, K) / np.float32(np.sqrt(K))) for _ in range(2))
+    return bfloat16_of(uniform(rng, M, K)), arrange_gate_up(gate, up)
+
+
+def linear_bf16_reference(x, weight):
+    return float64_of(x) @ float64_of(weight).T
+
+
+def gate_and_up(products: np.ndarray) -> tuple:
+    """The columns of gates and those of ups, each (T, N rounded up to a multiple of 8), of x @ gate_up.T."""
+    apart = products.reshape(products.shape[0], -1, 2, GROUP)
+    return tuple(apart[:, :, which].reshape(products.shape[0], -1) for which in range(2))
+
+
+def silu(x):
+    """x / (1 + exp(-x)), without an exponential that overflows."""
+    return x * np.exp(np.minimum(x, 0)) / (1 + np.exp(-np.abs(x)))
+
+
+def linear_swiglu_reference(x, gate_up):
+    """Not rounded in between. Where N is no multiple of 8, the columns of zeros at its end belong to no output."""
+    gate, up = gate_and_up(linear_bf16_reference(x, gate_up))
+    return silu(gate) * up
+
+
+def sums_error(x, weight):
+    """The error allowed for sums of K products in float32: those of bfloat16 numbers are exact."""
+    return 2 * EPS32 * np.sqrt(x.shape[1]) * (np.abs(x) @ np.abs(weight).T)
+
+
+def linear_tolerance(x, weight):
+    return sums_error(x, weight) + EPS_BF16 * np.abs(x @ weight.T)
+
+
+def swiglu_tolerance(x, gate_up):
+    """SiLU is nowhere steeper than 1.1; gate, up, SiLU and the product are rounded, each to bfloat16."""
+    gate, up = gate_and_up(x @ gate_up.T)
+    gate_error, up_error = (part + EPS_BF16 * np.abs(of) for part, of in
+                            zip(gate_and_up(sums_error(x, gate_up)), (gate, up), strict=True))
+    silu_error = 1.1 * gate_error + EPS_BF16 * np.abs(silu(gate))
+    product = np.abs(silu(gate)) * up_error + (np.abs(up) + up_error) * silu_error
+    return product + EPS_BF16 * np.abs(silu(gate) * up)
+
+
+def sizes(*shapes) -> tuple:
+    return tuple({"M": M, "N": N, "K": K} for M, N, K in shapes)
+
+
+def of_llama(M: int) -> tuple:
+    """The layers of Llama 3.2 1B: queries, keys and values together; the output of attention; gate and up; down."""
+    return sizes((M, 3072, 2048), (M, 2048, 2048), (M, 16384, 2048), (M, 2048, 8192))
+
+
+FLOPS = {"flops": lambda M, N, K: 2 * M * N * K, "peak": "f16"}
+
+
+def torch_linear(torch, x, weight, out):
+    return torch.matmul(x, weight.T, out=out)
+
+
+CUBLAS = (Baseline("PyTorch", "torch", torch_linear, note="cuBLAS"),)
+
+STREAMED_LINEAR = Op(
+    "streamed_linear",
+    title="A bfloat16 linear layer of few rows",
+    formula="out = x @ weight.T",
+    reference=linear_bf16_reference,
+    rungs=(streamed_thread, streamed_warp, streamed_wide, streamed_several, streamed_tensor_cores),
+    inputs=layer,
+    shape=lambda M, N, K: (M, N),
+    awkward=sizes((1, 3, 260), (2, 17, 264), (1, 40, 2056), (17, 19, 136), (33, 5, 8)),
+    tolerance=linear_tolerance,
+    dtype=np.uint16,
+    by_row=(0,),
+    work=Work(bytes=lambda M, N, K: 2 * (M * K + N * K + M * N), timed_gpu={"M": 1, "N": 2048, "K": 8192},
+              timed_cpu={"M": 1, "N": 256, "K": 256}, also_gpu=(*of_llama(1)[:3], *of_llama(8), *of_llama(16)),
+              **FLOPS),
+    baselines=CUBLAS,
+)
+
+LINEAR_BF16 = Op(
+    "linear_bf16",
+    title="A bfloat16 linear layer",
+    formula="out = x @ weight.T",
+    reference=linear_bf16_reference,
+    rungs=(streamed_warp, linear_bf16_pipelined, linear_bf16_wgmma, linear_bf16_picked),
+    inputs=layer,
+    shape=lambda M, N, K: (M, N),
+    awkward=sizes((1, 3, 260), (1, 8, 8), (37, 24, 40), (130, 136, 72)),
+    tolerance=linear_tolerance,
+    dtype=np.uint16,
+    by_row=(0,),
+    work=Work(bytes=lambda M, N, K: 2 * (M * K + N * K + M * N), timed_gpu={"M": 4096, "N": 4096, "K": 4096},
+              timed_cpu={"M": 64, "N": 64, "K": 64}, unit="TFLOP/s",
+              also_gpu=(*of_llama(32), *of_llama(256), *of_llama(1024), *of_llama(4096)), **FLOPS),
+    baselines=CUBLAS,
+)
+
+LINEAR_SWIGLU = Op(
+    "linear_swiglu",
+    title="Two bfloat16 linear layers and SwiGLU",
+    formula="out = silu(x @ gate.T) * (x @ up.T)",
+    reference=linear_swiglu_reference,
+    rungs=(linear_swiglu_streamed, linear_swiglu_wgmma, linear_swiglu_picked),
+    inputs=layer_of_two,
+    shape=lambda M, N, K: (M, N),
+    awkward=sizes((1, 8, 260), (1, 8, 8), (17, 24, 264), (130, 136, 72)),
+    tolerance=swiglu_tolerance,
+    dtype=np.uint16,
+    by_row=(0,),
+    work=Work(flops=lambda M, N, K: 4 * M * N * K, peak="f16", unit="TFLOP/s",
+              bytes=lambda M, N, K: 2 * (M * K + 2 * N * K + M * N), timed_gpu={"M": 4096, "N": 8192, "K": 2048},
+              timed_cpu={"M": 4, "N": 64, "K": 64}, also_gpu=sizes(*((M, 8192, 2048) for M in (1, 8, 32, 256, 1024)))),
+    baselines=(Baseline("PyTorch", "torch", lambda torch, x, gate_up, out: torch_swiglu(torch, x, gate_up),
+                        note="unfused: cuBLAS, then SiLU and the product"),),
+)
+
+
+def torch_swiglu(torch, x, gate_up):
+    """With gate and up as two halves of the product's columns: which column is which changes no time."""
+    apart = (x @ gate_up.T).view(x.shape[0], -1, 2, GROUP)
+    return (torch.nn.functional.silu(apart[:, :, 0]) * apart[:, :, 1]).reshape(x.shape[0], -1)
+
+
+LM_HEAD = Op(
+    "lm_head",
+    title="The last layer of a Llama: a logit for each token of the vocabulary",
+    formula="out = x @ weight.T, bfloat16 in, float32 out",
+    reference=linear_bf16_reference,
+    rungs=(lm_head_thread, lm_head_streamed, lm_head_wgmma, lm_head_picked),
+    inputs=layer,
+    shape=lambda M, N, K: (M, N),
+    awkward=sizes((1, 3, 260), (1, 8, 8), (17, 40, 264), (130, 72, 136)),
+    tolerance=sums_error,
+    by_row=(0,),
+    work=Work(bytes=lambda M, N, K: 2 * (M * K + N * K) + 4 * M * N, timed_gpu={"M": 1, "N": 128256, "K": 2048},
+              timed_cpu={"M": 1, "N": 512, "K": 128}, also_gpu=sizes((32, 128256, 2048), (256, 128256, 2048)), **FLOPS),
+    baselines=(Baseline("PyTorch", "torch", lambda torch, x, weight, out: torch.matmul(x, weight.T),
+                        note="cuBLAS, out in bfloat16", tolerance=linear_tolerance),),
+)

@@ -1,0 +1,488 @@
+"""Linear layers of few rows, out = x @ weight.T, that stream the weights: what a decoder's step spends its time on.
+
+Shapes  x (T, K), weight (N, K) as files have it, bias (N,), out (T, N); float32, or bfloat16 in arrays of uint16; out
+        may also be float32 where x is bfloat16 (logits). Accumulators in float32
+Sizes   any for `thread` and `warp`; K a multiple of 8 (bfloat16) or 4 (float32) where 128 bits are loaded at once
+Work    2*T*N*K flop; 2*N*K bytes of weights, beside which the rest is little
+Source  Little, "A Proof for the Queuing Formula: L = lambda W" (1961); PTX ISA, "Matrix Fragments for mma.m16n8k16"
+
+One token needs every weight for a single product, so that the time is that of reading the weights, if enough bytes are
+asked for at any moment. Little's law says how many: what is on its way is the rate times the latency. An H200 reads
+some 4.2 TB/s, and a load comes back after about 700 ns: 2.9 MB must be on their way, 22 KB for each of the 132 SMs. A
+thread that waits for each of its weights has 2 bytes on their way, and the 2,048 threads of an SM 4 KB: a fifth of
+that. A load of 16 bytes makes it 32 KB, if the SM is full of threads and all of them wait. With eight such loads asked
+for before the first is used, 512 threads have 64 KB on their way: a layer of 2,048 outputs, 128 blocks, needs no more.
+
+    kernel            registers   threads an SM holds   bytes of weights a thread asks for   on their way in an SM
+    thread, warp             31                 2,048                                    2                    4 KB
+    wide                     32                 2,048                                   16                   32 KB
+    several                  40                 1,536                                   64                   96 KB
+    tensor, T <= 8           64                 1,024                                  128                  128 KB
+    tensor, T <= 32   88 to 118                   512                                  128                   64 KB
+
+Registers are those that ptxas counts for sm_90, without spills.
+
+For more than one token the sum must also be quick: FMAs on ordinary cores take as long as the reading from about four
+tokens on, tensor cores have the time for 64.
+"""
+
+import numpy as np
+from numba import float32, uint32
+
+from labkit import cuda
+from labkit.device import ptx
+from labkit.device.lazy import kernel_factory
+from labkit.kernels.arguments import aligned, blocks_for, check_array
+from labkit.kernels.elements import BFLOAT16, ELEMENTS, SWIGLU, Element, element_of
+from labkit.kernels.matmul.mma import MMA, add_product_bf16
+from labkit.kernels.op import rung
+from labkit.kernels.reduce import warp_sum
+
+ZERO, NONE = float32(0.0), uint32(0)
+GROUP = 8  # gates, and then their ups, among the rows of a weight that make_swiglu's kernels take
+BLOCK = 128
+WARPS = 4  # of a block that computes an output with a warp
+
+
+@cuda.jit(device=True)
+def gate_row(i):
+    """The row of a gate among eight gates and eight ups in turns; that of its up is GROUP further."""
+    return uint32(i // uint32(GROUP) * uint32(2 * GROUP) + i % uint32(GROUP))
+
+
+def make_finish(element: Element, out_element: Element, bias: bool):
+    """A device function: a sum becomes an element of out."""
+    number, to_out = element.number, out_element.element
+
+    @cuda.jit(device=True)
+    def finish(total, bias_of, col):
+        if bias:
+            total += number(bias_of[col])
+        return to_out(total)
+
+    return finish
+
+
+def make_dot(element: Element):
+    """A device function: total + the products of two loads of 128 bits, one after the other."""
+    bf16 = element is BFLOAT16
+
+    @cuda.jit(device=True)
+    def dot(total, a, b):
+        for i in range(4):
+            if bf16:
+                a_low, a_high = ptx.unpack_bf162(a[i])
+                b_low, b_high = ptx.unpack_bf162(b[i])
+                total += a_low * b_low
+                total += a_high * b_high
+            else:
+                total += a[i] * b[i]
+        return total
+
+    return dot
+
+
+# --- A thread for each output -----------------------------------------------------------------------------------------
+
+
+@kernel_factory
+def make_thread(element: Element, out_element: Element, *, bias: bool = False, swiglu: bool = False):
+    finish, number = make_finish(element, out_element, bias), element.number
+    combine, to_out = SWIGLU[element], out_element.element
+
+    @cuda.jit(device=True)
+    def product(x, weight, row, col):
+        depth = uint32(x.shape[1])
+        total = ZERO
+        k = NONE
+        while k < depth:
+            total += number(x[row, k]) * number(weight[col, k])
+            k += uint32(1)
+        return total
+
+    @cuda.jit
+    def streamed_thread_kernel(x, weight, bias_of, out):
+        col, row = cuda.grid(2)
+        row, col = uint32(row), uint32(col)
+        if col < uint32(out.shape[1]):
+            if swiglu:
+                gate = gate_row(col)
+                out[row, col] = to_out(combine(product(x, weight, row, gate),
+                                               product(x, weight, row, uint32(gate + uint32(GROUP)))))
+            else:
+                out[row, col] = finish(product(x, weight, row, col), bias_of, col)
+
+    return streamed_thread_kernel
+
+
+@kernel_factory
+def make_thread_wide(element: Element, out_element: Element, *, bias: bool = False, swiglu: bool = False):
+    """As make_thread with 128-bit loads and a sum for each number of a load: for the CPU device, where one thread runs
+    after the other, and an addition need not wait for the one before."""
+    finish, combine, to_out = make_finish(element, out_element, bias), SWIGLU[element], out_element.element
+    bf16 = element is BFLOAT16
+
+    @cuda.jit(device=True)
+    def product(x, weight, row, col):
+        depth = uint32(x.shape[1])
+        x_at, w_at = uint32(row * depth), uint32(col * depth)
+        end = uint32(x_at + depth)
+        a, b, c, d, e, f, g, h = ZERO, ZERO, ZERO, ZERO, ZERO, ZERO, ZERO, ZERO
+        while x_at < end:
+            x0, x1, x2, x3 = ptx.load_nc4(x, x_at)
+            w0, w1, w2, w3 = ptx.load_nc4(weight, w_at)
+            if bf16:
+                p0, q0 = ptx.unpack_bf162(x0)
+                p1, q1 = ptx.unpack_bf162(x1)
+                p2, q2 = ptx.unpack_bf162(x2)
+                p3, q3 = ptx.unpack_bf162(x3)
+                r0, s0 = ptx.unpack_bf162(w0)
+                r1, s1 = ptx.unpack_bf162(w1)
+                r2, s2 = ptx.unpack_bf162(w2)
+                r3, s3 = ptx.unpack_bf162(w3)
+                a += p0 * r0
+                b += p1 * r1
+                c += p2 * r2
+                d += p3 * r3
+                e += q0 * s0
+                f += q1 * s1
+                g += q2 * s2
+                h += q3 * s3
+                x_at, w_at = uint32(x_at + uint32(8)), uint32(w_at + uint32(8))
+            else:
+                a += x0 * w0
+                b += x1 * w1
+                c += x2 * w2
+                d += x3 * w3
+                x_at, w_at = uint32(x_at + uint32(4)), uint32(w_at + uint32(4))
+        return ((a + b) + (c + d)) + ((e + f) + (g + h))
+
+    @cuda.jit
+    def streamed_thread_wide_kernel(x, weight, bias_of, out):
+        col, row = cuda.grid(2)
+        row, col = uint32(row), uint32(col)
+        if col < uint32(out.shape[1]):
+            if swiglu:
+                gate = gate_row(col)
+                out[row, col] = to_out(combine(product(x, weight, row, gate),
+                                               product(x, weight, row, uint32(gate + uint32(GROUP)))))
+            else:
+                out[row, col] = finish(product(x, weight, row, col), bias_of, col)
+
+    return streamed_thread_wide_kernel
+
+
+# --- A warp for each output -------------------------------------------------------------------------------------------
+
+
+@kernel_factory
+def make_warp(element: Element, out_element: Element, *, bias: bool = False, swiglu: bool = False):
+    finish, number = make_finish(element, out_element, bias), element.number
+    combine, to_out = SWIGLU[element], out_element.element
+
+    @cuda.jit(device=True)
+    def product(x, weight, row, col, lane):
+        depth = uint32(x.shape[1])
+        total = ZERO
+        k = lane
+        while k < depth:
+            total += number(x[row, k]) * number(weight[col, k])
+            k += uint32(32)
+        return warp_sum(total)
+
+    @cuda.jit
+    def streamed_warp_kernel(x, weight, bias_of, out):
+        lane, row = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.y)
+        col = uint32(uint32(cuda.blockIdx.x) * uint32(WARPS) + uint32(cuda.threadIdx.y))
+        if col < uint32(out.shape[1]):  # the same for all lanes of a warp
+            if swiglu:
+                gate = gate_row(col)
+                first = product(x, weight, row, gate, lane)
+                second = product(x, weight, row, uint32(gate + uint32(GROUP)), lane)
+                if lane == NONE:
+                    out[row, col] = to_out(combine(first, second))
+            else:
+                total = product(x, weight, row, col, lane)
+                if lane == NONE:
+                    out[row, col] = finish(total, bias_of, col)
+
+    return streamed_warp_kernel
+
+
+@kernel_factory
+def make_wide(element: Element, out_element: Element, outputs: int, *, bias: bool = False):
+    """A warp computes `outputs` neighbouring outputs: so many loads of weights are on their way, and x is read once."""
+    finish, dot = make_finish(element, out_element, bias), make_dot(element)
+    OUTPUTS, EACH = outputs, element.per_load
+
+    @cuda.jit
+    def streamed_wide_kernel(x, weight, bias_of, out):
+        lane, row = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.y)
+        col = uint32(uint32(uint32(cuda.blockIdx.x) * uint32(WARPS) + uint32(cuda.threadIdx.y)) * uint32(OUTPUTS))
+        rows, depth = uint32(weight.shape[0]), uint32(x.shape[1])
+        if col < rows:  # the same for all lanes of a warp
+            totals = cuda.local.array(OUTPUTS, float32)
+            at = cuda.local.array(OUTPUTS, uint32)
+            for i in range(OUTPUTS):
+                totals[i] = ZERO
+                at[i] = uint32(min(uint32(col + uint32(i)), uint32(rows - uint32(1))) * depth)
+            x_at = uint32(row * depth)
+            k = uint32(lane * uint32(EACH))
+            while k < depth:
+                numbers = ptx.load_nc4(x, uint32(x_at + k))
+                for i in range(OUTPUTS):
+                    totals[i] = dot(totals[i], ptx.load_nc4(weight, uint32(at[i] + k)), numbers)
+                k += uint32(32 * EACH)
+            for i in range(OUTPUTS):
+                total = warp_sum(totals[i])
+                if lane == NONE and col + uint32(i) < rows:
+                    out[row, col + uint32(i)] = finish(total, bias_of, uint32(col + uint32(i)))
+
+    return streamed_wide_kernel
+
+
+# --- Tensor cores -----------------------------------------------------------------------------------------------------
+
+TENSOR_WARPS = 16  # of a block; they share K
+TENSOR_THREADS = 32 * TENSOR_WARPS
+STEP = 32  # of K: two products of 16
+STEPS = 4  # that a warp takes before the next warp's begin: 256 bytes of a row
+TURN = STEPS * STEP
+PITCH = 20  # of 16 sums of a token: lanes that store a product's accumulators find 32 different banks
+
+
+@kernel_factory
+def make_tensor(token_tiles: int, row_tiles: int, *, out_element: Element = BFLOAT16, bias: bool = False,
+                swiglu: bool = False):
+    """A block computes 16 * row_tiles rows of the weights for 8 * token_tiles tokens; its warps share K.
+
+    The weights are the left factor, whose tile has 16 rows, and tokens are the columns, in eights: one token costs no
+    more than a tile of eight. As in make_skinny_half, both factors take K in an order that suits the loads: of each 32
+    steps, lane q of four holds steps 8q to 8q + 7, one load of 16 bytes, its words in turn first and second word of two
+    products. So weights come straight from memory, and are used where they land.
+
+    Addresses beyond an edge are replaced and what was loaded there by zeros: without a branch, the compiler asks for
+    eight loads of weights in a row. Which warp adds what, and in which order, depends on K only: an output has the same
+    bits for any number of tokens and any tiles.
+    """
+    TILES, ROW_TILES = token_tiles, row_tiles
+    TOKENS = 8 * token_tiles
+    BATCH = STEPS // row_tiles  # steps whose loads are on their way together: eight loads of weights
+    BATCHES = row_tiles
+    ACCUMULATORS, X_WORDS, W_WORDS = 4 * TILES * ROW_TILES, 4 * TILES * BATCH, 8 * STEPS
+    MEETING = TENSOR_WARPS * TOKENS * PITCH
+    OUTPUTS = TOKENS * (GROUP if swiglu else 16)
+    ACROSS = GROUP if swiglu else 16  # columns of out for 16 rows of weights
+    finish, combine, to_out = make_finish(BFLOAT16, out_element, bias), SWIGLU[BFLOAT16], out_element.element
+    BLOCKS = 2 if token_tiles == row_tiles == 1 else 1  # of an SM: 64 registers a thread, or 128
+
+    @cuda.jit(device=True)
+    def eight(matrix, row, k, inside):
+        """Eight numbers of a row; zeros if not inside."""
+        a, b, c, d = ptx.load_nc4(matrix, uint32(row * uint32(matrix.shape[1]) + k) if inside else NONE)
+        return a if inside else NONE, b if inside else NONE, c if inside else NONE, d if inside else NONE
+
+    @cuda.jit(device=True)
+    def total_of(meeting, token, row):
+        total = ZERO
+        for warp in range(TENSOR_WARPS):
+            total += meeting[uint32(uint32(warp * TOKENS) + token) * uint32(PITCH) + row]
+        return total
+
+    @cuda.jit(launch_bounds=(TENSOR_THREADS, BLOCKS))
+    def streamed_tensor_kernel(x, weight, bias_of, out):
+        meeting = cuda.shared.array(MEETING, float32)
+        acc = cuda.local.array(ACCUMULATORS, float32)
+        w_words = cuda.local.array(W_WORDS, uint32)
+        x_words = cuda.local.array(X_WORDS, uint32)
+        thread = uint32(cuda.threadIdx.x)
+        lane, warp = thread % uint32(32), thread // uint32(32)
+        down, q = lane // uint32(4), lane % uint32(4)
+        first_row = uint32(uint32(cuda.blockIdx.x) * uint32(16 * ROW_TILES))
+        first_token = uint32(uint32(cuda.blockIdx.y) * uint32(TOKENS))
+        rows, depth, tokens = uint32(weight.shape[0]), uint32(weight.shape[1]), uint32(x.shape[0])
+        for i in range(ACCUMULATORS):
+            acc[i] = ZERO
+
+        start = uint32(warp * uint32(TURN))
+        while start < depth:
+            for batch in range(BATCHES):
+                k = uint32(start + uint32(batch * BATCH * STEP) + q * uint32(8))
+                for s in range(BATCH):
+                    inside = uint32(k + uint32(s * STEP)) < depth
+                    for j in range(ROW_TILES):
+                        row = uint32(first_row + uint32(16 * j) + down)
+                        upper = eight(weight, min(row, uint32(rows - uint32(1))), uint32(k + uint32(s * STEP)), inside)
+                        lower = eight(weight, min(uint32(row + uint32(8)), uint32(rows - uint32(1))),
+                                      uint32(k + uint32(s * STEP)), inside)
+                        for n in range(4):
+                            w_words[(s * ROW_TILES + j) * 8 + 2 * n] = upper[n]
+                            w_words[(s * ROW_TILES + j) * 8 + 2 * n + 1] = lower[n]
+                for s in range(BATCH):
+                    for i in range(TILES):
+                        token = uint32(first_token + uint32(8 * i) + down)
+                        four = eight(x, token, uint32(k + uint32(s * STEP)),
+                                     token < tokens and uint32(k + uint32(s * STEP)) < depth)
+                        for n in range(4):
+                            x_words[(s * TILES + i) * 4 + n] = four[n]
+                for s in range(BATCH):
+                    for half in range(2):
+                        for j in range(ROW_TILES):
+                            at = (s * ROW_TILES + j) * 8 + 4 * half
+                            for i in range(TILES):
+                                add_product_bf16(acc, (j * TILES + i) * 4,
+                                                 w_words[at], w_words[at + 1], w_words[at + 2], w_words[at + 3],
+                                                 x_words[(s * TILES + i) * 4 + 2 * half],
+                                                 x_words[(s * TILES + i) * 4 + 2 * half + 1])
+            start = uint32(start + uint32(TENSOR_WARPS * TURN))
+
+        for j in range(ROW_TILES):
+            if j > 0:
+                cuda.syncthreads()  # the sums of the rows before have been read
+            for i in range(TILES):
+                for n in range(4):  # rows `down` and 8 below, tokens 2q and the next
+                    token = uint32(warp * uint32(TOKENS) + uint32(8 * i + n % 2) + q * uint32(2))
+                    meeting[token * uint32(PITCH) + down + uint32(n // 2 * 8)] = acc[(j * TILES + i) * 4 + n]
+            cuda.syncthreads()  # the sums of all warps are there
+            number = thread
+            while number < uint32(OUTPUTS):
+                token, place = number // uint32(ACROSS), number % uint32(ACROSS)
+                row = uint32(first_token + token)
+                col = uint32(uint32(first_row + uint32(16 * j)) // uint32(16 // ACROSS) + place)
+                if row < tokens and col < uint32(out.shape[1]):
+                    total = total_of(meeting, token, place)
+                    if swiglu:
+                        up = total_of(meeting, token, uint32(place + uint32(GROUP)))
+                        out[row, col] = to_out(combine(total, up))
+                    else:
+                        out[row, col] = finish(total, bias_of, col)
+                number += uint32(TENSOR_THREADS)
+
+    return streamed_tensor_kernel
+
+
+# --- Launching --------------------------------------------------------------------------------------------------------
+
+EIGHTS = "K a multiple of 8 (of 4 for float32)"
+
+
+def check_linear(x, weight, bias, out, *, swiglu: bool = False) -> tuple:
+    """(Element of x, Element of out), or an error that names the argument and says what is allowed."""
+    element = element_of("x", x)
+    check_array("x", x, ndim=2, dtype=element.dtype)
+    name = "gate_up" if swiglu else "weight"
+    check_array(name, weight, ndim=2, dtype=element.dtype)
+    if weight.shape[1] != x.shape[1]:
+        raise ValueError(f"x has shape {tuple(x.shape)} and {name} {tuple(weight.shape)}; they must have as many "
+                         f"columns")
+    out_element = element_of("out", out)
+    if swiglu:
+        check_array("out", out, ndim=2, dtype=element.dtype)
+        cols = out.shape[1]
+        if weight.shape[0] != 2 * GROUP * -(-cols // GROUP) or out.shape[0] != x.shape[0]:
+            raise ValueError(f"x has shape {tuple(x.shape)}, gate_up {tuple(weight.shape)} and out {tuple(out.shape)}; "
+                             f"out must have the rows of x, and gate_up {2 * GROUP} rows for each {GROUP} columns of "
+                             f"out, as arrange_gate_up makes it")
+        return element, element
+    if out_element is not element and not (element is BFLOAT16 and np.dtype(out.dtype) == np.float32):
+        raise TypeError(f"out has dtype {out.dtype}; {element.dtype} as x, or float32, is allowed")
+    check_array("out", out, shape=(x.shape[0], weight.shape[0]), dtype=out_element.dtype)
+    if bias is not None:
+        check_array("bias", bias, shape=weight.shape[:1], dtype=element.dtype)
+    return element, out_element
+
+
+def loads_whole(x, weight) -> bool:
+    """Whether 128-bit loads can read the rows of both."""
+    return x.shape[1] % ELEMENTS[np.dtype(x.dtype)].per_load == 0 and aligned(x, weight)
+
+
+def check_wide(x, weight) -> None:
+    if not loads_whole(x, weight):
+        raise ValueError(f"x has {x.shape[1]} columns; a row must be a multiple of 16 bytes, and x and the weights "
+                         f"must begin at multiples of 16 bytes")
+
+
+def by_thread(x, weight, bias, out, elements, *, wide: bool, swiglu: bool = False, stream=0) -> None:
+    make = make_thread_wide if wide else make_thread
+    kernel = make(*elements, bias=bias is not None, swiglu=swiglu)
+    grid = blocks_for(out.shape[::-1], (BLOCK, 1))
+    kernel[grid, (BLOCK, 1), stream](x, weight, out if bias is None else bias, out)
+
+
+def by_warp(x, weight, bias, out, elements, *, swiglu: bool = False, stream=0) -> None:
+    kernel = make_warp(*elements, bias=bias is not None, swiglu=swiglu)
+    grid = blocks_for(out.shape[::-1], (WARPS, 1))
+    kernel[grid, (32, WARPS), stream](x, weight, out if bias is None else bias, out)
+
+
+def by_wide_warp(x, weight, bias, out, elements, outputs: int, stream=0) -> None:
+    kernel = make_wide(*elements, outputs, bias=bias is not None)
+    grid = blocks_for(out.shape[::-1], (WARPS * outputs, 1))
+    kernel[grid, (32, WARPS), stream](x, weight, out if bias is None else bias, out)
+
+
+MANY_ROWS = 4096  # of the weights: from here on there are blocks enough with 32 rows each
+
+
+def tiles_for(tokens: int, rows: int) -> tuple[int, int]:
+    """(tiles of 8 tokens, of 16 rows of weights) of a block. A block reads all of x, from the L2: with more than eight
+    tokens, two tiles of weights halve that, as long as the SMs have a block each; with more than 16 it is worth it
+    always."""
+    token_tiles = next((tiles for tiles in (1, 2, 4) if tokens <= 8 * tiles), 4)
+    return token_tiles, 2 if token_tiles == 4 or (token_tiles == 2 and rows >= MANY_ROWS) else 1
+
+
+def by_tensor_cores(x, weight, bias, out, elements, *, swiglu: bool = False, stream=0) -> None:
+    """Any number of tokens, 32 or fewer at a time."""
+    token_tiles, row_tiles = tiles_for(x.shape[0], weight.shape[0])
+    kernel = make_tensor(token_tiles, row_tiles, out_element=elements[1], bias=bias is not None, swiglu=swiglu)
+    grid = blocks_for((weight.shape[0], x.shape[0]), (16 * row_tiles, 8 * token_tiles))
+    kernel[grid, TENSOR_THREADS, stream](x, weight, out if bias is None else bias, out)
+
+
+# --- The ladder -------------------------------------------------------------------------------------------------------
+
+
+@rung(kernel=make_thread(BFLOAT16, BFLOAT16), idea="one thread an output: neighbours read a row apart",
+      sizes="at most 65,535 rows")
+def streamed_thread(x, weight, out, stream=0):
+    """One thread computes one output, from a row of x and a row of the weights."""
+    by_thread(x, weight, None, out, check_linear(x, weight, None, out), wide=False, stream=stream)
+
+
+@rung(kernel=make_warp(BFLOAT16, BFLOAT16), idea="one warp an output, along a row of the weights",
+      sizes="at most 65,535 rows")
+def streamed_warp(x, weight, out, stream=0):
+    """As thread, but a warp walks along a row together, so that neighbours read neighbours."""
+    by_warp(x, weight, None, out, check_linear(x, weight, None, out), stream=stream)
+
+
+@rung(kernel=make_wide(BFLOAT16, BFLOAT16, 1), idea="16 bytes a load: eight weights", sizes=EIGHTS)
+def streamed_wide(x, weight, out, stream=0):
+    """As warp, but a lane loads eight weights at once: eight times as many bytes are on their way."""
+    elements = check_linear(x, weight, None, out)
+    check_wide(x, weight)
+    by_wide_warp(x, weight, None, out, elements, 1, stream)
+
+
+SEVERAL = 4
+
+
+@rung(kernel=make_wide(BFLOAT16, BFLOAT16, SEVERAL), idea="a warp has four rows of weights on their way", sizes=EIGHTS)
+def streamed_several(x, weight, out, stream=0):
+    """As wide, but a warp computes four outputs: four loads before the first is used, and x is loaded once for them."""
+    elements = check_linear(x, weight, None, out)
+    check_wide(x, weight)
+    by_wide_warp(x, weight, None, out, elements, SEVERAL, stream)
+
+
+@rung(kernel=tuple(make_tensor(tokens, rows) for tokens, rows in ((1, 1), (2, 1), (2, 2), (4, 2))), needs=MMA,
+      idea="16 warps share K; weights go to the tensor cores as they land", sizes=EIGHTS)
+def streamed_tensor_cores(x, weight, out, stream=0):
+    """As several, but tensor cores multiply, by up to 32 tokens at once; each thread has eight loads of weights on
+    their way, and the 16 warps of a block share K, so that a small layer has as many bytes on their way as a large
+    one."""
+    elements = check_linear(x, weight, None, out)
+    check_wide(x, weight)
+    by_tensor_cores(x, weight, None, out, elements, stream=stream)
