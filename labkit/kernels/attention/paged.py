@@ -35,9 +35,10 @@ from typing import NamedTuple
 import numpy as np
 from numba import uint32
 
-from labkit import cuda
+from labkit import cuda, device
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array, dynamic_shared
+from labkit.kernels.attention.paged_prefill import paged_prefill
 from labkit.kernels.attention.paged_split import (
     MOST,
     MOST_MMA,
@@ -65,6 +66,9 @@ from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.matmul.mma import MMA
 from labkit.kernels.op import Op, Work, rung, uniform
 
+__all__ = ["DecodeParts", "PAGED_DECODE", "PAGED_DECODE_BF16", "decode_parts", "paged_decode", "paged_decode_mma",
+           "paged_decode_naive", "paged_decode_one_block", "paged_decode_reference", "paged_decode_split",
+           "paged_prefill"]
 NAIVE_THREADS = 32
 
 
@@ -169,7 +173,7 @@ def paged_decode_naive(q, keys, values, page_table, lengths, out, scale, parts=N
       idea="a block for each head of keys: online softmax in registers, 16 bytes at a time")
 def paged_decode_one_block(q, keys, values, page_table, lengths, out, scale, parts=None, *, stream=0):
     """A block has the query heads that share keys and values, and reads these once. Its four warps take pages in turn,
-    a group of lanes a key in each, with a row_max of its own: nobody's softmax waits for another's. A few long
+    a group of lanes a key in each, with a row_max of its own: no group waits for another. A few long
     sequences leave most of the GPU idle."""
     _launch_decode(make_paged_decode, MOST, 1, q, keys, values, page_table, lengths, out, scale, parts, stream)
 
@@ -189,14 +193,17 @@ def paged_decode_mma(q, keys, values, page_table, lengths, out, scale, parts=Non
     has three or four pages in shared memory, most of them still on their way; the products take so few instructions
     that loads set the time, for any ratio of heads."""
     if np.dtype(q.dtype) != np.uint16:
-        raise TypeError(f"q has dtype {q.dtype}; on tensor cores only uint16, which holds bfloat16, is allowed")
+        raise ValueError(f"q has dtype {q.dtype}; on tensor cores only uint16, which holds bfloat16, is allowed")
     _launch_decode(make_paged_decode_mma, MOST_MMA, SPLITS, q, keys, values, page_table, lengths, out, scale, parts,
                    stream)
 
 
 def paged_decode(q, keys, values, page_table, lengths, out, scale, parts, stream=0):
-    """The rung to use."""
-    launch = paged_decode_mma if np.dtype(q.dtype) == np.uint16 else paged_decode_split
+    """The rung to use. On the CPU device, where threads run one after the other, the simple one is the quickest."""
+    if not device.on_gpu():
+        launch = paged_decode_naive
+    else:
+        launch = paged_decode_mma if np.dtype(q.dtype) == np.uint16 else paged_decode_split
     launch(q, keys, values, page_table, lengths, out, scale, parts, stream=stream)
 
 
