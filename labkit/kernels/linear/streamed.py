@@ -321,8 +321,8 @@ def make_tensor(token_tiles: int, row_tiles: int, *, out_element: Element = BFLO
                 for s in range(BATCH):
                     for i in range(TILES):
                         token = uint32(first_token + uint32(8 * i) + down)
-                        four = eight(x, token, uint32(k + uint32(s * STEP)),
-                                     token < tokens and uint32(k + uint32(s * STEP)) < depth)
+                        inside = token < tokens and uint32(k + uint32(s * STEP)) < depth
+                        four = eight(x, token, uint32(k + uint32(s * STEP)), inside)
                         for n in range(4):
                             x_words[(s * TILES + i) * 4 + n] = four[n]
                 for s in range(BATCH):

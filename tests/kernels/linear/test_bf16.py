@@ -1,0 +1,234 @@
+"""The linear layers of a Llama: every size on this device, which kernel is picked for which, tiles of wgmma."""
+
+import numpy as np
+import pytest
+
+from labkit import cuda, device
+from labkit.kernels.agree import agree, poisoned
+from labkit.kernels.dtypes import bfloat16_of, float32_of, float64_of
+from labkit.kernels.linear import bf16
+from labkit.kernels.linear.bf16 import (
+    LINEAR_BF16,
+    LINEAR_SWIGLU,
+    LM_HEAD,
+    arrange_gate_up,
+    layer,
+    layer_of_two,
+    linear,
+    linear_bf16_reference,
+    linear_swiglu,
+    linear_swiglu_reference,
+    sums_error,
+    swiglu_tolerance,
+)
+from labkit.kernels.matmul.wgmma import SWIGLU_TILES, TILES, multiply_floats, multiply_specialised, multiply_swiglu
+
+AS_FLOAT32 = pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+
+
+def run(launch, out_shape, out_dtype, *arrays, **options):
+    """The output, which was poisoned before."""
+    out = poisoned(out_shape, out_dtype)
+    launch(*(cuda.to_device(array) for array in arrays), out.array, **options)
+    cuda.synchronize()
+    found, outside = out.read()
+    assert not outside.size, "wrote outside the output"
+    return found
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("op", "launcher"), [pytest.param(op, launcher, id=launcher.__name__)
+                                              for op in (LINEAR_BF16, LINEAR_SWIGLU, LM_HEAD) for launcher in op.rungs])
+def test_rung_agrees(op, launcher):
+    assert agree(op, [launcher], seed=2).passed
+
+
+@AS_FLOAT32
+@pytest.mark.parametrize("T", [1, 2, 17, 33, 257])
+def test_any_number_of_rows(T, dtype):
+    """Also with columns that 128-bit loads cannot read, with a bias, and as logits."""
+    rng = np.random.default_rng(T)
+    for N, K in ((3, 260), (24, 264)):
+        x, weight = layer(rng, T, N, K)
+        bias = bfloat16_of(rng.uniform(-1, 1, N))
+        expected, sums = linear_bf16_reference(x, weight), sums_error(float64_of(x), float64_of(weight))
+        given = [float32_of(array) for array in (x, weight, bias)] if dtype == "float32" else [x, weight, bias]
+        rounding = 0.0 if dtype == "float32" else 2.0**-8
+        out = float64_of(run(linear, (T, N), given[0].dtype, *given[:2]))
+        assert (np.abs(out - expected) <= sums + rounding * np.abs(expected)).all()
+        with_bias = expected + float64_of(bias)
+        out = float64_of(run(linear, (T, N), given[0].dtype, *given[:2], bias=cuda.to_device(given[2])))
+        assert (np.abs(out - with_bias) <= sums + 1e-6 + rounding * np.abs(with_bias)).all()
+        logits = run(linear, (T, N), np.float32, *given[:2])
+        assert (np.abs(logits - expected) <= sums).all()
+
+
+@AS_FLOAT32
+@pytest.mark.parametrize(("T", "N", "K"), [(1, 3, 260), (2, 24, 264), (17, 13, 16), (33, 8, 40)])
+def test_swiglu_of_any_number_of_rows(T, N, K, dtype):
+    rng = np.random.default_rng(N)
+    gate, up = layer(rng, N, N, K)
+    x = bfloat16_of(rng.uniform(-1.5, 1.5, (T, K)))
+    gate_up = arrange_gate_up(gate, up)
+    expected = linear_swiglu_reference(x, gate_up)[:, :N]
+    product = linear_bf16_reference(x, gate)
+    np.testing.assert_allclose(expected, product / (1 + np.exp(-product)) * linear_bf16_reference(x, up), rtol=1e-12)
+    if dtype == "float32":
+        x, gate_up = float32_of(x), float32_of(gate_up)
+        allowed = 1e-5
+    else:
+        allowed = swiglu_tolerance(float64_of(x), float64_of(gate_up))[:, :N]
+    out = run(linear_swiglu, (T, N), x.dtype, x, gate_up)
+    assert (np.abs(float64_of(out) - expected) <= allowed).all()
+
+
+def test_swiglu_rounds_where_a_module_rounds():
+    """Gate and up, then SiLU, then the product: the same bits as with four roundings one after the other."""
+    rng = np.random.default_rng(7)
+    x, gate = layer(rng, 9, 24, 8)
+    up = layer(rng, 9, 24, 8)[1]
+    rounded_gate, rounded_up = (float64_of(bfloat16_of(linear_bf16_reference(x, one))) for one in (gate, up))
+    silu = float64_of(bfloat16_of(rounded_gate / (1 + np.exp(-rounded_gate))))
+    expected = bfloat16_of(silu * rounded_up)
+    out = run(linear_swiglu, (9, 24), np.uint16, x, arrange_gate_up(gate, up))
+    assert np.mean(out != expected) < 0.02, "only where a sum lies next to the middle of two numbers"
+    assert np.abs(out.astype(np.int64) - expected).max() <= 1
+
+
+def test_huge_gates_are_not_lost():
+    x = bfloat16_of(np.float32([[1.0] * 8]))
+    gate = bfloat16_of(np.float32([[100.0] * 8, [-100.0] * 8, [1e20] * 8, [0.0] * 8]))
+    up = bfloat16_of(np.full((4, 8), 1 / 8, np.float32))
+    out = float32_of(run(linear_swiglu, (1, 4), np.uint16, x, arrange_gate_up(gate, up)))
+    np.testing.assert_allclose(out, [[800.0, 0.0, 8e20, 0.0]], rtol=2.0**-7)
+
+
+def test_gate_and_up_take_turns_by_eight_rows():
+    gate, up = np.arange(33, dtype=np.uint16).reshape(11, 3), np.arange(100, 133, dtype=np.uint16).reshape(11, 3)
+    both = arrange_gate_up(gate, up)
+    assert both.shape == (32, 3) and both.dtype == np.uint16
+    for i in range(11):
+        row = i // 8 * 16 + i % 8
+        assert (both[row] == gate[i]).all() and (both[row + 8] == up[i]).all()
+    assert (both[19:24] == 0).all() and (both[27:] == 0).all()
+    with pytest.raises(ValueError, match="they must be alike"):
+        arrange_gate_up(gate, up[1:])
+    with pytest.raises(TypeError, match="up must be a NumPy array"):
+        arrange_gate_up(gate, [1, 2])
+
+
+def test_views_that_begin_anywhere_are_computed_all_the_same():
+    x, weight = layer(np.random.default_rng(8), 2, 5, 24)
+    expected = run(linear, (2, 5), np.uint16, x, weight)
+    padded = [cuda.to_device(np.concatenate([array[:1, :1].reshape(-1), array.reshape(-1)]))[1:].reshape(array.shape)
+              for array in (x, weight)]
+    out = cuda.to_device(np.full((2, 5), 0x7FC1, np.uint16))
+    linear(*padded, out)
+    difference = np.abs(float64_of(out.copy_to_host()) - float64_of(expected))
+    assert (difference <= 2.0**-7 * np.abs(float64_of(expected))).all()
+
+
+# --- Which kernel -----------------------------------------------------------------------------------------------------
+
+
+class Shape:
+    """What _pick asks of an array."""
+
+    def __init__(self, *shape, dtype=np.uint16):
+        self.shape, self.dtype, self.size = shape, np.dtype(dtype), int(np.prod(shape))
+
+
+def test_the_kernel_is_picked_by_shape_and_gpu(monkeypatch):
+    def picked(T, N, K, dtype=np.uint16, out_dtype=None, bias=None, **options):
+        chosen = bf16._pick(Shape(T, K, dtype=dtype), Shape(N, K, dtype=dtype),
+                            Shape(T, N // (2 if options else 1), dtype=out_dtype or dtype), bias, **options)
+        return getattr(chosen, "func", chosen)
+
+    monkeypatch.setattr(device, "on_gpu", lambda: True)
+    monkeypatch.setattr(bf16, "loads_whole", lambda x, weight: x.shape[1] % 8 == 0)
+    monkeypatch.setattr(bf16, "aligned", lambda *arrays: True)
+    monkeypatch.setattr(bf16, "missing", lambda needs: "")
+    assert picked(1, 2048, 2048) is picked(16, 16384, 2048) is picked(32, 2048, 2048) is bf16.by_tensor_cores
+    assert picked(17, 16384, 2048) is picked(33, 2048, 2048) is bf16.specialised
+    assert picked(256, 128256, 2048, out_dtype=np.float32) is bf16.specialised_floats
+    assert picked(1024, 16384, 2048, swiglu=True) is bf16.specialised_swiglu
+    assert picked(1024, 2048, 2044) is bf16.by_warp and picked(1024, 2044, 2048) is bf16.by_tensor_cores
+    assert picked(1024, 2048, 2048, dtype=np.float32) is bf16.by_wide_warp
+    assert picked(1024, 2048, 2048, dtype=np.float32, swiglu=True) is bf16.by_warp
+    assert picked(1024, 2048, 2048, out_dtype=np.float32, bias=Shape(2048)) is bf16.by_tensor_cores
+    monkeypatch.setattr(bf16, "missing", lambda needs: "" if needs == bf16.MMA else "no wgmma")
+    assert picked(1024, 2048, 2048) is bf16.pipelined
+    assert picked(1024, 2048, 2048, swiglu=True) is bf16.by_tensor_cores
+    assert picked(1024, 2048, 2048, out_dtype=np.float32) is bf16.by_tensor_cores
+    monkeypatch.setattr(bf16, "missing", lambda needs: "an old GPU")
+    assert picked(1, 2048, 2048) is picked(1024, 2048, 2048) is bf16.by_warp
+
+
+# --- Tiles of wgmma ---------------------------------------------------------------------------------------------------
+
+needs_wgmma = pytest.mark.skipif(bool(bf16.linear_bf16_wgmma.missing), reason=bf16.linear_bf16_wgmma.missing)
+SIZES = ((3, 16, 72), (130, 264, 200), (66, 80, 328))  # beyond an edge; two tiles down and across; round the ring
+
+
+@needs_wgmma
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", ["plain", "bias", "float32"])
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_products_of_bfloat16_by_wgmma(tile, kind, size):
+    rng = np.random.default_rng(9)
+    M, N, K = size
+    x, weight = layer(rng, M, N, K)
+    exact_x, exact = float64_of(x), float64_of(weight)
+    expected = exact_x @ exact.T
+    if kind == "float32":
+        out, allowed = run(multiply_floats, (M, N), np.float32, x, weight, tile=tile), sums_error(exact_x, exact)
+    else:
+        bias = bfloat16_of(rng.uniform(-2, 2, N)) if kind == "bias" else None
+        expected = expected if bias is None else expected + float64_of(bias)
+
+        bias = None if bias is None else cuda.to_device(bias)
+
+        def launch(x, weight, out, bias=bias):
+            multiply_specialised(x, weight, bias, out, weights=True, tile=tile)
+
+        out = float64_of(run(launch, (M, N), np.uint16, x, weight))
+        allowed = sums_error(exact_x, exact) + 2.0**-8 * np.abs(expected) + 1e-6
+    assert (np.abs(out - expected) <= allowed).all()
+
+
+@needs_wgmma
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("size", [(3, 8, 72), (130, 136, 200), (66, 264, 328)])
+@pytest.mark.parametrize("tile", SWIGLU_TILES, ids=str)
+def test_swiglu_by_wgmma(tile, size):
+    x, gate_up = layer_of_two(np.random.default_rng(10), *size)
+    expected = linear_swiglu_reference(x, gate_up)
+    out = run(multiply_swiglu, expected.shape, np.uint16, x, gate_up, tile=tile)
+    allowed = swiglu_tolerance(float64_of(x), float64_of(gate_up))
+    assert (np.abs(float64_of(out) - expected) <= allowed).all()
+
+
+@needs_wgmma
+@pytest.mark.sweep  # four tiles are compiled for the interpreter, and a streamed kernel
+def test_from_the_first_wgmma_on_an_output_has_the_same_bits_for_any_number_of_rows():
+    x, weight = layer(np.random.default_rng(11), 130, 264, 200)
+    whole = run(multiply_floats, (130, 264), np.float32, x, weight, tile=TILES[0])
+    for tile in TILES[1:]:
+        few = run(multiply_floats, (33, 264), np.float32, x[:33], weight, tile=tile)
+        np.testing.assert_array_equal(few, whole[:33])
+
+
+@needs_wgmma
+def test_refusals_of_wgmma_name_what_is_allowed():
+    def ones(*shape, dtype=np.uint16):
+        return cuda.to_device(np.ones(shape, dtype))
+
+    with pytest.raises(ValueError, match="N is 24; it must be a multiple of 16"):
+        multiply_swiglu(ones(4, 8), ones(24, 8), ones(4, 12))
+    with pytest.raises(TypeError, match="out has dtype uint16; only float32"):
+        multiply_floats(ones(4, 8), ones(16, 8), ones(4, 16))
+    with pytest.raises(TypeError, match="b has dtype float16; only uint16"):
+        multiply_specialised(ones(4, 8), ones(16, 8, dtype=np.float16), None, ones(4, 16), weights=True)
+    with pytest.raises(TypeError, match="bias has dtype float32; only uint16"):
+        multiply_specialised(ones(4, 8), ones(16, 8), ones(16, dtype=np.float32), ones(4, 16), weights=True)
