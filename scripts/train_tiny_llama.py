@@ -49,8 +49,8 @@ LARGEST = 12_000_000  # bytes of the result
 
 CLASS = r"(?:n|v|vt|vi|adj|adv|interj|pref|suff|prep|conj|pron|quant|abbrev|obs|pl|excl|imp|poss)\."
 # What may stand before a description: a pronunciation, a word class, where it is from, the number of the first sense.
-GRAMMAR = re.compile(rf"\s*(?:/[^/\n]{{1,60}}/(?:\s*,)?|(?:or|also)\s+(?=/)|{CLASS}(?:[,;]|/(?=\s*[a-z]+\.)|\s|$)+|\[[^\]]*\]|"
-                     r"\(alt\.[^)]*\)|\d\.\s)\s*")
+GRAMMAR = re.compile(rf"\s*(?:/[^/\n]{{1,60}}/(?:\s*,)?|(?:or|also)\s+(?=/)|{CLASS}(?:[,;]|/(?=\s*[a-z]+\.)|\s|$)+|"
+                     r"\[[^\]]*\]|\(alt\.[^)]*\)|\d\.\s)\s*")
 
 
 def definition_of(text: str) -> tuple[str, str, str]:
@@ -276,15 +276,21 @@ def train(steps: int, dropout: float, batch: int, rate: float, device: str, minu
 # --- finish: weights -> data/tiny-llama ------------------------------------------------------------------------------
 
 
-def finish(result: Path, keep: str) -> None:
-    from safetensors import serialize_file
+def write_bfloat16(tensors: dict[str, np.ndarray], path: Path) -> None:
+    """A file of safetensors; uint16 holds bfloat16, for which the library's part for NumPy has no type."""
+    header, end = {"__metadata__": {"format": "pt"}}, 0
+    for name, array in tensors.items():
+        header[name] = {"dtype": "BF16", "shape": list(array.shape), "data_offsets": [end, end + array.nbytes]}
+        end += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # numbers begin at a multiple of 8 bytes
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(array.tobytes() for array in tensors.values()))
 
+
+def finish(result: Path, keep: str) -> None:
     result.mkdir(parents=True, exist_ok=True)
     with np.load(WORK / f"weights-{keep}.npz") as file:
-        weights = {f"model.{name}": file[name] for name in file.files}
-    serialize_file({name: {"dtype": "bfloat16", "shape": list(array.shape), "data": array.tobytes()}
-                    for name, array in weights.items()}, str(result / "model.safetensors"), {"format": "pt"})
-    (result / "model.safetensors").chmod(0o644)
+        write_bfloat16({f"model.{name}": file[name] for name in file.files}, result / "model.safetensors")
     (result / "config.json").write_text(json.dumps({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "attention_bias": False,
         "mlp_bias": False, "rms_norm_eps": EPSILON, "rope_theta": THETA, "tie_word_embeddings": True, "bos_token_id": 0,
