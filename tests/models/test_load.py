@@ -118,7 +118,7 @@ def test_the_model_is_chosen_by_its_type(path, kind):
     save_file(tensors, path / "model.safetensors")
     loaded = load(str(path), dtype="float32")
     assert type(loaded.model) is model and loaded.model.config == shape.read(path / "config.json")
-    assert load(str(path)).model.weights.nbytes < loaded.model.weights.nbytes  # bfloat16, if nothing else is said
+    assert load(str(path)).model.weights.nbytes < loaded.model.weights.nbytes  # bfloat16, if nothing else is asked
     assert "1 layers, 64 wide" in loaded.log
     assert loaded.tokenizer.stop == (0, 7)
     with pytest.raises(UserError, match="is no GPT-2"):
