@@ -37,7 +37,7 @@ EPS = 1e-6  # Qwen3's, for q_norm and k_norm
 BLOCK = 256
 MOST_DIM = 512
 ALL_LANES = 0xFFFFFFFF
-ZERO, NAN = float32(0.0), float32(np.nan)
+ZERO, ONE, NAN = float32(0.0), float32(1.0), float32(np.nan)
 SCALINGS = ("default", "linear", "llama3")
 
 
@@ -237,14 +237,14 @@ def make_rope_split_cache(dtype: str, together: bool, normalised: bool, eps: flo
             put_eight(a, 0, load(qkv, start, left))
             put_eight(b, 0, load(qkv, uint32(start + half), left))
             if normalised:  # values come along: a shuffle needs all lanes of its warp
-                squares = ZERO
+                share, squares = ONE / float32(dim), ZERO
                 for e in range(8):
                     squares += a[e] * a[e] + b[e] * b[e]
                 distance = lanes >> uint32(1)
                 while distance > uint32(0):
                     squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
                     distance >>= uint32(1)
-                scale = cuda.rsqrt(squares / float32(dim) + SMALL)
+                scale = cuda.rsqrt(squares * share + SMALL)
                 if head < rotated:
                     v, w = cuda.local.array(8, float32), cuda.local.array(8, float32)
                     if head < heads:

@@ -65,13 +65,14 @@ def make_rmsnorm_naive(dtype: str, eps: float):
         columns = uint32(weight.size)
         start = uint32(uint32(cuda.grid(1)) * columns)
         if start < x.size:
+            share = ONE / float32(columns)
             squares = ZERO
             col = uint32(0)
             while col < columns:
                 value = load(x, start + col)
                 squares += value * value
                 col += uint32(1)
-            scale = cuda.rsqrt(squares / float32(columns) + SMALL)
+            scale = cuda.rsqrt(squares * share + SMALL)
             col = uint32(0)
             while col < columns:
                 store(out, start + col, rounded(load(x, start + col) * scale) * load(weight, col))
@@ -95,14 +96,14 @@ def make_rmsnorm_block_tree(dtype: str, eps: float):
     def rmsnorm_block_tree_kernel(x, weight, out):
         shared = cuda.shared.array(THREADS, float32)
         thread, columns = uint32(cuda.threadIdx.x), uint32(weight.size)
-        start = uint32(uint32(cuda.blockIdx.x) * columns)
+        start, share = uint32(uint32(cuda.blockIdx.x) * columns), ONE / float32(columns)
         squares = ZERO
         col = thread
         while col < columns:
             value = load(x, start + col)
             squares += value * value
             col += uint32(THREADS)
-        scale = cuda.rsqrt(block_reduce_sum(squares, shared) / float32(columns) + SMALL)
+        scale = cuda.rsqrt(block_reduce_sum(squares, shared) * share + SMALL)
         col = thread
         while col < columns:
             store(out, start + col, rounded(load(x, start + col) * scale) * load(weight, col))
@@ -128,13 +129,14 @@ def make_rmsnorm_warp(dtype: str, eps: float):
         lane, columns = uint32(cuda.threadIdx.x), uint32(weight.size)
         start = uint32((uint32(cuda.blockIdx.x) * uint32(ROWS) + uint32(cuda.threadIdx.y)) * columns)
         if start < x.size:  # the same for the whole warp
+            share = ONE / float32(columns)
             squares = ZERO
             col = lane
             while col < columns:
                 value = load(x, start + col)
                 squares += value * value
                 col += uint32(32)
-            scale = cuda.rsqrt(warp_sum(squares) / float32(columns) + SMALL)
+            scale = cuda.rsqrt(warp_sum(squares) * share + SMALL)
             col = lane
             while col < columns:
                 store(out, start + col, rounded(load(x, start + col) * scale) * load(weight, col))
@@ -166,7 +168,7 @@ def make_rmsnorm(dtype: str, alone: bool, octets: int, together: bool, with_resi
         partial = cuda.shared.array(32, float32)
         thread, columns, threads = uint32(cuda.threadIdx.x), uint32(weight.size), uint32(cuda.blockDim.x)
         start = uint32((uint32(cuda.blockIdx.x) * uint32(cuda.blockDim.y) + uint32(cuda.threadIdx.y)) * columns)
-        step = uint32(8) * threads
+        step, share = uint32(8) * threads, ONE / float32(columns)
         if start < x.size:  # the same for a whole warp, and for a block with barriers
             mine, left = uint32(8) * thread, int32(columns) - int32(8) * int32(thread)
             first = uint32(start + mine)
@@ -193,7 +195,7 @@ def make_rmsnorm(dtype: str, alone: bool, octets: int, together: bool, with_resi
             else:
                 squares = block_sum_once(squares, partial, thread & uint32(31), thread >> uint32(5),
                                          threads >> uint32(5))
-            scale = cuda.rsqrt(squares / float32(columns) + SMALL)
+            scale = cuda.rsqrt(squares * share + SMALL)
             for o in range(octets):
                 store(out, uint32(first + uint32(o) * step), left - int32(uint32(o) * step),
                       (rounded(v[8 * o] * scale) * w[8 * o], rounded(v[8 * o + 1] * scale) * w[8 * o + 1],
