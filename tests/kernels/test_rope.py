@@ -160,8 +160,8 @@ def test_far_positions_against_complex_numbers(scaling):
     slots = np.arange(6, dtype=np.int32)
     angles = positions[:, None] * frequencies(dim, 500_000.0, SCALINGS[scaling])
     rows = qkv.astype(np.float64).reshape(6, heads + 2 * shared, dim)
-    turned_pairs = (rows[..., :32] + 1j * rows[..., 32:]) * np.exp(1j * angles)[:, None]
-    expected = np.concatenate([turned_pairs.real, turned_pairs.imag], axis=2)
+    pairs = (rows[..., :32] + 1j * rows[..., 32:]) * np.exp(1j * angles)[:, None]
+    expected = np.concatenate([pairs.real, pairs.imag], axis=2)
     table = rope_table(8001, dim, 500_000.0, SCALINGS[scaling])
     q, keys, _ = check(rope_split_cache, (qkv, table, positions, slots), heads, shared, dim)
     assert np.abs(q - expected[:, :heads]).max() < 1e-5

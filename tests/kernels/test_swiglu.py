@@ -25,7 +25,7 @@ def run(launch, gate_up):
 
 
 def test_bfloat16_is_rounded_where_transformers_rounds():
-    (gate_up,) = SWIGLU_BF16.inputs(np.random.default_rng(2), T=9, I=264)
+    (gate_up,) = SWIGLU_BF16.inputs(np.random.default_rng(2), T=9, F=264)
     gate, up = float32_of(gate_up[:, :264]), float32_of(gate_up[:, 264:])
     expected = bfloat16_of(float32_of(bfloat16_of(silu(gate.astype(np.float64)))) * up)
     got = run(swiglu, gate_up)
@@ -49,7 +49,7 @@ def test_gates_far_from_zero(launch):
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("op", [SWIGLU, SWIGLU_BF16], ids=lambda op: op.name)
 def test_a_view_at_an_odd_address(op):
-    (gate_up,) = op.inputs(np.random.default_rng(3), T=3, I=40)
+    (gate_up,) = op.inputs(np.random.default_rng(3), T=3, F=40)
     whole = cuda.to_device(np.concatenate([np.ones(1, gate_up.dtype), gate_up.reshape(-1)]))
     out = poisoned((3, 40), op.dtype)
     swiglu(whole[1:].reshape(gate_up.shape), out.array)

@@ -46,10 +46,7 @@ def rmsnorm_reference(x, weight, eps=EPS):
 
 def add_rmsnorm_reference(x, residual, weight, eps=EPS):
     """out[0]: the normalised rows; out[1]: the sums, one rounding of the exact ones."""
-    if x.dtype == np.uint16:
-        total = bfloat16_of(float64_of(x) + float64_of(residual))
-    else:
-        total = x + residual
+    total = bfloat16_of(float64_of(x) + float64_of(residual)) if x.dtype == np.uint16 else x + residual
     return np.stack([rmsnorm_reference(total, weight, eps), float64_of(total)])
 
 
@@ -225,7 +222,8 @@ def rmsnorm(x, weight, out, eps=EPS, stream=0):
     _launch(dtype, x, x, weight, out, out, eps, stream, with_residual=False)
 
 
-@rung(kernel=make_rmsnorm(BFLOAT16, False, 1, True, False, EPS), idea="the row in registers: one read, 128 bits at a time",
+@rung(kernel=make_rmsnorm(BFLOAT16, False, 1, True, False, EPS),
+      idea="the row in registers: one read, 128 bits at a time",
       sizes=f"rows of at most {MOST_COLUMNS:,} columns")
 def rmsnorm_registers(x, weight, out, eps=EPS, stream=0):
     """As warp, but a thread keeps eight neighbours, loaded 128 bits at a time, so that memory is read once; as many
