@@ -5,11 +5,12 @@ Shapes  qkv (T, (H + 2K) * D): the H query heads of a token, its K key heads, it
         table (P, D) float32 from rope_table; positions, slots (T,) int32; q (T, H, D)
         keys, values (pages, K, page, D), where `page` tokens fill a page; q_norm, k_norm (D,) or both None
         qkv, q, keys, values and the norms: all float32, or all uint16, which holds bfloat16. D is even, 512 at most
-Work    6 flops for each pair that is rotated; every number of qkv read once and written once, a row of table for a token
+Work    6 flops for each pair that is rotated; each number of qkv is read once and written once, and a row of table
+        for each token
 Source  Su et al.: RoFormer (2021), https://arxiv.org/abs/2104.09864; the pairs (d, d + D/2) are those of GPT-NeoX and
         transformers, not the paper's (2d, 2d + 1)
 
-Pair d of a head at position p is turned by the angle p * theta^(-2d/D), so that the product of a query and a key
+Pair d of a head at position p is rotated by the angle p * theta^(-2d/D), so that the product of a query and a key
 depends on how far apart they are, not on where. With q_norm and k_norm each head of Qwen3 is normalised before that, as
 rows are in kernels/norm/rmsnorm.py.
 
@@ -37,7 +38,7 @@ EPS = 1e-6  # Qwen3's, for q_norm and k_norm
 BLOCK = 256
 MOST_DIM = 512
 ALL_LANES = 0xFFFFFFFF
-ZERO, NAN = float32(0.0), float32(np.nan)
+ZERO, ONE, NAN = float32(0.0), float32(1.0), float32(np.nan)
 SCALINGS = ("default", "linear", "llama3")
 
 
@@ -223,28 +224,29 @@ def make_rope_split_cache(dtype: str, together: bool, normalised: bool, eps: flo
     SMALL = small(eps)
 
     @cuda.jit
-    def rope_split_cache_kernel(qkv, table, positions, slots, q_norm, k_norm, q, keys, values, heads, shared, dim, lanes,
-                                page, places):  # all but positions and slots as one long vector
+    def rope_split_cache_kernel(qkv, table, positions, slots, q_norm, k_norm, q, keys, values, heads, shared, dim,
+                                lanes, page, places):  # all but positions and slots as one long vector
         t = uint32(cuda.blockIdx.x)
         thread = uint32(uint32(cuda.blockIdx.y) * uint32(cuda.blockDim.x) + uint32(cuda.threadIdx.x))
-        head, slot = thread // lanes, uint32(slots[t])  # what is negative becomes huge
+        head = thread // lanes
+        slot, position = uint32(slots[t]), uint32(positions[t])  # what is negative becomes huge
+        rotated, every, half = heads + shared, heads + shared + shared, dim >> uint32(1)
+        d = uint32(8) * (thread % lanes)
+        left = int32(half) - int32(d) if head < every else int32(0)
+        start = uint32((t * every + head) * dim + d)
+        a, b = cuda.local.array(8, float32), cuda.local.array(8, float32)  # eight pairs, which travel beside slot
+        put_eight(a, 0, load(qkv, start, left))
+        put_eight(b, 0, load(qkv, uint32(start + half), left))
         if slot < places:  # the same for the whole block
-            rotated, every, half = heads + shared, heads + shared + shared, dim >> uint32(1)
-            d = uint32(8) * (thread % lanes)
-            left = int32(half) - int32(d) if head < every else int32(0)
-            start = uint32((t * every + head) * dim + d)
-            a, b = cuda.local.array(8, float32), cuda.local.array(8, float32)  # eight pairs
-            put_eight(a, 0, load(qkv, start, left))
-            put_eight(b, 0, load(qkv, uint32(start + half), left))
             if normalised:  # values come along: a shuffle needs all lanes of its warp
-                squares = ZERO
+                share, squares = ONE / float32(dim), ZERO
                 for e in range(8):
                     squares += a[e] * a[e] + b[e] * b[e]
                 distance = lanes >> uint32(1)
                 while distance > uint32(0):
                     squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
                     distance >>= uint32(1)
-                scale = cuda.rsqrt(squares / float32(dim) + SMALL)
+                scale = cuda.rsqrt(squares * share + SMALL)
                 if head < rotated:
                     v, w = cuda.local.array(8, float32), cuda.local.array(8, float32)
                     if head < heads:
@@ -258,8 +260,8 @@ def make_rope_split_cache(dtype: str, together: bool, normalised: bool, eps: flo
                         b[e] = rounded(rounded(b[e] * scale) * w[e])
             if head < rotated:
                 cos, sin = cuda.local.array(8, float32), cuda.local.array(8, float32)
-                row = uint32(uint32(positions[t]) * dim)
-                if uint32(positions[t]) < uint32(table.size) // dim:
+                row = uint32(position * dim)
+                if position < uint32(table.size) // dim:
                     put_eight(cos, 0, load_row(table, uint32(row + d), left))
                     put_eight(sin, 0, load_row(table, uint32(row + d + half), left))
                 else:

@@ -1,8 +1,8 @@
 """SwiGLU: what stands between the two products of a Llama layer's MLP, out = silu(gate) * up.
 
-Shapes  gate_up (T, 2I): the gates of a token, then its ups; out (T, I); both float32, or both uint16, which holds
+Shapes  gate_up (T, 2F): the gates of a token, then its ups; out (T, F); both float32, or both uint16, which holds
         bfloat16; C-contiguous
-Work    5 flops and an exponential for each output; 3*T*I numbers: two read, one written
+Work    5 flops and an exponential for each output; 3*T*F numbers: two read, one written
 Source  Shazeer: GLU Variants Improve Transformer (2020), https://arxiv.org/abs/2002.05202
 
 silu(x) = x / (1 + exp(-x)), in float32. In bfloat16 it is rounded before it is multiplied, and the product is rounded
@@ -146,17 +146,17 @@ def _op(name: str, dtype: str):
         formula="out = silu(gate) * up, of gate_up = [gate | up]",
         reference=swiglu_reference,
         rungs=(swiglu_per_thread, swiglu_vectorized),
-        inputs=lambda rng, T, I: (stored(4 * uniform(rng, T, 2 * I)),),
-        shape=lambda T, I: (T, I),
-        awkward=tuple({"T": T, "I": I} for T, I in ((1, 1), (3, 13), (5, 264))),
+        inputs=lambda rng, T, F: (stored(4 * uniform(rng, T, 2 * F)),),
+        shape=lambda T, F: (T, F),
+        awkward=tuple({"T": T, "F": F} for T, F in ((1, 1), (3, 13), (5, 264))),
         tolerance=tolerance_of(dtype),
         by_row=(0,),
         work=Work(
-            flops=lambda T, I: 6 * T * I,
-            bytes=lambda T, I: 3 * size * T * I,
-            timed_gpu={"T": 4096, "I": 8192},  # Llama 3.2 1B
-            timed_cpu={"T": 64, "I": 704},
-            also_gpu=({"T": 1, "I": 8192}, {"T": 32, "I": 8192}, {"T": 256, "I": 8192}),
+            flops=lambda T, F: 6 * T * F,
+            bytes=lambda T, F: 3 * size * T * F,
+            timed_gpu={"T": 4096, "F": 8192},  # Llama 3.2 1B
+            timed_cpu={"T": 64, "F": 704},
+            also_gpu=({"T": 1, "F": 8192}, {"T": 32, "F": 8192}, {"T": 256, "F": 8192}),
         ),
         baselines=(Baseline("PyTorch", "torch", _torch, note="silu, then multiply"),),
         dtype=ARRAYS_OF[dtype],
