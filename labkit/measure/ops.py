@@ -61,6 +61,10 @@ HOMES = {
     "attention_half_cached": "kernels.attention.half",
     "attention_sentences": "kernels.attention.sentences",
     "attention_sentences_half": "kernels.attention.sentences",
+    "paged_decode": "kernels.attention.paged",
+    "paged_decode_bf16": "kernels.attention.paged",
+    "paged_prefill": "kernels.attention.paged_prefill",
+    "paged_prefill_bf16": "kernels.attention.paged_prefill",
     "gpt2_block": "models.gpt2_block_op",
     "gpt2_block_half": "models.gpt2_block_op",
 }

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from labkit.kernels.agree import allowed_error, compare
+from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.libraries.blas_softmax import BLAS_SOFTMAX
 from labkit.kernels.matmul.float32 import MATMUL
 from labkit.kernels.op import uniform
@@ -43,7 +44,7 @@ def test_tolerance_knows_dtype():
 
 # --- The tolerance of each operation ---------------------------------------------------------------------------------
 
-ROUNDING = {"float16": 2.0**-10, "float32": 2.0**-23}
+ROUNDING = {"float16": 2.0**-10, "float32": 2.0**-23, "uint16": 2.0**-7}  # uint16 holds bfloat16
 # TF32 rounds what goes in; in a block of GPT-2 the roundings of ten steps add up.
 COARSER = {"matmul_tf32": 2.0**-10, "gpt2_block": 2.0**-20}
 OWNERS = [(op, None) for op in all_ops()] + [
@@ -58,7 +59,8 @@ def cases(op):
 
 
 def verdict(op, by, inputs, got):
-    return compare(np.asarray(got).astype(op.dtype), np.asarray(op.reference(*inputs)), allowed_error(op, by, inputs))
+    got = bfloat16_of(got) if op.dtype == np.uint16 else np.asarray(got).astype(op.dtype)
+    return compare(got, np.asarray(op.reference(*inputs)), allowed_error(op, by, inputs))
 
 
 @pytest.mark.parametrize(("op", "by"), OWNERS, ids=lambda one: getattr(one, "__name__", getattr(one, "name", "")))
