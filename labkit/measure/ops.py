@@ -76,6 +76,10 @@ HOMES = {
     "rope_norm_split_cache_bf16": "kernels.rope",
     "swiglu": "kernels.swiglu",
     "swiglu_bf16": "kernels.swiglu",
+    "paged_decode": "kernels.attention.paged",
+    "paged_decode_bf16": "kernels.attention.paged",
+    "paged_prefill": "kernels.attention.paged_prefill",
+    "paged_prefill_bf16": "kernels.attention.paged_prefill",
     "gpt2_block": "models.gpt2_block_op",
     "gpt2_block_half": "models.gpt2_block_op",
 }

@@ -200,7 +200,8 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
     LANES = 1 << (PIECES - 1).bit_length()
     KEYS = 32 // LANES
     WHOLE = LANES == PIECES  # or else some lanes of a group have no piece
-    ROUND = min(PAGE // KEYS, 4)  # keys of a group whose loads are under way at once
+    MANY = heads * COUNT > 32  # numbers of queries in registers, and as many of acc
+    ROUND = min(PAGE // KEYS, 2 if MANY else 4)  # keys of a group whose loads are under way at once
     ROUNDS = PAGE // KEYS // ROUND
     ACROSS = KEYS.bit_length() - 1  # exchanges between all groups of lanes
     NUMBERS, QUERIES, SCORES = ROUND * COUNT, heads * COUNT, ROUND * heads
@@ -257,7 +258,7 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
                 value += cuda.shfl_xor_sync(ALL_LANES, value, LANES << n)
             acc[head * COUNT + i] = value
 
-    @cuda.jit(launch_bounds=(THREADS, 3))
+    @cuda.jit(launch_bounds=(THREADS, 2 if MANY else 3))
     def paged_decode_kernel(q, keys, values, page_table, lengths, out, scale, ratio, kv_heads, partial, arrived):
         records = cuda.shared.array(RECORDS, float32)
         last_block = cuda.shared.array(1, uint32)
@@ -332,7 +333,7 @@ def make_paged_decode_mma(size: int, heads: int):
     SIZE, HEADS, RECORD = size, heads, record_of(size)
     SWIZZLED, PITCH, SHIFT, MASK = rows_in_shared(size)
     TILE, QUERY_TILE = PAGE * PITCH, 16 * PITCH
-    STAGE, STAGES = 2 * TILE, 4 if size <= 64 else 3
+    STAGE, STAGES = 2 * TILE, 3
     BEFORE = STAGES - 1  # pages that are under way
     PENDING = STAGES - 2
     RING = STAGES * STAGE
@@ -355,7 +356,7 @@ def make_paged_decode_mma(size: int, heads: int):
             copy_page(shared, uint32(at + uint32(TILE)), values, row, rows, uint32(0), lane)
         ptx.cp_async_commit()
 
-    @cuda.jit(launch_bounds=(THREADS, 3))
+    @cuda.jit(launch_bounds=(THREADS, 4 if size <= 64 else 2))
     def paged_decode_mma_kernel(q, keys, values, page_table, lengths, out, scale, ratio, kv_heads, partial, arrived):
         query_rows = cuda.shared.array(QUERY_TILE, uint16, 16)
         shared = cuda.shared.array(0, uint16)
