@@ -77,6 +77,10 @@ TARGETS = (
            only="wgmma"),
     Target("product, 4096^3 f16, with mma.sync", "matmul_half", _square(4096), "TFLOP/s", "cuBLAS", ratio=0.55,
            without=("wgmma", "f16_accumulators")),
+    Target("product, 4096^3 bf16", "linear_bf16", _square(4096), "TFLOP/s", "PyTorch", ratio=0.98),
+    *(Target(f"linear layer, bf16, {M:,} x {K} -> {N}", "linear_bf16", {"M": M, "N": N, "K": K}, "us in a graph",
+             "PyTorch", ratio=1.0) for M in (1024, 4096)
+      for K, N in ((2048, 3072), (2048, 2048), (2048, 16384), (8192, 2048))),
     *(Target(f"linear layer with bias, f16, 8192 x {K} -> {N}", "linear", {"M": 8192, "N": N, "K": K}, "us in a graph",
              "PyTorch", ratio=1.0) for K, N in ((384, 1152), (384, 384), (384, 1536), (1536, 384))),
     *(Target(f"block of GPT-2, {S:,} tokens, {kind}", name, {"S": S}, "us in a graph", "PyTorch", figure=figure)

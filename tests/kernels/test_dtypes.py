@@ -18,7 +18,7 @@ from labkit.kernels.dtypes import (
 PATTERNS = np.arange(2**16, dtype=np.uint16)
 with np.errstate(invalid="ignore"):  # a NaN that signals
     FLOAT16_VALUES = PATTERNS.view(np.float16).astype(np.float64)
-    UPPER_HALVES = (PATTERNS.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+    BFLOAT16_VALUES = (PATTERNS.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
 
 
 def test_bfloat16_is_rounded_to_even_and_keeps_what_is_not_a_number():
@@ -40,7 +40,7 @@ def test_what_12_34_becomes_in_half_precision():
 
 @pytest.mark.parametrize(("format", "values"), [
     pytest.param(FLOAT16, FLOAT16_VALUES, id="float16"),
-    pytest.param(BFLOAT16, UPPER_HALVES, id="bfloat16, the upper half of a float32")])
+    pytest.param(BFLOAT16, BFLOAT16_VALUES, id="bfloat16, the upper half of a float32")])
 def test_every_pattern_is_decoded_and_encoded(format, values):
     found = decode(PATTERNS, format)
     np.testing.assert_array_equal(found, values)

@@ -7,9 +7,10 @@ Source  torch.nn.functional.linear; LlamaMLP in transformers' modeling_llama.py
 
 On a GPU, bfloat16, K a multiple of 8:
 
-    up to 16 tokens    the weights are streamed to tensor cores by mma.sync (streamed.py); up to 32, if N is below 8,192
-    more               128 rows at a time by wgmma and TMA (matmul/wgmma.py) on Hopper, on other GPUs by mma.sync
-                       (matmul/mma.py); N must be a multiple of 8
+    up to 16 rows    the weights are streamed to tensor cores by mma.sync (streamed.py); up to 32 rows if N < 8,192
+    more             128 rows at a time by wgmma and TMA (matmul/wgmma.py) on Hopper, if N is a multiple of 8. On other
+                     GPUs by mma.sync: rounded outputs in tiles (matmul/mma.py), SwiGLU and float32 outputs streamed, 32
+                     rows at a time
 
 Why 8,192: wgmma's tiles are 64 columns or more, and a layer of 2,048 outputs is 32 of them, one for every fourth SM,
 where 32 rows of weights a block are 64; from 8,192 columns on there is a tile for each SM, whose weights come by
@@ -18,8 +19,8 @@ TMA with 80 KB on their way, and x comes from the L2 once for 128 columns instea
 What does not fit, and float32, is computed by a warp for each output; on the CPU device by a thread.
 
 The last bits. The order of additions in an output depends on K and on the kernel, never on the number of rows, the
-tiles or the rest of a batch. So it changes where the kernel does: on a GPU after 16 tokens (after 32, if N is below
-8,192), and from there on it is the same for any number; on the CPU device never.
+tiles or the rest of a batch. So it changes where the kernel does: on a GPU after 16 rows (after 32, if N < 8,192), and
+from there on it is the same for any number; on the CPU device never.
 """
 
 import functools
@@ -168,10 +169,8 @@ def linear_bf16_wgmma(x, weight, out, stream=0):
     specialised(x, weight, None, out, stream=stream)
 
 
-OF_LINEAR = (make_thread_wide(BFLOAT16, BFLOAT16), make_thread(BFLOAT16, BFLOAT16), make_tensor(1, 1))
-
-
-@rung(kernel=OF_LINEAR, idea="the one to use, by the number of rows")
+@rung(kernel=(make_thread_wide(BFLOAT16, BFLOAT16), make_thread(BFLOAT16, BFLOAT16), make_tensor(1, 1)),
+      idea="the one to use, by the number of rows")
 def linear_bf16_picked(x, weight, out, stream=0):
     """Streamed weights for few rows, tiles for many."""
     linear(x, weight, out, stream=stream)
@@ -189,7 +188,8 @@ def linear_swiglu_streamed(x, gate_up, out, stream=0):
 @rung(kernel=tuple(make_wgmma_specialised(tile, weights=True, bias=False, activation=unchanged, bf16=True, swiglu=True)
                    for tile in SWIGLU_TILES), needs=HOPPER, sizes=SIZES, idea=IDEA_WGMMA)
 def linear_swiglu_wgmma(x, gate_up, out, stream=0):
-    """For many rows: SwiGLU while the next tile is copied. What leaves is half as wide, and leaves room for a stage."""
+    """For many rows: SwiGLU while the next tile is copied. The output is half as wide, which
+    leaves shared memory for a stage more."""
     specialised_swiglu(x, gate_up, None, out, stream=stream)
 
 
@@ -200,18 +200,10 @@ def linear_swiglu_picked(x, gate_up, out, stream=0):
     linear_swiglu(x, gate_up, out, stream=stream)
 
 
-OF_LM_HEAD = tuple(make_tensor(tokens, 1, out_element=FLOAT32) for tokens in (1, 2))
-
-
-@rung(kernel=make_thread(BFLOAT16, FLOAT32), idea="one thread a logit", sizes="at most 65,535 rows")
-def lm_head_thread(x, weight, out, stream=0):
-    """One thread computes one logit, in float32."""
-    by_thread(x, weight, None, out, check_linear(x, weight, None, out), wide=False, stream=stream)
-
-
-@rung(kernel=OF_LM_HEAD, needs=MMA, idea="streamed to tensor cores, sums stored as they are", sizes=EIGHTS)
+@rung(kernel=tuple(make_tensor(tokens, tokens, out_element=FLOAT32) for tokens in (1, 2)), needs=MMA,
+      idea="streamed to tensor cores, accumulators stored as they are", sizes=EIGHTS)
 def lm_head_streamed(x, weight, out, stream=0):
-    """The kernel of streamed_tensor_cores, whose sums are not rounded."""
+    """The kernel of streamed_tensor_cores, whose accumulators are not rounded."""
     elements = check_linear(x, weight, None, out)
     check_wide(x, weight)
     by_tensor_cores(x, weight, None, out, elements, stream=stream)
@@ -267,20 +259,20 @@ def linear_swiglu_reference(x, gate_up):
     return silu(gate) * up
 
 
-def sums_error(x, weight):
+def sum_error(x, weight):
     """The error allowed for sums of K products in float32: those of bfloat16 numbers are exact."""
     return 2 * EPS32 * np.sqrt(x.shape[1]) * (np.abs(x) @ np.abs(weight).T)
 
 
 def linear_tolerance(x, weight):
-    return sums_error(x, weight) + EPS_BF16 * np.abs(x @ weight.T)
+    return sum_error(x, weight) + EPS_BF16 * np.abs(x @ weight.T)
 
 
 def swiglu_tolerance(x, gate_up):
     """SiLU is nowhere steeper than 1.1; gate, up, SiLU and the product are rounded, each to bfloat16."""
     gate, up = gate_and_up(x @ gate_up.T)
     gate_error, up_error = (part + EPS_BF16 * np.abs(of) for part, of in
-                            zip(gate_and_up(sums_error(x, gate_up)), (gate, up), strict=True))
+                            zip(gate_and_up(sum_error(x, gate_up)), (gate, up), strict=True))
     silu_error = 1.1 * gate_error + EPS_BF16 * np.abs(silu(gate))
     product = np.abs(silu(gate)) * up_error + (np.abs(up) + up_error) * silu_error
     return product + EPS_BF16 * np.abs(silu(gate) * up)
@@ -327,7 +319,7 @@ LINEAR_BF16 = Op(
     title="A bfloat16 linear layer",
     formula="out = x @ weight.T",
     reference=linear_bf16_reference,
-    rungs=(streamed_warp, linear_bf16_pipelined, linear_bf16_wgmma, linear_bf16_picked),
+    rungs=(linear_bf16_pipelined, linear_bf16_wgmma, linear_bf16_picked),
     inputs=layer,
     shape=lambda M, N, K: (M, N),
     awkward=sizes((1, 3, 260), (1, 8, 8), (37, 24, 40), (130, 136, 72)),
@@ -361,7 +353,7 @@ LINEAR_SWIGLU = Op(
 
 
 def torch_swiglu(torch, x, gate_up):
-    """With gate and up as two halves of the product's columns: which column is which changes no time."""
+    """Which column of the product is a gate and which an up changes no time."""
     apart = (x @ gate_up.T).view(x.shape[0], -1, 2, GROUP)
     return (torch.nn.functional.silu(apart[:, :, 0]) * apart[:, :, 1]).reshape(x.shape[0], -1)
 
@@ -371,11 +363,11 @@ LM_HEAD = Op(
     title="The last layer of a Llama: a logit for each token of the vocabulary",
     formula="out = x @ weight.T, bfloat16 in, float32 out",
     reference=linear_bf16_reference,
-    rungs=(lm_head_thread, lm_head_streamed, lm_head_wgmma, lm_head_picked),
+    rungs=(lm_head_streamed, lm_head_wgmma, lm_head_picked),
     inputs=layer,
     shape=lambda M, N, K: (M, N),
     awkward=sizes((1, 3, 260), (1, 8, 8), (17, 40, 264), (130, 72, 136)),
-    tolerance=sums_error,
+    tolerance=sum_error,
     by_row=(0,),
     work=Work(bytes=lambda M, N, K: 2 * (M * K + N * K) + 4 * M * N, timed_gpu={"M": 1, "N": 128256, "K": 2048},
               timed_cpu={"M": 1, "N": 512, "K": 128}, also_gpu=sizes((32, 128256, 2048), (256, 128256, 2048)), **FLOPS),

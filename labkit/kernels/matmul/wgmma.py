@@ -146,7 +146,7 @@ def make_wgmma(*, weights: bool, bias: bool):
 # --- Each warpgroup has its task -------------------------------------------------------------------------------------
 
 TILES = (Tile(cols=256, stages=3), Tile(cols=192, stages=4), Tile(cols=128, stages=5), Tile(cols=64, stages=8))
-SWIGLU_TILES = (Tile(cols=256, stages=4), Tile(cols=128, stages=6))  # half the output leaves room for another stage
+SWIGLU_TILES = (Tile(cols=256, stages=4), Tile(cols=128, stages=6))  # half the output: memory for another stage
 DEEP = 1024  # from this K on the widest tile is the fastest for its work, below it the one with four stages
 
 

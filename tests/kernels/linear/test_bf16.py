@@ -18,7 +18,7 @@ from labkit.kernels.linear.bf16 import (
     linear_bf16_reference,
     linear_swiglu,
     linear_swiglu_reference,
-    sums_error,
+    sum_error,
     swiglu_tolerance,
 )
 from labkit.kernels.matmul.wgmma import SWIGLU_TILES, TILES, multiply_floats, multiply_specialised, multiply_swiglu
@@ -51,7 +51,7 @@ def test_any_number_of_rows(T, dtype):
     for N, K in ((3, 260), (24, 264)):
         x, weight = layer(rng, T, N, K)
         bias = bfloat16_of(rng.uniform(-1, 1, N))
-        expected, sums = linear_bf16_reference(x, weight), sums_error(float64_of(x), float64_of(weight))
+        expected, sums = linear_bf16_reference(x, weight), sum_error(float64_of(x), float64_of(weight))
         given = [float32_of(array) for array in (x, weight, bias)] if dtype == "float32" else [x, weight, bias]
         rounding = 0.0 if dtype == "float32" else 2.0**-8
         out = float64_of(run(linear, (T, N), given[0].dtype, *given[:2]))
@@ -182,7 +182,7 @@ def test_products_of_bfloat16_by_wgmma(tile, kind, size):
     exact_x, exact = float64_of(x), float64_of(weight)
     expected = exact_x @ exact.T
     if kind == "float32":
-        out, allowed = run(multiply_floats, (M, N), np.float32, x, weight, tile=tile), sums_error(exact_x, exact)
+        out, allowed = run(multiply_floats, (M, N), np.float32, x, weight, tile=tile), sum_error(exact_x, exact)
     else:
         bias = bfloat16_of(rng.uniform(-2, 2, N)) if kind == "bias" else None
         expected = expected if bias is None else expected + float64_of(bias)
@@ -193,7 +193,7 @@ def test_products_of_bfloat16_by_wgmma(tile, kind, size):
             multiply_specialised(x, weight, bias, out, weights=True, tile=tile)
 
         out = float64_of(run(launch, (M, N), np.uint16, x, weight))
-        allowed = sums_error(exact_x, exact) + 2.0**-8 * np.abs(expected) + 1e-6
+        allowed = sum_error(exact_x, exact) + 2.0**-8 * np.abs(expected) + 1e-6
     assert (np.abs(out - expected) <= allowed).all()
 
 

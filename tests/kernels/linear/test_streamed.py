@@ -11,7 +11,7 @@ from labkit.kernels.agree import agree, poisoned
 from labkit.kernels.dtypes import bfloat16_of, float64_of
 from labkit.kernels.elements import BFLOAT16, FLOAT32
 from labkit.kernels.linear import streamed
-from labkit.kernels.linear.bf16 import STREAMED_LINEAR, arrange_gate_up, layer, linear_tolerance, sums_error
+from labkit.kernels.linear.bf16 import STREAMED_LINEAR, arrange_gate_up, layer, linear_tolerance, sum_error
 from labkit.kernels.linear.streamed import by_tensor_cores, by_thread, by_warp, by_wide_warp, check_linear, make_tensor
 
 
@@ -48,7 +48,7 @@ def test_bias_is_added_before_the_one_rounding(way, dtype):
     bias = bfloat16_of(rng.uniform(-2, 2, 13))
     exact = float64_of(x) @ float64_of(weight).T
     expected = exact + float64_of(bias)
-    sums = sums_error(float64_of(x), float64_of(weight)) + 1e-6
+    sums = sum_error(float64_of(x), float64_of(weight)) + 1e-6
     if dtype == "float32":
         x, weight, bias = (float64_of(array).astype(np.float32) for array in (x, weight, bias))
     out = float64_of(run(launch, x, weight, bias, x.dtype, **options))
@@ -107,7 +107,7 @@ def test_every_tile_at_sizes_that_are_no_multiple_of_it(tokens, rows, kind, monk
         return
     floats = kind == "float32"
     out = run(by_tensor_cores, x, weight, out_dtype=np.float32 if floats else np.uint16)
-    allowed = (sums_error if floats else linear_tolerance)(exact_x, exact)
+    allowed = (sum_error if floats else linear_tolerance)(exact_x, exact)
     assert (np.abs(float64_of(out) - exact_x @ exact.T) <= allowed).all()
 
 
