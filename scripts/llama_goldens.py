@@ -8,11 +8,13 @@ too: one that is forgotten must show. For each model:
     prompt      logits after each token in float64, every layer's output at three positions in float32 and in bfloat16,
                 64 greedy tokens in float32, as they usually are computed
     far         the same tokens at positions that jump to 4,000 and to 7,900: logits, and greedy tokens up to 8,000
+    long        of llama2: 8,000 random tokens; logits after each 1,000
 
 The script takes the first seed with which no two tokens are so close at any step that a rounding could decide.
 transformers computes angles in float32 whatever the model's type: at position 8,000 they are off by about 0.0005.
 """
 
+import argparse
 import json
 import shutil
 from pathlib import Path
@@ -44,6 +46,8 @@ MODELS = {
         "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
         "attention_bias": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}}),
 }
+LONG, LONG_STEP = 8000, 1000
+WITH_LONG = ("llama2",)
 IN_SHARDS = ("llama3",)  # in several files with an index, as large models are
 PROMPT, GREEDY = 24, 64
 AT = (0, 11, 23)  # positions whose layer outputs are kept
@@ -128,10 +132,16 @@ def make(name: str) -> None:
     model = model.double()
     if greedy(model, ids, near, GREEDY)[0] != tokens or greedy(model, ids, FAR, GREEDY)[0] != far:
         raise SystemExit(f"{name}: float64 gives other tokens")
+    more = {}
+    if name in WITH_LONG:
+        more["long"] = np.random.default_rng(seed).integers(0, COMMON["vocab_size"], LONG)
+        with torch.no_grad():
+            logits = model(torch.tensor(more["long"])[None]).logits[0, LONG_STEP - 1 :: LONG_STEP]
+        more["long_logits"] = logits.numpy()
     np.savez_compressed(
         folder / "expected.npz", logits=run(model, ids, near).logits[0].numpy(),
         far_logits=run(model, ids, FAR).logits[0].numpy(), layers=in_float32, layers_bfloat16=rounded,
-        frequencies=frequencies)
+        frequencies=frequencies, **more)
     (folder / "expected.json").write_text(json.dumps({
         "prompt": ids, "greedy": tokens, "least_margin": margin, "at": AT, "far_positions": FAR, "far_greedy": far,
         "least_far_margin": far_margin,
@@ -142,7 +152,9 @@ def make(name: str) -> None:
 
 
 def main() -> None:
-    for name in MODELS:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="*", help=f"those to make, of {', '.join(MODELS)}; left out, all")
+    for name in parser.parse_args().models or MODELS:
         make(name)
 
 

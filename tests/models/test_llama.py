@@ -101,6 +101,16 @@ def test_far_positions_are_transformers(name):
     assert found == known.far_greedy and positions == [7999]
 
 
+@pytest.mark.sweep
+def test_8000_tokens_are_transformers():
+    """In steps of 1,000, the last of which look back at 7,000 in 438 pages."""
+    known, model = made("llama2", "float32")
+    alone = Alone(model, context=8000, tokens=1000)
+    for begin, expected in zip(range(0, 8000, 1000), known.long_logits, strict=True):
+        found = alone(known.long[begin : begin + 1000]).copy_to_host()[0]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-2)  # their angles are float32
+
+
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SHAPES)
 def test_layers_in_bfloat16_are_transformers(name):

@@ -134,9 +134,14 @@ def test_a_kind_of_model_that_is_not_known(path):
 def test_a_conversation(path):
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ eos_token }}"
     (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>", "chat_template": template}))
+    whole = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    whole.post_processor = tokenizers.processors.TemplateProcessing("<|endoftext|> $A",
+                                                                    special_tokens=[("<|endoftext|>", 0)])
+    whole.save(str(path / "tokenizer.json"))
     tokenizer = load(str(path)).tokenizer
+    assert tokenizer.encode("a kernel")[0] == 0 != tokenizer.encode("a kernel", marks=False)[0]
     ids = tokenizer.chat([{"role": "user", "content": "a kernel"}])
-    assert ids == [*tokenizer.encode("user: a kernel\n"), 0]
+    assert ids == [*tokenizer.encode("user: a kernel\n", marks=False), 0]
     (path / "tokenizer_config.json").unlink()
     with pytest.raises(UserError, match="this model has no chat template"):
         load(str(path)).tokenizer.chat([{"role": "user", "content": "a kernel"}])
