@@ -9,13 +9,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numba import float32, uint32
+from numba import float32, int32, uint32
 
 from labkit import cuda
 from labkit.device import ptx
 from labkit.kernels.arguments import aligned
 from labkit.kernels.dtypes import bfloat16_of, float32_of
-from labkit.kernels.norm.half import load_singles, store_singles
 
 ZERO = float32(0.0)
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
@@ -41,20 +40,34 @@ def as_it_is(value):
 
 
 @cuda.jit(device=True)
-def load_eight_f32(array, i, left):
+def load_eight_f32(local, at, array, i, left):
     a, b, c, d = ZERO, ZERO, ZERO, ZERO
     e, f, g, h = ZERO, ZERO, ZERO, ZERO
     if left > 0:  # all eight or none
         a, b, c, d = ptx.load_global4(array, i)
         e, f, g, h = ptx.load_global4(array, uint32(i + uint32(4)))
-    return a, b, c, d, e, f, g, h
+    local[at], local[at + 1], local[at + 2], local[at + 3] = a, b, c, d
+    local[at + 4], local[at + 5], local[at + 6], local[at + 7] = e, f, g, h
 
 
 @cuda.jit(device=True)
-def store_eight_f32(array, i, left, e):
+def store_eight_f32(array, i, left, local, at):
     if left > 0:
-        ptx.store_global4(array, i, e[0], e[1], e[2], e[3])
-        ptx.store_global4(array, uint32(i + uint32(4)), e[4], e[5], e[6], e[7])
+        ptx.store_global4(array, i, local[at], local[at + 1], local[at + 2], local[at + 3])
+        ptx.store_global4(array, uint32(i + uint32(4)), local[at + 4], local[at + 5], local[at + 6], local[at + 7])
+
+
+@cuda.jit(device=True)
+def load_singles_f32(local, at, array, i, left):
+    for e in range(8):
+        local[at + e] = array[uint32(i + uint32(e))] if left > int32(e) else ZERO
+
+
+@cuda.jit(device=True)
+def store_singles_f32(array, i, left, local, at):
+    for e in range(8):
+        if left > int32(e):
+            array[uint32(i + uint32(e))] = local[at + e]
 
 
 # --- bfloat16 ---------------------------------------------------------------------------------------------------------
@@ -77,55 +90,35 @@ def round_bf16(value):
 
 
 @cuda.jit(device=True)
-def load_eight_bf16(array, i, left):
+def load_eight_bf16(local, at, array, i, left):
     a, b, c, d = uint32(0), uint32(0), uint32(0), uint32(0)
     if left > 0:  # all eight or none
         a, b, c, d = ptx.load_global4(array, i)
-    e0, e1 = ptx.unpack_bf162(a)
-    e2, e3 = ptx.unpack_bf162(b)
-    e4, e5 = ptx.unpack_bf162(c)
-    e6, e7 = ptx.unpack_bf162(d)
-    return e0, e1, e2, e3, e4, e5, e6, e7
+    local[at], local[at + 1] = ptx.unpack_bf162(a)
+    local[at + 2], local[at + 3] = ptx.unpack_bf162(b)
+    local[at + 4], local[at + 5] = ptx.unpack_bf162(c)
+    local[at + 6], local[at + 7] = ptx.unpack_bf162(d)
 
 
 @cuda.jit(device=True)
-def store_eight_bf16(array, i, left, e):
+def store_eight_bf16(array, i, left, local, at):
     if left > 0:
-        ptx.store_global4(array, i, ptx.pack_bf162(e[0], e[1]), ptx.pack_bf162(e[2], e[3]),
-                          ptx.pack_bf162(e[4], e[5]), ptx.pack_bf162(e[6], e[7]))
+        ptx.store_global4(array, i, ptx.pack_bf162(local[at], local[at + 1]),
+                          ptx.pack_bf162(local[at + 2], local[at + 3]), ptx.pack_bf162(local[at + 4], local[at + 5]),
+                          ptx.pack_bf162(local[at + 6], local[at + 7]))
 
 
 @cuda.jit(device=True)
-def load_one_bf16(array, i, left):
-    return load_bf16(array, i) if left > 0 else ZERO
+def load_singles_bf16(local, at, array, i, left):
+    for e in range(8):
+        local[at + e] = load_bf16(array, uint32(i + uint32(e))) if left > int32(e) else ZERO
 
 
 @cuda.jit(device=True)
-def load_singles_bf16(array, i, left):
-    return (load_one_bf16(array, i, left), load_one_bf16(array, i + uint32(1), left - 1),
-            load_one_bf16(array, i + uint32(2), left - 2), load_one_bf16(array, i + uint32(3), left - 3),
-            load_one_bf16(array, i + uint32(4), left - 4), load_one_bf16(array, i + uint32(5), left - 5),
-            load_one_bf16(array, i + uint32(6), left - 6), load_one_bf16(array, i + uint32(7), left - 7))
-
-
-@cuda.jit(device=True)
-def store_singles_bf16(array, i, left, e):
-    if left > 0:
-        store_bf16(array, i, e[0])
-    if left > 1:
-        store_bf16(array, i + uint32(1), e[1])
-    if left > 2:
-        store_bf16(array, i + uint32(2), e[2])
-    if left > 3:
-        store_bf16(array, i + uint32(3), e[3])
-    if left > 4:
-        store_bf16(array, i + uint32(4), e[4])
-    if left > 5:
-        store_bf16(array, i + uint32(5), e[5])
-    if left > 6:
-        store_bf16(array, i + uint32(6), e[6])
-    if left > 7:
-        store_bf16(array, i + uint32(7), e[7])
+def store_singles_bf16(array, i, left, local, at):
+    for e in range(8):
+        if left > int32(e):
+            store_bf16(array, uint32(i + uint32(e)), local[at + e])
 
 
 # --- By the name of the dtype -----------------------------------------------------------------------------------------
@@ -133,8 +126,9 @@ def store_singles_bf16(array, i, left, e):
 
 class Access(NamedTuple):
     """load(array, i) and store(array, i, value): one number. rounded(value): as it is stored. eight and singles: pairs
-    of load(array, i, left) and store(array, i, left, e) for eight neighbours, of which `left` are inside the row: the
-    others load as zero and are not stored. eight: all are inside or none, at a multiple of 16 bytes."""
+    of load(local, at, array, i, left) and store(array, i, left, local, at), between eight neighbours of the array and
+    local[at] to local[at + 7], float32 in registers. `left` of the neighbours are inside the row: the others load as
+    zero and are not stored. eight: all are inside or none, and begin at a multiple of 16 bytes."""
 
     load: Callable
     store: Callable
@@ -147,7 +141,8 @@ class Access(NamedTuple):
 
 
 ACCESS = {
-    FLOAT32: Access(load_f32, store_f32, as_it_is, (load_eight_f32, store_eight_f32), (load_singles, store_singles)),
+    FLOAT32: Access(load_f32, store_f32, as_it_is, (load_eight_f32, store_eight_f32),
+                    (load_singles_f32, store_singles_f32)),
     BFLOAT16: Access(load_bf16, store_bf16, round_bf16, (load_eight_bf16, store_eight_bf16),
                      (load_singles_bf16, store_singles_bf16)),
 }

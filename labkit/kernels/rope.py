@@ -28,7 +28,6 @@ from labkit.kernels.arguments import blocks_for, check_array
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.dtypes import bfloat16_of, float64_of
 from labkit.kernels.eights import ACCESS, ARRAYS_OF, BFLOAT16, FLOAT32, dtype_of, in_eights, rounded_as
-from labkit.kernels.norm.half import put_eight
 from labkit.kernels.norm.rmsnorm import rmsnorm_reference
 from labkit.kernels.norm.rows import flat, small
 from labkit.kernels.op import Op, Work, rung, uniform
@@ -235,8 +234,8 @@ def make_rope_split_cache(dtype: str, together: bool, normalised: bool, eps: flo
         left = int32(half) - int32(d) if head < every else int32(0)
         start = uint32((t * every + head) * dim + d)
         a, b = cuda.local.array(8, float32), cuda.local.array(8, float32)  # eight pairs, which travel beside slot
-        put_eight(a, 0, load(qkv, start, left))
-        put_eight(b, 0, load(qkv, uint32(start + half), left))
+        load(a, 0, qkv, start, left)
+        load(b, 0, qkv, uint32(start + half), left)
         if slot < places:  # the same for the whole block
             if normalised:  # values come along: a shuffle needs all lanes of its warp
                 share, squares = ONE / float32(dim), ZERO
@@ -250,11 +249,11 @@ def make_rope_split_cache(dtype: str, together: bool, normalised: bool, eps: flo
                 if head < rotated:
                     v, w = cuda.local.array(8, float32), cuda.local.array(8, float32)
                     if head < heads:
-                        put_eight(v, 0, load(q_norm, d, left))
-                        put_eight(w, 0, load(q_norm, uint32(d + half), left))
+                        load(v, 0, q_norm, d, left)
+                        load(w, 0, q_norm, uint32(d + half), left)
                     else:
-                        put_eight(v, 0, load(k_norm, d, left))
-                        put_eight(w, 0, load(k_norm, uint32(d + half), left))
+                        load(v, 0, k_norm, d, left)
+                        load(w, 0, k_norm, uint32(d + half), left)
                     for e in range(8):
                         a[e] = rounded(rounded(a[e] * scale) * v[e])
                         b[e] = rounded(rounded(b[e] * scale) * w[e])
@@ -262,8 +261,8 @@ def make_rope_split_cache(dtype: str, together: bool, normalised: bool, eps: flo
                 cos, sin = cuda.local.array(8, float32), cuda.local.array(8, float32)
                 row = uint32(position * dim)
                 if position < uint32(table.size) // dim:
-                    put_eight(cos, 0, load_row(table, uint32(row + d), left))
-                    put_eight(sin, 0, load_row(table, uint32(row + d + half), left))
+                    load_row(cos, 0, table, uint32(row + d), left)
+                    load_row(sin, 0, table, uint32(row + d + half), left)
                 else:
                     for e in range(8):
                         cos[e], sin[e] = NAN, NAN
@@ -271,21 +270,19 @@ def make_rope_split_cache(dtype: str, together: bool, normalised: bool, eps: flo
                     first = a[e]
                     a[e] = first * cos[e] - b[e] * sin[e]
                     b[e] = b[e] * cos[e] + first * sin[e]
-            one = (a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7])
-            other = (b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7])
             if head < heads:
                 to = uint32((t * heads + head) * dim + d)
-                store(q, to, left, one)
-                store(q, uint32(to + half), left, other)
+                store(q, to, left, a, 0)
+                store(q, uint32(to + half), left, b, 0)
             elif head < every:
                 number = head - heads if head < rotated else head - rotated
                 to = uint32(((slot // page * shared + number) * page + slot % page) * dim + d)
                 if head < rotated:
-                    store(keys, to, left, one)
-                    store(keys, uint32(to + half), left, other)
+                    store(keys, to, left, a, 0)
+                    store(keys, uint32(to + half), left, b, 0)
                 else:
-                    store(values, to, left, one)
-                    store(values, uint32(to + half), left, other)
+                    store(values, to, left, a, 0)
+                    store(values, uint32(to + half), left, b, 0)
 
     return rope_split_cache_kernel
 

@@ -80,11 +80,12 @@ def make_swiglu(dtype: str, together: bool):
         row, col = i // eights, uint32(8) * (i % eights)
         if uint32(row * width) < out.size:
             left, at = int32(width) - int32(col), uint32(row * uint32(2) * width + col)
-            g, u = load(gate_up, at, left), load(gate_up, uint32(at + width), left)
-            store(out, uint32(row * width + col), left, (
-                rounded(silu_fast(g[0])) * u[0], rounded(silu_fast(g[1])) * u[1], rounded(silu_fast(g[2])) * u[2],
-                rounded(silu_fast(g[3])) * u[3], rounded(silu_fast(g[4])) * u[4], rounded(silu_fast(g[5])) * u[5],
-                rounded(silu_fast(g[6])) * u[6], rounded(silu_fast(g[7])) * u[7]))
+            g, u = cuda.local.array(8, float32), cuda.local.array(8, float32)
+            load(g, 0, gate_up, at, left)
+            load(u, 0, gate_up, uint32(at + width), left)
+            for e in range(8):
+                g[e] = rounded(silu_fast(g[e])) * u[e]
+            store(out, uint32(row * width + col), left, g, 0)
 
     return swiglu_vectorized_kernel
 

@@ -25,7 +25,6 @@ from labkit.kernels.arguments import check_array
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.dtypes import bfloat16_of, float64_of
 from labkit.kernels.eights import ACCESS, ARRAYS_OF, BFLOAT16, FLOAT32, dtype_of, in_eights, rounded_as
-from labkit.kernels.norm.half import put_eight
 from labkit.kernels.norm.rows import block_sum_once, flat, small
 from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.kernels.reduce import block_reduce_sum, warp_sum
@@ -173,19 +172,16 @@ def make_rmsnorm(dtype: str, alone: bool, octets: int, together: bool, with_resi
             first = uint32(start + mine)
             v, w = cuda.local.array(count, float32), cuda.local.array(count, float32)
             for o in range(octets):
-                put_eight(v, 8 * o, load(x, uint32(first + uint32(o) * step), left - int32(uint32(o) * step)))
+                load(v, 8 * o, x, uint32(first + uint32(o) * step), left - int32(uint32(o) * step))
             if with_residual:
                 for o in range(octets):
-                    at, inside = uint32(first + uint32(o) * step), left - int32(uint32(o) * step)
-                    r = load(residual, at, inside)
-                    put_eight(v, 8 * o, (
-                        rounded(v[8 * o] + r[0]), rounded(v[8 * o + 1] + r[1]), rounded(v[8 * o + 2] + r[2]),
-                        rounded(v[8 * o + 3] + r[3]), rounded(v[8 * o + 4] + r[4]), rounded(v[8 * o + 5] + r[5]),
-                        rounded(v[8 * o + 6] + r[6]), rounded(v[8 * o + 7] + r[7])))
-                    store(total, at, inside, (v[8 * o], v[8 * o + 1], v[8 * o + 2], v[8 * o + 3],
-                                              v[8 * o + 4], v[8 * o + 5], v[8 * o + 6], v[8 * o + 7]))
+                    load(w, 8 * o, residual, uint32(first + uint32(o) * step), left - int32(uint32(o) * step))
+                for e in range(count):
+                    v[e] = rounded(v[e] + w[e])
+                for o in range(octets):
+                    store(total, uint32(first + uint32(o) * step), left - int32(uint32(o) * step), v, 8 * o)
             for o in range(octets):  # they arrive while the squares are added
-                put_eight(w, 8 * o, load(weight, uint32(mine + uint32(o) * step), left - int32(uint32(o) * step)))
+                load(w, 8 * o, weight, uint32(mine + uint32(o) * step), left - int32(uint32(o) * step))
             squares = ZERO
             for e in range(count):
                 squares += v[e] * v[e]
@@ -195,12 +191,10 @@ def make_rmsnorm(dtype: str, alone: bool, octets: int, together: bool, with_resi
                 squares = block_sum_once(squares, partial, thread & uint32(31), thread >> uint32(5),
                                          threads >> uint32(5))
             scale = cuda.rsqrt(squares * share + SMALL)
+            for e in range(count):
+                v[e] = rounded(v[e] * scale) * w[e]
             for o in range(octets):
-                store(out, uint32(first + uint32(o) * step), left - int32(uint32(o) * step),
-                      (rounded(v[8 * o] * scale) * w[8 * o], rounded(v[8 * o + 1] * scale) * w[8 * o + 1],
-                       rounded(v[8 * o + 2] * scale) * w[8 * o + 2], rounded(v[8 * o + 3] * scale) * w[8 * o + 3],
-                       rounded(v[8 * o + 4] * scale) * w[8 * o + 4], rounded(v[8 * o + 5] * scale) * w[8 * o + 5],
-                       rounded(v[8 * o + 6] * scale) * w[8 * o + 6], rounded(v[8 * o + 7] * scale) * w[8 * o + 7]))
+                store(out, uint32(first + uint32(o) * step), left - int32(uint32(o) * step), v, 8 * o)
 
     return rmsnorm_registers_kernel
 
@@ -245,9 +239,12 @@ def make_residual_sum(dtype: str, together: bool):
     def residual_sum_kernel(x, residual, total):
         i = uint32(uint32(8) * uint32(cuda.grid(1)))
         left = int32(uint32(x.size) - i) if i < x.size else int32(0)
-        a, b = load(x, i, left), load(residual, i, left)
-        store(total, i, left, (a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3],
-                               a[4] + b[4], a[5] + b[5], a[6] + b[6], a[7] + b[7]))
+        a, b = cuda.local.array(8, float32), cuda.local.array(8, float32)
+        load(a, 0, x, i, left)
+        load(b, 0, residual, i, left)
+        for e in range(8):
+            a[e] += b[e]
+        store(total, i, left, a, 0)
 
     return residual_sum_kernel
 

@@ -20,9 +20,15 @@ from labkit.kernels.norm.rmsnorm import (
 OPS = (RMSNORM, RMSNORM_BF16, ADD_RMSNORM, ADD_RMSNORM_BF16)
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(("op", "launcher"), [pytest.param(op, launcher, id=f"{launcher.__name__}-{op.name}")
-                                              for op in OPS for launcher in op.rungs])
+def usual(op, launcher):
+    """The last rung in bfloat16 is what a model runs; the others are a sweep."""
+    return op is ADD_RMSNORM_BF16 and launcher is norms.add_rmsnorm_fused
+
+
+@pytest.mark.parametrize(("op", "launcher"), [
+    pytest.param(op, launcher, id=f"{op.name}-{launcher.__name__}",
+                 marks=() if usual(op, launcher) else pytest.mark.sweep)
+    for op in OPS for launcher in op.rungs])
 def test_every_rung_agrees(op, launcher):
     assert agree(op, [launcher], seed=1).passed
 
