@@ -4,7 +4,8 @@
 
 Shapes  q, out (B, H, D), R = H // K; keys, values, page_table as in pages.py; lengths (B,) int32 in device memory, the
         new token counted: its keys and values are in the cache already. Length 0 is an empty slot: its rows of out are
-        zeros. float32, or uint16 that holds bfloat16
+        zeros. One for which the page table has no place comes out as NaN: the host does not see the lengths. float32,
+        or uint16 that holds bfloat16
 Work    4*H*D flop for each token of a sequence; the bytes of its keys and values once, 4*K*D a token in bfloat16
 Source  T. Dao et al., "Flash-Decoding" (2023); W. Kwon et al., as pages.py; for the join in the last block: CUDA C++
         Programming Guide, "Memory Fence Functions"
@@ -65,6 +66,7 @@ from labkit.kernels.attention.pages import (
     attend_reference,
     check_paged,
     contiguous_by_torch,
+    find_length,
     gather,
     make_attend,
     paged_inputs,
@@ -152,7 +154,8 @@ def make_paged_decode_naive(size: int, bf16: bool):
         heads, thread = uint32(q.shape[1]), uint32(cuda.grid(1))
         sequence, head = uint32(thread // heads), uint32(thread % heads)
         if sequence < uint32(q.shape[0]):
-            attend(q, sequence, head, keys, values, page_table, sequence, uint32(lengths[sequence]), out, scale)
+            tokens, scale = find_length(lengths, sequence, uint32(page_table.shape[1]), scale)
+            attend(q, sequence, head, keys, values, page_table, sequence, tokens, out, scale)
 
     return paged_decode_naive_kernel
 
