@@ -30,8 +30,8 @@ What it should reach
                     two pages of keys and values on their way, 8 KB: 128 KB, enough for a latency of 4.7 us
         a block     has 256 keys, 64 KB; its chain of latencies (the length, the pages' numbers, the first pages,
                     the records, the count) is about 4 us, and with 4 at a time 9.5 us are allowed
-        arithmetic  a page takes a warp about 150 instructions, 131,072 pages 37 us of all SMs' four a clock at half of
-                    their rate. Products in registers take about 560: 140 us, which would be the limit
+        arithmetic  a page takes a warp about 170 instructions: 131,072 pages are 24 us of all SMs' issue slots. With
+                    products in registers it is 560 and 79 us: beside the waits of 12 warps an SM that is the limit
         records     8,192 blocks write and read 1.1 KB each, from L2: 9 MB both ways, 2% of the bytes
 
     One sequence of 1,024 tokens: 64 blocks of 8 pages, the whole a chain of latencies of 4 to 5 us.
