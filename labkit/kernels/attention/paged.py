@@ -4,7 +4,8 @@
 
 Shapes  q, out (B, H, D), R = H // K; keys, values, page_table as in pages.py; lengths (B,) int32 in device memory, the
         new token counted: its keys and values are in the cache already. Length 0 is an empty slot: its rows of out are
-        zeros. float32, or uint16 that holds bfloat16
+        zeros. One for which the page table has no place comes out as NaN: the host does not see the lengths. float32,
+        or uint16 that holds bfloat16
 Work    4*H*D flop for each token of a sequence; the bytes of its keys and values once, 4*K*D a token in bfloat16
 Source  T. Dao et al., "Flash-Decoding" (2023); W. Kwon et al., as pages.py; for the join in the last block: CUDA C++
         Programming Guide, "Memory Fence Functions"
@@ -29,8 +30,8 @@ What it should reach
                     two pages of keys and values on their way, 8 KB: 128 KB, enough for a latency of 4.7 us
         a block     has 256 keys, 64 KB; its chain of latencies (the length, the pages' numbers, the first pages,
                     the records, the count) is about 4 us, and with 4 at a time 9.5 us are allowed
-        arithmetic  a page takes a warp about 150 instructions, 131,072 pages 37 us of all SMs' four a clock at half of
-                    their rate. Products in registers take about 560: 140 us, which would be the limit
+        arithmetic  a page takes a warp about 170 instructions: 131,072 pages are 24 us of all SMs' issue slots. With
+                    products in registers it is 560 and 79 us: beside the waits of 12 warps an SM that is the limit
         records     8,192 blocks write and read 1.1 KB each, from L2: 9 MB both ways, 2% of the bytes
 
     One sequence of 1,024 tokens: 64 blocks of 8 pages, the whole a chain of latencies of 4 to 5 us.
@@ -65,6 +66,7 @@ from labkit.kernels.attention.pages import (
     attend_reference,
     check_paged,
     contiguous_by_torch,
+    find_length,
     gather,
     make_attend,
     paged_inputs,
@@ -152,7 +154,8 @@ def make_paged_decode_naive(size: int, bf16: bool):
         heads, thread = uint32(q.shape[1]), uint32(cuda.grid(1))
         sequence, head = uint32(thread // heads), uint32(thread % heads)
         if sequence < uint32(q.shape[0]):
-            attend(q, sequence, head, keys, values, page_table, sequence, uint32(lengths[sequence]), out, scale)
+            tokens, scale = find_length(lengths, sequence, uint32(page_table.shape[1]), scale)
+            attend(q, sequence, head, keys, values, page_table, sequence, tokens, out, scale)
 
     return paged_decode_naive_kernel
 

@@ -11,8 +11,7 @@ from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.attention.flash import make_copy_rows
 from labkit.kernels.attention.half import make_half_steps
-from labkit.kernels.attention.heads import NOT_A_NUMBER
-from labkit.kernels.attention.pages import PAGE
+from labkit.kernels.attention.pages import PAGE, find_length
 from labkit.kernels.attention.sentences_flash import rows_in_shared
 from labkit.kernels.matmul.mma import CHUNK
 from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO
@@ -47,15 +46,6 @@ def find_split(tokens, split, splits):
         share = pages
     first = uint32(split * share)
     return first, min(uint32(first + share), pages), uint32((pages + share - uint32(1)) // share)
-
-
-@cuda.jit(device=True)
-def find_length(lengths, sequence, max_pages, scale):
-    """(tokens of the sequence, the scale of its scores): NaN where the page table has no place for so many."""
-    tokens, most = uint32(lengths[sequence]), uint32(max_pages * uint32(PAGE))
-    if tokens > most:
-        tokens, scale = most, NOT_A_NUMBER
-    return tokens, scale
 
 
 def make_join(size: int, heads: int, bf16: bool, splits: int):

@@ -121,15 +121,19 @@ def attend_reference(queries, keys, values, first: int, scale: float, tolerance=
 
 
 def rounding_errors(bf16: bool, size: int):
-    """What attend_reference takes as tolerance. A score is a sum of `size` products; its absolute error gives its
-    weight the same relative error. To that come the roundings of the difference from row_max, of the exponential and of
-    the sums; in bfloat16 those of each exponential and of the result, of which twice is allowed."""
+    """What attend_reference takes as tolerance. A score is a sum of `size` products; to its error come the roundings of
+    the difference from row_max and of the exponential. An error e of score j moves the result by w_j e (v_j - result),
+    nothing for a single key; then the sums are rounded. In bfloat16 each exponential and the result are, too, of which
+    twice is allowed."""
     def errors(weights, scores, sizes, values):
         below = np.abs(scores).max(axis=1, keepdims=True) + np.abs(scores)
-        each = 4 * math.sqrt(size) * sizes.max(axis=1, keepdims=True) + below + 8 + 3 * math.sqrt(len(values))
-        found = EPS32 * ((weights * each) @ np.abs(values))
+        moved = weights * (2 * math.sqrt(size) * sizes + below + 4)
+        sums = weights @ np.abs(values)
+        # |v_j - result| <= (1 - w_j) |v_j| + sum of w_i |v_i| over the others
+        found = (moved * (1 - 2 * weights)) @ np.abs(values) + moved.sum(axis=1, keepdims=True) * sums
+        found = EPS32 * (found + (8 + 2 * math.sqrt(len(values))) * sums)
         if bf16:
-            found += EPS_BF16 * (weights @ np.abs(values) + np.abs(weights @ values))
+            found += EPS_BF16 * (sums + np.abs(weights @ values))
         return found
 
     return errors
@@ -182,6 +186,15 @@ def as_matrix(array):
 
 
 # --- Device functions -------------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def find_length(lengths, sequence, max_pages, scale):
+    """(tokens of the sequence, the scale of its scores): NaN where the page table has no place for so many."""
+    tokens, most = uint32(lengths[sequence]), uint32(max_pages * uint32(PAGE))
+    if tokens > most:
+        tokens, scale = most, NOT_A_NUMBER
+    return tokens, scale
 
 
 @cuda.jit(device=True)
