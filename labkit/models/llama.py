@@ -44,7 +44,7 @@ from labkit.kernels.linear.bf16 import arrange_gate_up, linear, linear_swiglu
 from labkit.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
 from labkit.kernels.rope import frequencies, rope_split_cache, rope_table
 from labkit.models.blob import Blob, converted, is_bfloat16
-from labkit.models.step import Inputs, Piece, Step
+from labkit.models.step import Inputs, Piece, Shape, Step
 
 # --- The shape of a model --------------------------------------------------------------------------------------------
 
@@ -326,6 +326,8 @@ class Rows(NamedTuple):
     qkv: object  # (T, (H + 2K) * D)
     q: object  # (T, H, D)
     attended: object  # (T, H, D)
+    q_decoding: object  # the rows of q and attended that belong to the decoding sequences, which are the first
+    attended_decoding: object
     flat: object  # (T, H * D): the same memory
     projected: object  # (T, C): what a product adds to x
     gated: object  # (T, I)
@@ -352,12 +354,13 @@ class Workspace:
         self.parts = decode_parts(sequences, H, D, kind)
         self.rows = functools.lru_cache(maxsize=256)(self._rows)
 
-    def _rows(self, rows: int, sequences: int) -> Rows:
+    def _rows(self, shape: Shape) -> Rows:
+        rows, sequences, n, _ = shape
         if rows > self.tokens or sequences > self.sequences:
             raise ValueError(f"the step has {rows} rows of {sequences} sequences; memory was allocated for "
                              f"{self.tokens} of {self.sequences}")
-        attended = self.attended[:rows]
-        return Rows(self.x[:rows], self.normed[:rows], self.qkv[:rows], self.q[:rows], attended,
+        q, attended = self.q[:rows], self.attended[:rows]
+        return Rows(self.x[:rows], self.normed[:rows], self.qkv[:rows], q, attended, q[:n], attended[:n],
                     attended.reshape(rows, attended.shape[1] * attended.shape[2]), self.projected[:rows],
                     self.gated[:rows], self.last[:sequences], self.logits[:sequences], self.parts)
 
@@ -417,13 +420,12 @@ class Llama:
     def attend(self, step: Step, keys, values, b: Rows, stream) -> None:
         """b.attended: of the sequences with one row by a kernel that divides the cache among blocks, of the others by
         one that divides the rows. Each sequence's rows see its own tokens, up to themselves."""
-        run, n = self.kernels, step.shape.decoding
-        if n:
-            run.paged_decode(b.q[:n], keys, values, step.page_table[:n], step.contexts[:n], b.attended[:n], self.scale,
-                             b.parts, stream=stream)
-        if n < step.shape.sequences:
-            run.paged_prefill(b.q, keys, values, step.page_table[n:], step.begins[n:], step.lengths[n:],
-                              step.contexts[n:], b.attended, self.scale, step.shape.longest, stream=stream)
+        run, shape = self.kernels, step.shape
+        if shape.decoding:
+            run.paged_decode(b.q_decoding, keys, values, *step.of_decoding, b.attended_decoding, self.scale, b.parts,
+                             stream=stream)
+        if shape.decoding < shape.sequences:
+            run.paged_prefill(b.q, keys, values, *step.of_others, b.attended, self.scale, shape.longest, stream=stream)
 
     def layer(self, number: int, step: Step, cache: Cache, b: Rows, stream=0, watch=None) -> None:
         """One layer: x += attention(norm(x)), x += mlp(norm(x)). The second sum is left to the next norm, which reads x
@@ -463,7 +465,7 @@ class Llama:
         watch(name, array): called after each launch, to look at what it wrote.
         """
         run, w, shape = self.kernels, self.weights, step.shape
-        b = ws.rows(shape.rows, shape.sequences)
+        b = ws.rows(shape)
         run.embedding(step.ids, w[EMBEDDING], b.x, stream=stream)  # (T, C)
         _seen(watch, "", "embedding", b.x)
         for number in range(self.config.num_hidden_layers):

@@ -51,6 +51,8 @@ class Step(NamedTuple):
     contexts: object  # its tokens in all, with those of the cache
     last: object  # its last row: the one whose logits are computed
     page_table: object  # (B, pages): where its tokens are
+    of_decoding: tuple  # page_table and contexts of the decoding sequences
+    of_others: tuple  # page_table, begins, lengths and contexts of the others
 
 
 def shape_of(pieces: Sequence[Piece]) -> Shape:
@@ -116,4 +118,7 @@ class Inputs:
         rows = [self.memory[number * T : (number + 1) * T] for number in range(3)]
         sequences = [self.memory[3 * T + number * B : 3 * T + (number + 1) * B] for number in range(4)]
         table = self.memory[3 * T + 4 * B : 3 * T + (4 + self.pages) * B].reshape(B, self.pages)
-        return Step(shape, *rows, *sequences, table)
+        begins, lengths, contexts, _ = sequences
+        n = shape.decoding
+        return Step(shape, *rows, *sequences, table, (table[:n], contexts[:n]),
+                    (table[n:], begins[n:], lengths[n:], contexts[n:]))
