@@ -217,7 +217,7 @@ def test_the_reference_of_an_empty_slot_is_zeros():
 @pytest.mark.cpu_device
 @pytest.mark.parametrize(("kernel", "dtype"), [(make_paged_decode(32, 2, False, SPLITS), F32),
                                                (make_paged_decode_mma(32, 2), BF16)], ids=["split", "mma"])
-def test_no_race_and_no_bank_conflict(kernel, dtype):
+def test_no_race(kernel, dtype):
     q, keys, values, table, lengths, scale = (cuda.to_device(each) if isinstance(each, np.ndarray) else each
                                               for each in inputs_of((140, 20), 32, 2, dtype, kv_heads=1))
     out = cuda.device_array(q.shape, dtype)
