@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from labkit import cuda, device
+from labkit.device import compiling
 from labkit.kernels.agree import agree, poisoned
 from labkit.kernels.dtypes import bfloat16_of, float32_of, float64_of
 from labkit.kernels.linear import bf16
@@ -21,7 +22,15 @@ from labkit.kernels.linear.bf16 import (
     sum_error,
     swiglu_tolerance,
 )
-from labkit.kernels.matmul.wgmma import SWIGLU_TILES, TILES, multiply_floats, multiply_specialised, multiply_swiglu
+from labkit.kernels.matmul.wgmma import (
+    SWIGLU_TILES,
+    TILES,
+    make_wgmma_specialised,
+    multiply_floats,
+    multiply_specialised,
+    multiply_swiglu,
+)
+from labkit.kernels.matmul.wgmma_tiles import unchanged
 
 AS_FLOAT32 = pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 
@@ -232,3 +241,27 @@ def test_refusals_of_wgmma_name_what_is_allowed():
         multiply_specialised(ones(4, 8), ones(16, 8, dtype=np.float16), None, ones(4, 16), weights=True)
     with pytest.raises(TypeError, match="bias has dtype float32; only uint16"):
         multiply_specialised(ones(4, 8), ones(16, 8), ones(16, dtype=np.float32), ones(4, 16), weights=True)
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("kind", "tile"), [
+    *((kind, tile) for kind in ("bf16", "floats") for tile in TILES), *(("swiglu", tile) for tile in SWIGLU_TILES)],
+    ids=str)
+def test_accumulators_of_bfloat16_stay_in_registers(kind, tile):
+    types = pytest.importorskip("numba.cuda", reason="numba-cuda is not installed").types
+    kernel = make_wgmma_specialised(tile, weights=True, bias=False, activation=unchanged,
+                                    **dict.fromkeys({"bf16", kind}, True))
+    tensor_map = types.Array(types.uint64, 1, "C")
+    out = types.Array(types.float32 if kind == "floats" else types.uint16, 1, "C")
+    try:
+        arguments = (*[tensor_map] * 3, out, tensor_map, *[types.uint32] * 4)
+        text = compiling.ptx(kernel, types.void(*arguments), cc=(9, 0, "a"))
+    except compiling.NoCompiler as error:
+        pytest.skip(str(error))
+    assert text.count(f"wgmma.mma_async.sync.aligned.m64n{tile.cols}k16.f32.bf16.bf16") in (4, 8)
+    assert ".f64" not in text
+    taken = compiling.resources(text)
+    if taken is None:
+        pytest.skip("ptxas is not installed")
+    assert not taken["warnings"] and taken["spill_bytes"] == taken["stack_bytes"] == 0 and taken["registers"] <= 168
+    assert taken["shared_bytes"] + tile.shared_bytes(kind == "swiglu") <= 232_448, "what a block can have"
