@@ -183,6 +183,21 @@ def test_the_first_launch_that_differs_is_named(dtype):
         table.check()
 
 
+def test_other_kernels_on_the_same_weights(model):
+    def mine(x, weight, out, eps, stream=0):
+        calls.append(eps)
+        Kernels().rmsnorm(x, weight, out, eps, stream=stream)
+
+    calls = []
+    other = model.with_kernels(Kernels(rmsnorm=mine))
+    found = Alone(other, context=16)([1, 2]).copy_to_host()
+    assert calls == [1e-5] and other.weights is model.weights
+    np.testing.assert_array_equal(found, Alone(model, context=16)([1, 2]).copy_to_host())
+    rearranged = model.with_kernels(Kernels(arrange_gate_up=lambda gate, up: np.concatenate([gate, up])))
+    name = "layers.0.mlp.gate_up_proj.weight"
+    assert not np.array_equal(rearranged.weights[name].copy_to_host(), model.weights[name].copy_to_host())
+
+
 def test_names_with_and_without_prefix_and_other_types(model):
     """Of float64, too, and a head that is the table once more."""
     plain = {name: values.astype(np.float64) for name, values in random_tensors(SMALL, prefix="").items()}

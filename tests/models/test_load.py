@@ -11,12 +11,13 @@ import tokenizers
 from safetensors.numpy import save_file
 
 from labkit._common.errors import UserError
+from labkit._common.paths import REPOSITORY
 from labkit.engine.sampler import generate
 from labkit.engine.text import write
 from labkit.kernels.dtypes import bfloat16_of
 from labkit.models import llama
 from labkit.models.gpt2 import Config, shapes
-from labkit.models.load import ARCHITECTURES, TINY, Tokenizer, folder, load
+from labkit.models.load import ARCHITECTURES, TINY, TINY_LLAMA, Tokenizer, folder, load
 
 TEXT = ["kludge: a crock that works. “Naïve” users — café", "a kernel is a function, a kernel is a loop"]
 SHAPE = {"vocab_size": 320, "n_positions": 32, "n_embd": 8, "n_layer": 2, "n_head": 2}
@@ -425,9 +426,11 @@ def test_the_tiny_one():
     assert sum(file.stat().st_size for file in path.iterdir()) < 12_000_000
 
 
-def test_a_checkout_without_the_tiny_one(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("name", "script"), [(TINY, "train_tiny_gpt2"), (TINY_LLAMA, "train_tiny_llama")])
+def test_a_checkout_without_the_tiny_one(tmp_path, monkeypatch, name, script):
     monkeypatch.setenv("LABKIT_COURSE", str(tmp_path))
-    with pytest.raises(UserError, match="scripts/train_tiny_gpt2.py makes it"):
-        load(TINY)
+    with pytest.raises(UserError, match=f"scripts/{script}.py makes it"):
+        load(name)
+    assert (REPOSITORY / "scripts" / f"{script}.py").is_file()
 
 
