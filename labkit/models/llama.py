@@ -85,8 +85,10 @@ class Config:
         if self.num_key_value_heads is None:
             object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-                     "num_key_value_heads", "max_position_embeddings", *(["head_dim"] if self.head_dim else [])):
+                     "num_key_value_heads", "max_position_embeddings", "head_dim"):
             value = getattr(self, name)
+            if name == "head_dim" and value is None:
+                continue
             if type(value) is not int or not 1 <= value <= LARGEST:
                 raise ValueError(f"{name} is {short(value)}; it must be a whole number from 1 to {LARGEST:,}")
         if self.head_dim is None:

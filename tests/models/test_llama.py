@@ -332,7 +332,7 @@ LLAMA = {"model_type": "llama", "vocab_size": 61, "hidden_size": 64, "intermedia
     ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is .* only 'full_attention'"),
     ({"num_hidden_layers": 0}, "num_hidden_layers is 0"), ({"vocab_size": "61"}, "vocab_size is '61'"),
     ({"num_attention_heads": 3}, "64, which 3 heads"), ({"num_key_value_heads": 3}, "2, which 3 heads of keys"),
-    ({"head_dim": 31}, "head_dim is 31; .* even"), ({"rms_norm_eps": 0}, "rms_norm_eps is 0"),
+    ({"head_dim": 31}, "head_dim is 31; .* even"), ({"head_dim": 0}, "head_dim is 0; it must be a whole"), ({"rms_norm_eps": 0}, "rms_norm_eps is 0"),
     ({"rope_theta": "1e4"}, "rope_theta is '1e4'"), ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1"),
     ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic'; 'default', "),
     ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'"), ({"rope_scaling": 2.0}, "rope_scaling is 2.0"),
