@@ -11,6 +11,7 @@ import pytest
 
 from labkit import cuda
 from labkit._common.paths import REPOSITORY
+from labkit.device import graphs
 from labkit.kernels.dtypes import bfloat16_of, float32_of
 from labkit.models import llama, qwen3
 from labkit.models.llama import LLAMA_3_2_1B, Alone, Cache, Config, Kernels, Llama, Workspace, names_in, shapes
@@ -238,6 +239,30 @@ def test_a_shape_that_is_too_large_changes_nothing(model):
         np.testing.assert_array_equal(one, other)
 
 
+def test_a_graph_of_a_step(model):
+    """Captured once for a shape, it computes whatever the inputs say."""
+    prompts = random_prompts(SMALL, (18, 5))
+    pages, shape = [[3, 1], [0, 2]], Shape(4, 4, 4, 0)
+    cache, inputs = Cache(SMALL, 4, "float32"), Inputs(32, 4, 2)
+    workspace = Workspace(SMALL, 32, 4, "float32")
+    model.forward(inputs.step([Piece(prompt, 0, own) for prompt, own in zip(prompts, pages, strict=True)]), cache,
+                  workspace)
+
+    def next_step(token):
+        count = token - 40
+        return inputs.step([Piece([token], len(prompt) + count, own)
+                            for prompt, own in zip(prompts, pages, strict=True)], shape)
+
+    step = next_step(40)
+    graph = graphs.capture(lambda stream: model.forward(step, cache, workspace, stream))
+    for token in (40, 41, 42):
+        assert next_step(token) is step
+        graph.launch()
+    for row, prompt in enumerate(prompts):
+        expected = activations(SMALL, weights_of(model.tensors, SMALL), [*prompt, 40, 41, 42])["logits"][-1]
+        np.testing.assert_allclose(workspace.logits.copy_to_host()[row], expected, rtol=0, atol=1e-4)
+
+
 def test_pages_that_are_shared(model):
     """Two sequences with the same first 16 tokens read them from one page."""
     prompt = random_prompts(SMALL, (24,))[0]
@@ -332,7 +357,8 @@ LLAMA = {"model_type": "llama", "vocab_size": 61, "hidden_size": 64, "intermedia
     ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is .* only 'full_attention'"),
     ({"num_hidden_layers": 0}, "num_hidden_layers is 0"), ({"vocab_size": "61"}, "vocab_size is '61'"),
     ({"num_attention_heads": 3}, "64, which 3 heads"), ({"num_key_value_heads": 3}, "2, which 3 heads of keys"),
-    ({"head_dim": 31}, "head_dim is 31; .* even"), ({"head_dim": 0}, "head_dim is 0; it must be a whole"), ({"rms_norm_eps": 0}, "rms_norm_eps is 0"),
+    ({"head_dim": 31}, "head_dim is 31; .* even"),
+    ({"head_dim": 0}, "head_dim is 0; it must be a whole"), ({"rms_norm_eps": 0}, "rms_norm_eps is 0"),
     ({"rope_theta": "1e4"}, "rope_theta is '1e4'"), ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1"),
     ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic'; 'default', "),
     ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'"), ({"rope_scaling": 2.0}, "rope_scaling is 2.0"),
