@@ -14,7 +14,7 @@ from labkit import device
 from labkit._common.errors import UserError
 from labkit.device import compile_ahead
 from labkit.engine.sampler import GREEDY, Sampler, generate
-from labkit.models.gpt2 import Workspace
+from labkit.models.gpt2 import GPT2, Workspace
 from labkit.models.load import Loaded
 
 
@@ -57,6 +57,8 @@ def write(loaded: Loaded, prompt: str, show: Callable[[str], None], *, tokens: i
     Ends early where the model ends its text, or when its context is full. Stopped by Ctrl-C, what came so far is in the
     exception's `continuation`. Raises UserError for a prompt that has no token or does not fit.
     """
+    if not isinstance(loaded.model, GPT2):
+        raise UserError(f"{loaded.name} is no GPT-2, and no other model writes here yet")
     ids = loaded.tokenizer.encode(prompt)
     context = loaded.model.config.n_positions
     if not ids:

@@ -1,7 +1,9 @@
 """Embedding: the first layer of GPT-2. out[t] = tokens[ids[t]] + positions[start + t], two rows gathered and added.
+And of Llama, whose positions come later, in its attention: out[t] = tokens[ids[t]].
 
 Shapes  ids (T,) int32, tokens (V, C), positions (P, C), start (1,) int32, out (T, C); float32, C-contiguous; any sizes
-Work    T*C additions; 12*T*C bytes: two rows read, one written
+        token_embedding: tokens and out both float32, or both uint16, which holds bfloat16; ids int32 or uint32
+Work    T*C additions; 12*T*C bytes: two rows read, one written. token_embedding: 8*T*C bytes, 4*T*C in bfloat16
 Source  A. Radford et al., "Language Models are Unsupervised Multitask Learners" (2019)
 
 start lies in device memory: it is how many tokens came before, and a captured graph can then be launched again for the
@@ -14,8 +16,11 @@ from numba import float32, uint32
 
 from labkit import cuda
 from labkit.device import ptx
+from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, blocks_for, check_array, check_block
 from labkit.kernels.baselines import Baseline
+from labkit.kernels.dtypes import bfloat16_of, float64_of
+from labkit.kernels.eights import ARRAYS_OF, BFLOAT16, FLOAT32, dtype_of
 from labkit.kernels.op import Op, Work, rung, uniform
 
 BLOCK = 256
@@ -141,3 +146,116 @@ EMBEDDING = Op(
     ),
     baselines=(Baseline("PyTorch", "torch", _torch, note="unfused: two gathers, then add"),),
 )
+
+
+# --- Rows alone: Llama's ----------------------------------------------------------------------------------------------
+
+NANS = {FLOAT32: NAN, BFLOAT16: np.uint16(0x7FC0)}
+NAN_WORDS = {FLOAT32: NAN, BFLOAT16: uint32(0x7FC07FC0)}  # of 32 bits: one number, or two
+
+
+def token_embedding_reference(ids, tokens):
+    known = (ids >= 0) & (ids < len(tokens))
+    return np.where(known[:, None], float64_of(tokens[np.where(known, ids, 0)]), np.nan)
+
+
+@kernel_factory
+def make_token_embedding_strided(dtype: str):
+    MISSING = NANS[dtype]
+
+    @cuda.jit
+    def token_embedding_strided_kernel(ids, tokens, out):
+        t, col = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+        columns, token = uint32(out.shape[1]), uint32(ids[t])  # what is negative becomes huge
+        known = token < uint32(tokens.shape[0])
+        while col < columns:
+            out[t, col] = tokens[token, col] if known else MISSING
+            col += uint32(BLOCK)
+
+    return token_embedding_strided_kernel
+
+
+@rung(kernel=make_token_embedding_strided(BFLOAT16), idea="one block a token, 256 threads walk along the row")
+def token_embedding_strided(ids, tokens, out, stream=0):
+    """One block copies one row, number by number. Any width."""
+    dtype = _check_tokens(ids, tokens, out)
+    make_token_embedding_strided(dtype)[ids.shape[0], BLOCK, stream](ids, tokens, out)
+
+
+@kernel_factory
+def make_token_embedding(dtype: str):
+    EACH, MISSING = 16 // ARRAYS_OF[dtype].itemsize, NAN_WORDS[dtype]
+
+    @cuda.jit
+    def token_embedding_vectorized_kernel(ids, tokens, out):
+        i = uint32(uint32(EACH) * uint32(cuda.grid(1)))  # in out; a row is a whole number of EACH
+        if i < uint32(out.size):
+            columns = uint32(out.shape[1])
+            token = uint32(ids[i // columns])
+            a, b, c, d = MISSING, MISSING, MISSING, MISSING
+            if token < uint32(tokens.shape[0]):
+                a, b, c, d = ptx.load_nc4(tokens, uint32(token * columns + i % columns))
+            ptx.store_global4(out, i, a, b, c, d)
+
+    return token_embedding_vectorized_kernel
+
+
+@rung(kernel=(make_token_embedding(BFLOAT16), make_token_embedding_strided(BFLOAT16)),
+      idea="128 bits a thread, all rows in one line")
+def token_embedding_vectorized(ids, tokens, out, stream=0):
+    """As strided, but a thread copies 128 bits, as they are, and blocks do not end with a row. Rows that are no whole
+    number of these, and views that do not begin at a multiple of 16 bytes, take the strided kernel."""
+    token_embedding(ids, tokens, out, stream=stream)
+
+
+def token_embedding(ids, tokens, out, stream=0):
+    """The launcher to use: token_embedding_vectorized. An id that is no row of tokens gives a row of NaN."""
+    dtype = _check_tokens(ids, tokens, out)
+    count, columns = out.shape
+    each = 16 // ARRAYS_OF[dtype].itemsize
+    if columns % each or not aligned(tokens, out):
+        token_embedding_strided(ids, tokens, out, stream=stream)
+        return
+    threads = count * columns // each
+    block = min(BLOCK, -(-threads // 32) * 32)
+    make_token_embedding(dtype)[blocks_for((threads,), (block,)), block, stream](ids, tokens, out)
+
+
+def _check_tokens(ids, tokens, out) -> str:
+    dtype = dtype_of("tokens", tokens)
+    check_array("ids", ids, ndim=1, dtype=np.uint32 if getattr(ids, "dtype", None) == np.uint32 else np.int32)
+    check_array("tokens", tokens, ndim=2, dtype=ARRAYS_OF[dtype])
+    check_array("out", out, shape=(ids.shape[0], tokens.shape[1]), dtype=ARRAYS_OF[dtype])
+    return dtype
+
+
+def _torch_tokens(torch, ids, tokens, out):
+    return torch.nn.functional.embedding(ids, tokens)
+
+
+def _token_op(name: str, dtype: str):
+    stored, size = bfloat16_of if dtype == BFLOAT16 else np.asarray, ARRAYS_OF[dtype].itemsize
+    return Op(
+        name,
+        title="Token embedding" + " in bfloat16" * (dtype == BFLOAT16),
+        formula="out[t, col] = tokens[ids[t], col]",
+        reference=token_embedding_reference,
+        rungs=(token_embedding_strided, token_embedding_vectorized),
+        inputs=lambda rng, T, C: (rng.integers(0, 97, T).astype(np.int32), stored(uniform(rng, 97, C))),
+        shape=lambda T, C: (T, C),
+        awkward=tuple({"T": T, "C": C} for T, C in ((1, 1), (7, 264), (3, 1023))),
+        tolerance=lambda ids, tokens: np.zeros((len(ids), tokens.shape[1])),  # exact
+        by_row=(),
+        work=Work(
+            flops=lambda T, C: 0,
+            bytes=lambda T, C: 2 * size * T * C,
+            timed_gpu={"T": 4096, "C": 2048},
+            timed_cpu={"T": 64, "C": 256},
+        ),
+        baselines=(Baseline("PyTorch", "torch", _torch_tokens),),
+        dtype=ARRAYS_OF[dtype],
+    )
+
+
+TOKEN_EMBEDDING = _token_op("token_embedding", FLOAT32)
+TOKEN_EMBEDDING_BF16 = _token_op("token_embedding_bf16", BFLOAT16)

@@ -7,6 +7,7 @@ import numpy as np
 # The gap between 1 and the next number: twice the largest relative error of a rounding. And float16's smallest number.
 EPS32, EPS16 = float(np.finfo(np.float32).eps), float(np.finfo(np.float16).eps)
 SMALLEST16 = float(np.finfo(np.float16).smallest_subnormal)
+EPS_BF16 = 2.0**-7  # bfloat16 keeps eight bits
 
 
 def relative_to(scale: Callable, roundings: int, dtype=np.float32) -> Callable:

@@ -182,6 +182,12 @@ TARGETS = (
       for K, N in ((2048, 3072), (2048, 2048), (2048, 16384), (8192, 2048))),
     *(Target(f"linear layer with bias, f16, 8192 x {K} -> {N}", "linear", {"M": 8192, "N": N, "K": K}, "us in a graph",
              "PyTorch", ratio=1.0) for K, N in ((384, 1152), (384, 384), (384, 1536), (1536, 384))),
+    Target("RMSNorm, 16384 x 2048 bf16", "rmsnorm_bf16", {"T": 16384, "C": 2048}, "GB/s", "PyTorch", figure=3700.0),
+    Target("residual addition and RMSNorm, 32 x 2048 bf16", "add_rmsnorm_bf16", {"T": 32, "C": 2048}, "us in a graph",
+           "PyTorch", ratio=1.5),
+    *(Target(f"split, rotate and write the cache, {T:,} tokens of Llama 3.2 1B, bf16", "rope_split_cache_bf16",
+             {"T": T, "H": 32, "KV": 8, "D": 64}, "us in a graph", "PyTorch", ratio=3.0) for T in (32, 4096)),
+    Target("SwiGLU, 4096 x 8192 bf16", "swiglu_bf16", {"T": 4096, "F": 8192}, "GB/s", "PyTorch", figure=3700.0),
     *(Target(f"block of GPT-2, {S:,} tokens, {kind}", name, {"S": S}, "us in a graph", "PyTorch", figure=figure)
       for kind, name, figures in (("float32", "gpt2_block", (90.0, 180.0, 620.0, 2900.0)),
                                   ("f16", "gpt2_block_half", (30.0, 38.0, 76.0, 280.0)))

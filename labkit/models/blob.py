@@ -18,7 +18,7 @@ import numpy as np
 
 from labkit import cuda
 from labkit._common.chunks import in_chunks
-from labkit.kernels.dtypes import bfloat16_of
+from labkit.kernels.dtypes import bfloat16_of, float32_of
 from labkit.models.safetensors import Named
 
 ALIGNMENT = 16  # bytes: the widest load, ld.global.v4.f32
@@ -67,15 +67,27 @@ def converted(tensor: np.ndarray, dtype: np.dtype | None, bfloat16: bool = False
         return tensor.astype(dtype, copy=False)
 
 
+def _not_finite(part: np.ndarray) -> np.ndarray:
+    """Which of these numbers are infinite or NaN; uint16 holds bfloat16."""
+    return part & np.uint16(0x7F80) == 0x7F80 if part.dtype == np.uint16 else ~np.isfinite(part)
+
+
 def _check_finite(tensor: np.ndarray, name: str) -> None:
     flat = tensor.reshape(-1)
-    with np.errstate(all="ignore"):  # a sum is NaN or infinite where an element is; it may be where none is
-        if np.isfinite(in_chunks(flat.size, lambda begin, end: flat[begin:end].sum())).all():
+    if flat.dtype == np.uint16:
+        if not any(in_chunks(flat.size, lambda begin, end: _not_finite(flat[begin:end]).any())):
             return
-    wrong = np.flatnonzero(~np.isfinite(flat))
+    else:
+        with np.errstate(all="ignore"):  # a sum is NaN or infinite where an element is; it may be where none is
+            if np.isfinite(in_chunks(flat.size, lambda begin, end: flat[begin:end].sum())).all():
+                return
+    wrong = np.flatnonzero(_not_finite(flat))
     if wrong.size:
-        raise ValueError(f"{name}: {wrong.size:,} of its {flat.size:,} numbers are not finite in {tensor.dtype}, the "
-                         f"first is {flat[wrong[0]]}")
+        first, kind = flat[wrong[0]], flat.dtype
+        if flat.dtype == np.uint16:
+            first, kind = float32_of(flat[wrong[:1]])[0], "bfloat16"
+        raise ValueError(f"{name}: {wrong.size:,} of its {flat.size:,} numbers are not finite in {kind}, the first is "
+                         f"{first}")
 
 
 class Blob(Named):

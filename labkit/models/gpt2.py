@@ -88,6 +88,10 @@ class Config:
         return (sum(map(math.prod, outside.values()))
                 + self.n_layer * sum(map(math.prod, self.block.parameters.values())))
 
+    @property
+    def size(self) -> str:
+        return f"{self.n_layer} layers, {self.n_embd} wide"
+
     @classmethod
     def read(cls, path) -> Config:
         """From a model's config.json, if it describes a GPT-2 that this file computes."""

@@ -1,6 +1,7 @@
-"""A GPT-2 with its tokenizer, from a folder, from the Hugging Face hub, or the tiny one that is trained here.
+"""A model that writes, with its tokenizer: from a folder, from the Hugging Face hub, or a tiny one trained here.
 
     loaded = load("tiny")                    # data/tiny-gpt2, made by scripts/train_tiny_gpt2.py
+    loaded = load("tiny-llama")              # data/tiny-llama, made by scripts/train_tiny_llama.py
     loaded = load("path/to/folder")          # with config.json, *.safetensors and a tokenizer
     loaded = load("openai-community/gpt2")   # downloaded once
     loaded.model, loaded.tokenizer
@@ -19,13 +20,19 @@ import numpy as np
 
 from labkit._common.errors import UserError, short
 from labkit._common.files import read_json
-from labkit.models.gpt2 import GPT2, Config, Kernels
+from labkit.models import gpt2, llama, qwen3
+from labkit.models.chat import TEMPLATE, TOKENIZER_CONFIG
 from labkit.models.safetensors import Named, SafetensorsError, read
-from labkit.models.tokenizer import CONFIG, Tokenizer
+from labkit.models.tokenizer import CONFIG, GENERATION, Tokenizer
 
-TINY = "tiny"
+# model_type in config.json -> the shape and the model.
+ARCHITECTURES = {"gpt2": (gpt2.Config, gpt2.GPT2), "llama": (llama.Config, llama.Llama),
+                 "qwen3": (qwen3.Config, qwen3.Qwen3)}
+TINY, TINY_LLAMA = "tiny", "tiny-llama"
+TRAINED_HERE = {TINY: "tiny-gpt2", TINY_LLAMA: "tiny-llama"}  # name -> its folder in data/
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-PATTERNS = [CONFIG, "*.safetensors", INDEX, "tokenizer.json", "vocab.json", "merges.txt"]
+PATTERNS = [CONFIG, GENERATION, "*.safetensors", INDEX, "tokenizer.json", "vocab.json", "merges.txt", TOKENIZER_CONFIG,
+            TEMPLATE]
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ class Loaded:
 
     name: str
     folder: Path
-    model: GPT2
+    model: gpt2.GPT2 | llama.Llama
     tokenizer: Tokenizer
     seconds: float
 
@@ -42,22 +49,32 @@ class Loaded:
     def log(self) -> str:
         """One line on what was loaded."""
         config, nbytes = self.model.config, self.model.weights.nbytes
-        return (f"{self.name}: {config.parameters / 1e6:.1f} M parameters, {config.n_layer} layers, {config.n_embd} "
-                f"wide, {nbytes / 1e6:.0f} MB on the device, loaded in {self.seconds:.2f} s")
+        return (f"{self.name}: {config.parameters / 1e6:.1f} M parameters, {config.size}, {nbytes / 1e6:.0f} MB on the "
+                f"device, loaded in {self.seconds:.2f} s")
 
 
-def load(name: str = TINY, kernels: Kernels | None = None, path: Path | None = None) -> Loaded:
-    """The model called `name`. path: where it is, if that is known. Raises UserError if there is none, or if it is not
-    as it should be."""
+def load(name: str = TINY, kernels=None, path: Path | None = None, **options) -> Loaded:
+    """The model called `name`. kernels: of its kind. path: where it is, if that is known. options: such as dtype, for a
+    Llama. Raises UserError if there is none, or if it is not as it should be."""
     began = time.perf_counter()
     path = path or folder(name)
     with reading(path, f"{CONFIG}, {WEIGHTS}, and tokenizer.json or vocab.json with merges.txt"):
-        config, weights = Config.read(path / CONFIG), tensors(path)
+        shape, architecture = ARCHITECTURES[model_type(path)]
+        config, weights = shape.read(path / CONFIG), tensors(path)
         with of_file(weights.path):
-            model = GPT2(config, weights, kernels)
+            model = architecture(config, weights, kernels=kernels, **options)
         tokenizer = Tokenizer.of(path)
     check_vocabulary(path, tokenizer, config.vocab_size)
     return Loaded(name, path, model, tokenizer, time.perf_counter() - began)
+
+
+def model_type(path: Path) -> str:
+    """The kind of model in a folder; without a word on it, GPT-2, whose oldest files have none."""
+    kind = read_json(path / CONFIG).get("model_type", "gpt2")
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+        raise ValueError(f"{path / CONFIG}: model_type is {short(kind)}; only {', '.join(ARCHITECTURES)} can be "
+                         f"computed here")
+    return kind
 
 
 @contextlib.contextmanager
@@ -92,13 +109,13 @@ def check_vocabulary(path: Path, tokenizer, size: int) -> None:
 
 def folder(name: str) -> Path:
     """Where the files of a model are; those of a hub's model are downloaded, if they are not there yet."""
-    if name == TINY:
+    if name in TRAINED_HERE:
         from labkit._common.paths import find_root
 
-        path = find_root() / "data" / "tiny-gpt2"
+        path = find_root() / "data" / TRAINED_HERE[name]
         if not (path / CONFIG).is_file():
-            raise UserError(f"{path} is missing; scripts/train_tiny_gpt2.py makes it. A folder, or a GPT-2's name on "
-                            f"the hub, such as openai-community/gpt2, is loaded as well")
+            raise UserError(f"{path} is missing; scripts/train_{TRAINED_HERE[name].replace('-', '_')}.py makes it. A "
+                            f"folder, or a model's name on the hub, such as openai-community/gpt2, is loaded as well")
         return path
     return Path(name) if os.path.isdir(name) else from_hub(name, PATTERNS)
 

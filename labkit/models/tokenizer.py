@@ -14,8 +14,9 @@ import numpy as np
 
 from labkit._common.errors import UserError, short
 from labkit._common.files import read_json
+from labkit.models.chat import ChatTemplate
 
-CONFIG = "config.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
 WHOLE = "tokenizer.json"
 
 
@@ -52,9 +53,10 @@ class Tokenizer:
     A token is a piece of a text's bytes, and a character may be spread over several tokens: decode them together.
     """
 
-    def __init__(self, tokenizer, stop: tuple[int, ...] = ()):
+    def __init__(self, tokenizer, stop: tuple[int, ...] = (), template: ChatTemplate | None = None):
         self._tokenizer = tokenizer
         self.stop = stop  # the ids that end a text
+        self.template = template  # of a model that holds conversations
 
     @classmethod
     def of(cls, path: Path) -> Tokenizer:
@@ -69,12 +71,8 @@ class Tokenizer:
                 tokenizer = tokenizers.ByteLevelBPETokenizer.from_file(*map(str, pair))
         else:
             raise FileNotFoundError("there is no tokenizer")
-        end_ids = read_json(path / CONFIG).get("eos_token_id")
-        end_ids = end_ids if isinstance(end_ids, list) else [] if end_ids is None else [end_ids]
-        if not all(type(token) is int and token >= 0 for token in end_ids):
-            raise ValueError(f"{path / CONFIG}: eos_token_id must be a token's number, a list of them, or null; it is "
-                             f"{short(end_ids)}")
-        return cls(tokenizer, tuple(end_ids))
+        stop = dict.fromkeys(token for file in (CONFIG, GENERATION) for token in end_ids(path / file))
+        return cls(tokenizer, tuple(stop), ChatTemplate.of(path))
 
     @functools.cached_property
     def largest_id(self) -> int:
@@ -84,15 +82,21 @@ class Tokenizer:
     def __len__(self) -> int:
         return self._tokenizer.get_vocab_size()
 
-    def encode(self, text: str) -> list[int]:
-        """With the marks that the tokenizer sets around a text, if any. Raises UserError for what is no text."""
+    def encode(self, text: str, marks: bool = True) -> list[int]:
+        """marks: with those that the tokenizer sets around a text, if any. Raises UserError for what is no text."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise UserError(f"the prompt is no text: its character {error.start + 1} is {text[error.start]!r}, which "
                             f"belongs to no character") from None
         with _named("the tokenizer fails on this prompt"):
-            return self._tokenizer.encode(text).ids
+            return self._tokenizer.encode(text, add_special_tokens=marks).ids
+
+    def chat(self, messages: Sequence[dict]) -> list[int]:
+        """A conversation, up to where the model's answer begins. Raises UserError where the model has no template."""
+        if self.template is None:
+            raise UserError("this model has no chat template: it goes on with a text, and answers no questions")
+        return self.encode(self.template.render(messages), marks=False)  # the template sets them itself
 
     def decode(self, ids) -> str:
         """Without the marks."""
@@ -110,6 +114,18 @@ class Tokenizer:
                 waiting.clear()
         if waiting:
             yield self.decode(waiting)
+
+
+def end_ids(path: Path) -> list[int]:
+    """The tokens that end a text, as config.json or generation_config.json names them; none where there is no file."""
+    if path.name != CONFIG and not path.is_file():
+        return []
+    found = read_json(path).get("eos_token_id")
+    found = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(type(token) is int and token >= 0 for token in found):
+        raise ValueError(f"{path}: eos_token_id must be a token's number, a list of them, or null; it is "
+                         f"{short(found)}")
+    return found
 
 
 class SentenceTokenizer:

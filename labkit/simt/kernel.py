@@ -6,6 +6,7 @@ import threading
 from functools import cached_property
 
 import numba
+import numpy as np
 from numba import cloudpickle
 from numba.core import sigutils
 from numba.core.errors import NumbaError
@@ -195,12 +196,30 @@ class Kernel:
         if isinstance(value, TensorMap):
             return TENSOR_MAP_TYPE
         try:
-            return numba.typeof(value)
+            return _quick_typeof(value)
         except (ValueError, TypeError, NumbaError) as error:
             raise ArgumentError(
                 f"{self.__name__}: argument {self.params[position]!r} has the type {type(value).__name__}, which a "
                 f"kernel cannot take ({error})"
             ) from None
+
+
+_TYPES = {}
+
+
+def _quick_typeof(value):
+    """numba.typeof, which takes longer than all else before a launch: looked up by what decides it."""
+    if type(value) is np.ndarray:
+        flags = value.flags
+        key = (value.dtype, value.ndim, flags.c_contiguous, flags.f_contiguous, flags.writeable, flags.aligned)
+    elif isinstance(value, np.number):
+        key = type(value)
+    else:
+        return numba.typeof(value)
+    found = _TYPES.get(key)
+    if found is None:
+        found = _TYPES[key] = numba.typeof(value)
+    return found
 
 
 def _pickled(made, kind, *settings):

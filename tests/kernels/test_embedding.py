@@ -4,13 +4,16 @@ import numpy as np
 import pytest
 
 from labkit import cuda
-from labkit.kernels.agree import agree
+from labkit.kernels.agree import agree, poisoned
 from labkit.kernels.embedding import (
     EMBEDDING,
+    TOKEN_EMBEDDING,
+    TOKEN_EMBEDDING_BF16,
     embedding_reference,
     embedding_strided,
     embedding_vectorized,
     embedding_whole_row,
+    token_embedding,
 )
 from labkit.kernels.op import uniform
 from labkit.measure.ops import op
@@ -69,3 +72,49 @@ def test_arguments_are_checked():
         embedding_strided(cuda.to_device(np.zeros(3, np.int64)), tokens, positions, start, out)
     with pytest.raises(ValueError, match="start has shape"):
         embedding_strided(ids, tokens, positions, cuda.to_device(np.zeros(2, np.int32)), out)
+
+
+# --- Rows alone: Llama's ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("op", "launcher"), [pytest.param(op, launcher, id=f"{op.name}-{launcher.__name__}")
+                                              for op in (TOKEN_EMBEDDING, TOKEN_EMBEDDING_BF16)
+                                              for launcher in op.rungs])
+def test_every_rung_of_token_embedding_agrees(op, launcher):
+    assert agree(op, [launcher], seed=1).passed
+
+
+@pytest.mark.parametrize("launch", TOKEN_EMBEDDING_BF16.rungs, ids=lambda launch: launch.__name__)
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32], ids=lambda dtype: dtype.__name__)
+def test_an_id_that_is_no_token_gives_nan(launch, dtype):
+    """A NaN in the table is copied as it is; ids 2^31 and up are negative in int32, and no tokens either."""
+    _, tokens = TOKEN_EMBEDDING_BF16.inputs(np.random.default_rng(3), T=1, C=24)
+    tokens[5, 3] = 0xFFC1
+    ids = np.array([4, 97, 2**31, 5, 2**32 - 1], np.uint32).view(dtype)
+    out = poisoned((5, 24), np.uint16)
+    launch(cuda.to_device(ids), cuda.to_device(tokens), out.array)
+    got, outside = out.read()
+    np.testing.assert_array_equal(got[[0, 3]], tokens[[4, 5]])
+    assert (got[[1, 2, 4]] == 0x7FC0).all() and not outside.size
+
+
+def test_token_embedding_of_a_view_at_an_odd_address():
+    ids, tokens = TOKEN_EMBEDDING_BF16.inputs(np.random.default_rng(4), T=5, C=24)
+    whole = cuda.to_device(np.concatenate([np.zeros(1, np.uint16), tokens.reshape(-1)]))
+    out = poisoned((5, 24), np.uint16)
+    token_embedding(cuda.to_device(ids), whole[1:].reshape(tokens.shape), out.array)
+    np.testing.assert_array_equal(out.read()[0], tokens[ids])
+
+
+def test_errors_of_token_embedding_name_the_argument():
+    ids, tokens = TOKEN_EMBEDDING.inputs(np.random.default_rng(5), T=5, C=8)
+    d_ids, d_tokens, out = cuda.to_device(ids), cuda.to_device(tokens), cuda.device_array((5, 8), np.float32)
+    with pytest.raises(TypeError, match="ids has dtype int64; only int32"):
+        token_embedding(cuda.to_device(ids.astype(np.int64)), d_tokens, out)
+    with pytest.raises(TypeError, match="tokens has dtype float16; float32 and uint16"):
+        token_embedding(d_ids, cuda.to_device(tokens.astype(np.float16)), out)
+    with pytest.raises(TypeError, match="out has dtype uint16; only float32"):
+        token_embedding(d_ids, d_tokens, cuda.device_array((5, 8), np.uint16))
+    with pytest.raises(ValueError, match=r"out has shape \(4, 8\); it must be \(5, 8\)"):
+        token_embedding(d_ids, d_tokens, cuda.device_array((4, 8), np.float32))

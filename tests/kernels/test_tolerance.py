@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from labkit.kernels.agree import allowed_error, compare
+from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.libraries.blas_softmax import BLAS_SOFTMAX
 from labkit.kernels.matmul.float32 import MATMUL
 from labkit.kernels.op import uniform
@@ -43,7 +44,7 @@ def test_tolerance_knows_dtype():
 
 # --- The tolerance of each operation ---------------------------------------------------------------------------------
 
-ROUNDING = {"float16": 2.0**-10, "float32": 2.0**-23}
+ROUNDING = {"float16": 2.0**-10, "float32": 2.0**-23, "uint16": 2.0**-7}  # uint16 holds bfloat16
 # TF32 rounds what goes in; in a block of GPT-2 the roundings of ten steps add up.
 COARSER = {"matmul_tf32": 2.0**-10, "gpt2_block": 2.0**-20}
 OWNERS = [(op, None) for op in all_ops()] + [
@@ -57,8 +58,13 @@ def cases(op):
         yield size, inputs, np.asarray(op.reference(*inputs))
 
 
+def stored(op, values):
+    """As the operation's output holds them."""
+    return bfloat16_of(values) if op.dtype == np.uint16 else np.asarray(values).astype(op.dtype)
+
+
 def verdict(op, by, inputs, got):
-    return compare(np.asarray(got).astype(op.dtype), np.asarray(op.reference(*inputs)), allowed_error(op, by, inputs))
+    return compare(stored(op, got), np.asarray(op.reference(*inputs)), allowed_error(op, by, inputs))
 
 
 @pytest.mark.parametrize(("op", "by"), OWNERS, ids=lambda one: getattr(one, "__name__", getattr(one, "name", "")))
@@ -84,5 +90,5 @@ def test_a_tolerance_rejects_a_sum_without_its_last_product(op):
     for size, inputs, expected in cases(op):
         short = inputs[0].copy()
         short[:, -1] = 0
-        assert compare(np.asarray(op.reference(short, *inputs[1:])).astype(op.dtype), expected,
+        assert compare(stored(op, op.reference(short, *inputs[1:])), expected,
                        allowed_error(op, None, inputs)).problem, size

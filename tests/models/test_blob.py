@@ -54,6 +54,16 @@ def test_places_do_not_overlap():
     assert end == size
 
 
+@pytest.mark.parametrize(("value", "first"), [(np.inf, "inf"), (-np.inf, "-inf"), (np.nan, "nan")])
+def test_bfloat16_that_is_no_number_is_found(value, first):
+    numbers = np.ones((3, 5), np.float32)
+    numbers[1, 2] = value
+    with pytest.raises(ValueError, match=f"w: 1 of its 15 numbers are not finite in bfloat16, the first is {first}"):
+        Blob({"w": numbers}, dtype=np.uint16, finite=True)
+    numbers[1, 2] = np.finfo(np.float32).tiny
+    Blob({"w": numbers, "none": numbers[:0]}, dtype=np.uint16, finite=True)
+
+
 def test_floats_are_converted_and_integers_are_not(tensors):
     blob = Blob(tensors, dtype=np.float32)
     assert {name: str(blob[name].dtype) for name in blob} == {

@@ -11,11 +11,13 @@ import tokenizers
 from safetensors.numpy import save_file
 
 from labkit._common.errors import UserError
+from labkit._common.paths import REPOSITORY
 from labkit.engine.sampler import generate
 from labkit.engine.text import write
 from labkit.kernels.dtypes import bfloat16_of
+from labkit.models import llama
 from labkit.models.gpt2 import Config, shapes
-from labkit.models.load import TINY, Tokenizer, folder, load
+from labkit.models.load import ARCHITECTURES, TINY, TINY_LLAMA, Tokenizer, folder, load
 
 TEXT = ["kludge: a crock that works. “Naïve” users — café", "a kernel is a function, a kernel is a loop"]
 SHAPE = {"vocab_size": 320, "n_positions": 32, "n_embd": 8, "n_layer": 2, "n_head": 2}
@@ -100,6 +102,50 @@ def test_the_older_pair_of_tokenizer_files(path):
     expected = load(str(path)).tokenizer.encode(TEXT[1])
     older_pair(path)
     assert load(str(path)).tokenizer.encode(TEXT[1]) == expected
+
+
+LLAMA = {"model_type": "llama", "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1,
+         "num_attention_heads": 2, "head_dim": 32, "eos_token_id": 0}
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_the_model_is_chosen_by_its_type(path, kind):
+    shape, model = ARCHITECTURES[kind]
+    (path / "config.json").write_text(json.dumps(LLAMA | {"model_type": kind}))
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 7]}))
+    rng = np.random.default_rng(0)
+    tensors = {name: rng.standard_normal(size).astype(np.float32)
+               for name, size in llama.shapes(shape.read(path / "config.json")).items()}
+    save_file(tensors, path / "model.safetensors")
+    loaded = load(str(path), dtype="float32")
+    assert type(loaded.model) is model and loaded.model.config == shape.read(path / "config.json")
+    assert load(str(path)).model.weights.nbytes < loaded.model.weights.nbytes  # bfloat16, if nothing else is asked
+    assert "1 layers, 64 wide" in loaded.log
+    assert loaded.tokenizer.stop == (0, 7)
+    with pytest.raises(UserError, match="is no GPT-2"):
+        write(loaded, "a kernel", print)
+
+
+def test_a_kind_of_model_that_is_not_known(path):
+    edit(path / "config.json", model_type="mamba")
+    with pytest.raises(UserError, match="config.json: model_type is 'mamba'; only gpt2, llama, qwen3 can be computed"):
+        load(str(path))
+
+
+def test_a_conversation(path):
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ eos_token }}"
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>", "chat_template": template}))
+    whole = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    whole.post_processor = tokenizers.processors.TemplateProcessing("<|endoftext|> $A",
+                                                                    special_tokens=[("<|endoftext|>", 0)])
+    whole.save(str(path / "tokenizer.json"))
+    tokenizer = load(str(path)).tokenizer
+    assert tokenizer.encode("a kernel")[0] == 0 != tokenizer.encode("a kernel", marks=False)[0]
+    ids = tokenizer.chat([{"role": "user", "content": "a kernel"}])
+    assert ids == [*tokenizer.encode("user: a kernel\n", marks=False), 0]
+    (path / "tokenizer_config.json").unlink()
+    with pytest.raises(UserError, match="this model has no chat template"):
+        load(str(path)).tokenizer.chat([{"role": "user", "content": "a kernel"}])
 
 
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
@@ -380,9 +426,11 @@ def test_the_tiny_one():
     assert sum(file.stat().st_size for file in path.iterdir()) < 12_000_000
 
 
-def test_a_checkout_without_the_tiny_one(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("name", "script"), [(TINY, "train_tiny_gpt2"), (TINY_LLAMA, "train_tiny_llama")])
+def test_a_checkout_without_the_tiny_one(tmp_path, monkeypatch, name, script):
     monkeypatch.setenv("LABKIT_COURSE", str(tmp_path))
-    with pytest.raises(UserError, match="scripts/train_tiny_gpt2.py makes it"):
-        load(TINY)
+    with pytest.raises(UserError, match=f"scripts/{script}.py makes it"):
+        load(name)
+    assert (REPOSITORY / "scripts" / f"{script}.py").is_file()
 
 

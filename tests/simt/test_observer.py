@@ -874,6 +874,30 @@ def test_a_fence_and_an_atomic_order_blocks():
     assert out.copy_to_host()[0] == 128 * 127 / 2
 
 
+def make_last_block_adds():
+    @cuda.jit(device=True)
+    def count_block(count):
+        cuda.threadfence()
+        return cuda.atomic.add(count, 0, 1)
+
+    @cuda.jit
+    def last_block_adds_from_a_factory(a, parts, count, out):
+        if cuda.threadIdx.x == 0:
+            parts[cuda.blockIdx.x] = a[cuda.grid(1)]
+            if count_block(count) == cuda.gridDim.x - 1:
+                for k in range(parts.size):
+                    out[0] += parts[k]
+
+    return last_block_adds_from_a_factory
+
+
+def test_a_fence_in_a_device_function_that_a_factory_made_is_seen():
+    out = zeros(1)
+    report = observe(make_last_block_adds()[4, 32], counting(128), zeros(4), zeros(1, dtype=np.int32), out)
+    assert report.ok, str(report)
+    assert out.copy_to_host()[0] == 0 + 32 + 64 + 96
+
+
 def test_missing_fence():
     report = observe(last_block_adds_unfenced[4, 32], counting(128), zeros(4), zeros(1, dtype=np.int32), zeros(1))
     race = only(report, "races")

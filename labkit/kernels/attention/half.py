@@ -35,7 +35,7 @@ from labkit.kernels.attention.three_pass import (
     work_of,
 )
 from labkit.kernels.attention.wgmma import attention_flash_wgmma, takes_flash_wgmma
-from labkit.kernels.matmul.mma import CHUNK, MMA, add_product
+from labkit.kernels.matmul.mma import CHUNK, MMA, add_product, add_product_bf16
 from labkit.kernels.op import rung, uniform
 from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO
 from labkit.kernels.tolerance import EPS16, SMALLEST16
@@ -43,11 +43,13 @@ from labkit.kernels.tolerance import EPS16, SMALLEST16
 KEYS = 64  # of a tile
 
 
-def make_half_steps(size: int, down: int, keys: int, pitch: int):
+def make_half_steps(size: int, down: int, keys: int, pitch: int, bf16: bool = False):
     """The device functions of which a tile of `keys` keys is made: read_queries, add_scores, hide, take_exponentials
-    and add_values. A warp has `down` times 16 queries of `size` float16 values; rows of shared memory take `pitch`."""
+    and add_values. A warp has `down` times 16 queries of `size` float16 values, or bfloat16; rows of shared memory take
+    `pitch`."""
     DOWN, PITCH = down, pitch
     STEPS, PIECES, ACROSS = size // 16, size // CHUNK, keys // 8
+    add, pack = (add_product_bf16, ptx.pack_bf162) if bf16 else (add_product, ptx.pack_half2)
 
     # `at` is where this lane's row of a first ldmatrix begins, `piece` the 16 bytes that it wants of the row for step
     # 0, both as the swizzle has them. Step k is two pieces further: an exclusive or, for these bits of it are zero.
@@ -70,8 +72,8 @@ def make_half_steps(size: int, down: int, keys: int, pitch: int):
             for i in range(DOWN):
                 q, to = q0 + 4 * i, (i * ACROSS + 2 * pair) * 4
                 a0, a1, a2, a3 = query_words[q], query_words[q + 1], query_words[q + 2], query_words[q + 3]
-                add_product(scores, to, a0, a1, a2, a3, b0, b1)
-                add_product(scores, to + 4, a0, a1, a2, a3, b2, b3)
+                add(scores, to, a0, a1, a2, a3, b0, b1)
+                add(scores, to + 4, a0, a1, a2, a3, b2, b3)
 
     @cuda.jit(device=True)
     def hide(scores, key, seen, r):
@@ -112,15 +114,15 @@ def make_half_steps(size: int, down: int, keys: int, pitch: int):
         for i in range(DOWN):
             for n in range(4):  # rows L // 4 and 8 below, of the left 8 columns, then of the right
                 left = (i * ACROSS + 2 * k + n // 2) * 4 + n % 2 * 2
-                words[4 * i + n] = ptx.pack_half2(scores[left], scores[left + 1])
+                words[4 * i + n] = pack(scores[left], scores[left + 1])
         for pair in range(STEPS):
             place = uint32(at + (piece ^ uint32(2 * pair)) * uint32(CHUNK))
             b0, b1, b2, b3 = ptx.ldmatrix_x4_trans(shared, uint32(place + uint32(16 * k * PITCH)))
             for i in range(DOWN):
                 to = (i * PIECES + 2 * pair) * 4
                 a0, a1, a2, a3 = words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]
-                add_product(acc, to, a0, a1, a2, a3, b0, b1)
-                add_product(acc, to + 4, a0, a1, a2, a3, b2, b3)
+                add(acc, to, a0, a1, a2, a3, b0, b1)
+                add(acc, to + 4, a0, a1, a2, a3, b2, b3)
 
     return read_queries, add_scores, hide, take_exponentials, add_values
 

@@ -157,4 +157,6 @@ def _has_fences(function, depth=3):
     if any(name.startswith("threadfence") for name in (*code.co_names, *code.co_freevars)):
         return True
     called = [function.__globals__.get(name) for name in code.co_names] if depth else []
+    if depth:  # and those that a factory made, which a kernel has from its closure
+        called += [cell.cell_contents for cell in function.__closure__ or ()]
     return any(_has_fences(f.py_func, depth - 1) for f in called if hasattr(f, "py_func"))

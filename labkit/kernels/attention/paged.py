@@ -1,0 +1,295 @@
+"""Attention of one new token of each sequence over its pages, as decoding has it.
+
+    out[s, h] = sum over the tokens j of sequence s of softmax_j(q[s, h] . k[j, h // R] * scale) * v[j, h // R]
+
+Shapes  q, out (B, H, D), R = H // K; keys, values, page_table as in pages.py; lengths (B,) int32 in device memory, the
+        new token counted: its keys and values are in the cache already. Length 0 is an empty slot: its rows of out are
+        zeros. One for which the page table has no place comes out as NaN: the host does not see the lengths. float32,
+        or uint16 that holds bfloat16
+Work    4*H*D flop for each token of a sequence; the bytes of its keys and values once, 4*K*D a token in bfloat16
+Source  T. Dao et al., "Flash-Decoding" (2023); W. Kwon et al., as pages.py; for the join in the last block: CUDA C++
+        Programming Guide, "Memory Fence Functions"
+
+For a part of the keys, with scores s and values v, three things are kept for each query head:
+
+    row_max = max s        row_sum = sum of 2**(s - row_max)        acc = sum of 2**(s - row_max) * v
+
+Two parts join, in any order: both are brought to the larger row_max, and added. So lanes, warps and blocks each take
+pages of their own, and none waits for another before the end. A sequence of more than 8 pages is split over up to 16
+blocks; how many depends on its own length alone, and so do the bits of its result, in any batch. The block of a
+sequence and a head that ends last joins what all have found, in one order, and there is no second launch.
+
+A block serves all H / K query heads that share a head of keys and values (at most 8, on tensor cores 16; beyond that
+it is done in equal parts): these keys and values are read once.
+
+What it should reach
+    On an H200, 64 sequences of 4,096 tokens, H = 32, K = 8, D = 64, bfloat16: the keys and values are 537 MB, in 150 us
+    at 85% of 4.2 TB/s. By count, not measured, for the kernel on tensor cores:
+
+        under way   an SM's share of 3.57 TB/s is 27 KB a microsecond. It holds 4 blocks of 4 warps, each of which has
+                    two pages of keys and values on their way, 8 KB: 128 KB, enough for a latency of 4.7 us
+        a block     has 256 keys, 64 KB; its chain of latencies (the length, the pages' numbers, the first pages,
+                    the records, the count) is about 4 us, and with 4 at a time 9.5 us are allowed
+        arithmetic  a page takes a warp about 170 instructions: 131,072 pages are 24 us of all SMs' issue slots. With
+                    products in registers it is 560 and 79 us: beside the waits of 12 warps an SM that is the limit
+        records     8,192 blocks write and read 1.1 KB each, from L2: 9 MB both ways, 2% of the bytes
+
+    One sequence of 1,024 tokens: 64 blocks of 8 pages, the whole a chain of latencies of 4 to 5 us.
+"""
+
+import functools
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numba import uint32
+
+from labkit import cuda, device
+from labkit.device.lazy import kernel_factory
+from labkit.kernels.arguments import MAX_GRID_YZ, check_array, dynamic_shared
+from labkit.kernels.attention.paged_prefill import paged_prefill
+from labkit.kernels.attention.paged_split import (
+    MOST,
+    MOST_MMA,
+    SHORTEST,
+    SPLITS,
+    blocks_of_group,
+    make_paged_decode,
+    make_paged_decode_mma,
+    record_of,
+)
+from labkit.kernels.attention.pages import (
+    LOG2_E,
+    SIZES,
+    as_matrix,
+    attend_reference,
+    check_paged,
+    contiguous_by_torch,
+    find_length,
+    gather,
+    make_attend,
+    paged_inputs,
+    rounding_errors,
+)
+from labkit.kernels.baselines import Baseline
+from labkit.kernels.dtypes import bfloat16_of
+from labkit.kernels.matmul.mma import MMA
+from labkit.kernels.op import Op, Work, rung, uniform
+
+__all__ = ["DecodeParts", "PAGED_DECODE", "PAGED_DECODE_BF16", "decode_parts", "paged_decode", "paged_decode_mma",
+           "paged_decode_naive", "paged_decode_one_block", "paged_decode_reference", "paged_decode_split",
+           "paged_prefill"]
+NAIVE_THREADS = 32
+
+
+def paged_decode_reference(q, keys, values, page_table, lengths, scale):
+    return _of_each_sequence(attend_reference, q, keys, values, page_table, lengths, scale)
+
+
+def _of_each_sequence(attend, q, keys, values, page_table, lengths, scale):
+    """attend(rows, keys, values, first, scale) of each sequence, in its row of the output; zeros of an empty slot."""
+    out = np.zeros(q.shape)
+    for s, tokens in enumerate(lengths.astype(int)):
+        if tokens:
+            rows = (gather(cache, page_table[s], tokens) for cache in (keys, values))
+            out[s] = attend(q[s : s + 1], *rows, tokens - 1, scale)[0]
+    return out
+
+
+# --- Scratch ----------------------------------------------------------------------------------------------------------
+
+
+class DecodeParts(NamedTuple):
+    """Device memory for what blocks have found, and for how many of a sequence and a head have come. Launches that
+    run at the same time must not share it."""
+
+    partial: object
+    arrived: object
+
+
+def decode_parts(sequences: int, heads: int, size: int, dtype=np.uint16) -> DecodeParts:
+    """What paged_decode needs for up to so many sequences of so many query heads, of whatever lengths, and however many
+    heads keys and values have. dtype: that of q; all dtypes need the same."""
+    records = heads + heads // MOST  # blocks_of_group may leave the last block of a group fewer heads than it has space
+    partial = cuda.device_array(sequences * SPLITS * records * record_of(size), np.float32)
+    return DecodeParts(partial, cuda.to_device(np.zeros(sequences * heads, np.uint32)))
+
+
+@functools.cache
+def _kept_parts(sequences: int, heads: int, size: int) -> DecodeParts:
+    return decode_parts(sequences, heads, size)
+
+
+def _launch_decode(factory, most: int, splits: int, q, keys, values, page_table, lengths, out, scale, parts, stream):
+    """most: query heads that a block of such a kernel may have."""
+    ratio = check_decode(q, keys, values, page_table, lengths, out, scale)
+    sequences, heads, size = q.shape
+    kv_heads = heads // ratio
+    blocks, each = blocks_of_group(ratio, most)
+    parts = parts or _kept_parts(sequences, heads, size)
+    numbers = sequences * SPLITS * kv_heads * blocks * each * record_of(size)
+    if parts.partial.size < numbers or parts.arrived.size < sequences * kv_heads * blocks:
+        raise ValueError(f"parts are too small for {sequences} sequences of {heads} heads of {size} numbers; make them "
+                         f"with decode_parts({sequences}, {heads}, {size})")
+    kernel = factory(size, each) if factory is make_paged_decode_mma else factory(
+        size, each, np.dtype(q.dtype) == np.uint16, splits)
+    arguments = (as_matrix(q), as_matrix(keys), as_matrix(values), page_table, lengths, as_matrix(out),
+                 np.float32(scale * LOG2_E), np.uint32(ratio), np.uint32(kv_heads), *parts)
+    dynamic_shared(kernel, kernel.shared_bytes, *arguments)
+    # The sequence's length is not known here: blocks beyond its pages end at once.
+    grid = min(splits, -(-page_table.shape[1] // SHORTEST)), kv_heads * blocks, sequences
+    kernel[grid, kernel.threads, stream, kernel.shared_bytes](*arguments)
+
+
+# --- The ladder -------------------------------------------------------------------------------------------------------
+
+
+@kernel_factory
+def make_paged_decode_naive(size: int, bf16: bool):
+    attend = make_attend(size, bf16)
+
+    @cuda.jit
+    def paged_decode_naive_kernel(q, keys, values, page_table, lengths, out, scale):
+        heads, thread = uint32(q.shape[1]), uint32(cuda.grid(1))
+        sequence, head = uint32(thread // heads), uint32(thread % heads)
+        if sequence < uint32(q.shape[0]):
+            tokens, scale = find_length(lengths, sequence, uint32(page_table.shape[1]), scale)
+            attend(q, sequence, head, keys, values, page_table, sequence, tokens, out, scale)
+
+    return paged_decode_naive_kernel
+
+
+def check_decode(q, keys, values, page_table, lengths, out, scale, *, whole_lines=True) -> int:
+    """As check_paged, of one row for each sequence."""
+    ratio = check_paged(q, keys, values, page_table, out, scale, whole_lines=whole_lines)
+    sequences = q.shape[0]
+    check_array("lengths", lengths, shape=(sequences,), dtype=np.int32)
+    check_array("page_table", page_table, shape=(sequences, page_table.shape[1]), dtype=np.int32)
+    if sequences > MAX_GRID_YZ:
+        raise ValueError(f"q has {sequences:,} sequences; at most {MAX_GRID_YZ:,} are allowed")
+    return ratio
+
+
+@rung(kernel=make_paged_decode_naive(64, False), idea="one thread a sequence and head: two passes over its pages")
+def paged_decode_naive(q, keys, values, page_table, lengths, out, scale, parts=None, *, stream=0):
+    """One thread has one query, computes each score twice, and reads keys and values number by number. What paging
+    costs is one more load for each token, of the number of its page."""
+    check_decode(q, keys, values, page_table, lengths, out, scale, whole_lines=False)
+    kernel = make_paged_decode_naive(q.shape[2], q.dtype == np.uint16)
+    blocks = -(-q.shape[0] * q.shape[1] // NAIVE_THREADS)
+    kernel[blocks, NAIVE_THREADS, stream](q, keys, values, page_table, lengths, out, np.float32(scale))
+
+
+@rung(kernel=make_paged_decode(64, 4, False, 1), sizes=SIZES,
+      idea="a block for each head of keys: online softmax in registers, 16 bytes at a time")
+def paged_decode_one_block(q, keys, values, page_table, lengths, out, scale, parts=None, *, stream=0):
+    """A block has the query heads that share keys and values, and reads these once. Its four warps take pages in turn,
+    a group of lanes a key in each, with a row_max of its own: no group waits for another. A few long
+    sequences leave most of the GPU idle."""
+    _launch_decode(make_paged_decode, MOST, 1, q, keys, values, page_table, lengths, out, scale, parts, stream)
+
+
+@rung(kernel=make_paged_decode(64, 4, False, SPLITS), sizes=SIZES,
+      idea="pages split over up to 16 blocks, the last of which joins what all found")
+def paged_decode_split(q, keys, values, page_table, lengths, out, scale, parts=None, *, stream=0):
+    """As one_block, but a block takes 8 pages or more, up to a 16th of the sequence. A counter in global memory tells
+    the last block of a sequence and a head that it is the last: it joins the records of all in their order."""
+    _launch_decode(make_paged_decode, MOST, SPLITS, q, keys, values, page_table, lengths, out, scale, parts, stream)
+
+
+@rung(kernel=make_paged_decode_mma(64, 4), needs=MMA, sizes=SIZES,
+      idea="as split, on tensor cores: query heads are rows of a factor, and cp.async keeps pages on their way")
+def paged_decode_mma(q, keys, values, page_table, lengths, out, scale, parts=None, *, stream=0):
+    """For bfloat16. A page of 16 keys is one factor of mma.sync, the query heads of a group are the other. Each warp
+    has three or four pages in shared memory, most of them still on their way; the products take so few instructions
+    that loads set the time, for any ratio of heads."""
+    if np.dtype(q.dtype) != np.uint16:
+        raise ValueError(f"q has dtype {q.dtype}; on tensor cores only uint16, which holds bfloat16, is allowed")
+    _launch_decode(make_paged_decode_mma, MOST_MMA, SPLITS, q, keys, values, page_table, lengths, out, scale, parts,
+                   stream)
+
+
+def paged_decode(q, keys, values, page_table, lengths, out, scale, parts, stream=0):
+    """The rung to use. On the CPU device, where threads run one after the other, the simple one is the quickest."""
+    if not device.on_gpu():
+        launch = paged_decode_naive
+    else:
+        launch = paged_decode_mma if np.dtype(q.dtype) == np.uint16 else paged_decode_split
+    launch(q, keys, values, page_table, lengths, out, scale, parts, stream=stream)
+
+
+# --- The operations --------------------------------------------------------------------------------------------------
+
+
+def _contexts(B: int, S: int, shortest: int) -> np.ndarray:
+    """From S down to `shortest`, in equal steps."""
+    return np.linspace(S, shortest, B).round().astype(np.int32)
+
+
+def _inputs(rng, B, S, shortest, H, KV, D, dtype=np.float32):
+    lengths = _contexts(B, S, shortest)
+    keys, values, page_table = paged_inputs(rng, lengths, KV, D, dtype)
+    q = 2 * uniform(rng, B, H, D)
+    return bfloat16_of(q) if dtype == np.uint16 else q, keys, values, page_table, lengths, 1 / math.sqrt(D)
+
+
+def tolerance_decode(q, keys, values, page_table, lengths, scale, *, bf16: bool):
+    attend = functools.partial(attend_reference, tolerance=rounding_errors(bf16, q.shape[2]))
+    return _of_each_sequence(attend, q, keys, values, page_table, lengths, scale)
+
+
+def sdpa_on_contiguous(torch, q, keys, values, page_table, lengths, scale, out):
+    """SDPA, for sequences of one length whose keys and values lie end to end. Not timed: it pays for no gathering."""
+    keys, values = contiguous_by_torch(keys, values, page_table, lengths)
+    return torch.nn.functional.scaled_dot_product_attention(q[:, :, None], keys, values, scale=scale,
+                                                            enable_gqa=True)[:, :, 0]
+
+
+def _bound(launch, op: str, **more):
+    """The launcher as an Op calls it: inputs, then out."""
+    def bound(q, keys, values, page_table, lengths, scale, out, stream=0):
+        launch(q, keys, values, page_table, lengths, out, scale, stream=stream)
+
+    bound.__name__ = bound.__qualname__ = launch.__name__.replace("paged_decode", op)
+    bound.__doc__ = launch.__doc__
+    return replace(launch, launcher=bound, **more)
+
+
+def _sizes(*sizes) -> tuple[dict, ...]:
+    return tuple(dict(zip(("B", "S", "shortest", "H", "KV", "D"), size, strict=True)) for size in sizes)
+
+
+def _op(name: str, title: str, launchers, awkward, dtype) -> Op:
+    bf16 = dtype == np.uint16
+    gpu = _sizes((64, 4096, 4096, 32, 8, 64), (1, 1024, 1024, 32, 8, 64), (32, 1024, 1024, 32, 8, 64),
+                 (256, 1024, 1024, 32, 8, 64))
+    return Op(
+        name, title=title, reference=paged_decode_reference,
+        rungs=tuple(_bound(one, name) for one in launchers),
+        formula="out[s, h] = sum over the tokens j of sequence s of softmax_j(q[s, h] . k[j, h // (H // K)] * scale) "
+                "* v[j, h // (H // K)]",
+        inputs=functools.partial(_inputs, dtype=dtype),
+        shape=lambda B, S, shortest, H, KV, D: (B, H, D),
+        awkward=_sizes(*awkward),
+        tolerance=functools.partial(tolerance_decode, bf16=bf16),
+        by_row=(0, 3, 4), dtype=dtype,
+        work=Work(
+            flops=lambda B, S, shortest, H, KV, D: 4 * int(_contexts(B, S, shortest).sum()) * H * D,
+            bytes=lambda B, S, shortest, H, KV, D: 2 * np.dtype(dtype).itemsize * D * (
+                int(_contexts(B, S, shortest).sum()) * KV + B * H),
+            timed_gpu=gpu[0], also_gpu=gpu[1:], timed_cpu=_sizes((2, 100, 100, 4, 2, 32))[0],
+            peak="f16" if bf16 else "fp32",
+        ),
+        baselines=(Baseline("PyTorch", "torch", sdpa_on_contiguous, "SDPA on contiguous keys and values"),),
+    )
+
+
+PAGED_DECODE = _op(
+    "paged_decode", "Attention of one token over a paged cache",
+    (paged_decode_naive, paged_decode_one_block, paged_decode_split),
+    ((1, 1, 1, 1, 1, 32), (3, 33, 0, 6, 2, 80), (4, 300, 15, 4, 4, 64)), np.float32)
+PAGED_DECODE_BF16 = _op(
+    "paged_decode_bf16", "Attention of one token over a paged cache, in bfloat16",
+    (paged_decode_naive, paged_decode_one_block, paged_decode_split, paged_decode_mma),
+    ((1, 1, 1, 1, 1, 32), (3, 33, 0, 14, 2, 64), (4, 300, 15, 4, 4, 64)), np.uint16)

@@ -1,0 +1,283 @@
+"""Attention of the new tokens of several sequences over their pages, in one launch: a prompt, a part of one, the rest
+of one whose beginning was in the cache, and single tokens beside them.
+
+    out[t, h] = sum over the tokens j <= t of t's sequence of softmax_j(q[t, h] . k[j, h // R] * scale) * v[j, h // R]
+
+Shapes  q, out (T, H, D), R = H // K; keys, values, page_table as in pages.py; begins, lengths, contexts (B,) int32 in
+        device memory: sequence s has the rows begins[s] to begins[s] + lengths[s] - 1, which are the last lengths[s] of
+        its contexts[s] tokens; the keys and values of all of them are in the cache already. A length may be 0. longest:
+        no length is larger; it sets the grid. float32, or uint16 that holds bfloat16
+Work    4*H*D flop for each pair of a row and a token that it sees; the bytes of q, out and of the keys and values once
+Source  as half.py, flash.py and pages.py; the kernels with tiles are in paged_tiles.py
+
+Rows of no sequence may hold anything: none is read, and their rows of out are not written. What cannot be computed
+whole comes out as NaN: a length above `longest` or beyond the last row, a context for which the page table has no
+place or which is shorter than its length: the host does not see them.
+
+A row has the same result, bit for bit, in one launch for the whole prompt, in parts, and in any company.
+
+What it should reach
+    On an H200, one prompt of 4,096 tokens, H = 32, K = 8, D = 64, bfloat16: 68.7 GFLOP, causal. By count, not measured:
+    64 keys for the 32 rows of a warp are 128 mma.sync, about 830 clocks of a quarter of an SM at the 60% of its peak
+    that mma.sync reaches; 68 exponentials of a warp, 540; and about 950 instructions in all. Two warps of a quarter
+    overlap these in part: 1,200 to 1,700 clocks, 133,000 times for 528 quarters, are 0.17 to 0.25 ms a layer. Sixteen
+    layers are 3 to 4 of the 17 ms in which 4,096 tokens are to pass through the whole model.
+"""
+
+import functools
+import math
+from dataclasses import replace
+
+import numpy as np
+from numba import uint32
+
+from labkit import cuda, device
+from labkit.device.lazy import kernel_factory
+from labkit.kernels.arguments import MAX_GRID_YZ, check_array, dynamic_shared
+from labkit.kernels.attention.flash import ASYNC, THREADS
+from labkit.kernels.attention.heads import find_sentence
+from labkit.kernels.attention.paged_tiles import make_paged_prefill, make_paged_prefill_mma
+from labkit.kernels.attention.pages import (
+    LOG2_E,
+    SIZES,
+    as_matrix,
+    attend_reference,
+    check_paged,
+    contiguous_by_torch,
+    find_context,
+    gather,
+    make_attend,
+    paged_inputs,
+    rounding_errors,
+)
+from labkit.kernels.attention.sentences import begins_of
+from labkit.kernels.attention.sentences_flash import multiprocessors
+from labkit.kernels.baselines import Baseline
+from labkit.kernels.dtypes import bfloat16_of
+from labkit.kernels.matmul.mma import MMA
+from labkit.kernels.op import Op, Work, rung, uniform
+
+NAIVE_THREADS = 32
+
+
+def paged_prefill_reference(q, keys, values, page_table, begins, lengths, contexts, scale, longest):
+    return _of_each_sequence(attend_reference, q, keys, values, page_table, begins, lengths, contexts, scale)
+
+
+def _of_each_sequence(attend, q, keys, values, page_table, begins, lengths, contexts, scale):
+    """attend(rows, keys, values, first, scale) of each sequence, in its rows of the output; the others are NaN."""
+    out = np.full(q.shape, np.nan)
+    for s, (begin, length, tokens) in enumerate(zip(begins.astype(int), lengths.astype(int), contexts.astype(int),
+                                                    strict=True)):
+        if length:
+            rows = slice(begin, begin + length)
+            out[rows] = attend(q[rows], *(gather(cache, page_table[s], tokens) for cache in (keys, values)),
+                               tokens - length, scale)
+    return out
+
+
+# --- One thread a row and head ----------------------------------------------------------------------------------------
+
+
+@kernel_factory
+def make_paged_prefill_naive(size: int, bf16: bool):
+    attend = make_attend(size, bf16)
+
+    @cuda.jit
+    def paged_prefill_naive_kernel(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest):
+        head, sequence = uint32(cuda.blockIdx.y), uint32(cuda.blockIdx.z)
+        row = uint32(uint32(cuda.blockIdx.x) * uint32(NAIVE_THREADS) + uint32(cuda.threadIdx.x))
+        begin, tokens, scale = find_sentence(begins, lengths, sequence, uint32(q.shape[0]), longest, scale)
+        before, keys_seen, scale = find_context(contexts, sequence, tokens, uint32(page_table.shape[1]), scale)
+        if row < tokens:
+            attend(q, uint32(begin + row), head, keys, values, page_table, sequence,
+                   min(uint32(before + row + uint32(1)), keys_seen), out, scale)
+
+    return paged_prefill_naive_kernel
+
+
+# --- The ladder -------------------------------------------------------------------------------------------------------
+
+
+def check_prefill(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, *,
+                  whole_lines=True) -> int:
+    """As check_paged; what begins, lengths and contexts hold is checked by the kernels."""
+    ratio = check_paged(q, keys, values, page_table, out, scale, whole_lines=whole_lines)
+    check_array("lengths", lengths, ndim=1, dtype=np.int32)
+    check_array("begins", begins, shape=lengths.shape, dtype=np.int32)
+    check_array("contexts", contexts, shape=lengths.shape, dtype=np.int32)
+    check_array("page_table", page_table, shape=(lengths.size, page_table.shape[1]), dtype=np.int32)
+    if not isinstance(longest, (int, np.integer)) or not 1 <= longest <= q.shape[0]:
+        raise ValueError(f"longest is {longest!r}; it must be a whole number from 1 to the {q.shape[0]:,} rows of q, "
+                         f"and no length may be larger")
+    if lengths.size > MAX_GRID_YZ or q.shape[1] > MAX_GRID_YZ:
+        raise ValueError(f"{lengths.size:,} sequences of {q.shape[1]:,} heads are too many; at most {MAX_GRID_YZ:,} of "
+                         f"each are allowed")
+    return ratio
+
+
+@rung(kernel=make_paged_prefill_naive(64, False), idea="one thread a row and head: two passes over the tokens it sees")
+def paged_prefill_naive(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, *, stream=0):
+    """One thread has one query, computes each score twice, and reads keys and values number by number, for itself
+    alone."""
+    check_prefill(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, whole_lines=False)
+    kernel = make_paged_prefill_naive(q.shape[2], np.dtype(q.dtype) == np.uint16)
+    grid = -(-longest // NAIVE_THREADS), q.shape[1], lengths.size
+    kernel[grid, NAIVE_THREADS, stream](q, keys, values, page_table, begins, lengths, contexts, out, np.float32(scale),
+                                        np.uint32(longest))
+
+
+def rows_of_thread(size: int, heads: int, sequences: int, longest: int) -> int:
+    """How many queries a thread of paged_prefill_flash has: as many as sequences need and as leave a block for each
+    SM."""
+    wanted, groups = multiprocessors(), THREADS // (8 if size % 32 == 0 else 4)
+    down = 4 if device.on_gpu() else 1
+    while down > 1 and (down * groups // 2 >= longest or heads * sequences * -(-longest // (down * groups)) < wanted):
+        down //= 2
+    return down
+
+
+@rung(kernel=make_paged_prefill(64, 4), needs=ASYNC, sizes=f"float32, {SIZES}",
+      idea="tiles of keys, corrected accumulators: no score goes to memory")
+def paged_prefill_flash(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, *, stream=0):
+    """As attention_flash, one launch for all sequences: a block takes 16 to 128 queries of one head of one sequence,
+    and looks up the pages of each tile of keys. For float32."""
+    check_prefill(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest)
+    if np.dtype(q.dtype) != np.float32:
+        raise ValueError(f"q has dtype {q.dtype}; without tensor cores only float32 is allowed")
+    down = rows_of_thread(q.shape[2], q.shape[1], lengths.size, longest)
+    _launch(make_paged_prefill(q.shape[2], down), q, keys, values, page_table, begins, lengths, contexts, out, scale,
+            longest, stream)
+
+
+FORMS = ((4, 2), (4, 1), (2, 1), (1, 1))  # warps of a block, and 16 queries so many times for each
+
+
+def prefill_form(size: int, heads: int, sequences: int, longest: int) -> tuple[int, int]:
+    """(warps, down): the most queries a block of which a smaller one would not do, and of which there is a block for
+    each SM."""
+    wanted = multiprocessors()
+    # The widest takes a CPU twice as long to compile, and is no quicker there.
+    for warps, down in FORMS if size <= 64 and wanted > 1 else FORMS[1:]:
+        rows = 16 * warps * down
+        if rows // 2 < longest and heads * sequences * -(-longest // rows) >= wanted:
+            break
+    return warps, down
+
+
+@rung(kernel=make_paged_prefill_mma(64, 4, 2), needs=MMA, sizes=f"bfloat16, {SIZES}",
+      idea="tiles of keys on tensor cores: scores and weights stay in registers")
+def paged_prefill_mma(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, *, stream=0):
+    """As attention_flash_half, in bfloat16: a block takes 16 to 128 queries of one head of one sequence, and cp.async
+    brings the next tile from its pages while this one is multiplied. A warp leaves out tiles that none of its queries
+    sees."""
+    check_prefill(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest)
+    if np.dtype(q.dtype) != np.uint16:
+        raise ValueError(f"q has dtype {q.dtype}; on tensor cores only uint16, which holds bfloat16, is allowed")
+    form = prefill_form(q.shape[2], q.shape[1], lengths.size, longest)
+    _launch(make_paged_prefill_mma(q.shape[2], *form), q, keys, values, page_table, begins, lengths, contexts, out,
+            scale, longest, stream)
+
+
+def _launch(kernel, q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, stream):
+    """Launches a kernel that one of the last two factories made. Arguments are checked before."""
+    rows, heads, size = q.shape
+    tiles = -(-longest // kernel.rows)
+    if tiles > MAX_GRID_YZ:
+        raise ValueError(f"longest is {longest:,}; at most {MAX_GRID_YZ * kernel.rows:,} are allowed")
+    arguments = (q.reshape(rows, heads * size), as_matrix(keys), as_matrix(values), page_table, begins, lengths,
+                 contexts, out.reshape(rows, heads * size), np.float32(scale * LOG2_E), np.uint32(longest),
+                 np.uint32(keys.shape[1]))
+    dynamic_shared(kernel, kernel.shared_bytes, *arguments)
+    kernel[(heads, tiles, lengths.size), kernel.threads, stream, kernel.shared_bytes](*arguments)
+
+
+def paged_prefill(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, stream=0):
+    """The rung to use. On the CPU device, where threads run one after the other, the simple one is the quickest."""
+    if not device.on_gpu():
+        launch = paged_prefill_naive
+    else:
+        launch = paged_prefill_mma if np.dtype(q.dtype) == np.uint16 else paged_prefill_flash
+    launch(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, stream=stream)
+
+
+# --- The operations --------------------------------------------------------------------------------------------------
+
+
+def _lengths(B: int, S: int, shortest: int) -> np.ndarray:
+    """From S down to `shortest`, in equal steps."""
+    return np.linspace(S, shortest, B).round().astype(np.int32)
+
+
+def _inputs(rng, B, S, shortest, before, H, KV, D, dtype=np.float32):
+    lengths = _lengths(B, S, shortest)
+    contexts = (lengths + before).astype(np.int32)
+    keys, values, page_table = paged_inputs(rng, contexts, KV, D, dtype)
+    q = 2 * uniform(rng, int(lengths.sum()), H, D)
+    q = bfloat16_of(q) if dtype == np.uint16 else q
+    return q, keys, values, page_table, begins_of(lengths), lengths, contexts, 1 / math.sqrt(D), S
+
+
+def tolerance_prefill(q, keys, values, page_table, begins, lengths, contexts, scale, longest, *, bf16: bool):
+    attend = functools.partial(attend_reference, tolerance=rounding_errors(bf16, q.shape[2]))
+    return _of_each_sequence(attend, q, keys, values, page_table, begins, lengths, contexts, scale)
+
+
+def sdpa_on_contiguous(torch, q, keys, values, page_table, begins, lengths, contexts, scale, longest, out):
+    """SDPA, for prompts of one length and nothing before, whose keys and values lie end to end. Not timed: it pays for
+    no gathering."""
+    keys, values = contiguous_by_torch(keys, values, page_table, contexts)
+    queries = q.view(len(keys), -1, *q.shape[1:]).transpose(1, 2)
+    attended = torch.nn.functional.scaled_dot_product_attention(queries, keys, values, scale=scale, is_causal=True,
+                                                                enable_gqa=True)
+    return attended.transpose(1, 2).reshape(q.shape)
+
+
+def _bound(launch, op: str):
+    """The launcher as an Op calls it: inputs, then out."""
+    def bound(q, keys, values, page_table, begins, lengths, contexts, scale, longest, out, stream=0):
+        launch(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest, stream=stream)
+
+    bound.__name__ = bound.__qualname__ = launch.__name__.replace("paged_prefill", op)
+    bound.__doc__ = launch.__doc__
+    return replace(launch, launcher=bound)
+
+
+def _sizes(*sizes) -> tuple[dict, ...]:
+    return tuple(dict(zip(("B", "S", "shortest", "before", "H", "KV", "D"), size, strict=True)) for size in sizes)
+
+
+def _pairs(B: int, S: int, shortest: int, before: int) -> int:
+    """Pairs of a row and a token that it sees."""
+    lengths = _lengths(B, S, shortest).astype(np.int64)
+    return int((lengths * before + lengths * (lengths + 1) // 2).sum())
+
+
+def _op(name: str, title: str, launchers, awkward, dtype) -> Op:
+    bf16 = dtype == np.uint16
+    gpu = _sizes((1, 4096, 4096, 0, 32, 8, 64), (1, 1024, 1024, 0, 32, 8, 64), (16, 512, 512, 0, 32, 8, 64))
+    return Op(
+        name, title=title, reference=paged_prefill_reference, rungs=tuple(_bound(one, name) for one in launchers),
+        formula="out[t, h] = sum over the tokens j <= t of t's sequence of softmax_j(q[t, h] . k[j, h // (H // K)] * "
+                "scale) * v[j, h // (H // K)]",
+        inputs=functools.partial(_inputs, dtype=dtype),
+        shape=lambda B, S, shortest, before, H, KV, D: (int(_lengths(B, S, shortest).sum()), H, D),
+        awkward=_sizes(*awkward),
+        tolerance=functools.partial(tolerance_prefill, bf16=bf16),
+        by_row=(), dtype=dtype,
+        work=Work(
+            flops=lambda B, S, shortest, before, H, KV, D: 4 * _pairs(B, S, shortest, before) * H * D,
+            bytes=lambda B, S, shortest, before, H, KV, D: 2 * np.dtype(dtype).itemsize * D * (
+                int(_lengths(B, S, shortest).sum()) * (H + KV) + B * before * KV),
+            timed_gpu=gpu[0], also_gpu=gpu[1:], timed_cpu=_sizes((2, 17, 17, 0, 4, 2, 32))[0], unit="TFLOP/s",
+            peak="f16" if bf16 else "fp32",
+        ),
+        baselines=(Baseline("PyTorch", "torch", sdpa_on_contiguous, "SDPA on contiguous keys and values"),),
+    )
+
+
+PAGED_PREFILL = _op("paged_prefill", "Causal attention over a paged cache", (paged_prefill_naive, paged_prefill_flash),
+                    ((1, 1, 1, 0, 1, 1, 32), (3, 33, 0, 17, 6, 2, 80), (2, 70, 15, 40, 4, 4, 64)), np.float32)
+PAGED_PREFILL_BF16 = _op("paged_prefill_bf16", "Causal attention over a paged cache, in bfloat16",
+                         (paged_prefill_naive, paged_prefill_mma),
+                         ((1, 1, 1, 0, 1, 1, 32), (3, 33, 0, 17, 6, 2, 80), (2, 70, 15, 40, 4, 4, 64)), np.uint16)

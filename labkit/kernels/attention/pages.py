@@ -1,0 +1,274 @@
+"""The paged KV cache: keys and values lie in pages of 16 tokens, and a table says which pages are a sequence's.
+
+    token j of sequence s:  page = page_table[s, j // PAGE],  keys[page, head, j % PAGE],  values[page, head, j % PAGE]
+
+Shapes  keys, values (pages, K, PAGE, D), float32, or uint16 that holds bfloat16; page_table (B, max_pages) int32, of
+        which only the entries of pages in use are read: behind them anything may stand. H query heads, K heads of keys
+        and values, H a multiple of K: query head h reads head h // (H // K)
+Source  W. Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention" (2023),
+        https://arxiv.org/abs/2309.06180
+
+The tokens of one head in one page are PAGE * D numbers end to end, 2 KB of bfloat16 for D = 64: pages may lie anywhere,
+and memory is still read in whole lines.
+"""
+
+import math
+
+import numpy as np
+from numba import float32, uint16, uint32
+
+from labkit import cuda
+from labkit.device import ptx
+from labkit.kernels.arguments import aligned, check_array
+from labkit.kernels.attention.heads import NOT_A_NUMBER
+from labkit.kernels.dtypes import bfloat16_of, float64_of
+from labkit.kernels.op import uniform
+from labkit.kernels.tolerance import EPS32
+
+PAGE = 16  # tokens
+STEP, WIDEST = 16, 128  # what the kernels that move 16 bytes at a time take: heads of a multiple of 16 numbers
+SIZES = f"heads of a multiple of {STEP} numbers, at most {WIDEST}"
+EPS_BF16 = 2.0**-7  # the gap between 1 and the next bfloat16
+LOG2_E = math.log2(math.e)
+DTYPES = (np.dtype(np.float32), np.dtype(np.uint16))
+
+
+# --- On the host ------------------------------------------------------------------------------------------------------
+
+
+def pages_for(tokens: int) -> int:
+    """How many pages so many tokens fill; the last one perhaps in part."""
+    return -(-tokens // PAGE)
+
+
+def cache_shape(pages: int, kv_heads: int, size: int) -> tuple[int, int, int, int]:
+    """The shape of a layer's keys, and of its values."""
+    return pages, kv_heads, PAGE, size
+
+
+def page_table_of(pages, max_pages: int | None = None, fill: int = -1) -> np.ndarray:
+    """(B, max_pages) int32 of each sequence's list of pages; `fill` stands behind a sequence's last one."""
+    pages = [list(each) for each in pages]
+    longest = max((len(each) for each in pages), default=0)
+    width = max(1, longest) if max_pages is None else max_pages
+    if longest > width:
+        raise ValueError(f"max_pages is {width}; a sequence has {longest} pages")
+    table = np.full((len(pages), width), fill, np.int32)
+    for row, each in zip(table, pages, strict=True):
+        row[: len(each)] = each
+    return table
+
+
+def gather(cache: np.ndarray, page_row: np.ndarray, tokens: int) -> np.ndarray:
+    """(tokens, K, D): what the pages of one sequence hold, end to end."""
+    chosen = cache[page_row[: pages_for(tokens)]]  # (pages, K, PAGE, D)
+    return np.moveaxis(chosen, 1, 2).reshape(-1, *cache.shape[1::2])[:tokens]
+
+
+def place(cache: np.ndarray, page_row: np.ndarray, rows: np.ndarray) -> None:
+    """The opposite of gather: writes rows (tokens, K, D) of one sequence to its pages."""
+    for j in range(0, len(rows), PAGE):
+        part = rows[j : j + PAGE]
+        cache[page_row[j // PAGE], :, : len(part)] = np.moveaxis(part, 0, 1)
+
+
+def paged_inputs(rng: np.random.Generator, contexts, kv_heads: int, size: int, dtype) -> tuple:
+    """(keys, values, page_table) with sequences of so many tokens in pages that are shuffled, one of them unused. What
+    no token owns is NaN, and so are the entries of the table behind a sequence's last page: numbers of no page."""
+    contexts = [int(tokens) for tokens in contexts]
+    counts = [pages_for(tokens) for tokens in contexts]
+    order = rng.permutation(sum(counts) + 1)
+    ends = np.cumsum(counts)
+    lists = [order[end - count : end] for end, count in zip(ends, counts, strict=True)]
+    shape = cache_shape(len(order), kv_heads, size)
+    keys, values = 2 * uniform(rng, *shape), 2 * uniform(rng, *shape)
+    for cache in (keys, values):
+        for tokens, pages in zip(contexts, lists, strict=True):
+            if tokens % PAGE:
+                cache[pages[-1], :, tokens % PAGE :] = np.nan
+        cache[order[-1]] = np.nan
+    if np.dtype(dtype) == np.uint16:
+        keys, values = bfloat16_of(keys), bfloat16_of(values)
+    table = page_table_of(lists, max_pages=max(1, *counts) + 1)
+    behind = np.arange(table.shape[1]) >= np.array(counts)[:, None]
+    table[behind] = rng.choice(np.array([-1, -(2**31), 2**31 - 1], np.int32), int(behind.sum()))
+    return keys, values, table
+
+
+# --- The truth, and how far a kernel may be from it -------------------------------------------------------------------
+
+
+def attend_reference(queries, keys, values, first: int, scale: float, tolerance=None) -> np.ndarray:
+    """Rows (n, H, D), the tokens first, first + 1, ... of a sequence whose keys and values are (tokens, K, D): each
+    sees the tokens up to its own. In float64. With `tolerance`, not the result but tolerance(weights, scores,
+    |q| . |k|, values) of each head."""
+    queries, keys, values = (float64_of(np.ascontiguousarray(each)) for each in (queries, keys, values))
+    out = np.empty(queries.shape)
+    ratio = queries.shape[1] // keys.shape[1]
+    seen = np.arange(len(keys)) <= first + np.arange(len(queries))[:, None]
+    for head in range(queries.shape[1]):
+        q, k, v = queries[:, head], keys[:, head // ratio], values[:, head // ratio]
+        scores = q @ k.T * scale
+        masked = np.where(seen, scores, -np.inf)
+        weights = np.exp(masked - masked.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        if tolerance is None:
+            out[:, head] = weights @ v
+        else:
+            sizes = np.where(seen, np.abs(q) @ np.abs(k).T * abs(scale), 0.0)
+            out[:, head] = tolerance(weights, np.where(seen, scores, 0.0), sizes, v)
+    return out
+
+
+def rounding_errors(bf16: bool, size: int):
+    """What attend_reference takes as tolerance. A score is a sum of `size` products; to its error come the roundings of
+    the difference from row_max and of the exponential. An error e of score j moves the result by w_j e (v_j - result),
+    nothing for a single key; then the sums are rounded. In bfloat16 each exponential and the result are, too, of which
+    twice is allowed."""
+    def errors(weights, scores, sizes, values):
+        below = np.abs(scores).max(axis=1, keepdims=True) + np.abs(scores)
+        moved = weights * (2 * math.sqrt(size) * sizes + below + 4)
+        sums = weights @ np.abs(values)
+        # |v_j - result| <= (1 - w_j) |v_j| + sum of w_i |v_i| over the others
+        found = (moved * (1 - 2 * weights)) @ np.abs(values) + moved.sum(axis=1, keepdims=True) * sums
+        found = EPS32 * (found + (8 + 2 * math.sqrt(len(values))) * sums)
+        if bf16:
+            found += EPS_BF16 * (sums + np.abs(weights @ values))
+        return found
+
+    return errors
+
+
+def contiguous_by_torch(keys, values, page_table, contexts) -> tuple:
+    """(B, K, tokens, D) keys and values of sequences of one length, PyTorch's tensors, gathered once for each cache."""
+    tokens = getattr(keys, "rows_of_sequences", None)
+    if tokens is None:
+        count = int(contexts[0])
+        chosen = page_table[:, : pages_for(count)].long()
+        keys.rows_of_sequences = tokens = tuple(  # (B, pages, K, PAGE, D) -> (B, K, pages * PAGE, D)
+            cache[chosen].transpose(1, 2).flatten(2, 3)[:, :, :count].contiguous() for cache in (keys, values))
+    return tokens
+
+
+# --- What the launchers share -----------------------------------------------------------------------------------------
+
+
+def check_paged(q, keys, values, page_table, out, scale, *, whole_lines: bool = True) -> int:
+    """How many query heads share a head of keys and values; or an error that names the argument. whole_lines: the
+    kernel moves 16 bytes at a time."""
+    dtype = np.dtype(getattr(q, "dtype", np.float32))
+    if dtype not in DTYPES:
+        raise TypeError(f"q has dtype {dtype}; only float32 and uint16, which holds bfloat16, are allowed")
+    check_array("q", q, ndim=3, dtype=dtype)
+    check_array("keys", keys, ndim=4, dtype=dtype)
+    _, heads, size = q.shape
+    pages, kv_heads = keys.shape[:2]
+    if keys.shape[2:] != (PAGE, size):
+        raise ValueError(f"keys has shape {tuple(keys.shape)}; it must be (pages, K, {PAGE}, {size}): pages of {PAGE} "
+                         f"tokens, and heads as large as those of q")
+    check_array("values", values, shape=(pages, kv_heads, PAGE, size), dtype=dtype)
+    check_array("page_table", page_table, ndim=2, dtype=np.int32)
+    check_array("out", out, shape=q.shape, dtype=dtype)
+    if heads % kv_heads:
+        raise ValueError(f"q has {heads} heads and keys {kv_heads}; the first must be a multiple of the second")
+    if not 0 < scale < math.inf:
+        raise ValueError(f"scale is {scale}; it must be above 0, usually 1 / sqrt({size})")
+    if whole_lines and (size % STEP or size > WIDEST):
+        raise ValueError(f"a head has {size} numbers; it must be a multiple of {STEP}, at most {WIDEST}")
+    if whole_lines and not aligned(q, keys, values, out):
+        raise ValueError("q, keys, values and out must begin at a multiple of 16 bytes; one is a view that does not")
+    return heads // kv_heads
+
+
+def as_matrix(array):
+    """The same numbers with all axes but the last as one."""
+    return array.reshape(array.size // array.shape[-1], array.shape[-1])
+
+
+# --- Device functions -------------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def find_length(lengths, sequence, max_pages, scale):
+    """(tokens of the sequence, the scale of its scores): NaN where the page table has no place for so many."""
+    tokens, most = uint32(lengths[sequence]), uint32(max_pages * uint32(PAGE))
+    if tokens > most:
+        tokens, scale = most, NOT_A_NUMBER
+    return tokens, scale
+
+
+@cuda.jit(device=True)
+def find_context(contexts, sequence, tokens, max_pages, scale):
+    """(tokens before the sequence's first row, its keys, the scale of its scores). Where the table has no place for so
+    many keys, or there are fewer keys than rows, the scale is NaN, and so becomes what is written."""
+    context = uint32(contexts[sequence])
+    keys = min(context, uint32(max_pages * uint32(PAGE)))
+    before = uint32(keys - tokens)
+    if keys < context or keys < tokens:
+        before, scale = uint32(0), NOT_A_NUMBER
+    return before, keys, scale
+
+
+def make_access(bf16: bool):
+    """The device functions (number, store): an element as float32, and a float32 as an element."""
+    if bf16:
+        @cuda.jit(device=True)
+        def number(element):
+            return ptx.bits_float(uint32(uint32(element) << uint32(16)))
+
+        @cuda.jit(device=True)
+        def element(value):
+            return uint16(ptx.pack_bf162(value, float32(0.0)) & uint32(0xFFFF))
+    else:
+        @cuda.jit(device=True)
+        def number(element):
+            return element
+
+        @cuda.jit(device=True)
+        def element(value):
+            return value
+
+    return number, element
+
+
+def make_attend(size: int, bf16: bool):
+    """A device function: one query against its keys in two passes, by one thread. First the maximum of the scores, then
+    each score once more, its exponential and the weighted value. Paging is the one line that finds the page."""
+    SIZE = size
+    number, element = make_access(bf16)
+
+    @cuda.jit(device=True)
+    def score_of(q, row, head, keys, page, kv_head, j):
+        score = float32(0.0)
+        i = uint32(0)
+        while i < uint32(SIZE):
+            score += number(q[row, head, i]) * number(keys[page, kv_head, j % uint32(PAGE), i])
+            i += uint32(1)
+        return score
+
+    @cuda.jit(device=True)
+    def attend(q, row, head, keys, values, page_table, sequence, seen, out, scale):
+        acc = cuda.local.array(SIZE, float32)
+        kv_head = uint32(head // uint32(uint32(q.shape[1]) // uint32(keys.shape[1])))
+        for i in range(SIZE):
+            acc[i] = float32(0.0)
+        row_max = float32(-np.inf)
+        j = uint32(0)
+        while j < seen:
+            page = uint32(page_table[sequence, j // uint32(PAGE)])
+            row_max = max(row_max, score_of(q, row, head, keys, page, kv_head, j) * scale)
+            j += uint32(1)
+        row_sum = float32(0.0)
+        j = uint32(0)
+        while j < seen:
+            page = uint32(page_table[sequence, j // uint32(PAGE)])
+            exponential = math.exp(score_of(q, row, head, keys, page, kv_head, j) * scale - row_max)
+            row_sum += exponential
+            for i in range(SIZE):
+                acc[i] += exponential * number(values[page, kv_head, j % uint32(PAGE), i])
+            j += uint32(1)
+        share = float32(0.0) if seen == uint32(0) else float32(1.0) / row_sum
+        for i in range(SIZE):
+            out[row, head, i] = element(acc[i] * share)
+
+    return attend

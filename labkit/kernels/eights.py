@@ -1,0 +1,169 @@
+"""Float32 and bfloat16 from one source: how a kernel reads and writes a number, or eight neighbours of a row at once.
+
+A factory takes the name of a dtype and gets its device functions: `one = ACCESS[dtype]`, then one.load(array, i) is a
+float32 whatever the array holds. Eight neighbours are 128 bits of bfloat16, in one access, or 256 bits of float32, in
+two. bfloat16 lies in arrays of uint16.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numba import float32, int32, uint32
+
+from labkit import cuda
+from labkit.device import ptx
+from labkit.kernels.arguments import aligned
+from labkit.kernels.dtypes import bfloat16_of, float32_of
+
+ZERO = float32(0.0)
+FLOAT32, BFLOAT16 = "float32", "bfloat16"
+ARRAYS_OF = {FLOAT32: np.dtype(np.float32), BFLOAT16: np.dtype(np.uint16)}
+
+
+# --- float32 ----------------------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def load_f32(array, i):
+    return array[i]
+
+
+@cuda.jit(device=True)
+def store_f32(array, i, value):
+    array[i] = value
+
+
+@cuda.jit(device=True)
+def as_it_is(value):
+    return value
+
+
+@cuda.jit(device=True)
+def load_eight_f32(local, at, array, i, left):
+    a, b, c, d = ZERO, ZERO, ZERO, ZERO
+    e, f, g, h = ZERO, ZERO, ZERO, ZERO
+    if left > 0:  # all eight or none
+        a, b, c, d = ptx.load_global4(array, i)
+        e, f, g, h = ptx.load_global4(array, uint32(i + uint32(4)))
+    local[at], local[at + 1], local[at + 2], local[at + 3] = a, b, c, d
+    local[at + 4], local[at + 5], local[at + 6], local[at + 7] = e, f, g, h
+
+
+@cuda.jit(device=True)
+def store_eight_f32(array, i, left, local, at):
+    if left > 0:
+        ptx.store_global4(array, i, local[at], local[at + 1], local[at + 2], local[at + 3])
+        ptx.store_global4(array, uint32(i + uint32(4)), local[at + 4], local[at + 5], local[at + 6], local[at + 7])
+
+
+@cuda.jit(device=True)
+def load_singles_f32(local, at, array, i, left):
+    for e in range(8):
+        local[at + e] = array[uint32(i + uint32(e))] if left > int32(e) else ZERO
+
+
+@cuda.jit(device=True)
+def store_singles_f32(array, i, left, local, at):
+    for e in range(8):
+        if left > int32(e):
+            array[uint32(i + uint32(e))] = local[at + e]
+
+
+# --- bfloat16 ---------------------------------------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def load_bf16(array, i):
+    return ptx.bits_float(uint32(uint32(array[i]) << uint32(16)))  # a bfloat16 is the upper half of a float32
+
+
+@cuda.jit(device=True)
+def store_bf16(array, i, value):
+    array[i] = ptx.pack_bf162(value, ZERO)
+
+
+@cuda.jit(device=True)
+def round_bf16(value):
+    low, _ = ptx.unpack_bf162(ptx.pack_bf162(value, ZERO))
+    return low
+
+
+@cuda.jit(device=True)
+def load_eight_bf16(local, at, array, i, left):
+    a, b, c, d = uint32(0), uint32(0), uint32(0), uint32(0)
+    if left > 0:  # all eight or none
+        a, b, c, d = ptx.load_global4(array, i)
+    local[at], local[at + 1] = ptx.unpack_bf162(a)
+    local[at + 2], local[at + 3] = ptx.unpack_bf162(b)
+    local[at + 4], local[at + 5] = ptx.unpack_bf162(c)
+    local[at + 6], local[at + 7] = ptx.unpack_bf162(d)
+
+
+@cuda.jit(device=True)
+def store_eight_bf16(array, i, left, local, at):
+    if left > 0:
+        ptx.store_global4(array, i, ptx.pack_bf162(local[at], local[at + 1]),
+                          ptx.pack_bf162(local[at + 2], local[at + 3]), ptx.pack_bf162(local[at + 4], local[at + 5]),
+                          ptx.pack_bf162(local[at + 6], local[at + 7]))
+
+
+@cuda.jit(device=True)
+def load_singles_bf16(local, at, array, i, left):
+    for e in range(8):
+        local[at + e] = load_bf16(array, uint32(i + uint32(e))) if left > int32(e) else ZERO
+
+
+@cuda.jit(device=True)
+def store_singles_bf16(array, i, left, local, at):
+    for e in range(8):
+        if left > int32(e):
+            store_bf16(array, uint32(i + uint32(e)), local[at + e])
+
+
+# --- By the name of the dtype -----------------------------------------------------------------------------------------
+
+
+class Access(NamedTuple):
+    """load(array, i) and store(array, i, value): one number. rounded(value): as it is stored. eight and singles: pairs
+    of load(local, at, array, i, left) and store(array, i, left, local, at), between eight neighbours of the array and
+    local[at] to local[at + 7], float32 in registers. `left` of the neighbours are inside the row: the others load as
+    zero and are not stored. eight: all are inside or none, and begin at a multiple of 16 bytes."""
+
+    load: Callable
+    store: Callable
+    rounded: Callable
+    eight: tuple[Callable, Callable]
+    singles: tuple[Callable, Callable]
+
+    def neighbours(self, together: bool) -> tuple[Callable, Callable]:
+        return self.eight if together else self.singles
+
+
+ACCESS = {
+    FLOAT32: Access(load_f32, store_f32, as_it_is, (load_eight_f32, store_eight_f32),
+                    (load_singles_f32, store_singles_f32)),
+    BFLOAT16: Access(load_bf16, store_bf16, round_bf16, (load_eight_bf16, store_eight_bf16),
+                     (load_singles_bf16, store_singles_bf16)),
+}
+
+
+def dtype_of(name: str, array) -> str:
+    """FLOAT32 or BFLOAT16; TypeError, which names the argument, for another dtype."""
+    dtype = np.dtype(getattr(array, "dtype", np.float32))  # what is no array is refused by check_array
+    for known, of in ARRAYS_OF.items():
+        if dtype == of:
+            return known
+    raise TypeError(f"{name} has dtype {dtype}; float32 and uint16, which holds bfloat16, are allowed")
+
+
+def in_eights(columns: int, *arrays) -> bool:
+    """Whether rows of this many columns are whole eights at multiples of 16 bytes."""
+    return columns % 8 == 0 and aligned(*arrays)
+
+
+def rounded_as(array: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """For references: rounds float64 values to bfloat16 where `array` holds that; else they stay as they are."""
+    if array.dtype != np.uint16:
+        return lambda values: values
+    return lambda values: float32_of(bfloat16_of(values)).astype(np.float64)

@@ -1,0 +1,378 @@
+"""RMSNorm of each row, alone or with the residual stream updated first; float32 or bfloat16.
+
+Shapes  x, residual, out (T, C), weight (C,); all float32, or all uint16, which holds bfloat16; C-contiguous
+        `out` may be `x`. eps is a constant of the kernel: one is compiled for each
+Work    rmsnorm: 4 flops an element, a row read once and written once: 4*T*C bytes in bfloat16, 8*T*C in float32
+        add_rmsnorm: 5 flops an element, two rows read and two written: twice the bytes
+Source  Zhang, Sennrich: Root Mean Square Layer Normalization (2019), https://arxiv.org/abs/1910.07467
+
+out = x / sqrt(mean(x^2) + eps) * weight. There is no mean to subtract, so one pass finds all that a row needs, and its
+terms are all positive: nothing cancels.
+
+The arithmetic is float32. In bfloat16 the normalised row is rounded before it is multiplied by the weight, the product
+again, and the residual sum before it is normalised: where the modules of transformers round. In which order a row's
+squares are added depends on C alone, so that a row has the same bits in any company.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numba import float32, int32, uint32
+
+from labkit import cuda
+from labkit.device.lazy import kernel_factory
+from labkit.kernels.arguments import check_array
+from labkit.kernels.baselines import Baseline
+from labkit.kernels.dtypes import bfloat16_of, float64_of
+from labkit.kernels.eights import ACCESS, ARRAYS_OF, BFLOAT16, FLOAT32, dtype_of, in_eights, rounded_as
+from labkit.kernels.norm.rows import block_sum_once, flat, small
+from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.reduce import block_reduce_sum, warp_sum
+from labkit.kernels.tolerance import EPS32, EPS_BF16
+
+EPS = 1e-5  # Llama's; Qwen3 has 1e-6
+ZERO, ONE = float32(0.0), float32(1.0)
+THREADS = 256
+ROWS = 4  # of a block, where a warp has a row of its own
+OCTET_THREADS = 256  # up to so many threads share a row, eight columns each; then they take sixteen
+MOST_COLUMNS = 16384
+
+
+def rmsnorm_reference(x, weight, eps=EPS):
+    rounded, x = rounded_as(x), float64_of(x)
+    return rounded(rounded(x / np.sqrt((x**2).mean(axis=1, keepdims=True) + eps)) * float64_of(weight))
+
+
+def add_rmsnorm_reference(x, residual, weight, eps=EPS):
+    """out[0]: the normalised rows; out[1]: the sums, one rounding of the exact ones."""
+    total = bfloat16_of(float64_of(x) + float64_of(residual)) if x.dtype == np.uint16 else x + residual
+    return np.stack([rmsnorm_reference(total, weight, eps), float64_of(total)])
+
+
+# --- A thread, a block, a warp for each row ---------------------------------------------------------------------------
+
+
+@kernel_factory
+def make_rmsnorm_naive(dtype: str, eps: float):
+    (load, store, rounded, _, _), SMALL = ACCESS[dtype], small(eps)
+
+    @cuda.jit
+    def rmsnorm_naive_kernel(x, weight, out):  # x and out as one long vector, here and below
+        columns = uint32(weight.size)
+        start = uint32(uint32(cuda.grid(1)) * columns)
+        if start < x.size:
+            share = ONE / float32(columns)
+            squares = ZERO
+            col = uint32(0)
+            while col < columns:
+                value = load(x, start + col)
+                squares += value * value
+                col += uint32(1)
+            scale = cuda.rsqrt(squares * share + SMALL)
+            col = uint32(0)
+            while col < columns:
+                store(out, start + col, rounded(load(x, start + col) * scale) * load(weight, col))
+                col += uint32(1)
+
+    return rmsnorm_naive_kernel
+
+
+@rung(kernel=make_rmsnorm_naive(BFLOAT16, EPS), idea="one thread a row: neighbours read a row apart")
+def rmsnorm_naive(x, weight, out, eps=EPS, stream=0):
+    """One thread walks along one row twice: for its squares, and for the result."""
+    dtype = _check(x, weight, out)
+    make_rmsnorm_naive(dtype, eps)[-(-x.shape[0] // 32), 32, stream](flat(x), weight, flat(out))
+
+
+@kernel_factory
+def make_rmsnorm_block_tree(dtype: str, eps: float):
+    (load, store, rounded, _, _), SMALL = ACCESS[dtype], small(eps)
+
+    @cuda.jit
+    def rmsnorm_block_tree_kernel(x, weight, out):
+        shared = cuda.shared.array(THREADS, float32)
+        thread, columns = uint32(cuda.threadIdx.x), uint32(weight.size)
+        start, share = uint32(uint32(cuda.blockIdx.x) * columns), ONE / float32(columns)
+        squares = ZERO
+        col = thread
+        while col < columns:
+            value = load(x, start + col)
+            squares += value * value
+            col += uint32(THREADS)
+        scale = cuda.rsqrt(block_reduce_sum(squares, shared) * share + SMALL)
+        col = thread
+        while col < columns:
+            store(out, start + col, rounded(load(x, start + col) * scale) * load(weight, col))
+            col += uint32(THREADS)
+
+    return rmsnorm_block_tree_kernel
+
+
+@rung(kernel=make_rmsnorm_block_tree(BFLOAT16, EPS), idea="one block a row, a tree in shared memory")
+def rmsnorm_block_tree(x, weight, out, eps=EPS, stream=0):
+    """As naive, but 256 threads share a row, so that neighbours read neighbours; a tree in shared memory adds up their
+    squares, with a barrier for each of its levels. The row is still read twice."""
+    dtype = _check(x, weight, out)
+    make_rmsnorm_block_tree(dtype, eps)[x.shape[0], THREADS, stream](flat(x), weight, flat(out))
+
+
+@kernel_factory
+def make_rmsnorm_warp(dtype: str, eps: float):
+    (load, store, rounded, _, _), SMALL = ACCESS[dtype], small(eps)
+
+    @cuda.jit
+    def rmsnorm_warp_kernel(x, weight, out):
+        thread, columns = uint32(cuda.grid(1)), uint32(weight.size)
+        lane, start = thread & uint32(31), uint32((thread >> uint32(5)) * columns)
+        if start < x.size:  # the same for the whole warp
+            share = ONE / float32(columns)
+            squares = ZERO
+            col = lane
+            while col < columns:
+                value = load(x, start + col)
+                squares += value * value
+                col += uint32(32)
+            scale = cuda.rsqrt(warp_sum(squares) * share + SMALL)
+            col = lane
+            while col < columns:
+                store(out, start + col, rounded(load(x, start + col) * scale) * load(weight, col))
+                col += uint32(32)
+
+    return rmsnorm_warp_kernel
+
+
+@rung(kernel=make_rmsnorm_warp(BFLOAT16, EPS), idea="one warp a row, shuffles; the second pass finds it in the cache")
+def rmsnorm_warp(x, weight, out, eps=EPS, stream=0):
+    """As block_tree, but the 32 lanes of a warp share a row, and five shuffles add up their squares: no barrier. Any
+    width."""
+    dtype = _check(x, weight, out)
+    make_rmsnorm_warp(dtype, eps)[-(-x.shape[0] // ROWS), 32 * ROWS, stream](flat(x), weight, flat(out))
+
+
+# --- Rows in registers, eight neighbours at once ----------------------------------------------------------------------
+
+
+@kernel_factory
+def make_rmsnorm(dtype: str, alone: bool, octets: int, together: bool, with_residual: bool, eps: float):
+    """A kernel for rows of up to 8 * octets columns a thread. alone: a warp has a row, not a block. together: columns
+    come in eights, at multiples of 16 bytes. with_residual: total = x + residual, and that is normalised."""
+    (load, store), rounded = ACCESS[dtype].neighbours(together), ACCESS[dtype].rounded
+    count, SMALL = 8 * octets, small(eps)
+
+    @cuda.jit
+    def rmsnorm_registers_kernel(x, residual, weight, total, out):
+        partial = cuda.shared.array(32, float32)
+        row, thread, threads = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x), uint32(cuda.blockDim.x)
+        if alone:
+            row, thread, threads = uint32(cuda.grid(1)) >> uint32(5), thread & uint32(31), uint32(32)
+        columns = uint32(weight.size)
+        start, step, share = uint32(row * columns), uint32(uint32(8) * threads), ONE / float32(columns)
+        if start < x.size:  # the same for a whole warp, and for a block with barriers
+            mine, left = uint32(8) * thread, int32(columns) - int32(8) * int32(thread)
+            first = uint32(start + mine)
+            v, w = cuda.local.array(count, float32), cuda.local.array(count, float32)
+            for o in range(octets):
+                load(v, 8 * o, x, uint32(first + uint32(o) * step), left - int32(uint32(o) * step))
+            if with_residual:
+                for o in range(octets):
+                    load(w, 8 * o, residual, uint32(first + uint32(o) * step), left - int32(uint32(o) * step))
+                for e in range(count):
+                    v[e] = rounded(v[e] + w[e])
+                for o in range(octets):
+                    store(total, uint32(first + uint32(o) * step), left - int32(uint32(o) * step), v, 8 * o)
+            for o in range(octets):  # they arrive while the squares are added
+                load(w, 8 * o, weight, uint32(mine + uint32(o) * step), left - int32(uint32(o) * step))
+            squares = ZERO
+            for e in range(count):
+                squares += v[e] * v[e]
+            if alone:
+                squares = warp_sum(squares)
+            else:
+                squares = block_sum_once(squares, partial, thread & uint32(31), thread >> uint32(5),
+                                         threads >> uint32(5))
+            scale = cuda.rsqrt(squares * share + SMALL)
+            for e in range(count):
+                v[e] = rounded(v[e] * scale) * w[e]
+            for o in range(octets):
+                store(out, uint32(first + uint32(o) * step), left - int32(uint32(o) * step), v, 8 * o)
+
+    return rmsnorm_registers_kernel
+
+
+def _launch(dtype, x, residual, weight, total, out, eps, stream, with_residual, together=True):
+    rows, columns = x.shape
+    if columns > MOST_COLUMNS:
+        raise ValueError(f"x has {columns:,} columns; a block keeps at most {MOST_COLUMNS:,} in registers")
+    octets = 1 if columns <= 8 * OCTET_THREADS else 2
+    warps = -(-columns // (256 * octets))
+    together = together and in_eights(columns, x, residual, weight, total, out)
+    each = min(ROWS, rows) if warps == 1 else 1
+    kernel = make_rmsnorm(dtype, warps == 1, octets, together, with_residual, eps)
+    kernel[-(-rows // each), 32 * warps * each, stream](flat(x), flat(residual), weight, flat(total), flat(out))
+
+
+def rmsnorm(x, weight, out, eps=EPS, stream=0):
+    """The launcher to use: rmsnorm_registers. `out` may be `x`."""
+    dtype = _check(x, weight, out)
+    _launch(dtype, x, x, weight, out, out, eps, stream, with_residual=False)
+
+
+@rung(kernel=make_rmsnorm(BFLOAT16, False, 1, True, False, EPS),
+      idea="the row in registers: one read, 128 bits at a time",
+      sizes=f"rows of at most {MOST_COLUMNS:,} columns")
+def rmsnorm_registers(x, weight, out, eps=EPS, stream=0):
+    """As warp, but a thread keeps eight neighbours, loaded 128 bits at a time, so that memory is read once; as many
+    warps share a row as that takes, and meet at a single barrier. The weights travel while the squares are added.
+    Where columns are no eights, or a view begins at an odd address, the same threads load one number after the
+    other."""
+    rmsnorm(x, weight, out, eps=eps, stream=stream)
+
+
+# --- The residual stream, then the norm -------------------------------------------------------------------------------
+
+
+@kernel_factory
+def make_residual_sum(dtype: str, together: bool):
+    (load, store) = ACCESS[dtype].neighbours(together)
+
+    @cuda.jit
+    def residual_sum_kernel(x, residual, total):
+        i = uint32(uint32(8) * uint32(cuda.grid(1)))
+        left = int32(uint32(x.size) - i) if i < x.size else int32(0)
+        a, b = cuda.local.array(8, float32), cuda.local.array(8, float32)
+        load(a, 0, x, i, left)
+        load(b, 0, residual, i, left)
+        for e in range(8):
+            a[e] += b[e]
+        store(total, i, left, a, 0)
+
+    return residual_sum_kernel
+
+
+@rung(kernel=(make_residual_sum(BFLOAT16, True), make_rmsnorm(BFLOAT16, False, 1, True, False, EPS)),
+      idea="two kernels: add, then normalise", sizes=f"rows of at most {MOST_COLUMNS:,} columns")
+def add_rmsnorm_unfused(x, residual, weight, out, eps=EPS, stream=0):
+    """The addition writes the sum, RMSNorm reads it again: five rows through memory and two launches."""
+    dtype = _check_op(x, residual, weight, out)
+    total = out[1]
+    kernel = make_residual_sum(dtype, in_eights(x.size, x, residual, total))
+    kernel[-(-x.size // (8 * THREADS)), THREADS, stream](flat(x), flat(residual), flat(total))
+    rmsnorm(total, weight, out[0], eps=eps, stream=stream)
+
+
+@rung(kernel=make_rmsnorm(BFLOAT16, False, 1, True, True, EPS), idea="one kernel: the sum stays in registers",
+      sizes=f"rows of at most {MOST_COLUMNS:,} columns")
+def add_rmsnorm_fused(x, residual, weight, out, eps=EPS, stream=0):
+    """As unfused, but the sum is normalised in the registers in which it was made: four rows, one launch."""
+    dtype = _check_op(x, residual, weight, out)
+    _launch(dtype, x, residual, weight, out[1], out[0], eps, stream, with_residual=True)
+
+
+def add_rmsnorm(x, residual, weight, out, eps=EPS, stream=0):
+    """The launcher to use: residual += x, then out = rmsnorm(residual), in one kernel. `out` may be `x`."""
+    dtype = _check(x, weight, out)
+    check_array("residual", residual, shape=x.shape, dtype=ARRAYS_OF[dtype])
+    _launch(dtype, x, residual, weight, residual, out, eps, stream, with_residual=True)
+
+
+def _check(x, weight, out) -> str:
+    dtype = dtype_of("x", x)
+    check_array("x", x, ndim=2, dtype=ARRAYS_OF[dtype])
+    check_array("weight", weight, shape=x.shape[1:], dtype=ARRAYS_OF[dtype])
+    check_array("out", out, shape=x.shape, dtype=ARRAYS_OF[dtype])
+    return dtype
+
+
+def _check_op(x, residual, weight, out) -> str:
+    """For the rungs of ADD_RMSNORM, whose out (2, T, C) holds the normalised rows and the sums."""
+    dtype = dtype_of("x", x)
+    check_array("out", out, shape=(2, *x.shape), dtype=ARRAYS_OF[dtype])
+    check_array("residual", residual, shape=x.shape, dtype=ARRAYS_OF[dtype])
+    return _check(x, weight, out[0])
+
+
+# --- The operations ---------------------------------------------------------------------------------------------------
+
+
+def tolerance_of(dtype: str):
+    """The sum goes over C positive terms: its relative error grows like sqrt(C), and the root makes it half as large;
+    the root's reciprocal and the products are some roundings more. In bfloat16 a value that lies near the middle
+    between two numbers may be rounded to the other one, before and after the weight."""
+    def tolerance(x, weight, eps=EPS):
+        size = np.abs(rmsnorm_reference(x, weight, eps))
+        return (EPS32 * (np.sqrt(x.shape[1]) + 4) + 2 * EPS_BF16 * (dtype == BFLOAT16)) * size
+
+    return tolerance
+
+
+def _add_tolerance_of(dtype: str):
+    """The sums are exact, to the last bit."""
+    def tolerance(x, residual, weight):
+        rows = add_rmsnorm_reference(x, residual, weight)[1]
+        return np.stack([tolerance_of(dtype)(rows, weight) * 1.01, np.zeros_like(rows)])
+
+    return tolerance
+
+
+def _stored(dtype: str):
+    return bfloat16_of if dtype == BFLOAT16 else np.asarray
+
+
+def _torch(torch, x, weight, out):
+    return torch.nn.functional.rms_norm(x, weight.shape, weight, EPS)
+
+
+def _torch_add(torch, x, residual, weight, out):
+    torch.add(x, residual, out=out[1])
+    out[0] = torch.nn.functional.rms_norm(out[1], weight.shape, weight, EPS)
+
+
+AWKWARD = tuple({"T": T, "C": C} for T, C in ((1, 1), (6, 264), (3, 1021)))
+TIMED = {
+    "timed_gpu": {"T": 16384, "C": 2048},
+    "timed_cpu": {"T": 64, "C": 256},
+    "also_gpu": ({"T": 1, "C": 2048}, {"T": 32, "C": 2048}, {"T": 256, "C": 2048}),  # decode of Llama 3.2 1B
+}  # fmt: skip
+
+
+def _rmsnorm_op(name: str, dtype: str):
+    stored, size = _stored(dtype), ARRAYS_OF[dtype].itemsize
+    return Op(
+        name,
+        title="RMSNorm" + " in bfloat16" * (dtype == BFLOAT16),
+        formula="out = x / sqrt(mean(x^2) + 1e-5) * weight, for each row",
+        reference=rmsnorm_reference,
+        rungs=(rmsnorm_naive, rmsnorm_block_tree, rmsnorm_warp, rmsnorm_registers),
+        inputs=lambda rng, T, C: (stored(uniform(rng, T, C) + np.float32(0.75)), stored(uniform(rng, C))),
+        shape=lambda T, C: (T, C),
+        awkward=AWKWARD,
+        tolerance=tolerance_of(dtype),
+        by_row=(0,),
+        work=Work(flops=lambda T, C: 4 * T * C, bytes=lambda T, C: 2 * size * T * C, **TIMED),
+        baselines=(Baseline("PyTorch", "torch", _torch),),
+        dtype=ARRAYS_OF[dtype],
+    )
+
+
+def _add_rmsnorm_op(name: str, dtype: str):
+    stored, size = _stored(dtype), ARRAYS_OF[dtype].itemsize
+    return replace(
+        _rmsnorm_op(name, dtype),
+        title="Residual addition and RMSNorm, the sum kept" + ", in bfloat16" * (dtype == BFLOAT16),
+        formula="out[1] = x + residual; out[0] = rmsnorm(out[1])",
+        reference=add_rmsnorm_reference,
+        rungs=(add_rmsnorm_unfused, add_rmsnorm_fused),
+        inputs=lambda rng, T, C: (stored(uniform(rng, T, C) + np.float32(0.75)), stored(uniform(rng, T, C)),
+                                  stored(uniform(rng, C))),
+        shape=lambda T, C: (2, T, C),
+        tolerance=_add_tolerance_of(dtype),
+        by_row=(),
+        work=Work(flops=lambda T, C: 5 * T * C, bytes=lambda T, C: 4 * size * T * C, **TIMED),
+        baselines=(Baseline("PyTorch", "torch", _torch_add, note="add, then rms_norm"),),
+    )
+
+
+RMSNORM = _rmsnorm_op("rmsnorm", FLOAT32)
+RMSNORM_BF16 = _rmsnorm_op("rmsnorm_bf16", BFLOAT16)
+ADD_RMSNORM = _add_rmsnorm_op("add_rmsnorm", FLOAT32)
+ADD_RMSNORM_BF16 = _add_rmsnorm_op("add_rmsnorm_bf16", BFLOAT16)

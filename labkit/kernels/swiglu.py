@@ -1,0 +1,168 @@
+"""SwiGLU: what stands between the two products of a Llama layer's MLP, out = silu(gate) * up.
+
+Shapes  gate_up (T, 2F): the gates of a token, then its ups; out (T, F); both float32, or both uint16, which holds
+        bfloat16; C-contiguous
+Work    5 flops and an exponential for each output; 3*T*F numbers: two read, one written
+Source  Shazeer: GLU Variants Improve Transformer (2020), https://arxiv.org/abs/2002.05202
+
+silu(x) = x / (1 + exp(-x)), in float32. In bfloat16 it is rounded before it is multiplied, and the product is rounded
+again, as the modules of transformers do. The fused product, in which nothing of this passes through memory, is
+linear_swiglu in kernels/linear/.
+"""
+
+import math
+
+import numpy as np
+from numba import float32, int32, uint32
+
+from labkit import cuda
+from labkit.device import ptx
+from labkit.device.lazy import kernel_factory
+from labkit.kernels.arguments import blocks_for, check_array
+from labkit.kernels.baselines import Baseline
+from labkit.kernels.dtypes import bfloat16_of, float64_of
+from labkit.kernels.eights import ACCESS, ARRAYS_OF, BFLOAT16, FLOAT32, dtype_of, in_eights, rounded_as
+from labkit.kernels.norm.rows import flat
+from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.tolerance import EPS32, EPS_BF16
+
+BLOCK = 256
+ONE, MINUS_LOG2_E = float32(1.0), float32(-1 / math.log(2))
+
+
+def silu(x):
+    with np.errstate(over="ignore"):  # exp(1000) is infinite, and the quotient 0, as it should be
+        return x / (1 + np.exp(-x))
+
+
+def swiglu_reference(gate_up):
+    rounded, width = rounded_as(gate_up), gate_up.shape[1] // 2
+    gate, up = float64_of(gate_up[:, :width]), float64_of(gate_up[:, width:])
+    return rounded(rounded(silu(gate)) * up)
+
+
+@cuda.jit(device=True)
+def silu_fast(x):
+    """In a few units of float32: an exponential and a reciprocal of one instruction each."""
+    return x * ptx.rcp_approx(ONE + ptx.exp2_approx(x * MINUS_LOG2_E))
+
+
+@kernel_factory
+def make_swiglu_per_thread(dtype: str):
+    load, store, rounded, _, _ = ACCESS[dtype]
+
+    @cuda.jit
+    def swiglu_per_thread_kernel(gate_up, out, width):  # both as one long vector, here and below
+        i = uint32(cuda.grid(1))
+        if i < out.size:
+            at = uint32(i // width * uint32(2) * width + i % width)
+            store(out, i, rounded(silu_fast(load(gate_up, at))) * load(gate_up, uint32(at + width)))
+
+    return swiglu_per_thread_kernel
+
+
+@rung(kernel=make_swiglu_per_thread(BFLOAT16), idea="one output a thread")
+def swiglu_per_thread(gate_up, out, stream=0):
+    """One thread computes one output."""
+    dtype = _check(gate_up, out)
+    grid = blocks_for((out.size,), (BLOCK,))
+    make_swiglu_per_thread(dtype)[grid, BLOCK, stream](flat(gate_up), flat(out), np.uint32(out.shape[1]))
+
+
+@kernel_factory
+def make_swiglu(dtype: str, together: bool):
+    """together: rows come in eights, at multiples of 16 bytes."""
+    (load, store), rounded = ACCESS[dtype].neighbours(together), ACCESS[dtype].rounded
+
+    @cuda.jit
+    def swiglu_vectorized_kernel(gate_up, out, width, eights):  # eights: of a row, the last of which may be short
+        i = uint32(cuda.grid(1))
+        row, col = i // eights, uint32(8) * (i % eights)
+        if uint32(row * width) < out.size:
+            left, at = int32(width) - int32(col), uint32(row * uint32(2) * width + col)
+            g, u = cuda.local.array(8, float32), cuda.local.array(8, float32)
+            load(g, 0, gate_up, at, left)
+            load(u, 0, gate_up, uint32(at + width), left)
+            for e in range(8):
+                g[e] = rounded(silu_fast(g[e])) * u[e]
+            store(out, uint32(row * width + col), left, g, 0)
+
+    return swiglu_vectorized_kernel
+
+
+@rung(kernel=make_swiglu(BFLOAT16, True), idea="eight outputs a thread, 128 bits at a time")
+def swiglu_vectorized(gate_up, out, stream=0):
+    """As per_thread, but a thread computes eight neighbours: one access of 128 bits each for the gates, the ups and
+    the outputs, in float32 two. Where a row is no whole number of eights, or a view begins at an odd address, the same
+    threads load one number after the other."""
+    swiglu(gate_up, out, stream=stream)
+
+
+def swiglu(gate_up, out, stream=0):
+    """The launcher to use: swiglu_vectorized."""
+    dtype = _check(gate_up, out)
+    rows, width = out.shape
+    eights = -(-width // 8)
+    kernel = make_swiglu(dtype, in_eights(width, gate_up, out))
+    grid = blocks_for((rows * eights,), (BLOCK,))
+    kernel[grid, min(BLOCK, -(-rows * eights // 32) * 32), stream](
+        flat(gate_up), flat(out), np.uint32(width), np.uint32(eights))
+
+
+def _check(gate_up, out) -> str:
+    dtype = dtype_of("gate_up", gate_up)
+    check_array("gate_up", gate_up, ndim=2, dtype=ARRAYS_OF[dtype])
+    rows, columns = gate_up.shape
+    if columns % 2:
+        raise ValueError(f"gate_up has {columns:,} columns; gates and ups are as many, so it must be an even number")
+    check_array("out", out, shape=(rows, columns // 2), dtype=ARRAYS_OF[dtype])
+    return dtype
+
+
+# --- The operations ---------------------------------------------------------------------------------------------------
+
+
+def tolerance_of(dtype: str):
+    """The exponential is off by 2^-22 and by what its argument is; then four roundings. In bfloat16 a value near the
+    middle between two numbers may be rounded to the other one, twice. Beyond exp(88) the reciprocal is flushed to 0."""
+    def tolerance(gate_up):
+        gate, up = gate_up[:, : gate_up.shape[1] // 2], gate_up[:, gate_up.shape[1] // 2 :]
+        units = EPS32 * (6 + np.minimum(np.abs(gate), 90)) + 2 * EPS_BF16 * (dtype == BFLOAT16)
+        return units * np.abs(silu(gate) * up) + 2e-36 * np.abs(up)
+
+    return tolerance
+
+
+def _torch(torch, gate_up, out):
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def _op(name: str, dtype: str):
+    stored = bfloat16_of if dtype == BFLOAT16 else np.asarray
+    size = ARRAYS_OF[dtype].itemsize
+    return Op(
+        name,
+        title="SwiGLU" + " in bfloat16" * (dtype == BFLOAT16),
+        formula="out = silu(gate) * up, of gate_up = [gate | up]",
+        reference=swiglu_reference,
+        rungs=(swiglu_per_thread, swiglu_vectorized),
+        inputs=lambda rng, T, F: (stored(4 * uniform(rng, T, 2 * F)),),
+        shape=lambda T, F: (T, F),
+        awkward=tuple({"T": T, "F": F} for T, F in ((1, 1), (3, 13), (5, 264))),
+        tolerance=tolerance_of(dtype),
+        by_row=(0,),
+        work=Work(
+            flops=lambda T, F: 6 * T * F,
+            bytes=lambda T, F: 3 * size * T * F,
+            timed_gpu={"T": 4096, "F": 8192},  # Llama 3.2 1B
+            timed_cpu={"T": 64, "F": 704},
+            also_gpu=({"T": 1, "F": 8192}, {"T": 32, "F": 8192}, {"T": 256, "F": 8192}),
+        ),
+        baselines=(Baseline("PyTorch", "torch", _torch, note="silu, then multiply"),),
+        dtype=ARRAYS_OF[dtype],
+    )
+
+
+SWIGLU = _op("swiglu", FLOAT32)
+SWIGLU_BF16 = _op("swiglu_bf16", BFLOAT16)

@@ -1,0 +1,74 @@
+"""A conversation as the text that a model was trained on: by the template in its folder, a program in Jinja.
+
+    template = ChatTemplate.of(folder)           # None where the model has none
+    template.render([{"role": "user", "content": "What is a hacker?"}])
+
+The library transformers runs it, in Jinja's sandbox: a template comes with a model, from whoever made that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from labkit._common.errors import UserError, short
+from labkit._common.files import read_json, read_text
+
+TOKENIZER_CONFIG, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
+ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """path: the file it is from. tokens: the special tokens by name, such as bos_token, which a template may use."""
+
+    path: Path
+    text: str
+    tokens: dict[str, str]
+
+    @classmethod
+    def of(cls, folder: Path) -> ChatTemplate | None:
+        """From chat_template.jinja, or else from tokenizer_config.json. Raises ValueError where that holds what is no
+        template."""
+        config = read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).is_file() else {}
+        tokens = {}
+        for name, value in config.items():
+            content = value.get("content") if isinstance(value, dict) else value
+            if name.endswith("_token") and isinstance(content, str):
+                tokens[name] = content
+        if (folder / TEMPLATE).is_file():
+            return cls(folder / TEMPLATE, read_text(folder / TEMPLATE), tokens)
+        found = config.get("chat_template")
+        if isinstance(found, list):  # several by name
+            found = next((one.get("template") for one in found if isinstance(one, dict)
+                          and one.get("name") == "default"), found)
+        if found is None:
+            return None
+        if not isinstance(found, str):
+            raise ValueError(f"{folder / TOKENIZER_CONFIG}: chat_template must be a text, or a list of which one is "
+                             f"called default; it is {short(found)}")
+        return cls(folder / TOKENIZER_CONFIG, found, tokens)
+
+    def render(self, messages: Sequence[dict], *, answer: bool = True) -> str:
+        """The text of a conversation. messages: {"role": ..., "content": ...} each. answer: it ends where the model's
+        answer begins. Raises UserError for what is no conversation, or where the template refuses it."""
+        for number, message in enumerate(messages):
+            if not isinstance(message, dict) or not all(isinstance(message.get(key), str)
+                                                        for key in ("role", "content")):
+                raise UserError(f"message {number} is {short(message)}; it must be a dictionary with the texts role "
+                                f"and content")
+            if message["role"] not in ROLES:
+                raise UserError(f"message {number} has the role {message['role']!r}; {', '.join(ROLES)} are allowed")
+        if not messages:
+            raise UserError("the conversation has no message")
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it says that it found no PyTorch
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            (text,), _ = render_jinja_template([list(messages)], chat_template=self.text, add_generation_prompt=answer,
+                                               **self.tokens)
+        except Exception as error:  # of a program that may do anything the sandbox allows
+            raise UserError(f"{self.path}: the chat template fails: {error}") from None
+        return text

@@ -1,0 +1,534 @@
+"""Llama, whole: token ids of several sequences in, logits out. Read it from top to bottom.
+
+    model = Llama(Config.read("llama/config.json"), tensors("llama"), dtype="bfloat16")
+    cache = Cache(model.config, pages=64)
+    inputs, workspace = Inputs(tokens=512, sequences=8, pages=8), Workspace(model.config, tokens=512, sequences=8)
+    step = inputs.step([Piece(prompt, 0, pages=[3, 17])])         # these tokens; keys and values go to these pages
+    logits = model.forward(step, cache, workspace)                # (1, V) float32, those after the last token
+
+Llama 2 to 3.2, TinyLlama, SmolLM2 and whatever else has this shape: RMSNorm before attention and before the MLP, rotary
+positions, any number of query heads for each head of keys and values, SwiGLU, and a head of its own or the embedding's
+table. Numbers are bfloat16 (uint16 in NumPy) with float32 accumulators, or float32.
+
+Shapes at the ends of lines: T rows of tokens in a step, B sequences, C the width of the model, H heads of queries and K
+heads of keys and values, D numbers in each, I the width of the MLP, V the size of the vocabulary.
+
+A step (labkit.models.step) is T rows and, in device memory, which of them belong to which sequence and where its keys
+and values lie: pages of PAGE tokens, in any order, possibly shared. Nothing that changes from step to step is an
+argument on the host, except the shape; so the launches of a shape can be captured as a graph.
+
+Source  H. Touvron et al., "LLaMA" (2023); A. Dubey et al., "The Llama 3 Herd of Models" (2024); pages: W. Kwon et al.,
+        "Efficient Memory Management for Large Language Model Serving with PagedAttention" (2023); parameters are named
+        and laid out as in the files of transformers' LlamaForCausalLM
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from labkit import cuda
+from labkit._common.errors import short
+from labkit._common.files import read_json
+from labkit.device import launches
+from labkit.kernels.attention.paged import decode_parts, paged_decode, paged_prefill
+from labkit.kernels.attention.pages import cache_shape, pages_for
+from labkit.kernels.embedding import token_embedding
+from labkit.kernels.linear.bf16 import arrange_gate_up, linear, linear_swiglu
+from labkit.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
+from labkit.kernels.rope import frequencies, rope_split_cache, rope_table
+from labkit.models.blob import Blob, converted, is_bfloat16
+from labkit.models.step import Inputs, Piece, Shape, Step
+
+# --- The shape of a model --------------------------------------------------------------------------------------------
+
+LARGEST = 2**31 - 1  # kernels index with int32
+DTYPES = {"bfloat16": np.dtype(np.uint16), "float32": np.dtype(np.float32)}
+
+
+@dataclass(frozen=True)
+class Config:
+    """The shape of a Llama; the names are those of its config.json, the defaults those of transformers."""
+
+    # What config.json may say that would change what is computed, and what it must say for this file to be right.
+    only: ClassVar[Mapping[str, tuple]] = {
+        "model_type": ("llama",),
+        "hidden_act": ("silu", "swish"),  # two names of x * sigmoid(x)
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+        "sliding_window": (None,),
+        "partial_rotary_factor": (None, 1, 1.0),
+        "rope_interleaved": (False, None),
+        "quantization_config": (None,),
+    }
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None = None  # None: as many as there are heads of queries
+    head_dim: int | None = None  # None: hidden_size / num_attention_heads
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    rope_scaling: Mapping | None = None  # as labkit.kernels.rope takes it; None: the angles as they are
+    tie_word_embeddings: bool = False
+
+    def __post_init__(self):
+        if self.num_key_value_heads is None:
+            object.__setattr__(self, "num_key_value_heads", self.num_attention_heads)
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+                     "num_key_value_heads", "max_position_embeddings", "head_dim"):
+            value = getattr(self, name)
+            if name == "head_dim" and value is None:
+                continue
+            if type(value) is not int or not 1 <= value <= LARGEST:
+                raise ValueError(f"{name} is {short(value)}; it must be a whole number from 1 to {LARGEST:,}")
+        if self.head_dim is None:
+            if self.hidden_size % self.num_attention_heads:
+                raise ValueError(f"hidden_size is {self.hidden_size}, which {self.num_attention_heads} heads cannot "
+                                 f"share equally")
+            object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim is {self.head_dim}; rotary positions take pairs, so it must be even")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(f"num_attention_heads is {self.num_attention_heads}, which {self.num_key_value_heads} "
+                             f"heads of keys and values cannot share equally")
+        if not _is_number(self.rms_norm_eps) or not 0 < self.rms_norm_eps < 1:
+            raise ValueError(f"rms_norm_eps is {short(self.rms_norm_eps)}; it must be a number between 0 and 1")
+        if not _is_number(self.rope_theta) or not 1 < self.rope_theta < math.inf:
+            raise ValueError(f"rope_theta is {short(self.rope_theta)}; it must be a number above 1")
+        if type(self.tie_word_embeddings) is not bool:
+            raise ValueError(f"tie_word_embeddings is {short(self.tie_word_embeddings)}; it must be true or false")
+        object.__setattr__(self, "rope_scaling", _checked_scaling(self.rope_scaling, self))
+
+    @property
+    def qkv(self) -> int:
+        """The width of queries, keys and values as one product."""
+        return (self.num_attention_heads + 2 * self.num_key_value_heads) * self.head_dim
+
+    @property
+    def layer_parameters(self) -> dict[str, tuple[int, ...]]:
+        """Every parameter of a layer and its shape, as files hold them. Weights of linear layers are (out, in)."""
+        C, inner = self.hidden_size, self.intermediate_size
+        queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
+        return {
+            "input_layernorm.weight": (C,),
+            "self_attn.q_proj.weight": (queries, C),
+            "self_attn.k_proj.weight": (keys, C),
+            "self_attn.v_proj.weight": (keys, C),
+            "self_attn.o_proj.weight": (C, queries),
+            "post_attention_layernorm.weight": (C,),
+            "mlp.gate_proj.weight": (inner, C),
+            "mlp.up_proj.weight": (inner, C),
+            "mlp.down_proj.weight": (C, inner),
+        }
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the model has; a table that is the head, too, is counted once."""
+        outside = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size + self.hidden_size
+        return outside + self.num_hidden_layers * sum(map(math.prod, self.layer_parameters.values()))
+
+    @property
+    def size(self) -> str:
+        return f"{self.num_hidden_layers} layers, {self.hidden_size} wide"
+
+    @classmethod
+    def read(cls, path) -> Config:
+        """From a model's config.json, if it describes a model that this file computes."""
+        return cls.of(read_json(path), str(path))
+
+    @classmethod
+    def of(cls, entries: Mapping, path: str = "config") -> Config:
+        for name, allowed in cls.only.items():
+            if entries.get(name, allowed[0]) not in allowed:
+                raise ValueError(f"{path}: {name} is {short(entries[name])}; only {' and '.join(map(repr, allowed))} "
+                                 f"can be computed here")
+        kinds = entries.get("layer_types") or []
+        if any(kind != "full_attention" for kind in kinds):
+            raise ValueError(f"{path}: layer_types is {short(kinds)}; only 'full_attention' can be computed here")
+        known = {field.name for field in fields(cls)}
+        given = {name: value for name, value in entries.items() if name in known}
+        missing = [name for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+                                     "num_attention_heads") if name not in given]
+        if missing:
+            raise ValueError(f"{path}: {missing[0]} is missing")
+        try:
+            given["rope_theta"], given["rope_scaling"] = _rotary(entries)
+            return cls(**given)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+
+def _is_number(value) -> bool:
+    return type(value) in (int, float)
+
+
+def _rotary(entries: Mapping) -> tuple[float, Mapping | None]:
+    """(rope_theta, rope_scaling): from rope_parameters, as transformers writes them since version 5, or from the two
+    keys of older files, which it lets win."""
+    for name in ("rope_scaling", "rope_parameters"):
+        if not isinstance(entries.get(name), Mapping | None):
+            raise ValueError(f"{name} is {short(entries[name])}; it must be an object or null")
+    found = dict(entries.get("rope_scaling") or entries.get("rope_parameters") or {})
+    theta = found.pop("rope_theta", None)
+    if theta is None:
+        theta = entries.get("rope_theta")
+    return 10_000.0 if theta is None else theta, found or None
+
+
+def _checked_scaling(scaling: Mapping | None, config: Config) -> dict | None:
+    """The scaling under the names of today; None for angles as they are."""
+    if scaling is None:
+        return None
+    if not isinstance(scaling, Mapping):
+        raise ValueError(f"rope_scaling is {short(scaling)}; it must be an object or null")
+    found = {"rope_type": scaling.get("type", "default")} | {name: value for name, value in scaling.items()
+                                                             if name != "type" and value is not None}
+    if found["rope_type"] == "llama3":
+        found.setdefault("original_max_position_embeddings", config.max_position_embeddings)
+    frequencies(config.head_dim, config.rope_theta, found)  # it says what is wrong
+    return None if found["rope_type"] == "default" else found
+
+
+LLAMA_3_2_1B = Config(
+    vocab_size=128_256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+    num_key_value_heads=8, head_dim=64, max_position_embeddings=131_072, rms_norm_eps=1e-5, rope_theta=500_000.0,
+    rope_scaling={"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                  "original_max_position_embeddings": 8192}, tie_word_embeddings=True)
+
+# --- Its parameters --------------------------------------------------------------------------------------------------
+
+PREFIX = "model."  # before every name but the head's, in files that hold a LlamaForCausalLM
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"  # both (V, C)
+
+
+def shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """Every parameter of the files that is used, and its shape."""
+    found = {EMBEDDING: (config.vocab_size, config.hidden_size)}
+    for layer in range(config.num_hidden_layers):
+        found |= {f"layers.{layer}.{name}": shape for name, shape in config.layer_parameters.items()}
+    found["norm.weight"] = (config.hidden_size,)
+    if not config.tie_word_embeddings:
+        found[HEAD] = (config.vocab_size, config.hidden_size)
+    return found
+
+
+def names_in(tensors: Mapping[str, np.ndarray], config: Config) -> dict[str, str]:
+    """Our name of each parameter -> the file's. Raises ValueError if one is missing, has another shape, or holds no
+    floating-point numbers, and if a head of its own is not the table that the configuration says it is."""
+    if config.num_hidden_layers > len(tensors):  # before so many names are made
+        raise ValueError(f"num_hidden_layers is {config.num_hidden_layers:,}, and the file has {len(tensors):,} "
+                         f"tensors, fewer than one for each layer")
+    expected = shapes(config)
+    prefix = PREFIX if PREFIX + EMBEDDING in tensors else ""
+    names = {name: name if name == HEAD else prefix + name for name in expected}
+    missing = [theirs for theirs in names.values() if theirs not in tensors]
+    if missing:
+        raise ValueError(f"{len(missing)} parameters of a model with {config.num_hidden_layers} layers are not in the "
+                         f"file: {', '.join(missing[:5])}")
+    for ours, theirs in names.items():
+        tensor = tensors[theirs]
+        if tuple(tensor.shape) != expected[ours]:
+            raise ValueError(f"{theirs} has shape {tuple(tensor.shape)}; the configuration says {expected[ours]}")
+        if tensor.dtype.kind != "f" and not is_bfloat16(tensors, theirs):
+            raise ValueError(f"{theirs} is of type {tensor.dtype}; it must be float16, bfloat16, float32 or float64")
+    biases = [name for name in tensors if name.removeprefix(prefix) not in expected and name.endswith(".bias")]
+    if biases:
+        raise ValueError(f"the file has {biases[0]}, a bias that the configuration does not speak of")
+    if HEAD in tensors and HEAD not in names and not np.array_equal(tensors[HEAD], tensors[names[EMBEDDING]]):
+        raise ValueError(f"tie_word_embeddings is true, but the file's {HEAD} is another table than its "
+                         f"{names[EMBEDDING]}")
+    return names
+
+
+def arranged(tensors: Mapping[str, np.ndarray], config: Config, dtype, arrange_gate_up: Callable,
+             ) -> dict[str, np.ndarray]:
+    """The parameters as the launches want them: queries, keys and values as one product, "self_attn.qkv_proj", and the
+    MLP's two first ones as one, "mlp.gate_up_proj"."""
+    found = {}
+    for ours, theirs in names_in(tensors, config).items():
+        found[ours] = converted(tensors[theirs], np.dtype(dtype), is_bfloat16(tensors, theirs))
+    for layer in range(config.num_hidden_layers):
+        at = f"layers.{layer}."
+        for kind in ("weight", "bias"):
+            parts = [f"{at}self_attn.{part}_proj.{kind}" for part in "qkv"]
+            if parts[0] in found:
+                found[f"{at}self_attn.qkv_proj.{kind}"] = np.concatenate([found.pop(part) for part in parts])
+        gate, up = (found.pop(f"{at}mlp.{part}_proj.weight") for part in ("gate", "up"))
+        found[f"{at}mlp.gate_up_proj.weight"] = arrange_gate_up(gate, up)
+    return found
+
+
+# --- The kernels that it is made of ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The launchers of a model, each called with stream=. To try one of your own:
+
+    Llama(config, tensors, kernels=Kernels(rmsnorm=mine))
+
+    embedding(ids, table, out)                                              out[t] = table[ids[t]]
+    rmsnorm(x, weight, out, eps)
+    add_rmsnorm(x, residual, weight, out, eps)                              residual += x, and that normalised
+    linear(x, weight, out, bias=None)                                       out may be float32: logits
+    linear_swiglu(x, gate_up, out)                                          gate_up as arrange_gate_up(gate, up) has it
+    rope_split_cache(qkv, table, positions, slots, q, keys, values, q_norm=None, k_norm=None, eps=)
+    paged_decode(q, keys, values, page_table, contexts, out, scale, parts)
+    paged_prefill(q, keys, values, page_table, begins, lengths, contexts, out, scale, longest)
+    """
+
+    embedding: Callable = token_embedding
+    rmsnorm: Callable = rmsnorm
+    add_rmsnorm: Callable = add_rmsnorm
+    linear: Callable = linear
+    linear_swiglu: Callable = linear_swiglu
+    arrange_gate_up: Callable = arrange_gate_up
+    rope_split_cache: Callable = rope_split_cache
+    paged_decode: Callable = paged_decode
+    paged_prefill: Callable = paged_prefill
+
+
+# --- Its memory ------------------------------------------------------------------------------------------------------
+
+
+class Cache:
+    """The keys and values of all layers, in pages. What no token has written is zeros."""
+
+    def __init__(self, config: Config, pages: int, dtype: str = "bfloat16"):
+        shape = cache_shape(pages, config.num_key_value_heads, config.head_dim)
+        if pages < 1 or math.prod(shape) > LARGEST:
+            raise ValueError(f"pages is {pages:,}; from 1 to {LARGEST // math.prod(shape[1:]):,} are allowed, for "
+                             f"kernels index a layer with int32")
+        self.pages, layers = pages, config.num_hidden_layers
+        self.memory = cuda.to_device(np.zeros(2 * layers * math.prod(shape), DTYPES[dtype]))
+        size = math.prod(shape)
+        parts = [self.memory[number * size : (number + 1) * size].reshape(shape) for number in range(2 * layers)]
+        self.keys, self.values = parts[::2], parts[1::2]  # of each layer, (pages, K, PAGE, D)
+
+    @property
+    def nbytes(self) -> int:
+        return self.memory.nbytes
+
+
+class Rows(NamedTuple):
+    """The first rows of each buffer, for a step of one shape."""
+
+    x: object  # (T, C): what runs past the layers and is added to
+    normed: object  # (T, C)
+    qkv: object  # (T, (H + 2K) * D)
+    q: object  # (T, H, D)
+    attended: object  # (T, H, D)
+    q_decoding: object  # the rows of q and attended that belong to the decoding sequences, which are the first
+    attended_decoding: object
+    flat: object  # (T, H * D): the same memory
+    projected: object  # (T, C): what a product adds to x
+    gated: object  # (T, I)
+    last: object  # (B, C)
+    logits: object  # (B, V) float32
+    parts: object
+
+
+class Workspace:
+    """All the memory that steps up to this size need besides the weights, the cache and the inputs, allocated once."""
+
+    def __init__(self, config: Config, tokens: int, sequences: int, dtype: str = "bfloat16"):
+        if not 1 <= sequences <= tokens:
+            raise ValueError(f"sequences is {sequences}; a step of {tokens} tokens has at least 1 and at most {tokens}")
+        self.tokens, self.sequences, kind = tokens, sequences, DTYPES[dtype]
+        C, H, D = config.hidden_size, config.num_attention_heads, config.head_dim
+        # Rows of padding are never written by attention, and computed with all the same.
+        self.x, self.normed, self.projected = (cuda.to_device(np.zeros((tokens, C), kind)) for _ in range(3))
+        self.q, self.attended = (cuda.to_device(np.zeros((tokens, H, D), kind)) for _ in range(2))
+        self.qkv = cuda.device_array((tokens, config.qkv), kind)
+        self.gated = cuda.device_array((tokens, config.intermediate_size), kind)
+        self.last = cuda.device_array((sequences, C), kind)
+        self.logits = cuda.device_array((sequences, config.vocab_size), np.float32)
+        self.parts = decode_parts(sequences, H, D, kind)
+        self.rows = functools.lru_cache(maxsize=256)(self._rows)
+
+    def _rows(self, shape: Shape) -> Rows:
+        rows, sequences, n, _ = shape
+        if rows > self.tokens or sequences > self.sequences:
+            raise ValueError(f"the step has {rows} rows of {sequences} sequences; memory was allocated for "
+                             f"{self.tokens} of {self.sequences}")
+        q, attended = self.q[:rows], self.attended[:rows]
+        return Rows(self.x[:rows], self.normed[:rows], self.qkv[:rows], q, attended, q[:n], attended[:n],
+                    attended.reshape(rows, attended.shape[1] * attended.shape[2]), self.projected[:rows],
+                    self.gated[:rows], self.last[:sequences], self.logits[:sequences], self.parts)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in (self.x, self.normed, self.projected, self.q, self.attended, self.qkv,
+                                              self.gated, self.last, self.logits, *self.parts))
+
+
+# --- The model -------------------------------------------------------------------------------------------------------
+
+
+class Llama:
+    """The weights of a Llama on the device, and the launches that use them.
+
+    tensors: name -> NumPy array, as labkit.models.safetensors.read gives them; any floating-point type.
+    dtype: "bfloat16" or "float32". positions: how many of them the table of angles has; at most the model's.
+    """
+
+    def __init__(self, config: Config, tensors: Mapping[str, np.ndarray], dtype: str = "bfloat16",
+                 kernels: Kernels | None = None, positions: int | None = None):
+        if dtype not in DTYPES:
+            raise ValueError(f"dtype is {dtype!r}; {' and '.join(map(repr, DTYPES))} are allowed")
+        self.config, self.dtype, self.kernels = config, dtype, kernels or Kernels()
+        self.tensors = tensors
+        self.weights = Blob(arranged(tensors, config, DTYPES[dtype], self.kernels.arrange_gate_up), finite=True)
+        self.head = self.weights[EMBEDDING if config.tie_word_embeddings else HEAD]  # (V, C)
+        self.layers = []
+        for layer in range(config.num_hidden_layers):
+            at = f"layers.{layer}."
+            self.layers.append({name.removeprefix(at): self.weights[name] for name in self.weights
+                                if name.startswith(at)})
+        self.positions = min(positions or config.max_position_embeddings, config.max_position_embeddings)
+        self.table = cuda.to_device(rope_table(self.positions, config.head_dim, config.rope_theta, config.rope_scaling))
+        self.scale = config.head_dim**-0.5
+
+    def with_kernels(self, kernels: Kernels) -> Llama:
+        """The same model with other kernels; on the same weights, if these kernels take them as they are."""
+        if kernels.arrange_gate_up is not self.kernels.arrange_gate_up:
+            return type(self)(self.config, self.tensors, self.dtype, kernels, self.positions)
+        other = copy.copy(self)
+        other.kernels = kernels
+        return other
+
+    # What another architecture has otherwise: see qwen3.py.
+
+    def linear(self, x, w, name: str, out, stream) -> None:
+        """A linear layer of attention; a Llama's have no biases."""
+        self.kernels.linear(x, w[f"{name}.weight"], out, stream=stream)
+
+    def split_heads(self, w, step: Step, keys, values, b: Rows, stream) -> None:
+        """Queries to b.q, rotated; keys, rotated, and values to the cache."""
+        self.kernels.rope_split_cache(b.qkv, self.table, step.positions, step.slots, b.q, keys, values, stream=stream)
+
+    # What all have.
+
+    def attend(self, step: Step, keys, values, b: Rows, stream) -> None:
+        """b.attended: of the sequences with one row by a kernel that divides the cache among blocks, of the others by
+        one that divides the rows. Each sequence's rows see its own tokens, up to themselves."""
+        run, shape = self.kernels, step.shape
+        if shape.decoding:
+            run.paged_decode(b.q_decoding, keys, values, *step.of_decoding, b.attended_decoding, self.scale, b.parts,
+                             stream=stream)
+        if shape.decoding < shape.sequences:
+            run.paged_prefill(b.q, keys, values, *step.of_others, b.attended, self.scale, shape.longest, stream=stream)
+
+    def layer(self, number: int, step: Step, cache: Cache, b: Rows, stream=0, watch=None) -> None:
+        """One layer: x += attention(norm(x)), x += mlp(norm(x)). The second sum is left to the next norm, which reads x
+        anyway."""
+        run, w, eps = self.kernels, self.layers[number], self.config.rms_norm_eps
+        keys, values = cache.keys[number], cache.values[number]
+        seen = functools.partial(_seen, watch, f"layers.{number}.")
+
+        if number == 0:
+            run.rmsnorm(b.x, w["input_layernorm.weight"], b.normed, eps, stream=stream)  # (T, C)
+        else:
+            run.add_rmsnorm(b.projected, b.x, w["input_layernorm.weight"], b.normed, eps, stream=stream)  # (T, C), both
+            _seen(watch, f"layers.{number - 1}.", "out", b.x)
+        seen("input_norm", b.normed)
+        self.linear(b.normed, w, "self_attn.qkv_proj", b.qkv, stream)  # (T, (H + 2K) * D)
+        seen("qkv", b.qkv)
+        self.split_heads(w, step, keys, values, b, stream)  # (T, H, D), and to the pages
+        seen("q", b.q)
+        seen("keys", keys)
+        seen("values", values)
+        self.attend(step, keys, values, b, stream)  # (T, H, D)
+        seen("attended", b.flat)
+        self.linear(b.flat, w, "self_attn.o_proj", b.projected, stream)  # (T, C)
+        seen("projected", b.projected)
+        run.add_rmsnorm(b.projected, b.x, w["post_attention_layernorm.weight"], b.normed, eps, stream=stream)  # both
+        seen("added", b.x)
+        seen("post_norm", b.normed)
+        run.linear_swiglu(b.normed, w["mlp.gate_up_proj.weight"], b.gated, stream=stream)  # (T, I)
+        seen("gated", b.gated)
+        run.linear(b.gated, w["mlp.down_proj.weight"], b.projected, stream=stream)  # (T, C)
+        seen("down", b.projected)
+
+    def forward(self, step: Step, cache: Cache, ws: Workspace, stream=0, watch=None):
+        """The logits after the last token of each sequence in the step, (B, V) float32 on the device; the keys and
+        values of its tokens are in the cache afterwards. Nothing is allocated.
+
+        watch(name, array): called after each launch, to look at what it wrote.
+        """
+        run, w, shape = self.kernels, self.weights, step.shape
+        b = ws.rows(shape)
+        run.embedding(step.ids, w[EMBEDDING], b.x, stream=stream)  # (T, C)
+        _seen(watch, "", "embedding", b.x)
+        for number in range(self.config.num_hidden_layers):
+            self.layer(number, step, cache, b, stream, watch)
+        run.add_rmsnorm(b.projected, b.x, w["norm.weight"], b.normed, self.config.rms_norm_eps, stream=stream)
+        _seen(watch, f"layers.{self.config.num_hidden_layers - 1}.", "out", b.x)
+        _seen(watch, "", "norm", b.normed)
+        last = b.normed
+        if shape.decoding < shape.rows:  # else every row is the last of its sequence
+            run.embedding(step.last, b.normed, b.last, stream=stream)  # (B, C)
+            last = b.last
+        run.linear(last, self.head, b.logits, stream=stream)  # (B, V)
+        _seen(watch, "", "logits", b.logits)
+        return b.logits
+
+    def needed(self, step: Step, cache: Cache, ws: Workspace) -> list[tuple]:
+        """The kernels that such a step takes, as labkit.device.compile_ahead takes them: found without running any."""
+        return launches.needed(lambda: self.forward(step, cache, ws))
+
+
+class Alone:
+    """A single sequence with memory of its own: pages 0, 1, 2, ... To look at a model, without an engine.
+
+        alone = Alone(model, context=256)
+        logits = alone(prompt)               # (1, V) on the device; the tokens follow those that were there before
+        logits = alone([token])
+    """
+
+    def __init__(self, model: Llama, context: int, tokens: int | None = None):
+        if not 1 <= context <= model.positions:
+            raise ValueError(f"context is {context}; the model has {model.positions} positions")
+        self.model, self.context, self.length = model, context, 0
+        self.tokens = min(context, tokens or 512)  # in one step; a longer prompt takes several
+        self.pages = list(range(pages_for(context)))
+        self.cache = Cache(model.config, len(self.pages), model.dtype)
+        self.inputs = Inputs(self.tokens, 1, len(self.pages))
+        self.workspace = Workspace(model.config, self.tokens, 1, model.dtype)
+
+    def __call__(self, ids: Sequence[int], watch=None):
+        ids = np.asarray(ids)
+        if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
+            raise ValueError(f"ids must be a list of at least one token id; it has shape {ids.shape}, type {ids.dtype}")
+        if ids.min() < 0 or ids.max() >= self.model.config.vocab_size:
+            wrong = ids[(ids < 0) | (ids >= self.model.config.vocab_size)][0]
+            raise ValueError(f"token {wrong} is not in the vocabulary, which has {self.model.config.vocab_size}")
+        if self.length + ids.size > self.context:
+            raise ValueError(f"{ids.size} tokens do not fit: {self.length} of {self.context} places are taken")
+        for first in range(0, ids.size, self.tokens):
+            part = ids[first : first + self.tokens]
+            step = self.inputs.step([Piece(part, self.length, self.pages)])
+            logits = self.model.forward(step, self.cache, self.workspace, watch=watch)
+            self.length += part.size
+        return logits
+
+    def reset(self, length: int = 0) -> None:
+        """Forget all tokens but the first `length`."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"length is {length}; the cache holds {self.length} tokens")
+        self.length = length
+
+
+def _seen(watch, prefix: str, name: str, array) -> None:
+    if watch is not None:
+        watch(prefix + name, array)

@@ -1,0 +1,184 @@
+"""Llama in NumPy and float64, the reference; and parity, which compares a model with it, launch by launch.
+
+    activations(config, weights, ids)                     the truth
+    activations(config, weights, ids, rounded=bfloat16)   the same, rounded wherever a model in bfloat16 rounds
+    parity(model, prompts)                                a table of all launches; .first names the first that differs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from labkit.kernels.attention.pages import gather, pages_for
+from labkit.kernels.dtypes import bfloat16_of, float32_of, float64_of
+from labkit.kernels.rope import frequencies
+from labkit.kernels.tolerance import EPS32, EPS_BF16
+from labkit.models.blob import converted, is_bfloat16
+from labkit.models.gpt2_reference import Difference, Parity
+from labkit.models.llama import DTYPES, EMBEDDING, HEAD, Cache, Config, Llama, Workspace, names_in
+from labkit.models.step import Inputs, Piece
+
+
+def weights_of(tensors: Mapping[str, np.ndarray], config: Config, dtype: str = "float32") -> dict[str, np.ndarray]:
+    """The parameters as a file holds them, rounded to `dtype` as the model's are, in float64."""
+    return {ours: float64_of(converted(tensors[theirs], DTYPES[dtype], is_bfloat16(tensors, theirs)))
+            for ours, theirs in names_in(tensors, config).items()}
+
+
+def bfloat16(values) -> np.ndarray:
+    """The nearest bfloat16 of each, in float64."""
+    return float32_of(bfloat16_of(values)).astype(np.float64)
+
+
+def unchanged(values):
+    return values
+
+
+# --- Its parts -------------------------------------------------------------------------------------------------------
+
+
+def rmsnorm(x, weight, epsilon: float, rounded: Callable = unchanged) -> np.ndarray:
+    """Every row divided by the root of its mean square, times the weights. It is rounded before the weights, too."""
+    return rounded(weight * rounded(x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + epsilon)))
+
+
+def rotate(heads, positions, config: Config) -> np.ndarray:
+    """(T, heads, D): the pair (d, d + D/2) is rotated by the angle of its position."""
+    per_position = frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+    angles = np.asarray(positions, np.float64)[:, None, None] * per_position
+    cos, sin = np.cos(angles), np.sin(angles)
+    first, second = np.split(heads, 2, axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def attention(q, keys, values) -> np.ndarray:
+    """q (T, H, D): the last T of the n tokens of keys and values (n, K, D), each seeing those up to itself. (T, H*D)"""
+    tokens, heads, size = q.shape
+    seen, shared = keys.shape[0], heads // keys.shape[1]
+    keys, values = (np.repeat(one, shared, axis=1) for one in (keys, values))
+    scores = np.einsum("thd,nhd->htn", q, keys) / np.sqrt(size)
+    later = np.arange(seen)[None, :] > np.arange(seen - tokens, seen)[:, None]
+    scores = np.where(later, -np.inf, scores)
+    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    shares /= shares.sum(axis=-1, keepdims=True)
+    return np.einsum("htn,nhd->thd", shares, values).reshape(tokens, heads * size)
+
+
+def swiglu(gate, up, rounded: Callable = unchanged) -> np.ndarray:
+    return rounded(rounded(gate / (1 + np.exp(-gate))) * up)
+
+
+# --- All of it -------------------------------------------------------------------------------------------------------
+
+
+def activations(config: Config, w: Mapping[str, np.ndarray], ids: Sequence[int], *, positions=None,
+                given: Mapping[str, np.ndarray] | None = None, rounded: Callable = unchanged) -> dict[str, np.ndarray]:
+    """What each launch of llama.py writes for the tokens `ids` of one sequence, by the name under which it is watched;
+    "logits" are those of all tokens. Keys and values are (tokens, K, D).
+
+    w: as weights_of gives them. positions: of the tokens; left out, from 0 on. given: what a model has written: each
+    activation is then computed from these, the model's own, and an error shows in the launch that made it and in no
+    other. Its keys and values may be of more tokens: those before. rounded: applied wherever a model rounds.
+    """
+    given = given or {}
+    tokens, size = len(ids), config.head_dim
+    queries = config.num_attention_heads * size
+    keys_end = queries + config.num_key_value_heads * size
+    positions = np.arange(tokens) if positions is None else np.asarray(positions)
+    seen: dict[str, np.ndarray] = {}
+
+    def put(name, value):
+        seen[name] = value
+        return np.asarray(given.get(name, value), np.float64)
+
+    def linear(x, *names):
+        """Several of the file's products side by side."""
+        return rounded(np.concatenate([x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0) for name in names], 1))
+
+    def heads(x, norm):
+        x = x.reshape(tokens, -1, size)
+        return rmsnorm(x, w[norm], config.rms_norm_eps, rounded) if norm in w else x
+
+    x = put("embedding", w[EMBEDDING][np.asarray(ids)])
+    for layer in range(config.num_hidden_layers):
+        h = f"layers.{layer}."
+        normed = put(h + "input_norm", rmsnorm(x, w[h + "input_layernorm.weight"], config.rms_norm_eps, rounded))
+        qkv = put(h + "qkv", linear(normed, *(f"{h}self_attn.{part}_proj" for part in "qkv")))
+        q, k, v = np.split(qkv, (queries, keys_end), axis=1)
+        q = put(h + "q", rounded(rotate(heads(q, h + "self_attn.q_norm.weight"), positions, config)))
+        keys = put(h + "keys", rounded(rotate(heads(k, h + "self_attn.k_norm.weight"), positions, config)))
+        values = put(h + "values", heads(v, None))
+        attended = put(h + "attended", rounded(attention(q, keys, values)))
+        projected = put(h + "projected", linear(attended, h + "self_attn.o_proj"))
+        x = put(h + "added", rounded(x + projected))
+        normed = put(h + "post_norm",
+                     rmsnorm(x, w[h + "post_attention_layernorm.weight"], config.rms_norm_eps, rounded))
+        gated = put(h + "gated", swiglu(*(linear(normed, f"{h}mlp.{part}_proj") for part in ("gate", "up")), rounded))
+        down = put(h + "down", linear(gated, h + "mlp.down_proj"))
+        x = put(h + "out", rounded(x + down))
+    normed = put("norm", rmsnorm(x, w["norm.weight"], config.rms_norm_eps, rounded))
+    put("logits", normed @ w[HEAD if HEAD in w else EMBEDDING].T)  # float32: not rounded
+    return seen
+
+
+# --- A model against it ----------------------------------------------------------------------------------------------
+
+EPS_OF = {"bfloat16": EPS_BF16, "float32": EPS32}  # the gap between 1 and the next number
+
+
+def allowed_error(config: Config, expected: np.ndarray, dtype: str) -> float:
+    """The error allowed in one launch, relative to the largest number that it writes: four roundings of the result, and
+    in float32 those of a sum of as many products as the longest one of the model has."""
+    longest = max(config.intermediate_size, config.hidden_size, config.num_attention_heads * config.head_dim)
+    roundings = 2 if dtype == "bfloat16" else 2 * np.sqrt(longest)
+    return EPS_OF[dtype] * roundings * float(np.abs(expected).max())
+
+
+def parity(model: Llama, prompts: Sequence[Sequence[int]], before: Sequence[int] | None = None) -> Parity:
+    """Runs prompts through a model in one step, and compares all that its launches write with the truth, each launch
+    on what the model itself gave it: so a wrong launch is one wrong row, and those after it are right.
+
+    before: how many tokens of each prompt are computed in a step of their own, which nothing looks at. Prompts of
+    which one token is left come first.
+    """
+    config, prompts = model.config, [list(prompt) for prompt in prompts]
+    before = [0] * len(prompts) if before is None else list(before)
+    counts = [pages_for(len(prompt)) for prompt in prompts]
+    order = np.random.default_rng(0).permutation(sum(counts))  # pages of a sequence may lie anywhere
+    pages = [part.tolist() for part in np.split(order, np.cumsum(counts)[:-1])]
+    tokens = sum(map(len, prompts))
+    cache = Cache(config, sum(counts), model.dtype)
+    inputs, workspace = Inputs(tokens, len(prompts), max(counts)), Workspace(config, tokens, len(prompts), model.dtype)
+    for prompt, count, own in zip(prompts, before, pages, strict=True):
+        if count:
+            model.forward(inputs.step([Piece(prompt[:count], 0, own)]), cache, workspace)
+    pieces = [Piece(prompt[count:], count, own) for prompt, count, own in zip(prompts, before, pages, strict=True)]
+    written: dict[str, np.ndarray] = {}
+    model.forward(inputs.step(pieces), cache, workspace,
+                  watch=lambda name, array: written.setdefault(name, float64_of(array.copy_to_host())))
+
+    w = weights_of(model.tensors, config, model.dtype)
+    truth, begin = [], 0
+    for number, (piece, own) in enumerate(zip(pieces, pages, strict=True)):
+        rows = slice(begin, begin + len(piece.ids))
+        begin = rows.stop
+        given = {}
+        for name, array in written.items():
+            if name.endswith((".keys", ".values")):
+                given[name] = gather(array, np.array(own), piece.before + len(piece.ids))
+            else:
+                given[name] = array[number : number + 1] if name == "logits" else array[rows]
+        expected = activations(config, w, piece.ids, positions=np.arange(piece.before, piece.before + len(piece.ids)),
+                               given=given, rounded=bfloat16 if model.dtype == "bfloat16" else unchanged)
+        truth.append((given, expected))
+    found = []
+    for name in written:
+        error, largest = 0.0, np.zeros(1)
+        for given, expected in truth:
+            right = expected[name][-1:] if name == "logits" else expected[name]
+            error = max(error, float(np.nan_to_num(np.abs(given[name][-len(right) :] - right).max(), nan=np.inf)))
+            largest = np.maximum(largest, np.abs(right).max())
+        found.append(Difference(name, error, allowed_error(config, largest, model.dtype)))
+    return Parity(tuple(found))

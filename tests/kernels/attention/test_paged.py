@@ -1,0 +1,251 @@
+"""Attention of one token over pages: every rung against float64 at awkward lengths, with NaN and numbers of no page
+wherever no token is; the same bits in any batch; joined parts; what is refused, and what it compiles to."""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+from numba import types
+
+from labkit import cuda, observe
+from labkit.device import compiling, occupancy
+from labkit.kernels.agree import agree, allowed_error, compare, poison, same_bits
+from labkit.kernels.arguments import dynamic_shared
+from labkit.kernels.attention.paged import (
+    PAGED_DECODE,
+    PAGED_DECODE_BF16,
+    decode_parts,
+    paged_decode,
+    paged_decode_mma,
+    paged_decode_naive,
+    paged_decode_one_block,
+    paged_decode_reference,
+    paged_decode_split,
+)
+from labkit.kernels.attention.paged_split import (
+    SPLITS,
+    blocks_of_group,
+    find_split,
+    make_paged_decode,
+    make_paged_decode_mma,
+)
+from labkit.kernels.attention.pages import (
+    LOG2_E,
+    PAGE,
+    as_matrix,
+    gather,
+    page_table_of,
+    paged_inputs,
+    pages_for,
+    place,
+)
+from labkit.kernels.dtypes import bfloat16_of, float32_of
+from labkit.kernels.op import uniform
+
+AWKWARD = (0, 1, 15, 16, 17, 128, 129, 1003)
+F32, BF16 = np.dtype(np.float32), np.dtype(np.uint16)
+RUNGS = [(paged_decode_naive, F32), (paged_decode_naive, BF16), (paged_decode_one_block, F32),
+         (paged_decode_one_block, BF16), (paged_decode_split, F32), (paged_decode_split, BF16),
+         (paged_decode_mma, BF16)]
+OP_OF = {F32: PAGED_DECODE, BF16: PAGED_DECODE_BF16}
+every_rung = pytest.mark.parametrize(("launch", "dtype"), [
+    pytest.param(launch, dtype, id=f"{launch.__name__}-{dtype.name}",
+                 marks=() if launch is paged_decode_naive else pytest.mark.sweep) for launch, dtype in RUNGS])
+SHAPES = ((32, 1), (64, 4), (80, 3), (96, 7), (128, 4))  # numbers of a head, query heads that share keys and values
+
+
+def inputs_of(contexts, size: int, ratio: int, dtype, kv_heads: int = 2, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    keys, values, table = paged_inputs(rng, contexts, kv_heads, size, dtype)
+    q = 2 * uniform(rng, len(contexts), kv_heads * ratio, size)
+    q = bfloat16_of(q) if dtype == BF16 else q
+    return q, keys, values, table, np.array(contexts, np.int32), 1 / math.sqrt(size)
+
+
+def run(launch, inputs, parts=None):
+    q, *arrays, scale = inputs
+    out = cuda.to_device(poison(q.shape, q.dtype))
+    launch(cuda.to_device(q), *(cuda.to_device(each) for each in arrays), out, scale, parts)
+    return out.copy_to_host()
+
+
+def check(launch, inputs, parts=None):
+    op, out = OP_OF[inputs[0].dtype], run(launch, inputs, parts)
+    assert not (problem := compare(out, op.reference(*inputs), allowed_error(op, None, inputs)).problem), problem
+    return out
+
+
+def alone(inputs, s: int):
+    """Sequence s in a cache and a table of its own: its pages lie elsewhere, in another order."""
+    q, keys, values, table, lengths, scale = inputs
+    count = pages_for(lengths[s])
+    own = page_table_of([range(count + 2, 2, -1)], max_pages=count + 5, fill=2**30)
+    caches = []
+    for cache in (keys, values):
+        one = np.full((count + 4, *cache.shape[1:]), 0x7FC1 if cache.dtype == BF16 else np.nan, cache.dtype)
+        place(one, own[0], gather(cache, table[s], lengths[s]))
+        caches.append(one)
+    return q[s : s + 1], *caches, own, lengths[s : s + 1], scale
+
+
+@every_rung
+def test_awkward_lengths(launch, dtype):
+    for size, ratio in SHAPES[:1] if launch is paged_decode_naive else SHAPES:
+        out = check(launch, inputs_of(AWKWARD, size, ratio, dtype))
+        assert not out[0].any()  # an empty slot
+
+
+@every_rung
+def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(launch, dtype):
+    inputs = inputs_of((17, 0, 300, 1003, 1), 32, 4, dtype)
+    batch = run(launch, inputs)
+    for s in range(5):
+        assert same_bits(run(launch, alone(inputs, s))[0], batch[s]), inputs[4][s]
+
+
+@every_rung
+def test_large_scores_and_equal_ones(launch, dtype):
+    """Scores up to 40,000 apart; then all the same, where each token counts as much as any other."""
+    q, keys, values, table, lengths, scale = inputs_of((5, 200, 77), 32, 4, dtype, seed=1)
+    check(launch, (q, keys, values, table, lengths, 2000.0))
+    out = run(launch, (np.zeros_like(q), keys, values, table, lengths, scale))
+    for s, tokens in enumerate(lengths):
+        rows = gather(values, table[s], tokens)
+        mean = (float32_of(rows) if dtype == BF16 else rows).astype(np.float64).mean(axis=0).repeat(4, axis=0)
+        got = float32_of(out[s]) if dtype == BF16 else out[s]
+        np.testing.assert_allclose(got, mean, atol=0.02 if dtype == BF16 else 1e-6)
+
+
+@every_rung
+def test_a_length_without_pages_is_not_a_number(launch, dtype):
+    q, keys, values, table, lengths, scale = inputs_of((20, 16, 33), 32, 4, dtype)
+    keys, values = (np.zeros_like(each) for each in (keys, values))
+    lengths, table = np.array([20, table.shape[1] * PAGE + 1, -1], np.int32), np.zeros_like(table)
+    out = run(launch, (q, keys, values, table, lengths, scale))
+    numbers = float32_of(out) if dtype == BF16 else out
+    assert not numbers[0].any() and np.isnan(numbers[1:]).all()
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("op", [PAGED_DECODE, PAGED_DECODE_BF16], ids=lambda op: op.name)
+def test_agree(op):
+    assert agree(op, seed=1).passed
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("launch", "dtype"), [(paged_decode_split, F32), (paged_decode_mma, BF16)],
+                         ids=lambda one: getattr(one, "__name__", ""))
+def test_however_a_sequence_is_split_the_parts_join(launch, dtype):
+    """Online softmax: lengths at random give parts of every size; values spread over many orders of magnitude, so that
+    some part has the maximum and most have next to nothing."""
+    rng = np.random.default_rng(3)
+    for seed in range(4):
+        contexts = rng.integers(1, [40, 200, 1500, 3000, 260], 5)
+        q, *rest, scale = inputs_of(contexts, 32, 4, dtype, seed=seed)
+        check(launch, (q, *rest, scale * float(10.0 ** rng.uniform(-2, 2))))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("launch", "dtype", "ratio"), [(paged_decode_split, F32, 11), (paged_decode_mma, BF16, 17)])
+def test_more_query_heads_than_a_block_has(launch, dtype, ratio):
+    """A second block takes the rest, which is one head fewer."""
+    check(launch, inputs_of((5, 140), 32, ratio, dtype), decode_parts(2, 2 * ratio, 32))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("launch", "dtype"), [(paged_decode_split, F32), (paged_decode_mma, BF16)])
+def test_parts_serve_one_launch_after_the_other(launch, dtype):
+    parts = decode_parts(6, 8, 32)
+    for contexts in ((300, 17, 1003), (129, 2000, 5, 0, 64, 1), (300, 17, 1003)):
+        check(launch, inputs_of(contexts, 32, 4, dtype), parts)
+        assert not parts.arrived.copy_to_host().any()
+    with pytest.raises(ValueError, match="parts are too small for 7 sequences of 8 heads of 32 numbers"):
+        run(launch, inputs_of((1,) * 7, 32, 4, dtype), parts)
+
+
+def test_the_rung_to_use_goes_by_device_and_dtype():
+    for dtype in (F32, BF16):
+        inputs = inputs_of((20, 3), 32, 1, dtype)
+        check(functools.partial(paged_decode), inputs, decode_parts(2, 2, 32, dtype))
+
+
+def test_how_many_blocks_a_sequence_has_depends_on_its_length_alone():
+    @cuda.jit
+    def ask_kernel(tokens, found):
+        split = cuda.blockIdx.x
+        first, end, parts = find_split(np.uint32(tokens), np.uint32(split), SPLITS)
+        found[split, 0], found[split, 1], found[split, 2] = first, end, parts
+
+    for tokens in (1, 128, 129, 1000, 1024, 2048, 2049, 4096, 100_000):
+        found = cuda.device_array((SPLITS, 3), np.int32)
+        ask_kernel[SPLITS, 1](tokens, found)
+        first, end, parts = found.copy_to_host().T
+        assert (parts == parts[0]).all() and 1 <= parts[0] <= SPLITS
+        taken = [page for a, b in zip(first[: parts[0]], end, strict=False) for page in range(a, b)]
+        assert taken == list(range(pages_for(tokens)))  # every page once
+        assert (first[parts[0] :] >= end[parts[0] :]).all()
+        assert parts[0] == min(-(-pages_for(tokens) // 8), SPLITS) or tokens == 2049
+
+
+def test_query_heads_are_shared_out_in_equal_parts():
+    assert [blocks_of_group(group, 8) for group in (1, 7, 8, 9, 16, 17, 71)] == [
+        (1, 1), (1, 7), (1, 8), (2, 5), (2, 8), (3, 6), (9, 8)]
+
+
+def test_what_is_refused():
+    q, keys, values, table, lengths, scale = (cuda.to_device(each) if isinstance(each, np.ndarray) else each
+                                              for each in inputs_of((5, 20), 32, 2, F32))
+    out, parts = cuda.device_array(q.shape, F32), decode_parts(2, 4, 32)
+    with pytest.raises(ValueError, match=r"lengths has shape \(1,\); it must be \(2,\)"):
+        paged_decode(q, keys, values, table, cuda.device_array(1, np.int32), out, scale, parts)
+    with pytest.raises(ValueError, match=r"page_table has shape \(3, 2\); it must be \(2, 2\)"):
+        paged_decode(q, keys, values, cuda.device_array((3, 2), np.int32), lengths, out, scale, parts)
+    with pytest.raises(ValueError, match="on tensor cores only uint16, which holds bfloat16"):
+        paged_decode_mma(q, keys, values, table, lengths, out, scale, parts)
+
+
+def test_the_reference_of_an_empty_slot_is_zeros():
+    out = paged_decode_reference(*inputs_of((0, 3), 4, 2, F32))
+    assert not out[0].any() and out[1].all()
+
+
+# --- How it runs, and what it compiles to -----------------------------------------------------------------------------
+
+
+@pytest.mark.sweep
+@pytest.mark.cpu_device
+@pytest.mark.parametrize(("kernel", "dtype"), [(make_paged_decode(32, 2, False, SPLITS), F32),
+                                               (make_paged_decode_mma(32, 2), BF16)], ids=["split", "mma"])
+def test_no_race(kernel, dtype):
+    q, keys, values, table, lengths, scale = (cuda.to_device(each) if isinstance(each, np.ndarray) else each
+                                              for each in inputs_of((140, 20), 32, 2, dtype, kv_heads=1))
+    out = cuda.device_array(q.shape, dtype)
+    arguments = (as_matrix(q), as_matrix(keys), as_matrix(values), table, lengths, as_matrix(out),
+                 np.float32(scale * LOG2_E), np.uint32(2), np.uint32(1), *decode_parts(2, 2, 32))
+    dynamic_shared(kernel, kernel.shared_bytes, *arguments)
+    report = observe(kernel[(2, 1, 2), kernel.threads, 0, kernel.shared_bytes], *arguments)
+    assert report.ok, str(report)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("kernel", "dtype", "blocks"), [
+    (make_paged_decode(64, 4, False, SPLITS), types.float32, 4),
+    (make_paged_decode(64, 8, True, SPLITS), types.uint16, 2), (make_paged_decode_mma(64, 4), types.uint16, 4),
+    (make_paged_decode_mma(64, 16), types.uint16, 4), (make_paged_decode_mma(128, 8), types.uint16, 2)])
+def test_what_a_lane_has_stays_in_registers(kernel, dtype, blocks):
+    matrix, table, vector = (types.Array(dtype, 2, "C"), types.Array(types.int32, 2, "C"),
+                             types.Array(types.int32, 1, "C"))
+    try:
+        text = compiling.ptx(kernel, types.void(
+            matrix, matrix, matrix, table, vector, matrix, types.float32, types.uint32, types.uint32,
+            types.Array(types.float32, 1, "C"), types.Array(types.uint32, 1, "C")), cc=(9, 0))
+    except compiling.NoCompiler as error:
+        pytest.skip(str(error))
+    assert ".f64" not in text and ".local" not in text
+    taken = compiling.resources(text)
+    if taken is None:
+        pytest.skip("ptxas is not installed")
+    assert taken["spill_bytes"] == taken["stack_bytes"] == 0 and not taken["warnings"]
+    shared = kernel.shared_bytes + taken["shared_bytes"]
+    assert occupancy.blocks(occupancy.H200, kernel.threads, taken["registers"], shared) >= blocks
