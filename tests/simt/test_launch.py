@@ -119,7 +119,7 @@ def test_the_type_of_an_argument_is_numbas():
     frozen.flags.writeable = False
     record = np.zeros(2, np.dtype([("a", np.int32), ("b", np.float32)], align=True))
     plane = np.zeros((2, 3), np.float32)
-    values = (np.zeros(3, np.float32), np.zeros(3), plane, plane.T, plane[:, ::2], frozen, record, record["a"], np.uint32(1), np.int64(1),
-              np.float32(1), True, 1, 2**40)
+    values = (np.zeros(3, np.float32), np.zeros(3), plane, plane.T, plane[:, ::2], frozen, record, record["a"],
+              np.uint32(1), np.int64(1), np.float32(1), True, 1, 2**40)
     for value in (*values, *values):
         assert _quick_typeof(value) == numba.typeof(value)
