@@ -1,5 +1,6 @@
 """Thread orders, time limits, what show prints, and the promises of `labkit bench simt`."""
 
+import numba
 import numpy as np
 import pytest
 from numba import float32
@@ -8,6 +9,7 @@ from labkit import cuda
 from labkit.measure.series import simt as bench
 from labkit.simt import show, thread_order, time_limit
 from labkit.simt.errors import KernelTimeout, LaunchError
+from labkit.simt.kernel import _quick_typeof
 
 pytestmark = pytest.mark.cpu_device
 
@@ -109,3 +111,15 @@ def test_the_promises_of_bench():
     for what, (number, _, sense) in bench.GOALS.items():
         if what in found:
             assert found[what] >= number if sense == "at least" else found[what] <= number, (what, found[what])
+
+
+def test_the_type_of_an_argument_is_numbas():
+    """Looked up by what decides it: dtype, rank, order, and whether it may be written."""
+    frozen = np.zeros(3, np.float32)
+    frozen.flags.writeable = False
+    record = np.zeros(2, np.dtype([("a", np.int32), ("b", np.float32)], align=True))
+    plane = np.zeros((2, 3), np.float32)
+    values = (np.zeros(3, np.float32), np.zeros(3), plane, plane.T, plane[:, ::2], frozen, record, record["a"],
+              np.uint32(1), np.int64(1), np.float32(1), True, 1, 2**40)
+    for value in (*values, *values):
+        assert _quick_typeof(value) == numba.typeof(value)
