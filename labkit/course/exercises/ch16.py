@@ -29,6 +29,7 @@ from labkit.kernels.tolerance import EPS32
 from labkit.models.minilm import few_values
 
 ALL_LANES = 0xFFFFFFFF
+UNTOUCHED = -7  # in elements of no sentence
 GAP = 3  # rows of no sentence after each, at most
 
 
@@ -74,8 +75,8 @@ def _packed_ids(ids, begins, lengths):
 
 
 def _untouched(ids, *_):
-    """What out holds before: no token."""
-    return np.full(_rows(*ids.shape), -7, np.int32)
+    """What out holds before, and keeps where there is no token."""
+    return np.full(_rows(*ids.shape), UNTOUCHED, np.int32)
 
 
 def _id_inputs(rng, B, S):
@@ -109,7 +110,6 @@ PACK_IDS = KernelExercise(
     launch=lambda B, S: (B, 32),
     domain=tuple(_ids_with(*each) for each in LENGTHS),
     wrong={
-        "the padding is copied, too, over other sentences": Edit("lengths[b]", "ids.shape[1]"),
         "sentences are put where padded ones would begin": Edit("begins[b] + place", "b * ids.shape[1] + place"),
         "the tokens are those of the first sentence, for all of them": Edit("ids[b, place]", "ids[0, place]"),
         "32 tokens a sentence, and the rest is left out": pack_ids_one_round,
@@ -447,13 +447,11 @@ ATTENDED = {"B": 2, "S": 5, "H": 2}
 
 
 def _attended(qkv, heads, begins, lengths):
-    with np.errstate(invalid="ignore"):
-        return np.nan_to_num(attention_sentences_reference(qkv, heads, begins, lengths, 0))
+    return np.nan_to_num(attention_sentences_reference(qkv, heads, begins, lengths, 0), nan=UNTOUCHED)
 
 
 def _attended_tolerance(qkv, heads, begins, lengths):
-    with np.errstate(invalid="ignore"):
-        return np.nan_to_num(2 * tolerance_sentences(qkv, heads, begins, lengths, 0))
+    return np.nan_to_num(2 * tolerance_sentences(qkv, heads, begins, lengths, 0))
 
 
 def _laid_out(rng, qkv, begins, lengths):
@@ -503,7 +501,7 @@ ATTEND_PACKED = KernelExercise(
     reference=_attended,
     inputs=_attend_inputs,
     shape=lambda B, S, H: (_rows(B, S), H * WIDE),
-    start=lambda qkv, heads, begins, lengths: np.zeros((len(qkv), heads * WIDE)),
+    start=lambda qkv, heads, begins, lengths: np.full((len(qkv), heads * WIDE), UNTOUCHED),
     sizes=tuple({"B": B, "S": S, "H": H} for B, S, H in ((1, 1, 1), (2, 3, 1), (2, 5, 2), (3, 7, 3), (1, 40, 2))),
     launch=lambda B, S, H: ((S, B, H), WIDE),
     tolerance=_attended_tolerance,
@@ -520,9 +518,9 @@ ATTEND_PACKED = KernelExercise(
                                                                             "range(seen)"),
         "a token sees no later ones, as in a GPT": Edit("range(begin, begin + seen)", "range(begin, begin + i + 1)"),
         "the last token is left out": Edit("range(begin, begin + seen)", "range(begin, begin + seen - 1)"),
-        "no guard: sentences shorter than the longest write over their neighbours": Edit("if i < seen:", "if True:"),
         "the query is that of the batch's row i, not of the sentence's": Edit("qkv[begin + i, col]", "qkv[i, col]"),
-        "the result goes to the batch's row i, not to the sentence's": Edit("out[begin + i, col]", "out[i, col]"),
+        "the heads are put together number by number, not side by side": Edit("out[begin + i, col]",
+                                                                             "out[begin + i, lane * heads + head]"),
         "the values are the keys": Edit("qkv[row, 2 * width + col]", "qkv[row, width + col]"),
         "all heads read the keys of the first": Edit("qkv[row, width + col]", "qkv[row, width + lane]"),
         "each head is taken for 96 numbers in a row: its query, its key and its value": Edit(
