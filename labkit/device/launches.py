@@ -122,14 +122,14 @@ def _imagining(kind, configure):
         kind.configure, _imagined = before, False
 
 
-def planned(work: Callable) -> list[Launch]:
+def planned(work: Callable, found: list[Launch] | None = None) -> list[Launch]:
     """Every launch that work() would make, in order: nothing is compiled and no kernel runs, so that what work() reads
-    back from the device is not what it would be."""
+    back from the device is not what it would be. found: a list to fill, for work that looks at how far it has come."""
     if device.on_gpu():
         from numba.cuda.dispatcher import CUDADispatcher as kind
     else:
         from labkit.simt.kernel import Kernel as kind
-    found: list[Launch] = []
+    found = [] if found is None else found
 
     def configure(kernel, griddim, blockdim, stream=0, sharedmem=0):
         return lambda *args: found.append(Launch(kernel, _axes(griddim), _axes(blockdim), int(sharedmem), args))
@@ -152,9 +152,9 @@ def needed(work: Callable) -> list[tuple]:
     def configure(kernel, griddim, blockdim, stream=0, sharedmem=0):
         return lambda *args: found.setdefault((kernel, tuple(kernel.typeof_pyval(value) for value in args)))
 
-    with contextlib.suppress(Exception):  # a launcher may depend on results; what it launched before is known, at least
-        with _imagining(CUDADispatcher, configure):
-            work()
+    # A launcher may depend on results, and fail: what it launched before is known, at least.
+    with contextlib.suppress(Exception), _imagining(CUDADispatcher, configure):
+        work()
     return list(found)
 
 
