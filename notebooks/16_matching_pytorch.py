@@ -25,6 +25,7 @@
 # %%
 import json
 import textwrap
+from itertools import pairwise
 
 import numpy as np
 
@@ -41,12 +42,12 @@ for number, one in enumerate(STEPS, 1):
 # ## Prediction
 #
 # The article gives the time after each of the first eight steps. Write down three guesses before you run the cell.
-# Which step gained the most? Which gained the least? And what did each of the three steps gain that do nothing but put
-# launches together (3, 4 and 5)?
+# Which step gained the most? Which gained the least? And how much did the three steps gain that put launches together,
+# 3, 4 and 5?
 
 # %%
-theirs = dict(zip([one.name for one in STEPS],  # ms a sentence on an RTX 3090
-                  (0.225, 0.140, 0.118, 0.109, 0.102, 0.101, 0.091, 0.015)))
+times = (0.225, 0.140, 0.118, 0.109, 0.102, 0.101, 0.091, 0.015)  # ms a sentence, RTX 3090
+theirs = dict(zip([one.name for one in STEPS], times, strict=False))  # without our three
 before = None
 for name, ms in theirs.items():
     factor = f"{before / ms:6.2f} times as fast" if before else ""
@@ -54,11 +55,12 @@ for name, ms in theirs.items():
     before = ms
 
 # %% [markdown]
-# The last step gained the most, and it is not like the others: the test sentence has 9 tokens, and instead of 128 rows
-# the model computes 16. That is less work, not faster work, and PyTorch gains from it just as well. The article says
-# so itself. Of the other steps, the one that feeds the products better gained the most, and each fusion a little.
+# The last step gained the most, and it is unlike the others: the article's test sentence has 9 tokens, and the model
+# now computes 16 rows for it in place of 128. That is less work rather than faster work, and PyTorch gains from it just
+# as much, as the article itself says. Of the other steps, the one that feeds the products better gained the most, and
+# each fusion gained a little.
 #
-# We shall go through the steps with a question that needs no GPU: what does each of them save?
+# We shall go through the steps with a question that can be answered without a GPU: what does each of them save?
 #
 # ## All forms, one result
 #
@@ -81,15 +83,15 @@ parity(model, ids, "padded").check()
 parity(model.with_kernels(step("one product").kernels), ids, "padded").check()
 
 # %% [markdown]
-# The rows for queries, keys and values have become one, `qkv`, and the result is the same up to roundings. A step is
-# nothing but another set of launchers, as in `replace(kernels, linear=mine)`. That is why each could be tried alone.
+# The lines for queries, keys and values have become one, `qkv`, and everything agrees. A step is nothing but another
+# set of launchers, as in `replace(kernels, linear=mine)`, so that each can be tried by itself.
 #
 # ## Count before you measure
 #
 # Three things can be counted without running anything: the launches, the bytes that they cannot do without (each number
 # read once, each result written once), and the flops of the products. Guess first: how many launches does one layer
 # have in the first form, where queries, keys and values are three products, heads are split and merged by copies, and
-# GELU and the residuals are launches of their own? And how many are left in the last?
+# GELU and the residuals are launches of their own? How many are left in the last form?
 
 # %%
 from labkit.measure.plots import matching as pictures
@@ -121,16 +123,17 @@ for one in STEPS:
 #   instead of three times. *warp LayerNorm* keeps the sum of a residual in registers. *GELU fused* saves the inner
 #   activations a trip to memory and back, and these are the widest rows of the model. *tiled attention* never writes a
 #   score.
-# - **Some leave all counts as they are.** *cp.async*, *scores in registers*, *float16 accumulators* and *wgmma* change
-#   how a kernel feeds its units. A count of this kind does not see them, and they have to be judged by a profiler.
-#   (*wgmma* also does the embedding and its LayerNorm in one launch.)
-# - **Two change the number of rows.** At 128 tokens there is no padding to remove. At 16 tokens most of the rows are
-#   gone.
+# - **Some leave the counts as they are.** *cp.async*, *scores in registers*, *float16 accumulators* and *wgmma* change
+#   how a kernel feeds its units. A count of this kind does not see that; it takes a profiler. (*wgmma* saves one launch
+#   of the whole pass: it also computes the embedding and its LayerNorm in one.)
+# - **Two change the number of rows.** *no padding to 128* and *packed* have nothing to remove at 128 tokens. At 16
+#   tokens the first of them removes most of the rows, and since all sentences have the same length, *packed* finds
+#   nothing more.
 #
-# Which of the three counts matters depends on the size of the batch. Divide each by what the H200 can do: bytes by its
-# bandwidth, flops by the peak of its tensor cores, and for a launch take what the smallest kernel costs inside a graph
-# (all recorded in earlier lessons). Before you run the cell: at 16 tokens, which of the three is the largest in the
-# last form?
+# Which of the three counts matters depends on the size of the batch. To compare them, divide each by what the H200 can
+# do: bytes by its bandwidth and flops by the peak of its tensor cores. A launch counts as much as a tiny kernel takes
+# inside a graph. (All three were recorded for earlier lessons.) Before you run the cell: which of the three is the
+# largest in the last form, with 16 tokens?
 
 # %%
 limits = measure.recorded(gpu="NVIDIA H200")["limits"]
@@ -143,12 +146,13 @@ for name in ("simple", "GELU fused", "packed"):
               f"{flops / limits['f16_tflops'] / 1e6:8.1f}{count * overhead['graph_us']:10.1f}")
 
 # %% [markdown]
-# These are no predictions of a time, only three things that have to be done and may overlap. The bytes are a pessimistic
-# bound: what one launch has just written is often still in L2 when the next one reads it. But the picture is clear. With
-# long sentences the launches hardly count. With short ones, the work has become so small that starting it is the largest
-# item. There the plumbing decides, and a hand-written model with few launches has the least of it.
+# None of these predicts a time. They are three things that have to be done, and they may overlap. The column of the
+# bytes is pessimistic, too: what one launch has just written is often still in L2 when the next one reads it. Even so,
+# the pattern is clear. With long sentences, launches are the smallest item. With short ones, so little work is left in
+# the last form that starting it is the largest.
 #
-# What did the steps gain, then? The article's factors, beside ours by count:
+# How do the counts compare with what the steps gained? Here are the article's factors, and beside them the ratios of
+# our counts before and after each step:
 
 # %%
 def recorded(name, instead):
@@ -160,30 +164,30 @@ def recorded(name, instead):
 
 ladder = recorded("minilm_ladder", "what follows is counted.")
 print(f"{'':22}{'article, RTX 3090':>20}{'launches':>12}{'bytes':>10}{'flops':>10}")
-names = list(theirs)
-for before, name in zip(names, names[1:]):
-    lengths = short if name == "no padding to 128" else long  # as the article measured
-    ratios = [was / now for was, now in zip(*(
-        counted(launches_of_layer(step(each), real, lengths)) for each in (before, name)))]
-    print(f"{name:22}{theirs[before] / theirs[name]:20.2f}" + "".join(
-        f"{ratio:{width}.2f}" for ratio, width in zip(ratios, (12, 10, 10))))
+for before, name in pairwise(theirs):
+    lengths = short if name == "no padding to 128" else long  # as in the article
+    was, now = (np.array(counted(launches_of_layer(step(each), real, lengths)))
+                for each in (before, name))
+    fewer = was / now
+    print(f"{name:22}{theirs[before] / theirs[name]:20.2f}"
+          f"{fewer[0]:12.2f}{fewer[1]:10.2f}{fewer[2]:10.2f}")
 
 # %%
-if ladder:
-    display(pictures.step_times(ladder))
+pictures.step_times(ladder) if ladder else None
 
 # %% [markdown]
 # For two steps, *one product* and *warp LayerNorm*, the ratio of the bytes is close to what the article gained. For
-# *GELU fused* it promises more than came. The error function has to be computed in either case, as lesson 11 found, and
-# fusing only hides the trip to memory. Where no count changes and the time does, the gain is in how the kernel runs. So
-# a count is a good first question: a step that saves nothing countable needs another reason, and one should know which.
+# *GELU fused* it promises more than the article got: the error function has to be computed in either case, and fusing
+# saves only the trip to memory. Where no count changes and the time does, the gain lies in how the kernel runs. A count
+# is a good first question. If a step saves nothing that can be counted, it needs a different reason, and you should
+# know which.
 #
 # ## What precision costs
 #
-# Our float32 model moves twice the bytes and cannot use float16 tensor cores. Half precision is therefore where every
-# form in the ladder starts. A tensor core multiplies float16 numbers exactly and adds up in float32, its accumulators.
-# It can also add up in float16. Then every step along K rounds the sum to 11 bits. What does that do to a dot product as
-# long as the model's, 384 and 1,536 numbers?
+# A model in float32 moves twice the bytes and cannot use the float16 units of the tensor cores, so every form of the
+# ladder computes in half precision. A tensor core multiplies float16 numbers exactly and adds the products up in
+# float32 accumulators. It can also add them up in float16. Then the sum is rounded to 11 bits at every step along K.
+# What does that do to dot products as long as the model's, with 384 and 1,536 terms? NumPy can imitate it:
 
 # %%
 def product(x, w, accumulators):
@@ -207,14 +211,14 @@ for name, numbers, accumulators in forms:
     print(f"{name:48}{errors[0]:10.1e}{errors[1]:12.1e}")
 
 # %% [markdown]
-# Rounding the inputs costs most of the precision at once. Rounding the sums as well adds to that, and more so the longer
-# the dot product is. An embedding tolerates it: in the article the cosine with the reference stayed at 0.9999 through
-# all six layers.
+# Rounding the inputs to float16 loses more than three digits at once. With float32 accumulators that is all, whatever
+# the length of the sum. With float16 accumulators the error is larger, and it grows with the length. An embedding
+# tolerates it: in the article the cosine with the reference stayed at 0.9999 through all six layers.
 #
-# What is gained? On an RTX 3090, as on all GeForce cards, float16 accumulators double the rate of the tensor cores. In
-# the article that was the step that closed the gap to cuBLAS, which accumulates in float32 by default. NVIDIA's tables
-# for Hopper give the same peak for both. So on an H200 only the registers are saved, and lesson 05 has the measured
-# control: the same kernel with both kinds of accumulators.
+# And the gain? GeForce cards such as the RTX 3090, the article explains, run at twice the rate with float16
+# accumulators. That was the step with which it caught up with cuBLAS, which accumulates in float32 by default. An H200
+# is no GeForce: NVIDIA lists the same peak for both kinds. What float16 accumulators save there is registers. The
+# control is the same kernel with both kinds, measured for lesson 05 with matrices of 4,096 × 4,096:
 
 # %%
 control = measure.recorded_ladder("matmul_half", gpu="NVIDIA H200")
@@ -229,12 +233,12 @@ if ladder:
                   f"{one['us']:.1f} us, with float32 accumulators {one['beside_us']:.1f} us")
 
 # %% [markdown]
-# A trade is only worth its price where somebody pays. The forms after *float16 accumulators* go back to float32.
+# Precision should be given away only for something in return. From *wgmma* on, the forms accumulate in float32 again.
 #
 # ## Padding, once more
 #
-# Lesson 15 counted rows. Here are the first 41 texts of the course's tests, with the tokens that the real tokenizer
-# made of them, in three layouts. (Attention is square in the length. What happens to it comes next.)
+# Lesson 15 drew the rows of a batch for lengths made up for the purpose. These are real ones: 41 texts from the
+# course's tests, with the tokens that the model's own tokenizer made of them, in the three layouts.
 
 # %%
 from labkit.measure.plots import sentences as layouts
@@ -245,21 +249,21 @@ lengths = np.array([len(one["ids"]) for one in golden[:41]])
 layouts.layouts(lengths)
 
 # %% [markdown]
-# A linear layer computes every row of these. In attention, each query of a sentence meets each key. If padding is
-# computed like everything else, and masked afterwards, how many times too many scores does a batch have that is padded
-# to 128? Guess, for eight of these sentences.
+# A linear layer computes every one of these rows. In attention, each query of a sentence meets each of its keys.
+# Suppose that padding is computed like everything else and masked afterwards. By what factor does a batch that is
+# padded to 128 have too many scores? Guess, then look at eight of these sentences.
 
 # %%
 pictures.score_matrices(lengths[[5, 6, 7, 8, 15, 26, 27, 40]])
 
 # %% [markdown]
-# The padded rows grow with the padding, the scores with its square. The article's attention computes all of them and
-# gives masked keys no weight. Ours knows where each sentence ends and skips the rest in any layout, so that packing
-# saves it nothing more in attention. It saves the other launches, whose work is in the rows.
+# The rows grow with the padded length, the scores with its square. That is the price where attention computes a square
+# for each sentence and gives masked keys no weight. Ours knows where each sentence ends and skips the rest, whatever
+# the layout. So packing saves it nothing in attention; it saves rows in all other launches.
 #
-# Single batches are one thing, a whole corpus another. These are 2,000 sentences with the lengths that our measurement
-# uses, about 15 tokens on average. They are sorted by length before they are divided into batches, as the library
-# sentence-transformers does it. How much padding is left then? And does a larger batch make it better or worse?
+# What about a whole corpus? These are 2,000 sentences with the lengths that our measurement uses, about 15 tokens on
+# average. They are sorted by length before they are divided into batches, as the library sentence-transformers does it.
+# How much padding is left? And do larger batches have more of it or less?
 
 # %%
 from labkit.measure.series.minilm import corpus_lengths
@@ -279,13 +283,13 @@ for form in ("padded_to_128", "padded", "packed"):
               f"{len(batches) * (2 + 7 * real.num_hidden_layers):10,}")
 
 # %% [markdown]
-# Sorting does most of what there is to do, and it costs nothing. Larger batches pad a little more and need far fewer
-# launches. Packed batches do not care for the order: what they have too many are the few rows by which their number is
-# rounded up.
+# Sorting removes much of what padding to the longest leaves, and costs next to nothing. Larger batches pad a little
+# more but need far fewer launches. Packed batches do not care about the order. All they waste is the few rows by which
+# their number is rounded up.
 #
 # That rounding has a reason. A CUDA graph belongs to one shape, and a packed batch may have any number of rows. So the
-# number is rounded up by at most a sixteenth, to one of a few values. How many graphs could there be for batches of up
-# to 8,192 tokens?
+# number is rounded up to one of a few values, by a sixteenth at most where there are many rows. How many different
+# graphs might batches of up to 8,192 tokens need without the rounding, and with it?
 
 # %%
 tokens = range(1, 8193)
@@ -295,8 +299,8 @@ print(f"{len(set(tokens)):,} numbers of tokens, {len({minilm.up(n, 16) for n in 
       f"{len(shapes)} shapes; above 256 tokens at most {most - 1:.1%} more rows")
 
 # %% [markdown]
-# In the article, 2,000 sentences of the STS benchmark ran at 54,000 a second, and 39,000 in PyTorch, both padded to the
-# longest of each batch. Padded to 128, it was 11,000. That is the price of padding, measured.
+# In the article, 2,000 sentences of the STS benchmark ran at 54,000 a second and in PyTorch at 39,000, both sorted and
+# padded to the longest of each batch. Padded to 128, the article's own model ran at 11,000 a second.
 
 # %%
 series = recorded("minilm_corpus", "the rows above are what can be counted.")
@@ -313,12 +317,12 @@ if series:
 # %% [markdown]
 # ## What did not work
 #
-# The article names three ideas that made its model slower. All three reduce traffic, or hide it. We have rebuilt them,
-# too, and they can be examined.
+# The article names three ideas that made its model slower. All three are meant to reduce traffic or to hide it. Our
+# library has them, too, so that they can be examined.
 #
-# **Tiles in shared memory, filled by hand.** The simple kernel lets each warp read its fragments from global memory,
-# the same numbers again and again. The textbook says: load a tile once, share it. Here is what Nsight Compute counted
-# on the H200, in the product of two 4,096 × 4,096 matrices:
+# **Tiles in shared memory, filled by hand.** In the simple kernel each warp reads its fragments from global memory, the
+# same numbers again and again. The textbook says: load a tile once and share it. This is what Nsight Compute counted on
+# the H200 for the product of two 4,096 × 4,096 matrices:
 
 # %%
 from labkit.measure import ncu
@@ -332,23 +336,22 @@ for text, key, unit in (("from DRAM, MB", "dram_read", 1e6), ("hits in L2, %", "
     print(f"{text:28}" + "".join(f"{one[key] / unit:16.1f}" for one in chosen))
 
 # %% [markdown]
-# The tiles did what they promise: less than half as many bytes came from DRAM. It did not help, since the repeated reads
-# had been hits in L2 anyway. What the tiles cost is in the other lines: shared memory and registers that leave fewer
-# warps on an SM, and conflicts in the banks that the plain kernel cannot have.
+# The tiles did what they promise: less than half of the bytes came from DRAM. It did not help, because the repeated
+# reads had been hits in L2 anyway. What the tiles cost is in the other lines. The kernel needs more registers, which
+# leave fewer warps on an SM, and its shared memory has bank conflicts, which the plain kernel cannot have.
 #
 # **A third buffer, and a whole score matrix.** These two can be judged before they are written. A block needs shared
-# memory and registers, an SM has a fixed amount, and what fits is a division. The kernels are ours: the product with two
-# and with three buffers, attention with all scores of a head in shared memory, and attention in tiles. How many blocks
-# of each will an SM hold, on an RTX 3090 and on an H200?
+# memory and registers, an SM has a fixed amount of both, and what fits is a division. The kernels below are ours: the
+# product with two and with three buffers, attention with all scores of a head in shared memory, and attention in tiles.
+# How many blocks of each will an SM hold, on an RTX 3090 and on an H200?
 
 # %%
 from labkit import cuda
 from labkit.device import launches, occupancy
 
 RTX_3090 = occupancy.GPU("RTX 3090", 82, 1536, 16, 65_536, 102_400)
-half = {"qkv": (8192, 3 * 384), "out": (8192, 384)}
-qkv, out = (cuda.device_array(shape, np.float16) for shape in half.values())
-begins, of_128 = (cuda.to_device(np.array(array, np.int32)) for array in (128 * np.arange(64), long))
+qkv, out = (cuda.device_array((8192, width), np.float16) for width in (3 * 384, 384))
+begins, all_128 = (cuda.to_device(np.array(each, np.int32)) for each in (128 * np.arange(64), long))
 
 kernels = {}
 for name in ("double_buffered", "three_stage"):
@@ -356,7 +359,7 @@ for name in ("double_buffered", "three_stage"):
     kernels[f"product, {name.replace('_', ' ')}"] = used["block"][0], used["registers"], used["shared_bytes"]
 for name in ("whole matrix", "tiles"):
     attention = ATTENTIONS[name].attention
-    (one,) = launches.planned(lambda: attention(qkv, 12, begins, of_128, 128, out))
+    (one,) = launches.planned(lambda a=attention: a(qkv, 12, begins, all_128, 128, out))
     kernels[f"attention, {name}"] = one.threads, None, one.shared_bytes
 
 print(f"{'':26}{'threads':>8}{'shared, bytes':>15}{'RTX 3090':>24}{'H200':>24}")
@@ -365,21 +368,21 @@ for name, (threads, registers, shared) in kernels.items():
     for gpu in (RTX_3090, occupancy.H200):
         allowed = occupancy.limits(gpu, threads, registers or 32, shared)
         if registers is None:
-            del allowed["registers"]  # known to the compiler alone: at most so many
+            del allowed["registers"]  # only the compiler knows them, and they may allow less
         scarce = min(allowed, key=allowed.get)
         line += f"{allowed[scarce]:6} by {scarce:14}"
     print(line)
 
 # %% [markdown]
-# On an RTX 3090 both ideas leave a single block on an SM. When its warps wait, at a barrier or for memory, nothing else
-# can run. The article reports just that for its score matrix: 32 KB of scores, and one block per SM. (The scores alone
-# would leave capacity for more. Our block also holds queries, keys and values; what theirs holds besides, the article
-# does not say.) The third buffer turns two blocks into one, and with only 384 or 1,536 numbers along K two buffers had
-# hidden the copies already.
+# On an RTX 3090 both ideas leave a single block on an SM. When its warps wait, at a barrier or for memory, there is
+# nothing else to run. The article reports exactly that for its score matrix: 32 KB of scores, and one block per SM.
+# (The scores alone would leave space for more blocks. Ours also holds queries, keys and values; the article does not
+# say what else its own block holds.) With the third buffer, one block fits where there were two. And the article's K is
+# short, 384 or 1,536, so that, in its words, two buffers already hide the latency.
 #
 # An H200 has more than twice the shared memory. There, registers limit the product to the same number of blocks with
-# two buffers or three, and lesson 05 found the third buffer ahead. And three blocks with a whole matrix fit. So a
-# failure is a property of a kernel *and* a GPU. Whoever moves to another one should do the division again.
+# either number of buffers, and lesson 05 found the third one ahead. Even with a whole score matrix, several blocks fit.
+# A failure belongs to a kernel *and* a GPU. On a different GPU, do the division again.
 
 # %%
 if ladder:
@@ -393,22 +396,22 @@ else:
     print("minilm_ladder has not been recorded on the H200 yet; what fits on an SM is counted above.")
 
 # %% [markdown]
-# The three have one thing in common. Intuition said that fewer bytes are better. At these shapes the bytes were in the
-# cache, and the scarce thing was warps that are ready to run.
+# The three have one thing in common. Intuition says that fewer bytes are better. In the article's model the bytes were
+# in the cache, and what was scarce was warps that are ready to run.
 #
 # ## A fair comparison
 #
-# "As fast as PyTorch" can mean anything as long as it is not said which PyTorch. Ours runs in a CUDA graph. PyTorch
-# called from Python, line by line, pays for Python. That is what most people run, but it is not the best that PyTorch
-# can do. The rules of our measurement:
+# "As fast as PyTorch" means little as long as nobody says which PyTorch. Our model runs in a CUDA graph. PyTorch that
+# is called line by line pays for Python at every line. Most people run it like that, but it is not the best that
+# PyTorch can do. Hence the rules of our measurement:
 #
-# - the same weights and the same token ids, already on the device, in the same precision; forward passes only, and
-#   tokenization as a line of its own
-# - everything is run before it is timed, and many times; the median counts
-# - a graph is compared with a graph, a call from Python with a call from Python
-# - PyTorch gets every chance: eager, with its fused attention, compiled, and what a user of transformers would write in
-#   three lines
-# - the embeddings of both sides are compared in the same run
+# - The weights and the token ids are the same, in the same precision, and lie on the device. Only forward passes are
+#   timed; tokenization is a line of its own.
+# - Everything runs before it is timed, and then many times. The median counts.
+# - A graph is compared with a graph, and a call from Python with a call from Python.
+# - PyTorch gets every chance: eager, with its fused attention, compiled, and as a user of transformers would write it
+#   in three lines; each of these called and in a graph.
+# - The embeddings of both sides are compared in the same run.
 
 # %%
 from labkit.measure.series import minilm as measurement
@@ -432,17 +435,15 @@ for name in ("simple", "GELU fused", "packed"):
           f"{count * overhead['graph_us'] / 1e3:14.2f}")
 
 # %% [markdown]
-# The lower table multiplies launches by what lesson 06 recorded for a single one of a tiny kernel. Numba's launch from
-# Python is expensive, several times PyTorch's own. Without the graph, no kernel of ours could be fast enough to make up
-# for that. It is also the reason why each shape becomes a graph at its second use.
+# The table of launches multiplies their number by what lesson 06 recorded for a tiny kernel on the H200. A launch from
+# Python through Numba is expensive, several times as expensive as one of PyTorch's. Hence the graph, into which the
+# model turns each shape when it occurs for the second time.
 #
-# How does the time develop with the length? The products grow with the tokens, attention with their square. Where does
+# And longer sentences? Products grow with the number of tokens, attention with its square. At what length does
 # attention become the larger part?
 
 # %%
 series = recorded("minilm_lengths", "here are the flops of a sentence.")
-if series:
-    display(pictures.over_length(series))
 print(f"{'tokens':>8}{'products, MFLOP':>18}{'attention, MFLOP':>18}{'share':>8}")
 for tokens in (16, 64, 128, 256, 512):
     layer = launches_of_layer(step("packed"), real, [tokens] * 64)
@@ -450,10 +451,13 @@ for tokens in (16, 64, 128, 256, 512):
              for kind in ("product", "attention")]
     print(f"{tokens:8}{split[0]:18.0f}{split[1]:18.0f}{split[1] / sum(split):8.1%}")
 
+# %%
+pictures.over_length(series) if series else None
+
 # %% [markdown]
-# Even at the longest text that the model accepts, most of the flops are in the products. The article's profile says the
-# same of the time: 70% of it was spent in products, in its own model and in PyTorch. To see where the rest goes, count
-# by kind, in the first form and in the last.
+# At none that the model can read: it has 512 positions, and even there most of the flops are in the products. In the
+# article's profile, 70% of the time went into products, in its own model as in PyTorch. Where might the rest go? Here
+# are the counts by kind of launch, in the first form and in the last.
 
 # %%
 profile = recorded("minilm_profile", "these are shares of the counts.")
@@ -467,12 +471,12 @@ for name in ("simple", "packed"):
     whole = counted(layers[name])
     for kind in dict.fromkeys(one.kind for one in layers[name]):
         part = counted([one for one in layers[name] if one.kind == kind])
-        print(f"{name:10}{kind:16}" + "".join(f"{some / all_of_it:10.0%}"
-                                              for some, all_of_it in zip(part, whole)))
+        shares = np.array(part) / whole
+        print(f"{name:10}{kind:16}" + "".join(f"{share:10.0%}" for share in shares))
 
 # %% [markdown]
-# In the first form, what is not a product has most of the launches and most of the bytes, and next to none of the
-# flops. Every fusion was taken from there.
+# In the first form, whatever is not a product has most of the launches and most of the bytes, and next to none of the
+# flops. That is where every fusion found something to remove.
 #
 # ## What was implemented
 #
@@ -483,29 +487,32 @@ for name in ("simple", "packed"):
 #
 # ## What I learned
 #
-# - The largest step was to leave out work. It is also the one that says least about kernels.
-# - Count first. A step that changes no count must have a reason inside the kernel, and one that does may still save what
-#   a cache was saving already.
-# - Few bytes are no aim in themselves. What was short was warps.
-# - Each failure belongs to a GPU. The division that explains it takes a minute, and I should have done it first.
-# - A comparison is as good as its worse side. Give the other side its graph, too.
+# - The largest gain came from leaving work out, and it says the least about kernels.
+# - Count first. A step that changes no count needs a reason inside the kernel. A step that does change one may only
+#   save what the cache was saving already.
+# - Fewer bytes are not an end in themselves. An SM also needs enough warps to choose from.
+# - A failure belongs to a kernel and a GPU. The division that explains it takes a minute.
+# - In a fair comparison the other side gets its graph, too.
 #
 # ## Resources
 #
 # - the article: *No cuBLAS: A Hand-Written CUDA BERT That Matches PyTorch*, on an RTX 3090
 # - [J. Devlin et al.: BERT (2018)](https://arxiv.org/abs/1810.04805)
 # - [T. Dao: FlashAttention-2 (2023)](https://arxiv.org/abs/2307.08691), attention in tiles
-# - [CUDA C++ Programming Guide: Compute Capabilities](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#compute-capabilities),
-#   the limits of an SM
-# - [PyTorch: torch.compile](https://pytorch.org/docs/stable/generated/torch.compile.html) and
-#   [CUDA graphs](https://pytorch.org/docs/stable/notes/cuda.html#cuda-graphs)
+# - [CUDA C++ Programming Guide: Compute
+#   Capabilities](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#compute-capabilities), the limits of
+#   an SM
+# - [PyTorch: torch.compile](https://pytorch.org/docs/stable/generated/torch.compile.html) and [CUDA
+#   graphs](https://pytorch.org/docs/stable/notes/cuda.html#cuda-graphs)
 #
 # ## Try it
 #
-# - Build a form of your own with `replace(step("packed").kernels, ...)`: the tiled attention in the first form, say.
-#   Count its launches before you run it.
+# - Build a form of your own with `dataclasses.replace(step("GELU fused").kernels, ...)`: give it the attention in
+#   tiles, and say how many launches a layer will have. Then let `launches_of_layer(Step("mine", "", kernels), ...)`
+#   count them.
 # - How many sentences of 16 tokens does a batch need before the bytes of the last form outweigh its launches?
 # - Find the longest sentence for which an SM of an H200 still holds two blocks with a whole score matrix.
 # - With a GPU: `labkit bench minilm_ladder` takes the ladder. Which steps gain more than their count, and why?
 #
-# In the exercises for this lesson you pack a batch yourself, and an encoder runs on your attention and your LayerNorm.
+# In the exercises for this lesson you pack a batch yourself and predict a failure, and in the end an encoder runs on
+# your own attention and LayerNorm, with every launch compared.

@@ -137,8 +137,9 @@ def over_length(series: dict) -> CourseFigure:
     tokens, lines = series["tokens"], [("ours", series["ours_us"], BLUE)]
     if series["torch_us"] is not None:
         lines.append(("PyTorch", series["torch_us"], VERMILLION))
-    figure, (ax,) = new_figure([2.6], "Time over length", f"Microseconds a sentence over the length that all are padded "
-                               f"to. {taken(series)}. " + "; ".join(f"{name}: {us}" for name, us, _ in lines) + ".")
+    summary = "; ".join(f"{name}: {us}" for name, us, _ in lines)
+    figure, (ax,) = new_figure([2.6], "Time over length", f"Microseconds a sentence over the length that all are "
+                               f"padded to. {taken(series)}. {summary}.")
     with rc_context(STYLE):
         box = ax.get_position()
         ax.set_position((box.x0, box.y0, 0.74, box.height))
