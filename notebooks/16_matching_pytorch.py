@@ -182,8 +182,6 @@ for before, name in pairwise(theirs):
     fewer = was / now
     print(f"{name:22}{theirs[before] / theirs[name]:20.2f}"
           f"{fewer[0]:12.2f}{fewer[1]:10.2f}{fewer[2]:10.2f}")
-
-# %%
 pictures.step_times(ladder) if ladder else None
 
 # %% [markdown]
@@ -211,9 +209,10 @@ def product(x, w, accumulators):
 
 rng = np.random.default_rng(0)
 print(f"{'relative error (root of the mean square)':48}{'K = 384':>10}{'K = 1,536':>12}")
-forms = (("float32", np.float32, np.float32), ("float16, float32 accumulators", np.float16, np.float32),
+forms = (("float32", np.float32, np.float32),
+         ("float16, float32 accumulators", np.float16, np.float32),
          ("float16, float16 accumulators", np.float16, np.float16))
-pairs = [(rng.standard_normal((64, K)), rng.standard_normal((64, K)) / np.sqrt(K)) for K in (384, 1536)]
+pairs = [(rng.standard_normal((64, K)), rng.standard_normal((64, K))) for K in (384, 1536)]
 for name, numbers, accumulators in forms:
     errors = []
     for x, w in pairs:
@@ -281,8 +280,11 @@ from labkit.measure.series.minilm import corpus_lengths
 
 corpus = corpus_lengths(2000, 128)
 shuffled = np.random.default_rng(5).permutation(corpus)
-flops_a_row = 2 * sum(outputs * inputs for outputs, inputs in real.products) * real.num_hidden_layers
-print(f"{corpus.sum():,} tokens, {corpus.mean():.1f} on average, {corpus.min()} to {corpus.max()}\n")
+weights_of_a_layer = sum(outputs * inputs for outputs, inputs in real.products)
+flops_a_row = 2 * weights_of_a_layer * real.num_hidden_layers
+launches_of_pass = 2 + len(layers["packed"]) * real.num_hidden_layers
+print(f"{corpus.sum():,} tokens, {corpus.mean():.1f} on average, "
+      f"{corpus.min()} to {corpus.max()}\n")
 print(f"{'':38}{'rows':>10}{'padding':>10}{'products, GFLOP':>18}{'launches':>10}")
 for form in ("padded_to_128", "padded", "packed"):
     for order, size in (("sorted", 64), ("sorted", 256), ("as they come", 64)):
@@ -290,8 +292,8 @@ for form in ("padded_to_128", "padded", "packed"):
         batches = [chosen[first : first + size] for first in range(0, len(chosen), size)]
         rows = sum(minilm.FORMS[form](batch)[0].rows for batch in batches)
         name = f"{form.replace('_', ' ')}, {order}, by {size}"
-        print(f"{name:38}{rows:10,}{1 - corpus.sum() / rows:10.0%}{flops_a_row * rows / 1e9:18.0f}"
-              f"{len(batches) * (2 + 7 * real.num_hidden_layers):10,}")
+        print(f"{name:38}{rows:10,}{1 - corpus.sum() / rows:10.0%}"
+              f"{flops_a_row * rows / 1e9:18.0f}{len(batches) * launches_of_pass:10,}")
 
 # %% [markdown]
 # Sorting removes much of what padding to the longest leaves, and costs next to nothing. Larger batches pad a little
@@ -306,8 +308,9 @@ for form in ("padded_to_128", "padded", "packed"):
 tokens = range(1, 8193)
 shapes = {minilm.few_values(count, minilm.ROUND) for count in tokens}
 most = max(minilm.few_values(count, minilm.ROUND) / count for count in tokens if count > 256)
-print(f"{len(set(tokens)):,} numbers of tokens, {len({minilm.up(n, 16) for n in tokens})} multiples of 16, "
-      f"{len(shapes)} shapes; above 256 tokens at most {most - 1:.1%} more rows")
+multiples = {minilm.up(count, minilm.ROUND) for count in tokens}
+print(f"{len(tokens):,} numbers of tokens, {len(multiples)} multiples of {minilm.ROUND}, "
+      f"{len(shapes)} shapes;\nabove 256 tokens at most {most - 1:.1%} more rows")
 
 # %% [markdown]
 # In the article, 2,000 sentences of the STS benchmark ran at 54,000 a second and in PyTorch at 39,000, both sorted and
@@ -319,11 +322,12 @@ if series:
     print(f"{'sentences a second':28}{'forward':>12}{'with copies':>14}")
     for one in series["ours"]:
         name = f"{one['form'].replace('_', ' ')}, by {one['batch']:,}"
-        print(f"{name:28}{one['sentences_per_second']:12,.0f}{one['embed_sentences_per_second']:14,.0f}")
+        print(f"{name:28}{one['sentences_per_second']:12,.0f}"
+              f"{one['embed_sentences_per_second']:14,.0f}")
     for one in series["torch"]:
-        graph = one["graph_sentences_per_second"]
-        print(f"PyTorch, by {one['batch']:<16,}{one['called_sentences_per_second']:12,.0f}   called; "
-              f"{f'{graph:,.0f} in a graph' if graph else 'could not be captured'}")
+        called, graph = (one[f"{how}_sentences_per_second"] for how in ("called", "graph"))
+        graph = f"{graph:,.0f} in a graph" if graph else "could not be captured"
+        print(f"PyTorch, by {one['batch']:<16,}{called:12,.0f} called, {graph}")
 
 # %% [markdown]
 # ## What did not work
@@ -341,9 +345,12 @@ from labkit.measure import ncu
 rows = {one["name"]: one for one in ncu.recorded()["ops"]["matmul_half"]["rows"]}
 chosen = [rows[f"matmul_half_{name}"] for name in ("tensor_core", "hand_blocked")]
 print(f"{'':28}{'a tile a warp':>16}{'hand-blocked':>16}")
-for text, key, unit in (("from DRAM, MB", "dram_read", 1e6), ("hits in L2, %", "l2_hit_percent", 1),
+for text, key, unit in (("from DRAM, MB", "dram_read", 1e6),
+                        ("hits in L2, %", "l2_hit_percent", 1),
+                        ("registers of a thread", "registers", 1),
                         ("occupancy, %", "occupancy_percent", 1),
-                        ("bank conflicts, million", "bank_conflicts", 1e6), ("time, ms", "time_us", 1e3)):
+                        ("bank conflicts, million", "bank_conflicts", 1e6),
+                        ("time, ms", "time_us", 1e3)):
     print(f"{text:28}" + "".join(f"{one[key] / unit:16.1f}" for one in chosen))
 
 # %% [markdown]
@@ -362,27 +369,30 @@ from labkit.device import launches, occupancy
 
 RTX_3090 = occupancy.GPU("RTX 3090", 82, 1536, 16, 65_536, 102_400)
 qkv, out = (cuda.device_array((8192, width), np.float16) for width in (3 * 384, 384))
-begins, all_128 = (cuda.to_device(np.array(each, np.int32)) for each in (128 * np.arange(64), long))
+begins, all_128 = (cuda.to_device(np.array(each, np.int32))
+                   for each in (128 * np.arange(64), long))
 
 kernels = {}
 for name in ("double_buffered", "three_stage"):
     used = control.row(f"matmul_half_{name}").resources[0]
-    kernels[f"product, {name.replace('_', ' ')}"] = used["block"][0], used["registers"], used["shared_bytes"]
+    kernels[f"product, {name.replace('_', ' ')}"] = (
+        used["block"][0], used["registers"], used["shared_bytes"])
 for name in ("whole matrix", "tiles"):
     attention = ATTENTIONS[name].attention
     (one,) = launches.planned(lambda a=attention: a(qkv, 12, begins, all_128, 128, out))
     kernels[f"attention, {name}"] = one.threads, None, one.shared_bytes
 
-print(f"{'':26}{'threads':>8}{'shared, bytes':>15}{'RTX 3090':>24}{'H200':>24}")
+print(f"{'blocks an SM holds':26}{'threads':>8}{'shared, bytes':>15}       "
+      f"{'RTX 3090':22}{'H200'}")
 for name, (threads, registers, shared) in kernels.items():
-    line = f"{name:26}{threads:8}{shared:15,}"
+    line = f"{name:26}{threads:8}{shared:15,}   "
     for gpu in (RTX_3090, occupancy.H200):
         allowed = occupancy.limits(gpu, threads, registers or 32, shared)
         if registers is None:
             del allowed["registers"]  # only the compiler knows them, and they may allow less
         scarce = min(allowed, key=allowed.get)
-        line += f"{allowed[scarce]:6} by {scarce:14}"
-    print(line)
+        line += f"{allowed[scarce]:5} by {scarce:13}"
+    print(line.rstrip())
 
 # %% [markdown]
 # On an RTX 3090 both ideas leave a single block on an SM. When its warps wait, at a barrier or for memory, there is
@@ -399,13 +409,14 @@ for name, (threads, registers, shared) in kernels.items():
 if ladder:
     for one in ladder["failures"]:
         if one["name"] != "float16 accumulators":  # that one was above
-            print(f"{one['name']:16}{one['us']:8.1f} us; {one['beside']:16}{one['beside_us']:8.1f} us   "
-                  f"{one['M']:,} x {one['K']} to {one['N']:,}")
+            print(f"{one['name']:16}{one['us']:8.1f} us; {one['beside']:16}"
+                  f"{one['beside_us']:8.1f} us   {one['M']:,} x {one['K']} to {one['N']:,}")
     for one in ladder["attention"]:
         print(f"attention, {one['form']:16} {one['us_a_layer']:7.1f} us a layer   "
               f"{one['sentences']} x {one['tokens']} tokens")
 else:
-    print("minilm_ladder has not been recorded on the H200 yet; what fits on an SM is counted above.")
+    print("minilm_ladder has not been recorded on the H200 yet; "
+          "what fits on an SM is counted above.")
 
 # %% [markdown]
 # The three have one thing in common. Intuition says that fewer bytes are better. In the article's model the bytes were
@@ -463,7 +474,6 @@ for tokens in (16, 64, 128, 256, 512):
              for kind in ("product", "attention")]
     print(f"{tokens:8}{split[0]:18.0f}{split[1]:18.0f}{split[1] / sum(split):8.1%}")
 
-# %%
 pictures.over_length(series) if series else None
 
 # %% [markdown]
@@ -474,8 +484,8 @@ pictures.over_length(series) if series else None
 # %%
 profile = recorded("minilm_profile", "these are shares of the counts.")
 for found in profile["passes"] if profile else ():
-    print(f"{found['sentences']} x {found['tokens']} tokens: {found['us']:.0f} us, {found['launches']} launches, "
-          f"{found['us_a_launch']:.1f} us a launch in a graph")
+    print(f"{found['sentences']} x {found['tokens']} tokens: {found['us']:.0f} us, "
+          f"{found['launches']} launches, {found['us_a_launch']:.1f} us a launch in a graph")
     for row in found["rows"]:
         print(f"    {row['name']:22}{row['count']:4}{row['us_saved']:10.1f} us shorter without")
 print(f"{'':26}{'launches':>10}{'bytes':>10}{'flops':>10}   (64 x 128 tokens)")
