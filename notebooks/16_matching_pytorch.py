@@ -20,7 +20,7 @@
 # 0.090 ms a sentence, and 0.092 ms for PyTorch on the same GPU. With 16 tokens it was 0.015 ms against 0.025.
 #
 # It got there in eight steps. Our library has them as forms of the encoder, rebuilt in Python from the article's
-# description, and three more of its own. Each is the whole model with one thing changed.
+# description, and three more of its own. Each is the whole model, and differs from the one before it in a single idea.
 
 # %%
 import json
@@ -302,7 +302,8 @@ for form in ("padded_to_128", "padded", "packed"):
 #
 # That rounding has a reason. A CUDA graph belongs to one shape, and a packed batch may have any number of rows. So the
 # number is rounded up to one of a few values, by a sixteenth at most where there are many rows. How many different
-# graphs might batches of up to 8,192 tokens need without the rounding, and with it?
+# graphs might batches of up to 8,192 tokens need without the rounding, and with it? (Only the rows are counted here. A
+# shape also has a number of sentences and a length of the longest.)
 
 # %%
 tokens = range(1, 8193)
@@ -328,6 +329,9 @@ if series:
         called, graph = (one[f"{how}_sentences_per_second"] for how in ("called", "graph"))
         graph = f"{graph:,.0f} in a graph" if graph else "could not be captured"
         print(f"PyTorch, by {one['batch']:<16,}{called:12,.0f} called, {graph}")
+    for name, seconds in series["text"].items():
+        if isinstance(seconds, float):
+            print(f"from text to embeddings, {name.replace('_', ' ')}: {seconds:.3f}")
 
 # %% [markdown]
 # ## What did not work
@@ -398,8 +402,8 @@ for name, (threads, registers, shared) in kernels.items():
 # On an RTX 3090 both ideas leave a single block on an SM. When its warps wait, at a barrier or for memory, there is
 # nothing else to run. The article reports exactly that for its score matrix: 32 KB of scores, and one block per SM.
 # (The scores alone would leave space for more blocks. Ours also holds queries, keys and values; the article does not
-# say what else its own block holds.) With the third buffer, one block fits where there were two. And the article's K is
-# short, 384 or 1,536, so that, in its words, two buffers already hide the latency.
+# say what else its own block holds.) With the third buffer, one block fits where there were two. And with K as short as
+# 384 or 1,536, the article adds, two buffers are enough to hide the latency.
 #
 # An H200 has more than twice the shared memory. There, registers limit the product to the same number of blocks with
 # either number of buffers, and lesson 05 found the third one ahead. Even with a whole score matrix, several blocks fit.
@@ -425,8 +429,8 @@ else:
 # ## A fair comparison
 #
 # "As fast as PyTorch" means little as long as nobody says which PyTorch. Our model runs in a CUDA graph. PyTorch that
-# is called line by line pays for Python at every line. Most people run it like that, but it is not the best that
-# PyTorch can do. Hence the rules of our measurement:
+# is called line by line pays for Python at every line. Much code runs it like that, but it is not the best that PyTorch
+# can do. Hence the rules of our measurement:
 #
 # - The weights and the token ids are the same, in the same precision, and lie on the device. Only forward passes are
 #   timed; tokenization is a line of its own.
@@ -442,7 +446,7 @@ from labkit.measure.series import minilm as measurement
 show_source(measurement.torch_rows)
 
 # %%
-series = recorded("minilm", "what is counted is what a pass costs in launches alone:")
+series = recorded("minilm", "here is what launches alone cost.")
 for one in series["rows"] if series else ():
     print(f"{one['sentences']} x {one['tokens']} tokens, us a sentence")
     for name, row in one["ours"].items():

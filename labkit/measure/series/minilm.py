@@ -187,7 +187,7 @@ def torch_bert() -> TorchBert | None:
 
 
 def torch_rows(bert: TorchBert, sentences, seq: int) -> dict[str, float | None]:
-    """Microseconds of a pass in each way to run it: called from Python, in a CUDA graph, compiled."""
+    """Microseconds of a pass, each way called from Python and in a CUDA graph."""
     torch = bert.torch
     ids, mask = bert.inputs(sentences, seq)
     found: dict[str, float | None] = {}
