@@ -206,8 +206,8 @@ def _counts(rng, n, most):
     return rng.integers(0, most + 1, n)
 
 
-def _at_powers(before):
-    return lambda rng, counts: (2 ** (5 + np.arange(len(counts)) % 25) + before,)
+def _near_doubles(distance):
+    return lambda rng, counts: (2 ** (5 + np.arange(len(counts)) % 25) + distance,)
 
 
 def graph_rows_power_of_two(counts):
@@ -223,9 +223,9 @@ GRAPH_ROWS = FunctionExercise(
     domain=(Reach("a batch has no tokens", lambda rng, counts: (0 * counts,)),
             Reach("the counts are allowed numbers already", lambda rng, counts: (_rows_of_graphs(counts),),
                   {"n": 40, "most": 3000}),
-            Reach("the counts are powers of two", _at_powers(0), {"n": 30, "most": 10**9}),
-            Reach("the counts are one less than powers of two", _at_powers(-1), {"n": 30, "most": 10**9}),
-            Reach("the counts are one more than powers of two", _at_powers(1), {"n": 30, "most": 10**9})),
+            Reach("the counts are powers of two", _near_doubles(0), {"n": 30, "most": 10**9}),
+            Reach("the counts are one less than powers of two", _near_doubles(-1), {"n": 30, "most": 10**9}),
+            Reach("the counts are one more than powers of two", _near_doubles(1), {"n": 30, "most": 10**9})),
     wrong={
         "multiples of 16 at any size: thousands of shapes": Edit("max(16, power // 16)", "16"),
         "multiples of p / 16 below 256 tokens, too: fewer than 16 rows apart": Edit("max(16, power // 16)",
