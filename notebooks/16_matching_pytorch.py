@@ -187,9 +187,9 @@ pictures.step_times(ladder) if ladder else None
 # %% [markdown]
 # For two steps, *one product* and *warp LayerNorm*, the ratio of the bytes is close to what the article gained. For
 # *GELU fused* it promises more than the article got: the error function has to be computed in either case, and fusing
-# saves only the trip to memory. Where no count changes and the time does, the gain lies in how the kernel runs. A count
-# is a good first question. If a step saves nothing that can be counted, it needs a different reason, and you should
-# know which.
+# saves only a launch and the trip to memory. Where no count changes and the time does, the gain lies in how the kernel
+# runs. A count is a good first question. If a step saves nothing that can be counted, it needs a different reason, and
+# you should know which.
 #
 # ## What precision costs
 #
@@ -247,8 +247,8 @@ if ladder:
 #
 # ## Padding, once more
 #
-# Lesson 15 drew the rows of a batch for lengths made up for the purpose. These are real ones: 41 texts from the
-# course's tests, with the tokens that the model's own tokenizer made of them, in the three layouts.
+# Lesson 15 drew the rows of a batch whose lengths were random numbers. These are real ones: 41 texts from the course's
+# tests, with the tokens that the model's own tokenizer made of them, in the three layouts.
 
 # %%
 from labkit.measure.plots import sentences as layouts
@@ -406,8 +406,9 @@ for name, (threads, registers, shared) in kernels.items():
 # 384 or 1,536, the article adds, two buffers are enough to hide the latency.
 #
 # An H200 has more than twice the shared memory. There, registers limit the product to the same number of blocks with
-# either number of buffers, and lesson 05 found the third one ahead. Even with a whole score matrix, several blocks fit.
-# A failure belongs to a kernel *and* a GPU. On a different GPU, do the division again.
+# either number of buffers, and lesson 05 found the third one ahead. Even for whole score matrices there is enough
+# shared memory for several blocks. (For attention the table leaves out the registers, which only the compiler knows.
+# They may allow fewer.) A failure belongs to a kernel *and* a GPU. On a different GPU, do the division again.
 
 # %%
 if ladder:
@@ -463,8 +464,8 @@ for name in ("simple", "GELU fused", "packed"):
 
 # %% [markdown]
 # The table of launches multiplies their number by what lesson 06 recorded for a tiny kernel on the H200. A launch from
-# Python through Numba is expensive, several times as expensive as one of PyTorch's. Hence the graph, into which the
-# model turns each shape when it occurs for the second time.
+# Python through Numba is expensive, several times as expensive as one of PyTorch's. Hence the graphs: from the second
+# batch of a shape on, the model launches a pass as one graph.
 #
 # And longer sentences? Products grow with the number of tokens, attention with its square. At what length does
 # attention become the larger part?
@@ -533,9 +534,9 @@ for name in ("simple", "packed"):
 #
 # ## Try it
 #
-# - Build a form of your own with `dataclasses.replace(step("GELU fused").kernels, ...)`: give it the attention in
-#   tiles, and say how many launches a layer will have. Then let `launches_of_layer(Step("mine", "", kernels), ...)`
-#   count them.
+# - Build a form of your own with `dataclasses.replace(step("GELU fused").kernels, ...)`: give it the attention in tiles
+#   (with `attention_takes=()`, since it takes no memory for scores), and say how many launches a layer will have. Then
+#   let `launches_of_layer(Step("mine", "", kernels), ...)` count them.
 # - How many sentences of 16 tokens does a batch need before the bytes of the last form outweigh its launches?
 # - Find the longest sentence for which an SM of an H200 still holds two blocks with a whole score matrix.
 # - With a GPU: `labkit bench minilm_ladder` takes the ladder. Which steps gain more than their count, and why?
