@@ -9,7 +9,7 @@ from numba import float32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import shuffles
+from labkit.course.exercises.demands import elements_of_argument, shuffles
 from labkit.course.exercises.domains import (
     EQUAL,
     FAR_ABOVE_ZERO,
@@ -128,14 +128,14 @@ SCANNED = 128  # sentences of a block, a thread each
 
 def _scan_loads(report) -> str | None:
     """Not every thread over all lengths before its own, be they in global or in shared memory."""
-    lengths = report.arrays["lengths"][1][0]
+    lengths, enough = elements_of_argument(report, 0), 4 * 7 * SCANNED
     loads, shared = report.counts["global_loads"], report.counts["shared_loads"]
     if loads > 2 * lengths:
         return (f"It loads {loads:,} lengths from global memory, and {2 * lengths:,} are enough: each thread loads its "
                 f"own. The others' are in shared memory, as sums.")
-    if shared > 3 * 7 * SCANNED:
-        return (f"It loads {shared:,} numbers from shared memory; seven rounds with two or three loads a thread take "
-                f"{3 * 7 * SCANNED:,} at most. Add sums of sums, with twice the distance in each round.")
+    if shared > enough:
+        return (f"It loads {shared:,} numbers from shared memory; seven rounds with up to four loads a thread take "
+                f"{enough:,} at most. Add sums of sums, with twice the distance in each round.")
     return None
 
 
