@@ -3,6 +3,8 @@
     with record(kernels) as launched:
         launcher(a, b, out)
     launched[0].block                      # (16, 16, 1)
+    planned(lambda: launcher(a, b, out))   # the same without running any
+    planned(lambda: launcher(a, b, out))   # the same list, without running anything
     resources(launched[0])                 # registers, shared memory, blocks an SM holds: on a GPU
 
 Launchers choose their grid and block by themselves; this records what they chose, so that a kernel's launch
@@ -105,15 +107,42 @@ _imagined = False
 
 
 def imagined() -> bool:
-    """True while `needed` looks at what would be launched: nothing is to be compiled then."""
+    """True while `needed` or `planned` looks at what would be launched: nothing is to be compiled then."""
     return _imagined
+
+
+@contextlib.contextmanager
+def _imagining(kind, configure):
+    """Launches of kernels of this kind go to `configure` in the block below: nothing is compiled and none runs."""
+    global _imagined
+    before, kind.configure, _imagined = kind.configure, configure, True
+    try:
+        yield
+    finally:
+        kind.configure, _imagined = before, False
+
+
+def planned(work: Callable, found: list[Launch] | None = None) -> list[Launch]:
+    """Every launch that work() would make, in order: nothing is compiled and no kernel runs, so that what work() reads
+    back from the device is not what it would be. found: a list to fill, for work that looks at how far it has come."""
+    if device.on_gpu():
+        from numba.cuda.dispatcher import CUDADispatcher as kind
+    else:
+        from labkit.simt.kernel import Kernel as kind
+    found = [] if found is None else found
+
+    def configure(kernel, griddim, blockdim, stream=0, sharedmem=0):
+        return lambda *args: found.append(Launch(kernel, _axes(griddim), _axes(blockdim), int(sharedmem), args))
+
+    with _imagining(kind, configure):
+        work()
+    return found
 
 
 def needed(work: Callable) -> list[tuple]:
     """(kernel, argument types) of what work() launches, each once, for labkit.device.compile_ahead.prepare: nothing is
     compiled and no kernel runs, so that what work() reads back from the device is not what it would be. On the CPU
     device, which compiles quickly and keeps what it compiled by itself, nothing."""
-    global _imagined
     if not device.on_gpu():
         return []
     from numba.cuda.dispatcher import CUDADispatcher
@@ -123,13 +152,9 @@ def needed(work: Callable) -> list[tuple]:
     def configure(kernel, griddim, blockdim, stream=0, sharedmem=0):
         return lambda *args: found.setdefault((kernel, tuple(kernel.typeof_pyval(value) for value in args)))
 
-    before, CUDADispatcher.configure, _imagined = CUDADispatcher.configure, configure, True
-    try:
+    # A launcher may depend on results, and fail: what it launched before is known, at least.
+    with contextlib.suppress(Exception), _imagining(CUDADispatcher, configure):
         work()
-    except Exception:  # that of a launcher which depends on results; what it launched before is known, at least
-        pass
-    finally:
-        CUDADispatcher.configure, _imagined = before, False
     return list(found)
 
 

@@ -101,7 +101,12 @@ def test_each_answer_alone_and_all_together_in_an_encoder(solutions, encoder):
     names = [row.name for row in found.runs[0][2].rows]
     assert names[0] == "embedding" and names[-2:] == ["mean", "pooled"]
     assert yours.model_parity(encoder, SENTENCES).by == {}
-    assert found.runs[-1][2].by == {"embedding": "embed_norm", "mean": "mean_pool", "pooled": "mean_pool"}
+    assert found.runs[-1][2].by == {
+        "embedding": "embed_norm", "mean": "mean_pool", "pooled": "mean_pool", "attended": "attend_packed",
+        "attention.normed": "add_norm", "out": "add_norm"}
+    computed = {row[0]: row[1] for row in found.runs[-1][2].table()["rows"]}
+    assert computed["layer.0.attended"] == "attend_packed" and computed["layer.1.out"] == "add_norm"
+    assert computed["layer.1.gelu"] == "the model's own"
 
 
 def test_an_encoder_with_kernels_has_the_same_embeddings(solutions, encoder):

@@ -75,3 +75,24 @@ def test_the_cpu_device_has_no_registers():
         pytest.skip("this machine has a GPU")
     (one,) = launches.of(matmul_tiled, *arrays((5, 7), (7, 40), (5, 40)))
     assert launches.resources(one) is None
+
+
+def test_a_plan_names_every_launch_and_runs_none():
+    a, b, out = arrays((5, 7), (7, 40), (5, 40))
+    seen = []
+
+    def work():
+        matmul_tiled(a, b, out)
+        seen.append(len(found))
+        matmul_tiled(a, b, out)
+        assert launches.imagined()
+
+    found = []
+    assert launches.planned(work, found) is found and seen == [1] and not launches.imagined()
+    assert [(one.kernel, one.grid, one.block) for one in found] == [(matmul_tiled_kernel, (3, 1), (16, 16))] * 2
+    assert (out.copy_to_host() == 1).all()
+    with pytest.raises(ZeroDivisionError):
+        launches.planned(lambda: 1 / 0)
+    assert not launches.imagined()
+    matmul_tiled(a, b, out)
+    assert (out.copy_to_host() == 7).all()

@@ -39,7 +39,7 @@ def kernels(parts: Mapping[str, Callable]) -> Kernels:
 
 def encoder_kernels(parts: Mapping[str, Callable], own: minilm.Kernels) -> minilm.Kernels:
     """The launchers of a sentence encoder with these in their places; the rest is `own`. epsilon is not handed on: the
-    exercise's kernel holds BERT's."""
+    exercises' kernels hold BERT's."""
     chosen = {}
     if embed := parts.get("encoder_embedding"):
         chosen["embed"] = lambda *arrays, epsilon, stream=0: embed(*arrays, stream=stream)
@@ -50,6 +50,10 @@ def encoder_kernels(parts: Mapping[str, Callable], own: minilm.Kernels) -> minil
             l2_normalize(out, out, stream=stream)
 
         chosen |= {"pool": pool, "pool_normalized": pool_normalized}
+    if attention := parts.get("encoder_attention"):
+        chosen["attention"] = attention
+    if add_layernorm := parts.get("add_layernorm"):
+        chosen["add_layernorm"] = lambda *arrays, epsilon, stream=0: add_layernorm(*arrays, stream=stream)
     return replace(own, **chosen)
 
 

@@ -34,9 +34,12 @@ class Place:
 # The parts of a sentence encoder, as PARTS has those of a GPT-2; labkit.models.minilm_reference names the steps. Called
 # with:
 #   encoder_embedding(ids, types, positions, words, places, kinds, weight, bias, out)   pool(x, begins, lengths, out)
+#   encoder_attention(qkv, heads, begins, lengths, longest, out)    add_layernorm(x, residual, weight, bias, out)
 ENCODER_PARTS = {
     "encoder_embedding": ("the encoder's embedding", ("embedding",)),
     "pool": ("tokens to sentences", ("mean", "pooled")),
+    "encoder_attention": ("the encoder's attention", ("attended",)),
+    "add_layernorm": ("residual and LayerNorm", ("attention.normed", "out")),
 }
 
 # part -> (in words, the steps that it writes; the names are those that labkit.models watches). Called with:
@@ -93,6 +96,10 @@ PLACES = [
     Place("first_largest", "argmax", _rows),
     Place("mean_pool", "pool", lambda x, begins, lengths, out: {"B": out.shape[0], "S": 0, "C": out.shape[1]}),
     Place("embed_norm", "encoder_embedding", lambda *arrays: {"T": arrays[-1].shape[0], "C": arrays[-1].shape[1]}),
+    Place("add_norm", "add_layernorm", lambda x, *_: {"T": x.shape[0], "C": x.shape[1]}),
+    Place("attend_packed", "encoder_attention",
+          lambda qkv, heads, begins, lengths, longest, out: {"B": lengths.size, "S": longest, "H": heads},
+          lambda qkv, heads, begins, lengths, longest, out: (qkv, heads, begins, lengths, out), head=32),
 ]
 
 

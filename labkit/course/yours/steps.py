@@ -70,8 +70,8 @@ class Steps(Parity):
 
 
 def _step(name: str) -> str:
-    """ "h.3.mlp.gelu" -> "mlp.gelu"."""
-    return name.split(".", 2)[2] if name.startswith("h.") else name
+    """ "h.3.mlp.gelu" -> "mlp.gelu", "layer.0.out" -> "out"."""
+    return name.split(".", 2)[2] if name.startswith(("h.", "layer.")) else name
 
 
 def block_parity(mine: Answers | Kernels | None = None, *, shape: Shape = SMALL, tokens: int = 9, causal: bool = True,

@@ -1,0 +1,158 @@
+"""The figures of lesson 16, in the course's style.
+
+    layer_of_each_step(layers)    the launches of a layer at each step of MiniLM's ladder, by kind
+    score_matrices(lengths)       what attention computes of padded sentences, and what it needs to
+    step_times(series)            the recorded ladder: microseconds a sentence
+    over_length(series)           time over the length that sentences are padded to, ours and PyTorch's
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib import rc_context
+
+from labkit.measure.plots.style import (
+    BLUE,
+    FAINT,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    PURPLE,
+    STYLE,
+    VERMILLION,
+    WIDTH,
+    CourseFigure,
+    canvas,
+    draw_box,
+    grid_along,
+    label_line_ends,
+    new_figure,
+    panel_title,
+    taken,
+    widen_left,
+)
+from labkit.models.minilm import FORMS
+from labkit.models.minilm_counts import Counted
+
+KINDS = {"product": BLUE, "copy": VERMILLION, "attention": GREEN, "elementwise": PURPLE, "LayerNorm": ORANGE}
+LONGER = {"elementwise": "GELU, residual", "copy": "split, merge", "LayerNorm": "LayerNorm"}
+
+
+def layer_of_each_step(layers: Mapping[str, Sequence[Counted]]) -> CourseFigure:
+    """A line for each step, a box for each launch of one layer, in their order."""
+    most = max(map(len, layers.values()))
+    left, top, tall, pitch = 1.86, 0.92, 0.24, 0.33
+    wide = (WIDTH - left - 0.46) / most
+    figure, ax = canvas(top + len(layers) * pitch + 0.20, "The launches of a layer, step by step", "; ".join(
+        f"{name}: {len(layer)} launches" for name, layer in layers.items()) + ".")
+    with rc_context(STYLE):
+        x = 0.14
+        for kind, colour in KINDS.items():
+            draw_box(ax, x, 0.54, 0.16, 0.16, fill=colour)
+            ax.text(x + 0.22, 0.62, LONGER.get(kind, kind), fontsize=9, va="center_baseline")
+            x += 0.42 + 0.078 * len(LONGER.get(kind, kind))
+        for row, (name, layer) in enumerate(layers.items()):
+            y = top + row * pitch
+            ax.text(left - 0.10, y + tall / 2, name, fontsize=9.5, ha="right", va="center_baseline")
+            for place, one in enumerate(layer):
+                draw_box(ax, left + place * wide, y, wide - 0.03, tall, fill=KINDS[one.kind])
+            ax.text(left + len(layer) * wide + 0.06, y + tall / 2, len(layer), fontsize=9.5, fontweight="bold",
+                    va="center_baseline")
+    return figure
+
+
+# --- What attention computes -----------------------------------------------------------------------------------------
+
+NAMES = {"padded_to_128": "padded to 128", "padded": "padded to the longest", "packed": "packed"}
+
+
+def score_matrices(lengths: Sequence[int]) -> CourseFigure:
+    """The matrix of scores of one head for each sentence, in each form of a batch, all to one scale: filled what its
+    tokens need, pale what belongs to padding."""
+    lengths = np.asarray(lengths, np.int64)
+    if not 1 <= len(lengths) <= 12 or lengths.max() > 128 or lengths.min() < 1:
+        raise ValueError("lengths must be 1 to 12 numbers from 1 to 128")
+    needed = int((lengths**2).sum())
+    gap, left = 0.06, 0.14
+    unit = (WIDTH - 2 * left - gap * (len(lengths) - 1)) / (128 * len(lengths))
+    panels = []
+    for form in ("padded_to_128", "padded", "packed"):
+        shape, _ = FORMS[form](lengths)
+        sides = lengths if form == "packed" else np.full(len(lengths), shape.longest)
+        panels.append((NAMES[form], sides, int((sides**2).sum())))
+    heights = [0.36 + unit * sides.max() + 0.14 for _, sides, _ in panels]
+    figure, ax = canvas(0.52 + sum(heights) + 0.30, "The scores of one head, sentence by sentence",
+                        f"Sentences of {', '.join(map(str, lengths))} tokens need {needed:,} scores: " + "; ".join(
+                            f"{name}, {count:,}" for name, _, count in panels) + ".")
+    y = 0.52
+    with rc_context(STYLE):
+        for (name, sides, count), height in zip(panels, heights, strict=True):
+            times = f", {count / needed:.1f} times what is needed" if count > needed else ", all of them needed"
+            ax.text(left, y + 0.17, f"{name[0].upper()}{name[1:]}: {count:,} scores{times}", fontsize=9.5,
+                    fontweight="bold", va="center")
+            x = left
+            for length, side in zip(lengths, sides, strict=True):
+                draw_box(ax, x, y + 0.36, unit * side, unit * side, fill=PALE[GREY], edge=GREY, linewidth=0.5)
+                draw_box(ax, x, y + 0.36, unit * length, unit * length, fill=BLUE, edge=BLUE, linewidth=0.3)
+                x += unit * side + gap
+            y += height
+        ax.text(left, y + 0.12, "A square is a sentence: its queries down, its keys to the right. Blue is what its "
+                "tokens need; grey is padding.", fontsize=9, color=FAINT, va="center")
+    return figure
+
+
+# --- What was recorded -----------------------------------------------------------------------------------------------
+
+
+def step_times(series: dict) -> CourseFigure:
+    """A panel for each batch, a bar for each step. series: as measure.series.minilm.minilm_ladder returns it."""
+    steps = series["steps"]
+    works = [work for work in steps[0]["us"] if all(one["us"].get(work) for one in steps)]
+    figure, axes = new_figure([0.24 * len(steps) + 0.2] * len(works), "The ladder",
+                              f"Microseconds a sentence. {taken(series)}. " + "; ".join(
+        f"{one['name']}: " + ", ".join(f"{one['us'][work]:.1f} at {work}" for work in works) for one in steps) + ".")
+    with rc_context(STYLE):
+        for ax, work in zip(axes, works, strict=True):
+            times = [one["us"][work] for one in steps]
+            widen_left(ax, [one["name"] for one in steps])
+            ax.barh(range(len(steps)), times, color=BLUE, height=0.66)
+            for row, us in enumerate(times):
+                ax.text(us + 0.012 * max(times), row, f"{us:.1f}", va="center_baseline", fontsize=9, color=INK)
+            ax.set_yticks(range(len(steps)), [one["name"] for one in steps])
+            ax.set_xlim(0, 1.12 * max(times))
+            ax.invert_yaxis()
+            ax.set_xlabel("\u00b5s a sentence, in a graph; shorter is better")
+            grid_along(ax, "x")
+            count, tokens = work.split(" x ")
+            panel_title(ax, f"{count} sentences of {tokens} tokens. {taken(series)}")
+    return figure
+
+
+def over_length(series: dict) -> CourseFigure:
+    """series: as measure.series.minilm.minilm_lengths returns it."""
+    tokens, lines = series["tokens"], [("ours", series["ours_us"], BLUE)]
+    if series["torch_us"] is not None:
+        lines.append(("PyTorch", series["torch_us"], VERMILLION))
+    summary = "; ".join(f"{name}: {us}" for name, us, _ in lines)
+    figure, (ax,) = new_figure([2.6], "Time over length", f"Microseconds a sentence over the length that all are "
+                               f"padded to. {taken(series)}. {summary}.")
+    with rc_context(STYLE):
+        box = ax.get_position()
+        ax.set_position((box.x0, box.y0, 0.74, box.height))
+        ends = []
+        for name, us, colour in lines:
+            there = [(x, y) for x, y in zip(tokens, us, strict=True) if y is not None]
+            ax.plot(*zip(*there, strict=True), "o-", color=colour)
+            ends.append((*there[-1], name, colour))
+        ax.set_ylim(0, None)
+        ax.set_xlim(0, 1.02 * max(tokens))
+        ax.set_xlabel("tokens of each sentence")
+        ax.set_ylabel("\u00b5s a sentence")
+        grid_along(ax, "both")
+        label_line_ends(ax, ends)
+        panel_title(ax, f"{series['sentences']} sentences, in a graph. {taken(series)}")
+    return figure

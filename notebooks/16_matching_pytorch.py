@@ -1,0 +1,545 @@
+# %% [markdown]
+# # 16 · Matching PyTorch
+#
+# *Lab notebook, 22 November 2026*
+#
+# You will learn
+#
+# - how a model that is right becomes fast: eleven forms of one encoder, each with a single change, and what it saves
+# - what half precision costs, in the numbers and in the accumulators
+# - why three ideas from the textbook made things worse, and how a short calculation could have said so
+# - what it takes to compare with PyTorch fairly
+#
+# ## The problem
+#
+# The encoder of the last lesson computes the right embeddings. Is it also fast? The yardstick is PyTorch, which leaves
+# its products to cuBLAS, a library with many years of tuning behind it.
+#
+# An article has tried the same: *No cuBLAS: A Hand-Written CUDA BERT That Matches PyTorch*. Its author wrote
+# all-MiniLM-L6-v2 in CUDA C++, kernel by kernel, for an RTX 3090. For 64 sentences of 128 tokens the article reports
+# 0.090 ms a sentence, and 0.092 ms for PyTorch on the same GPU. With 16 tokens it was 0.015 ms against 0.025.
+#
+# It got there in eight steps. Our library has them as forms of the encoder, rebuilt in Python from the article's
+# description, and three more of its own. Each is the whole model, and differs from the one before it in a single idea.
+
+# %%
+import json
+import textwrap
+from itertools import pairwise
+
+import numpy as np
+
+from labkit import device, measure, show_source
+from labkit._common.paths import find_root
+from labkit.models import minilm
+from labkit.models.minilm_steps import ATTENTIONS, STEPS, step
+
+for number, one in enumerate(STEPS, 1):
+    print(f"{number:2}  {one.name}")
+    print(textwrap.indent(textwrap.fill(one.changes, 84), "      "))
+
+# %% [markdown]
+# ## Prediction
+#
+# The article gives the time after each of the first eight steps. Write down three guesses before you run the cell.
+# Which step gained the most? Which gained the least? And how much did the three steps gain that put launches together,
+# 3, 4 and 5?
+
+# %%
+times = (0.225, 0.140, 0.118, 0.109, 0.102, 0.101, 0.091, 0.015)  # ms a sentence, RTX 3090
+theirs = dict(zip([one.name for one in STEPS], times, strict=False))  # without our three
+before = None
+for name, ms in theirs.items():
+    factor = f"{before / ms:6.2f} times as fast" if before else ""
+    print(f"{name:22} {ms:.3f} ms {factor}")
+    before = ms
+
+# %% [markdown]
+# The last step gained the most, and it is unlike the others: the article's test sentence has 9 tokens, and the model
+# now computes 16 rows for it in place of 128. That is less work rather than faster work, and PyTorch gains from it just
+# as much, as the article itself says. Of the other steps, the one that feeds the products better gained the most, and
+# each fusion gained a little.
+#
+# We shall go through the steps with a question that can be answered without a GPU: what does each of them save?
+#
+# ## All forms, one result
+#
+# A form that is fast and wrong is worth nothing. The second step, for example, exchanges the product: in the first form
+# each warp computes one tile of 16 × 16 from global memory, and now `cp.async` fills one buffer in shared memory while
+# the other is multiplied. Both have to agree with NumPy.
+
+# %%
+from labkit import agree
+from labkit.kernels.linear.layers import LINEAR
+
+agree(LINEAR, ["linear_tensor_core", "linear_double_buffered"],
+      sizes=({"M": 37, "N": 24, "K": 48}, {"M": 16, "N": 64, "K": 384}))
+
+# %% [markdown]
+# The course's tests compare every launch of every form with NumPy in float64. Here are two of the forms, as small
+# models with random weights: the first, and the one that takes queries, keys and values from a single product.
+
+# %%
+from labkit.measure.series.minilm import random_tensors, sentences_of
+from labkit.models.minilm_reference import parity
+
+config = minilm.Config(vocab_size=100, hidden_size=64, num_hidden_layers=1,
+                       num_attention_heads=2, intermediate_size=256)
+ids = sentences_of([8, 12, 15], config.vocab_size)
+model = minilm.MiniLM(config, random_tensors(config), np.float16, step("simple").kernels)
+print(f"{model.dtype}, on {device.name()}")
+parity(model, ids, "padded").check()
+
+# %%
+parity(model.with_kernels(step("one product").kernels), ids, "padded").check()
+
+# %% [markdown]
+# The lines for queries, keys and values have become one, `qkv`, and everything agrees. A step is nothing but another
+# set of launchers, as in `replace(kernels, linear=mine)`, so that each can be tried by itself.
+#
+# ## Count before you measure
+#
+# Three things can be counted without running anything: the launches, the bytes that they cannot do without (each number
+# read once, each result written once), and the flops of the products. Guess first: how many launches does one layer
+# have in the first form, where queries, keys and values are three products, heads are split and merged by copies, and
+# GELU and the residuals are launches of their own? How many are left in the last form?
+
+# %%
+from labkit.measure.plots import matching as pictures
+from labkit.models.minilm_counts import launches_of_layer, outside_layers
+
+real = minilm.Config()  # all-MiniLM-L6-v2
+long, short = [128] * 64, [16] * 64
+layers = {one.name: launches_of_layer(one, real, long) for one in STEPS}
+pictures.layer_of_each_step(layers)
+
+# %%
+def counted(layer):
+    return len(layer), sum(one.bytes for one in layer), sum(one.flops for one in layer)
+
+
+print(f"{'':22}{'launches':>10}{'64 x 128 tokens':>22}{'64 x 16 tokens':>24}")
+print(f"{'':22}{'of a pass':>10}{'MB':>10}{'GFLOP':>12}{'MB':>12}{'GFLOP':>12}   (a layer)")
+for one in STEPS:
+    count, nbytes, flops = counted(layers[one.name])
+    _, few_bytes, few_flops = counted(launches_of_layer(one, real, short))
+    whole = outside_layers(one, real, long) + real.num_hidden_layers * count
+    print(f"{one.name:22}{whole:10}{nbytes / 1e6:10.0f}{flops / 1e9:12.1f}"
+          f"{few_bytes / 1e6:12.0f}{few_flops / 1e9:12.1f}")
+
+# %% [markdown]
+# The steps fall into three groups.
+#
+# - **Some remove launches, and with them traffic.** *one product* no longer copies heads, and reads its input once
+#   instead of three times. *warp LayerNorm* keeps the sum of a residual in registers. *GELU fused* saves the inner
+#   activations a trip to memory and back, and these are the widest rows of the model. *tiled attention* never writes a
+#   score.
+# - **Some leave the counts as they are.** *cp.async*, *scores in registers*, *float16 accumulators* and *wgmma* change
+#   how a kernel feeds its units. A count of this kind does not see that; it takes a profiler. (*wgmma* saves one launch
+#   of the whole pass: it also computes the embedding and its LayerNorm in one.)
+# - **Two change the number of rows.** *no padding to 128* and *packed* have nothing to remove at 128 tokens. At 16
+#   tokens the first of them removes most of the rows, and since all sentences have the same length, *packed* finds
+#   nothing more.
+#
+# Which of the three counts matters depends on the size of the batch. To compare them, divide each by what the H200 can
+# do: bytes by its bandwidth and flops by the peak of its tensor cores. A launch counts as much as a tiny kernel takes
+# inside a graph. (All three were recorded for earlier lessons.) Before you run the cell: which of the three is the
+# largest in the last form, with 16 tokens?
+
+# %%
+limits = measure.recorded(gpu="NVIDIA H200")["limits"]
+overhead = measure.recorded_series("launch_overhead", gpu="NVIDIA H200")
+print(f"{'a layer, us':28}{'bytes':>8}{'flops':>8}{'launches':>10}")
+for name in ("simple", "GELU fused", "packed"):
+    for lengths in (long, short):
+        count, nbytes, flops = counted(launches_of_layer(step(name), real, lengths))
+        print(f"{name:12} 64 x {lengths[0]:3} tokens{nbytes / limits['bandwidth_gbs'] / 1e3:7.1f}"
+              f"{flops / limits['f16_tflops'] / 1e6:8.1f}{count * overhead['graph_us']:10.1f}")
+
+# %% [markdown]
+# None of these predicts a time. They are three things that have to be done, and they may overlap. The column of the
+# bytes is pessimistic, too: what one launch has just written is often still in L2 when the next one reads it. Even so,
+# the pattern is clear. With long sentences, launches are the smallest item. With short ones, so little work is left in
+# the last form that starting it is the largest.
+#
+# How do the counts compare with what the steps gained? Here are the article's factors, and beside them the ratios of
+# our counts before and after each step:
+
+# %%
+def recorded(name, instead):
+    found = measure.recorded_series(name, gpu="NVIDIA H200")
+    if found is None:
+        print(f"{name} has not been recorded on the H200 yet; {instead}\n")
+    return found
+
+
+ladder = recorded("minilm_ladder", "what follows is counted.")
+print(f"{'':22}{'article, RTX 3090':>20}{'launches':>12}{'bytes':>10}{'flops':>10}")
+for before, name in pairwise(theirs):
+    lengths = short if name == "no padding to 128" else long  # as in the article
+    was, now = (np.array(counted(launches_of_layer(step(each), real, lengths)))
+                for each in (before, name))
+    fewer = was / now
+    print(f"{name:22}{theirs[before] / theirs[name]:20.2f}"
+          f"{fewer[0]:12.2f}{fewer[1]:10.2f}{fewer[2]:10.2f}")
+pictures.step_times(ladder) if ladder else None
+
+# %% [markdown]
+# For two steps, *one product* and *warp LayerNorm*, the ratio of the bytes is close to what the article gained. For
+# *GELU fused* it promises more than the article got: the error function has to be computed in either case, and fusing
+# saves only a launch and the trip to memory. Where no count changes and the time does, the gain lies in how the kernel
+# runs. A count is a good first question. If a step saves nothing that can be counted, it needs a different reason, and
+# you should know which.
+#
+# ## What precision costs
+#
+# A model in float32 moves twice the bytes and cannot use the float16 units of the tensor cores, so every form of the
+# ladder computes in half precision. A tensor core multiplies float16 numbers exactly and adds the products up in
+# float32 accumulators. It can also add them up in float16. Then the sum is rounded to 11 bits at every step along K.
+# What does that do to dot products as long as the model's, with 384 and 1,536 terms? NumPy can imitate it:
+
+# %%
+def product(x, w, accumulators):
+    acc = np.zeros((len(x), len(w)), accumulators)
+    for k in range(0, x.shape[1], 16):  # a step of the tensor cores
+        part = x[:, k : k + 16].astype(np.float32) @ w[:, k : k + 16].T.astype(np.float32)
+        acc = (acc + part).astype(accumulators)
+    return acc
+
+
+rng = np.random.default_rng(0)
+print(f"{'relative error (root of the mean square)':48}{'K = 384':>10}{'K = 1,536':>12}")
+forms = (("float32", np.float32, np.float32),
+         ("float16, float32 accumulators", np.float16, np.float32),
+         ("float16, float16 accumulators", np.float16, np.float16))
+pairs = [(rng.standard_normal((64, K)), rng.standard_normal((64, K))) for K in (384, 1536)]
+for name, numbers, accumulators in forms:
+    errors = []
+    for x, w in pairs:
+        out = product(x.astype(numbers), w.astype(numbers), accumulators).astype(numbers)
+        errors.append(np.sqrt(np.mean((out - x @ w.T) ** 2) / np.mean((x @ w.T) ** 2)))
+    print(f"{name:48}{errors[0]:10.1e}{errors[1]:12.1e}")
+
+# %% [markdown]
+# Rounding the inputs to float16 loses more than three digits at once. With float32 accumulators that is all, whatever
+# the length of the sum. With float16 accumulators the error is larger, and it grows with the length. An embedding
+# tolerates it: in the article the cosine with the reference stayed at 0.9999 through all six layers.
+#
+# And the gain? GeForce cards such as the RTX 3090, the article explains, run at twice the rate with float16
+# accumulators. That was the step with which it caught up with cuBLAS, which accumulates in float32 by default. An H200
+# is no GeForce: NVIDIA lists the same peak for both kinds. What float16 accumulators save there is registers. The
+# control is the same kernel with both kinds, measured for lesson 05 with matrices of 4,096 × 4,096:
+
+# %%
+control = measure.recorded_ladder("matmul_half", gpu="NVIDIA H200")
+for name, kind in (("double_buffered", "float32 accumulators"),
+                   ("f16_accumulators", "float16 accumulators")):
+    row = control.row(f"matmul_half_{name}")
+    print(f"{kind}: {row.resources[0]['registers']} registers a thread, {row.tflops:.0f} TFLOP/s")
+if ladder:
+    for one in ladder["failures"]:
+        if one["name"] == "float16 accumulators":
+            print(f"in a layer of MiniLM, {one['M']:,} x {one['K']} to {one['N']:,}: "
+                  f"{one['us']:.1f} us, with float32 accumulators {one['beside_us']:.1f} us")
+
+# %% [markdown]
+# Precision should be given away only for something in return. From *wgmma* on, the forms accumulate in float32 again.
+#
+# ## Padding, once more
+#
+# Lesson 15 drew the rows of a batch whose lengths were random numbers. These are real ones: 41 texts from the course's
+# tests, with the tokens that the model's own tokenizer made of them, in the three layouts.
+
+# %%
+from labkit.measure.plots import sentences as layouts
+
+folder = find_root() / "tests" / "golden" / "minilm"
+golden = json.loads((folder / "sentences.json").read_text(encoding="utf-8"))["sentences"]
+lengths = np.array([len(one["ids"]) for one in golden[:41]])
+layouts.layouts(lengths)
+
+# %% [markdown]
+# A linear layer computes every one of these rows. In attention, each query of a sentence meets each of its keys.
+# Suppose that padding is computed like everything else and masked afterwards. By what factor does a batch that is
+# padded to 128 have too many scores? Guess, then look at eight of these sentences.
+
+# %%
+pictures.score_matrices(lengths[[5, 6, 7, 8, 15, 26, 27, 40]])
+
+# %% [markdown]
+# The rows grow with the padded length, the scores with its square. That is the price where attention computes a square
+# for each sentence and gives masked keys no weight. Ours knows where each sentence ends and skips the rest, whatever
+# the layout. So packing saves it nothing in attention; it saves rows in all other launches.
+#
+# What about a whole corpus? These are 2,000 sentences with the lengths that our measurement uses, about 15 tokens on
+# average. They are sorted by length before they are divided into batches, as the library sentence-transformers does it.
+# How much padding is left? And do larger batches have more of it or less?
+
+# %%
+from labkit.measure.series.minilm import corpus_lengths
+
+corpus = corpus_lengths(2000, 128)
+shuffled = np.random.default_rng(5).permutation(corpus)
+weights_of_a_layer = sum(outputs * inputs for outputs, inputs in real.products)
+flops_a_row = 2 * weights_of_a_layer * real.num_hidden_layers
+launches_of_pass = 2 + len(layers["packed"]) * real.num_hidden_layers
+print(f"{corpus.sum():,} tokens, {corpus.mean():.1f} on average, "
+      f"{corpus.min()} to {corpus.max()}\n")
+print(f"{'':38}{'rows':>10}{'padding':>10}{'products, GFLOP':>18}{'launches':>10}")
+for form in ("padded_to_128", "padded", "packed"):
+    for order, size in (("sorted", 64), ("sorted", 256), ("as they come", 64)):
+        chosen = corpus if order == "sorted" else shuffled
+        batches = [chosen[first : first + size] for first in range(0, len(chosen), size)]
+        rows = sum(minilm.FORMS[form](batch)[0].rows for batch in batches)
+        name = f"{form.replace('_', ' ')}, {order}, by {size}"
+        print(f"{name:38}{rows:10,}{1 - corpus.sum() / rows:10.0%}"
+              f"{flops_a_row * rows / 1e9:18.0f}{len(batches) * launches_of_pass:10,}")
+
+# %% [markdown]
+# Sorting removes much of what padding to the longest leaves, and costs next to nothing. Larger batches pad a little
+# more but need far fewer launches. Packed batches do not care about the order. All they waste is the few rows by which
+# their number is rounded up.
+#
+# That rounding has a reason. A CUDA graph belongs to one shape, and a packed batch may have any number of rows. So the
+# number is rounded up to one of a few values, by a sixteenth at most where there are many rows. How many different
+# graphs might batches of up to 8,192 tokens need without the rounding, and with it? (Only the rows are counted here. A
+# shape also has a number of sentences and a length of the longest.)
+
+# %%
+tokens = range(1, 8193)
+shapes = {minilm.few_values(count, minilm.ROUND) for count in tokens}
+most = max(minilm.few_values(count, minilm.ROUND) / count for count in tokens if count > 256)
+multiples = {minilm.up(count, minilm.ROUND) for count in tokens}
+print(f"{len(tokens):,} numbers of tokens, {len(multiples)} multiples of {minilm.ROUND}, "
+      f"{len(shapes)} shapes;\nabove 256 tokens at most {most - 1:.1%} more rows")
+
+# %% [markdown]
+# In the article, 2,000 sentences of the STS benchmark ran at 54,000 a second and in PyTorch at 39,000, both sorted and
+# padded to the longest of each batch. Padded to 128, the article's own model ran at 11,000 a second.
+
+# %%
+series = recorded("minilm_corpus", "the rows above are what can be counted.")
+if series:
+    print(f"{'sentences a second':28}{'forward':>12}{'with copies':>14}")
+    for one in series["ours"]:
+        name = f"{one['form'].replace('_', ' ')}, by {one['batch']:,}"
+        print(f"{name:28}{one['sentences_per_second']:12,.0f}"
+              f"{one['embed_sentences_per_second']:14,.0f}")
+    for one in series["torch"]:
+        called, graph = (one[f"{how}_sentences_per_second"] for how in ("called", "graph"))
+        graph = f"{graph:,.0f} in a graph" if graph else "could not be captured"
+        print(f"PyTorch, by {one['batch']:<16,}{called:12,.0f} called, {graph}")
+    for name, seconds in series["text"].items():
+        if isinstance(seconds, float):
+            print(f"from text to embeddings, {name.replace('_', ' ')}: {seconds:.3f}")
+
+# %% [markdown]
+# ## What did not work
+#
+# The article names three ideas that made its model slower. All three are meant to reduce traffic or to hide it. Our
+# library has them, too, so that they can be examined.
+#
+# **Tiles in shared memory, filled by hand.** In the simple kernel each warp reads its fragments from global memory, the
+# same numbers again and again. The textbook says: load a tile once and share it. This is what Nsight Compute counted on
+# the H200 for the product of two 4,096 × 4,096 matrices:
+
+# %%
+from labkit.measure import ncu
+
+rows = {one["name"]: one for one in ncu.recorded()["ops"]["matmul_half"]["rows"]}
+chosen = [rows[f"matmul_half_{name}"] for name in ("tensor_core", "hand_blocked")]
+print(f"{'':28}{'a tile a warp':>16}{'hand-blocked':>16}")
+for text, key, unit in (("from DRAM, MB", "dram_read", 1e6),
+                        ("hits in L2, %", "l2_hit_percent", 1),
+                        ("registers of a thread", "registers", 1),
+                        ("occupancy, %", "occupancy_percent", 1),
+                        ("bank conflicts, million", "bank_conflicts", 1e6),
+                        ("time, ms", "time_us", 1e3)):
+    print(f"{text:28}" + "".join(f"{one[key] / unit:16.1f}" for one in chosen))
+
+# %% [markdown]
+# The tiles did what they promise: less than half of the bytes came from DRAM. It did not help, because the repeated
+# reads had been hits in L2 anyway. What the tiles cost is in the other lines. The kernel needs more registers, which
+# leave fewer warps on an SM, and its shared memory has bank conflicts, which the plain kernel cannot have.
+#
+# **A third buffer, and a whole score matrix.** These two can be judged before they are written. A block needs shared
+# memory and registers, an SM has a fixed amount of both, and what fits is a division. The kernels below are ours: the
+# product with two and with three buffers, attention with all scores of a head in shared memory, and attention in tiles.
+# How many blocks of each will an SM hold, on an RTX 3090 and on an H200?
+
+# %%
+from labkit import cuda
+from labkit.device import launches, occupancy
+
+RTX_3090 = occupancy.GPU("RTX 3090", 82, 1536, 16, 65_536, 102_400)
+qkv, out = (cuda.device_array((8192, width), np.float16) for width in (3 * 384, 384))
+begins, all_128 = (cuda.to_device(np.array(each, np.int32))
+                   for each in (128 * np.arange(64), long))
+
+kernels = {}
+for name in ("double_buffered", "three_stage"):
+    used = control.row(f"matmul_half_{name}").resources[0]
+    kernels[f"product, {name.replace('_', ' ')}"] = (
+        used["block"][0], used["registers"], used["shared_bytes"])
+for name in ("whole matrix", "tiles"):
+    attention = ATTENTIONS[name].attention
+    (one,) = launches.planned(lambda a=attention: a(qkv, 12, begins, all_128, 128, out))
+    kernels[f"attention, {name}"] = one.threads, None, one.shared_bytes
+
+print(f"{'blocks an SM holds':26}{'threads':>8}{'shared, bytes':>15}       "
+      f"{'RTX 3090':22}{'H200'}")
+for name, (threads, registers, shared) in kernels.items():
+    line = f"{name:26}{threads:8}{shared:15,}   "
+    for gpu in (RTX_3090, occupancy.H200):
+        allowed = occupancy.limits(gpu, threads, registers or 32, shared)
+        if registers is None:
+            del allowed["registers"]  # only the compiler knows them, and they may allow less
+        scarce = min(allowed, key=allowed.get)
+        line += f"{allowed[scarce]:5} by {scarce:13}"
+    print(line.rstrip())
+
+# %% [markdown]
+# On an RTX 3090 both ideas leave a single block on an SM. When its warps wait, at a barrier or for memory, there is
+# nothing else to run. The article reports exactly that for its score matrix: 32 KB of scores, and one block per SM.
+# (The scores alone would leave space for more blocks. Ours also holds queries, keys and values; the article does not
+# say what else its own block holds.) With the third buffer, one block fits where there were two. And with K as short as
+# 384 or 1,536, the article adds, two buffers are enough to hide the latency.
+#
+# An H200 has more than twice the shared memory. There, registers limit the product to the same number of blocks with
+# either number of buffers, and lesson 05 found the third one ahead. Even for whole score matrices there is enough
+# shared memory for several blocks. (For attention the table leaves out the registers, which only the compiler knows.
+# They may allow fewer.) A failure belongs to a kernel *and* a GPU. On a different GPU, do the division again.
+
+# %%
+if ladder:
+    for one in ladder["failures"]:
+        if one["name"] != "float16 accumulators":  # that one was above
+            print(f"{one['name']:16}{one['us']:8.1f} us; {one['beside']:16}"
+                  f"{one['beside_us']:8.1f} us   {one['M']:,} x {one['K']} to {one['N']:,}")
+    for one in ladder["attention"]:
+        print(f"attention, {one['form']:16} {one['us_a_layer']:7.1f} us a layer   "
+              f"{one['sentences']} x {one['tokens']} tokens")
+else:
+    print("minilm_ladder has not been recorded on the H200 yet; "
+          "what fits on an SM is counted above.")
+
+# %% [markdown]
+# The three have one thing in common. Intuition says that fewer bytes are better. In the article's model the bytes were
+# in the cache, and what was scarce was warps that are ready to run.
+#
+# ## A fair comparison
+#
+# "As fast as PyTorch" means little as long as nobody says which PyTorch. Our model runs in a CUDA graph. PyTorch that
+# is called line by line pays for Python at every line. Much code runs it like that, but it is not the best that PyTorch
+# can do. Hence the rules of our measurement:
+#
+# - The weights and the token ids are the same, in the same precision, and lie on the device. Only forward passes are
+#   timed; tokenization is a line of its own.
+# - Everything runs before it is timed, and then many times. The median counts.
+# - A graph is compared with a graph, and a call from Python with a call from Python.
+# - PyTorch gets every chance: eager, with its fused attention, compiled, and as a user of transformers would write it
+#   in three lines; each of these called and in a graph.
+# - The embeddings of both sides are compared in the same run.
+
+# %%
+from labkit.measure.series import minilm as measurement
+
+show_source(measurement.torch_rows)
+
+# %%
+series = recorded("minilm", "here is what launches alone cost.")
+for one in series["rows"] if series else ():
+    print(f"{one['sentences']} x {one['tokens']} tokens, us a sentence")
+    for name, row in one["ours"].items():
+        print(f"    ours, {name:22}{row['us_a_sentence']:10.2f} in a graph"
+              f"{row['called_us_a_sentence']:10.2f} called")
+    for name, us in (one["torch"] or {}).items():
+        if isinstance(us, float):
+            print(f"    PyTorch, {name:19}{us:10.2f}")
+print(f"{'launches, ms':22}{'from Python':>14}{'in a graph':>14}")
+for name in ("simple", "GELU fused", "packed"):
+    count = outside_layers(step(name), real, long) + real.num_hidden_layers * len(layers[name])
+    print(f"{name:14}{count:8}{count * overhead['launcher_us'] / 1e3:14.2f}"
+          f"{count * overhead['graph_us'] / 1e3:14.2f}")
+
+# %% [markdown]
+# The table of launches multiplies their number by what lesson 06 recorded for a tiny kernel on the H200. A launch from
+# Python through Numba is expensive, several times as expensive as one of PyTorch's. Hence the graphs: from the second
+# batch of a shape on, the model launches a pass as one graph.
+#
+# And longer sentences? Products grow with the number of tokens, attention with its square. At what length does
+# attention become the larger part?
+
+# %%
+series = recorded("minilm_lengths", "here are the flops of a sentence.")
+print(f"{'tokens':>8}{'products, MFLOP':>18}{'attention, MFLOP':>18}{'share':>8}")
+for tokens in (16, 64, 128, 256, 512):
+    layer = launches_of_layer(step("packed"), real, [tokens] * 64)
+    split = [sum(one.flops for one in layer if one.kind == kind) * real.num_hidden_layers / 64e6
+             for kind in ("product", "attention")]
+    print(f"{tokens:8}{split[0]:18.0f}{split[1]:18.0f}{split[1] / sum(split):8.1%}")
+
+pictures.over_length(series) if series else None
+
+# %% [markdown]
+# At none that the model can read: it has 512 positions, and even there most of the flops are in the products. In the
+# article's profile, 70% of the time went into products, in its own model as in PyTorch. Where might the rest go? Here
+# are the counts by kind of launch, in the first form and in the last.
+
+# %%
+profile = recorded("minilm_profile", "these are shares of the counts.")
+for found in profile["passes"] if profile else ():
+    print(f"{found['sentences']} x {found['tokens']} tokens: {found['us']:.0f} us, "
+          f"{found['launches']} launches, {found['us_a_launch']:.1f} us a launch in a graph")
+    for row in found["rows"]:
+        print(f"    {row['name']:22}{row['count']:4}{row['us_saved']:10.1f} us shorter without")
+print(f"{'':26}{'launches':>10}{'bytes':>10}{'flops':>10}   (64 x 128 tokens)")
+for name in ("simple", "packed"):
+    whole = counted(layers[name])
+    for kind in dict.fromkeys(one.kind for one in layers[name]):
+        part = counted([one for one in layers[name] if one.kind == kind])
+        shares = np.array(part) / whole
+        print(f"{name:10}{kind:16}" + "".join(f"{share:10.0%}" for share in shares))
+
+# %% [markdown]
+# In the first form, whatever is not a product has most of the launches and most of the bytes, and next to none of the
+# flops. That is where every fusion found something to remove.
+#
+# ## What was implemented
+#
+# - eleven forms of one encoder, from a tile for each warp to packed sentences, each checked launch by launch
+# - a count of launches, bytes and flops for each form, without running it
+# - the three ideas that failed, with what the profiler and the occupancy say about them
+# - a comparison with four kinds of PyTorch, ready to be taken with `labkit bench minilm`
+#
+# ## What I learned
+#
+# - The largest gain came from leaving work out, and it says the least about kernels.
+# - Count first. A step that changes no count needs a reason inside the kernel. A step that does change one may only
+#   save what the cache was saving already.
+# - Fewer bytes are not an end in themselves. An SM also needs enough warps to choose from.
+# - A failure belongs to a kernel and a GPU. The division that explains it takes a minute.
+# - In a fair comparison the other side gets its graph, too.
+#
+# ## Resources
+#
+# - the article: *No cuBLAS: A Hand-Written CUDA BERT That Matches PyTorch*, on an RTX 3090
+# - [J. Devlin et al.: BERT (2018)](https://arxiv.org/abs/1810.04805)
+# - [T. Dao: FlashAttention-2 (2023)](https://arxiv.org/abs/2307.08691), attention in tiles
+# - [CUDA C++ Programming Guide: Compute
+#   Capabilities](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#compute-capabilities), the limits of
+#   an SM
+# - [PyTorch: torch.compile](https://pytorch.org/docs/stable/generated/torch.compile.html) and [CUDA
+#   graphs](https://pytorch.org/docs/stable/notes/cuda.html#cuda-graphs)
+#
+# ## Try it
+#
+# - Build a form of your own with `dataclasses.replace(step("GELU fused").kernels, ...)`: give it the attention in tiles
+#   (with `attention_takes=()`, since it takes no memory for scores), and say how many launches a layer will have. Then
+#   let `launches_of_layer(Step("mine", "", kernels), ...)` count them.
+# - How many sentences of 16 tokens does a batch need before the bytes of the last form outweigh its launches?
+# - Find the longest sentence for which an SM of an H200 still holds two blocks with a whole score matrix.
+# - With a GPU: `labkit bench minilm_ladder` takes the ladder. Which steps gain more than their count, and why?
+#
+# In the exercises for this lesson you pack a batch yourself and predict a failure, and in the end an encoder runs on
+# your own attention and LayerNorm, with every launch compared.

@@ -1,0 +1,60 @@
+"""The figures of lesson 16: what they say, and that they draw."""
+
+import pytest
+
+from labkit.measure.plots import matching as pictures
+from labkit.models.minilm import Config
+from labkit.models.minilm_counts import launches_of_layer
+from labkit.models.minilm_steps import STEPS
+
+SMALL = Config(hidden_size=64, num_attention_heads=2, intermediate_size=96)
+
+
+def drawn(figure) -> list[str]:
+    return [text.get_text() for ax in figure.axes for text in ax.texts]
+
+
+def test_a_box_for_each_launch_of_each_step():
+    layers = {one.name: launches_of_layer(one, SMALL, [5, 3]) for one in STEPS}
+    figure = pictures.layer_of_each_step(layers)
+    assert figure.summary.startswith("simple: 18 launches; cp.async: 18 launches; one product: 12 launches;")
+    boxes = len(figure.axes[0].patches)
+    assert boxes == len(pictures.KINDS) + sum(map(len, layers.values()))
+    assert {"18", "12", "10", "9", "7", *layers} <= set(drawn(figure))
+    assert figure.png().startswith(b"\x89PNG")
+
+
+def test_score_matrices_count_what_is_needed():
+    figure = pictures.score_matrices([5, 20, 16])
+    assert figure.summary == ("Sentences of 5, 20, 16 tokens need 681 scores: padded to 128, 49,152; padded to the "
+                              "longest, 3,072; packed, 681.")
+    assert "Padded to the longest: 3,072 scores, 4.5 times what is needed" in drawn(figure)
+    assert "Packed: 681 scores, all of them needed" in drawn(figure)
+    assert figure.png().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("lengths", [[], [0, 3], [129], [3] * 13])
+def test_what_does_not_fit_is_refused(lengths):
+    with pytest.raises(ValueError):
+        pictures.score_matrices(lengths)
+
+
+STAMP = {"where": "NVIDIA H200", "date": "2026-11-30"}
+
+
+def test_the_recorded_ladder():
+    series = {"steps": [{"name": name, "us": {"64 x 128": 30.0 / k, "64 x 16": 4.0 / k}} for k, name in
+                        enumerate(("simple", "packed"), 1)], **STAMP}
+    figure = pictures.step_times(series)
+    assert figure.summary == ("Microseconds a sentence. Measured on NVIDIA H200, 2026-11-30. simple: 30.0 at 64 x 128, "
+                              "4.0 at 64 x 16; packed: 15.0 at 64 x 128, 2.0 at 64 x 16.")
+    assert len(figure.axes) == 2 and {"30.0", "15.0", "4.0", "2.0"} <= set(drawn(figure))
+    assert figure.png().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("theirs", [None, [3.0, None, 9.0]])
+def test_time_over_length_with_and_without_pytorch(theirs):
+    series = {"sentences": 64, "tokens": [16, 64, 128], "ours_us": [1.0, 2.0, 4.0], "torch_us": theirs, **STAMP}
+    figure = pictures.over_length(series)
+    assert len(figure.axes[0].lines) == (1 if theirs is None else 2)
+    assert figure.png().startswith(b"\x89PNG")
