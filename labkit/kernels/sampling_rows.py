@@ -1,0 +1,245 @@
+"""Sampling by one block for each row of logits: two rungs below labkit.kernels.sampling, which says what is computed."""
+
+import numpy as np
+from numba import float32, int64, uint32, uint64
+
+from labkit import cuda
+from labkit.device import ptx
+from labkit.device.lazy import kernel_factory
+from labkit.kernels.argmax import LEAST, key_of
+from labkit.kernels.arguments import MAX_GRID_YZ, aligned, check_array
+from labkit.kernels.op import rung
+from labkit.kernels.reduce import NOTHING, ZERO
+from labkit.kernels.sampling_search import (
+    BINS,
+    BY_COUNT,
+    BY_MASS,
+    CANDIDATES,
+    THREADS,
+    bin_of,
+    bins_per_unit,
+    block_largest_key,
+    block_total,
+    filters_of,
+    kept_weight,
+    known_token,
+    least_weight,
+    load_narrow,
+    load_wide,
+    make_draw_in,
+    make_search,
+    make_threshold,
+    mass_at,
+    scale_of,
+    share_drawn,
+    tally,
+    value_of,
+)
+from labkit.kernels.token_weights import LONGEST, distance, reaching
+
+CHUNK = 4096  # neighbouring tokens that a block draws from
+
+
+@cuda.jit(device=True)
+def key_of_four(a, b, c, d, col):
+    return max(max(key_of(a, uint32(col)), key_of(b, uint32(col + uint32(1)))),
+               max(key_of(c, uint32(col + uint32(2))), key_of(d, uint32(col + uint32(3)))))
+
+
+@cuda.jit(device=True)
+def enter(x, row_max, scale, per_unit, least, floor, filters, count, low, high):
+    """Enters a token into the histogram, if it weighs at least the floor. Returns its weight if min_p keeps it."""
+    below = distance(row_max, x)
+    weight = tally(x, below, scale, floor, bin_of(below, per_unit), filters, count, low, high)
+    return weight if weight >= least else int64(0)
+
+
+@cuda.jit(device=True)
+def exponential(below, scale):
+    return float32(1.0) if below == ZERO else ptx.exp2_approx(-below * scale)  # a scale may be infinite
+
+
+draw_in = make_draw_in(CHUNK)
+
+
+PARAMETER_DTYPES = (np.float32, np.int32, np.float32, np.float32, np.uint32, np.int32)
+
+
+def check_sampling(logits, parameters, tokens) -> tuple:
+    """(rows, the function that loads four logits)."""
+    check_array("logits", logits, ndim=2)
+    rows, cols = logits.shape
+    if cols > LONGEST or rows > MAX_GRID_YZ:
+        raise ValueError(f"logits has shape {tuple(logits.shape)}; at most {MAX_GRID_YZ:,} rows of {LONGEST:,} are "
+                         f"allowed")
+    names = ("temperature", "top_k", "top_p", "min_p", "seeds", "steps")
+    for name, array, dtype in zip(names, parameters, PARAMETER_DTYPES, strict=True):
+        check_array(name, array, shape=(rows, 2) if name == "seeds" else (rows,), dtype=dtype)
+    check_array("tokens", tokens, shape=(rows,), dtype=np.int32)
+    return rows, load_wide if cols % 4 == 0 and aligned(logits) else load_narrow
+
+
+# --- One block a row -------------------------------------------------------------------------------------------------
+
+
+def make_row_passes(load):
+    """Passes of one block over a row, or over a part of it."""
+
+    @cuda.jit(device=True)
+    def largest_key_of(logits, row, partial):
+        key, cols = LEAST, uint32(logits.shape[1])
+        col = uint32(uint32(4) * uint32(cuda.threadIdx.x))
+        while col < cols:
+            a, b, c, d = load(logits, row, col, cols)
+            key = max(key, key_of_four(a, b, c, d, col))
+            col += uint32(4 * THREADS)
+        return block_largest_key(key, partial)
+
+    @cuda.jit(device=True)
+    def kept(logits, row, begin, end, row_max, scale, least, threshold, by_mass, partial):
+        """What the tokens from begin to end weigh whose key is at least the threshold; or how many they are."""
+        own, cols = int64(0), uint32(logits.shape[1])
+        col = uint32(begin + uint32(4) * uint32(cuda.threadIdx.x))
+        while col < end:
+            a, b, c, d = load(logits, row, col, cols)
+            w, x, y, z = (kept_weight(a, col, row_max, scale, least, threshold),
+                          kept_weight(b, col + uint32(1), row_max, scale, least, threshold),
+                          kept_weight(c, col + uint32(2), row_max, scale, least, threshold),
+                          kept_weight(d, col + uint32(3), row_max, scale, least, threshold))
+            if by_mass:
+                own += w + x + y + z
+            else:
+                own += int64(w > int64(0)) + int64(x > int64(0)) + int64(y > int64(0)) + int64(z > int64(0))
+            col += uint32(4 * THREADS)
+        return block_total(own, partial)
+
+    @cuda.jit(device=True)
+    def draw(logits, row, at, row_max, scale, least, threshold, tokens, partial):
+        """The token at which the sum of kept weights exceeds `at`: chunk after chunk, then within one."""
+        begin, cols = uint32(0), uint32(logits.shape[1])
+        drawn = False
+        while not drawn:
+            mass = kept(logits, row, begin, min(uint32(begin + uint32(CHUNK)), cols), row_max, scale, least, threshold,
+                        True, partial)
+            if at < mass:
+                draw_in(logits, row, begin, at, row_max, scale, least, threshold, tokens, partial)
+                drawn = True
+            at -= mass
+            begin += uint32(CHUNK)
+
+    return largest_key_of, kept, draw
+
+
+@kernel_factory
+def make_bisection(load):
+    largest_key_of, kept, draw = make_row_passes(load)
+
+    @cuda.jit(device=True)
+    def bit_by_bit(logits, row, row_max, scale, least, need, by_mass, partial):
+        """The greatest key down to which tokens reach `need`: 64 bits, and a pass over the row for each."""
+        threshold, cols = LEAST, uint32(logits.shape[1])
+        bit = uint64(64)
+        while bit > uint64(0):
+            bit -= uint64(1)
+            trial = threshold + int64(uint64(1) << bit)
+            reached = kept(logits, row, uint32(0), cols, row_max, scale, least, trial, by_mass, partial)
+            if reached >= need:
+                threshold = trial
+        return threshold
+
+    @cuda.jit(launch_bounds=THREADS)
+    def sample_bisection_kernel(logits, temperature, top_k, top_p, min_p, seeds, steps, tokens):
+        partial = cuda.shared.array(32, int64)
+        row, cols = uint32(cuda.blockIdx.x), uint32(logits.shape[1])
+        key = largest_key_of(logits, row, partial)
+        token, known = known_token(key, temperature[row])
+        if known:
+            if cuda.threadIdx.x == 0:
+                tokens[row] = token
+            return
+        row_max, scale, least = value_of(key), scale_of(temperature[row]), least_weight(min_p[row])
+        filters, threshold = filters_of(top_k[row], top_p[row], cols), LEAST
+        if filters & BY_COUNT:
+            threshold = bit_by_bit(logits, row, row_max, scale, least, int64(top_k[row]), False, partial)
+        mass = kept(logits, row, uint32(0), cols, row_max, scale, least, threshold, True, partial)
+        if filters & BY_MASS:
+            threshold = bit_by_bit(logits, row, row_max, scale, least, reaching(top_p[row], mass), True, partial)
+            mass = kept(logits, row, uint32(0), cols, row_max, scale, least, threshold, True, partial)
+        draw(logits, row, share_drawn(seeds, steps, row, mass), row_max, scale, least, threshold, tokens, partial)
+
+    return sample_bisection_kernel
+
+
+@rung(kernel=(make_bisection(load_wide), make_bisection(load_narrow)),
+      idea="one block a row; thresholds by bisection, a pass for each bit")
+def sample_bisection(logits, temperature, top_k, top_p, min_p, seeds, steps, out, stream=0):
+    """A threshold is a number of 64 bits, and each pass over the row decides one: do the tokens above reach what is
+    needed? With top-k and top-p that is 128 passes."""
+    rows, wide = check_sampling(logits, (temperature, top_k, top_p, min_p, seeds, steps), out)
+    make_bisection(wide)[rows, THREADS, stream](logits, temperature, top_k, top_p, min_p, seeds, steps, out)
+
+
+def make_histogram_passes(load):
+    @cuda.jit(device=True)
+    def histogram(logits, row, begin, end, row_max, scale, per_unit, least, floor, filters, count, low, high):
+        """Enters the tokens from begin to end into the block's histogram. Returns what this thread's weigh that min_p
+        keeps, those below the floor included."""
+        thread, cols = uint32(cuda.threadIdx.x), uint32(logits.shape[1])
+        count[thread], low[thread], high[thread] = uint32(0), uint32(0), uint32(0)
+        cuda.syncthreads()
+        own = int64(0)
+        col = uint32(begin + uint32(4) * thread)
+        while col < end:
+            a, b, c, d = load(logits, row, col, cols)
+            own += enter(a, row_max, scale, per_unit, least, floor, filters, count, low, high)
+            own += enter(b, row_max, scale, per_unit, least, floor, filters, count, low, high)
+            own += enter(c, row_max, scale, per_unit, least, floor, filters, count, low, high)
+            own += enter(d, row_max, scale, per_unit, least, floor, filters, count, low, high)
+            col += uint32(4 * THREADS)
+        cuda.syncthreads()
+        return own
+
+    return histogram
+
+
+@kernel_factory
+def make_histogram(load):
+    largest_key_of, kept, draw = make_row_passes(load)
+    histogram, threshold_of = make_histogram_passes(load), make_threshold(make_search(load))
+
+    @cuda.jit(launch_bounds=THREADS)
+    def sample_histogram_kernel(logits, temperature, top_k, top_p, min_p, seeds, steps, tokens):
+        partial, found = cuda.shared.array(32, int64), cuda.shared.array(8, int64)
+        count, low, high = (cuda.shared.array(BINS, uint32), cuda.shared.array(BINS, uint32),
+                            cuda.shared.array(BINS, uint32))
+        indices, waiting = cuda.shared.array(CANDIDATES, uint32), cuda.shared.array(1, uint32)
+        row, thread, cols = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x), uint32(logits.shape[1])
+        key = largest_key_of(logits, row, partial)
+        token, known = known_token(key, temperature[row])
+        if known:
+            if thread == uint32(0):
+                tokens[row] = token
+            return
+        row_max, scale, least = value_of(key), scale_of(temperature[row]), least_weight(min_p[row])
+        filters, threshold = filters_of(top_k[row], top_p[row], cols), LEAST
+        if filters & (BY_COUNT | BY_MASS):
+            per_unit = bins_per_unit(row_max, NOTHING, scale)
+            own = histogram(logits, row, uint32(0), cols, row_max, scale, per_unit, least, least, filters, count, low,
+                            high)
+            available = block_total(own, partial)
+            threshold = threshold_of(logits, row, row_max, scale, per_unit, least, filters, top_k[row], top_p[row],
+                                     int64(count[thread]), mass_at(low, high, thread), available, indices, waiting,
+                                     count, low, high, partial, found)
+        mass = kept(logits, row, uint32(0), cols, row_max, scale, least, threshold, True, partial)
+        draw(logits, row, share_drawn(seeds, steps, row, mass), row_max, scale, least, threshold, tokens, partial)
+
+    return sample_histogram_kernel
+
+
+@rung(kernel=(make_histogram(load_wide), make_histogram(load_narrow)),
+      idea="one block a row; a histogram of counts and weights, then of the one bin that matters")
+def sample_histogram(logits, temperature, top_k, top_p, min_p, seeds, steps, out, stream=0):
+    """As bisection, but a pass decides nine bits: it counts and weighs the tokens in 512 bins. The first leaves
+    one bin, whose few tokens fit into shared memory, where the other passes are short."""
+    rows, wide = check_sampling(logits, (temperature, top_k, top_p, min_p, seeds, steps), out)
+    make_histogram(wide)[rows, THREADS, stream](logits, temperature, top_k, top_p, min_p, seeds, steps, out)
