@@ -32,16 +32,15 @@ from labkit.kernels.argmax import LEAST
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.op import Op, Work, rung
-from labkit.kernels.reduce import NOTHING, ZERO, block_max, block_sum
+from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO
 from labkit.kernels.sampling_reference import sample_reference
 from labkit.kernels.sampling_rows import (
     CHUNK,
     PARAMETER_DTYPES,
     check_sampling,
     draw_in,
-    exponential,
     key_of_four,
-    make_histogram_passes,
+    make_histogram_pass,
     sample_bisection,
     sample_histogram,
 )
@@ -53,6 +52,7 @@ from labkit.kernels.sampling_search import (
     CERTAIN,
     NO_LOGPROB,
     THREADS,
+    WARPS,
     bins_per_unit,
     block_largest_key,
     block_total,
@@ -62,14 +62,12 @@ from labkit.kernels.sampling_search import (
     least_weight,
     load_narrow,
     load_wide,
-    make_search,
     make_threshold,
     mass_at,
     scale_of,
     share_drawn,
     through,
     value_of,
-    warp_total,
 )
 from labkit.kernels.token_weights import (
     LOG2_E,
@@ -106,14 +104,37 @@ def is_last(arrived, row, kernel, blocks, last):
     return last[0] == blocks - uint32(1)
 
 
+@cuda.jit(device=True)
+def exponential(below, scale):
+    return float32(1.0) if below == ZERO else ptx.exp2_approx(-below * scale)  # a scale may be infinite
+
+
+@cuda.jit(device=True)
+def block_sums(plain, warm, lowest, of_warps):
+    """The sums of the first two, in one order whatever the batch, and the least of the third. of_warps: shared, WARPS
+    rows of three; otherwise as the reductions of sampling_search."""
+    warp = uint32(cuda.threadIdx.x) >> uint32(5)
+    for apart in (16, 8, 4, 2, 1):
+        plain += cuda.shfl_xor_sync(ALL_LANES, plain, apart)
+        warm += cuda.shfl_xor_sync(ALL_LANES, warm, apart)
+        lowest = min(lowest, cuda.shfl_xor_sync(ALL_LANES, lowest, apart))
+    if uint32(cuda.threadIdx.x) & uint32(31) == uint32(0):
+        of_warps[warp, 0], of_warps[warp, 1], of_warps[warp, 2] = plain, warm, lowest
+    cuda.syncthreads()
+    plain, warm = ZERO, ZERO
+    for each in range(WARPS):
+        plain, warm, lowest = plain + of_warps[each, 0], warm + of_warps[each, 1], min(lowest, of_warps[each, 2])
+    return plain, warm, lowest
+
+
 @kernel_factory
 def make_split(load):
-    histogram, threshold_of = make_histogram_passes(load), make_threshold(make_search(load))
+    histogram, threshold_of = make_histogram_pass(load), make_threshold(load)
 
     @cuda.jit(launch_bounds=THREADS)
     def sample_max_kernel(logits, temperature, top_k, top_p, min_p, chunk_keys, chunk_sums, arrived, stats, bounds,
                           filters, tokens, logprobs):
-        partial, numbers = cuda.shared.array(32, int64), cuda.shared.array(32, float32)
+        of_warps, sums_of_warps = cuda.shared.array(WARPS, int64), cuda.shared.array((WARPS, 3), float32)
         last = cuda.shared.array(1, uint32)
         values = cuda.local.array(HELD, float32)
         chunk, row, thread = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y), uint32(cuda.threadIdx.x)
@@ -131,7 +152,7 @@ def make_split(load):
         for i in range(HELD):
             if values[i] > NOTHING:
                 lowest = min(lowest, values[i])
-        key = block_largest_key(key, partial)
+        key = block_largest_key(key, of_warps)
         chunk_max = value_of(key)
         plain, warm = ZERO, ZERO  # sums of exponentials, at a temperature of 1 and at the row's
         for i in range(HELD):
@@ -139,7 +160,7 @@ def make_split(load):
             plain += ptx.exp2_approx(-below * LOG2_E)
             if pruned:
                 warm += exponential(below, scale)
-        plain, warm, lowest = block_sum(plain, numbers), block_sum(warm, numbers), -block_max(-lowest, numbers)
+        plain, warm, lowest = block_sums(plain, warm, lowest, sums_of_warps)
         if thread == uint32(0):
             chunk_keys[row, chunk] = key
             chunk_sums[row, chunk, 0], chunk_sums[row, chunk, 1], chunk_sums[row, chunk, 2] = plain, warm, lowest
@@ -150,14 +171,14 @@ def make_split(load):
         if thread < chunks:
             key = chunk_keys[row, thread]
         chunk_max = value_of(key)
-        key = block_largest_key(key, partial)
+        key = block_largest_key(key, of_warps)
         row_max = value_of(key)
         if thread < chunks:
             below = distance(row_max, chunk_max)
             plain = chunk_sums[row, thread, 0] * ptx.exp2_approx(-below * LOG2_E)
             warm = chunk_sums[row, thread, 1] * exponential(below, scale)
             lowest = chunk_sums[row, thread, 2]
-        plain, warm, lowest = block_sum(plain, numbers), block_sum(warm, numbers), -block_max(-lowest, numbers)
+        plain, warm, lowest = block_sums(plain, warm, lowest, sums_of_warps)
         if thread == uint32(0):
             log_sum = math.log(plain)
             token, known = known_token(key, warmth)
@@ -175,9 +196,10 @@ def make_split(load):
             bounds[row, LEAST_WEIGHT], bounds[row, FLOOR], bounds[row, THRESHOLD] = least, floor, LEAST
 
     @cuda.jit(launch_bounds=THREADS)
-    def sample_threshold_kernel(logits, top_k, top_p, filters, stats, bounds, row_counts, row_masses, row_mass, arrived,
-                                span):
-        partial, found = cuda.shared.array(32, int64), cuda.shared.array(8, int64)
+    def sample_threshold_kernel(logits, top_k, top_p, filters, stats, bounds, row_counts, row_masses, row_mass,
+                                arrived, span):
+        of_warps, also_of_warps = cuda.shared.array(WARPS, int64), cuda.shared.array(WARPS, int64)
+        found = cuda.shared.array(5, int64)
         count, low, high = (cuda.shared.array(BINS, uint32), cuda.shared.array(BINS, uint32),
                             cuda.shared.array(BINS, uint32))
         indices, waiting = cuda.shared.array(CANDIDATES, uint32), cuda.shared.array(1, uint32)
@@ -195,8 +217,8 @@ def make_split(load):
         mass = mass_at(low, high, thread)
         if mass != int64(0):
             cuda.atomic.add(row_masses, (row, thread), mass)
-        own = warp_total(own)
-        if thread & uint32(31) == uint32(0):
+        own = block_total(own, of_warps)
+        if thread == uint32(0):
             cuda.atomic.add(row_mass, row, own)
         if not is_last(arrived, row, uint32(1), uint32(cuda.gridDim.x), waiting):
             return
@@ -207,13 +229,14 @@ def make_split(load):
         if thread == uint32(0):
             row_mass[row] = int64(0)
         threshold = threshold_of(logits, row, row_max, scale, per_unit, floor, wanted, top_k[row], top_p[row],
-                                 bin_count, bin_mass, available, indices, waiting, count, low, high, partial, found)
+                                 bin_count, bin_mass, available, indices, waiting, count, low, high, of_warps,
+                                 also_of_warps, found)
         if thread == uint32(0):
             bounds[row, THRESHOLD] = threshold
 
     @cuda.jit(launch_bounds=THREADS)
     def sample_draw_kernel(logits, seeds, steps, filters, stats, bounds, chunk_masses, arrived, tokens, logprobs):
-        partial, found = cuda.shared.array(32, int64), cuda.shared.array(2, int64)
+        of_warps, found = cuda.shared.array(WARPS, int64), cuda.shared.array(2, int64)
         last = cuda.shared.array(1, uint32)
         chunk, row, thread = uint32(cuda.blockIdx.x), uint32(cuda.blockIdx.y), uint32(cuda.threadIdx.x)
         cols, chunks = uint32(logits.shape[1]), uint32(cuda.gridDim.x)
@@ -229,20 +252,21 @@ def make_split(load):
                     + kept_weight(b, col + uint32(1), row_max, scale, least, threshold)
                     + kept_weight(c, col + uint32(2), row_max, scale, least, threshold)
                     + kept_weight(d, col + uint32(3), row_max, scale, least, threshold))
-        mass = block_total(own, partial)
+        mass = block_total(own, of_warps)
         if thread == uint32(0):
             chunk_masses[row, chunk] = mass
         if not is_last(arrived, row, uint32(2), chunks, last):
             return
 
         mass = chunk_masses[row, thread] if thread < chunks else int64(0)
-        at = share_drawn(seeds, steps, row, block_total(mass, partial))
-        before = through(mass, partial) - mass
+        before, total = through(mass, of_warps)
+        before -= mass
+        at = share_drawn(seeds, steps, row, total)
         if before <= at and at < before + mass:
             found[0], found[1] = int64(thread), before
         cuda.syncthreads()
         draw_in(logits, row, uint32(uint32(found[0]) * uint32(CHUNK)), at - found[1], row_max, scale, least, threshold,
-                tokens, partial)
+                tokens, of_warps)
         cuda.syncthreads()
         if thread == uint32(0):
             logprobs[row] = -distance(row_max, logits[row, uint32(tokens[row])]) - stats[row, LOG_SUM]

@@ -1,21 +1,21 @@
-"""Sampling by one block for each row of logits: two rungs below labkit.kernels.sampling, which says what is computed."""
+"""Sampling by one block for each row of logits: two rungs below labkit.kernels.sampling, which says what."""
 
 import numpy as np
-from numba import float32, int64, uint32, uint64
+from numba import int64, uint32, uint64
 
 from labkit import cuda
-from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.argmax import LEAST, key_of
 from labkit.kernels.arguments import MAX_GRID_YZ, aligned, check_array
 from labkit.kernels.op import rung
-from labkit.kernels.reduce import NOTHING, ZERO
+from labkit.kernels.reduce import NOTHING
 from labkit.kernels.sampling_search import (
     BINS,
     BY_COUNT,
     BY_MASS,
     CANDIDATES,
     THREADS,
+    WARPS,
     bin_of,
     bins_per_unit,
     block_largest_key,
@@ -27,7 +27,6 @@ from labkit.kernels.sampling_search import (
     load_narrow,
     load_wide,
     make_draw_in,
-    make_search,
     make_threshold,
     mass_at,
     scale_of,
@@ -50,13 +49,8 @@ def key_of_four(a, b, c, d, col):
 def enter(x, row_max, scale, per_unit, least, floor, filters, count, low, high):
     """Enters a token into the histogram, if it weighs at least the floor. Returns its weight if min_p keeps it."""
     below = distance(row_max, x)
-    weight = tally(x, below, scale, floor, bin_of(below, per_unit), filters, count, low, high)
+    weight = tally(below, scale, floor, bin_of(below, per_unit), filters, count, low, high)
     return weight if weight >= least else int64(0)
-
-
-@cuda.jit(device=True)
-def exponential(below, scale):
-    return float32(1.0) if below == ZERO else ptx.exp2_approx(-below * scale)  # a scale may be infinite
 
 
 draw_in = make_draw_in(CHUNK)
@@ -86,17 +80,17 @@ def make_row_passes(load):
     """Passes of one block over a row, or over a part of it."""
 
     @cuda.jit(device=True)
-    def largest_key_of(logits, row, partial):
+    def largest_key_of(logits, row, of_warps):
         key, cols = LEAST, uint32(logits.shape[1])
         col = uint32(uint32(4) * uint32(cuda.threadIdx.x))
         while col < cols:
             a, b, c, d = load(logits, row, col, cols)
             key = max(key, key_of_four(a, b, c, d, col))
             col += uint32(4 * THREADS)
-        return block_largest_key(key, partial)
+        return block_largest_key(key, of_warps)
 
     @cuda.jit(device=True)
-    def kept(logits, row, begin, end, row_max, scale, least, threshold, by_mass, partial):
+    def kept(logits, row, begin, end, row_max, scale, least, threshold, by_count, of_warps):
         """What the tokens from begin to end weigh whose key is at least the threshold; or how many they are."""
         own, cols = int64(0), uint32(logits.shape[1])
         col = uint32(begin + uint32(4) * uint32(cuda.threadIdx.x))
@@ -106,26 +100,30 @@ def make_row_passes(load):
                           kept_weight(b, col + uint32(1), row_max, scale, least, threshold),
                           kept_weight(c, col + uint32(2), row_max, scale, least, threshold),
                           kept_weight(d, col + uint32(3), row_max, scale, least, threshold))
-            if by_mass:
-                own += w + x + y + z
-            else:
-                own += int64(w > int64(0)) + int64(x > int64(0)) + int64(y > int64(0)) + int64(z > int64(0))
+            if by_count:
+                w, x, y, z = min(w, int64(1)), min(x, int64(1)), min(y, int64(1)), min(z, int64(1))
+            own += w + x + y + z
             col += uint32(4 * THREADS)
-        return block_total(own, partial)
+        cuda.syncthreads()  # all have read what the pass before found
+        return block_total(own, of_warps)
 
     @cuda.jit(device=True)
-    def draw(logits, row, at, row_max, scale, least, threshold, tokens, partial):
-        """The token at which the sum of kept weights exceeds `at`: chunk after chunk, then within one."""
-        begin, cols = uint32(0), uint32(logits.shape[1])
-        drawn = False
+    def draw(logits, row, seeds, steps, row_max, scale, least, threshold, tokens, of_warps, also_of_warps):
+        """The token at which the sum of kept weights exceeds the share drawn: chunk after chunk, then within one."""
+        begin, end, cols = uint32(0), uint32(logits.shape[1]), uint32(logits.shape[1])
+        at, drawn, first = int64(0), False, True
         while not drawn:
-            mass = kept(logits, row, begin, min(uint32(begin + uint32(CHUNK)), cols), row_max, scale, least, threshold,
-                        True, partial)
-            if at < mass:
-                draw_in(logits, row, begin, at, row_max, scale, least, threshold, tokens, partial)
+            mass = kept(logits, row, begin, end, row_max, scale, least, threshold, False, of_warps)
+            if first:  # of the whole row
+                at, first = share_drawn(seeds, steps, row, mass), False
+            elif at < mass:
                 drawn = True
-            at -= mass
-            begin += uint32(CHUNK)
+            else:
+                at -= mass
+                begin = end
+            if not drawn:
+                end = min(uint32(begin + uint32(CHUNK)), cols)
+        draw_in(logits, row, begin, at, row_max, scale, least, threshold, tokens, also_of_warps)
 
     return largest_key_of, kept, draw
 
@@ -134,24 +132,11 @@ def make_row_passes(load):
 def make_bisection(load):
     largest_key_of, kept, draw = make_row_passes(load)
 
-    @cuda.jit(device=True)
-    def bit_by_bit(logits, row, row_max, scale, least, need, by_mass, partial):
-        """The greatest key down to which tokens reach `need`: 64 bits, and a pass over the row for each."""
-        threshold, cols = LEAST, uint32(logits.shape[1])
-        bit = uint64(64)
-        while bit > uint64(0):
-            bit -= uint64(1)
-            trial = threshold + int64(uint64(1) << bit)
-            reached = kept(logits, row, uint32(0), cols, row_max, scale, least, trial, by_mass, partial)
-            if reached >= need:
-                threshold = trial
-        return threshold
-
     @cuda.jit(launch_bounds=THREADS)
     def sample_bisection_kernel(logits, temperature, top_k, top_p, min_p, seeds, steps, tokens):
-        partial = cuda.shared.array(32, int64)
+        of_warps, also_of_warps = cuda.shared.array(WARPS, int64), cuda.shared.array(WARPS, int64)
         row, cols = uint32(cuda.blockIdx.x), uint32(logits.shape[1])
-        key = largest_key_of(logits, row, partial)
+        key = largest_key_of(logits, row, also_of_warps)
         token, known = known_token(key, temperature[row])
         if known:
             if cuda.threadIdx.x == 0:
@@ -159,13 +144,26 @@ def make_bisection(load):
             return
         row_max, scale, least = value_of(key), scale_of(temperature[row]), least_weight(min_p[row])
         filters, threshold = filters_of(top_k[row], top_p[row], cols), LEAST
-        if filters & BY_COUNT:
-            threshold = bit_by_bit(logits, row, row_max, scale, least, int64(top_k[row]), False, partial)
-        mass = kept(logits, row, uint32(0), cols, row_max, scale, least, threshold, True, partial)
-        if filters & BY_MASS:
-            threshold = bit_by_bit(logits, row, row_max, scale, least, reaching(top_p[row], mass), True, partial)
-            mass = kept(logits, row, uint32(0), cols, row_max, scale, least, threshold, True, partial)
-        draw(logits, row, share_drawn(seeds, steps, row, mass), row_max, scale, least, threshold, tokens, partial)
+        by_count, more = filters & BY_COUNT != uint32(0), filters & (BY_COUNT | BY_MASS) != uint32(0)
+        while more:
+            # Its bits from the highest on: is a threshold with this bit set still low enough? Before all of them one
+            # pass without any, to see what there is a share of.
+            need, lowest, bit = int64(top_k[row]), threshold, uint64(64)
+            threshold = LEAST
+            while True:
+                trial = lowest if bit == uint64(64) else threshold + int64(uint64(1) << bit)
+                reached = kept(logits, row, uint32(0), cols, row_max, scale, least, trial, by_count, of_warps)
+                if bit == uint64(64):
+                    if not by_count:
+                        need = reaching(top_p[row], reached)
+                elif reached >= need:
+                    threshold = trial
+                if bit == uint64(0):
+                    break
+                bit -= uint64(1)
+            more = by_count and filters & BY_MASS != uint32(0)
+            by_count = False
+        draw(logits, row, seeds, steps, row_max, scale, least, threshold, tokens, of_warps, also_of_warps)
 
     return sample_bisection_kernel
 
@@ -179,7 +177,7 @@ def sample_bisection(logits, temperature, top_k, top_p, min_p, seeds, steps, out
     make_bisection(wide)[rows, THREADS, stream](logits, temperature, top_k, top_p, min_p, seeds, steps, out)
 
 
-def make_histogram_passes(load):
+def make_histogram_pass(load):
     @cuda.jit(device=True)
     def histogram(logits, row, begin, end, row_max, scale, per_unit, least, floor, filters, count, low, high):
         """Enters the tokens from begin to end into the block's histogram. Returns what this thread's weigh that min_p
@@ -205,16 +203,17 @@ def make_histogram_passes(load):
 @kernel_factory
 def make_histogram(load):
     largest_key_of, kept, draw = make_row_passes(load)
-    histogram, threshold_of = make_histogram_passes(load), make_threshold(make_search(load))
+    histogram, threshold_of = make_histogram_pass(load), make_threshold(load)
 
     @cuda.jit(launch_bounds=THREADS)
     def sample_histogram_kernel(logits, temperature, top_k, top_p, min_p, seeds, steps, tokens):
-        partial, found = cuda.shared.array(32, int64), cuda.shared.array(8, int64)
+        of_warps, also_of_warps = cuda.shared.array(WARPS, int64), cuda.shared.array(WARPS, int64)
         count, low, high = (cuda.shared.array(BINS, uint32), cuda.shared.array(BINS, uint32),
                             cuda.shared.array(BINS, uint32))
         indices, waiting = cuda.shared.array(CANDIDATES, uint32), cuda.shared.array(1, uint32)
+        found = cuda.shared.array(5, int64)
         row, thread, cols = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x), uint32(logits.shape[1])
-        key = largest_key_of(logits, row, partial)
+        key = largest_key_of(logits, row, also_of_warps)
         token, known = known_token(key, temperature[row])
         if known:
             if thread == uint32(0):
@@ -226,12 +225,10 @@ def make_histogram(load):
             per_unit = bins_per_unit(row_max, NOTHING, scale)
             own = histogram(logits, row, uint32(0), cols, row_max, scale, per_unit, least, least, filters, count, low,
                             high)
-            available = block_total(own, partial)
             threshold = threshold_of(logits, row, row_max, scale, per_unit, least, filters, top_k[row], top_p[row],
-                                     int64(count[thread]), mass_at(low, high, thread), available, indices, waiting,
-                                     count, low, high, partial, found)
-        mass = kept(logits, row, uint32(0), cols, row_max, scale, least, threshold, True, partial)
-        draw(logits, row, share_drawn(seeds, steps, row, mass), row_max, scale, least, threshold, tokens, partial)
+                                     int64(count[thread]), mass_at(low, high, thread), block_total(own, of_warps),
+                                     indices, waiting, count, low, high, of_warps, also_of_warps, found)
+        draw(logits, row, seeds, steps, row_max, scale, least, threshold, tokens, of_warps, also_of_warps)
 
     return sample_histogram_kernel
 

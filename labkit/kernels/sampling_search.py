@@ -9,12 +9,13 @@ from numba import float32, int32, int64, uint32, uint64
 
 from labkit import cuda
 from labkit.device import ptx
-from labkit.kernels.argmax import LEAST, key_of, warp_largest_key
+from labkit.kernels.argmax import LEAST, key_of
 from labkit.kernels.philox import philox
 from labkit.kernels.reduce import ALL_LANES, NOTHING
 from labkit.kernels.token_weights import LOG2_E, ONE, ZERO, distance, high_half, reaching, weight_at
 
 THREADS = 512
+WARPS = THREADS // 32
 BINS = 512  # of a histogram: one for each thread
 CANDIDATES = 4096  # tokens of one bin whose indices fit into shared memory; more are searched for again in each pass
 LAST_BIN = float32(BINS - 1)
@@ -49,57 +50,67 @@ def load_narrow(logits, row, col, cols):
 
 
 # --- Reductions of a block -------------------------------------------------------------------------------------------
-# partial: shared, 32 int64.
+# Warps by shuffles; then every thread adds up what the 16 warps found. One barrier each: before the same shared array
+# is used again, there has to be another. of_warps: shared, WARPS int64.
 
 
 @cuda.jit(device=True)
-def block_largest_key(key, partial):
-    lane, warp = uint32(cuda.threadIdx.x) & uint32(31), uint32(cuda.threadIdx.x) >> uint32(5)
-    key = warp_largest_key(key)
-    if lane == uint32(0):
-        partial[warp] = key
+def block_largest_keys(first, second, of_warps, also_of_warps):
+    """The largest of each of two keys."""
+    warp = uint32(cuda.threadIdx.x) >> uint32(5)
+    for apart in (16, 8, 4, 2, 1):
+        first = max(first, cuda.shfl_xor_sync(ALL_LANES, first, apart))
+        second = max(second, cuda.shfl_xor_sync(ALL_LANES, second, apart))
+    if uint32(cuda.threadIdx.x) & uint32(31) == uint32(0):
+        of_warps[warp], also_of_warps[warp] = first, second
     cuda.syncthreads()
-    key = warp_largest_key(partial[lane] if lane < uint32(THREADS // 32) else LEAST)
-    cuda.syncthreads()  # all have read: partial is free to overwrite
+    for each in range(WARPS):
+        first, second = max(first, of_warps[each]), max(second, also_of_warps[each])
+    return first, second
+
+
+@cuda.jit(device=True)
+def block_largest_key(key, of_warps):
+    for apart in (16, 8, 4, 2, 1):
+        key = max(key, cuda.shfl_xor_sync(ALL_LANES, key, apart))
+    if uint32(cuda.threadIdx.x) & uint32(31) == uint32(0):
+        of_warps[uint32(cuda.threadIdx.x) >> uint32(5)] = key
+    cuda.syncthreads()
+    for each in range(WARPS):
+        key = max(key, of_warps[each])
     return key
 
 
 @cuda.jit(device=True)
-def through(value, partial):
-    """The sum of an int64 over this thread and all before it."""
+def block_total(value, of_warps):
+    for apart in (16, 8, 4, 2, 1):
+        value += cuda.shfl_xor_sync(ALL_LANES, value, apart)
+    if uint32(cuda.threadIdx.x) & uint32(31) == uint32(0):
+        of_warps[uint32(cuda.threadIdx.x) >> uint32(5)] = value
+    cuda.syncthreads()
+    value = int64(0)
+    for each in range(WARPS):
+        value += of_warps[each]
+    return value
+
+
+@cuda.jit(device=True)
+def through(value, of_warps):
+    """(the sum of an int64 over this thread and all before it, the sum over all threads)."""
     lane, warp = uint32(cuda.threadIdx.x) & uint32(31), uint32(cuda.threadIdx.x) >> uint32(5)
     for apart in (1, 2, 4, 8, 16):
         other = cuda.shfl_up_sync(ALL_LANES, value, apart)
         if lane >= uint32(apart):
             value += other
     if lane == uint32(31):
-        partial[warp] = value
+        of_warps[warp] = value
     cuda.syncthreads()
-    before = uint32(0)
-    while before < warp:
-        value += partial[before]
-        before += uint32(1)
-    cuda.syncthreads()
-    return value
-
-
-@cuda.jit(device=True)
-def warp_total(value):
-    for apart in (16, 8, 4, 2, 1):
-        value += cuda.shfl_xor_sync(ALL_LANES, value, apart)
-    return value
-
-
-@cuda.jit(device=True)
-def block_total(value, partial):
-    lane, warp = uint32(cuda.threadIdx.x) & uint32(31), uint32(cuda.threadIdx.x) >> uint32(5)
-    value = warp_total(value)
-    if lane == uint32(0):
-        partial[warp] = value
-    cuda.syncthreads()
-    value = warp_total(partial[lane] if lane < uint32(THREADS // 32) else int64(0))
-    cuda.syncthreads()
-    return value
+    total = int64(0)
+    for each in range(WARPS):
+        if uint32(each) < warp:
+            value += of_warps[each]
+        total += of_warps[each]
+    return value, total
 
 
 # --- What a row asks for ---------------------------------------------------------------------------------------------
@@ -184,7 +195,7 @@ def add_mass(low, high, at, weight):
 
 
 @cuda.jit(device=True)
-def tally(x, below, scale, floor, at, filters, count, low, high):
+def tally(below, scale, floor, at, filters, count, low, high):
     """Enters a token into bin `at`, if it weighs at least `floor`. Returns its weight."""
     weight = weight_at(below, scale)
     if weight >= floor:
@@ -201,22 +212,36 @@ def mass_at(low, high, at):
 
 
 @cuda.jit(device=True)
-def pick_bin(count, mass, by_mass, need, partial, found):
+def pick_bin(count, mass, by_mass, need, counts_of_warps, masses_of_warps, found):
     """Each thread brings the count and the mass of its bin: the first bin through which `need` is reached.
 
     Returns (bin, count before it, mass before it, its count, its mass); bin is NONE_LEFT if all do not reach it.
     """
     thread = uint32(cuda.threadIdx.x)
+    lane, warp = thread & uint32(31), thread >> uint32(5)
     if thread == uint32(0):
         found[0] = int64(NONE_LEFT)
-    counts, masses = through(count, partial), through(mass, partial)
-    own, reached = (mass, masses) if by_mass else (count, counts)
+    counts, masses = count, mass
+    for apart in (1, 2, 4, 8, 16):
+        other_count = cuda.shfl_up_sync(ALL_LANES, counts, apart)
+        other_mass = cuda.shfl_up_sync(ALL_LANES, masses, apart)
+        if lane >= uint32(apart):
+            counts += other_count
+            masses += other_mass
+    if lane == uint32(31):
+        counts_of_warps[warp], masses_of_warps[warp] = counts, masses
+    cuda.syncthreads()
+    for each in range(WARPS):
+        if uint32(each) < warp:
+            counts += counts_of_warps[each]
+            masses += masses_of_warps[each]
+    own, reached = count, counts
+    if by_mass:
+        own, reached = mass, masses
     if reached - own < need and need <= reached:
         found[0], found[1], found[2], found[3], found[4] = int64(thread), counts - count, masses - mass, count, mass
     cuda.syncthreads()
-    at, counts, masses, count, mass = uint32(found[0]), found[1], found[2], found[3], found[4]
-    cuda.syncthreads()
-    return at, counts, masses, count, mass
+    return uint32(found[0]), found[1], found[2], found[3], found[4]
 
 
 @cuda.jit(device=True)
@@ -237,95 +262,81 @@ def flipped(key):
     return key if key == LEAST else ~key
 
 
-def make_search(load):
-    """search(...) for rows that are loaded so."""
+def make_threshold(load):
+    """threshold_of(...) for rows that are loaded so."""
 
     @cuda.jit(device=True)
-    def search(logits, row, row_max, scale, per_unit, floor, at, need, by_mass, indices, waiting, count, low, high,
-               partial, found):
-        """In bin `at`, the key of the token with which `need`, a count or a mass, is reached; and the mass of the bin
-        down to it.
+    def threshold_of(logits, row, row_max, scale, per_unit, floor, filters, top_k, top_p, row_count, row_mass,
+                     available, indices, waiting, count, low, high, of_warps, also_of_warps, found):
+        """The least key that is kept: of the token with which a count, top_k, is reached; and then, if that is asked
+        for, of that with which a mass is reached, the share top_p of what is left.
 
-        Gathers the bin's tokens, of which there are few unless many logits are alike; then histograms of a range of
-        keys that shrinks by a factor of BINS each time, until the last bin is one token, or is needed whole.
+        row_count and row_mass: of the thread's bin in the histogram of the row. available: what all tokens weigh that
+        min_p keeps. The row's histogram leaves one bin. Its tokens are gathered, of which there are few unless many
+        logits are alike; then come histograms of a range of keys that shrinks by a factor of BINS each time, until the
+        last bin is one token, or is needed whole.
         """
         thread, cols = uint32(cuda.threadIdx.x), uint32(logits.shape[1])
-        if thread == uint32(0):
-            waiting[0] = uint32(0)
-        cuda.syncthreads()
-        first, last = LEAST, LEAST  # the greatest key, and the complement of the least
-        col = uint32(uint32(4) * thread)
-        while col < cols:
-            a, b, c, d = load(logits, row, col, cols)
-            w, x, y, z = (
-                candidate(a, col, row_max, scale, per_unit, floor, at, indices, waiting),
-                candidate(b, col + uint32(1), row_max, scale, per_unit, floor, at, indices, waiting),
-                candidate(c, col + uint32(2), row_max, scale, per_unit, floor, at, indices, waiting),
-                candidate(d, col + uint32(3), row_max, scale, per_unit, floor, at, indices, waiting))
-            first = max(first, max(max(w, x), max(y, z)))
-            last = max(last, max(max(flipped(w), flipped(x)), max(flipped(y), flipped(z))))
-            col += uint32(4 * THREADS)
-        first, last = block_largest_key(first, partial), ~block_largest_key(last, partial)
-        few = waiting[0] <= uint32(CANDIDATES)
-        entries = waiting[0] if few else cols
-
-        mass_in = int64(0)
-        searching = True
-        while searching:
-            shift = uint64(0)
-            while (uint64(first - last) >> shift) >= uint64(BINS):
-                shift += uint64(1)
-            count[thread], low[thread], high[thread] = uint32(0), uint32(0), uint32(0)
+        threshold, by_mass = LEAST, filters & BY_COUNT == uint32(0)
+        more = filters & (BY_COUNT | BY_MASS) != uint32(0)
+        while more:
+            need = reaching(top_p, available) if by_mass else int64(top_k)
+            if thread == uint32(0):
+                waiting[0] = uint32(0)
             cuda.syncthreads()
-            j = thread
-            while j < entries:
-                col = indices[j] if few else j
-                x = logits[row, col]
-                key = key_of(x, col)
-                if last <= key and key <= first:
-                    tally(x, distance(row_max, x), scale, floor, uint32(uint64(first - key) >> shift),
-                          BY_COUNT | BY_MASS, count, low, high)
-                j += uint32(THREADS)
-            cuda.syncthreads()
-            inside, count_before, mass_before, bin_count, bin_mass = pick_bin(
-                int64(count[thread]), mass_at(low, high, thread), by_mass, need, partial, found)
-            if inside == NONE_LEFT:  # cannot happen: the bin was picked because it reaches what is needed
-                searching = False
-            else:
-                mass_in += mass_before
+            at, count_before, mass_before, bin_count, bin_mass = pick_bin(
+                row_count, row_mass, by_mass, need, of_warps, also_of_warps, found)
+            kept_mass = mass_before
+            searching = at != NONE_LEFT  # fewer tokens than top_k: all are kept
+            need -= mass_before if by_mass else count_before
+            first, last, entries, few = LEAST, LEAST, cols, False
+            if searching:
+                col = uint32(uint32(4) * thread)
+                while col < cols:
+                    a, b, c, d = load(logits, row, col, cols)
+                    w, x, y, z = (
+                        candidate(a, col, row_max, scale, per_unit, floor, at, indices, waiting),
+                        candidate(b, col + uint32(1), row_max, scale, per_unit, floor, at, indices, waiting),
+                        candidate(c, col + uint32(2), row_max, scale, per_unit, floor, at, indices, waiting),
+                        candidate(d, col + uint32(3), row_max, scale, per_unit, floor, at, indices, waiting))
+                    first = max(first, max(max(w, x), max(y, z)))
+                    last = max(last, max(max(flipped(w), flipped(x)), max(flipped(y), flipped(z))))
+                    col += uint32(4 * THREADS)
+                first, last = block_largest_keys(first, last, of_warps, also_of_warps)
+                last = ~last  # the complement of the least key
+                if waiting[0] <= uint32(CANDIDATES):
+                    few, entries = True, waiting[0]
+            while searching:
+                shift = uint64(0)
+                while (uint64(first - last) >> shift) >= uint64(BINS):
+                    shift += uint64(1)
+                count[thread], low[thread], high[thread] = uint32(0), uint32(0), uint32(0)
+                cuda.syncthreads()
+                j = thread
+                while j < entries:
+                    col = indices[j] if few else j
+                    x = logits[row, col]
+                    key = key_of(x, col)
+                    if last <= key and key <= first:
+                        tally(distance(row_max, x), scale, floor, uint32(uint64(first - key) >> shift),
+                              BY_COUNT | BY_MASS, count, low, high)
+                    j += uint32(THREADS)
+                cuda.syncthreads()
+                at, count_before, mass_before, bin_count, bin_mass = pick_bin(
+                    int64(count[thread]), mass_at(low, high, thread), by_mass, need, of_warps, also_of_warps, found)
+                kept_mass += mass_before
                 need -= mass_before if by_mass else count_before
-                first -= int64(uint64(inside) << shift)
+                first -= int64(uint64(at) << shift)
                 width = uint64(uint64(1) << shift)
                 if uint64(first - last) >= width:
                     last = first - int64(width) + int64(1)
-                if shift == uint64(0) or bin_count == int64(1) or need == (bin_mass if by_mass else bin_count):
-                    mass_in += bin_mass
+                # NONE_LEFT cannot come: the bin before was picked because its tokens reach what is needed.
+                if (shift == uint64(0) or bin_count == int64(1) or need == (bin_mass if by_mass else bin_count)
+                        or at == NONE_LEFT):
+                    threshold, available = last, kept_mass + bin_mass
                     searching = False
-        return last, mass_in
-
-    return search
-
-
-def make_threshold(search):
-    @cuda.jit(device=True)
-    def threshold_of(logits, row, row_max, scale, per_unit, floor, filters, top_k, top_p, bin_count, bin_mass, available,
-                     indices, waiting, count, low, high, partial, found):
-        """The least key that is kept. bin_count and bin_mass: of the thread's bin of the whole row. available: the
-        weight of all tokens that min_p keeps."""
-        threshold = LEAST
-        if filters & BY_COUNT:
-            at, count_before, mass_before, _, _ = pick_bin(bin_count, bin_mass, False, int64(top_k), partial, found)
-            if at != NONE_LEFT:
-                threshold, mass_in = search(logits, row, row_max, scale, per_unit, floor, at,
-                                            int64(top_k) - count_before, False, indices, waiting, count, low, high,
-                                            partial, found)
-                available = mass_before + mass_in
-        if filters & BY_MASS:
-            need = reaching(top_p, available)
-            at, count_before, mass_before, _, _ = pick_bin(bin_count, bin_mass, True, need, partial, found)
-            if at != NONE_LEFT:
-                threshold, mass_in = search(logits, row, row_max, scale, per_unit, floor, at, need - mass_before, True,
-                                            indices, waiting, count, low, high, partial, found)
+            more = not by_mass and filters & BY_MASS != uint32(0)
+            by_mass = True
         return threshold
 
     return threshold_of
@@ -354,7 +365,7 @@ def make_draw_in(chunk):
     each = chunk // THREADS
 
     @cuda.jit(device=True)
-    def draw_in(logits, row, begin, at, row_max, scale, least, threshold, tokens, partial):
+    def draw_in(logits, row, begin, at, row_max, scale, least, threshold, tokens, of_warps):
         """Writes the token: of the chunk's kept ones, added up in their order, that with which the sum exceeds `at`."""
         cols = uint32(logits.shape[1])
         first = uint32(begin + uint32(each) * uint32(cuda.threadIdx.x))
@@ -363,7 +374,7 @@ def make_draw_in(chunk):
             col = uint32(first + uint32(i))
             if col < cols:
                 own += kept_weight(logits[row, col], col, row_max, scale, least, threshold)
-        before = through(own, partial) - own
+        before = through(own, of_warps)[0] - own
         if before <= at and at < before + own:
             for i in range(each):
                 col = uint32(first + uint32(i))
