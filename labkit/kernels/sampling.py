@@ -28,7 +28,7 @@ from numba import float32, int32, int64, uint32
 from labkit import cuda
 from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
-from labkit.kernels.argmax import LEAST
+from labkit.kernels.argmax import LEAST, key_of
 from labkit.kernels.arguments import MAX_GRID_YZ, check_array
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.op import Op, Work, rung
@@ -39,7 +39,6 @@ from labkit.kernels.sampling_rows import (
     PARAMETER_DTYPES,
     check_sampling,
     draw_in,
-    key_of_four,
     make_histogram_pass,
     sample_bisection,
     sample_histogram,
@@ -148,8 +147,9 @@ def make_split(load):
             col = uint32(chunk * uint32(CHUNK) + uint32(4 * THREADS * v) + uint32(4) * thread)
             a, b, c, d = load(logits, row, col, cols)
             values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
-            key = max(key, key_of_four(a, b, c, d, col))
         for i in range(HELD):
+            col = uint32(chunk * uint32(CHUNK) + uint32(4 * THREADS * (i // 4) + i % 4) + uint32(4) * thread)
+            key = max(key, key_of(values[i], col))
             if values[i] > NOTHING:
                 lowest = min(lowest, values[i])
         key = block_largest_key(key, of_warps)
@@ -244,14 +244,13 @@ def make_split(load):
             return
         row_max, scale = stats[row, ROW_MAX], stats[row, SCALE]
         least, threshold = bounds[row, LEAST_WEIGHT], bounds[row, THRESHOLD]
+        four = cuda.local.array(4, float32)
         own = int64(0)
         for v in range(HELD // 4):
             col = uint32(chunk * uint32(CHUNK) + uint32(4 * THREADS * v) + uint32(4) * thread)
-            a, b, c, d = load(logits, row, col, cols)
-            own += (kept_weight(a, col, row_max, scale, least, threshold)
-                    + kept_weight(b, col + uint32(1), row_max, scale, least, threshold)
-                    + kept_weight(c, col + uint32(2), row_max, scale, least, threshold)
-                    + kept_weight(d, col + uint32(3), row_max, scale, least, threshold))
+            four[0], four[1], four[2], four[3] = load(logits, row, col, cols)
+            for i in range(4):
+                own += kept_weight(four[i], col + uint32(i), row_max, scale, least, threshold)
         mass = block_total(own, of_warps)
         if thread == uint32(0):
             chunk_masses[row, chunk] = mass

@@ -1,7 +1,7 @@
 """Sampling by one block for each row of logits: two rungs below labkit.kernels.sampling, which says what."""
 
 import numpy as np
-from numba import int64, uint32, uint64
+from numba import float32, int64, uint32, uint64
 
 from labkit import cuda
 from labkit.device.lazy import kernel_factory
@@ -39,20 +39,6 @@ from labkit.kernels.token_weights import LONGEST, distance, reaching
 CHUNK = 4096  # neighbouring tokens that a block draws from
 
 
-@cuda.jit(device=True)
-def key_of_four(a, b, c, d, col):
-    return max(max(key_of(a, uint32(col)), key_of(b, uint32(col + uint32(1)))),
-               max(key_of(c, uint32(col + uint32(2))), key_of(d, uint32(col + uint32(3)))))
-
-
-@cuda.jit(device=True)
-def enter(x, row_max, scale, per_unit, least, floor, filters, count, low, high):
-    """Enters a token into the histogram, if it weighs at least the floor. Returns its weight if min_p keeps it."""
-    below = distance(row_max, x)
-    weight = tally(below, scale, floor, bin_of(below, per_unit), filters, count, low, high)
-    return weight if weight >= least else int64(0)
-
-
 draw_in = make_draw_in(CHUNK)
 
 
@@ -81,28 +67,27 @@ def make_row_passes(load):
 
     @cuda.jit(device=True)
     def largest_key_of(logits, row, of_warps):
+        four = cuda.local.array(4, float32)
         key, cols = LEAST, uint32(logits.shape[1])
         col = uint32(uint32(4) * uint32(cuda.threadIdx.x))
         while col < cols:
-            a, b, c, d = load(logits, row, col, cols)
-            key = max(key, key_of_four(a, b, c, d, col))
+            four[0], four[1], four[2], four[3] = load(logits, row, col, cols)
+            for i in range(4):
+                key = max(key, key_of(four[i], uint32(col + uint32(i))))
             col += uint32(4 * THREADS)
         return block_largest_key(key, of_warps)
 
     @cuda.jit(device=True)
     def kept(logits, row, begin, end, row_max, scale, least, threshold, by_count, of_warps):
         """What the tokens from begin to end weigh whose key is at least the threshold; or how many they are."""
+        four = cuda.local.array(4, float32)
         own, cols = int64(0), uint32(logits.shape[1])
         col = uint32(begin + uint32(4) * uint32(cuda.threadIdx.x))
         while col < end:
-            a, b, c, d = load(logits, row, col, cols)
-            w, x, y, z = (kept_weight(a, col, row_max, scale, least, threshold),
-                          kept_weight(b, col + uint32(1), row_max, scale, least, threshold),
-                          kept_weight(c, col + uint32(2), row_max, scale, least, threshold),
-                          kept_weight(d, col + uint32(3), row_max, scale, least, threshold))
-            if by_count:
-                w, x, y, z = min(w, int64(1)), min(x, int64(1)), min(y, int64(1)), min(z, int64(1))
-            own += w + x + y + z
+            four[0], four[1], four[2], four[3] = load(logits, row, col, cols)
+            for i in range(4):
+                weight = kept_weight(four[i], col + uint32(i), row_max, scale, least, threshold)
+                own += min(weight, int64(1)) if by_count else weight
             col += uint32(4 * THREADS)
         cuda.syncthreads()  # all have read what the pass before found
         return block_total(own, of_warps)
@@ -185,14 +170,16 @@ def make_histogram_pass(load):
         thread, cols = uint32(cuda.threadIdx.x), uint32(logits.shape[1])
         count[thread], low[thread], high[thread] = uint32(0), uint32(0), uint32(0)
         cuda.syncthreads()
+        four = cuda.local.array(4, float32)
         own = int64(0)
         col = uint32(begin + uint32(4) * thread)
         while col < end:
-            a, b, c, d = load(logits, row, col, cols)
-            own += enter(a, row_max, scale, per_unit, least, floor, filters, count, low, high)
-            own += enter(b, row_max, scale, per_unit, least, floor, filters, count, low, high)
-            own += enter(c, row_max, scale, per_unit, least, floor, filters, count, low, high)
-            own += enter(d, row_max, scale, per_unit, least, floor, filters, count, low, high)
+            four[0], four[1], four[2], four[3] = load(logits, row, col, cols)
+            for i in range(4):
+                below = distance(row_max, four[i])
+                weight = tally(below, scale, floor, bin_of(below, per_unit), filters, count, low, high)
+                if weight >= least:
+                    own += weight
             col += uint32(4 * THREADS)
         cuda.syncthreads()
         return own

@@ -256,12 +256,6 @@ def candidate(x, col, row_max, scale, per_unit, floor, at, indices, waiting):
     return key_of(x, uint32(col))
 
 
-@cuda.jit(device=True)
-def flipped(key):
-    """The complement, with which the least key is found as the greatest is; LEAST, which stands for none, stays."""
-    return key if key == LEAST else ~key
-
-
 def make_threshold(load):
     """threshold_of(...) for rows that are loaded so."""
 
@@ -276,6 +270,7 @@ def make_threshold(load):
         logits are alike; then come histograms of a range of keys that shrinks by a factor of BINS each time, until the
         last bin is one token, or is needed whole.
         """
+        four = cuda.local.array(4, float32)
         thread, cols = uint32(cuda.threadIdx.x), uint32(logits.shape[1])
         threshold, by_mass = LEAST, filters & BY_COUNT == uint32(0)
         more = filters & (BY_COUNT | BY_MASS) != uint32(0)
@@ -293,14 +288,11 @@ def make_threshold(load):
             if searching:
                 col = uint32(uint32(4) * thread)
                 while col < cols:
-                    a, b, c, d = load(logits, row, col, cols)
-                    w, x, y, z = (
-                        candidate(a, col, row_max, scale, per_unit, floor, at, indices, waiting),
-                        candidate(b, col + uint32(1), row_max, scale, per_unit, floor, at, indices, waiting),
-                        candidate(c, col + uint32(2), row_max, scale, per_unit, floor, at, indices, waiting),
-                        candidate(d, col + uint32(3), row_max, scale, per_unit, floor, at, indices, waiting))
-                    first = max(first, max(max(w, x), max(y, z)))
-                    last = max(last, max(max(flipped(w), flipped(x)), max(flipped(y), flipped(z))))
+                    four[0], four[1], four[2], four[3] = load(logits, row, col, cols)
+                    for i in range(4):
+                        key = candidate(four[i], col + uint32(i), row_max, scale, per_unit, floor, at, indices, waiting)
+                        if key != LEAST:
+                            first, last = max(first, key), max(last, ~key)
                     col += uint32(4 * THREADS)
                 first, last = block_largest_keys(first, last, of_warps, also_of_warps)
                 last = ~last  # the complement of the least key

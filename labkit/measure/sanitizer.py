@@ -34,7 +34,7 @@ ROWS, COLUMNS, LAUNCHES = 264, 1000, 200  # of lesson 09's race
 # Operations that are newer than what was recorded: they wait for the next run on that GPU.
 TO_RECORD = ("embedding_layernorm", "embedding_layernorm_half", "mean_pool", "mean_pool_half", "l2_normalize",
              "mean_pool_normalized", "mean_pool_normalized_half", "fused_linear_gelu_erf", "attention_sentences",
-             "attention_sentences_half")
+             "attention_sentences_half", "sample", "sample_top_p", "penalise")
 TIMEOUT_S = 240
 LOG_LINES = 60  # of one tool on one operation
 
