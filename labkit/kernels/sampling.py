@@ -36,6 +36,7 @@ from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO
 from labkit.kernels.sampling_reference import sample_reference
 from labkit.kernels.sampling_rows import (
     CHUNK,
+    HELD,
     PARAMETER_DTYPES,
     check_sampling,
     draw_in,
@@ -75,7 +76,6 @@ from labkit.kernels.token_weights import (
     distance,
 )
 
-HELD = CHUNK // THREADS
 MOST_CHUNKS = LONGEST // CHUNK
 ENOUGH_BLOCKS = 264  # two for each SM of an H200
 
@@ -244,13 +244,15 @@ def make_split(load):
             return
         row_max, scale = stats[row, ROW_MAX], stats[row, SCALE]
         least, threshold = bounds[row, LEAST_WEIGHT], bounds[row, THRESHOLD]
-        four = cuda.local.array(4, float32)
+        values = cuda.local.array(HELD, float32)
         own = int64(0)
         for v in range(HELD // 4):
             col = uint32(chunk * uint32(CHUNK) + uint32(4 * THREADS * v) + uint32(4) * thread)
-            four[0], four[1], four[2], four[3] = load(logits, row, col, cols)
-            for i in range(4):
-                own += kept_weight(four[i], col + uint32(i), row_max, scale, least, threshold)
+            a, b, c, d = load(logits, row, col, cols)
+            values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
+        for i in range(HELD):
+            col = uint32(chunk * uint32(CHUNK) + uint32(4 * THREADS * (i // 4) + i % 4) + uint32(4) * thread)
+            own += kept_weight(values[i], col, row_max, scale, least, threshold)
         mass = block_total(own, of_warps)
         if thread == uint32(0):
             chunk_masses[row, chunk] = mass

@@ -37,6 +37,7 @@ from labkit.kernels.sampling_search import (
 from labkit.kernels.token_weights import LONGEST, distance, reaching
 
 CHUNK = 4096  # neighbouring tokens that a block draws from
+HELD = CHUNK // THREADS  # of them, those of a thread
 
 
 draw_in = make_draw_in(CHUNK)
@@ -165,22 +166,24 @@ def sample_bisection(logits, temperature, top_k, top_p, min_p, seeds, steps, out
 def make_histogram_pass(load):
     @cuda.jit(device=True)
     def histogram(logits, row, begin, end, row_max, scale, per_unit, least, floor, filters, count, low, high):
-        """Enters the tokens from begin to end into the block's histogram. Returns what this thread's weigh that min_p
-        keeps, those below the floor included."""
+        """Enters the tokens from begin to end, whole chunks but for the row's last, into the block's histogram. Returns
+        what this thread's weigh that min_p keeps, those below the floor included."""
         thread, cols = uint32(cuda.threadIdx.x), uint32(logits.shape[1])
         count[thread], low[thread], high[thread] = uint32(0), uint32(0), uint32(0)
         cuda.syncthreads()
-        four = cuda.local.array(4, float32)
+        values = cuda.local.array(HELD, float32)
         own = int64(0)
         col = uint32(begin + uint32(4) * thread)
         while col < end:
-            four[0], four[1], four[2], four[3] = load(logits, row, col, cols)
-            for i in range(4):
-                below = distance(row_max, four[i])
+            for v in range(HELD // 4):
+                a, b, c, d = load(logits, row, uint32(col + uint32(4 * THREADS * v)), cols)
+                values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
+            for i in range(HELD):
+                below = distance(row_max, values[i])
                 weight = tally(below, scale, floor, bin_of(below, per_unit), filters, count, low, high)
                 if weight >= least:
                     own += weight
-            col += uint32(4 * THREADS)
+            col += uint32(CHUNK)
         cuda.syncthreads()
         return own
 
@@ -192,7 +195,7 @@ def make_histogram(load):
     largest_key_of, kept, draw = make_row_passes(load)
     histogram, threshold_of = make_histogram_pass(load), make_threshold(load)
 
-    @cuda.jit(launch_bounds=THREADS)
+    @cuda.jit(launch_bounds=(THREADS, 1))  # with as many registers as one block can have: otherwise it spills two
     def sample_histogram_kernel(logits, temperature, top_k, top_p, min_p, seeds, steps, tokens):
         of_warps, also_of_warps = cuda.shared.array(WARPS, int64), cuda.shared.array(WARPS, int64)
         count, low, high = (cuda.shared.array(BINS, uint32), cuda.shared.array(BINS, uint32),

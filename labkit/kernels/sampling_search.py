@@ -18,6 +18,7 @@ THREADS = 512
 WARPS = THREADS // 32
 BINS = 512  # of a histogram: one for each thread
 CANDIDATES = 4096  # tokens of one bin whose indices fit into shared memory; more are searched for again in each pass
+LOADS = 4  # of 128 bits, that a thread has under way where one block goes through a whole row
 LAST_BIN = float32(BINS - 1)
 NONE_LEFT = uint32(BINS)
 SMALLEST, GREATEST = float32(1e-35), float32(1e38)
@@ -270,7 +271,7 @@ def make_threshold(load):
         logits are alike; then come histograms of a range of keys that shrinks by a factor of BINS each time, until the
         last bin is one token, or is needed whole.
         """
-        four = cuda.local.array(4, float32)
+        values = cuda.local.array(4 * LOADS, float32)
         thread, cols = uint32(cuda.threadIdx.x), uint32(logits.shape[1])
         threshold, by_mass = LEAST, filters & BY_COUNT == uint32(0)
         more = filters & (BY_COUNT | BY_MASS) != uint32(0)
@@ -288,12 +289,15 @@ def make_threshold(load):
             if searching:
                 col = uint32(uint32(4) * thread)
                 while col < cols:
-                    four[0], four[1], four[2], four[3] = load(logits, row, col, cols)
-                    for i in range(4):
-                        key = candidate(four[i], col + uint32(i), row_max, scale, per_unit, floor, at, indices, waiting)
+                    for v in range(LOADS):  # all of them stand before the first use
+                        a, b, c, d = load(logits, row, uint32(col + uint32(4 * THREADS * v)), cols)
+                        values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
+                    for i in range(4 * LOADS):
+                        key = candidate(values[i], uint32(col + uint32(4 * THREADS * (i // 4) + i % 4)), row_max, scale,
+                                        per_unit, floor, at, indices, waiting)
                         if key != LEAST:
                             first, last = max(first, key), max(last, ~key)
-                    col += uint32(4 * THREADS)
+                    col += uint32(4 * THREADS * LOADS)
                 first, last = block_largest_keys(first, last, of_warps, also_of_warps)
                 last = ~last  # the complement of the least key
                 if waiting[0] <= uint32(CANDIDATES):

@@ -10,8 +10,14 @@ from labkit.engine.sampler import Sampler
 from labkit.kernels import sampling
 from labkit.kernels.agree import agree
 from labkit.kernels.philox import philox_reference, seed_words
-from labkit.kernels.sampling import SAMPLE, SAMPLE_TOP_P, Parameters, Scratch, probabilities_reference, sample
-from labkit.kernels.sampling_reference import drawn_reference, kept_reference, sample_reference, weights_reference
+from labkit.kernels.sampling import SAMPLE, SAMPLE_TOP_P, Parameters, Scratch, sample
+from labkit.kernels.sampling_reference import (
+    drawn_reference,
+    kept_reference,
+    probabilities_reference,
+    sample_reference,
+    weights_reference,
+)
 from labkit.kernels.sampling_search import EMPTY_ROW, NAN_ROW
 from labkit.measure.ops import op
 
@@ -60,8 +66,9 @@ def cases(rng, cols):
     yield "neighbouring floats", np.nextafter(np.float32(1), np.float32(2)) ** rng.integers(0, 4, cols)
 
 
-PARAMETERS = ({}, {"temperature": 0.3}, {"temperature": 30.0}, {"top_k": 1}, {"top_k": 7}, {"top_p": 0.01}, {"top_p": 0.5},
-              {"top_p": 0.95}, {"min_p": 0.2}, {"min_p": 1.0}, {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
+PARAMETERS = ({}, {"temperature": 0.3}, {"temperature": 30.0}, {"top_k": 1}, {"top_k": 7}, {"top_p": 0.01},
+              {"top_p": 0.5}, {"top_p": 0.95}, {"min_p": 0.2}, {"min_p": 1.0},
+              {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
               {"temperature": 1.3, "top_k": 9, "top_p": 0.4, "min_p": 0.05})
 
 
@@ -166,7 +173,8 @@ def test_greedy_is_argmax_and_odd_rows_are_named():
 
 def test_logprobs_are_of_the_logits_as_given():
     logits = np.random.default_rng(7).standard_normal((6, V)).astype(np.float32) * 4
-    tokens, logprobs, scratch = drawn(logits, [0, 0.5, 1, 2, 1, 1], top_k=[0, 0, 0, 3, 0, 0], top_p=[1, 1, 1, 1, 0.5, 1])
+    top_k, top_p = [0, 0, 0, 3, 0, 0], [1, 1, 1, 1, 0.5, 1]
+    tokens, logprobs, scratch = drawn(logits, [0, 0.5, 1, 2, 1, 1], top_k, top_p)
     x = logits.astype(np.float64)
     row_max = x.max(axis=1, keepdims=True)
     log_sum = np.log(np.exp(x - row_max).sum(axis=1))
