@@ -19,6 +19,7 @@ WARPS = THREADS // 32
 BINS = 512  # of a histogram: one for each thread
 CANDIDATES = 4096  # tokens of one bin whose indices fit into shared memory; more are searched for again in each pass
 LOADS = 4  # of 128 bits, that a thread has under way where one block goes through a whole row
+FETCHED = 4 * LOADS
 LAST_BIN = float32(BINS - 1)
 NONE_LEFT = uint32(BINS)
 SMALLEST, GREATEST = float32(1e-35), float32(1e38)
@@ -271,7 +272,7 @@ def make_threshold(load):
         logits are alike; then come histograms of a range of keys that shrinks by a factor of BINS each time, until the
         last bin is one token, or is needed whole.
         """
-        values = cuda.local.array(4 * LOADS, float32)
+        values = cuda.local.array(FETCHED, float32)
         thread, cols = uint32(cuda.threadIdx.x), uint32(logits.shape[1])
         threshold, by_mass = LEAST, filters & BY_COUNT == uint32(0)
         more = filters & (BY_COUNT | BY_MASS) != uint32(0)
@@ -292,7 +293,7 @@ def make_threshold(load):
                     for v in range(LOADS):  # all of them stand before the first use
                         a, b, c, d = load(logits, row, uint32(col + uint32(4 * THREADS * v)), cols)
                         values[4 * v], values[4 * v + 1], values[4 * v + 2], values[4 * v + 3] = a, b, c, d
-                    for i in range(4 * LOADS):
+                    for i in range(FETCHED):
                         key = candidate(values[i], uint32(col + uint32(4 * THREADS * (i // 4) + i % 4)), row_max, scale,
                                         per_unit, floor, at, indices, waiting)
                         if key != LEAST:
