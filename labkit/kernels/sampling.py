@@ -4,14 +4,14 @@ Shapes  logits (R, V) float32; temperature, top_p, min_p (R,) float32; top_k, st
         word first; tokens (R,) int32, logprobs (R,) float32; C-contiguous; V up to 2**19
 Work    a row is read three to five times, mostly from the L2 cache: 4*R*V bytes from memory; nothing is sorted
 Source  vLLM, `vllm/v1/sample`, for the parameters and their order; J. Salmon et al., "Parallel Random Numbers: As Easy
-        as 1, 2, 3" (2011); X. Merrill and A. Grimshaw, "High Performance and Scalable Radix Sorting" (2011), for digits
+        as 1, 2, 3" (2011); D. Merrill and A. Grimshaw, "High Performance and Scalable Radix Sorting" (2011), for digits
 
 temperature  logits are divided by it; 0 takes the most likely token, of equally likely ones the first
 min_p        keeps the tokens at least min_p times as likely as the most likely one; 0 keeps all
 top_k        of these keeps the k most likely; 0, or V and more, keeps all
 top_p        of these keeps as many of the most likely as together reach p of what these weigh; 1 keeps all
 "Most likely" means by logit, of equal logits the lower index: exactly k are kept, and no more than reach p. (vLLM keeps
-all that equal the k-th, and leaves the order of equal ones open.)
+all that equal the k-th, and leaves the order of equal ones open.) The host's Sampler keeps the same.
 
 The draw is a function of the row's logits, parameters, seed and step: of nothing else in the batch, and of no device,
 for all sums are of integers (see token_weights). A row with a NaN gives NAN_ROW in place of a token, one without a
@@ -35,11 +35,8 @@ from labkit.kernels.op import Op, Work, rung
 from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO
 from labkit.kernels.sampling_reference import sample_reference
 from labkit.kernels.sampling_rows import (
-    CHUNK,
-    HELD,
     PARAMETER_DTYPES,
     check_sampling,
-    draw_in,
     make_histogram_pass,
     sample_bisection,
     sample_histogram,
@@ -50,12 +47,15 @@ from labkit.kernels.sampling_search import (
     BY_MASS,
     CANDIDATES,
     CERTAIN,
+    CHUNK,
+    HELD,
     NO_LOGPROB,
     THREADS,
     WARPS,
     bins_per_unit,
     block_largest_key,
     block_total,
+    draw_in,
     filters_of,
     kept_weight,
     known_token,
@@ -76,7 +76,6 @@ from labkit.kernels.token_weights import (
     distance,
 )
 
-MOST_CHUNKS = LONGEST // CHUNK
 ENOUGH_BLOCKS = 264  # two for each SM of an H200
 
 
@@ -296,7 +295,7 @@ class Scratch:
 
     @classmethod
     def allocate(cls, rows: int, cols: int) -> "Scratch":
-        """About 6.2 KB and a byte for each 170 logits, for each row."""
+        """About 6.2 KB and a byte for each 146 logits, for each row."""
         if not 1 <= cols <= LONGEST:
             raise ValueError(f"cols is {cols:,}; a row may have 1 to {LONGEST:,} logits")
         if not 1 <= rows <= MAX_GRID_YZ:
@@ -338,6 +337,10 @@ class Parameters:
     @property
     def arrays(self) -> tuple:
         return self.temperature, self.top_k, self.top_p, self.min_p, self.seeds, self.steps
+
+    def first(self, rows: int) -> "Parameters":
+        """Views of the first rows: for a smaller batch, or a graph of one."""
+        return Parameters(*(array[:rows] for array in self.arrays))
 
 
 def sample(logits, parameters: Parameters, tokens, logprobs, scratch: Scratch, stream=0):

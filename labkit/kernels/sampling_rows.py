@@ -14,19 +14,21 @@ from labkit.kernels.sampling_search import (
     BY_COUNT,
     BY_MASS,
     CANDIDATES,
+    CHUNK,
+    HELD,
     THREADS,
     WARPS,
     bin_of,
     bins_per_unit,
     block_largest_key,
     block_total,
+    draw_in,
     filters_of,
     kept_weight,
     known_token,
     least_weight,
     load_narrow,
     load_wide,
-    make_draw_in,
     make_threshold,
     mass_at,
     scale_of,
@@ -35,13 +37,6 @@ from labkit.kernels.sampling_search import (
     value_of,
 )
 from labkit.kernels.token_weights import LONGEST, distance, reaching
-
-CHUNK = 4096  # neighbouring tokens that a block draws from
-HELD = CHUNK // THREADS  # of them, those of a thread
-
-
-draw_in = make_draw_in(CHUNK)
-
 
 PARAMETER_DTYPES = (np.float32, np.int32, np.float32, np.float32, np.uint32, np.int32)
 
@@ -60,7 +55,7 @@ def check_sampling(logits, parameters, tokens) -> tuple:
     return rows, load_wide if cols % 4 == 0 and aligned(logits) else load_narrow
 
 
-# --- One block a row -------------------------------------------------------------------------------------------------
+# --- Bisection -------------------------------------------------------------------------------------------------------
 
 
 def make_row_passes(load):
@@ -161,6 +156,9 @@ def sample_bisection(logits, temperature, top_k, top_p, min_p, seeds, steps, out
     needed? With top-k and top-p that is 128 passes."""
     rows, wide = check_sampling(logits, (temperature, top_k, top_p, min_p, seeds, steps), out)
     make_bisection(wide)[rows, THREADS, stream](logits, temperature, top_k, top_p, min_p, seeds, steps, out)
+
+
+# --- Histograms ------------------------------------------------------------------------------------------------------
 
 
 def make_histogram_pass(load):

@@ -16,6 +16,8 @@ from labkit.kernels.token_weights import LOG2_E, ONE, ZERO, distance, high_half,
 
 THREADS = 512
 WARPS = THREADS // 32
+CHUNK = 4096  # neighbouring tokens that a block looks at; a constant, so that no sum depends on the batch
+HELD = CHUNK // THREADS  # of them, those of a thread
 BINS = 512  # of a histogram: one for each thread
 CANDIDATES = 4096  # tokens of one bin whose indices fit into shared memory; more are searched for again in each pass
 LOADS = 4  # of 128 bits, that a thread has under way where one block goes through a whole row
@@ -358,27 +360,22 @@ def share_drawn(seeds, steps, row, mass):
     return int64(high_half(uint64(a) | (uint64(b) << uint64(32)), uint64(mass)))
 
 
-def make_draw_in(chunk):
-    each = chunk // THREADS
-
-    @cuda.jit(device=True)
-    def draw_in(logits, row, begin, at, row_max, scale, least, threshold, tokens, of_warps):
-        """Writes the token: of the chunk's kept ones, added up in their order, that with which the sum exceeds `at`."""
-        cols = uint32(logits.shape[1])
-        first = uint32(begin + uint32(each) * uint32(cuda.threadIdx.x))
-        own = int64(0)
-        for i in range(each):
+@cuda.jit(device=True)
+def draw_in(logits, row, begin, at, row_max, scale, least, threshold, tokens, of_warps):
+    """Writes the token: of the chunk's kept ones, added up in their order, that with which the sum exceeds `at`."""
+    cols = uint32(logits.shape[1])
+    first = uint32(begin + uint32(HELD) * uint32(cuda.threadIdx.x))
+    own = int64(0)
+    for i in range(HELD):
+        col = uint32(first + uint32(i))
+        if col < cols:
+            own += kept_weight(logits[row, col], col, row_max, scale, least, threshold)
+    before = through(own, of_warps)[0] - own
+    if before <= at and at < before + own:
+        for i in range(HELD):
             col = uint32(first + uint32(i))
             if col < cols:
-                own += kept_weight(logits[row, col], col, row_max, scale, least, threshold)
-        before = through(own, of_warps)[0] - own
-        if before <= at and at < before + own:
-            for i in range(each):
-                col = uint32(first + uint32(i))
-                if col < cols:
-                    weight = kept_weight(logits[row, col], col, row_max, scale, least, threshold)
-                    if before <= at and at < before + weight:
-                        tokens[row] = int32(col)
-                    before += weight
-
-    return draw_in
+                weight = kept_weight(logits[row, col], col, row_max, scale, least, threshold)
+                if before <= at and at < before + weight:
+                    tokens[row] = int32(col)
+                before += weight

@@ -242,7 +242,7 @@ def test_tokens_come_as_often_as_they_should(parameters):
 def test_one_graph_serves_any_parameters():
     rng = np.random.default_rng(10)
     inputs = [np.ascontiguousarray(array) for array in SAMPLE.inputs(rng, R=12, V=V)]
-    logits, parameters = cuda.to_device(inputs[0]), Parameters.allocate(12)
+    logits, parameters = cuda.to_device(inputs[0]), Parameters.allocate(16).first(12)
     tokens, logprobs = cuda.device_array(12, np.int32), cuda.device_array(12, np.float32)
     scratch = Scratch.allocate(16, V)  # for more rows than these
     graph = graphs.capture(lambda stream: sample(logits, parameters, tokens, logprobs, scratch, stream=stream))
