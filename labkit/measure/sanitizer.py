@@ -37,7 +37,8 @@ TO_RECORD = ("embedding_layernorm", "embedding_layernorm_half", "mean_pool", "me
              "attention_sentences_half", "streamed_linear", "linear_bf16", "linear_swiglu", "lm_head",
              "token_embedding", "token_embedding_bf16", "rmsnorm", "rmsnorm_bf16", "add_rmsnorm", "add_rmsnorm_bf16",
              "rope_split_cache", "rope_split_cache_bf16", "rope_norm_split_cache_bf16", "swiglu", "swiglu_bf16",
-             "paged_decode", "paged_decode_bf16", "paged_prefill", "paged_prefill_bf16")
+             "paged_decode", "paged_decode_bf16", "paged_prefill", "paged_prefill_bf16", "sample", "sample_top_p",
+             "penalise")
 TIMEOUT_S = 240
 LOG_LINES = 60  # of one tool on one operation
 

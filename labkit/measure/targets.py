@@ -192,6 +192,8 @@ TARGETS = (
       for kind, name, figures in (("float32", "gpt2_block", (90.0, 180.0, 620.0, 2900.0)),
                                   ("f16", "gpt2_block_half", (30.0, 38.0, 76.0, 280.0)))
       for S, figure in zip((16, 128, 1024, 4096), figures, strict=True)),
+    Target("sampling, top-p, 32 x 128,256", "sample_top_p", {"R": 32, "V": 128_256}, "us in a graph", "PyTorch",
+           figure=80.0),
 )
 
 

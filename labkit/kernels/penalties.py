@@ -1,0 +1,146 @@
+"""Penalties for tokens that a row has already seen, as vLLM and transformers define them.
+
+Shapes  logits, out (R, V) float32; table (S, V) uint32; slots (R,) int32; repetition, frequency, presence (R,) float32
+Work    4*R*V bytes of the table; 8*R*V more where out is another array than logits
+Source  vLLM, `apply_penalties`; N. Keskar et al., "CTRL" (2019), section 4.1, for repetition
+
+repetition  logits of tokens of prompt and output: divided by it if above 0, multiplied by it otherwise; 1 is off
+frequency   is subtracted once for each time that the token stands in the output; 0 is off
+presence    is subtracted once if the token stands in the output; 0 is off
+In this order.
+
+The table has a word for each token of the vocabulary: how often it stands in the output, and in the highest bit whether
+it stands in the prompt. So its memory is 4 * S * V bytes, however long the texts grow: 0.5 MB a row for 128,256 tokens.
+S is how many requests with penalties may run at once, not how many requests: slots[row] is a row's place in the table,
+or -1 for a row without penalties, which is left as it is. Nothing of it passes through the host: `count_tokens` enters
+what was just drawn.
+"""
+
+import numpy as np
+from numba import float32, int32, uint32
+
+from labkit import cuda
+from labkit.kernels.arguments import MAX_GRID_YZ, check_array
+from labkit.kernels.op import Op, Work, rung
+from labkit.kernels.tolerance import EPS32
+
+BLOCK = 256
+IN_PROMPT = uint32(0x80000000)
+ZERO = float32(0.0)
+
+
+def penalise_reference(logits, table, slots, repetition, frequency, presence):
+    result = logits.astype(np.float64)
+    for row, slot in enumerate(slots):
+        if slot < 0:
+            continue
+        seen, count = table[slot] != 0, (table[slot] & 0x7FFFFFFF).astype(np.float64)
+        x = result[row]
+        with np.errstate(invalid="ignore"):
+            x = np.where(seen, np.where(x > 0, x / float(repetition[row]), x * float(repetition[row])), x)
+        result[row] = x - float(frequency[row]) * count - float(presence[row]) * (count > 0)
+    return result
+
+
+def prompt_row(prompt, vocabulary: int) -> np.ndarray:
+    """The table's row of a request that begins: its prompt, and no output. After a preemption, `outputs` are entered by
+    np.add.at(row, outputs, 1)."""
+    row = np.zeros(vocabulary, np.uint32)
+    row[np.asarray(prompt, np.int64)] = IN_PROMPT
+    return row
+
+
+@cuda.jit
+def penalise_kernel(logits, table, slots, repetition, frequency, presence, out, in_place):
+    col, row = uint32(cuda.grid(1)), uint32(cuda.blockIdx.y)
+    if col < logits.shape[1]:
+        slot, word = slots[row], uint32(0)
+        if slot >= int32(0):
+            word = table[uint32(slot), col]
+        if word != uint32(0):
+            x, times = logits[row, col], uint32(word & ~IN_PROMPT)
+            x = x / repetition[row] if x > ZERO else x * repetition[row]
+            # fma: the same roundings on every device, and so the same token
+            x = cuda.fma(-frequency[row], float32(times), x)
+            if times != uint32(0):
+                x -= presence[row]
+            out[row, col] = x
+        elif not in_place:
+            out[row, col] = logits[row, col]
+
+
+@rung(kernel=penalise_kernel, idea="a thread for each logit; one that was not seen is not touched")
+def penalise(logits, table, slots, repetition, frequency, presence, out, stream=0):
+    """out may be logits."""
+    check_array("logits", logits, ndim=2)
+    rows, cols = logits.shape
+    check_array("table", table, ndim=2, dtype=np.uint32)
+    if table.shape[1] != cols:
+        raise ValueError(f"table has rows of {table.shape[1]:,} tokens; the logits have {cols:,}")
+    check_array("slots", slots, shape=(rows,), dtype=np.int32)
+    for name, array in (("repetition", repetition), ("frequency", frequency), ("presence", presence)):
+        check_array(name, array, shape=(rows,))
+    check_array("out", out, shape=(rows, cols))
+    if rows > MAX_GRID_YZ:
+        raise ValueError(f"logits has {rows:,} rows; at most {MAX_GRID_YZ:,} are allowed")
+    penalise_kernel[(-(-cols // BLOCK), rows), BLOCK, stream](logits, table, slots, repetition, frequency, presence,
+                                                              out, np.uint32(out is logits))
+
+
+@cuda.jit
+def count_tokens_kernel(table, slots, tokens):
+    row = uint32(cuda.grid(1))
+    if row < tokens.shape[0]:
+        slot, token = slots[row], tokens[row]
+        if slot >= int32(0) and token >= int32(0):
+            table[uint32(slot), uint32(token)] += uint32(1)
+
+
+def count_tokens(table, slots, tokens, stream=0):
+    """Enters each row's token into its row of the table, as one more of its output. No two rows share a slot."""
+    check_array("table", table, ndim=2, dtype=np.uint32)
+    check_array("tokens", tokens, ndim=1, dtype=np.int32)
+    check_array("slots", slots, shape=tokens.shape, dtype=np.int32)
+    count_tokens_kernel[-(-tokens.shape[0] // BLOCK), BLOCK, stream](table, slots, tokens)
+
+
+def seen_tokens(rng, R, V):
+    """A sixth of the vocabulary seen; every third row without penalties, and each penalty also alone."""
+    table = np.where(rng.random((R + 1, V)) < 0.1, rng.integers(1, 300, (R + 1, V)), 0).astype(np.uint32)
+    table |= np.where(rng.random((R + 1, V)) < 0.07, np.uint32(IN_PROMPT), np.uint32(0)).astype(np.uint32)
+    slots = rng.permutation(R + 1)[:R].astype(np.int32)
+    slots[::3] = -1
+    return ((3 * rng.standard_normal((R, V))).astype(np.float32), table, slots,
+            rng.choice([1, 1.3, 0.8], R).astype(np.float32), rng.choice([0, 0.01, -0.2], R).astype(np.float32),
+            rng.choice([0, 0.6, -1], R).astype(np.float32))
+
+
+def _tolerance(logits, table, slots, repetition, frequency, presence):
+    """Three roundings of a number no larger than the terms together; nothing where nothing was seen."""
+    seen = np.zeros_like(logits)
+    for row, slot in enumerate(np.asarray(slots, np.int64)):
+        if slot >= 0:
+            words = table[slot].astype(np.int64)
+            terms = np.abs(logits[row]) * max(repetition[row], 1 / repetition[row]) + abs(presence[row])
+            seen[row] = np.where(words != 0, terms + abs(frequency[row]) * (words & 0x7FFFFFFF), 0)
+    return 3 * EPS32 * seen
+
+
+PENALISE = Op(
+    "penalise",
+    title="Penalties for tokens already seen",
+    formula="out = logits, divided or multiplied by repetition, less frequency * count, less presence",
+    reference=penalise_reference,
+    rungs=(penalise,),
+    inputs=seen_tokens,
+    shape=lambda R, V: (R, V),
+    awkward=tuple({"R": R, "V": V} for R, V in ((1, 1), (3, 33), (5, 257), (2, 4099))),
+    tolerance=_tolerance,
+    by_row=(),
+    work=Work(
+        flops=lambda R, V: 4 * R * V,
+        bytes=lambda R, V: 12 * R * V,
+        timed_gpu={"R": 32, "V": 128_256},
+        timed_cpu={"R": 4, "V": 4096},
+    ),
+)

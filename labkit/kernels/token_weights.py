@@ -1,0 +1,73 @@
+"""A token's weight: its probability before it is divided by their sum, as a whole number.
+
+The weight of a logit x is 2**43 * exp((x - row_max) / temperature), rounded down. Integers can be added in any order
+without a rounding, so a sum of weights is the same to the last bit however the row is split over threads and blocks,
+and comparisons of such sums, "do these tokens reach p?", have one answer. Even the exponential is computed in
+integers, from the float32 z = (row_max - x) * log2(e) / temperature, so that a GPU, the CPU device and NumPy agree on
+every bit.
+
+An order of tokens belongs to it: the larger logit first, of equal ones the lower index. Every choice keeps a beginning
+of that order.
+
+Error   2**-26 of the weight from the polynomial, 2**-26 from z's last bit, and 2**-43 of the maximum's weight; z is as
+        exact as float32, 2**-24 of itself, which for the likely tokens is the largest error
+"""
+
+import math
+
+from numba import float32, int64, uint32, uint64
+
+from labkit import cuda
+
+ONE = 43  # the weight of the most likely token is 2**43
+LONGEST = 2**19  # tokens: the sum of so many weights is at most 2**62
+FADED = float32(ONE + 1)  # from this z on a weight is 0
+LOG2_E = float32(math.log2(math.e))
+ZERO = float32(0.0)
+FRACTION_BITS = 26  # of z: six bits before the point, which reach beyond FADED
+UNIT = float32(2**FRACTION_BITS)
+# 1 - 2**-u = u * (C0 - u * (C1 - u * ...)) for u in [0, 1), interpolated at Chebyshev's points; each times 2**32.
+COEFFICIENTS = (2977044447, 1031763206, 238367376, 41218952, 5547538, 493577)
+C0, C1, C2, C3, C4, C5 = (uint64(c) for c in COEFFICIENTS)
+WORD = uint64(32)  # bits
+
+
+@cuda.jit(device=True)
+def distance(row_max, x):
+    """How far a logit lies below the row's maximum. Of infinite maxima too: they are equally likely."""
+    return ZERO if x == row_max else row_max - x
+
+
+@cuda.jit(device=True)
+def weight_at(below, scale):
+    """The weight, int64, of a logit this far below the maximum; scale is log2(e) / temperature."""
+    z = ZERO if below == ZERO else below * scale  # a scale may be infinite
+    if not z < FADED:
+        return int64(0)
+    fixed = uint32(z * UNIT)
+    u = uint64(uint32(fixed << uint32(32 - FRACTION_BITS)))  # the fraction, times 2**32
+    inner = C4 - ((u * C5) >> WORD)
+    inner = C3 - ((u * inner) >> WORD)
+    inner = C2 - ((u * inner) >> WORD)
+    inner = C1 - ((u * inner) >> WORD)
+    inner = C0 - ((u * inner) >> WORD)
+    mantissa = uint64(1 << 32) - ((u * inner) >> WORD)
+    return int64((mantissa << uint64(ONE - 32)) >> uint64(fixed >> uint32(FRACTION_BITS)))
+
+
+@cuda.jit(device=True)
+def high_half(a, b):
+    """The upper 64 bits of the 128-bit product of two uint64."""
+    low = uint64(0xFFFFFFFF)
+    a_low, a_high, b_low, b_high = a & low, a >> WORD, b & low, b >> WORD
+    middle = a_high * b_low + ((a_low * b_low) >> WORD)
+    other = a_low * b_high + (middle & low)
+    return a_high * b_high + (middle >> WORD) + (other >> WORD)
+
+
+@cuda.jit(device=True)
+def reaching(share, mass):
+    """ceil(share * mass), at least 1: how much of a mass has to be kept. share: a float32, to multiples of 2**-32."""
+    part = uint64(share * float32(2.0**32))
+    low = (uint64(mass) & uint64(0xFFFFFFFF)) * part + uint64(0xFFFFFFFF)
+    return max(int64((uint64(mass) >> WORD) * part + (low >> WORD)), int64(1))
