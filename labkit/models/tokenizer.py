@@ -94,10 +94,10 @@ class Tokenizer:
         with _named("the tokenizer fails on this prompt"):
             return self._tokenizer.encode(text).ids
 
-    def decode(self, ids) -> str:
-        """Without the marks."""
+    def decode(self, ids, marks: bool = False) -> str:
+        """Without the marks, the special tokens, unless they are wanted."""
         with _named("the tokenizer fails on what the model wrote"):
-            return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+            return self._tokenizer.decode(list(ids), skip_special_tokens=not marks)
 
     def stream(self, ids) -> Iterator[str]:
         """The text of token after token; what is half a character waits for its other half."""

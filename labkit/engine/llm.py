@@ -1,0 +1,119 @@
+"""Text from a model, for many prompts at a time. With vLLM's names: a script for vLLM runs by its import line.
+
+    from labkit.engine import LLM, SamplingParams
+
+    llm = LLM("path/to/folder")
+    for output in llm.generate(["A hacker is", "A kernel is"], SamplingParams(temperature=0.8, max_tokens=64)):
+        print(output.prompt, output.outputs[0].text)
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
+
+from labkit.engine.llm_engine import LLMEngine, Stats
+from labkit.engine.outputs import RequestOutput
+from labkit.engine.runner import Runner
+from labkit.engine.sampling_params import SamplingParams
+
+Prompt = str | Items[int] | dict
+
+
+class LLM:
+    """runner: what runs the model. tokenizer, options: as for LLMEngine."""
+
+    def __init__(self, runner: Runner, tokenizer=None, **options):
+        self.engine = LLMEngine(runner, tokenizer, **options)
+        self._numbers = 0
+        self._news: dict[str, RequestOutput] = {}  # what steps brought that were taken for another stream
+
+    def get_tokenizer(self):
+        return self.engine.tokenizer
+
+    def generate(self, prompts: Prompt | Items[Prompt], sampling_params: SamplingParams | Items[SamplingParams] = None,
+                 use_tqdm: bool = False) -> list[RequestOutput]:
+        """The outputs of each prompt, in the order of the prompts. sampling_params: for all, or one for each prompt.
+
+        Stopped by Ctrl-C, or by what is wrong with one of the prompts, it leaves none of them in the engine.
+        use_tqdm: shows a bar of the prompts that are done.
+        """
+        done: dict[str, RequestOutput] = {}
+        ids = self._add(prompts, sampling_params)
+        with self._aborting(ids), _bar(len(ids), use_tqdm) as advance:
+            for output in self._steps(ids, final_only=True):
+                done[output.request_id] = output
+                advance()
+        return [done[request_id] for request_id in ids]
+
+    def stream(self, prompts: Prompt | Items[Prompt],
+               sampling_params: SamplingParams | Items[SamplingParams] = None) -> Iterator[RequestOutput]:
+        """Every request that a step brings on, with all of its output so far, from the first token to the last; the
+        text up to where a stop string may begin. Requests are aborted when the iterator is closed."""
+        ids = self._add(prompts, sampling_params)
+        with self._aborting(ids):
+            yield from self._steps(ids)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request of a stream; its last output has the finish_reason "abort"."""
+        self.engine.abort_request(request_id)
+
+    def stats(self) -> Stats:
+        return self.engine.stats()
+
+    def _add(self, prompts, sampling_params) -> list[str]:
+        """The names of new requests, one for each prompt."""
+        if isinstance(prompts, str | dict) or (len(prompts) and isinstance(prompts[0], int)):
+            prompts = [prompts]
+        one = sampling_params is None or isinstance(sampling_params, SamplingParams)
+        params = [sampling_params or SamplingParams()] * len(prompts) if one else list(sampling_params)
+        if len(params) != len(prompts):
+            raise ValueError(f"sampling_params has {len(params)} entries for {len(prompts)} prompts; it must be one "
+                             f"for all, or one for each")
+        ids: list[str] = []
+        try:
+            for prompt, each in zip(prompts, params, strict=True):
+                self.engine.add_request(str(self._numbers), prompt, each)
+                ids.append(str(self._numbers))
+                self._numbers += 1
+        except BaseException:
+            self.engine.abort_request(ids)
+            raise
+        return ids
+
+    def _steps(self, ids: list[str], final_only: bool = False) -> Iterator[RequestOutput]:
+        missing = dict.fromkeys(ids)
+        while missing:
+            if not any(request_id in self._news for request_id in missing):
+                if not self.engine.has_unfinished_requests():
+                    raise RuntimeError(f"the engine was stopped before requests {', '.join(missing)} had ended")
+                self._news |= {output.request_id: output for output in self.engine.step(final_only)}
+            for request_id in [each for each in missing if each in self._news]:
+                output = self._news.pop(request_id)
+                if output.finished:
+                    del missing[request_id]
+                if output.finished or not final_only:
+                    yield output
+
+    @contextlib.contextmanager
+    def _aborting(self, ids: list[str]) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self.engine.abort_request(ids)  # those that have ended are passed over
+            for request_id in ids:
+                self._news.pop(request_id, None)
+
+
+@contextlib.contextmanager
+def _bar(total: int, shown: bool) -> Iterator[Callable[[], None]]:
+    if not shown:
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress
+
+    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=Console(stderr=True)) as progress:
+        task = progress.add_task("prompts", total=total)
+        yield lambda: progress.advance(task)
