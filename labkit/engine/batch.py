@@ -12,7 +12,7 @@ sequence sampled last, which lies on the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,44 +26,44 @@ ALIGN = 4  # numbers: each array begins at a multiple of 16 bytes
 # each token that is drawn (S). The page table, (B, max_pages), follows them.
 TOKEN_FIELDS = ("ids", "positions", "slots")
 SEQUENCE_FIELDS = ("begins", "lengths", "contexts")
-SAMPLE_FIELDS = ("rows", "seats", "draws", "seeds_low", "seeds_high", "top_k", "temperature", "top_p", "min_p",
-                 "presence_penalty", "frequency_penalty", "repetition_penalty")
-FLOATS = SAMPLE_FIELDS[SAMPLE_FIELDS.index("temperature") :]
+SAMPLE_FIELDS = ("rows", "seats", "draws")
+# Of a sample too, but the same as long as its sequence keeps its seat.
+SEAT_FIELDS = ("seeds_low", "seeds_high", "top_k", "temperature", "top_p", "min_p", "presence_penalty",
+               "frequency_penalty", "repetition_penalty")
+FLOATS = SEAT_FIELDS[3:]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each array of a batch begins, in numbers of four bytes, for so many tokens, sequences and samples."""
+    """Where each array of a batch begins, for so many tokens, sequences and samples."""
 
     tokens: int
     sequences: int
     samples: int
     max_pages: int
 
-    def parts(self) -> Iterable[tuple[str, int, tuple[int, ...]]]:
-        """Name, beginning and shape of each array, and at last "" with the end of all."""
-        at = 0
+    @functools.cached_property
+    def parts(self) -> dict[str, tuple[int, int]]:
+        """Of each array beginning and end, in numbers of four bytes."""
+        found, at = {}, 0
         for names, count in ((TOKEN_FIELDS, self.tokens), (SEQUENCE_FIELDS, self.sequences),
-                             (SAMPLE_FIELDS, self.samples)):
+                             (SAMPLE_FIELDS + SEAT_FIELDS, self.samples)):
             for name in names:
-                yield name, at, (count,)
+                found[name] = at, at + count
                 at += -(-count // ALIGN) * ALIGN
-        yield "page_table", at, (self.sequences, self.max_pages)
-        yield "", at + self.sequences * self.max_pages, ()
-
-    def views(self, buffer):
-        """The arrays as views of an int32 array, NumPy's or the device's."""
-        found = {}
-        for name, at, shape in self.parts():
-            if name:
-                view = buffer[at : at + int(np.prod(shape))]
-                view = view.view(np.float32) if name in FLOATS else view
-                found[name] = view.reshape(shape)
+        found["page_table"] = at, at + self.sequences * self.max_pages
         return found
 
     @property
     def size(self) -> int:
-        return max(at for _, at, _ in self.parts())
+        return self.parts["page_table"][1]
+
+    def views(self, buffer) -> dict:
+        """The arrays in an int32 array of `size` numbers, NumPy's or the device's."""
+        floats = buffer.view(np.float32)
+        views = {name: (floats if name in FLOATS else buffer)[begin:end]
+                 for name, (begin, end) in self.parts.items()}
+        return views | {"page_table": views["page_table"].reshape(self.sequences, self.max_pages)}
 
 
 @dataclass
@@ -95,10 +95,7 @@ class BatchBuilder:
         self.max_num_seqs, self.max_pages, self.page_size = max_num_seqs, max_pages, page_size
         self._tables = np.zeros((max_num_seqs, max_pages), np.int32)
         self._admitted = [0] * max_num_seqs  # the admission of the sequence that each seat is set up for
-        spare = max_num_seqs + 1  # the last one for padding
-        self._params = {name: np.zeros(spare, np.float32) for name in FLOATS}
-        self._params |= {"top_k": np.zeros(spare, np.int32), "seeds_low": np.zeros(spare, np.uint32),
-                         "seeds_high": np.zeros(spare, np.uint32)}
+        self._params = np.zeros((len(SEAT_FIELDS), max_num_seqs + 1), np.int32)  # the last column is for padding
 
     def build(self, step: Step, tokens: int = 0, sequences: int = 0, samples: int = 0) -> Batch:
         """tokens, sequences, samples: how many there are with padding, as a captured graph wants them; as many as there
@@ -134,8 +131,8 @@ class BatchBuilder:
         times = [len(chunk.samples) for chunk in chunks]
         batch.rows[: len(drawn)] = np.repeat(firsts + lengths - 1, times)
         batch.draws[: len(drawn)] = np.repeat(begins + lengths, times)
-        for name, values in self._params.items():
-            getattr(batch, name)[:] = values[batch.seats].view(getattr(batch, name).dtype)
+        for values, name in zip(self._params[:, batch.seats], SEAT_FIELDS, strict=True):
+            getattr(batch, name).view(np.int32)[:] = values
         return batch
 
     def _set_up(self, sequence: Sequence) -> bool:
@@ -144,11 +141,10 @@ class BatchBuilder:
         if self._admitted[seat] == sequence.admission:
             return False
         self._admitted[seat] = sequence.admission
-        for name in FLOATS:
-            self._params[name][seat] = getattr(params, name)
-        self._params["top_k"][seat] = max(params.top_k, 0)
-        self._params["temperature"][seat] = 0 if params.greedy else params.temperature
-        self._params["seeds_low"][seat], self._params["seeds_high"][seat] = sequence.seed % 2**32, sequence.seed >> 32
+        whole = np.array([sequence.seed % 2**32, sequence.seed >> 32, max(params.top_k, 0)], np.uint32)
+        temperature = 0.0 if params.greedy else params.temperature
+        floats = np.array([temperature, *(getattr(params, name) for name in FLOATS[1:])], np.float32)
+        self._params[:, seat] = np.concatenate([whole.view(np.int32), floats.view(np.int32)])
         self._update_table(sequence, 0)
         return True
 
