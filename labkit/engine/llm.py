@@ -27,7 +27,8 @@ class LLM:
     def __init__(self, runner: Runner, tokenizer=None, **options):
         self.engine = LLMEngine(runner, tokenizer, **options)
         self._numbers = 0
-        self._news: dict[str, RequestOutput] = {}  # what steps brought that were taken for another stream
+        # Of the requests that a generate or a stream waits for: what a step brought that another one took.
+        self._news: dict[str, RequestOutput | None] = {}
 
     def get_tokenizer(self):
         return self.engine.tokenizer
@@ -80,17 +81,19 @@ class LLM:
         except BaseException:
             self.engine.abort_request(ids)
             raise
+        self._news |= dict.fromkeys(ids)
         return ids
 
     def _steps(self, ids: list[str], final_only: bool = False) -> Iterator[RequestOutput]:
         missing = dict.fromkeys(ids)
         while missing:
-            if not any(request_id in self._news for request_id in missing):
+            if not any(self._news[request_id] for request_id in missing):
                 if not self.engine.has_unfinished_requests():
                     raise RuntimeError(f"the engine was stopped before requests {', '.join(missing)} had ended")
-                self._news |= {output.request_id: output for output in self.engine.step(final_only)}
-            for request_id in [each for each in missing if each in self._news]:
-                output = self._news.pop(request_id)
+                self._news |= {output.request_id: output for output in self.engine.step(final_only)
+                               if output.request_id in self._news}
+            for request_id in [each for each in missing if self._news[each]]:
+                output, self._news[request_id] = self._news[request_id], None
                 if output.finished:
                     del missing[request_id]
                 if output.finished or not final_only:
@@ -103,7 +106,7 @@ class LLM:
         finally:
             self.engine.abort_request(ids)  # those that have ended are passed over
             for request_id in ids:
-                self._news.pop(request_id, None)
+                del self._news[request_id]
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ class Stats:
     @property
     def page_use(self) -> float:
         """The part of the pages that sequences hold."""
-        return 1 - self.free_pages / self.pages if self.pages else 0.0
+        return (self.pages - self.free_pages) / self.pages
 
 
 class _Output:
