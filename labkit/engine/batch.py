@@ -2,61 +2,57 @@
 
     builder = BatchBuilder(max_num_seqs=64, max_pages=128)
     batch = builder.build(step)
-    batch.buffer                        # int32, everything below lies in it
-    batch.ids, batch.positions, batch.slots, ...
+    batch.buffer                        # int32; ids, positions, page_table and all else lie in it
 
 What a seat needs in every step, its page table and how its tokens are drawn, is kept here from step to step; a step
-brings only what is new. `ids` below 0 are tokens that the host does not know yet: -1 - seat, the token that the seat's
-sequence sampled last, which lies on the device.
+brings only what is new.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from labkit.engine.block_manager import PAGE
-from labkit.engine.scheduler import Step
+from labkit.engine.scheduler import Chunk, Step
 from labkit.engine.sequence import Sequence
 
-ALIGN = 4  # numbers: each array begins at a multiple of 16 bytes
-# One number for each token of the step (T, the rows of the model's matrices), for each of its sequences (B), and for
-# each token that is drawn (S). The page table, (B, max_pages), follows them.
+# One number for each token of the step; for each of its sequences; the page table; for each sequence how its token is
+# drawn. The first three in the order in which the models read them.
 TOKEN_FIELDS = ("ids", "positions", "slots")
-SEQUENCE_FIELDS = ("begins", "lengths", "contexts")
-SAMPLE_FIELDS = ("rows", "seats", "draws")
-# Of a sample too, but the same as long as its sequence keeps its seat.
-SEAT_FIELDS = ("seeds_low", "seeds_high", "top_k", "temperature", "top_p", "min_p", "presence_penalty",
+SEQUENCE_FIELDS = ("begins", "lengths", "contexts", "last")
+DRAW_FIELDS = ("seats", "steps")
+# The same in every step as long as a sequence keeps its seat. A seed has two numbers.
+SEAT_FIELDS = ("seed_low", "seed_high", "top_k", "temperature", "top_p", "min_p", "presence_penalty",
                "frequency_penalty", "repetition_penalty")
 FLOATS = SEAT_FIELDS[3:]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each array of a batch begins, for so many tokens, sequences and samples."""
+    """Where the arrays of a batch lie: of so many tokens (T) and sequences (B), with so many pages each (W)."""
 
     tokens: int
     sequences: int
-    samples: int
     max_pages: int
 
     @functools.cached_property
     def parts(self) -> dict[str, tuple[int, int]]:
         """Of each array beginning and end, in numbers of four bytes."""
         found, at = {}, 0
-        for names, count in ((TOKEN_FIELDS, self.tokens), (SEQUENCE_FIELDS, self.sequences),
-                             (SAMPLE_FIELDS + SEAT_FIELDS, self.samples)):
-            for name in names:
-                found[name] = at, at + count
-                at += -(-count // ALIGN) * ALIGN
-        found["page_table"] = at, at + self.sequences * self.max_pages
+        sizes = [(name, self.tokens) for name in TOKEN_FIELDS] + [(name, self.sequences) for name in SEQUENCE_FIELDS]
+        sizes += [("page_table", self.sequences * self.max_pages)]
+        sizes += [(name, self.sequences) for name in DRAW_FIELDS + SEAT_FIELDS]
+        for name, size in sizes:
+            found[name] = at, at + size
+            at += size
         return found
 
     @property
     def size(self) -> int:
-        return self.parts["page_table"][1]
+        return self.parts[SEAT_FIELDS[-1]][1]
 
     def views(self, buffer) -> dict:
         """The arrays in an int32 array of `size` numbers, NumPy's or the device's."""
@@ -68,24 +64,37 @@ class Layout:
 
 @dataclass
 class Batch:
-    """positions, slots (T,): of each token; slot = page * page_size + its place in the page; -1: a row of padding.
-    begins, lengths, contexts (B,): a sequence's first row, how many it has, and how many tokens up to its last one.
-    rows, seats, draws (S,): the row whose logits a token is drawn from, the seat where it is put, and its position in
-    its sequence, the generator's counter; seeds_low, seeds_high: the two parts of the generator's seed, unsigned.
-    A padded sequence has length 0, a padded sample the seat max_num_seqs, which no sequence has."""
+    """A step for a model; the arrays of `layout` are its attributes.
+
+    ids, positions, slots (T,): of each token; an id below 0 is a token that the host does not know yet: -1 - seat, the
+        one that this seat's sequence sampled last. slot = page * page_size + the place in the page; -1: a row of
+        padding.
+    begins, lengths, contexts, last (B,): a sequence's first row, how many it has, how many tokens up to its last one,
+        and the row whose logits are wanted. Those with one row come first. With n > 1 the outputs that begin with
+        another one's last row follow at the end: they have no rows, and the same `last`.
+    seats, steps (B,): where the token that is drawn goes, and its position in its sequence, which is the generator's
+        counter. No sequence has the seat max_num_seqs: it is for padding, and for chunks that do not reach the end of
+        the prompt.
+    seed_low, seed_high (unsigned), top_k, temperature, top_p, min_p, penalties (B,): how it is drawn.
+    """
 
     layout: Layout
     buffer: np.ndarray
+    decoding: int  # how many of the first sequences have one row
+    longest: int  # rows of the longest of the others
     copies: list[tuple[int, int]]  # pages, as in Step
-    longest: int  # of lengths
-    samples: list[Sequence]
-    logprobs: int | None  # how many the samples ask for at most
-    banned: list[tuple[int, ...]]  # of each sample: the tokens that must not be drawn
-    fresh: list[Sequence] = field(default_factory=list)  # those that are new at their seats
+    samples: list[tuple[int, Sequence]]  # for each of step.samples its number among the sequences, and itself
+    fresh: list[Sequence]  # those of the samples that are new at their seats
 
     def __post_init__(self):
         for name, view in self.layout.views(self.buffer).items():
             setattr(self, name, view)
+
+    def banned(self) -> list[tuple[int, tuple[int, ...]]]:
+        """(number, tokens): what must not be drawn for a sequence, where there is anything."""
+        found = [(number, sequence.banned(int(self.steps[number]))) for number, sequence in self.samples
+                 if sequence.request.params.min_tokens]
+        return [(number, tokens) for number, tokens in found if tokens]
 
 
 class BatchBuilder:
@@ -93,44 +102,47 @@ class BatchBuilder:
 
     def __init__(self, max_num_seqs: int, max_pages: int, page_size: int = PAGE):
         self.max_num_seqs, self.max_pages, self.page_size = max_num_seqs, max_pages, page_size
-        self._tables = np.zeros((max_num_seqs, max_pages), np.int32)
+        self._tables = np.zeros((max_num_seqs + 1, max_pages), np.int32)
         self._admitted = [0] * max_num_seqs  # the admission of the sequence that each seat is set up for
-        self._params = np.zeros((len(SEAT_FIELDS), max_num_seqs + 1), np.int32)  # the last column is for padding
+        self._params = np.zeros((len(SEAT_FIELDS), max_num_seqs + 1), np.int32)
 
-    def build(self, step: Step, tokens: int = 0, sequences: int = 0, samples: int = 0) -> Batch:
-        """tokens, sequences, samples: how many there are with padding, as a captured graph wants them; as many as there
-        are if these are more. Reads the sequences as they are between `schedule` and the next change."""
-        chunks, drawn = step.chunks, step.samples
-        fresh = [sequence for sequence in drawn if self._set_up(sequence)]
-        fresh += [chunk.sequence for chunk in chunks if self._set_up(chunk.sequence)]
+    def build(self, step: Step, tokens: int = 0, sequences: int = 0) -> Batch:
+        """tokens, sequences: how many there are with padding, as a captured graph wants them; no padding if there are
+        more. Reads the sequences as they are between `schedule` and the next change."""
+        fresh = [sequence for sequence in step.samples if self._set_up(sequence)]
+        for chunk in step.chunks:
+            self._set_up(chunk.sequence)
+            self._update_table(chunk.sequence, chunk.begin // self.page_size)
+        single = [chunk for chunk in step.chunks if chunk.length == 1 and len(chunk.samples) < 2]
+        chunks = single + [chunk for chunk in step.chunks if chunk.length > 1 or len(chunk.samples) > 1]
+        forks = [(number, sequence) for number, chunk in enumerate(chunks) for sequence in chunk.samples[1:]]
         begins = np.array([chunk.begin for chunk in chunks], np.int32)
         lengths = np.array([chunk.length for chunk in chunks], np.int32)
-        count = int(lengths.sum())
-        layout = Layout(max(tokens, count), max(sequences, len(chunks)), max(samples, len(drawn)), self.max_pages)
-        banned = [each.banned(chunk.begin + chunk.length) for chunk in chunks for each in chunk.samples]
-        wanted = [each.request.params.logprobs for each in drawn if each.request.params.logprobs is not None]
-        batch = Batch(layout, np.zeros(layout.size, np.int32), list(step.copies), int(lengths.max(initial=0)), drawn,
-                      max(wanted, default=None), banned, fresh)
+        T, B, used = int(lengths.sum()), len(chunks), len(chunks) + len(forks)
+        layout = Layout(max(tokens, T), max(sequences, used), self.max_pages)
+        places = {chunk.sequence: number for number, chunk in enumerate(chunks)}
+        places |= {sequence: B + number for number, (_, sequence) in enumerate(forks)}
+        batch = Batch(layout, np.zeros(layout.size, np.int32), len(single), int(lengths[len(single) :].max(initial=0)),
+                      list(step.copies), [(places[sequence], sequence) for sequence in step.samples], fresh)
 
-        for chunk in chunks:
-            self._update_table(chunk.sequence, chunk.begin // self.page_size)
         seats = np.array([chunk.sequence.seat for chunk in chunks], np.int32)
-        batch.ids[:count] = [token for chunk in chunks for token in _ids(chunk)]
         firsts = np.cumsum(lengths) - lengths
-        batch.positions[:count] = np.arange(count) - np.repeat(firsts - begins, lengths)
-        positions, row_seats = batch.positions[:count], np.repeat(seats, lengths)
-        pages = self._tables[row_seats, positions // self.page_size]
+        batch.ids[:T] = [token for chunk in chunks for token in _ids(chunk)]
+        positions, rows = batch.positions[:T], np.repeat(seats, lengths)
+        positions[:] = np.arange(T) - np.repeat(firsts - begins, lengths)
         batch.slots[:] = -1
-        batch.slots[:count] = pages * self.page_size + positions % self.page_size
-        used = len(chunks)
-        batch.begins[:used], batch.lengths[:used], batch.contexts[:used] = firsts, lengths, begins + lengths
-        batch.page_table[:used] = self._tables[seats]
+        batch.slots[:T] = (self._tables[rows, positions // self.page_size] * self.page_size
+                           + positions % self.page_size)
+        batch.begins[:B], batch.lengths[:B], batch.contexts[:B] = firsts, lengths, begins + lengths
+        batch.last[:B] = firsts + lengths - 1
+        batch.page_table[:B] = self._tables[seats]
 
         batch.seats[:] = self.max_num_seqs
-        batch.seats[: len(drawn)] = [sequence.seat for sequence in drawn]
-        times = [len(chunk.samples) for chunk in chunks]
-        batch.rows[: len(drawn)] = np.repeat(firsts + lengths - 1, times)
-        batch.draws[: len(drawn)] = np.repeat(begins + lengths, times)
+        batch.seats[[number for number, _ in batch.samples]] = [sequence.seat for _, sequence in batch.samples]
+        batch.steps[:B] = batch.contexts[:B]
+        origins = [number for number, _ in forks]
+        batch.begins[B:used] = T
+        batch.last[B:used], batch.steps[B:used] = batch.last[origins], batch.steps[origins]
         for values, name in zip(self._params[:, batch.seats], SEAT_FIELDS, strict=True):
             getattr(batch, name).view(np.int32)[:] = values
         return batch
@@ -149,12 +161,12 @@ class BatchBuilder:
         return True
 
     def _update_table(self, sequence: Sequence, first: int) -> None:
-        """The sequence's pages from number `first`: only what a step writes into is new."""
+        """The sequence's pages from number `first`: only those that a step writes into are new."""
         pages = sequence.pages
         if first < len(pages):
             self._tables[sequence.seat, first : len(pages)] = pages[first:]
 
 
-def _ids(chunk) -> list[int]:
+def _ids(chunk: Chunk) -> list[int]:
     known = chunk.sequence.tokens[chunk.begin : chunk.begin + chunk.length]
     return known if len(known) == chunk.length else [*known, -1 - chunk.sequence.seat]

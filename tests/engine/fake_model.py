@@ -2,6 +2,8 @@
 token are a hash of all tokens up to it, written into pages. Whatever the engine gets wrong about pages, slots, chunks
 or seats leaves a hash that cannot be right, and `launch` says which."""
 
+import numpy as np
+
 from labkit.engine.batch import BatchBuilder
 from labkit.engine.outputs import Sampled
 
@@ -69,46 +71,57 @@ class FakeRunner:
         self.rows = 0
 
     def launch(self, step):
-        padding = (step.tokens + 3, len(step.chunks) + 2, len(step.samples) + 1) if self.padded else (0, 0, 0)
+        padding = (step.tokens + 3, len(step.chunks) + len(step.samples) + 2) if self.padded else (0, 0)
         batch = self.builder.build(step, *padding)
         for source, target in batch.copies:
             self.cells[target] = list(self.cells[source])
-        count = self._write(step, batch)
-        for number, chunk in enumerate(step.chunks):
-            self._check_what_attention_reads(chunk, batch, number)
-        assert (batch.slots[count:] == -1).all() and (batch.lengths[len(step.chunks) :] == 0).all()
+        written = self._write(batch)
+        assert written == step.tokens and (batch.slots[written:] == -1).all()
+        self._check_what_attention_reads(step, batch)
         sampled = self._sample(step, batch)
         self.launched += 1
-        self.rows += count
+        self.rows += written
         return Pending(self, self.launched - 1, sampled)
 
     def _cell(self, batch, number: int, position: int):
         page, place = divmod(position, self.page_size)
         return self.cells[batch.page_table[number, page]][place]
 
-    def _write(self, step, batch) -> int:
-        written, row = set(), 0
-        for number, chunk in enumerate(step.chunks):
-            assert batch.begins[number] == row and batch.lengths[number] == chunk.length >= 1
-            for position in range(batch.contexts[number] - chunk.length, batch.contexts[number]):
-                token, slot = int(batch.ids[row]), int(batch.slots[row])
-                token = self.last[-1 - token] if token < 0 else token
-                assert batch.positions[row] == position
-                assert slot not in written, f"two tokens of a step are written at slot {slot}"
-                history = self._cell(batch, number, position - 1) if position else 0
-                self.cells[slot // self.page_size][slot % self.page_size] = absorb(history, token)
-                written.add(slot)
-                row += 1
-        return row
+    def _write(self, batch) -> int:
+        """By position, as a model's layers do it: what a token needs of those before it may be written in this step."""
+        owners = []
+        for number, length in enumerate(batch.lengths.tolist()):
+            assert (length == 1) if number < batch.decoding else (length <= batch.longest)
+            assert not length or batch.begins[number] == len(owners)
+            owners += [number] * length
+        slots = batch.slots[: len(owners)].tolist()
+        assert len(set(slots)) == len(slots) and min(slots) >= 0, "two tokens of a step are written at one slot"
+        for row in sorted(range(len(owners)), key=lambda row: batch.positions[row]):
+            number, position, token = owners[row], int(batch.positions[row]), int(batch.ids[row])
+            assert position == batch.contexts[number] - batch.lengths[number] + row - batch.begins[number]
+            history = self._cell(batch, number, position - 1) if position else 0
+            self.cells[slots[row] // self.page_size][slots[row] % self.page_size] = absorb(
+                history, self.last[-1 - token] if token < 0 else token)
+        return len(owners)
 
-    def _check_what_attention_reads(self, chunk, batch, number: int) -> None:
-        sequence = chunk.sequence
-        truth = self._history(sequence)
-        context = int(batch.contexts[number])
-        assert context == chunk.begin + chunk.length <= len(truth), f"{sequence}: a token that was never sampled"
-        for position in range(context):
-            assert self._cell(batch, number, position) == truth[position], (
-                f"{sequence}: what it reads at position {position} is not its own history")
+    def _check_what_attention_reads(self, step, batch) -> None:
+        """Each sequence reads its own history, and nothing else; sequences without rows read nothing."""
+        chunks = {self._slot(chunk): chunk for chunk in step.chunks}
+        assert np.count_nonzero(batch.lengths) == np.count_nonzero(batch.contexts) == len(chunks) == len(step.chunks)
+        for number in range(len(chunks)):
+            chunk, context = chunks.pop(int(batch.slots[batch.begins[number]])), int(batch.contexts[number])
+            assert batch.lengths[number] == chunk.length
+            assert batch.last[number] == batch.begins[number] + chunk.length - 1
+            truth = self._history(chunk.sequence)
+            assert context == chunk.begin + chunk.length <= len(truth), f"{chunk}: a token that was never sampled"
+            for position in range(context):
+                assert self._cell(batch, number, position) == truth[position], (
+                    f"{chunk}: what it reads at position {position} is not its own history")
+
+    def _slot(self, chunk) -> int:
+        """Where the first token of a chunk belongs."""
+        page, place = divmod(chunk.begin, self.page_size)
+        return chunk.sequence.pages[page] * self.page_size + place
 
     def _history(self, sequence) -> list[int]:
         key = sequence.request.request_id, sequence.index
@@ -119,21 +132,22 @@ class FakeRunner:
         return self.truth[key]
 
     def _sample(self, step, batch) -> list[Sampled]:
-        drawn, last = [], list(self.last)
-        for number, sequence in enumerate(batch.samples):
-            (at,) = (at for at, chunk in enumerate(step.chunks) if sequence in chunk.samples)
-            row = int(batch.rows[number])
-            assert row == batch.begins[at] + batch.lengths[at] - 1
-            position = int(batch.draws[number])
-            history = self._cell(batch, at, position - 1)
-            seed = int(batch.seeds_low.view("u4")[number]) + (int(batch.seeds_high.view("u4")[number]) << 32)
+        drawn, drawing = [], {number for number, _ in batch.samples}
+        seats = [int(batch.seats[number]) for number in drawing]
+        assert len(set(seats)) == len(seats) == len(step.samples) and max(seats, default=0) < self.max_num_seqs
+        assert all(seat == self.max_num_seqs for number, seat in enumerate(batch.seats) if number not in drawing)
+        assert [sequence for _, sequence in batch.samples] == step.samples
+        banned, ends = dict(batch.banned()), (batch.begins + batch.lengths).tolist()
+        for number, sequence in batch.samples:
+            position, last = int(batch.steps[number]), int(batch.last[number])
+            owner = next(at for at, end in enumerate(ends) if batch.begins[at] <= last < end)
+            history = self._cell(batch, owner, position - 1)
+            seed = int(batch.seed_low.view("u4")[number]) + (int(batch.seed_high.view("u4")[number]) << 32)
             token = choose(history, position, seed, batch.temperature[number] == 0, int(batch.top_k[number]),
-                           batch.banned[number])
+                           banned.get(number, ()))
             truth = self._history(sequence)
             assert len(truth) == position, f"{sequence}: its token at {position} is sampled out of turn"
             truth.append(absorb(history, token))
-            assert last[batch.seats[number]] is not NotImplemented, "two tokens of a step are put at one seat"
-            last[batch.seats[number]] = NotImplemented
             self.last[batch.seats[number]] = token
             drawn.append(Sampled(token))
         return drawn
