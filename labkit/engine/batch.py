@@ -24,10 +24,10 @@ from labkit.engine.sequence import Sequence
 TOKEN_FIELDS = ("ids", "positions", "slots")
 SEQUENCE_FIELDS = ("begins", "lengths", "contexts", "last")
 DRAW_FIELDS = ("seats", "steps")
-# The same in every step as long as a sequence keeps its seat. A seed has two numbers.
-SEAT_FIELDS = ("seed_low", "seed_high", "top_k", "temperature", "top_p", "min_p", "presence_penalty",
-               "frequency_penalty", "repetition_penalty")
-FLOATS = SEAT_FIELDS[3:]
+# The same in every step as long as a sequence keeps its seat; of seeds two numbers, the low one first.
+SEAT_FIELDS = ("top_k", "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty",
+               "repetition_penalty")
+FLOATS = SEAT_FIELDS[1:]
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class Layout:
         sizes = [(name, self.tokens) for name in TOKEN_FIELDS] + [(name, self.sequences) for name in SEQUENCE_FIELDS]
         sizes += [("page_table", self.sequences * self.max_pages)]
         sizes += [(name, self.sequences) for name in DRAW_FIELDS + SEAT_FIELDS]
+        sizes += [("seeds", 2 * self.sequences)]
         for name, size in sizes:
             found[name] = at, at + size
             at += size
@@ -52,14 +53,15 @@ class Layout:
 
     @property
     def size(self) -> int:
-        return self.parts[SEAT_FIELDS[-1]][1]
+        return self.parts["seeds"][1]
 
     def views(self, buffer) -> dict:
         """The arrays in an int32 array of `size` numbers, NumPy's or the device's."""
         floats = buffer.view(np.float32)
         views = {name: (floats if name in FLOATS else buffer)[begin:end]
                  for name, (begin, end) in self.parts.items()}
-        return views | {"page_table": views["page_table"].reshape(self.sequences, self.max_pages)}
+        return views | {"page_table": views["page_table"].reshape(self.sequences, self.max_pages),
+                        "seeds": views["seeds"].view(np.uint32).reshape(self.sequences, 2)}
 
 
 @dataclass
@@ -75,7 +77,8 @@ class Batch:
     seats, steps (B,): where the token that is drawn goes, and its position in its sequence, which is the generator's
         counter. No sequence has the seat max_num_seqs: it is for padding, and for chunks that do not reach the end of
         the prompt.
-    seed_low, seed_high (unsigned), top_k, temperature, top_p, min_p, penalties (B,): how it is drawn.
+    top_k, temperature, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty (B,), seeds (B, 2) uint32:
+        how it is drawn.
     """
 
     layout: Layout
@@ -84,7 +87,7 @@ class Batch:
     longest: int  # rows of the longest of the others
     copies: list[tuple[int, int]]  # pages, as in Step
     samples: list[tuple[int, Sequence]]  # for each of step.samples its number among the sequences, and itself
-    fresh: list[Sequence]  # those of the samples that are new at their seats
+    fresh: list[Sequence]  # those that are new at their seats; all of their tokens are known
 
     def __post_init__(self):
         for name, view in self.layout.views(self.buffer).items():
@@ -105,13 +108,14 @@ class BatchBuilder:
         self._tables = np.zeros((max_num_seqs + 1, max_pages), np.int32)
         self._admitted = [0] * max_num_seqs  # the admission of the sequence that each seat is set up for
         self._params = np.zeros((len(SEAT_FIELDS), max_num_seqs + 1), np.int32)
+        self._seeds = np.zeros((max_num_seqs + 1, 2), np.uint32)
 
     def build(self, step: Step, tokens: int = 0, sequences: int = 0) -> Batch:
         """tokens, sequences: how many there are with padding, as a captured graph wants them; no padding if there are
         more. Reads the sequences as they are between `schedule` and the next change."""
-        fresh = [sequence for sequence in step.samples if self._set_up(sequence)]
+        running = dict.fromkeys([chunk.sequence for chunk in step.chunks] + step.samples)
+        fresh = [sequence for sequence in running if self._set_up(sequence)]
         for chunk in step.chunks:
-            self._set_up(chunk.sequence)
             self._update_table(chunk.sequence, chunk.begin // self.page_size)
         single = [chunk for chunk in step.chunks if chunk.length == 1 and len(chunk.samples) < 2]
         chunks = single + [chunk for chunk in step.chunks if chunk.length > 1 or len(chunk.samples) > 1]
@@ -145,6 +149,7 @@ class BatchBuilder:
         batch.last[B:used], batch.steps[B:used] = batch.last[origins], batch.steps[origins]
         for values, name in zip(self._params[:, batch.seats], SEAT_FIELDS, strict=True):
             getattr(batch, name).view(np.int32)[:] = values
+        batch.seeds[:] = self._seeds[batch.seats]
         return batch
 
     def _set_up(self, sequence: Sequence) -> bool:
@@ -153,10 +158,10 @@ class BatchBuilder:
         if self._admitted[seat] == sequence.admission:
             return False
         self._admitted[seat] = sequence.admission
-        whole = np.array([sequence.seed % 2**32, sequence.seed >> 32, max(params.top_k, 0)], np.uint32)
         temperature = 0.0 if params.greedy else params.temperature
         floats = np.array([temperature, *(getattr(params, name) for name in FLOATS[1:])], np.float32)
-        self._params[:, seat] = np.concatenate([whole.view(np.int32), floats.view(np.int32)])
+        self._params[0, seat], self._params[1:, seat] = max(params.top_k, 0), floats.view(np.int32)
+        self._seeds[seat] = sequence.seed % 2**32, sequence.seed >> 32
         self._update_table(sequence, 0)
         return True
 

@@ -142,7 +142,7 @@ class FakeRunner:
             position, last = int(batch.steps[number]), int(batch.last[number])
             owner = next(at for at, end in enumerate(ends) if batch.begins[at] <= last < end)
             history = self._cell(batch, owner, position - 1)
-            seed = int(batch.seed_low.view("u4")[number]) + (int(batch.seed_high.view("u4")[number]) << 32)
+            seed = int(batch.seeds[number, 0]) + (int(batch.seeds[number, 1]) << 32)
             token = choose(history, position, seed, batch.temperature[number] == 0, int(batch.top_k[number]),
                            banned.get(number, ()))
             truth = self._history(sequence)
