@@ -23,7 +23,7 @@ from labkit.engine.sequence import Sequence
 # drawn. The first three in the order in which the models read them.
 TOKEN_FIELDS = ("ids", "positions", "slots")
 SEQUENCE_FIELDS = ("begins", "lengths", "contexts", "last")
-DRAW_FIELDS = ("seats", "steps")
+DRAW_FIELDS = ("seats", "steps", "counted")
 # The same in every step as long as a sequence keeps its seat; of seeds two numbers, the low one first.
 SEAT_FIELDS = ("top_k", "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty",
                "repetition_penalty")
@@ -77,6 +77,7 @@ class Batch:
     seats, steps (B,): where the token that is drawn goes, and its position in its sequence, which is the generator's
         counter. No sequence has the seat max_num_seqs: it is for padding, and for chunks that do not reach the end of
         the prompt.
+    counted (B,): the seat of a sequence with penalties, whose tokens are counted; -1 for the others.
     top_k, temperature, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty (B,), seeds (B, 2) uint32:
         how it is drawn.
     """
@@ -143,6 +144,10 @@ class BatchBuilder:
 
         batch.seats[:] = self.max_num_seqs
         batch.seats[[number for number, _ in batch.samples]] = [sequence.seat for _, sequence in batch.samples]
+        batch.counted[:] = -1
+        for number, sequence in batch.samples:
+            if sequence.request.params.penalized:
+                batch.counted[number] = sequence.seat
         batch.steps[:B] = batch.contexts[:B]
         origins = [number for number, _ in forks]
         batch.begins[B:used] = T

@@ -19,7 +19,6 @@ n + 1 samples for it is discarded. Its pages may be used again at once, because 
 from __future__ import annotations
 
 import heapq
-from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -104,17 +103,15 @@ class Scheduler:
         step, budget = Step(), self.max_num_batched_tokens
         for sequence in tuple(self.running):
             length = min(sequence.length - sequence.computed, budget)
-            if sequence.state is State.RUNNING and length and not sequence.complete:
-                if not self._make_pages(sequence, length, step):
-                    break  # it was the youngest and had to give its own back
+            goes_on = sequence.state is State.RUNNING and length and not sequence.complete
+            if goes_on and self._make_pages(sequence, length, step):
                 self._run(sequence, length, step)
                 budget -= length
-        if not step.preempted:
-            self._admit(budget, step)
+        self._admit(budget, step)
         return step
 
     def _make_pages(self, sequence: Sequence, tokens: int, step: Step) -> bool:
-        """Preempts until there are pages for so many more tokens; False if that came to the sequence itself."""
+        """Preempts until there are pages for so many more tokens; False if the sequence was the youngest itself."""
         while self.blocks.missing(sequence, tokens) > self.blocks.num_free:
             youngest = self.running[-1]
             self._leave(youngest, State.WAITING)
@@ -177,7 +174,7 @@ class Scheduler:
     def _seat(self, sequence: Sequence) -> None:
         self._admissions += 1
         sequence.state, sequence.seat, sequence.admission = State.RUNNING, heapq.heappop(self._seats), self._admissions
-        insort(self.running, sequence)
+        self.running.append(sequence)  # all that run are older: none passes one that waits
 
     def _leave(self, sequence: Sequence, state: State) -> None:
         """A running sequence gives its seat and its pages back."""

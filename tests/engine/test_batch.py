@@ -48,7 +48,7 @@ def test_the_other_outputs_of_a_prompt_stand_behind_and_have_no_rows():
     assert batch.slots.tolist() == [8, 12, 13, -1, -1, -1]
     assert batch.lengths.tolist() == [1, 2, 0, 0] and batch.contexts.tolist() == [5, 6, 0, 0]
     assert batch.last.tolist() == [0, 2, 2, 0] and batch.steps.tolist() == [5, 6, 6, 0]
-    assert batch.seats.tolist() == [0, 1, 2, 4]
+    assert batch.seats.tolist() == [0, 1, 2, 4] and batch.counted.tolist() == [-1, 1, 2, -1]
     assert batch.page_table.tolist() == [[0, 2, 0], [1, 3, 0], [0, 0, 0], [0, 0, 0]]
     assert batch.temperature.tolist() == [0, 0.5, 0.5, 0] and batch.top_k.tolist() == [0, 5, 5, 0]
     assert batch.seeds.tolist() == [[0, 0], [2**32 - 1, 0], [0, 1], [0, 0]]
@@ -63,7 +63,7 @@ def test_the_other_outputs_of_a_prompt_stand_behind_and_have_no_rows():
 
 def test_everything_lies_in_one_buffer_one_behind_the_other():
     layout = Layout(tokens=5, sequences=3, max_pages=4)
-    assert layout.size == 3 * 5 + 4 * 3 + 3 * 4 + 9 * 3 + 2 * 3
+    assert layout.size == 3 * 5 + 4 * 3 + 3 * 4 + 10 * 3 + 2 * 3
     views = layout.views(np.arange(layout.size, dtype=np.int32))
     assert views["ids"].tolist() == [0, 1, 2, 3, 4] and views["begins"][0] == 15 and views["page_table"][0, 0] == 27
     assert views["page_table"].shape == (3, 4) and views["seeds"].shape == (3, 2)

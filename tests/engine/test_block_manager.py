@@ -85,7 +85,14 @@ def test_a_shared_page_is_copied_by_whoever_writes_first_and_the_last_one_keeps_
     assert blocks.grow(child, 1) == (shared[1], child.pages[1])
     assert [blocks.references(page) for page in shared] == [2, 1] and child.pages[0] == shared[0]
     assert blocks.missing(parent, 1) == 0 and blocks.grow(parent, 1) is None and parent.pages == shared
-    for one in (parent, child):
+    for number, one in enumerate((parent, child)):
+        one.tokens += [number, 2, 3]
+        one.computed = 9
+        if len(one.pages) < 3:
+            blocks.grow(one, 0)
+        blocks.register(one)
+    for number, one in enumerate((parent, child)):  # the pages that they filled by themselves are found, too
+        assert blocks.cached_prefix(sequence([1] * 6 + [number, 2, 3])) == one.pages[:2]
         blocks.release(one)
     assert blocks.num_free == 8
 
