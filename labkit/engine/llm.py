@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 
@@ -22,10 +23,27 @@ Prompt = str | Items[int] | dict
 
 
 class LLM:
-    """runner: what runs the model. tokenizer, options: as for LLMEngine."""
+    """model: its name as labkit.models.load takes it, or a runner that has one, with its tokenizer.
 
-    def __init__(self, runner: Runner, tokenizer=None, **options):
-        self.engine = LLMEngine(runner, tokenizer, **options)
+    dtype, max_model_len, gpu_memory_utilization, num_pages, enforce_eager: of a model that is loaded by its name; see
+    load_runner in labkit.engine.model_runner. options: of LLMEngine.
+    """
+
+    def __init__(self, model: str | os.PathLike | Runner, tokenizer=None, *, max_num_seqs: int = 256,
+                 max_num_batched_tokens: int = 2048, dtype: str = "auto", max_model_len: int | None = None,
+                 gpu_memory_utilization: float = 0.9, num_pages: int | None = None, enforce_eager: bool = False,
+                 **options):
+        runner = model
+        if isinstance(model, str | os.PathLike):
+            from labkit.engine.model_runner import load_runner
+
+            runner, own = load_runner(
+                os.fspath(model), dtype=dtype, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
+                max_model_len=max_model_len, gpu_memory_utilization=gpu_memory_utilization, num_pages=num_pages,
+                enforce_eager=enforce_eager)
+            tokenizer = tokenizer or own
+        self.engine = LLMEngine(runner, tokenizer, max_num_seqs=max_num_seqs,
+                                max_num_batched_tokens=max_num_batched_tokens, **options)
         self._numbers = 0
         # Of the requests that a generate or a stream waits for: what a step brought that another one took.
         self._news: dict[str, RequestOutput | None] = {}

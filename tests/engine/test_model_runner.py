@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-llama = pytest.importorskip("labkit.models.llama")
+llama = pytest.importorskip("labkit.models.llama", reason="this model is not there yet")
 pytest.importorskip("labkit.kernels.sampling")
 pytest.importorskip("labkit.kernels.penalties")
 
+from labkit._common.errors import UserError  # noqa: E402
 from labkit.engine import LLM, SamplingParams  # noqa: E402
 from labkit.engine.model_runner import ModelRunner  # noqa: E402
 
@@ -73,3 +74,28 @@ def test_logits_that_are_no_numbers_are_named(model):
     broken = model.with_kernels(replace(model.kernels, linear=linear))
     with pytest.raises(ValueError, match="request 0: the model's logits are NaN"):
         served(broken, PROMPTS[:1], GREEDY, enforce_eager=True)
+
+
+def test_a_model_is_loaded_by_the_name_of_its_folder(model, tmp_path):
+    import json
+
+    import tokenizers
+    from safetensors.numpy import save_file
+
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 0} | {
+        name: getattr(CONFIG, name) for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+                                                 "num_attention_heads", "num_key_value_heads", "head_dim",
+                                                 "max_position_embeddings", "tie_word_embeddings")}))
+    save_file({f"model.{name}": tensor for name, tensor in model.tensors.items()}, tmp_path / "model.safetensors")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{number}": number for number in range(97)}, "w0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    llm = LLM(tmp_path, dtype="float32", max_num_seqs=8, max_num_batched_tokens=32, max_model_len=96)
+    (output,) = llm.generate(" ".join(f"w{token}" for token in PROMPTS[1]), GREEDY)
+    expected = served(model, PROMPTS[1:2], GREEDY)[0][0][0]
+    assert output.outputs[0].token_ids == expected[: expected.index(0) + 1 if 0 in expected else None]
+    assert llm.stats().pages == 8 * 6
+    with pytest.raises(ValueError, match="gpu_memory_utilization is 2"):
+        LLM(tmp_path, dtype="float32", gpu_memory_utilization=2)
+    with pytest.raises(UserError, match="tiny is a GPT2; the engine runs Llama and Qwen3"):
+        LLM("tiny")
