@@ -33,11 +33,12 @@ class Detokenizer:
         self.text = ""
         self.stopped: str | None = None
 
-    def push(self, token: int) -> str | None:
+    def push(self, *tokens: int) -> str | None:
         """Appends a token's text, or keeps it until the character that it begins is whole. Returns the stop string
-        that the text completed first, if it did; the text then ends there."""
-        self._ids.append(token)
-        self._tokens += 1
+        that the text completed first, if it did; the text then ends there. Several tokens at a time cost one decoding,
+        and the end of the text may then lie before the last of them."""
+        self._ids += tokens
+        self._tokens += len(tokens)
         text = self._decode(self._ids)
         if len(text) > len(self._before) and not text.endswith(UNFINISHED):
             self._advance(text)

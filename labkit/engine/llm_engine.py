@@ -55,10 +55,14 @@ class _Output:
         self.detokenizer = tokenizer and Detokenizer(
             partial(tokenizer.decode, marks=not params.skip_special_tokens), sequence.request.prompt,
             stop=params.stop, min_tokens=params.min_tokens, include_stop=params.include_stop_str_in_output)
+        self._unread: list[int] = []  # tokens that are not in the detokenizer yet
         self.logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
         self.cumulative: float | None = None if params.logprobs is None else 0.0
 
-    def add(self, sampled: Sampled) -> None:
+    def add(self, sampled: Sampled, shown: bool) -> None:
+        """shown: its text is part of the output's."""
+        if shown:
+            self._unread.append(sampled.token)
         if self.logprobs is None or sampled.logprob is None:
             return
         self.cumulative += sampled.logprob
@@ -66,6 +70,19 @@ class _Output:
         for rank, (token, logprob) in enumerate(sampled.top, 1):
             found.setdefault(token, Logprob(logprob, rank, self._decoded(token)))
         self.logprobs.append(found)
+
+    def text(self, finished: bool) -> str:
+        """As far as no stop string may begin in it; all of it at the end."""
+        self.read(finished)
+        return self.detokenizer.text if finished else self.detokenizer.safe
+
+    def read(self, finished: bool) -> str | None:
+        """Decodes what has come since the last time: one token if stop strings are looked for, else any number, up to
+        all of the output at once. Returns the stop string that the text completed."""
+        if self._unread:
+            self.detokenizer.push(*self._unread)
+            self._unread.clear()
+        return self.detokenizer.flush() if finished else self.detokenizer.stopped
 
     def _decoded(self, token: int) -> str | None:
         return self._tokenizer and self._tokenizer.decode([token], marks=True)
@@ -198,17 +215,12 @@ class LLMEngine:
 
     def _append(self, sequence: Sequence, sampled: Sampled) -> FinishReason | None:
         """Why the output ends with this token, if it does."""
-        output, reason = self._outputs[sequence], sequence.ended_by_last()
-        output.add(sampled)
-        if output.detokenizer is None:
-            return reason
+        output, params, reason = self._outputs[sequence], sequence.request.params, sequence.ended_by_last()
         stop_token = reason is FinishReason.STOP
-        if not stop_token or sequence.request.params.include_stop_str_in_output:
-            output.detokenizer.push(sampled.token)
-        if reason:
-            output.detokenizer.flush()
-        if output.detokenizer.stopped is not None and not stop_token:
-            sequence.stop_reason, reason = output.detokenizer.stopped, FinishReason.STOP
+        output.add(sampled, shown=not stop_token or params.include_stop_str_in_output)
+        stopped = output.read(finished=reason is not None) if params.stop else None
+        if stopped is not None and not stop_token:
+            sequence.stop_reason, reason = stopped, FinishReason.STOP
         return reason
 
     # --- What is returned --------------------------------------------------------------------------------------------
@@ -219,9 +231,9 @@ class LLMEngine:
                              request.num_cached_tokens)
 
     def _completion(self, sequence: Sequence) -> CompletionOutput:
-        output, detokenizer = self._outputs[sequence], self._outputs[sequence].detokenizer
+        output = self._outputs[sequence]
         reason = sequence.finish_reason and sequence.finish_reason.value
-        text = (detokenizer.text if reason else detokenizer.safe) if detokenizer else ""
+        text = output.text(reason is not None) if output.detokenizer else ""
         return CompletionOutput(sequence.index, text, sequence.output, output.cumulative,
                                 None if output.logprobs is None else list(output.logprobs), reason,
                                 sequence.stop_reason)

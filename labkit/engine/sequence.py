@@ -89,9 +89,10 @@ class Sequence:
         return self.request.ending if early else ()
 
     def ended_by_last(self) -> FinishReason | None:
-        """Whether the token that was appended last is the end; a stop token is noted in stop_reason."""
+        """Why the token that was appended last is the end, if it is; a stop token is noted in stop_reason. None comes
+        before min_tokens: it is banned."""
         request, last = self.request, self.tokens[-1]
-        if last in request.ending and self.output_length > request.params.min_tokens:
+        if last in request.ending:
             self.stop_reason = last if last in request.params.stop_token_ids else None
             return FinishReason.STOP
         return FinishReason.LENGTH if len(self.tokens) >= request.max_length else None

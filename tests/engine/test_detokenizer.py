@@ -68,6 +68,11 @@ def test_a_character_of_several_tokens_comes_when_it_is_whole(bytes_of_text):
 @given(ids=st.lists(st.integers(1, 289), max_size=30), split=st.integers(0, 30))
 def test_any_tokens_give_the_text_of_all_at_once(bytes_of_text, ids, split):
     assert streamed(bytes_of_text.decode, ids).text == bytes_of_text.decode(ids)
+    at_once = Detokenizer(bytes_of_text.decode)
+    at_once.push(*ids[:split])
+    at_once.push(*ids[split:])
+    at_once.flush()
+    assert at_once.text == bytes_of_text.decode(ids)
     ids = bytes_of_text.encode(TEXT)
     prompt, rest = ids[:split], ids[split:]
     text = bytes_of_text.decode(prompt).rstrip("\N{REPLACEMENT CHARACTER}")

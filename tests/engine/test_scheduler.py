@@ -225,7 +225,7 @@ TestService = ServiceMachine.TestCase
 
 @pytest.mark.sweep
 def test_service_for_long():
-    run_state_machine_as_test(ServiceMachine, settings=settings(QUICK, max_examples=3_000, stateful_step_count=60))
+    run_state_machine_as_test(ServiceMachine, settings=settings(QUICK, max_examples=1_000, stateful_step_count=60))
 
 
 def served(seed: int) -> Service:
@@ -261,7 +261,7 @@ def test_random_services_meet_everything_that_can_happen():
 
 @pytest.mark.sweep
 def test_many_random_services():
-    for seed in range(30, 4_000):
+    for seed in range(30, 2_000):
         served(seed)
 
 
