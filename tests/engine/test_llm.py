@@ -96,6 +96,16 @@ def test_a_stream_shows_every_token_and_no_part_of_a_stop_string():
             assert seen(shown[str(number), index]) == expected(prompt, each, index)
 
 
+def test_the_beginning_of_a_stop_string_is_held_back():
+    whole = expected("abc", SamplingParams(max_tokens=20, **LONG))[1]
+    for at in range(3, 15):
+        stop = whole[at : at + 3]
+        texts = [output.outputs[0].text for output in engine().stream("abc", SamplingParams(
+            max_tokens=20, stop=stop, **LONG))]
+        assert texts[-1] == whole[: whole.find(stop)]
+        assert all(texts[-1].startswith(text) for text in texts)
+
+
 def test_what_prompts_and_parameters_may_be():
     llm, params = engine(), SamplingParams(temperature=0, max_tokens=4)
     (text,), (ids,), (named,) = (llm.generate(prompt, params) for prompt in ("abc", [0, 1, 2], {"prompt": "abc"}))
