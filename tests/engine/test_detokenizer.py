@@ -126,12 +126,14 @@ def test_stop_strings_are_found_as_if_characters_came_one_by_one(pieces, stops, 
             break
 
 
-def test_before_min_tokens_no_stop_string_counts():
+@pytest.mark.parametrize("stop", ["b", "bb", "aba"])
+def test_before_min_tokens_no_stop_string_counts(stop):
+    """Nor one that begins before and ends after."""
     rng = random.Random(0)
     for _ in range(50):
         pieces = [rng.choice(["a", "b", "ab"]) for _ in range(8)]
-        done = streamed(lambda ids, pieces=pieces: "".join(pieces[number] for number in ids), range(8), stop=("b",),
+        done = streamed(lambda ids, pieces=pieces: "".join(pieces[number] for number in ids), range(8), stop=(stop,),
                         min_tokens=4)
         begin = len("".join(pieces[:4]))
-        expected, stop = plain("".join(pieces[4:]), ("b",), False)
-        assert (done.text, done.stopped) == ("".join(pieces)[:begin] + expected, stop)
+        expected, stopped = plain("".join(pieces[4:]), (stop,), False)
+        assert (done.text, done.stopped) == ("".join(pieces)[:begin] + expected, stopped)
