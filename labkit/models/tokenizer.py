@@ -98,10 +98,10 @@ class Tokenizer:
             raise UserError("this model has no chat template: it goes on with a text, and answers no questions")
         return self.encode(self.template.render(messages), marks=False)  # the template sets them itself
 
-    def decode(self, ids) -> str:
-        """Without the marks."""
+    def decode(self, ids, marks: bool = False) -> str:
+        """Without the marks, the special tokens, unless they are wanted."""
         with _named("the tokenizer fails on what the model wrote"):
-            return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+            return self._tokenizer.decode(list(ids), skip_special_tokens=not marks)
 
     def stream(self, ids) -> Iterator[str]:
         """The text of token after token; what is half a character waits for its other half."""

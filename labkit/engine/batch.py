@@ -1,0 +1,182 @@
+"""A step as flat arrays in one block of memory, so that one copy brings it to the device.
+
+    builder = BatchBuilder(max_num_seqs=64, max_pages=128)
+    batch = builder.build(step)
+    batch.buffer                        # int32; ids, positions, page_table and all else lie in it
+
+What a seat needs in every step, its page table and how its tokens are drawn, is kept here from step to step; a step
+brings only what is new.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.engine.block_manager import PAGE
+from labkit.engine.scheduler import Chunk, Step
+from labkit.engine.sequence import Sequence
+
+# One number for each token of the step; for each of its sequences; the page table; for each sequence how its token is
+# drawn. The first three in the order in which the models read them.
+TOKEN_FIELDS = ("ids", "positions", "slots")
+SEQUENCE_FIELDS = ("begins", "lengths", "contexts", "last")
+DRAW_FIELDS = ("seats", "steps", "counted")
+# The same in every step as long as a sequence keeps its seat; of seeds two numbers, the low one first.
+SEAT_FIELDS = ("top_k", "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty",
+               "repetition_penalty")
+FLOATS = SEAT_FIELDS[1:]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the arrays of a batch lie: of so many tokens (T) and sequences (B), with so many pages each (W)."""
+
+    tokens: int
+    sequences: int
+    max_pages: int
+
+    @functools.cached_property
+    def parts(self) -> dict[str, tuple[int, int]]:
+        """Of each array beginning and end, in numbers of four bytes."""
+        found, at = {}, 0
+        sizes = [(name, self.tokens) for name in TOKEN_FIELDS] + [(name, self.sequences) for name in SEQUENCE_FIELDS]
+        sizes += [("page_table", self.sequences * self.max_pages)]
+        sizes += [(name, self.sequences) for name in DRAW_FIELDS + SEAT_FIELDS]
+        sizes += [("seeds", 2 * self.sequences)]
+        for name, size in sizes:
+            found[name] = at, at + size
+            at += size
+        return found
+
+    @property
+    def size(self) -> int:
+        return self.parts["seeds"][1]
+
+    def views(self, buffer) -> dict:
+        """The arrays in an int32 array of `size` numbers, NumPy's or the device's."""
+        floats = buffer.view(np.float32)
+        views = {name: (floats if name in FLOATS else buffer)[begin:end]
+                 for name, (begin, end) in self.parts.items()}
+        return views | {"page_table": views["page_table"].reshape(self.sequences, self.max_pages),
+                        "seeds": views["seeds"].view(np.uint32).reshape(self.sequences, 2)}
+
+
+@dataclass
+class Batch:
+    """A step for a model; the arrays of `layout` are its attributes.
+
+    ids, positions, slots (T,): of each token; an id below 0 is a token that the host does not know yet: -1 - seat, the
+        one that this seat's sequence sampled last. slot = page * page_size + the place in the page; -1: a row of
+        padding.
+    begins, lengths, contexts, last (B,): a sequence's first row, how many it has, how many tokens up to its last one,
+        and the row whose logits are wanted. Those with one row come first. With n > 1 the outputs that begin with
+        another one's last row follow at the end: they have no rows, and the same `last`.
+    seats, steps (B,): where the token that is drawn goes, and its position in its sequence, which is the generator's
+        counter. No sequence has the seat max_num_seqs: it is for padding, and for chunks that do not reach the end of
+        the prompt.
+    counted (B,): the seat of a sequence with penalties, whose tokens are counted; -1 for the others.
+    top_k, temperature, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty (B,), seeds (B, 2) uint32:
+        how it is drawn.
+    """
+
+    layout: Layout
+    buffer: np.ndarray
+    decoding: int  # how many of the first sequences have one row
+    longest: int  # rows of the longest of the others
+    copies: list[tuple[int, int]]  # pages, as in Step
+    samples: list[tuple[int, Sequence]]  # for each of step.samples its number among the sequences, and itself
+    fresh: list[Sequence]  # those that are new at their seats; all of their tokens are known
+
+    def __post_init__(self):
+        for name, view in self.layout.views(self.buffer).items():
+            setattr(self, name, view)
+
+    def banned(self) -> list[tuple[int, tuple[int, ...]]]:
+        """(number, tokens): what must not be drawn for a sequence, where there is anything."""
+        found = [(number, sequence.banned(int(self.steps[number]))) for number, sequence in self.samples
+                 if sequence.request.params.min_tokens]
+        return [(number, tokens) for number, tokens in found if tokens]
+
+
+class BatchBuilder:
+    """max_pages: of one sequence."""
+
+    def __init__(self, max_num_seqs: int, max_pages: int, page_size: int = PAGE):
+        self.max_num_seqs, self.max_pages, self.page_size = max_num_seqs, max_pages, page_size
+        self._tables = np.zeros((max_num_seqs + 1, max_pages), np.int32)
+        self._admitted = [0] * max_num_seqs  # the admission of the sequence that each seat is set up for
+        self._params = np.zeros((len(SEAT_FIELDS), max_num_seqs + 1), np.int32)
+        self._seeds = np.zeros((max_num_seqs + 1, 2), np.uint32)
+
+    def build(self, step: Step, tokens: int = 0, sequences: int = 0) -> Batch:
+        """tokens, sequences: how many there are with padding, as a captured graph wants them; no padding if there are
+        more. Reads the sequences as they are between `schedule` and the next change."""
+        running = dict.fromkeys([chunk.sequence for chunk in step.chunks] + step.samples)
+        fresh = [sequence for sequence in running if self._set_up(sequence)]
+        for chunk in step.chunks:
+            self._update_table(chunk.sequence, chunk.begin // self.page_size)
+        single = [chunk for chunk in step.chunks if chunk.length == 1 and len(chunk.samples) < 2]
+        chunks = single + [chunk for chunk in step.chunks if chunk.length > 1 or len(chunk.samples) > 1]
+        forks = [(number, sequence) for number, chunk in enumerate(chunks) for sequence in chunk.samples[1:]]
+        begins = np.array([chunk.begin for chunk in chunks], np.int32)
+        lengths = np.array([chunk.length for chunk in chunks], np.int32)
+        T, B, used = int(lengths.sum()), len(chunks), len(chunks) + len(forks)
+        layout = Layout(max(tokens, T), max(sequences, used), self.max_pages)
+        places = {chunk.sequence: number for number, chunk in enumerate(chunks)}
+        places |= {sequence: B + number for number, (_, sequence) in enumerate(forks)}
+        batch = Batch(layout, np.zeros(layout.size, np.int32), len(single), int(lengths[len(single) :].max(initial=0)),
+                      list(step.copies), [(places[sequence], sequence) for sequence in step.samples], fresh)
+
+        seats = np.array([chunk.sequence.seat for chunk in chunks], np.int32)
+        firsts = np.cumsum(lengths) - lengths
+        batch.ids[:T] = [token for chunk in chunks for token in _ids(chunk)]
+        positions, rows = batch.positions[:T], np.repeat(seats, lengths)
+        positions[:] = np.arange(T) - np.repeat(firsts - begins, lengths)
+        batch.slots[:] = -1
+        batch.slots[:T] = (self._tables[rows, positions // self.page_size] * self.page_size
+                           + positions % self.page_size)
+        batch.begins[:B], batch.lengths[:B], batch.contexts[:B] = firsts, lengths, begins + lengths
+        batch.last[:B] = firsts + lengths - 1
+        batch.page_table[:B] = self._tables[seats]
+
+        batch.seats[:] = self.max_num_seqs
+        batch.seats[[number for number, _ in batch.samples]] = [sequence.seat for _, sequence in batch.samples]
+        batch.counted[:] = -1
+        for number, sequence in batch.samples:
+            if sequence.request.params.penalized:
+                batch.counted[number] = sequence.seat
+        batch.steps[:B] = batch.contexts[:B]
+        origins = [number for number, _ in forks]
+        batch.begins[B:used] = T
+        batch.last[B:used], batch.steps[B:used] = batch.last[origins], batch.steps[origins]
+        for values, name in zip(self._params[:, batch.seats], SEAT_FIELDS, strict=True):
+            getattr(batch, name).view(np.int32)[:] = values
+        batch.seeds[:] = self._seeds[batch.seats]
+        return batch
+
+    def _set_up(self, sequence: Sequence) -> bool:
+        """What belongs to the sequence at its seat; False if it is there already."""
+        seat, params = sequence.seat, sequence.request.params
+        if self._admitted[seat] == sequence.admission:
+            return False
+        self._admitted[seat] = sequence.admission
+        temperature = 0.0 if params.greedy else params.temperature
+        floats = np.array([temperature, *(getattr(params, name) for name in FLOATS[1:])], np.float32)
+        self._params[0, seat], self._params[1:, seat] = max(params.top_k, 0), floats.view(np.int32)
+        self._seeds[seat] = sequence.seed % 2**32, sequence.seed >> 32
+        self._update_table(sequence, 0)
+        return True
+
+    def _update_table(self, sequence: Sequence, first: int) -> None:
+        """The sequence's pages from number `first`: only those that a step writes into are new."""
+        pages = sequence.pages
+        if first < len(pages):
+            self._tables[sequence.seat, first : len(pages)] = pages[first:]
+
+
+def _ids(chunk: Chunk) -> list[int]:
+    known = chunk.sequence.tokens[chunk.begin : chunk.begin + chunk.length]
+    return known if len(known) == chunk.length else [*known, -1 - chunk.sequence.seat]

@@ -1,0 +1,140 @@
+"""Text from a model, for many prompts at a time. With vLLM's names: a script for vLLM runs by its import line.
+
+    from labkit.engine import LLM, SamplingParams
+
+    llm = LLM("path/to/folder")
+    for output in llm.generate(["A hacker is", "A kernel is"], SamplingParams(temperature=0.8, max_tokens=64)):
+        print(output.prompt, output.outputs[0].text)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
+
+from labkit.engine.llm_engine import LLMEngine, Stats
+from labkit.engine.outputs import RequestOutput
+from labkit.engine.runner import Runner
+from labkit.engine.sampling_params import SamplingParams
+
+Prompt = str | Items[int] | dict
+
+
+class LLM:
+    """model: its name as labkit.models.load takes it, or a runner that has one, with its tokenizer.
+
+    dtype, max_model_len, gpu_memory_utilization, num_pages, enforce_eager: of a model that is loaded by its name; see
+    load_runner in labkit.engine.model_runner. options: of LLMEngine.
+    """
+
+    def __init__(self, model: str | os.PathLike | Runner, tokenizer=None, *, max_num_seqs: int = 256,
+                 max_num_batched_tokens: int = 2048, dtype: str = "auto", max_model_len: int | None = None,
+                 gpu_memory_utilization: float = 0.9, num_pages: int | None = None, enforce_eager: bool = False,
+                 **options):
+        runner = model
+        if isinstance(model, str | os.PathLike):
+            from labkit.engine.model_runner import load_runner
+
+            runner, own = load_runner(
+                os.fspath(model), dtype=dtype, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
+                max_model_len=max_model_len, gpu_memory_utilization=gpu_memory_utilization, num_pages=num_pages,
+                enforce_eager=enforce_eager)
+            tokenizer = tokenizer or own
+        self.engine = LLMEngine(runner, tokenizer, max_num_seqs=max_num_seqs,
+                                max_num_batched_tokens=max_num_batched_tokens, **options)
+        self._numbers = 0
+        # Of the requests that a generate or a stream waits for: what a step brought that another one took.
+        self._news: dict[str, RequestOutput | None] = {}
+
+    def get_tokenizer(self):
+        return self.engine.tokenizer
+
+    def generate(self, prompts: Prompt | Items[Prompt], sampling_params: SamplingParams | Items[SamplingParams] = None,
+                 use_tqdm: bool = False) -> list[RequestOutput]:
+        """The outputs of each prompt, in the order of the prompts. sampling_params: for all, or one for each prompt.
+
+        Stopped by Ctrl-C, or by what is wrong with one of the prompts, it leaves none of them in the engine.
+        use_tqdm: shows a bar of the prompts that are done.
+        """
+        done: dict[str, RequestOutput] = {}
+        ids = self._add(prompts, sampling_params)
+        with self._aborting(ids), _bar(len(ids), use_tqdm) as advance:
+            for output in self._steps(ids, final_only=True):
+                done[output.request_id] = output
+                advance()
+        return [done[request_id] for request_id in ids]
+
+    def stream(self, prompts: Prompt | Items[Prompt],
+               sampling_params: SamplingParams | Items[SamplingParams] = None) -> Iterator[RequestOutput]:
+        """Every request that a step brings on, with all of its output so far, from the first token to the last; the
+        text up to where a stop string may begin. Requests are aborted when the iterator is closed."""
+        ids = self._add(prompts, sampling_params)
+        with self._aborting(ids):
+            yield from self._steps(ids)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request of a stream; its last output has the finish_reason "abort"."""
+        self.engine.abort_request(request_id)
+
+    def stats(self) -> Stats:
+        return self.engine.stats()
+
+    def _add(self, prompts, sampling_params) -> list[str]:
+        """The names of new requests, one for each prompt."""
+        if isinstance(prompts, str | dict) or (len(prompts) and isinstance(prompts[0], int)):
+            prompts = [prompts]
+        one = sampling_params is None or isinstance(sampling_params, SamplingParams)
+        params = [sampling_params or SamplingParams()] * len(prompts) if one else list(sampling_params)
+        if len(params) != len(prompts):
+            raise ValueError(f"sampling_params has {len(params)} entries for {len(prompts)} prompts; it must be one "
+                             f"for all, or one for each")
+        ids: list[str] = []
+        try:
+            for prompt, each in zip(prompts, params, strict=True):
+                self.engine.add_request(str(self._numbers), prompt, each)
+                ids.append(str(self._numbers))
+                self._numbers += 1
+        except BaseException:
+            self.engine.abort_request(ids)
+            raise
+        self._news |= dict.fromkeys(ids)
+        return ids
+
+    def _steps(self, ids: list[str], final_only: bool = False) -> Iterator[RequestOutput]:
+        missing = dict.fromkeys(ids)
+        while missing:
+            if not any(self._news[request_id] for request_id in missing):
+                if not self.engine.has_unfinished_requests():
+                    raise RuntimeError(f"the engine was stopped before requests {', '.join(missing)} had ended")
+                self._news |= {output.request_id: output for output in self.engine.step(final_only)
+                               if output.request_id in self._news}
+            for request_id in [each for each in missing if self._news[each]]:
+                output, self._news[request_id] = self._news[request_id], None
+                if output.finished:
+                    del missing[request_id]
+                if output.finished or not final_only:
+                    yield output
+
+    @contextlib.contextmanager
+    def _aborting(self, ids: list[str]) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self.engine.abort_request(ids)  # those that have ended are passed over
+            for request_id in ids:
+                del self._news[request_id]
+
+
+@contextlib.contextmanager
+def _bar(total: int, shown: bool) -> Iterator[Callable[[], None]]:
+    if not shown:
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress
+
+    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=Console(stderr=True)) as progress:
+        task = progress.add_task("prompts", total=total)
+        yield lambda: progress.advance(task)

@@ -1,0 +1,249 @@
+"""Requests in, tokens and text out, step by step; vLLM's names.
+
+    engine = LLMEngine(runner, tokenizer)
+    engine.add_request("0", "A hacker is", SamplingParams(max_tokens=32))
+    while engine.has_unfinished_requests():
+        for output in engine.step(): ...
+
+Each step launches the next one before it waits for the one that runs, so the device never waits for the host.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+from functools import partial
+
+from labkit.engine.block_manager import BlockManager
+from labkit.engine.detokenizer import Detokenizer
+from labkit.engine.outputs import CompletionOutput, Logprob, RequestOutput, Sampled
+from labkit.engine.runner import Handle, Runner
+from labkit.engine.sampling_params import SamplingParams
+from labkit.engine.scheduler import Scheduler, Step
+from labkit.engine.sequence import FinishReason, Request, Sequence
+
+
+@dataclass
+class Stats:
+    """Of the engine since it began, or of its memory at this moment. Pages that are cached and held by no sequence
+    are free."""
+
+    steps: int = 0
+    tokens: int = 0  # rows of the model: prompts and what was generated, once for each time that it was computed
+    generated: int = 0  # tokens that were sampled for a sequence that had not ended
+    discarded: int = 0  # tokens that were sampled one step too far
+    preemptions: int = 0
+    prompt_tokens: int = 0  # of the requests that have ended
+    cached_tokens: int = 0  # of these, found in the prefix cache when the request began
+    pages: int = 0
+    free_pages: int = 0
+    cached_pages: int = 0
+    most_pages: int = 0  # held at a time
+
+    @property
+    def page_use(self) -> float:
+        """The part of the pages that sequences hold."""
+        return (self.pages - self.free_pages) / self.pages
+
+
+class _Output:
+    """What is known of one sequence's output beside its tokens."""
+
+    def __init__(self, tokenizer, sequence: Sequence):
+        params, self._tokenizer = sequence.request.params, tokenizer
+        self.detokenizer = tokenizer and Detokenizer(
+            partial(tokenizer.decode, marks=not params.skip_special_tokens), sequence.request.prompt,
+            stop=params.stop, min_tokens=params.min_tokens, include_stop=params.include_stop_str_in_output)
+        self._unread: list[int] = []  # tokens that are not in the detokenizer yet
+        self.logprobs: list[dict[int, Logprob]] | None = None if params.logprobs is None else []
+        self.cumulative: float | None = None if params.logprobs is None else 0.0
+
+    def add(self, sampled: Sampled, shown: bool) -> None:
+        """shown: its text is part of the output's."""
+        if shown:
+            self._unread.append(sampled.token)
+        if self.logprobs is None or sampled.logprob is None:
+            return
+        self.cumulative += sampled.logprob
+        found = {sampled.token: Logprob(sampled.logprob, sampled.rank, self._decoded(sampled.token))}
+        for rank, (token, logprob) in enumerate(sampled.top, 1):
+            found.setdefault(token, Logprob(logprob, rank, self._decoded(token)))
+        self.logprobs.append(found)
+
+    def text(self, finished: bool) -> str:
+        """As far as no stop string may begin in it; all of it at the end."""
+        self.read(finished)
+        return self.detokenizer.text if finished else self.detokenizer.safe
+
+    def read(self, finished: bool) -> str | None:
+        """Decodes what has come since the last time: one token if stop strings are looked for, else any number, up to
+        all of the output at once. Returns the stop string that the text completed."""
+        if self._unread:
+            self.detokenizer.push(*self._unread)
+            self._unread.clear()
+        return self.detokenizer.flush() if finished else self.detokenizer.stopped
+
+    def _decoded(self, token: int) -> str | None:
+        return self._tokenizer and self._tokenizer.decode([token], marks=True)
+
+
+class LLMEngine:
+    """tokenizer: encode(text), decode(ids, marks) and stop, the ids that end a text, as Tokenizer in
+    labkit.models.tokenizer has them; None: prompts are token ids, and there is no text. seed: for requests without a
+    seed of their own.
+
+    overlap: False waits for each step before the next one is scheduled; the outputs are the same.
+    """
+
+    def __init__(self, runner: Runner, tokenizer=None, *, max_num_seqs: int = 256, max_num_batched_tokens: int = 2048,
+                 enable_prefix_caching: bool = True, seed: int = 0, overlap: bool = True,
+                 scheduler: type[Scheduler] = Scheduler):
+        self.runner, self.tokenizer, self.seed, self.overlap = runner, tokenizer, seed, overlap
+        self._new_blocks = partial(BlockManager, runner.num_pages, runner.page_size, enable_prefix_caching)
+        self._new_scheduler = partial(scheduler, max_num_seqs=max_num_seqs,
+                                      max_num_batched_tokens=max_num_batched_tokens)
+        self._added = 0
+        self._stats = Stats(pages=runner.num_pages)
+        self._reset()
+
+    def _reset(self) -> None:
+        """As it was at first, but for the statistics: no request, and nothing in the prefix cache."""
+        self.blocks = self._new_blocks()
+        self.scheduler = self._new_scheduler(self.blocks)
+        self._requests: dict[str, Request] = {}
+        self._outputs: dict[Sequence, _Output] = {}
+        self._aborted: list[RequestOutput] = []
+        self._in_flight: tuple[Step, Handle] | None = None
+
+    # --- Requests ----------------------------------------------------------------------------------------------------
+
+    def add_request(self, request_id: str, prompt: str | Items[int] | dict, params: SamplingParams) -> Request:
+        """prompt: a text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}. Raises ValueError for what could
+        not run."""
+        if request_id in self._requests:
+            raise ValueError(f"request_id is {request_id!r}, and the request of this name has not ended yet")
+        text, ids = self._ids(prompt)
+        if self.tokenizer is None and params.stop:
+            raise ValueError(f"stop is {params.stop}; without a tokenizer there is no text to find it in")
+        seed = self._seed() if params.seed is None else params.seed
+        request = Request(request_id, ids, params, seed=seed, stop_ids=getattr(self.tokenizer, "stop", ()),
+                          max_length=self.runner.max_model_len, text=text)
+        self.scheduler.add(request)
+        self._added += 1
+        self._requests[request_id] = request
+        self._outputs |= {sequence: _Output(self.tokenizer, sequence) for sequence in request.sequences}
+        return request
+
+    def _ids(self, prompt) -> tuple[str | None, Items[int]]:
+        if isinstance(prompt, dict):
+            prompt = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt["prompt"]
+        if not isinstance(prompt, str):
+            return None, prompt
+        if self.tokenizer is None:
+            raise ValueError("the prompt is a text; without a tokenizer it must be token ids")
+        return prompt, self.tokenizer.encode(prompt)
+
+    def _seed(self) -> int:
+        """Of a request without one: another for each, the same ones in each run."""
+        return int.from_bytes(hashlib.blake2b(f"{self.seed} {self._added}".encode(), digest_size=8).digest(), "little")
+
+    def abort_request(self, request_ids: str | Items[str]) -> None:
+        """At any moment; those that have ended, or never were, are passed over. The next step returns what there is of
+        the outputs."""
+        for request_id in [request_ids] if isinstance(request_ids, str) else request_ids:
+            request = self._requests.get(request_id)
+            if request:
+                self.scheduler.abort(request)
+                self._aborted.append(self._output(request))
+                self._forget(request)
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._requests or self._aborted)
+
+    def _forget(self, request: Request) -> None:
+        if request.num_cached_tokens is not None:
+            self._stats.prompt_tokens += len(request.prompt)
+            self._stats.cached_tokens += request.num_cached_tokens
+        del self._requests[request.request_id]
+        for sequence in request.sequences:
+            del self._outputs[sequence]
+
+    # --- Steps -------------------------------------------------------------------------------------------------------
+
+    def step(self, final_only: bool = False) -> list[RequestOutput]:
+        """Launches the next step, waits for the one before it, and returns the requests that it brought on, each with
+        all of its output so far; with final_only those that have ended."""
+        try:
+            received = self._advance()
+        except BaseException:
+            self._reset()  # Ctrl-C, too: it may have come in the middle of anything
+            raise
+        touched = dict.fromkeys(sequence.request for sequence in received)
+        outputs, self._aborted = self._aborted, []
+        outputs += [self._output(request) for request in touched if request.finished or not final_only]
+        for request in touched:
+            if request.finished:
+                self._forget(request)
+        return outputs
+
+    def _advance(self) -> list[Sequence]:
+        """The sequences that have a token more."""
+        step = self.scheduler.schedule()
+        launched = (step, self.runner.launch(step)) if step.chunks else None
+        if launched:
+            self._count(step)
+        elif self._in_flight is None and self._requests:
+            raise RuntimeError(f"nothing can run, with {self.blocks.num_free} of {self.blocks.num_pages} pages free")
+        before, self._in_flight = self._in_flight, launched
+        received = self._receive(*before) if before else []
+        if not self.overlap and launched:
+            self._in_flight = None
+            received += self._receive(*launched)
+        return received
+
+    def _receive(self, step: Step, handle: Handle) -> list[Sequence]:
+        tokens = handle.tokens()
+        alive = self.scheduler.receive(step, tokens)
+        self._stats.generated += len(alive)
+        self._stats.discarded += len(tokens) - len(alive)
+        for sequence, sampled in alive:
+            reason = self._append(sequence, sampled)
+            if reason:
+                self.scheduler.finish(sequence, reason)
+        return [sequence for sequence, _ in alive]
+
+    def _append(self, sequence: Sequence, sampled: Sampled) -> FinishReason | None:
+        """Why the output ends with this token, if it does."""
+        output, params, reason = self._outputs[sequence], sequence.request.params, sequence.ended_by_last()
+        stop_token = reason is FinishReason.STOP
+        output.add(sampled, shown=not stop_token or params.include_stop_str_in_output)
+        stopped = output.read(finished=reason is not None) if params.stop else None
+        if stopped is not None and not stop_token:
+            sequence.stop_reason, reason = stopped, FinishReason.STOP
+        return reason
+
+    # --- What is returned --------------------------------------------------------------------------------------------
+
+    def _output(self, request: Request) -> RequestOutput:
+        outputs = [self._completion(sequence) for sequence in request.sequences]
+        return RequestOutput(request.request_id, request.text, list(request.prompt), outputs, request.finished,
+                             request.num_cached_tokens)
+
+    def _completion(self, sequence: Sequence) -> CompletionOutput:
+        output = self._outputs[sequence]
+        reason = sequence.finish_reason and sequence.finish_reason.value
+        text = output.text(reason is not None) if output.detokenizer else ""
+        return CompletionOutput(sequence.index, text, sequence.output, output.cumulative,
+                                None if output.logprobs is None else list(output.logprobs), reason,
+                                sequence.stop_reason)
+
+    def _count(self, step: Step) -> None:
+        stats = self._stats
+        stats.steps += 1
+        stats.tokens += step.tokens
+        stats.preemptions += step.preempted
+        stats.most_pages = max(stats.most_pages, self.blocks.num_pages - self.blocks.num_free)
+
+    def stats(self) -> Stats:
+        return replace(self._stats, free_pages=self.blocks.num_free, cached_pages=self.blocks.num_cached)

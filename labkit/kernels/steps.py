@@ -1,0 +1,75 @@
+"""What an engine does around a model's step, without waiting for the host: tokens go from step to step on the device,
+shared pages are copied before they are written, and tokens that must not be drawn are taken out.
+
+Shapes  ids (T,) int32; tokens, seats (B,) int32; last (seats,) int32; memory (layers, pages, numbers) of any type;
+        copies (n, 2) int32; logits (B, V) float32; banned (n, 2) int32; C-contiguous
+"""
+
+import numpy as np
+from numba import float32, int32, uint32
+
+from labkit import cuda
+from labkit.kernels.arguments import check_array
+
+BLOCK = 256
+NEVER = float32(-np.inf)
+
+
+@cuda.jit
+def fill_ids_kernel(ids, last):
+    row = uint32(cuda.grid(1))
+    if row < ids.shape[0] and ids[row] < int32(0):
+        ids[row] = last[uint32(int32(-1) - ids[row])]
+
+
+def fill_ids(ids, last, stream=0):
+    """ids[t] = last[-1 - ids[t]] where ids[t] is below 0: the token that a seat's sequence sampled last."""
+    check_array("ids", ids, ndim=1, dtype=np.int32)
+    check_array("last", last, ndim=1, dtype=np.int32)
+    fill_ids_kernel[-(-ids.shape[0] // BLOCK), BLOCK, stream](ids, last)
+
+
+@cuda.jit
+def keep_tokens_kernel(tokens, seats, last):
+    row = uint32(cuda.grid(1))
+    if row < tokens.shape[0]:
+        last[uint32(seats[row])] = max(tokens[row], int32(0))  # below 0 is an error, which the host raises later
+
+
+def keep_tokens(tokens, seats, last, stream=0):
+    """last[seats[b]] = tokens[b], for the next step. Only padding shares a seat; which row of it wins is open."""
+    check_array("tokens", tokens, ndim=1, dtype=np.int32)
+    check_array("seats", seats, shape=tokens.shape, dtype=np.int32)
+    check_array("last", last, ndim=1, dtype=np.int32)
+    keep_tokens_kernel[-(-tokens.shape[0] // BLOCK), BLOCK, stream](tokens, seats, last)
+
+
+@cuda.jit
+def copy_pages_kernel(memory, copies):
+    at, layer = uint32(cuda.grid(1)), uint32(cuda.blockIdx.y)
+    if at < memory.shape[2]:
+        # One thread for a place in all pages: a page that is copied to may be copied from afterwards.
+        for number in range(copies.shape[0]):
+            memory[layer, uint32(copies[number, 1]), at] = memory[layer, uint32(copies[number, 0]), at]
+
+
+def copy_pages(memory, copies, stream=0):
+    """memory[:, to] = memory[:, from] for each (from, to) of copies, one after the other."""
+    check_array("memory", memory, ndim=3, dtype=memory.dtype)
+    check_array("copies", copies, ndim=2, dtype=np.int32)
+    layers, _, numbers = memory.shape
+    copy_pages_kernel[(-(-numbers // BLOCK), layers), BLOCK, stream](memory, copies)
+
+
+@cuda.jit
+def ban_tokens_kernel(logits, banned):
+    number = uint32(cuda.grid(1))
+    if number < banned.shape[0]:
+        logits[uint32(banned[number, 0]), uint32(banned[number, 1])] = NEVER
+
+
+def ban_tokens(logits, banned, stream=0):
+    """logits[row, token] = -inf for each (row, token) of banned."""
+    check_array("logits", logits, ndim=2)
+    check_array("banned", banned, ndim=2, dtype=np.int32)
+    ban_tokens_kernel[-(-banned.shape[0] // BLOCK), BLOCK, stream](logits, banned)

@@ -1,0 +1,101 @@
+"""A real model behind the engine: each output is that of the request run alone, in any company."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+llama = pytest.importorskip("labkit.models.llama", reason="this model is not there yet")
+pytest.importorskip("labkit.kernels.sampling")
+pytest.importorskip("labkit.kernels.penalties")
+
+from labkit._common.errors import UserError  # noqa: E402
+from labkit.engine import LLM, SamplingParams  # noqa: E402
+from labkit.engine.model_runner import ModelRunner  # noqa: E402
+
+CONFIG = llama.Config(vocab_size=97, hidden_size=128, intermediate_size=192, num_hidden_layers=2,
+                      num_attention_heads=4, num_key_value_heads=1, head_dim=32, max_position_embeddings=128,
+                      tie_word_embeddings=True)
+PROMPTS = [np.random.default_rng(length).integers(0, 97, length).tolist() for length in (3, 20, 40, 1, 17)]
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+PARAMS = [
+    SamplingParams(temperature=0.8, top_p=0.9, seed=5, max_tokens=20, n=3),
+    SamplingParams(temperature=1.0, top_k=7, seed=6, max_tokens=20, presence_penalty=1.5, repetition_penalty=1.3, n=2),
+    SamplingParams(temperature=0, max_tokens=25, min_tokens=5, stop_token_ids=list(range(60)), logprobs=3),
+    SamplingParams(temperature=1.2, min_p=0.05, seed=9, max_tokens=20),
+    SamplingParams(temperature=0, max_tokens=20, frequency_penalty=0.5),
+]
+
+
+@pytest.fixture(scope="module")
+def model():
+    rng = np.random.default_rng(0)
+    tensors = {name: (0.1 * rng.standard_normal(shape) + (len(shape) == 1)).astype(np.float32)
+               for name, shape in llama.shapes(CONFIG).items()}
+    return llama.Llama(CONFIG, tensors, dtype="float32")
+
+
+def served(model, prompts, params, pages=64, seats=8, budget=32, **options):
+    runner = ModelRunner(model, num_pages=pages, max_num_seqs=seats, max_num_batched_tokens=budget, max_model_len=96,
+                         **options)
+    llm = LLM(runner, max_num_seqs=seats, max_num_batched_tokens=budget)
+    return [[one.token_ids for one in output.outputs] for output in llm.generate(prompts, params)], llm
+
+
+def test_greedy_tokens_are_the_models(model):
+    outputs, _ = served(model, PROMPTS, GREEDY)
+    for prompt, (tokens,) in zip(PROMPTS, outputs, strict=True):
+        alone, expected = llama.Alone(model, 96), []
+        logits = alone(prompt)
+        for _ in range(12):
+            expected.append(int(np.argmax(logits.copy_to_host()[0])))
+            logits = alone(expected[-1:])
+        assert tokens == expected
+
+
+def test_in_any_company_and_after_preemption_the_output_is_that_of_the_request_alone(model):
+    together, llm = served(model, PROMPTS, PARAMS, pages=8, seats=4, budget=16)
+    assert llm.stats().preemptions > 0 and llm.stats().free_pages == 8
+    for prompt, each, outputs in zip(PROMPTS, PARAMS, together, strict=True):
+        assert served(model, [prompt], each, seats=4)[0] == [outputs]
+    assert len(set(map(tuple, together[0]))) == 3
+    (late,) = together[2]  # no stop token before the sixth, and none but the last
+    assert min(late[:-1]) >= 60 > late[-1] and len(late) > 5
+
+
+def test_graphs_and_plain_launches_give_the_same(model):
+    assert served(model, PROMPTS, GREEDY)[0] == served(model, PROMPTS, GREEDY, enforce_eager=True)[0]
+
+
+def test_logits_that_are_no_numbers_are_named(model):
+    def linear(x, weight, out, bias=None, stream=0):
+        out.copy_to_device(np.full(out.shape, np.nan, np.float32))
+
+    broken = model.with_kernels(replace(model.kernels, linear=linear))
+    with pytest.raises(ValueError, match="request 0: the model's logits are NaN"):
+        served(broken, PROMPTS[:1], GREEDY, enforce_eager=True)
+
+
+def test_a_model_is_loaded_by_the_name_of_its_folder(model, tmp_path):
+    import json
+
+    import tokenizers
+    from safetensors.numpy import save_file
+
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 0} | {
+        name: getattr(CONFIG, name) for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+                                                 "num_attention_heads", "num_key_value_heads", "head_dim",
+                                                 "max_position_embeddings", "tie_word_embeddings")}))
+    save_file({f"model.{name}": tensor for name, tensor in model.tensors.items()}, tmp_path / "model.safetensors")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({f"w{number}": number for number in range(97)}, "w0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    llm = LLM(tmp_path, dtype="float32", max_num_seqs=8, max_num_batched_tokens=32, max_model_len=96)
+    (output,) = llm.generate(" ".join(f"w{token}" for token in PROMPTS[1]), GREEDY)
+    expected = served(model, PROMPTS[1:2], GREEDY)[0][0][0]
+    assert output.outputs[0].token_ids == expected[: expected.index(0) + 1 if 0 in expected else None]
+    assert llm.stats().pages == 8 * 6
+    with pytest.raises(ValueError, match="gpu_memory_utilization is 2"):
+        LLM(tmp_path, dtype="float32", gpu_memory_utilization=2)
+    with pytest.raises(UserError, match="tiny is a GPT2; the engine runs Llama and Qwen3"):
+        LLM("tiny")
