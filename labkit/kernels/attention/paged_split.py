@@ -327,6 +327,7 @@ def make_paged_decode_mma(size: int, heads: int):
     BEFORE = STAGES - 1  # pages that are under way
     PENDING = STAGES - 2
     RING = STAGES * STAGE
+    QUERIES_AT = WARPS * RING
     STEPS, PIECES = size // 16, size // CHUNK
     LANE_ROWS = 1 if heads <= 8 else 2
     ACCUMULATORS, QUERY_WORDS = PIECES * 4, STEPS * 4
@@ -348,7 +349,6 @@ def make_paged_decode_mma(size: int, heads: int):
 
     @cuda.jit(launch_bounds=(THREADS, 4 if size <= 64 else 2))
     def paged_decode_mma_kernel(q, keys, values, page_table, lengths, out, scale, ratio, kv_heads, partial, arrived):
-        query_rows = cuda.shared.array(QUERY_TILE, uint16, 16)
         shared = cuda.shared.array(0, uint16)
         records = cuda.shared.array(0, float32)  # the same memory, after the last page
         last_block = cuda.shared.array(1, uint32)
@@ -377,7 +377,7 @@ def make_paged_decode_mma(size: int, heads: int):
             return  # the grid has blocks for a full page table
         page = uint32(page + warp)
         ring = uint32(warp * uint32(RING))
-        copy_queries(query_rows, uint32(0), q, first_row, uint32(first_row + count), uint32(0), thread)
+        copy_queries(shared, uint32(QUERIES_AT), q, first_row, uint32(first_row + count), uint32(0), thread)
         ptx.cp_async_commit()
         for n in range(BEFORE):
             start_page(shared, uint32(ring + uint32(n * STAGE)), keys, values, page_table, sequence,
@@ -395,7 +395,7 @@ def make_paged_decode_mma(size: int, heads: int):
         ptx.cp_async_wait(BEFORE)
         cuda.syncthreads()  # the queries are there
         for k in range(STEPS):
-            read_queries(query_words, query_rows, row_at, wide, k, 4 * k)
+            read_queries(query_words, shared, uint32(uint32(QUERIES_AT) + row_at), wide, k, 4 * k)
         stage = uint32(0)
         while page < end:
             ptx.cp_async_wait(PENDING)
@@ -437,5 +437,5 @@ def make_paged_decode_mma(size: int, heads: int):
         join(records, last_block, out, first_row, count, split, parts, group, partial, arrived, thread)
 
     paged_decode_mma_kernel.threads = THREADS
-    paged_decode_mma_kernel.shared_bytes = max(2 * WARPS * RING, 4 * WARPS * HEADS * RECORD)
+    paged_decode_mma_kernel.shared_bytes = max(2 * (QUERIES_AT + QUERY_TILE), 4 * WARPS * HEADS * RECORD)
     return paged_decode_mma_kernel
