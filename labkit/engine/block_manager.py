@@ -20,8 +20,7 @@ from array import array
 from collections import OrderedDict
 
 from labkit.engine.sequence import Sequence
-
-PAGE = 16  # tokens; the kernels' number
+from labkit.kernels.attention.pages import PAGE
 
 
 class BlockManager:

@@ -28,12 +28,12 @@ from labkit.kernels.sampling import Parameters, Scratch, sample
 from labkit.kernels.steps import ban_tokens, copy_pages, fill_ids, keep_tokens
 from labkit.models.llama import DTYPES, LARGEST, Cache, Llama, Workspace
 from labkit.models.load import ARCHITECTURES, folder, load, model_type, reading
-from labkit.models.step import Shape
-from labkit.models.step import Step as Inputs
+from labkit.models.step import Shape, step_of
 from labkit.models.tokenizer import CONFIG, Tokenizer
 
 CPU_CACHE = 1 << 28  # bytes of K and V on the CPU device
 WORKING = 2 << 30  # bytes of a GPU's memory that are left for activations, logits and graphs
+INPUTS = ("ids", "positions", "slots", "begins", "lengths", "contexts", "last", "page_table")  # as step_of takes them
 IN_FLIGHT = 3  # steps whose memory on the host is kept apart: one more than run at a time
 
 
@@ -68,6 +68,7 @@ class ModelRunner:
                       for _ in range(IN_FLIGHT)]
         self._launched = 0
         self._views = functools.lru_cache(maxsize=256)(self._device_views)
+        self._inputs = functools.lru_cache(maxsize=256)(self._device_inputs)
 
     def launch(self, step: Step) -> Handle:
         """Returns before the step has run."""
@@ -105,10 +106,13 @@ class ModelRunner:
     def _device_views(self, layout: Layout) -> dict:
         return layout.views(self._memory[: layout.size])
 
-    def _forward(self, shape: Shape, layout: Layout, stream):
+    def _device_inputs(self, shape: Shape, layout: Layout):
         views = self._views(layout)
-        fill_ids(views["ids"], self._last, stream=stream)
-        inputs = Inputs(shape, *(views[name] for name in Inputs._fields[1:]))
+        return step_of(shape, *(views[name] for name in INPUTS))
+
+    def _forward(self, shape: Shape, layout: Layout, stream):
+        inputs = self._inputs(shape, layout)
+        fill_ids(inputs.ids, self._last, stream=stream)
         return self.model.forward(inputs, self._cache, self._workspace, stream=stream)
 
     def _sample(self, logits, layout: Layout, stream) -> None:

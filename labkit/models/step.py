@@ -55,6 +55,13 @@ class Step(NamedTuple):
     of_others: tuple  # page_table, begins, lengths and contexts of the others
 
 
+def step_of(shape: Shape, ids, positions, slots, begins, lengths, contexts, last, page_table) -> Step:
+    """A step of these device arrays, as Step describes them."""
+    n = shape.decoding
+    return Step(shape, ids, positions, slots, begins, lengths, contexts, last, page_table,
+                (page_table[:n], contexts[:n]), (page_table[n:], begins[n:], lengths[n:], contexts[n:]))
+
+
 def shape_of(pieces: Sequence[Piece]) -> Shape:
     """The smallest shape that holds them."""
     lengths = [len(piece.ids) for piece in pieces]
@@ -118,7 +125,4 @@ class Inputs:
         rows = [self.memory[number * T : (number + 1) * T] for number in range(3)]
         sequences = [self.memory[3 * T + number * B : 3 * T + (number + 1) * B] for number in range(4)]
         table = self.memory[3 * T + 4 * B : 3 * T + (4 + self.pages) * B].reshape(B, self.pages)
-        begins, lengths, contexts, _ = sequences
-        n = shape.decoding
-        return Step(shape, *rows, *sequences, table, (table[:n], contexts[:n]),
-                    (table[n:], begins[n:], lengths[n:], contexts[n:]))
+        return step_of(shape, *rows, *sequences, table)
