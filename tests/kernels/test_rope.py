@@ -191,6 +191,7 @@ def test_a_position_beyond_the_table_gives_nan():
     np.testing.assert_array_equal(values.read()[0][0, 0, 4:7], qkv.reshape(3, 4, 32)[:, 3])
 
 
+@pytest.mark.sweep
 def test_a_view_at_an_odd_address():
     inputs = made(np.uint16, 5, 4, 2, 32)
     even = check(rope_split_cache, inputs, 4, 2, 32)

@@ -69,7 +69,7 @@ def greedy(alone, prompt, count):
 # --- Against transformers --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SHAPES)
 def test_logits_and_64_greedy_tokens_are_transformers(name):
     known, model = made(name, "float32")

@@ -82,6 +82,7 @@ def test_a_row_has_the_same_bits_in_any_company():
             np.testing.assert_array_equal(together[rows], alone)
 
 
+@pytest.mark.sweep
 def test_a_view_at_an_odd_address():
     x, residual, weight = ADD_RMSNORM_BF16.inputs(np.random.default_rng(5), T=3, C=256)
     whole = cuda.to_device(np.concatenate([np.zeros(1, np.uint16), x.reshape(-1)]))
