@@ -94,6 +94,7 @@ def test_bias_of_either_type(way, bias):
     assert (np.abs(out - expected) <= allowed).all()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("activation", "reference"), [
     pytest.param(gelu_tanh_approx, gelu_tanh_reference, id="tanh_approx"),
     pytest.param(gelu_sigmoid, gelu_tanh_reference, id="sigmoid"),
@@ -221,7 +222,7 @@ def test_accumulators_stay_in_registers(tile, kernel):
     assert taken["registers"] <= (128 if tile is SIMPLE else 168)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_a_residual_is_added_on_the_way_out(tile, in_place):
