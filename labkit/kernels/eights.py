@@ -1,6 +1,6 @@
 """Float32 and bfloat16 from one source: how a kernel reads and writes a number, or eight neighbours of a row at once.
 
-A factory takes the name of a dtype and gets its device functions: `one = ACCESS[dtype]`, then one.load(array, i) is a
+A factory takes an Element and gets its device functions: `one = ACCESS[element]`, then one.load(array, i) is a
 float32 whatever the array holds. Eight neighbours are 128 bits of bfloat16, in one access, or 256 bits of float32, in
 two. bfloat16 lies in arrays of uint16.
 """
@@ -15,10 +15,9 @@ from labkit import cuda
 from labkit.device import ptx
 from labkit.kernels.arguments import aligned
 from labkit.kernels.dtypes import bfloat16_of, float32_of
+from labkit.kernels.elements import BFLOAT16, FLOAT32, bfloat16_bits, bfloat16_number
 
 ZERO = float32(0.0)
-FLOAT32, BFLOAT16 = "float32", "bfloat16"
-ARRAYS_OF = {FLOAT32: np.dtype(np.float32), BFLOAT16: np.dtype(np.uint16)}
 
 
 # --- float32 ----------------------------------------------------------------------------------------------------------
@@ -32,11 +31,6 @@ def load_f32(array, i):
 @cuda.jit(device=True)
 def store_f32(array, i, value):
     array[i] = value
-
-
-@cuda.jit(device=True)
-def as_it_is(value):
-    return value
 
 
 @cuda.jit(device=True)
@@ -75,18 +69,12 @@ def store_singles_f32(array, i, left, local, at):
 
 @cuda.jit(device=True)
 def load_bf16(array, i):
-    return ptx.bits_float(uint32(uint32(array[i]) << uint32(16)))  # a bfloat16 is the upper half of a float32
+    return bfloat16_number(array[i])
 
 
 @cuda.jit(device=True)
 def store_bf16(array, i, value):
-    array[i] = ptx.pack_bf162(value, ZERO)
-
-
-@cuda.jit(device=True)
-def round_bf16(value):
-    low, _ = ptx.unpack_bf162(ptx.pack_bf162(value, ZERO))
-    return low
+    array[i] = bfloat16_bits(value)
 
 
 @cuda.jit(device=True)
@@ -121,12 +109,12 @@ def store_singles_bf16(array, i, left, local, at):
             store_bf16(array, uint32(i + uint32(e)), local[at + e])
 
 
-# --- By the name of the dtype -----------------------------------------------------------------------------------------
+# --- By the element ---------------------------------------------------------------------------------------------------
 
 
 class Access(NamedTuple):
-    """load(array, i) and store(array, i, value): one number. rounded(value): as it is stored. eight and singles: pairs
-    of load(local, at, array, i, left) and store(array, i, left, local, at), between eight neighbours of the array and
+    """load(array, i) and store(array, i, value): one number. rounded: the Element's. eight and singles: pairs of
+    load(local, at, array, i, left) and store(array, i, left, local, at), between eight neighbours of the array and
     local[at] to local[at + 7], float32 in registers. `left` of the neighbours are inside the row: the others load as
     zero and are not stored. eight: all are inside or none, and begin at a multiple of 16 bytes."""
 
@@ -141,20 +129,11 @@ class Access(NamedTuple):
 
 
 ACCESS = {
-    FLOAT32: Access(load_f32, store_f32, as_it_is, (load_eight_f32, store_eight_f32),
+    FLOAT32: Access(load_f32, store_f32, FLOAT32.rounded, (load_eight_f32, store_eight_f32),
                     (load_singles_f32, store_singles_f32)),
-    BFLOAT16: Access(load_bf16, store_bf16, round_bf16, (load_eight_bf16, store_eight_bf16),
+    BFLOAT16: Access(load_bf16, store_bf16, BFLOAT16.rounded, (load_eight_bf16, store_eight_bf16),
                      (load_singles_bf16, store_singles_bf16)),
 }
-
-
-def dtype_of(name: str, array) -> str:
-    """FLOAT32 or BFLOAT16; TypeError, which names the argument, for another dtype."""
-    dtype = np.dtype(getattr(array, "dtype", np.float32))  # what is no array is refused by check_array
-    for known, of in ARRAYS_OF.items():
-        if dtype == of:
-            return known
-    raise TypeError(f"{name} has dtype {dtype}; float32 and uint16, which holds bfloat16, are allowed")
 
 
 def in_eights(columns: int, *arrays) -> bool:

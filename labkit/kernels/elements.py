@@ -70,6 +70,12 @@ def element_of(name: str, array) -> Element:
 # --- SwiGLU of two numbers --------------------------------------------------------------------------------------------
 
 
+@cuda.jit(device=True)
+def silu_fast(x):
+    """x / (1 + exp(-x)) in a few units of float32: an exponential and a reciprocal of one instruction each."""
+    return x * ptx.rcp_approx(ONE + ptx.exp2_approx(x * MINUS_LOG2_E))
+
+
 def make_swiglu(element: Element):
     """A device function: silu(gate) * up of two accumulators, rounded where a module of this element type rounds: both
     linear layers, and SiLU. The product is left for the caller to round."""
@@ -77,8 +83,7 @@ def make_swiglu(element: Element):
 
     @cuda.jit(device=True)
     def swiglu(gate, up):
-        gate = rounded(gate)
-        return rounded(gate * ptx.rcp_approx(ONE + ptx.exp2_approx(gate * MINUS_LOG2_E))) * rounded(up)
+        return rounded(silu_fast(rounded(gate))) * rounded(up)
 
     return swiglu
 

@@ -20,7 +20,7 @@ from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, blocks_for, check_array, check_block
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.dtypes import bfloat16_of, float64_of
-from labkit.kernels.eights import ARRAYS_OF, BFLOAT16, FLOAT32, dtype_of
+from labkit.kernels.elements import BFLOAT16, FLOAT32, Element, element_of
 from labkit.kernels.op import Op, Work, rung, uniform
 
 BLOCK = 256
@@ -160,8 +160,8 @@ def token_embedding_reference(ids, tokens):
 
 
 @kernel_factory
-def make_token_embedding_strided(dtype: str):
-    MISSING = NANS[dtype]
+def make_token_embedding_strided(element: Element):
+    MISSING = NANS[element]
 
     @cuda.jit
     def token_embedding_strided_kernel(ids, tokens, out):
@@ -178,13 +178,13 @@ def make_token_embedding_strided(dtype: str):
 @rung(kernel=make_token_embedding_strided(BFLOAT16), idea="one block a token, 256 threads walk along the row")
 def token_embedding_strided(ids, tokens, out, stream=0):
     """One block copies one row, number by number. Any width."""
-    dtype = _check_tokens(ids, tokens, out)
-    make_token_embedding_strided(dtype)[ids.shape[0], BLOCK, stream](ids, tokens, out)
+    element = _check_tokens(ids, tokens, out)
+    make_token_embedding_strided(element)[ids.shape[0], BLOCK, stream](ids, tokens, out)
 
 
 @kernel_factory
-def make_token_embedding(dtype: str):
-    EACH, MISSING = 16 // ARRAYS_OF[dtype].itemsize, NAN_WORDS[dtype]
+def make_token_embedding(element: Element):
+    EACH, MISSING = element.per_load, NAN_WORDS[element]
 
     @cuda.jit
     def token_embedding_vectorized_kernel(ids, tokens, out):
@@ -210,34 +210,34 @@ def token_embedding_vectorized(ids, tokens, out, stream=0):
 
 def token_embedding(ids, tokens, out, stream=0):
     """The launcher to use: token_embedding_vectorized. An id that is no row of tokens gives a row of NaN."""
-    dtype = _check_tokens(ids, tokens, out)
+    element = _check_tokens(ids, tokens, out)
     count, columns = out.shape
-    each = 16 // ARRAYS_OF[dtype].itemsize
+    each = element.per_load
     if columns % each or not aligned(tokens, out):
         token_embedding_strided(ids, tokens, out, stream=stream)
         return
     threads = count * columns // each
     block = min(BLOCK, -(-threads // 32) * 32)
-    make_token_embedding(dtype)[blocks_for((threads,), (block,)), block, stream](ids, tokens, out)
+    make_token_embedding(element)[blocks_for((threads,), (block,)), block, stream](ids, tokens, out)
 
 
-def _check_tokens(ids, tokens, out) -> str:
-    dtype = dtype_of("tokens", tokens)
+def _check_tokens(ids, tokens, out) -> Element:
+    element = element_of("tokens", tokens)
     check_array("ids", ids, ndim=1, dtype=np.uint32 if getattr(ids, "dtype", None) == np.uint32 else np.int32)
-    check_array("tokens", tokens, ndim=2, dtype=ARRAYS_OF[dtype])
-    check_array("out", out, shape=(ids.shape[0], tokens.shape[1]), dtype=ARRAYS_OF[dtype])
-    return dtype
+    check_array("tokens", tokens, ndim=2, dtype=element.dtype)
+    check_array("out", out, shape=(ids.shape[0], tokens.shape[1]), dtype=element.dtype)
+    return element
 
 
 def _torch_tokens(torch, ids, tokens, out):
     return torch.nn.functional.embedding(ids, tokens)
 
 
-def _token_op(name: str, dtype: str):
-    stored, size = bfloat16_of if dtype == BFLOAT16 else np.asarray, ARRAYS_OF[dtype].itemsize
+def _token_op(name: str, element: Element):
+    stored, size = bfloat16_of if element == BFLOAT16 else np.asarray, element.dtype.itemsize
     return Op(
         name,
-        title="Token embedding" + " in bfloat16" * (dtype == BFLOAT16),
+        title="Token embedding" + " in bfloat16" * (element == BFLOAT16),
         formula="out[t, col] = tokens[ids[t], col]",
         reference=token_embedding_reference,
         rungs=(token_embedding_strided, token_embedding_vectorized),
@@ -253,7 +253,7 @@ def _token_op(name: str, dtype: str):
             timed_cpu={"T": 64, "C": 256},
         ),
         baselines=(Baseline("PyTorch", "torch", _torch_tokens),),
-        dtype=ARRAYS_OF[dtype],
+        dtype=element.dtype,
     )
 
 

@@ -27,7 +27,8 @@ from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import blocks_for, check_array
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.dtypes import bfloat16_of, float64_of
-from labkit.kernels.eights import ACCESS, ARRAYS_OF, BFLOAT16, FLOAT32, dtype_of, in_eights, rounded_as
+from labkit.kernels.eights import ACCESS, in_eights, rounded_as
+from labkit.kernels.elements import BFLOAT16, FLOAT32, Element, element_of
 from labkit.kernels.norm.rmsnorm import rmsnorm_reference
 from labkit.kernels.norm.rows import flat, small
 from labkit.kernels.op import Op, Work, rung, uniform
@@ -155,9 +156,9 @@ def split_kernel(qkv, slots, q, keys, values):
 
 
 @kernel_factory
-def make_rotate(dtype: str, in_cache: bool, normalised: bool, eps: float):
+def make_rotate(element: Element, in_cache: bool, normalised: bool, eps: float):
     """Rotates heads where they are, one thread a head: of q, or of the tokens' keys in the cache."""
-    (load, store, rounded, _, _), SMALL = ACCESS[dtype], small(eps)
+    (load, store, rounded, _, _), SMALL = ACCESS[element], small(eps)
 
     @cuda.jit
     def rotate_kernel(rows, table, positions, slots, weight, heads, dim, page, places):  # rows as one long vector
@@ -197,11 +198,11 @@ def rope_split_cache_three_launches(qkv, table, positions, slots, q, keys, value
                                     stream=0):
     """One launch splits QKV, one rotates the queries in q, one the keys in the cache: what is rotated passes through
     memory twice."""
-    dtype = _check(qkv, table, positions, slots, q, keys, values, q_norm, k_norm)
+    element = _check(qkv, table, positions, slots, q, keys, values, q_norm, k_norm)
     (count, heads, dim), (pages, shared, page, _) = q.shape, keys.shape
     split_kernel[blocks_for((count, qkv.shape[1]), (1, BLOCK)), BLOCK, stream](qkv, slots, q, keys, values)
     for rows, number, weight, in_cache in ((q, heads, q_norm, False), (keys, shared, k_norm, True)):
-        kernel = make_rotate(dtype, in_cache, weight is not None, eps)
+        kernel = make_rotate(element, in_cache, weight is not None, eps)
         kernel[blocks_for((count, number), (1, 32)), 32, stream](
             flat(rows), table, positions, slots, flat(qkv) if weight is None else weight,
             *map(np.uint32, (number, dim, page, pages * page)))
@@ -216,9 +217,9 @@ def lanes_of(dim: int) -> int:
 
 
 @kernel_factory
-def make_rope_split_cache(dtype: str, together: bool, normalised: bool, eps: float):
+def make_rope_split_cache(element: Element, together: bool, normalised: bool, eps: float):
     """together: both parts of a head come in eights, at multiples of 16 bytes."""
-    (load, store), rounded = ACCESS[dtype].neighbours(together), ACCESS[dtype].rounded
+    (load, store), rounded = ACCESS[element].neighbours(together), ACCESS[element].rounded
     load_row = ACCESS[FLOAT32].neighbours(together)[0]
     SMALL = small(eps)
 
@@ -291,7 +292,7 @@ def rope_split_cache(qkv, table, positions, slots, q, keys, values, q_norm=None,
                      together=True):
     """The launcher to use: one launch, in which a thread has eight pairs of a head, 128 bits of bfloat16 from each of
     its parts, and writes them where they belong. together=False: it loads and stores one number after the other."""
-    dtype = _check(qkv, table, positions, slots, q, keys, values, q_norm, k_norm)
+    element = _check(qkv, table, positions, slots, q, keys, values, q_norm, k_norm)
     (count, heads, dim), (pages, shared, page, _) = q.shape, keys.shape
     normalised = q_norm is not None
     norms = (q_norm, k_norm) if normalised else (qkv, qkv)
@@ -299,15 +300,15 @@ def rope_split_cache(qkv, table, positions, slots, q, keys, values, q_norm=None,
     lanes = lanes_of(dim)
     threads = (heads + 2 * shared) * lanes
     block = min(BLOCK, -(-threads // 32) * 32)
-    kernel = make_rope_split_cache(dtype, together, normalised, eps)
+    kernel = make_rope_split_cache(element, together, normalised, eps)
     kernel[blocks_for((count, threads), (1, block)), block, stream](
         flat(qkv), flat(table), positions, slots, *map(flat, (*norms, q, keys, values)),
         *map(np.uint32, (heads, shared, dim, lanes, page, pages * page)))
 
 
-def _check(qkv, table, positions, slots, q, keys, values, q_norm, k_norm) -> str:
-    dtype = dtype_of("qkv", qkv)
-    held = ARRAYS_OF[dtype]
+def _check(qkv, table, positions, slots, q, keys, values, q_norm, k_norm) -> Element:
+    element = element_of("qkv", qkv)
+    held = element.dtype
     check_array("q", q, ndim=3, dtype=held)
     check_array("keys", keys, ndim=4, dtype=held)
     (count, heads, dim), shared = q.shape, keys.shape[1]
@@ -326,7 +327,7 @@ def _check(qkv, table, positions, slots, q, keys, values, q_norm, k_norm) -> str
     if q_norm is not None:
         check_array("q_norm", q_norm, shape=(dim,), dtype=held)
         check_array("k_norm", k_norm, shape=(dim,), dtype=held)
-    return dtype
+    return element
 
 
 # --- The operations: out is q, then the keys and the values of pages that T tokens fill -------------------------------
@@ -379,10 +380,10 @@ def _reference(qkv, table, positions, slots, heads, q_norm, k_norm):
     return np.concatenate([part.reshape(-1) for part in parts])
 
 
-def head_tolerance(heads, weight, dtype: str):
+def head_tolerance(heads, weight, element: Element):
     """For rotated heads (T, heads, D), of float64: two products and their sum, of numbers no larger than the pair is
     long. A norm's roundings come first, as RMSNorm has them."""
-    bf16, dim = EPS_BF16 * (dtype == BFLOAT16), heads.shape[2]
+    bf16, dim = EPS_BF16 * (element == BFLOAT16), heads.shape[2]
     units = 3 * EPS32 + bf16
     if weight is not None:
         heads = rmsnorm_reference(heads.reshape(-1, dim), weight, EPS).reshape(heads.shape)
@@ -390,13 +391,13 @@ def head_tolerance(heads, weight, dtype: str):
     return units * np.tile(np.hypot(heads[..., : dim // 2], heads[..., dim // 2 :]), 2)
 
 
-def _tolerance_of(dtype: str):
+def _tolerance_of(element: Element):
     def tolerance(qkv, table, positions, slots, heads, q_norm, k_norm):
         """Values are exact."""
         shape = _cache_shape(qkv, table, heads)
         rows = qkv.reshape(len(slots), -1, shape[3])
-        keys = in_pages(head_tolerance(rows[:, heads : heads + shape[1]], k_norm, dtype), slots, shape)
-        queries = head_tolerance(rows[:, :heads], q_norm, dtype)
+        keys = in_pages(head_tolerance(rows[:, heads : heads + shape[1]], k_norm, element), slots, shape)
+        queries = head_tolerance(rows[:, :heads], q_norm, element)
         return np.concatenate([queries.reshape(-1), keys.reshape(-1), np.zeros(keys.size)])
 
     return tolerance
@@ -419,9 +420,9 @@ def _torch(torch, qkv, table, positions, slots, heads, q_norm, k_norm, out):
     values[pages, :, places] = rows[:, heads + shared :]
 
 
-def _op(name: str, dtype: str, with_norms: bool = False):
-    stored = bfloat16_of if dtype == BFLOAT16 else np.asarray
-    size = ARRAYS_OF[dtype].itemsize
+def _op(name: str, element: Element, with_norms: bool = False):
+    stored = bfloat16_of if element == BFLOAT16 else np.asarray
+    size = element.dtype.itemsize
 
     def inputs(rng, T, H, KV, D):
         norms = (stored(uniform(rng, D)), stored(uniform(rng, D))) if with_norms else (None, None)
@@ -433,14 +434,14 @@ def _op(name: str, dtype: str, with_norms: bool = False):
     return Op(
         name,
         title="Split QKV, rotate, and write the cache" + ", with norms of queries and keys" * with_norms +
-              ", in bfloat16" * (dtype == BFLOAT16),
+              ", in bfloat16" * (element == BFLOAT16),
         formula="q[t], keys[slots[t]] = rotated(q and k of qkv[t], positions[t]); values[slots[t]] = v of qkv[t]",
         reference=_reference,
         rungs=(rope_three_launches, rope_one_launch, rope_vectorized),
         inputs=inputs,
         shape=lambda T, H, KV, D: (T * (H + 2 * KV) * D,),
         awkward=tuple({"T": T, "H": H, "KV": KV, "D": D} for T, H, KV, D in awkward),
-        tolerance=_tolerance_of(dtype),
+        tolerance=_tolerance_of(element),
         by_row=(),
         work=Work(
             flops=lambda T, H, KV, D: 3 * T * (H + KV) * D,
@@ -450,7 +451,7 @@ def _op(name: str, dtype: str, with_norms: bool = False):
             also_gpu=tuple({"T": T, **shape} for T in (16, 32, 256)),
         ),
         baselines=(Baseline("PyTorch", "torch", _torch, note="unfused: rotate, cat, index_put"),),
-        dtype=ARRAYS_OF[dtype],
+        dtype=element.dtype,
     )
 
 

@@ -10,24 +10,21 @@ again, as the modules of transformers do. The fused product, in which nothing of
 linear_swiglu in kernels/linear/.
 """
 
-import math
-
 import numpy as np
 from numba import float32, int32, uint32
 
 from labkit import cuda
-from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import blocks_for, check_array
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.dtypes import bfloat16_of, float64_of
-from labkit.kernels.eights import ACCESS, ARRAYS_OF, BFLOAT16, FLOAT32, dtype_of, in_eights, rounded_as
+from labkit.kernels.eights import ACCESS, in_eights, rounded_as
+from labkit.kernels.elements import BFLOAT16, FLOAT32, Element, element_of, silu_fast
 from labkit.kernels.norm.rows import flat
 from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.kernels.tolerance import EPS32, EPS_BF16
 
 BLOCK = 256
-ONE, MINUS_LOG2_E = float32(1.0), float32(-1 / math.log(2))
 
 
 def silu(x):
@@ -41,15 +38,9 @@ def swiglu_reference(gate_up):
     return rounded(rounded(silu(gate)) * up)
 
 
-@cuda.jit(device=True)
-def silu_fast(x):
-    """In a few units of float32: an exponential and a reciprocal of one instruction each."""
-    return x * ptx.rcp_approx(ONE + ptx.exp2_approx(x * MINUS_LOG2_E))
-
-
 @kernel_factory
-def make_swiglu_per_thread(dtype: str):
-    load, store, rounded, _, _ = ACCESS[dtype]
+def make_swiglu_per_thread(element: Element):
+    load, store, rounded, _, _ = ACCESS[element]
 
     @cuda.jit
     def swiglu_per_thread_kernel(gate_up, out, width):  # both as one long vector, here and below
@@ -64,15 +55,15 @@ def make_swiglu_per_thread(dtype: str):
 @rung(kernel=make_swiglu_per_thread(BFLOAT16), idea="one output a thread")
 def swiglu_per_thread(gate_up, out, stream=0):
     """One thread computes one output."""
-    dtype = _check(gate_up, out)
+    element = _check(gate_up, out)
     grid = blocks_for((out.size,), (BLOCK,))
-    make_swiglu_per_thread(dtype)[grid, BLOCK, stream](flat(gate_up), flat(out), np.uint32(out.shape[1]))
+    make_swiglu_per_thread(element)[grid, BLOCK, stream](flat(gate_up), flat(out), np.uint32(out.shape[1]))
 
 
 @kernel_factory
-def make_swiglu(dtype: str, together: bool):
+def make_swiglu(element: Element, together: bool):
     """together: rows come in eights, at multiples of 16 bytes."""
-    (load, store), rounded = ACCESS[dtype].neighbours(together), ACCESS[dtype].rounded
+    (load, store), rounded = ACCESS[element].neighbours(together), ACCESS[element].rounded
 
     @cuda.jit
     def swiglu_vectorized_kernel(gate_up, out, width, eights):  # eights: of a row, the last of which may be short
@@ -100,34 +91,34 @@ def swiglu_vectorized(gate_up, out, stream=0):
 
 def swiglu(gate_up, out, stream=0):
     """The launcher to use: swiglu_vectorized."""
-    dtype = _check(gate_up, out)
+    element = _check(gate_up, out)
     rows, width = out.shape
     eights = -(-width // 8)
-    kernel = make_swiglu(dtype, in_eights(width, gate_up, out))
+    kernel = make_swiglu(element, in_eights(width, gate_up, out))
     grid = blocks_for((rows * eights,), (BLOCK,))
     kernel[grid, min(BLOCK, -(-rows * eights // 32) * 32), stream](
         flat(gate_up), flat(out), np.uint32(width), np.uint32(eights))
 
 
-def _check(gate_up, out) -> str:
-    dtype = dtype_of("gate_up", gate_up)
-    check_array("gate_up", gate_up, ndim=2, dtype=ARRAYS_OF[dtype])
+def _check(gate_up, out) -> Element:
+    element = element_of("gate_up", gate_up)
+    check_array("gate_up", gate_up, ndim=2, dtype=element.dtype)
     rows, columns = gate_up.shape
     if columns % 2:
         raise ValueError(f"gate_up has {columns:,} columns; gates and ups are as many, so it must be an even number")
-    check_array("out", out, shape=(rows, columns // 2), dtype=ARRAYS_OF[dtype])
-    return dtype
+    check_array("out", out, shape=(rows, columns // 2), dtype=element.dtype)
+    return element
 
 
 # --- The operations ---------------------------------------------------------------------------------------------------
 
 
-def tolerance_of(dtype: str):
+def tolerance_of(element: Element):
     """The exponential is off by 2^-22 and by what its argument is; then four roundings. In bfloat16 a value near the
     middle between two numbers may be rounded to the other one, twice. Beyond exp(88) the reciprocal is flushed to 0."""
     def tolerance(gate_up):
         gate, up = gate_up[:, : gate_up.shape[1] // 2], gate_up[:, gate_up.shape[1] // 2 :]
-        units = EPS32 * (6 + np.minimum(np.abs(gate), 90)) + 2 * EPS_BF16 * (dtype == BFLOAT16)
+        units = EPS32 * (6 + np.minimum(np.abs(gate), 90)) + 2 * EPS_BF16 * (element == BFLOAT16)
         return units * np.abs(silu(gate) * up) + 2e-36 * np.abs(up)
 
     return tolerance
@@ -138,19 +129,19 @@ def _torch(torch, gate_up, out):
     return torch.nn.functional.silu(gate) * up
 
 
-def _op(name: str, dtype: str):
-    stored = bfloat16_of if dtype == BFLOAT16 else np.asarray
-    size = ARRAYS_OF[dtype].itemsize
+def _op(name: str, element: Element):
+    stored = bfloat16_of if element == BFLOAT16 else np.asarray
+    size = element.dtype.itemsize
     return Op(
         name,
-        title="SwiGLU" + " in bfloat16" * (dtype == BFLOAT16),
+        title="SwiGLU" + " in bfloat16" * (element == BFLOAT16),
         formula="out = silu(gate) * up, of gate_up = [gate | up]",
         reference=swiglu_reference,
         rungs=(swiglu_per_thread, swiglu_vectorized),
         inputs=lambda rng, T, F: (stored(4 * uniform(rng, T, 2 * F)),),
         shape=lambda T, F: (T, F),
         awkward=tuple({"T": T, "F": F} for T, F in ((1, 1), (3, 13), (5, 264))),
-        tolerance=tolerance_of(dtype),
+        tolerance=tolerance_of(element),
         by_row=(0,),
         work=Work(
             flops=lambda T, F: 6 * T * F,
@@ -160,7 +151,7 @@ def _op(name: str, dtype: str):
             also_gpu=({"T": 1, "F": 8192}, {"T": 32, "F": 8192}, {"T": 256, "F": 8192}),
         ),
         baselines=(Baseline("PyTorch", "torch", _torch, note="silu, then multiply"),),
-        dtype=ARRAYS_OF[dtype],
+        dtype=element.dtype,
     )
 
 

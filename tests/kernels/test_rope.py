@@ -8,6 +8,7 @@ from labkit import cuda
 from labkit.kernels import rope
 from labkit.kernels.agree import agree, guarded, is_poison, poisoned
 from labkit.kernels.dtypes import bfloat16_of, float64_of
+from labkit.kernels.elements import element_of
 from labkit.kernels.op import uniform
 from labkit.kernels.rope import (
     ROPE_NORM_SPLIT_CACHE_BF16,
@@ -115,10 +116,11 @@ def check(launch, inputs, heads, shared, dim, norms=(None, None), eps=1e-6):
     launch(*given[:4], *(output.array for output in outputs), *given[4:], eps=eps)
     expected = rope.rope_split_cache_reference(*inputs, heads, shape, *norms, eps=eps)
     rows = float64_of(qkv).reshape(len(slots), -1, dim)
-    name = "bfloat16" if qkv.dtype == np.uint16 else "float32"
+    element = element_of("qkv", qkv)
     weights = [None if weight is None else float64_of(weight) for weight in norms]
-    allowed = (rope.head_tolerance(rows[:, :heads], weights[0], name),
-               rope.in_pages(rope.head_tolerance(rows[:, heads : heads + shared], weights[1], name), slots, shape), 0)
+    queries, keys = rows[:, :heads], rows[:, heads : heads + shared]
+    allowed = (rope.head_tolerance(queries, weights[0], element),
+               rope.in_pages(rope.head_tolerance(keys, weights[1], element), slots, shape), 0)
     found = []
     for output, truth, most in zip(outputs, expected, allowed, strict=True):
         got, outside = output.read()

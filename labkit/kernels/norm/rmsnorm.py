@@ -24,7 +24,8 @@ from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import check_array
 from labkit.kernels.baselines import Baseline
 from labkit.kernels.dtypes import bfloat16_of, float64_of
-from labkit.kernels.eights import ACCESS, ARRAYS_OF, BFLOAT16, FLOAT32, dtype_of, in_eights, rounded_as
+from labkit.kernels.eights import ACCESS, in_eights, rounded_as
+from labkit.kernels.elements import BFLOAT16, FLOAT32, Element, element_of
 from labkit.kernels.norm.rows import block_sum_once, flat, small
 from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.kernels.reduce import block_reduce_sum, warp_sum
@@ -53,8 +54,8 @@ def add_rmsnorm_reference(x, residual, weight, eps=EPS):
 
 
 @kernel_factory
-def make_rmsnorm_naive(dtype: str, eps: float):
-    (load, store, rounded, _, _), SMALL = ACCESS[dtype], small(eps)
+def make_rmsnorm_naive(element: Element, eps: float):
+    (load, store, rounded, _, _), SMALL = ACCESS[element], small(eps)
 
     @cuda.jit
     def rmsnorm_naive_kernel(x, weight, out):  # x and out as one long vector, here and below
@@ -80,13 +81,13 @@ def make_rmsnorm_naive(dtype: str, eps: float):
 @rung(kernel=make_rmsnorm_naive(BFLOAT16, EPS), idea="one thread a row: neighbours read a row apart")
 def rmsnorm_naive(x, weight, out, eps=EPS, stream=0):
     """One thread walks along one row twice: for its squares, and for the result."""
-    dtype = _check(x, weight, out)
-    make_rmsnorm_naive(dtype, eps)[-(-x.shape[0] // 32), 32, stream](flat(x), weight, flat(out))
+    element = _check(x, weight, out)
+    make_rmsnorm_naive(element, eps)[-(-x.shape[0] // 32), 32, stream](flat(x), weight, flat(out))
 
 
 @kernel_factory
-def make_rmsnorm_block_tree(dtype: str, eps: float):
-    (load, store, rounded, _, _), SMALL = ACCESS[dtype], small(eps)
+def make_rmsnorm_block_tree(element: Element, eps: float):
+    (load, store, rounded, _, _), SMALL = ACCESS[element], small(eps)
 
     @cuda.jit
     def rmsnorm_block_tree_kernel(x, weight, out):
@@ -112,13 +113,13 @@ def make_rmsnorm_block_tree(dtype: str, eps: float):
 def rmsnorm_block_tree(x, weight, out, eps=EPS, stream=0):
     """As naive, but 256 threads share a row, so that neighbours read neighbours; a tree in shared memory adds up their
     squares, with a barrier for each of its levels. The row is still read twice."""
-    dtype = _check(x, weight, out)
-    make_rmsnorm_block_tree(dtype, eps)[x.shape[0], THREADS, stream](flat(x), weight, flat(out))
+    element = _check(x, weight, out)
+    make_rmsnorm_block_tree(element, eps)[x.shape[0], THREADS, stream](flat(x), weight, flat(out))
 
 
 @kernel_factory
-def make_rmsnorm_warp(dtype: str, eps: float):
-    (load, store, rounded, _, _), SMALL = ACCESS[dtype], small(eps)
+def make_rmsnorm_warp(element: Element, eps: float):
+    (load, store, rounded, _, _), SMALL = ACCESS[element], small(eps)
 
     @cuda.jit
     def rmsnorm_warp_kernel(x, weight, out):
@@ -145,18 +146,18 @@ def make_rmsnorm_warp(dtype: str, eps: float):
 def rmsnorm_warp(x, weight, out, eps=EPS, stream=0):
     """As block_tree, but the 32 lanes of a warp share a row, and five shuffles add up their squares: no barrier. Any
     width."""
-    dtype = _check(x, weight, out)
-    make_rmsnorm_warp(dtype, eps)[-(-x.shape[0] // ROWS), 32 * ROWS, stream](flat(x), weight, flat(out))
+    element = _check(x, weight, out)
+    make_rmsnorm_warp(element, eps)[-(-x.shape[0] // ROWS), 32 * ROWS, stream](flat(x), weight, flat(out))
 
 
 # --- Rows in registers, eight neighbours at once ----------------------------------------------------------------------
 
 
 @kernel_factory
-def make_rmsnorm(dtype: str, alone: bool, octets: int, together: bool, with_residual: bool, eps: float):
+def make_rmsnorm(element: Element, alone: bool, octets: int, together: bool, with_residual: bool, eps: float):
     """A kernel for rows of up to 8 * octets columns a thread. alone: a warp has a row, not a block. together: columns
     come in eights, at multiples of 16 bytes. with_residual: total = x + residual, and that is normalised."""
-    (load, store), rounded = ACCESS[dtype].neighbours(together), ACCESS[dtype].rounded
+    (load, store), rounded = ACCESS[element].neighbours(together), ACCESS[element].rounded
     count, SMALL = 8 * octets, small(eps)
 
     @cuda.jit
@@ -199,7 +200,7 @@ def make_rmsnorm(dtype: str, alone: bool, octets: int, together: bool, with_resi
     return rmsnorm_registers_kernel
 
 
-def _launch(dtype, x, residual, weight, total, out, eps, stream, with_residual, together=True):
+def _launch(element, x, residual, weight, total, out, eps, stream, with_residual, together=True):
     rows, columns = x.shape
     if columns > MOST_COLUMNS:
         raise ValueError(f"x has {columns:,} columns; a block keeps at most {MOST_COLUMNS:,} in registers")
@@ -207,14 +208,14 @@ def _launch(dtype, x, residual, weight, total, out, eps, stream, with_residual, 
     warps = -(-columns // (256 * octets))
     together = together and in_eights(columns, x, residual, weight, total, out)
     each = min(ROWS, rows) if warps == 1 else 1
-    kernel = make_rmsnorm(dtype, warps == 1, octets, together, with_residual, eps)
+    kernel = make_rmsnorm(element, warps == 1, octets, together, with_residual, eps)
     kernel[-(-rows // each), 32 * warps * each, stream](flat(x), flat(residual), weight, flat(total), flat(out))
 
 
 def rmsnorm(x, weight, out, eps=EPS, stream=0):
     """The launcher to use: rmsnorm_registers. `out` may be `x`."""
-    dtype = _check(x, weight, out)
-    _launch(dtype, x, x, weight, out, out, eps, stream, with_residual=False)
+    element = _check(x, weight, out)
+    _launch(element, x, x, weight, out, out, eps, stream, with_residual=False)
 
 
 @rung(kernel=make_rmsnorm(BFLOAT16, False, 1, True, False, EPS),
@@ -232,8 +233,8 @@ def rmsnorm_registers(x, weight, out, eps=EPS, stream=0):
 
 
 @kernel_factory
-def make_residual_sum(dtype: str, together: bool):
-    (load, store) = ACCESS[dtype].neighbours(together)
+def make_residual_sum(element: Element, together: bool):
+    (load, store) = ACCESS[element].neighbours(together)
 
     @cuda.jit
     def residual_sum_kernel(x, residual, total):
@@ -253,9 +254,9 @@ def make_residual_sum(dtype: str, together: bool):
       idea="two kernels: add, then normalise", sizes=f"rows of at most {MOST_COLUMNS:,} columns")
 def add_rmsnorm_unfused(x, residual, weight, out, eps=EPS, stream=0):
     """The addition writes the sum, RMSNorm reads it again: five rows through memory and two launches."""
-    dtype = _check_op(x, residual, weight, out)
+    element = _check_op(x, residual, weight, out)
     total = out[1]
-    kernel = make_residual_sum(dtype, in_eights(x.size, x, residual, total))
+    kernel = make_residual_sum(element, in_eights(x.size, x, residual, total))
     kernel[-(-x.size // (8 * THREADS)), THREADS, stream](flat(x), flat(residual), flat(total))
     rmsnorm(total, weight, out[0], eps=eps, stream=stream)
 
@@ -264,58 +265,58 @@ def add_rmsnorm_unfused(x, residual, weight, out, eps=EPS, stream=0):
       sizes=f"rows of at most {MOST_COLUMNS:,} columns")
 def add_rmsnorm_fused(x, residual, weight, out, eps=EPS, stream=0):
     """As unfused, but the sum is normalised in the registers in which it was made: four rows, one launch."""
-    dtype = _check_op(x, residual, weight, out)
-    _launch(dtype, x, residual, weight, out[1], out[0], eps, stream, with_residual=True)
+    element = _check_op(x, residual, weight, out)
+    _launch(element, x, residual, weight, out[1], out[0], eps, stream, with_residual=True)
 
 
 def add_rmsnorm(x, residual, weight, out, eps=EPS, stream=0):
     """The launcher to use: residual += x, then out = rmsnorm(residual), in one kernel. `out` may be `x`."""
-    dtype = _check(x, weight, out)
-    check_array("residual", residual, shape=x.shape, dtype=ARRAYS_OF[dtype])
-    _launch(dtype, x, residual, weight, residual, out, eps, stream, with_residual=True)
+    element = _check(x, weight, out)
+    check_array("residual", residual, shape=x.shape, dtype=element.dtype)
+    _launch(element, x, residual, weight, residual, out, eps, stream, with_residual=True)
 
 
-def _check(x, weight, out) -> str:
-    dtype = dtype_of("x", x)
-    check_array("x", x, ndim=2, dtype=ARRAYS_OF[dtype])
-    check_array("weight", weight, shape=x.shape[1:], dtype=ARRAYS_OF[dtype])
-    check_array("out", out, shape=x.shape, dtype=ARRAYS_OF[dtype])
-    return dtype
+def _check(x, weight, out) -> Element:
+    element = element_of("x", x)
+    check_array("x", x, ndim=2, dtype=element.dtype)
+    check_array("weight", weight, shape=x.shape[1:], dtype=element.dtype)
+    check_array("out", out, shape=x.shape, dtype=element.dtype)
+    return element
 
 
-def _check_op(x, residual, weight, out) -> str:
+def _check_op(x, residual, weight, out) -> Element:
     """For the rungs of ADD_RMSNORM, whose out (2, T, C) holds the normalised rows and the sums."""
-    dtype = dtype_of("x", x)
-    check_array("out", out, shape=(2, *x.shape), dtype=ARRAYS_OF[dtype])
-    check_array("residual", residual, shape=x.shape, dtype=ARRAYS_OF[dtype])
+    element = element_of("x", x)
+    check_array("out", out, shape=(2, *x.shape), dtype=element.dtype)
+    check_array("residual", residual, shape=x.shape, dtype=element.dtype)
     return _check(x, weight, out[0])
 
 
 # --- The operations ---------------------------------------------------------------------------------------------------
 
 
-def tolerance_of(dtype: str):
+def tolerance_of(element: Element):
     """The sum goes over C positive terms: its relative error grows like sqrt(C), and the root makes it half as large;
     the root's reciprocal and the products are some roundings more. In bfloat16 a value that lies near the middle
     between two numbers may be rounded to the other one, before and after the weight."""
     def tolerance(x, weight, eps=EPS):
         size = np.abs(rmsnorm_reference(x, weight, eps))
-        return (EPS32 * (np.sqrt(x.shape[1]) + 4) + 2 * EPS_BF16 * (dtype == BFLOAT16)) * size
+        return (EPS32 * (np.sqrt(x.shape[1]) + 4) + 2 * EPS_BF16 * (element == BFLOAT16)) * size
 
     return tolerance
 
 
-def _add_tolerance_of(dtype: str):
+def _add_tolerance_of(element: Element):
     """The sums are exact, to the last bit."""
     def tolerance(x, residual, weight):
         rows = add_rmsnorm_reference(x, residual, weight)[1]
-        return np.stack([tolerance_of(dtype)(rows, weight) * 1.01, np.zeros_like(rows)])
+        return np.stack([tolerance_of(element)(rows, weight) * 1.01, np.zeros_like(rows)])
 
     return tolerance
 
 
-def _stored(dtype: str):
-    return bfloat16_of if dtype == BFLOAT16 else np.asarray
+def _stored(element: Element):
+    return bfloat16_of if element == BFLOAT16 else np.asarray
 
 
 def _torch(torch, x, weight, out):
@@ -335,37 +336,37 @@ TIMED = {
 }  # fmt: skip
 
 
-def _rmsnorm_op(name: str, dtype: str):
-    stored, size = _stored(dtype), ARRAYS_OF[dtype].itemsize
+def _rmsnorm_op(name: str, element: Element):
+    stored, size = _stored(element), element.dtype.itemsize
     return Op(
         name,
-        title="RMSNorm" + " in bfloat16" * (dtype == BFLOAT16),
+        title="RMSNorm" + " in bfloat16" * (element == BFLOAT16),
         formula="out = x / sqrt(mean(x^2) + 1e-5) * weight, for each row",
         reference=rmsnorm_reference,
         rungs=(rmsnorm_naive, rmsnorm_block_tree, rmsnorm_warp, rmsnorm_registers),
         inputs=lambda rng, T, C: (stored(uniform(rng, T, C) + np.float32(0.75)), stored(uniform(rng, C))),
         shape=lambda T, C: (T, C),
         awkward=AWKWARD,
-        tolerance=tolerance_of(dtype),
+        tolerance=tolerance_of(element),
         by_row=(0,),
         work=Work(flops=lambda T, C: 4 * T * C, bytes=lambda T, C: 2 * size * T * C, **TIMED),
         baselines=(Baseline("PyTorch", "torch", _torch),),
-        dtype=ARRAYS_OF[dtype],
+        dtype=element.dtype,
     )
 
 
-def _add_rmsnorm_op(name: str, dtype: str):
-    stored, size = _stored(dtype), ARRAYS_OF[dtype].itemsize
+def _add_rmsnorm_op(name: str, element: Element):
+    stored, size = _stored(element), element.dtype.itemsize
     return replace(
-        _rmsnorm_op(name, dtype),
-        title="Residual addition and RMSNorm, the sum kept" + ", in bfloat16" * (dtype == BFLOAT16),
+        _rmsnorm_op(name, element),
+        title="Residual addition and RMSNorm, the sum kept" + ", in bfloat16" * (element == BFLOAT16),
         formula="out[1] = x + residual; out[0] = rmsnorm(out[1])",
         reference=add_rmsnorm_reference,
         rungs=(add_rmsnorm_unfused, add_rmsnorm_fused),
         inputs=lambda rng, T, C: (stored(uniform(rng, T, C) + np.float32(0.75)), stored(uniform(rng, T, C)),
                                   stored(uniform(rng, C))),
         shape=lambda T, C: (2, T, C),
-        tolerance=_add_tolerance_of(dtype),
+        tolerance=_add_tolerance_of(element),
         by_row=(),
         work=Work(flops=lambda T, C: 5 * T * C, bytes=lambda T, C: 4 * size * T * C, **TIMED),
         baselines=(Baseline("PyTorch", "torch", _torch_add, note="add, then rms_norm"),),
