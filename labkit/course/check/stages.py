@@ -46,9 +46,9 @@ def run_stages(exercise: Exercise, answer, cases: list[Case]):
         for position, (case, run) in enumerate(stage):
             attempt = run(answer)
             if not attempt.good:
-                more = stage[position + 1 :]
+                more, passed = stage[position + 1 :], stage[:position]
                 before = depends_on_before(exercise, answer, case, attempt)
-                known = _known_mistake(exercise, answer, attempt, run, more, case, before is not None)
+                known = _known_mistake(exercise, answer, attempt, run, passed, more, case, before is not None)
                 if before is not None:
                     return explained_by_before(exercise, answer, case, attempt, before), case, known
                 attempt = _with_larger(answer, attempt, case, more)
@@ -95,8 +95,10 @@ def _runner(exercise: Exercise, case: Case, order: str):
     return run
 
 
-def _known_mistake(exercise: Exercise, answer, attempt: Attempt, run, more: list, case: Case, adds: bool) -> Known:
-    """The known wrong answer that does the same as this one, in the failing run and in the next ones.
+def _known_mistake(exercise: Exercise, answer, attempt: Attempt, run, passed: list, more: list, case: Case,
+                   adds: bool) -> Known:
+    """The known wrong answer that does the same as this one: in the failing run, in the next ones, and in the ones
+    before, which this answer passed.
 
     adds: the answer's result has in it what the output held before. It is then unlike one that writes nothing.
     """
@@ -120,6 +122,8 @@ def _known_mistake(exercise: Exercise, answer, attempt: Attempt, run, more: list
             best, found = sum(scores), []
         if sum(scores) == best:
             found.append((mistake, wrong, pairs))
+    if len(found) > 1:  # one that fails where this answer is right is another mistake
+        found = [one for one in found if all(run(one[1]).good for _, run in passed)] or found
     if exercise.kind == "kernel" and not device.on_gpu():
         # The first fault alone may not tell them apart: the first in another order does, or all that observe finds.
         for look in (lambda a: run_once(exercise, a, case, "reverse"), observer(exercise, case, whole=True)):

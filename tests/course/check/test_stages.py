@@ -86,6 +86,12 @@ def test_two_known_mistakes_that_do_the_same_are_alike_only():
     assert verdict.mistake == "one, or: two" and not verdict.mistake_is_exact
 
 
+def test_a_known_mistake_fails_nowhere_where_the_answer_is_right():
+    """At this seed the two give the same in every case from the first that fails; one of them fails before."""
+    exercise, mistake = exercises.find("attend_packed"), "the first maximum is 0, and scores far below it vanish"
+    assert examine(exercise, exercise.wrong[mistake], seed=1560955437).mistake == mistake
+
+
 @pytest.mark.parametrize(("expected", "got", "start", "tells"), [
     ([1, 2, 3], [1, 5, 6], None, True),
     ([1, 2, 3], [1, 0, 0], None, False),  # 0 where it is wrong
