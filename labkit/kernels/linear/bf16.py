@@ -7,20 +7,18 @@ Source  torch.nn.functional.linear; LlamaMLP in transformers' modeling_llama.py
 
 On a GPU, bfloat16, K a multiple of 8:
 
-    up to 16 rows    the weights are streamed to tensor cores by mma.sync (streamed.py); up to 32 rows if N < 8,192
-    more             128 rows at a time by wgmma and TMA (matmul/wgmma.py) on Hopper, if N is a multiple of 8. On other
-                     GPUs by mma.sync: rounded outputs in tiles (matmul/mma.py), SwiGLU and float32 outputs streamed, 32
-                     rows at a time
-
-Why 8,192: wgmma's tiles are 64 columns or more, and a layer of 2,048 outputs is 32 of them, one for every fourth SM,
-where 32 rows of weights a block are 64; from 8,192 columns on there is a tile for each SM, whose weights come by
-TMA with 80 KB on their way, and x comes from the L2 once for 128 columns instead of once for 32.
+    up to 16 rows    the weights are streamed to tensor cores by mma.sync (streamed.py)
+    up to 64 rows    128 rows of weights at a time by wgmma and TMA, tokens as columns (weights_left.py), on Hopper; up
+                     to 256 rows if the layer has fewer than 8,192 outputs, whose K it shares among blocks
+    more             128 rows of x at a time by wgmma and TMA (matmul/wgmma.py) on Hopper, if N is a multiple of 8. On
+                     other GPUs by mma.sync: rounded outputs in tiles (matmul/mma.py), SwiGLU and float32 outputs
+                     streamed, 32 rows at a time
 
 What does not fit, and float32, is computed by a warp for each output; on the CPU device by a thread.
 
-The last bits. The order of additions in an output depends on K and on the kernel, never on the number of rows, the
-tiles or the rest of a batch. So it changes where the kernel does: on a GPU after 16 rows (after 32, if N < 8,192), and
-from there on it is the same for any number; on the CPU device never.
+The last bits. The order of additions in an output depends on the shape of the weights and on the kernel, never on the
+number of rows, the tiles or the rest of a batch. So it changes where the kernel does, on a GPU after 16 rows and after
+64 (256, if N < 8,192), and is the same for any number in between; on the CPU device it never changes.
 """
 
 import functools
@@ -52,6 +50,9 @@ from labkit.kernels.linear.streamed import (
     streamed_warp,
     streamed_wide,
 )
+from labkit.kernels.linear.weights_left import IDEA as IDEA_LEFT
+from labkit.kernels.linear.weights_left import MOST_TOKENS, check_left, kernels_left, multiply_left
+from labkit.kernels.linear.weights_left import SIZES as SIZES_LEFT
 from labkit.kernels.matmul.half import PIPELINED_TILES, pipelined_tile
 from labkit.kernels.matmul.mma import MMA, check_product, launch, make_pipelined
 from labkit.kernels.matmul.wgmma import (
@@ -67,8 +68,8 @@ from labkit.kernels.op import Op, Work, missing, rung, uniform
 from labkit.kernels.tolerance import EPS32
 
 FEW = 16  # tokens up to which weights are streamed
-FEW_OF_A_SMALL_LAYER = 32
-SMALL = 8192  # outputs of a layer that has fewer tiles than an H200 has SMs
+SOME = 64  # up to which they are the left factor of wgmma; with more, every block would read too much of x
+SMALL = 8192  # rows of weights of a layer that has fewer tiles than an H200 has SMs
 
 
 # --- Any shape --------------------------------------------------------------------------------------------------------
@@ -122,12 +123,19 @@ def _pick(x, weight, out, bias, swiglu: bool = False):
         return functools.partial(by_warp, **options)
     tokens, rows = x.shape[0], weight.shape[0]
     floats = np.dtype(out.dtype) == np.float32
-    few = tokens <= (FEW_OF_A_SMALL_LAYER if rows < SMALL else FEW)
-    if few or out.shape[1] % 8 or not aligned(out) or missing(MMA):
+    if tokens <= FEW or missing(MMA):
         return functools.partial(by_tensor_cores if not missing(MMA) else by_warp, **options)
+    if tokens <= (MOST_TOKENS if rows < SMALL else SOME) and bias is None and not missing(HOPPER):
+        return functools.partial(left, **options)
+    if out.shape[1] % 8 or not aligned(out):
+        return functools.partial(by_tensor_cores, **options)
     if missing(HOPPER) or (floats and bias is not None):
         return functools.partial(by_tensor_cores, **options) if swiglu or floats else pipelined
     return specialised_swiglu if swiglu else specialised_floats if floats else specialised
+
+
+def left(x, weight, bias, out, elements=None, *, swiglu: bool = False, stream=0):
+    multiply_left(x, weight, out, swiglu=swiglu, stream=stream)
 
 
 def specialised(x, weight, bias, out, elements=None, stream=0):
@@ -169,6 +177,14 @@ def linear_bf16_wgmma(x, weight, out, stream=0):
     specialised(x, weight, None, out, stream=stream)
 
 
+@rung(kernel=kernels_left(), needs=HOPPER, idea=IDEA_LEFT, sizes=SIZES_LEFT)
+def linear_bf16_left(x, weight, out, stream=0):
+    """For some tens of rows: the time is that of reading the weights, of which 128 rows are a tile."""
+    check_linear(x, weight, None, out)
+    check_left(x, weight)
+    multiply_left(x, weight, out, stream=stream)
+
+
 @rung(kernel=(make_thread_wide(BFLOAT16, BFLOAT16), make_thread(BFLOAT16, BFLOAT16), make_tensor(1, 1)),
       idea="the one to use, by the number of rows")
 def linear_bf16_picked(x, weight, out, stream=0):
@@ -193,6 +209,14 @@ def linear_swiglu_wgmma(x, gate_up, out, stream=0):
     specialised_swiglu(x, gate_up, None, out, stream=stream)
 
 
+@rung(kernel=kernels_left(swiglu=True), needs=HOPPER, idea=IDEA_LEFT, sizes=SIZES_LEFT)
+def linear_swiglu_left(x, gate_up, out, stream=0):
+    """As linear_bf16_left: a thread has eight outputs' gates and their ups among its accumulators."""
+    check_linear(x, gate_up, None, out, swiglu=True)
+    check_left(x, gate_up)
+    multiply_left(x, gate_up, out, swiglu=True, stream=stream)
+
+
 @rung(kernel=(make_thread_wide(BFLOAT16, BFLOAT16, swiglu=True), make_thread(BFLOAT16, BFLOAT16, swiglu=True)),
       idea="the one to use, by the number of rows")
 def linear_swiglu_picked(x, gate_up, out, stream=0):
@@ -212,8 +236,16 @@ def lm_head_streamed(x, weight, out, stream=0):
 @rung(kernel=tuple(make_wgmma_specialised(tile, weights=True, bias=False, activation=unchanged, bf16=True, floats=True)
                    for tile in TILES), needs=HOPPER, sizes=SIZES, idea=IDEA_WGMMA)
 def lm_head_wgmma(x, weight, out, stream=0):
-    """For more than 16 rows: tiles, whose threads store their accumulators as they are."""
+    """For many rows: tiles, whose threads store their accumulators as they are."""
     specialised_floats(x, weight, None, out, stream=stream)
+
+
+@rung(kernel=kernels_left(floats=True), needs=HOPPER, idea=IDEA_LEFT, sizes=SIZES_LEFT)
+def lm_head_left(x, weight, out, stream=0):
+    """As linear_bf16_left; accumulators are stored as they are."""
+    check_linear(x, weight, None, out)
+    check_left(x, weight)
+    multiply_left(x, weight, out, stream=stream)
 
 
 @rung(kernel=make_thread_wide(BFLOAT16, FLOAT32), idea="the one to use, by the number of rows")
@@ -319,7 +351,7 @@ LINEAR_BF16 = Op(
     title="A bfloat16 linear layer",
     formula="out = x @ weight.T",
     reference=linear_bf16_reference,
-    rungs=(linear_bf16_pipelined, linear_bf16_wgmma, linear_bf16_picked),
+    rungs=(linear_bf16_pipelined, linear_bf16_wgmma, linear_bf16_left, linear_bf16_picked),
     inputs=layer,
     shape=lambda M, N, K: (M, N),
     awkward=sizes((1, 3, 260), (1, 8, 8), (37, 24, 40), (130, 136, 72)),
@@ -337,7 +369,7 @@ LINEAR_SWIGLU = Op(
     title="Two bfloat16 linear layers and SwiGLU",
     formula="out = silu(x @ gate.T) * (x @ up.T)",
     reference=linear_swiglu_reference,
-    rungs=(linear_swiglu_streamed, linear_swiglu_wgmma, linear_swiglu_picked),
+    rungs=(linear_swiglu_streamed, linear_swiglu_wgmma, linear_swiglu_left, linear_swiglu_picked),
     inputs=layer_of_two,
     shape=lambda M, N, K: (M, N),
     awkward=sizes((1, 8, 260), (1, 8, 8), (17, 24, 264), (130, 136, 72)),
@@ -363,7 +395,7 @@ LM_HEAD = Op(
     title="The last layer of a Llama: a logit for each token of the vocabulary",
     formula="out = x @ weight.T, bfloat16 in, float32 out",
     reference=linear_bf16_reference,
-    rungs=(lm_head_streamed, lm_head_wgmma, lm_head_picked),
+    rungs=(lm_head_streamed, lm_head_wgmma, lm_head_left, lm_head_picked),
     inputs=layer,
     shape=lambda M, N, K: (M, N),
     awkward=sizes((1, 3, 260), (1, 8, 8), (17, 40, 264), (130, 72, 136)),

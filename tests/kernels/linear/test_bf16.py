@@ -7,7 +7,7 @@ from labkit import cuda, device
 from labkit.device import compiling
 from labkit.kernels.agree import agree, poisoned
 from labkit.kernels.dtypes import bfloat16_of, float32_of, float64_of
-from labkit.kernels.linear import bf16
+from labkit.kernels.linear import bf16, weights_left
 from labkit.kernels.linear.bf16 import (
     LINEAR_BF16,
     LINEAR_SWIGLU,
@@ -22,6 +22,7 @@ from labkit.kernels.linear.bf16 import (
     sum_error,
     swiglu_tolerance,
 )
+from labkit.kernels.linear.weights_left import multiply_left
 from labkit.kernels.matmul.wgmma import (
     SWIGLU_TILES,
     TILES,
@@ -157,8 +158,11 @@ def test_the_kernel_is_picked_by_shape_and_gpu(monkeypatch):
     monkeypatch.setattr(bf16, "loads_whole", lambda x, weight: x.shape[1] % 8 == 0)
     monkeypatch.setattr(bf16, "aligned", lambda *arrays: True)
     monkeypatch.setattr(bf16, "missing", lambda needs: "")
-    assert picked(1, 2048, 2048) is picked(16, 16384, 2048) is picked(32, 2048, 2048) is bf16.by_tensor_cores
-    assert picked(17, 16384, 2048) is picked(33, 2048, 2048) is bf16.specialised
+    assert picked(1, 2048, 2048) is picked(16, 16384, 2048) is bf16.by_tensor_cores
+    assert picked(17, 16384, 2048) is picked(64, 128256, 2048) is picked(256, 2048, 2048) is bf16.left
+    assert picked(17, 16384, 2048, swiglu=True) is picked(17, 128256, 2048, out_dtype=np.float32) is bf16.left
+    assert picked(17, 16384, 2048, bias=Shape(16384)) is picked(65, 16384, 2048) is bf16.specialised
+    assert picked(257, 2048, 2048) is bf16.specialised
     assert picked(256, 128256, 2048, out_dtype=np.float32) is bf16.specialised_floats
     assert picked(1024, 16384, 2048, swiglu=True) is bf16.specialised_swiglu
     assert picked(1024, 2048, 2044) is bf16.by_warp and picked(1024, 2044, 2048) is bf16.by_tensor_cores
@@ -226,6 +230,79 @@ def test_from_the_first_wgmma_on_an_output_has_the_same_bits_for_any_number_of_r
     for tile in TILES[1:]:
         few = run(multiply_floats, (33, 264), np.float32, x[:33], weight, tile=tile)
         np.testing.assert_array_equal(few, whole[:33])
+
+
+# --- Weights as the left factor ---------------------------------------------------------------------------------------
+
+
+@needs_wgmma
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("alone", [False, True], ids=["K shared", "K alone"])
+@pytest.mark.parametrize("kind", ["plain", "float32", "swiglu"])
+@pytest.mark.parametrize(("tile", "size"), [(0, (3, 16, 72)), (0, (64, 136, 520)), (1, (66, 264, 200)),
+                                            (2, (130, 72, 328))], ids=str)
+def test_products_with_the_weights_on_the_left(monkeypatch, tile, size, kind, alone):
+    if alone:
+        monkeypatch.setattr(weights_left, "HALF", 1)
+    M, N, K = size
+    rng = np.random.default_rng(12)
+    tile = weights_left.TILES[tile]
+    assert (weights_left.parts_of(N, K)[0] > 1) == (not alone)
+    if kind == "swiglu":
+        x, weight = layer_of_two(rng, M, N // 2 + 4, K)
+        expected = linear_swiglu_reference(x, weight)[:, : N // 2 + 4]
+        allowed = swiglu_tolerance(float64_of(x), float64_of(weight))[:, : N // 2 + 4]
+    else:
+        x, weight = layer(rng, M, N, K)
+        expected = float64_of(x) @ float64_of(weight).T
+        allowed = sum_error(float64_of(x), float64_of(weight))
+        if kind == "plain":
+            allowed = allowed + 2.0**-8 * np.abs(expected) + 1e-6
+    dtype = np.float32 if kind == "float32" else np.uint16
+    out = run(multiply_left, expected.shape, dtype, x, weight, swiglu=kind == "swiglu", tile=tile)
+    out = out if kind == "float32" else float64_of(out)
+    assert (np.abs(out - expected) <= allowed).all()
+
+
+@needs_wgmma
+@pytest.mark.sweep
+def test_weights_on_the_left_give_the_same_bits_for_any_number_of_rows():
+    x, weight = layer(np.random.default_rng(13), 130, 264, 328)
+    whole = run(multiply_left, (130, 264), np.float32, x, weight)
+    for count in (3, 66):
+        few = run(multiply_left, (count, 264), np.float32, x[:count], weight)
+        np.testing.assert_array_equal(few, whole[:count])
+
+
+def test_how_blocks_share_the_k_of_a_tile():
+    parts_of = weights_left.parts_of
+    assert parts_of(16384, 2048) == (1, 2048) and parts_of(128256, 2048)[0] == 1
+    assert parts_of(2048, 8192) == (8, 1024) and parts_of(2048, 2048) == (8, 256) and parts_of(3072, 2048) == (5, 448)
+    assert parts_of(16, 8) == (1, 64)
+    scratch = weights_left.scratch_for((2048, 8192), (3072, 2048), (16384, 2048))
+    assert scratch.partial.size == 16 * 8 * 128 * 256 and scratch.arrived.size == 128
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize(("tile", "options"), [
+    (tile, options) for tile in weights_left.TILES
+    for options in ({"shared_k": True}, {"shared_k": False, "swiglu": True}, {"shared_k": False, "floats": True})],
+    ids=str)
+def test_accumulators_of_columns_of_tokens_stay_in_registers(tile, options):
+    types = pytest.importorskip("numba.cuda", reason="numba-cuda is not installed").types
+    tensor_map, floats = types.Array(types.uint64, 1, "C"), types.Array(types.float32, 1, "C")
+    out = floats if "floats" in options else types.Array(types.uint16, 1, "C")
+    arguments = tensor_map, tensor_map, out, floats, types.Array(types.uint32, 1, "C"), *[types.uint32] * 6
+    try:
+        text = compiling.ptx(weights_left.make_weights_left(tile, **options), types.void(*arguments), cc=(9, 0, "a"))
+    except compiling.NoCompiler as error:
+        pytest.skip(str(error))
+    assert ".f64" not in text and ".local" not in text
+    taken = compiling.resources(text)
+    if taken is None:
+        pytest.skip("ptxas is not installed")
+    assert not taken["warnings"] and taken["spill_bytes"] == taken["stack_bytes"] == 0 and taken["registers"] <= 168
+    assert taken["shared_bytes"] + 2 * tile.stages * tile.stage_elements <= 232_448, "what a block can have"
 
 
 @needs_wgmma

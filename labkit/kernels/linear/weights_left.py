@@ -1,0 +1,295 @@
+"""Linear layers of 17 to 256 rows, out = x @ weight.T, on Hopper's tensor cores with the weights as the left factor.
+
+Shapes  x (T, K), weight (N, K), out (T, N); bfloat16 in arrays of uint16, out may be float32. K a multiple of 8
+Work    2*T*N*K flop; 2*N*K bytes of weights, beside which the rest is little
+Needs   compute capability 9.0 exactly (sm_90a)
+Source  as matmul/wgmma.py; for the join in the last block: CUDA C++ Programming Guide, "Memory Fence Functions"
+
+A decoder's step has tens of rows, and its time is that of reading the weights. wgmma multiplies 64 rows at a time, and
+a block of matmul/wgmma.py 128: with 32 tokens as rows, three quarters of the products are of zeros, and the
+tensor cores keep the copies waiting. Here 128 rows of the weights are the left factor and tokens the columns, 64, 128
+or 256 of them. With 64 columns a stage of 24 KB takes 0.14 us to multiply, and an SM's share of 4.2 TB/s needs 0.5 us
+to bring the 16 KB of weights in it; eight stages are 128 KB of weights on their way.
+
+A layer of 2,048 outputs is only 16 such tiles. Where tiles are few, several blocks share the K of one, so that about
+132 blocks work: the block that ends last adds up what all have written, in their order. How K is divided depends on the
+shape of the weights alone, and with it the order of additions in an output: it has the same bits for any number of
+tokens. (Between one kernel and another they differ; see bf16.py.)
+"""
+
+import functools
+import threading
+from typing import NamedTuple
+
+import numpy as np
+from numba import float32, uint32, uint64
+
+from labkit import cuda
+from labkit.device import ptx
+from labkit.device.lazy import kernel_factory
+from labkit.kernels.arguments import aligned, dynamic_shared
+from labkit.kernels.elements import bfloat16_bits, swiglu_bfloat16
+from labkit.kernels.matmul.wgmma import block_count
+from labkit.kernels.matmul.wgmma_tiles import BOX, DEPTH, ROW_GROUP, Tile, b_layout, make_load, wgmma_of
+
+TILES = (Tile(cols=64, stages=8), Tile(cols=128, stages=6), Tile(cols=256, stages=4))  # 192 KB each
+MOST_TOKENS = 256
+ROWS = 128  # of the weights, in a tile
+SMS = 132  # blocks that K is divided for: an H200's SMs, on every GPU, for the bits depend on it
+HALF = SMS // 2  # from so many tiles on, each has its K alone
+GROUP = 8  # gates, and then their ups, among the rows of a weight that linear_swiglu takes
+
+
+class Scratch(NamedTuple):
+    """Device memory for what the blocks of a tile have found, and for how many have come. Launches that run at the same
+    time must not share it."""
+
+    partial: object
+    arrived: object
+
+
+def scratch_for(*layers: tuple[int, int]) -> Scratch:
+    """What these layers need, (N, K) each, for up to MOST_TOKENS rows; launches one after the other share it."""
+    slots = [(tiles_of(rows), parts_of(rows, depth)[0]) for rows, depth in layers]
+    numbers = max((tiles * parts * ROWS * MOST_TOKENS for tiles, parts in slots if parts > 1), default=1)
+    arrived = np.zeros(max((tiles for tiles, _ in slots), default=1), np.uint32)
+    return Scratch(cuda.device_array(numbers, np.float32), cuda.to_device(arrived))
+
+
+def tiles_of(rows: int) -> int:
+    return -(-rows // ROWS)
+
+
+def parts_of(rows: int, depth: int) -> tuple[int, int]:
+    """(blocks that share the K of a tile, K of each) of weights (rows, depth)."""
+    tiles, steps = tiles_of(rows), -(-depth // DEPTH)
+    wanted = 1 if tiles >= HALF else min(SMS // tiles, steps)
+    slice_ = -(-steps // wanted) * DEPTH
+    return -(-depth // slice_), slice_
+
+
+def make_store_left(swiglu: bool, floats: bool):
+    """A device function: stores a thread's accumulators of 64 tokens, rows `row` and row + 8 of the weights' product,
+    as columns of out. Eight lanes store 16 bytes side by side. A call for each 64 tokens, here and below: in a longer
+    loop the compiler leaves the accumulators in memory."""
+
+    @cuda.jit(device=True, forceinline=True)
+    def store_left(acc, box, out, row, token, tokens, outputs):
+        for j in range(8 * box, 8 * box + 8):
+            for odd in range(2):
+                near = uint32(token + uint32(8 * j + odd))
+                at = uint32(near * outputs)
+                if swiglu:
+                    col = uint32(row // uint32(2 * GROUP) * uint32(GROUP) + row % uint32(GROUP))
+                    if near < tokens and col < outputs:
+                        out[at + col] = bfloat16_bits(swiglu_bfloat16(acc[4 * j + odd], acc[4 * j + odd + 2]))
+                else:
+                    for down in range(2):
+                        col = uint32(row + uint32(8 * down))
+                        if near < tokens and col < outputs:
+                            value = acc[4 * j + odd + 2 * down]
+                            out[at + col] = value if floats else bfloat16_bits(value)
+
+    return store_left
+
+
+@kernel_factory
+def make_weights_left(tile: Tile, *, shared_k: bool, swiglu: bool = False, floats: bool = False):
+    """One block for each SM, which computes one tile after another: a producer copies, two consumers multiply, as in
+    make_wgmma_specialised. shared_k: `parts` blocks have a part of a tile's K each. out: flat."""
+    COLS, STAGES, STAGE = tile.cols, tile.stages, tile.stage_elements
+    A_ELEMENTS, STAGE_STEP = ROWS * DEPTH, STAGE * 2 // 16
+    ACCUMULATORS = COLS // 2
+    B_LEADING, B_STEP = b_layout(True)
+    load, wgmma = make_load(tile, True), wgmma_of(COLS, True, True)
+    store_left = make_store_left(swiglu, floats)
+
+    @cuda.jit(device=True, forceinline=True)
+    def write_part(acc, box, partial, at, row, token, tokens):
+        """To partial[at + token * ROWS + row]: eight lanes write 32 bytes side by side."""
+        for j in range(8 * box, 8 * box + 8):
+            near = uint32(token + uint32(8 * j))
+            if near < tokens:
+                to = uint32(at + near * uint32(ROWS) + row)
+                partial[to], partial[to + uint32(ROWS)] = acc[4 * j], acc[4 * j + 1]
+                partial[to + uint32(8)], partial[to + uint32(ROWS + 8)] = acc[4 * j + 2], acc[4 * j + 3]
+
+    @cuda.jit(device=True, forceinline=True)
+    def add_part(acc, box, partial, at, row, token, tokens, first):
+        for j in range(8 * box, 8 * box + 8):
+            near = uint32(token + uint32(8 * j))
+            if near < tokens:
+                of = uint32(at + near * uint32(ROWS) + row)
+                a, b = partial[of], partial[of + uint32(ROWS)]
+                c, d = partial[of + uint32(8)], partial[of + uint32(ROWS + 8)]
+                acc[4 * j] = a if first else acc[4 * j] + a
+                acc[4 * j + 1] = b if first else acc[4 * j + 1] + b
+                acc[4 * j + 2] = c if first else acc[4 * j + 2] + c
+                acc[4 * j + 3] = d if first else acc[4 * j + 3] + d
+
+    @cuda.jit(device=True, forceinline=True)
+    def write_all(acc, partial, at, row, token, tokens):
+        write_part(acc, 0, partial, at, row, token, tokens)
+        if COLS > 64:
+            write_part(acc, 1, partial, at, row, token, tokens)
+        if COLS > 128:
+            write_part(acc, 2, partial, at, row, token, tokens)
+            write_part(acc, 3, partial, at, row, token, tokens)
+
+    @cuda.jit(device=True, forceinline=True)
+    def add_all(acc, partial, at, row, token, tokens, first):
+        add_part(acc, 0, partial, at, row, token, tokens, first)
+        if COLS > 64:
+            add_part(acc, 1, partial, at, row, token, tokens, first)
+        if COLS > 128:
+            add_part(acc, 2, partial, at, row, token, tokens, first)
+            add_part(acc, 3, partial, at, row, token, tokens, first)
+
+    @cuda.jit(device=True, forceinline=True)
+    def store_all(acc, out, row, token, tokens, outputs):
+        store_left(acc, 0, out, row, token, tokens, outputs)
+        if COLS > 64:
+            store_left(acc, 1, out, row, token, tokens, outputs)
+        if COLS > 128:
+            store_left(acc, 2, out, row, token, tokens, outputs)
+            store_left(acc, 3, out, row, token, tokens, outputs)
+
+    @cuda.jit(launch_bounds=(384, 1))
+    def weights_left_kernel(weight_map, x_map, out, partial, arrived, rows, outputs, tokens, depth, parts,
+                            depth_of_part):
+        tiles = cuda.shared.array(0, np.uint16, alignment=1024)
+        loaded = cuda.shared.array(STAGES, np.uint64)
+        freed = cuda.shared.array(STAGES, np.uint64)
+        last = cuda.shared.array(1, np.uint32)
+        thread = uint32(cuda.threadIdx.x)
+        warpgroup, member = thread // uint32(128), thread % uint32(128)
+        if thread == uint32(0):
+            for stage in range(STAGES):
+                ptx.mbarrier_init(loaded, uint32(stage), uint32(1))
+                ptx.mbarrier_init(freed, uint32(stage), uint32(2))
+            ptx.fence_mbarrier_init()
+        if thread == uint32(256):
+            ptx.prefetch_tensor_map(weight_map)
+            ptx.prefetch_tensor_map(x_map)
+        cuda.syncthreads()
+
+        count = uint32((rows + uint32(ROWS - 1)) // uint32(ROWS))
+        items = uint32(count * parts) if shared_k else count
+        number = uint32(cuda.blockIdx.x)
+        stage, parity = uint32(0), uint32(0)
+        if warpgroup == uint32(2):
+            ptx.setmaxnreg_decrease(24)
+            if member == uint32(0):
+                while number < items:
+                    part = uint32(number // count) if shared_k else uint32(0)
+                    k = uint32(part * depth_of_part)
+                    end = min(uint32(k + depth_of_part), depth)
+                    row = uint32(uint32(number - uint32(part * count)) * uint32(ROWS))
+                    while k < end:
+                        ptx.mbarrier_wait(freed, stage, uint32(1) - parity)  # passes at once in the first lap
+                        load(tiles, loaded, stage, weight_map, x_map, row, uint32(0), k)
+                        k = uint32(k + uint32(DEPTH))
+                        stage = uint32(stage + uint32(1))
+                        if stage == uint32(STAGES):
+                            stage, parity = uint32(0), uint32(1) - parity
+                    number = uint32(number + uint32(cuda.gridDim.x))
+        else:
+            ptx.setmaxnreg_increase(240)
+            acc = cuda.local.array(ACCUMULATORS, float32)
+            a_first = ptx.wgmma_descriptor(tiles, warpgroup * uint32(BOX), 16, ROW_GROUP, 128)
+            b_first = ptx.wgmma_descriptor(tiles, uint32(A_ELEMENTS), B_LEADING, ROW_GROUP, 128)
+            # A thread's accumulators: rows `own` and own + 8 of the tile, columns 8 * j + token and the next.
+            own = uint32(warpgroup * uint32(64) + member // uint32(32) * uint32(16) + member % uint32(32) // uint32(4))
+            token = uint32(member % uint32(4) * uint32(2))
+            while number < items:
+                part = uint32(number // count) if shared_k else uint32(0)
+                first_k = uint32(part * depth_of_part)
+                end = min(uint32(first_k + depth_of_part), depth)
+                at_tile = uint32(number - uint32(part * count))
+                k = first_k
+                while k < end:
+                    ptx.mbarrier_wait(loaded, stage, parity)
+                    a_tile = a_first + uint64(stage * uint32(STAGE_STEP))
+                    b_tile = b_first + uint64(stage * uint32(STAGE_STEP))
+                    ptx.wgmma_fence()
+                    for i in range(DEPTH // 16):
+                        add = uint32(1) if i > 0 else uint32(k > first_k)
+                        wgmma(acc, a_tile + uint64(2 * i), b_tile + uint64(B_STEP * i), add)
+                    ptx.wgmma_commit()
+                    ptx.wgmma_wait(0)  # the other consumer's products keep the tensor cores busy meanwhile
+                    if member == uint32(0):
+                        ptx.mbarrier_arrive(freed, stage)
+                    k = uint32(k + uint32(DEPTH))
+                    stage = uint32(stage + uint32(1))
+                    if stage == uint32(STAGES):
+                        stage, parity = uint32(0), uint32(1) - parity
+
+                row = uint32(at_tile * uint32(ROWS) + own)
+                if shared_k:
+                    first = uint32(uint32(at_tile * parts) * uint32(ROWS * COLS))
+                    write_all(acc, partial, uint32(first + uint32(part * uint32(ROWS * COLS))), own, token, tokens)
+                    ptx.named_barrier_sync(uint32(1), uint32(256))  # both consumers have written
+                    if thread == uint32(0):
+                        cuda.threadfence()  # and every block sees it before it sees the count
+                        # The count is 0 again after the last block: the next launch needs nothing.
+                        order = uint32(cuda.atomic.inc(arrived, at_tile, uint32(parts - uint32(1))))
+                        last[0] = uint32(1) if order == uint32(parts - uint32(1)) else uint32(0)
+                        cuda.threadfence()
+                    ptx.named_barrier_sync(uint32(1), uint32(256))
+                    if last[0] == uint32(1):
+                        add_all(acc, partial, first, own, token, tokens, True)
+                        one = uint32(1)
+                        while one < parts:
+                            at = uint32(first + uint32(one * uint32(ROWS * COLS)))
+                            add_all(acc, partial, at, own, token, tokens, False)
+                            one = uint32(one + uint32(1))
+                        store_all(acc, out, row, token, tokens, outputs)
+                    ptx.named_barrier_sync(uint32(1), uint32(256))  # `last` has been read
+                else:
+                    store_all(acc, out, row, token, tokens, outputs)
+                number = uint32(number + uint32(cuda.gridDim.x))
+
+    return weights_left_kernel
+
+
+@functools.cache  # never given up: a captured graph may use it
+def _kept_scratch(rows: int, depth: int, thread: int) -> Scratch:
+    return scratch_for((rows, depth))
+
+
+def multiply_left(x, weight, out, *, swiglu: bool = False, scratch: Scratch | None = None, tile: Tile | None = None,
+                  stream=0) -> None:
+    """out = x @ weight.T, or with swiglu, of weights as arrange_gate_up makes them, silu of the gates times the ups.
+
+    The arguments are checked by the caller. out float32: not rounded. scratch: of scratch_for; None: memory that is
+    kept for weights of this shape and for this thread, which must then launch on one stream. tile: one of TILES, as
+    wide as x has rows.
+    """
+    (tokens, depth), rows = x.shape, weight.shape[0]
+    tile = tile or next(one for one in TILES if one.cols >= tokens)
+    parts, slice_ = parts_of(rows, depth)
+    partial, arrived = scratch or _kept_scratch(rows, depth, threading.get_ident())
+    kernel = make_weights_left(tile, shared_k=parts > 1, swiglu=swiglu, floats=np.dtype(out.dtype) == np.float32)
+    arguments = (ptx.tensor_map_2d(weight, ROWS, DEPTH), ptx.tensor_map_2d(x, tile.cols, DEPTH), out.reshape(-1),
+                 partial, arrived, np.uint32(rows), np.uint32(out.shape[1]), np.uint32(tokens), np.uint32(depth),
+                 np.uint32(parts), np.uint32(slice_))
+    shared = 2 * tile.stages * tile.stage_elements
+    dynamic_shared(kernel, shared, *arguments)
+    kernel[min(block_count(), parts * tiles_of(rows)), 384, stream, shared](*arguments)
+
+
+def kernels_left(**options) -> tuple:
+    """What multiply_left may launch."""
+    return tuple(make_weights_left(tile, shared_k=shared, **options) for tile in TILES for shared in (False, True))
+
+
+IDEA = "wgmma with the weights as the left factor: tokens are columns, K is shared where tiles are few"
+SIZES = f"K a multiple of 8, at most {MOST_TOKENS} rows"
+
+
+def check_left(x, weight) -> None:
+    """Raise ValueError for what multiply_left does not take."""
+    if x.shape[0] > MOST_TOKENS:
+        raise ValueError(f"x has {x.shape[0]:,} rows; at most {MOST_TOKENS} are allowed")
+    if weight.shape[1] % 8 or not aligned(x, weight):
+        raise ValueError(f"K is {weight.shape[1]}; TMA takes rows of a multiple of 16 bytes that begin at one")
