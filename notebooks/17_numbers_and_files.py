@@ -22,7 +22,8 @@
 # %%
 from labkit.models.llama import LLAMA_3_2_1B
 
-print(LLAMA_3_2_1B)
+for name, value in vars(LLAMA_3_2_1B).items():
+    print(f"{name:26}{value}")
 print(f"{LLAMA_3_2_1B.parameters:,} parameters")
 
 # %% [markdown]
@@ -94,8 +95,8 @@ for name, kept in (("truncated", (numbers.view(np.uint32) >> 16).astype(np.uint1
     print(f"{name:12} mean error {error.mean():+.3f}, largest {np.abs(error).max():.3f}")
 
 # %% [markdown]
-# Truncation is always wrong in the same direction, which adds up over the 2,048 terms of a dot product. The errors of
-# rounding to nearest cancel.
+# Truncation makes every number smaller in magnitude, so its errors add up in a long sum. The errors of rounding to
+# nearest have either sign and tend to cancel.
 #
 # One kind of value breaks the formula. What do you expect for NaN, whose bits are an exponent of all ones and any
 # fraction but 0?
@@ -107,8 +108,9 @@ for pattern in (0x7F800001, 0x7FFFFFFF):
           f"bfloat16_of {float32_of(bfloat16_of(nan.view(np.float32)))[0]}")
 
 # %% [markdown]
-# The addition carries out of the fraction. The first NaN becomes infinity, and the second overflows into the sign and
-# becomes zero. A NaN must be asked for and kept, or a broken model computes plausible nonsense.
+# The first NaN has its fraction in the lower half and becomes infinity. In the second the addition carries into the
+# sign, and the result is zero. NaN needs a test of its own; without it, a fault in a model turns into an ordinary
+# number and goes unnoticed.
 #
 # ## Range and precision
 #
@@ -135,9 +137,9 @@ for form in (FLOAT32, FLOAT16, BFLOAT16):
 # normal number the steps stay the same size, the flat parts on the left: these are the *subnormal* numbers, with a 0 in
 # front of the point.
 #
-# A network tolerates a relative error of a percent in a weight. It does not tolerate an infinity, which the next layer
-# turns into NaN. Training visits both ends of the range, with tiny gradients and large activations, so it uses
-# bfloat16, and a model is published as it was trained. To read it as float32 is a shift.
+# Rounding to bfloat16 changes a weight by at most one part in 256, and a trained network hardly notices. An infinity it
+# does notice: the next layer turns it into NaN. Training reaches both ends of the range, with tiny gradients and large
+# activations, so large models are trained in bfloat16, and they are published as they were trained.
 #
 # ## What it costs in a sum
 #
@@ -219,9 +221,9 @@ found = measure.recorded_ladder("token_embedding_bf16", gpu="NVIDIA H200")
 found or print("token_embedding_bf16 has not been recorded on the H200 yet; what it moves is above.")
 
 # %% [markdown]
-# The bytes are the same, and so are the sectors. What shrinks is the number of instructions that ask for them. A warp
-# that loads bfloat16 one by one asks for 64 bytes at a time, and lesson 10 showed that it then takes very many loads in
-# flight to keep the memory busy.
+# The bytes are the same, and so are the sectors. What shrinks is the number of instructions that ask for them: a warp
+# gets 64 bytes for a load of one bfloat16 in each lane, and 512 bytes for a load of eight. Lessons 09 and 10 found that
+# the bytes on their way decide how busy the memory is, and wide loads put more of them there.
 #
 # ## A model in several files
 #
@@ -301,7 +303,8 @@ for kind in ("pageable", "pinned"):
 # ## What is on which side
 #
 # A GPU reads its own memory. Whatever a kernel needs has to be there before the launch, so an engine first asks the
-# device what it has. (`labkit doctor` asks more.)
+# device what it has. (`labkit doctor` asks more. Without a GPU, labkit's CPU device answers with this machine's cores
+# and memory, and with a GPU's limits for a launch.)
 
 # %%
 gpu = cuda.get_current_device()
@@ -326,26 +329,26 @@ for active in ([61, 7, 40], [12], [3, 3, 5, 5, 8]):
 # %% [markdown]
 # Behind the active ids lie old ones. A kernel has to know how many are active, or it computes for tokens that are gone.
 #
-# Ids come from text and become text again. A conversation is text, too, with special tokens around each message. Which
-# ones is up to the model, and a template that comes with it writes them. This is Llama 3's format, for one question:
+# Ids come from text and become text again. In a conversation, special tokens stand around each message. A template that
+# comes with the model says which; this is Llama 3's format, for one question:
 
 # %%
-from labkit.models.chat import ChatTemplate
 from labkit.models.tokenizer import Tokenizer
 
-SPECIAL = {"<|begin_of_text|>": 128_000, "<|start_header_id|>": 128_006, "<|end_header_id|>": 128_007,
-           "<|eot_id|>": 128_009}
-template = ChatTemplate(folder, "{{ bos_token }}{% for one in messages %}<|start_header_id|>{{ one.role }}"
-                        "<|end_header_id|>\n\n{{ one.content }}<|eot_id|>{% endfor %}"
-                        "<|start_header_id|>assistant<|end_header_id|>\n\n", {"bos_token": list(SPECIAL)[0]})
-text = template.render([{"role": "user", "content": "What is a hacker?"}])
-print(repr(text))
+
+def message(role, content=""):
+    return f"<|start_header_id|>{role}<|end_header_id|>\n\n{content}"
+
+
+question = "What is a hacker?"
+print(repr("<|begin_of_text|>" + message("user", question) + "<|eot_id|>" + message("assistant")))
 tokenizer = Tokenizer.of(find_root() / "data" / "tiny-gpt2")  # Llama's own comes with its weights
-ids_of_text = tokenizer.encode("What is a hacker?")
+ids_of_text = tokenizer.encode(question)
 print(ids_of_text, repr(tokenizer.decode(ids_of_text)))
 
 # %% [markdown]
-# The text ends where the answer begins, and `<|eot_id|>` is what the model writes when it has finished.
+# The text ends where the answer begins. Each of the special tokens is a single id, such as 128,009 for `<|eot_id|>`,
+# with which the model ends its answer.
 #
 # ## The model on paper
 #
@@ -405,7 +408,8 @@ print(f"in float32:  {2 * token / bandwidth / 1e6:.3f} ms")
 weights, cache = 2 * c.parameters, parts["1,024 keys and values"]
 for sequences in (1, 32, 256):
     step = (weights + sequences * cache) / bandwidth / 1e6
-    print(f"{sequences:3} sequences at 1,024 tokens: a step of {step:.3f} ms, {1e3 * sequences / step:,.0f} tokens a second")
+    print(f"{sequences:3} sequences at 1,024 tokens: a step of {step:.3f} ms, "
+          f"{1e3 * sequences / step:,.0f} tokens a second")
 
 # %% [markdown]
 # That is the third guess. No clever kernel makes one sequence faster than this; only fewer bytes do. Many sequences,
@@ -429,7 +433,7 @@ for sequences in (1, 32, 256):
 #
 # ## Resources
 #
-# - [J. Maczan: tiny-vllm](https://github.com/jmaczan/tiny-vllm), whose 12.34 and whose path these lessons follow
+# - [J. Maczan: tiny-vllm](https://github.com/jmaczan/tiny-vllm), the source of the example 12.34
 # - [D. Goldberg: What Every Computer Scientist Should Know About Floating-Point Arithmetic
 #   (1991)](https://doi.org/10.1145/103162.103163)
 # - [S. Wang, P. Kanwar: BFloat16, the secret to high performance on Cloud TPUs

@@ -51,7 +51,7 @@ def bits_of(value: float) -> CourseFigure:
                         for format, bits, held, _ in rows)
     figure, ax = canvas(top + len(rows) * pitch + 0.30, f"{value!r} in three formats", f"{value!r} in bits: {summary}.")
     with rc_context(STYLE):
-        for row, (format, bits, held, (sign, exponent, _)) in enumerate(rows):
+        for row, (format, bits, held, (_, exponent, _)) in enumerate(rows):
             y = top + row * pitch
             ax.text(left - 0.12, y + tall / 2, format.name, fontsize=10, fontweight="bold", ha="right",
                     va="center_baseline")
@@ -62,13 +62,14 @@ def bits_of(value: float) -> CourseFigure:
                 for _ in range(width):
                     draw_box(ax, left + at * cell, y, cell, tall, digits[at], size=9, fill=PALE[colour])
                     at += 1
-            magnitude = f"{exponent}\u2212{format.bias}" if exponent else f"1\u2212{format.bias}"
-            significand = decode(bits, format) / 2.0 ** (max(exponent, 1) - format.bias) if np.isfinite(held) else held
-            ax.text(left, y + tall + 0.13, f"0x{bits:0{format.bits // 4}X}   =   "
-                    rf"{abs(significand):.8g} $\times\ 2^{{{magnitude}}}$   =   {'−' * sign}{abs(held):.10g}",
-                    fontsize=9, va="center_baseline", color=FAINT)
-        ax.text(0.14, top + len(rows) * pitch + 0.08, "The bits of the bfloat16 are the upper half of the float32's. "
-                "The lower half decides how they are rounded.", fontsize=9, color=FAINT, va="center_baseline")
+            text, power = f"0x{bits:0{format.bits // 4}X}   =   ", max(exponent, 1)  # 0: subnormal
+            if np.isfinite(held):
+                significand = held / 2.0 ** (power - format.bias)
+                text += rf"{significand:.8g} $\times\ 2^{{{power}-{format.bias}}}$   =   "
+            ax.text(left, y + tall + 0.13, f"{text}{held:.10g}", fontsize=9, va="center_baseline",
+                    color=FAINT)
+        ax.text(0.14, top + len(rows) * pitch + 0.08, "A bfloat16 is the upper half of a float32, rounded by what the "
+                "lower half holds.", fontsize=9, color=FAINT, va="center_baseline")
     return figure
 
 
@@ -78,11 +79,11 @@ def bits_of(value: float) -> CourseFigure:
 def spacings(format: FloatFormat) -> tuple[np.ndarray, np.ndarray]:
     """(magnitudes, distance to the next larger number) at each power of two of the format, and at its ends."""
     exponents = np.arange(1, 2**format.exponent_bits - 1)
-    powers = 2.0 ** (exponents - format.bias)
+    normal = 2.0 ** (exponents - format.bias)
     least = 2.0 ** (1 - format.bias - format.fraction_bits)
     largest = decode(format.infinity - 1, format)
-    steps = powers * 2.0**-format.fraction_bits
-    return np.concatenate([[least], powers, [largest]]), np.concatenate([[least], steps, [steps[-1]]])
+    steps = normal * 2.0**-format.fraction_bits
+    return np.concatenate([[least], normal, [largest]]), np.concatenate([[least], steps, [steps[-1]]])
 
 
 def spacing() -> CourseFigure:
@@ -92,7 +93,7 @@ def spacing() -> CourseFigure:
                                            f"{spacings(one)[1][spacings(one)[0] == 1.0][0]:.2g} apart at 1"
                                            for one in FORMATS) + ".", bottom=0.62)
     with rc_context(STYLE):
-        for format, place in zip(FORMATS, ((1e20, 2e6), (3e-8, 2e-4), (1e10, 2e13)), strict=True):
+        for format, place in zip(FORMATS, ((1e23, 2e6), (3e-8, 2e-4), (1e10, 2e13)), strict=True):
             x, y = spacings(format)
             ax.step(x, y, where="post", color=COLOURS[format], linewidth=1.8)
             ax.plot([x[0], x[-1]], [y[0], y[-1]], "o", color=COLOURS[format], markersize=4)
