@@ -23,7 +23,9 @@ from labkit.kernels.elements import bfloat16_number, bfloat16_rounded
 # half. Beyond the largest bfloat16 the nearest is infinity. A NaN, of either sign, becomes 0x7FC0. Integers suffice:
 # shifts, masks and additions. Load each number once.
 #
-# (In Numba an integer literal is an int64, and so is the sum of one and a uint32. Nothing overflows here.)
+# (In Numba a literal is an int64, and so is the sum of one and a uint32, so nothing overflows here. But a uint32 that is
+# shifted becomes a uint64, and a variable that holds now a uint64, now an int64 is a float64. If the check complains
+# about a float64, begin with `np.int64(bits[...])`.)
 
 
 # %%
@@ -125,7 +127,8 @@ check("dot_rows", dot_rows)
 # `sorted` has them. The first begins at 0, and each begins at the first multiple of 16 that is not before the end of
 # the last one. Return an array with a row of four numbers for each tensor, in the same order: the number of its file,
 # its first byte in that file (counted from the first byte of the file), its length in bytes, and its offset in the
-# buffer. The headers' tensors may be in any order, a tensor may have no elements, and `__metadata__` is no tensor.
+# buffer. The headers' tensors may be in any order, a tensor may have no elements, and `__metadata__` is no tensor. The
+# headers suffice: of tensors with billions of bytes the check leaves out the numbers.
 
 
 # %%

@@ -232,7 +232,7 @@ def _file(rng, tensors: dict, order) -> bytes:
     header |= {name: {"dtype": dtype, "shape": list(shape), "data_offsets": places[name]}
                for name, (dtype, shape) in tensors.items()}
     text = json.dumps(header).encode() + b" " * int(rng.integers(0, 8))
-    return len(text).to_bytes(8, "little") + text + rng.bytes(end)
+    return len(text).to_bytes(8, "little") + text + b"." * end  # a verdict shows the file
 
 
 def _files(rng, count, tensors, dtypes=("BF16", "F32", "U8"), shapes=None, names=None):
@@ -271,8 +271,15 @@ def _all_like(count, tensors, **options):
     return lambda rng, files: _files(rng, count, tensors, **options)
 
 
+def _without_numbers(rng, files):
+    """Tensors of some GB each, in files that end after their headers."""
+    large = {f"layers.{k}.weight": {"dtype": "BF16", "shape": [40_000, 40_000 + k], "data_offsets": [
+        80_000 * (40_000 * k + k * (k - 1) // 2), 80_000 * (40_000 * (k + 1) + k * (k + 1) // 2)]} for k in range(3)}
+    text = json.dumps(large).encode()
+    return ([len(text).to_bytes(8, "little") + text],)
+
+
 def buffer_map_by_shape(files):
-    """Wrong: lengths by the shape, of two bytes each."""
     rows, offset, found = [], 0, {}
     for number, file in enumerate(files):
         start, header = _entries(file)
@@ -296,7 +303,8 @@ BUFFER_MAP = FunctionExercise(
             Reach("every tensor has one number and no axis", _all_like(2, 4, dtypes=("BF16",), shapes=())),
             Reach("tensors have no elements", _all_like(2, 3, shapes=(0, 3))),
             Reach("the first file has no tensors", lambda rng, files: ([_file(rng, {}, []), *files],)),
-            Reach("there is a single file", _all_like(1, 5))),
+            Reach("there is a single file", _all_like(1, 5)),
+            Reach("a tensor has more than 2 GB, and the file ends after its header", _without_numbers)),
     wrong={
         "the 8 bytes of the length are forgotten": Edit("8 + length + begin", "length + begin"),
         "offsets count from the end of the header, not from the file's first byte": Edit("8 + length + begin", "begin"),
@@ -457,7 +465,8 @@ EMBED_ROWS = FunctionExercise(
         "an unknown id gives zeros": Edit("0x7FC0", "0"),
         "an unknown id gives float16's NaN, and in bfloat16 that is a number": Edit("0x7FC0", "0x7E00"),
         "row t of the table, not row ids[t]": Edit("token = ids[t]", "token = t"),
-        "the loop takes steps of 128 in a block of 256": Edit("out.shape[1], 256)", "out.shape[1], 257)"),
+        "the loop takes one step more than the block has threads, and leaves columns out":
+            Edit("out.shape[1], 256)", "out.shape[1], 257)"),
         "one thread copies everything": embed_rows_alone,
         "a launch for each token": embed_rows_a_launch_each,
         "the host gathers the rows": embed_rows_on_the_host,
