@@ -23,8 +23,8 @@ from labkit.kernels.elements import bfloat16_number, bfloat16_rounded
 # half. Beyond the largest bfloat16 the nearest is infinity. A NaN, of either sign, becomes 0x7FC0. Integers suffice:
 # shifts, masks and additions. Load each number once.
 #
-# (In Numba a literal is an int64, and so is the sum of one and a uint32, so nothing overflows here. But a uint32 that is
-# shifted becomes a uint64, and a variable that holds now a uint64, now an int64 is a float64. If the check complains
+# (In Numba a literal is an int64, and so is the sum of one and a uint32, so nothing overflows here. But a uint32 that
+# is shifted becomes a uint64, and a variable that holds now a uint64, now an int64 is a float64. If the check complains
 # about a float64, begin with `np.int64(bits[...])`.)
 
 
