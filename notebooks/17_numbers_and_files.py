@@ -12,12 +12,12 @@
 #
 # ## The problem
 #
-# The next five lessons build an engine for Llama, from the first right token to many conversations at a time. They
-# cover the ground of [tiny-vllm](https://github.com/jmaczan/tiny-vllm), a course by J. Maczan that does it in CUDA C++
-# with cuBLAS. Ours is written in Python, and every kernel is our own.
+# This is the first of five lessons that build an engine for Llama, from the first right token to many conversations at a
+# time. They cover the ground of [tiny-vllm](https://github.com/jmaczan/tiny-vllm), a course by J. Maczan that does it
+# in CUDA C++ with cuBLAS. Ours is written in Python, and every kernel is our own.
 #
-# To a program, a model is a file full of numbers and a short configuration that says how many of each kind there are.
-# This lesson is about these two. It runs no model, and at its end you will know how fast one can be.
+# To a program, a model is files full of numbers and a short configuration that says how many of each kind there are.
+# Today is about these two. No model runs yet, and at the end you will know how fast one can be.
 
 # %%
 from labkit.models.llama import LLAMA_3_2_1B
@@ -39,9 +39,9 @@ print(f"{LLAMA_3_2_1B.parameters:,} parameters")
 #
 # $$\text{value} = (-1)^{\text{sign}} \cdot 1.\text{fraction} \cdot 2^{\,\text{exponent} - \text{bias}}$$
 #
-# A float16 has 5 bits of exponent with a bias of 15, and 10 bits of fraction. Here is 12.34 by hand. First it is
-# divided by the largest power of two that it holds. What is left lies between 1 and 2; the 1 in front is the same for
-# every number, so it is not stored, and the fraction is what remains.
+# A float16 has 5 bits of exponent with a bias of 15, and 10 bits of fraction. Here is 12.34 by hand. It is divided by 2
+# until it lies between 1 and 2, and the exponent counts how often. The 1 in front of the point is the same for every
+# number, so it is not stored. The fraction is the rest.
 
 # %%
 value, exponent = 12.34, 0
@@ -55,8 +55,8 @@ for kept in (555, 556):
 
 # %% [markdown]
 # The fraction would have to be 555.52, and only whole numbers fit. tiny-vllm works this example out digit by digit and
-# stops after ten of them. That is *truncation*: it gives 0x4A2B. The nearest float16 is the next one, 0x4A2C. IEEE 754
-# rounds to nearest, and so do GPUs, NumPy and the conversion of a model.
+# drops the digits that do not fit. That is *truncation*, and it gives 0x4A2B. The nearest float16 is the next one,
+# 0x4A2C. IEEE 754 rounds to nearest by default, and so do GPUs and NumPy.
 
 # %%
 from labkit.kernels.dtypes import float_table
@@ -68,8 +68,7 @@ float_table(12.34)
 pictures.bits_of(12.34)
 
 # %% [markdown]
-# In bfloat16 three digits are left. It has the 8 bits of exponent of a float32, and of the 23 bits of fraction it keeps
-# 7.
+# In bfloat16 three digits are left. It has 8 bits of exponent, as a float32 has, and 7 of the 23 bits of fraction.
 #
 # ## Rounding
 #
@@ -114,8 +113,8 @@ for pattern in (0x7F800001, 0x7FFFFFFF):
 #
 # ## Range and precision
 #
-# Both 16-bit formats spend the same number of bits. How they divide them decides which numbers exist at all, and how
-# far apart these are.
+# Both 16-bit formats have the same number of bits. How they divide them decides which numbers exist at all, and how far
+# apart these are.
 
 # %%
 pictures.spacing()
@@ -137,9 +136,9 @@ for form in (FLOAT32, FLOAT16, BFLOAT16):
 # normal number the steps stay the same size, the flat parts on the left: these are the *subnormal* numbers, with a 0 in
 # front of the point.
 #
-# Rounding to bfloat16 changes a weight by at most one part in 256, and a trained network hardly notices. An infinity it
-# does notice: the next layer turns it into NaN. Training reaches both ends of the range, with tiny gradients and large
-# activations, so large models are trained in bfloat16, and they are published as they were trained.
+# Rounding to bfloat16 changes a weight by at most one part in 256, and the output of a trained network hardly changes.
+# An infinity is worse: the next layer turns it into NaN. Training reaches both ends of the range, with tiny gradients
+# and large activations. So large models are trained in bfloat16, and they are published as they were trained.
 #
 # ## What it costs in a sum
 #
@@ -178,8 +177,8 @@ for name, rounded in (("bfloat16", as_bfloat16), ("float32", lambda acc: acc)):
 #
 # ## Eight numbers in a load
 #
-# NumPy has no bfloat16, and Numba none that runs everywhere. Our arrays are `uint16`, and two neighbours are one word
-# of 32 bits, the first of them in the low half. A shift and a mask make two float32 of it:
+# NumPy has no bfloat16, so our arrays are `uint16`. Two neighbours are one word of 32 bits, the first of them in the low
+# half. A shift and a mask make two float32 of it:
 
 # %%
 pair = bfloat16_of([12.34, -1.5])
@@ -218,7 +217,7 @@ agree(embedding.TOKEN_EMBEDDING_BF16)
 from labkit import measure
 
 found = measure.recorded_ladder("token_embedding_bf16", gpu="NVIDIA H200")
-found or print("token_embedding_bf16 has not been recorded on the H200 yet; what it moves is above.")
+found or "token_embedding_bf16 has not been recorded on the H200 yet; what it moves is above."
 
 # %% [markdown]
 # The bytes are the same, and so are the sectors. What shrinks is the number of instructions that ask for them: a warp
@@ -285,7 +284,7 @@ pictures.shards_and_blob({file.removesuffix(".safetensors"): read(folder / file)
 
 # %% [markdown]
 # In a file the tensors lie side by side, wherever the one before ends. In the buffer each begins at a multiple of 16
-# bytes, because a load of 128 bits needs an address that is one. How many bytes are lost between these three?
+# bytes, because a load of 128 bits needs such an address. How many bytes are lost between these three?
 
 # %%
 from labkit.models.blob import layout
@@ -314,7 +313,7 @@ print(f"{gpu.name}, compute capability {'.'.join(map(str, gpu.compute_capability
 print(f"memory: {memory.free / 1e9:.1f} of {memory.total / 1e9:.1f} GB are free")
 
 # %% [markdown]
-# Then it divides what must cross the bus by how often. The weights cross once, at the start. For each step the host
+# The next question is what crosses the bus, and how often. The weights cross once, at the start. For each step the host
 # sends the ids of the tokens that are active, a few bytes, and gets one id per sequence back; activations and caches
 # never leave the device. Nothing is allocated in a step. The buffer of ids is made once, for the largest batch, and
 # only its active part is copied:
@@ -388,8 +387,8 @@ print(f"{LLAMA_3_2_1B.parameters:,} parameters, {2 * LLAMA_3_2_1B.parameters:,} 
 #
 # To write one token, each weight of each layer is read once. Of the embedding table one row is needed at the start, but
 # there is no separate head: `tie_word_embeddings` says that the same table is multiplied with at the end, whole. And
-# attention reads the keys and values of all tokens before. Divided by the bandwidth that was measured on the H200, that
-# is a lower bound for the time:
+# attention reads the keys and values of all tokens before. (The norms are too small to matter.) The sum, divided by the
+# bandwidth that was measured on the H200, is a lower bound for the time:
 
 # %%
 c = LLAMA_3_2_1B
@@ -412,10 +411,18 @@ for sequences in (1, 32, 256):
           f"{1e3 * sequences / step:,.0f} tokens a second")
 
 # %% [markdown]
-# That is the third guess. No clever kernel makes one sequence faster than this; only fewer bytes do. Many sequences,
-# however, share one reading of the weights, and that is the reason for everything in the last three of the five
-# lessons: caches in pages, and batches whose members come and go.
-#
+# No kernel, however clever, makes one sequence faster than this; only fewer bytes do. But many sequences share one
+# reading of the weights, and that is the reason for everything in the last three of the five lessons: caches in pages,
+# and batches whose members come and go. Here is what a step of that engine took on the H200:
+
+# %%
+steps = measure.recorded_series("llama_decode", gpu="NVIDIA H200")
+for row in steps["rows"] if steps else ():
+    print(f"{row['sequences']:3} sequences: {row['ms']['p50']:.3f} ms, by the bytes {row['bound_ms']:.3f}")
+if steps is None:
+    print("llama_decode has not been recorded on the H200 yet; the bounds are above.")
+
+# %% [markdown]
 # ## What was implemented
 #
 # - numbers taken apart and rounded by hand, in three formats
