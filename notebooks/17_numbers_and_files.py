@@ -12,8 +12,8 @@
 #
 # ## The problem
 #
-# This is the first of five lessons that build an engine for Llama, from the first right token to many conversations at a
-# time. They cover the ground of [tiny-vllm](https://github.com/jmaczan/tiny-vllm), a course by J. Maczan that does it
+# This is the first of five lessons that build an engine for Llama, from the first right token to many conversations at
+# once. They cover the ground of [tiny-vllm](https://github.com/jmaczan/tiny-vllm), a course by J. Maczan that does it
 # in CUDA C++ with cuBLAS. Ours is written in Python, and every kernel is our own.
 #
 # To a program, a model is files full of numbers and a short configuration that says how many of each kind there are.
@@ -177,8 +177,8 @@ for name, rounded in (("bfloat16", as_bfloat16), ("float32", lambda acc: acc)):
 #
 # ## Eight numbers in a load
 #
-# NumPy has no bfloat16, so our arrays are `uint16`. Two neighbours are one word of 32 bits, the first of them in the low
-# half. A shift and a mask make two float32 of it:
+# NumPy has no bfloat16, so our arrays are `uint16`. Two neighbours are one word of 32 bits, with the first of them in
+# the low half. A shift and a mask make two float32 of it:
 
 # %%
 pair = bfloat16_of([12.34, -1.5])
@@ -413,7 +413,7 @@ for sequences in (1, 32, 256):
 # %% [markdown]
 # No kernel, however clever, makes one sequence faster than this; only fewer bytes do. But many sequences share one
 # reading of the weights, and that is the reason for everything in the last three of the five lessons: caches in pages,
-# and batches whose members come and go. Here is what a step of that engine took on the H200:
+# and batches whose members come and go. This is what a step of that engine takes on the H200, as far as it was recorded:
 
 # %%
 steps = measure.recorded_series("llama_decode", gpu="NVIDIA H200")
