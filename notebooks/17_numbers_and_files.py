@@ -413,7 +413,7 @@ for sequences in (1, 32, 256):
 # %% [markdown]
 # No kernel, however clever, makes one sequence faster than this; only fewer bytes do. But many sequences share one
 # reading of the weights, and that is the reason for everything in the last three of the five lessons: caches in pages,
-# and batches whose members come and go. This is what a step of that engine takes on the H200, as far as it was recorded:
+# and batches whose members come and go. This is what a step of that engine takes on the H200, as far as recorded:
 
 # %%
 steps = measure.recorded_series("llama_decode", gpu="NVIDIA H200")
