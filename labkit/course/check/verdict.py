@@ -172,6 +172,8 @@ def marked_up(text: str) -> str:
 def show_value(value) -> str:
     if isinstance(value, (float, np.floating)) and np.isnan(value):
         return "NaN"
+    if isinstance(value, np.unsignedinteger):  # the exercises that have these are about bits
+        return f"0x{int(value):0{2 * value.itemsize}X}"
     if isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_)):
         return f"{value:,}"
     return f"{value:.6g}" if isinstance(value, (float, np.floating)) else str(value)

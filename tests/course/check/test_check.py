@@ -547,3 +547,8 @@ def test_checking_is_quick_enough():
     begin = time.perf_counter()
     assert examined(right).passed
     assert time.perf_counter() - begin < 5
+
+
+def test_numbers_without_a_sign_are_bits_and_shown_so():
+    assert [verdict.show_value(value) for value in (np.uint16(0x7FC0), np.uint32(255), np.int32(32_704))] == [
+        "0x7FC0", "0x000000FF", "32,704"]

@@ -1,0 +1,186 @@
+"""The figures of lesson 17, in the course's style.
+
+    bits_of(value)              sign, exponent and fraction of a number in float32, float16 and bfloat16
+    spacing()                   how far apart neighbouring numbers of each format are, over their magnitude
+    shards_and_blob(tensors, blob)    where each tensor lies in its file, and where in the device buffer
+    bytes_of_a_token(parts)     what a token reads, part by part
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.patches import Polygon
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from labkit.kernels.dtypes import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, decode, encode, split
+from labkit.measure.plots.style import (
+    BLUE,
+    FAINT,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    PURPLE,
+    STYLE,
+    TEXT,
+    VERMILLION,
+    WIDTH,
+    CourseFigure,
+    canvas,
+    draw_box,
+    new_figure,
+)
+
+FORMATS = (FLOAT32, FLOAT16, BFLOAT16)
+COLOURS = {FLOAT32: BLUE, FLOAT16: VERMILLION, BFLOAT16: GREEN}
+PARTS = (("sign", GREY), ("exponent", ORANGE), ("fraction", BLUE))
+
+
+def bits_of(value: float) -> CourseFigure:
+    """The bits of the nearest number in each format, one row for each, all beginning at the sign."""
+    left, cell, tall, pitch, top = 0.98, 0.182, 0.30, 0.86, 0.80
+    rows = []
+    for format in FORMATS:
+        bits = int(encode(value, format))
+        rows.append((format, bits, float(decode(bits, format)), [int(part) for part in split(bits, format)]))
+    summary = "; ".join(f"{format.name} 0x{bits:0{format.bits // 4}X}, which is {held:.10g}"
+                        for format, bits, held, _ in rows)
+    figure, ax = canvas(top + len(rows) * pitch + 0.30, f"{value!r} in three formats", f"{value!r} in bits: {summary}.")
+    with rc_context(STYLE):
+        for row, (format, bits, held, (_, exponent, _)) in enumerate(rows):
+            y = top + row * pitch
+            ax.text(left - 0.12, y + tall / 2, format.name, fontsize=10, fontweight="bold", ha="right",
+                    va="center_baseline")
+            digits, at = f"{bits:0{format.bits}b}", 0
+            for (name, colour), width in zip(PARTS, (1, format.exponent_bits, format.fraction_bits), strict=True):
+                ax.text(left + (at + width / 2) * cell, y - 0.11, name if width > 1 or row == 0 else "",
+                        fontsize=8.5, ha="center", va="center_baseline", color=TEXT[colour])
+                for _ in range(width):
+                    draw_box(ax, left + at * cell, y, cell, tall, digits[at], size=9, fill=PALE[colour])
+                    at += 1
+            text, power = f"0x{bits:0{format.bits // 4}X}   =   ", max(exponent, 1)  # 0: subnormal
+            if np.isfinite(held):
+                significand = held / 2.0 ** (power - format.bias)
+                text += rf"{significand:.8g} $\times\ 2^{{{power}-{format.bias}}}$   =   "
+            ax.text(left, y + tall + 0.13, f"{text}{held:.10g}", fontsize=9, va="center_baseline",
+                    color=FAINT)
+        ax.text(0.14, top + len(rows) * pitch + 0.08, "A bfloat16 is the upper half of a float32, rounded by what the "
+                "lower half holds.", fontsize=9, color=FAINT, va="center_baseline")
+    return figure
+
+
+# --- Range and precision ---------------------------------------------------------------------------------------------
+
+
+def spacings(format: FloatFormat) -> tuple[np.ndarray, np.ndarray]:
+    """(magnitudes, distance to the next larger number) at each power of two of the format, and at its ends."""
+    exponents = np.arange(1, 2**format.exponent_bits - 1)
+    normal = 2.0 ** (exponents - format.bias)
+    least = 2.0 ** (1 - format.bias - format.fraction_bits)
+    largest = decode(format.infinity - 1, format)
+    steps = normal * 2.0**-format.fraction_bits
+    return np.concatenate([[least], normal, [largest]]), np.concatenate([[least], steps, [steps[-1]]])
+
+
+def spacing() -> CourseFigure:
+    """Both axes logarithmic. A line begins at the smallest number that is not 0, and ends at the largest."""
+    figure, (ax,) = new_figure([3.5], "How far apart neighbouring numbers are", "Spacing of neighbours over magnitude: "
+                               + "; ".join(f"{one.name} from {spacings(one)[0][0]:.1e} to {spacings(one)[0][-1]:.3g}, "
+                                           f"{spacings(one)[1][spacings(one)[0] == 1.0][0]:.2g} apart at 1"
+                                           for one in FORMATS) + ".", bottom=0.62)
+    with rc_context(STYLE):
+        for format, place in zip(FORMATS, ((1e23, 2e6), (3e-8, 2e-4), (1e10, 2e13)), strict=True):
+            x, y = spacings(format)
+            ax.step(x, y, where="post", color=COLOURS[format], linewidth=1.8)
+            ax.plot([x[0], x[-1]], [y[0], y[-1]], "o", color=COLOURS[format], markersize=4)
+            ax.text(*place, format.name, color=TEXT[COLOURS[format]], fontsize=10, fontweight="bold", ha="center")
+        ax.axvline(1.0, color=GREY, linewidth=0.8, linestyle=":")
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ticks = [10.0**power for power in range(-45, 46, 15)]
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_locator(FixedLocator(ticks))
+            axis.set_minor_locator(NullLocator())
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"$10^{{{round(np.log10(value))}}}$"))
+        ax.set_xlim(1e-47, 1e41)
+        ax.set_ylim(1e-47, 1e37)
+        ax.set_xlabel("magnitude")
+        ax.set_ylabel("distance to the next number")
+        ax.grid(True)
+        ax.tick_params(length=0)
+    return figure
+
+
+# --- Files and the buffer --------------------------------------------------------------------------------------------
+
+KINDS = (("embed_tokens", PURPLE, "embedding"), ("self_attn", BLUE, "attention"), ("mlp", GREEN, "MLP"),
+         ("norm", ORANGE, "norms"))
+
+
+def _colour(name: str) -> str:
+    return next((colour for part, colour, _ in KINDS if part in name), GREY)
+
+
+def shards_and_blob(files: Mapping[str, Mapping], places: Mapping, nbytes: int) -> CourseFigure:
+    """Above, the tensors of each file (name -> an entry with begin and end); below, the one buffer (name -> a place
+    with offset and nbytes). All to one scale; a band joins the two places of a tensor."""
+    left, wide, tall, gap, top = 0.2, 6.6, 0.34, 0.20, 0.98
+    sizes = {file: max(entry.end for entry in entries.values()) for file, entries in files.items()}
+    scale = (wide - gap * (len(files) - 1)) / max(sum(sizes.values()), nbytes)
+    below = top + tall + 1.25
+    figure, ax = canvas(below + tall + 0.86, f"{len(files)} files, one buffer",
+                        f"{len(places)} tensors of {len(files)} files lie in one buffer of {nbytes:,} bytes, in the "
+                        "order in which a token meets them: " + ", ".join(places) + ".")
+    with rc_context(STYLE):
+        x = left
+        for file, entries in files.items():
+            ax.text(x, top - 0.30, file, fontsize=8.5, fontweight="bold", va="center_baseline")
+            ax.text(x, top - 0.12, f"{len(entries)} tensors, {sizes[file]:,} bytes", fontsize=8, color=FAINT,
+                    va="center_baseline")
+            for name, entry in entries.items():
+                begin, end = x + scale * entry.begin, x + scale * entry.end
+                place, colour = places[name], _colour(name)
+                at, until = left + scale * place.offset, left + scale * (place.offset + place.nbytes)
+                ax.add_patch(Polygon([(begin, top + tall), (end, top + tall), (until, below), (at, below)], closed=True,
+                                     facecolor=PALE[colour], edgecolor=colour, linewidth=0.5, alpha=0.55))
+                for where, width, y in ((begin, end - begin, top), (at, until - at, below)):
+                    thin = width < 0.05  # a norm is thinner than an edge
+                    draw_box(ax, where, y, width, tall, fill=colour, edge=colour if thin else "white", linewidth=0.6,
+                             zorder=3 + thin)
+            x += scale * sizes[file] + gap
+        ax.text(left, below + tall + 0.16, f"one buffer of {nbytes:,} bytes on the device, a map of "
+                f"{len(places)} offsets on the host", fontsize=9, fontweight="bold", va="center_baseline")
+        x = left
+        for _, colour, words in KINDS:
+            draw_box(ax, x, below + tall + 0.40, 0.16, 0.16, fill=colour)
+            ax.text(x + 0.24, below + tall + 0.48, words, fontsize=9, va="center_baseline", color=INK)
+            x += 1.3
+    return figure
+
+
+# --- What a token reads ----------------------------------------------------------------------------------------------
+
+
+def bytes_of_a_token(parts: Mapping[str, int], bandwidth_gbs: float) -> CourseFigure:
+    """A bar for each part of what a token reads (name -> bytes), with the time that its bytes allow."""
+    total, tall, top, left = sum(parts.values()), 0.30, 0.66, 2.30
+    wide = WIDTH - left - 1.75
+    us = {name: count / bandwidth_gbs / 1e3 for name, count in parts.items()}
+    words = {name: f"{count / 1e6:,.1f} MB, {us[name]:,.1f} \u00b5s" if count > 1e5 else f"{count / 1e3:,.1f} KB"
+             for name, count in parts.items()}
+    figure, ax = canvas(top + len(parts) * 0.42 + 0.46, "What a token reads", f"{total / 1e9:.3f} GB: " + "; ".join(
+        f"{name} {size}" for name, size in words.items()) + ".")
+    with rc_context(STYLE):
+        for row, (name, count) in enumerate(parts.items()):
+            y = top + row * 0.42
+            ax.text(left - 0.12, y + tall / 2, name, fontsize=9.5, ha="right", va="center_baseline")
+            width = wide * count / max(parts.values())
+            draw_box(ax, left, y, width, tall, fill=BLUE)
+            ax.text(left + width + 0.08, y + tall / 2, words[name], fontsize=9, va="center_baseline")
+        ax.text(0.14, top + len(parts) * 0.42 + 0.16, f"Together {total / 1e9:.3f} GB, {sum(us.values()):,.0f} "
+                f"\u00b5s at {bandwidth_gbs:,.0f} GB/s.", fontsize=9, color=FAINT, va="center_baseline")
+    return figure

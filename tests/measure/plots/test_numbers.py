@@ -1,0 +1,55 @@
+"""The figures of lesson 17: what they say, and that they draw."""
+
+import numpy as np
+import pytest
+
+from labkit.kernels.dtypes import BFLOAT16, FLOAT16, decode
+from labkit.measure.plots import numbers as pictures
+from labkit.models.blob import layout
+from labkit.models.safetensors import Entry
+
+
+@pytest.mark.parametrize(("value", "bits"), [
+    (12.34, ("414570A4", "4A2C", "4145")), (-0.1, ("BDCCCCCD", "AE66", "BDCD")), (1e-6, ("358637BD", "0011", "3586")),
+    (70_000.0, ("4788B800", "7C00", "4789"))])
+def test_the_bits_of_a_number_are_drawn_digit_by_digit(value, bits):
+    figure = pictures.bits_of(value)
+    assert all(f"0x{each}" in figure.summary for each in bits)
+    digits = "".join(text.get_text() for text in figure.axes[0].texts if text.get_text() in ("0", "1"))
+    assert digits == "".join(f"{int(each, 16):0{4 * len(each)}b}" for each in bits)
+    assert figure.png().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("format", [FLOAT16, BFLOAT16], ids=lambda format: format.name)
+def test_spacings_are_the_distances_of_neighbours(format):
+    numbers = decode(np.arange(format.infinity, dtype=np.uint16), format)
+    distances = dict(zip(numbers, np.diff(numbers), strict=False))
+    magnitudes, steps = pictures.spacings(format)
+    assert magnitudes[-1] == numbers[-1] and magnitudes[0] == numbers[1]
+    assert all(distances[x] == step for x, step in zip(magnitudes[:-1], steps[:-1], strict=True))
+
+
+def test_spacing_names_both_ends_of_each_format():
+    figure = pictures.spacing()
+    assert f"{FLOAT16.name} from 6.0e-08 to 6.55e+04, 0.00098 apart at 1" in figure.summary
+    assert figure.png().startswith(b"\x89PNG")
+
+
+def test_every_tensor_is_drawn_in_its_file_and_in_the_buffer():
+    files = {"one": {"model.norm.weight": Entry("model.norm.weight", "BF16", (3,), 0, 6),
+                     "mlp.up": Entry("mlp.up", "BF16", (5, 7), 6, 76)},
+             "two": {"embed_tokens": Entry("embed_tokens", "BF16", (40,), 0, 80)}}
+    shapes = {"embed_tokens": (40,), "mlp.up": (5, 7), "model.norm.weight": (3,)}
+    places, nbytes = layout(shapes, dict.fromkeys(shapes, np.dtype(np.uint16)))
+    figure = pictures.shards_and_blob(files, places, nbytes)
+    assert figure.summary == ("3 tensors of 2 files lie in one buffer of 166 bytes, in the order in which a token "
+                              "meets them: embed_tokens, mlp.up, model.norm.weight.")
+    assert len(figure.axes[0].patches) == 3 * 3 + 4  # a box above, one below and a band each; the legend
+    assert figure.png().startswith(b"\x89PNG")
+
+
+def test_the_bytes_of_a_token_and_their_time():
+    figure = pictures.bytes_of_a_token({"weights": 2_000_000_000, "a row": 4096}, 4000.0)
+    assert figure.summary == "2.000 GB: weights 2,000.0 MB, 500.0 \u00b5s; a row 4.1 KB."
+    assert "Together 2.000 GB, 500 \u00b5s at 4,000 GB/s." in [text.get_text() for text in figure.axes[0].texts]
+    assert figure.png().startswith(b"\x89PNG")
