@@ -66,33 +66,35 @@ def fetch_ahead(array, count):
         ptx.prefetch_l2(array, begin, uint32(nbytes & uint32(0xFFFFFFF0)))
 
 
-def make_row_statistics(depth: int):
-    """Two device functions, for rows of `depth` numbers, a multiple of 4. load_row: a warp loads the row, four numbers a
-    lane at a time. statistics: its mean, and 1 / its standard deviation, in every lane."""
-    DEPTH, QUADS = depth, -(-depth // 128)
-    EXACT, SMALL = depth % 128 == 0, small(EPSILON)
+def make_row_statistics(depth: int, each: int = 4):
+    """Two device functions, for rows of `depth` numbers, a multiple of `each`, 4 or 8. load_row: a warp loads the row,
+    `each` neighbours a lane at a time. statistics: its mean, and 1 / its standard deviation, in every lane."""
+    DEPTH, EACH, TURNS = depth, each, -(-depth // (32 * each))
+    EXACT, SMALL = depth % (32 * each) == 0, small(EPSILON)
     SHARE = float32(1.0 / depth)
 
     @cuda.jit(device=True)
     def load_row(numbers, x, lane):
-        for j in range(QUADS):
-            k = uint32(uint32(4) * lane + uint32(128 * j))
+        for j in range(TURNS):
+            k = uint32(uint32(EACH) * lane + uint32(32 * EACH * j))
             inside = EXACT or k < uint32(DEPTH)
-            a, b, c, d = ptx.load_global4(x, k if inside else uint32(0))
-            numbers[4 * j], numbers[4 * j + 1] = a if inside else ZERO, b if inside else ZERO
-            numbers[4 * j + 2], numbers[4 * j + 3] = c if inside else ZERO, d if inside else ZERO
+            for n in range(0, EACH, 4):
+                a, b, c, d = ptx.load_global4(x, uint32(k + uint32(n)) if inside else uint32(0))
+                at = EACH * j + n
+                numbers[at], numbers[at + 1] = a if inside else ZERO, b if inside else ZERO
+                numbers[at + 2], numbers[at + 3] = c if inside else ZERO, d if inside else ZERO
 
     @cuda.jit(device=True)
     def statistics(numbers, lane):
         total = ZERO
-        for i in range(4 * QUADS):
+        for i in range(EACH * TURNS):
             total += numbers[i]
         mean = warp_sum(total) * SHARE
         squares = ZERO
-        for j in range(QUADS):
-            inside = EXACT or uint32(uint32(4) * lane + uint32(128 * j)) < uint32(DEPTH)
-            for i in range(4):
-                apart = numbers[4 * j + i] - mean if inside else ZERO
+        for j in range(TURNS):
+            inside = EXACT or uint32(uint32(EACH) * lane + uint32(32 * EACH * j)) < uint32(DEPTH)
+            for i in range(EACH):
+                apart = numbers[EACH * j + i] - mean if inside else ZERO
                 squares += apart * apart
         return mean, cuda.rsqrt(warp_sum(squares) * SHARE + SMALL)
 
