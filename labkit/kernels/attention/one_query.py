@@ -39,6 +39,7 @@ from labkit.kernels.linear.one_row import (
     residual_reference,
     sum_error,
     torch_baseline,
+    what_is_ahead,
 )
 from labkit.kernels.op import Op, Work, rung, uniform
 from labkit.kernels.reduce import ALL_LANES, ZERO
@@ -221,11 +222,9 @@ def one_query(q, cache, start, heads: int, parts: Parts, *, ahead=None, stream=0
     if cache.shape[1] != 2 * width:
         raise ValueError(f"cache has {cache.shape[1]} columns; keys and values of {width} numbers need {2 * width}")
     check_array("parts.found", parts.found, shape=(heads * parts.splits * size,))
-    fetch = ahead is not None and fetches_ahead()
-    kernel = make_one_query(half, size, parts.splits, fetch)
-    ahead = ahead if fetch else cache
-    kernel[heads * parts.splits, THREADS, stream](q, cache, start, parts.found, parts.statistics, scale_for_powers_of_two(size),
-                                                  ahead, np.uint32(ahead.size))
+    kernel = make_one_query(half, size, parts.splits, ahead is not None and fetches_ahead())
+    kernel[heads * parts.splits, THREADS, stream](q, cache, start, parts.found, parts.statistics,
+                                                  scale_for_powers_of_two(size), *what_is_ahead(ahead, cache))
 
 
 def one_row_attended(parts: Parts, heads: int, weights, bias, residual, out, *, ahead=None, stream=0):

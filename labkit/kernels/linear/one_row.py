@@ -218,6 +218,8 @@ def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, th
             place = uint32(start[0])
         if ahead:
             if thread == uint32(0):
+                if TO_CACHE:
+                    fetch_ahead(cache, uint32(min(place, uint32(cache.shape[0])) * uint32(cache.shape[1])))
                 fetch_ahead(next_weights, next_count)
 
         if NORMED:
@@ -290,6 +292,12 @@ def fetches_ahead() -> bool:
     return device.on_gpu() and tuple(cuda.get_current_device().compute_capability) >= (9, 0)
 
 
+def what_is_ahead(array, otherwise) -> tuple:
+    """A kernel's last two arguments: what it fetches, as one vector, and how many elements; none of `otherwise`."""
+    array, count = (otherwise, 0) if array is None else (array, array.size)
+    return array.reshape(array.size), np.uint32(count)
+
+
 def allowed(depth: int, cols: int) -> bool:
     """Whether there is a kernel for weights of this shape."""
     return depth % 8 == 0 and cols % 8 == 0 and depth <= LONGEST
@@ -320,15 +328,15 @@ def check_one_row(x, weights, bias, out, residual=None, norm=()) -> tuple[int, i
 
 def launch(source, after, x, norm, weights, bias, residual, out, cache, start, shape, *, heads=0, splits=0, ahead=None,
            stream=0) -> None:
-    """shape: what check_one_row gives. ahead: an array to be fetched meanwhile, on GPUs that can."""
+    """shape: what check_one_row gives. ahead: an array to be fetched meanwhile, on GPUs that can; the keys and values in
+    the cache always are."""
     depth, cols, half = shape
     lanes, threads = plan(depth, cols, half)
-    fetch = ahead is not None and fetches_ahead()
+    fetch = (ahead is not None or after == QKV) and fetches_ahead()
     kernel = make_one_row(half, source, after, depth, lanes, threads, fetch, heads, splits)
-    ahead = ahead if fetch else weights
     blocks = -(-cols // (lanes * (8 if half else 4)))
     kernel[blocks, threads, stream](x, *norm, weights, bias, out if residual is None else residual, out, cache, start,
-                                    ahead, np.uint32(ahead.size))
+                                    *what_is_ahead(ahead, weights))
 
 
 def one_row_gelu(x, norm_weight, norm_bias, weights, bias, out, *, ahead=None, stream=0):
