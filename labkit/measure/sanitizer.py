@@ -38,7 +38,8 @@ TO_RECORD = ("embedding_layernorm", "embedding_layernorm_half", "mean_pool", "me
              "token_embedding", "token_embedding_bf16", "rmsnorm", "rmsnorm_bf16", "add_rmsnorm", "add_rmsnorm_bf16",
              "rope_split_cache", "rope_split_cache_bf16", "rope_norm_split_cache_bf16", "swiglu", "swiglu_bf16",
              "paged_decode", "paged_decode_bf16", "paged_prefill", "paged_prefill_bf16", "sample", "sample_top_p",
-             "penalise")
+             "penalise", "one_row_qkv", "one_row_qkv_half", "one_row_attended", "one_row_attended_half", "one_row_gelu",
+             "one_row_gelu_half", "one_row_residual", "one_row_residual_half", "one_row_logits", "one_row_logits_half")
 TIMEOUT_S = 240
 LOG_LINES = 60  # of one tool on one operation
 

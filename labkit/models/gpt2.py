@@ -277,7 +277,7 @@ class GPT2:
         """The tokens ws.ids[:count], which follow those in the cache: ws.logits becomes those after the last of them.
 
         All that changes from call to call lies in device memory, so that a graph of these launches can be used again.
-        watch(name, array): called after each launch, to look at what it wrote; these launches are those of self.kernels.
+        watch(name, array): called after each launch, to look at what it wrote; the launches are those of self.kernels.
         """
         if count == 1 and self.one_row and watch is None:
             gpt2_step.forward(self, ws, stream)

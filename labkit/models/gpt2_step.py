@@ -16,6 +16,9 @@ small in float32, 2 to 9 MB in each. The order below keeps these about equal.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 
 from labkit import cuda
@@ -57,26 +60,37 @@ def problem(config, dtype) -> str:
     return ""
 
 
-def forward(model, ws, stream=0) -> None:
-    """The token ws.ids[0], which follows those in the cache: ws.logits become those after it."""
+def launches(model, ws) -> list[tuple[str, Callable]]:
+    """(name, launch(stream=)) of every launch before the last, which pick makes; names are the same in each layer."""
     w, layers, rows, memory = model.weights, model.layers, ws.rows(1), ws.one_row
     added, hidden, heads = rows.block.added, rows.block.hidden, model.config.n_head
     table = model.head.reshape(model.head.size)
     last = min(AHEAD_OF_LOGITS // table.dtype.itemsize, table.size // 2)
+    found = []
 
-    one_row_embedding(rows.ids, w["wte.weight"], w["wpe.weight"], ws.start, rows.x, stream=stream)
+    def then(name, launch, *arguments, **more):
+        found.append((name, functools.partial(launch, *arguments, **more)))
+
+    then("embedding", one_row_embedding, rows.ids, w["wte.weight"], w["wpe.weight"], ws.start, rows.x)
     for number, (p, cache) in enumerate(zip(layers, ws.caches, strict=True)):
         following = layers[number + 1] if number + 1 < len(layers) else None
-        one_row_qkv(rows.x, p["ln_1.weight"], p["ln_1.bias"], p["attn.c_attn.weight"], p["attn.c_attn.bias"],
-                    memory.q, cache, ws.start, ahead=None if number else p["attn.c_proj.weight"], stream=stream)
-        one_query(memory.q, cache, ws.start, heads, memory.parts, ahead=p["mlp.c_fc.weight"], stream=stream)
-        one_row_attended(memory.parts, heads, p["attn.c_proj.weight"], p["attn.c_proj.bias"], rows.x, added,
-                         ahead=p["mlp.c_proj.weight"], stream=stream)
-        one_row_gelu(added, p["ln_2.weight"], p["ln_2.bias"], p["mlp.c_fc.weight"], p["mlp.c_fc.bias"], hidden,
-                     ahead=following["attn.c_attn.weight"] if following else table[:last], stream=stream)
-        one_row_residual(hidden, p["mlp.c_proj.weight"], p["mlp.c_proj.bias"], added, rows.x,
-                         ahead=following["attn.c_proj.weight"] if following else table[last : 2 * last], stream=stream)
-    row_logits(rows.x, w["ln_f.weight"], w["ln_f.bias"], model.head, ws.logits, memory.best, stream=stream)
+        then("attn.c_attn", one_row_qkv, rows.x, p["ln_1.weight"], p["ln_1.bias"], p["attn.c_attn.weight"],
+             p["attn.c_attn.bias"], memory.q, cache, ws.start, ahead=None if number else p["attn.c_proj.weight"])
+        then("attn", one_query, memory.q, cache, ws.start, heads, memory.parts, ahead=p["mlp.c_fc.weight"])
+        then("attn.added", one_row_attended, memory.parts, heads, p["attn.c_proj.weight"], p["attn.c_proj.bias"],
+             rows.x, added, ahead=p["mlp.c_proj.weight"])
+        then("mlp.gelu", one_row_gelu, added, p["ln_2.weight"], p["ln_2.bias"], p["mlp.c_fc.weight"],
+             p["mlp.c_fc.bias"], hidden, ahead=following["attn.c_attn.weight"] if following else table[:last])
+        then("out", one_row_residual, hidden, p["mlp.c_proj.weight"], p["mlp.c_proj.bias"], added, rows.x,
+             ahead=following["attn.c_proj.weight"] if following else table[last : 2 * last])
+    then("logits", row_logits, rows.x, w["ln_f.weight"], w["ln_f.bias"], model.head, ws.logits, memory.best)
+    return found
+
+
+def forward(model, ws, stream=0) -> None:
+    """The token ws.ids[0], which follows those in the cache: ws.logits become those after it."""
+    for _, launch in launches(model, ws):
+        launch(stream=stream)
 
 
 def pick(ws, count: int = 1, stream=0) -> None:

@@ -326,8 +326,9 @@ _intrinsic("prefetch_tensor_map", "tensor_map", "order", SM90, "Data Movement an
 
 _intrinsic("prefetch_l2", "array i nbytes", "order", SM90,
            "Data Movement and Conversion Instructions: cp.async.bulk.prefetch.L2",
-           """Brings nbytes of an array, from array[i] on, from memory to the L2 cache, and waits for nothing: for what a
-           later kernel reads. The address and nbytes must be multiples of 16. Nothing to do on the CPU device.""")
+           """Brings nbytes of an array, from array[i] on, from memory to the L2 cache, and waits for nothing: for
+           what a later kernel reads. The address and nbytes must be multiples of 16. Nothing to do on the CPU
+           device.""")
 
 # ---------------------------------------------------------------- warp specialisation
 

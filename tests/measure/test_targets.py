@@ -99,7 +99,7 @@ CORPUS = {"ours": [
 
 def of_series(series):
     return {row.work.removeprefix("MiniLM, f16, "): row for row in
-            evaluate({"ops": {}, "series": series}, SERIES_TARGETS)}
+            evaluate({"ops": {}, "series": series}, [one for one in SERIES_TARGETS if one.series.startswith("minilm")])}
 
 
 def test_the_fastest_of_a_series_is_held_against_the_fastest_baseline():

@@ -14,8 +14,8 @@ Work    2*K*N flop; the bytes of the weights, beside which the rest is little
 Source  Little, "A Proof for the Queuing Formula: L = lambda W" (1961); PTX ISA, "cp.async.bulk.prefetch.L2"
 
 A step of GPT-2 small in one launch for each operation is a hundred launches of a few microseconds, of which the bytes
-explain a fifth. What a launch costs is a chain of latencies: it starts, its row comes from L2, is normalised, the weights
-come, are added up, and the result goes back. Three things shorten it:
+explain a fifth. What a launch costs is a chain of latencies: it starts, its row comes from L2, is normalised, the
+weights come, products are added up, and the result goes back. Three things shorten it:
 
     fewer chains     the norm is computed by every block again, 768 numbers each, and so needs no launch of its own
     side by side     the weights do not depend on the row: all that a thread needs of them is asked for before the row
@@ -47,6 +47,7 @@ from labkit.kernels.reduce import warp_max, warp_sum
 from labkit.kernels.tolerance import EPS16, EPS32, SMALLEST16
 
 ZERO, NAN = float32(0.0), float32(np.nan)
+LOWEST = float32(-3e38)  # below every score, and finite: the difference of two such maxima is a number
 BLOCK = 256  # threads, of the embedding
 LONGEST = 8192  # K at most: x lies in shared memory
 MOST_LOADS = 12  # of 16 bytes, of a thread's weights, on their way at once
@@ -216,11 +217,10 @@ def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, th
         place = uint32(0)
         if TO_CACHE:
             place = uint32(start[0])
-        if ahead:
-            if thread == uint32(0):
-                if TO_CACHE:
-                    fetch_ahead(cache, uint32(min(place, uint32(cache.shape[0])) * uint32(cache.shape[1])))
-                fetch_ahead(next_weights, next_count)
+        if ahead and thread == uint32(0):
+            if TO_CACHE:
+                fetch_ahead(cache, uint32(min(place, uint32(cache.shape[0])) * uint32(cache.shape[1])))
+            fetch_ahead(next_weights, next_count)
 
         if NORMED:
             mean, scale = statistics(row, lane)
@@ -232,9 +232,10 @@ def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, th
                 head = uint32(warp + uint32(n * WARPS))
                 inside = head < uint32(heads) and lane < uint32(splits)
                 at = uint32(head * uint32(splits) + lane) if inside else uint32(0)
-                largest = norm_weight[at]
+                largest = norm_weight[at] if inside else LOWEST
                 total = norm_weight[at + uint32(SHARES)]
-                weight = ptx.exp2_approx(largest - warp_max(largest)) if inside else ZERO
+                weight = ptx.exp2_approx(largest - warp_max(largest))
+                weight = weight if inside else ZERO
                 weight = weight / warp_sum(weight * total)
                 if inside:
                     shares[at] = weight
@@ -268,9 +269,7 @@ def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, th
                 total += meeting[thread + uint32(other * COLS)]
             if WITH_GELU:
                 out[0, col] = gelu_sigmoid(total)
-            elif WITH_RESIDUAL:
-                out[0, col] = total
-            elif col < uint32(DEPTH):
+            elif WITH_RESIDUAL or col < uint32(DEPTH):
                 out[0, col] = total
             elif place < uint32(cache.shape[0]):  # a cache that is full stays as it is
                 cache[place, uint32(col - uint32(DEPTH))] = total
@@ -328,8 +327,8 @@ def check_one_row(x, weights, bias, out, residual=None, norm=()) -> tuple[int, i
 
 def launch(source, after, x, norm, weights, bias, residual, out, cache, start, shape, *, heads=0, splits=0, ahead=None,
            stream=0) -> None:
-    """shape: what check_one_row gives. ahead: an array to be fetched meanwhile, on GPUs that can; the keys and values in
-    the cache always are."""
+    """shape: what check_one_row gives. ahead: an array to be fetched meanwhile, on GPUs that can; the keys and values
+    in the cache always are."""
     depth, cols, half = shape
     lanes, threads = plan(depth, cols, half)
     fetch = (ahead is not None or after == QKV) and fetches_ahead()
@@ -520,13 +519,13 @@ def _ops(half: bool):
     row_gelu, row_residual, row_qkv = _rungs(half)
     return (make("one_row_gelu", row_gelu, "One row: norm, linear layer and GELU",
                  "out = gelu(layernorm(x) @ weights + bias)", gelu_reference, gelu_error, _torch_gelu, (768, 3072),
-                 ((72, 40), (136, 2056))),
+                 ((48, 192), (136, 2056))),
             make("one_row_residual", row_residual, "One row: linear layer and residual",
                  "out = x @ weights + bias + residual", residual_reference, residual_error, _torch_residual,
-                 (3072, 768), ((40, 24), (6152, 8)), inputs=_residual_inputs),
+                 (3072, 768), ((192, 48), (6152, 8)), inputs=_residual_inputs),
             make("one_row_qkv", row_qkv, "One row: norm, queries, and keys and values for the cache",
                  "q, cache[start] = layernorm(x) @ weights + bias", normed_reference,
-                 qkv_error_half if half else qkv_error, _torch_qkv, (768, 2304), ((40, 120),),
+                 qkv_error_half if half else qkv_error, _torch_qkv, (768, 2304), ((48, 144),),
                  dtype=stored))
 
 
