@@ -170,15 +170,15 @@ def make_one_query(half: bool, size: int, splits: int, ahead: bool):
             row_max = LOWEST
             for other in range(WARPS):
                 row_max = max(row_max, records[uint32(other * HEAD_RECORD + SIZE + 1)])
-            total, value = ZERO, ZERO
+            row_sum, value = ZERO, ZERO
             for other in range(WARPS):
                 weight = ptx.exp2_approx(records[uint32(other * HEAD_RECORD + SIZE + 1)] - row_max)
-                total += weight * records[uint32(other * HEAD_RECORD + SIZE)]
+                row_sum += weight * records[uint32(other * HEAD_RECORD + SIZE)]
                 value += weight * records[uint32(uint32(other * HEAD_RECORD) + i)]
             found[uint32(block * uint32(SIZE) + i)] = value
             if i == uint32(0):
                 statistics[block] = row_max
-                statistics[uint32(block + uint32(cuda.gridDim.x))] = total
+                statistics[uint32(block + uint32(cuda.gridDim.x))] = row_sum
             i = uint32(i + uint32(THREADS))
 
     return one_query_kernel
