@@ -16,6 +16,7 @@ launch again, from L2: no block waits for another, and no launch is needed in be
 """
 
 import functools
+import math
 
 import numpy as np
 from numba import float32, uint32
@@ -25,7 +26,7 @@ from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import check_array
 from labkit.kernels.attention.flash import scale_for_powers_of_two
-from labkit.kernels.attention.three_pass import attention_reference, tolerance_of
+from labkit.kernels.attention.three_pass import attention_reference, attention_weights, split_heads
 from labkit.kernels.linear.one_row import (
     JOIN,
     LOWEST,
@@ -246,9 +247,22 @@ def _reference(q, cache, start, heads, weights, bias, residual):
     return residual_reference(_attended(q, heads, cache, start), weights, bias, residual)
 
 
+def attended_error(q, heads, cache, start):
+    """An error of a score changes what its key weighs beside the others, and so matters as far as its value is from
+    theirs; to that come the roundings of the sum over the keys."""
+    width = q.shape[1]
+    queries, keys, values = (split_heads(part, heads) for part in (q, cache[:, :width], cache[:, width:]))
+    weights, scores = attention_weights(queries, keys, int(start[0]), True)  # (H, 1, N) each
+    size = width // heads
+    sizes = np.abs(queries) @ np.abs(np.swapaxes(keys, 1, 2)) / math.sqrt(size)
+    each = 2 * math.sqrt(size) * sizes + np.abs(scores) + 8
+    error = (weights * each) @ np.abs(values - weights @ values)
+    error += (2 * math.sqrt(int(start[0]) + 1) + 4) * (weights @ np.abs(values))
+    return EPS32 * np.moveaxis(error, 0, 1).reshape(1, width)
+
+
 def _tolerance(q, cache, start, heads, weights, bias, residual):
-    attended = _attended(q, heads, cache, start)
-    before = tolerance_of(np.tile(q, 3), heads, cache, start, causal=True)
+    attended, before = _attended(q, heads, cache, start), attended_error(q, heads, cache, start)
     return sum_error(attended, weights, bias) + np.sqrt(before**2 @ weights**2) + 2 * EPS32 * np.abs(residual)
 
 

@@ -522,7 +522,7 @@ def _ops(half: bool):
                  ((48, 192), (136, 2056))),
             make("one_row_residual", row_residual, "One row: linear layer and residual",
                  "out = x @ weights + bias + residual", residual_reference, residual_error, _torch_residual,
-                 (3072, 768), ((192, 48), (6152, 8)), inputs=_residual_inputs),
+                 (3072, 768), ((192, 48), (6152, 8), (16, 24)), inputs=_residual_inputs),
             make("one_row_qkv", row_qkv, "One row: norm, queries, and keys and values for the cache",
                  "q, cache[start] = layernorm(x) @ weights + bias", normed_reference,
                  qkv_error_half if half else qkv_error, _torch_qkv, (768, 2304), ((48, 144),),
