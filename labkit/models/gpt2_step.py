@@ -1,4 +1,4 @@
-"""One token through a GPT-2 in 3 + 5 * layers launches, where gpt2.py takes 4 + 8 * layers.
+"""One token through a GPT-2 in 3 + 5 * layers launches, where gpt2.py takes 5 + 8 * layers.
 
     embedding
     of each layer   norm, queries, keys and values, the latter into the cache
