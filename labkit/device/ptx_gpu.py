@@ -485,6 +485,21 @@ def prefetch_tensor_map(typingctx, *args):
     return types.void(args[0]), codegen
 
 
+@_named("prefetch_l2")
+def prefetch_l2(typingctx, *args):
+    _arity("prefetch_l2", args, ("array", "i", "nbytes"))
+    i = _integer("prefetch_l2", "i", args[1])
+    _integer("prefetch_l2", "nbytes", args[2])
+    _array("prefetch_l2", "array", args[0], *FOUR_OR_TWO)
+
+    def codegen(context, builder, sig, args):
+        where = _global_address(context, builder, sig.args[0], args[0], sig.args[1], args[1])
+        _line(builder, "cp.async.bulk.prefetch.L2.global [$0], $1;", [], [where, args[2]], ["l", "r"])
+        return context.get_dummy_value()
+
+    return types.void(args[0], i, u32), codegen
+
+
 tma_store_commit = _registers("tma_store_commit", "cp.async.bulk.commit_group;", [], [], memory=True)
 tma_store_wait = _constant_line("tma_store_wait", "cp.async.bulk.wait_group.read {n};", range(0, 8))
 setmaxnreg_increase = _constant_line("setmaxnreg_increase", "setmaxnreg.inc.sync.aligned.u32 {n};", range(24, 257, 8))

@@ -86,7 +86,7 @@ def generate(model: GPT2, prompt: Sequence[int], count: int, sampler: Sampler = 
     """
     if count < 1:
         raise ValueError(f"count is {count}; it must be 1 or more")
-    workspace = workspace or Workspace(model.config)
+    workspace = workspace or Workspace(model.config, dtype=model.dtype)
     workspace.reset()
     rng = np.random.default_rng(seed)
     logits = model.prefill(prompt, workspace)

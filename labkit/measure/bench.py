@@ -82,6 +82,7 @@ SERIES: dict[str, tuple[str, Callable[[], dict | None]]] = {
     "generation": ("attention_cached", _later("generation", "generation")),
     "cache_curve": ("attention_cached", _later("cache_curve", "generation")),
     "step_launches": ("attention_cached", _later("step_launches", "generation")),
+    "token_times": ("one_row_attended", _later("token_times", "generation")),
     **{name: ("attention_sentences_half", _later(name, "minilm")) for name in
        ("minilm", "minilm_corpus", "minilm_ladder", "minilm_profile", "minilm_lengths")},
     "block_calls": ("gpt2_block", _later("block_calls", "gpt2_block")),

@@ -32,7 +32,8 @@ RECORDED = paths.MEASUREMENTS / "sanitizer"
 CONTROLS = {"no guard": "memcheck", "no last barrier": "racecheck"}
 ROWS, COLUMNS, LAUNCHES = 264, 1000, 200  # of lesson 09's race
 # Operations that are newer than what was recorded: they wait for the next run on that GPU.
-TO_RECORD = ()
+TO_RECORD = ("one_row_qkv", "one_row_qkv_half", "one_row_attended", "one_row_attended_half", "one_row_gelu",
+             "one_row_gelu_half", "one_row_residual", "one_row_residual_half", "one_row_logits", "one_row_logits_half")
 TIMEOUT_S = 240
 LOG_LINES = 60  # of one tool on one operation
 

@@ -112,7 +112,7 @@ def _compared(target: Target | SeriesTarget, value: float | None, baseline_value
     return ratio, met
 
 
-# --- What MiniLM's series say ----------------------------------------------------------------------------------------
+# --- What series say --------------------------------------------------------------------------------------------------
 
 
 def _least(found: dict) -> Found:
@@ -142,6 +142,15 @@ def of_a_corpus(series: dict, form: str) -> tuple[Found, Found]:
     theirs = [(f"PyTorch, {how}, {row['batch']:,} a batch", row[f"{key}_sentences_per_second"])
               for row in series["torch"] for how, key in (("called", "called"), ("in graphs", "graph"))]
     return _most(ours), _most(theirs)
+
+
+def of_a_token(series: dict, form: str, position: int) -> tuple[Found, Found]:
+    """From "token_times": microseconds a token, and beside it a launch for each operation, in float32."""
+    def of(name: str) -> Found:
+        return _least({row["form"]: row["us"] for row in series["rows"]
+                       if (row["form"], row["position"]) == (name, position)})
+
+    return of(form), of("a launch for each operation, float32")
 
 
 def of_texts(series: dict) -> tuple[Found, Found]:
@@ -207,6 +216,10 @@ SERIES_TARGETS = (
       for form, figure in (("padded", 250_000.0), ("packed", 400_000.0))),
     SeriesTarget("MiniLM, f16, 2,000 texts to embeddings", "minilm_corpus", of_texts, "s", "sentence-transformers",
                  ratio=5.0),
+    *(SeriesTarget(f"GPT-2 small, one token with 1,023 before it, {kind}", "token_times",
+                   functools.partial(of_a_token, form=f"five a layer, {kind}", position=1023), "us",
+                   "a launch for each operation", figure=figure)
+      for kind, figure in (("float32", 300.0), ("float16", 200.0))),
 )
 
 

@@ -6,7 +6,11 @@
     logits = model.decode(7544, workspace)                  # one more token, which reads the others from the cache
 
 Shapes at the ends of lines: T tokens in this call, N the capacity of the cache, C the width of the model, V the
-size of its vocabulary. All numbers are float32, and every multiplication is done by a kernel of labkit.kernels.
+size of its vocabulary. Numbers are float32; parameters and cache may be float16. Every multiplication is done by a
+kernel of labkit.kernels.
+
+A single token, a decoder's step, has launches of its own where there are kernels for its shape: gpt2_step.py. With
+`Kernels` of one's own every launch is one of those.
 
 Source  A. Radford et al., "Language Models are Unsupervised Multitask Learners" (2019); parameters are named and laid
         out as in the files of transformers' GPT2LMHeadModel
@@ -24,7 +28,7 @@ from types import SimpleNamespace
 import numpy as np
 from numba import int32
 
-from labkit import cuda
+from labkit import cuda, device
 from labkit._common.errors import short
 from labkit._common.files import read_json
 from labkit.device import graphs, launches
@@ -33,6 +37,7 @@ from labkit.kernels.embedding import embedding_vectorized
 from labkit.kernels.linear.projection import logits as project_on_vocabulary
 from labkit.kernels.norm.layernorm import EPSILON
 from labkit.models import gpt2_block as block
+from labkit.models import gpt2_step
 from labkit.models.blob import Blob, is_bfloat16
 
 # --- The shape of a model --------------------------------------------------------------------------------------------
@@ -177,17 +182,20 @@ class Workspace:
     """All the memory that a sequence needs besides the weights, allocated once: nothing is allocated for a token.
 
     context: the capacity of the cache in tokens, at most n_positions. tokens: how many a single pass takes; a longer
-    prompt goes in several.
+    prompt goes in several. dtype: the model's; with float16 a pass takes one token.
     """
 
-    def __init__(self, config: Config, context: int | None = None, tokens: int | None = None):
+    def __init__(self, config: Config, context: int | None = None, tokens: int | None = None, dtype=np.float32):
         self.context = config.n_positions if context is None else context
-        self.tokens = min(self.context, 512) if tokens is None else tokens
+        self.dtype = np.dtype(dtype)
+        self.tokens = self._most if tokens is None else tokens
         if not 1 <= self.context <= config.n_positions:
             raise ValueError(f"context is {self.context}; the model has {config.n_positions} positions")
         if not 1 <= self.tokens <= self.context:
             raise ValueError(f"tokens is {self.tokens}; at least 1 and at most the context, {self.context}, can be "
                              f"taken at once")
+        if self.tokens > 1 and self.dtype == np.float16:
+            raise ValueError(f"tokens is {self.tokens}; with float16 a pass takes 1 token")
         T, C = self.tokens, config.n_embd
         self.ids = cuda.device_array(T, np.int32)
         self.start = cuda.to_device(np.zeros(1, np.int32))  # how many tokens are in the cache, for the kernels
@@ -196,8 +204,13 @@ class Workspace:
         self.block = block.Workspace(config.block, T)  # what a layer writes between x and x
         self.logits = cuda.device_array((1, config.vocab_size), np.float32)
         # No row of the cache is read before it is written, but zeros are easier to look at than what was there.
-        self.caches = tuple(cuda.to_device(np.zeros((self.context, 2 * C), np.float32)) for _ in range(config.n_layer))
+        self.caches = tuple(cuda.to_device(np.zeros((self.context, 2 * C), self.dtype)) for _ in range(config.n_layer))
+        self.one_row = gpt2_step.Memory(C, config.n_head, self.dtype)
         self.rows = functools.cache(self._rows)
+
+    @property
+    def _most(self) -> int:
+        return 1 if self.dtype == np.float16 else min(self.context, 512)
 
     def _rows(self, count: int) -> SimpleNamespace:
         """Views of the first `count` rows."""
@@ -206,7 +219,7 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        arrays = (self.ids, self.start, self.x, self.block, self.logits)
+        arrays = (self.ids, self.start, self.x, self.block, self.logits, self.one_row)
         return sum(array.nbytes for array in (*arrays, *self.caches))
 
     def reset(self, length: int = 0) -> None:
@@ -223,20 +236,34 @@ class Workspace:
 class GPT2:
     """The weights of a GPT-2 on the device, and the launches that use them.
 
-    tensors: name -> NumPy array, as labkit.models.safetensors.read gives them; any floating-point type.
+    tensors: name -> NumPy array, as labkit.models.safetensors.read gives them; any floating-point type. kernels: these
+    are launched for every token. dtype: what parameters and cache become, float32 or float16. one_row: whether a single
+    token takes the launches of gpt2_step.py. None: with float16; and with float32 on a GPU, if there are kernels for
+    the model's shape and none are given. On the CPU device, which has no launches to save, they are slower.
     """
 
-    def __init__(self, config: Config, tensors: Mapping[str, np.ndarray], kernels: Kernels | None = None):
-        self.config, self.kernels = config, kernels or Kernels()
-        self.weights = Blob(tensors, dtype=np.float32, names=names_in(tensors, config), finite=True)
+    def __init__(self, config: Config, tensors: Mapping[str, np.ndarray], kernels: Kernels | None = None, *,
+                 dtype=np.float32, one_row: bool | None = None):
+        self.config, self.kernels, self.dtype = config, kernels or Kernels(), np.dtype(dtype)
+        if self.dtype not in (np.float32, np.float16):
+            raise TypeError(f"dtype is {self.dtype}; float32 and float16 are allowed")
+        half, problem = self.dtype == np.float16, gpt2_step.problem(config, dtype)
+        if half and (kernels is not None or one_row is False):
+            raise ValueError("a model in float16 has the launches of gpt2_step.py only: leave kernels and one_row out")
+        self.one_row = half or (kernels is None and not problem and device.on_gpu() if one_row is None else one_row)
+        if self.one_row and (problem or kernels is not None):
+            raise ValueError(f"one_row needs kernels that this model does not have: {problem or 'kernels are given'}")
+        self.weights = Blob(tensors, dtype=self.dtype, names=names_in(tensors, config), finite=True)
         self.head = self.weights[HEAD if HEAD in self.weights else "wte.weight"]  # (V, C)
         self.layers = [{name: self.weights[f"h.{layer}.{name}"] for name in config.block.parameters}
                        for layer in range(config.n_layer)]
 
     def with_kernels(self, kernels: Kernels) -> GPT2:
-        """The same model, on the same weights, with other kernels."""
+        """The same model, on the same weights, with other kernels, which are launched for every token."""
+        if self.dtype != np.float32:
+            raise ValueError(f"kernels are for float32; this model is in {self.dtype}")
         other = copy.copy(self)
-        other.kernels = kernels
+        other.kernels, other.one_row = kernels, False
         return other
 
     def block(self, layer: int, ws: Workspace, count: int, stream=0, watch=None) -> None:
@@ -250,8 +277,11 @@ class GPT2:
         """The tokens ws.ids[:count], which follow those in the cache: ws.logits becomes those after the last of them.
 
         All that changes from call to call lies in device memory, so that a graph of these launches can be used again.
-        watch(name, array): called after each launch, to look at what it wrote.
+        watch(name, array): called after each launch, to look at what it wrote; the launches are those of self.kernels.
         """
+        if count == 1 and self.one_row and watch is None:
+            gpt2_step.forward(self, ws, stream)
+            return
         run, rows, w = self.kernels, ws.rows(count), self.weights
         run.embedding(rows.ids, w["wte.weight"], w["wpe.weight"], ws.start, rows.x, stream=stream)  # (T, C)
         _seen(watch, "", "embedding", rows.x)
@@ -265,6 +295,8 @@ class GPT2:
     def prefill(self, ids: Sequence[int], ws: Workspace, watch=None):
         """The tokens of a prompt, after those already in the cache. Returns the logits after the last, (1, V)."""
         ids = self._checked(ids, ws)
+        if watch is not None and self.dtype != np.float32:
+            raise ValueError(f"watch sees the launches of a model in float32; this one is in {self.dtype}")
         for first in range(0, len(ids), ws.tokens):
             part = ids[first : first + ws.tokens]
             ws.rows(len(part)).ids.copy_to_device(part)
@@ -283,6 +315,9 @@ class GPT2:
         ws.length is the host's to count.
         """
         self.forward(ws, 1, stream)
+        if self.one_row:
+            gpt2_step.pick(ws, stream=stream)
+            return
         self.kernels.argmax(ws.logits, ws.rows(1).ids, stream=stream)
         advance_kernel[1, 1, stream](ws.start, np.int32(1))
 
@@ -300,7 +335,7 @@ class GPT2:
 
     def all_logits(self, ids: Sequence[int]) -> np.ndarray:
         """Logits after each of the tokens, (T, V), on the host: to compare with another implementation."""
-        ws, result = Workspace(self.config, context=len(ids), tokens=1), []
+        ws, result = Workspace(self.config, context=len(ids), tokens=1, dtype=self.dtype), []
         for token in ids:
             result.append(self.decode(token, ws).copy_to_host()[0])
         return np.array(result)
@@ -312,6 +347,8 @@ class GPT2:
         if ids.min() < 0 or ids.max() >= self.config.vocab_size:
             wrong = ids[(ids < 0) | (ids >= self.config.vocab_size)][0]
             raise ValueError(f"token {wrong} is not in the vocabulary, which has {self.config.vocab_size}")
+        if ws.dtype != self.dtype:
+            raise ValueError(f"the workspace is for {ws.dtype}; this model is in {self.dtype}")
         if ws.length + ids.size > ws.context:
             raise ValueError(f"{ids.size} tokens do not fit: {ws.length} of {ws.context} places are taken")
         return ids.astype(np.int32)

@@ -324,6 +324,12 @@ _intrinsic("prefetch_tensor_map", "tensor_map", "order", SM90, "Data Movement an
            "Brings a tensor map into the cache before its first use. Nothing to do on the CPU device.",
            interpreted=True)
 
+_intrinsic("prefetch_l2", "array i nbytes", "order", SM90,
+           "Data Movement and Conversion Instructions: cp.async.bulk.prefetch.L2",
+           """Brings nbytes of an array, from array[i] on, from memory to the L2 cache, and waits for nothing: for
+           what a later kernel reads. The address and nbytes must be multiples of 16. Nothing to do on the CPU
+           device.""")
+
 # ---------------------------------------------------------------- warp specialisation
 
 _SMN = "Miscellaneous Instructions: setmaxnreg"

@@ -443,6 +443,22 @@ def test_wgmma_takes_its_first_factor_from_registers(columns, kind, b_major, rng
 
 
 @cuda.jit
+def copy_what_was_fetched(a, out):
+    i = uint32(cuda.grid(1))
+    if i == uint32(0):
+        ptx.prefetch_l2(a, uint32(8), uint32(64))
+    out[i] = a[i]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_fetching_ahead_changes_nothing(dtype):
+    needs(9, 0)
+    a, out = np.arange(64).astype(dtype), cuda.device_array(64, dtype)
+    copy_what_was_fetched[2, 32](cuda.to_device(a), out)
+    np.testing.assert_array_equal(out.copy_to_host(), a)
+
+
+@cuda.jit
 def load_box(tensor_map, col, row, out):
     tile = cuda.shared.array(16 * 64, np.float16, 1024)
     bars = cuda.shared.array(1, np.uint64)

@@ -4,6 +4,7 @@
                         single kernel: tokens a second; and the softmax's share of a step, for Amdahl's law
     cache_curve()       the time of a token with the KV cache, and without it, over the length of the text
     step_launches()     what each launch of a step takes of its time
+    token_times()       a greedy step with a launch for each operation, and as gpt2_step.py has it, in two types
 
 `labkit bench` records these on a GPU, in the shapes of distilgpt2 and GPT-2 small with random weights. Without one
 they run with the tiny model that is in the repository, and show work, not speed.
@@ -25,6 +26,7 @@ from labkit._common.tables import PlainTable, number
 from labkit.kernels.attention.three_pass import attention
 from labkit.kernels.attention.unfused import attention_fused_softmax, attention_unfused
 from labkit.measure import Timing, time_graph, time_host, time_launch
+from labkit.models import gpt2_step
 from labkit.models.gpt2 import GPT2, Config, Decoder, Kernels, Workspace, advance_kernel, shapes
 from labkit.models.gpt2_block import traffic
 
@@ -240,7 +242,7 @@ def launches_of(model: GPT2, ws: Workspace, count: int = 1) -> list[tuple[str, C
 def _at(model: GPT2, position: int, count: int = 1) -> Workspace:
     """A workspace with `position` tokens in its cache (zeros), ready for `count` more."""
     ws = Workspace(model.config, context=min(model.config.n_positions, -(-(position + count) // 128) * 128),
-                   tokens=count)
+                   tokens=count, dtype=model.dtype)
     ws.ids.copy_to_device(np.zeros(count, np.int32))
     ws.length = position
     ws.start.copy_to_device(np.array([position], np.int32))
@@ -376,6 +378,52 @@ def _bytes(config: Config, keys: int) -> dict[str, int]:
     each = traffic(config.block, 1) | {"attn": 8 * C * keys + 8 * C, "attn.cache": 16 * C}
     return ({name: config.n_layer * nbytes for name, nbytes in each.items()}
             | {"embedding": 12 * C, "ln_f": 16 * C, "logits": 4 * (V * C + C + V), "argmax": 4 * V})
+
+
+# --- A token in few launches -----------------------------------------------------------------------------------------
+
+FORMS = {"a launch for each operation, float32": {"one_row": False}, "five a layer, float32": {"one_row": True},
+         "five a layer, float16": {"dtype": np.float16}}
+
+
+def token_times(model: GPT2 | None = None, positions=None) -> dict:
+    """A greedy step in a graph (the CPU device: called) after so many tokens, in each of FORMS. rows: its time, its
+    launches, and the bytes that it has to read; steps: what each launch takes at the last position, as step_launches
+    has it. same_tokens: whether both forms in float32 write the same text."""
+    model, name = _model(None) if model is None else (model, "given")
+    positions = tuple(positions or device.pick(gpu=(16, 128, 512, 1023), cpu=(52,)))
+    tensors = {one: model.weights[one].copy_to_host() for one in model.weights}
+    rows, steps, texts = [], [], {}
+    for form, options in measure.steps("forms of a step", list(FORMS.items())):
+        one = GPT2(model.config, tensors, **options)
+        for position in positions:
+            launches = _fused_step(one, position) if one.one_row else _greedy_step(one, position)
+            whole = _together(launches).p50
+            rows.append({"form": form, "position": position, "us": 1000 * whole, "launches": len(launches),
+                         "bytes": _token_bytes(one, position + 1)})
+        if device.on_gpu():
+            kinds = list(dict.fromkeys(name for name, _ in launches))
+            steps.append({"form": form, "position": position, "us": 1000 * whole, "rows": [
+                {"name": kind, "count": sum(name == kind for name, _ in launches), "us": 1000 * (
+                    whole - _together([launch for launch in launches if launch[0] != kind]).p50)} for kind in kinds]})
+        ws = Workspace(one.config, dtype=one.dtype)
+        texts[form] = write_graphed(one, ws, [1, 2, 3], min(48, one.config.n_positions - 4), Decoder(one, ws))
+    each, few = list(texts.values())[:2]
+    return measure.stamped({"model": name, "rows": rows, "steps": steps, "same_tokens": each == few})
+
+
+def _fused_step(model: GPT2, position: int) -> list[tuple[str, Callable]]:
+    """As _greedy_step."""
+    ws = _at(model, position)
+    return [*((name, lambda stream, launch=launch: launch(stream=stream))
+              for name, launch in gpt2_step.launches(model, ws)),
+            ("argmax", lambda stream: gpt2_step.pick(ws, 0, stream=stream))]
+
+
+def _token_bytes(model: GPT2, keys: int) -> int:
+    """The least that a token has to read: the parameters of the layers, the table, and the keys and values so far."""
+    config, C = model.config, model.config.n_embd
+    return model.dtype.itemsize * (config.n_layer * (config.block.size + 2 * C * keys) + config.vocab_size * C)
 
 
 # --- Tables ----------------------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """The end-to-end experiment, on a model small enough to run in a moment."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -116,6 +118,19 @@ def test_steps_and_cache_have_a_row_for_each():
     assert {row["name"] for row in step["rows"]} > {"embedding", "attn.c_attn", "attn", "logits", "argmax"}
     assert sum(row["bytes"] or 0 for row in step["rows"]) == step["bytes"]
     assert generation_experiment.step_table(found).table()["rows"][-1][0] == "the whole step"
+
+
+@pytest.mark.sweep
+def test_a_token_in_three_forms():
+    """A model whose kernels tests/models/test_gpt2_step.py compiles, too."""
+    config = Config(vocab_size=97, n_positions=128, n_embd=48, n_layer=2, n_head=3)
+    series = generation_experiment.token_times(GPT2(config, random_tensors(config)), (5,))
+    assert [(row["form"], row["launches"]) for row in series["rows"]] == [
+        ("a launch for each operation, float32", 5 + 8 * 2), ("five a layer, float32", 3 + 5 * 2),
+        ("five a layer, float16", 3 + 5 * 2)]
+    wide, _, half = (row["bytes"] for row in series["rows"])
+    assert wide == 2 * half == 4 * (2 * (config.block.size + 2 * 48 * 6) + 97 * 48)
+    assert series["same_tokens"] and json.dumps(series)
 
 
 def test_how_far_the_law_misses():

@@ -1,0 +1,232 @@
+"""The end of a decoder's greedy step: the last norm, logits, and the most likely token, in two launches.
+
+    logits = layernorm(x) @ table.T, and the largest logit of each block of the launch
+    ids[0] = the token with the largest logit, the first of equal ones; start[0] += 1
+
+Shapes  x (1, K) float32, norm_weight and norm_bias (K,), table (V, K), all float32 or all float16; logits (1, V)
+        float32, best (blocks,) int64, ids and start (1,) int32
+Sizes   K a multiple of 8, at most 2,048
+Work    2*V*K flop; the bytes of the table, beside which the rest is little
+Source  numpy.argmax, whose rules are kept: argmax.py
+
+A warp normalises the row for itself, keeps it in registers, and takes rows of the table in turn, so many at once that
+it has 12 loads of 16 bytes a lane on their way; it sees each logit, so that to find the largest costs a comparison and
+no pass over the logits.
+"""
+
+import functools
+
+import numpy as np
+from numba import float32, int32, int64, uint32
+
+from labkit import cuda, device
+from labkit.device import ptx
+from labkit.device.lazy import kernel_factory
+from labkit.kernels.argmax import LEAST, key_of, warp_largest_key
+from labkit.kernels.arguments import aligned, check_array
+from labkit.kernels.linear.one_row import make_row_statistics, norm_row, sum_error, torch_baseline
+from labkit.kernels.norm.layernorm import layernorm_reference
+from labkit.kernels.norm.layernorm import tolerance as layernorm_tolerance
+from labkit.kernels.norm.rows import EPSILON
+from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.reduce import ZERO, warp_sum
+
+THREADS, WARPS = 256, 8
+WIDEST = 2048  # K at most: the row lies in registers
+SIZES = f"K a multiple of 8, at most {WIDEST:,}"
+BLOCKS = 2  # that an SM holds
+
+
+@kernel_factory
+def make_row_logits(half: bool, depth: int):
+    EACH = 8 if half else 4
+    WORD = uint32 if half else float32
+    DEPTH, TURNS = depth, -(-depth // (32 * EACH))
+    EXACT = depth % (32 * EACH) == 0
+    ROWS = max(1, min(4, 12 // TURNS))  # of the table at once
+    NUMBERS, WORDS = EACH * TURNS, 4 * TURNS * ROWS
+    load_row, statistics = make_row_statistics(depth, EACH)
+
+    @cuda.jit(device=True)
+    def place(lane, j):
+        """Where this lane's numbers begin; beyond the row, where x is 0, those at its beginning."""
+        k = uint32(uint32(EACH) * lane + uint32(32 * EACH * j))
+        return k if EXACT or k < uint32(DEPTH) else uint32(0)
+
+    @cuda.jit(device=True)
+    def numbers_of(words, at, numbers, to):
+        for n in range(4):
+            if half:
+                numbers[to + 2 * n], numbers[to + 2 * n + 1] = ptx.unpack_half2(words[at + n])
+            else:
+                numbers[to + n] = words[at + n]
+
+    @cuda.jit(device=True)
+    def load_four(words, at, array, i):
+        words[at], words[at + 1], words[at + 2], words[at + 3] = ptx.load_nc4(array, i)
+
+    @cuda.jit(launch_bounds=(THREADS, BLOCKS))
+    def row_logits_kernel(x, norm_weight, norm_bias, table, logits, best):
+        keys = cuda.shared.array(WARPS, int64)
+        row = cuda.local.array(NUMBERS, float32)
+        some = cuda.local.array(EACH, float32)
+        words = cuda.local.array(WORDS, WORD)
+        totals = cuda.local.array(ROWS, float32)
+        thread = uint32(cuda.threadIdx.x)
+        lane, warp = thread % uint32(32), thread // uint32(32)
+        rows = uint32(table.shape[0])
+        load_row(row, x, lane)
+        mean, scale = statistics(row, lane)
+        for j in range(TURNS):
+            inside = EXACT or uint32(uint32(EACH) * lane + uint32(32 * EACH * j)) < uint32(DEPTH)
+            load_four(words, 0, norm_weight, place(lane, j))
+            numbers_of(words, 0, some, 0)
+            for i in range(EACH):
+                row[EACH * j + i] = (row[EACH * j + i] - mean) * scale * some[i]
+            load_four(words, 0, norm_bias, place(lane, j))
+            numbers_of(words, 0, some, 0)
+            for i in range(EACH):
+                row[EACH * j + i] = row[EACH * j + i] + some[i] if inside else ZERO
+
+        largest = LEAST
+        first = uint32(uint32(uint32(cuda.blockIdx.x) * uint32(WARPS) + warp) * uint32(ROWS))
+        while first < rows:  # the same for all lanes of a warp
+            for n in range(ROWS):
+                at = uint32(min(uint32(first + uint32(n)), uint32(rows - uint32(1))) * uint32(DEPTH))
+                for j in range(TURNS):
+                    load_four(words, 4 * (n * TURNS + j), table, uint32(at + place(lane, j)))
+            for n in range(ROWS):
+                total = ZERO
+                for j in range(TURNS):
+                    numbers_of(words, 4 * (n * TURNS + j), some, 0)
+                    for i in range(EACH):
+                        total += some[i] * row[EACH * j + i]
+                totals[n] = total
+            for n in range(ROWS):
+                total = warp_sum(totals[n])
+                at = uint32(first + uint32(n))
+                if at < rows:
+                    largest = max(largest, key_of(total, at))
+                    if lane == uint32(0):
+                        logits[0, at] = total
+            first = uint32(first + uint32(uint32(cuda.gridDim.x) * uint32(WARPS * ROWS)))
+        if lane == uint32(0):
+            keys[warp] = largest
+        cuda.syncthreads()  # the largest of every warp is there
+        if thread == uint32(0):
+            for other in range(WARPS):
+                largest = max(largest, keys[other])
+            best[uint32(cuda.blockIdx.x)] = largest
+
+    return row_logits_kernel
+
+
+@cuda.jit
+def pick_next_kernel(best, ids, start, count):
+    keys = cuda.shared.array(WARPS, int64)
+    thread = uint32(cuda.threadIdx.x)
+    lane, warp = thread % uint32(32), thread // uint32(32)
+    largest = LEAST
+    i = thread
+    while i < uint32(best.size):
+        largest = max(largest, best[i])
+        i = uint32(i + uint32(THREADS))
+    largest = warp_largest_key(largest)
+    if lane == uint32(0):
+        keys[warp] = largest
+    cuda.syncthreads()  # the largest of every warp is there
+    if thread == uint32(0):
+        for other in range(WARPS):
+            largest = max(largest, keys[other])
+        ids[0] = int32(~uint32(largest))
+        start[0] += int32(count)
+
+
+# --- Launchers --------------------------------------------------------------------------------------------------------
+
+
+def blocks_of() -> int:
+    """Blocks of the launch over the vocabulary, and so the size of `best`."""
+    return BLOCKS * device.sm_count()
+
+
+def row_logits(x, norm_weight, norm_bias, table, logits, best, *, stream=0):
+    """logits = layernorm(x) @ table.T; best: of each block, its largest logit and where it is, as argmax.key_of."""
+    dtype = np.dtype(getattr(table, "dtype", np.float32))
+    if dtype not in (np.float32, np.float16):
+        raise TypeError(f"table has dtype {dtype}; float32 and float16 are allowed")
+    check_array("table", table, ndim=2, dtype=dtype)
+    rows, depth = table.shape
+    if depth % 8 or depth > WIDEST:
+        raise ValueError(f"table has rows of {depth}; allowed are {SIZES}")
+    check_array("x", x, shape=(1, depth))
+    check_array("norm_weight", norm_weight, shape=(depth,), dtype=dtype)
+    check_array("norm_bias", norm_bias, shape=(depth,), dtype=dtype)
+    check_array("logits", logits, shape=(1, rows))
+    check_array("best", best, shape=(blocks_of(),), dtype=np.int64)
+    if not aligned(x, norm_weight, norm_bias, table):
+        raise ValueError("x, norm_weight, norm_bias and table must begin at multiples of 16 bytes; pass a copy of a "
+                         "view that does not")
+    make_row_logits(dtype == np.float16, depth)[blocks_of(), THREADS, stream](x, norm_weight, norm_bias, table, logits,
+                                                                              best)
+
+
+def pick_next(best, ids, start, count=1, *, stream=0):
+    """ids[0] = the most likely token, by what row_logits found; start[0] += count."""
+    check_array("best", best, shape=(blocks_of(),), dtype=np.int64)
+    check_array("ids", ids, shape=(1,), dtype=np.int32)
+    check_array("start", start, shape=(1,), dtype=np.int32)
+    pick_next_kernel[1, THREADS, stream](best, ids, start, np.int32(count))
+
+
+# --- The operations ---------------------------------------------------------------------------------------------------
+
+
+def _reference(x, norm_weight, norm_bias, table):
+    return layernorm_reference(x, norm_weight, norm_bias) @ table.astype(np.float64).T
+
+
+def _tolerance(x, norm_weight, norm_bias, table):
+    normed = layernorm_reference(x, norm_weight, norm_bias)
+    before = layernorm_tolerance(x, norm_weight, norm_bias)
+    return sum_error(normed, table.T, np.zeros(len(table))) + np.sqrt(before**2 @ table.T**2)
+
+
+def _torch(torch, x, norm_weight, norm_bias, table, out):
+    normed = torch.nn.functional.layer_norm(x.to(table.dtype), norm_weight.shape, norm_weight, norm_bias, EPSILON)
+    out.copy_(normed @ table.T)
+
+
+@functools.cache
+def _best():
+    return cuda.device_array(blocks_of(), np.int64)
+
+
+def _op(half: bool):
+    stored = np.float16 if half else np.float32
+    size = stored().itemsize
+
+    @rung(kernel=make_row_logits(half, 768), sizes=SIZES,
+          idea="a warp keeps the row in registers; several rows of the table at once")
+    def row_logits_of_warps(x, norm_weight, norm_bias, table, out, stream=0):
+        """The norm, the product and the largest logit of each block in one launch."""
+        row_logits(x, norm_weight, norm_bias, table, out, _best(), stream=stream)
+
+    return Op(
+        "one_row_logits" + "_half" * half,
+        title="One row: norm and logits" + ", float16 parameters" * half,
+        formula="out = layernorm(x) @ table.T",
+        reference=_reference,
+        rungs=(row_logits_of_warps,),
+        inputs=lambda rng, K, V: (*norm_row(rng, K, stored), (uniform(rng, V, K) / np.float32(4)).astype(stored)),
+        shape=lambda K, V: (1, V),
+        awkward=tuple({"K": K, "V": V} for K, V in ((48, 97), (776, 131))),
+        tolerance=_tolerance,
+        by_row=(),
+        work=Work(flops=lambda K, V: 2 * K * V, bytes=lambda K, V: size * K * V + 4 * V,
+                  timed_gpu={"K": 768, "V": 50257}, timed_cpu={"K": 256, "V": 2048}),
+        baselines=torch_baseline(_torch, half),
+    )
+
+
+ONE_ROW_LOGITS, ONE_ROW_LOGITS_HALF = _op(False), _op(True)

@@ -1,0 +1,533 @@
+"""The linear layers of a decoder's step, one row each, with what comes before and after in the same launch.
+
+    one_row_gelu        out = gelu(layernorm(x) @ weights + bias)
+    one_row_residual    out = x @ weights + bias + residual
+    one_row_qkv         q, and a row of the cache = layernorm(x) @ weights + bias
+    one_row_attended    out = attended @ weights + bias + residual, where attended is joined from the parts that
+                        attention/one_query.py writes
+
+Shapes  x and residual (1, K), norm_weight and norm_bias (K,), weights (K, N), bias (N,), out (1, N), cache (rows, 2*K),
+        start (1,) int32. Parameters, q and cache are all float32 or all float16; x, residual and out are float32 in
+        either case, and so are the accumulators
+Sizes   K and N multiples of 8, K at most 8,192
+Work    2*K*N flop; the bytes of the weights, beside which the rest is little
+Source  Little, "A Proof for the Queuing Formula: L = lambda W" (1961); PTX ISA, "cp.async.bulk.prefetch.L2"
+
+A step of GPT-2 small in one launch for each operation is a hundred launches of a few microseconds, of which the bytes
+explain a fifth. What a launch costs is a chain of latencies: it starts, its row comes from L2, is normalised, the
+weights come, products are added up, and the result goes back. Three things shorten it:
+
+    fewer chains     the norm is computed by every block again, 768 numbers each, and so needs no launch of its own
+    side by side     the weights do not depend on the row: all that a thread needs of them is asked for before the row
+                     is normalised, up to 12 loads of 16 bytes
+    ahead            what the next launch reads is fetched into L2 meanwhile (`ahead`): a launch that only waits for
+                     latencies leaves memory idle, and the next one finds its weights in L2. Compute capability 9.0
+
+A block has 16 columns (8 where float32 columns are few, for more blocks); its threads share K, and their sums meet in
+shared memory. The sums are always added in the same order.
+"""
+
+import functools
+
+import numpy as np
+from numba import float32, uint32
+
+from labkit import cuda, device
+from labkit.device import ptx
+from labkit.device.lazy import kernel_factory
+from labkit.kernels.arguments import aligned, check_array
+from labkit.kernels.baselines import Baseline
+from labkit.kernels.gelu import gelu_sigmoid, gelu_tanh_reference
+from labkit.kernels.linear.few_rows import make_fold
+from labkit.kernels.norm.layernorm import layernorm_reference
+from labkit.kernels.norm.layernorm import tolerance as layernorm_tolerance
+from labkit.kernels.norm.rows import EPSILON, small
+from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.reduce import warp_max, warp_sum
+from labkit.kernels.tolerance import EPS16, EPS32, SMALLEST16
+
+ZERO, NAN = float32(0.0), float32(np.nan)
+LOWEST = float32(-3e38)  # below every score, and finite: the difference of two such maxima is a number
+BLOCK = 256  # threads, of the embedding
+LONGEST = 8192  # K at most: x lies in shared memory
+MOST_LOADS = 12  # of 16 bytes, of a thread's weights, on their way at once
+GELU, RESIDUAL, QKV = "gelu", "residual", "qkv"  # what follows the product
+PLAIN, NORM, JOIN = "plain", "norm", "join"  # where its row comes from
+SIZES = f"K and N multiples of 8, K at most {LONGEST:,}"
+
+
+@cuda.jit(device=True)
+def fetch_ahead(array, count):
+    """The first `count` elements of an array, shared among the blocks, into L2. By one thread of each block."""
+    share = uint32((count + uint32(cuda.gridDim.x) - uint32(1)) // uint32(cuda.gridDim.x))
+    share = uint32((share + uint32(63)) // uint32(64) * uint32(64))  # whole lines of 128 bytes, or pairs of them
+    begin = uint32(uint32(cuda.blockIdx.x) * share)
+    if begin < count:
+        nbytes = uint32(min(share, uint32(count - begin)) * uint32(array.itemsize))
+        ptx.prefetch_l2(array, begin, uint32(nbytes & uint32(0xFFFFFFF0)))
+
+
+def make_row_statistics(depth: int, each: int = 4):
+    """Two device functions, for rows of `depth` numbers, a multiple of `each`, 4 or 8. load_row: a warp loads the row,
+    `each` neighbours a lane at a time. statistics: its mean, and 1 / its standard deviation, in every lane."""
+    DEPTH, EACH, TURNS = depth, each, -(-depth // (32 * each))
+    EXACT, SMALL = depth % (32 * each) == 0, small(EPSILON)
+    SHARE = float32(1.0 / depth)
+
+    @cuda.jit(device=True)
+    def load_row(numbers, x, lane):
+        for j in range(TURNS):
+            k = uint32(uint32(EACH) * lane + uint32(32 * EACH * j))
+            inside = EXACT or k < uint32(DEPTH)
+            for n in range(0, EACH, 4):
+                a, b, c, d = ptx.load_global4(x, uint32(k + uint32(n)) if inside else uint32(0))
+                at = EACH * j + n
+                numbers[at], numbers[at + 1] = a if inside else ZERO, b if inside else ZERO
+                numbers[at + 2], numbers[at + 3] = c if inside else ZERO, d if inside else ZERO
+
+    @cuda.jit(device=True)
+    def statistics(numbers, lane):
+        total = ZERO
+        for i in range(EACH * TURNS):
+            total += numbers[i]
+        mean = warp_sum(total) * SHARE
+        squares = ZERO
+        for j in range(TURNS):
+            inside = EXACT or uint32(uint32(EACH) * lane + uint32(32 * EACH * j)) < uint32(DEPTH)
+            for i in range(EACH):
+                apart = numbers[EACH * j + i] - mean if inside else ZERO
+                squares += apart * apart
+        return mean, cuda.rsqrt(warp_sum(squares) * SHARE + SMALL)
+
+    return load_row, statistics
+
+
+# --- The kernel -------------------------------------------------------------------------------------------------------
+
+
+@kernel_factory
+def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, threads: int, ahead: bool,
+                 heads: int = 0, splits: int = 0):
+    """lanes: neighbours that read a row of the weights together, 16 bytes each. heads, splits: of what is joined.
+
+    Its arguments: source PLAIN x, NORM x and the norm's parameters, JOIN found and statistics of one_query.py; what is
+    not there is any array.
+    """
+    EACH = 8 if half else 4
+    WORD = uint32 if half else float32
+    COLS, WARPS, GROUPS = lanes * EACH, threads // 32, threads // lanes
+    STEPS = min(MOST_LOADS, -(-depth // GROUPS))
+    SPAN = GROUPS * STEPS  # of K, in a round
+    ROUNDS = -(-depth // SPAN)
+    DEPTH, TILE, WORDS = depth, ROUNDS * SPAN, 4 * STEPS
+    WHOLE = depth == TILE
+    STAGED = -(-TILE // threads)  # numbers of the row that a thread puts into shared memory
+    ROW = 4 * -(-depth // 128)
+    MEETING = WARPS * COLS
+    HEADS_EACH = -(-heads // WARPS)
+    SIZE = depth // heads if heads else 1
+    SHARES = max(1, heads * splits)
+    FOUND = max(1, STAGED * splits)
+    # Distances of lanes that keep the same sum, as there are no more sums to share.
+    LEFT_OVER = sum(16 >> n for n in range(4) if 16 >> n >= lanes and EACH >> n < 2)
+    NORMED, JOINED = source == NORM, source == JOIN
+    WITH_GELU, WITH_RESIDUAL, TO_CACHE = after == GELU, after == RESIDUAL, after == QKV
+    load_row, statistics = make_row_statistics(depth)
+    fold_16, fold_8, fold_4, fold_2 = (make_fold(max(1, EACH >> n), 16 >> n) for n in range(4))
+
+    @cuda.jit(device=True)
+    def load_weights(words, weights, first, col):
+        cols = uint32(weights.shape[1])
+        for i in range(STEPS):
+            k = uint32(first + uint32(i * GROUPS))
+            if not WHOLE:
+                k = min(k, uint32(DEPTH - 1))  # where the row is continued by zeros
+            words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3] = ptx.load_nc4(
+                weights, uint32(k * cols + col))
+
+    @cuda.jit(device=True)
+    def add_products(acc, words, tile, first):
+        for i in range(STEPS):
+            x = tile[first + uint32(i * GROUPS)]
+            for n in range(4):
+                if half:
+                    low, high = ptx.unpack_half2(words[4 * i + n])
+                    acc[2 * n] += x * low
+                    acc[2 * n + 1] += x * high
+                else:
+                    acc[n] += x * words[4 * i + n]
+
+    @cuda.jit(device=True)
+    def own_place(thread, s):
+        return uint32(thread + uint32(s * threads))
+
+    @cuda.jit(device=True)
+    def fold(acc, lane):
+        """Adds up the sums of the lanes of a column, so that lanes share the columns; which one this lane keeps."""
+        kept = uint32(0)
+        fold_16(acc, lane)
+        kept += lane // uint32(16) * uint32(EACH // 2)
+        fold_8(acc, lane)
+        kept += lane // uint32(8) % uint32(2) * uint32(EACH // 4)
+        if lanes <= 4:
+            fold_4(acc, lane)
+            kept += lane // uint32(4) % uint32(2) * uint32(EACH // 8)
+        if lanes <= 2:
+            fold_2(acc, lane)
+        return kept
+
+    @cuda.jit(launch_bounds=(threads, 2 if threads <= 256 else 1))
+    def one_row_kernel(x, norm_weight, norm_bias, weights, bias, residual, out, cache, start, next_weights, next_count):
+        tile = cuda.shared.array(TILE, float32)
+        meeting = cuda.shared.array(MEETING, float32)
+        shares = cuda.shared.array(SHARES, float32)
+        words = cuda.local.array(WORDS, WORD)
+        acc = cuda.local.array(EACH, float32)
+        row = cuda.local.array(ROW, float32)
+        own = cuda.local.array(STAGED, float32)
+        own_weight = cuda.local.array(STAGED, float32)
+        own_bias = cuda.local.array(STAGED, float32)
+        found = cuda.local.array(FOUND, float32)
+        thread = uint32(cuda.threadIdx.x)
+        lane, warp = thread % uint32(32), thread // uint32(32)
+        cols = uint32(weights.shape[1])
+        col0 = uint32(uint32(cuda.blockIdx.x) * uint32(COLS))
+
+        # All that the block needs is asked for before anything is waited for: the row first, it is needed first.
+        if NORMED:
+            load_row(row, x, lane)
+        for s in range(STAGED):
+            k = min(own_place(thread, s), uint32(DEPTH - 1))
+            if JOINED:
+                head = uint32(k // uint32(SIZE))
+                at = uint32(uint32(head * uint32(splits * SIZE)) + uint32(k - uint32(head * uint32(SIZE))))
+                for split in range(splits):
+                    found[s * splits + split] = x[at + uint32(split * SIZE)]
+            else:
+                own[s] = x[0, k]
+            if NORMED:
+                own_weight[s], own_bias[s] = float32(norm_weight[k]), float32(norm_bias[k])
+        group, column = uint32(thread // uint32(lanes)), uint32(thread % uint32(lanes) * uint32(EACH))
+        column = min(uint32(col0 + column), uint32(cols - uint32(EACH)))  # what is beyond the edge is not stored
+        load_weights(words, weights, group, column)
+        own_col = min(uint32(col0 + thread), uint32(cols - uint32(1)))
+        added = float32(bias[own_col])
+        if WITH_RESIDUAL:
+            added += residual[0, own_col]
+        place = uint32(0)
+        if TO_CACHE:
+            place = uint32(start[0])
+        if ahead and thread == uint32(0):
+            if TO_CACHE:
+                fetch_ahead(cache, uint32(min(place, uint32(cache.shape[0])) * uint32(cache.shape[1])))
+            fetch_ahead(next_weights, next_count)
+
+        if NORMED:
+            mean, scale = statistics(row, lane)
+            for s in range(STAGED):
+                own[s] = (own[s] - mean) * scale * own_weight[s] + own_bias[s]
+        elif JOINED:
+            # Of each head: what its parts weigh in the whole. norm_weight: their maxima, then their sums.
+            for n in range(HEADS_EACH):
+                head = uint32(warp + uint32(n * WARPS))
+                inside = head < uint32(heads) and lane < uint32(splits)
+                at = uint32(head * uint32(splits) + lane) if inside else uint32(0)
+                largest = norm_weight[at] if inside else LOWEST
+                total = norm_weight[at + uint32(SHARES)]
+                weight = ptx.exp2_approx(largest - warp_max(largest))
+                weight = weight if inside else ZERO
+                weight = weight / warp_sum(weight * total)
+                if inside:
+                    shares[at] = weight
+            cuda.syncthreads()  # the parts of all heads are weighed
+            for s in range(STAGED):
+                at = uint32(min(own_place(thread, s), uint32(DEPTH - 1)) // uint32(SIZE) * uint32(splits))
+                total = ZERO
+                for split in range(splits):
+                    total += shares[at + uint32(split)] * found[s * splits + split]
+                own[s] = total
+        for s in range(STAGED):
+            k = own_place(thread, s)
+            if k < uint32(TILE):
+                tile[k] = own[s] if WHOLE or k < uint32(DEPTH) else ZERO
+        for n in range(EACH):
+            acc[n] = ZERO
+        cuda.syncthreads()  # the row is there
+        add_products(acc, words, tile, group)
+        for turn in range(1, ROUNDS):
+            load_weights(words, weights, uint32(group + uint32(turn * SPAN)), column)
+            add_products(acc, words, tile, uint32(group + uint32(turn * SPAN)))
+
+        kept = fold(acc, lane)
+        if lane & uint32(LEFT_OVER) == uint32(0):  # of lanes that have kept the same sum, one
+            meeting[uint32(uint32(warp * uint32(COLS)) + thread % uint32(lanes) * uint32(EACH)) + kept] = acc[0]
+        cuda.syncthreads()  # the sums of all warps are there
+        col = uint32(col0 + thread)
+        if thread < uint32(COLS) and col < cols:
+            total = added
+            for other in range(WARPS):
+                total += meeting[thread + uint32(other * COLS)]
+            if WITH_GELU:
+                out[0, col] = gelu_sigmoid(total)
+            elif WITH_RESIDUAL or col < uint32(DEPTH):
+                out[0, col] = total
+            elif place < uint32(cache.shape[0]):  # a cache that is full stays as it is
+                cache[place, uint32(col - uint32(DEPTH))] = total
+
+    return one_row_kernel
+
+
+# --- Launchers --------------------------------------------------------------------------------------------------------
+
+
+def plan(depth: int, cols: int, half: bool) -> tuple[int, int]:
+    """(lanes, threads) of a block: 16 columns, but 8 of float32 where there would be fewer blocks than SMs; twice the
+    threads where K is long, so that one round takes all of it."""
+    return 4 if not half and cols >= 2048 else 2, 512 if depth > 1536 else 256
+
+
+def fetches_ahead() -> bool:
+    """Whether the device has the instruction: compute capability 9.0 and later. The CPU device has nothing to fetch."""
+    return device.on_gpu() and tuple(cuda.get_current_device().compute_capability) >= (9, 0)
+
+
+def what_is_ahead(array, otherwise) -> tuple:
+    """A kernel's last two arguments: what it fetches, as one vector, and how many elements; none of `otherwise`."""
+    array, count = (otherwise, 0) if array is None else (array, array.size)
+    return array.reshape(array.size), np.uint32(count)
+
+
+def allowed(depth: int, cols: int) -> bool:
+    """Whether there is a kernel for weights of this shape."""
+    return depth % 8 == 0 and cols % 8 == 0 and depth <= LONGEST
+
+
+def check_one_row(x, weights, bias, out, residual=None, norm=()) -> tuple[int, int, bool]:
+    """(K, N, whether the parameters are float16), or an error that names the argument."""
+    dtype = np.dtype(getattr(weights, "dtype", np.float32))
+    if dtype not in (np.float32, np.float16):
+        raise TypeError(f"weights has dtype {dtype}; float32 and float16 are allowed")
+    check_array("weights", weights, ndim=2, dtype=dtype)
+    depth, cols = weights.shape
+    if not allowed(depth, cols):
+        raise ValueError(f"weights has shape {depth} x {cols}; allowed are {SIZES}")
+    if x is not None:
+        check_array("x", x, shape=(1, depth))
+    for name, array in zip(("norm_weight", "norm_bias"), norm, strict=False):
+        check_array(name, array, shape=(depth,), dtype=dtype)
+    check_array("bias", bias, shape=(cols,), dtype=dtype)
+    if out is not None:
+        check_array("out", out, shape=(1, cols))
+    if residual is not None:
+        check_array("residual", residual, shape=(1, cols))
+    if not aligned(*(array for array in (x, weights) if array is not None)):
+        raise ValueError("x and weights must begin at multiples of 16 bytes; pass a copy of a view that does not")
+    return depth, cols, dtype == np.float16
+
+
+def launch(source, after, x, norm, weights, bias, residual, out, cache, start, shape, *, heads=0, splits=0, ahead=None,
+           stream=0) -> None:
+    """shape: what check_one_row gives. ahead: an array to be fetched meanwhile, on GPUs that can; the keys and values
+    in the cache always are."""
+    depth, cols, half = shape
+    lanes, threads = plan(depth, cols, half)
+    fetch = (ahead is not None or after == QKV) and fetches_ahead()
+    kernel = make_one_row(half, source, after, depth, lanes, threads, fetch, heads, splits)
+    blocks = -(-cols // (lanes * (8 if half else 4)))
+    kernel[blocks, threads, stream](x, *norm, weights, bias, out if residual is None else residual, out, cache, start,
+                                    *what_is_ahead(ahead, weights))
+
+
+def one_row_gelu(x, norm_weight, norm_bias, weights, bias, out, *, ahead=None, stream=0):
+    """out = gelu(layernorm(x) @ weights + bias)."""
+    shape = check_one_row(x, weights, bias, out, norm=(norm_weight, norm_bias))
+    launch(NORM, GELU, x, (norm_weight, norm_bias), weights, bias, None, out, weights, bias, shape, ahead=ahead,
+           stream=stream)
+
+
+def one_row_residual(x, weights, bias, residual, out, *, ahead=None, stream=0):
+    """out = x @ weights + bias + residual."""
+    shape = check_one_row(x, weights, bias, out, residual)
+    launch(PLAIN, RESIDUAL, x, (bias, bias), weights, bias, residual, out, weights, bias, shape, ahead=ahead,
+           stream=stream)
+
+
+def one_row_qkv(x, norm_weight, norm_bias, weights, bias, q, cache, start, *, ahead=None, stream=0):
+    """q (1, K), and row start[0] of cache (rows, 2*K), keys and values = layernorm(x) @ weights + bias."""
+    shape = check_one_row(x, weights, bias, None, norm=(norm_weight, norm_bias))
+    if shape[1] != 3 * shape[0]:
+        raise ValueError(f"weights has shape {shape[0]} x {shape[1]}; queries, keys and values need 3 columns a row")
+    check_array("q", q, shape=(1, shape[0]), dtype=weights.dtype)
+    check_array("cache", cache, ndim=2, dtype=weights.dtype)
+    if cache.shape[1] != 2 * shape[0]:
+        raise ValueError(f"cache has {cache.shape[1]} columns; keys and values of {shape[0]} numbers need "
+                         f"{2 * shape[0]}")
+    check_array("start", start, shape=(1,), dtype=np.int32)
+    launch(NORM, QKV, x, (norm_weight, norm_bias), weights, bias, None, q, cache, start, shape, ahead=ahead,
+           stream=stream)
+
+
+@cuda.jit
+def one_row_embedding_kernel(ids, tokens, positions, start, out):
+    col = uint32(cuda.grid(1))
+    if col < uint32(out.shape[1]):
+        token, position = uint32(ids[0]), uint32(start[0])  # what is negative becomes huge
+        value = NAN
+        if token < uint32(tokens.shape[0]) and position < uint32(positions.shape[0]):
+            value = float32(tokens[token, col]) + float32(positions[position, col])
+        out[0, col] = value
+
+
+def one_row_embedding(ids, tokens, positions, start, out, *, stream=0):
+    """out = tokens[ids[0]] + positions[start[0]], in float32 whatever the tables hold; NaN where there is no such
+    row."""
+    check_array("out", out, ndim=2)
+    one_row_embedding_kernel[-(-out.shape[1] // BLOCK), BLOCK, stream](ids, tokens, positions, start, out)
+
+
+# --- The operations ---------------------------------------------------------------------------------------------------
+
+
+def norm_row(rng, K: int, dtype):
+    """x, and the norm's weight and bias."""
+    return uniform(rng, 1, K) + np.float32(0.25), uniform(rng, K).astype(dtype), uniform(rng, K).astype(dtype)
+
+
+def layer(rng, K: int, N: int, dtype):
+    """weights, so small that sums are of the size of x, and bias."""
+    return (uniform(rng, K, N) / np.float32(np.sqrt(K))).astype(dtype), uniform(rng, N).astype(dtype)
+
+
+def sum_error(x, weights, bias):
+    """Of sums of K products in float32."""
+    return 2 * EPS32 * np.sqrt(x.shape[1] + 1) * (np.abs(x) @ np.abs(weights) + np.abs(bias))
+
+
+def normed_reference(x, norm_weight, norm_bias, weights, bias):
+    return layernorm_reference(x, norm_weight, norm_bias) @ weights.astype(np.float64) + bias.astype(np.float64)
+
+
+def normed_error(x, norm_weight, norm_bias, weights, bias):
+    """As sum_error, of a row that comes out of a norm with errors of its own, which add up as a random walk."""
+    normed = layernorm_reference(x, norm_weight, norm_bias)
+    return sum_error(normed, weights, bias) + np.sqrt(layernorm_tolerance(x, norm_weight, norm_bias)**2 @ weights**2)
+
+
+def gelu_reference(*inputs):
+    return gelu_tanh_reference(normed_reference(*inputs))
+
+
+def gelu_error(*inputs):
+    """GELU is nowhere steeper than 1.13, and is computed in some six roundings of what it is given."""
+    return 1.13 * normed_error(*inputs) + 6 * EPS32 * np.abs(normed_reference(*inputs))
+
+
+def qkv_error(*inputs):
+    return normed_error(*inputs) + EPS32 * np.abs(normed_reference(*inputs))
+
+
+def qkv_error_half(*inputs):
+    """What is stored is rounded to float16."""
+    return normed_error(*inputs) + EPS16 * np.abs(normed_reference(*inputs)) + SMALLEST16
+
+
+def residual_reference(x, weights, bias, residual):
+    x, weights, bias, residual = (array.astype(np.float64) for array in (x, weights, bias, residual))
+    return x @ weights + bias + residual
+
+
+def residual_error(x, weights, bias, residual):
+    return sum_error(x, weights, bias) + 2 * EPS32 * np.abs(residual)
+
+
+@functools.cache
+def first_row():
+    """`start` of an empty cache, in device memory."""
+    return cuda.to_device(np.zeros(1, np.int32))
+
+
+def _rungs(half: bool) -> tuple:
+    """The launchers as the three operations call them: inputs, then out."""
+    def kernel(source, after, depth, cols):
+        return make_one_row(half, source, after, depth, *plan(depth, cols, half), False)
+
+    @rung(kernel=kernel(NORM, GELU, 768, 3072), idea="norm, product and GELU in one launch", sizes=SIZES)
+    def row_gelu(x, norm_weight, norm_bias, weights, bias, out, stream=0):
+        """Every block normalises the row for itself, while its weights are on their way."""
+        one_row_gelu(x, norm_weight, norm_bias, weights, bias, out, stream=stream)
+
+    @rung(kernel=kernel(PLAIN, RESIDUAL, 3072, 768), idea="product and residual in one launch", sizes=SIZES)
+    def row_residual(x, weights, bias, residual, out, stream=0):
+        """The row goes to shared memory while the weights are on their way."""
+        one_row_residual(x, weights, bias, residual, out, stream=stream)
+
+    @rung(kernel=kernel(NORM, QKV, 768, 2304), idea="norm, product and the cache in one launch", sizes=SIZES)
+    def row_qkv(x, norm_weight, norm_bias, weights, bias, out, stream=0):
+        """As row_gelu; queries go to one array, keys and values to a row of the cache."""
+        K = x.shape[1]
+        one_row_qkv(x, norm_weight, norm_bias, weights, bias, out[:, :K], out[:, K:], first_row(), stream=stream)
+
+    return row_gelu, row_residual, row_qkv
+
+
+def _torch_normed(torch, x, norm_weight, norm_bias, weights, bias):
+    normed = torch.nn.functional.layer_norm(x.to(weights.dtype), norm_weight.shape, norm_weight, norm_bias, EPSILON)
+    return torch.addmm(bias, normed, weights)
+
+
+def _torch_gelu(torch, *inputs_and_out):
+    *inputs, out = inputs_and_out
+    out.copy_(torch.nn.functional.gelu(_torch_normed(torch, *inputs), approximate="tanh"))
+
+
+def _torch_qkv(torch, *inputs_and_out):
+    *inputs, out = inputs_and_out
+    out.copy_(_torch_normed(torch, *inputs))
+
+
+def _torch_residual(torch, x, weights, bias, residual, out):
+    torch.add(torch.addmm(bias, x.to(weights.dtype), weights), residual, out=out)
+
+
+def torch_baseline(call, half: bool) -> tuple:
+    """In float16 PyTorch rounds after each of its steps."""
+    return (Baseline("PyTorch", "torch", call, note="a kernel for each step",
+                     tolerance=(lambda *inputs: np.float64(0.05)) if half else None),)
+
+
+def _normed_inputs(dtype, rng, K, N):
+    return *norm_row(rng, K, dtype), *layer(rng, K, N, dtype)
+
+
+def _residual_inputs(dtype, rng, K, N):
+    return uniform(rng, 1, K), *layer(rng, K, N, dtype), uniform(rng, 1, N)
+
+
+def _ops(half: bool):
+    stored = np.float16 if half else np.float32
+    size, suffix, note = stored().itemsize, "_half" * half, ", float16 parameters" * half
+
+    def make(name, rung, title, formula, reference, tolerance, call, timed, awkward, inputs=_normed_inputs,
+             dtype=np.float32):
+        work = Work(flops=lambda K, N: 2 * K * N, bytes=lambda K, N: size * (K * N + N) + 4 * (K + N),
+                    timed_gpu=dict(zip("KN", timed, strict=True)), timed_cpu={"K": 256, "N": 768})
+        return Op(name + suffix, title=title + note, formula=formula, reference=reference, rungs=(rung,),
+                  inputs=functools.partial(inputs, stored), shape=lambda K, N: (1, N),
+                  awkward=tuple({"K": K, "N": N} for K, N in awkward), tolerance=tolerance, by_row=(), work=work,
+                  baselines=torch_baseline(call, half), dtype=dtype)
+
+    row_gelu, row_residual, row_qkv = _rungs(half)
+    return (make("one_row_gelu", row_gelu, "One row: norm, linear layer and GELU",
+                 "out = gelu(layernorm(x) @ weights + bias)", gelu_reference, gelu_error, _torch_gelu, (768, 3072),
+                 ((48, 192), (136, 2056))),
+            make("one_row_residual", row_residual, "One row: linear layer and residual",
+                 "out = x @ weights + bias + residual", residual_reference, residual_error, _torch_residual,
+                 (3072, 768), ((192, 48), (6152, 8), (16, 24)), inputs=_residual_inputs),
+            make("one_row_qkv", row_qkv, "One row: norm, queries, and keys and values for the cache",
+                 "q, cache[start] = layernorm(x) @ weights + bias", normed_reference,
+                 qkv_error_half if half else qkv_error, _torch_qkv, (768, 2304), ((48, 144),),
+                 dtype=stored))
+
+
+ONE_ROW_GELU, ONE_ROW_RESIDUAL, ONE_ROW_QKV = _ops(False)
+ONE_ROW_GELU_HALF, ONE_ROW_RESIDUAL_HALF, ONE_ROW_QKV_HALF = _ops(True)
