@@ -37,6 +37,7 @@ from labkit import cuda
 from labkit._common.errors import short
 from labkit._common.files import read_json
 from labkit.device import launches
+from labkit.device.memory import zeros
 from labkit.kernels.attention.paged import decode_parts, paged_decode, paged_prefill
 from labkit.kernels.attention.pages import cache_shape, pages_for
 from labkit.kernels.embedding import token_embedding
@@ -310,7 +311,7 @@ class Cache:
             raise ValueError(f"pages is {pages:,}; from 1 to {LARGEST // math.prod(shape[1:]):,} are allowed, for "
                              f"kernels index a layer with int32")
         self.pages, layers = pages, config.num_hidden_layers
-        self.memory = cuda.to_device(np.zeros(2 * layers * math.prod(shape), DTYPES[dtype]))
+        self.memory = zeros(2 * layers * math.prod(shape), DTYPES[dtype])
         size = math.prod(shape)
         parts = [self.memory[number * size : (number + 1) * size].reshape(shape) for number in range(2 * layers)]
         self.keys, self.values = parts[::2], parts[1::2]  # of each layer, (pages, K, PAGE, D)
