@@ -103,6 +103,18 @@ class ModelRunner:
         done.record(self._stream)
         return Handle(batch.samples, tokens, done, logits)
 
+    def captured(self, sequences: int):
+        """(graph, logits): of a step in which so many sequences have one token, once one has run. The graph does what
+        the last step of its size did, and writes these logits (B, V). Raises KeyError where there is none."""
+        size = bucket(sequences, self.max_num_seqs)
+        shape = Shape(size, size, size, 0)
+        return self._graphs[shape], self._workspace.rows(shape).logits
+
+    def fill_cache(self, values: np.ndarray) -> None:
+        """Writes (pages, K, PAGE, D), of the cache's type, to the keys and to the values of each layer."""
+        for layer in (*self._cache.keys, *self._cache.values):
+            layer.copy_to_device(values)
+
     def _device_views(self, layout: Layout) -> dict:
         return layout.views(self._memory[: layout.size])
 

@@ -28,7 +28,6 @@ from labkit.engine.block_manager import BlockManager
 from labkit.engine.outputs import Sampled
 from labkit.engine.sequence import FinishReason, Request, Sequence, State
 
-
 # Of all schedulers: a runner that serves another engine after this one must not take its sequences for this one's.
 ADMISSIONS = itertools.count(1)
 
@@ -129,8 +128,8 @@ class Scheduler:
     def _admit(self, budget: int, step: Step) -> None:
         while budget and self._seats and (sequence := self._next_waiting()):
             prefix = self.blocks.cached_prefix(sequence)
-            # Beside its own pages, one must be left for each that runs: else it would soon have to leave again.
-            wanted = self.blocks.needed(sequence, sequence.length, prefix) + len(self.running)
+            kept = self.blocks.kept_for_each * len(self.running)
+            wanted = self.blocks.needed(sequence, sequence.length, prefix) + kept
             if sequence.pending or wanted > self.blocks.num_free:
                 break
             heapq.heappop(self._waiting)
