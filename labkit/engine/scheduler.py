@@ -214,9 +214,14 @@ class Scheduler:
 
 
 class StaticScheduler(Scheduler):
-    """Static batching, the rung before: a batch is filled once, and the next one begins when all of it have ended. The
-    seats of those that end early stay empty until then."""
+    """Static batching, the rung before: a batch is filled once, over as many steps as its prompts take, and the next
+    one begins when all of it have ended. The seats of those that end early stay empty until then."""
+
+    _open = True  # the batch is not full yet
 
     def _admit(self, budget: int, step: Step) -> None:
-        if not self.running:
+        self._open = self._open or not self.running
+        if self._open:
             super()._admit(budget, step)
+            # With tokens left in the budget it was seats, pages or requests that ran out.
+            self._open = step.tokens == self.max_num_batched_tokens

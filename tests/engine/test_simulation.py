@@ -39,3 +39,12 @@ def test_what_is_preempted_is_computed_again():
     timeline = simulate([Work(8, 24), Work(8, 24)], max_num_seqs=2, num_pages=3, page_size=16)
     assert timeline.preemptions == 1 and max(timeline.held) == 2
     assert sum(cell.tokens for cell in timeline.cells) > 2 * 31
+
+
+def test_a_static_batch_is_filled_over_as_many_steps_as_its_prompts_take():
+    timeline = simulate([Work(8, 9) for _ in range(6)], StaticScheduler, max_num_seqs=4, max_num_batched_tokens=10)
+    begun = {}
+    for cell in timeline.cells:
+        begun.setdefault(cell.request, cell.step)
+    assert [begun[number] for number in range(4)] == [0, 0, 1, 2], "10 tokens a step"
+    assert begun[4] == max(timeline.ends[:4]) + 1, "the next batch waits for all of this one"
