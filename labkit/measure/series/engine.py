@@ -49,7 +49,7 @@ class Work(NamedTuple):
     output: int  # tokens
 
 
-def mixed_requests(count: int, shortest: int, longest: int, vocabulary: int, seed: int = 7) -> list[Work]:
+def random_requests(count: int, shortest: int, longest: int, vocabulary: int, seed: int = 7) -> list[Work]:
     """Prompts and outputs of lengths drawn uniformly from `shortest` to `longest`."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(shortest, longest + 1, (count, 2))
@@ -200,7 +200,7 @@ def engine(count: int | None = None, shortest: int | None = None, longest: int |
     shortest, longest = shortest or device.pick(gpu=SHORTEST, cpu=3), longest or device.pick(gpu=LONGEST, cpu=16)
     budget = budget or device.pick(gpu=TOKENS, cpu=64)
     config, model = config_here(), random_model()
-    work = mixed_requests(count, shortest, longest, config.vocab_size)
+    work = random_requests(count, shortest, longest, config.vocab_size)
     runner = ModelRunner(model, num_pages=seats * pages_for(2 * longest), max_num_seqs=seats,
                          max_num_batched_tokens=budget, max_model_len=2 * longest)
     say(f"engine: {ready(runner, budget)} kernels compiled")
@@ -244,7 +244,7 @@ def _pieces(rows: int, longest: int) -> list[int]:
 
 def _step_of(runner: ModelRunner, lengths: Sequence[int]) -> Step:
     """A step in which new sequences compute so many tokens each."""
-    scheduler = Scheduler(BlockManager(runner.num_pages, prefix_caching=False), max_num_seqs=len(lengths),
+    scheduler = Scheduler(BlockManager(runner.num_pages, runner.page_size, False), max_num_seqs=len(lengths),
                           max_num_batched_tokens=sum(lengths))
     for number, length in enumerate(lengths):
         scheduler.add(Request(str(number), [0] * length, SamplingParams(temperature=0, max_tokens=1),
@@ -305,7 +305,7 @@ def engine_start(runs: int = 2) -> dict:
 
 
 def _started(arguments: list[str], limit_s: float) -> dict:
-    """The child's own times, and from its start until it said so."""
+    """The child's own times, and from its start until its line came."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
                    "LABKIT_DEVICE": device.kind()}
     with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
@@ -315,14 +315,14 @@ def _started(arguments: list[str], limit_s: float) -> dict:
         limit = threading.Timer(limit_s, child.kill)
         limit.start()
         try:
-            said = child.stdout.readline()
+            line = child.stdout.readline()
             seconds = time.perf_counter() - began
             status = child.wait()
         finally:
             limit.cancel()
             child.stdout.close()
-        if not said.strip():
+        if not line.strip():
             errors.seek(0)
             raise RuntimeError(f"no first token; the process ended with {status} after {seconds:.0f} s: "
                                f"{errors.read()[-800:]}")
-    return {"seconds": seconds, **json.loads(said)}
+    return {"seconds": seconds, **json.loads(line)}

@@ -31,7 +31,7 @@ from labkit.kernels.dtypes import bfloat16_of
 from labkit.measure import roofline, time_graph, time_host
 from labkit.measure.series.torch_llama import TorchLlama
 from labkit.measure.timing import time_replay
-from labkit.models.llama import LLAMA_3_2_1B, PREFIX, Cache, Config, Llama, Workspace, shapes
+from labkit.models.llama import HEAD, LLAMA_3_2_1B, PREFIX, Cache, Config, Llama, Workspace, shapes
 from labkit.models.minilm_reference import cosines
 from labkit.models.safetensors import Entry, Named
 from labkit.models.step import Inputs, Piece
@@ -46,7 +46,7 @@ BLOCK = 1_000_003  # normal numbers that all weights are made of: a prime, so th
 
 
 def say(line: str) -> None:
-    """A line of progress: these series are taken where nobody watches a bar."""
+    """A line of progress: these series are taken on machines without a terminal."""
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
 
 
@@ -63,7 +63,8 @@ class RandomTensors(Named):
         self.entries, end = {}, 0
         for name, shape in shapes(config).items():
             begin, end = end, end + 2 * math.prod(shape)
-            self.entries[PREFIX + name] = Entry(PREFIX + name, "BF16", tuple(shape), begin, end)
+            name = name if name == HEAD else PREFIX + name
+            self.entries[name] = Entry(name, "BF16", tuple(shape), begin, end)
 
     def __getitem__(self, name: str) -> np.ndarray:
         entry = self.entries[name]
