@@ -187,6 +187,7 @@ def merge(path: Path, data: dict) -> dict:
 def draw(data: dict, folder: Path) -> list[Path]:
     """A PNG for each ladder at its op's own size and for each series that has a plot."""
     from labkit.measure import plots
+    from labkit.measure.plots import engine
 
     drawn = []
     for name, entries in data["ops"].items():
@@ -196,7 +197,7 @@ def draw(data: dict, folder: Path) -> list[Path]:
     if len(first) > 1 and all(one.on_gpu for one in first):
         drawn.append(plots.every_rung(first).save(folder / "roofline.png"))
     for key, plot in (("vector_add_sizes", plots.crossover), ("volume_add_block_shapes", plots.block_shapes),
-                      ("matmul_sizes", plots.sizes)):
+                      ("matmul_sizes", plots.sizes), ("llama_decode", engine.decode_steps), ("engine", engine.seats)):
         if key in data["series"]:
             drawn.append(plot(data["series"][key]).save(folder / f"{key}.png"))
     return drawn

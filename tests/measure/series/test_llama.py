@@ -61,6 +61,7 @@ def test_a_recording_of_it_is_accepted(decoded):
     assert rows["Llama 3.2 1B, bf16, a token of 1 sequence with 1,024"].value > 0
 
 
+@ON_CPU
 def test_each_sequence_of_a_step_owns_its_pages_and_the_cache_is_the_same_end_to_end():
     model = series.random_model()
     runner = ModelRunner(model, num_pages=9, max_num_seqs=3, max_num_batched_tokens=3, max_model_len=21)
@@ -120,6 +121,7 @@ def test_both_compute_the_same_from_the_same_pages(torch, monkeypatch):
     assert prefill["rows"][0]["cosine"] > 0.999
 
 
+@ON_CPU
 def test_what_cannot_be_compiled_says_why(torch):
     one = TorchLlama(torch, series.TINY, series.RandomTensors(series.TINY), "cpu")
     cache = one.cache(bfloat16_of(np.zeros((1, 1, 5, 32))))
