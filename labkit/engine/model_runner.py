@@ -16,7 +16,7 @@ import numpy as np
 
 from labkit import cuda, device
 from labkit._common.errors import UserError
-from labkit.device import graphs
+from labkit.device import graphs, launches
 from labkit.engine.batch import Batch, BatchBuilder, Layout
 from labkit.engine.outputs import Sampled
 from labkit.engine.runner import bucket
@@ -96,7 +96,7 @@ class ModelRunner:
             self._graphs[shape].launch(stream=self._stream)
         else:
             self._run(shape, layout, self._stream)
-            if alike and not self._eager:
+            if alike and not self._eager and not launches.imagined():
                 self._graphs[shape] = graphs.capture(functools.partial(self._run, shape, layout), warm_up=False)
         self._tokens[: layout.sequences].copy_to_host(tokens[: layout.sequences], stream=self._stream)
         done = cuda.event()

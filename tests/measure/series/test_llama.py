@@ -8,8 +8,10 @@ import pytest
 
 from labkit.engine.model_runner import ModelRunner
 from labkit.kernels.dtypes import bfloat16_of, float32_of
-from labkit.measure import sense, targets
+from labkit.measure import Timing, sense, targets
+from labkit.measure.plots.engine import decode_steps
 from labkit.measure.series import llama as series
+from labkit.measure.series import torch_llama
 from labkit.measure.series.torch_llama import TorchLlama
 from labkit.models.llama import LLAMA_3_2_1B, Config, names_in
 from labkit.models.llama_reference import activations, weights_of
@@ -133,3 +135,42 @@ def test_what_cannot_be_compiled_says_why(torch):
 
     vars(one)["compiled"] = {"layer": fails, "finish": one.finish}
     assert "no compiler here" in one.rows(np.zeros((1, 5), int), np.arange(5), cache, math.inf)["compiled: why not"]
+
+
+class Gpu:
+    """labkit.device as a series sees it on a GPU."""
+
+    on_gpu = staticmethod(lambda: True)
+    kind = staticmethod(lambda: "gpu")
+    pick = staticmethod(lambda gpu, cpu: gpu)
+
+
+@ON_CPU
+@pytest.mark.parametrize("compared", [False, True])
+def test_the_lines_that_only_a_gpu_takes(monkeypatch, request, compared):
+    """With the tiny model, whose kernels run on the CPU device: what a GPU's run would stumble over at its end."""
+    model = series.random_model()
+    one = None
+    if compared:
+        torch = request.getfixturevalue("torch")
+        one = TorchLlama(torch, series.TINY, model.tensors, "cpu")
+        monkeypatch.setitem(vars(one), "compiled", {"layer": one.layer, "finish": one.finish})
+        monkeypatch.setattr(torch_llama, "time_torch_graph", lambda call, launches: Timing(1.0, 2.0, 3.0, 5, "x"))
+    monkeypatch.setattr(series, "device", Gpu)
+    monkeypatch.setattr(series, "config_here", lambda: series.TINY)
+    monkeypatch.setattr(series, "random_model", lambda: model)
+    monkeypatch.setattr(series, "torch_model", lambda: one)
+    monkeypatch.setattr(series, "time_graph", lambda launch, launches: launch(0) and Timing(1.0, 2.0, 3.0, 5, "x"))
+    taken = {"llama_decode": {**series.llama_decode((1, 32), 20), "where": "NVIDIA Imaginary"},
+             "llama_prefill": {**series.llama_prefill((20,)), "where": "NVIDIA Imaginary"}}
+    recording = {"machine": {"device": "x", "date": "2026-01-02"}, "limits": {}, "ops": {},
+                 "series": json.loads(json.dumps(taken, allow_nan=False))}
+    assert sense.problems(recording) == []
+    rows = recording["series"]["llama_decode"]["rows"]
+    for row in rows:
+        assert row["gbs"] == pytest.approx(row["bytes"] / row["ms"]["p50"] / 1e6) and row["bound_ms"] > 0
+    assert recording["series"]["llama_prefill"]["rows"][0]["tflops"] > 0
+    assert len(decode_steps(recording["series"]["llama_decode"], None).axes[0].lines) == (5 if compared else 3)
+    if compared:
+        assert rows[1]["torch"] == {"eager, in a graph": 2.0, "compiled, in a graph": 2.0}
+        assert rows[0]["cosine"] > 0.999
