@@ -1,7 +1,10 @@
 """Seats over time, without a model."""
 
 from collections import Counter
+from functools import partial
 
+from labkit.engine.block_manager import BlockManager
+from labkit.engine.contiguous import ContiguousBlocks
 from labkit.engine.scheduler import Scheduler, StaticScheduler
 from labkit.engine.simulation import Cell, Work, simulate
 
@@ -48,3 +51,12 @@ def test_a_static_batch_is_filled_over_as_many_steps_as_its_prompts_take():
         begun.setdefault(cell.request, cell.step)
     assert [begun[number] for number in range(4)] == [0, 0, 1, 2], "10 tokens a step"
     assert begun[4] == max(timeline.ends[:4]) + 1, "the next batch waits for all of this one"
+
+
+def test_a_contiguous_cache_seats_fewer_in_the_same_memory():
+    work = [Work(10, 20) for _ in range(8)]
+    paged, contiguous = (simulate(work, max_num_seqs=8, num_pages=16, page_size=4, blocks=blocks)
+                         for blocks in (BlockManager, partial(ContiguousBlocks, longest=32)))
+    assert max(Counter(cell.step for cell in contiguous.cells).values()) == 2 and contiguous.steps == 4 * 20
+    assert max(Counter(cell.step for cell in paged.cells).values()) > 2 and paged.steps < contiguous.steps
+    assert set(contiguous.held) == {16}
