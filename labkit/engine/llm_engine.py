@@ -11,6 +11,7 @@ Each step launches the next one before it waits for the one that runs, so the de
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from functools import partial
@@ -94,13 +95,14 @@ class LLMEngine:
     seed of their own.
 
     overlap: False waits for each step before the next one is scheduled; the outputs are the same.
+    scheduler, blocks: called for a new one; StaticScheduler and ContiguousBlocks are what engines had before.
     """
 
     def __init__(self, runner: Runner, tokenizer=None, *, max_num_seqs: int = 256, max_num_batched_tokens: int = 2048,
                  enable_prefix_caching: bool = True, seed: int = 0, overlap: bool = True,
-                 scheduler: type[Scheduler] = Scheduler):
+                 scheduler: type[Scheduler] = Scheduler, blocks: Callable[..., BlockManager] = BlockManager):
         self.runner, self.tokenizer, self.seed, self.overlap = runner, tokenizer, seed, overlap
-        self._new_blocks = partial(BlockManager, runner.num_pages, runner.page_size, enable_prefix_caching)
+        self._new_blocks = partial(blocks, runner.num_pages, runner.page_size, enable_prefix_caching)
         self._new_scheduler = partial(scheduler, max_num_seqs=max_num_seqs,
                                       max_num_batched_tokens=max_num_batched_tokens)
         self._added = 0

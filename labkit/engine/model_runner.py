@@ -16,7 +16,7 @@ import numpy as np
 
 from labkit import cuda, device
 from labkit._common.errors import UserError
-from labkit.device import graphs
+from labkit.device import graphs, launches
 from labkit.engine.batch import Batch, BatchBuilder, Layout
 from labkit.engine.outputs import Sampled
 from labkit.engine.runner import bucket
@@ -96,12 +96,24 @@ class ModelRunner:
             self._graphs[shape].launch(stream=self._stream)
         else:
             self._run(shape, layout, self._stream)
-            if alike and not self._eager:
+            if alike and not self._eager and not launches.imagined():
                 self._graphs[shape] = graphs.capture(functools.partial(self._run, shape, layout), warm_up=False)
         self._tokens[: layout.sequences].copy_to_host(tokens[: layout.sequences], stream=self._stream)
         done = cuda.event()
         done.record(self._stream)
         return Handle(batch.samples, tokens, done, logits)
+
+    def captured(self, sequences: int):
+        """(graph, logits): of a step in which so many sequences have one token, once one has run. The graph does what
+        the last step of its size did, and writes these logits (B, V). Raises KeyError where there is none."""
+        size = bucket(sequences, self.max_num_seqs)
+        shape = Shape(size, size, size, 0)
+        return self._graphs[shape], self._workspace.rows(shape).logits
+
+    def fill_cache(self, values: np.ndarray) -> None:
+        """Writes (pages, K, PAGE, D), of the cache's type, to the keys and to the values of each layer."""
+        for layer in (*self._cache.keys, *self._cache.values):
+            layer.copy_to_device(values)
 
     def _device_views(self, layout: Layout) -> dict:
         return layout.views(self._memory[: layout.size])

@@ -19,6 +19,7 @@ n + 1 samples for it is discarded. Its pages may be used again at once, because 
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -26,6 +27,9 @@ from typing import NamedTuple
 from labkit.engine.block_manager import BlockManager
 from labkit.engine.outputs import Sampled
 from labkit.engine.sequence import FinishReason, Request, Sequence, State
+
+# Of all schedulers: a runner that serves another engine after this one must not take its sequences for this one's.
+ADMISSIONS = itertools.count(1)
 
 
 class Chunk(NamedTuple):
@@ -73,7 +77,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # the oldest first
         self._waiting: list[Sequence] = []  # a heap, the oldest first; those that ended while they waited are in it
         self._seats = list(range(max_num_seqs))  # a heap of those that are free
-        self._arrivals = self._admissions = 0
+        self._arrivals = 0
 
     def add(self, request: Request) -> None:
         """Raises ValueError for a request that could not run even alone."""
@@ -124,8 +128,8 @@ class Scheduler:
     def _admit(self, budget: int, step: Step) -> None:
         while budget and self._seats and (sequence := self._next_waiting()):
             prefix = self.blocks.cached_prefix(sequence)
-            # Beside its own pages, one must be left for each that runs: else it would soon have to leave again.
-            wanted = self.blocks.needed(sequence, sequence.length, prefix) + len(self.running)
+            kept = self.blocks.kept_for_each * len(self.running)
+            wanted = self.blocks.needed(sequence, sequence.length, prefix) + kept
             if sequence.pending or wanted > self.blocks.num_free:
                 break
             heapq.heappop(self._waiting)
@@ -172,8 +176,7 @@ class Scheduler:
         return seated
 
     def _seat(self, sequence: Sequence) -> None:
-        self._admissions += 1
-        sequence.state, sequence.seat, sequence.admission = State.RUNNING, heapq.heappop(self._seats), self._admissions
+        sequence.state, sequence.seat, sequence.admission = State.RUNNING, heapq.heappop(self._seats), next(ADMISSIONS)
         self.running.append(sequence)  # all that run are older: none passes one that waits
 
     def _leave(self, sequence: Sequence, state: State) -> None:
@@ -211,9 +214,14 @@ class Scheduler:
 
 
 class StaticScheduler(Scheduler):
-    """Static batching, the rung before: a batch is filled once, and the next one begins when all of it have ended. The
-    seats of those that end early stay empty until then."""
+    """Static batching, the rung before: a batch is filled once, over as many steps as its prompts take, and the next
+    one begins when all of it have ended. The seats of those that end early stay empty until then."""
+
+    _open = True  # the batch is not full yet
 
     def _admit(self, budget: int, step: Step) -> None:
-        if not self.running:
+        self._open = self._open or not self.running
+        if self._open:
             super()._admit(budget, step)
+            # With tokens left in the budget it was seats, pages or requests that ran out.
+            self._open = step.tokens == self.max_num_batched_tokens

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -58,9 +59,11 @@ class Timeline:
 
 
 def simulate(work: Items[Work], scheduler: type[Scheduler] = Scheduler, *, max_num_seqs: int = 8,
-             max_num_batched_tokens: int = 2048, num_pages: int = 1_000, page_size: int = PAGE) -> Timeline:
-    """Serves the requests with tokens that mean nothing. Each prompt is its own: none is found in the prefix cache."""
-    blocks = BlockManager(num_pages, page_size, prefix_caching=False)
+             max_num_batched_tokens: int = 2048, num_pages: int = 1_000, page_size: int = PAGE,
+             blocks: Callable[..., BlockManager] = BlockManager) -> Timeline:
+    """Serves the requests with tokens that mean nothing. Each prompt is its own: none is found in the prefix cache.
+    scheduler, blocks: as LLMEngine takes them."""
+    blocks = blocks(num_pages, page_size, prefix_caching=False)
     plan = scheduler(blocks, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
     coming = sorted(range(len(work)), key=lambda number: work[number].arrival)
     cells, held, ends, preemptions = [], [], [0] * len(work), 0

@@ -85,6 +85,8 @@ SERIES: dict[str, tuple[str, Callable[[], dict | None]]] = {
     "token_times": ("one_row_attended", _later("token_times", "generation")),
     **{name: ("attention_sentences_half", _later(name, "minilm")) for name in
        ("minilm", "minilm_corpus", "minilm_ladder", "minilm_profile", "minilm_lengths")},
+    **{name: ("paged_decode_bf16", _later(name, "llama")) for name in ("llama_decode", "llama_prefill")},
+    **{name: ("paged_decode_bf16", _later(name, "engine")) for name in ("engine", "engine_start")},
     "block_calls": ("gpt2_block", _later("block_calls", "gpt2_block")),
     "three_languages": ("vector_add", three_languages_to_record),
     "tile_sizes": ("vector_add", _later("tile_sizes")),
@@ -186,6 +188,7 @@ def merge(path: Path, data: dict) -> dict:
 def draw(data: dict, folder: Path) -> list[Path]:
     """A PNG for each ladder at its op's own size and for each series that has a plot."""
     from labkit.measure import plots
+    from labkit.measure.plots import engine
 
     drawn = []
     for name, entries in data["ops"].items():
@@ -195,7 +198,7 @@ def draw(data: dict, folder: Path) -> list[Path]:
     if len(first) > 1 and all(one.on_gpu for one in first):
         drawn.append(plots.every_rung(first).save(folder / "roofline.png"))
     for key, plot in (("vector_add_sizes", plots.crossover), ("volume_add_block_shapes", plots.block_shapes),
-                      ("matmul_sizes", plots.sizes)):
+                      ("matmul_sizes", plots.sizes), ("llama_decode", engine.decode_steps), ("engine", engine.seats)):
         if key in data["series"]:
             drawn.append(plot(data["series"][key]).save(folder / f"{key}.png"))
     return drawn

@@ -56,13 +56,14 @@ class Target:
         return _judge(self, _ladder(measurements, self))
 
 
+TIMES = ("us", "ms", "s", "us a sentence")
 Found = tuple[str, float] | None  # a name, and its value in the target's unit
 
 
 @dataclass(frozen=True)
 class SeriesTarget:
-    """A target that a series answers. read: the series -> the fastest of ours and the fastest baseline. unit: "us", "s"
-    and "us a sentence" are times; figure and ratio as a Target has them."""
+    """A target that a series answers. read: the series -> the fastest of ours and the fastest baseline. unit: those of
+    TIMES are times; figure and ratio as a Target has them."""
 
     work: str
     series: str
@@ -79,7 +80,7 @@ class SeriesTarget:
 
     @property
     def is_time(self) -> bool:
-        return self.unit in ("us", "s", "us a sentence")
+        return self.unit in TIMES
 
     def judge(self, measurements: dict) -> TargetRow:
         series = measurements.get("series", {}).get(self.series)
@@ -162,6 +163,38 @@ def of_texts(series: dict) -> tuple[Found, Found]:
     return best("ours", "Encoder.encode"), best("library", "sentence-transformers")
 
 
+# --- What the Llama engine's series say ------------------------------------------------------------------------------
+
+
+def of_a_step(series: dict, key: str, count: int) -> tuple[Found, Found]:
+    """From "llama_decode", key "sequences", and "llama_prefill", key "tokens": milliseconds in a graph, ours and the
+    fastest of PyTorch's ways."""
+    for row in series["rows"]:
+        if row[key] == count:
+            return ("in a graph", row["ms"]["p50"]), _least({f"PyTorch, {way}": ms for way, ms in
+                                                             (row["torch"] or {}).items()})
+    return None, None
+
+
+def of_requests(series: dict) -> tuple[Found, Found]:
+    """From "engine": tokens out a second with memory for all requests, in the better way to divide them into steps."""
+    return _most([(row["name"], row["tokens_per_second"]) for row in series["rows"]
+                  if row["name"].startswith("all at once")]), None
+
+
+def of_batching(series: dict) -> tuple[Found, Found]:
+    """From "engine": tokens out a second in the same memory, with pages continuously, and in static batches with a
+    contiguous cache."""
+    rates = {row["name"]: row["tokens_per_second"] for row in series["rows"]}
+    return tuple((name, rates[name]) if name in rates else None for name in
+                 ("pages, continuous", "contiguous, static"))
+
+
+def of_a_start(series: dict) -> tuple[Found, Found]:
+    """From "engine_start": seconds of the second run."""
+    return ("LLM", series["seconds"]), None
+
+
 def _square(n: int) -> dict:
     return {"M": n, "N": n, "K": n}
 
@@ -201,6 +234,10 @@ TARGETS = (
       for kind, name, figures in (("float32", "gpt2_block", (90.0, 180.0, 620.0, 2900.0)),
                                   ("f16", "gpt2_block_half", (30.0, 38.0, 76.0, 280.0)))
       for S, figure in zip((16, 128, 1024, 4096), figures, strict=True)),
+    *(Target(f"two linear layers and SwiGLU, bf16, {M:,} x 2048 -> 8192", "linear_swiglu",
+             {"M": M, "N": 8192, "K": 2048}, "us in a graph", "PyTorch", ratio=1.0) for M in (1024, 4096)),
+    Target("attention over pages, 64 sequences of 4,096 tokens of Llama 3.2 1B, bf16", "paged_decode_bf16",
+           {"B": 64, "S": 4096, "shortest": 4096, "H": 32, "KV": 8, "D": 64}, "GB/s", "PyTorch", figure=3570.0),
     Target("sampling, top-p, 32 x 128,256", "sample_top_p", {"R": 32, "V": 128_256}, "us in a graph", "PyTorch",
            figure=80.0),
 )
@@ -220,6 +257,18 @@ SERIES_TARGETS = (
                    functools.partial(of_a_token, form=f"five a layer, {kind}", position=1023), "us",
                    "a launch for each operation", figure=figure)
       for kind, figure in (("float32", 300.0), ("float16", 200.0))),
+    *(SeriesTarget(f"Llama 3.2 1B, bf16, a token of {count:,} {'sequence' if count == 1 else 'sequences'} with 1,024",
+                   "llama_decode", functools.partial(of_a_step, key="sequences", count=count), "ms", "PyTorch",
+                   figure=figure) for count, figure in ((1, 0.80), (32, 1.20), (256, 3.3))),
+    *(SeriesTarget(f"Llama 3.2 1B, bf16, a prompt of {count:,} tokens", "llama_prefill",
+                   functools.partial(of_a_step, key="tokens", count=count), "ms", "PyTorch", figure=figure)
+      for count, figure in ((1024, 4.5), (4096, 17.0))),
+    *(SeriesTarget(f"Llama 3.2 1B, 128 requests of 100 to 1,024 tokens, tokens out, {goal} goal", "engine", of_requests,
+                   "tokens/s", "-", figure=figure) for goal, figure in (("first", 15_000.0), ("second", 25_000.0))),
+    SeriesTarget("Llama 3.2 1B, the same in a quarter of the memory: pages, continuously", "engine", of_batching,
+                 "tokens/s", "contiguous, static", ratio=1.0),
+    SeriesTarget("Llama 3.2 1B, from the start of a process to the first token, second run", "engine_start", of_a_start,
+                 "s", "-", figure=12.0),
 )
 
 

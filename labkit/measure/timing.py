@@ -133,7 +133,7 @@ def time_graph(launch: Callable, *, launches: int = GRAPH_LAUNCHES, runs: int = 
     except Exception as error:  # one rung that cannot be captured must not end the measurement of the others
         print(f"not measured in a graph: {type(error).__name__}: {error}", file=sys.stderr)
         return None
-    return _time_replay(graph.launch, launches, runs)
+    return time_replay(graph.launch, launches, runs)
 
 
 def time_torch_graph(call: Callable[[], object], *, launches: int = GRAPH_LAUNCHES, runs: int = 20) -> Timing | None:
@@ -161,10 +161,10 @@ def time_torch_graph(call: Callable[[], object], *, launches: int = GRAPH_LAUNCH
     finally:
         if not frozen:
             gc.unfreeze()
-    return _time_replay(graph.replay, launches, runs)
+    return time_replay(graph.replay, launches, runs)
 
 
-def _time_replay(replay: Callable[[], object], launches: int, runs: int) -> Timing:
+def time_replay(replay: Callable[[], object], launches: int, runs: int) -> Timing:
     """The replay before each timed one keeps the GPU busy while Python enqueues the events and the graph. As many runs
     as fit into GRAPH_BUDGET_S, up to `runs`; MIN_GRAPH_RUNS at least, after two that do not count."""
     times = []

@@ -4,20 +4,20 @@
     blob["wte.weight"]                      # a device array, a view into the buffer
     blob.entries["wte.weight"].offset       # bytes from the start of the buffer
 
-One allocation and one copy instead of hundreds. Each tensor begins at a multiple of 16 bytes, so that kernels may load
-four floats at once.
+One allocation instead of hundreds. Each tensor begins at a multiple of 16 bytes, so that kernels may load four floats
+at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from labkit import cuda
 from labkit._common.chunks import in_chunks
+from labkit.device.memory import zeros
 from labkit.kernels.dtypes import bfloat16_of, float32_of
 from labkit.models.safetensors import Named
 
@@ -90,12 +90,23 @@ def _check_finite(tensor: np.ndarray, name: str) -> None:
                          f"{first}")
 
 
+@dataclass(frozen=True)
+class Later:
+    """An array that is made when it is copied to the device, and dropped then: a model's weights need not lie in the
+    host's memory a second time."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    make: Callable[[], np.ndarray]
+
+
 class Blob(Named):
     """Device arrays by name, views into one buffer.
 
-    tensors: name -> NumPy array, such as read(path) gives. dtype: what floating-point tensors become on the way; None
-    leaves them as they are, uint16 means bfloat16. names: these tensors only, in this order; a dictionary also says
-    what the blob calls them: {name here: name in tensors}. finite: a NaN or an infinity among them raises ValueError.
+    tensors: name -> NumPy array, such as read(path) gives, or Later. dtype: what floating-point tensors become on the
+    way; None leaves them as they are, uint16 means bfloat16. names: these tensors only, in this order; a dictionary
+    also says what the blob calls them: {name here: name in tensors}. finite: a NaN or an infinity among them raises
+    ValueError.
     """
 
     def __init__(self, tensors: Mapping[str, np.ndarray], dtype=None, names=None, stream=0, *, finite=False):
@@ -105,17 +116,17 @@ class Blob(Named):
         if missing:
             raise KeyError(f"{len(missing)} tensors are not there: {', '.join(missing[:5])}")
         sources = {ours: (tensors[name], is_bfloat16(tensors, name)) for ours, name in names.items()}
-        dtypes = {name: converted(source[:0] if source.ndim else source, dtype, brain).dtype
+        dtypes = {name: converted(np.zeros(0, source.dtype), dtype, brain).dtype
                   for name, (source, brain) in sources.items()}
         self.entries, self.nbytes = layout({name: source.shape for name, (source, _) in sources.items()}, dtypes)
-        host = np.zeros(max(self.nbytes, 1), np.uint8)  # zeros between the tensors
-        for name, (source, brain) in sources.items():
-            place = self.entries[name]
-            part = host[place.offset : place.offset + place.nbytes].view(place.dtype).reshape(place.shape)
-            part[...] = converted(source, dtype, brain)
+        self.buffer = zeros(max(self.nbytes, 1), np.uint8)  # zeros between the tensors
+        for name, (source, brain) in sources.items():  # one at a time: the host never holds all of them once more
+            place, array = self.entries[name], source.make() if isinstance(source, Later) else source
+            part = np.ascontiguousarray(converted(array, dtype, brain), place.dtype).reshape(-1)
             if finite:
                 _check_finite(part, names[name])
-        self.buffer = cuda.to_device(host, stream)
+            if part.size:
+                self.buffer[place.offset : place.offset + place.nbytes].copy_to_device(part.view(np.uint8), stream)
         self._views: dict = {}
 
     def __getitem__(self, name: str):

@@ -37,13 +37,14 @@ from labkit import cuda
 from labkit._common.errors import short
 from labkit._common.files import read_json
 from labkit.device import launches
+from labkit.device.memory import zeros
 from labkit.kernels.attention.paged import decode_parts, paged_decode, paged_prefill
 from labkit.kernels.attention.pages import cache_shape, pages_for
 from labkit.kernels.embedding import token_embedding
 from labkit.kernels.linear.bf16 import arrange_gate_up, linear, linear_swiglu
 from labkit.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
 from labkit.kernels.rope import frequencies, rope_split_cache, rope_table
-from labkit.models.blob import Blob, converted, is_bfloat16
+from labkit.models.blob import Blob, Later, converted, is_bfloat16
 from labkit.models.step import Inputs, Piece, Shape, Step
 
 # --- The shape of a model --------------------------------------------------------------------------------------------
@@ -250,21 +251,29 @@ def names_in(tensors: Mapping[str, np.ndarray], config: Config) -> dict[str, str
     return names
 
 
-def arranged(tensors: Mapping[str, np.ndarray], config: Config, dtype, arrange_gate_up: Callable,
-             ) -> dict[str, np.ndarray]:
+def arranged(tensors: Mapping[str, np.ndarray], config: Config, dtype, arrange_gate_up: Callable) -> dict[str, Later]:
     """The parameters as the launches want them: queries, keys and values as one product, "self_attn.qkv_proj", and the
-    MLP's two first ones as one, "mlp.gate_up_proj"."""
-    found = {}
-    for ours, theirs in names_in(tensors, config).items():
-        found[ours] = converted(tensors[theirs], np.dtype(dtype), is_bfloat16(tensors, theirs))
+    MLP's two first ones as one, "mlp.gate_up_proj". Each is read and arranged when it is copied to the device."""
+    names, expected, dtype = names_in(tensors, config), shapes(config), np.dtype(dtype)
+
+    def read(ours: str) -> np.ndarray:
+        return converted(tensors[names[ours]], dtype, is_bfloat16(tensors, names[ours]))
+
+    found = {ours: Later(expected[ours], dtype, functools.partial(read, ours)) for ours in names}
     for layer in range(config.num_hidden_layers):
         at = f"layers.{layer}."
         for kind in ("weight", "bias"):
             parts = [f"{at}self_attn.{part}_proj.{kind}" for part in "qkv"]
             if parts[0] in found:
-                found[f"{at}self_attn.qkv_proj.{kind}"] = np.concatenate([found.pop(part) for part in parts])
-        gate, up = (found.pop(f"{at}mlp.{part}_proj.weight") for part in ("gate", "up"))
-        found[f"{at}mlp.gate_up_proj.weight"] = arrange_gate_up(gate, up)
+                made = [found.pop(part).make for part in parts]
+                found[f"{at}self_attn.qkv_proj.{kind}"] = Later(
+                    (config.qkv, *expected[parts[0]][1:]), dtype,
+                    lambda made=made: np.concatenate([make() for make in made]))
+        gate, up = (found.pop(f"{at}mlp.{part}_proj.weight").make for part in ("gate", "up"))
+        if layer == 0:
+            shape = arrange_gate_up(gate(), up()).shape  # the same in all layers
+        found[f"{at}mlp.gate_up_proj.weight"] = Later(
+            shape, dtype, lambda gate=gate, up=up: arrange_gate_up(gate(), up()))
     return found
 
 
@@ -310,7 +319,7 @@ class Cache:
             raise ValueError(f"pages is {pages:,}; from 1 to {LARGEST // math.prod(shape[1:]):,} are allowed, for "
                              f"kernels index a layer with int32")
         self.pages, layers = pages, config.num_hidden_layers
-        self.memory = cuda.to_device(np.zeros(2 * layers * math.prod(shape), DTYPES[dtype]))
+        self.memory = zeros(2 * layers * math.prod(shape), DTYPES[dtype])
         size = math.prod(shape)
         parts = [self.memory[number * size : (number + 1) * size].reshape(shape) for number in range(2 * layers)]
         self.keys, self.values = parts[::2], parts[1::2]  # of each layer, (pages, K, PAGE, D)

@@ -84,3 +84,13 @@ def test_what_would_end_an_output_too_early_is_banned():
     scheduler.add(Request("a", [7], SamplingParams(min_tokens=2, stop_token_ids=[3]), stop_ids=(1,), max_length=12))
     scheduler.add(Request("b", [7], SamplingParams(), stop_ids=(1,), max_length=12))
     assert [builder.build(scheduler.schedule()).banned() for _ in range(3)] == [[(0, (3, 1))], [(0, (3, 1))], []]
+
+
+def test_a_builder_that_serves_another_engine_takes_none_of_its_sequences_for_the_former_ones():
+    """As after Ctrl-C, when the engine begins anew on the same runner."""
+    _, builder = begun()
+    other = Scheduler(BlockManager(8, 4), max_num_seqs=4, max_num_batched_tokens=5)
+    other.add(Request("c", [1, 2], SamplingParams(temperature=1.5), seed=9, max_length=12))
+    batch = builder.build(other.schedule())
+    assert [sequence.request.request_id for sequence in batch.fresh] == ["c"]
+    assert batch.temperature.tolist() == [1.5] and batch.seeds.tolist() == [[9, 0]]

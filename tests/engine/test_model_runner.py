@@ -10,8 +10,10 @@ pytest.importorskip("labkit.kernels.sampling")
 pytest.importorskip("labkit.kernels.penalties")
 
 from labkit._common.errors import UserError  # noqa: E402
+from labkit.device import launches  # noqa: E402
 from labkit.engine import LLM, SamplingParams  # noqa: E402
 from labkit.engine.model_runner import ModelRunner  # noqa: E402
+from labkit.measure.series.llama import decoding  # noqa: E402
 
 CONFIG = llama.Config(vocab_size=97, hidden_size=128, intermediate_size=192, num_hidden_layers=2,
                       num_attention_heads=4, num_key_value_heads=1, head_dim=32, max_position_embeddings=128,
@@ -99,3 +101,20 @@ def test_a_model_is_loaded_by_the_name_of_its_folder(model, tmp_path):
         LLM(tmp_path, dtype="float32", gpu_memory_utilization=2)
     with pytest.raises(UserError, match="tiny is a GPT2; the engine runs Llama and Qwen3"):
         LLM("tiny")
+
+
+def test_a_graph_runs_again_and_is_never_made_of_launches_that_were_only_looked_at(model):
+    runner = ModelRunner(model, num_pages=8, max_num_seqs=2, max_num_batched_tokens=8, max_model_len=96)
+    step = decoding(runner, 2, 20)
+    assert launches.planned(lambda: runner.launch(step))
+    with pytest.raises(KeyError):
+        runner.captured(2)
+    rng = np.random.default_rng(0)
+    runner.fill_cache(rng.standard_normal((8, 1, 16, 32)).astype(np.float32))
+    tokens = [sampled.token for sampled in runner.launch(step).tokens()]
+    graph, logits = runner.captured(2)
+    expected = logits.copy_to_host()
+    assert expected.argmax(axis=1).tolist() == tokens
+    logits.copy_to_device(np.zeros_like(expected))
+    graph.launch()
+    np.testing.assert_array_equal(logits.copy_to_host(), expected)

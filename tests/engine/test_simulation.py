@@ -1,7 +1,10 @@
 """Seats over time, without a model."""
 
 from collections import Counter
+from functools import partial
 
+from labkit.engine.block_manager import BlockManager
+from labkit.engine.contiguous import ContiguousBlocks
 from labkit.engine.scheduler import Scheduler, StaticScheduler
 from labkit.engine.simulation import Cell, Work, simulate
 
@@ -39,3 +42,21 @@ def test_what_is_preempted_is_computed_again():
     timeline = simulate([Work(8, 24), Work(8, 24)], max_num_seqs=2, num_pages=3, page_size=16)
     assert timeline.preemptions == 1 and max(timeline.held) == 2
     assert sum(cell.tokens for cell in timeline.cells) > 2 * 31
+
+
+def test_a_static_batch_is_filled_over_as_many_steps_as_its_prompts_take():
+    timeline = simulate([Work(8, 9) for _ in range(6)], StaticScheduler, max_num_seqs=4, max_num_batched_tokens=10)
+    begun = {}
+    for cell in timeline.cells:
+        begun.setdefault(cell.request, cell.step)
+    assert [begun[number] for number in range(4)] == [0, 0, 1, 2], "10 tokens a step"
+    assert begun[4] == max(timeline.ends[:4]) + 1, "the next batch waits for all of this one"
+
+
+def test_a_contiguous_cache_seats_fewer_in_the_same_memory():
+    work = [Work(10, 20) for _ in range(8)]
+    paged, contiguous = (simulate(work, max_num_seqs=8, num_pages=16, page_size=4, blocks=blocks)
+                         for blocks in (BlockManager, partial(ContiguousBlocks, longest=32)))
+    assert max(Counter(cell.step for cell in contiguous.cells).values()) == 2 and contiguous.steps == 4 * 20
+    assert max(Counter(cell.step for cell in paged.cells).values()) > 2 and paged.steps < contiguous.steps
+    assert set(contiguous.held) == {16}

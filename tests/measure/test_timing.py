@@ -59,7 +59,7 @@ def test_a_replay_is_timed_behind_another_and_divided_among_its_launches(monkeyp
     event = SimpleNamespace(record=lambda: done.append("event"))
     monkeypatch.setattr(measure_timing, "cuda", SimpleNamespace(
         event=lambda: event, synchronize=lambda: None, event_elapsed_time=lambda start, stop: next(elapsed)))
-    timing = measure_timing._time_replay(lambda: done.append("replay"), launches=3, runs=4)
+    timing = measure_timing.time_replay(lambda: done.append("replay"), launches=3, runs=4)
     assert (timing.p50, timing.runs) == (4.0, 4) and "in a CUDA graph" in timing.where
     assert done == ["replay", "event", "replay", "event"] * 6
 

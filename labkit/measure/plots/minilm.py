@@ -44,7 +44,7 @@ SIZE = 11.5  # of the type: on a phone a figure is shown at half its width
 FORM_COLOURS = {"packed": BLUE, "padded": ORANGE, "padded to 128": GREY}
 
 
-def _bars(title: str, place: str, names: Sequence[str], values: Sequence[float], texts: Sequence[str],
+def bars(title: str, place: str, names: Sequence[str], values: Sequence[float], texts: Sequence[str],
           colours: Sequence[str], x_label: str) -> CourseFigure:
     """A bar for each name, shorter is faster."""
     figure, (ax,) = new_figure([0.36 * len(names) + 0.15], title, f"{title}: " + "; ".join(
@@ -81,7 +81,7 @@ def _unit(times: Iterable[float]) -> tuple[float, str]:
 def forms(rows: Sequence[Mapping], place: str) -> CourseFigure:
     """rows: each with `work`, `form` and `us` a sentence."""
     scale, unit = _unit(row["us"] for row in rows)
-    return _bars("Time of a sentence, by the form of its batch", place,
+    return bars("Time of a sentence, by the form of its batch", place,
                  [f"{row['work']}, {row['form']}" for row in rows], [row["us"] / scale for row in rows],
                  [duration(row["us"]) for row in rows], [FORM_COLOURS[row["form"]] for row in rows],
                  f"{unit} a sentence")
@@ -115,7 +115,7 @@ def shares(series: Mapping, which: int = 0) -> CourseFigure:
     colours = [ORANGE if row["name"] == "attended" else GREY if "norm" in row["name"] or row["name"] in
                ("out", "embedding", "pooled") else BLUE for row in rows]
     shared, (scale, unit) = [us / sum(times) for us in times], _unit(times)
-    return _bars(f"What each launch takes: {batch} tokens", taken(series), names, [us / scale for us in times],
+    return bars(f"What each launch takes: {batch} tokens", taken(series), names, [us / scale for us in times],
                  [f"{duration(us)} ({'<1%' if share < 0.005 else f'{share:.0%}'})" for us, share in
                   zip(times, shared, strict=True)], colours,
                  f"{unit}, of {number(one['us'] / scale)} in all")
@@ -125,7 +125,7 @@ def ladder(series: Mapping, size: str) -> CourseFigure:
     """The steps at one size, such as "64 x 128"."""
     rows = series["steps"]
     values = [row["us"][size] for row in rows]
-    return _bars(f"The steps, {size.replace('x', 'sentences of')} tokens", taken(series),
+    return bars(f"The steps, {size.replace('x', 'sentences of')} tokens", taken(series),
                  [row["name"] for row in rows], values, [duration(us) for us in values], [BLUE] * len(rows),
                  "microseconds a sentence")
 

@@ -1,0 +1,62 @@
+"""The KV cache before there were pages: each sequence owns one piece of memory, as long as the longest sequence may be.
+
+    blocks = partial(ContiguousBlocks, longest=2_048)
+    llm = LLM(runner, blocks=blocks, enable_prefix_caching=False)
+
+Here such a piece is pages that lie side by side, so the same kernels read it. What it wastes: a sequence of n tokens
+holds longest - n places that nothing is written to, from its first step to its last; and no two sequences can share the
+beginning of a prompt. Of a memory of 4,096 pages 32 sequences of up to 2,048 tokens have their places, however short
+they are.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from labkit.engine.block_manager import BlockManager
+from labkit.engine.sequence import Sequence
+from labkit.kernels.attention.pages import PAGE
+
+
+class ContiguousBlocks(BlockManager):
+    """longest: in tokens, of any sequence. Pages that make no whole piece are never used."""
+
+    kept_for_each = 0  # whoever runs has all that it may need
+
+    def __init__(self, num_pages: int, page_size: int = PAGE, prefix_caching: bool = False, *, longest: int):
+        super().__init__(num_pages, page_size, prefix_caching=False)
+        self.longest, self.piece = longest, self.pages_for(longest)
+        if not 1 <= self.piece <= num_pages:
+            raise ValueError(f"longest is {longest:,} tokens, {self.piece:,} pages; from 1 to {num_pages:,} are there")
+        self._pieces = list(range(num_pages // self.piece))  # a heap of those that are free
+
+    @property
+    def num_free(self) -> int:
+        return len(self._pieces) * self.piece
+
+    def needed(self, sequence: Sequence, tokens: int, prefix: list[int]) -> int:
+        return self.piece
+
+    def take(self, sequence: Sequence, prefix: list[int]) -> None:
+        if sequence.request.max_length > self.longest:
+            raise ValueError(f"request {sequence.request.request_id} may become {sequence.request.max_length:,} tokens "
+                             f"long; longest is {self.longest:,}")
+        first = heapq.heappop(self._pieces) * self.piece
+        sequence.pages = list(range(first, first + self.piece))
+        for page in sequence.pages:
+            self._references[page] = 1
+
+    def missing(self, sequence: Sequence, tokens: int) -> int:
+        return 0
+
+    def grow(self, sequence: Sequence, tokens: int) -> None:
+        """There are places for all of its tokens already."""
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        raise ValueError(f"request {parent.request.request_id} has n > 1; without pages outputs cannot share a prompt")
+
+    def release(self, sequence: Sequence) -> None:
+        heapq.heappush(self._pieces, sequence.pages[0] // self.piece)
+        for page in sequence.pages:
+            self._references[page] = 0
+        sequence.pages, sequence.computed, sequence.registered = [], 0, 0

@@ -1,0 +1,328 @@
+"""The engine under load, and how long it takes to begin.
+
+    engine()            128 requests at once, prompts and outputs of 100 to 1,024 tokens; then the same in a quarter of
+                        the memory, with a contiguous cache and with pages, in static batches and continuously
+    engine_start()      from the start of a process to the first token of a checkpoint on disk
+
+In the shape of Llama 3.2 1B with random weights on a GPU; without one a tiny model and a few requests, which show that
+it works.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from labkit import device, measure
+from labkit.device import compile_ahead, launches
+from labkit.engine import LLM, SamplingParams
+from labkit.engine.block_manager import BlockManager
+from labkit.engine.contiguous import ContiguousBlocks
+from labkit.engine.model_runner import ModelRunner
+from labkit.engine.runner import Handle, Runner, buckets
+from labkit.engine.scheduler import Scheduler, StaticScheduler, Step
+from labkit.engine.sequence import Request
+from labkit.kernels.attention.pages import PAGE, pages_for
+from labkit.measure.series.llama import RandomTensors, config_here, random_model, say
+from labkit.models.llama import Config
+
+REQUESTS, SHORTEST, LONGEST = 128, 100, 1024
+SEATS, TOKENS = 128, 8192  # of the runner: sequences at a time, and rows of a step
+FIRST_RUN_S, RUN_S = 400, 90  # a process that takes longer is stopped
+POINTS = 60  # of a curve over the time of a run
+
+
+class Work(NamedTuple):
+    prompt: np.ndarray
+    output: int  # tokens
+
+
+def random_requests(count: int, shortest: int, longest: int, vocabulary: int, seed: int = 7) -> list[Work]:
+    """Prompts and outputs of lengths drawn uniformly from `shortest` to `longest`."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(shortest, longest + 1, (count, 2))
+    return [Work(rng.integers(0, vocabulary, prompt), int(output)) for prompt, output in lengths]
+
+
+# --- A runner that is watched ----------------------------------------------------------------------------------------
+
+
+class Watched:
+    """A runner that notes when each step was launched, what was in it, and how long the host waited for its tokens.
+
+    num_pages: fewer than it has."""
+
+    def __init__(self, runner: Runner, num_pages: int | None = None):
+        self.runner, self.num_pages = runner, num_pages or runner.num_pages
+        self.page_size, self.max_model_len = runner.page_size, runner.max_model_len
+        self.waited = 0.0
+        self.steps: list[tuple[float, int, int, int, int]] = []  # time, sequences, rows, tokens in the cache, pages
+        self.spans: dict[int, list] = {}  # admission -> seat, number of the request, begin, end
+        self.pages_held: Callable[[], int] = lambda: 0
+
+    def launch(self, step: Step) -> Handle:
+        now = time.perf_counter()
+        for sequence in (chunk.sequence for chunk in step.chunks):
+            span = self.spans.get(sequence.admission)
+            if span is None:
+                self.spans[sequence.admission] = [sequence.seat, int(sequence.request.request_id), now, now]
+            else:
+                span[3] = now
+        self.steps.append((now, len(step.chunks), step.tokens, sum(chunk.sequence.computed for chunk in step.chunks),
+                           self.pages_held()))
+        return _Waiting(self, self.runner.launch(step))
+
+
+class _Waiting:
+    def __init__(self, watched: Watched, handle: Handle):
+        self._watched, self._handle = watched, handle
+
+    def tokens(self):
+        began = time.perf_counter()
+        found = self._handle.tokens()
+        self._watched.waited += time.perf_counter() - began
+        return found
+
+
+# --- Requests --------------------------------------------------------------------------------------------------------
+
+
+def serve(runner: Runner, work: Sequence[Work], *, seats: int, budget: int, num_pages: int | None = None,
+          scheduler: type[Scheduler] = Scheduler, blocks: Callable[..., BlockManager] = BlockManager) -> dict:
+    """All requests at once, greedily, each to the end of its output: rates, times, and what happened over the run."""
+    watched = Watched(runner, num_pages)
+    llm = LLM(watched, max_num_seqs=seats, max_num_batched_tokens=budget, enable_prefix_caching=False,
+              scheduler=scheduler, blocks=blocks)
+    engine = llm.engine
+    watched.pages_held = lambda: engine.blocks.num_pages - engine.blocks.num_free
+    began = time.perf_counter()
+    requests = [engine.add_request(str(number), one.prompt, SamplingParams(temperature=0, ignore_eos=True,
+                                                                          max_tokens=one.output))
+                for number, one in enumerate(work)]
+    firsts, gaps = _run(engine, requests, began)
+    seconds = time.perf_counter() - began
+    stats, steps = llm.stats(), np.array(watched.steps)
+    generated = sum(one.output for one in work)
+    if stats.generated != generated:
+        raise RuntimeError(f"{stats.generated:,} tokens came out; {generated:,} were asked for")
+    ends = [*steps[1:, 0], began + seconds]
+    per_step = 1000 * np.diff([*steps[:, 0], began + seconds])
+    computed, places = steps[:, 3].sum(), steps[:, 4].sum() * runner.page_size
+    found = {
+        "seats": seats, "budget": budget, "pages": watched.num_pages, "seconds": seconds,
+        "tokens_per_second": generated / seconds, "steps": stats.steps, "rows": stats.tokens,
+        "mean_sequences": float(steps[:, 1].mean()), "most_sequences": int(steps[:, 1].max()),
+        "idle_seats": 1 - float(steps[:, 1].sum() / (len(steps) * seats)),
+        "preemptions": stats.preemptions, "most_pages": stats.most_pages,
+        "page_use": stats.most_pages / watched.num_pages, "filled": float(computed / places),
+        "host_share": 1 - watched.waited / seconds,
+        "first_token_ms": _percentiles([1000 * each for each in firsts]),
+        "between_tokens_ms": _percentiles([1000 * each for each in gaps]),
+        "step_ms": _percentiles(per_step),
+    }
+    chosen = np.unique(np.linspace(0, len(steps) - 1, min(POINTS, len(steps))).round().astype(int))
+    found["over_time"] = {"seconds": [round(float(ends[at]) - began, 4) for at in chosen],
+                          "sequences": [int(steps[at, 1]) for at in chosen],
+                          "held_pages": [int(steps[at, 4]) for at in chosen]}
+    spans = sorted(watched.spans.values(), key=lambda span: (span[0], span[2]))
+    found["spans"] = {"seat": [span[0] for span in spans], "request": [span[1] for span in spans],
+                      "begin": [round(span[2] - began, 4) for span in spans],
+                      "end": [round(span[3] - began, 4) for span in spans]}
+    return found
+
+
+def _run(engine, requests: list[Request], began: float) -> tuple[list[float], list[float]]:
+    """(seconds to each request's first token, seconds between its tokens): until all have ended."""
+    firsts, gaps = [], []
+    open_requests = [[request.sequences[0], 0, began] for request in requests]  # tokens so far, time of the last one
+    while engine.has_unfinished_requests():
+        engine.step(final_only=True)
+        now, ended = time.perf_counter(), False
+        for one in open_requests:
+            sequence, count, last = one
+            if sequence.output_length > count:
+                (gaps if count else firsts).append(now - last)
+                one[1], one[2] = count + 1, now
+                ended = ended or sequence.finish_reason is not None
+        if ended:
+            open_requests = [one for one in open_requests if one[0].finish_reason is None]
+    return firsts, gaps
+
+
+def _percentiles(values) -> dict:
+    p50, p90, p99 = (float(each) for each in np.percentile(values, (50, 90, 99)))
+    return {"p50": p50, "p90": p90, "p99": p99}
+
+
+# --- The series ------------------------------------------------------------------------------------------------------
+
+
+class Plan(NamedTuple):
+    """A run: with the memory of so many pages, and in the scheduler's and the cache's way."""
+
+    name: str
+    seats: int
+    budget: int
+    pages: int
+    scheduler: type[Scheduler] = Scheduler
+    contiguous: bool = False
+
+
+def plans(seats: int, budget: int, longest: int) -> list[Plan]:
+    """Memory for all sequences; then a quarter of it, of which a contiguous cache makes a quarter of the seats."""
+    piece = pages_for(longest)
+    few = max(2, seats // 4)
+    part = piece * few
+    return [Plan("all at once", seats, budget // 4, piece * seats),
+            Plan("all at once, larger steps", seats, budget, piece * seats),
+            Plan("contiguous, static", few, budget // 4, part, StaticScheduler, True),
+            Plan("contiguous, continuous", few, budget // 4, part, Scheduler, True),
+            Plan("pages, static", seats, budget // 4, part, StaticScheduler),
+            Plan("pages, continuous", seats, budget // 4, part)]
+
+
+def engine(count: int | None = None, shortest: int | None = None, longest: int | None = None,
+           seats: int | None = None, budget: int | None = None) -> dict:
+    """`count` requests at once: tokens out a second, times to the first and between tokens, steps, memory."""
+    count, seats = count or device.pick(gpu=REQUESTS, cpu=6), seats or device.pick(gpu=SEATS, cpu=8)
+    shortest, longest = shortest or device.pick(gpu=SHORTEST, cpu=3), longest or device.pick(gpu=LONGEST, cpu=16)
+    budget = budget or device.pick(gpu=TOKENS, cpu=64)
+    config, model = config_here(), random_model()
+    work = random_requests(count, shortest, longest, config.vocab_size)
+    runner = ModelRunner(model, num_pages=seats * pages_for(2 * longest), max_num_seqs=seats,
+                         max_num_batched_tokens=budget, max_model_len=2 * longest)
+    say(f"engine: {ready(runner, budget)} kernels compiled")
+    rng = np.random.default_rng(8)  # every size of batch once, so that its graph is captured
+    serve(runner, [Work(rng.integers(0, config.vocab_size, 2), 2 + number) for number in range(
+        min(seats, 2 * longest - 4))], seats=seats, budget=budget)
+    say("engine: graphs captured")
+    rows = []
+    for plan in plans(seats, budget, 2 * longest):
+        blocks = functools.partial(ContiguousBlocks, longest=2 * longest) if plan.contiguous else BlockManager
+        row = serve(runner, work, seats=plan.seats, budget=plan.budget, num_pages=plan.pages,
+                    scheduler=plan.scheduler, blocks=blocks)
+        rows.append({"name": plan.name, **row})
+        say(f"engine: {plan.name}: {row['tokens_per_second']:,.0f} tokens/s in {row['seconds']:.1f} s, "
+            f"{row['steps']:,} steps, {row['mean_sequences']:.1f} sequences a step, host {row['host_share']:.0%}, "
+            f"first token p50 {row['first_token_ms']['p50']:.0f} ms, between tokens p50 "
+            f"{row['between_tokens_ms']['p50']:.2f} p99 {row['between_tokens_ms']['p99']:.2f} ms")
+    return measure.stamped({
+        "weights": "random", "shape": config.size, "requests": count, "shortest": shortest, "longest": longest,
+        "prompt_tokens": sum(len(one.prompt) for one in work), "output_tokens": sum(one.output for one in work),
+        "page_tokens": PAGE, "rows": rows})
+
+
+def ready(runner: ModelRunner, budget: int) -> int:
+    """Compiles, side by side, what steps of all sizes launch; how many kernels that were."""
+    needed: dict[tuple, None] = {}
+    seats = runner.max_num_seqs
+    rows = [2, 8, 16, 17, 32, 33, *range(64, budget + 1, 64)]
+    shapes = [[1] * size for size in buckets(seats)] + [_pieces(size, runner.max_model_len // 2) for size in rows]
+    for lengths in (*shapes, [1] * min(seats - 1, budget - 2) + [2]):
+        if len(lengths) <= seats:
+            step = _step_of(runner, lengths)
+            needed |= dict.fromkeys(launches.needed(lambda step=step: runner.launch(step)))
+    return compile_ahead.prepare(needed)
+
+
+def _pieces(rows: int, longest: int) -> list[int]:
+    """So many rows as prompts of at most `longest` tokens."""
+    return [longest] * (rows // longest) + ([rows % longest] if rows % longest else [])
+
+
+def _step_of(runner: ModelRunner, lengths: Sequence[int]) -> Step:
+    """A step in which new sequences compute so many tokens each."""
+    scheduler = Scheduler(BlockManager(runner.num_pages, runner.page_size, False), max_num_seqs=len(lengths),
+                          max_num_batched_tokens=sum(lengths))
+    for number, length in enumerate(lengths):
+        scheduler.add(Request(str(number), [0] * length, SamplingParams(temperature=0, max_tokens=1),
+                              max_length=length + 1))
+    return scheduler.schedule()
+
+
+# --- From the start of a process to the first token ------------------------------------------------------------------
+
+CHILD = """
+import json, sys, time
+began = time.perf_counter()
+from labkit.engine import LLM, SamplingParams
+imported = time.perf_counter()
+llm = LLM(sys.argv[1])
+loaded = time.perf_counter()
+output = next(llm.stream(sys.argv[2], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)))
+print(json.dumps({"tokens": len(output.outputs[0].token_ids), "prompt_tokens": len(output.prompt_token_ids),
+                  "pages": llm.stats().pages, "import_s": imported - began, "load_s": loaded - imported,
+                  "first_token_s": time.perf_counter() - loaded}), flush=True)
+"""
+
+
+def write_checkpoint(folder: Path, config: Config) -> int:
+    """config.json, model.safetensors in bfloat16, and a tokenizer of the words w0, w1, ...; the weights' bytes."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    entries = asdict(config) | {"model_type": "llama", "hidden_act": "silu", "torch_dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(entries), encoding="utf-8")
+    words = Tokenizer(models.WordLevel({f"w{number}": number for number in range(config.vocab_size)}, "w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(folder / "tokenizer.json"))
+    tensors = RandomTensors(config)
+    header = json.dumps({name: {"dtype": one.dtype, "shape": one.shape, "data_offsets": [one.begin, one.end]}
+                         for name, one in tensors.entries.items()}).encode()
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for name in tensors:
+            tensors[name].tofile(file)
+    return max(one.end for one in tensors.entries.values())
+
+
+def engine_start(runs: int = 2) -> dict:
+    """Seconds from the start of a process to the first token: `first_run` compiles what no cache has kept, `seconds` is
+    the second. The file was just written, so that it lies in the host's memory."""
+    config, found = config_here(), []
+    prompt = " ".join(f"w{number}" for number in np.random.default_rng(9).integers(0, config.vocab_size, 12))
+    with tempfile.TemporaryDirectory(prefix="labkit-checkpoint-") as name:
+        nbytes = write_checkpoint(Path(name), config)
+        say(f"engine_start: a checkpoint of {nbytes / 1e9:.2f} GB written")
+        for run in range(runs):
+            found.append(_started([name, prompt], RUN_S if run else FIRST_RUN_S))
+            say(f"engine_start: run {run + 1}: {found[-1]}")
+    last = found[-1]
+    return measure.stamped({"weights": "random", "shape": config.size, "bytes": nbytes, "prompt": len(prompt.split()),
+                            "seconds": last.pop("seconds"), "parts": last,
+                            "first_run_seconds": found[0].get("seconds")})
+
+
+def _started(arguments: list[str], limit_s: float) -> dict:
+    """The child's own times, and from its start until its line came."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                   "LABKIT_DEVICE": device.kind()}
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
+        began = time.perf_counter()
+        child = subprocess.Popen([sys.executable, "-c", CHILD, *arguments], stdout=subprocess.PIPE, stderr=errors,
+                                 text=True, env=environment)
+        limit = threading.Timer(limit_s, child.kill)
+        limit.start()
+        try:
+            line = child.stdout.readline()
+            seconds = time.perf_counter() - began
+            status = child.wait()
+        finally:
+            limit.cancel()
+            child.stdout.close()
+        if not line.strip():
+            errors.seek(0)
+            raise RuntimeError(f"no first token; the process ended with {status} after {seconds:.0f} s: "
+                               f"{errors.read()[-800:]}")
+    return {"seconds": seconds, **json.loads(line)}
