@@ -1,6 +1,6 @@
 """The figures of lesson 18, in the course's style.
 
-    rotations(frequencies, pairs)          how far some pairs of a head have turned at each position
+    rotations(frequencies, pairs)          some pairs of a head, rotated as at each position
     wavelengths(plain, scaled, ...)        the wavelength of every pair, as it is and as llama3 scaling changes it
     head_weights(tokens, weights)          which tokens each query head reads from, one panel for each head
 """
