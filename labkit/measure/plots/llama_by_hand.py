@@ -140,8 +140,9 @@ def head_weights(tokens: Sequence[str], weights: np.ndarray, shared: int) -> Cou
             shown = np.where(np.tril(np.ones((count, count))) > 0, each, np.nan)
             draw_box(ax, x, y, side, side, fill=PALE[GREY], edge="none")
             ax.imshow(shown, cmap=colours, vmin=0, vmax=1, interpolation="nearest", aspect="auto",
-                      extent=(x, x + side, y + side, y))
-            ax.plot([x, x + side, x + side, x, x], [y, y, y + side, y + side, y], color=GREY, linewidth=0.8)
+                      extent=(x, x + side, y + side, y), zorder=2)
+            ax.plot([x, x + side, x + side, x, x], [y, y, y + side, y + side, y], color=GREY, linewidth=0.8,
+                    zorder=3)
             cell = side / count
             if head % ACROSS == 0:
                 for t, name in enumerate(names):
