@@ -585,17 +585,20 @@ for name, kind in (("a Qwen3", qwen3.Qwen3), ("with a Llama's launches", Llama))
 # is the configuration, which has to refuse what it would compute wrongly: an unknown scaling, a bias, a window of
 # attention.
 #
-# How fast are these kernels? Here is what has been recorded for the shape of Llama 3.2 1B: the fastest rung, and how
-# much it reaches of the bound that its bytes or its flops set.
+# How fast are these kernels? Here is what has been recorded for the shape of Llama 3.2 1B: the fastest rung, how much it
+# reaches of the bound that its bytes or its flops set, and PyTorch beside it.
 
 # %%
-for name in ("token_embedding_bf16", "rmsnorm_bf16", "add_rmsnorm_bf16", "rope_split_cache_bf16", "swiglu_bf16",
-             "linear_swiglu"):
+for name in ("token_embedding_bf16", "rmsnorm_bf16", "add_rmsnorm_bf16", "rope_split_cache_bf16",
+             "linear_swiglu", "lm_head"):
     ladder = measure.recorded_ladder(name, gpu="NVIDIA H200")
-    rungs = [row for row in ladder.rows if row.kind == "rung" and row.fraction] if ladder else []
-    row = min(rungs, key=lambda row: row.ms, default=None)
-    print(f"{name:24}" + (f"{row.ms * 1e3:8.1f} us{row.fraction:6.0%}  {row.name}, {ladder.size}" if row
-                          else "not recorded on the H200 yet"))
+    if ladder is None:
+        print(f"{name}: not recorded on the H200 yet")
+        continue
+    best = min((row for row in ladder.rows if row.kind == "rung"), key=lambda row: row.timing.p50)
+    theirs = [f"PyTorch {row.timing.p50 * 1e3:.1f} us" for row in ladder.rows if row.kind == "baseline"]
+    print(f"{name}, {', '.join(f'{axis} {length:,}' for axis, length in ladder.size.items())}\n"
+          f"    {best.name:28}{best.timing.p50 * 1e3:8.1f} us, {best.fraction:.0%} of the bound;  {'; '.join(theirs)}")
 
 # %% [markdown]
 # ## What was implemented
