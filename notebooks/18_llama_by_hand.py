@@ -585,8 +585,8 @@ for name, kind in (("a Qwen3", qwen3.Qwen3), ("with a Llama's launches", Llama))
 # is the configuration, which has to refuse what it would compute wrongly: an unknown scaling, a bias, a window of
 # attention.
 #
-# How fast are these kernels? Here is what has been recorded for the shape of Llama 3.2 1B: the fastest rung, how much it
-# reaches of the bound that its bytes or its flops set, and PyTorch beside it.
+# How fast are these kernels? Here is what has been recorded for the shape of Llama 3.2 1B: the fastest rung, how much
+# it reaches of the bound that its bytes or its flops set, and PyTorch beside it.
 
 # %%
 for name in ("token_embedding_bf16", "rmsnorm_bf16", "add_rmsnorm_bf16", "rope_split_cache_bf16",
