@@ -119,7 +119,7 @@ check("gated_product", gated_product)
 #
 # Llama 3.1 8B has 32 layers, 32 heads of queries, 8 heads of keys and values, heads of 128 numbers, and θ = 500,000.
 # Its llama3 scaling was made for a first training with 8,192 positions: pairs that turn at least four times in these
-# are kept, pairs that do not complete one turn are slowed down by a factor of 8, and the rest are mixed. Numbers are
+# are kept, pairs that do not complete one turn are slowed down by a factor of 8, and the rest lie between. Numbers are
 # bfloat16. How many bytes does a token leave in the cache? How many whole tokens fit into 16,000,000,000 bytes, and how
 # many would fit if there were as many heads of keys as of queries? How many of the 64 pairs are kept, and how many are
 # slowed down by the whole factor? And how many launches does this model make for a prompt, in the forms of the lesson?
@@ -197,7 +197,8 @@ def attend_grouped(q, keys, values, out):
 check("attend_grouped", attend_grouped)
 
 # %% [markdown]
-# Last, the real one. This is the model of the lesson with your norm and your rotation, and the answer to its question.
+# Last, the real one. This is the model of the lesson with your norm and your rotation, and the beginning of its answer.
+# (The engine of lesson 21 takes such a model, too.)
 
 # %%
 from labkit.models.llama import Alone

@@ -17,6 +17,8 @@ from labkit.course.yours.launchers import llama_kernels
 from labkit.course.yours.places import ENCODER, LLAMA
 from labkit.course.yours.places import GPT2 as GPT2_PLACE
 from labkit.course.yours.steps import _step
+from labkit.engine import LLM, SamplingParams
+from labkit.engine.model_runner import ModelRunner
 from labkit.models import llama as llama_file
 from labkit.models import qwen3
 from labkit.models.gpt2 import GPT2, Config, Decoder, Workspace, shapes
@@ -149,6 +151,16 @@ def test_a_llama_with_kernels_writes_the_same(solutions, llama):
 @functools.cache
 def alones(model):
     return Alone(model, context=16)
+
+
+@pytest.mark.sweep
+def test_the_engine_runs_a_llama_with_kernels(solutions, llama):
+    tokens = []
+    for model in (llama, with_kernels(llama, solutions)):
+        engine = LLM(ModelRunner(model, num_pages=8, max_num_seqs=2, max_num_batched_tokens=8))
+        params = SamplingParams(temperature=0, max_tokens=6)
+        tokens.append([output.outputs[0].token_ids for output in engine.generate([[3, 1, 4, 1, 5], [9, 2]], params)])
+    assert tokens[0] == tokens[1]
 
 
 def test_a_llamas_part_without_an_exercise_and_another_number_format(solutions, llama):
