@@ -542,9 +542,9 @@ for mistake, layers in ((None, ()), (from_one, every), (another_theta, (3,)), (n
 # %% [markdown]
 # Counting from 1 moves every query and every key, and parity objects in the first layer. The logits hardly move,
 # because only distances count: what is left is rounding. It is still a bug, which shows as soon as another program
-# continues with these keys. The other two are named with their layer, `layers.3.q`. And yet no mistake changes the
-# first token: a trained model is sure of how its answer begins. Only the last one shows after a few words, and those
-# are good English. A test that looks at a model's answers would have let two of the three pass.
+# continues with these keys. The other two are named with their layer, `layers.3.q`. And yet all three answers begin
+# with the same words. A trained model is sure of what it knows by heart, and a test that looks at such an answer would
+# let every one of these mistakes pass.
 #
 # ## The first right token
 #
@@ -648,6 +648,8 @@ for name in ("token_embedding_bf16", "rmsnorm_bf16", "add_rmsnorm_bf16", "rope_s
 # - Ask another question. Which token comes second, and how close is it?
 # - Load the model with `dtype="float32"` and count positions from 1 again. How far do the logits move now?
 # - Leave out the division by the root of D in the attention above. Which of the heads change most?
+# - Pair neighbours in each of the other layers, one at a time, and print sixty tokens. Which mistake leaves the whole
+#   answer as it is, and which spoils it?
 # - Swap gate and up in `arrange_gate_up`, and let `parity` find it.
 #
 # In the exercises for this lesson you write an RMSNorm and a rotation that then run in a Llama, and grouped-query
