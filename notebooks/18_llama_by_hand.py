@@ -585,7 +585,8 @@ show_source(qwen3.Qwen3)
 
 # %%
 small = qwen3.Config(vocab_size=61, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-                     num_attention_heads=4, num_key_value_heads=2, head_dim=32)
+                     num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+                     rms_norm_eps=1e-5)
 rng = np.random.default_rng(3)
 tensors = {f"model.{name}" if name != llama.HEAD else name:
            (("norm" in name) + rng.standard_normal(size) / np.sqrt(size[-1])).astype(np.float32)
