@@ -9,6 +9,7 @@ The library transformers runs it, in Jinja's sandbox: a template comes with a mo
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +65,9 @@ class ChatTemplate:
         if not messages:
             raise UserError("the conversation has no message")
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it says that it found no PyTorch
-        from transformers.utils.chat_template_utils import render_jinja_template
+        with warnings.catch_warnings():  # tqdm's, in a notebook without widgets
+            warnings.simplefilter("ignore")
+            from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
             (text,), _ = render_jinja_template([list(messages)], chat_template=self.text, add_generation_prompt=answer,

@@ -1,5 +1,6 @@
 """Kernels of the exercises in the model: each has its place, and a wrong one is found at the step that it breaks."""
 
+import functools
 import shutil
 
 import nbformat
@@ -7,22 +8,33 @@ import numpy as np
 import pytest
 
 from labkit import cuda
+from labkit._common.errors import UserError
 from labkit.course import exercises, yours
 from labkit.course import registry as course
 from labkit.course import workbooks as workbook
 from labkit.course.yours import PARTS, PLACES, block_parity, one_by_one, with_kernels
+from labkit.course.yours.launchers import llama_kernels
+from labkit.course.yours.places import ENCODER, LLAMA
+from labkit.course.yours.places import GPT2 as GPT2_PLACE
 from labkit.course.yours.steps import _step
+from labkit.engine import LLM, SamplingParams
+from labkit.engine.model_runner import ModelRunner
+from labkit.models import llama as llama_file
+from labkit.models import qwen3
 from labkit.models.gpt2 import GPT2, Config, Decoder, Workspace, shapes
 from labkit.models.gpt2_block import FUSED, Kernels, Shape, separately
 from labkit.models.gpt2_reference import parity
+from labkit.models.llama import Alone, Llama
 
 SMALL = Shape(width=24, heads=3, inner=40)
 HEADS_OF_64 = Shape(width=64, heads=1, inner=40)
 TINY = Config(vocab_size=23, n_positions=16, n_embd=24, n_layer=2, n_head=3)
 IDS = [3, 1, 4, 1, 5, 9, 2]
 OUTSIDE = ("embedding", "append_to_cache", "logits", "argmax")  # of a block without a cache
-IN_A_BLOCK = [place for place in PLACES if not place.in_encoder and place.part not in OUTSIDE]
-IN_AN_ENCODER = [place for place in PLACES if place.in_encoder]
+IN_A_BLOCK = [place for place in PLACES if place.model == GPT2_PLACE and place.part not in OUTSIDE]
+IN_AN_ENCODER = [place for place in PLACES if place.model == ENCODER]
+IN_A_LLAMA = [place for place in PLACES if place.model == LLAMA]
+PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6]]
 SENTENCES = [[3, 1, 4, 1, 5], [], [9, 2], [6]]
 
 
@@ -45,6 +57,11 @@ def model():
 @pytest.fixture(scope="module")
 def encoder():
     return yours.small_encoder()
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return yours.small_llama()
 
 
 @pytest.fixture
@@ -87,7 +104,7 @@ def test_each_answer_alone_and_all_together_in_a_model(solutions, model):
     found = one_by_one(solutions, model, IDS)
     assert found.passed
     assert [name for name, _, _ in found.runs] == [
-        *(place.exercise for place in PLACES if not place.in_encoder and place.part not in ("argmax", "one_head")),
+        *(place.exercise for place in PLACES if place.model == GPT2_PLACE and place.part not in ("argmax", "one_head")),
         "all together"]
     assert "attend_warp is left out: it is for heads of 64 numbers, and here a head has 8." in found.table()["notes"]
 
@@ -107,6 +124,65 @@ def test_each_answer_alone_and_all_together_in_an_encoder(solutions, encoder):
     computed = {row[0]: row[1] for row in found.runs[-1][2].table()["rows"]}
     assert computed["layer.0.attended"] == "attend_packed" and computed["layer.1.out"] == "add_norm"
     assert computed["layer.1.gelu"] == "the model's own"
+
+
+def test_each_answer_alone_and_all_together_in_a_llama(solutions, llama):
+    found = one_by_one(solutions, llama, PROMPTS)
+    assert found.passed
+    assert [name for name, _, _ in found.runs] == [*(place.exercise for place in IN_A_LLAMA), "all together"]
+    notes = found.table()["notes"]
+    assert any(note.startswith("saxpy, add_row") and note.endswith("have their places in a GPT-2.") for note in notes)
+    assert any(note.startswith("mean_pool") and note.endswith("in a sentence encoder.") for note in notes)
+    computed = {row[0]: row[1] for row in found.runs[-1][2].table()["rows"]}
+    assert computed["layers.0.input_norm"] == computed["layers.1.post_norm"] == computed["norm"] == "rmsnorm_block"
+    assert computed["layers.0.q"] == computed["layers.1.keys"] == "rope_heads"
+    assert computed["layers.1.values"] == computed["logits"] == "the model's own"
+
+
+def test_a_llama_with_kernels_writes_the_same(solutions, llama):
+    other = with_kernels(llama, solutions)
+    assert other.weights is llama.weights and other.kernels.rmsnorm is not llama.kernels.rmsnorm
+    assert other.kernels.linear is llama.kernels.linear
+    for ids in ([3, 1, 4], [1], [5]):
+        pair = [alone(ids).copy_to_host() for alone in (alones(llama), alones(other))]
+        np.testing.assert_allclose(*pair, atol=1e-4)
+
+
+@functools.cache
+def alones(model):
+    return Alone(model, context=16)
+
+
+@pytest.mark.sweep
+def test_the_engine_runs_a_llama_with_kernels(solutions, llama):
+    tokens = []
+    for model in (llama, with_kernels(llama, solutions)):
+        engine = LLM(ModelRunner(model, num_pages=8, max_num_seqs=2, max_num_batched_tokens=8))
+        params = SamplingParams(temperature=0, max_tokens=6)
+        tokens.append([output.outputs[0].token_ids for output in engine.generate([[3, 1, 4, 1, 5], [9, 2]], params)])
+    assert tokens[0] == tokens[1]
+
+
+def test_a_llamas_part_without_an_exercise_and_another_number_format(solutions, llama):
+    def attention(q, keys, values, page_table, lengths, scale, out, stream=0):
+        calls.append((q.shape, float(scale)))
+        llama.kernels.paged_decode(q, keys, values, page_table, lengths, out, scale, None, stream=stream)
+
+    calls = []
+    steps = yours.model_parity(llama, PROMPTS, llama_kernels({"paged_attention": attention}, llama.kernels))
+    assert steps.passed and calls[-1] == ((3, 4, 32), pytest.approx(32**-0.5))
+    half = Llama(llama.config, llama.tensors, "bfloat16")
+    with pytest.raises(UserError, match="compute in float32, and this model in bfloat16"):
+        with_kernels(half, solutions)
+
+
+def test_the_rotation_of_a_qwen3_stays_its_own(solutions):
+    config = qwen3.Config(vocab_size=23, hidden_size=32, intermediate_size=40, num_hidden_layers=1,
+                          num_attention_heads=2, num_key_value_heads=1, head_dim=32, tie_word_embeddings=True)
+    rng = np.random.default_rng(0)
+    tensors = {name: (("norm" in name) + rng.standard_normal(shape) / 6).astype(np.float32)
+               for name, shape in llama_file.shapes(config).items()}
+    assert yours.model_parity(qwen3.Qwen3(config, tensors, "float32"), PROMPTS, solutions).check()
 
 
 def test_an_encoder_with_kernels_has_the_same_embeddings(solutions, encoder):
@@ -172,15 +248,17 @@ def test_a_step_names_the_kernels_in_it(solutions):
 @pytest.mark.sampled(3)
 @pytest.mark.cpu_device  # on a GPU a mistake may wait for ever
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.exercise)
-def test_a_known_mistake_is_found_at_its_step(place, model, encoder):
+def test_a_known_mistake_is_found_at_its_step(place, model, encoder, llama):
     """Each wrong answer of the exercise, put in unchecked. Those that show at these sizes show at the part's steps."""
     if place.part == "argmax":
         pytest.skip("computes no activation")
     places, caught = PARTS[place.part][1], 0
     for mistake, kernel in exercises.find(place.exercise).wrong.items():
         mine = yours.answers(checked=False, **{place.exercise: kernel})
-        if place.in_encoder:
+        if place.model == ENCODER:
             steps = yours.model_parity(encoder, SENTENCES, mine)
+        elif place.model == LLAMA:
+            steps = yours.model_parity(llama, PROMPTS, mine)
         elif place.part in OUTSIDE:
             steps = yours.model_parity(model, IDS, mine)
         else:

@@ -16,7 +16,8 @@ from labkit.kernels.gelu import gelu_sigmoid_form
 from labkit.kernels.linear.projection import add_bias_kernel
 from labkit.kernels.pooling import l2_normalize
 from labkit.kernels.residual_add import residual_add_vectorized
-from labkit.models import minilm
+from labkit.kernels.rope import rope_table
+from labkit.models import llama, minilm
 from labkit.models.gpt2 import Kernels
 from labkit.models.gpt2_block import FUSED
 
@@ -55,6 +56,50 @@ def encoder_kernels(parts: Mapping[str, Callable], own: minilm.Kernels) -> minil
     if add_layernorm := parts.get("add_layernorm"):
         chosen["add_layernorm"] = lambda *arrays, epsilon, stream=0: add_layernorm(*arrays, stream=stream)
     return replace(own, **chosen)
+
+
+def llama_kernels(parts: Mapping[str, Callable], own: llama.Kernels) -> llama.Kernels:
+    """The launchers of a Llama in float32 with these in their places; the rest is `own`."""
+    chosen = {}
+    if norm := parts.get("rmsnorm"):
+
+        def rmsnorm(x, weight, out, eps, stream=0):
+            norm(x, weight, np.float32(eps), out, stream=stream)
+
+        def add_rmsnorm(x, residual, weight, out, eps, stream=0):
+            residual_add_vectorized(x, residual, residual, stream=stream)
+            norm(residual, weight, np.float32(eps), out, stream=stream)
+
+        chosen |= {"rmsnorm": rmsnorm, "add_rmsnorm": add_rmsnorm}
+    if rope := parts.get("rope"):
+
+        def rope_split_cache(qkv, table, positions, slots, q, keys, values, q_norm=None, k_norm=None, stream=0,
+                             **options):
+            """Rotated where they lie in qkv, then split by the model's own launch, which rotates by angles of 0."""
+            if q_norm is not None:  # a Qwen3 has norms before the rotation, which no exercise computes
+                own.rope_split_cache(qkv, table, positions, slots, q, keys, values, q_norm, k_norm, stream=stream,
+                                     **options)
+                return
+            tokens, heads, size = q.shape
+            shared = keys.shape[1]
+            rotated = qkv.reshape(tokens, heads + 2 * shared, size)[:, : heads + shared]
+            rope(rotated, table, positions, rotated, stream=stream)
+            own.rope_split_cache(qkv, *_unrotated(tokens, size), slots, q, keys, values, stream=stream, **options)
+
+        chosen["rope_split_cache"] = rope_split_cache
+    if attention := parts.get("paged_attention"):
+
+        def paged_decode(q, keys, values, page_table, contexts, out, scale, parts, stream=0):
+            attention(q, keys, values, page_table, contexts, np.float32(scale), out, stream=stream)
+
+        chosen["paged_decode"] = paged_decode
+    return replace(own, **chosen)
+
+
+@functools.cache
+def _unrotated(tokens: int, size: int) -> tuple:
+    """A table of one position, whose angles are 0, and that position for each token."""
+    return cuda.to_device(rope_table(1, size, 10_000.0)), cuda.to_device(np.zeros(tokens, np.int32))
 
 
 def linear_of(parts: Mapping[str, Callable]) -> Callable:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+GPT2, ENCODER, LLAMA = "a GPT-2", "a sentence encoder", "a Llama"
 LINEAR = ("attn.c_attn", "attn.added", "mlp.gelu", "out")  # the steps that end a linear layer
 
 
@@ -26,9 +27,9 @@ class Place:
     head: int | None = None
 
     @property
-    def in_encoder(self) -> bool:
-        """Whether its model is a sentence encoder, and not a GPT-2."""
-        return self.part in ENCODER_PARTS
+    def model(self) -> str:
+        """The kind of model that it is a part of: GPT2, ENCODER or LLAMA."""
+        return ENCODER if self.part in ENCODER_PARTS else LLAMA if self.part in LLAMA_PARTS else GPT2
 
 
 # The parts of a sentence encoder, as PARTS has those of a GPT-2; labkit.models.minilm_reference names the steps. Called
@@ -40,6 +41,15 @@ ENCODER_PARTS = {
     "pool": ("tokens to sentences", ("mean", "pooled")),
     "encoder_attention": ("the encoder's attention", ("attended",)),
     "add_layernorm": ("residual and LayerNorm", ("attention.normed", "out")),
+}
+
+# Those of a Llama in float32; labkit.models.llama_reference names the steps. Called with:
+#   rmsnorm(x, weight, epsilon, out)        rope(x, table, positions, out): x (T, heads, D), which is out as well
+#   paged_attention(q, keys, values, page_table, lengths, scale, out): as labkit.kernels.attention.paged has it
+LLAMA_PARTS = {
+    "rmsnorm": ("RMSNorm", ("input_norm", "post_norm", "norm")),
+    "rope": ("rotated queries and keys", ("q", "keys")),
+    "paged_attention": ("attention of one new token", ("attended",)),
 }
 
 # part -> (in words, the steps that it writes; the names are those that labkit.models watches). Called with:
@@ -63,6 +73,7 @@ PARTS = {
     "logits": ("rows to logits", ("logits",)),
     "argmax": ("the likeliest token", ()),
     **ENCODER_PARTS,
+    **LLAMA_PARTS,
 }
 
 
@@ -100,6 +111,8 @@ PLACES = [
     Place("attend_packed", "encoder_attention",
           lambda qkv, heads, begins, lengths, longest, out: {"B": lengths.size, "S": longest, "H": heads},
           lambda qkv, heads, begins, lengths, longest, out: (qkv, heads, begins, lengths, out), head=32),
+    Place("rmsnorm_block", "rmsnorm", lambda x, *_: {"T": x.shape[0], "C": x.shape[1]}),
+    Place("rope_heads", "rope", lambda x, *_: {"T": x.shape[0], "H": x.shape[1], "D": x.shape[2]}),
 ]
 
 

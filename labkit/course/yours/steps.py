@@ -1,4 +1,5 @@
-"""A block, a whole GPT-2 or an encoder with learners' kernels in it, compared step by step with NumPy in float64."""
+"""A block, a whole GPT-2, an encoder or a Llama with learners' kernels in it, compared step by step with NumPy in
+float64."""
 
 from __future__ import annotations
 
@@ -9,20 +10,26 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from labkit import cuda
+from labkit._common.errors import UserError
 from labkit._common.tables import ResultTable
+from labkit.course.yours import places
 from labkit.course.yours.places import PARTS, Place
 from labkit.course.yours.written import Answers, _in_a_line
 from labkit.kernels.op import uniform
 from labkit.models import gpt2_block as block
-from labkit.models import minilm, minilm_reference
+from labkit.models import llama, llama_reference, minilm, minilm_reference
 from labkit.models.gpt2 import GPT2, Kernels
 from labkit.models.gpt2_block import Shape
 from labkit.models.gpt2_reference import Difference, Parity, parity
+from labkit.models.llama import Llama
 from labkit.models.minilm import MiniLM
 
 SMALL = Shape(width=128, heads=2, inner=512)  # a sixth of GPT-2 small, with heads of the same size
 SMALL_ENCODER = minilm.Config(vocab_size=61, max_position_embeddings=32, hidden_size=64, num_hidden_layers=2,
                               num_attention_heads=2, intermediate_size=96)
+SMALL_LLAMA = llama.Config(vocab_size=61, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+                           num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=64,
+                           rms_norm_eps=1e-5, tie_word_embeddings=True)
 
 
 def small_encoder(config: minilm.Config = SMALL_ENCODER, seed: int = 0) -> MiniLM:
@@ -33,28 +40,57 @@ def small_encoder(config: minilm.Config = SMALL_ENCODER, seed: int = 0) -> MiniL
     return MiniLM(config, tensors, np.float32)
 
 
-def with_kernels(model: GPT2 | MiniLM, mine: Answers | Kernels | minilm.Kernels) -> GPT2 | MiniLM:
-    """The model, on the same weights, with other kernels."""
+def small_llama(config: llama.Config = SMALL_LLAMA, seed: int = 0) -> Llama:
+    """A Llama of this shape, in float32, with random weights."""
+    rng = np.random.default_rng(seed)
+    tensors = {name: ("norm" in name) + uniform(rng, *shape) / np.float32(np.sqrt(shape[-1]))
+               for name, shape in llama.shapes(config).items()}
+    return Llama(config, tensors, "float32")
+
+
+Model = GPT2 | MiniLM | Llama
+AnyKernels = Kernels | minilm.Kernels | llama.Kernels
+
+
+def with_kernels(model: Model, mine: Answers | AnyKernels) -> Model:
+    """The model, on the same weights, with other kernels. Raises UserError for answers to be put into a Llama that does
+    not compute in float32."""
     if isinstance(mine, Answers):
-        fitting = mine.fitting(_block_of(model))
-        mine = fitting.encoder_kernels(model.kernels) if isinstance(model, MiniLM) else fitting.kernels()
-    if isinstance(model, MiniLM):
+        fitting = mine.fitting(*_kind_of(model))
+        if isinstance(model, MiniLM):
+            mine = fitting.encoder_kernels(model.kernels)
+        elif isinstance(model, Llama):
+            if model.dtype != "float32":
+                raise UserError(f"the exercises' kernels compute in float32, and this model in {model.dtype}: load it "
+                                f'with dtype="float32"')
+            mine = fitting.llama_kernels(model.kernels)
+        else:
+            mine = fitting.kernels()
+    if isinstance(model, MiniLM | Llama):
         return model.with_kernels(mine)
     other = copy.copy(model)
     other.kernels = mine
     return other
 
 
-def _block_of(model: GPT2 | MiniLM) -> Shape | None:
-    return None if isinstance(model, MiniLM) else model.config.block
+def _kind_of(model: Model | Shape) -> tuple[str, int]:
+    """The model as places.py names it, and how many numbers a head of it has. A shape is a GPT-2's block."""
+    if isinstance(model, Llama):
+        return places.LLAMA, model.config.head_dim
+    if isinstance(model, MiniLM):
+        return places.ENCODER, model.config.hidden_size // model.config.num_attention_heads
+    shape = model if isinstance(model, Shape) else model.config.block
+    return places.GPT2, shape.width // shape.heads
 
 
 @dataclass(frozen=True, repr=False)
 class Steps(Parity):
-    """Parity, with the exercises whose kernels computed each step, and where it stopped if one of them failed."""
+    """Parity, with the exercises whose kernels computed each step, and where it stopped if one of them failed.
+    alone: each step was compared with what follows from the model's own steps before it."""
 
     by: Mapping[str, str] = field(default_factory=dict)
     stopped: str = ""
+    alone: bool = False
 
     def table(self) -> dict:
         spec = super().table()
@@ -64,20 +100,25 @@ class Steps(Parity):
             spec["columns"].insert(1, "computed with")
             spec["rows"] = [[name, self.by.get(_step(name), "the model's own"), *rest] for name, *rest in spec["rows"]]
         spec["notes"] = ([f"{self.first.name} could not be computed: {self.stopped}"] if self.stopped else
-                         [] if self.passed else [f"The first that differs is {self.first.name}. What comes after it is "
-                                                 "computed from it, and has to differ, too."])
+                         [] if self.passed else [f"The first that differs is {self.first.name}. {self._after}"])
         return spec
+
+    @property
+    def _after(self) -> str:
+        if self.alone:
+            return "Each step is computed from what the model wrote before it, so that those after it may be right."
+        return "What comes after it is computed from it, and has to differ, too."
 
 
 def _step(name: str) -> str:
-    """ "h.3.mlp.gelu" -> "mlp.gelu", "layer.0.out" -> "out"."""
-    return name.split(".", 2)[2] if name.startswith(("h.", "layer.")) else name
+    """ "h.3.mlp.gelu" -> "mlp.gelu", "layer.0.out" -> "out", "layers.2.q" -> "q"."""
+    return name.split(".", 2)[2] if name.startswith(("h.", "layer.", "layers.")) else name
 
 
 def block_parity(mine: Answers | Kernels | None = None, *, shape: Shape = SMALL, tokens: int = 9, causal: bool = True,
                  post_ln: bool = False, seed: int = 0) -> Steps:
     """Runs one block with these kernels on random weights and compares what each launch wrote with float64."""
-    mine = mine.fitting(shape) if isinstance(mine, Answers) else mine
+    mine = mine.fitting(*_kind_of(shape)) if isinstance(mine, Answers) else mine
     rng = np.random.default_rng(seed)
     x, weights = rng.standard_normal((tokens, shape.width), np.float32), shape.random(rng)
     truth = block.block_steps(x, {name: part.astype(np.float64) for name, part in shape.split(weights).items()},
@@ -101,16 +142,29 @@ def block_parity(mine: Answers | Kernels | None = None, *, shape: Shape = SMALL,
     return Steps(tuple(rows), mine.by() if isinstance(mine, Answers) else {}, stopped)
 
 
-def model_parity(model: GPT2 | MiniLM, ids: Sequence, mine: Answers | Kernels | minilm.Kernels | None = None) -> Steps:
+def model_parity(model: Model, ids: Sequence, mine: Answers | AnyKernels | None = None) -> Steps:
     """The same for a whole GPT-2: a prompt, all layers, to the logits. For an encoder `ids` are sentences: all layers,
-    the means of the sentences, and these scaled to length 1."""
-    mine = mine.fitting(_block_of(model)) if isinstance(mine, Answers) else mine
+    the means of the sentences, and these scaled to length 1. For a Llama they are prompts, each of which is computed at
+    once and, beside that, with its last token in a step of its own."""
+    mine = mine.fitting(*_kind_of(model)) if isinstance(mine, Answers) else mine
     other = model if mine is None else with_kernels(model, mine)
     by = mine.by() if isinstance(mine, Answers) else {}
+    rows_of = _encoder_rows if isinstance(model, MiniLM) else _llama_rows if isinstance(model, Llama) else _gpt2_rows
     try:
-        return Steps(_encoder_rows(other, ids) if isinstance(model, MiniLM) else parity(other, ids).rows, by)
+        return Steps(rows_of(other, ids), by, alone=isinstance(model, Llama))
     except Exception as error:
         return Steps((Difference("the model", np.inf, 0.0),), by, _in_a_line(error))
+
+
+def _gpt2_rows(model: GPT2, ids: Sequence) -> tuple[Difference, ...]:
+    return parity(model, ids).rows
+
+
+def _llama_rows(model: Llama, prompts: Sequence) -> tuple[Difference, ...]:
+    """Those of which one token is left come first, as the model's steps have them."""
+    longer = [prompt for prompt in prompts if len(prompt) > 1]
+    before = [len(prompt) - 1 for prompt in prompts] + [0] * len(longer)
+    return llama_reference.parity(model, [*prompts, *longer], before).rows
 
 
 def _encoder_rows(model: MiniLM, sentences: Sequence) -> tuple[Difference, ...]:
@@ -155,28 +209,32 @@ class OneByOne(ResultTable):
                 "first": {name: None if steps.passed else steps.first.name for name, _, steps in self.runs}}
 
 
-def one_by_one(mine: Answers, model: GPT2 | MiniLM | None = None, ids: Sequence = (), **options) -> OneByOne:
+def one_by_one(mine: Answers, model: Model | None = None, ids: Sequence = (), **options) -> OneByOne:
     """Puts each answer into the model alone, then all together. model: left out, it is one block (options as for
-    block_parity); else a GPT-2 that gets the prompt `ids`, or an encoder that gets these sentences."""
+    block_parity); else a GPT-2 that gets the prompt `ids`, an encoder that gets these sentences, or a Llama that gets
+    these prompts."""
 
     def run(these: Answers) -> Steps:
         return block_parity(these, **options) if model is None else model_parity(model, ids, these)
 
     elsewhere = {"argmax"} if model is not None else {"embedding", "append_to_cache", "logits", "argmax"}
-    shape = options.get("shape", SMALL) if model is None else _block_of(model)
-    here = mine.fitting(shape)
+    kind, head = _kind_of(options.get("shape", SMALL) if model is None else model)
+    here = mine.fitting(kind, head)
     fitting = [row for row in here.usable if row.place.part not in elsewhere]
     runs = [(row.exercise, row.place, run(Answers((row,)))) for row in fitting]
     if len(fitting) > 1:
         runs.append(("all together", None, run(Answers(tuple(fitting)))))
-    of_others = [row for row in mine.usable if row.place.in_encoder != (shape is None)]
-    left_out = [f"{row.exercise} is left out: it is for heads of {row.place.head} numbers, and here a head has "
-                f"{shape.width // shape.heads}." for row in mine.usable if row not in (*here.rows, *of_others)]
+    left_out = [f"{row.exercise} is left out: it is for heads of {row.place.head} numbers, and here a head has {head}."
+                for row in mine.usable if row.place.model == kind and row not in here.rows]
     outside = [row for row in here.usable if model is None and row.place.part in elsewhere]
     left_out += [_elsewhere(outside, "outside a block, in a whole model")] if outside else []
-    left_out += [_elsewhere(of_others, "in a GPT-2" if shape is None else "in a sentence encoder")] if of_others else []
-    name = "a block" if model is None else "the encoder" if shape is None else "the model"
-    return OneByOne(tuple(runs), mine, name, tuple(left_out))
+    for other in (places.GPT2, places.ENCODER, places.LLAMA):
+        of_others = [row for row in mine.usable if row.place.model == other != kind]
+        left_out += [_elsewhere(of_others, f"in {other}")] if of_others else []
+    return OneByOne(tuple(runs), mine, NAMES[kind] if model is not None else "a block", tuple(left_out))
+
+
+NAMES = {places.GPT2: "the model", places.ENCODER: "the encoder", places.LLAMA: "the Llama"}
 
 
 def _elsewhere(rows: Sequence, where: str) -> str:

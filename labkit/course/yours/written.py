@@ -12,11 +12,10 @@ from labkit.course import answer_cells, exercises
 from labkit.course import registry as courses
 from labkit.course import workbooks as workbook
 from labkit.course.check import examine
-from labkit.course.yours.launchers import encoder_kernels, kernels
+from labkit.course.yours.launchers import encoder_kernels, kernels, llama_kernels
 from labkit.course.yours.places import PARTS, PLACES, Place, place_of
-from labkit.models import minilm
+from labkit.models import llama, minilm
 from labkit.models.gpt2 import Kernels
-from labkit.models.gpt2_block import Shape
 
 YOURS, GIVEN_ANSWER = "your kernel", "the course's answer"
 TO_DO, WRONG, BROKEN = "not done yet", "not right yet", "cannot be used"
@@ -75,13 +74,9 @@ class Answers(ResultTable):
             place_of(name)
         return Answers(tuple(row for row in self.rows if row.exercise in names))
 
-    def fitting(self, shape: Shape | None) -> Answers:
-        """Those for a GPT-2's block of this shape: without those of an encoder, and those for heads of another size.
-        None: those of an encoder."""
-        if shape is None:
-            return Answers(tuple(row for row in self.rows if row.place.in_encoder))
-        size = shape.width // shape.heads
-        return Answers(tuple(row for row in self.rows if not row.place.in_encoder and row.place.head in (None, size)))
+    def fitting(self, model: str, head: int) -> Answers:
+        """Those for this kind of model, as places.py names it, whose heads have so many numbers."""
+        return Answers(tuple(row for row in self.rows if row.place.model == model and row.place.head in (None, head)))
 
     def _last(self) -> dict[str, Answer]:
         """part -> the answer that does it when all are put in: the latest, and of softmax and heads the larger part."""
@@ -101,6 +96,10 @@ class Answers(ResultTable):
     def encoder_kernels(self, own: minilm.Kernels) -> minilm.Kernels:
         """The launchers of an encoder, these among them."""
         return encoder_kernels(self.parts, own)
+
+    def llama_kernels(self, own: llama.Kernels) -> llama.Kernels:
+        """The launchers of a Llama, these among them."""
+        return llama_kernels(self.parts, own)
 
     def messages(self) -> list[str]:
         """In sentences: which kernels are used, which are not and why."""
