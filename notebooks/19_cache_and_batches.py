@@ -38,18 +38,22 @@ limits = measure.recorded(gpu="NVIDIA H200")["limits"]
 bandwidth, peak = 1e9 * limits["bandwidth_gbs"], 1e12 * limits["f16_tflops"]
 
 
-def flops(config, rows, before=0):
-    """Of a step that adds so many tokens of one text to those before; the head computes the last row alone."""
+def keys_seen(rows, before):
+    """By so many new queries together; each sees the tokens before it, and itself."""
+    return rows * before + rows * (rows + 1) // 2
+
+
+def flops(config, rows, keys, texts=1):
+    """Of a step; the head computes only the last row of each text."""
     weights = sum(np.prod(shape) for shape in config.layer_parameters.values() if len(shape) == 2)
-    seen = sum(range(before + 1, before + rows + 1))  # keys, over all queries
-    attention = 4 * config.num_attention_heads * config.head_dim * seen
+    attention = 4 * config.num_attention_heads * config.head_dim * keys
     head = 2 * config.vocab_size * config.hidden_size
-    return config.num_hidden_layers * (2 * rows * weights + attention) + head
+    return config.num_hidden_layers * (2 * rows * weights + attention) + texts * head
 
 
 kept_of_token = 2 * 2 * real.num_key_value_heads * real.head_dim * real.num_hidden_layers
-prompt = flops(real, 1024), 2 * real.parameters
-answer = [(flops(real, 1, before), 2 * real.parameters + before * kept_of_token)
+prompt = flops(real, 1024, keys_seen(1024, 0)), 2 * real.parameters
+answer = [(flops(real, 1, before + 1), 2 * real.parameters + before * kept_of_token)
           for before in range(1024, 1024 + 255)]
 shares = [step[0] / peak > step[1] / bandwidth for step in (prompt, *answer)]
 ms = [1e3 * max(step[0] / peak, step[1] / bandwidth) for step in (prompt, *answer)]
@@ -141,14 +145,17 @@ from labkit.models.step import Piece
 alone = Alone(model, context=64)
 for rows in (1, 40):
     pieces = [Piece(range(rows), 40 - rows, alone.pages)]
-    count = len(planned(lambda: model.forward(alone.inputs.step(pieces), alone.cache, alone.workspace)))
-    print(f"{rows:2} rows: {count} launches, {flops(model.config, rows, 40 - rows) / 1e6:.0f} MFLOP")
+    step = alone.inputs.step(pieces)
+    count = len(planned(lambda step=step: model.forward(step, alone.cache, alone.workspace)))
+    work = flops(model.config, rows, keys_seen(rows, 40 - rows))
+    print(f"{rows:2} rows: {count} launches, {work / 1e6:.0f} MFLOP")
 
-positions, mflop, here = range(len(question), len(question) + 32), "MFLOP", f"ms, on {device.name()}"
+before, mflop, here = range(len(question), len(question) + 31), "MFLOP", f"ms, on {device.name()}"
 pictures.over_positions(
-    positions[1:],
-    {mflop: [flops(model.config, 1, n) / 1e6 for n in positions[1:]], here: [1e3 * s for s in quick[1:]]},
-    {mflop: [flops(model.config, n + 1) / 1e6 for n in positions[1:]], here: [1e3 * s for s in slow[1:]]},
+    before,
+    {mflop: [flops(model.config, 1, n + 1) / 1e6 for n in before], here: [1e3 * s for s in quick[1:]]},
+    {mflop: [flops(model.config, n + 1, keys_seen(n + 1, 0)) / 1e6 for n in before],
+     here: [1e3 * s for s in slow[1:]]},
     f"on {device.name()}")
 
 # %% [markdown]
@@ -260,7 +267,7 @@ context = 1024
 print(f"{'texts':>6}{'weights, MB':>13}{'keys and values, MB':>21}{'ms a step':>11}{'tokens/s':>10}")
 for texts in (1, 8, 32, 128, 256, 512):
     moved = 2 * real.parameters, texts * context * kept_of_token
-    ms = 1e3 * max(sum(moved) / bandwidth, texts * flops(real, 1, context) / peak)
+    ms = 1e3 * max(sum(moved) / bandwidth, flops(real, texts, texts * context, texts) / peak)
     print(f"{texts:6}{moved[0] / 1e6:13,.0f}{moved[1] / 1e6:21,.0f}{ms:11.2f}{1e3 * texts / ms:10,.0f}")
 
 series = measure.recorded_series("llama_decode", gpu="NVIDIA H200")
@@ -365,20 +372,21 @@ pictures.slots({"Static batching": static, "Continuous batching": continuous}, "
 # %%
 def least_seconds(timeline):
     """Of all steps, by their flops or their bytes."""
-    seen, of_step = {}, np.zeros((timeline.steps, 2))
+    seen, of_step = {}, np.zeros((timeline.steps, 4))
     for cell in timeline.cells:
         before = seen.get(cell.request, 0)
         seen[cell.request] = before + cell.tokens
-        of_step[cell.step] += flops(real, cell.tokens, before), seen[cell.request] * kept_of_token
-    of_step[:, 1] += 2 * real.parameters
-    return (of_step / (peak, bandwidth)).max(axis=1).sum()
+        of_step[cell.step] += cell.tokens, keys_seen(cell.tokens, before), seen[cell.request], 1
+    rows, keys, kept, texts = of_step.T
+    moved = 2 * real.parameters + kept * kept_of_token
+    return np.maximum(flops(real, rows, keys, texts) / peak, moved / bandwidth).sum()
 
 
 rng = np.random.default_rng(0)
-many = [Work(prompt=int(p), output=int(o)) for p, o in rng.integers(100, 1025, (192, 2))]
+many = [Work(prompt=int(p), output=int(o)) for p, o in rng.integers(100, 1025, (256, 2))]
 tokens = sum(one.output for one in many)
 print(f"{'slots':>6}{'':12}{'steps':>8}{'idle':>8}{'tokens/s, at most':>20}")
-for slots in (16, 32, 64):
+for slots in (16, 64):
     for scheduler in (StaticScheduler, Scheduler):
         timeline = simulate(many, scheduler, max_num_seqs=slots, num_pages=16_384,
                             max_num_batched_tokens=1024 * slots)
