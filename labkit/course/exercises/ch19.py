@@ -123,8 +123,9 @@ APPEND_ROTATED = KernelExercise(
         "the keys are stored as they came: no rotation": Edit(LOW, "low", HIGH, "high"),
         "cosine and sine are exchanged": Edit("cos, sin = table[place, lane], table[place, 32 + lane]",
                                              "sin, cos = table[place, lane], table[place, 32 + lane]"),
-        "the angles are those of the token before": Edit("table[place, lane]", "table[max(place - 1, 0), lane]",
-                                                        "table[place, 32 + lane]", "table[max(place - 1, 0), 32 + lane]"),
+        "the angles are those of the token before": Edit(
+            "table[place, lane]", "table[max(place - 1, 0), lane]",
+            "table[place, 32 + lane]", "table[max(place - 1, 0), 32 + lane]"),
         "the place is that of the last token, which is overwritten": Edit("place = lengths[b]",
                                                                         "place = lengths[b] - 1"),
         "every text is as long as the first one": Edit("place = lengths[b]", "place = lengths[0]"),
