@@ -196,17 +196,17 @@ bytes_of_token = 2 * 4 * model.config.num_key_value_heads * model.config.head_di
 print(f"kept for a token: {bytes_of_token:,} bytes; in Llama 3.2 1B, in bfloat16, {kept_of_token:,}")
 
 # %% [markdown]
-# Nothing is missing. (How many tokens there are is the length of what was kept. The course's tests do the same with a
-# new process.) The state of a conversation is its cache, and it can be saved, moved to another GPU, or given up and
-# computed again. Grouped queries make it smaller: with as many heads of keys as of queries it would be four times as
-# large in the real model.
+# Nothing is missing. (The number of tokens is the length of what was kept. The course's tests do the same with a new
+# process.) The state of a conversation is its cache and its last token. It can be saved, moved to another GPU, or given
+# up and computed again. Grouped queries make it smaller: with as many heads of keys as of queries it would be four
+# times as large in Llama 3.2 1B.
 #
 # ## Memory that is used again
 #
 # The other buffers of a step hold something only for a few launches. If two of them are never needed at the same time,
-# they may lie in the same memory. Compilers call the question *liveness*. A buffer is live from the launch that writes
-# it to the last one that reads it, and it is answered by going through the launches backwards. Here are the buffers of
-# one layer, of the embedding before it and of the head after it.
+# they may lie in the same memory. Compilers ask the same of variables: a buffer is *live* from the launch that writes
+# it to the last one that reads what was written. Going through the launches backwards finds out. Here are the buffers
+# of one layer, of the embedding before it and of the head after it.
 
 # %%
 from labkit.models import buffers
@@ -274,7 +274,8 @@ series = measure.recorded_series("llama_decode", gpu="NVIDIA H200")
 if series is None:
     print("\nllama_decode has not been recorded on the H200 yet; these are bounds.")
 for row in series["rows"] if series else ():
-    print("   ".join(f"{name} {value}" for name, value in row.items()))
+    texts, ms = row["sequences"], row["ms"]["p50"]
+    print(f"recorded, {texts:3} texts: {ms:.2f} ms a step, {1e3 * texts / ms:,.0f} tokens/s")
 
 # %% [markdown]
 # The first texts that join are nearly free. Later the keys and values outweigh the weights, and no two texts share
@@ -287,8 +288,9 @@ for row in series["rows"] if series else ():
 # of lesson 15, and it has the same solution: end to end in one array, with no padding. Answers of different lengths are
 # new. Which slots are empty in the last steps of a batch?
 #
-# The loop below is all that an engine has to do. A scheduler says who runs in a step; it is labkit's own, of which
-# lesson 21 tells more. The model computes the step, and every text gets the most likely token.
+# The loop below is the core of an engine. A scheduler says which requests run in a step; it is labkit's own, and the
+# subject of lesson 21. The model computes the step, and every text gets the most likely token. So that you can compare,
+# each request says how many tokens its answer shall have.
 
 # %%
 from labkit.engine.block_manager import BlockManager
@@ -337,6 +339,7 @@ outputs, static = serve(StaticScheduler)
 longest = max(len(prompt) for prompt, _ in requests)
 print(f"prompts: {sum(len(prompt) for prompt, _ in requests)} tokens, {len(requests) * longest} if padded")
 print("each answer the same as alone:", outputs == solo)
+print(f"the first one: {tokenizer.decode(outputs[0])} ...")
 pictures.slots({"Static batching": static}, "Ten requests, four slots")
 
 # %% [markdown]
@@ -365,9 +368,9 @@ pictures.slots({"Static batching": static, "Continuous batching": continuous}, "
 # kernels, as in lesson 15: the order of additions of a row depends on its own text only. It is what makes a scheduler
 # free to do as it likes.
 #
-# Do ten requests say anything about a thousand? The scheduler does not need a model to be watched. With tokens that
-# mean nothing, a few hundred requests take a moment. Prompts and answers have 100 to 1,024 tokens, and the bytes and
-# flops of every step say what an H200 would need at least.
+# Ten requests are few. The scheduler can be watched without a model: with tokens that mean nothing, a few hundred
+# requests take a moment. Here prompts and answers have 100 to 1,024 tokens, and the bytes and flops of every step say
+# how long an H200 would need at least.
 
 # %%
 def least_seconds(timeline):
@@ -383,7 +386,7 @@ def least_seconds(timeline):
 
 
 rng = np.random.default_rng(0)
-many = [Work(prompt=int(p), output=int(o)) for p, o in rng.integers(100, 1025, (256, 2))]
+many = [Work(prompt=int(p), output=int(o)) for p, o in rng.integers(100, 1025, (192, 2))]
 tokens = sum(one.output for one in many)
 print(f"{'slots':>6}{'':12}{'steps':>8}{'idle':>8}{'tokens/s, at most':>20}")
 for slots in (16, 64):
@@ -394,10 +397,16 @@ for slots in (16, 64):
         print(f"{slots:6} {name:11}{timeline.steps:8,}{timeline.idle:8.0%}"
               f"{tokens / least_seconds(timeline):20,.0f}")
 
+series = measure.recorded_series("engine", gpu="NVIDIA H200")
+if series is None:
+    print("\nengine has not been recorded on the H200 yet; these are bounds.")
+for row in series["rows"] if series else ():
+    print(f"recorded, {row['name']}: {row['steps']:,} steps, {row['tokens_per_second']:,.0f} tokens/s")
+
 # %% [markdown]
-# The steps shrink, and the rate grows by nearly as much. Steps of a full batch take a little longer, since more keys
-# and values are read. How much of the gain is left depends on how different the answers' lengths are: where all are
-# equal, the two ways are the same.
+# There are fewer steps, and the rate grows by nearly as much. (Steps of a full batch take a little longer, since more
+# keys and values are read.) The gain depends on how different the answers' lengths are, and on how many requests wait:
+# at the end of the queue slots stay empty in either case.
 #
 # One question remains open. Where does the new text's cache go? If each slot had a stretch of memory for the longest
 # possible text, most of it would be empty most of the time. The pages that the scheduler dealt with here are the

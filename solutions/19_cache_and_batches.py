@@ -19,7 +19,7 @@ from labkit import check, cuda, hint
 # B texts decode together, each in a slot of its own. `cache` (2, B, K, N, 64) float32 holds the keys of all slots, then
 # their values: K heads, and N places for tokens. Each text brings one new token: `k` and `v` (B, K, 64). `lengths` (B,)
 # int32 says how many tokens of a text are in its slot already, and that is also the position of the new one. The value
-# is copied. The key is rotated first: numbers d and d + 32 are a pair, turned by an angle that belongs to the position.
+# is copied. The key is rotated first: numbers d and d + 32 are a pair, and its angle belongs to the position.
 # Row p of `table` (N, 64) holds the 32 cosines of position p, then the 32 sines. A pair (low, high) becomes
 # (low · cos − high · sin, high · cos + low · sin). A slot without a text has length −1, and a slot may be full: then
 # nothing is written. The grid is `(K, B)` with 32 threads a block. Load each number of key, value and table once.

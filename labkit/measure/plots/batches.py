@@ -32,7 +32,6 @@ from labkit.measure.plots.style import (
     WIDTH,
     CourseFigure,
     canvas,
-    count_of,
     draw_box,
     grid_along,
     label_line_ends,
@@ -51,7 +50,7 @@ def rows_on_roofline(work: Mapping[int, tuple[float, float]], bandwidth_gbs: flo
     ridge = 1e3 * tflops / bandwidth_gbs
     figure, (ax,) = new_figure([3.1], "What bounds a step of T rows", f"{where}: {number(bandwidth_gbs)} GB/s and "
                                f"{number(tflops)} TFLOP/s meet at {ridge:.0f} flop per byte. At most " + ", ".join(
-                                   f"{number(rate)} TFLOP/s with {count_of(rows, 'row')}" for rows, _, rate in points)
+                                   f"{number(rate)} TFLOP/s at T = {rows:,}" for rows, _, rate in points)
                                + ".")
     with rc_context(STYLE):
         low, high = min(x for _, x, _ in points) / 2, max(ridge, max(x for _, x, _ in points)) * 2.5
