@@ -13,8 +13,8 @@
 #
 # The model of the last lesson computes the right next token. To answer a question it has to do so again and again: it
 # reads the question at once, writes one token, appends it, writes the next. The first part is called *prefill*, the
-# second *decode*. Both go through the same launches, in the same order. Only the number of rows differs: as many as the
-# prompt has tokens, and then one at a time.
+# second *decode*. Both go through the same layers in the same order. What differs is the number of rows: first as many
+# as the prompt has tokens, and then one at a time.
 #
 # That difference decides everything that follows. To see why, take the shape of Llama 3.2 1B in bfloat16, a prompt of
 # 1,024 tokens, and an answer of 256. A row costs two flops for each weight of a linear layer, and a step reads all
@@ -85,8 +85,9 @@ pictures.rows_on_roofline(work, bandwidth / 1e9, peak / 1e12, "an H200")
 
 # %% [markdown]
 # A single row gets less than a hundredth of what the tensor cores could do, and no kernel can change that: the weights
-# have to come. The two phases therefore want two kernels. For few rows, one that streams weights as fast as the memory
-# delivers them, and for many, the tiles of lesson 5. Both have to be right at any T.
+# have to come. The two phases therefore want two kernels. The one for few rows streams the weights as fast as memory
+# delivers them; the one for many works in tiles, like those of lesson 5. The launcher picks by the number of rows, and
+# the result has to be right at any T.
 
 # %%
 from labkit.kernels.linear.bf16 import LM_HEAD
@@ -177,16 +178,17 @@ pictures.over_positions(
 
 # %%
 import tempfile
-from pathlib import Path
 
 alone, ids = Alone(model, context=64), list(question)
 for _ in range(10):
     ids.append(int(alone(ids[alone.length :]).copy_to_host()[0].argmax()))
-path = Path(tempfile.mkdtemp()) / "kept.npz"
-np.savez(path, keys_and_values=alone.cache.memory.copy_to_host(), length=alone.length, last=ids[-1])
-del alone, ids
+with tempfile.TemporaryDirectory() as folder:
+    np.savez(f"{folder}/kept.npz", keys_and_values=alone.cache.memory.copy_to_host(),
+             length=alone.length, last=ids[-1])
+    del alone, ids
+    with np.load(f"{folder}/kept.npz") as file:
+        kept = dict(file)
 
-kept = np.load(path)
 again, last = Alone(model, context=64), int(kept["last"])
 again.cache.memory.copy_to_device(kept["keys_and_values"])
 again.length = int(kept["length"])
@@ -323,8 +325,8 @@ def serve(scheduler, slots=4, pages=64, budget=128):
     while plan.has_unfinished():
         step = plan.schedule()
         chunks = sorted(step.chunks, key=lambda chunk: chunk.length > 1)  # those of one row first
-        pieces = [Piece(chunk.sequence.tokens[chunk.begin :], chunk.begin, chunk.sequence.pages)
-                  for chunk in chunks]
+        pieces = [Piece(chunk.sequence.tokens[chunk.begin : chunk.begin + chunk.length], chunk.begin,
+                        chunk.sequence.pages) for chunk in chunks]
         logits = model.forward(inputs.step(pieces), cache, workspace).copy_to_host()
         tokens = {chunk.sequence: int(row.argmax()) for chunk, row in zip(chunks, logits, strict=True)}
         for chunk in chunks:
@@ -348,15 +350,15 @@ print(f"the first one: {tokenizer.decode(outputs[0])} ...")
 pictures.slots({"Static batching": static}, "Ten requests, four slots")
 
 # %% [markdown]
-# A batch takes as many steps as its longest answer, and the slots of the others stand idle until then. Their keys and
-# values keep their memory, too. Since a step costs nearly the same with one text as with four, each idle slot is a
-# token that could have been had for nothing. And a request that comes one step too late waits for the whole batch.
+# A batch takes as many steps as its longest answer, and the slots of the others stand idle until then. On a GPU a step
+# costs nearly the same with one text as with four, so each idle slot is a token that could have been had for nearly
+# nothing. And a request that comes one step too late waits for the whole batch.
 #
 # ## Continuous batching
 #
-# The remedy needs no new kernel. In every step, each text has its own length and its own place in the cache already, so
-# nothing ties the texts of a batch together. As soon as one ends, the next from the queue gets its slot, and its prompt
-# runs in the same step as the other texts' tokens. This is *continuous batching*.
+# The remedy needs no new kernel. Each text has a length and places in the cache of its own, so nothing ties the texts
+# of a batch together. As soon as one ends, the next in the queue gets its slot, and its prompt runs in the same step as
+# the other texts' tokens. This is *continuous batching*.
 #
 # Four slots, and the answers have 98 tokens in all. What is the smallest number of steps in which they could be
 # written? How close to it will the scheduler come, which takes requests in the order of their arrival?
@@ -426,11 +428,11 @@ for row in series["rows"] if series else ():
 #
 # ## What I learned
 #
-# - Rows are intensity. Whoever waits for weights should compute more rows with them.
+# - Rows are intensity. A step that waits for its weights may as well compute more rows with them.
 # - The state of a text is its keys, its values and its last token. All else may be forgotten, and overwritten.
-# - A plan for memory needs a check that does not believe it.
+# - A memory plan should be checked by code that did not make it.
 # - A batch is not a group of requests that begin and end together. It is what happens to be there in a step.
-# - When outputs do not depend on their company, scheduling is only a matter of time.
+# - If an output does not depend on the rest of the batch, a scheduler decides when a token comes, and never which.
 #
 # ## Resources
 #
