@@ -1,0 +1,206 @@
+"""The figures of lesson 19, in the course's style.
+
+    rows_on_roofline(work, limits)      what bounds a product of T rows of tokens
+    over_positions(with_, without)      the work of each token, with a cache and without one
+    buffer_plan(offsets, sizes, live)   where buffers lie in memory, launch by launch
+    slots(timelines)                    which request each slot serves in each step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.colors import ListedColormap
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from labkit._common.tables import number
+from labkit.engine.simulation import Timeline
+from labkit.measure.plots.style import (
+    BLUE,
+    FAINT,
+    GREEN,
+    GREY,
+    INK,
+    LINES,
+    ORANGE,
+    PALE,
+    PURPLE,
+    STYLE,
+    VERMILLION,
+    WIDTH,
+    CourseFigure,
+    canvas,
+    draw_box,
+    grid_along,
+    label_line_ends,
+    new_figure,
+    panel_title,
+)
+
+SHADES = (BLUE, ORANGE, GREEN, PURPLE, VERMILLION)  # of requests, in turns
+
+
+def rows_on_roofline(work: Mapping[int, tuple[float, float]], bandwidth_gbs: float, tflops: float,
+                     where: str) -> CourseFigure:
+    """work: rows -> (flops, bytes) of a step. The roof is what the limits allow, and a point is a step."""
+    points = [(rows, flops / moved, min(tflops, flops / moved * bandwidth_gbs / 1e3))
+              for rows, (flops, moved) in work.items()]
+    ridge = 1e3 * tflops / bandwidth_gbs
+    figure, (ax,) = new_figure([3.1], "What bounds a step of T rows", f"{where}: {number(bandwidth_gbs)} GB/s and "
+                               f"{number(tflops)} TFLOP/s meet at {ridge:.0f} flop per byte. At most " + ", ".join(
+                                   f"{number(rate)} TFLOP/s at T = {rows:,}" for rows, _, rate in points)
+                               + ".")
+    with rc_context(STYLE):
+        low, high = min(x for _, x, _ in points) / 2, max(ridge, max(x for _, x, _ in points)) * 2.5
+        xs = np.geomspace(low, high, 300)
+        ax.plot(xs, np.minimum(tflops, xs * bandwidth_gbs / 1e3), color=INK, linestyle=(0, (4, 3)), linewidth=1.3,
+                zorder=1)
+        ax.axvspan(low, ridge, color=PALE[BLUE], alpha=0.5, linewidth=0, zorder=0)
+        ax.axvspan(ridge, high, color=PALE[ORANGE], alpha=0.5, linewidth=0, zorder=0)
+        for place, (rows, x, rate) in enumerate(points):
+            ax.plot([x], [rate], "o", color=BLUE if x < ridge else VERMILLION, markersize=7, markeredgecolor="white",
+                    zorder=3)
+            flat = rate > 0.9 * tflops  # labels of neighbours go above and below by turns
+            ax.annotate(f"T = {rows:,}", (x, rate), xytext=(0, (-16, 9)[place % 2]) if flat else (9, -4),
+                        ha="center" if flat else "left", textcoords="offset points", fontsize=9)
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.set_xlim(low, high)
+        ax.set_ylim(min(rate for *_, rate in points) / 3, tflops * 5)
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,g}"))
+            axis.set_minor_locator(NullLocator())
+        ax.set_xlabel("flop per byte")
+        ax.set_ylabel("TFLOP/s, at most")
+        ax.text(ridge / 1.15, tflops * 3.2, "bytes decide", ha="right", va="center", fontsize=9)
+        ax.text(ridge * 1.15, tflops * 3.2, "flops decide", ha="left", va="center", fontsize=9)
+        grid_along(ax, "both")
+        panel_title(ax, f"The limits of {where}: {number(bandwidth_gbs)} GB/s, {number(tflops)} TFLOP/s. A point is "
+                    "what they allow.")
+    return figure
+
+
+# --- With a cache and without one -------------------------------------------------------------------------------------
+
+
+def over_positions(positions: Sequence[int], with_cache: Mapping[str, Sequence[float]],
+                   without: Mapping[str, Sequence[float]], where: str) -> CourseFigure:
+    """A panel for each name of a quantity, such as "MFLOP"; two lines in each, a value for each position."""
+    figure, axes = new_figure([1.55] * len(with_cache), "The work of each token", "; ".join(
+        f"{name} of the last token: {with_cache[name][-1]:.3g} with a cache, {without[name][-1]:.3g} without one"
+        for name in with_cache) + f". {where}.", gap=0.80)
+    with rc_context(STYLE):
+        for ax, name in zip(axes, with_cache, strict=True):
+            box = ax.get_position()
+            ax.set_position((box.x0, box.y0, 0.70, box.height))
+            ends = []
+            for line, (values, label) in enumerate(((with_cache[name], "with a cache"), (without[name], "without"))):
+                ax.plot(positions, values, color=LINES[line])
+                ends.append((positions[-1], values[-1], label, LINES[line]))
+            ax.set_ylim(0, 1.08 * max(*with_cache[name], *without[name]))
+            ax.set_xlim(positions[0], positions[-1])
+            ax.set_xlabel("tokens before it" if ax is axes[-1] else "")
+            grid_along(ax, "both")
+            label_line_ends(ax, ends, gap=0.14)
+            panel_title(ax, name)
+    return figure
+
+
+# --- Buffers that share memory ----------------------------------------------------------------------------------------
+
+
+def buffer_plan(names: Sequence[str], offsets: Mapping[str, int], sizes: Mapping[str, int],
+                live: Sequence[Collection[str]], title: str) -> CourseFigure:
+    """Launches to the right, by these names, and addresses down; a box for each stretch of launches in which a buffer
+    is live."""
+    end, apart = max(offsets[name] + sizes[name] for name in offsets), sum(sizes.values())
+    left, top, tall, below = 0.72, 0.86, 3.0, 1.26
+    wide = (WIDTH - left - 0.16) / len(live)
+    figure, ax = canvas(top + tall + below, title, f"{end:,} bytes where each buffer of its own would take {apart:,}: "
+                        + ", ".join(f"{name} at {offsets[name]:,}" for name in offsets) + ".")
+    scale = tall / end
+    with rc_context(STYLE):
+        ax.text(0.14, 0.56, f"{end / 1e6:.3g} MB together; {apart / 1e6:.3g} MB if each had its own", fontsize=9,
+                color=FAINT, va="center")
+        draw_box(ax, left, top, wide * len(live), tall, fill=PALE[GREY])
+        for shade, name in enumerate(sorted(offsets, key=lambda name: -sizes[name])):
+            runs = _stretches([name in these for these in live])
+            for first, last in runs:
+                y, height = top + scale * offsets[name], scale * sizes[name]
+                draw_box(ax, left + first * wide, y, (last - first + 1) * wide, height, fill=SHADES[shade % 5])
+                if height > 0.13:
+                    long = len(name) * 0.075 > (last - first + 1) * wide
+                    ax.text(left + (first + last + 1) / 2 * wide, y + height / 2, name, fontsize=7 if long else 9,
+                            color="white", ha="center", va="center_baseline")
+        for megabytes in _ticks(end / 1e6):
+            ax.text(left - 0.08, top + scale * megabytes * 1e6, f"{megabytes:g} MB", fontsize=8.5, ha="right",
+                    va="center", color=FAINT)
+        for place, name in enumerate(names):
+            ax.text(left + (place + 0.5) * wide + 0.04, top + tall + 0.08, name, fontsize=8.5, rotation=45, ha="right",
+                    va="top", rotation_mode="anchor")
+    return figure
+
+
+def _stretches(there: Sequence[bool]) -> list[tuple[int, int]]:
+    """(first, last) of each run of True."""
+    edges = np.flatnonzero(np.diff([0, *map(int, there), 0]))
+    return [(int(first), int(end) - 1) for first, end in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def _ticks(end: float) -> list[float]:
+    step = next(step for power in range(-6, 6) for step in (10.0**power, 2 * 10.0**power, 5 * 10.0**power)
+                if end / step <= 5)
+    return [round(step * count, 9) for count in range(int(end / step) + 1)]
+
+
+# --- Slots over time --------------------------------------------------------------------------------------------------
+
+
+def slots(timelines: Mapping[str, Timeline], title: str = "Slots over time") -> CourseFigure:
+    """A panel for each timeline, all to one scale: a row for each slot, a column for each step."""
+    steps = max(timeline.steps for timeline in timelines.values())
+    left, caption, gap = 0.62, 0.30, 0.20
+    wide = (WIDTH - left - 0.16) / steps
+    seats = sum(timeline.seats for timeline in timelines.values())
+    tall = min(0.24, 3.6 / seats)
+    height = 0.50 + len(timelines) * (caption + gap) + seats * tall + 0.30
+    captions = {name: f"{name}: {one.steps:,} steps, {one.idle:.0%} of the slots idle"
+                for name, one in timelines.items()}
+    figure, ax = canvas(height, title, "; ".join(captions.values()) + ".")
+    y, colours = 0.50, ListedColormap([PALE[GREY], *SHADES, INK])
+    with rc_context(STYLE):
+        for name, timeline in timelines.items():
+            ax.text(0.14, y + caption / 2, captions[name], fontsize=9.5, fontweight="bold", va="center")
+            y += caption
+            cells = np.zeros((timeline.seats, timeline.steps))
+            for cell in timeline.cells:
+                cells[cell.seat, cell.step] = 1 + cell.request % len(SHADES)
+            ax.imshow(cells, cmap=colours, vmin=-0.5, vmax=len(SHADES) + 1.5, interpolation="nearest", aspect="auto",
+                      extent=(left, left + timeline.steps * wide, y + timeline.seats * tall, y), zorder=1)
+            for seat in range(timeline.seats):
+                ax.text(left - 0.08, y + (seat + 0.5) * tall, f"slot {seat}" if tall > 0.14 else "", fontsize=8.5,
+                        color=FAINT, ha="right", va="center_baseline")
+                ax.plot([left, left + timeline.steps * wide], [y + seat * tall] * 2, color="white", linewidth=1.2)
+            for cell in timeline.cells:
+                if cell.kind == "prefill":
+                    ax.plot([left + (cell.step + 0.5) * wide], [y + (cell.seat + 0.5) * tall], "o", color="white",
+                            markersize=min(4.0, 28 * wide), markeredgewidth=0)
+            for first in _firsts(timeline):
+                ax.plot([left + first.step * wide] * 2, [y + first.seat * tall, y + (first.seat + 1) * tall],
+                        color="white", linewidth=1.6, solid_capstyle="butt")
+            y += timeline.seats * tall + gap
+        ax.text(0.14, y + 0.06, "Steps from left to right. A stretch of one colour is a request, a dot its prompt, "
+                "grey an idle slot.", fontsize=9, color=FAINT, va="center")
+        ax.set_xlim(0, WIDTH)
+        ax.set_ylim(height, 0)
+    return figure
+
+
+def _firsts(timeline: Timeline) -> list:
+    """The first cell of each request."""
+    found = {}
+    for cell in timeline.cells:
+        found.setdefault(cell.request, cell)
+    return list(found.values())

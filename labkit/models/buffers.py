@@ -1,0 +1,113 @@
+"""Which buffers of a step are in use at the same time, and where each may lie so that none overwrites another.
+
+    live = liveness(llama_launches(layers=16))        # of each launch, the buffers whose contents count while it runs
+    sizes = sizes_of(workspace)                       # name -> bytes
+    offsets = first_fit(sizes, live)                  # name -> its first byte in one stretch of memory
+    overlaps(offsets, sizes, live)                    # []: none overwrites another one
+    smaller = placed(workspace, offsets)              # a workspace that lies there
+
+Source  liveness analysis: A. Aho et al., "Compilers" (2006), section 9.2.5; first fit, the largest first: Y. Pisarchyk
+        and J. Lee, "Efficient Memory Management for Deep Neural Net Inference" (2020), "greedy by size"
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from labkit import cuda
+from labkit.models.llama import Workspace
+
+ALIGNMENT = 256  # bytes; loads of 16 bytes need it, and a GPU's own allocations begin at such addresses
+BUFFERS = ("x", "normed", "qkv", "q", "attended", "projected", "gated", "last", "logits")  # of a Workspace
+
+
+class Launch(NamedTuple):
+    """A launch, and which buffers it reads and writes; it may write into one that it reads."""
+
+    name: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+def llama_launches(layers: int) -> list[Launch]:
+    """The launches of Llama.forward, without the weights, the inputs, the cache and the scratch of attention."""
+    found = [Launch("embedding", (), ("x",))]
+    for layer in range(layers):
+        found += [
+            Launch("input norm", ("projected", "x") if layer else ("x",), ("x", "normed") if layer else ("normed",)),
+            Launch("q, k, v", ("normed",), ("qkv",)),
+            Launch("rope, to cache", ("qkv",), ("q",)),
+            Launch("attention", ("q",), ("attended",)),
+            Launch("o", ("attended",), ("projected",)),
+            Launch("post norm", ("projected", "x"), ("x", "normed")),
+            Launch("gate, up, SwiGLU", ("normed",), ("gated",)),
+            Launch("down", ("gated",), ("projected",)),
+        ]
+    # The head takes the rows in `last`, or all of `normed` where each row is the last one of its sequence.
+    return [*found, Launch("last norm", ("projected", "x"), ("x", "normed")),
+            Launch("last rows", ("normed",), ("last",)), Launch("head", ("last", "normed"), ("logits",))]
+
+
+def liveness(launches: Sequence[Launch], kept: Collection[str] = ("logits",)) -> list[frozenset[str]]:
+    """Of each launch, the buffers that it reads or writes, and those whose contents a later launch reads. kept: what is
+    read after the last one."""
+    found, needed = [], set(kept)
+    for launch in reversed(launches):
+        found.append(frozenset(needed.union(launch.reads, launch.writes)))
+        needed = needed.difference(launch.writes).union(launch.reads)
+    return found[::-1]
+
+
+def first_fit(sizes: Mapping[str, int], live: Sequence[Collection[str]], alignment: int = ALIGNMENT) -> dict[str, int]:
+    """name -> its first byte. The largest buffer is placed first; each goes to the lowest address at which it overlaps
+    with none of those placed before it that are live in the same launch."""
+    offsets: dict[str, int] = {}
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        at = 0
+        for other in sorted(offsets, key=offsets.get):
+            together = any(name in these and other in these for these in live)
+            if together and at < offsets[other] + sizes[other] and offsets[other] < at + sizes[name]:
+                at = -(-(offsets[other] + sizes[other]) // alignment) * alignment
+        offsets[name] = at
+    return offsets
+
+
+def overlaps(offsets: Mapping[str, int], sizes: Mapping[str, int],
+             live: Sequence[Collection[str]]) -> list[tuple[int, str, str]]:
+    """(launch, one, another) wherever two buffers have bytes in common and both are live."""
+    found = []
+    for number, these in enumerate(live):
+        at = sorted((name for name in these if name in offsets), key=lambda name: (offsets[name], name))
+        found += [(number, one, other) for place, one in enumerate(at) for other in at[place + 1 :]
+                  if offsets[other] < offsets[one] + sizes[one]]
+    return found
+
+
+def extent(offsets: Mapping[str, int], sizes: Mapping[str, int]) -> int:
+    """How many bytes a plan takes."""
+    return max(offsets[name] + sizes[name] for name in offsets)
+
+
+def least(sizes: Mapping[str, int], live: Sequence[Collection[str]]) -> int:
+    """The most bytes that are live in one launch: no plan takes fewer."""
+    return max(sum(sizes[name] for name in these) for these in live)
+
+
+def sizes_of(workspace: Workspace) -> dict[str, int]:
+    return {name: getattr(workspace, name).nbytes for name in BUFFERS}
+
+
+def placed(workspace: Workspace, offsets: Mapping[str, int]) -> Workspace:
+    """A workspace of the same size whose buffers lie in one new stretch of memory, at these offsets."""
+    memory = cuda.to_device(np.zeros(extent(offsets, sizes_of(workspace)), np.uint8))
+    other = copy.copy(workspace)
+    for name, at in offsets.items():
+        array = getattr(workspace, name)
+        setattr(other, name, memory[at : at + array.nbytes].view(array.dtype).reshape(array.shape))
+    other.rows = functools.lru_cache(maxsize=256)(other._rows)
+    return other
