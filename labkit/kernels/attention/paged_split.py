@@ -75,7 +75,7 @@ def fold(row_max, row_sum, left, right, n, part_max, part_sum, part_left, part_r
 
 def make_join(size: int, heads: int, bf16: bool, splits: int):
     """The device functions that join: write_zeros, of an empty slot; place, where in shared memory a number of acc
-    lies; join_warps, at the end of a part; finish, at the end of a block.
+    lies; join_warps, at the end of a part; epilogue, at the end of a block.
 
     A thread has up to PAIRS pairs of neighbouring columns of a query head, and for each a row_max, a row_sum and the
     two numbers, folded over the block's parts so far.
@@ -136,7 +136,7 @@ def make_join(size: int, heads: int, bf16: bool, splits: int):
         cuda.syncthreads()  # and has been read by every thread
 
     @cuda.jit(device=True)
-    def finish(last, out, first_row, count, row_max, row_sum, left, right, parts, blocks, group, partial, arrived,
+    def epilogue(last, out, first_row, count, row_max, row_sum, left, right, parts, blocks, group, partial, arrived,
                thread):
         """first_row, count: the block's rows of out as a matrix (B * H, D). group: the number of the `blocks` that
         belong together."""
@@ -171,7 +171,7 @@ def make_join(size: int, heads: int, bf16: bool, splits: int):
                 fold(row_max, row_sum, left, right, n, part_max, partial[one + uint32(SIZE)], partial[one + column],
                      partial[one + column + uint32(1)])
 
-    return write_zeros, place, join_warps, finish
+    return write_zeros, place, join_warps, epilogue
 
 
 # --- Products in registers: float32 and bfloat16 ----------------------------------------------------------------------
@@ -235,7 +235,7 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
     NUMBERS, QUERIES, SCORES = ROUND * COUNT, heads * COUNT, ROUND * heads
     FOUND, FOUND_SUMS, PAIRS = WARPS * heads * size, WARPS * heads, -(-heads * size // (2 * THREADS))
     read, score_key, add_value = make_decode_steps(heads, bf16, LANES)
-    write_zeros, place, join_warps, finish = make_join(size, heads, bf16, splits)
+    write_zeros, place, join_warps, epilogue = make_join(size, heads, bf16, splits)
 
     @cuda.jit(device=True)
     def add_round(queries, acc, row_max, row_sum, keys, values, at, first, last):
@@ -358,7 +358,7 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
             join_warps(found, places, maxima, sums, whole_max, whole_sum, left, right, blocks_used == uint32(1), part,
                        group, partial, thread)
             part = uint32(part + uint32(1))
-        finish(last_block, out, first_row, count, whole_max, whole_sum, left, right, parts, blocks_used, group, partial,
+        epilogue(last_block, out, first_row, count, whole_max, whole_sum, left, right, parts, blocks_used, group, partial,
                arrived, thread)
 
     paged_decode_kernel.threads, paged_decode_kernel.shared_bytes = THREADS, 0
@@ -391,7 +391,7 @@ def make_paged_decode_mma(size: int, heads: int):
     copy_queries = make_copy_rows(16, SIZE, PITCH, THREADS, CHUNK, SWIZZLED)
     copy_page = make_copy_rows(PAGE, SIZE, PITCH, 32, CHUNK, SWIZZLED)
     read_queries, add_scores, hide, take_exponentials, add_values = make_half_steps(SIZE, 1, PAGE, PITCH, True)
-    write_zeros, place, join_warps, finish = make_join(size, heads, True, SPLITS)
+    write_zeros, place, join_warps, epilogue = make_join(size, heads, True, SPLITS)
 
     @cuda.jit(device=True)
     def start_page(shared, at, keys, values, page_table, sequence, page, end, tokens, kv_heads, kv_head, lane):
@@ -505,7 +505,7 @@ def make_paged_decode_mma(size: int, heads: int):
             join_warps(found, places, maxima, sums, whole_max, whole_sum, left, right, blocks_used == uint32(1), part,
                        group, partial, thread)
             part = uint32(part + uint32(1))
-        finish(last_block, out, first_row, count, whole_max, whole_sum, left, right, parts, blocks_used, group, partial,
+        epilogue(last_block, out, first_row, count, whole_max, whole_sum, left, right, parts, blocks_used, group, partial,
                arrived, thread)
 
     paged_decode_mma_kernel.threads = THREADS
