@@ -29,10 +29,10 @@ for output in llm.generate(["A hacker is", "kludge:", "The first computer bug"],
 # %% [markdown]
 # ## Prediction
 #
-# Five requests arrive at once. Each has a short prompt and wants forty tokens more. When all of them have finished, they
-# would hold about twice as many pages as the memory has, and the engine lets all five begin. Write down what it should
-# do when no page is free and a sequence needs one. Which sequence should pay for it? And will its text be a different
-# one than if it had run alone?
+# Five requests arrive at once. Each has a short prompt and wants forty tokens more. When all of them have finished,
+# they would hold about twice as many pages as the memory has, and the engine lets all five begin. Write down what it
+# should do when no page is free and a sequence needs one. Which sequence should pay for it? And will its text be a
+# different one than if it had run alone?
 #
 # ## One step as data
 #
@@ -72,8 +72,8 @@ print(f"{batch.buffer.nbytes} bytes, in one copy")
 #
 # ## Who is in a step
 #
-# Before you read on: five sequences are in the middle of their outputs, and a request with a long prompt arrives. Should
-# the prompt be computed at once, or wait until there is less to do?
+# Before you read on: five sequences are in the middle of their outputs, and a request with a long prompt arrives.
+# Should the prompt be computed at once, or wait until there is less to do?
 
 # %%
 from labkit import show_source
@@ -148,10 +148,10 @@ for one, other in zip(together, alone, strict=True):
 
 # %% [markdown]
 # The engine does its part if it asks the model the same questions as for each request alone. Whether the model answers
-# with the same bits is up to the kernels, and to the order in which they add. On the CPU device that order never depends
-# on what else is in a step. On a GPU the linear layers change to a different kernel when a step has more than a few
-# rows, and a prompt goes through a different attention than a single token. There the last bit of a logit may differ,
-# and where two tokens are almost equally likely, a greedy text may go on with the other one.
+# with the same bits is up to the kernels, and to the order in which they add. On the CPU device that order never
+# depends on what else is in a step. On a GPU the linear layers change to a different kernel when a step has more than a
+# few rows, and a prompt goes through a different attention than a single token. There the last bit of a logit may
+# differ, and where two tokens are almost equally likely, a greedy text may go on with the other one.
 #
 # ## A prompt that was computed before
 #
@@ -248,9 +248,10 @@ print("copied first (from, to):", *step.copies)
 #
 # The model's logits are on the GPU, a number for each token of the vocabulary in each row. Copying all of them to the
 # host and sorting them there could take longer than the step itself. But what has to be known? The tokens that may be
-# drawn are always a beginning of the sorted order: `top_k` takes the first k, `top_p` as many as together reach p of the
-# probability, `min_p` those that are at least min_p times as likely as the first. A beginning of the order is described
-# by its last member, a *threshold*, and adding up shows whether a threshold is too high. So the sort becomes a search:
+# drawn are always a beginning of the sorted order: `top_k` takes the first k, `top_p` as many as together reach p of
+# the probability, `min_p` those that are at least min_p times as likely as the first. A beginning of the order is
+# described by its last member, a *threshold*, and adding up shows whether a threshold is too high. So the sort becomes
+# a search:
 
 # %%
 import numpy as np
@@ -270,10 +271,10 @@ print(f"{passes} passes, no sort: {np.count_nonzero(weights >= low):,} tokens ar
       f"by sorting: {len(kept):,}")
 
 # %% [markdown]
-# The first kernel of the ladder does just that, one bit of the threshold in each pass. The fast one makes a histogram of
-# the row and searches only one bin of it. The weights are *whole numbers* for a reason: sums of whole numbers come out
-# the same in any order, so a GPU, the CPU device and NumPy agree on which token is the last one that is kept, and on
-# the one that is drawn. The comparison below allows no tolerance:
+# The first kernel of the ladder does just that, one bit of the threshold in each pass. The fast one makes a histogram
+# of the row and searches only one bin of it. The weights are *whole numbers* for a reason: sums of whole numbers come
+# out the same in any order, so a GPU, the CPU device and NumPy agree on which token is the last one that is kept, and
+# on the one that is drawn. The comparison below allows no tolerance:
 
 # %%
 from labkit import agree
@@ -442,13 +443,13 @@ for kind in (BlockManager, NeverCopies, LosesPages):
     print(f"{kind.__name__:14}", *(f"{count:4} x {rule or 'all rules hold'};" for rule, count in found.items()))
 
 # %% [markdown]
-# Both mistakes are found, each by a different rule. Without the rules neither of them would raise an error: a text would
-# be wrong, or the memory would slowly fill. The course's tests go further. The library *hypothesis* chooses what happens in
-# each step, and makes a failing case as small as it can. A model of whole numbers takes the place of the Llama: the
-# "keys and values" of a token are a hash of all tokens before it, written into pages, so that one wrong page, slot or
-# copy changes everything after it. With it the tests show that each output equals the output of the request alone, for
-# random arrivals, lengths, stops, aborts and sizes of memory. (Where a model itself is wrong, `parity` from lesson 18
-# names the first launch that differs.)
+# Both mistakes are found, each by a different rule. Without the rules neither of them would raise an error: a text
+# would be wrong, or the memory would slowly fill. The course's tests go further. The library *hypothesis* chooses what
+# happens in each step, and makes a failing case as small as it can. A model of whole numbers takes the place of the
+# Llama: the "keys and values" of a token are a hash of all tokens before it, written into pages, so that one wrong
+# page, slot or copy changes everything after it. With it the tests show that each output equals the output of the
+# request alone, for random arrivals, lengths, stops, aborts and sizes of memory. (Where a model itself is wrong,
+# `parity` from lesson 18 names the first launch that differs.)
 #
 # ## The whole, measured
 #
@@ -537,8 +538,8 @@ for name, what in (("llama_decode", "a decode step"), ("llama_prefill", "a promp
 # - [G. Yu et al.: Orca (2022)](https://www.usenix.org/conference/osdi22/presentation/yu), continuous batching
 # - [J. Salmon et al.: Parallel Random Numbers: As Easy as 1, 2, 3 (2011)](https://doi.org/10.1145/2063384.2063405),
 #   Philox
-# - [vLLM's documentation](https://docs.vllm.ai/), and [nano-vllm](https://github.com/GeeeekExplorer/nano-vllm), an engine
-#   that can be read in an evening
+# - [vLLM's documentation](https://docs.vllm.ai/), and [nano-vllm](https://github.com/GeeeekExplorer/nano-vllm), an
+#   engine that can be read in an evening
 #
 # ## Try it
 #
