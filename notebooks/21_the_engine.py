@@ -87,7 +87,7 @@ show_source(Scheduler.schedule)
 
 # %%
 from labkit.engine.simulation import Work, simulate
-from labkit.measure.plots import engine as pictures
+from labkit.measure.plots import schedules as pictures
 
 traffic = [Work(6, 24), Work(9, 30), Work(4, 28, arrival=2), Work(120, 12, arrival=8), Work(5, 20, arrival=12)]
 pictures.tokens_of_steps({f"a budget of {budget:,}": simulate(traffic, max_num_batched_tokens=budget)
@@ -120,13 +120,19 @@ def engine(pages, **options):
                scheduler=RecordingScheduler, **options)
 
 
-prompts = ["What is a hacker?", "Define foo, and bar, and whatever else comes to mind.", "A kernel is",
-           "Tell me about the first computer bug.", "What does grok mean?"]
+def asked(question):
+    return loaded.tokenizer.chat([{"role": "user", "content": question}])
+
+
+questions = ["What is a hacker?", "Define foo, and bar, and whatever else comes to mind.", "What is a kludge?",
+             "Tell me about the first computer bug.", "What does grok mean?"]
+prompts = [asked(question) for question in questions]
 forty = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 small = engine(pages=10)
 together = small.generate(prompts, forty)
 stats = small.stats()
 print(f"{stats.steps} steps, {stats.preemptions} preemptions, {stats.generated} tokens sampled")
+print(questions[0], "->", repr(together[0].outputs[0].text))
 pictures.requests_over_steps(small.engine.scheduler.history, pages=10)
 
 # %% [markdown]
@@ -140,11 +146,11 @@ pictures.requests_over_steps(small.engine.scheduler.history, pages=10)
 
 # %%
 plenty = engine(pages=64)
-alone = [plenty.generate(prompt, forty)[0] for prompt in prompts]
-for one, other in zip(together, alone, strict=True):
+alone = [plenty.generate([prompt], forty)[0] for prompt in prompts]
+for question, one, other in zip(questions, together, alone, strict=True):
     pairs = zip(one.outputs[0].token_ids, other.outputs[0].token_ids, strict=True)
     apart = next((place for place, (here, there) in enumerate(pairs) if here != there), None)
-    print(f"{one.prompt!r:58} {'as alone' if apart is None else f'differs from token {apart} on'}")
+    print(f"{question!r:58} {'as alone' if apart is None else f'differs from token {apart} on'}")
 
 # %% [markdown]
 # The engine does its part if it asks the model the same questions as for each request alone. Whether the model answers
@@ -170,11 +176,12 @@ show_source(BlockManager._digest)
 # differs from the first in its first word.
 
 # %%
-instructions = "You answer questions about words that hackers use, in one sentence, without any jokes. "
-asked = [instructions + "What is a kludge?", instructions + "What is a kludge?",
-         instructions + "What is a hack?", "Please: " + instructions + "What is a kludge?"]
+instructions = ("You answer questions about words that hackers use, in one sentence, without any jokes. "
+                "Never say where a word comes from, and do not repeat the question. ")
+asked_here = [instructions + "What is a kludge?", instructions + "What is a kludge?",
+              instructions + "What is a hack?", "Please: " + instructions + "What is a kludge?"]
 print(f"{'prompt':44}{'tokens':>8}{'found':>8}")
-for text in asked:
+for text in asked_here:
     (output,) = plenty.generate(text, SamplingParams(temperature=0, max_tokens=4))
     begin_and_end = f"{text[:14]} ... {text[-20:]}"
     print(f"{begin_and_end:44}{len(output.prompt_token_ids):8}{output.num_cached_tokens:8}")
@@ -283,6 +290,14 @@ from labkit.kernels.sampling import SAMPLE
 
 agree(SAMPLE, ["sample_bisection", "sample_split"], sizes=({"R": 12, "V": 33}, {"R": 6, "V": 257}))
 
+# %%
+from labkit import measure
+
+series = measure.recorded_ladder("sample_top_p", gpu="NVIDIA H200")
+print("top-p on the H200:", "" if series else "not recorded yet")
+for row in series.rows if series else ():
+    print(f"    {row.name:40}{row.ms:8.3f} ms for {series.size['R']} rows of {series.size['V']:,} logits")
+
 # %% [markdown]
 # And chance? A generator with a state would give a request other numbers as soon as another request joins its batch.
 # *Philox* has no state. It scrambles a counter with a key in ten rounds, and the engine uses the token's position as
@@ -352,7 +367,8 @@ print("rows of padding:", {count: bucket(count, 256) - count for count in (1, 5,
 # %% [markdown]
 # *One step ahead.* The host plans step n + 1 while step n runs. It can, since it does not need the tokens of step n: it
 # knows how many there will be, and the ids are on the device. Here is the host's work for 256 sequences, measured on
-# this machine without a model, and what planning ahead would save beside a device that needs 2.5 ms for a step:
+# this machine without a model, and what planning ahead would save beside a device that needs 2.5 ms for a step. The
+# longer of the two then sets the pace:
 
 # %%
 import time
@@ -458,7 +474,6 @@ for kind in (BlockManager, NeverCopies, LosesPages):
 # keys and values are half of the bytes?
 
 # %%
-from labkit import measure
 from labkit.models import llama
 
 shape = llama.Config(vocab_size=128_256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16,
@@ -476,29 +491,20 @@ for count in (1, 8, 32, 64, 128, 256):
 # memory for keys and values. And this is what was measured:
 
 # %%
-from labkit._common.tables import number
-
-
-def lines_of(name, value, indent=4):
-    """A series as text: a line for each row of numbers."""
-    if isinstance(value, dict) and any(isinstance(each, dict | list) for each in value.values()):
-        for key, each in value.items():
-            yield from lines_of(f"{name} {key}".strip(), each, indent)
-    elif isinstance(value, list) and value and isinstance(value[0], dict):
-        for each in value:
-            yield from lines_of(name, each, indent)
-    else:
-        cells = value.items() if isinstance(value, dict) else [("", value)]
-        yield " " * indent + f"{name}  " + "  ".join(
-            f"{key} {number(each) if isinstance(each, float) else each}".strip() for key, each in cells)
-
-
-for name, what in (("llama_decode", "a decode step"), ("llama_prefill", "a prompt"),
-                   ("engine", "many requests at once, through the whole engine")):
+def recorded(name, what):
     series = measure.recorded_series(name, gpu="NVIDIA H200")
     print(f"{name}: {what}" + ("" if series else "; not recorded on the H200 yet"))
-    for key, value in (series or {}).items():
-        print(*lines_of(key, value), sep="\n")
+    return series["rows"] if series else ()
+
+
+for row in recorded("llama_decode", "one more token of each sequence, in a graph"):
+    print(f"    {row['sequences']:4} sequences {row['ms']:8.3f} ms, by its bytes {row['bound_ms']:.3f} ms; "
+          + "; ".join(f"PyTorch, {way} {ms:.3f}" for way, ms in row["torch"].items() if isinstance(ms, float)))
+for row in recorded("llama_prefill", "a prompt, in a graph"):
+    print(f"    {row['tokens']:6,} tokens {row['ms']:8.2f} ms, {row['tflops']:.0f} TFLOP/s")
+for row in recorded("engine", "many requests at once, through the whole engine"):
+    print(f"    {row['name']:36}{row['tokens_per_second']:8,.0f} tokens/s, {row['preemptions']} preemptions, "
+          f"{row['mean_sequences']:.0f} sequences a step, the host busy {row['host_share']:.0%} of the time")
 
 # %% [markdown]
 # What lies between the bound and such a measurement? A decode step has launches for each layer, and within each of them

@@ -133,6 +133,7 @@ PLAN_STEP = FunctionExercise(
             _queue("nothing waits", [1, 30, 1], [], 20, 8, 100),
             _queue("the budget ends within a prompt that waits", [1, 1], [10, 50, 5], 30, 8, 100),
             _queue("the budget ends within a prompt that runs", [1, 70, 1], [5], 40, 8, 100),
+            _queue("the budget has one token left for a prompt", [1, 1], [9], 3, 8, 100),
             _queue("the budget is used up exactly", [1, 1], [8, 5], 10, 8, 100),
             _queue("the first that waits does not fit, and the second would", [1], [60, 4], 100, 8, 4),
             _queue("all pages are needed, and those of the prompts are just enough", [1, 1], [32, 16], 100, 8, 6),
