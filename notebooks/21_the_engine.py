@@ -296,7 +296,7 @@ from labkit import measure
 series = measure.recorded_ladder("sample_top_p", gpu="NVIDIA H200")
 print("top-p on the H200:", "" if series else "not recorded yet")
 for row in series.rows if series else ():
-    print(f"    {row.name:40}{row.ms:8.3f} ms for {series.size['R']} rows of {series.size['V']:,} logits")
+    print(f"    {row.name:40}{row.timing.p50:8.3f} ms for {series.size['R']} rows of {series.size['V']:,} logits")
 
 # %% [markdown]
 # And chance? A generator with a state would give a request other numbers as soon as another request joins its batch.
