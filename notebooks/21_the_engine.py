@@ -64,15 +64,15 @@ print(f"{batch.buffer.nbytes} bytes, in one copy")
 # sequence: its first row, how many rows it has, how many tokens its attention sees, the row whose logits are wanted,
 # and the *seat* at which the token that is drawn will be kept.
 #
-# The id −1 looks like a mistake. The host has not seen the token that a drew in the first step, because nobody has
-# waited for that step yet. It lies on the device, at seat 0, and −1 − seat says so; a small kernel puts it in its place
-# (`fill_ids`). All of it lies in one buffer, page tables and the parameters of sampling included, so that a step needs
-# a single copy to the device. Every copy has a fixed cost, whatever its size, and a copy for each array would pay it
-# again and again in each step.
+# The id −1 looks like a mistake. The host has not seen the token that was drawn for a in the first step, since it plans
+# this step without waiting for that one. The token lies on the device, at seat 0, and −1 − seat says so; a small kernel
+# puts it in its place (`fill_ids`). All of it lies in one buffer, page tables and the parameters of sampling included,
+# so that a step needs a single copy to the device. Every copy has a fixed cost, whatever its size, and a copy for each
+# array would pay it again and again in each step.
 #
 # ## Who is in a step
 #
-# Before you read on: five sequences are in the middle of their outputs, and a request with a long prompt arrives.
+# Before you read on: three sequences are in the middle of their outputs, and a request with a long prompt arrives.
 # Should the prompt be computed at once, or wait until there is less to do?
 
 # %%
@@ -81,7 +81,7 @@ from labkit import show_source
 show_source(Scheduler.schedule)
 
 # %% [markdown]
-# Neither. Sequences that run come first, each with one token, so that their texts go on. What is left of the token
+# Neither. Sequences that decode come first, each with one token, so that their texts go on. What is left of the token
 # budget goes to prompts, and a prompt that does not fit is cut into *chunks*. Here is the same traffic with a budget so
 # large that no prompt is ever cut, and with a small one. (`simulate` is the same scheduler without a model.)
 
@@ -120,13 +120,9 @@ def engine(pages, **options):
                scheduler=RecordingScheduler, **options)
 
 
-def asked(question):
-    return loaded.tokenizer.chat([{"role": "user", "content": question}])
-
-
 questions = ["What is a hacker?", "Define foo, and bar, and whatever else comes to mind.", "What is a kludge?",
              "Tell me about the first computer bug.", "What does grok mean?"]
-prompts = [asked(question) for question in questions]
+prompts = [f"<|user|>{question}<|end|><|assistant|>" for question in questions]  # as its chat template writes them
 forty = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 small = engine(pages=10)
 together = small.generate(prompts, forty)
@@ -138,15 +134,15 @@ pictures.requests_over_steps(small.engine.scheduler.history, pages=10)
 # %% [markdown]
 # The *youngest* sequence pays. It gives all of its pages back and waits, and when there are enough pages again, its
 # prompt and what it had already written are computed again, in a chunk, as if all of it were a prompt. This is
-# *preemption by recomputing*. A chunk is far cheaper than the steps that once wrote these tokens, and often less than
-# that: pages that have not been given to others in the meantime still hold what was in them, and are used again.
+# *preemption by recomputing*. A chunk is far cheaper than the steps that once wrote these tokens, and often it is
+# shorter: pages that have not been given to others in the meantime still hold what was in them, and are used again.
 #
 # Since requests are served in the order in which they arrived, the oldest one is never preempted. It finishes, the next
 # one becomes the oldest, and so none can wait for ever. And the texts?
 
 # %%
 plenty = engine(pages=64)
-alone = [plenty.generate([prompt], forty)[0] for prompt in prompts]
+alone = [plenty.generate(prompt, forty)[0] for prompt in prompts]
 for question, one, other in zip(questions, together, alone, strict=True):
     pairs = zip(one.outputs[0].token_ids, other.outputs[0].token_ids, strict=True)
     apart = next((place for place, (here, there) in enumerate(pairs) if here != there), None)
@@ -178,10 +174,10 @@ show_source(BlockManager._digest)
 # %%
 instructions = ("You answer questions about words that hackers use, in one sentence, without any jokes. "
                 "Never say where a word comes from, and do not repeat the question. ")
-asked_here = [instructions + "What is a kludge?", instructions + "What is a kludge?",
-              instructions + "What is a hack?", "Please: " + instructions + "What is a kludge?"]
+asked = [instructions + "What is a kludge?", instructions + "What is a kludge?",
+         instructions + "What is a hack?", "Please: " + instructions + "What is a kludge?"]
 print(f"{'prompt':44}{'tokens':>8}{'found':>8}")
-for text in asked_here:
+for text in asked:
     (output,) = plenty.generate(text, SamplingParams(temperature=0, max_tokens=4))
     begin_and_end = f"{text[:14]} ... {text[-20:]}"
     print(f"{begin_and_end:44}{len(output.prompt_token_ids):8}{output.num_cached_tokens:8}")
@@ -302,8 +298,8 @@ for row in series.rows if series else ():
 # And chance? A generator with a state would give a request other numbers as soon as another request joins its batch.
 # *Philox* has no state. It scrambles a counter with a key in ten rounds, and the engine uses the token's position as
 # the counter and the request's seed as the key. So a draw depends on the seed, the position and the logits, and on
-# nothing else. Below, the same request runs alone, in company, and in company with a memory so small that something is
-# preempted:
+# nothing else. Below, the same request runs alone, in company, and in company with a memory so small that it is
+# preempted, since it is the youngest:
 
 # %%
 from labkit.kernels.philox import philox_reference, seed_words
@@ -311,11 +307,10 @@ from labkit.kernels.philox import philox_reference, seed_words
 print("position 5, seed 1:", philox_reference((5, 0, 0, 0), seed_words(1)))
 drawn = [SamplingParams(temperature=0.9, top_p=0.95, seed=seed, max_tokens=24, ignore_eos=True)
          for seed in range(len(prompts))]
-first = {}
-for where, llm, count in (("alone", plenty, 1), ("in company", plenty, 5), ("8 pages", engine(pages=8), 5)):
-    first[where] = llm.generate(prompts[:count], drawn[:count])[0].outputs[0].token_ids
-    print(f"{where:12}{llm.stats().preemptions} preemptions  {first[where][:12]} ...")
-print("all the same:", first["alone"] == first["in company"] == first["8 pages"])
+for where, llm, several in (("alone", plenty, prompts[-1:]), ("in company", plenty, prompts),
+                            ("10 pages", engine(pages=10), prompts)):
+    last = llm.generate(several, drawn[-len(several) :])[-1].outputs[0]
+    print(f"{where:12}{llm.stats().preemptions} preemptions  {last.text!r}")
 
 # %% [markdown]
 # *Penalties* change the logits before anything else: a token that has been written already becomes less likely, once
@@ -349,6 +344,9 @@ for token in tokenizer.encode(text, marks=False):
         break
 
 # %% [markdown]
+# The text that is shown stays behind by one character less than the stop string has: so many might be its beginning.
+# The accent and the arrow appear with the token that completes them.
+#
 # ## The host
 #
 # A step has two parts: the host chooses the sequences and fills the buffer, the device computes. Two measures keep the
@@ -498,10 +496,10 @@ def recorded(name, what):
 
 
 for row in recorded("llama_decode", "one more token of each sequence, in a graph"):
-    print(f"    {row['sequences']:4} sequences {row['ms']:8.3f} ms, by its bytes {row['bound_ms']:.3f} ms; "
-          + "; ".join(f"PyTorch, {way} {ms:.3f}" for way, ms in row["torch"].items() if isinstance(ms, float)))
+    theirs = [f"PyTorch, {way} {ms:.3f}" for way, ms in (row["torch"] or {}).items() if isinstance(ms, float)]
+    print("; ".join([f"    {row['sequences']:4} sequences {row['ms']['p50']:8.3f} ms", *theirs]))
 for row in recorded("llama_prefill", "a prompt, in a graph"):
-    print(f"    {row['tokens']:6,} tokens {row['ms']:8.2f} ms, {row['tflops']:.0f} TFLOP/s")
+    print(f"    {row['tokens']:6,} tokens {row['ms']['p50']:8.2f} ms, {row['tflops']:.0f} TFLOP/s")
 for row in recorded("engine", "many requests at once, through the whole engine"):
     print(f"    {row['name']:36}{row['tokens_per_second']:8,.0f} tokens/s, {row['preemptions']} preemptions, "
           f"{row['mean_sequences']:.0f} sequences a step, the host busy {row['host_share']:.0%} of the time")

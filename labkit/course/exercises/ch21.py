@@ -112,23 +112,23 @@ def _planned_step(running, waiting, budget, seats, free):
     return np.array(planned)
 
 
-def _queue_inputs(rng, n):
-    running = np.where(rng.random(n) < 0.7, 1, rng.integers(1, 60, n))
-    waiting = rng.integers(1, 60, int(rng.integers(0, n + 3)))
+def _queue_inputs(rng, n, m):
+    """n sequences that run, m prompts that wait."""
+    running, waiting = np.where(rng.random(n) < 0.7, 1, rng.integers(1, 60, n)), rng.integers(1, 60, m)
     return running, waiting, int(rng.integers(0, 200)), int(rng.integers(0, 6)), int(rng.integers(0, 30))
 
 
 def _queue(words, running, waiting, budget, seats, free):
     return Reach(words, lambda rng, *_: (np.array(running, np.int64), np.array(waiting, np.int64), budget, seats, free),
-                 {"n": len(running)})
+                 {"n": len(running), "m": len(waiting)})
 
 
 PLAN_STEP = FunctionExercise(
     name="plan_step",
     reference=_planned_step,
     inputs=_queue_inputs,
-    sizes=tuple({"n": n} for n in (1, 3, 5, 8)),
-    random_size=lambda rng: {"n": int(rng.integers(2, 10))},
+    sizes=tuple({"n": n, "m": m} for n, m in ((1, 1), (2, 3), (5, 4), (3, 9))),
+    random_size=lambda rng: {"n": int(rng.integers(2, 10)), "m": int(rng.integers(2, 10))},
     domain=(_queue("nothing runs", [], [5, 40, 7], 48, 8, 100),
             _queue("nothing waits", [1, 30, 1], [], 20, 8, 100),
             _queue("the budget ends within a prompt that waits", [1, 1], [10, 50, 5], 30, 8, 100),
@@ -140,6 +140,7 @@ PLAN_STEP = FunctionExercise(
             _queue("a page is missing for a sequence that runs", [1, 1], [32, 16], 100, 8, 5),
             _queue("only a part of a prompt is computed, and the whole would not fit into the pages", [1], [60], 10, 8,
                    3),
+            _queue("one that runs is in the middle of its prompt, and a page is missing for it", [1, 20], [32], 100, 8, 3),
             _queue("there is one seat", [1], [4, 4, 4], 100, 1, 100),
             _queue("there is no seat", [1], [4], 100, 0, 100)),
     wrong={
@@ -149,6 +150,8 @@ PLAN_STEP = FunctionExercise(
         "the seats are not counted down": Edit("seats -= 1", ""),
         "no page is left for those that run": Edit("pages + holders <= free", "pages <= free"),
         "those that were admitted in this step are not among those that run": Edit("holders += 1", ""),
+        "one in the middle of its prompt is not counted among those that run":
+            Edit("holders = len(running)", "holders = int((running == 1).sum())"),
         "the pages of an admitted prompt stay free": Edit("free -= pages", ""),
         "pages are counted for the chunk, not for the prompt": Edit("pages = -(-prompt // 16)",
                                                                     "pages = -(-min(prompt, budget) // 16)"),
