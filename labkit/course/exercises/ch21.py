@@ -140,7 +140,8 @@ PLAN_STEP = FunctionExercise(
             _queue("a page is missing for a sequence that runs", [1, 1], [32, 16], 100, 8, 5),
             _queue("only a part of a prompt is computed, and the whole would not fit into the pages", [1], [60], 10, 8,
                    3),
-            _queue("one that runs is in the middle of its prompt, and a page is missing for it", [1, 20], [32], 100, 8, 3),
+            _queue("one that runs is in the middle of its prompt, and a page is missing for it", [1, 20], [32], 100, 8,
+                   3),
             _queue("there is one seat", [1], [4, 4, 4], 100, 1, 100),
             _queue("there is no seat", [1], [4], 100, 0, 100)),
     wrong={
