@@ -215,7 +215,7 @@ def train(steps: int, dropout: float, batch: int, rate: float, device: str, minu
         at = torch.cat([anywhere, texts]).to(device)
         return tokens["train"][at[:, None] + offsets]
 
-    def loss_of(rows):
+    def loss_of(rows, run=run):
         return torch.nn.functional.cross_entropy(run(rows[:, :-1]).float().flatten(0, 1), rows[:, 1:].flatten())
 
     @torch.no_grad()
@@ -223,7 +223,7 @@ def train(steps: int, dropout: float, batch: int, rate: float, device: str, minu
         model.eval()
         rows = tokens["held_out"].unfold(0, length + 1, length)
         with cast:
-            losses = [(loss_of(part).item(), len(part)) for part in rows.split(batch)]
+            losses = [(loss_of(part, model).item(), len(part)) for part in rows.split(batch)]  # compiled it takes minutes
         model.train()
         return sum(loss * count for loss, count in losses) / sum(count for _, count in losses)
 

@@ -232,7 +232,9 @@ def test_a_shape_is_one_graph_and_takes_another_batch(model):
     np.testing.assert_array_equal(model.embed(other), expected)
     assert len(model.workspace.graphs) == 1
     graph = next(iter(model.workspace.graphs.values()))
-    assert graph.nodes == 1 + 7 * SMALL.num_hidden_layers + 1
+    # A GPU shares a float32 product of few rows among more blocks than it has tiles, and adds up in another launch.
+    assert graph.nodes >= 1 + 7 * SMALL.num_hidden_layers + 1
+    assert device.on_gpu() or graph.nodes == 1 + 7 * SMALL.num_hidden_layers + 1
 
 
 def test_old_graphs_make_room(tensors, monkeypatch):

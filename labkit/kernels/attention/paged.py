@@ -14,10 +14,12 @@ For a part of the keys, with scores s and values v, three things are kept for ea
 
     row_max = max s        row_sum = sum of 2**(s - row_max)        acc = sum of 2**(s - row_max) * v
 
-Two parts join, in any order: both are brought to the larger row_max, and added. So lanes, warps and blocks each take
-pages of their own, and none waits for another before the end. A sequence of more than 8 pages is split over up to 16
-blocks; how many depends on its own length alone, and so do the bits of its result, in any batch. The block of a
-sequence and a head that ends last joins what all have found, in one order, and there is no second launch.
+Two parts join: both are brought to the larger row_max, and added. So lanes and warps each take pages of their own, and
+none waits for another before the end of a part. A sequence has a part for each 8 pages, 16 at most: how many depends on
+its own length alone. How many blocks share these parts depends on the batch: all parts go to one block where sequences
+and heads make enough of them, and each to a block of its own where they do not. The block that ends last then folds
+what all have found, and there is no second launch. Either way parts are folded in their order, by the same operations,
+and the result has the same bits in any batch.
 
 A block serves all H / K query heads that share a head of keys and values (at most 8, on tensor cores 16; beyond that
 it is done in equal parts): these keys and values are read once.
@@ -28,11 +30,11 @@ What it should reach
 
         under way   an SM's share of 3.57 TB/s is 27 KB a microsecond. It holds 4 blocks of 4 warps, each of which has
                     two pages of keys and values on their way, 8 KB: 128 KB, enough for a latency of 4.7 us
-        a block     has 256 keys, 64 KB; its chain of latencies (the length, the pages' numbers, the first pages,
-                    the records, the count) is about 4 us, and with 4 at a time 9.5 us are allowed
+        a block     has all 4,096 tokens of a head, 1 MB, in 16 parts; while its warps join a part, the first pages of
+                    the next are on their way. With one part a block, 64 KB, its chain of latencies (the length, the
+                    pages' numbers, the first pages, the records, the count) was a third of its time: 164 us
         arithmetic  a page takes a warp about 170 instructions: 131,072 pages are 24 us of all SMs' issue slots. With
                     products in registers it is 560 and 79 us: beside the waits of 12 warps an SM that is the limit
-        records     8,192 blocks write and read 1.1 KB each, from L2: 9 MB both ways, 2% of the bytes
 
     One sequence of 1,024 tokens: 64 blocks of 8 pages, the whole a chain of latencies of 4 to 5 us.
 """
@@ -121,8 +123,15 @@ def _kept_parts(sequences: int, heads: int, size: int) -> DecodeParts:
     return decode_parts(sequences, heads, size)
 
 
-def _launch_decode(factory, most: int, splits: int, q, keys, values, page_table, lengths, out, scale, parts, stream):
-    """most: query heads that a block of such a kernel may have."""
+def blocks_of_sequence(others: int, pages: int) -> int:
+    """How many blocks share a sequence of so many pages and a head of keys, if the batch has `others` of them: two for
+    each SM in all, so that a few long sequences keep the GPU busy. On the bits of the result it has no influence."""
+    return max(1, min(2 * device.sm_count() // others, SPLITS, -(-pages // SHORTEST)))
+
+
+def _launch_decode(factory, most: int, splits: int, q, keys, values, page_table, lengths, out, scale, parts, stream,
+                   grid_x: int | None = None):
+    """most: query heads that a block of such a kernel may have. grid_x: blocks of a sequence and a head of keys."""
     ratio = check_decode(q, keys, values, page_table, lengths, out, scale)
     sequences, heads, size = q.shape
     kv_heads = heads // ratio
@@ -138,7 +147,9 @@ def _launch_decode(factory, most: int, splits: int, q, keys, values, page_table,
                  np.float32(scale * LOG2_E), np.uint32(ratio), np.uint32(kv_heads), *parts)
     dynamic_shared(kernel, kernel.shared_bytes, *arguments)
     # The sequence's length is not known here: blocks beyond its pages end at once.
-    grid = min(splits, -(-page_table.shape[1] // SHORTEST)), kv_heads * blocks, sequences
+    if grid_x is None:
+        grid_x = 1 if splits == 1 else blocks_of_sequence(kv_heads * blocks * sequences, page_table.shape[1])
+    grid = grid_x, kv_heads * blocks, sequences
     kernel[grid, kernel.threads, stream, kernel.shared_bytes](*arguments)
 
 
@@ -191,10 +202,10 @@ def paged_decode_one_block(q, keys, values, page_table, lengths, out, scale, par
 
 
 @rung(kernel=make_paged_decode(64, 4, False, SPLITS), sizes=SIZES,
-      idea="pages split over up to 16 blocks, the last of which joins what all found")
+      idea="pages in up to 16 parts, over as many blocks as keep the GPU busy; the last one folds what all found")
 def paged_decode_split(q, keys, values, page_table, lengths, out, scale, parts=None, *, stream=0):
-    """As one_block, but a block takes 8 pages or more, up to a 16th of the sequence. A counter in global memory tells
-    the last block of a sequence and a head that it is the last: it joins the records of all in their order."""
+    """As one_block, but in parts of 8 pages or more, which blocks share if there are few sequences. A counter in global
+    memory tells the last block of a sequence and a head that it is the last: it folds all parts in their order."""
     _launch_decode(make_paged_decode, MOST, SPLITS, q, keys, values, page_table, lengths, out, scale, parts, stream)
 
 
@@ -202,7 +213,7 @@ def paged_decode_split(q, keys, values, page_table, lengths, out, scale, parts=N
       idea="as split, on tensor cores: query heads are rows of a factor, and cp.async keeps pages on their way")
 def paged_decode_mma(q, keys, values, page_table, lengths, out, scale, parts=None, *, stream=0):
     """For bfloat16. A page of 16 keys is one factor of mma.sync, the query heads of a group are the other. Each warp
-    has three or four pages in shared memory, most of them still on their way; the products take so few instructions
+    has three pages in shared memory, two of them still on their way; the products take so few instructions
     that loads set the time, for any ratio of heads."""
     if np.dtype(q.dtype) != np.uint16:
         raise ValueError(f"q has dtype {q.dtype}; on tensor cores only uint16, which holds bfloat16, is allowed")

@@ -1,5 +1,10 @@
 """The kernels of paged_decode: the pages of a sequence split over lanes, warps and blocks, and what they found joined.
 
+A sequence is cut into up to 16 parts of 8 pages or more, by its own length alone. A block takes one part after the
+other: all of them, where the batch keeps the GPU busy; one, where it would leave it idle. Warps take the pages of a
+part in turn and join at its end; parts are folded in their order, by the block that has them all, or by the one that
+ends last. These are the same operations in the same order, so that the result has the same bits in any batch.
+
 Shapes  as in paged.py, where the launchers are; here q and out are matrices (B * H, D), keys and values (pages * K *
         PAGE, D). ratio: H // K. partial, arrived: what decode_parts makes
 """
@@ -17,8 +22,8 @@ from labkit.kernels.matmul.mma import CHUNK
 from labkit.kernels.reduce import ALL_LANES, NOTHING, ZERO
 
 WARPS, THREADS = 4, 128
-SPLITS = 16  # blocks of a sequence and a head, at most
-SHORTEST = 8  # pages of a block, at least: two for each warp
+SPLITS = 16  # parts of a sequence, at most
+SHORTEST = 8  # pages of a part, at least: two for each warp
 LOWEST = float32(-3e38)  # below every score, and finite: the difference of two such maxima is a number
 MOST, MOST_MMA = 8, 16  # query heads of a block
 
@@ -37,24 +42,51 @@ def record_of(size: int) -> int:
 
 
 @cuda.jit(device=True)
-def find_split(tokens, split, splits):
-    """(first page, behind the last page, how many splits there are) of a sequence of so many tokens."""
+def find_parts(tokens, splits):
+    """(pages, pages of a part, parts) of a sequence of so many tokens; parts are a multiple of WARPS long, but for the
+    last."""
     pages = uint32((tokens + uint32(PAGE - 1)) // uint32(PAGE))
     share = uint32((pages + uint32(splits - 1)) // uint32(splits))
     share = max(uint32(SHORTEST), uint32((share + uint32(WARPS - 1)) // uint32(WARPS) * uint32(WARPS)))
     if splits == 1:
         share = pages
-    first = uint32(split * share)
-    return first, min(uint32(first + share), pages), uint32((pages + share - uint32(1)) // share)
+    return pages, share, uint32((pages + share - uint32(1)) // share)
+
+
+@cuda.jit(device=True)
+def find_own(parts, block, blocks):
+    """(first part, behind the last part, blocks that have any) of a block, of a grid of so many for the sequence."""
+    each = uint32((parts + blocks - uint32(1)) // blocks)
+    first = uint32(block * each)
+    return first, min(uint32(first + each), parts), uint32((parts + each - uint32(1)) // each)
+
+
+@cuda.jit(device=True)
+def fold(row_max, row_sum, left, right, n, part_max, part_sum, part_left, part_right):
+    """Adds a part to the parts before it, for pair n of the thread's. The rounding is spelled out: whoever folds, a
+    block or the last one, gets the same bits."""
+    new = max(row_max[n], part_max)
+    before, weight = ptx.exp2_approx(row_max[n] - new), ptx.exp2_approx(part_max - new)
+    row_max[n] = new
+    row_sum[n] = cuda.fma(row_sum[n], before, part_sum * weight)
+    left[n] = cuda.fma(left[n], before, part_left * weight)
+    right[n] = cuda.fma(right[n], before, part_right * weight)
 
 
 def make_join(size: int, heads: int, bf16: bool, splits: int):
-    """Two device functions. write_zeros: of an empty slot. join: the records of a block's warps, which lie in shared
-    memory, become the block's; where a sequence has several blocks, they go to `partial`, and the block that comes last
-    joins them."""
+    """The device functions that join: write_zeros, of an empty slot; place, where in shared memory a number of acc
+    lies; join_warps, at the end of a part; finish, at the end of a block.
+
+    A thread has up to PAIRS pairs of neighbouring columns of a query head, and for each a row_max, a row_sum and the
+    two numbers, folded over the block's parts so far.
+    """
     HEADS, SIZE, RECORD = heads, size, record_of(size)
-    PAIRS = heads * size // 2  # of neighbouring numbers: a thread's share
+    COLUMNS = size // 2  # pairs of a head
+    ALL, PAIRS = heads * COLUMNS, -(-heads * COLUMNS // THREADS)
     SPLIT = splits > 1
+    # Rows of 64 numbers begin in one bank: the eight rows that a warp writes at once are moved apart.
+    APART = 8 if size & (size - 1) == 0 else 0
+    TURNS = min(7, size // 8 - 1)
 
     @cuda.jit(device=True)
     def write(out, row, column, left, right):
@@ -66,74 +98,80 @@ def make_join(size: int, heads: int, bf16: bool, splits: int):
     @cuda.jit(device=True)
     def write_zeros(out, first_row, count, thread):
         pair = thread
-        while pair < uint32(count * uint32(SIZE // 2)):
-            row, column = uint32(pair // uint32(SIZE // 2)), uint32(pair % uint32(SIZE // 2) * uint32(2))
+        while pair < uint32(count * uint32(COLUMNS)):
+            row, column = uint32(pair // uint32(COLUMNS)), uint32(pair % uint32(COLUMNS) * uint32(2))
             write(out, uint32(first_row + row), column, ZERO, ZERO)
             pair = uint32(pair + uint32(THREADS))
 
     @cuda.jit(device=True)
-    def join(records, last, out, first_row, count, split, parts, group, partial, arrived, thread):
-        """first_row, count: the block's rows of out as a matrix (B * H, D). group: the number of the blocks that belong
-        together, of which there are `parts`."""
-        cuda.syncthreads()  # every warp's record is complete
-        pair = thread
-        while pair < uint32(PAIRS):
-            head, column = uint32(pair // uint32(SIZE // 2)), uint32(pair % uint32(SIZE // 2) * uint32(2))
-            at = uint32(head * uint32(RECORD))
-            row_max, row_sum, left, right = LOWEST, ZERO, ZERO, ZERO
-            for warp in range(WARPS):
-                row_max = max(row_max, records[at + uint32(warp * HEADS * RECORD + SIZE + 1)])
-            for warp in range(WARPS):
-                one = uint32(at + uint32(warp * HEADS * RECORD))
-                weight = ptx.exp2_approx(records[one + uint32(SIZE + 1)] - row_max)
-                row_sum += records[one + uint32(SIZE)] * weight
-                left += records[one + column] * weight
-                right += records[one + column + uint32(1)] * weight
-            if not SPLIT or parts == uint32(1):
-                if head < count:
-                    share = float32(1.0) / row_sum
-                    write(out, uint32(first_row + head), column, left * share, right * share)
-            else:
-                one = uint32(uint32(uint32(group * uint32(SPLITS)) + split) * uint32(HEADS * RECORD) + at)
-                partial[one + column], partial[one + column + uint32(1)] = left, right
-                if column == uint32(0):
-                    partial[one + uint32(SIZE)], partial[one + uint32(SIZE + 1)] = row_sum, row_max
-            pair = uint32(pair + uint32(THREADS))
-        if SPLIT and parts > uint32(1):
-            cuda.syncthreads()  # the block's records are written
-            if thread == uint32(0):
-                cuda.threadfence()  # and every block sees them before it sees the count
-                # The count is 0 again after the last block: the next launch needs nothing.
-                order = uint32(cuda.atomic.inc(arrived, group, uint32(parts - uint32(1))))
-                last[0] = uint32(1) if order == uint32(parts - uint32(1)) else uint32(0)
-                cuda.threadfence()
-            cuda.syncthreads()
-            if last[0] != uint32(0):
-                join_blocks(out, first_row, count, parts, group, partial, thread)
+    def place(head, column):
+        return uint32(head * uint32(SIZE) + (column ^ (head & uint32(TURNS)) * uint32(APART)))
 
     @cuda.jit(device=True)
-    def join_blocks(out, first_row, count, parts, group, partial, thread):
-        pair = thread
-        while pair < uint32(count * uint32(SIZE // 2)):
-            head, column = uint32(pair // uint32(SIZE // 2)), uint32(pair % uint32(SIZE // 2) * uint32(2))
-            first = uint32(uint32(group * uint32(SPLITS * HEADS)) + head) * uint32(RECORD)
-            row_max, row_sum, left, right = LOWEST, ZERO, ZERO, ZERO
-            # No branches, so that all loads can be under way at once.
-            for split in range(SPLITS):
-                one = uint32(first + min(uint32(split), uint32(parts - uint32(1))) * uint32(HEADS * RECORD))
-                row_max = max(row_max, partial[one + uint32(SIZE + 1)])
-            for split in range(SPLITS):
-                one = uint32(first + min(uint32(split), uint32(parts - uint32(1))) * uint32(HEADS * RECORD))
-                weight = ptx.exp2_approx(partial[one + uint32(SIZE + 1)] - row_max)
-                weight = weight if uint32(split) < parts else ZERO
-                row_sum += partial[one + uint32(SIZE)] * weight
-                left += partial[one + column] * weight
-                right += partial[one + column + uint32(1)] * weight
-            share = float32(1.0) / row_sum
-            write(out, uint32(first_row + head), column, left * share, right * share)
-            pair = uint32(pair + uint32(THREADS))
+    def join_warps(found, places, maxima, sums, row_max, row_sum, left, right, alone, part, group, partial, thread):
+        """A part's end. found[places[warp] + place(head, column)]: acc of a warp. maxima, sums: [warp * HEADS + head].
+        alone: the block has all of the sequence's parts, and folds this one; else it goes to `partial`."""
+        cuda.syncthreads()  # what every warp found is complete
+        for n in range(PAIRS):
+            pair = uint32(thread + uint32(n * THREADS))
+            if pair < uint32(ALL):
+                head, column = uint32(pair // uint32(COLUMNS)), uint32(pair % uint32(COLUMNS) * uint32(2))
+                part_max, part_sum, part_left, part_right = LOWEST, ZERO, ZERO, ZERO
+                for warp in range(WARPS):
+                    part_max = max(part_max, maxima[uint32(warp * HEADS) + head])
+                for warp in range(WARPS):
+                    at = uint32(places[warp] + place(head, column))
+                    weight = ptx.exp2_approx(maxima[uint32(warp * HEADS) + head] - part_max)
+                    part_sum += sums[uint32(warp * HEADS) + head] * weight
+                    part_left += found[at] * weight
+                    part_right += found[at + uint32(1)] * weight
+                if not SPLIT or alone:
+                    fold(row_max, row_sum, left, right, n, part_max, part_sum, part_left, part_right)
+                else:
+                    one = uint32(uint32(uint32(uint32(group * uint32(SPLITS)) + part) * uint32(HEADS) + head)
+                                 * uint32(RECORD))
+                    partial[one + column], partial[one + column + uint32(1)] = part_left, part_right
+                    if column == uint32(0):
+                        partial[one + uint32(SIZE)], partial[one + uint32(SIZE + 1)] = part_sum, part_max
+        cuda.syncthreads()  # and has been read by every thread
 
-    return write_zeros, join
+    @cuda.jit(device=True)
+    def finish(last, out, first_row, count, row_max, row_sum, left, right, parts, blocks, group, partial, arrived,
+               thread):
+        """first_row, count: the block's rows of out as a matrix (B * H, D). group: the number of the `blocks` that
+        belong together."""
+        if SPLIT and blocks > uint32(1):
+            if thread == uint32(0):
+                cuda.threadfence()  # every block sees the records of this one before it sees the count
+                # The count is 0 again after the last block: the next launch needs nothing.
+                order = uint32(cuda.atomic.inc(arrived, group, uint32(blocks - uint32(1))))
+                last[0] = uint32(1) if order == uint32(blocks - uint32(1)) else uint32(0)
+                cuda.threadfence()
+            cuda.syncthreads()
+            if last[0] == uint32(0):
+                return
+            fold_parts(row_max, row_sum, left, right, parts, group, partial, thread)
+        for n in range(PAIRS):
+            pair = uint32(thread + uint32(n * THREADS))
+            head, column = uint32(pair // uint32(COLUMNS)), uint32(pair % uint32(COLUMNS) * uint32(2))
+            if head < count:
+                share = float32(1.0) / row_sum[n]
+                write(out, uint32(first_row + head), column, left[n] * share, right[n] * share)
+
+    @cuda.jit(device=True)
+    def fold_parts(row_max, row_sum, left, right, parts, group, partial, thread):
+        for n in range(PAIRS):
+            pair = min(uint32(thread + uint32(n * THREADS)), uint32(ALL - 1))
+            head, column = uint32(pair // uint32(COLUMNS)), uint32(pair % uint32(COLUMNS) * uint32(2))
+            first = uint32(uint32(group * uint32(SPLITS * HEADS)) + head) * uint32(RECORD)
+            # No branches, so that all loads can be under way at once: a part that is not there weighs nothing.
+            for part in range(SPLITS):
+                one = uint32(first + min(uint32(part), uint32(parts - uint32(1))) * uint32(HEADS * RECORD))
+                part_max = partial[one + uint32(SIZE + 1)] if uint32(part) < parts else LOWEST
+                fold(row_max, row_sum, left, right, n, part_max, partial[one + uint32(SIZE)], partial[one + column],
+                     partial[one + column + uint32(1)])
+
+    return write_zeros, place, join_warps, finish
 
 
 # --- Products in registers: float32 and bfloat16 ----------------------------------------------------------------------
@@ -185,7 +223,7 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
     only exchange is the sum of a product over a group.
     """
     COUNT = 8 if bf16 else 4  # numbers in 16 bytes
-    SIZE, HEADS, RECORD = size, heads, record_of(size)
+    SIZE, HEADS = size, heads
     PIECES = size // COUNT
     LANES = 1 << (PIECES - 1).bit_length()
     KEYS = 32 // LANES
@@ -195,9 +233,9 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
     ROUNDS = PAGE // KEYS // ROUND
     ACROSS = KEYS.bit_length() - 1  # exchanges between all groups of lanes
     NUMBERS, QUERIES, SCORES = ROUND * COUNT, heads * COUNT, ROUND * heads
-    RECORDS = WARPS * heads * RECORD
+    FOUND, FOUND_SUMS, PAIRS = WARPS * heads * size, WARPS * heads, -(-heads * size // (2 * THREADS))
     read, score_key, add_value = make_decode_steps(heads, bf16, LANES)
-    write_zeros, join = make_join(size, heads, bf16, splits)
+    write_zeros, place, join_warps, finish = make_join(size, heads, bf16, splits)
 
     @cuda.jit(device=True)
     def add_round(queries, acc, row_max, row_sum, keys, values, at, first, last):
@@ -250,12 +288,16 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
 
     @cuda.jit(launch_bounds=(THREADS, 2 if MANY else 3))
     def paged_decode_kernel(q, keys, values, page_table, lengths, out, scale, ratio, kv_heads, partial, arrived):
-        records = cuda.shared.array(RECORDS, float32)
+        found = cuda.shared.array(FOUND, float32)
+        maxima, sums = cuda.shared.array(FOUND_SUMS, float32), cuda.shared.array(FOUND_SUMS, float32)
+        places = cuda.shared.array(WARPS, uint32)
         last_block = cuda.shared.array(1, uint32)
         queries = cuda.local.array(QUERIES, float32)
         acc = cuda.local.array(QUERIES, float32)
         row_max = cuda.local.array(HEADS, float32)
         row_sum = cuda.local.array(HEADS, float32)
+        whole_max, whole_sum = cuda.local.array(PAIRS, float32), cuda.local.array(PAIRS, float32)
+        left, right = cuda.local.array(PAIRS, float32), cuda.local.array(PAIRS, float32)
         thread = uint32(cuda.threadIdx.x)
         lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
         sequence = uint32(cuda.blockIdx.z)
@@ -264,14 +306,15 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
         first_head = uint32(uint32(cuda.blockIdx.y) % blocks * uint32(HEADS))  # of those that share kv_head
         count = min(uint32(HEADS), uint32(ratio - first_head))
         first_row = uint32(uint32(sequence * kv_heads + kv_head) * ratio + first_head)
-        split = uint32(cuda.blockIdx.x)
+        block = uint32(cuda.blockIdx.x)
         tokens, scale = find_length(lengths, sequence, uint32(page_table.shape[1]), scale)
         if tokens == uint32(0):
-            if split == uint32(0):
+            if block == uint32(0):
                 write_zeros(out, first_row, count, thread)
             return
-        page, end, parts = find_split(tokens, split, splits)
-        if page >= end:
+        pages, share, parts = find_parts(tokens, splits)
+        part, last_part, blocks_used = find_own(parts, block, uint32(cuda.gridDim.x))
+        if part >= last_part:
             return  # the grid has blocks for a full page table
         piece, key = uint32(lane % uint32(LANES)), uint32(lane // uint32(LANES))
         own = uint32((piece if WHOLE else min(piece, uint32(PIECES - 1))) * uint32(COUNT))
@@ -280,30 +323,43 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
             read(queries, head * COUNT, q, uint32(row * uint32(SIZE) + own))
             for i in range(COUNT):
                 queries[head * COUNT + i] *= scale if WHOLE or piece < uint32(PIECES) else ZERO
-                acc[head * COUNT + i] = ZERO
-            row_max[head], row_sum[head] = LOWEST, ZERO
-
-        page = uint32(page + warp)
-        while page < end:
-            number = uint32(page_table[sequence, page])
-            at = uint32(uint32(number * kv_heads + kv_head) * uint32(PAGE * SIZE) + own)
-            last = min(uint32(tokens - page * uint32(PAGE)), uint32(PAGE)) - uint32(1)
-            for step in range(ROUNDS):
-                add_round(queries, acc, row_max, row_sum, keys, values, at, uint32(key + uint32(step * ROUND * KEYS)),
-                          last)
-            page = uint32(page + uint32(WARPS))
-
-        for head in range(HEADS):
-            join_lanes(acc, row_max, row_sum, head)
-            at = uint32(uint32(warp * uint32(HEADS) + uint32(head)) * uint32(RECORD))
-            if key == uint32(0) and (WHOLE or piece < uint32(PIECES)):
-                for i in range(0, COUNT, 4):
-                    ptx.store_shared4(records, uint32(at + own + uint32(i)), acc[head * COUNT + i],
-                                      acc[head * COUNT + i + 1], acc[head * COUNT + i + 2], acc[head * COUNT + i + 3])
-            if lane == uint32(0):
-                records[at + uint32(SIZE)], records[at + uint32(SIZE + 1)] = row_sum[head], row_max[head]
+        for n in range(PAIRS):
+            whole_max[n], whole_sum[n], left[n], right[n] = LOWEST, ZERO, ZERO, ZERO
+        if lane == uint32(0):
+            places[warp] = uint32(warp * uint32(HEADS * SIZE))
         group = uint32(sequence * uint32(cuda.gridDim.y) + uint32(cuda.blockIdx.y))
-        join(records, last_block, out, first_row, count, split, parts, group, partial, arrived, thread)
+
+        while part < last_part:
+            for head in range(HEADS):
+                row_max[head], row_sum[head] = LOWEST, ZERO
+                for i in range(COUNT):
+                    acc[head * COUNT + i] = ZERO
+            page = uint32(uint32(part * share) + warp)
+            end = min(uint32(uint32(part + uint32(1)) * share), pages)
+            while page < end:
+                number = uint32(page_table[sequence, page])
+                at = uint32(uint32(number * kv_heads + kv_head) * uint32(PAGE * SIZE) + own)
+                last = min(uint32(tokens - page * uint32(PAGE)), uint32(PAGE)) - uint32(1)
+                for step in range(ROUNDS):
+                    add_round(queries, acc, row_max, row_sum, keys, values, at,
+                              uint32(key + uint32(step * ROUND * KEYS)), last)
+                page = uint32(page + uint32(WARPS))
+
+            for head in range(HEADS):
+                join_lanes(acc, row_max, row_sum, head)
+                if key == uint32(0) and (WHOLE or piece < uint32(PIECES)):
+                    for i in range(0, COUNT, 4):
+                        at = uint32(uint32(warp * uint32(HEADS * SIZE)) + place(uint32(head), uint32(own + uint32(i))))
+                        ptx.store_shared4(found, at, acc[head * COUNT + i], acc[head * COUNT + i + 1],
+                                          acc[head * COUNT + i + 2], acc[head * COUNT + i + 3])
+                if lane == uint32(0):
+                    maxima[uint32(warp * uint32(HEADS)) + uint32(head)] = row_max[head]
+                    sums[uint32(warp * uint32(HEADS)) + uint32(head)] = row_sum[head]
+            join_warps(found, places, maxima, sums, whole_max, whole_sum, left, right, blocks_used == uint32(1), part,
+                       group, partial, thread)
+            part = uint32(part + uint32(1))
+        finish(last_block, out, first_row, count, whole_max, whole_sum, left, right, parts, blocks_used, group, partial,
+               arrived, thread)
 
     paged_decode_kernel.threads, paged_decode_kernel.shared_bytes = THREADS, 0
     return paged_decode_kernel
@@ -320,7 +376,7 @@ def make_paged_decode_mma(size: int, heads: int):
     it waits for no other warp. A multiplication takes a tenth of the instructions that products in registers take, for
     every number of heads up to 16, and so leaves time for loads.
     """
-    SIZE, HEADS, RECORD = size, heads, record_of(size)
+    SIZE, HEADS = size, heads
     SWIZZLED, PITCH, SHIFT, MASK = rows_in_shared(size)
     TILE, QUERY_TILE = PAGE * PITCH, 16 * PITCH
     STAGE, STAGES = 2 * TILE, 3
@@ -331,10 +387,11 @@ def make_paged_decode_mma(size: int, heads: int):
     STEPS, PIECES = size // 16, size // CHUNK
     LANE_ROWS = 1 if heads <= 8 else 2
     ACCUMULATORS, QUERY_WORDS = PIECES * 4, STEPS * 4
+    FOUND_SUMS, PAIRS = WARPS * heads, -(-heads * size // (2 * THREADS))
     copy_queries = make_copy_rows(16, SIZE, PITCH, THREADS, CHUNK, SWIZZLED)
     copy_page = make_copy_rows(PAGE, SIZE, PITCH, 32, CHUNK, SWIZZLED)
     read_queries, add_scores, hide, take_exponentials, add_values = make_half_steps(SIZE, 1, PAGE, PITCH, True)
-    write_zeros, join = make_join(size, heads, True, SPLITS)
+    write_zeros, place, join_warps, finish = make_join(size, heads, True, SPLITS)
 
     @cuda.jit(device=True)
     def start_page(shared, at, keys, values, page_table, sequence, page, end, tokens, kv_heads, kv_head, lane):
@@ -350,7 +407,9 @@ def make_paged_decode_mma(size: int, heads: int):
     @cuda.jit(launch_bounds=(THREADS, 4 if size <= 64 else 2))
     def paged_decode_mma_kernel(q, keys, values, page_table, lengths, out, scale, ratio, kv_heads, partial, arrived):
         shared = cuda.shared.array(0, uint16)
-        records = cuda.shared.array(0, float32)  # the same memory, after the last page
+        found = cuda.shared.array(0, float32)  # the same memory: what a warp found lies in its page that was last read
+        maxima, sums = cuda.shared.array(FOUND_SUMS, float32), cuda.shared.array(FOUND_SUMS, float32)
+        places = cuda.shared.array(WARPS, uint32)
         last_block = cuda.shared.array(1, uint32)
         scores = cuda.local.array(8, float32)
         acc = cuda.local.array(ACCUMULATORS, float32)
@@ -358,6 +417,8 @@ def make_paged_decode_mma(size: int, heads: int):
         words = cuda.local.array(4, uint32)
         row_max = cuda.local.array(2, float32)
         row_sum = cuda.local.array(2, float32)
+        whole_max, whole_sum = cuda.local.array(PAIRS, float32), cuda.local.array(PAIRS, float32)
+        left, right = cuda.local.array(PAIRS, float32), cuda.local.array(PAIRS, float32)
         thread = uint32(cuda.threadIdx.x)
         lane, warp = uint32(thread % uint32(32)), uint32(thread // uint32(32))
         sequence = uint32(cuda.blockIdx.z)
@@ -366,26 +427,27 @@ def make_paged_decode_mma(size: int, heads: int):
         first_head = uint32(uint32(cuda.blockIdx.y) % blocks * uint32(HEADS))  # of those that share kv_head
         count = min(uint32(HEADS), uint32(ratio - first_head))
         first_row = uint32(uint32(sequence * kv_heads + kv_head) * ratio + first_head)
-        split = uint32(cuda.blockIdx.x)
+        block = uint32(cuda.blockIdx.x)
         tokens, scale = find_length(lengths, sequence, uint32(page_table.shape[1]), scale)
         if tokens == uint32(0):
-            if split == uint32(0):
+            if block == uint32(0):
                 write_zeros(out, first_row, count, thread)
             return
-        page, end, parts = find_split(tokens, split, SPLITS)
-        if page >= end:
+        pages, share, parts = find_parts(tokens, SPLITS)
+        part, last_part, blocks_used = find_own(parts, block, uint32(cuda.gridDim.x))
+        if part >= last_part:
             return  # the grid has blocks for a full page table
-        page = uint32(page + warp)
+        page = uint32(uint32(part * share) + warp)
+        last_page = min(uint32(last_part * share), pages)  # behind the block's last one
         ring = uint32(warp * uint32(RING))
         copy_queries(shared, uint32(QUERIES_AT), q, first_row, uint32(first_row + count), uint32(0), thread)
         ptx.cp_async_commit()
         for n in range(BEFORE):
             start_page(shared, uint32(ring + uint32(n * STAGE)), keys, values, page_table, sequence,
-                       uint32(page + uint32(n * WARPS)), end, tokens, kv_heads, kv_head, lane)
-        for i in range(ACCUMULATORS):
-            acc[i] = ZERO
-        for r in range(2):
-            row_max[r], row_sum[r] = NOTHING, ZERO
+                       uint32(page + uint32(n * WARPS)), last_page, tokens, kv_heads, kv_head, lane)
+        for n in range(PAIRS):
+            whole_max[n], whole_sum[n], left[n], right[n] = LOWEST, ZERO, ZERO, ZERO
+        group = uint32(sequence * uint32(cuda.gridDim.y) + uint32(cuda.blockIdx.y))
 
         swizzle = uint32(lane >> uint32(SHIFT) & uint32(MASK))
         row_at = uint32(lane % uint32(16) * uint32(PITCH))
@@ -396,46 +458,56 @@ def make_paged_decode_mma(size: int, heads: int):
         cuda.syncthreads()  # the queries are there
         for k in range(STEPS):
             read_queries(query_words, shared, uint32(uint32(QUERIES_AT) + row_at), wide, k, 4 * k)
-        stage = uint32(0)
-        while page < end:
-            ptx.cp_async_wait(PENDING)
-            cuda.syncwarp()  # this page has landed, and every lane has read the one before it
-            before = uint32(stage + uint32(BEFORE * STAGE)) if stage == uint32(0) else uint32(stage - uint32(STAGE))
-            start_page(shared, uint32(ring + before), keys, values, page_table, sequence,
-                       uint32(page + uint32(BEFORE * WARPS)), end, tokens, kv_heads, kv_head, lane)
-            at = uint32(ring + stage)
-            for i in range(8):
-                scores[i] = ZERO
-            for k in range(STEPS):
-                add_scores(scores, query_words, shared, uint32(at + key_at), tall, k, 4 * k)
-            key = uint32(page * uint32(PAGE) + lane % uint32(4) * uint32(2))
-            for r in range(LANE_ROWS):
-                if uint32(page + uint32(1)) * uint32(PAGE) > tokens:
-                    hide(scores, key, tokens, r)
-                take_exponentials(scores, acc, row_max, row_sum, scale, r)
-            add_values(scores, acc, words, shared, uint32(at + uint32(TILE) + row_at), wide, 0)
-            page = uint32(page + uint32(WARPS))
-            stage = uint32(stage + uint32(STAGE)) if stage < uint32(BEFORE * STAGE) else uint32(0)
+        stage, free = uint32(0), uint32(BEFORE * STAGE)  # of the ring: the next page, and the place that none is in
+        while part < last_part:
+            end = min(uint32(uint32(part + uint32(1)) * share), pages)
+            for i in range(ACCUMULATORS):
+                acc[i] = ZERO
+            for r in range(2):
+                row_max[r], row_sum[r] = NOTHING, ZERO
+            while page < end:
+                ptx.cp_async_wait(PENDING)
+                cuda.syncwarp()  # this page has landed, and every lane has read the one before it
+                start_page(shared, uint32(ring + free), keys, values, page_table, sequence,
+                           uint32(page + uint32(BEFORE * WARPS)), last_page, tokens, kv_heads, kv_head, lane)
+                at = uint32(ring + stage)
+                for i in range(8):
+                    scores[i] = ZERO
+                for k in range(STEPS):
+                    add_scores(scores, query_words, shared, uint32(at + key_at), tall, k, 4 * k)
+                key = uint32(page * uint32(PAGE) + lane % uint32(4) * uint32(2))
+                for r in range(LANE_ROWS):
+                    if uint32(page + uint32(1)) * uint32(PAGE) > tokens:
+                        hide(scores, key, tokens, r)
+                    take_exponentials(scores, acc, row_max, row_sum, scale, r)
+                add_values(scores, acc, words, shared, uint32(at + uint32(TILE) + row_at), wide, 0)
+                page = uint32(page + uint32(WARPS))
+                free = stage
+                stage = uint32(stage + uint32(STAGE)) if stage < uint32(BEFORE * STAGE) else uint32(0)
 
-        ptx.cp_async_wait(0)
-        cuda.syncthreads()  # no warp reads a page any more, and none is still on its way
-        for r in range(LANE_ROWS):
-            whole = row_sum[r]
-            whole += cuda.shfl_xor_sync(ALL_LANES, whole, 1)
-            whole += cuda.shfl_xor_sync(ALL_LANES, whole, 2)
-            head = uint32(lane // uint32(4) + uint32(8 * r))
-            if head < uint32(HEADS):
-                record = uint32(uint32(warp * uint32(HEADS) + head) * uint32(RECORD))
-                for j in range(PIECES):
-                    column = uint32(uint32(8 * j) + lane % uint32(4) * uint32(2))
-                    records[record + column] = acc[4 * j + 2 * r]
-                    records[record + column + uint32(1)] = acc[4 * j + 2 * r + 1]
-                if lane % uint32(4) == uint32(0):
-                    records[record + uint32(SIZE)] = whole
-                    records[record + uint32(SIZE + 1)] = max(LOWEST, row_max[r] * scale)
-        group = uint32(sequence * uint32(cuda.gridDim.y) + uint32(cuda.blockIdx.y))
-        join(records, last_block, out, first_row, count, split, parts, group, partial, arrived, thread)
+            cuda.syncwarp()  # every lane has read the last page, where these sums go
+            mine = uint32(uint32(ring + free) // uint32(2))  # in float32 numbers
+            if lane == uint32(0):
+                places[warp] = mine
+            for r in range(LANE_ROWS):
+                whole = row_sum[r]
+                whole += cuda.shfl_xor_sync(ALL_LANES, whole, 1)
+                whole += cuda.shfl_xor_sync(ALL_LANES, whole, 2)
+                head = uint32(lane // uint32(4) + uint32(8 * r))
+                if head < uint32(HEADS):
+                    for j in range(PIECES):
+                        to = uint32(mine + place(head, uint32(uint32(8 * j) + lane % uint32(4) * uint32(2))))
+                        found[to] = acc[4 * j + 2 * r]
+                        found[to + uint32(1)] = acc[4 * j + 2 * r + 1]
+                    if lane % uint32(4) == uint32(0):
+                        sums[uint32(warp * uint32(HEADS)) + head] = whole
+                        maxima[uint32(warp * uint32(HEADS)) + head] = max(LOWEST, row_max[r] * scale)
+            join_warps(found, places, maxima, sums, whole_max, whole_sum, left, right, blocks_used == uint32(1), part,
+                       group, partial, thread)
+            part = uint32(part + uint32(1))
+        finish(last_block, out, first_row, count, whole_max, whole_sum, left, right, parts, blocks_used, group, partial,
+               arrived, thread)
 
     paged_decode_mma_kernel.threads = THREADS
-    paged_decode_mma_kernel.shared_bytes = max(2 * (QUERIES_AT + QUERY_TILE), 4 * WARPS * HEADS * RECORD)
+    paged_decode_mma_kernel.shared_bytes = 2 * (QUERIES_AT + QUERY_TILE)
     return paged_decode_mma_kernel

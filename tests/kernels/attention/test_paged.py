@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 from numba import types
 
-from labkit import cuda, observe
+from labkit import cuda, device, observe
 from labkit.device import compiling, occupancy
 from labkit.kernels.agree import agree, allowed_error, compare, poison, same_bits
 from labkit.kernels.arguments import dynamic_shared
 from labkit.kernels.attention.paged import (
     PAGED_DECODE,
     PAGED_DECODE_BF16,
+    _launch_decode,
+    blocks_of_sequence,
     decode_parts,
     paged_decode,
     paged_decode_mma,
@@ -24,9 +26,12 @@ from labkit.kernels.attention.paged import (
     paged_decode_split,
 )
 from labkit.kernels.attention.paged_split import (
+    MOST,
+    MOST_MMA,
     SPLITS,
     blocks_of_group,
-    find_split,
+    find_own,
+    find_parts,
     make_paged_decode,
     make_paged_decode_mma,
 )
@@ -170,22 +175,46 @@ def test_the_rung_to_use_goes_by_device_and_dtype():
         check(functools.partial(paged_decode), inputs, decode_parts(2, 2, 32, dtype))
 
 
-def test_how_many_blocks_a_sequence_has_depends_on_its_length_alone():
+def test_how_many_parts_a_sequence_has_depends_on_its_length_alone():
     @cuda.jit
     def ask_kernel(tokens, found):
-        split = cuda.blockIdx.x
-        first, end, parts = find_split(np.uint32(tokens), np.uint32(split), SPLITS)
-        found[split, 0], found[split, 1], found[split, 2] = first, end, parts
+        block = cuda.blockIdx.x
+        pages, share, parts = find_parts(np.uint32(tokens), SPLITS)
+        first, last, blocks = find_own(parts, np.uint32(block), np.uint32(cuda.gridDim.x))
+        found[block, 0], found[block, 1], found[block, 2] = pages, share, parts
+        found[block, 3], found[block, 4], found[block, 5] = first, last, blocks
 
     for tokens in (1, 128, 129, 1000, 1024, 2048, 2049, 4096, 100_000):
-        found = cuda.device_array((SPLITS, 3), np.int32)
-        ask_kernel[SPLITS, 1](tokens, found)
-        first, end, parts = found.copy_to_host().T
-        assert (parts == parts[0]).all() and 1 <= parts[0] <= SPLITS
-        taken = [page for a, b in zip(first[: parts[0]], end, strict=False) for page in range(a, b)]
-        assert taken == list(range(pages_for(tokens)))  # every page once
-        assert (first[parts[0] :] >= end[parts[0] :]).all()
-        assert parts[0] == min(-(-pages_for(tokens) // 8), SPLITS) or tokens == 2049
+        for grid in (1, 2, 3, SPLITS):
+            found = cuda.device_array((grid, 6), np.int32)
+            ask_kernel[grid, 1](tokens, found)
+            pages, share, parts, first, last, blocks = found.copy_to_host().T
+            assert (pages == pages_for(tokens)).all() and (share == share[0]).all() and (parts == parts[0]).all()
+            assert share[0] % 4 == 0 and share[0] >= 8 and 1 <= parts[0] <= SPLITS
+            assert (parts[0] - 1) * share[0] < pages[0] <= parts[0] * share[0]
+            taken = [part for a, b in zip(first, last, strict=True) for part in range(a, b)]
+            assert taken == list(range(parts[0]))  # every part once
+            assert (last > first).sum() == blocks[0]
+
+
+@pytest.mark.parametrize(("launcher", "dtype"), [("split", F32), pytest.param("split", BF16, marks=pytest.mark.sweep),
+                                                 ("mma", BF16)])
+def test_a_result_has_the_same_bits_however_many_blocks_share_a_sequence(launcher, dtype):
+    factory, most = (make_paged_decode_mma, MOST_MMA) if launcher == "mma" else (make_paged_decode, MOST)
+    q, keys, values, table, lengths, scale = (cuda.to_device(each) if isinstance(each, np.ndarray) else each
+                                              for each in inputs_of((420, 130, 31), 32, 2, dtype, kv_heads=1))
+    found = []
+    for grid_x in (1, 2, 3, SPLITS):
+        out = cuda.to_device(poison(q.shape, dtype))
+        _launch_decode(factory, most, SPLITS, q, keys, values, table, lengths, out, scale, None, 0, grid_x)
+        found.append(out.copy_to_host())
+        np.testing.assert_array_equal(found[0], found[-1])
+
+
+def test_few_sequences_are_shared_among_blocks(monkeypatch):
+    monkeypatch.setattr(device, "sm_count", lambda: 132)
+    assert [blocks_of_sequence(8 * count, 256) for count in (1, 2, 8, 16, 17, 32, 256)] == [16, 16, 4, 2, 1, 1, 1]
+    assert blocks_of_sequence(8, 64) == 8 and blocks_of_sequence(8, 1) == 1
 
 
 def test_query_heads_are_shared_out_in_equal_parts():
