@@ -127,7 +127,8 @@ forty = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 small = engine(pages=10)
 together = small.generate(prompts, forty)
 stats = small.stats()
-print(f"{stats.steps} steps, {stats.preemptions} preemptions, {stats.generated} tokens sampled")
+print(f"{stats.steps} steps, {stats.preemptions} preemptions, {stats.generated} tokens sampled; "
+      f"{stats.pages - stats.free_pages} pages held at the end")
 print(questions[0], "->", repr(together[0].outputs[0].text))
 pictures.requests_over_steps(small.engine.scheduler.history, pages=10)
 
@@ -313,9 +314,10 @@ for where, llm, several in (("alone", plenty, prompts[-1:]), ("in company", plen
     print(f"{where:12}{llm.stats().preemptions} preemptions  {last.text!r}")
 
 # %% [markdown]
-# *Penalties* change the logits before anything else: a token that has been written already becomes less likely, once
-# (`presence_penalty`), once for each time (`frequency_penalty`), or by a factor that also counts the prompt
-# (`repetition_penalty`). The counts live on the device, a row for each request that asks for penalties.
+# *Penalties* change the logits before anything else. A number is subtracted from the logit of a token that has been
+# written already, once (`presence_penalty`) or once for each time (`frequency_penalty`); a factor makes tokens of the
+# prompt and of the output less likely (`repetition_penalty`). The counts live on the device, a row for each request
+# that asks for penalties.
 
 # %%
 agree(PENALISE, sizes=({"R": 3, "V": 33},))
@@ -344,17 +346,17 @@ for token in tokenizer.encode(text, marks=False):
         break
 
 # %% [markdown]
-# The text that is shown stays behind by one character less than the stop string has: so many might be its beginning.
-# The accent and the arrow appear with the token that completes them.
+# The text shown stays behind by as many characters as may be the beginning of the stop string: one less than it has.
+# The accent and the arrow appear with the tokens that complete them.
 #
 # ## The host
 #
 # A step has two parts: the host chooses the sequences and fills the buffer, the device computes. Two measures keep the
 # device from waiting.
 #
-# *Graphs.* A step in which each sequence has one token always consists of the same launches, only for another number of
-# sequences. So that number is rounded up to a *bucket*, and for each bucket the launches are captured once as a CUDA
-# graph. The page table, the ids and the parameters are read from the buffer, which stays where it is.
+# *Graphs.* A step in which each sequence has one token always consists of the same launches, only for a different
+# number of sequences. So that number is rounded up to a *bucket*, and for each bucket the launches are captured once as
+# a CUDA graph. The page table, the ids and the parameters are read from the buffer, which stays where it is.
 
 # %%
 from labkit.engine.runner import bucket, buckets
@@ -364,9 +366,9 @@ print("rows of padding:", {count: bucket(count, 256) - count for count in (1, 5,
 
 # %% [markdown]
 # *One step ahead.* The host plans step n + 1 while step n runs. It can, since it does not need the tokens of step n: it
-# knows how many there will be, and the ids are on the device. Here is the host's work for 256 sequences, measured on
-# this machine without a model, and what planning ahead would save beside a device that needs 2.5 ms for a step. The
-# longer of the two then sets the pace:
+# knows how many there will be, and the ids are on the device. Here is what a step of 256 sequences costs the host,
+# measured on this machine without a model, and what planning ahead would save beside a device that needs 2.5 ms for a
+# step. The longer of the two then sets the pace:
 
 # %%
 import time
@@ -402,10 +404,11 @@ for overlap in (True, False):
 # %% [markdown]
 # ## Rules that must always hold
 #
-# Such an engine fails in cases that are not thought of when its tests are written: a request is aborted in the step in
-# which its prompt is shared, while another one is preempted. So the cases are left to chance. What is written down are
-# the rules: each page is held exactly as often as it is counted, a page that is written has one holder, and every
-# request ends. To see that the rules notice something, the same cases run with a mistake in the engine.
+# An engine like this fails in combinations: a request is aborted in the very step in which its prompt becomes shared,
+# while another one is preempted. Tests written by hand cover few of them. So the cases are left to chance, and what is
+# written down are the rules: each page is held exactly as often as it is counted, a page that is being filled has one
+# holder, and every request ends. To see whether the rules notice anything, the same cases also run with a mistake in
+# the engine.
 
 # %%
 import random
@@ -429,7 +432,7 @@ def broken_rule(seed, block_manager=BlockManager):
             last, places = divmod(chunk.begin + chunk.length, 4)
             written = chunk.sequence.pages[last : last + 1] if places else []  # a page that is not full yet
             if len(chunk.samples) < 2 and any(blocks.references(page) > 1 for page in written):
-                return "a page that is written has two holders"
+                return "a page that is being filled has two holders"
         if rng.random() < 0.1:
             scheduler.abort(rng.choice(requests))
         held = Counter(page for sequence in scheduler.running for page in sequence.pages)
@@ -447,7 +450,7 @@ class NeverCopies(BlockManager):
 
 class LosesPages(BlockManager):
     def release(self, sequence):
-        if len(sequence.pages) == 3:  # a rare case, as mistakes like it
+        if len(sequence.pages) == 3:  # mistakes hide in special cases
             sequence.pages.pop()
         super().release(sequence)
 
@@ -508,7 +511,7 @@ for row in recorded("engine", "many requests at once, through the whole engine")
 # What lies between the bound and such a measurement? A decode step has launches for each layer, and within each of them
 # the memory is idle until the first loads arrive and after the last ones have. Kernels with little to read, such as the
 # norms, never reach the full bandwidth. A step with many rows also has to multiply. Then the token is drawn, and the
-# results are copied back. What does *not* lie there, if the engine does its work, is the host.
+# results are copied back. If the engine does its work, the host has no part in the difference.
 #
 # An engine in production has more of everything around this: models that are spread over several GPUs, weights of fewer
 # bits, drafts by a small model that the large one checks several tokens at a time, prefill and decode on different
@@ -550,7 +553,8 @@ for row in recorded("engine", "many requests at once, through the whole engine")
 # - Give the small engine two pages fewer, and then more, and look at the figure. How few pages can it work with?
 # - Let `LLM.stream` print a text as it is written, with a stop string in it, and abort a request half way.
 # - Write a scheduler that preempts the *oldest* sequence (override `_make_pages`), and a rule that it breaks.
-# - With a GPU: `labkit bench engine`. How many tokens a second are lost with `overlap=False`?
+# - With a GPU: `labkit bench engine` serves the same load of requests in several ways. What does each of them lose, and
+#   to what?
 #
 # In the exercises for this lesson you write the scheduler's step and the search of the prefix cache, sample from a row
 # with a threshold instead of a sort, and in the end compute Philox from a blank page.
