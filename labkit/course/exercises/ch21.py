@@ -87,8 +87,6 @@ FOUND_TOKENS = FunctionExercise(
         "pages in place of tokens": Edit("tokens += page", "tokens += 1"),
         "a prompt enters only its first page": Edit("cache.add(digest)",
                                                     "if place == 0:\n    cache.add(digest)"),
-        "the first page that is missing ends the prompt, and it enters none": Edit(
-            "cache.add(digest)", "if tokens <= place and place:\n    break\ncache.add(digest)"),
     },
 )
 
@@ -150,7 +148,6 @@ PLAN_STEP = FunctionExercise(
         "prompts that wait may pass one that does not fit": Edit("queue_open = queue_open and", "queue_open ="),
         "the seats are not counted down": Edit("seats -= 1", ""),
         "no page is left for those that run": Edit("pages + holders <= free", "pages <= free"),
-        "those that were admitted in this step are not among those that run": Edit("holders += 1", ""),
         "one in the middle of its prompt is not counted among those that run":
             Edit("holders = len(running)", "holders = int((running == 1).sum())"),
         "the pages of an admitted prompt stay free": Edit("free -= pages", ""),
