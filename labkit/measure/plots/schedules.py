@@ -1,0 +1,154 @@
+"""The figures of lesson 21, in the course's style.
+
+    requests_over_steps(history, pages)    what each sequence did in each step, and how many pages were held
+    tokens_of_steps(panels)                the tokens of each step, of prompts and of outputs
+    host_and_device(host_us, device_us)    two time lines: one step after the other, and the next one prepared meanwhile
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.patches import Rectangle
+
+from labkit.engine.recording import Recorded
+from labkit.engine.simulation import Timeline
+from labkit.measure.plots.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    STYLE,
+    VERMILLION,
+    CourseFigure,
+    count_of,
+    grid_along,
+    new_figure,
+    panel_title,
+)
+
+KINDS = {"prefill": ("prompt", ORANGE), "decode": ("one more token", BLUE), "again": ("computed again", VERMILLION)}
+
+
+def _legend(figure, entries: Sequence[tuple[str, str]]) -> None:
+    """Coloured words on the title's line, at its right end."""
+    handles = [Rectangle((0, 0), 1, 1, color=colour) for _, colour in entries]
+    figure.legend(handles, [words for words, _ in entries], loc="upper right", ncols=len(entries), frameon=False,
+                  fontsize=8.5, bbox_to_anchor=(0.985, 1.0), handlelength=0.9, handletextpad=0.4, columnspacing=1.0)
+
+
+def requests_over_steps(history: Sequence[Recorded], pages: int, title: str = "Requests over steps") -> CourseFigure:
+    """A line for each sequence, a column for each step; below, the pages that were held, of `pages` in all. A cross is
+    a preemption: in that step the sequence gave its pages back."""
+    if not history:
+        raise ValueError("the history has no steps; a figure needs one at least")
+    names = list(dict.fromkeys(part.name for step in history for part in step.parts))
+    several = len({request for request, _ in names}) < len(names)
+    crosses = sum(len(step.preempted) for step in history)
+    figure, (ax, below) = new_figure([0.25 * len(names) + 0.05, 0.75], title, (
+        f"{count_of(len(history), 'step')} of {count_of(len(names), 'sequence')}, "
+        f"{count_of(crosses, 'preemption')}; at most {max(step.held for step in history)} of {pages} pages held."),
+        gap=0.42, bottom=0.55)
+    rows = {name: row for row, name in enumerate(names)}
+    with rc_context(STYLE):
+        for number, step in enumerate(history):
+            for name in step.waiting:
+                if name in rows:
+                    ax.barh(rows[name], 1, left=number, height=0.14, color=GREY, linewidth=0)
+            done = dict.fromkeys(part.name for part in step.parts)
+            for name in done:
+                parts, left = [part for part in step.parts if part.name == name], float(number)
+                total = sum(part.tokens for part in parts)
+                for part in parts:
+                    ax.barh(rows[name], part.tokens / total, left=left, height=0.76, color=KINDS[part.kind][1],
+                            linewidth=0)
+                    left += part.tokens / total
+            for name in step.preempted:
+                if name in rows:
+                    ax.plot([number + 0.5], [rows[name]], "x", color=INK, markersize=7, markeredgewidth=1.8)
+        ax.set_ylim(len(names) - 0.45, -0.55)
+        ax.set_yticks(range(len(names)), [f"{request}/{index}" if several else request for request, index in names])
+        ax.set_ylabel("request")
+        ax.tick_params(length=0, labelbottom=False)
+        below.stairs([step.held for step in history], range(len(history) + 1), fill=True, color=PALE[GREEN],
+                     edgecolor=GREEN, linewidth=1.4)
+        below.axhline(pages, color=INK, linewidth=1.0)
+        below.set_ylim(0, 1.18 * pages)
+        below.set_yticks([0, pages])
+        below.set_ylabel("pages")
+        below.set_xlabel("step")
+        for each in (ax, below):
+            each.set_xlim(0, len(history))
+        grid_along(below, "y")
+        _legend(figure, [(words, colour) for kind, (words, colour) in KINDS.items()
+                         if any(step.tokens(kind) for step in history)] + [("waiting", GREY)])
+    return figure
+
+
+def tokens_of_steps(panels: Mapping[str, Timeline], title: str = "Tokens of each step") -> CourseFigure:
+    """Stacked bars, a panel for each timeline, all to one scale: tokens of prompts on those of outputs."""
+    counts = {}
+    for name, timeline in panels.items():
+        counts[name] = np.zeros((2, timeline.steps))
+        for cell in timeline.cells:
+            counts[name][int(cell.kind == "prefill"), cell.step] += cell.tokens
+    if not counts or not all(each.size for each in counts.values()):
+        raise ValueError("a panel has no steps; a figure needs one at least")
+    tallest = max(each.sum(0).max() for each in counts.values())
+    longest = max(each.shape[1] for each in counts.values())
+    figure, axes = new_figure([1.35] * len(counts), title, "; ".join(
+        f"{name}: {each.shape[1]} steps, at most {each.sum(0).max():.0f} tokens in one"
+        for name, each in counts.items()) + ".", gap=0.55)
+    with rc_context(STYLE):
+        for ax, (name, (decode, prefill)) in zip(axes, counts.items(), strict=True):
+            steps = np.arange(len(decode)) + 0.5
+            ax.bar(steps, decode, width=0.9, color=BLUE)
+            ax.bar(steps, prefill, width=0.9, bottom=decode, color=ORANGE)
+            ax.set_xlim(0, longest)
+            ax.set_ylim(0, 1.12 * tallest)
+            ax.set_ylabel("tokens")
+            grid_along(ax, "y")
+            panel_title(ax, f"{name}: {len(decode)} steps, at most {(decode + prefill).max():.0f} tokens in one")
+        axes[-1].set_xlabel("step")
+        _legend(figure, [KINDS["prefill"], KINDS["decode"]])
+    return figure
+
+
+def host_and_device(host_us: float, device_us: float, steps: int = 5) -> CourseFigure:
+    """Time lines of steps of which each takes the host and the device so long: in turns, and overlapped, where the host
+    prepares a step while the device runs the one before."""
+    if not (host_us > 0 and device_us > 0 and steps > 0):
+        raise ValueError(f"host_us is {host_us}, device_us {device_us} and steps {steps}; all must be more than 0")
+    turns, overlapped, free = [], [], 0.0
+    for step in range(steps):
+        begin = step * (host_us + device_us)
+        turns.append((begin, begin + host_us))
+        # The host schedules step n when it has launched n - 1 and read n - 2: it waits for that one's end.
+        begin = 0.0 if not step else max(overlapped[-1][0] + host_us, overlapped[-2][1] + device_us if step > 1 else 0)
+        run = max(begin + host_us, free)
+        overlapped.append((begin, run))
+        free = run + device_us
+    panels = (("one after the other", turns), ("step n + 1 is prepared while step n runs", overlapped))
+    ends = {name: line[-1][1] + device_us for name, line in panels}
+    figure, axes = new_figure([0.80] * 2, "Host and device", "; ".join(
+        f"{name}: {count_of(steps, 'step')} in {end:,.0f} us" for name, end in ends.items()) + ".", gap=0.60)
+    with rc_context(STYLE):
+        for ax, (name, line) in zip(axes, panels, strict=True):
+            for step, (host, run) in enumerate(line):
+                for y, begin, width, colour in ((0, host, host_us, ORANGE), (1, run, device_us, BLUE)):
+                    ax.barh(y, width, left=begin, height=0.72, color=colour, edgecolor="white", linewidth=1.2)
+                    if width > 0.03 * max(ends.values()):
+                        ax.annotate(str(step), (begin + width / 2, y), ha="center", va="center", fontsize=9,
+                                    color=INK if colour == ORANGE else "white")
+            ax.set_ylim(1.5, -0.5)
+            ax.set_yticks([0, 1], ["host", "device"])
+            ax.set_xlim(0, 1.01 * max(ends.values()))
+            grid_along(ax, "x")
+            ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+            panel_title(ax, f"{name[0].upper()}{name[1:]}: {ends[name]:,.0f} \u00b5s")
+        axes[-1].set_xlabel("microseconds; the number is the step's")
+    return figure

@@ -1,0 +1,560 @@
+# %% [markdown]
+# # 21 · The engine
+#
+# *Lab notebook, 22 November 2026*
+#
+# You will learn
+#
+# - how many requests share one model: what a step is, who is in it, and what happens when the memory is full
+# - how a prompt that has been computed once is found again, and how several outputs share it
+# - how a token is drawn on the GPU without sorting the vocabulary, and why a seed gives the same text in any company
+# - how an engine is tested: by random simulation against rules that must always hold
+#
+# ## The problem
+#
+# The last lessons built the parts: a Llama, pages for its keys and values, and attention over pages. Now requests
+# arrive, at any time and of any length, and each wants its tokens soon. A step of the model reads all of its weights,
+# whether it computes a token for one sequence or for a hundred. So the tokens of many requests should be computed in
+# the same step. Who goes into which step, which pages each gets, and how its tokens are drawn is the business of the
+# *engine*. Ours has the names of vLLM, so that a script for vLLM runs after changing its import line:
+
+# %%
+from labkit.engine import LLM, SamplingParams
+
+llm = LLM("tiny-llama", num_pages=64, max_num_seqs=8)
+params = SamplingParams(temperature=0.7, seed=1, max_tokens=24)
+for output in llm.generate(["A hacker is", "kludge:", "The first computer bug"], params):
+    print(repr(output.prompt), "->", repr(output.outputs[0].text))
+
+# %% [markdown]
+# ## Prediction
+#
+# Five requests arrive at once. Each has a short prompt and wants forty tokens more. When all of them have finished,
+# they would hold about twice as many pages as the memory has, and the engine lets all five begin. Write down what it
+# should do when no page is free and a sequence needs one. Which sequence should pay for it? And will its text be a
+# different one than if it had run alone?
+#
+# ## One step as data
+#
+# A model's step takes arrays: the ids of the tokens, where each stands in its sequence, and where its keys and values
+# go. Here are two requests, with pages of four tokens and at most eight tokens a step. This is their *second* step:
+
+# %%
+from labkit.engine.batch import BatchBuilder
+from labkit.engine.block_manager import BlockManager
+from labkit.engine.outputs import Sampled
+from labkit.engine.scheduler import Scheduler
+from labkit.engine.sequence import Request
+
+greedy = SamplingParams(temperature=0, max_tokens=8)
+scheduler = Scheduler(BlockManager(num_pages=12, page_size=4), max_num_seqs=4, max_num_batched_tokens=8)
+builder = BatchBuilder(max_num_seqs=4, max_pages=6, page_size=4)
+for name, prompt in (("a", [11, 12, 13]), ("b", range(21, 31))):
+    scheduler.add(Request(name, list(prompt), greedy, max_length=24))
+builder.build(scheduler.schedule())
+batch = builder.build(scheduler.schedule())
+for name in ("ids", "positions", "slots", "begins", "lengths", "contexts", "last", "seats"):
+    print(f"{name:10}", *(f"{number:4}" for number in getattr(batch, name)))
+print("page_table", *batch.page_table.tolist())
+print(f"{batch.buffer.nbytes} bytes, in one copy")
+
+# %% [markdown]
+# The first step computed the prompt of a and as much of b's as the budget left. In the second, a has one row, its next
+# token, and b has the rest of its prompt. The first three lines have a number for each token, the others one for each
+# sequence: its first row, how many rows it has, how many tokens its attention sees, the row whose logits are wanted,
+# and the *seat* at which the token that is drawn will be kept.
+#
+# The id −1 looks like a mistake. The host has not seen the token that was drawn for a in the first step, since it plans
+# this step without waiting for that one. The token lies on the device, at seat 0, and −1 − seat says so; a small kernel
+# puts it in its place (`fill_ids`). All of it lies in one buffer, page tables and the parameters of sampling included,
+# so that a step needs a single copy to the device. Every copy has a fixed cost, whatever its size, and a copy for each
+# array would pay it again and again in each step.
+#
+# ## Who is in a step
+#
+# Before you read on: three sequences are in the middle of their outputs, and a request with a long prompt arrives.
+# Should the prompt be computed at once, or wait until there is less to do?
+
+# %%
+from labkit import show_source
+
+show_source(Scheduler.schedule)
+
+# %% [markdown]
+# Neither. Sequences that decode come first, each with one token, so that their texts go on. What is left of the token
+# budget goes to prompts, and a prompt that does not fit is cut into *chunks*. Here is the same traffic with a budget so
+# large that no prompt is ever cut, and with a small one. (`simulate` is the same scheduler without a model.)
+
+# %%
+from labkit.engine.simulation import Work, simulate
+from labkit.measure.plots import schedules as pictures
+
+traffic = [Work(6, 24), Work(9, 30), Work(4, 28, arrival=2), Work(120, 12, arrival=8), Work(5, 20, arrival=12)]
+pictures.tokens_of_steps({f"a budget of {budget:,}": simulate(traffic, max_num_batched_tokens=budget)
+                          for budget in (2048, 24)})
+
+# %% [markdown]
+# For a reader of one of the running texts, the time between two tokens is the length of a step. Without chunks, all of
+# them wait while the long prompt is computed. With chunks no step is much longer than the others. The price is small:
+# the long prompt's first token comes a few steps later. On a GPU the budget is larger, so that a chunk has enough rows
+# to keep the tensor cores busy.
+#
+# ## When the pages run out
+#
+# How many pages a request needs is not known when it arrives, since its output may end at any token. An engine that
+# reserved pages for the longest possible output would leave most of the memory empty. Ours admits a request when there
+# are pages for its prompt, and a spare one for each sequence that runs. That can go wrong. Here it does, with the five
+# requests from the prediction:
+
+# %%
+from labkit.engine.model_runner import ModelRunner
+from labkit.engine.recording import RecordingScheduler
+from labkit.models.load import load
+
+loaded = load("tiny-llama")
+
+
+def engine(pages, **options):
+    runner = ModelRunner(loaded.model, num_pages=pages, max_num_seqs=8, max_num_batched_tokens=32)
+    return LLM(runner, loaded.tokenizer, max_num_seqs=8, max_num_batched_tokens=32,
+               scheduler=RecordingScheduler, **options)
+
+
+questions = ["What is a hacker?", "Define foo, and bar, and whatever else comes to mind.", "What is a kludge?",
+             "Tell me about the first computer bug.", "What does grok mean?"]
+prompts = [f"<|user|>{question}<|end|><|assistant|>" for question in questions]  # as its chat template writes them
+forty = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+small = engine(pages=10)
+together = small.generate(prompts, forty)
+stats = small.stats()
+print(f"{stats.steps} steps, {stats.preemptions} preemptions, {stats.generated} tokens sampled; "
+      f"{stats.pages - stats.free_pages} pages held at the end")
+print(questions[0], "->", repr(together[0].outputs[0].text))
+pictures.requests_over_steps(small.engine.scheduler.history, pages=10)
+
+# %% [markdown]
+# The *youngest* sequence pays. It gives all of its pages back and waits, and when there are enough pages again, its
+# prompt and what it had already written are computed again, in a chunk, as if all of it were a prompt. This is
+# *preemption by recomputing*. A chunk is far cheaper than the steps that once wrote these tokens, and often it is
+# shorter: pages that have not been given to others in the meantime still hold what was in them, and are used again.
+#
+# Since requests are served in the order in which they arrived, the oldest one is never preempted. It finishes, the next
+# one becomes the oldest, and so none can wait for ever. And the texts?
+
+# %%
+plenty = engine(pages=64)
+alone = [plenty.generate(prompt, forty)[0] for prompt in prompts]
+for question, one, other in zip(questions, together, alone, strict=True):
+    pairs = zip(one.outputs[0].token_ids, other.outputs[0].token_ids, strict=True)
+    apart = next((place for place, (here, there) in enumerate(pairs) if here != there), None)
+    print(f"{question!r:58} {'as alone' if apart is None else f'differs from token {apart} on'}")
+
+# %% [markdown]
+# The engine does its part if it asks the model the same questions as for each request alone. Whether the model answers
+# with the same bits is up to the kernels, and to the order in which they add. On the CPU device that order never
+# depends on what else is in a step. On a GPU the linear layers change to a different kernel when a step has more than a
+# few rows, and a prompt goes through a different attention than a single token. There the last bit of a logit may
+# differ, and where two tokens are almost equally likely, a greedy text may go on with the other one.
+#
+# ## A prompt that was computed before
+#
+# Many requests begin alike: with the same instructions, or with the conversation so far. Their first pages would hold
+# the same keys and values. To find such pages, each full page gets a *digest*, of its tokens and of the digest of the
+# page before it:
+
+# %%
+show_source(BlockManager._digest)
+
+# %% [markdown]
+# Why chain them? The keys and values of a token depend on all tokens before it. A page with the same sixteen tokens
+# after a different beginning holds different numbers, and must not be found.
+#
+# Predict the third column: how many tokens of each prompt are found? The pages have sixteen tokens; the fourth request
+# differs from the first in its first word.
+
+# %%
+instructions = ("You answer questions about words that hackers use, in one sentence, without any jokes. "
+                "Never say where a word comes from, and do not repeat the question. ")
+asked = [instructions + "What is a kludge?", instructions + "What is a kludge?",
+         instructions + "What is a hack?", "Please: " + instructions + "What is a kludge?"]
+print(f"{'prompt':44}{'tokens':>8}{'found':>8}")
+for text in asked:
+    (output,) = plenty.generate(text, SamplingParams(temperature=0, max_tokens=4))
+    begin_and_end = f"{text[:14]} ... {text[-20:]}"
+    print(f"{begin_and_end:44}{len(output.prompt_token_ids):8}{output.num_cached_tokens:8}")
+
+# %% [markdown]
+# Only full pages are found. Of a prompt whose last page is full, the last page is computed all the same: the next token
+# is drawn from the logits of the last one, and logits are not kept.
+#
+# Free pages keep their contents until they are needed for something else, and the one that was released longest ago
+# goes first. A *reference count* says how many sequences hold a page. Here are the pages of two requests that begin
+# alike, and of a third one that needs nearly all of the memory:
+
+# %%
+def show(blocks, sequences, note):
+    for one in sequences:
+        held = ", ".join(f"page {page} ({blocks.references(page)})" for page in one.pages)
+        print(f"{note:26}{one.request.request_id}/{one.index}: {held}")
+        note = ""
+
+
+def advance(scheduler):
+    """A step without a model: every token drawn is 7."""
+    step = scheduler.schedule()
+    for sequence, _ in scheduler.receive(step, [Sampled(7)] * len(step.samples)):
+        if reason := sequence.ended_by_last():
+            scheduler.finish(sequence, reason)
+    return step
+
+
+blocks = BlockManager(num_pages=8, page_size=4)
+scheduler = Scheduler(blocks)
+prompt = list(range(30, 40))
+for name, begin in (("a", prompt), ("b", [*prompt, 50, 51])):
+    scheduler.add(Request(name, begin, SamplingParams(max_tokens=3), max_length=32))
+advance(scheduler)
+show(blocks, scheduler.running, "a and b run (references)")
+while scheduler.has_unfinished():
+    advance(scheduler)
+print(f"both have ended:          {blocks.num_free} pages are free, {blocks.num_cached} of them can be found")
+scheduler.add(Request("c", list(range(60, 90)), SamplingParams(max_tokens=2), max_length=32))
+advance(scheduler)
+print(f"c has taken its pages:    {blocks.num_free} pages are free; of a's prompt, "
+      f"{4 * len(blocks.cached_prefix(Request('d', prompt, greedy, max_length=32).sequences[0]))} tokens are found")
+
+# %% [markdown]
+# a and b were admitted in the same step, and b already shares a's first pages, though they are only written in that
+# step: in each layer, all keys and values of a step are written before any of its attention reads them.
+#
+# ## Several outputs of one prompt
+#
+# A request with n = 3 wants three outputs. Their prompt is computed once, and all three hold its pages. Predict: how
+# many pages do they hold in all, with a prompt of ten tokens and pages of four, before and after each has written a
+# token?
+
+# %%
+blocks = BlockManager(num_pages=12, page_size=4)
+scheduler = Scheduler(blocks)
+scheduler.add(Request("a", prompt, SamplingParams(n=3, max_tokens=6), max_length=32))
+advance(scheduler)
+show(blocks, scheduler.running, "after the prompt")
+step = advance(scheduler)
+show(blocks, scheduler.running, "one token later")
+print("copied first (from, to):", *step.copies)
+
+# %% [markdown]
+# Full pages are only read and stay shared. The last page of the prompt has places left, and each output wants to write
+# its own token into the first of them. So the page is copied for the first two that write (*copy on write*). The last
+# one finds that it is the only holder left and keeps the original.
+#
+# ## Drawing a token
+#
+# The model's logits are on the GPU, a number for each token of the vocabulary in each row. Copying all of them to the
+# host and sorting them there could take longer than the step itself. But what has to be known? The tokens that may be
+# drawn are always a beginning of the sorted order: `top_k` takes the first k, `top_p` as many as together reach p of
+# the probability, `min_p` those that are at least min_p times as likely as the first. A beginning of the order is
+# described by its last member, a *threshold*, and adding up shows whether a threshold is too high. So the sort becomes
+# a search:
+
+# %%
+import numpy as np
+
+from labkit.kernels.sampling_reference import kept_reference, weights_reference
+
+logits = (2.5 * np.random.default_rng(0).standard_normal(128_256)).astype(np.float32)
+weights = weights_reference(logits, 1.0)  # whole numbers: 2**43 for the most likely token
+need, low, high = 0.9 * float(weights.sum()), 0, int(weights.max())
+passes = 0
+while low < high:  # the largest threshold whose tokens still reach 90%
+    middle = (low + high + 1) // 2
+    low, high = (middle, high) if weights[weights >= middle].sum() >= need else (low, middle - 1)
+    passes += 1
+kept = np.flatnonzero(kept_reference(logits, 1.0, 0, 0.9, 0.0))
+print(f"{passes} passes, no sort: {np.count_nonzero(weights >= low):,} tokens are kept; "
+      f"by sorting: {len(kept):,}")
+
+# %% [markdown]
+# The first kernel of the ladder does just that, one bit of the threshold in each pass. The fast one makes a histogram
+# of the row and searches only one bin of it. The weights are *whole numbers* for a reason: sums of whole numbers come
+# out the same in any order, so a GPU, the CPU device and NumPy agree on which token is the last one that is kept, and
+# on the one that is drawn. The comparison below allows no tolerance:
+
+# %%
+from labkit import agree
+from labkit.kernels.penalties import PENALISE
+from labkit.kernels.sampling import SAMPLE
+
+agree(SAMPLE, ["sample_bisection", "sample_split"], sizes=({"R": 12, "V": 36}, {"R": 6, "V": 260}))
+
+# %%
+from labkit import measure
+
+series = measure.recorded_ladder("sample_top_p", gpu="NVIDIA H200")
+print("top-p on the H200:", "" if series else "not recorded yet")
+for row in series.rows if series else ():
+    print(f"    {row.name:40}{row.timing.p50:8.3f} ms for {series.size['R']} rows of {series.size['V']:,} logits")
+
+# %% [markdown]
+# And chance? A generator with a state would give a request other numbers as soon as another request joins its batch.
+# *Philox* has no state. It scrambles a counter with a key in ten rounds, and the engine uses the token's position as
+# the counter and the request's seed as the key. So a draw depends on the seed, the position and the logits, and on
+# nothing else. Below, the same request runs alone, in company, and in company with a memory so small that it is
+# preempted, since it is the youngest:
+
+# %%
+from labkit.kernels.philox import philox_reference, seed_words
+
+print("position 5, seed 1:", philox_reference((5, 0, 0, 0), seed_words(1)))
+drawn = [SamplingParams(temperature=0.9, top_p=0.95, seed=seed, max_tokens=24, ignore_eos=True)
+         for seed in range(len(prompts))]
+for where, llm, several in (("alone", plenty, prompts[-1:]), ("in company", plenty, prompts),
+                            ("10 pages", engine(pages=10), prompts)):
+    last = llm.generate(several, drawn[-len(several) :])[-1].outputs[0]
+    print(f"{where:12}{llm.stats().preemptions} preemptions  {last.text!r}")
+
+# %% [markdown]
+# *Penalties* change the logits before anything else. A number is subtracted from the logit of a token that has been
+# written already, once (`presence_penalty`) or once for each time (`frequency_penalty`); a factor makes tokens of the
+# prompt and of the output less likely (`repetition_penalty`). The counts live on the device, a row for each request
+# that asks for penalties.
+
+# %%
+agree(PENALISE, sizes=({"R": 3, "V": 33},))
+
+# %% [markdown]
+# ## Text as it comes
+#
+# A reader wants to see the text while it is written. That has two catches. A token is a piece of *bytes*, and a
+# character may be spread over several of them. And a stop string may begin in one token and end in another, so nothing
+# may be shown that could still become a part of it. Predict for which tokens nothing new is shown:
+
+# %%
+from labkit.engine.detokenizer import Detokenizer
+
+tokenizer = plenty.get_tokenizer()
+text = "A naïve user → STOP and more"
+detokenizer = Detokenizer(tokenizer.decode, stop=["STOP"])
+shown = ""
+for token in tokenizer.encode(text, marks=False):
+    stopped = detokenizer.push(token)
+    now = detokenizer.text if stopped else detokenizer.safe
+    print(f"token {token:5}  {tokenizer.decode([token])!r:12} shows {now[len(shown):]!r}")
+    shown = now
+    if stopped:
+        print(f"ended by {stopped!r}: {now!r}")
+        break
+
+# %% [markdown]
+# The text shown stays behind by as many characters as may be the beginning of the stop string: one less than it has.
+# The accent and the arrow appear with the tokens that complete them.
+#
+# ## The host
+#
+# A step has two parts: the host chooses the sequences and fills the buffer, the device computes. Two measures keep the
+# device from waiting.
+#
+# *Graphs.* A step in which each sequence has one token always consists of the same launches, only for a different
+# number of sequences. So that number is rounded up to a *bucket*, and for each bucket the launches are captured once as
+# a CUDA graph. The page table, the ids and the parameters are read from the buffer, which stays where it is.
+
+# %%
+from labkit.engine.runner import bucket, buckets
+
+print(f"{len(buckets(256))} graphs for up to 256 sequences:", *buckets(256))
+print("rows of padding:", {count: bucket(count, 256) - count for count in (1, 5, 32, 33, 100)})
+
+# %% [markdown]
+# *One step ahead.* The host plans step n + 1 while step n runs. It can, since it does not need the tokens of step n: it
+# knows how many there will be, and the ids are on the device. Here is what a step of 256 sequences costs the host,
+# measured on this machine without a model, and what planning ahead would save beside a device that needs 2.5 ms for a
+# step. The longer of the two then sets the pace:
+
+# %%
+import time
+
+scheduler = Scheduler(BlockManager(num_pages=4_000), max_num_seqs=256, max_num_batched_tokens=8_192)
+builder = BatchBuilder(max_num_seqs=256, max_pages=16)
+for number in range(256):
+    scheduler.add(Request(str(number), [number] * 20, SamplingParams(max_tokens=100), max_length=200))
+times = []
+for _ in range(30):
+    began = time.perf_counter()
+    step = scheduler.schedule()
+    builder.build(step, 256, 256)
+    scheduler.receive(step, [Sampled(7)] * len(step.samples))
+    times.append(time.perf_counter() - began)
+host_us = 1e6 * float(np.median(times[1:]))
+print(f"{host_us:,.0f} us a step for {len(step.samples)} sequences")
+pictures.host_and_device(host_us, 2_500.0)
+
+# %% [markdown]
+# There is a price, and it is small. Where a sequence turns out to have ended with step n, its token of step n + 1 was
+# computed for nothing. It is discarded:
+
+# %%
+for overlap in (True, False):
+    llm = engine(pages=64, overlap=overlap)
+    whole = llm.generate("A hacker is", forty)[0].outputs[0].text
+    stopped = SamplingParams(temperature=0, max_tokens=40, stop=whole[20:24])
+    output, _ = llm.generate(["A hacker is", "kludge:"], [stopped, forty])
+    print(f"overlap {overlap!s:6} {output.outputs[0].text!r} before {stopped.stop[0]!r}; "
+          f"{llm.stats().discarded} discarded")
+
+# %% [markdown]
+# ## Rules that must always hold
+#
+# An engine like this fails in combinations: a request is aborted in the very step in which its prompt becomes shared,
+# while another one is preempted. Tests written by hand cover few of them. So the cases are left to chance, and what is
+# written down are the rules: each page is held exactly as often as it is counted, a page that is being filled has one
+# holder, and every request ends. To see whether the rules notice anything, the same cases also run with a mistake in
+# the engine.
+
+# %%
+import random
+from collections import Counter
+
+
+def broken_rule(seed, block_manager=BlockManager):
+    """The first rule that a random case breaks; None if all hold."""
+    rng = random.Random(seed)
+    blocks = block_manager(rng.randint(6, 16), page_size=4)
+    scheduler = Scheduler(blocks, max_num_seqs=rng.randint(1, 5), max_num_batched_tokens=rng.randint(1, 12))
+    requests = [Request(str(number), list(range(rng.randint(1, 10))),
+                        SamplingParams(n=rng.randint(1, 3), max_tokens=rng.randint(1, 10)), max_length=20)
+                for number in range(rng.randint(1, 8))]
+    for request in requests:
+        scheduler.add(request)
+    for _ in range(1_000):
+        if not scheduler.has_unfinished():
+            return None
+        for chunk in advance(scheduler).chunks:
+            last, places = divmod(chunk.begin + chunk.length, 4)
+            written = chunk.sequence.pages[last : last + 1] if places else []  # a page that is not full yet
+            if len(chunk.samples) < 2 and any(blocks.references(page) > 1 for page in written):
+                return "a page that is being filled has two holders"
+        if rng.random() < 0.1:
+            scheduler.abort(rng.choice(requests))
+        held = Counter(page for sequence in scheduler.running for page in sequence.pages)
+        if any(blocks.references(page) != held[page] for page in range(blocks.num_pages)):
+            return "a page is not held as often as it is counted"
+        if blocks.num_free != blocks.num_pages - len(held):
+            return "a page is lost"
+    return "a request never ends"
+
+
+class NeverCopies(BlockManager):
+    def _writes_shared(self, sequence):
+        return False
+
+
+class LosesPages(BlockManager):
+    def release(self, sequence):
+        if len(sequence.pages) == 3:  # mistakes hide in special cases
+            sequence.pages.pop()
+        super().release(sequence)
+
+
+for kind in (BlockManager, NeverCopies, LosesPages):
+    found = Counter(broken_rule(seed, kind) for seed in range(200))
+    print(f"{kind.__name__:14}", *(f"{count:4} x {rule or 'all rules hold'};" for rule, count in found.items()))
+
+# %% [markdown]
+# Both mistakes are found, each by a different rule. Without the rules neither of them would raise an error: a text
+# would be wrong, or the memory would slowly fill. The course's tests go further. The library *hypothesis* chooses what
+# happens in each step, and makes a failing case as small as it can. A model of whole numbers takes the place of the
+# Llama: the "keys and values" of a token are a hash of all tokens before it, written into pages, so that one wrong
+# page, slot or copy changes everything after it. With it the tests show that each output equals the output of the
+# request alone, for random arrivals, lengths, stops, aborts and sizes of memory. (Where a model itself is wrong,
+# `parity` from lesson 18 names the first launch that differs.)
+#
+# ## The whole, measured
+#
+# How fast can it be? A decode step reads all weights once and, for each sequence, its keys and values. Before you run
+# the cell, guess for Llama 3.2 1B in bfloat16 with 1,024 tokens in each sequence: how many sequences does it take until
+# keys and values are half of the bytes?
+
+# %%
+from labkit.models import llama
+
+shape = llama.Config(vocab_size=128_256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16,
+                     num_attention_heads=32, num_key_value_heads=8, head_dim=64, tie_word_embeddings=True)
+bandwidth = measure.recorded(gpu="NVIDIA H200")["limits"]["bandwidth_gbs"]
+of_token = 2 * 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim  # bytes of K and V
+print(f"{'sequences':>10}{'weights, MB':>13}{'K and V, MB':>13}{'ms':>8}{'tokens/s':>11}   at {bandwidth:,.0f} GB/s")
+for count in (1, 8, 32, 64, 128, 256):
+    weights, cached = 2 * shape.parameters, count * 1_024 * of_token
+    ms = (weights + cached) / bandwidth / 1e6
+    print(f"{count:10}{weights / 1e6:13,.0f}{cached / 1e6:13,.0f}{ms:8.2f}{1e3 * count / ms:11,.0f}")
+
+# %% [markdown]
+# The first column of bytes is the reason for batches, the second one the reason for pages: what limits the batch is the
+# memory for keys and values. And this is what was measured:
+
+# %%
+def recorded(name, what):
+    series = measure.recorded_series(name, gpu="NVIDIA H200")
+    print(f"{name}: {what}" + ("" if series else "; not recorded on the H200 yet"))
+    return series["rows"] if series else ()
+
+
+for row in recorded("llama_decode", "one more token of each sequence, in a graph"):
+    theirs = [f"PyTorch, {way} {ms:.3f}" for way, ms in (row["torch"] or {}).items() if isinstance(ms, float)]
+    print("; ".join([f"    {row['sequences']:4} sequences {row['ms']['p50']:8.3f} ms", *theirs]))
+for row in recorded("llama_prefill", "a prompt, in a graph"):
+    print(f"    {row['tokens']:6,} tokens {row['ms']['p50']:8.2f} ms, {row['tflops']:.0f} TFLOP/s")
+for row in recorded("engine", "many requests at once, through the whole engine"):
+    print(f"    {row['name']:36}{row['tokens_per_second']:8,.0f} tokens/s, {row['preemptions']} preemptions, "
+          f"{row['mean_sequences']:.0f} sequences a step, the host busy {row['host_share']:.0%} of the time")
+
+# %% [markdown]
+# What lies between the bound and such a measurement? A decode step has launches for each layer, and within each of them
+# the memory is idle until the first loads arrive and after the last ones have. Kernels with little to read, such as the
+# norms, never reach the full bandwidth. A step with many rows also has to multiply. Then the token is drawn, and the
+# results are copied back. If the engine does its work, the host has no part in the difference.
+#
+# An engine in production has more of everything around this: models that are spread over several GPUs, weights of fewer
+# bits, drafts by a small model that the large one checks several tokens at a time, prefill and decode on different
+# machines, priorities and fair shares between users, outputs that follow a grammar, and a server with metrics. What it
+# does *not* have is a different core: a scheduler over pages, a step as data, and rules that always hold.
+#
+# And what does all this know about Llama? The runner calls `model.forward(step, cache, workspace)` and asks the
+# configuration for the number of layers and heads. Qwen3, with its norms of queries and keys, runs through the same
+# engine without a line of it changed. An engine for a single model could fuse more. One that keeps to this small
+# interface gets every model that fits, and a bug in it is found once.
+#
+# ## What was implemented
+#
+# - a scheduler with a token budget, chunked prefill, admission, and preemption by recomputing
+# - pages with reference counts, a prefix cache with chained digests, copy on write
+# - sampling on the device with a seed for each request; penalties, stop strings, streaming
+# - graphs by bucket, and a host that plans one step ahead
+#
+# ## What I learned
+#
+# - An engine is bookkeeping, and its mistakes are silent. The rules that must hold are worth more than any single test.
+# - State that depends on the batch is what makes outputs irreproducible. A counter instead of a generator, and whole
+#   numbers instead of floats, remove it.
+# - Waste is avoided by not deciding early: pages are given when they are needed, and taken back if that was too bold.
+# - The device should never wait for the host to learn something that the host does not need.
+#
+# ## Resources
+#
+# - [W. Kwon et al.: PagedAttention (2023)](https://arxiv.org/abs/2309.06180), pages and preemption
+# - [A. Agrawal et al.: Sarathi-Serve (2024)](https://arxiv.org/abs/2403.02310), chunked prefill
+# - [G. Yu et al.: Orca (2022)](https://www.usenix.org/conference/osdi22/presentation/yu), continuous batching
+# - [J. Salmon et al.: Parallel Random Numbers: As Easy as 1, 2, 3 (2011)](https://doi.org/10.1145/2063384.2063405),
+#   Philox
+# - [vLLM's documentation](https://docs.vllm.ai/), and [nano-vllm](https://github.com/GeeeekExplorer/nano-vllm), an
+#   engine that can be read in an evening
+#
+# ## Try it
+#
+# - Give the small engine two pages fewer, and then more, and look at the figure. How few pages can it work with?
+# - Let `LLM.stream` print a text as it is written, with a stop string in it, and abort a request half way.
+# - Write a scheduler that preempts the *oldest* sequence (override `_make_pages`), and a rule that it breaks.
+# - With a GPU: `labkit bench engine` serves the same load of requests in several ways. What does each of them lose, and
+#   to what?
+#
+# In the exercises for this lesson you write the scheduler's step and the search of the prefix cache, sample from a row
+# with a threshold instead of a sort, and in the end compute Philox from a blank page.
