@@ -358,8 +358,8 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
             join_warps(found, places, maxima, sums, whole_max, whole_sum, left, right, blocks_used == uint32(1), part,
                        group, partial, thread)
             part = uint32(part + uint32(1))
-        epilogue(last_block, out, first_row, count, whole_max, whole_sum, left, right, parts, blocks_used, group, partial,
-               arrived, thread)
+        epilogue(last_block, out, first_row, count, whole_max, whole_sum, left, right, parts, blocks_used, group,
+                 partial, arrived, thread)
 
     paged_decode_kernel.threads, paged_decode_kernel.shared_bytes = THREADS, 0
     return paged_decode_kernel
@@ -505,8 +505,8 @@ def make_paged_decode_mma(size: int, heads: int):
             join_warps(found, places, maxima, sums, whole_max, whole_sum, left, right, blocks_used == uint32(1), part,
                        group, partial, thread)
             part = uint32(part + uint32(1))
-        epilogue(last_block, out, first_row, count, whole_max, whole_sum, left, right, parts, blocks_used, group, partial,
-               arrived, thread)
+        epilogue(last_block, out, first_row, count, whole_max, whole_sum, left, right, parts, blocks_used, group,
+                 partial, arrived, thread)
 
     paged_decode_mma_kernel.threads = THREADS
     paged_decode_mma_kernel.shared_bytes = 2 * (QUERIES_AT + QUERY_TILE)
