@@ -20,6 +20,7 @@ from labkit.engine.runner import Runner
 from labkit.engine.sampling_params import SamplingParams
 
 Prompt = str | Items[int] | dict
+Message = dict[str, str]  # {"role": ..., "content": ...}
 
 
 class LLM:
@@ -65,6 +66,24 @@ class LLM:
                 done[output.request_id] = output
                 advance()
         return [done[request_id] for request_id in ids]
+
+    def chat(self, messages: Items[Message] | Items[Items[Message]],
+             sampling_params: SamplingParams | Items[SamplingParams] = None,
+             use_tqdm: bool = False) -> list[RequestOutput]:
+        """The model's answers to a conversation, or to each of a list of them, as `generate` returns them. A
+        conversation: {"role": "user", "content": "What is a hacker?"} and so on; the model's chat template makes a
+        prompt of it. Raises UserError for what is no conversation, or where the model has no template."""
+        several = isinstance(messages, list | tuple) and all(isinstance(each, list | tuple) for each in messages)
+        return self.generate([self.prompt_of(each) for each in (messages if several else [messages])], sampling_params,
+                             use_tqdm)
+
+    def prompt_of(self, messages: Items[Message]) -> Prompt:
+        """What `generate` and `stream` take for a conversation."""
+        tokenizer = self.get_tokenizer()
+        if tokenizer is None:
+            raise ValueError("without a tokenizer there is no chat template; prompts must be token ids")
+        ids = tokenizer.chat(messages)
+        return {"prompt": tokenizer.decode(ids, marks=True), "prompt_token_ids": ids}
 
     def stream(self, prompts: Prompt | Items[Prompt],
                sampling_params: SamplingParams | Items[SamplingParams] = None) -> Iterator[RequestOutput]:
