@@ -27,7 +27,7 @@ class LLM:
     """model: its name as labkit.models.load takes it, or a runner that has one, with its tokenizer.
 
     dtype, max_model_len, gpu_memory_utilization, num_pages, enforce_eager: of a model that is loaded by its name; see
-    load_runner in labkit.engine.model_runner. options: of LLMEngine.
+    labkit.engine.load_runner. options: of LLMEngine.
     """
 
     def __init__(self, model: str | os.PathLike | Runner, tokenizer=None, *, max_num_seqs: int = 256,
@@ -36,7 +36,7 @@ class LLM:
                  **options):
         runner = model
         if isinstance(model, str | os.PathLike):
-            from labkit.engine.model_runner import load_runner
+            from labkit.engine.load_runner import load_runner
 
             runner, own = load_runner(
                 os.fspath(model), dtype=dtype, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
