@@ -17,28 +17,28 @@ CPU_CACHE = 1 << 28  # bytes of K and V on the CPU device
 WORKING = 2 << 30  # bytes of a GPU's memory that are left for activations, logits and graphs
 
 
-def load_runner(name: str, *, dtype: str = "auto", max_num_seqs: int = 256, max_num_batched_tokens: int = 2048,
-                max_model_len: int | None = None, gpu_memory_utilization: float = 0.9, num_pages: int | None = None,
-                enforce_eager: bool = False) -> tuple[ModelRunner, Tokenizer]:
-    """A model by its name, as labkit.models.load takes it, and its tokenizer.
-
-    num_pages: None: what gpu_memory_utilization of the device's memory leaves beside the weights, and no more than
-    max_num_seqs sequences of max_model_len tokens can hold. Raises UserError for a model that has no pages.
-    """
+def load_runner(name: str, *, dtype: str = "auto", **options) -> tuple[ModelRunner, Tokenizer]:
+    """A model by its name, as labkit.models.load takes it, and its tokenizer. options: of runner_of. Raises UserError
+    for a model that has no pages."""
     path = folder(name)
     with reading(path, CONFIG):
         _, architecture = ARCHITECTURES[model_type(path)]
     if not issubclass(architecture, Llama):
         raise UserError(f"{name} is a {architecture.__name__}; the engine runs Llama and Qwen3")
     loaded = load(name, path=path, dtype="bfloat16" if dtype == "auto" else dtype)
-    model = loaded.model
+    return runner_of(loaded.model, **options), loaded.tokenizer
+
+
+def runner_of(model: Llama, *, max_num_seqs: int = 256, max_num_batched_tokens: int = 2048,
+              max_model_len: int | None = None, gpu_memory_utilization: float = 0.9, num_pages: int | None = None,
+              **options) -> ModelRunner:
+    """num_pages: None: what gpu_memory_utilization of the device's memory leaves beside the weights, and no more than
+    max_num_seqs sequences of max_model_len tokens can hold. options: of ModelRunner."""
     length = min(max_model_len or model.positions, model.positions)
     if num_pages is None:
         num_pages = min(_pages_that_fit(model, gpu_memory_utilization), max_num_seqs * pages_for(length))
-    runner = ModelRunner(model, num_pages=num_pages, max_num_seqs=max_num_seqs,
-                         max_num_batched_tokens=max_num_batched_tokens, max_model_len=length,
-                         enforce_eager=enforce_eager)
-    return runner, loaded.tokenizer
+    return ModelRunner(model, num_pages=num_pages, max_num_seqs=max_num_seqs,
+                       max_num_batched_tokens=max_num_batched_tokens, max_model_len=length, **options)
 
 
 def _pages_that_fit(model: Llama, utilization: float) -> int:

@@ -11,6 +11,7 @@ without a graph; logprobs also wait for the step, since they are computed on the
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 
@@ -35,18 +36,19 @@ IN_FLIGHT = 3  # steps whose memory on the host is kept apart: one more than run
 class ModelRunner:
     """num_pages: of 16 tokens, in the cache of each layer. max_model_len: the longest sequence; None: the model's.
 
-    enforce_eager: no graphs.
+    enforce_eager: no graphs. compiling(done, of): called while kernels are compiled ahead of a step.
     """
 
     page_size = PAGE
 
     def __init__(self, model: Llama, *, num_pages: int, max_num_seqs: int = 256, max_num_batched_tokens: int = 2048,
-                 max_model_len: int | None = None, enforce_eager: bool = False):
+                 max_model_len: int | None = None, enforce_eager: bool = False,
+                 compiling: Callable[[int, int], None] | None = None):
         config, rows = model.config, max(max_num_batched_tokens, max_num_seqs)
         self.model, self.num_pages, self.max_num_seqs = model, num_pages, max_num_seqs
         self.max_model_len = min(max_model_len or model.positions, model.positions)
         layout = Layout(rows, max_num_seqs, pages_for(self.max_model_len))
-        self._eager, self._graphs = enforce_eager, {}
+        self._eager, self._graphs, self._compiling = enforce_eager, {}, compiling
         self._builder = BatchBuilder(max_num_seqs, layout.max_pages)
         self._cache = Cache(config, num_pages, model.dtype)
         self._pages = self._cache.memory.reshape(2 * config.num_hidden_layers, num_pages,
