@@ -33,10 +33,11 @@ def runner_of(model: Llama, *, max_num_seqs: int = 256, max_num_batched_tokens: 
               max_model_len: int | None = None, gpu_memory_utilization: float = 0.9, num_pages: int | None = None,
               **options) -> ModelRunner:
     """num_pages: None: what gpu_memory_utilization of the device's memory leaves beside the weights, and no more than
-    max_num_seqs sequences of max_model_len tokens can hold. options: of ModelRunner."""
+    max_num_seqs sequences of max_model_len tokens can use. options: of ModelRunner."""
     length = min(max_model_len or model.positions, model.positions)
     if num_pages is None:
-        num_pages = min(_pages_that_fit(model, gpu_memory_utilization), max_num_seqs * pages_for(length))
+        # One more for each: the scheduler leaves a page free for every sequence that runs when it admits another.
+        num_pages = min(_pages_that_fit(model, gpu_memory_utilization), max_num_seqs * (pages_for(length) + 1))
     return ModelRunner(model, num_pages=num_pages, max_num_seqs=max_num_seqs,
                        max_num_batched_tokens=max_num_batched_tokens, max_model_len=length, **options)
 

@@ -18,7 +18,7 @@ SMALL = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hid
          "tie_word_embeddings": True}
 
 
-def write_folder(folder: Path, shape=SMALL, template: str | None = TEMPLATE, seed: int = 0) -> Path:
+def write_folder(folder: Path, shape=SMALL, template: str | None = TEMPLATE, seed: int = 4) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     config, rng = Config(**shape), np.random.default_rng(seed)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": [0, 3]} | shape))
