@@ -16,10 +16,10 @@ from collections.abc import Callable
 import numpy as np
 
 from labkit import cuda
-from labkit.device import graphs
+from labkit.device import compile_ahead, graphs, launches
 from labkit.engine.batch import Batch, BatchBuilder, Layout
 from labkit.engine.outputs import Sampled
-from labkit.engine.runner import bucket
+from labkit.engine.runner import bucket, buckets
 from labkit.engine.scheduler import Step
 from labkit.engine.sequence import Sequence
 from labkit.kernels.attention.pages import PAGE, pages_for
@@ -48,7 +48,8 @@ class ModelRunner:
         self.model, self.num_pages, self.max_num_seqs = model, num_pages, max_num_seqs
         self.max_model_len = min(max_model_len or model.positions, model.positions)
         layout = Layout(rows, max_num_seqs, pages_for(self.max_model_len))
-        self._eager, self._graphs, self._compiling = enforce_eager, {}, compiling
+        self._eager, self._graphs = enforce_eager, {}
+        self._compiling, self._prepared = compiling, set()
         self._builder = BatchBuilder(max_num_seqs, layout.max_pages)
         self._cache = Cache(config, num_pages, model.dtype)
         self._pages = self._cache.memory.reshape(2 * config.num_hidden_layers, num_pages,
@@ -74,6 +75,7 @@ class ModelRunner:
         batch = self._builder.build(step, size, size)
         layout = batch.layout
         shape = Shape(layout.tokens, layout.sequences, size or batch.decoding, batch.longest)
+        self._compile_ahead(shape, layout, len(batch.samples))
         host, tokens = self._host[self._launched % IN_FLIGHT]
         self._launched += 1
         host[: layout.size] = batch.buffer
@@ -99,6 +101,23 @@ class ModelRunner:
         done = cuda.event()
         done.record(self._stream)
         return Handle(batch.samples, tokens, done, logits)
+
+    def _compile_ahead(self, shape: Shape, layout: Layout, samples: int) -> None:
+        """Compiles side by side what this step will launch, and what those after it will, when its sequences decode
+        and end one by one. Which kernels these are depends on sizes; of those within a factor of two one is looked at,
+        and what it does not show is compiled when it is launched."""
+        steps = [(shape, layout)]
+        if samples:
+            steps += [(Shape(size, size, size, 0), Layout(size, size, layout.max_pages))
+                      for size in buckets(bucket(samples, self.max_num_seqs))]
+        kinds = {(each.rows.bit_length(), each.sequences.bit_length(), each.decoding > 0,
+                  each.decoding < each.sequences): (each, where) for each, where in steps}
+        new = [step for kind, step in kinds.items() if kind not in self._prepared]
+        if new:
+            self._prepared |= kinds.keys()
+            needed = dict.fromkeys(one for step in new
+                                   for one in launches.needed(lambda step=step: self._run(*step, self._stream)))
+            compile_ahead.prepare(needed, progress=self._compiling)
 
     def _device_views(self, layout: Layout) -> dict:
         return layout.views(self._memory[: layout.size])
