@@ -43,7 +43,7 @@ from labkit.kernels.embedding import token_embedding
 from labkit.kernels.linear.bf16 import arrange_gate_up, linear, linear_swiglu
 from labkit.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
 from labkit.kernels.rope import frequencies, rope_split_cache, rope_table
-from labkit.models.blob import Blob, converted, is_bfloat16
+from labkit.models.blob import Blob, Made, converted, is_bfloat16
 from labkit.models.step import Inputs, Piece, Shape, Step
 
 # --- The shape of a model --------------------------------------------------------------------------------------------
@@ -250,21 +250,34 @@ def names_in(tensors: Mapping[str, np.ndarray], config: Config) -> dict[str, str
     return names
 
 
-def arranged(tensors: Mapping[str, np.ndarray], config: Config, dtype, arrange_gate_up: Callable,
-             ) -> dict[str, np.ndarray]:
+def arranged(tensors: Mapping[str, np.ndarray], config: Config, dtype, arrange_gate_up: Callable) -> dict[str, Made]:
     """The parameters as the launches want them: queries, keys and values as one product, "self_attn.qkv_proj", and the
-    MLP's two first ones as one, "mlp.gate_up_proj"."""
-    found = {}
-    for ours, theirs in names_in(tensors, config).items():
-        found[ours] = converted(tensors[theirs], np.dtype(dtype), is_bfloat16(tensors, theirs))
+    MLP's two first ones as one, "mlp.gate_up_proj". Each is made when it is copied to the device."""
+    dtype, names = np.dtype(dtype), names_in(tensors, config)
+
+    def joined(join: Callable, shape: tuple[int, ...], *parts: str) -> Made:
+        def make():
+            return join(*(converted(tensors[names[part]], dtype, is_bfloat16(tensors, names[part])) for part in parts))
+
+        return Made(shape, dtype, make)
+
+    def stacked(*parts):
+        return np.concatenate(parts)
+
+    found = {ours: joined(np.ascontiguousarray, tensors[theirs].shape, ours) for ours, theirs in names.items()}
+    gate_up_shape = None  # known once a layer's are arranged
     for layer in range(config.num_hidden_layers):
         at = f"layers.{layer}."
         for kind in ("weight", "bias"):
             parts = [f"{at}self_attn.{part}_proj.{kind}" for part in "qkv"]
             if parts[0] in found:
-                found[f"{at}self_attn.qkv_proj.{kind}"] = np.concatenate([found.pop(part) for part in parts])
-        gate, up = (found.pop(f"{at}mlp.{part}_proj.weight") for part in ("gate", "up"))
-        found[f"{at}mlp.gate_up_proj.weight"] = arrange_gate_up(gate, up)
+                rows, *width = zip(*(found.pop(part).shape for part in parts), strict=True)
+                found[f"{at}self_attn.qkv_proj.{kind}"] = joined(stacked, (sum(rows), *(same[0] for same in width)),
+                                                                 *parts)
+        parts = [f"{at}mlp.{part}_proj.weight" for part in ("gate", "up")]
+        gate, up = map(found.pop, parts)
+        gate_up_shape = gate_up_shape or arrange_gate_up(gate.make(), up.make()).shape
+        found[f"{at}mlp.gate_up_proj.weight"] = joined(arrange_gate_up, gate_up_shape, *parts)
     return found
 
 
