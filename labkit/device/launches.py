@@ -145,20 +145,19 @@ def needed(work: Callable) -> list[tuple]:
     if device.on_gpu():
         from numba.cuda.dispatcher import CUDADispatcher as kind
 
-        def compiled_for(kernel, shape, args):
+        def compiled_for(kernel, block, args):
             return tuple(kernel.typeof_pyval(value) for value in args)
     else:
         from labkit.simt.kernel import Kernel as kind
+        from labkit.simt.launch import ConfiguredKernel
 
-        configured = kind.configure
-
-        def compiled_for(kernel, shape, args):
-            return configured(kernel, *shape).compile_key(*args)
+        def compiled_for(kernel, block, args):
+            return ConfiguredKernel(kernel, (1, 1, 1), (*_axes(block), 1, 1)[:3], 0, 0).compile_key(*args)
 
     found: dict[tuple, None] = {}
 
     def configure(kernel, griddim, blockdim, stream=0, sharedmem=0):
-        return lambda *args: found.setdefault((kernel, compiled_for(kernel, (griddim, blockdim), args)))
+        return lambda *args: found.setdefault((kernel, compiled_for(kernel, blockdim, args)))
 
     # A launcher may depend on results, and fail: what it launched before is known, at least.
     with contextlib.suppress(Exception), _imagining(kind, configure):

@@ -4,20 +4,22 @@
     handle = runner.launch(step)
 
 A step in which each sequence has one token is padded to a bucket and replayed as a CUDA graph; the first of each bucket
-runs launch by launch and is captured then. What only some requests ask for, penalties, banned tokens and logprobs, runs
-without a graph; logprobs also wait for the step, since they are computed on the host.
+runs launch by launch and is captured then. With penalties it is another graph. What only some requests ask for, banned
+tokens and logprobs, runs without one; logprobs also wait for the step, since they are computed on the host. Kernels
+that steps will launch are compiled side by side before the first of them.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
 from labkit import cuda
 from labkit.device import compile_ahead, graphs, launches
-from labkit.engine.batch import Batch, BatchBuilder, Layout
+from labkit.engine.batch import BatchBuilder, Layout
 from labkit.engine.outputs import Sampled
 from labkit.engine.runner import bucket, buckets
 from labkit.engine.scheduler import Step
@@ -31,6 +33,14 @@ from labkit.models.step import Shape, step_of
 
 INPUTS = ("ids", "positions", "slots", "begins", "lengths", "contexts", "last", "page_table")  # as step_of takes them
 IN_FLIGHT = 3  # steps whose memory on the host is kept apart: one more than run at a time
+
+
+class Kind(NamedTuple):
+    """What the launches of a step depend on, beside what lies in device memory."""
+
+    shape: Shape
+    layout: Layout
+    penalised: bool  # some of its sequences
 
 
 class ModelRunner:
@@ -75,7 +85,6 @@ class ModelRunner:
         batch = self._builder.build(step, size, size)
         layout = batch.layout
         shape = Shape(layout.tokens, layout.sequences, size or batch.decoding, batch.longest)
-        self._compile_ahead(shape, layout, len(batch.samples))
         host, tokens = self._host[self._launched % IN_FLIGHT]
         self._launched += 1
         host[: layout.size] = batch.buffer
@@ -88,36 +97,38 @@ class ModelRunner:
             self._begin_counts(begun)
 
         banned, wanted = batch.banned(), any(each.request.params.logprobs is not None for _, each in batch.samples)
+        kind = Kind(shape, layout, bool((batch.counted >= 0).any()))
+        self._compile_ahead(kind, len(batch.samples))
         logits = None
-        if banned or wanted or (batch.counted >= 0).any():
-            logits = self._run_with_extras(shape, layout, batch, banned, wanted)
-        elif shape in self._graphs:
-            self._graphs[shape].launch(stream=self._stream)
+        if banned or wanted:
+            logits = self._run_with_host(kind, banned, wanted)
+        elif kind in self._graphs:
+            self._graphs[kind].launch(stream=self._stream)
         else:
-            self._run(shape, layout, self._stream)
+            self._run(kind, self._stream)
             if alike and not self._eager:
-                self._graphs[shape] = graphs.capture(functools.partial(self._run, shape, layout), warm_up=False)
+                self._graphs[kind] = graphs.capture(functools.partial(self._run, kind), warm_up=False)
         self._tokens[: layout.sequences].copy_to_host(tokens[: layout.sequences], stream=self._stream)
         done = cuda.event()
         done.record(self._stream)
         return Handle(batch.samples, tokens, done, logits)
 
-    def _compile_ahead(self, shape: Shape, layout: Layout, samples: int) -> None:
+    def _compile_ahead(self, kind: Kind, samples: int) -> None:
         """Compiles side by side what this step will launch, and what those after it will, when its sequences decode
         and end one by one. Which kernels these are depends on sizes; of those within a factor of two one is looked at,
         and what it does not show is compiled when it is launched."""
-        steps = [(shape, layout)]
+        kinds = [kind]
         if samples:
-            steps += [(Shape(size, size, size, 0), Layout(size, size, layout.max_pages))
+            kinds += [Kind(Shape(size, size, size, 0), Layout(size, size, kind.layout.max_pages), kind.penalised)
                       for size in buckets(bucket(samples, self.max_num_seqs))]
-        kinds = {(each.rows.bit_length(), each.sequences.bit_length(), each.decoding > 0,
-                  each.decoding < each.sequences): (each, where) for each, where in steps}
-        new = [step for kind, step in kinds.items() if kind not in self._prepared]
+        alike = {(each.shape.rows.bit_length(), each.shape.sequences.bit_length(), each.shape.decoding > 0,
+                  each.shape.decoding < each.shape.sequences, each.penalised): each for each in kinds}
+        new = [each for key, each in alike.items() if key not in self._prepared]
         if new:
-            self._prepared |= kinds.keys()
-            needed = dict.fromkeys(one for step in new
-                                   for one in launches.needed(lambda step=step: self._run(*step, self._stream)))
+            needed = dict.fromkeys(one for each in new
+                                   for one in launches.needed(functools.partial(self._run, each, self._stream)))
             compile_ahead.prepare(needed, progress=self._compiling)
+            self._prepared |= alike.keys()
 
     def _device_views(self, layout: Layout) -> dict:
         return layout.views(self._memory[: layout.size])
@@ -126,38 +137,44 @@ class ModelRunner:
         views = self._views(layout)
         return step_of(shape, *(views[name] for name in INPUTS))
 
-    def _forward(self, shape: Shape, layout: Layout, stream):
-        inputs = self._inputs(shape, layout)
+    def _forward(self, kind: Kind, stream):
+        inputs = self._inputs(kind.shape, kind.layout)
         fill_ids(inputs.ids, self._last, stream=stream)
         return self.model.forward(inputs, self._cache, self._workspace, stream=stream)
 
-    def _sample(self, logits, layout: Layout, stream) -> None:
-        views, count = self._views(layout), layout.sequences
+    def _penalise(self, logits, kind: Kind, stream) -> None:
+        if kind.penalised:
+            views = self._views(kind.layout)
+            penalise(logits, self._counts, views["counted"], views["repetition_penalty"], views["frequency_penalty"],
+                     views["presence_penalty"], logits, stream=stream)
+
+    def _sample(self, logits, kind: Kind, stream) -> None:
+        views, tokens = self._views(kind.layout), self._tokens[: kind.layout.sequences]
         parameters = Parameters(*(views[name] for name in ("temperature", "top_k", "top_p", "min_p", "seeds", "steps")))
-        sample(logits, parameters, self._tokens[:count], self._logprobs[:count], self._scratch, stream=stream)
-        keep_tokens(self._tokens[:count], views["seats"], self._last, stream=stream)
+        sample(logits, parameters, tokens, self._logprobs[: kind.layout.sequences], self._scratch, stream=stream)
+        keep_tokens(tokens, views["seats"], self._last, stream=stream)
+        if kind.penalised:
+            count_tokens(self._counts, views["counted"], tokens, stream=stream)
 
-    def _run(self, shape: Shape, layout: Layout, stream) -> None:
-        """What a graph holds; run twice, it does the same."""
-        self._sample(self._forward(shape, layout, stream), layout, stream)
+    def _run(self, kind: Kind, stream) -> None:
+        """What a graph holds."""
+        logits = self._forward(kind, stream)
+        self._penalise(logits, kind, stream)
+        self._sample(logits, kind, stream)
 
-    def _run_with_extras(self, shape: Shape, layout: Layout, batch: Batch, banned, wanted: bool):
-        """Returns the logits as the model gave them, on the host, if they are wanted."""
-        views, stream = self._views(layout), self._stream
-        logits = self._forward(shape, layout, stream)
+    def _run_with_host(self, kind: Kind, banned, wanted: bool):
+        """With what the host has a part in. Returns the logits as the model gave them, on the host, if they are
+        wanted."""
+        stream = self._stream
+        logits = self._forward(kind, stream)
         host = logits.copy_to_host(stream=stream) if wanted else None
         if wanted:
             stream.synchronize()
-        counts = views["counted"]
-        if (batch.counted >= 0).any():
-            penalise(logits, self._counts, counts, views["repetition_penalty"], views["frequency_penalty"],
-                     views["presence_penalty"], logits, stream=stream)
+        self._penalise(logits, kind, stream)
         if banned:
             pairs = np.array([(row, token) for row, tokens in banned for token in tokens], np.int32)
             ban_tokens(logits, cuda.to_device(pairs, stream=stream), stream=stream)
-        self._sample(logits, layout, stream)
-        if (batch.counted >= 0).any():
-            count_tokens(self._counts, counts, self._tokens[: layout.sequences], stream=stream)
+        self._sample(logits, kind, stream)
         return host
 
     def _begin_counts(self, begun: list[Sequence]) -> None:

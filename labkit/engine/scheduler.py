@@ -19,6 +19,7 @@ n + 1 samples for it is discarded. Its pages may be used again at once, because 
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -26,6 +27,9 @@ from typing import NamedTuple
 from labkit.engine.block_manager import BlockManager
 from labkit.engine.outputs import Sampled
 from labkit.engine.sequence import FinishReason, Request, Sequence, State
+
+# Of all schedulers: a runner keeps what belongs to a seat until another admission has it, and outlives its scheduler.
+ADMISSIONS = itertools.count(1)
 
 
 class Chunk(NamedTuple):
@@ -73,7 +77,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # the oldest first
         self._waiting: list[Sequence] = []  # a heap, the oldest first; those that ended while they waited are in it
         self._seats = list(range(max_num_seqs))  # a heap of those that are free
-        self._arrivals = self._admissions = 0
+        self._arrivals = 0
 
     def add(self, request: Request) -> None:
         """Raises ValueError for a request that could not run even alone."""
@@ -172,8 +176,7 @@ class Scheduler:
         return seated
 
     def _seat(self, sequence: Sequence) -> None:
-        self._admissions += 1
-        sequence.state, sequence.seat, sequence.admission = State.RUNNING, heapq.heappop(self._seats), self._admissions
+        sequence.state, sequence.seat, sequence.admission = State.RUNNING, heapq.heappop(self._seats), next(ADMISSIONS)
         self.running.append(sequence)  # all that run are older: none passes one that waits
 
     def _leave(self, sequence: Sequence, state: State) -> None:

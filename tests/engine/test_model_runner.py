@@ -67,6 +67,39 @@ def test_graphs_and_plain_launches_give_the_same(model):
     assert served(model, PROMPTS, GREEDY)[0] == served(model, PROMPTS, GREEDY, enforce_eager=True)[0]
 
 
+def test_what_steps_launch_was_foreseen(model, monkeypatch):
+    """Of a request with penalties among others: before the first step and not later."""
+    from labkit.device import launches
+    from labkit.engine import model_runner
+    from labkit.kernels.steps import fill_ids_kernel
+
+    foreseen, steps = set(), []
+    monkeypatch.setattr(model_runner.compile_ahead, "prepare",
+                        lambda needed, progress: foreseen.update(needed) or steps.append(len(launched)))
+    runner = ModelRunner(model, num_pages=64, max_num_seqs=8, max_num_batched_tokens=128, enforce_eager=True)
+    llm = LLM(runner, max_num_seqs=8, max_num_batched_tokens=128)
+    with launches.record([fill_ids_kernel]) as launched:
+        llm.generate(PROMPTS, [GREEDY, PARAMS[4], PARAMS[3], GREEDY, GREEDY])
+    assert steps[0] == 0 and len(steps) <= 3
+    missing = [one.kernel.__name__ for one in launched if one.kernel not in {kernel for kernel, _ in foreseen}]
+    assert launched and not missing
+
+
+def test_after_ctrl_c_nothing_of_the_requests_before_is_left(model, monkeypatch):
+    runner = ModelRunner(model, num_pages=64, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=96)
+    llm = LLM(runner, max_num_seqs=8, max_num_batched_tokens=32)
+    running = llm.stream(PROMPTS[2], SamplingParams(temperature=5.0, seed=1, max_tokens=20))
+    for _ in range(2):
+        next(running)
+    with monkeypatch.context() as stopped:
+        stopped.setattr(runner, "launch", lambda step: exec("raise KeyboardInterrupt"))
+        with pytest.raises(KeyboardInterrupt):
+            next(running)
+    for prompt, each in zip(PROMPTS, (GREEDY, PARAMS[4], GREEDY, *PARAMS[:1]), strict=False):
+        assert [[one.token_ids for one in output.outputs] for output in llm.generate(prompt, each)] == served(
+            model, [prompt], each)[0]
+
+
 def test_logits_that_are_no_numbers_are_named(model):
     def linear(x, weight, out, bias=None, stream=0):
         out.copy_to_device(np.full(out.shape, np.nan, np.float32))
