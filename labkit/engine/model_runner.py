@@ -106,7 +106,7 @@ class ModelRunner:
             self._graphs[kind].launch(stream=self._stream)
         else:
             self._run(kind, self._stream)
-            if alike and not self._eager:
+            if alike and not self._eager and not launches.imagined():
                 self._graphs[kind] = graphs.capture(functools.partial(self._run, kind), warm_up=False)
         self._tokens[: layout.sequences].copy_to_host(tokens[: layout.sequences], stream=self._stream)
         done = cuda.event()
@@ -124,7 +124,7 @@ class ModelRunner:
         alike = {(each.shape.rows.bit_length(), each.shape.sequences.bit_length(), each.shape.decoding > 0,
                   each.shape.decoding < each.shape.sequences, each.penalised): each for each in kinds}
         new = [each for key, each in alike.items() if key not in self._prepared]
-        if new:
+        if new and not launches.imagined():
             needed = dict.fromkeys(one for each in new
                                    for one in launches.needed(functools.partial(self._run, each, self._stream)))
             compile_ahead.prepare(needed, progress=self._compiling)

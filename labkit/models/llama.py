@@ -43,6 +43,7 @@ from labkit.kernels.embedding import token_embedding
 from labkit.kernels.linear.bf16 import arrange_gate_up, linear, linear_swiglu
 from labkit.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
 from labkit.kernels.rope import frequencies, rope_split_cache, rope_table
+from labkit.kernels.steps import clear
 from labkit.models.blob import Blob, Made, converted, is_bfloat16
 from labkit.models.step import Inputs, Piece, Shape, Step
 
@@ -323,7 +324,9 @@ class Cache:
             raise ValueError(f"pages is {pages:,}; from 1 to {LARGEST // math.prod(shape[1:]):,} are allowed, for "
                              f"kernels index a layer with int32")
         self.pages, layers = pages, config.num_hidden_layers
-        self.memory = cuda.to_device(np.zeros(2 * layers * math.prod(shape), DTYPES[dtype]))
+        self.memory = cuda.device_array(2 * layers * math.prod(shape), DTYPES[dtype])
+        clear(self.memory)  # what no token has written is read all the same, and multiplied by 0
+        cuda.synchronize()  # steps run on streams of their own
         size = math.prod(shape)
         parts = [self.memory[number * size : (number + 1) * size].reshape(shape) for number in range(2 * layers)]
         self.keys, self.values = parts[::2], parts[1::2]  # of each layer, (pages, K, PAGE, D)
