@@ -4,9 +4,9 @@
     handle = runner.launch(step)
 
 A step in which each sequence has one token is padded to a bucket and replayed as a CUDA graph; the first of each bucket
-runs launch by launch and is captured then. With penalties it is another graph. What only some requests ask for, banned
-tokens and logprobs, runs without one; logprobs also wait for the step, since they are computed on the host. Kernels
-that steps will launch are compiled side by side before the first of them.
+runs launch by launch and is captured then. With penalties, or with a wider page table, it is another graph. What only
+some requests ask for, banned tokens and logprobs, runs without one; logprobs also wait for the step, since they are
+computed on the host. Kernels that steps will launch are compiled side by side before the first of them.
 """
 
 from __future__ import annotations
@@ -112,6 +112,19 @@ class ModelRunner:
         done = cuda.event()
         done.record(self._stream)
         return Handle(batch.samples, tokens, done, logits)
+
+    def captured(self, sequences: int):
+        """(graph, logits): of a step in which so many sequences have one token, once one has run. The graph does what
+        the last step of its kind did, and writes these logits (B, V). Raises KeyError where there is none."""
+        size = bucket(sequences, self.max_num_seqs)
+        shape = Shape(size, size, size, 0)
+        graph = {kind.shape: graph for kind, graph in self._graphs.items()}[shape]
+        return graph, self._workspace.rows(shape).logits
+
+    def fill_cache(self, values: np.ndarray) -> None:
+        """Writes (pages, K, PAGE, D), of the cache's type, to the keys and to the values of each layer."""
+        for layer in (*self._cache.keys, *self._cache.values):
+            layer.copy_to_device(values)
 
     def _compile_ahead(self, kind: Kind, samples: int) -> None:
         """Compiles side by side what this step will launch, and what those after it will, when its sequences decode

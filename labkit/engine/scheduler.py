@@ -28,7 +28,7 @@ from labkit.engine.block_manager import BlockManager
 from labkit.engine.outputs import Sampled
 from labkit.engine.sequence import FinishReason, Request, Sequence, State
 
-# Of all schedulers: a runner keeps what belongs to a seat until another admission has it, and outlives its scheduler.
+# Of all schedulers: a runner that serves another engine after this one must not take its sequences for this one's.
 ADMISSIONS = itertools.count(1)
 
 

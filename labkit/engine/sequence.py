@@ -48,7 +48,7 @@ class Sequence:
         self.digests: list[bytes] = []  # of its full pages, for the prefix cache, as far as they were needed
         self.registered = 0  # pages that the prefix cache knows
         self.seat = -1  # the place in the batch; -1 without one
-        self.admission = 0  # another number each time that it is given a seat
+        self.admission = 0  # another number each time that any sequence is given a seat
         self.followers: list[Sequence] = []  # the outputs that are held until this one's prompt is computed
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None

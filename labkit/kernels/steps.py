@@ -1,6 +1,5 @@
-"""What an engine does around a model's step, without waiting for the host: its cache begins as zeros, tokens go from
-step to step on the device, shared pages are copied before they are written, and tokens that must not be drawn are taken
-out.
+"""What an engine does around a model's step, without waiting for the host: tokens go from step to step on the device,
+shared pages are copied before they are written, and tokens that must not be drawn are taken out.
 
 Shapes  ids (T,) int32; tokens, seats (B,) int32; last (seats,) int32; memory (layers, pages, numbers) of any type;
         copies (n, 2) int32; logits (B, V) float32; banned (n, 2) int32; C-contiguous
@@ -13,21 +12,7 @@ from labkit import cuda
 from labkit.kernels.arguments import check_array
 
 BLOCK = 256
-MOST_BLOCKS = 8192  # several for each SM; their threads go on to the words after
 NEVER = float32(-np.inf)
-
-
-@cuda.jit
-def clear_kernel(words):
-    for at in range(cuda.grid(1), words.shape[0], cuda.gridsize(1)):
-        words[at] = uint32(0)
-
-
-def clear(memory, stream=0):
-    """memory = 0: of any type, a multiple of 4 bytes. The host has no part in it: a cache may be larger than its
-    memory."""
-    words = memory.reshape(memory.size).view(np.uint32)
-    clear_kernel[min(-(-words.size // BLOCK), MOST_BLOCKS), BLOCK, stream](words)
 
 
 @cuda.jit

@@ -4,14 +4,14 @@
     blob["wte.weight"]                      # a device array, a view into the buffer
     blob.entries["wte.weight"].offset       # bytes from the start of the buffer
 
-One allocation instead of hundreds. Each tensor begins at a multiple of 16 bytes, so that kernels may load four floats
-at once. A tensor goes from the file's pages to the device by itself: the host never holds all of them.
+One allocation and one copy instead of hundreds. Each tensor begins at a multiple of 16 bytes, so that kernels may load
+four floats at once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,15 +35,6 @@ class Place:
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
-
-
-@dataclass(frozen=True)
-class Made:
-    """A tensor that `make` returns when it is copied to the device, for one that is made of several."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    make: Callable[[], np.ndarray]
 
 
 def layout(shapes: Mapping[str, tuple], dtypes: Mapping[str, np.dtype]) -> tuple[dict[str, Place], int]:
@@ -102,10 +93,9 @@ def _check_finite(tensor: np.ndarray, name: str) -> None:
 class Blob(Named):
     """Device arrays by name, views into one buffer.
 
-    tensors: name -> NumPy array, such as read(path) gives, or Made. dtype: what floating-point tensors become on the
-    way, except those that are Made; None leaves them as they are, uint16 means bfloat16. names: these tensors only, in
-    this order; a dictionary also says what the blob calls them: {name here: name in tensors}. finite: a NaN or an
-    infinity among them raises ValueError.
+    tensors: name -> NumPy array, such as read(path) gives. dtype: what floating-point tensors become on the way; None
+    leaves them as they are, uint16 means bfloat16. names: these tensors only, in this order; a dictionary also says
+    what the blob calls them: {name here: name in tensors}. finite: a NaN or an infinity among them raises ValueError.
     """
 
     def __init__(self, tensors: Mapping[str, np.ndarray], dtype=None, names=None, stream=0, *, finite=False):
@@ -115,21 +105,17 @@ class Blob(Named):
         if missing:
             raise KeyError(f"{len(missing)} tensors are not there: {', '.join(missing[:5])}")
         sources = {ours: (tensors[name], is_bfloat16(tensors, name)) for ours, name in names.items()}
-        dtypes = {name: source.dtype if isinstance(source, Made) else
-                  converted(source[:0] if source.ndim else source, dtype, brain).dtype
+        dtypes = {name: converted(source[:0] if source.ndim else source, dtype, brain).dtype
                   for name, (source, brain) in sources.items()}
         self.entries, self.nbytes = layout({name: source.shape for name, (source, _) in sources.items()}, dtypes)
-        self.buffer, end = cuda.device_array(max(self.nbytes, 1), np.uint8), 0
+        host = np.zeros(max(self.nbytes, 1), np.uint8)  # zeros between the tensors
         for name, (source, brain) in sources.items():
             place = self.entries[name]
-            part = source.make() if isinstance(source, Made) else np.ascontiguousarray(converted(source, dtype, brain))
+            part = host[place.offset : place.offset + place.nbytes].view(place.dtype).reshape(place.shape)
+            part[...] = converted(source, dtype, brain)
             if finite:
                 _check_finite(part, names[name])
-            if place.offset > end:  # zeros between the tensors
-                self.buffer[end : place.offset].copy_to_device(np.zeros(place.offset - end, np.uint8), stream)
-            end = place.offset + place.nbytes
-            if place.nbytes:
-                self.buffer[place.offset : end].copy_to_device(part.reshape(-1).view(np.uint8), stream)
+        self.buffer = cuda.to_device(host, stream)
         self._views: dict = {}
 
     def __getitem__(self, name: str):

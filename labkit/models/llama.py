@@ -43,8 +43,7 @@ from labkit.kernels.embedding import token_embedding
 from labkit.kernels.linear.bf16 import arrange_gate_up, linear, linear_swiglu
 from labkit.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
 from labkit.kernels.rope import frequencies, rope_split_cache, rope_table
-from labkit.kernels.steps import clear
-from labkit.models.blob import Blob, Made, converted, is_bfloat16
+from labkit.models.blob import Blob, converted, is_bfloat16
 from labkit.models.step import Inputs, Piece, Shape, Step
 
 # --- The shape of a model --------------------------------------------------------------------------------------------
@@ -251,34 +250,21 @@ def names_in(tensors: Mapping[str, np.ndarray], config: Config) -> dict[str, str
     return names
 
 
-def arranged(tensors: Mapping[str, np.ndarray], config: Config, dtype, arrange_gate_up: Callable) -> dict[str, Made]:
+def arranged(tensors: Mapping[str, np.ndarray], config: Config, dtype, arrange_gate_up: Callable,
+             ) -> dict[str, np.ndarray]:
     """The parameters as the launches want them: queries, keys and values as one product, "self_attn.qkv_proj", and the
-    MLP's two first ones as one, "mlp.gate_up_proj". Each is made when it is copied to the device."""
-    dtype, names = np.dtype(dtype), names_in(tensors, config)
-
-    def joined(join: Callable, shape: tuple[int, ...], *parts: str) -> Made:
-        def make():
-            return join(*(converted(tensors[names[part]], dtype, is_bfloat16(tensors, names[part])) for part in parts))
-
-        return Made(shape, dtype, make)
-
-    def stacked(*parts):
-        return np.concatenate(parts)
-
-    found = {ours: joined(np.ascontiguousarray, tensors[theirs].shape, ours) for ours, theirs in names.items()}
-    gate_up_shape = None  # known once a layer's are arranged
+    MLP's two first ones as one, "mlp.gate_up_proj"."""
+    found = {}
+    for ours, theirs in names_in(tensors, config).items():
+        found[ours] = converted(tensors[theirs], np.dtype(dtype), is_bfloat16(tensors, theirs))
     for layer in range(config.num_hidden_layers):
         at = f"layers.{layer}."
         for kind in ("weight", "bias"):
             parts = [f"{at}self_attn.{part}_proj.{kind}" for part in "qkv"]
             if parts[0] in found:
-                rows, *width = zip(*(found.pop(part).shape for part in parts), strict=True)
-                found[f"{at}self_attn.qkv_proj.{kind}"] = joined(stacked, (sum(rows), *(same[0] for same in width)),
-                                                                 *parts)
-        parts = [f"{at}mlp.{part}_proj.weight" for part in ("gate", "up")]
-        gate, up = map(found.pop, parts)
-        gate_up_shape = gate_up_shape or arrange_gate_up(gate.make(), up.make()).shape
-        found[f"{at}mlp.gate_up_proj.weight"] = joined(arrange_gate_up, gate_up_shape, *parts)
+                found[f"{at}self_attn.qkv_proj.{kind}"] = np.concatenate([found.pop(part) for part in parts])
+        gate, up = (found.pop(f"{at}mlp.{part}_proj.weight") for part in ("gate", "up"))
+        found[f"{at}mlp.gate_up_proj.weight"] = arrange_gate_up(gate, up)
     return found
 
 
@@ -324,9 +310,7 @@ class Cache:
             raise ValueError(f"pages is {pages:,}; from 1 to {LARGEST // math.prod(shape[1:]):,} are allowed, for "
                              f"kernels index a layer with int32")
         self.pages, layers = pages, config.num_hidden_layers
-        self.memory = cuda.device_array(2 * layers * math.prod(shape), DTYPES[dtype])
-        clear(self.memory)  # what no token has written is read all the same, and multiplied by 0
-        cuda.synchronize()  # steps run on streams of their own
+        self.memory = cuda.to_device(np.zeros(2 * layers * math.prod(shape), DTYPES[dtype]))
         size = math.prod(shape)
         parts = [self.memory[number * size : (number + 1) * size].reshape(shape) for number in range(2 * layers)]
         self.keys, self.values = parts[::2], parts[1::2]  # of each layer, (pages, K, PAGE, D)

@@ -67,6 +67,22 @@ def test_graphs_and_plain_launches_give_the_same(model):
     assert served(model, PROMPTS, GREEDY)[0] == served(model, PROMPTS, GREEDY, enforce_eager=True)[0]
 
 
+def test_page_tables_that_grow_change_no_token(model, monkeypatch):
+    from labkit.engine import batch
+
+    prompts, params = [PROMPTS[0], PROMPTS[3]], [replace(PARAMS[0], n=1), PARAMS[4]]
+    before, llm = served(model, prompts, params)
+    monkeypatch.setattr(batch, "NARROWEST", 1)
+    after, growing = served(model, prompts, params)
+    assert after == before
+    widths = [{kind.layout.max_pages for kind in one.engine.runner._graphs} for one in (llm, growing)]
+    assert widths == [{6}, {1, 4}]
+    graph, logits = growing.engine.runner.captured(2)
+    assert logits.shape == (2, 97) and graph.nodes > 10
+    with pytest.raises(KeyError):
+        growing.engine.runner.captured(8)
+
+
 def test_what_steps_launch_was_foreseen(model, monkeypatch):
     """Of a request with penalties among others: before the first step and not later."""
     from labkit.device import launches

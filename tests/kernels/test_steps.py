@@ -4,20 +4,11 @@ import numpy as np
 import pytest
 
 from labkit import cuda
-from labkit.kernels import steps
-from labkit.kernels.steps import ban_tokens, clear, copy_pages, fill_ids, keep_tokens
+from labkit.kernels.steps import ban_tokens, copy_pages, fill_ids, keep_tokens
 
 
 def ints(*values):
     return cuda.to_device(np.array(values, np.int32))
-
-
-def test_memory_is_cleared_to_its_last_word_and_no_further(monkeypatch):
-    monkeypatch.setattr(steps, "MOST_BLOCKS", 2)  # so that threads go on
-    memory = cuda.to_device(np.full((7, 3, 202), 5, np.uint16))
-    clear(memory[1:6])
-    found = memory.copy_to_host()
-    assert not found[1:6].any() and (found[[0, 6]] == 5).all()
 
 
 def test_tokens_go_from_step_to_step_by_their_seats():

@@ -2,7 +2,6 @@
 
 import json
 import struct
-import weakref
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from safetensors import numpy as library
 from labkit.kernels.arguments import aligned
 from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.residual_add import residual_add_vectorized
-from labkit.models.blob import ALIGNMENT, Blob, Made, layout
+from labkit.models.blob import ALIGNMENT, Blob, layout
 from labkit.models.safetensors import read
 
 SHAPES = {"one": (1,), "three": (3,), "matrix": (5, 7), "bytes": (13,), "deep": (2, 3, 4), "scalar": (), "last": (2,)}
@@ -34,32 +33,6 @@ def test_every_tensor_arrives(tensors, tmp_path):
             assert blob[name].dtype == tensor.dtype
             assert aligned(blob[name]), name
             np.testing.assert_array_equal(blob[name].copy_to_host().reshape(tensor.shape), tensor, err_msg=name)
-
-
-def test_what_is_made_of_several_is_made_one_at_a_time():
-    """The host never holds all of a model."""
-    living, most = [], 0
-
-    def made(value: float) -> Made:
-        def make():
-            nonlocal most
-            array = np.full((3, 5), value, np.float32)
-            living.append(weakref.ref(array))
-            most = max(most, sum(one() is not None for one in living))
-            return array
-
-        return Made((3, 5), np.dtype(np.float32), make)
-
-    blob = Blob({"a": made(1), "b": made(2), "c": made(3), "d": np.ones(2, np.int8), "e": made(4)}, finite=True)
-    assert [blob[name].copy_to_host()[2, 4] for name in "abce"] == [1, 2, 3, 4]
-    assert most <= 2  # one that is copied, and one that the next is made beside
-    gaps = [(blob.entries[name].offset + blob.entries[name].nbytes, blob.entries[after].offset)
-            for name, after in ("ab", "de")]
-    assert gaps == [(60, 64), (194, 208)]
-    for begin, end in gaps:
-        assert not blob.buffer.copy_to_host()[begin:end].any()
-    with pytest.raises(ValueError, match="b: 15 of its 15 numbers are not finite"):
-        Blob({"a": made(1), "b": made(np.inf)}, finite=True)
 
 
 def test_views_are_views(tensors):
