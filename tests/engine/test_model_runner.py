@@ -42,15 +42,19 @@ def served(model, prompts, params, pages=64, seats=8, budget=32, **options):
     return [[one.token_ids for one in output.outputs] for output in llm.generate(prompts, params)], llm
 
 
-def test_greedy_tokens_are_the_models(model):
-    outputs, _ = served(model, PROMPTS, GREEDY)
+@pytest.mark.parametrize("penalty", [0.0, 0.5])
+def test_greedy_tokens_are_the_models(model, penalty):
+    """Those after the first come from graphs, with penalties from other ones."""
+    outputs, llm = served(model, PROMPTS, replace(GREEDY, frequency_penalty=penalty))
     for prompt, (tokens,) in zip(PROMPTS, outputs, strict=True):
         alone, expected = llama.Alone(model, 96), []
         logits = alone(prompt)
         for _ in range(12):
-            expected.append(int(np.argmax(logits.copy_to_host()[0])))
+            drawn = np.bincount(np.array(expected, int), minlength=97)
+            expected.append(int(np.argmax(logits.copy_to_host()[0] - np.float32(penalty) * drawn)))
             logits = alone(expected[-1:])
         assert tokens == expected
+    assert {kind.penalised for kind in llm.engine.runner._graphs} == {penalty > 0}
 
 
 def test_in_any_company_and_after_preemption_the_output_is_that_of_the_request_alone(model):
