@@ -13,9 +13,10 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="labkit-chunk")
 
 
-def in_chunks(count: int, work: Callable[[int, int], object]) -> list:
-    """[work(begin, end), ...] for the pieces of 0 .. count, in order. What fits one piece runs in this thread."""
-    if count <= CHUNK:
+def in_chunks(count: int, work: Callable[[int, int], object], chunk: int = CHUNK) -> list:
+    """[work(begin, end), ...] for the pieces of 0 .. count, of `chunk` at most, in order. What fits one piece runs in
+    this thread."""
+    if count <= chunk:
         return [work(0, count)]
-    begins = range(0, count, CHUNK)
-    return list(_threads().map(lambda begin: work(begin, min(begin + CHUNK, count)), begins))
+    begins = range(0, count, chunk)
+    return list(_threads().map(lambda begin: work(begin, min(begin + chunk, count)), begins))

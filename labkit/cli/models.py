@@ -11,36 +11,62 @@ from labkit.cli.shared import Device, choose_device, consoles, progress_bar
 
 def generate(
     prompt: Annotated[
-        str, typer.Argument(metavar="PROMPT", help="The text to go on from, in quotes. tiny takes '' for a new text.")
-    ],
+        str | None,
+        typer.Argument(metavar="[PROMPT]", help="The text to go on from, or a question, in quotes. tiny takes '' for a "
+                                                "new text.")
+    ] = None,
     model: Annotated[
-        str, typer.Option("--model", help="tiny, which is in the repository; a folder; or a GPT-2's name on the hub.")
+        str, typer.Option("--model", help="tiny or tiny-llama, which are in the repository; a folder; or the name of a "
+                                          "GPT-2, Llama or Qwen3 on the hub.")
     ] = "tiny",
-    tokens: Annotated[int, typer.Option("--tokens", help="At most so many tokens.", min=1)] = 64,
+    prompts: Annotated[
+        str | None,
+        typer.Option("--prompts", metavar="FILE", help="Llama: one prompt on each line, all of them in one batch."),
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Llama: go on with the prompt itself, without the model's chat template.")
+    ] = False,
+    tokens: Annotated[int, typer.Option("--tokens", "--max-tokens", help="At most so many tokens.", min=1)] = 64,
     temperature: Annotated[
         float, typer.Option("--temperature", help="Below 1 the likely tokens become likelier; 0 is --greedy.")
     ] = 0.8,
     top_k: Annotated[int, typer.Option("--top-k", help="Draw among the k likeliest; 0 for all.", min=0)] = 40,
     top_p: Annotated[float, typer.Option("--top-p", help="Of these, among the likeliest that together reach p.")] = 1.0,
+    min_p: Annotated[
+        float, typer.Option("--min-p", help="Llama: none that is less than this times as likely as the likeliest.")
+    ] = 0.0,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option("--stop", metavar="TEXT", help="Llama: end before this text. It may be given several times."),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="The same seed draws the same text.", min=0)] = 0,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the likeliest token.")] = False,
-    yours: Annotated[bool, typer.Option("--yours", help="With the kernels of your exercises in their places.")] = False,
+    yours: Annotated[
+        bool, typer.Option("--yours", help="GPT-2: with the kernels of your exercises in their places.")
+    ] = False,
     device: Device = None,
 ):
-    """Write text with a GPT-2 whose every layer is a kernel of this course. Ctrl-C stops it.
+    """Write text with a model whose every layer is a kernel of this course. Ctrl-C stops it.
 
-    For example: labkit generate "recursion:"
+    A Llama or a Qwen3 runs in the engine: if the model has a chat template, it answers.
+
+    For example: labkit generate "What is a hacker?" --model tiny-llama
     """
     from labkit._common.errors import UserError
 
+    if (prompt is None) == (prompts is None):
+        raise UserError("give one prompt, or a file of them with --prompts" if prompt is None else
+                        "a prompt and --prompts exclude each other; write the prompt into the file")
+    named = {"the prompt": prompt} if prompts is None else prompts_in(prompts)
     choose_device(device)
-    from labkit.engine.sampler import GREEDY, Sampler
-    from labkit.engine.text import write
+    from labkit.engine.sampling_params import SamplingParams
+    from labkit.models.gpt2 import GPT2
     from labkit.models.load import folder, load
     from labkit.simt.errors import SettingError
 
     try:
-        sampler = GREEDY if greedy else Sampler(temperature, top_k or None, top_p)
+        params = SamplingParams(temperature=0.0 if greedy else temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+                                stop=stop, seed=seed, max_tokens=tokens)
     except ValueError as error:
         raise UserError(str(error)) from None
     _, notes = consoles()  # the text alone goes to standard output
@@ -48,44 +74,129 @@ def generate(
     with notes.status(f"Loading {model}"):
         loaded = load(model, path=path)
     notes.print(loaded.log, style="dim", markup=False, soft_wrap=True)
+    of_gpt2 = isinstance(loaded.model, GPT2)
+    foreign = {"--prompts": prompts, "--raw": raw, "--min-p": min_p, "--stop": stop} if of_gpt2 else {"--yours": yours}
+    for option, given in foreign.items():
+        if given:
+            raise UserError(f"{option} is not for {loaded.name}, which is a {type(loaded.model).__name__}; see --help")
     if yours:
         loaded = with_your_kernels(loaded, notes)
-    waiting = notes.status("Reading the prompt (the first time, kernels are compiled: some seconds)")
-    begun = False
-
-    def compiling(done: int, of: int) -> None:
-        waiting.update(f"Compiling kernels, {done} of {of}; they are kept for the next time")
-
-    def show(piece: str) -> None:
-        nonlocal begun
-        if not begun:
-            waiting.stop()
-            sys.stdout.write(prompt)
-            begun = True
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-
-    def end(continuation) -> None:
-        if begun:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
-        if continuation is not None and continuation.tokens:
-            notes.print(str(continuation), style="dim", markup=False, soft_wrap=True)
-
     try:
-        with waiting:
-            continuation = write(loaded, prompt, show, tokens=tokens, sampler=sampler, seed=seed, compiling=compiling)
-    except KeyboardInterrupt as stopped:
-        end(getattr(stopped, "continuation", None))
-        raise
+        if of_gpt2:
+            write_one(loaded, prompt, params, notes)
+        elif prompts is None:
+            answer_one(loaded, prompt, params, raw, notes)
+        else:
+            answer_all(loaded, named, params, raw, notes)
     except SettingError:  # of the environment, not of the model
         raise
     except ValueError as error:  # the model is of a shape that a kernel refuses, or its numbers overflow
-        end(None)
-        raise UserError(f"{loaded.name}: {error}") from None
-    if not continuation.text:
-        show("")  # the model ended its text at once: the prompt stands alone
-    end(continuation)
+        raise error if isinstance(error, UserError) else UserError(f"{loaded.name}: {error}") from None
+
+
+def prompts_in(path: str) -> dict[str, str]:
+    """The lines of a file that are not empty, by their names for messages."""
+    from labkit._common.errors import UserError
+    from labkit._common.files import read_text
+
+    try:
+        lines = read_text(path).removeprefix("\ufeff").splitlines()
+    except FileNotFoundError:
+        raise UserError(f"--prompts {path} is not there") from None
+    found = {f"{path}: line {number}": line.strip() for number, line in enumerate(lines, 1) if line.strip()}
+    if not found:
+        raise UserError(f"{path} has no line with a prompt")
+    return found
+
+
+class Terminal:
+    """Text to standard output as it comes, in place of a note that says what is awaited."""
+
+    def __init__(self, notes, before: str):
+        self.before, self.begun = before, False
+        self.waiting = notes.status("Reading the prompt (the first time, kernels are compiled: some seconds)")
+
+    def compiling(self, done: int, of: int) -> None:
+        self.waiting.update(f"Compiling kernels, {done} of {of}; they are kept for the next time")
+
+    def show(self, piece: str) -> None:
+        if not self.begun:
+            self.waiting.stop()
+            sys.stdout.write(self.before)
+            self.begun = True
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        if self.begun:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+
+
+def write_one(loaded, prompt: str, params, notes) -> None:
+    """A GPT-2 goes on with a prompt."""
+    from labkit.engine.sampler import GREEDY, Sampler
+    from labkit.engine.text import write
+
+    sampler = GREEDY if params.greedy else Sampler(params.temperature, params.top_k or None, params.top_p)
+    terminal, continuation = Terminal(notes, prompt), None
+    try:
+        with terminal.waiting:
+            continuation = write(loaded, prompt, terminal.show, tokens=params.max_tokens, sampler=sampler,
+                                 seed=params.seed, compiling=terminal.compiling)
+        if not continuation.text:
+            terminal.show("")  # the model ended its text at once: the prompt stands alone
+    except KeyboardInterrupt as stopped:
+        continuation = getattr(stopped, "continuation", None)
+        raise
+    finally:
+        terminal.end()
+        if continuation is not None and continuation.tokens:
+            notes.print(str(continuation), style="dim", markup=False, soft_wrap=True)
+
+
+def answer_one(loaded, prompt: str, params, raw: bool, notes) -> None:
+    """A Llama answers, or goes on with the prompt where it has no template."""
+    from labkit.engine.texts import Texts
+
+    terminal = Terminal(notes, "")
+    texts = Texts(loaded, [prompt], params, raw=raw, compiling=terminal.compiling)
+    terminal.before = "" if texts.chat else prompt
+    try:
+        with terminal.waiting:
+            for piece in texts.pieces():
+                if piece:
+                    terminal.show(piece)
+        terminal.show("")
+    finally:
+        terminal.end()
+        if texts.outputs[0]:
+            notes.print(texts.report, style="dim", markup=False, soft_wrap=True)
+
+
+def answer_all(loaded, named: dict[str, str], params, raw: bool, notes) -> None:
+    """Several prompts in one batch, with a bar; the texts come at the end, in the order of the file. After Ctrl-C, what
+    there is of them."""
+    from labkit.engine.texts import Texts
+
+    def compiling(done: int, of: int) -> None:
+        bar.update(task, description=f"Compiling kernels, {done} of {of}")
+
+    texts = Texts(loaded, list(named.values()), params, raw=raw, names=list(named), compiling=compiling)
+    try:
+        with progress_bar(notes, "prompts") as bar:
+            task, done = bar.add_task("Reading the prompts", total=len(named)), 0
+            for _, output in texts.run(every=0.5):
+                done += output.finished
+                bar.update(task, completed=done, description="Writing")
+    finally:
+        between = "\n" if texts.chat else ""
+        for prompt, output in zip(named.values(), texts.outputs, strict=True):
+            if output:
+                sys.stdout.write(f"{prompt}{between}{output.outputs[0].text}\n\n")
+        sys.stdout.flush()
+        if any(texts.outputs):
+            notes.print(texts.report, style="dim", markup=False, soft_wrap=True)
 
 
 def with_your_kernels(loaded, notes):

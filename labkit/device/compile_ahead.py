@@ -4,7 +4,8 @@ longest.
     prepare(launches.needed(work))         # what `work` will launch and labkit.device.kernel_cache has not kept yet
 
 Numba compiles with the interpreter's lock held, so threads would take turns. Each worker is a process of its own that
-does not touch the GPU; it leaves what it compiled in the cache, where the launch finds it.
+does not touch the GPU; it leaves what it compiled in the cache, where the launch finds it. The CPU device's kernels are
+compiled by forks of this process: labkit.device.compile_forked.
 """
 
 from __future__ import annotations
@@ -18,11 +19,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 
-from labkit.device import kernel_cache
+from labkit.device import compile_forked, kernel_cache
+from labkit.device.compile_forked import enough_workers
 from labkit.device.kernel_key import instruction_name
-
-FEW = 3  # kernels for which no worker is started: to start one takes as long as to compile two
-MOST_WORKERS = 16
+from labkit.simt.kernel import Kernel
 
 
 def missing(needed: Iterable[tuple], capability: tuple) -> dict[str, tuple]:
@@ -43,11 +43,14 @@ def prepare(needed: Iterable[tuple], *, workers: int | None = None, capability: 
     """Compile side by side, in processes of their own, what is needed and not kept yet; then, unless it is for other
     processes, load what is needed. Returns how many were compiled.
 
-    needed: (kernel, argument types), as launches.needed gives them. progress(done, of) is called as they are done.
+    needed: as launches.needed gives it. progress(done, of) is called as they are done.
     A kernel that fails in a worker is compiled again when it is launched, and raises its own error there.
     KeyboardInterrupt stops the workers; what they had kept stays.
     """
     needed = list(needed)
+    of_cpu_device = [one for one in needed if isinstance(one[0], Kernel)]
+    if of_cpu_device:
+        return compile_forked.prepare(of_cpu_device, workers=workers, progress=progress)
     if not needed or kernel_cache.store() is None:
         return 0
     compiled = compile_missing(needed, workers, capability, progress)
@@ -63,7 +66,7 @@ def compile_missing(needed: list[tuple], workers: int | None, capability: tuple 
     capability = capability or kernel_cache.capability_here()
     jobs = missing(needed, capability)
     if workers is None:
-        workers = min(MOST_WORKERS, _cores()) if len(jobs) >= FEW and _cores() > 1 else 0
+        workers = enough_workers(len(jobs))
     count = min(workers, len(jobs))
     if not count:
         return 0
@@ -93,11 +96,6 @@ def compile_missing(needed: list[tuple], workers: int | None, capability: tuple 
             with contextlib.suppress(OSError):
                 worker.stdin.close()
             worker.stdout.close()
-
-
-def _cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _pickled(job: tuple) -> bytes | None:

@@ -140,20 +140,27 @@ def planned(work: Callable, found: list[Launch] | None = None) -> list[Launch]:
 
 
 def needed(work: Callable) -> list[tuple]:
-    """(kernel, argument types) of what work() launches, each once, for labkit.device.compile_ahead.prepare: nothing is
-    compiled and no kernel runs, so that what work() reads back from the device is not what it would be. On the CPU
-    device, which compiles quickly and keeps what it compiled by itself, nothing."""
-    if not device.on_gpu():
-        return []
-    from numba.cuda.dispatcher import CUDADispatcher
+    """(kernel, what it is compiled for) of what work() launches, each once, for labkit.device.compile_ahead.prepare:
+    nothing is compiled and no kernel runs, so that what work() reads back from the device is not what it would be."""
+    if device.on_gpu():
+        from numba.cuda.dispatcher import CUDADispatcher as kind
+
+        def compiled_for(kernel, block, args):
+            return tuple(kernel.typeof_pyval(value) for value in args)
+    else:
+        from labkit.simt.kernel import Kernel as kind
+        from labkit.simt.launch import ConfiguredKernel
+
+        def compiled_for(kernel, block, args):
+            return ConfiguredKernel(kernel, (1, 1, 1), (*_axes(block), 1, 1)[:3], 0, 0).compile_key(*args)
 
     found: dict[tuple, None] = {}
 
     def configure(kernel, griddim, blockdim, stream=0, sharedmem=0):
-        return lambda *args: found.setdefault((kernel, tuple(kernel.typeof_pyval(value) for value in args)))
+        return lambda *args: found.setdefault((kernel, compiled_for(kernel, blockdim, args)))
 
     # A launcher may depend on results, and fail: what it launched before is known, at least.
-    with contextlib.suppress(Exception), _imagining(CUDADispatcher, configure):
+    with contextlib.suppress(Exception), _imagining(kind, configure):
         work()
     return list(found)
 

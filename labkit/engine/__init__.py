@@ -1,6 +1,18 @@
-"""From a model to text: the engine, which serves many requests at a time, and what it is made of.
+"""From prompts to text. A Llama or a Qwen3 serves many requests at a time: LLM and SamplingParams, with vLLM's names.
 
     from labkit.engine import LLM, SamplingParams
+
+    llm = LLM("tiny-llama")
+    llm.generate(["A hacker is", "A kernel is"], SamplingParams(max_tokens=64))
+    llm.chat([{"role": "user", "content": "What is a hacker?"}])
+
+llm, llm_engine     requests in, text out, step by step; detokenizer, outputs and sampling_params are what they speak in
+scheduler           which tokens run in the next step; sequence and block_manager: whose they are, and the pages of a
+                    KV cache with their owners
+runner              what the engine asks of a model; model_runner and batch: a step on the device, as a CUDA graph where
+                    it can be one; load_runner: a model by its name
+texts, text         `labkit generate`; sampler: a GPT-2, one text at a time
+simulation          the scheduler without a model
 """
 
 import importlib

@@ -11,6 +11,7 @@ brings only what is new.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,9 @@ DRAW_FIELDS = ("seats", "steps", "counted")
 SEAT_FIELDS = ("top_k", "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty",
                "repetition_penalty")
 FLOATS = SEAT_FIELDS[1:]
+
+
+NARROWEST = 8  # pages in a row of a step's page table, at least
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ class BatchBuilder:
         begins = np.array([chunk.begin for chunk in chunks], np.int32)
         lengths = np.array([chunk.length for chunk in chunks], np.int32)
         T, B, used = int(lengths.sum()), len(chunks), len(chunks) + len(forks)
-        layout = Layout(max(tokens, T), max(sequences, used), self.max_pages)
+        layout = Layout(max(tokens, T), max(sequences, used), self.width([chunk.sequence for chunk in chunks]))
         places = {chunk.sequence: number for number, chunk in enumerate(chunks)}
         places |= {sequence: B + number for number, (_, sequence) in enumerate(forks)}
         batch = Batch(layout, np.zeros(layout.size, np.int32), len(single), int(lengths[len(single) :].max(initial=0)),
@@ -140,7 +144,7 @@ class BatchBuilder:
                            + positions % self.page_size)
         batch.begins[:B], batch.lengths[:B], batch.contexts[:B] = firsts, lengths, begins + lengths
         batch.last[:B] = firsts + lengths - 1
-        batch.page_table[:B] = self._tables[seats]
+        batch.page_table[:B] = self._tables[seats, : layout.max_pages]
 
         batch.seats[:] = self.max_num_seqs
         batch.seats[[number for number, _ in batch.samples]] = [sequence.seat for _, sequence in batch.samples]
@@ -156,6 +160,14 @@ class BatchBuilder:
             getattr(batch, name).view(np.int32)[:] = values
         batch.seeds[:] = self._seeds[batch.seats]
         return batch
+
+    def width(self, sequences: Iterable[Sequence]) -> int:
+        """Of a page table that holds these: one of few sizes, each four times the one before, since a graph is captured
+        for each; so short sequences cost no copy of the places that the longest one may need some day."""
+        wanted, size = max((len(sequence.pages) for sequence in sequences), default=1), NARROWEST
+        while size < wanted:
+            size *= 4
+        return min(size, self.max_pages)
 
     def _set_up(self, sequence: Sequence) -> bool:
         """What belongs to the sequence at its seat; False if it is there already."""

@@ -10,7 +10,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 
@@ -20,30 +22,30 @@ from labkit.engine.runner import Runner
 from labkit.engine.sampling_params import SamplingParams
 
 Prompt = str | Items[int] | dict
+Message = dict[str, str]  # {"role": ..., "content": ...}
 
 
 class LLM:
     """model: its name as labkit.models.load takes it, or a runner that has one, with its tokenizer.
 
-    dtype, max_model_len, gpu_memory_utilization, num_pages, enforce_eager: of a model that is loaded by its name; see
-    load_runner in labkit.engine.model_runner. options: of LLMEngine.
+    dtype, max_model_len, gpu_memory_utilization, num_pages, enforce_eager, compiling: of a model that is loaded by its
+    name; see labkit.engine.load_runner and ModelRunner. options: of LLMEngine.
     """
 
     def __init__(self, model: str | os.PathLike | Runner, tokenizer=None, *, max_num_seqs: int = 256,
                  max_num_batched_tokens: int = 2048, dtype: str = "auto", max_model_len: int | None = None,
                  gpu_memory_utilization: float = 0.9, num_pages: int | None = None, enforce_eager: bool = False,
-                 **options):
+                 compiling: Callable[[int, int], None] | None = None, **options):
+        sizes = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         runner = model
         if isinstance(model, str | os.PathLike):
-            from labkit.engine.model_runner import load_runner
+            from labkit.engine.load_runner import load_runner
 
             runner, own = load_runner(
-                os.fspath(model), dtype=dtype, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
-                max_model_len=max_model_len, gpu_memory_utilization=gpu_memory_utilization, num_pages=num_pages,
-                enforce_eager=enforce_eager)
+                os.fspath(model), dtype=dtype, max_model_len=max_model_len, num_pages=num_pages, compiling=compiling,
+                gpu_memory_utilization=gpu_memory_utilization, enforce_eager=enforce_eager, **sizes)
             tokenizer = tokenizer or own
-        self.engine = LLMEngine(runner, tokenizer, max_num_seqs=max_num_seqs,
-                                max_num_batched_tokens=max_num_batched_tokens, **options)
+        self.engine = LLMEngine(runner, tokenizer, **sizes, **options)
         self._numbers = 0
         # Of the requests that a generate or a stream waits for: what a step brought that another one took.
         self._news: dict[str, RequestOutput | None] = {}
@@ -61,18 +63,41 @@ class LLM:
         done: dict[str, RequestOutput] = {}
         ids = self._add(prompts, sampling_params)
         with self._aborting(ids), _bar(len(ids), use_tqdm) as advance:
-            for output in self._steps(ids, final_only=True):
+            for output in self._steps(ids, every=math.inf):
                 done[output.request_id] = output
                 advance()
         return [done[request_id] for request_id in ids]
 
+    def chat(self, messages: Items[Message] | Items[Items[Message]],
+             sampling_params: SamplingParams | Items[SamplingParams] = None,
+             use_tqdm: bool = False) -> list[RequestOutput]:
+        """The model's answers to a conversation, or to each of a list of them, as `generate` returns them. A
+        conversation: {"role": "user", "content": "What is a hacker?"} and so on; the model's chat template makes a
+        prompt of it. Raises UserError for what is no conversation, or where the model has no template."""
+        several = isinstance(messages, list | tuple) and all(isinstance(each, list | tuple) for each in messages)
+        return self.generate([self.prompt_of(each) for each in (messages if several else [messages])], sampling_params,
+                             use_tqdm)
+
+    def prompt_of(self, messages: Items[Message]) -> Prompt:
+        """What `generate` and `stream` take for a conversation."""
+        tokenizer = self.get_tokenizer()
+        if tokenizer is None:
+            raise ValueError("without a tokenizer there is no chat template; prompts must be token ids")
+        ids = tokenizer.chat(messages)
+        return {"prompt": tokenizer.decode(ids, marks=True), "prompt_token_ids": ids}
+
     def stream(self, prompts: Prompt | Items[Prompt],
-               sampling_params: SamplingParams | Items[SamplingParams] = None) -> Iterator[RequestOutput]:
+               sampling_params: SamplingParams | Items[SamplingParams] = None, *,
+               every: float = 0.0) -> Iterator[RequestOutput]:
         """Every request that a step brings on, with all of its output so far, from the first token to the last; the
-        text up to where a stop string may begin. Requests are aborted when the iterator is closed."""
+        text up to where a stop string may begin. Requests are aborted when the iterator is closed.
+
+        every: only one step in so many seconds is looked at for requests that go on, since the text of hundreds takes
+        the host longer than a step takes the device; those that end are always returned.
+        """
         ids = self._add(prompts, sampling_params)
         with self._aborting(ids):
-            yield from self._steps(ids)
+            yield from self._steps(ids, every)
 
     def abort(self, request_id: str) -> None:
         """Ends a request of a stream; its last output has the finish_reason "abort"."""
@@ -102,19 +127,22 @@ class LLM:
         self._news |= dict.fromkeys(ids)
         return ids
 
-    def _steps(self, ids: list[str], final_only: bool = False) -> Iterator[RequestOutput]:
-        missing = dict.fromkeys(ids)
+    def _steps(self, ids: list[str], every: float) -> Iterator[RequestOutput]:
+        missing, due = dict.fromkeys(ids), time.monotonic() + every
         while missing:
             if not any(self._news[request_id] for request_id in missing):
                 if not self.engine.has_unfinished_requests():
                     raise RuntimeError(f"the engine was stopped before requests {', '.join(missing)} had ended")
+                final_only = time.monotonic() < due
+                if not final_only:
+                    due = time.monotonic() + every
                 self._news |= {output.request_id: output for output in self.engine.step(final_only)
                                if output.request_id in self._news}
             for request_id in [each for each in missing if self._news[each]]:
                 output, self._news[request_id] = self._news[request_id], None
                 if output.finished:
                     del missing[request_id]
-                if output.finished or not final_only:
+                if output.finished or every < math.inf:
                     yield output
 
     @contextlib.contextmanager

@@ -121,8 +121,8 @@ class LLMEngine:
     # --- Requests ----------------------------------------------------------------------------------------------------
 
     def add_request(self, request_id: str, prompt: str | Items[int] | dict, params: SamplingParams) -> Request:
-        """prompt: a text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}. Raises ValueError for what could
-        not run."""
+        """prompt: a text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}; with both, the ids of that text.
+        Raises ValueError for what could not run."""
         if request_id in self._requests:
             raise ValueError(f"request_id is {request_id!r}, and the request of this name has not ended yet")
         text, ids = self._ids(prompt)
@@ -139,7 +139,9 @@ class LLMEngine:
 
     def _ids(self, prompt) -> tuple[str | None, Items[int]]:
         if isinstance(prompt, dict):
-            prompt = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt["prompt"]
+            if "prompt_token_ids" in prompt:
+                return prompt.get("prompt"), prompt["prompt_token_ids"]
+            prompt = prompt["prompt"]
         if not isinstance(prompt, str):
             return None, prompt
         if self.tokenizer is None:

@@ -4,54 +4,62 @@
     handle = runner.launch(step)
 
 A step in which each sequence has one token is padded to a bucket and replayed as a CUDA graph; the first of each bucket
-runs launch by launch and is captured then. What only some requests ask for, penalties, banned tokens and logprobs, runs
-without a graph; logprobs also wait for the step, since they are computed on the host.
+runs launch by launch and is captured then. With penalties, or with a wider page table, it is another graph. What only
+some requests ask for, banned tokens and logprobs, runs without one; logprobs also wait for the step, since they are
+computed on the host. Kernels that steps will launch are compiled side by side before the first of them.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from labkit import cuda, device
-from labkit._common.errors import UserError
-from labkit.device import graphs, launches
-from labkit.engine.batch import Batch, BatchBuilder, Layout
+from labkit import cuda
+from labkit.device import compile_ahead, graphs, launches
+from labkit.engine.batch import BatchBuilder, Layout
 from labkit.engine.outputs import Sampled
-from labkit.engine.runner import bucket
+from labkit.engine.runner import bucket, buckets
 from labkit.engine.scheduler import Step
 from labkit.engine.sequence import Sequence
 from labkit.kernels.attention.pages import PAGE, pages_for
 from labkit.kernels.penalties import count_tokens, penalise, prompt_row
 from labkit.kernels.sampling import Parameters, Scratch, sample
 from labkit.kernels.steps import ban_tokens, copy_pages, fill_ids, keep_tokens
-from labkit.models.llama import DTYPES, LARGEST, Cache, Llama, Workspace
-from labkit.models.load import ARCHITECTURES, folder, load, model_type, reading
+from labkit.models.llama import Cache, Llama, Workspace
 from labkit.models.step import Shape, step_of
-from labkit.models.tokenizer import CONFIG, Tokenizer
 
-CPU_CACHE = 1 << 28  # bytes of K and V on the CPU device
-WORKING = 2 << 30  # bytes of a GPU's memory that are left for activations, logits and graphs
 INPUTS = ("ids", "positions", "slots", "begins", "lengths", "contexts", "last", "page_table")  # as step_of takes them
 IN_FLIGHT = 3  # steps whose memory on the host is kept apart: one more than run at a time
+
+
+class Kind(NamedTuple):
+    """What the launches of a step depend on, beside what lies in device memory."""
+
+    shape: Shape
+    layout: Layout
+    penalised: bool  # some of its sequences
 
 
 class ModelRunner:
     """num_pages: of 16 tokens, in the cache of each layer. max_model_len: the longest sequence; None: the model's.
 
-    enforce_eager: no graphs.
+    enforce_eager: no graphs. compiling(done, of): called while kernels are compiled ahead of a step.
     """
 
     page_size = PAGE
 
     def __init__(self, model: Llama, *, num_pages: int, max_num_seqs: int = 256, max_num_batched_tokens: int = 2048,
-                 max_model_len: int | None = None, enforce_eager: bool = False):
+                 max_model_len: int | None = None, enforce_eager: bool = False,
+                 compiling: Callable[[int, int], None] | None = None):
         config, rows = model.config, max(max_num_batched_tokens, max_num_seqs)
         self.model, self.num_pages, self.max_num_seqs = model, num_pages, max_num_seqs
         self.max_model_len = min(max_model_len or model.positions, model.positions)
         layout = Layout(rows, max_num_seqs, pages_for(self.max_model_len))
         self._eager, self._graphs = enforce_eager, {}
+        self._compiling, self._prepared = compiling, set()
         self._builder = BatchBuilder(max_num_seqs, layout.max_pages)
         self._cache = Cache(config, num_pages, model.dtype)
         self._pages = self._cache.memory.reshape(2 * config.num_hidden_layers, num_pages,
@@ -89,15 +97,17 @@ class ModelRunner:
             self._begin_counts(begun)
 
         banned, wanted = batch.banned(), any(each.request.params.logprobs is not None for _, each in batch.samples)
+        kind = Kind(shape, layout, bool((batch.counted >= 0).any()))
+        self._compile_ahead(kind, len(batch.samples))
         logits = None
-        if banned or wanted or (batch.counted >= 0).any():
-            logits = self._run_with_extras(shape, layout, batch, banned, wanted)
-        elif shape in self._graphs:
-            self._graphs[shape].launch(stream=self._stream)
+        if banned or wanted:
+            logits = self._run_with_host(kind, banned, wanted)
+        elif kind in self._graphs:
+            self._graphs[kind].launch(stream=self._stream)
         else:
-            self._run(shape, layout, self._stream)
+            self._run(kind, self._stream)
             if alike and not self._eager and not launches.imagined():
-                self._graphs[shape] = graphs.capture(functools.partial(self._run, shape, layout), warm_up=False)
+                self._graphs[kind] = graphs.capture(functools.partial(self._run, kind), warm_up=False)
         self._tokens[: layout.sequences].copy_to_host(tokens[: layout.sequences], stream=self._stream)
         done = cuda.event()
         done.record(self._stream)
@@ -105,15 +115,33 @@ class ModelRunner:
 
     def captured(self, sequences: int):
         """(graph, logits): of a step in which so many sequences have one token, once one has run. The graph does what
-        the last step of its size did, and writes these logits (B, V). Raises KeyError where there is none."""
+        the last step of its kind did, and writes these logits (B, V). Raises KeyError where there is none."""
         size = bucket(sequences, self.max_num_seqs)
         shape = Shape(size, size, size, 0)
-        return self._graphs[shape], self._workspace.rows(shape).logits
+        graph = {kind.shape: graph for kind, graph in self._graphs.items()}[shape]
+        return graph, self._workspace.rows(shape).logits
 
     def fill_cache(self, values: np.ndarray) -> None:
         """Writes (pages, K, PAGE, D), of the cache's type, to the keys and to the values of each layer."""
         for layer in (*self._cache.keys, *self._cache.values):
             layer.copy_to_device(values)
+
+    def _compile_ahead(self, kind: Kind, samples: int) -> None:
+        """Compiles side by side what this step will launch, and what those after it will, when its sequences decode
+        and end one by one. Which kernels these are depends on sizes; of those within a factor of two one is looked at,
+        and what it does not show is compiled when it is launched."""
+        kinds = [kind]
+        if samples:
+            kinds += [Kind(Shape(size, size, size, 0), Layout(size, size, kind.layout.max_pages), kind.penalised)
+                      for size in buckets(bucket(samples, self.max_num_seqs))]
+        alike = {(each.shape.rows.bit_length(), each.shape.sequences.bit_length(), each.shape.decoding > 0,
+                  each.shape.decoding < each.shape.sequences, each.penalised): each for each in kinds}
+        new = [each for key, each in alike.items() if key not in self._prepared]
+        if new and not launches.imagined():
+            needed = dict.fromkeys(one for each in new
+                                   for one in launches.needed(functools.partial(self._run, each, self._stream)))
+            compile_ahead.prepare(needed, progress=self._compiling)
+            self._prepared |= alike.keys()
 
     def _device_views(self, layout: Layout) -> dict:
         return layout.views(self._memory[: layout.size])
@@ -122,38 +150,44 @@ class ModelRunner:
         views = self._views(layout)
         return step_of(shape, *(views[name] for name in INPUTS))
 
-    def _forward(self, shape: Shape, layout: Layout, stream):
-        inputs = self._inputs(shape, layout)
+    def _forward(self, kind: Kind, stream):
+        inputs = self._inputs(kind.shape, kind.layout)
         fill_ids(inputs.ids, self._last, stream=stream)
         return self.model.forward(inputs, self._cache, self._workspace, stream=stream)
 
-    def _sample(self, logits, layout: Layout, stream) -> None:
-        views, count = self._views(layout), layout.sequences
+    def _penalise(self, logits, kind: Kind, stream) -> None:
+        if kind.penalised:
+            views = self._views(kind.layout)
+            penalise(logits, self._counts, views["counted"], views["repetition_penalty"], views["frequency_penalty"],
+                     views["presence_penalty"], logits, stream=stream)
+
+    def _sample(self, logits, kind: Kind, stream) -> None:
+        views, tokens = self._views(kind.layout), self._tokens[: kind.layout.sequences]
         parameters = Parameters(*(views[name] for name in ("temperature", "top_k", "top_p", "min_p", "seeds", "steps")))
-        sample(logits, parameters, self._tokens[:count], self._logprobs[:count], self._scratch, stream=stream)
-        keep_tokens(self._tokens[:count], views["seats"], self._last, stream=stream)
+        sample(logits, parameters, tokens, self._logprobs[: kind.layout.sequences], self._scratch, stream=stream)
+        keep_tokens(tokens, views["seats"], self._last, stream=stream)
+        if kind.penalised:
+            count_tokens(self._counts, views["counted"], tokens, stream=stream)
 
-    def _run(self, shape: Shape, layout: Layout, stream) -> None:
-        """What a graph holds; run twice, it does the same."""
-        self._sample(self._forward(shape, layout, stream), layout, stream)
+    def _run(self, kind: Kind, stream) -> None:
+        """What a graph holds."""
+        logits = self._forward(kind, stream)
+        self._penalise(logits, kind, stream)
+        self._sample(logits, kind, stream)
 
-    def _run_with_extras(self, shape: Shape, layout: Layout, batch: Batch, banned, wanted: bool):
-        """Returns the logits as the model gave them, on the host, if they are wanted."""
-        views, stream = self._views(layout), self._stream
-        logits = self._forward(shape, layout, stream)
+    def _run_with_host(self, kind: Kind, banned, wanted: bool):
+        """With what the host has a part in. Returns the logits as the model gave them, on the host, if they are
+        wanted."""
+        stream = self._stream
+        logits = self._forward(kind, stream)
         host = logits.copy_to_host(stream=stream) if wanted else None
         if wanted:
             stream.synchronize()
-        counts = views["counted"]
-        if (batch.counted >= 0).any():
-            penalise(logits, self._counts, counts, views["repetition_penalty"], views["frequency_penalty"],
-                     views["presence_penalty"], logits, stream=stream)
+        self._penalise(logits, kind, stream)
         if banned:
             pairs = np.array([(row, token) for row, tokens in banned for token in tokens], np.int32)
             ban_tokens(logits, cuda.to_device(pairs, stream=stream), stream=stream)
-        self._sample(logits, layout, stream)
-        if (batch.counted >= 0).any():
-            count_tokens(self._counts, counts, self._tokens[: layout.sequences], stream=stream)
+        self._sample(logits, kind, stream)
         return host
 
     def _begin_counts(self, begun: list[Sequence]) -> None:
@@ -165,48 +199,6 @@ class ModelRunner:
             row = prompt_row(sequence.request.prompt, vocabulary)
             np.add.at(row, sequence.output, 1)
             self._counts[sequence.seat].copy_to_device(row, stream=self._stream)
-
-
-def load_runner(name: str, *, dtype: str = "auto", max_num_seqs: int = 256, max_num_batched_tokens: int = 2048,
-                max_model_len: int | None = None, gpu_memory_utilization: float = 0.9, num_pages: int | None = None,
-                enforce_eager: bool = False) -> tuple[ModelRunner, Tokenizer]:
-    """A model by its name, as labkit.models.load takes it, and its tokenizer.
-
-    num_pages: None: what gpu_memory_utilization of the device's memory leaves beside the weights, and no more than
-    max_num_seqs sequences of max_model_len tokens can hold. Raises UserError for a model that has no pages.
-    """
-    path = folder(name)
-    with reading(path, CONFIG):
-        _, architecture = ARCHITECTURES[model_type(path)]
-    if not issubclass(architecture, Llama):
-        raise UserError(f"{name} is a {architecture.__name__}; the engine runs Llama and Qwen3")
-    loaded = load(name, path=path, dtype="bfloat16" if dtype == "auto" else dtype)
-    model = loaded.model
-    length = min(max_model_len or model.positions, model.positions)
-    if num_pages is None:
-        num_pages = min(_pages_that_fit(model, gpu_memory_utilization), max_num_seqs * pages_for(length))
-    runner = ModelRunner(model, num_pages=num_pages, max_num_seqs=max_num_seqs,
-                         max_num_batched_tokens=max_num_batched_tokens, max_model_len=length,
-                         enforce_eager=enforce_eager)
-    return runner, loaded.tokenizer
-
-
-def _pages_that_fit(model: Llama, utilization: float) -> int:
-    """Pages of the cache of all layers, in the part of the device's memory that may be used and is free. The CPU
-    device's share is CPU_CACHE."""
-    if not 0 < utilization <= 1:
-        raise ValueError(f"gpu_memory_utilization is {utilization}; it must be more than 0 and at most 1")
-    config = model.config
-    numbers = config.num_key_value_heads * PAGE * config.head_dim  # of a layer's keys in a page
-    free = CPU_CACHE
-    if device.on_gpu():
-        left, total = cuda.current_context().get_memory_info()
-        free = left - (1 - utilization) * total - WORKING
-    fitting = int(free / (2 * config.num_hidden_layers * numbers * DTYPES[model.dtype].itemsize))
-    if fitting < 1:
-        raise UserError(f"no page of the KV cache fits into the device's memory beside "
-                        f"{model.weights.nbytes / 1e9:.1f} GB of weights")
-    return min(fitting, LARGEST // numbers)
 
 
 class Handle:

@@ -8,44 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
-from labkit import device
 from labkit._common.errors import UserError
 from labkit.device import compile_ahead
 from labkit.engine.sampler import GREEDY, Sampler, generate
+from labkit.engine.sampling_params import SamplingParams
+from labkit.engine.texts import Continuation, Texts
 from labkit.models.gpt2 import GPT2, Workspace
 from labkit.models.load import Loaded
-
-
-@dataclass
-class Continuation:
-    """What was generated, and its times in seconds. prefill_s ends with the first token, decode_s with the last.
-
-    ended: why there is no more of it; "" if it was stopped.
-    """
-
-    prompt_tokens: int
-    text: str = ""
-    tokens: int = 0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    ended: str = ""
-
-    @property
-    def per_second(self) -> float | None:
-        """Tokens a second after the first; None if there was no second."""
-        return (self.tokens - 1) / self.decode_s if self.tokens > 1 else None
-
-    def __str__(self) -> str:
-        ended = f", {self.ended}" if self.ended else ""
-        rate = "" if self.per_second is None else f", then {self.per_second:,.1f} a second"
-        return (f"{_tokens(self.tokens)}{ended}; the first after {self.prefill_s:.2f} s (prompt: "
-                f"{_tokens(self.prompt_tokens)}){rate}. {device.where()}")
-
-
-def _tokens(count: int) -> str:
-    return f"{count:,} token{'' if count == 1 else 's'}"
 
 
 def write(loaded: Loaded, prompt: str, show: Callable[[str], None], *, tokens: int = 64, sampler: Sampler = GREEDY,
@@ -57,8 +27,26 @@ def write(loaded: Loaded, prompt: str, show: Callable[[str], None], *, tokens: i
     Ends early where the model ends its text, or when its context is full. Stopped by Ctrl-C, what came so far is in the
     exception's `continuation`. Raises UserError for a prompt that has no token or does not fit.
     """
-    if not isinstance(loaded.model, GPT2):
-        raise UserError(f"{loaded.name} is no GPT-2, and no other model writes here yet")
+    writing = _write_gpt2 if isinstance(loaded.model, GPT2) else _write_llama
+    return writing(loaded, prompt, show, tokens, sampler, seed, compiling)
+
+
+def _write_llama(loaded: Loaded, prompt: str, show, tokens: int, sampler: Sampler, seed: int, compiling):
+    """By the engine; a Qwen3, too."""
+    params = SamplingParams(temperature=sampler.temperature, top_k=sampler.top_k or 0, top_p=sampler.top_p or 1.0,
+                            seed=seed, max_tokens=tokens)
+    texts = Texts(loaded, [prompt], params, raw=True, compiling=compiling)
+    try:
+        for piece in texts.pieces():
+            if piece:
+                show(piece)
+    except KeyboardInterrupt as stopped:
+        stopped.continuation = texts.continuation
+        raise
+    return texts.continuation
+
+
+def _write_gpt2(loaded: Loaded, prompt: str, show, tokens: int, sampler: Sampler, seed: int, compiling):
     ids = loaded.tokenizer.encode(prompt)
     context = loaded.model.config.n_positions
     if not ids:

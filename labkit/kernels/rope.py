@@ -23,6 +23,7 @@ import numpy as np
 from numba import float32, int32, uint32
 
 from labkit import cuda
+from labkit._common.chunks import in_chunks
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import blocks_for, check_array
 from labkit.kernels.baselines import Baseline
@@ -57,8 +58,15 @@ def rope_table(max_positions: int, head_dim: int, theta: float, scaling: dict | 
     check_head_dim(head_dim)
     if not 0 < theta < np.inf:
         raise ValueError(f"theta is {theta!r}; it must be above 0 and finite")
-    angles = np.arange(max_positions)[:, None] * frequencies(head_dim, theta, scaling)
-    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    table, steps = np.empty((max_positions, head_dim), np.float32), frequencies(head_dim, theta, scaling)
+
+    def fill(begin: int, end: int) -> None:
+        angles = np.arange(begin, end)[:, None] * steps
+        np.cos(angles, out=table[begin:end, : steps.size], casting="same_kind")
+        np.sin(angles, out=table[begin:end, steps.size :], casting="same_kind")
+
+    in_chunks(max_positions, fill, chunk=4096)
+    return table
 
 
 def check_head_dim(head_dim: int) -> None:

@@ -55,6 +55,9 @@ class ChatTemplate:
     def render(self, messages: Sequence[dict], *, answer: bool = True) -> str:
         """The text of a conversation. messages: {"role": ..., "content": ...} each. answer: it ends where the model's
         answer begins. Raises UserError for what is no conversation, or where the template refuses it."""
+        if not isinstance(messages, Sequence) or isinstance(messages, str):
+            raise UserError(f"the conversation is {short(messages)}; it must be a list of messages, each a dictionary "
+                            f"with the texts role and content")
         for number, message in enumerate(messages):
             if not isinstance(message, dict) or not all(isinstance(message.get(key), str)
                                                         for key in ("role", "content")):

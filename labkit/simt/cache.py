@@ -18,6 +18,7 @@ import numba
 import numpy as np
 from numba.core.compiler import CompileResult
 from numba.core.dispatcher import Dispatcher
+from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
 from labkit.simt.settings import cache_directory
@@ -62,6 +63,13 @@ def load_module(name, make_source):
     return module
 
 
+def is_code_kept(name, function, signature):
+    """Whether load_module would find the module, and what Numba compiled of this function of it."""
+    kept = KeptCode(_store, f"{name}.{function}")
+    return all(_store().path(key).exists()
+               for key in (f"{name}.py", kept.key(signature, cpu_target.target_context.codegen())))
+
+
 def keep_beside(dispatcher, stamp):
     """What Numba compiles of this function is kept in the __pycache__ beside its file, or in the cache directory where
     that cannot be written. stamp: changes with whatever the function is made from."""
@@ -88,13 +96,13 @@ class KeptCode:
     def __init__(self, store, name):
         self._store, self.name = store, name  # store: a function, for $LABKIT_CACHE_DIR may change
 
-    def _key(self, signature, codegen):
+    def key(self, signature, codegen):
         made_for = f"{VERSIONS} {signature} {codegen.magic_tuple()}"
         return f"{self.name}.{hashlib.sha256(made_for.encode()).hexdigest()[:20]}"
 
     def load_overload(self, signature, target_context):
         target_context.refresh()
-        key = self._key(signature, target_context.codegen())
+        key = self.key(signature, target_context.codegen())
         content = self._store().load(key)
         if content is None:
             return None
@@ -111,7 +119,7 @@ class KeptCode:
             content = dumps(result._reduce())
         except Exception:  # what cannot be pickled is compiled again in the next process
             return
-        self._store().save(self._key(signature, result.codegen), content)
+        self._store().save(self.key(signature, result.codegen), content)
 
     def enable(self):
         pass

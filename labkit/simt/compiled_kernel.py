@@ -9,7 +9,7 @@ from numba.core import types
 from numba.core.errors import NumbaError
 
 from labkit.simt.arrays import DeviceNDArray
-from labkit.simt.cache import load_module, own_version
+from labkit.simt.cache import is_code_kept, load_module, own_version
 from labkit.simt.codegen.emit import Generator, code_name
 from labkit.simt.codegen.inference import type_error
 from labkit.simt.interpreter import shared_bytes
@@ -22,13 +22,8 @@ class CompiledKernel:
     """A kernel compiled for one set of argument types."""
 
     def __init__(self, program, argument_types, ordered, flat):
-        constants = [frozen_constant(a) for a in program.constants.values()]
-        constant_types = [numba.typeof(a) for a in constants]
-        self.program, self.constants, self.ordered = program, constants, ordered
-        all_types = (*constant_types, *argument_types)
-        settings = map(str, (all_types, is_checked(), ordered, flat))
-        fingerprint = "\n".join([own_version(), *settings, fingerprint_of(program)])
-        name = f"{program.name}_{hashlib.sha256(fingerprint.encode()).hexdigest()[:20]}"
+        self.program, self.constants, self.ordered = program, _constants(program), ordered
+        name, all_types = _named(program, argument_types, ordered, flat)
 
         def source():
             return Generator(program, all_types, is_checked(), ordered=ordered, flat=flat).generate()
@@ -41,9 +36,7 @@ class CompiledKernel:
         self.function = getattr(module, code_name(program))
         self.sites = module.SITES
         self.static_bytes, self.shared_bytes, self.fixed_bytes, self.thread_bytes = module.SIZES
-        int64, triple = types.int64, types.UniTuple(types.int64, 3)
-        signature = (int64, int64, triple, triple, int64, types.Array(types.uint8, 1, "C"),
-                     types.Array(int64, 1, "C"), *all_types)  # fmt: skip
+        signature = _signature(all_types)
         try:
             with _quicker_compiles():
                 self.function.compile(signature)
@@ -71,6 +64,30 @@ class InterpretedKernel:
         self.static_bytes = shared_bytes(program)
 
     max_cooperative_grid_blocks = CompiledKernel.max_cooperative_grid_blocks
+
+
+def is_kept(program, argument_types, ordered, flat):
+    """Whether an earlier process has compiled this and the cache on disk still has it."""
+    name, all_types = _named(program, argument_types, ordered, flat)
+    return is_code_kept(name, code_name(program), _signature(all_types))
+
+
+def _constants(program):
+    return [frozen_constant(a) for a in program.constants.values()]
+
+
+def _named(program, argument_types, ordered, flat):
+    """(name in the cache, types of constants and arguments)."""
+    all_types = (*map(numba.typeof, _constants(program)), *argument_types)
+    settings = map(str, (all_types, is_checked(), ordered, flat))
+    fingerprint = "\n".join([own_version(), *settings, fingerprint_of(program)])
+    return f"{program.name}_{hashlib.sha256(fingerprint.encode()).hexdigest()[:20]}", all_types
+
+
+def _signature(all_types):
+    int64, triple = types.int64, types.UniTuple(types.int64, 3)
+    return (int64, int64, triple, triple, int64, types.Array(types.uint8, 1, "C"), types.Array(int64, 1, "C"),
+            *all_types)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from numba.core.errors import NumbaError
 
 from labkit.simt.arguments import TENSOR_MAP_TYPE, as_scalar, fits, host_view, passed_type
 from labkit.simt.codegen.emit import Generator
-from labkit.simt.compiled_kernel import CompiledKernel, InterpretedKernel, frozen_constant
+from labkit.simt.compiled_kernel import CompiledKernel, InterpretedKernel, frozen_constant, is_kept
 from labkit.simt.errors import ArgumentError, KernelTypeError, LaunchError, UnsupportedError
 from labkit.simt.interpreted_source import source
 from labkit.simt.launch import ConfiguredKernel, check_launch_bounds, dimensions
@@ -146,11 +146,13 @@ class Kernel:
         """Allow launches up to nbytes of dynamic shared memory: above 48 KB CUDA wants to be asked."""
         self.dynamic_allowed = max(self.dynamic_allowed, int(nbytes))
 
+    def _key(self, argument_types, flat):
+        ordered = current_order() != "forward"  # one kernel for all other orders
+        return argument_types, is_checked(), ordered, flat and not ordered
+
     def _compile(self, argument_types, flat=False):
         """flat: for blocks of one dimension alone, whose code is shorter and compiles sooner."""
-        ordered = current_order() != "forward"  # one kernel for all other orders
-        flat = flat and not ordered
-        key = (argument_types, is_checked(), ordered, flat)
+        key = self._key(argument_types, flat)
         compiled = self._compiled.get(key)
         if compiled is None:
             if len(argument_types) != len(self.params):
@@ -158,20 +160,42 @@ class Kernel:
                     f"{self.__name__} has {len(self.params)} parameters and its signature {len(argument_types)}"
                 )
             with _COMPILE_LOCK:
-                program = rewrite(self.py_func)
-                if program.interpreted:
-                    compiled = InterpretedKernel(program)
-                else:
-                    compiled = CompiledKernel(program, tuple(map(passed_type, argument_types)), ordered, flat)
-                self._compiled[key] = compiled
+                compiled = self._compiled[key] = self._made(rewrite(self.py_func), key)
         return compiled
+
+    @staticmethod
+    def _made(program, key):
+        argument_types, _, ordered, flat = key
+        if program.interpreted:
+            return InterpretedKernel(program)
+        return CompiledKernel(program, tuple(map(passed_type, argument_types)), ordered, flat)
+
+    # What labkit.device.compile_forked needs, in this order.
+
+    def compile_key(self, args, flat=False):
+        """What a launch with these (host view) arguments compiles: (argument types, flat)."""
+        if self._given:
+            return self._nearest(args), False
+        return tuple(self._typeof(k, a) for k, a in enumerate(args)), flat
+
+    def load(self, argument_types, flat):
+        """Takes what an earlier process has compiled; False if it must be compiled yet."""
+        key = self._key(argument_types, flat)
+        if key not in self._compiled:
+            with _COMPILE_LOCK:
+                program = rewrite(self.py_func)
+                if not program.interpreted and not is_kept(program, tuple(map(passed_type, argument_types)), *key[2:]):
+                    return False
+                self._compiled[key] = self._made(program, key)
+        return True
+
+    def compile_for(self, argument_types, flat):
+        """Compiles it, and keeps it on disk."""
+        self._compile(argument_types, flat)
 
     def compiled_for(self, args, flat=False):
         """The compiled kernel for these (host view) arguments, and the arguments as it takes them."""
-        if not self._given:
-            return self._compile(tuple(self._typeof(k, a) for k, a in enumerate(args)), flat), args
-        signature = self._nearest(args)
-        return self._compile(signature), self.converted(args)
+        return self._compile(*self.compile_key(args, flat)), self.converted(args)
 
     def converted(self, args):
         """These (host view) arguments as the kernel takes them: scalars in the types of its signature."""

@@ -71,13 +71,22 @@ class ConfiguredKernel:
         else:
             record(self, args)
 
+    def compile_key(self, *args):
+        """What a launch with these arguments compiles, as `Kernel.load` and `compile_for` take it."""
+        values = [argument_value(self.kernel, name, a) for name, a in zip(self.kernel.params, args, strict=True)]
+        return self.kernel.compile_key(values, flat=self._flat)
+
+    @property
+    def _flat(self):
+        return self.block[1] == self.block[2] == 1
+
     def run(self, *args):
         kernel = self.kernel
         check_count(kernel, args)
         afterwards = []  # copies back to the host, for cuda.Out and cuda.InOut
         args = [a.to_device(afterwards, self.stream) if isinstance(a, ArgHint) else a for a in args]
         values = [argument_value(kernel, name, a) for name, a in zip(kernel.params, args, strict=True)]
-        compiled, values = kernel.compiled_for(values, flat=self.block[1] == self.block[2] == 1)
+        compiled, values = kernel.compiled_for(values, flat=self._flat)
         self._check_shared(compiled)
         self._check_cooperative(compiled)
         if isinstance(compiled, InterpretedKernel):

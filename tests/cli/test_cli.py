@@ -89,7 +89,8 @@ OPTIONS = {
     "grade": "--out --chapter --roster --gradebook --scheduler --workers --secret --isolation",
     "doctor": "--json",
     "bench": "--device --out --quick",
-    "generate": "--model --tokens --temperature --top-k --top-p --seed --greedy --yours --device",
+    "generate": "--model --prompts --raw --tokens --temperature --top-k --top-p --min-p --stop --seed --greedy --yours "
+                "--device",
     "report": "--measure --prompts --model --sts --out --device --open",
     "embed": "--out --model --batch-size --device",
     "weights": "--from --cache",

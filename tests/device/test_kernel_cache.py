@@ -351,7 +351,7 @@ def test_what_would_be_launched_is_found_without_a_launch(cuda, monkeypatch):
 
 
 @pytest.mark.cpu_device
-def test_the_cpu_device_needs_nothing_ahead_of_time():
+def test_what_fails_at_once_needs_nothing():
     from labkit.device import launches
 
     assert launches.needed(lambda: 1 / 0) == []

@@ -79,6 +79,16 @@ def test_any_seed_becomes_two_numbers(seed):
     assert low + (high << 32) == seed % 2**64
 
 
+def test_a_page_table_is_as_wide_as_its_longest_sequence_needs_of_few_sizes():
+    builder = BatchBuilder(max_num_seqs=4, max_pages=100)
+    sequences = [Request("a", [7], SamplingParams(), max_length=12).sequences[0] for _ in range(2)]
+    found = {}
+    for pages in range(101):
+        sequences[1].pages = [0] * pages
+        found.setdefault(builder.width(sequences), pages)
+    assert found == {8: 0, 32: 9, 100: 33}
+
+
 def test_what_would_end_an_output_too_early_is_banned():
     scheduler, builder = Scheduler(BlockManager(8, 4), max_num_seqs=2), BatchBuilder(2, 3, 4)
     scheduler.add(Request("a", [7], SamplingParams(min_tokens=2, stop_token_ids=[3]), stop_ids=(1,), max_length=12))

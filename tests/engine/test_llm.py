@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from labkit._common.errors import UserError
 from labkit.engine import LLM, SamplingParams
 from labkit.engine.outputs import Sampled
 from labkit.engine.sequence import Request
@@ -26,9 +27,9 @@ class Letters:
         return "".join(LETTERS[token] for token in ids if marks or token != END)
 
 
-def engine(num_pages=30, **options):
+def engine(num_pages=30, tokenizer=None, **options):
     seats = options.setdefault("max_num_seqs", 4)
-    return LLM(FakeRunner(num_pages, 4, seats, 64), Letters(), **{"max_num_batched_tokens": 16} | options)
+    return LLM(FakeRunner(num_pages, 4, seats, 64), tokenizer or Letters(), **{"max_num_batched_tokens": 16} | options)
 
 
 def expected(prompt: str, params: SamplingParams, index: int = 0):
@@ -116,6 +117,41 @@ def test_what_prompts_and_parameters_may_be():
     assert llm.generate([], params) == [] and len(llm.generate("abc")[0].outputs[0].token_ids) <= 16
     with pytest.raises(ValueError, match="sampling_params has 1 entries for 2 prompts"):
         llm.generate(["abc", "abd"], [params])
+
+
+class Chatting(Letters):
+    """Its template: the contents one after the other, and a k where the answer begins."""
+
+    def chat(self, messages):
+        if not all(isinstance(message, dict) for message in messages):
+            raise UserError("this is no conversation")
+        return self.encode("".join(message["content"] for message in messages) + "k")
+
+
+def test_a_chat_is_what_generate_makes_of_the_templates_prompt():
+    llm, params = engine(tokenizer=Chatting()), SamplingParams(temperature=0, max_tokens=6)
+    first = [{"role": "user", "content": "abc"}]
+    second = [*first, {"role": "assistant", "content": "d"}, {"role": "user", "content": "e"}]
+    (one,), several = llm.chat(first, params), llm.chat([first, second], [params] * 2)
+    assert [(output.prompt, output.prompt_token_ids) for output in several] == [
+        ("abck", Letters().encode("abck")), ("abcdek", Letters().encode("abcdek"))]
+    assert [seen(output.outputs[0]) for output in several] == [expected(output.prompt, params) for output in several]
+    assert seen(one.outputs[0]) == seen(several[0].outputs[0]) and llm.chat([], params) == []
+    last = list(llm.stream(llm.prompt_of(second), params))[-1]
+    assert seen(last.outputs[0]) == seen(several[1].outputs[0])
+
+
+def test_what_is_no_conversation_leaves_no_request(capsys):
+    llm = engine(tokenizer=Chatting())
+    first = [{"role": "user", "content": "abc"}]
+    for messages in (["abc"], [first, ["abc"]], [*first, "abc"]):
+        with pytest.raises(UserError, match="no conversation"):
+            llm.chat(messages)
+    with pytest.raises(ValueError, match="without a tokenizer there is no chat template"):
+        LLM(FakeRunner(30)).chat(first)
+    assert not llm.engine._requests
+    llm.chat([first, first], SamplingParams(max_tokens=2), use_tqdm=True)
+    assert "2/2" in capsys.readouterr().err
 
 
 def test_without_a_tokenizer_there_are_tokens_but_no_text():

@@ -44,15 +44,19 @@ def served(model, prompts, params, pages=64, seats=8, budget=32, **options):
     return [[one.token_ids for one in output.outputs] for output in llm.generate(prompts, params)], llm
 
 
-def test_greedy_tokens_are_the_models(model):
-    outputs, _ = served(model, PROMPTS, GREEDY)
+@pytest.mark.parametrize("penalty", [0.0, 0.5])
+def test_greedy_tokens_are_the_models(model, penalty):
+    """Those after the first come from graphs, with penalties from other ones."""
+    outputs, llm = served(model, PROMPTS, replace(GREEDY, frequency_penalty=penalty))
     for prompt, (tokens,) in zip(PROMPTS, outputs, strict=True):
         alone, expected = llama.Alone(model, 96), []
         logits = alone(prompt)
         for _ in range(12):
-            expected.append(int(np.argmax(logits.copy_to_host()[0])))
+            drawn = np.bincount(np.array(expected, int), minlength=97)
+            expected.append(int(np.argmax(logits.copy_to_host()[0] - np.float32(penalty) * drawn)))
             logits = alone(expected[-1:])
         assert tokens == expected
+    assert {kind.penalised for kind in llm.engine.runner._graphs} == {penalty > 0}
 
 
 def test_in_any_company_and_after_preemption_the_output_is_that_of_the_request_alone(model):
@@ -67,6 +71,55 @@ def test_in_any_company_and_after_preemption_the_output_is_that_of_the_request_a
 
 def test_graphs_and_plain_launches_give_the_same(model):
     assert served(model, PROMPTS, GREEDY)[0] == served(model, PROMPTS, GREEDY, enforce_eager=True)[0]
+
+
+def test_page_tables_that_grow_change_no_token(model, monkeypatch):
+    from labkit.engine import batch
+
+    prompts, params = [PROMPTS[0], PROMPTS[3]], [replace(PARAMS[0], n=1), PARAMS[4]]
+    before, llm = served(model, prompts, params)
+    monkeypatch.setattr(batch, "NARROWEST", 1)
+    after, growing = served(model, prompts, params)
+    assert after == before
+    widths = [{kind.layout.max_pages for kind in one.engine.runner._graphs} for one in (llm, growing)]
+    assert widths == [{6}, {1, 4}]
+    graph, logits = growing.engine.runner.captured(2)
+    assert logits.shape == (2, 97) and graph.nodes > 10
+    with pytest.raises(KeyError):
+        growing.engine.runner.captured(8)
+
+
+def test_what_steps_launch_was_foreseen(model, monkeypatch):
+    """Of a request with penalties among others: before the first step and not later."""
+    from labkit.device import launches
+    from labkit.engine import model_runner
+    from labkit.kernels.steps import fill_ids_kernel
+
+    foreseen, steps = set(), []
+    monkeypatch.setattr(model_runner.compile_ahead, "prepare",
+                        lambda needed, progress: foreseen.update(needed) or steps.append(len(launched)))
+    runner = ModelRunner(model, num_pages=64, max_num_seqs=8, max_num_batched_tokens=128, enforce_eager=True)
+    llm = LLM(runner, max_num_seqs=8, max_num_batched_tokens=128)
+    with launches.record([fill_ids_kernel]) as launched:
+        llm.generate(PROMPTS, [GREEDY, PARAMS[4], PARAMS[3], GREEDY, GREEDY])
+    assert steps[0] == 0 and len(steps) <= 3
+    missing = [one.kernel.__name__ for one in launched if one.kernel not in {kernel for kernel, _ in foreseen}]
+    assert launched and not missing
+
+
+def test_after_ctrl_c_nothing_of_the_requests_before_is_left(model, monkeypatch):
+    runner = ModelRunner(model, num_pages=64, max_num_seqs=8, max_num_batched_tokens=32, max_model_len=96)
+    llm = LLM(runner, max_num_seqs=8, max_num_batched_tokens=32)
+    running = llm.stream(PROMPTS[2], SamplingParams(temperature=5.0, seed=1, max_tokens=20))
+    for _ in range(2):
+        next(running)
+    with monkeypatch.context() as stopped:
+        stopped.setattr(runner, "launch", lambda step: exec("raise KeyboardInterrupt"))
+        with pytest.raises(KeyboardInterrupt):
+            next(running)
+    for prompt, each in zip(PROMPTS, (GREEDY, PARAMS[4], GREEDY, *PARAMS[:1]), strict=False):
+        assert [[one.token_ids for one in output.outputs] for output in llm.generate(prompt, each)] == served(
+            model, [prompt], each)[0]
 
 
 def test_logits_that_are_no_numbers_are_named(model):
@@ -96,7 +149,7 @@ def test_a_model_is_loaded_by_the_name_of_its_folder(model, tmp_path):
     (output,) = llm.generate(" ".join(f"w{token}" for token in PROMPTS[1]), GREEDY)
     expected = served(model, PROMPTS[1:2], GREEDY)[0][0][0]
     assert output.outputs[0].token_ids == expected[: expected.index(0) + 1 if 0 in expected else None]
-    assert llm.stats().pages == 8 * 6
+    assert llm.stats().pages == 8 * (6 + 1)
     with pytest.raises(ValueError, match="gpu_memory_utilization is 2"):
         LLM(tmp_path, dtype="float32", gpu_memory_utilization=2)
     with pytest.raises(UserError, match="tiny is a GPT2; the engine runs Llama and Qwen3"):

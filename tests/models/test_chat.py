@@ -58,7 +58,9 @@ def test_a_template_that_fails_is_named(tmp_path, text, message):
 
 
 @pytest.mark.parametrize(("messages", "message"), [
-    ([], "has no message"), ([{"role": "user"}], "message 0 is .* a dictionary with the texts role and content"),
+    ([], "has no message"), ("hello", "the conversation is 'hello'; it must be a list"),
+    (MESSAGES[0], "the conversation is {'role'"),
+    ([{"role": "user"}], "message 0 is .* a dictionary with the texts role and content"),
     ([*MESSAGES, "hello"], "message 1 is 'hello'"), ([{"role": "hacker", "content": ""}], "has the role 'hacker'; "),
 ])  # fmt: skip
 def test_what_is_no_conversation(tmp_path, messages, message):

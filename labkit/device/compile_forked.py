@@ -1,0 +1,104 @@
+"""The CPU device's kernels compiled side by side, by forks of this process, which have them in their memory.
+
+    prepare(launches.needed(work))         # as labkit.device.compile_ahead has it
+
+A fork compiles one kernel after the other and leaves it in the cache on disk, from where this process loads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+
+FEW = 3  # kernels for which no worker is started: to start one takes as long as to compile two
+MOST_WORKERS = 16
+FORKS = hasattr(os, "fork") and sys.platform != "darwin"  # macOS's own libraries do not survive a fork
+TICKET = 2  # bytes that name a kernel by its number
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def enough_workers(jobs: int) -> int:
+    return min(MOST_WORKERS, cores()) if jobs >= FEW and cores() > 1 else 0
+
+
+def prepare(needed: Iterable[tuple], *, workers: int | None = None,
+            progress: Callable[[int, int], None] | None = None) -> int:
+    """Loads what is needed, and compiles what is not kept on disk before. Returns how many were compiled.
+
+    needed, progress: as compile_ahead.prepare takes them. A kernel that cannot be compiled raises its own error when it
+    is launched. KeyboardInterrupt stops the workers; what they had kept stays.
+    """
+    jobs = []
+    for kernel, key in needed:
+        with contextlib.suppress(Exception):  # the launch will say what is wrong
+            if not kernel.load(*key):
+                jobs.append((kernel, key))
+    count = min(enough_workers(len(jobs)) if workers is None else workers, len(jobs)) if FORKS else 0
+    if not jobs:
+        return 0
+    if progress:
+        progress(0, len(jobs))
+    with contextlib.closing(_compiled_by_forks(jobs, count)) as compiled:
+        for done, (kernel, key) in enumerate(compiled, 1):
+            with contextlib.suppress(Exception):
+                kernel.compile_for(*key)
+            if progress:
+                progress(done, len(jobs))
+    return len(jobs)
+
+
+def _compiled_by_forks(jobs: list[tuple], count: int) -> Iterator[tuple]:
+    """The jobs as they are done, whichever comes first; in the end those that were lost with their worker."""
+    if not count:
+        yield from jobs
+        return
+    tickets = [number.to_bytes(TICKET, "little") for number in range(len(jobs))]
+    waiting, give = os.pipe()
+    done, answer = os.pipe()
+    os.write(give, b"".join(tickets))  # a pipe holds 64 KB; each worker takes one ticket at a time
+    os.close(give)
+    children = []
+    try:
+        with warnings.catch_warnings(), contextlib.suppress(OSError):  # fewer workers, where no more are allowed
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads: the fork uses none of their locks
+            for _ in range(count):
+                child = os.fork()
+                if child == 0:
+                    _work(jobs, waiting, answer)
+                children.append(child)
+        os.close(answer)
+        answer = None
+        left = dict(enumerate(jobs))
+        while ticket := os.read(done, TICKET):
+            yield left.pop(int.from_bytes(ticket, "little"))
+        yield from left.values()
+    finally:
+        for child in children:
+            with contextlib.suppress(OSError):
+                os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        for end in (waiting, done, answer):
+            if end is not None:
+                os.close(end)
+
+
+def _work(jobs: list[tuple], waiting: int, answer: int) -> None:
+    """In a fork, which it ends: what this process prints or registered for its end is none of its business."""
+    try:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, 1), os.dup2(nowhere, 2)
+        while ticket := os.read(waiting, TICKET):
+            kernel, key = jobs[int.from_bytes(ticket, "little")]
+            with contextlib.suppress(Exception):
+                kernel.compile_for(*key)
+            os.write(answer, ticket)
+    finally:
+        os._exit(0)
