@@ -107,8 +107,7 @@ def arrange_gate_up(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
         raise ValueError(f"gate is {gate.dtype} of shape {gate.shape}, up {up.dtype} of {up.shape}; they must be alike")
     groups = -(-gate.shape[0] // GROUP)
     missing_rows = groups * GROUP - gate.shape[0]
-    both = [(np.pad(rows, ((0, missing_rows), (0, 0))) if missing_rows else rows).reshape(groups, GROUP, -1)
-            for rows in (gate, up)]
+    both = [np.pad(rows, ((0, missing_rows), (0, 0))).reshape(groups, GROUP, -1) for rows in (gate, up)]
     return np.stack(both, axis=1).reshape(2 * GROUP * groups, -1)
 
 
