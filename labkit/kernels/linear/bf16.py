@@ -7,18 +7,21 @@ Source  torch.nn.functional.linear; LlamaMLP in transformers' modeling_llama.py
 
 On a GPU, bfloat16, K a multiple of 8:
 
-    up to 16 rows    the weights are streamed to tensor cores by mma.sync (streamed.py)
-    up to 64 rows    128 rows of weights at a time by wgmma and TMA, tokens as columns (weights_left.py), on Hopper; up
-                     to 256 rows if the layer has fewer than 8,192 outputs, whose K it shares among blocks
+    up to 16 rows    the weights are streamed to tensor cores by mma.sync (streamed.py); up to 32 rows if the layer has
+                     fewer than 8,192 rows of weights and K is below 4,096
+    up to 64 rows    128 rows of weights at a time by wgmma and TMA, tokens as columns (weights_left.py), on Hopper, if
+                     the layer has 8,192 rows of weights; up to 128 rows if K is 4,096 or more, and 256 for logits
     more             128 rows of x at a time by wgmma and TMA (matmul/wgmma.py) on Hopper, if N is a multiple of 8. On
                      other GPUs by mma.sync: rounded outputs in tiles (matmul/mma.py), SwiGLU and float32 outputs
                      streamed, 32 rows at a time
 
 What does not fit, and float32, is computed by a warp for each output; on the CPU device by a thread.
 
+These limits were measured on an H200, with weights that no cache holds: see `labkit bench linear_bf16`.
+
 The last bits. The order of additions in an output depends on the shape of the weights and on the kernel, never on the
-number of rows, the tiles or the rest of a batch. So it changes where the kernel does, on a GPU after 16 rows and after
-64 (256, if N < 8,192), and is the same for any number in between; on the CPU device it never changes.
+number of rows, the tiles or the rest of a batch. So it changes where the kernel does, which is at the numbers of rows
+above, and is the same for any number in between; on the CPU device it never changes.
 """
 
 import functools
@@ -68,8 +71,9 @@ from labkit.kernels.op import Op, Work, missing, rung, uniform
 from labkit.kernels.tolerance import EPS32
 
 FEW = 16  # tokens up to which weights are streamed
-SOME = 64  # up to which they are the left factor of wgmma; with more, every block would read too much of x
+FEW_OF_A_SMALL_LAYER = 32
 SMALL = 8192  # rows of weights of a layer that has fewer tiles than an H200 has SMs
+LONG = 4096  # K from which on it pays for a small layer to share it among blocks
 
 
 # --- Any shape --------------------------------------------------------------------------------------------------------
@@ -123,9 +127,11 @@ def _pick(x, weight, out, bias, swiglu: bool = False):
         return functools.partial(by_warp, **options)
     tokens, rows = x.shape[0], weight.shape[0]
     floats = np.dtype(out.dtype) == np.float32
-    if tokens <= FEW or missing(MMA):
+    small, long = rows < SMALL, weight.shape[1] >= LONG
+    if tokens <= (FEW_OF_A_SMALL_LAYER if small and not long else FEW) or missing(MMA):
         return functools.partial(by_tensor_cores if not missing(MMA) else by_warp, **options)
-    if tokens <= (MOST_TOKENS if rows < SMALL else SOME) and bias is None and not missing(HOPPER):
+    most = (128 if long else 0) if small else MOST_TOKENS if floats else 64  # with more, blocks read too much of x
+    if tokens <= most and bias is None and not missing(HOPPER):
         return functools.partial(left, **options)
     if out.shape[1] % 8 or not aligned(out):
         return functools.partial(by_tensor_cores, **options)

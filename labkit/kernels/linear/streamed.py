@@ -422,15 +422,16 @@ def by_wide_warp(x, weight, bias, out, elements, outputs: int, stream=0) -> None
     kernel[grid, (32, WARPS), stream](x, weight, out if bias is None else bias, out)
 
 
-MANY_ROWS = 4096  # of the weights: from here on there are blocks enough with 32 rows each
+MANY_ROWS, SOME_ROWS = 4096, 3072  # of the weights: from here on there are blocks enough with 32 rows each
 
 
 def tiles_for(tokens: int, rows: int) -> tuple[int, int]:
     """(tiles of 8 tokens, of 16 rows of weights) of a block. A block reads all of x, from the L2: with more than eight
-    tokens, two tiles of weights halve that, as long as the SMs have a block each; with more than 16 it is worth it
-    always."""
+    tokens, two tiles of weights halve that, as long as the SMs have a block each; with more than 16 also where half of
+    them have none."""
     token_tiles = next((tiles for tiles in (1, 2, 4) if tokens <= 8 * tiles), 4)
-    return token_tiles, 2 if token_tiles == 4 or (token_tiles == 2 and rows >= MANY_ROWS) else 1
+    many = rows >= (SOME_ROWS if token_tiles == 4 else MANY_ROWS)
+    return token_tiles, 2 if token_tiles > 1 and many else 1
 
 
 def by_tensor_cores(x, weight, bias, out, elements, *, swiglu: bool = False, stream=0) -> None:

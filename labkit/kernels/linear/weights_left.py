@@ -33,10 +33,12 @@ from labkit.kernels.matmul.wgmma import block_count
 from labkit.kernels.matmul.wgmma_tiles import BOX, DEPTH, ROW_GROUP, Tile, b_layout, make_load, wgmma_of
 
 TILES = (Tile(cols=64, stages=8), Tile(cols=128, stages=6), Tile(cols=256, stages=4))  # 192 KB each
-MOST_TOKENS = 256
+MOST_TOKENS, MOST_SHARED = 256, 128  # the second where K is shared: more sums than a thread has registers
 ROWS = 128  # of the weights, in a tile
 SMS = 132  # blocks that K is divided for: an H200's SMs, on every GPU, for the bits depend on it
 HALF = SMS // 2  # from so many tiles on, each has its K alone
+MOST_PARTS = 8  # of a tile's K: a thread asks for all of them at once
+ZERO = float32(0.0)
 GROUP = 8  # gates, and then their ups, among the rows of a weight that linear_swiglu takes
 
 
@@ -49,9 +51,9 @@ class Scratch(NamedTuple):
 
 
 def scratch_for(*layers: tuple[int, int]) -> Scratch:
-    """What these layers need, (N, K) each, for up to MOST_TOKENS rows; launches one after the other share it."""
+    """What these layers need, (N, K) each, for up to MOST_SHARED rows; launches one after the other share it."""
     slots = [(tiles_of(rows), parts_of(rows, depth)[0]) for rows, depth in layers]
-    numbers = max((tiles * parts * ROWS * MOST_TOKENS for tiles, parts in slots if parts > 1), default=1)
+    numbers = max((tiles * parts * ROWS * MOST_SHARED for tiles, parts in slots if parts > 1), default=1)
     arrived = np.zeros(max((tiles for tiles, _ in slots), default=1), np.uint32)
     return Scratch(cuda.device_array(numbers, np.float32), cuda.to_device(arrived))
 
@@ -63,7 +65,7 @@ def tiles_of(rows: int) -> int:
 def parts_of(rows: int, depth: int) -> tuple[int, int]:
     """(blocks that share the K of a tile, K of each) of weights (rows, depth)."""
     tiles, steps = tiles_of(rows), -(-depth // DEPTH)
-    wanted = 1 if tiles >= HALF else min(SMS // tiles, steps)
+    wanted = 1 if tiles >= HALF else min(SMS // tiles, steps, MOST_PARTS)
     slice_ = -(-steps // wanted) * DEPTH
     return -(-depth // slice_), slice_
 
@@ -115,17 +117,22 @@ def make_weights_left(tile: Tile, *, shared_k: bool, swiglu: bool = False, float
                 partial[to + uint32(8)], partial[to + uint32(ROWS + 8)] = acc[4 * j + 2], acc[4 * j + 3]
 
     @cuda.jit(device=True, forceinline=True)
-    def add_part(acc, box, partial, at, row, token, tokens, first):
+    def add_parts(acc, box, partial, at, row, token, tokens, parts):
+        """acc = the sum of all parts, in their order. No branches: the loads of a token's parts are under way at once,
+        and a part that is not there adds zero."""
         for j in range(8 * box, 8 * box + 8):
             near = uint32(token + uint32(8 * j))
             if near < tokens:
-                of = uint32(at + near * uint32(ROWS) + row)
-                a, b = partial[of], partial[of + uint32(ROWS)]
-                c, d = partial[of + uint32(8)], partial[of + uint32(ROWS + 8)]
-                acc[4 * j] = a if first else acc[4 * j] + a
-                acc[4 * j + 1] = b if first else acc[4 * j + 1] + b
-                acc[4 * j + 2] = c if first else acc[4 * j + 2] + c
-                acc[4 * j + 3] = d if first else acc[4 * j + 3] + d
+                a, b, c, d = ZERO, ZERO, ZERO, ZERO
+                for part in range(MOST_PARTS):
+                    there = uint32(part) < parts
+                    of = uint32(at + min(uint32(part), uint32(parts - uint32(1))) * uint32(ROWS * COLS)
+                                + near * uint32(ROWS) + row)
+                    a += partial[of] if there else ZERO
+                    b += partial[of + uint32(ROWS)] if there else ZERO
+                    c += partial[of + uint32(8)] if there else ZERO
+                    d += partial[of + uint32(ROWS + 8)] if there else ZERO
+                acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3] = a, b, c, d
 
     @cuda.jit(device=True, forceinline=True)
     def write_all(acc, partial, at, row, token, tokens):
@@ -137,13 +144,13 @@ def make_weights_left(tile: Tile, *, shared_k: bool, swiglu: bool = False, float
             write_part(acc, 3, partial, at, row, token, tokens)
 
     @cuda.jit(device=True, forceinline=True)
-    def add_all(acc, partial, at, row, token, tokens, first):
-        add_part(acc, 0, partial, at, row, token, tokens, first)
+    def add_all(acc, partial, at, row, token, tokens, parts):
+        add_parts(acc, 0, partial, at, row, token, tokens, parts)
         if COLS > 64:
-            add_part(acc, 1, partial, at, row, token, tokens, first)
+            add_parts(acc, 1, partial, at, row, token, tokens, parts)
         if COLS > 128:
-            add_part(acc, 2, partial, at, row, token, tokens, first)
-            add_part(acc, 3, partial, at, row, token, tokens, first)
+            add_parts(acc, 2, partial, at, row, token, tokens, parts)
+            add_parts(acc, 3, partial, at, row, token, tokens, parts)
 
     @cuda.jit(device=True, forceinline=True)
     def store_all(acc, out, row, token, tokens, outputs):
@@ -237,12 +244,7 @@ def make_weights_left(tile: Tile, *, shared_k: bool, swiglu: bool = False, float
                         cuda.threadfence()
                     ptx.named_barrier_sync(uint32(1), uint32(256))
                     if last[0] == uint32(1):
-                        add_all(acc, partial, first, own, token, tokens, True)
-                        one = uint32(1)
-                        while one < parts:
-                            at = uint32(first + uint32(one * uint32(ROWS * COLS)))
-                            add_all(acc, partial, at, own, token, tokens, False)
-                            one = uint32(one + uint32(1))
+                        add_all(acc, partial, first, own, token, tokens, parts)
                         store_all(acc, out, row, token, tokens, outputs)
                     ptx.named_barrier_sync(uint32(1), uint32(256))  # `last` has been read
                 else:
@@ -280,16 +282,18 @@ def multiply_left(x, weight, out, *, swiglu: bool = False, scratch: Scratch | No
 
 def kernels_left(**options) -> tuple:
     """What multiply_left may launch."""
-    return tuple(make_weights_left(tile, shared_k=shared, **options) for tile in TILES for shared in (False, True))
+    return tuple(make_weights_left(tile, shared_k=shared, **options) for tile in TILES for shared in (False, True)
+                 if not shared or tile.cols <= MOST_SHARED)
 
 
 IDEA = "wgmma with the weights as the left factor: tokens are columns, K is shared where tiles are few"
-SIZES = f"K a multiple of 8, at most {MOST_TOKENS} rows"
+SIZES = f"K a multiple of 8, at most {MOST_TOKENS} rows, {MOST_SHARED} where tiles are few"
 
 
 def check_left(x, weight) -> None:
     """Raise ValueError for what multiply_left does not take."""
-    if x.shape[0] > MOST_TOKENS:
-        raise ValueError(f"x has {x.shape[0]:,} rows; at most {MOST_TOKENS} are allowed")
+    most = MOST_SHARED if parts_of(*weight.shape)[0] > 1 else MOST_TOKENS
+    if x.shape[0] > most:
+        raise ValueError(f"x has {x.shape[0]:,} rows; at most {most} are allowed")
     if weight.shape[1] % 8 or not aligned(x, weight):
         raise ValueError(f"K is {weight.shape[1]}; TMA takes rows of a multiple of 16 bytes that begin at one")

@@ -112,8 +112,8 @@ def test_every_tile_at_sizes_that_are_no_multiple_of_it(tokens, rows, kind, monk
 
 
 @pytest.mark.parametrize(("tokens", "rows", "tiles"), [
-    (1, 2048, (1, 1)), (8, 128256, (1, 1)), (9, 2048, (2, 1)), (16, 16384, (2, 2)), (17, 2048, (4, 2)),
-    (256, 16384, (4, 2))])
+    (1, 2048, (1, 1)), (8, 128256, (1, 1)), (9, 2048, (2, 1)), (16, 16384, (2, 2)), (17, 2048, (4, 1)),
+    (17, 3072, (4, 2)),     (256, 16384, (4, 2))])
 def test_blocks_read_x_no_more_often_than_they_must(tokens, rows, tiles):
     assert streamed.tiles_for(tokens, rows) == tiles
 
