@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 17 · Numbers and files: exercises
 #
-# Six exercises: rounding to bfloat16 with integers, eight numbers in a load, a sum that loses what is added to it, a
-# map of one buffer for several files, the time of a token, and from a blank page the first launch of a Llama.
-# `hint("pack_bfloat16")` gives a hint, and a second call a better one.
+# Six exercises: round to bfloat16 with integers, load eight numbers at once, repair a sum that loses what is added to
+# it, lay out one buffer for several files, predict the time of a token, and write the first launch of a Llama from a
+# blank page. `hint("pack_bfloat16")` gives a hint, and a second call a better one.
 
 # %%
 import json
@@ -18,14 +18,14 @@ from labkit.kernels.elements import bfloat16_number, bfloat16_rounded
 # %% [markdown]
 # ## 1 · Two in a word
 #
-# `bits` (n,) uint32 holds float32 numbers, bit by bit, and n is even. Round each to the nearest bfloat16, a tie to the
-# one whose last bit is 0, and put two neighbours into one word of `words` (n / 2,) uint32, the first of them in the low
-# half. Beyond the largest bfloat16 the nearest is infinity. A NaN, of either sign, becomes 0x7FC0. Integers suffice:
-# shifts, masks and additions. Load each number once.
+# `bits` (n,) uint32 holds the bits of float32 numbers, and n is even. Round each number to the nearest bfloat16, a tie
+# to the one whose last bit is 0, and put two neighbours into one word of `words` (n / 2,) uint32, the first of them in
+# the low half. A number that rounds to more than the largest bfloat16 becomes infinity, and a NaN of either sign
+# becomes 0x7FC0. Integers suffice: shifts, masks and additions. Load each number once.
 #
-# (In Numba a literal is an int64, and so is the sum of one and a uint32, so nothing overflows here. But a uint32 that
-# is shifted becomes a uint64, and a variable that holds now a uint64, now an int64 is a float64. If the check complains
-# about a float64, begin with `np.int64(bits[...])`.)
+# (In Numba a literal is an int64, and adding one to a uint32 gives an int64, so nothing overflows here. But shifting a
+# uint32 gives a uint64, and a variable that is assigned both a uint64 and an int64 becomes a float64. If the check
+# complains about a float64, begin with `np.int64(bits[...])`.)
 
 
 # %%
@@ -52,9 +52,9 @@ check("pack_bfloat16", pack_bfloat16)
 # ## 2 · Eight numbers in a load
 #
 # `x` (n,) uint16 holds bfloat16, and n is a multiple of 8. Write the same numbers as float32 to `out` (n,). A thread
-# takes eight neighbours, with one load of 128 bits and two stores of 128 bits. `ptx.load_global4(x, i)` gives the eight
-# numbers from `x[i]` on as four words, `ptx.unpack_bf162(word)` the two numbers of a word, first the one in the low
-# half, and `ptx.store_global4(out, i, a, b, c, d)` stores four float32 from `out[i]` on. The grid is one-dimensional.
+# converts eight neighbours, with one 128-bit load and two 128-bit stores. `ptx.load_global4(x, i)` returns the eight
+# numbers from `x[i]` on as four words, `ptx.unpack_bf162(word)` the two numbers of a word, the one in the low half
+# first, and `ptx.store_global4(out, i, a, b, c, d)` stores four float32 from `out[i]` on. The grid is one-dimensional.
 
 
 # %%
@@ -79,10 +79,10 @@ check("widen_eight", widen_eight)
 # %% [markdown]
 # ## 3 · Find the bug: a sum that loses what is added
 #
-# `out[r]` (R,) float32 is the dot product of row r of `w` (R, C) with `x` (C,); both are uint16 and hold bfloat16. A
-# warp takes a row, with `(32, 4)` threads a block, and `bfloat16_number` makes a float32 of an element. For small whole
-# numbers the result is right. For a model's numbers it has the two digits of a bfloat16, or fewer. A product of two
-# bfloat16 is exact in float32, and the sum should be as good as a float32 sum.
+# `out[r]` (R,) float32 should be the dot product of row r of `w` (R, C) with `x` (C,); both are uint16 and hold
+# bfloat16. Each warp computes one row, in blocks of `(32, 4)` threads, and `bfloat16_number` converts an element to
+# float32. For small whole numbers the result is right. For the numbers of a model it has two correct digits, or fewer.
+# A product of two bfloat16 is exact in float32, and the sum should be as accurate as a float32 sum.
 
 
 # %%
@@ -123,12 +123,13 @@ check("dot_rows", dot_rows)
 # ## 4 · One buffer for several files
 #
 # `files` is a list of safetensors files, each as bytes: 8 bytes with the length of the header, lowest byte first, then
-# the header in JSON, then the numbers. Its tensors are to be copied into one buffer, in the order of their names, as
-# `sorted` has them. The first begins at 0, and each begins at the first multiple of 16 that is not before the end of
-# the last one. Return an array with a row of four numbers for each tensor, in the same order: the number of its file,
-# its first byte in that file (counted from the first byte of the file), its length in bytes, and its offset in the
-# buffer. The headers' tensors may be in any order, a tensor may have no elements, and `__metadata__` is no tensor. The
-# headers suffice: of tensors with billions of bytes the check leaves out the numbers.
+# the header in JSON, then the numbers. All tensors of all files are to be copied into one buffer, in the order of their
+# names, as `sorted` gives it. The first begins at 0, and each of the others at the first multiple of 16 that is not
+# before the end of the one before. Return an array with a row of four integers for each tensor, in the same order: the
+# index of its file, its first byte in that file (counted from the start of the file), its length in bytes, and its
+# offset in the buffer. A header may list its tensors in any order, a tensor may have no elements, and `__metadata__` is
+# not a tensor. Read only the headers: in one of the checks the tensors have billions of bytes, and the file ends after
+# its header.
 
 
 # %%
@@ -160,10 +161,10 @@ check("buffer_map", buffer_map)
 # norms of 2,048 numbers each; a last norm comes before the head. Its head is a matrix of its own, not the embedding
 # table. All numbers are bfloat16.
 #
-# How many parameters does a layer have? How many has the model? How many bytes of parameters does one token read? (Each
-# parameter that it needs is read once, and of the embedding table that is one row.) How many bytes does a token leave
-# in the cache, over all layers? And how many whole microseconds do the bytes of parameters take at 4,000 GB a second,
-# rounded down?
+# How many parameters does a layer have, and how many the model? How many bytes of parameters are read for one token?
+# (Each parameter that is needed is read once; of the embedding table that is one row.) How many bytes does a token add
+# to the cache, over all layers? And how many microseconds does it take to read the bytes of the parameters at 4,000 GB
+# a second, rounded down?
 
 # %%
 layer_parameters = None
@@ -186,13 +187,12 @@ check("predict_token", layer_parameters=layer_parameters, parameters=parameters,
 # %% [markdown]
 # ## 6 · From a blank page: the first launch of a Llama
 #
-# Row t of `out` (T, C) is row `ids[t]` of `table` (V, C). Both are uint16 and hold bfloat16; `ids` (T,) is int32. An id
-# that is no row of the table, a negative one among them, gives a row of NaN, which is 0x7FC0 in bfloat16.
+# Row t of `out` (T, C) should be row `ids[t]` of `table` (V, C). Both are uint16 and hold bfloat16; `ids` (T,) is
+# int32. An id that is not a row of the table, such as a negative one, gives a row of NaN, which is 0x7FC0 in bfloat16.
 #
 # This time you write the launcher as well, and choose the grid and the block: one launch, with work for many threads.
-# The first idea is a block for each token and a thread for each column. It fails: C is any number up to 4,096, and a
-# Llama's 2,048 are more threads than a block may have. Try it once, to have seen what a launch that cannot be looks
-# like.
+# The first idea is a block for each token and a thread for each column. It fails: C may be any number up to 4,096, and
+# the 2,048 columns of a Llama are already more than the threads a block may have. Try it once, to see the error.
 #
 # Write the kernel, and `embed_rows(ids, table, out)`, a function that launches it.
 
@@ -220,7 +220,8 @@ def embed_rows(ids, table, out):
 check("embed_rows", embed_rows)
 
 # %% [markdown]
-# It has a place in the model. Here is the small Llama from the lesson, once with its own embedding and once with yours.
+# Your launch fits into the model. Here is the small Llama of the lesson, once with its own embedding and once with
+# yours.
 
 # %%
 from labkit.models.llama import Alone, Config, Kernels, Llama

@@ -1,7 +1,7 @@
-"""The exercises of lesson 17: two bfloat16 in a word, eight in a load, accumulators, a map of one buffer for several
+"""The exercises of lesson 17: two bfloat16 in a word, eight in a load, accumulators, the map of one buffer for several
 files, the time of a token, and the embedding of a Llama.
 
-Sizes are n numbers; R rows of C columns; T tokens of a vocabulary of V; files with so many tensors each.
+Sizes: n numbers; R rows of C columns; T tokens of a vocabulary of V, each C wide; count files of so many tensors.
 """
 
 import json
@@ -74,7 +74,7 @@ PACK_BFLOAT16 = KernelExercise(
     launch=lambda n: (-(-n // 256), 128),
     observe_sizes=(PACKED,),
     demand=_loads_each_once,
-    domain=(Reach("the bits are any at all", lambda rng, bits: (
+    domain=(Reach("the bits are random", lambda rng, bits: (
                 rng.integers(0, 2**32, bits.size, dtype=np.uint32),), PACKED),
             Reach("each number lies in the middle between two bfloat16", _lower_half(0x8000)),
             Reach("each number lies just above the middle", _lower_half(0x8001)),
@@ -90,13 +90,13 @@ PACK_BFLOAT16 = KernelExercise(
         "truncated: the lower half is cut off": Edit("(u + 0x7FFF + (u >> 16 & 1)) >> 16", "u >> 16"),
         "a tie is always rounded up in magnitude": Edit("0x7FFF + (u >> 16 & 1)", "0x8000"),
         "a tie is always rounded down in magnitude": Edit("0x7FFF + (u >> 16 & 1)", "0x7FFF"),
-        "NaN is rounded as a number is, and some become infinite or 0": Edit("rounded = 0x7FC0", "pass"),
+        "NaN is rounded like a number, and some become infinite or 0": Edit("rounded = 0x7FC0", "pass"),
         "infinity counts as NaN": Edit("> 0x7F800000", ">= 0x7F800000"),
-        "a negative NaN is not found: the sign was not masked": Edit("u & 0x7FFFFFFF > 0x7F800000",
+        "a negative NaN is missed: the sign was not masked": Edit("u & 0x7FFFFFFF > 0x7F800000",
                                                                     "u > 0x7F800000 and u < 0x80000000"),
         "negative numbers count as NaN: the sign was not masked": Edit("u & 0x7FFFFFFF", "u"),
         "the first number of a pair is in the high half": Edit("16 * k", "16 * (1 - k)"),
-        "the neighbour is the one half of the array away": Edit("bits[2 * i + k]", "bits[i + k * words.size]"),
+        "numbers half an array apart share a word": Edit("bits[2 * i + k]", "bits[i + k * words.size]"),
     },
 )
 
@@ -110,7 +110,7 @@ def _wide(report):
     warps, requests = EIGHTS["n"] // 256, report.counts["global_requests"]
     if requests <= 3 * warps:
         return None
-    return (f"At {EIGHTS['n']:,} numbers the {warps} warps make {requests:,} requests of memory, and {3 * warps} are "
+    return (f"At {EIGHTS['n']:,} numbers the {warps} warps make {requests:,} memory requests, and {3 * warps} are "
             f"enough: each thread makes one load of 128 bits and two stores of 128 bits.")
 
 
@@ -132,7 +132,7 @@ WIDEN_EIGHT = KernelExercise(
     launch=lambda n: (-(-n // 512), 64),
     observe_sizes=(EIGHTS,),
     demand=_wide,
-    domain=(Reach("the bits are any at all", lambda rng, x: (rng.integers(0, 2**16, x.size).astype(np.uint16),)),
+    domain=(Reach("the bits are random", lambda rng, x: (rng.integers(0, 2**16, x.size).astype(np.uint16),)),
             *of_bfloat16((0,), MOVED, HUGE_AND_TINY, NEGATIVE, ZEROS)),
     wrong={
         "the two numbers of each word are exchanged": Edit("a, b = ptx.unpack_bf162(p)", "b, a = ptx.unpack_bf162(p)"),
@@ -140,10 +140,9 @@ WIDEN_EIGHT = KernelExercise(
                                                            "c, d = ptx.unpack_bf162(s)", "c, d = ptx.unpack_bf162(r)"),
         "the first four numbers are stored twice": Edit("ptx.unpack_bf162(r)", "ptx.unpack_bf162(p)",
                                                         "ptx.unpack_bf162(s)", "ptx.unpack_bf162(q)"),
-        "the second store begins at the first one's place": Edit("i + 4", "i"),
-        "the second store begins eight numbers further on": Edit("i + 4", "i + 8"),
-        "the guard asks for the thread's number, and threads behind the end load": Edit("i < x.size",
-                                                                                      "i < 8 * x.size"),
+        "the second store overwrites the first": Edit("i + 4", "i"),
+        "the second store begins eight numbers on, not four": Edit("i + 4", "i + 8"),
+        "the guard is too large, and threads beyond the end load": Edit("i < x.size", "i < 8 * x.size"),
         "the words hold bfloat16, and are unpacked as float16": Edit("ptx.unpack_bf162(p)", "ptx.unpack_half2(p)"),
         "one number at a time: eight loads and eight stores": widen_one_by_one,
     },
@@ -159,7 +158,7 @@ def _dots(w, x):
 
 
 def _dot_tolerance(w, x):
-    """A float32 sum's, however its terms are joined; the smallest number covers sums that are subnormal."""
+    """That of a float32 sum in any order; the constant covers sums that are subnormal."""
     return x.size * EPS32 * (np.abs(float32_of(w)).astype(np.float64) @ np.abs(float32_of(x))) + 1e-40
 
 
@@ -205,14 +204,14 @@ DOT_ROWS = KernelExercise(
         "each product is rounded to bfloat16": Edit("acc += bfloat16_number(w[r, col]) * bfloat16_number(x[col])",
                                                     "acc += bfloat16_rounded(bfloat16_number(w[r, col]) * "
                                                     "bfloat16_number(x[col]))"),
-        "the lanes' sums are rounded before they are joined": Edit("cuda.shfl_xor_sync(0xFFFFFFFF, acc, distance)",
+        "the lanes' sums are rounded before they are added": Edit("cuda.shfl_xor_sync(0xFFFFFFFF, acc, distance)",
                                                                    "bfloat16_rounded(cuda.shfl_xor_sync(0xFFFFFFFF, "
                                                                    "acc, distance))"),
         "the result is rounded to bfloat16": Edit("out[r] = acc", "out[r] = bfloat16_rounded(acc)"),
         "the bits are multiplied as whole numbers": Edit("bfloat16_number(w[r, col]) * bfloat16_number(x[col])",
                                                          "float32(w[r, col]) * float32(x[col])"),
         "a round of the shuffles is missing": Edit("(16, 8, 4, 2, 1)", "(16, 8, 4, 2)"),
-        "every row gets the result of the block's first": Edit("cuda.blockIdx.x * 4 + cuda.threadIdx.y",
+        "every row gets the result of the block's first row": Edit("cuda.blockIdx.x * 4 + cuda.threadIdx.y",
                                                                "cuda.blockIdx.x * 4"),
         "one lane adds up the whole row": dot_rows_alone,
     },
@@ -222,7 +221,7 @@ DOT_ROWS = KernelExercise(
 
 
 def _file(rng, tensors: dict, order) -> bytes:
-    """tensors: name -> (dtype, shape); their data lie in `order`."""
+    """A safetensors file. tensors: name -> (dtype, shape); their data lie in `order`."""
     sizes = {name: prod(shape) * {"BF16": 2, "F32": 4, "U8": 1}[dtype] for name, (dtype, shape) in tensors.items()}
     places, end = {}, 0
     for name in order:
@@ -232,11 +231,11 @@ def _file(rng, tensors: dict, order) -> bytes:
     header |= {name: {"dtype": dtype, "shape": list(shape), "data_offsets": places[name]}
                for name, (dtype, shape) in tensors.items()}
     text = json.dumps(header).encode() + b" " * int(rng.integers(0, 8))
-    return len(text).to_bytes(8, "little") + text + b"." * end  # a verdict shows the file
+    return len(text).to_bytes(8, "little") + text + b"." * end  # dots, because a verdict shows the file
 
 
 def _files(rng, count, tensors, dtypes=("BF16", "F32", "U8"), shapes=None, names=None):
-    """`count` files with `tensors` each; a large model's parts go to any file."""
+    """`count` files with `tensors` tensors each; those of a layer may lie in different files."""
     numbers = rng.permutation(count * tensors)
     files = []
     for file in range(count):
@@ -310,14 +309,14 @@ BUFFER_MAP = FunctionExercise(
         "offsets count from the end of the header, not from the file's first byte": Edit("8 + length + begin", "begin"),
         "the length of the header is read with the highest byte first": Edit('"little"', '"big"'),
         "`data_offsets` are taken for a begin and a length": Edit("end - begin", "end"),
-        "tensors lie side by side in the buffer, at any byte": Edit("-(-found[name][2] // 16) * 16", "found[name][2]"),
+        "tensors lie side by side in the buffer, not aligned": Edit("-(-found[name][2] // 16) * 16", "found[name][2]"),
         "16 bytes lie between tensors even where one ends at a multiple of 16":
             Edit("-(-found[name][2] // 16) * 16", "(found[name][2] // 16 + 1) * 16"),
         "rounded down: a tensor begins before the last one ends": Edit("-(-found[name][2] // 16) * 16",
                                                                       "found[name][2] // 16 * 16"),
-        "the order is that of the files, not that of the names": Edit("sorted(found)", "found"),
-        "`__metadata__` is taken for a tensor": Edit('if name != "__metadata__":', "if True:"),
-        "the length is the shape's, with two bytes a number": buffer_map_by_shape,
+        "the order is that of the files, not of the names": Edit("sorted(found)", "found"),
+        "`__metadata__` counts as a tensor": Edit('if name != "__metadata__":', "if True:"),
+        "the length comes from the shape, at two bytes a number": buffer_map_by_shape,
     },
 )
 
@@ -342,7 +341,7 @@ PREDICT_TOKEN = PredictionExercise(
     how={"layer_parameters": "Queries and the projection back are 2,048 by 2,048, keys and values 256 by 2,048, the "
                              "three matrices of the MLP 5,632 by 2,048. Then two norms.",
          "parameters": "22 layers, the embedding table and the head of 32,000 by 2,048 each, and the last norm.",
-         "bytes_read": "All parameters but the embedding table, and one row of that; two bytes each.",
+         "bytes_read": "All parameters except the embedding table, plus one row of it; two bytes each.",
          "cache_bytes": "In each layer a key and a value for each of the 4 heads, 64 numbers of two bytes.",
          "microseconds": "4,000 GB a second are four million bytes a microsecond."},
     wrong={"keys and values were counted for 32 heads; 4 are shared by all": {
@@ -369,7 +368,7 @@ def _rows(ids, table):
 
 
 def _embed_inputs(rng, T, V, C):
-    """Some ids are no row of the table; none is V, for which there is a case of its own."""
+    """Some ids are not rows of the table; none is V, which has a case of its own."""
     ids = rng.integers(-2, V + 3, T)
     return np.where(ids == V, V + 3, ids).astype(np.int32), bfloat16_of(uniform(rng, V, C))
 
@@ -379,7 +378,7 @@ def _ids(choose):
 
 
 def _one_launch(run):
-    """On the device, in one launch, whose threads take 64 numbers each at most."""
+    """On the device, in one launch, with at most 64 numbers for each thread."""
     if fault := on_the_device(run):
         return fault
     if len(run.launches) > 1:
@@ -387,8 +386,8 @@ def _one_launch(run):
     threads = prod(run.launches[0].grid) * prod(run.launches[0].block)
     numbers = run.size["T"] * run.size["C"]
     if threads * 64 < numbers:
-        return (f"{threads:,} threads move {numbers:,} numbers. Let there be work for many threads: 64 numbers for "
-                f"each, or fewer.")
+        return (f"{threads:,} threads move {numbers:,} numbers. Spread the work over more threads: at most 64 "
+                f"numbers for each.")
     return None
 
 
@@ -454,10 +453,10 @@ EMBED_ROWS = FunctionExercise(
             *of_bfloat16((1,), MOVED, NEGATIVE, ZEROS)),
     wrong={
         "a thread for each column: 2,048 are more than a block may have": embed_rows_thread_a_column,
-        "1,024 threads and no loop: the columns behind are never written": embed_rows_first_1024,
-        "negative ids are not looked for": Edit("token >= 0 and token < table.shape[0]", "token < table.shape[0]"),
-        "the id one behind the last row is taken for a row": Edit("token < table.shape[0]", "token <= table.shape[0]"),
-        "ids behind the table are not looked for": Edit("token >= 0 and token < table.shape[0]", "token >= 0"),
+        "1,024 threads and no loop: further columns are never written": embed_rows_first_1024,
+        "negative ids are not checked": Edit("token >= 0 and token < table.shape[0]", "token < table.shape[0]"),
+        "the id one past the last row counts as a row": Edit("token < table.shape[0]", "token <= table.shape[0]"),
+        "ids past the last row are not checked": Edit("token >= 0 and token < table.shape[0]", "token >= 0"),
         "an unknown id leaves its row as it was": Edit(
             "out[t, col] = table[token, col] if known else 0x7FC0",
             "if known:\n"
@@ -465,7 +464,7 @@ EMBED_ROWS = FunctionExercise(
         "an unknown id gives zeros": Edit("0x7FC0", "0"),
         "an unknown id gives float16's NaN, and in bfloat16 that is a number": Edit("0x7FC0", "0x7E00"),
         "row t of the table, not row ids[t]": Edit("token = ids[t]", "token = t"),
-        "the loop takes one step more than the block has threads, and leaves columns out":
+        "the stride is one more than the block has threads, and columns are left out":
             Edit("out.shape[1], 256)", "out.shape[1], 257)"),
         "one thread copies everything": embed_rows_alone,
         "a launch for each token": embed_rows_a_launch_each,

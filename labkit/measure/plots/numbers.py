@@ -1,9 +1,9 @@
 """The figures of lesson 17, in the course's style.
 
-    bits_of(value)              sign, exponent and fraction of a number in float32, float16 and bfloat16
-    spacing()                   how far apart neighbouring numbers of each format are, over their magnitude
-    shards_and_blob(tensors, blob)    where each tensor lies in its file, and where in the device buffer
-    bytes_of_a_token(parts)     what a token reads, part by part
+    bits_of(value)                            sign, exponent and fraction of a number in each of the three formats
+    spacing()                                 the distance between neighbouring numbers, over their magnitude
+    shards_and_blob(files, places, nbytes)    where each tensor lies in its file, and where in the device buffer
+    bytes_of_a_token(parts, bandwidth_gbs)    the bytes that are read for one token, part by part
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def bits_of(value: float) -> CourseFigure:
             text, power = f"0x{bits:0{format.bits // 4}X}   =   ", max(exponent, 1)  # 0: subnormal
             if np.isfinite(held):
                 significand = held / 2.0 ** (power - format.bias)
-                text += rf"{significand:.8g} $\times\ 2^{{{power}-{format.bias}}}$   =   "
+                text += rf"{significand:.9g} $\times\ 2^{{{power}-{format.bias}}}$   =   "
             ax.text(left, y + tall + 0.13, f"{text}{held:.10g}", fontsize=9, va="center_baseline",
                     color=FAINT)
-        ax.text(0.14, top + len(rows) * pitch + 0.08, "A bfloat16 is the upper half of a float32, rounded by what the "
-                "lower half holds.", fontsize=9, color=FAINT, va="center_baseline")
+        ax.text(0.14, top + len(rows) * pitch + 0.08, "A bfloat16 is the upper half of a float32, rounded to "
+                "nearest.", fontsize=9, color=FAINT, va="center_baseline")
     return figure
 
 
@@ -87,15 +87,15 @@ def spacings(format: FloatFormat) -> tuple[np.ndarray, np.ndarray]:
 
 
 def spacing() -> CourseFigure:
-    """Both axes logarithmic. A line begins at the smallest number that is not 0, and ends at the largest."""
-    figure, (ax,) = new_figure([3.5], "How far apart neighbouring numbers are", "Spacing of neighbours over magnitude: "
+    """Both axes logarithmic. Each line runs from the smallest positive number of its format to the largest."""
+    figure, (ax,) = new_figure([3.5], "Distance between neighbouring numbers", "Spacing of neighbours over magnitude: "
                                + "; ".join(f"{one.name} from {spacings(one)[0][0]:.1e} to {spacings(one)[0][-1]:.3g}, "
                                            f"{spacings(one)[1][spacings(one)[0] == 1.0][0]:.2g} apart at 1"
                                            for one in FORMATS) + ".", bottom=0.62)
     with rc_context(STYLE):
         for format, place in zip(FORMATS, ((1e23, 2e6), (3e-8, 2e-4), (1e10, 2e13)), strict=True):
             x, y = spacings(format)
-            ax.step(x, y, where="post", color=COLOURS[format], linewidth=1.8)
+            ax.plot(x, y, color=COLOURS[format], linewidth=1.8)  # through the powers of two: each is a step of its own
             ax.plot([x[0], x[-1]], [y[0], y[-1]], "o", color=COLOURS[format], markersize=4)
             ax.text(*place, format.name, color=TEXT[COLOURS[format]], fontsize=10, fontweight="bold", ha="center")
         ax.axvline(1.0, color=GREY, linewidth=0.8, linestyle=":")
@@ -134,7 +134,7 @@ def shards_and_blob(files: Mapping[str, Mapping], places: Mapping, nbytes: int) 
     below = top + tall + 1.25
     figure, ax = canvas(below + tall + 0.86, f"{len(files)} files, one buffer",
                         f"{len(places)} tensors of {len(files)} files lie in one buffer of {nbytes:,} bytes, in the "
-                        "order in which a token meets them: " + ", ".join(places) + ".")
+                        "order of a forward pass: " + ", ".join(places) + ".")
     with rc_context(STYLE):
         x = left
         for file, entries in files.items():
@@ -166,14 +166,14 @@ def shards_and_blob(files: Mapping[str, Mapping], places: Mapping, nbytes: int) 
 
 
 def bytes_of_a_token(parts: Mapping[str, int], bandwidth_gbs: float) -> CourseFigure:
-    """A bar for each part of what a token reads (name -> bytes), with the time that its bytes allow."""
+    """A bar for each part of what is read for one token (name -> bytes), with the time its bytes take."""
     total, tall, top, left = sum(parts.values()), 0.30, 0.66, 2.30
     wide = WIDTH - left - 1.75
     us = {name: count / bandwidth_gbs / 1e3 for name, count in parts.items()}
     words = {name: f"{count / 1e6:,.1f} MB, {us[name]:,.1f} \u00b5s" if count > 1e5 else f"{count / 1e3:,.1f} KB"
              for name, count in parts.items()}
-    figure, ax = canvas(top + len(parts) * 0.42 + 0.46, "What a token reads", f"{total / 1e9:.3f} GB: " + "; ".join(
-        f"{name} {size}" for name, size in words.items()) + ".")
+    figure, ax = canvas(top + len(parts) * 0.42 + 0.46, "Bytes read for one token",
+                        f"{total / 1e9:.3f} GB: " + "; ".join(f"{name} {size}" for name, size in words.items()) + ".")
     with rc_context(STYLE):
         for row, (name, count) in enumerate(parts.items()):
             y = top + row * 0.42

@@ -42,8 +42,8 @@ def test_every_tensor_is_drawn_in_its_file_and_in_the_buffer():
     shapes = {"embed_tokens": (40,), "mlp.up": (5, 7), "model.norm.weight": (3,)}
     places, nbytes = layout(shapes, dict.fromkeys(shapes, np.dtype(np.uint16)))
     figure = pictures.shards_and_blob(files, places, nbytes)
-    assert figure.summary == ("3 tensors of 2 files lie in one buffer of 166 bytes, in the order in which a token "
-                              "meets them: embed_tokens, mlp.up, model.norm.weight.")
+    assert figure.summary == ("3 tensors of 2 files lie in one buffer of 166 bytes, in the order of a forward "
+                              "pass: embed_tokens, mlp.up, model.norm.weight.")
     assert len(figure.axes[0].patches) == 3 * 3 + 4  # a box above, one below and a band each; the legend
     assert figure.png().startswith(b"\x89PNG")
 
