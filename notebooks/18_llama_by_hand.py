@@ -348,10 +348,9 @@ pictures.head_weights(pieces, weights, shared)
 # 1 share their keys and still differ, since their queries do. (`np.repeat` makes copies; our decode kernel does not.
 # One block computes all query heads of a group and loads their keys once.)
 #
-# Why divide by the root of D? The dot product of two vectors of D independent random numbers with variance 1 has the
-# variance D. Without the division, scores grow with the size of a head, and the softmax of large scores is nearly all
-# or nothing. Guess how much weight the largest of 64 random keys gets, with and without the root, for heads of 64
-# numbers.
+# Why divide by the root of D? The dot product of two vectors of D independent random numbers of variance 1 has the
+# variance D, so without the division scores grow with D, and the softmax of large scores is nearly all or nothing.
+# Guess how much weight the largest of 64 random keys gets, with and without the root, for heads of 64 numbers.
 
 # %%
 rng = np.random.default_rng(2)
@@ -432,20 +431,8 @@ for token in np.argsort(-shares, kind="stable")[:5]:
     print(f"{token:6}  {piece:8} logit {logits[token]:6.2f}  {shares[token]:7.2%}")
 
 # %% [markdown]
-# *Greedy* decoding takes the largest logit. If two are equal, the lower id counts, in NumPy, in PyTorch and in our
-# kernel. Its threads finish in no particular order, so it compares pairs of value and index. What is the answer in each
-# of these rows?
-
-# %%
-from labkit.kernels.argmax import argmax
-
-ties = np.array([[1, 3, 3, 2], [0, -0.0, 0, -1], [-np.inf] * 4, [1, np.nan, 5, np.nan]],
-                np.float32)
-found = cuda.device_array(len(ties), np.int32)
-argmax(cuda.to_device(ties), found)
-print("ours:", found.copy_to_host(), " NumPy:", np.argmax(ties, axis=1))
-
-# %% [markdown]
+# *Greedy* decoding takes the token with the largest logit and, of equal ones, the lower id: the `argmax` of lesson 14.
+#
 # ## Launch by launch
 #
 # Is the whole model right? `parity` runs it and compares what each launch wrote with the same step in NumPy and
