@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 18 · Llama by hand: exercises
 #
-# Five exercises: an RMSNorm by a whole block, the rotation, a gated product in one pass, what a cache and a scaling
-# come to, and from a blank page grouped-query attention. Two of your kernels have a place in a Llama.
+# Five exercises: an RMSNorm by a whole block, the rotation, a gated product in one pass, a prediction about a cache and
+# llama3 scaling, and grouped-query attention from a blank page. Two of your kernels will run in a Llama.
 # `hint("rmsnorm_block")` gives a hint, and a second call a better one.
 
 # %%
@@ -18,10 +18,10 @@ from labkit.course import yours
 # ## 1 · RMSNorm by a block
 #
 # Row t of `out` (T, C) is row t of `x`, divided by the root of the mean of its squares plus `epsilon`, times `weight`
-# (C,). All numbers are float32, and C is any number. In lesson 11 a warp had a row. A model with few rows, such as one
-# that writes a single text, would leave most of the GPU idle that way, so here a block of 128 threads, four warps, has
-# a row: the grid is `(T,)`. Join the lanes of a warp with `cuda.shfl_xor_sync`, and the four warps through `partial`.
-# One barrier is enough, two are allowed. `out` may be the same array as `x`.
+# (C,). All numbers are float32, and C may be any size. In lesson 11 a warp had a row. When a model writes a single text
+# there is only one row, and one warp would take long for it. So here a row has a block of 128 threads, four warps, and
+# the grid is `(T,)`. Add up within a warp by `cuda.shfl_xor_sync`, and across the four warps through `partial`. One
+# barrier is enough, two are allowed. `out` may be the same array as `x`.
 
 
 # %%
@@ -79,8 +79,8 @@ def rope_heads(x, table, positions, out):
 check("rope_heads", rope_heads)
 
 # %% [markdown]
-# Both have a place in a Llama. Its kernels compute in float32 here, as yours do: the norm before attention and that
-# before the MLP, and the rotation of queries and keys.
+# Both can run in a Llama: your norm before attention and before the MLP, your rotation on queries and keys. The model
+# below computes in float32, as your kernels do.
 
 # %%
 llama = yours.small_llama()
@@ -93,7 +93,8 @@ yours.one_by_one(yours.answers(rmsnorm_block=rmsnorm_block, rope_heads=rope_head
 # SwiGLU begins with two products of the same rows: out = silu(x gateᵀ) · (x upᵀ), element by element, where silu(v) is
 # v / (1 + exp(−v)). `x` is (T, K), `gate` and `up` are (N, K), and `out` is (T, N), all float32. There is a thread for
 # each output, in blocks of `(32, 4)`: columns of `out` in x, rows in y. Compute both dot products in one loop, so that
-# each number of `x` is loaded once for the two, and store nothing but the result. The products may be hundreds.
+# each number of `x` is loaded once for the two, and store nothing but the result. The dot products may be as large as
+# several hundred, with either sign.
 
 
 # %%
@@ -118,11 +119,11 @@ check("gated_product", gated_product)
 # ## 4 · Predict: a cache and its positions
 #
 # Llama 3.1 8B has 32 layers, 32 heads of queries, 8 heads of keys and values, heads of 128 numbers, and θ = 500,000.
-# Its llama3 scaling was made for a first training with 8,192 positions: pairs that turn at least four times in these
-# are kept, pairs that do not complete one turn are slowed down by a factor of 8, and the rest lie between. Numbers are
-# bfloat16. How many bytes does a token leave in the cache? How many whole tokens fit into 16,000,000,000 bytes, and how
-# many would fit if there were as many heads of keys as of queries? How many of the 64 pairs are kept, and how many are
-# slowed down by the whole factor? And how many launches does this model make for a prompt, in the forms of the lesson?
+# Its llama3 scaling starts from 8,192 positions: pairs that complete at least four turns in these are kept, pairs that
+# complete less than one are slowed down by a factor of 8, and the rest lie between. Numbers are bfloat16. How many
+# bytes does a token add to the cache? How many whole tokens fit into 16,000,000,000 bytes, and how many would fit if
+# there were as many heads of keys and values as of queries? How many of the 64 pairs are kept, and how many are slowed
+# down by the whole factor? And how many launches does this model make for a prompt, if it is computed as in the lesson?
 
 # %%
 token_bytes = None
@@ -155,8 +156,8 @@ check("predict_cache", token_bytes=token_bytes, tokens_grouped=tokens_grouped, t
 #
 # The grid has K blocks of 32 threads, and a warp serves all query heads of its group. That is the point: a key and a
 # value are loaded once for all of them, whatever H / K is. (Two passes over the keys are allowed.) A query is loaded
-# once, too. It can wait in an array of the lane, such as `cuda.local.array(8, float32)`, and so can whatever else a
-# query head needs while the keys go by. Scores may be thousands apart.
+# once, too. Keep it in an array of the thread, such as `cuda.local.array(8, float32)`, with whatever else a query head
+# needs during the loop over the keys. Scores may be thousands apart.
 #
 # Write `attend_grouped(q, keys, values, out)` from the decorator down.
 
@@ -197,8 +198,8 @@ def attend_grouped(q, keys, values, out):
 check("attend_grouped", attend_grouped)
 
 # %% [markdown]
-# Last, the real one. This is the model of the lesson with your norm and your rotation, and the beginning of its answer.
-# (The engine of lesson 21 takes such a model, too.)
+# Last, the model of the lesson with your norm and your rotation, and the beginning of its answer. (The engine of
+# lesson 21 takes such a model, too.)
 
 # %%
 from labkit.models.llama import Alone

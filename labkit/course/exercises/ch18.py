@@ -1,5 +1,5 @@
-"""The exercises of lesson 18: RMSNorm by a block, the rotation of heads, a gated product in one pass, what a cache and
-llama3 scaling come to, and grouped-query attention of one token.
+"""The exercises of lesson 18: RMSNorm by a block, the rotation of heads, a gated product in one pass, the sizes of a
+cache and of llama3 scaling, and grouped-query attention of one token.
 
 Sizes are T tokens, C columns, H heads of queries, K of keys and values, D numbers in a head, and N keys. Of the gated
 product x is (T, K) and the weights are (N, K).
@@ -46,7 +46,7 @@ def _normed(x, weight, epsilon):
 
 
 def _norm_inputs(rng, T, C):
-    """Every second row is small: there epsilon counts, which is another one from case to case."""
+    """Every second row is small, so that epsilon counts there; epsilon differs from case to case."""
     scale = np.where(np.arange(T) % 2, 1e-3, 1.0).astype(np.float32)[:, None]
     return uniform(rng, T, C) * scale, 1 + uniform(rng, C) / 4, np.float32(rng.choice([1e-6, 1e-5, 1e-4]))
 
@@ -56,8 +56,8 @@ def _one_barrier(report) -> str | None:
     warps, loads = report.counts["barriers"], report.counts["global_loads"]
     rows, columns = NORMED["T"], NORMED["C"]
     if warps > 2 * THREADS * rows:
-        return (f"Its threads come to {warps // (THREADS * rows)} barriers in each row, and two are enough: the lanes "
-                f"of a warp need none to add up their squares by shuffles, and the four warps meet once.")
+        return (f"Each row takes {warps // (THREADS * rows)} barriers, and two are enough: the lanes of a warp add up "
+                f"their squares by shuffles without a barrier, and the four warps have to meet only once.")
     enough = 4 * rows * columns  # x * x may be written with two loads
     if loads > enough:
         return (f"At {rows} x {columns} it loads {loads:,} numbers from global memory, more than {enough:,}: each "
@@ -279,7 +279,7 @@ def _in_one_loop(report) -> str | None:
     if loads <= 3 * T * N * K and stores <= T * N:
         return None
     return (f"At {T} x {K} and {N} outputs it makes {loads:,} loads and {stores:,} stores; {3 * T * N * K:,} and "
-            f"{T * N} suffice. In one loop a number of x serves both products, and both sums wait in registers.")
+            f"{T * N} suffice. In one loop each number of x serves both products, and both sums stay in registers.")
 
 
 def _products_near(gate_sum, up_sum):
@@ -338,7 +338,7 @@ GATED_PRODUCT = KernelExercise(
         "the logistic function alone, without its argument as a factor": Edit("= g / (", "= float32(1.0) / ("),
         "exp of the gate, not of its negative": Edit("math.exp(-g)", "math.exp(g)"),
         "gelu by a logistic function, with 1.702": Edit("math.exp(-g)", "math.exp(float32(-1.702) * g)"),
-        "exp(g) / (1 + exp(g)): beyond 88 it is infinity by infinity": Edit(
+        "exp(g) / (1 + exp(g)): beyond 88 it is infinity divided by infinity": Edit(
             "g / (float32(1.0) + math.exp(-g))", "g * math.exp(g) / (float32(1.0) + math.exp(g))"),
         "silu of both": Edit("math.exp(-g)) * u", "math.exp(-g)) * u / (float32(1.0) + math.exp(-u))"),
         "the weights are read as (K, N)": Edit("gate[col, k]", "gate[k % gate.shape[0], col % gate.shape[1]]",
@@ -346,7 +346,7 @@ GATED_PRODUCT = KernelExercise(
         "the guard looks at the columns alone": Edit("row < out.shape[0] and col < out.shape[1]",
                                                      "col < out.shape[1]"),
         "a loop for each product: x is loaded twice": gated_product_two_loops,
-        "the gate waits in `out`, in global memory": gated_product_through_out,
+        "the gate is kept in `out`, in global memory": gated_product_through_out,
     },
 )
 
@@ -375,10 +375,10 @@ PREDICT_CACHE = PredictionExercise(
     truth=_cache_and_positions,
     how={"token_bytes": "Keys and values, 32 layers, 8 heads of 128 numbers, 2 bytes each.",
          "tokens_grouped": "16,000,000,000 divided by 131,072, rounded down.",
-         "tokens_ungrouped": "With 32 heads a token takes four times the bytes.",
+         "tokens_ungrouped": "With 32 heads of keys and values a token takes four times the bytes.",
          "pairs_kept": "Pair d turns once in 2 pi 500,000^(d / 64) tokens; that must be at most 8,192 / 4. The last "
                        "such d is 28, and pair 0 counts as well.",
-         "pairs_slowed": "More than 8,192 tokens for a turn: from d = 35 on.",
+         "pairs_slowed": "At least 8,192 tokens for a turn: from d = 35 on.",
          "launches": "Eight in each layer; around them the embedding, the last norm, the gathering of the last rows, "
                      "and the head."},
     wrong={"the values are forgotten: a token leaves keys and values": {

@@ -2,7 +2,7 @@
 
     rotations(frequencies, pairs)          some pairs of a head, rotated as at each position
     wavelengths(plain, scaled, ...)        the wavelength of every pair, as it is and as llama3 scaling changes it
-    head_weights(tokens, weights)          which tokens each query head reads from, one panel for each head
+    head_weights(tokens, weights)          which tokens each query head attends to, one panel for each head
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def rotations(frequencies: Sequence[float], pairs: Sequence[int], positions: int
     if not 2 <= positions <= 12:
         raise ValueError(f"positions is {positions}; from 2 to 12 fit")
     waves = 2 * np.pi / frequencies
-    left, top, tall = 2.02, 0.92, 0.60
+    left, top, tall = 2.02, 0.80, 0.60
     wide = (WIDTH - left - 0.20) / positions
     radius = 0.40 * min(wide, tall)
     figure, ax = canvas(top + len(pairs) * tall + 0.16, "A position is a rotation",
@@ -64,8 +64,7 @@ def rotations(frequencies: Sequence[float], pairs: Sequence[int], positions: int
                     va="center_baseline")
             for position in range(positions):
                 x, angle = left + (position + 0.5) * wide, frequencies[pair] * position
-                ax.add_patch(Circle((x, y), radius, facecolor=PALE[BLUE] if position else "white", edgecolor=GREY,
-                                    linewidth=0.8))
+                ax.add_patch(Circle((x, y), radius, facecolor=PALE[BLUE], edgecolor=GREY, linewidth=0.8))
                 ax.plot([x, x + radius * math.cos(angle)], [y, y - radius * math.sin(angle)], color=BLUE,
                         linewidth=1.8, solid_capstyle="round")
     return figure
@@ -77,8 +76,8 @@ def rotations(frequencies: Sequence[float], pairs: Sequence[int], positions: int
 def wavelengths(plain: Sequence[float], scaled: Sequence[float], context: int, low: float, high: float,
                 ) -> CourseFigure:
     """Tokens for a full turn of each pair. plain, scaled: radians from one position to the next. context: the number of
-    positions of the first training; a pair that turns more than `high` times in it is kept, one that turns less than
-    `low` times is stretched by the whole factor."""
+    positions in the first training; a pair that completes at least `high` turns in it is kept, one that completes at
+    most `low` is stretched by the whole factor."""
     before, after = (2 * np.pi / np.asarray(each, np.float64) for each in (plain, scaled))
     if before.shape != after.shape or before.ndim != 1:
         raise ValueError(f"plain has shape {before.shape} and scaled {after.shape}; both must be one number for each "
@@ -97,11 +96,11 @@ def wavelengths(plain: Sequence[float], scaled: Sequence[float], context: int, l
         ax.set_xlim(-0.6, len(before) - 0.4)
         ax.set_xlabel("pair of a head")
         grid_along(ax, "y")
-        ax.annotate("as it is", (pairs[-1], before[-1]), xytext=(0, -26), textcoords="offset points", ha="right",
+        ax.annotate("unscaled", (pairs[-1], before[-1]), xytext=(2, -34), textcoords="offset points", ha="right",
                     fontsize=9, color=TEXT[BLUE], fontweight="bold")
         ax.annotate("scaled", (pairs[-1], after[-1]), xytext=(-18, 0), textcoords="offset points", ha="right",
                     fontsize=9, color=TEXT[ORANGE], fontweight="bold")
-        ax.annotate(f"between {high:g} turns and {low:g} in {context:,} tokens", (0, context / math.sqrt(low * high)),
+        ax.annotate(f"{high:g} turns to {low:g} in {context:,} tokens", (0, context / math.sqrt(low * high)),
                     xytext=(4, 0), textcoords="offset points", fontsize=9, color=TEXT[GREEN], va="center")
         panel_title(ax, f"Tokens for a full turn: {kept} pairs kept, {whole} stretched by the whole factor")
     return figure
@@ -113,22 +112,24 @@ ACROSS = 4  # panels beside each other
 
 
 def head_weights(tokens: Sequence[str], weights: np.ndarray, shared: int) -> CourseFigure:
-    """weights (H, T, T): of each query head, row t those with which token t reads the others. shared: so many query
-    heads in a row have the same keys and values."""
+    """weights (H, T, T): row t of a head has the weights with which token t attends to itself and the tokens before it.
+    shared: how many neighbouring query heads have the same keys and values."""
     weights = np.asarray(weights, np.float64)
     heads, count = weights.shape[0], len(tokens)
     if weights.shape != (heads, count, count) or count > 16 or heads > 16:
         raise ValueError(f"weights has shape {weights.shape} and there are {count} tokens; it must be (heads, tokens, "
                          f"tokens), with at most 16 of each")
-    lines, left, top, side, gap = -(-heads // ACROSS), 1.02, 0.86, 1.32, 0.14
-    below = 0.62  # for the names of the columns
+    lines, left, top, side, gap = -(-heads // ACROSS), 1.02, 0.98, 1.32, 0.14
+    below = 0.56  # for the names of the columns
     colours = LinearSegmentedColormap.from_list("weights", ["#FFFFFF", BLUE])
-    figure, ax = canvas(top + lines * (side + 0.42) + below, "What each head reads",
+    figure, ax = canvas(top + lines * (side + 0.42) + below, "What each head attends to",
                         f"Attention weights of {heads} heads over {count} tokens; {shared} heads in a row share keys "
                         f"and values. The last token reads most from " + ", ".join(
                             f"{tokens[int(np.argmax(each[-1]))]!r}" for each in weights) + ".")
-    names = [repr(token)[1:-1] for token in tokens]
+    names = [repr(token.strip() or token)[1:-1] for token in tokens]
     with rc_context(STYLE):
+        ax.text(0.14, 0.52, "Row: the token that attends; column: the token attended to; weight: white 0, dark blue 1",
+                fontsize=9, color=FAINT, va="center_baseline")
         for head, each in enumerate(weights):
             x = left + head % ACROSS * (side + gap)
             y = top + head // ACROSS * (side + 0.42)
@@ -149,8 +150,8 @@ def head_weights(tokens: Sequence[str], weights: np.ndarray, shared: int) -> Cou
                     ax.text(x - 0.06, y + (t + 0.5) * cell, name, fontsize=7.5, ha="right", va="center", color=FAINT)
             if head // ACROSS == lines - 1:
                 for t, name in enumerate(names):
-                    ax.text(x + (t + 0.5) * cell, y + side + 0.06, name, fontsize=7.5, rotation=60, ha="right",
-                            va="top", rotation_mode="anchor", color=FAINT)
+                    ax.text(x + (t + 0.5) * cell, y + side + 0.06, name, fontsize=7.5, rotation=90,
+                            ha="center", va="top", color=FAINT)
         ax.set_xlim(0, WIDTH)
         ax.set_ylim(top + lines * (side + 0.42) + below, 0)
     return figure
