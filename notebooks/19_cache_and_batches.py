@@ -56,18 +56,13 @@ def kv_bytes(config, itemsize):
     return 2 * itemsize * config.num_key_value_heads * config.head_dim * config.num_hidden_layers
 
 
-def least_ms(work, moved):
-    return 1e3 * np.maximum(work / peak, moved / bandwidth)
-
-
 weight_bytes, kv_of_token = 2 * real.parameters, kv_bytes(real, 2)
 before = np.arange(1024, 1024 + 255)  # in the cache when a step begins
-prompt = flops(real, 1024, scores_of(1024, 0))
-answer = flops(real, 1, before + 1)
-share = prompt / (prompt + answer.sum())
-print(f"prefill: {share:.0%} of the flops, {least_ms(prompt, weight_bytes):.1f} ms")
-print(f"decode:  {1 - share:.0%} of the flops, {least_ms(answer, weight_bytes + before * kv_of_token).sum():.0f} ms "
-      f"in {len(answer)} steps")
+prompt, answer = flops(real, 1024, scores_of(1024, 0)), flops(real, 1, before + 1).sum()
+for name, work, moved in (("prefill", prompt, weight_bytes),
+                          ("decode", answer, (weight_bytes + before * kv_of_token).sum())):
+    print(f"{name:8}{work / (prompt + answer):.0%} of the flops; {1e3 * work / peak:5.1f} ms for its flops, "
+          f"{1e3 * moved / bandwidth:5.1f} ms for its bytes")
 
 # %% [markdown]
 # Most of the work takes almost no time, and the rest takes nearly all of it. (The prompt's step also computes the first
@@ -267,6 +262,10 @@ for name, offsets in (("first fit", plan), ("wrong", plan | {"gated": plan["x"]}
 # bytes allow with 32 sequences, compared with one? And with 256, eight times as many again?
 
 # %%
+def least_ms(work, moved):
+    return 1e3 * np.maximum(work / peak, moved / bandwidth)
+
+
 context = 1024
 print(f"{'sequences':>9}{'weights, MB':>13}{'keys and values, MB':>21}{'ms a step':>11}{'tokens/s':>10}")
 for sequences in (1, 8, 32, 128, 256, 512):

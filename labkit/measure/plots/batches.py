@@ -90,13 +90,14 @@ def over_positions(positions: Sequence[int], with_cache: Mapping[str, Sequence[f
     """A panel for each name of a quantity, such as "MFLOP"; two lines in each, a value for each position."""
     figure, axes = new_figure([1.55] * len(with_cache), "The work for each token", "; ".join(
         f"{name} of the last token: {with_cache[name][-1]:.3g} with a cache, {without[name][-1]:.3g} without one"
-        for name in with_cache) + f". {where}.", gap=0.80)
+        for name in with_cache) + f". {where}.", gap=0.66)
     with rc_context(STYLE):
         for ax, name in zip(axes, with_cache, strict=True):
             box = ax.get_position()
             ax.set_position((box.x0, box.y0, 0.70, box.height))
             ends = []
-            for line, (values, label) in enumerate(((with_cache[name], "with a cache"), (without[name], "without"))):
+            lines = (with_cache[name], "with a cache"), (without[name], "without one")
+            for line, (values, label) in enumerate(lines):
                 ax.plot(positions, values, color=LINES[line])
                 ends.append((positions[-1], values[-1], label, LINES[line]))
             ax.set_ylim(0, 1.08 * max(*with_cache[name], *without[name]))
