@@ -17,8 +17,7 @@
 # tokens, and then one at a time.
 #
 # How much does that matter? Take the shape of Llama 3.2 1B in bfloat16, a prompt of 1,024 tokens, and an answer of 256.
-# Each row costs two flops for each weight of a linear layer. Each step reads all weights once, however many rows it
-# has.
+# Each row costs two flops for each weight of a linear layer. A step reads all weights once, however many rows it has.
 #
 # ## Prediction
 #
@@ -219,6 +218,8 @@ for launch, these in zip(launches, live, strict=True):
           f"live: {', '.join(name for name in buffers.BUFFERS if name in these)}")
 
 # %% [markdown]
+# (The head reads `last`, or `normed` itself where every row is the last one of its sequence.)
+#
 # Where should each buffer go? *First fit* takes the buffers one by one, the largest first, and puts each at the lowest
 # address where it overlaps no other that is live at the same time. How much memory will that save for a step of 2,048
 # tokens and 64 sequences in Llama 3.2 1B: a tenth, a third, or half?
@@ -258,8 +259,8 @@ for name, offsets in (("first fit", plan), ("wrong", plan | {"gated": plan["x"]}
 #
 # Back to the roofline. A single sequence decodes at an intensity of one flop per byte. The intensity is the number of
 # rows, and rows of other sequences count as well: if 32 users wait for their next token, one step computes all 32 and
-# reads the weights once. Only keys and values are read for each sequence. How many times the tokens a second do the
-# bytes allow with 32 sequences, compared with one? And with 256, eight times as many again?
+# reads the weights once. Only keys and values are read for each sequence. Going by the bytes, by what factor do the
+# tokens per second grow with 32 sequences, compared with one? And with 256, eight times as many again?
 
 # %%
 def least_ms(work, moved):
@@ -340,7 +341,7 @@ pictures.slots({"Static batching": static}, "Ten requests, four slots")
 
 # %% [markdown]
 # A batch takes as many steps as its longest answer, and the other slots are idle until it ends. On a GPU a step costs
-# nearly the same with four sequences as with one, so each idle slot wastes a token that would have been nearly free.
+# nearly the same with four sequences as with one, so each idle slot loses a token that would have been nearly free.
 # And a request that arrives one step too late waits for the whole batch.
 #
 # ## Continuous batching
