@@ -16,13 +16,13 @@ from labkit import check, cuda, hint
 # %% [markdown]
 # ## 1 · Into the slots
 #
-# B texts decode together, each in a slot of its own. `cache` (2, B, K, N, 64) float32 holds the keys of all slots, then
-# their values: K heads, and N places for tokens. Each text brings one new token: `k` and `v` (B, K, 64). `lengths` (B,)
-# int32 says how many tokens of a text are in its slot already, and that is also the position of the new one. The value
-# is copied. The key is rotated first: numbers d and d + 32 are a pair, and its angle belongs to the position.
-# Row p of `table` (N, 64) holds the 32 cosines of position p, then the 32 sines. A pair (low, high) becomes
-# (low · cos − high · sin, high · cos + low · sin). A slot without a text has length −1, and a slot may be full: then
-# nothing is written. The grid is `(K, B)` with 32 threads a block. Load each number of key, value and table once.
+# B sequences decode together, each in a slot of its own. `cache` (2, B, K, N, 64) float32 holds the keys of all slots,
+# then their values: K heads, and N places for tokens. Each sequence has one new token, with the key and value `k` and
+# `v` (B, K, 64). `lengths` (B,) int32 says how many tokens of a sequence are in its slot already, which is also the
+# position of the new one. The value is copied. The key is rotated first: numbers d and d + 32 form a pair, and
+# (low, high) becomes (low · cos − high · sin, high · cos + low · sin). Row p of `table` (N, 64) holds the 32 cosines of
+# position p, then its 32 sines. Nothing is written to a slot without a sequence, which has length −1, or to a full one.
+# The grid is `(K, B)` with 32 threads a block. Each block loads a number of key, value and table only once.
 
 
 # %%
@@ -48,15 +48,15 @@ check("append_rotated", append_rotated)
 # ## 2 · Slots that are refilled
 #
 # Requests wait in a queue, and request i will have `lengths[i]` tokens, one in each step; `lengths` is an array (n,) of
-# whole numbers from 1 on. There are `slots` slots. Before each step, every free slot takes the next request of the
-# queue, the lowest slot first. A slot is free from the step after its request's last token on. Return an array (n, 2):
-# for each request its slot and the step with its first token, counted from 0.
+# positive integers. There are `slots` slots. Before each step, every free slot takes the next request of the queue, the
+# lowest slot first. A slot becomes free in the step after its request's last token. Return an array (n, 2): for each
+# request its slot and the step of its first token. Slots and steps are counted from 0.
 
 
 # %%
 def refill_slots(lengths, slots):
     ### BEGIN SOLUTION
-    free, found = [0] * slots, []  # the step from which on each slot is free
+    free, found = [0] * slots, []  # the first step in which each slot is free
     for length in lengths.tolist():
         slot = free.index(min(free))
         found.append((slot, free[slot]))
@@ -69,8 +69,8 @@ def refill_slots(lengths, slots):
 check("refill_slots", refill_slots)
 
 # %% [markdown]
-# The requests of the lesson, with four slots. The last step of all is the number of steps that continuous batching
-# takes; static batching takes the sum of each batch's longest.
+# The requests of the lesson, with four slots: the steps of continuous batching until the last request ends, and those
+# of static batching, the sum over its batches of the longest answer.
 
 # %%
 counts = np.array([24, 3, 9, 14, 4, 6, 20, 3, 10, 5])
@@ -81,10 +81,10 @@ if found is not None:
 # %% [markdown]
 # ## 3 · Buffers by first fit
 #
-# Buffer i has `sizes[i]` bytes. It is live from launch `first[i]` to launch `last[i]`, both included: in the one it is
-# written, in the other it is read for the last time. All three are arrays (n,) of whole numbers. Place the buffers in
-# the order of their numbers, each at the lowest address from 0 on at which it has no byte in common with a buffer that
-# was placed before and is live in one of the same launches. Return the addresses (n,). There is no alignment.
+# Buffer i has `sizes[i]` bytes. It is live from launch `first[i]`, which writes it, to launch `last[i]`, which reads it
+# for the last time, both included. All three are arrays (n,) of integers. Place the buffers in the order of their
+# numbers, each at the lowest address from 0 at which it shares no byte with any buffer that was placed before and is
+# live in one of the same launches. Return the addresses (n,). No alignment is needed.
 
 
 # %%
@@ -108,12 +108,12 @@ check("place_buffers", place_buffers)
 # %% [markdown]
 # ## 4 · Predict: what a batch is worth
 #
-# A model has 10⁹ weights in bfloat16, 25 layers, and 8 heads of keys and values with 80 numbers each. A GPU moves 4,000
-# GB in a second and does 800 · 10¹² flops in a second. Every text has 1,000 tokens in its cache. A step reads all
-# weights once, and of each text all keys and values; suppose that it takes as long as these bytes take. How many MB are
-# the keys and values of one text (1 MB = 10⁶ bytes)? How many microseconds does a step take with 1 text, and with 125?
-# How many tokens a second are that, with 125? And for how many rows of a prompt do the flops of the weights, two for
-# each weight and row, take as long as the weights' bytes?
+# A model has 10⁹ weights in bfloat16, 25 layers, and 8 heads of keys and values with 80 numbers each, also in bfloat16.
+# A GPU moves 4,000 GB a second and does 800 · 10¹² flops a second. Every sequence has 1,000 tokens in its cache. A step
+# reads all weights once, and all keys and values of each sequence; suppose that it takes as long as these bytes take.
+# How many MB do the keys and values of one sequence take (1 MB = 10⁶ bytes)? How many microseconds does a step take
+# with 1 sequence, and with 125? How many tokens a second does the GPU compute with 125? And for how many rows of a
+# prompt do the flops, two for each weight and row, take as long as the weights' bytes?
 
 # %%
 kept_mb = None
@@ -136,15 +136,16 @@ check("predict_batch", kept_mb=kept_mb, step_us_1=step_us_1, step_us_125=step_us
 # %% [markdown]
 # ## 5 · From a blank page: one query over a slot
 #
-# Now the other kernel of the cache. `q` (B, H, 64) float32 has one query for each text and head, and `cache` (2, B, K,
-# N, 64) the keys and values as in exercise 1. H is a multiple of K: the first H / K heads of queries share the first
-# head of keys and values, the next ones the second, and so on. `lengths` (B,) int32 counts the tokens of each slot, the
-# new one included; behind them, places may hold anything, NaN too. A score is the dot product of query and key divided
-# by the root of 64. The weights are the softmax of the scores, and row (b, head) of `out` (B, H, 64) is the sum of the
-# weighted values. A slot without a text has length 0, and its rows of `out` are 0.
+# Now the other kernel of the cache. `q` (B, H, 64) float32 has one query for each sequence and head, and `cache` (2, B,
+# K, N, 64) the keys and values as in exercise 1. H is a multiple of K: the first H / K heads of queries share the first
+# head of keys and values, the next ones the second, and so on. `lengths` (B,) int32 counts the tokens in each slot, the
+# new one included; the places after them may hold anything, even NaN. A score is the dot product of query and key
+# divided by the square root of 64. The weights are the softmax of the scores, and row (b, head) of `out` (B, H, 64) is
+# the weighted sum of the values. A slot without a sequence has length 0, and its rows of `out` are 0.
 #
-# The grid is `(H, B)` with 32 threads a block: a warp has a query, and a lane the numbers lane and lane + 32 of the
-# head. Read keys and values once. The loop is that of exercise 6 in lesson 16, with two numbers a lane.
+# The grid is `(H, B)` with 32 threads a block: a warp computes one query, and each lane has the numbers lane and
+# lane + 32 of the head. Each warp reads its keys and values once. The loop is that of exercise 6 in lesson 16, with two
+# numbers in each lane.
 #
 # Write `attend_slots(q, cache, lengths, out)` from the decorator down.
 

@@ -104,13 +104,13 @@ APPEND_ROTATED = KernelExercise(
     domain=(_places("all slots are empty", lambda B, N: [-1] * B),
             _places("the first slot is empty", lambda B, N: [-1] + [2] * (B - 1)),
             _places("the last slot is empty", lambda B, N: [2] * (B - 1) + [-1]),
-            _places("every text is at its first token", lambda B, N: [0] * B),
+            _places("every sequence is at its first token", lambda B, N: [0] * B),
             _places("all places of every slot are taken", lambda B, N: [N] * B),
             _places("the first slot has no place left", lambda B, N: [N] + [1] * (B - 1)),
             _places("the last place of each slot is free", lambda B, N: [N - 1] * B),
             *of((0, 1), HUGE_AND_TINY, ZEROS)),
     wrong={
-        "neighbours are the pairs, as in other models: here a number's partner is 32 places away": Edit(
+        "neighbours form pairs, as in other models: here a number's partner is 32 numbers away": Edit(
             "low, high = k[b, head, lane], k[b, head, 32 + lane]",
             "low, high = k[b, head, 2 * lane], k[b, head, 2 * lane + 1]",
             "cache[0, b, head, place, lane] =", "cache[0, b, head, place, 2 * lane] =",
@@ -128,8 +128,8 @@ APPEND_ROTATED = KernelExercise(
             "table[place, 32 + lane]", "table[max(place - 1, 0), 32 + lane]"),
         "the place is that of the last token, which is overwritten": Edit("place = lengths[b]",
                                                                         "place = lengths[b] - 1"),
-        "every text is as long as the first one": Edit("place = lengths[b]", "place = lengths[0]"),
-        "a slot without a text: place -1 is the last place of the slot": Edit("if 0 <= place < cache.shape[3]:",
+        "every sequence is as long as the first one": Edit("place = lengths[b]", "place = lengths[0]"),
+        "a slot without a sequence: place -1 is the last place of the slot": Edit("if 0 <= place < cache.shape[3]:",
                                                                            "if place < cache.shape[3]:"),
         "no guard for a full slot: the token goes into the next head, or out of the array": Edit(
             "if 0 <= place < cache.shape[3]:", "if 0 <= place:"),
@@ -198,10 +198,10 @@ REFILL_SLOTS = FunctionExercise(
             _lengths_are("many slots become free in the same step", lambda rng, n: rng.integers(1, 3, n))),
     wrong={
         "static batching: the next requests wait until all slots are free": refill_static,
-        "slots by turns, whether they are free or not": Edit("slot = free.index(min(free))",
+        "slots in rotation, whether they are free or not": Edit("slot = free.index(min(free))",
                                                             "slot = len(found) % slots"),
-        "a slot stays empty for a step: it is free in the step after the last token": Edit("free[slot] += length",
-                                                                                     "free[slot] += length + 1"),
+        "a slot stays empty for a step: the next request can begin right after the last token": Edit(
+            "free[slot] += length", "free[slot] += length + 1"),
         "the last token and the next request's first share a step": Edit("free[slot] += length",
                                                                         "free[slot] += max(length - 1, 1)"),
         "of free slots the one with the highest number is taken": Edit(
@@ -283,17 +283,17 @@ PLACE_BUFFERS = FunctionExercise(
         "a buffer that a launch reads may be overwritten by what it writes": Edit(
             "first[j] <= last[i] and first[i] <= last[j]", "first[j] < last[i] and first[i] < last[j]"),
         "gaps are not used: each goes above all that are live with it": place_above_all,
-        "the others are not gone through in the order of their addresses: a lower gap is missed": place_unsorted,
+        "the others are not examined in the order of their addresses: a lower gap is missed": place_unsorted,
         "all others count, whether they are live at the same time or not": Edit(
             "if first[j] <= last[i] and first[i] <= last[j]", ""),
-        "a gap is taken if it begins free: its size is not looked at": Edit(
+        "a gap is taken if its first byte is free, whatever its size": Edit(
             "if offsets[j] < at + sizes[i] and at < offsets[j] + sizes[j]:",
             "if offsets[j] <= at < offsets[j] + sizes[j]:"),
         "a gap must be larger than the buffer: one of the same size is missed": Edit(
             "offsets[j] < at + sizes[i]", "offsets[j] <= at + sizes[i]"),
-        "two buffers meet only where they begin in the same launch": Edit(
+        "two buffers conflict only if they begin in the same launch": Edit(
             "first[j] <= last[i] and first[i] <= last[j]", "first[j] == first[i]"),
-        "it goes to where the other begins, not to its end": Edit("at = offsets[j] + sizes[j]",
+        "it moves to where the other begins, not to its end": Edit("at = offsets[j] + sizes[j]",
                                                                  "at = max(at, offsets[j])"),
     },
 )
@@ -302,8 +302,8 @@ PLACE_BUFFERS = FunctionExercise(
 
 
 def _batch() -> dict:
-    weights, kept = 2 * 10**9, 2 * 25 * 8 * 80 * 2 * 1000  # bytes: of the model, of a text of 1,000 tokens
-    step = {texts: (weights + texts * kept) // 4_000_000 for texts in (1, 125)}  # us, at 4,000 GB/s
+    weights, kept = 2 * 10**9, 2 * 25 * 8 * 80 * 2 * 1000  # bytes: of the model, of a sequence of 1,000 tokens
+    step = {count: (weights + count * kept) // 4_000_000 for count in (1, 125)}  # us, at 4,000 GB/s
     return {"kept_mb": kept // 10**6, "step_us_1": step[1], "step_us_125": step[125],
             "tokens_per_second_125": 125 * 10**6 // step[125],
             "rows_at_ridge": 800 * 10**12 * weights // (2 * 10**9 * 4000 * 10**9)}
@@ -316,12 +316,12 @@ PREDICT_BATCH = PredictionExercise(
                     "bytes for a token.",
          "step_us_1": "2,000 MB of weights and 64 MB of keys and values, at 4 MB in a microsecond.",
          "step_us_125": "The weights once, and 125 times 64 MB: 10,000 MB.",
-         "tokens_per_second_125": "Each step gives 125 tokens, and there are 400 steps in a second.",
+         "tokens_per_second_125": "Each step computes 125 tokens, and there are 400 steps in a second.",
          "rows_at_ridge": "A row takes two flops for each of a billion weights: 2.5 microseconds. The weights' bytes "
                           "take 500."},
     wrong={"the keys alone, without the values": {"kept_mb": 32, "step_us_1": 508, "step_us_125": 1500},
            "one layer alone": {"kept_mb": 2.56},
-           "every text reads the weights for itself": {"step_us_125": 64_500},
+           "every sequence reads the weights for itself": {"step_us_125": 64_500},
            "the weights alone: keys and values are not read": {
                "step_us_1": 500, "step_us_125": 500, "tokens_per_second_125": 250_000},
            "steps in a second, not tokens": {"tokens_per_second_125": 400},
@@ -336,7 +336,7 @@ SCALE = 1 / math.sqrt(WIDE)
 
 
 def _by_head(q, cache, lengths):
-    """(text, head, its query, its keys, its values, the weights of these) of each that is not empty, in float64."""
+    """(sequence, head, its query, its keys, its values, the weights of these) of each that is not empty, in float64."""
     for b, seen in enumerate(lengths.astype(int)):
         for head in range(q.shape[1] if seen else 0):
             kv = head // (q.shape[1] // cache.shape[2])
@@ -371,7 +371,7 @@ def _slot_inputs(rng, B, H, K, N):
 
 
 def _behind(q, cache, lengths):
-    """NaN in all places behind a text."""
+    """NaN in all places after a sequence."""
     cache = cache.copy()
     for b, seen in enumerate(lengths):
         cache[:, b, :, seen:] = np.nan
@@ -455,7 +455,7 @@ ATTEND_SLOTS = KernelExercise(
     domain=(_slots_with("all slots are empty", lambda B, N: [0] * B),
             _slots_with("the first slot is empty", lambda B, N: [0] + [N] * (B - 1)),
             _slots_with("the last slot is empty", lambda B, N: [N] * (B - 1) + [0]),
-            _slots_with("every text has a single token", lambda B, N: [1] * B),
+            _slots_with("every sequence has a single token", lambda B, N: [1] * B),
             _slots_with("all slots are full", lambda B, N: [N] * B),
             at("each head of queries has its own keys", B=2, H=3, K=3, N=5),
             at("all heads of queries share their keys", B=2, H=4, K=1, N=5),
@@ -465,12 +465,12 @@ ATTEND_SLOTS = KernelExercise(
             Reach("all scores and values are 0", _times(0, 0, 0), {"B": 2, "H": 4, "K": 2, "N": 6}),
             *of(0, EQUAL)),
     wrong={
-        "heads of queries take heads of keys by turns: neighbours share one": Edit(
+        "heads of queries take heads of keys in rotation: neighbours share one": Edit(
             "head // (q.shape[1] // cache.shape[2])", "head % cache.shape[2]"),
-        "all places of a slot are keys, those behind the text too": Edit("range(seen)", "range(cache.shape[3])"),
-        "every text is as long as the first one": Edit("range(seen)", "range(lengths[0])"),
+        "all places of a slot are keys, those after the sequence too": Edit("range(seen)", "range(cache.shape[3])"),
+        "every sequence is as long as the first one": Edit("range(seen)", "range(lengths[0])"),
         "the last token is left out": Edit("range(seen)", "range(seen - 1)"),
-        "all texts read the keys of the first slot": Edit(
+        "all sequences read the keys of the first slot": Edit(
             "cache[0, b, kv, place, lane]", "cache[0, 0, kv, place, lane]",
             "cache[0, b, kv, place, 32 + lane]", "cache[0, 0, kv, place, 32 + lane]"),
         "the second half of the head is missing in the scores": Edit(

@@ -1,9 +1,9 @@
 """The figures of lesson 19, in the course's style.
 
-    rows_on_roofline(work, limits)      what bounds a product of T rows of tokens
-    over_positions(with_, without)      the work of each token, with a cache and without one
-    buffer_plan(offsets, sizes, live)   where buffers lie in memory, launch by launch
-    slots(timelines)                    which request each slot serves in each step
+    rows_on_roofline(work, bandwidth_gbs, tflops, where)         what bounds a product of T rows
+    over_positions(positions, with_cache, without, where)        the work for each token, with a cache and without one
+    buffer_plan(names, offsets, sizes, live, title)              where buffers lie in memory, launch by launch
+    slots(timelines, title)                                      which request each slot serves in each step
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from labkit.measure.plots.style import (
     panel_title,
 )
 
-SHADES = (BLUE, ORANGE, GREEN, PURPLE, VERMILLION)  # of requests, in turns
+SHADES = (BLUE, ORANGE, GREEN, PURPLE, VERMILLION)  # of requests and of buffers, in rotation
 
 
 def rows_on_roofline(work: Mapping[int, tuple[float, float]], bandwidth_gbs: float, tflops: float,
                      where: str) -> CourseFigure:
-    """work: rows -> (flops, bytes) of a step. The roof is what the limits allow, and a point is a step."""
+    """work: rows -> (flops, bytes) of a product. The roof is what the limits allow; each point is a product on it."""
     points = [(rows, flops / moved, min(tflops, flops / moved * bandwidth_gbs / 1e3))
               for rows, (flops, moved) in work.items()]
     ridge = 1e3 * tflops / bandwidth_gbs
-    figure, (ax,) = new_figure([3.1], "What bounds a step of T rows", f"{where}: {number(bandwidth_gbs)} GB/s and "
+    figure, (ax,) = new_figure([3.1], "What bounds a product of T rows", f"{where}: {number(bandwidth_gbs)} GB/s and "
                                f"{number(tflops)} TFLOP/s meet at {ridge:.0f} flop per byte. At most " + ", ".join(
                                    f"{number(rate)} TFLOP/s at T = {rows:,}" for rows, _, rate in points)
                                + ".")
@@ -62,7 +62,7 @@ def rows_on_roofline(work: Mapping[int, tuple[float, float]], bandwidth_gbs: flo
         for place, (rows, x, rate) in enumerate(points):
             ax.plot([x], [rate], "o", color=BLUE if x < ridge else VERMILLION, markersize=7, markeredgecolor="white",
                     zorder=3)
-            flat = rate > 0.9 * tflops  # labels of neighbours go above and below by turns
+            flat = rate > 0.9 * tflops  # labels of neighbours alternate above and below
             ax.annotate(f"T = {rows:,}", (x, rate), xytext=(0, (-16, 9)[place % 2]) if flat else (9, -4),
                         ha="center" if flat else "left", textcoords="offset points", fontsize=9)
         ax.set_xscale("log")
@@ -77,8 +77,8 @@ def rows_on_roofline(work: Mapping[int, tuple[float, float]], bandwidth_gbs: flo
         ax.text(ridge / 1.15, tflops * 3.2, "bytes decide", ha="right", va="center", fontsize=9)
         ax.text(ridge * 1.15, tflops * 3.2, "flops decide", ha="left", va="center", fontsize=9)
         grid_along(ax, "both")
-        panel_title(ax, f"The limits of {where}: {number(bandwidth_gbs)} GB/s, {number(tflops)} TFLOP/s. A point is "
-                    "what they allow.")
+        panel_title(ax, f"The limits of {where}: {number(bandwidth_gbs)} GB/s, {number(tflops)} TFLOP/s. Each point "
+                    "is the most they allow.")
     return figure
 
 
@@ -88,20 +88,21 @@ def rows_on_roofline(work: Mapping[int, tuple[float, float]], bandwidth_gbs: flo
 def over_positions(positions: Sequence[int], with_cache: Mapping[str, Sequence[float]],
                    without: Mapping[str, Sequence[float]], where: str) -> CourseFigure:
     """A panel for each name of a quantity, such as "MFLOP"; two lines in each, a value for each position."""
-    figure, axes = new_figure([1.55] * len(with_cache), "The work of each token", "; ".join(
+    figure, axes = new_figure([1.55] * len(with_cache), "The work for each token", "; ".join(
         f"{name} of the last token: {with_cache[name][-1]:.3g} with a cache, {without[name][-1]:.3g} without one"
-        for name in with_cache) + f". {where}.", gap=0.80)
+        for name in with_cache) + f". {where}.", gap=0.66)
     with rc_context(STYLE):
         for ax, name in zip(axes, with_cache, strict=True):
             box = ax.get_position()
             ax.set_position((box.x0, box.y0, 0.70, box.height))
             ends = []
-            for line, (values, label) in enumerate(((with_cache[name], "with a cache"), (without[name], "without"))):
+            lines = (with_cache[name], "with a cache"), (without[name], "without one")
+            for line, (values, label) in enumerate(lines):
                 ax.plot(positions, values, color=LINES[line])
                 ends.append((positions[-1], values[-1], label, LINES[line]))
             ax.set_ylim(0, 1.08 * max(*with_cache[name], *without[name]))
             ax.set_xlim(positions[0], positions[-1])
-            ax.set_xlabel("tokens before it" if ax is axes[-1] else "")
+            ax.set_xlabel("tokens before the new one" if ax is axes[-1] else "")
             grid_along(ax, "both")
             label_line_ends(ax, ends, gap=0.14)
             panel_title(ax, name)
@@ -113,8 +114,8 @@ def over_positions(positions: Sequence[int], with_cache: Mapping[str, Sequence[f
 
 def buffer_plan(names: Sequence[str], offsets: Mapping[str, int], sizes: Mapping[str, int],
                 live: Sequence[Collection[str]], title: str) -> CourseFigure:
-    """Launches to the right, by these names, and addresses down; a box for each stretch of launches in which a buffer
-    is live."""
+    """Launches from left to right, with these names, and addresses downwards; a box for each stretch of launches in
+    which a buffer is live. A box too low for a name has it beside it."""
     end, apart = max(offsets[name] + sizes[name] for name in offsets), sum(sizes.values())
     left, top, tall, below = 0.72, 0.86, 3.0, 1.26
     wide = (WIDTH - left - 0.16) / len(live)
@@ -134,6 +135,8 @@ def buffer_plan(names: Sequence[str], offsets: Mapping[str, int], sizes: Mapping
                     long = len(name) * 0.075 > (last - first + 1) * wide
                     ax.text(left + (first + last + 1) / 2 * wide, y + height / 2, name, fontsize=7 if long else 9,
                             color="white", ha="center", va="center_baseline")
+                else:
+                    ax.text(left + first * wide - 0.04, y + height, name, fontsize=8.5, ha="right", va="bottom")
         for megabytes in _ticks(end / 1e6):
             ax.text(left - 0.08, top + scale * megabytes * 1e6, f"{megabytes:g} MB", fontsize=8.5, ha="right",
                     va="center", color=FAINT)

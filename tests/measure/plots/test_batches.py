@@ -23,7 +23,7 @@ def test_rows_on_either_side_of_the_ridge():
 def test_the_work_of_each_token_with_and_without_a_cache():
     figure = pictures.over_positions([5, 6, 7], {"MFLOP": [1, 1, 1.5]}, {"MFLOP": [5, 6, 7]}, "here")
     assert figure.summary == "MFLOP of the last token: 1.5 with a cache, 7 without one. here."
-    assert len(figure.axes) == 1 and {"with a cache", "without"} <= set(drawn(figure))
+    assert len(figure.axes) == 1 and {"with a cache", "without one"} <= set(drawn(figure))
     assert figure.png().startswith(b"\x89PNG")
 
 
