@@ -126,12 +126,7 @@ for _ in range(9):
 # %%
 from labkit.measure.plots import pages as pictures
 
-
-def holding_pages():
-    return {name: sequence for name, sequence in served.items() if sequence.pages}
-
-
-pictures.page_table(engine.blocks, holding_pages())
+pictures.page_table(engine.blocks, served)
 
 # %% [markdown]
 # The prompts share 37 tokens and two pages. The third page of each has tokens of its own, and a page is shared only as
@@ -148,7 +143,7 @@ ask(beginning + rng.integers(0, 97, 8).tolist(), 20)
 ask(rng.integers(0, 97, 33).tolist(), 20)
 for _ in range(4):
     engine.step()
-pictures.page_table(engine.blocks, holding_pages())
+pictures.page_table(engine.blocks, served)
 
 # %% [markdown]
 # A page that is free keeps its contents until it is needed. As long as it is grey, a prompt that begins with the same
@@ -278,8 +273,8 @@ agree(paged.PAGED_DECODE, ["paged_decode_naive", "paged_decode_one_block", "page
 # ## Heads that share keys
 #
 # In this model 4 query heads share one head of keys and values, as in Llama 3.2 1B. The naive kernel has a thread for
-# each query head. How many bytes does it load for each byte of keys and values? And the second kernel, where a block
-# has all query heads of a group?
+# each query head. How many sectors of 32 bytes do its requests touch for each sector that the keys and values take in
+# the cache? And those of the second kernel, where a block has all query heads of a group?
 
 # %%
 from labkit import observe
@@ -290,17 +285,19 @@ q, keys, values, table, lengths, scale = inputs
 out = np.zeros_like(q)
 naive = paged.make_paged_decode_naive(32, False)[1, 32]
 counts = observe(naive, q, keys, values, table, lengths, out, np.float32(scale)).counts
-in_cache = 2 * 48 * 32 * 4
-print(f"naive:     {counts['bytes_wanted'] / in_cache:5.2f} bytes loaded or stored for each byte in the cache")
+in_cache = 2 * 48 * 32 * 4 // 32  # sectors
+print(f"naive:     {counts['sectors'] / in_cache:5.1f} sectors for each one in the cache")
 matrices = [pages.as_matrix(each) for each in (q, keys, values)]
 parts = paged.decode_parts(1, 4, 32)
 counts = observe(kernel[(1, 1, 1), 128], *matrices, table, lengths, pages.as_matrix(out),
                  np.float32(scale * pages.LOG2_E), np.uint32(4), np.uint32(1), *parts).counts
-print(f"one block: {counts['bytes_wanted'] / in_cache:5.2f}")
+print(f"one block: {counts['sectors'] / in_cache:5.1f}")
 
 # %% [markdown]
-# A thread of the naive kernel computes each score twice, and loads its query for it every time; four threads do so for
-# the same keys. One block loads keys and values once. What is above 1 are the queries, the table and the result.
+# A thread of the naive kernel computes each score twice, loads its query anew for each of them, and asks for one number
+# at a time, which takes a sector each time. L1 answers most of these requests, but it has to answer them one by one. A
+# block that has all four heads asks for keys and values once, in whole sectors; what is above 1 are the queries, the
+# table and the result.
 #
 # ## Pages in any order
 #

@@ -48,12 +48,16 @@ def _tint(colour: str, part: float = 0.45) -> tuple:
 
 
 def page_table(blocks: BlockManager, sequences: Mapping[str, Served]) -> CourseFigure:
-    """sequences: those that hold pages now, by the names that they are to have. A page is filled as far as it holds
-    computed tokens; one with several holders has a stripe of each one's colour."""
-    names = list(sequences)
-    if not 1 <= len(names) <= len(COLOURS) or blocks.num_pages > MOST_PAGES:
-        raise ValueError(f"there are {len(names)} sequences and {blocks.num_pages} pages; 1 to {len(COLOURS)} "
+    """sequences: by the names that they are to have; those that hold no pages are left out, and the others keep their
+    colours. A page is filled as far as it holds computed tokens; one with several holders has a stripe of each one's
+    colour."""
+    if not 1 <= len(sequences) <= len(COLOURS) or blocks.num_pages > MOST_PAGES:
+        raise ValueError(f"there are {len(sequences)} sequences and {blocks.num_pages} pages; 1 to {len(COLOURS)} "
                          f"sequences and at most {MOST_PAGES} pages can be drawn")
+    colour = dict(zip(sequences, COLOURS, strict=False))
+    sequences = {name: sequence for name, sequence in sequences.items() if sequence.pages}
+    if not sequences:
+        raise ValueError("none of the sequences holds a page; draw the table while they are being served")
     holders: dict[int, list[str]] = {}
     filled: dict[int, int] = {}
     for name, sequence in sequences.items():
@@ -61,12 +65,11 @@ def page_table(blocks: BlockManager, sequences: Mapping[str, Served]) -> CourseF
             holders.setdefault(page, []).append(name)
             here = min(blocks.page_size, max(0, sequence.computed - number * blocks.page_size))
             filled[page] = max(filled.get(page, 0), here)
-    colour = dict(zip(names, COLOURS, strict=False))
     held, shared = len(holders), sum(len(each) > 1 for each in holders.values())
     kept = sum(blocks.is_cached(page) for page in range(blocks.num_pages) if page not in holders)
     lines = -(-blocks.num_pages // ACROSS)
     side, left, top, pitch = 0.38, 1.62, 0.86, 0.42
-    memory = top + len(names) * pitch + 0.52
+    memory = top + len(sequences) * pitch + 0.52
     summary = "; ".join(f"{name}: {count_of(each.computed, 'token')} in pages {', '.join(map(str, each.pages))}"
                         for name, each in sequences.items())
     figure, ax = canvas(memory + lines * (side + 0.06) + 0.44, "Page table and memory",
