@@ -13,8 +13,8 @@
 # ## The problem
 #
 # Each sequence of a batch needs a KV cache, and so far each had one piece of memory for it. The piece must be as long
-# as the sequence may become, because nothing says beforehand when a model will end its answer. Most answers end early.
-# What is left of their pieces cannot be used by another sequence.
+# as the sequence may become, since it is not known beforehand when a model will end its answer. Most answers end early,
+# and what is left of their pieces cannot be used by another sequence.
 #
 # Here are 128 requests in the middle of their work, for a model of the shape of Llama 3.2 1B. Prompts and answers have
 # 100 to 1,024 tokens, evenly spread, and each request has written some part of its answer.
@@ -49,8 +49,8 @@ for name, tokens in plans.items():
 # %% [markdown]
 # The third line is what a server could do that knew the length of each answer before it is written. Pages need no such
 # knowledge and waste less: the only empty places are in a sequence's last page, half a page on average, however long
-# the sequence is. The article that introduced pages, by Kwon and others, measured the
-# servers of its time: only 20.4% to 38.2% of their cache held tokens.
+# the sequence is. The article that introduced pages, by Kwon and others, measured the servers of its time: only 20.4%
+# to 38.2% of their cache held tokens.
 #
 # Memory decides how many sequences fit into a batch, and you saw in the last lesson what that is worth: all of them
 # share one pass over the weights.
@@ -130,8 +130,8 @@ pictures.page_table(engine.blocks, served)
 
 # %% [markdown]
 # The prompts share 37 tokens and two pages. The third page of each has tokens of its own, and a page is shared only as
-# a whole: all tokens up to its end must be the same. It is read by three sequences and written by none. The *block
-# manager* counts the holders of each page, and gives a page back when the last of them has ended.
+# a whole: all tokens up to its end must be the same. A shared page is read by all its holders and written by none of
+# them. The *block manager* counts the holders of each page, and the page is free again when the last of them has ended.
 #
 # Some steps later, several answers are complete, and two more requests have come. One of them has the same beginning.
 # Where will its first pages be?
@@ -146,10 +146,11 @@ for _ in range(4):
 pictures.page_table(engine.blocks, served)
 
 # %% [markdown]
-# A page that is free keeps its contents until it is needed. As long as it is grey, a prompt that begins with the same
-# tokens finds them there and does not compute them again. This is the *prefix cache*; the next lesson measures it.
+# They are the old ones: the new request became a holder of pages 0 and 1. It would have found them without another
+# holder, too, because a page that is free keeps its contents until it is needed. As long as it is grey, a prompt that
+# begins with the same tokens does not compute them again. This is the *prefix cache*; the next lesson measures it.
 #
-# Pages that are counted can also leak. When all requests have ended, every page must be free:
+# What is counted can also leak. When all requests have ended, every page must be free:
 
 # %%
 while engine.has_unfinished_requests():
@@ -162,7 +163,7 @@ print(f"{stats.cached_tokens} of {stats.prompt_tokens} tokens of the prompts wer
 assert stats.free_pages == stats.pages and held == 0
 
 # %% [markdown]
-# The course's tests do this with thousands of random requests that come, fork, are preempted and are aborted.
+# The course's tests do the same with random requests that arrive at any time, fork, are preempted and are aborted.
 #
 # ## A softmax in parts
 #
@@ -301,8 +302,8 @@ print(f"one block: {counts['sectors'] / in_cache:5.1f}")
 #
 # ## Pages in any order
 #
-# The result may not depend on where the pages lie. Not nearly: the same numbers, added in the same order, are the same
-# bits. Take sequences whose pages are in order, then the same tokens in shuffled pages.
+# The result must not depend on where the pages lie, not even in its last bit: the same numbers are added in the same
+# order. Here are sequences whose pages are in order, and then the same tokens in shuffled pages.
 
 # %%
 from labkit import cuda
@@ -371,8 +372,9 @@ print(f"{(split != whole).mean():.0%} of the numbers differ between two parts an
 #
 # ## How long should it take?
 #
-# Decoding reads all keys and values of all sequences once. The products with them are few: two flops a byte for each
-# query head of the group. So the time should be the bytes, divided by the bandwidth. In which of these lines does the
+# Decoding reads the keys and values of all sequences once, and does little with them: each number of two bytes takes
+# part in a multiplication and an addition for each query head of its group. So the time should be the bytes, divided by
+# the bandwidth. In which of these lines does the
 # cache outweigh the weights, which are read once a step for all sequences together?
 
 # %%
@@ -391,9 +393,10 @@ for gpu_size in (op.work.timed_gpu, *op.work.also_gpu):
 
 # %% [markdown]
 # With many or long sequences, the cache is most of what a step reads. These are lower limits. For few sequences expect
-# more than they say: the time is then a chain of waits, for a length, for a page's number, for the page itself. And on
-# a GPU the last rung should gain more than bytes explain, for in registers the products of a page take more
-# instructions than its loads leave time for; tensor cores take them off the schedulers. This is what was recorded:
+# more than they say: the time is then a chain of waits, for a length, for a page's number, for the page itself. The
+# last rung moves no fewer bytes than the one before it, and should still gain the most. With products in registers a
+# page takes more instructions than its loads leave time for, and tensor cores need a fraction of them. This is what was
+# recorded:
 
 
 # %%
@@ -487,11 +490,10 @@ for n in (4, 16, 64, 256, 1024, 4096):
 # ## What I learned
 #
 # - The waste was never in the tokens. It was in the room for tokens that might come.
-# - A part of a softmax is three things, and parts form a union. Lanes, warps and blocks are only places where parts
-#   are.
-# - Where a result may not depend on the company, the order of its additions may not either.
-# - The price of paging is one small load for each page. It would be more if a page were smaller than a line of
-#   memory.
+# - A part of a softmax is three things, whatever keys are in it. So lanes, warps and blocks may share the keys as they
+#   like, and what they found is joined by one formula.
+# - Where a result must not depend on the company, neither may the order of its additions.
+# - The price of paging is a small load for each page, as long as a page's tokens fill whole lines of memory.
 #
 # ## Resources
 #
@@ -509,4 +511,4 @@ for n in (4, 16, 64, 256, 1024, 4096):
 # - With a GPU: `labkit bench paged_decode_bf16` and `labkit bench paged_prefill_bf16` record the missing rows.
 #
 # In the exercises for this lesson you write keys to their slots, count the holders of pages, and write paged attention
-# with one warp for each head, which the engine then runs; at last you split it over blocks.
+# with a warp for each head, which can take its place in the engine. At last you split it over blocks.
