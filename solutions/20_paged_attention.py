@@ -78,7 +78,7 @@ check("store_slots", store_slots)
 #   these. It takes as many new pages as it needs.
 # - `1, s, child`: `child`, which does not exist, becomes a copy of sequence s, which exists. It has the same tokens and
 #   holds the same pages: nothing is copied, and no page is taken.
-# - `2, s, 0`: sequence s, which exists, ends. A page that nobody else holds is free again.
+# - `2, s, 0`: sequence s, which exists, ends. A page without another holder is free again.
 #
 # A page with several holders must not be written. So when a sequence grows whose last page has free places and other
 # holders, it first takes a new page in place of that one, and gives up its hold of the old one. If an event needs more

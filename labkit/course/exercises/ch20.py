@@ -202,7 +202,7 @@ def _event_inputs(rng, n, most, pages):
 
 
 def _events_are(words, *rows, pages=8):
-    return Reach(words, lambda rng, events, _: (np.array(rows), pages), {"n": 4, "most": 20, "pages": 8})
+    return Reach(words, lambda rng, *inputs: (np.array(rows), pages), {"n": len(rows), "most": 20, "pages": 8})
 
 
 FREE_PAGES = FunctionExercise(
@@ -242,7 +242,6 @@ FREE_PAGES = FunctionExercise(
         "a shared page is replaced even if it is full": Edit("before % 16 > 0", "before > 0"),
         "the old page keeps a holder that gave it up": Edit("holders[mine.pop()] -= 1", "mine.pop()"),
         "a growth by no tokens takes a new page in place of a shared one": Edit("number > 0 and before", "before"),
-        "each growth begins on a new page": Edit("-(-(before + number) // 16) - len(mine)", "-(-number // 16)"),
         "pages are rounded down": Edit("-(-(before + number) // 16) - len(mine)",
                                        "max(0, (before + number) // 16 - len(mine))"),
         "a full page is followed by an empty one": Edit("-(-(before + number) // 16) - len(mine)",
@@ -268,11 +267,18 @@ def _attention_inputs(rng, B, S, H, KV, D):
 
 
 def _with_pages(rng, q, lengths, kv_heads, width):
-    """Inputs for sequences of these lengths, of which none fills a row of `width` pages. NaN and numbers of no page
-    stand wherever nothing may be read."""
-    keys, values, table = paged_inputs(rng, lengths, kv_heads, q.shape[2], np.float32)
-    behind = rng.choice(np.array([-1, 2**31 - 1], np.int32), (len(lengths), width - table.shape[1]))
-    return 2 * q, keys, values, np.hstack((table, behind)), lengths, np.float32(1 / math.sqrt(q.shape[2]))
+    """Inputs for sequences of these lengths, of which none fills a row of `width` pages, with as many pages as they may
+    need at most. NaN and numbers of no page stand wherever nothing may be read."""
+    *used, narrow = paged_inputs(rng, lengths, kv_heads, q.shape[2], np.float32)
+    pages = len(lengths) * (width - 1) + 1
+    moved = rng.permutation(pages)[: len(used[0])]  # page p is now moved[p]
+    caches = [np.full((pages, *each.shape[1:]), np.nan, np.float32) for each in used]
+    for cache, each in zip(caches, used, strict=True):
+        cache[moved] = each
+    table = rng.choice(np.array([-1, -(2**31), 2**31 - 1], np.int32), (len(lengths), width))
+    for row, old, tokens in zip(table, narrow, lengths, strict=True):
+        row[: pages_for(tokens)] = moved[old[: pages_for(tokens)]]
+    return 2 * q, *caches, table, lengths, np.float32(1 / math.sqrt(q.shape[2]))
 
 
 def _with_lengths(words, choose):
@@ -318,15 +324,6 @@ SMALL_ATTENTION = tuple(dict(zip(("B", "S", "H", "KV", "D"), size, strict=True))
     (1, 1, 1, 1, 32), (3, 20, 4, 2, 32), (1, 32, 2, 1, 64), (2, 40, 3, 3, 96), (1, 70, 4, 1, 128)))
 
 
-def _numbers_of(inputs, out, size):
-    *arrays, scale = inputs
-    return *arrays, out, scale
-
-
-def _attention_tolerance(q, keys, values, table, lengths, scale):
-    return 2 * tolerance_decode(q, keys, values, table, lengths, scale, bf16=False)
-
-
 def _loaded_once(report) -> str | None:
     """Keys, values and query once; each lane may look up the table for each token."""
     _, tokens, heads, _, size = ATTENDED.values()
@@ -342,12 +339,12 @@ PAGED_ATTENTION = KernelExercise(
     name="paged_attention",
     reference=paged_decode_reference,
     inputs=_attention_inputs,
-    arguments=_numbers_of,
+    arguments=lambda inputs, out, size: (*inputs[:-1], out, inputs[-1]),
     shape=lambda B, S, H, KV, D: (B, H, D),
     sizes=SMALL_ATTENTION,
     random_size=lambda rng: {"B": int(rng.integers(1, 4)), "S": int(rng.integers(17, 60)), "H": 4, "KV": 2, "D": 32},
     launch=lambda B, S, H, KV, D: ((H, B), 32),
-    tolerance=_attention_tolerance,
+    tolerance=lambda *inputs: 2 * tolerance_decode(*inputs, bf16=False),
     observe_sizes=(ATTENDED,),
     demand=_loaded_once,
     domain=DOMAIN,
@@ -379,14 +376,14 @@ PAGED_ATTENTION = KernelExercise(
 JOINED = {"R": 3, "P": 4, "D": 64}
 
 
-def _join_inputs(rng, R, P, D):
+def _join_inputs(rng, R, P, D, whole=False):
     parts = np.empty((R, P, D + 2), np.float32)
     parts[..., :D] = 4 * uniform(rng, R, P, D)
     parts[..., D] = 5 * uniform(rng, R, P)
     parts[..., D + 1] = rng.uniform(1, 9, (R, P))
     counts = rng.integers(0, P + 1, R).astype(np.int32)
     counts[rng.integers(R)] = P
-    return _behind(parts, counts), counts
+    return parts if whole else _behind(parts, counts), counts
 
 
 def _behind(parts, counts):
@@ -418,24 +415,23 @@ def _join_tolerance(parts, counts):
     return _joined(parts, counts, errors)
 
 
-def _records(words, turn):
-    """turn(rng, parts, counts) -> counts, with parts changed in place; parts have no NaN before."""
-    def turned(rng, parts, counts):
+def _records(words, change):
+    """change(rng, parts, counts) -> counts, with parts, which are all there, changed in place."""
+    def turn(rng, parts, counts):
         R, P, size = parts.shape
-        parts, _ = _join_inputs(rng, R, P, size - 2)
-        parts = np.where(np.isnan(parts), np.float32(1.5), parts)
-        counts = np.asarray(turn(rng, parts, counts), np.int32)
+        parts, _ = _join_inputs(rng, R, P, size - 2, whole=True)
+        counts = np.asarray(change(rng, parts, counts), np.int32)
         return _behind(parts, counts), counts
 
-    return Reach(words, turned, {"R": 4, "P": 5, "D": 40})
+    return Reach(words, turn, {"R": 4, "P": 5, "D": 40})
 
 
 def _maxima(values):
-    def turn(rng, parts, counts):
+    def change(rng, parts, counts):
         parts[..., -2] = values(rng, parts[..., -2])
         return 0 * counts + parts.shape[1]
 
-    return turn
+    return change
 
 
 def _acc_once(report) -> str | None:
@@ -576,8 +572,7 @@ ATTEND_SPLIT = KernelExercise(
         "every block goes over the whole sequence": Edit("part * share * 16, min((part + 1) * share * 16, lengths[b])",
                                                          "0, lengths[b]"),
         "the last part goes to the end of its pages, where no token is": Edit(
-            "min((part + 1) * share * 16, lengths[b])", "(part + 1) * share * 16",
-            "if first < end:", "if first < lengths[b]:"),
+            "min((part + 1) * share * 16, lengths[b])", "(part + 1) * share * 16", "first < end", "first < lengths[b]"),
         "a share is taken for so many tokens": Edit("part * share * 16, min((part + 1) * share * 16, lengths[b])",
                                                     "part * share, min((part + 1) * share, lengths[b])"),
         "a part without tokens is written": Edit("if first < end:", "if True:"),
@@ -591,11 +586,6 @@ ATTEND_SPLIT = KernelExercise(
         "neighbouring query heads read different heads of keys": Edit(
             "q[b, kv_head * group + n, lane]", "q[b, n * keys.shape[1] + kv_head, lane]",
             "head = kv_head * group + n", "head = n * keys.shape[1] + kv_head"),
-        "only the first query head of a group is computed": Edit("group = q.shape[1] // keys.shape[1]", "group = 1",
-                                                                "kv_head * group + n, lane]",
-                                                                "kv_head * (q.shape[1] // keys.shape[1]) + n, lane]",
-                                                                "head = kv_head * group + n",
-                                                                "head = kv_head * (q.shape[1] // keys.shape[1]) + n"),
         "acc is not corrected when the maximum grows": Edit("acc[n] * factor + weight", "acc[n] + weight"),
         "the first maximum is 0, and scores far below it vanish": Edit("float32(-math.inf)", "float32(0.0)"),
         "the scores are not scaled": Edit("* scale", ""),

@@ -38,8 +38,8 @@ def test_the_page_table_says_who_holds_what():
     assert {"a", "b", "21 tokens"} <= set(texts) and "c" not in texts
     assert texts.count("0") == 3 and texts.count("1") == texts.count("2") == 2 and texts.count("9") == 1
     assert figure.png().startswith(b"\x89PNG")
-    coloured = [patch.get_facecolor() for patch in figure.axes[0].patches if patch.get_linewidth() > 1]
-    assert len(coloured) == 3  # the shared page, in two rows and in memory
+    framed = [box for box in figure.axes[0].patches if box.get_linewidth() > 1]
+    assert len(framed) == 3  # the shared page, in two rows and in memory
 
 
 def test_what_cannot_be_drawn_is_refused():
