@@ -187,7 +187,7 @@ assert stats.free_pages == stats.pages and held == 0
 # maximum grows. How often do you expect that to happen among these 40 scores?
 
 # %%
-pictures.running_softmax(2 * np.random.default_rng(2).standard_normal(40))
+pictures.running_softmax(1.5 * np.random.default_rng(26).standard_normal(40))
 
 # %% [markdown]
 # Rarely: the k-th score of a random row is the largest so far with probability 1/k. But nothing says that keys have to
@@ -247,10 +247,16 @@ for launcher in paged.PAGED_DECODE_BF16.rungs:
     print(f"{launcher.__name__:30} {launcher.idea}")
 
 # %% [markdown]
-# In the second one a warp takes a page at a time. A key is read by a group of lanes, 16 bytes each, so that a warp
-# reads several keys at once. Each group has a part of its own, with `row_max`, `row_sum` and `acc`, and no group waits
-# for another before the end. This is how a group takes its next keys; `exp2` is used in place of `exp`, with scores
-# scaled accordingly.
+# In the second one a block has four warps, and each takes every fourth page. Neighbouring lanes read a key together, 16
+# bytes each. For heads of 64 numbers these are 8 lanes, and a warp reads four keys in one request:
+
+# %%
+pictures.page_reads(64)
+
+# %% [markdown]
+# Each group of lanes has a part of its own, with `row_max`, `row_sum` and `acc`, and no group waits for another before
+# the end. The loads of several keys are under way at once. This is how a group takes its next keys; `score_key` adds up
+# the lanes' products by shuffles, and `exp2` is used in place of `exp`, with scores scaled accordingly.
 
 # %%
 import inspect

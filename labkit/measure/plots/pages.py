@@ -1,6 +1,7 @@
 """The figures of lesson 20, in the course's style.
 
     page_table(blocks, sequences)    a block manager's state: each sequence's row of the table, and who holds which page
+    page_reads(size=64, pages=10)    which lane reads what of a page, and which warp takes which page
     running_softmax(scores)          the running maximum and the running sum of a row of scores
     rows_and_keys(lengths, contexts) one launch of paged_prefill: the rows of each sequence and the keys that they see
 """
@@ -15,6 +16,8 @@ from matplotlib.patches import Rectangle
 
 from labkit.engine.block_manager import BlockManager
 from labkit.engine.sequence import Sequence as Served
+from labkit.kernels.attention.paged_split import WARPS
+from labkit.kernels.attention.pages import PAGE
 from labkit.measure.plots.style import (
     BLUE,
     FAINT,
@@ -104,6 +107,38 @@ def page_table(blocks: BlockManager, sequences: Mapping[str, Served]) -> CourseF
             page_box(0.14 + page % ACROSS * pitch_across, memory + page // ACROSS * (side + 0.06), page)
         ax.text(0.14, memory + lines * (side + 0.06) + 0.14, "Filled as far as there are tokens. Bold frame: shared. "
                 "White: free. Grey: free, still in the prefix cache.", fontsize=9, color=FAINT, va="center")
+    return figure
+
+
+def page_reads(size: int = 64, pages: int = 10) -> CourseFigure:
+    """The keys of one head in a page, in bfloat16, as a warp of make_paged_decode reads them, in boxes of 16 bytes; and
+    the pages of a sequence with the warps that take them. size: numbers of a head, a power of two."""
+    if size not in (16, 32, 64, 128) or not 1 <= pages <= 16:
+        raise ValueError(f"size is {size} and pages is {pages}; size must be 16, 32, 64 or 128, and pages 1 to 16")
+    lanes = size // 8  # that share a key
+    groups = 32 // lanes
+    left, top, tall, wide = 0.92, 0.86, 0.205, 4.0 / lanes
+    below = top + PAGE * tall + 0.52
+    figure, ax = canvas(below + 0.48, "A warp and a page", (
+        f"The {size * 2} bytes of a key are read by {count_of(lanes, 'lane')}, 16 bytes each, so that a warp reads "
+        f"{groups} keys at a time. A sequence has {pages} pages; warp w takes pages w, w + {WARPS} and so on."))
+    with rc_context(STYLE):
+        ax.text(0.14, 0.66, "Keys of one head in a page: boxes of 16 bytes, with the lane that reads each",
+                fontsize=9.5, fontweight="bold", va="center")
+        for token in range(PAGE):
+            group = token % groups
+            ax.text(left - 0.10, top + (token + 0.5) * tall, f"token {token}", fontsize=9, ha="right",
+                    va="center_baseline", color=FAINT)
+            ax.text(left + lanes * wide + 0.12, top + (token + 0.5) * tall, f"group {group}, load {token // groups}",
+                    fontsize=9, va="center_baseline", color=FAINT)
+            for piece in range(lanes):
+                draw_box(ax, left + piece * wide, top + token * tall, wide, tall, group * lanes + piece, size=8.5,
+                         fill=_tint(COLOURS[group % len(COLOURS)], 0.40 if token // groups % 2 == 0 else 0.20))
+        ax.text(0.14, below - 0.18, "The pages of a sequence, and the warp that takes each", fontsize=9.5,
+                fontweight="bold", va="center")
+        for page in range(pages):
+            draw_box(ax, 0.14 + page * 0.42, below, 0.38, 0.30, page % WARPS, edge=GREY, size=9,
+                     fill=_tint(GREY, 0.15 + 0.25 * (page % WARPS)))
     return figure
 
 

@@ -52,6 +52,19 @@ def test_what_cannot_be_drawn_is_refused():
         pictures.page_table(BlockManager(97), {"a": empty})
 
 
+@pytest.mark.parametrize(("size", "keys"), [(16, 16), (64, 4), (128, 2)])
+def test_which_lane_reads_what(size, keys):
+    figure = pictures.page_reads(size, pages=6)
+    assert f"a warp reads {keys} keys at a time" in figure.summary
+    texts = drawn(figure)
+    numbers = [int(text) for text in texts if text.isdigit()]
+    assert len(numbers) == 16 * size // 8 + 6 and numbers[-6:] == [0, 1, 2, 3, 0, 1]
+    assert numbers[:32] == list(range(32))  # a warp's first request
+    assert figure.png().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="size is 80"):
+        pictures.page_reads(80)
+
+
 def test_the_running_maximum_and_sum():
     figure = pictures.running_softmax([0.0, 1.0, 0.5, 3.0])
     whole = np.exp(np.array([0.0, 1.0, 0.5, 3.0]) - 3).sum()
