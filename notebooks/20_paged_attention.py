@@ -150,16 +150,19 @@ pictures.page_table(engine.blocks, served)
 # holder, too, because a page that is free keeps its contents until it is needed. As long as it is grey, a prompt that
 # begins with the same tokens does not compute them again. This is the *prefix cache*; the next lesson measures it.
 #
-# What is counted can also leak. When all requests have ended, every page must be free:
+# What is counted can also leak. When all these requests have ended, and many more of random length, every page must be
+# free:
 
 # %%
+for _ in range(40):
+    length, answer = rng.integers(1, (60, 20))
+    ask(rng.integers(0, 97, length).tolist(), int(answer))
 while engine.has_unfinished_requests():
     engine.step()
 stats = engine.stats()
 held = sum(engine.blocks.references(page) for page in range(stats.pages))
-print(f"{stats.free_pages} of {stats.pages} pages are free and have {held} holders; "
+print(f"after {len(served)} requests {stats.free_pages} of {stats.pages} pages are free, with {held} holders; "
       f"at most {stats.most_pages} were held at a time")
-print(f"{stats.cached_tokens} of {stats.prompt_tokens} tokens of the prompts were found in the cache")
 assert stats.free_pages == stats.pages and held == 0
 
 # %% [markdown]
@@ -244,7 +247,7 @@ show_source(pages.make_attend)
 
 # %%
 for launcher in paged.PAGED_DECODE_BF16.rungs:
-    print(f"{launcher.__name__:30} {launcher.idea}")
+    print(f"{launcher.__name__.removeprefix('paged_decode_bf16_'):10} {launcher.idea}")
 
 # %% [markdown]
 # In the second one a block has four warps, and each takes every fourth page. Neighbouring lanes read a key together, 16
@@ -394,7 +397,7 @@ print(f"weights: {2 * real.parameters / 1e9:.2f} GB. A layer of the cache, and w
 for gpu_size in (op.work.timed_gpu, *op.work.also_gpu):
     B, S = gpu_size["B"], gpu_size["S"]
     nbytes = op.work.bytes(**gpu_size)
-    print(f"{B:4} sequences of {S:,}: {nbytes / 1e6:7.1f} MB, {nbytes / bandwidth / 1e3:6.1f} us; "
+    print(f"{B:4} x {S:,} tokens: {nbytes / 1e6:7.1f} MB, {nbytes / bandwidth / 1e3:6.1f} us; "
           f"cache of all layers {B * S * token_bytes / 1e9:5.2f} GB")
 
 # %% [markdown]
@@ -409,7 +412,7 @@ for gpu_size in (op.work.timed_gpu, *op.work.also_gpu):
 def recorded_rows(op):
     for size in (op.work.timed_gpu, *op.work.also_gpu):
         found = measure.recorded_ladder(op, size, gpu="NVIDIA H200")
-        print(f"{size['B']:4} of {size['S']:,} tokens:", "" if found else "not recorded yet")
+        print(f"{size['B']:4} x {size['S']:,} tokens:", "" if found else "not recorded yet")
         for row in found.rows if found else ():
             us = 1000 * (row.graph or row.timing).p50
             print(f"      {row.name:32}{us:9.1f} us{op.work.bytes(**size) / us / 1e3:9,.0f} GB/s"
