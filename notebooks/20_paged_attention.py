@@ -88,38 +88,45 @@ assert np.array_equal(gather(keys, table[0], 41), rows)
 #
 # ## A page table from a running engine
 #
-# This model is small and its weights are random, but the engine is the one that serves real models. The first three
-# requests begin with the same 37 tokens, as a chat with a fixed instruction does. How many pages do the five prompts
-# need, of 40, 57, 46, 5 and 50 tokens? And how many of them can be shared?
+# Here is the engine at work with the small model of the last lessons, and a memory of 32 pages. Three of the five
+# prompts begin with the same instruction, as those of a chat program do.
 
 # %%
 from labkit.engine import LLM, SamplingParams
-from labkit.engine.model_runner import ModelRunner
-from labkit.models import llama
 
-config = llama.Config(vocab_size=97, hidden_size=128, intermediate_size=192, num_hidden_layers=2,
-                      num_attention_heads=4, num_key_value_heads=1, head_dim=32,
-                      max_position_embeddings=128, tie_word_embeddings=True)
-tensors = {name: (0.1 * rng.standard_normal(shape) + (len(shape) == 1)).astype(np.float32)
-           for name, shape in llama.shapes(config).items()}
-runner = ModelRunner(llama.Llama(config, tensors, dtype="float32"), num_pages=32, max_num_seqs=8,
-                     max_num_batched_tokens=64, max_model_len=128)
-engine = LLM(runner, max_num_seqs=8, max_num_batched_tokens=64).engine
-
-served = {}
+llm = LLM("tiny-llama", dtype="float32", num_pages=32, max_model_len=128, max_num_seqs=8,
+          max_num_batched_tokens=64)
+engine, served = llm.engine, {}
 
 
 def ask(prompt, answer):
+    """Adds a request for so many tokens, and returns its sequence."""
     name = f"request {len(served)}"
-    params = SamplingParams(temperature=0, max_tokens=answer)
+    params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
     served[name] = engine.add_request(name, prompt, params).sequences[0]
+    return served[name]
 
 
-beginning = rng.integers(0, 97, 37).tolist()
-for more, answer in ((3, 12), (20, 30), (9, 14)):
-    ask(beginning + rng.integers(0, 97, more).tolist(), answer)
-for length, answer in ((5, 40), (50, 16)):
-    ask(rng.integers(0, 97, length).tolist(), answer)
+def chat(question):
+    return f"<|user|>{question}<|end|><|assistant|>"
+
+
+rules = ("You are the Jargon File, a dictionary of the words that hackers use. "
+         "Explain this word to a newcomer in a few sentences: ")
+first = [ask(chat(rules + word), answer)
+         for word, answer in (("hacker", 12), ("kluge, which some spell kludge", 30), ("a bug", 14))]
+ask(chat("What is a hacker?"), 40)
+ask(chat("What is the difference between a bug and a feature, and why do people who write "
+         "programs like to take one for the other?"), 16)
+alike = next(k for k, column in enumerate(zip(*(one.tokens for one in first), strict=False))
+             if len(set(column)) > 1)
+print("prompts of", ", ".join(str(len(one.tokens)) for one in served.values()), "tokens")
+print(f"the first three begin with the same {alike}")
+
+# %% [markdown]
+# How many pages do these prompts need, and how many of them can be shared? Nine steps later:
+
+# %%
 for _ in range(9):
     engine.step()
 
@@ -129,9 +136,9 @@ from labkit.measure.plots import pages as pictures
 pictures.page_table(engine.blocks, served)
 
 # %% [markdown]
-# The prompts share 37 tokens and two pages. The third page of each has tokens of its own, and a page is shared only as
-# a whole: all tokens up to its end must be the same. A shared page is read by all its holders and written by none of
-# them. The *block manager* counts the holders of each page, and the page is free again when the last of them has ended.
+# Two pages are shared. The third pages of the three prompts begin alike, too, but a page is shared only as a whole: all
+# tokens up to its end must be the same. A shared page is read by all its holders and written by none of them. The
+# *block manager* counts the holders of each page, and the page is free again when the last of them has ended.
 #
 # Some steps later, several answers are complete, and two more requests have come. One of them has the same beginning.
 # Where will its first pages be?
@@ -139,8 +146,8 @@ pictures.page_table(engine.blocks, served)
 # %%
 for _ in range(8):
     engine.step()
-ask(beginning + rng.integers(0, 97, 8).tolist(), 20)
-ask(rng.integers(0, 97, 33).tolist(), 20)
+ask(chat(rules + "foo"), 20)
+ask(chat("Who wrote the Jargon File, and when?"), 20)
 for _ in range(4):
     engine.step()
 pictures.page_table(engine.blocks, served)
@@ -156,7 +163,7 @@ pictures.page_table(engine.blocks, served)
 # %%
 for _ in range(40):
     length, answer = rng.integers(1, (60, 20))
-    ask(rng.integers(0, 97, length).tolist(), int(answer))
+    ask(rng.integers(0, 1000, length).tolist(), int(answer))
 while engine.has_unfinished_requests():
     engine.step()
 stats = engine.stats()
@@ -264,7 +271,7 @@ pictures.page_reads(64)
 # %%
 import inspect
 
-from labkit.kernels.attention.paged_split import find_split, make_paged_decode
+from labkit.kernels.attention.paged_split import find_parts, make_paged_decode
 
 kernel = make_paged_decode(32, 4, False, 1)
 show_source(inspect.getclosurevars(kernel.py_func).nonlocals["add_round"])
@@ -282,9 +289,9 @@ agree(paged.PAGED_DECODE, ["paged_decode_naive", "paged_decode_one_block", "page
 # %% [markdown]
 # ## Heads that share keys
 #
-# In this model 4 query heads share one head of keys and values, as in Llama 3.2 1B. The naive kernel has a thread for
-# each query head. How many sectors of 32 bytes do its requests touch for each sector that the keys and values take in
-# the cache? And those of the second kernel, where a block has all query heads of a group?
+# In the inputs above 4 query heads share one head of keys and values, as in Llama 3.2 1B. The naive kernel has a thread
+# for each query head. How many sectors of 32 bytes do its requests touch for each sector that the keys and values take
+# in the cache? And those of the second kernel, where a block has all query heads of a group?
 
 # %%
 from labkit import observe
@@ -347,15 +354,15 @@ print(f"the same bits; from attention over one piece of memory they differ by {e
 # ## Long sequences, and the same bits in any company
 #
 # One block for each head of keys is enough work for a GPU where there are many sequences. A single one, with 8 heads of
-# keys, is 8 blocks, on an H200 with 132 SMs. So a long sequence is split: a block takes some of the pages, up to 16
-# blocks a sequence, and writes its part, $m$, $l$ and $a$, to memory. The block that ends last joins the parts, always
-# in the same order. Which blocks have ended is counted with an atomic in global memory, so there is no second launch.
+# keys, is 8 blocks, on an H200 with 132 SMs. So a long sequence is cut into up to 16 parts, which several blocks may
+# share. Each writes what it found of its parts, $m$, $l$ and $a$, to memory, and the block that ends last joins them.
+# Which blocks have ended is counted with an atomic in global memory, so there is no second launch.
 #
-# How many parts? The obvious rule is: as many as fill the GPU. Then a sequence has 16 parts if it is alone, and 1 in a
-# batch of 64. What is wrong with that?
+# Into how many parts should a sequence be cut? The obvious rule is: as many as fill the GPU. Then a sequence has 16
+# parts if it is alone, and 1 in a batch of 64. What is wrong with that?
 
 # %%
-show_source(find_split)
+show_source(find_parts)
 
 # %%
 alone, company = 200, [200, 31, 77, 150, 8, 200]
@@ -376,8 +383,10 @@ print(f"{(split != whole).mean():.0%} of the numbers differ between two parts an
 # %% [markdown]
 # Two parts and one part round differently. If the number of parts depended on the batch, an answer would depend on who
 # else is being served: now and then a difference in the last bit makes another token the likeliest one, and from there
-# on the text is a different one. `find_split` looks at the sequence's own length and at nothing else. So the tests can
-# demand that each output equals that of the request run alone, bit for bit.
+# on the text is a different one. `find_parts` looks at the sequence's own length and at nothing else. Only the number
+# of *blocks* depends on the batch: in a large one a block takes all parts of a sequence, one after the other, and joins
+# each to those before it; a lone sequence has a block for every part. Whoever joins them does it in the same order, by
+# the same operations. So the tests can demand that each output equals that of the request run alone, bit for bit.
 #
 # ## How long should it take?
 #
@@ -388,12 +397,12 @@ print(f"{(split != whole).mean():.0%} of the numbers differ between two parts an
 
 # %%
 from labkit import measure
+from labkit.models.llama import LLAMA_3_2_1B
 
 bandwidth = measure.recorded(gpu="NVIDIA H200")["limits"]["bandwidth_gbs"]  # what a copy reaches
-real = llama.Config(vocab_size=128_256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16,
-                    num_attention_heads=32, num_key_value_heads=8, head_dim=64, tie_word_embeddings=True)
 op = paged.PAGED_DECODE_BF16
-print(f"weights: {2 * real.parameters / 1e9:.2f} GB. A layer of the cache, and what it takes at {bandwidth:,.0f} GB/s:")
+print(f"weights: {2 * LLAMA_3_2_1B.parameters / 1e9:.2f} GB. A layer of the cache, and its time at "
+      f"{bandwidth:,.0f} GB/s:")
 for gpu_size in (op.work.timed_gpu, *op.work.also_gpu):
     B, S = gpu_size["B"], gpu_size["S"]
     nbytes = op.work.bytes(**gpu_size)
@@ -401,11 +410,10 @@ for gpu_size in (op.work.timed_gpu, *op.work.also_gpu):
           f"cache of all layers {B * S * token_bytes / 1e9:5.2f} GB")
 
 # %% [markdown]
-# With many or long sequences, the cache is most of what a step reads. These are lower limits. For few sequences expect
-# more than they say: the time is then a chain of waits, for a length, for a page's number, for the page itself. The
-# last rung moves no fewer bytes than the one before it, and should still gain the most. With products in registers a
-# page takes more instructions than its loads leave time for, and tensor cores need a fraction of them. This is what was
-# recorded:
+# With many or long sequences, the cache is most of what a step reads. The times are lower limits. For few sequences
+# expect more: the time is then a chain of waits, for a length, for a page's number, for the page itself. The last two
+# rungs move no fewer bytes than the second. What would you expect them to gain with one sequence, and with 256? This is
+# what was recorded; PyTorch's SDPA had keys and values that lie end to end, and paid nothing for gathering them:
 
 
 # %%
@@ -422,6 +430,9 @@ def recorded_rows(op):
 recorded_rows(op)
 
 # %% [markdown]
+# The split gains most for a single sequence, where one block for each head of keys left most SMs without work. With
+# hundreds of sequences there was enough of it, and more parts cannot help.
+#
 # ## Prompts over pages
 #
 # A prompt has many new rows at once, of which each sees the keys up to its own. With pages, three kinds of sequences
@@ -516,7 +527,7 @@ for n in (4, 16, 64, 256, 1024, 4096):
 #
 # - Give the engine 12 pages instead of 32. What happens to the requests, and to their tokens?
 # - Draw the page table with `enable_prefix_caching=False` in `LLM(...)`.
-# - Find the length from which `find_split` uses all of its parts.
+# - Find the length from which a sequence has all of its 16 parts.
 # - With a GPU: `labkit bench paged_decode_bf16` and `labkit bench paged_prefill_bf16` record the missing rows.
 #
 # In the exercises for this lesson you write keys to their slots, count the holders of pages, and write paged attention

@@ -12,6 +12,7 @@ import numpy as np
 from numba import float32
 
 from labkit import check, cuda, hint
+from labkit.course import yours
 
 # %% [markdown]
 # ## 1 · Predict: pages, slots, parts
@@ -21,8 +22,8 @@ from labkit import check, cuda, hint
 # use? How many bytes of memory, in all layers, are empty places in last pages? In which slot is token 37 of a sequence
 # whose table begins with 5, 12, 7, 9? Tokens are counted from 0.
 #
-# Attention splits the pages of a sequence over blocks. Each takes a 16th of the pages, rounded up to a multiple of 4,
-# and at least 8. How many blocks have pages for a sequence of 1,000 tokens, and how many for one of 2,600?
+# Attention cuts the pages of a sequence into parts. Each has a 16th of the pages, rounded up to a multiple of 4, and at
+# least 8; the last one has the rest. How many parts has a sequence of 1,000 tokens, and how many one of 2,600?
 
 # %%
 pages_used = None
@@ -171,6 +172,15 @@ def paged_attention(q, keys, values, page_table, lengths, out, scale):
 
 # %%
 check("paged_attention", paged_attention)
+
+# %% [markdown]
+# Its place is in a Llama in float32, where it computes the attention of each new token. Every launch is compared with
+# NumPy in float64.
+
+# %%
+llama = yours.small_llama()
+prompts = [[3, 1, 4, 1, 5], [9, 2]]
+yours.one_by_one(yours.answers(paged_attention=paged_attention), llama, prompts)
 
 # %% [markdown]
 # ## 5 · Parts of a softmax, joined

@@ -32,7 +32,7 @@ def _pages_predicted() -> dict:
 
 
 def _parts(tokens: int) -> int:
-    """As find_split of labkit.kernels.attention.paged_split counts them; tests compare the two."""
+    """As find_parts of labkit.kernels.attention.paged_split counts them; tests compare the two."""
     pages = pages_for(tokens)
     share = max(8, 4 * math.ceil(math.ceil(pages / 16) / 4))
     return math.ceil(pages / share)
@@ -45,8 +45,8 @@ PREDICT_PAGES = PredictionExercise(
          "empty_bytes": "8, 15, 0 and 13 places are empty. A token has keys and values, 8 heads of 64 numbers of 2 "
                         "bytes each, in 16 layers: 32,768 bytes.",
          "slot": "Token 37 is token 5 of the third page, which is page 7: 7 times 16 and 5.",
-         "parts_of_1000": "63 pages: a 16th is 4, and a block takes at least 8.",
-         "parts_of_2600": "163 pages: a 16th is 11, rounded up to 12. 13 blocks have 12 pages each, and one has the "
+         "parts_of_1000": "63 pages: a 16th is 4, and a part has at least 8.",
+         "parts_of_2600": "163 pages: a 16th is 11, rounded up to 12. 13 parts have 12 pages each, and one has the "
                           "rest."},
     wrong={"pages are rounded down": {"pages_used": 95},
            "a full last page is followed by an empty one": {"pages_used": 99, "empty_bytes": 1_703_936},
@@ -54,7 +54,7 @@ PREDICT_PAGES = PredictionExercise(
            "one layer in place of 16": {"empty_bytes": 73_728},
            "the slot without the table: token 37 is in slot 37": {"slot": 37},
            "the pages of the table are counted from 1": {"slot": 197},
-           "always 16 blocks": {"parts_of_1000": 16, "parts_of_2600": 16},
+           "always 16 parts": {"parts_of_1000": 16, "parts_of_2600": 16},
            "the share is not rounded to a multiple of 4": {"parts_of_2600": 15}},
 )
 
