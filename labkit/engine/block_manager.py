@@ -54,6 +54,10 @@ class BlockManager:
         """How many sequences hold the page."""
         return self._references[page]
 
+    def is_cached(self, page: int) -> bool:
+        """Whether a prompt may find the page, held or not."""
+        return self._digest_of[page] is not None
+
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
 

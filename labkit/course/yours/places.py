@@ -113,6 +113,9 @@ PLACES = [
           lambda qkv, heads, begins, lengths, longest, out: (qkv, heads, begins, lengths, out), head=32),
     Place("rmsnorm_block", "rmsnorm", lambda x, *_: {"T": x.shape[0], "C": x.shape[1]}),
     Place("rope_heads", "rope", lambda x, *_: {"T": x.shape[0], "H": x.shape[1], "D": x.shape[2]}),
+    Place("paged_attention", "paged_attention",
+          lambda q, keys, *_: {"B": q.shape[0], "S": 0, "H": q.shape[1], "KV": keys.shape[1], "D": q.shape[2]},
+          lambda q, keys, values, page_table, lengths, scale, out: (q, keys, values, page_table, lengths, out, scale)),
 ]
 
 

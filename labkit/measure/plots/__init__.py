@@ -8,7 +8,7 @@
     reductions         reductions, masks, quads, launch_floor
     style              CourseFigure, the colours, the parts of a plot
 
-The plots of single lessons stand in attention, generation, gpt2_block, libraries, matching, schedules and
+The plots of single lessons stand in attention, generation, gpt2_block, libraries, matching, pages, schedules and
 sentences.
 
 Every figure says where its times were taken. Without a GPU a figure has two panels: the times taken here, on the CPU

@@ -1,0 +1,88 @@
+"""The figures of lesson 20: what they say, and that they draw."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from labkit.engine.block_manager import BlockManager
+from labkit.engine.sampling_params import SamplingParams
+from labkit.engine.sequence import Request
+from labkit.measure.plots import pages as pictures
+
+
+def drawn(figure) -> list[str]:
+    return [text.get_text() for ax in figure.axes for text in ax.texts]
+
+
+def begun(blocks, name, prompt):
+    """A sequence whose prompt is computed, from pages of the prefix cache as far as there are some."""
+    sequence = Request(name, prompt, SamplingParams(max_tokens=8), max_length=200).sequences[0]
+    blocks.take(sequence, blocks.cached_prefix(sequence))
+    blocks.grow(sequence, len(prompt) - sequence.computed)
+    sequence.computed = len(prompt)
+    blocks.register(sequence)
+    return sequence
+
+
+def test_the_page_table_says_who_holds_what():
+    blocks = BlockManager(10)
+    prompt = list(range(20))
+    served = {"a": begun(blocks, "a", [*prompt, 1]), "b": begun(blocks, "b", [*prompt, 2]),
+              "c": begun(blocks, "c", list(range(40, 80)))}
+    blocks.release(served["c"])
+    figure = pictures.page_table(blocks, served)
+    assert figure.summary == ("a: 21 tokens in pages 0, 1; b: 21 tokens in pages 0, 2. Of 10 pages 3 are held, 1 of "
+                              "them by several; 2 are free and still hold a prompt's tokens.")
+    texts = drawn(figure)
+    assert {"a", "b", "21 tokens"} <= set(texts) and "c" not in texts
+    assert texts.count("0") == 3 and texts.count("1") == texts.count("2") == 2 and texts.count("9") == 1
+    assert figure.png().startswith(b"\x89PNG")
+    framed = [box for box in figure.axes[0].patches if box.get_linewidth() > 1]
+    assert len(framed) == 3  # the shared page, in two rows and in memory
+
+
+def test_what_cannot_be_drawn_is_refused():
+    empty = SimpleNamespace(pages=[], computed=0)
+    with pytest.raises(ValueError, match="none of the sequences holds a page"):
+        pictures.page_table(BlockManager(4), {"a": empty})
+    with pytest.raises(ValueError, match="there are 9 sequences"):
+        pictures.page_table(BlockManager(4), {str(number): empty for number in range(9)})
+    with pytest.raises(ValueError, match="97 pages"):
+        pictures.page_table(BlockManager(97), {"a": empty})
+
+
+@pytest.mark.parametrize(("size", "keys"), [(16, 16), (64, 4), (128, 2)])
+def test_which_lane_reads_what(size, keys):
+    figure = pictures.page_reads(size, pages=6)
+    assert f"a warp reads {keys} keys at a time" in figure.summary
+    texts = drawn(figure)
+    numbers = [int(text) for text in texts if text.isdigit()]
+    assert len(numbers) == 16 * size // 8 + 6 and numbers[-6:] == [0, 1, 2, 3, 0, 1]
+    assert numbers[:32] == list(range(32))  # a warp's first request
+    assert figure.png().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="size is 80"):
+        pictures.page_reads(80)
+
+
+def test_the_running_maximum_and_sum():
+    figure = pictures.running_softmax([0.0, 1.0, 0.5, 3.0])
+    whole = np.exp(np.array([0.0, 1.0, 0.5, 3.0]) - 3).sum()
+    assert figure.summary == (f"The running maximum of 4 scores grows 3 times, from 0.00 to 3.00; the sum ends at "
+                              f"{whole:.2f}.")
+    sums = figure.axes[1].lines[-1].get_ydata()
+    assert sums[-1] == pytest.approx(whole) and sums[1] == pytest.approx(1 + np.exp(-1))
+    assert figure.png().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="scores has shape"):
+        pictures.running_softmax([1.0])
+
+
+def test_rows_and_the_keys_that_they_see():
+    figure = pictures.rows_and_keys((4, 2), (4, 10))
+    assert figure.summary == ("4 rows of a sequence of 4 tokens, 10 scores; "
+                              "2 rows of a sequence of 10 tokens, 19 scores.")
+    assert {"sequence 0", "4 of 4", "2 of 10"} <= set(drawn(figure))
+    assert figure.png().startswith(b"\x89PNG")
+    for lengths, contexts in (((0,), (3,)), ((4,), (3,)), ((1, 2), (3,)), ((1,) * 6, (3,) * 6)):
+        with pytest.raises(ValueError, match="lengths and contexts"):
+            pictures.rows_and_keys(lengths, contexts)
