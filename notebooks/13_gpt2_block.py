@@ -522,8 +522,8 @@ for operation, name in (("gpt2_block", "block_fused"), ("gpt2_block_half", "bloc
 #
 # - In the cell with 24 blocks, multiply the weights of `attn.c_proj` and `mlp.c_proj` by 0.14, one over the root of
 #   twice 24, as GPT-2 does before its training. What happens to the spread, and why by this number?
-# - In the first table, which number of tokens makes both times equal if the GPU computes in halves, at 880 TFLOP/s and
-#   two bytes a weight?
+# - In the first table, which number of tokens makes both times equal if the GPU computes in float16, at 900 TFLOP/s
+#   and two bytes a weight?
 # - Write a LayerNorm that forgets the bias, and give it to `yours.kernels({"layernorm": mine})`. Which step is named
 #   first? With the weights of a model whose biases are zero, would it be?
 #

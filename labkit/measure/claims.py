@@ -24,7 +24,8 @@ recording names the sentences that are no longer true, and says what would be. I
     ncu("matmul", "tiled")                    a profiled kernel: .dram_read .occupancy_percent ...
     stall("matmul", "tiled", "barrier")       how many of its warps waited for that
     report("L1/TEX Cache Throughput")         a line of the profiler's report on the tiled product
-    limits.bandwidth_gbs, machine.sms         of the machine; training.last.loss of data/tiny-gpt2/training.json
+    limits.bandwidth_gbs, machine.sms         of the machine; training.last.loss of data/tiny-gpt2/training.json,
+                                              llama_training of tiny-llama
     words(7.06)                               "seven"; words(0.5) "half"
     about("two thirds", value, 2 / 3)         the words if the value is within a tenth, else the value
     so("more than half", value > 0.5)         the words if it is so
@@ -235,6 +236,10 @@ def so(phrase: str, holds: bool) -> str:
     return phrase if holds else f"(not {phrase})"
 
 
+def _training(model: Path) -> Record:
+    return Record(json.loads((model / "training.json").read_text(encoding="utf-8")))
+
+
 def namespace(let: Mapping[str, str] | None = None) -> dict:
     """Everything that an expression may use."""
     data = measure.recorded(gpu=GPU)
@@ -242,7 +247,7 @@ def namespace(let: Mapping[str, str] | None = None) -> dict:
                  so, min, max, abs, all, sum, round, len)
     names = {function.__name__: function for function in functions}
     names |= {"series": Record(data["series"]), "limits": Record(data["limits"]), "machine": Record(data["machine"]),
-              "training": Record(json.loads((TINY / "training.json").read_text(encoding="utf-8"))), "__builtins__": {}}
+              "training": _training(TINY), "llama_training": _training(TINY.with_name("tiny-llama")), "__builtins__": {}}
     for name, expression in (let or {}).items():
         names[name] = eval(expression, names)  # data/claims.toml is ours
     return names

@@ -8,8 +8,8 @@
     reductions         reductions, masks, quads, launch_floor
     style              CourseFigure, the colours, the parts of a plot
 
-The plots of single lessons stand in attention, generation, gpt2_block, libraries, matching, pages, schedules and
-sentences.
+The plots of single lessons stand in attention, batches, generation, gpt2_block, libraries, llama_by_hand, matching,
+numbers, pages, schedules and sentences; those of reports and of the engine's series in minilm and engine.
 
 Every figure says where its times were taken. Without a GPU a figure has two panels: the times taken here, on the CPU
 device, and the recorded ones of a GPU.
