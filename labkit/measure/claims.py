@@ -247,7 +247,8 @@ def namespace(let: Mapping[str, str] | None = None) -> dict:
                  so, min, max, abs, all, sum, round, len)
     names = {function.__name__: function for function in functions}
     names |= {"series": Record(data["series"]), "limits": Record(data["limits"]), "machine": Record(data["machine"]),
-              "training": _training(TINY), "llama_training": _training(TINY.with_name("tiny-llama")), "__builtins__": {}}
+              "training": _training(TINY), "llama_training": _training(TINY.with_name("tiny-llama")),
+              "__builtins__": {}}
     for name, expression in (let or {}).items():
         names[name] = eval(expression, names)  # data/claims.toml is ours
     return names
