@@ -52,7 +52,7 @@ pictures.cosines(texts, recorded[chosen])
 #
 # ## Prediction
 #
-# A GPU wants many sentences at once, but sentences differ in length. The usual remedy is *padding*: every sentence is
+# A GPU is fast only with many sentences at once, but sentences differ in length. The usual remedy is *padding*: every sentence is
 # extended to one common length, the model computes all rows, and the results of the padding are ignored. Take 64
 # sentences of about 15 tokens on average, padded to 128 tokens each. Write down three numbers before you run the cell.
 # How many rows does the model compute? What fraction of them is padding? And by what factor do the matrix products
