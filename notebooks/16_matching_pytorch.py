@@ -56,9 +56,9 @@ for name, ms in theirs.items():
 
 # %% [markdown]
 # The last step gained the most, and it is unlike the others: the article's test sentence has 9 tokens, and the model
-# now computes 16 rows for it in place of 128. That is less work rather than faster work, and PyTorch gains from it, too,
-# as the article itself says. Of the other steps, the one that feeds the products better gained the most, and
-# each fusion gained a little.
+# now computes 16 rows for it in place of 128. That is less work rather than faster work, and PyTorch gains from it,
+# too, as the article itself says. Of the other steps, the one that feeds the products better gained the most, and each
+# fusion gained a little.
 #
 # We shall go through the steps with a question that can be answered without a GPU: what does each of them save?
 #
@@ -188,12 +188,13 @@ pictures.step_times(ladder)
 # you should know which.
 #
 # On the H200 *cp.async* gained by far the most, a factor of 5.7. Some of that is due to a poor start: our first form
-# takes as long on an H200 as the article's took on an RTX 3090. We shall see below what is wrong with its product.
-# Next come *wgmma* with 1.7 and *tiled attention* with 1.5, which the article does not have; *GELU
-# fused*, *scores in registers* and *float16 accumulators* gained 4% or less each at 128 tokens.
+# takes as long on an H200 as the article's took on an RTX 3090. We shall see below what is wrong with its product. Next
+# come *wgmma* with 1.7 and *tiled attention* with 1.5, which the article does not have. *GELU fused*, *scores in
+# registers* and *float16 accumulators* gained less than 4% each at 128 tokens.
 #
-# With 16 tokens, *no padding to 128* removes seven eighths of the flops and gains only a factor of 2.3. The kernels of
-# that form need nearly as long for a few rows as for many. *wgmma* then gains another 2.4 without removing any work.
+# With 16 tokens, *no padding to 128* removes seven eighths of the flops and gains only a factor of 2.3: with an eighth
+# of the rows, a launch takes much more than an eighth of the time. *wgmma* then gains another 2.4 without removing any
+# work. What bounds such a batch is the question of a section below.
 #
 # ## What precision costs
 #
@@ -246,9 +247,9 @@ for one in ladder["failures"]:
               f"{one['us']:.1f} us, with float32 accumulators {one['beside_us']:.1f} us")
 
 # %% [markdown]
-# About 1% either way, and 2% in the whole model. The registers that are saved do not make room for a third block on an
-# SM. So here float16 accumulators give digits away for next to nothing, and from *wgmma* on the forms accumulate in
-# float32 again.
+# They gain about 1% in either product, and 2% in the whole model. The registers that are saved do not make room for a
+# third block on an SM. So here float16 accumulators give digits away for next to nothing, and from *wgmma* on the forms
+# accumulate in float32 again.
 #
 # ## Padding, once more
 #
@@ -320,8 +321,8 @@ print(f"{len(tokens):,} numbers of tokens, {len(multiples)} multiples of {minilm
 
 # %% [markdown]
 # In the article, 2,000 sentences of the STS benchmark ran at 54,000 a second and in PyTorch at 39,000, both sorted and
-# padded to the longest of each batch. Padded to 128, the article's own model ran at 11,000 a second. How many will it be
-# on an H200, and which size of batch will be best for each layout?
+# padded to the longest of each batch. Padded to 128, the article's own model ran at 11,000 a second. How many will it
+# be on an H200, and which size of batch will be best for each layout?
 
 # %%
 series = measure.recorded_series("minilm_corpus", gpu="NVIDIA H200")
@@ -339,11 +340,12 @@ print("seconds from text to embeddings:"
       f"\n    sentence-transformers, by 256{text['library_seconds_256']:9.3f}")
 
 # %% [markdown]
-# Padded batches are fastest with 256 sentences; beyond that, padding grows faster than launches disappear. Packed ones
-# are fastest when everything is a single batch, and then run four times as many sentences as the best PyTorch does.
-# Padded like PyTorch's, ours is ahead by a factor of 2.4. (PyTorch's is its fused attention with a mask, in a graph,
-# not compiled: it would have to be compiled for each shape.) Copies to the device and back, and laying out the batch in
-# Python, cost a good third of the packed rate. And with text, the tokenizer takes longer than all the rest.
+# Batches padded to their longest sentence are fastest with 256 sentences; beyond that, the padding costs more than
+# fewer launches save. Packed, everything is best in a single batch, which runs four times as many sentences a second as
+# the best PyTorch does. Padded as PyTorch's are, ours is ahead by a factor of 2.4. (PyTorch's is its fused attention
+# with a mask, in a graph, and not compiled, since each shape would have to be compiled anew.) Laying out that one
+# packed batch in Python, and copying it to the device and back, takes two fifths of the rate away. And if you begin
+# with text, the tokenizer takes longer than all the rest.
 #
 # ## What did not work
 #
@@ -388,7 +390,8 @@ for text, key, unit in (("from DRAM, MB", "dram_read", 1e6),
 # **A third buffer, and a whole score matrix.** These two can be judged before they are written. A block needs shared
 # memory and registers, an SM has a fixed amount of both, and what fits is a division. The kernels below are ours: the
 # product with two and with three buffers, attention with all scores of a head in shared memory, and attention in tiles.
-# Threads, registers and bytes are those that Nsight Compute found on the H200. How many blocks of each will an SM hold, on an RTX 3090 and on an H200?
+# Their threads, registers and bytes are what Nsight Compute found on the H200. How many blocks of each will an SM hold,
+# on an RTX 3090 and on an H200?
 
 # %%
 from labkit.device import occupancy
@@ -437,10 +440,11 @@ for name, one in {**{one["kernel"].removesuffix("_kernel"): one for one in three
           f"{one['l2_hit_percent']:15.1f}")
 
 # %% [markdown]
-# They do not. With the third buffer the products are 2% to 4% faster, at the same occupancy and with as many hits in
-# L2. The whole score matrix takes little more than half of the time of three launches with 128 tokens, and loses to
-# them only with 16. Yet attention in tiles is three times as fast again, and it is the kernel with the fewest warps:
-# its registers allow three blocks of four on either GPU. It executes a fifth of the instructions.
+# They do not, at least not with 128 tokens. With the third buffer the products are 2% to 4% faster, at the same
+# occupancy and with as many hits in L2. The whole score matrix takes little more than half of the time of three
+# launches, and loses to them only with 16 tokens. Yet attention in tiles is three times as fast again, and it is the
+# kernel with the fewest warps: its registers allow an SM only three blocks, of four warps each. It executes a fifth of
+# the instructions.
 #
 # A failure belongs to a kernel *and* a GPU. In the article's model the bytes were in the cache, and what was scarce was
 # warps that are ready to run. On a different GPU, do the division again; and if it does not explain the times, count
@@ -483,12 +487,12 @@ for name in ("simple", "GELU fused", "packed"):
           f"{count * overhead['graph_us'] / 1e3:14.2f}")
 
 # %% [markdown]
-# In graphs, against the fastest PyTorch of each batch: 64 sentences of 16 tokens are 1.4 times as fast as PyTorch, 64 of
-# 128 tokens 1.1 times, and 512 of 16 tokens 1.8 times. For one sentence alone that no longer holds. With 128 tokens,
-# compiled PyTorch is faster, in whichever form ours runs. With 16 tokens it is faster than the kernels that the model
-# uses by default (*packed* and *padded*); only with products made for few rows is ours ahead. And called from Python,
-# without a graph, every form of ours is slower than every form of PyTorch, at 64 sentences of 128 tokens by a factor of
-# more than four against the best.
+# In graphs, against the fastest PyTorch of each batch: 64 sentences of 16 tokens are 1.4 times as fast as in PyTorch,
+# 64 of 128 tokens 1.1 times, and 512 of 16 tokens 1.8 times. For one sentence alone that no longer holds. With 128
+# tokens, compiled PyTorch is faster than ours in any form. With 16 tokens it is faster than the kernels that the model
+# uses by default (*packed* and *padded*), and only with products made for few rows is ours ahead. And called from
+# Python, without a graph, every form of ours is slower than every form of PyTorch: with 64 sentences of 128 tokens more
+# than four times slower than the best.
 #
 # The last table multiplies the number of launches by what lesson 06 recorded for a tiny kernel on the H200. A launch
 # from Python through Numba is expensive, several times as expensive as one of PyTorch's. The model called from Python
@@ -511,9 +515,10 @@ for tokens in (16, 64, 128, 256, 512):
 pictures.over_length(series)
 
 # %% [markdown]
-# At none that the model can read: it has 512 positions, and even there most of the flops are in the products. The figure
-# compares graphs, PyTorch's with its fused attention but not compiled. Ours is ahead at every length, by 1.4 to 1.7.
-# Note how little the shortest batches gain: 16 times as many tokens take only five to six times as long.
+# At none that the model can read: it has 512 positions, and even there most of the flops are in the products. The
+# figure compares graphs, PyTorch's with its fused attention but not compiled. Ours is ahead at every length, by 1.4 to
+# 1.7. Note how little the shortest sentences save: with a sixteenth of the tokens, ours still takes more than a sixth
+# of the time.
 #
 # In the article's profile, 70% of the time went into products, in its own model as in PyTorch. What about ours? To find
 # out without a profiler's overhead, the pass was captured again without all launches of one kind. (What that saves
@@ -540,10 +545,10 @@ for name in ("simple", "packed"):
 
 # %% [markdown]
 # In the first form, whatever is not a product has most of the launches and most of the bytes, and next to none of the
-# flops. That is where every fusion found something to remove. In the last form two thirds of the time are products.
-# One of them stands out: `gelu` and `projected` have the same flops and the same bytes, and `gelu` takes nearly twice
-# as long. The difference is the error function in its epilogue. PyTorch launches GELU separately, and spends less than
-# half of its time in products.
+# flops. That is where every fusion found something to remove. In the last form, at 128 tokens, two thirds of the time
+# are products. One of them stands out there: `gelu` and `projected` have the same flops and the same bytes, and `gelu`
+# takes nearly twice as long. Its epilogue is the larger one, with four times as many elements to store, each of them
+# after an error function. PyTorch launches GELU separately, and spends less than half of its time in products.
 #
 # ## What bounds a small batch
 #
@@ -562,14 +567,15 @@ print(f"weights from DRAM once {weights_us:.0f} us; {launches_of_pass} launches 
       f"{launches_of_pass * overhead['graph_us']:.0f} us")
 
 # %% [markdown]
-# Hardly less: 1,024 rows take only 1.3 times as long as 16. Neither flops nor bytes explain that. The weights could be
-# read from DRAM in 5 us. What is left is the launches: 44 of them, each of which has to wait for the one before. A
-# launch of nearly nothing takes 1.2 us in a graph, and one of ours takes 3.6 us even for 16 rows, because inside it a
-# few blocks walk along K step by step, each step waiting for its loads, while most SMs have nothing to do. Two things
-# would help, and tuning the products for large batches is neither of them: fewer launches, or shorter ones, with K
-# divided among more blocks. The products for few rows do the latter, which is why *few rows* is ahead with 16 tokens.
-# PyTorch meets the same bound. With 64 sentences of 16 tokens it also needs 4.7 us a launch in a graph (with SDPA), the
-# same as ours, and it has 75 of them.
+# Most of it: 1,024 rows take only 1.3 times as long as 16. Neither flops nor bytes explain that; the weights could be
+# read from DRAM in 5 us. What is left is the launches, 44 of them, each of which has to wait for the one before. A
+# launch of nearly nothing takes 1.2 us in a graph, and one of ours takes 3.6 us even for 16 rows. Inside it a few
+# blocks walk along K step by step, each step has to wait for its loads, and most SMs have nothing to do. So tuning the
+# products for large batches does not help here. Fewer launches would, or shorter ones, with K divided among more
+# blocks. The products for few rows do the latter, which is why *few rows* is ahead with 16 tokens.
+#
+# PyTorch meets the same bound. With 64 sentences of 16 tokens and SDPA in a graph it needs 4.7 us a launch, exactly as
+# ours does, and it has 75 of them.
 #
 # ## What was implemented
 #
@@ -585,7 +591,7 @@ print(f"weights from DRAM once {weights_us:.0f} us; {launches_of_pass} launches 
 # - Count first. A step that changes no count needs a reason inside the kernel. A step that does change one may only
 #   save what the cache was saving already.
 # - Neither fewer bytes nor more warps are an end in themselves. The fastest kernels here have the lowest occupancy.
-# - A failure belongs to a kernel and a GPU. Two of the article's three are gains on an H200.
+# - A failure belongs to a kernel and a GPU. With 128 tokens, two of the article's three do not fail on an H200.
 # - A small batch is bounded by its launches, by their number and by how long each takes for nearly no work.
 # - In a fair comparison the other side gets its graph, too, and the batches where it wins stay in the table.
 #
