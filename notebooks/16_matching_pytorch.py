@@ -494,6 +494,8 @@ for name in ("simple", "GELU fused", "packed"):
 # Python, without a graph, every form of ours is slower than every form of PyTorch: with 64 sentences of 128 tokens more
 # than four times slower than the best.
 #
+# (One line is odd: with 128 tokens, transformers is slower in the graph than called. The recording does not say why.)
+#
 # The last table multiplies the number of launches by what lesson 06 recorded for a tiny kernel on the H200. A launch
 # from Python through Numba is expensive, several times as expensive as one of PyTorch's. The model called from Python
 # takes even longer than the table says, 5.4 ms for a single short sentence: our launchers also check arguments and
@@ -556,26 +558,28 @@ for name in ("simple", "packed"):
 # tokens has a 64th of *their* rows, and how much of their time?
 
 # %%
-minilm_rows = measure.recorded_series("minilm", gpu="NVIDIA H200")["rows"]
+work = measure.recorded_series("minilm", gpu="NVIDIA H200")["rows"]
 weights_us = 2 * weights_of_a_layer * real.num_hidden_layers / limits["bandwidth_gbs"] / 1e3
-for one in sorted(minilm_rows, key=lambda one: one["sentences"] * one["tokens"]):
+for one in sorted(work, key=lambda one: one["sentences"] * one["tokens"]):
     us = one["ours"]["packed"]["us_a_sentence"] * one["sentences"]
     floor = flops_a_row * one["sentences"] * one["tokens"] / limits["f16_tflops"] / 1e6
-    print(f"{one['sentences']:4} x {one['tokens']:3} tokens {us:8.0f} us, {us / launches_of_pass:5.1f} a launch; "
-          f"products at the peak {floor:6.1f} us")
+    print(f"{one['sentences']:4} x {one['tokens']:3} tokens {us:8.0f} us, "
+          f"{us / launches_of_pass:5.1f} a launch; products at the peak {floor:6.1f} us")
 print(f"weights from DRAM once {weights_us:.0f} us; {launches_of_pass} launches of a tiny kernel "
       f"{launches_of_pass * overhead['graph_us']:.0f} us")
 
 # %% [markdown]
 # Most of it: 1,024 rows take only 1.3 times as long as 16. Neither flops nor bytes explain that; the weights could be
 # read from DRAM in 5 us. What is left is the launches, 44 of them, each of which has to wait for the one before. A
-# launch of nearly nothing takes 1.2 us in a graph, and one of ours takes 3.6 us even for 16 rows. Inside it a few
+# launch of nearly nothing takes 1.2 us in a graph, and one of ours takes 3.6 us even for 16 rows. In a product, a few
 # blocks walk along K step by step, each step has to wait for its loads, and most SMs have nothing to do. So tuning the
-# products for large batches does not help here. Fewer launches would, or shorter ones, with K divided among more
-# blocks. The products for few rows do the latter, which is why *few rows* is ahead with 16 tokens.
+# products for large batches does not help here. Fewer launches would, or shorter ones, with more blocks and with K
+# divided among warps. The products for few rows are built like that, which is why *few rows* is ahead with 16 tokens.
+# The model does not use them by default, because then the last bits of an embedding would depend on its batch (lesson
+# 15).
 #
-# PyTorch meets the same bound. With 64 sentences of 16 tokens and SDPA in a graph it needs 4.7 us a launch, exactly as
-# ours does, and it has 75 of them.
+# PyTorch meets the same bound. With 64 sentences of 16 tokens and SDPA in a graph it needs 4.7 us a launch, about as
+# much as ours, and it has 75 of them, memsets included.
 #
 # ## What was implemented
 #
