@@ -52,11 +52,11 @@ pictures.cosines(texts, recorded[chosen])
 #
 # ## Prediction
 #
-# A GPU is fast only with many sentences at once, but sentences differ in length. The usual remedy is *padding*: every sentence is
-# extended to one common length, the model computes all rows, and the results of the padding are ignored. Take 64
-# sentences of about 15 tokens on average, padded to 128 tokens each. Write down three numbers before you run the cell.
-# How many rows does the model compute? What fraction of them is padding? And by what factor do the matrix products
-# become more expensive?
+# A GPU is fast only with many sentences at once, but sentences differ in length. The usual remedy is *padding*: every
+# sentence is extended to one common length, the model computes all rows, and the results of the padding are ignored.
+# Take 64 sentences of about 15 tokens on average, padded to 128 tokens each. Write down three numbers before you run
+# the cell. How many rows does the model compute? What fraction of them is padding? And by what factor do the matrix
+# products become more expensive?
 
 # %%
 from labkit.models import minilm
@@ -331,7 +331,7 @@ exact = minilm.MiniLM(config, tensors, np.float32)
 parity(exact, ids).check()
 
 # %% [markdown]
-# Now for two mistakes that are easily made when a model is ported. BERT's configuration asks for an epsilon of 1e-12 in
+# Now for two mistakes that are easily made when a model is ported. BERT's configuration has an epsilon of 1e-12 in
 # its LayerNorm; the usual default, in PyTorch and in lesson 11, is 1e-5. And there is the GELU with tanh, which GPT-2
 # uses. Both models still run, and both produce embeddings of length 1. How far from 1 will the cosine with the correct
 # embeddings be, and would you have noticed?

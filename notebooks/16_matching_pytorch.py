@@ -32,7 +32,7 @@ import numpy as np
 from labkit import device, measure, show_source
 from labkit._common.paths import find_root
 from labkit.models import minilm
-from labkit.models.minilm_steps import ATTENTIONS, STEPS, step
+from labkit.models.minilm_steps import STEPS, step
 
 for number, one in enumerate(STEPS, 1):
     print(f"{number:2}  {one.name}")
