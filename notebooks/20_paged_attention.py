@@ -47,10 +47,10 @@ for name, tokens in plans.items():
           f"{(tokens - now).mean():28.1f}")
 
 # %% [markdown]
-# The third line would need to know the length of each answer before it is written. Pages need no such knowledge and
-# waste less: the only empty places are in a sequence's last page, about half a page on average, however long the
-# sequence is. Memory limits how many sequences fit into a batch, and the last lesson showed what a large batch is
-# worth: all its sequences share one pass over the weights.
+# The third plan has to know the length of each answer before it is written. Pages need no such knowledge and waste
+# less: the only empty places are in a sequence's last page, about half a page on average, however long the sequence is.
+# Memory limits how many sequences fit into a batch, and the last lesson showed what a large batch is worth: all its
+# sequences share one pass over the weights.
 #
 # ## Pages, a table, slots
 #
@@ -349,8 +349,8 @@ print("the same bits, wherever the pages lie")
 #
 # One block for each head of keys is enough work for a GPU when there are many sequences. A single sequence with 8 heads
 # of keys is 8 blocks, and an H200 has 132 SMs. So `split` cuts a long sequence into up to 16 parts, which several
-# blocks may share. Each block writes $m$, $l$ and $a$ of its parts to memory. An atomic counter in global memory shows
-# which block is the last to arrive, and that block joins all the parts, so there is no second launch.
+# blocks may share. If they do, each block writes $m$, $l$ and $a$ of its parts to memory. An atomic counter in global
+# memory shows which block is the last to arrive, and that block joins all the parts, so there is no second launch.
 #
 # Into how many parts should a sequence be cut? An obvious rule is: as many as fill the GPU. Then a sequence has 16
 # parts when it is alone, and 1 in a batch of 64. What is wrong with that? This is the rule in use:
@@ -359,9 +359,9 @@ print("the same bits, wherever the pages lie")
 show_source(find_parts)
 
 # %% [markdown]
-# It takes the length of the sequence, and nothing else of the batch. (A part is a multiple of 4 pages, so that the four
-# warps have equally many.) Only the number of *blocks* depends on the batch. Here is a sequence of 200 tokens, alone
-# and then in a batch of 300, most of them empty:
+# It depends on the length of the sequence, and on nothing else in the batch. (All parts but the last are a multiple of
+# 4 pages, so that the four warps have equally many.) Only the number of *blocks* depends on the batch. Here is a
+# sequence of 200 tokens, alone and then in a batch with 300 places, of which six are in use:
 
 # %%
 company = [200, 31, 77, 150, 8, 200] + 294 * [0]
@@ -371,7 +371,7 @@ table = page_table_of(np.split(rng.permutation(60)[: sum(counts)], np.cumsum(cou
 q = rng.standard_normal((300, 4, 32), np.float32)
 lengths = np.array(company, np.int32)
 for batch in (1, 300):
-    print(f"a batch of {batch:3}: blocks of a sequence and head of keys: {paged.blocks_of_sequence(batch, counts[0])}")
+    print(f"a batch of {batch:3}: {paged.blocks_of_sequence(batch, counts[0])} blocks at most for the first sequence")
 results = {}
 for launch in (paged.paged_decode_split, paged.paged_decode_one_block):
     results[launch] = together = attend(launch, q, keys, values, table, lengths)[0]
