@@ -17,7 +17,7 @@
 # sequence can use the rest.
 #
 # Here are 128 requests at one moment, for a model of the shape of Llama 3.2 1B. The lengths of prompts and answers are
-# uniform between 100 and 1,024 tokens, and each request has some part of its answer behind it.
+# uniform between 100 and 1,024 tokens, and each request has written some part of its answer.
 #
 # ## Prediction
 #
@@ -124,12 +124,10 @@ print(f"the first three begin with the same {alike}")
 # How many pages do these prompts need, and how many of them can be shared? Nine steps later:
 
 # %%
-for _ in range(9):
-    engine.step()
-
-# %%
 from labkit.measure.plots import pages as pictures
 
+for _ in range(9):
+    engine.step()
 pictures.page_table(engine.blocks, served)
 
 # %% [markdown]
@@ -261,8 +259,8 @@ pictures.page_reads(64)
 
 # %% [markdown]
 # The keys of a group of lanes are a part in the sense above, with a `row_max`, `row_sum` and `acc` of its own, and no
-# group waits for another before the last page. The function below takes a group's next keys, with the loads of all of
-# them under way at once. `score_key` adds up the lanes' products by shuffles. The exponentials are powers of 2, which
+# group needs anything from another before the last page. The function below takes a group's next keys, with all their
+# loads under way at once. `score_key` adds up the lanes' products by shuffles. The exponentials are powers of 2, which
 # the hardware computes directly; the factor log2(e) is in the scale.
 
 # %%
@@ -309,7 +307,7 @@ print(f"one block: {counts['sectors'] / in_cache:5.1f}")
 
 # %% [markdown]
 # The naive kernel computes each score twice, loads the query again for each of them, and loads one number at a time,
-# where each load touches a whole sector. Most of these loads hit in L1, but each of them takes time there. A block that
+# where each load touches a whole sector. Most of these loads can hit in L1, but each takes time there. A block that
 # has all four heads loads keys and values once, in whole sectors; the excess over 1 is the queries, which every warp
 # loads, the table and the result.
 #
@@ -453,7 +451,7 @@ agree(paged_prefill.PAGED_PREFILL_BF16, ["paged_prefill_bf16_naive"],
 # %% [markdown]
 # The faster kernels give a block a tile of queries, as flash attention does in lesson 12, and look up the pages of each
 # tile of keys. These tiles begin at a sequence's first token, whichever rows are new. So a prompt has the same bits
-# whether it is computed in one launch, in several, or with its beginning found in the cache.
+# whether it is computed in one launch, in several, or with its beginning found in the cache; the tests compare them.
 #
 # ## Aside: an attention whose cache does not grow
 #
