@@ -22,8 +22,8 @@ from labkit.course import yours
 # use? How many bytes of memory, in all layers, are empty places in last pages? In which slot is token 37 of a sequence
 # whose table begins with 5, 12, 7, 9? Tokens are counted from 0.
 #
-# Attention cuts the pages of a sequence into parts. Each has a 16th of the pages, rounded up to a multiple of 4, and at
-# least 8; the last one has the rest. How many parts has a sequence of 1,000 tokens, and how many one of 2,600?
+# Attention cuts the pages of a sequence into parts. Each has a 16th of the pages, rounded up to a multiple of 4, but at
+# least 8; the last one has the rest. How many parts does a sequence of 1,000 tokens have, and one of 2,600?
 
 # %%
 pages_used = None
@@ -81,10 +81,10 @@ check("store_slots", store_slots)
 #   holds the same pages: nothing is copied, and no page is taken.
 # - `2, s, 0`: sequence s, which exists, ends. A page without another holder is free again.
 #
-# A page with several holders must not be written. So when a sequence grows whose last page has free places and other
-# holders, it first takes a new page in place of that one, and gives up its hold of the old one. If an event needs more
-# pages than are free, it changes nothing: not a token, not a page, and a sequence that would have begun does not exist.
-# (In that case, events that follow do not name it before it begins.) Return the number of free pages after each event,
+# A page with several holders must not be written. So if the last page of a sequence has free places and other holders,
+# the sequence first takes a new page in place of that one when it grows, and no longer holds the old one. If an event
+# needs more pages than are free, it changes nothing: no tokens are added, no page is taken, and a sequence that would
+# have begun does not exist. (Only another event 0 can then name it.) Return the number of free pages after each event,
 # an array of n whole numbers.
 
 
@@ -133,11 +133,11 @@ check("free_pages", free_pages)
 # h // (H // K) of them. Sequence b has `lengths[b]` tokens, and its token j is in page `page_table[b, j // 16]`, at
 # place j % 16. A score is the dot product of query and key times `scale`; the weights are the softmax of the scores,
 # and the result is the sum of the weighted values. A sequence of length 0 is an empty place in the batch: write zeros.
-# Behind a sequence's last page the table holds anything, and where there is no token keys and values are NaN.
+# After a sequence's last page the table may hold anything, and where there is no token, keys and values are NaN.
 #
 # The grid is `(H, B)` with 32 threads a block, and D is 32, 64, 96 or 128: each lane has the numbers lane, lane + 32
 # and so on of its head, in `query` and `acc`. Go over the tokens once, with the online softmax, and load each number of
-# the query, the keys and the values once. The lanes join their parts of a score with shuffles.
+# the query, the keys and the values once. The lanes add up their parts of a score with shuffles.
 
 
 # %%
@@ -174,8 +174,8 @@ def paged_attention(q, keys, values, page_table, lengths, out, scale):
 check("paged_attention", paged_attention)
 
 # %% [markdown]
-# Its place is in a Llama in float32, where it computes the attention of each new token. Every launch is compared with
-# NumPy in float64.
+# Here it computes the attention of each new token of a small Llama in float32. Every launch is compared with NumPy in
+# float64.
 
 # %%
 llama = yours.small_llama()
@@ -187,10 +187,10 @@ yours.one_by_one(yours.answers(paged_attention=paged_attention), llama, prompts)
 #
 # Attention was computed in parts. `parts` (R, P, D + 2) float32 has a record for each row and part: D numbers of `acc`,
 # the sum of the weighted values; then `row_max`, the part's largest score $m$; then `row_sum`, the sum of its weights
-# $e^{s - m}$. The values in `acc` have the same weights. Row r has `counts[r]` parts, and behind them stands anything.
-# A row may have none: then its result is zeros. Write the rows of the whole softmax, weighted values over weights, to
-# `out` (R, D). The grid has a block of 32 threads for each row, D is any number, and no number of `acc` may be loaded
-# twice.
+# $e^{s - m}$. The values in `acc` have the same weights. Row r has `counts[r]` parts, and the records after them hold
+# NaN. If a row has no part, its result is zeros. Join the parts of each row, and write the quotient of `acc` and
+# `row_sum` of all its keys to `out` (R, D). The grid has a block of 32 threads for each row, D is any number, and no
+# number of `acc` may be loaded twice.
 
 
 # %%
@@ -221,7 +221,7 @@ check("join_attention", join_attention)
 # The arguments are those of exercise 4, with heads of 32 numbers; q is (B, H, 32). Each block now takes `share` pages
 # of one sequence, block p the pages p × share to (p + 1) × share - 1 of its table, as far as there are tokens. And a
 # block has all H // K query heads, at most 4, that read the same head of keys and values: it loads each number of the
-# keys and values once, for all of them. What it finds goes to `out` (B, H, P, 34): for each of its query heads 32
+# keys and values once, for all of them. It writes a record to `out` (B, H, P, 34) for each of its query heads: 32
 # numbers of `acc`, then `row_max`, then `row_sum`, as in exercise 5. A block whose pages hold no token writes nothing.
 #
 # The grid is `(P, K, B)` with 32 threads a block, and `share` is an int.
@@ -270,8 +270,8 @@ def attend_split(q, keys, values, page_table, lengths, scale, share, out):
 check("attend_split", attend_split)
 
 # %% [markdown]
-# Your two kernels together are attention with split sequences. Here they meet the kernel of exercise 4, and NumPy, for
-# three sequences of which one is empty.
+# Your two kernels together compute attention with split sequences. Here they and the kernel of exercise 4 are compared
+# with NumPy, for three sequences of which one is empty.
 
 # %%
 from labkit.kernels.attention import paged

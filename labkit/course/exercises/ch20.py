@@ -41,13 +41,14 @@ def _parts(tokens: int) -> int:
 PREDICT_PAGES = PredictionExercise(
     name="predict_pages",
     truth=_pages_predicted,
-    how={"pages_used": "1,000 tokens fill 62 pages and a half: 63. The others take 2, 32 and 1.",
+    how={"pages_used": "1,000 tokens fill 62 pages and a half, so they take 63. The others take 2, 32 and 1.",
          "empty_bytes": "8, 15, 0 and 13 places are empty. A token has keys and values, 8 heads of 64 numbers of 2 "
                         "bytes each, in 16 layers: 32,768 bytes.",
          "slot": "Token 37 is token 5 of the third page, which is page 7: 7 times 16 and 5.",
-         "parts_of_1000": "63 pages: a 16th is 4, and a part has at least 8.",
-         "parts_of_2600": "163 pages: a 16th is 11, rounded up to 12. 13 parts have 12 pages each, and one has the "
-                          "rest."},
+         "parts_of_1000": "63 pages: a 16th of them is 4, rounded up, but a part has at least 8. So 7 parts have 8 "
+                          "pages, and one has 7.",
+         "parts_of_2600": "163 pages: a 16th of them is 11, rounded up, and the next multiple of 4 is 12. So 13 parts "
+                          "have 12 pages, and one has 7."},
     wrong={"pages are rounded down": {"pages_used": 95},
            "a full last page is followed by an empty one": {"pages_used": 99, "empty_bytes": 1_703_936},
            "a token has keys or values, not both": {"empty_bytes": 589_824},
@@ -101,8 +102,8 @@ def _whole_sectors(report) -> str | None:
     least = 2 * T * K * D * 4 // 32  # of rows and of the cache
     if report.counts["sectors"] <= 1.5 * least:
         return None
-    return (f"Your requests touch {report.counts['sectors']:,} sectors of 32 bytes; about {least:,} are enough. In one "
-            f"request of a warp, let lane 0 have number 0 of a head, lane 1 number 1 and so on.")
+    return (f"Your requests touch {report.counts['sectors']:,} sectors of 32 bytes; about {least:,} are enough. In "
+            f"each request of a warp, let lane 0 have number 0 of a head, lane 1 number 1 and so on.")
 
 
 @cuda.jit
@@ -128,7 +129,7 @@ STORE_SLOTS = KernelExercise(
     demand=_whole_sectors,
     domain=(_slots_with("all rows are padding", lambda rng, T, count: np.full(T, -1)),
             _slots_with("no row is padding", lambda rng, T, count: rng.permutation(count)[:T]),
-            _slots_with("the rows lie one behind the other", lambda rng, T, count: np.arange(T)),
+            _slots_with("the rows go to slots in a row", lambda rng, T, count: np.arange(T)),
             _slots_with("the first slot and the last one are used",
                         lambda rng, T, count: np.where(np.arange(T) % 2, count - 1 - np.arange(T), np.arange(T))),
             _slots_with("the slots fall while the tokens rise", lambda rng, T, count: count - 1 - np.arange(T)),
@@ -332,7 +333,7 @@ def _loaded_once(report) -> str | None:
         return shuffles(report)
     return (f"For {tokens} tokens in {heads} heads of {size} your kernel makes {loads:,} loads, and {allowed:,} are "
             f"enough. Load each number of the query, the keys and the values once: keep the query in `query`, and "
-            f"correct `acc` where the maximum grows, in place of a second pass.")
+            f"instead of a second pass correct `acc` where the maximum grows.")
 
 
 PAGED_ATTENTION = KernelExercise(

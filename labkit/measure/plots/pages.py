@@ -39,7 +39,7 @@ from labkit.measure.plots.style import (
     new_figure,
 )
 
-COLOURS = (BLUE, ORANGE, GREEN, PURPLE, VERMILLION, "#56B4E9", "#8C7A00", "#555B61")  # at most so many sequences
+COLOURS = (BLUE, ORANGE, GREEN, PURPLE, VERMILLION, "#3B3FA6", "#756600", "#555B61")  # at most so many sequences
 MOST_PAGES = 96
 ACROSS = 16  # pages of memory in a line
 
@@ -158,7 +158,7 @@ def running_softmax(scores: Sequence[float]) -> CourseFigure:
         sums.append(row_sum)
     keys = np.arange(scores.size)
     grown = [key for key in keys[1:] if maxima[key] > maxima[key - 1]]
-    figure, (upper, lower) = new_figure([1.7, 1.5], "A softmax while the keys go by", (
+    figure, (upper, lower) = new_figure([1.7, 1.5], "The running maximum and sum of a softmax", (
         f"The running maximum of {scores.size} scores grows {count_of(len(grown) + 1, 'time')}, from {maxima[0]:.2f} "
         f"to {maxima[-1]:.2f}; the sum ends at {sums[-1]:.2f}."), gap=0.34)
     with rc_context(STYLE):
@@ -174,7 +174,7 @@ def running_softmax(scores: Sequence[float]) -> CourseFigure:
         lower.plot(keys, sums, "-o", color=VERMILLION)
         lower.set_ylim(0, None)
         lower.set_ylabel("running sum")
-        lower.set_xlabel("key; shaded: the maximum grows, and the sum so far is multiplied by exp(old \u2212 new)")
+        lower.set_xlabel("key (shaded: the maximum grows, and the sum so far is multiplied by exp(old \u2212 new))")
     return figure
 
 
