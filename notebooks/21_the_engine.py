@@ -30,7 +30,7 @@ for output in llm.generate(["A hacker is", "kludge:", "The first computer bug"],
 # %% [markdown]
 # ## Prediction
 #
-# Five requests arrive at once. Each has a short prompt and wants forty tokens more. When all of them have finished,
+# Five requests arrive at once. Each has a short prompt and is to write forty tokens. When all of them have finished,
 # they would hold about twice as many pages as the memory has, and the engine lets all five begin. Write down what it
 # should do when a sequence needs a page and none is free. Which sequence should give way? And will its text differ from
 # the one that it would have written alone?
@@ -517,15 +517,15 @@ runs.decode_steps(decode, None)
 # 2,048 tokens, that is enough for 32 at a time. Predict which gains more there: pages, or continuous batching?
 
 # %%
-load = measure.recorded_series("engine", gpu="NVIDIA H200")
-print(f"{load['prompt_tokens']:,} tokens of prompts, {load['output_tokens']:,} of outputs")
+served = measure.recorded_series("engine", gpu="NVIDIA H200")
+print(f"{served['prompt_tokens']:,} tokens of prompts, {served['output_tokens']:,} of outputs")
 print(f"{'':26}{'tokens/s':>9}{'steps':>7}{'admit':>7}{'ms: p50':>9}{'p99':>7}{'sequences':>11}{'preempted':>11}"
       f"{'host':>6}")
-for row in load["rows"]:
+for row in served["rows"]:
     admit = len(set(row["spans"]["begin"]))  # steps in which a sequence begins
     print(f"{row['name']:26}{row['tokens_per_second']:9,.0f}{row['steps']:7,}{admit:7}{row['step_ms']['p50']:9.2f}"
           f"{row['step_ms']['p99']:7.1f}{row['mean_sequences']:11.0f}{row['preemptions']:11}{row['host_share']:6.0%}")
-runs.seats(load)
+runs.seats(served)
 
 # %% [markdown]
 # *Pages* gain most. In the same memory up to 102 sequences run in place of 32, and the engine writes 1.5 times as many
