@@ -200,7 +200,7 @@ def show(blocks, sequences, note):
 
 
 def advance(scheduler):
-    """A step without a model: every token drawn is 7."""
+    """A step without a model: every sampled token is 7."""
     step = scheduler.schedule()
     for sequence, _ in scheduler.receive(step, [Sampled(7)] * len(step.samples)):
         if reason := sequence.ended_by_last():
@@ -229,7 +229,7 @@ print(f"c has taken its pages:    {blocks.num_free} pages are free; of a's promp
 #
 # ## Several outputs of one prompt
 #
-# A request with n = 3 wants three outputs. Their prompt is computed once, and all three hold its pages. Predict: how
+# A request with n = 3 has three outputs. Their prompt is computed once, and all three hold its pages. Predict: how
 # many pages do they hold in all, with a prompt of ten tokens and pages of four, before and after each has written a
 # token?
 
@@ -250,11 +250,11 @@ print("copied first (from, to):", *step.copies)
 #
 # ## Sampling a token
 #
-# The logits are on the GPU, one for each token of the vocabulary in each row. Sorting them is expensive, and copying
-# them to the host first even more so. But only a prefix of the sorted order is needed: `top_k` keeps the first k
-# tokens, `top_p` as many as together reach the probability p, `min_p` those that are at least min_p times as likely as
-# the first. Such a prefix is described by its last member, a *threshold*, and a sum over the row shows whether a
-# threshold is too high. So the sort becomes a search:
+# The logits are on the GPU, one for each token of the vocabulary in each row. Sorting them there takes long, and so
+# does copying them to the host. But only a prefix of the sorted order is needed: `top_k` keeps the first k tokens,
+# `top_p` as many as together reach the probability p, `min_p` those that are at least min_p times as likely as the
+# first. Such a prefix is described by its last member, a *threshold*, and a sum over the row shows whether a threshold
+# is too high. So the sort becomes a search:
 
 # %%
 import numpy as np
@@ -274,8 +274,9 @@ print(f"{passes} passes, no sort: {np.count_nonzero(weights >= low):,} tokens ar
       f"by sorting: {len(kept):,}")
 
 # %% [markdown]
-# The first kernel of the ladder does just that, one bit of the threshold in each pass. The second makes a histogram of
-# the row and searches only one bin of it, and the third spreads a row over several blocks. The weights are *whole
+# The first kernel of the ladder does just that, one bit of the threshold in each pass, and is slower than PyTorch's
+# sort. The second makes a histogram of the row and searches only one bin of it. The third spreads a row over several
+# blocks. The weights are *whole
 # numbers* for a reason: a sum of whole numbers is the same in any order, so a GPU, the CPU device and NumPy agree on
 # the last token that is kept, and on the one that is sampled. The comparison below allows no tolerance:
 
@@ -353,10 +354,10 @@ for token in tokenizer.encode(text, marks=False):
 # A step has two parts: the host chooses the sequences and fills the buffer, the device computes. Two measures keep the
 # device from waiting.
 #
-# *Graphs.* A step in which each sequence has one token depends on nothing but their number. So that number is rounded
-# up to a *bucket*, and for each bucket the launches are captured once as a CUDA graph. The page table, the ids and the
-# parameters are read from the buffer, whose address stays the same. A step that has part of a prompt is launched kernel
-# by kernel.
+# *Graphs.* The launches of a step in which each sequence has one token depend only on the number of sequences. So that
+# number is rounded up to a *bucket*, and for each bucket the launches are captured once as a CUDA graph. The page
+# table, the ids and the parameters are read from the buffer, whose address stays the same. A step that has part of a
+# prompt is launched kernel by kernel.
 
 # %%
 from labkit.engine.runner import bucket, buckets
@@ -492,7 +493,7 @@ for count in (1, 8, 32, 64, 128, 256):
 from labkit.measure.plots import engine as runs
 
 decode, prefill = (measure.recorded_series(name, gpu="NVIDIA H200") for name in ("llama_decode", "llama_prefill"))
-print(f"{'ms':>16}{'bytes':>9}{'here':>9}{'PyTorch':>9}{'compiled':>10}{'launch by launch':>18}")
+print(f"{'ms':>16}{'bytes':>9}{'here':>9}{'PyTorch':>9}{'compiled':>9}{'launch by launch':>19}")
 for row in (*decode["rows"], *prefill["rows"]):
     what = f"batch of {row['sequences']}" if "sequences" in row else f"prompt of {row['tokens']:,}"
     bound = f"{row['bound_ms']:9.2f}" if "bound_ms" in row else " " * 9
@@ -537,7 +538,7 @@ runs.seats(served)
 # prompts together, in 39 steps for all four batches. When each seat is filled as it becomes free, 106 steps admit a
 # prompt. Such a step is launched kernel by kernel, and where a decode step takes 1.5 ms, the 99th percentile is 37. If
 # every step took the median, this run would end after 4.1 s, and the static one after 5.9. With pages the two ways are
-# about even. So an idea that saves steps loses to the price of the steps that it adds.
+# about even. There were fewer steps, but more of the expensive kind.
 #
 # *Larger steps* show the same. A budget of 8,192 tokens, not 2,048, admits all prompts in 10 steps, not 39, and writes
 # 28,793 tokens a second, not 16,159. Nearly all requests have their first token within 0.4 s, not 2.0: 41 ms for each
@@ -563,7 +564,7 @@ runs.seats(served)
 #
 # ## What was implemented
 #
-# - a scheduler with a token budget, chunked prefill, admission, and preemption by recomputing
+# - a scheduler with a token budget, chunked prefill, admission, and preemption by recomputation
 # - pages with reference counts, a prefix cache with chained digests, copy on write
 # - sampling on the device with a seed for each request; penalties, stop strings, streaming
 # - CUDA graphs by bucket, and a host that plans one step ahead

@@ -162,7 +162,7 @@ check("top_p_threshold", top_p_threshold)
 # %% [markdown]
 # ## 5 · Sampling with whole numbers
 #
-# `weights` (R, V) int32 are the weights of the tokens, whole numbers from 0 to 2³¹ − 1; a token that was not kept has 0.
+# `weights` (R, V) int32 are the weights of the tokens, from 0 to 2³¹ − 1; a token that was not kept has 0.
 # `at` (R,) int64 is a random number for each row, from 0 to the sum of its weights less 1. Laid end to end, the weights
 # of a row are intervals, and the token is the one whose interval contains `at[row]`. With weights 3, 0 and 2, the
 # numbers 0, 1 and 2 belong to token 0, and 3 and 4 to token 2. Write it to `tokens` (R,) int32. The sum of a row may be
