@@ -538,7 +538,7 @@ runs.seats(served)
 # prompts together, in 39 steps for all four batches. When each seat is filled as it becomes free, 106 steps admit a
 # prompt. Such a step is launched kernel by kernel, and where a decode step takes 1.5 ms, the 99th percentile is 37. If
 # every step took the median, this run would end after 4.1 s, and the static one after 5.9. With pages the two ways are
-# about even. There were fewer steps, but more of the expensive kind.
+# about even. Continuous batching had fewer steps, but more of the expensive kind.
 #
 # *Larger steps* show the same. A budget of 8,192 tokens, not 2,048, admits all prompts in 10 steps, not 39, and writes
 # 28,793 tokens a second, not 16,159. Nearly all requests have their first token within 0.4 s, not 2.0: 41 ms for each
