@@ -2,7 +2,7 @@
 # # 21 · The engine: exercises
 #
 # Six exercises: what a prefix cache finds, a step under a token budget, a schedule with a preemption, the threshold of
-# top-p without a sort, a draw by whole numbers, and from a blank page a generator without a state.
+# top-p without a sort, sampling with whole numbers, and from a blank page a random generator without a state.
 # `hint("found_tokens")` gives a hint, and a second call a better one.
 
 # %%
@@ -14,12 +14,12 @@ from labkit import check, cuda, hint
 # %% [markdown]
 # ## 1 · What the prefix cache finds
 #
-# Prompts arrive one after the other: `prompts` (n, S) int32 has one in each row, `lengths[i]` tokens long, and behind
-# it stands anything. `page` is the number of tokens in a page. After a prompt was computed, all of its *full* pages are
-# in the cache, for all prompts that come later; nothing is ever thrown away. A prompt finds its pages from the first
+# Prompts arrive one after the other: row i of `prompts` (n, S) int32 is a prompt of `lengths[i]` tokens; what stands
+# behind them in the row has no meaning. `page` is the number of tokens in a page. Once a prompt is computed, all of its
+# *full* pages are in the cache for the prompts after it, and they stay there. A prompt finds its pages from the first
 # one on, up to the first that is not in the cache. A page counts as found only if all tokens up to its end are the
-# same, not only its own. And the prompt's last token is never found, since the next token is drawn from its logits: a
-# page that ends with it has to be computed. Return for each prompt how many of its tokens are found.
+# same, not only its own. The prompt's last token is never found, since the next token is sampled from its logits: a
+# page that ends with it has to be computed. Return an array with the number of tokens found for each prompt.
 
 
 # %%
@@ -45,21 +45,22 @@ check("found_tokens", found_tokens)
 # %% [markdown]
 # ## 2 · A step under a token budget
 #
-# `running` are the sequences that run, the oldest first: how many tokens each has that are not computed yet. That is 1
-# for a sequence that decodes and more for one in the middle of its prompt. `waiting` are the prompts that wait, the
-# oldest first, in tokens. Both are arrays of whole numbers and may be empty. Plan a step of at most `budget` tokens:
+# `running` has a number for each running sequence, the oldest first: its tokens that are not computed yet. That is 1
+# for a sequence that decodes and may be more for one in the middle of its prompt. `waiting` has the lengths of the
+# prompts that wait, the oldest first. Both are arrays of whole numbers and may be empty. Plan a step of at most
+# `budget` tokens:
 #
-# - First come those that run, in their order. Each gets its tokens, as many as the budget still has. (There are pages
-#   for them.)
-# - Then those that wait, in their order, as long as the budget has tokens left. A prompt that is admitted gets as many
-#   of its tokens as the budget still has, takes one of `seats` free seats, and takes pages of 16 tokens for its *whole*
+# - First the running sequences, in their order. Each gets its tokens, as far as the budget allows. (There are pages for
+#   them.)
+# - Then the waiting prompts, in their order, as long as the budget has tokens left. A prompt that is admitted gets its
+#   tokens, as far as the budget allows, takes one of `seats` free seats, and takes pages of 16 tokens for its *whole*
 #   prompt from the `free` pages.
 # - A prompt is admitted only if there is a seat, and if the free pages are enough for its pages and for one more page
-#   for each sequence that runs by then, the ones admitted before it in this step among them. If it cannot be admitted,
-#   the ones behind it are not admitted either: nothing may pass it.
+#   for each sequence that runs by then, those admitted before it in this step included. If it cannot be admitted,
+#   those behind it are not admitted either.
 #
 # Return an array with the tokens of each in this step, first for all of `running`, then for all of `waiting`; 0 for
-# what has no part in it.
+# those that are not in it.
 
 
 # %%
@@ -93,14 +94,15 @@ check("plan_step", plan_step)
 # ## 3 · Predict: a preemption
 #
 # The memory has 6 pages of 4 tokens, a step computes at most 8 tokens, and there is no prefix cache. Two requests
-# arrive at once: a has a prompt of 7 tokens and wants 8 more, b has a prompt of 5 and wants 6 more. Both are admitted
-# in step 0, in which a gets its whole prompt and b what is left of the budget. The step that computes the last token of
-# a prompt draws the first token of the output; each token that is drawn is computed in a later step, except the last
-# one, which is never computed. A sequence takes a page when its first token in that page is computed. If no page is
-# free, the younger one gives its own back and waits until there are pages for all of its tokens.
+# arrive at once: a has a prompt of 7 tokens and writes 8, b has a prompt of 5 and writes 6. Both are admitted in step
+# 0, in which a gets its whole prompt and b what is left of the budget. The step that computes the last token of a
+# prompt samples the first token of the output; each sampled token is computed in a later step, except the last one,
+# which is never computed. A sequence takes a page when its first token in that page is computed. If no page is free,
+# the younger one gives its own back and waits until there are pages for all of its tokens.
 #
-# How many pages are held in step 2? In which step is b preempted, so that it has no part in it? How many tokens are
-# computed a second time? How many steps are there in all, and how many with a memory of 100 pages? Steps count from 0.
+# How many pages are held in step 2? Which is the step in which b is preempted, and which runs without it? How many
+# tokens are computed a second time? How many steps are there in all, and how many with a memory of 100 pages? Steps
+# count from 0.
 
 # %%
 held = None  # pages, in step 2
@@ -129,7 +131,7 @@ check("predict_preemption", held=held, gone=gone, again=again, steps=steps, step
 #
 # The grid has a block of one warp for each row. Search bit by bit, from the highest on: a bit stays in the threshold if
 # the tokens that weigh at least as much still reach `need`. Each bit takes one pass over the row, in which a lane adds
-# up its share, and shuffles that give every lane the sum.
+# up every 32nd weight, and shuffles that give every lane the sum.
 
 
 # %%
@@ -158,13 +160,13 @@ def top_p_threshold(weights, need, thresholds):
 check("top_p_threshold", top_p_threshold)
 
 # %% [markdown]
-# ## 5 · A draw by whole numbers
+# ## 5 · Sampling with whole numbers
 #
-# `weights` (R, V) int32 are the weights of the tokens that were kept, whole numbers from 0 to 2³¹ − 1; 0 for a token
-# that is not drawn. `at` (R,) int64 is a random share, from 0 to the sum of the row less 1. Put the weights of a row
-# one behind the other: the token is the one in whose weight share number `at[row]` lies, counted from 0. With weights
-# 3, 0 and 2, the shares 0, 1 and 2 belong to token 0, and 3 and 4 to token 2. Write it to `tokens` (R,) int32. The sum
-# of a row may be far above 2³¹.
+# `weights` (R, V) int32 are the weights of the tokens, from 0 to 2³¹ − 1; a token that was not kept has 0.
+# `at` (R,) int64 is a random number for each row, from 0 to the sum of its weights less 1. Laid end to end, the weights
+# of a row are intervals, and the token is the one whose interval contains `at[row]`. With weights 3, 0 and 2, the
+# numbers 0, 1 and 2 belong to token 0, and 3 and 4 to token 2. Write it to `tokens` (R,) int32. The sum of a row may be
+# far above 2³¹.
 #
 # The grid has a block of one warp for each row. The warp goes through the row in chunks of 32 tokens. In each chunk a
 # lane needs the sum of all lanes up to its own; `cuda.shfl_up_sync(0xFFFFFFFF, value, distance)` gives it the value of
@@ -243,5 +245,5 @@ def philox_words(counters, keys, out):
 check("philox_words", philox_words)
 
 # %% [markdown]
-# With it, a row's draw needs no memory of the draws before: the counter is the position, and the key the seed.
+# With it, sampling a token needs no state from the samples before: the counter is the position, and the key the seed.
 # `labkit.kernels.philox` has the function that the engine's kernels call; compare yours with it.

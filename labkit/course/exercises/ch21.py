@@ -1,5 +1,5 @@
 """The exercises of lesson 21: the longest cached prefix, a step under a token budget, a schedule with a preemption, the
-threshold of top-p without a sort, a draw by whole numbers, and Philox.
+threshold of top-p without a sort, sampling with whole numbers, and Philox.
 
 Sizes are R rows of V tokens; n requests.
 """
@@ -28,13 +28,13 @@ def _found_tokens(prompts, lengths, page):
 
 
 def _padded(rng, prompts, width):
-    """Behind a prompt stand tokens as they occur in prompts."""
+    """Rows filled up behind the prompts with tokens that occur in prompts."""
     rows = [[*prompt, *rng.integers(0, 2, width - len(prompt))] for prompt in prompts]
     return np.array(rows, np.int32).reshape(len(prompts), width)
 
 
 def _prompt_inputs(rng, n, S, page):
-    """Each goes on from a beginning of an earlier one, or from none, with tokens of which there are few."""
+    """Most continue a prefix of an earlier prompt; there are only two different tokens."""
     prompts = []
     for _ in range(n):
         base = prompts[rng.integers(len(prompts))] if prompts and rng.random() < 0.8 else []
@@ -70,16 +70,16 @@ FOUND_TOKENS = FunctionExercise(
             _prompts("a page has the same tokens as a cached one, after a different beginning", [*A, *B], [*C, *B, 0]),
             _prompts("a page is not cached, and the one behind it has the tokens of one that is", [*A, *B, *C],
                      [*A, *C, *C, 0]),
-            _prompts("a prompt is the beginning of an earlier one", [*A, *B, *C], [*A, *B, 9], [*A, *B]),
+            _prompts("a prompt is a prefix of an earlier one", [*A, *B, *C], [*A, *B, 9], [*A, *B]),
             _prompts("all tokens are equal", [3] * 13, [3] * 9, [3] * 17),
-            Reach("behind a prompt stand the tokens with which later ones go on", _cut_off,
+            Reach("what stands behind a prompt in its row is how a later prompt goes on", _cut_off,
                   {"n": 4, "S": 12, "page": 4}),
             _prompts("no prompt fills a page", [1, 2, 3], [1, 2, 3], [1]),
             _prompts("a page is one token", [1, 2, 3], [1, 2, 4, 5], [2, 3], [1, 2, 3, 9], page=1)),
     wrong={
         "the digest is of the page alone: the same tokens after a different beginning are found":
             Edit("digest = hash((digest, *row[place : place + page]))", "digest = hash((*row[place : place + page],))"),
-        "the last token may be found, too: its logits would be missing": Edit(" and place + page < length", ""),
+        "the last token may be found as well: its logits would be missing": Edit(" and place + page < length", ""),
         "a page that is not full is entered": Edit("while place + page <= length:", "while place < length:"),
         "the prompt finds its own pages: they are entered before the search": Edit(
             "if digest in cache and place + page < length:",
@@ -111,7 +111,7 @@ def _planned_step(running, waiting, budget, seats, free):
 
 
 def _queue_inputs(rng, n, m):
-    """n sequences that run, m prompts that wait."""
+    """n running sequences, m waiting prompts."""
     running, waiting = np.where(rng.random(n) < 0.7, 1, rng.integers(1, 60, n)), rng.integers(1, 60, m)
     return running, waiting, int(rng.integers(0, 200)), int(rng.integers(0, 6)), int(rng.integers(0, 30))
 
@@ -129,35 +129,36 @@ PLAN_STEP = FunctionExercise(
     random_size=lambda rng: {"n": int(rng.integers(2, 10)), "m": int(rng.integers(2, 10))},
     domain=(_queue("nothing runs", [], [5, 40, 7], 48, 8, 100),
             _queue("nothing waits", [1, 30, 1], [], 20, 8, 100),
-            _queue("the budget ends within a prompt that waits", [1, 1], [10, 50, 5], 30, 8, 100),
-            _queue("the budget ends within a prompt that runs", [1, 70, 1], [5], 40, 8, 100),
+            _queue("the budget ends within a waiting prompt", [1, 1], [10, 50, 5], 30, 8, 100),
+            _queue("the budget ends within the prompt of a running sequence", [1, 70, 1], [5], 40, 8, 100),
             _queue("the budget has one token left for a prompt", [1, 1], [9], 3, 8, 100),
             _queue("the budget is used up exactly", [1, 1], [8, 5], 10, 8, 100),
-            _queue("the first that waits does not fit, and the second would", [1], [60, 4], 100, 8, 4),
+            _queue("the first waiting prompt does not fit, and the second would", [1], [60, 4], 100, 8, 4),
             _queue("all pages are needed, and those of the prompts are just enough", [1, 1], [32, 16], 100, 8, 6),
-            _queue("a page is missing for a sequence that runs", [1, 1], [32, 16], 100, 8, 5),
+            _queue("a page is missing for a running sequence", [1, 1], [32, 16], 100, 8, 5),
             _queue("only a part of a prompt is computed, and the whole would not fit into the pages", [1], [60], 10, 8,
                    3),
-            _queue("one that runs is in the middle of its prompt, and a page is missing for it", [1, 20], [32], 100, 8,
-                   3),
+            _queue("a running sequence is in the middle of its prompt, and a page is missing for it", [1, 20], [32],
+                   100, 8, 3),
             _queue("there is one seat", [1], [4, 4, 4], 100, 1, 100),
             _queue("there is no seat", [1], [4], 100, 0, 100)),
     wrong={
         "a prompt is computed whole or not at all": Edit(
             "min(prompt, budget) if queue_open", "prompt if queue_open and prompt <= budget"),
-        "prompts that wait may pass one that does not fit": Edit("queue_open = queue_open and", "queue_open ="),
+        "a waiting prompt is admitted before an older one that does not fit":
+            Edit("queue_open = queue_open and", "queue_open ="),
         "the seats are not counted down": Edit("seats -= 1", ""),
-        "no page is left for those that run": Edit("pages + holders <= free", "pages <= free"),
-        "one in the middle of its prompt is not counted among those that run":
+        "no page is left for the running sequences": Edit("pages + holders <= free", "pages <= free"),
+        "a sequence in the middle of its prompt is not counted as running":
             Edit("holders = len(running)", "holders = int((running == 1).sum())"),
         "the pages of an admitted prompt stay free": Edit("free -= pages", ""),
         "pages are counted for the chunk, not for the prompt": Edit("pages = -(-prompt // 16)",
                                                                     "pages = -(-min(prompt, budget) // 16)"),
         "pages are rounded down": Edit("-(-prompt // 16)", "prompt // 16"),
-        "each that runs gets one token, in the middle of its prompt, too": Edit("tokens = min(left, budget)",
-                                                                               "tokens = min(1, budget)"),
-        "what those that run have taken is not taken off the budget": Edit("planned.append(tokens)\nbudget -= tokens",
-                                                                          "planned.append(tokens)"),
+        "every running sequence gets one token, even in the middle of its prompt":
+            Edit("tokens = min(left, budget)", "tokens = min(1, budget)"),
+        "the tokens of the running sequences are not subtracted from the budget":
+            Edit("planned.append(tokens)\nbudget -= tokens", "planned.append(tokens)"),
     },
 )
 
@@ -183,14 +184,14 @@ PREDICT_PREEMPTION = PredictionExercise(
     how={"held": "In step 2, a's ninth token needs a third page, and b's sixth its second: 3 + 2.",
          "gone": "a has 7 tokens after step 0 and one more after each step: its thirteenth, in step 6, needs a fourth "
                  "page. By then b holds three, since its ninth token came in step 5, and 3 + 3 are all.",
-         "again": "b had computed all of its tokens up to the ninth. It gives up every one of them.",
+         "again": "b had computed all of its tokens up to the ninth. All nine are computed again.",
          "steps": "a computes its last token, the fourteenth, in step 7. b has ten tokens to compute then, 8 in step 8 "
-                  "and 2 in step 9, and the token that step 9 draws is its last.",
-         "steps_ample": "b needs steps 0 and 1 for its prompt, which draw its first token, and five more. a needs step "
-                        "0 and seven more, up to step 7: eight steps in all."},
+                  "and 2 in step 9, and the token that step 9 samples is its last.",
+         "steps_ample": "b needs steps 0 and 1 for its prompt, where step 1 samples its first token, and five more. a "
+                        "needs step 0 and seven more, up to step 7: eight steps in all."},
     wrong={"the last token is computed as well: its keys and values are never needed": {
                **TRUE, "steps": 12, "steps_ample": 9},
-           "the prompt of b is computed in step 0, beyond the budget": {**TRUE, "gone": 6, "again": 10},
+           "all of b's prompt is computed in step 0, beyond the budget": {**TRUE, "gone": 6, "again": 10},
            "the older one is preempted": {**TRUE, "again": 12, "steps": 11},
            "a prompt is all that is computed again": {**TRUE, "again": 5, "steps": 14},
            "nothing is computed again: the pages are kept": {**TRUE, "again": 0, "steps": 9},
@@ -277,8 +278,8 @@ def _passes(report) -> str | None:
     lanes = {thread % 32 for (array, space), cells in report.touched.items() if (array, space) == (name, "global")
              for (thread, _), kinds in cells.items() if "load" in kinds}
     if len(lanes) < 16:
-        return (f"{len(lanes)} of the 32 lanes load all weights. Let each lane take its share of the row, and add the "
-                f"shares up by shuffles.")
+        return (f"{len(lanes)} of the 32 lanes load all weights. Let each lane take every 32nd weight, and add their "
+                f"sums up by shuffles.")
     return None
 
 
@@ -338,14 +339,14 @@ TOP_P_THRESHOLD = KernelExercise(
     wrong={
         "tokens that weigh as much as the threshold are left out": Edit(">= trial", "> trial"),
         "a mass that is reached exactly counts as missed": Edit(">= need[row]", "> need[row]"),
-        "a bit too few: weights of 2**30 and more are never reached": Edit("int32(1 << 30)", "int32(1 << 29)"),
+        "one bit too few: weights of 2**30 and more are never reached": Edit("int32(1 << 30)", "int32(1 << 29)"),
         "the lowest bit is never tried": Edit("while bit > 0:", "while bit > 1:"),
         "the tokens are counted, not weighed": Edit("mass += weights[row, col]", "mass += 1"),
         "32 bits for the sum: it overflows": Edit("mass = int64(0)", "mass = int32(0)", "mass += weights[row, col]",
                                                   "mass = int32(mass + weights[row, col])"),
         "each lane takes one weight, and the rest of the row is left out":
             Edit("range(lane, weights.shape[1], 32)", "range(lane, min(weights.shape[1], 32), 32)"),
-        "every lane keeps the sum of its own share": Edit("mass += cuda.shfl_xor_sync(0xFFFFFFFF, mass, distance)",
+        "every lane keeps the sum of its own weights": Edit("mass += cuda.shfl_xor_sync(0xFFFFFFFF, mass, distance)",
                                                           "pass"),
         "`shfl_down_sync` in place of xor, and the last lane stores": Edit("shfl_xor_sync(", "shfl_down_sync(",
                                                                            "lane == 0", "lane == 31"),
@@ -358,7 +359,7 @@ TOP_P_THRESHOLD = KernelExercise(
     },
 )
 
-# --- A draw by whole numbers ------------------------------------------------------------------------------------------
+# --- Sampling with whole numbers --------------------------------------------------------------------------------------
 
 
 def _drawn(weights, at):
@@ -372,7 +373,7 @@ def _share(rng, weights):
 
 
 def _first_of_a_token(rng, weights):
-    """The share at which a token begins that weighs something, and not the first one."""
+    """The number at which the interval of a token begins that weighs something, and is not the first one."""
     begins = np.cumsum(weights.astype(np.int64), axis=1) - weights
     return np.array([rng.choice(row[own > 0][1:] if (own > 0).sum() > 1 else [0])
                      for row, own in zip(begins, weights, strict=True)])
@@ -396,8 +397,8 @@ def _scans(report) -> str | None:
     elements, loads = elements_of_argument(report, 0), report.counts["global_loads"]
     rows, stores = elements_of_argument(report, 1), report.counts["global_stores"]
     if stores > rows:
-        return (f"For {rows} rows it stores {stores} tokens: two tokens of a row claim the same share. The one whose "
-                f"share ends there must not.")
+        return (f"For {rows} rows it stores {stores} tokens: the intervals of two tokens share a number. An interval "
+                f"ends before the first number of the next.")
     if loads > 3 * elements + 200:
         return (f"It makes {loads:,} loads from global memory for {elements:,} weights. Load each weight once, and get "
                 f"the sums of the lanes before by shuffles.")
@@ -426,19 +427,21 @@ DRAW_TOKENS = KernelExercise(
     launch=lambda R, V: (R, 32),
     observe_sizes=({"R": 4, "V": 200},),
     demand=_scans,
-    domain=(_draws("the share is 0", lambda rng, R, V: _draw_inputs(rng, R, V)[0], lambda rng, w: np.zeros(len(w))),
-            _draws("the share is the last one", lambda rng, R, V: _draw_inputs(rng, R, V)[0],
+    domain=(_draws("the random number is 0", lambda rng, R, V: _draw_inputs(rng, R, V)[0],
+                   lambda rng, w: np.zeros(len(w))),
+            _draws("the random number is the sum less 1", lambda rng, R, V: _draw_inputs(rng, R, V)[0],
                    lambda rng, weights: weights.astype(np.int64).sum(1) - 1),
-            _draws("a token's first share is drawn", lambda rng, R, V: _draw_inputs(rng, R, V)[0], _first_of_a_token),
+            _draws("the random number is the first of a token's interval",
+                   lambda rng, R, V: _draw_inputs(rng, R, V)[0], _first_of_a_token),
             _draws("all weights are 1", lambda rng, R, V: np.ones((R, V))),
             _draws("only the last token weighs something", _only(-1)),
             _draws("only the first token weighs something", _only(0)),
             _draws("weights are close to 2**31, and their sum is far above it",
                    lambda rng, R, V: HIGHEST - 1 - rng.integers(0, 9, (R, V)))),
     wrong={
-        "a token's share ends one too late: the first share of the next one goes to it": Edit(
+        "an interval ends one too late: it includes the first number of the next": Edit(
             "at[row] < before + through", "at[row] <= before + through"),
-        "a token's share begins one too late": Edit("before + through - own <= at[row]",
+        "an interval begins one too late": Edit("before + through - own <= at[row]",
                                                     "before + through - own < at[row]"),
         "the own weight is counted as one before": Edit("before + through - own <= at[row]",
                                                         "before + through <= at[row]",
@@ -446,9 +449,10 @@ DRAW_TOKENS = KernelExercise(
                                                         "at[row] < before + through + own"),
         "each chunk begins at 0 again": Edit("before += cuda.shfl_sync(0xFFFFFFFF, through, 31)", ""),
         "the sum of a chunk is that of lane 0": Edit("through, 31)", "through, 0)"),
-        "every lane adds its own sum, and none the chunk's": Edit("before += cuda.shfl_sync(0xFFFFFFFF, through, 31)",
-                                                                  "before += through"),
-        "lanes without one before them add something, too": Edit("if lane >= distance:", "if True:"),
+        "every lane adds its own running sum, not the chunk's sum":
+            Edit("before += cuda.shfl_sync(0xFFFFFFFF, through, 31)", "before += through"),
+        "lanes that have no lane at that distance before them add something as well":
+            Edit("if lane >= distance:", "if True:"),
         "a round too few: half a warp": Edit("(1, 2, 4, 8, 16)", "(1, 2, 4, 8)"),
         "32 bits for the sums: they overflow": Edit(
             "before = int64(0)", "before = int32(0)",
@@ -456,7 +460,8 @@ DRAW_TOKENS = KernelExercise(
             "weights[row, col] if col < weights.shape[1] else int32(0)",
             "before += cuda.shfl_sync(0xFFFFFFFF, through, 31)",
             "before = int32(before + cuda.shfl_sync(0xFFFFFFFF, through, 31))"),
-        "the place in the chunk, not in the row": Edit("tokens[row] = col", "tokens[row] = lane"),
+        "the token's index in the chunk is stored, not that in the row":
+            Edit("tokens[row] = col", "tokens[row] = lane"),
         "every lane adds up all weights before its own": draw_tokens_alone,
     },
 )

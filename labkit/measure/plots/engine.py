@@ -1,8 +1,8 @@
 """The figures of the Llama engine's measurements, in the course's style.
 
-    decode_steps(series)       the time of a step over the number of its sequences, beside what its bytes need
-    seats(series)              who sits where over the time of a run: static batches, and continuously
-    rates(series)              tokens out a second of every way to run the same requests
+    decode_steps(series)       the time of a step over the number of its sequences, with the bound from its bytes
+    seats(series)              which request holds each seat over the time of a run, static or continuous
+    rates(series)              output tokens per second of each way to run the same requests
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TORCH_LINES = (("eager, in a graph", "PyTorch", ORANGE, "v"), ("compiled, in a g
 def decode_steps(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """Milliseconds of a step over its sequences, both axes logarithmic."""
     panels = here_and_recorded(series, measure.recorded_beside(series, "llama_decode", recorded))
-    figure, axes = new_figure([3.0] * len(panels), f"One token more, of sequences with {series['tokens']:,} tokens",
+    figure, axes = new_figure([3.0] * len(panels), f"One more token for sequences of {series['tokens']:,}",
                               "Milliseconds of a step in a graph: " + "; ".join(
                                   f"{row['sequences']} sequences {number(row['ms']['p50'])}" for row in series["rows"])
                               + f". {taken(series)}.")
@@ -55,7 +55,7 @@ def decode_steps(series: dict, recorded: dict | None | str = "auto") -> CourseFi
             counts = [row["sequences"] for row in rows]
             ax.set_xscale("log", base=2)
             time_axis(ax)
-            ends = [_line(ax, counts, [row["called_ms"] for row in rows], "called", PURPLE, "D"),
+            ends = [_line(ax, counts, [row["called_ms"] for row in rows], "called from Python", PURPLE, "D"),
                     _line(ax, counts, [row["ms"]["p50"] for row in rows], "in a graph", BLUE, "o")]
             for key, name, colour, marker in TORCH_LINES:
                 points = [(row["sequences"], row["torch"][key]) for row in rows
@@ -65,7 +65,7 @@ def decode_steps(series: dict, recorded: dict | None | str = "auto") -> CourseFi
             if all("bound_ms" in row for row in rows):
                 bound = [row["bound_ms"] for row in rows]
                 ax.plot(counts, bound, color=INK, linestyle=(0, (4, 3)), linewidth=1.1)
-                ends.append((counts[-1], bound[-1], "what its bytes need", INK))
+                ends.append((counts[-1], bound[-1], "bound from its bytes", INK))
             _finish_counts(ax, counts)
             label_line_ends(ax, ends)
             panel_title(ax, taken(panel))
@@ -92,8 +92,8 @@ def _finish_counts(ax, counts: Sequence[int]) -> None:
 
 
 def seats(series: dict, names: Sequence[str] = COMPARED) -> CourseFigure:
-    """A row for each seat, a bar for each stay of a request, of any colour; where there is none, the seat is empty. A
-    line says when the run ends. All panels have the same time axis."""
+    """A row for each seat and a bar for each stay of a request, coloured only to tell neighbours apart. A vertical line
+    marks the end of the run. All panels share the time axis."""
     rows = {row["name"]: row for row in series["rows"]}
     chosen = [rows[name] for name in names]
     end = max(row["seconds"] for row in chosen)
@@ -123,7 +123,7 @@ def seats(series: dict, names: Sequence[str] = COMPARED) -> CourseFigure:
 
 
 def _of_run(row: dict) -> str:
-    """Its time and rate; where it was the seats that limited the batch, the part of their time that is empty."""
+    """Its time and rate; where the seats limited the batch, also the part of their time that is empty."""
     text = f"{row['name']}: {number(row['seconds'])} s, {row['tokens_per_second']:,.0f} tokens a second"
     if row["most_sequences"] < row["seats"]:
         return text
@@ -136,8 +136,10 @@ def rates(series: dict) -> CourseFigure:
     """A bar for each run, longer is faster."""
     rows = series["rows"]
     texts = [f"{row['tokens_per_second']:,.0f}" for row in rows]
-    return bars(f"{series['requests']:,} requests at once, {series['shortest']:,} to {series['longest']:,} tokens in "
-                f"and out", taken(series), [f"{row['name']}" for row in rows],
-                [row["tokens_per_second"] for row in rows], texts,
-                [BLUE if "pages" in row["name"] or "all" in row["name"] else GREY for row in rows],
-                "tokens out a second")
+    figure = bars(f"{series['requests']:,} requests at once, {series['shortest']:,} to {series['longest']:,} tokens in "
+                  f"and out", taken(series), [f"{row['name']}" for row in rows],
+                  [row["tokens_per_second"] for row in rows], texts,
+                  [BLUE if "pages" in row["name"] or "all" in row["name"] else GREY for row in rows],
+                  "output tokens per second")
+    figure.axes[0].xaxis.set_major_locator(MaxNLocator(5))
+    return figure

@@ -34,7 +34,8 @@ def written(figure):
 def test_steps_stand_beside_their_bytes_and_pytorchs():
     figure = pictures.decode_steps(decode(), recorded=None)
     names = written(figure)
-    assert {"in a graph", "called", "PyTorch", "what its bytes need"} < set(names) and "PyTorch, compiled" not in names
+    assert {"in a graph", "called from Python", "PyTorch", "bound from its bytes"} < set(names)
+    assert "PyTorch, compiled" not in names
     assert "1 sequences 0.75; 32 sequences 1.1; 256 sequences 3.2" in figure.summary
     assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == ["1", "32", "256"]
 
