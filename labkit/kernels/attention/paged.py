@@ -15,7 +15,7 @@ For a part of the keys, with scores s and values v, three things are kept for ea
     row_max = max s        row_sum = sum of 2**(s - row_max)        acc = sum of 2**(s - row_max) * v
 
 Two parts join: both are brought to the larger row_max, and added. So lanes and warps each take pages of their own, and
-none waits for another before the end of a part. A sequence has a part for each 8 pages, 16 at most: how many depends on
+none waits for another before the end of a part. A sequence has up to 16 parts of 8 pages or more: how many depends on
 its own length alone. How many blocks share these parts depends on the batch: all parts go to one block where sequences
 and heads make enough of them, and each to a block of its own where they do not. The block that ends last then folds
 what all have found, and there is no second launch. Either way parts are folded in their order, by the same operations,
