@@ -136,9 +136,8 @@ launches = None
 token_bytes = 2 * 32 * 8 * 128 * 2
 tokens_grouped = 16_000_000_000 // token_bytes
 tokens_ungrouped = 16_000_000_000 // (4 * token_bytes)
-waves = 2 * np.pi * 500_000.0 ** (np.arange(64) / 64)
-pairs_kept = int((8192 / waves >= 4).sum())
-pairs_slowed = int((8192 / waves <= 1).sum())
+pairs_kept = 29  # those for which 8,192 / (2 * pi * 500,000**(pair / 64)) is 4 or more
+pairs_slowed = 29  # and 1 or less
 launches = 8 * 32 + 4
 ### END SOLUTION
 

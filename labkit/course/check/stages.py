@@ -17,6 +17,7 @@ ORDERS = ("reverse", "scattered")  # after "forward"
 ORDERED_ELEMENTS = 20_000  # larger cases run forward only
 OBSERVED_THREADS = 1_100  # observe is plain Python: small cases only
 TELLING_ELEMENTS = 8  # fewer wrong elements show no pattern
+MORE = 4  # cases after the failing one in which a known mistake must do the same; all, where several do
 FAULTS = ("out_of_bounds", "barrier", "warp", "misaligned")  # of which a launch shows the first alone
 
 
@@ -104,6 +105,8 @@ def _known_mistake(exercise: Exercise, answer, attempt: Attempt, run, passed: li
     """
     if attempt.kind == "not_observed" or (device.on_gpu() and attempt.kind in ("never_ends", "gpu_fault")):
         return Known()  # after a fault the GPU takes no more launches from this process
+    if attempt.kind in ("never_ends", "unsupported", "wrong_types", "wrong_arguments"):
+        more = []
     best, found = -1, []
     mine_more = None
     for mistake, wrong in exercise.wrong.items():
@@ -112,8 +115,7 @@ def _known_mistake(exercise: Exercise, answer, attempt: Attempt, run, passed: li
         if score < 0 or (depends_on_before(exercise, wrong, case, theirs) is not None) != adds:
             continue
         if mine_more is None:  # a few more cases, run once, only when there is something to compare with
-            slow = attempt.kind in ("never_ends", "unsupported", "wrong_types", "wrong_arguments")
-            mine_more = [] if slow else [(next_run, next_run(answer)) for _, next_run in more[:4]]
+            mine_more = [(next_run, next_run(answer)) for _, next_run in more[:MORE]]
         pairs = [(attempt, theirs), *((mine, next_run(wrong)) for next_run, mine in mine_more)]
         scores = [_alike(*pair) for pair in pairs]
         if min(scores) < 0:
@@ -124,6 +126,11 @@ def _known_mistake(exercise: Exercise, answer, attempt: Attempt, run, passed: li
             found.append((mistake, wrong, pairs))
     if len(found) > 1:  # one that fails where this answer is right is another mistake
         found = [one for one in found if all(run(one[1]).good for _, run in passed)] or found
+    for _, next_run in more[MORE:]:
+        if len(found) < 2:
+            break
+        mine = next_run(answer)
+        found = [one for one in found if _alike(mine, next_run(one[1])) >= 0] or found
     if exercise.kind == "kernel" and not device.on_gpu():
         # The first fault alone may not tell them apart: the first in another order does, or all that observe finds.
         for look in (lambda a: run_once(exercise, a, case, "reverse"), observer(exercise, case, whole=True)):

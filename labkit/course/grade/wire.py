@@ -35,6 +35,9 @@ def pack(value, blobs: list):
         return {"int": str(value)}
     if isinstance(value, float):
         return {"float": value.hex()}
+    if isinstance(value, bytes):
+        blobs.append(value)
+        return {"bytes": len(value)}
     if isinstance(value, tuple | list):
         return {type(value).__name__: [pack(each, blobs) for each in value]}
     if isinstance(value, np.ndarray | np.generic):
@@ -58,6 +61,8 @@ def unpack(value, read):
         return int(held)
     if kind == "float" and isinstance(held, str) and len(held) < 100:
         return float.fromhex(held)
+    if kind == "bytes" and type(held) is int and 0 <= held <= MAX_BYTES:
+        return bytes(read(held))
     if kind in ("tuple", "list") and isinstance(held, list):
         return {"tuple": tuple, "list": list}[kind](unpack(each, read) for each in held)
     if kind == "array" and isinstance(held, list) and len(held) == 4:
@@ -73,7 +78,7 @@ def unpack(value, read):
 
 
 def encode(head: dict, values: dict) -> bytes:
-    """head: plain JSON. values: name -> a number, a text, an array, a tuple of them."""
+    """head: plain JSON. values: name -> a number, a text, bytes, an array, a tuple of them."""
     blobs: list[bytes] = []
     packed = {name: pack(value, blobs) for name, value in values.items()}
     size = sum(map(len, blobs))

@@ -19,7 +19,8 @@ def sent_and_received(values: dict) -> dict:
         return wire.receive(other, time.monotonic() + 5)[1]
 
 
-@pytest.mark.parametrize("value", [None, True, 3, -(1 << 70), 0.1, float("inf"), "text", (1, (2.5, "x")), [1, None]])
+@pytest.mark.parametrize("value", [None, True, 3, -(1 << 70), 0.1, float("inf"), "text", (1, (2.5, "x")), [1, None],
+                                   b"", b"bytes\x00", [b"two", b""]])
 def test_plain_values_arrive_as_they_are(value):
     got = sent_and_received({"v": value})["v"]
     assert got == value and type(got) is type(value)
@@ -39,7 +40,8 @@ def test_nan_keeps_its_bits():
     assert np.array_equal(sent_and_received({"v": bits.view(np.float32)})["v"].view(np.uint32), bits)
 
 
-@pytest.mark.parametrize("value", [object(), np.array([print], object), np.zeros(1, "i4,i4"), {1: 2}, b"bytes"])
+@pytest.mark.parametrize("value", [
+    object(), np.array([print], object), np.zeros(1, "i4,i4"), {1: 2}, bytearray(b"bytes")])
 def test_what_is_no_number_is_not_sent(value):
     with pytest.raises(TypeError, match="cannot be sent"):
         wire.encode({}, {"v": value})
