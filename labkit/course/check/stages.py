@@ -112,7 +112,8 @@ def _known_mistake(exercise: Exercise, answer, attempt: Attempt, run, passed: li
     for mistake, wrong in exercise.wrong.items():
         theirs = run(wrong)
         score = _alike(attempt, theirs)
-        if score < 0 or (depends_on_before(exercise, wrong, case, theirs) is not None) != adds:
+        if score < 0 or not _same_code(answer, wrong) and (
+                depends_on_before(exercise, wrong, case, theirs) is not None) != adds:
             continue
         if mine_more is None:  # a few more cases, run once, only when there is something to compare with
             mine_more = [(next_run, next_run(answer)) for _, next_run in more[:MORE]]
@@ -124,6 +125,7 @@ def _known_mistake(exercise: Exercise, answer, attempt: Attempt, run, passed: li
             best, found = sum(scores), []
         if sum(scores) == best:
             found.append((mistake, wrong, pairs))
+    found = [one for one in found if _same_code(answer, one[1])] or found
     if len(found) > 1:  # one that fails where this answer is right is another mistake
         found = [one for one in found if all(run(one[1]).good for _, run in passed)] or found
     for _, next_run in more[MORE:]:
@@ -140,6 +142,14 @@ def _known_mistake(exercise: Exercise, answer, attempt: Attempt, run, passed: li
                 found = [one for one in seen if _alike(*one[2][-1]) > 0] or seen
     exact = len(found) == 1 and all(_the_same(*pair) for pair in found[0][2]) and _tells(found[0][2])
     return Known(", or: ".join(mistake for mistake, *_ in found), exact)
+
+
+def _same_code(answer, wrong) -> bool:
+    """Whether they are one function, word for word but for names of variables and comments: what memory held before
+    may make two runs of it differ."""
+    codes = [getattr(getattr(each, "py_func", each), "__code__", None) for each in (answer, wrong)]
+    return None not in codes and (codes[0].co_code, codes[0].co_consts) == (codes[1].co_code, codes[1].co_consts) and (
+        codes[0].co_names == codes[1].co_names)
 
 
 def _the_same(a: Attempt, b: Attempt) -> bool:
