@@ -11,9 +11,12 @@
 #
 # ## The question
 #
-# A CPU runs one thread per core, as fast as it can. A GPU runs thousands of slow threads and lets them wait for memory
-# in turns. So a GPU program answers a question that a CPU program never asks: *which thread does which part of the
-# work?* This notebook is about that question. Every later one is about asking it well.
+# A CPU has a few cores, and each runs one thread as fast as it can. A GPU keeps thousands of threads at hand. Each of
+# them is slow, but while some wait for memory, others compute. So a program for a GPU has to answer a question that a
+# program for a CPU need not: *which thread does which part of the work?* This notebook is about that question. The
+# later ones are about good answers to it.
+#
+# To follow the course you need to know Python and NumPy. No knowledge of GPUs is assumed.
 #
 # ## The device on your bench
 #
@@ -27,10 +30,11 @@ print(device.choice().reason)
 
 # %% [markdown]
 # On a machine with an NVIDIA GPU, `cuda` is `numba.cuda`, and kernels are compiled for that GPU. On any other machine
-# it is labkit's *CPU device*, which compiles the very same kernels for the processor you have. It gives the GPU's
-# answers and enforces the GPU's limits, and it is the better place to make mistakes, because it can say what went
-# wrong. What it cannot give is the GPU's speed. A time taken on the CPU device says how much work a kernel does here,
-# and nothing about a GPU. Every time in this notebook says where it was taken.
+# it is labkit's *CPU device*, which compiles the very same kernels for the CPU you have. It gives the GPU's answers and
+# enforces the GPU's limits, and it is the better place to make mistakes, because it can say what went wrong. What it
+# cannot give is the GPU's speed. A time taken on the CPU device says how much work a kernel does here, and nothing
+# about a GPU. Every time in this notebook says where it was taken; those of an H200, a large GPU for data centres, were
+# recorded beforehand.
 #
 # These are the facts a launch depends on.
 
@@ -42,17 +46,18 @@ print(f"compute capability     {here.compute_capability[0]}.{here.compute_capabi
 print(f"multiprocessors        {here.MULTIPROCESSOR_COUNT}")
 print(f"threads in a block     {here.MAX_THREADS_PER_BLOCK:,} at most")
 print(f"threads in a warp      {here.WARP_SIZE}")
-print(f"shared memory a block  {here.MAX_SHARED_MEMORY_PER_BLOCK // 1024} KiB")
 print(f"memory                 {total / 2**30:,.1f} GiB, {free / 2**30:,.1f} GiB of it free")
 
 # %% [markdown]
-# On a GPU, a *multiprocessor* is the part that runs blocks of threads; it has its own registers and its own fast
-# memory. A *warp* is 32 threads that execute the same instruction together. On the CPU device a multiprocessor is a
-# core of your processor, and the limits are those of a GPU of compute capability 9.0.
+# The *compute capability* is the version of the GPU's design: it says which instructions and which limits the GPU has.
+# A *multiprocessor* is a part of the GPU that runs *blocks*, which are groups of threads. A *warp* is 32 threads of a
+# block that execute the same instruction together; lesson 02 shows what that means for speed. On the CPU device a
+# multiprocessor is a core of your CPU, and the limits are those of a GPU of compute capability 9.0.
 #
 # ## A launch
 #
-# A *kernel* is a function that every thread runs. This one writes down who ran it.
+# A *kernel* is a function that every thread runs. It is written in Python, and `@cuda.jit` marks it to be compiled for
+# the device when it is first called. This one writes down who ran it.
 
 # %%
 from labkit import show_source
@@ -61,8 +66,11 @@ from labkit.kernels.positions import positions, positions_kernel
 show_source(positions_kernel)
 
 # %% [markdown]
-# The kernel has no loop. It handles one element, and it is run once for each. Three numbers tell a thread which element
-# is its own: the number of its block, the number of threads in a block, and its own number within the block.
+# The kernel has no loop over the elements. It handles one element, and it is run once for each. Three numbers tell a
+# thread which element is its own: the number of its block, `blockIdx.x`, the number of threads in a block,
+# `blockDim.x`, and its own number within the block, `threadIdx.x`. (The `.x` is there because blocks can also be
+# counted along a second and a third axis. Lesson 03 does that.) A kernel returns nothing. It stores its results in
+# arrays that it is given, and `block.size` is the number of elements, as in NumPy.
 #
 # Before you run the next cell, write down: with ten elements and blocks of four threads, how many blocks are needed?
 # How many threads are started? How many of them have nothing to do?
@@ -87,26 +95,42 @@ pictures.launch_map(n, threads_per_block)
 
 # %% [markdown]
 # Three blocks, twelve threads. A launch starts whole blocks, so the last one hangs over the end, and two threads find
-# no element. The line `if i < block.size` sends them home. It is called the *guard*, and leaving it out is the most
-# common mistake in all of GPU programming: those two threads would write to memory that belongs to something else.
+# no element. For them the test `if i < block.size` is false, and they do nothing. It is called the *guard*, and leaving
+# it out is one of the most common mistakes in GPU programming: those two threads would write to memory that belongs to
+# something else.
 #
-# The launch itself is one line, hidden in `positions`. It is worth seeing.
+# The arrays were filled with -1 beforehand, so an element that no thread wrote would show.
+
+# %%
+from labkit import observe
+
+block, thread = np.full((2, 10), -1, np.int32)
+observe(positions_kernel[3, 4], block, thread).play(block=2)
+
+# %% [markdown]
+# This is the last block of three, step by step: press play, or use the arrow keys. Two of its threads have no element.
+# Watch what the guard does to them. The launch itself is one line of `positions`, after two checks of the arguments.
 
 # %%
 show_source(positions)
 
 # %% [markdown]
-# `kernel[grid, block, stream](arguments)`: how many blocks, how many threads in each, and, if you like, the stream to
-# queue it on. The launch returns before the kernel has run. `copy_to_host` waits for it.
+# `kernel[grid, block](arguments)`: how many blocks, how many threads in each, and then the arguments as in any call.
+# `blocks_for` divides and rounds up. The third number in the brackets may be left out; lesson 09 needs it. A launch
+# does not wait: it goes into a queue, and Python goes on at once. `copy_to_host` waits until the kernel has run.
 #
-# Blocks may run in any order, and all at once. That is the bargain: you promise that no block needs another's result,
-# and the same program runs on 2 multiprocessors or on 132.
+# There may be far more blocks than the GPU can run at one time. The rest wait for their turn. Blocks may run in any
+# order, many at once or one after another, so no block may need the result of another block of the same launch. In
+# return the same program runs on 2 multiprocessors or on 132.
 #
 # ## There and back
 #
-# A GPU has its own memory. Work goes there, is computed on, and comes back. An engine that generates text does this for
-# every token: a short Python list of the sequences that are still running becomes a small array of integers on the
-# device. Here is that trip without any computing. It has to be exact.
+# A GPU has its own memory. Data goes there, is computed on, and comes back. The machine that holds the GPU, with its
+# CPU and the memory that NumPy uses, is called the *host*.
+#
+# Here is the trip without any computing, with data of the kind that the last part of this course is about. A language
+# model reads text as *tokens*: numbers, each of which stands for a word or a part of one. A program that generates text
+# sends a short list of them to the device at every step. They have to arrive exactly as they were.
 
 # %%
 active_tokens = [128000, 791, 6864, 315, 9822]
@@ -119,9 +143,9 @@ print(type(on_device).__name__, on_device.dtype, on_device.shape)
 print("came back unchanged:", back.tolist() == active_tokens)
 
 # %% [markdown]
-# Memory that nothing has written holds whatever was there before. On a GPU that is often zeros, sometimes the last
-# program's data, and code that relies on it works until the day it does not. The CPU device fills fresh memory with
-# NaN, so that the mistake shows on the first day.
+# Memory that nothing has written to holds whatever was there before. On a GPU that is often zeros and sometimes the
+# data of another array, so a program that relies on zeros may work for months before it fails. The CPU device fills
+# fresh memory with NaN, so that the mistake shows on the first day.
 
 # %%
 untouched = cuda.device_array(4, dtype=np.float32)
@@ -130,8 +154,8 @@ print(untouched.copy_to_host() if not device.on_gpu() else "on a GPU: whatever w
 # %% [markdown]
 # ## When a launch is refused
 #
-# A device says no before it does harm. Here are three launches that no GPU accepts. Read what comes back: an error
-# message is the cheapest teacher there is.
+# A device checks a launch before it runs anything. Here are three launches that no GPU accepts. Read each message, and
+# look for what it names. Which of the facts at the top does the first one violate?
 
 # %%
 def attempt(what, launch):
@@ -147,18 +171,18 @@ attempt("a grid of no blocks:", lambda: positions_kernel[0, 128](block, thread))
 attempt("one argument too few:", lambda: positions_kernel[1, 128](block))
 
 # %% [markdown]
-# The wording differs between devices. A GPU answers with the driver's error code; the CPU device names the kernel, the
-# value and the limit. After a refused launch everything still works.
+# The wording differs between devices. A GPU answers with an error code of its *driver*, the program that controls it;
+# the CPU device names the kernel, the value and the limit. After a refused launch everything still works.
 #
-# `labkit doctor` in a terminal does the same for the machine itself: it lists what is installed, says why a device was
-# chosen, and gives the command that mends what it finds broken.
+# `labkit doctor` in a terminal checks the machine in the same spirit: it lists what is installed, says why a device was
+# chosen, and gives the command that repairs what it finds broken.
 #
 # ## Trust, then speed
 #
-# No kernel in this course is believed before it has agreed with NumPy. Not on a pretty size, either: on 1, on 31, on
-# 257, on sizes one past a block and sizes larger than the grid; with the output full of NaN beforehand, so that an
-# element nobody wrote cannot pass; against a reference computed in float64. Here is the check for the kernel of the
-# next lesson.
+# In this course each kernel is compared with NumPy before its time is taken. One convenient size would not do: the
+# sizes are 1, 31, 257, one more than a block, and more than a whole grid. The output is full of NaN beforehand, so that
+# an element that no thread wrote cannot pass. And the reference is computed in float64. Here is the check for the
+# kernel of the next lesson.
 
 # %%
 from labkit import agree
@@ -167,59 +191,63 @@ from labkit.kernels.elementwise import VECTOR_ADD
 agree(VECTOR_ADD, ["vector_add_per_thread"])
 
 # %% [markdown]
-# The last column is the error as a fraction of what rounding allows. A sum of two float32 numbers is rounded once, so
-# half of the allowance is the most that a right answer can show.
+# A *rung* is one of several kernels for the same operation; lesson 01 has three. The column *of the allowed* has the
+# largest error as a fraction of what the check allows, which here is twice the largest error of a single rounding. A
+# sum of two float32 numbers is rounded once, so half of the allowance is the most that a right answer can show.
 #
 # ## What a launch costs
 #
-# A kernel does not start by itself. Python looks up the compiled code, packs the arguments, and asks the driver; then
-# the GPU runs. For a small kernel that is most of the time.
+# A kernel does not start by itself. Python looks up the compiled code, packs the arguments, and calls the driver; then
+# the GPU runs. Here is an addition of two short vectors. Before you run the cell, guess: of the time that it takes when
+# it is called from Python, how much does the GPU itself need?
 
 # %%
 from labkit import measure
 
 cost = measure.recorded_series("launch_overhead")
 print(f"an addition of {cost['n']:,} numbers on the {cost['where']}, recorded {cost['date']}")
-print(f"    launched from Python       {cost['bound_us']:6.1f} us")
-print(f"    by PyTorch                 {cost['torch_us']:6.1f} us")
-print(f"    replayed from a CUDA graph {cost['graph_us']:6.1f} us")
+print(f"    called from Python         {cost['bound_us']:6.1f} us")
+print(f"    called through PyTorch     {cost['torch_us']:6.1f} us")
+print(f"    the GPU alone              {cost['graph_us']:6.1f} us")
 
 # %% [markdown]
-# The graph shows what the GPU itself needs. Everything above it is the host, talking. A later lesson records a whole
-# model as one graph for exactly this reason. Until then we give each launch enough work to make the talking cheap.
+# The last line is what is left when Python takes no part (lesson 09 shows how that is done). So for a small kernel most
+# of the time is the launch. We shall give each launch enough work to make that cost small beside it.
 #
 # ## How this notebook is kept
 #
-# Each entry has a date and one subject. It begins with a prediction, because a number is worth more when you had to
-# commit to one before. It shows the kernel's source, checks it, times it, and plots it beside what the hardware allows
-# and beside a series recorded on an NVIDIA H200. It ends with what was implemented and what was learned, including
-# what did not work. Keep your own in the same way: the cells are yours to change, and `labkit build` sets a copy aside
-# before it ever overwrites one.
+# Each lesson has a date and one subject. It asks for a prediction before it shows a result, because you learn more from
+# a number that you have guessed first. It shows the kernel's source, checks it, times it, and plots the time beside
+# what the hardware allows and beside times recorded on an NVIDIA H200. It ends with what I learned, including what did
+# not work. Keep your own notes in the same way: the cells are yours to change, and `labkit build` sets a copy aside
+# before it overwrites one.
 #
 # ## What was implemented
 #
 # - a first kernel, `positions_kernel`, and its launcher
-# - one import, `from labkit import cuda`, that finds a GPU or stands in for one
-# - a check against NumPy that every kernel has to pass, at sizes chosen to hurt
+# - one import, `from labkit import cuda`, that finds a GPU or uses the CPU in its place
+# - a check against NumPy that every kernel has to pass, at sizes where mistakes show
 #
 # ## What I learned
 #
 # - A launch is a grid of blocks of threads. The only thing that tells threads apart is their place in it.
 # - Threads come in whole blocks, so there are nearly always too many, and the guard is not optional.
 # - Host and device have separate memories. Copies are explicit, and so is their cost.
-# - Reading the refusals first saved me an evening later.
+# - An error message names the value and the limit. Reading it first is quicker than guessing.
 #
 # ## Resources
 #
-# - [CUDA C++ Programming Guide: Thread Hierarchy](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#thread-hierarchy)
+# - [CUDA C++ Programming Guide: Thread
+#   Hierarchy](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#thread-hierarchy)
 # - [Numba CUDA: Writing CUDA Kernels](https://nvidia.github.io/numba-cuda/user/kernels.html)
-# - [Lindholm, Nickolls, Oberman, Montrym: NVIDIA Tesla, a unified graphics and computing architecture (2008)](https://doi.org/10.1109/MM.2008.31)
+# - [Lindholm, Nickolls, Oberman, Montrym: NVIDIA Tesla, a unified graphics and computing architecture
+#   (2008)](https://doi.org/10.1109/MM.2008.31)
 #
 # ## Try it
 #
 # - Set `threads_per_block` to 3, then to 32. Predict the number of idle threads each time, then look at the picture.
-# - Ask for one element more than 2,048 in blocks of 256. How many blocks? Check it with `-(-n // 256)`.
-# - Launch `positions_kernel[5, 4](block, thread)` on ten elements. Eight threads too many: what happens, and why is
-#   that all right?
+# - How many blocks of 256 threads do 2,049 elements need? And 2,048? Check it with `-(-n // 256)`.
+# - Launch `positions_kernel[5, 4](block, thread)` on ten elements. There are more threads too many than before: how
+#   many, and why is that all right?
 #
-# Next: **01 · Vector addition**, where ten million numbers meet the memory bus.
+# Next: **01 · Vector addition**, where ten million numbers are added, and the memory sets the pace.

@@ -15,9 +15,9 @@
 #
 # $$c_i = a_i + b_i, \qquad 0 \le i < n$$
 #
-# There is no easier kernel, and that is its use. Nothing in it can hide the machine: what we measure will be memory,
-# launches and copies. I take $n$ = 10,000,003. Ten million is enough to keep a large GPU busy, and the three on top
-# make sure that the last block of threads does not come out even.
+# There is no easier kernel, so everything that we measure will be memory, launches and copies. I take $n$ = 10,000,003.
+# Ten million is enough to keep a large GPU busy, and with the three on top the last block of threads is only partly
+# used.
 
 # %%
 import time
@@ -36,11 +36,11 @@ cuda.to_device(np.zeros(1, np.float32))
 print(f"first contact: {1000 * (time.perf_counter() - begin):.1f} ms ({measure.where()})")
 
 # %% [markdown]
-# The last lines sent a single number to the device and took the time. Keep it in mind; it comes back below.
+# The last lines sent a single number to the device and took the time. It comes back below.
 #
 # ## A prediction
 #
-# Before you run the next cell, write down two numbers. How many bytes must move between the processor and its memory to
+# Before you run the next cell, write down two numbers. How many bytes must move between the device and its memory to
 # add these vectors? And if an H200 moves about 4,200 GB each second and computes about 65,000 GFLOP each second, which
 # of the two will it wait for?
 
@@ -48,11 +48,11 @@ print(f"first contact: {1000 * (time.perf_counter() - begin):.1f} ms ({measure.w
 roofline.predict(VECTOR_ADD, n=n)
 
 # %% [markdown]
-# A *flop* is one floating-point operation. Each addition is one, and for it two numbers are read and one is written:
-# twelve bytes. The table compares the time that the bytes need with the time that the flops need. The larger of the two
-# is the *bound*, and no kernel should be faster. (One will be, by a little. Look out for it.) This way of looking at a
-# kernel is called the *roofline*. Vector addition stands at the far low end of it, where arithmetic is free and
-# everything we pay for is memory.
+# A *flop* is one floating-point operation, and a GFLOP is a billion of them. For each addition two numbers of four
+# bytes are read and one is written: twelve bytes. The table compares the time that the bytes need with the time that
+# the flops need. The GPU does both at once, so the larger of the two is the *bound*: no kernel should be faster. (One
+# will be, by a little.) This way of looking at a kernel is called the *roofline*. The bound of vector addition is the
+# memory; its arithmetic costs next to nothing.
 #
 # ## One thread, one element
 
@@ -60,18 +60,17 @@ roofline.predict(VECTOR_ADD, n=n)
 show_source(elementwise.vector_add_per_thread_kernel)
 
 # %% [markdown]
-# Every thread runs these three lines once. `cuda.grid(1)` is short for the index formula
+# Every thread runs these three lines once. `cuda.grid(1)` is short for the index formula of lesson 00:
 #
 # $$i = \text{blockIdx.x} \times \text{blockDim.x} + \text{threadIdx.x}$$
 #
-# Skip the threads of all blocks before mine, then count to my place in my own. The formula gives every thread an $i$ of
-# its own and leaves none out. So each element has one owner, and no two threads ever write to the same place.
+# It counts the threads of all blocks before this one, then those before this thread in its own block. So every thread
+# has a different $i$, no $i$ is left out, and no two threads write to the same element.
 #
-# `uint32` is there for speed. Numba takes an index for a signed one, as in Python, and adds a test for negative values
-# to every access. An unsigned index cannot be negative, so the test is gone.
+# `uint32` is there for speed. Numba takes an index for a signed number, as in Python, where -1 means the last element,
+# and adds a test for negative values to every access. An unsigned index cannot be negative, so the test is gone.
 #
-# The `if` is the guard. Threads come in whole blocks, and ten million and three is not a whole number of blocks. Before
-# you run the next cell: which thread of which block is the first to find no element?
+# The `if` is the guard. Before you run the next cell: which thread of which block is the first to find no element?
 
 # %%
 block = 256
@@ -83,89 +82,65 @@ print(f"the first of them: block {n // block:,}, thread {n % block}")
 # %% [markdown]
 # ## Host, device and back
 #
-# A GPU has memory of its own. The processor that runs Python, the *host*, cannot look into it, and a kernel cannot look
-# into a NumPy array. So every program for a GPU takes the same way: inputs to the device, room for the result, a
-# launch, the result back to the host. Here it is, with a stopwatch on each step.
+# The host cannot look into the GPU's memory, and a kernel cannot look into a NumPy array. So every program for a GPU
+# has the same steps: allocate memory there, copy the inputs to it, launch, copy the result back. Here they are, each
+# with its time, and NumPy's addition on the host for comparison. Everything runs 21 times; the first time stands in a
+# column of its own.
 
 # %%
 rng = np.random.default_rng(0)
 a, b = rng.random(n, dtype=np.float32), rng.random(n, dtype=np.float32)
+c, expected = np.empty_like(a), np.empty_like(a)
+d_a, d_b, d_c = (cuda.device_array(n, np.float32) for _ in range(3))
 
-
-def timed(ms, step, call):
-    begin = time.perf_counter()
-    result = call()
-    cuda.synchronize()  # a launch returns before the kernel has run
-    ms[step] = 1000 * (time.perf_counter() - begin)
-    return result
-
+steps = {
+    "a to the device": lambda: d_a.copy_to_device(a),
+    "b to the device": lambda: d_b.copy_to_device(b),
+    "kernel": lambda: vector_add_per_thread(d_a, d_b, d_c),
+    "c to the host": lambda: d_c.copy_to_host(c),
+    "NumPy": lambda: np.add(a, b, out=expected),
+}
+times = {step: [] for step in steps}
+for _ in range(21):
+    for step, call in steps.items():
+        begin = time.perf_counter()
+        call()
+        cuda.synchronize()  # a launch returns before the kernel has run
+        times[step].append(1000 * (time.perf_counter() - begin))
 
 # %%
-def trip():
-    ms = {}
-    d_a = timed(ms, "a to the device", lambda: cuda.to_device(a))
-    d_b = timed(ms, "b to the device", lambda: cuda.to_device(b))
-    d_c = timed(ms, "room for the sum", lambda: cuda.device_array(n, np.float32))
-    timed(ms, "kernel", lambda: vector_add_per_thread(d_a, d_b, d_c))
-    return timed(ms, "sum to the host", d_c.copy_to_host), ms
-
-
-(c, first), (c_again, second) = trip(), trip()
-print(f"{'':18}first trip   second   ({measure.where()})")
-for step in first:
-    print(f"{step:18}{first[step]:10.2f}{second[step]:9.2f} ms")
+median = {step: float(np.median(ms[1:])) for step, ms in times.items()}
+print(f"{'':18}   first      median       least        most   ({measure.where()})")
+for step, ms in times.items():
+    print(f"{step:18}{ms[0]:8.2f}{median[step]:12.3f}{min(ms[1:]):12.3f}{max(ms[1:]):12.3f} ms")
 
 # %% [markdown]
-# The `synchronize` in `timed` is not decoration. On a GPU a launch only puts the kernel into a queue and returns. A
-# stopwatch without it times the queueing.
-#
-# The first trip is the slow one, for reasons that have nothing to do with adding.
+# A launch only puts the kernel into a queue and returns. Without `synchronize`, which waits for the device to finish,
+# we would time the queueing. The first time is slower, for reasons that have nothing to do with adding.
 #
 # - The first launch compiles. Numba turns the Python function into machine code for these types of arguments, and keeps
 #   it for as long as the program runs. The CPU device also keeps it on disk: if you have run this lesson before, it
 #   loads what it finds there.
-# - Fresh memory is slow the first time it is touched, because the operating system hands it out only then. The last
-#   step pays for this on both trips: `copy_to_host` makes a new NumPy array unless you give it one.
-# - On a GPU the first contact of all, the one at the top of this page, sets up a *context*: the driver loads, takes
-#   memory and prepares for your process.
+# - The operating system hands out memory only when it is first touched, which takes time. Here that happens to `c`.
+# - On a GPU the very first access, the one at the top of this page, sets up a *context*: the driver loads, takes memory
+#   and prepares for your process.
 #
-# All of this is paid once and belongs in no measurement of a kernel. Running a kernel before the clock starts is called
-# the *warm-up*.
+# None of this belongs in the time of a kernel. Running it once before the clock starts is called the *warm-up*. Of the
+# other twenty runs I take the median, because a mean would change if the operating system interrupted one of them.
 #
 # Is the answer right?
 
 # %%
-print("the sum equals NumPy's, bit for bit:  ", np.array_equal(c, a + b))
-print("a copy there and back is exact:       ", np.array_equal(cuda.to_device(a).copy_to_host(), a))
+print("the sum equals NumPy's, bit for bit:", np.array_equal(c, expected))
 
 # %% [markdown]
-# Bit for bit is not luck. The sum of two float32 numbers has one correctly rounded value, and NumPy and the device both
-# give it. Longer sums depend on their order, so from the matrix product on we shall need a tolerance. A copy rounds
-# nothing, ever.
-#
-# ## A very small trip
-#
-# Not everything that travels is large. An engine that generates text keeps a Python list of the tokens that are active
-# now, one for each sequence it is writing. The list changes at every step, and at every step the device needs it. The
-# way to do that: allocate once, for the most there can ever be, and copy only what is there.
-
-# %%
-slots = 8  # the most sequences that this engine will write at once
-d_tokens = cuda.device_array(slots, np.int32)
-
-for active_tokens in ([128000, 791, 6864], [315, 9822], [13]):
-    tokens = np.array(active_tokens, np.int32)
-    d_tokens[: tokens.size].copy_to_device(tokens)
-    back = d_tokens[: tokens.size].copy_to_host().tolist()
-    print(f"{active_tokens!s:20} {tokens.nbytes:2} bytes, unchanged: {back == active_tokens}")
-
-# %% [markdown]
-# Twelve bytes at most. Remember them when we come to what a copy costs.
+# They agree to the last bit, because a sum of two float32 numbers has one correctly rounded value. Longer sums depend
+# on the order of their additions, so from the matrix product on we shall need a tolerance. A copy never rounds.
 #
 # ## Without the guard
 #
-# The same kernel, without its `if`. To see what the 125 stray threads do, I give the vectors a neighbour: behind each
-# of them, in the same allocation, stand 256 sevens that are none of our business.
+# The same kernel without its `if`. To see what the 125 threads without an element do, I allocate each vector with 256
+# sevens behind it, which the kernel should leave alone.
 
 # %%
 @cuda.jit
@@ -174,77 +149,37 @@ def unguarded_kernel(a, b, out):
     out[i] = a[i] + b[i]
 
 
-def with_neighbours(values):
-    memory = cuda.to_device(np.append(values, np.full(256, 7, np.float32)))
-    return memory, memory[: values.size]
-
-
-# %%
-(_, our_a), (_, our_b), (memory, our_c) = with_neighbours(a), with_neighbours(b), with_neighbours(c)
+memories = [cuda.to_device(np.append(values, np.full(256, 7, np.float32))) for values in (a, b, c)]
 try:
-    unguarded_kernel[blocks, block](our_a, our_b, our_c)
-    stray = np.count_nonzero(memory.copy_to_host()[n:] != 7)
-    print(f"No error. {stray} of the neighbour's numbers have been overwritten.")
+    unguarded_kernel[blocks, block](*(memory[:n] for memory in memories))
+    print(f"No error, and {np.count_nonzero(memories[2].copy_to_host()[n:] != 7)} sevens overwritten.")
 except IndexError as error:
     print(type(error).__name__, *str(error).split(": "), sep="\n    ")
 
 # %% [markdown]
 # The CPU device checks every access and stops at the first wrong one. It names the kernel, the line, the array, the
-# index and the thread: the very thread that you predicted above.
+# index and the thread, which is the one that you predicted above.
 #
-# A GPU checks nothing. There this cell reports that all went well, and 125 of the neighbour's numbers are gone. Without
-# a neighbour of our own making, the stray threads might hit another array of the same program, which is worse, or
-# memory that nobody owns. Then some later call fails, with an error that names neither thread nor line, and the process
-# has to be started anew.
-#
-# NVIDIA's tool for this is `compute-sanitizer`. It runs a whole program under watch, as in `compute-sanitizer python
-# program.py`, and reports every access outside all allocations: how many bytes, which thread, which block. It is not
-# run here, and it would not object to this cell. Our neighbour lives in our own allocation, and to the sanitizer that
-# is one piece. The CPU device knows where each array ends.
+# A GPU does not check. There this cell reports no error, and 125 of the sevens are overwritten. Without our sevens,
+# those threads might write into another array of the same program, or to memory that was never allocated; then some
+# later call fails, with an error that names neither thread nor line, and you have to restart Python. NVIDIA's tool
+# `compute-sanitizer python program.py` finds accesses outside all allocations. It would not object to this cell,
+# because the sevens are in the same allocation as the vector. The CPU device knows where each array ends.
 #
 # ## Agreement
 #
-# One size proves little. `agree` runs every kernel of the operation at sizes chosen to hurt: a single element, one less
-# and one more than a block, a few more than a whole grid. It fills the output with NaN before, and looks for stray
-# writes after.
+# One size proves little. `agree` runs every kernel of the operation at sizes where mistakes show: a single element, one
+# less and one more than a block, a few more than a whole grid.
 
 # %%
 agree(VECTOR_ADD)
 
 # %% [markdown]
-# The table has three kernels. You know one of them; the others come below.
+# The first kernel you know; the other two come below.
 #
-# ## Twenty runs
+# ## The trip as a picture
 #
-# Now the clock. The buffers exist, the kernel is compiled. Each step of the trip runs twenty times, NumPy's addition on
-# the host runs twenty times, and I take the median. A mean would let one interruption by the operating system speak for
-# all twenty.
-
-# %%
-d_a, d_b, d_c = cuda.to_device(a), cuda.to_device(b), cuda.device_array(n, np.float32)
-steps = {
-    "a to the device": lambda: d_a.copy_to_device(a),
-    "b to the device": lambda: d_b.copy_to_device(b),
-    "kernel": lambda: vector_add_per_thread(d_a, d_b, d_c),
-    "sum to the host": lambda: d_c.copy_to_host(c),
-    "NumPy": lambda: np.add(a, b, out=c_again),
-}
-runs = []
-for _ in range(20):
-    runs.append({})
-    for step, call in steps.items():
-        timed(runs[-1], step, call)
-
-# %%
-median = {step: float(np.median([run[step] for run in runs])) for step in steps}
-
-print(f"{'':18}  median       least        most   ({measure.where()})")
-for step, ms in median.items():
-    times = [run[step] for run in runs]
-    print(f"{step:18}{ms:8.3f}{min(times):12.3f}{max(times):12.3f} ms")
-
-# %% [markdown]
-# Now the same trip as a picture, here and on the H200. Each bar begins where the one before ended. Before you look: how
+# Here are the times from above, and those of an H200. Each bar begins where the one before ended. Before you look: how
 # much of the H200's trip is the kernel?
 
 # %%
@@ -271,18 +206,18 @@ print(f"    NumPy takes as long as          {recorded['numpy_ms'] / kernel:6.0f}
 print(f"    NumPy takes as long as          {recorded['numpy_ms'] / trip_ms:6.2f} trips")
 
 # %% [markdown]
-# That is this lesson in one picture. On the H200 the kernel is far faster than NumPy, and the whole trip is slower:
-# NumPy is done before it ends. The kernel reads from the GPU's own memory, thousands of GB each second. The data got
-# there over the *bus* that joins host and GPU, and through a queue at its gate.
+# On the H200 the kernel is far faster than NumPy, and the whole trip is slower: NumPy has its sum before the trip is
+# over. The kernel reads from the GPU's own memory, thousands of GB each second. But the data had to come over the *bus*
+# that joins host and GPU, which is much slower.
 #
-# On the CPU device there is no bus. A "copy to the device" is a copy from one part of your memory to another, and the
-# kernel runs on the processor that NumPy runs on. Its bars show that the steps happen, and nothing about a GPU.
+# On the CPU device there is no bus. A copy goes from one part of your memory to another, and the kernel runs on the
+# same CPU as NumPy. Its bars show that the steps happen, and nothing about a GPU.
 #
 # ## The copies, apart
 #
 # The bus can do better than that. NumPy's arrays live in *pageable* memory, which the operating system may move. So the
-# driver first copies the data to a place that stays put, from which the GPU may fetch it: that is the queue at the
-# gate. Memory can be made to stay put from the beginning. It is then called *pinned*, and `cuda.pinned_array` makes it.
+# driver first copies the data to a place that cannot move, and from there to the GPU. An array can be put in such a
+# place from the beginning. It is then called *pinned*, and `cuda.pinned_array` makes one.
 
 # %%
 apart = measure.time_copy(4 * n)
@@ -292,42 +227,45 @@ for way, found in apart.items():
     print(f"{way:14}{found['gbs']:6.1f} {copies[way]['gbs']:10.1f} GB/s")
 
 # %% [markdown]
-# `h2d` is host to device, `d2h` the way back. In the H200's column the pinned copies are several times as fast, since
-# the data moves once where it moved twice. Pinned memory is taken from everybody else on the machine and slow to
-# allocate, so one pins a few buffers and uses them again and again.
+# `h2d` is host to device, `d2h` the way back. In the H200's column the pinned copies are several times as fast, because
+# the data is copied once and not twice. Pinned memory is taken away from all other programs on the machine and slow to
+# allocate, so one pins a few arrays and uses them again and again.
 #
 # ## Two more rungs
 #
-# From here on the data stays on the device, and only the kernel is timed, by the GPU's own clock (*events*) where there
-# is one. On the H200 it reaches about two thirds of the bound. Where is the rest? I tried two ideas. The first is the
-# *grid-stride loop*: start a fixed number of threads, and let each go on with the element one whole grid further.
+# From here on the data stays on the device, and only the kernel is timed; on a GPU, by the GPU's own clock. On the H200
+# it reaches about two thirds of the bound. Where is the rest? I tried two ideas. The first is the *grid-stride loop*:
+# start a fixed number of threads, and let each go on with the element that is one whole grid further.
+# `cuda.gridsize(1)` is the number of threads in the grid.
 
 # %%
 show_source(elementwise.vector_add_grid_stride_kernel)
 
 # %% [markdown]
-# The second gives each thread four elements, and asks for all of them before it adds any. A thread that waits for two
-# loads does nothing else meanwhile. A thread that waits for eight waits hardly any longer.
+# The second gives each thread four elements, each one block's width after the last, and loads all of them before it
+# stores any. A thread goes on after a load until it needs the number; then it waits. Waiting for eight loads that are
+# on their way together takes hardly longer than waiting for two.
 
 # %%
 show_source(elementwise.vector_add_four_loads_kernel)
 
 # %% [markdown]
-# Where do a thread's elements lie? Here are 29 of them, under blocks of four threads. The numbers are threads; the dark
+# Which thread has which element? Here are 29 of them, in blocks of four threads. The numbers are threads; the dark
 # boxes belong to thread 0.
 
 # %%
 plots.owners(n=29, block=4, rungs=("per_thread", "grid_stride", "four_loads"))
 
 # %% [markdown]
-# In all three, neighbouring threads touch neighbouring elements at any one moment. That is called *coalesced* access,
-# and it matters more than anything else in this picture. The 32 threads of a *warp* load together, and memory delivers
-# 32 bytes at a time. So a warp that asks for 32 floats in a row gets them in four deliveries with nothing left over.
-# Had thread 0 the elements 0 to 3 and thread 1 the elements 4 to 7, the work would be shared just as fairly, and each
-# load would need four times the deliveries. The next lesson takes this apart.
+# In all three, neighbouring threads load neighbouring elements at the same moment. That is called *coalesced* access.
+# The 32 threads of a warp load together, and memory delivers pieces of 32 bytes, eight floats each. So a warp that
+# loads 32 floats in a row gets them in four deliveries, all of which it uses. If thread 0 had the elements 0 to 3 and
+# thread 1 the elements 4 to 7, the work would be shared just as fairly, and each load would need four times the
+# deliveries. Lesson 03 counts them.
 #
-# Before you run the *ladder*, every rung timed on the same data: which of the three is the fastest on a GPU, and by how
-# much?
+# The kernels of one operation, slowest first, are a *ladder*, and each is a rung. Before you run the ladder: which of
+# the three is the fastest on a GPU, and by how much? In its table *p50* is the median of the runs, and nine runs out of
+# ten lie between *p5* and *p95*.
 
 # %%
 found = ladder(VECTOR_ADD, {"n": n})
@@ -337,10 +275,10 @@ found
 plots.ladder(found, recorded=h200)
 
 # %% [markdown]
-# First what misleads. On the CPU device the grid-stride loop comes last by far. A core there runs the threads of a
-# block one after another, and a thread that walks the whole vector in steps of 262,144 elements brings a new piece of
-# memory into the cache for each single number. On a GPU its neighbours run at the same moment and share that piece. The
-# order of the bars on the CPU device is no prediction. Read the H200's.
+# On the CPU device the grid-stride loop is by far the slowest. A core there runs the threads of a block one after
+# another, and each of them walks the whole vector in steps of 262,144 elements, so nearly every number has to be
+# fetched into the cache by itself. On a GPU the neighbouring threads run at the same moment and share what is fetched.
+# So the order in the CPU device's table predicts nothing. The figure shows the H200's speeds.
 
 # %%
 big = measure.recorded_ladder("vector_add", {"n": 2**28}, gpu="NVIDIA H200")
@@ -353,23 +291,21 @@ print(f"\n1,024 elements take {1000 * start_ms:.1f} us, ten million {1000 * kern
 
 # %% [markdown]
 # The grid-stride loop gains nothing at ten million and little at 2^28. I had expected more of a loop that so many
-# tutorials recommend. It spares the GPU the starting of blocks, and that was not what we waited for. It keeps its place
-# for another reason: it is right with any grid, so the grid can be chosen to fit the machine.
+# tutorials recommend. It has another use: it is right with any grid, so the grid can be chosen to fit the machine.
 #
-# Four loads at once is the real step, and it puts us beside PyTorch. The arithmetic is the same and not a byte less is
-# moved. But more bytes are under way at any moment: while the answer to the first request travels, so do the others.
+# Four elements a thread is the real step, and with it our kernel is as fast as PyTorch's. It does the same additions
+# and moves the same bytes, but more of them are on their way at any moment. Lesson 02 explains why that matters.
 #
 # At 2^28 that rung passes the bound, and so does PyTorch. The bound is the speed of a copy, which writes one byte for
-# each byte it reads. An addition writes one for every two. I take it that reading is the cheaper half, which would put
-# the limit of an addition a little above that of a copy. A bound that was measured is a measurement, too.
-#
-# At ten million all of them fall short of what they reach at 2^28. Part of that is in the last line: a few microseconds
-# go into starting and ending, however few the elements, and at ten million they are still a tenth of the whole.
+# each byte it reads, while an addition writes one for every two; I suspect that reading is cheaper. At ten million
+# all fall short of that, in part because a few microseconds go into starting and ending, however few the elements: at
+# ten million they are still a tenth of the whole.
 #
 # ## When does a GPU lose?
 #
-# Now the question that decides whether to use one at all. The same addition over many sizes, four ways: NumPy on the
-# host; the kernel alone; the kernel called from Python and waited for; and the whole trip with its three copies.
+# The same addition over many sizes, four ways: NumPy on the host; the kernel alone; the kernel called from Python and
+# waited for; and the whole trip with its three copies. Before you look: from which size on will the GPU win, in each of
+# the three ways?
 
 # %%
 sizes = bench.vector_add_sizes(exponents=device.pick(gpu=range(10, 26), cpu=range(10, 21, 2)))
@@ -379,8 +315,8 @@ plots.crossover(sizes, recorded=recorded_sizes)
 
 # %% [markdown]
 # Read the H200's lines from the left. Small sizes all cost the same. The kernel takes its few microseconds, the call
-# from Python about seven times that, the trip six times as much again, while NumPy is done with a thousand elements
-# in less than one microsecond. Then the lines bend upwards, each where its bytes begin to count.
+# from Python about seven times that, the trip six times as much again, while NumPy adds a thousand elements in less
+# than one microsecond. Then each line bends upwards where its bytes begin to count.
 
 # %%
 s = recorded_sizes
@@ -398,43 +334,40 @@ print(f"    and from pinned memory as          {numpy_ms / pinned_ms:7.1f} trips
 print(f"    a copy of 4 KB takes               {small_us:7.0f} us")
 
 # %% [markdown]
-# With the copies there is no crossover. The trip's line and NumPy's run into each other and stay together. I think they
-# are made of the same stuff: in both, a single core of the host moves twelve bytes for each addition through its
-# memory, in one case to add, in the other to feed the bus. Pinned memory would win the trip. The better answer is not
-# to make it. Bring the data once, and do everything to it before it goes home.
+# With the copies there is no crossover: the lines of the trip and of NumPy run together. In both, a single core of the
+# host moves twelve bytes for each addition through its memory, in one case to add, in the other to copy them for the
+# bus; I take this to be the reason. With pinned memory the trip would win. It is better not to make the trip: copy the
+# data once, and do everything to it on the device.
 #
-# And the twelve bytes of active tokens? They cost what any small copy costs, and that is more than the call of a
-# kernel. An engine that sends five small arrays for each token pays five times that before it has computed anything.
-# One array with everything in it is the cure.
-#
-# ## What was implemented
-#
-# - vector addition, one thread an element, with its guard; the whole way from host to device and back
-# - a grid-stride rung and a rung with four loads in flight
-# - a stopwatch for each step, twenty runs, medians; copies measured apart, pageable and pinned
-# - the crossover: kernel, call, and trip against NumPy
+# And the short list of tokens in lesson 00? It costs what any small copy costs, and that is more than the call of a
+# kernel. An engine that copies five small arrays for each token pays five times that before it has computed anything.
+# It is better to put everything into one array.
 #
 # ## What I learned
 #
-# - The index formula is a promise that every element has one owner. The guard is for the threads that have no element.
+# - By the index formula every element has one owner. The guard is for the threads that have no element.
 # - A missing guard is silent on a GPU. I now write the guard before the line it guards.
 # - Without `synchronize` I was timing a queue. Without a warm-up I was timing a compiler.
 # - The kernel was never the problem. On the H200 it is less than one percent of the trip.
-# - The recommended loop gained nothing here. More loads in flight did.
-# - "GPU against CPU" has no answer until somebody says where the data is.
+# - The loop that many recommend gained nothing here. More loads in flight did.
+# - "GPU against CPU" has no answer until you know where the data is.
 #
 # ## Resources
 #
-# - [CUDA C++ Programming Guide: Thread Hierarchy](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#thread-hierarchy)
-# - [CUDA C++ Best Practices Guide: Data Transfer Between Host and Device](https://docs.nvidia.com/cuda/cuda-c-best-practices-guide/index.html#data-transfer-between-host-and-device)
-# - [Mark Harris: CUDA Pro Tip, grid-stride loops](https://developer.nvidia.com/blog/cuda-pro-tip-write-flexible-kernels-grid-stride-loops/)
-# - [Williams, Waterman, Patterson: Roofline, an insightful visual performance model (2009)](https://doi.org/10.1145/1498765.1498785)
+# - [CUDA C++ Programming Guide: Thread
+#   Hierarchy](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#thread-hierarchy)
+# - [CUDA C++ Best Practices Guide: Data Transfer Between Host and
+#   Device](https://docs.nvidia.com/cuda/cuda-c-best-practices-guide/index.html#data-transfer-between-host-and-device)
+# - [Mark Harris: CUDA Pro Tip, grid-stride
+#   loops](https://developer.nvidia.com/blog/cuda-pro-tip-write-flexible-kernels-grid-stride-loops/)
+# - [Williams, Waterman, Patterson: Roofline, an insightful visual performance model
+#   (2009)](https://doi.org/10.1145/1498765.1498785)
 #
 # ## Try it
 #
 # - Set `n` to 10,000,128 and run the unguarded kernel again. Predict the outcome first. Is the kernel right now?
-# - Take `cuda.synchronize()` out of `timed` and run the twenty runs again. On a GPU: which steps become "faster", and
+# - Take `cuda.synchronize()` out of the loop and run it again. On a GPU: which steps become "faster", and
 #   where does their time go? On the CPU device little changes. Why?
 # - Change `plots.owners` to `block=8, grid=1`. How many elements does thread 0 add in each rung? Count before you run.
 #
-# Next: **02 · Indexing in three dimensions**, where the same bytes are asked for in another order.
+# Next: **02 · The machine**: how a GPU runs a kernel, and why four loads in flight are faster than one.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 00 · Start here: exercises
 #
-# Six exercises about one question: which thread does which part of the work? Each asks for something that stands right
-# beside what the lesson showed.
+# Six exercises about one question: which thread does which part of the work? Each goes one small step beyond what the
+# lesson showed.
 #
 # Write your answer, run its cell, then run the cell with `check` under it. It takes fresh inputs each time, under
 # blocks of many sizes, and when something is wrong it says what. A wrong answer costs nothing and is the quickest way
@@ -40,9 +40,9 @@ check("count_down", count_down)
 # %% [markdown]
 # ## 2 · How many blocks?
 #
-# In the lesson every thread had one element. A thread may just as well have several: in lesson 01 one has four, and is
-# the faster for it. So: how many blocks of `threads` threads are needed for `n` elements when each thread handles up to
-# `each` of them? No block should be started that has nothing to do.
+# In the lesson every thread had one element. A thread may just as well have several: in lesson 01, on a GPU, four
+# elements a thread turn out to be faster than one. So: how many blocks of `threads` threads are needed for `n` elements
+# when each thread handles up to `each` of them? No block should be started that has nothing to do.
 #
 # This is a plain function of the host. No kernel is needed.
 
@@ -94,10 +94,11 @@ pictures.launch_map(21, 6)
 # ## 4 · Find the bug: a guard that guards nothing
 #
 # A warp is 32 threads, and a thread's number within its warp is its *lane*. Threads are counted into warps from the
-# beginning of their block. Each thread shall write its lane: 0 to 31, then 0 to 31 again, and a fresh start with each
+# beginning of their block. Each thread should write its lane: 0 to 31, then 0 to 31 again, and from 0 again in each new
 # block.
 #
-# The kernel below has a guard, and passes for small vectors. Run the check, read what it says, and mend one line.
+# The kernel below has a guard, and it is right for vectors that fit into one block. Run the check, read what it says,
+# and correct one line.
 
 # %%
 @cuda.jit

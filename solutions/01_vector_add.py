@@ -18,7 +18,7 @@ from labkit import check, cuda, hint, plots
 # This is `saxpy`, the best known line of linear algebra: *single precision, a times x plus y*. Its result goes where y
 # was, so there is no third array. `s` is a number, `x` and `y` are vectors of float32.
 #
-# Guard and store are yours. Does a thread have to worry that another one changes the y it still has to read?
+# Write the guard and the store. Could another thread change the element of y that this thread still has to read?
 
 # %%
 @cuda.jit
@@ -34,14 +34,15 @@ def saxpy(s, x, y):
 check("saxpy", saxpy)
 
 # %% [markdown]
-# It does not: each element has one owner, and no other thread reads it.
+# It could not: each element has one owner, and no other thread reads or writes it.
 #
 # ## 2 · Every second element
 #
 # $$\text{out}_i = x_{2i}$$
 #
-# In NumPy, `x[::2]`. The two arrays have different lengths now, and `x` may be odd: out has `(n + 1) // 2` elements,
-# and one thread is started for each of them, rounded up to whole blocks. Which of the two lengths belongs in the guard?
+# In NumPy, `x[::2]`. The two arrays have different lengths now, and that of `x` may be odd. `out` has `(n + 1) // 2`
+# elements, and one thread is started for each of them, rounded up to whole blocks. Which of the two lengths belongs in
+# the guard?
 
 # %%
 @cuda.jit
@@ -82,7 +83,7 @@ check("predict_every_second", idle=idle, deliveries=deliveries, bytes_used=bytes
 
 # %% [markdown]
 # Now observe. The first warp's threads write down which element of `x` they load, once with a step of one and once with
-# a step of two. The picture says *sector* for a piece of 32 bytes, as the next lesson will.
+# a step of two. The picture says *sector* for a piece of 32 bytes, as lesson 03 will.
 
 # %%
 @cuda.jit
@@ -101,8 +102,8 @@ def first_warp(step):
 plots.warp_addresses({"x[i]": first_warp(1), "x[2 * i]": first_warp(2)})
 
 # %% [markdown]
-# Half as many results as an ordinary copy of `x` would give, and every byte of `x` has travelled all the same. On a
-# kernel that waits for memory, leaving out every second element saves no reading at all.
+# There are half as many results as a copy of `x` would have, and every byte of `x` has travelled all the same. In a
+# kernel that waits for memory, leaving out every second element saves nothing on the side of the reads.
 #
 # ## 4 · Find the bug: one round short
 #
@@ -126,7 +127,7 @@ def scale_grid_stride(s, x, out):
 def scale_grid_stride(s, x, out):
     i = cuda.grid(1)
     stride = cuda.gridsize(1)
-    while i < out.size:  # asks for the element at hand, not for the one after it
+    while i < out.size:  # the element at hand, not the one after it
         out[i] = s * x[i]
         i += stride
 
@@ -144,9 +145,9 @@ check("scale_grid_stride", scale_grid_stride)
 #
 # $$\text{out}_t = x_t + x_{t+T} + x_{t+2T} + \dots$$
 #
-# $T$ is the number of threads in the whole grid, `cuda.gridsize(1)`, and `out` has one element for each of them. So no
-# thread is without a place to write to. Some may be without an element of `x`; their sum is 0. This is the first half
-# of a sum of millions of numbers; a later lesson writes the second.
+# $T$ is the number of threads in the whole grid, `cuda.gridsize(1)`, and `out` has one element for each of them, so
+# every thread has a place to write to. Some may have no element of `x`; their sum is 0. This is the first half of a sum
+# of millions of numbers; lesson 12 writes the second.
 #
 # `np.float32(0)` starts the total as float32. A plain `0.0` would be a float64, and slow on many GPUs.
 
@@ -170,11 +171,11 @@ check("partial_sums", partial_sums)
 # %% [markdown]
 # ## 6 · From a blank page: reversed, in place
 #
-# Turn a vector round, so that its first element becomes its last, without a second vector. The only parameter is `x`.
+# Reverse a vector, so that its first element becomes its last, without a second vector. The only parameter is `x`.
 # One thread is started for each element, in blocks of 128, with the usual few too many.
 #
-# In the lesson every element had one owner. Here two elements have to change places, and whoever moves one of them
-# touches the other. Decide first which threads do the work, and what each of them owns.
+# In the lesson every element had one owner. Here two elements change places, and a thread that moves one of them also
+# writes to the other. Decide first which threads do the work, and what each of them owns.
 
 # %%
 reverse_in_place = None  # write the kernel here: def reverse_in_place(x)
@@ -198,4 +199,4 @@ check("reverse_in_place", reverse_in_place)
 # If yours was wrong in one order of the threads and right in another, you have met a *race*. Two threads that swap the
 # same pair undo each other's work, or half of it, and which half is up to the hardware.
 #
-# Next: the exercises of **02 · Indexing in three dimensions**.
+# Next: the exercises of **02 · The machine**.

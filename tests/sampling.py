@@ -3,6 +3,8 @@
     @pytest.mark.sampled(6)                 of a parametrised test, six cases stay; the others are a sweep
     @pytest.mark.sampled(1, by="op")        the same for each value of a parameter: one case of each op
 
+Cases that are marked `sweep` themselves, because they are expensive, are not among those that stay.
+
 The choice is made by a hash of the case's id, so it is the same in every run and every process.
 pytest -m sweep runs the others, pytest -m '' all of them; another word in LABKIT_SAMPLE draws another sample.
 """
@@ -29,6 +31,8 @@ def mark_sweeps(items) -> None:
     """Gives the marker `sweep` to every case of a sampled test that was not chosen."""
     groups = defaultdict(list)
     for item in items:
+        if item.get_closest_marker("sweep"):
+            continue
         for marker in item.iter_markers("sampled"):
             by = marker.kwargs.get("by")
             names = (by,) if isinstance(by, str) else by or ()

@@ -6,6 +6,7 @@ import tomllib
 
 import yaml
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from labkit._common.paths import REPOSITORY
 
@@ -18,7 +19,7 @@ def wanted() -> dict[str, str]:
     project = PYPROJECT["project"]
     extras = project["optional-dependencies"]
     found = [Requirement(text) for text in project["dependencies"] + extras["test"] + extras["grade"]]
-    return {r.name: str(r.specifier) for r in found}
+    return {canonicalize_name(r.name): str(r.specifier) for r in found}
 
 
 def offered() -> dict[str, str]:
@@ -26,7 +27,7 @@ def offered() -> dict[str, str]:
     (pip,) = (entry["pip"] for entry in ENVIRONMENT["dependencies"] if isinstance(entry, dict))
     found = [Requirement(text) for text in conda + [line for line in pip if line != "-e ."]]
     assert "-e ." in pip
-    return {r.name: str(r.specifier) for r in found}
+    return {canonicalize_name(r.name): str(r.specifier) for r in found}
 
 
 def test_the_conda_environment_has_the_same_dependencies():
@@ -65,7 +66,7 @@ def test_every_extra_that_readme_names_exists():
 
 
 # What CONTRIBUTING's recipes make: no file of it is there.
-MADE = ("relu", "bigram", "ch22")
+MADE = ("relu", "bigram", "ch29")
 
 
 def test_every_file_that_contributing_names_exists():
@@ -84,3 +85,15 @@ def test_contributings_map_has_every_room_and_its_chain_is_the_one_that_is_teste
     assert rooms == tuple(re.findall(r"\w+", tested))
     house = re.search(r"^```\nlabkit/\n(.*?)^```", text, re.DOTALL | re.MULTILINE).group(1)
     assert [line.split()[0].rstrip("/") for line in house.splitlines()] == [*rooms[:3], "cuda.py", *rooms[3:]]
+
+
+def test_the_workflow_of_the_pages_installs_and_runs_the_command():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "pages.yml").read_text())
+    steps = workflow["jobs"]["build"]["steps"]
+    runs = [step["run"] for step in steps if "run" in step]
+    assert runs[0] == "pip install -e ." and runs[1].startswith("labkit site --repository ")
+    assert [step["with"]["path"] for step in steps if step.get("uses", "").startswith("actions/upload-pages-artifact@")
+            ] == ["build/site"]
+    used = [step["uses"] for job in workflow["jobs"].values() for step in job["steps"] if "uses" in step]
+    assert all(re.fullmatch(r"actions/[\w-]+@v\d+", each) for each in used)
+    assert any(each.startswith("actions/deploy-pages@") for each in used)

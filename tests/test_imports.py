@@ -12,7 +12,7 @@ import pytest
 from labkit._common.paths import PACKAGE
 
 # cuda.py, the facade, chooses between device and simt: the three are one step for what stands to their right.
-CHAIN = ("_common", "simt", "device", "kernels", "models", "engine", "measure", "course", "cli")
+CHAIN = ("_common", "simt", "device", "kernels", "models", "engine", "serve", "measure", "course", "cli")
 DOORS = ("labkit", "labkit.__main__", "labkit.cuda")  # `import labkit`, `python -m labkit`, `from labkit import cuda`
 FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
@@ -144,7 +144,7 @@ def test_the_facade_is_the_only_way_to_cuda():
     # device times Numba's simulator, in a process of its own.
     allowed = {"labkit.device", *(f"labkit.device.{name}" for name in (
         "doctor", "ptx_gpu", "compiling", "kernel_key", "kernel_cache", "compile_ahead", "compile_worker", "launches",
-        "memory")), "labkit.measure.series.simt"}
+        "memory", "quick_launch")), "labkit.measure.series.simt"}
     assert [module for module, path in MODULES.items() if module not in allowed
             and any(name == "numba.cuda" or name.startswith("numba.cuda.") for name in code_imports(path))] == []
 

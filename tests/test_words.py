@@ -70,9 +70,9 @@ class Text:
     is_name: bool = False
 
 
-def names(tree: ast.Module) -> Iterator[Text]:
+def names(nodes: list[ast.AST]) -> Iterator[Text]:
     """What the file names itself: functions, classes, arguments, what is assigned, and what an import is called."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield Text(node.lineno, node.name, True)
         elif isinstance(node, ast.arg):
@@ -85,7 +85,7 @@ def names(tree: ast.Module) -> Iterator[Text]:
             yield Text(node.lineno, node.asname, True)
 
 
-def prose(source: str, tree: ast.Module, strings: bool) -> Iterator[Text]:
+def prose(source: str, nodes: list[ast.AST], strings: bool) -> Iterator[Text]:
     """Comments, with neighbouring lines joined so that a phrase is found across their ends; docstrings; with `strings`
     all other strings too."""
     block: list[tokenize.TokenInfo] = []
@@ -97,10 +97,10 @@ def prose(source: str, tree: ast.Module, strings: bool) -> Iterator[Text]:
             block.append(token)
     if block:
         yield Text(block[0].start[0], "\n".join(each.string for each in block))
-    documented = {id(node.body[0].value) for node in ast.walk(tree)
+    documented = {id(node.body[0].value) for node in nodes
                   if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
                   and node.body and isinstance(node.body[0], ast.Expr)}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and (strings or id(node) in documented):
             yield Text(node.lineno, node.value)
 
@@ -108,10 +108,10 @@ def prose(source: str, tree: ast.Module, strings: bool) -> Iterator[Text]:
 @functools.cache
 def texts_in(path: str, source: str) -> tuple[Text, ...]:
     """What is read of a file. A string of a test or of an exercise may be what a learner or a library wrote."""
-    tree = ast.parse(source)
+    nodes = list(ast.walk(ast.parse(source)))  # once: it takes most of the time
     strings = path.startswith("labkit/") and not path.startswith("labkit/course/exercises/")
     path_names = (Text(1, part, True) for part in path.removesuffix(".py").split("/"))
-    return (*path_names, *names(tree), *prose(source, tree, strings))
+    return (*path_names, *names(nodes), *prose(source, nodes, strings))
 
 
 def spread(pattern: str) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from labkit._common.version import __version__
-from labkit.cli import authors, doctor, exercises, grade, lessons, measure, models, sentences
+from labkit.cli import authors, doctor, exercises, grade, lessons, measure, models, sentences, serve
 from labkit.cli.shared import friendly
 
 app = typer.Typer(
@@ -32,11 +32,11 @@ def root(version: Annotated[bool, typer.Option("--version", help="Show the versi
 
 # In the order of the help, which is that of a learner's day.
 COMMANDS = (
-    lessons.run, lessons.build, lessons.learn,
+    lessons.run, lessons.site, lessons.build, lessons.learn,
     sentences.search,
     exercises.check, exercises.watch, exercises.hint, exercises.reset, exercises.progress, exercises.solution,
     grade.grade,
-    doctor.doctor, measure.bench, models.generate, models.report, sentences.embed, sentences.weights,
+    doctor.doctor, measure.bench, models.generate, serve.serve, models.report, sentences.embed, sentences.weights,
 )
 SETTINGS = {lessons.learn: {"ignore_unknown_options": True}}  # they are JupyterLab's
 for command in COMMANDS:

@@ -1,11 +1,12 @@
 """The commands for exercises: check, watch, hint, reset, progress and solution."""
 
 import os
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from labkit.cli.shared import Device, choose_device, consoles, fail
+from labkit.cli.shared import Device, choose_device, consoles, fail, learners_course, say, say_next
 
 Which = Annotated[
     str | None, typer.Argument(metavar="[NN|NAME]", help="A chapter, or one exercise. All when left out.")
@@ -21,11 +22,12 @@ def find_exercises(course, asked: str | None):
     if asked is None:
         return tuple(c for c in course.chapters if course.exercises_of(c)), None
     stem = os.path.splitext(os.path.basename(asked))[0]
-    if stem.isdigit() or any(stem == chapter.name for chapter in course.chapters):
-        (chapter,) = course.pick([asked])
-        if not course.exercises_of(chapter):
-            raise CourseError(f"chapter {chapter.number} has no exercises")
-        return (chapter,), None
+    if stem.isdigit() or course.called(stem):  # of an earlier name there may be several
+        chapters = course.pick([asked])
+        with_some = tuple(chapter for chapter in chapters if course.exercises_of(chapter))
+        if not with_some:
+            raise CourseError(f"chapter {chapters[0].number} has no exercises")
+        return with_some, None
     entry = course.exercise(asked)
     return (entry.chapter,), entry
 
@@ -33,20 +35,24 @@ def find_exercises(course, asked: str | None):
 def check(
     which: Which = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
+    play: Annotated[
+        bool, typer.Option("--play", help="Also write a page that plays what fails, step by step, and open it.")
+    ] = False,
     device: Device = None,
 ):
-    """Run your exercises (exercises/NN_topic.ipynb, as saved) and say what is right and what is wrong.
+    """Run your exercises (work/exercises/NN_topic.ipynb, as saved) and say what is right and what is wrong.
 
     Leaves with code 0 if every exercise asked for is passed, with 1 if not.
     """
-    from labkit.course import registry as courses
+    from labkit.course import next_step
 
-    console, _ = consoles()
-    course = courses.load()
+    console, errors = consoles()
+    course = learners_course(errors if as_json else console)
     chapters, entry = find_exercises(course, which)
     if device is not None:
         choose_device(device)
-    results = [result for chapter in chapters for result in check_chapter(console, course, chapter, entry, as_json)]
+    results = [result for chapter in chapters
+               for result in check_chapter(console, course, chapter, entry, as_json, play)]
     if as_json:
         import json
 
@@ -55,16 +61,33 @@ def check(
                                "headline": result.problem} for result in results
         ]
         print(json.dumps(shown, indent=2))
-    elif len(results) > 1:
-        right = sum(result.passed for result in results)
-        console.print(f"{right} of {len(results)} passed.")
+    else:
+        if len(results) > 1:
+            right = sum(result.passed for result in results)
+            console.print(f"{right} of {len(results)} passed.")
+        if play:
+            show_players(console, [result.verdict["player"] for result in results if result.verdict])
+        say_next(console, next_step.after_check(course, results))
     if not all(result.passed for result in results):
         raise typer.Exit(1)
 
 
-def check_chapter(console, course, chapter, entry, quiet: bool):
-    """Run one notebook; each verdict is shown as it comes."""
-    from labkit.course import progress
+def show_players(console, players):
+    """Open the page of the exercise that failed; of several, they are named in the verdicts."""
+    written = [path for path in players if path]
+    if not written:
+        console.print("There is nothing to play: no kernel failed whose threads can be watched.")
+    elif len(written) == 1 and console.is_terminal:
+        import webbrowser
+        from pathlib import Path
+
+        webbrowser.open(Path(written[0]).resolve().as_uri())
+
+
+def check_chapter(console, course, chapter, entry, quiet: bool, play: bool = False):
+    """Run the learner's copy of one notebook; each verdict is shown as it comes. play: the pages of what fails go to
+    .labkit/play."""
+    from labkit.course import copies, progress
     from labkit.course import workbooks as workbook
 
     def show(result):
@@ -74,10 +97,13 @@ def check_chapter(console, course, chapter, entry, quiet: bool):
             return
         console.print(result_text(course, result))
 
+    news = copies.workbook(course, chapter)
     if not quiet:
-        console.print(f"[bold]{chapter.number}  {chapter.title}[/]  [dim]exercises/{chapter.workbook.name}[/]")
-    notebook = workbook.learners(chapter)
-    return workbook.run_cells(course, chapter, notebook, only=entry.name if entry else None, on_check=show)
+        say(console, news)
+        console.print(f"[bold]{chapter.number}  {chapter.title}[/]  [dim]work/exercises/{chapter.workbook.name}[/]")
+    notebook = copies.learners(course, chapter)
+    return workbook.run_cells(course, chapter, notebook, only=entry.name if entry else None, on_check=show,
+                              env={"LABKIT_PLAY": str(course.state_dir / "play")} if play else None)
 
 
 def result_text(course, result):
@@ -87,7 +113,8 @@ def result_text(course, result):
     from labkit.course.check.verdict import Verdict
 
     if result.verdict:
-        return Verdict.from_result(result.verdict)
+        verdict = Verdict.from_result(result.verdict)
+        return replace(verdict, player=verdict.player and os.path.relpath(verdict.player, course.root))
     title = course.exercise(result.exercise).title
     return Text.assemble(("Not yet", "bold red"), f"  {title}\n  ", (result.problem, "bold"))
 
@@ -96,31 +123,43 @@ def watch(which: Which = None, device: Device = None):
     """Check your exercises again whenever you save their notebook. Ctrl-C ends it."""
     import time
 
+    from labkit.course import copies, next_step
     from labkit.course import registry as courses
 
     console, _ = consoles()
-    course = courses.load()
+    course = learners_course(console)
     chapters, entry = find_exercises(course, which)
     if device is not None:
         choose_device(device)
 
     def saved(chapter):
         try:
-            state = chapter.workbook.stat()
+            states = [path.stat() for path in (chapter.own_workbook, chapter.workbook) if path.is_file()]
         except FileNotFoundError:  # between the two halves of a save
             return None
-        return state.st_mtime_ns, state.st_size
+        return [(state.st_mtime_ns, state.st_size) for state in states]
 
+    for chapter in chapters:
+        say(console, copies.workbook(course, chapter))
     seen = {chapter: saved(chapter) for chapter in chapters}
-    console.print(f"Watching {', '.join(f'exercises/{c.workbook.name}' for c in chapters)}. Ctrl-C ends it.")
+    console.print(f"Watching {', '.join(f'work/exercises/{c.workbook.name}' for c in chapters)}. Ctrl-C ends it.",
+                  soft_wrap=True)
+    say_next(console, next_step.to_do(entry) if entry else next_step.following(course, chapters[0]))
+    changing = {}
     while True:
         for chapter in chapters:
             now = saved(chapter)
             if now is None or now == seen[chapter]:
                 continue
+            if changing.get(chapter) != now:  # it may be half written: look again
+                changing[chapter] = now
+                continue
             seen[chapter] = now
             try:
-                check_chapter(console, course, chapter, entry, quiet=False)
+                say(console, [*copies.arrange(course), *copies.workbook(course, chapter)])
+                seen[chapter] = saved(chapter)  # before the check: a save while it runs is seen
+                results = check_chapter(console, course, chapter, entry, quiet=False)
+                say_next(console, next_step.after_check(course, results))
             except courses.CourseError as error:
                 console.print(f"[red]{error}[/]")
             console.print(f"[dim]{time.strftime('%H:%M:%S')}, waiting for the next save.[/]")
@@ -136,10 +175,12 @@ def hint(
     """Show a hint. Each time you ask, it tells more."""
     from rich.text import Text
 
-    from labkit.course import progress
-    from labkit.course import registry as courses
+    from labkit.course import next_step, progress
 
-    consoles()[0].print(Text(progress.hint(courses.load(), name, tier)))
+    console, _ = consoles()
+    course = learners_course(console)
+    console.print(Text(progress.hint(course, name, tier)))
+    say_next(console, next_step.to_do(course.exercise(name)))
 
 
 def reset(
@@ -147,30 +188,33 @@ def reset(
     all_: Annotated[bool, typer.Option("--all", help="Every exercise.")] = False,
 ):
     """Put an exercise back as it was given. What was there is kept in .labkit/backups. Progress is kept, too."""
-    from labkit.course import registry as courses
+    from labkit.course import next_step
     from labkit.course import workbooks as workbook
 
     if (which is None) != all_:
         fail("say which exercise or chapter, or --all", code=2)
     console, _ = consoles()
-    course = courses.load()
+    course = learners_course(console)
     chapters, entry = find_exercises(course, which)
     for chapter in chapters:
         backup = workbook.reset(course, chapter, entry)
-        what = f"{entry.name} in exercises/{chapter.workbook.name}" if entry else f"exercises/{chapter.workbook.name}"
+        what = f"work/exercises/{chapter.workbook.name}"
+        if entry:
+            what = f"{entry.name} in {what}"
         console.print(f"reset   {what}")
         if backup:
             console.print(f"        what was there is kept as {backup.relative_to(course.root)}")
     console.print("If the notebook is open in JupyterLab, reload it from disk (File menu) before you go on.")
+    say_next(console, next_step.to_do(entry or course.exercises_of(chapters[0])[0]))
 
 
 def progress(as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False):
     """Show what you have passed, chapter by chapter."""
+    from labkit.course import next_step
     from labkit.course import progress as memory
-    from labkit.course import registry as courses
 
-    console, _ = consoles()
-    course = courses.load()
+    console, errors = consoles()
+    course = learners_course(errors if as_json else console)
     lessons = memory.finished(course)
     tables = memory.read(course)
     rows = []
@@ -203,11 +247,7 @@ def progress(as_json: Annotated[bool, typer.Option("--json", help="Print it as J
             f"{count} of {total}" if total else "", f"{row['points']} of {row['of_points']}" if total else "",
         )
     console.print(table)
-    following = next((entry for entry in course.exercises if entry.name not in tables["passed"]), None)
-    if following:
-        console.print(f"Next: {following.title}, [bold]{following.name}[/] in exercises/{following.chapter.name}.ipynb")
-    elif course.exercises:
-        console.print("You have passed every exercise.")
+    say_next(console, next_step.following(course))
 
 
 def solution(
@@ -217,12 +257,12 @@ def solution(
     """Show the answer to an exercise that you have passed."""
     from rich.syntax import Syntax
 
+    from labkit.course import next_step
     from labkit.course import progress as memory
-    from labkit.course import registry as courses
     from labkit.course import workbooks as workbook
 
-    console, _ = consoles()
-    course = courses.load()
+    console, errors = consoles()
+    course = learners_course(errors)
     entry = course.exercise(name)
     if name not in memory.read(course)["passed"]:
         if not give_up:
@@ -231,3 +271,4 @@ def solution(
         memory.shown(course, name)
     code = workbook.solution(course, entry)
     console.print(Syntax(code, "python", background_color="default") if console.is_terminal else code, markup=False)
+    say_next(errors, next_step.following(course, entry.chapter))

@@ -1,13 +1,18 @@
-"""The commands for lessons: run, build and learn."""
+"""The commands for lessons: run, site, build and learn."""
 
+import importlib.util
+import json
 import os
+import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from labkit.cli.shared import Device, choose_device, consoles, fail, progress_bar
+from labkit.cli.shared import Device, choose_device, consoles, fail, learners_course, progress_bar, say, say_next
 
 Lessons = Annotated[
     list[str] | None, typer.Argument(metavar="[NN]...", help="Lessons, such as 01 or 04. All of them when left out.")
@@ -66,6 +71,11 @@ def run(
         import webbrowser
 
         webbrowser.open(index.resolve().as_uri())
+    from labkit.course import next_step
+
+    wrong = [chapter for chapter, result in results if not result.passed]
+    say_next(console, f"mend lesson {wrong[0].number}, then: labkit run {wrong[0].number}" if wrong
+             else next_step.following(course))
     if not all(result.passed for _, result in results):
         raise typer.Exit(1)
 
@@ -122,6 +132,42 @@ def results_table(results):
             "[green]yes[/]" if result.passed else "[bold red]no[/]",
         )
     return table
+
+
+def site(
+    repository: Annotated[
+        str | None,
+        typer.Option("--repository", metavar="URL", help="The repository's address on GitHub, for links and for "
+                     "Colab's badges, if not the one in pyproject.toml."),
+    ] = None,
+):
+    """Write the site build/site from the notebooks as they are built, ready for GitHub Pages. Executes nothing.
+
+    labkit run writes the same site with this machine's results.
+    """
+    from rich.markup import escape
+
+    from labkit.course import registry as courses
+    from labkit.course import site as pages
+
+    console, errors = consoles()
+    course = courses.load()
+    if repository is not None:
+        courses.check_repository(repository, "--repository")
+    with progress_bar(console, "lessons") as bar:
+        task = bar.add_task("Pages", total=len(course.chapters))
+        index = pages.write(course, from_here=False, repository=repository,
+                            on_page=lambda done, of: bar.update(task, completed=done))
+    without = [chapter.number for chapter in course.chapters if not pages.shipped(chapter)]
+    if without:
+        errors.print(f"[yellow]-[/] {len(without)} without results, since their notebooks are stale or missing: labkit "
+                     f"build {' '.join(without)}", soft_wrap=True)
+    broken = pages.broken_links(index.parent)
+    for problem in broken:
+        errors.print(f"[red]-[/] {escape(problem)}", soft_wrap=True)
+    console.print(f"Site: {escape(os.path.relpath(index))}")
+    if broken:
+        raise typer.Exit(1)
 
 
 def build(
@@ -265,47 +311,122 @@ def build_notebooks(console, course, chapters, device: str | None) -> bool:
 def learn(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NN] [JUPYTERLAB'S OPTIONS]",
-                       help="The lesson to open, then what goes to JupyterLab."),
+        typer.Argument(metavar="[NN|NAME] [JUPYTERLAB'S OPTIONS]",
+                       help="The lesson, or the exercise, to open; then what goes to JupyterLab."),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="Show which lessons are finished, and leave.")] = False,
+    clean: Annotated[bool, typer.Option("--clean", help="Begin the lesson with a clean copy; yours is kept in "
+                                                        ".labkit/backups.")] = False,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
 ):
-    """Open JupyterLab at the first lesson that you have not finished.
+    """Open JupyterLab at your copy of the first lesson that you have not finished.
 
-    A lesson is finished once you have run all of its cells without an error and saved it. Options that are not listed
-    here go to JupyterLab: labkit learn --port 9000
+    Your copies of the lesson and of its exercises are in work/, where nothing that comes with a newer labkit
+    overwrites them. A lesson is finished once you have run all of its cells without an error and saved it. Options
+    that are not listed here go to JupyterLab: labkit learn --port 9000
     """
-    from labkit.course import progress
-    from labkit.course import registry as courses
+    from labkit.course import copies, next_step, progress
 
     console, _ = consoles()
-    lesson, for_jupyterlab = lesson_among(words or [])
-    course = courses.load()
+    asked, for_jupyterlab = lesson_among(words or [])
+    course = learners_course(console)
     done = progress.finished(course)
     if list_:
         width = 2 + max(len(chapter.title) for chapter in course.chapters)
         for chapter in course.chapters:
             mark = f"[green]finished {done[chapter.name]}[/]" if chapter.name in done else "[dim]to do[/]"
             console.print(f"{chapter.number}  {chapter.title:{width}}{mark}")
+        say_next(console, next_step.following(course))
         return
 
-    chapter = course.pick([lesson])[0] if lesson else progress.next_lesson(course)
+    entry = next((entry for entry in course.exercises if entry.name == asked), None)
+    chapter = entry.chapter if entry else course.pick([asked])[0] if asked else progress.next_lesson(course)
     if chapter is None:
         console.print("You have finished every lesson. labkit learn NN opens one again.")
+        say_next(console, next_step.following(course))
         return
-    if not chapter.built.is_file():
-        fail(f"notebooks/{chapter.built.name} is not built yet: run labkit build {chapter.number}", code=2)
-    console.print(
-        f"Lesson {chapter.number}, {chapter.title}. {len(done)} of {len(course.chapters)} finished. "
-        "Ctrl-C here ends JupyterLab."
-    )
-    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={course.root}"]
-    # Not a file name: that one JupyterLab opens in a browser only, and leaves out of the address that it prints.
-    command.append(f"--LabApp.default_url=/lab/tree/notebooks/{chapter.built.name}")
+    if entry and clean:
+        fail(f"--clean is for a lesson; to put the exercise back as it was given: labkit reset {entry.name}", code=2)
+    if importlib.util.find_spec("jupyterlab") is None:
+        fail("JupyterLab, which shows the lessons, is not installed. Install it with: pip install jupyterlab", code=2)
+    say(console, copies.lesson(course, chapter, clean=clean))
+    path = chapter.own_workbook if entry else chapter.own_lesson
+    console.print(f"Lesson {chapter.number}, {chapter.title}. {len(done)} of {len(course.chapters)} finished.",
+                  soft_wrap=True)
+    console.print(f"Your copy: {next_step.shown(chapter, chapter.own_lesson)}", soft_wrap=True)
+    if course.exercises_of(chapter):
+        say(console, copies.workbook(course, chapter))
+        console.print(f"Exercises: {next_step.shown(chapter, chapter.own_workbook)}", soft_wrap=True)
+    say_next(console, next_step.to_do(entry) if entry else next_step.in_lesson(course, chapter))
+
+    code = open_jupyterlab(console, course.root, path, browser, for_jupyterlab)
+    if code:
+        as_root = hasattr(os, "geteuid") and os.geteuid() == 0 and "--allow-root" not in for_jupyterlab
+        say_next(console, f"labkit learn {asked or chapter.number} --allow-root, since you are root" if as_root
+                 else "mend what JupyterLab says above, then: labkit learn")
+        raise typer.Exit(code)
+    console.print("JupyterLab has ended. What you saved is in work/.", soft_wrap=True)
+    say_next(console, next_step.after_learning(course, chapter))
+
+
+def open_jupyterlab(console, root: Path, path: Path, browser: bool, options: list[str]) -> int:
+    """Run JupyterLab with the file open until it ends, and say its address; Ctrl-C ends it. Returns its exit code, 0
+    after Ctrl-C."""
+    from rich.markup import escape
+
+    at = f"/lab/tree/{path.relative_to(root).as_posix()}"
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={root}",
+               # Not a file name: that one JupyterLab opens in a browser only, and leaves out of the address it prints.
+               f"--LabApp.default_url={at}",
+               "--ServerApp.answer_yes=True",  # one Ctrl-C is enough
+               "--ServerApp.log_level=WARN", "--LabApp.log_level=WARN"]
     if not browser:
         command.append("--no-browser")
-    raise typer.Exit(subprocess.call([*command, *for_jupyterlab]))
+    process = subprocess.Popen([*command, *options])
+    try:
+        if server := running_server(process):
+            console.print(f"JupyterLab: [bold]{escape(address(server, at))}[/]", soft_wrap=True)
+            if not browser:
+                console.print(f"From another machine, first: ssh -L {server['port']}:localhost:{server['port']} "
+                              f"{socket.gethostname()}", markup=False, soft_wrap=True)
+            console.print("Ctrl-C here ends it.")
+        return process.wait()
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        end(process)
+
+
+def running_server(process) -> dict | None:
+    """What JupyterLab notes about itself once it answers: its url, port and token. None if it ends, or does not note
+    it within a minute: it then says its address itself."""
+    from jupyter_core.paths import jupyter_runtime_dir
+
+    path = Path(jupyter_runtime_dir()) / f"jpserver-{process.pid}.json"
+    for _ in range(600):
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # not there yet, or half of it
+            if process.poll() is not None:
+                return None
+            time.sleep(0.1)
+    return None
+
+
+def address(server: dict, at: str) -> str:
+    token = server.get("token", "")
+    return f"{server['url'].rstrip('/')}{at}{f'?token={token}' if token else ''}"
+
+
+def end(process) -> None:
+    """Wait for a server that Ctrl-C has reached, too; else end it, its kernels first."""
+    for ask, patience_s in ((lambda: None, 3), (process.terminate, 15), (process.kill, None)):
+        try:
+            ask()
+            process.wait(patience_s)
+            return
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # Ctrl-C once more: do not wait as long
+            continue
 
 
 def lesson_among(words: list[str]) -> tuple[str | None, list[str]]:

@@ -63,6 +63,28 @@ def fail(message: str, code: int):
     raise typer.Exit(code)
 
 
+def learners_course(console):
+    """The course, with the learner's copies where they belong; says what that changed."""
+    from labkit.course import copies
+    from labkit.course import registry as courses
+
+    course = courses.load()
+    say(console, copies.arrange(course))
+    return course
+
+
+def say(console, sentences) -> None:
+    for sentence in sentences:
+        console.print(sentence, style="yellow", markup=False, soft_wrap=True)
+
+
+def say_next(console, sentence: str) -> None:
+    """The one next step, from labkit.course.next_step."""
+    from rich.text import Text
+
+    console.print(Text.assemble(("Next: ", "bold"), sentence), soft_wrap=True)
+
+
 def choose_device(device: str | None):
     """Apply --device and return labkit.device, with an error in a sentence where the chosen device cannot be used."""
     from labkit._common.errors import UserError

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from labkit._common import recordings
-from labkit.course import execution, readme, workbooks
+from labkit.course import colab, execution, readme, workbooks
 from labkit.course.notebooks import (
     back_up,
     cells_sha256,
@@ -40,6 +40,8 @@ def build_chapter(course: Course, chapter: Chapter, device: str | None = None, o
     notebook.metadata["labkit"]["kernels"] = kernels_sha256(chapter.source)
     notebook.metadata["labkit"]["recordings"] = {part: recordings.digest(part, measurements) for part in quoted}
     scrub(notebook, course.root)
+    colab.add_setup(notebook, course.repository)
+    notebook.metadata["labkit"]["cells_sha256"] = cells_sha256(notebook)
     backup = back_up(course, chapter.built) if chapter.built.exists() and edited(chapter.built) else None
     write_notebook(notebook, chapter.built)
     return outcome, backup

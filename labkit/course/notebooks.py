@@ -30,6 +30,11 @@ def cells_sha256(notebook) -> str:
     return sha256("\0".join(f"{cell.cell_type}\0{cell.source}" for cell in notebook.cells))
 
 
+def cell_digest(cell) -> str:
+    """The same of one cell, in 12 digits."""
+    return sha256(f"{cell.cell_type}\0{cell.source}")[:12]
+
+
 def to_notebook(chapter: Chapter):
     """The chapter's source as a notebook without outputs, with stable cell ids and its hashes in the metadata."""
     text = chapter.source_text()
@@ -56,7 +61,7 @@ def name_cells(notebook) -> None:
     """Ids made from the cells' content, so that a cell inserted above changes no other cell's id."""
     seen: dict[str, int] = {}
     for cell in notebook.cells:
-        digest = sha256(f"{cell.cell_type}\0{cell.source}")[:12]
+        digest = cell_digest(cell)
         seen[digest] = seen.get(digest, 0) + 1
         cell["id"] = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
 

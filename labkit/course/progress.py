@@ -1,8 +1,9 @@
 """What a learner has done: lessons finished, exercises passed, hints seen. Kept in .labkit/progress.json.
 
-A lesson is finished once all code cells of notebooks/NN_topic.ipynb have been run, without an error, and the notebook
-was saved. Built notebooks carry no execution counts, so the notebook itself shows it. An exercise is passed once
-`check` has reported it. What was done once stays done: a rebuilt or reset notebook takes nothing away.
+A lesson is finished once all code cells of the learner's copy, work/lessons/NN_topic.ipynb, have been run, without an
+error, and the copy was saved. So it is where somebody ran notebooks/NN_topic.ipynb itself: neither carries execution
+counts before. An exercise is passed once `check` has reported it. What was done once stays done: a copy that is made
+anew takes nothing away, and a lesson that was finished under an earlier number or name is finished.
 
 Several notebooks may report at once, so every change is made to what the file says then, under a lock. A file that
 cannot be read, or only in part, goes to .labkit/backups, and a warning says so.
@@ -13,6 +14,7 @@ import os
 import re
 import shutil
 import warnings
+from collections.abc import Iterable
 from datetime import date
 
 from labkit._common.errors import short
@@ -22,6 +24,10 @@ from labkit.course.registry import Chapter, Course, CourseError
 
 # name -> day, day, day, number of hints seen, wrong predictions
 TABLES = ("finished", "passed", "shown", "hints", "tried")
+KINDS = {  # what a value must be; where nothing is listed, a day
+    "hints": ("a number, 1 or more", lambda value: type(value) is int and value >= 1),
+    "tried": ("a list of texts", lambda value: isinstance(value, list) and all(isinstance(v, str) for v in value)),
+}
 
 
 def read(course: Course) -> dict[str, dict]:
@@ -69,10 +75,10 @@ def _sorted_out(data: dict) -> tuple[dict[str, dict], str]:
             problem = f"{name!r} must be a table, not {short(table)}"
             continue
         for entry, value in table.items():
-            if type(value) is int and value >= 1 if name == "hints" else isinstance(value, str):
+            wanted, is_right = KINDS.get(name, ("a day", lambda value: isinstance(value, str)))
+            if is_right(value):
                 tables[name][entry] = value
             else:
-                wanted = "a number, 1 or more" if name == "hints" else "a day"
                 problem = f"{entry!r} in {name!r} must be {wanted}, not {short(value)}"
     return tables, problem
 
@@ -101,13 +107,14 @@ def _write(course: Course, tables: dict[str, dict]) -> None:
 
 
 def _change(course: Course, table: str, entries: dict) -> None:
-    """Adds to a table what is not there yet. A number replaces a smaller one."""
+    """Adds to a table what is not there yet. A number replaces a smaller one, a list another one."""
     path = course.state_dir / "progress.json"
     try:
         with locked(path):
             tables = _mended(course)
             new = {name: value for name, value in entries.items()
-                   if name not in tables[table] or (table == "hints" and tables[table][name] < value)}
+                   if name not in tables[table] or (table == "hints" and tables[table][name] < value)
+                   or (table == "tried" and tables[table][name] != value)}
             if new:
                 tables[table].update(new)
                 _write(course, tables)
@@ -126,19 +133,31 @@ def was_run(notebook) -> bool:
     return bool(code) and not failed and all(cell.execution_count is not None for cell in code)
 
 
+def _has_counts(path) -> bool:
+    """Whether a cell of the notebook was run. Most were not, and to look at the bytes takes a hundredth of the time."""
+    try:
+        return re.search(rb'"execution_count":\s*\d', path.read_bytes()) is not None
+    except OSError:
+        return False
+
+
 def finished(course: Course) -> dict[str, str]:
     """Chapter name -> the day it was first seen finished. Remembers what the notebooks show now."""
-    now = read(course)["finished"]
-    new = {}
-    for chapter in course.chapters:
-        if chapter.name in now or not chapter.built.is_file():
-            continue
-        notebook = read_notebook(chapter.built)
-        if notebook is not None and was_run(notebook):
-            new[chapter.name] = date.today().isoformat()
-    if new:
-        _change(course, "finished", new)
-    return {**now, **new}
+    days: dict[str, str] = {}
+    for name, day in read(course)["finished"].items():
+        for chapter in course.called(name):
+            days[chapter.name] = min(day, days.get(chapter.name, day))
+    new = [chapter for chapter in course.chapters if chapter.name not in days
+           and any(_has_counts(path) and (notebook := read_notebook(path)) is not None and was_run(notebook)
+                   for path in (chapter.own_lesson, chapter.built))]
+    note_finished(course, new)
+    return {**days, **{chapter.name: date.today().isoformat() for chapter in new}}
+
+
+def note_finished(course: Course, chapters: Iterable[Chapter]) -> None:
+    """Remember that these lessons are finished, today unless it was noted before."""
+    if entries := {chapter.name: date.today().isoformat() for chapter in chapters}:
+        _change(course, "finished", entries)
 
 
 def next_lesson(course: Course) -> Chapter | None:
@@ -167,10 +186,7 @@ def _note(course: Course, table: str, name: str) -> None:
 
 def tried(course: Course, name: str, predictions: list[str]) -> None:
     """Remember the wrong predictions of an exercise, each as text."""
-    tables = read(course)
-    if course.exercise(name) and tables["tried"].get(name) != predictions:
-        tables["tried"][name] = predictions
-        _write(course, tables)
+    _change(course, "tried", {course.exercise(name).name: predictions})
 
 
 def hint(course: Course, name: str, tier: int | None = None) -> str:

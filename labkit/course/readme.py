@@ -12,7 +12,11 @@ from labkit.course.registry import Course, CourseError
 
 
 def chapters(course: Course) -> str:
-    rows = [f"| {c.number} | [{c.title}](notebooks/{c.name}.ipynb) | {c.summary} |" for c in course.chapters]
+    rows = []
+    for part in course.parts:
+        if len(course.parts) > 1:
+            rows.append(f"| | **{part.name}** | |")
+        rows += [f"| {c.number} | [{c.title}](notebooks/{c.name}.ipynb) | {c.summary} |" for c in part.chapters]
     return "\n".join(["| | Lesson | What happens in it |", "|---|---|---|", *rows])
 
 

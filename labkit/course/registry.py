@@ -1,10 +1,11 @@
-"""course.toml as objects: the chapters in their order, and the exercises of each."""
+"""course.toml as objects: the chapters in their order and by parts, and the exercises of each."""
 
+import itertools
 import os
 import re
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from labkit._common.errors import UserError, short
 from labkit._common.files import read_text
 
 NAME = re.compile(r"\d\d_[a-z0-9]+(_[a-z0-9]+)*")
+REPOSITORY = re.compile(r"https://github\.com/[\w-]+/[\w.-]*\w")
 EXERCISE_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 
@@ -26,10 +28,17 @@ class Chapter:
     title: str
     summary: str
     root: Path
+    formerly: tuple[str, ...] = ()  # names of earlier versions of the course whose lesson is now this one, or in it
+    part: str = ""  # "First kernels"; "" in a course without parts
 
     @property
     def number(self) -> str:
         return self.name[:2]
+
+    @property
+    def topic(self) -> str:
+        """The name without its number, "vector_add": what stays when chapters are numbered anew."""
+        return self.name[3:]
 
     @property
     def source(self) -> Path:
@@ -51,10 +60,28 @@ class Chapter:
         """exercises/01_vector_add.ipynb, the same without the answers, made by `labkit build`."""
         return self.root / "exercises" / f"{self.name}.ipynb"
 
+    @property
+    def own_lesson(self) -> Path:
+        """work/lessons/01_vector_add.ipynb, the learner's copy: see labkit.course.copies."""
+        return self.root / "work" / "lessons" / f"{self.name}.ipynb"
+
+    @property
+    def own_workbook(self) -> Path:
+        """work/exercises/01_vector_add.ipynb, the learner's copy."""
+        return self.root / "work" / "exercises" / f"{self.name}.ipynb"
+
     def source_text(self) -> str:
         if not self.source.is_file():
             raise CourseError(f"notebooks/{self.name}.py is missing: course.toml lists the chapter {self.name!r}")
         return read_text(self.source)  # universal newlines: the hash is the same on Windows
+
+
+@dataclass(frozen=True)
+class Part:
+    """Chapters that belong together, in the course's order."""
+
+    name: str
+    chapters: tuple[Chapter, ...]
 
 
 @dataclass(frozen=True)
@@ -77,6 +104,18 @@ class Course:
     chapters: tuple[Chapter, ...]
     exercises: tuple[Entry, ...] = ()
 
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The chapters by parts; a course without parts is one, of lessons."""
+        return tuple(Part(name or "Lessons", tuple(chapters))
+                     for name, chapters in itertools.groupby(self.chapters, lambda chapter: chapter.part))
+
+    @cached_property
+    def repository(self) -> str:
+        """The address of the course's repository, such as https://github.com/owner/name, from pyproject.toml's
+        [project.urls]; "" where it names none."""
+        return _repository(self.root / "pyproject.toml")
+
     def exercise(self, name: str) -> Entry:
         """The exercise of this name."""
         for entry in self.exercises:
@@ -86,18 +125,30 @@ class Course:
 
         names = [entry.name for entry in self.exercises]
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"the exercises are {', '.join(names) or 'none yet'}"
+        listed = ", ".join(names[:5]) or "none yet"
+        if len(names) > 5:
+            listed += f" and {len(names) - 5} more; labkit check NN shows those of a chapter"
+        hint = f"did you mean {' or '.join(near)}?" if near else f"the exercises are {listed}"
         raise CourseError(f"there is no exercise {name!r}; {hint}")
 
     def exercises_of(self, chapter: Chapter) -> tuple[Entry, ...]:
         return tuple(entry for entry in self.exercises if entry.chapter == chapter)
+
+    def called(self, name: str) -> tuple[Chapter, ...]:
+        """The chapters of this name, "01_vector_add". For a name of before chapters were numbered anew or split: those
+        of its topic, and those that say they were formerly called so."""
+        exact = tuple(chapter for chapter in self.chapters if chapter.name == name)
+        if exact or not NAME.fullmatch(name):
+            return exact
+        return tuple(chapter for chapter in self.chapters
+                     if name[3:] in (chapter.topic, *(former[3:] for former in chapter.formerly)))
 
     def pick(self, numbers: Iterable[str]) -> tuple[Chapter, ...]:
         """The chapters asked for, in the course's order. "1", "01" and "01_vector_add" are the same; none means all."""
         wanted = []
         for asked in numbers:
             stem = Path(asked).stem
-            found = [c for c in self.chapters if stem == c.name or (stem.isdigit() and int(stem) == int(c.number))]
+            found = self.called(stem) or [c for c in self.chapters if stem.isdigit() and int(stem) == int(c.number)]
             if not found:
                 known = ", ".join(c.number for c in self.chapters)
                 raise CourseError(f"there is no chapter {asked!r}; the chapters are {known}")
@@ -127,7 +178,7 @@ def load(root: Path | None = None) -> Course:
     unknown = data.keys() - {"course", "chapter", "exercise"}
     if unknown:
         raise CourseError(f"course.toml: unknown table {sorted(unknown)[0]!r}; known are course, chapter, exercise")
-    chapters = tuple(_chapter(entry, position, root) for position, entry in enumerate(_tables(data, "chapter")))
+    chapters = _in_parts(_tables(data, "chapter"), root)
     if not chapters:
         raise CourseError("course.toml lists no [[chapter]]")
     about = data.get("course", {})
@@ -146,21 +197,61 @@ def _tables(data: dict, name: str) -> list[dict]:
     return tables
 
 
+def _in_parts(entries: list[dict], root: Path) -> tuple[Chapter, ...]:
+    """The [[chapter]] tables. `part` stands with the first chapter of a part, and names it for those that follow."""
+    chapters: list[Chapter] = []
+    for position, entry in enumerate(entries):
+        chapter = _chapter(entry, position, root)
+        where = f"course.toml, chapter {position + 1}"
+        if not chapter.part:
+            chapter = replace(chapter, part=chapters[-1].part if chapters else "")
+        elif chapters and not chapters[0].part:
+            raise CourseError(f"{where}: part {chapter.part!r} begins here, and chapter 1 belongs to none; "
+                              f"give chapter 1 a 'part', too")
+        elif chapter.part in {earlier.part for earlier in chapters}:
+            raise CourseError(f"{where}: part {chapter.part!r} has begun before; 'part' stands with the first of its "
+                              f"chapters only, and they follow one another")
+        chapters.append(chapter)
+    return tuple(chapters)
+
+
 def _chapter(entry: dict, position: int, root: Path) -> Chapter:
     where = f"course.toml, chapter {position + 1}"
-    fields = ("name", "title", "summary")
-    for key in fields:
+    fields, optional = ("name", "title", "summary"), ("part", "formerly")
+    for key in (*fields, *(entry.keys() & {"part"})):
         if not isinstance(entry.get(key), str) or not entry[key].strip():
             raise CourseError(f"{where}: {key!r} must be a text that is not empty")
-    unknown = entry.keys() - set(fields)
+    unknown = entry.keys() - {*fields, *optional}
     if unknown:
-        raise CourseError(f"{where}: unknown key {sorted(unknown)[0]!r}; allowed are {', '.join(fields)}")
+        raise CourseError(f"{where}: unknown key {sorted(unknown)[0]!r}; allowed are {', '.join(fields + optional)}")
+    formerly = entry.get("formerly", [])
+    if not isinstance(formerly, list) or not all(isinstance(old, str) and NAME.fullmatch(old) for old in formerly):
+        raise CourseError(f"{where}: 'formerly' must be a list of names such as 01_vector_add, not {short(formerly)}")
     name = entry["name"]
     if not NAME.fullmatch(name):
         raise CourseError(f"{where}: name {name!r} must look like 01_vector_add")
     if int(name[:2]) != position:
         raise CourseError(f"{where}: name {name!r} must begin with {position:02d}; chapters are listed in order")
-    return Chapter(name, entry["title"], entry["summary"], root)
+    return Chapter(name, entry["title"], entry["summary"], root, formerly=tuple(formerly), part=entry.get("part", ""))
+
+
+def _repository(pyproject: Path) -> str:
+    try:
+        urls = tomllib.loads(read_text(pyproject)).get("project", {}).get("urls", {})
+    except FileNotFoundError:
+        return ""
+    except tomllib.TOMLDecodeError as error:
+        raise CourseError(f"pyproject.toml is not valid TOML: {error}") from None
+    address = urls.get("Repository", "") if isinstance(urls, dict) else urls
+    if address:
+        check_repository(address, "pyproject.toml, [project.urls]: Repository")
+    return address
+
+
+def check_repository(address: object, where: str) -> None:
+    """Raises CourseError unless it is the address of a repository on GitHub, which Colab can open."""
+    if not isinstance(address, str) or not REPOSITORY.fullmatch(address):
+        raise CourseError(f"{where} must look like https://github.com/owner/name, not {short(address)}")
 
 
 def _exercises(entries: list[dict], chapters: tuple[Chapter, ...]) -> tuple[Entry, ...]:

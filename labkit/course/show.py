@@ -1,5 +1,6 @@
 """show_source(kernel): the source as it stands in the repository, so that a lesson never pastes a kernel.
 
+Of a long kernel a lesson may show a part: show_source(kernel, "while step < steps:", "step = uint32(").
 Works on numba.cuda kernels, kernels of the CPU device, launchers, plain functions and classes.
 """
 
@@ -14,7 +15,7 @@ from labkit._common import paths
 class Source:
     """A piece of source. Highlighted in a notebook, plain text in a terminal."""
 
-    def __init__(self, obj):
+    def __init__(self, obj, first: str = "", last: str = ""):
         if callable(obj):  # a cached function, a rung: it is the one inside that has a source
             obj = inspect.unwrap(obj)
         function = getattr(obj, "py_func", getattr(obj, "fn", obj))  # Triton calls it fn
@@ -28,8 +29,21 @@ class Source:
             ) from None
         except OSError:
             raise ValueError(f"show_source: the source of {self.name} is not on disk; was it typed in?") from None
+        if first or last:
+            lines = self._part(lines, first, last)
         self.code = textwrap.dedent("".join(lines)).rstrip() + "\n"
         self.path = _short(path)
+
+    def _part(self, lines: list[str], first: str, last: str) -> list[str]:
+        """From the first line that contains `first` to the next that contains `last`."""
+        begin = next((n for n, line in enumerate(lines) if first in line), None)
+        if begin is None:
+            raise ValueError(f"show_source: no line of {self.name} contains {first!r}")
+        end = next((n for n, line in enumerate(lines[begin:], begin) if last in line), None) if last else len(lines) - 1
+        if end is None:
+            raise ValueError(f"show_source: no line of {self.name} from {first!r} on contains {last!r}")
+        self.line += begin
+        return lines[begin : end + 1]
 
     @property
     def where(self) -> str:
@@ -53,9 +67,12 @@ class Source:
         return f'<style>{_style()}</style><div class="labkit-source">{caption}<pre>{body}</pre></div>'
 
 
-def show_source(obj) -> Source:
-    """The source of a kernel, a launcher, a function or a class, ready to be displayed."""
-    return Source(obj)
+def show_source(obj, first: str = "", last: str = "") -> Source:
+    """The source of a kernel, a launcher, a function or a class, ready to be displayed.
+
+    first, last: show only the lines from the first that contains `first` to the next that contains `last`.
+    """
+    return Source(obj, first, last)
 
 
 def _short(path: str | None) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from labkit._common import paths
 from labkit._common.files import read_json, read_text, write_text
+from labkit.course import colab
 from labkit.course.answer_cells import BEGIN, END, checked_name, without_markers
 from labkit.course.notebooks import (
     back_up,
@@ -119,6 +120,7 @@ def to_notebook(course: Course, chapter: Chapter, *, answers: bool = False):
     if missing := listed.keys() - seen:
         raise CourseError(f"{name}: no cell calls check({sorted(missing)[0]!r}, ...), which course.toml lists")
     name_cells(notebook)
+    colab.add_setup(notebook, course.repository)
     label(notebook, name, digest(course, chapter))
     return notebook
 
@@ -140,6 +142,25 @@ def _mark(cell, exercise: str, role: str, *, grade: bool = False, solution: bool
     }
     if grade:
         cell["metadata"]["deletable"] = False
+
+
+def as_given(course: Course, chapter: Chapter):
+    """The exercises as a learner gets them: from solutions/, or the built ones where a teacher gave them out without
+    answers."""
+    if chapter.solutions.is_file():
+        return to_notebook(course, chapter)
+    notebook = read_notebook(chapter.workbook)
+    if notebook is None:
+        raise CourseError(f"exercises/{chapter.workbook.name} cannot be read, and solutions/{chapter.name}.py, which "
+                          "it is made from, is not there: get both again, as with git checkout")
+    return notebook
+
+
+def given_digest(course: Course, chapter: Chapter) -> str:
+    """What `as_given` is labelled with, without making it."""
+    if chapter.solutions.is_file():
+        return digest(course, chapter)
+    return as_given(course, chapter).metadata.get("labkit", {}).get("source_sha256", "")
 
 
 def build(course: Course, chapter: Chapter) -> Path | None:
@@ -218,14 +239,14 @@ def verify(course: Course, chapters, on_chapter: Callable | None = None) -> list
     problems = []
     for chapter in with_exercises(course, chapters):
         state = _state(course, chapter)
-        if known.get(chapter.name) == state:
+        if known.get(chapter.topic) == state:
             continue
         if on_chapter:
             on_chapter(chapter)
         found = verify_chapter(course, chapter)
         problems += found
         if not found:
-            known[chapter.name] = state
+            known[chapter.topic] = state
             write_text(path, json.dumps(known, indent=2) + "\n")
     return problems
 
@@ -314,7 +335,8 @@ def run_cells(
         job.write_text(json.dumps(cells), encoding="utf-8")
         environment = {**os.environ, "MPLBACKEND": "Agg", "IPYTHONDIR": folder, "NBGRADER_EXECUTION": "",
                        "LABKIT_COURSE": str(course.root), **(env or {})}
-        directory = chapter.workbook.parent if chapter.workbook.parent.is_dir() else course.root
+        folders = (chapter.own_workbook.parent, chapter.workbook.parent, course.root)
+        directory = next(folder for folder in folders if folder.is_dir())
         process = subprocess.Popen(
             [sys.executable, "-m", "labkit.course.run_cells", str(job)], stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8", env=environment,
@@ -383,23 +405,15 @@ def _collect(process, owners: list, wanted: list[str], on_check: Callable | None
     return [found[name] for name in wanted]
 
 
-def learners(chapter: Chapter):
-    """The learner's notebook; an error in a sentence where it cannot be read."""
-    notebook = read_notebook(chapter.workbook)
-    if notebook is None:
-        state = "cannot be read" if chapter.workbook.is_file() else "is not there"
-        raise CourseError(f"exercises/{chapter.workbook.name} {state}: labkit reset {chapter.number} makes it afresh")
-    return notebook
-
-
 # ---------------------------------------------------------------------------------------------------------------
 # Reset, solution
 
 
 def reset(course: Course, chapter: Chapter, entry: Entry | None = None) -> Path | None:
-    """Put an exercise (or a whole chapter) back as it was given. Returns the copy of what was there, if any."""
-    fresh = to_notebook(course, chapter)
-    path = chapter.workbook
+    """Put an exercise (or a whole chapter) back as it was given, in the learner's copy. Returns the copy of what was
+    there, if any."""
+    fresh = as_given(course, chapter)
+    path = chapter.own_workbook
     backup = back_up(course, path) if path.is_file() else None
     mine = read_notebook(path)
     if entry is None or mine is None:

@@ -22,8 +22,9 @@ class Choice:
 
 
 def numba_cuda():
-    """The module numba.cuda, with what numba-cuda 0.30 needs from NumPy >= 2.5 put back first, and with a place on disk
-    where compiled kernels are kept (labkit.device.kernel_cache).
+    """The module numba.cuda, with what numba-cuda 0.30 needs from NumPy >= 2.5 put back first, with a place on disk
+    where compiled kernels are kept (labkit.device.kernel_cache), and with launches that cost less
+    (labkit.device.quick_launch).
 
     Raises ImportError where it is not installed or does not import.
     """
@@ -37,9 +38,10 @@ def numba_cuda():
 
     if not hasattr(cuda, "rsqrt"):
         _add_rsqrt(cuda)
-    from labkit.device import kernel_cache
+    from labkit.device import kernel_cache, quick_launch
 
     kernel_cache.install()
+    quick_launch.install()
     return cuda
 
 

@@ -3,13 +3,17 @@
     graph = graphs.capture(lambda stream: (add(a, b, c, stream=stream), scale(c, d, stream=stream)))
     graph.launch()                       # both kernels, in order
 
-A launch from Python costs tens of microseconds, one inside a graph about one. A graph holds the arguments that were
-passed when it was captured: replaying reads what is in those arrays then, and writes to the same outputs. On a GPU it
-holds addresses: the arrays must live as long as the graph. Those that `work` closes over do, and those that a launcher
-allocates for itself if it hands them to `keep`.
+A launch from Python costs six to ten microseconds, one inside a graph about one. A graph holds the arguments that
+were passed when it was captured: replaying reads what is in those arrays then, and writes to the same outputs. On a GPU
+it holds addresses: the arrays must live as long as the graph. Those that `work` closes over do, and those that a
+launcher allocates for itself if it hands them to `keep`.
 On the CPU device a graph is the recorded list of launches; replaying runs them in order.
 
-Source  CUDA Driver API, "Graph Management": cuStreamBeginCapture, cuGraphInstantiate, cuGraphLaunch
+A kernel with the attribute begins_early waits inside for the one before it (ptx.griddepcontrol_wait). Where one follows
+another kernel, the edge between them becomes a programmatic one: its blocks may start while the other ends.
+
+Source  CUDA Driver API, "Graph Management": cuStreamBeginCapture, cuGraphInstantiate, cuGraphLaunch; CUDA C++
+        Programming Guide, "Programmatic Dependent Launch and Synchronization": use in CUDA graphs
 """
 
 from __future__ import annotations
@@ -17,8 +21,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from labkit import cuda, device
+from labkit.device import launches
 
 _kept: list | None = None  # what the graph that is being captured has to keep alive
+PROGRAMMATIC = 1  # the port of a kernel node that opens at griddepcontrol.launch_dependents, and the edge's type
+overlapping = True  # whether kernels of graphs captured from now on may overlap: False to measure what that gains
 
 
 def keep(array):
@@ -99,7 +106,8 @@ class _GpuGraph:
         try:
             self._work = work  # its closure holds the arrays, whose memory the graph uses
             self._held = _kept
-            work(self._stream)
+            with launches.kernels_launched() as launched:
+                work(self._stream)
         except BaseException as error:
             driver.cuStreamEndCapture(handle)  # the stream must not stay in capture; what it recorded is dropped
             if "STREAM_CAPTURE" in str(error):
@@ -110,7 +118,59 @@ class _GpuGraph:
             _kept = outer
         self._graph = self._call(driver.cuStreamEndCapture(handle))
         _, self.nodes = self._call(driver.cuGraphGetNodes(self._graph, 0))
+        self.early = 0  # nodes that may begin before the node before them has ended
+        if overlapping and any(getattr(kernel, "begins_early", False) for kernel in launched):
+            self._overlap(launched)
         self._executable = self._call(driver.cuGraphInstantiate(self._graph, 0)) if self.nodes else None
+
+    def _overlap(self, launched: list) -> None:
+        """Puts programmatic edges before the kernels that begin early. They are found by their order, in a graph that
+        is one chain; any other graph, and one of a driver or bindings that know no such edges, stays as it is."""
+        driver = self._driver
+        if not hasattr(driver, "CUgraphEdgeData"):
+            return
+        get, remove, add = (getattr(driver, f"{name}_v2", None) or getattr(driver, name) for name in (
+            "cuGraphGetEdges", "cuGraphRemoveDependencies", "cuGraphAddDependencies"))
+        *_, count = self._call(get(self._graph, 0))
+        if count != self.nodes - 1:
+            return
+        begins, ends, data, _ = self._call(get(self._graph, count))
+        chain = chain_of([int(node) for node in begins], [int(node) for node in ends])
+        if chain is None or len(chain) != self.nodes:
+            return
+        of_kernel = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
+        kinds = {int(node): self._call(driver.cuGraphNodeGetType(node)) for node in (*begins, *ends)}
+        kernels = [node for node in chain if kinds[node] == of_kernel]
+        if len(kernels) != len(launched):
+            return
+        early = {node for node, kernel in zip(kernels, launched, strict=True)
+                 if getattr(kernel, "begins_early", False)}
+        changed = [number for number, (begin, end) in enumerate(zip(begins, ends, strict=True))
+                   if int(end) in early and kinds[int(begin)] == of_kernel]
+        begins, ends, data = ([some[number] for number in changed] for some in (begins, ends, data))
+        programmatic = [driver.CUgraphEdgeData() for _ in changed]
+        for edge in programmatic:
+            edge.from_port = edge.type = PROGRAMMATIC
+        self._call(remove(self._graph, begins, ends, data, len(changed)))
+        error, = add(self._graph, begins, ends, programmatic, len(changed))
+        if int(error) != 0:  # as it was: all later blocks wait for all earlier ones
+            self._call(add(self._graph, begins, ends, data, len(changed)))
+            return
+        self.early = len(changed)
+        wishes = [kernel.carveout for kernel in launched if getattr(kernel, "carveout", None) is not None]
+        if wishes and hasattr(driver, "CUkernelNodeAttrValue"):
+            for node in {int(node): node for node in (*begins, *ends)}.values():
+                self._carve(node, min(wishes))
+
+    def _carve(self, node, percent: int) -> None:
+        """An SM divides its memory into shared and L1 anew only while it is idle, and an early kernel begins on SMs
+        that are not: it would have to do with what the kernel before it asked for. So all that overlap ask for what the
+        one that needs most L1 does. It is a wish: kernels that need more shared memory get it."""
+        driver = self._driver
+        value = driver.CUkernelNodeAttrValue()
+        value.sharedMemCarveout = percent
+        driver.cuGraphKernelNodeSetAttribute(
+            node, driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, value)
 
     @staticmethod
     def _call(answer):
@@ -132,3 +192,15 @@ class _GpuGraph:
         if getattr(self, "_executable", None) is not None:
             self._driver.cuGraphExecDestroy(self._executable)
             self._driver.cuGraphDestroy(self._graph)
+
+
+def chain_of(begins: list[int], ends: list[int]) -> list[int] | None:
+    """The nodes of a graph with these edges, if it is one chain, in its order; else None."""
+    after = dict(zip(begins, ends, strict=True))
+    first = set(begins) - set(ends)
+    if len(after) != len(begins) or len(set(ends)) != len(ends) or len(first) != 1:
+        return None
+    chain = [first.pop()]
+    while chain[-1] in after:
+        chain.append(after[chain[-1]])
+    return chain if len(chain) == len(begins) + 1 else None

@@ -78,6 +78,29 @@ def record(kernels):
             kind.configure = configure
 
 
+@contextlib.contextmanager
+def kernels_launched():
+    """A list that fills with the kernel of each launch on a GPU while the block below runs, in their order."""
+    from numba.cuda.dispatcher import CUDADispatcher as kind
+
+    launched, before = [], kind.configure
+
+    def configure(kernel, *shape):
+        ready = before(kernel, *shape)
+
+        def launch(*args):
+            launched.append(kernel)
+            return ready(*args)
+
+        return launch
+
+    kind.configure = configure
+    try:
+        yield launched
+    finally:
+        kind.configure = before
+
+
 def _watch(configure, launched):
     def watched(kernel, griddim, blockdim, stream=0, sharedmem=0):
         ready = configure(kernel, griddim, blockdim, stream, sharedmem)

@@ -17,6 +17,7 @@ import numpy as np
 from llvmlite import ir
 
 from labkit import cuda, device
+from labkit.device.quick_launch import kept
 from labkit.simt import ptx as meaning
 
 device.numba_cuda()  # the fixes that numba-cuda needs come before its first import
@@ -502,6 +503,9 @@ def prefetch_l2(typingctx, *args):
 
 tma_store_commit = _registers("tma_store_commit", "cp.async.bulk.commit_group;", [], [], memory=True)
 tma_store_wait = _constant_line("tma_store_wait", "cp.async.bulk.wait_group.read {n};", range(0, 8))
+griddepcontrol_wait = _registers("griddepcontrol_wait", "griddepcontrol.wait;", [], [], memory=True)
+griddepcontrol_launch_dependents = _registers(
+    "griddepcontrol_launch_dependents", "griddepcontrol.launch_dependents;", [], [], memory=True)
 setmaxnreg_increase = _constant_line("setmaxnreg_increase", "setmaxnreg.inc.sync.aligned.u32 {n};", range(24, 257, 8))
 setmaxnreg_decrease = _constant_line("setmaxnreg_decrease", "setmaxnreg.dec.sync.aligned.u32 {n};", range(24, 257, 8))
 named_barrier_sync = _registers("named_barrier_sync", "bar.sync $0, $1;", [], [u32, u32], memory=True)
@@ -514,9 +518,12 @@ def tensor_map_2d(array, box_rows, box_cols, swizzle=128):
     bytes to pass to a kernel, the same one for the same matrix: it holds the address of `array` and nothing else of it.
     Raises ValueError for what TMA cannot describe.
     """
-    meaning.check_tensor_map(array, box_rows, box_cols, swizzle)
-    return _encode(int(array.device_ctypes_pointer.value), tuple(array.shape), str(array.dtype), box_rows, box_cols,
-                   swizzle)
+    known, box = kept(array), ("tensor map", box_rows, box_cols, swizzle)
+    if box not in known:
+        meaning.check_tensor_map(array, box_rows, box_cols, swizzle)
+        known[box] = _encode(int(array.device_ctypes_pointer.value), tuple(array.shape), str(array.dtype), box_rows,
+                             box_cols, swizzle)
+    return known[box]
 
 
 @functools.lru_cache(maxsize=4096)  # a launch must not pay for a copy to the device, nor may a captured graph hold one

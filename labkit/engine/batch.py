@@ -19,6 +19,7 @@ import numpy as np
 from labkit.engine.block_manager import PAGE
 from labkit.engine.scheduler import Chunk, Step
 from labkit.engine.sequence import Sequence
+from labkit.models.step import Shape
 
 # One number for each token of the step; for each of its sequences; the page table; for each sequence how its token is
 # drawn. The first three in the order in which the models read them.
@@ -76,8 +77,9 @@ class Batch:
         one that this seat's sequence sampled last. slot = page * page_size + the place in the page; -1: a row of
         padding.
     begins, lengths, contexts, last (B,): a sequence's first row, how many it has, how many tokens up to its last one,
-        and the row whose logits are wanted. Those with one row come first. With n > 1 the outputs that begin with
-        another one's last row follow at the end: they have no rows, and the same `last`.
+        and the row whose logits are wanted. Those with one row come first; behind them and at the end there may be
+        empty sequences, of no rows and no tokens: padding, which takes no rows from the others. With n > 1 the outputs
+        that begin with another one's last row follow the others: they have no rows, and the same `last`.
     seats, steps (B,): where the token that is drawn goes, and its position in its sequence, which is the generator's
         counter. No sequence has the seat max_num_seqs: it is for padding, and for chunks that do not reach the end of
         the prompt.
@@ -88,7 +90,7 @@ class Batch:
 
     layout: Layout
     buffer: np.ndarray
-    decoding: int  # how many of the first sequences have one row
+    decoding: int  # how many of the first sequences have one row, or are empty
     longest: int  # rows of the longest of the others
     copies: list[tuple[int, int]]  # pages, as in Step
     samples: list[tuple[int, Sequence]]  # for each of step.samples its number among the sequences, and itself
@@ -105,6 +107,19 @@ class Batch:
         return [(number, tokens) for number, tokens in found if tokens]
 
 
+def decodes(chunk: Chunk) -> bool:
+    """Whether its sequence is one of the first, of one row each. One with whose row others begin is not."""
+    return chunk.length == 1 and len(chunk.samples) < 2
+
+
+def shape_needed(step: Step) -> Shape:
+    """The smallest shape that holds a step."""
+    others = [chunk for chunk in step.chunks if not decodes(chunk)]
+    forks = sum(len(chunk.samples) - 1 for chunk in others if chunk.samples)
+    return Shape(step.tokens, len(step.chunks) + forks, len(step.chunks) - len(others),
+                 max((chunk.length for chunk in others), default=0))
+
+
 class BatchBuilder:
     """max_pages: of one sequence."""
 
@@ -115,24 +130,30 @@ class BatchBuilder:
         self._params = np.zeros((len(SEAT_FIELDS), max_num_seqs + 1), np.int32)
         self._seeds = np.zeros((max_num_seqs + 1, 2), np.uint32)
 
-    def build(self, step: Step, tokens: int = 0, sequences: int = 0) -> Batch:
-        """tokens, sequences: how many there are with padding, as a captured graph wants them; no padding if there are
-        more. Reads the sequences as they are between `schedule` and the next change."""
+    def build(self, step: Step, tokens: int = 0, sequences: int = 0, decoding: int = 0) -> Batch:
+        """tokens, sequences, decoding: how many there are with padding, as a captured graph wants them; no padding if
+        there are more. Reads the sequences as they are between `schedule` and the next change."""
         running = dict.fromkeys([chunk.sequence for chunk in step.chunks] + step.samples)
         fresh = [sequence for sequence in running if self._set_up(sequence)]
         for chunk in step.chunks:
             self._update_table(chunk.sequence, chunk.begin // self.page_size)
-        single = [chunk for chunk in step.chunks if chunk.length == 1 and len(chunk.samples) < 2]
-        chunks = single + [chunk for chunk in step.chunks if chunk.length > 1 or len(chunk.samples) > 1]
-        forks = [(number, sequence) for number, chunk in enumerate(chunks) for sequence in chunk.samples[1:]]
+        single = [chunk for chunk in step.chunks if decodes(chunk)]
+        chunks = single + [chunk for chunk in step.chunks if not decodes(chunk)]
+        empty = max(0, decoding - len(single))  # sequences between those of one row and the others
+        at = np.arange(len(chunks))  # the number of each chunk among the sequences
+        at[len(single) :] += empty
+        forks = [(number, sequence) for number, chunk in zip(at.tolist(), chunks, strict=True)
+                 for sequence in chunk.samples[1:]]
         begins = np.array([chunk.begin for chunk in chunks], np.int32)
         lengths = np.array([chunk.length for chunk in chunks], np.int32)
-        T, B, used = int(lengths.sum()), len(chunks), len(chunks) + len(forks)
+        T, B = int(lengths.sum()), len(chunks) + empty
+        used = B + len(forks)
         layout = Layout(max(tokens, T), max(sequences, used), self.width([chunk.sequence for chunk in chunks]))
-        places = {chunk.sequence: number for number, chunk in enumerate(chunks)}
+        places = {chunk.sequence: number for number, chunk in zip(at.tolist(), chunks, strict=True)}
         places |= {sequence: B + number for number, (_, sequence) in enumerate(forks)}
-        batch = Batch(layout, np.zeros(layout.size, np.int32), len(single), int(lengths[len(single) :].max(initial=0)),
-                      list(step.copies), [(places[sequence], sequence) for sequence in step.samples], fresh)
+        batch = Batch(layout, np.zeros(layout.size, np.int32), len(single) + empty,
+                      int(lengths[len(single) :].max(initial=0)), list(step.copies),
+                      [(places[sequence], sequence) for sequence in step.samples], fresh)
 
         seats = np.array([chunk.sequence.seat for chunk in chunks], np.int32)
         firsts = np.cumsum(lengths) - lengths
@@ -142,9 +163,9 @@ class BatchBuilder:
         batch.slots[:] = -1
         batch.slots[:T] = (self._tables[rows, positions // self.page_size] * self.page_size
                            + positions % self.page_size)
-        batch.begins[:B], batch.lengths[:B], batch.contexts[:B] = firsts, lengths, begins + lengths
-        batch.last[:B] = firsts + lengths - 1
-        batch.page_table[:B] = self._tables[seats, : layout.max_pages]
+        batch.begins[at], batch.lengths[at], batch.contexts[at] = firsts, lengths, begins + lengths
+        batch.last[at] = firsts + lengths - 1
+        batch.page_table[at] = self._tables[seats, : layout.max_pages]
 
         batch.seats[:] = self.max_num_seqs
         batch.seats[[number for number, _ in batch.samples]] = [sequence.seat for _, sequence in batch.samples]

@@ -106,6 +106,7 @@ class LLMEngine:
         self._new_scheduler = partial(scheduler, max_num_seqs=max_num_seqs,
                                       max_num_batched_tokens=max_num_batched_tokens)
         self._added = 0
+        self.watch: Callable[[Step], None] | None = None  # is called with each step as it is launched
         self._stats = Stats(pages=runner.num_pages)
         self._reset()
 
@@ -123,19 +124,30 @@ class LLMEngine:
     def add_request(self, request_id: str, prompt: str | Items[int] | dict, params: SamplingParams) -> Request:
         """prompt: a text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}; with both, the ids of that text.
         Raises ValueError for what could not run."""
-        if request_id in self._requests:
-            raise ValueError(f"request_id is {request_id!r}, and the request of this name has not ended yet")
+        request = self.request_of(request_id, prompt, params)
+        self.add(request)
+        return request
+
+    def request_of(self, request_id: str, prompt: str | Items[int] | dict, params: SamplingParams) -> Request:
+        """The request that add_request adds, without adding it. Any thread may ask: nothing of the engine changes."""
         text, ids = self._ids(prompt)
         if self.tokenizer is None and params.stop:
             raise ValueError(f"stop is {params.stop}; without a tokenizer there is no text to find it in")
-        seed = self._seed() if params.seed is None else params.seed
-        request = Request(request_id, ids, params, seed=seed, stop_ids=getattr(self.tokenizer, "stop", ()),
+        request = Request(request_id, ids, params, seed=params.seed or 0, stop_ids=getattr(self.tokenizer, "stop", ()),
                           max_length=self.runner.max_model_len, text=text)
+        self.scheduler.check(request)
+        return request
+
+    def add(self, request: Request) -> None:
+        """A request of request_of, that has not run."""
+        if request.request_id in self._requests:
+            raise ValueError(f"request_id is {request.request_id!r}, and the request of this name has not ended yet")
+        if request.params.seed is None:
+            request.seed = self._seed()
         self.scheduler.add(request)
         self._added += 1
-        self._requests[request_id] = request
+        self._requests[request.request_id] = request
         self._outputs |= {sequence: _Output(self.tokenizer, sequence) for sequence in request.sequences}
-        return request
 
     def _ids(self, prompt) -> tuple[str | None, Items[int]]:
         if isinstance(prompt, dict):
@@ -175,9 +187,12 @@ class LLMEngine:
 
     # --- Steps -------------------------------------------------------------------------------------------------------
 
-    def step(self, final_only: bool = False) -> list[RequestOutput]:
+    def step(self, final_only: bool = False, due: Callable[[Request], bool] | None = None) -> list[RequestOutput]:
         """Launches the next step, waits for the one before it, and returns the requests that it brought on, each with
-        all of its output so far; with final_only those that have ended."""
+        all of its output so far; with final_only those that have ended.
+
+        due: of the requests that go on, which are returned; None: all. The text of the others is not decoded yet.
+        """
         try:
             received = self._advance()
         except BaseException:
@@ -185,7 +200,8 @@ class LLMEngine:
             raise
         touched = dict.fromkeys(sequence.request for sequence in received)
         outputs, self._aborted = self._aborted, []
-        outputs += [self._output(request) for request in touched if request.finished or not final_only]
+        outputs += [self._output(request) for request in touched
+                    if request.finished or not (final_only or due and not due(request))]
         for request in touched:
             if request.finished:
                 self._forget(request)
@@ -197,6 +213,8 @@ class LLMEngine:
         launched = (step, self.runner.launch(step)) if step.chunks else None
         if launched:
             self._count(step)
+            if self.watch:
+                self.watch(step)
         elif self._in_flight is None and self._requests:
             raise RuntimeError(f"nothing can run, with {self.blocks.num_free} of {self.blocks.num_pages} pages free")
         before, self._in_flight = self._in_flight, launched

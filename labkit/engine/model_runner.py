@@ -4,24 +4,26 @@
     handle = runner.launch(step)
 
 A step in which each sequence has one token is padded to a bucket and replayed as a CUDA graph; the first of each bucket
-runs launch by launch and is captured then. With penalties, or with a wider page table, it is another graph. What only
-some requests ask for, banned tokens and logprobs, runs without one; logprobs also wait for the step, since they are
-computed on the host. Kernels that steps will launch are compiled side by side before the first of them.
+runs launch by launch and is captured then. On a GPU a step with parts of prompts is padded, too, and captured when one
+of its kind comes for the second time. With penalties, or with a wider page table, it is another graph. What only some
+requests ask for, banned tokens and logprobs, runs without one; logprobs also wait for the step, since they are computed
+on the host. Kernels that steps will launch are compiled side by side before the first of them.
 """
 
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from labkit import cuda
+from labkit import cuda, device
 from labkit.device import compile_ahead, graphs, launches
-from labkit.engine.batch import BatchBuilder, Layout
+from labkit.engine.batch import BatchBuilder, Layout, shape_needed
 from labkit.engine.outputs import Sampled
-from labkit.engine.runner import bucket, buckets
+from labkit.engine.runner import bucket, buckets, padded
 from labkit.engine.scheduler import Step
 from labkit.engine.sequence import Sequence
 from labkit.kernels.attention.pages import PAGE, pages_for
@@ -33,6 +35,8 @@ from labkit.models.step import Shape, step_of
 
 INPUTS = ("ids", "positions", "slots", "begins", "lengths", "contexts", "last", "page_table")  # as step_of takes them
 IN_FLIGHT = 3  # steps whose memory on the host is kept apart: one more than run at a time
+EMPTY = 16  # sequences that a padded step may have beyond those that run
+MOST_GRAPHS = 256  # kept at a time, of up to 2 MB of device memory each; those that were not used for longest go first
 
 
 class Kind(NamedTuple):
@@ -46,45 +50,49 @@ class Kind(NamedTuple):
 class ModelRunner:
     """num_pages: of 16 tokens, in the cache of each layer. max_model_len: the longest sequence; None: the model's.
 
-    enforce_eager: no graphs. compiling(done, of): called while kernels are compiled ahead of a step.
+    enforce_eager: no graphs. compiling(done, of): called while kernels are compiled ahead of a step. pad_prompts: steps
+    with parts of prompts are padded as graphs need it; None: on a GPU, where a replay is much cheaper than launches.
     """
 
     page_size = PAGE
 
     def __init__(self, model: Llama, *, num_pages: int, max_num_seqs: int = 256, max_num_batched_tokens: int = 2048,
                  max_model_len: int | None = None, enforce_eager: bool = False,
-                 compiling: Callable[[int, int], None] | None = None):
-        config, rows = model.config, max(max_num_batched_tokens, max_num_seqs)
+                 compiling: Callable[[int, int], None] | None = None, pad_prompts: bool | None = None):
+        self._pads = device.on_gpu() if pad_prompts is None else pad_prompts
+        self._sequences = max_num_seqs + (EMPTY if self._pads else 0)  # of a step, at most
+        config, rows = model.config, max(max_num_batched_tokens, self._sequences)
         self.model, self.num_pages, self.max_num_seqs = model, num_pages, max_num_seqs
         self.max_model_len = min(max_model_len or model.positions, model.positions)
-        layout = Layout(rows, max_num_seqs, pages_for(self.max_model_len))
-        self._eager, self._graphs = enforce_eager, {}
+        layout = Layout(rows, self._sequences, pages_for(self.max_model_len))
+        self._rows, self._eager = rows, enforce_eager
+        self._graphs: OrderedDict[Kind, object] = OrderedDict()  # None: a kind that came once and is not captured yet
         self._compiling, self._prepared = compiling, set()
         self._builder = BatchBuilder(max_num_seqs, layout.max_pages)
         self._cache = Cache(config, num_pages, model.dtype)
         self._pages = self._cache.memory.reshape(2 * config.num_hidden_layers, num_pages,
                                                  config.num_key_value_heads * PAGE * config.head_dim)
-        self._workspace = Workspace(config, rows, max_num_seqs, model.dtype)
+        self._workspace = Workspace(config, rows, self._sequences, model.dtype)
         self._memory = cuda.device_array(layout.size, np.int32)
         self._last = cuda.to_device(np.zeros(max_num_seqs + 1, np.int32))  # by seat; the last one is for padding
-        self._tokens = cuda.device_array(max_num_seqs, np.int32)
-        self._logprobs = cuda.device_array(max_num_seqs, np.float32)
-        self._scratch = Scratch.allocate(max_num_seqs, config.vocab_size)
+        self._tokens = cuda.device_array(self._sequences, np.int32)
+        self._logprobs = cuda.device_array(self._sequences, np.float32)
+        self._scratch = Scratch.allocate(self._sequences, config.vocab_size)
         self._counts = None  # (max_num_seqs, V) uint32, once a request has penalties
         self._stream = cuda.stream()
-        self._host = [(cuda.pinned_array(layout.size, np.int32), cuda.pinned_array(max_num_seqs, np.int32))
+        self._host = [(cuda.pinned_array(layout.size, np.int32), cuda.pinned_array(self._sequences, np.int32))
                       for _ in range(IN_FLIGHT)]
         self._launched = 0
+        self._last_kind: Kind | None = None
         self._views = functools.lru_cache(maxsize=256)(self._device_views)
         self._inputs = functools.lru_cache(maxsize=256)(self._device_inputs)
 
     def launch(self, step: Step) -> Handle:
         """Returns before the step has run."""
         alike = all(chunk.length == 1 == len(chunk.samples) for chunk in step.chunks)
-        size = bucket(len(step.chunks), self.max_num_seqs) if alike else 0
-        batch = self._builder.build(step, size, size)
+        shape = self._shape(step, alike)
+        batch = self._builder.build(step, shape.rows, shape.sequences, shape.decoding)
         layout = batch.layout
-        shape = Shape(layout.tokens, layout.sequences, size or batch.decoding, batch.longest)
         host, tokens = self._host[self._launched % IN_FLIGHT]
         self._launched += 1
         host[: layout.size] = batch.buffer
@@ -98,16 +106,18 @@ class ModelRunner:
 
         banned, wanted = batch.banned(), any(each.request.params.logprobs is not None for _, each in batch.samples)
         kind = Kind(shape, layout, bool((batch.counted >= 0).any()))
-        self._compile_ahead(kind, len(batch.samples))
-        logits = None
+        self._last_kind, graph, logits = kind, self._graphs.get(kind), None
         if banned or wanted:
+            self._compile_ahead(kind, len(batch.samples))
             logits = self._run_with_host(kind, banned, wanted)
-        elif kind in self._graphs:
-            self._graphs[kind].launch(stream=self._stream)
+        elif graph is not None:
+            self._graphs.move_to_end(kind)
+            graph.launch(stream=self._stream)
         else:
+            self._compile_ahead(kind, len(batch.samples))
             self._run(kind, self._stream)
-            if alike and not self._eager and not launches.imagined():
-                self._graphs[kind] = graphs.capture(functools.partial(self._run, kind), warm_up=False)
+            if (alike or self._pads) and not self._eager and not launches.imagined():
+                self._keep_graph(kind, captured=alike or kind in self._graphs)
         self._tokens[: layout.sequences].copy_to_host(tokens[: layout.sequences], stream=self._stream)
         done = cuda.event()
         done.record(self._stream)
@@ -118,13 +128,38 @@ class ModelRunner:
         the last step of its kind did, and writes these logits (B, V). Raises KeyError where there is none."""
         size = bucket(sequences, self.max_num_seqs)
         shape = Shape(size, size, size, 0)
-        graph = {kind.shape: graph for kind, graph in self._graphs.items()}[shape]
+        graph = {kind.shape: graph for kind, graph in self._graphs.items() if graph is not None}[shape]
         return graph, self._workspace.rows(shape).logits
+
+    @property
+    def last_shape(self) -> Shape | None:
+        """Of the step that was launched last."""
+        return self._last_kind and self._last_kind.shape
+
+    def planned(self) -> list[launches.Launch]:
+        """The launches of a step like the last one, in their order; none of them runs. For the thread that launches
+        steps: while it looks, no kernel can be launched."""
+        return launches.planned(functools.partial(self._run, self._last_kind, self._stream)) if self._last_kind else []
 
     def fill_cache(self, values: np.ndarray) -> None:
         """Writes (pages, K, PAGE, D), of the cache's type, to the keys and to the values of each layer."""
         for layer in (*self._cache.keys, *self._cache.values):
             layer.copy_to_device(values)
+
+    def _shape(self, step: Step, alike: bool) -> Shape:
+        """That in which a step runs. alike: each of its sequences has one token and samples one."""
+        if alike:
+            size = bucket(len(step.chunks), self.max_num_seqs)
+            return Shape(size, size, size, 0)
+        needed = shape_needed(step)
+        return padded(needed, self._rows, self._sequences, self.max_num_seqs) if self._pads else needed
+
+    def _keep_graph(self, kind: Kind, captured: bool) -> None:
+        """Of a step that has just been launched; or only that it was, if it is not to be captured yet."""
+        self._graphs[kind] = graphs.capture(functools.partial(self._run, kind), warm_up=False) if captured else None
+        self._graphs.move_to_end(kind)
+        if len(self._graphs) > MOST_GRAPHS:
+            self._graphs.popitem(last=False)
 
     def _compile_ahead(self, kind: Kind, samples: int) -> None:
         """Compiles side by side what this step will launch, and what those after it will, when its sequences decode

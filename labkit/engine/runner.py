@@ -22,6 +22,7 @@ from typing import Protocol
 
 from labkit.engine.outputs import Sampled
 from labkit.engine.scheduler import Step
+from labkit.models.step import Shape
 
 
 class Handle(Protocol):
@@ -54,3 +55,41 @@ def bucket(count: int, largest: int) -> int:
 def buckets(largest: int) -> list[int]:
     """Every size that `bucket` returns for up to `largest` sequences."""
     return sorted({bucket(count, largest) for count in range(1, largest + 1)})
+
+
+# The rows of a step with parts of prompts: a power of two from 16 to 128, where linear layers change their kernels;
+# then multiples of the tile of 128 rows in which they compute anyway, of two tiles and of eight where these are a small
+# part. In the six runs of `labkit bench engine` 302 steps have parts of prompts. Padding adds 38 rows to one on
+# average, 0.17 ms on an H200, and these steps are of 37 kinds; 238 of them are the third of their kind or later, which
+# replay a graph. With powers of two alone it would be 143 rows, 25 kinds and 259 replays; with every multiple of 128,
+# 30 rows, 41 kinds and 236 replays.
+STRIDES = ((1024, 128), (2048, 256))  # up to so many rows, multiples of this; beyond, of WIDEST
+WIDEST = 1024
+
+
+def row_bucket(rows: int, largest: int) -> int:
+    """The rows of a step with parts of prompts, for which a graph is captured, at most `largest`."""
+    if not 1 <= rows <= largest:
+        raise ValueError(f"rows is {rows}; it must be from 1 to {largest}")
+    stride = next((stride for end, stride in STRIDES if rows <= end), WIDEST)
+    size = max(16, 1 << (rows - 1).bit_length()) if rows <= 128 else -(-rows // stride) * stride
+    return min(size, largest)
+
+
+def padded(shape: Shape, rows: int, sequences: int, seats: int) -> Shape:
+    """The shape for which a graph is captured that runs a step with parts of prompts: of few kinds, since each costs a
+    capture. rows, sequences: the most that there is memory for. seats: the most sequences that decode.
+
+    Empty sequences are cheap: blocks of attention end at once. So there are 0, 32, 128, 256, ... that decode, others by
+    powers of two, and the longest has all of the rows, or a quarter, a sixteenth, ...
+    """
+    T = row_bucket(shape.rows, rows)
+    others = shape.sequences - shape.decoding
+    decoding = shape.decoding and (32 if shape.decoding <= 32 else -(-shape.decoding // 128) * 128)
+    decoding, others = min(decoding, seats, T), others and 1 << (others - 1).bit_length()
+    if decoding + others > sequences:
+        return shape._replace(rows=T)
+    longest = T if others else 0
+    while longest // 4 >= max(1, shape.longest):
+        longest //= 4
+    return Shape(T, decoding + others, decoding, longest)

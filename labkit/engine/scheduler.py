@@ -79,12 +79,16 @@ class Scheduler:
         self._seats = list(range(max_num_seqs))  # a heap of those that are free
         self._arrivals = 0
 
-    def add(self, request: Request) -> None:
+    def check(self, request: Request) -> None:
         """Raises ValueError for a request that could not run even alone."""
         pages = self.blocks.pages_for(request.max_length - 1)  # the last token's K and V are never needed
         if pages > self.blocks.num_pages:
             raise ValueError(f"request {request.request_id} may become {request.max_length:,} tokens long; its K and V "
                              f"need {pages:,} pages, and there are {self.blocks.num_pages:,}")
+
+    def add(self, request: Request) -> None:
+        """Raises ValueError for a request that could not run even alone."""
+        self.check(request)
         self._arrivals += 1
         for sequence in request.sequences:
             sequence.order = self._arrivals, sequence.index

@@ -1,32 +1,41 @@
-"""A scheduler without a model: who has which seat in which step, for figures and to compare ways of scheduling.
+"""A scheduler without a model: who has which seat in which step, and with a cost for each step how long clients wait.
 
     timeline = simulate([Work(prompt=100, output=40), Work(prompt=10, output=200, arrival=5)], max_num_seqs=2)
     timeline.steps, timeline.idle
     for cell in timeline.cells: ...     # step, seat, request, tokens, kind
+
+    served = serve_trace(trace, StepCost(step_ms=1.0, row_ms=0.004, cached_ms=1e-5), max_num_seqs=2)
+    served.first_ms, served.gaps_ms, served.tokens_per_second
+
+    shortest = partial(ChoosingScheduler, choose=lambda prompts, waited: prompts.argmin())
+    serve_trace(trace, cost, shortest)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from labkit.engine.block_manager import PAGE, BlockManager
 from labkit.engine.outputs import Sampled
 from labkit.engine.sampling_params import SamplingParams
-from labkit.engine.scheduler import Scheduler
-from labkit.engine.sequence import FinishReason, Request
+from labkit.engine.scheduler import Scheduler, Step
+from labkit.engine.sequence import FinishReason, Request, Sequence
 
 
 @dataclass(frozen=True)
 class Work:
-    """A request as far as a scheduler knows it: tokens of its prompt, tokens of its output, and the step before which
-    it comes."""
+    """A request as far as a scheduler knows it: tokens of its prompt, tokens of its output, and when it comes: for
+    `simulate` the number of the step, for `serve_trace` milliseconds."""
 
     prompt: int
     output: int
-    arrival: int = 0
+    arrival: float = 0
 
 
 class Cell(NamedTuple):
@@ -65,14 +74,12 @@ def simulate(work: Items[Work], scheduler: type[Scheduler] = Scheduler, *, max_n
     scheduler, blocks: as LLMEngine takes them."""
     blocks = blocks(num_pages, page_size, prefix_caching=False)
     plan = scheduler(blocks, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-    coming = sorted(range(len(work)), key=lambda number: work[number].arrival)
+    coming = _by_arrival(work)
     cells, held, ends, preemptions = [], [], [0] * len(work), 0
     while coming or plan.has_unfinished():
-        while coming and work[coming[0]].arrival <= len(held):
-            number = coming.pop(0)
-            one = work[number]
-            plan.add(Request(str(number), [0] * one.prompt, SamplingParams(max_tokens=one.output),
-                             max_length=one.prompt + one.output))
+        while coming and work[coming[-1]].arrival <= len(held):
+            number = coming.pop()
+            plan.add(_request(number, work[number]))
         step = plan.schedule()
         preemptions += step.preempted
         for chunk in step.chunks:
@@ -80,8 +87,166 @@ def simulate(work: Items[Work], scheduler: type[Scheduler] = Scheduler, *, max_n
             kind = "decode" if sequence.output_length and chunk.length == 1 else "prefill"
             cells.append(Cell(len(held), sequence.seat, number, chunk.length, kind))
         held.append(num_pages - blocks.num_free)
-        for sequence, _ in plan.receive(step, [Sampled(0)] * len(step.samples)):
-            if sequence.ended_by_last():
-                ends[int(sequence.request.request_id)] = len(held) - 1
-                plan.finish(sequence, FinishReason.LENGTH)
+        for number, ended in _received(plan, step):
+            if ended:
+                ends[number] = len(held) - 1
     return Timeline(tuple(cells), tuple(ends), max_num_seqs, tuple(held), preemptions)
+
+
+def _by_arrival(work: Items[Work]) -> list[int]:
+    """The requests' numbers, the last one to come first."""
+    return sorted(range(len(work)), key=lambda number: (work[number].arrival, number), reverse=True)
+
+
+def _request(number: int, one: Work) -> Request:
+    return Request(str(number), [0] * one.prompt, SamplingParams(max_tokens=one.output),
+                   max_length=one.prompt + one.output)
+
+
+def _received(plan: Scheduler, step: Step) -> Iterator[tuple[int, bool]]:
+    """Samples a step's tokens: of each, the number of its request and whether the request ends with it."""
+    for sequence, _ in plan.receive(step, [Sampled(0)] * len(step.samples)):
+        ended = sequence.ended_by_last() is not None
+        if ended:
+            plan.finish(sequence, FinishReason.LENGTH)
+        yield int(sequence.request.request_id), ended
+
+
+# --- Times -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """How long a step takes, in milliseconds, by a model of three numbers.
+
+    step_ms: the least, in which all weights are read once. row_ms: of the arithmetic for a row, a prompt's token or an
+    output's. A step takes the longer of the two, and cached_ms for each token whose keys and values it reads.
+    """
+
+    step_ms: float
+    row_ms: float
+    cached_ms: float
+
+    def ms(self, rows: float, cached: float) -> float:
+        return max(self.step_ms, rows * self.row_ms) + cached * self.cached_ms
+
+    def of(self, step: Step) -> float:
+        rows = cached = 0
+        for chunk in step.chunks:
+            rows += chunk.length
+            cached += chunk.begin + chunk.length
+        return self.ms(rows, cached)
+
+    @classmethod
+    def fitted(cls, decode: dict, prefill: dict) -> StepCost:
+        """From the recorded series llama_decode and llama_prefill, of steps in a graph."""
+        longest, single = max(prefill["rows"], key=lambda row: row["tokens"]), decode["rows"][0]
+        step_ms, row_ms = single["ms"]["p50"], longest["ms"]["p50"] / longest["tokens"]
+        more = [(max(step_ms, row["sequences"] * row_ms), row["sequences"] * decode["tokens"], row["ms"]["p50"])
+                for row in decode["rows"]]
+        # Least squares of the relative errors; the rows with few sequences say little about the cache.
+        cached_ms = sum((ms - least) * cached / ms**2 for least, cached, ms in more) / sum(
+            (cached / ms) ** 2 for _, cached, ms in more)
+        return cls(step_ms, row_ms, cached_ms)
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """What clients saw, in milliseconds.
+
+    first_ms, ends_ms: of each request, from its arrival to its first and to its last token. gaps_ms: between two tokens
+    of a request, of all requests together.
+    """
+
+    first_ms: np.ndarray
+    ends_ms: np.ndarray
+    gaps_ms: np.ndarray
+    total_ms: float  # from the first arrival to the last token
+    steps: int
+    tokens: int  # of all outputs
+    preemptions: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        return 1e3 * self.tokens / self.total_ms
+
+
+def serve_trace(work: Items[Work], cost: StepCost, scheduler: Callable[..., Scheduler] = Scheduler, *,
+                max_num_seqs: int = 64, max_num_batched_tokens: int = 2048, num_pages: int = 16_384) -> Served:
+    """Serves requests that arrive at given milliseconds, each step as long as `cost` says. A step's tokens are seen
+    when it ends. While nothing is there to do, time passes until the next arrival."""
+    if not work:
+        raise ValueError("work has no requests; one at least is needed")
+    plan = scheduler(BlockManager(num_pages, prefix_caching=False), max_num_seqs=max_num_seqs,
+                     max_num_batched_tokens=max_num_batched_tokens)
+    choosing = isinstance(plan, ChoosingScheduler)
+    coming = _by_arrival(work)
+    now = start = float(work[coming[-1]].arrival)
+    first, last, ends = (np.zeros(len(work)) for _ in range(3))
+    gaps: list[float] = []
+    here = steps = preemptions = 0
+    while coming or here:
+        if not here:
+            now = max(now, float(work[coming[-1]].arrival))
+        while coming and work[coming[-1]].arrival <= now:
+            number = coming.pop()
+            plan.add(_request(number, work[number]))
+            here += 1
+            if choosing:
+                plan.came[str(number)] = float(work[number].arrival)
+        if choosing:
+            plan.now = now
+        step = plan.schedule()
+        preemptions += step.preempted
+        steps += 1
+        now += cost.of(step)
+        for number, ended in _received(plan, step):
+            if last[number]:
+                gaps.append(now - last[number])
+            else:
+                first[number] = now
+            last[number] = now
+            if ended:
+                ends[number] = now
+                here -= 1
+    arrivals = np.array([one.arrival for one in work], float)
+    return Served(first - arrivals, ends - arrivals, np.array(gaps), now - start, steps,
+                  sum(one.output for one in work), preemptions)
+
+
+# --- Who is next -----------------------------------------------------------------------------------------------------
+
+
+class ChoosingScheduler(Scheduler):
+    """Admits waiting requests in an order of its own.
+
+    choose: (tokens of each prompt, milliseconds that each has waited) -> the number of the one that is next. The arrays
+    have the waiting requests in the order in which they came. What runs goes on running, as with any scheduler.
+    """
+
+    def __init__(self, blocks: BlockManager, *, choose: Callable[[np.ndarray, np.ndarray], int], **options):
+        super().__init__(blocks, **options)
+        self.choose, self.now = choose, 0.0
+        self.came: dict[str, float] = {}  # when each request came, by its id
+
+    def _next_waiting(self) -> Sequence | None:
+        waiting = self.waiting
+        if not waiting:
+            return None
+        prompts = np.array([sequence.length for sequence in waiting])
+        waited = np.array([self.now - self.came[sequence.request.request_id] for sequence in waiting])
+        chosen = self._chosen(self.choose(prompts, waited), len(waiting))
+        # _admit takes the first of the list off it; the order of the others is of no meaning here.
+        self._waiting[:] = [waiting.pop(chosen), *waiting]
+        return self._waiting[0]
+
+    @staticmethod
+    def _chosen(value, count: int) -> int:
+        try:
+            chosen = operator.index(value)
+        except TypeError:
+            raise TypeError(f"choose returned {value!r}; it must return a whole number") from None
+        if not 0 <= chosen < count:
+            raise IndexError(f"choose returned {chosen}; with {count} waiting it must return a number from 0 to "
+                             f"{count - 1}")
+        return chosen

@@ -157,9 +157,48 @@ def argmax_packed(x, out, stream=0):
     argmax_packed_kernel[rows, BLOCK, stream](x, out)
 
 
+# --- Loads before comparisons ----------------------------------------------------------------------------------------
+
+WIDE, IN_FLIGHT = 1024, 16
+
+
+@cuda.jit(launch_bounds=(WIDE, 2))
+def argmax_in_flight_kernel(x, out):
+    keys = cuda.shared.array(32, int64)
+    values = cuda.local.array(IN_FLIGHT, float32)
+    row, thread = uint32(cuda.blockIdx.x), uint32(cuda.threadIdx.x)
+    lane, warp = thread & uint32(31), thread >> uint32(5)
+    cols = uint32(x.shape[1])
+    largest, at, begin = NOTHING, thread, thread
+    while begin < cols:
+        for i in range(IN_FLIGHT):
+            col = uint32(begin + uint32(WIDE * i))
+            values[i] = x[row, col] if col < cols else NOTHING
+        for i in range(IN_FLIGHT):
+            if values[i] > largest or (values[i] != values[i] and largest == largest):  # a thread's columns ascend
+                largest, at = values[i], uint32(begin + uint32(WIDE * i))
+        begin += uint32(WIDE * IN_FLIGHT)
+    key = warp_largest_key(key_of(largest, at))
+    if lane == uint32(0):
+        keys[warp] = key
+    cuda.syncthreads()
+    if warp == uint32(0):
+        key = warp_largest_key(keys[lane])
+        if lane == uint32(0):
+            out[row] = int32(~uint32(key))
+
+
+@rung(kernel=argmax_in_flight_kernel, idea="sixteen loads of a thread in flight, and one key for all that it has read")
+def argmax_in_flight(x, out, stream=0):
+    """As packed, but a thread issues sixteen loads before it compares, and compares floats: what it has read comes in
+    the order of indices, so only the threads' results have to be pairs."""
+    rows, _ = _check(x, out)
+    argmax_in_flight_kernel[rows, WIDE, stream](x, out)
+
+
 def argmax(x, out, stream=0):
     """The rung to use."""
-    argmax_packed(x, out, stream=stream)
+    argmax_in_flight(x, out, stream=stream)
 
 
 def _check(x, out) -> tuple:
@@ -180,7 +219,7 @@ ARGMAX = Op(
     title="Index of the largest element of each row",
     formula="out[row] = the first col at which x[row, col] is largest",
     reference=argmax_reference,
-    rungs=(argmax_sequential, argmax_pairs, argmax_packed),
+    rungs=(argmax_sequential, argmax_pairs, argmax_packed, argmax_in_flight),
     inputs=with_ties,
     shape=lambda R, C: (R,),
     awkward=tuple({"R": R, "C": C} for R, C in ((1, 1), (3, 5), (33, 31), (9, 32), (1, 257), (7, 1000), (2, 4099))),

@@ -4,13 +4,19 @@ import numpy as np
 
 from labkit import cuda, device
 from labkit.device import launches
+from labkit.device.quick_launch import kept, types_key
 
 MAX_GRID_YZ = 65_535  # CUDA's limit on the second and third axis of a grid; the first allows 2**31 - 1
 MAX_ELEMENTS = 2**31  # the kernels index with uint32, and a loop's last step must not wrap around
 
 
-def check_array(name: str, array, *, shape: tuple | None = None, ndim: int | None = None, dtype=np.float32) -> None:
-    """Raise an error that names the argument unless `array` is a C-contiguous device array of this shape and dtype."""
+def check_array(name: str, array, *, shape: tuple | None = None, ndim: int | None = None, dtype=np.float32,
+                most: int = MAX_ELEMENTS) -> None:
+    """Raise an error that names the argument unless `array` is a C-contiguous device array of this shape and dtype.
+    most: elements, more where no kernel computes a flat index."""
+    known, wanted = kept(array), ("checked", shape and tuple(shape), ndim, dtype, most)
+    if wanted in known:
+        return
     if isinstance(array, np.ndarray):
         raise TypeError(f"{name} is a NumPy array on the host; pass a device array: cuda.to_device({name})")
     if not hasattr(array, "is_c_contiguous"):
@@ -26,17 +32,22 @@ def check_array(name: str, array, *, shape: tuple | None = None, ndim: int | Non
         raise ValueError(f"{name} is not C-contiguous; copy it, or pass the array it is a view of")
     if array.size == 0:
         raise ValueError(f"{name} has shape {tuple(array.shape)}, no elements; every axis must be at least 1")
-    if array.size > MAX_ELEMENTS:
-        raise ValueError(f"{name} has {array.size:,} elements; at most {MAX_ELEMENTS:,} are allowed")
+    if array.size > most:
+        raise ValueError(f"{name} has {array.size:,} elements; at most {most:,} are allowed")
+    known[wanted] = True
 
 
 def aligned(*arrays) -> bool:
     """Whether all begin at a multiple of 16 bytes, as 128-bit accesses need. Only a view into an array may not."""
-    return all(_address(array) % 16 == 0 for array in arrays)
+    return all(map(_aligned, arrays))
 
 
-def _address(array) -> int:
-    return array.device_ctypes_pointer.value if device.on_gpu() else array._array.ctypes.data
+def _aligned(array) -> bool:
+    known = kept(array)
+    if "aligned" not in known:
+        address = array.device_ctypes_pointer.value if device.on_gpu() else array._array.ctypes.data
+        known["aligned"] = address % 16 == 0
+    return known["aligned"]
 
 
 def check_block(name: str, block: tuple) -> None:
@@ -69,11 +80,18 @@ def dynamic_shared(kernel, nbytes: int, *args) -> None:
         raise ValueError(f"nbytes is {nbytes:,}; a block can have 0 to {MAX_SHARED:,} bytes of shared memory")
     if not device.on_gpu():
         kernel.allow_dynamic_shared(nbytes)
-    else:
-        _allow_on_gpu(kernel, nbytes, tuple(kernel.typeof_pyval(arg) for arg in args))
+        return
+    types = types_key(args)
+    if types is not None and nbytes <= _known.get((kernel, types), -1):
+        return
+    numba_types = tuple(kernel.typeof_pyval(arg) for arg in args)
+    _allow_on_gpu(kernel, nbytes, numba_types)
+    if types is not None:
+        _known[kernel, types] = _allowed.get((kernel, numba_types), -1)
 
 
 _allowed: dict[tuple, int] = {}  # (kernel, types of its arguments) -> bytes; never lowered, for a launch may need them
+_known: dict[tuple, int] = {}  # the same by the key of these types, which is found and compared much sooner
 
 
 def _allow_on_gpu(kernel, nbytes: int, argument_types: tuple) -> None:

@@ -9,6 +9,7 @@ of uint16 holds bfloat16 numbers: NumPy has no type for them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -78,11 +79,16 @@ def missing(needs: tuple | None) -> str:
     """Why the present device cannot run what needs this compute capability; empty if it can. The CPU device can."""
     if needs is None or not device.on_gpu():
         return ""
-    has, exactly = tuple(cuda.get_current_device().compute_capability)[:2], len(needs) > 2
+    has, exactly = _capability(cuda.get_current_device), len(needs) > 2
     if has == tuple(needs[:2]) or (has > tuple(needs) and not exactly):
         return ""
     only = " exactly" if exactly else ""
     return f"needs compute capability {needs[0]}.{needs[1]}{only}; this GPU has {has[0]}.{has[1]}"
+
+
+@functools.cache  # Numba looks for the current context each time; the GPUs of a machine are taken to be alike
+def _capability(get_device: Callable) -> tuple[int, int]:
+    return tuple(get_device().compute_capability)[:2]
 
 
 # --- Operations ------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from numba import float32, int32, uint32
 
 from labkit import cuda
 from labkit._common.chunks import in_chunks
+from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import blocks_for, check_array
 from labkit.kernels.baselines import Baseline
@@ -33,6 +34,7 @@ from labkit.kernels.elements import BFLOAT16, FLOAT32, Element, element_of
 from labkit.kernels.norm.rmsnorm import rmsnorm_reference
 from labkit.kernels.norm.rows import flat, small
 from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.overlap import begins_early
 from labkit.kernels.tolerance import EPS32, EPS_BF16
 
 EPS = 1e-6  # Qwen3's, for q_norm and k_norm
@@ -225,11 +227,22 @@ def lanes_of(dim: int) -> int:
 
 
 @kernel_factory
-def make_rope_split_cache(element: Element, together: bool, normalised: bool, eps: float):
-    """together: both parts of a head come in eights, at multiples of 16 bytes."""
+def make_rope_split_cache(element: Element, together: bool, normalised: bool, eps: float, early: bool = False):
+    """together: both parts of a head come in eights, at multiples of 16 bytes. early: as in kernels/overlap.py, with
+    the slots, the positions and the table's rows first, which no kernel of a step writes."""
     (load, store), rounded = ACCESS[element].neighbours(together), ACCESS[element].rounded
     load_row = ACCESS[FLOAT32].neighbours(together)[0]
-    SMALL = small(eps)
+    SMALL, EARLY = small(eps), early
+
+    @cuda.jit(device=True)
+    def load_angles(cos, sin, table, position, dim, d, left):
+        row = uint32(position * dim)
+        if position < uint32(table.size) // dim:
+            load_row(cos, 0, table, uint32(row + d), left)
+            load_row(sin, 0, table, uint32(row + d + (dim >> uint32(1))), left)
+        else:
+            for e in range(8):
+                cos[e], sin[e] = NAN, NAN
 
     @cuda.jit
     def rope_split_cache_kernel(qkv, table, positions, slots, q_norm, k_norm, q, keys, values, heads, shared, dim,
@@ -242,6 +255,11 @@ def make_rope_split_cache(element: Element, together: bool, normalised: bool, ep
         d = uint32(8) * (thread % lanes)
         left = int32(half) - int32(d) if head < every else int32(0)
         start = uint32((t * every + head) * dim + d)
+        cos, sin = cuda.local.array(8, float32), cuda.local.array(8, float32)
+        if EARLY:
+            ptx.griddepcontrol_launch_dependents()
+            load_angles(cos, sin, table, position, dim, d, left if head < rotated else int32(0))
+            ptx.griddepcontrol_wait()
         a, b = cuda.local.array(8, float32), cuda.local.array(8, float32)  # eight pairs, which travel beside slot
         load(a, 0, qkv, start, left)
         load(b, 0, qkv, uint32(start + half), left)
@@ -267,14 +285,8 @@ def make_rope_split_cache(element: Element, together: bool, normalised: bool, ep
                         a[e] = rounded(rounded(a[e] * scale) * v[e])
                         b[e] = rounded(rounded(b[e] * scale) * w[e])
             if head < rotated:
-                cos, sin = cuda.local.array(8, float32), cuda.local.array(8, float32)
-                row = uint32(position * dim)
-                if position < uint32(table.size) // dim:
-                    load_row(cos, 0, table, uint32(row + d), left)
-                    load_row(sin, 0, table, uint32(row + d + half), left)
-                else:
-                    for e in range(8):
-                        cos[e], sin[e] = NAN, NAN
+                if not EARLY:
+                    load_angles(cos, sin, table, position, dim, d, left)
                 for e in range(8):
                     first = a[e]
                     a[e] = first * cos[e] - b[e] * sin[e]
@@ -293,6 +305,7 @@ def make_rope_split_cache(element: Element, together: bool, normalised: bool, ep
                     store(values, to, left, a, 0)
                     store(values, uint32(to + half), left, b, 0)
 
+    rope_split_cache_kernel.begins_early = early
     return rope_split_cache_kernel
 
 
@@ -308,7 +321,7 @@ def rope_split_cache(qkv, table, positions, slots, q, keys, values, q_norm=None,
     lanes = lanes_of(dim)
     threads = (heads + 2 * shared) * lanes
     block = min(BLOCK, -(-threads // 32) * 32)
-    kernel = make_rope_split_cache(element, together, normalised, eps)
+    kernel = make_rope_split_cache(element, together, normalised, eps, begins_early(count))
     kernel[blocks_for((count, threads), (1, block)), block, stream](
         flat(qkv), flat(table), positions, slots, *map(flat, (*norms, q, keys, values)),
         *map(np.uint32, (heads, shared, dim, lanes, page, pages * page)))

@@ -16,7 +16,7 @@ from labkit.kernels.token_weights import LOG2_E, ONE, ZERO, distance, high_half,
 
 THREADS = 512
 WARPS = THREADS // 32
-CHUNK = 4096  # neighbouring tokens that a block looks at; a constant, so that no sum depends on the batch
+CHUNK = 8192  # neighbouring tokens that a block looks at; a constant, so that no sum depends on the batch
 HELD = CHUNK // THREADS  # of them, those of a thread
 BINS = 512  # of a histogram: one for each thread
 CANDIDATES = 4096  # tokens of one bin whose indices fit into shared memory; more are searched for again in each pass
@@ -28,7 +28,6 @@ SMALLEST, GREATEST = float32(1e-35), float32(1e38)
 DRAW, BY_COUNT, BY_MASS = uint32(1), uint32(2), uint32(4)  # bits of what a row still needs; 0: its token is known
 NAN_ROW, EMPTY_ROW = int32(-1), int32(-2)  # in place of a token: a logit is NaN; all are -inf
 NO_LOGPROB = float32(np.nan)
-CERTAIN = float32(1 - 2**-10)  # leaves a margin to the sums in float32, whose error is far smaller
 
 
 # --- Loads -----------------------------------------------------------------------------------------------------------
@@ -347,17 +346,21 @@ def make_threshold(load):
 @cuda.jit(device=True)
 def kept_weight(x, col, row_max, scale, least, threshold):
     """A token's weight if it is kept, and 0 otherwise."""
-    if key_of(x, uint32(col)) < threshold:
-        return int64(0)
     weight = weight_at(distance(row_max, x), scale)
-    return weight if weight >= least else int64(0)
+    return weight if weight >= least and key_of(x, uint32(col)) >= threshold else int64(0)
+
+
+@cuda.jit(device=True)
+def draw_words(seeds, steps, row):
+    """A uint64 at random, by the row's seed and step alone."""
+    a, b, _, _ = philox(uint32(steps[row]), uint32(0), uint32(0), uint32(0), seeds[row, 0], seeds[row, 1])
+    return uint64(a) | (uint64(b) << uint64(32))
 
 
 @cuda.jit(device=True)
 def share_drawn(seeds, steps, row, mass):
-    """A whole number from 0 to mass - 1, by the row's seed and step alone."""
-    a, b, _, _ = philox(uint32(steps[row]), uint32(0), uint32(0), uint32(0), seeds[row, 0], seeds[row, 1])
-    return int64(high_half(uint64(a) | (uint64(b) << uint64(32)), uint64(mass)))
+    """A whole number from 0 to mass - 1."""
+    return int64(high_half(draw_words(seeds, steps, row), uint64(mass)))
 
 
 @cuda.jit(device=True)

@@ -55,7 +55,8 @@ def copy_pages_kernel(memory, copies):
 
 def copy_pages(memory, copies, stream=0):
     """memory[:, to] = memory[:, from] for each (from, to) of copies, one after the other."""
-    check_array("memory", memory, ndim=3, dtype=memory.dtype)
+    # All layers of a large cache are more than 2**31 elements; an index of three axes is added up in 64 bits.
+    check_array("memory", memory, ndim=3, dtype=memory.dtype, most=2**48)
     check_array("copies", copies, ndim=2, dtype=np.int32)
     layers, _, numbers = memory.shape
     copy_pages_kernel[(-(-numbers // BLOCK), layers), BLOCK, stream](memory, copies)

@@ -28,7 +28,7 @@ FRACTION_BITS = 26  # of z: six bits before the point, which reach beyond FADED
 UNIT = float32(2**FRACTION_BITS)
 # 1 - 2**-u = u * (C0 - u * (C1 - u * ...)) for u in [0, 1), interpolated at Chebyshev's points; each times 2**32.
 COEFFICIENTS = (2977044447, 1031763206, 238367376, 41218952, 5547538, 493577)
-C0, C1, C2, C3, C4, C5 = (uint64(c) for c in COEFFICIENTS)
+C0, C1, C2, C3, C4, C5 = (uint32(c) for c in COEFFICIENTS)
 WORD = uint64(32)  # bits
 
 
@@ -39,19 +39,24 @@ def distance(row_max, x):
 
 
 @cuda.jit(device=True)
+def product_high(a, b):
+    """The upper 32 bits of the 64-bit product of two uint32: one instruction."""
+    return uint32((uint64(a) * uint64(b)) >> WORD)
+
+
+@cuda.jit(device=True)
 def weight_at(below, scale):
     """The weight, int64, of a logit this far below the maximum; scale is log2(e) / temperature."""
     z = ZERO if below == ZERO else below * scale  # a scale may be infinite
-    if not z < FADED:
-        return int64(0)
+    z = z if z < FADED else FADED  # and no branch: the weights of a thread's tokens are computed side by side
     fixed = uint32(z * UNIT)
-    u = uint64(uint32(fixed << uint32(32 - FRACTION_BITS)))  # the fraction, times 2**32
-    inner = C4 - ((u * C5) >> WORD)
-    inner = C3 - ((u * inner) >> WORD)
-    inner = C2 - ((u * inner) >> WORD)
-    inner = C1 - ((u * inner) >> WORD)
-    inner = C0 - ((u * inner) >> WORD)
-    mantissa = uint64(1 << 32) - ((u * inner) >> WORD)
+    u = uint32(fixed << uint32(32 - FRACTION_BITS))  # the fraction, times 2**32
+    inner = uint32(C4 - product_high(u, C5))
+    inner = uint32(C3 - product_high(u, inner))
+    inner = uint32(C2 - product_high(u, inner))
+    inner = uint32(C1 - product_high(u, inner))
+    inner = uint32(C0 - product_high(u, inner))
+    mantissa = uint64(1 << 32) - uint64(product_high(u, inner))
     return int64((mantissa << uint64(ONE - 32)) >> uint64(fixed >> uint32(FRACTION_BITS)))
 
 

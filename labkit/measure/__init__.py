@@ -21,7 +21,7 @@ from labkit.measure.ladder import (
     recorded_ladder,
 )
 from labkit.measure.machine import import_library, machine, slug, stamped
-from labkit.measure.recorded import recorded, recorded_beside, recorded_series
+from labkit.measure.recorded import recorded, recorded_series
 from labkit.measure.timing import (
     SMALL_MS,
     Timing,
@@ -38,7 +38,7 @@ from labkit.measure.timing import (
 
 __all__ = [
     "CPU_DEVICE", "SMALL_MS", "TORCH_TENSORS", "Ladder", "LadderRow", "Timing", "baselines_of", "days", "fill_kernel",
-    "flush_cache", "hand_over", "import_library", "ladder", "machine", "recorded", "recorded_beside", "recorded_ladder",
+    "flush_cache", "hand_over", "import_library", "ladder", "machine", "recorded", "recorded_ladder",
     "recorded_series", "slug", "stamped", "steps", "time_copy", "time_graph", "time_host", "time_kernel",
     "time_launch", "time_torch_graph", "where",
 ]

@@ -62,6 +62,7 @@ SERIES: dict[str, tuple[str, Callable[[], dict | None]]] = {
     "vector_add_sizes": ("vector_add", vector_add_sizes),
     "launch_overhead": ("vector_add", launch_overhead),
     "copies": ("vector_add", copies),
+    "machine": ("vector_add", _later("machine", "machine")),
     "volume_add_block_shapes": ("volume_add", volume_add_block_shapes),
     "matmul_sizes": ("matmul", lambda: matmul_sizes(budget_s=0.12)),
     "cold_start": ("bias_gelu_add", _later("cold_start", "overheads")),
@@ -69,6 +70,7 @@ SERIES: dict[str, tuple[str, Callable[[], dict | None]]] = {
     "launch_sizes": ("bias_gelu_add", _later("launch_sizes", "overheads")),
     "fair_baseline": ("bias_gelu_add", _later("fair_baseline", "overheads")),
     "trace": ("bias_gelu_add", _later("trace", "overheads")),
+    **{name: ("vector_add", _later(name, "streams")) for name in ("streams", "streams_trace")},
     "library_products": ("matmul", _later("products")),
     "bf16_projection": ("matmul", _later("projection")),
     "softmax_check": ("softmax", _later("softmax_check")),
@@ -79,6 +81,7 @@ SERIES: dict[str, tuple[str, Callable[[], dict | None]]] = {
     "attention_sizes": ("attention", _later("attention_sizes", "attention")),
     "attention_keys": ("attention", _later("attention_keys", "attention")),
     "attention_passes": ("attention", _later("attention_passes", "attention")),
+    "attention_steps": ("attention", _later("attention_steps", "attention")),
     "generation": ("attention_cached", _later("generation", "generation")),
     "cache_curve": ("attention_cached", _later("cache_curve", "generation")),
     "step_launches": ("attention_cached", _later("step_launches", "generation")),
@@ -87,6 +90,7 @@ SERIES: dict[str, tuple[str, Callable[[], dict | None]]] = {
        ("minilm", "minilm_corpus", "minilm_ladder", "minilm_profile", "minilm_lengths")},
     **{name: ("paged_decode_bf16", _later(name, "llama")) for name in ("llama_decode", "llama_prefill")},
     **{name: ("paged_decode_bf16", _later(name, "engine")) for name in ("engine", "engine_start")},
+    "serve": ("paged_decode_bf16", _later("serve", "serve")),
     "block_calls": ("gpt2_block", _later("block_calls", "gpt2_block")),
     "three_languages": ("vector_add", three_languages_to_record),
     "tile_sizes": ("vector_add", _later("tile_sizes")),
@@ -188,7 +192,7 @@ def merge(path: Path, data: dict) -> dict:
 def draw(data: dict, folder: Path) -> list[Path]:
     """A PNG for each ladder at its op's own size and for each series that has a plot."""
     from labkit.measure import plots
-    from labkit.measure.plots import engine
+    from labkit.measure.plots import engine, serve
 
     drawn = []
     for name, entries in data["ops"].items():
@@ -198,7 +202,8 @@ def draw(data: dict, folder: Path) -> list[Path]:
     if len(first) > 1 and all(one.on_gpu for one in first):
         drawn.append(plots.every_rung(first).save(folder / "roofline.png"))
     for key, plot in (("vector_add_sizes", plots.crossover), ("volume_add_block_shapes", plots.block_shapes),
-                      ("matmul_sizes", plots.sizes), ("llama_decode", engine.decode_steps), ("engine", engine.seats)):
+                      ("matmul_sizes", plots.sizes), ("llama_decode", engine.decode_steps), ("engine", engine.seats),
+                      ("serve", serve.load)):
         if key in data["series"]:
             drawn.append(plot(data["series"][key]).save(folder / f"{key}.png"))
     return drawn

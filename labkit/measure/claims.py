@@ -49,7 +49,7 @@ CLAIMS = paths.REPOSITORY / "data" / "claims.toml"
 FILLED = ("recorded", "arithmetic", "to_record")
 LITERAL = ("hardware", "example", "quoted", "compiled")
 WHOSE = re.compile(r"\b([Tt]he source|[Rr]eport|[Tt]heirs?|[Aa]uthor|port of|write-up|article|said to be|"
-                   r"Sentences such as|notebook that this course)\b")
+                   r"Sentences such as|notebook that this course|that notebook)\b", re.IGNORECASE)
 COMPILED = re.compile(r"\b(compiled|ptxas|machine code|assembler)\b")
 GPU = "NVIDIA H200"
 NEARBY = {"quoted": WHOSE, "compiled": COMPILED}  # what the prose has to say within a few lines
@@ -196,7 +196,7 @@ def report(metric: str) -> float:
 
 
 def block_bytes(tokens: int, fused: bool = True) -> int:
-    """What the launches of a GPT-2 block read and write, as lesson 13 counts it."""
+    """What the launches of a GPT-2 block read and write, as lesson 19 counts it."""
     from labkit.models.gpt2_block import GPT2_SMALL, traffic
 
     return sum(traffic(GPT2_SMALL, tokens, fused=fused).values())

@@ -70,10 +70,10 @@ def html_of(part) -> Markup:
     if isinstance(part, PlainTable):
         return Markup(f'<div class="rich">{to_html(part.table())}</div>')
     if isinstance(part, CourseFigure):
-        encoded = base64.b64encode(part.png()).decode()
-        width = round(100 * part.get_figwidth())
-        return Markup(f'<figure><img src="data:image/png;base64,{encoded}" alt="{escape(part.summary)}" '
-                      f'width="{width}"></figure>')
+        kind, content = part.content()
+        encoded = content if kind == "image/png" else base64.b64encode(content.encode()).decode()
+        return Markup(f'<figure><img src="data:{kind};base64,{encoded}" alt="{escape(part.summary)}" '
+                      f'width="{part.pixels}"></figure>')
     return Markup(f'<div class="prose"><p>{escape(part)}</p></div>')
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from labkit import device
 from labkit._common import paths, recordings
-from labkit.device import CPU_DEVICE
 from labkit.measure.machine import slug
 
 
@@ -31,11 +30,3 @@ def recorded_series(name: str, gpu: str | None = None) -> dict | None:
     """A series that bench recorded on a GPU, such as "vector_add_sizes"; None if there is none."""
     data = recorded(gpu)
     return None if data is None else data.get("series", {}).get(name)
-
-
-def recorded_beside(series: dict, name: str, recorded: dict | None | str = "auto") -> dict | None:
-    """What to show beside a series: `recorded`, or, if that is "auto", a GPU's recording of `name` where the series is
-    the CPU device's."""
-    if recorded != "auto":
-        return recorded
-    return recorded_series(name) if series["where"] == CPU_DEVICE else None

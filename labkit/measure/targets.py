@@ -195,6 +195,26 @@ def of_a_start(series: dict) -> tuple[Found, Found]:
     return ("LLM", series["seconds"]), None
 
 
+# --- What the series of the engine behind its API says ---------------------------------------------------------------
+
+
+def of_serving(series: dict) -> tuple[Found, Found]:
+    """From "serve": tokens out a second over HTTP with as many clients as seats, and of the engine alone."""
+    return (("over HTTP", series["closed"]["output_throughput"]),
+            ("the engine alone", series["alone"]["tokens_per_second"]))
+
+
+def of_first_tokens(series: dict) -> tuple[Found, Found]:
+    """From "serve": milliseconds to the first token, p50, where requests arrive half as often as they can be served."""
+    return ("half load", series["half_load"]["median_ttft_ms"]), None
+
+
+def of_loop_lag(series: dict) -> tuple[Found, Found]:
+    """From "serve": milliseconds by which the server's event loop was late, p99, with as many clients as seats."""
+    lag = series["loop_lag"]["closed"]
+    return (None if lag is None else ("as many clients as seats", lag["p99"])), None
+
+
 def _square(n: int) -> dict:
     return {"M": n, "N": n, "K": n}
 
@@ -269,6 +289,11 @@ SERIES_TARGETS = (
                  "tokens/s", "contiguous, static", ratio=1.0),
     SeriesTarget("Llama 3.2 1B, from the start of a process to the first token, second run", "engine_start", of_a_start,
                  "s", "-", figure=12.0),
+    SeriesTarget("the 1B engine behind its API, 128 clients at a time, tokens out", "serve", of_serving, "tokens/s",
+                 "the engine alone", ratio=0.85),
+    SeriesTarget("the same at half its load, time to the first token, p50", "serve", of_first_tokens, "ms", "-",
+                 figure=150.0),
+    SeriesTarget("the same with 128 clients, lag of the event loop, p99", "serve", of_loop_lag, "ms", "-", figure=20.0),
 )
 
 

@@ -357,7 +357,7 @@ class GPT2:
 class Decoder:
     """One token after the other, as a graph: all launches of a token recorded once, and replayed for each.
 
-    On a GPU a launch from Python costs tens of microseconds, more than the kernels of a small model take. Making one
+    On a GPU a launch from Python costs ten microseconds, more than most kernels of a small model take. Making one
     writes over ws.logits.
     """
 

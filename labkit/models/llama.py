@@ -33,7 +33,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from labkit import cuda
+from labkit import cuda, device
 from labkit._common.errors import short
 from labkit._common.files import read_json
 from labkit.device import launches
@@ -42,7 +42,10 @@ from labkit.kernels.attention.paged import decode_parts, paged_decode, paged_pre
 from labkit.kernels.attention.pages import cache_shape, pages_for
 from labkit.kernels.embedding import token_embedding
 from labkit.kernels.linear.bf16 import arrange_gate_up, linear, linear_swiglu
+from labkit.kernels.linear.normed import ROWS, fits_normed, linear_normed
+from labkit.kernels.matmul.mma import MMA
 from labkit.kernels.norm.rmsnorm import add_rmsnorm, rmsnorm
+from labkit.kernels.op import missing
 from labkit.kernels.rope import frequencies, rope_split_cache, rope_table
 from labkit.models.blob import Blob, Later, converted, is_bfloat16
 from labkit.models.step import Inputs, Piece, Shape, Step
@@ -333,6 +336,7 @@ class Rows(NamedTuple):
     """The first rows of each buffer, for a step of one shape."""
 
     x: object  # (T, C): what runs past the layers and is added to
+    summed: object  # (T, C): the same in the middle of a layer, where norms are joined with products
     normed: object  # (T, C)
     qkv: object  # (T, (H + 2K) * D)
     q: object  # (T, H, D)
@@ -357,6 +361,7 @@ class Workspace:
         C, H, D = config.hidden_size, config.num_attention_heads, config.head_dim
         # Rows of padding are never written by attention, and computed with all the same.
         self.x, self.normed, self.projected = (cuda.to_device(np.zeros((tokens, C), kind)) for _ in range(3))
+        self.summed = cuda.to_device(np.zeros((min(tokens, ROWS), C), kind))
         self.q, self.attended = (cuda.to_device(np.zeros((tokens, H, D), kind)) for _ in range(2))
         self.qkv = cuda.device_array((tokens, config.qkv), kind)
         self.gated = cuda.device_array((tokens, config.intermediate_size), kind)
@@ -371,14 +376,14 @@ class Workspace:
             raise ValueError(f"the step has {rows} rows of {sequences} sequences; memory was allocated for "
                              f"{self.tokens} of {self.sequences}")
         q, attended = self.q[:rows], self.attended[:rows]
-        return Rows(self.x[:rows], self.normed[:rows], self.qkv[:rows], q, attended, q[:n], attended[:n],
-                    attended.reshape(rows, attended.shape[1] * attended.shape[2]), self.projected[:rows],
+        return Rows(self.x[:rows], self.summed[:rows], self.normed[:rows], self.qkv[:rows], q, attended, q[:n],
+                    attended[:n], attended.reshape(rows, attended.shape[1] * attended.shape[2]), self.projected[:rows],
                     self.gated[:rows], self.last[:sequences], self.logits[:sequences], self.parts)
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in (self.x, self.normed, self.projected, self.q, self.attended, self.qkv,
-                                              self.gated, self.last, self.logits, *self.parts))
+        return sum(array.nbytes for array in (self.x, self.summed, self.normed, self.projected, self.q, self.attended,
+                                              self.qkv, self.gated, self.last, self.logits, *self.parts))
 
 
 # --- The model -------------------------------------------------------------------------------------------------------
@@ -426,11 +431,20 @@ class Llama:
         """Queries to b.q, rotated; keys, rotated, and values to the cache."""
         self.kernels.rope_split_cache(b.qkv, self.table, step.positions, step.slots, b.q, keys, values, stream=stream)
 
+    def joins(self, rows: int, watch) -> bool:
+        """Whether norms are computed by the products after them: for one row, with the kernels that are used unless
+        others are given. The bits are the same."""
+        run = self.kernels
+        usual = (run.add_rmsnorm, run.linear, run.linear_swiglu) == (add_rmsnorm, linear, linear_swiglu)
+        return (usual and watch is None and type(self).linear is Llama.linear and self.dtype == "bfloat16"
+                and rows == 1 and fits_normed(rows, self.config.hidden_size) and device.on_gpu() and not missing(MMA))
+
     # What all have.
 
     def attend(self, step: Step, keys, values, b: Rows, stream) -> None:
         """b.attended: of the sequences with one row by a kernel that divides the cache among blocks, of the others by
-        one that divides the rows. Each sequence's rows see its own tokens, up to themselves."""
+        one that divides the rows. Each sequence's rows see its own tokens, up to themselves. The first goes first: of a
+        sequence that is empty it writes zeros, to a row that may be another one's."""
         run, shape = self.kernels, step.shape
         if shape.decoding:
             run.paged_decode(b.q_decoding, keys, values, *step.of_decoding, b.attended_decoding, self.scale, b.parts,
@@ -445,13 +459,18 @@ class Llama:
         keys, values = cache.keys[number], cache.values[number]
         seen = functools.partial(_seen, watch, f"layers.{number}.")
 
-        if number == 0:
-            run.rmsnorm(b.x, w["input_layernorm.weight"], b.normed, eps, stream=stream)  # (T, C)
+        joined = self.joins(step.shape.rows, watch)
+        if joined and number > 0:
+            linear_normed(b.projected, b.summed, w["input_layernorm.weight"], b.x, w["self_attn.qkv_proj.weight"],
+                          b.qkv, eps, stream=stream)
         else:
-            run.add_rmsnorm(b.projected, b.x, w["input_layernorm.weight"], b.normed, eps, stream=stream)  # (T, C), both
-            _seen(watch, f"layers.{number - 1}.", "out", b.x)
-        seen("input_norm", b.normed)
-        self.linear(b.normed, w, "self_attn.qkv_proj", b.qkv, stream)  # (T, (H + 2K) * D)
+            if number == 0:
+                run.rmsnorm(b.x, w["input_layernorm.weight"], b.normed, eps, stream=stream)  # (T, C)
+            else:
+                run.add_rmsnorm(b.projected, b.x, w["input_layernorm.weight"], b.normed, eps, stream=stream)  # both
+                _seen(watch, f"layers.{number - 1}.", "out", b.x)
+            seen("input_norm", b.normed)
+            self.linear(b.normed, w, "self_attn.qkv_proj", b.qkv, stream)  # (T, (H + 2K) * D)
         seen("qkv", b.qkv)
         self.split_heads(w, step, keys, values, b, stream)  # (T, H, D), and to the pages
         seen("q", b.q)
@@ -461,10 +480,14 @@ class Llama:
         seen("attended", b.flat)
         self.linear(b.flat, w, "self_attn.o_proj", b.projected, stream)  # (T, C)
         seen("projected", b.projected)
-        run.add_rmsnorm(b.projected, b.x, w["post_attention_layernorm.weight"], b.normed, eps, stream=stream)  # both
-        seen("added", b.x)
-        seen("post_norm", b.normed)
-        run.linear_swiglu(b.normed, w["mlp.gate_up_proj.weight"], b.gated, stream=stream)  # (T, I)
+        if joined:
+            linear_normed(b.projected, b.x, w["post_attention_layernorm.weight"], b.summed,
+                          w["mlp.gate_up_proj.weight"], b.gated, eps, swiglu=True, stream=stream)
+        else:
+            run.add_rmsnorm(b.projected, b.x, w["post_attention_layernorm.weight"], b.normed, eps, stream=stream)
+            seen("added", b.x)
+            seen("post_norm", b.normed)
+            run.linear_swiglu(b.normed, w["mlp.gate_up_proj.weight"], b.gated, stream=stream)  # (T, I)
         seen("gated", b.gated)
         run.linear(b.gated, w["mlp.down_proj.weight"], b.projected, stream=stream)  # (T, C)
         seen("down", b.projected)
@@ -481,11 +504,12 @@ class Llama:
         _seen(watch, "", "embedding", b.x)
         for number in range(self.config.num_hidden_layers):
             self.layer(number, step, cache, b, stream, watch)
-        run.add_rmsnorm(b.projected, b.x, w["norm.weight"], b.normed, self.config.rms_norm_eps, stream=stream)
+        residual = b.summed if self.joins(shape.rows, watch) else b.x
+        run.add_rmsnorm(b.projected, residual, w["norm.weight"], b.normed, self.config.rms_norm_eps, stream=stream)
         _seen(watch, f"layers.{self.config.num_hidden_layers - 1}.", "out", b.x)
         _seen(watch, "", "norm", b.normed)
         last = b.normed
-        if shape.decoding < shape.rows:  # else every row is the last of its sequence
+        if shape.decoding < max(shape.rows, shape.sequences):  # else every row is the last of its sequence
             run.embedding(step.last, b.normed, b.last, stream=stream)  # (B, C)
             last = b.last
         run.linear(last, self.head, b.logits, stream=stream)  # (B, V)

@@ -29,8 +29,9 @@ class Piece(NamedTuple):
 class Shape(NamedTuple):
     """What a graph is captured for. All else of a step lies in device memory.
 
-    The first `decoding` sequences have one row each, in their order; the rows of the others follow. A sequence with one
-    row is computed alike wherever it is among those, and differently in its last bits among the others.
+    The first `decoding` sequences have one row each, in their order; the rows of the others follow. The last of the
+    first may be empty: then they have no rows, and those of the others follow all the same. A sequence with one row is
+    computed alike wherever it is among those, and differently in its last bits among the others.
     """
 
     rows: int  # T

@@ -40,7 +40,7 @@ In plain Python
     interpreter.py    the same tree, for kernels whose warps wait for one another
     typed_numbers.py  its numbers, and operators with Numba's types
     ptx_interpreted/  what labkit.ptx's intrinsics do there
-    observer/         observe: the race detector, memory requests, a report, a figure
+    observer/         observe: the race detector, memory requests, a report, a figure, a player
 """
 
 from labkit.simt.settings import check_numba, strict_barriers, thread_order, time_limit

@@ -4,17 +4,20 @@ import ast
 import copy
 
 from labkit.simt.errors import place
-from labkit.simt.ir import ID_NAMES, Lowering, copied
+from labkit.simt.ir import ID_NAMES, Inline, Lowering, copied
+
+MARK = "at"  # what a thread yields before a statement, where statements are marked
 
 
 class _ToPython(Lowering):
     """The tree -> Python: a Sync is a yield, an Exit an exception or a return, an operator one with Numba's types.
 
-    With `branches`, each outcome of a test is passed to `_branch`.
+    With `branches`, each outcome of a test is passed to `_branch`. With `marks`, the thread stops before each
+    statement, and wherever a loop comes back to its header.
     """
 
-    def __init__(self, branches):
-        self.labels, self.branches = set(), branches
+    def __init__(self, branches, marks=False):
+        self.labels, self.branches, self.marks, self.number = set(), branches, marks, 0
 
     def visit(self, node):
         new = super().visit(node)
@@ -25,9 +28,24 @@ class _ToPython(Lowering):
     def block(self, statements):
         out = []
         for s in statements:
+            mark = self._numbered(s)
+            if mark is not None and not isinstance(s, ast.While):
+                out.append(ast.copy_location(ast.Expr(mark), s))
             result = self.visit(s)
             out += result if isinstance(result, list) else [result]
         return out
+
+    def _numbered(self, statement):
+        """The mark of a statement, which gets the next number: numbers follow the source. None where none is asked."""
+        self.number += 1
+        statement.number = self.number
+        is_marked = self.marks and hasattr(statement, "lineno") and not isinstance(statement, (Inline, ast.Pass))
+        return self._mark(statement, False) if is_marked else None
+
+    def _mark(self, statement, again):
+        """(MARK, the statement's number, its line, whether a loop has come back to it), where the thread stops."""
+        parts = [MARK, statement.number, statement.lineno, again]
+        return ast.Yield(ast.Tuple([ast.Constant(part) for part in parts], ast.Load()))
 
     def visit_Sync(self, node):
         parts = [
@@ -54,11 +72,15 @@ class _ToPython(Lowering):
 
     def visit_While(self, node):
         tick = ast.Expr(ast.Call(ast.Name("_tick", ast.Load()), [], []))
-        return ast.While(self._branch(self.visit(node.test)), [tick, *self.block(node.body)], [])
+        test = self._branch(self.visit(node.test))
+        if self.marks:  # a mark gives None
+            test = ast.BoolOp(ast.Or(), [self._mark(node, False), test])
+        return ast.While(test, [tick, *self.block(node.body)], [])
 
     def visit_For(self, node):
         tick = ast.Expr(ast.Call(ast.Name("_tick", ast.Load()), [], []))
-        return ast.For(self.visit(node.target), self.visit(node.iter), [tick, *self.block(node.body)], [])
+        start = [tick, ast.copy_location(ast.Expr(self._mark(node, True)), node)] if self.marks else [tick]
+        return ast.For(self.visit(node.target), self.visit(node.iter), [*start, *self.block(node.body)], [])
 
     def _branch(self, test):
         if isinstance(test, ast.Constant) or not self.branches:
@@ -138,9 +160,12 @@ class _DeviceIds(ast.NodeTransformer):
         return node
 
 
-def python_module(program, branches):
-    """(the kernel's generator and its device functions as a Python module, labels that inlined functions leave)."""
-    transformer = _ToPython(branches)
+def python_module(program, branches, marks=False):
+    """(the kernel's generator and its device functions as a Python module, labels that inlined functions leave).
+
+    marks: a thread stops before each statement of the kernel, too.
+    """
+    transformer = _ToPython(branches, marks)
     body = transformer.block(copied(program.body)) or [ast.Pass()]
     body = [s for s in body if s is not None]
     locals_ = [

@@ -91,7 +91,7 @@ def shared_bytes(program):
 class Interpreter:
     """A launch in plain Python. Faults are raised."""
 
-    counts_branches = False
+    counts_branches = marks_statements = False
 
     def __init__(self, program, grid, block, shared_bytes, args):
         self.program, self.args = program, args
@@ -130,7 +130,7 @@ class Interpreter:
             bound[name] = self._constant(name, array)
         self.make_thread, self.functions = self._compile(bound)
         limit = settings.time_limit_s()
-        self.deadline = time.monotonic() + limit if limit else None
+        self.deadline = time.thread_time() + limit if limit else None
         with np.errstate(all="ignore"):
             if self.program.cooperative:
                 self._run_together([self._block(b) for b in range(self.blocks)])
@@ -139,7 +139,7 @@ class Interpreter:
                     for _ in self._block(b):
                         pass
                     if limit:
-                        self.deadline = time.monotonic() + limit
+                        self.deadline = time.thread_time() + limit
 
     def _argument(self, name, value):
         if isinstance(value, DeviceNDArray):
@@ -184,7 +184,7 @@ class Interpreter:
     def _compile(self, bound):
         """A function that starts a thread's generator, given the thread's indices and the block's shared arrays."""
         p = self.program
-        self.module, labels = python_module(p, self.counts_branches)
+        self.module, labels = python_module(p, self.counts_branches, self.marks_statements)
         namespace = {
             **FUNCTIONS,
             **bound,
@@ -228,7 +228,7 @@ class Interpreter:
 
     def _tick(self):
         self.ticks += 1
-        if self.deadline and self.ticks % 4096 == 0 and time.monotonic() > self.deadline:
+        if self.deadline and self.ticks % 4096 == 0 and time.thread_time() > self.deadline:
             line = sys._getframe(1).f_lineno
             raise KernelTimeout(
                 f"{self.program.name}, line {line}: stopped while {self.doing}: a loop that never ends?",
@@ -389,8 +389,7 @@ class Interpreter:
         runnable = threads
         while runnable:
             self.ids, self.state = ids_of_block, state
-            for thread in self._in_order(runnable):
-                self._advance(thread)
+            self._run_to_waits(runnable, threads)
             runnable = self.scheduler.resolve(threads)
             if runnable == "grid":
                 yield threads[0].request[1]
@@ -400,6 +399,11 @@ class Interpreter:
         self.state = state
         self.intrinsics.check_finished(threads)
         self._ended(shared)
+
+    def _run_to_waits(self, runnable, threads):
+        """Runs these threads of a block, each up to where it waits or ends."""
+        for thread in self._in_order(runnable):
+            self._advance(thread)
 
     def _ended(self, shared):
         """A block is over."""

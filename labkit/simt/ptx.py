@@ -330,6 +330,20 @@ _intrinsic("prefetch_l2", "array i nbytes", "order", SM90,
            what a later kernel reads. The address and nbytes must be multiples of 16. Nothing to do on the CPU
            device.""")
 
+# ---------------------------------------------------------------- a kernel that begins before the one before it ends
+
+_PDL = "Parallel Synchronization and Communication: griddepcontrol"
+_intrinsic("griddepcontrol_wait", "", "order", SM90, _PDL,
+           """Waits until the kernels that this one depends on have ended and what they wrote can be read. Only a kernel
+           that a programmatic edge of a CUDA graph lets begin early has anything to wait for. Before
+           it a thread may compute indices and read what no kernel before writes, weights above all; it must write
+           nothing. Every block passes it, for the kernel after this one relies on that. Nothing to do on the CPU
+           device, where kernels run one after the other.""")
+_intrinsic("griddepcontrol_launch_dependents", "", "order", SM90, _PDL,
+           """Says that the kernel after this one may begin: it does when all blocks have come here or ended, as far
+           as SMs have space for its blocks. What this kernel writes is seen there after griddepcontrol_wait() only.
+           Nothing to do on the CPU device.""")
+
 # ---------------------------------------------------------------- warp specialisation
 
 _SMN = "Miscellaneous Instructions: setmaxnreg"

@@ -32,7 +32,7 @@ class Scheduler:
                     blocked.append(thread)
             going = []
             for w in sorted(warps):
-                going += self._resolve_warp(threads[32 * w : 32 * w + 32])
+                going += self.resolve_warp(threads[32 * w : 32 * w + 32])
             for group in warpgroups.values():
                 if len(group) == 128:
                     self._resolve_warpgroup(group)
@@ -117,7 +117,7 @@ class Scheduler:
             self._order(passed)
         return going
 
-    def _resolve_warp(self, warp):
+    def resolve_warp(self, warp):
         """Lanes of a warp whose collective is complete go on, with its result."""
         groups = {}
         for t in warp:

@@ -20,7 +20,7 @@ from labkit import __version__, cli
 from labkit._common import paths, recordings
 from labkit._common.errors import UserError
 from labkit._common.paths import REPOSITORY
-from labkit.course import exercises, notebooks
+from labkit.course import copies, exercises
 from labkit.course import registry as course
 
 ROOT = REPOSITORY
@@ -77,10 +77,11 @@ def test_the_help_imports_nothing_heavy():
 # Every option by its name: some versions of typer lose one whose name is only implied.
 OPTIONS = {
     "run": "--device --open",
+    "site": "--repository",
     "build": "--check --readme --exercises --search --device",
-    "learn": "--list --browser",
+    "learn": "--list --clean --browser",
     "search": "--count --words --json --device",
-    "check": "--json --device",
+    "check": "--json --play --device",
     "watch": "--device",
     "hint": "--tier",
     "reset": "--all",
@@ -88,9 +89,12 @@ OPTIONS = {
     "solution": "--give-up",
     "grade": "--out --chapter --roster --gradebook --scheduler --workers --secret --isolation",
     "doctor": "--json",
-    "bench": "--device --out --quick",
+    "bench": "--device --out --quick --url --model --api-key --rate --concurrency --requests --prompts --outputs "
+             "--seed --slo --timeout",
     "generate": "--model --prompts --raw --tokens --temperature --top-k --top-p --min-p --stop --seed --greedy --yours "
                 "--device",
+    "serve": "--model --host --port --api-key --max-num-seqs --max-model-len --max-waiting --deadline --allow-origin "
+             "--window-control --device",
     "report": "--measure --prompts --model --sts --out --device --open",
     "embed": "--out --model --batch-size --device",
     "weights": "--from --cache",
@@ -162,7 +166,20 @@ def test_run_shows_what_passed_and_writes_the_site(labkit, course_dir):
     done = labkit("run", "0")
     assert done.exit_code == 0, done.output
     # The other lesson's result is kept.
-    assert "ZeroDivisionError" in (course_dir / "build" / "site" / "index.html").read_text()
+    assert "ZeroDivisionError" in (course_dir / "build" / "site" / "results.html").read_text()
+
+
+def test_site_executes_nothing_and_names_what_has_no_results(labkit, course_dir):
+    done = labkit("site")
+    assert done.exit_code == 0 and "Site: build/site/index.html" in done.output
+    assert "2 without results, since their notebooks are stale or missing: labkit build 00 01" in done.output
+    assert (course_dir / "build" / "site" / ".nojekyll").is_file()
+    assert not (course_dir / "build" / "lessons").exists()
+    source = course_dir / "notebooks" / "00_first.py"
+    source.write_text(source.read_text() + "\n# %% [markdown]\n# See [the second](01_second.ipynb#no-such-section).\n")
+    done = labkit("site")
+    assert done.exit_code == 1
+    assert "00_first.html: the link to 01_second.html#no-such-section leads to no anchor of that page" in done.output
 
 
 def test_a_missing_lesson_does_not_stop_the_others(labkit, course_dir):
@@ -177,8 +194,9 @@ def test_a_missing_lesson_does_not_stop_the_others(labkit, course_dir):
     ("arguments", "words"),
     [
         (["run", "9"], "there is no chapter '9'; the chapters are 00, 01"),
+        (["site", "--repository", "x.org"], "--repository must look like https://github.com/owner/name, not 'x.org'"),
         (["run", "--device", "tpu"], "--device tpu is not known; allowed are auto, gpu, cpu"),
-        (["learn", "0"], "notebooks/00_first.ipynb is not built yet: run labkit build 00"),
+        (["learn", "9"], "there is no chapter '9'; the chapters are 00, 01"),
     ],
 )
 def test_wrong_use_is_a_sentence_and_code_2(labkit, arguments, words):
@@ -245,28 +263,33 @@ def test_build_says_where_an_edited_notebook_is_kept(labkit, course_dir):
     assert "my_own_kernel()" in copy.read_text()
 
 
+def run_it_all(path):
+    """As a learner does, who saves the notebook then."""
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.execution_count = 1
+    nbformat.write(notebook, path)
+
+
 def test_learn_opens_the_first_unfinished_lesson(labkit, course_dir, monkeypatch):
     calls = []
-    monkeypatch.setattr(cli.lessons.subprocess, "call", lambda command: calls.append(command) or 0)
+    monkeypatch.setattr(cli.lessons, "open_jupyterlab", lambda _, *given: calls.append(given) or 0)
     small = course.load(course_dir)
-    for chapter in small.chapters:
-        notebooks.write_notebook(notebooks.to_notebook(chapter), chapter.built)
+    first, second = small.chapters
     done = labkit("learn")
-    assert done.exit_code == 0 and "Lesson 00, First. 0 of 2 finished." in done.output
-    assert calls[-1][1:3] == ["-m", "jupyterlab"] and calls[-1][-1].endswith("/lab/tree/notebooks/00_first.ipynb")
-
-    for chapter in small.chapters:
-        notebook = nbformat.read(chapter.built, as_version=4)
-        for cell in notebook.cells:
-            if cell.cell_type == "code":
-                cell.execution_count = 1
-        nbformat.write(notebook, chapter.built)
-    assert labkit("learn", "--list").output.count("finished") == 2
+    assert done.exit_code == 0 and "Lesson 00, First. 0 of 2 finished.\n" in done.output
+    assert "Next: read and run the lesson, each prediction before its result, and save it\n" in done.output
+    assert done.output.endswith("Next: labkit learn 00 opens the lesson, First\n")  # not a cell of it was run
+    assert calls == [(course_dir, first.own_lesson, True, [])]
+    run_it_all(first.own_lesson)
+    assert labkit("learn").output.endswith("Next: labkit learn 01 opens the lesson, Second\n")
+    run_it_all(second.own_lesson)
+    assert labkit("learn", "--list").output.count("finished") == 2 + 1  # and in the next step
     assert "You have finished every lesson" in labkit("learn").output
-    assert len(calls) == 1
-    assert labkit("learn", "1", "--no-browser", "--port", "9000").exit_code == 0
-    assert calls[-1][4].endswith("01_second.ipynb") and calls[-1][5:] == ["--no-browser", "--port", "9000"]
     assert len(calls) == 2
+    assert labkit("learn", "1", "--no-browser", "--port", "9000").exit_code == 0
+    assert calls[2:] == [(course_dir, second.own_lesson, False, ["--port", "9000"])]
 
 
 JUPYTERLAB = """\
@@ -285,15 +308,57 @@ print("JupyterLab is given", json.dumps(sys.argv[1:]))
 def test_learn_as_a_user_types_it(course_dir, tmp_path, typed, lesson, passed_on):
     """In a process of its own, with a JupyterLab that only says what it is given."""
     (tmp_path / "jupyterlab.py").write_text(JUPYTERLAB)
-    for chapter in course.load(course_dir).chapters:
-        notebooks.write_notebook(notebooks.to_notebook(chapter), chapter.built)
     places = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run([sys.executable, "-m", "labkit", *typed.split()], capture_output=True, text=True,
                           env={**os.environ, "PYTHONPATH": places, "LABKIT_COURSE": str(course_dir)})
     assert done.returncode == 0, done.stderr
-    given = json.loads(done.stdout.split("JupyterLab is given ")[1])
-    assert given == [f"--ServerApp.root_dir={course_dir}", f"--LabApp.default_url=/lab/tree/notebooks/{lesson}.ipynb",
-                     *passed_on]
+    given = json.loads(done.stdout.split("JupyterLab is given ")[1].splitlines()[0])
+    assert given[:2] == [f"--ServerApp.root_dir={course_dir}",
+                         f"--LabApp.default_url=/lab/tree/work/lessons/{lesson}.ipynb"]
+    assert given[-len(passed_on):] == passed_on
+
+
+SERVER = """\
+import json, os, pathlib, signal, sys, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as if Ctrl-C reached labkit alone
+folder = pathlib.Path(os.environ["JUPYTER_RUNTIME_DIR"])
+if "--fail" in sys.argv:
+    sys.exit(3)
+note = folder / f"jpserver-{os.getpid()}.json"
+note.write_text("{")
+time.sleep(0.3)
+note.write_text(json.dumps({"url": "http://localhost:9000/", "port": 9000, "token": "abc"}))
+signal.signal(signal.SIGTERM, lambda *_: ((folder / "ended").touch(), sys.exit(0)))
+while True:
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_learn_on_a_server_says_the_address_and_ctrl_c_ends_jupyterlab(course_dir, tmp_path):
+    (tmp_path / "jupyterlab.py").write_text(SERVER)
+    places = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": places, "LABKIT_COURSE": str(course_dir), "PYTHONUNBUFFERED": "1",
+                   "JUPYTER_RUNTIME_DIR": str(tmp_path), "COLUMNS": "40"}
+    command = [sys.executable, "-m", "labkit", "learn", "--no-browser"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        lines = [process.stdout.readline()]
+        while lines[-1] and not lines[-1].startswith("Ctrl-C here ends it"):
+            lines.append(process.stdout.readline())
+        assert "JupyterLab: http://localhost:9000/lab/tree/work/lessons/00_first.ipynb?token=abc\n" in lines
+        assert any(line.startswith("From another machine, first: ssh -L 9000:localhost:9000 ") for line in lines)
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 0 and (tmp_path / "ended").exists()
+    assert rest.endswith("JupyterLab has ended. What you saved is in work/.\n"
+                         "Next: labkit learn 00 opens the lesson, First\n")  # before it, rich may repeat a line
+
+    done = subprocess.run([*command, "--fail"], capture_output=True, text=True, env=environment)
+    assert done.returncode == 3 and done.stdout.splitlines()[-1].startswith("Next: ")
+    assert "Traceback" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
@@ -409,8 +474,9 @@ def exercised(tmp_path, monkeypatch):
     def command(*arguments):
         return runner.invoke(cli.app, list(arguments))
 
-    def write(**answers):
-        path = root / "exercises" / "00_first.ipynb"
+    def write(folder="work/exercises", **answers):
+        path = root / folder / "00_first.ipynb"
+        copies.workbook(course.load(root), course.load(root).chapters[0])
         notebook = nbformat.read(path, as_version=4)
         for cell in notebook.cells:
             about = cell.metadata.get("labkit", {})
@@ -429,20 +495,29 @@ def test_a_learner_checks_makes_progress_and_resets(exercised):
     done = exercised("check")
     assert done.exit_code == 1 and "0 of 4 passed." in done.output
     assert "`scale_vector` is still as it was given" in done.output
+    assert done.output.endswith("Next: answer scale_vector in work/exercises/00_first.ipynb (labkit learn scale_vector "
+                                "opens it), save it, then: labkit check scale_vector\n")
     assert "0 of 4" in exercised("progress").output
+    assert exercised("progress").output.endswith("Next: labkit learn 00 opens the lesson, First\n")
 
     exercised.write(**RIGHT)
-    done = exercised("check", "count_blocks")
+    done = exercised("check", "count_blocks", "--play")
     assert done.exit_code == 0 and "Passed  Count the blocks" in done.output and "Scale" not in done.output
-    done = exercised("check", "00", "--json")
+    assert "Next: answer scale_vector in work/exercises/00_first.ipynb" in done.output  # the first that is open
+    assert "There is nothing to play" in done.output
+    done = exercised("check", "00", "--json", "--play")
     assert done.exit_code == 1
     verdicts = {verdict["exercise"]: verdict for verdict in json.loads(done.output)}
     assert [verdict["passed"] for verdict in verdicts.values()] == [True, True, True, False]
     assert verdicts["scale_again"]["mistake"] == ""  # it is as it was given: the bug is not given away
+    player = exercised.root / ".labkit" / "play" / "scale_again.html"
+    assert [verdict["player"] for verdict in verdicts.values()] == ["", "", "", str(player)]
+    assert "out_of_bounds" in player.read_text(encoding="utf-8")
+    assert "step by step: labkit check scale_again --play" in exercised("check", "scale_again").output
 
     done = exercised("progress")
     assert "3 of 4" in done.output and "4 of 7" in done.output
-    assert "Next: Find the bug, scale_again in exercises/00_first.ipynb" in done.output
+    assert "Next: answer scale_again in work/exercises/00_first.ipynb" in done.output
     rows = json.loads(exercised("progress", "--json").output)
     assert rows[0]["open"] == ["scale_again"] and rows[0]["points"] == 4 and rows[1]["of_points"] == 0
 
@@ -454,7 +529,8 @@ def test_a_learner_checks_makes_progress_and_resets(exercised):
 
 def test_hints_tell_more_each_time(exercised):
     first = exercised("hint", "scale_vector").output
-    assert first == "Hint 1 of 3: Which element is this thread's? Ask again for more.\n"
+    assert first == ("Hint 1 of 3: Which element is this thread's? Ask again for more.\n"
+                     "Next: labkit learn scale_vector opens the exercise, Scale a vector\n")
     assert "Hint 2 of 3" in exercised("hint", "scale_vector").output
     assert "Hint 1 of 3" in exercised("hint", "scale_vector", "--tier", "1").output
     for _ in range(2):
@@ -469,7 +545,9 @@ def test_a_solution_is_shown_after_passing_or_giving_up(exercised):
     assert done.exit_code == 0 and done.output.count("def scale_again") == 1 and "if i < out.size" in done.output
     exercised.write(count_blocks=RIGHT["count_blocks"])
     exercised("check", "count_blocks")
-    assert exercised("solution", "count_blocks").output == RIGHT["count_blocks"]
+    done = exercised("solution", "count_blocks")
+    assert done.stdout == RIGHT["count_blocks"]
+    assert done.stderr.startswith("Next: answer scale_vector in work/exercises/00_first.ipynb (")
 
 
 @pytest.mark.parametrize(
@@ -479,6 +557,7 @@ def test_a_solution_is_shown_after_passing_or_giving_up(exercised):
         (["check", "01"], "chapter 01 has no exercises"),
         (["check", "7"], "there is no chapter '7'; the chapters are 00, 01"),
         (["hint", "scale_vector", "--tier", "4"], "tier is 4; the hints of scale_vector are 1 to 3"),
+        (["learn", "scale_vector", "--clean"], "--clean is for a lesson; to put the exercise back as it was given"),
         (["reset"], "say which exercise or chapter, or --all"),
         (["reset", "scale_vector", "--all"], "say which exercise or chapter, or --all"),
         (["check", "--device", "tpu"], "--device tpu is not known; allowed are auto, gpu, cpu"),
@@ -491,11 +570,26 @@ def test_wrong_use_of_the_exercises_is_a_sentence_and_code_2(exercised, argument
     assert done.exit_code == 2 and f"labkit: {words}" in done.output
 
 
-def test_a_notebook_that_is_gone_is_a_sentence(exercised):
-    (exercised.root / "exercises" / "00_first.ipynb").unlink()
+def test_a_copy_that_cannot_be_read_is_a_sentence_and_stays(exercised):
+    path = exercised.root / "work" / "exercises" / "00_first.ipynb"
+    path.parent.mkdir(parents=True)
+    path.write_text("{ mine")
     done = exercised("check")
-    assert done.exit_code == 2
-    assert "exercises/00_first.ipynb is not there: labkit reset 00 makes it afresh" in done.output
+    assert done.exit_code == 2 and path.read_text() == "{ mine"
+    assert "work/exercises/00_first.ipynb cannot be read: labkit reset 00 gives you the exercises afresh" in done.output
+    assert exercised("reset", "00").exit_code == 0
+    (backup,) = (exercised.root / ".labkit" / "backups" / "exercises").iterdir()
+    assert backup.read_text() == "{ mine" and exercised("check", "count_blocks").exit_code == 1
+
+
+def test_what_was_written_into_the_shipped_notebook_is_checked(exercised):
+    exercised.write("exercises", count_blocks=RIGHT["count_blocks"])
+    done = exercised("check", "count_blocks")
+    assert done.exit_code == 0
+    assert ("What you wrote in exercises/00_first.ipynb (count_blocks) is now in work/exercises/00_first.ipynb, which "
+            "is the copy that is checked.") in done.output
+    assert "is now in" not in exercised("check", "count_blocks").output
+    assert json.loads(exercised("check", "--json").stdout)[0]["exercise"] == "scale_vector"
 
 
 def test_build_check_looks_at_the_exercises(exercised):
@@ -505,8 +599,10 @@ def test_build_check_looks_at_the_exercises(exercised):
         return done.output
 
     assert "exercises" not in problems()
-    assert "00_first" in json.loads((exercised.root / ".labkit" / "verified.json").read_text())
+    assert "first" in json.loads((exercised.root / ".labkit" / "verified.json").read_text())
     exercised.write(**RIGHT)
+    assert "exercises" not in problems()  # a learner's own copy is none of its business
+    exercised.write("exercises", **RIGHT)
     assert "exercises/00_first.ipynb was edited by hand" in problems()
     done = exercised("build", "--exercises")
     assert "your edited 00_first.ipynb is kept as .labkit/backups/exercises/00_first-" in done.output
@@ -523,7 +619,8 @@ def test_watch_checks_again_on_save_and_ends_on_ctrl_c(exercised):
         stderr=subprocess.STDOUT, text=True, cwd=exercised.root,
     )
     try:
-        assert process.stdout.readline().startswith("Watching exercises/00_first.ipynb. Ctrl-C ends it.")
+        assert process.stdout.readline().startswith("Watching work/exercises/00_first.ipynb. Ctrl-C ends it.")
+        assert process.stdout.readline().startswith("Next: answer count_blocks in work/exercises/00_first.ipynb")
         exercised.write(count_blocks=RIGHT["count_blocks"])
         lines = [process.stdout.readline() for _ in range(2)]
         assert lines[1].strip() == "Passed  Count the blocks"

@@ -44,8 +44,8 @@ def test_a_lesson_with_real_results(course_dir):
     assert [len(cell.outputs) for cell in notebook.cells if cell.cell_type == "code"] == [1, 1, 1, 1]
 
     page = (site.write(course).parent / "00_first.html").read_text()
-    assert '<div class="labkit-source">' in page
-    assert 'src="images/00_first-1.png"' in page
+    assert '<figure class="source"><figcaption>labkit/kernels/elementwise.py:' in page
+    assert 'src="images/00_first-1.svg"' in page
     assert str(course_dir) not in page
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from labkit.course import build, lessons, notebooks, progress, workbooks
+from labkit.course import build, copies, lessons, notebooks, progress
 from labkit.course import registry as courses
 from labkit.course.registry import CourseError
 
@@ -63,14 +63,18 @@ def test_a_damaged_notebook_is_kept_and_stops_nothing(course, damage):
     text = content if isinstance(content, str | bytes) else json.dumps(content)
     data = text if isinstance(text, bytes) else text.encode()
     chapter = course.chapters[0]
-    for path in (chapter.built, chapter.workbook, lessons.kept_path(course, chapter)):
+    for path in (chapter.built, chapter.own_lesson, chapter.own_workbook, lessons.kept_path(course, chapter)):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     assert notebooks.read_notebook(chapter.built) is None and notebooks.edited(chapter.built)
     assert progress.finished(course) == {} and lessons.kept(course, chapter) is None
     assert any(f"notebooks/{chapter.name}.ipynb cannot be read" in problem for problem in build.check(course))
     with pytest.raises(CourseError, match=f"{chapter.workbook.name} cannot be read: labkit reset"):
-        workbooks.learners(chapter)
+        copies.learners(course, chapter)
+    (sentence,) = copies.lesson(course, chapter)
+    (backup,) = (course.state_dir / "backups" / "lessons").iterdir()
+    assert "could not be read" in sentence and backup.name in sentence and backup.read_bytes() == data
+    assert notebooks.read_notebook(chapter.own_lesson) is not None
 
 
 @pytest.mark.parametrize("more", [{"colour": "red"}, {"id": "not an id!"}])

@@ -159,3 +159,11 @@ def test_what_several_processes_report_at_once_is_all_kept(course):
     names = {entry.name for entry in course.exercises}
     found = progress.read(course)
     assert set(found["passed"]) == set(found["hints"]) == names and len(names) > 40
+
+
+def test_wrong_predictions_are_remembered_and_are_no_damage(course):
+    progress.tried(course, "idle_threads", ["8"])
+    progress.tried(course, "idle_threads", ["8", "104"])
+    progress.passed(course, "idle_threads")
+    found = progress.read(course)  # without a warning
+    assert found["tried"] == {"idle_threads": ["8", "104"]} and list(found["passed"]) == ["idle_threads"]

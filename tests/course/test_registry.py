@@ -43,10 +43,13 @@ def test_nothing_in_the_repository_is_stale():
         ('name = "01_second"', 'name = "02_second"', "must begin with 01"),
         ('name = "01_second"', 'name = "second"', "must look like 01_vector_add"),
         ('title = "Second"', 'title = "Second"\npoints = 3', "unknown key 'points'"),
+        ('title = "Second"', 'title = "Second"\nformerly = ["second"]', "'formerly' must be a list of names such as"),
         ("[course]", "[courses]", "unknown table 'courses'"),
         ("[course]", "[course", "not valid TOML"),
         ("[course]", "course = 3\n[other]", "unknown table 'other'"),
         ("tagline = ", "tagline = 5 # ", r"\[course\] must be a table with a title and a tagline"),
+        ('title = "First"\n', 'title = "First"\npart = 1\n', "chapter 1: 'part' must be a text that is not empty"),
+        ('title = "Second"\n', 'title = "Second"\npart = "B"\n', "chapter 2: part 'B' begins here, and chapter 1"),
     ],
 )
 def test_a_mistake_in_the_registry_is_named(course_dir, old, new, words):
@@ -54,6 +57,36 @@ def test_a_mistake_in_the_registry_is_named(course_dir, old, new, words):
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(courses.CourseError, match=words):
         courses.load(course_dir)
+
+
+def test_a_part_goes_on_until_the_next_one_begins(course_dir):
+    path = course_dir / "course.toml"
+    (only,) = courses.load(course_dir).parts
+    assert (only.name, len(only.chapters)) == ("Lessons", 2)
+    third = '\n[[chapter]]\nname = "02_third"\ntitle = "Third"\nsummary = "The third one."\n'
+    text = path.read_text().replace('name = "00_first"', 'name = "00_first"\npart = "A"') + third
+    path.write_text(text.replace('name = "02_third"', 'name = "02_third"\npart = "B"'))
+    course = courses.load(course_dir)
+    assert [(part.name, [c.number for c in part.chapters]) for part in course.parts] == [
+        ("A", ["00", "01"]), ("B", ["02"])]
+    assert "| | **B** | |\n| 02 | [Third]" in readme.chapters(course)
+    path.write_text(text.replace('name = "02_third"', 'name = "02_third"\npart = "A"'))
+    with pytest.raises(courses.CourseError, match="chapter 3: part 'A' has begun before"):
+        courses.load(course_dir)
+
+
+def test_the_repositorys_address_stands_in_pyproject_and_nowhere_else(course_dir):
+    pyproject = course_dir / "pyproject.toml"
+    assert courses.load(course_dir).repository == ""
+    pyproject.write_text('[project.urls]\nRepository = "https://github.com/owner/name"\n')
+    assert courses.load(course_dir).repository == "https://github.com/owner/name"
+    for wrong in ('"https://example.org/x"', '"https://github.com/owner"', "3", '"https://github.com/a/b/c"'):
+        pyproject.write_text(f"[project.urls]\nRepository = {wrong}\n")
+        with pytest.raises(courses.CourseError, match=r"Repository must look like https://github.com/owner/name, not"):
+            _ = courses.load(course_dir).repository
+    pyproject.write_text("[project\n")
+    with pytest.raises(courses.CourseError, match="pyproject.toml is not valid TOML"):
+        _ = courses.load(course_dir).repository
 
 
 @pytest.mark.parametrize(("content", "words"), [

@@ -36,6 +36,17 @@ def test_a_method_is_dedented_and_a_class_is_shown_whole():
     assert show_source(Holder).code.startswith("class Holder:\n    def method")
 
 
+def test_a_part_is_dedented_and_knows_its_line():
+    source = show_source(launcher, "if a.shape", "raise")
+    assert source.code == 'if a.shape != b.shape:\n    raise ValueError("a and b must have the same shape")\n'
+    assert source.line == launcher.__code__.co_firstlineno + 2
+    assert show_source(launcher, "if a.shape").code == source.code
+    with pytest.raises(ValueError, match="no line of launcher contains 'nothing'"):
+        show_source(launcher, "nothing")
+    with pytest.raises(ValueError, match="no line of launcher from 'raise' on contains 'Adds'"):
+        show_source(launcher, "raise", "Adds")
+
+
 def test_a_notebook_gets_highlighted_html_and_a_terminal_plain_text():
     bundle = show_source(launcher)._repr_mimebundle_()
     assert bundle["text/plain"] == repr(show_source(launcher))

@@ -7,6 +7,7 @@ import nbformat
 import pytest
 
 from labkit._common.paths import PACKAGE, REPOSITORY
+from labkit.course import copies
 from labkit.course import registry as course
 from labkit.course import workbooks as workbook
 from labkit.course.registry import CourseError
@@ -38,9 +39,11 @@ def change(small, old: str, new: str) -> None:
     path.write_text(text.replace(old, new, 1))
 
 
-def write(small, **answers: str) -> None:
-    """Fill answers in, as a learner does."""
-    path = small.chapters[0].workbook
+def write(small, path=None, **answers: str) -> None:
+    """Fill answers in, as a learner does: in their copy, or in the notebook at `path`."""
+    if path is None:
+        path = small.chapters[0].own_workbook
+        copies.workbook(small, small.chapters[0])
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         about = cell.metadata.get("labkit", {})
@@ -124,7 +127,7 @@ def test_a_source_that_does_not_fit_the_registry_is_refused(small, old, new, mes
 
 def test_what_is_stale_edited_missing_or_unlisted_is_named(small):
     (chapter,) = workbook.with_exercises(small, small.chapters)
-    write(small, count_blocks="def count_blocks(n, threads):\n    return 1\n")
+    write(small, chapter.workbook, count_blocks="def count_blocks(n, threads):\n    return 1\n")
     (problem,) = workbook.stale(small)
     assert problem.startswith("exercises/00_first.ipynb was edited by hand")
     backup = workbook.build(small, chapter)
@@ -200,7 +203,7 @@ def test_the_registry_and_the_exercises_must_name_the_same(small):
 def test_a_learners_notebook_is_run_whatever_fails_in_it(small):
     write(small, scale_vector="x = 1\ndef (:", count_blocks="%time 1\ncount_blocks = lambda n, t: -(-n // t)",
           idle_threads="import os; os._exit(3)")
-    notebook = workbook.learners(small.chapters[0])
+    notebook = copies.learners(small, small.chapters[0])
     got = {r.exercise: r for r in workbook.run_cells(small, small.chapters[0], notebook, env={"LABKIT_PROGRESS": "0"})}
     assert got["scale_vector"].problem.startswith("in the cell above: SyntaxError: invalid syntax, line 2")
     assert got["count_blocks"].passed
@@ -212,7 +215,7 @@ def test_a_learners_notebook_is_run_whatever_fails_in_it(small):
 def test_a_cell_that_never_ends_and_a_deleted_test_cell_are_named(small, monkeypatch):
     monkeypatch.setattr(workbook, "CELL_LIMIT_S", 4)
     write(small, idle_threads="while True: pass")
-    notebook = workbook.learners(small.chapters[0])
+    notebook = copies.learners(small, small.chapters[0])
     notebook.cells = [cell for cell in notebook.cells if not cell.source.startswith('check("count_blocks"')]
     results = workbook.run_cells(small, small.chapters[0], notebook, env={"LABKIT_PROGRESS": "0"})
     got = {result.exercise: result.message for result in results}
@@ -225,22 +228,25 @@ def test_reset_puts_one_exercise_back_and_keeps_the_others(small):
     write(small, scale_vector="mine = 1", count_blocks="mine = 2")
     backup = workbook.reset(small, chapter, small.exercise("scale_vector"))
     assert "mine = 1" in backup.read_text()
-    text = chapter.workbook.read_text()
+    text = chapter.own_workbook.read_text()
     assert "mine = 1" not in text and "mine = 2" in text and "def scale_vector" in text
     workbook.reset(small, chapter)
-    assert "mine" not in chapter.workbook.read_text() and workbook.stale(small) == []
-    chapter.workbook.unlink()
+    given = [cell.source for cell in workbook.to_notebook(small, chapter).cells]
+    assert [cell.source for cell in nbformat.read(chapter.own_workbook, as_version=4).cells] == given
+    chapter.own_workbook.unlink()
     assert workbook.reset(small, chapter, small.exercise("scale_vector")) is None
-    assert workbook.stale(small) == []
+    assert [cell.source for cell in nbformat.read(chapter.own_workbook, as_version=4).cells] == given
+    assert workbook.stale(small) == []  # what is shipped was never touched
 
 
 def test_reset_puts_back_cells_that_were_deleted(small):
     (chapter,) = workbook.with_exercises(small, small.chapters)
-    notebook = nbformat.read(chapter.workbook, as_version=4)
+    copies.workbook(small, chapter)
+    notebook = nbformat.read(chapter.own_workbook, as_version=4)
     notebook.cells = notebook.cells[:3]
-    nbformat.write(notebook, chapter.workbook)
+    nbformat.write(notebook, chapter.own_workbook)
     workbook.reset(small, chapter, small.exercise("count_blocks"))
-    sources = [cell.source for cell in nbformat.read(chapter.workbook, as_version=4).cells]
+    sources = [cell.source for cell in nbformat.read(chapter.own_workbook, as_version=4).cells]
     assert sources[-1] == 'check("count_blocks", count_blocks)' and sources[-2].startswith("def count_blocks")
 
 

@@ -1,5 +1,6 @@
 """Graphs: what was recorded is replayed, in order, on whatever the arrays hold then."""
 
+import contextlib
 import gc
 import sys
 import types
@@ -185,3 +186,100 @@ def test_an_error_in_the_work_ends_a_gpus_capture(driver, message, kind):
         graphs.capture(broken, warm_up=False)
     assert driver.calls == ["cuStreamBeginCapture", "cuStreamEndCapture"]
     assert graphs._kept is None
+
+
+# --- Kernels that begin early ----------------------------------------------------------------------------------------
+
+
+class Chain(CountingDriver):
+    """A driver whose graph has these nodes, "kernel" or "copy", one after the other: numbered 10, 20, ..."""
+
+    CUgraphNodeType = SimpleNamespace(CU_GRAPH_NODE_TYPE_KERNEL="kernel")
+    CUgraphEdgeData = CUkernelNodeAttrValue = SimpleNamespace
+    CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT="carveout")
+
+    def __init__(self, kinds, refuses=()):
+        super().__init__()
+        self.kinds = {10 * (number + 1): kind for number, kind in enumerate(kinds)}
+        nodes = list(self.kinds)
+        self.edges = dict.fromkeys(zip(nodes, nodes[1:], strict=False), "full")
+        self.refuses, self.carved = refuses, set()
+
+    def __getattr__(self, name):
+        if name.endswith("_v2"):
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
+    def cuGraphGetNodes(self, graph, count):
+        return 0, None, len(self.kinds)
+
+    def cuGraphGetEdges(self, graph, count):
+        edges = list(reversed(self.edges.items()))[:count]
+        return 0, [edge[0] for edge, _ in edges], [edge[1] for edge, _ in edges], [kind for _, kind in edges], len(
+            self.edges)
+
+    def cuGraphNodeGetType(self, node):
+        return 0, self.kinds[node]
+
+    def cuGraphKernelNodeSetAttribute(self, node, attribute, value):
+        assert attribute == "carveout" and value.sharedMemCarveout == 50
+        self.carved.add(node)
+        return (0,)
+
+    def cuGraphRemoveDependencies(self, graph, begins, ends, data, count):
+        for edge in zip(begins, ends, strict=True):
+            del self.edges[edge]
+        return (0,)
+
+    def cuGraphAddDependencies(self, graph, begins, ends, data, count):
+        kinds = ["full" if one == "full" else "programmatic" for one in data]
+        if set(kinds) & set(self.refuses):
+            return (1,)
+        assert all(one == "full" or (one.from_port, one.type) == (1, 1) for one in data)
+        self.edges |= dict(zip(zip(begins, ends, strict=True), kinds, strict=True))
+        return (0,)
+
+
+def edges_after(monkeypatch, kinds, early, **options):
+    """The kinds of a graph's edges, in order, and how many nodes it says begin early. early: of each kernel."""
+    chain = Chain(kinds, **options)
+    kernels = [SimpleNamespace(begins_early=one, carveout=50 if one else None) for one in early]
+
+    @contextlib.contextmanager
+    def launched():
+        yield kernels
+
+    monkeypatch.setitem(sys.modules, "cuda", types.ModuleType("cuda"))
+    bindings = types.ModuleType("cuda.bindings")
+    bindings.driver = chain
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    monkeypatch.setattr(graphs, "launches", SimpleNamespace(kernels_launched=launched))
+    monkeypatch.setattr(graphs, "cuda", SimpleNamespace(stream=lambda: SimpleNamespace(handle=7)))
+    graph = graphs._GpuGraph(lambda stream: None)
+    overlapping = {node for edge, kind in chain.edges.items() if kind == "programmatic" for node in edge}
+    assert chain.carved == overlapping
+    return [chain.edges[edge] for edge in sorted(chain.edges)], graph.early
+
+
+def test_kernels_that_wait_inside_begin_before_the_one_before_them_ends(monkeypatch):
+    assert edges_after(monkeypatch, ["kernel"] * 4, [True, False, True, True]) == (
+        ["full", "programmatic", "programmatic"], 2)
+    # What a copy writes is there before the kernel after it begins.
+    assert edges_after(monkeypatch, ["kernel", "copy", "kernel", "kernel"], [True, True, True]) == (
+        ["full", "full", "programmatic"], 1)
+
+
+@pytest.mark.parametrize(("kinds", "early", "options"), [
+    (["kernel"] * 3, [False] * 3, {}), (["kernel"] * 3, [True] * 2, {}), (["kernel"], [True], {}),
+    (["kernel"] * 3, [True] * 3, {"refuses": ("programmatic",)})],
+    ids=["none waits", "one was launched otherwise", "one node", "an old driver"])
+def test_all_other_graphs_stay_as_they_are(monkeypatch, kinds, early, options):
+    edges, count = edges_after(monkeypatch, kinds, early, **options)
+    assert set(edges) <= {"full"} and len(edges) == len(kinds) - 1 and count == 0
+
+
+def test_a_chain_is_found_by_its_edges():
+    assert graphs.chain_of([5, 1, 3], [7, 3, 5]) == [1, 3, 5, 7]
+    assert graphs.chain_of([1, 1], [2, 3]) is None and graphs.chain_of([1, 2], [3, 3]) is None
+    assert graphs.chain_of([1, 3], [2, 4]) is None and graphs.chain_of([1, 2], [2, 1]) is None
+    assert graphs.chain_of([1, 2, 4], [2, 3, 4]) is None

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from labkit.engine.batch import FLOATS, BatchBuilder, Layout
+from labkit.engine.batch import FLOATS, BatchBuilder, Layout, shape_needed
 from labkit.engine.block_manager import BlockManager
 from labkit.engine.outputs import Sampled
 from labkit.engine.sampling_params import SamplingParams
 from labkit.engine.scheduler import Scheduler
 from labkit.engine.sequence import Request
+from labkit.models.step import Shape
 
 CHANCE = {"top_k": 5, "top_p": 0.5, "min_p": 0.25, "presence_penalty": 1.5, "frequency_penalty": -0.5,
           "repetition_penalty": 2.0}
@@ -59,6 +60,25 @@ def test_the_other_outputs_of_a_prompt_stand_behind_and_have_no_rows():
     batch = builder.build(scheduler.schedule())
     assert batch.copies == [(3, 4)] and batch.page_table.tolist() == [[0, 2, 0], [1, 4, 0], [1, 3, 0]]
     assert batch.ids.tolist() == [-1, -2, -3] and batch.slots.tolist() == [9, 18, 14] and batch.decoding == 3
+
+
+def test_empty_sequences_stand_between_those_that_decode_and_the_others_and_take_no_rows():
+    scheduler, builder = begun()
+    step = scheduler.schedule()
+    assert shape_needed(step) == Shape(5, 2, 1, 4)
+    plain, batch = builder.build(step), builder.build(step, tokens=8, sequences=6, decoding=3)
+    assert batch.layout == Layout(8, 6, 3) and (batch.decoding, batch.longest) == (3, 4)
+    assert batch.slots.tolist() == [3, 4, 5, 6, 7, -1, -1, -1] and batch.ids.tolist() == [5, 1, 2, 3, 4, 0, 0, 0]
+    for name in ("begins", "lengths", "contexts", "last", "steps", "temperature", "page_table", "seeds"):
+        padded, real = getattr(batch, name), getattr(plain, name)
+        assert padded[[0, 3]].tolist() == real.tolist() and not padded[[1, 2, 4, 5]].any()
+    assert batch.seats.tolist() == [0, 4, 4, 4, 4, 4] and batch.counted.tolist() == [-1] * 6
+    assert [(number, sequence.seat) for number, sequence in batch.samples] == [(0, 0)]
+    step = scheduler.schedule()  # the rest of the prompt, of which another output begins
+    assert shape_needed(step) == Shape(3, 3, 1, 2)
+    batch = builder.build(step, decoding=2)
+    assert batch.begins.tolist() == [0, 0, 1, 3] and batch.last.tolist() == [0, 0, 2, 2]
+    assert [number for number, _ in batch.samples] == [0, 2, 3] and batch.seats.tolist() == [0, 4, 1, 2]
 
 
 def test_everything_lies_in_one_buffer_one_behind_the_other():

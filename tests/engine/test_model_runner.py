@@ -9,6 +9,7 @@ llama = pytest.importorskip("labkit.models.llama", reason="this model is not the
 pytest.importorskip("labkit.kernels.sampling")
 pytest.importorskip("labkit.kernels.penalties")
 
+from labkit import device  # noqa: E402
 from labkit._common.errors import UserError  # noqa: E402
 from labkit.device import launches  # noqa: E402
 from labkit.engine import LLM, SamplingParams  # noqa: E402
@@ -71,6 +72,66 @@ def test_in_any_company_and_after_preemption_the_output_is_that_of_the_request_a
 
 def test_graphs_and_plain_launches_give_the_same(model):
     assert served(model, PROMPTS, GREEDY)[0] == served(model, PROMPTS, GREEDY, enforce_eager=True)[0]
+
+
+def logits_of_steps(model, monkeypatch, params, **options) -> list[np.ndarray]:
+    """Of each step, the logits from which tokens were drawn."""
+    found = []
+    with monkeypatch.context() as watched:
+        launch, sample = ModelRunner.launch, ModelRunner._sample
+
+        def kept(self, logits, kind, stream):
+            if not launches.imagined():
+                found[-1] = logits.copy_to_host()
+            sample(self, logits, kind, stream)
+
+        def launched(self, step):
+            found.append(None)
+            handle = launch(self, step)
+            found[-1] = found[-1][[number for number, _ in handle._samples]]
+            return handle
+
+        watched.setattr(ModelRunner, "_sample", kept)
+        watched.setattr(ModelRunner, "launch", launched)
+        served(model, PROMPTS, params, enforce_eager=True, **options)
+    return found
+
+
+@pytest.mark.sweep
+def test_padding_changes_no_bit(model, monkeypatch):
+    """Chunks of prompts beside single tokens, outputs that share a prompt, penalties, preemption."""
+    plain, wide = (logits_of_steps(model, monkeypatch, PARAMS, pages=9, seats=4, budget=24, pad_prompts=pads)
+                   for pads in (False, True))
+    assert len(plain) == len(wide) > 30 and any(len(each) > 2 for each in plain)
+    for one, other in zip(plain, wide, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+def test_as_many_places_for_sequences_that_decode_as_rows(model):
+    """Of 20 seats 16 in a step of 16 rows: the prompts' sequences stand behind them."""
+    plain, wide = (served(model, PROMPTS, PARAMS, seats=20, budget=14, pad_prompts=pads, enforce_eager=True)[0]
+                   for pads in (False, True))
+    assert plain == wide
+
+
+def test_a_step_with_a_prompt_that_comes_again_is_a_graph_and_gives_the_same(model, monkeypatch):
+    from labkit.device import graphs
+    from labkit.engine import model_runner
+
+    replayed, launch = [], graphs._RecordedGraph.launch if not device.on_gpu() else graphs._GpuGraph.launch
+    kind = graphs._GpuGraph if device.on_gpu() else graphs._RecordedGraph
+    monkeypatch.setattr(kind, "launch", lambda self, stream=0: replayed.append(self) or launch(self, stream))
+    prompts = 4 * PROMPTS
+    expected, _ = served(model, prompts, GREEDY, budget=24, pad_prompts=False, enforce_eager=True)
+    found, llm = served(model, prompts, GREEDY, budget=24, pad_prompts=True)
+    assert found == expected
+    made = {shape.shape: graph for shape, graph in llm.engine.runner._graphs.items() if graph is not None}
+    of_prompts = [graph for shape, graph in made.items() if shape.decoding < shape.sequences]
+    assert any(graph in replayed for graph in of_prompts)
+    # A few graphs are enough: those that are not used are made again.
+    monkeypatch.setattr(model_runner, "MOST_GRAPHS", 2)
+    found, llm = served(model, prompts, GREEDY, budget=24, pad_prompts=True)
+    assert found == expected and len(llm.engine.runner._graphs) == 2
 
 
 def test_page_tables_that_grow_change_no_token(model, monkeypatch):

@@ -18,11 +18,11 @@ from labkit.kernels.sampling_reference import (
     sample_reference,
     weights_reference,
 )
-from labkit.kernels.sampling_search import EMPTY_ROW, NAN_ROW
+from labkit.kernels.sampling_search import EMPTY_ROW, NAN_ROW, load_narrow, load_wide
 from labkit.measure.ops import op
 
 INF = np.inf
-V = 4096  # of the tests in the usual run: one chunk, rows at multiples of 16 bytes
+V = 4095  # of the tests in the usual run: one chunk, read as the models of other tests are, one number at a time
 
 
 def drawn(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, step=0, parts=None):
@@ -39,7 +39,7 @@ def drawn(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, step=0
 
 
 def test_the_best_rung_agrees():
-    assert agree(SAMPLE, ("sample_split",), sizes=({"R": 24, "V": 32}, {"R": 12, "V": V}), seed=1).passed
+    assert agree(SAMPLE, ("sample_split",), sizes=({"R": 24, "V": 33}, {"R": 12, "V": V}), seed=1).passed
     assert op("sample") is SAMPLE and op("sample_top_p") is SAMPLE_TOP_P
 
 
@@ -48,6 +48,29 @@ def test_the_best_rung_agrees():
 @pytest.mark.parametrize("operation", [SAMPLE, SAMPLE_TOP_P], ids=lambda operation: operation.name)
 def test_every_rung_agrees_at_every_size(operation, launcher):
     assert agree(operation, (launcher,), seed=2).passed
+
+
+@cuda.jit
+def copy_wide_kernel(logits, out):
+    row, col = cuda.blockIdx.x, 4 * cuda.threadIdx.x
+    out[row, col], out[row, col + 1], out[row, col + 2], out[row, col + 3] = load_wide(
+        logits, np.uint32(row), np.uint32(col), np.uint32(logits.shape[1]))
+
+
+@cuda.jit
+def copy_narrow_kernel(logits, out):
+    row, col = cuda.blockIdx.x, 4 * cuda.threadIdx.x
+    out[row, col], out[row, col + 1], out[row, col + 2], out[row, col + 3] = load_narrow(
+        logits, np.uint32(row), np.uint32(col), np.uint32(logits.shape[1]))
+
+
+@pytest.mark.parametrize(("kernel", "cols"), [(copy_wide_kernel, 8), *((copy_narrow_kernel, n) for n in (5, 6, 7, 8))])
+def test_both_loads_give_four_neighbours_and_what_weighs_nothing_beyond_the_row(kernel, cols):
+    """All that the two forms of a kernel differ by."""
+    logits, out = np.random.default_rng(3).random((2, cols), np.float32), cuda.device_array((2, 12), np.float32)
+    kernel[2, 3](cuda.to_device(logits), out)
+    np.testing.assert_array_equal(out.copy_to_host()[:, :cols], logits)
+    assert (out.copy_to_host()[:, cols:] == -INF).all()
 
 
 # --- The reference ---------------------------------------------------------------------------------------------------
@@ -141,12 +164,12 @@ def kept_on_device(logits, scratch):
     """Which tokens of each row the device keeps, from the threshold and the least weight that it found."""
     keys = np.where(logits == 0, np.float32(0), logits).astype(np.float32).view(np.int32).astype(np.int64)
     keys = np.where(keys < 0, keys ^ 0x7FFFFFFF, keys) << 32 | (~np.arange(logits.shape[1]) & 0xFFFFFFFF)
-    bounds = scratch.bounds.copy_to_host()
-    return keys >= bounds[: len(logits), 2:3], bounds[: len(logits), 0]
+    thresholds, least = scratch.thresholds.copy_to_host(), scratch.least_weights.copy_to_host()
+    return keys >= thresholds[: len(logits), None], least[: len(logits)]
 
 
 @pytest.mark.parametrize("cols", [V, *(pytest.param(n, marks=pytest.mark.sweep) for n in
-                                       (1, 2, 31, 32, 33, 4099, 20_000, 128_256))])
+                                       (1, 2, 31, 32, 33, 4096, 4099, 20_000, 128_256))])
 def test_hard_rows_keep_the_same_tokens(cols):
     """Each hard row with each choice of parameters in one batch: the kept set, token for token, and the draw."""
     rng = np.random.default_rng(cols)
@@ -164,6 +187,60 @@ def test_hard_rows_keep_the_same_tokens(cols):
         weights = weights_reference(x, values["temperature"])
         np.testing.assert_array_equal(above[row] & (weights >= least[row]), kept > 0, err_msg=str((row, values)))
         assert tokens[row] == drawn_reference(kept, philox_reference((row, 0, 0, 0), seed_words(cols))), (row, values)
+
+
+@pytest.mark.parametrize("kind", ["all equal", "few different values", "normal"])
+def test_more_candidates_than_fit_and_two_chunks(kind):
+    cols = 8192 + 36
+    x = dict(cases(np.random.default_rng(12), cols))[kind].astype(np.float32)
+    given = ({"top_p": 0.6}, {"top_k": 5000}, {"top_k": 6000, "top_p": 0.7}, {"top_k": 200},
+             {"top_p": 0.9, "min_p": 0.1})
+    values = [{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | one for one in given]
+    tokens, _, scratch = drawn(np.tile(x, (len(given), 1)), seed=3, step=np.arange(len(given)),
+                               **{name: [one[name] for one in values] for name in values[0]})
+    above, least = kept_on_device(np.tile(x, (len(given), 1)), scratch)
+    for row, one in enumerate(values):
+        kept = kept_reference(x, **one)
+        enough = weights_reference(x, 1.0) >= least[row]
+        np.testing.assert_array_equal(above[row] & enough, kept > 0, err_msg=str(one))
+        assert tokens[row] == drawn_reference(kept, philox_reference((row, 0, 0, 0), seed_words(3))), one
+
+
+def test_few_tokens_are_left_to_choose_from():
+    """Of logits as a language model has them: otherwise the row is read again and again, by one block."""
+    logits = (2.5 * np.random.default_rng(14).standard_normal((5, 8192 + 36))).astype(np.float32)
+    _, _, scratch = drawn(logits, 0.8, top_k=[0, 50, 50, 3000, 0], top_p=[0.9, 1, 0.9, 1, 0.99])
+    gathered = scratch.gathered.copy_to_host()
+    assert (gathered >= 1).all() and (gathered <= [100, 20, 100, 100, 100]).all(), gathered
+
+
+def test_a_histogram_that_is_wrong_costs_only_time(monkeypatch):
+    """It names the bins, in float32; the sums that decide are exact, and show where it was wrong."""
+
+    class Spoiled:
+        def __init__(self, kernel, amounts):
+            self.kernel, self.amounts = kernel, amounts
+
+        def __getitem__(self, configuration):
+            def launch(*arguments):
+                arguments[7].copy_to_device(self.amounts)
+                self.kernel[configuration](*arguments)
+
+            return launch
+
+    make, rng = sampling.make_split, np.random.default_rng(13)
+    logits = (2 * rng.standard_normal((4, V))).astype(np.float32)
+    right, _, _ = drawn(logits, top_p=0.8, seed=5)
+    for bin_of_all in (0, 3, 400):
+        amounts = np.zeros((4, 512), np.uint32)
+        amounts[:, bin_of_all] = 2**31
+
+        def made(load, amounts=amounts):
+            find_max, weigh, gather, draw = make(load)
+            return find_max, weigh, Spoiled(gather, amounts), draw
+
+        monkeypatch.setattr(sampling, "make_split", made)
+        np.testing.assert_array_equal(drawn(logits, top_p=0.8, seed=5)[0], right)
 
 
 def test_greedy_is_argmax_and_odd_rows_are_named():
@@ -232,10 +309,10 @@ def chi_square(kept, counts):
 def test_tokens_come_as_often_as_they_should(parameters):
     """Fixed seeds, so the result is fixed: within four deviations of what chi-square is on average."""
     draws = 1000 if not parameters else 4000
-    x = np.random.default_rng(9).standard_normal(64).astype(np.float32) * 2
+    x = np.random.default_rng(9).standard_normal(63).astype(np.float32) * 2
     tokens, _, _ = drawn(np.tile(x, (draws, 1)), **parameters, seed=123, step=np.arange(draws))
     values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | parameters
-    statistic, freedom = chi_square(kept_reference(x, **values), np.bincount(tokens, minlength=64))
+    statistic, freedom = chi_square(kept_reference(x, **values), np.bincount(tokens, minlength=63))
     assert statistic < freedom + 4 * np.sqrt(2 * freedom) + 1e-9
 
 

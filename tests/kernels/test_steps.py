@@ -1,9 +1,12 @@
 """What happens around a model's step on the device."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from labkit import cuda
+from labkit.kernels import steps
 from labkit.kernels.steps import ban_tokens, copy_pages, fill_ids, keep_tokens
 
 
@@ -28,6 +31,17 @@ def test_pages_are_copied_in_order(dtype):
     for source, target in copies:
         host[:, target] = host[:, source]
     np.testing.assert_array_equal(memory.copy_to_host(), host)
+
+
+def test_a_large_cache_is_taken(monkeypatch):
+    """Of Llama 3.2 1B's shape on a GPU with 141 GB; only what is launched is looked at."""
+    launched = []
+    monkeypatch.setattr(steps, "copy_pages_kernel", {((2, 32), 256, 0): lambda *arrays: launched.append(arrays)})
+    memory = SimpleNamespace(shape=(32, 264_192, 512), size=32 * 264_192 * 512, dtype=np.dtype(np.uint16),
+                             is_c_contiguous=lambda: True)
+    copies = ints((0, 3))
+    copy_pages(memory, copies)
+    assert launched == [(memory, copies)] and memory.size > 2**31
 
 
 def test_a_banned_token_can_never_be_drawn():

@@ -43,7 +43,7 @@ def test_what_counts_as_a_number(text):
 
 
 @pytest.mark.parametrize("text", [
-    "in 256 threads of 8 blocks", "a third way to do it", "half a block", "lesson 05 and Llama 3.2", "ptxas 13.0",
+    "in 256 threads of 8 blocks", "a third way to do it", "half a block", "lesson 06 and Llama 3.2", "ptxas 13.0",
     "`float32(0.0)` and `--factor 0.5`", "three loops", "at 2^28 elements", "once or twice",
 ])
 def test_what_does_not(text):

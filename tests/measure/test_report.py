@@ -38,7 +38,7 @@ def test_the_page_is_one_file(here, tmp_path):
     text = page.write(tmp_path / "deep" / "report.html", lambda: report.page_of(here)).read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>") and text.rstrip().endswith("</html>")
     assert not re.search(r'(?:src|href)="(?!data:|#)', text) and "<script" not in text
-    assert text.count('src="data:image/png;base64,') >= 3
+    assert text.count('src="data:image/svg+xml;base64,') >= 3
     assert "small &amp; sound" in text
     for theirs in ("7,342,080", "2,097,152", "29,364,224", "8,388,608", "71.4%", "2.99", "353 MB", "179.92", "5.492",
                    "0.527", "1,536"):

@@ -97,7 +97,7 @@ def test_without_weights_and_recordings_the_page_says_so(quick, tmp_path):
     assert "Spearman" not in shown and {badge.text for badge in found.badges} >= {"Made-up weights",
                                                                                  "H200: not recorded yet"}
     text = page.write(tmp_path / "page.html", lambda: found).read_text(encoding="utf-8")
-    assert text.count('src="data:image/png;base64,') == 3  # forms, launches, lengths
+    assert text.count('src="data:image/svg+xml;base64,') == 3  # forms, launches, lengths
     assert not re.search(r'(?:src|href)="(?!data:|#)', text) and "<script" not in text
 
 

@@ -160,3 +160,17 @@ def test_the_engines_series_are_held_against_their_goals():
         (12_000.0, "contiguous, static", 5_000.0, True), (13.0, "-", None, False)]
     assert rows[0].ratio == pytest.approx(1.15 / 0.75) and rows[7].ratio == pytest.approx(2.4)
     assert [row[-2] for row in targets.table(rows).rows][:6:5] == ["at most 0.8 ms", "at least 15,000 tokens/s"]
+
+
+def test_the_server_is_held_against_the_engine_alone():
+    series = {"closed": {"output_throughput": 20_000.0}, "alone": {"tokens_per_second": 25_000.0},
+              "half_load": {"median_ttft_ms": 90.0}, "loop_lag": {"closed": {"p50": 1.0, "p99": 21.0}}}
+
+    def judged(found):
+        about = [one for one in SERIES_TARGETS if one.series == "serve"]
+        rows = evaluate({"ops": {}, "series": {"serve": found}}, about)
+        return [(row.value, row.baseline_value, row.met) for row in rows]
+
+    assert judged(series) == [(20_000.0, 25_000.0, False), (90.0, None, True), (21.0, None, False)]
+    series["closed"]["output_throughput"], series["loop_lag"]["closed"] = 21_300.0, None
+    assert judged(series) == [(21_300.0, 25_000.0, True), (90.0, None, True), (None, None, None)]

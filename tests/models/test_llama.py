@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -199,6 +200,41 @@ def test_other_kernels_on_the_same_weights(model):
     assert not np.array_equal(rearranged.weights[name].copy_to_host(), model.weights[name].copy_to_host())
 
 
+class Joined(Llama):
+    """As on a GPU, but for up to eight rows: the products normalise them."""
+
+    def joins(self, rows, watch):
+        return watch is None and rows <= 8
+
+
+@pytest.mark.sweep  # compiles two kernels for tensor cores
+def test_norms_that_products_compute_are_the_same():
+    config = replace(SMALL, hidden_size=256, head_dim=32, num_hidden_layers=3)
+    tensors, found = random_tensors(config), []
+    for kind in (Llama, Joined):
+        alone = Alone(kind(config, tensors), context=32)
+        found.append([alone(ids).copy_to_host() for ids in ([5, 4, 3], [7], list(range(9)), [8])])
+    for apart, joined in zip(*found, strict=True):
+        np.testing.assert_allclose(joined, apart, atol=0.03 * np.abs(apart).max())
+
+
+def test_norms_stay_apart_where_other_kernels_are_given_or_activations_are_watched(model, monkeypatch):
+    config = replace(SMALL, hidden_size=256, head_dim=32)
+    half = Llama(config, random_tensors(config))
+    monkeypatch.setattr(llama, "device", SimpleNamespace(on_gpu=lambda: False))
+    assert not half.joins(1, None)
+    monkeypatch.setattr(llama, "device", SimpleNamespace(on_gpu=lambda: True))
+    monkeypatch.setattr(llama, "missing", lambda needs: "")
+    assert half.joins(1, None)
+    assert not half.joins(2, None) and not half.joins(1, print) and not model.joins(1, None)
+
+    def mine(*arguments, **options):
+        raise AssertionError("is not launched")
+
+    for name in ("add_rmsnorm", "linear", "linear_swiglu"):
+        assert not half.with_kernels(Kernels(**{name: mine})).joins(1, None)
+
+
 def test_names_with_and_without_prefix_and_other_types(model):
     """Of float64, too, and a head that is the table once more."""
     plain = {name: values.astype(np.float64) for name, values in random_tensors(SMALL, prefix="").items()}
@@ -340,7 +376,7 @@ def test_the_memory_is_what_the_shapes_say(dtype):
     assert Cache(SMALL, 5, dtype).nbytes == size * 2 * 2 * 5 * 1 * 16 * 32
     workspace = Workspace(SMALL, 8, 3, dtype)
     parts = sum(array.nbytes for array in workspace.parts)
-    assert workspace.nbytes - parts == size * (8 * (5 * 64 + 4 * 32 + 96) + 3 * 64) + 4 * 3 * 61
+    assert workspace.nbytes - parts == size * (8 * (6 * 64 + 4 * 32 + 96) + 3 * 64) + 4 * 3 * 61
 
 
 # --- What is refused -------------------------------------------------------------------------------------------------

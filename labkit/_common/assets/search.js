@@ -4,7 +4,7 @@
 (() => {
   const SATURATION = 1.2, LENGTH = 0.75, TITLE = 3, MOST = 12;
   const box = document.querySelector(".search"), input = box.querySelector("input");
-  const found = document.getElementById("found"), status = found.querySelector("p"), list = found.querySelector("ol");
+  const found = document.getElementById("search_found"), status = found.querySelector("p"), list = found.querySelector("ol");
   let passages = null, asking = new Set();
 
   const parts = text => text.match(/[\p{L}\p{N}]+/gu) ?? [];

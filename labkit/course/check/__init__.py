@@ -17,6 +17,7 @@ import secrets
 import time
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -30,7 +31,8 @@ from labkit.course.check.numba_kernels import adopted, numba_on_cpu
 from labkit.course.check.predict import check_prediction, written
 from labkit.course.check.preflight import AS_GIVEN, as_given, refused
 from labkit.course.check.repair import repairs, sentences
-from labkit.course.check.stages import Known, run_stages
+from labkit.course.check.run import played
+from labkit.course.check.stages import Known, can_play, run_stages
 from labkit.course.check.timing import time_answer
 from labkit.course.check.verdict import CheckFailed, Verdict, can_be_typed_to, in_ipython
 from labkit.course.exercises import Exercise
@@ -49,7 +51,7 @@ def check(name: str, answer=None, /, *, seed: int | None = None, **numbers) -> V
     with warnings.catch_warnings(), announced_compiling():
         warnings.simplefilter("ignore")  # nbgrader gives no points to a cell that wrote to stderr
         verdict = examine(exercise, answer, seed=seed, numbers=numbers, tries=tried.before if tried else 0,
-                          look=True)
+                          look=True, play_in=os.environ.get("LABKIT_PLAY"))
     if tried and verdict.kind == "wrong_result":
         tried.remember()
     if verdict.passed:
@@ -63,11 +65,12 @@ def check(name: str, answer=None, /, *, seed: int | None = None, **numbers) -> V
 
 
 def examine(exercise: Exercise, answer, *, seed: int | None = None, numbers: dict | None = None,
-            tries: int = 0, look: bool = False) -> Verdict:
+            tries: int = 0, look: bool = False, play_in: str | None = None) -> Verdict:
     """As check, for an Exercise at hand; shows and records nothing.
 
     tries: how many wrong predictions came before. look: whether to look for the place of a mistake that is not known,
-    which runs changed copies of the answer in this process, for some seconds.
+    which runs changed copies of the answer in this process, for some seconds. play_in: the folder in which a page is
+    written that plays the case in which a kernel failed.
     """
     seed = secrets.randbelow(2**31) if seed is None else seed
     begin = time.perf_counter()
@@ -95,6 +98,9 @@ def examine(exercise: Exercise, answer, *, seed: int | None = None, numbers: dic
     if attempt is not None:
         if case is None:
             common["seed"] = None  # nothing was drawn
+        common["can_play"] = can_play(exercise, case, attempt.kind)
+        if common["can_play"] and play_in and (player := played(exercise, answer, case)):
+            common["player"] = str(player.save(Path(play_in) / f"{exercise.name}.html"))
         return Verdict(**common, passed=False, kind=attempt.kind, headline=attempt.headline, details=attempt.details,
                        table=attempt.table, mistake=known.mistake,
                        mistake_is_exact=known.exact,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from labkit import cuda
 from labkit.course.check.cases import Attempt, Case
 from labkit.course.check.run import run_once
 from labkit.course.exercises import Exercise
@@ -19,6 +20,7 @@ from labkit.kernels.libraries import blas
 from labkit.kernels.libraries import cutile_model as tiles
 from labkit.simt.arrays import DeviceNDArray
 from labkit.simt.launch import ConfiguredKernel
+from labkit.simt.streams import Stream
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Launched:
     block: tuple
     in_graph: bool  # a replay of a graph ran it
     host_arrays: int  # how many of its arguments are arrays of the host
+    stream: int = 0  # 0 is the default stream
 
 
 @dataclass
@@ -40,6 +43,7 @@ class HostRun:
     launches: list[Launched] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)  # of cuBLAS: "gemm", "gemm_strided_batched"
     copies_to_host: int = 0  # by the function itself, not by the launches and calls
+    order: list[tuple[str, int]] = field(default_factory=list)  # "copy there", "launch", "copy back", "wait"; stream
     returned: object = None
     right_without: bool = False  # right even where no kernel runs and no library is called
 
@@ -75,8 +79,9 @@ def _seen_by(seen: HostRun):
 
     def ran(configured, *args):
         arrays = sum(isinstance(value, np.ndarray) for value in args)
-        seen.launches.append(
-            Launched(configured.kernel.__name__, configured.grid, configured.block, bool(replays), arrays))
+        seen.launches.append(Launched(configured.kernel.__name__, configured.grid, configured.block, bool(replays),
+                                      arrays, _number(configured.stream)))
+        seen.order.append(("launch", _number(configured.stream)))
         return run(configured, *args)
 
     def replayed(graph, *args, **options):
@@ -101,26 +106,43 @@ def _seen_by(seen: HostRun):
         finally:
             inside.pop()
 
-    def copied(array, *args, **options):
-        seen.copies_to_host += not inside
-        return copy(array, *args, **options)
+    def copied(array, ary=None, stream=0):
+        if not inside:
+            seen.copies_to_host += 1
+            seen.order.append(("copy back", _number(stream)))
+        return copy(array, ary, stream)
+
+    def sent(array, ary, stream=0):
+        if not inside:
+            seen.order.append(("copy there", _number(stream)))
+        return send(array, ary, stream)
+
+    def waited(stream=0):
+        seen.order.append(("wait", _number(stream)))
 
     run, replay, call, tile = (ConfiguredKernel.run, graphs._RecordedGraph.launch, blas._on_host, tiles.launch)
-    copy = DeviceNDArray.copy_to_host
-    with _replaced(ran, replayed, called, tiled, copied):
+    copy, send = DeviceNDArray.copy_to_host, DeviceNDArray.copy_to_device
+    with _replaced(ran, replayed, called, tiled, copied, sent, waited, waited):
         yield
+
+
+def _number(stream) -> int:
+    """A stream's handle; 0 for the default stream, which may be given as 0 or as an object."""
+    return int(getattr(stream, "handle", stream) or 0)
 
 
 def _idle():
     """No launch and no call of a library does anything."""
-    return _replaced(*[lambda *args, **options: None] * 4, DeviceNDArray.copy_to_host)
+    return _replaced(*[lambda *args, **options: None] * 4)
 
 
 @contextlib.contextmanager
 def _replaced(*replacements):
-    """Other functions for a launch, a graph's replay, a call of cuBLAS, the launch of a tile program, and a copy."""
+    """Other functions for a launch, a graph's replay, a call of cuBLAS, the launch of a tile program, copies back and
+    there, and waiting for a stream and for all; for as many of them as are given."""
     owners = ((ConfiguredKernel, "run"), (graphs._RecordedGraph, "launch"), (blas, "_on_host"), (tiles, "launch"),
-              (DeviceNDArray, "copy_to_host"))
+              (DeviceNDArray, "copy_to_host"), (DeviceNDArray, "copy_to_device"), (Stream, "synchronize"),
+              (cuda, "synchronize"))[:len(replacements)]
     before = [getattr(owner, name) for owner, name in owners]
     try:
         for (owner, name), replacement in zip(owners, replacements, strict=True):

@@ -21,6 +21,7 @@ from labkit.kernels.agree import guarded, is_poison, poison, same_bits, sentinel
 
 FUNCTION_LIMIT_S = 10.0  # for a host function
 LAUNCHER_LIMIT_S = 20.0  # for a function that launches kernels, compiling left out; nbgrader gives a cell 30 s
+PLAY_LIMIT_S = 45.0  # for a launch that is recorded, step by step
 OBSERVE_LIMIT_S = 15.0  # for a block under observe, on the CPU device, where the kernel is known to end
 
 
@@ -37,10 +38,19 @@ def attempted(exercise: Exercise, answer, case: Case, order: str = "forward", se
     if exercise.kind == "function" and exercise.shape is None:
         with host_limit(seconds or FUNCTION_LIMIT_S):
             given = copy.deepcopy(case.inputs)
+            if exercise.judge is not None:
+                return _judged(case, exercise.judge(answer, case.expected, *given))
             value = answer(*given)
         attempt = _returned(exercise, case, value)
         return inputs_changed(case, given) or attempt if attempt.good else attempt
     return _launched(exercise, answer, case, order, seconds)
+
+
+def _judged(case: Case, missed: str | None) -> Attempt:
+    if missed is None:
+        return Attempt("passed")
+    details = (missed, f"In this case {case.where}.") if case.where else (missed,)
+    return Attempt("demand", "It runs, and misses what is asked for.", details, trace=(missed,), whole=(missed,))
 
 
 def inputs_changed(case: Case, given: tuple) -> Attempt | None:
@@ -191,6 +201,16 @@ def observed(exercise: Exercise, answer, case: Case, seconds: float | None = Non
     with host_limit(LAUNCHER_LIMIT_S), limited("forward", seconds):
         report = observe(answer[exercise.launch(**case.size)], *arguments_for(exercise, case, inputs, out))
     return report, inputs, out
+
+
+def played(exercise: Exercise, answer, case: Case):
+    """The Player of a kernel on this case; None where it cannot be watched."""
+    try:
+        report, _, _ = observed(exercise, answer, case, OBSERVE_LIMIT_S)
+        with host_limit(PLAY_LIMIT_S), limited("forward", PLAY_LIMIT_S):
+            return report.play()
+    except (Exception, HostTimeout):  # the verdict says what is wrong
+        return None
 
 
 def first_finding(report) -> tuple[str, str, list] | None:

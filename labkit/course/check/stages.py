@@ -18,6 +18,7 @@ ORDERED_ELEMENTS = 20_000  # larger cases run forward only
 OBSERVED_THREADS = 1_100  # observe is plain Python: small cases only
 TELLING_ELEMENTS = 8  # fewer wrong elements show no pattern
 MORE = 4  # cases after the failing one in which a known mistake must do the same; all, where several do
+PLAYABLE = ("wrong_result", "out_of_bounds", "race", "barrier", "uninitialized", "input_changed", "demand")
 FAULTS = ("out_of_bounds", "barrier", "warp", "misaligned")  # of which a launch shows the first alone
 
 
@@ -179,6 +180,13 @@ def _alike(a: Attempt, b: Attempt) -> int:
     if a.got is not None and not np.allclose(a.got, b.got, rtol=1e-5, atol=1e-6, equal_nan=True):
         return -1
     return int(a.exact == b.exact)
+
+
+def can_play(exercise: Exercise, case: Case | None, kind: str) -> bool:
+    """Whether the threads of a kernel can be watched in the case in which it failed in this way."""
+    if exercise.kind != "kernel" or case is None or kind not in PLAYABLE:
+        return False
+    return case.size in (exercise.observe_sizes or ()) or threads_of(exercise, case) <= OBSERVED_THREADS
 
 
 def observed_cases(exercise: Exercise, cases: list[Case]) -> list[Case]:

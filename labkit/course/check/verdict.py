@@ -38,6 +38,8 @@ class Verdict:
     size: dict | None = None  # of the smallest case that failed
     seed: int | None = None  # repeats the check: check(name, kernel, seed=...)
     seconds: float = 0.0
+    can_play: bool = False  # the kernel's threads can be watched in the case that failed
+    player: str = ""  # the page that shows them step by step, where one was asked for
     time_ms: float | None = None  # on a GPU, where the exercise is timed
     ratio: float | None = None  # time over the baseline's
 
@@ -46,7 +48,8 @@ class Verdict:
         return {"kind": "check", "exercise": self.exercise, "title": self.title, "passed": self.passed,
                 "verdict": self.kind, "headline": self.headline, "details": list(self.details), "table": self.table,
                 "mistake": self.mistake, "mistake_is_exact": self.mistake_is_exact, "where": self.where,
-                "size": self.size, "seed": self.seed, "seconds": round(self.seconds, 3),
+                "size": self.size, "seed": self.seed, "seconds": round(self.seconds, 3), "can_play": self.can_play,
+                "player": self.player,
                 "time_ms": self.time_ms, "ratio": self.ratio}
 
     @classmethod
@@ -66,6 +69,10 @@ class Verdict:
             parts.append(f"the same inputs again: seed={self.seed}")
         if not self.passed and self.kind != "unchanged":
             parts.append(f'a hint: hint("{self.exercise}")' if notebook else f"a hint: labkit hint {self.exercise}")
+        if self.player:
+            parts.append(f"its threads, step by step: {self.player}")
+        elif self.can_play:
+            parts.append(f"its threads, step by step: labkit check {self.exercise} --play")
         text = "; ".join(parts)
         return f"{text[0].upper()}{text[1:]}." if text else ""
 

@@ -1,247 +1,267 @@
-"""The exercises of lesson 02: addresses and neighbours in a volume, planes and axes, and what a block's shape asks for.
-
-Volumes have the shape (nz, ny, nx); a thread's coordinates are (x, y, z). No two axes of a size are equal unless they
-are 1, so that exchanged axes show.
-"""
+"""The exercises of lesson 02: which warps split, how many waves, how many loads, how many blocks, and a warp that stays
+together."""
 
 import numpy as np
 
 from labkit import cuda
-from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.domains import MOVED, SUMMED, of
+from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
+from labkit.course.exercises.domains import SUMMED, of
+from labkit.device import occupancy
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import relative_to
 
-BLOCK = (32, 4, 2)
-VOLUMES = tuple({"nx": nx, "ny": ny, "nz": nz} for nx, ny, nz in
-                ((1, 1, 1), (5, 3, 2), (2, 7, 3), (9, 5, 4), (33, 1, 5), (1, 37, 3), (6, 4, 31), (41, 17, 9)))
+# --- predict_branches ------------------------------------------------------------------------------------------------
 
 
-def _grid(extent: tuple, block: tuple) -> tuple:
-    return tuple(-(-size // width) for size, width in zip(extent, block, strict=True))
+def split_warps(condition, n: int = 250, threads: int = 64, guarded: bool = True) -> int:
+    """How many warps have lanes on both sides of a condition on i; guarded: only lanes with i < n come to it."""
+    split = 0
+    for block in range(-(-n // threads)):
+        for first in range(0, threads, 32):
+            i = block * threads + np.arange(first, min(first + 32, threads))
+            i = i[i < n] if guarded else i
+            split += len(set(condition(i).tolist())) == 2
+    return split
 
 
-def _launch(nx, ny, nz):
-    return _grid((nx, ny, nz), BLOCK), BLOCK
-
-
-def _volume(rng, nx, ny, nz):
-    return (uniform(rng, nz, ny, nx),)
-
-
-def _flat(array):
-    return array.reshape(array.size)
-
-
-# --- layer_above ---------------------------------------------------------------------------------------------------
-
-
-def _layer_above(nx, ny, nz):
-    above = np.arange(nx * ny, nx * ny * (nz + 1)).reshape(nz, ny, nx)
-    above[-1] = -1
-    return above
-
-
-@cuda.jit
-def above_next_row(out, nx, ny, nz):
-    x, y, z = cuda.grid(3)
-    if x < nx and y < ny and z < nz:
-        i = x + y * nx + z * nx * ny
-        out[i] = i + nx if z + 1 < nz else -1
-
-
-@cuda.jit
-def above_next_element(out, nx, ny, nz):
-    x, y, z = cuda.grid(3)
-    if x < nx and y < ny and z < nz:
-        i = x + y * nx + z * nx * ny
-        out[i] = i + 1 if z + 1 < nz else -1
-
-
-@cuda.jit
-def above_layer_nx_nz(out, nx, ny, nz):
-    x, y, z = cuda.grid(3)
-    if x < nx and y < ny and z < nz:
-        i = x + y * nx + z * nx * ny
-        out[i] = i + nx * nz if z + 1 < nz else -1
-
-
-@cuda.jit
-def above_no_top(out, nx, ny, nz):
-    x, y, z = cuda.grid(3)
-    if x < nx and y < ny and z < nz:
-        i = x + y * nx + z * nx * ny
-        out[i] = i + nx * ny
-
-
-LAYER_ABOVE = KernelExercise(
-    name="layer_above",
-    reference=_layer_above,
-    inputs=lambda rng, nx, ny, nz: (nx, ny, nz),
-    shape=lambda nx, ny, nz: (nz, ny, nx),
-    dtype=np.int32,
-    sizes=VOLUMES,
-    launch=_launch,
-    arguments=lambda inputs, out, size: (_flat(out), *inputs),
-    domain="Its inputs are the lengths of the axes, and `sizes` has the awkward ones.",
-    wrong={
-        "the step is one row, nx, which leads to the next y": above_next_row,
-        "the step is one element, which leads to the next x": above_next_element,
-        "a layer is taken to have nx * nz elements": above_layer_nx_nz,
-        "the top layer has nothing above it, and gets an address outside the volume": above_no_top,
+PREDICT_BRANCHES = PredictionExercise(
+    name="predict_branches",
+    truth=lambda: {
+        "guard": split_warps(lambda i: i < 250, guarded=False),
+        "by_lane": split_warps(lambda i: i % 2 == 0),
+        "by_warp": split_warps(lambda i: i // 32 % 2 == 0),
+        "first_48": split_warps(lambda i: i < 48),
+        "blocks_of_48": split_warps(lambda i: i // 32 % 2 == 0, threads=48),
     },
-)
-
-
-# --- flip_y --------------------------------------------------------------------------------------------------------
-
-
-def _flip_baseline(xp, v, out):
-    out[:] = xp.flip(v, (1,))
-
-
-FLIP_Y = KernelExercise(
-    name="flip_y",
-    reference=lambda v: v[:, ::-1],
-    inputs=_volume,
-    shape=lambda nx, ny, nz: (nz, ny, nx),
-    sizes=VOLUMES,
-    launch=_launch,
-    timed_gpu={"nx": 512, "ny": 512, "nz": 512},
-    baseline=_flip_baseline,
-    domain=of(0, MOVED),
-    wrong={
-        "x is flipped, not y": Edit("out[z, y, x] = v[z, ny - 1 - y, x]", "out[z, y, x] = v[z, y, nx - 1 - x]"),
-        "z is flipped, not y": Edit("out[z, y, x] = v[z, ny - 1 - y, x]", "out[z, y, x] = v[nz - 1 - z, y, x]"),
-        "the row opposite to y is taken to be ny - y, which is one too far":
-            Edit("out[z, y, x] = v[z, ny - 1 - y, x]", "out[z, y, x] = v[z, ny - y, x]"),
-        "there is no guard along z": Edit("if x < nx and y < ny and z < nz:", "if x < nx and y < ny:"),
-        "there is no guard along x": Edit("if x < nx and y < ny and z < nz:", "if y < ny and z < nz:"),
-    },
-)
-
-
-# --- cut_plane -----------------------------------------------------------------------------------------------------
-
-
-CUT_PLANE = KernelExercise(
-    name="cut_plane",
-    reference=lambda v, y: v[:, y],
-    inputs=lambda rng, nx, ny, nz: (*_volume(rng, nx, ny, nz), int(rng.integers(ny))),
-    shape=lambda nx, ny, nz: (nz, nx),
-    sizes=VOLUMES,
-    launch=lambda nx, ny, nz: (_grid((nx, nz), (32, 4)), (32, 4)),
-    arguments=lambda inputs, out, size: (_flat(inputs[0]), inputs[1], out, size["nx"], size["ny"]),
-    domain=(*of(0, MOVED), Reach("the plane is the first", lambda rng, v, y: (v, 0)),
-            Reach("the plane is the last", lambda rng, v, y: (v, v.shape[1] - 1))),
-    wrong={
-        "y and z have changed places in the address: it cuts at a fixed z":
-            Edit("out[z, x] = v[x + y * nx + z * nx * ny]", "out[z, x] = v[x + z * nx + y * nx * ny]"),
-        "a step along z jumps over a row, nx, where it has to jump over a layer, nx * ny":
-            Edit("out[z, x] = v[x + y * nx + z * nx * ny]", "out[z, x] = v[x + y * nx + z * nx]"),
-        "there is no guard along z": Edit("if z < out.shape[0] and x < out.shape[1]:", "if x < out.shape[1]:"),
-        "cuda.grid(2) gives x first, and here z is taken from it first":
-            Edit("x, z = cuda.grid(2)", "z, x = cuda.grid(2)"),
-    },
-)
-
-
-# --- predict_sectors -----------------------------------------------------------------------------------------------
-
-
-@cuda.jit
-def touched_kernel(touched, warp, nx, ny):
-    x, y, z = cuda.grid(3)
-    row = cuda.threadIdx.y + cuda.threadIdx.z * cuda.blockDim.y
-    lane = cuda.threadIdx.x + row * cuda.blockDim.x - 32 * warp
-    if 0 <= lane < 32:
-        touched[lane] = x + y * nx + z * nx * ny
-
-
-def _sectors(block: tuple, warp: int = 0, nx: int = 512, ny: int = 512) -> int:
-    touched = cuda.to_device(np.full(32, -1, np.int64))
-    touched_kernel[1, block](touched, warp, nx, ny)
-    return len(np.unique(touched.copy_to_host() * 4 // 32))
-
-
-PREDICT_SECTORS = PredictionExercise(
-    name="predict_sectors",
-    truth=lambda: {"rows_of_8": _sectors((8, 32, 4)), "rows_of_2": _sectors((2, 128, 4)),
-                   "second_warp": _sectors((32, 8, 4), warp=1, nx=513)},
     how={
-        "rows_of_8": "a warp takes four rows of this block. How many bytes is a row of the block, and does it fill the "
-                     "sectors that it touches?",
-        "rows_of_2": "a warp takes sixteen rows of this block, each in another place of memory. A sector is the least "
-                     "that can be delivered for each.",
-        "second_warp": "write down the first and the last address of the warp, in floats: it stands at y = 1, and a "
-                       "row of the volume has 513. Divide both by eight.",
+        "guard": "eight warps hold i = 0 to 31, 32 to 63 and so on. In which of them do some lanes have i < 250, and "
+                 "others not?",
+        "by_lane": "a warp holds 32 numbers in a row, even and odd ones.",
+        "by_warp": "write down i // 32 for the 32 lanes of one warp.",
+        "first_48": "48 lies in the middle of one warp, and in no other.",
+        "blocks_of_48": "a warp never has lanes of two blocks: a block of 48 has a warp of 32 and one of 16. Write "
+                        "down the first and the last i of each.",
     },
     wrong={
-        "each row of the block is counted as two sectors, and eight floats fill exactly one": {"rows_of_8": 8},
-        "these are the bytes in use divided by 32, and each row of the block needs a sector of its own":
-            {"rows_of_2": 4},
-        "these are the sectors if each number came in one of its own, and two lanes share one here": {"rows_of_2": 32},
-        "this holds for a row that begins where a sector begins, and a row of 513 moves all that follow":
-            {"second_warp": 4},
+        "the last warp was counted as split by the guard, and one with no element at all is not split":
+            {"guard": 2},
+        "only the last warp's lanes were looked at, and every warp has even and odd elements": {"by_lane": 1},
+        "i // 32 is the same for all lanes of a warp, and a warp does not split over what its lanes agree on":
+            {"by_warp": 8},
+        "both warps that begin before 48 were counted, and in the first all lanes agree": {"first_48": 2},
+        "blocks of 48 were counted as if warps went on from block to block": {"blocks_of_48": 0},
+        "every block of 48 was taken to have a warp that splits": {"blocks_of_48": 6},
     },
 )
 
+# --- predict_waves ---------------------------------------------------------------------------------------------------
 
-# --- layer_difference ----------------------------------------------------------------------------------------------
+
+def what_waves_take(sms: int = 132, resident: int = 4, blocks: int = 1000, us: int = 10) -> dict[str, int]:
+    wave = sms * resident
+    return {"per_wave": wave, "waves": -(-blocks // wave), "last": blocks - blocks // wave * wave,
+            "microseconds": us * -(-blocks // wave), "one_more": us * -(-(2 * wave + 1) // wave)}
 
 
-LAYER_DIFFERENCE = KernelExercise(
-    name="layer_difference",
-    reference=lambda v: np.diff(v.astype(np.float64), axis=0),
-    inputs=_volume,
-    shape=lambda nx, ny, nz: (nz - 1, ny, nx),
-    sizes=tuple(size for size in VOLUMES if size["nz"] > 1),
-    launch=_launch,
-    arguments=lambda inputs, out, size: (_flat(inputs[0]), _flat(out), size["nx"], size["ny"], size["nz"]),
-    tolerance=relative_to(lambda v: np.abs(v[1:]) + np.abs(v[:-1]), roundings=1),
-    domain=of(0, *SUMMED),
+PREDICT_WAVES = PredictionExercise(
+    name="predict_waves",
+    truth=what_waves_take,
+    how={
+        "per_wave": "132 SMs, and each holds 4 blocks at a time.",
+        "waves": "the blocks over those of a wave, rounded up.",
+        "last": "what the full waves leave.",
+        "microseconds": "all blocks of a wave begin together and take equally long: a wave takes as long as one block.",
+        "one_more": "1,056 blocks are two full waves. Where does block number 1,057 run, and when can it begin?",
+    },
     wrong={
-        "a step along y jumps over ny elements, and a row has nx":
-            Edit("i = x + y * nx + z * nx * ny", "i = x + y * ny + z * nx * ny"),
-        "nx and ny have changed places in the guard":
-            Edit("if x < nx and y < ny and z < nz - 1:", "if x < ny and y < nx and z < nz - 1:"),
-        "the guard lets the top layer through, and there is no layer above it":
-            Edit("if x < nx and y < ny and z < nz - 1:", "if x < nx and y < ny and z < nz:"),
-        "it takes the next row, nx further, in place of the next layer":
-            Edit("out[i] = v[i + nx * ny] - v[i]", "out[i] = v[i + nx] - v[i]"),
+        "an SM was taken to hold one block at a time": {"per_wave": 132, "waves": 8, "last": 76, "microseconds": 80,
+                                                        "one_more": 90},
+        "the waves were rounded down, and the rest of the blocks runs, too": {"waves": 1, "microseconds": 10,
+                                                                              "one_more": 20},
+        "a wave that is not full was taken to be shorter, and it takes as long as one block": {"microseconds": 19},
+        "a single block more was taken to cost nothing": {"one_more": 20},
+        "these are the places of the last wave that stay empty": {"last": 56},
     },
 )
 
-
-# --- x_to_front ----------------------------------------------------------------------------------------------------
-
-
-def _front_baseline(xp, v, out):
-    out[:] = xp.moveaxis(v, 2, 0)
+# --- loads_a_thread --------------------------------------------------------------------------------------------------
 
 
-X_TO_FRONT = KernelExercise(
-    name="x_to_front",
-    reference=lambda v: np.moveaxis(v, 2, 0),
-    inputs=_volume,
-    shape=lambda nx, ny, nz: (nx, nz, ny),
-    sizes=VOLUMES,
-    launch=_launch,
-    timed_gpu={"nx": 512, "ny": 512, "nz": 512},
-    baseline=_front_baseline,
-    domain=of(0, MOVED),
+def _whole_number(run):
+    if isinstance(run.returned, (int, np.integer)):
+        return None
+    return f"What is returned is a {type(run.returned).__name__}, and a thread makes a whole number of loads, an int."
+
+
+LOADS_A_THREAD = FunctionExercise(
+    name="loads_a_thread",
+    reference=lambda gbs, ns, sms, threads, each: -(-(gbs * ns) // (sms * threads * each)),
+    inputs=lambda rng, gbs, ns, sms, threads, each: (gbs, ns, sms, threads, each),
+    sizes=tuple(dict(zip(("gbs", "ns", "sms", "threads", "each"), size, strict=True)) for size in (
+        (100, 100, 10, 1000, 1),
+        (100, 100, 10, 999, 1),
+        (100, 100, 10, 1000, 4),
+        (4800, 600, 132, 2048, 4),
+        (4800, 600, 132, 64, 16),
+        (320, 450, 40, 256, 8),
+        (1000, 512, 80, 100, 64),
+    )),
+    domain="Its inputs are five counts, and `sizes` has divisions that come out even and others that do not.",
+    demand=_whole_number,
     wrong={
-        "y and z have changed places as well: these are all three axes backwards":
-            Edit("out[x, z, y] = v[z, y, x]", "out[x, y, z] = v[z, y, x]"),
-        "the elements stay in the order of memory: a reshape, where the axes should change places":
-            Edit("out[x, z, y] = v[z, y, x]",
-                 "i = x + y * nx + z * nx * ny\n"
-                 "out[i // (nz * ny), i // ny % nz, i % ny] = v[z, y, x]"),
-        "z goes to the end, which brings y to the front, not x":
-            Edit("out[x, z, y] = v[z, y, x]", "out[y, x, z] = v[z, y, x]"),
-        "the guard uses the axes of out as if they were x, y and z":
-            Edit("if x < nx and y < ny and z < nz:", "if x < out.shape[2] and y < out.shape[1] and z < out.shape[0]:"),
+        "the division rounds down, and too few bytes are on their way":
+            lambda gbs, ns, sms, threads, each: gbs * ns // (sms * threads * each),
+        "it adds a load even where the division comes out even":
+            lambda gbs, ns, sms, threads, each: gbs * ns // (sms * threads * each) + 1,
+        "the bytes of a load are left out": lambda gbs, ns, sms, threads, each: -(-(gbs * ns) // (sms * threads)),
+        "the threads of one SM are taken for those of the GPU":
+            lambda gbs, ns, sms, threads, each: -(-(gbs * ns) // (threads * each)),
+        "bandwidth is divided by latency, and the two have to be multiplied":
+            lambda gbs, ns, sms, threads, each: -(-gbs // (ns * sms * threads * each)),
+        "it is rounded up as a float, and stays one":
+            lambda gbs, ns, sms, threads, each: np.ceil(gbs * ns / (sms * threads * each)),
     },
 )
 
-EXERCISES = (LAYER_ABOVE, FLIP_Y, CUT_PLANE, PREDICT_SECTORS, LAYER_DIFFERENCE, X_TO_FRONT)
+# --- resident_blocks -------------------------------------------------------------------------------------------------
+
+
+def _resident(threads, registers, shared):
+    return occupancy.blocks(occupancy.H200, threads, registers, shared)
+
+
+def _small_sum(threads, registers, shared):
+    warps = -(-threads // 32)
+    return min(64 // warps, 32, 65_536 // (threads * registers), 233_472 // (shared + 1024))
+
+
+RESIDENT_BLOCKS = FunctionExercise(
+    name="resident_blocks",
+    reference=_resident,
+    inputs=lambda rng, threads, registers, shared: (threads, registers, shared),
+    sizes=tuple({"threads": t, "registers": r, "shared": s} for t, r, s in (
+        (256, 32, 0), (32, 16, 0), (256, 33, 0), (128, 40, 0), (1024, 64, 0), (1024, 72, 0), (100, 24, 0),
+        (33, 32, 0), (128, 128, 0), (64, 160, 0), (256, 24, 57_344), (128, 24, 57_345), (64, 24, 7_168),
+        (32, 24, 6_272), (96, 48, 1), (64, 40, 232_448), (32, 16, 22_323),  # the last by 77 bytes of rounding
+    )),
+    random_size=lambda rng: {"threads": int(rng.integers(1, 1025)), "registers": int(rng.integers(16, 256)),
+                             "shared": int(rng.integers(0, 65_536))},
+    domain="Its inputs are three counts, and `sizes` has for each resource launches in which it is the scarce one.",
+    demand=lambda run: None if isinstance(run.returned, (int, np.integer)) else (
+        f"What is returned is a {type(run.returned).__name__}, and blocks are whole: an int."),
+    wrong={
+        "registers are counted for each thread, and they are given to whole warps, 256 at a time": _small_sum,
+        "the registers of all four schedulers are counted as one heap":
+            Edit("65_536 // per_warp // 4 * 4 // warps", "65_536 // per_warp // warps"),
+        "the limit of 32 blocks is left out": Edit("min(64 // warps, 32, by_registers, by_shared)",
+                                                   "min(64 // warps, by_registers, by_shared)"),
+        "the kilobyte that every block takes for itself is left out": Edit("shared + 1024", "shared"),
+        "shared memory is not rounded up to 128 bytes": Edit("-(-(shared + 1024) // 128) * 128", "shared + 1024"),
+        "threads are not rounded up to whole warps": Edit("-(-threads // 32)", "max(1, threads // 32)"),
+        "the most that some resource allows, and the scarcest one decides":
+            Edit("min(64 // warps, 32, by_registers, by_shared)", "max(64 // warps, 32, by_registers, by_shared)"),
+        "registers are left out": Edit("min(64 // warps, 32, by_registers, by_shared)",
+                                       "min(64 // warps, 32, by_shared)"),
+    },
+)
+
+# --- two_polynomials -------------------------------------------------------------------------------------------------
+
+BLOCK = 64
+
+
+def _values(x, even, odd):
+    rows = x.astype(np.float64)[:, None] ** np.arange(max(len(even), len(odd)))
+    at = np.arange(len(x)) % 2
+    return np.where(at == 0, rows[:, : len(even)] @ even, rows[:, : len(odd)] @ odd)
+
+
+def _together(report):
+    """No warp may split over which polynomial, and no thread may compute both. report: of observe."""
+    (n,), (even,), (odd,) = (shape for _, shape, _ in list(report.arrays.values())[:3])
+    allowed, split = 4, report.counts["divergent_branches"]  # a guard, or a loop's bound, in the last block
+    if split > allowed:
+        return (f"Warps split {split} times. Asked for is a warp whose lanes all take the same polynomial; only the "
+                f"guard may split one, in the last block.")
+    loads = n + (n + 1) // 2 * even + n // 2 * odd
+    if report.counts["global_loads"] > loads:
+        return (f"{report.counts['global_loads']:,} numbers are loaded, and {loads:,} are enough: each thread's x "
+                f"once, and the coefficients of its own polynomial once.")
+    return None
+
+
+@cuda.jit
+def two_polynomials_by_lane(x, even, odd, out):
+    i = cuda.grid(1)
+    if i < x.size:
+        value = np.float32(0.0)
+        if i % 2 == 0:
+            for k in range(even.size):
+                value = value * x[i] + even[even.size - 1 - k]
+        else:
+            for k in range(odd.size):
+                value = value * x[i] + odd[odd.size - 1 - k]
+        out[i] = value
+
+
+@cuda.jit
+def two_polynomials_both(x, even, odd, out):
+    i = cuda.grid(1)
+    if i < x.size:
+        mine, first, second = x[i], np.float32(0.0), np.float32(0.0)
+        for k in range(even.size):
+            first = first * mine + even[even.size - 1 - k]
+        for k in range(odd.size):
+            second = second * mine + odd[odd.size - 1 - k]
+        which = np.float32(i % 2)
+        out[i] = first * (np.float32(1.0) - which) + second * which
+
+
+@cuda.jit
+def two_polynomials_without_moving(x, even, odd, out):
+    i = cuda.grid(1)
+    if i < x.size:
+        mine, value = x[i], np.float32(0.0)
+        if cuda.threadIdx.x < 32:
+            for k in range(even.size):
+                value = value * mine + even[even.size - 1 - k]
+        else:
+            for k in range(odd.size):
+                value = value * mine + odd[odd.size - 1 - k]
+        out[i] = value
+
+
+SIZES = tuple({"n": n, "even": even, "odd": odd} for n, even, odd in (
+    (1, 1, 1), (2, 3, 1), (63, 5, 4), (64, 3, 6), (65, 4, 4), (320, 2, 7), (1000, 6, 3)))
+
+TWO_POLYNOMIALS = KernelExercise(
+    name="two_polynomials",
+    reference=_values,
+    inputs=lambda rng, n, even, odd: (uniform(rng, n), uniform(rng, even), uniform(rng, odd)),
+    shape=lambda n, even, odd: (n,),
+    sizes=SIZES,
+    observe_sizes=SIZES[-3:],
+    random_size=lambda rng: {"n": int(rng.integers(1, 500)), "even": int(rng.integers(1, 8)),
+                             "odd": int(rng.integers(1, 8))},
+    launch=lambda n, even, odd: (-(-n // BLOCK), BLOCK),
+    tolerance=relative_to(lambda x, even, odd: _values(np.abs(x), np.abs(even), np.abs(odd)), roundings=14),
+    domain=of((0, 1, 2), *SUMMED),
+    demand=_together,
+    wrong={
+        "even and odd elements are neighbours in every warp, so every warp splits": two_polynomials_by_lane,
+        "every thread computes both polynomials and keeps one": two_polynomials_both,
+        "the first warp takes one polynomial for all its elements, and they are still neighbours":
+            two_polynomials_without_moving,
+        "the second warp of a block begins at the block's first element, too":
+            Edit("2 * lane + warp", "2 * lane"),
+        "the elements of a block begin where those of the block before begin":
+            Edit("cuda.blockIdx.x * 64 + ", ""),
+        "the coefficients are taken with the highest power first":
+            Edit("even[even.size - 1 - k]", "even[k]"),
+        "the constant of the odd polynomial is left out":
+            Edit("range(odd.size)", "range(odd.size - 1)"),
+        "there is no guard": Edit("if i < x.size:", "if True:"),
+    },
+)
+
+EXERCISES = (PREDICT_BRANCHES, PREDICT_WAVES, LOADS_A_THREAD, RESIDENT_BLOCKS, TWO_POLYNOMIALS)

@@ -1,214 +1,247 @@
-"""The exercises of lesson 03: which element of a small array belongs to which thread.
+"""The exercises of lesson 03: addresses and neighbours in a volume, planes and axes, and what a block's shape asks for.
 
-Matrices have the shape (R, C) and volumes (X, Y, Z), as NumPy writes them: C and Z run fastest in memory.
+Volumes have the shape (nz, ny, nx); a thread's coordinates are (x, y, z). No two axes of a size are equal unless they
+are 1, so that exchanged axes show.
 """
 
 import numpy as np
 
 from labkit import cuda
-from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
-from labkit.course.exercises.domains import SUMMED, of
+from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
+from labkit.course.exercises.domains import MOVED, SUMMED, of
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import relative_to
 
-WIDE = (32, 8)  # threads along the columns and the rows of a matrix
-LONG = (32, 4, 2)  # threads along z, y, x of a volume: a grid of them overhangs every axis
-GRID_TRANSPOSED = "`row, col = cuda.grid(2)`, where the grid is laid with its x along the columns"
+BLOCK = (32, 4, 2)
+VOLUMES = tuple({"nx": nx, "ny": ny, "nz": nz} for nx, ny, nz in
+                ((1, 1, 1), (5, 3, 2), (2, 7, 3), (9, 5, 4), (33, 1, 5), (1, 37, 3), (6, 4, 31), (41, 17, 9)))
 
 
-def _over_matrix(R, C):
-    return (-(-C // WIDE[0]), -(-R // WIDE[1])), WIDE
+def _grid(extent: tuple, block: tuple) -> tuple:
+    return tuple(-(-size // width) for size, width in zip(extent, block, strict=True))
 
 
-def _over_volume(X, Y, Z, **_):
-    return (-(-Z // LONG[0]), -(-Y // LONG[1]), -(-X // LONG[2])), LONG
+def _launch(nx, ny, nz):
+    return _grid((nx, ny, nz), BLOCK), BLOCK
+
+
+def _volume(rng, nx, ny, nz):
+    return (uniform(rng, nz, ny, nx),)
 
 
 def _flat(array):
     return array.reshape(array.size)
 
 
-def _matrices(*sizes):
-    return tuple({"R": R, "C": C} for R, C in sizes)
+# --- layer_above ---------------------------------------------------------------------------------------------------
 
 
-def _volumes(*sizes):
-    return tuple({"X": X, "Y": Y, "Z": Z} for X, Y, Z in sizes)
-
-
-# --- A row vector added to each row --------------------------------------------------------------------------------
-
-
-ADD_ROW = KernelExercise(
-    name="add_row",
-    reference=lambda a, v: a.astype(np.float64) + v.astype(np.float64)[None, :],
-    inputs=lambda rng, R, C: (uniform(rng, R, C), uniform(rng, C)),
-    shape=lambda R, C: (R, C),
-    sizes=_matrices((1, 1), (1, 7), (5, 3), (3, 5), (8, 32), (37, 23), (19, 70)),
-    launch=_over_matrix,
-    tolerance=relative_to(lambda a, v: np.abs(a) + np.abs(v)[None, :], roundings=1),
-    domain=of((0, 1), *SUMMED),
-    wrong={
-        "`v` is read at the row, and not at the column":
-            Edit("out[row, col] = a[row, col] + v[col]", "out[row, col] = a[row, col] + v[row]"),
-        "every element adds the same `v[0]`":
-            Edit("out[row, col] = a[row, col] + v[col]", "out[row, col] = a[row, col] + v[0]"),
-        "`v` is never added": Edit("out[row, col] = a[row, col] + v[col]", "out[row, col] = a[row, col]"),
-        GRID_TRANSPOSED: Edit("col, row = cuda.grid(2)", "row, col = cuda.grid(2)"),
-    },
-)
-
-
-# --- The difference of each pair -----------------------------------------------------------------------------------
-
-
-OUTER_DIFFERENCE = KernelExercise(
-    name="outer_difference",
-    reference=lambda a, b: a.astype(np.float64)[:, None] - b.astype(np.float64)[None, :],
-    inputs=lambda rng, R, C: (uniform(rng, R), uniform(rng, C)),
-    shape=lambda R, C: (R, C),
-    sizes=_matrices((1, 1), (1, 7), (5, 3), (3, 5), (8, 32), (37, 23), (19, 70)),
-    launch=_over_matrix,
-    tolerance=relative_to(lambda a, b: np.abs(a)[:, None] + np.abs(b)[None, :], roundings=1),
-    domain=of((0, 1), *SUMMED),
-    wrong={
-        "`a` is read at the column and `b` at the row":
-            Edit("out[row, col] = a[row] - b[col]", "out[row, col] = a[col] - b[row]"),
-        "`b - a` in place of `a - b`": Edit("out[row, col] = a[row] - b[col]", "out[row, col] = b[col] - a[row]"),
-        GRID_TRANSPOSED: Edit("col, row = cuda.grid(2)", "row, col = cuda.grid(2)"),
-        "no guard": Edit("if row < out.shape[0] and col < out.shape[1]:", "if True:"),
-        "a guard for the rows, and none for the columns":
-            Edit("if row < out.shape[0] and col < out.shape[1]:", "if row < out.shape[0]:"),
-    },
-)
-
-
-# --- From a flat index back to a coordinate ------------------------------------------------------------------------
+def _layer_above(nx, ny, nz):
+    above = np.arange(nx * ny, nx * ny * (nz + 1)).reshape(nz, ny, nx)
+    above[-1] = -1
+    return above
 
 
 @cuda.jit
-def middle_one_too_far(a, g, out, ny, nz):
-    i = cuda.grid(1)
-    if i <= out.size:
-        out[i] = a[i] * g[i // nz % ny]
+def above_next_row(out, nx, ny, nz):
+    x, y, z = cuda.grid(3)
+    if x < nx and y < ny and z < nz:
+        i = x + y * nx + z * nx * ny
+        out[i] = i + nx if z + 1 < nz else -1
 
 
-SCALE_MIDDLE = KernelExercise(
-    name="scale_middle",
-    reference=lambda a, g: a.astype(np.float64) * g.astype(np.float64)[None, :, None],
-    inputs=lambda rng, X, Y, Z: (uniform(rng, X, Y, Z), uniform(rng, Y)),
-    shape=lambda X, Y, Z: (X, Y, Z),
-    sizes=_volumes((1, 1, 1), (1, 5, 1), (3, 1, 4), (4, 4, 4), (2, 3, 5), (5, 3, 2), (13, 11, 17)),
-    launch=lambda X, Y, Z: (-(-X * Y * Z // 128), 128),
-    arguments=lambda inputs, out, size: (_flat(inputs[0]), inputs[1], _flat(out), size["Y"], size["Z"]),
-    tolerance=relative_to(lambda a, g: np.abs(a) * np.abs(g)[None, :, None], roundings=1),
-    domain=of((0, 1), *SUMMED),
+@cuda.jit
+def above_next_element(out, nx, ny, nz):
+    x, y, z = cuda.grid(3)
+    if x < nx and y < ny and z < nz:
+        i = x + y * nx + z * nx * ny
+        out[i] = i + 1 if z + 1 < nz else -1
+
+
+@cuda.jit
+def above_layer_nx_nz(out, nx, ny, nz):
+    x, y, z = cuda.grid(3)
+    if x < nx and y < ny and z < nz:
+        i = x + y * nx + z * nx * ny
+        out[i] = i + nx * nz if z + 1 < nz else -1
+
+
+@cuda.jit
+def above_no_top(out, nx, ny, nz):
+    x, y, z = cuda.grid(3)
+    if x < nx and y < ny and z < nz:
+        i = x + y * nx + z * nx * ny
+        out[i] = i + nx * ny
+
+
+LAYER_ABOVE = KernelExercise(
+    name="layer_above",
+    reference=_layer_above,
+    inputs=lambda rng, nx, ny, nz: (nx, ny, nz),
+    shape=lambda nx, ny, nz: (nz, ny, nx),
+    dtype=np.int32,
+    sizes=VOLUMES,
+    launch=_launch,
+    arguments=lambda inputs, out, size: (_flat(out), *inputs),
+    domain="Its inputs are the lengths of the axes, and `sizes` has the awkward ones.",
     wrong={
-        "`i // nz` goes on counting through every x: `% ny` is missing":
-            Edit("out[i] = a[i] * g[y]", "out[i] = a[i] * g[i // nz]"),
-        "`i % ny`, as if y ran fastest": Edit("out[i] = a[i] * g[y]", "out[i] = a[i] * g[i % ny]"),
-        "`i // (ny * nz)`, which is x": Edit("out[i] = a[i] * g[y]", "out[i] = a[i] * g[i // (ny * nz)]"),
-        "`ny` and `nz` exchanged": Edit("out[i] = a[i] * g[y]", "out[i] = a[i] * g[i // ny % nz]"),
-        "`<=` in place of `<` in the guard": middle_one_too_far,
+        "the step is one row, nx, which leads to the next y": above_next_row,
+        "the step is one element, which leads to the next x": above_next_element,
+        "a layer is taken to have nx * nz elements": above_layer_nx_nz,
+        "the top layer has nothing above it, and gets an address outside the volume": above_no_top,
     },
 )
 
 
-# --- Find the bug: it agrees with NumPy on every cube --------------------------------------------------------------
+# --- flip_y --------------------------------------------------------------------------------------------------------
 
 
-ADD_ALIGNED = KernelExercise(
-    name="add_aligned",
-    reference=lambda a, b, c: a.astype(np.float64) + b.astype(np.float64) + c.astype(np.float64),
-    inputs=lambda rng, X, Y, Z: (uniform(rng, X, Y, Z), uniform(rng, Y, Z), uniform(rng, Z)),
-    shape=lambda X, Y, Z: (X, Y, Z),
-    sizes=_volumes((1, 1, 1), (4, 4, 4), (2, 3, 5), (5, 3, 2), (3, 7, 1), (1, 2, 40), (13, 11, 17)),
-    launch=_over_volume,
-    arguments=lambda inputs, out, size: (*map(_flat, inputs), _flat(out), size["X"], size["Y"], size["Z"]),
-    tolerance=relative_to(lambda a, b, c: np.abs(a) + np.abs(b) + np.abs(c), roundings=2),
-    domain=of((0, 1, 2), *SUMMED),
+def _flip_baseline(xp, v, out):
+    out[:] = xp.flip(v, (1,))
+
+
+FLIP_Y = KernelExercise(
+    name="flip_y",
+    reference=lambda v: v[:, ::-1],
+    inputs=_volume,
+    shape=lambda nx, ny, nz: (nz, ny, nx),
+    sizes=VOLUMES,
+    launch=_launch,
+    timed_gpu={"nx": 512, "ny": 512, "nz": 512},
+    baseline=_flip_baseline,
+    domain=of(0, MOVED),
     wrong={
-        "one step in y is taken to be `ny` elements of `b`": Edit("pair = y * nz + z", "pair = y * ny + z"),
-        "`c` is read at x": Edit("out[i] = a[i] + b[pair] + c[z]", "out[i] = a[i] + b[pair] + c[x]"),
-        "`b` is read at x and y, as in the lesson": Edit("pair = y * nz + z", "pair = x * ny + y"),
+        "x is flipped, not y": Edit("out[z, y, x] = v[z, ny - 1 - y, x]", "out[z, y, x] = v[z, y, nx - 1 - x]"),
+        "z is flipped, not y": Edit("out[z, y, x] = v[z, ny - 1 - y, x]", "out[z, y, x] = v[nz - 1 - z, y, x]"),
+        "the row opposite to y is taken to be ny - y, which is one too far":
+            Edit("out[z, y, x] = v[z, ny - 1 - y, x]", "out[z, y, x] = v[z, ny - y, x]"),
+        "there is no guard along z": Edit("if x < nx and y < ny and z < nz:", "if x < nx and y < ny:"),
+        "there is no guard along x": Edit("if x < nx and y < ny and z < nz:", "if y < ny and z < nz:"),
     },
 )
 
 
-# --- Predict: how often, and in how many sectors -------------------------------------------------------------------
-
-COUNTED = {"X": 6, "Y": 10, "Z": 8}
+# --- cut_plane -----------------------------------------------------------------------------------------------------
 
 
-def _reads_counted() -> dict:
-    """By listing what each thread of out = a + b + c reads, with b (Y, Z) and c (Z,)."""
-    X, Y, Z = COUNTED.values()
-    x, y, z = np.indices((X, Y, Z))
-    lane = np.arange(32)
-    lane_z, lane_y, lane_x = lane % 8, lane // 8 % 2, lane // 16
-    return {"reads_b": int(np.bincount((y * Z + z).ravel()).max()), "reads_c": int(np.bincount(z.ravel()).max()),
-            "sectors_a": len(np.unique(((lane_x * Y + lane_y) * Z + lane_z) // 8)),
-            "sectors_b": len(np.unique((lane_y * Z + lane_z) // 8))}
-
-
-PREDICT_READS = PredictionExercise(
-    name="predict_reads",
-    truth=_reads_counted,
-    how={"reads_b": "One element of `b` belongs to one pair (y, z). How many elements of `out` have that y and that z?",
-         "reads_c": "One element of `c` belongs to one z. Along which axes can you walk without changing z?",
-         "sectors_a": "Write down x, y and z of lanes 0, 8, 16 and 24, and the index of each in `a`. Eight elements "
-                      "make a sector.",
-         "sectors_b": "Lanes 0 and 16 differ in x only. Do they want different elements of `b`?"},
-    wrong={"the elements of `b` were counted, not the readers of one": {"reads_b": 80},
-           "only one of the two axes that `c` lacks was counted": {"reads_c": 10},
-           "the lanes that differ in x were given sectors of their own": {"sectors_b": 4},
-           "elements were counted, not sectors": {"sectors_b": 16}},
-)
-
-
-# --- One kernel for every broadcast --------------------------------------------------------------------------------
-
-
-def steps_of(bX: int, bY: int, bZ: int, **_) -> tuple[int, int, int]:
-    """Elements from one x, y, z to the next in a C-contiguous (bX, bY, bZ); 0 along an axis of length 1."""
-    return (bY * bZ if bX > 1 else 0, bZ if bY > 1 else 0, 1 if bZ > 1 else 0)
-
-
-def _with_operand(X, Y, Z, bX, bY, bZ):
-    return {"X": X, "Y": Y, "Z": Z, "bX": bX, "bY": bY, "bZ": bZ}
-
-
-def _random_operand(rng):
-    volume = [int(rng.integers(2, high)) for high in (7, 12, 40)]
-    return _with_operand(*volume, *(length if rng.random() < 0.5 else 1 for length in volume))
-
-
-ADD_BROADCAST = KernelExercise(
-    name="add_broadcast",
-    reference=lambda a, b: a.astype(np.float64) + b.astype(np.float64),
-    inputs=lambda rng, X, Y, Z, bX, bY, bZ: (uniform(rng, X, Y, Z), uniform(rng, bX, bY, bZ)),
-    shape=lambda X, Y, Z, **_: (X, Y, Z),
-    sizes=tuple(_with_operand(*size) for size in (
-        (1, 1, 1, 1, 1, 1), (2, 3, 5, 2, 3, 5), (2, 3, 5, 1, 3, 5), (5, 3, 2, 5, 3, 1), (5, 3, 7, 5, 1, 7),
-        (4, 4, 4, 1, 4, 1), (2, 9, 65, 1, 1, 65), (13, 11, 17, 13, 1, 1), (13, 11, 17, 1, 1, 1))),
-    random_size=_random_operand,
-    launch=_over_volume,
-    arguments=lambda inputs, out, size: (inputs[0], _flat(inputs[1]), out, *steps_of(**size)),
-    tolerance=relative_to(lambda a, b: np.abs(a) + np.abs(b), roundings=1),
-    domain=of((0, 1), *SUMMED),
+CUT_PLANE = KernelExercise(
+    name="cut_plane",
+    reference=lambda v, y: v[:, y],
+    inputs=lambda rng, nx, ny, nz: (*_volume(rng, nx, ny, nz), int(rng.integers(ny))),
+    shape=lambda nx, ny, nz: (nz, nx),
+    sizes=VOLUMES,
+    launch=lambda nx, ny, nz: (_grid((nx, nz), (32, 4)), (32, 4)),
+    arguments=lambda inputs, out, size: (_flat(inputs[0]), inputs[1], out, size["nx"], size["ny"]),
+    domain=(*of(0, MOVED), Reach("the plane is the first", lambda rng, v, y: (v, 0)),
+            Reach("the plane is the last", lambda rng, v, y: (v, v.shape[1] - 1))),
     wrong={
-        "the steps of x and z are exchanged":
-            Edit("x_step + y * y_step + z * z_step", "z_step + y * y_step + z * x_step"),
-        "the index into `b` wraps around with `%`: right only for axes that are missing on the left":
-            Edit("out[x, y, z] = a[x, y, z] + b[x * x_step + y * y_step + z * z_step]",
-                 "i = (x * out.shape[1] + y) * out.shape[2] + z\n"
-                 "out[x, y, z] = a[x, y, z] + b[i % b.size]"),
-        "the steps are not used: `b` is read as if it were as large as `a`":
-            Edit("x * x_step + y * y_step + z * z_step", "(x * out.shape[1] + y) * out.shape[2] + z"),
-        "no guard": Edit("if x < out.shape[0] and y < out.shape[1] and z < out.shape[2]:", "if True:"),
-        "`x, y, z = cuda.grid(3)`, where the grid is laid with its x along z":
-            Edit("z, y, x = cuda.grid(3)", "x, y, z = cuda.grid(3)"),
+        "y and z have changed places in the address: it cuts at a fixed z":
+            Edit("out[z, x] = v[x + y * nx + z * nx * ny]", "out[z, x] = v[x + z * nx + y * nx * ny]"),
+        "a step along z jumps over a row, nx, where it has to jump over a layer, nx * ny":
+            Edit("out[z, x] = v[x + y * nx + z * nx * ny]", "out[z, x] = v[x + y * nx + z * nx]"),
+        "there is no guard along z": Edit("if z < out.shape[0] and x < out.shape[1]:", "if x < out.shape[1]:"),
+        "cuda.grid(2) gives x first, and here z is taken from it first":
+            Edit("x, z = cuda.grid(2)", "z, x = cuda.grid(2)"),
     },
 )
 
-EXERCISES = (ADD_ROW, OUTER_DIFFERENCE, SCALE_MIDDLE, ADD_ALIGNED, PREDICT_READS, ADD_BROADCAST)
+
+# --- predict_sectors -----------------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def touched_kernel(touched, warp, nx, ny):
+    x, y, z = cuda.grid(3)
+    row = cuda.threadIdx.y + cuda.threadIdx.z * cuda.blockDim.y
+    lane = cuda.threadIdx.x + row * cuda.blockDim.x - 32 * warp
+    if 0 <= lane < 32:
+        touched[lane] = x + y * nx + z * nx * ny
+
+
+def _sectors(block: tuple, warp: int = 0, nx: int = 512, ny: int = 512) -> int:
+    touched = cuda.to_device(np.full(32, -1, np.int64))
+    touched_kernel[1, block](touched, warp, nx, ny)
+    return len(np.unique(touched.copy_to_host() * 4 // 32))
+
+
+PREDICT_SECTORS = PredictionExercise(
+    name="predict_sectors",
+    truth=lambda: {"rows_of_8": _sectors((8, 32, 4)), "rows_of_2": _sectors((2, 128, 4)),
+                   "second_warp": _sectors((32, 8, 4), warp=1, nx=513)},
+    how={
+        "rows_of_8": "a warp takes four rows of this block. How many bytes is a row of the block, and does it fill the "
+                     "sectors that it touches?",
+        "rows_of_2": "a warp takes sixteen rows of this block, each in another place of memory. A sector is the least "
+                     "that can be delivered for each.",
+        "second_warp": "write down the first and the last address of the warp, in floats: it stands at y = 1, and a "
+                       "row of the volume has 513. Divide both by eight.",
+    },
+    wrong={
+        "each row of the block is counted as two sectors, and eight floats fill exactly one": {"rows_of_8": 8},
+        "these are the bytes in use divided by 32, and each row of the block needs a sector of its own":
+            {"rows_of_2": 4},
+        "these are the sectors if each number came in one of its own, and two lanes share one here": {"rows_of_2": 32},
+        "this holds for a row that begins where a sector begins, and a row of 513 moves all that follow":
+            {"second_warp": 4},
+    },
+)
+
+
+# --- layer_difference ----------------------------------------------------------------------------------------------
+
+
+LAYER_DIFFERENCE = KernelExercise(
+    name="layer_difference",
+    reference=lambda v: np.diff(v.astype(np.float64), axis=0),
+    inputs=_volume,
+    shape=lambda nx, ny, nz: (nz - 1, ny, nx),
+    sizes=tuple(size for size in VOLUMES if size["nz"] > 1),
+    launch=_launch,
+    arguments=lambda inputs, out, size: (_flat(inputs[0]), _flat(out), size["nx"], size["ny"], size["nz"]),
+    tolerance=relative_to(lambda v: np.abs(v[1:]) + np.abs(v[:-1]), roundings=1),
+    domain=of(0, *SUMMED),
+    wrong={
+        "a step along y jumps over ny elements, and a row has nx":
+            Edit("i = x + y * nx + z * nx * ny", "i = x + y * ny + z * nx * ny"),
+        "nx and ny have changed places in the guard":
+            Edit("if x < nx and y < ny and z < nz - 1:", "if x < ny and y < nx and z < nz - 1:"),
+        "the guard lets the top layer through, and there is no layer above it":
+            Edit("if x < nx and y < ny and z < nz - 1:", "if x < nx and y < ny and z < nz:"),
+        "it takes the next row, nx further, in place of the next layer":
+            Edit("out[i] = v[i + nx * ny] - v[i]", "out[i] = v[i + nx] - v[i]"),
+    },
+)
+
+
+# --- x_to_front ----------------------------------------------------------------------------------------------------
+
+
+def _front_baseline(xp, v, out):
+    out[:] = xp.moveaxis(v, 2, 0)
+
+
+X_TO_FRONT = KernelExercise(
+    name="x_to_front",
+    reference=lambda v: np.moveaxis(v, 2, 0),
+    inputs=_volume,
+    shape=lambda nx, ny, nz: (nx, nz, ny),
+    sizes=VOLUMES,
+    launch=_launch,
+    timed_gpu={"nx": 512, "ny": 512, "nz": 512},
+    baseline=_front_baseline,
+    domain=of(0, MOVED),
+    wrong={
+        "y and z have changed places as well: these are all three axes backwards":
+            Edit("out[x, z, y] = v[z, y, x]", "out[x, y, z] = v[z, y, x]"),
+        "the elements stay in the order of memory: a reshape, where the axes should change places":
+            Edit("out[x, z, y] = v[z, y, x]",
+                 "i = x + y * nx + z * nx * ny\n"
+                 "out[i // (nz * ny), i // ny % nz, i % ny] = v[z, y, x]"),
+        "z goes to the end, which brings y to the front, not x":
+            Edit("out[x, z, y] = v[z, y, x]", "out[y, x, z] = v[z, y, x]"),
+        "the guard uses the axes of out as if they were x, y and z":
+            Edit("if x < nx and y < ny and z < nz:", "if x < out.shape[2] and y < out.shape[1] and z < out.shape[0]:"),
+    },
+)
+
+EXERCISES = (LAYER_ABOVE, FLIP_Y, CUT_PLANE, PREDICT_SECTORS, LAYER_DIFFERENCE, X_TO_FRONT)

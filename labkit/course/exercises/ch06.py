@@ -1,325 +1,252 @@
-"""The exercises of lesson 06: ranges that nest, what a queue of launches costs, a graph that runs once too often, three
-kernels made one, and what ncu will read."""
+"""The exercises of lesson 06: thread tiles, four numbers at a time, and copies that are on their way.
+
+Sizes are M (rows of the output), N (its columns) and K (the length of the dot products), as in
+labkit.kernels.matmul.float32.
+"""
 
 import numpy as np
-from numba import float32
+from numba import float32, uint32
 
 from labkit import cuda
-from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import on_the_device
+from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
+from labkit.course.exercises.demands import times_used
 from labkit.course.exercises.domains import SUMMED, of
-from labkit.device import graphs, ptx
+from labkit.device import ptx
 from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import relative_to
+from labkit.kernels.tolerance import dot_products
 
-BLOCK = 128
-
-
-def _blocks(n: int, block: int = BLOCK) -> int:
-    return -(-n // block)
+ZERO = float32(0.0)
 
 
-# --- own_time: ranges that nest ------------------------------------------------------------------------------------
+# --- Predict: a thread tile ------------------------------------------------------------------------------------------
 
+THREAD_TILE = {"loads": 6 + 4, "products": 6 * 4, "busy": 60, "tile_bytes": (96 + 64) * 8 * 4}
 
-def _own_time(parent, total):
-    own = np.array(total, np.float64)
-    for child, at in enumerate(parent):
-        if at >= 0:
-            own[at] -= total[child]
-    return own
-
-
-def own_time_is_total(parent, total):
-    return np.array(total, np.float64)
-
-
-def own_time_takes_all_below(parent, total):
-    own = np.array(total, np.float64)
-    for child, at in enumerate(parent):
-        while at >= 0:
-            own[at] -= total[child]
-            at = parent[at]
-    return own
-
-
-def _tree(rng, n):
-    """Ranges in the order in which they begin: each one's parent stands before it, and its children fit into it."""
-    parent = np.array([-1] + [int(rng.integers(0, k)) for k in range(1, n)], np.int64)
-    total = rng.uniform(1, 50, n)
-    for child in range(n - 1, 0, -1):
-        total[parent[child]] += total[child]
-    return parent, total
-
-
-def _within(parent_of):
-    """Ranges that lie in one another as parent_of says, each longer than its children together."""
-    def turn(rng, parent, total):
-        parent = np.array([parent_of(k) for k in range(len(parent))], np.int64)
-        total = rng.uniform(1, 50, len(parent))
-        for child in range(len(parent) - 1, 0, -1):
-            if parent[child] >= 0:
-                total[parent[child]] += total[child]
-        return parent, total
-
-    return turn
-
-
-OWN_TIME = FunctionExercise(
-    name="own_time",
-    reference=_own_time,
-    inputs=_tree,
-    sizes=tuple({"n": n} for n in (1, 2, 3, 6, 20, 100)),
-    tolerance=lambda parent, total: np.full(len(total), 1e-6),
-    domain=(Reach("no range lies in another", _within(lambda k: -1)),
-            Reach("each range lies in the one before it", _within(lambda k: k - 1)),
-            Reach("all ranges lie in the first", _within(lambda k: 0 if k else -1))),
-    wrong={
-        "nothing is taken away: an outer range is counted with all that lies in it": own_time_is_total,
-        "grandchildren are taken away from their grandparent as well, and they lie in a child already":
-            own_time_takes_all_below,
-        "the outer range is taken away from the inner one":
-            Edit("own[outer] -= total[child]", "own[child] -= total[outer]"),
-        "only the outermost range loses what lies in it": Edit("if outer >= 0:", "if outer == 0:"),
-    },
+PREDICT_PATCH = PredictionExercise(
+    name="predict_patch",
+    truth=lambda: THREAD_TILE,
+    how={"loads": "a number for each row of the patch, and one for each of its columns",
+         "products": "each of the one kind meets each of the other",
+         "busy": "100 * products / (4 * loads)",
+         "tile_bytes": "16 threads times 6 rows, 16 threads times 4 columns, 8 steps of k, 4 bytes"},
+    wrong={"a load for each factor of each product": {**THREAD_TILE, "loads": 48, "busy": 12},
+           "shared memory serves four warps, too": {**THREAD_TILE, "busy": 100},
+           "one tile, not two": {**THREAD_TILE, "tile_bytes": 96 * 8 * 4}},
 )
 
 
-# --- predict_launches: a queue --------------------------------------------------------------------------------------
+# --- x @ w.T, four by four -------------------------------------------------------------------------------------------
 
 
-def queue(launch_us: float, kernel_us: float, count: int, wait_each: bool = False) -> float:
-    """Microseconds from the first launch to the end of the last kernel. Launching takes the host `launch_us`; a kernel
-    starts once its launch is done and the kernel before it has ended."""
-    host = gpu = 0.0
-    for _ in range(count):
-        host += launch_us
-        gpu = max(gpu, host) + kernel_us
-        if wait_each:
-            host = gpu
-    return gpu
+def _make_linear_patch(transposed=True, guard_loads=True, guard_stores=True, apart=4, reset=True):
+    """The exercise's kernel, or with one thing wrong about it."""
 
+    @cuda.jit
+    def linear_patch(x, w, out):
+        col0, row0 = cuda.grid(2)
+        row0, col0 = row0 * apart, col0 * apart
+        rows, cols = out.shape
+        sums = cuda.local.array((4, 4), float32)
+        x_part = cuda.local.array(4, float32)
+        w_part = cuda.local.array(4, float32)
+        if reset:
+            for i in range(4):
+                for j in range(4):
+                    sums[i, j] = ZERO
+        for k in range(x.shape[1]):
+            for i in range(4):
+                x_part[i] = x[row0 + i, k] if not guard_loads or row0 + i < rows else ZERO
+                if transposed:
+                    w_part[i] = w[col0 + i, k] if not guard_loads or col0 + i < cols else ZERO
+                else:
+                    w_part[i] = w[k, col0 + i] if col0 + i < cols and k < w.shape[0] else ZERO
+            for i in range(4):
+                for j in range(4):
+                    sums[i, j] += x_part[i] * w_part[j]
+        for i in range(4):
+            for j in range(4):
+                if not guard_stores or (row0 + i < rows and col0 + j < cols):
+                    out[row0 + i, col0 + j] = sums[i, j]
 
-def launches_truth() -> dict[str, int]:
-    in_graph = 20 + 1000 * (4 + 1)
-    return {
-        "short_us": round(queue(30, 4, 1000)),
-        "long_us": round(queue(30, 100, 1000)),
-        "waiting_us": round(queue(30, 4, 1000, wait_each=True)),
-        "graph_us": in_graph,
-        "busy_percent": round(100 * 1000 * 4 / queue(30, 4, 1000)),
-    }
-
-
-PREDICT_LAUNCHES = PredictionExercise(
-    name="predict_launches",
-    truth=launches_truth,
-    how={
-        "short_us": "draw two rows, host and GPU. The host launches every 30 us. When does the last kernel start?",
-        "long_us": "now the GPU is the slow one. After the first launch, when is it ever without work?",
-        "waiting_us": "nothing overlaps any more: each round is a launch and then a kernel.",
-        "graph_us": "one launch of the graph, then 1,000 kernels with a microsecond between them.",
-        "busy_percent": "the GPU computes 4 us of every 30.",
-    },
-    wrong={
-        "launch and kernel are added up, and the host launches on while the GPU computes": {"short_us": 34_000},
-        "only the kernels are counted; the GPU waits for each launch": {"short_us": 4_000},
-        "the launches are added to the kernels; after the first one they are hidden behind them": {"long_us": 130_000},
-        "waiting after each launch costs as much as not waiting": {"waiting_us": 30_004},
-        "a graph still pays for each launch": {"graph_us": 34_000},
-        "the GPU is taken to be busy all the time": {"busy_percent": 100},
-    },
-)
-
-
-# --- run_steps: the warm-up is a run, too ---------------------------------------------------------------------------
+    return linear_patch
 
 
 @cuda.jit
-def step_kernel(x, y):
-    i = cuda.grid(1)
-    if i < y.size:
-        y[i] = float32(0.5) * y[i] + x[i]
+def linear_one_element(x, w, out):
+    col0, row0 = cuda.grid(2)
+    rows, cols = out.shape
+    for i in range(4):
+        for j in range(4):
+            row, col = row0 * 4 + i, col0 * 4 + j
+            if row < rows and col < cols:
+                total = ZERO
+                for k in range(x.shape[1]):
+                    total += x[row, k] * w[col, k]
+                out[row, col] = total
 
 
-def _step(x, y, stream=0):
-    step_kernel[_blocks(y.size), BLOCK, stream](x, y)
+def _loads_once(report):
+    """At 32 x 32 x 2: the 64 thread tiles load 8 numbers a step each, 1,024 in all; element by element it is 4,096."""
+    loads = report.counts["global_loads"]
+    if loads <= 2048:
+        return None
+    return (f"At M = 32, N = 32, K = 2 the threads load {loads:,} numbers from global memory. 8 for each step and "
+            f"thread tile make 1,024: load a number once, into `x_part` or `w_part`, and use it four times.")
 
 
-def _replays_a_graph(run) -> str | None:
-    replayed = sum(one.in_graph for one in run.launches)
-    if replayed < run.size["steps"] - 1:  # the warm-up may be a step
-        return (f"For {run.size['steps']} steps {len(run.launches)} kernels ran, {replayed} of them out of a graph. "
-                "Asked for is a step that is captured with `graphs.capture`, and then replayed.")
-    return on_the_device(run)
-
-
-def run_steps_on_the_host(x, y, steps):
-    mine, added = y.copy_to_host(), x.copy_to_host()
-    for _ in range(steps):
-        mine = np.float32(0.5) * mine + added
-    y.copy_to_device(mine)
-
-
-def run_steps_warmed(x, y, steps):
-    graph = graphs.capture(lambda stream: _step(x, y, stream))
-    for _ in range(steps):
-        graph.launch()
-
-
-def run_steps_captured_is_run(x, y, steps):
-    graph = graphs.capture(lambda stream: _step(x, y, stream), warm_up=False)
-    for _ in range(steps - 1):
-        graph.launch()
-
-
-def run_steps_once(x, y, steps):
-    graphs.capture(lambda stream: _step(x, y, stream), warm_up=False).launch()
-
-
-def run_steps_squared(x, y, steps):
-    def work(stream):
-        for _ in range(steps):
-            _step(x, y, stream)
-
-    graph = graphs.capture(work, warm_up=False)
-    for _ in range(steps):
-        graph.launch()
-
-
-RUN_STEPS = FunctionExercise(
-    name="run_steps",
-    reference=lambda x, y, steps: 0.5**steps * y.astype(np.float64) + x * 2 * (1 - 0.5**steps),
-    inputs=lambda rng, n, steps: (uniform(rng, n), uniform(rng, n), steps),
-    shape=lambda n, steps: (n,),
-    start=lambda x, y, steps: y,
-    arguments=lambda inputs, out, size: (inputs[0], out, inputs[2]),
-    sizes=({"n": 1, "steps": 2}, {"n": 129, "steps": 3}, {"n": 300, "steps": 5}, {"n": 1000, "steps": 4},
-           {"n": 131_200, "steps": 2}),  # more than 1,024 blocks of 128: a block of as many threads cannot be
-    random_size=lambda rng: {"n": int(rng.integers(2, 500)), "steps": int(rng.integers(2, 7))},
-    tolerance=relative_to(lambda x, y, steps: 2 * np.abs(x) + np.abs(y), roundings=8),
+LINEAR_PATCH = KernelExercise(
+    name="linear_patch",
+    reference=lambda x, w: x.astype(np.float64) @ w.astype(np.float64).T,
+    inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, N, K)),
+    shape=lambda M, N, K: (M, N),
+    sizes=tuple({"M": M, "N": N, "K": K} for M, N, K in
+                ((1, 1, 1), (5, 3, 4), (3, 5, 2), (32, 32, 2), (33, 34, 7), (64, 31, 16))),
+    observe_sizes=({"M": 5, "N": 3, "K": 4}, {"M": 32, "N": 32, "K": 2}),
+    launch=lambda M, N, K: ((-(-N // 32), -(-M // 32)), (8, 8)),
+    tolerance=dot_products(lambda x, w: np.abs(x) @ np.abs(w).T, length=lambda x, w: x.shape[1]),
+    demand=_loads_once,
     domain=of((0, 1), *SUMMED),
-    demand=_replays_a_graph,
+    wrong={"`w[k, col]`: it multiplies by `w`, not by its transpose": _make_linear_patch(transposed=False),
+           "the loads have no guard": _make_linear_patch(guard_loads=False),
+           "the stores have no guard": _make_linear_patch(guard_stores=False),
+           "neighbouring patches overlap: they begin one element apart, not four": _make_linear_patch(apart=1),
+           "the sums do not begin at 0": _make_linear_patch(reset=False),
+           "it loads each number again for each product": linear_one_element},
+)
+
+
+# --- An outer product, four by four ----------------------------------------------------------------------------------
+
+
+def _make_outer_tiles(swapped=False, guarded=True, apart=4, rows=4):
+    @cuda.jit
+    def outer_tiles(x, y, out):
+        col, row = cuda.grid(2)
+        row, col = uint32(row * apart), uint32(col * apart)
+        if not guarded or (row < out.shape[0] and col < out.shape[1]):
+            a = ptx.load_nc4(x, row)
+            b = ptx.load_nc4(y, col)
+            for i in range(rows):
+                at = uint32((row + uint32(i)) * out.shape[1] + col)
+                if swapped:
+                    ptx.store_global4(out, at, a[0] * b[i], a[1] * b[i], a[2] * b[i], a[3] * b[i])
+                else:
+                    ptx.store_global4(out, at, a[i] * b[0], a[i] * b[1], a[i] * b[2], a[i] * b[3])
+
+    return outer_tiles
+
+
+@cuda.jit
+def outer_by_elements(x, y, out):
+    col, row = cuda.grid(2)
+    for i in range(4):
+        for j in range(4):
+            if row * 4 + i < out.shape[0] and col * 4 + j < out.shape[1]:
+                out[row * 4 + i, col * 4 + j] = x[row * 4 + i] * y[col * 4 + j]
+
+
+OUTER_OBSERVED = {"M": 8, "N": 12}
+
+
+def _four_at_a_time(report):
+    """8 x 12 elements are 6 thread tiles: two loads of 128 bits each, and four stores."""
+    loads, stores = report.counts["global_loads"], report.counts["global_stores"]
+    if loads <= 12 and stores <= 24:
+        return None
+    return (f"At M = 8, N = 12 the threads make {loads} loads and {stores} stores. With 128 bits at a time, the 6 "
+            "thread tiles need 2 loads and 4 stores each: 12 and 24.")
+
+
+OUTER_TILES = KernelExercise(
+    name="outer_tiles",
+    reference=lambda x, y: np.outer(x.astype(np.float64), y.astype(np.float64)),
+    inputs=lambda rng, M, N: (uniform(rng, M), uniform(rng, N)),
+    shape=lambda M, N: (M, N),
+    sizes=({"M": 4, "N": 4}, OUTER_OBSERVED, {"M": 36, "N": 20}, {"M": 32, "N": 64}),
+    random_size=lambda rng: {"M": 4 * int(rng.integers(1, 20)), "N": 4 * int(rng.integers(1, 20))},
+    observe_sizes=(OUTER_OBSERVED,),
+    demand=_four_at_a_time,
+    launch=lambda M, N: ((-(-N // 32), -(-M // 32)), (8, 8)),
+    tolerance=dot_products(lambda x, y: np.abs(np.outer(x, y)), length=lambda x, y: 1),
+    domain=of((0, 1), *SUMMED),
+    wrong={"rows and columns of a thread tile exchanged": _make_outer_tiles(swapped=True),
+           "no guard: threads beyond the edges load and store": _make_outer_tiles(guarded=False),
+           "thread tiles begin one element apart": _make_outer_tiles(apart=1),
+           "only three of four rows are stored": _make_outer_tiles(rows=3),
+           "one element at a time": outer_by_elements},
+)
+
+
+# --- Find the bug: the last copy -------------------------------------------------------------------------------------
+
+
+def _by_asynchronous_copies(report) -> str | None:
+    copies, loads = times_used(report, "ptx.cp_async_4", "ptx.cp_async_16"), report.counts["global_loads"]
+    if copies and copies >= loads:
+        return None
+    return (f"Of {loads:,} loads from global memory {copies:,} are asynchronous copies, and all are asked for: the "
+            "next row must be on its way while this one is added, by `ptx.cp_async_4`.")
+
+
+@cuda.jit
+def mirrored_sums_by_loads(a, out):
+    tile = cuda.shared.array(64, float32)
+    i = cuda.threadIdx.x
+    total = ZERO
+    for row in range(a.shape[0]):
+        tile[i] = a[row, i]
+        cuda.syncthreads()
+        total += tile[63 - i]
+        cuda.syncthreads()
+    out[i] = total
+
+
+MIRRORED_SUMS = KernelExercise(
+    name="mirrored_sums",
+    reference=lambda a: a.astype(np.float64).sum(axis=0)[::-1],
+    inputs=lambda rng, R: (uniform(rng, R, 64),),
+    shape=lambda R: (64,),
+    sizes=tuple({"R": R} for R in (1, 2, 3, 6)),
+    launch=lambda R: (1, 64),
+    tolerance=dot_products(lambda a: np.abs(a).sum(axis=0)[::-1], length=lambda a: a.shape[0]),
+    domain=of(0, *SUMMED),
+    demand=_by_asynchronous_copies,
     wrong={
-        "the warm-up runs the step once more than the launches do": run_steps_warmed,
-        "capturing is counted as a run, and it only writes the launch down": run_steps_captured_is_run,
-        "the graph is launched once, and it holds one step": run_steps_once,
-        "the graph holds all the steps, and is launched as many times again": run_steps_squared,
-        "there is no graph: each step is launched by the host":
-            Edit("graph = graphs.capture(lambda stream: step_kernel[blocks, 128, stream](x, y), warm_up=False)", "",
-                 "graph.launch()", "step_kernel[blocks, 128](x, y)"),
-        "grid and block are exchanged: in the largest case a block would have more than 1,024 threads":
-            Edit("[blocks, 128, stream]", "[128, blocks, stream]"),
-        "the steps are computed by NumPy, on the host": run_steps_on_the_host,
+        "in the last round there is one group only, and the wait lets it pass":
+            Edit("ptx.cp_async_commit()\n"
+                 "ptx.cp_async_wait(1)",
+                 "    ptx.cp_async_commit()\n"
+                 "ptx.cp_async_wait(1)"),
+        "nothing waits for the copies": Edit("ptx.cp_async_wait(1)", ""),
+        "no barrier between the wait and the reads":
+            Edit("cuda.syncthreads()\n"
+                 "total += tile[row % uint32(2) * uint32(64) + uint32(63) - i]",
+                 "total += tile[row % uint32(2) * uint32(64) + uint32(63) - i]"),
+        "no barrier between the reads and the next copy into the same place":
+            Edit("cuda.syncthreads()\n"
+                 "row = after",
+                 "row = after"),
+        "no asynchronous copies: every row is waited for": mirrored_sums_by_loads,
     },
 )
 
 
-# --- fused_tail: three kernels made one ------------------------------------------------------------------------------
+# --- Predict: traffic ------------------------------------------------------------------------------------------------
 
+TRAFFIC = {"loaded": 2 * 128 * 4096, "flop_per_byte": 32, "rounds": 4, "ring_bytes": 3 * 16 * (132 + 128) * 4}
 
-def _each_array_once(report):
-    if report.counts["global_loads"] != 3 * report.counts["global_stores"]:
-        return ("The result is right, but it goes through memory on its way: each thread should load three numbers, "
-                "store one, and keep what lies between in a variable.")
-    return None
-
-
-FUSED_TAIL = KernelExercise(
-    name="fused_tail",
-    reference=lambda x, bias, residual: np.maximum(
-        x.astype(np.float64) + np.resize(bias, x.size), 0) + residual,
-    inputs=lambda rng, rows, width: (uniform(rng, rows * width), uniform(rng, width), uniform(rng, rows * width)),
-    shape=lambda rows, width: (rows * width,),
-    sizes=tuple({"rows": rows, "width": width} for rows, width in ((1, 1), (3, 5), (2, 64), (7, 33), (40, 50))),
-    launch=lambda rows, width: (_blocks(rows * width), BLOCK),
-    tolerance=relative_to(lambda x, bias, residual: np.abs(x) + np.abs(np.resize(bias, x.size)) + np.abs(residual),
-                          roundings=2),
-    demand=_each_array_once,
-    domain=of((0, 1, 2), *SUMMED),
-    wrong={
-        "the result so far is kept in out, and goes to memory and back between the steps":
-            Edit("out[i] = max(x[i] + bias[i % bias.size], float32(0.0)) + residual[i]",
-                 "out[i] = x[i] + bias[i % bias.size]\n"
-                 "out[i] = max(out[i], float32(0.0))\n"
-                 "out[i] += residual[i]"),
-        "the residual is added before the maximum, not after it":
-            Edit("out[i] = max(x[i] + bias[i % bias.size], float32(0.0)) + residual[i]",
-                 "out[i] = max(x[i] + bias[i % bias.size] + residual[i], float32(0.0))"),
-        "the bias is taken by the row, and there is one for each column":
-            Edit("i % bias.size", "(i // bias.size) % bias.size"),
-        "the bias is added after the maximum":
-            Edit("(x[i] + bias[i % bias.size], float32(0.0))", "(x[i], float32(0.0)) + bias[i % bias.size]"),
-        "there is no guard": Edit("if i < out.size:", "if True:"),
-    },
+PREDICT_TRAFFIC = PredictionExercise(
+    name="predict_traffic",
+    truth=lambda: TRAFFIC,
+    how={"loaded": "128 rows of a and 128 columns of b, each 4,096 long",
+         "flop_per_byte": "2 * 128 * 128 * 4,096 flops for 4 * `loaded` bytes",
+         "rounds": "32 * 32 blocks, 2 * 132 at a time, rounded up",
+         "ring_bytes": "three pairs of tiles of 16 lines, each 132 + 128 numbers of 4 bytes"},
+    wrong={"each element of the tile loads a row and a column of its own":
+           {**TRAFFIC, "loaded": 2 * 128 * 128 * 4096, "flop_per_byte": 0.25},
+           "numbers, not bytes": {**TRAFFIC, "flop_per_byte": 128},
+           "one block on a multiprocessor": {**TRAFFIC, "rounds": 8},
+           "without the four numbers at the end of a line": {**TRAFFIC, "ring_bytes": 3 * 16 * 256 * 4}},
 )
 
-
-# --- predict_requests: what ncu will read ----------------------------------------------------------------------------
-
-
-@cuda.jit
-def read_row_kernel(x, out):
-    i = cuda.grid(1)
-    out[i] = x[i]
-
-
-@cuda.jit
-def read_third_kernel(x, out):
-    i = cuda.grid(1)
-    out[i] = x[3 * i]
-
-
-@cuda.jit
-def read_column_kernel(x, out):
-    i = cuda.grid(1)
-    out[i] = x[64 * i]
-
-
-@cuda.jit
-def read_one_kernel(x, out):
-    i = cuda.grid(1)
-    out[i] = x[i // 32]
-
-
-@cuda.jit
-def read_four_kernel(x, out):
-    i = cuda.grid(1)
-    a, b, c, d = ptx.load_global4(x, 4 * i)
-    out[i] = a + b + c + d
-
-
-def requests_truth() -> dict[str, int]:
-    """Sectors per load, by observe: one warp, so one request."""
-    from labkit import observe
-
-    found = {}
-    for name, kernel in (("row", read_row_kernel), ("third", read_third_kernel), ("column", read_column_kernel),
-                         ("one", read_one_kernel), ("four", read_four_kernel)):
-        x, out = cuda.to_device(np.zeros(64 * 32, np.float32)), cuda.to_device(np.zeros(32, np.float32))
-        stores = 4  # 32 floats in a row
-        found[name] = observe(kernel[1, 32], x, out).counts["sectors"] - stores
-    return found
-
-
-PREDICT_REQUESTS = PredictionExercise(
-    name="predict_requests",
-    truth=requests_truth,
-    how={
-        "row": "32 floats in a row are 128 bytes.",
-        "third": "the lanes span 3 * 31 + 1 floats. Is there a sector of eight floats without one of them?",
-        "column": "two neighbours lie 64 floats apart, and a sector holds eight.",
-        "one": "all lanes ask for the same address.",
-        "four": "a lane asks for 16 bytes. How many lanes share a sector, and how many sectors do 32 lanes need?",
-    },
-    wrong={
-        "there is a request for each lane, and a warp makes one request": {"row": 32},
-        "this counts only the floats that are used, and a sector travels whole": {"third": 4},
-        "lines of 128 bytes are counted; ncu's sectors have 32": {"row": 1},
-        "lanes that ask for the same float share its sector": {"one": 32},
-        "a load of four floats moves four times as much as a load of one": {"four": 4},
-        "no two lanes share a sector here": {"column": 8},
-    },
-)
-
-EXERCISES = (OWN_TIME, PREDICT_LAUNCHES, RUN_STEPS, FUSED_TAIL, PREDICT_REQUESTS)
+EXERCISES = (PREDICT_PATCH, LINEAR_PATCH, OUTER_TILES, MIRRORED_SUMS, PREDICT_TRAFFIC)

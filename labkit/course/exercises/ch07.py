@@ -1,335 +1,275 @@
-"""The exercises of lesson 07: which operand first, which flag, which leading dimension; and what the reductions hide.
+"""The exercises of lesson 07: who holds what on a tensor core, products by mma.sync, a swizzled tile, and the stages
+of wgmma.
 
-The calls go to cuBLAS on a GPU with CuPy, and to its NumPy model elsewhere. No call here leaves the memory of an array.
+In kernels T, C and K count tiles: 16 rows of the output, 8 of its columns, 16 steps along the dot products.
 """
 
 import numpy as np
+from numba import float32, uint32
 
 from labkit import cuda
-from labkit.course.exercises import Edit, FunctionExercise, PredictionExercise
-from labkit.course.exercises.demands import on_the_device
-from labkit.course.exercises.domains import (
-    EQUAL,
-    EXPONENTIALS,
-    NEGATIVE,
-    ONE_FAR_ABOVE,
-    ONE_FAR_BELOW,
-    POSITIVE,
-    SUMMED,
-    ZEROS,
-    of,
-)
-from labkit.kernels.libraries.blas import OP_N, OP_T, at, gemm
-from labkit.kernels.libraries.column_major import isamax, sasum
+from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
+from labkit.course.exercises.demands import times_used
+from labkit.course.exercises.domains import SUMMED, of
+from labkit.device import ptx
 from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import EPS32, dot_products
+from labkit.kernels.tolerance import dot_products
+
+ZERO = float32(0.0)
 
 
-def _wide(*arrays):
-    return (array.astype(np.float64) for array in arrays)
+# --- Predict: lanes --------------------------------------------------------------------------------------------------
 
+LANES = {"a_lane": 15, "a_register": 1, "b_lane": 10, "b_register": 1, "sum_lane": 11, "sum_register": 1}
 
-def _products(*sizes):
-    return tuple({"M": M, "N": N, "K": K} for M, N, K in sizes)
-
-
-AWKWARD = _products((1, 1, 1), (3, 5, 2), (5, 3, 4), (16, 16, 16), (1, 33, 17), (33, 1, 31), (17, 18, 1), (37, 23, 19))
-
-# --- Predict: the numbers of a call ----------------------------------------------------------------------------------
-
-PREDICT_CALL = PredictionExercise(
-    name="predict_call",
-    truth=lambda: {"m": 10, "n": 20, "k": 32, "lda": 32, "ldb": 64, "ldc": 10},
-    how={"m": "cuBLAS computes the transpose of `out`: how many rows does that have?",
-         "n": "the columns of the transpose of `out`",
-         "k": "the length of a dot product",
-         "lda": "how far it is in memory from one row of `w` to the next",
-         "ldb": "how far it is in memory from one row of `x` to the next: the part does not change where the rows lie",
-         "ldc": "how far it is in memory from one row of `out` to the next"},
-    wrong={"m and n exchanged": {"m": 20, "n": 10, "k": 32, "lda": 32, "ldb": 64, "ldc": 10},
-           "the leading dimension of a part, as if the part lay alone": {
-               "m": 10, "n": 20, "k": 32, "lda": 32, "ldb": 32, "ldc": 10},
-           "k of the whole row": {"m": 10, "n": 20, "k": 64, "lda": 32, "ldb": 64, "ldc": 10},
-           "leading dimensions of columns, as if the arrays lay column by column": {
-               "m": 10, "n": 20, "k": 32, "lda": 10, "ldb": 20, "ldc": 10}},
+PREDICT_LANES = PredictionExercise(
+    name="predict_lanes",
+    truth=lambda: LANES,
+    how={"a_lane": "the row modulo 8 is g; two neighbouring columns belong to one q; the lane is 4 * g + q",
+         "a_register": "a0 top left, a1 below it, a2 to the right of a0, a3 below a2",
+         "b_lane": "here the column is g, and two neighbouring rows belong to one q",
+         "b_register": "b0 holds the upper 8 rows, b1 the lower",
+         "sum_lane": "as for a",
+         "sum_register": "c0 and c1 are neighbours in row g, c2 and c3 in row g + 8"},
+    wrong={"b is read as a is": {**LANES, "b_lane": 21},
+           "a1 and a2 exchanged": {**LANES, "a_register": 2},
+           "the sum's column does not count": {**LANES, "sum_register": 0}},
 )
 
 
-# --- a.T @ b ---------------------------------------------------------------------------------------------------------
+# --- One product on the tensor cores ---------------------------------------------------------------------------------
 
 
-def _at_reference(a, b):
-    a, b = _wide(a, b)
-    return a.T @ b
+def _make_one_mma(a1_down=8, a1_right=0, b_transposed=False, swapped=False, c1_down=0, c1_right=1):
+    a2_down, a2_right, c2_down, c2_right = a1_right, a1_down, c1_right * 8, c1_down // 8
+
+    @cuda.jit
+    def one_mma(a, b, out):
+        lane = uint32(cuda.threadIdx.x)
+        g, q = uint32(lane // uint32(4)), uint32(lane % uint32(4))
+        if swapped:
+            g, q = uint32(lane % uint32(8)), uint32(lane // uint32(8))
+        top = uint32(uint32(cuda.blockIdx.x) * uint32(16))
+        row, col = uint32(top + g), uint32(uint32(2) * q)
+        one = uint32(1)
+        r, c = uint32(row + uint32(a1_down)), uint32(col + uint32(a1_right))
+        a0 = ptx.pack_half2(float32(a[row, col]), float32(a[row, col + one]))
+        a1 = ptx.pack_half2(float32(a[r, c]), float32(a[r, c + one]))
+        r, c = uint32(row + uint32(a2_down)), uint32(col + uint32(a2_right))
+        a2 = ptx.pack_half2(float32(a[r, c]), float32(a[r, c + one]))
+        r, c = uint32(row + uint32(8)), uint32(col + uint32(8))
+        a3 = ptx.pack_half2(float32(a[r, c]), float32(a[r, c + one]))
+        k = uint32(uint32(2) * q)
+        if b_transposed:
+            b0 = ptx.pack_half2(float32(b[g, k]), float32(b[g, k + one]))
+            b1 = ptx.pack_half2(float32(b[g + uint32(8), k]), float32(b[g + uint32(8), k + one]))
+        else:
+            b0 = ptx.pack_half2(float32(b[k, g]), float32(b[k + one, g]))
+            b1 = ptx.pack_half2(float32(b[k + uint32(8), g]), float32(b[k + uint32(9), g]))
+        c0, c1, c2, c3 = ptx.mma_m16n8k16_f32_f16(a0, a1, a2, a3, b0, b1, ZERO, ZERO, ZERO, ZERO)
+        out[row, col] = c0
+        out[row + uint32(c1_down), col + uint32(c1_right)] = c1
+        out[row + uint32(c2_down), col + uint32(c2_right)] = c2
+        out[row + uint32(8), col + one] = c3
+
+    return one_mma
 
 
-def _by_cublas(run) -> str | None:
-    if not run.calls:
-        return "cuBLAS is not called, and asked for is a product of cuBLAS."
-    if run.copies_to_host:
-        return (f"Arrays are copied {run.copies_to_host} times to the host, and asked for is a call that reads the "
-                "queries and the keys where they lie: `at(qkv, i)` is where they begin.")
-    return on_the_device(run)
+def _float16(rng, *shape):
+    return uniform(rng, *shape).astype(np.float16)
 
 
-def _one_call(*allowed: str):
-    """A single call of cuBLAS, of one of these functions, that computes the result."""
-    asked = " or ".join(f"`{name}`" for name in allowed)
-
-    def demand(run) -> str | None:
-        if run.calls and (len(run.calls) > 1 or run.calls[0] not in allowed):
-            made = " and ".join(f"{run.calls.count(name)} of `{name}`" for name in dict.fromkeys(run.calls))
-            return f"The calls of cuBLAS are {made}, and asked for is a single call, of {asked}."
-        if not run.calls:
-            return f"cuBLAS is not called, and asked for is one call of {asked}."
-        return on_the_device(run)
-
-    return demand
+def _products_in_float16(a, b):
+    return a.astype(np.float64) @ b.astype(np.float64)
 
 
-def at_on_the_host(a, b, out):
-    out.copy_to_device(a.copy_to_host().T @ b.copy_to_host())
+def _products_of_warps(report, steps: int) -> str | None:
+    """mma.sync `steps` times in each warp."""
+    warps = int(np.prod(report.grid))
+    found, asked = times_used(report, "ptx.mma_") // 32, steps * warps
+    if found >= asked:
+        return None
+    return (f"{warps} warps make {found} products on the tensor cores, and {asked} are asked for: each 16 x 8 x 16 of "
+            "the product is one `ptx.mma_m16n8k16_f32_f16`.")
 
 
-AT_BY_BLAS = FunctionExercise(
-    name="at_by_blas",
-    reference=_at_reference,
-    inputs=lambda rng, M, N, K: (uniform(rng, K, M), uniform(rng, K, N)),
-    shape=lambda M, N, K: (M, N),
-    sizes=AWKWARD,
-    tolerance=dot_products(lambda a, b: np.abs(a).T @ np.abs(b), length=lambda a, b: a.shape[0]),
+@cuda.jit
+def one_mma_by_a_loop(a, b, out):
+    top, lane = cuda.blockIdx.x * 16, cuda.threadIdx.x
+    for place in range(lane, 128, 32):
+        row, col = top + place // 8, place % 8
+        total = ZERO
+        for k in range(16):
+            total += float32(a[row, k]) * float32(b[k, col])
+        out[row, col] = total
+
+
+ONE_MMA = KernelExercise(
+    name="one_mma",
+    reference=_products_in_float16,
+    inputs=lambda rng, T: (_float16(rng, 16 * T, 16), _float16(rng, 16, 8)),
+    shape=lambda T: (16 * T, 8),
+    sizes=({"T": 1}, {"T": 3}),
+    launch=lambda T: (T, 32),
+    tolerance=dot_products(lambda a, b: np.abs(a) @ np.abs(b), length=lambda a, b: a.shape[1]),
     domain=of((0, 1), *SUMMED),
-    demand=_one_call("gemm"),
-    wrong={
-        "the flags are exchanged": Edit("OP_N, OP_T", "OP_T, OP_N"),
-        "`a` goes first, so that the transpose of the result is written":
-            Edit("N, M, K, 1.0, b, N, a, M, 0.0, out, N", "M, N, K, 1.0, a, M, b, N, 0.0, out, M"),
-        "`a` is taken as (M, K)": Edit("OP_T, N, M, K, 1.0, b, N, a, M", "OP_N, N, M, K, 1.0, b, N, a, K"),
-        "m and n are exchanged": Edit("OP_T, N, M", "OP_T, M, N"),
-        "beta is 1, so that the product is added to what lay in `out`": Edit("0.0, out, N", "1.0, out, N"),
-        "NumPy computes the product, on the host": at_on_the_host,
-    },
+    demand=lambda report: _products_of_warps(report, 1),
+    wrong={"a1 and a2 exchanged: a1 lies below a0, not beside it": _make_one_mma(a1_down=0, a1_right=8),
+           "b is read along a row, as a is": _make_one_mma(b_transposed=True),
+           "g and q are taken from the lane the other way round": _make_one_mma(swapped=True),
+           "c1 and c2 exchanged: c1 lies beside c0, not below it": _make_one_mma(c1_down=8, c1_right=0),
+           "no tensor cores: each lane walks through its dot products": one_mma_by_a_loop},
 )
 
 
-# --- A head's scores in a packed matrix ------------------------------------------------------------------------------
-
-HEADS, WIDTH = 3, 4
+# --- x @ w.T on the tensor cores -------------------------------------------------------------------------------------
 
 
-def scores_leading_dimension_of_a_head(qkv, out):
-    T = qkv.shape[0]
-    gemm(OP_T, OP_N, T, T, WIDTH, 1.0, at(qkv, HEADS * WIDTH + WIDTH), WIDTH, at(qkv, WIDTH), WIDTH, 0.0, out, T)
+def _make_linear_mma(backwards=False, keeps=True, whole=True):
+    step = 16 if whole else 8
+
+    @cuda.jit
+    def linear_mma(x, w, out):
+        lane = uint32(cuda.threadIdx.x)
+        g, q = uint32(lane // uint32(4)), uint32(lane % uint32(4))
+        row = uint32(uint32(cuda.blockIdx.y) * uint32(16) + g)
+        col = uint32(uint32(cuda.blockIdx.x) * uint32(8))
+        depth, one, eight = uint32(x.shape[1]), uint32(1), uint32(8)
+        c0, c1, c2, c3 = ZERO, ZERO, ZERO, ZERO
+        start = uint32(0)
+        while start + uint32(16) <= depth:
+            k = uint32(start + uint32(2) * q)
+            a0 = ptx.pack_half2(float32(x[row, k]), float32(x[row, k + one]))
+            a1 = ptx.pack_half2(float32(x[row + eight, k]), float32(x[row + eight, k + one]))
+            a2 = ptx.pack_half2(float32(x[row, k + eight]), float32(x[row, k + eight + one]))
+            a3 = ptx.pack_half2(float32(x[row + eight, k + eight]), float32(x[row + eight, k + eight + one]))
+            n = uint32(col + g)
+            if backwards:
+                n = uint32(col + eight - one - g)
+            b0 = ptx.pack_half2(float32(w[n, k]), float32(w[n, k + one]))
+            b1 = ptx.pack_half2(float32(w[n, k + eight]), float32(w[n, k + eight + one]))
+            if keeps:
+                c0, c1, c2, c3 = ptx.mma_m16n8k16_f32_f16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3)
+            else:
+                c0, c1, c2, c3 = ptx.mma_m16n8k16_f32_f16(a0, a1, a2, a3, b0, b1, ZERO, ZERO, ZERO, ZERO)
+            start = uint32(start + uint32(step))
+        left = uint32(col + uint32(2) * q)
+        out[row, left], out[row, left + one] = c0, c1
+        out[row + eight, left], out[row + eight, left + one] = c2, c3
+
+    return linear_mma
 
 
-def scores_of_head_zero(qkv, out):
-    T, row = qkv.shape
-    gemm(OP_T, OP_N, T, T, WIDTH, 1.0, at(qkv, HEADS * WIDTH), row, at(qkv, 0), row, 0.0, out, T)
+@cuda.jit
+def linear_mma_by_a_loop(x, w, out):
+    top, left, lane = cuda.blockIdx.y * 16, cuda.blockIdx.x * 8, cuda.threadIdx.x
+    for place in range(lane, 128, 32):
+        row, col = top + place // 8, left + place % 8
+        total = ZERO
+        for k in range(x.shape[1]):
+            total += float32(x[row, k]) * float32(w[col, k])
+        out[row, col] = total
 
 
-def scores_q_against_q(qkv, out):
-    T, row = qkv.shape
-    gemm(OP_T, OP_N, T, T, WIDTH, 1.0, at(qkv, WIDTH), row, at(qkv, WIDTH), row, 0.0, out, T)
+MMA_OBSERVED = {"T": 1, "C": 2, "K": 3}
+
+LINEAR_MMA = KernelExercise(
+    name="linear_mma",
+    reference=lambda x, w: _products_in_float16(x, w.T),
+    inputs=lambda rng, T, C, K: (_float16(rng, 16 * T, 16 * K), _float16(rng, 8 * C, 16 * K)),
+    shape=lambda T, C, K: (16 * T, 8 * C),
+    sizes=({"T": 1, "C": 1, "K": 1}, MMA_OBSERVED, {"T": 3, "C": 1, "K": 2}),
+    observe_sizes=(MMA_OBSERVED,),
+    demand=lambda report: _products_of_warps(report, MMA_OBSERVED["K"]),
+    random_size=lambda rng: {"T": int(rng.integers(1, 4)), "C": int(rng.integers(1, 4)), "K": int(rng.integers(1, 5))},
+    launch=lambda T, C, K: ((C, T), 32),
+    tolerance=dot_products(lambda x, w: np.abs(x) @ np.abs(w).T, length=lambda x, w: x.shape[1]),
+    domain=of((0, 1), *SUMMED),
+    wrong={"the columns of a tile come out in reverse": _make_linear_mma(backwards=True),
+           "every step begins with zeros: only the last 16 products are left": _make_linear_mma(keeps=False),
+           "k moves on by 8, and 8 products are added twice": _make_linear_mma(whole=False),
+           "no tensor cores: each lane walks through its dot products": linear_mma_by_a_loop},
+)
 
 
-def scores_transposed(qkv, out):
-    T, row = qkv.shape
-    gemm(OP_T, OP_N, T, T, WIDTH, 1.0, at(qkv, WIDTH), row, at(qkv, HEADS * WIDTH + WIDTH), row, 0.0, out, T)
+# --- A swizzled tile -------------------------------------------------------------------------------------------------
+
+WRITE = "tile[uint32(row) * uint32(32) + (lane ^ uint32(row))] = a[left + uint32(row), lane]"
+READ = "out[col, left + lane] = tile[lane * uint32(32) + (uint32(col) ^ lane)]"
 
 
-def scores_not_scaled(qkv, out):
-    T, row = qkv.shape
-    gemm(OP_T, OP_N, T, T, WIDTH, 1.0, at(qkv, HEADS * WIDTH + WIDTH), row, at(qkv, WIDTH), row, 0.0, out, T)
+@cuda.jit
+def transpose_in_order(a, out):
+    tile = cuda.shared.array((32, 32), float32)
+    lane, left = cuda.threadIdx.x, 32 * cuda.blockIdx.x
+    for row in range(32):
+        tile[row, lane] = a[left + row, lane]
+    cuda.syncwarp()
+    for col in range(32):
+        out[col, left + lane] = tile[lane, col]
 
 
-def scores_of_copies(qkv, out):
-    T, host = qkv.shape[0], qkv.copy_to_host()
-    q, k = (cuda.to_device(np.ascontiguousarray(host[:, i : i + WIDTH])) for i in (WIDTH, (HEADS + 1) * WIDTH))
-    gemm(OP_T, OP_N, T, T, WIDTH, 0.5, k, WIDTH, q, WIDTH, 0.0, out, T)
+@cuda.jit
+def transpose_padded(a, out):
+    tile = cuda.shared.array((32, 33), float32)
+    lane, left = cuda.threadIdx.x, 32 * cuda.blockIdx.x
+    for row in range(32):
+        tile[row, lane] = a[left + row, lane]
+    cuda.syncwarp()
+    for col in range(32):
+        out[col, left + lane] = tile[lane, col]
 
 
-def scores_on_the_host(qkv, out):
-    host = qkv.copy_to_host()
-    q, k = host[:, WIDTH : 2 * WIDTH], host[:, (HEADS + 1) * WIDTH : (HEADS + 2) * WIDTH]
-    out.copy_to_device(np.float32(0.5) * q @ k.T)
+def _no_conflicts(report) -> str | None:
+    conflicts = report.counts["bank_conflicts"]
+    if conflicts:
+        return (f"Lanes of a warp wait for one another at the banks of `tile` {conflicts:,} times, and 0 are asked "
+                "for: store number `col` of row `row` at place `col ^ row` of its line, and look for it there.")
+    places = [address for (_, space), cells in report.touched.items() if space == "shared" for _, address in cells]
+    if places and max(places) - min(places) > 4 * (32 * 32 - 1):
+        return "There are no bank conflicts, by padding: `tile` has 32 numbers in a line, and 1,024 in all."
+    return None
 
 
-def _scores_reference(qkv):
-    qkv = qkv.astype(np.float64)
-    q, k = qkv[:, WIDTH : 2 * WIDTH], qkv[:, (HEADS + 1) * WIDTH : (HEADS + 2) * WIDTH]
-    return 0.5 * q @ k.T
-
-
-HEAD_SCORES = FunctionExercise(
-    name="head_scores",
-    reference=_scores_reference,
-    inputs=lambda rng, T: (uniform(rng, T, 3 * HEADS * WIDTH),),
-    shape=lambda T: (T, T),
-    sizes=tuple({"T": T} for T in (1, 2, 5, 16, 33)),
-    tolerance=dot_products(lambda qkv: _scores_reference(np.abs(qkv)), length=lambda qkv: WIDTH),
+SWIZZLED_TRANSPOSE = KernelExercise(
+    name="swizzled_transpose",
+    reference=lambda a: a.T,
+    inputs=lambda rng, T: (uniform(rng, 32 * T, 32),),
+    shape=lambda T: (32, 32 * T),
+    sizes=({"T": 1}, {"T": 3}),
+    observe_sizes=({"T": 1},),
+    demand=_no_conflicts,
+    launch=lambda T: (T, 32),
     domain=of(0, *SUMMED),
-    demand=_by_cublas,
-    wrong={"the leading dimension of a head that lies alone": scores_leading_dimension_of_a_head,
-           "head 0 in place of head 1": scores_of_head_zero, "queries against queries": scores_q_against_q,
-           "keys against queries: the scores are transposed": scores_transposed,
-           "the factor 0.5 is missing": scores_not_scaled,
-           "queries and keys are copied out of qkv, and the call was to save that": scores_of_copies,
-           "NumPy computes the scores, on the host": scores_on_the_host},
-)
-
-
-# --- A batch that shares a matrix ------------------------------------------------------------------------------------
-
-
-def batch_first_only(a, b, out):
-    (count, M, K), N = a.shape, b.shape[1]
-    for _ in range(count):
-        gemm(OP_N, OP_N, N, M, K, 1.0, b, N, a, K, 0.0, out, N)
-
-
-def _batch_reference(a, b):
-    a, b = _wide(a, b)
-    return a @ b
-
-
-def batch_by_a_loop(a, b, out):
-    (count, M, K), N = a.shape, b.shape[1]
-    for i in range(count):
-        gemm(OP_N, OP_N, N, M, K, 1.0, b, N, at(a, i * M * K), K, 0.0, at(out, i * M * N), N)
-
-
-def batch_on_the_host(a, b, out):
-    out.copy_to_device(a.copy_to_host() @ b.copy_to_host())
-
-
-BATCH_BY_BLAS = FunctionExercise(
-    name="batch_by_blas",
-    reference=_batch_reference,
-    inputs=lambda rng, B, M, N, K: (uniform(rng, B, M, K), uniform(rng, K, N)),
-    shape=lambda B, M, N, K: (B, M, N),
-    sizes=tuple({"B": B, "M": M, "N": N, "K": K} for B, M, N, K in
-                ((1, 1, 1, 1), (2, 3, 5, 2), (5, 1, 4, 3), (3, 16, 16, 16), (7, 5, 9, 1), (4, 9, 6, 13))),
-    tolerance=dot_products(lambda a, b: np.abs(a) @ np.abs(b), length=lambda a, b: b.shape[0]),
-    domain=of((0, 1), *SUMMED),
-    demand=_one_call("gemm_strided_batched", "gemm"),
     wrong={
-        "only the first product is computed, again and again": batch_first_only,
-        "every product reads the first matrix of `a`": Edit("M * K, 0.0", "0, 0.0"),
-        "`b` moves on from product to product, though there is only one": Edit("0, a, K, M", "K * N, a, K, M"),
-        "the stride of `a` is one row, not one matrix": Edit("M * K, 0.0", "K, 0.0"),
-        "a call for each product, in a loop of Python": batch_by_a_loop,
-        "NumPy computes the products, on the host": batch_on_the_host,
+        "written in order and read swizzled": Edit(WRITE, WRITE.replace("(lane ^ uint32(row))", "lane")),
+        "written swizzled and read in order": Edit(READ, READ.replace("(uint32(col) ^ lane)", "uint32(col)")),
+        "not swizzled at all: a column lies in one bank": transpose_in_order,
+        "a place of padding instead": transpose_padded,
+        "no barrier between the writes and the reads": Edit("cuda.syncwarp()", ""),
+        "it reads rows, and so copies":
+            Edit(READ, "out[col, left + lane] = tile[uint32(col) * uint32(32) + (uint32(col) ^ lane)]"),
     },
 )
 
 
-# --- Find the bug: counted from 1 ------------------------------------------------------------------------------------
+# --- Predict: stages -------------------------------------------------------------------------------------------------
 
+STAGES = {"stage_bytes": (128 + 256) * 64 * 2, "stages": 3, "accumulators": 128, "products": 8, "place": 6 ^ 3}
 
-def peaks_counted_from_zero(x):
-    rows, cols = x.shape
-    return np.array([x[row, min(isamax(cols, x[row]), cols - 1)] for row in range(rows)], np.float32)
-
-
-def peaks_without_sign(x):
-    rows, cols = x.shape
-    return np.array([abs(x[row, isamax(cols, x[row]) - 1]) for row in range(rows)], np.float32)
-
-
-def peaks_of_largest_value(x):
-    return x.max(axis=1)
-
-
-def peaks_off_by_one_wrapped(x):
-    rows, cols = x.shape
-    return np.array([x[row, isamax(cols, x[row]) % cols] for row in range(rows)], np.float32)
-
-
-def _peaks_reference(x):
-    return np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)[:, 0]
-
-
-def _rows(rng, R, C):
-    x = uniform(rng, R, C)
-    x[:, 0] *= 3 if C == 1 else 1
-    x[0, -1] = -1.75  # the largest in its row, and the last: counted from 1, its number is C
-    return (x,)
-
-
-PEAKS = FunctionExercise(
-    name="peaks",
-    reference=_peaks_reference,
-    inputs=_rows,
-    sizes=tuple({"R": R, "C": C} for R, C in ((1, 2), (2, 3), (5, 7), (4, 33), (16, 100))),
-    domain=of(0, NEGATIVE, POSITIVE, EQUAL, ONE_FAR_ABOVE, ONE_FAR_BELOW, ZEROS),
-    wrong={"isamax counts from 1, and the index is used as if it counted from 0": peaks_counted_from_zero,
-           "the sign is lost": peaks_without_sign, "the largest value, not the largest absolute value":
-           peaks_of_largest_value, "the element after the largest": peaks_off_by_one_wrapped},
+PREDICT_STAGES = PredictionExercise(
+    name="predict_stages",
+    truth=lambda: STAGES,
+    how={"stage_bytes": "128 rows of a and 256 columns of b, 64 steps of k, 2 bytes",
+         "stages": "(232,448 - 2 * 128 * 256) / stage_bytes, rounded down",
+         "accumulators": "128 * 256 elements over the 256 threads of two warpgroups",
+         "products": "each consumer needs one for every 16 of the 64 steps of k",
+         "place": "6 XOR (11 modulo 8)"},
+    wrong={"numbers, not bytes": {"stage_bytes": 24576, "stages": 6},
+           "the finished output takes no memory": {"stages": 4},
+           "all 384 threads hold accumulators": {"accumulators": 85},
+           "the row is not taken modulo 8": {"place": 6 ^ 11},
+           "both consumers together, not each": {"products": 4}},
 )
 
-
-# --- Find the bug: |max| ---------------------------------------------------------------------------------------------
-
-
-@np.errstate(over="ignore", invalid="ignore")
-def _softmax_shifted_by(x, shift):
-    e = np.exp(x - shift)
-    return e / np.float32(sasum(e.size, e))
-
-
-def softmax_by_absolute_maximum(x):
-    return _softmax_shifted_by(x, x[isamax(x.size, x) - 1])
-
-
-def softmax_unshifted(x):
-    return _softmax_shifted_by(x, np.float32(0.0))
-
-
-@np.errstate(over="ignore", invalid="ignore")
-def softmax_unshifted_in_float64(x):
-    e = np.exp(x.astype(np.float64))
-    return e / e.sum()
-
-
-def softmax_by_magnitude(x):
-    return _softmax_shifted_by(x, np.abs(x).max())
-
-
-def softmax_sum_of_x(x):
-    return np.exp(x - x.max()) / np.float32(sasum(x.size, x))
-
-
-def _softmax_reference(x):
-    e = np.exp(x.astype(np.float64) - x.max())
-    return e / e.sum()
-
-
-def _softmax_row(rng, n):
-    x = 20 * uniform(rng, n)  # from -30 to 30
-    if n > 1:
-        x[rng.integers(n - 1)] = 110.0
-        x[-1] = -220.0  # the largest absolute value by far
-    return (x,)
-
-
-def _softmax_tolerance(x):
-    below = x.max() - x
-    return EPS32 * (10 + below + np.sqrt(x.size) + 2 * np.abs(x).max()) * _softmax_reference(x) + 1e-37
-
-
-SAFE_SOFTMAX = FunctionExercise(
-    name="safe_softmax",
-    reference=_softmax_reference,
-    inputs=_softmax_row,
-    sizes=tuple({"n": n} for n in (1, 2, 3, 31, 257)),
-    tolerance=_softmax_tolerance,
-    domain=of(0, *EXPONENTIALS, ZEROS),
-    wrong={"the value with the largest absolute value is subtracted": softmax_by_absolute_maximum,
-           "nothing is subtracted": softmax_unshifted,
-           "nothing is subtracted, and float64 puts the overflow off: exp(1000) is infinite there, too":
-           softmax_unshifted_in_float64,
-           "the largest absolute value is subtracted: all exponentials may vanish": softmax_by_magnitude,
-           "the sum is taken over `x`, not over the exponentials": softmax_sum_of_x},
-)
-
-EXERCISES = (PREDICT_CALL, AT_BY_BLAS, HEAD_SCORES, BATCH_BY_BLAS, PEAKS, SAFE_SOFTMAX)
+EXERCISES = (PREDICT_LANES, ONE_MMA, LINEAR_MMA, SWIZZLED_TRANSPOSE, PREDICT_STAGES)

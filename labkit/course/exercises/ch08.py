@@ -1,276 +1,190 @@
-"""The exercises of lesson 08: programs over blocks, masks, padding, tiles. All of them run without a GPU.
-
-Two are in Numba and take a program's shape by hand; one is a tile program, which runs on the model of cuTile.
-"""
-
+"""The exercises of lesson 08: ranges that nest, what copies cost, and what ncu will read."""
 
 import numpy as np
 
 from labkit import cuda
-from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
-from labkit.course.exercises.demands import on_the_device, shuffles
-from labkit.course.exercises.domains import EXPONENTIALS, SUMMED, ZEROS, largest_at, of
-from labkit.kernels.libraries import cutile_model as ct
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import EPS32, dot_products, relative_to
+from labkit.course.exercises import Edit, FunctionExercise, PredictionExercise, Reach
+from labkit.device import ptx
 
-BLOCK, THREADS = 256, 64
+BLOCK = 128
 
 
-def _wide(*arrays):
-    return (array.astype(np.float64) for array in arrays)
+def _blocks(n: int, block: int = BLOCK) -> int:
+    return -(-n // block)
 
 
-# --- Predict: masks --------------------------------------------------------------------------------------------------
-
-PREDICT_MASKS = PredictionExercise(
-    name="predict_masks",
-    truth=lambda: {"programs": 98, "masked": 352, "length": 1024, "wasted": 243},
-    how={"programs": "100,000 elements, 1,024 a program, and a last program that is only partly full",
-         "masked": "all programs together have `programs` times 1,024 places",
-         "length": "the smallest power of two that a row of 781 fits into",
-         "wasted": "places of that vector without an element"},
-    wrong={"the last, partly full program is missing": {"programs": 97},
-           "the places that are used in the last program, not those that are masked": {"masked": 672},
-           "the row's own length: 781 is no power of two": {"length": 781},
-           "the last program's places are counted as if the row ended at a multiple of 32": {"wasted": 19}},
-)
+# --- own_time: ranges that nest ------------------------------------------------------------------------------------
 
 
-# --- A program by hand -----------------------------------------------------------------------------------------------
+def _own_time(parent, total):
+    own = np.array(total, np.float64)
+    for child, at in enumerate(parent):
+        if at >= 0:
+            own[at] -= total[child]
+    return own
 
 
-@cuda.jit
-def axpy_first_part_only(s, x, y, out):
-    i = cuda.blockIdx.x * BLOCK + cuda.threadIdx.x
-    if i < out.size:
-        out[i] = s * x[i] + y[i]
+def own_time_is_total(parent, total):
+    return np.array(total, np.float64)
 
 
-@cuda.jit
-def axpy_mask_of_the_first(s, x, y, out):
-    start = cuda.blockIdx.x * BLOCK
-    if start + BLOCK - THREADS + cuda.threadIdx.x < out.size:
-        for step in range(0, BLOCK, THREADS):
-            i = start + step + cuda.threadIdx.x
-            out[i] = s * x[i] + y[i]
+def own_time_takes_all_below(parent, total):
+    own = np.array(total, np.float64)
+    for child, at in enumerate(parent):
+        while at >= 0:
+            own[at] -= total[child]
+            at = parent[at]
+    return own
 
 
-@cuda.jit
-def axpy_by_thread_0(s, x, y, out):
-    if cuda.threadIdx.x == 0:
-        for i in range(cuda.blockIdx.x * BLOCK, min(cuda.blockIdx.x * BLOCK + BLOCK, out.size)):
-            out[i] = s * x[i] + y[i]
+def _tree(rng, n):
+    """Ranges in the order in which they begin: each one's parent stands before it, and its children fit into it."""
+    parent = np.array([-1] + [int(rng.integers(0, k)) for k in range(1, n)], np.int64)
+    total = rng.uniform(1, 50, n)
+    for child in range(n - 1, 0, -1):
+        total[parent[child]] += total[child]
+    return parent, total
 
 
-def _axpy_reference(s, x, y):
-    x, y = _wide(x, y)
-    return np.float64(s) * x + y
+def _within(parent_of):
+    """Ranges that lie in one another as parent_of says, each longer than its children together."""
+    def turn(rng, parent, total):
+        parent = np.array([parent_of(k) for k in range(len(parent))], np.int64)
+        total = rng.uniform(1, 50, len(parent))
+        for child in range(len(parent) - 1, 0, -1):
+            if parent[child] >= 0:
+                total[parent[child]] += total[child]
+        return parent, total
+
+    return turn
 
 
-AXPY_PROGRAM = KernelExercise(
-    name="axpy_program",
-    reference=_axpy_reference,
-    inputs=lambda rng, n: (np.float32(1.7), uniform(rng, n), uniform(rng, n)),
-    shape=lambda n: (n,),
-    sizes=tuple({"n": n} for n in (1, 63, 64, 65, 255, 256, 257, 1000)),
-    launch=lambda n: (-(-n // BLOCK), THREADS),
-    tolerance=relative_to(lambda s, x, y: np.abs(s * x) + np.abs(y), roundings=2),
-    domain=of((1, 2), *SUMMED),
+OWN_TIME = FunctionExercise(
+    name="own_time",
+    reference=_own_time,
+    inputs=_tree,
+    sizes=tuple({"n": n} for n in (1, 2, 3, 6, 20, 100)),
+    tolerance=lambda parent, total: np.full(len(total), 1e-6),
+    domain=(Reach("no range lies in another", _within(lambda k: -1)),
+            Reach("each range lies in the one before it", _within(lambda k: k - 1)),
+            Reach("all ranges lie in the first", _within(lambda k: 0 if k else -1))),
     wrong={
-        "the blocks begin 64 elements apart, not 256: they compute the same elements, and the end is never reached":
-            Edit("start = cuda.blockIdx.x * 256", "start = cuda.blockIdx.x * 64"),
-        "only the first 64 elements of each block are computed": axpy_first_part_only,
-        "no mask": Edit("if i < out.size:", "if True:"),
-        "one mask for all four elements of a thread, that of the last": axpy_mask_of_the_first,
-        "the steps are 128 apart: every other 64 elements are left out":
-            Edit("range(0, 256, 64)", "range(0, 256, 128)"),
-        "the first thread of each block does the work of all 64": axpy_by_thread_0,
+        "nothing is taken away: an outer range is counted with all that lies in it": own_time_is_total,
+        "grandchildren are taken away from their grandparent as well, and they lie in a child already":
+            own_time_takes_all_below,
+        "the outer range is taken away from the inner one":
+            Edit("own[outer] -= total[child]", "own[child] -= total[outer]"),
+        "only the outermost range loses what lies in it": Edit("if outer >= 0:", "if outer == 0:"),
     },
 )
 
 
-# --- Find the bug: the padding of a maximum --------------------------------------------------------------------------
+# --- predict_copies: a price for the start, a price for each byte ----------------------------------------------------
+
+START_US, BYTES_PER_US = 10, 50_000
 
 
-def _softmax_reference(x):
-    x = x.astype(np.float64)
-    e = np.exp(x - x.max(axis=1, keepdims=True))
-    return e / e.sum(axis=1, keepdims=True)
+def copy_us(nbytes: int) -> float:
+    """Microseconds of one copy."""
+    return START_US + nbytes / BYTES_PER_US
 
 
-def _softmax_rows(rng, R, C):
-    x = 4 * uniform(rng, R, C)
-    x[::2] -= 150  # far below 0, where exp(x) without a shift is 0
-    return (x,)
+def copies_truth() -> dict[str, int]:
+    return {
+        "tiny_us": round(copy_us(4)),
+        "large_us": round(copy_us(2_000_000)),
+        "even_bytes": START_US * BYTES_PER_US,
+        "apart_us": round(1000 * copy_us(2000)),
+        "together_us": round(copy_us(1000 * 2000)),
+    }
 
 
-def _softmax_tolerance(x):
-    below, far = x.max(axis=1, keepdims=True) - x, np.abs(x).max(axis=1, keepdims=True)
-    return EPS32 * (16 + below + 2 * far) * _softmax_reference(x) + 1e-37
-
-
-PADDED_SOFTMAX = KernelExercise(
-    name="padded_softmax",
-    reference=_softmax_reference,
-    inputs=_softmax_rows,
-    shape=lambda R, C: (R, C),
-    sizes=tuple({"R": R, "C": C} for R, C in ((1, 1), (2, 3), (3, 31), (4, 63), (5, 64), (7, 50))),
-    random_size=lambda rng: {"R": int(rng.integers(1, 9)), "C": int(rng.integers(1, 65))},
-    launch=lambda R, C: (R, 64),
-    tolerance=_softmax_tolerance,
-    domain=(*of(0, *EXPONENTIALS, ZEROS), *of(0, largest_at(63), at={"R": 2, "C": 64})),
+PREDICT_COPIES = PredictionExercise(
+    name="predict_copies",
+    truth=copies_truth,
+    how={
+        "tiny_us": "the copy has to start, and then there are four bytes. How long do four bytes take?",
+        "large_us": "the start, and 2,000,000 bytes at 50,000 bytes in a microsecond.",
+        "even_bytes": "in the time that a start takes, how many bytes could have been copied?",
+        "apart_us": "one of them first: its start, and its 2,000 bytes. Then a thousand times that.",
+        "together_us": "one start, and as many bytes as all of them have.",
+    },
     wrong={
-        "the places without an element hold 0, and take part in the maximum and in the sum":
-            Edit("float32(-np.inf)", "float32(0.0)"),
-        "the places without an element hold 0, and take part in the maximum":
-            Edit("float32(-np.inf)", "float32(0.0)",
-                 "math.exp(value - largest)", "math.exp(value - largest) if t < x.shape[1] else float32(0.0)"),
-        "each place without an element adds 1 to the sum":
-            Edit("math.exp(value - largest)", "math.exp(value - largest) if t < x.shape[1] else float32(1.0)"),
-        "no barrier between the search for the maximum and the exponentials":
-            Edit("cuda.syncthreads()\n"
-                 "tile[t] = math.exp(value - largest)",
-                 "tile[t] = math.exp(value - largest)"),
-        "places without an element are stored, too": Edit("if t < x.shape[1]:", "if True:"),
-        "the places without an element hold -1000, and rows may lie below that":
-            Edit("float32(-np.inf)", "float32(-1000.0)"),
+        "the start is left out, and only bytes are counted": {"large_us": 40, "tiny_us": 0},
+        "only the start is counted, and the bytes take time as well": {"large_us": 10},
+        "a microsecond's bytes are given; the start takes ten of them": {"even_bytes": 50_000},
+        "all copies share one start, and each has its own": {"apart_us": 50},
+        "one copy pays a start for each array in it": {"together_us": 10_040},
+        "the bytes of small copies are counted as if they cost nothing at all": {"apart_us": 10_000},
     },
 )
 
 
-# --- A product in tiles ----------------------------------------------------------------------------------------------
-
-
-def _over_tiles(program):
-    """The launcher that the learner has, around another program."""
-    def launcher(a, b, out):
-        steps = ct.cdiv(a.shape[1], 16)
-        ct.launch(None, (ct.cdiv(out.shape[0], 16), ct.cdiv(out.shape[1], 16), 1), program, (a, b, out, steps))
-
-    return launcher
-
-
-def _product_without_padding(a, b, out, steps):
-    row, col = ct.bid(0), ct.bid(1)
-    total = ct.full((16, 16), 0, ct.float32)
-    for k in range(steps):
-        total = ct.mma(ct.load(a, (row, k), (16, 16)), ct.load(b, (k, col), (16, 16)), total)
-    ct.store(out, (row, col), total)
-
-
-def _product_last_step_only(a, b, out, steps):
-    row, col = ct.bid(0), ct.bid(1)
-    zero = ct.PaddingMode.ZERO
-    total = ct.full((16, 16), 0, ct.float32)
-    for k in range(steps):
-        left = ct.load(a, (row, k), (16, 16), padding_mode=zero)
-        right = ct.load(b, (k, col), (16, 16), padding_mode=zero)
-        total = ct.mma(left, right, ct.full((16, 16), 0, ct.float32))
-    ct.store(out, (row, col), total)
-
-
-def _product_first_tiles(a, b, out, steps):
-    row, col = ct.bid(0), ct.bid(1)
-    zero = ct.PaddingMode.ZERO
-    total = ct.full((16, 16), 0, ct.float32)
-    for _ in range(steps):
-        left = ct.load(a, (row, 0), (16, 16), padding_mode=zero)
-        right = ct.load(b, (0, col), (16, 16), padding_mode=zero)
-        total = ct.mma(left, right, total)
-    ct.store(out, (row, col), total)
-
-
-def _product_counts_elements(a, b, out, steps):
-    row, col = ct.bid(0), ct.bid(1)
-    zero = ct.PaddingMode.ZERO
-    total = ct.full((16, 16), 0, ct.float32)
-    for k in range(steps):
-        left = ct.load(a, (row, 16 * k), (16, 16), padding_mode=zero)
-        total = ct.mma(left, ct.load(b, (16 * k, col), (16, 16), padding_mode=zero), total)
-    ct.store(out, (row, col), total)
-
-
-def _product_tile_not_moved(a, b, out, steps):
-    row, col = ct.bid(0), ct.bid(1)
-    zero = ct.PaddingMode.ZERO
-    total = ct.full((16, 16), 0, ct.float32)
-    for k in range(steps):
-        left = ct.load(a, (row, k), (16, 16), padding_mode=zero)
-        total = ct.mma(left, ct.load(b, (k, 0), (16, 16), padding_mode=zero), total)
-    ct.store(out, (row, col), total)
-
-
-def _product_reference(a, b):
-    a, b = _wide(a, b)
-    return a @ b
-
-
-def product_on_the_host(a, b, out):
-    out.copy_to_device(a.copy_to_host() @ b.copy_to_host())
-
-
-TILE_PRODUCT = FunctionExercise(
-    name="tile_product",
-    reference=_product_reference,
-    inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, K, N)),
-    shape=lambda M, N, K: (M, N),
-    sizes=tuple({"M": M, "N": N, "K": K} for M, N, K in ((1, 1, 1), (3, 5, 2), (16, 16, 16), (17, 18, 1), (1, 33, 17),
-                                                         (33, 1, 31), (37, 23, 19), (20, 35, 50))),
-    tolerance=dot_products(lambda a, b: np.abs(a) @ np.abs(b), length=lambda a, b: a.shape[1]),
-    domain=of((0, 1), *SUMMED),
-    demand=on_the_device,
-    wrong={"beyond the edges of `a` and `b` the tiles hold whatever a load puts there: padding_mode is left out":
-           _over_tiles(_product_without_padding),
-           "the sum begins again at every step: only the last one is left": _over_tiles(_product_last_step_only),
-           "every step multiplies the first tiles again": _over_tiles(_product_first_tiles),
-           "the index counts elements, where a load counts tiles": _over_tiles(_product_counts_elements),
-           "the column of tiles of `b` is always the first": _over_tiles(_product_tile_not_moved),
-           "NumPy computes the whole product, on the host": product_on_the_host},
-)
-
-# --- From a blank page: row sums -------------------------------------------------------------------------------------
+# --- predict_requests: what ncu will read ----------------------------------------------------------------------------
 
 
 @cuda.jit
-def row_sums_by_lane_0(x, out):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    if lane == 0:
-        total = np.float32(0)
-        for col in range(x.shape[1]):
-            total += x[row, col]
-        out[row] = total
+def read_row_kernel(x, out):
+    i = cuda.grid(1)
+    out[i] = x[i]
 
 
-ROW_SUMS = KernelExercise(
-    name="row_sums",
-    reference=lambda x: x.astype(np.float64).sum(axis=1),
-    inputs=lambda rng, R, C: (uniform(rng, R, C),),
-    shape=lambda R, C: (R,),
-    sizes=tuple({"R": R, "C": C} for R, C in ((1, 1), (2, 31), (3, 32), (4, 33), (5, 100), (2, 781))),
-    launch=lambda R, C: (R, 32),
-    tolerance=dot_products(lambda x: np.abs(x).sum(axis=1), length=lambda x: x.shape[1]),
-    domain=of(0, *SUMMED),
-    demand=shuffles,
+@cuda.jit
+def read_third_kernel(x, out):
+    i = cuda.grid(1)
+    out[i] = x[3 * i]
+
+
+@cuda.jit
+def read_column_kernel(x, out):
+    i = cuda.grid(1)
+    out[i] = x[64 * i]
+
+
+@cuda.jit
+def read_one_kernel(x, out):
+    i = cuda.grid(1)
+    out[i] = x[i // 32]
+
+
+@cuda.jit
+def read_four_kernel(x, out):
+    i = cuda.grid(1)
+    a, b, c, d = ptx.load_global4(x, 4 * i)
+    out[i] = a + b + c + d
+
+
+def requests_truth() -> dict[str, int]:
+    """Sectors per load, by observe: one warp, so one request."""
+    from labkit import observe
+
+    found = {}
+    for name, kernel in (("row", read_row_kernel), ("third", read_third_kernel), ("column", read_column_kernel),
+                         ("one", read_one_kernel), ("four", read_four_kernel)):
+        x, out = cuda.to_device(np.zeros(64 * 32, np.float32)), cuda.to_device(np.zeros(32, np.float32))
+        stores = 4  # 32 floats in a row
+        found[name] = observe(kernel[1, 32], x, out).counts["sectors"] - stores
+    return found
+
+
+PREDICT_REQUESTS = PredictionExercise(
+    name="predict_requests",
+    truth=requests_truth,
+    how={
+        "row": "32 floats in a row are 128 bytes.",
+        "third": "the lanes span 3 * 31 + 1 floats. Is there a sector of eight floats without one of them?",
+        "column": "two neighbours lie 64 floats apart, and a sector holds eight.",
+        "one": "all lanes ask for the same address.",
+        "four": "a lane asks for 16 bytes. How many lanes share a sector, and how many sectors do 32 lanes need?",
+    },
     wrong={
-        "only the first 32 elements of a row are added":
-            Edit("total = float32(0.0)\n"
-                 "for col in range(lane, x.shape[1], 32):\n"
-                 "    total += x[row, col]",
-                 "total = x[row, lane] if lane < x.shape[1] else float32(0.0)"),
-        "the lanes never join their sums":
-            Edit("for offset in (16, 8, 4, 2, 1):\n"
-                 "    total += cuda.shfl_down_sync(0xFFFFFFFF, total, offset)",
-                 ""),
-        "the last element stands in for those that are missing":
-            Edit("total = float32(0.0)",
-                 "last = x.shape[1] - 1\n"
-                 "total = float32(0.0)",
-                 "for col in range(lane, x.shape[1], 32):", "for start in range(0, x.shape[1], 32):",
-                 "total += x[row, col]", "total += x[row, min(start + lane, last)]"),
-        "lane 31 stores, and the sum is in lane 0": Edit("if lane == 0:", "if lane == 31:"),
-        "lane 0 adds up the whole row, and 31 lanes wait": row_sums_by_lane_0,
+        "there is a request for each lane, and a warp makes one request": {"row": 32},
+        "this counts only the floats that are used, and a sector travels whole": {"third": 4},
+        "lines of 128 bytes are counted; ncu's sectors have 32": {"row": 1},
+        "lanes that ask for the same float share its sector": {"one": 32},
+        "a load of four floats moves four times as much as a load of one": {"four": 4},
+        "no two lanes share a sector here": {"column": 8},
     },
 )
 
-EXERCISES = (PREDICT_MASKS, AXPY_PROGRAM, PADDED_SOFTMAX, TILE_PRODUCT, ROW_SUMS)
+EXERCISES = (OWN_TIME, PREDICT_COPIES, PREDICT_REQUESTS)

@@ -1,286 +1,335 @@
-"""The exercises of lesson 10: masks, the maximum of what is seen, traffic and occupancy on paper, the derivative.
+"""The exercises of lesson 10: which operand first, which flag, which leading dimension; and what the reductions hide.
 
-Sizes are B (sequences) and S (queries and keys); R and C for plain rows.
+The calls go to cuBLAS on a GPU with CuPy, and to its NumPy model elsewhere. No call here leaves the memory of an array.
 """
 
-import functools
-import math
-
 import numpy as np
-from numba import float32
 
 from labkit import cuda
-from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import elements_of_argument, shuffles
-from labkit.course.exercises.domains import EXPONENTIALS, FAR, FAR_ABOVE_ZERO, HUGE_AND_TINY, NEGATIVE, ZEROS, of
+from labkit.course.exercises import Edit, FunctionExercise, PredictionExercise
+from labkit.course.exercises.demands import on_the_device
+from labkit.course.exercises.domains import (
+    EQUAL,
+    EXPONENTIALS,
+    NEGATIVE,
+    ONE_FAR_ABOVE,
+    ONE_FAR_BELOW,
+    POSITIVE,
+    SUMMED,
+    ZEROS,
+    of,
+)
+from labkit.kernels.libraries.blas import OP_N, OP_T, at, gemm
+from labkit.kernels.libraries.column_major import isamax, sasum
 from labkit.kernels.op import uniform
+from labkit.kernels.tolerance import EPS32, dot_products
 
 
-def _matrices(*sizes):
-    return tuple({"B": B, "S": S} for B, S in sizes)
+def _wide(*arrays):
+    return (array.astype(np.float64) for array in arrays)
 
 
-def _probabilities(x, seen):
-    x = np.where(seen, x.astype(np.float64), -np.inf)
-    largest = x.max(axis=-1, keepdims=True)
-    exponentials = np.exp(x - np.where(np.isinf(largest), 0.0, largest))
-    total = exponentials.sum(axis=-1, keepdims=True)
-    return exponentials / np.where(total == 0.0, 1.0, total)
+def _products(*sizes):
+    return tuple({"M": M, "N": N, "K": K} for M, N, K in sizes)
 
 
-def _few_roundings(x, seen):
-    """For rows of a hundred elements or so; a score far from 0 may be rounded before the largest is subtracted."""
-    x, seen = np.broadcast_arrays(x, seen)
-    far = np.where(seen, np.abs(x), 0.0).max(axis=-1, keepdims=True)
-    return 2.0**-23 * (60 + 4 * far * _probabilities(x, seen))
+AWKWARD = _products((1, 1, 1), (3, 5, 2), (5, 3, 4), (16, 16, 16), (1, 33, 17), (33, 1, 31), (17, 18, 1), (37, 23, 19))
+
+# --- Predict: the numbers of a call ----------------------------------------------------------------------------------
+
+PREDICT_CALL = PredictionExercise(
+    name="predict_call",
+    truth=lambda: {"m": 10, "n": 20, "k": 32, "lda": 32, "ldb": 64, "ldc": 10},
+    how={"m": "cuBLAS computes the transpose of `out`: how many rows does that have?",
+         "n": "the columns of the transpose of `out`",
+         "k": "the length of a dot product",
+         "lda": "how far it is in memory from one row of `w` to the next",
+         "ldb": "how far it is in memory from one row of `x` to the next: the part does not change where the rows lie",
+         "ldc": "how far it is in memory from one row of `out` to the next"},
+    wrong={"m and n exchanged": {"m": 20, "n": 10, "k": 32, "lda": 32, "ldb": 64, "ldc": 10},
+           "the leading dimension of a part, as if the part lay alone": {
+               "m": 10, "n": 20, "k": 32, "lda": 32, "ldb": 32, "ldc": 10},
+           "k of the whole row": {"m": 10, "n": 20, "k": 64, "lda": 32, "ldb": 64, "ldc": 10},
+           "leading dimensions of columns, as if the arrays lay column by column": {
+               "m": 10, "n": 20, "k": 32, "lda": 10, "ldb": 20, "ldc": 10}},
+)
 
 
-# --- Padding on the left -------------------------------------------------------------------------------------------
+# --- a.T @ b ---------------------------------------------------------------------------------------------------------
 
 
-@cuda.jit
-def left_as_right(scores, lengths, out):
-    q, b = cuda.grid(2)
-    size = scores.shape[2]
-    if q < size:
-        largest = float32(-math.inf)
-        for k in range(lengths[b]):
-            largest = max(largest, scores[b, q, k])
-        total = float32(0.0)
-        for k in range(lengths[b]):
-            total += math.exp(scores[b, q, k] - largest)
-        for k in range(size):
-            out[b, q, k] = math.exp(scores[b, q, k] - largest) / total if k < lengths[b] else float32(0.0)
+def _at_reference(a, b):
+    a, b = _wide(a, b)
+    return a.T @ b
 
 
-def _left_seen(scores, lengths):
-    return np.arange(scores.shape[-1]) >= (scores.shape[-1] - lengths)[:, None, None]
+def _by_cublas(run) -> str | None:
+    if not run.calls:
+        return "cuBLAS is not called, and asked for is a product of cuBLAS."
+    if run.copies_to_host:
+        return (f"Arrays are copied {run.copies_to_host} times to the host, and asked for is a call that reads the "
+                "queries and the keys where they lie: `at(qkv, i)` is where they begin.")
+    return on_the_device(run)
 
 
-def _left_reference(scores, lengths):
-    return _probabilities(scores, _left_seen(scores, lengths))
+def _one_call(*allowed: str):
+    """A single call of cuBLAS, of one of these functions, that computes the result."""
+    asked = " or ".join(f"`{name}`" for name in allowed)
+
+    def demand(run) -> str | None:
+        if run.calls and (len(run.calls) > 1 or run.calls[0] not in allowed):
+            made = " and ".join(f"{run.calls.count(name)} of `{name}`" for name in dict.fromkeys(run.calls))
+            return f"The calls of cuBLAS are {made}, and asked for is a single call, of {asked}."
+        if not run.calls:
+            return f"cuBLAS is not called, and asked for is one call of {asked}."
+        return on_the_device(run)
+
+    return demand
 
 
-def _hidden_above(seen_of):
-    """What the mask hides lies far above what it leaves."""
-    def turn(rng, scores, *others):
-        hidden = np.broadcast_to(~seen_of(scores, *others), scores.shape)
-        return (np.where(hidden, np.float32(FAR), scores), *others)
-
-    return Reach("hidden scores are far above those that are seen", turn)
+def at_on_the_host(a, b, out):
+    out.copy_to_device(a.copy_to_host().T @ b.copy_to_host())
 
 
-def _left_inputs(rng, B, S):
-    lengths = rng.integers(1, S + 1, B).astype(np.int32)
-    lengths[0] = (S + 1) // 2  # at least one sequence is padded, unless a row is one element
-    return 5 * uniform(rng, B, S, S), lengths
-
-
-LEFT_PADDING = KernelExercise(
-    name="left_padding",
-    reference=_left_reference,
-    inputs=_left_inputs,
-    shape=lambda B, S: (B, S, S),
-    sizes=_matrices((1, 4), (2, 3), (1, 1), (3, 8), (4, 33), (2, 70)),
-    launch=lambda B, S: ((-(-S // 64), B), (64, 1)),
-    domain=(*of(0, *EXPONENTIALS), _hidden_above(_left_seen),
-            Reach("each sequence has one key", lambda rng, scores, lengths: (scores, np.ones_like(lengths))),
-            Reach("no sequence is padded", lambda rng, scores, lengths: (scores, lengths * 0 + scores.shape[-1]))),
-    tolerance=lambda scores, lengths: _few_roundings(scores, _left_seen(scores, lengths)),
+AT_BY_BLAS = FunctionExercise(
+    name="at_by_blas",
+    reference=_at_reference,
+    inputs=lambda rng, M, N, K: (uniform(rng, K, M), uniform(rng, K, N)),
+    shape=lambda M, N, K: (M, N),
+    sizes=AWKWARD,
+    tolerance=dot_products(lambda a, b: np.abs(a).T @ np.abs(b), length=lambda a, b: a.shape[0]),
+    domain=of((0, 1), *SUMMED),
+    demand=_one_call("gemm"),
     wrong={
-        "the last keys are hidden, not the first": left_as_right,
-        "what is hidden is never written (check fills `out` with NaN)":
-            Edit("for k in range(size):", "for k in range(first, size):",
-                 "total if k >= first else float32(0.0)", "total"),
-        "one key too many is seen": Edit("first = size - lengths[b]", "first = max(size - lengths[b] - 1, 0)"),
-        "the length is taken from the query's number, not from the sequence":
-            Edit("first = size - lengths[b]", "first = size - lengths[q % lengths.size]"),
-        "nothing is subtracted, and exp of a large score is infinite":
-            Edit("largest = max(largest, scores[b, q, k])", "largest = float32(0.0)"),
-        "the largest begins at 0, and scores far below it vanish": Edit("float32(-math.inf)", "float32(0.0)"),
-        "the score of the query's own key stands in for the largest":
-            Edit("for k in range(first, size):\n"
-                 "    largest = max(largest, scores[b, q, k])",
-                 "largest = scores[b, q, q]"),
+        "the flags are exchanged": Edit("OP_N, OP_T", "OP_T, OP_N"),
+        "`a` goes first, so that the transpose of the result is written":
+            Edit("N, M, K, 1.0, b, N, a, M, 0.0, out, N", "M, N, K, 1.0, a, M, b, N, 0.0, out, M"),
+        "`a` is taken as (M, K)": Edit("OP_T, N, M, K, 1.0, b, N, a, M", "OP_N, N, M, K, 1.0, b, N, a, K"),
+        "m and n are exchanged": Edit("OP_T, N, M", "OP_T, M, N"),
+        "beta is 1, so that the product is added to what lay in `out`": Edit("0.0, out, N", "1.0, out, N"),
+        "NumPy computes the product, on the host": at_on_the_host,
     },
 )
 
 
-# --- Find the bug: the largest of what is masked out ---------------------------------------------------------------
+# --- A head's scores in a packed matrix ------------------------------------------------------------------------------
+
+HEADS, WIDTH = 3, 4
 
 
-@cuda.jit
-def largest_without_the_diagonal(scores, out):
-    q, b = cuda.grid(2)
-    size = scores.shape[2]
-    if q < size:
-        largest = scores[b, q, 0]
-        for k in range(q):
-            largest = max(largest, scores[b, q, k])
-        total = float32(0.0)
-        for k in range(q):
-            total += math.exp(scores[b, q, k] - largest)
-        total = total if q > 0 else float32(1.0)
-        for k in range(size):
-            out[b, q, k] = math.exp(scores[b, q, k] - largest) / total if k <= q else float32(0.0)
+def scores_leading_dimension_of_a_head(qkv, out):
+    T = qkv.shape[0]
+    gemm(OP_T, OP_N, T, T, WIDTH, 1.0, at(qkv, HEADS * WIDTH + WIDTH), WIDTH, at(qkv, WIDTH), WIDTH, 0.0, out, T)
 
 
-def _causal_seen(scores):
-    return np.tril(np.ones(scores.shape[-2:], bool))
+def scores_of_head_zero(qkv, out):
+    T, row = qkv.shape
+    gemm(OP_T, OP_N, T, T, WIDTH, 1.0, at(qkv, HEADS * WIDTH), row, at(qkv, 0), row, 0.0, out, T)
 
 
-def _causal_inputs(rng, B, S):
-    """What the mask hides is larger by 200 than what it leaves, as scores of the future may well be."""
-    scores = 5 * uniform(rng, B, S, S)
-    scores[:, np.triu(np.ones((S, S), bool), 1)] += np.float32(200.0)
-    return (scores,)
+def scores_q_against_q(qkv, out):
+    T, row = qkv.shape
+    gemm(OP_T, OP_N, T, T, WIDTH, 1.0, at(qkv, WIDTH), row, at(qkv, WIDTH), row, 0.0, out, T)
 
 
-LARGEST_SEEN = KernelExercise(
-    name="largest_seen",
-    reference=lambda scores: _probabilities(scores, _causal_seen(scores)),
-    inputs=_causal_inputs,
-    shape=lambda B, S: (B, S, S),
-    sizes=_matrices((1, 3), (1, 1), (2, 8), (3, 33), (1, 70)),
-    launch=lambda B, S: ((-(-S // 64), B), (64, 1)),
-    domain=(*of(0, *EXPONENTIALS), _hidden_above(_causal_seen)),
-    tolerance=lambda scores: _few_roundings(scores, _causal_seen(scores)),
+def scores_transposed(qkv, out):
+    T, row = qkv.shape
+    gemm(OP_T, OP_N, T, T, WIDTH, 1.0, at(qkv, WIDTH), row, at(qkv, HEADS * WIDTH + WIDTH), row, 0.0, out, T)
+
+
+def scores_not_scaled(qkv, out):
+    T, row = qkv.shape
+    gemm(OP_T, OP_N, T, T, WIDTH, 1.0, at(qkv, HEADS * WIDTH + WIDTH), row, at(qkv, WIDTH), row, 0.0, out, T)
+
+
+def scores_of_copies(qkv, out):
+    T, host = qkv.shape[0], qkv.copy_to_host()
+    q, k = (cuda.to_device(np.ascontiguousarray(host[:, i : i + WIDTH])) for i in (WIDTH, (HEADS + 1) * WIDTH))
+    gemm(OP_T, OP_N, T, T, WIDTH, 0.5, k, WIDTH, q, WIDTH, 0.0, out, T)
+
+
+def scores_on_the_host(qkv, out):
+    host = qkv.copy_to_host()
+    q, k = host[:, WIDTH : 2 * WIDTH], host[:, (HEADS + 1) * WIDTH : (HEADS + 2) * WIDTH]
+    out.copy_to_device(np.float32(0.5) * q @ k.T)
+
+
+def _scores_reference(qkv):
+    qkv = qkv.astype(np.float64)
+    q, k = qkv[:, WIDTH : 2 * WIDTH], qkv[:, (HEADS + 1) * WIDTH : (HEADS + 2) * WIDTH]
+    return 0.5 * q @ k.T
+
+
+HEAD_SCORES = FunctionExercise(
+    name="head_scores",
+    reference=_scores_reference,
+    inputs=lambda rng, T: (uniform(rng, T, 3 * HEADS * WIDTH),),
+    shape=lambda T: (T, T),
+    sizes=tuple({"T": T} for T in (1, 2, 5, 16, 33)),
+    tolerance=dot_products(lambda qkv: _scores_reference(np.abs(qkv)), length=lambda qkv: WIDTH),
+    domain=of(0, *SUMMED),
+    demand=_by_cublas,
+    wrong={"the leading dimension of a head that lies alone": scores_leading_dimension_of_a_head,
+           "head 0 in place of head 1": scores_of_head_zero, "queries against queries": scores_q_against_q,
+           "keys against queries: the scores are transposed": scores_transposed,
+           "the factor 0.5 is missing": scores_not_scaled,
+           "queries and keys are copied out of qkv, and the call was to save that": scores_of_copies,
+           "NumPy computes the scores, on the host": scores_on_the_host},
+)
+
+
+# --- A batch that shares a matrix ------------------------------------------------------------------------------------
+
+
+def batch_first_only(a, b, out):
+    (count, M, K), N = a.shape, b.shape[1]
+    for _ in range(count):
+        gemm(OP_N, OP_N, N, M, K, 1.0, b, N, a, K, 0.0, out, N)
+
+
+def _batch_reference(a, b):
+    a, b = _wide(a, b)
+    return a @ b
+
+
+def batch_by_a_loop(a, b, out):
+    (count, M, K), N = a.shape, b.shape[1]
+    for i in range(count):
+        gemm(OP_N, OP_N, N, M, K, 1.0, b, N, at(a, i * M * K), K, 0.0, at(out, i * M * N), N)
+
+
+def batch_on_the_host(a, b, out):
+    out.copy_to_device(a.copy_to_host() @ b.copy_to_host())
+
+
+BATCH_BY_BLAS = FunctionExercise(
+    name="batch_by_blas",
+    reference=_batch_reference,
+    inputs=lambda rng, B, M, N, K: (uniform(rng, B, M, K), uniform(rng, K, N)),
+    shape=lambda B, M, N, K: (B, M, N),
+    sizes=tuple({"B": B, "M": M, "N": N, "K": K} for B, M, N, K in
+                ((1, 1, 1, 1), (2, 3, 5, 2), (5, 1, 4, 3), (3, 16, 16, 16), (7, 5, 9, 1), (4, 9, 6, 13))),
+    tolerance=dot_products(lambda a, b: np.abs(a) @ np.abs(b), length=lambda a, b: b.shape[0]),
+    domain=of((0, 1), *SUMMED),
+    demand=_one_call("gemm_strided_batched", "gemm"),
     wrong={
-        "the largest is looked for among hidden scores, too: next to it all others vanish":
-            Edit("for k in range(q + 1):\n"
-                 "    largest = max(largest, scores[b, q, k])",
-                 "for k in range(size):\n"
-                 "    largest = max(largest, scores[b, q, k])"),
-        "the diagonal is left out: a query sees its own key": largest_without_the_diagonal,
-        "hidden scores count in the sum":
-            Edit("for k in range(q + 1):\n"
-                 "    total += math.exp(scores[b, q, k] - largest)",
-                 "for k in range(size):\n"
-                 "    total += math.exp(scores[b, q, k] - largest)"),
-        "nothing is subtracted, and exp of a large score is infinite":
-            Edit("for k in range(q + 1):\n"
-                 "    largest = max(largest, scores[b, q, k])",
-                 "largest = float32(0.0)"),
-        "the largest begins at 0, and scores far below it vanish": Edit("float32(-math.inf)", "float32(0.0)"),
-        "the score of the query's own key stands in for the largest":
-            Edit("for k in range(q + 1):\n"
-                 "    largest = max(largest, scores[b, q, k])",
-                 "largest = scores[b, q, q]"),
+        "only the first product is computed, again and again": batch_first_only,
+        "every product reads the first matrix of `a`": Edit("M * K, 0.0", "0, 0.0"),
+        "`b` moves on from product to product, though there is only one": Edit("0, a, K, M", "K * N, a, K, M"),
+        "the stride of `a` is one row, not one matrix": Edit("M * K, 0.0", "K, 0.0"),
+        "a call for each product, in a loop of Python": batch_by_a_loop,
+        "NumPy computes the products, on the host": batch_on_the_host,
     },
 )
 
 
-# --- Predict: what is loaded ---------------------------------------------------------------------------------------
+# --- Find the bug: counted from 1 ------------------------------------------------------------------------------------
 
 
-@functools.cache
-def _loads():
-    from labkit import observe
-    from labkit.kernels.softmax import masked as ms
-
-    size = 32
-    scores, out, lengths = (np.zeros((1, size, size), np.float32), np.zeros((1, size, size), np.float32),
-                            np.zeros(1, np.int32))
-    arguments = (scores, lengths, out, np.float32(0.125), np.uint32(1))
-    launches = {"three_read": ms.masked_softmax_three_read_kernel[size, 32],
-                "bounded": ms.masked_softmax_bounded_kernel[size, 32], "single_read": ms.ALIGNED[0][size // 4, 128]}
-    return {name: observe(launch, *arguments).counts["bytes_loaded"] // 4 for name, launch in launches.items()}
+def peaks_counted_from_zero(x):
+    rows, cols = x.shape
+    return np.array([x[row, min(isamax(cols, x[row]), cols - 1)] for row in range(rows)], np.float32)
 
 
-PREDICT_LOADS_MASKED = PredictionExercise(
-    name="predict_masked_loads",
-    truth=_loads,
-    how={"three_read": "Each of its three loops loads all 32 x 32 numbers, hidden or not.",
-         "bounded": "Row q is loaded up to its own number: q + 1 numbers, three times. Sum over q from 0 to 31.",
-         "single_read": "A row is loaded in pieces of four: the next multiple of four from q + 1 on. Four rows, one "
-                        "after the other, load the same."},
-    wrong={"one loop each": {"three_read": 1024, "bounded": 528, "single_read": 576},
-           "pieces of four forgotten": {"three_read": 3072, "bounded": 1584, "single_read": 528},
-           "half of the square, without the diagonal": {"three_read": 3072, "bounded": 1488, "single_read": 576}},
+def peaks_without_sign(x):
+    rows, cols = x.shape
+    return np.array([abs(x[row, isamax(cols, x[row]) - 1]) for row in range(rows)], np.float32)
+
+
+def peaks_of_largest_value(x):
+    return x.max(axis=1)
+
+
+def peaks_off_by_one_wrapped(x):
+    rows, cols = x.shape
+    return np.array([x[row, isamax(cols, x[row]) % cols] for row in range(rows)], np.float32)
+
+
+def _peaks_reference(x):
+    return np.take_along_axis(x, np.abs(x).argmax(axis=1)[:, None], axis=1)[:, 0]
+
+
+def _rows(rng, R, C):
+    x = uniform(rng, R, C)
+    x[:, 0] *= 3 if C == 1 else 1
+    x[0, -1] = -1.75  # the largest in its row, and the last: counted from 1, its number is C
+    return (x,)
+
+
+PEAKS = FunctionExercise(
+    name="peaks",
+    reference=_peaks_reference,
+    inputs=_rows,
+    sizes=tuple({"R": R, "C": C} for R, C in ((1, 2), (2, 3), (5, 7), (4, 33), (16, 100))),
+    domain=of(0, NEGATIVE, POSITIVE, EQUAL, ONE_FAR_ABOVE, ONE_FAR_BELOW, ZEROS),
+    wrong={"isamax counts from 1, and the index is used as if it counted from 0": peaks_counted_from_zero,
+           "the sign is lost": peaks_without_sign, "the largest value, not the largest absolute value":
+           peaks_of_largest_value, "the element after the largest": peaks_off_by_one_wrapped},
 )
 
 
-# --- Predict: blocks on a multiprocessor ---------------------------------------------------------------------------
+# --- Find the bug: |max| ---------------------------------------------------------------------------------------------
 
 
-def _blocks():
-    from labkit.device.occupancy import H200, blocks
+@np.errstate(over="ignore", invalid="ignore")
+def _softmax_shifted_by(x, shift):
+    e = np.exp(x - shift)
+    return e / np.float32(sasum(e.size, e))
 
-    return {"few": blocks(H200, 256, 32), "many": blocks(H200, 256, 64), "shared": blocks(H200, 256, 32, 33 * 1024)}
+
+def softmax_by_absolute_maximum(x):
+    return _softmax_shifted_by(x, x[isamax(x.size, x) - 1])
 
 
-PREDICT_BLOCKS = PredictionExercise(
-    name="predict_blocks",
-    truth=_blocks,
-    how={"few": "2,048 threads fit, and 65,536 registers are enough for as many threads with 32 each.",
-         "many": "256 threads with 64 registers each take 16,384 of 65,536.",
-         "shared": "228 KB, and each block takes 33 KB and 1 KB for the system."},
-    wrong={"registers do not count": {"few": 8, "many": 8, "shared": 6},
-           "shared memory does not count": {"few": 8, "many": 4, "shared": 8},
-           "one block too many": {"few": 8, "many": 4, "shared": 7}},
+def softmax_unshifted(x):
+    return _softmax_shifted_by(x, np.float32(0.0))
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def softmax_unshifted_in_float64(x):
+    e = np.exp(x.astype(np.float64))
+    return e / e.sum()
+
+
+def softmax_by_magnitude(x):
+    return _softmax_shifted_by(x, np.abs(x).max())
+
+
+def softmax_sum_of_x(x):
+    return np.exp(x - x.max()) / np.float32(sasum(x.size, x))
+
+
+def _softmax_reference(x):
+    e = np.exp(x.astype(np.float64) - x.max())
+    return e / e.sum()
+
+
+def _softmax_row(rng, n):
+    x = 20 * uniform(rng, n)  # from -30 to 30
+    if n > 1:
+        x[rng.integers(n - 1)] = 110.0
+        x[-1] = -220.0  # the largest absolute value by far
+    return (x,)
+
+
+def _softmax_tolerance(x):
+    below = x.max() - x
+    return EPS32 * (10 + below + np.sqrt(x.size) + 2 * np.abs(x).max()) * _softmax_reference(x) + 1e-37
+
+
+SAFE_SOFTMAX = FunctionExercise(
+    name="safe_softmax",
+    reference=_softmax_reference,
+    inputs=_softmax_row,
+    sizes=tuple({"n": n} for n in (1, 2, 3, 31, 257)),
+    tolerance=_softmax_tolerance,
+    domain=of(0, *EXPONENTIALS, ZEROS),
+    wrong={"the value with the largest absolute value is subtracted": softmax_by_absolute_maximum,
+           "nothing is subtracted": softmax_unshifted,
+           "nothing is subtracted, and float64 puts the overflow off: exp(1000) is infinite there, too":
+           softmax_unshifted_in_float64,
+           "the largest absolute value is subtracted: all exponentials may vanish": softmax_by_magnitude,
+           "the sum is taken over `x`, not over the exponentials": softmax_sum_of_x},
 )
 
-
-# --- The derivative ------------------------------------------------------------------------------------------------
-
-
-def _backward_reference(p, g, scale):
-    p, g = p.astype(np.float64), g.astype(np.float64)
-    return float(scale) * p * (g - (p * g).sum(axis=1, keepdims=True))
-
-
-def _backward_inputs(rng, R, C):
-    return _probabilities(3 * uniform(rng, R, C), True).astype(np.float32), uniform(rng, R, C), np.float32(0.125)
-
-
-def _shared_by_the_lanes(report) -> str | None:
-    """p and g, each for the sum and for the result: four loads an element."""
-    loads, enough = report.counts["global_loads"], 4 * elements_of_argument(report, 0)
-    if loads <= 2 * enough:  # with room for those who read a number again
-        return shuffles(report)
-    return (f"It loads {loads:,} numbers, and {enough:,} are enough: p and g, each for the sum and for the result. A "
-            "warp takes a row, so let each lane take every 32nd column, and join the lanes' sums with shuffles.")
-
-
-def _one_is_certain(rng, p, g, scale):
-    return (np.arange(p.shape[1]) == rng.integers(0, p.shape[1], (len(p), 1))).astype(np.float32), g, scale
-
-
-def _half_is_hidden(rng, p, g, scale):
-    return np.where(np.arange(p.shape[1]) < p.shape[1] // 2, p, np.float32(0)), g, scale
-
-
-SOFTMAX_BACKWARD = KernelExercise(
-    name="softmax_backward",
-    reference=_backward_reference,
-    inputs=_backward_inputs,
-    shape=lambda R, C: (R, C),
-    sizes=tuple({"R": R, "C": C} for R, C in ((1, 40), (3, 1), (2, 31), (5, 64), (7, 200))),
-    launch=lambda R, C: (-(-R // 2), 64),
-    tolerance=lambda p, g, scale: 2.0**-23 * (6 + 2 * np.sqrt(p.shape[1])) * scale * p
-    * (np.abs(g) + (p * np.abs(g)).sum(axis=1, keepdims=True)),
-    domain=(Reach("one probability of each row is 1 and the others 0", _one_is_certain),
-            Reach("the first half of each row is hidden, with the probability 0", _half_is_hidden),
-            *of(1, FAR_ABOVE_ZERO, HUGE_AND_TINY, NEGATIVE, ZEROS)),
-    demand=_shared_by_the_lanes,
-    wrong={
-        "the sum of `g` alone: each has to be weighed by its `p`":
-            Edit("total += p[row, col] * g[row, col]", "total += g[row, col]"),
-        "`scale` is left out": Edit("scale * p[row, col]", "p[row, col]"),
-        "each lane subtracts its own sum, not that of all lanes":
-            Edit("for distance in (16, 8, 4, 2, 1):\n"
-                 "    total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)",
-                 ""),
-        "every lane adds up the whole row, and nothing is exchanged":
-            Edit("for col in range(lane, p.shape[1], 32):\n"
-                 "    total += p[row, col] * g[row, col]\n"
-                 "for distance in (16, 8, 4, 2, 1):\n"
-                 "    total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)",
-                 "for col in range(p.shape[1]):\n"
-                 "    total += p[row, col] * g[row, col]"),
-        "the sum is subtracted without its factor `p`":
-            Edit("p[row, col] * (g[row, col] - total)", "(p[row, col] * g[row, col] - total)"),
-    },
-)
-
-EXERCISES = (LEFT_PADDING, LARGEST_SEEN, PREDICT_LOADS_MASKED, PREDICT_BLOCKS, SOFTMAX_BACKWARD)
+EXERCISES = (PREDICT_CALL, AT_BY_BLAS, HEAD_SCORES, BATCH_BY_BLAS, PEAKS, SAFE_SOFTMAX)

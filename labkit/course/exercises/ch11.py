@@ -1,299 +1,276 @@
-"""The exercises of lesson 11: rows that stay in registers, sums over a warp, banks, and fusion.
+"""The exercises of lesson 11: programs over blocks, masks, padding, tiles. All of them run without a GPU.
 
-Sizes are R (rows) and C (columns). Kernels with a warp for each row get blocks of 32 x 4 threads: four rows a block.
+Two are in Numba and take a program's shape by hand; one is a tile program, which runs on the model of cuTile.
 """
 
 
 import numpy as np
-from numba import float32
 
-from labkit import cuda, observe
-from labkit.course.exercises import Edit, KernelExercise, PredictionExercise
-from labkit.course.exercises.demands import shuffles
-from labkit.course.exercises.domains import (
-    EQUAL,
-    FAR_ABOVE_ZERO,
-    FAR_BELOW_ZERO,
-    HUGE_AND_TINY,
-    NEGATIVE,
-    ONE_FAR_ABOVE,
-    ONE_FAR_BELOW,
-    ZEROS,
-    of,
-)
-from labkit.kernels.gelu import gelu_erf_reference
-from labkit.kernels.norm.layernorm import layernorm_reference
-from labkit.kernels.norm.layernorm import tolerance as layernorm_tolerance
+from labkit import cuda
+from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise
+from labkit.course.exercises.demands import on_the_device, shuffles
+from labkit.course.exercises.domains import EXPONENTIALS, SUMMED, ZEROS, largest_at, of
+from labkit.kernels.libraries import cutile_model as ct
 from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import relative_to
+from labkit.kernels.tolerance import EPS32, dot_products, relative_to
 
-ALL_LANES = 0xFFFFFFFF
-EPSILON = 1e-5
-
-
-def _rows(*sizes):
-    return tuple({"R": R, "C": C} for R, C in sizes)
+BLOCK, THREADS = 256, 64
 
 
 def _wide(*arrays):
-    return (np.asarray(array, np.float64) for array in arrays)
+    return (array.astype(np.float64) for array in arrays)
 
 
-def _four_rows(R, C):
-    return -(-R // 4), (32, 4)
+# --- Predict: masks --------------------------------------------------------------------------------------------------
+
+PREDICT_MASKS = PredictionExercise(
+    name="predict_masks",
+    truth=lambda: {"programs": 98, "masked": 352, "length": 1024, "wasted": 243},
+    how={"programs": "100,000 elements, 1,024 a program, and a last program that is only partly full",
+         "masked": "all programs together have `programs` times 1,024 places",
+         "length": "the smallest power of two that a row of 781 fits into",
+         "wasted": "places of that vector without an element"},
+    wrong={"the last, partly full program is missing": {"programs": 97},
+           "the places that are used in the last program, not those that are masked": {"masked": 672},
+           "the row's own length: 781 is no power of two": {"length": 781},
+           "the last program's places are counted as if the row ended at a multiple of 32": {"wasted": 19}},
+)
 
 
-# --- RMSNorm by a warp ---------------------------------------------------------------------------------------------
-
-
-def _some_rows_small(rng, R, C):
-    """Every second row is a thousandth of the others: there the epsilon counts."""
-    scale = np.where(np.arange(R) % 2, 1e-3, 1.0).astype(np.float32)
-    return uniform(rng, R, C) * scale[:, None]
-
-
-def _rmsnorm_reference(x, weight):
-    x, weight = _wide(x, weight)
-    return x / np.sqrt((x**2).mean(axis=1, keepdims=True) + EPSILON) * weight
-
-
-def _rmsnorm_tolerance(x, weight):
-    return 1e-6 * (4 + np.sqrt(x.shape[1])) * (np.abs(_rmsnorm_reference(x, weight)) + 1e-3 * np.abs(weight))
+# --- A program by hand -----------------------------------------------------------------------------------------------
 
 
 @cuda.jit
-def rmsnorm_subtracts_the_mean(x, weight, out):
-    lane = cuda.threadIdx.x
-    row = cuda.blockIdx.x * 4 + cuda.threadIdx.y
-    if row < x.shape[0]:
-        total, squares = float32(0.0), float32(0.0)
-        for col in range(lane, x.shape[1], 32):
-            total += x[row, col]
-            squares += x[row, col] * x[row, col]
-        for distance in (16, 8, 4, 2, 1):
-            total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
-            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
-        mean = total / float32(x.shape[1])
-        scale = cuda.rsqrt(squares / float32(x.shape[1]) - mean * mean + float32(1e-5))
-        for col in range(lane, x.shape[1], 32):
-            out[row, col] = (x[row, col] - mean) * scale * weight[col]
+def axpy_first_part_only(s, x, y, out):
+    i = cuda.blockIdx.x * BLOCK + cuda.threadIdx.x
+    if i < out.size:
+        out[i] = s * x[i] + y[i]
 
 
 @cuda.jit
-def rmsnorm_one_element_a_lane(x, weight, out):
-    lane = cuda.threadIdx.x
-    row = cuda.blockIdx.x * 4 + cuda.threadIdx.y
-    if row < x.shape[0]:
-        squares = float32(0.0)
-        if lane < x.shape[1]:
-            squares = x[row, lane] * x[row, lane]
-        for distance in (16, 8, 4, 2, 1):
-            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
-        scale = cuda.rsqrt(squares / float32(x.shape[1]) + float32(1e-5))
-        if lane < x.shape[1]:
-            out[row, lane] = x[row, lane] * scale * weight[lane]
+def axpy_mask_of_the_first(s, x, y, out):
+    start = cuda.blockIdx.x * BLOCK
+    if start + BLOCK - THREADS + cuda.threadIdx.x < out.size:
+        for step in range(0, BLOCK, THREADS):
+            i = start + step + cuda.threadIdx.x
+            out[i] = s * x[i] + y[i]
 
 
 @cuda.jit
-def rmsnorm_without_shuffles(x, weight, out):
-    lane = cuda.threadIdx.x
-    row = cuda.blockIdx.x * 4 + cuda.threadIdx.y
-    if row < x.shape[0]:
-        squares = float32(0.0)
-        for col in range(x.shape[1]):
-            squares += x[row, col] * x[row, col]
-        scale = cuda.rsqrt(squares / float32(x.shape[1]) + float32(1e-5))
-        for col in range(lane, x.shape[1], 32):
-            out[row, col] = x[row, col] * scale * weight[col]
+def axpy_by_thread_0(s, x, y, out):
+    if cuda.threadIdx.x == 0:
+        for i in range(cuda.blockIdx.x * BLOCK, min(cuda.blockIdx.x * BLOCK + BLOCK, out.size)):
+            out[i] = s * x[i] + y[i]
 
 
-RMSNORM_WARP = KernelExercise(
-    name="rmsnorm_warp",
-    reference=_rmsnorm_reference,
-    inputs=lambda rng, R, C: (_some_rows_small(rng, R, C), uniform(rng, C)),
+def _axpy_reference(s, x, y):
+    x, y = _wide(x, y)
+    return np.float64(s) * x + y
+
+
+AXPY_PROGRAM = KernelExercise(
+    name="axpy_program",
+    reference=_axpy_reference,
+    inputs=lambda rng, n: (np.float32(1.7), uniform(rng, n), uniform(rng, n)),
+    shape=lambda n: (n,),
+    sizes=tuple({"n": n} for n in (1, 63, 64, 65, 255, 256, 257, 1000)),
+    launch=lambda n: (-(-n // BLOCK), THREADS),
+    tolerance=relative_to(lambda s, x, y: np.abs(s * x) + np.abs(y), roundings=2),
+    domain=of((1, 2), *SUMMED),
+    wrong={
+        "the blocks begin 64 elements apart, not 256: they compute the same elements, and the end is never reached":
+            Edit("start = cuda.blockIdx.x * 256", "start = cuda.blockIdx.x * 64"),
+        "only the first 64 elements of each block are computed": axpy_first_part_only,
+        "no mask": Edit("if i < out.size:", "if True:"),
+        "one mask for all four elements of a thread, that of the last": axpy_mask_of_the_first,
+        "the steps are 128 apart: every other 64 elements are left out":
+            Edit("range(0, 256, 64)", "range(0, 256, 128)"),
+        "the first thread of each block does the work of all 64": axpy_by_thread_0,
+    },
+)
+
+
+# --- Find the bug: the padding of a maximum --------------------------------------------------------------------------
+
+
+def _softmax_reference(x):
+    x = x.astype(np.float64)
+    e = np.exp(x - x.max(axis=1, keepdims=True))
+    return e / e.sum(axis=1, keepdims=True)
+
+
+def _softmax_rows(rng, R, C):
+    x = 4 * uniform(rng, R, C)
+    x[::2] -= 150  # far below 0, where exp(x) without a shift is 0
+    return (x,)
+
+
+def _softmax_tolerance(x):
+    below, far = x.max(axis=1, keepdims=True) - x, np.abs(x).max(axis=1, keepdims=True)
+    return EPS32 * (16 + below + 2 * far) * _softmax_reference(x) + 1e-37
+
+
+PADDED_SOFTMAX = KernelExercise(
+    name="padded_softmax",
+    reference=_softmax_reference,
+    inputs=_softmax_rows,
     shape=lambda R, C: (R, C),
-    sizes=_rows((1, 1), (2, 3), (4, 32), (5, 31), (3, 33), (7, 100), (9, 260)),
-    launch=_four_rows,
-    tolerance=_rmsnorm_tolerance,
-    domain=of(0, ZEROS, EQUAL, ONE_FAR_ABOVE, FAR_BELOW_ZERO, HUGE_AND_TINY),
+    sizes=tuple({"R": R, "C": C} for R, C in ((1, 1), (2, 3), (3, 31), (4, 63), (5, 64), (7, 50))),
+    random_size=lambda rng: {"R": int(rng.integers(1, 9)), "C": int(rng.integers(1, 65))},
+    launch=lambda R, C: (R, 64),
+    tolerance=_softmax_tolerance,
+    domain=(*of(0, *EXPONENTIALS, ZEROS), *of(0, largest_at(63), at={"R": 2, "C": 64})),
+    wrong={
+        "the places without an element hold 0, and take part in the maximum and in the sum":
+            Edit("float32(-np.inf)", "float32(0.0)"),
+        "the places without an element hold 0, and take part in the maximum":
+            Edit("float32(-np.inf)", "float32(0.0)",
+                 "math.exp(value - largest)", "math.exp(value - largest) if t < x.shape[1] else float32(0.0)"),
+        "each place without an element adds 1 to the sum":
+            Edit("math.exp(value - largest)", "math.exp(value - largest) if t < x.shape[1] else float32(1.0)"),
+        "no barrier between the search for the maximum and the exponentials":
+            Edit("cuda.syncthreads()\n"
+                 "tile[t] = math.exp(value - largest)",
+                 "tile[t] = math.exp(value - largest)"),
+        "places without an element are stored, too": Edit("if t < x.shape[1]:", "if True:"),
+        "the places without an element hold -1000, and rows may lie below that":
+            Edit("float32(-np.inf)", "float32(-1000.0)"),
+    },
+)
+
+
+# --- A product in tiles ----------------------------------------------------------------------------------------------
+
+
+def _over_tiles(program):
+    """The launcher that the learner has, around another program."""
+    def launcher(a, b, out):
+        steps = ct.cdiv(a.shape[1], 16)
+        ct.launch(None, (ct.cdiv(out.shape[0], 16), ct.cdiv(out.shape[1], 16), 1), program, (a, b, out, steps))
+
+    return launcher
+
+
+def _product_without_padding(a, b, out, steps):
+    row, col = ct.bid(0), ct.bid(1)
+    total = ct.full((16, 16), 0, ct.float32)
+    for k in range(steps):
+        total = ct.mma(ct.load(a, (row, k), (16, 16)), ct.load(b, (k, col), (16, 16)), total)
+    ct.store(out, (row, col), total)
+
+
+def _product_last_step_only(a, b, out, steps):
+    row, col = ct.bid(0), ct.bid(1)
+    zero = ct.PaddingMode.ZERO
+    total = ct.full((16, 16), 0, ct.float32)
+    for k in range(steps):
+        left = ct.load(a, (row, k), (16, 16), padding_mode=zero)
+        right = ct.load(b, (k, col), (16, 16), padding_mode=zero)
+        total = ct.mma(left, right, ct.full((16, 16), 0, ct.float32))
+    ct.store(out, (row, col), total)
+
+
+def _product_first_tiles(a, b, out, steps):
+    row, col = ct.bid(0), ct.bid(1)
+    zero = ct.PaddingMode.ZERO
+    total = ct.full((16, 16), 0, ct.float32)
+    for _ in range(steps):
+        left = ct.load(a, (row, 0), (16, 16), padding_mode=zero)
+        right = ct.load(b, (0, col), (16, 16), padding_mode=zero)
+        total = ct.mma(left, right, total)
+    ct.store(out, (row, col), total)
+
+
+def _product_counts_elements(a, b, out, steps):
+    row, col = ct.bid(0), ct.bid(1)
+    zero = ct.PaddingMode.ZERO
+    total = ct.full((16, 16), 0, ct.float32)
+    for k in range(steps):
+        left = ct.load(a, (row, 16 * k), (16, 16), padding_mode=zero)
+        total = ct.mma(left, ct.load(b, (16 * k, col), (16, 16), padding_mode=zero), total)
+    ct.store(out, (row, col), total)
+
+
+def _product_tile_not_moved(a, b, out, steps):
+    row, col = ct.bid(0), ct.bid(1)
+    zero = ct.PaddingMode.ZERO
+    total = ct.full((16, 16), 0, ct.float32)
+    for k in range(steps):
+        left = ct.load(a, (row, k), (16, 16), padding_mode=zero)
+        total = ct.mma(left, ct.load(b, (k, 0), (16, 16), padding_mode=zero), total)
+    ct.store(out, (row, col), total)
+
+
+def _product_reference(a, b):
+    a, b = _wide(a, b)
+    return a @ b
+
+
+def product_on_the_host(a, b, out):
+    out.copy_to_device(a.copy_to_host() @ b.copy_to_host())
+
+
+TILE_PRODUCT = FunctionExercise(
+    name="tile_product",
+    reference=_product_reference,
+    inputs=lambda rng, M, N, K: (uniform(rng, M, K), uniform(rng, K, N)),
+    shape=lambda M, N, K: (M, N),
+    sizes=tuple({"M": M, "N": N, "K": K} for M, N, K in ((1, 1, 1), (3, 5, 2), (16, 16, 16), (17, 18, 1), (1, 33, 17),
+                                                         (33, 1, 31), (37, 23, 19), (20, 35, 50))),
+    tolerance=dot_products(lambda a, b: np.abs(a) @ np.abs(b), length=lambda a, b: a.shape[1]),
+    domain=of((0, 1), *SUMMED),
+    demand=on_the_device,
+    wrong={"beyond the edges of `a` and `b` the tiles hold whatever a load puts there: padding_mode is left out":
+           _over_tiles(_product_without_padding),
+           "the sum begins again at every step: only the last one is left": _over_tiles(_product_last_step_only),
+           "every step multiplies the first tiles again": _over_tiles(_product_first_tiles),
+           "the index counts elements, where a load counts tiles": _over_tiles(_product_counts_elements),
+           "the column of tiles of `b` is always the first": _over_tiles(_product_tile_not_moved),
+           "NumPy computes the whole product, on the host": product_on_the_host},
+)
+
+# --- From a blank page: row sums -------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def row_sums_by_lane_0(x, out):
+    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
+    if lane == 0:
+        total = np.float32(0)
+        for col in range(x.shape[1]):
+            total += x[row, col]
+        out[row] = total
+
+
+ROW_SUMS = KernelExercise(
+    name="row_sums",
+    reference=lambda x: x.astype(np.float64).sum(axis=1),
+    inputs=lambda rng, R, C: (uniform(rng, R, C),),
+    shape=lambda R, C: (R,),
+    sizes=tuple({"R": R, "C": C} for R, C in ((1, 1), (2, 31), (3, 32), (4, 33), (5, 100), (2, 781))),
+    launch=lambda R, C: (R, 32),
+    tolerance=dot_products(lambda x: np.abs(x).sum(axis=1), length=lambda x: x.shape[1]),
+    domain=of(0, *SUMMED),
     demand=shuffles,
     wrong={
-        "the mean is subtracted, as in LayerNorm": rmsnorm_subtracts_the_mean,
-        "the last shuffle, with the neighbour, is missing":
-            Edit("for distance in (16, 8, 4, 2, 1):", "for distance in (16, 8, 4, 2):"),
-        "`shfl_down_sync`: only lane 0 has the sum of the row": Edit("cuda.shfl_xor_sync", "cuda.shfl_down_sync"),
-        "the sum is divided by the 32 lanes, not by the columns": Edit("(x.shape[1])", "(32)"),
-        "no epsilon under the root": Edit("(x.shape[1]) + float32(1e-5)", "(x.shape[1])"),
-        "one element a lane: rows longer than 32 are left unfinished": rmsnorm_one_element_a_lane,
-        "every lane adds up the whole row, and nothing is exchanged": rmsnorm_without_shuffles,
+        "only the first 32 elements of a row are added":
+            Edit("total = float32(0.0)\n"
+                 "for col in range(lane, x.shape[1], 32):\n"
+                 "    total += x[row, col]",
+                 "total = x[row, lane] if lane < x.shape[1] else float32(0.0)"),
+        "the lanes never join their sums":
+            Edit("for offset in (16, 8, 4, 2, 1):\n"
+                 "    total += cuda.shfl_down_sync(0xFFFFFFFF, total, offset)",
+                 ""),
+        "the last element stands in for those that are missing":
+            Edit("total = float32(0.0)",
+                 "last = x.shape[1] - 1\n"
+                 "total = float32(0.0)",
+                 "for col in range(lane, x.shape[1], 32):", "for start in range(0, x.shape[1], 32):",
+                 "total += x[row, col]", "total += x[row, min(start + lane, last)]"),
+        "lane 31 stores, and the sum is in lane 0": Edit("if lane == 0:", "if lane == 31:"),
+        "lane 0 adds up the whole row, and 31 lanes wait": row_sums_by_lane_0,
     },
 )
 
-
-# --- Find the bug: the second sum ----------------------------------------------------------------------------------
-
-
-LAYERNORM_TWO_SUMS = KernelExercise(
-    name="layernorm_two_sums",
-    reference=layernorm_reference,
-    inputs=lambda rng, R, C: (uniform(rng, R, C) + np.float32(0.5), uniform(rng, C), uniform(rng, C)),
-    shape=lambda R, C: (R, C),
-    sizes=_rows((1, 1), (2, 5), (3, 64), (2, 131), (3, 300)),
-    launch=lambda R, C: (R, 64),
-    tolerance=layernorm_tolerance,
-    domain=of(0, ZEROS, EQUAL, ONE_FAR_ABOVE, FAR_BELOW_ZERO, HUGE_AND_TINY),
-    wrong={
-        "the second sum is stored while a slow warp may still read the first":
-            Edit("cuda.syncthreads()\n"
-                 "squares = float32(0.0)",
-                 "squares = float32(0.0)"),
-        "the squares are those of the values, without the mean taken off":
-            Edit("squares += (x[row, col] - mean) * (x[row, col] - mean)", "squares += x[row, col] * x[row, col]"),
-        "the new barrier stands inside an `if`, where one lane of a warp arrives":
-            Edit("cuda.syncthreads()\n"
-                 "squares = float32(0.0)",
-                 "squares = float32(0.0)",
-                 "partial[thread // 32] = squares",
-                 "cuda.syncthreads()\n"
-                 "partial[thread // 32] = squares"),
-    },
-)
-
-
-# --- Predict: the banks of a padded tile ---------------------------------------------------------------------------
-
-
-def _steps(pitch: int) -> int:
-    """In how many steps a warp reads a column of a tile whose rows are `pitch` elements long, by observe."""
-
-    @cuda.jit
-    def read_a_column(out):
-        tile = cuda.shared.array((32, pitch), float32)
-        lane = cuda.threadIdx.x
-        for row in range(32):
-            tile[row, lane] = float32(row)
-        cuda.syncthreads()
-        out[lane] = tile[lane, 5]
-
-    return 1 + observe(read_a_column[1, 32], np.zeros(32, np.float32)).counts["bank_conflicts"]
-
-
-PREDICT_BANKS = PredictionExercise(
-    name="predict_banks",
-    truth=lambda: {f"pitch_{pitch}": _steps(pitch) for pitch in (32, 33, 34, 40, 47)},
-    how={f"pitch_{pitch}": f"lane L reads element {pitch} * L + 5; count how many lanes meet in one bank of 32, and "
-                           f"take the most crowded bank" for pitch in (32, 33, 34, 40, 47)},
-    wrong={"counts the crowded banks, not the lanes in one": {"pitch_32": 1, "pitch_33": 32, "pitch_34": 16,
-                                                             "pitch_40": 4, "pitch_47": 32},
-           "takes every padding for a cure": {"pitch_32": 32, "pitch_33": 1, "pitch_34": 1, "pitch_40": 1,
-                                              "pitch_47": 1},
-           "takes the padding itself for the number of steps": {"pitch_32": 32, "pitch_33": 1, "pitch_34": 2,
-                                                               "pitch_40": 8, "pitch_47": 15}},
-)
-
-
-# --- Bias and GELU in one kernel -----------------------------------------------------------------------------------
-
-
-BIAS_GELU = KernelExercise(
-    name="bias_gelu",
-    reference=lambda x, bias: gelu_erf_reference(x.astype(np.float64) + bias),
-    inputs=lambda rng, R, C: (2 * uniform(rng, R, C), uniform(rng, C)),
-    shape=lambda R, C: (R, C),
-    sizes=_rows((1, 1), (2, 3), (8, 32), (5, 33), (17, 40)),
-    launch=lambda R, C: ((-(-C // 32), -(-R // 8)), (32, 8)),
-    tolerance=relative_to(lambda x, bias: np.abs(x) + np.abs(bias), roundings=8),
-    domain=of(0, FAR_ABOVE_ZERO, FAR_BELOW_ZERO, HUGE_AND_TINY, NEGATIVE, ZEROS),
-    wrong={
-        "the bias is added after GELU":
-            Edit("v = x[row, col] + bias[col]", "v = x[row, col]",
-                 "(float32(1.0) + math.erf(v * ROOT_HALF))", "(float32(1.0) + math.erf(v * ROOT_HALF)) + bias[col]"),
-        "the bias is read at the row": Edit("v = x[row, col] + bias[col]", "v = x[row, col] + bias[row % bias.size]"),
-        "the tanh form: close, but not the exact one":
-            Edit("out[row, col] = float32(0.5) * v * (float32(1.0) + math.erf(v * ROOT_HALF))",
-                 "inner = float32(0.7978845608) * (v + float32(0.044715) * v * v * v)\n"
-                 "out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(inner))"),
-        "the argument of erf is not divided by the root of 2": Edit("v * ROOT_HALF", "v"),
-        "the factor in front lacks the bias": Edit("float32(0.5) * v", "float32(0.5) * x[row, col]"),
-        "no guard": Edit("if row < x.shape[0] and col < x.shape[1]:", "if True:"),
-    },
-)
-
-
-# --- From a blank page: a residual and RMSNorm, everything read once ------------------------------------------------
-
-
-@cuda.jit
-def add_rmsnorm_reads_twice(x, residual, weight, out):
-    lane = cuda.threadIdx.x
-    row = cuda.blockIdx.x * 4 + cuda.threadIdx.y
-    if row < x.shape[0]:
-        squares = float32(0.0)
-        for col in range(lane, x.shape[1], 32):
-            total = x[row, col] + residual[row, col]
-            squares += total * total
-        for distance in (16, 8, 4, 2, 1):
-            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
-        scale = cuda.rsqrt(squares / float32(x.shape[1]) + float32(1e-5))
-        for col in range(lane, x.shape[1], 32):
-            out[row, col] = (x[row, col] + residual[row, col]) * scale * weight[col]
-
-
-@cuda.jit
-def add_rmsnorm_through_out(x, residual, weight, out):
-    lane = cuda.threadIdx.x
-    row = cuda.blockIdx.x * 4 + cuda.threadIdx.y
-    if row < x.shape[0]:
-        squares = float32(0.0)
-        for col in range(lane, x.shape[1], 32):
-            total = x[row, col] + residual[row, col]
-            out[row, col] = total
-            squares += total * total
-        for distance in (16, 8, 4, 2, 1):
-            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
-        scale = cuda.rsqrt(squares / float32(x.shape[1]) + float32(1e-5))
-        for col in range(lane, x.shape[1], 32):
-            out[row, col] *= scale * weight[col]
-
-
-OBSERVED = {"R": 3, "C": 100}
-
-
-def _each_read_once(report) -> str | None:
-    least = 3 * OBSERVED["R"] * OBSERVED["C"]  # x, the residual and the weight, once for each element of out
-    stores = OBSERVED["R"] * OBSERVED["C"]
-    loads, stored = report.counts["global_loads"], report.counts["global_stores"]
-    if loads <= least and stored <= stores:
-        return None
-    return (f"At {OBSERVED['R']} x {OBSERVED['C']} your kernel makes {loads:,} loads and {stored:,} stores in global "
-            f"memory; {least:,} and {stores:,} suffice. Keep the sums of a lane, four at most, in "
-            f"`cuda.local.array(4, float32)`.")
-
-
-ADD_RMSNORM = KernelExercise(
-    name="add_rmsnorm",
-    reference=lambda x, residual, weight: _rmsnorm_reference(np.asarray(x, np.float64) + residual, weight),
-    inputs=lambda rng, R, C: (_some_rows_small(rng, R, C), _some_rows_small(rng, R, C), uniform(rng, C)),
-    shape=lambda R, C: (R, C),
-    sizes=_rows((1, 1), (2, 3), (3, 100), (4, 32), (5, 33), (7, 127), (9, 128)),
-    random_size=lambda rng: {"R": int(rng.integers(1, 12)), "C": int(rng.integers(1, 129))},
-    observe_sizes=(OBSERVED,),
-    launch=_four_rows,
-    tolerance=lambda x, residual, weight: (_rmsnorm_tolerance(x + residual, weight)
-                                           + 1e-6 * np.abs(weight) * (np.abs(x) + np.abs(residual))),
-    demand=_each_read_once,
-    domain=(*of(0, EQUAL, ONE_FAR_BELOW), *of((0, 1), ZEROS, ONE_FAR_ABOVE, HUGE_AND_TINY)),
-    wrong={
-        "`x` and the residual are read twice": add_rmsnorm_reads_twice,
-        "the sums wait in `out`, in global memory, and are read back": add_rmsnorm_through_out,
-        "the squares are those of `x`, without the residual":
-            Edit("squares += kept[k] * kept[k]",
-                 "if col < x.shape[1]:\n"
-                 "    squares += x[row, col] * x[row, col]"),
-        "the residual is added after the norm":
-            Edit("x[row, col] + residual[row, col] if", "x[row, col] if",
-                 "weight[col]", "weight[col] + residual[row, col]"),
-    },
-)
-
-EXERCISES = (RMSNORM_WARP, LAYERNORM_TWO_SUMS, PREDICT_BANKS, BIAS_GELU, ADD_RMSNORM)
+EXERCISES = (PREDICT_MASKS, AXPY_PROGRAM, PADDED_SOFTMAX, TILE_PRODUCT, ROW_SUMS)

@@ -1,379 +1,322 @@
-"""The exercises of lesson 12: where a head lies, scores and their mask, sums that are corrected, tiles left out.
-
-Sizes are S (tokens), H (heads) and D (numbers of a head); Q and N where queries and keys are counted apart.
-"""
+"""The exercises of lesson 12: shuffles, the barrier after a reduction, parts of a row that are joined."""
 
 import math
 
 import numpy as np
-from numba import float32
+from numba import float32, float64
 
 from labkit import cuda
-from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.domains import EXPONENTIALS, HUGE_AND_TINY, MOVED, SUMMED, ZEROS, of
+from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
+from labkit.course.exercises.demands import shuffles
+from labkit.course.exercises.domains import (
+    EQUAL,
+    EXPONENTIALS,
+    FAR_ABOVE_ZERO,
+    FAR_BELOW_ZERO,
+    HUGE_AND_TINY,
+    ONE_FAR_ABOVE,
+    ONE_FAR_BELOW,
+    POSITIVE,
+    ZEROS,
+    largest_at,
+    of,
+)
 from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import EPS32
-
-ALL_LANES = 0xFFFFFFFF
-HIDDEN = np.float32(-1e30)  # a score that does not count
+from labkit.kernels.tolerance import relative_to
 
 
-def _sizes(names: str, *sizes):
-    return tuple(dict(zip(names, size, strict=True)) for size in sizes)
+def _rows(*sizes):
+    return tuple({"R": R, "C": C} for R, C in sizes)
 
 
-def _softmax(scores):
-    exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
-    return exponentials / exponentials.sum(axis=1, keepdims=True)
-
-
-# --- The values of one head ----------------------------------------------------------------------------------------
-
-
-def _values_of(flat, heads, head, size):
-    return flat.reshape(-1, 3, heads, size)[:, 2, head]
-
-
-HEAD_VALUES = KernelExercise(
-    name="head_values",
-    reference=_values_of,
-    inputs=lambda rng, S, H, D: (uniform(rng, S * 3 * H * D), H, H - 2, D),
-    arguments=lambda inputs, out, size: (*inputs[:3], out),
-    shape=lambda S, H, D: (S, D),
-    sizes=_sizes("SHD", (2, 3, 2), (1, 4, 8), (5, 3, 16), (20, 4, 33)),
-    launch=lambda S, H, D: ((-(-D // 32), -(-S // 8)), (32, 8)),
-    domain=(*of(0, MOVED), Reach("the head is the first", lambda rng, flat, heads, head, size: (flat, heads, 0, size)),
-            Reach("the head is the last", lambda rng, flat, heads, head, size: (flat, heads, heads - 1, size))),
-    wrong={
-        "those are the keys: the values are another heads * size numbers further": Edit("2 * width", "width"),
-        "it takes all queries to come first, then all keys, then all values":
-            Edit("t * 3 * width + 2 * width", "(2 * out.shape[0] + t) * width"),
-        "it takes each head to have its query, key and value side by side":
-            Edit("2 * width + head * size", "head * 3 * size + 2 * size"),
-        "the numbers of a head lie side by side, not `heads` apart": Edit("head * size + i", "i * heads + head"),
-        "before the values lie the queries and the keys of all heads: 2 * heads * size, then head * size":
-            Edit("2 * width + head * size", "2 * head * size"),
-        "the grid's x runs along the columns: `i` comes first": Edit("i, t = cuda.grid(2)", "t, i = cuda.grid(2)"),
-        "a token's row is three times as long: it holds queries, keys and values": Edit("t * 3 * width", "t * width"),
-    },
-)
-
-
-# --- The scores of one query ---------------------------------------------------------------------------------------
-
-
-def _query_scores(queries, keys, t):
-    queries, keys = queries.astype(np.float64), keys.astype(np.float64)
-    scores = keys @ queries[t] / math.sqrt(keys.shape[1])
-    return np.where(np.arange(len(keys)) <= t, scores, np.float64(HIDDEN))
-
-
-def _scores_tolerance(queries, keys, t):
-    return EPS32 * (4 + np.sqrt(keys.shape[1])) * (np.abs(keys) @ np.abs(queries[t])) / math.sqrt(keys.shape[1])
-
-
-QUERY_SCORES = KernelExercise(
-    name="query_scores",
-    reference=_query_scores,
-    inputs=lambda rng, S, D: (uniform(rng, S, D), uniform(rng, S, D), (S - 1) // 2),
-    shape=lambda S, D: (S,),
-    sizes=_sizes("SD", (5, 3), (9, 16), (64, 5), (70, 64), (1, 8)),
-    random_size=lambda rng: {"S": int(rng.integers(10, 90)), "D": int(rng.integers(2, 40))},
-    launch=lambda S, D: (-(-S // 64), 64),
-    tolerance=_scores_tolerance,
-    domain=(*of((0, 1), *SUMMED), Reach("the query is the first", lambda rng, queries, keys, t: (queries, keys, 0)),
-            Reach("the query is the last", lambda rng, queries, keys, t: (queries, keys, len(keys) - 1))),
-    wrong={
-        "the scores are not divided by the root of the size":
-            Edit("score / math.sqrt(float32(keys.shape[1]))", "score"),
-        "divided by the size, not by its root": Edit("math.sqrt(float32(keys.shape[1]))", "float32(keys.shape[1])"),
-        "divided by 8, the root of 64: here the keys have other sizes":
-            Edit("math.sqrt(float32(keys.shape[1]))", "float32(8.0)"),
-        "no mask: a query does not see the keys of later tokens": Edit(" if j <= t else float32(-1e30)", ""),
-        "a query sees its own key, too": Edit("j <= t else", "j < t else"),
-        "a hidden score is 0, which is not hidden at all: its exponential is 1": Edit("float32(-1e30)", "float32(0.0)"),
-        "query `j` against key `t`: the other way round":
-            Edit("score += queries[t, i] * keys[j, i]", "score += queries[j, i] * keys[t, i]"),
-    },
-)
-
-
-# --- Predict: rooms and tiles --------------------------------------------------------------------------------------
-
-
-def _rooms():
-    from labkit.kernels.attention.flash import make_flash
-
-    tokens, heads, size = 500, 12, 64
-    kernel = make_flash(size, 4)
-    tiles = -(-tokens // kernel.rows)
-    return {"row_bytes": 4 * tokens, "matrix_kb": 4 * tokens * tokens / 1000, "blocks": heads * tiles,
-            "tiles_causal": tiles * (tiles + 1) // 2, "fewer": tokens / tiles}
-
-
-PREDICT_ROOMS = PredictionExercise(
-    name="predict_rooms",
-    truth=_rooms,
-    how={"row_bytes": "one float32 for each key, and there are as many keys as tokens",
-         "matrix_kb": "a row of scores for each of the 500 queries; a KB has 1,000 bytes here",
-         "blocks": "500 queries in groups of 64, the last of them not full; and each head needs them all",
-         "tiles_causal": "the first group of queries needs one tile of keys, the second two, and so on",
-         "fewer": "every block goes through all keys and values once: how many blocks does a head have before, how "
-                  "many after?"},
-    wrong={"the last group, which is not full, is forgotten": {"blocks": 84, "tiles_causal": 28,
-                                                              "fewer": 500 / 7},
-           "the tiles on the diagonal are left out": {"tiles_causal": 28},
-           "counts the tiles of a causal mask as half of all": {"tiles_causal": 32},
-           "a float32 has four bytes": {"row_bytes": 500, "matrix_kb": 250}},
-)
-
-
-# --- Find the bug: corrected, but not all of it --------------------------------------------------------------------
+# --- Largest less smallest, one warp a row -------------------------------------------------------------------------
 
 
 @cuda.jit
-def average_unshifted(scores, values, out):
-    i, row = cuda.grid(2)
-    if row < out.shape[0] and i < out.shape[1]:
-        total, acc = float32(0.0), float32(0.0)
-        for j in range(scores.shape[1]):
-            weight = math.exp(scores[row, j])
-            total = total + weight
-            acc = acc + weight * values[j, i]
-        out[row, i] = acc / total
-
-
-@cuda.jit
-def average_first_for_largest(scores, values, out):
-    i, row = cuda.grid(2)
-    if row < out.shape[0] and i < out.shape[1]:
-        total, acc = float32(1.0), values[0, i]
-        for j in range(1, scores.shape[1]):
-            weight = math.exp(scores[row, j] - scores[row, 0])
-            total = total + weight
-            acc = acc + weight * values[j, i]
-        out[row, i] = acc / total
-
-
-def _climbing(rng, Q, N, D):
-    """Scores that climb along each row, so that the largest changes again and again; every second long row climbs so
-    far that exp of its last score less its first is infinite in float32."""
-    scores = 2 * uniform(rng, Q, N) + np.linspace(-4, 4, N, dtype=np.float32)
-    if N >= 100:
-        scores[::2] += np.linspace(-60, 60, N, dtype=np.float32)
-    return scores, uniform(rng, N, D)
-
-
-def _average_tolerance(scores, values):
-    weights = _softmax(scores)
-    each = 16 + 4 * np.sqrt(scores.shape[1]) + 4 * np.abs(scores).max(axis=1, keepdims=True)
-    return EPS32 * (weights * each) @ np.abs(values)
-
-
-WEIGHTED_VALUES = KernelExercise(
-    name="weighted_values",
-    reference=lambda scores, values: _softmax(scores.astype(np.float64)) @ values.astype(np.float64),
-    inputs=_climbing,
-    shape=lambda Q, N, D: (Q, D),
-    sizes=_sizes("QND", (1, 12, 3), (3, 20, 5), (2, 1, 40), (5, 33, 16), (9, 100, 33)),
-    launch=lambda Q, N, D: ((-(-D // 32), -(-Q // 4)), (32, 4)),
-    tolerance=_average_tolerance,
-    domain=(*of(0, *EXPONENTIALS, ZEROS), *of(1, HUGE_AND_TINY)),
-    wrong={
-        "`total` is corrected and `acc` is not, or with a factor taken after `largest` has moved, which is 1":
-            Edit("acc = acc * factor", "acc = acc"),
-        "`acc` is corrected and `total` is not": Edit("total = total * factor", "total = total"),
-        "what is new is multiplied by the factor, too":
-            Edit("total * factor + weight", "(total + weight) * factor",
-                 "acc * factor + weight * values[j, i]", "(acc + weight * values[j, i]) * factor"),
-        "`largest` never becomes `new`": Edit("largest = new", ""),
-        "the factor is exp(largest - new), never more than 1; this is its inverse":
-            Edit("math.exp(largest - new)", "math.exp(new - largest)"),
-        "the first score in place of the largest: exponentials of far larger ones are infinite":
-            average_first_for_largest,
-        "the division by `total` is missing": Edit("acc / total", "acc"),
-        "nothing is subtracted, and exp of a large score is infinite": average_unshifted,
-    },
-)
-
-
-# --- Tiles above the diagonal --------------------------------------------------------------------------------------
-
-TILE, WIDE = 32, 8
-
-
-@cuda.jit
-def best_without_tiles(queries, keys, out):
-    t = cuda.grid(1)
-    if t < keys.shape[0]:
-        best = float32(-math.inf)
-        for j in range(t + 1):
-            score = float32(0.0)
-            for i in range(8):
-                score += queries[t, i] * keys[j, i]
-            best = max(best, score)
-        out[t] = best
-
-
-@cuda.jit
-def best_barrier_for_some(queries, keys, out):
-    tile = cuda.shared.array((32, 8), float32)
-    t, thread = cuda.grid(1), cuda.threadIdx.x
-    tokens = keys.shape[0]
-    if t < tokens:
-        best = float32(-math.inf)
-        for first in range(0, min(cuda.blockIdx.x * 32 + 32, tokens), 32):
-            for i in range(8):
-                tile[thread, i] = keys[first + thread, i] if first + thread < tokens else float32(0.0)
-            cuda.syncthreads()
-            for j in range(32):
-                if first + j <= t:
-                    score = float32(0.0)
-                    for i in range(8):
-                        score += queries[t, i] * tile[j, i]
-                    best = max(best, score)
-            cuda.syncthreads()
-        out[t] = best
-
-
-def _best(queries, keys):
-    scores = queries.astype(np.float64) @ keys.astype(np.float64).T
-    return np.where(np.tril(np.ones(scores.shape, bool)), scores, -np.inf).max(axis=1)
-
-
-def _best_tolerance(queries, keys):
-    return EPS32 * 12 * (np.abs(queries) @ np.abs(keys).T).max(axis=1)
-
-
-OBSERVED_TOKENS = 96
-
-
-def _tiles_needed(report) -> str | None:
-    """One tile for the first block, two for the second, three for the third."""
-    if not report.counts["shared_loads"]:
-        return ("Nothing is read from shared memory, and the tiles of keys are meant to go through it: 32 queries "
-                "share what is loaded once.")
-    stored, needed = report.counts["shared_stores"], (1 + 2 + 3) * TILE * WIDE
-    if stored <= needed:
-        return None
-    return (f"For {OBSERVED_TOKENS} tokens it puts {stored:,} numbers into shared memory, and of {needed:,} some query "
-            f"sees the key. Let the loop over the tiles end after the one on the diagonal.")
-
-
-BEST_SCORES = KernelExercise(
-    name="best_scores",
-    reference=_best,
-    inputs=lambda rng, S: (uniform(rng, S, WIDE), uniform(rng, S, WIDE)),
-    shape=lambda S: (S,),
-    sizes=_sizes("S", (40,), (1,), (32,), (70,), (OBSERVED_TOKENS,), (130,)),
-    launch=lambda S: (-(-S // 32), 32),
-    tolerance=_best_tolerance,
-    demand=_tiles_needed,
-    observe_sizes=_sizes("S", (OBSERVED_TOKENS,)),
-    domain=(*of((0, 1), *SUMMED),
-            Reach("all scores are far below 0",
-                  lambda rng, queries, keys: (-np.abs(queries) - 100, np.abs(keys) + 100))),
-    wrong={
-        "tiles above the diagonal are loaded, too, and all of their scores hidden":
-            Edit("min(cuda.blockIdx.x * 32 + 32, tokens)", "tokens"),
-        "the loop ends before the tile on the diagonal":
-            Edit("min(cuda.blockIdx.x * 32 + 32, tokens)", "cuda.blockIdx.x * 32"),
-        "in the tile on the diagonal nothing is hidden":
-            Edit("if first + j <= t and t < tokens:", "if first + j < tokens and t < tokens:"),
-        "a query sees its own key, too": Edit("if first + j <= t and t < tokens:", "if first + j < t and t < tokens:"),
-        "threads without a query stay away from the barriers": best_barrier_for_some,
-        "no tiles: every thread walks through the keys in global memory": best_without_tiles,
-        "the search begins at 0, and all scores may be less": Edit("(-math.inf)", "(0.0)"),
-    },
-)
-
-
-# --- From a blank page: attention by a warp ------------------------------------------------------------------------
-
-
-@cuda.jit
-def attend_in_two_passes(queries, keys, values, out):
+def range_of_one_lane(x, out):
     row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
-    if row < queries.shape[0]:
-        left, right = queries[row, lane], queries[row, lane + 32]
-        largest, total = float32(-math.inf), float32(0.0)
-        acc_left, acc_right = float32(0.0), float32(0.0)
-        for j in range(keys.shape[0]):
-            score = left * keys[j, lane] + right * keys[j, lane + 32]
-            for distance in (16, 8, 4, 2, 1):
-                score += cuda.shfl_xor_sync(ALL_LANES, score, distance)
-            largest = max(largest, score * float32(0.125))
-        for j in range(keys.shape[0]):
-            score = left * keys[j, lane] + right * keys[j, lane + 32]
-            for distance in (16, 8, 4, 2, 1):
-                score += cuda.shfl_xor_sync(ALL_LANES, score, distance)
-            weight = math.exp(score * float32(0.125) - largest)
-            total += weight
-            acc_left += weight * values[j, lane]
-            acc_right += weight * values[j, lane + 32]
-        out[row, lane], out[row, lane + 32] = acc_left / total, acc_right / total
+    if row < x.shape[0]:
+        largest, smallest = float32(-math.inf), float32(math.inf)
+        for col in range(lane, x.shape[1], 32):
+            largest, smallest = max(largest, x[row, col]), min(smallest, x[row, col])
+        if lane == 0:
+            out[row] = largest - smallest
 
 
-def _attend_inputs(rng, Q, N):
-    """The scores of the first query and of every second one after it are all far below 0: exp of them is 0."""
-    keys = uniform(rng, N, 64) + np.float32(3.0)
-    queries = uniform(rng, Q, 64)
-    queries[::2] -= np.float32(7.0)
-    return queries, keys, uniform(rng, N, 64)
+@cuda.jit
+def range_without_shuffles(x, out):
+    row, lane = cuda.grid(1) // 32, cuda.threadIdx.x % 32
+    if row < x.shape[0]:
+        largest, smallest = float32(-math.inf), float32(math.inf)
+        for col in range(x.shape[1]):
+            largest, smallest = max(largest, x[row, col]), min(smallest, x[row, col])
+        if lane == 0:
+            out[row] = largest - smallest
 
 
-def _attend_scores(queries, keys):
-    return queries.astype(np.float64) @ keys.astype(np.float64).T / 8
-
-
-def _attend_tolerance(queries, keys, values):
-    weights = _softmax(_attend_scores(queries, keys))
-    sizes = np.abs(queries) @ np.abs(keys).T / 8
-    each = 16 + 4 * np.sqrt(keys.shape[0]) + 4 * sizes.max(axis=1, keepdims=True)
-    return EPS32 * (weights * each) @ np.abs(values)
-
-
-ATTENDED = {"Q": 2, "N": 5}
-
-
-def _keys_read_once(report) -> str | None:
-    least = ATTENDED["Q"] * (64 + 2 * ATTENDED["N"] * 64)
-    loads = report.counts["global_loads"]
-    if loads <= least:
-        return None
-    return (f"For {ATTENDED['Q']} queries and {ATTENDED['N']} keys it loads {loads:,} numbers; {least:,} suffice: each "
-            f"query once, and for each query each key and each value once. Keep the query in registers, and correct "
-            f"the sums when a larger score comes.")
-
-
-ATTEND_WARP = KernelExercise(
-    name="attend_warp",
-    reference=lambda queries, keys, values: _softmax(_attend_scores(queries, keys)) @ values.astype(np.float64),
-    inputs=_attend_inputs,
-    shape=lambda Q, N: (Q, 64),
-    sizes=(ATTENDED, *_sizes("QN", (1, 1), (3, 32), (5, 100), (8, 7))),
-    random_size=lambda rng: {"Q": int(rng.integers(3, 9)), "N": int(rng.integers(2, 60))},
-    observe_sizes=(ATTENDED,),
-    launch=lambda Q, N: (-(-Q // 2), 64),
-    tolerance=_attend_tolerance,
-    demand=_keys_read_once,
-    domain=(Reach("scores are thousands apart", lambda rng, queries, keys, values: (60 * queries, keys, values)),
-            Reach("all keys are equal", lambda rng, queries, keys, values: (queries, 0 * keys + keys[:1], values)),
-            *of((0, 1), ZEROS), *of(2, HUGE_AND_TINY)),
+ROW_RANGE = KernelExercise(
+    name="row_range",
+    reference=lambda x: x.astype(np.float64).max(axis=1) - x.astype(np.float64).min(axis=1),
+    inputs=lambda rng, R, C: (uniform(rng, R, C) - np.float32(2.0),),  # all negative: a start of 0 shows
+    shape=lambda R, C: (R,),
+    sizes=_rows((1, 70), (1, 33), (2, 31), (3, 1), (3, 32), (4, 100), (7, 257)),
+    launch=lambda R, C: (-(-R // 2), 64),
+    tolerance=relative_to(lambda x: np.abs(x).max(axis=1), roundings=2),
+    domain=(*of(0, POSITIVE, EQUAL, ONE_FAR_ABOVE, ONE_FAR_BELOW, HUGE_AND_TINY),
+            *of(0, largest_at(32), at={"R": 3, "C": 70})),
+    demand=shuffles,
     wrong={
-        "`total` is corrected and the weighted values are not":
-            Edit("acc_left * factor", "acc_left", "acc_right * factor", "acc_right"),
-        "`largest` begins at 0, and scores far below it vanish": Edit("(-math.inf)", "(0.0)"),
-        "`shfl_down_sync`: only lane 0 has the whole score": Edit("cuda.shfl_xor_sync", "cuda.shfl_down_sync"),
-        "the scores are not divided by 8, the root of 64": Edit("score *= float32(0.125)", ""),
-        "the division by the sum of the exponentials is missing":
-            Edit("acc_left / total, acc_right / total", "acc_left, acc_right"),
-        "a lane takes its own two products for the whole score":
-            Edit("for distance in (16, 8, 4, 2, 1):\n"
-                 "    score += cuda.shfl_xor_sync(0xFFFFFFFF, score, distance)",
-                 ""),
-        "the keys are read twice, or the query again for each key": attend_in_two_passes,
+        "the step with distance 1 is missing: lanes 0 and 1 never meet":
+            Edit("for distance in (16, 8, 4, 2, 1):", "for distance in (16, 8, 4, 2):"),
+        "lane 0 stores what it found by itself, without the other lanes' values": range_of_one_lane,
+        "the largest of the lanes' smallest numbers":
+            Edit("min(smallest, cuda.shfl_xor_sync", "max(smallest, cuda.shfl_xor_sync"),
+        "`shfl_down` gathers in lane 0, and another lane stores":
+            Edit("largest, cuda.shfl_xor_sync", "largest, cuda.shfl_down_sync",
+                 "smallest, cuda.shfl_xor_sync", "smallest, cuda.shfl_down_sync",
+                 "if lane == 0:", "if lane == 31:"),
+        "every lane goes through the whole row, and nothing is exchanged": range_without_shuffles,
     },
 )
 
-EXERCISES = (HEAD_VALUES, QUERY_SCORES, PREDICT_ROOMS, WEIGHTED_VALUES, BEST_SCORES, ATTEND_WARP)
+
+# --- Predict -------------------------------------------------------------------------------------------------------
+
+
+def _steps():
+    """From the kernels of the lesson, run by observe on 512 threads."""
+    from labkit import observe
+    from labkit.kernels.reduce import sum_tree_kernel, sum_two_level_kernel
+
+    ones, out = np.ones((1, 512), np.float32), np.zeros(1, np.float32)
+    tree = observe(sum_tree_kernel[1, 512, 0, 4 * 512], ones, out).counts
+    levels = observe(sum_two_level_kernel[1, 512], ones, out).counts
+    return {"steps": tree["barriers"] - 2, "shuffles": 2 * 5, "stored": levels["shared_stores"]}
+
+
+PREDICT_STEPS = PredictionExercise(
+    name="predict_steps",
+    truth=_steps,
+    how={"steps": "Each step halves the number of sums. How often can 512 be halved until 1 is left?",
+         "shuffles": "Five within the thread's own warp. Then every warp adds the warps' sums, in another five.",
+         "stored": "One number for each warp, and a warp has 32 threads."},
+    wrong={"steps as in a sum one after another": {"steps": 511, "shuffles": 10, "stored": 16},
+           "the second level is forgotten": {"steps": 9, "shuffles": 5, "stored": 16},
+           "every thread stores its number": {"steps": 9, "shuffles": 10, "stored": 512}},
+)
+
+
+# --- Find the bug: used twice --------------------------------------------------------------------------------------
+
+
+def _centre_reference(x):
+    x = x.astype(np.float64)
+    from_mean = x - x.mean(axis=1, keepdims=True)
+    return from_mean / np.abs(from_mean).max(axis=1, keepdims=True)
+
+
+CENTRE = KernelExercise(
+    name="centre",
+    reference=_centre_reference,
+    inputs=lambda rng, R, C: (uniform(rng, R, C),),
+    shape=lambda R, C: (R, C),
+    sizes=_rows((1, 2), (2, 5), (3, 64), (2, 65), (5, 200)),
+    launch=lambda R, C: (R, 64),
+    # The mean of C numbers, a difference and a quotient; what is divided by may be small.
+    tolerance=lambda x: 2.0**-22 * (4 + np.sqrt(x.shape[1])) * np.abs(x).max(axis=1, keepdims=True)
+    / np.abs(x - x.mean(axis=1, keepdims=True)).max(axis=1, keepdims=True) * np.ones_like(x),
+    domain=of(0, ONE_FAR_ABOVE, ONE_FAR_BELOW, FAR_ABOVE_ZERO, FAR_BELOW_ZERO, HUGE_AND_TINY),
+    wrong={
+        "no barrier between the last read of the sum and the next store into `shared`":
+            Edit("cuda.syncthreads()\n"
+                 "far = float32(0.0)",
+                 "far = float32(0.0)"),
+        "only thread 0 comes to the new barrier":
+            Edit("cuda.syncthreads()\n"
+                 "far = float32(0.0)",
+                 "if thread == 0:\n"
+                 "    cuda.syncthreads()\n"
+                 "far = float32(0.0)"),
+        "`abs` is gone: distances below the mean do not count":
+            Edit("far = max(far, abs(x[row, col] - mean))", "far = max(far, x[row, col] - mean)"),
+    },
+)
+
+
+# --- Parts of a row, joined ----------------------------------------------------------------------------------------
+
+
+def _join_reference(largest, totals):
+    largest, totals = largest.astype(np.float64), totals.astype(np.float64)
+    m = largest.max()
+    return np.array([m, (totals * np.exp(largest - m)).sum()])
+
+
+def join_not_corrected(largest, totals):
+    return np.array([largest.max(), totals.sum()])
+
+
+def join_wrong_way_round(largest, totals):
+    there = totals > 0
+    m = largest[there].max()
+    return np.array([m, (totals[there] * np.exp(m - largest[there])).sum()])
+
+
+@np.errstate(invalid="ignore")
+def join_only_what_was_there(largest, totals):
+    m, s = largest[0], totals[0]
+    for i in range(1, len(largest)):
+        together = max(m, largest[i])
+        s = s * np.exp(m - together) + totals[i]
+        m = together
+    return np.array([m, s])
+
+
+def join_raw_exponentials(largest, totals):
+    with np.errstate(all="ignore"):
+        return np.array([largest.max(), (totals * np.exp(largest)).sum() * np.exp(-largest.max())])
+
+
+def join_only_the_first_may_be_empty(largest, totals):
+    m, s = largest[0], totals[0]
+    with np.errstate(invalid="ignore"):
+        for i in range(1, len(largest)):
+            together = max(m, largest[i])
+            kept = 0.0 if i == 1 and s == 0.0 else s * np.exp(m - together)
+            m, s = together, kept + totals[i] * np.exp(largest[i] - together)
+    return np.array([m, s])
+
+
+def join_not_a_number(largest, totals):
+    m, s = -np.inf, 0.0
+    with np.errstate(invalid="ignore"):
+        for i in range(len(largest)):
+            together = max(m, largest[i])
+            s = s * np.exp(m - together) + totals[i] * np.exp(largest[i] - together)
+            m = together
+    return np.array([m, s])
+
+
+def _parts(rng, n):
+    """Maxima and sums of n parts. The first of several is empty, as a thread's is that got no element."""
+    largest = rng.uniform(-40, 40, n)
+    totals = rng.uniform(1, 50, n)
+    if n > 1:
+        largest[0], totals[0] = -np.inf, 0.0
+    return largest, totals
+
+
+def _empty(count):
+    """The first parts are empty, `count` of them or all but -count."""
+    def turn(rng, largest, totals):
+        there = np.arange(len(largest)) >= (count if count > 0 else len(largest) + count)
+        return np.where(there, largest, -np.inf), np.where(there, totals, 0.0)
+
+    return turn
+
+
+def _maxima(values):
+    """What a Property makes of the maxima; no part is empty."""
+    return lambda rng, largest, totals: (values.applied_to(largest, rng), rng.uniform(1, 50, len(totals)))
+
+
+def _far(largest):
+    return 1 + np.abs(largest[np.isfinite(largest)]).max()
+
+
+JOIN_PARTS = FunctionExercise(
+    name="join_parts",
+    reference=_join_reference,
+    inputs=_parts,
+    sizes=({"n": 1}, {"n": 2}, {"n": 3}, {"n": 7}, {"n": 64}),
+    domain=(Reach("the first two parts are empty", _empty(2), {"n": 7}),
+            Reach("all parts but the last are empty", _empty(-1), {"n": 7}),
+            Reach("the first part is empty, and no other", _empty(1), {"n": 7}),
+            *(Reach(f"of the largest elements of the parts {each.words}", _maxima(each)) for each in EXPONENTIALS)),
+    tolerance=lambda largest, totals: 1e-12 * (1 + np.abs(_join_reference(largest, totals))) * _far(largest),
+    wrong={"the sums are added as they are, each measured against another maximum": join_not_corrected,
+           "`exp(M - m)` in place of `exp(m - M)`": join_wrong_way_round,
+           "only the sum so far is corrected, not the one that comes in": join_only_what_was_there,
+           "an empty part gives NaN: -inf less -inf is not a number": join_not_a_number,
+           "an empty part is expected in the first place alone": join_only_the_first_may_be_empty,
+           "exp of the maxima themselves: beyond 709 it is infinite in float64, too": join_raw_exponentials},
+)
+
+
+# --- Log of the sum of exponentials --------------------------------------------------------------------------------
+
+
+@cuda.jit
+def lse_overflows(x, out):
+    row = cuda.grid(1)
+    if row < out.size:
+        total = float32(0.0)
+        for col in range(x.shape[1]):
+            total += math.exp(x[row, col])
+        out[row] = math.log(total)
+
+
+@cuda.jit
+def lse_two_passes(x, out):
+    row = cuda.grid(1)
+    if row < out.size:
+        largest = x[row, 0]
+        for col in range(x.shape[1]):
+            largest = max(largest, x[row, col])
+        total = float32(0.0)
+        for col in range(x.shape[1]):
+            total += math.exp(x[row, col] - largest)
+        out[row] = largest + math.log(total)
+
+
+@cuda.jit
+def lse_overflows_in_float64(x, out):
+    row = cuda.grid(1)
+    if row < out.size:
+        total = 0.0
+        for col in range(x.shape[1]):
+            total += math.exp(float64(x[row, col]))
+        out[row] = math.log(total)
+
+
+def _lse_reference(x):
+    x = x.astype(np.float64)
+    m = x.max(axis=1)
+    return m + np.log(np.exp(x - m[:, None]).sum(axis=1))
+
+
+def _one_pass(report) -> str | None:
+    loads = report.counts["global_loads"]
+    if loads <= 3 * 20:
+        return None
+    return (f"It loads {loads} numbers for 3 rows of 20. One reading is enough: keep a running maximum and a running "
+            f"sum, and correct the sum when the maximum changes.")
+
+
+LOGSUMEXP = KernelExercise(
+    name="logsumexp",
+    reference=_lse_reference,
+    inputs=lambda rng, R, C: (80 * uniform(rng, R, C),),  # up to 120: exp of it is beyond float32
+    shape=lambda R, C: (R,),
+    sizes=_rows((1, 1), (2, 2), (3, 20), (65, 7), (4, 300)),
+    launch=lambda R, C: (-(-R // 64), 64),
+    tolerance=lambda x: 2.0**-23 * (8 + 4 * np.sqrt(x.shape[1]) + 2 * np.abs(_lse_reference(x))),
+    demand=_one_pass,
+    observe_sizes=_rows((1, 1), (3, 20)),
+    domain=of(0, *EXPONENTIALS, ZEROS),
+    wrong={
+        "nothing is subtracted, and exp of 120 is infinite": lse_overflows,
+        "nothing is subtracted, and float64 puts the overflow off: exp(1000) is infinite there, too":
+            lse_overflows_in_float64,
+        "it reads every row twice": lse_two_passes,
+        "the sum is not corrected when the maximum changes":
+            Edit("if value > largest:\n"
+                 "    total *= math.exp(largest - value)\n"
+                 "    largest = value",
+                 "largest = max(largest, value)"),
+        "the maximum is left out of the result":
+            Edit("out[row] = largest + math.log(total)", "out[row] = math.log(total)"),
+    },
+)
+
+EXERCISES = (ROW_RANGE, PREDICT_STEPS, CENTRE, JOIN_PARTS, LOGSUMEXP)

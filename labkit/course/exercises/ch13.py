@@ -1,298 +1,339 @@
-"""The exercises of lesson 13: the flat buffer, GELU in the epilogue, Pre-LN, bytes and launches of a block, embedding.
-
-Sizes are R (rows) and C (columns); S, C and I for the tokens, the width and the inner width of a block; T tokens.
-"""
-
+"""The exercises of lesson 13: private bins, a segmented scan, a barrier in a tree, counted work, a compaction."""
 
 import numpy as np
+from numba import int32
 
 from labkit import cuda
-from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import on_the_device
-from labkit.course.exercises.domains import (
-    FAR_ABOVE_ZERO,
-    FAR_BELOW_ZERO,
-    HUGE_AND_TINY,
-    NEGATIVE,
-    ONE_FAR_ABOVE,
-    ZEROS,
-    in_place,
-    of,
-)
-from labkit.kernels.embedding import embedding_reference
-from labkit.kernels.gelu import gelu_tanh_reference
-from labkit.kernels.linear.fused import fused_reference, fused_tiled
-from labkit.kernels.norm.layernorm import layernorm_block_tree, layernorm_reference
-from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import relative_to
-from labkit.models.gpt2_block import GPT2_SMALL, Shape, traffic
+from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
+from labkit.course.exercises.demands import elements_of_argument
 
-# --- Where each parameter begins -----------------------------------------------------------------------------------
+# --- Private bins for another key ------------------------------------------------------------------------------------
+
+BINS = 33
 
 
-def _offsets(sizes):
-    return np.cumsum([0, *sizes]).tolist()
-
-
-def _sizes(C, inner):
-    return [C, C, C * 3 * C, 3 * C, C * C, C, C, C, C * inner, inner, inner * C, C]
-
-
-def _reference_offsets(width, inner):
-    shape = Shape(width, 1, inner)
-    return np.array([*shape.offsets.values(), shape.size])
-
-
-def offsets_one_of_three(width, inner):
-    sizes = _sizes(width, inner)
-    sizes[2] = width * width
-    return _offsets(sizes)
-
-
-def offsets_no_biases(width, inner):
-    sizes = _sizes(width, inner)
-    sizes[3] = sizes[5] = sizes[9] = sizes[11] = 0
-    return _offsets(sizes)
-
-
-def offsets_biases_first(width, inner):
-    sizes = _sizes(width, inner)
-    for k in (2, 4, 8, 10):
-        sizes[k], sizes[k + 1] = sizes[k + 1], sizes[k]
-    return _offsets(sizes)
-
-
-def offsets_ends(width, inner):
-    return np.cumsum([*_sizes(width, inner), 0]).tolist()
-
-
-def offsets_inner_bias(width, inner):
-    sizes = _sizes(width, inner)
-    sizes[9] = width
-    return _offsets(sizes)
-
-
-BLOCK_OFFSETS = FunctionExercise(
-    name="block_offsets",
-    reference=_reference_offsets,
-    inputs=lambda rng, width, inner: (width, inner),
-    sizes=tuple({"width": width, "inner": inner} for width, inner in ((2, 3), (5, 4), (48, 80), (768, 3072))),
-    domain="Its inputs are two lengths, and `sizes` has the awkward ones.",
-    wrong={"attn.c_attn.weight holds queries, keys and values: it has three times as many columns as rows":
-           offsets_one_of_three,
-           "the biases of the four linear layers are left out": offsets_no_biases,
-           "each linear layer's bias is laid before its weights": offsets_biases_first,
-           "these are the ends of the parameters, not their beginnings": offsets_ends,
-           "mlp.c_fc.bias has an element for each of the inner columns": offsets_inner_bias},
-)
-
-
-# --- Bias and GELU, the form with tanh -----------------------------------------------------------------------------
-
-
-def _some_large(rng, R, C):
-    """Every fifth number is so large that the exponential of its cube does not fit into a float32."""
-    scale = np.where(np.arange(R * C) % 5 == 4, 20, 2).astype(np.float32)
-    return uniform(rng, R, C) * scale.reshape(R, C)
-
-
-BIAS_GELU_TANH = KernelExercise(
-    name="bias_gelu_tanh",
-    reference=lambda x, bias: gelu_tanh_reference(x.astype(np.float64) + bias.astype(np.float64)),
-    inputs=lambda rng, R, C: (_some_large(rng, R, C), uniform(rng, C)),
-    shape=lambda R, C: (R, C),
-    sizes=tuple({"R": R, "C": C} for R, C in ((1, 1), (2, 5), (8, 32), (5, 33), (17, 40))),
-    launch=lambda R, C: ((-(-C // 32), -(-R // 8)), (32, 8)),
-    tolerance=relative_to(lambda x, bias: np.abs(x) + np.abs(bias), roundings=8),
-    domain=(*of(0, FAR_ABOVE_ZERO, FAR_BELOW_ZERO, HUGE_AND_TINY, NEGATIVE, ZEROS), in_place(0)),
-    wrong={
-        "the exact form, with the error function: close, but not what GPT-2 was trained with":
-            Edit("math.tanh(ROOT * (v + CUBIC * v * v * v))", "math.erf(v * float32(0.70710678))"),
-        "the bias is added after GELU":
-            Edit("v = x[row, col] + bias[col]", "v = x[row, col]",
-                 "CUBIC * v * v * v)))", "CUBIC * v * v * v))) + bias[col]"),
-        "the bias is read at the row": Edit("v = x[row, col] + bias[col]", "v = x[row, col] + bias[row % bias.size]"),
-        "the small term holds the square in place of the cube": Edit("CUBIC * v * v * v", "CUBIC * v * v"),
-        "the small term is missing": Edit("(v + CUBIC * v * v * v)", "v"),
-        "the root belongs to both terms: ROOT * (v + ...)": Edit("(v + CUBIC * v * v * v)", "v + CUBIC * v * v * v"),
-        "the half is missing": Edit("float32(0.5) * v", "v"),
-        "the grid's x runs along the columns: `col` comes first":
-            Edit("col, row = cuda.grid(2)", "row, col = cuda.grid(2)"),
-        "the quotient of two exponentials, which are infinite for large numbers":
-            Edit("out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(ROOT * (v + CUBIC * v * v * v)))",
-                 "power = math.exp(float32(2.0) * ROOT * (v + CUBIC * v * v * v))\n"
-                 "out[row, col] = v * (power / (power + float32(1.0)))"),
-        "no guard": Edit("if row < x.shape[0] and col < x.shape[1]:", "if True:"),
-    },
-)
-
-
-# --- Find the bug: Pre-LN ------------------------------------------------------------------------------------------
-
-
-def _like(x, columns):
-    return cuda.device_array((x.shape[0], columns), np.float32)
-
-
-def mlp_normed_last(x, weight, bias, w_fc, b_fc, w_proj, b_proj, out):
-    hidden, added = _like(x, w_fc.shape[1]), _like(x, x.shape[1])
-    fused_tiled(x, w_fc, b_fc, hidden, gelu=True)
-    fused_tiled(hidden, w_proj, b_proj, added, residual=x)
-    layernorm_block_tree(added, weight, bias, out)
-
-
-def mlp_adds_the_normed(x, weight, bias, w_fc, b_fc, w_proj, b_proj, out):
-    normed, hidden = _like(x, x.shape[1]), _like(x, w_fc.shape[1])
-    layernorm_block_tree(x, weight, bias, normed)
-    fused_tiled(normed, w_fc, b_fc, hidden, gelu=True)
-    fused_tiled(hidden, w_proj, b_proj, out, residual=normed)
-
-
-def mlp_without_residual(x, weight, bias, w_fc, b_fc, w_proj, b_proj, out):
-    normed, hidden = _like(x, x.shape[1]), _like(x, w_fc.shape[1])
-    layernorm_block_tree(x, weight, bias, normed)
-    fused_tiled(normed, w_fc, b_fc, hidden, gelu=True)
-    fused_tiled(hidden, w_proj, b_proj, out)
-
-
-def mlp_norm_not_used(x, weight, bias, w_fc, b_fc, w_proj, b_proj, out):
-    normed, hidden = _like(x, x.shape[1]), _like(x, w_fc.shape[1])
-    layernorm_block_tree(x, weight, bias, normed)
-    fused_tiled(x, w_fc, b_fc, hidden, gelu=True)
-    fused_tiled(hidden, w_proj, b_proj, out, residual=x)
-
-
-def mlp_gelu_last(x, weight, bias, w_fc, b_fc, w_proj, b_proj, out):
-    normed, hidden = _like(x, x.shape[1]), _like(x, w_fc.shape[1])
-    layernorm_block_tree(x, weight, bias, normed)
-    fused_tiled(normed, w_fc, b_fc, hidden)
-    fused_tiled(hidden, w_proj, b_proj, out, gelu=True, residual=x)
-
-
-def _mlp_reference(x, weight, bias, w_fc, b_fc, w_proj, b_proj):
-    hidden = fused_reference(layernorm_reference(x, weight, bias), w_fc, b_fc, gelu=True)
-    return fused_reference(hidden, w_proj, b_proj, residual=x)
-
-
-def _mlp_tolerance(x, weight, bias, w_fc, b_fc, w_proj, b_proj):
-    hidden = np.abs(layernorm_reference(x, weight, bias)) @ np.abs(w_fc) + np.abs(b_fc)
-    return 1e-5 * (np.abs(x) + hidden @ np.abs(w_proj) + np.abs(b_proj))
-
-
-def _mlp_inputs(rng, S, C, I):  # noqa: E741
-    return (3 * uniform(rng, S, C), 1 + uniform(rng, C) / 4, uniform(rng, C), uniform(rng, C, I), uniform(rng, I),
-            uniform(rng, I, C), uniform(rng, C))
-
-
-def mlp_on_the_host(x, weight, bias, w_fc, b_fc, w_proj, b_proj, out):
-    arrays = (array.copy_to_host() for array in (x, weight, bias, w_fc, b_fc, w_proj, b_proj))
-    out.copy_to_device(_mlp_reference(*arrays).astype(np.float32))
-
-
-MLP_HALF = FunctionExercise(
-    name="mlp_half",
-    reference=_mlp_reference,
-    inputs=_mlp_inputs,
-    shape=lambda S, C, I: (S, C),  # noqa: E741
-    sizes=tuple({"S": S, "C": C, "I": inner} for S, C, inner in ((1, 4, 5), (3, 8, 12), (5, 17, 33), (9, 48, 80))),
-    tolerance=_mlp_tolerance,
-    domain=of(0, ONE_FAR_ABOVE, NEGATIVE, ZEROS),
-    demand=on_the_device,
-    wrong={"LayerNorm comes last, over the sum: that is Post-LN": mlp_normed_last,
-           "what is added at the end is the normalised row, not the row itself": mlp_adds_the_normed,
-           "the row itself is never added": mlp_without_residual,
-           "LayerNorm is computed and not used": mlp_norm_not_used,
-           "GELU stands behind the second product: it belongs between the two": mlp_gelu_last,
-           "NumPy computes it all, on the host": mlp_on_the_host},
-)
-
-
-# --- Predict: what fusing saves ------------------------------------------------------------------------------------
-
-TOKENS = 1024
-
-
-def _saved() -> dict:
-    fused, separate = (traffic(GPT2_SMALL, TOKENS, fused=fused) for fused in (True, False))
-    weights = 4 * GPT2_SMALL.size
-    one = sum(traffic(GPT2_SMALL, 1).values())
-    return {"launches": len(separate) - len(fused), "gelu_bytes": separate["mlp.gelu"],
-            "residual_bytes": sum(separate.values()) - sum(fused.values()) - separate["mlp.gelu"],
-            "buffer_bytes": 4 * TOKENS * (6 * GPT2_SMALL.width + 3 * GPT2_SMALL.width + GPT2_SMALL.inner),
-            "weights_percent": round(100 * weights / one)}
-
-
-ROW = 4 * 768 * TOKENS  # bytes of a matrix with a row of 768 for each token
-
-PREDICT_BLOCK = PredictionExercise(
-    name="predict_block",
-    truth=_saved,
-    how={"launches": "GELU and two additions lose their kernels",
-         "gelu_bytes": "a kernel of its own reads 1,024 x 3,072 numbers and writes as many",
-         "residual_bytes": "for each of the two: what is added is not written and not read again, 1,024 x 768 numbers "
-                           "twice; the residual itself is read either way",
-         "buffer_bytes": "six of 768 columns, one of 2,304, one of 3,072: 9,984 numbers a token",
-         "weights_percent": "28.4 MB of weights, and beside them some 80 KB; a whole number of percent"},
-    wrong={"counts the reading only, and not the writing": {
-               "launches": 3, "gelu_bytes": 4 * ROW, "residual_bytes": 2 * ROW, "buffer_bytes": 13 * ROW,
-               "weights_percent": 100},
-           "counts one addition; there are two": {
-               "launches": 3, "gelu_bytes": 8 * ROW, "residual_bytes": 2 * ROW, "buffer_bytes": 13 * ROW,
-               "weights_percent": 100},
-           "counts what is left, seven, and not what is gone": {"launches": 7},
-           "takes the residual itself for saved: it has to be read either way": {
-               "launches": 3, "gelu_bytes": 8 * ROW, "residual_bytes": 6 * ROW, "buffer_bytes": 13 * ROW,
-               "weights_percent": 100},
-           "counts numbers, not bytes": {
-               "launches": 3, "gelu_bytes": 2 * ROW, "residual_bytes": ROW, "buffer_bytes": 13 * ROW // 4,
-               "weights_percent": 100}},
-)
-
-
-# --- From a blank page: tokens become rows --------------------------------------------------------------------------
-
-
-def _embedding_inputs(rng, T, C, before):
-    ids = rng.integers(0, 50, T).astype(np.int32)
-    return ids, uniform(rng, 50, C), uniform(rng, before + T + 3, C), np.array([before], np.int32)
+def _private_bins(report) -> str | None:
+    made, blocks = report.counts["global_atomics"], int(np.prod(report.grid))
+    if made > BINS * blocks:
+        return (f"It makes {made:,} atomics on global memory. {blocks} blocks with {BINS} bins need {BINS * blocks} at "
+                f"most: count in shared memory, and add each bin once.")
+    return None
 
 
 @cuda.jit
-def embed_by_thread_0(ids, tokens, positions, start, out):
-    t = cuda.blockIdx.x
-    if cuda.threadIdx.x == 0:
-        for col in range(out.shape[1]):
-            out[t, col] = tokens[ids[t], col] + positions[start[0] + t, col]
+def count_bits_in_global_memory(x, out):
+    for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):
+        cuda.atomic.add(out, cuda.popc(x[i]), 1)
 
 
-EMBED_TOKENS = KernelExercise(
-    name="embed_tokens",
-    reference=embedding_reference,
-    inputs=_embedding_inputs,
-    shape=lambda T, C, before: (T, C),
-    sizes=tuple({"T": T, "C": C, "before": before} for T, C, before in
-                ((1, 1, 2), (2, 3, 0), (3, 5, 4), (4, 128, 1), (3, 129, 7), (5, 300, 2))),
-    launch=lambda T, C, **_: (T, 128),
-    observe_sizes=({"T": 4, "C": 128, "before": 1}, {"T": 3, "C": 129, "before": 7}),
-    domain=(*of((1, 2), HUGE_AND_TINY, NEGATIVE),
-            Reach("all tokens are the first of the table", lambda rng, ids, *others: (0 * ids, *others)),
-            Reach("all tokens are the last of the table",
-                  lambda rng, ids, tokens, *others: (0 * ids + np.int32(len(tokens) - 1), tokens, *others))),
+@cuda.jit
+def count_bits_one_round(x, out):
+    counts = cuda.shared.array(33, int32)
+    thread = cuda.threadIdx.x
+    if thread < 33:
+        counts[thread] = 0
+    cuda.syncthreads()
+    i = cuda.grid(1)
+    if i < x.size:
+        cuda.atomic.add(counts, cuda.popc(x[i]), 1)
+    cuda.syncthreads()
+    if thread < 33:
+        cuda.atomic.add(out, thread, counts[thread])
+
+
+def _numbers(value):
+    return lambda rng, x: (np.full(x.shape, value, np.uint32),)
+
+
+def _any_bits(rng, n):
+    """Numbers with few bits and with many: a mask of as many bits as a random number says, and of random places."""
+    kept = rng.integers(0, 2**32, n, dtype=np.uint32)
+    return (kept >> rng.integers(0, 32, n).astype(np.uint32),)
+
+
+COUNT_BITS = KernelExercise(
+    name="count_bits",
+    reference=lambda x: np.bincount([int(number).bit_count() for number in x], minlength=BINS).astype(np.int32),
+    inputs=_any_bits,
+    shape=lambda n: (BINS,),
+    dtype=np.int32,
+    start=lambda x: np.zeros(BINS, np.int32),
+    sizes=tuple({"n": n} for n in (1, 5, 63, 64, 129, 300)),
+    observe_sizes=({"n": 5}, {"n": 300}),
+    launch=lambda n: (2, 64),
+    demand=_private_bins,
+    domain=(Reach("all numbers are 0, and no bit is set", _numbers(0)),
+            Reach("all numbers have all 32 bits set", _numbers(2**32 - 1)),
+            Reach("all numbers have the same bits", _numbers(0x80000001), {"n": 300})),
     wrong={
-        "positions count from 0: those before `start[0]` are tokens of an earlier call": Edit("start[0] + t", "t"),
-        "the row of `tokens` is taken at the place, not at the id": Edit("ids[t], col", "t % tokens.shape[0], col"),
-        "the position is never added": Edit("[ids[t], col] + positions[start[0] + t, col]", "[ids[t], col]"),
-        "every token gets the position of the first one": Edit("[0] + t, col", "[0], col"),
-        "one element a thread: rows longer than 128 are left unfinished":
-            Edit("for col in range(cuda.threadIdx.x, out.shape[1], 128):",
-                 "col = cuda.threadIdx.x\n"
-                 "if col < out.shape[1]:"),
-        "no guard: the last round of a row goes on beyond it":
-            Edit("for col in range(cuda.threadIdx.x, out.shape[1], 128):",
-                 "for first in range(0, out.shape[1], 128):\n"
-                 "    col = first + cuda.threadIdx.x"),
-        "the first thread of each block does the work of all 128": embed_by_thread_0,
+        "the bins are not cleared: shared memory holds whatever was there":
+            Edit("if thread < 33:\n    counts[thread] = 0\ncuda.syncthreads()", "cuda.syncthreads()"),
+        "a thread counts before another one has cleared the bin":
+            Edit("cuda.syncthreads()\n"
+                 "for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):",
+                 "for i in range(cuda.grid(1), x.size, cuda.gridsize(1)):"),
+        "the bins are added before all threads have counted":
+            Edit("cuda.syncthreads()\nif thread < 33:", "if thread < 33:"),
+        "threads of a block add to a bin without an atomic": Edit("cuda.atomic.add(counts, cuda.popc(x[i]), 1)",
+                                                                  "counts[cuda.popc(x[i])] += 1"),
+        "blocks add to global memory without an atomic": Edit("cuda.atomic.add(out, thread, counts[thread])",
+                                                              "out[thread] += counts[thread]"),
+        "one atomic on global memory for each number": count_bits_in_global_memory,
+        "each thread takes one number, and numbers from the 129th on are left out": count_bits_one_round,
+        "the number itself is the bin": Edit("cuda.popc(x[i])", "x[i] % 33"),
     },
 )
 
-EXERCISES = (BLOCK_OFFSETS, BIAS_GELU_TANH, MLP_HALF, PREDICT_BLOCK, EMBED_TOKENS)
+
+# --- A sum that begins anew ------------------------------------------------------------------------------------------
+
+SCANNED = 128  # elements of a block, a thread each
+
+
+def _in_steps(loads_a_step: int):
+    """Seven steps with so many loads from shared memory, and each element of global memory loaded twice at most."""
+    enough = loads_a_step * 7 * SCANNED
+
+    def demand(report) -> str | None:
+        arrays = len(report.arrays) - 1
+        most = 2 * arrays * elements_of_argument(report, 0)
+        loads, shared = report.counts["global_loads"], report.counts["shared_loads"]
+        if loads > most:
+            return (f"It loads {loads:,} numbers from global memory, and {most:,} are enough: each thread loads its "
+                    f"own. What it needs of the others is in shared memory, as sums.")
+        if shared > enough:
+            return (f"It loads {shared:,} numbers from shared memory; seven steps take {enough:,} at most. Add sums of "
+                    f"sums, with twice the distance in each step.")
+        return None
+
+    return demand
+
+
+@cuda.jit
+def sums_since_each_alone(x, heads, out):
+    values, headed = cuda.shared.array(128, int32), cuda.shared.array(128, int32)
+    i = cuda.threadIdx.x
+    values[i] = x[i] if i < x.size else 0
+    headed[i] = heads[i] if i < x.size else 0
+    cuda.syncthreads()
+    if i < x.size:
+        total = 0
+        for j in range(i + 1):
+            if headed[j] == 1:
+                total = 0
+            total += values[j]
+        out[i] = total
+
+
+@cuda.jit
+def sums_since_from_global_memory(x, heads, out):
+    i = cuda.threadIdx.x
+    if i < x.size:
+        total, j = 0, i
+        while j >= 0:
+            total += x[j]
+            if heads[j] == 1:
+                break
+            j -= 1
+        out[i] = total
+
+
+def _since_reference(x, heads):
+    sums, running = np.zeros_like(x), 0
+    for i in range(x.size):
+        running = int(x[i]) + (0 if heads[i] else running)
+        sums[i] = running
+    return sums
+
+
+def _since_inputs(rng, n):
+    return rng.integers(-99, 100, n).astype(np.int32), (rng.random(n) < 0.15).astype(np.int32)
+
+
+def _heads(flags):
+    return lambda rng, x, heads: (x, flags(np.arange(heads.size)).astype(np.int32))
+
+
+SUMS_SINCE = KernelExercise(
+    name="sums_since",
+    reference=_since_reference,
+    inputs=_since_inputs,
+    shape=lambda n: (n,),
+    dtype=np.int32,
+    sizes=tuple({"n": n} for n in (1, 2, 31, 33, 100, 128)),
+    random_size=lambda rng: {"n": int(rng.integers(40, 128))},
+    observe_sizes=({"n": 33}, {"n": 100}),
+    launch=lambda n: (1, SCANNED),
+    demand=_in_steps(8),
+    domain=(Reach("there is no head", _heads(lambda i: i < 0), {"n": 128}),
+            Reach("every element is a head", _heads(lambda i: i >= 0)),
+            Reach("only the first element is a head", _heads(lambda i: i == 0), {"n": 128}),
+            Reach("one element in the middle is a head", _heads(lambda i: i == 64), {"n": 128}),
+            Reach("two elements next to each other are heads", _heads(lambda i: (i == 20) | (i == 21)), {"n": 100})),
+    wrong={
+        "a sum is changed while others read it: a barrier is missing after the reading":
+            Edit("cuda.syncthreads()\nsums[i] += before", "sums[i] += before"),
+        "the next step reads sums that are not yet written: a barrier is missing after the writing":
+            Edit("headed[i] += head_before\ncuda.syncthreads()", "headed[i] += head_before"),
+        "heads are ignored: a plain running sum": Edit("if i >= distance and headed[i] == 0:", "if i >= distance:"),
+        "a head stops its own sum alone: that a head has come into the sum is not kept":
+            Edit("headed[i] += head_before\n", ""),
+        "the sum stops before it takes in the head":
+            Edit("if i >= distance and headed[i] == 0:",
+                 "if i >= distance and headed[i] == 0 and headed[i - distance] == 0:"),
+        "every thread adds up all elements before its own, from shared memory": sums_since_each_alone,
+        "every thread goes back to its head, in global memory": sums_since_from_global_memory,
+    },
+)
+
+
+# --- Find the bug: the way down --------------------------------------------------------------------------------------
+
+TREE_SCAN = KernelExercise(
+    name="tree_scan",
+    reference=lambda x: (np.cumsum(x, axis=1) - x).astype(np.int32),
+    inputs=lambda rng, R: (rng.integers(-99, 100, (R, SCANNED)).astype(np.int32),),
+    shape=lambda R: (R, SCANNED),
+    dtype=np.int32,
+    sizes=tuple({"R": R} for R in (1, 2, 5)),
+    observe_sizes=({"R": 1},),
+    launch=lambda R: (R, 64),
+    domain=(Reach("all numbers are 1", lambda rng, x: (np.ones_like(x),)),
+            Reach("all numbers are 0 but one", lambda rng, x: ((np.arange(SCANNED) == 77).astype(np.int32) + 0 * x,)),
+            Reach("sums are beyond a million", lambda rng, x: (1_000_000 + x,))),
+    wrong={
+        "no barrier between two steps on the way down":
+            Edit("distance //= 2\ncuda.syncthreads()", "distance //= 2"),
+        "the barrier stands in a branch that not all threads take":
+            Edit("cuda.syncthreads()\n"
+                 "right = 2 * distance * (thread + 1) - 1\n"
+                 "if right < 128:\n"
+                 "    before = shared[right]",
+                 "right = 2 * distance * (thread + 1) - 1\n"
+                 "if right < 128:\n"
+                 "    cuda.syncthreads()\n"
+                 "    before = shared[right]"),
+        "the total is not replaced by 0 before the way down": Edit("if thread == 0:\n    shared[127] = 0", ""),
+        "the left half gets the sum, and the right half what stood before":
+            Edit("shared[right] += shared[right - distance]\nshared[right - distance] = before",
+                 "shared[right - distance] += before"),
+    },
+)
+
+
+# --- Predict ---------------------------------------------------------------------------------------------------------
+
+
+def _counted() -> dict:
+    """What can be counted is counted from the kernels of the lesson, run by observe."""
+    from numba import float32
+
+    from labkit import observe
+    from labkit.kernels.scan_blocks import make_scan_hillis_steele
+
+    n, false = 512, np.bool_(False)
+    x, out, total = np.ones(n, np.float32), np.zeros(n, np.float32), np.zeros(1, np.float32)
+    counts = observe(make_scan_hillis_steele(float32)[1, n, 0, 4 * n], x, out, total, false).counts
+    return {"hillis_additions": counts["shared_loads"], "blelloch_additions": 2 * (n - 1),
+            "global_atomics": 40 * 256, "look_back_mb": 8, "reduce_first_mb": 12, "rounds": -(-70 // 32)}
+
+
+PREDICT_SCAN = PredictionExercise(
+    name="predict_scan",
+    truth=_counted,
+    how={"hillis_additions": "Nine steps; in the step with distance d all threads but the first d add.",
+         "blelloch_additions": "A tree over n elements has n - 1 inner nodes, and each adds once on the way up and "
+                               "once on the way down.",
+         "global_atomics": "Each block adds each of its bins once, however many elements it has counted.",
+         "look_back_mb": "Each number is read once and written once, 4 bytes each.",
+         "reduce_first_mb": "The first kernel reads, the last one reads again and writes.",
+         "rounds": "The first look covers the 32 tiles just before its own, the next the 32 before those."},
+    wrong={"all threads add in every step": {"hillis_additions": 9 * 512},
+           "only the way up is counted": {"blelloch_additions": 511},
+           "one atomic for each element": {"global_atomics": 1_000_000},
+           "a scan by levels, which writes twice": {"reduce_first_mb": 16},
+           "70 tiles are two times 32, and the rest is left out": {"rounds": 2}},
+)
+
+
+# --- Compaction ------------------------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def pack_in_any_order(x, out):
+    count = cuda.shared.array(1, int32)
+    i = cuda.threadIdx.x
+    if i == 0:
+        count[0] = 0
+    cuda.syncthreads()
+    j = cuda.blockDim.x - 1 - i  # as likely as any other order of the threads
+    if j < x.size and x[j] > 0:
+        out[cuda.atomic.add(count, 0, 1)] = x[j]
+
+
+@cuda.jit
+def pack_counts_alone(x, out):
+    flags = cuda.shared.array(128, int32)
+    i = cuda.threadIdx.x
+    flags[i] = 1 if i < x.size and x[i] > 0 else 0
+    cuda.syncthreads()
+    if flags[i] == 1:
+        place = 0
+        for j in range(i):
+            place += flags[j]
+        out[place] = x[i]
+
+
+@cuda.jit
+def pack_by_one_thread(x, out):
+    if cuda.threadIdx.x == 0:
+        place = 0
+        for i in range(x.size):
+            if x[i] > 0:
+                out[place] = x[i]
+                place += 1
+
+
+def _packed(x):
+    kept = x[x > 0]
+    return np.concatenate([kept, np.full(x.size - kept.size, -1, np.int32)])
+
+
+def _kept(where):
+    return lambda rng, x: (np.where(where(np.arange(x.size)), 1 + np.arange(x.size), -5).astype(np.int32),)
+
+
+PACK_POSITIVE = KernelExercise(
+    name="pack_positive",
+    reference=_packed,
+    inputs=lambda rng, n: (rng.integers(-99, 100, n).astype(np.int32),),
+    shape=lambda n: (n,),
+    dtype=np.int32,
+    start=lambda x: np.full(x.size, -1, np.int32),
+    sizes=tuple({"n": n} for n in (1, 2, 31, 33, 100, 128)),
+    random_size=lambda rng: {"n": int(rng.integers(40, 128))},
+    observe_sizes=({"n": 33}, {"n": 128}),
+    launch=lambda n: (1, SCANNED),
+    demand=_in_steps(4),
+    domain=(Reach("all numbers are positive", _kept(lambda i: i >= 0), {"n": 128}),
+            Reach("no number is positive", _kept(lambda i: i < 0)),
+            Reach("some numbers are 0, which is not positive",
+                  lambda rng, x: (rng.integers(0, 2, x.size).astype(np.int32),)),
+            Reach("only the last number is positive", _kept(lambda i: i == i.size - 1), {"n": 128}),
+            Reach("every second number is positive", _kept(lambda i: i % 2 == 1), {"n": 100})),
+    wrong={
+        "places come from an atomic, and the order is lost": pack_in_any_order,
+        "each thread counts all flags before its own": pack_counts_alone,
+        "one thread does everything": pack_by_one_thread,
+        "the inclusive sum is taken for the place: everything lands one too far":
+            Edit("out[places[i] - 1] = value", "out[places[i]] = value"),
+        "0 is kept": Edit("places[i] = 1 if value > 0 else 0", "places[i] = 1 if value >= 0 else 0",
+                          "if value > 0:", "if value >= 0:"),
+        "a barrier is missing after the reading":
+            Edit("cuda.syncthreads()\nplaces[i] += before", "places[i] += before"),
+        "a step too few: flags of the first 64 never reach the last 64": Edit("while distance < 128:",
+                                                                        "while distance < 64:"),
+    },
+)
+
+EXERCISES = (COUNT_BITS, SUMS_SINCE, TREE_SCAN, PREDICT_SCAN, PACK_POSITIVE)

@@ -1,524 +1,286 @@
-"""The exercises of lesson 14: a safetensors file by hand, the KV cache, a mask that knows where it is, the first of the
-largest, temperature and top-k, and Amdahl's law.
+"""The exercises of lesson 14: masks, the maximum of what is seen, traffic and occupancy on paper, the derivative.
 
-Sizes are S (tokens), C (width), N (rows of the cache) and before (tokens in it); T queries; R rows and C columns; V the
-size of a vocabulary.
+Sizes are B (sequences) and S (queries and keys); R and C for plain rows.
 """
 
-import json
+import functools
 import math
 
 import numpy as np
-from numba import float32, int32
+from numba import float32
 
 from labkit import cuda
-from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import shuffles
-from labkit.course.exercises.domains import (
-    EQUAL,
-    EXPONENTIALS,
-    FAR_ABOVE_ZERO,
-    FAR_BELOW_ZERO,
-    LARGEST_APART,
-    LOWEST,
-    MOVED,
-    ONE_FAR_ABOVE,
-    ONE_FAR_BELOW,
-    TIES,
-    ZEROS,
-    largest_at,
-    of,
-)
-from labkit.kernels.argmax import argmax_reference
+from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
+from labkit.course.exercises.demands import elements_of_argument, shuffles
+from labkit.course.exercises.domains import EXPONENTIALS, FAR, FAR_ABOVE_ZERO, HUGE_AND_TINY, NEGATIVE, ZEROS, of
 from labkit.kernels.op import uniform
 
-ALL_LANES = 0xFFFFFFFF
 
-# --- A tensor of a file --------------------------------------------------------------------------------------------
-
-
-def _file(rng, tensors, rows, cols):
-    """A safetensors file in which the last tensor of the header lies first; and the name of one of its tensors."""
-    names = [f"h.{k}.weight" for k in range(tensors)]
-    arrays = {name: rng.standard_normal((rows + k, cols), np.float32) for k, name in enumerate(names)}
-    places, end = {}, 0
-    for name in reversed(names):
-        places[name] = [end, end + arrays[name].nbytes]
-        end += arrays[name].nbytes
-    header = {"__metadata__": {"format": "pt"}}
-    header |= {name: {"dtype": "F32", "shape": list(arrays[name].shape), "data_offsets": places[name]}
-               for name in names}
-    text = json.dumps(header).encode()
-    data = b"".join(arrays[name].tobytes() for name in reversed(names))
-    raw = np.frombuffer(len(text).to_bytes(8, "little") + text + data, np.uint8)
-    return raw, names[int(rng.integers(tensors))]
+def _matrices(*sizes):
+    return tuple({"B": B, "S": S} for B, S in sizes)
 
 
-def _header(raw):
-    length = int.from_bytes(raw[:8].tobytes(), "little")
-    return length, json.loads(raw[8 : 8 + length].tobytes())
+def _probabilities(x, seen):
+    x = np.where(seen, x.astype(np.float64), -np.inf)
+    largest = x.max(axis=-1, keepdims=True)
+    exponentials = np.exp(x - np.where(np.isinf(largest), 0.0, largest))
+    total = exponentials.sum(axis=-1, keepdims=True)
+    return exponentials / np.where(total == 0.0, 1.0, total)
 
 
-def _part(raw, begin, end, shape):
-    return np.frombuffer(raw[begin:end].tobytes(), np.float32).reshape(shape)
+def _few_roundings(x, seen):
+    """For rows of a hundred elements or so; a score far from 0 may be rounded before the largest is subtracted."""
+    x, seen = np.broadcast_arrays(x, seen)
+    far = np.where(seen, np.abs(x), 0.0).max(axis=-1, keepdims=True)
+    return 2.0**-23 * (60 + 4 * far * _probabilities(x, seen))
 
 
-def _tensor(raw, name):
-    length, header = _header(raw)
-    begin, end = header[name]["data_offsets"]
-    return _part(raw, 8 + length + begin, 8 + length + end, header[name]["shape"])
-
-
-def _named(number):
-    return lambda rng, raw, name: (raw, f"h.{number}.weight")
-
-
-def _with_spaces(rng, raw, name):
-    """As the writers of files fill a header up to a multiple of 8."""
-    length = int.from_bytes(raw[:8].tobytes(), "little")
-    header, data = raw[8 : 8 + length].tobytes() + 5 * b" ", raw[8 + length :].tobytes()
-    return np.frombuffer(len(header).to_bytes(8, "little") + header + data, np.uint8), name
-
-
-def tensor_of_begin_and_length(raw, name):
-    length, header = _header(raw)
-    begin, count = header[name]["data_offsets"]
-    return _part(raw, 8 + length + begin, 8 + length + begin + count, header[name]["shape"])
-
-
-def tensor_behind_the_text(raw, name):
-    length, header = _header(raw)
-    begin, end = header[name]["data_offsets"]
-    start = 8 + len(raw[8 : 8 + length].tobytes().rstrip())
-    return _part(raw, start + begin, start + end, header[name]["shape"])
-
-
-def tensor_from_the_files_start(raw, name):
-    _, header = _header(raw)
-    return _part(raw, *header[name]["data_offsets"], header[name]["shape"])
-
-
-def tensor_without_the_eight(raw, name):
-    length, header = _header(raw)
-    begin, end = header[name]["data_offsets"]
-    return _part(raw, length + begin, length + end, header[name]["shape"])
-
-
-def tensor_flat(raw, name):
-    return _tensor(raw, name).reshape(-1)
-
-
-def tensor_of_doubles(raw, name):
-    length, header = _header(raw)
-    begin, end = header[name]["data_offsets"]
-    return np.frombuffer(raw[8 + length + begin : 8 + length + end].tobytes()).reshape(header[name]["shape"])
-
-
-def tensor_in_the_headers_order(raw, name):
-    length, header = _header(raw)
-    begin = 8 + length
-    for other, entry in header.items():
-        if other == "__metadata__":
-            continue
-        end = begin + 4 * math.prod(entry["shape"])
-        if other == name:
-            return _part(raw, begin, end, entry["shape"])
-        begin = end
-
-
-def tensor_high_byte_first(raw, name):
-    length = int.from_bytes(raw[:8].tobytes(), "big")
-    header = json.loads(raw[8 : 8 + length].tobytes())
-    begin, end = header[name]["data_offsets"]
-    return _part(raw, 8 + length + begin, 8 + length + end, header[name]["shape"])
-
-
-READ_TENSOR = FunctionExercise(
-    name="read_tensor",
-    reference=_tensor,
-    inputs=_file,
-    sizes=tuple({"tensors": n, "rows": r, "cols": c} for n, r, c in ((2, 1, 3), (3, 2, 5), (5, 1, 1), (9, 4, 7))),
-    domain=(*(Reach(f"the {words} of three tensors is asked for", _named(number), {"tensors": 3, "rows": 2, "cols": 5})
-              for words, number in (("first", 0), ("second", 1), ("last", 2))),
-            Reach("the header ends with spaces, which belong to it", _with_spaces)),
-    wrong={"the offsets are counted from the first byte of the file": tensor_from_the_files_start,
-           "the 8 bytes before the header are not counted": tensor_without_the_eight,
-           "the numbers are right, but the shape is missing": tensor_flat,
-           "np.frombuffer takes float64 unless it is given np.float32": tensor_of_doubles,
-           "the header's order is taken for the order of the data": tensor_in_the_headers_order,
-           "the header's size is read with its highest byte first": tensor_high_byte_first,
-           "data_offsets are taken for begin and length; they are begin and end": tensor_of_begin_and_length,
-           "the data are taken to begin behind the header's text, and spaces may follow it": tensor_behind_the_text},
-)
-
-# --- Into the cache ------------------------------------------------------------------------------------------------
-
-
-def _appended(qkv, start, cache):
-    result, first = cache.copy(), int(start[0])
-    rows = result[first : first + len(qkv)]
-    rows[:] = qkv[: len(rows), qkv.shape[1] // 3 :]
-    return result
+# --- Padding on the left -------------------------------------------------------------------------------------------
 
 
 @cuda.jit
-def append_one_round(qkv, start, cache):
-    t, col = cuda.blockIdx.x, cuda.threadIdx.x
-    width = cache.shape[1] // 2
-    row = start[0] + t
-    if row < cache.shape[0] and col < 2 * width:
-        cache[row, col] = qkv[t, width + col]
+def left_as_right(scores, lengths, out):
+    q, b = cuda.grid(2)
+    size = scores.shape[2]
+    if q < size:
+        largest = float32(-math.inf)
+        for k in range(lengths[b]):
+            largest = max(largest, scores[b, q, k])
+        total = float32(0.0)
+        for k in range(lengths[b]):
+            total += math.exp(scores[b, q, k] - largest)
+        for k in range(size):
+            out[b, q, k] = math.exp(scores[b, q, k] - largest) / total if k < lengths[b] else float32(0.0)
 
 
-def _cache_inputs(rng, S, C, N, before):
-    return uniform(rng, S, 3 * C), np.array([before], np.int32), uniform(rng, N, 2 * C)
+def _left_seen(scores, lengths):
+    return np.arange(scores.shape[-1]) >= (scores.shape[-1] - lengths)[:, None, None]
 
 
-@cuda.jit
-def append_by_lane_0(qkv, start, cache):
-    t = cuda.blockIdx.x
-    width = cache.shape[1] // 2
-    if start[0] + t < cache.shape[0] and cuda.threadIdx.x == 0:
-        for col in range(2 * width):
-            cache[start[0] + t, col] = qkv[t, width + col]
+def _left_reference(scores, lengths):
+    return _probabilities(scores, _left_seen(scores, lengths))
 
 
-def _starting_at(place):
-    return lambda rng, qkv, start, cache: (qkv, np.array([place(cache)], np.int32), cache)
+def _hidden_above(seen_of):
+    """What the mask hides lies far above what it leaves."""
+    def turn(rng, scores, *others):
+        hidden = np.broadcast_to(~seen_of(scores, *others), scores.shape)
+        return (np.where(hidden, np.float32(FAR), scores), *others)
+
+    return Reach("hidden scores are far above those that are seen", turn)
 
 
-APPEND_ROWS = KernelExercise(
-    name="append_rows",
-    reference=_appended,
-    inputs=_cache_inputs,
-    shape=lambda S, C, N, before: (N, 2 * C),
-    start=lambda qkv, start, cache: cache,
-    arguments=lambda inputs, out, size: (inputs[0], inputs[1], out),
-    sizes=tuple({"S": S, "C": C, "N": N, "before": before} for S, C, N, before in
-                ((2, 20, 6, 3), (1, 17, 8, 7), (5, 24, 9, 6), (3, 48, 11, 0), (4, 33, 16, 9))),
-    random_size=lambda rng: {"S": int(rng.integers(1, 6)), "C": int(rng.integers(17, 70)), "N": 12,
-                             "before": int(rng.integers(1, 12))},
-    launch=lambda S, C, N, before: (S, 32),
-    domain=(*of((0, 2), MOVED), Reach("the cache is empty", _starting_at(lambda cache: 0)),
-            Reach("the cache is full", _starting_at(len))),
+def _left_inputs(rng, B, S):
+    lengths = rng.integers(1, S + 1, B).astype(np.int32)
+    lengths[0] = (S + 1) // 2  # at least one sequence is padded, unless a row is one element
+    return 5 * uniform(rng, B, S, S), lengths
+
+
+LEFT_PADDING = KernelExercise(
+    name="left_padding",
+    reference=_left_reference,
+    inputs=_left_inputs,
+    shape=lambda B, S: (B, S, S),
+    sizes=_matrices((1, 4), (2, 3), (1, 1), (3, 8), (4, 33), (2, 70)),
+    launch=lambda B, S: ((-(-S // 64), B), (64, 1)),
+    domain=(*of(0, *EXPONENTIALS), _hidden_above(_left_seen),
+            Reach("each sequence has one key", lambda rng, scores, lengths: (scores, np.ones_like(lengths))),
+            Reach("no sequence is padded", lambda rng, scores, lengths: (scores, lengths * 0 + scores.shape[-1]))),
+    tolerance=lambda scores, lengths: _few_roundings(scores, _left_seen(scores, lengths)),
     wrong={
-        "the rows go to the beginning of the cache: `start` is not used": Edit("row = start[0] + t", "row = t"),
-        "queries and keys are copied, not keys and values: the columns begin one width later":
-            Edit("qkv[t, width + col]", "qkv[t, col]"),
-        "the keys are copied, the values are not": Edit("2 * width, 32", "width, 32"),
-        "one column a thread: rows longer than 32 are left unfinished": append_one_round,
-        "no guard: a full cache has no row for the last tokens": Edit("if row < cache.shape[0]:", "if True:"),
-        "the first lane of each block copies the whole row": append_by_lane_0,
+        "the last keys are hidden, not the first": left_as_right,
+        "what is hidden is never written (check fills `out` with NaN)":
+            Edit("for k in range(size):", "for k in range(first, size):",
+                 "total if k >= first else float32(0.0)", "total"),
+        "one key too many is seen": Edit("first = size - lengths[b]", "first = max(size - lengths[b] - 1, 0)"),
+        "the length is taken from the query's number, not from the sequence":
+            Edit("first = size - lengths[b]", "first = size - lengths[q % lengths.size]"),
+        "nothing is subtracted, and exp of a large score is infinite":
+            Edit("largest = max(largest, scores[b, q, k])", "largest = float32(0.0)"),
+        "the largest begins at 0, and scores far below it vanish": Edit("float32(-math.inf)", "float32(0.0)"),
+        "the score of the query's own key stands in for the largest":
+            Edit("for k in range(first, size):\n"
+                 "    largest = max(largest, scores[b, q, k])",
+                 "largest = scores[b, q, q]"),
     },
 )
 
-# --- Predict: rows and bytes of a cache ------------------------------------------------------------------------------
+
+# --- Find the bug: the largest of what is masked out ---------------------------------------------------------------
 
 
-def _rows():
-    prompt, new = 10, 50
-    return {"rows_with": prompt + new - 1, "rows_without": sum(range(prompt, prompt + new)),
-            "cache_bytes": 12 * 2 * 768 * 4}
+@cuda.jit
+def largest_without_the_diagonal(scores, out):
+    q, b = cuda.grid(2)
+    size = scores.shape[2]
+    if q < size:
+        largest = scores[b, q, 0]
+        for k in range(q):
+            largest = max(largest, scores[b, q, k])
+        total = float32(0.0)
+        for k in range(q):
+            total += math.exp(scores[b, q, k] - largest)
+        total = total if q > 0 else float32(1.0)
+        for k in range(size):
+            out[b, q, k] = math.exp(scores[b, q, k] - largest) / total if k <= q else float32(0.0)
 
 
-PREDICT_ROWS = PredictionExercise(
-    name="predict_rows",
-    truth=_rows,
-    how={"rows_with": "The prompt's 10 rows give the first token. Each further token needs one row: 49 of them.",
-         "rows_without": "The first token needs 10 rows, the second 11, the last 59: the sum of 10 to 59.",
-         "cache_bytes": "A key and a value of 768 numbers in each of 12 layers, 4 bytes a number."},
-    wrong={"the last token is counted, though nothing is computed from it": {
-               "rows_with": 60, "rows_without": 1725, "cache_bytes": 73728},
-           "the keys alone": {"rows_with": 59, "rows_without": 1725, "cache_bytes": 36864},
-           "one layer alone": {"rows_with": 59, "rows_without": 1725, "cache_bytes": 6144},
-           "every pass counted with all 60": {"rows_with": 59, "rows_without": 3000, "cache_bytes": 73728}},
+def _causal_seen(scores):
+    return np.tril(np.ones(scores.shape[-2:], bool))
+
+
+def _causal_inputs(rng, B, S):
+    """What the mask hides is larger by 200 than what it leaves, as scores of the future may well be."""
+    scores = 5 * uniform(rng, B, S, S)
+    scores[:, np.triu(np.ones((S, S), bool), 1)] += np.float32(200.0)
+    return (scores,)
+
+
+LARGEST_SEEN = KernelExercise(
+    name="largest_seen",
+    reference=lambda scores: _probabilities(scores, _causal_seen(scores)),
+    inputs=_causal_inputs,
+    shape=lambda B, S: (B, S, S),
+    sizes=_matrices((1, 3), (1, 1), (2, 8), (3, 33), (1, 70)),
+    launch=lambda B, S: ((-(-S // 64), B), (64, 1)),
+    domain=(*of(0, *EXPONENTIALS), _hidden_above(_causal_seen)),
+    tolerance=lambda scores: _few_roundings(scores, _causal_seen(scores)),
+    wrong={
+        "the largest is looked for among hidden scores, too: next to it all others vanish":
+            Edit("for k in range(q + 1):\n"
+                 "    largest = max(largest, scores[b, q, k])",
+                 "for k in range(size):\n"
+                 "    largest = max(largest, scores[b, q, k])"),
+        "the diagonal is left out: a query sees its own key": largest_without_the_diagonal,
+        "hidden scores count in the sum":
+            Edit("for k in range(q + 1):\n"
+                 "    total += math.exp(scores[b, q, k] - largest)",
+                 "for k in range(size):\n"
+                 "    total += math.exp(scores[b, q, k] - largest)"),
+        "nothing is subtracted, and exp of a large score is infinite":
+            Edit("for k in range(q + 1):\n"
+                 "    largest = max(largest, scores[b, q, k])",
+                 "largest = float32(0.0)"),
+        "the largest begins at 0, and scores far below it vanish": Edit("float32(-math.inf)", "float32(0.0)"),
+        "the score of the query's own key stands in for the largest":
+            Edit("for k in range(q + 1):\n"
+                 "    largest = max(largest, scores[b, q, k])",
+                 "largest = scores[b, q, q]"),
+    },
 )
 
-# --- Find the bug: where the row is ----------------------------------------------------------------------------------
+
+# --- Predict: what is loaded ---------------------------------------------------------------------------------------
 
 
-def _seen(scores, start):
-    count, keys = scores.shape
-    return np.arange(keys) <= int(start[0]) + np.arange(count)[:, None]
+@functools.cache
+def _loads():
+    from labkit import observe
+    from labkit.kernels.softmax import masked as ms
+
+    size = 32
+    scores, out, lengths = (np.zeros((1, size, size), np.float32), np.zeros((1, size, size), np.float32),
+                            np.zeros(1, np.int32))
+    arguments = (scores, lengths, out, np.float32(0.125), np.uint32(1))
+    launches = {"three_read": ms.masked_softmax_three_read_kernel[size, 32],
+                "bounded": ms.masked_softmax_bounded_kernel[size, 32], "single_read": ms.ALIGNED[0][size // 4, 128]}
+    return {name: observe(launch, *arguments).counts["bytes_loaded"] // 4 for name, launch in launches.items()}
 
 
-def _masked_softmax(scores, start):
-    x = np.where(_seen(scores, start), scores.astype(np.float64), -np.inf)
-    exponentials = np.exp(x - x.max(axis=1, keepdims=True))
-    return exponentials / exponentials.sum(axis=1, keepdims=True)
-
-
-@cuda.jit(device=True)
-def _softmax_of_first(scores, out, t, seen):
-    """One warp: softmax of the first `seen` scores of row t, zeros behind them."""
-    lane = cuda.threadIdx.x
-    largest = float32(-np.inf)
-    for key in range(lane, seen, 32):
-        largest = max(largest, scores[t, key])
-    for distance in (16, 8, 4, 2, 1):
-        largest = max(largest, cuda.shfl_xor_sync(ALL_LANES, largest, distance))
-    total = float32(0.0)
-    for key in range(lane, seen, 32):
-        total += math.exp(scores[t, key] - largest)
-    for distance in (16, 8, 4, 2, 1):
-        total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
-    for key in range(lane, scores.shape[1], 32):
-        out[t, key] = math.exp(scores[t, key] - largest) / total if key < seen else float32(0.0)
-
-
-@cuda.jit
-def seen_without_start(scores, start, out):
-    t = cuda.blockIdx.x
-    _softmax_of_first(scores, out, t, t + 1)
-
-
-@cuda.jit
-def seen_not_itself(scores, start, out):
-    t = cuda.blockIdx.x
-    _softmax_of_first(scores, out, t, start[0] + t)
-
-
-@cuda.jit
-def seen_all_of_the_pass(scores, start, out):
-    t = cuda.blockIdx.x
-    _softmax_of_first(scores, out, t, start[0] + scores.shape[0])
-
-
-@cuda.jit
-def seen_start_only(scores, start, out):
-    t = cuda.blockIdx.x
-    _softmax_of_first(scores, out, t, start[0] + 1)
-
-
-@cuda.jit
-def seen_everything(scores, start, out):
-    t = cuda.blockIdx.x
-    _softmax_of_first(scores, out, t, scores.shape[1])
-
-
-def _hidden_far_above(rng, scores, start):
-    return np.where(_seen(scores, start), scores, np.float32(10_000)), start
-
-
-def _masked_tolerance(scores, start):
-    far = np.where(_seen(scores, start), np.abs(scores), 0).max(axis=1, keepdims=True)
-    return 2e-5 + 2.0**-21 * far * _masked_softmax(scores, start)
-
-
-def _scores_inputs(rng, T, N, before):
-    return 4 * uniform(rng, T, N), np.array([before], np.int32)
-
-
-SEEN_FROM_START = KernelExercise(
-    name="seen_from_start",
-    reference=_masked_softmax,
-    inputs=_scores_inputs,
-    shape=lambda T, N, before: (T, N),
-    sizes=tuple({"T": T, "N": N, "before": before} for T, N, before in
-                ((3, 9, 4), (1, 30, 20), (5, 40, 34), (4, 70, 37), (33, 40, 0))),
-    random_size=lambda rng: {"T": int(rng.integers(2, 8)), "N": int(rng.integers(50, 90)),
-                             "before": int(rng.integers(1, 40))},
-    launch=lambda T, N, before: (T, 32),
-    domain=(*of(0, *EXPONENTIALS), Reach("no token came before", lambda rng, scores, start: (scores, 0 * start)),
-            Reach("hidden scores are far above those that are seen", _hidden_far_above)),
-    tolerance=_masked_tolerance,
-    wrong={"`start` is forgotten: the queries do not see the tokens that came before this pass": seen_without_start,
-           "a query does not see its own token": seen_not_itself,
-           "every query sees all tokens of the pass, those after it as well": seen_all_of_the_pass,
-           "the query's place in the pass is forgotten: all see as much as the first": seen_start_only,
-           "nothing is hidden": seen_everything,
-           "nothing is subtracted, and exp of a large score is infinite":
-               Edit("largest = max(largest, scores[t, key])", "largest = float32(0.0)",
-                    "float32(-np.inf)", "float32(0.0)"),
-           "the largest begins at 0, and scores far below it vanish": Edit("float32(-np.inf)", "float32(0.0)")},
+PREDICT_LOADS_MASKED = PredictionExercise(
+    name="predict_masked_loads",
+    truth=_loads,
+    how={"three_read": "Each of its three loops loads all 32 x 32 numbers, hidden or not.",
+         "bounded": "Row q is loaded up to its own number: q + 1 numbers, three times. Sum over q from 0 to 31.",
+         "single_read": "A row is loaded in pieces of four: the next multiple of four from q + 1 on. Four rows, one "
+                        "after the other, load the same."},
+    wrong={"one loop each": {"three_read": 1024, "bounded": 528, "single_read": 576},
+           "pieces of four forgotten": {"three_read": 3072, "bounded": 1584, "single_read": 528},
+           "half of the square, without the diagonal": {"three_read": 3072, "bounded": 1488, "single_read": 576}},
 )
 
-# --- From a blank page: the first of the largest ----------------------------------------------------------------------
+
+# --- Predict: blocks on a multiprocessor ---------------------------------------------------------------------------
 
 
-def _few_values(rng, R, C):
-    """Negative whole numbers, few of them, so that the largest of a row comes several times."""
-    return (rng.integers(-9, -4, (R, C)).astype(np.float32),)
+def _blocks():
+    from labkit.device.occupancy import H200, blocks
+
+    return {"few": blocks(H200, 256, 32), "many": blocks(H200, 256, 64), "shared": blocks(H200, 256, 32, 33 * 1024)}
 
 
-@cuda.jit
-def largest_by_one_lane(x, out):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    if lane == 0:
-        at = int32(0)
-        for col in range(1, x.shape[1]):
-            if x[row, col] > x[row, at]:
-                at = int32(col)
-        out[row] = at
+PREDICT_BLOCKS = PredictionExercise(
+    name="predict_blocks",
+    truth=_blocks,
+    how={"few": "2,048 threads fit, and 65,536 registers are enough for as many threads with 32 each.",
+         "many": "256 threads with 64 registers each take 16,384 of 65,536.",
+         "shared": "228 KB, and each block takes 33 KB and 1 KB for the system."},
+    wrong={"registers do not count": {"few": 8, "many": 8, "shared": 6},
+           "shared memory does not count": {"few": 8, "many": 4, "shared": 8},
+           "one block too many": {"few": 8, "many": 4, "shared": 7}},
+)
 
 
-@cuda.jit
-def largest_without_shuffles(x, out):
-    found = cuda.shared.array((32, 2), float32)
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    largest, at = float32(-np.inf), int32(0x7FFFFFF)
-    for col in range(lane, x.shape[1], 32):
-        if x[row, col] > largest:
-            largest, at = x[row, col], int32(col)
-    found[lane, 0], found[lane, 1] = largest, float32(at)
-    cuda.syncwarp()
-    if lane == 0:
-        for other in range(1, 32):
-            if found[other, 0] > largest or (found[other, 0] == largest and int32(found[other, 1]) < at):
-                largest, at = found[other, 0], int32(found[other, 1])
-        out[row] = at
+# --- The derivative ------------------------------------------------------------------------------------------------
 
 
-def _all_lanes_look(report) -> str | None:
-    requests = report.counts["global_requests"]
-    if requests <= 12 * 12:  # 3 for 70 columns, with room for those who read a column again
+def _backward_reference(p, g, scale):
+    p, g = p.astype(np.float64), g.astype(np.float64)
+    return float(scale) * p * (g - (p * g).sum(axis=1, keepdims=True))
+
+
+def _backward_inputs(rng, R, C):
+    return _probabilities(3 * uniform(rng, R, C), True).astype(np.float32), uniform(rng, R, C), np.float32(0.125)
+
+
+def _shared_by_the_lanes(report) -> str | None:
+    """p and g, each for the sum and for the result: four loads an element."""
+    loads, enough = report.counts["global_loads"], 4 * elements_of_argument(report, 0)
+    if loads <= 2 * enough:  # with room for those who read a number again
         return shuffles(report)
-    return (f"The launch asks memory {requests} times for 12 rows of 70. If each of the 32 "
-            "lanes takes every 32nd column, 3 times are enough for a row.")
+    return (f"It loads {loads:,} numbers, and {enough:,} are enough: p and g, each for the sum and for the result. A "
+            "warp takes a row, so let each lane take every 32nd column, and join the lanes' sums with shuffles.")
 
 
-FIRST_LARGEST = KernelExercise(
-    name="first_largest",
-    reference=argmax_reference,
-    inputs=_few_values,
-    shape=lambda R, C: (R,),
-    dtype=np.int32,
-    sizes=tuple({"R": R, "C": C} for R, C in ((12, 70), (14, 33), (13, 1), (16, 260), (20, 31))),
-    random_size=lambda rng: {"R": int(rng.integers(15, 25)), "C": int(rng.integers(2, 300))},
-    observe_sizes=({"R": 12, "C": 70},),
-    launch=lambda R, C: (R, 32),
-    demand=_all_lanes_look,
-    domain=(*of(0, EQUAL, LOWEST, TIES, ZEROS, ONE_FAR_ABOVE, FAR_ABOVE_ZERO),
-            *of(0, largest_at(32), LARGEST_APART, at={"R": 12, "C": 70})),
+def _one_is_certain(rng, p, g, scale):
+    return (np.arange(p.shape[1]) == rng.integers(0, p.shape[1], (len(p), 1))).astype(np.float32), g, scale
+
+
+def _half_is_hidden(rng, p, g, scale):
+    return np.where(np.arange(p.shape[1]) < p.shape[1] // 2, p, np.float32(0)), g, scale
+
+
+SOFTMAX_BACKWARD = KernelExercise(
+    name="softmax_backward",
+    reference=_backward_reference,
+    inputs=_backward_inputs,
+    shape=lambda R, C: (R, C),
+    sizes=tuple({"R": R, "C": C} for R, C in ((1, 40), (3, 1), (2, 31), (5, 64), (7, 200))),
+    launch=lambda R, C: (-(-R // 2), 64),
+    tolerance=lambda p, g, scale: 2.0**-23 * (6 + 2 * np.sqrt(p.shape[1])) * scale * p
+    * (np.abs(g) + (p * np.abs(g)).sum(axis=1, keepdims=True)),
+    domain=(Reach("one probability of each row is 1 and the others 0", _one_is_certain),
+            Reach("the first half of each row is hidden, with the probability 0", _half_is_hidden),
+            *of(1, FAR_ABOVE_ZERO, HUGE_AND_TINY, NEGATIVE, ZEROS)),
+    demand=_shared_by_the_lanes,
     wrong={
-        "of equal numbers the last is taken":
-            Edit("largest, at = float32(-np.inf), int32(0x7FFFFFFF)", "largest, at = float32(-np.inf), int32(-1)",
-                 "if x[row, col] > largest:", "if x[row, col] >= largest:",
-                 "other_at < at", "other_at > at"),
-        "the search begins at 0, and all of these are less":
-            Edit("largest, at = float32(-np.inf), int32(0x7FFFFFFF)", "largest, at = float32(0.0), int32(0)"),
-        "the lanes exchange the values, but not where they were":
-            Edit("other = cuda.shfl_xor_sync(0xFFFFFFFF, largest, distance)\n"
-                 "other_at = cuda.shfl_xor_sync(0xFFFFFFFF, at, distance)\n"
-                 "if other > largest or (other == largest and other_at < at):\n"
-                 "    largest, at = other, other_at",
-                 "largest = max(largest, cuda.shfl_xor_sync(0xFFFFFFFF, largest, distance))"),
-        "between lanes, equal numbers are decided by the lane and not by the column":
-            Edit("if other > largest or (other == largest and other_at < at):", "if other > largest:"),
-        "between lanes, the other lane's column is taken when the numbers are equal":
-            Edit("largest, at = float32(-np.inf), int32(0x7FFFFFFF)", "largest, at = float32(-np.inf), int32(0)",
-                 "if other > largest or (other == largest and other_at < at):", "if other >= largest:"),
-        "one lane goes through the whole row, and 31 wait": largest_by_one_lane,
-        "the lanes' results are joined by one lane, through shared memory": largest_without_shuffles,
-        "the last shuffle, with the neighbour, is missing":
-            Edit("for distance in (16, 8, 4, 2, 1):", "for distance in (16, 8, 4, 2):"),
+        "the sum of `g` alone: each has to be weighed by its `p`":
+            Edit("total += p[row, col] * g[row, col]", "total += g[row, col]"),
+        "`scale` is left out": Edit("scale * p[row, col]", "p[row, col]"),
+        "each lane subtracts its own sum, not that of all lanes":
+            Edit("for distance in (16, 8, 4, 2, 1):\n"
+                 "    total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)",
+                 ""),
+        "every lane adds up the whole row, and nothing is exchanged":
+            Edit("for col in range(lane, p.shape[1], 32):\n"
+                 "    total += p[row, col] * g[row, col]\n"
+                 "for distance in (16, 8, 4, 2, 1):\n"
+                 "    total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)",
+                 "for col in range(p.shape[1]):\n"
+                 "    total += p[row, col] * g[row, col]"),
+        "the sum is subtracted without its factor `p`":
+            Edit("p[row, col] * (g[row, col] - total)", "(p[row, col] * g[row, col] - total)"),
     },
 )
 
-# --- Temperature and top-k -------------------------------------------------------------------------------------------
-
-
-def _shares(logits, temperature, k):
-    logits = np.asarray(logits, np.float64)
-    kept = np.argsort(-logits, kind="stable")[:k]
-    exponentials = np.exp((logits[kept] - logits.max()) / temperature)
-    result = np.zeros(logits.size)
-    result[kept] = exponentials / exponentials.sum()
-    return result
-
-
-def shares_times_temperature(logits, temperature, k):
-    return _shares(logits, 1 / temperature, k)
-
-
-def shares_temperature_last(logits, temperature, k):
-    shares = _shares(logits, 1.0, k) / temperature
-    return shares / shares.sum()
-
-
-def shares_of_all(logits, temperature, k):
-    logits = np.asarray(logits, np.float64)
-    shares = _shares(logits, temperature, logits.size)
-    shares[np.argsort(-logits, kind="stable")[k:]] = 0
-    return shares
-
-
-def shares_of_the_least(logits, temperature, k):
-    logits = np.asarray(logits, np.float64)
-    kept = np.argsort(logits, kind="stable")[:k]
-    exponentials = np.exp((logits[kept] - logits[kept].max()) / temperature)
-    result = np.zeros(logits.size)
-    result[kept] = exponentials / exponentials.sum()
-    return result
-
-
-def shares_one_more(logits, temperature, k):
-    return _shares(logits, temperature, k + 1)
-
-
-def shares_too_large(logits, temperature, k):
-    logits = np.asarray(logits, np.float64)
-    with np.errstate(all="ignore"):
-        exponentials = np.exp(logits / temperature)
-        exponentials[np.argsort(-logits, kind="stable")[k:]] = 0
-        return exponentials / exponentials.sum()
-
-
-def shares_of_zeros(logits, temperature, k):
-    logits = np.array(logits, np.float64)
-    logits[np.argsort(-logits, kind="stable")[k:]] = 0
-    exponentials = np.exp((logits - logits.max()) / temperature)
-    return exponentials / exponentials.sum()
-
-
-def _logits(rng, V, k, scale):
-    return scale * uniform(rng, V) + np.float32(scale), float(rng.choice((0.5, 0.7, 1.6))), k
-
-
-def _tied(rng, logits, temperature, k):
-    """Those in the places k to k + 2 are equal: one of them is kept, whichever."""
-    logits = logits.copy()
-    order = np.argsort(-logits)
-    logits[order[k : k + 2]] = logits[order[k - 1]]
-    return logits, temperature, k
-
-
-def _in_order_of_logits(shares, logits, temperature, k):
-    return shares[np.lexsort((shares, logits))]
-
-
-KEEP_LIKELIEST = FunctionExercise(
-    name="keep_likeliest",
-    reference=_shares,
-    inputs=_logits,
-    sizes=({"V": 6, "k": 3, "scale": 2}, {"V": 10, "k": 10, "scale": 3}, {"V": 50, "k": 1, "scale": 4},
-           {"V": 300, "k": 40, "scale": 1000}),
-    random_size=lambda rng: {"V": int(rng.integers(40, 200)), "k": int(rng.integers(2, 30)), "scale": 3},
-    domain=(*of(0, FAR_ABOVE_ZERO, FAR_BELOW_ZERO, ONE_FAR_ABOVE, ONE_FAR_BELOW),
-            Reach("some logits are as large as the last one that is kept", _tied, {"V": 10, "k": 3, "scale": 2})),
-    alike=_in_order_of_logits,
-    tolerance=lambda logits, temperature, k: np.full(logits.size, 2e-5 + 2.0**-22 * np.abs(logits).max() / temperature),
-    wrong={"the logits are multiplied by the temperature": shares_times_temperature,
-           "the temperature divides the probabilities, which changes nothing": shares_temperature_last,
-           "the kept ones have the shares that they had among all: the sum is less than 1": shares_of_all,
-           "the least likely are kept": shares_of_the_least,
-           "one token too many is kept": shares_one_more,
-           "the others get the logit 0, and exp(0) is not 0": shares_of_zeros,
-           "exp of large logits is infinite: the largest has to be taken away first": shares_too_large},
-)
-
-# --- Predict: Amdahl -----------------------------------------------------------------------------------------------
-
-PREDICT_AMDAHL = PredictionExercise(
-    name="predict_amdahl",
-    truth=lambda: {"step_us": 185, "least_us": 180, "prompt_us": 700, "needed_us": 100},
-    how={"step_us": "20 us become 20 / 4 = 5, and the other 180 stay.",
-         "least_us": "If the softmax took no time, the other 180 would be left.",
-         "prompt_us": "400 us become 100, and the other 600 stay.",
-         "needed_us": "Twice as fast is 100 us, and all of them are the rest's: 80 of its 180 have to go."},
-    wrong={"the whole step is divided by four": {"step_us": 50, "least_us": 180, "prompt_us": 250, "needed_us": 100},
-           "the share is taken away whole": {"step_us": 180, "least_us": 180, "prompt_us": 600, "needed_us": 100},
-           "what goes, in place of what is left": {"step_us": 15, "least_us": 20, "prompt_us": 300, "needed_us": 80}},
-)
-
-EXERCISES = (READ_TENSOR, APPEND_ROWS, PREDICT_ROWS, SEEN_FROM_START, FIRST_LARGEST, KEEP_LIKELIEST, PREDICT_AMDAHL)
+EXERCISES = (LEFT_PADDING, LARGEST_SEEN, PREDICT_LOADS_MASKED, PREDICT_BLOCKS, SOFTMAX_BACKWARD)

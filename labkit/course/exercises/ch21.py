@@ -1,540 +1,605 @@
-"""The exercises of lesson 21: the longest cached prefix, a step under a token budget, a schedule with a preemption, the
-threshold of top-p without a sort, sampling with whole numbers, and Philox.
+"""The exercises of lesson 21: WordPiece, the mean of a sentence, what padding costs, padding that takes part in
+attention, a search by cosine, and BERT's embedding.
 
-Sizes are R rows of V tokens; n requests.
+Sizes are B sentences of at most S tokens, T tokens in all, and C columns; N passages, of which k are wanted.
 """
 
+import math
+
 import numpy as np
-from numba import int32, int64
+from numba import float32
 
 from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import elements_of_argument, shuffles
-from labkit.engine.simulation import Work, simulate
-from labkit.kernels.philox import philox_reference
-
-# --- The longest cached prefix ----------------------------------------------------------------------------------------
-
-def _found_tokens(prompts, lengths, page):
-    cache, found = set(), []
-    for row, length in zip(prompts.tolist(), lengths.tolist(), strict=True):
-        begins = [tuple(row[:end]) for end in range(page, length + 1, page)]
-        hits = 0
-        while hits < min(len(begins), (length - 1) // page) and begins[hits] in cache:
-            hits += 1
-        found.append(hits * page)
-        cache.update(begins)
-    return np.array(found)
-
-
-def _padded(rng, prompts, width):
-    """Rows filled up behind the prompts with tokens that occur in prompts."""
-    rows = [[*prompt, *rng.integers(0, 2, width - len(prompt))] for prompt in prompts]
-    return np.array(rows, np.int32).reshape(len(prompts), width)
-
-
-def _prompt_inputs(rng, n, S, page):
-    """Most continue a prefix of an earlier prompt; there are only two different tokens."""
-    prompts = []
-    for _ in range(n):
-        base = prompts[rng.integers(len(prompts))] if prompts and rng.random() < 0.8 else []
-        keep = int(rng.integers(0, len(base) + 1))
-        more = int(rng.integers(1, S - keep + 1)) if keep < S else 0
-        prompts.append([*base[:keep], *rng.integers(0, 2, more).tolist()])
-    return _padded(rng, prompts, S), np.array([len(prompt) for prompt in prompts], np.int32), page
-
-
-def _prompts(words, *given, page=4):
-    """Prompts written out, at whatever size."""
-    width = max(map(len, given))
-    lengths = np.array([len(prompt) for prompt in given], np.int32)
-    return Reach(words, lambda rng, *_: (_padded(rng, given, width), lengths, page),
-                 {"n": len(given), "S": width, "page": page})
-
-
-def _cut_off(rng, prompts, lengths, page):
-    """All rows are the same; only the lengths differ."""
-    row = rng.integers(0, 5, prompts.shape[1])
-    return np.broadcast_to(row, prompts.shape).astype(np.int32), np.array([3, 6, 7, 12], np.int32), page
-
-
-A, B, C = [1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]
-
-FOUND_TOKENS = FunctionExercise(
-    name="found_tokens",
-    reference=_found_tokens,
-    inputs=_prompt_inputs,
-    sizes=tuple({"n": n, "S": S, "page": page} for n, S, page in ((1, 4, 4), (4, 9, 2), (12, 20, 4), (20, 33, 8))),
-    random_size=lambda rng: {"n": int(rng.integers(8, 24)), "S": int(rng.integers(8, 30)), "page": 4},
-    domain=(_prompts("the same prompt comes twice, and its last page is full", [*A, *B], [*A, *B]),
-            _prompts("a page has the same tokens as a cached one, after a different beginning", [*A, *B], [*C, *B, 0]),
-            _prompts("a page is not cached, and the one behind it has the tokens of one that is", [*A, *B, *C],
-                     [*A, *C, *C, 0]),
-            _prompts("a prompt is a prefix of an earlier one", [*A, *B, *C], [*A, *B, 9], [*A, *B]),
-            _prompts("all tokens are equal", [3] * 13, [3] * 9, [3] * 17),
-            Reach("what stands behind a prompt in its row is how a later prompt goes on", _cut_off,
-                  {"n": 4, "S": 12, "page": 4}),
-            _prompts("no prompt fills a page", [1, 2, 3], [1, 2, 3], [1]),
-            _prompts("a page is one token", [1, 2, 3], [1, 2, 4, 5], [2, 3], [1, 2, 3, 9], page=1)),
-    wrong={
-        "the digest is of the page alone: the same tokens after a different beginning are found":
-            Edit("digest = hash((digest, *row[place : place + page]))", "digest = hash((*row[place : place + page],))"),
-        "the last token may be found as well: its logits would be missing": Edit(" and place + page < length", ""),
-        "a page that is not full is entered": Edit("while place + page <= length:", "while place < length:"),
-        "the prompt finds its own pages: they are entered before the search": Edit(
-            "if digest in cache and place + page < length:",
-            "cache.add(digest)\nif digest in cache and place + page < length:"),
-        "pages in place of tokens": Edit("tokens += page", "tokens += 1"),
-        "a prompt enters only its first page": Edit("cache.add(digest)",
-                                                    "if place == 0:\n    cache.add(digest)"),
-    },
+from labkit.course.exercises.demands import shuffles
+from labkit.course.exercises.domains import (
+    FAR_ABOVE_ZERO,
+    HUGE_AND_TINY,
+    NEGATIVE,
+    ONE_FAR_ABOVE,
+    SUMMED,
+    ZEROS,
+    of,
 )
+from labkit.kernels.embedding_sum import embedding_layernorm_reference
+from labkit.kernels.embedding_sum import tolerance as embedding_tolerance
+from labkit.kernels.op import uniform
+from labkit.kernels.pooling import mean_pool_reference, mean_tolerance
+from labkit.kernels.tolerance import EPS32
+from labkit.models.minilm import packed, padded, padded_to_128
 
-# --- A step under a token budget --------------------------------------------------------------------------------------
+ALL_LANES = 0xFFFFFFFF
 
-PAGE = 16
+# --- WordPiece -----------------------------------------------------------------------------------------------------
 
-
-def _planned_step(running, waiting, budget, seats, free):
-    planned = []
-    for left in running.tolist():
-        planned.append(min(left, budget))
-        budget -= planned[-1]
-    holders, open_ = len(running), True
-    for prompt in waiting.tolist():
-        pages = -(-prompt // PAGE)
-        open_ = open_ and budget > 0 and seats > 0 and pages + holders <= free
-        planned.append(min(prompt, budget) if open_ else 0)
-        if open_:
-            budget, seats, free, holders = budget - planned[-1], seats - 1, free - pages, holders + 1
-    return np.array(planned)
+UNKNOWN, GOES_ON = "[UNK]", "##"
 
 
-def _queue_inputs(rng, n, m):
-    """n running sequences, m waiting prompts."""
-    running, waiting = np.where(rng.random(n) < 0.7, 1, rng.integers(1, 60, n)), rng.integers(1, 60, m)
-    return running, waiting, int(rng.integers(0, 200)), int(rng.integers(0, 6)), int(rng.integers(0, 30))
+def _pieces(word, vocabulary):
+    """The ids, or None where nothing fits."""
+    ids, begin = [], 0
+    while begin < len(word):
+        mark = GOES_ON if begin else ""
+        fits = [end for end in range(begin + 1, len(word) + 1) if mark + word[begin:end] in vocabulary]
+        if not fits:
+            return None
+        ids.append(vocabulary.index(mark + word[begin : max(fits)]))
+        begin = max(fits)
+    return ids
 
 
-def _queue(words, running, waiting, budget, seats, free):
-    return Reach(words, lambda rng, *_: (np.array(running, np.int64), np.array(waiting, np.int64), budget, seats, free),
-                 {"n": len(running), "m": len(waiting)})
+def _word_pieces(word, vocabulary):
+    ids = _pieces(word, vocabulary)
+    return np.array([vocabulary.index(UNKNOWN)] if ids is None else ids)
 
 
-PLAN_STEP = FunctionExercise(
-    name="plan_step",
-    reference=_planned_step,
-    inputs=_queue_inputs,
-    sizes=tuple({"n": n, "m": m} for n, m in ((1, 1), (2, 3), (5, 4), (3, 9))),
-    random_size=lambda rng: {"n": int(rng.integers(2, 10)), "m": int(rng.integers(2, 10))},
-    domain=(_queue("nothing runs", [], [5, 40, 7], 48, 8, 100),
-            _queue("nothing waits", [1, 30, 1], [], 20, 8, 100),
-            _queue("the budget ends within a waiting prompt", [1, 1], [10, 50, 5], 30, 8, 100),
-            _queue("the budget ends within the prompt of a running sequence", [1, 70, 1], [5], 40, 8, 100),
-            _queue("the budget has one token left for a prompt", [1, 1], [9], 3, 8, 100),
-            _queue("the budget is used up exactly", [1, 1], [8, 5], 10, 8, 100),
-            _queue("the first waiting prompt does not fit, and the second would", [1], [60, 4], 100, 8, 4),
-            _queue("all pages are needed, and those of the prompts are just enough", [1, 1], [32, 16], 100, 8, 6),
-            _queue("a page is missing for a running sequence", [1, 1], [32, 16], 100, 8, 5),
-            _queue("only a part of a prompt is computed, and the whole would not fit into the pages", [1], [60], 10, 8,
-                   3),
-            _queue("a running sequence is in the middle of its prompt, and a page is missing for it", [1, 20], [32],
-                   100, 8, 3),
-            _queue("there is one seat", [1], [4, 4, 4], 100, 1, 100),
-            _queue("there is no seat", [1], [4], 100, 0, 100)),
-    wrong={
-        "a prompt is computed whole or not at all": Edit(
-            "min(prompt, budget) if queue_open", "prompt if queue_open and prompt <= budget"),
-        "a waiting prompt is admitted before an older one that does not fit":
-            Edit("queue_open = queue_open and", "queue_open ="),
-        "the seats are not counted down": Edit("seats -= 1", ""),
-        "no page is left for the running sequences": Edit("pages + holders <= free", "pages <= free"),
-        "a sequence in the middle of its prompt is not counted as running":
-            Edit("holders = len(running)", "holders = int((running == 1).sum())"),
-        "the pages of an admitted prompt stay free": Edit("free -= pages", ""),
-        "pages are counted for the chunk, not for the prompt": Edit("pages = -(-prompt // 16)",
-                                                                    "pages = -(-min(prompt, budget) // 16)"),
-        "pages are rounded down": Edit("-(-prompt // 16)", "prompt // 16"),
-        "every running sequence gets one token, even in the middle of its prompt":
-            Edit("tokens = min(left, budget)", "tokens = min(1, budget)"),
-        "the tokens of the running sequences are not subtracted from the budget":
-            Edit("planned.append(tokens)\nbudget -= tokens", "planned.append(tokens)"),
-    },
-)
+def _word_inputs(rng, letters, pieces):
+    """A word of pieces of a vocabulary that has each letter, with and without ##, and `pieces` longer ones."""
+    alphabet = list("abcd")
 
-# --- Predict: a preemption --------------------------------------------------------------------------------------------
+    def text(count):
+        return "".join(rng.choice(alphabet, count))
+
+    longer = [text(int(rng.integers(2, 5))) for _ in range(pieces)]
+    known = {*alphabet, *(GOES_ON + letter for letter in alphabet), UNKNOWN, "[CLS]", "[SEP]"}
+    known |= {GOES_ON * int(rng.integers(2)) + each for each in longer}
+    vocabulary = [str(each) for each in rng.permutation(sorted(known))]
+    word = "".join(rng.permutation(longer)) + text(letters)
+    return word[:letters], vocabulary
 
 
-def _schedule() -> dict:
-    work = Work(prompt=7, output=8), Work(prompt=5, output=6)
-    tight = simulate(work, max_num_seqs=2, max_num_batched_tokens=8, num_pages=6, page_size=4)
-    ample = simulate(work, max_num_seqs=2, max_num_batched_tokens=8, num_pages=100, page_size=4)
-    second = {cell.step for cell in tight.cells if cell.request == 1}
-    gone = next(step for step in range(tight.steps) if step not in second)
-    return {"held": tight.held[2], "gone": gone, "again": sum(cell.tokens for cell in tight.cells) - sum(
-                each.prompt + each.output - 1 for each in work),
-            "steps": tight.steps, "steps_ample": ample.steps}
+def _word(word, *vocabulary):
+    """This word, and a vocabulary of these pieces among others."""
+    def turn(rng, *inputs):
+        return word, [str(each) for each in rng.permutation(["[CLS]", "zz", "##zz", UNKNOWN, *vocabulary])]
+
+    return turn
 
 
-TRUE = {"held": 5, "gone": 6, "again": 9, "steps": 10, "steps_ample": 8}
-
-PREDICT_PREEMPTION = PredictionExercise(
-    name="predict_preemption",
-    truth=_schedule,
-    how={"held": "In step 2, a's ninth token needs a third page, and b's sixth its second: 3 + 2.",
-         "gone": "a has 7 tokens after step 0 and one more after each step: its thirteenth, in step 6, needs a fourth "
-                 "page. By then b holds three, since its ninth token came in step 5, and 3 + 3 are all.",
-         "again": "b had computed all of its tokens up to the ninth. All nine are computed again.",
-         "steps": "a computes its last token, the fourteenth, in step 7. b has ten tokens to compute then, 8 in step 8 "
-                  "and 2 in step 9, and the token that step 9 samples is its last.",
-         "steps_ample": "b needs steps 0 and 1 for its prompt, where step 1 samples its first token, and five more. a "
-                        "needs step 0 and seven more, up to step 7: eight steps in all."},
-    wrong={"the last token is computed as well: its keys and values are never needed": {
-               **TRUE, "steps": 12, "steps_ample": 9},
-           "all of b's prompt is computed in step 0, beyond the budget": {**TRUE, "gone": 6, "again": 10},
-           "the older one is preempted": {**TRUE, "again": 12, "steps": 11},
-           "a prompt is all that is computed again": {**TRUE, "again": 5, "steps": 14},
-           "nothing is computed again: the pages are kept": {**TRUE, "again": 0, "steps": 9},
-           "steps are counted from 1": {**TRUE, "gone": 7, "steps": 11, "steps_ample": 9},
-           "a page is taken one token too early": {**TRUE, "held": 6, "gone": 5, "again": 8}},
-)
-
-# --- Top-p without a sort ---------------------------------------------------------------------------------------------
-
-HIGHEST = 2**31  # weights are below it
-
-
-def _threshold_of(weights, need):
-    """The largest number that is reached: one of the weights."""
-    thresholds = []
-    for row, wanted in zip(weights.tolist(), need.tolist(), strict=True):
-        mass = 0
-        for weight in sorted(row, reverse=True):
-            mass += weight
-            if mass >= wanted:
+def word_pieces_shortest(word, vocabulary):
+    ids, begin = [], 0
+    while begin < len(word):
+        for end in range(begin + 1, len(word) + 1):
+            piece = ("##" if begin else "") + word[begin:end]
+            if piece in vocabulary:
+                ids.append(vocabulary.index(piece))
+                begin = end
                 break
-        thresholds.append(weight)
-    return np.array(thresholds, np.int32)
+        else:
+            return [vocabulary.index("[UNK]")]
+    return ids
 
 
-def _need(rng, weights):
-    mass = weights.astype(np.int64).sum(1)
-    return np.maximum(1, (mass * rng.random(len(mass))).astype(np.int64))
-
-
-def _weights(rng, R, V):
-    weights = rng.integers(0, 1 << rng.integers(3, 22, (R, 1)), (R, V)).astype(np.int32)
-    weights[:, rng.integers(V)] += 1  # none is a row of zeros
-    return weights
-
-
-def _mass_inputs(rng, R, V):
-    weights = _weights(rng, R, V)
-    return weights, _need(rng, weights)
-
-
-def _masses(words, make, need=None, size=(3, 70)):
-    """make(rng, R, V) -> weights; need(rng, weights) -> what has to be reached."""
-    def turn(rng, weights, _):
-        weights = make(rng, *weights.shape).astype(np.int32)
-        return weights, (need or _need)(rng, weights).astype(np.int64)
-
-    return Reach(words, turn, dict(zip("RV", size, strict=True)))
-
-
-def _only(place):
-    """Of all weights one is more than 0, at this place of each row."""
-    def make(rng, R, V):
-        weights = np.zeros((R, V))
-        weights[:, place] = 77
-        return weights
-
-    return make
-
-
-def _whole(rng, weights):
-    return weights.astype(np.int64).sum(1)
-
-
-def _one_likely(rng, R, V):
-    weights = rng.integers(0, 3, (R, V))
-    weights[np.arange(R), rng.integers(0, V, R)] = HIGHEST - 1
-    return weights
-
-
-def _reached_exactly(rng, weights):
-    """By the largest few together."""
-    ordered = -np.sort(-weights.astype(np.int64), axis=1)
-    return np.cumsum(ordered, axis=1)[:, min(4, weights.shape[1] - 1)]
-
-
-def _passes(report) -> str | None:
-    """A pass over the row for each bit, with all lanes; and no pass for each token."""
-    elements, loads = elements_of_argument(report, 0), report.counts["global_loads"]
-    if loads > 60 * elements:
-        return (f"It makes {loads:,} loads from global memory for {elements:,} weights. A weight has 31 bits, and one "
-                f"pass over the row for each is enough, {31 * elements:,} loads.")
-    name = next(iter(report.arrays))
-    lanes = {thread % 32 for (array, space), cells in report.touched.items() if (array, space) == (name, "global")
-             for (thread, _), kinds in cells.items() if "load" in kinds}
-    if len(lanes) < 16:
-        return (f"{len(lanes)} of the 32 lanes load all weights. Let each lane take every 32nd weight, and add their "
-                f"sums up by shuffles.")
-    return None
-
-
-@cuda.jit
-def top_p_threshold_counts(weights, need, thresholds):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    for col in range(lane, weights.shape[1], 32):
-        above, mass = int64(0), int64(0)
-        for other in range(weights.shape[1]):
-            if weights[row, other] > weights[row, col]:
-                above += weights[row, other]
-            if weights[row, other] >= weights[row, col]:
-                mass += weights[row, other]
-        if above < need[row] and mass >= need[row]:
-            thresholds[row] = weights[row, col]
-
-
-@cuda.jit
-def top_p_threshold_alone(weights, need, thresholds):
-    row = cuda.blockIdx.x
-    if cuda.threadIdx.x == 0:
-        threshold, bit = int32(0), int32(1 << 30)
-        while bit > 0:
-            mass = int64(0)
-            for col in range(weights.shape[1]):
-                if weights[row, col] >= threshold + bit:
-                    mass += weights[row, col]
-            if mass >= need[row]:
-                threshold += bit
-            bit //= 2
-        thresholds[row] = threshold
-
-
-TOP_P_THRESHOLD = KernelExercise(
-    name="top_p_threshold",
-    reference=_threshold_of,
-    inputs=_mass_inputs,
-    shape=lambda R, V: (R,),
-    dtype=np.int32,
-    sizes=tuple({"R": R, "V": V} for R, V in ((1, 1), (2, 5), (3, 33), (3, 128), (2, 200))),
-    random_size=lambda rng: {"R": int(rng.integers(1, 5)), "V": int(rng.integers(20, 260))},
-    launch=lambda R, V: (R, 32),
-    observe_sizes=({"R": 2, "V": 200},),
-    demand=_passes,
-    domain=(_masses("all of the mass has to be reached", _weights, _whole),
-            _masses("the most likely token is enough", _one_likely),
-            _masses("the mass of a few tokens is reached exactly", _weights, _reached_exactly),
-            _masses("the mass of a few tokens is missed by one",
-                    _weights, lambda rng, weights: _reached_exactly(rng, weights) + 1),
-            _masses("all weights are equal", lambda rng, R, V: np.full((R, V), 1000)),
-            _masses("many weights are equal", lambda rng, R, V: rng.integers(0, 3, (R, V)) + (np.arange(V) == 0)),
-            _masses("weights are close to 2**31, and their sum is far above it",
-                    lambda rng, R, V: HIGHEST - 1 - rng.integers(0, 9, (R, V))),
-            _masses("only one weight is more than 0", _only(-1)),
-            _masses("the largest weights stand behind the first 32",
-                    lambda rng, R, V: np.where(np.arange(V) < 32, 3, 10_000) + rng.integers(0, 3, (R, V)))),
-    wrong={
-        "tokens that weigh as much as the threshold are left out": Edit(">= trial", "> trial"),
-        "a mass that is reached exactly counts as missed": Edit(">= need[row]", "> need[row]"),
-        "one bit too few: weights of 2**30 and more are never reached": Edit("int32(1 << 30)", "int32(1 << 29)"),
-        "the lowest bit is never tried": Edit("while bit > 0:", "while bit > 1:"),
-        "the tokens are counted, not weighed": Edit("mass += weights[row, col]", "mass += 1"),
-        "32 bits for the sum: it overflows": Edit("mass = int64(0)", "mass = int32(0)", "mass += weights[row, col]",
-                                                  "mass = int32(mass + weights[row, col])"),
-        "each lane takes one weight, and the rest of the row is left out":
-            Edit("range(lane, weights.shape[1], 32)", "range(lane, min(weights.shape[1], 32), 32)"),
-        "every lane keeps the sum of its own weights": Edit("mass += cuda.shfl_xor_sync(0xFFFFFFFF, mass, distance)",
-                                                          "pass"),
-        "`shfl_down_sync` in place of xor, and the last lane stores": Edit("shfl_xor_sync(", "shfl_down_sync(",
-                                                                           "lane == 0", "lane == 31"),
-        "a round too few: half a warp": Edit("(16, 8, 4, 2, 1)", "(8, 4, 2, 1)"),
-        "a bit is kept where the mass is missed": Edit(">= need[row]", "< need[row]"),
-        "the sum is a float32: it is rounded": Edit("mass = int64(0)", "mass = float32(0)",
-                                                    "mass += weights[row, col]", "mass += float32(weights[row, col])"),
-        "a pass over the row for each token": top_p_threshold_counts,
-        "one thread does it all": top_p_threshold_alone,
-    },
-)
-
-# --- Sampling with whole numbers --------------------------------------------------------------------------------------
-
-
-def _drawn(weights, at):
-    through = np.cumsum(weights.astype(np.int64), axis=1)
-    return np.array([np.searchsorted(row, place, side="right") for row, place in zip(through, at, strict=True)],
-                    np.int32)
-
-
-def _share(rng, weights):
-    return (weights.astype(np.int64).sum(1) * rng.random(len(weights))).astype(np.int64)
-
-
-def _first_of_a_token(rng, weights):
-    """The number at which the interval of a token begins that weighs something, and is not the first one."""
-    begins = np.cumsum(weights.astype(np.int64), axis=1) - weights
-    return np.array([rng.choice(row[own > 0][1:] if (own > 0).sum() > 1 else [0])
-                     for row, own in zip(begins, weights, strict=True)])
-
-
-def _draw_inputs(rng, R, V):
-    weights = _weights(rng, R, V) * (rng.random((R, V)) < 0.6).astype(np.int32)
-    weights[:, rng.integers(V)] += 1
-    return weights, np.where(np.arange(R) % 2 == 0, _first_of_a_token(rng, weights), _share(rng, weights))
-
-
-def _draws(words, make, at=None, size=(3, 70)):
-    def turn(rng, weights, _):
-        weights = make(rng, *weights.shape).astype(np.int32)
-        return weights, (at or _share)(rng, weights).astype(np.int64)
-
-    return Reach(words, turn, dict(zip("RV", size, strict=True)))
-
-
-def _scans(report) -> str | None:
-    elements, loads = elements_of_argument(report, 0), report.counts["global_loads"]
-    rows, stores = elements_of_argument(report, 1), report.counts["global_stores"]
-    if stores > rows:
-        return (f"For {rows} rows it stores {stores} tokens: the intervals of two tokens share a number. An interval "
-                f"ends before the first number of the next.")
-    if loads > 3 * elements + 200:
-        return (f"It makes {loads:,} loads from global memory for {elements:,} weights. Load each weight once, and get "
-                f"the sums of the lanes before by shuffles.")
-    return shuffles(report)
-
-
-@cuda.jit
-def draw_tokens_alone(weights, at, tokens):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    for col in range(lane, weights.shape[1], 32):
-        before = int64(0)
-        for other in range(col):
-            before += weights[row, other]
-        if before <= at[row] and at[row] < before + weights[row, col]:
-            tokens[row] = col
-
-
-DRAW_TOKENS = KernelExercise(
-    name="draw_tokens",
-    reference=_drawn,
-    inputs=_draw_inputs,
-    shape=lambda R, V: (R,),
-    dtype=np.int32,
-    sizes=tuple({"R": R, "V": V} for R, V in ((1, 1), (2, 5), (3, 32), (5, 33), (4, 200))),
-    random_size=lambda rng: {"R": int(rng.integers(1, 8)), "V": int(rng.integers(20, 260))},
-    launch=lambda R, V: (R, 32),
-    observe_sizes=({"R": 4, "V": 200},),
-    demand=_scans,
-    domain=(_draws("the random number is 0", lambda rng, R, V: _draw_inputs(rng, R, V)[0],
-                   lambda rng, w: np.zeros(len(w))),
-            _draws("the random number is the sum less 1", lambda rng, R, V: _draw_inputs(rng, R, V)[0],
-                   lambda rng, weights: weights.astype(np.int64).sum(1) - 1),
-            _draws("the random number is the first of a token's interval",
-                   lambda rng, R, V: _draw_inputs(rng, R, V)[0], _first_of_a_token),
-            _draws("all weights are 1", lambda rng, R, V: np.ones((R, V))),
-            _draws("only the last token weighs something", _only(-1)),
-            _draws("only the first token weighs something", _only(0)),
-            _draws("weights are close to 2**31, and their sum is far above it",
-                   lambda rng, R, V: HIGHEST - 1 - rng.integers(0, 9, (R, V)))),
-    wrong={
-        "an interval ends one too late: it includes the first number of the next": Edit(
-            "at[row] < before + through", "at[row] <= before + through"),
-        "an interval begins one too late": Edit("before + through - own <= at[row]",
-                                                    "before + through - own < at[row]"),
-        "the own weight is counted as one before": Edit("before + through - own <= at[row]",
-                                                        "before + through <= at[row]",
-                                                        "at[row] < before + through",
-                                                        "at[row] < before + through + own"),
-        "each chunk begins at 0 again": Edit("before += cuda.shfl_sync(0xFFFFFFFF, through, 31)", ""),
-        "the sum of a chunk is that of lane 0": Edit("through, 31)", "through, 0)"),
-        "every lane adds its own running sum, not the chunk's sum":
-            Edit("before += cuda.shfl_sync(0xFFFFFFFF, through, 31)", "before += through"),
-        "lanes that have no lane at that distance before them add something as well":
-            Edit("if lane >= distance:", "if True:"),
-        "a round too few: half a warp": Edit("(1, 2, 4, 8, 16)", "(1, 2, 4, 8)"),
-        "32 bits for the sums: they overflow": Edit(
-            "before = int64(0)", "before = int32(0)",
-            "int64(weights[row, col]) if col < weights.shape[1] else int64(0)",
-            "weights[row, col] if col < weights.shape[1] else int32(0)",
-            "before += cuda.shfl_sync(0xFFFFFFFF, through, 31)",
-            "before = int32(before + cuda.shfl_sync(0xFFFFFFFF, through, 31))"),
-        "the token's index in the chunk is stored, not that in the row":
-            Edit("tokens[row] = col", "tokens[row] = lane"),
-        "every lane adds up all weights before its own": draw_tokens_alone,
-    },
-)
-
-# --- From a blank page: Philox ----------------------------------------------------------------------------------------
-
-
-def _words(counters, keys):
-    return np.array([philox_reference(counter, key) for counter, key in zip(counters, keys, strict=True)], np.uint32)
-
-
-def _counter_inputs(rng, n):
-    return rng.integers(0, 2**32, (n, 4), np.uint32), rng.integers(0, 2**32, (n, 2), np.uint32)
-
-
-def _counters(words, counters, key):
-    """counters: (40, 4), or what can be made so; key: two words, the same for all."""
-    def turn(rng, *_):
-        return np.broadcast_to(np.uint32(counters), (40, 4)).copy(), np.broadcast_to(np.uint32(key), (40, 2)).copy()
-
-    return Reach(words, turn, {"n": 40})
-
-
-POSITIONS = np.stack([np.arange(40), *np.zeros((3, 40), np.int64)], axis=1)
-
-
-def _in_registers(report) -> str | None:
-    n = elements_of_argument(report, 0) // 4
-    loads, stores = report.counts["global_loads"], report.counts["global_stores"]
-    if loads <= 6 * n and stores <= 4 * n:
+def word_pieces_by_search(word, vocabulary):
+    def rest(begin):
+        if begin == len(word):
+            return []
+        for end in range(len(word), begin, -1):
+            piece = ("##" if begin else "") + word[begin:end]
+            if piece in vocabulary and (others := rest(end)) is not None:
+                return [vocabulary.index(piece), *others]
         return None
-    return (f"For {n} counters it makes {loads:,} loads and {stores:,} stores in global memory; {6 * n:,} and "
-            f"{4 * n:,} are enough. Keep the four words and the key in variables during the ten rounds.")
+
+    ids = rest(0)
+    return [vocabulary.index("[UNK]")] if ids is None else ids
 
 
-PHILOX_WORDS = KernelExercise(
-    name="philox_words",
-    reference=_words,
-    inputs=_counter_inputs,
-    shape=lambda n: (n, 4),
-    dtype=np.uint32,
-    sizes=tuple({"n": n} for n in (1, 5, 64, 100, 257)),
-    random_size=lambda rng: {"n": int(rng.integers(30, 200))},
-    launch=lambda n: (-(-n // 64), 64),
-    observe_sizes=({"n": 100},),
-    demand=_in_registers,
-    domain=(_counters("counter and key are 0", (0, 0, 0, 0), (0, 0)),
-            _counters("all bits of counter and key are 1", (2**32 - 1,) * 4, (2**32 - 1,) * 2),
-            _counters("counters are positions, and the key is a small seed", POSITIONS, (1, 0))),
+def word_pieces_skips(word, vocabulary):
+    ids, begin = [], 0
+    while begin < len(word):
+        for end in range(len(word), begin, -1):
+            piece = ("##" if begin else "") + word[begin:end]
+            if piece in vocabulary:
+                ids.append(vocabulary.index(piece))
+                begin = end
+                break
+        else:
+            ids.append(vocabulary.index("[UNK]"))
+            begin += 1
+    return ids
+
+
+WORD_PIECES = FunctionExercise(
+    name="word_pieces",
+    reference=_word_pieces,
+    inputs=_word_inputs,
+    sizes=tuple({"letters": n, "pieces": p} for n, p in ((1, 2), (4, 3), (9, 12), (150, 60))),
+    domain=(Reach("no piece fits a letter in the middle of the word", _word("abxab", "ab", "##ab", "##b")),
+            Reach("no piece fits the last letter", _word("abx", "a", "ab", "##b")),
+            Reach("no piece fits the first letter", _word("xab", "ab", "##ab", "##a", "##b")),
+            Reach("the whole word is a piece", _word("abab", "a", "ab", "abab", "##ab", "##bab")),
+            Reach("the word is a single letter", _word("a", "a", "##a")),
+            Reach("the longest piece leads to an end where nothing fits, and a shorter one would not",
+                  _word("abcd", "ab", "abc", "##cd", "##c")),
+            Reach("a longer piece would fit, but it is only for the inside of words",
+                  _word("abc", "a", "##ab", "##abc", "##b", "##c")),
+            Reach("a longer piece would fit, but it is only for the beginning of words",
+                  _word("abcd", "ab", "cd", "##c", "##d"))),
     wrong={
-        "nine rounds": Edit("range(10)", "range(9)"),
-        "the key stays the same in all rounds": Edit("key_0 = uint32(key_0 + uint32(0x9E3779B9))", "",
-                                                     "key_1 = uint32(key_1 + uint32(0xBB67AE85))", ""),
-        "the key is bumped before the first round": Edit(
-            "key_0 = uint32(key_0 + uint32(0x9E3779B9))\nkey_1 = uint32(key_1 + uint32(0xBB67AE85))", "",
-            "first = uint64(0xD2511F53) * uint64(a)",
-            "key_0 = uint32(key_0 + uint32(0x9E3779B9))\nkey_1 = uint32(key_1 + uint32(0xBB67AE85))\n"
-            "first = uint64(0xD2511F53) * uint64(a)"),
-        "the two products are exchanged": Edit("uint32(second >> uint64(32)) ^ b ^ key_0",
-                                               "uint32(first >> uint64(32)) ^ b ^ key_0",
-                                               "uint32(first >> uint64(32)) ^ d ^ key_1",
-                                               "uint32(second >> uint64(32)) ^ d ^ key_1"),
-        "the low halves are scrambled with the key, not the high ones": Edit(
-            "uint32(second >> uint64(32)) ^ b ^ key_0", "uint32(second) ^ b ^ key_0"),
-        "the second word of the key is not used": Edit("^ d ^ key_1", "^ d ^ key_0"),
-        "the words of the counter are taken in the opposite order": Edit(
-            "a, b, c, d = counters[i, 0], counters[i, 1], counters[i, 2], counters[i, 3]",
-            "d, c, b, a = counters[i, 0], counters[i, 1], counters[i, 2], counters[i, 3]"),
-        "products of 32 bits: their upper halves are lost": Edit(
-            "uint64(0xD2511F53) * uint64(a)", "uint64(uint32(uint32(0xD2511F53) * uint32(a)))",
-            "uint64(0xCD9E8D57) * uint64(c)", "uint64(uint32(uint32(0xCD9E8D57) * uint32(c)))"),
-        "no guard: the last block has threads without a counter": Edit("if i < counters.shape[0]:", "if True:"),
+        "the shortest piece is taken, and the longest is wanted": word_pieces_shortest,
+        "another division is looked for where nothing fits; WordPiece never takes a piece back": word_pieces_by_search,
+        "a letter that fits nothing becomes [UNK], and the rest goes on; the whole word is [UNK]": word_pieces_skips,
+        "the pieces before the gap are kept beside [UNK]":
+            Edit('return [vocabulary.index("[UNK]")]', 'return [*ids, vocabulary.index("[UNK]")]'),
+        "a word that does not fit gives no ids; it is one [UNK]":
+            Edit('return [vocabulary.index("[UNK]")]', "return []"),
+        "[UNK] has its own place in the vocabulary, which need not be 0":
+            Edit('return [vocabulary.index("[UNK]")]', "return [0]"),
+        "pieces inside the word are looked up without ##": Edit('"##" + word[begin:end]', "word[begin:end]"),
+        "the first piece is looked up with ##, too": Edit('word[begin:end] if begin == 0 else "##" + word[begin:end]',
+                                                          '"##" + word[begin:end]'),
+        "the last letter is never part of a piece": Edit("range(len(word), begin, -1)",
+                                                         "range(len(word) - 1, begin, -1)"),
     },
 )
 
-EXERCISES = (FOUND_TOKENS, PLAN_STEP, PREDICT_PREEMPTION, TOP_P_THRESHOLD, DRAW_TOKENS, PHILOX_WORDS)
+# --- The mean of a sentence ------------------------------------------------------------------------------------------
+
+
+def _lengths(rng, B, S):
+    """One of them is S; the others may be 0."""
+    lengths = rng.integers(0, S + 1, B).astype(np.int32)
+    lengths[rng.integers(B)] = S
+    return lengths
+
+
+GAP = 3  # rows of no sentence after each, at most
+
+
+def _laid_out(rng, rows, lengths, C, gaps):
+    """Sentences of these lengths in any order, with `gaps` rows after each. In rows of no sentence there is NaN."""
+    begins, end = np.zeros(len(lengths), np.int32), 0
+    x = np.full((rows, C), np.nan, np.float32)
+    for sentence, gap in zip(rng.permutation(len(lengths)), gaps, strict=True):
+        begins[sentence], length = end, int(lengths[sentence])
+        x[end : end + length] = uniform(rng, length, C)
+        end += length + int(gap)
+    return x, begins, lengths
+
+
+def _pool_inputs(rng, B, S, C):
+    return _laid_out(rng, B * (S + GAP), _lengths(rng, B, S), C, rng.integers(0, GAP + 1, B))
+
+
+def _pooled_with(words, lengths, gap=None):
+    """Sentences of the lengths that `lengths` makes of theirs."""
+    def turn(rng, x, begins, old):
+        new = lengths(old).astype(np.int32)
+        gaps = rng.integers(0, GAP + 1, len(new)) if gap is None else np.full(len(new), gap)
+        return _laid_out(rng, len(x), new, x.shape[1], gaps)
+
+    return Reach(words, turn, {"B": 4, "S": 9, "C": 33})
+
+
+@cuda.jit
+def mean_pool_by_thread_0(x, begins, lengths, out):
+    b = cuda.blockIdx.y
+    if cuda.threadIdx.x == 0 and cuda.blockIdx.x == 0:
+        for col in range(x.shape[1]):
+            total = float32(0.0)
+            for row in range(begins[b], begins[b] + lengths[b]):
+                total += x[row, col]
+            out[b, col] = total / float32(max(lengths[b], 1))
+
+
+MEAN_POOL = KernelExercise(
+    name="mean_pool",
+    reference=mean_pool_reference,
+    inputs=_pool_inputs,
+    shape=lambda B, S, C: (B, C),
+    sizes=tuple({"B": B, "S": S, "C": C} for B, S, C in ((1, 1, 3), (2, 3, 5), (3, 4, 64), (5, 9, 65), (4, 40, 130))),
+    launch=lambda B, S, C: ((-(-C // 64), B), 64),
+    tolerance=mean_tolerance,
+    domain=(_pooled_with("all sentences are empty", lambda old: 0 * old),
+            _pooled_with("every sentence has a single token", lambda old: 0 * old + 1),
+            _pooled_with("the first sentence is empty", lambda old: np.where(np.arange(len(old)) == 0, 0, 5)),
+            _pooled_with("the last sentence is empty", lambda old: np.where(np.arange(len(old)) == len(old) - 1, 0, 5)),
+            _pooled_with("sentences lie end to end, with no row between them", lambda old: old, gap=0),
+            _pooled_with("every sentence is followed by rows of padding", lambda old: old, gap=GAP),
+            _pooled_with("the last row of x is a token", lambda old: 0 * old + 9 + GAP, gap=0),
+            *of(0, *SUMMED)),
+    wrong={
+        "an empty sentence is divided by 0, or left unwritten; its mean is to be 0":
+            Edit("float32(max(lengths[b], 1))", "float32(lengths[b])"),
+        "the sum is not divided": Edit("total / float32(max(lengths[b], 1))", "total"),
+        "the sum is divided by one number for all sentences, the rows of the batch over their count":
+            Edit("float32(max(lengths[b], 1))", "float32(max(x.shape[0] // lengths.size, 1))"),
+        "every sentence is read from the first row on": Edit("range(begins[b], begins[b] + lengths[b])",
+                                                            "range(lengths[b])"),
+        "the length is taken for the end": Edit("begins[b] + lengths[b]", "lengths[b]"),
+        "the last token is left out": Edit("begins[b] + lengths[b]", "begins[b] + lengths[b] - 1"),
+        "no guard: the last block of columns is not full": Edit("if col < x.shape[1]:", "if True:"),
+        "columns are counted within a block: those after 64 are never written":
+            Edit("cuda.blockIdx.x * 64 + cuda.threadIdx.x", "cuda.threadIdx.x"),
+        "the first thread of each block does the work of all 64": mean_pool_by_thread_0,
+    },
+)
+
+# --- Predict: what padding costs --------------------------------------------------------------------------------------
+
+LENGTHS = np.array([4, 9, 12, 18, 25, 44])
+
+
+def _padding() -> dict:
+    wide, short, none = (form(LENGTHS)[0] for form in (padded_to_128, padded, packed))
+    return {"rows_to_128": wide.rows, "rows_to_longest": short.rows, "rows_packed": none.rows,
+            "pairs_to_longest": short.sentences * short.longest**2, "pairs_packed": int((LENGTHS**2).sum())}
+
+
+PREDICT_PADDING = PredictionExercise(
+    name="predict_padding",
+    truth=_padding,
+    how={"rows_to_128": "Six sentences of 128 rows each.",
+         "rows_to_longest": "The longest has 44 tokens, and the next multiple of 16 is 48: six times 48.",
+         "rows_packed": "4 + 9 + 12 + 18 + 25 + 44, and no row besides.",
+         "pairs_to_longest": "48 queries see 48 keys in each of six sentences.",
+         "pairs_packed": "Each sentence has the square of its length: 16 + 81 + 144 + 324 + 625 + 1,936."},
+    wrong={"the longest is not rounded up to 16": {
+               "rows_to_128": 768, "rows_to_longest": 264, "rows_packed": 112, "pairs_to_longest": 11616,
+               "pairs_packed": 3126},
+           "each sentence is rounded up by itself, and not the longest for all": {
+               "rows_to_128": 768, "rows_to_longest": 160, "rows_packed": 112, "pairs_to_longest": 5120,
+               "pairs_packed": 3126},
+           "every row sees every row: a token sees its own sentence alone": {
+               "rows_to_128": 768, "rows_to_longest": 288, "rows_packed": 112, "pairs_to_longest": 82944,
+               "pairs_packed": 12544},
+           "each pair is counted once, as if a query saw no later keys": {
+               "rows_to_128": 768, "rows_to_longest": 288, "rows_packed": 112, "pairs_to_longest": 7056,
+               "pairs_packed": 1619},
+           "the rows of padding alone": {
+               "rows_to_128": 656, "rows_to_longest": 176, "rows_packed": 0, "pairs_to_longest": 10698,
+               "pairs_packed": 0}},
+)
+
+# --- Find the bug: padding that takes part ----------------------------------------------------------------------------
+
+WIDE = 32
+
+
+def _weights(queries, keys):
+    scores = queries @ keys.T / math.sqrt(WIDE)
+    exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
+def _of_sentences(compute, queries, keys, values, lengths):
+    """compute(queries, keys, values) of each sentence; 0 in the rows of padding."""
+    out = np.zeros(queries.shape)
+    padded = len(queries) // len(lengths)
+    for sentence, length in enumerate(lengths):
+        rows = slice(sentence * padded, sentence * padded + length)
+        if length:
+            out[rows] = compute(*(part[rows].astype(np.float64) for part in (queries, keys, values)))
+    return out
+
+
+def _attended(queries, keys, values, lengths):
+    return _of_sentences(lambda q, k, v: _weights(q, k) @ v, queries, keys, values, lengths)
+
+
+def _attended_tolerance(queries, keys, values, lengths):
+    def of_one(q, k, v):
+        sizes = np.abs(q) @ np.abs(k).T / math.sqrt(WIDE)
+        each = 16 + 4 * np.sqrt(len(k)) + 4 * sizes.max(axis=1, keepdims=True)
+        return EPS32 * (_weights(q, k) * each) @ np.abs(v)
+
+    return _of_sentences(of_one, queries, keys, values, lengths)
+
+
+def _attend_inputs(rng, B, S):
+    return *(uniform(rng, B * S, WIDE) for _ in range(3)), _lengths(rng, B, S)
+
+
+def _padding_holds(value, *which):
+    """Sentences that all have padding; there these of the three arrays hold this number."""
+    def turn(rng, *inputs):
+        *parts, lengths = inputs
+        S = len(parts[0]) // len(lengths)
+        lengths = (S - 1 - np.arange(len(lengths)) % S).astype(np.int32)
+        return *_with_padding(parts, lengths, value, which), lengths
+
+    return turn
+
+
+def _with_padding(parts, lengths, value, which):
+    is_padding = (np.arange(len(parts[0]) // len(lengths)) >= lengths[:, None]).reshape(-1, 1)
+    return (np.where(is_padding, np.float32(value), part) if number in which else part
+            for number, part in enumerate(parts))
+
+
+def _attended_with(words, lengths):
+    """NaN in all padding, and the lengths that `lengths` makes of those that were drawn and S."""
+    def turn(rng, *inputs):
+        *parts, old = inputs
+        new = lengths(old, len(parts[0]) // len(old)).astype(np.int32)
+        return *_with_padding(parts, new, np.nan, (0, 1, 2)), new
+
+    return Reach(words, turn, PADDED)
+
+
+def _far_below(rng, queries, keys, values, lengths):
+    return _padding_holds(0, 0, 1)(rng, -np.abs(queries) - 9, np.abs(keys) + 9, values, lengths)
+
+
+PADDED = {"B": 3, "S": 5}
+SCALED = "score *= float32(0.17677669)"
+
+
+def _padding_scored(score: str) -> Edit:
+    """All S rows are read, and those of padding have this score."""
+    return Edit("for j in range(seen):", "for j in range(S):",
+                SCALED, f"{SCALED}\nif j >= seen:\n    score = {score}")
+
+
+ATTEND_PADDED = KernelExercise(
+    name="attend_padded",
+    reference=_attended,
+    inputs=_attend_inputs,
+    shape=lambda B, S: (B * S, WIDE),
+    sizes=tuple({"B": B, "S": S} for B, S in ((1, 1), (2, 3), (3, 5), (2, 16), (1, 40))),
+    launch=lambda B, S: (B * S, WIDE),
+    tolerance=_attended_tolerance,
+    observe_sizes=(PADDED,),
+    domain=(Reach("keys of padding are far above the others", _padding_holds(100, 1), PADDED),
+            Reach("values of padding are NaN", _padding_holds(np.nan, 2), PADDED),
+            Reach("all scores are far below 0, except those of padding", _far_below, PADDED),
+            Reach("all that padding holds is NaN", _padding_holds(np.nan, 0, 1, 2), PADDED),
+            _attended_with("no sentence has padding", lambda old, S: 0 * old + S),
+            _attended_with("every sentence has a single token", lambda old, S: 0 * old + 1),
+            _attended_with("all sentences are empty", lambda old, S: 0 * old),
+            _attended_with("the first sentence is empty", lambda old, S: np.minimum(np.arange(len(old)) * S, S - 1)),
+            Reach("scores are thousands apart", lambda rng, queries, *others: (200 * queries, *others)),
+            *of(2, HUGE_AND_TINY), *of((0, 1), ZEROS)),
+    wrong={
+        "the score of padding is 0, and the exponential of 0 is not": _padding_scored("float32(0.0)"),
+        "the score of padding is -10000: its weight is 0, but 0 times NaN is NaN": _padding_scored("float32(-10000.0)"),
+        "padding is left out of the sum of the weights, but its values are added":
+            Edit("for j in range(seen):", "for j in range(S):",
+                 "row_sum = row_sum * factor + weight",
+                 "row_sum = row_sum * factor + (weight if j < seen else float32(0.0))"),
+        "all rows of the batch are keys of every token":
+            Edit("for j in range(seen):", "for j in range(-first, queries.shape[0] - first):"),
+        "the keys are those of the first sentence, for all of them":
+            Edit("queries[t, lane] * keys[first + j, lane]", "queries[t, lane] * keys[j, lane]"),
+        "the values are those of the first sentence, for all of them":
+            Edit("weight * values[first + j, lane]", "weight * values[j, lane]"),
+        "a token sees no later ones, as in a GPT": Edit("for j in range(seen):", "for j in range(t - first + 1):"),
+        "the last token is left out": Edit("for j in range(seen):", "for j in range(seen - 1):"),
+        "rows of padding get a result, too: they are to be 0":
+            Edit("acc / row_sum if t - first < seen else float32(0.0)", "acc / row_sum"),
+        "the scores are not divided by the root of 32": Edit(SCALED, ""),
+    },
+)
+
+# --- A search by cosine -----------------------------------------------------------------------------------------------
+
+
+def _cosines(query, passages):
+    query, passages = query.astype(np.float64), passages.astype(np.float64)
+    lengths = np.linalg.norm(passages, axis=1) * np.linalg.norm(query)
+    return passages @ query / np.where(lengths > 0, lengths, 1.0)
+
+
+def _nearest(query, passages, k):
+    return np.argsort(-_cosines(query, passages), kind="stable")[:k]
+
+
+def _cosines_of(places, query, passages, k):
+    """The cosines of the places that were returned; numbers that are none where a place is there twice or is none."""
+    places = np.asarray(places)
+    right = places.dtype.kind in "iu" and len(set(places.tolist())) == k
+    if not right or places.min() < 0 or places.max() >= len(passages):
+        return np.full(k, 9.0)
+    return _cosines(query, passages)[places]
+
+
+def _passages(rng, N, C, k):
+    """Rows of very different lengths."""
+    return uniform(rng, C), uniform(rng, N, C) * (10.0 ** rng.uniform(-2, 2, (N, 1))).astype(np.float32), k
+
+
+def _one_empty_among_opposites(rng, query, passages, k):
+    """Two have a cosine above 0, one is zeros, and the others are below 0."""
+    signs = np.where(np.arange(len(passages)) < 2, 1, -1)[:, None]
+    passages = signs * np.sign(query) * np.abs(passages)
+    passages[2] = 0
+    return query, rng.permutation(passages).astype(np.float32), k
+
+
+def nearest_not_sorted(query, passages, k):
+    return np.sort(_nearest(query, passages, k))
+
+
+def nearest_by_distance(query, passages, k):
+    return np.argsort(((passages - query) ** 2).sum(axis=1))[:k]
+
+
+def nearest_divides_by_nothing(query, passages, k):
+    with np.errstate(all="ignore"):
+        return np.argsort(-(passages @ query) / np.linalg.norm(passages, axis=1))[:k]
+
+
+NEAREST = FunctionExercise(
+    name="nearest",
+    reference=_nearest,
+    inputs=_passages,
+    sizes=tuple({"N": N, "C": C, "k": k} for N, C, k in  # np.argpartition happens to sort up to 256 of them
+                ((1, 1, 1), (5, 3, 2), (9, 8, 9), (60, 17, 5), (300, 64, 10), (1500, 8, 700))),
+    random_size=lambda rng: {"N": int(rng.integers(20, 90)), "C": int(rng.integers(4, 40)),
+                             "k": int(rng.integers(2, 15))},
+    tolerance=lambda query, passages, k: np.full(k, 4 * EPS32 * (np.sqrt(query.size) + 4)),
+    alike=_cosines_of,
+    domain=(Reach("one passage is all zeros, and some point the other way", _one_empty_among_opposites,
+                  {"N": 8, "C": 6, "k": 5}),
+            Reach("some passages are the same", lambda rng, query, passages, k: (
+                query, passages[rng.integers(0, 3, len(passages))], k), {"N": 9, "C": 8, "k": 6}),
+            Reach("all passages point the other way", lambda rng, query, passages, k: (
+                query, -np.sign(query) * np.abs(passages), k), {"N": 9, "C": 8, "k": 4}),
+            *of(1, HUGE_AND_TINY, NEGATIVE, ONE_FAR_ABOVE, at={"N": 60, "C": 17, "k": 5})),
+    wrong={
+        "the products are compared, and longer passages win":
+            Edit("(passages @ query) / np.maximum(np.linalg.norm(passages, axis=1), 1e-12)", "passages @ query"),
+        "the products are divided by the squares of the lengths":
+            Edit("np.maximum(np.linalg.norm(passages, axis=1), 1e-12)",
+                 "np.maximum(np.linalg.norm(passages, axis=1) ** 2, 1e-12)"),
+        "the columns are divided by their lengths, not the rows by theirs":
+            Edit("(passages @ query) / np.maximum(np.linalg.norm(passages, axis=1), 1e-12)",
+                 "(passages / np.maximum(np.linalg.norm(passages, axis=0), 1e-12)) @ query"),
+        "the farthest come first": Edit("np.argsort(-cosines", "np.argsort(cosines"),
+        "the sign is lost: what points the other way counts as near":
+            Edit("np.argsort(-cosines", "np.argsort(-np.abs(cosines)"),
+        "one too many is returned": Edit("[:k]", "[: k + 1]"),
+        "the cosines are returned, not the places": Edit('np.argsort(-cosines, kind="stable")[:k]',
+                                                         "np.sort(cosines)[::-1][:k]"),
+        "the right k, in the order of the passages": nearest_not_sorted,
+        "the distance is compared, which depends on the lengths": nearest_by_distance,
+        "a passage of zeros has the cosine NaN, which is sorted behind all others": nearest_divides_by_nothing,
+    },
+)
+
+# --- From a blank page: BERT's embedding ------------------------------------------------------------------------------
+
+EPSILON = 1e-12
+
+
+def _embed_inputs(rng, T, C):
+    """Positions begin at 0 again with each sentence, and are not the rows."""
+    ids, types = rng.integers(0, 50, T), rng.integers(0, 2, T)
+    positions = (np.arange(T) + int(rng.integers(1, 9))) % 11
+    tables = (uniform(rng, count, C) for count in (50, 11, 2))
+    indices = (each.astype(np.int32) for each in (ids, types, positions))
+    return *indices, *tables, 1 + uniform(rng, C) / 4, uniform(rng, C)
+
+
+def _tables_times(factor):
+    def turn(rng, ids, types, positions, words, places, kinds, weight, bias):
+        words, places, kinds = (np.float32(factor) * table for table in (words, places, kinds))
+        return ids, types, positions, words, places, kinds, weight, bias
+
+    return turn
+
+
+def _indices(choose):
+    """choose(indices, rows of their table)."""
+    def turn(rng, ids, types, positions, words, places, kinds, weight, bias):
+        chosen = (choose(each, len(table)).astype(np.int32)
+                  for each, table in ((ids, words), (types, kinds), (positions, places)))
+        return *chosen, words, places, kinds, weight, bias
+
+    return turn
+
+
+@cuda.jit
+def embed_norm_without_shuffles(ids, types, positions, words, places, kinds, weight, bias, out):
+    lane, t = cuda.threadIdx.x, cuda.blockIdx.x * 4 + cuda.threadIdx.y
+    if t < out.shape[0]:
+        word, kind, place = ids[t], types[t], positions[t]
+        total, squares = float32(0.0), float32(0.0)
+        for col in range(out.shape[1]):
+            total += words[word, col] + kinds[kind, col] + places[place, col]
+        mean = total / float32(out.shape[1])
+        for col in range(out.shape[1]):
+            v = words[word, col] + kinds[kind, col] + places[place, col] - mean
+            squares += v * v
+        scale = cuda.rsqrt(squares / float32(out.shape[1]) + float32(1e-12))
+        for col in range(lane, out.shape[1], 32):
+            v = words[word, col] + kinds[kind, col] + places[place, col] - mean
+            out[t, col] = v * scale * weight[col] + bias[col]
+
+
+@cuda.jit
+def embed_norm_in_one_pass(ids, types, positions, words, places, kinds, weight, bias, out):
+    lane, t = cuda.threadIdx.x, cuda.blockIdx.x * 4 + cuda.threadIdx.y
+    if t < out.shape[0]:
+        total, squares = float32(0.0), float32(0.0)
+        for col in range(lane, out.shape[1], 32):
+            v = words[ids[t], col] + kinds[types[t], col] + places[positions[t], col]
+            out[t, col] = v
+            total += v
+            squares += v * v
+        for distance in (16, 8, 4, 2, 1):
+            total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
+            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+        mean = total / float32(out.shape[1])
+        scale = cuda.rsqrt(squares / float32(out.shape[1]) - mean * mean + float32(1e-12))
+        for col in range(lane, out.shape[1], 32):
+            out[t, col] = (out[t, col] - mean) * scale * weight[col] + bias[col]
+
+
+@cuda.jit
+def embed_norm_one_element_a_lane(ids, types, positions, words, places, kinds, weight, bias, out):
+    lane, t = cuda.threadIdx.x, cuda.blockIdx.x * 4 + cuda.threadIdx.y
+    if t < out.shape[0]:
+        inside = lane < out.shape[1]
+        v = float32(0.0)
+        if inside:
+            v = words[ids[t], lane] + kinds[types[t], lane] + places[positions[t], lane]
+        total = v
+        for distance in (16, 8, 4, 2, 1):
+            total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
+        v -= total / float32(out.shape[1])
+        squares = v * v if inside else float32(0.0)
+        for distance in (16, 8, 4, 2, 1):
+            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+        if inside:
+            scale = cuda.rsqrt(squares / float32(out.shape[1]) + float32(1e-12))
+            out[t, lane] = v * scale * weight[lane] + bias[lane]
+
+
+EMBED_NORM = KernelExercise(
+    name="embed_norm",
+    reference=lambda *inputs: embedding_layernorm_reference(*inputs, epsilon=EPSILON),
+    inputs=_embed_inputs,
+    shape=lambda T, C: (T, C),
+    sizes=tuple({"T": T, "C": C} for T, C in ((1, 1), (2, 3), (4, 32), (5, 31), (3, 33), (7, 100), (9, 260))),
+    launch=lambda T, C: (-(-T // 4), (32, 4)),
+    tolerance=lambda *inputs: embedding_tolerance(*inputs, epsilon=EPSILON),
+    observe_sizes=({"T": 5, "C": 31}, {"T": 3, "C": 33}),
+    demand=shuffles,
+    domain=(Reach("the three rows are small, and epsilon must be smaller", _tables_times(1e-4)),
+            Reach("all tokens, types and positions are the first of their tables",
+                  _indices(lambda each, rows: 0 * each)),
+            Reach("all tokens, types and positions are the last of their tables",
+                  _indices(lambda each, rows: 0 * each + rows - 1)),
+            *of((3, 4, 5), ZEROS, HUGE_AND_TINY), *of(3, FAR_ABOVE_ZERO, ONE_FAR_ABOVE), *of((6, 7), NEGATIVE)),
+    wrong={
+        "the position is the row; in a batch each sentence begins at 0 again": Edit("positions[t]", "t"),
+        "the type is never added": Edit(" + kinds[kind, col]", ""),
+        "epsilon is GPT-2's 1e-5, and BERT's is 1e-12": Edit("float32(1e-12)", "float32(1e-5)"),
+        "no epsilon: a row without variance is divided by 0": Edit(" + float32(1e-12)", ""),
+        "the last shuffle of the mean, with the neighbour, is missing":
+            Edit("for distance in (16, 8, 4, 2, 1):\n"
+                 "    total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)",
+                 "for distance in (16, 8, 4, 2):\n"
+                 "    total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)"),
+        "`shfl_down_sync`: only lane 0 has the sum of the row":
+            Edit("total += cuda.shfl_xor_sync(0xFFFFFFFF, total, distance)",
+                 "total += cuda.shfl_down_sync(0xFFFFFFFF, total, distance)"),
+        "no guard: the last block has warps without a row": Edit("if t < out.shape[0]:", "if True:"),
+        "one pass for both sums: the variance is the difference of two large numbers": embed_norm_in_one_pass,
+        "one element a lane: rows longer than 32 are left unfinished": embed_norm_one_element_a_lane,
+        "every lane adds up the whole row, and nothing is exchanged": embed_norm_without_shuffles,
+    },
+)
+
+EXERCISES = (WORD_PIECES, MEAN_POOL, PREDICT_PADDING, ATTEND_PADDED, NEAREST, EMBED_NORM)

@@ -98,16 +98,20 @@ class FunctionExercise(ComputedExercise):
     """The learner writes a function of the host.
 
     With shape it is a launcher, called as a kernel is, with arrays on the device. Without shape it gets the inputs as
-    they are, and what it returns is compared. demand is asked on the CPU device, where every launch is seen.
+    they are, and what it returns is compared. demand is asked on the CPU device, where every launch is seen. With judge
+    the answer is part of something larger, such as a simulation: judge calls it as often as it likes.
     """
 
     kind = "function"
     demand: Callable | None = None  # (HostRun of check.host_runs, at each size) -> a sentence, or None if met
     alike: Callable | None = None  # (result, *inputs) -> an array that is equal for results that are as good
+    judge: Callable | None = None  # (answer, expected, *inputs) -> what is missed, in a sentence, or None; not compared
 
     def __post_init__(self):
         super().__post_init__()
-        self._demand(self.shape is None or self.alike is None, "alike is for a function that returns its result")
+        for name in ("alike", "judge"):
+            self._demand(self.shape is None or getattr(self, name) is None,
+                         f"{name} is for a function that returns its result")
         for name in ("arguments", "start"):
             self._demand(self.shape or getattr(self, name) is None, f"{name} is for a launcher, which has a shape")
 

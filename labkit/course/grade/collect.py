@@ -3,7 +3,7 @@
 nbgrader            submitted/STUDENT/ASSIGNMENT/x.ipynb
 Moodle              Name_12345_assignsubmission_file_/x.ipynb, or Name_12345_assignsubmission_file_x.ipynb
 Canvas              lastfirst_123_456_x.ipynb
-GitHub Classroom    ASSIGNMENT-USERNAME/.../exercises/x.ipynb
+GitHub Classroom    ASSIGNMENT-USERNAME/.../exercises/x.ipynb, or .../work/exercises/x.ipynb
 anything else       STUDENT/.../x.ipynb, or STUDENT.ipynb
 
 Each may lie in a .zip, and a student's folder may hold one.
@@ -83,7 +83,7 @@ def collect(folder: Path, roster: Path | None = None) -> Collected:
     if not found:
         raise UserError(f"{folder} holds no submissions: no file ends in .ipynb or .py")
     prefix = _shared_prefix(found)
-    for each in sorted(found, key=lambda each: (each.changed, str(each.path))):
+    for each in sorted(found, key=_order):
         student = _student_of(each.path, folder, prefix)
         collected.students.setdefault(student.id, student)
         collected.files.setdefault(student.id, []).append(each)
@@ -243,6 +243,12 @@ def _shared_prefix(found: list[Found]) -> str:
     return shared[: shared.rfind("-") + 1] if classroom and len(folders) > 1 else ""
 
 
+def _order(found: Found) -> tuple:
+    """Oldest first. A learner's copies in work/ come after all else: whoever hands in a whole checkout hands in the
+    exercises as they were given, too."""
+    return "work" in found.path.parts[:-1], found.changed, str(found.path)
+
+
 def _student_of(path: PurePosixPath, folder: Path, prefix: str) -> Student:
     for part in path.parts:
         if (match := MOODLE.fullmatch(part)) or (match := CANVAS.fullmatch(part)):
@@ -308,6 +314,6 @@ def _match(collected: Collected, roster: list[Student]) -> None:
         students[known] = listed.get(known, student)
         files.setdefault(known, []).extend(collected.files[name])
     for each in files.values():
-        each.sort(key=lambda found: (found.changed, str(found.path)))
+        each.sort(key=_order)
     collected.students, collected.files = students, files
     collected.missing = [student for student in roster if student.id not in files]

@@ -1,5 +1,4 @@
-"""What there is to judge: every file read, as text, and of files that answer the same exercise the newest.
-"""
+"""What there is to judge: every file read, as text, and of files that answer the same exercise the newest."""
 
 from __future__ import annotations
 
@@ -46,7 +45,8 @@ class Plan:
 
 
 def plan(course: Course, collected: Collected, secret: bytes, wanted: set[str] | None = None) -> Plan:
-    """Read every file, as text. Of files that answer the same exercise the newest counts. wanted: names of chapters."""
+    """Read every file, as text. Of files that answer the same exercise the newest counts, and one in work/ before all
+    others. wanted: names of chapters."""
     made = Plan(notes=list(collected.notes))
     known = {entry.name: entry for entry in course.exercises if wanted is None or entry.chapter.name in wanted}
     version = labkit_digest()
@@ -65,8 +65,8 @@ def plan(course: Course, collected: Collected, secret: bytes, wanted: set[str] |
                 if exercise not in known:
                     continue
                 if exercise in chosen:
-                    made.notes.append(f"{collected.students[name].shown}, {exercise}: {where} is newer than "
-                                      f"{chosen[exercise][1]}, and counts")
+                    made.notes.append(f"{collected.students[name].shown}, {exercise}: {where} counts, not "
+                                      f"{chosen[exercise][1]}")
                 chosen[exercise] = (answer, where)
         for exercise, (answer, where) in chosen.items():
             chapters.add(known[exercise].chapter.name)

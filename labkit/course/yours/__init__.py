@@ -3,7 +3,7 @@ sentence encoder, or of a Llama.
 
     from labkit.course import yours
 
-    mine = yours.answers()                    # reads exercises/*.ipynb: which have a place in the model, which are done
+    mine = yours.answers()                    # reads work/exercises/: which have a place in the model, which are done
     yours.one_by_one(mine)                    # each alone in a block, then all together, every step against float64
     yours.block_parity(mine)                  # one run, step by step; .first is the first step that differs
     yours.one_by_one(mine, model, ids)        # the same in a GPT-2

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from labkit._common.errors import UserError
 from labkit._common.tables import ResultTable
-from labkit.course import answer_cells, exercises
+from labkit.course import answer_cells, copies, exercises
 from labkit.course import registry as courses
 from labkit.course import workbooks as workbook
 from labkit.course.check import examine
@@ -135,7 +135,7 @@ def _to_do(rows) -> list[str]:
     if not waiting:
         return []
     names = ", ".join(row.exercise for row in waiting)
-    return [f"Not done yet: {names}. Do one in its notebook under exercises/, save the notebook, and run this again."]
+    return [f"Not done yet: {names}. Do one in its notebook under work/exercises/, save it, and run this again."]
 
 
 def answers(*names: str, solutions: bool = False, checked: bool = True, **given) -> Answers:
@@ -154,7 +154,7 @@ def answers(*names: str, solutions: bool = False, checked: bool = True, **given)
 def _answer(course, place: Place, solutions: bool, checked: bool, given: Mapping) -> Answer:
     entry = course.exercise(place.exercise)
     lesson, name = entry.chapter.number, entry.name
-    about = f"{name} (exercises/{entry.chapter.workbook.name})"
+    about = f"{name} (work/exercises/{entry.chapter.workbook.name})"
 
     def unused(state: str, why: str) -> Answer:
         return Answer(place, lesson, state, f"{about} {why}")
@@ -188,9 +188,9 @@ def read(course, name: str, *, solutions: bool = False):
     that the answer does not need.
     """
     chapter = course.exercise(name).chapter
-    notebook = workbook.to_notebook(course, chapter, answers=True) if solutions else workbook.learners(chapter)
+    notebook = workbook.to_notebook(course, chapter, answers=True) if solutions else copies.learners(course, chapter)
     cell, above = _cell(notebook, name)
-    if not solutions and cell == _cell(workbook.to_notebook(course, chapter), name)[0]:
+    if not solutions and cell == _cell(workbook.as_given(course, chapter), name)[0]:
         return None
     file = "solutions" if solutions else chapter.workbook.name
     return answer_cells.run(answer_cells.program(above, cell), name, f"<{file}: {name}>")

@@ -44,6 +44,7 @@ from labkit.kernels.linear.one_row import (
     what_is_ahead,
 )
 from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.overlap import begins_early
 from labkit.kernels.reduce import ALL_LANES, ZERO
 from labkit.kernels.tolerance import EPS32
 
@@ -58,9 +59,9 @@ def splits_of(heads: int) -> int:
 
 
 @kernel_factory
-def make_one_query(half: bool, size: int, splits: int, ahead: bool):
+def make_one_query(half: bool, size: int, splits: int, ahead: bool, early: bool = False):
     """LANES neighbours share a key, 16 bytes each; the groups of lanes of all warps take keys in turn, and each has a
-    row_max, a row_sum and an acc of its own until the end."""
+    row_max, a row_sum and an acc of its own until the end. early: as in kernels/overlap.py."""
     COUNT = 8 if half else 4  # numbers in 16 bytes
     SIZE, PIECES = size, size // COUNT
     LANES = 1 << (PIECES - 1).bit_length()
@@ -70,6 +71,7 @@ def make_one_query(half: bool, size: int, splits: int, ahead: bool):
     NUMBERS = ROUND * COUNT
     EXCHANGES, ACROSS = LANES.bit_length() - 1, (32 // LANES).bit_length() - 1
     RECORDS, HEAD_RECORD = WARPS * (size + 2), size + 2
+    EARLY = early
 
     @cuda.jit(device=True)
     def read(numbers, to, array, at):
@@ -127,6 +129,11 @@ def make_one_query(half: bool, size: int, splits: int, ahead: bool):
         # One axis: neighbouring blocks, and so the SMs that start first, have shares of different heads.
         block = uint32(cuda.blockIdx.x)
         head, split = uint32(block // uint32(splits)), uint32(block % uint32(splits))
+        if EARLY:
+            ptx.griddepcontrol_launch_dependents()
+            if ahead and thread == uint32(0):
+                fetch_ahead(next_weights, next_count)
+            ptx.griddepcontrol_wait()
         seen = min(uint32(uint32(start[0]) + uint32(1)), uint32(cache.shape[0]))
         share = uint32((seen + uint32(splits - 1)) // uint32(splits))
         first = uint32(split * share)
@@ -138,7 +145,7 @@ def make_one_query(half: bool, size: int, splits: int, ahead: bool):
         for i in range(COUNT):
             query[i] *= scale if WHOLE or piece < uint32(PIECES) else ZERO
             acc[i] = ZERO
-        if ahead and thread == uint32(0):
+        if ahead and not EARLY and thread == uint32(0):
             fetch_ahead(next_weights, next_count)
         row_max, row_sum = LOWEST, ZERO
         while first < end:  # the same for all threads
@@ -182,6 +189,7 @@ def make_one_query(half: bool, size: int, splits: int, ahead: bool):
                 statistics[uint32(block + uint32(cuda.gridDim.x))] = row_sum
             i = uint32(i + uint32(THREADS))
 
+    one_query_kernel.begins_early = early
     return one_query_kernel
 
 
@@ -222,7 +230,7 @@ def one_query(q, cache, start, heads: int, parts: Parts, *, ahead=None, stream=0
     if cache.shape[1] != 2 * width:
         raise ValueError(f"cache has {cache.shape[1]} columns; keys and values of {width} numbers need {2 * width}")
     check_array("parts.found", parts.found, shape=(heads * parts.splits * size,))
-    kernel = make_one_query(half, size, parts.splits, ahead is not None and fetches_ahead())
+    kernel = make_one_query(half, size, parts.splits, ahead is not None and fetches_ahead(), begins_early(1))
     kernel[heads * parts.splits, THREADS, stream](q, cache, start, parts.found, parts.statistics,
                                                   scale_for_powers_of_two(size), *what_is_ahead(ahead, cache))
 

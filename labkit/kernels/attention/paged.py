@@ -78,6 +78,7 @@ from labkit.kernels.baselines import Baseline
 from labkit.kernels.dtypes import bfloat16_of
 from labkit.kernels.matmul.mma import MMA
 from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.overlap import begins_early
 
 __all__ = ["DecodeParts", "PAGED_DECODE", "PAGED_DECODE_BF16", "decode_parts", "paged_decode", "paged_decode_mma",
            "paged_decode_naive", "paged_decode_one_block", "paged_decode_reference", "paged_decode_split",
@@ -141,7 +142,7 @@ def _launch_decode(factory, most: int, splits: int, q, keys, values, page_table,
     if parts.partial.size < numbers or parts.arrived.size < sequences * kv_heads * blocks:
         raise ValueError(f"parts are too small for {sequences} sequences of {heads} heads of {size} numbers; make them "
                          f"with decode_parts({sequences}, {heads}, {size})")
-    kernel = factory(size, each) if factory is make_paged_decode_mma else factory(
+    kernel = factory(size, each, begins_early(sequences)) if factory is make_paged_decode_mma else factory(
         size, each, np.dtype(q.dtype) == np.uint16, splits)
     arguments = (as_matrix(q), as_matrix(keys), as_matrix(values), page_table, lengths, as_matrix(out),
                  np.float32(scale * LOG2_E), np.uint32(ratio), np.uint32(kv_heads), *parts)

@@ -369,12 +369,15 @@ def make_paged_decode(size: int, heads: int, bf16: bool, splits: int):
 
 
 @kernel_factory
-def make_paged_decode_mma(size: int, heads: int):
+def make_paged_decode_mma(size: int, heads: int, early: bool = False):
     """As make_paged_decode, for bfloat16: the query heads are rows of a factor of 16, a page is 16 keys.
 
     Each warp has a ring of pages of its own in shared memory, which cp.async fills while earlier ones are multiplied;
     it waits for no other warp. A multiplication takes a tenth of the instructions that products in registers take, for
     every number of heads up to 16, and so leaves time for loads.
+
+    early: as in kernels/overlap.py; the first pages are fetched into L2 meanwhile, where what the step still adds to
+    them is written, too.
     """
     SIZE, HEADS = size, heads
     SWIZZLED, PITCH, SHIFT, MASK = rows_in_shared(size)
@@ -388,6 +391,7 @@ def make_paged_decode_mma(size: int, heads: int):
     LANE_ROWS = 1 if heads <= 8 else 2
     ACCUMULATORS, QUERY_WORDS = PIECES * 4, STEPS * 4
     FOUND_SUMS, PAIRS = WARPS * heads, -(-heads * size // (2 * THREADS))
+    EARLY, PAGE_ELEMENTS, PAGE_BYTES = early, PAGE * size, 2 * PAGE * size
     copy_queries = make_copy_rows(16, SIZE, PITCH, THREADS, CHUNK, SWIZZLED)
     copy_page = make_copy_rows(PAGE, SIZE, PITCH, 32, CHUNK, SWIZZLED)
     read_queries, add_scores, hide, take_exponentials, add_values = make_half_steps(SIZE, 1, PAGE, PITCH, True)
@@ -403,6 +407,14 @@ def make_paged_decode_mma(size: int, heads: int):
             copy_page(shared, at, keys, row, rows, uint32(0), lane)
             copy_page(shared, uint32(at + uint32(TILE)), values, row, rows, uint32(0), lane)
         ptx.cp_async_commit()
+
+    @cuda.jit(device=True)
+    def fetch_page(keys, values, page_table, sequence, page, end, kv_heads, kv_head):
+        """Brings a page into L2, if there is one."""
+        if page < end:
+            at = uint32(uint32(uint32(page_table[sequence, page]) * kv_heads + kv_head) * uint32(PAGE_ELEMENTS))
+            ptx.prefetch_l2(keys, at, uint32(PAGE_BYTES))
+            ptx.prefetch_l2(values, at, uint32(PAGE_BYTES))
 
     @cuda.jit(launch_bounds=(THREADS, 4 if size <= 64 else 2))
     def paged_decode_mma_kernel(q, keys, values, page_table, lengths, out, scale, ratio, kv_heads, partial, arrived):
@@ -428,17 +440,24 @@ def make_paged_decode_mma(size: int, heads: int):
         count = min(uint32(HEADS), uint32(ratio - first_head))
         first_row = uint32(uint32(sequence * kv_heads + kv_head) * ratio + first_head)
         block = uint32(cuda.blockIdx.x)
+        if EARLY:
+            ptx.griddepcontrol_launch_dependents()
         tokens, scale = find_length(lengths, sequence, uint32(page_table.shape[1]), scale)
+        pages, share, parts = find_parts(max(tokens, uint32(1)), SPLITS)
+        part, last_part, blocks_used = find_own(parts, block, uint32(cuda.gridDim.x))
+        page = uint32(uint32(part * share) + warp)
+        last_page = min(uint32(last_part * share), pages)  # behind the block's last one
+        if EARLY:
+            if tokens > uint32(0) and lane < uint32(BEFORE):
+                fetch_page(keys, values, page_table, sequence, uint32(page + lane * uint32(WARPS)), last_page, kv_heads,
+                           kv_head)
+            ptx.griddepcontrol_wait()
         if tokens == uint32(0):
             if block == uint32(0):
                 write_zeros(out, first_row, count, thread)
             return
-        pages, share, parts = find_parts(tokens, SPLITS)
-        part, last_part, blocks_used = find_own(parts, block, uint32(cuda.gridDim.x))
         if part >= last_part:
             return  # the grid has blocks for a full page table
-        page = uint32(uint32(part * share) + warp)
-        last_page = min(uint32(last_part * share), pages)  # behind the block's last one
         ring = uint32(warp * uint32(RING))
         copy_queries(shared, uint32(QUERIES_AT), q, first_row, uint32(first_row + count), uint32(0), thread)
         ptx.cp_async_commit()
@@ -508,6 +527,6 @@ def make_paged_decode_mma(size: int, heads: int):
         epilogue(last_block, out, first_row, count, whole_max, whole_sum, left, right, parts, blocks_used, group,
                  partial, arrived, thread)
 
-    paged_decode_mma_kernel.threads = THREADS
+    paged_decode_mma_kernel.threads, paged_decode_mma_kernel.begins_early = THREADS, early
     paged_decode_mma_kernel.shared_bytes = 2 * (QUERIES_AT + QUERY_TILE)
     return paged_decode_mma_kernel

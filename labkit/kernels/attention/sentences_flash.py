@@ -53,7 +53,7 @@ def rows_in_shared(size: int) -> tuple[bool, int, int, int]:
 
 def multiprocessors() -> int:
     """How many blocks keep the whole GPU busy; on the CPU device one does."""
-    return cuda.get_current_device().MULTIPROCESSOR_COUNT if device.on_gpu() else 1
+    return device.sm_count() if device.on_gpu() else 1
 
 
 # --- float16 ----------------------------------------------------------------------------------------------------------

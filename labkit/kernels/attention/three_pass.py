@@ -24,6 +24,7 @@ from numba import float32, uint32
 from labkit import cuda, device
 from labkit.kernels.arguments import MAX_SHARED, check_array, dynamic_shared
 from labkit.kernels.attention.flash import attention_decode, attention_flash, attention_whole_matrix, takes_flash
+from labkit.kernels.attention.flash_plain import attention_flash_plain
 from labkit.kernels.attention.heads import check_heads, keys_and_values
 from labkit.kernels.baselines import Baseline, numpy_cupy_torch
 from labkit.kernels.op import Op, Work, rung, uniform
@@ -243,8 +244,8 @@ def _bound(launch, prefix: str, causal: bool):
     """The launcher as an Op calls it: inputs, then out."""
     def bound(qkv, heads, *rest, stream=0):
         *cached, out = rest
-        cache, start = cached or (None, None)
-        launch(qkv, heads, out, cache=cache, start=start, causal=causal, stream=stream)
+        given = {"cache": cached[0], "start": cached[1]} if cached else {}
+        launch(qkv, heads, out, causal=causal, stream=stream, **given)
 
     bound.__name__ = bound.__qualname__ = launch.__name__.removesuffix("_half").replace("attention", prefix, 1)
     bound.__doc__ = launch.__doc__
@@ -252,6 +253,7 @@ def _bound(launch, prefix: str, causal: bool):
 
 
 LAUNCHERS = (attention_three_pass, attention_all_threads, attention_whole_matrix, attention_flash)
+WITHOUT_A_CACHE = (*LAUNCHERS[:-1], attention_flash_plain, LAUNCHERS[-1])
 
 
 def _inputs(rng, S, H, D):
@@ -319,7 +321,7 @@ def make_op(name: str, title: str, causal: bool, **more):
         "work": work_of(causal),
         "baselines": (*numpy_cupy_torch(unfused_by_library(causal), note="two products and a softmax"),
                       fused_by_torch(causal)),
-        "launchers": LAUNCHERS,
+        "launchers": WITHOUT_A_CACHE,
         "tolerance": functools.partial(tolerance_of, causal=causal),
     }
     given |= more

@@ -7,21 +7,20 @@ Source  torch.nn.functional.linear; LlamaMLP in transformers' modeling_llama.py
 
 On a GPU, bfloat16, K a multiple of 8:
 
-    up to 16 rows    the weights are streamed to tensor cores by mma.sync (streamed.py); up to 32 rows if the layer has
+    up to 8 rows     the weights are streamed to tensor cores by mma.sync (streamed.py); up to 32 rows if the layer has
                      fewer than 8,192 rows of weights and K is below 4,096
-    up to 64 rows    128 rows of weights at a time by wgmma and TMA, tokens as columns (weights_left.py), on Hopper, if
-                     the layer has 8,192 rows of weights; up to 128 rows if K is 4,096 or more, and 256 for logits
+    up to 256 rows   128 rows of weights at a time by wgmma and TMA, tokens as columns (weights_left.py), on Hopper
     more             128 rows of x at a time by wgmma and TMA (matmul/wgmma.py) on Hopper, if N is a multiple of 8. On
                      other GPUs by mma.sync: rounded outputs in tiles (matmul/mma.py), SwiGLU and float32 outputs
                      streamed, 32 rows at a time
 
 What does not fit, and float32, is computed by a warp for each output; on the CPU device by a thread.
 
-These limits were measured on an H200, with weights that no cache holds: see `labkit bench linear_bf16`.
+These limits were measured on an H200, in a decoder's step, where a kernel begins while the one before it ends.
 
 The last bits. The order of additions in an output depends on the shape of the weights and on the kernel, never on the
-number of rows, the tiles or the rest of a batch. So it changes where the kernel does, which is at the numbers of rows
-above, and is the same for any number in between; on the CPU device it never changes.
+rest of a batch. So it changes where the kernel does, at the numbers of rows above, and for layers whose K several
+blocks share at 64, 128 and 192 rows; it is the same for any number in between. On the CPU device it never changes.
 """
 
 import functools
@@ -70,7 +69,7 @@ from labkit.kernels.matmul.wgmma import (
 from labkit.kernels.op import Op, Work, missing, rung, uniform
 from labkit.kernels.tolerance import EPS32
 
-FEW = 16  # tokens up to which weights are streamed
+FEW = 8  # tokens up to which weights are streamed
 FEW_OF_A_SMALL_LAYER = 32
 SMALL = 8192  # rows of weights of a layer that has fewer tiles than an H200 has SMs
 LONG = 4096  # K from which on it pays for a small layer to share it among blocks
@@ -130,8 +129,7 @@ def _pick(x, weight, out, bias, swiglu: bool = False):
     small, long = rows < SMALL, weight.shape[1] >= LONG
     if tokens <= (FEW_OF_A_SMALL_LAYER if small and not long else FEW) or missing(MMA):
         return functools.partial(by_tensor_cores if not missing(MMA) else by_warp, **options)
-    most = (128 if long else 0) if small else MOST_TOKENS if floats else 64  # with more, blocks read too much of x
-    if tokens <= most and bias is None and not missing(HOPPER):
+    if tokens <= MOST_TOKENS and bias is None and not missing(HOPPER):
         return functools.partial(left, **options)
     if out.shape[1] % 8 or not aligned(out):
         return functools.partial(by_tensor_cores, **options)

@@ -29,6 +29,7 @@ from labkit.kernels.norm.layernorm import layernorm_reference
 from labkit.kernels.norm.layernorm import tolerance as layernorm_tolerance
 from labkit.kernels.norm.rows import EPSILON
 from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.overlap import begins_early
 from labkit.kernels.reduce import ZERO, warp_sum
 
 THREADS, WARPS = 256, 8
@@ -38,13 +39,15 @@ BLOCKS = 2  # that an SM holds
 
 
 @kernel_factory
-def make_row_logits(half: bool, depth: int):
+def make_row_logits(half: bool, depth: int, early: bool = False):
+    """early: as in kernels/overlap.py, the first rows of the table first."""
     EACH = 8 if half else 4
     WORD = uint32 if half else float32
     DEPTH, TURNS = depth, -(-depth // (32 * EACH))
     EXACT = depth % (32 * EACH) == 0
     ROWS = max(1, min(4, 12 // TURNS))  # of the table at once
     NUMBERS, WORDS = EACH * TURNS, 4 * TURNS * ROWS
+    EARLY = early
     load_row, statistics = make_row_statistics(depth, EACH)
 
     @cuda.jit(device=True)
@@ -65,36 +68,47 @@ def make_row_logits(half: bool, depth: int):
     def load_four(words, at, array, i):
         words[at], words[at + 1], words[at + 2], words[at + 3] = ptx.load_nc4(array, i)
 
+    @cuda.jit(device=True)
+    def load_rows(words, table, first, rows, lane):
+        """The warp's next rows of the table; beyond its end, the last one."""
+        for n in range(ROWS):
+            at = uint32(min(uint32(first + uint32(n)), uint32(rows - uint32(1))) * uint32(DEPTH))
+            for j in range(TURNS):
+                load_four(words, 4 * (n * TURNS + j), table, uint32(at + place(lane, j)))
+
     @cuda.jit(launch_bounds=(THREADS, BLOCKS))
     def row_logits_kernel(x, norm_weight, norm_bias, table, logits, best):
         keys = cuda.shared.array(WARPS, int64)
         row = cuda.local.array(NUMBERS, float32)
         some = cuda.local.array(EACH, float32)
         words = cuda.local.array(WORDS, WORD)
+        four = cuda.local.array(4, WORD)
         totals = cuda.local.array(ROWS, float32)
         thread = uint32(cuda.threadIdx.x)
         lane, warp = thread % uint32(32), thread // uint32(32)
         rows = uint32(table.shape[0])
+        first = uint32(uint32(uint32(cuda.blockIdx.x) * uint32(WARPS) + warp) * uint32(ROWS))
+        if EARLY:
+            ptx.griddepcontrol_launch_dependents()
+            load_rows(words, table, first, rows, lane)
+            ptx.griddepcontrol_wait()
         load_row(row, x, lane)
+        if not EARLY:
+            load_rows(words, table, first, rows, lane)
         mean, scale = statistics(row, lane)
         for j in range(TURNS):
             inside = EXACT or uint32(uint32(EACH) * lane + uint32(32 * EACH * j)) < uint32(DEPTH)
-            load_four(words, 0, norm_weight, place(lane, j))
-            numbers_of(words, 0, some, 0)
+            load_four(four, 0, norm_weight, place(lane, j))
+            numbers_of(four, 0, some, 0)
             for i in range(EACH):
                 row[EACH * j + i] = (row[EACH * j + i] - mean) * scale * some[i]
-            load_four(words, 0, norm_bias, place(lane, j))
-            numbers_of(words, 0, some, 0)
+            load_four(four, 0, norm_bias, place(lane, j))
+            numbers_of(four, 0, some, 0)
             for i in range(EACH):
                 row[EACH * j + i] = row[EACH * j + i] + some[i] if inside else ZERO
 
         largest = LEAST
-        first = uint32(uint32(uint32(cuda.blockIdx.x) * uint32(WARPS) + warp) * uint32(ROWS))
         while first < rows:  # the same for all lanes of a warp
-            for n in range(ROWS):
-                at = uint32(min(uint32(first + uint32(n)), uint32(rows - uint32(1))) * uint32(DEPTH))
-                for j in range(TURNS):
-                    load_four(words, 4 * (n * TURNS + j), table, uint32(at + place(lane, j)))
             for n in range(ROWS):
                 total = ZERO
                 for j in range(TURNS):
@@ -110,6 +124,7 @@ def make_row_logits(half: bool, depth: int):
                     if lane == uint32(0):
                         logits[0, at] = total
             first = uint32(first + uint32(uint32(cuda.gridDim.x) * uint32(WARPS * ROWS)))
+            load_rows(words, table, first, rows, lane)
         if lane == uint32(0):
             keys[warp] = largest
         cuda.syncthreads()  # the largest of every warp is there
@@ -118,28 +133,39 @@ def make_row_logits(half: bool, depth: int):
                 largest = max(largest, keys[other])
             best[uint32(cuda.blockIdx.x)] = largest
 
+    row_logits_kernel.begins_early = early
     return row_logits_kernel
 
 
-@cuda.jit
-def pick_next_kernel(best, ids, start, count):
-    keys = cuda.shared.array(WARPS, int64)
-    thread = uint32(cuda.threadIdx.x)
-    lane, warp = thread % uint32(32), thread // uint32(32)
-    largest = LEAST
-    i = thread
-    while i < uint32(best.size):
-        largest = max(largest, best[i])
-        i = uint32(i + uint32(THREADS))
-    largest = warp_largest_key(largest)
-    if lane == uint32(0):
-        keys[warp] = largest
-    cuda.syncthreads()  # the largest of every warp is there
-    if thread == uint32(0):
-        for other in range(WARPS):
-            largest = max(largest, keys[other])
-        ids[0] = int32(~uint32(largest))
-        start[0] += int32(count)
+@kernel_factory
+def make_pick_next(early: bool):
+    EARLY = early
+
+    @cuda.jit
+    def pick_next_kernel(best, ids, start, count):
+        keys = cuda.shared.array(WARPS, int64)
+        thread = uint32(cuda.threadIdx.x)
+        lane, warp = thread % uint32(32), thread // uint32(32)
+        if EARLY:
+            ptx.griddepcontrol_launch_dependents()
+            ptx.griddepcontrol_wait()
+        largest = LEAST
+        i = thread
+        while i < uint32(best.size):
+            largest = max(largest, best[i])
+            i = uint32(i + uint32(THREADS))
+        largest = warp_largest_key(largest)
+        if lane == uint32(0):
+            keys[warp] = largest
+        cuda.syncthreads()  # the largest of every warp is there
+        if thread == uint32(0):
+            for other in range(WARPS):
+                largest = max(largest, keys[other])
+            ids[0] = int32(~uint32(largest))
+            start[0] += int32(count)
+
+    pick_next_kernel.begins_early = early
+    return pick_next_kernel
 
 
 # --- Launchers --------------------------------------------------------------------------------------------------------
@@ -167,8 +193,8 @@ def row_logits(x, norm_weight, norm_bias, table, logits, best, *, stream=0):
     if not aligned(x, norm_weight, norm_bias, table):
         raise ValueError("x, norm_weight, norm_bias and table must begin at multiples of 16 bytes; pass a copy of a "
                          "view that does not")
-    make_row_logits(dtype == np.float16, depth)[blocks_of(), THREADS, stream](x, norm_weight, norm_bias, table, logits,
-                                                                              best)
+    kernel = make_row_logits(dtype == np.float16, depth, begins_early(1))
+    kernel[blocks_of(), THREADS, stream](x, norm_weight, norm_bias, table, logits, best)
 
 
 def pick_next(best, ids, start, count=1, *, stream=0):
@@ -176,7 +202,7 @@ def pick_next(best, ids, start, count=1, *, stream=0):
     check_array("best", best, shape=(blocks_of(),), dtype=np.int64)
     check_array("ids", ids, shape=(1,), dtype=np.int32)
     check_array("start", start, shape=(1,), dtype=np.int32)
-    pick_next_kernel[1, THREADS, stream](best, ids, start, np.int32(count))
+    make_pick_next(begins_early(1))[1, THREADS, stream](best, ids, start, np.int32(count))
 
 
 # --- The operations ---------------------------------------------------------------------------------------------------

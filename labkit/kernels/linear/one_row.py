@@ -22,6 +22,8 @@ weights come, products are added up, and the result goes back. Three things shor
                      is normalised, up to 12 loads of 16 bytes
     ahead            what the next launch reads is fetched into L2 meanwhile (`ahead`): a launch that only waits for
                      latencies leaves memory idle, and the next one finds its weights in L2. Compute capability 9.0
+    early            in a graph a launch begins while the one before it ends, and asks for its weights before it waits
+                     for its row (kernels/overlap.py). Compute capability 9.0
 
 A block has 16 columns (8 where float32 columns are few, for more blocks); its threads share K, and their sums meet in
 shared memory. The sums are always added in the same order.
@@ -43,6 +45,7 @@ from labkit.kernels.norm.layernorm import layernorm_reference
 from labkit.kernels.norm.layernorm import tolerance as layernorm_tolerance
 from labkit.kernels.norm.rows import EPSILON, small
 from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.overlap import begins_early
 from labkit.kernels.reduce import warp_max, warp_sum
 from labkit.kernels.tolerance import EPS16, EPS32, SMALLEST16
 
@@ -107,8 +110,9 @@ def make_row_statistics(depth: int, each: int = 4):
 
 @kernel_factory
 def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, threads: int, ahead: bool,
-                 heads: int = 0, splits: int = 0):
+                 heads: int = 0, splits: int = 0, early: bool = False):
     """lanes: neighbours that read a row of the weights together, 16 bytes each. heads, splits: of what is joined.
+    early: as in kernels/overlap.py, all of a round's weights first.
 
     Its arguments: source PLAIN x, NORM x and the norm's parameters, JOIN found and statistics of one_query.py; what is
     not there is any array.
@@ -132,6 +136,7 @@ def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, th
     LEFT_OVER = sum(16 >> n for n in range(4) if 16 >> n >= lanes and EACH >> n < 2)
     NORMED, JOINED = source == NORM, source == JOIN
     WITH_GELU, WITH_RESIDUAL, TO_CACHE = after == GELU, after == RESIDUAL, after == QKV
+    EARLY = early
     load_row, statistics = make_row_statistics(depth)
     fold_16, fold_8, fold_4, fold_2 = (make_fold(max(1, EACH >> n), 16 >> n) for n in range(4))
 
@@ -160,6 +165,21 @@ def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, th
     @cuda.jit(device=True)
     def own_place(thread, s):
         return uint32(thread + uint32(s * threads))
+
+    @cuda.jit(device=True)
+    def load_norm(own_weight, own_bias, norm_weight, norm_bias, thread):
+        if NORMED:
+            for s in range(STAGED):
+                k = min(own_place(thread, s), uint32(DEPTH - 1))
+                own_weight[s], own_bias[s] = float32(norm_weight[k]), float32(norm_bias[k])
+
+    @cuda.jit(device=True)
+    def fetch(cache, start, next_weights, next_count, thread):
+        """What later launches read. Before the wait, start may be the last token's: one row is missing then."""
+        if ahead and thread == uint32(0):
+            if TO_CACHE:
+                fetch_ahead(cache, uint32(min(uint32(start[0]), uint32(cache.shape[0])) * uint32(cache.shape[1])))
+            fetch_ahead(next_weights, next_count)
 
     @cuda.jit(device=True)
     def fold(acc, lane):
@@ -193,7 +213,18 @@ def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, th
         cols = uint32(weights.shape[1])
         col0 = uint32(uint32(cuda.blockIdx.x) * uint32(COLS))
 
-        # All that the block needs is asked for before anything is waited for: the row first, it is needed first.
+        group, column = uint32(thread // uint32(lanes)), uint32(thread % uint32(lanes) * uint32(EACH))
+        column = min(uint32(col0 + column), uint32(cols - uint32(EACH)))  # what is beyond the edge is not stored
+        own_col = min(uint32(col0 + thread), uint32(cols - uint32(1)))
+
+        # All that the block needs is asked for before anything is waited for: the row first, which is needed first; but
+        # last where the launch before may still be computing it.
+        if EARLY:
+            ptx.griddepcontrol_launch_dependents()
+            load_weights(words, weights, group, column)
+            load_norm(own_weight, own_bias, norm_weight, norm_bias, thread)
+            fetch(cache, start, next_weights, next_count, thread)
+            ptx.griddepcontrol_wait()
         if NORMED:
             load_row(row, x, lane)
         for s in range(STAGED):
@@ -205,22 +236,17 @@ def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, th
                     found[s * splits + split] = x[at + uint32(split * SIZE)]
             else:
                 own[s] = x[0, k]
-            if NORMED:
-                own_weight[s], own_bias[s] = float32(norm_weight[k]), float32(norm_bias[k])
-        group, column = uint32(thread // uint32(lanes)), uint32(thread % uint32(lanes) * uint32(EACH))
-        column = min(uint32(col0 + column), uint32(cols - uint32(EACH)))  # what is beyond the edge is not stored
-        load_weights(words, weights, group, column)
-        own_col = min(uint32(col0 + thread), uint32(cols - uint32(1)))
+        if not EARLY:
+            load_norm(own_weight, own_bias, norm_weight, norm_bias, thread)
+            load_weights(words, weights, group, column)
         added = float32(bias[own_col])
         if WITH_RESIDUAL:
             added += residual[0, own_col]
         place = uint32(0)
         if TO_CACHE:
             place = uint32(start[0])
-        if ahead and thread == uint32(0):
-            if TO_CACHE:
-                fetch_ahead(cache, uint32(min(place, uint32(cache.shape[0])) * uint32(cache.shape[1])))
-            fetch_ahead(next_weights, next_count)
+        if not EARLY:
+            fetch(cache, start, next_weights, next_count, thread)
 
         if NORMED:
             mean, scale = statistics(row, lane)
@@ -274,6 +300,7 @@ def make_one_row(half: bool, source: str, after: str, depth: int, lanes: int, th
             elif place < uint32(cache.shape[0]):  # a cache that is full stays as it is
                 cache[place, uint32(col - uint32(DEPTH))] = total
 
+    one_row_kernel.begins_early = early
     return one_row_kernel
 
 
@@ -332,7 +359,7 @@ def launch(source, after, x, norm, weights, bias, residual, out, cache, start, s
     depth, cols, half = shape
     lanes, threads = plan(depth, cols, half)
     fetch = (ahead is not None or after == QKV) and fetches_ahead()
-    kernel = make_one_row(half, source, after, depth, lanes, threads, fetch, heads, splits)
+    kernel = make_one_row(half, source, after, depth, lanes, threads, fetch, heads, splits, begins_early(1))
     blocks = -(-cols // (lanes * (8 if half else 4)))
     kernel[blocks, threads, stream](x, *norm, weights, bias, out if residual is None else residual, out, cache, start,
                                     *what_is_ahead(ahead, weights))
@@ -367,22 +394,33 @@ def one_row_qkv(x, norm_weight, norm_bias, weights, bias, q, cache, start, *, ah
            stream=stream)
 
 
-@cuda.jit
-def one_row_embedding_kernel(ids, tokens, positions, start, out):
-    col = uint32(cuda.grid(1))
-    if col < uint32(out.shape[1]):
-        token, position = uint32(ids[0]), uint32(start[0])  # what is negative becomes huge
-        value = NAN
-        if token < uint32(tokens.shape[0]) and position < uint32(positions.shape[0]):
-            value = float32(tokens[token, col]) + float32(positions[position, col])
-        out[0, col] = value
+@kernel_factory
+def make_one_row_embedding(early: bool):
+    EARLY = early
+
+    @cuda.jit
+    def one_row_embedding_kernel(ids, tokens, positions, start, out):
+        if EARLY:
+            ptx.griddepcontrol_launch_dependents()
+            ptx.griddepcontrol_wait()
+        col = uint32(cuda.grid(1))
+        if col < uint32(out.shape[1]):
+            token, position = uint32(ids[0]), uint32(start[0])  # what is negative becomes huge
+            value = NAN
+            if token < uint32(tokens.shape[0]) and position < uint32(positions.shape[0]):
+                value = float32(tokens[token, col]) + float32(positions[position, col])
+            out[0, col] = value
+
+    one_row_embedding_kernel.begins_early = early
+    return one_row_embedding_kernel
 
 
 def one_row_embedding(ids, tokens, positions, start, out, *, stream=0):
     """out = tokens[ids[0]] + positions[start[0]], in float32 whatever the tables hold; NaN where there is no such
     row."""
     check_array("out", out, ndim=2)
-    one_row_embedding_kernel[-(-out.shape[1] // BLOCK), BLOCK, stream](ids, tokens, positions, start, out)
+    kernel = make_one_row_embedding(begins_early(1))
+    kernel[-(-out.shape[1] // BLOCK), BLOCK, stream](ids, tokens, positions, start, out)
 
 
 # --- The operations ---------------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from labkit.kernels.arguments import aligned, blocks_for, check_array
 from labkit.kernels.elements import BFLOAT16, ELEMENTS, SWIGLU, Element, element_of
 from labkit.kernels.matmul.mma import MMA, add_product_bf16
 from labkit.kernels.op import rung
+from labkit.kernels.overlap import CARVEOUT, begins_early, load_of
 from labkit.kernels.reduce import warp_sum
 
 ZERO, NONE = float32(0.0), uint32(0)
@@ -251,9 +252,33 @@ TURN = STEPS * STEP
 PITCH = 20  # of 16 sums of a token: lanes that store a product's accumulators find 32 different banks
 
 
+def make_eight(load):
+    """A device function: eight numbers of a row of a matrix from k on; zeros if not inside."""
+
+    @cuda.jit(device=True)
+    def eight(matrix, row, k, inside):
+        a, b, c, d = load(matrix, uint32(row * uint32(matrix.shape[1]) + k) if inside else NONE)
+        return a if inside else NONE, b if inside else NONE, c if inside else NONE, d if inside else NONE
+
+    return eight
+
+
+FIRST_BLOCKS = 264  # that an H200 holds at once: those after them begin when the kernel before has ended
+
+
+@cuda.jit(device=True)
+def fetch_rows(weight, first, count, thread):
+    """Brings so many rows of the weights to L2, one by each thread. Loads to registers would have to arrive before
+    griddepcontrol.wait: in the first version of this they did, and a block waited for memory twice."""
+    row = uint32(first + thread)
+    if uint32(cuda.blockIdx.x) < uint32(FIRST_BLOCKS) and thread < count and row < uint32(weight.shape[0]):
+        depth = uint32(weight.shape[1])
+        ptx.prefetch_l2(weight, uint32(row * depth), uint32(uint32(2) * depth))
+
+
 @kernel_factory
 def make_tensor(token_tiles: int, row_tiles: int, *, out_element: Element = BFLOAT16, bias: bool = False,
-                swiglu: bool = False):
+                swiglu: bool = False, early: bool = False):
     """A block computes 16 * row_tiles rows of the weights for 8 * token_tiles tokens; its warps share K.
 
     The weights are the left factor, whose tile has 16 rows, and tokens are the columns, in eights: one token costs no
@@ -264,6 +289,8 @@ def make_tensor(token_tiles: int, row_tiles: int, *, out_element: Element = BFLO
     Addresses beyond an edge are replaced and what was loaded there by zeros: without a branch, the compiler asks for
     eight loads of weights in a row. Which warp adds what, and in which order, depends on K only: an output has the same
     bits for any number of tokens and any tiles.
+
+    early: its weights travel to L2 while the kernel before it ends; see kernels/overlap.py.
     """
     TILES, ROW_TILES = token_tiles, row_tiles
     TOKENS = 8 * token_tiles
@@ -275,12 +302,8 @@ def make_tensor(token_tiles: int, row_tiles: int, *, out_element: Element = BFLO
     ACROSS = GROUP if swiglu else 16  # columns of out for 16 rows of weights
     epilogue, combine, to_out = make_epilogue(BFLOAT16, out_element, bias), SWIGLU[BFLOAT16], out_element.element
     BLOCKS = 2 if token_tiles == row_tiles == 1 else 1  # of an SM: 64 registers a thread, or 128
-
-    @cuda.jit(device=True)
-    def eight(matrix, row, k, inside):
-        """Eight numbers of a row; zeros if not inside."""
-        a, b, c, d = ptx.load_nc4(matrix, uint32(row * uint32(matrix.shape[1]) + k) if inside else NONE)
-        return a if inside else NONE, b if inside else NONE, c if inside else NONE, d if inside else NONE
+    EARLY = early
+    eight_weights, eight_of_x = make_eight(ptx.load_nc4), make_eight(load_of(early))
 
     @cuda.jit(device=True)
     def total_of(meeting, token, row):
@@ -303,6 +326,10 @@ def make_tensor(token_tiles: int, row_tiles: int, *, out_element: Element = BFLO
         rows, depth, tokens = uint32(weight.shape[0]), uint32(weight.shape[1]), uint32(x.shape[0])
         for i in range(ACCUMULATORS):
             acc[i] = ZERO
+        if EARLY:
+            ptx.griddepcontrol_launch_dependents()
+            fetch_rows(weight, first_row, uint32(16 * ROW_TILES), thread)
+            ptx.griddepcontrol_wait()
 
         start = uint32(warp * uint32(TURN))
         while start < depth:
@@ -312,9 +339,10 @@ def make_tensor(token_tiles: int, row_tiles: int, *, out_element: Element = BFLO
                     inside = uint32(k + uint32(s * STEP)) < depth
                     for j in range(ROW_TILES):
                         row = uint32(first_row + uint32(16 * j) + down)
-                        upper = eight(weight, min(row, uint32(rows - uint32(1))), uint32(k + uint32(s * STEP)), inside)
-                        lower = eight(weight, min(uint32(row + uint32(8)), uint32(rows - uint32(1))),
-                                      uint32(k + uint32(s * STEP)), inside)
+                        upper = eight_weights(weight, min(row, uint32(rows - uint32(1))), uint32(k + uint32(s * STEP)),
+                                              inside)
+                        lower = eight_weights(weight, min(uint32(row + uint32(8)), uint32(rows - uint32(1))),
+                                              uint32(k + uint32(s * STEP)), inside)
                         for n in range(4):
                             w_words[(s * ROW_TILES + j) * 8 + 2 * n] = upper[n]
                             w_words[(s * ROW_TILES + j) * 8 + 2 * n + 1] = lower[n]
@@ -322,7 +350,7 @@ def make_tensor(token_tiles: int, row_tiles: int, *, out_element: Element = BFLO
                     for i in range(TILES):
                         token = uint32(first_token + uint32(8 * i) + down)
                         inside = token < tokens and uint32(k + uint32(s * STEP)) < depth
-                        four = eight(x, token, uint32(k + uint32(s * STEP)), inside)
+                        four = eight_of_x(x, token, uint32(k + uint32(s * STEP)), inside)
                         for n in range(4):
                             x_words[(s * TILES + i) * 4 + n] = four[n]
                 for s in range(BATCH):
@@ -358,6 +386,7 @@ def make_tensor(token_tiles: int, row_tiles: int, *, out_element: Element = BFLO
                         out[row, col] = epilogue(total, bias_of, col)
                 number += uint32(TENSOR_THREADS)
 
+    streamed_tensor_kernel.begins_early, streamed_tensor_kernel.carveout = early, CARVEOUT
     return streamed_tensor_kernel
 
 
@@ -437,7 +466,8 @@ def tiles_for(tokens: int, rows: int) -> tuple[int, int]:
 def by_tensor_cores(x, weight, bias, out, elements, *, swiglu: bool = False, stream=0) -> None:
     """Any number of tokens, 32 or fewer at a time."""
     token_tiles, row_tiles = tiles_for(x.shape[0], weight.shape[0])
-    kernel = make_tensor(token_tiles, row_tiles, out_element=elements[1], bias=bias is not None, swiglu=swiglu)
+    kernel = make_tensor(token_tiles, row_tiles, out_element=elements[1], bias=bias is not None, swiglu=swiglu,
+                         early=begins_early(x.shape[0]))
     grid = blocks_for((weight.shape[0], x.shape[0]), (16 * row_tiles, 8 * token_tiles))
     kernel[grid, TENSOR_THREADS, stream](x, weight, out if bias is None else bias, out)
 

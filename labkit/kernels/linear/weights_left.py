@@ -13,8 +13,11 @@ to bring the 16 KB of weights in it; eight stages are 128 KB of weights on their
 
 A layer of 2,048 outputs is only 16 such tiles. Where tiles are few, several blocks share the K of one, so that about
 132 blocks work: the block that ends last adds up what all have written, in their order. How K is divided depends on the
-shape of the weights alone, and with it the order of additions in an output: it has the same bits for any number of
-tokens. (Between one kernel and another they differ; see bf16.py.)
+shape of the weights and on how many tiles of 64 tokens lie side by side, and with it the order of additions in an
+output: it has the same bits for any number of tokens up to 64, and then in each further 64. (Between one kernel and
+another they differ, too; see bf16.py.)
+
+It begins while the kernel before it ends (kernels/overlap.py): all stages' weights are under way before x is there.
 """
 
 import functools
@@ -30,10 +33,11 @@ from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import aligned, dynamic_shared
 from labkit.kernels.elements import bfloat16_bits, swiglu_bfloat16
 from labkit.kernels.matmul.wgmma import block_count
-from labkit.kernels.matmul.wgmma_tiles import BOX, DEPTH, ROW_GROUP, Tile, b_layout, make_load, wgmma_of
+from labkit.kernels.matmul.wgmma_tiles import BOX, DEPTH, ROW_GROUP, Tile, b_layout, wgmma_of
 
 TILES = (Tile(cols=64, stages=8), Tile(cols=128, stages=6), Tile(cols=256, stages=4))  # 192 KB each
-MOST_TOKENS, MOST_SHARED = 256, 128  # the second where K is shared: more sums than a thread has registers
+MOST_TOKENS = 256
+MOST_SHARED = 64  # columns of a tile whose K is shared: with more, the block that adds up the parts has too many
 ROWS = 128  # of the weights, in a tile
 SMS = 132  # blocks that K is divided for: an H200's SMs, on every GPU, for the bits depend on it
 HALF = SMS // 2  # from so many tiles on, each has its K alone
@@ -51,20 +55,22 @@ class Scratch(NamedTuple):
 
 
 def scratch_for(*layers: tuple[int, int]) -> Scratch:
-    """What these layers need, (N, K) each, for up to MOST_SHARED rows; launches one after the other share it."""
-    slots = [(tiles_of(rows), parts_of(rows, depth)[0]) for rows, depth in layers]
+    """What these layers need, (N, K) each, for up to MOST_TOKENS rows; launches one after the other share it."""
+    slots = [(tiles_of(rows, across), parts_of(rows, depth, across)[0])
+             for rows, depth in layers for across in range(1, MOST_TOKENS // TILES[0].cols + 1)]
     numbers = max((tiles * parts * ROWS * MOST_SHARED for tiles, parts in slots if parts > 1), default=1)
     arrived = np.zeros(max((tiles for tiles, _ in slots), default=1), np.uint32)
     return Scratch(cuda.device_array(numbers, np.float32), cuda.to_device(arrived))
 
 
-def tiles_of(rows: int) -> int:
-    return -(-rows // ROWS)
+def tiles_of(rows: int, across: int = 1) -> int:
+    return -(-rows // ROWS) * across
 
 
-def parts_of(rows: int, depth: int) -> tuple[int, int]:
-    """(blocks that share the K of a tile, K of each) of weights (rows, depth)."""
-    tiles, steps = tiles_of(rows), -(-depth // DEPTH)
+def parts_of(rows: int, depth: int, across: int = 1) -> tuple[int, int]:
+    """(blocks that share the K of a tile, K of each) of weights (rows, depth), with so many tiles side by side for the
+    tokens."""
+    tiles, steps = tiles_of(rows, across), -(-depth // DEPTH)
     wanted = 1 if tiles >= HALF else min(SMS // tiles, steps, MOST_PARTS)
     slice_ = -(-steps // wanted) * DEPTH
     return -(-depth // slice_), slice_
@@ -95,62 +101,63 @@ def make_store_left(swiglu: bool, floats: bool):
     return store_left
 
 
+def make_loads(tile: Tile):
+    """Two device functions, which one thread calls when a stage is free: load_weights starts the copy of its weights,
+    and says how many bytes the stage waits for; load_x that of its tokens."""
+    STAGE, STAGE_BYTES, A_ELEMENTS = tile.stage_elements, 2 * tile.stage_elements, ROWS * DEPTH
+
+    @cuda.jit(device=True)
+    def load_weights(tiles, loaded, stage, weight_map, row, k):
+        ptx.mbarrier_expect_tx(loaded, stage, uint32(STAGE_BYTES))  # whole boxes count, also beyond an edge
+        ptx.tma_load_2d(tiles, stage * uint32(STAGE), weight_map, k, row, loaded, stage)
+
+    @cuda.jit(device=True)
+    def load_x(tiles, loaded, stage, x_map, token, k):
+        ptx.tma_load_2d(tiles, uint32(stage * uint32(STAGE) + uint32(A_ELEMENTS)), x_map, k, token, loaded, stage)
+
+    return load_weights, load_x
+
+
 @kernel_factory
 def make_weights_left(tile: Tile, *, shared_k: bool, swiglu: bool = False, floats: bool = False):
     """One block for each SM, which computes one tile after another: a producer copies, two consumers multiply, as in
     make_wgmma_specialised. shared_k: `parts` blocks have a part of a tile's K each. out: flat."""
     COLS, STAGES, STAGE = tile.cols, tile.stages, tile.stage_elements
     A_ELEMENTS, STAGE_STEP = ROWS * DEPTH, STAGE * 2 // 16
-    ACCUMULATORS = COLS // 2
+    ACCUMULATORS, FOUND = COLS // 2, 8 * MOST_PARTS
     B_LEADING, B_STEP = b_layout(True)
-    load, wgmma = make_load(tile, True), wgmma_of(COLS, True, True)
+    (load_weights, load_x), wgmma = make_loads(tile), wgmma_of(COLS, True, True)
     store_left = make_store_left(swiglu, floats)
 
-    @cuda.jit(device=True, forceinline=True)
-    def write_part(acc, box, partial, at, row, token, tokens):
-        """To partial[at + token * ROWS + row]: eight lanes write 32 bytes side by side."""
-        for j in range(8 * box, 8 * box + 8):
-            near = uint32(token + uint32(8 * j))
-            if near < tokens:
-                to = uint32(at + near * uint32(ROWS) + row)
-                partial[to], partial[to + uint32(ROWS)] = acc[4 * j], acc[4 * j + 1]
-                partial[to + uint32(8)], partial[to + uint32(ROWS + 8)] = acc[4 * j + 2], acc[4 * j + 3]
+    # A thread's part of a tile, four accumulators for every eight tokens, lies as the threads do: whoever adds up what
+    # a block has found reads it as the block wrote it, 128 bits at a time, neighbours side by side.
 
     @cuda.jit(device=True, forceinline=True)
-    def add_parts(acc, box, partial, at, row, token, tokens, parts):
-        """acc = the sum of all parts, in their order. No branches: the loads of a token's parts are under way at once,
-        and a part that is not there adds zero."""
-        for j in range(8 * box, 8 * box + 8):
-            near = uint32(token + uint32(8 * j))
-            if near < tokens:
-                a, b, c, d = ZERO, ZERO, ZERO, ZERO
-                for part in range(MOST_PARTS):
-                    there = uint32(part) < parts
-                    of = uint32(at + min(uint32(part), uint32(parts - uint32(1))) * uint32(ROWS * COLS)
-                                + near * uint32(ROWS) + row)
-                    a += partial[of] if there else ZERO
-                    b += partial[of + uint32(ROWS)] if there else ZERO
-                    c += partial[of + uint32(8)] if there else ZERO
-                    d += partial[of + uint32(ROWS + 8)] if there else ZERO
-                acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3] = a, b, c, d
+    def write_part(acc, partial, at, thread, tokens):
+        for j in range(8):
+            if uint32(8 * j // 16 * 16) < tokens:
+                ptx.store_global4(partial, uint32(at + uint32(uint32(256 * j) + thread) * uint32(4)),
+                                  acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3])
 
     @cuda.jit(device=True, forceinline=True)
-    def write_all(acc, partial, at, row, token, tokens):
-        write_part(acc, 0, partial, at, row, token, tokens)
-        if COLS > 64:
-            write_part(acc, 1, partial, at, row, token, tokens)
-        if COLS > 128:
-            write_part(acc, 2, partial, at, row, token, tokens)
-            write_part(acc, 3, partial, at, row, token, tokens)
-
-    @cuda.jit(device=True, forceinline=True)
-    def add_all(acc, partial, at, row, token, tokens, parts):
-        add_parts(acc, 0, partial, at, row, token, tokens, parts)
-        if COLS > 64:
-            add_parts(acc, 1, partial, at, row, token, tokens, parts)
-        if COLS > 128:
-            add_parts(acc, 2, partial, at, row, token, tokens, parts)
-            add_parts(acc, 3, partial, at, row, token, tokens, parts)
+    def add_parts(acc, partial, at, thread, tokens, parts):
+        """acc = the sum of all parts, in their order. No branches: the loads of all parts of 16 tokens are under way at
+        once, and a part that is not there adds zero."""
+        found = cuda.local.array(FOUND, float32)
+        for pair in range(4):
+            if uint32(16 * pair) < tokens:
+                for n in range(2):
+                    own = uint32(at + uint32(uint32(256 * (2 * pair + n)) + thread) * uint32(4))
+                    for part in range(MOST_PARTS):
+                        of = uint32(own + min(uint32(part), uint32(parts - uint32(1))) * uint32(ROWS * COLS))
+                        to = 4 * (MOST_PARTS * n + part)
+                        found[to], found[to + 1], found[to + 2], found[to + 3] = ptx.load_global4(partial, of)
+                for n in range(2):
+                    for i in range(4):
+                        total = ZERO
+                        for part in range(MOST_PARTS):
+                            total += found[4 * (MOST_PARTS * n + part) + i] if uint32(part) < parts else ZERO
+                        acc[4 * (2 * pair + n) + i] = total
 
     @cuda.jit(device=True, forceinline=True)
     def store_all(acc, out, row, token, tokens, outputs):
@@ -164,6 +171,7 @@ def make_weights_left(tile: Tile, *, shared_k: bool, swiglu: bool = False, float
     @cuda.jit(launch_bounds=(384, 1))
     def weights_left_kernel(weight_map, x_map, out, partial, arrived, rows, outputs, tokens, depth, parts,
                             depth_of_part):
+        ptx.griddepcontrol_launch_dependents()
         tiles = cuda.shared.array(0, np.uint16, alignment=1024)
         loaded = cuda.shared.array(STAGES, np.uint64)
         freed = cuda.shared.array(STAGES, np.uint64)
@@ -180,34 +188,46 @@ def make_weights_left(tile: Tile, *, shared_k: bool, swiglu: bool = False, float
             ptx.prefetch_tensor_map(x_map)
         cuda.syncthreads()
 
-        count = uint32((rows + uint32(ROWS - 1)) // uint32(ROWS))
+        across = uint32((tokens + uint32(COLS - 1)) // uint32(COLS))  # neighbours have the same weights
+        count = uint32((rows + uint32(ROWS - 1)) // uint32(ROWS) * across)
         items = uint32(count * parts) if shared_k else count
         number = uint32(cuda.blockIdx.x)
         stage, parity = uint32(0), uint32(0)
         if warpgroup == uint32(2):
             ptx.setmaxnreg_decrease(24)
             if member == uint32(0):
+                ahead = True
                 while number < items:
                     part = uint32(number // count) if shared_k else uint32(0)
                     k = uint32(part * depth_of_part)
                     end = min(uint32(k + depth_of_part), depth)
-                    row = uint32(uint32(number - uint32(part * count)) * uint32(ROWS))
+                    at_tile = uint32(number - uint32(part * count))
+                    row, token = uint32(at_tile // across * uint32(ROWS)), uint32(at_tile % across * uint32(COLS))
+                    if ahead:  # the ring is empty: weights come while the kernel before this one ends
+                        for s in range(STAGES):
+                            if uint32(k + uint32(s * DEPTH)) < end:
+                                load_weights(tiles, loaded, uint32(s), weight_map, row, uint32(k + uint32(s * DEPTH)))
+                        ptx.griddepcontrol_wait()
                     while k < end:
-                        ptx.mbarrier_wait(freed, stage, uint32(1) - parity)  # passes at once in the first lap
-                        load(tiles, loaded, stage, weight_map, x_map, row, uint32(0), k)
+                        if not ahead:
+                            ptx.mbarrier_wait(freed, stage, uint32(1) - parity)  # passes at once in the first lap
+                            load_weights(tiles, loaded, stage, weight_map, row, k)
+                        load_x(tiles, loaded, stage, x_map, token, k)
                         k = uint32(k + uint32(DEPTH))
                         stage = uint32(stage + uint32(1))
                         if stage == uint32(STAGES):
-                            stage, parity = uint32(0), uint32(1) - parity
+                            stage, parity, ahead = uint32(0), uint32(1) - parity, False
+                    ahead = False
                     number = uint32(number + uint32(cuda.gridDim.x))
         else:
             ptx.setmaxnreg_increase(240)
+            ptx.griddepcontrol_wait()  # out and partial may still be read
             acc = cuda.local.array(ACCUMULATORS, float32)
             a_first = ptx.wgmma_descriptor(tiles, warpgroup * uint32(BOX), 16, ROW_GROUP, 128)
             b_first = ptx.wgmma_descriptor(tiles, uint32(A_ELEMENTS), B_LEADING, ROW_GROUP, 128)
             # A thread's accumulators: rows `own` and own + 8 of the tile, columns 8 * j + token and the next.
             own = uint32(warpgroup * uint32(64) + member // uint32(32) * uint32(16) + member % uint32(32) // uint32(4))
-            token = uint32(member % uint32(4) * uint32(2))
+            own_token = uint32(member % uint32(4) * uint32(2))
             while number < items:
                 part = uint32(number // count) if shared_k else uint32(0)
                 first_k = uint32(part * depth_of_part)
@@ -231,10 +251,11 @@ def make_weights_left(tile: Tile, *, shared_k: bool, swiglu: bool = False, float
                     if stage == uint32(STAGES):
                         stage, parity = uint32(0), uint32(1) - parity
 
-                row = uint32(at_tile * uint32(ROWS) + own)
+                row, token = uint32(at_tile // across * uint32(ROWS) + own), uint32(at_tile % across * uint32(COLS))
+                left = uint32(tokens - token)  # tokens of this tile and of those beside it
                 if shared_k:
                     first = uint32(uint32(at_tile * parts) * uint32(ROWS * COLS))
-                    write_all(acc, partial, uint32(first + uint32(part * uint32(ROWS * COLS))), own, token, tokens)
+                    write_part(acc, partial, uint32(first + uint32(part * uint32(ROWS * COLS))), thread, left)
                     ptx.named_barrier_sync(uint32(1), uint32(256))  # both consumers have written
                     if thread == uint32(0):
                         cuda.threadfence()  # and every block sees it before it sees the count
@@ -244,13 +265,14 @@ def make_weights_left(tile: Tile, *, shared_k: bool, swiglu: bool = False, float
                         cuda.threadfence()
                     ptx.named_barrier_sync(uint32(1), uint32(256))
                     if last[0] == uint32(1):
-                        add_all(acc, partial, first, own, token, tokens, parts)
-                        store_all(acc, out, row, token, tokens, outputs)
+                        add_parts(acc, partial, first, thread, left, parts)
+                        store_all(acc, out, row, uint32(token + own_token), tokens, outputs)
                     ptx.named_barrier_sync(uint32(1), uint32(256))  # `last` has been read
                 else:
-                    store_all(acc, out, row, token, tokens, outputs)
+                    store_all(acc, out, row, uint32(token + own_token), tokens, outputs)
                 number = uint32(number + uint32(cuda.gridDim.x))
 
+    weights_left_kernel.begins_early = True
     return weights_left_kernel
 
 
@@ -264,12 +286,13 @@ def multiply_left(x, weight, out, *, swiglu: bool = False, scratch: Scratch | No
     """out = x @ weight.T, or with swiglu, of weights as arrange_gate_up makes them, silu of the gates times the ups.
 
     The arguments are checked by the caller. out float32: not rounded. scratch: of scratch_for; None: memory that is
-    kept for weights of this shape and for this thread, which must then launch on one stream. tile: one of TILES, as
-    wide as x has rows.
+    kept for weights of this shape and for this thread, which must then launch on one stream. tile: one of TILES, of at
+    most MOST_SHARED columns where K is shared; more rows of x than it has columns take several side by side.
     """
     (tokens, depth), rows = x.shape, weight.shape[0]
-    tile = tile or next(one for one in TILES if one.cols >= tokens)
-    parts, slice_ = parts_of(rows, depth)
+    tile = tile or tile_for(tokens, rows, depth)
+    across = -(-tokens // tile.cols)
+    parts, slice_ = parts_of(rows, depth, across)
     partial, arrived = scratch or _kept_scratch(rows, depth, threading.get_ident())
     kernel = make_weights_left(tile, shared_k=parts > 1, swiglu=swiglu, floats=np.dtype(out.dtype) == np.float32)
     arguments = (ptx.tensor_map_2d(weight, ROWS, DEPTH), ptx.tensor_map_2d(x, tile.cols, DEPTH), out.reshape(-1),
@@ -277,7 +300,15 @@ def multiply_left(x, weight, out, *, swiglu: bool = False, scratch: Scratch | No
                  np.uint32(parts), np.uint32(slice_))
     shared = 2 * tile.stages * tile.stage_elements
     dynamic_shared(kernel, shared, *arguments)
-    kernel[min(block_count(), parts * tiles_of(rows)), 384, stream, shared](*arguments)
+    kernel[min(block_count(), parts * tiles_of(rows, across)), 384, stream, shared](*arguments)
+
+
+def tile_for(tokens: int, rows: int, depth: int) -> Tile:
+    """As wide as there are tokens, if a block has the K of its tile alone; else at most MOST_SHARED wide."""
+    tile = next((one for one in TILES if one.cols >= tokens), TILES[-1])
+    if parts_of(rows, depth, -(-tokens // tile.cols))[0] > 1 and tile.cols > MOST_SHARED:
+        tile = next(one for one in TILES if one.cols == MOST_SHARED)
+    return tile
 
 
 def kernels_left(**options) -> tuple:
@@ -287,13 +318,12 @@ def kernels_left(**options) -> tuple:
 
 
 IDEA = "wgmma with the weights as the left factor: tokens are columns, K is shared where tiles are few"
-SIZES = f"K a multiple of 8, at most {MOST_TOKENS} rows, {MOST_SHARED} where tiles are few"
+SIZES = f"K a multiple of 8, at most {MOST_TOKENS} rows"
 
 
 def check_left(x, weight) -> None:
     """Raise ValueError for what multiply_left does not take."""
-    most = MOST_SHARED if parts_of(*weight.shape)[0] > 1 else MOST_TOKENS
-    if x.shape[0] > most:
-        raise ValueError(f"x has {x.shape[0]:,} rows; at most {most} are allowed")
+    if x.shape[0] > MOST_TOKENS:
+        raise ValueError(f"x has {x.shape[0]:,} rows; at most {MOST_TOKENS} are allowed")
     if weight.shape[1] % 8 or not aligned(x, weight):
         raise ValueError(f"K is {weight.shape[1]}; TMA takes rows of a multiple of 16 bytes that begin at one")

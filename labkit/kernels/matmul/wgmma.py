@@ -354,6 +354,7 @@ def make_wgmma_specialised(tile: Tile, *, weights: bool, bias: bool, activation,
 COLS_OF_A_TILE = 8  # columns whose time a tile costs besides its own
 
 
+@functools.lru_cache(maxsize=4096)
 def choose_tile(rows: int, cols: int, depth: int, blocks: int, among: tuple = TILES) -> Tile:
     """The tile with which `blocks` blocks finish first.
 

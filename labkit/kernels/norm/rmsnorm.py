@@ -20,6 +20,7 @@ import numpy as np
 from numba import float32, int32, uint32
 
 from labkit import cuda
+from labkit.device import ptx
 from labkit.device.lazy import kernel_factory
 from labkit.kernels.arguments import check_array
 from labkit.kernels.baselines import Baseline
@@ -28,6 +29,7 @@ from labkit.kernels.eights import ACCESS, in_eights, rounded_as
 from labkit.kernels.elements import BFLOAT16, FLOAT32, Element, element_of
 from labkit.kernels.norm.rows import block_sum_once, flat, small
 from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.overlap import begins_early
 from labkit.kernels.reduce import block_reduce_sum, warp_sum
 from labkit.kernels.tolerance import EPS32, EPS_BF16
 
@@ -154,11 +156,13 @@ def rmsnorm_warp(x, weight, out, eps=EPS, stream=0):
 
 
 @kernel_factory
-def make_rmsnorm(element: Element, alone: bool, octets: int, together: bool, with_residual: bool, eps: float):
+def make_rmsnorm(element: Element, alone: bool, octets: int, together: bool, with_residual: bool, eps: float,
+                 early: bool = False):
     """A kernel for rows of up to 8 * octets columns a thread. alone: a warp has a row, not a block. together: columns
-    come in eights, at multiples of 16 bytes. with_residual: total = x + residual, and that is normalised."""
+    come in eights, at multiples of 16 bytes. with_residual: total = x + residual, and that is normalised. early: as in
+    kernels/overlap.py, the weights first."""
     (load, store), rounded = ACCESS[element].neighbours(together), ACCESS[element].rounded
-    count, SMALL = 8 * octets, small(eps)
+    count, SMALL, EARLY = 8 * octets, small(eps), early
 
     @cuda.jit
     def rmsnorm_registers_kernel(x, residual, weight, total, out):
@@ -168,10 +172,16 @@ def make_rmsnorm(element: Element, alone: bool, octets: int, together: bool, wit
             row, thread, threads = uint32(cuda.grid(1)) >> uint32(5), thread & uint32(31), uint32(32)
         columns = uint32(weight.size)
         start, step, share = uint32(row * columns), uint32(uint32(8) * threads), ONE / float32(columns)
+        mine, left = uint32(8) * thread, int32(columns) - int32(8) * int32(thread)
+        v, w = cuda.local.array(count, float32), cuda.local.array(count, float32)
+        weights = cuda.local.array(count, float32)
+        if EARLY:
+            ptx.griddepcontrol_launch_dependents()
+            for o in range(octets):
+                load(weights, 8 * o, weight, uint32(mine + uint32(o) * step), left - int32(uint32(o) * step))
+            ptx.griddepcontrol_wait()
         if start < x.size:  # the same for a whole warp, and for a block with barriers
-            mine, left = uint32(8) * thread, int32(columns) - int32(8) * int32(thread)
             first = uint32(start + mine)
-            v, w = cuda.local.array(count, float32), cuda.local.array(count, float32)
             for o in range(octets):
                 load(v, 8 * o, x, uint32(first + uint32(o) * step), left - int32(uint32(o) * step))
             if with_residual:
@@ -181,8 +191,9 @@ def make_rmsnorm(element: Element, alone: bool, octets: int, together: bool, wit
                     v[e] = rounded(v[e] + w[e])
                 for o in range(octets):
                     store(total, uint32(first + uint32(o) * step), left - int32(uint32(o) * step), v, 8 * o)
-            for o in range(octets):  # they arrive while the squares are added
-                load(w, 8 * o, weight, uint32(mine + uint32(o) * step), left - int32(uint32(o) * step))
+            if not EARLY:
+                for o in range(octets):  # they arrive while the squares are added
+                    load(weights, 8 * o, weight, uint32(mine + uint32(o) * step), left - int32(uint32(o) * step))
             squares = ZERO
             for e in range(count):
                 squares += v[e] * v[e]
@@ -193,10 +204,11 @@ def make_rmsnorm(element: Element, alone: bool, octets: int, together: bool, wit
                                          threads >> uint32(5))
             scale = cuda.rsqrt(squares * share + SMALL)
             for e in range(count):
-                v[e] = rounded(v[e] * scale) * w[e]
+                v[e] = rounded(v[e] * scale) * weights[e]
             for o in range(octets):
                 store(out, uint32(first + uint32(o) * step), left - int32(uint32(o) * step), v, 8 * o)
 
+    rmsnorm_registers_kernel.begins_early = early
     return rmsnorm_registers_kernel
 
 
@@ -208,7 +220,7 @@ def _launch(element, x, residual, weight, total, out, eps, stream, with_residual
     warps = -(-columns // (256 * octets))
     together = together and in_eights(columns, x, residual, weight, total, out)
     each = min(ROWS, rows) if warps == 1 else 1
-    kernel = make_rmsnorm(element, warps == 1, octets, together, with_residual, eps)
+    kernel = make_rmsnorm(element, warps == 1, octets, together, with_residual, eps, begins_early(rows))
     kernel[-(-rows // each), 32 * warps * each, stream](flat(x), flat(residual), weight, flat(total), flat(out))
 
 

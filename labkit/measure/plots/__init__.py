@@ -3,18 +3,21 @@
     ladders            ladder, crossover, sizes, block_shapes, traffic, curves
     roofline           roofline, every_rung
     where_time_goes    round_trip, timeline, launch_cost, copy_cost
+    climb              speed_up, memories
     drawings           launch_map, owners, warp_addresses, banks, broadcast_reads
     matmul             tile_walk, thread_tile, mma_lanes, overlap
     reductions         reductions, masks, quads, launch_floor
     style              CourseFigure, the colours, the parts of a plot
 
-The plots of single lessons stand in attention, batches, generation, gpt2_block, libraries, llama_by_hand, matching,
-numbers, pages, schedules and sentences; those of reports and of the engine's series in minilm and engine.
+The plots of single lessons stand in attention, batches, flash, generation, gpt2_block, libraries, llama_by_hand,
+machine, matching, numbers, pages, scans, schedules, sentences, streams and tensor_cores; those of reports and of the
+engine's series in minilm and engine.
 
-Every figure says where its times were taken. Without a GPU a figure has two panels: the times taken here, on the CPU
-device, and the recorded ones of a GPU.
+Every figure says where its times were taken. Those that a GPU recorded come first; those of this machine's GPU stand
+beside them in the same unit. The CPU device's times are no speed and are not drawn: a line below the figure says so.
 """
 
+from labkit.measure.plots.climb import memories, speed_up
 from labkit.measure.plots.drawings import banks, broadcast_reads, launch_map, owners, sectors, warp_addresses
 from labkit.measure.plots.ladders import block_shapes, crossing, crossover, curves, ladder, sizes, traffic
 from labkit.measure.plots.matmul import mma_lanes, overlap, thread_tile, tile_walk
@@ -25,7 +28,7 @@ from labkit.measure.plots.where_time_goes import copy_cost, launch_cost, round_t
 
 __all__ = [
     "CourseFigure", "banks", "block_shapes", "broadcast_reads", "copy_cost", "crossing", "crossover", "curves",
-    "every_rung", "ladder", "launch_cost", "launch_floor", "launch_map", "masks", "mma_lanes", "overlap", "owners",
-    "quads", "reductions", "roofline", "round_trip", "sectors", "sizes", "thread_tile", "tile_walk", "timeline",
-    "traffic", "warp_addresses",
+    "every_rung", "ladder", "launch_cost", "launch_floor", "launch_map", "masks", "memories", "mma_lanes", "overlap",
+    "owners", "quads", "reductions", "roofline", "round_trip", "sectors", "sizes", "speed_up", "thread_tile",
+    "tile_walk", "timeline", "traffic", "warp_addresses",
 ]

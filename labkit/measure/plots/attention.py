@@ -1,4 +1,4 @@
-"""The figures of lesson 12, in the course's style.
+"""The figures of lessons 17 and 18, in the course's style; those of how it is computed stand in flash.py.
 
     qkv_rows(token=2, head=5)      where the queries, keys and values of a head lie
     tiles(queries=40, tile=8)      the tiles that a block goes through, without and with a causal mask
@@ -8,8 +8,6 @@
 
 from matplotlib import rc_context
 
-from labkit import measure
-from labkit.measure import CPU_DEVICE
 from labkit.measure.plots.style import (
     BLUE,
     FAINT,
@@ -27,13 +25,18 @@ from labkit.measure.plots.style import (
     canvas,
     count_axis,
     draw_box,
+    foot,
+    gpu_panels,
     grid_along,
-    here_and_recorded,
     label_line_ends,
+    leave_right,
     new_figure,
+    note,
+    panel_taken,
     panel_title,
     taken,
     time_axis,
+    unrecorded,
 )
 
 PARTS = (("queries", BLUE), ("keys", ORANGE), ("values", GREEN))
@@ -54,24 +57,24 @@ def qkv_rows(token: int = 2, head: int = 5, tokens: int = 6, heads: int = 12, si
         for part, (name, colour) in enumerate(PARTS):
             x0 = left + part * (heads * cell + gap)
             ax.text(x0, top - 0.40, name, fontsize=9.5, fontweight="bold", va="center", color=TEXT[colour])
-            ax.text(x0, top - 0.17, f"from {part * width:,} on", fontsize=7.5, color=FAINT, va="center")
+            ax.text(x0, top - 0.17, f"from {part * width:,} on", fontsize=9, color=FAINT, va="center")
             for t in range(tokens):
                 for h in range(heads):
                     used = h == head and (part > 0 or t == token)
-                    draw_box(ax, x0 + h * cell, top + t * tall, cell, tall, h if t == 0 else "",
-                             fill=colour if used else PALE[colour], size=6.5,
+                    text = h if t == 0 and h in (0, head, heads - 1) else ""
+                    draw_box(ax, x0 + h * cell, top + t * tall, cell, tall, text,
+                             fill=colour if used else PALE[colour], size=9,
                              ink="white" if used and colour != ORANGE else FAINT if not used else INK)
             middle, bottom = x0 + (head + 0.5) * cell, top + tokens * tall
             ax.annotate("", (middle, bottom + 0.02), (middle, bottom + 0.20),
                         arrowprops={"arrowstyle": "-|>", "color": TEXT[colour], "lw": 1.0})
             ax.text(middle, bottom + 0.29, f"{'t' if part == 0 else 'j'}\u00b7{3 * width} + {part * width} + "
-                    f"{head}\u00b7{size}", fontsize=8, color=TEXT[colour], ha="center", va="center")
+                    f"{head}\u00b7{size}", fontsize=9, color=TEXT[colour], ha="center", va="center")
         for t in range(tokens):
-            ax.text(left - 0.08, top + (t + 0.5) * tall, f"token {t}", fontsize=7, ha="right", va="center",
+            ax.text(left - 0.08, top + (t + 0.5) * tall, f"token {t}", fontsize=9, ha="right", va="center",
                     color=INK if t == token else FAINT)
-        ax.text(0.14, top + tokens * tall + 0.63, f"A row for each token, a box for each head: {size} numbers. Solid: "
-                f"what the result of token t = {token}, head {head}, is made of.", fontsize=8, color=FAINT,
-                va="center")
+        note(ax, top + tokens * tall + 0.63, f"A row for each token, a box for each head: {size} numbers. Solid: what "
+             f"the result of token t = {token}, head {head}, is made of.")
     return figure
 
 
@@ -96,14 +99,14 @@ def tiles(queries: int = 40, tile: int = 8, block: int = 3) -> CourseFigure:
             for k in range(count):
                 used = k < steps
                 draw_box(ax, x0 + k * tile * cell, top - strip - 0.08, tile * cell, strip, f"{k + 1}" if used else "",
-                         fill=ORANGE if used else PALE[GREY], size=8.5)
+                         fill=ORANGE if used else PALE[GREY], size=9)
                 draw_box(ax, x0 + k * tile * cell, top + side + 0.08, tile * cell, strip, f"{k + 1}" if used else "",
-                         fill=GREEN if used else PALE[GREY], ink="white", size=8.5)
+                         fill=GREEN if used else PALE[GREY], ink="white", size=9)
                 draw_box(ax, x0 - strip - 0.08, top + k * tile * cell, strip, tile * cell, "Q" if k == block else "",
-                         fill=BLUE if k == block else PALE[BLUE], ink="white", size=8.5)
-            ax.text(x0, top - strip - 0.20, "keys, a tile at a time \u2192", fontsize=7.5, color=TEXT[ORANGE],
+                         fill=BLUE if k == block else PALE[BLUE], ink="white", size=9)
+            ax.text(x0, top - strip - 0.20, "keys, a tile at a time \u2192", fontsize=9, color=TEXT[ORANGE],
                     va="center")
-            ax.text(x0, top + side + strip + 0.20, "values, a tile at a time \u2192", fontsize=7.5,
+            ax.text(x0, top + side + strip + 0.20, "values, a tile at a time \u2192", fontsize=9,
                     color=TEXT[GREEN], va="center")
             for q in range(queries):
                 for k in range(queries):
@@ -123,10 +126,9 @@ def tiles(queries: int = 40, tile: int = 8, block: int = 3) -> CourseFigure:
                         bbox={"facecolor": PURPLE, "edgecolor": "none", "pad": 1.2})
             draw_box(ax, x0, top + block * tile * cell, steps * tile * cell, tile * cell, edge=VERMILLION,
                      linewidth=2.0, zorder=3)
-        ax.text(0.14, top + side + strip + 0.50, "Framed: the scores that one block computes, tile after tile, in "
-                "registers. Purple: they count.", fontsize=8, color=FAINT, va="center")
-        ax.text(0.14, top + side + strip + 0.70, "Grey: computed and hidden by the mask. White: tiles that are never "
-                "loaded.", fontsize=8, color=FAINT, va="center")
+        note(ax, top + side + strip + 0.50, "Framed: the scores that one block computes, tile after tile, in "
+             "registers. Purple: they count. Grey: computed and hidden by the mask. White: tiles that are never "
+             "loaded.")
     return figure
 
 
@@ -150,15 +152,14 @@ def over_caches(series: dict, recorded: dict | None | str = "auto") -> CourseFig
 
 
 def _over(series: dict, recorded, name: str, x: str, title: str, x_label: str, mask: str | None = None):
-    panels = here_and_recorded(series, measure.recorded_beside(series, name, recorded))
-    figure, axes = new_figure([3.1 if panel["where"] != CPU_DEVICE else 2.0 for panel in panels], title,
-                              f"{title}: " + "; ".join(
-                                  f"{taken(panel)}, {x} from {panel[x][0]:,} to "
-                                  f"{panel[x][-1]:,}" for panel in panels) + ".")
+    panels, below = gpu_panels(series, name, recorded)
+    if not panels:
+        return unrecorded(title)
+    figure, axes = new_figure([3.1] * len(panels), title, f"{title}: " + "; ".join(
+        f"{taken(panel)}, {x} from {panel[x][0]:,} to {panel[x][-1]:,}" for panel in panels) + f". {below}")
     with rc_context(STYLE):
         for ax, panel in zip(axes, panels, strict=True):
-            box = ax.get_position()
-            ax.set_position((0.105, box.y0, 0.695, box.height))
+            leave_right(ax, LENGTH_LINES, 0.115)
             count_axis(ax, x_label)
             time_axis(ax)
             ends, last = [], panel[x][-1]
@@ -171,12 +172,13 @@ def _over(series: dict, recorded, name: str, x: str, title: str, x_label: str, m
                 if points[-1][0] == last:
                     ends.append((*points[-1], line["name"], TEXT[colour]))
                 else:
-                    ax.annotate(line["name"], points[-1], xytext=(6, 3), textcoords="offset points", fontsize=8.5,
+                    ax.annotate(line["name"], points[-1], xytext=(6, 3), textcoords="offset points", fontsize=9,
                                 color=TEXT[colour])
             ax.set_xlim(panel[x][0] * 0.8, last * 1.2)
             ax.set_xticks(panel[x], [f"{at:,}" for at in panel[x]])
             grid_along(ax, "both")
             ax.get_ylim()  # settles the limits, which the names' places depend on
             label_line_ends(ax, ends)
-            panel_title(ax, taken(panel))
+            panel_title(ax, panel_taken(panels, panel))
+        foot(figure, below)
     return figure

@@ -1,4 +1,4 @@
-"""The figures of lesson 19, in the course's style.
+"""The figures of lesson 25, in the course's style.
 
     rows_on_roofline(work, bandwidth_gbs, tflops, where)         what bounds a product of T rows
     over_positions(positions, with_cache, without, where)        the work for each token, with a cache and without one
@@ -35,7 +35,9 @@ from labkit.measure.plots.style import (
     draw_box,
     grid_along,
     label_line_ends,
+    leave_right,
     new_figure,
+    note,
     panel_title,
 )
 
@@ -93,8 +95,7 @@ def over_positions(positions: Sequence[int], with_cache: Mapping[str, Sequence[f
         for name in with_cache) + f". {where}.", gap=0.66)
     with rc_context(STYLE):
         for ax, name in zip(axes, with_cache, strict=True):
-            box = ax.get_position()
-            ax.set_position((box.x0, box.y0, 0.70, box.height))
+            leave_right(ax, ["with a cache", "without one"])
             ends = []
             lines = (with_cache[name], "with a cache"), (without[name], "without one")
             for line, (values, label) in enumerate(lines):
@@ -104,7 +105,7 @@ def over_positions(positions: Sequence[int], with_cache: Mapping[str, Sequence[f
             ax.set_xlim(positions[0], positions[-1])
             ax.set_xlabel("tokens before the new one" if ax is axes[-1] else "")
             grid_along(ax, "both")
-            label_line_ends(ax, ends, gap=0.14)
+            label_line_ends(ax, ends)
             panel_title(ax, name)
     return figure
 
@@ -132,16 +133,16 @@ def buffer_plan(names: Sequence[str], offsets: Mapping[str, int], sizes: Mapping
                 y, height = top + scale * offsets[name], scale * sizes[name]
                 draw_box(ax, left + first * wide, y, (last - first + 1) * wide, height, fill=SHADES[shade % 5])
                 if height > 0.13:
-                    long = len(name) * 0.075 > (last - first + 1) * wide
-                    ax.text(left + (first + last + 1) / 2 * wide, y + height / 2, name, fontsize=7 if long else 9,
-                            color="white", ha="center", va="center_baseline")
+                    ink = INK if SHADES[shade % 5] in (ORANGE, PURPLE) else "white"
+                    ax.text(left + (first + last + 1) / 2 * wide, y + height / 2, name, fontsize=9,
+                            color=ink, ha="center", va="center_baseline")
                 else:
-                    ax.text(left + first * wide - 0.04, y + height, name, fontsize=8.5, ha="right", va="bottom")
+                    ax.text(left + first * wide - 0.04, y + height, name, fontsize=9, ha="right", va="bottom")
         for megabytes in _ticks(end / 1e6):
-            ax.text(left - 0.08, top + scale * megabytes * 1e6, f"{megabytes:g} MB", fontsize=8.5, ha="right",
+            ax.text(left - 0.08, top + scale * megabytes * 1e6, f"{megabytes:g} MB", fontsize=9, ha="right",
                     va="center", color=FAINT)
         for place, name in enumerate(names):
-            ax.text(left + (place + 0.5) * wide + 0.04, top + tall + 0.08, name, fontsize=8.5, rotation=45, ha="right",
+            ax.text(left + (place + 0.5) * wide + 0.04, top + tall + 0.08, name, fontsize=9, rotation=45, ha="right",
                     va="top", rotation_mode="anchor")
     return figure
 
@@ -180,10 +181,10 @@ def slots(timelines: Mapping[str, Timeline], title: str = "Slots over time") -> 
             cells = np.zeros((timeline.seats, timeline.steps))
             for cell in timeline.cells:
                 cells[cell.seat, cell.step] = 1 + cell.request % len(SHADES)
-            ax.imshow(cells, cmap=colours, vmin=-0.5, vmax=len(SHADES) + 1.5, interpolation="nearest", aspect="auto",
+            ax.imshow(cells, cmap=colours, vmin=-0.5, vmax=len(SHADES) + 1.5, interpolation="none", aspect="auto",
                       extent=(left, left + timeline.steps * wide, y + timeline.seats * tall, y), zorder=1)
             for seat in range(timeline.seats):
-                ax.text(left - 0.08, y + (seat + 0.5) * tall, f"slot {seat}" if tall > 0.14 else "", fontsize=8.5,
+                ax.text(left - 0.08, y + (seat + 0.5) * tall, f"slot {seat}" if tall > 0.14 else "", fontsize=9,
                         color=FAINT, ha="right", va="center_baseline")
                 ax.plot([left, left + timeline.steps * wide], [y + seat * tall] * 2, color="white", linewidth=1.2)
             for cell in timeline.cells:
@@ -194,10 +195,10 @@ def slots(timelines: Mapping[str, Timeline], title: str = "Slots over time") -> 
                 ax.plot([left + first.step * wide] * 2, [y + first.seat * tall, y + (first.seat + 1) * tall],
                         color="white", linewidth=1.6, solid_capstyle="butt")
             y += timeline.seats * tall + gap
-        ax.text(0.14, y + 0.06, "Steps from left to right. A stretch of one colour is a request, a dot its prompt, "
-                "grey an idle slot.", fontsize=9, color=FAINT, va="center")
+        note(ax, y + 0.06, "Steps from left to right. A stretch of one colour is a request, a dot its prompt, grey an "
+             "idle slot.")
         ax.set_xlim(0, WIDTH)
-        ax.set_ylim(height, 0)
+        ax.set_ylim(max(height, figure.get_figheight()), 0)
     return figure
 
 

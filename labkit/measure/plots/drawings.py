@@ -31,7 +31,9 @@ from labkit.measure.plots.style import (
     count_of,
     draw_box,
     new_figure,
+    note,
     panel_title,
+    width_of,
 )
 
 
@@ -61,7 +63,7 @@ def launch_map(n: int, threads_per_block: int) -> CourseFigure:
             ax.text(middle, 1.35, f"block {block}", ha="center", fontsize=9, color=TEXT[LINES[block % len(LINES)]])
         if idle:
             middle = n + (idle - 1) / 2
-            ax.text(middle, 0.55, "no element:\nthe guard", ha="center", va="center", fontsize=8, color=FAINT)
+            ax.text(middle, 0.55, "no element:\nthe guard", ha="center", va="center", fontsize=9, color=FAINT)
         ax.text(-0.75, 1, "thread", ha="right", va="center", fontsize=9, color=FAINT)
         ax.text(-0.75, 0.07, "element", ha="right", va="center", fontsize=9, color=FAINT)
         ax.set_xlim(-0.6, max(threads, 8) - 0.4)
@@ -99,7 +101,7 @@ def owners(n: int = 29, block: int = 4, rungs: tuple[str, ...] = ("per_thread",)
                 shade = BLUE if mine else ("#DCE9F2", "#F6E7C8")[thread // block % 2]
                 ax.add_patch(Rectangle((i + 0.05, 0.05), 0.9, 0.9, facecolor=shade if inside else "none", linewidth=0.9,
                                        edgecolor=shade if inside else GREY, linestyle="-" if inside else (0, (2, 2))))
-                ax.text(i + 0.5, 0.5, thread, ha="center", va="center", fontsize=7.5,
+                ax.text(i + 0.5, 0.5, thread, ha="center", va="center", fontsize=8,
                         color="white" if mine else INK if inside else FAINT)
             ax.set_xlim(0, max(reach, n))
             ax.set_ylim(0, 1)
@@ -146,49 +148,51 @@ def warp_addresses(touched: dict[str, np.ndarray], title: str = "What one warp a
         panels.append((name, lanes, sorted({index // per_sector for index in lanes})))
     lines = [panels[i : i + columns] for i in range(0, len(panels), columns)]
 
-    step = (WIDTH - 0.2) / 3
-    cell = 0.19 * 8 / per_sector
-    gap = 0.05  # between sectors that are no neighbours in memory
-    head, foot = 0.52, 0.22
+    shown = [f"{sector * SECTOR_BYTES:,}" for _, _, found in panels for sector in found]
+    label = max(width_of(text, 8) for text in shown) + 0.05
+    step = (WIDTH - 0.18) / 3
+    cell, tall = (step - label - 0.16) / per_sector, 0.165
+    gap = 0.04  # between sectors that are no neighbours in memory
+    head, foot_ = 0.52, 0.20
 
     def depth(found):
-        return len(found) * cell + gap * sum(b - a > 1 for a, b in zip(found, found[1:], strict=False))
+        return len(found) * tall + gap * sum(b - a > 1 for a, b in zip(found, found[1:], strict=False))
 
-    heights = [head + max(depth(found) for _, _, found in line) + foot for line in lines]
-    summary = f"{title}: " + "; ".join(f"{name}: {count_of(len(found), 'sector')}" for name, _, found in panels) + "."
+    heights = [head + max(depth(found) for _, _, found in line) + foot_ for line in lines]
+    summary = f"{title}: " + "; ".join(
+        f"{name}: {count_of(len(found), 'sector')}, {_used(lanes, found, per_sector):.0%} of the bytes used"
+        for name, lanes, found in panels) + "."
     figure, ax = canvas(0.5 + sum(heights) + 0.28, title, summary)
-    top = 0.5
+    top, size = 0.5, 9 if cell > 0.185 else 8
+    several = any(len(wanted) > 1 for _, lanes, _ in panels for wanted in lanes.values())
     with rc_context(STYLE):
         for line, height in zip(lines, heights, strict=True):
             for column, (name, lanes, found) in enumerate(line):
                 left = 0.14 + column * step
-                ax.text(left, top + 0.12, name, fontsize=8.5, fontweight="bold", va="center")
-                used = len(lanes) / (len(found) * per_sector)
-                ax.text(left, top + 0.31, f"{count_of(len(found), 'sector')}, {used:.0%} of the bytes used", fontsize=8,
-                        color=FAINT, va="center")
+                ax.text(left, top + 0.12, name, fontsize=9, fontweight="bold", va="center")
+                used = f"{_used(lanes, found, per_sector):.0%} used"
+                ax.text(left, top + 0.31, f"{count_of(len(found), 'sector')}, {used}", fontsize=9, color=FAINT,
+                        va="center")
                 y, before = top + head - 0.05, None
                 for sector in found:
                     y += gap if before is not None and sector - before > 1 else 0
-                    ax.text(left + 0.50, y + cell / 2, f"{sector * SECTOR_BYTES:,}", ha="right", va="center_baseline",
-                            fontsize=6.0, color=FAINT)
+                    ax.text(left + label - 0.04, y + tall / 2, f"{sector * SECTOR_BYTES:,}", ha="right",
+                            va="center_baseline", fontsize=8, color=FAINT)
                     for i in range(per_sector):
                         wanted = lanes.get(sector * per_sector + i, [])
-                        draw_box(ax, left + 0.55 + i * cell, y, cell, cell, _lane_text(wanted), ink="white",
-                                 fill=BLUE if wanted else PALE[GREY], size=6.2 if len(wanted) < 2 else 4.2)
-                    y, before = y + cell, sector
+                        text = "" if not wanted else wanted[0] if len(wanted) == 1 else len(wanted)
+                        fill = PALE[GREY] if not wanted else BLUE if len(wanted) == 1 else GREEN
+                        draw_box(ax, left + label + i * cell, y, cell, tall, text, ink="white", fill=fill, size=size)
+                    y, before = y + tall, sector
             top += height
-        ax.text(0.14, top + 0.08, "Blue: wanted, with the lanes' numbers. Grey: travels along. On the left: the byte "
-                f"at which a sector of {SECTOR_BYTES} begins.", fontsize=8, color=FAINT, va="center")
+        note(ax, top + 0.08, "Blue: wanted by one lane, whose number it is. " + (
+            "Green: wanted by several lanes; the number says by how many. " if several else "")
+            + f"Grey: travels along, unused. On the left: the byte at which the sector of {SECTOR_BYTES} begins.")
     return figure
 
 
-def _lane_text(lanes: list[int]) -> str:
-    """"5"; "0, 16" and "0 to 15" on two lines, to fit into a box; "8x" for any other eight."""
-    if len(lanes) < 2:
-        return "".join(map(str, lanes))
-    if lanes == list(range(lanes[0], lanes[-1] + 1)) and len(lanes) > 2:
-        return f"{lanes[0]}\u2013\n{lanes[-1]}"
-    return f"{lanes[0]},\n{lanes[1]}" if len(lanes) == 2 else f"{len(lanes)}\u00d7"
+def _used(lanes: dict, found: list, per_sector: int) -> float:
+    return len(lanes) / (len(found) * per_sector)
 
 
 def banks(places: dict, size: int = 8, column: int = 2) -> CourseFigure:
@@ -211,16 +215,16 @@ def banks(places: dict, size: int = 8, column: int = 2) -> CourseFigure:
         for number_, (name, bank, steps) in enumerate(panels):
             x0 = left + number_ * (size * cell + gap)
             ax.text(x0, top - 0.43, name, fontsize=9, fontweight="bold", va="center")
-            ax.text(x0, top - 0.20, f"a column takes {count_of(steps, 'step')}", fontsize=8.5, va="center",
+            ax.text(x0, top - 0.20, f"a column takes {count_of(steps, 'step')}", fontsize=9, va="center",
                     color=TEXT[VERMILLION] if steps > 1 else TEXT[GREEN])
             for row in range(size):
                 for col in range(size):
                     hot = col == column
                     fill = (PALE[GREY], VERMILLION if steps > 1 else GREEN)[hot]
                     draw_box(ax, x0 + col * cell, top + row * cell, cell, cell, bank[row][col], fill=fill,
-                             ink="white" if hot else FAINT, size=8)
-        ax.text(0.14, top + size * cell + 0.24, "The number is the bank. Coloured: what the lanes of a warp read in "
-                "one read. A bank gives one element in a step.", fontsize=8, color=FAINT, va="center")
+                             ink="white" if hot else FAINT, size=9)
+        note(ax, top + size * cell + 0.24, "The number is the bank. Coloured: what the lanes of a warp read in "
+                "one read. A bank gives one element in a step.")
     return figure
 
 
@@ -241,7 +245,7 @@ def broadcast_reads(shape: tuple[int, int, int] = (2, 3, 4), mark: tuple[int, in
         ("c[:, None, None]", f"{(nx, 1, 1)}", GREEN, lambda x, y, z: x, lambda x, y, z: y == z == 0,
          "x + y\u00b70 + z\u00b70"),
     )
-    left, between = 0.52, 0.30
+    left, between = 0.62, 0.30
     cell = min(0.36, (WIDTH - left - 0.14 - 3 * between) / (4 * nz))
     tall, top, slab_gap = 0.27, 1.02, 0.16
     depth = nx * ny * tall + (nx - 1) * slab_gap
@@ -252,16 +256,16 @@ def broadcast_reads(shape: tuple[int, int, int] = (2, 3, 4), mark: tuple[int, in
         for number_, (name, size, colour, index, solid, formula) in enumerate(panels):
             x0 = left + number_ * (nz * cell + between)
             ax.text(x0, top - 0.44, name, fontsize=9.5, fontweight="bold", va="center")
-            ax.text(x0, top - 0.25, size, fontsize=8, color=FAINT, va="center")
+            ax.text(x0, top - 0.25, size, fontsize=9, color=FAINT, va="center")
             if number_:
                 ax.text(x0 - between / 2, top + depth / 2, "=++"[number_ - 1], fontsize=13, ha="center", va="center")
             for x in range(nx):
                 for y in range(ny):
                     row = top + (x * ny + y) * tall + x * slab_gap
                     if number_ == 0:
-                        ax.text(left - 0.08, row + tall / 2, f"y={y}", fontsize=7, color=FAINT, ha="right", va="center")
+                        ax.text(left - 0.08, row + tall / 2, f"y={y}", fontsize=9, color=FAINT, ha="right", va="center")
                         if y == 0:
-                            ax.text(0.14, row + ny * tall / 2, f"x={x}", fontsize=8, rotation=90, ha="center",
+                            ax.text(0.14, row + ny * tall / 2, f"x={x}", fontsize=9, rotation=90, ha="center",
                                     va="center")
                     for z in range(nz):
                         full = solid(x, y, z)
@@ -271,9 +275,8 @@ def broadcast_reads(shape: tuple[int, int, int] = (2, 3, 4), mark: tuple[int, in
             x, y, z = mark
             draw_box(ax, x0 + z * cell, top + (x * ny + y) * tall + x * slab_gap, cell, tall, edge=VERMILLION,
                      linewidth=2.0, zorder=3)
-            ax.text(x0, top + depth + 0.18, formula, fontsize=8.5, va="center", color=TEXT[colour])
-        ax.text(left, top - 0.09, "z \u2192", fontsize=7, color=FAINT, va="center")
-        ax.text(0.14, top + depth + 0.50, f"Framed: out[{', '.join(map(str, mark))}] and the three elements it reads. "
-                "Solid: an element of memory. Pale: the same element, read again.", fontsize=8, color=FAINT,
-                va="center")
+            ax.text(x0, top + depth + 0.18, formula, fontsize=9, va="center", color=TEXT[colour])
+        ax.text(left, top - 0.09, "z \u2192", fontsize=9, color=FAINT, va="center")
+        note(ax, top + depth + 0.50, f"Framed: out[{', '.join(map(str, mark))}] and the three elements it reads. "
+                "Solid: an element of memory. Pale: the same element, read again.")
     return figure

@@ -12,12 +12,10 @@ from collections.abc import Sequence
 from matplotlib import rc_context
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
-from labkit import measure
 from labkit._common.tables import number
 from labkit.measure.plots.minilm import bars
 from labkit.measure.plots.style import (
     BLUE,
-    FAINT,
     GREY,
     INK,
     LINES,
@@ -27,13 +25,17 @@ from labkit.measure.plots.style import (
     STYLE,
     TEXT,
     CourseFigure,
+    foot,
+    gpu_panels,
     grid_along,
-    here_and_recorded,
     label_line_ends,
+    leave_right,
     new_figure,
+    panel_taken,
     panel_title,
     taken,
     time_axis,
+    unrecorded,
 )
 
 COMPARED = ("contiguous, static", "contiguous, continuous")
@@ -42,15 +44,16 @@ TORCH_LINES = (("eager, in a graph", "PyTorch", ORANGE, "v"), ("compiled, in a g
 
 def decode_steps(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """Milliseconds of a step over its sequences, both axes logarithmic."""
-    panels = here_and_recorded(series, measure.recorded_beside(series, "llama_decode", recorded))
-    figure, axes = new_figure([3.0] * len(panels), f"One more token for sequences of {series['tokens']:,}",
-                              "Milliseconds of a step in a graph: " + "; ".join(
-                                  f"{row['sequences']} sequences {number(row['ms']['p50'])}" for row in series["rows"])
-                              + f". {taken(series)}.")
+    panels, below = gpu_panels(series, "llama_decode", recorded)
+    if not panels:
+        return unrecorded(f"One more token for sequences of {series['tokens']:,}")
+    figure, axes = new_figure([3.0] * len(panels), f"One more token for sequences of {panels[0]['tokens']:,}",
+                              "Milliseconds of a step in a graph: " + ". ".join("; ".join(
+                                  f"{row['sequences']} sequences {number(row['ms']['p50'])}" for row in panel["rows"])
+                              + f". {taken(panel)}" for panel in panels) + f". {below}")
     with rc_context(STYLE):
         for ax, panel in zip(axes, panels, strict=True):
-            box = ax.get_position()
-            ax.set_position((0.095, box.y0, 0.665, box.height))
+            leave_right(ax, ["called from Python", "bound from its bytes", "PyTorch, compiled"])
             rows = panel["rows"]
             counts = [row["sequences"] for row in rows]
             ax.set_xscale("log", base=2)
@@ -68,7 +71,8 @@ def decode_steps(series: dict, recorded: dict | None | str = "auto") -> CourseFi
                 ends.append((counts[-1], bound[-1], "bound from its bytes", INK))
             _finish_counts(ax, counts)
             label_line_ends(ax, ends)
-            panel_title(ax, taken(panel))
+            panel_title(ax, panel_taken(panels, panel))
+        foot(figure, below)
     return figure
 
 
@@ -117,8 +121,7 @@ def seats(series: dict, names: Sequence[str] = COMPARED) -> CourseFigure:
             grid_along(ax, "x")
             panel_title(ax, _of_run(row))
         axes[-1].set_xlabel("seconds")
-        figure.text(0.98, 0.12 / figure.get_figheight(), taken(series), fontsize=8, color=FAINT, ha="right",
-                    va="center")
+        foot(figure, taken(series))
     return figure
 
 

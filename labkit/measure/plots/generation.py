@@ -1,4 +1,4 @@
-"""The pictures of lesson 14 and of `labkit report`, in the style of the plots.
+"""The pictures of lesson 20 and of `labkit report`, in the style of the plots.
 
     file_layout(tensors)          what lies where in a safetensors file
     next_token(tokens, panels)    the distribution of the next token, as a sampler shapes it
@@ -31,11 +31,15 @@ from labkit.measure.plots.style import (
     STYLE,
     TEXT,
     VERMILLION,
+    WIDTH,
     CourseFigure,
     canvas,
     draw_box,
+    gpu_panels,
     grid_along,
+    key,
     new_figure,
+    note,
     panel_title,
     taken,
     widen_left,
@@ -60,33 +64,33 @@ def labelled(name: str) -> str:
 def file_layout(entries: Mapping[str, object], header_bytes: int, names: Sequence[str]) -> CourseFigure:
     """A safetensors file from its first byte on. entries: name -> an object with begin, end and shape, as
     labkit.models.safetensors.read gives them; `names` are drawn, the rest only indicated."""
-    left, wide, tall, top = 0.2, 6.6, 0.42, 0.80
+    left, wide, tall, top = 0.14, WIDTH - 0.28, 0.42, 0.80
     figure, ax = canvas(top + 1.9, "A safetensors file", f"8 bytes, a header of {header_bytes:,} bytes of JSON, then "
                         f"{len(entries)} tensors one after the other: " + ", ".join(names) + ".")
     sizes = np.array([entries[name].end - entries[name].begin for name in names], np.float64)
     widths = 0.62 + (wide - 2.15 - 0.62 * len(names) - 0.5) * np.sqrt(sizes) / np.sqrt(sizes).sum()
     with rc_context(STYLE):
-        draw_box(ax, left, top, 0.55, tall, "8 bytes", fill=PALE[GREY], size=7.5)
-        draw_box(ax, left + 0.55, top, 1.6, tall, "{ header in JSON }", fill=PALE[PURPLE], size=8.5)
-        ax.text(left, top - 0.12, "0", fontsize=8, color=FAINT, ha="left", va="center")
-        ax.text(left + 0.55, top - 0.12, "8", fontsize=8, color=FAINT, ha="center", va="center")
+        draw_box(ax, left, top, 0.55, tall, "8 bytes", fill=PALE[GREY], size=9)
+        draw_box(ax, left + 0.55, top, 1.6, tall, "{ header in JSON }", fill=PALE[PURPLE], size=9)
+        ax.text(left, top - 0.12, "0", fontsize=9, color=FAINT, ha="left", va="center")
+        ax.text(left + 0.55, top - 0.12, "8", fontsize=9, color=FAINT, ha="center", va="center")
         begin = 8 + header_bytes
-        ax.text(left + 2.15, top - 0.12, f"{begin:,}", fontsize=8, color=FAINT, ha="center", va="center")
+        ax.text(left + 2.15, top - 0.12, f"{begin:,}", fontsize=9, color=FAINT, ha="center", va="center")
         x = left + 2.15
         for k, (name, width) in enumerate(zip(names, widths, strict=True)):
             draw_box(ax, x, top, width, tall, "", fill=PALE[KIND_COLOURS[k % 3]])
             middle, low = x + width / 2, top + tall + 0.22 + 0.36 * (k % 3)
             ax.plot([middle, middle], [top + tall, low - 0.06], color=GREY, linewidth=0.8)
-            ax.text(middle, low, ".".join(name.split(".")[-2:]), fontsize=8, ha="center", va="center",
+            ax.text(middle, low, ".".join(name.split(".")[-2:]), fontsize=9, ha="center", va="center",
                     color=TEXT[KIND_COLOURS[k % 3]], fontweight="bold",
                     bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8})
             ax.text(middle, low + 0.15, f"{' × '.join(map(str, entries[name].shape))}, from {entries[name].begin:,}",
-                    fontsize=7.5, ha="center", va="center", color=FAINT,
+                    fontsize=9, ha="center", va="center", color=FAINT,
                     bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
             x += width
         draw_box(ax, x, top, left + wide - x, tall, "\u2026", fill=PALE[GREY], size=10)
-        ax.text(0.14, top + 1.72, "The header gives each tensor's name, type, shape and offsets, counted from its own "
-                "end. Widths not to scale.", fontsize=8, color=FAINT, va="center")
+        note(ax, top + 1.78, "The header gives each tensor's name, type, shape and offsets, counted from its own end. "
+             "Widths not to scale.")
     return figure
 
 
@@ -94,7 +98,7 @@ def next_token(tokens: Sequence[str], panels: Mapping[str, np.ndarray], title: s
     """Bars of the probabilities of these tokens, one panel for each way to shape them. What is not drawn any more stays
     as an empty place."""
     count = len(panels)
-    figure, axes = new_figure([1.55] * count, title, f"{title}: " + "; ".join(
+    figure, axes = new_figure([1.45] * count, title, f"{title}: " + "; ".join(
         f"{name}: {tokens[int(np.argmax(shares))]!r} {np.max(shares):.0%}" for name, shares in panels.items()),
            gap=0.50, bottom=0.95)
     with rc_context(STYLE):
@@ -120,10 +124,9 @@ def next_token(tokens: Sequence[str], panels: Mapping[str, np.ndarray], title: s
 
 def cache_curve(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """The time of one more token over the number of tokens before it, both axes logarithmic."""
-    recorded = measure.recorded_beside(series, "cache_curve", recorded)
     lines = (("without_us", "without the cache", VERMILLION, "o"), ("with_us", "with the cache", BLUE, "D"))
-    figure = lines_over(series, recorded, "One token more", "position", lines, "tokens before it")
-    for ax, panel in zip(figure.axes, filter(None, (series, recorded)), strict=True):
+    figure = lines_over(series, "cache_curve", recorded, "One token more", "position", lines, "tokens before it")
+    for ax, panel in zip(figure.axes, gpu_panels(series, "cache_curve", recorded)[0], strict=False):
         shown = [n for n in panel["position"] if n != 768]  # too near to its neighbours
         ax.set_xticks(shown, [f"{n:,}" for n in shown])
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -194,12 +197,7 @@ def rates(series: dict) -> CourseFigure:
             _rates_panel(ax, groups)
             panel_title(ax, f"{HOWS[how][0].upper()}{HOWS[how][1:]}. {taken(series)}")
         used = [name for name in WAYS if any(name in found for groups in panels.values() for found in groups.values())]
-        x = 1.95
-        for name in used:
-            words, colour = WAYS[name]
-            figure.text(x / figure.get_figwidth(), 1 - 0.25 / figure.get_figheight(), words, fontsize=9, va="center",
-                        color=TEXT[colour], fontweight="bold")
-            x += 0.28 + 0.078 * len(words)
+        key(figure, [WAYS[name] for name in used])
     return figure
 
 
@@ -212,12 +210,12 @@ def _rates_panel(ax, groups: Mapping[str, Mapping[str, float]]) -> None:
             ax.barh(y, rate, height=0.86, color=WAYS[name][1])
             times = "" if name == "unfused" else f"  ({rate / found['unfused']:.2f} times)"
             ax.annotate(f"{number(rate)}{times}", (rate, y), xytext=(5, 0), textcoords="offset points", va="center",
-                        fontsize=8.5)
+                        fontsize=9)
             y += 1
         y += 0.8
     ax.set_ylim(y - 1.1, -0.7)
     ax.set_yticks([])
-    ax.set_xlim(0, 1.32 * max(max(found.values()) for found in groups.values()))
+    ax.set_xlim(0, 1.45 * max(max(found.values()) for found in groups.values()))
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     grid_along(ax, "x")
 

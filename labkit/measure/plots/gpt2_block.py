@@ -17,6 +17,7 @@ from labkit.measure.plots.style import (
     CourseFigure,
     canvas,
     draw_box,
+    note,
 )
 from labkit.models.gpt2_block import GPT2_SMALL, Shape, traffic
 
@@ -42,8 +43,8 @@ def two_orders(shape: Shape = GPT2_SMALL, tokens: int = 1024) -> CourseFigure:
                         f"Seven launches of a block {shape.width} wide with {tokens:,} tokens. Pre-LN: the sum runs "
                         f"past every launch. Post-LN: it goes through both LayerNorms. {megabytes(total)} moved.")
     with rc_context(STYLE):
-        for left, name, order in ((0.16, "Pre-LN (GPT-2)", PRE_LN), (3.62, "Post-LN (2017)", POST_LN)):
-            stream, box, wide = left + 0.20, left + 0.52, 2.72
+        for left, name, order in ((0.16, "Pre-LN (GPT-2)", PRE_LN), (3.32, "Post-LN (2017)", POST_LN)):
+            stream, box, wide = left + 0.20, left + 0.52, 2.40
             middle = box + wide / 2
             ax.text(left, 0.72, name, fontsize=13, fontweight="bold", va="center")
             _line(ax, (stream, 1.0), (stream, top))
@@ -109,7 +110,7 @@ def ten_launches(shape: Shape = GPT2_SMALL, tokens: int = 1024) -> CourseFigure:
     separate, fused = (traffic(shape, tokens, fused=fused) for fused in (False, True))
     layers = dict(zip(("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"), shape.layers, strict=True))
     saved = sum(separate.values()) - sum(fused.values())
-    top, pitch, tall, left, right = 0.96, 0.36, 0.24, 1.75, 6.05
+    top, pitch, tall, left, right = 0.96, 0.36, 0.24, 1.75, 5.50
     most = max(separate.values())
     figure, ax = canvas(top + 10 * pitch + 0.72, f"Ten launches, {tokens:,} tokens",
                         f"Bytes of each of ten launches with {tokens:,} tokens: " + ", ".join(
@@ -133,9 +134,8 @@ def ten_launches(shape: Shape = GPT2_SMALL, tokens: int = 1024) -> CourseFigure:
             ax.text(left + count * scale + 0.08, y + tall / 2, megabytes(count), fontsize=11, va="center_baseline",
                     color=FAINT if gone else INK)
         y = top + 10 * pitch
-        ax.text(0.16, y + 0.12, f"Hatched: goes into the epilogue of the product above. {megabytes(saved)} fewer of "
-                f"{megabytes(sum(separate.values()))}:", fontsize=11, color=FAINT, va="center")
-        ax.text(0.16, y + 0.34, "an addition still reads its residual there.", fontsize=11, color=FAINT, va="center")
+        note(ax, y + 0.12, f"Hatched: goes into the epilogue of the product above. {megabytes(saved)} fewer of "
+             f"{megabytes(sum(separate.values()))}: an addition still reads its residual there.")
     return figure
 
 

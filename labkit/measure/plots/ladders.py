@@ -12,33 +12,41 @@ from __future__ import annotations
 
 import numpy as np
 from matplotlib import rc_context
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from labkit import measure
 from labkit._common.tables import number, size_text
-from labkit.measure import CPU_DEVICE, Ladder
+from labkit.measure import Ladder
 from labkit.measure.plots.style import (
     BLUE,
     FAINT,
     GREY,
+    HERE,
     INK,
     LINES,
     LONGEST_NAME,
     MARKERS,
     ORANGE,
+    PALE,
     STYLE,
     TEXT,
     VERMILLION,
     CourseFigure,
     count_axis,
+    foot,
+    gpu_panels,
     grid_along,
-    here_and_recorded,
     label_line_ends,
+    leave_right,
     new_figure,
+    of_the_course,
+    panel_taken,
     panel_title,
+    percent,
     shorten,
     taken,
     time_axis,
+    unrecorded,
     where_taken,
     widen_left,
 )
@@ -48,61 +56,99 @@ from labkit.measure.roofline import PEAK_NAMES
 
 
 def ladder(measured: Ladder, recorded: Ladder | None | str = "auto") -> CourseFigure:
-    """A bar for each rung, slowest idea first, baselines below in grey.
+    """A bar for each rung, slowest idea first, baselines below in grey: GB/s or TFLOP/s, longer is better, with the
+    hardware's limit.
 
-    On a GPU the bars are GB/s or TFLOP/s, with the limit. On the CPU device they are times, and the recorded ladder of
-    a GPU stands below; recorded=None leaves it out.
+    They are those that a GPU recorded. What this machine's GPU measured stands beside them, bar by bar. What the CPU
+    device measured is no speed and has no bar: a line below says so. recorded=None leaves the recorded ones out.
     """
     if recorded == "auto":
-        recorded = None if measured.on_gpu else measure.recorded_ladder(measured.op)
-    panels = here_and_recorded(measured, recorded)
-    figure, axes = new_figure([0.36 * len(panel.rows) + 0.15 for panel in panels], measured.title,
-                              f"Ladder of {measured.op}: " + "; ".join(
-                                  f"{row.name} {number(row.timing.p50)} ms" for row in measured.rows)
-                              + f". {where_taken(measured.where, measured.machine.get('date'))}.")
+        recorded = of_the_course(measure.recorded_ladder, measured.op)
+    if not measured.on_gpu:
+        if recorded is None:
+            return unrecorded(measured.title, [(row.name, f"{number(row.timing.p50)} ms") for row in measured.rows])
+        panels, below = [recorded], HERE
+    else:
+        both = recorded is not None and recorded != measured and recorded.unit == measured.unit
+        panels, below = [recorded, measured] if both else [measured], ""
+    first = panels[0]
+    rows = list({row.name: row for panel in panels for row in panel.rows if panel.rate(row) is not None}.values())
+    rows.sort(key=lambda row: row.kind != "rung")  # a rung that only this machine has still stands among the rungs
+    text = "; ".join(f"{panel.op}: " + ", ".join(f"{row.name} {number(panel.rate(row))} {panel.unit}" for row in
+                     panel.rows if panel.rate(row) is not None) + f". {_place(panel)}" for panel in panels)
+    figure, (ax,) = new_figure([0.36 * len(rows) * (1.0 if len(panels) == 1 else 1.5) + 0.28], first.title,
+                               f"Ladder of {text}. {below}".strip())
     with rc_context(STYLE):
-        for ax, panel in zip(axes, panels, strict=True):
-            _ladder_panel(ax, panel, [row.name for shown in panels for row in shown.rows])
+        _ladder_panel(ax, panels, rows)
+        if len(panels) == 1:
+            panel_title(ax, _place(first))
+        else:
+            _two_places(ax, panels)
+        foot(figure, below)
     return figure
 
 
-def _ladder_panel(ax, panel: Ladder, names: list[str]) -> None:
-    rows = panel.rows
-    rates = [panel.rate(row) for row in rows]
-    show_rate = panel.on_gpu and all(rate is not None for rate in rates)
-    values = rates if show_rate else [row.timing.p50 for row in rows]
-    widen_left(ax, names)
-    longest = max([*values, panel.limit]) if show_rate else max(values)
-    for y, (row, value) in enumerate(zip(rows, values, strict=True)):
-        ax.barh(y, value, height=0.62, color=BLUE if row.kind == "rung" else GREY,
-                hatch="////" if row.failed else None, edgecolor="white" if row.failed else "none", linewidth=0)
-        text = f"{number(value)} {panel.unit}" if show_rate else f"{number(value)} ms"
-        if show_rate and row.fraction is not None:
-            text += f"  ({row.fraction:.0%})"
-        inside = value > 0.45 * longest
-        end = min(value, panel.limit) if show_rate and inside else value  # clear of the limit's line
-        ax.annotate(text, (end, y), xytext=(-7 if inside else 5, 0), textcoords="offset points", va="center",
-                    ha="right" if inside else "left", fontsize=9,
-                    color="white" if inside and row.kind == "rung" else INK,
-                    bbox={"facecolor": BLUE, "edgecolor": "none", "pad": 2} if inside and row.failed else None)
-        ax.annotate(shorten(row.name, LONGEST_NAME), (0, y), xytext=(-8, 0), textcoords="offset points", ha="right",
-                    va="center", fontsize=9, color=INK if row.kind == "rung" else FAINT, annotation_clip=False)
-    ax.set_ylim(len(rows) - 0.45, -0.95 if show_rate else -0.55)
+def _place(panel: Ladder) -> str:
+    return f"{where_taken(panel.where, panel.machine.get('date'))}; {size_text(panel.size)}"
+
+
+def _two_places(ax, panels: list[Ladder]) -> None:
+    """The key: pale bars are the recorded ones."""
+    panel_title(ax, f"Dark: this machine, {panels[1].where}, {size_text(panels[1].size)}. Pale: recorded on "
+                    f"{panels[0].where}, {panels[0].machine.get('date')}, {size_text(panels[0].size)}.")
+
+
+def _ladder_panel(ax, panels: list[Ladder], rows: list) -> None:
+    """A group of bars for each row, the recorded one first; dashed lines at the limits."""
+    widen_left(ax, [row.name for row in rows])
+    longest = max([panel.rate(row) for panel in panels for row in panel.rows if panel.rate(row) is not None]
+                  + [panel.limit for panel in panels])
+    unit = panels[0].unit
+    for y, name in enumerate(row.name for row in rows):
+        for at, panel in enumerate(panels):
+            row = next((row for row in panel.rows if row.name == name), None)
+            rate = None if row is None else panel.rate(row)
+            if rate is not None:
+                offset = (0.0,) if len(panels) == 1 else (-0.21, 0.21)
+                _bar(ax, y + offset[at], 0.62 if len(panels) == 1 else 0.38, row, rate, panel, longest,
+                     pale=len(panels) == 2 and at == 0)
+        ax.annotate(shorten(name, LONGEST_NAME), (0, y), xytext=(-8, 0), textcoords="offset points", ha="right",
+                    va="center", fontsize=9.5, color=INK if rows[y].kind == "rung" else FAINT, annotation_clip=False)
+    ax.set_ylim(len(rows) - 0.45, -1.05 - 0.45 * (len(panels) - 1))
     ax.set_yticks([])
     ax.set_xlim(0, longest * 1.06)
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    if show_rate:
-        _limit_line(ax, panel)
+    ax.xaxis.set_major_locator(MaxNLocator(5))
+    for row, panel in enumerate(panels):
+        whose = "" if len(panels) == 1 else (", recorded", ", here")[row]
+        _limit_line(ax, panel, whose, longest, row)
     grid_along(ax, "x")
-    ax.set_xlabel(panel.unit if show_rate else "milliseconds (shorter is faster)")
-    panel_title(ax, f"{where_taken(panel.where, panel.machine.get('date'))}; {size_text(panel.size)}")
+    ax.set_xlabel(f"{unit}; longer is better")
 
 
-def _limit_line(ax, panel: Ladder) -> None:
+def _bar(ax, y: float, height: float, row, rate: float, panel: Ladder, longest: float, pale: bool) -> None:
+    """One bar, with its rate and its share of the limit written in it or after it."""
+    rung = row.kind == "rung"
+    colour = (PALE[BLUE] if rung else PALE[GREY]) if pale else (BLUE if rung else GREY)
+    ax.barh(y, rate, height=height, color=colour, hatch="////" if row.failed else None,
+            edgecolor="white" if row.failed else "none", linewidth=0)
+    text = f"{number(rate)}" + ("" if row.fraction is None else f"  ({percent(row.fraction)})")
+    inside = rate > 0.45 * longest
+    end = min(rate, panel.limit) if inside else rate  # clear of the limit's line
+    white = inside and rung and not pale
+    ax.annotate(text, (end, y), xytext=(-7 if inside else 5, 0), textcoords="offset points", va="center",
+                ha="right" if inside else "left", fontsize=9.5, color="white" if white else INK,
+                bbox={"facecolor": colour if inside else "white", "edgecolor": "none", "pad": 1.5} if row.failed or not
+                inside else None)
+
+
+def _limit_line(ax, panel: Ladder, whose: str, longest: float, line: int) -> None:
     ax.axvline(panel.limit, color=INK, linestyle=(0, (4, 3)), linewidth=1.2)
     what = "copy bandwidth" if panel.binds == "bytes" else PEAK_NAMES[panel.peak]
-    ax.annotate(f"limit: {what}, {number(panel.limit)}", (panel.limit, 1), xycoords=("data", "axes fraction"),
-                xytext=(-6, -1), textcoords="offset points", ha="right", va="top", fontsize=8.5, color=INK)
+    left = panel.limit > 0.5 * longest
+    ax.annotate(f"limit{whose}: {what}, {number(panel.limit)} {panel.unit}", (panel.limit, 1),
+                xycoords=("data", "axes fraction"), xytext=(-6 if left else 6, -1 - 13 * line),
+                textcoords="offset points", ha="right" if left else "left", va="top", fontsize=9, color=INK)
 
 
 # --- Over sizes ----------------------------------------------------------------------------------------------------
@@ -120,14 +166,17 @@ def crossover(series: dict, recorded: dict | None | str = "auto") -> CourseFigur
 
     Circled: the size from which on the GPU wins, with and without the copies.
     """
-    recorded = measure.recorded_beside(series, "vector_add_sizes", recorded)
-    panels = here_and_recorded(series, recorded)
+    panels, below = gpu_panels(series, "vector_add_sizes", recorded)
+    if not panels:
+        return unrecorded("Vector addition over sizes")
     figure, axes = new_figure([2.9] * len(panels), "Vector addition over sizes",
-                              "Time of a vector addition over sizes, " + taken(series))
+                              "Time of a vector addition over sizes: " + "; ".join(f"{taken(panel)}" + "".join(
+                                  f", {name} {number(panel[key][0])} to {number(panel[key][-1])} ms"
+                                  for key, name, *_ in CROSSOVER_LINES if panel.get(key)) for panel in panels)
+                              + f". {below}")
     with rc_context(STYLE):
         for ax, panel in zip(axes, panels, strict=True):
-            box = ax.get_position()
-            ax.set_position((0.095, box.y0, 0.705, box.height))
+            leave_right(ax, [name for _, name, *_ in CROSSOVER_LINES])
             ns = panel["n"]
             count_axis(ax)
             time_axis(ax)
@@ -143,12 +192,13 @@ def crossover(series: dict, recorded: dict | None | str = "auto") -> CourseFigur
                     ax.plot([n], [ms], "o", markersize=11, markerfacecolor="none", markeredgecolor=colour,
                             markeredgewidth=1.4)
                     ax.annotate(_rounded(n), (n, ms), xytext=(0, -16), textcoords="offset points", ha="center",
-                                fontsize=8.5, color=TEXT[colour])
+                                fontsize=9, color=TEXT[colour])
             grid_along(ax, "both")
             label_line_ends(ax, [(ns[-1], panel[key][-1], name, TEXT[colour])
                                  for key, name, colour, _ in lines])
-            panel_title(ax, taken(panel)
+            panel_title(ax, panel_taken(panels, panel)
                         + (". Circled: faster than NumPy from here on" if circled else ""))
+        foot(figure, below)
     return figure
 
 
@@ -177,23 +227,22 @@ def _rounded(n: float) -> str:
 
 
 def sizes(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
-    """Every rung over sizes, baselines in grey: TFLOP/s or GB/s on a GPU, times on the CPU device."""
-    recorded = measure.recorded_beside(series, f"{series['op']}_sizes", recorded)
-    panels = here_and_recorded(series, recorded)
-    figure, axes = new_figure([2.9] * len(panels), f"{series['title']} over sizes",
-                              f"{series['title']} over sizes, " + taken(series))
+    """TFLOP/s or GB/s of every rung over sizes, baselines in grey: as recorded, and as this machine's GPU measured."""
+    title = f"{series['title']} over sizes"
+    panels, below = gpu_panels(series, f"{series['op']}_sizes", recorded)
+    if not panels:
+        return unrecorded(title)
+    figure, axes = new_figure([2.9] * len(panels), title, f"{title}, {panels[0]['unit']}: " + "; ".join(
+        f"{taken(panel)}, " + ", ".join(f"{line['name']} {number(line['rate'][0])} to {number(line['rate'][-1])}"
+                                        for line in _on_the_gpu(panel)) for panel in panels) + f". {below}")
     with rc_context(STYLE):
         for ax, panel in zip(axes, panels, strict=True):
-            box = ax.get_position()
-            ax.set_position((0.095, box.y0, 0.665, box.height))
-            on_gpu = panel["where"] != CPU_DEVICE
             xs, ends = panel["x"], []
-            rung_styles = iter(zip(LINES, MARKERS, strict=True))
-            baseline_markers = iter(("P", "X", "s"))
-            for line in panel["lines"]:
-                if on_gpu and line["kind"] == "host":
-                    continue
-                values = line["rate"] if on_gpu else line["ms"]
+            leave_right(ax, [line["name"] for line in _on_the_gpu(panel)])
+            rung_styles = iter(zip(LINES * 3, MARKERS * 3, strict=True))
+            baseline_markers = iter("PXs" * 3)
+            for line in _on_the_gpu(panel):
+                values = line["rate"]
                 colour, marker = next(rung_styles) if line["kind"] == "rung" else (GREY, next(baseline_markers))
                 ax.plot(xs, values, color=colour, marker=marker, markeredgewidth=0)
                 ends.append((xs[-1], values[-1], line["name"], TEXT[colour]))
@@ -202,19 +251,21 @@ def sizes(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
             ax.xaxis.set_minor_locator(NullLocator())
             ax.set_xlim(xs[0] * 0.93, xs[-1] * 1.07)
             ax.set_xlabel(panel["x_label"])
-            if on_gpu:
-                ax.set_ylim(0, 1.12 * max(panel["limit"], max(e[1] for e in ends)))
-                ax.axhline(panel["limit"], color=INK, linestyle=(0, (4, 3)), linewidth=1.2)
-                ax.annotate(f"limit: {panel['limit_name']}, {number(panel['limit'])} {panel['unit']}",
-                            (0, panel["limit"]), xycoords=("axes fraction", "data"), xytext=(4, 3),
-                            textcoords="offset points", fontsize=8.5)
-                ax.set_ylabel(panel["unit"])
-            else:
-                time_axis(ax)
+            ax.set_ylim(0, 1.12 * max(panel["limit"], max(e[1] for e in ends)))
+            ax.axhline(panel["limit"], color=INK, linestyle=(0, (4, 3)), linewidth=1.2)
+            ax.annotate(f"limit: {panel['limit_name']}, {number(panel['limit'])} {panel['unit']}",
+                        (0, panel["limit"]), xycoords=("axes fraction", "data"), xytext=(4, 3),
+                        textcoords="offset points", fontsize=9)
+            ax.set_ylabel(panel["unit"])
             grid_along(ax, "y")
             label_line_ends(ax, ends)
-            panel_title(ax, taken(panel))
+            panel_title(ax, f"{panel_taken(panels, panel)}. Higher is better")
+        foot(figure, below)
     return figure
+
+
+def _on_the_gpu(panel: dict) -> list[dict]:
+    return [line for line in panel["lines"] if line["kind"] != "host"]
 
 
 # --- Shapes of a block ---------------------------------------------------------------------------------------------
@@ -222,53 +273,53 @@ def sizes(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
 
 def block_shapes(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """One kernel over shapes of its block: largest blocks first, then by the extent along x, which runs fastest."""
-    recorded = measure.recorded_beside(series, "volume_add_block_shapes", recorded)
-    panels = here_and_recorded(series, recorded)
+    panels, below = gpu_panels(series, "volume_add_block_shapes", recorded)
+    if not panels:
+        return unrecorded("The shape of a block")
     groups = [sorted({int(np.prod(block)) for block in panel["blocks"]}, reverse=True) for panel in panels]
-    figure, axes = new_figure([0.235 * (len(panel["blocks"]) + len(counts)) for panel, counts in
+    figure, axes = new_figure([0.235 * (len(panel["blocks"]) + len(counts)) + 0.1 for panel, counts in
                                zip(panels, groups, strict=True)], "The shape of a block",
-                              "Shapes of a block, " + taken(series))
+                              "GB/s of one kernel: " + "; ".join(f"{taken(panel)}, " + ", ".join(
+                                  f"{_shape(block)} {number(gbs)}" for block, gbs in
+                                  zip(panel["blocks"], panel["gbs"], strict=True)) for panel in panels) + f". {below}")
     with rc_context(STYLE):
         for ax, panel, counts in zip(axes, panels, groups, strict=True):
             box = ax.get_position()
-            ax.set_position((0.155, box.y0, 0.80, box.height))
-            on_gpu = panel["where"] != CPU_DEVICE
-            values = panel["gbs"] if on_gpu else panel["ms"]
-            y, short = 0, []
+            ax.set_position((0.17, box.y0, 0.80, box.height))
+            y = 0
             for count in counts:
                 ax.annotate(f"{count:,} threads", (0, y), xytext=(4, 0), textcoords="offset points", va="center",
-                            fontsize=8.5, color=FAINT)
-                chosen = [(block, value) for block, value in zip(panel["blocks"], values, strict=True)
+                            fontsize=9, color=FAINT)
+                chosen = [(block, value) for block, value in zip(panel["blocks"], panel["gbs"], strict=True)
                           if np.prod(block) == count]
                 for block, value in sorted(chosen, reverse=True):
                     y += 1
-                    full_sectors = block[0] >= 8
-                    ax.barh(y, value, height=0.7, color=BLUE if full_sectors or not on_gpu else ORANGE)
+                    ax.barh(y, value, height=0.7, color=BLUE if block[0] >= 8 else ORANGE)
                     ax.annotate(number(value), (value, y), xytext=(4, 0), textcoords="offset points", va="center",
-                                fontsize=8.5)
-                    ax.annotate(" \u00d7 ".join(str(b) for b in block), (0, y), xytext=(-6, 0), va="center", ha="right",
-                                textcoords="offset points", fontsize=8.5, annotation_clip=False)
-                    if not full_sectors:
-                        short.append((value, y))
+                                fontsize=9)
+                    ax.annotate(_shape(block), (0, y), xytext=(-6, 0), va="center", ha="right",
+                                textcoords="offset points", fontsize=9, annotation_clip=False)
                 y += 1
-            ax.set_ylim(y - 0.4, -0.6)
+            ax.set_ylim(y - 0.4, -0.9)
             ax.set_yticks([])
-            ax.set_xlim(0, 1.10 * max([*values, panel["limit"]] if on_gpu else values))
+            ax.set_xlim(0, 1.10 * max([*panel["gbs"], panel["limit"]]))
             ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-            if on_gpu:
-                ax.axvline(panel["limit"], color=INK, linestyle=(0, (4, 3)), linewidth=1.2)
-                ax.annotate(f"limit: copy bandwidth, {number(panel['limit'])}", (panel["limit"], 1),
-                            xycoords=("data", "axes fraction"), xytext=(-6, -1), textcoords="offset points",
-                            ha="right", va="top", fontsize=8.5)
-            ax.set_xlabel("GB/s" if on_gpu else "milliseconds (shorter is faster)")
+            ax.axvline(panel["limit"], color=INK, linestyle=(0, (4, 3)), linewidth=1.2)
+            ax.annotate(f"limit: copy bandwidth, {number(panel['limit'])} GB/s", (panel["limit"], 1),
+                        xycoords=("data", "axes fraction"), xytext=(-6, -1), textcoords="offset points",
+                        ha="right", va="top", fontsize=9)
+            ax.set_xlabel("GB/s; longer is better")
             grid_along(ax, "x")
-            panel_title(ax, f"{taken(panel)}; {size_text(panel['size'])}. "
-                            f"Block: x \u00d7 y \u00d7 z threads")
-            if on_gpu and short:
-                value, y = min(short)
-                ax.annotate("x shorter than 8: a warp uses only part of each 32-byte sector", (value, y),
-                            xytext=(40, 0), textcoords="offset points", va="center", fontsize=8.5, color=TEXT[ORANGE])
+            short = any(block[0] < 8 for block in panel["blocks"])
+            panel_title(ax, f"{panel_taken(panels, panel)}; {size_text(panel['size'])}. Block: x \u00d7 y \u00d7 z "
+                            "threads." + (" Orange: x is shorter than 8, so that a warp uses only part of each 32-byte "
+                                          "sector." if short else ""))
+        foot(figure, below)
     return figure
+
+
+def _shape(block) -> str:
+    return " \u00d7 ".join(str(extent) for extent in block)
 
 
 # --- Bytes moved, and functions of one variable --------------------------------------------------------------
@@ -277,32 +328,31 @@ def block_shapes(series: dict, recorded: dict | None | str = "auto") -> CourseFi
 def traffic(moved: dict[str, tuple[float, float]], title: str, unit: str, least: float | None = None,
             place: str = "") -> CourseFigure:
     """Bars of what is read and what is written: name -> (read, written), in `unit`; a line at the least possible."""
-    figure, (ax,) = new_figure([0.40 * len(moved) + 0.12], title, f"{title}: " + "; ".join(
+    figure, (ax,) = new_figure([0.40 * len(moved) + 0.40], title, f"{title}: " + "; ".join(
         f"{name} {number(read)} and {number(written)} {unit}" for name, (read, written) in moved.items()) + ".")
     with rc_context(STYLE):
-        widen_left(ax)
+        widen_left(ax, moved)
         longest = max(sum(both) for both in moved.values())
         for y, (name, (read, written)) in enumerate(moved.items()):
             ax.barh(y, read, height=0.62, color=BLUE)
             ax.barh(y, written, left=read, height=0.62, color=ORANGE)
-            ax.annotate(f"{number(read)} + {number(written)}", (read + written, y), xytext=(5, 0), va="center",
-                        textcoords="offset points", fontsize=9)
+            ax.annotate(f"{number(read)} + {number(written)}", (read + written, y), xytext=(6, 0), va="center",
+                        textcoords="offset points", fontsize=9,
+                        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0})
             ax.annotate(name, (0, y), xytext=(-8, 0), textcoords="offset points", ha="right", va="center", fontsize=9,
                         annotation_clip=False)
-        ax.set_ylim(len(moved) - 0.45, -0.55)
+        ax.set_ylim(len(moved) - 0.45, -1.25)
         ax.set_yticks([])
         ax.set_xlim(0, 1.22 * longest)
         ax.set_xlabel(unit)
         if least is not None:
             ax.axvline(least, color=INK, linestyle=(0, (4, 3)), linewidth=1.2)
         grid_along(ax, "x")
-        ax.annotate("read", (0, 1), xycoords="axes fraction", xytext=(0, 6), textcoords="offset points", fontsize=9,
-                    color=TEXT[BLUE], fontweight="bold")
-        ax.annotate("written", (0, 1), xycoords="axes fraction", xytext=(34, 6), textcoords="offset points", fontsize=9,
-                    color=TEXT[ORANGE], fontweight="bold")
-        note = ". ".join(filter(None, (place, "Dashed: the least that has to move" if least else "")))
-        ax.annotate(note, (1, 1), xycoords="axes fraction", xytext=(0, 6), textcoords="offset points", fontsize=8.5,
-                    color=FAINT, ha="right")
+        first = next(iter(moved.values()))
+        for at, words, colour in ((0, "read", BLUE), (first[0], "written", ORANGE)):
+            ax.annotate(words, (at, -0.85), xytext=(2, 0), textcoords="offset points", fontsize=9.5, va="center",
+                        color=TEXT[colour], fontweight="bold")
+        panel_title(ax, ". ".join(filter(None, (place, "Dashed: the least that has to move" if least else ""))))
     return figure
 
 
@@ -312,8 +362,7 @@ def curves(x, lines: dict, title: str, x_label: str, y_label: str, *, log_x: boo
     right ends. Where the points are marked, a logarithmic x axis is numbered at them."""
     figure, (ax,) = new_figure([2.9], title, f"{title}: {', '.join(lines)} over {x_label}. {place}".strip())
     with rc_context(STYLE):
-        box = ax.get_position()
-        ax.set_position((0.125, box.y0, 0.655 if len(lines) > 1 else 0.83, box.height))
+        leave_right(ax, lines if len(lines) > 1 else (), 0.135)
         ends = []
         for (name, values), colour, marker in zip(lines.items(), LINES, MARKERS, strict=False):
             values = np.asarray(values, np.float64)

@@ -30,13 +30,19 @@ from labkit.measure.plots.style import (
     CourseFigure,
     canvas,
     draw_box,
+    foot,
+    gpu_panels,
     grid_along,
-    here_and_recorded,
     label_line_ends,
+    leave_right,
     new_figure,
+    note,
+    panel_taken,
     panel_title,
     taken,
     time_axis,
+    unrecorded,
+    widen_left,
 )
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE)
@@ -54,10 +60,10 @@ def two_readings(rows: int = 2, cols: int = 3) -> CourseFigure:
     letters = "abcdefghijklmn"
     with rc_context(STYLE):
         strip = (WIDTH - count * cell) / 2
-        ax.text(strip, 0.60, "memory", fontsize=8.5, color=FAINT, va="center")
+        ax.text(strip, 0.60, "memory", fontsize=9, color=FAINT, va="center")
         for i in range(count):
             draw_box(ax, strip + i * cell, 0.72, cell, tall, letters[i], fill=PALE[COLOURS[i // cols]], size=9)
-            ax.text(strip + (i + 0.5) * cell, 0.72 + tall + 0.11, i, fontsize=7, color=FAINT, ha="center", va="center")
+            ax.text(strip + (i + 0.5) * cell, 0.72 + tall + 0.11, i, fontsize=9, color=FAINT, ha="center", va="center")
         top = 0.72 + tall + 0.66
         left, right = 0.62, WIDTH - 0.62 - max(rows, 3) * cell - 0.9
         ax.text(left, top - 0.24, f"row by row, NumPy and C: {rows} \u00d7 {cols}", fontsize=9, va="center")
@@ -68,9 +74,9 @@ def two_readings(rows: int = 2, cols: int = 3) -> CourseFigure:
             draw_box(ax, right + row * cell, top + col * tall, cell, tall, letters[i], fill=PALE[COLOURS[row]], size=9)
         ax.annotate("", (right - 0.15, top + tall), (left + cols * cell + 0.15, top + tall),
                     arrowprops={"arrowstyle": "-|>", "color": FAINT, "lw": 1.0})
-        ax.text((left + cols * cell + right) / 2, top + tall - 0.13, "not one element has moved", fontsize=8,
+        ax.text((left + cols * cell + right) / 2, top + tall - 0.20, "not one element\nhas moved", fontsize=9,
                 color=FAINT, ha="center", va="center")
-        ax.text(right + rows * cell + 0.12, top + cols * tall / 2, f"leading\ndimension {cols}", fontsize=8,
+        ax.text(right + rows * cell + 0.12, top + cols * tall / 2, f"leading\ndimension {cols}", fontsize=9,
                 color=FAINT, va="center")
     return figure
 
@@ -90,12 +96,12 @@ def masks(n: int = 19, block: int = 8) -> CourseFigure:
                 (1.66, "Triton, cuTile", f"{programs} programs,\n{block} elements each"))
         for y, name, what in rows:
             ax.text(0.14, y + 0.02, name, fontsize=9, fontweight="bold", va="center")
-            ax.text(0.14, y + 0.30, what, fontsize=7.5, color=FAINT, va="center", linespacing=1.1)
+            ax.text(0.14, y + 0.30, what, fontsize=9, color=FAINT, va="center", linespacing=1.1)
             for i in range(slots):
                 program, colour = i // block, COLOURS[i // block % len(COLOURS)]
                 inside = i < n
                 gap = 0.02 if name == "Numba" else 0.0
-                draw_box(ax, left + i * cell + gap, y, cell - 2 * gap, tall, i, size=6.8, ink=INK if inside else FAINT,
+                draw_box(ax, left + i * cell + gap, y, cell - 2 * gap, tall, i, size=9, ink=INK if inside else FAINT,
                          fill=PALE[colour] if inside else "white", edge=colour if name == "Numba" and inside else GREY,
                          linewidth=0.9 if name == "Numba" else 0.5, linestyle="-" if inside else (0, (2, 2)))
             for program in range(programs):
@@ -104,27 +110,30 @@ def masks(n: int = 19, block: int = 8) -> CourseFigure:
                 if name != "Numba":
                     draw_box(ax, x, y, block * cell, tall, edge=colour, linewidth=2.0, zorder=3)
                 kind = "block" if name == "Numba" else "program"
-                ax.text(x + block * cell / 2, y + tall + 0.14, f"{kind} {program}", fontsize=8, ha="center",
+                ax.text(x + block * cell / 2, y + tall + 0.14, f"{kind} {program}", fontsize=9, ha="center",
                         va="center", color=TEXT[colour])
         if slots > n:
             middle = left + (n + (slots - n) / 2) * cell
-            ax.text(middle, rows[0][0] - 0.11, "if i < n", fontsize=8, ha="center", va="center", color=FAINT)
-            ax.text(middle, rows[1][0] - 0.11, "mask", fontsize=8, ha="center", va="center", color=FAINT)
-        ax.text(0.14, 2.62, "Which thread of the GPU holds which element of a program is the compiler's affair.",
-                fontsize=8, color=FAINT, va="center")
+            ax.text(middle, rows[0][0] - 0.11, "if i < n", fontsize=9, ha="center", va="center", color=FAINT)
+            ax.text(middle, rows[1][0] - 0.11, "mask", fontsize=9, ha="center", va="center", color=FAINT)
+        note(ax, 2.62, "In Triton and cuTile the compiler decides which thread of the GPU holds which element of a "
+             "program.")
     return figure
 
 
 def over_rows(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """Milliseconds over the number of rows: the loops, and the kernels that take all rows in one launch."""
-    recorded = measure.recorded_beside(series, "softmax_rows", recorded)
-    panels = here_and_recorded(series, recorded)
-    figure, axes = new_figure([2.7] * len(panels), f"Softmax of rows of {series['cols']:,}: a loop on the host",
-                              "Softmax by BLAS over the number of rows, " + taken(series))
+    panels, below = gpu_panels(series, "softmax_rows", recorded)
+    if not panels:
+        return unrecorded("Softmax by BLAS over the number of rows")
+    figure, axes = new_figure([2.7] * len(panels), f"Softmax of rows of {panels[0]['cols']:,}: a loop on the host",
+                              "Softmax by BLAS over the number of rows: " + "; ".join(
+                                  f"{taken(panel)}" + "".join(f", {line['name']} {number(line['ms'][0])} to "
+                                                              f"{number(line['ms'][-1])} ms" for line in panel["lines"])
+                                  for panel in panels) + f". {below}")
     with rc_context(STYLE):
         for ax, panel in zip(axes, panels, strict=True):
-            box = ax.get_position()
-            ax.set_position((0.095, box.y0, 0.66, box.height))
+            leave_right(ax, [line["name"] for line in panel["lines"]])
             ends, styles = [], iter(zip(LINES, MARKERS, strict=True))
             for line in panel["lines"]:
                 colour, marker = (GREY, "P") if line["name"].startswith("torch") else next(styles)
@@ -139,7 +148,8 @@ def over_rows(series: dict, recorded: dict | None | str = "auto") -> CourseFigur
             ax.set_ylim(10 ** np.floor(np.log10(min(times))), 10 ** np.ceil(np.log10(max(times))))
             grid_along(ax, "y")
             label_line_ends(ax, ends)
-            panel_title(ax, taken(panel))
+            panel_title(ax, panel_taken(panels, panel))
+        foot(figure, below)
     return figure
 
 
@@ -156,23 +166,21 @@ def languages(series: dict | None = None) -> CourseFigure | None:
     widest = max(row["gbs"] for job in jobs for row in job["rows"])
     with rc_context(STYLE):
         for ax, job in zip(axes, jobs, strict=True):
-            box = ax.get_position()
-            ax.set_position((0.30, box.y0, 0.62, box.height))
+            widen_left(ax, [row["name"] for each in jobs for row in each["rows"]])
             for y, row in enumerate(job["rows"]):
                 colour = BLUE if row["name"].startswith("Numba") else {"Triton": GREEN, "cuTile": ORANGE}.get(
                     row["name"], GREY)
                 ax.barh(y, row["gbs"], color=colour, height=0.62)
-                ax.text(row["gbs"], y, f"  {number(row['gbs'])}", va="center_baseline", fontsize=8.5)
+                ax.text(row["gbs"], y, f"  {number(row['gbs'])}", va="center_baseline", fontsize=9)
             ax.set_yticks(range(len(job["rows"])), [row["name"] for row in job["rows"]])
             ax.tick_params(axis="y", labelcolor=INK)
             ax.invert_yaxis()
-            ax.set_xlim(0, 1.12 * widest)
+            ax.set_xlim(0, 1.16 * widest)
             ax.set_xticks([])
             grid_along(ax, "x")
             ax.grid(False)
             size = ", ".join(f"{key} = {value:,}" for key, value in job["size"].items())
-            panel_title(ax, f"{names.get(job['op'], job['op'])}, {size}: GB/s. "
-                        + taken(series))
+            panel_title(ax, f"{names.get(job['op'], job['op'])}, {size}: GB/s, longer is better. {taken(series)}")
     return figure
 
 
@@ -184,8 +192,7 @@ def over_tiles(series: dict | None = None) -> CourseFigure | None:
     figure, (ax,) = new_figure([2.6], "How large a tile?", "Vector addition over the size of a tile, "
                                + taken(series))
     with rc_context(STYLE):
-        box = ax.get_position()
-        ax.set_position((0.095, box.y0, 0.76, box.height))
+        leave_right(ax, [line["name"] for line in series["lines"]], 0.125)
         ends = []
         for line in series["lines"]:
             colour, marker = {"Triton": (GREEN, "o"), "cuTile": (ORANGE, "s")}[line["name"]]

@@ -1,4 +1,4 @@
-"""The figures of lesson 18, in the course's style.
+"""The figures of lesson 24, in the course's style.
 
     rotations(frequencies, pairs)          some pairs of a head, rotated as at each position
     wavelengths(plain, scaled, ...)        the wavelength of every pair, as it is and as llama3 scaling changes it
@@ -30,6 +30,7 @@ from labkit.measure.plots.style import (
     draw_box,
     grid_along,
     new_figure,
+    note,
     panel_title,
 )
 
@@ -119,7 +120,8 @@ def head_weights(tokens: Sequence[str], weights: np.ndarray, shared: int) -> Cou
     if weights.shape != (heads, count, count) or count > 16 or heads > 16:
         raise ValueError(f"weights has shape {weights.shape} and there are {count} tokens; it must be (heads, tokens, "
                          f"tokens), with at most 16 of each")
-    lines, left, top, side, gap = -(-heads // ACROSS), 1.02, 0.98, 1.32, 0.14
+    lines, left, top, gap = -(-heads // ACROSS), 0.92, 1.12, 0.16
+    side = (WIDTH - left - 0.14 - (ACROSS - 1) * gap) / ACROSS
     below = 0.56  # for the names of the columns
     colours = LinearSegmentedColormap.from_list("weights", ["#FFFFFF", BLUE])
     figure, ax = canvas(top + lines * (side + 0.42) + below, "What each head attends to",
@@ -128,8 +130,7 @@ def head_weights(tokens: Sequence[str], weights: np.ndarray, shared: int) -> Cou
                             f"{tokens[int(np.argmax(each[-1]))]!r}" for each in weights) + ".")
     names = [repr(token.strip() or token)[1:-1] for token in tokens]
     with rc_context(STYLE):
-        ax.text(0.14, 0.52, "Row: the token that attends; column: the token attended to; weight: white 0, dark blue 1",
-                fontsize=9, color=FAINT, va="center_baseline")
+        note(ax, 0.54, "Row: the token that attends. Column: the token attended to. White: weight 0; dark blue: 1.")
         for head, each in enumerate(weights):
             x = left + head % ACROSS * (side + gap)
             y = top + head // ACROSS * (side + 0.42)
@@ -140,17 +141,18 @@ def head_weights(tokens: Sequence[str], weights: np.ndarray, shared: int) -> Cou
                     color=TEXT[colour])
             shown = np.where(np.tril(np.ones((count, count))) > 0, each, np.nan)
             draw_box(ax, x, y, side, side, fill=PALE[GREY], edge="none")
-            ax.imshow(shown, cmap=colours, vmin=0, vmax=1, interpolation="nearest", aspect="auto",
+            ax.imshow(shown, cmap=colours, vmin=0, vmax=1, interpolation="none", aspect="auto",
                       extent=(x, x + side, y + side, y), zorder=2)
             ax.plot([x, x + side, x + side, x, x], [y, y, y + side, y + side, y], color=GREY, linewidth=0.8,
                     zorder=3)
             cell = side / count
+            size = min(9.0, 67 * cell)
             if head % ACROSS == 0:
                 for t, name in enumerate(names):
-                    ax.text(x - 0.06, y + (t + 0.5) * cell, name, fontsize=7.5, ha="right", va="center", color=FAINT)
+                    ax.text(x - 0.06, y + (t + 0.5) * cell, name, fontsize=size, ha="right", va="center", color=FAINT)
             if head // ACROSS == lines - 1:
                 for t, name in enumerate(names):
-                    ax.text(x + (t + 0.5) * cell, y + side + 0.06, name, fontsize=7.5, rotation=90,
+                    ax.text(x + (t + 0.5) * cell, y + side + 0.06, name, fontsize=size, rotation=90,
                             ha="center", va="top", color=FAINT)
         ax.set_xlim(0, WIDTH)
         ax.set_ylim(top + lines * (side + 0.42) + below, 0)

@@ -1,4 +1,4 @@
-"""The figures of lesson 16, in the course's style.
+"""The figures of lesson 22, in the course's style.
 
     layer_of_each_step(layers)    the launches of a layer at each step of MiniLM's ladder, by kind
     score_matrices(lengths)       what attention computes of padded sentences, and what it needs to
@@ -15,7 +15,6 @@ from matplotlib import rc_context
 
 from labkit.measure.plots.style import (
     BLUE,
-    FAINT,
     GREEN,
     GREY,
     INK,
@@ -30,7 +29,9 @@ from labkit.measure.plots.style import (
     draw_box,
     grid_along,
     label_line_ends,
+    leave_right,
     new_figure,
+    note,
     panel_title,
     taken,
     widen_left,
@@ -100,8 +101,8 @@ def score_matrices(lengths: Sequence[int]) -> CourseFigure:
                 draw_box(ax, x, y + 0.36, unit * length, unit * length, fill=BLUE, edge=BLUE, linewidth=0.3)
                 x += unit * side + gap
             y += height
-        ax.text(left, y + 0.12, "A square is a sentence: its queries down, its keys to the right. Blue is what its "
-                "tokens need; grey is padding.", fontsize=9, color=FAINT, va="center")
+        note(ax, y + 0.12, "A square is a sentence: its queries down, its keys to the right. Blue is what its tokens "
+             "need; grey is padding.")
     return figure
 
 
@@ -141,8 +142,7 @@ def over_length(series: dict) -> CourseFigure:
     figure, (ax,) = new_figure([2.6], "Time over length", f"Microseconds a sentence over the length that all are "
                                f"padded to. {taken(series)}. {summary}.")
     with rc_context(STYLE):
-        box = ax.get_position()
-        ax.set_position((box.x0, box.y0, 0.74, box.height))
+        leave_right(ax, [name for name, *_ in lines], 0.115)
         ends = []
         for name, us, colour in lines:
             there = [(x, y) for x, y in zip(tokens, us, strict=True) if y is not None]

@@ -26,6 +26,7 @@ from labkit.measure.plots.style import (
     CourseFigure,
     canvas,
     draw_box,
+    note,
 )
 
 
@@ -60,7 +61,7 @@ def tile_walk(M: int = 7, N: int = 11, K: int = 10, tile: int = 4, block: tuple[
                     draw_box(ax, x, y, cell, cell, fill=fill)
                 elif step is not None:
                     zero = "" if isinstance(step, str) else "0"
-                    draw_box(ax, x + 0.015, y + 0.015, cell - 0.03, cell - 0.03, zero, edge=GREY, size=7, ink=FAINT,
+                    draw_box(ax, x + 0.015, y + 0.015, cell - 0.03, cell - 0.03, zero, edge=GREY, size=9, ink=FAINT,
                              linestyle=(0, (2, 2)), linewidth=0.7)
 
     in_rows, in_cols = range(row0, row0 + tile), range(col0, col0 + tile)
@@ -71,9 +72,9 @@ def tile_walk(M: int = 7, N: int = 11, K: int = 10, tile: int = 4, block: tuple[
         matrix(x_b, y_a, M, N, reach_m, reach_n, lambda r, c: "#59636E" if r in in_rows and c in in_cols else None)
         for step, colour in enumerate(colours):
             middle = (step + 0.5) * tile * cell
-            ax.text(0.45 + middle, y_a + (row0 + tile) * cell + 0.13, f"step {step + 1}", fontsize=8.5, ha="center",
+            ax.text(0.45 + middle, y_a + (row0 + tile) * cell + 0.13, f"step {step + 1}", fontsize=9, ha="center",
                     va="center", color=TEXT[colour], fontweight="bold")
-            ax.text(x_b + (col0 + tile) * cell + 0.07, 0.80 + middle, f"step {step + 1}", fontsize=8.5, va="center",
+            ax.text(x_b + (col0 + tile) * cell + 0.07, 0.80 + middle, f"step {step + 1}", fontsize=9, va="center",
                     color=TEXT[colour], fontweight="bold", rotation=270)
         frame = {"edge": VERMILLION, "linewidth": 2.0, "zorder": 3}
         draw_box(ax, 0.45, y_a + mine[0] * cell, K * cell, cell, **frame)
@@ -82,15 +83,15 @@ def tile_walk(M: int = 7, N: int = 11, K: int = 10, tile: int = 4, block: tuple[
         for x, y, name, size in ((0.45, y_a, "a", f"{M} \u00d7 {K}"), (x_b, 0.80, "b", f"{K} \u00d7 {N}"),
                                  (x_b, y_a, "out", f"{M} \u00d7 {N}")):
             ax.text(x, y - 0.14, name, fontsize=9.5, fontweight="bold", va="center")
-            ax.text(x + 0.11 + 0.08 * len(name), y - 0.14, size, fontsize=8, color=FAINT, va="center")
+            ax.text(x + 0.11 + 0.08 * len(name), y - 0.14, size, fontsize=9, color=FAINT, va="center")
         lines = (f"In each step the {tile * tile} threads", "1  load one element of each tile,",
                  "2  wait until both tiles are there,", f"3  do {tile} multiply-adds from the tiles,",
                  "4  wait until no thread reads them.")
         for number_, text in enumerate(lines):
             ax.text(0.45, 1.05 + 0.25 * number_, text, fontsize=9.5, va="center",
                     fontweight="normal" if number_ else "bold")
-        ax.text(0.14, y_a + reach_m * cell + 0.36, "Dark: the block's part of out. Framed: one thread's element, and "
-                "the row and the column it needs.", fontsize=8, color=FAINT, va="center")
+        note(ax, y_a + reach_m * cell + 0.36, "Dark: the block's part of out. Framed: one thread's element, and "
+                "the row and the column it needs.")
     return figure
 
 
@@ -101,7 +102,7 @@ def thread_tile(threads: int = 4, size: int = 4, thread: tuple[int, int] = (2, 1
     """
     x, y = thread
     side = threads * size
-    cell = 3.9 / (side + 2)
+    cell = 3.4 / (side + 2)
     left, top = 0.45, 0.72
     out_x, out_y = left + 2 * cell, top + 2 * cell
     figure, ax = canvas(out_y + side * cell + 0.50, "What one thread of a register-blocked product keeps and reads",
@@ -122,12 +123,11 @@ def thread_tile(threads: int = 4, size: int = 4, thread: tuple[int, int] = (2, 1
         words = out_x + side * cell + 0.22
         lines = (("In one step of k it reads", INK, "bold"), (f"{size} numbers of a,", TEXT[ORANGE], "normal"),
                  (f"{size} numbers of b,", TEXT[GREEN], "normal"), ("and does a multiply-add for each", INK, "normal"),
-                 (f"of its {size * size} sums.", TEXT[BLUE], "normal"))
+                 (f"of its {size * size} accumulators.", TEXT[BLUE], "normal"))
         for k, (text, ink, weight) in enumerate(lines):
             ax.text(words, out_y + 0.15 + 0.25 * k, text, fontsize=9, color=ink, fontweight=weight, va="center")
-        ax.text(0.14, out_y + side * cell + 0.28, f"Thread ({x}, {y}) of {threads} \u00d7 {threads}. Its elements lie "
-                f"{threads} apart, so that neighbours in the block read neighbours in b.", fontsize=8, color=FAINT,
-                va="center")
+        note(ax, out_y + side * cell + 0.28, f"Thread ({x}, {y}) of {threads} \u00d7 {threads}. Its elements lie "
+                f"{threads} apart, so that neighbours in the block read neighbours in b.")
     return figure
 
 
@@ -136,11 +136,11 @@ def mma_lanes(lane: int = 13) -> CourseFigure:
     if not 0 <= lane < 32:
         raise ValueError(f"lane is {lane}; a warp has lanes 0 to 31")
     colours = (BLUE, ORANGE, GREEN, PURPLE)
-    wide, tall, left, top = 0.245, 0.205, 0.34, 0.92
-    gap = 0.40
+    tall, left, top, gap = 0.205, 0.20, 0.92, 0.36
+    wide = (WIDTH - left - gap - 0.14) / 24
     b_x, a_y = left + 16 * wide + gap, top + 16 * tall + gap
     figure, ax = canvas(a_y + 16 * tall + 0.42, "Who holds what: mma.sync m16n8k16",
-                        "The lane that holds each element of a (16 x 16), b (16 x 8) and the sums (16 x 8): "
+                        "The lane that holds each element of a (16 x 16), b (16 x 8) and the accumulators (16 x 8): "
                         "g = lane // 4 and q = lane % 4.")
 
     def matrix(x0, y0, rows, cols, lane_of, register_of):
@@ -148,7 +148,7 @@ def mma_lanes(lane: int = 13) -> CourseFigure:
             for c in range(cols):
                 holder, place = lane_of(r, c), (x0 + c * wide, y0 + r * tall)
                 ink = TEXT[VERMILLION] if holder == lane else INK
-                draw_box(ax, *place, wide, tall, holder, fill=PALE[colours[register_of(r, c)]], ink=ink, size=7)
+                draw_box(ax, *place, wide, tall, holder, fill=PALE[colours[register_of(r, c)]], ink=ink, size=9)
                 if holder == lane:
                     draw_box(ax, *place, wide, tall, edge=VERMILLION, linewidth=1.8, zorder=3)
 
@@ -157,9 +157,9 @@ def mma_lanes(lane: int = 13) -> CourseFigure:
         matrix(b_x, top, 16, 8, lambda r, c: c * 4 + r % 8 // 2, lambda r, c: r // 8)
         matrix(b_x, a_y, 16, 8, lambda r, c: r % 8 * 4 + c // 2, lambda r, c: r // 8)
         for x, y, name, size in ((left, a_y, "a", "16 \u00d7 16"), (b_x, top, "b", "16 \u00d7 8"),
-                                 (b_x, a_y, "sums", "16 \u00d7 8")):
+                                 (b_x, a_y, "accumulators", "16 \u00d7 8")):
             ax.text(x, y - 0.13, name, fontsize=9.5, fontweight="bold", va="center")
-            ax.text(x + 0.12 + 0.085 * len(name), y - 0.13, size, fontsize=8, color=FAINT, va="center")
+            ax.text(x + 0.12 + 0.085 * len(name), y - 0.13, size, fontsize=9, color=FAINT, va="center")
         g, q = divmod(lane, 4)
         lines = ((f"Lane {lane}: g = {lane} // 4 = {g}, q = {lane} % 4 = {q}", INK, "bold"),
                  ("a0  row g, columns 2q and 2q + 1", TEXT[BLUE], "normal"),
@@ -172,8 +172,8 @@ def mma_lanes(lane: int = 13) -> CourseFigure:
                  ("c2, c3  row g + 8", TEXT[ORANGE], "normal"))
         for k, (text, ink, weight) in enumerate(lines):
             ax.text(left, top + 0.25 + 0.26 * k, text, fontsize=9, color=ink, fontweight=weight, va="center")
-        ax.text(0.14, a_y + 16 * tall + 0.22, "The number is the lane. A register of a or b holds two float16 values; "
-                "each accumulator is a float32 of its own.", fontsize=8, color=FAINT, va="center")
+        note(ax, a_y + 16 * tall + 0.22, "The number is the lane. A register of a or b holds two float16 values; "
+                "each accumulator is a float32 of its own.")
     return figure
 
 
@@ -201,14 +201,14 @@ def overlap(tiles: int = 5, load: float = 1.9, multiply: float = 1.3) -> CourseF
             y = top + row * apart
             lanes = max(1, row)  # loads that are under way at the same time
             ax.text(0.14, y + tall, name, fontsize=9, fontweight="bold", va="center")
-            ax.text(left - 0.08, y + lanes * tall / 2, "load", fontsize=8, ha="right", va="center", color=TEXT[ORANGE])
-            ax.text(left - 0.08, y + (lanes + 0.5) * tall, "multiply", fontsize=8, ha="right", va="center",
+            ax.text(left - 0.08, y + lanes * tall / 2, "load", fontsize=9, ha="right", va="center", color=TEXT[ORANGE])
+            ax.text(left - 0.08, y + (lanes + 0.5) * tall, "multiply", fontsize=9, ha="right", va="center",
                     color=TEXT[BLUE])
             for t, (loads, multiplies) in enumerate(plan):
                 draw_box(ax, left + loads * scale, y + t % lanes * tall, load * scale, tall, t, fill=PALE[ORANGE],
-                         size=8)
+                         size=9)
                 draw_box(ax, left + multiplies * scale, y + lanes * tall, multiply * scale, tall, t, fill=PALE[BLUE],
-                         size=8)
-        ax.text(0.14, top + 3 * apart + 0.12, "The number is the tile. Gaps between products are time in which the "
-                "multiply-add units wait.", fontsize=8, color=FAINT, va="center")
+                         size=9)
+        note(ax, top + 3 * apart + 0.12, "The number is the tile. Gaps between products are time in which the "
+                "multiply-add units wait.")
     return figure

@@ -15,7 +15,6 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.ticker import LogLocator
 
-from labkit import measure
 from labkit._common.tables import number
 from labkit.measure.plots.style import (
     BLUE,
@@ -25,8 +24,8 @@ from labkit.measure.plots.style import (
     ORANGE,
     STYLE,
     CourseFigure,
+    gpu_panels,
     grid_along,
-    here_and_recorded,
     new_figure,
     panel_title,
     shorten,
@@ -92,15 +91,17 @@ LENGTH_LINES = (("torch_us", "PyTorch, SDPA", GREY, "s"), ("ours_us", "ours", BL
 
 def lengths(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """Time of a sentence over the tokens that all are padded to, both axes logarithmic."""
-    recorded = measure.recorded_beside(series, "minilm_lengths", recorded)
-    panels = [{**panel, **{key: [np.nan if us is None else us for us in panel[key]] for key in ("torch_us", "ours_us")
-                           if panel[key]}} for panel in (series, recorded) if panel]
-    figure = lines_over(panels[0], panels[1] if len(panels) > 1 else None, "Time of a sentence over its length",
-                        "tokens", LENGTH_LINES, "tokens that each sentence is padded to")
-    for ax, panel in zip(figure.axes, here_and_recorded(*panels[:1], panels[1] if len(panels) > 1 else None),
-                         strict=True):
+    def known(panel: dict) -> dict:
+        return {**panel, **{key: [np.nan if us is None else us for us in panel[key]] for key in ("torch_us", "ours_us")
+                            if panel[key]}}
+
+    panels, _ = gpu_panels(series, "minilm_lengths", recorded)
+    panels = [known(panel) for panel in panels]
+    beside = panels[0] if panels and panels[0]["where"] != series["where"] else None
+    figure = lines_over(known(series), "minilm_lengths", beside, "Time of a sentence over its length", "tokens",
+                        LENGTH_LINES, "tokens that each sentence is padded to")
+    for ax, panel in zip(figure.axes, panels, strict=False):
         ax.set_xticks(panel["tokens"], [f"{n:,}" for n in panel["tokens"]])
-        ax.tick_params(labelsize=SIZE - 1)
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     return figure
 

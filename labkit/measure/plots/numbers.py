@@ -1,4 +1,4 @@
-"""The figures of lesson 17, in the course's style.
+"""The figures of lesson 23, in the course's style.
 
     bits_of(value)                            sign, exponent and fraction of a number in each of the three formats
     spacing()                                 the distance between neighbouring numbers, over their magnitude
@@ -31,6 +31,7 @@ from labkit.measure.plots.style import (
     WIDTH,
     CourseFigure,
     canvas,
+    count_of,
     draw_box,
     new_figure,
 )
@@ -42,7 +43,7 @@ PARTS = (("sign", GREY), ("exponent", ORANGE), ("fraction", BLUE))
 
 def bits_of(value: float) -> CourseFigure:
     """The bits of the nearest number in each format, one row for each, all beginning at the sign."""
-    left, cell, tall, pitch, top = 0.98, 0.182, 0.30, 0.86, 0.80
+    left, cell, tall, pitch, top = 0.98, (WIDTH - 1.12) / 32, 0.30, 0.86, 0.80
     rows = []
     for format in FORMATS:
         bits = int(encode(value, format))
@@ -58,7 +59,7 @@ def bits_of(value: float) -> CourseFigure:
             digits, at = f"{bits:0{format.bits}b}", 0
             for (name, colour), width in zip(PARTS, (1, format.exponent_bits, format.fraction_bits), strict=True):
                 ax.text(left + (at + width / 2) * cell, y - 0.11, name if width > 1 or row == 0 else "",
-                        fontsize=8.5, ha="center", va="center_baseline", color=TEXT[colour])
+                        fontsize=9, ha="center", va="center_baseline", color=TEXT[colour])
                 for _ in range(width):
                     draw_box(ax, left + at * cell, y, cell, tall, digits[at], size=9, fill=PALE[colour])
                     at += 1
@@ -128,18 +129,18 @@ def _colour(name: str) -> str:
 def shards_and_blob(files: Mapping[str, Mapping], places: Mapping, nbytes: int) -> CourseFigure:
     """Above, the tensors of each file (name -> an entry with begin and end); below, the one buffer (name -> a place
     with offset and nbytes). All to one scale; a band joins the two places of a tensor."""
-    left, wide, tall, gap, top = 0.2, 6.6, 0.34, 0.20, 0.98
+    left, wide, tall, gap, top = 0.14, WIDTH - 0.28, 0.34, 0.20, 0.98
     sizes = {file: max(entry.end for entry in entries.values()) for file, entries in files.items()}
     scale = (wide - gap * (len(files) - 1)) / max(sum(sizes.values()), nbytes)
     below = top + tall + 1.25
-    figure, ax = canvas(below + tall + 0.86, f"{len(files)} files, one buffer",
-                        f"{len(places)} tensors of {len(files)} files lie in one buffer of {nbytes:,} bytes, in the "
-                        "order of a forward pass: " + ", ".join(places) + ".")
+    figure, ax = canvas(below + tall + 0.86, f"{count_of(len(files), 'file')}, one buffer",
+                        f"{len(places)} tensors of {count_of(len(files), 'file')} lie in one buffer of {nbytes:,} "
+                        "bytes, in the order of a forward pass: " + ", ".join(places) + ".")
     with rc_context(STYLE):
         x = left
         for file, entries in files.items():
-            ax.text(x, top - 0.30, file, fontsize=8.5, fontweight="bold", va="center_baseline")
-            ax.text(x, top - 0.12, f"{len(entries)} tensors, {sizes[file]:,} bytes", fontsize=8, color=FAINT,
+            ax.text(x, top - 0.30, file, fontsize=9, fontweight="bold", va="center_baseline")
+            ax.text(x, top - 0.12, f"{len(entries)} tensors, {sizes[file]:,} bytes", fontsize=9, color=FAINT,
                     va="center_baseline")
             for name, entry in entries.items():
                 begin, end = x + scale * entry.begin, x + scale * entry.end

@@ -1,4 +1,4 @@
-"""The figures of lesson 20, in the course's style.
+"""The figures of lesson 26, in the course's style.
 
     page_table(blocks, sequences)    a block manager's state: each sequence's row of the table, and who holds which page
     page_reads(size=64, pages=10)    which lane reads what of a page, and which warp takes which page
@@ -37,6 +37,7 @@ from labkit.measure.plots.style import (
     draw_box,
     grid_along,
     new_figure,
+    note,
 )
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, VERMILLION, "#3B3FA6", "#756600", "#555B61")  # at most so many sequences
@@ -71,7 +72,7 @@ def page_table(blocks: BlockManager, sequences: Mapping[str, Served]) -> CourseF
     held, shared = len(holders), sum(len(each) > 1 for each in holders.values())
     kept = sum(blocks.is_cached(page) for page in range(blocks.num_pages) if page not in holders)
     lines = -(-blocks.num_pages // ACROSS)
-    side, left, top, pitch = 0.38, 1.62, 0.86, 0.42
+    side, left, top, pitch = 0.36, 1.86, 0.86, 0.42
     memory = top + len(sequences) * pitch + 0.52
     summary = "; ".join(f"{name}: {count_of(each.computed, 'token')} in pages {', '.join(map(str, each.pages))}"
                         for name, each in sequences.items())
@@ -105,8 +106,8 @@ def page_table(blocks: BlockManager, sequences: Mapping[str, Served]) -> CourseF
         pitch_across = (WIDTH - 0.28 - side) / (ACROSS - 1)
         for page in range(blocks.num_pages):
             page_box(0.14 + page % ACROSS * pitch_across, memory + page // ACROSS * (side + 0.06), page)
-        ax.text(0.14, memory + lines * (side + 0.06) + 0.14, "Filled as far as there are tokens. Bold frame: shared. "
-                "White: free. Grey: free, still in the prefix cache.", fontsize=9, color=FAINT, va="center")
+        note(ax, memory + lines * (side + 0.06) + 0.16, "Filled as far as there are tokens. Bold frame: shared. White: "
+             "free. Grey: free, still in the prefix cache.")
     return figure
 
 
@@ -117,7 +118,7 @@ def page_reads(size: int = 64, pages: int = 10) -> CourseFigure:
         raise ValueError(f"size is {size} and pages is {pages}; size must be 16, 32, 64 or 128, and pages 1 to 16")
     lanes = size // 8  # that share a key
     groups = 32 // lanes
-    left, top, tall, wide = 0.92, 0.86, 0.205, 4.0 / lanes
+    left, top, tall, wide = 0.92, 0.86, 0.205, 3.9 / lanes
     below = top + PAGE * tall + 0.52
     figure, ax = canvas(below + 0.48, "A warp and a page", (
         f"The {size * 2} bytes of a key are read by {count_of(lanes, 'lane')}, 16 bytes each, so that a warp reads "
@@ -132,7 +133,7 @@ def page_reads(size: int = 64, pages: int = 10) -> CourseFigure:
             ax.text(left + lanes * wide + 0.12, top + (token + 0.5) * tall, f"group {group}, load {token // groups}",
                     fontsize=9, va="center_baseline", color=FAINT)
             for piece in range(lanes):
-                draw_box(ax, left + piece * wide, top + token * tall, wide, tall, group * lanes + piece, size=8.5,
+                draw_box(ax, left + piece * wide, top + token * tall, wide, tall, group * lanes + piece, size=9,
                          fill=_tint(COLOURS[group % len(COLOURS)], 0.40 if token // groups % 2 == 0 else 0.20))
         ax.text(0.14, below - 0.18, "The pages of a sequence, and the warp that takes each", fontsize=9.5,
                 fontweight="bold", va="center")
@@ -174,7 +175,7 @@ def running_softmax(scores: Sequence[float]) -> CourseFigure:
         lower.plot(keys, sums, "-o", color=VERMILLION)
         lower.set_ylim(0, None)
         lower.set_ylabel("running sum")
-        lower.set_xlabel("key (shaded: the maximum grows, and the sum so far is multiplied by exp(old \u2212 new))")
+        lower.set_xlabel("key; shaded: the maximum grows, the sum is scaled by exp(old \u2212 new)")
     return figure
 
 
@@ -205,6 +206,6 @@ def rows_and_keys(lengths: Sequence[int], contexts: Sequence[int]) -> CourseFigu
                                        facecolor=_tint(BLUE, 0.30), edgecolor="none"))
             draw_box(ax, x, 0.98, context * unit, length * unit, edge=GREY)
             x += max(context * unit, 0.72) + gap
-        ax.text(left, 0.98 + tall + 0.22, "New rows down, keys to the right. Dark: keys in the cache before. "
-                "Light: keys of this launch.", fontsize=9, color=FAINT, va="center")
+        note(ax, 0.98 + tall + 0.22, "New rows down, keys to the right. Dark: keys in the cache before. Light: keys of "
+             "this launch.")
     return figure

@@ -29,7 +29,9 @@ from labkit.measure.plots.style import (
     draw_box,
     grid_along,
     label_line_ends,
+    leave_right,
     new_figure,
+    note,
     panel_title,
     taken,
     time_axis,
@@ -56,7 +58,7 @@ def reductions(threads: int = 8) -> CourseFigure:
             x0 = left + panel * (threads * pitch + between)
             middle = [x0 + (t + 0.5) * pitch for t in range(threads)]
             ax.text(x0, top - 0.36, name, fontsize=9.5, fontweight="bold", va="center")
-            ax.text(x0, top - 0.14, "thread" if panel == 0 else "lane", fontsize=7, color=FAINT, va="center")
+            ax.text(x0, top - 0.14, "thread" if panel == 0 else "lane", fontsize=9, color=FAINT, va="center")
             for row in range(len(strides) + 1):
                 y = top + row * rise
                 if row:
@@ -64,16 +66,18 @@ def reductions(threads: int = 8) -> CourseFigure:
                     for t in range(threads if panel else stride):
                         for source in (t, t ^ stride if panel else t + stride):
                             ax.plot([middle[source], middle[t]], [before, y], color=colour, linewidth=0.9, alpha=0.75)
-                    label = f"lane ^ {stride}" if panel else f"+ the one {stride} further on, then a barrier"
-                    ax.text(x0 - 0.04 if panel else x0 + threads * pitch - 0.02, (before + y) / 2, label, fontsize=7.5,
+                    label = f"lane ^ {stride}" if panel else f"t + {stride}"
+                    ax.text(x0 - 0.04 if panel else x0 + threads * pitch - 0.02, (before + y) / 2, label, fontsize=9,
                             color=TEXT[colour], ha="right", va="center",
                             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.2})
                 holds = threads if panel else threads >> row
                 for t in range(threads):
                     draw_box(ax, middle[t] - pitch / 2 + 0.03, y, pitch - 0.06, cell, t if row == 0 else 1 << row,
-                             fill=colour if t < holds else PALE[GREY], ink="white" if t < holds else GREY, size=7.5)
-        ax.text(left, height - 0.30, "First row: the thread's number. Below: of how many numbers it holds the sum. "
-                "Grey: never read.", fontsize=8, color=FAINT, va="center")
+                             fill=colour if t < holds else PALE[GREY], ink="white" if t < holds else GREY, size=9)
+        note(ax, height - 0.30, "First row: the thread's number. Below: of how many numbers it holds the sum. Grey: "
+             "never read again. In the tree thread t adds what thread t + 4 holds, then t + 2, then t + 1, with a "
+             "barrier after each step." if threads == 8 else "First row: the thread's number. Below: of how many "
+             "numbers it holds the sum. Grey: never read again. A barrier follows each step of the tree.")
     return figure
 
 
@@ -90,14 +94,13 @@ def masks(size: int = 8, length: int = 5) -> CourseFigure:
         for number_, (name, sees, colour) in enumerate(panels):
             x0 = left + number_ * (size * cell + between)
             ax.text(x0, top - 0.38, name, fontsize=9.5, fontweight="bold", va="center")
-            ax.text(x0, top - 0.13, "key \u2192", fontsize=7, color=FAINT, va="center")
+            ax.text(x0, top - 0.13, "key \u2192", fontsize=9, color=FAINT, va="center")
             if number_ == 0:
-                ax.text(x0 - 0.10, top, "query \u2193", fontsize=7, color=FAINT, ha="right", va="top")
+                ax.text(x0 - 0.10, top, "query \u2193", fontsize=9, color=FAINT, ha="right", va="top")
             for q in range(size):
                 for k in range(size):
                     draw_box(ax, x0 + k * cell, top + q * cell, cell, cell, fill=colour if sees(q, k) else PALE[GREY])
-        ax.text(0.14, top + size * cell + 0.28, "Coloured: the score counts. Grey: it is hidden, its probability is 0.",
-                fontsize=8, color=FAINT, va="center")
+        note(ax, top + size * cell + 0.28, "Coloured: the score counts. Grey: it is hidden, its probability is 0.")
     return figure
 
 
@@ -123,12 +126,12 @@ def quads(columns: int = 27, lanes: int = 4) -> CourseFigure:
                     col = 4 * lanes * q + 4 * lane + e
                     x = left + lane * (4 * cell + 0.06) + e * cell
                     if col < columns:
-                        draw_box(ax, x, y, cell, tall, col, fill=PALE[colours[lane % 4]], size=8.5)
+                        draw_box(ax, x, y, cell, tall, col, fill=PALE[colours[lane % 4]], size=9)
                     else:
-                        draw_box(ax, x + 0.02, y + 0.02, cell - 0.04, tall - 0.04, "0", edge=GREY, ink=FAINT, size=8,
+                        draw_box(ax, x + 0.02, y + 0.02, cell - 0.04, tall - 0.04, "0", edge=GREY, ink=FAINT, size=9,
                                  linestyle=(0, (2, 2)), linewidth=0.7)
-        ax.text(0.14, top + rounds * (tall + 0.14) + 0.14, "The number is the column. A quad is one load of 128 bits. "
-                "Dashed: beyond the row; a zero, which the sum does not feel.", fontsize=8, color=FAINT, va="center")
+        note(ax, top + rounds * (tall + 0.14) + 0.14, "The number is the column. A quad is one load of 128 bits. "
+             "Dashed: beyond the row, a zero, which leaves the sum as it is.")
     return figure
 
 
@@ -140,8 +143,7 @@ def launch_floor(series: dict, mask: str = "causal") -> CourseFigure:
                                f"Times of a masked softmax for S = {', '.join(map(str, sizes_))}: unfused and fused, "
                                f"called from Python and in a graph. {taken(series)}.")
     with rc_context(STYLE):
-        box = ax.get_position()
-        ax.set_position((0.095, box.y0, 0.655, box.height))
+        leave_right(ax, [f"{series['unfused']}, in a graph", "fused, in a graph"])
         library, ends = series["unfused"], []
         for key, name, colour, marker, style in (
                 ("unfused", f"{library}, called", GREY, "s", "-"),

@@ -1,4 +1,4 @@
-"""The figures of lesson 21, in the course's style.
+"""The figures of lesson 27, in the course's style.
 
     requests_over_steps(history, pages)    what each sequence did in each step, and how many pages were held
     tokens_of_steps(panels)                the tokens of each step, of prompts and of outputs
@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib import rc_context
-from matplotlib.patches import Rectangle
 
 from labkit.engine.recording import Recorded
 from labkit.engine.simulation import Timeline
@@ -24,21 +23,17 @@ from labkit.measure.plots.style import (
     PALE,
     STYLE,
     VERMILLION,
+    WIDTH,
     CourseFigure,
     count_of,
     grid_along,
+    key,
     new_figure,
     panel_title,
+    width_of,
 )
 
 KINDS = {"prefill": ("prompt", ORANGE), "decode": ("one more token", BLUE), "again": ("computed again", VERMILLION)}
-
-
-def _legend(figure, entries: Sequence[tuple[str, str]]) -> None:
-    """Coloured words on the title's line, at its right end."""
-    handles = [Rectangle((0, 0), 1, 1, color=colour) for _, colour in entries]
-    figure.legend(handles, [words for words, _ in entries], loc="upper right", ncols=len(entries), frameon=False,
-                  fontsize=8.5, bbox_to_anchor=(0.985, 1.0), handlelength=0.9, handletextpad=0.4, columnspacing=1.0)
 
 
 def requests_over_steps(history: Sequence[Recorded], pages: int, title: str = "Requests over steps") -> CourseFigure:
@@ -54,7 +49,12 @@ def requests_over_steps(history: Sequence[Recorded], pages: int, title: str = "R
         f"{count_of(crosses, 'preemption')}; at most {max(step.held for step in history)} of {pages} pages held."),
         gap=0.42, bottom=0.55)
     rows = {name: row for row, name in enumerate(names)}
+    labels = [f"{request}/{index}" if several else request for request, index in names]
+    left = (0.40 + max(width_of(label, 9) for label in (*labels, f"{pages}"))) / WIDTH
     with rc_context(STYLE):
+        for each in (ax, below):
+            box = each.get_position()
+            each.set_position((left, box.y0, 0.97 - left, box.height))
         for number, step in enumerate(history):
             for name in step.waiting:
                 if name in rows:
@@ -71,7 +71,7 @@ def requests_over_steps(history: Sequence[Recorded], pages: int, title: str = "R
                 if name in rows:
                     ax.plot([number + 0.5], [rows[name]], "x", color=INK, markersize=7, markeredgewidth=1.8)
         ax.set_ylim(len(names) - 0.45, -0.55)
-        ax.set_yticks(range(len(names)), [f"{request}/{index}" if several else request for request, index in names])
+        ax.set_yticks(range(len(names)), labels)
         ax.set_ylabel("request")
         ax.tick_params(length=0, labelbottom=False)
         below.stairs([step.held for step in history], range(len(history) + 1), fill=True, color=PALE[GREEN],
@@ -84,7 +84,7 @@ def requests_over_steps(history: Sequence[Recorded], pages: int, title: str = "R
         for each in (ax, below):
             each.set_xlim(0, len(history))
         grid_along(below, "y")
-        _legend(figure, [(words, colour) for kind, (words, colour) in KINDS.items()
+        key(figure, [(words, colour) for kind, (words, colour) in KINDS.items()
                          if any(step.tokens(kind) for step in history)] + [("waiting", GREY)])
     return figure
 
@@ -114,7 +114,7 @@ def tokens_of_steps(panels: Mapping[str, Timeline], title: str = "Tokens of each
             grid_along(ax, "y")
             panel_title(ax, f"{name}: {len(decode)} steps, at most {(decode + prefill).max():.0f} tokens in one")
         axes[-1].set_xlabel("step")
-        _legend(figure, [KINDS["prefill"], KINDS["decode"]])
+        key(figure, [KINDS["prefill"], KINDS["decode"]])
     return figure
 
 

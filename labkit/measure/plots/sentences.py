@@ -1,4 +1,4 @@
-"""The figures of lesson 15, in the course's style.
+"""The figures of lesson 21, in the course's style.
 
     cosines(texts, embeddings)     how near each sentence is to each other one
     layer_launches(config, rows)   the launches of a layer, with LayerNorm before (GPT-2) and after (BERT) the sum
@@ -30,6 +30,7 @@ from labkit.measure.plots.style import (
     CourseFigure,
     canvas,
     draw_box,
+    note,
 )
 from labkit.models.minilm import Config, lay_out
 
@@ -47,7 +48,7 @@ def cosines(texts: Sequence[str], embeddings: np.ndarray) -> CourseFigure:
     colours = LinearSegmentedColormap.from_list("cosine", ["#FFFFFF", PALE[BLUE], BLUE])
     near = [(matrix[i, j], i, j) for i in range(count) for j in range(i)]
     _, one, other = max(near)
-    left, top, tall = 2.78, 0.80, 0.42
+    left, top, tall = 2.66, 0.80, 0.42
     cell = (WIDTH - left - 0.16) / count
     figure, ax = canvas(top + count * tall + 0.34, "Cosines of sentences",
                         f"The cosine of each two of {count} sentences. The nearest two, {max(near)[0]:.2f}: "
@@ -95,10 +96,10 @@ def layer_launches(config: Config, rows: int) -> CourseFigure:
                             f"{name} ({key}, {rows} x {width})"
                             for (name, *_), (key, width) in zip(POST_LN, wrote, strict=True)) + ".")
     with rc_context(STYLE):
-        for left, name, order in ((0.16, "GPT-2: Pre-LN", PRE_LN), (2.86, "BERT: Post-LN", POST_LN)):
+        for left, name, order in ((0.16, "GPT-2: Pre-LN", PRE_LN), (2.40, "BERT: Post-LN", POST_LN)):
             ax.text(left, 0.64, name, fontsize=11.5, fontweight="bold", va="center")
-            _launches(ax, left + 0.16, left + 0.42, 1.70, top, tall, pitch, order)
-        x = 2.86 + 0.42 + 1.70 + 0.16
+            _launches(ax, left + 0.16, left + 0.42, 1.48, top, tall, pitch, order)
+        x = 2.40 + 0.42 + 1.48 + 0.16
         ax.text(x, 0.64, "what it writes", fontsize=9.5, color=FAINT, va="center")
         for row, (key, width) in enumerate(wrote):
             y = top + row * pitch + tall / 2
@@ -171,11 +172,11 @@ def layouts(lengths: Sequence[int]) -> CourseFigure:
             ax.text(left, y + caption / 2, f"{name[0].upper()}{name[1:]}: {count:,} rows, "
                     f"{1 - tokens / count:.0%} padding", fontsize=9.5, fontweight="bold", va="center")
             y += caption
-            ax.imshow(owner, cmap=colours, vmin=-0.5, vmax=len(SHADES) + 0.5, interpolation="nearest", aspect="auto",
+            ax.imshow(owner, cmap=colours, vmin=-0.5, vmax=len(SHADES) + 0.5, interpolation="none", aspect="auto",
                       extent=(left, left + LINE * cell, y + len(owner) * cell, y))
             y += len(owner) * cell + 0.16
-        ax.text(left, y + 0.06, f"A line is {LINE} rows of the batch. A stretch of one colour is a sentence; grey rows "
-                "are padding.", fontsize=9, color=FAINT, va="center")
         ax.set_xlim(0, WIDTH)
         ax.set_ylim(height, 0)
+        note(ax, y + 0.06, f"A line is {LINE} rows of the batch. A stretch of one colour is a sentence; grey rows are "
+             "padding.")
     return figure

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from matplotlib import rc_context
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter
 
 from labkit import measure
@@ -19,6 +18,7 @@ from labkit.measure.plots.style import (
     FAINT,
     GREEN,
     GREY,
+    HERE,
     INK,
     ORANGE,
     PURPLE,
@@ -28,29 +28,41 @@ from labkit.measure.plots.style import (
     WIDTH,
     CourseFigure,
     count_axis,
+    foot,
+    gpu_panels,
     grid_along,
-    here_and_recorded,
+    key,
     label_line_ends,
+    leave_right,
     new_figure,
+    panel_taken,
     panel_title,
+    same_limits,
     taken,
     time_axis,
+    unrecorded,
+    width_of,
 )
 
 
 def round_trip(here: dict, recorded: dict | None = None) -> CourseFigure:
     """The steps of one trip to the device, each bar beginning where the last ended, and NumPy beside it, in grey.
 
-    A trip is {"steps": {name: milliseconds, ...}, "numpy_ms": ..., "title": where and how it was taken}.
+    A trip is {"steps": {name: milliseconds, ...}, "numpy_ms": ..., "title": where and how it was taken}. The recorded
+    one stands first; the trip `here` is drawn if this machine has a GPU.
     """
-    trips = here_and_recorded(here, recorded)
+    on_cpu = here.get("where", measure.where()) == CPU_DEVICE
+    trips = [trip for trip in (recorded, None if on_cpu else here) if trip]
+    if not trips:
+        return unrecorded("There, add, and back", [(name, f"{number(ms)} ms") for name, ms in here["steps"].items()])
     figure, axes = new_figure([0.34 * (len(trip["steps"]) + 1) for trip in trips], "There, add, and back",
-                              "; ".join(f"{name} {number(ms)} ms" for name, ms in here["steps"].items())
-                              + f"; NumPy {number(here['numpy_ms'])} ms. {here['title']}.")
+                              "; ".join(f"{trip['title']}: " + ", ".join(
+                                  f"{name} {number(ms)} ms" for name, ms in trip["steps"].items())
+                                  + f"; NumPy {number(trip['numpy_ms'])} ms" for trip in trips) + ".")
     with rc_context(STYLE):
         for ax, trip in zip(axes, trips, strict=True):
             box = ax.get_position()
-            ax.set_position((0.22, box.y0, 0.75, box.height))
+            ax.set_position((0.25, box.y0, 0.71, box.height))
             longest = max(sum(trip["steps"].values()), trip["numpy_ms"])
             start = 0.0
             for y, (name, ms) in enumerate([*trip["steps"].items(), ("NumPy, on the host", trip["numpy_ms"])]):
@@ -71,6 +83,9 @@ def round_trip(here: dict, recorded: dict | None = None) -> CourseFigure:
             ax.set_xlabel("milliseconds since the trip began")
             grid_along(ax, "x")
             panel_title(ax, trip["title"])
+        if len(trips) > 1:
+            same_limits(axes, "x")
+        foot(figure, HERE if on_cpu else "")
     return figure
 
 
@@ -93,7 +108,7 @@ def timeline(*panels: dict) -> CourseFigure:
     with rc_context(STYLE):
         for ax, panel, rows in zip(axes, panels, present, strict=True):
             box = ax.get_position()
-            ax.set_position((0.155, box.y0, 0.815, box.height))
+            ax.set_position((0.175, box.y0, 0.795, box.height))
             end = max(event["start_us"] + event["us"] for event in panel["events"])
             scale, unit = (1000, "ms") if end > 3000 else (1, "\u00b5s")
             for event in panel["events"]:
@@ -102,21 +117,18 @@ def timeline(*panels: dict) -> CourseFigure:
                 ax.barh(y, width, left=event["start_us"] / scale, height=0.66, color=colour, edgecolor="white",
                         linewidth=0.6)
                 name = event["name"] if event["row"].startswith("ranges") else _event_name(event["name"])
-                room = event["us"] / end * 0.815 * WIDTH  # inches
-                if room > 0.068 * len(name) + 0.06:
+                room = event["us"] / end * 0.795 * WIDTH  # inches
+                if room > width_of(name, 9) + 0.06:
                     ax.annotate(name, ((event["start_us"] + event["us"] / 2) / scale, y), ha="center", va="center",
-                                fontsize=8, color=INK if colour in ("#DDE1E5", ORANGE, "#C3C9CE") else "white")
+                                fontsize=9, color=INK if colour in ("#DDE1E5", ORANGE, "#C3C9CE") else "white")
             ax.set_ylim(len(rows) - 0.5, -0.6)
             ax.set_yticks(range(len(rows)), [TIMELINE_ROWS[row] for row in rows])
             ax.set_xlim(0, end / scale)
             ax.set_xlabel(unit)
             grid_along(ax, "x")
             panel_title(ax, panel["title"])
-        seen = [name for name in PHASES if any(event["name"] == name for panel in panels for event in panel["events"])]
-        handles = [Rectangle((0, 0), 1, 1, color=PHASES[name]) for name in seen]
-        if handles:
-            figure.legend(handles, seen, loc="upper right", ncols=len(seen), frameon=False, fontsize=8,
-                          bbox_to_anchor=(0.985, 0.999), handlelength=0.9, handletextpad=0.4, columnspacing=1.0)
+        key(figure, [(name, colour) for name, colour in PHASES.items()
+                     if any(event["name"] == name for panel in panels for event in panel["events"])])
     return figure
 
 
@@ -138,17 +150,16 @@ def _event_name(name: str) -> str:
 
 
 LAUNCH_LINES = (
-    ("python_us", "Numba, from Python", BLUE, "o"),
+    ("python_us", "ours, from Python", BLUE, "o"),
     ("torch_us", "PyTorch", GREY, "s"),
-    ("graph_us", "Numba, in a graph", GREEN, "D"),
+    ("graph_us", "ours, in a graph", GREEN, "D"),
     ("torch_graph_us", "PyTorch, in a graph", ORANGE, "^"),
 )
 
 
 def launch_cost(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """Time of one vector addition among many, over sizes: the launch sets the floor, memory the slope."""
-    recorded = measure.recorded_beside(series, "launch_sizes", recorded)
-    return lines_over(series, recorded, "What a launch costs", "n", LAUNCH_LINES, "elements", bound=12)
+    return lines_over(series, "launch_sizes", recorded, "What a launch costs", "n", LAUNCH_LINES, "elements", bound=12)
 
 
 COPY_LINES = (
@@ -161,37 +172,42 @@ COPY_LINES = (
 
 def copy_cost(series: dict, recorded: dict | None | str = "auto") -> CourseFigure:
     """Time of a copy over its size: a price for the trip, then a price for each byte."""
-    recorded = measure.recorded_beside(series, "copy_sizes", recorded)
-    return lines_over(series, recorded, "What a copy costs", "bytes", COPY_LINES, "bytes")
+    return lines_over(series, "copy_sizes", recorded, "What a copy costs", "bytes", COPY_LINES, "bytes")
 
 
-def lines_over(series: dict, recorded: dict | None, title: str, x: str, lines, x_label: str,
+def lines_over(series: dict, name: str, recorded: dict | None | str, title: str, x: str, lines, x_label: str,
                bound: int | None = None) -> CourseFigure:
-    """Microseconds over sizes, both axes logarithmic. bound: bytes an element, for the time that memory needs."""
-    panels = here_and_recorded(series, recorded)
-    figure, axes = new_figure([2.8] * len(panels), title, f"{title}, {taken(series)}")
+    """Microseconds over sizes, both axes logarithmic: the recording of this name, then what this machine's GPU
+    measured. bound: bytes an element, for the time that memory needs."""
+    panels, below = gpu_panels(series, name, recorded)
+    if not panels:
+        return unrecorded(title)
+    figure, axes = new_figure([2.8] * len(panels), title, f"{title}: " + "; ".join(f"{taken(panel)}" + "".join(
+        f", {words} {number(panel[key][0])} to {number(panel[key][-1])} us" for key, words, *_ in lines
+        if panel.get(key)) for panel in panels) + f". {below}")
     with rc_context(STYLE):
         for ax, panel in zip(axes, panels, strict=True):
-            box = ax.get_position()
-            ax.set_position((0.095, box.y0, 0.675, box.height))
+            leave_right(ax, [words for key, words, *_ in lines if panel.get(key)])
             count_axis(ax, x_label)
             time_axis(ax)
             xs, ends = panel[x], []
-            for key, name, colour, marker in lines:
+            for key, words, colour, marker in lines:
                 if panel.get(key):
                     values = [us / 1000 for us in panel[key]]
                     ax.plot(xs, values, color=colour, marker=marker, markeredgewidth=0)
-                    ends.append((xs[-1], values[-1], name, TEXT[colour]))
+                    ends.append((xs[-1], values[-1], words, TEXT[colour]))
             low = ax.get_ylim()[0]
-            if bound and panel["where"] != CPU_DEVICE and measure.recorded() is not None:
-                bandwidth = measure.recorded()["limits"]["bandwidth_gbs"]
+            known = measure.recorded() if bound else None
+            if known is not None and known["machine"]["gpu"] == panel["where"]:
+                bandwidth = known["limits"]["bandwidth_gbs"]
                 ax.plot(xs, [bound * n / bandwidth / 1e6 for n in xs], color=INK, linestyle=(0, (4, 3)), linewidth=1.1)
                 at = 3 * low * bandwidth * 1e6 / bound
-                ax.annotate("what memory needs", (at, 3 * low), xytext=(9, -4), textcoords="offset points",
-                            fontsize=8.5)
+                ax.annotate("what memory needs", (at, 3 * low), xytext=(-7, 4), textcoords="offset points",
+                            fontsize=9, ha="right")
             ax.set_ylim(low / 1.6, None)
             ax.set_xlim(xs[0] * 0.75, xs[-1] * 1.35)
             grid_along(ax, "both")
             label_line_ends(ax, ends)
-            panel_title(ax, taken(panel))
+            panel_title(ax, panel_taken(panels, panel))
+        foot(figure, below)
     return figure

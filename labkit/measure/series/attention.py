@@ -1,6 +1,7 @@
-"""What lesson 12 shows beside the ladders: attention over lengths and over caches, and its three passes one by one.
+"""What lessons 17 and 18 show beside the ladders: attention over lengths and over caches, its three passes one by one,
+and its launches one by one where each step has its own.
 
-`labkit bench` takes these on a GPU and records them; the lesson takes them at small sizes wherever it runs. All times
+`labkit bench` takes these on a GPU and records them; the lessons take them at small sizes wherever they run. All times
 are in microseconds, one launch in a CUDA graph where it is short, so that Python takes no part. float16 kernels are
 left out on the CPU device: they take long to compile there, and float16 is no faster.
 """
@@ -26,6 +27,7 @@ from labkit.kernels.attention.three_pass import (
     attention_three_pass_kernel,
     weigh_keys,
 )
+from labkit.kernels.attention.unfused import AttentionInSteps
 from labkit.kernels.op import uniform
 from labkit.kernels.reduce import ZERO
 
@@ -184,3 +186,18 @@ def attention_passes(S: int | None = None, heads: int | None = None) -> dict:
         "values, all threads": us(make_values_only(True)),
         attention_three_pass.__name__: us(attention_three_pass_kernel),
         attention_all_threads.__name__: us(attention_all_threads_kernel)}})
+
+
+# --- A launch for each step ------------------------------------------------------------------------------------------
+
+
+def attention_steps(S: int | None = None, heads: int | None = None) -> dict:
+    """Attention with its scores in global memory: each launch by itself, with softmax in two launches and in one."""
+    S, heads = S or device.pick(gpu=1024, cpu=32), heads or device.pick(gpu=HEADS, cpu=1)
+    qkv = cuda.to_device(2 * uniform(np.random.default_rng(0), S, 3 * heads * SIZE))
+    out = cuda.device_array((S, heads * SIZE), np.float32)
+    rows = []
+    for form, fused in (("scale and softmax apart", False), ("scale inside softmax", True)):
+        for name, launch in AttentionInSteps(fused, tiled=True).launches(qkv, heads, out):
+            rows.append({"form": form, "step": name, "us": _us(lambda stream=0, launch=launch: launch(stream))})
+    return measure.stamped({"S": S, "heads": heads, "size": SIZE, "rows": rows})

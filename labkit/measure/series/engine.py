@@ -36,11 +36,13 @@ from labkit.engine.scheduler import Scheduler, StaticScheduler, Step
 from labkit.engine.sequence import Request
 from labkit.kernels.attention.pages import PAGE, pages_for
 from labkit.measure.series.llama import RandomTensors, config_here, random_model, say
+from labkit.measure.series.transformers_batching import served_by_transformers
 from labkit.models.llama import Config
 
 REQUESTS, SHORTEST, LONGEST = 128, 100, 1024
 SEATS, TOKENS = 128, 8192  # of the runner: sequences at a time, and rows of a step
 FIRST_RUN_S, RUN_S = 400, 90  # a process that takes longer is stopped
+BASELINE_S = 25.0  # for transformers' continuous batching, which would take minutes
 POINTS = 60  # of a curve over the time of a run
 
 
@@ -218,10 +220,12 @@ def engine(count: int | None = None, shortest: int | None = None, longest: int |
             f"{row['steps']:,} steps, {row['mean_sequences']:.1f} sequences a step, host {row['host_share']:.0%}, "
             f"first token p50 {row['first_token_ms']['p50']:.0f} ms, between tokens p50 "
             f"{row['between_tokens_ms']['p50']:.2f} p99 {row['between_tokens_ms']['p99']:.2f} ms")
+    baseline = served_by_transformers(config, work, BASELINE_S) if device.on_gpu() else None
+    say(f"engine: transformers' continuous batching: {baseline}")
     return measure.stamped({
         "weights": "random", "shape": config.size, "requests": count, "shortest": shortest, "longest": longest,
         "prompt_tokens": sum(len(one.prompt) for one in work), "output_tokens": sum(one.output for one in work),
-        "page_tokens": PAGE, "rows": rows})
+        "page_tokens": PAGE, "rows": rows, "transformers": baseline})
 
 
 def ready(runner: ModelRunner, budget: int) -> int:

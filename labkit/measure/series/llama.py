@@ -41,6 +41,7 @@ TINY = Config(vocab_size=61, hidden_size=64, intermediate_size=96, num_hidden_la
 SEQUENCES, TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256), 1024
 COMPARED = (1, 32, 256)  # sequences at which PyTorch runs, too
 PROMPTS = (1024, 4096)
+WORST = 4  # sequences that are computed in float32 as well: those in which our logits and PyTorch's differ most
 COMPILING_S = 60.0  # for torch.compile, of a whole series; what it cannot begin in that time is left out
 BLOCK = 1_000_003  # normal numbers that all weights are made of: a prime, so that no two rows of a matrix are alike
 
@@ -152,6 +153,8 @@ def llama_decode(sequences: Sequence[int] | None = None, tokens: int | None = No
     say(f"llama_decode: {pages:,} pages filled; {compile_ahead.prepare(needed)} kernels compiled")
     rows, compile_until = [], time.monotonic() + COMPILING_S
     for count, step in steps.items():
+        if torch_model() is not None and count in compared:  # steps before have written their tokens into these pages
+            runner.fill_cache(numbers)
         drawn = [sampled.token for sampled in runner.launch(step).tokens()]
         graph, logits = runner.captured(count)
         ms = _replayed_ms(graph)
@@ -189,14 +192,23 @@ def contiguous(numbers: np.ndarray, step: Step, tokens: int) -> np.ndarray:
 def _beside_torch(one: TorchLlama, step: Step, numbers: np.ndarray, tokens: int, logits, drawn: list[int],
                   compile_until: float) -> dict:
     """The times of PyTorch's step, on a cache of the same numbers; the smallest cosine of its logits and ours, and the
-    part of the sequences for which both took the same token."""
+    part of the sequences for which both took the same token. For the sequences in which the two differ most the same
+    step in float32 as well: "to_float32" has its smallest cosine with each."""
     ids = np.array([[chunk.sequence.tokens[-1]] for chunk in step.chunks])
-    cache, at = one.cache(contiguous(numbers, step, tokens)), np.array([tokens - 1])
+    keys, at = contiguous(numbers, step, tokens), np.array([tokens - 1])
+    cache = one.cache(keys)
     theirs, likeliest = one.call(ids, at, cache)()
-    found = {"torch": one.rows(ids, at, cache, compile_until),
-             "cosine": float(cosines(logits.copy_to_host()[: len(ids)], theirs.double().cpu().numpy()).min()),
+    ours, theirs = logits.copy_to_host()[: len(ids)], theirs.double().cpu().numpy()
+    alike = cosines(ours, theirs)
+    found = {"torch": one.rows(ids, at, cache, compile_until), "cosine": float(alike.min()),
              "same_tokens": float(np.mean(likeliest.cpu().numpy() == np.array(drawn)))}
     del cache
+    worst, wide = np.argsort(alike)[:WORST], one.widened()
+    exact, _ = wide.call(ids[worst], at, [tuple(part.float() for part in layer) for layer in one.cache(keys[worst])])()
+    exact = exact.double().cpu().numpy()
+    found["to_float32"] = {"ours": float(cosines(ours[worst], exact).min()),
+                           "torch": float(cosines(theirs[worst], exact).min())}
+    del wide
     one.torch.cuda.empty_cache()
     return found
 

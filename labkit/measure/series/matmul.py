@@ -1,4 +1,4 @@
-"""The matrix product over sizes. The series of lessons 04 and 05."""
+"""The matrix product over sizes. The series of lesson 06."""
 
 from __future__ import annotations
 

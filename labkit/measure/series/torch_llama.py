@@ -12,6 +12,7 @@ layer that reads it, where it is fused with the norm.
 
 from __future__ import annotations
 
+import copy
 import functools
 import time
 from collections.abc import Callable, Mapping
@@ -54,6 +55,15 @@ class TorchLlama:
         """Of each layer keys and values, all with these numbers (B, K, S, D)."""
         first = self.tensor(keys)
         return [(first.clone(), first.clone()) for _ in self.layers]
+
+    def widened(self) -> TorchLlama:
+        """The same weights in float32, which says how much of a difference is rounding."""
+        wide = copy.copy(self)
+        wide.__dict__.pop("compiled", None)
+        wide.embedding, wide.norm, wide.dtype = self.embedding.float(), self.norm.float(), self.torch.float32
+        wide.head = wide.embedding if self.head is self.embedding else self.head.float()
+        wide.layers = [{name: each.float() for name, each in own.items()} for own in self.layers]
+        return wide
 
     def angles(self, positions: np.ndarray) -> tuple:
         """(cos, sin), each (T, D / 2), of the model's type."""

@@ -1,4 +1,4 @@
-"""Vectors and volumes added: over sizes, and over shapes of a block. The series of lessons 01 and 02.
+"""Vectors and volumes added: over sizes, and over shapes of a block. The series of lessons 01 and 03.
 
     vector_add_sizes()           the kernel alone, called from Python, with its copies, and NumPy, over sizes
     volume_add_block_shapes()    the 3D volume addition over shapes of its block

@@ -58,7 +58,7 @@ class RequestCounter:
                 report.count("lines_128", line, len({s * SECTOR // LINE for s in sectors}))
                 report.count("bytes_wanted", line, len(set(addresses)) * itemsize)
             else:
-                report.count("bank_conflicts", line, _conflicts(accesses, itemsize))
+                report.count("bank_conflicts", line, bank_conflicts(accesses, itemsize))
             step = report.arrays[name][2] if name in report.arrays else itemsize
             for linear, address in accesses:
                 for part in range(0, itemsize, step):  # a wide access touches several elements
@@ -69,7 +69,7 @@ class RequestCounter:
                 report.count("divergent_branches", line)
 
 
-def _conflicts(accesses, width):
+def bank_conflicts(accesses, width):
     """How often a shared-memory request of a warp has to be repeated: the most distinct words in one bank, less one.
 
     accesses: (thread, address) each, of `width` bytes. Accesses of 8 and 16 bytes go in two and four steps by

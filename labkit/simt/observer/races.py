@@ -11,7 +11,7 @@ import numpy as np
 from labkit.simt.errors import shown_index
 from labkit.simt.observer.report import KernelFinding
 
-_CONFLICTS = {"load": ("store", "atomic"), "store": ("store", "load", "atomic"), "atomic": ("store", "load")}
+CONFLICTS = {"load": ("store", "atomic"), "store": ("store", "load", "atomic"), "atomic": ("store", "load")}
 
 
 class RaceDetector:
@@ -52,7 +52,7 @@ class RaceDetector:
             thread.visited[line] = (epochs, thread.step, visited is not None)
         mine = (thread, epochs, kind, line, thread.step)
         cell = self._cell(seen.memory, address)
-        for entry in [e for k in _CONFLICTS[kind] for e in cell[k]]:
+        for entry in [e for k in CONFLICTS[kind] for e in cell[k]]:
             other = entry[0]
             if other is not thread and not self._ordered(entry, thread):
                 self.raced.add((seen.memory, address))

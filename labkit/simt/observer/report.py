@@ -73,6 +73,8 @@ class Report:
     seen: dict = field(default_factory=dict)
     arrays: dict = field(default_factory=dict)  # name: (address of the first element, shape, bytes of an element)
     instructions: dict = field(default_factory=dict)  # "shfl_xor_sync", "ptx.cp_async_4": how many threads' calls
+    launch: object = None  # what it began with, a KeptLaunch, for `play`
+    player: object = None  # what plays it; observe sets it
 
     @property
     def findings(self):
@@ -235,6 +237,18 @@ class Report:
         in global memory grey bands are sectors of 32 bytes, what a GPU moves. Shows the first 256 threads.
         """
         return draw_accesses(self, array)
+
+    def play(self, block=None):
+        """The launch step by step: a page element with the source, the threads of a block and the arrays.
+
+        block: the number of the block to show first, or its (x, y, z); the first with a fault if None, else block 0.
+        All blocks can be chosen in a launch of up to 16 with 2,048 threads together; of a larger one, one is recorded.
+        Returns a Player, which a notebook shows; its save("file.html") writes one HTML file. The launch runs once more,
+        on a copy of what it began with. Raises ValueError for arrays of more than 16 MB together.
+        """
+        if self.player is None:
+            raise ValueError(f"{self.kernel}: this report has no launch to play; play is for what observe returns")
+        return self.player(self, block)
 
 
 def _text(value):

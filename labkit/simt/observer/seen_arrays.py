@@ -26,7 +26,7 @@ class Allocation:
     """One allocation: what was written, who touched what last."""
 
     def __init__(self, space, array, known, base=0):
-        self.space, self.base = space, base
+        self.space, self.base, self.owner = space, base, array
         self.start = address_of(array)
         self.known = known  # True: the host wrote it; False: only what this launch writes is there
         self.written, self.cells = set(), {}

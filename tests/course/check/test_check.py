@@ -150,6 +150,18 @@ def test_a_right_kernel_passes_and_the_verdict_says_where():
 
 
 @cpu_only
+@pytest.mark.parametrize(("answer", "offered"), [(right, False), (stub, False), (first_block, True),
+                                                 (writes_its_input, True), (uses_a_dictionary, False)])
+def test_a_failing_kernel_can_be_played_where_its_threads_can_be_watched(answer, offered, tmp_path):
+    result = examined(answer, seed=1, play_in=str(tmp_path))
+    assert result.can_play == offered and bool(result.player) == offered
+    assert ([path.name for path in tmp_path.iterdir()] == ["scale_vector.html"]) == offered
+    assert ("step by step: " in result.footer) == offered
+    offer = "step by step: labkit check scale_vector --play"
+    assert (offer in examined(answer, seed=1).footer) == offered
+
+
+@cpu_only
 @pytest.mark.parametrize(
     ("answer", "kind", "words"),
     [

@@ -57,6 +57,22 @@ def test_launches_and_replays_are_distinguished():
     assert inside.in_graph and inside.block == (32, 1, 1)
 
 
+def on_streams(x):
+    first, second = cuda.stream(), cuda.stream()
+    x.copy_to_device(x.copy_to_host(stream=first), second)
+    add_one[2, 32, second](x)
+    second.synchronize()
+    cuda.synchronize()
+
+
+def test_copies_launches_and_waits_are_seen_in_their_order_with_their_streams():
+    order = facts_of(on_streams).order
+    assert [what for what, _ in order] == ["copy back", "copy there", "launch", "wait", "wait"]
+    (_, first), (_, second), (_, launch), (_, of_second), (_, of_all) = order
+    assert 0 != first != second == launch == of_second and of_all == 0
+    assert facts_of(launched).order == [("launch", 0)]
+
+
 def test_a_result_of_the_host_is_right_without_the_launches():
     assert facts_of(on_the_host).right_without
     assert not facts_of(launched).right_without

@@ -5,7 +5,7 @@ import pytest
 
 from labkit import cuda
 from labkit.course.check import cases, run
-from labkit.course.exercises import FunctionExercise, KernelExercise
+from labkit.course.exercises import FunctionExercise, KernelExercise, Reach
 from labkit.course.exercises.domains import in_place
 
 pytestmark = pytest.mark.cpu_device
@@ -51,3 +51,33 @@ def test_a_result_that_is_as_good_as_the_references_is_right():
     case = cases.draw_cases(ANY_ORDER, 3)[1]
     assert run.run_once(ANY_ORDER, lambda x: x[::-1], case).good
     assert not run.run_once(ANY_ORDER, lambda x: x + 1, case).good
+
+
+def _called_until_enough(answer, expected, x):
+    """A judge: the answer is called again and again, and its numbers must reach the expected sum."""
+    total = sum(answer(each) for each in x)
+    return None if total >= expected[0] else f"It reaches {total:.0f} of {expected[0]:.0f}."
+
+
+REACHES = FunctionExercise(name="reaches", reference=lambda x: np.array([x.sum()]), judge=_called_until_enough,
+                           inputs=lambda rng, n: (np.arange(n) + 1.0,), sizes=({"n": 2}, {"n": 4}),
+                           domain=(Reach("all are 1", lambda rng, x: (np.ones_like(x),), {"n": 3}),),
+                           wrong={"a": lambda each: 0.0, "b": lambda each: each / 2})
+
+
+def test_an_answer_that_is_called_by_something_larger_is_judged_by_what_comes_of_it():
+    drawn = cases.draw_cases(REACHES, 3)
+    assert all(run.run_once(REACHES, lambda each: 2 * each, case).good for case in drawn)
+    seen = [run.run_once(REACHES, lambda each: each / 2, case) for case in drawn]
+    assert [attempt.kind for attempt in seen] == ["demand"] * len(drawn)
+    assert seen[0].details == ("It reaches 2 of 3.",)
+    assert seen[-1].details == ("It reaches 2 of 3.", "In this case all are 1.")
+    raised = run.run_once(REACHES, lambda each: 1 / 0, drawn[0])
+    assert raised.kind == "raised"
+
+
+def test_a_judge_is_for_a_function_that_is_no_launcher():
+    with pytest.raises(ValueError, match="judge is for a function that returns its result"):
+        FunctionExercise(name="both", reference=np.sort, judge=_called_until_enough, shape=lambda n: (n,),
+                         inputs=lambda rng, n: (np.ones(n),), sizes=({"n": 2},), domain="It is made for a test.",
+                         wrong={"a": np.sort, "b": np.sum})

@@ -59,6 +59,45 @@ def test_equal_outputs_at_every_size_are_exact(examined):
     assert "A known mistake does exactly this: `+` in place of `*`." in str(verdict)
 
 
+@cuda.jit
+def adds_a_little_more(a, s, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = a[i] + s + 0.25
+
+
+def test_a_result_that_is_near_a_known_mistakes_is_another_mistake(examined):
+    verdict = examined(adds_a_little_more)
+    assert verdict.kind == "wrong_result" and verdict.mistake == ""
+
+
+@cuda.jit
+def one_behind(a, s, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i + 1] = a[i] * s
+
+
+@cuda.jit
+def five_behind(a, s, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i + 5] = a[i] * s
+
+
+@cuda.jit
+def five_behind_in_other_words(a, s, out):
+    thread = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if thread >= out.size:
+        return
+    out[thread + 5] = s * a[thread]
+
+
+def test_of_mistakes_with_the_same_kind_of_fault_the_one_with_the_same_numbers_is_named():
+    exercise = replace(exercises.find("scale_vector"), wrong={"one": one_behind, "five": five_behind})
+    assert examine(exercise, five_behind_in_other_words, seed=5).mistake == "five"
+
+
 def test_a_fault_at_another_line_is_alike_at_most(examined):
     verdict = examined(no_guard_elsewhere)
     assert verdict.kind == "out_of_bounds" and verdict.mistake and not verdict.mistake_is_exact
@@ -86,8 +125,40 @@ def test_two_known_mistakes_that_do_the_same_are_alike_only():
     assert verdict.mistake == "one, or: two" and not verdict.mistake_is_exact
 
 
+@cuda.jit
+def one_more_in_several_blocks(a, s, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = a[i] * s + (1 if cuda.gridDim.x > 1 else 0)
+
+
+@cuda.jit
+def one_more_in_several_blocks_and_in_a_single_element(a, s, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = a[i] * s + (1 if cuda.gridDim.x > 1 or out.size == 1 else 0)
+
+
+@cuda.jit
+def one_more_in_other_words(a, s, out):
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i < out.size:
+        out[i] = s * a[i]
+        if cuda.gridDim.x != 1:
+            out[i] += 1
+
+
 def test_a_known_mistake_fails_nowhere_where_the_answer_is_right():
-    """At this seed the two give the same in every case from the first that fails; one of them fails before."""
+    """The two give the same in every case from the first that fails; one of them fails before."""
+    wrong = {"in a single element, too": one_more_in_several_blocks_and_in_a_single_element,
+             "in several blocks": one_more_in_several_blocks}
+    exercise = replace(exercises.find("scale_vector"), wrong=wrong)
+    assert examine(exercise, one_more_in_other_words, seed=5).mistake == "in several blocks"
+
+
+@pytest.mark.sweep
+def test_a_known_mistake_of_an_exercise_fails_nowhere_where_the_answer_is_right():
+    """As above, at a seed at which two mistakes of a real exercise differ before the first failing case alone."""
     exercise, mistake = exercises.find("attend_packed"), "the first maximum is 0, and scores far below it vanish"
     assert examine(exercise, exercise.wrong[mistake], seed=1560955437).mistake == mistake
 

@@ -13,6 +13,7 @@ import pytest
 
 from labkit.course import answer_cells, exercises
 from labkit.course.check import examine
+from tests.course.expensive import marks_of
 
 EXERCISES = exercises.load()
 ANSWERS = tomllib.loads(Path(__file__).with_name("wrong_answers.toml").read_text(encoding="utf-8"))["answer"]
@@ -83,7 +84,8 @@ def test_every_answer_is_python_and_none_is_there_twice():
 
 @pytest.mark.cpu_device
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("name", BY_ID)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(answer["exercise"]))
+                                  for name, answer in BY_ID.items()])
 def test_a_wrong_answer_does_not_pass_and_a_right_one_does(name):
     answer = BY_ID[name]
     taken, verdict = passed(answer)

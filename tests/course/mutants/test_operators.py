@@ -1,6 +1,7 @@
 """Each operator changes what it says, nothing twice, and never into the answer itself."""
 
 import ast
+import functools
 
 import pytest
 
@@ -28,8 +29,13 @@ def launch(x, out):
 '''
 
 
+@functools.cache
+def mutants_of(source):
+    return mutants(source)
+
+
 def changes(operator, source=ANSWER):
-    return {one.change for one in mutants(source) if one.operator == operator}
+    return {one.change for one in mutants_of(source) if one.operator == operator}
 
 
 @pytest.mark.parametrize(("operator", "change"), [

@@ -8,6 +8,7 @@ from labkit._common.paths import REPOSITORY
 from labkit.course import answer_cells, exercises
 from labkit.course.mutants import ledger, trial
 from labkit.course.mutants.operators import Mutant
+from tests.course.expensive import marks_of
 
 pytestmark = pytest.mark.cpu_device
 
@@ -34,7 +35,7 @@ def test_the_ledger_names_mutants_that_there_are():
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", EXERCISES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in EXERCISES])
 def test_no_mutant_passes_that_is_not_known(name):
     for mutant in trial.mutants_of(EXERCISES[name], COUNT)[:HERE]:
         outcome = trial.try_mutant(EXERCISES[name], mutant)

@@ -198,7 +198,7 @@ def test_how_many_parts_a_sequence_has_depends_on_its_length_alone():
 
 
 @pytest.mark.parametrize(("launcher", "dtype"), [("split", F32), pytest.param("split", BF16, marks=pytest.mark.sweep),
-                                                 ("mma", BF16)])
+                                                 pytest.param("mma", BF16, marks=pytest.mark.sweep)])
 def test_a_result_has_the_same_bits_however_many_blocks_share_a_sequence(launcher, dtype):
     factory, most = (make_paged_decode_mma, MOST_MMA) if launcher == "mma" else (make_paged_decode, MOST)
     q, keys, values, table, lengths, scale = (cuda.to_device(each) if isinstance(each, np.ndarray) else each

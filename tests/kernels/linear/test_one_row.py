@@ -102,42 +102,59 @@ def check_resources(text, most):
 
 
 @pytest.mark.sampled(1)
+@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize(("source", "after", "depth", "cols"), [
     (NORM, QKV, 768, 2304), (NORM, GELU, 768, 3072), (JOIN, RESIDUAL, 768, 768), (PLAIN, RESIDUAL, 3072, 768)])
-def test_all_weights_are_asked_for_before_anything_is_waited_for(source, after, depth, cols, half):
-    """GPT-2 small's layers: a thread's loads of weights stand before the first shuffle and the first barrier."""
+def test_all_weights_are_asked_for_before_anything_is_waited_for(source, after, depth, cols, half, early):
+    """GPT-2 small's layers: a thread's loads of weights stand before the first shuffle and the first barrier, and
+    before the kernel waits for the one before it."""
     number = "float16" if half else "float32"
     lanes, threads = plan(depth, cols, half)
     joined = (12, 11) if source == JOIN else (0, 0)
     row, norm = ("float32 1", "float32 1") if source == JOIN else ("float32 2", f"{number} 1")
-    text = ptx_of(make_one_row(half, source, after, depth, lanes, threads, True, *joined), row, norm, norm,
+    text = ptx_of(make_one_row(half, source, after, depth, lanes, threads, True, *joined, early), row, norm, norm,
                   f"{number} 2", f"{number} 1", "float32 2", f"{number} 2" if after == QKV else "float32 2",
                   f"{number} 2", "int32 1", f"{number} 1", "uint32")
     before = re.split(r"shfl\.sync|bar\.sync", text)[0]
+    if early:
+        before = check_begins_early(before)
     loads = depth // (threads // lanes)
     assert len(re.findall(r"ld\.global\.nc\.v4", before)) == len(re.findall(r"ld\.global\.nc\.v4", text)) == loads
     assert "cp.async.bulk.prefetch.L2.global" in before
     check_resources(text, 128)
 
 
+def check_begins_early(text: str) -> str:
+    """The kernel's text up to where it waits for the one before it; it has written nothing by then."""
+    before, after = text.split("griddepcontrol.wait", 1)
+    assert "griddepcontrol.launch_dependents" in before and "st.global" not in before
+    assert "griddepcontrol" not in after
+    return before
+
+
 @pytest.mark.sampled(1)
+@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("half", [False, True])
-def test_keys_and_values_are_asked_for_together(half):
+def test_keys_and_values_are_asked_for_together(half, early):
     number = "float16" if half else "float32"
-    text = ptx_of(make_one_query(half, 64, 11, True), f"{number} 2", f"{number} 2", "int32 1", "float32 1", "float32 1",
-                  "float32", f"{number} 1", "uint32")
+    text = ptx_of(make_one_query(half, 64, 11, True, early), f"{number} 2", f"{number} 2", "int32 1", "float32 1",
+                  "float32 1", "float32", f"{number} 1", "uint32")
     before = text[: text.index("shfl.sync")]
+    if early:
+        assert "ld.global" not in check_begins_early(text)
     assert len(re.findall(r"ld\.global\.v4", before)) == 1 + 2 * (3 if half else 6)  # 96 keys of a block
     check_resources(text, 128)
 
 
 @pytest.mark.sampled(1)
+@pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("half", [False, True])
-def test_rows_of_the_table_are_asked_for_together(half):
+def test_rows_of_the_table_are_asked_for_together(half, early):
     number = "float16" if half else "float32"
-    text = ptx_of(make_row_logits(half, 768), "float32 2", f"{number} 1", f"{number} 1", f"{number} 2", "float32 2",
-                  "int64 1")
-    loop = re.search(r"\n\$L__BB0_\d+:(?:(?!\n\$L).)*?shfl", text, re.DOTALL)[0]
-    assert len(re.findall(r"ld\.global\.nc\.v4", loop)) == 12
+    text = ptx_of(make_row_logits(half, 768, early), "float32 2", f"{number} 1", f"{number} 1", f"{number} 2",
+                  "float32 2", "int64 1")
+    before = check_begins_early(text) if early else text[: text.index("shfl.sync")]
+    assert len(re.findall(r"ld\.global\.nc\.v4", before)) == 12  # and as many again for each later turn
+    assert len(re.findall(r"ld\.global\.nc\.v4", text[text.rindex("shfl.sync"):])) == 12
     check_resources(text, 128)

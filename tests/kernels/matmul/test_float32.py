@@ -21,15 +21,21 @@ from labkit.kernels.matmul.float32 import (
 from labkit.kernels.matmul.float32_tiles import RING
 from labkit.kernels.op import rung, uniform
 
-
-def test_every_rung_agrees():
-    assert agree(MATMUL, seed=1).passed
+every_rung = pytest.mark.parametrize("launch", MATMUL.rungs, ids=lambda launch: launch.__name__)
 
 
-def test_random_shapes_agree():
+@pytest.mark.sampled(5)
+@every_rung
+def test_every_rung_agrees(launch):
+    assert agree(MATMUL, [launch], seed=1).passed
+
+
+@pytest.mark.sampled(5)
+@every_rung
+def test_random_shapes_agree(launch):
     rng = np.random.default_rng(7)
     sizes = tuple({axis: int(rng.integers(1, 70)) for axis in "MNK"} for _ in range(12))
-    assert agree(MATMUL, sizes=sizes, seed=2).passed
+    assert agree(MATMUL, [launch], sizes=sizes, seed=2).passed
 
 
 @pytest.mark.parametrize("tile", [1, 4, 8])
@@ -43,15 +49,19 @@ def test_any_tile(tile):
     assert agree(MATMUL, [tiled], sizes=({"M": 5, "N": 9, "K": 7}, {"M": 8, "N": 8, "K": 8})).passed
 
 
-def test_identity():
+@pytest.mark.sampled(5)
+@every_rung
+def test_identity(launch):
     a = np.arange(35, dtype=np.float32).reshape(5, 7)
     out = cuda.device_array((5, 7), np.float32)
-    for launch in MATMUL.rungs:
-        launch(cuda.to_device(a), cuda.to_device(np.eye(7, dtype=np.float32)), out)
-        np.testing.assert_array_equal(out.copy_to_host(), a)
+    launch(cuda.to_device(a), cuda.to_device(np.eye(7, dtype=np.float32)), out)
+    np.testing.assert_array_equal(out.copy_to_host(), a)
 
 
-def test_misaligned_views_agree():
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("launch", (matmul_vectorized, matmul_double_buffered, matmul_pipelined),
+                         ids=lambda launch: launch.__name__)
+def test_misaligned_views_agree(launch):
     """A view that begins between two multiples of 16 bytes: no access of 128 bits may touch it."""
     M, N, K = 132, 128, 16
     rng = np.random.default_rng(5)
@@ -62,18 +72,20 @@ def test_misaligned_views_agree():
 
     aligned = cuda.to_device(a), cuda.to_device(b), cuda.device_array((M, N), np.float32)
     moved = shifted(a), shifted(b), shifted(np.full((M, N), np.nan, np.float32))
-    for launch in (matmul_vectorized, matmul_double_buffered, matmul_pipelined):
-        for which in range(3):
-            arrays = tuple(moved[n] if n == which else aligned[n] for n in range(3))
-            launch(*arrays)
-            np.testing.assert_allclose(arrays[2].copy_to_host(), a.astype(np.float64) @ b, rtol=1e-5)
+    for which in range(3):
+        arrays = tuple(moved[n] if n == which else aligned[n] for n in range(3))
+        launch(*arrays)
+        np.testing.assert_allclose(arrays[2].copy_to_host(), a.astype(np.float64) @ b, rtol=1e-5)
 
 
 @pytest.mark.parametrize("K", [1, 15, 16, 17, 32, 33, 48, 80, 100])
-def test_the_ring_of_tiles_is_right_at_every_depth(K):
+@pytest.mark.parametrize("launch", [
+    pytest.param(matmul_double_buffered, id="matmul_double_buffered", marks=pytest.mark.sweep),
+    pytest.param(matmul_pipelined, id="matmul_pipelined")])
+def test_the_ring_of_tiles_is_right_at_every_depth(launch, K):
     """Fewer tiles than the ring has places, as many, and more; whole ones and a last one that is not."""
     sizes = ({"M": 128, "N": 128, "K": K}, {"M": 5, "N": 3, "K": K})
-    assert agree(MATMUL, ["matmul_double_buffered", "matmul_pipelined"], sizes=sizes, seed=K).passed
+    assert agree(MATMUL, [launch], sizes=sizes, seed=K).passed
 
 
 @pytest.mark.sweep

@@ -76,6 +76,7 @@ def test_agrees_at_awkward_sizes(way, weights):
         assert not wrong.any(), f"{wrong.sum()} of {M} x {N} x {K}, the first at {np.argwhere(wrong)[0]}"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_product_lands_where_it_belongs(way):
     """Row and column numbers as data: a @ b picks row r of the identity; swapped rows or columns would show as such."""
@@ -86,6 +87,7 @@ def test_every_product_lands_where_it_belongs(way):
         np.testing.assert_array_equal(run(WAYS[way], identity, b, None, (size, size), weights=weights), numbers)
 
 
+@pytest.mark.sampled(2, by="bias")
 @pytest.mark.parametrize("bias", [np.float16, np.float32])
 @pytest.mark.parametrize("way", WAYS)
 def test_bias_of_either_type(way, bias):
@@ -197,7 +199,7 @@ def variants():
                                                                                  activation=activation)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("tile", "kernel"), [pytest.param(tile, kernel, id=name) for name, tile, kernel in variants()])
 def test_accumulators_stay_in_registers(tile, kernel):
     """wgmma runs on its own only while its sums stay where they are: the compiler says so when it has to move them."""

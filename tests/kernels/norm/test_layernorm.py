@@ -13,20 +13,29 @@ from labkit.kernels.norm import layernorm as norm
 from labkit.kernels.norm.layernorm import ADD_LAYERNORM, LAYERNORM, RESIDUAL_LAYERNORM
 from labkit.kernels.op import rung, uniform
 
+every_rung = pytest.mark.parametrize("launcher", LAYERNORM.rungs, ids=lambda rung: rung.__name__)
+
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("launcher", LAYERNORM.rungs, ids=lambda rung: rung.__name__)
+@every_rung
 def test_every_rung_agrees(launcher):
+    """A warp's kernel is another for each width: the usual run has one of whole vectors and one that is not."""
+    assert agree(LAYERNORM, [launcher], seed=1, sizes=({"R": 3, "C": 5}, {"R": 6, "C": 768})).passed
+
+
+@pytest.mark.sweep
+@every_rung
+def test_every_rung_agrees_at_every_awkward_size(launcher):
     assert agree(LAYERNORM, [launcher], seed=1).passed
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("op", [RESIDUAL_LAYERNORM, ADD_LAYERNORM], ids=lambda op: op.name)
 def test_with_a_residual(op):
-    assert agree(op, seed=1, sizes=({"R": 1, "C": 1}, {"R": 3, "C": 5}, {"R": 6, "C": 768})).passed
+    assert agree(op, seed=1, sizes=({"R": 3, "C": 5}, {"R": 6, "C": 768})).passed
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("op", [RESIDUAL_LAYERNORM, ADD_LAYERNORM], ids=lambda op: op.name)
 def test_with_a_residual_at_every_awkward_size(op):
     assert agree(op, seed=2).passed
@@ -44,28 +53,32 @@ def on_device(*arrays):
     return [cuda.to_device(np.ascontiguousarray(array, np.float32)) for array in arrays]
 
 
-def test_a_row_of_one_value_becomes_the_bias():
+@pytest.mark.sampled(3)
+@every_rung
+def test_a_row_of_one_value_becomes_the_bias(launcher):
     x, weight, bias = on_device(np.full((2, 768), 3.0), np.ones(768), np.arange(768))
-    for launch in LAYERNORM.rungs:
-        out = cuda.device_array((2, 768), np.float32)
-        launch(x, weight, bias, out)
-        np.testing.assert_allclose(out.copy_to_host(), np.tile(np.arange(768), (2, 1)), atol=1e-3)
+    out = cuda.device_array((2, 768), np.float32)
+    launcher(x, weight, bias, out)
+    np.testing.assert_allclose(out.copy_to_host(), np.tile(np.arange(768), (2, 1)), atol=1e-3)
 
 
-def test_a_large_mean_costs_digits_of_the_input_only():
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("launcher", [rung for rung in LAYERNORM.rungs if rung is not norm.layernorm_one_pass],
+                         ids=lambda rung: rung.__name__)  # that one fails at this: lesson 15 shows how
+def test_a_large_mean_costs_digits_of_the_input_only(launcher):
     """Ten thousand times the spread: the difference from the mean is what the float32 input has left."""
     rng = np.random.default_rng(4)
     x = (10_000 + rng.standard_normal((4, 768))).astype(np.float32)
     weight, bias = np.ones(768, np.float32), np.zeros(768, np.float32)
     expected = norm.layernorm_reference(x, weight, bias)
     allowed = 10_000 * np.sqrt(768) * np.finfo(np.float32).eps / 2  # of the mean: 768 roundings, as a random walk
-    assert "layernorm_one_pass" in [launch.__name__ for launch in LAYERNORM.rungs if launch.failed]
-    for launch in LAYERNORM.rungs:
-        if launch.__name__ == "layernorm_one_pass":  # it fails at this: lesson 11 shows how
-            continue
-        out = cuda.device_array(x.shape, np.float32)
-        launch(*on_device(x, weight, bias), out)
-        assert np.abs(out.copy_to_host() - expected).max() < allowed
+    out = cuda.device_array(x.shape, np.float32)
+    launcher(*on_device(x, weight, bias), out)
+    assert np.abs(out.copy_to_host() - expected).max() < allowed
+
+
+def test_the_rung_that_a_large_mean_breaks_says_that_it_failed():
+    assert norm.layernorm_one_pass in LAYERNORM.rungs and norm.layernorm_one_pass.failed
 
 
 def test_in_place_and_misaligned():

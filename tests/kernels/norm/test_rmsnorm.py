@@ -30,7 +30,13 @@ def usual(op, launcher):
                  marks=() if usual(op, launcher) else pytest.mark.sweep)
     for op in OPS for launcher in op.rungs])
 def test_every_rung_agrees(op, launcher):
-    assert agree(op, [launcher], seed=1).passed
+    """A kernel is another for each width: the usual run has two of them."""
+    assert agree(op, [launcher], sizes=op.awkward[1:] if usual(op, launcher) else None, seed=1).passed
+
+
+@pytest.mark.sweep
+def test_the_usual_rung_agrees_at_every_awkward_size():
+    assert agree(ADD_RMSNORM_BF16, [norms.add_rmsnorm_fused], seed=1).passed
 
 
 def in_transformers_order(total, weight, eps):

@@ -1,4 +1,4 @@
-"""The pictures of lesson 12: what they say, and that they draw."""
+"""The pictures of lessons 17 and 18: what they say, and that they draw."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from labkit.measure.plots import attention as pictures
 def test_where_a_head_lies():
     figure = pictures.qkv_rows(token=1, head=3)
     assert "Token 1 and head 3" in figure.summary
-    assert figure.png().startswith(b"\x89PNG")
+    assert figure.svg().startswith("<svg")
     with pytest.raises(ValueError, match="head 12 of 12"):
         pictures.qkv_rows(head=12)
 
@@ -18,7 +18,7 @@ def test_where_a_head_lies():
 def test_tiles_of_a_block(block):
     figure = pictures.tiles(queries=40, tile=8, block=block)
     assert f"through 5 tiles without a mask, and through {block + 1} with a causal one" in figure.summary
-    assert figure.png().startswith(b"\x89PNG")
+    assert figure.svg().startswith("<svg")
 
 
 def test_tiles_that_are_not_whole_are_refused():
@@ -36,12 +36,14 @@ def made_up(where: str, x: str) -> dict:
 def test_times_over_lengths(mask):
     figure = pictures.over_lengths(made_up(CPU_DEVICE, "S"), mask, recorded=made_up("NVIDIA H200", "S"))
     assert "Measured on NVIDIA H200, 2026-11-21, S from 16 to 1,024" in figure.summary
-    assert len(figure.axes) == 2
+    assert len(figure.axes) == 1, "the CPU device's times are not drawn"
+    assert "On this machine: the CPU device, which shows work, not speed" in figure.summary
     assert len(figure.axes[0].lines) == 4
-    assert figure.png().startswith(b"\x89PNG")
+    assert figure.svg().startswith("<svg")
 
 
 def test_times_over_caches():
-    figure = pictures.over_caches(made_up("NVIDIA H200", "keys"))
+    figure = pictures.over_caches(made_up("NVIDIA H200", "keys"), recorded=None)
     assert len(figure.axes) == 1
-    assert figure.png().startswith(b"\x89PNG")
+    assert len(pictures.over_caches(made_up("NVIDIA L4", "keys"), made_up("NVIDIA H200", "keys")).axes) == 2
+    assert figure.svg().startswith("<svg")

@@ -1,4 +1,4 @@
-"""The figures of lesson 19: what they say, and that they draw."""
+"""The figures of lesson 25: what they say, and that they draw."""
 
 import pytest
 
@@ -17,14 +17,14 @@ def test_rows_on_either_side_of_the_ridge():
     assert figure.summary == ("a GPU: 4,000 GB/s and 800 TFLOP/s meet at 200 flop per byte. At most 4 TFLOP/s at "
                               "T = 1, 800 TFLOP/s at T = 1,024.")
     assert {"T = 1", "T = 1,024", "bytes decide", "flops decide"} <= set(drawn(figure))
-    assert figure.png().startswith(b"\x89PNG")
+    assert figure.svg().startswith("<svg")
 
 
 def test_the_work_of_each_token_with_and_without_a_cache():
     figure = pictures.over_positions([5, 6, 7], {"MFLOP": [1, 1, 1.5]}, {"MFLOP": [5, 6, 7]}, "here")
     assert figure.summary == "MFLOP of the last token: 1.5 with a cache, 7 without one. here."
     assert len(figure.axes) == 1 and {"with a cache", "without one"} <= set(drawn(figure))
-    assert figure.png().startswith(b"\x89PNG")
+    assert figure.svg().startswith("<svg")
 
 
 def test_a_box_for_each_stretch_of_launches_in_which_a_buffer_is_live():
@@ -36,7 +36,7 @@ def test_a_box_for_each_stretch_of_launches_in_which_a_buffer_is_live():
                               "9,000,192, normed at 13,000,192.")
     assert drawn(figure).count("normed") == 3  # before attention, before the MLP, before the head
     assert drawn(figure).count("x") == drawn(figure).count("gated") == 1
-    assert figure.png().startswith(b"\x89PNG")
+    assert figure.svg().startswith("<svg")
 
 
 @pytest.mark.parametrize(("there", "stretches"), [
@@ -52,4 +52,4 @@ def test_slots_over_time():
     figure = pictures.slots(timelines)
     assert figure.summary == "Static: 9 steps, 33% of the slots idle; Continuous: 6 steps, 0% of the slots idle."
     assert drawn(figure).count("slot 1") == 2
-    assert figure.png().startswith(b"\x89PNG")
+    assert figure.svg().startswith("<svg")

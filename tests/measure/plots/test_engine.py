@@ -40,9 +40,9 @@ def test_steps_stand_beside_their_bytes_and_pytorchs():
     assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == ["1", "32", "256"]
 
 
-def test_those_of_the_cpu_device_have_no_bytes_and_the_recorded_ones_stand_below():
+def test_of_the_cpu_device_only_the_recorded_ones_are_drawn():
     figure = pictures.decode_steps(decode(on_gpu=False), recorded=decode())
-    assert len(figure.axes) == 2 and len(figure.axes[0].lines) == 2 and len(figure.axes[1].lines) == 4
+    assert len(figure.axes) == 1 and len(figure.axes[0].lines) == 4
 
 
 def test_seats_that_stay_empty_are_seen():

@@ -32,7 +32,7 @@ def test_tokens_a_second_of_a_gpu_stand_beside_the_sources():
 def test_those_of_the_cpu_device_do_not():
     figure = pictures.rates(series(measure.CPU_DEVICE, ("called",)))
     assert len(figure.axes) == 1 and drawn(figure)[0] == "shape of small,\nrandom weights"
-    assert "shows work, not GPU speed" in figure.summary
+    assert "shows work, not speed" in figure.summary
 
 
 @pytest.mark.parametrize("known", [None, 1.05])

@@ -1,4 +1,4 @@
-"""The figures of lesson 18: what they say, and that they draw."""
+"""The figures of lesson 24: what they say, and that they draw."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from labkit.models.llama import LLAMA_3_2_1B
 def test_dials_of_pairs():
     figure = pictures.rotations(frequencies(32, 10_000.0), (0, 8))
     assert "pair 0 turns once in 6.3 tokens; pair 8 turns once in 628.3 tokens" in figure.summary
-    assert figure.png().startswith(b"\x89PNG")
+    assert figure.svg().startswith("<svg")
 
 
 @pytest.mark.parametrize(("pairs", "positions", "message"), [
@@ -27,7 +27,7 @@ def test_wavelengths_count_the_pairs():
     plain = frequencies(64, 500_000.0)
     figure = pictures.wavelengths(plain, frequencies(64, 500_000.0, LLAMA_3_2_1B.rope_scaling), 8192, 1, 4)
     assert "of 32 pairs: 15 are kept, 14 are stretched by the whole factor, 3 lie between" in figure.summary
-    assert figure.png().startswith(b"\x89PNG")
+    assert figure.svg().startswith("<svg")
     with pytest.raises(ValueError, match=r"plain has shape \(32,\) and scaled \(16,\)"):
         pictures.wavelengths(plain, plain[:16], 8192, 1, 4)
 
@@ -39,6 +39,6 @@ def test_weights_of_heads():
     figure = pictures.head_weights(("a", "b", "c"), weights, shared=2)
     assert "2 heads in a row share keys and values" in figure.summary
     assert figure.summary.endswith("The last token reads most from 'a', 'a', 'a', 'c'.")
-    assert figure.png().startswith(b"\x89PNG")
+    assert figure.svg().startswith("<svg")
     with pytest.raises(ValueError, match=r"weights has shape \(4, 3, 3\) and there are 2 tokens"):
         pictures.head_weights(("a", "b"), weights, shared=2)

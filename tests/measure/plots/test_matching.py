@@ -1,4 +1,4 @@
-"""The figures of lesson 16: what they say, and that they draw."""
+"""The figures of lesson 22: what they say, and that they draw."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def test_a_box_for_each_launch_of_each_step():
     boxes = len(figure.axes[0].patches)
     assert boxes == len(pictures.KINDS) + sum(map(len, layers.values()))
     assert {"18", "12", "10", "9", "7", *layers} <= set(drawn(figure))
-    assert figure.png().startswith(b"\x89PNG")
+    assert figure.svg().startswith("<svg")
 
 
 def test_score_matrices_count_what_is_needed():
@@ -30,7 +30,7 @@ def test_score_matrices_count_what_is_needed():
                               "longest, 3,072; packed, 681.")
     assert "Padded to the longest: 3,072 scores, 4.5 times what is needed" in drawn(figure)
     assert "Packed: 681 scores, all of them needed" in drawn(figure)
-    assert figure.png().startswith(b"\x89PNG")
+    assert figure.svg().startswith("<svg")
 
 
 @pytest.mark.parametrize("lengths", [[], [0, 3], [129], [3] * 13])
@@ -49,7 +49,7 @@ def test_the_recorded_ladder():
     assert figure.summary == ("Microseconds a sentence. Measured on NVIDIA H200, 2026-11-30. simple: 30.0 at 64 x 128, "
                               "4.0 at 64 x 16; packed: 15.0 at 64 x 128, 2.0 at 64 x 16.")
     assert len(figure.axes) == 2 and {"30.0", "15.0", "4.0", "2.0"} <= set(drawn(figure))
-    assert figure.png().startswith(b"\x89PNG")
+    assert figure.svg().startswith("<svg")
 
 
 @pytest.mark.parametrize("theirs", [None, [3.0, None, 9.0]])
@@ -57,4 +57,4 @@ def test_time_over_length_with_and_without_pytorch(theirs):
     series = {"sentences": 64, "tokens": [16, 64, 128], "ours_us": [1.0, 2.0, 4.0], "torch_us": theirs, **STAMP}
     figure = pictures.over_length(series)
     assert len(figure.axes[0].lines) == (1 if theirs is None else 2)
-    assert figure.png().startswith(b"\x89PNG")
+    assert figure.svg().startswith("<svg")

@@ -1,4 +1,4 @@
-"""The figures of lesson 20: what they say, and that they draw."""
+"""The figures of lesson 26: what they say, and that they draw."""
 
 from types import SimpleNamespace
 
@@ -37,7 +37,7 @@ def test_the_page_table_says_who_holds_what():
     texts = drawn(figure)
     assert {"a", "b", "21 tokens"} <= set(texts) and "c" not in texts
     assert texts.count("0") == 3 and texts.count("1") == texts.count("2") == 2 and texts.count("9") == 1
-    assert figure.png().startswith(b"\x89PNG")
+    assert figure.svg().startswith("<svg")
     framed = [box for box in figure.axes[0].patches if box.get_linewidth() > 1]
     assert len(framed) == 3  # the shared page, in two rows and in memory
 
@@ -60,7 +60,7 @@ def test_which_lane_reads_what(size, keys):
     numbers = [int(text) for text in texts if text.isdigit()]
     assert len(numbers) == 16 * size // 8 + 6 and numbers[-6:] == [0, 1, 2, 3, 0, 1]
     assert numbers[:32] == list(range(32))  # a warp's first request
-    assert figure.png().startswith(b"\x89PNG")
+    assert figure.svg().startswith("<svg")
     with pytest.raises(ValueError, match="size is 80"):
         pictures.page_reads(80)
 
@@ -72,7 +72,7 @@ def test_the_running_maximum_and_sum():
                               f"{whole:.2f}.")
     sums = figure.axes[1].lines[-1].get_ydata()
     assert sums[-1] == pytest.approx(whole) and sums[1] == pytest.approx(1 + np.exp(-1))
-    assert figure.png().startswith(b"\x89PNG")
+    assert figure.svg().startswith("<svg")
     with pytest.raises(ValueError, match="scores has shape"):
         pictures.running_softmax([1.0])
 
@@ -82,7 +82,7 @@ def test_rows_and_the_keys_that_they_see():
     assert figure.summary == ("4 rows of a sequence of 4 tokens, 10 scores; "
                               "2 rows of a sequence of 10 tokens, 19 scores.")
     assert {"sequence 0", "4 of 4", "2 of 10"} <= set(drawn(figure))
-    assert figure.png().startswith(b"\x89PNG")
+    assert figure.svg().startswith("<svg")
     for lengths, contexts in (((0,), (3,)), ((4,), (3,)), ((1, 2), (3,)), ((1,) * 6, (3,) * 6)):
         with pytest.raises(ValueError, match="lengths and contexts"):
             pictures.rows_and_keys(lengths, contexts)

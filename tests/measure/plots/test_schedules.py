@@ -1,4 +1,4 @@
-"""Lesson 21's figures: what they say of what they draw."""
+"""Lesson 27's figures: what they say of what they draw."""
 
 import pytest
 
@@ -15,7 +15,7 @@ HISTORY = [Recorded((Part(ONE, "prefill", 5), Part(OTHER, "prefill", 2)), (), ()
 def test_requests_over_steps_says_what_was_preempted():
     figure = pictures.requests_over_steps(HISTORY, pages=4)
     assert figure.summary == "3 steps of 2 sequences, 1 preemption; at most 3 of 4 pages held."
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["0", "1"] and figure.png()
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["0", "1"] and figure.svg()
     crosses = [line for line in figure.axes[0].get_lines() if line.get_marker() == "x"]
     assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in crosses] == [(1.5, 1)]
     with pytest.raises(ValueError, match="the history has no steps"):
@@ -27,7 +27,7 @@ def test_tokens_of_steps_are_those_of_the_timeline():
               for budget in (8, 100)}
     figure = pictures.tokens_of_steps(panels)
     assert figure.summary == "a budget of 8: 5 steps, at most 8 tokens in one; a budget of 100: 4 steps, at most 23 " \
-                             "tokens in one." and figure.png()
+                             "tokens in one." and figure.svg()
     with pytest.raises(ValueError, match="a panel has no steps"):
         pictures.tokens_of_steps({})
 
@@ -36,6 +36,6 @@ def test_tokens_of_steps_are_those_of_the_timeline():
 def test_overlapped_steps_take_the_longer_of_the_two(host, device, seconds):
     figure = pictures.host_and_device(host, device)
     assert figure.summary.endswith(f"step n + 1 is prepared while step n runs: 5 steps in {seconds:,} us.")
-    assert "one after the other: 5 steps in 6,500 us" in figure.summary and figure.png()
+    assert "one after the other: 5 steps in 6,500 us" in figure.summary and figure.svg()
     with pytest.raises(ValueError, match="host_us is 0"):
         pictures.host_and_device(0, 1)

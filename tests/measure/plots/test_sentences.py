@@ -1,4 +1,4 @@
-"""The figures of lesson 15: what they say, and that they draw."""
+"""The figures of lesson 21: what they say, and that they draw."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ def test_cosines_name_the_nearest_two():
     assert figure.summary == "The cosine of each two of 3 sentences. The nearest two, 0.80: 'two' and 'a third\\none'."
     drawn = [text.get_text() for text in figure.axes[0].texts]
     assert drawn.count("1.00") == 3 and drawn.count("0.60") == drawn.count("0.80") == 2
-    assert figure.png().startswith(b"\x89PNG")
+    assert figure.svg().startswith("<svg")
 
 
 @pytest.mark.parametrize("count", [1, 2, 15])
@@ -26,7 +26,7 @@ def test_the_launches_of_a_layer_with_what_each_writes():
     assert "product: Q, K, V (qkv, 48 x 192), attention (attended, 48 x 64), product (attention.projected, 48 x 64), " \
            "add, LayerNorm (attention.normed, 48 x 64), product, GELU (gelu, 48 x 96), product (projected, 48 x 64), " \
            "add, LayerNorm (out, 48 x 64)" in figure.summary
-    assert figure.png().startswith(b"\x89PNG")
+    assert figure.svg().startswith("<svg")
 
 
 def test_layouts_count_rows_and_draw_each_token_once():
@@ -38,4 +38,4 @@ def test_layouts_count_rows_and_draw_each_token_once():
     for image in figure.axes[0].images:
         owners = np.nan_to_num(np.ma.filled(image.get_array(), np.nan))
         assert [(owners == sentence).sum() for sentence in (1, 2, 3, 4)] == lengths
-    assert figure.png().startswith(b"\x89PNG")
+    assert figure.svg().startswith("<svg")

@@ -1,4 +1,4 @@
-"""The pictures of lessons 09 and 10."""
+"""The pictures of lessons 12 and 14."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from labkit.measure import plots
 @pytest.mark.parametrize("threads", [4, 8, 16])
 def test_a_reduction_of_any_allowed_width_is_drawn(threads):
     assert f"{threads} threads in {threads.bit_length() - 1} steps" in plots.reductions(threads).summary
-    assert plots.reductions(threads).png()
+    assert plots.reductions(threads).svg()
 
 
 def test_a_reduction_of_another_width_is_refused():
@@ -18,13 +18,13 @@ def test_a_reduction_of_another_width_is_refused():
 
 def test_masks_are_drawn():
     assert "the first 3" in plots.masks(6, 3).summary
-    assert plots.masks(6, 3).png()
+    assert plots.masks(6, 3).svg()
 
 
 def test_traffic_is_drawn():
     figure = plots.traffic({"unfused": (4.0, 3.5), "fused": (0.5, 1.0)}, "Passes", "passes", least=1.5)
     assert figure.summary == "Passes: unfused 4 and 3.5 passes; fused 0.5 and 1 passes."
-    assert figure.png()
+    assert figure.svg()
 
 
 @pytest.mark.parametrize("graphs", [True, False])
@@ -37,4 +37,4 @@ def test_the_floor_of_a_launch_is_drawn(graphs):
 
     series = {"rows": [row(S, mask) for S in (512, 1024) for mask in ("none", "causal")], "unfused": "PyTorch",
               "where": "NVIDIA H200", "date": "2026-11-21"}
-    assert plots.launch_floor(series).png()
+    assert plots.launch_floor(series).svg()

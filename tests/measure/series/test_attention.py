@@ -40,6 +40,13 @@ def test_passes_are_timed():
     assert min(us.values()) > 0
 
 
+@pytest.mark.sweep
+def test_each_launch_of_attention_in_steps_is_timed():
+    rows = attention_series.attention_steps(S=9, heads=2)["rows"]
+    assert [row["step"] for row in rows] == ["scores", "scale", "softmax", "values", "scores", "softmax", "values"]
+    assert min(row["us"] for row in rows) > 0
+
+
 def test_the_third_pass_alone_adds_up_the_values():
     S, heads, size = 7, 2, attention_series.SIZE
     qkv = uniform(np.random.default_rng(0), S, 3 * heads * size)

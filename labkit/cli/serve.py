@@ -1,0 +1,90 @@
+"""The command serve."""
+
+from typing import Annotated
+
+import typer
+
+from labkit.cli.shared import Device, choose_device, consoles
+
+
+def serve(
+    model: Annotated[
+        str, typer.Option("--model", help="tiny-llama, which is in the repository; a folder; or the name of a Llama or "
+                                          "Qwen3 on the hub.")
+    ] = "tiny-llama",
+    host: Annotated[
+        str, typer.Option("--host", help="The address to listen on; 0.0.0.0 is reached from other machines.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="0 takes one that is free.", min=0, max=65535)] = 8000,
+    api_key: Annotated[
+        str | None,
+        typer.Option("--api-key", envvar="LABKIT_API_KEY", show_envvar=False,
+                     help="What clients must send as their key. The environment variable LABKIT_API_KEY does the same, "
+                          "and shows in no list of processes."),
+    ] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option("--max-num-seqs", help="Texts that are written at a time; 256 on a GPU, else 16.",
+                                 min=1)
+    ] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option("--max-model-len", help="Tokens of a prompt and its answer together, at most.", min=2)
+    ] = None,
+    max_waiting: Annotated[
+        int, typer.Option("--max-waiting", help="Requests that may wait; more are answered with 429.", min=1)
+    ] = 256,
+    deadline: Annotated[
+        float, typer.Option("--deadline", metavar="SECONDS", help="A request that takes longer is ended.", min=0.001)
+    ] = 600.0,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option("--allow-origin", metavar="ORIGIN",
+                     help="A site whose pages may call it from a browser. It may be given several times."),
+    ] = None,
+    window_control: Annotated[
+        bool, typer.Option("--window-control", help="The page at / may pause and step the engine, which all requests "
+                                                    "wait for, even where other machines reach it.")
+    ] = False,
+    device: Device = None,
+):
+    """Serve a model over HTTP, as OpenAI's API does: chats, completions and embeddings, streamed or not.
+
+    Any client of that API will do, with http://127.0.0.1:8000/v1 as its base_url. Ctrl-C or SIGTERM lets what runs end;
+    a second one does not.
+
+    For example: labkit serve --port 8080
+    """
+    import importlib.util
+
+    from labkit._common.errors import UserError
+
+    missing = [name for name in ("fastapi", "uvicorn", "prometheus_client") if not importlib.util.find_spec(name)]
+    if missing:
+        raise UserError(f"serving needs {' and '.join(missing)}: pip install -e '.[serve]'")
+    choose_device(device)
+    from labkit.serve import server
+    from labkit.serve.settings import Settings
+
+    try:
+        settings = Settings(model=model, host=host, port=port, api_key=api_key, max_num_seqs=max_num_seqs,
+                            max_model_len=max_model_len, max_waiting=max_waiting, deadline_s=deadline,
+                            allow_origins=tuple(allow_origin or ()), window_control=window_control)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    console, notes = consoles()
+    with notes.status("Loading") as status:
+        def say(text: str) -> None:
+            console.print(text, markup=False, soft_wrap=True)
+
+        def ready(text: str) -> None:
+            status.stop()
+            say(text)
+
+        def doing(what: str) -> None:
+            status.update(what[0].upper() + what[1:])
+            stage = what.partition(",")[0]  # without how many kernels are done
+            if not notes.is_terminal and stage != shown[-1]:
+                shown.append(stage)
+                notes.print(stage, markup=False, soft_wrap=True)
+
+        shown = [""]
+        server.run(settings, say=say, ready=ready, doing=doing)

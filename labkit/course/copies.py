@@ -1,0 +1,403 @@
+"""The learner's own copies, which git ignores: work/lessons/NN_topic.ipynb and work/exercises/NN_topic.ipynb.
+
+A copy begins without outputs, so that no answer is seen before its prediction. When the course changes, the copy is
+made anew and what the learner wrote is put into it. When chapters are numbered anew or split, copies under old names
+go where their chapters are, and each answer to the notebook that its exercise is in now. Answers that were written into
+exercises/NN_topic.ipynb are taken over, and that file stays as it is. Whatever is replaced is first copied to
+.labkit/backups; each file is written whole, and what an interruption leaves undone the next command does.
+
+What the learner wrote is known by the cells: as they are given, their ids are the digests of their content.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterable
+from contextlib import contextmanager
+from pathlib import Path
+
+from labkit._common.files import locked, read_json, write_text
+from labkit.course import notebooks, progress, workbooks
+from labkit.course.answer_cells import checked_name
+from labkit.course.notebooks import back_up, cell_digest, cells_sha256, edited, read_notebook, write_notebook
+from labkit.course.registry import Chapter, Course, CourseError
+
+CARRIED = "carried.json"  # in .labkit: which answers of exercises/*.ipynb were taken over
+
+
+def lesson(course: Course, chapter: Chapter, *, clean: bool = False) -> list[str]:
+    """Make the learner's copy of a lesson, or bring it up to date. Returns what the learner should know, in sentences.
+
+    clean: begin again. The copy that was there is kept in .labkit/backups.
+    """
+    path = chapter.own_lesson
+    with _writing(course):
+        mine = read_notebook(path)
+        if mine is not None and progress.was_run(mine):
+            progress.note_finished(course, [chapter])
+        if path.is_file() and (clean or mine is None):
+            aside = _put_aside(course, path)
+            _update(course, path, notebooks.to_notebook(chapter))
+            why = "" if clean else ", since yours could not be read"
+            return [f"{_shown(course, path)} is a clean copy{why}.{_before(course, aside)}"]
+        if mine is not None and _is_of(mine, notebooks.sha256(chapter.source_text())):
+            return []
+        others = [] if path.is_file() else _edited_lessons(course, chapter)
+        return _updated(course, path, *_update(course, path, notebooks.to_notebook(chapter), others))
+
+
+def workbook(course: Course, chapter: Chapter) -> list[str]:
+    """The same for the chapter's exercises. A copy that cannot be read is left for `labkit reset`."""
+    with _writing(course):
+        path = chapter.own_workbook
+        mine = read_notebook(path)
+        if path.is_file() and (mine is None or _is_of(mine, workbooks.given_digest(course, chapter))):
+            return []
+        return _updated(course, path, *_update(course, path, workbooks.as_given(course, chapter)))
+
+
+def learners(course: Course, chapter: Chapter):
+    """The learner's workbook as it is, without changing a file: their copy, else what they wrote into exercises/, else
+    the exercises as given. An error in a sentence where it cannot be read."""
+    path = chapter.own_workbook
+    if not path.is_file():
+        if not edited(chapter.workbook):
+            return workbooks.as_given(course, chapter)
+        path = chapter.workbook
+    notebook = read_notebook(path)
+    if notebook is None:
+        raise CourseError(f"{_shown(course, path)} cannot be read: labkit reset {chapter.number} gives you the "
+                          "exercises afresh and keeps that file")
+    return notebook
+
+
+def arrange(course: Course) -> list[str]:
+    """Bring copies that have the name of an earlier chapter to where they belong, and take over answers that were
+    written into exercises/*.ipynb. Returns what the learner should know, in sentences; none if nothing was to do."""
+    names = {chapter.name for chapter in course.chapters}
+    work = course.root / "work"
+    old = {folder: [path for path in sorted((work / folder).glob("*.ipynb")) if path.stem not in names]
+           for folder in ("lessons", "exercises")}
+    if not any(old.values()) and not _changed(course, _carried(course)):
+        return []
+    with _writing(course):
+        news = [sentence for path in old["lessons"] for sentence in _move_lesson(course, path)]
+        news += [sentence for path in old["exercises"] for sentence in _move_workbook(course, path)]
+        return news + _carry_over(course)
+
+
+# --- Moving and carrying over --------------------------------------------------------------------------------------
+
+
+def _move_lesson(course: Course, path: Path) -> list[str]:
+    """A copy of a lesson whose chapter has another name now."""
+    targets, mine = course.called(path.stem), read_notebook(path)
+    if not targets or mine is None:
+        return []
+    if progress.was_run(mine):
+        progress.note_finished(course, targets)
+    own = targets[0].own_lesson
+    _update(course, own, notebooks.to_notebook(targets[0]), [(mine, _is_newer(path, own))])
+    return [f"{_shown(course, path)} is now {_shown(course, own)}.{_before(course, _put_aside(course, path))}"]
+
+
+def _move_workbook(course: Course, path: Path) -> list[str]:
+    """A copy of exercises that are in a chapter of another name now, or in several."""
+    mine = read_notebook(path)
+    if mine is None:
+        return []
+    homes = {entry.name: entry.chapter for entry in course.exercises}
+    chapters = list(dict.fromkeys(homes[name] for name in _zones(mine) if name in homes))
+    if not chapters:
+        return []
+    _distribute(course, path, mine, chapters, homes)
+    now = " and ".join(_shown(course, chapter.own_workbook) for chapter in chapters)
+    return [f"{_shown(course, path)} is now {now}.{_before(course, _put_aside(course, path))}"]
+
+
+def _distribute(course: Course, path: Path, mine, chapters: Iterable[Chapter], only: Iterable[str]) -> list[str]:
+    """Put what the learner wrote in `mine`, the notebook at `path`, for the exercises `only`, into the copies of these
+    chapters. Returns the exercises that have a newer answer there."""
+    kept = []
+    for chapter in chapters:
+        own = {entry.name for entry in course.exercises_of(chapter)}
+        kept += _update(course, chapter.own_workbook, workbooks.as_given(course, chapter),
+                        [(mine, _is_newer(path, chapter.own_workbook))],
+                        takes=lambda zone, shared, own=own: (shared or zone in own) and zone in only)[1]
+    return kept
+
+
+def _carry_over(course: Course) -> list[str]:
+    """Take over what was written into exercises/*.ipynb since the last time."""
+    known, news = _carried(course), []
+    homes = {entry.name: entry.chapter for entry in course.exercises}
+    for path in _changed(course, known):
+        stamp, mine = _stamp(path), read_notebook(path) if edited(path) else None
+        before = known.get(path.name, {}).get("answers", {})
+        answers = {}
+        if mine is not None:
+            answers = {name: digest for name, digest in written(mine).items() if name in homes}
+            new = [name for name, digest in answers.items() if before.get(name) != digest]
+            chapters = list(dict.fromkeys(homes[name] for name in new))
+            kept = _distribute(course, path, mine, chapters, new)
+            if taken := [name for name in new if name not in kept]:
+                now = " and ".join(dict.fromkeys(_shown(course, homes[name].own_workbook) for name in taken))
+                news.append(f"What you wrote in exercises/{path.name} ({', '.join(taken)}) is now in {now}, which is "
+                            "the copy that is checked.")
+            if kept:
+                news.append(f"exercises/{path.name} has an older answer to {', '.join(kept)} than your copy in work/, "
+                            "which stays.")
+        known[path.name] = {"stamp": stamp, "answers": {**before, **answers}}
+        if answers:
+            _remember(course, known)
+    _remember(course, known)
+    return news
+
+
+def _remember(course: Course, known: dict) -> None:
+    write_text(course.state_dir / CARRIED, json.dumps(known, indent=2) + "\n")
+
+
+def _carried(course: Course) -> dict:
+    try:
+        known = read_json(course.state_dir / CARRIED)
+    except (OSError, ValueError):
+        return {}
+    return {name: about for name, about in known.items()
+            if isinstance(about, dict) and isinstance(about.get("answers"), dict)}
+
+
+def _changed(course: Course, known: dict) -> list[Path]:
+    """The notebooks of exercises/ that were saved since they were last looked at."""
+    return [path for path in sorted((course.root / "exercises").glob("*.ipynb"))
+            if known.get(path.name, {}).get("stamp") != _stamp(path)]
+
+
+def _stamp(path: Path) -> list[int]:
+    state = path.stat()
+    return [state.st_mtime_ns, state.st_size]
+
+
+def _edited_lessons(course: Course, chapter: Chapter) -> list:
+    """notebooks/NN_topic.ipynb, under this name or an earlier one, where the learner has worked in it."""
+    return [(notebook, False) for path in sorted((course.root / "notebooks").glob("*.ipynb"))
+            if chapter in course.called(path.stem) and edited(path)
+            and (notebook := read_notebook(path)) is not None]
+
+
+# --- One copy ------------------------------------------------------------------------------------------------------
+
+
+def _update(course: Course, path: Path, fresh, others: Iterable = (), takes: Callable = lambda zone, shared: True
+            ) -> tuple[Path | None, list[str]]:
+    """Write `fresh` to `path` with what the learner wrote there, and what they wrote in `others`, notebooks each with
+    whether it is newer. Returns the backup, if one was made, and the exercises of whose answers the one there stays."""
+    mine, kept = read_notebook(path), []
+    result = copy.deepcopy(fresh)
+    given = {cell_digest(cell) for cell in fresh.cells if _has_first_id(cell)}
+    result.metadata.setdefault("labkit", {})["given"] = sorted(given)
+    if mine is not None:
+        _put_in(result, mine, given, takes=lambda zone, shared: True, replace=True)
+        result.metadata.update({name: value for name, value in mine.metadata.items() if name != "labkit"})
+    for other, newer in others:
+        kept += _put_in(result, other, given, takes=takes, replace=newer)
+    if mine is not None and _contents(mine) == _contents(result):
+        if mine.metadata.get("labkit") != result.metadata["labkit"]:
+            mine.metadata["labkit"] = result.metadata["labkit"]
+            write_notebook(mine, path)
+        return None, kept
+    backup = back_up(course, path) if path.is_file() and (mine is None or _has_work(mine)) else None
+    write_notebook(result, path)
+    return backup, kept
+
+
+def _put_in(result, mine, given: set[str], *, takes: Callable, replace: bool) -> list[str]:
+    """Put the cells that the learner wrote in `mine` into `result`: an answer in its exercise's place, a changed cell
+    in the place of the one it was, any other below the cell that it stands below.
+
+    given: digests of the cells of `result` as the course gives them. takes(exercise, shared): whether cells of its part
+    are wanted; `shared` ones stand above every answer, as imports do. replace: whether an answer takes the place of
+    another one of the learner's. Returns the exercises for which it did not.
+    """
+    by_part = {_part(cell): cell for cell in result.cells if _part(cell)[0]}
+    by_id = {cell.get("id"): cell for cell in result.cells if not _part(cell)[0]}
+    by_digest = {cell_digest(cell): cell for cell in result.cells}
+    known = given | by_digest.keys() | set(mine.metadata.get("labkit", {}).get("given", []))
+    parts = [_part(cell) if _part(cell)[0] else _guessed_part(mine, cell) for cell in mine.cells]
+    first_answer = next((k for k, (_, role) in enumerate(parts) if role), 0)
+    kept, anchor, last_zone, above_answer = [], None, "", True
+    for k, (cell, part, zone) in enumerate(zip(mine.cells, parts, _zones(mine), strict=True)):
+        name, role = part
+        if zone != last_zone:
+            anchor = anchor if (last_zone, "check") in by_part else None
+            last_zone, above_answer = zone, (zone, "answer") in by_part
+        above_answer = above_answer and role != "answer"
+        place = by_part.get(part) or by_id.get(cell.get("id")) or by_digest.get(cell_digest(cell))
+        if role == "check" or _as_given(cell, known):
+            if place is not None and role != "check" and _is_same(cell, place):
+                _keep_outputs(place, cell)
+            elif place is None and above_answer:  # a heading, say, that has changed: what stands below it stays there
+                anchor = None
+        elif not takes(name or zone, k < first_answer and cell.cell_type == "code"):
+            continue
+        elif role == "answer":
+            if place is None:
+                continue
+            if not replace and cell_digest(place) not in given:
+                kept.append(name)
+            else:
+                _replace(place, cell)
+        elif place is not None and cell_digest(place) in given:
+            _replace(place, cell)
+        else:
+            below = place if place is not None else anchor
+            place = _insert(result, cell, below, by_part.get((zone, "answer")))
+        anchor = place if place is not None else anchor
+    return kept
+
+
+def _is_same(cell, other) -> bool:
+    return (cell.cell_type, cell.source) == (other.cell_type, other.source)
+
+
+def _keep_outputs(place, cell) -> None:
+    if cell.cell_type == "code":
+        place["outputs"], place["execution_count"] = cell.outputs, cell.execution_count
+
+
+def _replace(place, cell) -> None:
+    """Make the cell `place` of a notebook the learner's `cell`. What the course notes about it stays."""
+    kept, metadata = place["id"], place.metadata
+    place.clear()
+    place.update(copy.deepcopy(cell))
+    place["id"] = kept
+    place.metadata.update(metadata)
+
+
+def _insert(notebook, cell, below, answer):
+    """Insert the learner's cell below the cell `below`; else above the cell `answer`; else at the top."""
+    new = copy.deepcopy(cell)
+    ids = {each.get("id") for each in notebook.cells}
+    base, number = new.get("id") or f"own-{cell_digest(new)}", 1
+    new["id"] = base
+    while new["id"] in ids:
+        number += 1
+        new["id"] = f"{base}-{number}"
+    at = _index(notebook, below) + 1 if below is not None else _index(notebook, answer) if answer is not None else 0
+    notebook.cells.insert(at, new)
+    return new
+
+
+def _index(notebook, cell) -> int:
+    return next(k for k, each in enumerate(notebook.cells) if each is cell)
+
+
+def _part(cell) -> tuple[str, str]:
+    """(exercise, role), or ("", "")."""
+    about = cell.metadata.get("labkit", {})
+    return (about["exercise"], about["role"]) if {"exercise", "role"} <= about.keys() else ("", "")
+
+
+def _guessed_part(notebook, cell) -> tuple[str, str]:
+    """The part of a cell that has lost its metadata in another editor: the one with check(...), and the last code cell
+    above it where no cell is marked as the answer."""
+    if cell.cell_type != "code":
+        return "", ""
+    if name := checked_name(cell.source):
+        return name, "check"
+    code = [each for each in notebook.cells if each.cell_type == "code" and each.source.strip()]
+    if not any(each is cell for each in code) or code[-1] is cell:
+        return "", ""
+    below = code[next(k for k, each in enumerate(code) if each is cell) + 1]
+    name = checked_name(below.source)
+    if name and not any(_part(each) == (name, "answer") for each in notebook.cells):
+        return name, "answer"
+    return "", ""
+
+
+def _zones(notebook) -> list[str]:
+    """For each cell the exercise to which it belongs: that of the next check(...) at or below it; what stands below the
+    last one belongs to that; "" where there is none."""
+    zones: list[str] = []
+    last = ""
+    for cell in notebook.cells:
+        name = checked_name(cell.source) if cell.cell_type == "code" else None
+        zones.append("")
+        if name:
+            zones = [zone or name for zone in zones]
+            last = name
+    return [zone or last for zone in zones]
+
+
+def written(notebook) -> dict[str, str]:
+    """Exercise -> the digest of what the learner wrote for it, where there is something."""
+    given = set(notebook.metadata.get("labkit", {}).get("given", []))
+    parts: dict[str, list[str]] = {}
+    for cell, zone in zip(notebook.cells, _zones(notebook), strict=True):
+        name, role = _part(cell)
+        if zone and role != "check" and not _as_given(cell, given):
+            parts.setdefault(name or zone, []).append(cell_digest(cell))
+    return {name: notebooks.sha256("\0".join(digests))[:12] for name, digests in parts.items()}
+
+
+def _has_first_id(cell) -> bool:
+    return cell.get("id", "").partition("-")[0] == cell_digest(cell)
+
+
+def _as_given(cell, given: set[str]) -> bool:
+    return not cell.source.strip() or _has_first_id(cell) or cell_digest(cell) in given
+
+
+def _contents(notebook) -> list[tuple[str, str]]:
+    return [(cell.cell_type, cell.source) for cell in notebook.cells if cell.source.strip()]
+
+
+def _has_work(notebook) -> bool:
+    """Whether the learner has changed a cell, or run one."""
+    about = notebook.metadata.get("labkit", {})
+    return about.get("cells_sha256") != cells_sha256(notebook) or any(
+        cell.execution_count is not None for cell in notebook.cells if cell.cell_type == "code")
+
+
+def _is_of(notebook, digest: str) -> bool:
+    return notebook.metadata.get("labkit", {}).get("source_sha256") == digest
+
+
+def _is_newer(path: Path, other: Path) -> bool:
+    return not other.is_file() or path.stat().st_mtime_ns > other.stat().st_mtime_ns
+
+
+def _put_aside(course: Course, path: Path) -> Path | None:
+    """Take a copy away. It is kept in .labkit/backups unless it is as it was given."""
+    notebook = read_notebook(path)
+    backup = back_up(course, path) if notebook is None or _has_work(notebook) else None
+    path.unlink()
+    return backup
+
+
+@contextmanager
+def _writing(course: Course):
+    """One process at a time, and an error in a sentence where the disk refuses."""
+    try:
+        with locked(course.state_dir / "copies"):
+            yield
+    except OSError as error:
+        raise CourseError(f"{error.filename or course.root / 'work'} cannot be written: {error.strerror or error}. "
+                          "Your copies are kept in work/ and .labkit/: both must be folders that you may write to"
+                          ) from None
+
+
+def _shown(course: Course, path: Path) -> str:
+    return path.relative_to(course.root).as_posix()
+
+
+def _before(course: Course, backup: Path | None) -> str:
+    return f" What was there is kept as {_shown(course, backup)}." if backup else ""
+
+
+def _updated(course: Course, path: Path, backup: Path | None, kept: list[str]) -> list[str]:
+    if backup is None:
+        return []
+    return [f"The course has a newer {_shown(course, path)}: what you wrote is in it."
+            f"{_before(course, backup)}"]

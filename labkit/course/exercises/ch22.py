@@ -1,0 +1,536 @@
+"""The exercises of lesson 22: a padded batch packed, its offsets by a scan, shapes for few graphs, the occupancy of a
+block with a whole score matrix, a residual and a LayerNorm in place, and attention over packed sentences.
+
+Sizes are B sentences of at most S tokens, T rows of C columns, H heads of 32 numbers.
+"""
+
+import numpy as np
+from numba import float32
+
+from labkit import cuda
+from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
+from labkit.course.exercises.demands import elements_of_argument, shuffles
+from labkit.course.exercises.domains import (
+    EQUAL,
+    FAR_ABOVE_ZERO,
+    HUGE_AND_TINY,
+    NEGATIVE,
+    ONE_FAR_ABOVE,
+    ZEROS,
+    in_place,
+    of,
+)
+from labkit.device import occupancy
+from labkit.kernels.attention.sentences import attention_sentences_reference, tolerance_sentences
+from labkit.kernels.norm.layernorm import layernorm_reference
+from labkit.kernels.norm.rows import tolerance as layernorm_tolerance
+from labkit.kernels.op import uniform
+from labkit.kernels.tolerance import EPS32
+from labkit.models.minilm import few_values
+
+ALL_LANES = 0xFFFFFFFF
+UNTOUCHED = -7  # in elements of no sentence
+GAP = 3  # rows of no sentence after each, at most
+
+
+def _lengths(rng, B, S):
+    """One of them is S; the others may be 0."""
+    lengths = rng.integers(0, S + 1, B).astype(np.int32)
+    lengths[rng.integers(B)] = S
+    return lengths
+
+
+def _begins(rng, lengths, gap=None):
+    """Sentences of these lengths in any order, with up to GAP rows of no sentence after each, or exactly `gap`."""
+    begins, end = np.zeros(len(lengths), np.int32), 0
+    for sentence in rng.permutation(len(lengths)):
+        begins[sentence] = end
+        end += int(lengths[sentence]) + (int(rng.integers(0, GAP + 1)) if gap is None else gap)
+    return begins
+
+
+def _rows(B, S):
+    return B * (S + GAP)
+
+
+# The properties of lengths: (in words, lengths from those drawn and S, the gap after each).
+LENGTHS = (
+    ("all sentences are empty", lambda old, S: 0 * old, None),
+    ("every sentence has a single token", lambda old, S: 0 * old + 1, None),
+    ("no sentence has padding", lambda old, S: 0 * old + S, 0),
+    ("the first sentence is empty", lambda old, S: np.where(np.arange(len(old)) == 0, 0, S), None),
+    ("the last sentence is empty", lambda old, S: np.where(np.arange(len(old)) == len(old) - 1, 0, S), None),
+    ("sentences lie end to end, with no row between them", lambda old, S: old, 0),
+    ("every sentence is followed by rows of no sentence", lambda old, S: old, GAP),
+)
+
+# --- From padded to packed --------------------------------------------------------------------------------------------
+
+
+def _packed_ids(ids, begins, lengths):
+    out = _untouched(ids)
+    for row, begin, length in zip(ids, begins, lengths, strict=True):
+        out[begin : begin + length] = row[:length]
+    return out
+
+
+def _untouched(ids, *_):
+    """What out holds before, and keeps where there is no token."""
+    return np.full(_rows(*ids.shape), UNTOUCHED, np.int32)
+
+
+def _id_inputs(rng, B, S):
+    lengths = _lengths(rng, B, S)
+    return rng.integers(1, 30_000, (B, S)).astype(np.int32), _begins(rng, lengths), lengths
+
+
+def _ids_with(words, lengths, gap):
+    def turn(rng, ids, begins, old):
+        new = lengths(old, ids.shape[1]).astype(np.int32)
+        return ids, _begins(rng, new, gap), new
+
+    return Reach(words, turn, {"B": 4, "S": 9})
+
+
+@cuda.jit
+def pack_ids_one_round(ids, begins, lengths, out):
+    b, place = cuda.blockIdx.x, cuda.threadIdx.x
+    if place < lengths[b]:
+        out[begins[b] + place] = ids[b, place]
+
+
+PACK_IDS = KernelExercise(
+    name="pack_ids",
+    reference=_packed_ids,
+    inputs=_id_inputs,
+    shape=lambda B, S: (_rows(B, S),),
+    dtype=np.int32,
+    start=_untouched,
+    sizes=tuple({"B": B, "S": S} for B, S in ((1, 1), (2, 3), (4, 9), (3, 33), (2, 100))),
+    launch=lambda B, S: (B, 32),
+    domain=tuple(_ids_with(*each) for each in LENGTHS),
+    wrong={
+        "sentences are put where padded ones would begin": Edit("begins[b] + place", "b * ids.shape[1] + place"),
+        "the tokens are those of the first sentence, for all of them": Edit("ids[b, place]", "ids[0, place]"),
+        "32 tokens a sentence, and the rest is left out": pack_ids_one_round,
+        "the last token is left out": Edit("lengths[b]", "lengths[b] - 1"),
+        "the length is taken for the end": Edit("range(cuda.threadIdx.x, lengths[b], 32)",
+                                                "range(cuda.threadIdx.x, lengths[b] - begins[b], 32)"),
+        "the first token is left out: places begin at 0": Edit("range(cuda.threadIdx.x, lengths[b], 32)",
+                                                               "range(cuda.threadIdx.x + 1, lengths[b], 32)"),
+    },
+)
+
+# --- Where each sentence begins ---------------------------------------------------------------------------------------
+
+SCANNED = 128  # sentences of a block, a thread each
+
+
+def _scan_loads(report) -> str | None:
+    """Not every thread over all lengths before its own, be they in global or in shared memory."""
+    lengths, enough = elements_of_argument(report, 0), 4 * 7 * SCANNED
+    loads, shared = report.counts["global_loads"], report.counts["shared_loads"]
+    if loads > 2 * lengths:
+        return (f"It loads {loads:,} lengths from global memory, and {2 * lengths:,} are enough: each thread loads its "
+                f"own. The others' are in shared memory, as sums.")
+    if shared > enough:
+        return (f"It loads {shared:,} numbers from shared memory; seven rounds with up to four loads a thread take "
+                f"{enough:,} at most. Add sums of sums, with twice the distance in each round.")
+    return None
+
+
+@cuda.jit
+def begins_each_alone(lengths, begins):
+    i = cuda.threadIdx.x
+    if i < lengths.size:
+        total = 0
+        for before in range(i):
+            total += lengths[before]
+        begins[i] = total
+
+
+@cuda.jit
+def begins_each_alone_in_shared(lengths, begins):
+    own = cuda.shared.array(128, np.int32)
+    i = cuda.threadIdx.x
+    own[i] = lengths[i] if i < lengths.size else 0
+    cuda.syncthreads()
+    if i < lengths.size:
+        total = 0
+        for before in range(i):
+            total += own[before]
+        begins[i] = total
+
+
+SENTENCE_BEGINS = KernelExercise(
+    name="sentence_begins",
+    reference=lambda lengths: (np.cumsum(lengths) - lengths).astype(np.int32),
+    inputs=lambda rng, B: rng.integers(0, 200, B).astype(np.int32),
+    shape=lambda B: (B,),
+    dtype=np.int32,
+    sizes=tuple({"B": B} for B in (1, 3, 32, 33, 100, 128)),
+    random_size=lambda rng: {"B": int(rng.integers(40, 128))},
+    observe_sizes=({"B": 100},),
+    launch=lambda B: (1, SCANNED),
+    demand=_scan_loads,
+    domain=(Reach("all sentences are empty", lambda rng, lengths: (0 * lengths,)),
+            Reach("every sentence has a single token", lambda rng, lengths: (0 * lengths + 1,)),
+            Reach("only the first sentence has tokens", lambda rng, lengths: (
+                np.where(np.arange(lengths.size) == 0, np.int32(77), np.int32(0)),)),
+            Reach("there are millions of tokens", lambda rng, lengths: (10_000_000 + lengths,), {"B": 128})),
+    wrong={
+        "a sum is changed while others read it: a barrier is missing after the reading":
+            Edit("cuda.syncthreads()\nsums[i] += before", "sums[i] += before"),
+        "the next round reads sums that are not yet written: a barrier is missing after the writing":
+            Edit("sums[i] += before\ncuda.syncthreads()", "sums[i] += before"),
+        "the own length is in the sum: that is where each sentence ends": Edit("sums[i] - lengths[i]", "sums[i]"),
+        "the distance grows by one in each round: far lengths are added many times":
+            Edit("distance *= 2", "distance += 1"),
+        "a round too few: the first 64 lengths never reach the last 64": Edit("while distance < 128:",
+                                                                         "while distance < 64:"),
+        "only one round: a sentence begins where the one before it began, plus its length":
+            Edit("while distance < 128:", "while distance < 2:"),
+        "every thread adds up all lengths before its own, from global memory": begins_each_alone,
+        "every thread adds up all lengths before its own, from shared memory": begins_each_alone_in_shared,
+    },
+)
+
+# --- Few shapes, few graphs -------------------------------------------------------------------------------------------
+
+
+def _rows_of_graphs(counts):
+    return np.array([few_values(max(1, int(count)), 16) for count in counts])
+
+
+def _counts(rng, n, most):
+    return rng.integers(0, most + 1, n)
+
+
+def _near_doubles(distance):
+    return lambda rng, counts: (2 ** (5 + np.arange(len(counts)) % 25) + distance,)
+
+
+def graph_rows_power_of_two(counts):
+    return np.maximum(16, 2 ** np.ceil(np.log2(np.maximum(counts, 1)))).astype(int)
+
+
+GRAPH_ROWS = FunctionExercise(
+    name="graph_rows",
+    reference=_rows_of_graphs,
+    inputs=_counts,
+    sizes=tuple({"n": n, "most": most} for n, most in ((1, 40), (9, 300), (40, 3000), (30, 10**9))),
+    random_size=lambda rng: {"n": int(rng.integers(20, 60)), "most": int(rng.integers(2000, 100_000))},
+    domain=(Reach("a batch has no tokens", lambda rng, counts: (0 * counts,)),
+            Reach("the counts are allowed numbers already", lambda rng, counts: (_rows_of_graphs(counts),),
+                  {"n": 40, "most": 3000}),
+            Reach("the counts are powers of two", _near_doubles(0), {"n": 30, "most": 10**9}),
+            Reach("the counts are one less than powers of two", _near_doubles(-1), {"n": 30, "most": 10**9}),
+            Reach("the counts are one more than powers of two", _near_doubles(1), {"n": 30, "most": 10**9})),
+    wrong={
+        "multiples of 16 at any size: thousands of shapes": Edit("max(16, power // 16)", "16"),
+        "multiples of p / 16 below 256 tokens, too: fewer than 16 rows apart": Edit("max(16, power // 16)",
+                                                                        "max(1, power // 16)"),
+        "the next power of two: up to half of the rows are empty": graph_rows_power_of_two,
+        "p is the next power of two, and the steps are twice as wide":
+            Edit("1 << max(count.bit_length() - 1, 0)", "1 << count.bit_length()"),
+        "rounded down: the last tokens have no row": Edit("-(-max(count, 1) // step) * step",
+                                                         "max(count // step, 1) * step"),
+        "a number that is allowed already is rounded up to the next": Edit("-(-max(count, 1) // step) * step",
+                                                                           "(count // step + 1) * step"),
+        "no rows for no tokens": Edit("max(count, 1)", "count"),
+    },
+)
+
+# --- Predict: a score matrix in shared memory -------------------------------------------------------------------------
+
+RTX_3090 = occupancy.GPU("RTX 3090", 82, 1536, 16, 65_536, 102_400)  # compute capability 8.6
+
+
+def _whole_matrix() -> dict:
+    scores = 128 * 128 * 2
+    block = scores + 3 * 128 * 32 * 2
+    tiles = 3 * 64 * 32 * 2
+    few = 32  # registers a thread, which leave the limit to shared memory
+    return {"score_bytes": scores, "block_bytes": block,
+            "blocks_3090": occupancy.blocks(RTX_3090, 256, few, block),
+            "blocks_h200": occupancy.blocks(occupancy.H200, 256, few, block),
+            "tiled_warps_3090": 4 * occupancy.blocks(RTX_3090, 128, few, tiles)}
+
+
+PREDICT_WHOLE_MATRIX = PredictionExercise(
+    name="predict_whole_matrix",
+    truth=_whole_matrix,
+    how={"score_bytes": "128 times 128 scores of 2 bytes.",
+         "block_bytes": "Queries, keys and values are 128 times 32 numbers each: three times 8,192 bytes more.",
+         "blocks_3090": "57,344 and 1,024 bytes go once into 102,400, and not twice.",
+         "blocks_h200": "58,368 goes four times into 233,472, without a remainder. Four blocks are 32 warps of 64.",
+         "tiled_warps_3090": "3 times 64 times 32 numbers are 12,288 bytes, with the 1,024 13,312: seven blocks. The "
+                             "warps would allow twelve. Seven blocks have four warps each."},
+    wrong={"the numbers have four bytes: they are float16": {
+               "score_bytes": 65536, "block_bytes": 114688, "blocks_3090": 0, "blocks_h200": 2,
+               "tiled_warps_3090": 16},
+           "the scores alone fill the block: queries, keys and values lie beside them": {
+               "score_bytes": 32768, "block_bytes": 32768, "blocks_3090": 3, "blocks_h200": 6,
+               "tiled_warps_3090": 28},
+           "the 1,024 bytes that each block takes for itself are left out": {
+               "score_bytes": 32768, "block_bytes": 57344, "blocks_3090": 1, "blocks_h200": 4,
+               "tiled_warps_3090": 32},
+           "blocks in place of warps": {
+               "score_bytes": 32768, "block_bytes": 57344, "blocks_3090": 1, "blocks_h200": 4, "tiled_warps_3090": 7},
+           "the warps decide, and the shared memory is forgotten": {
+               "score_bytes": 32768, "block_bytes": 57344, "blocks_3090": 6, "blocks_h200": 8,
+               "tiled_warps_3090": 48}},
+)
+
+# --- A residual and a LayerNorm, in place -----------------------------------------------------------------------------
+
+EPSILON = 1e-12
+NORMED = {"T": 3, "C": 100}
+
+
+def _norm_inputs(rng, T, C):
+    return uniform(rng, T, C), uniform(rng, T, C), 1 + uniform(rng, C) / 4, uniform(rng, C)
+
+
+def _norm_tolerance(x, residual, weight, bias):
+    """LayerNorm's, and the rounding of the sum before it."""
+    total = x + residual
+    scale = np.abs(weight) / np.sqrt(total.var(axis=1, keepdims=True) + EPSILON)
+    return layernorm_tolerance(total, weight, bias, EPSILON) + EPS32 * np.abs(total) * scale
+
+
+def _loads_once(report) -> str | None:
+    """Everything once, and the sums in registers."""
+    rows, columns = NORMED["T"], NORMED["C"]
+    loads, stores = report.counts["global_loads"], report.counts["global_stores"]
+    if loads <= 4 * rows * columns and stores <= rows * columns:
+        return shuffles(report)
+    return (f"At {rows} x {columns} your kernel makes {loads:,} loads and {stores:,} stores in global memory; "
+            f"{4 * rows * columns:,} and {rows * columns:,} suffice. Keep a lane's share of the sums in `kept`.")
+
+
+def _small(rng, x, residual, weight, bias):
+    return np.float32(1e-5) * x, np.float32(1e-5) * residual, weight, bias
+
+
+def _cancels(rng, x, residual, weight, bias):
+    return x, -x, weight, bias
+
+
+@cuda.jit
+def add_norm_reads_again(x, residual, weight, bias, out):
+    lane, t = cuda.threadIdx.x, cuda.blockIdx.x * 4 + cuda.threadIdx.y
+    columns = x.shape[1]
+    if t < x.shape[0]:
+        total, squares = float32(0.0), float32(0.0)
+        for col in range(lane, columns, 32):
+            total += x[t, col] + residual[t, col]
+        for distance in (16, 8, 4, 2, 1):
+            total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
+        mean = total / float32(columns)
+        for col in range(lane, columns, 32):
+            v = x[t, col] + residual[t, col] - mean
+            squares += v * v
+        for distance in (16, 8, 4, 2, 1):
+            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+        scale = cuda.rsqrt(squares / float32(columns) + float32(1e-12))
+        for col in range(lane, columns, 32):
+            out[t, col] = (x[t, col] + residual[t, col] - mean) * scale * weight[col] + bias[col]
+
+
+@cuda.jit
+def add_norm_through_out(x, residual, weight, bias, out):
+    lane, t = cuda.threadIdx.x, cuda.blockIdx.x * 4 + cuda.threadIdx.y
+    columns = x.shape[1]
+    if t < x.shape[0]:
+        total, squares = float32(0.0), float32(0.0)
+        for col in range(lane, columns, 32):
+            out[t, col] = x[t, col] + residual[t, col]
+            total += out[t, col]
+        for distance in (16, 8, 4, 2, 1):
+            total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
+        mean = total / float32(columns)
+        for col in range(lane, columns, 32):
+            squares += (out[t, col] - mean) ** 2
+        for distance in (16, 8, 4, 2, 1):
+            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+        scale = cuda.rsqrt(squares / float32(columns) + float32(1e-12))
+        for col in range(lane, columns, 32):
+            out[t, col] = (out[t, col] - mean) * scale * weight[col] + bias[col]
+
+
+@cuda.jit
+def add_norm_writes_first(x, residual, weight, bias, out):
+    lane, t = cuda.threadIdx.x, cuda.blockIdx.x * 4 + cuda.threadIdx.y
+    columns = x.shape[1]
+    if t < x.shape[0]:
+        total, squares = float32(0.0), float32(0.0)
+        for col in range(lane, columns, 32):
+            out[t, col] = x[t, col] + residual[t, col]
+            total += x[t, col] + residual[t, col]
+        for distance in (16, 8, 4, 2, 1):
+            total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
+        mean = total / float32(columns)
+        for col in range(lane, columns, 32):
+            v = x[t, col] + residual[t, col] - mean
+            squares += v * v
+        for distance in (16, 8, 4, 2, 1):
+            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+        scale = cuda.rsqrt(squares / float32(columns) + float32(1e-12))
+        for col in range(lane, columns, 32):
+            out[t, col] = (x[t, col] + residual[t, col] - mean) * scale * weight[col] + bias[col]
+
+
+@cuda.jit
+def add_norm_in_one_pass(x, residual, weight, bias, out):
+    lane, t = cuda.threadIdx.x, cuda.blockIdx.x * 4 + cuda.threadIdx.y
+    kept = cuda.local.array(12, float32)
+    columns = x.shape[1]
+    if t < x.shape[0]:
+        total, squares = float32(0.0), float32(0.0)
+        for k in range(12):
+            col = lane + 32 * k
+            if col < columns:
+                kept[k] = x[t, col] + residual[t, col]
+                total += kept[k]
+                squares += kept[k] * kept[k]
+        for distance in (16, 8, 4, 2, 1):
+            total += cuda.shfl_xor_sync(ALL_LANES, total, distance)
+            squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+        mean = total / float32(columns)
+        scale = cuda.rsqrt(squares / float32(columns) - mean * mean + float32(1e-12))
+        for k in range(12):
+            col = lane + 32 * k
+            if col < columns:
+                out[t, col] = (kept[k] - mean) * scale * weight[col] + bias[col]
+
+
+ADD_NORM = KernelExercise(
+    name="add_norm",
+    reference=lambda x, residual, weight, bias: layernorm_reference(
+        x.astype(np.float64) + residual, weight, bias, EPSILON),
+    inputs=_norm_inputs,
+    shape=lambda T, C: (T, C),
+    sizes=tuple({"T": T, "C": C} for T, C in ((1, 1), (2, 3), (4, 32), (5, 33), (3, 100), (9, 383), (2, 384))),
+    random_size=lambda rng: {"T": int(rng.integers(2, 12)), "C": int(rng.integers(30, 385))},
+    launch=lambda T, C: (-(-T // 4), (32, 4)),
+    tolerance=_norm_tolerance,
+    observe_sizes=(NORMED,),
+    demand=_loads_once,
+    domain=(in_place(1), Reach("the sums are small, and epsilon must be smaller", _small),
+            Reach("the residual cancels x, and the variance is 0", _cancels),
+            *of((0, 1), ZEROS, HUGE_AND_TINY, EQUAL), *of(0, FAR_ABOVE_ZERO, ONE_FAR_ABOVE), *of((2, 3), NEGATIVE)),
+    wrong={
+        "the residual is left out": Edit("x[t, col] + residual[t, col]", "x[t, col]"),
+        "the residual is added after the norm": Edit("x[t, col] + residual[t, col]", "x[t, col]",
+                                                     "* weight[col] + bias[col]",
+                                                     "* weight[col] + bias[col] + residual[t, col]"),
+        "epsilon is GPT-2's 1e-5, and BERT's is 1e-12": Edit("float32(1e-12)", "float32(1e-5)"),
+        "no epsilon: a row without variance is divided by 0": Edit(" + float32(1e-12)", ""),
+        "the mean is not subtracted": Edit("kept[k] -= mean", ""),
+        "`shfl_down_sync`: only lane 0 has the sum of the squares":
+            Edit("squares += cuda.shfl_xor_sync(0xFFFFFFFF, squares, distance)",
+                 "squares += cuda.shfl_down_sync(0xFFFFFFFF, squares, distance)"),
+        "no guard: the last block has warps without a row": Edit("if t < x.shape[0]:", "if True:"),
+        "one pass for both sums: the variance is the difference of two large numbers": add_norm_in_one_pass,
+        "out is written, and then the residual is read again: where they are one array, it holds the sum":
+            add_norm_writes_first,
+        "x and the residual are read three times": add_norm_reads_again,
+        "the sums wait in `out`, in global memory, and are read back": add_norm_through_out,
+    },
+)
+
+# --- From a blank page: attention over packed sentences ---------------------------------------------------------------
+
+WIDE = 32
+ATTENDED = {"B": 2, "S": 5, "H": 2}
+
+
+def _attended(qkv, heads, begins, lengths):
+    return np.nan_to_num(attention_sentences_reference(qkv, heads, begins, lengths, 0), nan=UNTOUCHED)
+
+
+def _attended_tolerance(qkv, heads, begins, lengths):
+    return np.nan_to_num(2 * tolerance_sentences(qkv, heads, begins, lengths, 0))
+
+
+def _laid_out(rng, qkv, begins, lengths):
+    """NaN in all rows of no sentence."""
+    inside = np.zeros(len(qkv), bool)
+    for begin, length in zip(begins, lengths, strict=True):
+        inside[begin : begin + length] = True
+    return np.where(inside[:, None], qkv, np.float32(np.nan))
+
+
+def _attend_inputs(rng, B, S, H):
+    lengths = _lengths(rng, B, S)
+    begins = _begins(rng, lengths)
+    return _laid_out(rng, uniform(rng, _rows(B, S), 3 * H * WIDE), begins, lengths), H, begins, lengths
+
+
+def _attended_with(words, choose, gap):
+    def turn(rng, qkv, heads, begins, old):
+        new = choose(old, len(qkv) // len(old) - GAP).astype(np.int32)
+        begins = _begins(rng, new, gap)
+        return _laid_out(rng, uniform(rng, *qkv.shape), begins, new), heads, begins, new
+
+    return Reach(words, turn, {"B": 4, "S": 7, "H": 2})
+
+
+def _parts_times(queries, keys, values):
+    """The three parts of qkv, each multiplied."""
+    def turn(rng, qkv, heads, begins, lengths):
+        factors = np.repeat(np.float32([queries, keys, values]), heads * WIDE)
+        return (qkv * factors).astype(np.float32), heads, begins, lengths
+
+    return turn
+
+
+def _far_below(rng, qkv, heads, begins, lengths):
+    width = heads * WIDE
+    qkv = np.abs(qkv)
+    qkv[:, :width] -= 9
+    qkv[:, width : 2 * width] += 9
+    return qkv, heads, begins, lengths
+
+
+SCALED = "score *= float32(0.17677669)"
+
+ATTEND_PACKED = KernelExercise(
+    name="attend_packed",
+    reference=_attended,
+    inputs=_attend_inputs,
+    shape=lambda B, S, H: (_rows(B, S), H * WIDE),
+    start=lambda qkv, heads, begins, lengths: np.full((len(qkv), heads * WIDE), UNTOUCHED),
+    sizes=tuple({"B": B, "S": S, "H": H} for B, S, H in ((1, 1, 1), (2, 3, 1), (2, 5, 2), (3, 7, 3), (1, 40, 2))),
+    launch=lambda B, S, H: ((S, B, H), WIDE),
+    tolerance=_attended_tolerance,
+    observe_sizes=(ATTENDED,),
+    demand=shuffles,
+    domain=(*(_attended_with(*each) for each in LENGTHS),
+            Reach("scores are thousands apart", _parts_times(100, 100, 1)),
+            Reach("values are large", _parts_times(1, 1, 10_000)),
+            Reach("all scores are far below 0", _far_below),
+            Reach("all scores and values are 0", _parts_times(0, 0, 0))),
+    wrong={
+        "all rows up to the end of the batch are keys": Edit("range(begin, begin + seen)", "range(qkv.shape[0])"),
+        "the keys are the first rows of the batch, for every sentence": Edit("range(begin, begin + seen)",
+                                                                            "range(seen)"),
+        "a token sees no later ones, as in a GPT": Edit("range(begin, begin + seen)", "range(begin, begin + i + 1)"),
+        "the last token is left out": Edit("range(begin, begin + seen)", "range(begin, begin + seen - 1)"),
+        "the query is that of the batch's row i, not of the sentence's": Edit("qkv[begin + i, col]", "qkv[i, col]"),
+        "the heads are put together number by number, not side by side": Edit("out[begin + i, col]",
+                                                                             "out[begin + i, lane * heads + head]"),
+        "the values are the keys": Edit("qkv[row, 2 * width + col]", "qkv[row, width + col]"),
+        "all heads read the keys of the first": Edit("qkv[row, width + col]", "qkv[row, width + lane]"),
+        "each head is taken for 96 numbers in a row: its query, its key and its value": Edit(
+            "qkv[begin + i, col]", "qkv[begin + i, 96 * head + lane]",
+            "qkv[row, width + col]", "qkv[row, 96 * head + 32 + lane]",
+            "qkv[row, 2 * width + col]", "qkv[row, 96 * head + 64 + lane]"),
+        "the scores are not divided by the root of 32": Edit(SCALED, ""),
+        "the first maximum is 0, and scores far below it vanish": Edit("(-math.inf)", "(0.0)"),
+        "the division by the sum of the weights is missing": Edit("acc / row_sum", "acc"),
+    },
+)
+
+EXERCISES = (PACK_IDS, SENTENCE_BEGINS, GRAPH_ROWS, PREDICT_WHOLE_MATRIX, ADD_NORM, ATTEND_PACKED)

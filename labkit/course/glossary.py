@@ -1,0 +1,194 @@
+"""The field's words as the course uses them: data/glossary.toml, and where the lessons use each.
+
+    [[term]]
+    name = "coalesced access"
+    variants = ["coalesced", "coalescing"]     other words for it in the lessons; a plural's s needs none
+    since = "paged_attention"                  a word of everyday English: the lesson, without its number, from which
+                                               on it has this meaning
+    means = "One or two sentences."
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
+
+from labkit._common.errors import short
+from labkit._common.files import read_text
+from labkit.course.passages import anchor
+from labkit.course.registry import Chapter, Course, CourseError
+
+NAME = "glossary.toml"
+FIELDS = ("name", "means", "variants", "since")
+
+
+@dataclass(frozen=True)
+class Term:
+    name: str
+    means: str
+    variants: tuple[str, ...] = ()
+    since: str = ""
+
+    @property
+    def anchor(self) -> str:
+        return anchor(self.name, set())
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return (self.name, *self.variants)
+
+
+@dataclass(frozen=True)
+class Use:
+    """A lesson that uses a term. section: the anchor of the section in which it does first; "" above the first one."""
+
+    chapter: Chapter
+    section: str
+    title: str  # of the section
+    introduced: bool  # the lesson emphasises it, as it does where it says what a word means
+
+
+@dataclass(frozen=True)
+class Glossary:
+    """terms: by name. positions: a lesson's name without its number -> its position in the course."""
+
+    terms: tuple[Term, ...] = ()
+    positions: dict[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def by_name(self) -> dict[str, Term]:
+        return {term.name: term for term in self.terms}
+
+    def known_in(self, chapter: Chapter) -> tuple[Term, ...]:
+        """The terms that have their meaning in this lesson."""
+        return tuple(term for term in self.terms
+                     if not term.since or self.positions[term.since] <= int(chapter.number))
+
+
+def load(course: Course) -> Glossary:
+    """Read and check data/glossary.toml; a course without one has no terms."""
+    path = course.root / "data" / NAME
+    try:
+        data = tomllib.loads(read_text(path))
+    except FileNotFoundError:
+        return Glossary()
+    except tomllib.TOMLDecodeError as error:
+        raise CourseError(f"data/{NAME} is not valid TOML: {error}") from None
+    positions = {chapter.name[3:]: int(chapter.number) for chapter in course.chapters}
+    entries = data.get("term", [])
+    if data.keys() - {"term"} or not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
+        raise CourseError(f"data/{NAME} must hold tables that begin with [[term]], and nothing else")
+    taken: dict[str, str] = {}
+    terms = []
+    for number, entry in enumerate(entries, 1):
+        term = _term(entry, f"data/{NAME}, term {number}", positions)
+        for word in (term.anchor, *{word.lower() for word in term.words} - {term.anchor}):
+            if word in taken:
+                raise CourseError(f"data/{NAME}: {word!r} stands for {taken[word]!r} and for {term.name!r}")
+            taken[word] = term.name
+        terms.append(term)
+    return Glossary(tuple(sorted(terms, key=lambda term: term.name.lower())), positions)
+
+
+def _term(entry: dict, where: str, positions: dict[str, int]) -> Term:
+    for key in ("name", "means"):
+        if not isinstance(entry.get(key), str) or not entry[key].strip():
+            raise CourseError(f"{where}: {key!r} must be a text that is not empty")
+    where = f"data/{NAME}, {entry['name']!r}"
+    if unknown := entry.keys() - set(FIELDS):
+        raise CourseError(f"{where}: unknown key {sorted(unknown)[0]!r}; allowed are {', '.join(FIELDS)}")
+    variants, since = entry.get("variants", []), entry.get("since", "")
+    if not isinstance(variants, list) or not all(isinstance(word, str) and word.strip() for word in variants):
+        raise CourseError(f"{where}: 'variants' must be a list of texts, not {short(variants)}")
+    if since and since not in positions:
+        raise CourseError(f"{where}: 'since' is {short(since)}; it must be a lesson's name without its number, one of "
+                          f"{', '.join(positions)}")
+    return Term(entry["name"], entry["means"], tuple(variants), since)
+
+
+WORD = re.compile(r"[^\W_](?:[\w-]|'|’|&#39;|&#x27;)*")
+
+
+def _stems(word: str) -> list[str]:
+    """A word in small letters, and what it is the plural of if it is one."""
+    word = re.sub(r"(?:'|’|&#39;|&#x27;).*", "", word.lower())
+    return [word, *(word.removesuffix(end) for end in ("s", "es") if word.endswith(end))]
+
+
+def _pattern(word: str) -> str:
+    """A word in capitals is no other: SM is not sm. Elsewhere a capital may begin a sentence."""
+    pattern = re.escape(word).replace("'", "(?:'|’|&#39;|&#x27;)").replace(r"\ ", r"\s+")
+    return pattern if re.search(r"[A-Z]", word[1:]) else f"(?i:{pattern})"
+
+
+TAG = re.compile(r"""(<(?:[^<>"']|"[^"]*"|'[^']*')*>)""")
+APART = ("a", "code", "pre", "math", "svg", "script", "style", "button", "h1", "h2", "h3", "h4", "h5", "h6")
+
+
+class Marker:
+    """Goes through a lesson's prose from its beginning to its end, and links the first use of each term.
+
+    used: a term's name -> its Use.
+    """
+
+    def __init__(self, glossary: Glossary, chapter: Chapter):
+        self.chapter, self.used = chapter, {}
+        self._section, self._title = "", chapter.title
+        known = glossary.known_in(chapter)
+        words = sorted(((word, term) for term in known for word in term.words), key=lambda pair: -len(pair[0]))
+        self._beginning: dict[str, list[tuple[re.Pattern, Term]]] = {}  # by their first word; the longest first
+        for word, term in words:
+            pattern = re.compile(rf"{_pattern(word)}(?:e?s)?(?![\w-])")
+            self._beginning.setdefault(_stems(WORD.match(word)[0])[0], []).append((pattern, term))
+
+    def mark(self, html: str) -> str:
+        """The HTML with links on what is used in it for the first time."""
+        pieces = TAG.split(html)
+        apart = 0  # how many elements are open in which nothing is marked
+        heading: list[str] | None = None
+        for at, piece in enumerate(pieces):
+            if at % 2 == 0:
+                if heading is not None:
+                    heading.append(piece)
+                elif not apart:
+                    emphasised = at > 0 and pieces[at - 1 : at + 2 : 2] == ["<em>", "</em>"]
+                    pieces[at] = self._linked(piece, emphasised)
+                continue
+            name = re.match(r"</?\s*([a-zA-Z0-9]*)", piece)[1].lower()
+            if name in APART and not piece.endswith("/>"):
+                apart += -1 if piece.startswith("</") else 1
+            if section := re.match(r'<h[2-6] id="([^"]*)"', piece):
+                self._section, heading = section[1], []
+            elif heading is not None and (piece.startswith("</h") or 'class="anchor"' in piece):
+                self._title, heading = "".join(heading), None
+        return "".join(pieces)
+
+    def _linked(self, text: str, emphasised: bool) -> str:
+        """A piece of text without tags; emphasised: all of it."""
+        made, end = [], 0
+        for word in WORD.finditer(text):
+            if word.start() < end or text[word.start() - 1 : word.start()] == "-":
+                continue
+            for pattern, term in (pair for stem in _stems(word[0]) for pair in self._beginning.get(stem, ())):
+                if found := pattern.match(text, word.start()):
+                    made += [text[end : found.start()], self._link(term, found[0], emphasised and found[0] == text)]
+                    end = found.end()
+                    break
+        return "".join([*made, text[end:]])
+
+    def _link(self, term: Term, words: str, introduced: bool) -> str:
+        earlier = self.used.get(term.name)
+        if earlier is None or (introduced and not earlier.introduced):
+            self.used[term.name] = Use(self.chapter, self._section, self._title, introduced)
+        if earlier is not None:
+            return words
+        return (f'<a class="term" href="glossary.html#{term.anchor}" aria-describedby="tip_{term.anchor}">'
+                f"{words}</a>")
+
+    def tips(self, glossary: Glossary) -> str:
+        """What the links are described by."""
+        return "".join(f'<p role="tooltip" id="tip_{term.anchor}">{escape(term.means)}</p>'
+                       for term in glossary.terms if term.name in self.used)

@@ -1,0 +1,235 @@
+"""Launches on a GPU in a few microseconds instead of some tens, by less work in Python.
+
+numba-cuda finds out the type of every argument at every launch and wraps each number that a kernel takes on its own,
+dozens where arrays are passed. Here a device array keeps its type and its numbers as bytes from its first launch on,
+and a kernel keeps, for the types of its arguments, the function that Numba launched for them the first time:
+
+    kernel[grid, block](a, b, np.float32(2))      # the first time by Numba, which compiles; from then on from here
+
+A launch is left to Numba where anything is unusual: arguments other than Numba's device arrays and single numbers, a
+kernel that is compiled for a debugger, for one launch configuration, for a cooperative launch or with extensions; and
+where the driver refuses the launch, so that errors are Numba's own.
+
+`labkit.device` installs it when it imports numba.cuda. What is kept for an array lies in the array itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+
+CONFIGURATIONS = 1024  # of all kernels, kept at a time; Numba keeps 128, fewer than a step of a model has
+MOST_VIEWS = 64  # of an array, kept
+SLOT = 8  # bytes; every number that a kernel takes has as many in a cell, whatever its own size
+SLOTS = 512
+
+# --- What is kept in an array ----------------------------------------------------------------------------------------
+
+
+def kept(array) -> dict:
+    """What is known of a device array, by whoever found it out: such an array never changes its place, shape or type.
+    Empty at first; of anything but Numba's device arrays, always."""
+    found = getattr(array, "_labkit_kept", None)
+    return {} if found is None else found
+
+
+_numbers: dict[object, int] = {}  # of the types of arguments, so that a tuple of types is hashed quickly
+
+
+def _number_of(numba_type) -> int:
+    return _numbers.setdefault(numba_type, len(_numbers))
+
+
+def _pack(array) -> tuple[int, bytes]:
+    """(the number of its type, what a kernel takes in its place): two pointers that are null, the number of elements,
+    their size, the address, the shape and the strides."""
+    address = array.device_ctypes_pointer.value or 0
+    content = struct.pack(f"<4qQ{2 * array.ndim}q", 0, 0, array.size, array.dtype.itemsize, address, *array.shape,
+                          *array.strides)
+    packed = kept(array)["packed"] = _number_of(array._numba_type_), content
+    return packed
+
+
+@functools.cache
+def _scalars() -> dict[type, tuple]:
+    """Python type -> (the number of Numba's type, how to pack one)."""
+    import numpy as np
+    from numba.cuda import types
+
+    formats = {int: (types.int64, "q"), float: (types.float64, "d"), bool: (types.boolean, "?7x"),
+               np.float32: (types.float32, "f4x"), np.float64: (types.float64, "d"), np.bool_: (types.boolean, "?7x"),
+               np.int64: (types.int64, "q"), np.uint64: (types.uint64, "Q"), np.int32: (types.int32, "i4x"),
+               np.uint32: (types.uint32, "I4x"), np.int16: (types.int16, "h6x"), np.uint16: (types.uint16, "H6x"),
+               np.int8: (types.int8, "b7x"), np.uint8: (types.uint8, "B7x")}
+    return {kind: (_number_of(numba_type), struct.Struct("<" + code).pack)
+            for kind, (numba_type, code) in formats.items()}
+
+
+def packed(args: tuple) -> tuple[tuple, list]:
+    """(the numbers of the arguments' types, the arguments as bytes). Raises KeyError for an argument that only Numba
+    can pass, struct.error for a Python number that does not fit into 64 bits."""
+    array_type, scalars = _array_type(), _scalars()
+    numbers, parts = [], []
+    for value in args:
+        if type(value) is array_type:
+            try:
+                number, part = value._labkit_kept["packed"]
+            except KeyError:
+                number, part = _pack(value)
+        else:
+            number, pack = scalars[type(value)]
+            part = pack(value)
+        numbers.append(number)
+        parts.append(part)
+    return tuple(numbers), parts
+
+
+def types_key(args: tuple) -> tuple | None:
+    """Equal for arguments of the same types; None where only Numba can say what these are."""
+    try:
+        return packed(args)[0]
+    except (KeyError, struct.error):
+        return None
+
+
+@functools.cache
+def _array_type():
+    from numba.cuda.cudadrv.devicearray import DeviceNDArray
+
+    return DeviceNDArray
+
+
+# --- A launch ---------------------------------------------------------------------------------------------------------
+
+
+class Cell:
+    """Memory for the arguments of a launch that is being made, and the addresses of its slots as the driver takes
+    them. It copies the arguments before it returns."""
+
+    def __init__(self):
+        self._memory = (ctypes.c_char * (SLOT * SLOTS))()
+        first = ctypes.addressof(self._memory)
+        self._table = (ctypes.c_void_p * SLOTS)(*range(first, first + SLOT * SLOTS, SLOT))
+        self.content, self.address = memoryview(self._memory).cast("B"), ctypes.addressof(self._table)
+
+
+_free: list[Cell] = [Cell()]  # one for each thread that is launching: the driver is called without Python's lock
+
+
+def function_of(dispatcher, args: tuple):
+    """What the driver launches for these arguments, after Numba has launched it once; None where Numba does more than
+    to pass the arguments."""
+    from cuda.bindings import driver
+
+    types = tuple(dispatcher.typeof_pyval(value) for value in args)
+    kernel = dispatcher.overloads.get(types)
+    if kernel is None or tuple(kernel.argument_types) != types:
+        return None
+    if kernel.debug or kernel.cooperative or kernel.extensions or getattr(kernel, "launch_config_sensitive", False):
+        return None
+    return driver.CUfunction(int(kernel._codelibrary.get_cufunc().handle))
+
+
+@functools.cache
+def _configuration_type():
+    """Numba's launch configuration with a shorter way to the driver."""
+    from cuda.bindings import driver
+    from numba.cuda.dispatcher import _LaunchConfiguration
+
+    launch, success = driver.cuLaunchKernel, driver.CUresult.CUDA_SUCCESS
+
+    class QuickLaunch(_LaunchConfiguration):
+        pre_launch_callbacks = ()  # before numba-cuda has them
+
+        def __init__(self, dispatcher, griddim, blockdim, stream, sharedmem):
+            super().__init__(dispatcher, griddim, blockdim, stream, sharedmem)
+            self._functions = dispatcher.__dict__.setdefault("_labkit_functions", {})
+            self._shape = *griddim, *blockdim, sharedmem, int(self.stream.handle)
+
+        def __call__(self, *args):
+            try:
+                types, parts = packed(args)
+            except (KeyError, struct.error):
+                return super().__call__(*args)
+            function = self._functions.get(types)
+            if function is not None and not self.pre_launch_callbacks:
+                content = b"".join(parts)
+                try:
+                    cell = _free.pop()
+                except IndexError:
+                    cell = Cell()
+                cell.content[: len(content)] = content
+                (error,) = launch(function, *self._shape, cell.address, 0)
+                _free.append(cell)
+                if error == success:
+                    return None
+            super().__call__(*args)
+            if types not in self._functions:
+                fits = sum(map(len, parts)) <= SLOT * SLOTS
+                self._functions[types] = function_of(self.dispatcher, args) if fits else None
+
+        def __reduce__(self):
+            state = self.__getstate__()  # raises PicklingError where something cannot be sent
+            return _configured, tuple(state[name] for name in ("dispatcher", "griddim", "blockdim", "stream",
+                                                               "sharedmem"))
+
+    return QuickLaunch
+
+
+def _configured(dispatcher, griddim, blockdim, stream, sharedmem):
+    from cuda.core import Stream
+
+    return _configuration_type()(dispatcher, griddim, blockdim, Stream.from_handle(stream), sharedmem)
+
+
+# --- In Numba's place -------------------------------------------------------------------------------------------------
+
+
+def install() -> None:
+    """Give every kernel of numba-cuda the shorter way, and device arrays a memory of their views. Where another version
+    of numba-cuda has no place for it, nothing changes."""
+    try:
+        from cuda.bindings import driver
+        from numba.cuda.cudadrv.devicearray import DeviceNDArray
+        from numba.cuda.cudadrv.driver import _to_core_stream
+        from numba.cuda.dispatcher import CUDADispatcher, _Kernel, _LaunchConfiguration
+        from numba.cuda.errors import normalize_kernel_dimensions
+
+        driver.cuLaunchKernel, _to_core_stream, _Kernel.argument_types, _LaunchConfiguration.__call__  # noqa: B018
+        reset, reshape = CUDADispatcher._reset_overloads, DeviceNDArray.reshape
+    except (ImportError, AttributeError):
+        return
+    if getattr(CUDADispatcher, "_labkit_quick", False):
+        return
+
+    @functools.lru_cache(maxsize=CONFIGURATIONS)
+    def configure(self, griddim, blockdim, stream=0, sharedmem=0):
+        griddim, blockdim = normalize_kernel_dimensions(griddim, blockdim)
+        return _configuration_type()(self, griddim, blockdim, stream, sharedmem)
+
+    @functools.wraps(reset)
+    def forget(self):
+        self.__dict__.get("_labkit_functions", {}).clear()
+        reset(self)
+
+    @functools.wraps(reshape)
+    def remembered(self, *newshape, **options):
+        """The same view for the same shape: so it keeps what a launch needs of it."""
+        if options:
+            return reshape(self, *newshape, **options)
+        views = kept(self).setdefault("views", {})
+        try:
+            if newshape in views:
+                return views[newshape]
+        except TypeError:  # a list
+            return reshape(self, *newshape)
+        view = reshape(self, *newshape)
+        if len(views) < MOST_VIEWS:
+            views[newshape] = view
+        return view
+
+    DeviceNDArray._labkit_kept = functools.cached_property(lambda self: {})
+    DeviceNDArray._labkit_kept.__set_name__(DeviceNDArray, "_labkit_kept")
+    CUDADispatcher.configure, CUDADispatcher._reset_overloads, DeviceNDArray.reshape = configure, forget, remembered
+    CUDADispatcher._labkit_quick = True

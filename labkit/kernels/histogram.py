@@ -1,0 +1,357 @@
+"""Histogram: how often each value occurs in an array. One rung for each idea about atomics, slowest first.
+
+Shapes  x (N,), uint8 or int32; bins, a number; out (bins,) int32; C-contiguous; any sizes
+Work    N counts; x.itemsize*N + 4*bins bytes. An atomic for each element, on global or on shared memory
+Source  CUDA C++ Programming Guide, "Atomic Functions"; numpy.bincount
+
+Values that are no bin, below 0 or from `bins` on, are not counted. How long a histogram takes depends on the values:
+atomics on one address run one after another. So sizes have a third number, S: that many percent of the elements hold
+one value. With S=100 all are equal.
+"""
+
+import numpy as np
+from numba import int32, uint32
+
+from labkit import cuda, device
+from labkit.device import ptx
+from labkit.device.lazy import kernel_factory
+from labkit.kernels.arguments import aligned, check_array
+from labkit.kernels.baselines import Baseline
+from labkit.kernels.op import Op, Work, rung
+
+BLOCK = 256
+WARPS = BLOCK // 32
+ALL_LANES = 0xFFFFFFFF
+MOST_BINS = 12_288  # of one private histogram: 48 KB of shared memory
+BLOCKS_PER_SM = 8
+ONE = int32(1)
+
+
+def histogram_reference(x, bins):
+    return np.bincount(x[(x >= 0) & (x < bins)], minlength=bins)
+
+
+@cuda.jit
+def clear_kernel(out):
+    i = uint32(cuda.grid(1))
+    if i < out.size:
+        out[i] = int32(0)
+
+
+# --- One histogram, in global memory ---------------------------------------------------------------------------------
+
+
+@cuda.jit
+def histogram_global_kernel(x, out):
+    i = uint32(cuda.grid(1))
+    if i < x.size:
+        value = uint32(x[i])  # a negative number becomes one beyond every bin
+        if value < out.size:
+            cuda.atomic.add(out, value, ONE)
+
+
+@rung(kernel=(clear_kernel, histogram_global_kernel), idea="one atomic on global memory for each element")
+def histogram_global(x, bins, out, stream=0):
+    """One thread for each element adds 1 to its bin, and the bins lie in global memory."""
+    n = _check(x, bins, out)
+    _clear(out, stream)
+    histogram_global_kernel[-(-n // BLOCK), BLOCK, stream](x, out)
+
+
+# --- Private histograms, in shared memory ----------------------------------------------------------------------------
+
+
+@cuda.jit(device=True)
+def clear_counts(counts, size):
+    """Zeros, before any thread of the block counts."""
+    i = uint32(cuda.threadIdx.x)
+    while i < size:
+        counts[i] = int32(0)
+        i = uint32(i + uint32(cuda.blockDim.x))
+    cuda.syncthreads()
+
+
+@cuda.jit(device=True)
+def add_counts(counts, copies, out):
+    """Adds the block's private histograms, `copies` of them one after another, to the one in global memory."""
+    cuda.syncthreads()  # all have counted
+    bins = uint32(out.size)
+    value = uint32(cuda.threadIdx.x)
+    while value < bins:
+        total = int32(0)
+        at = value
+        for _ in range(copies):
+            total = int32(total + counts[at])
+            at = uint32(at + bins)
+        if total != int32(0):
+            cuda.atomic.add(out, value, total)
+        value = uint32(value + uint32(cuda.blockDim.x))
+
+
+@cuda.jit
+def histogram_shared_kernel(x, out):
+    counts = cuda.shared.array(0, int32)  # one for each bin, which the launch decides
+    n, bins = uint32(x.size), uint32(out.size)
+    clear_counts(counts, bins)
+    i = uint32(cuda.grid(1))
+    while i < n:
+        value = uint32(x[i])
+        if value < bins:
+            cuda.atomic.add(counts, value, ONE)
+        i = uint32(i + uint32(cuda.gridsize(1)))
+    add_counts(counts, uint32(1), out)
+
+
+@rung(kernel=(clear_kernel, histogram_shared_kernel), idea="a private histogram for each block, in shared memory",
+      sizes="at most 12,288 bins")
+def histogram_shared(x, bins, out, stream=0):
+    """As global, but a block counts in shared memory, and adds its counts to global memory once, at its end. There are
+    as many blocks as the SMs hold, and each takes many elements: fewer blocks, fewer atomics on global memory."""
+    n = _check(x, bins, out)
+    _check_bins(bins)
+    _clear(out, stream)
+    histogram_shared_kernel[_blocks(n), BLOCK, stream, 4 * bins](x, out)
+
+
+@cuda.jit
+def histogram_copies_kernel(x, out, copies):
+    counts = cuda.shared.array(0, int32)  # copies * bins
+    n, bins = uint32(x.size), uint32(out.size)
+    clear_counts(counts, uint32(copies * bins))
+    own = uint32((uint32(cuda.threadIdx.x) >> uint32(5)) % copies * bins)  # where the histogram of this warp begins
+    i = uint32(cuda.grid(1))
+    while i < n:
+        value = uint32(x[i])
+        if value < bins:
+            cuda.atomic.add(counts, own + value, ONE)
+        i = uint32(i + uint32(cuda.gridsize(1)))
+    add_counts(counts, copies, out)
+
+
+@rung(kernel=(clear_kernel, histogram_copies_kernel), idea="a private histogram for each warp",
+      sizes="at most 12,288 bins")
+def histogram_copies(x, bins, out, stream=0):
+    """As shared, but a block has a histogram for each of its warps, or as many as 48 KB hold: two warps that count the
+    same value do not wait for each other."""
+    n = _check(x, bins, out)
+    copies = _copies(bins)
+    _clear(out, stream)
+    histogram_copies_kernel[_blocks(n), BLOCK, stream, 4 * bins * copies](x, out, np.uint32(copies))
+
+
+@cuda.jit
+def histogram_matched_kernel(x, out, copies):
+    counts = cuda.shared.array(0, int32)
+    n, bins = uint32(x.size), uint32(out.size)
+    clear_counts(counts, uint32(copies * bins))
+    thread = uint32(cuda.threadIdx.x)
+    lane = thread & uint32(31)
+    own = uint32((thread >> uint32(5)) % copies * bins)
+    first = uint32(uint32(cuda.grid(1)) - lane)  # of the warp: its lanes make the same number of rounds
+    while first < n:
+        i = uint32(first + lane)
+        value = uint32(x[i]) if i < n else bins
+        if value > bins:
+            value = bins
+        equal = uint32(cuda.match_any_sync(ALL_LANES, value))  # a bit for each lane that holds the same value
+        if value < bins and (equal & uint32((uint32(1) << lane) - uint32(1))) == uint32(0):  # the lowest of them
+            cuda.atomic.add(counts, own + value, int32(cuda.popc(equal)))
+        first = uint32(first + uint32(cuda.gridsize(1)))
+    add_counts(counts, copies, out)
+
+
+@rung(kernel=(clear_kernel, histogram_matched_kernel), idea="lanes with the same value make one atomic",
+      sizes="at most 12,288 bins")
+def histogram_matched(x, bins, out, stream=0):
+    """As copies, but the lanes of a warp first find out which of them hold the same value, and the lowest of those adds
+    them all. Equal values cost one atomic for a warp, different ones cost the search as well."""
+    n = _check(x, bins, out)
+    copies = _copies(bins)
+    _clear(out, stream)
+    histogram_matched_kernel[_blocks(n), BLOCK, stream, 4 * bins * copies](x, out, np.uint32(copies))
+
+
+# --- 128-bit loads ---------------------------------------------------------------------------------------------------
+
+
+@kernel_factory
+def make_histogram_vectorized(packed: bool):
+    """packed: a word holds four elements of one byte; otherwise it is an element."""
+
+    @cuda.jit(device=True)
+    def count(counts, own, bins, value):
+        if value < bins:
+            cuda.atomic.add(counts, own + value, ONE)
+
+    @cuda.jit(device=True)
+    def count_word(counts, own, bins, word):
+        if packed:
+            count(counts, own, bins, word & uint32(255))
+            count(counts, own, bins, (word >> uint32(8)) & uint32(255))
+            count(counts, own, bins, (word >> uint32(16)) & uint32(255))
+            count(counts, own, bins, word >> uint32(24))
+        else:
+            count(counts, own, bins, word)
+
+    @cuda.jit
+    def histogram_vectorized_kernel(words, x, whole, out, copies):
+        counts = cuda.shared.array(0, int32)
+        bins = uint32(out.size)
+        clear_counts(counts, uint32(copies * bins))
+        own = uint32((uint32(cuda.threadIdx.x) >> uint32(5)) % copies * bins)
+        i = uint32(cuda.grid(1))
+        if whole + i < uint32(x.size):  # the elements behind the words, fewer than there are threads
+            count(counts, own, bins, uint32(x[uint32(whole + i)]))
+        n, step = uint32(words.size), uint32(uint32(4) * uint32(cuda.gridsize(1)))
+        i = uint32(uint32(4) * i)
+        while i + step < n:  # two loads stand before the first atomic
+            a, b, c, d = ptx.load_nc4(words, i)
+            e, f, g, h = ptx.load_nc4(words, i + step)
+            count_word(counts, own, bins, a)
+            count_word(counts, own, bins, b)
+            count_word(counts, own, bins, c)
+            count_word(counts, own, bins, d)
+            count_word(counts, own, bins, e)
+            count_word(counts, own, bins, f)
+            count_word(counts, own, bins, g)
+            count_word(counts, own, bins, h)
+            i = uint32(i + uint32(2) * step)
+        if i < n:
+            a, b, c, d = ptx.load_nc4(words, i)
+            count_word(counts, own, bins, a)
+            count_word(counts, own, bins, b)
+            count_word(counts, own, bins, c)
+            count_word(counts, own, bins, d)
+        add_counts(counts, copies, out)
+
+    return histogram_vectorized_kernel
+
+
+@rung(kernel=(clear_kernel, make_histogram_vectorized(True), make_histogram_vectorized(False), histogram_copies_kernel),
+      idea="128-bit loads: 16 bytes of x at a time", sizes="at most 12,288 bins")
+def histogram_vectorized(x, bins, out, stream=0):
+    """As copies, but a thread loads 16 bytes at once, sixteen elements of uint8 or four of int32, and two such words
+    before it counts. A view that does not begin at a multiple of 16 bytes is left to copies."""
+    n = _check(x, bins, out)
+    each = 16 // x.dtype.itemsize
+    if not aligned(x) or n < each:
+        histogram_copies(x, bins, out, stream)
+        return
+    copies, whole = _copies(bins), n // each * each
+    _clear(out, stream)
+    words = x[:whole].view(np.uint32)
+    kernel = make_histogram_vectorized(each == 16)
+    kernel[_blocks(n // each), BLOCK, stream, 4 * bins * copies](words, x, np.uint32(whole), out,
+                                                              np.uint32(copies))
+
+
+def histogram(x, bins, out, stream=0):
+    """The rung to use."""
+    (histogram_vectorized if bins <= MOST_BINS else histogram_global)(x, bins, out, stream=stream)
+
+
+def _clear(out, stream) -> None:
+    clear_kernel[-(-out.size // BLOCK), BLOCK, stream](out)
+
+
+def _blocks(work: int) -> int:
+    """Enough for every SM, and no more than there is work for."""
+    return min(-(-work // BLOCK), BLOCKS_PER_SM * device.sm_count())
+
+
+def _copies(bins: int) -> int:
+    """Private histograms of a block: one for each warp if they fit into 48 KB."""
+    _check_bins(bins)
+    return min(WARPS, MOST_BINS // bins)
+
+
+def _check_bins(bins: int) -> None:
+    if bins > MOST_BINS:
+        raise ValueError(f"bins is {bins:,}; a histogram in shared memory has at most {MOST_BINS:,}")
+
+
+def _check(x, bins, out) -> int:
+    check_array("x", x, ndim=1, dtype=np.uint8 if np.dtype(getattr(x, "dtype", np.int32)) == np.uint8 else np.int32)
+    check_array("out", out, shape=(bins,), dtype=np.int32)
+    return x.shape[0]
+
+
+# --- The operations --------------------------------------------------------------------------------------------------
+
+
+def _values(rng, N, B, S, dtype):
+    x = rng.integers(0, B, N, dtype=dtype)
+    if S:
+        x[rng.random(N) < S / 100] = rng.integers(0, B)
+    return x
+
+
+def _uint8(rng, N, B, S):
+    return _values(rng, N, B, S, np.uint8), B
+
+
+def _int32(rng, N, B, S):
+    """Of four or more values two lie outside the bins, one below 0 and one above B."""
+    x = _values(rng, N, B, S, np.int32)
+    if N > 3:
+        x[1], x[N - 2] = -1, B + 1
+    return x, B
+
+
+def _bincount(xp, x, bins, out):
+    return xp.bincount(x, minlength=bins)
+
+
+def _histogram_of_edges(cupy, x, bins, out):
+    return cupy.histogram(x, cupy.arange(bins + 1))[0]
+
+
+def _sizes(*sizes) -> tuple[dict, ...]:
+    return tuple({"N": N, "B": B, "S": S} for N, B, S in sizes)
+
+
+def _work(itemsize: int, bins: int) -> Work:
+    timed = {"N": 2**30 // (4 * itemsize), "B": bins}
+    return Work(
+        flops=lambda N, B, S: N,
+        bytes=lambda N, B, S: itemsize * N + 4 * B,
+        timed_gpu={**timed, "S": 0},
+        also_gpu=({**timed, "S": 100},),
+        timed_cpu={"N": 2**17, "B": bins, "S": 0},
+    )
+
+
+SHARED = {
+    "formula": "out[b] = how many elements of x equal b",
+    "reference": histogram_reference,
+    "rungs": (histogram_global, histogram_shared, histogram_copies, histogram_matched, histogram_vectorized),
+    "shape": lambda N, B, S: (B,),
+    "tolerance": lambda x, bins: np.zeros(bins),
+    "by_row": (),
+    "dtype": np.int32,
+}
+
+HISTOGRAM = Op(
+    "histogram",
+    title="Histogram of uint8",
+    inputs=_uint8,
+    awkward=_sizes((1, 1, 0), (31, 2, 0), (257, 256, 0), (1000, 33, 100), (5003, 256, 0), (5003, 256, 60),
+                   (9001, 200, 100)),
+    work=_work(1, 256),
+    baselines=(Baseline("NumPy, on the host", "numpy", _bincount), Baseline("CuPy", "cupy", _bincount, "bincount"),
+               Baseline("PyTorch", "torch", _bincount, "bincount")),
+    **SHARED,
+)
+
+HISTOGRAM_INT32 = Op(
+    "histogram_int32",
+    title="Histogram of int32",
+    inputs=_int32,
+    awkward=_sizes((1, 1, 0), (31, 2, 0), (257, 255, 0), (1000, 33, 100), (5003, 1024, 0), (3001, 2500, 60),
+                   (2999, 12_289, 0)),
+    work=_work(4, 1024),
+    # bincount of CuPy and PyTorch refuses negative values. CuPy's histogram calls cuB; its last bin would hold B, too.
+    baselines=(Baseline("NumPy, on the host", "numpy", lambda np, x, bins, out: histogram_reference(x, bins)),
+               Baseline("CuPy", "cupy", _histogram_of_edges, "histogram, by cuB")),
+    **SHARED,
+)

@@ -1,0 +1,292 @@
+"""What a machine does to a kernel: branches that split a warp, loads on their way, chains of arithmetic, blocks that
+queue, values that do not fit into registers. Each kernel does one thing only, so that its time says what that costs.
+
+Shapes  side, way (n,) uint32; out (n,) float32, or uint32 for what was read; x (2**k,) uint32; a launch has n threads
+Work    each docstring says; the results are whole numbers, which float32 and uint32 hold exactly
+Source  V. Volkov, "Understanding Latency Hiding on GPUs" (2016)
+
+Some arguments keep the compiler from computing a result without the work: `scale`, `shift` and `up` are 1, `down` is
+-1 and `zero` is 0, and it does not know their values.
+"""
+
+import functools
+
+import numpy as np
+from numba import float32, uint32
+
+from labkit import cuda
+from labkit.device import ptx
+from labkit.kernels.arguments import check_array, dynamic_shared
+
+UNROLLED = 16  # multiply-adds of a chain for each turn of its loop
+SHARED_WORDS = 4096  # 16 KB that read_shared reads
+SHARED_LOADS = 4
+ONE, ZERO = np.float32(1.0), np.uint32(0)
+HASH = 2_654_435_761  # odd, so that no two of 2**32 indices share a value
+
+
+# --- Branches --------------------------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def two_branches_kernel(side, steps, scale, up, down, out):
+    i = uint32(cuda.grid(1))
+    x = float32(cuda.threadIdx.x)
+    step = uint32(0)
+    if side[i] == uint32(0):
+        while step < steps:
+            x = x * scale + up
+            step += uint32(1)
+    else:
+        while step < steps:
+            x = x * scale + down
+            step += uint32(1)
+    out[i] = x
+
+
+def two_branches(side, steps, out, block=256, stream=0):
+    """`steps` multiply-adds in each thread: those with side[i] = 0 count up from their number in the block, the others
+    down."""
+    _check_threads("side", side, out, block)
+    two_branches_kernel[out.size // block, block, stream](side, np.uint32(steps), ONE, ONE, -ONE, out)
+
+
+@cuda.jit
+def many_branches_kernel(way, ways, steps, scale, shift, out):
+    i = uint32(cuda.grid(1))
+    x = float32(cuda.threadIdx.x)
+    this = uint32(0)
+    while this < ways:
+        if way[i] == this:  # a warp enters if any of its lanes does; the others wait
+            step = uint32(0)
+            while step < steps:
+                x = x * scale + shift
+                step += uint32(1)
+        this += uint32(1)
+    out[i] = x
+
+
+def many_branches(way, ways, steps, out, block=256, stream=0):
+    """As two_branches, with any number of ways: thread i does its `steps` multiply-adds at the turn of way[i]."""
+    _check_threads("way", way, out, block)
+    many_branches_kernel[out.size // block, block, stream](way, np.uint32(ways), np.uint32(steps), ONE, ONE, out)
+
+
+def _check_threads(name: str, array, out, block: int) -> None:
+    check_array(name, array, ndim=1, dtype=np.uint32)
+    check_array("out", out, shape=array.shape)
+    if array.size % block:
+        raise ValueError(f"{name} has {array.size:,} elements; it must have a multiple of the block's {block}")
+
+
+# --- Chains of multiply-adds -----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def make_chains_kernel(chains: int):
+    """Each thread has `chains` values; every multiply-add needs the one before it in its own chain, and no other."""
+    CHAINS = chains
+
+    @cuda.jit
+    def chains_kernel(steps, scale, shift, out):
+        x = cuda.local.array(CHAINS, float32)
+        for k in range(CHAINS):
+            x[k] = float32(cuda.threadIdx.x)
+        step = uint32(0)
+        while step < steps:
+            for _ in range(UNROLLED):
+                for k in range(CHAINS):
+                    x[k] = x[k] * scale + shift
+            step += uint32(UNROLLED)
+        acc = float32(0.0)
+        for k in range(CHAINS):
+            acc += x[k]
+        out[uint32(cuda.grid(1))] = acc
+
+    return chains_kernel
+
+
+def run_chains(chains, steps, out, block=64, shared_bytes=0, stream=0):
+    """`steps` multiply-adds, a multiple of 16, in each of a thread's chains: out is chains * (threadIdx.x + steps).
+
+    shared_bytes: dynamic shared memory that a block takes and does not use, so that fewer blocks are resident.
+    """
+    check_array("out", out, ndim=1)
+    if steps % UNROLLED:
+        raise ValueError(f"steps is {steps}; it must be a multiple of {UNROLLED}")
+    kernel, args = make_chains_kernel(chains), (np.uint32(steps), ONE, ONE, out)
+    if shared_bytes:
+        dynamic_shared(kernel, shared_bytes, *args)
+    kernel[out.size // block, block, stream, shared_bytes](*args)
+
+
+# --- Reading ---------------------------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def fill_hash_kernel(x):
+    i = uint32(cuda.grid(1))
+    stride = uint32(cuda.gridsize(1))
+    n = uint32(x.size)
+    while i < n:
+        x[i] = uint32(i * uint32(HASH))
+        i += stride
+
+
+def fill_hash(x, stream=0):
+    """x[i] = i * HASH modulo 2**32, which a reference can compute from the index alone."""
+    check_array("x", x, ndim=1, dtype=np.uint32)
+    fill_hash_kernel[min(-(-x.size // 256), 4096), 256, stream](x)
+
+
+@functools.cache
+def make_read_kernel(loads: int):
+    """Each thread asks for `loads` numbers, waits for all of them, adds them up and goes on."""
+    LOADS = loads
+
+    @cuda.jit
+    def read_kernel(x, mask, span, rounds, zero, out):
+        width = uint32(cuda.blockDim.x)
+        i = uint32(cuda.blockIdx.x) * span + uint32(cuda.threadIdx.x)
+        values = cuda.local.array(LOADS, uint32)
+        acc = uint32(0)
+        turn = uint32(0)
+        while turn < rounds:
+            for k in range(LOADS):
+                values[k] = x[uint32(i + uint32(k) * width) & mask]
+            for k in range(LOADS):
+                acc = uint32(acc + values[k])
+            # zero is 0: the next addresses are known when these numbers have come
+            i = uint32(i + uint32(LOADS) * width + (acc & zero))
+            turn += uint32(1)
+        out[uint32(cuda.grid(1))] = acc
+
+    return read_kernel
+
+
+@functools.cache
+def make_read_wide_kernel(loads: int):
+    """As make_read_kernel, with loads of 16 bytes."""
+    LOADS = loads
+
+    @cuda.jit
+    def read_wide_kernel(x, mask, span, rounds, zero, out):
+        width = uint32(4) * uint32(cuda.blockDim.x)
+        i = uint32(cuda.blockIdx.x) * span + uint32(4) * uint32(cuda.threadIdx.x)
+        values = cuda.local.array((LOADS, 4), uint32)
+        acc = uint32(0)
+        turn = uint32(0)
+        while turn < rounds:
+            at = i & mask
+            for k in range(LOADS):
+                values[k, 0], values[k, 1], values[k, 2], values[k, 3] = ptx.load_nc4(x, uint32(at + uint32(k) * width))
+            for k in range(LOADS):
+                acc = uint32(acc + values[k, 0] + values[k, 1] + values[k, 2] + values[k, 3])
+            i = uint32(i + uint32(LOADS) * width + (acc & zero))
+            turn += uint32(1)
+        out[uint32(cuda.grid(1))] = acc
+
+    return read_wide_kernel
+
+
+def read(x, window, rounds, out, loads=1, wide=False, block=256, shared_bytes=0, apart=True, stream=0):
+    """`rounds` rounds of `loads` loads in each thread, of 4 bytes or, `wide`, of 16; out is each thread's sum.
+
+    A block reads a stretch of its own, one behind the other and around the first `window` elements of x, a power of 2
+    up to its size; with apart=False all blocks read the same stretch.
+    """
+    check_array("x", x, ndim=1, dtype=np.uint32)
+    check_array("out", out, ndim=1, dtype=np.uint32)
+    if not 4 <= window <= x.size or window & (window - 1):
+        raise ValueError(f"window is {window:,}; it must be a power of 2 from 4 to the {x.size:,} elements of x")
+    turn = loads * block * (4 if wide else 1)
+    if wide and window % turn:
+        raise ValueError(f"window is {window:,}; it must be a multiple of the {turn:,} elements that a block "
+                         f"reads in a round of {loads} wide loads")
+    kernel = (make_read_wide_kernel if wide else make_read_kernel)(loads)
+    span = rounds * turn if apart else 0
+    args = x, np.uint32(window - 1), np.uint32(span & 0xFFFFFFFF), np.uint32(rounds), ZERO, out
+    if shared_bytes:
+        dynamic_shared(kernel, shared_bytes, *args)
+    kernel[out.size // block, block, stream, shared_bytes](*args)
+
+
+def read_reference(threads, window, rounds, loads=1, wide=False, block=256, apart=True) -> np.ndarray:
+    """What `read` writes for the threads of these numbers in the grid, from x as fill_hash fills it."""
+    threads = np.asarray(threads, np.uint64)
+    each = 4 if wide else 1
+    span = rounds * loads * block * each if apart else 0
+    first = threads // np.uint64(block) * np.uint64(span) + threads % np.uint64(block) * np.uint64(each)
+    further = np.arange(rounds * loads, dtype=np.uint64) * np.uint64(block * each)
+    part = np.arange(each, dtype=np.uint64)
+    at = (first[:, None, None] + further[None, :, None] + part) & np.uint64(window - 1)
+    return (at * np.uint64(HASH) & np.uint64(0xFFFFFFFF)).sum(axis=(1, 2), dtype=np.uint64).astype(np.uint32)
+
+
+@cuda.jit
+def read_shared_kernel(rounds, zero, out):
+    words = cuda.shared.array(SHARED_WORDS, uint32)
+    width = uint32(cuda.blockDim.x)
+    i = uint32(cuda.threadIdx.x)
+    while i < uint32(SHARED_WORDS):
+        words[i] = uint32(i * uint32(HASH))
+        i += width
+    cuda.syncthreads()
+    i = uint32(4) * uint32(cuda.threadIdx.x)
+    values = cuda.local.array((SHARED_LOADS, 4), uint32)
+    acc = uint32(0)
+    turn = uint32(0)
+    while turn < rounds:
+        at = i & uint32(SHARED_WORDS - 1)
+        for k in range(SHARED_LOADS):
+            values[k, 0], values[k, 1], values[k, 2], values[k, 3] = ptx.load_shared4(
+                words, uint32(at + uint32(4 * k) * width))
+        for k in range(SHARED_LOADS):
+            acc = uint32(acc + values[k, 0] + values[k, 1] + values[k, 2] + values[k, 3])
+        i = uint32(i + uint32(4 * SHARED_LOADS) * width + (acc & zero))
+        turn += uint32(1)
+    out[uint32(cuda.grid(1))] = acc
+
+
+def read_shared(rounds, out, block=256, stream=0):
+    """`rounds` rounds of 4 loads of 16 bytes from 16 KB of shared memory in each thread: what `read` gives with
+    a window of SHARED_WORDS, 4 wide loads, and apart=False."""
+    check_array("out", out, ndim=1, dtype=np.uint32)
+    if SHARED_WORDS % (4 * SHARED_LOADS * block):
+        raise ValueError(f"block is {block}; {SHARED_WORDS // SHARED_LOADS // 4} must be a multiple of it")
+    read_shared_kernel[out.size // block, block, stream](np.uint32(rounds), ZERO, out)
+
+
+# --- Values that do not fit ------------------------------------------------------------------------------------------
+
+VALUES = 64
+
+
+@functools.cache
+def make_many_values_kernel(registers: int | None = None):
+    """64 values in each thread, all of which every round needs again. registers: the most that a thread may have; None
+    leaves it to the compiler."""
+    options = {} if registers is None else {"max_registers": registers}
+
+    @cuda.jit(**options)
+    def many_values_kernel(rounds, scale, shift, out):
+        values = cuda.local.array(VALUES, float32)
+        for k in range(VALUES):
+            values[k] = float32(cuda.threadIdx.x) + float32(k)
+        turn = uint32(0)
+        while turn < rounds:
+            for k in range(VALUES):
+                values[k] = values[k] * scale + shift
+            turn += uint32(1)
+        acc = float32(0.0)
+        for k in range(VALUES):
+            acc += values[k]
+        out[uint32(cuda.grid(1))] = acc
+
+    return many_values_kernel
+
+
+def many_values(rounds, out, registers=None, block=256, stream=0):
+    """out is 64 * (threadIdx.x + rounds) + 2016, whatever `registers` allows."""
+    check_array("out", out, ndim=1)
+    make_many_values_kernel(registers)[out.size // block, block, stream](np.uint32(rounds), ONE, ONE, out)

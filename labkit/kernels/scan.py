@@ -1,0 +1,369 @@
+"""Scan, the running sum of an array. One rung for each idea, slowest first.
+
+Shapes  x (N,), out (N,); int32 or float32, both alike; C-contiguous; any size; out may be x
+Work    N - 1 additions; 8*N bytes. The first four rungs move 16*N bytes and more, reduce_first 12*N
+Source  G. Blelloch, "Prefix Sums and Their Applications"; M. Harris et al., "Parallel Prefix Sum (Scan) with CUDA", GPU
+        Gems 3; D. Merrill, M. Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back"
+
+    inclusive   out[i] = x[0] + ... + x[i]
+    exclusive   out[i] = x[0] + ... + x[i - 1], and out[0] = 0
+
+exclusive=True asks any rung for the second. Sums of int32 wrap around, as NumPy's do. Sums of float32 depend on the
+order of the additions: each rung has its own, and that of the look-back may differ from launch to launch.
+
+A tile is what one block scans. `scratch` is memory for totals of tiles, scratch_size(N) elements of uint64, which no
+other launch uses at the same time. Left out, it is memory that is kept for this thread of the host, whose launches must
+then be on one stream.
+"""
+
+import functools
+
+import numpy as np
+from numba import float32, int32, uint32, uint64
+
+from labkit import cuda
+from labkit.device import ptx
+from labkit.device.lazy import kernel_factory
+from labkit.kernels.arguments import aligned
+from labkit.kernels.baselines import Baseline
+from labkit.kernels.op import Op, Work, rung, uniform
+from labkit.kernels.scan_blocks import (
+    ALL_LANES,
+    BLOCK,
+    DISTANCES,
+    check_scan,
+    kernels_of_levels,
+    levels_of,
+    make_scan_warps,
+    scan_blelloch,
+    scan_functions,
+    scan_hillis_steele,
+    scan_level,
+    scan_padded,
+    scan_warps,
+    scratch_for,
+)
+from labkit.kernels.tolerance import dot_products
+
+# A warp takes ROUNDS times 128 neighbours, of which each lane has four.
+ROUNDS = 4
+ITEMS = 4 * ROUNDS  # of a thread
+THREADS = 256
+OF_WARP = 32 * ITEMS
+TILE = THREADS * ITEMS
+
+
+def scan_reference(x):
+    """Sums of integers in int64; as int32 they wrap around."""
+    if x.dtype.kind == "i":
+        return np.cumsum(x, dtype=np.int64).astype(np.int32)
+    return np.cumsum(x, dtype=np.float64)
+
+
+# --- Sixteen elements a thread ---------------------------------------------------------------------------------------
+
+
+@functools.cache
+def tile_functions(dtype):
+    """(load_tile, scan_tile, store_tile): device functions that read, scan and write a tile of 4,096 elements.
+
+    values: the 16 elements of a thread, in registers. first: the index of the first of them; the next three follow,
+    and the other rounds are 128 elements further each. wide: whether x and out begin at multiples of 16 bytes.
+    """
+    zero, (warp_scan, across_warps) = dtype(0), scan_functions(dtype)
+
+    @cuda.jit(device=True)
+    def load_tile(x, first, wide, values):
+        n = uint32(x.size)
+        for r in range(ROUNDS):
+            at = uint32(first + uint32(128 * r))
+            if wide and at + uint32(3) < n:
+                values[4 * r], values[4 * r + 1], values[4 * r + 2], values[4 * r + 3] = ptx.load_global4(x, at)
+            else:
+                for k in range(4):
+                    values[4 * r + k] = x[uint32(at + uint32(k))] if at + uint32(k) < n else zero
+
+    @cuda.jit(device=True)
+    def scan_tile(values, befores, partial):
+        """What stands before each round of the thread within the tile, into befores; returns the tile's total."""
+        lane = uint32(cuda.threadIdx.x) & uint32(31)
+        of_warp = zero
+        for r in range(ROUNDS):
+            quad = dtype(dtype(values[4 * r] + values[4 * r + 1]) + dtype(values[4 * r + 2] + values[4 * r + 3]))
+            through = warp_scan(quad)
+            of_lanes = cuda.shfl_up_sync(ALL_LANES, through, 1)
+            befores[r] = dtype(of_warp + of_lanes) if lane > uint32(0) else of_warp
+            of_warp = dtype(of_warp + cuda.shfl_sync(ALL_LANES, through, 31))
+        before_warp, total = across_warps(of_warp, partial)
+        for r in range(ROUNDS):
+            befores[r] = dtype(befores[r] + before_warp)
+        return total
+
+    @cuda.jit(device=True)
+    def store_tile(out, first, wide, exclusive, values, befores, before_tile):
+        n = uint32(out.size)
+        for r in range(ROUNDS):
+            at = uint32(first + uint32(128 * r))
+            running = dtype(befores[r] + before_tile)
+            for k in range(4):
+                through = dtype(running + values[4 * r + k])
+                values[4 * r + k] = running if exclusive else through
+                running = through
+            if wide and at + uint32(3) < n:
+                ptx.store_global4(out, at, values[4 * r], values[4 * r + 1], values[4 * r + 2], values[4 * r + 3])
+            else:
+                for k in range(4):
+                    if at + uint32(k) < n:
+                        out[uint32(at + uint32(k))] = values[4 * r + k]
+
+    return load_tile, scan_tile, store_tile
+
+
+@cuda.jit(device=True)
+def first_of_thread(tile):
+    """The index of a thread's first element in this tile."""
+    thread = uint32(cuda.threadIdx.x)
+    return uint32(tile * uint32(TILE) + (thread >> uint32(5)) * uint32(OF_WARP) + (thread & uint32(31)) * uint32(4))
+
+
+@kernel_factory
+def make_reduce_first(dtype):
+    zero, (_, across_warps), (load_tile, scan_tile, store_tile) = dtype(0), scan_functions(dtype), tile_functions(dtype)
+
+    @cuda.jit
+    def tile_totals_kernel(x, totals, wide):
+        partial, values = cuda.shared.array(32, dtype), cuda.local.array(ITEMS, dtype)
+        load_tile(x, first_of_thread(uint32(cuda.blockIdx.x)), wide, values)
+        total = zero
+        for k in range(ITEMS):
+            total = dtype(total + values[k])
+        for distance in DISTANCES:
+            total = dtype(total + cuda.shfl_xor_sync(ALL_LANES, total, distance))
+        _, total = across_warps(total, partial)
+        if cuda.threadIdx.x == 0:
+            totals[cuda.blockIdx.x] = total
+
+    @cuda.jit
+    def scan_tiles_kernel(x, out, before, wide, exclusive):
+        partial = cuda.shared.array(32, dtype)
+        values, befores = cuda.local.array(ITEMS, dtype), cuda.local.array(ROUNDS, dtype)
+        first = first_of_thread(uint32(cuda.blockIdx.x))
+        load_tile(x, first, wide, values)
+        scan_tile(values, befores, partial)
+        store_tile(out, first, wide, exclusive, values, befores, before[cuda.blockIdx.x])
+
+    return tile_totals_kernel, scan_tiles_kernel
+
+
+@rung(kernel=(*make_reduce_first(int32), *make_reduce_first(float32), *kernels_of_levels(make_scan_warps)),
+      idea="reduce, scan the totals, scan with them: x read twice, out written once")
+def scan_reduce_first(x, out, exclusive=False, stream=0, scratch=None):
+    """As warps, but the totals come first: one kernel only adds up each tile of 4,096 elements, the totals are scanned,
+    and one kernel reads the tiles again and writes the result. out is not read. A thread has 16 elements, in four
+    loads of 128 bits."""
+    numba_type = check_scan(x, out)
+    tiles = -(-x.size // TILE)
+    reduce, scan = make_reduce_first(numba_type)
+    rest = scratch_for(scratch, tiles + sum(levels_of(tiles, BLOCK)), x.dtype)
+    totals, wide = rest[:tiles], np.bool_(aligned(x, out))
+    reduce[tiles, THREADS, stream](x, totals, wide)
+    scan_level(make_scan_warps(numba_type), BLOCK, 0, totals, totals, np.bool_(True), stream, rest[tiles:])
+    scan[tiles, THREADS, stream](x, out, totals, wide, np.bool_(exclusive))
+
+
+# --- A single pass ---------------------------------------------------------------------------------------------------
+# A tile has a state, 64 bits that are read and written as one: what is known above, the number below. So whoever sees
+# that a number is known sees the number, and no fence is needed.
+
+UNKNOWN, TOTAL, THROUGH = 0, 1, 2  # nothing yet; the sum of the tile; the sum of all elements up to the tile's last
+
+
+@cuda.jit
+def clear_states_kernel(states):
+    i = uint32(cuda.grid(1))
+    if i < uint32(states.size):
+        states[i] = uint64(UNKNOWN)
+
+
+@cuda.jit(device=True)
+def read_state(states, tile):
+    """As it is now: an atomic is never answered by an L1 cache, and no compiler moves it out of a loop."""
+    return uint64(cuda.atomic.add(states, tile, uint64(0)))
+
+
+@functools.cache
+def state_functions(dtype):
+    """(publish, number_of) for numbers of this type."""
+    to_bits, from_bits = (ptx.float_bits, ptx.bits_float) if dtype == float32 else (uint32, int32)
+
+    @cuda.jit(device=True)
+    def publish(states, tile, known, number):
+        cuda.atomic.exch(states, tile, uint64((uint64(known) << uint64(32)) | uint64(to_bits(number))))
+
+    @cuda.jit(device=True)
+    def number_of(state):
+        return from_bits(uint32(state & uint64(0xFFFFFFFF)))
+
+    return publish, number_of
+
+
+@functools.cache
+def look_back_functions(dtype):
+    """(look_back_alone, look_back_by_warp): the sum of all elements before a tile, from the states of those before it.
+
+    Both go back over tiles of which the total is known, to tile 0 or to one of which the sum up to its end is known,
+    and wait where nothing is known.
+    """
+    zero, (_, number_of) = dtype(0), state_functions(dtype)
+
+    @cuda.jit(device=True)
+    def look_back_alone(states, tile):
+        """By one thread, tile by tile."""
+        before = zero
+        searching = tile > uint32(0)
+        while searching:
+            tile = uint32(tile - uint32(1))
+            state = read_state(states, tile)
+            while state >> uint64(32) == uint64(UNKNOWN):
+                state = read_state(states, tile)
+            before = dtype(number_of(state) + before)
+            searching = tile > uint32(0) and state >> uint64(32) != uint64(THROUGH)
+        return before
+
+    @cuda.jit(device=True)
+    def look_back_by_warp(states, tile, lane):
+        """By the 32 lanes of a warp, 32 tiles at a time. Lane 0 looks at the nearest one."""
+        before, end = zero, tile
+        searching = tile > uint32(0)
+        while searching:  # the same for all lanes
+            there = lane < end
+            known, number = uint64(UNKNOWN), zero
+            waiting = True
+            while waiting:
+                state = read_state(states, uint32(end - uint32(1) - lane)) if there else uint64(0)
+                known, number = state >> uint64(32), number_of(state)
+                waiting = cuda.any_sync(ALL_LANES, there and known == uint64(UNKNOWN)) != 0
+            through = uint32(cuda.ballot_sync(ALL_LANES, there and known == uint64(THROUGH)))
+            nearest = uint32(cuda.ffs(through) - 1) if through != uint32(0) else uint32(31)
+            part = number if there and lane <= nearest else zero
+            for distance in DISTANCES:
+                part = dtype(part + cuda.shfl_xor_sync(ALL_LANES, part, distance))
+            before = dtype(part + before)
+            searching = through == uint32(0) and end > uint32(32)
+            end = uint32(end - uint32(32))
+        return before
+
+    return look_back_alone, look_back_by_warp
+
+
+@kernel_factory
+def make_look_back(dtype, window: bool):
+    """window: a warp looks at 32 tiles at a time, not a thread at one."""
+    zero, (publish, _) = dtype(0), state_functions(dtype)
+    load_tile, scan_tile, store_tile = tile_functions(dtype)
+    look_back_alone, look_back_by_warp = look_back_functions(dtype)
+
+    @cuda.jit
+    def look_back_kernel(x, out, states, wide, exclusive):
+        ticket, before = cuda.shared.array(1, uint32), cuda.shared.array(1, dtype)
+        partial = cuda.shared.array(32, dtype)
+        values, befores = cuda.local.array(ITEMS, dtype), cuda.local.array(ROUNDS, dtype)
+        thread, tiles = uint32(cuda.threadIdx.x), uint32(cuda.gridDim.x)
+        if thread == uint32(0):
+            # Blocks take tiles in the order in which they start: whoever is waited for is running or has ended.
+            ticket[0] = uint32(cuda.atomic.add(states, tiles, uint64(1)))
+        cuda.syncthreads()
+        tile = ticket[0]
+        first = first_of_thread(tile)
+        load_tile(x, first, wide, values)
+        total = scan_tile(values, befores, partial)
+        if thread < uint32(32):
+            if thread == uint32(0):
+                publish(states, tile, TOTAL, total)
+            found = zero
+            if window:
+                found = look_back_by_warp(states, tile, thread)
+            elif thread == uint32(0):
+                found = look_back_alone(states, tile)
+            if thread == uint32(0):
+                publish(states, tile, THROUGH, dtype(found + total))
+                before[0] = found
+        cuda.syncthreads()
+        store_tile(out, first, wide, exclusive, values, befores, before[0])
+
+    return look_back_kernel
+
+
+@rung(kernel=(clear_states_kernel, make_look_back(int32, False), make_look_back(float32, False)),
+      idea="a single pass: each block looks back for what stands before its tile")
+def scan_look_back(x, out, exclusive=False, stream=0, scratch=None):
+    """As reduce_first, but one kernel reads x once and writes out once. A block publishes the total of its tile at
+    once; then its thread 0 goes back, tile by tile, to one that has published the sum of everything up to its end."""
+    _look_back(False, x, out, exclusive, stream, scratch)
+
+
+@rung(kernel=(clear_states_kernel, make_look_back(int32, True), make_look_back(float32, True)),
+      idea="a single pass; a warp looks back at 32 tiles at a time")
+def scan_look_back_warp(x, out, exclusive=False, stream=0, scratch=None):
+    """As look_back, but 32 lanes look at 32 tiles at once: one round of loads instead of up to 32."""
+    _look_back(True, x, out, exclusive, stream, scratch)
+
+
+def _look_back(window, x, out, exclusive, stream, scratch) -> None:
+    kernel = make_look_back(check_scan(x, out), window)
+    tiles = -(-x.size // TILE)
+    states = scratch_for(scratch, tiles + 1, np.uint64)  # the last counts the tiles that were taken
+    clear_states_kernel[-(-states.size // BLOCK), BLOCK, stream](states)
+    kernel[tiles, THREADS, stream](x, out, states, np.bool_(aligned(x, out)), np.bool_(exclusive))
+
+
+def scan(x, out, exclusive=False, stream=0, scratch=None):
+    """The rung to use."""
+    scan_look_back_warp(x, out, exclusive, stream=stream, scratch=scratch)
+
+
+# --- The operations --------------------------------------------------------------------------------------------------
+
+
+def _cumsum(xp, x, out):
+    if xp.__name__ == "torch":
+        xp.cumsum(x, dim=0, dtype=x.dtype, out=out)
+    else:
+        xp.cumsum(x, dtype=x.dtype, out=out)
+
+
+SHARED = {
+    "formula": "out[i] = x[0] + ... + x[i]",
+    "reference": scan_reference,
+    "rungs": (scan_hillis_steele, scan_blelloch, scan_padded, scan_warps, scan_reduce_first, scan_look_back,
+              scan_look_back_warp),
+    "shape": lambda N: (N,),
+    "awkward": tuple({"N": N} for N in (1, 31, 512, 1025, 4099, 20_481, 262_147)),
+    "by_row": (),
+    "work": Work(
+        flops=lambda N: N - 1,
+        bytes=lambda N: 8 * N,
+        timed_gpu={"N": 2**27},
+        also_gpu=({"N": 2**20},),
+        timed_cpu={"N": 2**16},
+    ),
+    "baselines": (Baseline("NumPy, on the host", "numpy", _cumsum),
+                  Baseline("CuPy", "cupy", _cumsum, "a copy, then cuB"), Baseline("PyTorch", "torch", _cumsum, "cuB")),
+}
+
+SCAN = Op(
+    "scan",
+    title="Scan of int32",
+    inputs=lambda rng, N: (rng.integers(-(2**31), 2**31, N, dtype=np.int32),),
+    tolerance=lambda x: np.zeros(x.size),  # sums of integers are exact, also where they wrap around
+    dtype=np.int32,
+    **SHARED,
+)
+
+SCAN_F32 = Op(
+    "scan_f32",
+    title="Scan of float32",
+    inputs=lambda rng, N: (uniform(rng, N),),
+    tolerance=dot_products(lambda x: np.cumsum(np.abs(x)), length=lambda x: np.arange(1, x.size + 1)),
+    **SHARED,
+)

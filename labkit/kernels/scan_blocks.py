@@ -1,0 +1,274 @@
+"""A scan by tiles: a block scans each, their totals are scanned in the same way, and a second kernel adds them.
+
+Three ways to scan a tile in a block, the level above it, and the memory for totals. What a scan is stands in
+labkit.kernels.scan, which has the operations and the rungs that need fewer passes.
+"""
+
+import functools
+import threading
+
+import numpy as np
+from numba import float32, int32, uint32
+
+from labkit import cuda
+from labkit.device.lazy import kernel_factory
+from labkit.kernels.arguments import check_array
+from labkit.kernels.op import rung
+
+BLOCK = 512
+ALL_LANES = 0xFFFFFFFF
+DISTANCES = (1, 2, 4, 8, 16)
+TYPES = {"int32": int32, "float32": float32}
+
+
+# --- A tile in one block: three ways ---------------------------------------------------------------------------------
+
+
+@kernel_factory
+def make_scan_hillis_steele(dtype):
+    zero = dtype(0)
+
+    @cuda.jit
+    def scan_hillis_steele_kernel(x, out, totals, exclusive):
+        shared = cuda.shared.array(0, dtype)  # one for each thread
+        thread, threads = uint32(cuda.threadIdx.x), uint32(cuda.blockDim.x)
+        i = uint32(cuda.grid(1))
+        value = x[i] if i < uint32(x.size) else zero
+        shared[thread] = value
+        cuda.syncthreads()
+        distance = uint32(1)
+        while distance < threads:
+            before = shared[thread - distance] if thread >= distance else zero
+            cuda.syncthreads()  # all have read: the neighbour may store
+            value = dtype(value + before)
+            shared[thread] = value
+            cuda.syncthreads()
+            distance = uint32(distance << uint32(1))
+        if thread == threads - uint32(1):
+            totals[cuda.blockIdx.x] = value
+        if exclusive:
+            value = shared[thread - uint32(1)] if thread > uint32(0) else zero
+        if i < uint32(out.size):
+            out[i] = value
+
+    return scan_hillis_steele_kernel
+
+
+@kernel_factory
+def make_scan_blelloch(dtype, padded: bool):
+    """padded: a gap after every 32 elements, so that elements a power of two apart lie in different banks."""
+    zero = dtype(0)
+
+    @cuda.jit(device=True)
+    def place(i):
+        return uint32(i + (i >> uint32(5))) if padded else uint32(i)
+
+    @cuda.jit
+    def scan_blelloch_kernel(x, out, totals, exclusive):
+        shared = cuda.shared.array(0, dtype)  # two for each thread, and the gaps
+        thread, threads = uint32(cuda.threadIdx.x), uint32(cuda.blockDim.x)
+        low = uint32(uint32(cuda.blockIdx.x) * uint32(2) * threads + thread)
+        high, n = uint32(low + threads), uint32(x.size)
+        low_value = x[low] if low < n else zero
+        high_value = x[high] if high < n else zero
+        shared[place(thread)] = low_value
+        shared[place(uint32(thread + threads))] = high_value
+        # Up: pairs are added, then pairs of pairs, until the last element holds the total.
+        distance, pairs = uint32(1), threads
+        while pairs > uint32(0):
+            cuda.syncthreads()
+            if thread < pairs:
+                right = uint32(uint32(2) * distance * (thread + uint32(1)) - uint32(1))
+                left = uint32(right - distance)
+                shared[place(right)] = dtype(shared[place(right)] + shared[place(left)])
+            distance = uint32(distance << uint32(1))
+            pairs = uint32(pairs >> uint32(1))
+        if thread == uint32(0):  # it has added the last pair
+            last = place(uint32(uint32(2) * threads - uint32(1)))
+            totals[cuda.blockIdx.x] = shared[last]
+            shared[last] = zero
+        # Down: the left half gets what stands before the pair, the right half that and the sum of the left half.
+        pairs = uint32(1)
+        while pairs <= threads:
+            distance = uint32(distance >> uint32(1))
+            cuda.syncthreads()
+            if thread < pairs:
+                right = uint32(uint32(2) * distance * (thread + uint32(1)) - uint32(1))
+                left = uint32(right - distance)
+                before, of_left = shared[place(right)], shared[place(left)]
+                shared[place(left)] = before
+                shared[place(right)] = dtype(before + of_left)
+            pairs = uint32(pairs << uint32(1))
+        cuda.syncthreads()
+        if low < n:
+            before = shared[place(thread)]
+            out[low] = before if exclusive else dtype(before + low_value)
+        if high < n:
+            before = shared[place(uint32(thread + threads))]
+            out[high] = before if exclusive else dtype(before + high_value)
+
+    return scan_blelloch_kernel
+
+
+# --- Shuffles --------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def scan_functions(dtype):
+    """(warp_scan, across_warps): device functions for numbers of this type."""
+    zero = dtype(0)
+
+    @cuda.jit(device=True)
+    def warp_scan(value):
+        """The inclusive scan over the 32 lanes of a warp, in five steps."""
+        lane = uint32(cuda.threadIdx.x) & uint32(31)
+        for distance in DISTANCES:
+            before = cuda.shfl_up_sync(ALL_LANES, value, distance)
+            if lane >= uint32(distance):
+                value = dtype(value + before)
+        return value
+
+    @cuda.jit(device=True)
+    def across_warps(of_warp, partial):
+        """(what the warps before this one hold, what the block holds), added up: every warp scans the sums of all.
+        partial: shared, 32 elements."""
+        thread = uint32(cuda.threadIdx.x)
+        lane, warp = thread & uint32(31), thread >> uint32(5)
+        if lane == uint32(0):
+            partial[warp] = of_warp
+        cuda.syncthreads()
+        through = warp_scan(partial[lane] if lane < uint32(cuda.blockDim.x) >> uint32(5) else zero)
+        cuda.syncthreads()  # all have read: partial is free to overwrite
+        before = cuda.shfl_sync(ALL_LANES, through, (warp - uint32(1)) & uint32(31))
+        return before if warp > uint32(0) else zero, cuda.shfl_sync(ALL_LANES, through, 31)
+
+    return warp_scan, across_warps
+
+
+@kernel_factory
+def make_scan_warps(dtype):
+    zero, (warp_scan, across_warps) = dtype(0), scan_functions(dtype)
+
+    @cuda.jit
+    def scan_warps_kernel(x, out, totals, exclusive):
+        partial = cuda.shared.array(32, dtype)
+        i, lane = uint32(cuda.grid(1)), uint32(cuda.threadIdx.x) & uint32(31)
+        value = x[i] if i < uint32(x.size) else zero
+        through = warp_scan(value)
+        before, total = across_warps(cuda.shfl_sync(ALL_LANES, through, 31), partial)
+        of_lanes = cuda.shfl_up_sync(ALL_LANES, through, 1)
+        if lane > uint32(0):
+            before = dtype(before + of_lanes)
+        if cuda.threadIdx.x == 0:
+            totals[cuda.blockIdx.x] = total
+        if i < uint32(out.size):
+            out[i] = before if exclusive else dtype(before + value)
+
+    return scan_warps_kernel
+
+
+# --- Many blocks, level by level -------------------------------------------------------------------------------------
+
+
+@kernel_factory
+def make_add_before(dtype):
+    @cuda.jit
+    def add_before_kernel(out, before, tile_bits):
+        """Adds to each element what stands before its tile of 2^tile_bits elements."""
+        i = uint32(cuda.grid(1))
+        if i < uint32(out.size):
+            out[i] = dtype(out[i] + before[i >> tile_bits])
+
+    return add_before_kernel
+
+
+def kernels_of_levels(make, *options) -> tuple:
+    """What a rung that works level by level may launch, for both types."""
+    return tuple(kernel for dtype in (int32, float32) for kernel in (make(dtype, *options), make_add_before(dtype)))
+
+
+@rung(kernel=kernels_of_levels(make_scan_hillis_steele), idea="log2(n) steps, and in each almost all threads add")
+def scan_hillis_steele(x, out, exclusive=False, stream=0, scratch=None):
+    """A block scans 512 elements: in step k each adds the one 2^k before it. The totals of the blocks are scanned in
+    the same way, and a second kernel adds to each element what stands before its block."""
+    numba_type = check_scan(x, out)
+    _by_levels(make_scan_hillis_steele(numba_type), BLOCK, 4 * BLOCK, x, out, exclusive, stream, scratch)
+
+
+@rung(kernel=kernels_of_levels(make_scan_blelloch, False), idea="a tree: half of the threads stop in each step")
+def scan_blelloch(x, out, exclusive=False, stream=0, scratch=None):
+    """As hillis_steele, but a tree goes up and down over 1,024 elements: about two additions for each instead of
+    nine. The elements that a step adds lie 2, 4, 8, ... apart, in fewer and fewer banks."""
+    numba_type = check_scan(x, out)
+    _by_levels(make_scan_blelloch(numba_type, False), 2 * BLOCK, 8 * BLOCK, x, out, exclusive, stream, scratch)
+
+
+@rung(kernel=kernels_of_levels(make_scan_blelloch, True), idea="the tree, with a gap after every 32 elements")
+def scan_padded(x, out, exclusive=False, stream=0, scratch=None):
+    """As blelloch, but a gap after every 32 elements of shared memory spreads what a step adds over the banks."""
+    numba_type, padded = check_scan(x, out), 2 * BLOCK + 2 * BLOCK // 32
+    _by_levels(make_scan_blelloch(numba_type, True), 2 * BLOCK, 4 * padded, x, out, exclusive, stream, scratch)
+
+
+@rung(kernel=kernels_of_levels(make_scan_warps), idea="shuffles within warps, then across warps")
+def scan_warps(x, out, exclusive=False, stream=0, scratch=None):
+    """As hillis_steele, but the lanes of a warp pass their sums by shuffles, and the warps' sums take a second level:
+    two barriers instead of nineteen."""
+    _by_levels(make_scan_warps(check_scan(x, out)), BLOCK, 0, x, out, exclusive, stream, scratch)
+
+
+def _by_levels(kernel, tile, shared_bytes, x, out, exclusive, stream, scratch) -> None:
+    totals = scratch_for(scratch, sum(levels_of(x.size, tile)), x.dtype)
+    scan_level(kernel, tile, shared_bytes, x, out, np.bool_(exclusive), stream, totals)
+
+
+def scan_level(kernel, tile, shared_bytes, x, out, exclusive, stream, rest) -> None:
+    """rest: memory for the totals of this level and of those above it."""
+    tiles = -(-x.size // tile)
+    totals = rest[:tiles]
+    kernel[tiles, BLOCK, stream, shared_bytes](x, out, totals, exclusive)
+    if tiles > 1:
+        scan_level(kernel, tile, shared_bytes, totals, totals, np.bool_(True), stream, rest[tiles:])
+        add = make_add_before(TYPES[out.dtype.name])
+        add[-(-out.size // BLOCK), BLOCK, stream](out, totals, np.uint32(tile.bit_length() - 1))
+
+
+def levels_of(n: int, tile: int) -> list[int]:
+    """How many tiles there are on each level."""
+    counts = []
+    while not counts or counts[-1] > 1:
+        n = -(-n // tile)
+        counts.append(n)
+    return counts
+
+
+# --- Arguments and scratch -------------------------------------------------------------------------------------------
+
+
+def scratch_size(n: int) -> int:
+    """How many elements of uint64 are enough for any rung to scan n elements."""
+    return sum(levels_of(n, BLOCK)) + 2
+
+
+def scratch_for(scratch, count: int, dtype):
+    """`count` elements of this type: of `scratch`, or of memory that is kept."""
+    needed = -(-count * np.dtype(dtype).itemsize // 8)
+    if scratch is None:
+        scratch = _kept_scratch(1 << (needed - 1).bit_length(), threading.get_ident())
+    check_array("scratch", scratch, ndim=1, dtype=np.uint64)
+    if scratch.size < needed:
+        raise ValueError(f"scratch has {scratch.size:,} elements; this scan needs {needed:,}")
+    return scratch.view(dtype)[:count]
+
+
+@functools.cache  # never given up: a captured graph may use it
+def _kept_scratch(size: int, thread: int):
+    return cuda.device_array(size, np.uint64)
+
+
+def check_scan(x, out):
+    """Numba's type of an element."""
+    name = np.dtype(getattr(x, "dtype", np.float32)).name
+    check_array("x", x, ndim=1, dtype=name if name in TYPES else np.float32)
+    check_array("out", out, shape=x.shape, dtype=name)
+    return TYPES[name]

@@ -1,0 +1,150 @@
+"""The engine behind its API: what the API costs, and how quick the answers are at each load.
+
+    serve()     the same requests by the engine alone, and over HTTP with as many clients as it has seats; then at
+                rates from a quarter of what it can serve to a quarter more than that
+
+In the shape of Llama 3.2 1B with random weights on a GPU; without one a tiny model and a few requests, which show that
+it works. The server is `labkit serve` in a process of its own, and so are the clients.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from labkit import device, measure
+from labkit.engine.model_runner import ModelRunner
+from labkit.kernels.attention.pages import pages_for
+from labkit.measure.series import engine as alone
+from labkit.measure.series.llama import config_here, random_model, say
+from labkit.measure.serving import server
+from labkit.measure.serving.command import IGNORE_END, of_run
+from labkit.measure.serving.drive import Target, drive
+from labkit.measure.serving.load import Load, Slo, Work, random_work
+
+REQUESTS, SHORTEST, LONGEST = 320, 100, 1024  # of the closed loop; prompts and outputs
+SEATS = 128  # of the engine: sequences at a time
+SHARES = (0.25, 0.5, 0.75, 1.0, 1.25)  # of the rate at which the closed loop was served
+ARRIVALS_S = 8.0  # how long requests arrive at each rate
+SLO = Slo({"ttft": 200.0, "tpot": 25.0})
+LAG = "labkit_event_loop_lag_seconds"
+NEEDED = ("fastapi", "uvicorn", "httpx", "prometheus_client")
+ANSWER_S = 60.0  # what takes longer is no measurement
+
+
+def serve(requests: int | None = None, shortest: int | None = None, longest: int | None = None,
+          seats: int | None = None, shares: Sequence[float] = SHARES,
+          arrivals_s: float | None = None) -> dict | None:
+    """Output tokens a second of the engine alone and of the server, as `labkit bench serve` measures it; latencies over
+    the rate; how late the server's event loop was. None where what a server needs is not installed."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        say(f"serve: {' and '.join(missing)} not installed: pip install -e '.[serve]'")
+        return None
+    requests, seats = requests or device.pick(gpu=REQUESTS, cpu=6), seats or device.pick(gpu=SEATS, cpu=4)
+    shortest, longest = shortest or device.pick(gpu=SHORTEST, cpu=3), longest or device.pick(gpu=LONGEST, cpu=12)
+    budget = device.pick(gpu=2048, cpu=128)  # tokens of a step, as the server takes them by itself
+    arrivals_s = arrivals_s or device.pick(gpu=ARRIVALS_S, cpu=0.5)
+    config, lengths = config_here(), (shortest, longest)
+    work = random_work(requests, lengths, lengths, config.vocab_size, seed=11)
+    offline = engine_alone(work, seats, budget, 2 * longest)
+    with tempfile.TemporaryDirectory(prefix="labkit-checkpoint-") as name:
+        alone.write_checkpoint(Path(name), config)
+        say("serve: a checkpoint written")
+        options = ["--model", name, "--max-num-seqs", str(seats), "--max-model-len", str(2 * longest)]
+        began = time.perf_counter()
+        with server.running(options, ready_s=device.pick(gpu=120.0, cpu=600.0),
+                            environment={"LABKIT_DEVICE": device.kind()}) as started:
+            target = Target(started.url, server.first_model(started.url), None, IGNORE_END)
+            ready_s = time.perf_counter() - began
+            say(f"serve: the server is ready after {ready_s:.1f} s")
+            warm_up(target, seats, longest, config.vocab_size)
+            before = server.metrics(started.url)
+            closed = taken(Load(work, concurrency=seats), target)
+            loaded = server.metrics(started.url)
+            closed["steps"] = steps_between(before, loaded)
+            share = closed["output_throughput"] / offline["tokens_per_second"]
+            say(f"serve: {share:.1%} of the engine alone, {offline['tokens_per_second']:,.0f} tokens/s; "
+                f"{in_words(closed)}; event loop late by {lag_ms(before, loaded)} ms")
+            runs = []
+            for at, part in enumerate(shares):
+                rate = part * closed["request_throughput"]
+                count = max(2, round(rate * arrivals_s))
+                load = Load(random_work(count, lengths, lengths, config.vocab_size, seed=20 + at), rate, seed=at)
+                runs.append(taken(load, target) | {"share_of_capacity": part})
+                say(f"serve: at {part:.0%} of that, {in_words(runs[-1])}")
+            after = server.metrics(started.url)
+    nearest = min(runs, key=lambda run: abs(run["share_of_capacity"] - 0.5))
+    return measure.stamped({
+        "weights": "random", "shape": config.size, "model_id": f"Llama of {config.size}, random weights",
+        "requests": requests, "shortest": shortest, "longest": longest, "seats": seats, "budget": budget,
+        "ready_s": ready_s, "alone": offline, "closed": closed, "share_of_alone": share,
+        "half_load": {"request_rate": nearest["request_rate"], "median_ttft_ms": nearest["median_ttft_ms"]},
+        "slo_ms": SLO.limits_ms, "runs": runs,
+        "loop_lag": {"closed": lag_ms(before, loaded), "rates": lag_ms(loaded, after)}})
+
+
+def engine_alone(work: Sequence[Work], seats: int, budget: int, longest: int) -> dict:
+    """The same requests, all at once, without a server: the engine's own steps. Tokens, and no text."""
+    config = config_here()
+    runner = ModelRunner(random_model(), num_pages=seats * (pages_for(longest) + 1), max_num_seqs=seats,
+                         max_num_batched_tokens=budget, max_model_len=longest)
+    say(f"serve: {alone.ready(runner, budget)} kernels compiled")
+    rng = np.random.default_rng(8)  # every size of batch once, so that its graph is captured
+    alone.serve(runner, [alone.Work(rng.integers(0, config.vocab_size, 2), 2 + number)
+                         for number in range(min(seats, longest - 4))], seats=seats, budget=budget)
+    row = alone.serve(runner, [alone.Work(np.array(one.prompt), one.output) for one in work], seats=seats,
+                      budget=budget)
+    return {key: row[key] for key in ("seconds", "tokens_per_second", "steps", "mean_sequences", "preemptions",
+                                      "first_token_ms", "between_tokens_ms")}
+
+
+def warm_up(target: Target, seats: int, longest: int, vocabulary: int) -> None:
+    """As the engine alone was warmed up: every size of batch, and a step of prompts."""
+    few = random_work(min(seats, 2 * longest - 4), (2, 2), (1, 1), vocabulary, seed=9)
+    rising = [Work(one.prompt, 2 + number) for number, one in enumerate(few)]
+    for load in (Load(rising, float("inf")), Load(random_work(seats, (longest, longest), (2, 2), vocabulary, seed=10),
+                                                  concurrency=seats)):
+        run = drive(load, target, timeout_s=2 * ANSWER_S)
+        failed = [one for one in run.records if one["error"]]
+        if failed:
+            raise RuntimeError(f"{len(failed)} of {len(run.records)} requests failed while the server was warmed up: "
+                               f"{failed[0]['error']}: {failed[0]['detail']}")
+    say("serve: warmed up")
+
+
+def taken(load: Load, target: Target) -> dict:
+    """A run. Raises RuntimeError where a request failed: the others had an easier time."""
+    found = of_run(drive(load, target, timeout_s=ANSWER_S), SLO)
+    if found["failed"] or found["stopped"]:
+        raise RuntimeError(f"{load.name}: {found['failed']} of {len(load.work)} requests failed: "
+                           f"{found['errors_by_kind']}")
+    asked = sum(one.output for one in load.work)
+    if found["total_output_tokens"] != asked:
+        raise RuntimeError(f"{load.name}: {found['total_output_tokens']:,} tokens came out; {asked:,} were asked for")
+    return found
+
+
+def lag_ms(before: server.Metrics, after: server.Metrics) -> dict | None:
+    """How late the server's event loop woke what was due, between two looks at its metrics."""
+    p50, p99 = (server.percentile(before, after, LAG, of) for of in (50, 99))
+    return None if p99 is None else {"p50": 1000 * p50, "p99": 1000 * p99}
+
+
+def steps_between(before: server.Metrics, after: server.Metrics) -> int | None:
+    """Of the engine."""
+    first, last = (server.value(each, "labkit_steps_total") for each in (before, after))
+    return None if last is None else int(last - (first or 0))
+
+
+def in_words(run: dict) -> str:
+    itl = "-" if run["median_itl_ms"] is None else f"p50 {run['median_itl_ms']:.1f} p99 {run['p99_itl_ms']:.1f} ms"
+    return (f"{run['name']}: {run['output_throughput']:,.0f} tokens/s, {run['request_throughput']:.2f} requests/s, "
+            f"TTFT p50 {run['median_ttft_ms']:.0f} p99 {run['p99_ttft_ms']:.0f} ms, TPOT p50 "
+            f"{run['median_tpot_ms']:.2f} ms, ITL {itl}, {run['tokens_per_piece']:.1f} tokens a piece, most at once "
+            f"{run['max_concurrent_requests']}, client late by {run['client_lag_ms']['p99']:.1f} ms")

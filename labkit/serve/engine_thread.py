@@ -1,0 +1,481 @@
+"""The one thread that touches an engine. Requests come from any thread; outputs go to the event loops of their readers.
+
+    thread = EngineThread(LLM("tiny-llama").engine)
+    thread.start()
+    stream = thread.submit("A hacker is", SamplingParams(max_tokens=32))        # in a coroutine
+    async for output in stream:                 # a RequestOutput: all of the request's output so far
+        print(output.outputs[0].text)
+    thread.stop()
+
+Whatever else wants something of the engine, an abort or a look at its pages, is a function that this thread runs
+between two steps. No reader is waited for: a stream keeps the newest output alone, which holds all that came before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from labkit.engine.llm_engine import LLMEngine, Stats
+from labkit.engine.outputs import RequestOutput
+from labkit.engine.sampling_params import SamplingParams
+from labkit.engine.sequence import Request
+
+log = logging.getLogger(__name__)
+
+# To decode an output's text and to write it to a socket takes the host about 0.1 ms, during which no other thread of
+# Python runs. So each of n streams shows what it has once in n of these: the readers take a fifth of the host's time.
+PACE_S = 0.0005
+GOLDEN = 0.618034  # the multiples of this have fractions that are spread evenly, however many there are
+HOPELESS = 3  # faults one after the other, without a step that went well between them
+
+
+class Busy(Exception):
+    """As many requests wait as may."""
+
+
+class Draining(Exception):
+    """The engine takes no more requests, or ended before this one had."""
+
+
+class DeadlineExceeded(Exception):
+    """The request had not ended in the time that it was given."""
+
+
+class StepFault(Exception):
+    """A step of the request's batch raised an error. The error itself is the cause of this one."""
+
+
+class SeatWork(NamedTuple):
+    """What one seat had computed in a step. kind: "prefill" for tokens of a prompt, or computed again after a
+    preemption, or "decode"."""
+
+    request_id: str
+    seat: int
+    tokens: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One call of LLMEngine.step: the step that it launched, and what the step before brought.
+
+    number: counted from 1. began: by time.perf_counter(). chunks: of the step that was launched. waiting: requests
+    without a seat. running: sequences with one. preempted, generated, finished: sequences that gave their pages back,
+    tokens that were sampled, and requests that ended.
+    """
+
+    number: int
+    began: float
+    seconds: float
+    chunks: tuple[SeatWork, ...]
+    waiting: int
+    running: int
+    preempted: int
+    generated: int
+    finished: int
+
+
+class Stream:
+    """A request's outputs: `async for output in stream`, by one reader, in the event loop for which it was submitted.
+
+    A reader that comes late finds the newest output only. The iteration raises DeadlineExceeded, StepFault or Draining
+    where that ended the request; after `cancel` it just ends.
+    """
+
+    def __init__(self, thread: EngineThread, request: Request, loop: asyncio.AbstractEventLoop, deadline: float | None,
+                 final_only: bool):
+        self.request, self.deadline, self.final_only = request, deadline, final_only
+        self.arrived = time.perf_counter()
+        self.due = 0.0  # when an output that goes on is returned again
+        self.entered = False  # the engine has it
+        self.spared = False  # by a fault: it had not begun
+        self._thread, self.loop = thread, loop
+        self._newest: RequestOutput | None = None
+        self._error: Exception | None = None
+        self._ended = False
+        self._reader: asyncio.Future | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    def cancel(self) -> None:
+        """From any thread, at any time: the request's pages are free before the next step. Its outputs end."""
+        self._thread.cancel(self)
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        while self._newest is None:
+            if self._error:
+                raise self._error
+            if self._ended:
+                raise StopAsyncIteration
+            self._reader = self.loop.create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        output, self._newest = self._newest, None
+        return output
+
+    def deliver(self, output: RequestOutput | None, error: Exception | None, ended: bool) -> None:
+        """In the event loop."""
+        if output:
+            self._newest = output
+        self._error, self._ended = self._error or error, self._ended or ended
+        if self._reader and not self._reader.done():
+            self._reader.set_result(None)
+
+
+class EngineThread:
+    """engine: nothing else may touch it while the thread runs. max_waiting: requests that wait for their first step.
+
+    observers: each is called with a StepReport after each step, in this thread, and must be quick.
+    delay_s: seconds from the end of a step to the next one, for who wants to watch.
+    faults: steps that raised an error. The requests of their batch ended with it; the engine went on with the others.
+    stats: the engine's statistics, after the last step or change.
+    """
+
+    def __init__(self, engine: LLMEngine, max_waiting: int = 256):
+        if max_waiting < 1:
+            raise ValueError(f"max_waiting is {max_waiting}; it must be 1 or more")
+        self.engine, self.max_waiting = engine, max_waiting
+        self.observers: list[Callable[[StepReport], None]] = []
+        self.steps = self.faults = 0
+        self.last_fault: Exception | None = None
+        self.stats: Stats = engine.stats()
+        self._faults_in_a_row = 0
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._numbers = itertools.count(1)
+        self._changed = threading.Condition()  # of what follows
+        self._inbox: deque[Callable[[], None]] = deque()  # to run between two steps
+        self._streams: dict[str, Stream] = {}  # of requests that have not ended, by their ids
+        self._waiting: dict[str, Stream] = {}  # of these, without a step yet
+        self._draining, self._paused, self._single_steps = False, False, 0
+        self._delay_s, self._next_step = 0.0, 0.0
+        self._end_at: float | None = None  # the time after which it waits for no request; None: it goes on
+        # The thread's own.
+        self._deadlines: list[tuple[float, str]] = []  # a heap; those of requests that have ended are in it
+        self._chunks: tuple[SeatWork, ...] = ()
+        engine.watch = self._launched
+
+    # --- From any thread ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def drain(self) -> None:
+        """Takes no more requests; those that are there go on, even if it was paused."""
+        with self._changed:
+            self._draining = True
+            self._changed.notify()
+
+    def stop(self, drain_s: float = 30.0) -> None:
+        """Takes no more requests, gives those that are there so many seconds to end, and ends."""
+        with self._changed:
+            self._draining, self._end_at = True, time.monotonic() + drain_s
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(drain_s + 5)  # a step that hangs must not keep the process
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that have not ended."""
+        return len(self._streams)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for their first step."""
+        return len(self._waiting)
+
+    def arrived(self, request_id: str) -> float | None:
+        """When a request was submitted, by time.perf_counter(); None once it has ended."""
+        stream = self._streams.get(request_id)
+        return stream and stream.arrived
+
+    @property
+    def alive(self) -> bool:
+        """Whether it serves: it runs, and its last steps did not all fail."""
+        return self._thread.is_alive() and self._faults_in_a_row < HOPELESS
+
+    def request_of(self, prompt, params: SamplingParams) -> Request:
+        """For `submit`, which has then nothing left to do that takes time: an event loop has another thread call this.
+        Raises ValueError for what cannot run."""
+        return self.engine.request_of(str(next(self._numbers)), prompt, params)
+
+    def submit(self, prompt, params: SamplingParams | None = None, deadline_s: float | None = None,
+               loop: asyncio.AbstractEventLoop | None = None, *, final_only: bool = False) -> Stream:
+        """prompt: as LLMEngine.add_request takes it, or a request of request_of; the thread that calls makes a text's
+        tokens. deadline_s: from now to the end of the request. loop: of the reader; None: the one that runs.
+        final_only: the reader wants the last output alone.
+
+        Raises ValueError for what cannot run, Busy, Draining.
+        """
+        loop = loop or asyncio.get_running_loop()
+        deadline = None if deadline_s is None else time.monotonic() + deadline_s
+        request = prompt if isinstance(prompt, Request) else self.request_of(prompt, params or SamplingParams())
+        stream = Stream(self, request, loop, deadline, final_only)
+        with self._changed:
+            if self._draining:
+                raise Draining("the server is about to end and takes no more requests")
+            if len(self._waiting) >= self.max_waiting:
+                raise Busy(f"{len(self._waiting):,} requests wait, as many as may; try again later")
+            self._streams[request.request_id] = self._waiting[request.request_id] = stream
+            self._post(partial(self._enter, stream))
+        return stream
+
+    def cancel(self, stream: Stream) -> None:
+        with self._changed:
+            if stream.request_id in self._streams:
+                self._post(partial(self._end, stream))
+
+    def call(self, function: Callable[[LLMEngine], object]) -> Future:
+        """function(engine) runs in the engine's thread, between two steps; its result, or what it raises, is the
+        future's."""
+        future: Future = Future()
+        with self._changed:
+            if self._end_at is not None or not self._thread.is_alive():
+                raise Draining("the engine's thread has ended")
+            self._post(partial(_answer, future, function, self.engine))
+        return future
+
+    def pause(self) -> None:
+        """No step after the one that runs. Requests may come, and be cancelled."""
+        with self._changed:
+            self._paused, self._single_steps = True, 0
+
+    def resume(self) -> None:
+        with self._changed:
+            self._paused = False
+            self._changed.notify()
+
+    def step_once(self) -> None:
+        """One step more, while it is paused; without requests, the one that follows the next request."""
+        with self._changed:
+            self._single_steps += 1
+            self._changed.notify()
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    @property
+    def delay_s(self) -> float:
+        return self._delay_s
+
+    @delay_s.setter
+    def delay_s(self, seconds: float) -> None:
+        if not 0 <= seconds <= 60:
+            raise ValueError(f"delay_s is {seconds}; it must be from 0 to 60")
+        with self._changed:
+            self._delay_s, self._next_step = seconds, 0.0
+            self._changed.notify()
+
+    def _post(self, function: Callable[[], None]) -> None:
+        self._inbox.append(function)
+        self._changed.notify()
+
+    # --- In the engine's thread --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._is_over():
+                self._wait()
+                self._tend()
+                if self._may_step():
+                    self._step()
+        except BaseException:
+            log.exception("the engine's thread failed")
+        with self._changed:
+            self._draining, self._end_at = True, 0.0
+        for stream in list(self._streams.values()):
+            self._end(stream, Draining("the server ended before the answer was complete"))
+        self._tend()
+        self.stats = self.engine.stats()
+
+    def _is_over(self) -> bool:
+        with self._changed:
+            return self._end_at is not None and (not self._streams or time.monotonic() >= self._end_at)
+
+    def _wait(self) -> None:
+        """Until there is something to do."""
+        with self._changed:
+            while not self._inbox and not self._may_step():
+                times = [self._end_at, self._deadlines and self._deadlines[0][0],
+                         self._next_step if self._steps_wanted() else None]
+                left = min((at for at in times if at), default=None)
+                if left is not None and left <= time.monotonic() or self._end_at is not None and not self._streams:
+                    return
+                self._changed.wait(left and left - time.monotonic())
+
+    def _steps_wanted(self) -> bool:
+        runs = not self._paused or self._single_steps or self._draining
+        return bool(runs and self.engine.has_unfinished_requests())
+
+    def _may_step(self) -> bool:
+        return self._steps_wanted() and (not self._next_step or time.monotonic() >= self._next_step)
+
+    def _tend(self) -> None:
+        """What others asked for, and deadlines."""
+        changed = False
+        while self._inbox:
+            self._inbox.popleft()()
+            changed = True
+        now = time.monotonic()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            stream = self._streams.get(heapq.heappop(self._deadlines)[1])
+            if stream:
+                self._end(stream, DeadlineExceeded("the request did not end in the time that it was given"))
+                changed = True
+        if changed:
+            self.stats = self.engine.stats()
+
+    def _enter(self, stream: Stream) -> None:
+        if stream.request_id not in self._streams:
+            return
+        try:
+            self.engine.add(stream.request)
+        except Exception as error:
+            self._end(stream, error)
+            return
+        stream.entered = True
+        if stream.deadline is not None:
+            heapq.heappush(self._deadlines, (stream.deadline, stream.request_id))
+
+    def _end(self, stream: Stream, error: Exception | None = None) -> None:
+        """Ends a request that has not ended; its pages are free."""
+        if self._forget(stream.request_id):
+            self.engine.abort_request(stream.request_id)
+            self._hand_over([(stream, None, error, True)])
+
+    def _forget(self, request_id: str) -> Stream | None:
+        with self._changed:
+            self._waiting.pop(request_id, None)
+            return self._streams.pop(request_id, None)
+
+    def _step(self) -> None:
+        began, before = time.perf_counter(), self.stats
+        self._chunks = ()
+        try:
+            outputs = self.engine.step(due=self._is_due)
+        except BaseException as error:  # whatever it is, this thread must go on
+            self._failed(error)
+            return
+        seconds = time.perf_counter() - began
+        self.stats = self.engine.stats()
+        if self.stats.generated > before.generated:  # a launch alone may yet turn out to have failed
+            self._faults_in_a_row = 0
+        self._route(outputs)
+        with self._changed:
+            self._single_steps = max(0, self._single_steps - 1) if self._paused else 0
+            self._next_step = time.monotonic() + self._delay_s if self._delay_s else 0.0
+            for request_id in [one.request_id for one in self._waiting.values() if _has_begun(one.request)]:
+                del self._waiting[request_id]
+        if self._chunks or self.stats.generated > before.generated:  # not for a call that returned aborted outputs
+            self.steps += 1
+            self._report(began, seconds, before, sum(output.finished for output in outputs))
+
+    def _launched(self, step) -> None:
+        """While its sequences have their seats."""
+        self._chunks = tuple(SeatWork(
+            sequence.request.request_id, sequence.seat, length,
+            "decode" if length == 1 and begin >= len(sequence.request.prompt) else "prefill")
+            for sequence, begin, length, _ in step.chunks)
+
+    def _is_due(self, request: Request) -> bool:
+        stream, now = self._streams.get(request.request_id), time.monotonic()
+        if stream is None or stream.final_only or now < stream.due and not self._delay_s and not self._paused:
+            return False
+        pace = PACE_S * len(self._streams)
+        # Streams that begin in the same step are spread over the time between two outputs, not shown all at once.
+        stream.due = now + pace * (1 if stream.due else int(request.request_id) * GOLDEN % 1)
+        return True
+
+    def _route(self, outputs: list[RequestOutput]) -> None:
+        news = []
+        for output in outputs:
+            stream = self._forget(output.request_id) if output.finished else self._streams.get(output.request_id)
+            if stream:  # not of one that was cancelled
+                news.append((stream, output, None, output.finished))
+        self._hand_over(news)
+
+    def _hand_over(self, news: list[tuple]) -> None:
+        """To the event loops: one call for each loop."""
+        loops: dict[asyncio.AbstractEventLoop, list[tuple]] = {}
+        for one in news:
+            loops.setdefault(one[0].loop, []).append(one)
+        for loop, those in loops.items():
+            try:
+                loop.call_soon_threadsafe(_deliver, those)
+            except RuntimeError:  # the loop is closed: no one reads
+                for stream, _, _, ended in those:
+                    if not ended:
+                        self.cancel(stream)
+
+    def _failed(self, error: BaseException) -> None:
+        """The engine is empty. Requests that had not begun are no part of the step that failed: they are added again,
+        once, since a request that makes every step fail must not stay."""
+        self.faults += 1
+        self._faults_in_a_row += 1
+        self.last_fault = error
+        log.error("a step failed; its batch's requests end", exc_info=error)
+        for stream in list(self._streams.values()):
+            if not stream.entered:
+                continue
+            if not stream.spared and not _has_begun(stream.request):
+                stream.spared = True
+                self._enter(stream)
+                continue
+            fault = StepFault(f"a step of this request's batch failed: {type(error).__name__}")
+            fault.__cause__ = error
+            self._end(stream, fault)
+        self.stats = self.engine.stats()
+
+    def _report(self, began: float, seconds: float, before: Stats, finished: int) -> None:
+        if not self.observers:
+            return
+        running, stats = self.engine.scheduler.running, self.stats
+        waiting = len(self._streams) - len({sequence.request for sequence in running})
+        report = StepReport(
+            self.steps, began, seconds, self._chunks, waiting, len(running), stats.preemptions - before.preemptions,
+            stats.generated - before.generated, finished)
+        for observer in list(self.observers):
+            try:
+                observer(report)
+            except Exception:
+                log.exception("an observer of steps failed and is called no more")
+                self.observers.remove(observer)
+
+
+def _has_begun(request: Request) -> bool:
+    return request.num_cached_tokens is not None
+
+
+def _deliver(news: list[tuple]) -> None:
+    for stream, *what in news:
+        stream.deliver(*what)
+
+
+def _answer(future: Future, function: Callable, engine: LLMEngine) -> None:
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(function(engine))
+        except BaseException as error:
+            future.set_exception(error)

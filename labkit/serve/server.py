@@ -1,0 +1,213 @@
+"""`labkit serve`: uvicorn with the app, the model loaded beside it, and what signals do.
+
+It listens at once, so that /health answers while the model is loaded and kernels are compiled; /ready does when it can
+serve. The first SIGTERM or Ctrl-C drains: new requests are answered with 503, those that run have drain_s to end, and
+the process ends with code 0. The second one ends it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from labkit._common.errors import UserError
+from labkit.serve.app import create_app
+from labkit.serve.engine_thread import EngineThread
+from labkit.serve.errors import ApiError
+from labkit.serve.gate import is_loopback
+from labkit.serve.service import Service
+from labkit.serve.settings import Settings
+
+SWITCH_S = 0.001  # how long a thread may keep the interpreter from another one: Python's 5 ms are a whole step
+LOG = {"version": 1, "disable_existing_loggers": False,
+       "formatters": {"plain": {"format": "%(asctime)s %(levelname)s %(message)s"}},
+       "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "plain"}},
+       "loggers": {"uvicorn": {"handlers": ["stderr"], "level": "WARNING", "propagate": False},
+                   "labkit.serve": {"handlers": ["stderr"], "level": "INFO", "propagate": False}}}
+
+# (the engine's thread, the encoder or None); `doing` is called with what it does.
+Loading = Callable[[Settings, Callable[[str], None]], tuple[EngineThread, object]]
+
+
+class Protocol(H11Protocol):
+    """What is no HTTP, or has too large a header to be read, is answered in OpenAI's shape too."""
+
+    def send_400_response(self, msg: str) -> None:
+        status = getattr(sys.exc_info()[1], "error_status_hint", 400)
+        error = ApiError(431, "the request's headers are too large", code="headers_too_large") if status == 431 else \
+            ApiError(400, "this is no HTTP request", code="invalid_http")
+        body = json.dumps(error.body).encode()
+        reason = {431: "Request Header Fields Too Large"}.get(error.status, "Bad Request")
+        self.transport.write(f"HTTP/1.1 {error.status} {reason}\r\ncontent-type: application/json\r\n"
+                             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
+        self.transport.close()
+
+
+class Server(uvicorn.Server):
+    """Drains at the first signal."""
+
+    def __init__(self, app, settings: Settings):
+        super().__init__(uvicorn.Config(
+            app, http=Protocol, ws="none", lifespan="on", log_config=LOG, access_log=False, server_header=False,
+            proxy_headers=False, h11_max_incomplete_event_size=settings.max_headers, timeout_graceful_shutdown=5))
+        self.service: Service = app.state.service
+        self.stopping = threading.Event()
+
+    async def serve(self, sockets=None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig, frame) -> None:
+        if self.stopping.is_set():
+            os._exit(128 + sig)
+        self.stopping.set()
+        self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self.drain()))
+
+    async def drain(self) -> None:
+        self.stopping.set()
+        self.service.drain()
+        end = time.monotonic() + self.service.settings.drain_s
+        while self.service.active and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        if self.service.thread:
+            await asyncio.to_thread(self.service.thread.stop, 0)  # what is left ends with an error
+        self.should_exit = True
+
+
+def bound(settings: Settings) -> socket.socket:
+    """Raises UserError where it cannot listen there."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    if os.name == "posix":
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((settings.host, settings.port))
+    except OSError as error:
+        found.close()
+        raise UserError(f"cannot listen on {settings.host}, port {settings.port}: {error.strerror or error}. --port 0 "
+                        f"takes a port that is free") from None
+    return found
+
+
+def address(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def run(settings: Settings, *, say: Callable[[str], None], ready: Callable[[str], None],
+        doing: Callable[[str], None], load: Loading | None = None) -> None:
+    """Serves until a signal ends it. say: a line for who started it. doing: what is being loaded or compiled. ready:
+    the lines for the moment when it can serve. Raises what `load` raises."""
+    sock = bound(settings)
+    server = Server(create_app(None, settings), settings)
+    service, failed, where = server.service, [], address(sock)
+
+    def report(what: str) -> None:
+        service.doing = what
+        doing(what)
+
+    def loading() -> None:
+        try:
+            thread, encoder = (load or load_model)(settings, report)
+        except BaseException as error:
+            service.failure = "its model could not be loaded"
+            failed.append(error)
+            server.should_exit = True
+            return
+        service.serve(thread, encoder)
+        if server.stopping.is_set():
+            service.drain()
+            return
+        ready(ready_message(service, where))
+
+    say(f"labkit listens on {where}")
+    if not is_loopback(settings.host) and not settings.api_key:
+        say("Whoever reaches this address can use it: --api-key asks for a key")
+    loader = threading.Thread(target=loading, name="loader", daemon=True)
+    loader.start()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    try:
+        server.run([sock])
+    finally:
+        sys.setswitchinterval(before)
+    if service.thread:
+        service.thread.stop(drain_s=0)
+    if failed:
+        raise failed[0]
+    if loader.is_alive() or service.thread and service.thread.alive:  # who compiles cannot be asked to stop
+        sys.stdout.flush()
+        os._exit(0)
+    logging.shutdown()
+
+
+def ready_message(service: Service, where: str) -> str:
+    """Where it serves, and how to try it."""
+    chat = getattr(service.tokenizer, "template", None) is not None
+    path, asked = ("chat/completions", {"messages": [{"role": "user", "content": "What is a hacker?"}]}) if chat else \
+        ("completions", {"prompt": "A hacker is"})
+    body = json.dumps({"model": service.model_name} | asked)
+    key = " -H \"Authorization: Bearer $LABKIT_API_KEY\"" if service.settings.api_key else ""
+    return (f"{' and '.join(service.models)} at {where}/v1; a chat, and the engine at work, in a browser at {where}/\n"
+            f"  curl {where}/v1/{path}{key} -H 'Content-Type: application/json' \\\n    -d '{body}'")
+
+
+def load_model(settings: Settings, doing: Callable[[str], None]) -> tuple[EngineThread, object]:
+    """The model in an engine whose kernels are compiled, and MiniLM if its weights are on this machine."""
+    from labkit import device
+    from labkit.engine.llm_engine import LLMEngine
+    from labkit.engine.load_runner import load_runner
+    from labkit.models import weights
+
+    # On the CPU device a step takes about 10 ms for each token of it, whatever their number.
+    seats = settings.max_num_seqs or (256 if device.on_gpu() else 16)
+    tokens = settings.max_num_batched_tokens or (2048 if device.on_gpu() else 128)
+    doing(f"{settings.model} is being loaded")
+    runner, tokenizer = load_runner(
+        settings.model, max_num_seqs=seats, max_num_batched_tokens=tokens, max_model_len=settings.max_model_len,
+        compiling=lambda done, of: doing(f"kernels are being compiled, {done} of {of}; they are kept"))
+    engine = LLMEngine(runner, tokenizer, max_num_seqs=seats, max_num_batched_tokens=tokens)
+    thread = EngineThread(engine, settings.max_waiting)
+    thread.start()
+    doing("the first steps are being run")
+    thread.call(lambda engine: warm_up(engine, seats)).result()
+    if getattr(tokenizer, "template", None):
+        tokenizer.chat([{"role": "user", "content": "a"}])  # imports what runs templates
+    encoder = None
+    if weights.is_there(weights.MINILM):
+        from labkit.models.sentences import Encoder
+
+        doing("MiniLM is being loaded and its kernels compiled")
+        encoder = Encoder.from_pretrained()
+        thread.call(lambda engine: encoder.encode(["a"])).result()
+    return thread, encoder
+
+
+def warm_up(engine, seats: int) -> None:
+    """Compiles what requests will launch, and on a GPU captures the graphs, before the first of them waits for it."""
+    from labkit import device
+    from labkit.engine.runner import buckets
+    from labkit.engine.sampling_params import SamplingParams
+
+    plain = {"max_tokens": 3, "ignore_eos": True}
+    for count in buckets(seats) if device.on_gpu() else (1, seats):
+        run_alone(engine, SamplingParams(n=count, **plain))
+    for special in ({"repetition_penalty": 1.1}, {"logprobs": 1}, {"min_tokens": 2}):
+        run_alone(engine, SamplingParams(**plain | special))
+    engine.blocks.forget()
+
+
+def run_alone(engine, params) -> None:
+    engine.add_request("warm-up", [1, 2, 3], params)
+    while engine.has_unfinished_requests():
+        engine.step(final_only=True)

@@ -1,0 +1,152 @@
+"""What all answers of a server share: the engine's thread once there is one, the encoder, limits, and who waits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from labkit._common.errors import short
+from labkit.models.weights import MINILM
+from labkit.serve.engine_thread import Busy, Draining, EngineThread
+from labkit.serve.errors import SERVER, ApiError
+from labkit.serve.metrics import Metrics
+from labkit.serve.settings import Settings
+
+READERS = 2  # threads that read bodies and turn texts into tokens
+CHARACTERS_A_TOKEN = 16  # a prompt with more for each token of the context is refused unread
+
+
+class Service:
+    """thread: None until `serve` gives it one. encoder: for embeddings; None where there is none.
+
+    doing: what it does while it cannot serve yet. failure: why it never will.
+    """
+
+    def __init__(self, thread: EngineThread | None, settings: Settings, encoder=None):
+        self.settings, self.encoder = settings, encoder
+        self.thread: EngineThread | None = None
+        self.model_name = Path(settings.model).name if Path(settings.model).is_dir() else settings.model
+        self.doing, self.failure, self.draining = "the model is being loaded", "", False
+        self.active = 0  # requests under /v1
+        self.began = int(time.time())
+        self.metrics = Metrics(lambda: self.thread)
+        # Reading a body is pure Python, and a template or a long text takes milliseconds: not in the event loop, which
+        # all streams share, and not in the engine's thread, for which the device would wait.
+        self._readers = ThreadPoolExecutor(READERS, "reader")
+        self._being_read = 0
+        if thread is not None:
+            self.serve(thread, encoder)
+
+    def serve(self, thread: EngineThread, encoder=None) -> None:
+        """From now on it is ready."""
+        self.encoder = encoder
+        self.thread = thread
+
+    def drain(self) -> None:
+        """Takes no more requests."""
+        self.draining = True
+        if self.thread:
+            self.thread.drain()
+
+    def close(self) -> None:
+        self._readers.shutdown(wait=False, cancel_futures=True)
+
+    # --- Whether it serves -------------------------------------------------------------------------------------------
+
+    @property
+    def tokenizer(self):
+        return self.ready().engine.tokenizer
+
+    @property
+    def status(self) -> str:
+        """ready, draining, loading or failed."""
+        if self.failure or self.thread is not None and not self.draining and not self.thread.alive:
+            return "failed"
+        return "draining" if self.draining else "loading" if self.thread is None else "ready"
+
+    def ready(self) -> EngineThread:
+        """Raises ApiError or Draining where it takes no request."""
+        status = self.status
+        if status == "draining":
+            raise Draining("the server is about to end and takes no more requests")
+        if self.thread is None or status == "failed":
+            raise ApiError(503, f"the server is not ready: {self.failure or self.doing}", type=SERVER, code=status,
+                           headers={"retry-after": "5"})
+        return self.thread
+
+    def ready_or_draining(self) -> EngineThread:
+        """For what is left of a request that was taken."""
+        return self.thread or self.ready()
+
+    def check_model(self, name: str) -> None:
+        if name not in (self.model_name, self.settings.model):
+            raise unknown_model(name, self.models)
+
+    @property
+    def models(self) -> list[str]:
+        return [self.model_name, *([self.encoder_name] if self.encoder else [])]
+
+    @property
+    def encoder_name(self) -> str:
+        return MINILM.name
+
+    @property
+    def encoder_names(self) -> tuple[str, ...]:
+        return MINILM.name, MINILM.repository, MINILM.repository.rpartition("/")[2]
+
+    # --- Reading -----------------------------------------------------------------------------------------------------
+
+    async def read(self, function: Callable, *arguments):
+        """function(*arguments) in a thread that reads requests. Raises Busy where too many wait for that."""
+        if self._being_read >= self.settings.max_waiting:
+            raise Busy(f"{self._being_read:,} requests wait to be read, as many as may; try again later")
+        self._being_read += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._readers, function, *arguments)
+        finally:
+            self._being_read -= 1
+
+    def tokens_of(self, prompt: str | list[int], param: str, marks: bool = True) -> dict:
+        """A prompt as EngineThread.submit takes it. marks: with those that the tokenizer sets around a text. Raises
+        ApiError for one that is too long, or for what is no token."""
+        engine = self.ready().engine
+        context = engine.runner.max_model_len
+        if isinstance(prompt, list):
+            size = vocabulary(engine)
+            wrong = next((token for token in prompt if not 0 <= token < size), None)
+            if wrong is not None:
+                raise ApiError(400, f"{param} has the token {short(wrong)}; tokens of this model are from 0 to "
+                                    f"{size - 1:,}", param=param)
+            return {"prompt_token_ids": prompt}
+        most = self.settings.max_prompt_characters or CHARACTERS_A_TOKEN * context
+        if len(prompt) > most:
+            raise too_long(f"{param} has {len(prompt):,} characters; at most {most:,} are read", param)
+        return {"prompt": prompt, "prompt_token_ids": engine.tokenizer.encode(prompt, marks)}
+
+    def check_length(self, ids: list[int], max_tokens: int | None, param: str) -> None:
+        """Raises ApiError where the prompt does not fit into the context, or not with what may follow."""
+        context = self.ready().engine.runner.max_model_len
+        if not ids:
+            raise ApiError(400, f"{param} has no token; give it a word to begin with", param=param)
+        if len(ids) + (max_tokens or 1) > context:
+            asked = "and at least one must follow" if max_tokens is None else f"and max_tokens is {short(max_tokens)}"
+            raise too_long(f"the context of this model is {context:,} tokens; {param} has {len(ids):,}, {asked}",
+                           param if max_tokens is None or len(ids) >= context else "max_tokens")
+
+
+def too_long(message: str, param: str) -> ApiError:
+    return ApiError(400, message, param=param, code="context_length_exceeded")
+
+
+def unknown_model(name: str, models: list[str]) -> ApiError:
+    return ApiError(404, f"there is no model {short(name)} here; there is {' and '.join(models)}", param="model",
+                    code="model_not_found")
+
+
+def vocabulary(engine) -> int:
+    """Tokens that the model knows."""
+    model = getattr(engine.runner, "model", None)
+    return model.config.vocab_size if model is not None else len(engine.tokenizer)

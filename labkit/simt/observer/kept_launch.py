@@ -1,0 +1,81 @@
+"""What an observed launch began with: kept, so that it can be run once more."""
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.simt.arguments import tuple_like
+
+KEPT_BYTES = 16 << 20  # of a launch's arrays
+
+
+@dataclass(frozen=True)
+class KeptArray:
+    """An array argument as it was: a place in one of the kept memories."""
+
+    memory: int
+    offset: int
+    shape: tuple
+    strides: tuple
+    dtype: np.dtype
+
+
+@dataclass(frozen=True)
+class KeptMemory:
+    """One allocation as it was. known, base: as in an Allocation."""
+
+    content: np.ndarray  # bytes
+    known: bool
+    base: int
+
+
+class KeptLaunch:
+    """A kernel, its configuration and its arguments, with a copy of the arrays. `nbytes` is None if they are kept."""
+
+    def __init__(self, function, grid, block, shared_bytes, bound):
+        """bound: {parameter: what the observed kernel gets}, before it runs."""
+        self.function, self.grid, self.block, self.shared_bytes = function, grid, block, shared_bytes
+        self.memories, self._numbers, self.nbytes = [], {}, None
+        needed = sum(extent(memory.owner)[1] for memory in _memories(bound.values()))
+        if needed > KEPT_BYTES:
+            self.nbytes = needed
+        else:
+            self.args = [self._kept(value) for value in bound.values()]
+
+    def _kept(self, value):
+        if isinstance(value, tuple):
+            return tuple_like(value, map(self._kept, value))
+        memory = getattr(value, "memory", None)
+        if memory is None:
+            return value
+        first, size = extent(memory.owner)
+        if id(memory) not in self._numbers:
+            self._numbers[id(memory)] = len(self.memories)
+            content = np.frombuffer((ctypes.c_uint8 * size).from_address(first), np.uint8).copy() if size else (
+                np.zeros(0, np.uint8))
+            self.memories.append(KeptMemory(content, memory.known, memory.base))
+        array = value.array
+        offset = array.__array_interface__["data"][0] - first
+        return KeptArray(self._numbers[id(memory)], offset, array.shape, array.strides, array.dtype)
+
+
+def _memories(values):
+    found = {}
+    for value in values:
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, tuple):
+                found.update({id(memory): memory for memory in _memories([part])})
+            elif hasattr(part, "memory"):
+                found[id(part.memory)] = part.memory
+    return list(found.values())
+
+
+def extent(array):
+    """(address of the first byte, bytes up to the last one) of an array, whatever its strides."""
+    start = array.__array_interface__["data"][0]
+    if not array.size:
+        return start, 0
+    reach = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
+    low, high = sum(min(0, r) for r in reach), sum(max(0, r) for r in reach)
+    return start + low, high - low + array.itemsize

@@ -1,0 +1,295 @@
+"""A launch in plain Python in which every access is seen: what `observe` runs."""
+
+import ast
+import sys
+
+import numpy as np
+
+from labkit.simt.arguments import tuple_like
+from labkit.simt.arrays import DeviceNDArray
+from labkit.simt.errors import shown_index
+from labkit.simt.interpreter import Interpreter
+from labkit.simt.observer.async_races import AsyncRaceDetector
+from labkit.simt.observer.kept_launch import KeptLaunch
+from labkit.simt.observer.memory_requests import RequestCounter
+from labkit.simt.observer.races import RaceDetector
+from labkit.simt.observer.report import KernelFinding, Report
+from labkit.simt.observer.seen_arrays import Allocation, SeenArray, SeenLocal, address_of, owner_of
+from labkit.simt.rewrite import rewrite
+from labkit.simt.typed_numbers import typed_scalar
+
+
+def _literal(node):
+    """The number that an expression of the source is, else None."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+        return -node.operand.value
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def _same_memory(one, other):
+    keys = ("data", "shape", "strides", "typestr")
+    return all(one.__cuda_array_interface__[k] == other.__cuda_array_interface__[k] for k in keys)
+
+
+class Observation(RaceDetector, AsyncRaceDetector, RequestCounter, Interpreter):
+    """A launch under observation: the interpreter with every access seen."""
+
+    counts_branches, doing = True, "observed"
+
+    def __init__(self, function, grid, block, shared_bytes, args):
+        super().__init__(rewrite(function), grid, block, shared_bytes, args)
+        self.function = function
+        self.report = Report(self.program.name, self.program.filename, grid, block)
+        self.memories, self.copies = {}, []
+        self.negative_literals = None
+        self.unwritten = []  # (memory, address, finding) of reads of memory that nothing wrote
+        self.start_races(function)
+        self.start_async_races()
+        self.start_requests()
+
+    # ---------------- running
+
+    def run(self):
+        copies = self.copies
+        bound = {n: self._argument(n, value) for n, value in zip(self.program.params, self.args, strict=True)}
+        bodies = [self.program.body, *(device.body for device in self.program.devices.values())]
+        nodes = [n for body in bodies for s in body for n in ast.walk(s)]
+        self.shown = {n.id: n.shown for n in nodes if isinstance(n, ast.Name) and getattr(n, "shown", None)}
+        self.report.launch = self._kept(bound)
+        self._run_blocks(bound)
+        for memory, address, finding in self.unwritten:
+            if (memory, address) not in self.raced:  # what a race explains is not reported twice
+                self.report.uninitialized(finding, finding.array, finding.lines[0])
+        self._count_requests()
+        for device_array, host in copies:
+            device_array.copy_to_device(host)
+        return self.report
+
+    def _kept(self, bound):
+        """What the launch begins with, for Report.play."""
+        return KeptLaunch(self.function, self.grid, self.block, self.shared_bytes, bound)
+
+    def _argument(self, name, value):
+        if isinstance(value, DeviceNDArray):
+            array = value._array
+        elif isinstance(value, np.ndarray):
+            array = value
+        elif hasattr(value, "copy_to_host"):  # numba.cuda's device array, on a GPU
+            twin = next((host for original, host in self.copies if _same_memory(original, value)), None)
+            array = value.copy_to_host() if twin is None else twin
+            if twin is None:
+                self.copies.append((value, array))
+        elif isinstance(value, tuple):
+            return tuple_like(value, (self._argument(f"{name}[{k}]", part) for k, part in enumerate(value)))
+        else:
+            return typed_scalar(value)
+        owner = owner_of(array)
+        if address_of(owner) not in self.memories:  # two arguments may be views of one allocation
+            # the CPU device aligns its arrays as a GPU does; a host array counts as if it were copied to one
+            base = address_of(owner) if isinstance(value, DeviceNDArray) else 0
+            self.memories[address_of(owner)] = Allocation("global", owner, self._is_known(array), base)
+        return SeenArray(self, self.memories[address_of(owner)], array, name)
+
+    @staticmethod
+    def _is_known(array):
+        """For floats: which elements the host has written. Fresh memory of the CPU device is all 0xFF bytes."""
+        if array.dtype.kind != "f" or not array.size:
+            return True
+        width = np.dtype(f"u{array.itemsize}")
+        fresh = np.ascontiguousarray(array).view(width) == np.iinfo(width).max
+        return not fresh.all()
+
+    def _constant(self, name, array):
+        data = array._array if isinstance(array, DeviceNDArray) else np.array(array)
+        return SeenArray(self, Allocation("global", data, True), data, self.shown.get(name, name))
+
+    @staticmethod
+    def _atomic(op):
+        return lambda a, i, value: a.atomic(op, i, value, None, sys._getframe(1))
+
+    @staticmethod
+    def _compare_and_swap(a, i, old, new):
+        return a.atomic("cas", i, old, new, sys._getframe(1))
+
+    def _shared(self, declaration):
+        array, address = self._shared_array(declaration)
+        memory = Allocation("shared", array, False, address)
+        if declaration.shape == (0,):  # several declarations are one memory
+            memory = self.__dict__.setdefault("dynamic_memory", memory)
+        return SeenArray(self, memory, array, declaration.name)
+
+    def _local(self, name):
+        return self._local_array(self.program.local[name])
+
+    def _local_of_device(self, device, name):
+        return self._local_array(next(a for a in self.program.devices[device].local if a.name == name))
+
+    def _local_array(self, declaration):
+        array = self._new_local(declaration)
+        return SeenLocal(self, Allocation("local", array, True), array, declaration.name)
+
+    def _ended(self, shared):
+        self.__dict__.pop("dynamic_memory", None)
+        for known in (self.under_way, self.unfenced, self.unfenced_by, self.in_products):
+            known.clear()
+        for seen in shared:
+            seen.memory.cells.clear()
+
+    def passed_barrier(self, line):
+        self.report.count("barriers", line)
+
+    def _advance(self, thread):
+        super()._advance(thread)
+        if thread.request is not None:
+            self.report.used(thread.request[0])
+
+    def stuck(self, kind, line, thread, op, sentence, lines=(), others=(), index=None, block=None):
+        self.report.divergent_barriers.append(
+            KernelFinding(
+                "divergent_barrier", self.program.name, list(lines) or [line],
+                [t.where for t in others] or ([thread.where] if thread else []),
+                thread.block if thread else block, op, index, f"line {line}: {sentence}",
+            )
+        )  # fmt: skip
+        return []
+
+    # ---------------- what intrinsics ask
+
+    @staticmethod
+    def raw(array):
+        return array.array if isinstance(array, SeenArray) else Interpreter.raw(array)
+
+    def address(self, array):
+        return array.origin
+
+    _placed = address
+
+    def _array_name(self, array, frame):
+        return array.name
+
+    def _beyond(self, kind, name, array, i, count, line, frame):
+        verb = "reads" if kind == "load" else "writes"
+        thread = self.current
+        self.report.outside(
+            KernelFinding(
+                "out_of_bounds", self.program.name, [line], [thread.where], thread.block, array.name, (i,),
+                f"line {line}: {self.who(thread)} {verb} elements {i} to {i + count - 1} of {array.name} with "
+                f"ptx.{name}, and its shape {array.shape} has {array.size:,} elements.",
+            ),
+            array.name, line,
+        )  # fmt: skip
+
+    def widely(self, kind, name, seen, i, count, line, frame):
+        """One request of the warp, as wide as its elements together; each of them is an access for races."""
+        if kind == "copy":
+            self.report.used(f"ptx.{name}")
+        memory, kind = seen.memory, "store" if kind == "copy" else kind
+        if name == "load_nc4":
+            self._promised(seen, i, count, line)
+        first = seen.origin + i * seen.itemsize
+        self._request(kind, seen, first, line, frame, count * seen.itemsize)
+        for k in range(count):
+            address, index = first + k * seen.itemsize, np.unravel_index(i + k, seen.shape)
+            index = tuple(map(int, index))
+            self._race(kind, seen, address, index, line)
+            if kind == "load":
+                self._check_written(seen, address, index, line)
+            elif not memory.known:
+                memory.written.update(range(address, address + seen.itemsize))
+
+    def filled(self, seen):
+        if isinstance(seen, SeenLocal):
+            seen.written[...] = True
+            return
+        seen.memory.written.update(range(seen.origin, seen.origin + seen.size * seen.itemsize))
+
+    def filled_range(self, seen, first, size):
+        seen.memory.written.update(range(first, first + size))
+
+    # ---------------- accesses
+
+    def access(self, kind, seen, address, index, frame):
+        memory = seen.memory
+        line = frame.f_lineno
+        if memory.space != "local":
+            self._request(kind, seen, address, line, frame, seen.itemsize)
+            self._race(kind, seen, address, index, line)
+        if kind != "store":
+            self._check_written(seen, address, index, line)
+        if kind != "load" and not memory.known:
+            memory.written.update(range(address, address + seen.itemsize))
+
+    def out_of_bounds(self, seen, index, frame, verb):
+        parts = index if isinstance(index, tuple) else (index,)
+        thread, line = self.current, frame.f_lineno
+        why = ": an unsigned number went below zero" if any(isinstance(p, int) and p >= 1 << 63 for p in parts) else ""
+        self.report.outside(
+            KernelFinding(
+                "out_of_bounds",
+                self.program.name,
+                [line],
+                [thread.where],
+                thread.block,
+                seen.name,
+                tuple(parts),
+                f"line {line}: {self.who(thread)} {verb} {seen.shown}[{shown_index(parts)}], outside its shape "
+                f"{seen.shape}{why}.",
+            ),
+            seen.name,
+            line,
+        )
+
+    def wrapped(self, seen, index):
+        """A negative index counts from the end, as in Numba: what an i - 1 at 0 seldom means. -1 in the source is."""
+        frame = sys._getframe(1)
+        while frame.f_globals is not self.functions:
+            frame = frame.f_back
+        thread, line = self.current, frame.f_lineno
+        negative = {part for part in index if not isinstance(part, slice) and part is not Ellipsis and part < 0}
+        if negative <= self._negative_literals().get(line, set()):
+            return
+        place = f"{seen.shown}[{shown_index(index)}]"
+        self.report.wrapped_index(
+            KernelFinding(
+                "warning", self.program.name, [line], [thread.where], thread.block, seen.name, tuple(index),
+                f"line {line}: {self.who(thread)} uses {place}: a negative index counts from the end of the array, "
+                f"whose shape is {seen.shape}.",
+            ),
+            seen.name, line,
+        )  # fmt: skip
+
+    def _negative_literals(self):
+        """{line: negative numbers that stand there as an index}."""
+        if self.negative_literals is None:
+            self.negative_literals = {}
+            for node in ast.walk(self.module):
+                if isinstance(node, ast.Subscript):
+                    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+                    literals = {_literal(part) for part in parts}
+                    self.negative_literals.setdefault(node.lineno, set()).update(literals)
+        return self.negative_literals
+
+    def unwritten_local(self, seen, index, line):
+        address = seen.memory.start, index
+        self.unwritten.append((seen.memory, address, self._uninitialized(seen, index, line)))
+
+    def _check_written(self, seen, address, index, line):
+        memory = seen.memory
+        if not memory.known and address not in memory.written:
+            self.unwritten.append((memory, address, self._uninitialized(seen, index, line)))
+
+    def _uninitialized(self, seen, index, line):
+        thread = self.current
+        place = f"{seen.shown}[{shown_index(index)}]"
+        kinds = {"shared": "shared memory", "local": "an element of its local array", "global": "fresh device memory"}
+        kind = kinds[seen.memory.space]
+        return KernelFinding(
+            "uninitialized_read",
+            self.program.name,
+            [line],
+            [thread.where],
+            thread.block,
+            seen.name,
+            index,
+            f"line {line}: {self.who(thread)} reads {place}, {kind} that nothing has written yet.",
+        )

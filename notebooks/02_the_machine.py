@@ -1,0 +1,325 @@
+# %% [markdown]
+# # 02 · The machine
+#
+# *Lab notebook, 22 November 2026*
+#
+# You will learn
+#
+# - what a warp is, and when a branch costs twice
+# - how a GPU hides the wait for memory, and how many bytes must be on their way at any moment
+# - what occupancy is, when it helps, and when it does not
+# - how blocks run in waves, what happens to values that do not fit into registers, and where data can live
+#
+# ## The problem
+#
+# Lesson 01 ended with a surprise. A loop that many tutorials recommend gained nothing, and four elements a thread in
+# place of one helped, although not a byte less was moved. To explain that, and most surprises to come, we need a
+# picture of the machine that runs the blocks. It has few parts. Here they are, for your GPU or else for an H200.
+
+# %%
+import numpy as np
+
+from labkit import agree, cuda, measure, observe, show_source
+from labkit.device import occupancy
+from labkit.kernels import machine as kernels
+from labkit.measure.plots import machine as pictures
+
+gpu = occupancy.of_device() or occupancy.H200
+recorded = measure.recorded_series("machine")
+
+print(f"{gpu.name}: {gpu.multiprocessors} SMs")
+print(f"each has places for {gpu.threads:,} threads in {gpu.blocks} blocks at most,")
+print(f"{gpu.registers:,} registers, {gpu.shared_bytes // 1024} KB of shared memory")
+
+# %% [markdown]
+# *SM* is short for *streaming multiprocessor*. A block runs on one SM from its first instruction to its last.
+# *Registers* hold the variables of threads. *Shared memory* is a small, fast memory that the threads of a block can all
+# read and write; here it is only a box in a picture, and lesson 05 uses it.
+#
+# ## Warps and schedulers
+#
+# An SM does not run threads one by one. It cuts each block into *warps* of 32 threads: threads 0 to 31 are the first
+# warp, 32 to 63 the second. A warp never holds threads of two blocks, so a block of 48 threads has a warp of 32 and a
+# warp of 16. A thread's place in its warp is its *lane*.
+#
+# An SM has four *schedulers*, each of which owns a quarter of the SM's warps. In every clock, the shortest step of the
+# machine, it picks one that is ready, because what it computes with has arrived, and issues one instruction, which all
+# 32 lanes execute together. In the next clock it may pick another warp. The change costs nothing: the registers of all
+# warps stay where they are, so there is nothing to save and nothing to load.
+#
+# Before you run the next cell: a scheduler of an H200 issues one multiply-add for 32 lanes in each clock, at 1.98 GHz.
+# How many floating-point operations does the whole GPU do in a second?
+
+# %%
+flops = 132 * 4 * 32 * 2 * 1.98e9  # a multiply-add counts as two
+print(f"132 SMs x 4 schedulers x 32 lanes x 2 x 1.98 GHz = {flops / 1e12:.1f} TFLOP/s")
+limits = measure.recorded(gpu="NVIDIA H200")["limits"]
+print(f"recorded on an H200: {limits['fp32_tflops']:.1f} TFLOP/s")
+
+# %% [markdown]
+# ## Branches
+#
+# One instruction for 32 lanes: then what happens at an `if` on which the lanes disagree? The warp executes both sides,
+# one after the other. During each, the lanes that took the other side are *masked*: the instruction does nothing for
+# them. This is called *divergence*.
+
+# %%
+pictures.split([lane % 2 for lane in range(32)])
+
+# %% [markdown]
+# If all lanes agree, the other side is skipped. So the cost of a branch does not depend on how many threads take it,
+# but on which. This kernel does the same amount of arithmetic on both sides.
+
+# %%
+show_source(kernels.two_branches_kernel)
+
+# %% [markdown]
+# Predict: `side` is 0 everywhere; or it alternates from warp to warp; or from lane to lane. In the second and in the
+# third case half of the threads take each side. Which case should take twice as long as the first? And how many warps
+# of a block of 256 split in each? `observe` can count that without a GPU: it runs a kernel slowly and keeps an account
+# of every access and every branch.
+
+# %%
+i = np.arange(256)
+out = cuda.device_array(256, np.float32)
+for name, side in {"one branch": 0 * i, "by warp": i // 32 % 2, "by lane": i % 2}.items():
+    arguments = cuda.to_device(side.astype(np.uint32)), np.uint32(2), *np.float32([1, 1, -1]), out
+    report = observe(kernels.two_branches_kernel[1, 256], *arguments)
+    print(f"{name:14}{report.counts['divergent_branches']} of 8 warps split")
+
+# %%
+pictures.branches(recorded)
+
+# %% [markdown]
+# In the lower part of the figure there are up to 32 ways, and the dashed line is the prediction. By lane, a warp must
+# go through every way that one of its lanes takes, so the time grows with their number. By warp, each warp has one way,
+# and the time should stay the same.
+#
+# By this rule a guard is nearly free: only the one warp that hangs over the end can split. Divergence costs where
+# neighbouring threads have different work, as in a reduction whose threads drop out one after the other (lesson 12), or
+# under a causal mask (14). The cure is to give the lanes of a warp the same kind of work; the last exercise does that.
+# Very short branches are often compiled without a jump: all lanes execute both sides, and each keeps one result.
+#
+# ## Latency, and how it is hidden
+#
+# A load from memory takes long. The time from the request to the answer is its *latency*, and a single thread can
+# measure it: it follows a chain of addresses, in which each load says where the next one goes. Lesson 12 shows that
+# kernel; its recorded times are what we need now.
+
+# %%
+places = measure.recorded_series("memory_latency", gpu="NVIDIA H200")["places"]
+for name, place in places.items():
+    print(f"{name:14}{place['ns']:6.0f} ns, {place['ns'] * 1.98:5.0f} clocks")
+
+# %% [markdown]
+# These are clocks in which a scheduler could have issued instructions. A CPU fights such waits with large caches and
+# guesses about what comes next. A GPU does something simpler: while one warp waits, the scheduler issues instructions
+# of others. Suppose a warp waits five clocks after each instruction. How many warps keep the scheduler busy?
+
+# %%
+pictures.hidden(warps=(1, 3, 6), wait=5)
+
+# %% [markdown]
+# With six, no clock is lost. Each warp waits as long as before; the wait is *hidden*.
+#
+# How much must be on its way to hide the wait for memory? Think of a pipe. Every byte spends the latency inside it, and
+# the bandwidth comes out at the far end. What is inside is the product of the two. This is *Little's law*:
+#
+# $$\text{bytes in flight} = \text{bandwidth} \times \text{latency}$$
+#
+# Predict: how many bytes must be in flight on an H200, whose memory delivers 4,800 GB/s by its data sheet? If every SM
+# is full of threads, is one load of 4 bytes in each of them enough?
+
+# %%
+latency = places["memory"]["ns"]
+needed = 4800 * latency  # GB/s times ns are bytes
+an_sm = needed / 132
+print(f"4,800 GB/s x {latency:.0f} ns = {needed / 1e6:.2f} MB, {an_sm / 1e3:.1f} KB in each SM")
+print(f"one load of 4 bytes in each of 2,048 threads: {4 * 2048 / 1e3:.1f} KB")
+for threads in (2048, 256):
+    print(f"loads that each of {threads:,} threads needs: {an_sm / (4 * threads):.2f}")
+
+# %% [markdown]
+# One load is not enough, even if the SM is full. So a thread should ask for several numbers before it uses the first.
+# That is all that *four loads* did in lesson 01. Its three rungs agree with NumPy and move the same bytes. What differs
+# is how many loads a thread makes before it waits: two, one of each vector, or eight.
+
+# %%
+from labkit.kernels.elementwise import VECTOR_ADD
+
+agree(VECTOR_ADD)
+
+# %%
+ten, big = (measure.recorded_ladder("vector_add", {"n": n}, gpu="NVIDIA H200")
+            for n in (10_000_000, 2**28))
+print("on the H200 we recorded        loads   KB in an SM   of the bound: 10 million   2^28")
+for rung, loads in (("per_thread", 2), ("grid_stride", 2), ("four_loads", 8)):
+    shares = [ladder.row(f"vector_add_{rung}").fraction for ladder in (ten, big)]
+    print(f"{rung:30}{loads:6}{4 * loads * 2048 / 1e3:14.1f}{shares[0]:26.0%}{shares[1]:7.0%}")
+
+# %% [markdown]
+# Two loads in each of 2,048 threads are more than the law asks for, and yet they do not reach the bound. The law gives
+# the least that will do. A thread has its loads in flight for only a part of its life: it also computes an index,
+# stores a sum, and makes way for a thread of the next block. And the latency was measured on an idle memory; a busy one
+# takes longer to answer.
+#
+# The next kernel does nothing but wait for loads, so that the law can be seen alone. This is its form for four loads.
+
+# %%
+show_source(kernels.make_read_kernel(4))
+
+# %% [markdown]
+# Predict: it runs with 32 to 2,048 threads in each SM, and with 1 to 8 loads in each thread. Draw the bandwidth over
+# the bytes in flight, both axes logarithmic. What shape does the law give the curve, and where does it bend? Do 64
+# threads with 8 loads differ from 512 threads with one?
+
+# %%
+pictures.bytes_in_flight(recorded)
+
+# %% [markdown]
+# The dashed line is the prediction: bytes over latency, and flat where the memory delivers no more. Threads and loads
+# enter it only as a product. You will meet the law again in loads of 16 bytes and in copies that run ahead of the
+# arithmetic (lessons 06 and 07), and wherever a kernel has too few blocks to keep the memory busy (26).
+#
+# ## Occupancy
+#
+# *Occupancy* is the number of warps that an SM holds, over the number that it has places for. The warps and blocks that
+# it holds are *resident*. A block comes as a whole or not at all, and four things can run out: places for warps, places
+# for blocks, registers, and shared memory. The scarcest decides.
+#
+# Predict: blocks of 256 threads. With 32 registers a thread, an SM of an H200 holds 8 blocks, and all places for warps
+# are taken. How many blocks does it hold at 64 registers? And at 33?
+
+# %%
+print("registers  blocks allowed by: threads  blocks  registers  shared   occupancy")
+for registers, shared in ((32, 0), (33, 0), (64, 0), (128, 0), (255, 0), (32, 48 * 1024)):
+    found = occupancy.limits(occupancy.H200, 256, registers, shared)
+    share = occupancy.occupancy(occupancy.H200, 256, registers, shared)
+    print(f"{registers:9}{found['threads']:28}{found['blocks']:8}{found['registers']:11}"
+          f"{found['shared memory']:8}{share:12.0%}")
+
+# %% [markdown]
+# A warp gets its registers in steps of 256, which is 8 for each lane, so 33 registers cost as much as 40. In the last
+# row each block takes 48 KB of shared memory as well.
+#
+# Is more always better? In Little's law occupancy is one of two factors, the number of threads. The other is what each
+# thread has in flight. Predict: we take resident blocks away from two kernels that read, with one load a thread and
+# with 8, and from two that compute, with one *chain* of multiply-adds, each of which needs the result of the one
+# before, and with four chains. Which of the four rates falls at once, and which stays level for longest?
+
+# %%
+pictures.occupancy(recorded)
+
+# %% [markdown]
+# Occupancy helps where each thread has little in flight. Once the memory or the schedulers are busy, more of it gains
+# nothing. Independent instructions in one thread do the same job; that is *instruction-level parallelism*. Here is a
+# look ahead, at the products of lesson 06. Before you run it: does the fastest have the highest occupancy?
+
+# %%
+for row in measure.recorded_ladder("matmul", gpu="NVIDIA H200").rungs:
+    taken = row.resources[0]
+    print(f"{row.name:28}{taken['registers']:4} registers, {taken['local_bytes']:5,} bytes "
+          f"spilled, occupancy {taken['occupancy']:4.0%}: {row.timing.p50:6.1f} ms")
+
+# %% [markdown]
+# The slowest is full, and the fastest is not. One row has the lowest occupancy of all and is slow for another reason:
+# the bytes in the middle column, which come below.
+#
+# ## Waves and the tail
+#
+# A launch may have many more blocks than fit. The first ones fill the GPU: they are a *wave*. When a block ends, the
+# next one takes its place. If all blocks take equally long, the whole wave ends at one moment.
+
+# %%
+pictures.schedule(blocks=14, places=6)
+
+# %% [markdown]
+# Predict: 132 SMs hold 4 blocks each, and a block takes 10 µs. How long do 528 blocks take? And 529?
+
+# %%
+for blocks in (100, 528, 529, 1056, 5281):
+    waves = -(-blocks // 528)
+    print(f"{blocks:5} blocks: waves {waves:2}, {10 * waves:3} us, "
+          f"{blocks / (waves * 528):4.0%} of the places used")
+
+# %%
+pictures.waves(recorded)
+
+# %% [markdown]
+# What is left for the last wave is called the *tail*. It hurts when there are few waves: after ten of them, one block
+# too many hardly matters. Blocks of uneven length blur the stairs. There are two remedies: smaller blocks, which end
+# sooner, and a launch of exactly as many blocks as fit, each of which takes one piece of work after another (lesson
+# 07).
+#
+# ## Values that do not fit
+#
+# A thread can have 255 registers at most. If more values are alive at one time, the compiler stores some of them in
+# memory and loads them again when they are needed. They are *spilled*, to *local memory*. The name says who may use it,
+# one thread, and not where it is: it lies in the GPU's memory, behind the caches, like everything else.
+#
+# A lower limit can be set, by `@cuda.jit(max_registers=32)` or by `launch_bounds`, so that more warps fit. This kernel
+# has 64 values in each thread, and every round needs all of them.
+
+# %%
+show_source(kernels.make_many_values_kernel(32))
+
+# %% [markdown]
+# Compiled for an H200, by ptxas of CUDA 13.0, it takes 70 registers. Held to 32, it keeps 264 bytes of each thread in
+# local memory. With 32 the occupancy is 100%, with 70 it is less than half of that. Predict which one is faster.
+
+# %%
+pictures.spills(recorded)
+
+# %% [markdown]
+# The 64 values are independent, so a few warps are enough to keep the schedulers busy, and there is nothing for a
+# higher occupancy to hide. What it costs is a store and a load for each spilled value in each round. The kernel with
+# 255 registers in the table above spills because its threads need more than there can be.
+#
+# ## The memories in one picture
+#
+# Registers belong to a thread, shared memory to a block. Each SM has an *L1 cache*, made of the same memory as its
+# shared memory. All SMs share the *L2 cache*, and behind it lies the GPU's own memory, which CUDA calls *global*.
+#
+# Predict the order of the five by size, by latency and by bandwidth. Is the largest also the fastest?
+
+# %%
+pictures.memories(recorded)
+
+# %%
+l2 = measure.recorded(gpu="NVIDIA H200")["machine"]["l2_mb"]
+for name, size in {"registers": 4 * 65_536, "shared memory": occupancy.H200.shared_bytes}.items():
+    print(f"{name:14}{size / 2**10:4.0f} KB in each SM, {132 * size / 2**20:3.0f} MB in an H200")
+print(f"L2 cache {'':23}{l2:3} MB, as its driver reports it")
+
+# %% [markdown]
+# From step to step outwards, a memory is slower, and mostly larger. The registers are the exception: the fastest of
+# all, and larger than the shared memory. All registers of an H200 together are more than half as large as its L2 cache,
+# so much can stay there. And since every step outward costs bandwidth, a number that was loaded once should be used
+# often. Lesson 05 turns that into a kernel.
+#
+# ## What I learned
+#
+# - A warp takes both sides of a branch if its lanes disagree. What matters is which threads are neighbours.
+# - Latency need not be short. It has to be covered, by threads times what each of them has in flight.
+# - Occupancy is a means. Once enough is in flight, more of it gains nothing.
+# - Count the blocks of the last wave before wondering about the time.
+# - Spilled values are memory traffic that the source does not show.
+#
+# ## Resources
+#
+# - [CUDA C++ Programming Guide: SIMT
+#   Architecture](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#simt-architecture)
+# - [CUDA C++ Best Practices Guide:
+#   Occupancy](https://docs.nvidia.com/cuda/cuda-c-best-practices-guide/index.html#occupancy)
+# - [V. Volkov: Understanding Latency Hiding on GPUs
+#   (2016)](https://www2.eecs.berkeley.edu/Pubs/TechRpts/2016/EECS-2016-143.html)
+# - [J. D. C. Little: A Proof for the Queuing Formula L = λW (1961)](https://doi.org/10.1287/opre.9.3.383)
+#
+# ## Try it
+#
+# - `pictures.split([lane < 20 for lane in range(32)])`: which lanes are masked in the second half?
+# - Repeat the arithmetic of Little's law for an L4 with 300 GB/s and 58 SMs, and the same latency. Is one load enough?
+# - `occupancy.limits(occupancy.L4, 256, 40)`: which resource is scarce? Which is it on an H200?
+# - On a GPU, run `labkit bench machine`. Then run this notebook again: its figures show your GPU.
+#
+# Next: **03 · Indexing in three dimensions**, where the same bytes are asked for in another order.

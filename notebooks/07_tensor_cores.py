@@ -1,0 +1,313 @@
+# %% [markdown]
+# # 07 · Tensor cores
+#
+# *Lab notebook, 22 November 2026*
+#
+# You will learn
+#
+# - what a tensor core multiplies, and which lane of a warp holds which number
+# - how tiles reach it fast enough: `ldmatrix`, swizzled tiles, and on Hopper `wgmma`, TMA and specialised warps
+# - what float16, bfloat16, TF32 and float16 accumulators cost in accuracy
+#
+# ## The problem
+#
+# Lesson 06 ended near the limit of the multiply-add units. A multiply-add instruction of a warp does 64 flops. Beside
+# the units for those, each of an SM's four schedulers has a *tensor core*, which does thousands with one instruction.
+# It multiplies two small matrices and adds the product to a third. `mma.sync` m16n8k16 (M, N and K are in the name)
+# multiplies 16 × 16 by 16 × 8 numbers in float16, two bytes each, and adds the product to 16 × 8 float32 accumulators.
+
+# %%
+from labkit import measure, plots, show_source
+from labkit.kernels.matmul.half import MATMUL_HALF, matmul_half_tensor_core_kernel
+from labkit.measure.plots import tensor_cores
+from labkit.measure.plots.tensor_cores import climb
+
+h200 = measure.recorded_ladder("matmul_half", gpu="NVIDIA H200")
+limits = h200.limits
+print(f"one mma.sync: {2 * 16 * 8 * 16:,} flops; one multiply-add of a warp: {2 * 32}")
+print(f"peaks of the H200: {limits['fp32_tflops']:.0f} TFLOP/s in float32, "
+      f"{limits['mma_f16_tflops']:.0f} with mma.sync in float16, {limits['f16_tflops']:.0f} with wgmma")
+
+# %% [markdown]
+# ## A product for a warp
+#
+# All 32 lanes of a warp execute the instruction together, and each brings a part of the matrices in its registers, a
+# *fragment*. Which lane holds what is fixed. Keep this picture beside your editor.
+
+# %%
+plots.mma_lanes(lane=13)
+
+# %% [markdown]
+# Here is the simplest product with it that I could write. A warp computes 16 × 16 elements, and each lane collects its
+# fragments from global memory, number by number.
+
+# %%
+show_source(matmul_half_tensor_core_kernel, "depth = uint32", "k += uint32(16)")
+
+# %% [markdown]
+# Predict: the float32 pipeline reaches 49 TFLOP/s on the H200. How far does this kernel get, with a unit that is ten
+# times as fast?
+
+# %%
+climb(h200, "tensor_core")
+
+# %% [markdown]
+# Less than a third of what the float32 pipeline does without tensor cores. A unit that is ten times as fast needs its
+# numbers ten times as fast, and this kernel fetches them two bytes at a time. So the climb begins again, with the same
+# steps: reuse in shared memory, wide copies, two buffers, a pipeline.
+#
+# Is it right? The CPU device does what the instruction does, from all 32 lanes' registers to all 32 lanes' registers.
+# So you can test such a kernel on a machine without tensor cores.
+
+# %%
+from labkit import agree
+
+agree(MATMUL_HALF, ["matmul_half_tensor_core"], sizes=MATMUL_HALF.awkward[:4])
+
+# %% [markdown]
+# ## ldmatrix
+#
+# The first idea is that of lesson 05: tiles in shared memory. `hand_blocked` fills tiles of 64 × 64 number by number,
+# and each lane collects its fragments from there: two loads for each register, and an instruction that packs the two
+# values into it. What do you expect?
+
+# %%
+climb(h200, "hand_blocked")
+
+# %% [markdown]
+# It is slower. The repeated reads of the rung before hit the caches anyway, and now there are copies of single numbers
+# and barriers besides. Shared memory is not at fault; the way in and the way out are.
+#
+# The way in is `cp.async` with 16 bytes, as in lesson 06. For the way out there is an instruction: `ldmatrix` reads
+# four 8 × 8 blocks of float16 values from shared memory and deals them out to the lanes in just the layout that
+# `mma.sync` needs. Each lane gives the address of one row of 16 bytes. One instruction replaces eight loads and four
+# packings.
+
+# %%
+tensor_cores.ldmatrix(lane=13)
+
+# %% [markdown]
+# In `double_buffered` a warp computes 64 × 32 elements. For 16 steps of k it loads four fragments of `a` and four of
+# `b`, and multiplies each with each: 16 products for six `ldmatrix`, since one of them fetches a fragment of `a` or two
+# of `b`. How many times as fast may that be? (`ldmatrix_x4_trans` also transposes each block of 8 × 8, because `b` is
+# stored along its rows. `weights` is for a `b` stored as (N, K); here it is false.)
+
+# %%
+from labkit.kernels.matmul.mma import make_copy, make_pipelined, make_staged
+
+show_source(make_staged, "while step < steps:", "step = uint32(step")
+
+# %%
+climb(h200, "double_buffered")
+
+# %% [markdown]
+# ## A third buffer
+#
+# A copy takes as long as before, and the products of a step take a fraction of the time: they may no longer cover it.
+# With a third buffer, or *stage*, a copy has two steps to arrive in. The kernel is the one above, made with `stages=3`.
+# Predict from the picture whether that pays.
+
+# %%
+plots.overlap(load=2.2, multiply=1.2)
+
+# %%
+climb(h200, "three_stage")
+
+# %% [markdown]
+# It pays, by less than in the drawing: two blocks share an SM, and each covers for the other.
+#
+# ## Swizzled tiles
+#
+# `ldmatrix` reads eight rows of 16 bytes in one step if they lie in different banks. In a tile whose rows are 128 bytes
+# long the same piece of every row lies in the same four banks. Padding helps, as in lesson 06, but costs memory. A
+# *swizzle* costs none: piece p of row r is stored at place p XOR r. Before you look: does each row still hold all its
+# pieces, and how many different banks does one piece of eight rows reach?
+
+# %%
+tensor_cores.swizzle()
+
+# %%
+show_source(make_copy, "for i in range(copies):", "matrix, uint32(source")
+
+# %% [markdown]
+# `pipelined` stores its tiles in this way, in four stages. A warp computes 64 × 64 elements, so that a fragment of `a`
+# is used eight times and one of `b` four times. The fragments of the next 16 steps are loaded while these are
+# multiplied: `now` and `before` are two sets of registers. (A row of its tile of `a` has four pieces, so two rows share
+# 128 bytes; hence the shift.) `mma.sync` could do twice what `three_stage` did. How much of that do you expect?
+
+# %%
+show_source(make_pipelined, "for k in range(STEPS):", "b_words[before")
+
+# %%
+climb(h200, "pipelined", against="three_stage")
+
+# %% [markdown]
+# ## wgmma: products of four warps
+#
+# `mma.sync` takes everything from registers, so every number passes through them. Hopper, the H200's generation, has
+# an instruction without that detour. In `wgmma` four warps, a *warpgroup*, multiply 64 rows by up to 256 columns, and
+# both matrices are read from shared memory. Only the accumulators are in registers.
+
+# %%
+tensor_cores.warpgroup(columns=128)
+
+# %%
+from labkit.kernels.matmul.wgmma import make_wgmma, make_wgmma_specialised
+from labkit.kernels.matmul.wgmma_tiles import make_load
+
+show_source(make_wgmma, "while k < depth:", "stage, parity = uint32(0)")
+
+# %% [markdown]
+# The `wgmma` calls start four products, and `wgmma_wait(0)` waits for them; in between the threads are free.
+# `wgmma_fence` comes first, so that the products find the accumulators written. A *descriptor* says where a tile begins
+# and how it is swizzled. Its address counts pieces of 16 bytes, so 16 numbers further along a row of `a` it is 2 more.
+#
+# ## TMA: one thread requests a tile
+#
+# Where do these tiles come from? So far every thread computed addresses for its share of a copy. Hopper's *tensor
+# memory accelerator* copies whole boxes of a matrix. One thread requests a box. It arrives swizzled, with zeros for
+# what lies beyond the edges. An *mbarrier* in shared memory counts the bytes, and threads that wait for it go on when
+# all are there. It is used again in each lap around the ring of stages, and `parity` tells even laps from odd ones.
+
+# %%
+tensor_cores.tma()
+
+# %%
+show_source(make_load, "def load(", "tma_load_2d(tiles, b_tile + uint32")
+
+# %% [markdown]
+# How much faster are the two together? The peak rose as well, from what `mma.sync` can do to what `wgmma` can.
+
+# %%
+climb(h200, "wgmma")
+
+# %% [markdown]
+# ## Specialised warps
+#
+# In `wgmma` all threads do the same: wait for a tile, multiply, wait. When a block has stored its part of `out`, the
+# next one starts with empty buffers, and only the other block on the SM covers for it. The last rung launches one block
+# for each SM, which computes one tile of `out` after another, and gives each warpgroup a task. The *producer* only
+# requests tiles, and can run ahead into the next tile of `out` while two *consumers* store the last one. It gives up
+# most of its registers to them.
+
+# %%
+tensor_cores.specialised()
+
+# %% [markdown]
+# Two mbarriers for each stage of the ring keep them in step. `loaded` says that a stage may be read, and `freed` that
+# it may be overwritten. Here is the producer, then a consumer. How much is left to gain?
+
+# %%
+show_source(make_wgmma_specialised, "ptx.setmaxnreg_decrease", "number = uint32(number +")
+
+# %%
+show_source(make_wgmma_specialised, "ptx.mbarrier_wait(loaded", "ptx.mbarrier_arrive(freed")
+
+# %%
+climb(h200, "wgmma_specialised")
+
+# %%
+ours, theirs = h200.row("matmul_half_wgmma_specialised"), h200.row("PyTorch (cuBLAS)")
+print(f"{ours.tflops:.0f} TFLOP/s on the H200, {ours.tflops / theirs.tflops:.2f} of cuBLAS's speed")
+
+# %% [markdown]
+# The whole ladder, yours or the H200's:
+
+# %%
+from labkit import device, ladder
+
+plots.ladder(ladder(MATMUL_HALF) if device.on_gpu() else h200, None)
+
+# %% [markdown]
+# ## What the formats cost
+#
+# float16 has 11 bits of precision and a largest value of 65,504. bfloat16 has the range of float32 and 8 bits. TF32 has
+# that range and 11 bits. In all three the product of two numbers is exact and the accumulators are float32. So the
+# error comes from rounding the inputs, and NumPy can show it.
+
+# %%
+import numpy as np
+
+
+def to_bf16(x):
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).view(np.float32)
+
+
+def to_tf32(x):
+    return ((x.view(np.uint32) + 0x1000) & 0xFFFFE000).view(np.float32)
+
+
+def relative_error(got, true):
+    return np.linalg.norm(got - true) / np.linalg.norm(true)
+
+
+rng = np.random.default_rng(5)
+a, b = (rng.standard_normal(shape, dtype=np.float32) for shape in ((256, 1024), (1024, 256)))
+true = a.astype(np.float64) @ b.astype(np.float64)
+for name, rounded in {"float16": lambda x: x.astype(np.float16), "TF32": to_tf32, "bfloat16": to_bf16}.items():
+    print(f"{name:9} {relative_error(rounded(a).astype(np.float64) @ rounded(b).astype(np.float64), true):.1e}")
+print(f"float32   {relative_error(a @ b, true):.1e}\n")
+for name in ("matmul_half", "matmul_bf16", "matmul_tf32"):
+    rate = measure.recorded_ladder(name, gpu="NVIDIA H200").row(f"{name}_pipelined").tflops
+    print(f"{name + '_pipelined':21} {rate:4.0f} TFLOP/s on the H200")
+
+# %% [markdown]
+# Three digits, or a little more than two for bfloat16. For a neural network that is often plenty. (TF32 numbers take
+# four bytes each and their instruction has half the rate. Why bfloat16 is slower than float16 here, the recording does
+# not say.) One can save once more and keep the *accumulators* in float16, too. Then they are rounded after every
+# instruction. Predict how the error grows with K.
+
+# %%
+depths, errors = (64, 256, 1024, 4096), {"float32 accumulators": [], "float16 accumulators": []}
+for depth in depths:
+    a, b = (rng.standard_normal(shape).astype(np.float16).astype(np.float32) for shape in ((128, depth), (depth, 128)))
+    true = a.astype(np.float64) @ b.astype(np.float64)
+    total = np.zeros((128, 128), np.float16)
+    for k in range(0, depth, 16):  # one mma.sync
+        total = (total + a[:, k : k + 16] @ b[k : k + 16]).astype(np.float16)
+    errors["float32 accumulators"].append(relative_error((a @ b).astype(np.float16), true))
+    errors["float16 accumulators"].append(relative_error(total, true))
+plots.curves(depths, errors, "Rounding once, or after every step", "K", "relative error", log_x=True, log_y=True,
+             marks=True)
+
+# %% [markdown]
+# With float32 accumulators the error is that of the one rounding at the end, for every K. With float16 it grows about
+# like the square root of the number of steps. And the gain? On a GeForce card such an `mma.sync` runs at twice the rate
+# of the one with float32 accumulators. The H200 is no GeForce:
+
+# %%
+climb(h200, "f16_accumulators", against="double_buffered")
+
+# %% [markdown]
+# ## Against an article
+#
+# *No cuBLAS: A Hand-Written CUDA BERT That Matches PyTorch* climbs such a ladder on an RTX 3090 (lesson 22 runs its
+# model). On both GPUs tiles that are filled by hand are slower than none. A third buffer was slower there on every
+# shape, and here it is ahead. There, tensor cores gained most at once; here they gained little until copies and
+# fragments kept up with them. At equal precision the article's product stayed about 13% behind cuBLAS. With `wgmma`
+# that gap is closed here, and with `mma.sync`, which is what the RTX 3090 has, it is not.
+#
+# ## What I learned
+#
+# - Ten times the peak is worth nothing until the numbers arrive ten times as fast.
+# - Every rung removed a detour: of numbers through registers, of addresses through threads, of a tile through an empty
+#   pipeline.
+# - A layout is part of an algorithm. A fragment, a swizzle and a descriptor each say which number lies where.
+#
+# ## Resources
+#
+# - [PTX ISA: Matrix Fragments for
+#   mma.m16n8k16](https://docs.nvidia.com/cuda/parallel-thread-execution/index.html#warp-level-matrix-fragment-mma-16816-float)
+# - [PTX ISA: Asynchronous Warpgroup Level Matrix
+#   Instructions](https://docs.nvidia.com/cuda/parallel-thread-execution/index.html#asynchronous-warpgroup-level-matrix-instructions)
+# - [NVIDIA CUTLASS: Efficient GEMM in CUDA](https://docs.nvidia.com/cutlass/media/docs/cpp/efficient_gemm.html)
+#
+# ## Try it
+#
+# - `tensor_cores.swizzle(5)`: predict the places of piece 5 before you draw it.
+# - Draw `tensor_cores.specialised(load=3.0)`. Which warpgroups wait now? Would more stages help?
+# - Add 100 to `a` before it is rounded in the cell on accumulators. Predict which of the two lines rises, and what
+#   happens at K = 4,096.
+#
+# Next: **where the time goes**, when the product is fast and the program is slow.

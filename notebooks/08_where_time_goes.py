@@ -1,0 +1,320 @@
+# %% [markdown]
+# # 08 · Where the time goes
+#
+# *Lab notebook, 20 November 2026*
+#
+# You will learn
+#
+# - how to name the parts of a program and find out which of them takes the time
+# - what the first call of a program pays for, and what a copy costs
+# - how to read what NVIDIA's profilers say about a kernel
+#
+# ## The problem
+#
+# So far I have timed kernels. But a program does more than run a kernel: it starts, allocates, copies, launches, and
+# copies back. This lesson times all of that, for a product of two matrices with 256 rows and 256 columns, once, from
+# NumPy to NumPy.
+
+# %%
+from labkit import agree, device, measure, plots, roofline, show_source
+from labkit.kernels.matmul.float32 import MATMUL
+from labkit.measure import nvtx as ranges
+from labkit.measure.series import overheads
+
+roofline.predict(MATMUL, M=256, N=256, K=256)
+
+# %% [markdown]
+# By the roofline, an H200 needs half a microsecond for the arithmetic and less for the bytes. Before you go on, guess:
+# how many microseconds does the whole program take on a GPU, from its first line to the result? Which part takes the
+# most?
+#
+# ## Naming the parts
+#
+# A *range* is a part of a program that has a name, a beginning and an end. Ranges may be nested. Here is the program
+# with a range around each part.
+
+# %%
+show_source(overheads.product_trip)
+
+# %% [markdown]
+# `ranges` can be anything that marks a range. Here it is labkit's `Ranges`, a stopwatch: at the end of each range it
+# waits for the device, then adds up the time.
+
+# %%
+first = ranges.Ranges("The first time")
+overheads.product_trip(first)
+first
+
+# %% [markdown]
+# The kernel in the middle is the simplest one of lesson 05, and right:
+
+# %%
+agree(MATMUL, ["matmul_naive"])
+
+# %% [markdown]
+# And once more, the same function, in the same process.
+
+# %%
+second = ranges.Ranges("The second time")
+overheads.product_trip(second)
+second
+
+# %% [markdown]
+# Both trips did the same work. What the first one took beyond the second is *cold start*.
+#
+# ## Cold and warm
+#
+# The notebook that this course follows, *learning cuda (and now triton) from scratch, a lab notebook*, did the same in
+# CUDA C++, in a fresh process, and read the ranges with NVIDIA's profiler. Its figures are the first column. Beside
+# them stand the H200 of this course, in a fresh process and then warm, and your own two trips.
+
+# %%
+overheads.trips_table(first.to_json(), second.to_json())
+
+# %% [markdown]
+# In that notebook the allocation takes 125 ms, thirty-four thousand times its kernel. Allocating is not slow in itself.
+# The first call that needs the GPU, whichever it is, creates a *context*: the driver sets up memory, queues and page
+# tables for this process. The time goes to whatever range is open. On the H200 it was a fifth more.
+#
+# In Python, more happens only once:
+#
+# - Modules are imported, before the first range begins.
+# - The first launch of a kernel compiles it, from Python to machine code. In the H200's cold column that is three
+#   quarters of everything. The CPU device compiles as well, unless the compiled kernel is still in its cache on disk.
+# - The operating system hands out a page of memory only when it is first touched.
+#
+# How long does it take until a new process has its first result? The next cell starts one.
+
+# %%
+fresh = overheads.cold_start()
+
+print(f"import labkit, Numba and NumPy: {fresh['import_ms']:,.0f} ms ({measure.where()})")
+ranges.RecordedRanges(fresh["trips"][0], "Then the first product of a fresh process", fresh["where"])
+
+# %% [markdown]
+# For a program that runs for hours this does not matter. A test that runs for a second, a function in the cloud that
+# starts for each request, a loop that starts a process for each file: these are cold start and little else. The cure is
+# always to keep something: the process and with it the context, the compiled kernel (`cache=True` in `cuda.jit` puts it
+# on disk), the buffers.
+#
+# ## The same, as a picture
+#
+# Below are the ranges along time, the inner ones under the outer one. Your GPU, or else the H200, was watched by a
+# profiler as well. That adds two rows: the calls that Python made to the driver, and what the GPU did.
+
+# %%
+here = {"title": f"Here, the second time. {measure.where()}", "events": second.events()}
+watched = overheads.trace_panel()
+plots.timeline(*([here] if device.on_gpu() else []), watched)
+
+# %%
+events = watched["events"]
+busy = sum(event["us"] for event in events if event["row"] == "GPU")
+print(f"under the profiler the GPU is at work for {busy:.0f} of {events[0]['us']:.0f} us")
+
+# %% [markdown]
+# Look at the GPU's row. Wherever it is empty, the GPU is waiting for the host to launch something. (The CPU device has
+# no such gaps: there the host itself computes, and the kernel is nearly everything.)
+#
+# ## Ranges that do not wait
+#
+# These ranges wait for the device at their end. Ranges in a profiler do not: they end when the host's code gets there,
+# and a launch only puts the kernel into a queue and returns. Before you run the cell: on a GPU, which range gets
+# shorter without the waiting, and which one gets longer?
+
+# %%
+loose = ranges.Ranges("Without waiting", wait=False)
+overheads.product_trip(loose)
+
+print(f"{'':20}{'waiting':>12}{'not waiting':>14}   ({measure.where()})")
+for part in ("copy to the device", "kernel", "copy to the host"):
+    print(f"{part:20}{1000 * second.ms(part):12.1f}{1000 * loose.ms(part):14.1f} us")
+
+# %% [markdown]
+# On a GPU the kernel's range shrinks to the launch. The kernel's time turns up under "copy to the host", which has to
+# wait for the result. On the CPU device a launch returns only when the kernel has ended. There both columns time the
+# same work, and they differ only by what else the machine is doing.
+#
+# This is the commonest misreading of a profile: a copy that looks slow because it waits for a kernel. The notebook that
+# this course follows calls `cudaDeviceSynchronize` after its kernel, so its 3.652 µs are the kernel's. But its copies
+# of 3.330 and 0.110 µs are not the speed of the bus: the ranges show the time of the host's code, and nothing else.
+#
+# ## NVTX and Nsight Systems
+#
+# *NVTX* is NVIDIA's interface for such ranges. In CUDA C++ a program pushes a name at the beginning and pops it at the
+# end. In Python the package `nvtx` (`pip install nvtx`) does it, and where it is installed, each of labkit's ranges is
+# an NVTX range, too. Nsight Systems shows them:
+#
+# ```
+# nsys profile --trace=cuda,nvtx --stats=true python my_program.py
+# ```
+#
+# This is what `nsys` printed in the notebook that this course follows, rearranged:
+
+# %%
+total_us = sum(overheads.SOURCE_US.values())
+
+for part, us in overheads.SOURCE_US.items():
+    print(f"{us / total_us:7.1%} {1000 * us:15,.0f} ns   {part}")
+
+# %% [markdown]
+# Half of the time in the product and half in the allocation? `nsys` divides by the sum of all ranges, and the outer
+# range contains the others, so the 125 ms are in the sum twice. Always ask what a percentage is a percentage of. This
+# table divides by the outermost range:
+
+# %%
+outer = "matrix product"
+source = [{"path": [outer] if part == outer else [outer, part], "ms": us / 1000, "count": 1}
+          for part, us in overheads.SOURCE_US.items()]
+ranges.RecordedRanges(source, "The same ranges", "CUDA C++, as that notebook printed it")
+
+# %% [markdown]
+# The GPU's rows in the picture above come from PyTorch's profiler, `torch.profiler.profile`, which needs no other
+# program. It reads the same records from the driver (through a library called CUPTI), with `record_function` for the
+# ranges, and sees Numba's kernels as well as PyTorch's own:
+#
+# ```python
+# with torch.profiler.profile() as watched:
+#     product_trip(torch.profiler.record_function)
+# watched.export_chrome_trace("trace.json")      # open it in ui.perfetto.dev
+# ```
+#
+# ## What a copy costs
+#
+# The next figure has copies from 4 bytes upwards, in both directions, from ordinary memory and from *pinned* memory,
+# which the operating system does not move, so that the GPU can read it without help from the CPU. (Ordinary memory is
+# *pageable*.) Predict the shape of the curve before you look. How much longer does a copy of 4,096 bytes take than one
+# of 4?
+
+# %%
+plots.copy_cost(overheads.copy_sizes())
+
+# %% [markdown]
+# The curve is flat at first; then twice the bytes take twice the time. A copy costs something to start, and something
+# for each byte:
+#
+# $$t = t_0 + \frac{n}{B}$$
+#
+# As long as $n$ is small against $t_0 B$, the last column of the next table, the bytes are nearly free. So many small
+# copies are the worst way to move anything, and programs pack small arrays into one. (*h2d* is from host to device,
+# *d2h* the way back.)
+
+# %%
+copies, sizes = (measure.recorded_series(name, gpu="NVIDIA H200") for name in ("copies", "copy_sizes"))
+print("on the H200     a copy of 4 bytes     256 MB at     starting costs as much as")
+for way in ("h2d_pageable", "h2d_pinned", "d2h_pageable", "d2h_pinned"):
+    start, gbs = sizes[f"{way}_us"][0], copies[way]["gbs"]
+    print(f"{way:13} {start:17.0f} us {gbs:13.1f} GB/s {start * gbs:14,.0f} KB")
+
+# %% [markdown]
+# A copy to the device costs three times as much to start as a copy back, from pinned memory as well. Both directions
+# share one bus, so that is not the reason. This recording does not show what is; a time line of the driver's calls
+# would.
+#
+# ## Inside a kernel: Nsight Compute
+#
+# When it is the kernel that takes the time, the tool is `ncu`. It runs a kernel again and again, each time with other
+# hardware counters switched on, and joins the counts. This is its report on lesson 05's tiled product:
+#
+# ```
+# ncu --clock-control none --section SpeedOfLight --section LaunchStats \
+#     --section Occupancy python my_program.py
+# ```
+
+# %%
+from labkit.measure import ncu as counters
+
+print(counters.recorded_report())
+
+# %% [markdown]
+# Read *Throughput* first: how close is the kernel to what memory can deliver, and how close to what the SMs can issue?
+# If one of the two is nearly all of it, that is the limit. If neither is, the kernel waits for something. In this
+# report memory stands above 90%, and the lines below say which memory. It is not DRAM, the GPU's memory, with a fifth
+# of what it could deliver. It is L1/TEX, the unit to which shared memory belongs (lesson 05).
+#
+# *Occupancy* is high, and does not help: more warps hide latency, but a unit that is busy all the time does not get
+# faster when more warps queue for it.
+#
+# `--clock-control none` leaves the clocks alone. By default `ncu` keeps them low, so that its counts repeat, and then
+# its times are not those of your program.
+#
+# There are also counters for what warps wait for. `python -m labkit.measure.ncu --profile` reads them for the rungs of
+# the course. Here is the ladder of products.
+
+# %%
+counters.profile("matmul")
+
+# %% [markdown]
+# Look at two columns first. *load* is the mean number of sectors of 32 bytes that one load of a warp touches. When 32
+# lanes load 32 different numbers of four bytes, 4 is the best possible value, and 16 when each lane loads four of them
+# at once. Fewer than 4 means that lanes share a number. Lesson 05 counted by hand: 17 sectors for the two loads of the
+# naive kernel, 4 for those of the coalesced one. Half of that, the mean of two loads, is what stands here.
+#
+# *waits* has the two commonest reasons why warps could not issue their next instruction, and how many warps on average.
+# The lines under the table say what each name means. They say what warps wait for, not which unit is the cause: behind
+# a busy L1 every load takes long, and so `long_scoreboard` leads for the tiled kernel.
+#
+# *read MB*, what comes from memory, is a surprise. The tiled kernel loads far less than the coalesced one, and four
+# times as many bytes come from memory for it. Lesson 05 left that open. To see why, look at which blocks run at the
+# same time. Blocks of 256 threads fit eight to an SM, so 1,056 of them run at once: four rows of blocks, since a row of
+# them has 4,096 / 16. All four rows need the same columns of `b`, which is all of `b`, 67 MB, more than the L2 cache
+# can hold. If the four rows walk down `b` in step, each tile of it is fetched once for all of them, and they share it
+# in the cache. If each row is at another place, a tile has left the cache before the next row needs it. That gives two
+# predictions.
+
+# %%
+b_mb, rows_of_blocks = 4 * 4096**2 / 1e6, 4096 // 16
+for how, times in (("b once for all blocks that run together", rows_of_blocks**2 / (8 * 132)),
+                   ("b once for each row of blocks", rows_of_blocks)):
+    print(f"{how:40} {times:4.0f} x {b_mb:.0f} MB = {times * b_mb:6,.0f} MB")
+for row in counters.recorded()["ops"]["matmul"]["rows"]:
+    if row["name"] in ("matmul_coalesced", "matmul_tiled"):
+        print(f"counted, {row['name']:47} {row['dram_read'] / 1e6:6,.0f} MB")
+
+# %% [markdown]
+# Both predictions come within a few percent of a count. So it looks as if the blocks of the coalesced kernel keep in
+# step, and those of the tiled kernel do not. (The counts do not say why.) It costs the tiled kernel little: it is the
+# faster one with four times the bytes, because neither kernel is limited by the bandwidth of memory. Tiling promises
+# fewer loads. It does not promise fewer bytes from memory.
+#
+# ## In which order to look
+#
+# 1. Is the GPU busy? Ranges and a time line. If it has gaps: launches, copies, cold start.
+# 2. Is it busy with kernels or with copies? If with copies: move less, move it once, pin it.
+# 3. Which kernel takes the most? Only that one is worth improving.
+# 4. How far is it from its roof? If near: fuse, or compute something else.
+# 5. If far: what do its warps wait for?
+#
+# Most programs can be mended at the first question. For the fourth there is a picture: kernels of this course as
+# recorded on the H200, many of them from later lessons, under the limits of memory and arithmetic. Find the products of
+# lesson 05. Then find a kernel that cannot be made faster by doing less work.
+
+# %%
+names = ("vector_add", "broadcast_add", "reduce_sum", "softmax", "masked_softmax_causal", "layernorm", "gelu",
+         "bias_gelu_add", "logits", "attention_cached", "skinny_linear", "attention", "linear", "matmul", "matmul_half")
+plots.every_rung([measure.recorded_ladder(name, gpu="NVIDIA H200") for name in names])
+
+# %% [markdown]
+# Those on the slope move their bytes as fast as memory allows. The only way to make them faster is to move fewer bytes.
+#
+# ## What I learned
+#
+# - The first call pays for the context, whichever it is. Make one on purpose before you time anything.
+# - A range that does not wait shows when the host launched the work, not when the GPU did it.
+# - Percentages of nested ranges count things twice. In that notebook's table, 50% and 50% are one and the same 125 ms.
+# - Many small copies pay many times for starting.
+# - Fewer loads need not be fewer bytes from memory. That depends on the caches, and on which blocks run together.
+#
+# ## Resources
+#
+# - [NVTX: the Python package and its documentation](https://nvidia.github.io/NVTX/)
+# - [Nsight Systems: User Guide](https://docs.nvidia.com/nsight-systems/UserGuide/index.html)
+# - [Nsight Compute: Kernel Profiling Guide](https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html)
+#
+# ## Try it
+#
+# - Give `product_trip` matrices of 1,024 rows: `large = ranges.Ranges("1,024")`, then `overheads.product_trip(large,
+#   n=1024)`, and show `large`. Predict: which parts grow by sixteen, which by sixty-four, which not at all?
+# - Put ten copies of 4 KB into a range, and one copy of 40 KB into another. Predict the ratio from the curve above.
+#
+# Next: **graphs and streams**: the price of a launch, how to pay it once, and copies that run beside kernels.

@@ -1,0 +1,81 @@
+"""Colab: no address, no badge and no cell; and what a T4 can run is what the rungs declare."""
+
+import re
+
+import nbformat
+import pytest
+
+from labkit._common.paths import REPOSITORY
+from labkit.course import build, colab, notebooks, passages, site, workbooks
+from labkit.course import registry as courses
+from tests.course.site.pages import ship
+
+ADDRESS = "https://github.com/owner/name"
+
+
+@pytest.fixture
+def known(course_dir, monkeypatch):
+    monkeypatch.setattr(passages, "of_kernels", lambda path: [])  # they take time
+    (course_dir / "pyproject.toml").write_text(f'[project.urls]\nRepository = "{ADDRESS}"\n')
+    return courses.load(course_dir)
+
+
+def test_a_built_notebook_begins_with_the_cell_that_installs(known):
+    chapter = known.chapters[0]
+    outcome, _ = build.build_chapter(known, chapter)
+    assert outcome.problem is None
+    notebook = notebooks.read_notebook(chapter.built)
+    first, second = notebook.cells[:2]
+    assert f'"{ADDRESS}"' in first.source and first.outputs == [] and second.cell_type == "markdown"
+    assert not notebooks.edited(chapter.built)
+    exec(compile(first.source, "cell", "exec"), {})  # anywhere but on Colab it does nothing
+    page = (site.write(known, from_here=False).parent / "00_first.html").read_text()
+    assert "git clone" not in page and "google.colab" not in page and "hello" in page  # it is no part of the lesson
+
+
+def test_without_an_address_there_is_neither_cell_nor_badge(course_dir):
+    course = courses.load(course_dir)
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 + 1")])
+    colab.add_setup(notebook, course.repository)
+    assert [cell.source for cell in notebook.cells] == ["1 + 1"]
+    ship(course.chapters[0])
+    folder = site.write(course).parent
+    assert "colab" not in (folder / "00_first.html").read_text()
+    assert "github" not in (folder / "index.html").read_text()
+
+
+def test_the_badge_opens_the_notebook_of_the_repository(known):
+    text = (site.write(known).parent / "01_second.html").read_text()
+    assert ('href="https://colab.research.google.com/github/owner/name/blob/main/notebooks/01_second.ipynb"') in text
+    other = (site.write(known, repository="https://github.com/a/b").parent / "01_second.html").read_text()
+    assert "/github/a/b/blob/" in other and "owner" not in other
+
+
+def test_exercises_begin_with_it_too(monkeypatch):
+    course = courses.load(REPOSITORY)
+    chapter = course.chapters[0]
+    without = workbooks.to_notebook(course, chapter)
+    monkeypatch.setitem(course.__dict__, "repository", ADDRESS)
+    with_it = workbooks.to_notebook(course, chapter)
+    assert [cell.source for cell in with_it.cells[1:]] == [cell.source for cell in without.cells]
+    assert with_it.cells[0].source == colab.setup_source(ADDRESS)
+
+
+@pytest.mark.parametrize(("needs", "on_t4", "on_h200"), [
+    (None, True, True), ((7, 0), True, True), ((7, 5), True, True), ((8, 0), False, True), ((9, 0), False, True),
+    ((9, 0, "a"), False, True), ((7, 0, "a"), False, False)])
+def test_what_a_gpu_runs(needs, on_t4, on_h200):
+    assert (colab.runs(needs, (7, 5)), colab.runs(needs, (9, 0))) == (on_t4, on_h200)
+
+
+def test_the_table_of_the_t4_is_what_the_rungs_declare():
+    from labkit.measure import ops
+
+    found = colab.abilities(courses.load(REPOSITORY))
+    assert len(found) > 10
+    left_out = [(one.operation, one.rung, one.needs) for each in found for one in each.left_out]
+    assert all(len(each.left_out) < each.rungs for each in found)
+    for operation, rung, needs in left_out:
+        declared = ops.op(operation).rung(rung).needs
+        assert needs == colab.needs_text(declared) and tuple(declared[:2]) > colab.CAPABILITY
+    assert any(re.search("wgmma", rung) and needs == "9.0 exactly" for _, rung, needs in left_out)

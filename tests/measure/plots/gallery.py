@@ -1,0 +1,343 @@
+"""Every figure of the course, drawn from the shipped recordings, by name: for tests of how figures look."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from labkit import measure
+from labkit.measure import CPU_DEVICE, plots
+from labkit.measure.plots import (
+    attention,
+    batches,
+    drawings,
+    engine,
+    generation,
+    gpt2_block,
+    libraries,
+    llama_by_hand,
+    matching,
+    minilm,
+    numbers,
+    pages,
+    queues,
+    schedules,
+    sentences,
+    serve,
+)
+
+ROOT = Path(__file__).parents[3]
+LANES = np.arange(32)
+
+
+def here(series: dict) -> dict:
+    """As if the CPU device had measured it."""
+    return {**series, "where": CPU_DEVICE}
+
+
+def theirs(series: dict) -> dict:
+    """As if another GPU had."""
+    return {**series, "where": "NVIDIA L4", "date": "2026-11-30"}
+
+
+def recorded(name: str) -> dict:
+    return measure.recorded_series(name, gpu="NVIDIA H200")
+
+
+def ladder_of(name: str):
+    return measure.recorded_ladder(name, gpu="NVIDIA H200")
+
+
+def on_cpu(name: str):
+    from dataclasses import replace
+
+    return replace(ladder_of(name), where=CPU_DEVICE)
+
+
+def on_another(name: str):
+    from dataclasses import replace
+
+    one = ladder_of(name)
+    rows = tuple(replace(row, gbs=row.gbs and row.gbs / 14, tflops=row.tflops and row.tflops / 3) for row in one.rows)
+    return replace(one, where="NVIDIA L4", rows=rows, limit=one.limit / (14 if one.unit == "GB/s" else 3))
+
+
+def _trip(title: str) -> dict:
+    return {"steps": {"a to the device": 2.65, "b to the device": 2.65, "kernel": 0.0417, "sum to the host": 2.06},
+            "numpy_ms": 4.06, "title": title}
+
+
+def _timeline():
+    from labkit.measure.series import overheads
+
+    return plots.timeline(overheads.trace_panel())
+
+
+def _page_table():
+    from labkit.engine.block_manager import BlockManager
+    from labkit.engine.sampling_params import SamplingParams
+    from labkit.engine.sequence import Request
+
+    blocks, prompt, served = BlockManager(24), list(range(40)), {}
+    for name, extra in (("request 0", 6), ("request 1", 24), ("request 2", 3)):
+        sequence = Request(name, [*prompt, *range(100, 100 + extra)], SamplingParams(max_tokens=8),
+                           max_length=200).sequences[0]
+        blocks.take(sequence, blocks.cached_prefix(sequence))
+        blocks.grow(sequence, len(sequence.tokens) - sequence.computed if hasattr(sequence, "tokens")
+                    else 40 + extra - sequence.computed)
+        sequence.computed = 40 + extra
+        blocks.register(sequence)
+        served[name] = sequence
+    return pages.page_table(blocks, served)
+
+
+def _history():
+    from labkit.engine.recording import Part, Recorded
+
+    names = [(f"request {number}", 0) for number in range(5)]
+    steps = [Recorded(tuple(Part(name, "prefill", 9) for name in names[:3]), (), tuple(names[3:]), 4)]
+    steps += [Recorded(tuple(Part(name, "decode", 1) for name in names[:3]), (names[2],) if step == 6 else (),
+                       tuple(names[3:]), 5 + step // 2) for step in range(10)]
+    steps += [Recorded((Part(names[2], "again", 15), Part(names[3], "prefill", 9), Part(names[4], "decode", 1)), (), (),
+                       6)] * 4
+    return schedules.requests_over_steps(steps, pages=10)
+
+
+def _simulated(**settings):
+    from labkit.engine.simulation import Work, simulate
+
+    random = np.random.default_rng(0)
+    work = [Work(int(p), int(o)) for p, o in zip(random.integers(3, 40, 10), random.integers(2, 18, 10), strict=True)]
+    return simulate(work, **settings)
+
+
+def _slots():
+    from labkit.engine.scheduler import Scheduler, StaticScheduler
+
+    return batches.slots({name: _simulated(scheduler=kind, max_num_seqs=4) for name, kind in (
+        ("Static batching", StaticScheduler), ("Continuous batching", Scheduler))}, "Ten requests, four slots")
+
+
+def _buffers():
+    from labkit.models.buffers import first_fit, liveness, llama_launches
+
+    launches = llama_launches(1)
+    live = liveness(launches)
+    sizes = dict.fromkeys(sorted(set().union(*live)), 4000000) | {"gated": 33_000_000, "logits": 50_000_000}
+    sizes = {name: size for name, size in sizes.items() if any(name in these for these in live)}
+    return batches.buffer_plan([launch.name for launch in launches], first_fit(sizes, live), sizes, live,
+                               "Buffers that share memory")
+
+
+def _shards():
+    from labkit.models.blob import layout
+    from labkit.models.safetensors import read
+
+    folder = ROOT / "data" / "tiny-llama"
+    entries = read(folder / "model.safetensors").entries
+    places, nbytes = layout({name: one.shape for name, one in entries.items()},
+                            dict.fromkeys(entries, np.dtype(np.uint16)))
+    return numbers.shards_and_blob({"model-00001-of-00001": entries}, places, nbytes)
+
+
+def _file_layout():
+    from labkit.models.safetensors import read
+
+    found = read(ROOT / "data" / "tiny-gpt2" / "model.safetensors").entries
+    return generation.file_layout(found, 7392, list(found)[:6])
+
+
+def _layers():
+    from labkit.models.minilm import Config
+    from labkit.models.minilm_counts import launches_of_layer
+    from labkit.models.minilm_steps import STEPS
+
+    return matching.layer_of_each_step({one.name: launches_of_layer(one, Config(), [9, 30]) for one in STEPS})
+
+
+def _cosines():
+    texts = ["The kernel reads each row of the matrix twice.", "Each row of the matrix is read two times.",
+             "A cat sat on the mat.", "On the mat there was a cat, asleep.", "Shared memory has 32 banks.",
+             "Paris is the capital of France.", "The capital of France is Paris, is it not?"]
+    rows = np.random.default_rng(1).standard_normal((7, 5)) + 0.8
+    return sentences.cosines(texts, rows / np.linalg.norm(rows, axis=1, keepdims=True))
+
+
+def _launches():
+    from labkit.models.minilm import Config
+
+    return sentences.layer_launches(Config(), 4096)
+
+
+def _head_weights():
+    weights = np.tril(np.random.default_rng(0).random((8, 9, 9)) ** 4)
+    weights /= weights.sum(axis=2, keepdims=True)
+    words = ["The", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog"]
+    return llama_by_hand.head_weights(words, weights, 2)
+
+
+def _wavelengths():
+    from labkit.kernels.rope import frequencies
+    from labkit.models.llama import LLAMA_3_2_1B
+
+    return llama_by_hand.wavelengths(frequencies(64, 500_000.0), frequencies(64, 500_000.0, LLAMA_3_2_1B.rope_scaling),
+                                     8192, 1, 4)
+
+
+def _rotations():
+    from labkit.kernels.rope import frequencies
+
+    return llama_by_hand.rotations(frequencies(32, 10_000.0), (0, 2, 4, 8))
+
+
+def _next_token():
+    words = [" good", " bad", " test", " very", " great", " nice", " new", " big", " small", " long", " fine", " joke",
+             " dog", " cat", " man", "."]
+    shares = np.sort(np.random.default_rng(3).dirichlet(np.full(16, 0.5)))[::-1]
+    top = np.where(np.arange(16) < 5, shares, 0)
+    return generation.next_token(words, {"as the model says": shares, "temperature 0.5": shares**2 / (shares**2).sum(),
+                                         "top_k 5": top / top.sum()}, 'After "This is a": the 16 likeliest tokens')
+
+
+def _waits():
+    random = np.random.default_rng(0)
+    arrivals, long = np.sort(random.random(300)) * 9000, random.random(300) < 0.1
+    return queues.waits({name: (arrivals, random.exponential(mean, 300), long)
+                         for name, mean in (("FIFO", 45.0), ("Shortest first", 20.0))})
+
+
+def _agreement():
+    random = np.random.default_rng(0)
+    scores = random.random(400) * 5
+    return minilm.agreement(SimpleNamespace(cosines=scores / 5 + 0.1 * random.standard_normal(400), spearman=0.86,
+                                            pairs=SimpleNamespace(scores=scores)))
+
+
+ALL_LADDERS = ("vector_add", "broadcast_add", "reduce_sum", "softmax", "bias_gelu_add", "layernorm", "gelu", "linear",
+               "attention", "matmul", "matmul_half", "logits", "attention_cached", "masked_softmax_causal",
+               "skinny_linear")
+PRODUCTS = ("matmul", "matmul_tf32", "matmul_half")
+LAYOUT_LENGTHS = [5, 9, 33, 16, 12, 48, 7, 20, 15, 29, 11, 8] * 5
+
+FIGURES = {
+    "speed_up": lambda: plots.speed_up(ladder_of("matmul")),
+    "memories": lambda: plots.memories({"where": "NVIDIA Imaginary", "date": "2026-01-02", "memories": [
+        {"name": name, "bytes": size, "per": per, "ns": ns, "gbs": gbs} for name, size, per, ns, gbs in (
+            ("registers", 1020, "thread", None, None), ("shared", 233_472, "SM", 23.0, 33_000),
+            ("L1 cache", 262_144, "SM", 25.0, 31_000), ("L2 cache", 52_428_800, "GPU", 140.0, 7_100),
+            ("HBM", 143_000_000_000, "GPU", 350.0, 4_233))]}),
+    "launch_map": lambda: drawings.launch_map(10, 4),
+    "round_trip": lambda: plots.round_trip({**_trip("Here"), "where": CPU_DEVICE}, _trip("NVIDIA H200, 2026-11-21; "
+                                           "n=10,000,000; copies from the recorded rates")),
+    "owners": lambda: plots.owners(n=29, block=4, rungs=("per_thread", "grid_stride", "four_loads")),
+    "ladder_vector_add": lambda: plots.ladder(on_cpu("vector_add")),
+    "ladder_matmul_half": lambda: plots.ladder(ladder_of("matmul_half"), None),
+    "ladder_masked_softmax": lambda: plots.ladder(on_cpu("masked_softmax_causal")),
+    "ladder_two_gpus": lambda: plots.ladder(on_another("softmax")),
+    "ladder_unrecorded": lambda: plots.ladder(on_cpu("softmax"), None),
+    "crossover": lambda: plots.crossover(here(recorded("vector_add_sizes"))),
+    "crossover_two_gpus": lambda: plots.crossover(theirs(recorded("vector_add_sizes"))),
+    "block_shapes": lambda: plots.block_shapes(here(recorded("volume_add_block_shapes"))),
+    "sizes": lambda: plots.sizes(here(recorded("matmul_sizes"))),
+    "traffic": lambda: plots.traffic({"causal_unfused": (2.01, 2.24), "causal_bounded": (0.508, 0.906),
+                                      "PyTorch": (3.06, 2.76)}, "What memory delivers", "passes over the array",
+                                     least=1.5, place="Measured on an H200 by ncu"),
+    "curves": lambda: plots.curves((16, 128, 1024, 4096), {"CUDA C++, ten kernels": (150, 160, 400, 1600),
+                                   "PyTorch, float32": (140, 150, 380, 1500), "seven, float32": (120, 130, 370, 1480)},
+                                   "One block, over the tokens", "tokens", "microseconds", log_x=True, log_y=True,
+                                   place="Measured on NVIDIA H200", marks=True),
+    "curves_one": lambda: plots.curves(np.linspace(-4, 4, 50), {"apart": np.linspace(-4, 4, 50) ** 2},
+                                       "GELU: the tanh form less the exact one", "x", "difference"),
+    "broadcast_reads": lambda: plots.broadcast_reads((2, 3, 4), mark=(1, 2, 3)),
+    "warp_addresses": lambda: plots.warp_addresses({
+        "naive: a[row, k]": 4096 * (LANES // 2), "naive: b[k, col]": LANES % 2, "naive: out[row, col]":
+        4096 * (LANES % 16) + LANES // 16, "coalesced: a[row, k]": 4096 * (LANES // 16), "coalesced: b[k, col]":
+        LANES % 16, "coalesced: out[row, col]": LANES}, "What one warp touches"),
+    "warp_addresses_two": lambda: plots.warp_addresses({"1024 \u00d7 1 \u00d7 1": LANES, "4 \u00d7 4 \u00d7 64":
+                                                        LANES % 4 + 512 * (LANES // 4)}),
+    "banks": lambda: plots.banks({"rows of 8": lambda row, col: 8 * row + col,
+                                  "rows of 9": lambda row, col: 9 * row + col,
+                                  "col ^ row": lambda row, col: 8 * row + (col ^ row)}),
+    "tile_walk": lambda: plots.tile_walk(M=7, N=11, K=10, tile=4, block=(2, 1)),
+    "thread_tile": lambda: plots.thread_tile(threads=4, size=4),
+    "mma_lanes": lambda: plots.mma_lanes(lane=13),
+    "overlap": plots.overlap,
+    "roofline": lambda: plots.roofline([ladder_of("broadcast_add"), ladder_of("matmul")]),
+    "roofline_attention": lambda: plots.roofline([ladder_of("attention"), ladder_of("attention_cached")]),
+    "roofline_products": lambda: plots.roofline([ladder_of(name) for name in ("matmul", "matmul_half")]),
+    "every_rung": lambda: plots.every_rung([ladder_of(name) for name in ALL_LADDERS if ladder_of(name)]),
+    "every_rung_products": lambda: plots.every_rung([ladder_of(name) for name in PRODUCTS if ladder_of(name)],
+                                                    "The products of this lesson"),
+    "timeline": _timeline,
+    "copy_cost": lambda: plots.copy_cost(here(recorded("copy_sizes"))),
+    "launch_cost": lambda: plots.launch_cost(here(recorded("launch_sizes"))),
+    "two_readings": lambda: libraries.two_readings(2, 3),
+    "libraries_masks": lambda: libraries.masks(n=19, block=8),
+    "over_rows": lambda: libraries.over_rows(here(recorded("softmax_rows"))),
+    "languages": libraries.languages,
+    "over_tiles": libraries.over_tiles,
+    "reductions": lambda: plots.reductions(8),
+    "masks": plots.masks,
+    "quads": lambda: plots.quads(columns=27, lanes=4),
+    "launch_floor": lambda: plots.launch_floor(recorded("masked_softmax_sizes")),
+    "qkv_rows": attention.qkv_rows,
+    "tiles": attention.tiles,
+    "over_lengths": lambda: attention.over_lengths(here(recorded("attention_sizes"))),
+    "over_caches": lambda: attention.over_caches(here(recorded("attention_keys"))),
+    "ten_launches": lambda: gpt2_block.ten_launches(tokens=1024),
+    "two_orders": gpt2_block.two_orders,
+    "file_layout": _file_layout,
+    "cache_curve": lambda: generation.cache_curve(here(recorded("cache_curve"))),
+    "next_token": _next_token,
+    "step_shares": lambda: generation.step_shares(recorded("step_launches")),
+    "generation_rates": lambda: generation.rates(recorded("generation")),
+    "gains": lambda: generation.gains(recorded("generation")),
+    "cosines": _cosines,
+    "layer_launches": _launches,
+    "layouts": lambda: sentences.layouts(LAYOUT_LENGTHS),
+    "layer_of_each_step": _layers,
+    "step_times": lambda: matching.step_times(recorded("minilm_ladder")),
+    "score_matrices": lambda: matching.score_matrices([8, 12, 15, 12, 20, 23, 29, 35]),
+    "over_length": lambda: matching.over_length(recorded("minilm_lengths")),
+    "bits_of": lambda: numbers.bits_of(12.34),
+    "spacing": numbers.spacing,
+    "shards_and_blob": _shards,
+    "bytes_of_a_token": lambda: numbers.bytes_of_a_token({"attention weights": 335_500_000,
+                                                         "MLP weights": 1_610_600_000,
+                                                         "head: the embedding again": 525_000_000,
+                                                         "keys and values": 33_000_000, "norms": 135_000}, 4230.0),
+    "rotations": _rotations,
+    "wavelengths": _wavelengths,
+    "head_weights": _head_weights,
+    "rows_on_roofline": lambda: batches.rows_on_roofline(
+        {rows: (2e9 * rows, 2e9 + 6e5 * rows) for rows in (1, 8, 64, 512, 4096)}, 4230.0, 868.0, "an H200"),
+    "over_positions": lambda: batches.over_positions(
+        list(range(20)), {"MFLOP for a token": [11.2] * 20, "ms of CPU time": [2.0] * 20},
+        {"MFLOP for a token": [18.0 * t + 11 for t in range(20)], "ms of CPU time": [3.0 * t + 2 for t in range(20)]},
+        "Here"),
+    "buffer_plan": _buffers,
+    "slots": _slots,
+    "page_table": _page_table,
+    "page_reads": lambda: pages.page_reads(64),
+    "running_softmax": lambda: pages.running_softmax(1.5 * np.random.default_rng(26).standard_normal(40)),
+    "rows_and_keys": lambda: pages.rows_and_keys([20, 7, 1], [20, 23, 40]),
+    "tokens_of_steps": lambda: schedules.tokens_of_steps({
+        f"a budget of {budget:,}": _simulated(max_num_batched_tokens=budget) for budget in (2048, 24)}),
+    "requests_over_steps": _history,
+    "host_and_device": lambda: schedules.host_and_device(1013.0, 2500.0),
+    "decode_steps": lambda: engine.decode_steps(recorded("llama_decode")),
+    "seats": lambda: engine.seats(recorded("engine")),
+    "engine_rates": lambda: engine.rates(recorded("engine")),
+    "queues_curves": lambda: queues.curves([64, 128, 256, 512, 1024, 2048], {
+        "time to first token, ms": {"p50": [34, 12, 6, 4, 3, 2.2], "p99": [159, 120, 90, 80, 70, 64]},
+        "between two tokens, ms": {"p50": [2, 2.2, 2.5, 3, 3.5, 4], "p99": [4, 5, 8, 13, 20, 28]}},
+        "What a budget costs", "tokens of a step, at most", doubling=True),
+    "waits": _waits,
+    "serve": lambda: serve.load(_served()),
+    "minilm_agreement": _agreement,
+}
+
+
+def _served() -> dict:
+    found = recorded("serve")
+    return {**found, "runs": found["runs"]} if "runs" in found else found

@@ -1,0 +1,43 @@
+"""Every figure of the course: its text is large enough for a phone, stays on the figure and covers no other text."""
+
+import pytest
+
+from tests.measure.plots import gallery, layout
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("name", gallery.FIGURES)
+def test_every_figure_is_readable(name):
+    assert layout.faults(gallery.FIGURES[name]()) == []
+
+
+def test_faults_are_found():
+    from labkit.measure.plots import style
+
+    figure, ax = style.canvas(2.0, "Title", "summary")
+    ax.text(1, 1, "one")
+    ax.text(1.1, 1.02, "other")
+    ax.text(6.2, 1.5, "too far to the right")
+    ax.text(3, 1.5, "small", fontsize=7)
+    ax.text(3, 1.8, "12", fontsize=8)
+    assert layout.faults(figure) == [
+        "'too far to the right' leaves the figure", "'small' has 7 points", "'other' covers 'one'"]
+
+
+def test_labels_of_the_roofline_stand_beside_their_points():
+    """Of points close to each other each has a line to its own name."""
+    from labkit.measure import plots
+
+    figure = plots.roofline([gallery.ladder_of("matmul").only("matmul_naive", "matmul_coalesced", "matmul_tiled",
+                                                              "matmul_tiled_32")])
+    figure.draw_without_rendering()
+    (ax,) = figure.axes
+    names = {text.get_text(): text for text in ax.texts if text.get_text().startswith("matmul")}
+    rates = {row.name: row.tflops for row in gallery.ladder_of("matmul").rungs}
+    assert len(names) == 4
+    for name, text in names.items():
+        height = ax.transData.transform((1, rates[name]))[1]
+        middle = text.get_window_extent(figure._get_renderer())
+        aside = abs((middle.y0 + middle.y1) / 2 - height) > 6
+        assert text.arrow_patch is not None or not aside, f"{name} is moved, and no line leads to its point"
+        assert text.xy[1] == rates[name]

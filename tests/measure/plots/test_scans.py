@@ -1,0 +1,37 @@
+"""The pictures of lesson 13: what they say is what is drawn."""
+
+import numpy as np
+import pytest
+
+from labkit.measure.plots import scans
+
+
+def texts(figure) -> list[str]:
+    return [text.get_text() for ax in figure.axes for text in ax.texts]
+
+
+@pytest.mark.parametrize("n", [4, 8, 16])
+def test_the_last_row_of_each_picture_is_the_scan(n):
+    values = np.random.default_rng(n).integers(0, 9, n)
+    for figure, last in ((scans.steps(values), np.cumsum(values)), (scans.tree(values), np.cumsum(values) - values)):
+        shown = texts(figure)
+        numbers = [int(text) for text in shown if text.isdigit()]
+        assert numbers[-n:] == last.tolist() and numbers[:n] == values.tolist()
+        assert figure.png()
+
+
+def test_the_additions_of_a_picture_are_counted():
+    assert [t for t in texts(scans.steps()) if "additions" in t] == [
+        "1 before: 7 additions", "2 before: 6 additions", "4 before: 4 additions"]
+    assert sum(int(t.split()[1]) for t in texts(scans.tree()) if t.startswith(("up", "down"))) == 2 * 7
+
+
+def test_another_length_is_refused():
+    with pytest.raises(ValueError, match="values has 6 elements"):
+        scans.tree((1, 2, 3, 4, 5, 6))
+
+
+def test_a_late_block_and_a_compaction_are_drawn():
+    assert "over 5 tiles" in texts(scans.look_back())
+    assert scans.look_back().png() and scans.compaction().png()
+    assert "8 elements, of which 4 are kept" in scans.compaction().summary

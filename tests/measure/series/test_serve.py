@@ -1,0 +1,94 @@
+"""The engine behind its API: how the runs follow from one another, against a server that is made up; and for real."""
+
+import contextlib
+import json
+
+import pytest
+
+from labkit import device
+from labkit.measure import sense, targets
+from labkit.measure.series import serve as series
+from labkit.measure.series.llama import TINY
+from labkit.measure.serving import drive
+from labkit.measure.serving.load import Load, Work
+from labkit.measure.serving.server import Server
+from tests.measure.serving.fake_server import FakeServer, Script
+from tests.measure.serving.here import ClientHere
+
+METRICS = "".join(f'{series.LAG}_bucket{{le="{bound}"}} %d\n' for bound in ("0.001", "0.01", "+Inf"))
+METRICS += "labkit_steps_total %d\n"
+ALONE = {"seconds": 0.1, "tokens_per_second": 1000.0}
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    """A server in the place of labkit serve, whose event loop's lag is counted further at each look."""
+    monkeypatch.setattr(drive, "_Process", ClientHere)
+    monkeypatch.setattr(series, "engine_alone", lambda work, *given: ALONE)
+    monkeypatch.setattr(series.importlib.util, "find_spec", lambda name: True)
+    looks = iter(((0, 0, 0, 7), (50, 100, 100, 30), (50, 200, 200, 90)))
+    monkeypatch.setattr(series.server, "metrics", lambda url: series.server.parse(METRICS % next(looks)))
+    started = []
+
+    @contextlib.contextmanager
+    def running(options, **given):
+        started.append(options)
+        with FakeServer(Script(gap_s=0.002)) as fake:
+            started.append(fake)
+            yield Server(fake.url, 1)
+
+    monkeypatch.setattr(series.server, "running", running)
+    return started
+
+
+@pytest.mark.cpu_device
+def test_the_rates_follow_from_the_closed_loop(made_up):
+    taken = json.loads(json.dumps(series.serve(shares=(0.2, 0.4), arrivals_s=0.2), allow_nan=False))
+    options, fake = made_up
+    assert options[0] == "--model" and options[2:] == ["--max-num-seqs", "4", "--max-model-len", "24"]
+    closed = taken["closed"]
+    assert closed["completed"] == 6 and closed["max_concurrency"] == 4 and closed["request_rate"] is None
+    assert closed["steps"] == 23
+    assert taken["share_of_alone"] == pytest.approx(closed["output_throughput"] / 1000)
+    assert [run["request_rate"] for run in taken["runs"]] == [
+        pytest.approx(share * closed["request_throughput"]) for share in (0.2, 0.4)]
+    assert taken["half_load"] == {"request_rate": taken["runs"][1]["request_rate"],
+                                  "median_ttft_ms": taken["runs"][1]["median_ttft_ms"]}
+    assert taken["loop_lag"]["closed"] == {"p50": pytest.approx(1.0), "p99": pytest.approx(9.82)}
+    assert taken["loop_lag"]["rates"]["p50"] == pytest.approx(5.5)
+    assert all(token < TINY.vocab_size for written in fake.written for token in written.body["prompt"])
+    # Warmed up with every size of batch, and with prompts of full length.
+    assert [written.body["max_tokens"] for written in fake.written[:8]] == [2, 3, 4, 5, 2, 2, 2, 2]
+    recording = {"machine": {"device": "x", "date": "2026-01-02"}, "limits": {}, "ops": {}, "series": {"serve": taken}}
+    assert sense.problems(recording) == []
+    rows = [row for row in targets.evaluate(recording, targets.SERIES_TARGETS) if row.op == "serve"]
+    assert len(rows) == 3 and all(row.value > 0 for row in rows)
+
+
+def test_a_run_with_a_failure_is_no_measurement(monkeypatch):
+    monkeypatch.setattr(drive, "_Process", ClientHere)
+    with FakeServer(Script(), Script(fails=500)) as fake:
+        target = drive.Target(fake.url, "fake")
+        with pytest.raises(RuntimeError, match="1 of 2 requests failed: .*HTTP 500"):
+            series.taken(Load([Work([0], 2), Work([1], 2)], concurrency=2), target)
+
+
+def test_where_a_server_cannot_run_there_is_nothing_to_measure(monkeypatch, capsys):
+    monkeypatch.setattr(series.importlib.util, "find_spec", lambda name: None if name == "uvicorn" else True)
+    assert series.serve() is None and "uvicorn not installed" in capsys.readouterr().err
+
+
+@pytest.mark.sweep
+@pytest.mark.cpu_device
+def test_the_engine_alone():
+    found = series.engine_alone([Work([3, 4, 5], 4), Work([6, 7], 2), Work([8], 5)], 2, 16, 20)
+    assert found["steps"] > 5 and found["tokens_per_second"] == pytest.approx(11 / found["seconds"])
+    assert found["first_token_ms"]["p50"] > 0
+
+
+@pytest.mark.sweep
+def test_all_of_it():
+    pytest.importorskip("fastapi")
+    taken = json.loads(json.dumps(series.serve(shares=(0.5,)), allow_nan=False))
+    assert taken["closed"]["completed"] == taken["requests"] and 0 < taken["share_of_alone"] < 1.5
+    assert taken["loop_lag"]["closed"]["p99"] > 0 and device.kind() in ("cpu", "gpu")

@@ -1,0 +1,112 @@
+"""The server as a process: it listens before it can serve, drains at the first signal and ends at the second."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import httpx
+import pytest
+
+from labkit._common.errors import UserError
+from labkit._common.paths import REPOSITORY
+from labkit.serve import server
+from labkit.serve.settings import Settings
+from tests.serve.serving import until
+
+posix = pytest.mark.skipif(os.name != "posix", reason="no signals but Ctrl-C on this system")
+LONG = {"model": "tiny-llama", "prompt": "abc", "ignore_eos": True, "temperature": 0, "stream": True}
+
+
+@contextlib.contextmanager
+def process(loads_s=0.0):
+    """(the process, its address, its lines so far)."""
+    child = subprocess.Popen([sys.executable, "-m", "tests.serve.fake_server", str(loads_s)], cwd=REPOSITORY,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                             env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    lines = []
+    reader = threading.Thread(target=lambda: lines.extend(iter(child.stdout.readline, "")))
+    reader.start()
+    try:
+        until(lambda: any("listens on" in line for line in lines) or child.poll() is not None, 60)
+        assert child.poll() is None, child.stderr.read()
+        yield child, re.search(r"http://\S+", "".join(lines))[0], lines
+    finally:
+        child.kill()
+        child.wait()
+        reader.join()
+        child.stdout.close()
+        child.stderr.close()
+
+
+def answers(client, path):
+    with contextlib.suppress(httpx.TransportError):
+        return client.get(path).status_code
+
+
+@posix
+def test_it_answers_while_it_loads_and_drains_at_the_first_signal():
+    with process(loads_s=1.0) as (child, url, lines), httpx.Client(base_url=url, timeout=20) as client:
+        until(lambda: answers(client, "/health") == 200)
+        loading = client.get("/ready")
+        assert loading.status_code == 503 and loading.json()["error"]["code"] == "loading"
+        assert "kernels are being compiled, 1 of 2" in loading.json()["error"]["message"]
+        early = client.post("/v1/completions", json=LONG)
+        assert early.status_code == 503 and early.headers["retry-after"]
+        until(lambda: client.get("/ready").status_code == 200)
+        until(lambda: any("curl" in line for line in lines))
+        assert any(f"tiny-llama at {url}/v1" in line for line in lines)
+        with client.stream("POST", "/v1/completions", json=LONG | {"max_tokens": 60}) as stream:
+            events = stream.iter_lines()
+            next(events)
+            child.send_signal(signal.SIGTERM)
+            until(lambda: answers(client, "/ready") == 503)
+            refused = client.post("/v1/completions", json=LONG)
+            assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining"
+            assert [line for line in events if line][-1] == "data: [DONE]"  # what ran has come to its end
+        assert child.wait(20) == 0
+        assert "Traceback" not in child.stderr.read()
+
+
+@pytest.mark.sweep
+@posix
+def test_a_second_signal_ends_it_at_once():
+    with process() as (child, url, _), httpx.Client(base_url=url, timeout=20) as client:
+        until(lambda: answers(client, "/ready") == 200)
+        with client.stream("POST", "/v1/completions", json=LONG | {"max_tokens": 60}) as stream:
+            next(stream.iter_lines())
+            child.send_signal(signal.SIGTERM)
+            until(lambda: answers(client, "/ready") == 503)
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(5) == 128 + signal.SIGTERM
+
+
+@posix
+def test_a_signal_while_it_loads_ends_it():
+    with process(loads_s=60) as (child, url, _), httpx.Client(base_url=url) as client:
+        until(lambda: answers(client, "/health") == 200)
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(20) == 0
+
+
+def test_a_model_that_cannot_be_loaded_ends_it():
+    def load(settings, doing):
+        raise UserError("there is no such model")
+
+    with pytest.raises(UserError, match="there is no such model"):
+        server.run(Settings(port=0), say=str, ready=str, doing=str, load=load)
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"cannot listen on 127.0.0.1, port {port}"):
+            server.bound(Settings(port=port))
+    with pytest.raises(UserError, match="cannot listen on not an address"):
+        server.bound(Settings(host="not an address"))

@@ -1,0 +1,51 @@
+"""Which cases of a sampled test stay in the usual run."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests.sampling import mark_sweeps
+
+
+class Item:
+    """What mark_sweeps asks of a case of a parametrised test."""
+
+    def __init__(self, op: str, size: int, *marks: pytest.Mark):
+        self.path, self.originalname, self.marks = "test_made_up.py", "test_made_up", list(marks)
+        self.callspec = SimpleNamespace(id=f"{op}-{size}", params={"op": op, "size": size})
+
+    def iter_markers(self, name):
+        return iter([mark for mark in self.marks if mark.name == name])
+
+    def get_closest_marker(self, name):
+        return next(self.iter_markers(name), None)
+
+    def add_marker(self, mark):
+        self.marks.append(mark.mark)
+
+
+def staying(items) -> list[tuple]:
+    mark_sweeps(items)
+    return [(item.callspec.params["op"], item.callspec.params["size"])
+            for item in items if not item.get_closest_marker("sweep")]
+
+
+def cases(count, **by):
+    return [Item(op, size, pytest.mark.sampled(count, **by).mark) for op in ("add", "scale") for size in range(8)]
+
+
+def test_so_many_stay_of_all_or_of_each_value_the_same_ones_each_time(monkeypatch):
+    assert len(staying(cases(5))) == 5 and staying(cases(5)) == staying(cases(5)[::-1])[::-1]
+    assert [op for op, _ in staying(cases(2, by="op"))] == ["add", "add", "scale", "scale"]
+    before = staying(cases(5))
+    monkeypatch.setenv("LABKIT_SAMPLE", "another word")
+    assert staying(cases(5)) != before
+
+
+def test_a_case_that_is_a_sweep_by_itself_takes_no_place_of_another():
+    items = cases(5)
+    chosen = set(staying(cases(5)))
+    for item in items:
+        if (item.callspec.params["op"], item.callspec.params["size"]) in chosen:
+            item.marks.append(pytest.mark.sweep.mark)
+    assert len(staying(items)) == 5 and not chosen & set(staying(items))
