@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests import browser
 from tests.sampling import mark_sweeps
 
 os.environ.setdefault("NUMBA_OPT", "1")  # kernels of tests run for milliseconds: a tenth less time in the compiler
@@ -66,6 +67,12 @@ def pytest_terminal_summary(terminalreporter):
         reasons = [report.longrepr[2] if isinstance(report.longrepr, tuple | list) else str(report.longrepr)
                    for report in reports]
         terminalreporter.write_line(f"{skipped_by_reason(reasons)} (pytest -rs lists them)")
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser.started() as started:
+        yield started
 
 
 AGREEMENT = """\

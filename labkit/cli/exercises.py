@@ -87,7 +87,7 @@ def show_players(console, players):
 def check_chapter(console, course, chapter, entry, quiet: bool, play: bool = False):
     """Run the learner's copy of one notebook; each verdict is shown as it comes. play: the pages of what fails go to
     .labkit/play."""
-    from labkit.course import copies, progress
+    from labkit.course import copies, progress, registry
     from labkit.course import workbooks as workbook
 
     def show(result):
@@ -100,7 +100,8 @@ def check_chapter(console, course, chapter, entry, quiet: bool, play: bool = Fal
     news = copies.workbook(course, chapter)
     if not quiet:
         say(console, news)
-        console.print(f"[bold]{chapter.number}  {chapter.title}[/]  [dim]work/exercises/{chapter.workbook.name}[/]")
+        console.print(f"[bold]{chapter.number}  {chapter.title}[/]  [dim]"
+                      f"{registry.shown(chapter, chapter.own_workbook)}[/]")
     notebook = copies.learners(course, chapter)
     return workbook.run_cells(course, chapter, notebook, only=entry.name if entry else None, on_check=show,
                               env={"LABKIT_PLAY": str(course.state_dir / "play")} if play else None)
@@ -142,7 +143,7 @@ def watch(which: Which = None, device: Device = None):
     for chapter in chapters:
         say(console, copies.workbook(course, chapter))
     seen = {chapter: saved(chapter) for chapter in chapters}
-    console.print(f"Watching {', '.join(f'work/exercises/{c.workbook.name}' for c in chapters)}. Ctrl-C ends it.",
+    console.print(f"Watching {', '.join(courses.shown(c, c.own_workbook) for c in chapters)}. Ctrl-C ends it.",
                   soft_wrap=True)
     say_next(console, next_step.to_do(entry) if entry else next_step.following(course, chapters[0]))
     changing = {}
@@ -188,7 +189,7 @@ def reset(
     all_: Annotated[bool, typer.Option("--all", help="Every exercise.")] = False,
 ):
     """Put an exercise back as it was given. What was there is kept in .labkit/backups. Progress is kept, too."""
-    from labkit.course import next_step
+    from labkit.course import next_step, registry
     from labkit.course import workbooks as workbook
 
     if (which is None) != all_:
@@ -198,7 +199,7 @@ def reset(
     chapters, entry = find_exercises(course, which)
     for chapter in chapters:
         backup = workbook.reset(course, chapter, entry)
-        what = f"work/exercises/{chapter.workbook.name}"
+        what = registry.shown(chapter, chapter.own_workbook)
         if entry:
             what = f"{entry.name} in {what}"
         console.print(f"reset   {what}")

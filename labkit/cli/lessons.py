@@ -325,7 +325,7 @@ def learn(
     overwrites them. A lesson is finished once you have run all of its cells without an error and saved it. Options
     that are not listed here go to JupyterLab: labkit learn --port 9000
     """
-    from labkit.course import copies, next_step, progress
+    from labkit.course import copies, next_step, progress, registry
 
     console, _ = consoles()
     asked, for_jupyterlab = lesson_among(words or [])
@@ -353,10 +353,10 @@ def learn(
     path = chapter.own_workbook if entry else chapter.own_lesson
     console.print(f"Lesson {chapter.number}, {chapter.title}. {len(done)} of {len(course.chapters)} finished.",
                   soft_wrap=True)
-    console.print(f"Your copy: {next_step.shown(chapter, chapter.own_lesson)}", soft_wrap=True)
+    console.print(f"Your copy: {registry.shown(chapter, chapter.own_lesson)}", soft_wrap=True)
     if course.exercises_of(chapter):
         say(console, copies.workbook(course, chapter))
-        console.print(f"Exercises: {next_step.shown(chapter, chapter.own_workbook)}", soft_wrap=True)
+        console.print(f"Exercises: {registry.shown(chapter, chapter.own_workbook)}", soft_wrap=True)
     say_next(console, next_step.to_do(entry) if entry else next_step.in_lesson(course, chapter))
 
     code = open_jupyterlab(console, course.root, path, browser, for_jupyterlab)

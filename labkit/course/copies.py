@@ -21,7 +21,7 @@ from labkit._common.files import locked, read_json, write_text
 from labkit.course import notebooks, progress, workbooks
 from labkit.course.answer_cells import checked_name
 from labkit.course.notebooks import back_up, cell_digest, cells_sha256, edited, read_notebook, write_notebook
-from labkit.course.registry import Chapter, Course, CourseError
+from labkit.course.registry import Chapter, Course, CourseError, shown
 
 CARRIED = "carried.json"  # in .labkit: which answers of exercises/*.ipynb were taken over
 
@@ -40,11 +40,12 @@ def lesson(course: Course, chapter: Chapter, *, clean: bool = False) -> list[str
             aside = _put_aside(course, path)
             _update(course, path, notebooks.to_notebook(chapter))
             why = "" if clean else ", since yours could not be read"
-            return [f"{_shown(course, path)} is a clean copy{why}.{_before(course, aside)}"]
+            return [f"{shown(course, path)} is a clean copy{why}.{_before(course, aside)}"]
         if mine is not None and _is_of(mine, notebooks.sha256(chapter.source_text())):
             return []
         others = [] if path.is_file() else _edited_lessons(course, chapter)
-        return _updated(course, path, *_update(course, path, notebooks.to_notebook(chapter), others))
+        backup, _ = _update(course, path, notebooks.to_notebook(chapter), others)
+        return _updated(course, path, backup)
 
 
 def workbook(course: Course, chapter: Chapter) -> list[str]:
@@ -54,7 +55,8 @@ def workbook(course: Course, chapter: Chapter) -> list[str]:
         mine = read_notebook(path)
         if path.is_file() and (mine is None or _is_of(mine, workbooks.given_digest(course, chapter))):
             return []
-        return _updated(course, path, *_update(course, path, workbooks.as_given(course, chapter)))
+        backup, _ = _update(course, path, workbooks.as_given(course, chapter))
+        return _updated(course, path, backup)
 
 
 def learners(course: Course, chapter: Chapter):
@@ -67,7 +69,7 @@ def learners(course: Course, chapter: Chapter):
         path = chapter.workbook
     notebook = read_notebook(path)
     if notebook is None:
-        raise CourseError(f"{_shown(course, path)} cannot be read: labkit reset {chapter.number} gives you the "
+        raise CourseError(f"{shown(course, path)} cannot be read: labkit reset {chapter.number} gives you the "
                           "exercises afresh and keeps that file")
     return notebook
 
@@ -99,7 +101,7 @@ def _move_lesson(course: Course, path: Path) -> list[str]:
         progress.note_finished(course, targets)
     own = targets[0].own_lesson
     _update(course, own, notebooks.to_notebook(targets[0]), [(mine, _is_newer(path, own))])
-    return [f"{_shown(course, path)} is now {_shown(course, own)}.{_before(course, _put_aside(course, path))}"]
+    return [f"{shown(course, path)} is now {shown(course, own)}.{_before(course, _put_aside(course, path))}"]
 
 
 def _move_workbook(course: Course, path: Path) -> list[str]:
@@ -112,8 +114,8 @@ def _move_workbook(course: Course, path: Path) -> list[str]:
     if not chapters:
         return []
     _distribute(course, path, mine, chapters, homes)
-    now = " and ".join(_shown(course, chapter.own_workbook) for chapter in chapters)
-    return [f"{_shown(course, path)} is now {now}.{_before(course, _put_aside(course, path))}"]
+    now = " and ".join(shown(course, chapter.own_workbook) for chapter in chapters)
+    return [f"{shown(course, path)} is now {now}.{_before(course, _put_aside(course, path))}"]
 
 
 def _distribute(course: Course, path: Path, mine, chapters: Iterable[Chapter], only: Iterable[str]) -> list[str]:
@@ -142,7 +144,7 @@ def _carry_over(course: Course) -> list[str]:
             chapters = list(dict.fromkeys(homes[name] for name in new))
             kept = _distribute(course, path, mine, chapters, new)
             if taken := [name for name in new if name not in kept]:
-                now = " and ".join(dict.fromkeys(_shown(course, homes[name].own_workbook) for name in taken))
+                now = " and ".join(dict.fromkeys(shown(course, homes[name].own_workbook) for name in taken))
                 news.append(f"What you wrote in exercises/{path.name} ({', '.join(taken)}) is now in {now}, which is "
                             "the copy that is checked.")
             if kept:
@@ -388,16 +390,11 @@ def _writing(course: Course):
                           ) from None
 
 
-def _shown(course: Course, path: Path) -> str:
-    return path.relative_to(course.root).as_posix()
-
-
 def _before(course: Course, backup: Path | None) -> str:
-    return f" What was there is kept as {_shown(course, backup)}." if backup else ""
+    return f" What was there is kept as {shown(course, backup)}." if backup else ""
 
 
-def _updated(course: Course, path: Path, backup: Path | None, kept: list[str]) -> list[str]:
+def _updated(course: Course, path: Path, backup: Path | None) -> list[str]:
     if backup is None:
         return []
-    return [f"The course has a newer {_shown(course, path)}: what you wrote is in it."
-            f"{_before(course, backup)}"]
+    return [f"The course has a newer {shown(course, path)}: what you wrote is in it.{_before(course, backup)}"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from labkit.course import copies, progress
 from labkit.course.notebooks import read_notebook
-from labkit.course.registry import Chapter, Course, Entry
+from labkit.course.registry import Chapter, Course, Entry, shown
 
 ALL_DONE = "you have finished every lesson and passed every exercise. How fast do the kernels get here? labkit bench"
 
@@ -75,7 +75,3 @@ def in_lesson(course: Course, chapter: Chapter) -> str:
     if left:
         then = f", then answer {left[0].name} in {shown(chapter, chapter.own_workbook)} and run the check below it"
     return f"read and run the lesson, each prediction before its result, and save it{then}"
-
-
-def shown(chapter: Chapter, path) -> str:
-    return path.relative_to(chapter.root).as_posix()

@@ -161,6 +161,11 @@ class Course:
         return self.root / ".labkit"
 
 
+def shown(of: Course | Chapter, path: Path) -> str:
+    """A path of the course as its learner reads it, from the course's folder on: "work/exercises/05_matmul.ipynb"."""
+    return path.relative_to(of.root).as_posix()
+
+
 def load(root: Path | None = None) -> Course:
     """Read and check course.toml."""
     root = paths.find_root() if root is None else Path(root)

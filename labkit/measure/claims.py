@@ -49,7 +49,7 @@ CLAIMS = paths.REPOSITORY / "data" / "claims.toml"
 FILLED = ("recorded", "arithmetic", "to_record")
 LITERAL = ("hardware", "example", "quoted", "compiled")
 WHOSE = re.compile(r"\b([Tt]he source|[Rr]eport|[Tt]heirs?|[Aa]uthor|port of|write-up|article|said to be|"
-                   r"Sentences such as|notebook that this course|that notebook)\b", re.IGNORECASE)
+                   r"Sentences such as|notebook that this course|that notebook)\b")
 COMPILED = re.compile(r"\b(compiled|ptxas|machine code|assembler)\b")
 GPU = "NVIDIA H200"
 NEARBY = {"quoted": WHOSE, "compiled": COMPILED}  # what the prose has to say within a few lines

@@ -1,17 +1,13 @@
 """The player in a real browser: keys, slider, fault, the width of a phone, a notebook's page, and nothing fetched."""
 
-import shutil
-
 import numpy as np
 import pytest
 from numba import float32
 
 from labkit import cuda, observe
+from tests import browser
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [pytest.mark.cpu_device,
-              pytest.mark.skipif(BROWSER is None, reason="no browser is installed: Chromium would open the player")]
-WIDTHS = {"desk": (1200, 900), "phone": (400, 820)}
+pytestmark = [pytest.mark.cpu_device, browser.needed_to("open the player")]
 
 
 @cuda.jit
@@ -42,37 +38,20 @@ def players():
             "unguarded": observe(unguarded[2, 32], x[:40].copy(), np.zeros(40, np.float32)).play()}  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def chromium():
-    playwright = pytest.importorskip("playwright.sync_api", reason="no browser is driven: playwright is not installed")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
 def opened(chromium, tmp_path):
     """opened(html, width) opens a page; at the end it has asked for nothing but itself, and has not complained."""
-    complaints, requests, contexts = [], [], []
+    requests = []
+    with browser.pages(chromium, kinds=None) as (new_page, complaints):
+        def open_page(html, width="desk", **options):
+            page = new_page(width, **options)
+            page.on("request", lambda request: requests.append(request.url))
+            path = tmp_path / "page.html"
+            path.write_text(html, encoding="utf-8")
+            page.goto(path.as_uri())
+            return page
 
-    def open_page(html, width="desk", **options):
-        wide, tall = WIDTHS[width]
-        context = chromium.new_context(viewport={"width": wide, "height": tall}, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(8_000)
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("request", lambda request: requests.append(request.url))
-        path = tmp_path / "page.html"
-        path.write_text(html, encoding="utf-8")
-        page.goto(path.as_uri())
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
+        yield open_page
     assert complaints == []
     assert [url for url in requests if not url.startswith(("file:", "data:", "about:"))] == []
 
@@ -124,7 +103,7 @@ def test_keys_slider_and_fault(opened, players):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", browser.WIDTHS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_and_has_contrast(opened, players, width, scheme):
     page = opened(players["unguarded"].document(), width, color_scheme=scheme, reduced_motion="reduce")

@@ -154,7 +154,7 @@ def answers(*names: str, solutions: bool = False, checked: bool = True, **given)
 def _answer(course, place: Place, solutions: bool, checked: bool, given: Mapping) -> Answer:
     entry = course.exercise(place.exercise)
     lesson, name = entry.chapter.number, entry.name
-    about = f"{name} (work/exercises/{entry.chapter.workbook.name})"
+    about = f"{name} ({courses.shown(course, entry.chapter.own_workbook)})"
 
     def unused(state: str, why: str) -> Answer:
         return Answer(place, lesson, state, f"{about} {why}")

@@ -3,7 +3,6 @@
     ladders            ladder, crossover, sizes, block_shapes, traffic, curves
     roofline           roofline, every_rung
     where_time_goes    round_trip, timeline, launch_cost, copy_cost
-    climb              speed_up, memories
     drawings           launch_map, owners, warp_addresses, banks, broadcast_reads
     matmul             tile_walk, thread_tile, mma_lanes, overlap
     reductions         reductions, masks, quads, launch_floor
@@ -17,7 +16,6 @@ Every figure says where its times were taken. Those that a GPU recorded come fir
 beside them in the same unit. The CPU device's times are no speed and are not drawn: a line below the figure says so.
 """
 
-from labkit.measure.plots.climb import memories, speed_up
 from labkit.measure.plots.drawings import banks, broadcast_reads, launch_map, owners, sectors, warp_addresses
 from labkit.measure.plots.ladders import block_shapes, crossing, crossover, curves, ladder, sizes, traffic
 from labkit.measure.plots.matmul import mma_lanes, overlap, thread_tile, tile_walk
@@ -28,7 +26,7 @@ from labkit.measure.plots.where_time_goes import copy_cost, launch_cost, round_t
 
 __all__ = [
     "CourseFigure", "banks", "block_shapes", "broadcast_reads", "copy_cost", "crossing", "crossover", "curves",
-    "every_rung", "ladder", "launch_cost", "launch_floor", "launch_map", "masks", "memories", "mma_lanes", "overlap",
-    "owners", "quads", "reductions", "roofline", "round_trip", "sectors", "sizes", "speed_up", "thread_tile",
-    "tile_walk", "timeline", "traffic", "warp_addresses",
+    "every_rung", "ladder", "launch_cost", "launch_floor", "launch_map", "masks", "mma_lanes", "overlap", "owners",
+    "quads", "reductions", "roofline", "round_trip", "sectors", "sizes", "thread_tile", "tile_walk", "timeline",
+    "traffic", "warp_addresses",
 ]

@@ -1,20 +1,16 @@
 """The site in a real browser: no complaint of axe, by keyboard alone, results that wait, words that are explained, code
 that is copied, plots that are enlarged, and an output with a page of its own that stays alive."""
 
-import shutil
-
 import nbformat
 import pytest
 
 from labkit._common.paths import REPOSITORY
 from labkit.course import registry as courses
 from labkit.course import site
+from tests import browser
 from tests.course.site.pages import add_term, keep, ship, strict
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no browser is installed: Chromium would open the site")
-WIDTHS = {"desk": (1200, 900), "phone": (400, 820)}
-EIGHT_S = 8_000  # milliseconds
+pytestmark = browser.needed_to("open the site")
 
 LESSON = """\
 # %% [markdown]
@@ -66,34 +62,16 @@ def write(root, text=LESSON):
     return site.write(course)
 
 
-@pytest.fixture(scope="module")
-def chromium():
-    playwright = pytest.importorskip("playwright.sync_api", reason="no browser is driven: playwright is not installed")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
 def opened(chromium):
     """opened(path, width) opens a page; at the end none of them has complained."""
-    complaints, contexts = [], []
+    with browser.pages(chromium) as (new_page, complaints):
+        def open_page(path, width="desk", fragment="", **options):
+            page = new_page(width, **options)
+            page.goto(f"{path.as_uri()}{fragment}")
+            return page
 
-    def open_page(path, width="desk", fragment="", **options):
-        wide, tall = WIDTHS[width]
-        context = chromium.new_context(viewport={"width": wide, "height": tall}, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(EIGHT_S)
-        page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(f"{path.as_uri()}{fragment}")
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
+        yield open_page
     assert complaints == []
 
 
@@ -163,7 +141,7 @@ def test_the_search_is_reached_and_left_by_keyboard(opened, course_dir):
 @pytest.mark.sweep
 def test_code_wraps_and_copies_as_it_was(opened, course_dir):
     index = write(course_dir)
-    for width in WIDTHS:
+    for width in browser.WIDTHS:
         page = opened(index.parent / "00_first.html", width, permissions=["clipboard-read", "clipboard-write"])
         assert page.evaluate("[...document.querySelectorAll('.cell .highlight pre')]"
                              ".every(block => block.scrollWidth <= block.clientWidth)")
@@ -176,7 +154,7 @@ def test_code_wraps_and_copies_as_it_was(opened, course_dir):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", browser.WIDTHS)
 def test_a_plot_is_enlarged_and_put_back_by_keyboard(opened, course_dir, width):
     page = opened(write(course_dir).parent / "00_first.html", width)
     page.click(".reveal")
@@ -236,7 +214,7 @@ def test_without_scripts_everything_can_be_read(opened, course_dir):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", browser.WIDTHS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_has_no_complaints_at_any_width(opened, course_dir, width, scheme):
     index = write(course_dir)

@@ -3,7 +3,6 @@
 import base64
 import json
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -15,6 +14,7 @@ import pytest
 from labkit.course import passages, search, site
 from labkit.course import registry as courses
 from labkit.course.lessons import show_error, show_time, summarise
+from tests import browser
 from tests.course.site.pages import RESULT, add_term, keep, ship, strict
 
 OF_KERNELS = passages.of_kernels
@@ -185,9 +185,6 @@ def test_the_search_has_the_passages_of_the_pages_that_are_there(course, monkeyp
     assert 'class="search" hidden' in index.read_text()  # until search.js has run
 
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-
 class Found(HTMLParser):
     """The titles in the search's list, and whether its box is shown."""
 
@@ -211,7 +208,7 @@ class Found(HTMLParser):
 
 
 @pytest.mark.sweep
-@pytest.mark.skipif(BROWSER is None, reason="no browser is installed: Chromium would run search.js")
+@browser.needed_to("run search.js")
 def test_a_browser_finds_what_the_command_finds(course, tmp_path, monkeypatch):
     monkeypatch.setattr(passages, "of_kernels", OF_KERNELS)
     for chapter in course.chapters:
@@ -221,7 +218,7 @@ def test_a_browser_finds_what_the_command_finds(course, tmp_path, monkeypatch):
     for query in ("why is my kernel slow", "bank conflicts", "softmax_online", "tiles and block", "the", "transp",
                   "zebra"):
         done = subprocess.run(
-            [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom",
+            [browser.BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom",
              f"--user-data-dir={tmp_path / 'profile'}", f"{index.as_uri()}?q={quote(query)}"],
             capture_output=True, text=True, timeout=60, check=True)
         shown = Found(done.stdout)

@@ -220,12 +220,6 @@ PRODUCTS = ("matmul", "matmul_tf32", "matmul_half")
 LAYOUT_LENGTHS = [5, 9, 33, 16, 12, 48, 7, 20, 15, 29, 11, 8] * 5
 
 FIGURES = {
-    "speed_up": lambda: plots.speed_up(ladder_of("matmul")),
-    "memories": lambda: plots.memories({"where": "NVIDIA Imaginary", "date": "2026-01-02", "memories": [
-        {"name": name, "bytes": size, "per": per, "ns": ns, "gbs": gbs} for name, size, per, ns, gbs in (
-            ("registers", 1020, "thread", None, None), ("shared", 233_472, "SM", 23.0, 33_000),
-            ("L1 cache", 262_144, "SM", 25.0, 31_000), ("L2 cache", 52_428_800, "GPU", 140.0, 7_100),
-            ("HBM", 143_000_000_000, "GPU", 350.0, 4_233))]}),
     "launch_map": lambda: drawings.launch_map(10, 4),
     "round_trip": lambda: plots.round_trip({**_trip("Here"), "where": CPU_DEVICE}, _trip("NVIDIA H200, 2026-11-21; "
                                            "n=10,000,000; copies from the recorded rates")),

@@ -3,7 +3,6 @@ its controls do what they say, by mouse, by touch and by keyboard alone."""
 
 import contextlib
 import random
-import shutil
 import threading
 import time
 from types import SimpleNamespace
@@ -18,11 +17,9 @@ from labkit.models.tokenizer import Tokenizer
 from labkit.serve.app import create_app
 from labkit.serve.engine_thread import EngineThread
 from labkit.serve.settings import Settings
+from tests import browser
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no browser is installed: Chromium would open the window")
-WIDTHS = {"desk": (1200, 900), "phone": (400, 820)}
-EIGHT_S = 8_000  # milliseconds
+pytestmark = browser.needed_to("open the window")
 
 
 class Paced:
@@ -65,35 +62,17 @@ def serving(num_pages=120, template=True, **settings):
         serves.join(10)
 
 
-@pytest.fixture(scope="module")
-def chromium():
-    playwright = pytest.importorskip("playwright.sync_api", reason="no browser is driven: playwright is not installed")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
 def opened(chromium):
     """opened(address, width) opens a page; at the end none of them has complained."""
-    complaints, contexts = [], []
+    with browser.pages(chromium) as (new_page, complaints):
+        def open_page(address, width="desk", **options):
+            page = new_page(width, **options)
+            page.goto(address)
+            return page
 
-    def open_page(address, width="desk", **options):
-        wide, tall = WIDTHS[width]
-        context = chromium.new_context(viewport={"width": wide, "height": tall}, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(EIGHT_S)
-        page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(address)
-        return page
-
-    open_page.complaints = complaints
-    yield open_page
-    for context in contexts:
-        context.close()
+        open_page.complaints = complaints
+        yield open_page
     assert [each for each in complaints if "ERR_CONNECTION_REFUSED" not in each] == []  # its server went first
 
 
@@ -135,7 +114,7 @@ def test_the_page_opens_without_a_complaint_and_shows_the_pages(opened):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", browser.WIDTHS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_chat_streams_and_stops(opened, width, scheme):
     with serving() as (thread, address):
@@ -170,7 +149,7 @@ def test_a_chat_streams_and_stops(opened, width, scheme):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", browser.WIDTHS)
 def test_seats_pages_and_queue_are_those_of_the_engine(opened, width):
     with serving() as (thread, address):
         page = opened(address, width)
@@ -215,7 +194,7 @@ def test_seats_pages_and_queue_are_those_of_the_engine(opened, width):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", browser.WIDTHS)
 def test_pause_step_once_and_slow_motion(opened, width):
     with serving() as (thread, address):
         page = opened(address, width)
