@@ -188,10 +188,10 @@ TRANSPOSE_TILED = KernelExercise(
     domain=of(0, MOVED),
     wrong={
         "no barrier between writing the tile and reading it": Edit("cuda.syncthreads()", ""),
-        "each tile is turned, and stays where it was":
+        "each tile is transposed, and stays where it was":
             Edit("left + y < out.shape[0] and top", "top + y < out.shape[0] and left",
                  "out[left + y, top + x] = tile[x, y]", "out[top + y, left + x] = tile[x, y]"),
-        "each tile goes to its new place, and is not turned":
+        "each tile goes to its new place, and is not transposed":
             Edit("out[left + y, top + x] = tile[x, y]", "out[left + y, top + x] = tile[y, x]"),
         "the store has the guard of the load":
             Edit("if left + y < out.shape[0] and top + x < out.shape[1]:",
