@@ -26,7 +26,8 @@ class _Links(HTMLParser):
 
 
 def broken_links(folder: Path) -> list[str]:
-    """One sentence for each link within the site whose target does not exist, and for each anchor that is on a page twice."""
+    """One sentence for each link within the site whose target does not exist, and for each anchor that a page has
+    twice."""
     pages = {path.name: _Links(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.html"))}
     problems = []
     for name, page in pages.items():
