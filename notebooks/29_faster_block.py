@@ -11,9 +11,10 @@
 #
 # ## The problem
 #
-# The block of the last lesson is right, and it is slow. It makes ten launches. Its article allocates eight arrays in
-# each call, frees them at the end, and launches every kernel from the host. None of that is arithmetic. So this lesson
-# first saves launches and memory around the kernels, and only then looks at the clock.
+# The block of the last lesson is right, and slow. It makes ten launches. The article in CUDA C++ from which it comes
+# allocates eight arrays in each call as well, and frees them at the end. None of that is arithmetic. So this lesson
+# first saves launches and memory around the kernels. Then it takes the fastest kernels of the course, and looks at the
+# clock.
 #
 # ## Prediction
 #
@@ -35,9 +36,9 @@ for how, key in (("from Python", "launcher_us"), ("in a graph", "graph_us")):
 print(f"launches recorded on {cost['where']}, {cost['date']}")
 
 # %% [markdown]
-# Launched from Python, the GPU waits for the host most of the time, however fast its kernels are. And this is the least
-# that a launch costs: it was measured with a kernel of three arguments. A launcher of the block also checks its arrays
-# and chooses a kernel for their shape.
+# With launches from Python the GPU waits for the host most of the time, however fast its kernels are. And this is the
+# least that a launch costs: it was measured with a kernel of three arguments. A launcher of the block also checks its
+# arrays and chooses a kernel for their shape.
 #
 # ## Seven launches
 #
@@ -156,9 +157,11 @@ print(f"recorded on {calls['where']}, {calls['date']}" if calls else "")
 
 # %% [markdown]
 # Seven launches cost Python about as much as ten: the seven launchers have more to decide. Allocating adds a third of
-# it or more. And in a graph all of this is gone. A block with 16 tokens has bytes for 7 us, so when it was called from
-# Python the GPU was idle nearly all the time, however fast its kernels were. What does a block need so that it can be
-# recorded? Before you look at the next cell: which addresses may change from call to call?
+# it or more. And in a graph all of this is gone. The bytes of such a block take 7 µs, so without the graph the GPU was
+# idle nearly all the time.
+#
+# What does a block need so that it can be recorded? Before you look at the next cell: which addresses may change from
+# call to call?
 
 # %%
 shape, rng = block.Shape(width=96, heads=4, inner=384), np.random.default_rng(5)
@@ -188,8 +191,8 @@ print(f"another x, the same graph: largest error {abs(small_out.copy_to_host() -
 #
 # ## In float16
 #
-# The same block with weights and rows in float16 and accumulators in float32: the type of the weights picks the
-# kernels. The products go to the tensor cores (lesson 07), as does attention (lesson 18), and half as many bytes move.
+# Weights and rows can be in float16, with accumulators in float32: `solve` picks the kernels by the type of the
+# weights. The products go to the tensor cores (lesson 07), as does attention (lesson 18), and half as many bytes move.
 # What does it cost in digits?
 
 # %%
@@ -205,13 +208,14 @@ if device.on_gpu():
     print(f"largest error {abs(got.copy_to_host() - truth).max():.1e}, "
           f"allowed {block.allowed_error(GPT2_SMALL, truth, 7, np.float16):.1e}")
 else:
-    print("On the CPU device a tensor core is played lane by lane, and its kernels take as long to\n"
+    print("The CPU device runs a tensor core's work lane by lane, and its kernels take as long to\n"
           "compile as the rest of this page. The cell works there, too: take the `if` away.")
+print("Recorded on an NVIDIA H200:")
 for operation, name in (("gpt2_block", "block_fused"), ("gpt2_block_half", "block_half")):
     for tokens in block_pictures.LENGTHS:
         if found := measure.recorded_ladder(operation, {"S": tokens}, gpu="NVIDIA H200"):
             row = found.row(name)
-            print(f"{name:12} {tokens:5} tokens: largest error {row.error:.1e}, {row.error_units:.2f} of the allowed")
+            print(f"{name:12} {tokens:5} tokens: largest error {row.error:.1e}, {row.error_units:.3f} of the allowed")
 
 # %% [markdown]
 # A float16 near 1 has a step of 0.001, and the sums along the block are larger than 1. So an error of a few thousandths
@@ -229,9 +233,12 @@ for operation, name in (("gpt2_block", "block_fused"), ("gpt2_block_half", "bloc
 # | *seven* | this lesson's block: fewer launches, and the fastest kernels of the course in each |
 # | *PyTorch* | `torch.nn`'s layers. Their products are those of cuBLAS, in float32 without TF32 |
 #
-# Every program is recorded as a graph and replayed, so neither Python nor C++ launches anything while the clock runs.
-# The one exception is *CUDA C++, eight allocations*: it allocates in each call, as the article does, and no graph can
-# hold that. Before you run the cell, put the four in order, once for 16 tokens and once for 4,096.
+# The last two were measured in float16 as well. All programs are replayed as graphs, so no launch from the host is part
+# of these times. There are two exceptions. *CUDA C++, eight allocations* allocates in each call, as the article does,
+# and no graph can hold that. And the ten kernels with 4,096 tokens were launched from the host: beside 60 ms it makes
+# no difference.
+#
+# Before you run the cell, put the four in order, once for 16 tokens and once for 4,096.
 
 # %%
 from labkit._common.tables import PlainTable
@@ -254,10 +261,11 @@ plots.curves(block_pictures.LENGTHS, shown, "One block, over the tokens", "token
              log_x=True, log_y=True, marks=True, place="Recorded on NVIDIA H200") if shown else "Not recorded."
 
 # %% [markdown]
-# Compare two rows at a time. Each quotient below answers one question: how many times as long the first one takes.
+# Compare two rows at a time. Each line below divides one row by another: how many times as long does the first take?
 
 # %%
-pairs = {"the language: ten kernels / CUDA C++": ("ten kernels", "CUDA C++, ten kernels"),
+pairs = {"allocations: eight a call / none": ("CUDA C++, eight allocations", "CUDA C++, ten kernels"),
+         "the language: ten kernels / CUDA C++": ("ten kernels", "CUDA C++, ten kernels"),
          "this course: ten kernels / seven": ("ten kernels", "seven, float32"),
          "cuBLAS: PyTorch / seven, float32": ("PyTorch, float32", "seven, float32"),
          "cuBLAS: PyTorch / seven, float16": ("PyTorch, float16", "seven, float16")}
@@ -267,8 +275,11 @@ for question, (slow, fast) in pairs.items():
     print(f"{question:36}" + "".join(quotients))
 
 # %% [markdown]
-# *The language.* In Python the same ten kernels take at most 7% longer than in CUDA C++, and less with more tokens. That
-# is the difference between Numba's compiler and nvcc.
+# *Allocations.* The CUDA C++ has the same kernels in both rows. Eight allocations in each call, without a graph, nearly
+# double its time with 16 tokens. With 4,096 they are lost beside the arithmetic.
+#
+# *The language.* In Python the same ten kernels take at most 7% longer than in CUDA C++, and less with more tokens.
+# That is the difference between Numba's compiler and nvcc.
 #
 # *This course.* From ten kernels to seven, the time falls to a quarter with few tokens and to less than a twentieth
 # with 4,096. Three launches fewer are the smaller part of it. Most of it is in the kernels: thread tiles in registers
@@ -301,7 +312,7 @@ for question, (slow, fast) in pairs.items():
 # - Capture the narrow block once with `kernels=KERNEL_FOR_EACH_STEP` and once without. How many nodes has each graph,
 #   and how long does a replay take?
 # - Allocate the workspace inside `call`, by leaving `workspace=narrow` out. On the CPU device the graph still works.
-#   Which line of the docstring of `graphs.capture` says why it must not be done on a GPU?
+#   Which sentence at the top of `labkit/device/graphs.py` says why it must not be done on a GPU?
 # - What would the first table say for a GPU with a tenth of the bandwidth and the same launch costs?
 #
 # The exercises for this lesson end with a program from a blank page: one graph for many inputs.

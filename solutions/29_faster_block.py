@@ -19,7 +19,8 @@ from labkit.kernels.linear.fused import fused_tiled
 # ## 1 · Bias and GELU, for GPT-2
 #
 # In lesson 16 you may have written a bias and a GELU in one kernel, in the exact form. GPT-2 was trained with the other
-# form. With $v = x_{r,c} + \text{bias}_c$:
+# form. In the lesson's block it is part of a product's epilogue; as a kernel of its own it can be yours. With
+# $v = x_{r,c} + \text{bias}_c$:
 #
 # $$\text{out}_{r,c} = \frac{v}{2} \left(1 + \tanh\left(\sqrt{2/\pi}\,(v + 0.044715\,v^3)\right)\right)$$
 #
