@@ -250,14 +250,12 @@ rows = []
 for name, microseconds in times.items():
     rows.append((name, *("not measured" if us is None else f"{us:,.1f}" for us in microseconds)))
 heads = ("", *(f"{tokens:,} tokens" for tokens in block_pictures.LENGTHS))
-PlainTable("One block: microseconds", heads, tuple(rows),
-           ("Recorded on an NVIDIA H200.",))
+PlainTable("One block: microseconds", heads, tuple(rows), ("Recorded on an NVIDIA H200.",))
 
 # %%
 from labkit import plots
 
-wanted = ("CUDA C++, ten kernels", "PyTorch, float32", "seven, float32", "PyTorch, float16",
-          "seven, float16")
+wanted = ("CUDA C++, ten kernels", "PyTorch, float32", "seven, float32", "PyTorch, float16", "seven, float16")
 shown = {name: [us or np.nan for us in times[name]] for name in wanted if any(times[name])}
 plots.curves(block_pictures.LENGTHS, shown, "One block, over the tokens", "tokens", "microseconds",
              log_x=True, log_y=True, marks=True, place="Recorded on NVIDIA H200") if shown else "Not recorded."
