@@ -1,15 +1,12 @@
 # %% [markdown]
 # # 19 · The GPT-2 block: exercises
 #
-# Five exercises: where the weights lie, a GELU that goes into the model, a block put together in the wrong order, a
-# prediction about bytes, and from a blank page the first kernel of GPT-2. Two of your kernels take their place in the
-# model at once. `hint("block_offsets")` gives a hint, and a second call a better one.
+# Where the weights lie, a block put together in the wrong order, a prediction about a wider block, and from a blank
+# page the first kernel of GPT-2, which takes its place in the model at once. `hint("block_offsets")` gives a hint, and
+# a second call a better one.
 
 # %%
-import math
-
 import numpy as np
-from numba import float32
 
 from labkit import check, cuda, hint
 from labkit.course import yours
@@ -50,45 +47,7 @@ def block_offsets(width, inner):
 check("block_offsets", block_offsets)
 
 # %% [markdown]
-# ## 2 · Bias and GELU, for GPT-2
-#
-# In lesson 16 you may have written a bias and a GELU in one kernel, in the exact form. GPT-2 was trained with the other
-# form. With $v = x_{r,c} + \text{bias}_c$:
-#
-# $$\text{out}_{r,c} = \frac{v}{2} \left(1 + \tanh\left(\sqrt{2/\pi}\,(v + 0.044715\,v^3)\right)\right)$$
-#
-# Blocks are 32 × 8, with the grid's x along the columns. `ROOT` and `CUBIC` are there, in float32, and `math.tanh`
-# works in a kernel. Mind large numbers, if you write it with exponentials: `exp(90)` is infinite in float32, and
-# infinity over infinity is NaN.
-
-# %%
-ROOT = float32(math.sqrt(2 / math.pi))
-CUBIC = float32(0.044715)
-
-
-@cuda.jit
-def bias_gelu_tanh(x, bias, out):
-    col, row = cuda.grid(2)
-    ### BEGIN SOLUTION
-    if row < x.shape[0] and col < x.shape[1]:
-        v = x[row, col] + bias[col]
-        out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(ROOT * (v + CUBIC * v * v * v)))
-    ### END SOLUTION
-
-
-# %%
-check("bias_gelu_tanh", bias_gelu_tanh)
-
-# %% [markdown]
-# This one has a place in the model, between the two layers of the MLP. In the next cell a block runs with your kernel,
-# and each step is compared with NumPy in float64. `out may be x` there: the model calls it in place. Is yours right in
-# place?
-
-# %%
-yours.block_parity(yours.answers(bias_gelu_tanh=bias_gelu_tanh))
-
-# %% [markdown]
-# ## 3 · Find the bug: the order of things
+# ## 2 · Find the bug: the order of things
 #
 # The second half of GPT-2's block, as three launches: $\text{out} = x + \text{mlp}(\text{layernorm}(x))$. The launcher
 # below gives reasonable numbers. It could even be trained. It is not GPT-2.
@@ -124,45 +83,40 @@ def mlp_half(x, weight, bias, w_fc, b_fc, w_proj, b_proj, out):
 check("mlp_half", mlp_half)
 
 # %% [markdown]
-# ## 4 · Predict: what fusing saves
+# ## 3 · Predict: a wider block
 #
-# GPT-2 small in float32: a width of 768, an inner width of 3,072. First ten launches, a kernel for each step. Then GELU
-# moves into the epilogue of the product before it, and so do both additions. Work out on paper, for 1,024 tokens:
+# GPT-2 medium is 1,024 wide, and 4,096 between the two layers of its MLP. Work out on paper:
 #
-# - `launches`: how many launches fewer is that?
-# - `gelu_bytes`: how many bytes does the kernel of its own for GELU move, which is now gone?
-# - `residual_bytes`: how many bytes fewer do the two additions move? The kernel of its own reads two matrices and
-#   writes one; think which of these the epilogue still has to touch.
-# - `buffer_bytes`: the article's code allocates eight arrays in each call: six with 768 columns, one with 2,304, one
-#   with 3,072, and a row for each token. How many bytes?
+# - `numbers`: how many numbers does the flat buffer of one of its blocks hold?
+# - `token_flops`: how many flops do the four linear layers cost for one token? Count a multiplication and an addition
+#   for each number of the four matrices, and nothing for the biases.
+# - `tokens_equal`: a GPU reads 300 GB/s and computes 30 TFLOP/s in float32. At how many tokens do the flops of the four
+#   matrices take as long as reading them? Count nothing else.
 #
-# And for a single token, fused:
+# Now run the block as ten launches, in the order of the lesson. LayerNorm, the product and the addition each have one
+# kernel, which is launched wherever it is needed.
 #
-# - `weights_percent`: how many percent of all bytes that the block moves are its weights? Round to a whole number.
+# - `wrong_steps`: the kernel of the addition is wrong, and all others are right. How many of the ten outputs are wrong?
 
 # %%
-launches = None
-gelu_bytes = None
-residual_bytes = None
-buffer_bytes = None
-weights_percent = None
+numbers = None
+token_flops = None
+tokens_equal = None
+wrong_steps = None
 ### BEGIN SOLUTION
-launches = 10 - 7
-gelu_bytes = 2 * 1024 * 3072 * 4  # in and out
-residual_bytes = 2 * (2 * 1024 * 768 * 4)  # for each: what is added is neither written nor read again
-buffer_bytes = 1024 * (6 * 768 + 2304 + 3072) * 4
-weights_percent = 100  # 28,351,488 bytes of weights; the token's rows are some 80 KB beside them
+numbers = 12 * 1024 * 1024 + 13 * 1024  # twelve squares, and thirteen rows: biases and two LayerNorms
+token_flops = 2 * 12 * 1024 * 1024
+tokens_equal = 200  # 2 S / 30e12 = 4 / 300e9, at any width
+wrong_steps = 6  # from the fifth on
 ### END SOLUTION
 
 # %%
-check("predict_block", launches=launches, gelu_bytes=gelu_bytes, residual_bytes=residual_bytes,
-      buffer_bytes=buffer_bytes, weights_percent=weights_percent)
+check("predict_wider", numbers=numbers, token_flops=token_flops, tokens_equal=tokens_equal, wrong_steps=wrong_steps)
 
 # %% [markdown]
-# The last number shows what a GPT-2 mostly does while it writes text one token at a time: it reads its weights. That is
-# why the weights of language models are stored in fewer and fewer bits.
+# The width does not occur in the third answer. It depends on the GPU alone, and on the bytes of a number.
 #
-# ## 5 · From a blank page: tokens become rows
+# ## 4 · From a blank page: tokens become rows
 #
 # The first kernel of GPT-2. A token is a number, and row `ids[t]` of a table belongs to it. Where it stands in the text
 # matters, too, and so the row of its position is added:
@@ -193,12 +147,12 @@ def embed_tokens(ids, tokens, positions, start, out):
 check("embed_tokens", embed_tokens)
 
 # %% [markdown]
-# And into a model: a small GPT-2 that comes with the course, and that lesson 20 makes write. Both kernels of today,
-# each alone and then together, with all activations compared.
+# And into a model: a small GPT-2 that comes with the course, and that lesson 20 makes write. Your kernel computes its
+# rows, and all activations are compared.
 
 # %%
 from labkit.models.load import load
 
 tiny = load("tiny")
 prompt = tiny.tokenizer.encode("kernel: n.")
-yours.one_by_one(yours.answers(bias_gelu_tanh=bias_gelu_tanh, embed_tokens=embed_tokens), tiny.model, prompt)
+yours.one_by_one(yours.answers(embed_tokens=embed_tokens), tiny.model, prompt)

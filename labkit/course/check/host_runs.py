@@ -44,6 +44,8 @@ class HostRun:
     calls: list[str] = field(default_factory=list)  # of cuBLAS: "gemm", "gemm_strided_batched"
     copies_to_host: int = 0  # by the function itself, not by the launches and calls
     order: list[tuple[str, int]] = field(default_factory=list)  # "copy there", "launch", "copy back", "wait"; stream
+    captures: int = 0  # graphs that were captured
+    replays: int = 0  # of all of them
     returned: object = None
     right_without: bool = False  # right even where no kernel runs and no library is called
 
@@ -85,11 +87,16 @@ def _seen_by(seen: HostRun):
         return run(configured, *args)
 
     def replayed(graph, *args, **options):
+        seen.replays += 1
         replays.append(graph)
         try:
             return replay(graph, *args, **options)
         finally:
             replays.pop()
+
+    def captured(graph, work):
+        seen.captures += 1
+        capture(graph, work)
 
     def called(product, *args, **options):
         seen.calls.append(product.__name__.removesuffix("_column_major"))
@@ -121,8 +128,8 @@ def _seen_by(seen: HostRun):
         seen.order.append(("wait", _number(stream)))
 
     run, replay, call, tile = (ConfiguredKernel.run, graphs._RecordedGraph.launch, blas._on_host, tiles.launch)
-    copy, send = DeviceNDArray.copy_to_host, DeviceNDArray.copy_to_device
-    with _replaced(ran, replayed, called, tiled, copied, sent, waited, waited):
+    copy, send, capture = DeviceNDArray.copy_to_host, DeviceNDArray.copy_to_device, graphs._RecordedGraph.__init__
+    with _replaced(ran, replayed, called, tiled, copied, sent, waited, waited, captured):
         yield
 
 
@@ -139,10 +146,10 @@ def _idle():
 @contextlib.contextmanager
 def _replaced(*replacements):
     """Other functions for a launch, a graph's replay, a call of cuBLAS, the launch of a tile program, copies back and
-    there, and waiting for a stream and for all; for as many of them as are given."""
+    there, waiting for a stream and for all, and the capture of a graph; for as many of them as are given."""
     owners = ((ConfiguredKernel, "run"), (graphs._RecordedGraph, "launch"), (blas, "_on_host"), (tiles, "launch"),
               (DeviceNDArray, "copy_to_host"), (DeviceNDArray, "copy_to_device"), (Stream, "synchronize"),
-              (cuda, "synchronize"))[:len(replacements)]
+              (cuda, "synchronize"), (graphs._RecordedGraph, "__init__"))[:len(replacements)]
     before = [getattr(owner, name) for owner, name in owners]
     try:
         for (owner, name), replacement in zip(owners, replacements, strict=True):

@@ -1,6 +1,6 @@
-"""The exercises of lesson 19: the flat buffer, GELU in the epilogue, Pre-LN, bytes and launches of a block, embedding.
+"""The exercises of lesson 19: the flat buffer, Pre-LN, a wider block in numbers, embedding.
 
-Sizes are R (rows) and C (columns); S, C and I for the tokens, the width and the inner width of a block; T tokens.
+Sizes are S, C and I for the tokens, the width and the inner width of a block; T tokens.
 """
 
 
@@ -10,22 +10,17 @@ from labkit import cuda
 from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
 from labkit.course.exercises.demands import on_the_device
 from labkit.course.exercises.domains import (
-    FAR_ABOVE_ZERO,
-    FAR_BELOW_ZERO,
     HUGE_AND_TINY,
     NEGATIVE,
     ONE_FAR_ABOVE,
     ZEROS,
-    in_place,
     of,
 )
 from labkit.kernels.embedding import embedding_reference
-from labkit.kernels.gelu import gelu_tanh_reference
 from labkit.kernels.linear.fused import fused_reference, fused_tiled
 from labkit.kernels.norm.layernorm import layernorm_block_tree, layernorm_reference
 from labkit.kernels.op import uniform
-from labkit.kernels.tolerance import relative_to
-from labkit.models.gpt2_block import GPT2_SMALL, Shape, traffic
+from labkit.models.gpt2_block import Shape, traffic
 
 # --- Where each parameter begins -----------------------------------------------------------------------------------
 
@@ -84,46 +79,6 @@ BLOCK_OFFSETS = FunctionExercise(
            "each linear layer's bias is laid before its weights": offsets_biases_first,
            "these are the ends of the parameters, not their beginnings": offsets_ends,
            "mlp.c_fc.bias has an element for each of the inner columns": offsets_inner_bias},
-)
-
-
-# --- Bias and GELU, the form with tanh -----------------------------------------------------------------------------
-
-
-def _some_large(rng, R, C):
-    """Every fifth number is so large that the exponential of its cube does not fit into a float32."""
-    scale = np.where(np.arange(R * C) % 5 == 4, 20, 2).astype(np.float32)
-    return uniform(rng, R, C) * scale.reshape(R, C)
-
-
-BIAS_GELU_TANH = KernelExercise(
-    name="bias_gelu_tanh",
-    reference=lambda x, bias: gelu_tanh_reference(x.astype(np.float64) + bias.astype(np.float64)),
-    inputs=lambda rng, R, C: (_some_large(rng, R, C), uniform(rng, C)),
-    shape=lambda R, C: (R, C),
-    sizes=tuple({"R": R, "C": C} for R, C in ((1, 1), (2, 5), (8, 32), (5, 33), (17, 40))),
-    launch=lambda R, C: ((-(-C // 32), -(-R // 8)), (32, 8)),
-    tolerance=relative_to(lambda x, bias: np.abs(x) + np.abs(bias), roundings=8),
-    domain=(*of(0, FAR_ABOVE_ZERO, FAR_BELOW_ZERO, HUGE_AND_TINY, NEGATIVE, ZEROS), in_place(0)),
-    wrong={
-        "the exact form, with the error function: close, but not what GPT-2 was trained with":
-            Edit("math.tanh(ROOT * (v + CUBIC * v * v * v))", "math.erf(v * float32(0.70710678))"),
-        "the bias is added after GELU":
-            Edit("v = x[row, col] + bias[col]", "v = x[row, col]",
-                 "CUBIC * v * v * v)))", "CUBIC * v * v * v))) + bias[col]"),
-        "the bias is read at the row": Edit("v = x[row, col] + bias[col]", "v = x[row, col] + bias[row % bias.size]"),
-        "the small term holds the square in place of the cube": Edit("CUBIC * v * v * v", "CUBIC * v * v"),
-        "the small term is missing": Edit("(v + CUBIC * v * v * v)", "v"),
-        "the root belongs to both terms: ROOT * (v + ...)": Edit("(v + CUBIC * v * v * v)", "v + CUBIC * v * v * v"),
-        "the half is missing": Edit("float32(0.5) * v", "v"),
-        "the grid's x runs along the columns: `col` comes first":
-            Edit("col, row = cuda.grid(2)", "row, col = cuda.grid(2)"),
-        "the quotient of two exponentials, which are infinite for large numbers":
-            Edit("out[row, col] = float32(0.5) * v * (float32(1.0) + math.tanh(ROOT * (v + CUBIC * v * v * v)))",
-                 "power = math.exp(float32(2.0) * ROOT * (v + CUBIC * v * v * v))\n"
-                 "out[row, col] = v * (power / (power + float32(1.0)))"),
-        "no guard": Edit("if row < x.shape[0] and col < x.shape[1]:", "if True:"),
-    },
 )
 
 
@@ -207,45 +162,39 @@ MLP_HALF = FunctionExercise(
 )
 
 
-# --- Predict: what fusing saves ------------------------------------------------------------------------------------
+# --- Predict: a wider block -----------------------------------------------------------------------------------------
 
-TOKENS = 1024
-
-
-def _saved() -> dict:
-    fused, separate = (traffic(GPT2_SMALL, TOKENS, fused=fused) for fused in (True, False))
-    weights = 4 * GPT2_SMALL.size
-    one = sum(traffic(GPT2_SMALL, 1).values())
-    return {"launches": len(separate) - len(fused), "gelu_bytes": separate["mlp.gelu"],
-            "residual_bytes": sum(separate.values()) - sum(fused.values()) - separate["mlp.gelu"],
-            "buffer_bytes": 4 * TOKENS * (6 * GPT2_SMALL.width + 3 * GPT2_SMALL.width + GPT2_SMALL.inner),
-            "weights_percent": round(100 * weights / one)}
+MEDIUM = Shape(1024, 16, 4096)  # GPT-2 medium
+BANDWIDTH, FLOPS = 300e9, 30e12  # of the GPU in the text
 
 
-ROW = 4 * 768 * TOKENS  # bytes of a matrix with a row of 768 for each token
+def _wider() -> dict:
+    matrices = sum(rows * cols for rows, cols in MEDIUM.layers)
+    steps = list(traffic(MEDIUM, 1, fused=False))
+    return {"numbers": MEDIUM.size, "token_flops": 2 * matrices,
+            "tokens_equal": round(4 * matrices / BANDWIDTH / (2 * matrices / FLOPS)),
+            "wrong_steps": len(steps) - steps.index("attn.added")}
 
-PREDICT_BLOCK = PredictionExercise(
-    name="predict_block",
-    truth=_saved,
-    how={"launches": "GELU and two additions lose their kernels",
-         "gelu_bytes": "a kernel of its own reads 1,024 x 3,072 numbers and writes as many",
-         "residual_bytes": "for each of the two: what is added is not written and not read again, 1,024 x 768 numbers "
-                           "twice; the residual itself is read either way",
-         "buffer_bytes": "six of 768 columns, one of 2,304, one of 3,072: 9,984 numbers a token",
-         "weights_percent": "28.4 MB of weights, and beside them some 80 KB; a whole number of percent"},
-    wrong={"counts the reading only, and not the writing": {
-               "launches": 3, "gelu_bytes": 4 * ROW, "residual_bytes": 2 * ROW, "buffer_bytes": 13 * ROW,
-               "weights_percent": 100},
-           "counts one addition; there are two": {
-               "launches": 3, "gelu_bytes": 8 * ROW, "residual_bytes": 2 * ROW, "buffer_bytes": 13 * ROW,
-               "weights_percent": 100},
-           "counts what is left, seven, and not what is gone": {"launches": 7},
-           "takes the residual itself for saved: it has to be read either way": {
-               "launches": 3, "gelu_bytes": 8 * ROW, "residual_bytes": 6 * ROW, "buffer_bytes": 13 * ROW,
-               "weights_percent": 100},
-           "counts numbers, not bytes": {
-               "launches": 3, "gelu_bytes": 2 * ROW, "residual_bytes": ROW, "buffer_bytes": 13 * ROW // 4,
-               "weights_percent": 100}},
+
+PREDICT_WIDER = PredictionExercise(
+    name="predict_wider",
+    truth=_wider,
+    how={"numbers": "the matrices have 3 + 1 + 4 + 4 times 1,024 x 1,024 numbers, the other parameters 13 times 1,024",
+         "token_flops": "a multiplication and an addition for each number of the four matrices",
+         "tokens_equal": "S tokens are 2 flops times S for each number, and a number has 4 bytes: S is twice the flops "
+                         "over the bytes a second, whatever the width",
+         "wrong_steps": "the addition is launched twice; from its first launch on every step is computed from a wrong "
+                        "one: attn.added, ln_2, mlp.c_fc, mlp.gelu, mlp.c_proj, out"},
+    wrong={"the biases and both LayerNorms are left out": {"numbers": 12 * 1024 * 1024},
+           "attn.c_attn is counted once: it holds three layers, for queries, keys and values": {
+               "numbers": 10 * 1024 * 1024 + 11 * 1024, "token_flops": 20 * 1024 * 1024},
+           "twice the width is not twice the weights: a width of 768 has 7,087,872, and a matrix grows with the square":
+               {"numbers": 7_087_872 * 1024 // 768},
+           "a multiplication and an addition are two flops": {"token_flops": 12 * 1024 * 1024, "tokens_equal": 400},
+           "a weight has four bytes": {"tokens_equal": 50},
+           "only what the addition itself wrote is counted: the steps after it are computed from that": {
+               "wrong_steps": 2},
+           "the addition is launched twice: the first time after attention": {"wrong_steps": 1}},
 )
 
 
@@ -295,4 +244,4 @@ EMBED_TOKENS = KernelExercise(
     },
 )
 
-EXERCISES = (BLOCK_OFFSETS, BIAS_GELU_TANH, MLP_HALF, PREDICT_BLOCK, EMBED_TOKENS)
+EXERCISES = (BLOCK_OFFSETS, MLP_HALF, PREDICT_WIDER, EMBED_TOKENS)
