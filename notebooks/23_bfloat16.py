@@ -188,14 +188,15 @@ for name, rounded in (("bfloat16", as_bfloat16), ("float16", lambda x: x.astype(
 rng = np.random.default_rng(1)
 x, w = (as_bfloat16(rng.standard_normal((200, 2048)).astype(np.float32)) for _ in range(2))
 exact = np.cumsum(x.astype(np.float64) * w, axis=1)
-print(f"relative error after{32:12} terms{256:8} terms{2048:8} terms")
+lengths = (32, 256, 2048)
+print("relative error after" + "".join(f"{f'{length:,} terms':>14}" for length in lengths))
 for name, rounded in (("bfloat16", as_bfloat16), ("float32", lambda acc: acc)):
     acc, errors = np.zeros(200, np.float32), []
     for k in range(2048):
         acc = rounded(acc + x[:, k] * w[:, k])
-        if k + 1 in (32, 256, 2048):
+        if k + 1 in lengths:
             errors.append(np.sqrt(np.mean((acc - exact[:, k]) ** 2) / np.mean(exact[:, k] ** 2)))
-    print(f"{name + ' accumulator':20}", "".join(f"{error:14.1e}" for error in errors))
+    print(f"{name + ' accumulator':20}" + "".join(f"{error:14.1e}" for error in errors))
 
 # %% [markdown]
 # The longer the sum, the larger the error, and a Llama's dot products have thousands of terms. So kernels load and

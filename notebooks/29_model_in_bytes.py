@@ -139,34 +139,34 @@ print(f"memory: {memory.free / 1e9:.1f} of {memory.total / 1e9:.1f} GB are free"
 # The weights are copied once, at the start. In each step the host sends the ids of the new tokens with their positions
 # and their places in the cache, kilobytes in all, and gets one id per sequence back. Activations and caches never leave
 # the device, and a step allocates nothing: the buffer of ids is made once, for the largest batch, and only its active
-# part is copied. What is in the rest of it after the second step below, and after the third?
+# part is copied. Three steps follow, with five, three and one active ids. What does the buffer hold after the last?
 
 # %%
 most = 8
 waiting = cuda.to_device(np.zeros(most, np.int32))  # allocated once
-for active in ([61, 7, 40], [12], [3, 3, 5, 5, 8]):
+for active in ([3, 3, 5, 5, 8], [61, 7, 40], [12]):
     waiting[: len(active)].copy_to_device(np.array(active, np.int32))  # no allocation
     print(f"{len(active)} active: {4 * len(active)} of {waiting.nbytes} bytes copied,", waiting.copy_to_host())
 
 # %% [markdown]
-# After the active ids lie stale ones, of earlier steps. A kernel has to be given the number of active ids, or it
+# After the active id lie stale ones, of the steps before. A kernel has to be given the number of active ids, or it
 # computes with those, too. The first launch of a Llama looks up a row of the embedding table for each id. Here it gets
-# a view of the active ids, and then, by mistake, the whole buffer:
+# a view of the one active id, and then, by mistake, the whole buffer:
 
 # %%
 from labkit import agree
 from labkit.kernels.embedding import TOKEN_EMBEDDING_BF16, token_embedding
 
 key = "model.embed_tokens.weight"
-for ids in (waiting[:5], waiting):
+for ids in (waiting[:1], waiting):
     out = cuda.device_array((ids.size, config.hidden_size), np.uint16)
     token_embedding(ids, blob[key], out)  # the table is a view of the one buffer
-    print(f"{ids.size} ids, {out.size:,} numbers written, the rows of the table:",
+    print(f"ids: {ids.size}, numbers written: {out.size:5,}, rows of the table:",
           np.array_equal(out.copy_to_host(), ours[key][ids.copy_to_host()]))
 agree(TOKEN_EMBEDDING_BF16)
 
 # %% [markdown]
-# Nothing fails. The rows of the stale ids are rows of the table like any others, and only whoever counts them notices.
+# Nothing fails: the rows of stale ids are rows of the table like any others. The only sign is that there are too many.
 #
 # ## What the ids stand for
 #

@@ -86,7 +86,7 @@ def spacing() -> CourseFigure:
                                            f"{spacings(one)[1][spacings(one)[0] == 1.0][0]:.2g} apart at 1"
                                            for one in FORMATS) + ".", bottom=0.62)
     with rc_context(STYLE):
-        for format, place in zip(FORMATS, ((1e23, 2e6), (3e-8, 2e-4), (1e10, 2e13)), strict=True):
+        for format, place in zip(FORMATS, ((1e23, 2e6), (3e-8, 2e-4), (1e7, 2e13)), strict=True):
             x, y = spacings(format)
             ax.plot(x, y, color=COLOURS[format], linewidth=1.8)  # through the powers of two: each is a step of its own
             ax.plot([x[0], x[-1]], [y[0], y[-1]], "o", color=COLOURS[format], markersize=4)
