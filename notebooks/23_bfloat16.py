@@ -32,8 +32,8 @@ for name, size in (("float32", 4), ("float16 or bfloat16", 2)):
 # ## Prediction
 #
 # Write down three guesses. What does 12.34 become in bfloat16: how many of its digits survive? If you add 1 again and
-# again in bfloat16, where does the sum stop growing? And the two 16-bit formats have the same number of bits: what does
-# float16 do better than bfloat16, and what worse?
+# again in bfloat16, where does the sum stop growing? And float16 has 16 bits, too: what does it do better than
+# bfloat16, and what worse?
 #
 # ## A number in bits
 #
@@ -201,7 +201,7 @@ for name, rounded in (("bfloat16", as_bfloat16), ("float32", lambda acc: acc)):
 # %% [markdown]
 # The longer the sum, the larger the error, and a Llama's dot products have thousands of terms. So kernels load and
 # store bfloat16 but keep their accumulators in float32. The products are exact there: two significands of 8 bits have a
-# product of at most 16, and a float32 has 24.
+# product of at most 16 bits, and a float32 has 24.
 #
 # ## Two numbers in a word
 #

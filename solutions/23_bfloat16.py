@@ -55,20 +55,20 @@ check("pack_bfloat16", pack_bfloat16)
 
 # %%
 nearest = None  # 1,006 in bfloat16
-halves = None  # 0.5 + 0.5 + ... in bfloat16
-threes = None  # 3 + 3 + ... in bfloat16
-float16_threes = None  # 3 + 3 + ... in float16
+by_half = None  # 0.5 + 0.5 + ... in bfloat16
+by_three = None  # 3 + 3 + ... in bfloat16
+float16_by_three = None  # 3 + 3 + ... in float16
 requests = None  # for 4,096 numbers, eight per load
 ### BEGIN SOLUTION
 nearest = 1008
-halves = 128
-threes = 1024
-float16_threes = 8192
+by_half = 128
+by_three = 1024
+float16_by_three = 8192
 requests = 16
 ### END SOLUTION
 
 # %%
-check("predict_rounding", nearest=nearest, halves=halves, threes=threes, float16_threes=float16_threes,
+check("predict_rounding", nearest=nearest, by_half=by_half, by_three=by_three, float16_by_three=float16_by_three,
       requests=requests)
 
 # %% [markdown]

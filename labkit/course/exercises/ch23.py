@@ -114,23 +114,23 @@ def _last_sum(rounded, term: float) -> int:
 
 PREDICT_ROUNDING = PredictionExercise(
     name="predict_rounding",
-    truth=lambda: {"nearest": round(_as_bfloat16(1006)), "halves": _last_sum(_as_bfloat16, 0.5),
-                   "threes": _last_sum(_as_bfloat16, 3), "float16_threes": _last_sum(_as_float16, 3),
+    truth=lambda: {"nearest": round(_as_bfloat16(1006)), "by_half": _last_sum(_as_bfloat16, 0.5),
+                   "by_three": _last_sum(_as_bfloat16, 3), "float16_by_three": _last_sum(_as_float16, 3),
                    "requests": 4096 // (8 * 32)},
     how={"nearest": "From 512 to 1,024 neighbours are 4 apart. 1,006 is a tie between 251 times 4 and 252 times 4, and "
                     "goes to the even one.",
-         "halves": "From 128 on neighbours are 1 apart, and 128.5 is a tie that goes back to 128.",
-         "threes": "From 512 on neighbours are 4 apart, and adding 3 adds 4. From 1,024 on they are 8 apart, and 3 is "
-                   "less than half of that.",
-         "float16_threes": "float16 has 3 significant bits more, so everything happens at numbers 8 times as large.",
+         "by_half": "From 128 on neighbours are 1 apart, and 128.5 is a tie that goes back to 128.",
+         "by_three": "From 512 on neighbours are 4 apart, and adding 3 adds 4. From 1,024 on they are 8 apart, and 3 "
+                     "is less than half of that.",
+         "float16_by_three": "float16 has 3 significant bits more, so everything happens at numbers 8 times as large.",
          "requests": "A load of a warp moves 32 times 8 numbers."},
     wrong={
         "the tie went to the odd neighbour": {"nearest": 1004},
         "the leading 1, which is not stored, was not counted as a bit": {
-            "halves": 64, "threes": 512, "float16_threes": 4096},
+            "by_half": 64, "by_three": 512, "float16_by_three": 4096},
         "neighbours further apart than the term were taken to stop the sum: more than half of the distance rounds up": {
-            "threes": 512, "float16_threes": 4096},
-        "float16 was given the 8 significant bits of bfloat16": {"float16_threes": 1024},
+            "by_three": 512, "float16_by_three": 4096},
+        "float16 was given the 8 significant bits of bfloat16": {"float16_by_three": 1024},
         "a number was counted for each lane, not eight": {"requests": 128},
         "the loads of each lane were counted: a request is the load of a whole warp": {"requests": 512},
     },
