@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 29 · A model in bytes
+# # 30 · A model in bytes
 #
 # *Lab notebook, 23 November 2026*
 #

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 29 · A model in bytes: exercises
+# # 30 · A model in bytes: exercises
 #
 # Three exercises: lay out one buffer for several files, predict the time of a token, and write the first launch of a
 # Llama from a blank page. `hint("buffer_map")` gives a hint, and a second call a better one.

@@ -1,4 +1,4 @@
-"""The exercises of lesson 29: one buffer for several files, the time of a token, and the embedding of a Llama.
+"""The exercises of lesson 30: one buffer for several files, the time of a token, and the embedding of a Llama.
 
 Sizes: count files of so many tensors; T tokens of a vocabulary of V, each C wide.
 """
