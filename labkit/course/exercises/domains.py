@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from labkit.kernels.dtypes import bfloat16_of
+
 FAR = 10_000.0  # exp of it is beyond float64, too; and float16 still holds it
 
 
@@ -45,6 +47,11 @@ def of(arguments, *properties: Property, at: Mapping | None = None) -> tuple[Rea
     return tuple(Reach(each.words, functools.partial(_applied, each, numbers), at) for each in properties)
 
 
+def of_bfloat16(arguments: tuple, *properties: Property) -> tuple[Reach, ...]:
+    """As `of`, for arguments that are arrays of uint16 and hold bfloat16."""
+    return tuple(Reach(each.words, functools.partial(_rounded, each, arguments)) for each in properties)
+
+
 def at(words: str, **size) -> Reach:
     """Ordinary inputs at a size that has the property itself."""
     return Reach(words, lambda rng, *inputs: inputs, size)
@@ -57,6 +64,11 @@ def in_place(number: int) -> Reach:
 
 def _applied(each: Property, numbers, rng, *inputs) -> tuple:
     return tuple(each.applied_to(value, rng) if number in numbers else value for number, value in enumerate(inputs))
+
+
+def _rounded(each: Property, numbers, rng, *inputs) -> tuple:
+    return tuple(bfloat16_of(each.values(rng, value)) if number in numbers else value
+                 for number, value in enumerate(inputs))
 
 
 # --- The properties --------------------------------------------------------------------------------------------------

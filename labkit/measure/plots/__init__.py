@@ -9,8 +9,8 @@
     style              CourseFigure, the colours, the parts of a plot
 
 The plots of single lessons stand in attention, batches, flash, generation, gpt2_block, libraries, llama_by_hand,
-machine, matching, numbers, pages, scans, schedules, sentences, streams and tensor_cores; those of reports and of the
-engine's series in minilm and engine.
+machine, matching, model_bytes, numbers, pages, scans, schedules, sentences, streams and tensor_cores; those of reports
+and of the engine's series in minilm and engine.
 
 Every figure says where its times were taken. Those that a GPU recorded come first; those of this machine's GPU stand
 beside them in the same unit. The CPU device's times are no speed and are not drawn: a line below the figure says so.

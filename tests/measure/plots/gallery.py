@@ -18,6 +18,7 @@ from labkit.measure.plots import (
     llama_by_hand,
     matching,
     minilm,
+    model_bytes,
     numbers,
     pages,
     queues,
@@ -137,7 +138,7 @@ def _shards():
     entries = read(folder / "model.safetensors").entries
     places, nbytes = layout({name: one.shape for name, one in entries.items()},
                             dict.fromkeys(entries, np.dtype(np.uint16)))
-    return numbers.shards_and_blob({"model-00001-of-00001": entries}, places, nbytes)
+    return model_bytes.shards_and_blob({"model-00001-of-00001": entries}, places, nbytes)
 
 
 def _file_layout():
@@ -296,10 +297,9 @@ FIGURES = {
     "bits_of": lambda: numbers.bits_of(12.34),
     "spacing": numbers.spacing,
     "shards_and_blob": _shards,
-    "bytes_of_a_token": lambda: numbers.bytes_of_a_token({"attention weights": 335_500_000,
-                                                         "MLP weights": 1_610_600_000,
-                                                         "head: the embedding again": 525_000_000,
-                                                         "keys and values": 33_000_000, "norms": 135_000}, 4230.0),
+    "bytes_of_a_token": lambda: model_bytes.bytes_of_a_token({
+        "attention weights": 335_500_000, "MLP weights": 1_610_600_000, "head: the embedding again": 525_000_000,
+        "keys and values": 33_000_000, "norms": 135_000}, 4230.0),
     "rotations": _rotations,
     "wavelengths": _wavelengths,
     "head_weights": _head_weights,

@@ -5,8 +5,6 @@ import pytest
 
 from labkit.kernels.dtypes import BFLOAT16, FLOAT16, decode
 from labkit.measure.plots import numbers as pictures
-from labkit.models.blob import layout
-from labkit.models.safetensors import Entry
 
 
 @pytest.mark.parametrize(("value", "bits"), [
@@ -32,24 +30,4 @@ def test_spacings_are_the_distances_of_neighbours(format):
 def test_spacing_names_both_ends_of_each_format():
     figure = pictures.spacing()
     assert f"{FLOAT16.name} from 6.0e-08 to 6.55e+04, 0.00098 apart at 1" in figure.summary
-    assert figure.svg().startswith("<svg")
-
-
-def test_every_tensor_is_drawn_in_its_file_and_in_the_buffer():
-    files = {"one": {"model.norm.weight": Entry("model.norm.weight", "BF16", (3,), 0, 6),
-                     "mlp.up": Entry("mlp.up", "BF16", (5, 7), 6, 76)},
-             "two": {"embed_tokens": Entry("embed_tokens", "BF16", (40,), 0, 80)}}
-    shapes = {"embed_tokens": (40,), "mlp.up": (5, 7), "model.norm.weight": (3,)}
-    places, nbytes = layout(shapes, dict.fromkeys(shapes, np.dtype(np.uint16)))
-    figure = pictures.shards_and_blob(files, places, nbytes)
-    assert figure.summary == ("3 tensors of 2 files lie in one buffer of 166 bytes, in the order of a forward "
-                              "pass: embed_tokens, mlp.up, model.norm.weight.")
-    assert len(figure.axes[0].patches) == 3 * 3 + 4  # a box above, one below and a band each; the legend
-    assert figure.svg().startswith("<svg")
-
-
-def test_the_bytes_of_a_token_and_their_time():
-    figure = pictures.bytes_of_a_token({"weights": 2_000_000_000, "a row": 4096}, 4000.0)
-    assert figure.summary == "2.000 GB: weights 2,000.0 MB, 500.0 \u00b5s; a row 4.1 KB."
-    assert "Together 2.000 GB, 500 \u00b5s at 4,000 GB/s." in [text.get_text() for text in figure.axes[0].texts]
     assert figure.svg().startswith("<svg")

@@ -1,126 +1,19 @@
 # %% [markdown]
-# # 23 · Numbers and files: exercises
+# # 30 · A model in bytes: exercises
 #
-# Six exercises: round to bfloat16 with integers, load eight numbers at once, repair a sum that loses what is added to
-# it, lay out one buffer for several files, predict the time of a token, and write the first launch of a Llama from a
-# blank page. `hint("pack_bfloat16")` gives a hint, and a second call a better one.
+# Three exercises: lay out one buffer for several files, predict the time of a token, and write the first launch of a
+# Llama from a blank page. `hint("buffer_map")` gives a hint, and a second call a better one.
 
 # %%
 import json
 
 import numpy as np
-from numba import float32
 
-from labkit import check, cuda, hint, ptx
+from labkit import check, cuda, hint
 from labkit._common.paths import find_root
-from labkit.kernels.elements import bfloat16_number, bfloat16_rounded
 
 # %% [markdown]
-# ## 1 · Two in a word
-#
-# `bits` (n,) uint32 holds the bits of float32 numbers, and n is even. Round each number to the nearest bfloat16, a tie
-# to the one whose last bit is 0, and put two neighbours into one word of `words` (n / 2,) uint32, the first of them in
-# the low half. A number that rounds to more than the largest bfloat16 becomes infinity, and a NaN of either sign
-# becomes 0x7FC0. Integers suffice: shifts, masks and additions. Load each number once.
-#
-# (In Numba a literal is an int64, and adding one to a uint32 gives an int64, so nothing overflows here. But shifting a
-# uint32 gives a uint64, and a variable that is assigned both a uint64 and an int64 becomes a float64. If the check
-# complains about a float64, begin with `np.int64(bits[...])`.)
-
-
-# %%
-@cuda.jit
-def pack_bfloat16(bits, words):
-    i = cuda.grid(1)
-    ### BEGIN SOLUTION
-    if i < words.size:
-        word = 0
-        for k in range(2):
-            u = bits[2 * i + k]
-            rounded = (u + 0x7FFF + (u >> 16 & 1)) >> 16
-            if u & 0x7FFFFFFF > 0x7F800000:
-                rounded = 0x7FC0
-            word |= rounded << 16 * k
-        words[i] = word
-    ### END SOLUTION
-
-
-# %%
-check("pack_bfloat16", pack_bfloat16)
-
-# %% [markdown]
-# ## 2 · Eight numbers in a load
-#
-# `x` (n,) uint16 holds bfloat16, and n is a multiple of 8. Write the same numbers as float32 to `out` (n,). A thread
-# converts eight neighbours, with one 128-bit load and two 128-bit stores. `ptx.load_global4(x, i)` returns the eight
-# numbers from `x[i]` on as four words, `ptx.unpack_bf162(word)` the two numbers of a word, the one in the low half
-# first, and `ptx.store_global4(out, i, a, b, c, d)` stores four float32 from `out[i]` on. The grid is one-dimensional.
-
-
-# %%
-@cuda.jit
-def widen_eight(x, out):
-    i = 8 * cuda.grid(1)
-    ### BEGIN SOLUTION
-    if i < x.size:
-        p, q, r, s = ptx.load_global4(x, i)
-        a, b = ptx.unpack_bf162(p)
-        c, d = ptx.unpack_bf162(q)
-        ptx.store_global4(out, i, a, b, c, d)
-        a, b = ptx.unpack_bf162(r)
-        c, d = ptx.unpack_bf162(s)
-        ptx.store_global4(out, i + 4, a, b, c, d)
-    ### END SOLUTION
-
-
-# %%
-check("widen_eight", widen_eight)
-
-# %% [markdown]
-# ## 3 · Find the bug: a sum that loses what is added
-#
-# `out[r]` (R,) float32 should be the dot product of row r of `w` (R, C) with `x` (C,); both are uint16 and hold
-# bfloat16. Each warp computes one row, in blocks of `(32, 4)` threads, and `bfloat16_number` converts an element to
-# float32. For small whole numbers the result is right. For the numbers of a model it has two correct digits, or fewer.
-# A product of two bfloat16 is exact in float32, and the sum should be as accurate as a float32 sum.
-
-
-# %%
-@cuda.jit
-def dot_rows(w, x, out):
-    lane, r = cuda.threadIdx.x, cuda.blockIdx.x * 4 + cuda.threadIdx.y
-    if r < w.shape[0]:
-        acc = float32(0.0)
-        for col in range(lane, x.size, 32):
-            product = bfloat16_rounded(bfloat16_number(w[r, col]) * bfloat16_number(x[col]))
-            acc = bfloat16_rounded(acc + product)
-        for distance in (16, 8, 4, 2, 1):
-            acc += cuda.shfl_xor_sync(0xFFFFFFFF, acc, distance)
-        if lane == 0:
-            out[r] = acc
-
-
-### BEGIN SOLUTION
-@cuda.jit
-def dot_rows(w, x, out):
-    lane, r = cuda.threadIdx.x, cuda.blockIdx.x * 4 + cuda.threadIdx.y
-    if r < w.shape[0]:
-        acc = float32(0.0)
-        for col in range(lane, x.size, 32):
-            acc += bfloat16_number(w[r, col]) * bfloat16_number(x[col])
-        for distance in (16, 8, 4, 2, 1):
-            acc += cuda.shfl_xor_sync(0xFFFFFFFF, acc, distance)
-        if lane == 0:
-            out[r] = acc
-
-
-### END SOLUTION
-
-# %%
-check("dot_rows", dot_rows)
-
-# %% [markdown]
-# ## 4 · One buffer for several files
+# ## 1 · One buffer for several files
 #
 # `files` is a list of safetensors files, each as bytes: 8 bytes with the length of the header, lowest byte first, then
 # the header in JSON, then the numbers. All tensors of all files are to be copied into one buffer, in the order of their
@@ -154,7 +47,7 @@ def buffer_map(files):
 check("buffer_map", buffer_map)
 
 # %% [markdown]
-# ## 5 · Predict: the time of a token
+# ## 2 · Predict: the time of a token
 #
 # TinyLlama has 22 layers and a width of 2,048: 32 heads of queries and 4 of keys and values, 64 numbers each, an MLP
 # 5,632 wide, and a vocabulary of 32,000. As in every Llama a layer has seven weight matrices without biases, and two
@@ -185,7 +78,7 @@ check("predict_token", layer_parameters=layer_parameters, parameters=parameters,
       cache_bytes=cache_bytes, microseconds=microseconds)
 
 # %% [markdown]
-# ## 6 · From a blank page: the first launch of a Llama
+# ## 3 · From a blank page: the first launch of a Llama
 #
 # Row t of `out` (T, C) should be row `ids[t]` of `table` (V, C). Both are uint16 and hold bfloat16; `ids` (T,) is
 # int32. An id that is not a row of the table, such as a negative one, gives a row of NaN, which is 0x7FC0 in bfloat16.
