@@ -198,7 +198,7 @@ check("attend_grouped", attend_grouped)
 
 # %% [markdown]
 # Last, the model of the lesson with your norm and your rotation, and the beginning of its answer. (The engine of
-# lesson 27 takes such a model, too.)
+# lesson 29 takes such a model, too.)
 
 # %%
 from labkit.models.llama import Alone

@@ -1,4 +1,4 @@
-"""Lesson 27's figures: what they say of what they draw."""
+"""The figures of lessons 27 and 29: what they say of what they draw."""
 
 import pytest
 
