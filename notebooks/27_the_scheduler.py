@@ -17,7 +17,7 @@
 # decides which sequences run in a step and how many tokens of each are computed, and it gives them pages.
 #
 # Here five requests arrive at once, in an engine that records what its scheduler does. Each is to write forty tokens,
-# and there are 64 pages of 16 tokens. A step computes at most 32 tokens.
+# and there are 64 pages of 16 tokens. A step computes at most 32 tokens, so two prompts wait for the second step.
 
 # %%
 from labkit.engine import LLM, SamplingParams
@@ -53,9 +53,9 @@ pictures.requests_over_steps(plenty.engine.scheduler.history, pages=64, title="F
 #
 # ## One step as data
 #
-# First, what is a step? The model takes arrays: the ids of the tokens, the position of each in its sequence, and the
-# *slot* in the cache for its keys and values. Here are two requests, with pages of four tokens and at most eight tokens
-# a step. This is their *second* step:
+# A step of the model takes arrays: the ids of the tokens, the position of each in its sequence, and the *slot* in the
+# cache for its keys and values. Here are two requests, with pages of four tokens and at most eight tokens a step. This
+# is their *second* step:
 
 # %%
 from labkit.engine.batch import BatchBuilder
@@ -84,7 +84,7 @@ print(f"{batch.buffer.nbytes} bytes, in one copy")
 #
 # The id −1 looks like a mistake. But the scheduler plans this step without waiting for the one before, so the host has
 # not seen a's sampled token. It is on the device, at seat 0, which is encoded as −1 − seat. A small kernel, launched
-# before all others, puts in the token:
+# before all others, replaces such ids with the tokens:
 
 # %%
 from labkit import agree, show_source
@@ -126,14 +126,14 @@ pictures.tokens_of_steps({f"a budget of {budget:,}": simulate(traffic, max_num_b
 # %% [markdown]
 # For the reader of a text that is being written, the time between two tokens is the length of a step. Without chunks,
 # all readers wait while the long prompt is computed. With chunks no step has more than 24 tokens, and the long prompt's
-# first token comes five steps later. On a GPU the budget is larger, so that a chunk has enough rows for the tensor
-# cores.
+# first token comes five steps later. On a GPU the budget is larger: a chunk needs enough rows for the tensor cores.
 #
 # ## When the pages run out
 #
 # How many pages a request will need is not known when it arrives, since its output may end at any token. Reserving
 # pages for the longest possible output would leave much of the memory empty. This scheduler admits a request when there
-# are pages for its prompt, and a spare one for each running sequence. That can go wrong, and here it does:
+# are pages for its prompt, and a spare one for each running sequence. That can go wrong, and here it does. Which
+# sequences give way, and when?
 
 # %%
 small = engine(pages=10)
@@ -237,8 +237,7 @@ print("copied first (from, to):", *step.copies)
 # A scheduler fails in combinations: a request is aborted in the very step in which its prompt becomes shared, while
 # another one is preempted. Tests written by hand cover few of them. So the cases are random, and what is written down
 # are the rules: each page's reference count is the number of its holders, a page that is being filled has one holder,
-# and every request ends. To see whether the rules catch anything, the same cases also run with a mistake in the block
-# manager, which gives out the pages. How many of 200 cases do you expect to find it?
+# and every request ends.
 
 # %%
 import random
@@ -273,6 +272,10 @@ def broken_rule(seed, block_manager=BlockManager):
     return "a request never ends"
 
 
+# %% [markdown]
+# Do the rules catch anything? Here the same cases also run with a mistake in the block manager: once no shared page is
+# copied, and once a page gets lost. Predict in how many of 200 cases each of them is found.
+
 # %%
 class NeverCopies(BlockManager):
     def _writes_shared(self, sequence):
@@ -302,8 +305,7 @@ for kind in (BlockManager, NeverCopies, LosesPages):
 # - A step is a few small arrays. Prompts, chunks of prompts and single tokens run in it together.
 # - Memory is not wasted if it is not promised early: pages are given when they are needed, and taken back if need be.
 # - A page may be shared if everything up to its end is the same, and written if it has one holder.
-# - A scheduler is bookkeeping, and its mistakes are silent. The rules that must hold are worth more than any single
-#   test.
+# - A scheduler's mistakes are silent. The rules that must hold are worth more than any single test.
 #
 # ## Resources
 #
@@ -314,7 +316,6 @@ for kind in (BlockManager, NeverCopies, LosesPages):
 # ## Try it
 #
 # - Give the small engine two pages fewer, and then more, and look at the figure. How few pages can it work with?
-# - Change the budget of the simulated traffic. What is the smallest one with which every request ends?
 # - Write a scheduler that preempts the *oldest* sequence (override `_make_pages`), and a rule that it breaks.
 #
 # In the exercises for this lesson you write the scheduler's step, follow a preemption by hand, and write the search of
