@@ -1,4 +1,4 @@
-"""The figures of lessons 27 and 29: what they say of what they draw."""
+"""The figures of the lessons on the scheduler and the engine: what they say of what they draw."""
 
 import pytest
 
