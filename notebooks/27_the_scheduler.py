@@ -113,8 +113,8 @@ show_source(Scheduler.schedule)
 
 # %% [markdown]
 # Neither. Running sequences come first, with one token for each that decodes. What is left of the step's *token budget*
-# goes to prompts, and a prompt that does not fit is cut into *chunks*. Here is the same traffic with a budget so large
-# that no prompt is ever cut, and with a small one. (`simulate` is the same scheduler without a model.)
+# goes to prompts, and a prompt that does not fit is cut into *chunks*. Here is the same traffic with a budget that cuts
+# no prompt, and with a small one. (`simulate` is the same scheduler without a model.)
 
 # %%
 from labkit.engine.simulation import Work, simulate
@@ -146,8 +146,8 @@ pictures.requests_over_steps(small.engine.scheduler.history, pages=10, title="Fi
 # %% [markdown]
 # The *youngest* sequence gives way. It returns all of its pages and waits. When there are enough pages again, its
 # prompt and the output so far are computed again, as if together they were a prompt. This is *preemption by
-# recomputation*. It is cheaper than it looks: a few large chunks need far fewer steps than these tokens took the first
-# time, and pages that were not given to others in the meantime are used again.
+# recomputation*. A few large chunks need far fewer steps than these tokens took the first time, and pages that were not
+# given to others in the meantime are used again.
 #
 # The oldest request is never preempted. It finishes, the next one becomes the oldest, and so no request waits forever.
 # And the texts?

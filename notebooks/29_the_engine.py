@@ -39,7 +39,7 @@ for output in llm.generate(["A hacker is", "kludge:", "The first computer bug"],
 #
 # The logits are on the GPU, one for each token of the vocabulary in each row. Sorting them there takes long, and so
 # does copying them to the host. But only a prefix of the sorted order is needed: `top_k` keeps the first k tokens,
-# `top_p` as many as together reach the probability p, `min_p` those that are at least min_p times as likely as the
+# `top_p` as many as it takes to reach the probability p, `min_p` those that are at least min_p times as likely as the
 # first. Such a prefix is described by its last member, a *threshold*, and a sum over the row shows whether a threshold
 # is too high. So the sort becomes a search. How many passes over a row of 128,256 logits do you expect it to take?
 
@@ -49,7 +49,7 @@ import numpy as np
 from labkit.kernels.sampling_reference import kept_reference, weights_reference
 
 logits = (2.5 * np.random.default_rng(0).standard_normal(128_256)).astype(np.float32)
-weights = weights_reference(logits, 1.0)  # whole numbers: 2**43 for the most likely token
+weights = weights_reference(logits, 1.0)  # exponentials as whole numbers: 2**43 for the most likely token
 need, low, high = 0.9 * float(weights.sum()), 0, int(weights.max())
 passes = 0
 while low < high:  # the largest threshold whose tokens still reach 90%
@@ -112,9 +112,9 @@ for where, served_by, several in (("alone", llm, prompts[-1:]), ("with others", 
 # %% [markdown]
 # ## Text as it comes
 #
-# Text should be shown while it is written. That has two catches. A token is a few *bytes*, and a character may be
-# spread over several tokens. And a stop string may begin in one token and end in another, so nothing may be shown that
-# could still become a part of it. Predict for which tokens nothing new is shown:
+# Text should be shown while it is written. That has two catches. A token stands for a few *bytes*, and a character of
+# several bytes may be spread over several tokens. And a stop string may begin in one token and end in another, so
+# nothing may be shown that could still become a part of it. Predict for which tokens nothing new is shown:
 
 # %%
 from labkit.engine.detokenizer import Detokenizer
@@ -142,13 +142,13 @@ for token in tokenizer.encode("A naïve user → STOP and more", marks=False):
 # *Graphs.* Launches that are captured once and replayed as a CUDA graph cost the host little, as in lesson 09. The
 # launches of a step in which each sequence has one token depend only on the number of sequences. So that number is
 # rounded up to a *bucket*, and each bucket has its graph. The page table, the ids and the parameters are read from the
-# buffer, whose address stays the same. With parts of prompts a step can have thousands of shapes. It is padded to one
-# of few, by rows and sequences that are empty, and each of these is captured when it is needed for the second time.
+# buffer, whose address stays the same. Steps with parts of prompts can have thousands of shapes. They are padded with
+# empty rows and sequences to one of a few shapes, and each of these is captured when it is needed for the second time.
 #
 # *One step ahead.* The host plans step n + 1 while step n runs. It knows how many tokens step n will sample, and their
 # ids are on the device. (If a sequence turns out to have ended with step n, its token of step n + 1 is discarded.) Here
 # is what a step of 256 sequences costs the host, measured on this machine without a model, and what planning ahead
-# would save beside a device that needs 2.5 ms for a step. Which of the two will set the pace?
+# would save beside a device that needs 2.5 ms for a step. Will the host or the device set the pace?
 
 # %%
 import time
