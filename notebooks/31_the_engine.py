@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 29 · The engine
+# # 31 · The engine
 #
 # *Lab notebook, 23 November 2026*
 #

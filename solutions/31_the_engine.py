@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 29 · The engine: exercises
+# # 31 · The engine: exercises
 #
 # Four exercises: a prediction of what is sampled, the threshold of top-p without a sort, sampling with whole numbers,
 # and from a blank page a random generator without a state. `hint("predict_sampling")` gives a hint, and a second call a

@@ -1,4 +1,4 @@
-"""The exercises of lesson 29: what is sampled from a few tokens, the threshold of top-p without a sort, sampling with
+"""The exercises of lesson 31: what is sampled from a few tokens, the threshold of top-p without a sort, sampling with
 whole numbers, and Philox.
 
 Sizes are R rows of V tokens; n counters.
