@@ -197,8 +197,8 @@ def attend_grouped(q, keys, values, out):
 check("attend_grouped", attend_grouped)
 
 # %% [markdown]
-# Last, the model of the lesson with your norm and your rotation, and the beginning of its answer. (The engine of
-# lesson 27 takes such a model, too.)
+# Last, the model of the lesson with your norm and your rotation, and the beginning of its answer. (The engine
+# that later lessons build takes such a model, too.)
 
 # %%
 from labkit.models.llama import Alone

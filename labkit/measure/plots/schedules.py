@@ -1,4 +1,4 @@
-"""The figures of lesson 27, in the course's style.
+"""The figures of the lessons on the scheduler and the engine, in the course's style.
 
     requests_over_steps(history, pages)    what each sequence did in each step, and how many pages were held
     tokens_of_steps(panels)                the tokens of each step, of prompts and of outputs

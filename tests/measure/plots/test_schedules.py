@@ -1,4 +1,4 @@
-"""Lesson 27's figures: what they say of what they draw."""
+"""The figures of the lessons on the scheduler and the engine: what they say of what they draw."""
 
 import pytest
 
