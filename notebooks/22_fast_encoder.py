@@ -11,12 +11,12 @@
 #
 # ## The problem
 #
-# The encoder of the last lesson computes the right embeddings. Is it also fast? An article has taken the same model,
-# all-MiniLM-L6-v2, to the speed of PyTorch with kernels written by hand in CUDA C++: *No cuBLAS: A Hand-Written CUDA
-# BERT That Matches PyTorch*, on an RTX 3090. It got there in eight steps.
+# The encoder of the last lesson computes the right embeddings. Is it also fast? The article *No cuBLAS: A Hand-Written
+# CUDA BERT That Matches PyTorch* takes the same model, all-MiniLM-L6-v2, to the speed of PyTorch on an RTX 3090, with
+# kernels written by hand in CUDA C++. It gets there in eight steps.
 #
-# Our library has them as forms of the encoder, rebuilt in Python from the article's description, and three more of its
-# own. Each is the whole model, and differs from the one before it in a single idea.
+# Our library has the eight as forms of the encoder, rebuilt in Python from the article's description, and three more of
+# its own. Each is the whole model, and differs from the one before it in a single idea.
 
 # %%
 import textwrap
@@ -50,7 +50,7 @@ for name, ms in theirs.items():
 # %% [markdown]
 # The last step gained the most, and it is unlike the others. The article's test sentence has 9 tokens, and the model
 # now computes 16 rows for it instead of 128. That is less work, not faster work, and PyTorch gains from it, too, as the
-# article itself says. Of the other steps, the one that feeds the products better gained the most, and each fusion
+# article itself says. Of the other steps, *cp.async*, which feeds the products better, gained the most, and each fusion
 # gained a little.
 #
 # ## All forms, one result
@@ -119,14 +119,14 @@ pictures.step_times(ladder)
 
 # %% [markdown]
 # For *one product* and *warp LayerNorm* the ratio of the bytes is what the article gained, and the H200 gained a little
-# more. *GELU fused* promises more than either GPU got: the error function has to be computed in any case. Where no
+# more. *GELU fused* promises more than either GPU gained: the error function has to be computed in any case. Where no
 # count changes and the time does, the gain lies inside the kernel. A step that saves nothing you can count needs a
 # different reason, and you should know which.
 #
 # On the H200 *cp.async* gained by far the most, a factor of 5.7. Some of that is due to a poor start: our first form
-# takes as long on an H200 as the article's took on an RTX 3090, for a reason that will show below. Next come *wgmma*
-# with 1.7 and *tiled attention* with 1.5, which the article does not have. *GELU fused*, *scores in registers* and
-# *float16 accumulators* gained less than 4% each at 128 tokens.
+# takes as long on an H200 as the article's took on an RTX 3090. (We shall see below what is wrong with its product.)
+# Next come *wgmma* with 1.7 and *tiled attention* with 1.5, which the article does not have. *GELU fused*, *scores in
+# registers* and *float16 accumulators* gained less than 4% each at 128 tokens.
 #
 # With 16 tokens, *no padding to 128* removes seven eighths of the flops and gains only a factor of 2.3: with an eighth
 # of the rows, a launch takes much more than an eighth of the time. *wgmma* then gains another 2.4 without removing any
@@ -232,6 +232,7 @@ for text, key, unit in (("from DRAM, MB", "dram_read", 1e6),
 # %%
 from labkit.device import occupancy
 
+# SMs, and of each the threads, blocks, registers and bytes of shared memory
 RTX_3090 = occupancy.GPU("RTX 3090", 82, 1536, 16, 65_536, 102_400)
 attention = counters["attention_sentences_half"]
 kernels = {"product, two buffers": products["double_buffered"],

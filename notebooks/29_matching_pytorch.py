@@ -25,11 +25,11 @@
 # - Everything runs before it is timed, and then many times. The median counts.
 # - PyTorch gets every chance: eager (each operation launched as Python reaches it), with its fused attention (SDPA),
 #   that form compiled, the model of the library transformers, and that one compiled, as a user would write it in three
-#   lines. Each is called from Python and runs in a graph, as ours do.
+#   lines. Each is timed called from Python and in a graph, as ours are.
 # - The embeddings of both sides are compared in the same run.
 #
-# Ours has three lines, too: the layouts *packed* and *padded* of lesson 21 with the kernels that the model uses by
-# default, and *few rows*, which is packed and takes products made for few rows.
+# Our model takes part in three forms: *packed* and *padded*, the layouts of lesson 21 with the kernels that the model
+# uses by default, and *few rows*, which is packed and has products made for few rows.
 #
 # ## Prediction
 #
@@ -153,7 +153,7 @@ print(f"weights from DRAM once {weights_us:.0f} us; {launches_of_pass} launches 
 # blocks walk along K step by step, each step has to wait for its loads, and most SMs have nothing to do. So tuning the
 # products for large batches does not help here. Fewer launches would, or shorter ones, with more blocks and with K
 # divided among warps. The products of *few rows* are built like that: a block computes only 16 columns, its eight warps
-# share K, and their sums are added in shared memory. It agrees with NumPy:
+# share K, and their sums are added in shared memory. Their kernel agrees with NumPy:
 
 # %%
 from labkit.kernels.linear.few_rows import SKINNY_LINEAR_HALF
@@ -170,10 +170,10 @@ agree(SKINNY_LINEAR_HALF, ["skinny_linear_half_tensor_core"],
 #
 # ## Many sentences, no padding
 #
-# A small batch wastes most of the GPU, so put many sentences into one. They differ in length, and lesson 21 packed them
-# to save the rows of padding. In attention, each query of a sentence meets each of its keys. Suppose that padding is
-# computed like everything else and masked afterwards. By what factor does a batch that is padded to 128 have too many
-# scores? Guess, then look at eight sentences of these lengths.
+# A small batch wastes most of the GPU, so put many sentences into each. They differ in length, and lesson 21 packed
+# them to save the rows of padding. In attention, each query of a sentence meets each of its keys. Suppose that padding
+# is computed like everything else and masked afterwards. By what factor does a batch that is padded to 128 have too
+# many scores? Guess, then look at eight sentences of these lengths.
 
 # %%
 pictures.score_matrices([9, 6, 12, 23, 31, 64, 92, 128])
