@@ -16,8 +16,11 @@
 # 0.015 ms against 0.025. That is a good result: PyTorch leaves its products to cuBLAS, a library with many years of
 # tuning behind it.
 #
-# The last form of our encoder has no product from a library either. How does it compare with PyTorch on an H200? "As
-# fast as PyTorch" means little without saying which PyTorch. Our model runs in a CUDA graph, while PyTorch that is
+# The last form of our encoder has no product from a library either. How does it compare with PyTorch on an H200?
+#
+# ## A fair comparison
+#
+# "As fast as PyTorch" means little without saying which PyTorch. Our model runs in a CUDA graph, while PyTorch that is
 # called line by line pays for Python at every line. Hence the rules of our measurement:
 #
 # - The weights and the token ids are the same, in the same precision, and lie on the device. Only forward passes are
@@ -25,7 +28,7 @@
 # - Everything runs before it is timed, and then many times. The median counts.
 # - PyTorch gets every chance: eager (each operation launched as Python reaches it), with its fused attention (SDPA),
 #   that form compiled, the model of the library transformers, and that one compiled, as a user would write it in three
-#   lines. Each is timed called from Python and in a graph, as ours are.
+#   lines. Each is timed both in a graph and called from Python, as ours are.
 # - The embeddings of both sides are compared in the same run.
 #
 # Our model takes part in three forms: *packed* and *padded*, the layouts of lesson 21 with the kernels that the model
@@ -64,7 +67,9 @@ print(f"smallest cosine of the two sides' embeddings: {min(one['cosine'] for one
 # (One number is odd, as the next table will show: 64 sentences of 128 tokens take longer with transformers in the graph
 # than called. The recording does not say why.)
 #
-# And without graphs, every pass called from Python? Who will be ahead then?
+# ## Without graphs
+#
+# Now every pass is called from Python, launch by launch. Who will be ahead?
 
 # %%
 table("us a sentence, called", "called_us_a_sentence", "")
