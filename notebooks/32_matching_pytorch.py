@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 29 · Matching PyTorch
+# # 32 · Matching PyTorch
 #
 # *Lab notebook, 23 November 2026*
 #

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 29 · Matching PyTorch: exercises
+# # 32 · Matching PyTorch: exercises
 #
 # Four exercises: a comparison that is fair and one that is not, a padded batch packed, the offsets of its sentences,
 # and from a blank page the shapes of its graphs. `hint("pack_ids")` gives a hint, and a second call a better one.

@@ -1,4 +1,4 @@
-"""The exercises of lesson 29: a fair comparison, a padded batch packed, its offsets by a scan, shapes for few graphs.
+"""The exercises of lesson 32: a fair comparison, a padded batch packed, its offsets by a scan, shapes for few graphs.
 
 Sizes are B sentences of at most S tokens.
 """
