@@ -144,7 +144,7 @@ check("predict_batch", kept_mb=kept_mb, step_us_1=step_us_1, step_us_125=step_us
 # the weighted sum of the values. A slot without a sequence has length 0, and its rows of `out` are 0.
 #
 # The grid is `(H, B)` with 32 threads a block: a warp computes one query, and each lane has the numbers lane and
-# lane + 32 of the head. Each warp reads its keys and values once. The loop is that of exercise 6 in lesson 22, with two
+# lane + 32 of the head. Each warp reads its keys and values once. The loop is that of exercise 3 in lesson 22, with two
 # numbers in each lane.
 #
 # Write `attend_slots(q, cache, lengths, out)` from the decorator down.

@@ -1,15 +1,16 @@
-"""The exercises of lesson 22: a padded batch packed, its offsets by a scan, shapes for few graphs, the occupancy of a
-block with a whole score matrix, a residual and a LayerNorm in place, and attention over packed sentences.
+"""The exercises of lesson 22: the occupancy of a block with a whole score matrix, a residual and a LayerNorm in place,
+and attention over packed sentences.
 
-Sizes are B sentences of at most S tokens, T rows of C columns, H heads of 32 numbers.
+Sizes are B sentences of at most S tokens, T rows of C columns, H heads of 32 numbers. The packed batches at the top
+serve a later lesson, too.
 """
 
 import numpy as np
 from numba import float32
 
 from labkit import cuda
-from labkit.course.exercises import Edit, FunctionExercise, KernelExercise, PredictionExercise, Reach
-from labkit.course.exercises.demands import elements_of_argument, shuffles
+from labkit.course.exercises import Edit, KernelExercise, PredictionExercise, Reach
+from labkit.course.exercises.demands import shuffles
 from labkit.course.exercises.domains import (
     EQUAL,
     FAR_ABOVE_ZERO,
@@ -26,21 +27,20 @@ from labkit.kernels.norm.layernorm import layernorm_reference
 from labkit.kernels.norm.rows import tolerance as layernorm_tolerance
 from labkit.kernels.op import uniform
 from labkit.kernels.tolerance import EPS32
-from labkit.models.minilm import few_values
 
 ALL_LANES = 0xFFFFFFFF
 UNTOUCHED = -7  # in elements of no sentence
 GAP = 3  # rows of no sentence after each, at most
 
 
-def _lengths(rng, B, S):
+def some_lengths(rng, B, S):
     """One of them is S; the others may be 0."""
     lengths = rng.integers(0, S + 1, B).astype(np.int32)
     lengths[rng.integers(B)] = S
     return lengths
 
 
-def _begins(rng, lengths, gap=None):
+def some_begins(rng, lengths, gap=None):
     """Sentences of these lengths in any order, with up to GAP rows of no sentence after each, or exactly `gap`."""
     begins, end = np.zeros(len(lengths), np.int32), 0
     for sentence in rng.permutation(len(lengths)):
@@ -49,7 +49,7 @@ def _begins(rng, lengths, gap=None):
     return begins
 
 
-def _rows(B, S):
+def rows_for(B, S):
     return B * (S + GAP)
 
 
@@ -62,183 +62,6 @@ LENGTHS = (
     ("the last sentence is empty", lambda old, S: np.where(np.arange(len(old)) == len(old) - 1, 0, S), None),
     ("sentences lie end to end, with no row between them", lambda old, S: old, 0),
     ("every sentence is followed by rows of no sentence", lambda old, S: old, GAP),
-)
-
-# --- From padded to packed --------------------------------------------------------------------------------------------
-
-
-def _packed_ids(ids, begins, lengths):
-    out = _untouched(ids)
-    for row, begin, length in zip(ids, begins, lengths, strict=True):
-        out[begin : begin + length] = row[:length]
-    return out
-
-
-def _untouched(ids, *_):
-    """What out holds before, and keeps where there is no token."""
-    return np.full(_rows(*ids.shape), UNTOUCHED, np.int32)
-
-
-def _id_inputs(rng, B, S):
-    lengths = _lengths(rng, B, S)
-    return rng.integers(1, 30_000, (B, S)).astype(np.int32), _begins(rng, lengths), lengths
-
-
-def _ids_with(words, lengths, gap):
-    def turn(rng, ids, begins, old):
-        new = lengths(old, ids.shape[1]).astype(np.int32)
-        return ids, _begins(rng, new, gap), new
-
-    return Reach(words, turn, {"B": 4, "S": 9})
-
-
-@cuda.jit
-def pack_ids_one_round(ids, begins, lengths, out):
-    b, place = cuda.blockIdx.x, cuda.threadIdx.x
-    if place < lengths[b]:
-        out[begins[b] + place] = ids[b, place]
-
-
-PACK_IDS = KernelExercise(
-    name="pack_ids",
-    reference=_packed_ids,
-    inputs=_id_inputs,
-    shape=lambda B, S: (_rows(B, S),),
-    dtype=np.int32,
-    start=_untouched,
-    sizes=tuple({"B": B, "S": S} for B, S in ((1, 1), (2, 3), (4, 9), (3, 33), (2, 100))),
-    launch=lambda B, S: (B, 32),
-    domain=tuple(_ids_with(*each) for each in LENGTHS),
-    wrong={
-        "sentences are put where padded ones would begin": Edit("begins[b] + place", "b * ids.shape[1] + place"),
-        "the tokens are those of the first sentence, for all of them": Edit("ids[b, place]", "ids[0, place]"),
-        "32 tokens a sentence, and the rest is left out": pack_ids_one_round,
-        "the last token is left out": Edit("lengths[b]", "lengths[b] - 1"),
-        "the length is taken for the end": Edit("range(cuda.threadIdx.x, lengths[b], 32)",
-                                                "range(cuda.threadIdx.x, lengths[b] - begins[b], 32)"),
-        "the first token is left out: places begin at 0": Edit("range(cuda.threadIdx.x, lengths[b], 32)",
-                                                               "range(cuda.threadIdx.x + 1, lengths[b], 32)"),
-    },
-)
-
-# --- Where each sentence begins ---------------------------------------------------------------------------------------
-
-SCANNED = 128  # sentences of a block, a thread each
-
-
-def _scan_loads(report) -> str | None:
-    """Not every thread over all lengths before its own, be they in global or in shared memory."""
-    lengths, enough = elements_of_argument(report, 0), 4 * 7 * SCANNED
-    loads, shared = report.counts["global_loads"], report.counts["shared_loads"]
-    if loads > 2 * lengths:
-        return (f"It loads {loads:,} lengths from global memory, and {2 * lengths:,} are enough: each thread loads its "
-                f"own. The others' are in shared memory, as sums.")
-    if shared > enough:
-        return (f"It loads {shared:,} numbers from shared memory; seven rounds with up to four loads a thread take "
-                f"{enough:,} at most. Add sums of sums, with twice the distance in each round.")
-    return None
-
-
-@cuda.jit
-def begins_each_alone(lengths, begins):
-    i = cuda.threadIdx.x
-    if i < lengths.size:
-        total = 0
-        for before in range(i):
-            total += lengths[before]
-        begins[i] = total
-
-
-@cuda.jit
-def begins_each_alone_in_shared(lengths, begins):
-    own = cuda.shared.array(128, np.int32)
-    i = cuda.threadIdx.x
-    own[i] = lengths[i] if i < lengths.size else 0
-    cuda.syncthreads()
-    if i < lengths.size:
-        total = 0
-        for before in range(i):
-            total += own[before]
-        begins[i] = total
-
-
-SENTENCE_BEGINS = KernelExercise(
-    name="sentence_begins",
-    reference=lambda lengths: (np.cumsum(lengths) - lengths).astype(np.int32),
-    inputs=lambda rng, B: rng.integers(0, 200, B).astype(np.int32),
-    shape=lambda B: (B,),
-    dtype=np.int32,
-    sizes=tuple({"B": B} for B in (1, 3, 32, 33, 100, 128)),
-    random_size=lambda rng: {"B": int(rng.integers(40, 128))},
-    observe_sizes=({"B": 100},),
-    launch=lambda B: (1, SCANNED),
-    demand=_scan_loads,
-    domain=(Reach("all sentences are empty", lambda rng, lengths: (0 * lengths,)),
-            Reach("every sentence has a single token", lambda rng, lengths: (0 * lengths + 1,)),
-            Reach("only the first sentence has tokens", lambda rng, lengths: (
-                np.where(np.arange(lengths.size) == 0, np.int32(77), np.int32(0)),)),
-            Reach("there are millions of tokens", lambda rng, lengths: (10_000_000 + lengths,), {"B": 128})),
-    wrong={
-        "a sum is changed while others read it: a barrier is missing after the reading":
-            Edit("cuda.syncthreads()\nsums[i] += before", "sums[i] += before"),
-        "the next round reads sums that are not yet written: a barrier is missing after the writing":
-            Edit("sums[i] += before\ncuda.syncthreads()", "sums[i] += before"),
-        "the own length is in the sum: that is where each sentence ends": Edit("sums[i] - lengths[i]", "sums[i]"),
-        "the distance grows by one in each round: far lengths are added many times":
-            Edit("distance *= 2", "distance += 1"),
-        "a round too few: the first 64 lengths never reach the last 64": Edit("while distance < 128:",
-                                                                         "while distance < 64:"),
-        "only one round: a sentence begins where the one before it began, plus its length":
-            Edit("while distance < 128:", "while distance < 2:"),
-        "every thread adds up all lengths before its own, from global memory": begins_each_alone,
-        "every thread adds up all lengths before its own, from shared memory": begins_each_alone_in_shared,
-    },
-)
-
-# --- Few shapes, few graphs -------------------------------------------------------------------------------------------
-
-
-def _rows_of_graphs(counts):
-    return np.array([few_values(max(1, int(count)), 16) for count in counts])
-
-
-def _counts(rng, n, most):
-    return rng.integers(0, most + 1, n)
-
-
-def _near_doubles(distance):
-    return lambda rng, counts: (2 ** (5 + np.arange(len(counts)) % 25) + distance,)
-
-
-def graph_rows_power_of_two(counts):
-    return np.maximum(16, 2 ** np.ceil(np.log2(np.maximum(counts, 1)))).astype(int)
-
-
-GRAPH_ROWS = FunctionExercise(
-    name="graph_rows",
-    reference=_rows_of_graphs,
-    inputs=_counts,
-    sizes=tuple({"n": n, "most": most} for n, most in ((1, 40), (9, 300), (40, 3000), (30, 10**9))),
-    random_size=lambda rng: {"n": int(rng.integers(20, 60)), "most": int(rng.integers(2000, 100_000))},
-    domain=(Reach("a batch has no tokens", lambda rng, counts: (0 * counts,)),
-            Reach("the counts are allowed numbers already", lambda rng, counts: (_rows_of_graphs(counts),),
-                  {"n": 40, "most": 3000}),
-            Reach("the counts are powers of two", _near_doubles(0), {"n": 30, "most": 10**9}),
-            Reach("the counts are one less than powers of two", _near_doubles(-1), {"n": 30, "most": 10**9}),
-            Reach("the counts are one more than powers of two", _near_doubles(1), {"n": 30, "most": 10**9})),
-    wrong={
-        "multiples of 16 at any size: thousands of shapes": Edit("max(16, power // 16)", "16"),
-        "multiples of p / 16 below 256 tokens, too: fewer than 16 rows apart": Edit("max(16, power // 16)",
-                                                                        "max(1, power // 16)"),
-        "the next power of two: up to half of the rows are empty": graph_rows_power_of_two,
-        "p is the next power of two, and the steps are twice as wide":
-            Edit("1 << max(count.bit_length() - 1, 0)", "1 << count.bit_length()"),
-        "rounded down: the last tokens have no row": Edit("-(-max(count, 1) // step) * step",
-                                                         "max(count // step, 1) * step"),
-        "a number that is allowed already is rounded up to the next": Edit("-(-max(count, 1) // step) * step",
-                                                                           "(count // step + 1) * step"),
-        "no rows for no tokens": Edit("max(count, 1)", "count"),
-    },
 )
 
 # --- Predict: a score matrix in shared memory -------------------------------------------------------------------------
@@ -463,15 +286,15 @@ def _laid_out(rng, qkv, begins, lengths):
 
 
 def _attend_inputs(rng, B, S, H):
-    lengths = _lengths(rng, B, S)
-    begins = _begins(rng, lengths)
-    return _laid_out(rng, uniform(rng, _rows(B, S), 3 * H * WIDE), begins, lengths), H, begins, lengths
+    lengths = some_lengths(rng, B, S)
+    begins = some_begins(rng, lengths)
+    return _laid_out(rng, uniform(rng, rows_for(B, S), 3 * H * WIDE), begins, lengths), H, begins, lengths
 
 
 def _attended_with(words, choose, gap):
     def turn(rng, qkv, heads, begins, old):
         new = choose(old, len(qkv) // len(old) - GAP).astype(np.int32)
-        begins = _begins(rng, new, gap)
+        begins = some_begins(rng, new, gap)
         return _laid_out(rng, uniform(rng, *qkv.shape), begins, new), heads, begins, new
 
     return Reach(words, turn, {"B": 4, "S": 7, "H": 2})
@@ -500,7 +323,7 @@ ATTEND_PACKED = KernelExercise(
     name="attend_packed",
     reference=_attended,
     inputs=_attend_inputs,
-    shape=lambda B, S, H: (_rows(B, S), H * WIDE),
+    shape=lambda B, S, H: (rows_for(B, S), H * WIDE),
     start=lambda qkv, heads, begins, lengths: np.full((len(qkv), heads * WIDE), UNTOUCHED),
     sizes=tuple({"B": B, "S": S, "H": H} for B, S, H in ((1, 1, 1), (2, 3, 1), (2, 5, 2), (3, 7, 3), (1, 40, 2))),
     launch=lambda B, S, H: ((S, B, H), WIDE),
@@ -533,4 +356,4 @@ ATTEND_PACKED = KernelExercise(
     },
 )
 
-EXERCISES = (PACK_IDS, SENTENCE_BEGINS, GRAPH_ROWS, PREDICT_WHOLE_MATRIX, ADD_NORM, ATTEND_PACKED)
+EXERCISES = (PREDICT_WHOLE_MATRIX, ADD_NORM, ATTEND_PACKED)

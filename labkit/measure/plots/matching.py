@@ -1,4 +1,4 @@
-"""The figures of lesson 22, in the course's style.
+"""The figures of the lessons on a fast encoder, in the course's style.
 
     layer_of_each_step(layers)    the launches of a layer at each step of MiniLM's ladder, by kind
     score_matrices(lengths)       what attention computes of padded sentences, and what it needs to

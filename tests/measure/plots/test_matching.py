@@ -1,4 +1,4 @@
-"""The figures of lesson 22: what they say, and that they draw."""
+"""The figures of the lessons on a fast encoder: what they say, and that they draw."""
 
 import pytest
 

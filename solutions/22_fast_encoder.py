@@ -1,119 +1,20 @@
 # %% [markdown]
-# # 22 · Matching PyTorch: exercises
+# # 22 · Making the encoder fast: exercises
 #
-# Six exercises: a padded batch packed, the offsets of its sentences, the shapes of its graphs, what a score matrix in
-# shared memory costs, a residual and a LayerNorm in place, and from a blank page attention over packed sentences. Two
-# of your kernels have a place in the encoder. `hint("pack_ids")` gives a hint, and a second call a better one.
+# Three exercises: what a score matrix in shared memory costs, a residual and a LayerNorm in place, and from a blank
+# page attention over packed sentences. Two of your kernels have a place in the encoder. `hint("add_norm")` gives a
+# hint, and a second call a better one.
 
 # %%
 import math
 
-import numpy as np
-from numba import float32, int32
+from numba import float32
 
 from labkit import check, cuda, hint
 from labkit.course import yours
 
 # %% [markdown]
-# ## 1 · From padded to packed
-#
-# `ids` (B, S) int32 is a padded batch: sentence b has its tokens in the first `lengths[b]` columns of row b, and behind
-# them stands anything. Copy each sentence to its place in the packed batch: `out` (T,) int32 holds the tokens of
-# sentence b from `begins[b]` on. `begins` and `lengths` are (B,) int32. Elements of `out` that belong to no sentence
-# keep what they hold. Sentences need not lie in the order of their numbers, and a length may be 0. The grid has a block
-# of 32 threads for each sentence.
-
-
-# %%
-@cuda.jit
-def pack_ids(ids, begins, lengths, out):
-    b = cuda.blockIdx.x
-    ### BEGIN SOLUTION
-    for place in range(cuda.threadIdx.x, lengths[b], 32):
-        out[begins[b] + place] = ids[b, place]
-    ### END SOLUTION
-
-
-# %%
-check("pack_ids", pack_ids)
-
-# %% [markdown]
-# ## 2 · Find the bug: where each sentence begins
-#
-# In a packed batch, a sentence begins where the one before it ends: `begins[b]` is the sum of all lengths before
-# `lengths[b]`. Such sums are called an *exclusive scan*. Here one block of 128 threads computes it for up to 128
-# sentences; both arrays are (B,) int32. In each round a thread adds to its sum the sum of the thread `distance` places
-# before it, and the distance doubles. After seven rounds every thread has the sum of all lengths up to its own. Each
-# length is read twice at most. For three sentences the result is right; it is not safe for a hundred.
-
-
-# %%
-@cuda.jit
-def sentence_begins(lengths, begins):
-    sums = cuda.shared.array(128, int32)
-    i = cuda.threadIdx.x
-    sums[i] = lengths[i] if i < lengths.size else 0
-    cuda.syncthreads()
-    distance = 1
-    while distance < 128:
-        before = sums[i - distance] if i >= distance else 0
-        sums[i] += before
-        cuda.syncthreads()
-        distance *= 2
-    if i < lengths.size:
-        begins[i] = sums[i] - lengths[i]
-
-
-### BEGIN SOLUTION
-@cuda.jit
-def sentence_begins(lengths, begins):
-    sums = cuda.shared.array(128, int32)
-    i = cuda.threadIdx.x
-    sums[i] = lengths[i] if i < lengths.size else 0
-    cuda.syncthreads()
-    distance = 1
-    while distance < 128:
-        before = sums[i - distance] if i >= distance else 0
-        cuda.syncthreads()  # everyone has read; only now may a sum change
-        sums[i] += before
-        cuda.syncthreads()
-        distance *= 2
-    if i < lengths.size:
-        begins[i] = sums[i] - lengths[i]
-
-
-### END SOLUTION
-
-# %%
-check("sentence_begins", sentence_begins)
-
-# %% [markdown]
-# ## 3 · Few shapes, few graphs
-#
-# A CUDA graph is captured for one number of rows, and a packed batch may have any. So the number of rows is rounded up
-# to one of a few allowed numbers, and the rows at the end stay empty. The rule: let p be the largest power of two that
-# is not larger than the number of tokens. The allowed numbers are the multiples of p / 16, but of 16 where p / 16 is
-# less. A batch without tokens has 16 rows. `counts` (n,) holds the tokens of n batches, whole numbers up to a billion.
-# Return the rows of each: the smallest allowed number that is not less than its tokens.
-
-
-# %%
-def graph_rows(counts):
-    ### BEGIN SOLUTION
-    rows = []
-    for count in counts.tolist():
-        power = 1 << max(count.bit_length() - 1, 0)
-        step = max(16, power // 16)
-        rows.append(-(-max(count, 1) // step) * step)
-    return np.array(rows)
-    ### END SOLUTION
-
-
-# %%
-check("graph_rows", graph_rows)
-
-# %% [markdown]
-# ## 4 · Predict: a score matrix in shared memory
+# ## 1 · Predict: a score matrix in shared memory
 #
 # A block computes attention for one head of one sentence: 128 tokens, a head of 32 numbers, all in float16. It keeps
 # the whole matrix of scores in shared memory, and beside it the head's queries, keys and values. An SM of an RTX 3090
@@ -142,7 +43,7 @@ check("predict_whole_matrix", score_bytes=score_bytes, block_bytes=block_bytes, 
       blocks_h200=blocks_h200, tiled_warps_3090=tiled_warps_3090)
 
 # %% [markdown]
-# ## 5 · A residual and a LayerNorm, in place
+# ## 2 · A residual and a LayerNorm, in place
 #
 # Row t of `out` (T, C) is the LayerNorm of the sum of two rows, `x[t] + residual[t]`: its mean is subtracted, the rest
 # is divided by the root of its variance plus 1e-12, multiplied by `weight`, and `bias` is added; these two are (C,).
@@ -198,7 +99,7 @@ sentences = [[3, 1, 4, 1, 5], [], [9, 2], [6]]
 yours.one_by_one(yours.answers(add_norm=add_norm), encoder, sentences)
 
 # %% [markdown]
-# ## 6 · From a blank page: attention over packed sentences
+# ## 3 · From a blank page: attention over packed sentences
 #
 # One product has computed queries, keys and values of all heads: `qkv` (T, 3 × heads × 32) float32. A row holds the
 # queries of all heads, 32 numbers each, then the keys of all heads, then the values of all heads. Sentence b has the
