@@ -6,7 +6,7 @@
 # You will learn
 #
 # - how a question becomes tokens, and tokens become rows of numbers
-# - why a Llama's norm needs no mean, and one launch computes queries, keys and values
+# - why a Llama's norm needs no mean, and why one launch computes queries, keys and values
 # - how a rotation gives a token its position, and why only distances are left of it
 #
 # ## The problem
@@ -15,8 +15,7 @@
 # hackers' slang, and recites its definitions. It has the architecture of Llama 3.2 1B and is two hundred times smaller.
 #
 # In this lesson and the next we follow the question through the model to the first token of the answer, and compare
-# what each launch writes with NumPy in float64. This lesson ends with the queries and keys of the first layer. They
-# hold what a layer has read, and where each token stands.
+# what each launch writes with NumPy in float64. This lesson ends with queries and keys that carry their positions.
 
 # %%
 import numpy as np
@@ -60,7 +59,7 @@ for name, config in (("tiny-llama", tiny), ("Llama 3.2 1B", LLAMA_3_2_1B)):
 
 # %% [markdown]
 # A layer takes eight launches. Four more surround the layers: the embedding, the last norm, the gathering of the last
-# row, and the logits. Here are the first four launches of the model, in order.
+# row, and the logits. This lesson is about the first four launches of the model. Before them come the tokens.
 #
 # ## From text to tokens
 #
@@ -75,15 +74,14 @@ for token in ids:
 
 # %% [markdown]
 # The text ends where the answer begins. Two mistakes are common. The template writes the first token, `<|endoftext|>`,
-# itself, and many tokenizers add one as well: the model still answers a prompt that begins with two of them, and often
-# worse. And the tokenizer recognises special tokens wherever they stand, so users who type them can end their own turn
-# and write the model's. A program that takes text from strangers should look for them.
+# and many tokenizers add one as well: a prompt that begins with two is often answered worse. And special tokens are
+# recognised wherever they stand, so users who type them can end their own turn and write the model's. A program that
+# takes text from strangers should look for them.
 #
 # ## A row for each token
 #
 # The first launch gathers: row t of its output is row `ids[t]` of the embedding table. The obvious kernel has a block
-# for each token and a thread for each column. The tiny model has 256 columns and Llama 3.2 1B has 2,048. What will
-# happen with each?
+# for each token and a thread for each column. What will happen with 256 columns, and with Llama 3.2 1B's 2,048?
 
 # %%
 @cuda.jit
@@ -92,12 +90,11 @@ def a_thread_for_each_column(ids, table, out):
     out[token, col] = table[ids[token], col]
 
 
-d_ids = cuda.to_device(np.array(ids, np.int32))
 for width in (256, 2048):
     table = cuda.to_device(np.zeros((tiny.vocab_size, width), np.uint16))
     out = cuda.device_array((len(ids), width), np.uint16)
     try:
-        a_thread_for_each_column[len(ids), width](d_ids, table, out)
+        a_thread_for_each_column[len(ids), width](cuda.to_device(np.array(ids, np.int32)), table, out)
         print(f"{width} columns: launched")
     except Exception as error:
         print(f"{width} columns: {type(error).__name__}: {error}")
@@ -132,8 +129,8 @@ for name, array in seen.items():
 #
 # $$\text{out}_i = \frac{x_i}{\sqrt{\frac{1}{C} \sum_j x_j^2 + \varepsilon}} \, w_i$$
 #
-# There is one sum instead of two, and its terms are never negative, so nothing cancels. What is lost? Guess which of
-# the two norms ignores a row's multiplication by 3, and which ignores the addition of 3.
+# There is one sum instead of two, and its terms are never negative, so nothing cancels. What is lost? Guess which norm
+# ignores a row's multiplication by 3, and which ignores the addition of 3.
 
 # %%
 def layernorm(x):
@@ -171,8 +168,7 @@ agree(norms.RMSNORM_BF16, ["rmsnorm_warp", "rmsnorm_registers"],
       sizes=({"T": 5, "C": 256}, {"T": 2, "C": 2048}))
 
 # %% [markdown]
-# The kernel rounds before the multiplication by the weight, too, because the transformers library does. Programs that
-# round in different places disagree in their last bits.
+# The kernel rounds before the multiplication by the weight, too, because the transformers library does.
 #
 # What is each rung worth? The next cell shows times recorded on an H200, for 16,384 rows of Llama 3.2 1B, each kernel
 # in a CUDA graph. The warp has no barrier, and the tree has one for each of its levels. Which of the two is faster?
@@ -184,19 +180,18 @@ for row in ladder.rows:
     print(f"{row.name:22}{1e3 * (row.graph or row.timing).p50:8.1f} us")
 
 # %% [markdown]
-# With rows of 2,048 the tree is faster. A lane of the warp walks over 64 columns, two bytes at a time, and a thread of
-# the tree over 8: barriers are not all that counts. The last rung takes eight numbers with each load and reads the row
-# once.
+# With rows of 2,048 the tree is faster: a lane of the warp walks over 64 columns, a thread of the tree over 8. The last
+# rung takes eight numbers with each load and reads the row once.
 #
 # ## One product for queries, keys and values
 #
 # The next launch is a linear layer. Weights are stored as (outputs, inputs), so those of queries, keys and values can
 # be stacked into one matrix: one launch, which reads its input once.
 #
-# The model calls no library, but cuBLAS is a useful second opinion. As lesson 10 showed, it takes every matrix to be
-# stored column by column, so it sees what we store row by row as its transpose. For out = X Wᵀ it must write
-# outᵀ = W Xᵀ. It sees W as Wᵀ and has to transpose it (`OP_T`); it sees X as Xᵀ, as needed (`OP_N`). How many of the
-# numbers will differ? (Without a GPU the cell calls labkit's model of cuBLAS in NumPy.)
+# The model calls no library, but cuBLAS is a useful second opinion. It takes every matrix to be stored column by column
+# (lesson 10), so it sees ours as their transposes. For out = X Wᵀ it must write outᵀ = W Xᵀ: it sees W as Wᵀ and has to
+# transpose it (`OP_T`), and it sees X as Xᵀ, as needed (`OP_N`). How many of the numbers will differ? (Without a GPU
+# the cell calls labkit's model of cuBLAS in NumPy.)
 
 # %%
 from labkit.kernels.libraries import blas
@@ -204,8 +199,8 @@ from labkit.kernels.libraries import blas
 weight = model.layers[0]["self_attn.qkv_proj.weight"]
 by_blas = cuda.device_array(seen["layers.0.qkv"].shape, np.uint16)
 blas.linear(cuda.to_device(seen["layers.0.input_norm"]), weight, by_blas)
-ours, theirs = seen["layers.0.qkv"], by_blas.copy_to_host()
-error = np.abs(float32_of(ours) - float32_of(theirs)).max() / np.abs(float32_of(ours)).max()
+ours, theirs = float32_of(seen["layers.0.qkv"]), float32_of(by_blas.copy_to_host())
+error = np.abs(ours - theirs).max() / np.abs(ours).max()
 print(f"({len(ids)}, {weight.shape[1]}) times {weight.shape}^T, by {blas.source()}")
 print(f"numbers that differ: {(ours != theirs).sum()} of {ours.size:,}, by at most {error:.1e} of the largest")
 
@@ -215,7 +210,7 @@ print(f"numbers that differ: {(ours != theirs).sum()} of {ours.size:,}, by at mo
 #
 # ## A position is a rotation
 #
-# Attention has no notion of order: permute the keys together with their values, and the result is the same. GPT-2
+# Attention does not depend on order: permute the keys together with their values, and the result is the same. GPT-2
 # therefore adds a learned vector for each position to the embedding. Llama uses *rotary position embedding*, RoPE,
 # which follows from two requirements. A query at position p and a key at position j meet only in their dot product, so
 # that is where positions must show. And only the distance between the two should count.
@@ -232,13 +227,11 @@ print(f"numbers that differ: {(ours != theirs).sum()} of {ours.size:,}, by at mo
 from labkit.kernels.rope import frequencies
 from labkit.measure.plots import llama_by_hand as pictures
 
-speeds = frequencies(tiny.head_dim, tiny.rope_theta)
-pictures.rotations(speeds, pairs=(0, 2, 4, 8))
+pictures.rotations(frequencies(tiny.head_dim, tiny.rope_theta), pairs=(0, 2, 4, 8))
 
 # %% [markdown]
-# Only the first. In NumPy the rotation is a few lines, and the derivation can be tested. Rotate a random query and a
-# random key to positions three apart, and then move both. What happens to the score, and what if only one of them
-# moves?
+# Only the first. In NumPy the rotation is a few lines, and we can test the derivation. Rotate a random query and key to
+# positions three apart, and then move both. What happens to the score, and what if only one of them moves?
 
 # %%
 from labkit.models.llama_reference import rotate
@@ -256,9 +249,8 @@ for p, j in ((5, 2), (105, 102), (1003, 1000), (5, 3)):
 # transformers library pair d is (d, d + D/2): the head is split in the middle. Either works with weights in the
 # matching order. The test above cannot tell them apart, since both are rotations; the comparison below can.
 #
-# The angles are computed in float64, and a table holds the cosines and sines for each position. One launch splits a row
-# of `qkv`, rotates queries and keys in registers, and writes keys and values to the cache. The first rung takes three
-# launches for that.
+# The angles are computed in float64, and a table holds their cosines and sines. One launch splits a row of `qkv`,
+# rotates queries and keys in registers, and writes keys and values to the cache. The first rung takes three launches.
 
 # %%
 from labkit.kernels import rope
@@ -270,10 +262,10 @@ agree(rope.ROPE_SPLIT_CACHE_BF16, ["rope_three_launches", "rope_vectorized"],
 # ## More positions than in training
 #
 # Llama 3 was trained with 8,192 positions, and its successors were extended to 131,072, where a slow pair reaches
-# angles that it has never had in training. *llama3 scaling* changes each frequency according to its wavelength, the
+# angles that never occurred in training. *llama3 scaling* changes each frequency according to its wavelength, the
 # number of tokens for a full turn. Pairs that complete at least four turns in 8,192 tokens stay as they are. Those that
 # complete less than one are slowed down by a factor of 32, so that the new positions lie within the old angles. Between
-# the two, frequencies are interpolated. How many of the 32 pairs do you expect to stay as they are?
+# the two, frequencies are interpolated. How many of the 32 pairs stay as they are?
 
 # %%
 scaling = LLAMA_3_2_1B.rope_scaling
@@ -285,9 +277,9 @@ pictures.wavelengths(plain, scaled, scaling["original_max_position_embeddings"],
 # %% [markdown]
 # ## Four launches in NumPy
 #
-# Here is everything so far in NumPy and float64, from the ids to the rotated queries of the first layer. The model
-# rounds to bfloat16 after each launch, which changes a number by 1/256 of it at most. Three launches compute and round.
-# How large will the largest error be, compared with the largest query?
+# Here is everything so far in NumPy and float64, from the ids to the rotated queries of the first layer. On the way the
+# model rounds to bfloat16 four times: twice in the norm, and once in each of the two launches after it. A rounding
+# changes a number by 1/256 of it at most. How large will the largest error be, compared with the largest query?
 
 # %%
 from labkit.models.llama_reference import weights_of
@@ -303,6 +295,9 @@ error = np.abs(float32_of(seen["layers.0.q"]) - q).max() / np.abs(q).max()
 print(f"the largest error is {error:.1e} of the largest number; 1/256 is {1 / 256:.1e}")
 
 # %% [markdown]
+# Four roundings, and the error is about as large as that of one. In a sum of 256 products the errors of the inputs have
+# different signs and mostly cancel.
+#
 # ## What I learned
 #
 # - A prompt is made by a program that comes with the model. Two first tokens, or a stranger's special tokens, spoil it.
@@ -319,10 +314,7 @@ print(f"the largest error is {error:.1e} of the largest number; 1/256 is {1 / 25
 # ## Try it
 #
 # - Type a special token into the question, such as `<|end|>`. Which tokens does the conversation have now?
-# - Change ε to 1e-3 in `rmsnorm` and run the last cell again. Then undo that, and rotate by positions from 1. Which
-#   error is larger?
-# - Draw pairs of Llama 3.2 1B, whose θ is 500,000: `pictures.rotations(plain, ...)`. Which is the first that hardly
-#   moves?
+# - Change ε to 1e-3 in `rmsnorm` and run the last cell again. Or count positions from 1. Which error is larger?
+# - Draw pairs of Llama 3.2 1B: `pictures.rotations(plain, pairs=...)`. Which is the first that hardly moves?
 #
-# In the exercises for this lesson you write an RMSNorm and a rotation that then run in a Llama, and both in one kernel
-# from a blank page. The next lesson continues with attention.
+# In the exercises for this lesson you write an RMSNorm and a rotation that then run in a Llama, and a kernel for both.

@@ -12,8 +12,8 @@
 # ## The problem
 #
 # The last lesson followed a question through the first four launches of `data/tiny-llama`, up to queries and keys that
-# know their positions. Now we go on to the first token of the answer. And then we ask whether it is right. The model
-# was trained on one dictionary and knows it by heart, so even a wrong program may print the right words. To be sure, we
+# carry their positions. Now we go on to the first token of the answer. And then we ask whether it is right. The model
+# has memorised the dictionary it was trained on, so even a wrong program may print the right words. To be sure, we
 # compare every launch with NumPy in float64, and then put mistakes into the model to see what a comparison finds.
 #
 # The next cell runs the model once and keeps what each launch wrote, as in the last lesson.
@@ -110,7 +110,7 @@ agree(norms.ADD_RMSNORM_BF16, ["add_rmsnorm_fused"], sizes=({"T": 9, "C": 256},)
 # ## SwiGLU
 #
 # GPT-2's MLP widens a row, applies GELU, and projects back. Llama's computes two wide rows, *gate* and *up*. The gate
-# goes through SiLU, x / (1 + exp(−x)), and multiplies the other:
+# goes through SiLU, x / (1 + exp(−x)), and multiplies the other. That is SwiGLU:
 #
 # $$\text{down}\big(\text{silu}(\text{gate}(x)) \cdot \text{up}(x)\big)$$
 #
@@ -173,7 +173,7 @@ print(f"{len(whole.rows)} activations agree; "
 # ## Two mistakes
 #
 # Now let us make two mistakes, both in the rotation. The first counts positions from 1 instead of 0, in all layers. The
-# second pairs neighbours instead of (d, d + D/2), in layer 3 only.
+# second rotates pairs of neighbours, (2d, 2d + 1) instead of (d, d + D/2), in layer 3 only.
 
 # %%
 from itertools import count
@@ -226,14 +226,13 @@ for mistake, layers in ((from_one, range(tiny.num_hidden_layers)), (neighbours, 
 # Counting from 1 rotates every query and every key too far, and parity reports it in the first layer. The logits hardly
 # move, because only distances count; what is left is rounding. It is still a bug, which shows as soon as another
 # program continues with these keys. The other mistake is found in its layer, `layers.3.q`. And yet both answers begin
-# with the right words. The model knows this answer by heart, and a test of the answer alone would have passed both
-# mistakes.
+# with the right words: a test of the answer alone would have passed both mistakes.
 #
 # ## The first right token
 #
-# Finally the reference computes everything in float64 from the ids on, without using anything that the kernels wrote:
-# once exactly, and once rounding to bfloat16 wherever the model does. Which of the two do you expect to be nearer to
-# our logits?
+# Finally the reference computes everything from the ids on, without using anything that the kernels wrote: once in
+# float64 throughout, and once rounding to bfloat16 wherever the model does. Which of the two do you expect to be nearer
+# to our logits?
 
 # %%
 truth = weights_of(model.tensors, tiny, "bfloat16")
@@ -257,9 +256,8 @@ print(textwrap.fill(answer(model, 60), 98))
 # %% [markdown]
 # ## Sixteen layers, and another architecture
 #
-# For Llama 3.2 1B nothing is missing: only its configuration has other numbers. No kernel of the model has a width or a
-# number of layers written into it; the sizes that matter to the compiler are constants, and the kernels are compiled
-# for each model's.
+# For Llama 3.2 1B nothing is missing: only its configuration has other numbers. No kernel has a width written into it.
+# Sizes that matter to the compiler are constants, and the kernels are compiled for each model's.
 #
 # Another architecture costs a file. Qwen3 normalises each head of queries and keys before rotating it, and this is all
 # that differs from Llama in the launches:
@@ -292,6 +290,8 @@ for name in ("rmsnorm_bf16", "add_rmsnorm_bf16", "rope_split_cache_bf16", "linea
           f"{us.get('PyTorch', math.nan):9.1f}")
 
 # %% [markdown]
+# The rotation is furthest from its bound, and yet it gains most over PyTorch, which launches its steps one by one.
+#
 # ## What I learned
 #
 # - Keys and values take memory for every token of a text, queries do not. Hence there are fewer heads of them.

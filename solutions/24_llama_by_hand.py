@@ -121,8 +121,8 @@ check("predict_rotations", launches=launches, qkv_rows=qkv_rows, pairs_kept=pair
 # then its sines, `positions` (T,) int32 says where each token stands, and pair d is (d, d + 32). The result goes to
 # `out` (T, heads, 64), which may be `x`. All numbers but the positions are float32.
 #
-# The grid is `(heads, T)`, with 32 threads in a block: a warp has a head. Each lane keeps what it needs in variables, so
-# that every number of `x` is loaded once, and the lanes exchange their sums by shuffles.
+# The grid is `(heads, T)`, with 32 threads in a block, so a warp has a head. The lanes add up the squares by shuffles.
+# Load everything once, and keep it in variables.
 #
 # Write `rotate_normed(x, weight, epsilon, table, positions, out)` from the decorator down.
 

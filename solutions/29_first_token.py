@@ -45,9 +45,9 @@ check("gated_product", gated_product)
 #
 # Llama 3.1 8B has 32 layers, 32 heads of queries, 8 heads of keys and values, heads of 128 numbers, and an MLP with
 # 14,336 numbers in gate and as many in up. Numbers are bfloat16. How many bytes does a token add to the cache? How many
-# whole tokens fit into 16,000,000,000 bytes, and how many would fit if there were as many heads of keys and values as of
-# queries? And suppose that one launch wrote gate and up to memory, and a second one read both and wrote their gated
-# product. How many bytes for each token and layer does a single launch save, which writes the gated product at once?
+# whole tokens fit into 16,000,000,000 bytes, and how many would fit with as many heads of keys and values as of
+# queries? Last, suppose that one launch wrote gate and up to memory, and a second one read both and wrote their gated
+# product. How many bytes are saved, for each token and layer, by a single launch that writes the gated product at once?
 
 # %%
 token_bytes = None
