@@ -285,18 +285,18 @@ PREDICT_ROTATIONS = PredictionExercise(
 # --- From a blank page: normalised and rotated ------------------------------------------------------------------------
 
 NORMED_HEAD = 64
-TURNED = {"T": 3, "H": 2}
+NORMED_ROTATED = {"T": 3, "H": 2}
 
 
 def _normed_heads(x, weight, epsilon):
     return _normed(x.reshape(-1, NORMED_HEAD), weight, epsilon).reshape(x.shape)
 
 
-def _turned(x, weight, epsilon, table, positions):
+def _normed_rotated(x, weight, epsilon, table, positions):
     return rotated_reference(_normed_heads(x, weight, epsilon), table, positions)
 
 
-def _turned_inputs(rng, T, H):
+def _normed_rotated_inputs(rng, T, H):
     """Every second head is small, so that epsilon counts there; epsilon differs from case to case."""
     scale = np.where(np.arange(T * H).reshape(T, H, 1) % 2, 1e-3, 1.0).astype(np.float32)
     return (uniform(rng, T, H, NORMED_HEAD) * scale, 1 + uniform(rng, NORMED_HEAD) / 2,
@@ -304,7 +304,7 @@ def _turned_inputs(rng, T, H):
             rng.integers(1, POSITIONS, T).astype(np.int32))
 
 
-def _turned_tolerance(x, weight, epsilon, table, positions):
+def _normed_rotated_tolerance(x, weight, epsilon, table, positions):
     """Relative to the length of a pair: the roundings of the norm, and of two products and their sum."""
     normed = _normed_heads(x, weight, epsilon)
     a, b = np.split(normed, 2, axis=2)
@@ -312,7 +312,7 @@ def _turned_tolerance(x, weight, epsilon, table, positions):
 
 
 def _head_once(report) -> str | None:
-    heads = TURNED["T"] * TURNED["H"]
+    heads = NORMED_ROTATED["T"] * NORMED_ROTATED["H"]
     loads, enough = report.counts["global_loads"], heads * (3 * NORMED_HEAD + 32)
     if loads > enough:
         return (f"For {heads} heads it loads {loads:,} numbers, and {enough:,} are enough: a lane loads both numbers "
@@ -357,14 +357,14 @@ def rotate_normed_loaded_again(x, weight, epsilon, table, positions, out):
 
 ROTATE_NORMED = KernelExercise(
     name="rotate_normed",
-    reference=_turned,
-    inputs=_turned_inputs,
+    reference=_normed_rotated,
+    inputs=_normed_rotated_inputs,
     shape=lambda T, H: (T, H, NORMED_HEAD),
     sizes=tuple({"T": T, "H": H} for T, H in ((1, 1), (3, 2), (2, 5), (7, 3))),
     random_size=lambda rng: {"T": int(rng.integers(2, 7)), "H": int(rng.integers(2, 7))},
     launch=lambda T, H: ((H, T), 32),
-    tolerance=_turned_tolerance,
-    observe_sizes=(TURNED,),
+    tolerance=_normed_rotated_tolerance,
+    observe_sizes=(NORMED_ROTATED,),
     demand=_head_once,
     domain=(in_place(0),
             _standing("all tokens stand at position 0", lambda positions: 0 * positions),
