@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 29 · The first right token: exercises
+# # 33 · The first right token: exercises
 #
 # Three exercises: a gated product in one pass, a prediction about a cache and wide rows, and grouped-query attention
 # from a blank page. `hint("gated_product")` gives a hint, and a second call a better one.

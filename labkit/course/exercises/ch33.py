@@ -1,4 +1,4 @@
-"""The exercises of lesson 29: a gated product in one pass, the sizes of a cache and of wide rows, and grouped-query
+"""The exercises of lesson 33: a gated product in one pass, the sizes of a cache and of wide rows, and grouped-query
 attention of one token.
 
 Sizes are T tokens, H heads of queries, K of keys and values, and N keys. Of the gated product x is (T, K) and the

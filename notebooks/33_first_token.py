@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 29 · The first right token
+# # 33 · The first right token
 #
 # *Lab notebook, 23 November 2026*
 #
