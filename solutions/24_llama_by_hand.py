@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 24 · Llama by hand: exercises
 #
-# Five exercises: an RMSNorm by a whole block, the rotation, a gated product in one pass, a prediction about a cache and
-# llama3 scaling, and grouped-query attention from a blank page. Two of your kernels will run in a Llama.
-# `hint("rmsnorm_block")` gives a hint, and a second call a better one.
+# Four exercises: an RMSNorm by a whole block, the rotation, a prediction about launches and llama3 scaling, and both
+# kernels in one from a blank page. The first two will run in a Llama. `hint("rmsnorm_block")` gives a hint, and a
+# second call a better one.
 
 # %%
 import math
@@ -88,113 +88,68 @@ prompts = [[3, 1, 4, 1, 5], [9, 2]]
 yours.one_by_one(yours.answers(rmsnorm_block=rmsnorm_block, rope_heads=rope_heads), llama, prompts)
 
 # %% [markdown]
-# ## 3 · A gated product
+# ## 3 · Predict: launches and rotations
 #
-# SwiGLU begins with two products of the same rows: out = silu(x gateᵀ) · (x upᵀ), element by element, where silu(v) is
-# v / (1 + exp(−v)). `x` is (T, K), `gate` and `up` are (N, K), and `out` is (T, N), all float32. There is a thread for
-# each output, in blocks of `(32, 4)`: columns of `out` in x, rows in y. Compute both dot products in one loop, so that
-# each number of `x` is loaded once for the two, and store nothing but the result. The dot products may be as large as
-# several hundred, with either sign.
-
-
-# %%
-@cuda.jit
-def gated_product(x, gate, up, out):
-    col, row = cuda.grid(2)
-    ### BEGIN SOLUTION
-    if row < out.shape[0] and col < out.shape[1]:
-        g, u = float32(0.0), float32(0.0)
-        for k in range(x.shape[1]):
-            value = x[row, k]
-            g += value * gate[col, k]
-            u += value * up[col, k]
-        out[row, col] = g / (float32(1.0) + math.exp(-g)) * u
-    ### END SOLUTION
-
+# Llama 3.1 8B has 32 layers, a width of 4,096, 32 heads of queries, 8 heads of keys and values, heads of 128 numbers,
+# and θ = 500,000. Its llama3 scaling starts from 8,192 positions: pairs that complete at least four turns in these are
+# kept, pairs that complete less than one are slowed down by a factor of 8, and the rest lie between. How many launches
+# does this model make for a prompt, if it is computed as in the lesson? How many rows has the stacked matrix for
+# queries, keys and values, one for each output? How many of the 64 pairs are kept, and how many are slowed down by the
+# whole factor?
 
 # %%
-check("gated_product", gated_product)
-
-# %% [markdown]
-# ## 4 · Predict: a cache and its positions
-#
-# Llama 3.1 8B has 32 layers, 32 heads of queries, 8 heads of keys and values, heads of 128 numbers, and θ = 500,000.
-# Its llama3 scaling starts from 8,192 positions: pairs that complete at least four turns in these are kept, pairs that
-# complete less than one are slowed down by a factor of 8, and the rest lie between. Numbers are bfloat16. How many
-# bytes does a token add to the cache? How many whole tokens fit into 16,000,000,000 bytes, and how many would fit if
-# there were as many heads of keys and values as of queries? How many of the 64 pairs are kept, and how many are slowed
-# down by the whole factor? And how many launches does this model make for a prompt, if it is computed as in the lesson?
-
-# %%
-token_bytes = None
-tokens_grouped = None
-tokens_ungrouped = None
+launches = None
+qkv_rows = None
 pairs_kept = None
 pairs_slowed = None  # by the whole factor
-launches = None
 ### BEGIN SOLUTION
-token_bytes = 2 * 32 * 8 * 128 * 2
-tokens_grouped = 16_000_000_000 // token_bytes
-tokens_ungrouped = 16_000_000_000 // (4 * token_bytes)
+launches = 8 * 32 + 4
+qkv_rows = (32 + 8 + 8) * 128
 pairs_kept = 29  # those for which 8,192 / (2 * pi * 500,000**(pair / 64)) is 4 or more
 pairs_slowed = 29  # and 1 or less
-launches = 8 * 32 + 4
 ### END SOLUTION
 
 # %%
-check("predict_cache", token_bytes=token_bytes, tokens_grouped=tokens_grouped, tokens_ungrouped=tokens_ungrouped,
-      pairs_kept=pairs_kept, pairs_slowed=pairs_slowed, launches=launches)
+check("predict_rotations", launches=launches, qkv_rows=qkv_rows, pairs_kept=pairs_kept, pairs_slowed=pairs_slowed)
 
 # %% [markdown]
-# ## 5 · From a blank page: grouped-query attention
+# ## 4 · From a blank page: normalised and rotated
 #
-# One token attends to all N tokens of a text, itself the last of them. `q` is (H, 32), `keys` and `values` are
-# (N, K, 32), and `out` is (H, 32), all float32. H is a multiple of K, at most eight times K: query head h reads head
-# h // (H // K) of keys and values. The score of a key is its dot product with the query, divided by the root of 32; the
-# weights are the softmax of the scores, and the result is the sum of the weighted values.
+# Qwen3 is built like Llama, but normalises each head of queries and keys before it rotates it. `x` (T, heads, 64) holds
+# the heads of T tokens. Divide each head by the root of the mean of its squares plus `epsilon`, multiply it by `weight`
+# (64,), which all heads share, and then rotate it as in exercise 2: `table` (P, 64) has the cosines of a position and
+# then its sines, `positions` (T,) int32 says where each token stands, and pair d is (d, d + 32). The result goes to
+# `out` (T, heads, 64), which may be `x`. All numbers but the positions are float32.
 #
-# The grid has K blocks of 32 threads, and a warp serves all query heads of its group. That is the point: a key and a
-# value are loaded once for all of them, whatever H / K is. (Two passes over the keys are allowed.) A query is loaded
-# once, too. Keep it in an array of the thread, such as `cuda.local.array(8, float32)`, with whatever else a query head
-# needs during the loop over the keys. Scores may be thousands apart.
+# The grid is `(heads, T)`, with 32 threads in a block, so a warp has a head. The lanes add up the squares by shuffles.
+# Load everything once, and keep it in variables.
 #
-# Write `attend_grouped(q, keys, values, out)` from the decorator down.
+# Write `rotate_normed(x, weight, epsilon, table, positions, out)` from the decorator down.
 
 # %%
-attend_grouped = None  # write the kernel
+rotate_normed = None  # write the kernel
 
 
 ### BEGIN SOLUTION
 @cuda.jit
-def attend_grouped(q, keys, values, out):
-    head, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    group = q.shape[0] // keys.shape[1]
-    first = head * group
-    query, acc = cuda.local.array(8, float32), cuda.local.array(8, float32)
-    row_max, row_sum = cuda.local.array(8, float32), cuda.local.array(8, float32)
-    for r in range(group):
-        query[r] = q[first + r, lane]
-        row_max[r], row_sum[r], acc[r] = float32(-math.inf), float32(0.0), float32(0.0)
-    for n in range(keys.shape[0]):
-        key, value = keys[n, head, lane], values[n, head, lane]
-        for r in range(group):
-            score = query[r] * key
-            for distance in (16, 8, 4, 2, 1):
-                score += cuda.shfl_xor_sync(0xFFFFFFFF, score, distance)
-            score *= float32(0.17677669)  # 1 / sqrt(32)
-            new = max(row_max[r], score)
-            factor, weight = math.exp(row_max[r] - new), math.exp(score - new)
-            row_sum[r] = row_sum[r] * factor + weight
-            acc[r] = acc[r] * factor + weight * value
-            row_max[r] = new
-    for r in range(group):
-        out[first + r, lane] = acc[r] / row_sum[r]
+def rotate_normed(x, weight, epsilon, table, positions, out):
+    head, t, lane = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
+    a, b = x[t, head, lane], x[t, head, lane + 32]
+    squares = a * a + b * b
+    for distance in (16, 8, 4, 2, 1):
+        squares += cuda.shfl_xor_sync(0xFFFFFFFF, squares, distance)
+    scale = cuda.rsqrt(squares / float32(64.0) + epsilon)
+    a, b = a * scale * weight[lane], b * scale * weight[lane + 32]
+    p = positions[t]
+    cos, sin = table[p, lane], table[p, lane + 32]
+    out[t, head, lane] = a * cos - b * sin
+    out[t, head, lane + 32] = b * cos + a * sin
 
 
 ### END SOLUTION
 
 # %%
-check("attend_grouped", attend_grouped)
+check("rotate_normed", rotate_normed)
 
 # %% [markdown]
 # Last, the model of the lesson with your norm and your rotation, and the beginning of its answer. (The engine

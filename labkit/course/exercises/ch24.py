@@ -1,11 +1,8 @@
-"""The exercises of lesson 24: RMSNorm by a block, the rotation of heads, a gated product in one pass, the sizes of a
-cache and of llama3 scaling, and grouped-query attention of one token.
+"""The exercises of lesson 24: RMSNorm by a block, the rotation of heads, the launches and rotations of a larger Llama,
+and heads that are normalised and rotated by one warp each.
 
-Sizes are T tokens, C columns, H heads of queries, K of keys and values, D numbers in a head, and N keys. Of the gated
-product x is (T, K) and the weights are (N, K).
+Sizes are T tokens, C columns, H heads, and D numbers in a head.
 """
-
-import math
 
 import numpy as np
 from numba import float32
@@ -25,7 +22,6 @@ from labkit.course.exercises.domains import (
     in_place,
     of,
 )
-from labkit.kernels.attention.pages import attend_reference, rounding_errors
 from labkit.kernels.elements import FLOAT32
 from labkit.kernels.op import uniform
 from labkit.kernels.rope import frequencies, head_tolerance, rope_table, rotated_reference
@@ -249,108 +245,7 @@ ROPE_HEADS = KernelExercise(
     },
 )
 
-# --- A gated product --------------------------------------------------------------------------------------------------
-
-GATED = {"T": 3, "N": 5, "K": 7}
-
-
-def _silu(v):
-    with np.errstate(over="ignore"):
-        return v / (1 + np.exp(-v))
-
-
-def _gated(x, gate, up):
-    x, gate, up = (np.asarray(each, np.float64) for each in (x, gate, up))
-    return _silu(x @ gate.T) * (x @ up.T)
-
-
-def _gated_tolerance(x, gate, up):
-    """The errors of both sums, each times what the other factor may be: silu's slope is at most 1.1."""
-    length = 2 * EPS32 * np.sqrt(x.shape[1])
-    g, u = x @ gate.T, x @ up.T
-    of_gate, of_up = (length * np.abs(x) @ np.abs(each).T for each in (gate, up))
-    roundings = EPS32 * (6 + np.minimum(np.abs(g), 90)) * np.abs(_silu(g) * u)
-    return 1.1 * of_gate * (np.abs(u) + of_up) + of_up * np.abs(_silu(g)) + roundings + 2e-36 * (1 + np.abs(u))
-
-
-def _in_one_loop(report) -> str | None:
-    T, N, K = (GATED[axis] for axis in "TNK")
-    loads, stores = report.counts["global_loads"], report.counts["global_stores"]
-    if loads <= 3 * T * N * K and stores <= T * N:
-        return None
-    return (f"At {T} x {K} and {N} outputs it makes {loads:,} loads and {stores:,} stores; {3 * T * N * K:,} and "
-            f"{T * N} suffice. In one loop each number of x serves both products, and both sums stay in registers.")
-
-
-def _products_near(gate_sum, up_sum):
-    """All products near these numbers."""
-    def choose(rng, x, gate, up):
-        x = np.ones_like(x)
-        return x, *(np.float32(wanted / each.shape[1]) * (1 + np.abs(each) / 8) for each, wanted in
-                    ((gate, gate_sum), (up, up_sum)))
-
-    return choose
-
-
-@cuda.jit
-def gated_product_two_loops(x, gate, up, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        g, u = float32(0.0), float32(0.0)
-        for k in range(x.shape[1]):
-            g += x[row, k] * gate[col, k]
-        for k in range(x.shape[1]):
-            u += x[row, k] * up[col, k]
-        out[row, col] = g / (float32(1.0) + math.exp(-g)) * u
-
-
-@cuda.jit
-def gated_product_through_out(x, gate, up, out):
-    col, row = cuda.grid(2)
-    if row < out.shape[0] and col < out.shape[1]:
-        g, u = float32(0.0), float32(0.0)
-        for k in range(x.shape[1]):
-            value = x[row, k]
-            g += value * gate[col, k]
-            u += value * up[col, k]
-        out[row, col] = g / (float32(1.0) + math.exp(-g))
-        out[row, col] *= u
-
-
-GATED_PRODUCT = KernelExercise(
-    name="gated_product",
-    reference=_gated,
-    inputs=lambda rng, T, N, K: (uniform(rng, T, K), uniform(rng, N, K), uniform(rng, N, K)),
-    shape=lambda T, N, K: (T, N),
-    sizes=tuple({"T": T, "N": N, "K": K} for T, N, K in ((1, 1, 1), (3, 5, 7), (2, 33, 9), (9, 4, 16), (5, 70, 3))),
-    launch=lambda T, N, K: ((-(-N // 32), -(-T // 4)), (32, 4)),
-    tolerance=_gated_tolerance,
-    observe_sizes=(GATED,),
-    demand=_in_one_loop,
-    domain=(Reach("the products of the gate are near 400", _products_near(400, 3)),
-            Reach("the products of the gate are near -400", _products_near(-400, 3)),
-            Reach("the products of the gate are near -1, where silu is negative", _products_near(-1, 2)),
-            Reach("the products of up are near -50", _products_near(2, -50)),
-            *of((0, 1, 2), ZEROS), *of(0, HUGE_AND_TINY, EQUAL)),
-    wrong={
-        "silu is taken of up, and not of the gate": Edit("g / (float32(1.0) + math.exp(-g)) * u",
-                                                         "u / (float32(1.0) + math.exp(-u)) * g"),
-        "the logistic function alone, without its argument as a factor": Edit("= g / (", "= float32(1.0) / ("),
-        "exp of the gate, not of its negative": Edit("math.exp(-g)", "math.exp(g)"),
-        "gelu by a logistic function, with 1.702": Edit("math.exp(-g)", "math.exp(float32(-1.702) * g)"),
-        "exp(g) / (1 + exp(g)): beyond 88 it is infinity divided by infinity": Edit(
-            "g / (float32(1.0) + math.exp(-g))", "g * math.exp(g) / (float32(1.0) + math.exp(g))"),
-        "silu of both": Edit("math.exp(-g)) * u", "math.exp(-g)) * u / (float32(1.0) + math.exp(-u))"),
-        "the weights are read as (K, N)": Edit("gate[col, k]", "gate[k % gate.shape[0], col % gate.shape[1]]",
-                                               "up[col, k]", "up[k % up.shape[0], col % up.shape[1]]"),
-        "the guard looks at the columns alone": Edit("row < out.shape[0] and col < out.shape[1]",
-                                                     "col < out.shape[1]"),
-        "a loop for each product: x is loaded twice": gated_product_two_loops,
-        "the gate is kept in `out`, in global memory": gated_product_through_out,
-    },
-)
-
-# --- Predict: a cache and its positions -------------------------------------------------------------------------------
+# --- Predict: launches and rotations ----------------------------------------------------------------------------------
 
 LLAMA_3_1_8B = Config(
     vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32, num_attention_heads=32,
@@ -359,146 +254,148 @@ LLAMA_3_1_8B = Config(
                   "original_max_position_embeddings": 8192})
 
 
-def _cache_and_positions() -> dict:
+def _launches_and_rotations() -> dict:
     c = LLAMA_3_1_8B
-    a_token = 2 * c.num_hidden_layers * c.num_key_value_heads * c.head_dim * 2
     plain = frequencies(c.head_dim, c.rope_theta)
     factor = plain / frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
-    return {"token_bytes": a_token, "tokens_grouped": 16_000_000_000 // a_token,
-            "tokens_ungrouped": 16_000_000_000 // (a_token * c.num_attention_heads // c.num_key_value_heads),
-            "pairs_kept": int(np.isclose(factor, 1).sum()), "pairs_slowed": int(np.isclose(factor, 8).sum()),
-            "launches": 8 * c.num_hidden_layers + 4}
+    return {"launches": 8 * c.num_hidden_layers + 4,
+            "qkv_rows": (c.num_attention_heads + 2 * c.num_key_value_heads) * c.head_dim,
+            "pairs_kept": int(np.isclose(factor, 1).sum()), "pairs_slowed": int(np.isclose(factor, 8).sum())}
 
 
-PREDICT_CACHE = PredictionExercise(
-    name="predict_cache",
-    truth=_cache_and_positions,
-    how={"token_bytes": "Keys and values, 32 layers, 8 heads of 128 numbers, 2 bytes each.",
-         "tokens_grouped": "16,000,000,000 divided by 131,072, rounded down.",
-         "tokens_ungrouped": "With 32 heads of keys and values a token takes four times the bytes.",
+PREDICT_ROTATIONS = PredictionExercise(
+    name="predict_rotations",
+    truth=_launches_and_rotations,
+    how={"launches": "Eight in each layer; around them the embedding, the last norm, the gathering of the last rows, "
+                     "and the logits.",
+         "qkv_rows": "A row for each output: 32 heads of queries, 8 of keys and 8 of values, 128 numbers each.",
          "pairs_kept": "Pair d turns once in 2 pi 500,000^(d / 64) tokens; that must be at most 8,192 / 4. The last "
                        "such d is 28, and pair 0 counts as well.",
-         "pairs_slowed": "At least 8,192 tokens for a turn: from d = 35 on.",
-         "launches": "Eight in each layer; around them the embedding, the last norm, the gathering of the last rows, "
-                     "and the head."},
-    wrong={"the values are forgotten: a token leaves keys and values": {
-               "token_bytes": 65536, "tokens_grouped": 244140, "tokens_ungrouped": 61035},
-           "float32: four bytes a number": {"token_bytes": 262144, "tokens_grouped": 61035, "tokens_ungrouped": 15258},
-           "the cache has a head for each head of queries": {
-               "token_bytes": 524288, "tokens_grouped": 30517, "tokens_ungrouped": 7629},
-           "the cache of one layer": {"token_bytes": 4096, "tokens_grouped": 3906250, "tokens_ungrouped": 976562},
+         "pairs_slowed": "At least 8,192 tokens for a turn: from d = 35 on."},
+    wrong={"the launches of the layers alone": {"launches": 256},
+           "16 layers, as Llama 3.2 1B has": {"launches": 132},
+           "as many heads of keys and values as of queries": {"qkv_rows": 12288},
+           "the values are forgotten: queries and keys": {"qkv_rows": 5120},
+           "a head has 4096 / 8 numbers: the width is divided by the heads of keys": {"qkv_rows": 24576},
            "pairs are counted from 1: the fastest one is forgotten": {"pairs_kept": 28},
            "the wavelength is the inverse of the frequency: 2 pi is forgotten": {"pairs_kept": 38, "pairs_slowed": 20},
-           "those between count as slowed by the whole factor": {"pairs_slowed": 35},
-           "the launches of the layers alone": {"launches": 256}},
+           "those between count as slowed by the whole factor": {"pairs_slowed": 35}},
 )
 
-# --- From a blank page: grouped-query attention of one token ----------------------------------------------------------
+# --- From a blank page: normalised and rotated ------------------------------------------------------------------------
 
-SIZE, MOST = 32, 8
-ATTENDED = {"H": 4, "K": 2, "N": 5}
-
-
-def _attended(q, keys, values, tolerance=None):
-    return attend_reference(q[None], keys, values, len(keys) - 1, SIZE**-0.5, tolerance)[0]
+NORMED_HEAD = 64
+NORMED_ROTATED = {"T": 3, "H": 2}
 
 
-def _loads_shared(report) -> str | None:
-    H, K, N = (ATTENDED[axis] for axis in "HKN")
-    loads, enough = report.counts["global_loads"], 3 * N * K * SIZE + H * SIZE
+def _normed_heads(x, weight, epsilon):
+    return _normed(x.reshape(-1, NORMED_HEAD), weight, epsilon).reshape(x.shape)
+
+
+def _normed_rotated(x, weight, epsilon, table, positions):
+    return rotated_reference(_normed_heads(x, weight, epsilon), table, positions)
+
+
+def _normed_rotated_inputs(rng, T, H):
+    """Every second head is small, so that epsilon counts there; epsilon differs from case to case."""
+    scale = np.where(np.arange(T * H).reshape(T, H, 1) % 2, 1e-3, 1.0).astype(np.float32)
+    return (uniform(rng, T, H, NORMED_HEAD) * scale, 1 + uniform(rng, NORMED_HEAD) / 2,
+            np.float32(rng.choice([1e-6, 1e-5, 1e-4])), rope_table(POSITIONS, NORMED_HEAD, 10_000.0),
+            rng.integers(1, POSITIONS, T).astype(np.int32))
+
+
+def _normed_rotated_tolerance(x, weight, epsilon, table, positions):
+    """Relative to the length of a pair: the roundings of the norm, and of two products and their sum."""
+    normed = _normed_heads(x, weight, epsilon)
+    a, b = np.split(normed, 2, axis=2)
+    return EPS32 * (np.sqrt(NORMED_HEAD) + 10) * np.tile(np.hypot(a, b), 2)
+
+
+def _head_once(report) -> str | None:
+    heads = NORMED_ROTATED["T"] * NORMED_ROTATED["H"]
+    loads, enough = report.counts["global_loads"], heads * (3 * NORMED_HEAD + 32)
     if loads > enough:
-        return (f"With {H} heads of queries, {K} of keys and {N} tokens it loads {loads:,} numbers, more than "
-                f"{enough:,}. The {H // K} query heads of a group share their keys and values: load a key and a value "
-                f"once, use it for all of them, and keep the queries in registers.")
+        return (f"For {heads} heads it loads {loads:,} numbers, and {enough:,} are enough: a lane loads both numbers "
+                f"of its pair, their weights, their cosine and sine, and a position, and each of these once.")
     return shuffles(report)
 
 
-def _times(queries, keys_by, values_by):
-    return lambda rng, q, keys, values: (np.float32(queries) * q, np.float32(keys_by) * keys,
-                                         np.float32(values_by) * values)
-
-
-def _scores_below(rng, q, keys, values):
-    return np.abs(q) - np.float32(9), np.abs(keys) + np.float32(9), values
-
-
-def _equal_keys(rng, q, keys, values):
-    return q, np.broadcast_to(keys[:1], keys.shape).copy(), values
-
-
-def _largest_last(rng, q, keys, values):
-    """The last key has by far the largest score in each head."""
-    keys = keys.copy()
-    for head in range(keys.shape[1]):
-        keys[-1, head] = 50 * q[head * (len(q) // keys.shape[1])]
-    return q, keys, values
+def _standing(words, choose):
+    return Reach(words, lambda rng, x, weight, epsilon, table, positions: (
+        x, weight, epsilon, table, choose(positions).astype(np.int32)), {"T": 4, "H": 3})
 
 
 @cuda.jit
-def attend_grouped_head_by_head(q, keys, values, out):
-    head, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    group = q.shape[0] // keys.shape[1]
-    for r in range(group):
-        h = head * group + r
-        query = q[h, lane]
-        row_max, row_sum, acc = float32(-math.inf), float32(0.0), float32(0.0)
-        for n in range(keys.shape[0]):
-            score = query * keys[n, head, lane]
-            for distance in (16, 8, 4, 2, 1):
-                score += cuda.shfl_xor_sync(ALL_LANES, score, distance)
-            score *= float32(0.17677669)
-            new = max(row_max, score)
-            factor, weight = math.exp(row_max - new), math.exp(score - new)
-            row_sum = row_sum * factor + weight
-            acc = acc * factor + weight * values[n, head, lane]
-            row_max = new
-        out[h, lane] = acc / row_sum
+def rotate_normed_weights_last(x, weight, epsilon, table, positions, out):
+    head, t, lane = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
+    a, b = x[t, head, lane], x[t, head, lane + 32]
+    squares = a * a + b * b
+    for distance in (16, 8, 4, 2, 1):
+        squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+    scale = cuda.rsqrt(squares / float32(64.0) + epsilon)
+    p = positions[t]
+    cos, sin = table[p, lane], table[p, lane + 32]
+    out[t, head, lane] = (a * cos - b * sin) * scale * weight[lane]
+    out[t, head, lane + 32] = (b * cos + a * sin) * scale * weight[lane + 32]
 
 
-SCALED = "score *= float32(0.17677669)"
+@cuda.jit
+def rotate_normed_loaded_again(x, weight, epsilon, table, positions, out):
+    head, t, lane = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
+    squares = float32(0.0)
+    for d in range(lane, 64, 32):
+        squares += x[t, head, d] * x[t, head, d]
+    for distance in (16, 8, 4, 2, 1):
+        squares += cuda.shfl_xor_sync(ALL_LANES, squares, distance)
+    scale = cuda.rsqrt(squares / float32(64.0) + epsilon)
+    a, b = x[t, head, lane] * scale * weight[lane], x[t, head, lane + 32] * scale * weight[lane + 32]
+    p = positions[t]
+    cos, sin = table[p, lane], table[p, lane + 32]
+    out[t, head, lane] = a * cos - b * sin
+    out[t, head, lane + 32] = b * cos + a * sin
 
-ATTEND_GROUPED = KernelExercise(
-    name="attend_grouped",
-    reference=_attended,
-    inputs=lambda rng, H, K, N: (uniform(rng, H, SIZE), uniform(rng, N, K, SIZE), uniform(rng, N, K, SIZE)),
-    shape=lambda H, K, N: (H, SIZE),
-    sizes=tuple({"H": H, "K": K, "N": N} for H, K, N in ((1, 1, 1), (4, 2, 5), (3, 3, 4), (6, 2, 9), (8, 1, 33))),
-    random_size=lambda rng: {"H": 6, "K": 3, "N": int(rng.integers(10, 30))},
-    launch=lambda H, K, N: (K, SIZE),
-    tolerance=lambda q, keys, values: 2 * _attended(q, keys, values, rounding_errors(False, SIZE)),
-    observe_sizes=(ATTENDED,),
-    demand=_loads_shared,
-    domain=(at("each head of queries has keys of its own", H=2, K=2, N=6),
-            at("eight heads of queries share their keys", H=16, K=2, N=6),
-            at("there is a single token", H=4, K=2, N=1),
-            Reach("scores are thousands apart", _times(100, 100, 1), {"H": 4, "K": 2, "N": 7}),
-            Reach("values are large", _times(1, 1, 10_000), {"H": 4, "K": 2, "N": 7}),
-            Reach("all scores are far below 0", _scores_below, {"H": 4, "K": 2, "N": 7}),
-            Reach("all scores are equal", _equal_keys, {"H": 4, "K": 2, "N": 7}),
-            Reach("the last token has by far the largest score", _largest_last, {"H": 4, "K": 2, "N": 7}),
-            Reach("all scores and values are 0", _times(0, 0, 0), {"H": 4, "K": 2, "N": 7})),
+
+ROTATE_NORMED = KernelExercise(
+    name="rotate_normed",
+    reference=_normed_rotated,
+    inputs=_normed_rotated_inputs,
+    shape=lambda T, H: (T, H, NORMED_HEAD),
+    sizes=tuple({"T": T, "H": H} for T, H in ((1, 1), (3, 2), (2, 5), (7, 3))),
+    random_size=lambda rng: {"T": int(rng.integers(2, 7)), "H": int(rng.integers(2, 7))},
+    launch=lambda T, H: ((H, T), 32),
+    tolerance=_normed_rotated_tolerance,
+    observe_sizes=(NORMED_ROTATED,),
+    demand=_head_once,
+    domain=(in_place(0),
+            _standing("all tokens stand at position 0", lambda positions: 0 * positions),
+            _standing("all tokens stand at the last position of the table",
+                      lambda positions: 0 * positions + POSITIONS - 1),
+            _standing("the tokens stand in reverse order", lambda positions: 17 - np.arange(len(positions))),
+            *of(0, ZEROS, HUGE_AND_TINY, EQUAL, FAR_ABOVE_ZERO, ONE_FAR_ABOVE), *of(1, NEGATIVE)),
     wrong={
-        "query head h reads head h % K, as if groups were interleaved": Edit(
-            "first = head * group", "first = head", "= q[first + r, lane]", "= q[first + r * keys.shape[1], lane]",
-            "out[first + r, lane]", "out[first + r * keys.shape[1], lane]"),
-        "all groups read the first head of keys and values": Edit(
-            "key, value = keys[n, head, lane], values[n, head, lane]",
-            "key, value = keys[n, 0, lane], values[n, 0, lane]"),
-        "every head of a group has the query of the first": Edit("= q[first + r, lane]", "= q[first, lane]"),
-        "the values are the keys": Edit("values[n, head, lane]", "keys[n, head, lane]"),
-        "the scores are not divided by the root of 32": Edit(SCALED, ""),
-        "divided by 32, not by its root": Edit("float32(0.17677669)", "float32(0.03125)"),
-        "the last token is left out": Edit("range(keys.shape[0])", "range(max(1, keys.shape[0] - 1))"),
-        "the first maximum is 0, and scores far below it vanish": Edit("float32(-math.inf)", "float32(0.0)"),
-        "what was added before is not corrected when the maximum grows": Edit(
-            "row_sum[r] = row_sum[r] * factor + weight", "row_sum[r] += weight",
-            "acc[r] = acc[r] * factor + weight * value", "acc[r] += weight * value"),
-        "the division by the sum of the weights is missing": Edit("acc[r] / row_sum[r]", "acc[r]"),
-        "only the first head of each group is written": Edit(
-            "for r in range(group):\n    out[first + r, lane] = acc[r] / row_sum[r]",
-            "out[first, lane] = acc[0] / row_sum[0]"),
-        "one query head after the other: keys and values are loaded for each": attend_grouped_head_by_head,
+        "the weights multiply what is rotated already": rotate_normed_weights_last,
+        "both numbers of a pair get the weight of the first": Edit("weight[lane + 32]", "weight[lane]"),
+        "the weights are left out": Edit(" * weight[lane],", ",", " * weight[lane + 32]", ""),
+        "the squares of the second half of the head are left out": Edit("squares = a * a + b * b", "squares = a * a"),
+        "the sum of the squares is divided by the number of lanes": Edit("float32(64.0)", "float32(32.0)"),
+        "the sum of the squares, not their mean": Edit("squares / float32(64.0)", "squares"),
+        "epsilon is left out: a head of zeros is divided by 0": Edit(" + epsilon", ""),
+        "each lane takes the squares of its own pair alone": Edit(
+            "for distance in (16, 8, 4, 2, 1):\n    squares += cuda.shfl_xor_sync(0xFFFFFFFF, squares, distance)",
+            "squares *= float32(32.0)"),
+        "shfl_down: lane 0 alone has the sum of all": Edit("shfl_xor_sync", "shfl_down_sync"),
+        "rotated the other way": Edit("a * cos - b * sin", "a * cos + b * sin", "b * cos + a * sin",
+                                      "b * cos - a * sin"),
+        "neighbours are taken as pairs": Edit(
+            "x[t, head, lane], x[t, head, lane + 32]", "x[t, head, 2 * lane], x[t, head, 2 * lane + 1]",
+            "weight[lane],", "weight[2 * lane],", "weight[lane + 32]", "weight[2 * lane + 1]",
+            "out[t, head, lane] =", "out[t, head, 2 * lane] =", "out[t, head, lane + 32] =",
+            "out[t, head, 2 * lane + 1] ="),
+        "the token's number is taken for its position": Edit("p = positions[t]", "p = t"),
+        "the number of the head is taken for the token's in `positions`": Edit("positions[t]",
+                                                                           "positions[head % x.shape[0]]"),
+        "the numbers are loaded again after the sum": rotate_normed_loaded_again,
     },
 )
 
-EXERCISES = (RMSNORM_BLOCK, ROPE_HEADS, GATED_PRODUCT, PREDICT_CACHE, ATTEND_GROUPED)
+EXERCISES = (RMSNORM_BLOCK, ROPE_HEADS, PREDICT_ROTATIONS, ROTATE_NORMED)

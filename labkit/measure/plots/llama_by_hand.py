@@ -1,4 +1,4 @@
-"""The figures of lesson 24, in the course's style.
+"""The figures of lessons 24 and 33, in the course's style.
 
     rotations(frequencies, pairs)          some pairs of a head, rotated as at each position
     wavelengths(plain, scaled, ...)        the wavelength of every pair, as it is and as llama3 scaling changes it
@@ -120,7 +120,7 @@ def head_weights(tokens: Sequence[str], weights: np.ndarray, shared: int) -> Cou
     if weights.shape != (heads, count, count) or count > 16 or heads > 16:
         raise ValueError(f"weights has shape {weights.shape} and there are {count} tokens; it must be (heads, tokens, "
                          f"tokens), with at most 16 of each")
-    lines, left, top, gap = -(-heads // ACROSS), 0.92, 1.12, 0.16
+    lines, left, top, gap = -(-heads // ACROSS), 1.04, 1.12, 0.16
     side = (WIDTH - left - 0.14 - (ACROSS - 1) * gap) / ACROSS
     below = 0.56  # for the names of the columns
     colours = LinearSegmentedColormap.from_list("weights", ["#FFFFFF", BLUE])

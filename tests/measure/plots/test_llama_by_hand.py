@@ -1,4 +1,4 @@
-"""The figures of lesson 24: what they say, and that they draw."""
+"""The figures of lessons 24 and 33: what they say, and that they draw."""
 
 import numpy as np
 import pytest
