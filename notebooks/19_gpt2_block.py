@@ -360,7 +360,7 @@ mine
 # %% [markdown]
 # Where an exercise is not done, the course's kernel is used, and the block runs all the same. Do one, save its
 # notebook, and run the cell again. The next cell puts each of your kernels into a block alone, then all of them, and
-# compares every step with float64. Kernels for tokens, logits and the cache belong outside a block, in lesson 20. (If
+# compares every step with float64. Kernels for tokens, logits and the cache belong outside a block, in lesson 29. (If
 # you have no kernel yet, the cell takes three answers of the course, to show what it looks like.)
 
 # %%
@@ -498,4 +498,4 @@ for operation, name in (("gpt2_block", "block_fused"), ("gpt2_block_half", "bloc
 # The exercises for this lesson put two kernels into the model at once: a GELU, and the embedding with which GPT-2
 # begins.
 #
-# Next: **GPT-2 writes**, where twelve of these blocks get words to read.
+# Next: **from a file to a token**, where such blocks get their weights from a file, and words to read.

@@ -458,6 +458,32 @@ def generation_table(series: Mapping, model: str | None = None, how: str | None 
          "ratio, baseline over fused, so above 1 fusing lost; ours is the other way up."))
 
 
+def beside_the_article(series: Mapping, model: str | None = None, how: str | None = None) -> PlainTable:
+    """A row for each prompt: tokens a second in each of the three ways, and the article's two. In brackets every one is
+    divided by the slowest way of its own side, so that above 1 is faster."""
+    one = _of(series, model)
+    how = how or one["prompts"][0]["rows"][0]["how"]
+    rows, differing = [], []
+    for prompt in one["prompts"]:
+        rates = {row["attention"]: row["tokens_per_second"] for row in prompt["rows"] if row["how"] == how}
+        theirs = [both[0] for both in SOURCE.get(prompt["text"], ())]
+        rows.append((prompt["text"], *_rates(rates[name] for name in ATTENTIONS), *(_rates(theirs) or ("-", "-"))))
+        differing += [prompt["text"] for row in prompt["rows"] if row["how"] == how and not row["same_tokens"]]
+    texts = "The three ways write the same text" + (f", but for: {', '.join(differing)}." if differing else ".")
+    return PlainTable(
+        f"Tokens a second: {one['name']}, {HOWS[how]}",
+        ("prompt", "softmax in 3 launches", "softmax in 1", "attention in 1", "article: PyTorch", "article: fused"),
+        tuple(rows),
+        (f"{series['where']}, {series['date']}; the article's: distilgpt2 on an NVIDIA L4.",
+         "In brackets: times as fast as softmax in 3 launches, or as the article's PyTorch.", texts))
+
+
+def _rates(rates: Iterable[float]) -> tuple[str, ...]:
+    """Tokens a second; from the second on, with the ratio to the first."""
+    rates = list(rates)
+    return tuple(f"{rate:,.1f}" + (f"{NO_BREAK}({rate / rates[0]:.2f})" if k else "") for k, rate in enumerate(rates))
+
+
 def _ratio(prompt: Mapping, name: str, how: str) -> str:
     rates = {r["attention"]: r["tokens_per_second"] for r in prompt["rows"] if r["how"] == how}
     return "-" if name == "unfused" else f"{rates[name] / rates['unfused']:.3f}"
