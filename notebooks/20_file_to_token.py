@@ -12,8 +12,8 @@
 # ## The problem
 #
 # So far the course has written kernels. In this lesson and the next one they write text. A GPT-2 takes the numbers of
-# some *tokens*, pieces of text, and returns a number for each token of its *vocabulary*, the list of all tokens that it
-# knows. These numbers are the *logits*. The larger the logit, the better that token continues the text:
+# some *tokens*, pieces of text, and returns a number for each token of its *vocabulary*, the list of all tokens that
+# it knows. These numbers are the *logits*. The larger the logit, the better that token continues the text:
 #
 # $$P(\text{next} = i) = \frac{e^{z_i}}{\sum_j e^{z_j}}, \qquad z = \text{GPT2}(t_1, t_2, \dots, t_n)$$
 #
@@ -23,8 +23,8 @@
 #
 # ## Prediction
 #
-# The course carries a GPT-2 of its own, just large enough to write something that looks like English. It was trained on
-# the Jargon File, the old dictionary of hackers. It has six blocks, 256 wide. A block of width C has 12 C² + 13 C
+# The course carries a GPT-2 of its own, just large enough to write something that looks like English. It was trained
+# on the Jargon File, the old dictionary of hackers. It has six blocks, 256 wide. A block of width C has 12 C² + 13 C
 # parameters. Outside the blocks there is a row of 256 numbers for each of 2,048 tokens and for each of 256 positions,
 # and a LayerNorm at the end. Write down how many bytes its weights take in float16. Does the file have to be larger?
 
@@ -141,9 +141,9 @@ print(name, "is the same:", np.array_equal(blob[name].copy_to_host(), ours[name]
 # ## Tokens
 #
 # A token is a piece of text that occurs often. The list of pieces is made before training, by *byte-pair encoding*:
-# begin with single bytes, join the pair that occurs most often, and repeat until there are as many pieces as one wants.
-# GPT-2 has 50,257, this model 2,048. A frequent word becomes one token, a rare one falls apart. Before you run the next
-# cell: into how many tokens does each of these texts fall?
+# begin with single bytes, join the pair that occurs most often, and repeat until there are as many pieces as one
+# wants. GPT-2 has 50,257, this model 2,048. A frequent word becomes one token, a rare one falls apart. Before you run
+# the next cell: into how many tokens does each of these texts fall?
 
 # %%
 from labkit.models.load import load
@@ -157,8 +157,8 @@ for text in ("hacker: n. A person who", "The quick brown fox", "softmax", "Grü�
     assert tokenizer.decode(ids) == text
 
 # %% [markdown]
-# The first token marks the beginning of a text and is not shown. A space belongs to the word after it. Every text comes
-# back as it was, since in the end everything is made of bytes. A Chinese character is three bytes and here three
+# The first token marks the beginning of a text and is not shown. A space belongs to the word after it. Every text
+# comes back as it was, since in the end everything is made of bytes. A Chinese character is three bytes and here three
 # tokens, none of which is a character by itself. Such a token appears as the replacement character �, and whoever
 # prints the text has to wait for the rest of the character.
 #
@@ -173,8 +173,8 @@ from labkit.kernels.embedding import embedding_strided_kernel, embedding_whole_r
 show_source(embedding_whole_row_kernel)
 
 # %% [markdown]
-# It takes a block for each token and a thread for each column. That is simple, and right for GPT-2, whose rows have 768
-# columns. The author of [tiny-vllm](https://github.com/jmaczan/tiny-vllm), a Llama in CUDA, first launched such a
+# It takes a block for each token and a thread for each column. That is simple, and right for GPT-2, whose rows have
+# 768 columns. The author of [tiny-vllm](https://github.com/jmaczan/tiny-vllm), a Llama in CUDA, first launched such a
 # kernel for rows of 2,048. Before you run the next cell: what happens?
 
 # %%
@@ -245,8 +245,8 @@ print("theirs were made by", known["made_by"])
 #
 # If the first token is a different one, where did it go wrong? Printing all arrays of both programs does not help.
 # Instead, compare what every launch wrote with the same step in NumPy and float64, and look at the first launch that
-# differs. Everything after it has to differ, too. In this example the model has the wrong GELU: the exact one of lesson
-# 16 in place of the form with the tanh. Which activation will be named?
+# differs. Everything after it has to differ, too. In this example the model has the wrong GELU: the exact one of
+# lesson 16 in place of the form with the tanh. Which activation will be named?
 
 # %%
 from labkit.kernels.gelu import gelu_erf_vectorized
@@ -264,9 +264,9 @@ right
 # %% [markdown]
 # ## Two equal logits
 #
-# One question is left. Which of two equal logits is taken? NumPy takes the first, and so does PyTorch in practice. On a
-# GPU threads finish in no fixed order, so the column has to be part of what they compare: `key_of` packs the logit and
-# its column into one integer. It is larger for a larger logit and, between equal ones, for the earlier column.
+# One question is left. Which of two equal logits is taken? NumPy takes the first, and so does PyTorch in practice. On
+# a GPU threads finish in no fixed order, so the column has to be part of what they compare: `key_of` packs the logit
+# and its column into one integer. It is larger for a larger logit and, between equal ones, for the earlier column.
 
 # %%
 from labkit.kernels.argmax import ARGMAX, argmax, key_of

@@ -11,15 +11,15 @@
 #
 # ## The problem
 #
-# The last lesson got one token out of a prompt. To write, append the token and run the model again. Done that way, each
-# token costs as much as all the text before it, and taking the likeliest token each time makes dull text. This lesson
-# mends both. Then it asks what its kernels are worth: does a faster softmax make the model write faster?
+# The last lesson got one token out of a prompt. To write, append the token and run the model again. Done that way,
+# each token costs as much as all the text before it, and taking the likeliest token each time makes dull text. This
+# lesson changes both. Then it asks what its kernels are worth: does a faster softmax make the model write faster?
 #
 # ## Prediction
 #
 # A model that writes reads every one of its weights for every token. Write down two numbers before you go on. How many
-# tokens a second can GPT-2 small write at most, on a GPU that reads 4,200 GB a second? And: if a kernel for the softmax
-# of attention is three times as fast as the three kernels before it, how much faster does the model write?
+# tokens a second can GPT-2 small write at most, on a GPU that reads 4,200 GB a second? And: if a kernel for the
+# softmax of attention is three times as fast as the three kernels before it, how much faster does the model write?
 
 # %%
 from labkit import measure
@@ -31,15 +31,14 @@ print(f"{small.parameters:,} parameters are {4 * small.parameters / 1e6:.0f} MB 
 print(f"{bandwidth:,.0f} GB/s (an H200, by a copy): {1e9 * bandwidth / (4 * small.parameters):,.0f} tokens a second")
 
 # %% [markdown]
-# This is a bound; how near to it one gets was measured, and stands further down. The second answer has to wait until
-# the end.
+# This is a bound. How near one gets is measured later in this lesson, and the second answer comes at its end.
 #
 # ## The cache
 #
 # For the second new token one could send the whole text through the model again. But attention needs only the keys and
-# values of the earlier tokens, and those do not change: no token sees a later one. So every layer keeps them, a row for
-# each token, in the *KV cache*. A new token computes one row, appends it to the cache, and attends to all rows. Each
-# such step is called *decode*.
+# values of the earlier tokens, and those do not change: no token sees a later one. So every layer keeps them, a row
+# for each token, in the *KV cache*. A new token computes one row, appends it to the cache, and attends to all rows.
+# Each such step is called *decode*.
 
 # %%
 from labkit import show_source
@@ -49,8 +48,8 @@ show_source(append_to_cache_kernel)
 
 # %% [markdown]
 # `start` says how many tokens are in the cache. It is in device memory and not among the arguments, so that the
-# launches of a step are the same for every token: they can be captured in a graph once and replayed. Here is the
-# attention of a single token, and of four, over the rows of a cache.
+# launches of a step are the same for every token: they can be captured in a graph once and replayed. Here are one new
+# token and four, which attend to themselves and to those in the cache.
 
 # %%
 from labkit import agree
@@ -60,8 +59,8 @@ agree(ATTENTION_CACHED, ["attention_cached_all_threads"],
       sizes=({"S": 1, "H": 2, "D": 64, "before": 29}, {"S": 4, "H": 2, "D": 64, "before": 31}))
 
 # %% [markdown]
-# The next cell writes with and without the cache, from the same prompt. Before you run it: how many rows go through the
-# layers, for a prompt of 24 tokens and 16 new ones?
+# The next cell writes with and without the cache, from the same prompt. Before you run it: how many rows go through
+# the layers, for a prompt of 24 tokens and 16 new ones?
 
 # %%
 import numpy as np
@@ -117,9 +116,9 @@ for n, one_more, all_again in zip(recorded["position"], recorded["with_us"], rec
 # ## Chance
 #
 # Taking the most likely token each time is called *greedy*. That is right for a test, but such a text is dull and soon
-# repeats itself. So a token is drawn at random instead, or *sampled*, and there are three ways to shape the
-# distribution. The *temperature* T divides the logits before the softmax: below 1 the likely tokens become more likely.
-# *Top-k* keeps the k most likely. *Top-p* keeps as many of the most likely as together have the share p. The
+# repeats itself. So a token is drawn at random instead. This is called *sampling*, and there are three ways to shape
+# the distribution. The *temperature* T divides the logits before the softmax: below 1 the likely tokens become more
+# likely. *Top-k* keeps the k most likely. *Top-p* keeps as many of the most likely as together have the share p. The
 # probabilities that are left are scaled so that their sum is 1 again. Then a random number decides. It comes from a
 # generator with a seed, and the same seed gives the same text. Here are the most likely tokens after a prompt.
 
@@ -150,14 +149,14 @@ for sampler in (GREEDY, Sampler(0.8, top_k=40), Sampler(1.6)):
 
 # %% [markdown]
 # That is `labkit generate "kernel:"`, with `--temperature`, `--top-k`, `--top-p`, `--seed`, `--greedy`, and `--model`
-# for a real GPT-2: a folder, or a name such as `openai-community/gpt2`, which is downloaded once. The tiny one has read
-# its only book so often that it can recite long parts of it (`data/README.md` says how often). Where a prompt or chance
-# leads away from the text, it goes on in the book's manner: pronunciation, *n.*, etymology in brackets.
+# for a real GPT-2: a folder, or a name such as `openai-community/gpt2`, which is downloaded once. The tiny one has
+# read its only book so often that it can recite long parts of it (`data/README.md` says how often). Where a prompt or
+# chance leads away from the text, it goes on in the book's manner: pronunciation, *n.*, etymology in brackets.
 #
 # ## Your kernels in it
 #
-# Some of the exercises are kernels that a GPT-2 needs. Those that you have done, in `work/exercises/`, can be used
-# here. This table lists them, and which of them are yours by now.
+# Some of the exercises are kernels of a GPT-2. This table shows which of yours, in `work/exercises/`, it can use by
+# now.
 
 # %%
 from labkit.course import yours
@@ -168,8 +167,8 @@ mine
 # %% [markdown]
 # Lesson 19 puts some of them into a block. The embedding, the cache and the logits belong to a whole model. Here are
 # the course's own answers to these, one at a time and then all together, with every activation compared with float64.
-# `yours.one_by_one(mine, tiny, prompt)` does it with yours, and `yours.with_kernels(tiny, mine)` is the model that then
-# writes with them.
+# `yours.one_by_one(mine, tiny, prompt)` does it with yours, and `yours.with_kernels(tiny, mine)` is the model that
+# then writes with them.
 
 # %%
 answers = yours.answers("embed_tokens", "append_rows", "linear_patch", solutions=True)
@@ -180,40 +179,39 @@ yours.one_by_one(answers, tiny, prompt)
 #
 # One token, launch by launch, as recorded on an H200. A launch's time is what a step in a graph saves if it is left
 # out. The black line is the time for its bytes, at the speed of a copy. The second plot is the same step with a long
-# text before it.
+# text before it: only attention has grown, and far less than the text.
 
 # %%
 step = measure.recorded_series("step_launches", gpu="NVIDIA H200")
+first = step["steps"][0]
+print(f"at most {1e9 * bandwidth / (4 * small.parameters):,.0f} tokens a second; "
+      f"measured {1e6 / first['us']:,.0f}, with {sum(row['count'] for row in first['rows'])} launches for a token")
 pictures.step_shares(step)
 
 # %%
 pictures.step_shares(step, len(step["steps"]) - 1)  # the latest position that was measured
 
-# %%
-first = step["steps"][0]
-print(f"predicted: {1e9 * bandwidth / (4 * small.parameters):,.0f} tokens a second, at most")
-print(f"measured:  {1e6 / first['us']:,.0f}, with {sum(row['count'] for row in first['rows'])} launches for a token")
-
 # %% [markdown]
-# With the long text only attention has grown, and far less than the text. My prediction counted bytes, as the black lines do. The logits reach theirs, and a little more: the line is drawn for
+# My prediction counted bytes, as the black lines do. The logits reach theirs, and a little more: the line is drawn for
 # a copy, which also has to write. Nothing else comes near. A step is about a hundred launches, one after the other,
 # with a single row to work on. A LayerNorm of 768 numbers hardly reads anything and takes its microseconds all the
 # same: it starts, waits for its loads, exchanges some sums, and ends before the next launch may start. Writing one
 # token after the other is a matter of *latency*, not of bandwidth. (With many texts at once the rows would share the
 # weights, as those of a prompt do.)
 #
-# The four products of a layer and the logits take more than half of the time. All of attention, orange, comes next, and
-# the softmax is only a part of it.
+# The four products of a layer and the logits take more than half of the time. All of attention, orange, comes next,
+# and the softmax is only a part of it.
 #
 # ## The experiment
 #
-# Now the second prediction. Lesson 14 follows an article, *Fused Attention Softmax Accelerator GPT 2 Inference*. It put
-# its fused softmax into distilgpt2, a GPT-2 with six layers, on an NVIDIA L4, and let it write up to a hundred tokens
-# after each of three prompts. Its kernel was 1.24 to 4.78 times as fast as PyTorch's steps. Here is the same experiment
-# on an H200, with models of the right shape. Their weights are random, which does not change the time.
+# Now the second prediction. Lesson 14 follows an article, *Fused Attention Softmax Accelerator GPT 2 Inference*. It
+# put its fused softmax into distilgpt2, a GPT-2 with six layers, on an NVIDIA L4, and let it write up to a hundred
+# tokens after each of three prompts. Its kernel was 1.24 to 4.78 times as fast as PyTorch's steps. Here is the same
+# experiment on an H200, with models of the right shape. Their weights are random, which does not change the time, and
+# the prompts are those that GPT-2's tokenizer makes of the article's. Beside them stands the tiny model.
 #
-# Attention is computed in three ways: scale, mask and softmax as three launches; as one launch; and all of attention as
-# one kernel, the flash attention of lesson 18. Every kernel is launched from Python, as in the article, and then a
+# Attention is computed in three ways: scale, mask and softmax as three launches; as one launch; and all of attention
+# as one kernel, the flash attention of lesson 18. Every kernel is launched from Python, as in the article, and then a
 # whole token as one graph. (Launches from Python still went through Numba then. Labkit's own, lesson 09, take less.)
 
 # %%
@@ -222,17 +220,16 @@ pictures.rates(found)
 
 # %% [markdown]
 # In a graph the two larger ones write about ten times as fast, and the tiny one sixteen times as fast. The three ways
-# differ far less: one launch for the softmax gains 5% to 8%, one kernel for all of attention 9% to 22%. Here are
-# the three prompts beside the article's results. Every number in brackets is the same ratio, tokens a second by those
-# of the slowest way, so above 1 is a gain. (The article's own table has the ratio upside down under the name of a
-# speed-up, so its 1.01 is a loss and its 0.98 a gain.)
+# differ far less: one launch for the softmax gains 5% to 8%, one kernel for all of attention 9% to 22%. Here are the
+# three prompts beside the article's results. The numbers in brackets compare with softmax in three launches, those of
+# the article with PyTorch, and above 1 is a gain. (The article's own table calls the inverse a speed-up, so its 1.01
+# is a loss and its 0.98 a gain.)
 
 # %%
 experiment.beside_the_article(found, "distilgpt2's shape", "called")
 
 # %% [markdown]
-# With the tiny model and one of the prompts you can repeat it on this machine. The text must be the same in all three
-# ways.
+# Here is one of the prompts on this machine, with the tiny model. All three ways must write the same text.
 
 # %%
 from labkit import device
@@ -260,19 +257,17 @@ plots.curves(share, lines, "Amdahl's law: what a faster part is worth",
 
 # %% [markdown]
 # Does the law hold here? The softmax's share and its own speed-up were measured apart from the whole. So the law can
-# predict the whole, and the last cell below says by how much it misses, at most.
-
-# %%
-experiment.amdahl_table(found)
+# predict the whole. How far is it off, at most?
 
 # %%
 for how, missed in experiment.apart(found).items():
-    print(f"{experiment.HOWS[how]}: {missed:.1%}")
+    print(f"{experiment.HOWS[how]}: off by {missed:.1%} at most")
+experiment.amdahl_table(found)
 
 # %% [markdown]
 # In a graph the law holds from a single token to a prompt of 1,024. Launched from Python it is rougher, and one
 # measured gain is even larger than "at most". Perhaps a launch of the softmax takes longer among other launches than
-# when it is repeated by itself. Then its share is larger than was measured.
+# by itself. Then its share is larger than was measured.
 #
 # Now the size of the gain. The article timed its kernel on squares of 512 and 1,024 rows. A model that writes from a
 # cache has no such square. For each head it has one row of scores, no longer than the text so far: 400 bytes at most.
@@ -288,21 +283,21 @@ gain, own = 1.01, 4.65  # of the whole; of the softmax at 1,024, causal
 print(f"{(1 - 1 / gain) / (1 - 1 / own):.1%}")
 
 # %% [markdown]
-# So small a share is plausible. An L4 reads some 300 GB a second, the weights of distilgpt2 take it about 1.1 ms, and a
-# token took 5.5 in the article. The rest must have been something else: launches, Python and PyTorch around the
-# kernels. The more there is around a kernel, the less a faster kernel gains.
+# So small a share is plausible. An L4 reads some 300 GB a second, the weights of distilgpt2 take it about 1.1 ms, and
+# a token took 5.5 in the article. The rest must have been something else: launches, Python and PyTorch around the
+# kernels. Here a step is little more than its launches, so two launches less in each layer show. The more there is
+# around a kernel, the less a faster kernel gains.
 #
-# The green bars above show where more can be gained: not by a faster softmax, but by not storing the scores at all. The
-# article's authors measured no gain and wrote it down, which is more than most do. The law would have shown it before
-# they wrote the kernel, and before I wrote mine.
+# The green bars above show where more can be gained: not by a faster softmax, but by not storing the scores at all.
+# The article's authors measured no gain and wrote it down, which is more than most do. The law would have shown it
+# before they wrote the kernel, and before I wrote mine.
 #
 # `labkit report` shows every figure and table of that article with ours beside it. With `--measure` it takes this
 # machine's times as well, and `--prompts FILE` takes the prompts from a text file.
 #
 # ## What I learned
 #
-# - Reading is cheap and writing is expensive: the tokens of a prompt share the weights, the tokens of the answer do
-#   not.
+# - Reading is cheap and writing is expensive: the tokens of a prompt share the weights, those of an answer do not.
 # - I counted bytes and predicted a multiple of what came. One row is not enough work for a GPU. Then count launches.
 # - Before you make a kernel faster, measure its share of the whole. That takes no new kernel.
 #

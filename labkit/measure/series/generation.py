@@ -459,29 +459,34 @@ def generation_table(series: Mapping, model: str | None = None, how: str | None 
 
 
 def beside_the_article(series: Mapping, model: str | None = None, how: str | None = None) -> PlainTable:
-    """A row for each prompt: tokens a second in each of the three ways, and the article's two. In brackets every one is
-    divided by the slowest way of its own side, so that above 1 is faster."""
+    """A row for each prompt: tokens a second in each of the three ways, and the article's two. In brackets each is
+    divided by the first of its own side, so that above 1 is faster. What the CPU device takes is compared with
+    nothing."""
     one = _of(series, model)
-    how = how or one["prompts"][0]["rows"][0]["how"]
+    how, on_gpu = how or one["prompts"][0]["rows"][0]["how"], series["where"] != measure.CPU_DEVICE
     rows, differing = [], []
     for prompt in one["prompts"]:
-        rates = {row["attention"]: row["tokens_per_second"] for row in prompt["rows"] if row["how"] == how}
-        theirs = [both[0] for both in SOURCE.get(prompt["text"], ())]
-        rows.append((prompt["text"], *_rates(rates[name] for name in ATTENTIONS), *(_rates(theirs) or ("-", "-"))))
-        differing += [prompt["text"] for row in prompt["rows"] if row["how"] == how and not row["same_tokens"]]
-    texts = "The three ways write the same text" + (f", but for: {', '.join(differing)}." if differing else ".")
-    return PlainTable(
-        f"Tokens a second: {one['name']}, {HOWS[how]}",
-        ("prompt", "softmax in 3 launches", "softmax in 1", "attention in 1", "article: PyTorch", "article: fused"),
-        tuple(rows),
-        (f"{series['where']}, {series['date']}; the article's: distilgpt2 on an NVIDIA L4.",
-         "In brackets: times as fast as softmax in 3 launches, or as the article's PyTorch.", texts))
+        mine = {row["attention"]: row for row in prompt["rows"] if row["how"] == how}
+        row = _rates([mine[name]["tokens_per_second"] for name in ATTENTIONS], on_gpu)
+        if on_gpu:
+            theirs = SOURCE.get(prompt["text"])
+            row += _rates([pair[0] for pair in theirs]) if theirs else ("-", "-")
+        rows.append((prompt["text"], *row))
+        differing += [] if all(found["same_tokens"] for found in mine.values()) else [prompt["text"]]
+    columns = ("prompt", "softmax in 3 launches", "softmax in 1", "attention in 1 kernel")
+    notes = (f"{series['where']}, {series['date']}.",)
+    if on_gpu:
+        columns += ("article: PyTorch", "article: fused")
+        notes += ("Article: distilgpt2 on an NVIDIA L4.",
+                  "In brackets: times as fast as softmax in 3 launches, or as the article's PyTorch.")
+    notes += (f"The three ways write the same text{', but for: ' if differing else ''}{', '.join(differing)}.",)
+    return PlainTable(f"Tokens a second: {one['name']}, {HOWS[how]}", columns, tuple(rows), notes)
 
 
-def _rates(rates: Iterable[float]) -> tuple[str, ...]:
-    """Tokens a second; from the second on, with the ratio to the first."""
-    rates = list(rates)
-    return tuple(f"{rate:,.1f}" + (f"{NO_BREAK}({rate / rates[0]:.2f})" if k else "") for k, rate in enumerate(rates))
+def _rates(rates: Sequence[float], compared: bool = True) -> tuple[str, ...]:
+    """Tokens a second; from the second on with the ratio to the first, if they are compared."""
+    return tuple(f"{rate:,.1f}{NO_BREAK}({rate / rates[0]:.2f})" if k and compared else f"{rate:,.1f}"
+                 for k, rate in enumerate(rates))
 
 
 def _ratio(prompt: Mapping, name: str, how: str) -> str:
