@@ -26,7 +26,7 @@
 # The course carries a GPT-2 of its own, just large enough to write something that looks like English. It was trained
 # on the Jargon File, the old dictionary of hackers. It has six blocks, 256 wide. A block of width C has 12 C² + 13 C
 # parameters. Outside the blocks there is a row of 256 numbers for each of 2,048 tokens and for each of 256 positions,
-# and a LayerNorm at the end. Write down how many bytes its weights take in float16. Does the file have to be larger?
+# and a LayerNorm at the end. Write down how many bytes its weights take in float16. Will the file be larger?
 
 # %%
 block = 12 * 256**2 + 13 * 256

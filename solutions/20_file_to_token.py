@@ -41,10 +41,10 @@ check("read_tensor", read_tensor)
 #
 # A safetensors file has a header of 248 bytes. Its numbers are float16, in three tensors that follow one another in
 # this order: `bias` with 77 numbers, `weight` with 77 × 50, and `scale` with 5. At which byte of the file does `weight`
-# begin, counted from 0 at the first byte of the file? And how many bytes has the file?
+# begin, counted from 0 at the first byte of the file? And how long is the file, in bytes?
 #
 # The tensors go to the device in the same order, in one buffer and as float32. There each begins at a multiple of 16
-# bytes, as the lesson has it. At which byte of the buffer does `weight` begin?
+# bytes, as in the lesson. At which byte of the buffer does `weight` begin?
 #
 # Last, the embedding. A block of 256 threads copies a row of 1,000 columns, and each thread takes every 256th column,
 # beginning with its own number. How many columns does thread 250 copy?

@@ -20,7 +20,7 @@ from labkit.course import yours
 # A row of `qkv` holds the queries, the keys and the values of a token, `width` numbers each. A row of `cache` holds
 # keys and values, 2 × `width`. `start[0]` tokens lie in the cache already; it is in device memory, so that a graph can
 # be replayed for the next token. Block t has 32 threads and copies the keys and values of row t of `qkv` to row
-# `start[0] + t` of `cache`. If the cache is full, nothing happens. The queries stay where they are.
+# `start[0] + t` of `cache`. If the cache is full, nothing happens. The queries are not copied.
 
 
 # %%
@@ -40,7 +40,7 @@ def append_rows(qkv, start, cache):
 check("append_rows", append_rows)
 
 # %% [markdown]
-# It has a place in the model. The next cell gives it to the GPT-2 of the lesson and compares every activation with
+# This kernel has a place in the model. The next cell gives it to the lesson's GPT-2 and compares every activation with
 # NumPy in float64.
 
 # %%
@@ -54,7 +54,7 @@ yours.one_by_one(yours.answers(append_rows=append_rows), loaded.model, ids)
 # ## 2 · Predict: what the cache saves
 #
 # A prompt of 10 tokens, 50 new ones, greedy. Every pass of the model takes some rows, one for each token that goes
-# through its layers. How many rows are that in all, with the cache and without it? (From the last of the new tokens
+# through its layers. How many rows is that in all, with the cache and without it? (From the last of the new tokens
 # nothing more is computed.) And how many bytes does each token put into the cache of GPT-2 small, with 12 layers, 768
 # wide, in float32?
 
@@ -134,7 +134,7 @@ check("seen_from_start", seen_from_start)
 #
 # A sampler's first half, in NumPy. Keep the `k` largest of the logits, divide them by the temperature, and make
 # probabilities of them with a softmax. All other tokens get 0. Return an array as long as `logits`, with the sum 1.
-# Logits can be large: `np.exp(1000)` is infinite. What may be taken away from all logits without changing the result?
+# Logits can be large: `np.exp(1000)` is infinite. What may be subtracted from all logits without changing the result?
 #
 # Write `keep_likeliest(logits, temperature, k)`.
 
