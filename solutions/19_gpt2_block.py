@@ -193,7 +193,7 @@ def embed_tokens(ids, tokens, positions, start, out):
 check("embed_tokens", embed_tokens)
 
 # %% [markdown]
-# And into a model: a small GPT-2 that comes with the course, and that lesson 29 makes write. Both kernels of today,
+# And into a model: a small GPT-2 that comes with the course, and that lesson 34 makes write. Both kernels of today,
 # each alone and then together, with all activations compared.
 
 # %%

@@ -1,4 +1,4 @@
-"""The exercises of lesson 29: the KV cache and what it saves, a mask that knows where it is, temperature and top-k, and
+"""The exercises of lesson 34: the KV cache and what it saves, a mask that knows where it is, temperature and top-k, and
 Amdahl's law.
 
 Sizes are S (tokens), C (width), N (rows of the cache) and before (tokens in it); T queries; V the size of a vocabulary.

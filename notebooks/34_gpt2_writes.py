@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 29 · GPT-2 writes
+# # 34 · GPT-2 writes
 #
 # *Lab notebook, 23 November 2026*
 #

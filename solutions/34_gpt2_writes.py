@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 29 · GPT-2 writes: exercises
+# # 34 · GPT-2 writes: exercises
 #
 # Five exercises: rows that go to the cache, what the cache saves, a mask that counts positions wrongly, from a blank
 # page a sampler's distribution, and Amdahl's law. One of your kernels goes into the model. `hint("append_rows")` gives
