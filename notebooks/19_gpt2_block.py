@@ -237,7 +237,7 @@ mine
 # %% [markdown]
 # Where an exercise is not done, the course's kernel is used, and the block runs all the same. Do one, save its
 # notebook, and run the cell again. The next cell puts each of your kernels into a block alone, then all of them, and
-# compares every step with float64. Kernels for tokens, logits and the cache belong outside a block, in lesson 20. (If
+# compares every step with float64. Kernels for tokens, logits and the cache belong outside a block, in lesson 34. (If
 # you have no kernel yet, the cell takes three answers of the course, to show what it looks like.)
 
 # %%

@@ -423,7 +423,7 @@ print(f"any two passages of the course: {middle:.2f} in the middle, "
 # the texts of one collection, and a threshold for "means the same" has to be found anew for each collection and each
 # model.
 #
-# Last, a question. Lesson 20 answers it in its section "Chance", in other words. Where the weights are missing, `labkit
+# Last, a question. Lesson 34 answers it in its section "Chance", in other words. Where the weights are missing, `labkit
 # search` falls back on words that question and passage share, weighted by how rare they are. Does that find the
 # section? With the weights, the same cell searches by meaning.
 

@@ -458,6 +458,37 @@ def generation_table(series: Mapping, model: str | None = None, how: str | None 
          "ratio, baseline over fused, so above 1 fusing lost; ours is the other way up."))
 
 
+def beside_the_article(series: Mapping, model: str | None = None, how: str | None = None) -> PlainTable:
+    """A row for each prompt: tokens a second in each of the three ways, and the article's two. In brackets each is
+    divided by the first of its own side, so that above 1 is faster. What the CPU device takes is compared with
+    nothing."""
+    one = _of(series, model)
+    how, on_gpu = how or one["prompts"][0]["rows"][0]["how"], series["where"] != measure.CPU_DEVICE
+    rows, differing = [], []
+    for prompt in one["prompts"]:
+        mine = {row["attention"]: row for row in prompt["rows"] if row["how"] == how}
+        row = _rates([mine[name]["tokens_per_second"] for name in ATTENTIONS], on_gpu)
+        if on_gpu:
+            theirs = SOURCE.get(prompt["text"])
+            row += _rates([pair[0] for pair in theirs]) if theirs else ("-", "-")
+        rows.append((prompt["text"], *row))
+        differing += [] if all(found["same_tokens"] for found in mine.values()) else [prompt["text"]]
+    columns = ("prompt", "softmax in 3 launches", "softmax in 1", "attention in 1 kernel")
+    notes = (f"{series['where']}, {series['date']}.",)
+    if on_gpu:
+        columns += ("article: PyTorch", "article: fused")
+        notes += ("Article: distilgpt2 on an NVIDIA L4.",
+                  "In brackets: times as fast as softmax in 3 launches, or as the article's PyTorch.")
+    notes += (f"The three ways write the same text{', but for: ' if differing else ''}{', '.join(differing)}.",)
+    return PlainTable(f"Tokens a second: {one['name']}, {HOWS[how]}", columns, tuple(rows), notes)
+
+
+def _rates(rates: Sequence[float], compared: bool = True) -> tuple[str, ...]:
+    """Tokens a second; from the second on with the ratio to the first, if they are compared."""
+    return tuple(f"{rate:,.1f}{NO_BREAK}({rate / rates[0]:.2f})" if k and compared else f"{rate:,.1f}"
+                 for k, rate in enumerate(rates))
+
+
 def _ratio(prompt: Mapping, name: str, how: str) -> str:
     rates = {r["attention"]: r["tokens_per_second"] for r in prompt["rows"] if r["how"] == how}
     return "-" if name == "unfused" else f"{rates[name] / rates['unfused']:.3f}"

@@ -98,6 +98,19 @@ def test_the_tables_hold_the_sources_numbers(series):
             assert 1000 / rate == pytest.approx(ms, rel=2e-3) and 94 < rate * seconds < 97
 
 
+def test_beside_the_article_every_ratio_points_the_same_way():
+    rows = [{"attention": name, "how": "called", "tokens_per_second": rate, "same_tokens": name != "fused"}
+            for name, rate in zip(ATTENTIONS, (200.0, 220.0, 150.0), strict=True)]
+    series = {"where": "NVIDIA X", "date": "2026-01-01", "models": [
+        {"name": "small", "prompts": [{"text": text, "rows": rows} for text in ("The quick brown fox", "Else")]}]}
+    table = generation_experiment.beside_the_article(series).table()
+    known, other = [[cell.replace("\N{NO-BREAK SPACE}", " ") for cell in row] for row in table["rows"]]
+    assert known == ["The quick brown fox", "200.0", "220.0 (1.10)", "150.0 (0.75)", "179.1", "182.1 (1.02)"]
+    assert other[-2:] == ["-", "-"] and "but for: The quick brown fox, Else." in table["notes"][-1]
+    on_cpu = generation_experiment.beside_the_article(series | {"where": measure.CPU_DEVICE}).table()
+    assert on_cpu["rows"][0] == ["The quick brown fox", "200.0", "220.0", "150.0"] and len(on_cpu["columns"]) == 4
+
+
 def test_prompts_from_a_file(tmp_path):
     path = tmp_path / "wiki.txt"
     path.write_text(" \n = Robert Boulter = \n \n Robert Boulter is an English film , television and theatre actor .\n"

@@ -1,51 +1,26 @@
 # %% [markdown]
-# # 20 · GPT-2 writes: exercises
+# # 34 · GPT-2 writes: exercises
 #
-# Seven exercises: a tensor read from a file by hand, rows that go to the cache, what the cache saves, a mask that
-# counts positions wrongly, from a blank page the likeliest token, a sampler, and Amdahl's law. Two of your kernels have
-# a place in the model. `hint("read_tensor")` gives a hint, and a second call a better one.
+# Five exercises: rows that go to the cache, what the cache saves, a mask that counts positions wrongly, from a blank
+# page a sampler's distribution, and Amdahl's law. One of your kernels goes into the model. `hint("append_rows")` gives
+# a hint, and a second call a better one.
 
 # %%
-import json
 import math
 
 import numpy as np
-from numba import float32, int32
+from numba import float32
 
 from labkit import check, cuda, hint
 from labkit.course import yours
 
 # %% [markdown]
-# ## 1 · A tensor of a file
-#
-# `raw` is a safetensors file, byte by byte: an array of `uint8`. Its first 8 bytes are the size of the header, lowest
-# byte first. Then comes the header in JSON, and then the data. Return the tensor called `name` as an array of float32
-# with its shape. All tensors here are F32. `data_offsets` are counted from the end of the header, and the data need not
-# lie in the order of the header. `raw[a:b].tobytes()` gives bytes, which `json.loads`, `int.from_bytes` and
-# `np.frombuffer` take.
-
-
-# %%
-def read_tensor(raw, name):
-    ### BEGIN SOLUTION
-    length = int.from_bytes(raw[:8].tobytes(), "little")
-    entry = json.loads(raw[8 : 8 + length].tobytes())[name]
-    begin, end = entry["data_offsets"]
-    data = raw[8 + length :]
-    return np.frombuffer(data[begin:end].tobytes(), np.float32).reshape(entry["shape"])
-    ### END SOLUTION
-
-
-# %%
-check("read_tensor", read_tensor)
-
-# %% [markdown]
-# ## 2 · Into the cache
+# ## 1 · Into the cache
 #
 # A row of `qkv` holds the queries, the keys and the values of a token, `width` numbers each. A row of `cache` holds
 # keys and values, 2 × `width`. `start[0]` tokens lie in the cache already; it is in device memory, so that a graph can
 # be replayed for the next token. Block t has 32 threads and copies the keys and values of row t of `qkv` to row
-# `start[0] + t` of `cache`. If the cache is full, nothing happens. The queries stay where they are.
+# `start[0] + t` of `cache`. If the cache is full, nothing happens. The queries are not copied.
 
 
 # %%
@@ -65,7 +40,7 @@ def append_rows(qkv, start, cache):
 check("append_rows", append_rows)
 
 # %% [markdown]
-# It has a place in the model. The next cell gives it to the GPT-2 of the lesson and compares every activation with
+# This kernel has a place in the model. The next cell gives it to the lesson's GPT-2 and compares every activation with
 # NumPy in float64.
 
 # %%
@@ -76,10 +51,10 @@ ids = loaded.tokenizer.encode("kernel: n. The essential part")
 yours.one_by_one(yours.answers(append_rows=append_rows), loaded.model, ids)
 
 # %% [markdown]
-# ## 3 · Predict: what the cache saves
+# ## 2 · Predict: what the cache saves
 #
 # A prompt of 10 tokens, 50 new ones, greedy. Every pass of the model takes some rows, one for each token that goes
-# through its layers. How many rows are that in all, with the cache and without it? (From the last of the new tokens
+# through its layers. How many rows is that in all, with the cache and without it? (From the last of the new tokens
 # nothing more is computed.) And how many bytes does each token put into the cache of GPT-2 small, with 12 layers, 768
 # wide, in float32?
 
@@ -97,7 +72,7 @@ cache_bytes = 12 * 2 * 768 * 4
 check("predict_rows", rows_with=rows_with, rows_without=rows_without, cache_bytes=cache_bytes)
 
 # %% [markdown]
-# ## 4 · Find the bug: where the row is
+# ## 3 · Find the bug: where the row is
 #
 # The softmax of some rows of scores under a causal mask, a warp for each row. Row t belongs to the query at position
 # `start[0] + t` of the text, since `start[0]` tokens came in earlier passes; column j belongs to the key at position j.
@@ -155,66 +130,35 @@ def seen_from_start(scores, start, out):
 check("seen_from_start", seen_from_start)
 
 # %% [markdown]
-# ## 5 · From a blank page: the likeliest token
-#
-# `out[row]` is the column of the largest element of the row; of equal ones it is the first. A warp takes a row: 32
-# threads a block, a block for each row. A lane goes through the columns lane, lane + 32, ... and keeps the largest
-# number with its column. Then five exchanges join the lanes, and pairs are exchanged: the number and its column.
-# All numbers of a row may be negative. Columns fit into int32.
-#
-# Write `first_largest(x, out)` from the decorator down.
-
-# %%
-first_largest = None  # write the kernel
-
-
-### BEGIN SOLUTION
-@cuda.jit
-def first_largest(x, out):
-    row, lane = cuda.blockIdx.x, cuda.threadIdx.x
-    largest, at = float32(-np.inf), int32(0x7FFFFFFF)  # loses against every element
-    for col in range(lane, x.shape[1], 32):
-        if x[row, col] > largest:  # not >=: the first of equals stays
-            largest, at = x[row, col], int32(col)
-    for distance in (16, 8, 4, 2, 1):
-        other = cuda.shfl_xor_sync(0xFFFFFFFF, largest, distance)
-        other_at = cuda.shfl_xor_sync(0xFFFFFFFF, at, distance)
-        if other > largest or (other == largest and other_at < at):
-            largest, at = other, other_at
-    if lane == 0:
-        out[row] = at
-
-
-### END SOLUTION
-
-# %%
-check("first_largest", first_largest)
-
-# %% [markdown]
-# ## 6 · Temperature and top-k
+# ## 4 · From a blank page: temperature and top-k
 #
 # A sampler's first half, in NumPy. Keep the `k` largest of the logits, divide them by the temperature, and make
 # probabilities of them with a softmax. All other tokens get 0. Return an array as long as `logits`, with the sum 1.
-# Logits can be large: `np.exp(1000)` is infinite. What may be taken away from all logits without changing the result?
-
+# Logits can be large: `np.exp(1000)` is infinite. What may be subtracted from all logits without changing the result?
+#
+# Write `keep_likeliest(logits, temperature, k)`.
 
 # %%
+keep_likeliest = None  # write the function
+
+
+### BEGIN SOLUTION
 def keep_likeliest(logits, temperature, k):
-    ### BEGIN SOLUTION
     logits = np.asarray(logits, np.float64)
     kept = np.argsort(-logits)[:k]
     exponentials = np.exp((logits[kept] - logits.max()) / temperature)
     shares = np.zeros(logits.size)
     shares[kept] = exponentials / exponentials.sum()
     return shares
-    ### END SOLUTION
 
+
+### END SOLUTION
 
 # %%
 check("keep_likeliest", keep_likeliest)
 
 # %% [markdown]
-# ## 7 · Predict: Amdahl's law
+# ## 5 · Predict: Amdahl's law
 #
 # A step of generation takes 200 us, 20 of them for the softmax. A prompt takes 1,000 us, 400 of them for the softmax.
 # Suppose that the softmax is made four times as fast. How long does a step take then, and how long the prompt? How long
