@@ -153,8 +153,8 @@ print(f"{count:,} parameters, {model.dtype}, on {device.name()}")
 
 # %% [markdown]
 # Its first kernel gathers. A row is the sum of three table rows: one for the word, one for its position, and one for
-# the *type*, which tells two texts apart where a model reads them in pairs. (Here there is only one text, and all types
-# are 0.)
+# the *type*, which tells two texts apart where a model reads them in pairs. (Here every text stands alone, and all
+# types are 0.)
 
 # %%
 from labkit.kernels.embedding_sum import EMBEDDING_LAYERNORM, embedding_sum_kernel
@@ -177,11 +177,14 @@ agree(EMBEDDING_LAYERNORM, ["embedding_layernorm_fused"], sizes=sizes)
 # ## One layer
 #
 # You have met everything in a layer of BERT before: linear layers with a bias, LayerNorm and GELU (lessons 15 and 16),
-# attention (lesson 17). Only the arrangement differs from the block of lesson 19. Before you read on: if every layer
-# takes seven launches, how many does the real model take from token ids to embeddings?
+# attention (lesson 17). Only the arrangement differs from the block of lesson 19.
 
 # %%
 show_source(minilm.MiniLM.layer)
+
+# %% [markdown]
+# Each `seen` hands the result of a launch to `watch`. There are seven in a layer, two of them in `self_attention`. How
+# many launches does the real model take, with its six layers, from token ids to embeddings?
 
 # %%
 launches = []
@@ -225,7 +228,7 @@ pictures.layouts(lengths)
 # read two small arrays: where each sentence begins, and how long it is. A padded batch is described by the same two
 # arrays, so the kernels are the same in all three layouts.
 #
-# `lay_out` makes one array of whole numbers of the batch, so that a single copy brings it to the device: token, type
+# `lay_out` puts the batch into one array of whole numbers, so that a single copy brings it to the device: token, type
 # and position for each row, then the two small arrays. Here are these two for the ten sentences of the first figure.
 
 # %%
@@ -240,20 +243,14 @@ print(f"{'':27}lengths {its_lengths}")
 # than the products do: each row of a sentence meets every row of it, so the work grows with the square of the padded
 # length. An exercise asks you to count that.
 #
-# ## What was implemented
-#
-# - WordPiece by hand, with the same tokens as the library's
-# - a BERT with Post-LN: three embedding tables, then seven launches a layer
-# - three layouts of a batch for the same kernels
-#
 # ## What I learned
 #
 # - The fastest row is the one that is not there. Before tuning a kernel, count how much of its input is padding.
 # - Two small arrays, where a sentence begins and how long it is, describe any layout. The choice is made on the host,
 #   and the kernels need not know it.
-# - Pre-LN or Post-LN, the launches are the same number. Only the place of the addition changes, and with it the kernel
-#   that should do it.
-# - A tokenizer knows spelling, not grammar. Whatever its pieces mean, the model has learned.
+# - With Pre-LN and with Post-LN a layer takes the same number of launches. Only the place of the addition changes, and
+#   with it the kernel that should do it.
+# - A tokenizer knows spelling, not grammar. What its pieces mean is left to the model.
 #
 # ## Resources
 #

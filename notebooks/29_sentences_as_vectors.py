@@ -224,9 +224,9 @@ for mistake, kernels in mistakes.items():
 from labkit.models import weights
 from labkit.models.sentences import Encoder
 
+recorded = np.load(folder / "embeddings.npy")[chosen]
 encoder = None
 if weights.is_there(weights.MINILM):
-    recorded = np.load(folder / "embeddings.npy")[chosen]
     encoder = Encoder.from_pretrained("minilm", dtype=np.float32)
     smallest = cosines(encoder.encode(texts), recorded).min()
     print(f"smallest cosine with the embeddings of transformers: {smallest:.8f}")
@@ -236,21 +236,15 @@ else:
 # %% [markdown]
 # ## What it is for
 #
-# Tokenizer and model together are an `Encoder`. It is called as the library sentence-transformers is, so that code
-# which uses that library needs only another import:
-#
-# ```python
-# from labkit.models.sentences import Encoder
-#
-# encoder = Encoder.from_pretrained("minilm")
-# embeddings = encoder.encode(["Why is my kernel slow?", "It waits for memory."])  # (2, 384)
-# ```
+# Tokenizer and model together are the `Encoder` above. It is called as the library sentence-transformers is, so that
+# code which uses that library needs only another import. `Encoder.from_pretrained("minilm").encode(texts)` returns an
+# array of n × 384 numbers for n texts.
 #
 # `labkit embed FILE -o out.npy` does it for a file with a text on each line, and `labkit search "why is my kernel
-# slow"` searches this course. The index of that search, `data/search.npz`, holds an embedding for every section of the
+# slow"` searches this course. The index of that search, `data/search.npz`, holds an embedding for every passage of the
 # lessons and for the documentation of the kernels, all made by the real MiniLM. It comes with the course, so we can
-# explore it without the weights. Which sections are nearest to one about a missing barrier? And how large is the cosine
-# of two sections that have nothing to do with each other?
+# explore it without the weights. Write down a guess before you run the cell: how large is the cosine of two passages
+# that have nothing to do with each other?
 
 # %%
 from labkit.course import registry, search
@@ -262,27 +256,38 @@ known = [one for one in passages(course)
          if one.digest in index.rows and not one.lesson.endswith("sentences_as_vectors")]
 vectors = index.embeddings[[index.rows[one.digest] for one in known]].astype(np.float32)
 near = vectors @ vectors.T  # every cosine of two passages, in one product
-
-start = next((n for n, one in enumerate(known) if "barrier that is missing" in one.title), 0)
-print(f"nearest to: {known[start].title}")
-for hit in search.by_meaning(known, index, vectors[start])[1:5]:
-    print(f"    {hit.score:.2f}  {hit.passage.title}")
 low, middle, high = np.percentile(near[np.triu_indices(len(near), 1)], (5, 50, 95))
 print(f"any two passages of the course: {middle:.2f} in the middle, "
       f"nine in ten between {low:.2f} and {high:.2f}")
 
 # %% [markdown]
-# Compare the last line with the first figure of the last lesson, where unrelated sentences had cosines close to 0. All
-# passages of this course are about GPU kernels, so any two of them have something in common. A cosine has no absolute
-# scale. It ranks the texts of one collection, and a threshold for "means the same" has to be found anew for each
-# collection and each model.
+# Compare that with the first figure of the last lesson, where unrelated sentences had cosines close to 0. All passages
+# of this course are about GPU kernels, so any two of them have something in common. A cosine has no absolute scale. It
+# ranks the texts of one collection, and a threshold for "means the same" has to be found anew for each collection and
+# each model.
 #
-# Last, a question. The lesson in which GPT-2 writes answers it, but in other words: there it is *sampling*, with a
-# temperature. Where the weights are missing, `labkit search` falls back on the words that question and passage share,
-# weighted by how rare they are. Does that find the lesson? With the weights, the same cell searches by meaning.
+# ## A search
+#
+# To search is to rank all passages by their cosine with a question. Any embedding can be the question, so the recorded
+# ones will do. Where does the sentence about warps lead, and where its German counterpart? And the penguins?
 
 # %%
-question = "picking the next word at random"
+for number in (4, 5, 6):
+    best = search.by_meaning(known, index, recorded[number].astype(np.float32))[0]
+    print(f"{texts[number]}\n    {best.score:.2f}  {best.passage.title}")
+
+# %% [markdown]
+# Both languages lead to the same section, in German with a smaller cosine. The penguins lead to the passage of the last
+# lesson that mentions them, but it is mostly about other things. A search always returns something, and the nearest
+# passage need not be near.
+#
+# Last, a question in plain words. The lesson on serving answers it, in its section "Why latency explodes", but in the
+# terms of load, queues and requests. Where the weights are missing, `labkit search` falls back on the words that
+# question and passage share, weighted by how rare they are. Does that find the section? With the weights, the same cell
+# searches by meaning.
+
+# %%
+question = "how full may a machine get before customers wait"
 hits, remark = search.search(course, question, encoder and encoder.encode)
 print(question)
 for hit in hits[:3]:
@@ -290,12 +295,6 @@ for hit in hits[:3]:
 print(remark)
 
 # %% [markdown]
-# ## What was implemented
-#
-# - mean pooling and rows of length 1, in one launch, with zeros for a sentence without tokens
-# - a batch whose padding is poisoned, and a check that the poison reaches no sentence
-# - parity with float64 for every launch; an encoder, and a search over this course
-#
 # ## What I learned
 #
 # - Two small arrays, where a sentence begins and how long it is, replaced every mask. A row that is never read cannot
@@ -313,7 +312,8 @@ print(remark)
 #
 # - Write a pooling kernel that multiplies by a mask, give it to the model with `replace(model.kernels, ...)`, and
 #   poison the batch again.
-# - Raise the wrong epsilon to 1e-3. Predict whether the cosine shows it now, then run the cell.
+# - Let the wrong LayerNorms take an epsilon of 1e-3. Is the smallest cosine now below 0.999? Predict it, then run the
+#   cell.
 # - With the weights: find two sentences that mean the opposite of each other and still have a cosine above 0.8.
 #
 # In the exercises for this lesson you write the mean, find padding that takes part in an attention, and write the
