@@ -45,10 +45,10 @@ texts, ids = [golden[i]["text"] for i in chosen], [golden[i]["ids"] for i in cho
 pictures.cosines(texts, recorded[chosen])
 
 # %% [markdown]
-# Sentences 2 and 3 say the same thing, one in the active voice and one in the passive, and the model sees through the
-# grammar. The German sentence lands near its English counterpart; they do share "warp", "32" and "threads". The
-# penguins are nearly at a right angle to everything technical, and it is the fox that they come closest to. Note what
-# is missing: no pair has a cosine anywhere near −1. Unrelated texts are orthogonal, not opposite.
+# Sentences 2 and 3 say the same thing, one in the active voice and one in the passive, and their vectors have almost
+# the same direction. The German sentence lands near its English counterpart; they do share "warp", "32" and "threads".
+# The penguins are nearly at a right angle to everything technical, and it is the fox that they come closest to. Note
+# what is missing: no pair has a cosine anywhere near −1. Unrelated texts are orthogonal, not opposite.
 #
 # ## Prediction
 #
@@ -128,8 +128,8 @@ for number in (5, 10, 33):
 # The greedy rule knows no grammar. It cuts "embedding" after "em", because "em" is in the vocabulary and nothing longer
 # fits, and it finds the English "best" in a German verb. Making sense of such pieces is left to the model.
 #
-# With the whole vocabulary, and some care for accents, Chinese characters and very long words, this is how BERT reads
-# English. From here on we take the tokens as recorded.
+# With the whole vocabulary, and some care for accents, Chinese characters and very long words, this is all that the
+# real tokenizer does. From here on we take the tokens as recorded.
 #
 # ## A model to take apart
 #
