@@ -1,4 +1,4 @@
-"""The exercises of lesson 29: the mean of a sentence, what reaches an embedding, padding that takes part in attention,
+"""The exercises of lesson 35: the mean of a sentence, what reaches an embedding, padding that takes part in attention,
 and a search by cosine.
 
 Sizes are B sentences of at most S tokens and C columns; N passages, of which k are wanted.

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 29 · Sentences as vectors: exercises
+# # 35 · Sentences as vectors: exercises
 #
 # Four exercises: the mean of a sentence, what reaches an embedding, an attention in which padding takes part, and from
 # a blank page a search. Your mean has a place in the encoder. `hint("mean_pool")` gives a hint, and a second call a

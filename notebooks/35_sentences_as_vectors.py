@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 29 · Sentences as vectors
+# # 35 · Sentences as vectors
 #
 # *Lab notebook, 23 November 2026*
 #
