@@ -317,4 +317,4 @@ for question, (slow, fast) in pairs.items():
 #
 # The exercises for this lesson end with a program from a blank page: one graph for many inputs.
 #
-# Next: **GPT-2 writes**, where twelve of these blocks get words to read.
+# Next: **from a file to a token**, where such blocks get their weights from a file, and words to read.

@@ -110,7 +110,7 @@ yours.one_by_one(yours.answers(add_norm=add_norm), encoder, sentences)
 # the heads stand side by side, with no copy before or after. Rows of no sentence keep what they hold.
 #
 # The grid is `(longest, B, heads)` with 32 threads a block: a warp computes one query of one sentence in one head, and
-# no length is more than `longest`. The loop from exercise 4 of lesson 21 computes a softmax while the keys go by; here
+# no length is more than `longest`. The loop from exercise 3 of lesson 35 computes a softmax while the keys go by; here
 # the work is in the addresses. `heads` is an int.
 #
 # Write `attend_packed(qkv, heads, begins, lengths, out)` from the decorator down.
@@ -148,7 +148,8 @@ check("attend_packed", attend_packed)
 
 # %% [markdown]
 # Now an encoder runs on your kernels: attention and both LayerNorms of each layer, each kernel alone and then together,
-# every launch compared with NumPy in float64. What you did in lesson 21 can join: add `mean_pool=` and `embed_norm=`.
+# every launch compared with NumPy in float64. What you did in lessons 21 and 35 can join: add `embed_norm=` and
+# `mean_pool=`.
 
 # %%
 yours.one_by_one(yours.answers(add_norm=add_norm, attend_packed=attend_packed), encoder, sentences)

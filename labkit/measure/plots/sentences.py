@@ -1,4 +1,4 @@
-"""The figures of lesson 21, in the course's style.
+"""The figures of lessons 21 and 35, in the course's style.
 
     cosines(texts, embeddings)     how near each sentence is to each other one
     layer_launches(config, rows)   the launches of a layer, with LayerNorm before (GPT-2) and after (BERT) the sum
@@ -34,7 +34,7 @@ from labkit.measure.plots.style import (
 )
 from labkit.models.minilm import Config, lay_out
 
-ACROSS = 30  # characters of a line beside a row of the matrix, of which there are two at most
+ACROSS = 29  # characters of a line beside a row of the matrix, of which there are two at most
 
 
 def cosines(texts: Sequence[str], embeddings: np.ndarray) -> CourseFigure:
