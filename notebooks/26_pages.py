@@ -103,7 +103,7 @@ for size in (1, 4, 16, 64, 256):
 #
 # New keys and values are written by a kernel that gets a slot for each row, and -1 for padding. This is the first of
 # the three launches of lesson 24 that split the rows of `qkv` into queries, keys and values. A thread moves one number.
-# Which line turns the rows of padding away?
+# Where are rows of padding turned away?
 
 # %%
 from labkit import agree, cuda, show_source
@@ -112,9 +112,8 @@ from labkit.kernels import rope
 show_source(rope.split_kernel)
 
 # %% [markdown]
-# The comparison of `slot` with the number of slots does, although there is none with 0: as an unsigned number, -1 is
-# 4,294,967,295 and greater than any slot. Here are five rows, one of them padding, whose tokens belong to different
-# sequences. Which places of which pages will be written?
+# In the condition that compares `slot` with the number of slots: -1 as an unsigned number is 4,294,967,295, and no slot
+# is as large. Here are five rows, one of them padding. Which places of which pages will be written?
 
 # %%
 slots = np.array([118, 119, -1, 0, 63], np.int32)
@@ -181,8 +180,8 @@ pictures.page_table(engine.blocks, served)
 # Two pages are shared. The third pages of these prompts begin with the same tokens, too, but only a whole page can be
 # shared: all tokens up to its end must be equal. A shared page is read by all its holders and written by none of them.
 # Request 0 has ended. Its third page, page 2, is free again but keeps its contents until it is needed for something
-# else: a later prompt that begins with the same tokens finds them. This is the *prefix cache*, which the engine's
-# lesson measures.
+# else: a later prompt that begins with the same tokens finds them. This is the *prefix cache*; the lesson on the engine
+# shows how pages are found.
 #
 # ## Who holds a page
 #
@@ -197,9 +196,8 @@ show_source(BlockManager.release)
 # %% [markdown]
 # A page is free again when its last holder gives it up. If the count were one too low, a page would be given to a new
 # sequence while an old one still reads it, and the old one's answer would go wrong without any error. If it were one
-# too high, the page would never be free again: it has *leaked*. A server loses a page now and then, and after days it
-# is out of memory. So the engine is tested for both. When all these requests have ended, and 40 more of random length,
-# how many pages should be held?
+# too high, the page would never be free again: it has *leaked*. A server that leaks a page now and then is out of
+# memory after days. When all these requests have ended, and 40 more of random length, how many pages should be held?
 
 # %%
 for _ in range(40):

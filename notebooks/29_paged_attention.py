@@ -129,13 +129,17 @@ show_source(pages.make_attend)
 # fourth sequence is an empty place in the batch: the engine rounds their number up, so that few CUDA graphs are enough.
 
 # %%
+def attend(launch, *arrays):
+    out = cuda.to_device(np.full(arrays[0].shape, np.nan, np.float32))
+    launch(*(cuda.to_device(np.ascontiguousarray(each)) for each in arrays), out, 32**-0.5)  # heads of 32 numbers
+    return out.copy_to_host()
+
+
 cuda.synchronize()
-q, keys, values, table, lengths = (each.copy_to_host() for each in launches[-1][:5])
+q, keys, values, table, lengths = arrays = [each.copy_to_host() for each in launches[-1][:5]]
 print(f"q {q.shape}, keys and values {keys.shape}, lengths {lengths}, table\n{table}")
-out, scale = cuda.to_device(np.full(q.shape, np.nan, np.float32)), launches[-1][6]
-paged.paged_decode_naive(*map(cuda.to_device, (q, keys, values, table, lengths)), out, scale)
-truth = paged.paged_decode_reference(q, keys, values, table, lengths, scale)
-print(f"largest error {np.abs(out.copy_to_host() - truth).max():.0e}")
+truth = paged.paged_decode_reference(*arrays, 32**-0.5)
+print(f"largest error {np.abs(attend(paged.paged_decode_naive, *arrays) - truth).max():.0e}")
 
 # %% [markdown]
 # ## Lanes that share a key
@@ -154,12 +158,9 @@ pictures.page_reads(64)
 # the hardware computes directly; the factor log2(e) is in the scale.
 
 # %%
-import inspect
-
 from labkit.kernels.attention.paged_split import find_parts, make_paged_decode
 
-kernel = make_paged_decode(32, 4, False, 1)
-show_source(inspect.getclosurevars(kernel.py_func).nonlocals["add_round"])
+show_source(make_paged_decode, "def add_round", "add_value(acc, scores")
 
 # %% [markdown]
 # After the last page, the groups of a warp are joined by shuffles and the four warps in shared memory, both by the
@@ -189,7 +190,8 @@ counts = observe(naive, *arrays, out, np.float32(scale)).counts
 in_cache = 2 * 48 * 32 * 4 // 32  # sectors
 print(f"naive:     {counts['sectors'] / in_cache:5.1f} times the sectors of the keys and values")
 matrices = [pages.as_matrix(each) for each in arrays[:3]]
-counts = observe(kernel[(1, 1, 1), 128], *matrices, *arrays[3:], pages.as_matrix(out), np.float32(scale * pages.LOG2_E),
+one_block = make_paged_decode(32, 4, False, 1)[(1, 1, 1), 128]
+counts = observe(one_block, *matrices, *arrays[3:], pages.as_matrix(out), np.float32(scale * pages.LOG2_E),
                  np.uint32(4), np.uint32(1), *paged.decode_parts(1, 4, 32)).counts
 print(f"one block: {counts['sectors'] / in_cache:5.1f}")
 
@@ -218,12 +220,6 @@ show_source(find_parts)
 # keep to your prediction of its bits?
 
 # %%
-def attend(launch, *arrays):
-    out = cuda.to_device(np.full(arrays[0].shape, np.nan, np.float32))
-    launch(*(cuda.to_device(np.ascontiguousarray(each)) for each in arrays), out, 32**-0.5)
-    return out.copy_to_host()[0]
-
-
 lengths = np.array([200, 31, 77, 150, 8, 200] + 294 * [0], np.int32)
 q = rng.standard_normal((300, 4, 32), np.float32)
 counts = -(-lengths // pages.PAGE)
@@ -233,9 +229,9 @@ for batch in (1, 300):
     print(f"a batch of {batch:3}: {paged.blocks_of_sequence(batch, int(counts[0]))} blocks at most for the sequence")
 where = rng.permutation(60)  # the sequence is alone in other pages: page p is what page where[p] was
 alone = np.argsort(where)[table[:1, : counts[0]]].astype(np.int32)
-split, whole = (attend(launch, q, keys, values, table, lengths)
+split, whole = (attend(launch, q, keys, values, table, lengths)[0]
                 for launch in (paged.paged_decode_split, paged.paged_decode_one_block))
-moved = attend(paged.paged_decode_split, q[:1], keys[where], values[where], alone, lengths[:1])
+moved = attend(paged.paged_decode_split, q[:1], keys[where], values[where], alone, lengths[:1])[0]
 print(f"alone and in the batch the same bits: {np.array_equal(split, moved)}")
 print(f"{(split != whole).mean():.0%} of the numbers differ between two parts and one, "
       f"by {np.abs(split - whole).max():.0e} at most")
@@ -243,8 +239,7 @@ assert np.array_equal(split, moved)
 
 # %% [markdown]
 # Alone, the sequence's two parts have a block each, and the last block joins them. In the large batch one block takes
-# both parts, one after the other. Either way the same numbers are added in the same order, wherever their pages lie,
-# and the bits are the same.
+# both parts, one after the other. Either way the same numbers are added in the same order.
 #
 # The last line shows what the obvious rule would do: two parts and one part round differently. If the number of parts
 # depended on the batch, an answer would depend on which other requests are being served. Now and then a difference in
@@ -253,13 +248,12 @@ assert np.array_equal(split, moved)
 #
 # ## How long should it take?
 #
-# Decoding reads the keys and values of all sequences once, and does little with them: each number of two bytes takes
-# part in one multiplication and one addition for each query head of its group. So the time should be the bytes divided
-# by the bandwidth. With few sequences expect more: a block has to wait for a length, then for a page's number, then for
-# the page, and there is too little work to hide these latencies. Would you change your first guess?
-#
-# This was recorded on an H200, each kernel as it was on that day. The last one, `mma`, is `split` on tensor cores.
-# PyTorch's SDPA had contiguous keys and values, and gathering them from pages is not in its time:
+# Decoding reads the keys and values of all sequences once, and does little with them: one multiply-add with each number
+# for each query head of its group. So the time should be the bytes divided by the bandwidth. With few sequences expect
+# more: a block waits for a length, then for a page's number, then for the page, and there is too little work to hide
+# these latencies. Would you change your first guess? This was recorded on an H200, each kernel as it was on that day.
+# The last one, `mma`, is `split` on tensor cores. PyTorch's SDPA had contiguous keys and values, and gathering them
+# from pages is not in its time:
 
 # %%
 from labkit import measure
@@ -279,20 +273,19 @@ print(f"a copy: {bandwidth:,.0f} GB/s")
 recorded(paged.PAGED_DECODE_BF16, paged.PAGED_DECODE_BF16.work.bytes, "GB/s", 1e3)
 
 # %% [markdown]
-# With one sequence no kernel comes near the copy's rate, and splitting is what helps. For 64 and 256 sequences PyTorch
-# is a little faster than the copy. So the rate of a copy is a yardstick here and not a bound: a copy writes as much as
-# it reads, and decoding writes next to nothing.
+# With one sequence no kernel comes near the rate of a copy, and splitting helps most. With many sequences `split` is
+# slower than `one_block`, until its products run on tensor cores. For 64 and 256 sequences PyTorch is a little faster
+# than the copy. So the rate of a copy is a yardstick here and not a bound: a copy writes as much as it reads, and
+# decoding writes next to nothing.
 #
 # ## Prompts over pages
 #
-# A prompt has many new rows at once, and each sees the keys up to its own. With pages, three kinds of sequences can go
-# into one launch: a whole prompt, the rest of a prompt whose beginning was found in the cache, and a single token of an
-# answer. For each sequence the kernel needs to know where its new rows begin, how many there are, and how many tokens
-# the sequence has with them.
+# A prompt has many new rows at once, and each sees the keys up to its own. With pages, one launch can serve whole
+# prompts, the rest of a prompt whose beginning was found in the cache, and single tokens of answers. For each sequence
+# the kernel needs to know where its new rows begin, how many there are, and how many tokens it has with them.
 
 # %%
-lengths, contexts = (20, 7, 1), (20, 23, 30)
-pictures.rows_and_keys(lengths, contexts)
+pictures.rows_and_keys(lengths=(20, 7, 1), contexts=(20, 23, 30))
 
 # %%
 from labkit.kernels.attention import paged_prefill
@@ -321,12 +314,11 @@ recorded(paged_prefill.PAGED_PREFILL_BF16, paged_prefill.PAGED_PREFILL_BF16.work
 #
 # - [M. Milakov, N. Gimelshein: Online normalizer calculation for softmax (2018)](https://arxiv.org/abs/1805.02867)
 # - [T. Dao et al.: Flash-Decoding (2023)](https://pytorch.org/blog/flash-decoding/), a sequence split over blocks
-# - [W. Kwon et al.: PagedAttention (2023)](https://arxiv.org/abs/2309.06180), the article of the last lesson
 #
 # ## Try it
 #
 # - Find the shortest sequence with 16 parts. Do all longer ones have 16?
-# - In the cell with the counts, let each query head have keys of its own: `"KV": 4`. What becomes of the two numbers?
+# - Let the engine of the first cell run 12 steps. Which entries of its table do you expect?
 # - With a GPU: measure the kernels with `labkit bench paged_decode_bf16` and `labkit bench paged_prefill_bf16`.
 #
 # In the exercises for this lesson you predict parts, write paged attention with a warp for each head and use it in the

@@ -22,7 +22,7 @@ UNTOUCHED = -7.0  # where no record is written
 
 
 def _parts_predicted() -> dict:
-    factor = 2.0 ** (3 - 5)  # of the first part: row_max, row_sum and acc are 3, 6 and 12, and of the other 5, 2.5 and 10
+    factor = 2.0 ** (3 - 5)  # of the first part, which has 3, 6 and 12; the other has 5, 2.5 and 10
     row_sum = 6 * factor + 2.5
     return {"row_sum": row_sum, "result": (12 * factor + 10) / row_sum,
             "parts_of_1000": _parts(1000), "parts_of_2600": _parts(2600)}
