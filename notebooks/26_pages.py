@@ -83,8 +83,8 @@ assert np.array_equal(gather(keys, table[0], 41), rows)
 # ## How large should a page be?
 #
 # Pages of a single token would leave no place empty. Before you run the next cell: what else changes with the size of a
-# page? The last column is about two prompts that begin with the same 35 tokens. They can share the pages that hold
-# nothing else; the rest of a page differs.
+# page? The last column is about two prompts that begin with the same 35 tokens. They can share pages that hold only
+# such tokens. How many of the 35 are in shared pages?
 
 # %%
 print(f"{'tokens in':>9}{'empty places':>15}{'bytes in a row':>17}{'entries of the table':>23}{'shared, of':>13}")
@@ -95,15 +95,15 @@ for size in (1, 4, 16, 64, 256):
 # %% [markdown]
 # Small pages waste less and share more. Large pages have a shorter table, and more bytes in a row: within a page, the
 # tokens of one head are contiguous. Do scattered pages cost bandwidth? In bfloat16 a token's key of 64 numbers has 128
-# bytes. A warp reads 512 bytes at a time, four keys, and in pages of 16 tokens these are always four neighbours: all
-# its requests are for whole lines of memory, and one entry of the table serves 16 tokens. Larger pages would gain
-# little. The article on PagedAttention chose 16, too.
+# bytes. A warp can read 512 bytes at a time, four keys, and in pages of 16 tokens these are four neighbours: all its
+# requests are for whole lines of memory, and one entry of the table serves four of them. A larger page would only save
+# entries of the table. The article on PagedAttention chose 16, too.
 #
 # ## A kernel that writes to slots
 #
-# New keys and values are written by a kernel that gets a slot for each row, and -1 for padding. This is the first of
-# the three launches of lesson 24 that split the rows of `qkv` into queries, keys and values. A thread moves one number.
-# Where are rows of padding turned away?
+# New keys and values are written by a kernel that gets a slot for each row, and -1 for a row of padding. The simplest
+# rung of lesson 24 took three launches to split and rotate `qkv`. This is the first of them: it splits each row into
+# queries, keys and values, and a thread moves one number. Where are rows of padding turned away?
 
 # %%
 from labkit import agree, cuda, show_source

@@ -124,9 +124,9 @@ show_source(pages.make_attend)
 
 # %% [markdown]
 # It is `page = page_table[sequence, j // PAGE]`, once in each pass: one more load for a token, of an entry that is the
-# same for 16 tokens in a row. Here are the arguments of the engine's last launch, which is that of the last layer, and
-# the naive kernel computes it once more. The zeros after a sequence's last page mean nothing; page 0 is a's. And the
-# fourth sequence is an empty place in the batch: the engine rounds their number up, so that few CUDA graphs are enough.
+# same for 16 tokens in a row. Here are the arguments of the engine's last launch, in the model's last layer, and this
+# kernel computes it once more. The zeros after a sequence's last page mean nothing; page 0 is a's. The fourth sequence
+# is an empty place: the engine rounds the size of a batch up, so that few CUDA graphs are enough.
 
 # %%
 def attend(launch, *arrays):
@@ -216,8 +216,8 @@ show_source(find_parts)
 # %% [markdown]
 # It depends on the length of the sequence, and on nothing else in the batch. (All parts but the last are a multiple of
 # 4 pages, so that the four warps have equally many.) Only the number of *blocks* depends on the batch. Here is a
-# sequence of 200 tokens in a batch with 300 places, of which six are in use, and then alone, in other pages. Do you
-# keep to your prediction of its bits?
+# sequence of 200 tokens in a batch with 300 places, of which six are in use, and then alone, in other pages. Is your
+# second guess still the same?
 
 # %%
 lengths = np.array([200, 31, 77, 150, 8, 200] + 294 * [0], np.int32)
@@ -225,8 +225,8 @@ q = rng.standard_normal((300, 4, 32), np.float32)
 counts = -(-lengths // pages.PAGE)
 table = pages.page_table_of(np.split(rng.permutation(60)[: counts.sum()], np.cumsum(counts)[:-1]))
 keys, values = (rng.standard_normal(pages.cache_shape(60, 1, 32), np.float32) for _ in range(2))
-for batch in (1, 300):
-    print(f"a batch of {batch:3}: {paged.blocks_of_sequence(batch, int(counts[0]))} blocks at most for the sequence")
+blocks = [paged.blocks_of_sequence(batch, int(counts[0])) for batch in (1, 300)]
+print(f"blocks for the sequence, at most: {blocks[0]} alone, {blocks[1]} in a batch of 300")
 where = rng.permutation(60)  # the sequence is alone in other pages: page p is what page where[p] was
 alone = np.argsort(where)[table[:1, : counts[0]]].astype(np.int32)
 split, whole = (attend(launch, q, keys, values, table, lengths)[0]

@@ -17,10 +17,10 @@ from labkit.course import yours
 # %% [markdown]
 # ## 1 · Predict: parts and their sums
 #
-# The weights of a softmax are powers of 2 here, as in the kernels. Of one part of the keys `row_max` is 3, `row_sum` is
-# 6, and `acc`, the sum of the weighted values of one column, is 12. Of the other part they are 5, 2.5 and 10. Both are
-# relative to the part's own maximum. What is `row_sum` of both together, relative to the larger maximum? And the result
-# in that column?
+# Two parts of a row's keys are to be joined. The exponentials have the base 2, as in the kernels. In the first part
+# `row_max` is 3, `row_sum` is 6, and `acc`, the sum of the weighted values in one column, is 12. In the second they are
+# 5, 2.5 and 10. Sums are relative to the maximum of their part. What is `row_sum` of both parts together, relative to
+# the larger maximum? And what is the result in that column?
 #
 # Attention cuts the pages of a sequence into parts. Each has a 16th of the pages, rounded up to a multiple of 4, but at
 # least 8; the last one has the rest. A page has 16 tokens. How many parts does a sequence of 1,000 tokens have, and one
