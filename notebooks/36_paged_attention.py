@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 29 · Paged attention
+# # 36 · Paged attention
 #
 # *Lab notebook, 23 November 2026*
 #

@@ -1,4 +1,4 @@
-"""The exercises of lesson 29: a prediction about parts, attention over pages with a warp for each head, parts of a
+"""The exercises of lesson 36: a prediction about parts, attention over pages with a warp for each head, parts of a
 softmax joined, and attention split over blocks.
 
 Sizes are B sequences of at most S tokens, H query heads and KV heads of keys and values, with D numbers each; R rows of

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 29 · Paged attention: exercises
+# # 36 · Paged attention: exercises
 #
 # Four exercises: a prediction, attention over pages with one warp for each head, parts of a softmax joined, and from a
 # blank page attention split over blocks. Your attention has a place in the engine. `hint("predict_parts")` gives a
