@@ -1,9 +1,9 @@
-"""What the exercises of lesson 26 are checked by, against the library."""
+"""What the exercises of lesson 36 are checked by, against the library."""
 
 import pytest
 from numba import uint32
 
-from labkit.course.exercises import ch26
+from labkit.course.exercises import ch36
 from labkit.kernels.attention.paged_split import SPLITS, find_parts
 
 
@@ -11,4 +11,4 @@ from labkit.kernels.attention.paged_split import SPLITS, find_parts
 @pytest.mark.parametrize("tokens", [1, 128, 129, 1000, 2049, 2600, 40_000])
 def test_predicted_parts_are_the_kernels(tokens):
     _, _, parts = find_parts.py_func(uint32(tokens), SPLITS)
-    assert ch26._parts(tokens) == parts
+    assert ch36._parts(tokens) == parts

@@ -1,9 +1,9 @@
 # %% [markdown]
-# # 26 · Paged attention: exercises
+# # 36 · Paged attention: exercises
 #
-# Six exercises: a prediction, keys written to their slots, the holders of pages counted, attention over pages with one
-# warp for each head, parts of a softmax joined, and from a blank page attention split over blocks. Your attention has a
-# place in the engine. `hint("predict_pages")` gives a hint, and a second call a better one.
+# Four exercises: a prediction, attention over pages with one warp for each head, parts of a softmax joined, and from a
+# blank page attention split over blocks. Your attention has a place in the engine. `hint("predict_parts")` gives a
+# hint, and a second call a better one.
 
 # %%
 import math
@@ -15,118 +15,34 @@ from labkit import check, cuda, hint
 from labkit.course import yours
 
 # %% [markdown]
-# ## 1 · Predict: pages, slots, parts
+# ## 1 · Predict: parts and their sums
 #
-# A model has 16 layers with 8 heads of keys and values, each of 64 numbers in bfloat16. It serves four sequences, of
-# 1,000, 17, 512 and 3 tokens, in pages of 16 tokens, none of them shared. How many entries of the page table are in
-# use? How many bytes of memory, in all layers, are empty places in last pages? In which slot is token 37 of a sequence
-# whose table begins with 5, 12, 7, 9? Tokens are counted from 0.
+# Two parts of a row's keys are to be joined. The exponentials have the base 2, as in the kernels. In the first part
+# `row_max` is 3, `row_sum` is 6, and `acc`, the sum of the weighted values in one column, is 12. In the second they are
+# 5, 2.5 and 10. Sums are relative to the maximum of their part. What is `row_sum` of both parts together, relative to
+# the larger maximum? And what is the result in that column?
 #
 # Attention cuts the pages of a sequence into parts. Each has a 16th of the pages, rounded up to a multiple of 4, but at
-# least 8; the last one has the rest. How many parts does a sequence of 1,000 tokens have, and one of 2,600?
+# least 8; the last one has the rest. A page has 16 tokens. How many parts does a sequence of 1,000 tokens have, and one
+# of 2,600?
 
 # %%
-pages_used = None
-empty_bytes = None
-slot = None
+row_sum = None
+result = None
 parts_of_1000 = None
 parts_of_2600 = None
 ### BEGIN SOLUTION
-pages_used = 63 + 2 + 32 + 1
-empty_bytes = (8 + 15 + 0 + 13) * 2 * 16 * 8 * 64 * 2  # keys and values, layers, heads, numbers, bytes
-slot = 7 * 16 + 5
+row_sum = 6 / 4 + 2.5  # 2 ** (3 - 5) is a quarter
+result = (12 / 4 + 10) / (6 / 4 + 2.5)
 parts_of_1000 = -(-63 // 8)  # a 16th of 63 pages is 4
 parts_of_2600 = -(-163 // 12)  # a 16th of 163 pages is 11, rounded up to 12
 ### END SOLUTION
 
 # %%
-check("predict_pages", pages_used=pages_used, empty_bytes=empty_bytes, slot=slot, parts_of_1000=parts_of_1000,
-      parts_of_2600=parts_of_2600)
+check("predict_parts", row_sum=row_sum, result=result, parts_of_1000=parts_of_1000, parts_of_2600=parts_of_2600)
 
 # %% [markdown]
-# ## 2 · Keys to their slots
-#
-# `rows` (T, K, D) float32 holds the keys of T new tokens, of K heads with D numbers each. `slots` (T,) int32 says where
-# they go: slot is page × 16 + place, and a row with slot -1 goes nowhere. The cache is `out` (pages, K, 16, D); what is
-# not written keeps what it holds. The grid has a block of 32 threads for each row. Let neighbouring lanes store
-# neighbouring numbers: both arrays hold the numbers of a head end to end.
-
-
-# %%
-@cuda.jit
-def store_slots(rows, slots, out):
-    t = cuda.blockIdx.x
-    ### BEGIN SOLUTION
-    slot = slots[t]
-    if slot >= 0:
-        page, place = slot // 16, slot % 16
-        for head in range(rows.shape[1]):
-            for i in range(cuda.threadIdx.x, rows.shape[2], 32):
-                out[page, head, place, i] = rows[t, head, i]
-    ### END SOLUTION
-
-
-# %%
-check("store_slots", store_slots)
-
-# %% [markdown]
-# ## 3 · Who holds which page
-#
-# Write the bookkeeping of a block manager. `pages` is how many pages of 16 tokens there are, at first all free.
-# `events` (n, 3) is an array of whole numbers, and each row is one event:
-#
-# - `0, s, count`: sequence s gets `count` more tokens, 0 or more. If it does not exist it begins, with no tokens before
-#   these. It takes as many new pages as it needs.
-# - `1, s, child`: `child`, which does not exist, becomes a copy of sequence s, which exists. It has the same tokens and
-#   holds the same pages: nothing is copied, and no page is taken.
-# - `2, s, 0`: sequence s, which exists, ends. A page without another holder is free again.
-#
-# A page with several holders must not be written. So if the last page of a sequence has free places and other holders,
-# the sequence first takes a new page in place of that one when it grows, and no longer holds the old one. If an event
-# needs more pages than are free, it changes nothing: no tokens are added, no page is taken, and a sequence that would
-# have begun does not exist. (Only another event 0 can then name it.) Return the number of free pages after each event,
-# an array of n whole numbers.
-
-
-# %%
-def free_pages(events, pages):
-    ### BEGIN SOLUTION
-    free, holders = list(range(pages)), [0] * pages
-    tokens, held = {}, {}
-    counts = []
-    for kind, s, number in events.tolist():
-        if kind == 0:
-            before, mine = tokens.get(s, 0), list(held.get(s, []))
-            shared = number > 0 and before % 16 > 0 and holders[mine[-1]] > 1
-            new = -(-(before + number) // 16) - len(mine)
-            if new + shared <= len(free):
-                if shared:
-                    holders[mine.pop()] -= 1
-                    new += 1
-                for _ in range(new):
-                    mine.append(free.pop())
-                    holders[mine[-1]] = 1
-                tokens[s], held[s] = before + number, mine
-        elif kind == 1:
-            tokens[number], held[number] = tokens[s], list(held[s])
-            for page in held[s]:
-                holders[page] += 1
-        else:
-            for page in held.pop(s):
-                holders[page] -= 1
-                if holders[page] == 0:
-                    free.append(page)
-            del tokens[s]
-        counts.append(len(free))
-    return np.array(counts)
-    ### END SOLUTION
-
-
-# %%
-check("free_pages", free_pages)
-
-# %% [markdown]
-# ## 4 · Attention over pages, a warp for each head
+# ## 2 · Attention over pages, a warp for each head
 #
 # The arguments are those of the engine's own kernels, in float32. `q` and `out` are (B, H, D): the query of the newest
 # token of each of B sequences, in H heads. `keys` and `values` are (pages, K, 16, D); query head h reads head
@@ -183,7 +99,7 @@ prompts = [[3, 1, 4, 1, 5], [9, 2]]
 yours.one_by_one(yours.answers(paged_attention=paged_attention), llama, prompts)
 
 # %% [markdown]
-# ## 5 · Parts of a softmax, joined
+# ## 3 · Parts of a softmax, joined
 #
 # Attention was computed in parts. `parts` (R, P, D + 2) float32 has a record for each row and part: D numbers of `acc`,
 # the sum of the weighted values; then `row_max`, the part's largest score $m$; then `row_sum`, the sum of its weights
@@ -216,13 +132,13 @@ def join_attention(parts, counts, out):
 check("join_attention", join_attention)
 
 # %% [markdown]
-# ## 6 · From a blank page: attention split over blocks
+# ## 4 · From a blank page: attention split over blocks
 #
-# The arguments are those of exercise 4, with heads of 32 numbers; q is (B, H, 32). Each block now takes `share` pages
+# The arguments are those of exercise 2, with heads of 32 numbers; q is (B, H, 32). Each block now takes `share` pages
 # of one sequence, block p the pages p × share to (p + 1) × share - 1 of its table, as far as there are tokens. And a
 # block has all H // K query heads, at most 4, that read the same head of keys and values: it loads each number of the
 # keys and values once, for all of them. It writes a record to `out` (B, H, P, 34) for each of its query heads: 32
-# numbers of `acc`, then `row_max`, then `row_sum`, as in exercise 5. A block whose pages hold no token writes nothing.
+# numbers of `acc`, then `row_max`, then `row_sum`, as in exercise 3. A block whose pages hold no token writes nothing.
 #
 # The grid is `(P, K, B)` with 32 threads a block, and `share` is an int.
 #
@@ -270,7 +186,7 @@ def attend_split(q, keys, values, page_table, lengths, scale, share, out):
 check("attend_split", attend_split)
 
 # %% [markdown]
-# Your two kernels together compute attention with split sequences. Here they and the kernel of exercise 4 are compared
+# Your two kernels together compute attention with split sequences. Here they and the kernel of exercise 2 are compared
 # with NumPy, for three sequences of which one is empty.
 
 # %%
