@@ -291,3 +291,5 @@ swiglu
 #
 # In the exercises you round to bfloat16 with integers, predict what survives rounding, repair a sum, and load eight
 # numbers at once, in a kernel from a blank page.
+#
+# Next: **a model in bytes**: several files, one buffer, and how long a token must take to read them.

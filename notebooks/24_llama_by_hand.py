@@ -318,3 +318,5 @@ print(f"the largest error is {error:.1e} of the largest number; 1/256 is {1 / 25
 # - Draw pairs of Llama 3.2 1B: `pictures.rotations(plain, pairs=...)`. Which is the first that hardly moves?
 #
 # In the exercises for this lesson you write an RMSNorm and a rotation that then run in a Llama, and a kernel for both.
+#
+# Next: **the first right token**: attention, the second half of a layer, and the end of the model.

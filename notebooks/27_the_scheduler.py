@@ -320,3 +320,5 @@ for kind in (BlockManager, NeverCopies, LosesPages):
 #
 # In the exercises for this lesson you write the scheduler's step, follow a preemption by hand, and write the search of
 # the prefix cache from a blank page.
+#
+# Next: **the engine**, which samples the tokens, turns them into text, and is measured as a whole.

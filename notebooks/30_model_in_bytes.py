@@ -301,3 +301,5 @@ for sequences in (1, 32, 256):
 #
 # In the exercises you lay out one buffer for several files, predict the time of a token for another model, and write
 # the first launch of a Llama, with its launcher, from a blank page.
+#
+# Next: **Llama by hand**, where the first kernels of a layer are opened.

@@ -284,3 +284,5 @@ runs.seats(served)
 #
 # In the exercises for this lesson you predict what is sampled from seven tokens, find a threshold without a sort and
 # sample with it, and write Philox from a blank page.
+#
+# Next: **serving**, where the engine gets an API and strangers send it requests.

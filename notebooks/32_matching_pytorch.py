@@ -168,7 +168,7 @@ agree(SKINNY_LINEAR_HALF, ["skinny_linear_half_tensor_core"],
 
 # %% [markdown]
 # That is why *few rows* is ahead with 16 tokens. The model does not use these products by default, because then the
-# last bits of an embedding would depend on its batch (lesson 21).
+# last bits of an embedding would depend on its batch (lesson 35).
 #
 # PyTorch meets the same bound. With 64 sentences of 16 tokens and SDPA in a graph it needs 4.7 us a launch, about as
 # much as ours, and it has 75 of them, memsets included.

@@ -61,7 +61,7 @@ print(f"tiny-llama: {2 * tiny.num_hidden_layers * tiny.num_key_value_heads * tin
 # head h reads head h // (H / K). Llama 3.2 1B has 32 and 8, the tiny model 8 and 4.
 #
 # Here is attention step by step in NumPy, from the queries, keys and values of our last layer. (`gather` collects keys
-# and values from the pages of the cache, the subject of lesson 26.) The root of D keeps the scores of longer heads from
+# and values from the pages of the cache, the subject of lesson 36.) The root of D keeps the scores of longer heads from
 # growing, as in lesson 17. Which token do you expect the last one to attend to, just before the answer begins?
 
 # %%
@@ -318,3 +318,5 @@ for name in ("rmsnorm_bf16", "add_rmsnorm_bf16", "rope_split_cache_bf16", "linea
 #
 # In the exercises for this lesson you write a gated product, predict the size of a cache, and write grouped-query
 # attention from a blank page.
+#
+# Next: **the KV cache**, without which every token would compute its past again.

@@ -319,4 +319,4 @@ print(remark)
 # In the exercises for this lesson you write the mean, find padding that takes part in an attention, and write the
 # search. Your mean goes to work in a small encoder, with every launch compared.
 #
-# Next: **matching PyTorch**. The encoder is right. Can it be as fast as the one that everybody uses?
+# Next: **making the encoder fast**. It is right. What does each of its launches cost, and which of them can go?

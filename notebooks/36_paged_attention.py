@@ -324,4 +324,4 @@ recorded(paged_prefill.PAGED_PREFILL_BF16, paged_prefill.PAGED_PREFILL_BF16.work
 # In the exercises for this lesson you predict parts, write paged attention with a warp for each head and use it in the
 # engine, join parts, and finally split attention over blocks.
 #
-# Next: **the engine**, which decides whose tokens are in a launch, and what happens when the pages run out.
+# Next: **the scheduler**, which decides whose tokens are in a launch, and what happens when the pages run out.
