@@ -17,8 +17,8 @@
 # and then one at a time.
 #
 # How much does that matter? Take the shape of Llama 3.2 1B in bfloat16, a prompt of 1,024 tokens, and an answer of 256.
-# A linear layer does two flops for each weight and row. Attention computes a score for each token and each one up to
-# it, two flops for each number of a head, and as many again for the sum of the values.
+# A linear layer does two flops for each weight and row. Attention pairs each token with every token up to it. For each
+# pair, a head of D numbers does 2 D flops for the score, and 2 D for its part of the weighted sum of the values.
 
 # %%
 import time
@@ -63,14 +63,15 @@ bandwidth, peak = 1e9 * limits["bandwidth_gbs"], 1e12 * limits["f16_tflops"]  # 
 weight_bytes, kv_of_token = 2 * real.parameters, kv_bytes(real, 2)
 before = np.arange(1024, 1024 + 255)  # in the cache when a step begins
 prompt, answer = flops(real, 1024, scores_of(1024, 0)), flops(real, 1, before + 1).sum()
-for name, work, moved in (("prefill", prompt, weight_bytes),
-                          ("decode", answer, (weight_bytes + before * kv_of_token).sum())):
-    print(f"{name:8}{work / (prompt + answer):.0%} of the flops; {1e3 * work / peak:5.1f} ms for its flops, "
-          f"{1e3 * moved / bandwidth:5.1f} ms for its bytes")
+phases = {"prefill": (prompt, weight_bytes), "decode": (answer, (weight_bytes + before * kv_of_token).sum())}
+ms = {name: (1e3 * work / peak, 1e3 * moved / bandwidth) for name, (work, moved) in phases.items()}
+for name, (work, _) in phases.items():
+    print(f"{name:8}{ms[name][0]:5.1f} ms for its flops, {ms[name][1]:5.1f} ms for its bytes: "
+          f"{work / (prompt + answer):.0%} of the flops, {max(ms[name]) / sum(map(max, ms.values())):.0%} of the time")
 
 # %% [markdown]
 # Most of the work takes almost no time, and the rest takes nearly all of it. (The prompt's step also computes the first
-# token of the answer, which leaves 255 steps.) Prefill is *bound by arithmetic*, decode *by memory*.
+# token of the answer, which leaves 255 steps.) Prefill is bound by arithmetic, decode by memory.
 #
 # ## A product of T rows
 #
@@ -206,8 +207,8 @@ print(f"its weights take {weight_bytes / 1e9:.1f} GB, its longest text of {longe
 # Nothing is missing. (The course's tests do the same with a new process.) The state of a conversation is its cache and
 # its last token. It can be saved, moved to another GPU, or dropped and computed again.
 #
-# It is not small. A text of the greatest length takes more memory than the weights. Grouped-query attention helps: with
-# as many heads of keys as of queries it would be four times as large in Llama 3.2 1B.
+# The cache is not small: that of the longest text takes more memory than the weights. Grouped-query attention helps.
+# With as many heads of keys as of queries it would be four times as large in Llama 3.2 1B.
 #
 # ## Buffers that are needed for a moment
 #

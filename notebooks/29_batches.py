@@ -12,9 +12,9 @@
 # ## The problem
 #
 # A single text uses little of a GPU: a decode step reads all weights of the model for one row. But a server has many
-# users. The lesson before this one showed that the arithmetic intensity of a product is its number of rows, and rows of
-# other sequences count as well. If 32 users wait for their next token, one step computes all 32 and reads the weights
-# once. Only keys and values are read for each sequence.
+# users. As long as rows are few, the arithmetic intensity of a product is their number, and it does not matter whose
+# rows they are. If 32 users wait for their next token, one step computes all 32 and reads the weights once. Only keys
+# and values are read for each sequence.
 #
 # ## Prediction
 #
@@ -58,8 +58,8 @@ for sequences in (1, 8, 32, 128, 256, 512):
 #
 # ## What an H200 measured
 #
-# The same steps were recorded on an H200, each as one CUDA graph. No step can be shorter than its bytes allow. Do you
-# expect the factors to be smaller, too?
+# Such steps were recorded on an H200, each as one CUDA graph. They take longer than the bound. Do you expect the
+# factors to be smaller than those above?
 
 # %%
 series = measure.recorded_series("llama_decode", gpu="NVIDIA H200")
@@ -70,18 +70,18 @@ for row in rows:
           f"{sequences * rows[0]['ms']['p50'] / ms:4.1f} times those of one")
 
 # %% [markdown]
-# Every step takes longer than the bound, that of a single sequence included. So the factors come out close to those of
-# the bound: with 8 sequences a little smaller, from 32 on a little larger.
+# The step of a single sequence takes longer than its bound as well, so the factors are close to those above: with 8
+# sequences a little smaller, with 32 and more a little larger.
 #
 # ## One step for sequences of any length
 #
-# A batch needs no padding. Rows are packed end to end, as in lesson 21, and most launches never learn which sequence a
-# row belongs to: norms, products and the MLP treat each row alike. Only three things differ: a row's position, by which
-# its queries and keys are rotated; where its key and value go in the cache; and which keys it attends to. A step
-# carries these as arrays of integers.
+# A batch needs no padding. Rows are packed end to end, as in lesson 21. Norms and products treat all rows alike,
+# whichever sequence they belong to. Only three things differ: a row's position, by which its queries and keys are
+# rotated; where its keys and values go in the cache; and which keys it attends to. A step has these as arrays of
+# integers.
 #
-# Below, two sequences have their prompts in the cache and one new token each, and a third begins with its prompt. How
-# many rows does the step have, and for which of them are logits needed?
+# Below, the prompts of two sequences are in the cache, 9 and 10 tokens, and each has one new token. A third sequence
+# begins with its prompt of 9 tokens. How many rows does the step have, and for which of them are logits needed?
 
 # %%
 from labkit.models.llama import Alone, Cache, Workspace
@@ -96,7 +96,8 @@ def prompt_of(thing):
     return tokenizer.encode(f"<|user|>What is a {thing}?<|end|><|assistant|>")
 
 
-prompts, pages = [prompt_of(thing) for thing in ("hacker", "kludge", "bug")], [[0, 1], [2, 3], [4, 5]]
+prompts = [prompt_of(thing) for thing in ("hacker", "kludge", "bug")]
+pages = [[0, 1], [2, 3], [4, 5]]  # each sequence has two pieces of the cache, of 16 tokens: see the next lesson
 cache, inputs = Cache(model.config, 6, model.dtype), Inputs(64, 3, pages=2)
 workspace = Workspace(model.config, 64, 3, model.dtype)
 begun = inputs.step([Piece(ids, 0, mine) for ids, mine in zip(prompts[:2], pages[:2], strict=True)])
@@ -114,7 +115,8 @@ for b, ids in enumerate(prompts):
     expected = alone(ids)
     if b < 2:
         expected = alone([tokens[b]])
-    print(f"sequence {b}: the same logits as alone: {np.array_equal(expected.copy_to_host()[0], logits[b])}")
+    same = np.array_equal(expected.copy_to_host()[0], logits[b])
+    print(f"sequence {b}: the same logits as alone: {same}")
 
 # %% [markdown]
 # The logits are the same to the last bit. In float32 the kernels guarantee that: the order of additions in a row
@@ -123,9 +125,9 @@ for b, ids in enumerate(prompts):
 #
 # ## Static batching
 #
-# Which ones should? The simplest way is *static batching*: take as many requests as there are slots, run them until all
-# have ended, take the next ones. Prompts of different lengths are no problem, as we just saw. Answers of different
-# lengths are. Which slots are empty in the last steps of a batch?
+# Which of them should run together? The simplest way is *static batching*: take as many requests as there are slots,
+# run them until all have ended, take the next ones. Prompts of different lengths are no problem, as we just saw.
+# Answers of different lengths are. Which slots are empty in the last steps of a batch?
 #
 # Here are ten requests. To make runs comparable, each fixes the length of its answer.
 
@@ -211,12 +213,12 @@ pictures.slots({"Static batching": static, "Continuous batching": continuous}, "
 # (25 steps are possible: 24, then 20 + 5, 14 + 10 and 3 + 9 + 4 + 6 + 3 tokens in the four slots. A scheduler would
 # have to know the lengths in advance.)
 #
-# Each answer is the same as alone, whichever sequence had the slot before and whatever runs beside it.
+# Each answer is the same as alone, whichever request had the slot before and whatever runs beside it.
 #
 # ## When does an answer begin?
 #
-# Fewer steps are not all that users notice. All ten requests came at the same moment. In which step does each get its
-# first token, with either scheduler? Guess for the last one.
+# Users notice something else: how long they wait for the first token. All ten requests came at the same moment.
+# Estimate from the picture in which step an answer begins on average, with either scheduler.
 
 # %%
 for name, timeline in (("static", static), ("continuous", continuous)):
@@ -224,11 +226,11 @@ for name, timeline in (("static", static), ("continuous", continuous)):
     print(f"{name:11} {first}, {np.mean(first):.1f} on average")
 
 # %% [markdown]
-# The last request of the queue waits less than half as long. A slot that becomes free is used in the next step, so a
-# short answer lets the queue move on, even beside a long one. What such waiting does to a server under load is the
+# The last request of the queue waits less than half as long. A slot that becomes free is used in the next step, so
+# after each short answer the queue moves on, whatever runs beside it. What waiting does to a server under load is the
 # subject of the last lesson of the course.
 #
-# ## Two hundred requests
+# ## Many requests
 #
 # Ten requests are few. A scheduler also runs without a model, on placeholder tokens, which takes a moment for about two
 # hundred requests. Their prompts and answers have 100 to 1,024 tokens, and the bytes and flops of every step say how
@@ -261,9 +263,10 @@ for row in series["rows"] if series else ():
               f"{row['steps']:,} steps, {row['tokens_per_second']:,.0f} tokens/s")
 
 # %% [markdown]
-# Continuous batching takes fewer steps, and the rate grows by nearly the same factor. (A full batch reads more keys and
-# values, so its steps take a little longer.) The gain depends on how much the answers differ in length and on how many
-# requests wait: once the queue is empty, slots stay empty with either scheduler.
+# The gain is smaller than with the ten requests, and smaller with 64 slots than with 16. It depends on how much the
+# answers differ in length and on how many requests wait: once the queue is empty, slots stay empty with either
+# scheduler. The rate grows by a little less than the steps become fewer, because a full batch reads more keys and
+# values, so its steps take longer. (The recorded runs are of the whole engine, with 128 requests of this kind.)
 #
 # One question remains. Where does the cache of a new sequence go? If each slot had memory for the longest possible
 # text, most of it would be empty most of the time. The scheduler here deals in pages instead, the subject of the next
@@ -278,7 +281,7 @@ for row in series["rows"] if series else ():
 #
 # ## What I learned
 #
-# - Rows of other sequences raise the intensity as well as rows of the same one.
+# - Rows raise the intensity, whichever sequence they belong to. Keys and values do not: each sequence reads its own.
 # - A batch is not a group of requests that begin and end together. It is whatever runs in a step.
 # - If an output does not depend on the rest of the batch, a scheduler decides when a token comes, never which one.
 #
