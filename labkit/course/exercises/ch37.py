@@ -1,4 +1,4 @@
-"""The exercises of lesson 29: what a batch is worth, slots that are refilled, and the rows of a step.
+"""The exercises of lesson 37: what a batch is worth, slots that are refilled, and the rows of a step.
 
 Sizes are n requests in so many slots, or B sequences that bring at most `most` rows each.
 """

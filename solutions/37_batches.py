@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 29 · Batches: exercises
+# # 37 · Batches: exercises
 #
 # Three exercises: what a batch is worth, slots that are refilled, and from a blank page the rows of a step.
 # `hint("refill_slots")` gives a hint, and a second call a better one.

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 29 · Batches
+# # 37 · Batches
 #
 # *Lab notebook, 23 November 2026*
 #
