@@ -346,7 +346,7 @@ pictures.window()
 # - Ask something. Under *Seats* the prompt is computed in one step; then the sequence decodes, a token in each step,
 #   and takes a new page after every sixteenth (lesson 26).
 # - Run the demo. Pages in a bold frame are held by several sequences, whose prompts begin alike (lesson 27).
-# - Press *Pause*, then *Step once*. Predict before each step which seats get a token, and who leaves (lesson 25).
+# - Press *Pause*, then *Step once*. Predict before each step which seats get a token, and who leaves (lesson 37).
 # - Close the tab in the middle of an answer and open it again: its pages are free.
 #
 # ## What was implemented

@@ -1,7 +1,7 @@
-"""The exercises of lesson 25: keys and values of new tokens put into slots, slots that are refilled, buffers placed by
-first fit, what a batch is worth, and attention of one query over a slot.
+"""The exercises of lesson 25: what a cache saves, keys and values of new tokens put into slots, buffers placed by first
+fit, and attention of one query over a slot.
 
-Sizes are B slots of N places, H heads of queries and K of keys and values, 64 numbers each; n requests or buffers.
+Sizes are B slots of N places, H heads of queries and K of keys and values, 64 numbers each; n buffers.
 """
 
 import math
@@ -19,6 +19,43 @@ from labkit.kernels.tolerance import EPS32
 
 WIDE, HALF = 64, 32
 ALL_LANES = 0xFFFFFFFF
+
+# --- Predict: an answer with a cache and without one ------------------------------------------------------------------
+
+
+def _answer() -> dict:
+    prompt, tokens, weights = 400, 100, 10**9
+    kept, rows = 2 * 25 * 4 * 100 * 2, [prompt + done for done in range(tokens)]  # bytes of a token; without a cache
+    by_bytes = 2 * weights / 4_000_000  # us, at 4,000 GB/s
+    step = [max(by_bytes, 2 * weights * count / 800_000_000) for count in rows]  # us, at 800 TFLOP/s
+    return {"rows_with": prompt + tokens - 1, "rows_without": sum(rows), "kept_bytes": (prompt + tokens - 1) * kept,
+            "decode_us_with": (tokens - 1) * by_bytes, "all_us_without": sum(step)}
+
+
+PREDICT_ANSWER = PredictionExercise(
+    name="predict_answer",
+    truth=_answer,
+    how={"rows_with": "400 rows of the prompt, and one for each token of the answer but the last.",
+         "rows_without": "The first step has 400 rows, the last one 499: 100 steps with 449.5 rows on average.",
+         "kept_bytes": "A key and a value of 100 numbers in each of 4 heads and 25 layers, 2 bytes a number, are "
+                       "40,000 bytes, for each of 499 tokens.",
+         "decode_us_with": "A step of one row takes as long as the weights' 2,000 MB: 500 microseconds. 99 follow.",
+         "all_us_without": "400 rows take 1,000 microseconds for their flops, longer than the bytes, and later steps "
+                           "have more. So all rows count, with 2.5 microseconds each."},
+    wrong={"the last token goes through the model as well: nothing is computed after it": {
+               "rows_with": 500, "kept_bytes": 20_000_000, "decode_us_with": 50_000},
+           "a step computes the token that it is to find: 401 rows in the first, 500 in the last": {
+               "rows_without": 45_050, "all_us_without": 112_625},
+           "the prompt is computed again in every step, but not the answer so far": {
+               "rows_without": 40_000, "all_us_without": 100_000},
+           "the keys alone, without the values": {"kept_bytes": 9_980_000},
+           "one layer alone": {"kept_bytes": 798_400},
+           "a single row takes as long as its flops: the weights are not read": {"decode_us_with": 247.5},
+           "steps without a cache take as long as the weights' bytes, however many rows they have": {
+               "all_us_without": 50_000},
+           "bytes and flops one after the other, not at the same time": {
+               "decode_us_with": 49_747.5, "all_us_without": 162_375}},
+)
 
 # --- Into the slots ---------------------------------------------------------------------------------------------------
 
@@ -141,79 +178,6 @@ APPEND_ROTATED = KernelExercise(
     },
 )
 
-# --- Slots that are refilled ------------------------------------------------------------------------------------------
-
-
-def _refilled(lengths, slots):
-    free, found = [0] * slots, []
-    for length in lengths.tolist():
-        slot = free.index(min(free))
-        found.append((slot, free[slot]))
-        free[slot] += length
-    return np.array(found).reshape(len(found), 2)
-
-
-def _requests(rng, n, slots):
-    return rng.integers(1, 30, n), slots
-
-
-def _lengths_are(words, choose, **size):
-    def turn(rng, lengths, slots):
-        return np.asarray(choose(rng, len(lengths))).astype(lengths.dtype), slots
-
-    return Reach(words, turn, size or {"n": 12, "slots": 3})
-
-
-def refill_static(lengths, slots):
-    found, begin = [], 0
-    for first in range(0, len(lengths), slots):
-        batch = lengths[first : first + slots]
-        found += [(slot, begin) for slot in range(len(batch))]
-        begin += max(batch)
-    return np.array(found).reshape(len(found), 2)
-
-
-def refill_longest_first(lengths, slots):
-    free, found = [0] * slots, np.zeros((len(lengths), 2), int)
-    for number in np.argsort(-lengths, kind="stable"):
-        slot = free.index(min(free))
-        found[number] = slot, free[slot]
-        free[slot] += int(lengths[number])
-    return found
-
-
-REFILL_SLOTS = FunctionExercise(
-    name="refill_slots",
-    reference=_refilled,
-    inputs=_requests,
-    sizes=tuple({"n": n, "slots": slots} for n, slots in ((1, 1), (3, 2), (9, 4), (40, 6))),
-    random_size=lambda rng: {"n": int(rng.integers(15, 60)), "slots": int(rng.integers(2, 9))},
-    domain=(at("there are more slots than requests", n=5, slots=8), at("there is a single slot", n=7, slots=1),
-            _lengths_are("all outputs are equally long", lambda rng, n: [5] * n),
-            _lengths_are("all outputs have a single token", lambda rng, n: [1] * n),
-            _lengths_are("the first output is longer than all others together",
-                         lambda rng, n: [100 * n] + [3] * (n - 1)),
-            _lengths_are("the last output is longer than all others together",
-                         lambda rng, n: [3] * (n - 1) + [100 * n]),
-            _lengths_are("many slots become free in the same step", lambda rng, n: rng.integers(1, 3, n))),
-    wrong={
-        "static batching: the next requests wait until all slots are free": refill_static,
-        "slots in rotation, whether they are free or not": Edit("slot = free.index(min(free))",
-                                                            "slot = len(found) % slots"),
-        "a slot stays empty for a step: the next request can begin right after the last token": Edit(
-            "free[slot] += length", "free[slot] += length + 1"),
-        "the last token and the next request's first share a step": Edit("free[slot] += length",
-                                                                        "free[slot] += max(length - 1, 1)"),
-        "of free slots the one with the highest number is taken": Edit(
-            "slot = free.index(min(free))", "slot = slots - 1 - free[::-1].index(min(free))"),
-        "the slot that is free last is taken": Edit("free.index(min(free))", "free.index(max(free))"),
-        "the longest outputs go first: the queue is served in its order": refill_longest_first,
-        "the step is that of the end, not of the beginning": Edit(
-            "found.append((slot, free[slot]))\nfree[slot] += length",
-            "free[slot] += length\nfound.append((slot, free[slot]))"),
-    },
-)
-
 # --- Buffers by first fit ---------------------------------------------------------------------------------------------
 
 
@@ -296,37 +260,6 @@ PLACE_BUFFERS = FunctionExercise(
         "it moves to where the other begins, not to its end": Edit("at = offsets[j] + sizes[j]",
                                                                  "at = max(at, offsets[j])"),
     },
-)
-
-# --- Predict: what a batch is worth -----------------------------------------------------------------------------------
-
-
-def _batch() -> dict:
-    weights, kept = 2 * 10**9, 2 * 25 * 8 * 80 * 2 * 1000  # bytes: of the model, of a sequence of 1,000 tokens
-    step = {count: (weights + count * kept) // 4_000_000 for count in (1, 125)}  # us, at 4,000 GB/s
-    return {"kept_mb": kept // 10**6, "step_us_1": step[1], "step_us_125": step[125],
-            "tokens_per_second_125": 125 * 10**6 // step[125],
-            "rows_at_ridge": 800 * 10**12 * weights // (2 * 10**9 * 4000 * 10**9)}
-
-
-PREDICT_BATCH = PredictionExercise(
-    name="predict_batch",
-    truth=_batch,
-    how={"kept_mb": "A key and a value of 80 numbers in each of 8 heads and 25 layers, 2 bytes a number, are 64,000 "
-                    "bytes for a token.",
-         "step_us_1": "2,000 MB of weights and 64 MB of keys and values, at 4 MB in a microsecond.",
-         "step_us_125": "The weights once, and 125 times 64 MB: 10,000 MB.",
-         "tokens_per_second_125": "Each step computes 125 tokens, and there are 400 steps in a second.",
-         "rows_at_ridge": "A row takes two flops for each of a billion weights: 2.5 microseconds. The weights' bytes "
-                          "take 500."},
-    wrong={"the keys alone, without the values": {"kept_mb": 32, "step_us_1": 508, "step_us_125": 1500},
-           "one layer alone": {"kept_mb": 2.56},
-           "every sequence reads the weights for itself": {"step_us_125": 64_500},
-           "the weights alone: keys and values are not read": {
-               "step_us_1": 500, "step_us_125": 500, "tokens_per_second_125": 250_000},
-           "steps in a second, not tokens": {"tokens_per_second_125": 400},
-           "a multiplication and an addition are counted as one flop": {"rows_at_ridge": 400},
-           "float32: four bytes a number": {"kept_mb": 128, "step_us_1": 1032, "step_us_125": 5000}},
 )
 
 # --- From a blank page: one query over a slot -------------------------------------------------------------------------
@@ -491,4 +424,4 @@ ATTEND_SLOTS = KernelExercise(
     },
 )
 
-EXERCISES = (APPEND_ROTATED, REFILL_SLOTS, PLACE_BUFFERS, PREDICT_BATCH, ATTEND_SLOTS)
+EXERCISES = (PREDICT_ANSWER, APPEND_ROTATED, PLACE_BUFFERS, ATTEND_SLOTS)

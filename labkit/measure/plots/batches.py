@@ -1,4 +1,4 @@
-"""The figures of lesson 25, in the course's style.
+"""The figures of the lessons on the KV cache and on batches, in the course's style.
 
     rows_on_roofline(work, bandwidth_gbs, tflops, where)         what bounds a product of T rows
     over_positions(positions, with_cache, without, where)        the work for each token, with a cache and without one

@@ -1,4 +1,4 @@
-"""The figures of lesson 25: what they say, and that they draw."""
+"""The figures of the lessons on the KV cache and on batches: what they say, and that they draw."""
 
 import pytest
 
